@@ -1,0 +1,30 @@
+# make bench   sets up what is needed, then runs the main job: `gdn bench`
+# make test    the same set-up, then the tests
+# make test-gpu   the tests that need a GPU, on a machine that has one
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
+	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
+STAMP := .venv/.installed-$(shell cat pyproject.toml 2>/dev/null | cksum | cut -d' ' -f1)
+
+.PHONY: bench test test-gpu lint clean
+
+bench: $(STAMP)
+	.venv/bin/gdn bench
+
+test: $(STAMP)
+	.venv/bin/python -m pytest
+
+test-gpu: $(STAMP)
+	.venv/bin/python -m pytest -m gpu
+
+lint: $(STAMP)
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+
+$(STAMP):
+	@test -n "$(PYTHON)" || { echo "gdn needs Python 3.10 to 3.13; set PYTHON=..." >&2; exit 3; }
+	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]'
+	@rm -f .venv/.installed-*; touch $@
+
+clean:
+	rm -rf .venv

@@ -1,0 +1,149 @@
+// A small persistent thread pool: the caller works too, idle workers spin briefly and then sleep.
+//
+// A job is `total` chunks, taken one by one from a shared counter. A worker that wakes too late finds none left, and the
+// caller waits only for chunks that somebody took: a job of a few microseconds never waits for a sleeping thread.
+#pragma once
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdlib>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+namespace gdn {
+
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// GDN_THREADS, else OMP_NUM_THREADS, else the CPUs this process may run on.
+inline int thread_count() {
+  for (const char* name : {"GDN_THREADS", "OMP_NUM_THREADS"}) {
+    const char* text = std::getenv(name);
+    const long n = text ? std::strtol(text, nullptr, 10) : 0;  // of OpenMP's "4,2" the 4
+    if (n > 0) return static_cast<int>(std::min(n, 1024L));
+  }
+#if defined(__linux__)
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
+#endif
+  return std::max(1u, std::thread::hardware_concurrency());
+}
+
+class Pool {
+ public:
+  using Fn = void (*)(const void* job, int64_t chunk);
+
+  // Made at the first call and never destroyed: workers may outlive main's statics. A forked child has no workers, so
+  // it makes its own pool. The thread count is read once, then.
+  static Pool& get() {
+    static std::mutex mutex;
+    static std::atomic<Pool*> pool{nullptr};
+    Pool* p = pool.load(std::memory_order_acquire);
+    if (p && p->pid_ == getpid()) return *p;
+    std::lock_guard<std::mutex> lock(mutex);
+    p = pool.load(std::memory_order_acquire);
+    if (!p || p->pid_ != getpid()) pool.store(p = new Pool(thread_count()), std::memory_order_release);
+    return *p;
+  }
+
+  int threads() const { return workers_ + 1; }
+
+  void run(int64_t total, Fn fn, const void* job) {
+    std::unique_lock<std::mutex> lock(busy_, std::try_to_lock);  // two callers at once: the second one works alone
+    if (workers_ == 0 || total < 2 || !lock.owns_lock()) {
+      for (int64_t i = 0; i < total; ++i) fn(job, i);
+      return;
+    }
+    fn_ = fn, job_ = job, total_ = total;
+    done_.store(0, std::memory_order_relaxed);
+    left_.store(total, std::memory_order_release);  // from here on workers may take chunks
+    epoch_.fetch_add(1);
+    if (asleep_.load() > 0) {
+      std::lock_guard<std::mutex> sleep(sleep_);
+      wake_.notify_all();
+    }
+    const int64_t mine = work();
+    for (int spins = 0; done_.load(std::memory_order_acquire) + mine < total; ++spins) {
+      if (spins < 2000) relax();
+      else std::this_thread::yield();  // a worker lost its CPU in the middle of a chunk
+    }
+  }
+
+ private:
+  explicit Pool(int threads) : pid_(getpid()) {
+    // Keep this library mapped for as long as there are workers: whoever loaded it may unload it at any time.
+    Dl_info info;
+    if (!dladdr(reinterpret_cast<void*>(&thread_count), &info) || !info.dli_fname ||
+        !dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE)) {
+      return;  // no workers, then
+    }
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);  // workers inherit this: signals are for the program's own threads
+    try {
+      for (; workers_ < threads - 1; ++workers_) std::thread([this] { serve(); }).detach();
+    } catch (const std::system_error&) {
+      // a limit on threads: make do with those that there are
+    }
+    pthread_sigmask(SIG_SETMASK, &old, nullptr);
+  }
+
+  // Takes chunks until none is left; how many it took. fn_, job_ and total_ are read only while a chunk is held: the job
+  // cannot end, and so they cannot change, before that chunk is reported.
+  int64_t work() {
+    int64_t n = 0;
+    for (int64_t left; (left = left_.fetch_sub(1, std::memory_order_acq_rel)) > 0; ++n) fn_(job_, total_ - left);
+    return n;
+  }
+
+  void serve() {
+    using clock = std::chrono::steady_clock;
+    for (uint32_t seen = 0;;) {
+      const auto until = clock::now() + std::chrono::microseconds(SPIN_US);
+      for (int i = 1; epoch_.load(std::memory_order_acquire) == seen; ++i) {
+        relax();
+        if (i % 32 == 0 && clock::now() > until) {
+          std::unique_lock<std::mutex> lock(sleep_);
+          asleep_.fetch_add(1);
+          wake_.wait(lock, [&] { return epoch_.load() != seen; });
+          asleep_.fetch_sub(1);
+          break;
+        }
+      }
+      seen = epoch_.load();
+      if (const int64_t n = work()) done_.fetch_add(n, std::memory_order_release);
+    }
+  }
+
+  static constexpr int SPIN_US = 50;  // see algo.toml
+  const pid_t pid_;
+  int workers_ = 0;
+  std::mutex busy_, sleep_;
+  std::condition_variable wake_;
+  Fn fn_ = nullptr;
+  const void* job_ = nullptr;
+  int64_t total_ = 0;
+  alignas(64) std::atomic<int64_t> left_{0};
+  alignas(64) std::atomic<int64_t> done_{0};
+  alignas(64) std::atomic<uint32_t> epoch_{0};
+  std::atomic<int> asleep_{0};
+};
+
+}  // namespace gdn

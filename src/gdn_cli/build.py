@@ -1,0 +1,79 @@
+"""Solution -> callable, through flashinfer-bench's own builders: what is run here is what a judge runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class BuildFailed(Exception):
+    """The builder's reason, whole: a missing package, a compiler's errors, a signature that does not match."""
+
+
+class Kernel:
+    """A built solution, called in destination-passing style whatever its own style is.
+
+    `kernel(inputs, outputs)` fills `outputs` (tensors in the definition's order). For a value-returning solution
+    `returns(inputs)` gives what it returned, so that a check sees its shapes and dtypes before anything is copied.
+    """
+
+    def __init__(self, runnable: Any) -> None:
+        self.runnable = runnable
+        self.destination_passing = runnable.metadata.destination_passing_style
+        self.module = _module_of(runnable)
+
+    def __call__(self, inputs: list, outputs: list) -> None:
+        """One call, as a judge times it: a value-returning solution allocates its own results."""
+        if self.destination_passing:
+            self.runnable(*inputs, *outputs)
+        else:
+            self.runnable(*inputs)
+
+    def returns(self, inputs: list) -> list:
+        result = self.runnable(*inputs)
+        return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def _module_of(runnable: Any) -> Any:
+    """The Python module that holds the entry point, for the extras that an algo may offer (None for C++ and CUDA)."""
+    import sys
+
+    return sys.modules.get(runnable.metadata.misc.get("module_name", ""))
+
+
+def build(definition: dict[str, Any], solution: dict[str, Any]) -> Kernel:
+    """Build a solution; raises BuildFailed with the full cause."""
+    from flashinfer_bench.compile import BuilderRegistry
+    from flashinfer_bench.data import Definition, Solution
+    from pydantic import ValidationError
+
+    try:
+        parsed = Definition.model_validate(definition), Solution.model_validate(solution)
+    except ValidationError as e:
+        first = e.errors()[0]
+        raise BuildFailed(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    try:
+        return Kernel(BuilderRegistry.get_instance().build(*parsed))
+    except Exception as e:  # builders wrap most causes in BuildError, and let some through
+        raise BuildFailed(_cause(e)) from None
+
+
+def reference(definition: dict[str, Any]) -> Kernel:
+    """The definition's own reference, as flashinfer-bench builds it."""
+    from flashinfer_bench.compile import BuilderRegistry
+    from flashinfer_bench.data import Definition
+
+    return Kernel(BuilderRegistry.get_instance().build_reference(Definition.model_validate(definition)))
+
+
+def _cause(e: BaseException) -> str:
+    """The innermost message, with a compiler's error lines rather than its whole command line."""
+    text = str(e)
+    while e.__cause__ is not None or e.__context__ is not None:
+        e = e.__cause__ or e.__context__
+        if str(e) and str(e) not in text:
+            text = f"{text}\n{e}"
+    lines = [line for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if "error:" in line or "error :" in line or "fatal" in line]
+    if isinstance(e, ModuleNotFoundError):
+        return f"package '{e.name}' is missing: {lines[0]}"
+    return "\n".join(errors[:8] or lines[:12]) or type(e).__name__

@@ -1,0 +1,202 @@
+"""What a command is to do: options -> algos, where each runs, on which workloads -> jobs, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import errors, machine, workloads
+from .errors import UsageError
+from .jobs import Job, Outcome, execute
+from .pack import definition, pack, read_solution
+from .records import Document
+from .registry import DEFAULT_OP, Algo, Op, Registry
+from .timing import TIERS
+from .workloads import Workload
+
+NOT_TIMED = "no GPU here, and Triton's interpreter is for checks, not for times"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An algo and where it runs here, or why it cannot."""
+
+    algo: Algo
+    place: machine.Place
+
+
+@dataclass(frozen=True)
+class Part:
+    """One op's share of a command."""
+
+    op: Op
+    entries: list[Entry]
+    workloads: list[Workload]
+    plan: dict[str, Any]  # how long to measure: timing.Plan's fields
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to run the parts, whatever they are."""
+
+    command: str  # check or bench
+    dataset: Path | None = None
+    tier: str | None = None
+    strict: bool = False
+    timeout_s: float = 300.0
+
+
+def choose(
+    registry: Registry, names: str | None, op: str | None, files: list[Path], device: str, *, timed: bool
+) -> tuple[list[Entry], bool]:
+    """The algos of `--algo` (names, full names, `all`) and packed files; without either, what can run here.
+
+    Returns the entries, and whether the user named them one by one. With `timed`, Triton's interpreter is no place.
+    """
+    if op:
+        registry.op(op)
+    algos = [read_solution(file, registry) for file in files]
+    wanted = [name.strip() for name in (names or "").split(",") if name.strip()]
+    every = not wanted and not files
+    for name in wanted or (["all"] if every else []):
+        algos += registry.of(op or DEFAULT_OP) if name == "all" else [registry.find(name, op)]
+    entries = []
+    for algo in {a.full_name: a for a in algos}.values():
+        place = machine.place(algo, device)
+        if timed and place.mode == "interpreter":
+            place = machine.Place(None, NOT_TIMED, machine.MODAL)
+        entries.append(Entry(algo, place))
+    if every and timed:
+        # times of the GPU and of the CPU do not belong side by side: with a GPU here, the GPU's algos
+        best = "cuda" if any(e.place.mode == "cuda" for e in entries) else "cpu"
+        entries = [e for e in entries if e.place.mode in (None, best)]
+    return entries, bool(files) or any(name != "all" for name in wanted)
+
+
+def parts(
+    registry: Registry,
+    entries: list[Entry],
+    *,
+    chosen: list[str],
+    first: int | None,
+    preset: workloads.Preset | None,
+    dataset: Path | None,
+    overrides: dict[str, Any],
+) -> list[Part]:
+    """Group the algos by op, and select the workloads of each op; `overrides` go before the preset's settings."""
+    found = []
+    for name in dict.fromkeys(e.algo.op for e in entries):
+        op = registry.op(name)
+        known = workloads.from_folder(op, dataset) if dataset else workloads.embedded(op)
+        picked = workloads.select(op, known, chosen=chosen, first=first, preset=preset)
+        plan = preset.settings_for(name) if preset else {}
+        found.append(Part(op, [e for e in entries if e.algo.op == name], picked, plan | overrides))
+    return found
+
+
+# A line of progress: what runs now, how many of how many workloads are done.
+Progress = Callable[[str, int, int], None]
+
+
+def run(registry: Registry, work: list[Part], settings: Settings, document: Document, progress: Progress) -> None:
+    """Run everything, algo after algo, each in its own worker; the document has it all at any moment."""
+    for part in work:
+        for entry in part.entries:
+            if entry.place.mode is None:
+                document.missing.append(
+                    {
+                        "op": part.op.name,
+                        "algo": entry.algo.name,
+                        "reason": entry.place.reason,
+                        "hint": entry.place.hint,
+                    }
+                )
+    queue = [job for part in work for job in jobs(registry, part, settings)]
+    total, done = sum(len(job.workloads) for job in queue), 0
+    for job in queue:
+        name = job.algo.full_name if job.algo else f"{job.op.name}/copy"
+        progress(name, done, total)
+        seen = 0
+
+        def on_record(record: dict, environment: dict, job: Job = job, name: str = name, done: int = done) -> None:
+            nonlocal seen
+            document.add(job, record, environment)
+            seen += 1
+            progress(name, done + seen, total)
+
+        outcome = execute(job, on_record)
+        if outcome.status != "done":
+            document.add(job, _fate(job, outcome, seen), outcome.environment)
+        done += len(job.workloads)
+    document.save()
+
+
+def _fate(job: Job, outcome: Outcome, seen: int) -> dict[str, Any]:
+    """The record of an algo that ended before its workloads did."""
+    return {
+        "workload": {},
+        "status": outcome.status,
+        "reason": outcome.reason,
+        "unfinished": len(job.workloads) - seen,
+        "tail": outcome.tail,
+    }
+
+
+def jobs(registry: Registry, part: Part, settings: Settings) -> Iterator[Job]:
+    """One job for each algo that can run; a bench puts the floor and the reference of each mode in front."""
+    described = definition(part.op, registry)
+    ready = [e for e in part.entries if e.place.mode]
+    if settings.command == "bench":
+        reference = registry.reference(part.op)
+        for mode in dict.fromkeys(e.place.mode for e in ready):
+            tier = tier_for(mode, settings.tier)
+            yield _job(settings, part, described, "floor", None, mode, tier)
+            if not any(e.algo == reference and e.place.mode == mode for e in ready):
+                yield _job(settings, part, described, "bench", reference, mode, tier)
+    for entry in ready:
+        tier = tier_for(entry.place.mode, settings.tier) if settings.command == "bench" else None
+        yield _job(settings, part, described, settings.command, entry.algo, entry.place.mode, tier)
+
+
+def _job(
+    settings: Settings, part: Part, described: dict, command: str, algo: Algo | None, mode: str, tier: str | None
+) -> Job:
+    return Job(
+        command=command,
+        op=part.op,
+        definition=described,
+        solution=pack(algo, part.op) if algo else None,
+        mode=mode,
+        workloads=tuple(part.workloads),
+        algo=algo,
+        dataset=settings.dataset,
+        tier=tier,
+        plan=part.plan,
+        strict=settings.strict,
+        timeout_s=settings.timeout_s,
+    )
+
+
+def tier_for(mode: str, wanted: str | None) -> str:
+    """The tier to time a mode in: the user's where it fits, else the best for that mode."""
+    fitting = [tier for tier, of in TIERS.items() if of == mode]
+    if wanted is None:
+        return fitting[0]
+    if wanted not in TIERS:
+        raise errors.unknown("tier", wanted, TIERS)
+    if wanted not in fitting:
+        place = {"cuda": "on a GPU", "cpu": "on the CPU"}[mode]
+        raise UsageError(f"tier '{wanted}' does not time what runs {place}", hint=f"use {' or '.join(fitting)}")
+    return wanted
+
+
+def exit_code(document: Document, named: bool) -> int:
+    """1: an algo failed; 3: nothing failed, but an algo that the user named, or the tier, cannot be had here."""
+    statuses = {r["status"] for r in document.records}
+    if statuses - {"passed", "tier_unavailable"}:
+        return errors.FAILED
+    if "tier_unavailable" in statuses or (document.missing and (named or not statuses)):
+        return errors.MISSING
+    return errors.OK

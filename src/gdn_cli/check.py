@@ -1,0 +1,142 @@
+"""Candidate against reference -> Verdict.
+
+Two rules side by side. The official one (flashinfer-bench): an element fails when its absolute *and* its relative error
+exceed 1e-2; no NaN, no Inf; shape and dtype match. It is blind below 1e-2, so a second one is scale-aware: the relative
+Frobenius error |out - ref| / |ref| of each output, against the definition's reference computed in float64.
+Outputs hold a marked NaN before the call, so that an element that nothing wrote is told from one computed as NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from .build import Kernel
+from .registry import Op
+
+ATOL = RTOL = 1e-2  # the contest's
+# A quiet NaN that no arithmetic produces, by element size in bytes.
+_MARK = {2: (torch.int16, 0x7FED), 4: (torch.int32, 0x7FEDBEEF), 8: (torch.int64, 0x7FFDBEEF7FEDBEEF)}
+_F16_MARK = 0x7EED  # float16 has a narrower exponent: 0x7FED would be a NaN too, but keep one per dtype
+
+
+@dataclass
+class Verdict:
+    """Whether a kernel is right on one workload, and by how much."""
+
+    passed: bool = True
+    reason: str | None = None  # the first rule that failed, in words
+    official: bool = True
+    max_abs_error: float = 0.0
+    max_rel_error: float = 0.0
+    errors: dict[str, float] = field(default_factory=dict)  # output -> relative Frobenius error
+    inputs_changed: list[str] = field(default_factory=list)
+    unwritten: dict[str, int] = field(default_factory=dict)  # output -> elements that nothing wrote
+
+    def fail(self, reason: str) -> None:
+        self.passed = False
+        self.reason = self.reason or reason
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def dtype_of(name: str) -> torch.dtype:
+    return getattr(torch, name)
+
+
+def allocate(op: Op, axes: dict[str, int], device: str) -> list[torch.Tensor]:
+    """One tensor for each output, every element the marked NaN."""
+    outputs = []
+    for spec in op.outputs.values():
+        out = torch.empty(op.shape(spec, axes), dtype=dtype_of(spec.dtype), device=device)
+        as_int, mark = _mark(out)
+        out.view(as_int).fill_(mark)
+        outputs.append(out)
+    return outputs
+
+
+def _mark(t: torch.Tensor) -> tuple[torch.dtype, int]:
+    as_int, mark = _MARK[t.element_size()]
+    return (as_int, _F16_MARK) if t.dtype == torch.float16 else (as_int, mark)
+
+
+def _bits(t: torch.Tensor) -> torch.Tensor:
+    """The tensor's bits as integers: compares NaNs and signed zeros as they are."""
+    return t.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[t.element_size()])
+
+
+def oracle(reference: Kernel, inputs: list) -> list[torch.Tensor]:
+    """The definition's reference in float64: its arithmetic follows the dtype of what comes in."""
+    wide = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs]
+    return reference.returns(wide)
+
+
+def check(kernel: Kernel, op: Op, axes: dict[str, int], inputs: list, expected: list[torch.Tensor]) -> Verdict:
+    """Call the kernel once on `inputs` and judge what it wrote; `expected` is the float64 oracle's."""
+    verdict = Verdict()
+    device = expected[0].device
+    before = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
+    if kernel.destination_passing:
+        outputs = allocate(op, axes, str(device))
+        kernel(inputs, outputs)
+    else:
+        outputs = kernel.returns(inputs)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+    for name, old, new in zip(op.inputs, before, inputs, strict=True):
+        if isinstance(old, torch.Tensor) and not torch.equal(_bits(old), _bits(new)):
+            verdict.inputs_changed.append(name)
+    if len(outputs) != len(op.outputs):
+        verdict.official = False
+        verdict.fail(f"returned {len(outputs)} outputs, expected {len(op.outputs)}")
+        return verdict
+    for (name, spec), out, ref in zip(op.outputs.items(), outputs, expected, strict=True):
+        _judge(verdict, op, name, spec.dtype, op.shape(spec, axes), out, ref, kernel.destination_passing)
+    if verdict.inputs_changed:
+        verdict.fail(f"changed its inputs: {', '.join(verdict.inputs_changed)}")
+    return verdict
+
+
+def _judge(
+    verdict: Verdict, op: Op, name: str, dtype: str, shape: tuple, out: Any, ref: torch.Tensor, marked: bool
+) -> None:
+    if not isinstance(out, torch.Tensor) or tuple(out.shape) != shape or out.dtype != dtype_of(dtype):
+        got = f"{tuple(out.shape)} {out.dtype}" if isinstance(out, torch.Tensor) else type(out).__name__
+        verdict.official = False
+        verdict.fail(f"{name}: expected {shape} {dtype}, got {got}")
+        return
+    if marked and out.numel():
+        as_int, mark = _mark(out)
+        if unwritten := int((out.view(as_int) == mark).sum()):
+            verdict.official = False
+            verdict.unwritten[name] = unwritten
+            verdict.fail(f"{name}: {unwritten} of {out.numel()} elements were not written")
+            return
+    if not bool(torch.isfinite(out).all()):
+        verdict.official = False
+        verdict.errors[name] = math.nan
+        verdict.fail(f"{name}: {int((~torch.isfinite(out)).sum())} of {out.numel()} elements are NaN or Inf")
+        return
+    if not out.numel():
+        verdict.errors[name] = 0.0
+        return
+    # the official rule compares in float32 with the reference rounded to the output's dtype
+    got, want = out.float(), ref.to(out.dtype).float()
+    absolute = (got - want).abs()
+    relative = absolute / (want.abs() + 1e-8)
+    beyond = int(((absolute > ATOL) & (relative > RTOL)).sum())
+    verdict.max_abs_error = max(verdict.max_abs_error, float(absolute.max()))
+    verdict.max_rel_error = max(verdict.max_rel_error, float(relative.max()))
+    if beyond:
+        verdict.official = False
+        verdict.fail(f"{name}: {beyond} of {out.numel()} elements beyond 1e-2, largest error {float(absolute.max()):.2g}")
+    scale = float(ref.norm())
+    error = float((out.double() - ref).norm())
+    verdict.errors[name] = error / scale if scale > 0 else (0.0 if error == 0 else math.inf)
+    if verdict.errors[name] > op.tolerance[name]:
+        verdict.fail(f"{name}: relative error {verdict.errors[name]:.2g}, at most {op.tolerance[name]:g} allowed")

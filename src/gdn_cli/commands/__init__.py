@@ -1,0 +1,49 @@
+"""The `gdn` command line: each command parses, calls one function, and shows."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from .. import __version__, errors
+from . import algos, bench, data, doctor, pack, worker
+
+app = typer.Typer(
+    name="gdn",
+    help="Write, check, time and pack GPU kernels for Gated Delta Net: decode, prefill and attention.",
+    no_args_is_help=True,
+    rich_markup_mode=None,  # plain help: rich would double the start-up time
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+for module in (bench, algos, pack, data, doctor, worker):
+    module.register(app)
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"gdn {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _top(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version.")):
+    pass
+
+
+def main() -> None:
+    """Run the command; an error that was foreseen is one line on stderr and its exit code, never a traceback."""
+    try:
+        app()
+    except errors.GdnError as e:
+        hint = f"\n  {e.hint}" if e.hint else ""
+        print(f"gdn: {e.message}{hint}", file=sys.stderr)
+        sys.exit(e.code)
+    except KeyboardInterrupt:
+        print("gdn: interrupted", file=sys.stderr)
+        sys.exit(errors.INTERRUPTED)
+    except BrokenPipeError:  # `gdn list | head`
+        sys.stderr.close()
+        sys.exit(0)

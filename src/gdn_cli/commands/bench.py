@@ -1,0 +1,113 @@
+"""`gdn run` (is it right?) and `gdn bench` (right, and how fast?)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from .. import errors
+from . import options as o
+
+Tier = Annotated[Optional[str], typer.Option("--tier", metavar="T", help="cupti, events (GPU) or wall (CPU).")]
+L2 = Annotated[str, typer.Option("--l2", metavar="STATE", help="The GPU's L2 before each call: cold or warm.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Refuse a fall-back to another tier.")]
+Seconds = Annotated[Optional[float], typer.Option("--seconds", min=0.01, help="How long to sample each measurement.")]
+
+
+def run(
+    solutions: o.Solutions = None,
+    algo: o.AlgoNames = None,
+    op: o.OpName = None,
+    workload: o.Workloads = None,
+    n: o.First = None,
+    preset: o.PresetName = None,
+    dataset: o.Dataset = None,
+    device: o.Device = "auto",
+    algos: o.OwnAlgos = None,
+    timeout: o.Timeout = 300.0,
+    json: o.AsJson = False,
+    out: o.Out = None,
+) -> None:
+    """Build algos, run them on workloads, and say whether they are right."""
+    _campaign("check", solutions, algo, op, workload, n, preset, dataset, device, algos, timeout, json, out)
+
+
+def bench(
+    solutions: o.Solutions = None,
+    algo: o.AlgoNames = None,
+    op: o.OpName = None,
+    workload: o.Workloads = None,
+    n: o.First = None,
+    preset: o.PresetName = None,
+    dataset: o.Dataset = None,
+    tier: Tier = None,
+    l2: L2 = "cold",
+    seconds: Seconds = None,
+    strict: Strict = False,
+    device: o.Device = "auto",
+    algos: o.OwnAlgos = None,
+    timeout: o.Timeout = 300.0,
+    json: o.AsJson = False,
+    out: o.Out = None,
+) -> None:
+    """Check algos, then time the right ones against the reference and the copy floor.
+
+    Without --algo: every algo that can be timed here. Without workloads: the preset `quick`.
+    """
+    measuring = {"tier": tier, "l2": l2, "seconds": seconds, "strict": strict}
+    _campaign(
+        "bench", solutions, algo, op, workload, n, preset, dataset, device, algos, timeout, json, out, **measuring
+    )
+
+
+def _campaign(
+    command: str,
+    solutions: list[Path] | None,
+    algo: str | None,
+    op: str | None,
+    workload: list[str] | None,
+    n: int | None,
+    preset: str | None,
+    dataset: Path | None,
+    device: str,
+    own: str | None,
+    timeout: float,
+    as_json: bool,
+    out: Path | None,
+    tier: str | None = None,
+    l2: str = "cold",
+    seconds: float | None = None,
+    strict: bool = False,
+) -> None:
+    from .. import campaign, records, registry, report, workloads
+
+    for name, value, known in (("device", device, ("auto", "cuda", "cpu")), ("l2 state", l2, ("cold", "warm"))):
+        if value not in known:
+            raise errors.unknown(name, value, known)
+    if preset is None and not (workload or n or dataset):
+        preset = "quick"
+    loaded = workloads.load_preset(preset) if preset else None
+    known = registry.load(own)
+    entries, named = campaign.choose(known, algo, op, solutions or [], device, timed=command == "bench")
+    overrides: dict[str, Any] = {"l2": l2} | ({"seconds": seconds, "iterations": None} if seconds else {})
+    parts = campaign.parts(
+        known, entries, chosen=workload or [], first=n, preset=loaded, dataset=dataset, overrides=overrides
+    )
+    settings = campaign.Settings(command, dataset, tier, strict, timeout)
+    chosen = {"workload": workload, "n": n, "preset": preset, "dataset": bool(dataset), "tier": tier, "l2": l2}
+    document = records.open_document("run" if command == "check" else command, chosen, out)
+    try:
+        with report.progress() as progress:
+            campaign.run(known, parts, settings, document, progress)
+    except KeyboardInterrupt:
+        report.show(document.to_json(), known, as_json, saved=document.path)
+        raise
+    report.show(document.to_json(), known, as_json, saved=document.path)
+    raise typer.Exit(campaign.exit_code(document, named))
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(run)
+    app.command()(bench)

@@ -1,0 +1,61 @@
+"""`gdn pack`: solution.json for flashinfer-bench, and the proof that it stands alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from .. import errors
+from . import options as o
+
+
+def pack(
+    algo: o.AlgoNames = None,
+    op: o.OpName = None,
+    out: Annotated[
+        Optional[Path], typer.Option("--out", "-o", metavar="FILE", help="Where to write (else solution.json here).")
+    ] = None,
+    name: Annotated[Optional[str], typer.Option("--name", help="The solution's name (else <op>-<algo>).")] = None,
+    author: Annotated[Optional[str], typer.Option("--author", help="The solution's author, such as your team.")] = None,
+    prove: Annotated[bool, typer.Option("--prove", help="Load, build and run the file in a clean process.")] = False,
+    algos: o.OwnAlgos = None,
+    timeout: o.Timeout = 300.0,
+    json: o.AsJson = False,
+) -> None:
+    """Pack one algo into a solution.json that flashinfer-bench takes."""
+    import json as j
+
+    from .. import pack as p
+    from .. import registry, report
+
+    if not algo:
+        raise errors.UsageError("which algo?", hint="gdn pack --algo NAME; `gdn list` shows all")
+    known = registry.load(algos)
+    found = known.find(algo, op)
+    solution = p.pack(found, known.ops[found.op], name=name, author=author or p.AUTHOR)
+    file = out or Path("solution.json")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(j.dumps(solution, indent=2) + "\n", encoding="utf-8")
+    except OSError as e:
+        raise errors.UsageError(f"cannot write {file}: {e.strerror}", hint="--out FILE names another place") from None
+    summary = {"file": str(file), "name": solution["name"], "definition": solution["definition"]}
+    summary |= {"source_hash": p.source_hash(solution), "sources": [s["path"] for s in solution["sources"]], "proof": None}
+    if not json:
+        typer.echo(f"{file}: {solution['name']} for {solution['definition']}, {', '.join(summary['sources'])}")
+    if prove:
+        from .. import prove as proof
+
+        summary["proof"] = list(proof.prove(file, found.packages, known, timeout))
+        if not json:
+            report.show_proof(summary["proof"])
+    if json:
+        report.show_json(summary)
+    if any(step["state"] == "failed" for step in summary["proof"] or []):
+        raise typer.Exit(errors.FAILED)
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(pack)

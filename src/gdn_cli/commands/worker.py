@@ -1,0 +1,21 @@
+"""`gdn worker`: serve one request on stdin, for whatever carries requests to a machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+
+def worker(
+    events: Annotated[Optional[Path], typer.Option(metavar="FILE", help="Append each record to FILE as it is made.")] = None,
+) -> None:
+    """Read a request (JSON) on stdin, run it, write the reply (JSON) on stdout."""
+    from .. import worker as w
+
+    w.main(events)
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(worker)

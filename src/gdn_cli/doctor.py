@@ -1,0 +1,134 @@
+"""What `gdn` finds on this machine. Each finding says what it is for and, where it is wanting, the command that mends it.
+
+State `ok`; `missing`: some commands cannot run here; `bad`: something is here and broken.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from . import machine, paths, registry, workloads
+from .errors import GdnError
+
+
+def examine(dataset: Path | None = None) -> list[dict[str, Any]]:
+    """All findings, in the order in which a new user meets them."""
+    return [
+        *_python(),
+        *(_package(*p) for p in _PACKAGES),
+        _cxx(),
+        _gpu(),
+        _nvcc(),
+        _dataset(dataset),
+        _modal_token(),
+        *(_writable(what, folder) for what, folder in _folders().items()),
+        *_algos(),
+    ]
+
+
+def _finding(state: str, what: str, found: str, purpose: str, mend: str | None = None) -> dict[str, Any]:
+    return {"state": state, "what": what, "found": found, "for": purpose, "mend": mend}
+
+
+def _python() -> list[dict[str, Any]]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    fits = (3, 10) <= sys.version_info[:2] <= (3, 13)
+    return [_finding("ok" if fits else "bad", "Python", version, "all", None if fits else "use Python 3.10 to 3.13")]
+
+
+# distribution, import name, what it is for, what mends its absence
+_PACKAGES = [
+    ("torch", "torch", "run, bench", "pip install gdn"),
+    ("triton", "triton", "Triton algos", "pip install triton"),
+    ("flashinfer-bench", "flashinfer_bench", "run, bench, pack --prove", "pip install flashinfer-bench"),
+    ("ninja", "ninja", "C++ and CUDA algos", "pip install ninja"),
+    ("flashinfer-python", "flashinfer", "fi-baseline", "pip install flashinfer-python"),
+    ("fla-core", "fla", "fla-upstream", "pip install 'gdn[peers]'"),
+    ("cupti-python", "cupti", "tiers of later versions", "pip install 'gdn[timing]'"),
+    ("modal", "modal", "a B200 at Modal", "pip install modal"),
+]
+
+
+def _package(name: str, module: str, purpose: str, mend: str) -> dict[str, Any]:
+    if not machine.has_package(module):
+        return _finding("missing", name, "not installed", purpose, mend)
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        version = "version unknown"
+    return _finding("ok", name, version, purpose)
+
+
+def _cxx() -> dict[str, Any]:
+    path = machine.cxx()
+    mend = None if path else "apt-get install g++, or set CXX"
+    return _finding("ok" if path else "missing", "C++ compiler", path or "none", "C++ and CUDA algos", mend)
+
+
+def _gpu() -> dict[str, Any]:
+    found = machine.gpus()
+    if not found:
+        return _finding("missing", "GPU", "none", "CUDA algos, GPU times", machine.MODAL)
+    names = ", ".join(f"{g.name} (sm_{g.capability.replace('.', '')})" for g in found)
+    return _finding("ok", "GPU", f"{names}, driver {found[0].driver}", "CUDA algos, GPU times")
+
+
+def _nvcc() -> dict[str, Any]:
+    home = machine.cuda_home()
+    mend = None if home else "install the CUDA toolkit, or pip install 'gdn[cuda]'"
+    return _finding("ok" if home else "missing", "nvcc", str(home or "none"), "CUDA algos, pack --prove", mend)
+
+
+def _dataset(folder: Path | None) -> dict[str, Any]:
+    purpose = "--dataset (the twins need none)"
+    if folder is None:
+        return _finding("missing", "dataset", "none chosen", purpose, "set FIB_DATASET_PATH, or `gdn data build DIR`")
+    counts, problems = [], []
+    for op in registry.load().ops.values():
+        try:
+            counts.append(f"{len(workloads.from_folder(op, folder))} {op.name}")
+        except GdnError as e:
+            problems.append(e)
+    if counts:
+        return _finding("ok", "dataset", f"{', '.join(counts)} workloads", purpose)
+    return _finding("bad", "dataset", problems[0].message, purpose, problems[0].hint)
+
+
+def _modal_token() -> dict[str, Any]:
+    by_env = bool(os.environ.get("MODAL_TOKEN_ID") and os.environ.get("MODAL_TOKEN_SECRET"))
+    file = Path(os.environ.get("MODAL_CONFIG_PATH", Path.home() / ".modal.toml"))
+    if by_env or file.is_file():
+        return _finding("ok", "Modal token", "in the environment" if by_env else "in Modal's config file", "a B200 at Modal")
+    return _finding("missing", "Modal token", "none", "a B200 at Modal", "modal setup")
+
+
+def _folders() -> dict[str, Path]:
+    triton = os.environ.get("TRITON_CACHE_DIR")
+    return {
+        "records": paths.runs_dir(),
+        "builds": paths.builds_dir(),
+        "Triton's cache": Path(triton) if triton else Path.home() / ".triton",
+    }
+
+
+def _writable(what: str, folder: Path) -> dict[str, Any]:
+    """Write a file there for real: permissions, full disks and read-only mounts all show."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as e:
+        return _finding("bad", what, f"{folder}: {e.strerror}", "run, bench", "chmod it, or set GDN_HOME elsewhere")
+    return _finding("ok", what, str(folder), "run, bench")
+
+
+def _algos() -> list[dict[str, Any]]:
+    return [
+        _finding("bad", "algo.toml", str(b.error), f"{b.op}/{b.name}", "correct that key")
+        for b in registry.load(os.environ.get("GDN_ALGOS")).broken
+    ]

@@ -1,0 +1,54 @@
+"""What a user may be told instead of a traceback: one clear line, what to do next, and a stable exit code."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+OK = 0
+FAILED = 1  # an algo failed its check, or a gate that the user set
+USAGE = 2  # wrong usage, or a name that does not exist
+MISSING = 3  # something is missing here: GPU, nvcc, package, dataset
+REMOTE = 4  # the remote side failed
+INTERRUPTED = 130
+
+
+class GdnError(Exception):
+    """An error with one line for the user (`message`), the next step (`hint`) and an exit code (`code`)."""
+
+    def __init__(self, message: str, *, code: int = FAILED, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.hint}" if self.hint else self.message
+
+
+class UsageError(GdnError):
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, code=USAGE, hint=hint)
+
+
+class MissingError(GdnError):
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, code=MISSING, hint=hint)
+
+
+class RemoteError(GdnError):
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, code=REMOTE, hint=hint)
+
+
+def unknown(kind: str, name: str, known: Iterable[str], *, hint: str | None = None) -> UsageError:
+    """The error for a name that does not exist, with the nearest that do (all of them where none is near)."""
+    known = list(dict.fromkeys(known))
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    if near:
+        advice = f"did you mean {' or '.join(near)}?"
+    elif known:
+        advice = f"there are: {', '.join(known)}"
+    else:
+        advice = "there are none"
+    return UsageError(f"unknown {kind} '{name}'", hint=f"{advice} {hint}" if hint else advice)

@@ -1,0 +1,167 @@
+"""Starts the worker for one algo, follows it, and says what became of it: the commands' side of the seam.
+
+A worker can crash, hang, exit or run out of memory; that is one algo's fate, and the next one gets a fresh process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import machine, paths
+from .registry import Algo, Op
+from .worker import SCHEMA, op_to_json
+from .workloads import Workload
+
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Job:
+    """One algo's work. `command`: check, bench, prove or floor; `algo` is None for the floor."""
+
+    command: str
+    op: Op
+    definition: dict[str, Any]
+    solution: dict[str, Any] | None
+    mode: str  # cuda, cpu or interpreter
+    workloads: tuple[Workload, ...]
+    algo: Algo | None = None
+    dataset: Path | None = None
+    tier: str | None = None
+    plan: dict[str, Any] = field(default_factory=dict)
+    strict: bool = False
+    timeout_s: float = 300.0
+    env: dict[str, str] = field(default_factory=dict)
+
+    def request(self) -> dict[str, Any]:
+        """What `gdn worker` reads: plain JSON, complete in itself but for a dataset's files."""
+        return {
+            "schema": SCHEMA,
+            "command": self.command,
+            "op": op_to_json(self.op),
+            "definition": self.definition,
+            "solution": self.solution,
+            "mode": self.mode,
+            "workloads": [w.to_json() for w in self.workloads],
+            "dataset": str(self.dataset.absolute()) if self.dataset else None,
+            "timing": {"tier": self.tier, "plan": self.plan, "strict": self.strict},
+        }
+
+
+@dataclass
+class Outcome:
+    """What became of a job. `status`: done, build_failed, crashed, exited, timed_out, out_of_memory or refused."""
+
+    status: str
+    reason: str | None = None
+    records: list[dict[str, Any]] = field(default_factory=list)
+    environment: dict[str, Any] = field(default_factory=dict)
+    tail: list[str] = field(default_factory=list)  # the last lines of the worker's output
+    reply: dict[str, Any] = field(default_factory=dict)  # the worker's whole answer; {} when it left none
+
+
+OnRecord = Callable[[dict[str, Any], dict[str, Any]], None]
+
+
+def execute(job: Job, on_record: OnRecord = lambda record, environment: None) -> Outcome:
+    """Run the job in a worker of its own; `on_record(record, environment)` is called as soon as the worker has one."""
+    with tempfile.TemporaryDirectory(prefix="gdn-") as folder:
+        return _follow(job, Path(folder), on_record)
+
+
+def _follow(job: Job, folder: Path, on_record: OnRecord) -> Outcome:
+    events, reply, log = folder / "events.jsonl", folder / "reply.json", folder / "log"
+    events.touch()
+    (folder / "request.json").write_text(json.dumps(job.request()))
+    (folder / "empty").mkdir()  # the worker's own directory: nothing to import or to find by accident
+    outcome = Outcome("done")
+    with (folder / "request.json").open() as stdin, reply.open("w") as stdout, log.open("w") as stderr, events.open() as e:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gdn_cli.worker", "--events", str(events)],
+            stdin=stdin, stdout=stdout, stderr=stderr, cwd=folder / "empty", env=environ(job), start_new_session=True,
+        )  # fmt: skip
+        deadline = time.monotonic() + job.timeout_s
+        timed_out, partial = False, ""
+        try:
+            running = True
+            while running:
+                running = process.poll() is None
+                partial += e.read()
+                *lines, partial = partial.split("\n")
+                for line in lines:
+                    event = json.loads(line)
+                    if "environment" in event:
+                        outcome.environment = event["environment"]
+                        continue
+                    outcome.records.append(event)
+                    on_record(event, outcome.environment)
+                if running and time.monotonic() > deadline:
+                    timed_out = True
+                    _kill(process)
+                elif running:
+                    time.sleep(_POLL_S)
+        finally:  # Ctrl-C too: no worker outlives its command
+            if process.poll() is None:
+                _kill(process)
+    outcome.tail = [line.rstrip() for line in log.read_text(errors="replace").splitlines() if line.strip()][-20:]
+    if timed_out:
+        outcome.status, outcome.reason = "timed_out", f"no end after {job.timeout_s:g} s; --timeout gives more"
+        return outcome
+    try:
+        outcome.reply = json.loads(reply.read_text())
+    except json.JSONDecodeError:
+        outcome.status, outcome.reason = _death(process.returncode, outcome.tail)
+        return outcome
+    outcome.status, outcome.reason = outcome.reply["status"], outcome.reply.get("reason")
+    return outcome
+
+
+def environ(job: Job) -> dict[str, str]:
+    """The worker's environment: ours, with the builders' tools within reach and their caches in gdn's own folder."""
+    env = dict(os.environ)
+    # relative entries would point into the worker's empty directory
+    if path := env.get("PYTHONPATH"):
+        env["PYTHONPATH"] = os.pathsep.join(os.path.abspath(p) for p in path.split(os.pathsep) if p)
+    # ninja and the like live beside the interpreter of a virtual environment that nobody activated
+    env["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), env.get("PATH", "")])
+    if home := machine.cuda_home():
+        env["CUDA_HOME"] = str(home)
+    # flashinfer-bench's cache key knows neither the GPU nor the Python that a build was made for
+    target = machine.gpus()[0].capability if job.mode == "cuda" and machine.gpus() else "cpu"
+    python = f"py{sys.version_info.major}{sys.version_info.minor}"
+    env.setdefault("FIB_CACHE_PATH", str(paths.builds_dir() / f"{python}-{target}"))
+    env.setdefault("PYTHONUNBUFFERED", "1")
+    return env | job.env
+
+
+def _kill(process: subprocess.Popen) -> None:
+    """The whole group: compilers that the builder started as well."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def _death(returncode: int, tail: list[str]) -> tuple[str, str]:
+    """Why a worker left no reply."""
+    if returncode == -signal.SIGKILL:
+        return "out_of_memory", "killed from outside (SIGKILL): out of memory, most likely"
+    if returncode < 0:
+        try:
+            name = signal.Signals(-returncode).name
+        except ValueError:
+            name = f"signal {-returncode}"
+        return "crashed", f"crashed with {name}"
+    last = f": {tail[-1][:200]}" if tail and returncode else ""
+    return "exited", f"the process ended with exit code {returncode} before it was done{last}"

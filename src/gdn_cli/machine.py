@@ -1,0 +1,143 @@
+"""What this machine has, without importing torch: GPUs, compilers, packages; and whether an algo can run on it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from .registry import Algo
+
+
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    capability: str  # "9.0"
+    driver: str
+
+
+@lru_cache
+def gpus() -> tuple[Gpu, ...]:
+    """The GPUs that a process started here would see; none where the driver or its library is missing."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+        return ()
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no library, no driver, no permission: all of them mean that there is no GPU to use
+        return ()
+    try:
+        driver = pynvml.nvmlSystemGetDriverVersion()
+        found = []
+        for i in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(i)
+            major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+            found.append(Gpu(pynvml.nvmlDeviceGetName(handle), f"{major}.{minor}", driver))
+        return tuple(found)
+    except pynvml.NVMLError:
+        return ()
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def has_package(module: str) -> bool:
+    """Whether a top-level module can be found; it is not imported."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def cuda_home() -> Path | None:
+    """The CUDA toolkit's own folder: CUDA_HOME, else that of nvcc, else /usr/local/cuda, else PyPI's nvcc wheel.
+
+    flashinfer-bench's builder takes `CUDA_HOME/bin/nvcc`, `CUDA_HOME/include` and `CUDA_HOME/lib64`. Where the nvcc on
+    PATH is a wrapper script, its folder has no libraries, so a folder counts only when it has the headers as well.
+    """
+    places = [Path(p) for p in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if p]
+    if nvcc := shutil.which("nvcc"):
+        places.append(Path(nvcc).resolve().parent.parent)
+    places += [Path("/usr/local/cuda"), *sorted(Path("/usr/local").glob("cuda-*"), reverse=True)]
+    for place in places:
+        if (place / "bin" / "nvcc").is_file() and (place / "include" / "cuda_runtime.h").is_file():
+            return place
+    return _wheel_cuda_home()
+
+
+def _wheel_cuda_home() -> Path | None:
+    """nvcc from the extra `gdn[cuda]`: site-packages/nvidia/cu13, which lacks the names that a linker looks for."""
+    from . import paths
+
+    for entry in sys.path:
+        wheel = Path(entry) / "nvidia" / "cu13"
+        if not ((wheel / "bin" / "nvcc").is_file() and (wheel / "include" / "cuda_runtime.h").is_file()):
+            continue
+        home = paths.builds_dir() / "cuda-home"
+        libraries = home / "lib64"
+        libraries.mkdir(parents=True, exist_ok=True)
+        links = {home / name: wheel / name for name in ("bin", "include", "nvvm")}
+        links |= {libraries / lib.name: lib for lib in (wheel / "lib").glob("*.*")}
+        # -lcudart wants libcudart.so, and the wheel has libcudart.so.13 only
+        links |= {libraries / (lib.name.split(".so")[0] + ".so"): lib for lib in (wheel / "lib").glob("lib*.so.*")}
+        for link, target in links.items():
+            if not (link.is_symlink() and link.readlink() == target):
+                link.unlink(missing_ok=True)
+                link.symlink_to(target)
+        return home
+    return None
+
+
+def cxx() -> str | None:
+    """The C++ compiler that the builder would call."""
+    return shutil.which(os.environ.get("CXX", "c++"))
+
+
+# --- can it run here? -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an algo runs here (`mode`: cuda, cpu or interpreter), or why it cannot and what would mend that."""
+
+    mode: str | None
+    reason: str | None = None
+    hint: str | None = None
+
+
+MODAL = "`gdn modal run` runs it on a B200"
+
+
+def place(algo: Algo, device: str = "auto") -> Place:
+    """Choose where to run: the GPU where there is one, else the CPU, else Triton's interpreter."""
+    wanted = {"auto": ("cuda", "cpu", "interpreter"), "cuda": ("cuda",), "cpu": ("cpu", "interpreter")}[device]
+    modes = [mode for mode in wanted if mode in algo.modes]
+    if not modes:
+        return Place(None, f"does not run on {device}", f"it runs on {', '.join(algo.modes)}: drop --device {device}")
+    problem = None
+    for mode in modes:
+        problem = _missing(algo, mode)
+        if problem is None:
+            return Place(mode)
+    return problem
+
+
+def _missing(algo: Algo, mode: str) -> Place | None:
+    if mode == "cuda":
+        if not gpus():
+            return Place(None, "no GPU here", MODAL)
+        have, need = gpus()[0].capability, algo.capability
+        if need and tuple(map(int, have.split("."))) < tuple(map(int, need.split("."))):
+            return Place(None, f"needs compute capability {need}, this GPU has {have}", MODAL)
+    for module, wheel in algo.packages.items():
+        if not has_package(module):
+            return Place(None, f"package {wheel} missing", f"pip install {wheel}")
+    if algo.language == "cuda" and cuda_home() is None:
+        return Place(None, "no nvcc here", "install the CUDA toolkit, or pip install 'gdn[cuda]'")
+    if algo.language == "cpp" and cxx() is None:
+        return Place(None, "no C++ compiler here", "install g++ or clang++, or set CXX")
+    return None

@@ -1,0 +1,194 @@
+"""Algo -> flashinfer-bench Solution -> solution.json, and back. Imports neither torch nor flashinfer-bench.
+
+A solution is one flat folder of sources. What flashinfer-bench would drop without a word (subfolders, other suffixes)
+or choke on later (empty files, absolute imports of a sibling) is refused here, by the name of the file.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from .errors import UsageError
+from .registry import LANGUAGES, Algo, Op, Registry
+
+SUFFIXES = (".py", ".cu", ".cuh", ".cpp", ".cxx", ".cc", ".c", ".h", ".hpp")
+STAY_BEHIND = ("algo.toml", "README.md")  # of the folder, not of the solution
+AUTHOR = "gdn"
+
+
+def pack(algo: Algo, op: Op, *, name: str | None = None, author: str = AUTHOR) -> dict[str, Any]:
+    """The algo as a flashinfer-bench Solution with every field of its spec set.
+
+    Solution names are unique in a dataset, short algo names are not (`fi-baseline` is in two ops): hence `<op>-<algo>`.
+    """
+    if algo.solution is not None:
+        return algo.solution
+    return {
+        "name": name or f"{op.name}-{algo.name}",
+        "definition": op.definition,
+        "author": author,
+        "spec": {
+            "language": algo.language,
+            "target_hardware": ["cuda" if mode == "cuda" else "cpu" for mode in algo.modes if mode != "interpreter"],
+            "entry_point": algo.entry_point,
+            "dependencies": list(algo.packages.values()),
+            "destination_passing_style": algo.destination_passing,
+            "binding": "tvm-ffi" if algo.language in ("cpp", "cuda") else None,
+        },
+        "sources": [{"path": path.name, "content": _content(path)} for path in sources(algo)],
+        "description": algo.summary,
+    }
+
+
+def sources(algo: Algo) -> list[Path]:
+    """The files of the algo's folder that travel; a UsageError names the first that could not."""
+    files = []
+    for path in sorted(algo.folder.iterdir()):
+        if path.name in STAY_BEHIND or path.name == "__pycache__" or path.name.startswith("."):
+            continue
+        if path.is_dir():
+            raise UsageError(
+                f"{path}: flashinfer-bench drops subfolders", hint="move its files beside algo.toml, or out of the algo"
+            )
+        if path.suffix not in SUFFIXES:
+            raise UsageError(
+                f"{path}: flashinfer-bench drops files with the suffix '{path.suffix}'",
+                hint=f"rename it to one of {', '.join(SUFFIXES)}, or move it out of the algo's folder",
+            )
+        files.append(path)
+    modules = {path.stem for path in files if path.suffix == ".py"}
+    for path in files:
+        if path.suffix == ".py":
+            _refuse_absolute_siblings(path, modules)
+    return files
+
+
+def _content(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: not UTF-8 text", hint="sources travel as text inside the JSON") from None
+    if not text.strip():
+        raise UsageError(f"{path}: flashinfer-bench refuses empty files", hint="delete it, or give it a comment")
+    return text
+
+
+def _refuse_absolute_siblings(path: Path, siblings: set[str]) -> None:
+    try:
+        tree = ast.parse(_content(path), filename=str(path))
+    except SyntaxError as e:
+        raise UsageError(f"{path}:{e.lineno}: not valid Python: {e.msg}") from None
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [node.module or ""]
+        for name in names:
+            if (module := name.split(".")[0]) in siblings:
+                raise UsageError(
+                    f"{path}:{node.lineno}: absolute import of the sibling '{module}'",
+                    hint=f"a solution is imported as a package: write `from .{module} import ...`",
+                )
+
+
+def definition(op: Op, registry: Registry) -> dict[str, Any]:
+    """The op as a FlashInfer-Trace Definition; its reference is the source of the op's reference algo."""
+    algo = registry.reference(op)
+    axes = {
+        name: {"type": "var"} if value is None else {"type": "const", "value": value} for name, value in op.axes.items()
+    }
+
+    def tensors(specs: dict) -> dict[str, Any]:
+        return {name: {"shape": list(s.shape) if s.shape else None, "dtype": s.dtype} for name, s in specs.items()}
+
+    return {
+        "name": op.definition,
+        "description": op.summary,
+        "op_type": op.op_type,
+        "tags": list(op.tags),
+        "axes": axes,
+        "constraints": list(op.constraints),
+        "inputs": tensors(op.inputs),
+        "outputs": tensors(op.outputs),
+        "reference": _content(algo.folder / algo.entry_point.split("::")[0]),
+    }
+
+
+def source_hash(solution: dict[str, Any]) -> str:
+    """12 hex digits over what decides the build: language, entry point, calling style, binding and every source."""
+    spec = solution["spec"]
+    parts = [spec["language"], spec["entry_point"], str(spec["destination_passing_style"]), str(spec.get("binding"))]
+    parts += [text for s in solution["sources"] for text in (s["path"], s["content"])]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+# --- a packed file, anyone's ------------------------------------------------------------------------------------
+
+
+def read_solution(path: Path, registry: Registry) -> Algo:
+    """Read a packed solution.json as an algo. Nothing is written; a UsageError says what is wrong with the file."""
+    try:
+        solution = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise UsageError(f"{path}: cannot be read: {e.strerror}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+        raise UsageError(f"{path}: not valid JSON: {e}") from None
+
+    def field(table: Any, key: str, kind: type, where: str = "") -> Any:
+        value = table.get(key) if isinstance(table, dict) else None
+        if not isinstance(value, kind) or not value:
+            kinds = {str: "text", dict: "an object", list: "a list"}
+            raise UsageError(f"{path}: field '{where}{key}': expected {kinds[kind]} that is not empty, got {value!r:.60}")
+        return value
+
+    name, of = field(solution, "name", str), field(solution, "definition", str)
+    field(solution, "author", str)
+    spec = field(solution, "spec", dict)
+    language = field(spec, "language", str, "spec.")
+    entry_point = field(spec, "entry_point", str, "spec.")
+    hardware = field(spec, "target_hardware", list, "spec.")
+    files = [
+        (field(s, "path", str, "sources[]."), field(s, "content", str, "sources[]."))
+        for s in field(solution, "sources", list)
+    ]
+    for file, _ in files:
+        parts = PurePosixPath(file).parts + PureWindowsPath(file).parts
+        if ".." in parts or PurePosixPath(file).is_absolute() or PureWindowsPath(file).anchor:
+            raise UsageError(f"{path}: source '{file}' would be written outside its folder; refused")
+    names = [file for file, _ in files]
+    if len(set(names)) < len(names):
+        raise UsageError(f"{path}: two sources share a name")
+    if entry_point.count("::") != 1 or entry_point.split("::")[0] not in names:
+        raise UsageError(f"{path}: field 'spec.entry_point': expected '<one of the sources>::<symbol>', got '{entry_point}'")
+    if language not in LANGUAGES:
+        raise UsageError(f"{path}: field 'spec.language': expected one of {', '.join(LANGUAGES)}, got '{language}'")
+    op = next((op for op in registry.ops.values() if op.definition == of), None)
+    if op is None:
+        known = ", ".join(op.definition for op in registry.ops.values())
+        raise UsageError(f"{path}: definition '{of}' is not one of gdn's ops", hint=f"gdn knows {known}")
+    spec.setdefault("destination_passing_style", True)  # flashinfer-bench's default
+    spec.setdefault("binding", None)
+    return Algo(
+        op=op.name,
+        name=name,
+        summary=solution.get("description") or f"packed by {solution['author']}",
+        language=language,
+        entry_point=entry_point,
+        destination_passing=spec["destination_passing_style"],
+        modes=_modes(language, hardware),
+        solution=solution,
+    )
+
+
+def _modes(language: str, hardware: list[str]) -> tuple[str, ...]:
+    """Where a packed file may run. Hardware names are free text ('cuda', 'NVIDIA_B200', 'cpu'); languages are not."""
+    if language == "cpp" or (language == "python" and "cpu" in hardware and len(hardware) == 1):
+        return ("cpu",)
+    if language == "python" and "cpu" in hardware:
+        return ("cuda", "cpu")
+    return ("cuda", "interpreter") if language == "triton" else ("cuda",)

@@ -1,0 +1,31 @@
+"""Where things lie: the algos and configs that ship with gdn, and the user's own folders for results and builds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+_CHECKOUT = _PACKAGE.parent.parent
+
+# A checkout keeps algos/ and configs/ at its top; a wheel carries them inside the package.
+_ROOT = _CHECKOUT if (_CHECKOUT / "pyproject.toml").is_file() and (_CHECKOUT / "algos").is_dir() else _PACKAGE
+ALGOS_DIR = _ROOT / "algos"
+CONFIGS_DIR = _ROOT / "configs"
+
+
+def _user_dir(kind: str, xdg: str, fallback: str) -> Path:
+    if home := os.environ.get("GDN_HOME"):
+        return Path(home).expanduser().absolute() / kind
+    base = os.environ.get(xdg)
+    return (Path(base) if base else Path.home() / fallback) / "gdn" / kind
+
+
+def runs_dir() -> Path:
+    """Records of every run and bench. `GDN_HOME` moves it; else XDG_DATA_HOME, else ~/.local/share."""
+    return _user_dir("runs", "XDG_DATA_HOME", ".local/share")
+
+
+def builds_dir() -> Path:
+    """What the builders compile; safe to delete. `GDN_HOME` moves it; else XDG_CACHE_HOME, else ~/.cache."""
+    return _user_dir("builds", "XDG_CACHE_HOME", ".cache")

@@ -1,0 +1,323 @@
+"""algo.toml -> Algo, configs/*.toml -> Op: what there is, found by name. Imports no torch: `gdn list` is instant."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import paths
+from .errors import UsageError, unknown
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
+
+LANGUAGES = ("python", "triton", "cpp", "cuda")
+# Where an algo can run: `interpreter` is Triton's, on a CPU, good for checks and never timed.
+MODES = ("cuda", "cpu", "interpreter")
+DEFAULT_OP = "gdn_decode"
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output: axis names (None for a scalar) and a FlashInfer-Trace dtype name."""
+
+    shape: tuple[str, ...] | None
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Op:
+    """An operation: the FlashInfer-Trace definition it stands for, and how its results are judged and shown."""
+
+    name: str
+    definition: str
+    op_type: str
+    summary: str
+    axes: dict[str, int | None]  # None: variable
+    inputs: dict[str, TensorSpec]
+    outputs: dict[str, TensorSpec]
+    constraints: tuple[str, ...]
+    tags: tuple[str, ...]
+    tolerance: dict[str, float]  # output -> greatest relative Frobenius error against float64
+    reference: str  # the algo whose source is the definition's reference
+    baseline: str | None  # the algo that the contest ranks against
+    label: str  # how a workload is called in a table: "B={batch_size}"
+
+    @property
+    def var_axes(self) -> tuple[str, ...]:
+        return tuple(name for name, value in self.axes.items() if value is None)
+
+    def shape(self, spec: TensorSpec, axes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape of an input or output at a workload's axes."""
+        known = {name: value for name, value in self.axes.items() if value is not None} | dict(axes)
+        return tuple(known[axis] for axis in spec.shape or ())
+
+
+@dataclass(frozen=True)
+class Algo:
+    """One implementation of an op: a folder with an algo.toml, or a packed solution file."""
+
+    op: str
+    name: str
+    summary: str
+    language: str
+    entry_point: str
+    destination_passing: bool
+    modes: tuple[str, ...]  # of MODES, `devices` in algo.toml
+    folder: Path | None = None
+    packages: dict[str, str] = field(default_factory=dict)  # import name -> what pip installs
+    provenance: dict[str, str] = field(default_factory=dict)
+    constants: dict[str, Any] = field(default_factory=dict)
+    capability: str | None = None  # the least CUDA compute capability
+    after: str | None = None  # the rung below it
+    solution: dict[str, Any] | None = None  # a packed file's content, as it was read
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.op}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Broken:
+    """An algo.toml that could not be read: which algo it would be, and the one line that says why."""
+
+    op: str
+    name: str
+    error: UsageError
+
+
+# --- reading TOML -----------------------------------------------------------------------------------------------
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as e:
+        raise UsageError(f"{path}: not valid TOML: {e}") from None
+    except (OSError, UnicodeDecodeError) as e:
+        raise UsageError(f"{path}: cannot be read: {e}") from None
+
+
+_KIND = {str: "text", bool: "true or false", list: "a list", dict: "a table", int: "a whole number"}
+
+
+class Fields:
+    """Takes typed keys out of one TOML table; what is wrong or left over is reported with file and key."""
+
+    def __init__(self, path: Path, table: Mapping[str, Any], where: str = "") -> None:
+        self.path, self.table, self.where = path, dict(table), where
+
+    def wrong(self, key: str, expected: str, got: Any = None) -> UsageError:
+        seen = "it is missing" if got is None else f"got {got!r}"
+        return UsageError(f"{self.path}: key '{self.where}{key}': expected {expected}, {seen}")
+
+    def take(self, key: str, kind: type, default: Any = ..., one_of: Iterable[str] | None = None) -> Any:
+        expected = f"one of {', '.join(one_of)}" if one_of else _KIND[kind]
+        value = self.table.pop(key, None)
+        if value is None:
+            if default is ...:
+                raise self.wrong(key, expected)
+            return default
+        if type(value) is not kind or (kind is str and not value.strip()):
+            raise self.wrong(key, expected, value)
+        if one_of and value not in one_of:
+            raise self.wrong(key, expected, value)
+        return value
+
+    def texts(self, key: str, default: Any = ..., one_of: Iterable[str] | None = None) -> tuple[str, ...]:
+        expected = f"a list of {', '.join(one_of)}" if one_of else "a list of texts"
+        values = self.take(key, list, default=default)
+        if not all(isinstance(v, str) and (not one_of or v in one_of) for v in values):
+            raise self.wrong(key, expected, values)
+        return tuple(values)
+
+    def done(self) -> None:
+        for key, value in self.table.items():
+            raise self.wrong(key, "no such key", value)
+
+
+def read_algo(path: Path, op: str) -> Algo:
+    """Read `<op>/<algo>/algo.toml`; a UsageError names the file, the key and what was expected."""
+    f = Fields(path, read_toml(path))
+    name = path.parent.name
+    if not NAME.fullmatch(name):
+        raise UsageError(f"{path.parent}: folder name '{name}': expected lower case letters, digits, '.', '_' or '-'")
+    language = f.take("language", str, one_of=LANGUAGES)
+    entry_point = f.take("entry_point", str)
+    if not re.fullmatch(r"[^:/\\]+::[A-Za-z_]\w*", entry_point):
+        raise f.wrong("entry_point", "'file::symbol', such as 'kernel.cu::run'", entry_point)
+    if not (path.parent / entry_point.split("::")[0]).is_file():
+        raise f.wrong("entry_point", "a file of this folder", entry_point)
+    modes = f.texts("devices", one_of=MODES)
+    if not modes:
+        raise f.wrong("devices", f"at least one of {', '.join(MODES)}", [])
+    if "interpreter" in modes and language != "triton":
+        raise f.wrong("devices", "'interpreter' only where language is triton", list(modes))
+    packages, provenance = f.take("packages", dict, {}), f.take("provenance", dict)
+    for table, values in (("packages", packages), ("provenance", provenance)):
+        for key, value in values.items():
+            if not isinstance(value, str):
+                raise f.wrong(f"{table}.{key}", "text", value)
+    capability = f.take("capability", str, None)
+    if capability is not None and not re.fullmatch(r"\d+\.\d", capability):
+        raise f.wrong("capability", "a compute capability such as '9.0'", capability)
+    algo = Algo(
+        op=op,
+        name=name,
+        summary=f.take("summary", str),
+        language=language,
+        entry_point=entry_point,
+        destination_passing=f.take("destination_passing", bool),
+        modes=modes,
+        folder=path.parent,
+        packages=packages,
+        provenance=provenance,
+        constants=f.take("constants", dict, {}),
+        capability=capability,
+        after=f.take("after", str, None),
+    )
+    f.done()
+    return algo
+
+
+def read_op(path: Path) -> Op:
+    """Read `configs/<op>.toml`."""
+    f = Fields(path, read_toml(path))
+
+    def specs(key: str) -> dict[str, TensorSpec]:
+        found = {}
+        for name, spec in f.take(key, dict).items():
+            if not isinstance(spec, dict) or not isinstance(spec.get("dtype"), str):
+                raise f.wrong(f"{key}.{name}", "{ shape = [axes], dtype = name }", spec)
+            shape = spec.get("shape")
+            found[name] = TensorSpec(None if shape is None else tuple(shape), spec["dtype"])
+            for axis in shape or ():
+                if axis not in axes:
+                    raise f.wrong(f"{key}.{name}.shape", f"axes of [axes]: {', '.join(axes)}", axis)
+        return found
+
+    axes = {name: None if value == "var" else value for name, value in f.take("axes", dict).items()}
+    for name, value in axes.items():
+        if value is not None and (type(value) is not int or value < 1):
+            raise f.wrong(f"axes.{name}", "a positive whole number or 'var'", value)
+    outputs = specs("outputs")
+    tolerance = f.take("tolerance", dict)
+    if set(tolerance) != set(outputs) or not all(isinstance(v, float) and v > 0 for v in tolerance.values()):
+        raise f.wrong("tolerance", f"a positive number for each of {', '.join(outputs)}", tolerance)
+    op = Op(
+        name=path.stem,
+        definition=f.take("definition", str),
+        op_type=f.take("op_type", str),
+        summary=f.take("summary", str),
+        axes=axes,
+        inputs=specs("inputs"),
+        outputs=outputs,
+        constraints=f.texts("constraints", ()),
+        tags=f.texts("tags", ()),
+        tolerance=tolerance,
+        reference=f.take("reference", str),
+        baseline=f.take("baseline", str, None),
+        label=f.take("label", str),
+    )
+    f.done()
+    return op
+
+
+# --- finding ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Registry:
+    """All ops and algos of this installation and of the user's own folders."""
+
+    ops: dict[str, Op]
+    algos: tuple[Algo, ...]
+    broken: tuple[Broken, ...]
+
+    def op(self, name: str) -> Op:
+        if name not in self.ops:
+            raise unknown("op", name, self.ops)
+        return self.ops[name]
+
+    def of(self, op: str) -> list[Algo]:
+        """The algos of an op, in ladder order: a rung after the one that it names, else by name."""
+        return [a for a in self.algos if a.op == op]
+
+    def find(self, name: str, op: str | None = None) -> Algo:
+        """By full name, or by short name: the one in `op`; without it decode's, else the only op that has it."""
+        if "/" in name:
+            wanted_op, short = name.split("/", 1)
+            self.op(wanted_op)
+            if op and wanted_op != op:
+                raise UsageError(f"'{name}' is not an algo of {op}", hint="drop --op, or name one of its algos")
+            op = wanted_op
+        else:
+            short = name
+        for broken in self.broken:
+            if broken.name == short and op in (None, broken.op):
+                raise broken.error
+        found = [a for a in self.algos if a.name == short and op in (None, a.op)]
+        if len(found) > 1:
+            found = [a for a in found if a.op == DEFAULT_OP] or found
+        if not found:
+            known = [a.name for a in self.algos if op in (None, a.op)]
+            raise unknown(f"algo of {op}" if op else "algo", short, known, hint="`gdn list` shows all")
+        if len(found) > 1:
+            raise UsageError(f"several ops have '{short}': {', '.join(a.full_name for a in found)}", hint="add --op")
+        return found[0]
+
+    def reference(self, op: Op) -> Algo:
+        return self.find(op.reference, op.name)
+
+
+def _ladder(algos: list[Algo]) -> list[Algo]:
+    """Reference first, then each rung behind the one that it comes after."""
+    names = {a.name for a in algos}
+    placed: list[Algo] = []
+    waiting = sorted(algos, key=lambda a: (not a.name.startswith("pt-"), a.after is not None, a.name))
+    while waiting:
+        ready = next((a for a in waiting if a.after not in names or a.after in {p.name for p in placed}), waiting[0])
+        waiting.remove(ready)
+        placed.append(ready)
+    return placed
+
+
+def own_folders(option: str | None) -> list[Path]:
+    """The user's own algo folders: `--algos`, else `GDN_ALGOS` (several with the path separator between)."""
+    folders = [Path(p).expanduser() for p in (option or "").split(os.pathsep) if p]
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"no such algos folder: {folder}", hint="it holds <op>/<algo>/algo.toml")
+    return folders
+
+
+def load(own: str | None = None) -> Registry:
+    """Read everything. The user's folders come first: an algo of theirs stands in for ours of the same name."""
+    ops = {p.stem: read_op(p) for p in sorted(paths.CONFIGS_DIR.glob("*.toml")) if "definition" in read_toml(p)}
+    algos: dict[tuple[str, str], Algo | Broken] = {}
+    for root in [*own_folders(own), paths.ALGOS_DIR]:
+        for path in sorted(root.glob("*/*/algo.toml")):
+            op, name = path.parent.parent.name, path.parent.name
+            if (op, name) in algos:
+                continue
+            try:
+                if op not in ops:
+                    raise UsageError(f"{path}: folder '{op}': expected an op, one of {', '.join(ops)}")
+                algos[op, name] = read_algo(path, op)
+            except UsageError as e:
+                algos[op, name] = Broken(op, name, e)
+    # decode first: it is what most people come for
+    order = sorted(ops, key=lambda name: (name != DEFAULT_OP, not name.startswith("gdn"), name))
+    whole = [a for a in algos.values() if isinstance(a, Algo)]
+    return Registry(
+        ops={name: ops[name] for name in order},
+        algos=tuple(a for name in order for a in _ladder([a for a in whole if a.op == name])),
+        broken=tuple(a for a in algos.values() if isinstance(a, Broken)),
+    )

@@ -1,0 +1,270 @@
+"""Records -> what a person reads (rich tables, a progress bar) or a program does (one JSON document). Nothing else
+in gdn makes text of results, and both come from the same records."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .records import FLOOR, dumps
+from .registry import Op, Registry
+
+_WIDE = 100  # without a terminal (a file, CI) lines may be this wide
+
+
+def console(stderr: bool = False) -> Console:
+    file = sys.stderr if stderr else sys.stdout
+    return Console(file=file, highlight=False, width=None if file.isatty() else _WIDE)
+
+
+def show_json(document: Any) -> None:
+    sys.stdout.write(dumps(document) + "\n")
+
+
+def _table(title: str, columns: list[str]) -> Table:
+    """Columns whose name begins with '>' are numbers, set to the right; '<' must stay whole; others may fold."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in columns:
+        text = name.lstrip("<>")
+        table.add_column(text, justify="right" if name.startswith(">") else "left", no_wrap=name[:1] in ("<", ">"), header_style="dim")
+    return table
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar on stderr where that is a terminal; silence elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda name, done, total: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda name, done, total: bar.update(task, description=name, completed=done, total=total)
+
+
+# --- gdn list ---------------------------------------------------------------------------------------------------
+
+
+def show_list(rows: list[dict[str, Any]], broken: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        return show_json({"algos": rows, "broken": broken})
+    out = console()
+    for op in dict.fromkeys(r["op"] for r in rows):
+        table = _table(op, ["<algo", "<language", "<runs on", "here"])
+        for r in rows:
+            if r["op"] == op:
+                here = f"[green]yes[/], on {r['here']}" if r["here"] else f"[yellow]no[/]: {escape(r['reason'])}"
+                table.add_row(r["algo"], r["language"], ", ".join(r["devices"]), here)
+        out.print(table, "")
+    for b in broken:
+        out.print(f"[red]broken[/] {b['op']}/{b['algo']}: {escape(b['error'])}")
+    hints = dict.fromkeys(r["hint"] for r in rows if r["hint"])
+    if hints:
+        out.print("[dim]to run the others: " + escape("; ".join(hints)) + "[/]")
+
+
+# --- gdn run, gdn bench -----------------------------------------------------------------------------------------
+
+
+def show(document: dict[str, Any], registry: Registry, as_json: bool, saved: Path) -> None:
+    """Show a command's document: the table, then what went wrong, what is missing here, and where the records are."""
+    if as_json:
+        return show_json(document)
+    out = console()
+    for op in dict.fromkeys(r["op"] for r in document["records"]):
+        records = [r for r in document["records"] if r["op"] == op]
+        table = _bench_table if document["command"] == "bench" else _check_table
+        out.print(table(registry.ops[op], records, document), "")
+    _footnotes(out, document)
+    out.print(f"[dim]records: {escape(str(saved))}[/]", soft_wrap=True)
+
+
+@dataclass
+class Row:
+    """All records of one algo at one axis value (several workloads may share it)."""
+
+    algo: str
+    label: str
+    mode: str
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def failed(self) -> dict[str, Any] | None:
+        return next((r for r in self.records if r["status"] != "passed"), None)
+
+    @property
+    def tier(self) -> str | None:
+        return next((r["timing"]["tier"] for r in self.records if r.get("timing")), None)
+
+    @property
+    def median_us(self) -> float | None:
+        medians = [r["timing"]["median_us"] for r in self.records if r.get("timing")]
+        return statistics.median(medians) if medians and not self.failed else None
+
+    @property
+    def spread(self) -> float:
+        return statistics.median(r["timing"]["spread"] for r in self.records if r.get("timing"))
+
+    @property
+    def gigabytes_per_s(self) -> float:
+        return self.records[0]["bytes_moved"] / self.median_us / 1e3
+
+
+def rows_of(op: Op, records: list[dict[str, Any]]) -> list[Row]:
+    """Records grouped by algo and axis value, axis by axis, in the order in which the command met them."""
+    rows: dict[tuple[str, str, str], Row] = {}
+    for r in records:
+        label = op.label.format(**r["workload"]["axes"]) if r["workload"] else "all"
+        rows.setdefault((r["algo"], label, r["mode"]), Row(r["algo"], label, r["mode"])).records.append(r)
+    labels = list(dict.fromkeys(row.label for row in rows.values()))
+    return sorted(rows.values(), key=lambda row: labels.index(row.label))
+
+
+def _bench_table(op: Op, records: list[dict[str, Any]], document: dict[str, Any]) -> Table:
+    rows = rows_of(op, records)
+    floors = {(row.label, row.tier): row.median_us for row in rows if row.algo == FLOOR}
+    references = {(row.label, row.tier): row.median_us for row in rows if row.algo == op.reference}
+    table = _table(_title(op, rows, document), ["<workload", "<algo", ">median", ">spread", ">speedup", ">GB/s", ">x copy"])
+    last = None
+    for row in rows:
+        if last is not None and row.label != last:
+            table.add_section()
+            table.add_row()
+        shown, last = "" if row.label == last else row.label, row.label
+        if row.median_us is None:
+            _failed_row(table, shown, row)
+            continue
+        rivals = [r.median_us for r in rows if (r.label, r.tier) == (row.label, row.tier) and r.algo != FLOOR and r.median_us]
+        best = row.algo != FLOOR and len(rivals) > 1 and row.median_us == min(rivals)
+        reference, floor = references.get((row.label, row.tier)), floors.get((row.label, row.tier))
+        cells = [
+            _us(row.median_us),
+            f"±{row.spread:.0%}",
+            f"{reference / row.median_us:.3g}x" if reference and row.algo != FLOOR else "",
+            f"{row.gigabytes_per_s:.3g}",
+            f"{row.median_us / floor:.3g}" if floor else "",
+        ]
+        style = "bold green" if best else "dim" if row.algo == FLOOR else None
+        table.add_row(shown, row.algo + (" *" if best else ""), *cells, style=style)
+    return table
+
+
+def _failed_row(table: Table, label: str, row: Row) -> None:
+    table.add_row(label, row.algo, f"[red]{row.failed['status'].replace('_', ' ')}[/]")
+
+
+def _title(op: Op, rows: list[Row], document: dict[str, Any]) -> str:
+    parts = [op.name]
+    for mode in dict.fromkeys(row.mode for row in rows):
+        env = document["environments"].get(mode, {})
+        parts.append(env.get("gpu") or f"{env.get('cpu', mode)}, {env.get('threads', '?')} threads")
+    tiers = ", ".join(dict.fromkeys(row.tier for row in rows if row.tier))
+    l2 = {r["timing"]["l2"] for row in rows for r in row.records if r.get("timing")} - {None}
+    parts.append(f"tier {tiers}" + (f", L2 {'/'.join(sorted(l2))}" if l2 else "")) if tiers else None
+    return " | ".join(parts)
+
+
+def _us(value: float) -> str:
+    if value < 1000:
+        return f"{value:.2f} us" if value < 100 else f"{value:.0f} us"
+    return f"{value / 1e3:.2f} ms" if value < 1e6 else f"{value / 1e6:.2f} s"
+
+
+def _check_table(op: Op, records: list[dict[str, Any]], document: dict[str, Any]) -> Table:
+    rows = rows_of(op, records)
+    table = _table(
+        _title(op, rows, document), ["<workload", "<algo", "<verdict", ">passed", *(f">{name}" for name in op.outputs)]
+    )
+    last = None
+    for row in rows:
+        shown, last = "" if row.label == last else row.label, row.label
+        checks = [r["check"] for r in row.records if r.get("check")]
+        worst = [max((c["errors"].get(name, 0.0) for c in checks), default=None) for name in op.outputs]
+        failed = row.failed
+        verdict = f"[red]{failed['status'].replace('_', ' ')}[/]" if failed else "[green]passed[/]"
+        passed = sum(r["status"] == "passed" for r in row.records)
+        table.add_row(
+            shown, row.algo + _on(row.mode), verdict, f"{passed}/{len(row.records)}",
+            *("" if w is None else f"{w:.1e}" for w in worst),
+        )  # fmt: skip
+    table.caption = "largest relative error against float64; at most " + ", ".join(
+        f"{name} {limit:g}" for name, limit in op.tolerance.items()
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def _on(mode: str) -> str:
+    return " (interpreted)" if mode == "interpreter" else ""
+
+
+def _footnotes(out: Console, document: dict[str, Any]) -> None:
+    shown: set[tuple] = set()
+    for r in document["records"]:
+        where = f"{r['algo']}" + (f" at {r['workload']['uuid'][:8]} {_axes(r)}" if r["workload"] else "")
+        if r["status"] != "passed" and (r["algo"], r["reason"]) not in shown:
+            shown.add((r["algo"], r["reason"]))
+            out.print(f"[red]{r['status'].replace('_', ' ')}[/] {escape(where)}: {escape(r['reason'] or '')}")
+            for line in (r.get("tail") or [])[-6:]:
+                out.print(f"    [dim]{escape(line)}[/]")
+            if r.get("unfinished"):
+                out.print(f"    [dim]{r['unfinished']} workloads were not reached[/]")
+        note = (r.get("timing") or {}).get("note")
+        if note and (r["algo"], note) not in shown:
+            shown.add((r["algo"], note))
+            out.print(f"[yellow]note[/] {escape(where)}: {escape(note)}")
+    for m in document["missing"]:
+        hint = f" [dim]({escape(m['hint'])})[/]" if m["hint"] else ""
+        out.print(f"[yellow]not run[/] {m['algo']}: {escape(m['reason'])}{hint}")
+    if backends := {(r["algo"], r["backend"]) for r in document["records"] if r.get("backend")}:
+        out.print("[dim]backend: " + ", ".join(f"{algo} ran {name}" for algo, name in sorted(backends)) + "[/]")
+    if any(r["algo"] == FLOOR for r in document["records"]):
+        out.print("[dim]copy: the fastest plain copy of the bytes that the op must move, on this machine, in this run[/]")
+
+
+def _axes(record: dict[str, Any]) -> str:
+    return " ".join(f"{k}={v}" for k, v in record["workload"]["axes"].items())
+
+
+# --- gdn data list, gdn doctor, gdn pack ---------------------------------------------------------------------------------------
+
+
+def show_workloads(rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        return show_json({"workloads": rows})
+    table = _table("", ["<op", ">index", "<uuid", "axes"])
+    for r in rows:
+        index = "-" if r["index"] is None else str(r["index"])
+        table.add_row(r["op"], index, r["uuid"], " ".join(f"{k}={v}" for k, v in r["axes"].items()))
+    console().print(table)
+
+
+def show_doctor(findings: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        return show_json({"findings": findings})
+    table = _table("", ["", "<what", "found", "for"])
+    marks = {"ok": "[green]ok[/]", "missing": "[yellow]--[/]", "bad": "[red]!![/]"}
+    for f in findings:
+        table.add_row(marks[f["state"]], f["what"], escape(f["found"]), f["for"])
+        if f.get("mend"):
+            table.add_row("", "", f"[cyan]{escape(f['mend'])}[/]", "")
+    console().print(table)
+
+
+def show_proof(steps: list[dict[str, Any]]) -> None:
+    marks = {"ok": "[green]ok[/]", "skipped": "[yellow]--[/]", "failed": "[red]!![/]"}
+    table = _table("", ["", "<step", "what was seen"])
+    for step in steps:
+        table.add_row(marks[step["state"]], step["step"], escape(step["detail"]))
+    console().print(table)

@@ -1,0 +1,148 @@
+"""float64 references for the three operations in plain numpy loops, and small odd inputs to feed them.
+
+Written from the formulas in DESIGN.md alone, one token and one head at a time, so that a mistake in the torch
+references is not repeated here. Results are float64 numpy arrays, in the definitions' output order.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+
+def _f64(x) -> np.ndarray:
+    return (
+        x.detach().cpu().double().numpy() if isinstance(x, torch.Tensor) else np.asarray(x, dtype=np.float64)
+    ).copy()
+
+
+def _softplus(x: float) -> float:
+    return x + math.log1p(math.exp(-x)) if x > 0 else math.log1p(math.exp(x))
+
+
+def _sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x)) if x > 0 else math.exp(x) / (1 + math.exp(x))
+
+
+def _advance(S, q, k, v, A_log, a, dt_bias, b, scale):
+    """One token of one value head. S [V, K] is changed in place; returns the output [V]."""
+    S *= math.exp(-math.exp(A_log) * _softplus(a + dt_bias))
+    S += np.outer(_sigmoid(b) * (v - S @ k), k)
+    return scale * (S @ q)
+
+
+def gdn_decode(q, k, v, state, A_log, a, dt_bias, b, scale):
+    """(output [B, 1, HV, V], new_state [B, HV, V, K]) of one decode step; shapes of the inputs as in the definition."""
+    q, k, v, S, A_log, a, dt_bias, b = map(_f64, (q, k, v, state, A_log, a, dt_bias, b))
+    B, _, H, K = q.shape
+    HV = v.shape[2]
+    if scale is None or scale == 0:
+        scale = 1 / math.sqrt(K)
+    out = np.full(v.shape, np.nan)
+    for n in range(B):
+        for h in range(HV):
+            j = h // (HV // H)
+            out[n, 0, h] = _advance(
+                S[n, h], q[n, 0, j], k[n, 0, j], v[n, 0, h], A_log[h], a[n, 0, h], dt_bias[h], b[n, 0, h], scale
+            )
+    return out, S
+
+
+def gdn_prefill(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale):
+    """(output [T, HV, V], new_state [N, HV, V, K]) of packed sequences; shapes of the inputs as in the definition."""
+    q, k, v, S, A_log, a, dt_bias, b = map(_f64, (q, k, v, state, A_log, a, dt_bias, b))
+    _, H, K = q.shape
+    HV = v.shape[1]
+    if scale is None or scale == 0:
+        scale = 1 / math.sqrt(K)
+    out = np.full(v.shape, np.nan)
+    borders = [int(x) for x in cu_seqlens]
+    for n, (first, end) in enumerate(zip(borders, borders[1:], strict=False)):
+        for t in range(first, end):
+            for h in range(HV):
+                j = h // (HV // H)
+                out[t, h] = _advance(S[n, h], q[t, j], k[t, j], v[t, h], A_log[h], a[t, h], dt_bias[h], b[t, h], scale)
+    return out, S
+
+
+def attention_fwd(q, k, v):
+    """output [B, heads, S, D] of softmax(q k^T / sqrt(D)) v. One array: the operation has one output."""
+    q, k, v = map(_f64, (q, k, v))
+    B, heads, S, D = q.shape
+    out = np.full(v.shape, np.nan)
+    for n in range(B):
+        for h in range(heads):
+            for i in range(S):
+                s = k[n, h] @ q[n, h, i] / math.sqrt(D)
+                p = np.exp(s - s.max())
+                out[n, h, i] = p @ v[n, h] / p.sum()
+    return out
+
+
+def error(x, exact) -> float:
+    """Relative Frobenius error ||x - exact|| / ||exact||; NaN anywhere in x gives NaN, an empty array gives 0."""
+    x, exact = _f64(x), _f64(exact)
+    assert x.shape == exact.shape, f"{x.shape} against {exact.shape}"
+    norm = float(np.linalg.norm(exact))
+    distance = float(np.linalg.norm(x - exact))
+    return distance / norm if norm else distance
+
+
+# name -> (A_log, dt_bias, b) are drawn around these means: the decay g and the write strength beta that they make
+CASES = {
+    "usual": (-1.0, -1.0, 0.0),  # g from 0.6 to 1, beta around 0.5
+    "still": (-9.0, -6.0, 8.0),  # g and beta within 1e-3 of 1: nothing is forgotten, errors pile up
+    "forgetful": (4.0, 1.0, 0.0),  # g underflows: 1 / g is infinite, exp(G_t - G_s) is not
+    "repeated": (-9.0, -6.0, 8.0),  # as "still", and all keys of a head alike: the worst I + A to invert
+}
+
+
+def inputs(
+    op: str,
+    seed: int = 0,
+    *,
+    batch_size: int = 1,
+    seq_len: int = 1,
+    lengths=(1,),
+    scale=None,
+    case: str = "usual",
+    heads: int | None = None,
+    head_size: int | None = None,
+) -> list:
+    """Torch CPU tensors (and the scale) in the definition's order and dtypes, drawn from `seed`.
+
+    op         gdn_decode (reads batch_size), gdn_prefill (reads lengths, one per sequence, 0 allowed) or
+               attention_fwd (reads batch_size and seq_len)
+    case       one of CASES, for the two GDN operations
+    heads      query/key heads (GDN has twice as many value heads); the definitions' count if None
+    head_size  the definitions' if None
+    """
+    g = torch.Generator().manual_seed(seed)
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=g)
+
+    if op == "attention_fwd":
+        return [randn(batch_size, heads or 8, seq_len, head_size or 64).half() for _ in range(3)]
+    H, D = heads or 4, head_size or 128
+    lead = {"gdn_decode": (batch_size, 1), "gdn_prefill": (sum(lengths),)}[op]
+    N = batch_size if op == "gdn_decode" else len(lengths)
+    A_mean, dt_mean, b_mean = CASES[case]
+    k = randn(*lead, H, D)
+    if case == "repeated":
+        k = k[:1].expand_as(k) if k.shape[0] else k
+    tensors = [
+        randn(*lead, H, D).bfloat16(),
+        torch.nn.functional.normalize(k, dim=-1).bfloat16(),
+        randn(*lead, 2 * H, D).bfloat16(),
+        randn(N, 2 * H, D, D),
+        A_mean + 0.5 * randn(2 * H),
+        randn(*lead, 2 * H).bfloat16(),
+        dt_mean + 0.5 * randn(2 * H),
+        (b_mean + randn(*lead, 2 * H)).bfloat16(),
+    ]
+    if op == "gdn_prefill":
+        tensors.append(torch.tensor([0, *lengths]).cumsum(0))
+    return [*tensors, scale]
