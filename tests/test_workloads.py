@@ -59,8 +59,8 @@ def test_attention_twins_have_lasting_uuids():
     assert axes_of(ws) == [{"batch_size": 1, "seq_len": s} for s in (128, 256, 512, 1024, 2048, 4096)]
     # results are filed under these: a change here orphans every record there is
     assert ws[2].uuid == "588b0601-e2b5-55a7-abb7-9b29c2d66d82"
-    assert select(DECODE, embedded(DECODE), chosen=["batch_size=5"])[0].uuid == "0c8f11b8-7711-55ae-ad5c-0865fd44fe11"
-    assert select(PREFILL, embedded(PREFILL), chosen=["seq_lens=1024+7168"])[0].uuid == "e8e3337a-fd21-5784-b834-8c66ee91fc04"
+    assert select(DECODE, [], chosen=["batch_size=5"])[0].uuid == "0c8f11b8-7711-55ae-ad5c-0865fd44fe11"
+    assert select(PREFILL, [], chosen=["seq_lens=1024+7168"])[0].uuid == "e8e3337a-fd21-5784-b834-8c66ee91fc04"
 
 
 def test_a_workload_survives_json():
@@ -89,6 +89,7 @@ def test_nothing_here_imports_torch_or_numpy():
         (DECODE, ["0-3"], [0, 1, 2, 3]),
         (DECODE, ["7", "3", "5-6", "3"], [3, 5, 6, 7]),  # a union, in the order of the data set
         (DECODE, ["3, 7"], [3, 7]),
+        (PREFILL, ["64", "33", "1"], [1, 33, 64]),
         (DECODE, ["901e"], [0]),
         (DECODE, ["901E5104-DCCB"], [0]),
         (DECODE, ["5716"], [7]),  # digits, but no index: a prefix
@@ -129,7 +130,7 @@ def test_first_few():
         (ATTENTION, "seq_len=300", {"batch_size": 1, "seq_len": 300}, None),
         (ATTENTION, "seq_len=512,batch_size=4", {"batch_size": 4, "seq_len": 512}, None),
         (PREFILL, "total_seq_len=70,num_seqs=9", {"total_seq_len": 70, "num_seqs": 9, "len_cu_seqlens": 10}, None),
-        (PREFILL, "total_seq_len=70,len_cu_seqlens=10", {"total_seq_len": 70, "num_seqs": 9, "len_cu_seqlens": 10}, None),
+        (PREFILL, "total_seq_len=70,len_cu_seqlens=3", {"total_seq_len": 70, "num_seqs": 2, "len_cu_seqlens": 3}, None),
         (PREFILL, "seq_lens=2x3+64", {"total_seq_len": 70, "num_seqs": 3, "len_cu_seqlens": 4}, (3, 3, 64)),
         (PREFILL, "seq_lens=77777", {"total_seq_len": 77777, "num_seqs": 1, "len_cu_seqlens": 2}, None),
     ],
@@ -173,8 +174,8 @@ def test_other_lengths_of_the_same_axes_are_another_twin():
         (DECODE, "batch_size=0", "axis batch_size='0'; expected a positive whole number"),
         (DECODE, "batch_size=-1", "axis batch_size='-1'"),
         (DECODE, "seq_lens=4", "unknown axis of gdn_decode 'seq_lens'"),
-        (PREFILL, "num_seqs=600", "has num_seqs=600; there are num_seqs 1, 2, 3, 4, 5, 13, 15, 20, ..., 57 (19 values); "
-         "add total_seq_len for a twin"),
+        (PREFILL, "num_seqs=600", "has num_seqs=600; there are num_seqs 1, 2, 3, 4, 5, 13, 15, 20, ..., 57 (19 values)"
+         "; add total_seq_len for a twin"),
         (PREFILL, "total_seq_len=7", "there are total_seq_len 6, 12, 13"),
         (PREFILL, "total_seq_len=3,num_seqs=4", "num_seqs=4 sequences do not fit total_seq_len=3"),
         (PREFILL, "total_seq_len=9,num_seqs=4,len_cu_seqlens=9", "len_cu_seqlens is num_seqs + 1"),
@@ -192,7 +193,7 @@ def test_what_cannot_be_chosen(op, chosen, says):
 
 def test_an_ambiguous_prefix_names_the_candidates():
     ws = [Workload(f"abcd{i}000-aa", {"batch_size": 1}, i) for i in range(3)] + [Workload("abce", {"batch_size": 1}, 3)]
-    with pytest.raises(UsageError, match="'abcd' fits 3 workloads of gdn_decode: abcd0000-aa, abcd1000-aa, abcd2000-aa"):
+    with pytest.raises(UsageError, match="'abcd' fits 3 workloads of gdn_decode: abcd0000-aa, abcd1000-aa, abcd2"):
         select(DECODE, ws, chosen=["abcd"])
     assert select(DECODE, ws, chosen=["abce"]) == [ws[3]]
 
@@ -240,7 +241,7 @@ def test_the_presets_that_ship():
 def test_named_workloads_win_over_the_presets():
     ws = embedded(DECODE)
     assert select(DECODE, ws, chosen=["3"], preset=wl.load_preset("quick")) == [ws[3]]
-    assert axes_of(select(DECODE, ws, preset=wl.load_preset("quick"), first=2)) == [{"batch_size": 1}, {"batch_size": 8}]
+    assert select(DECODE, ws, preset=wl.load_preset("quick"), first=2) == [ws[0], ws[18]]
 
 
 def test_a_preset_takes_the_data_sets_own_workload():
@@ -267,9 +268,9 @@ GOOD = '[p]\nsummary = "s"\n[p.settings]\nseconds = 1\n[p.workloads]\ngdn_decode
         ("seconds = 1", "seconds = 0", "key 'p.settings.seconds': expected a positive number, got 0"),
         ("seconds = 1", 'seconds = "1"', "key 'p.settings.seconds': expected a positive number, got '1'"),
         ("seconds = 1", "seconds = 1\ntrials = 3", "key 'p.settings.trials': expected no such key, got 3"),
-        ("seconds = 1", "warmup = 1\ntrials = 3", "key 'p.settings.iterations': expected a whole number, it is missing"),
-        ("seconds = 1", "warmup = 1\ntrials = 3\niterations = 0", "'p.settings.iterations': expected a whole number, 1 or"),
-        ("seconds = 1", "seconds = 1\n[p.settings.gdn_decode]\nwarmup = 1.5", "'p.settings.gdn_decode.warmup': expected"),
+        ("seconds = 1", "warmup = 1\ntrials = 3", "'p.settings.iterations': expected a whole number, it is missing"),
+        ("seconds = 1", "warmup = 1\ntrials = 3\niterations = 0", "iterations': expected a whole number, 1"),
+        ("seconds = 1", "seconds = 1\n[p.settings.gdn_decode]\nwarmup = 1.5", "key 'p.settings.gdn_decode.warmup'"),
         ("[p.workloads]", "[p.workload]", "key 'p.workloads': expected a table, it is missing"),
         ("[{ batch_size = 2 }]", '"some"', "key 'p.workloads.gdn_decode': expected \"all\", or a list of axes"),
         ("[{ batch_size = 2 }]", "[]", "key 'p.workloads.gdn_decode': expected \"all\", or a list of axes"),
@@ -294,7 +295,7 @@ def test_a_broken_preset_names_file_and_key(tmp_path, monkeypatch, old, new, say
 
 def test_a_preset_entry_that_leaves_an_axis_open_needs_a_workload_that_has_it():
     preset = Preset("p", "s", {"seconds": 1.0}, {"gdn_prefill": [{"total_seq_len": 8192}, {"total_seq_len": 7}]})
-    with pytest.raises(UsageError, match=r"p\.workloads\.gdn_prefill\[1\]': no workload of gdn_prefill has total_seq_len=7"):
+    with pytest.raises(UsageError, match=r"gdn_prefill\[1\]': no workload of gdn_prefill has total_seq_len=7"):
         select(PREFILL, embedded(PREFILL), preset=preset)
 
 
@@ -394,12 +395,12 @@ def test_folders_that_are_not_there_or_empty(tmp_path):
 @pytest.mark.parametrize(
     ("definition", "says"),
     [
-        (changed(inputs__state={"dtype": "bfloat16"}), "state is bfloat16 [batch_size, 8, 128, 128]; that of gdn_decode is "
-         "float32 [batch_size, 8, 128, 128]"),
+        (changed(inputs__state={"dtype": "bfloat16"}),
+         "state is bfloat16 [batch_size, 8, 128, 128]; that of gdn_decode is float32 [batch_size, 8, 128, 128]"),
         (changed(axes__head_size={"value": 64}), "q is bfloat16 [batch_size, 1, 4, 64]; that of gdn_decode is"),
         (changed(inputs__scale={"shape": ["seq_len"]}), "scale is float32 [1]; that of gdn_decode is float32 scalar"),
         (changed(outputs__new_state={"dtype": "bfloat16"}), "new_state is bfloat16"),
-        (changed(inputs__b=None), "its inputs are q, k, v, state, A_log, a, dt_bias, scale; those of gdn_decode are q, k,"),
+        (changed(inputs__b=None), "its inputs are q, k, v, state, A_log, a, dt_bias, scale; those of gdn_decode are q"),
         (changed(inputs__extra={"dtype": "float32", "shape": None}), "its inputs are q, k, v, state"),
         (changed(axes__head_size=None), "not a FlashInfer-Trace definition"),
     ],
@@ -428,7 +429,7 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9"
         (row(DECODE, axes={"batch_size": 2, "head_size": 64}), "jsonl:2: axes batch_size=2, head_size=64; those of"),
         (row(PREFILL) | {"definition": DECODE.definition}, "jsonl:2: axes total_seq_len=2, num_seqs=2"),
         (row(DECODE, inputs=[]), "jsonl:2: workload has no 'inputs' object"),
-        (row(DECODE, inputs={"q": {"type": "file"}}), "jsonl:2: input q: expected type random, scalar, safetensors, got"),
+        (row(DECODE, inputs={"q": {"type": "file"}}), "jsonl:2: input q: expected type random, scalar, safetensors"),
         (row(DECODE, inputs={"q": 3}), "jsonl:2: input q: expected type"),
         (row(DECODE, inputs={"scale": {"type": "scalar"}}), "jsonl:2: input scale: scalar without 'value'"),
         (row(DECODE, inputs={"q": {"type": "safetensors", "path": "p"}}), "input q: safetensors without 'tensor_key'"),

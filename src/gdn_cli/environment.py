@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def describe(mode: str) -> dict[str, Any]:
 
 
 def gpu() -> dict[str, Any]:
-    """Name, driver and present clocks of the GPU in use."""
+    """The GPU in use: what does not change while it runs."""
     import torch
 
     properties = torch.cuda.get_device_properties(0)
@@ -51,18 +52,38 @@ def gpu() -> dict[str, Any]:
         "sms": properties.multi_processor_count,
         "l2_bytes": properties.L2_cache_size,
     }
+    return found | _nvml(
+        lambda nvml, handle: {
+            "driver": nvml.nvmlSystemGetDriverVersion(),
+            "max_sm_clock_mhz": nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM),
+        }
+    )
+
+
+def clocks() -> dict[str, Any]:
+    """The clocks at this moment: read right behind a measurement, since an idle GPU slows down at once."""
+    return _nvml(
+        lambda nvml, handle: {
+            "sm_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+            "memory_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
+        }
+    )
+
+
+def _nvml(read: Callable[[Any, Any], dict[str, Any]]) -> dict[str, Any]:
+    """What `read` gets from NVML for the GPU in use; {} where a container hides NVML, rather than a guess."""
+    import torch
+
     try:
         import pynvml
 
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}")
-        found["driver"] = pynvml.nvmlSystemGetDriverVersion()
-        found["sm_clock_mhz"] = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
-        found["memory_clock_mhz"] = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)
-        pynvml.nvmlShutdown()
-    except Exception as e:  # a container may hide NVML: the record then says so instead of guessing
-        found["clocks_unknown"] = type(e).__name__
-    return found
+        try:
+            return read(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}"))
+        finally:
+            pynvml.nvmlShutdown()
+    except Exception:
+        return {}
 
 
 def cpu_name() -> str:
@@ -76,7 +97,12 @@ def cpu_name() -> str:
 
 
 def commit(folder: Path) -> dict[str, Any]:
-    """The git commit of the sources in `folder`, and whether anything there differs from it; {} outside git."""
+    """The git commit of the sources in `folder`, and whether anything there differs from it; {} outside git.
+
+    Where sources travelled without their .git (a cluster, a container), `GDN_COMMIT` says it.
+    """
+    if given := os.environ.get("GDN_COMMIT"):
+        return {"commit": given.removesuffix("-dirty"), "dirty": given.endswith("-dirty")}
 
     def git(*args: str) -> str | None:
         try:

@@ -136,18 +136,21 @@ def signature(kernel: Any, definition: dict[str, Any], solution: dict[str, Any])
 
 
 def _parameters(function: Any) -> tuple[int | None, list[str]]:
-    """How many arguments, and their names where Python knows them. A TVM-FFI function checks the number of arguments
-    before it does anything, so calling it with none is safe and makes it tell."""
+    """How many arguments, and their names where Python knows them; (None, []) for a variadic function.
+
+    A TVM-FFI function checks the number of arguments before it does anything: calling it with none is safe, and the
+    error tells the number that was compiled in.
+    """
     try:
-        names = list(inspect.signature(function).parameters)
-        return len(names), names
+        parameters = inspect.signature(function).parameters.values()
+        if not any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+            return len(parameters), [p.name for p in parameters]
     except (ValueError, TypeError):
         pass
-    try:
-        function()
-    except TypeError as e:
-        if match := re.search(r"[Ee]xpected (\d+)", str(e)):
-            return int(match[1]), []
-    except Exception:
-        pass
+    if not inspect.isfunction(function):
+        try:
+            function()
+        except Exception as e:
+            if match := re.search(r"[Ee]xpected (\d+) but got 0", str(e)):
+                return int(match[1]), []
     return None, []

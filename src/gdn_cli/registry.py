@@ -278,15 +278,23 @@ class Registry:
 
 
 def _ladder(algos: list[Algo]) -> list[Algo]:
-    """Reference first, then each rung behind the one that it comes after."""
+    """Climb each ladder from its lowest rung; the algos that belong to none (peers, baselines) come last, by name."""
     names = {a.name for a in algos}
-    placed: list[Algo] = []
-    waiting = sorted(algos, key=lambda a: (not a.name.startswith("pt-"), a.after is not None, a.name))
-    while waiting:
-        ready = next((a for a in waiting if a.after not in names or a.after in {p.name for p in placed}), waiting[0])
-        waiting.remove(ready)
-        placed.append(ready)
-    return placed
+    above: dict[str | None, list[Algo]] = {}
+    for algo in sorted(algos, key=lambda a: a.name):
+        above.setdefault(algo.after if algo.after in names else None, []).append(algo)
+    climbed: dict[str, Algo] = {}
+
+    def climb(algo: Algo) -> None:
+        if algo.name not in climbed:
+            climbed[algo.name] = algo
+            for next_rung in above.get(algo.name, []):
+                climb(next_rung)
+
+    # a ring (`after` pointing at each other) has no lowest rung: the last pass picks those up
+    for algo in sorted(above.get(None, []), key=lambda a: (a.name not in above, a.name)) + algos:
+        climb(algo)
+    return list(climbed.values())
 
 
 def own_folders(option: str | None) -> list[Path]:

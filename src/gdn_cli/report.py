@@ -30,9 +30,9 @@ def show_json(document: Any) -> None:
     sys.stdout.write(dumps(document) + "\n")
 
 
-def _table(title: str, columns: list[str]) -> Table:
+def _table(columns: list[str]) -> Table:
     """Columns whose name begins with '>' are numbers, set to the right; '<' must stay whole; others may fold."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in columns:
         text = name.lstrip("<>")
         table.add_column(text, justify="right" if name.startswith(">") else "left", no_wrap=name[:1] in ("<", ">"), header_style="dim")
@@ -61,12 +61,12 @@ def show_list(rows: list[dict[str, Any]], broken: list[dict[str, Any]], as_json:
         return show_json({"algos": rows, "broken": broken})
     out = console()
     for op in dict.fromkeys(r["op"] for r in rows):
-        table = _table(op, ["<algo", "<language", "<runs on", "here"])
+        table = _table(["<algo", "<language", "<runs on", "here"])
         for r in rows:
             if r["op"] == op:
                 here = f"[green]yes[/], on {r['here']}" if r["here"] else f"[yellow]no[/]: {escape(r['reason'])}"
                 table.add_row(r["algo"], r["language"], ", ".join(r["devices"]), here)
-        out.print(table, "")
+        out.print(f"[bold]{op}[/]", table, "", sep="\n")
     for b in broken:
         out.print(f"[red]broken[/] {b['op']}/{b['algo']}: {escape(b['error'])}")
     hints = dict.fromkeys(r["hint"] for r in rows if r["hint"])
@@ -84,8 +84,10 @@ def show(document: dict[str, Any], registry: Registry, as_json: bool, saved: Pat
     out = console()
     for op in dict.fromkeys(r["op"] for r in document["records"]):
         records = [r for r in document["records"] if r["op"] == op]
+        rows = rows_of(registry.ops[op], records)
         table = _bench_table if document["command"] == "bench" else _check_table
-        out.print(table(registry.ops[op], records, document), "")
+        out.print(f"[bold]{escape(_title(op, rows, document))}[/]", soft_wrap=True)
+        out.print(table(registry.ops[op], rows), "", sep="\n")
     _footnotes(out, document)
     out.print(f"[dim]records: {escape(str(saved))}[/]", soft_wrap=True)
 
@@ -131,11 +133,10 @@ def rows_of(op: Op, records: list[dict[str, Any]]) -> list[Row]:
     return sorted(rows.values(), key=lambda row: labels.index(row.label))
 
 
-def _bench_table(op: Op, records: list[dict[str, Any]], document: dict[str, Any]) -> Table:
-    rows = rows_of(op, records)
+def _bench_table(op: Op, rows: list[Row]) -> Table:
     floors = {(row.label, row.tier): row.median_us for row in rows if row.algo == FLOOR}
     references = {(row.label, row.tier): row.median_us for row in rows if row.algo == op.reference}
-    table = _table(_title(op, rows, document), ["<workload", "<algo", ">median", ">spread", ">speedup", ">GB/s", ">x copy"])
+    table = _table(["<workload", "<algo", ">median", ">spread", ">speedup", ">GB/s", ">x copy"])
     last = None
     for row in rows:
         if last is not None and row.label != last:
@@ -151,9 +152,9 @@ def _bench_table(op: Op, records: list[dict[str, Any]], document: dict[str, Any]
         cells = [
             _us(row.median_us),
             f"±{row.spread:.0%}",
-            f"{reference / row.median_us:.3g}x" if reference and row.algo != FLOOR else "",
-            f"{row.gigabytes_per_s:.3g}",
-            f"{row.median_us / floor:.3g}" if floor else "",
+            f"{_three(reference / row.median_us)}x" if reference and row.algo != FLOOR else "",
+            _three(row.gigabytes_per_s),
+            f"{row.median_us / floor:.2f}" if floor else "",
         ]
         style = "bold green" if best else "dim" if row.algo == FLOOR else None
         table.add_row(shown, row.algo + (" *" if best else ""), *cells, style=style)
@@ -164,28 +165,31 @@ def _failed_row(table: Table, label: str, row: Row) -> None:
     table.add_row(label, row.algo, f"[red]{row.failed['status'].replace('_', ' ')}[/]")
 
 
-def _title(op: Op, rows: list[Row], document: dict[str, Any]) -> str:
-    parts = [op.name]
+def _title(op: str, rows: list[Row], document: dict[str, Any]) -> str:
+    parts = [op]
     for mode in dict.fromkeys(row.mode for row in rows):
         env = document["environments"].get(mode, {})
         parts.append(env.get("gpu") or f"{env.get('cpu', mode)}, {env.get('threads', '?')} threads")
     tiers = ", ".join(dict.fromkeys(row.tier for row in rows if row.tier))
-    l2 = {r["timing"]["l2"] for row in rows for r in row.records if r.get("timing")} - {None}
-    parts.append(f"tier {tiers}" + (f", L2 {'/'.join(sorted(l2))}" if l2 else "")) if tiers else None
+    l2 = sorted({r["timing"]["l2"] for row in rows for r in row.records if r.get("timing")} - {None})
+    if tiers:
+        parts.append(f"tier {tiers}" + (f", L2 {'/'.join(l2)}" if l2 else ""))
     return " | ".join(parts)
+
+
+def _three(value: float) -> str:
+    """Three digits that count, never in powers of ten."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _us(value: float) -> str:
     if value < 1000:
-        return f"{value:.2f} us" if value < 100 else f"{value:.0f} us"
+        return f"{value:.2f} us" if value < 100 else f"{value:.1f} us"
     return f"{value / 1e3:.2f} ms" if value < 1e6 else f"{value / 1e6:.2f} s"
 
 
-def _check_table(op: Op, records: list[dict[str, Any]], document: dict[str, Any]) -> Table:
-    rows = rows_of(op, records)
-    table = _table(
-        _title(op, rows, document), ["<workload", "<algo", "<verdict", ">passed", *(f">{name}" for name in op.outputs)]
-    )
+def _check_table(op: Op, rows: list[Row]) -> Table:
+    table = _table(["<workload", "<algo", "<verdict", ">passed", *(f">{name}" for name in op.outputs)])
     last = None
     for row in rows:
         shown, last = "" if row.label == last else row.label, row.label
@@ -198,10 +202,8 @@ def _check_table(op: Op, records: list[dict[str, Any]], document: dict[str, Any]
             shown, row.algo + _on(row.mode), verdict, f"{passed}/{len(row.records)}",
             *("" if w is None else f"{w:.1e}" for w in worst),
         )  # fmt: skip
-    table.caption = "largest relative error against float64; at most " + ", ".join(
-        f"{name} {limit:g}" for name, limit in op.tolerance.items()
-    )
-    table.caption_justify = "left"
+    limits = (f"{limit:g}" for limit in op.tolerance.values())
+    table.add_row("[dim]at most[/]", "", "", "", *(f"[dim]{limit}[/]" for limit in limits))
     return table
 
 
@@ -229,6 +231,8 @@ def _footnotes(out: Console, document: dict[str, Any]) -> None:
         out.print(f"[yellow]not run[/] {m['algo']}: {escape(m['reason'])}{hint}")
     if backends := {(r["algo"], r["backend"]) for r in document["records"] if r.get("backend")}:
         out.print("[dim]backend: " + ", ".join(f"{algo} ran {name}" for algo, name in sorted(backends)) + "[/]")
+    if document["command"] == "run" and document["records"]:
+        out.print("[dim]numbers: the largest relative Frobenius error of each output, against float64[/]")
     if any(r["algo"] == FLOOR for r in document["records"]):
         out.print("[dim]copy: the fastest plain copy of the bytes that the op must move, on this machine, in this run[/]")
 
@@ -243,7 +247,7 @@ def _axes(record: dict[str, Any]) -> str:
 def show_workloads(rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         return show_json({"workloads": rows})
-    table = _table("", ["<op", ">index", "<uuid", "axes"])
+    table = _table(["<op", ">index", "<uuid", "axes"])
     for r in rows:
         index = "-" if r["index"] is None else str(r["index"])
         table.add_row(r["op"], index, r["uuid"], " ".join(f"{k}={v}" for k, v in r["axes"].items()))
@@ -253,7 +257,7 @@ def show_workloads(rows: list[dict[str, Any]], as_json: bool) -> None:
 def show_doctor(findings: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         return show_json({"findings": findings})
-    table = _table("", ["", "<what", "found", "for"])
+    table = _table(["", "<what", "found", "for"])
     marks = {"ok": "[green]ok[/]", "missing": "[yellow]--[/]", "bad": "[red]!![/]"}
     for f in findings:
         table.add_row(marks[f["state"]], f["what"], escape(f["found"]), f["for"])
@@ -264,7 +268,7 @@ def show_doctor(findings: list[dict[str, Any]], as_json: bool) -> None:
 
 def show_proof(steps: list[dict[str, Any]]) -> None:
     marks = {"ok": "[green]ok[/]", "skipped": "[yellow]--[/]", "failed": "[red]!![/]"}
-    table = _table("", ["", "<step", "what was seen"])
+    table = _table(["", "<step", "what was seen"])
     for step in steps:
         table.add_row(marks[step["state"]], step["step"], escape(step["detail"]))
     console().print(table)

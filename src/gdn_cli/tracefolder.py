@@ -98,7 +98,8 @@ def _row(op: Op, workload: Workload) -> dict[str, Any]:
 
 
 def _metadata(workload: Workload) -> dict[str, str]:
-    return {"uuid": workload.uuid, "twin_version": str(twins.VERSION)}
+    # one key: safetensors writes several in any order, and the same twin is to be the same file
+    return {"gdn_twin": f"{workload.uuid} version {twins.VERSION}"}
 
 
 def _specs(op: Op, workload: Workload) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -149,7 +150,7 @@ def _pretty(value: dict) -> str:
 def _into_place(path: Path) -> Iterator[Path]:
     """Write beside the file, then rename: a broken-off run leaves a whole file or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".{path.name}.part")  # the same every time: a killed run's is overwritten by the next
     try:
         yield temporary
         os.replace(temporary, path)

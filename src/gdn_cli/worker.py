@@ -104,7 +104,7 @@ def _one(request: dict, op: Op, workload: Workload, kernel: Any, reference: Any,
     """Check one workload and, where it is right and a time is asked for, time it."""
     import torch
 
-    from . import check, timing
+    from . import check, environment, timing
     from .timing import floor
 
     try:
@@ -123,6 +123,8 @@ def _one(request: dict, op: Op, workload: Workload, kernel: Any, reference: Any,
                 record["timing"] = timing.measure(
                     request["timing"]["tier"], lambda: kernel(inputs, outputs), plan, strict=request["timing"]["strict"]
                 ).to_json()
+                if request["mode"] == "cuda":
+                    record["clocks"] = environment.clocks()
             return record
     except timing.TierUnavailable as e:
         return {"status": "tier_unavailable", "reason": f"{request['timing']['tier']}: {e}"}

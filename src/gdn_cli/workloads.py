@@ -441,7 +441,7 @@ def _json(where: Any, text: str) -> dict:
 def _find_definition(op: Op, root: Path) -> tuple[Path, dict]:
     files = sorted((root / "definitions").rglob("*.json"))
     names = set()
-    # the file that has the name first, so that a broken one elsewhere does not matter
+    # the file that has the name first: then the others need not be read
     for path in sorted(files, key=lambda p: p.stem != op.definition):
         try:
             definition = _json(path, _read(path))

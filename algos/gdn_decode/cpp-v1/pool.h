@@ -1,7 +1,9 @@
 // A small persistent thread pool: the caller works too, idle workers spin briefly and then sleep.
 //
-// A job is `total` chunks, taken one by one from a shared counter. A worker that wakes too late finds none left, and the
-// caller waits only for chunks that somebody took: a job of a few microseconds never waits for a sleeping thread.
+// A job is `total` chunks. Each thread has a share of neighbouring ones, the same at every call, so that a small state
+// stays in the caches of the same CPUs; it takes them one by one and then helps itself to the others' shares. A worker
+// that wakes too late finds none left, and the caller waits only for chunks that somebody took: a job of a few
+// microseconds never waits for a sleeping thread.
 #pragma once
 
 #include <dlfcn.h>
@@ -73,13 +75,15 @@ class Pool {
     }
     fn_ = fn, job_ = job, total_ = total;
     done_.store(0, std::memory_order_relaxed);
-    left_.store(total, std::memory_order_release);  // from here on workers may take chunks
+    for (int t = 0; t < threads(); ++t) {  // from here on workers may take chunks
+      shares_[t].left.store(first(t + 1) - first(t), std::memory_order_release);
+    }
     epoch_.fetch_add(1);
     if (asleep_.load() > 0) {
       std::lock_guard<std::mutex> sleep(sleep_);
       wake_.notify_all();
     }
-    const int64_t mine = work();
+    const int64_t mine = work(0);
     for (int spins = 0; done_.load(std::memory_order_acquire) + mine < total; ++spins) {
       if (spins < 2000) relax();
       else std::this_thread::yield();  // a worker lost its CPU in the middle of a chunk
@@ -87,7 +91,7 @@ class Pool {
   }
 
  private:
-  explicit Pool(int threads) : pid_(getpid()) {
+  explicit Pool(int threads) : pid_(getpid()), shares_(new Share[threads]) {
     // Keep this library mapped for as long as there are workers: whoever loaded it may unload it at any time.
     Dl_info info;
     if (!dladdr(reinterpret_cast<void*>(&thread_count), &info) || !info.dli_fname ||
@@ -98,22 +102,29 @@ class Pool {
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);  // workers inherit this: signals are for the program's own threads
     try {
-      for (; workers_ < threads - 1; ++workers_) std::thread([this] { serve(); }).detach();
+      for (int t = 1; t < threads; ++t, ++workers_) std::thread([this, t] { serve(t); }).detach();
     } catch (const std::system_error&) {
       // a limit on threads: make do with those that there are
     }
     pthread_sigmask(SIG_SETMASK, &old, nullptr);
   }
 
-  // Takes chunks until none is left; how many it took. fn_, job_ and total_ are read only while a chunk is held: the job
-  // cannot end, and so they cannot change, before that chunk is reported.
-  int64_t work() {
+  int64_t first(int t) const { return total_ * t / threads(); }  // the first chunk of a thread's share
+
+  // Takes chunks until none is left; returns how many it took. fn_, job_ and total_ are read only while a chunk is
+  // held: the job cannot end, and so they cannot change, before that chunk is reported.
+  int64_t work(int self) {
     int64_t n = 0;
-    for (int64_t left; (left = left_.fetch_sub(1, std::memory_order_acq_rel)) > 0; ++n) fn_(job_, total_ - left);
+    for (int i = 0; i < threads(); ++i) {
+      const int t = (self + i) % threads();
+      std::atomic<int64_t>& left = shares_[t].left;
+      if (left.load(std::memory_order_relaxed) <= 0) continue;
+      for (int64_t x; (x = left.fetch_sub(1, std::memory_order_acq_rel)) > 0; ++n) fn_(job_, first(t + 1) - x);
+    }
     return n;
   }
 
-  void serve() {
+  void serve(int self) {
     using clock = std::chrono::steady_clock;
     for (uint32_t seen = 0;;) {
       const auto until = clock::now() + std::chrono::microseconds(SPIN_US);
@@ -128,19 +139,20 @@ class Pool {
         }
       }
       seen = epoch_.load();
-      if (const int64_t n = work()) done_.fetch_add(n, std::memory_order_release);
+      if (const int64_t n = work(self)) done_.fetch_add(n, std::memory_order_release);
     }
   }
 
   static constexpr int SPIN_US = 50;  // see algo.toml
+  struct alignas(64) Share { std::atomic<int64_t> left{0}; };
   const pid_t pid_;
+  Share* const shares_;
   int workers_ = 0;
   std::mutex busy_, sleep_;
   std::condition_variable wake_;
   Fn fn_ = nullptr;
   const void* job_ = nullptr;
   int64_t total_ = 0;
-  alignas(64) std::atomic<int64_t> left_{0};
   alignas(64) std::atomic<int64_t> done_{0};
   alignas(64) std::atomic<uint32_t> epoch_{0};
   std::atomic<int> asleep_{0};

@@ -39,7 +39,7 @@ constexpr int WARPS = 8;        // rows per CTA: see algo.toml
 constexpr int TILES = V / WARPS;
 
 // no_allocate: nobody reads these bytes again, L1 is for q, k and the gates. Not .nc: new_state may be the state itself,
-// as each lane reads just what it later writes.
+// since each lane reads what it later writes, no more.
 __device__ float4 load_state(const float4* p) {
   float4 x;
   asm volatile("ld.global.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"

@@ -1,0 +1,154 @@
+"""What several test files need: throw-away algos, `gdn` as a process of its own, and kernels against the oracle."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).resolve().parent
+OURS = TESTS.parent / "algos"
+
+# Whatever the shell that starts the tests has set, gdn must not see: these choose algos, data or a look.
+_NOT_INHERITED = ("ALGO", "GDN_ALGOS", "FIB_DATASET_PATH", "TRITON_INTERPRET", "FORCE_COLOR", "CLICOLOR_FORCE")
+
+
+# --- algos ------------------------------------------------------------------------------------------------------
+
+DECODE_ARGS = "q, k, v, state, A_log, a, dt_bias, b, scale"
+# A right decode as a sibling: `from .right import run as right`, value returning.
+RIGHT = (OURS / "gdn_decode" / "pt-reference" / "main.py").read_text(encoding="utf-8")
+
+
+def write_algo(
+    folder: Path,
+    name: str,
+    sources: dict[str, str | bytes] | str,
+    *,
+    op: str = "gdn_decode",
+    drop: tuple[str, ...] = (),
+    extra: str = "",
+    **keys: Any,
+) -> Path:
+    """Write `<folder>/<op>/<name>/` and return it: algo.toml (python, value returning, CPU) and the sources.
+
+    sources  file -> content; a plain text is main.py's. A source that imports `.right` gets that file.
+    keys     go into algo.toml instead of the defaults; `drop` leaves keys out; `extra` is appended as it is
+    """
+    if isinstance(sources, str):
+        sources = {"main.py": sources}
+    if any(isinstance(text, str) and "from .right import" in text for text in sources.values()):
+        sources = {**sources, "right.py": RIGHT}
+    table: dict[str, Any] = {
+        "summary": "a throw-away",
+        "language": "python",
+        "entry_point": "main.py::run",
+        "destination_passing": False,
+        "devices": ["cpu"],
+    } | keys
+    toml = [f"{key} = {json.dumps(value)}" for key, value in table.items() if key not in drop]  # JSON's are TOML's too
+    if "provenance" not in drop:
+        toml += ["[provenance]", 'source = "a test"', 'license = "Apache-2.0"']
+    here = folder / op / name
+    here.mkdir(parents=True)
+    (here / "algo.toml").write_text("\n".join([*toml, extra]) + "\n", encoding="utf-8")
+    for file, content in sources.items():
+        (here / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return here
+
+
+# --- gdn as a process -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a `gdn` process ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """Stdout as the one JSON document that it must be: nothing around it, and no NaN, which JSON has not."""
+        return json.loads(self.out, parse_constant=_no_constant)
+
+
+def _no_constant(name: str) -> Any:
+    raise AssertionError(f"{name} is no JSON: only Python reads it")
+
+
+def environment(gpu: bool = False, **more: str) -> dict[str, str]:
+    env = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED} | {"COLUMNS": "80"}
+    if not gpu:
+        env["CUDA_VISIBLE_DEVICES"] = ""  # a machine with a GPU must pass the CPU tests as well
+    return env | more
+
+
+def gdn(*args: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None, stdin: str = "", gpu: bool = False):
+    """Run `gdn ARGS` to its end in a clean environment."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gdn_cli", *map(str, args)],
+        env=environment(gpu, **env or {}), cwd=cwd, input=stdin, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+# --- kernels against the oracle ---------------------------------------------------------------------------------
+
+
+def judge(algo_name: str, cases: list[dict], device: str = "cpu") -> list[dict]:
+    """Build an algo as it ships, call it on `oracle.inputs(**case)`, and compare with the oracle: a verdict for each case.
+
+    A verdict: {"errors": output -> relative Frobenius error (NaN where anything is), "wrong": what else is wrong}.
+    """
+    import oracle
+    import torch
+
+    from gdn_cli import build, check, pack, registry
+
+    known = registry.load()
+    algo = known.find(algo_name)
+    op = known.ops[algo.op]
+    kernel = build.build(pack.definition(op, known), pack.pack(algo, op))
+    verdicts = []
+    for case in cases:
+        inputs = oracle.inputs(op.name, **case)
+        exact = getattr(oracle, op.name)(*inputs)
+        exact = list(exact) if isinstance(exact, tuple) else [exact]
+        axes = axes_of(op, inputs)
+        there = [x.to(device) if isinstance(x, torch.Tensor) else x for x in inputs]
+        before = [x.clone() if isinstance(x, torch.Tensor) else x for x in there]
+        if kernel.destination_passing:
+            outputs = check.allocate(op, axes, device)  # filled with NaN
+            kernel(there, outputs)
+        else:
+            outputs = kernel.returns(there)
+        wrong = [
+            f"changed {name}"
+            for name, old, new in zip(op.inputs, before, there, strict=True)
+            if isinstance(old, torch.Tensor) and not torch.equal(old, new)
+        ]
+        for (name, spec), out in zip(op.outputs.items(), outputs, strict=True):
+            if (tuple(out.shape), str(out.dtype)) != (op.shape(spec, axes), f"torch.{spec.dtype}"):
+                wrong.append(f"{name} is {tuple(out.shape)} {out.dtype}")
+        errors = {n: oracle.error(out, x) for n, out, x in zip(op.outputs, outputs, exact, strict=True)}
+        verdicts.append({"errors": errors, "wrong": wrong})
+    return verdicts
+
+
+def axes_of(op, inputs: list) -> dict[str, int]:
+    """The variable axes that the inputs' shapes have."""
+    axes = {}
+    for value, spec in zip(inputs, op.inputs.values(), strict=True):
+        if spec.shape:
+            axes |= {a: n for a, n in zip(spec.shape, value.shape, strict=True) if op.axes[a] is None}
+    return axes
+
+
+if __name__ == "__main__":  # python helpers.py ALGO < cases.json: for what must be set before triton is imported
+    print(json.dumps(judge(sys.argv[1], json.load(sys.stdin))))
