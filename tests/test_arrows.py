@@ -21,7 +21,7 @@ LAYERS = """
     jobs
     worker
     check  timing
-    dataset  build  environment
+    dataset  build  environment  signature
     twins
     pack
     machine  workloads

@@ -46,9 +46,9 @@ def test_a_name_is_found(name, op, found):
     ("name", "op", "message", "hint"),
     [
         ("two", None, "several ops have 'two': gdn_prefill/two, attention_fwd/two", "add --op"),
-        ("cuda-v9", None, "unknown algo 'cuda-v9'", "did you mean cuda-v1 or cuda-v4? `gdn list` shows all"),
-        ("cuda-v1", "gdn_prefill", "unknown algo of gdn_prefill 'cuda-v1'", "there are: two `gdn list` shows all"),
-        ("gdn_prefill/cuda-v1", None, "unknown algo of gdn_prefill 'cuda-v1'", "there are: two `gdn list` shows all"),
+        ("cuda-v9", None, "unknown algo 'cuda-v9'", "did you mean cuda-v4 or cuda-v1?"),
+        ("cuda-v1", "gdn_prefill", "unknown algo of gdn_prefill 'cuda-v1'", "there are: two"),
+        ("gdn_prefill/cuda-v1", None, "unknown algo of gdn_prefill 'cuda-v1'", "there are: two"),
         ("gdn_decode/cuda-v1", "gdn_prefill", "'gdn_decode/cuda-v1' is not an algo of gdn_prefill", "drop --op"),
         ("gdn_decod/cuda-v1", None, "unknown op 'gdn_decod'", "did you mean gdn_decode"),
         ("xyzzy", "gdn_decode", "unknown algo of gdn_decode 'xyzzy'", "there are: cuda-v1, cuda-v4"),

@@ -134,7 +134,9 @@ def _judge(
     verdict.max_rel_error = max(verdict.max_rel_error, float(relative.max()))
     if beyond:
         verdict.official = False
-        verdict.fail(f"{name}: {beyond} of {out.numel()} elements beyond 1e-2, largest error {float(absolute.max()):.2g}")
+        verdict.fail(
+            f"{name}: {beyond} of {out.numel()} elements beyond 1e-2, largest error {float(absolute.max()):.2g}"
+        )
     scale = float(ref.norm())
     error = float((out.double() - ref).norm())
     verdict.errors[name] = error / scale if scale > 0 else (0.0 if error == 0 else math.inf)

@@ -64,8 +64,10 @@ def _read(
     path = Path(spec["path"])
     if not path.is_absolute():
         if root is None:
-            raise MissingError(f"workload {workload.uuid}: input {name} is in {path}, of a data set that is not given",
-                               hint="name its folder: --dataset DIR, or FIB_DATASET_PATH")
+            raise MissingError(
+                f"workload {workload.uuid}: input {name} is in {path}, of a data set that is not given",
+                hint="name its folder: --dataset DIR, or FIB_DATASET_PATH",
+            )
         path = Path(root) / path
     if path not in blobs:
         blobs[path] = blob_header(path)[0]
@@ -77,9 +79,11 @@ def _read(
         raise MissingError(f"{path}: tensor '{key}' for input {name}, which is a scalar in {op.definition}")
     dtype, shape = there[key]
     if shape != op.shape(want, workload.axes):
-        raise MissingError(f"{path}: tensor '{key}' has shape {list(shape)}, {op.definition} at "
-                           f"{', '.join(f'{k}={v}' for k, v in workload.axes.items())} "
-                           f"has {list(op.shape(want, workload.axes))}")
+        raise MissingError(
+            f"{path}: tensor '{key}' has shape {list(shape)}, {op.definition} at "
+            f"{', '.join(f'{k}={v}' for k, v in workload.axes.items())} "
+            f"has {list(op.shape(want, workload.axes))}"
+        )
     if dtype != DTYPE_CODES[want.dtype]:
         raise MissingError(f"{path}: tensor '{key}' is {dtype}, {op.definition} has {DTYPE_CODES[want.dtype]}")
     try:
@@ -95,9 +99,11 @@ def _read(
 def _check_cu_seqlens(where: str, ends: torch.Tensor, total: int) -> None:
     """Kernels take these as addresses: one that is out of range reads foreign memory."""
     if int(ends[0]) != 0 or int(ends[-1]) != total or bool((ends.diff() < 0).any()):
-        raise MissingError(f"{where} must rise from 0 to total_seq_len={total}, "
-                           f"it goes from {int(ends[0])} to {int(ends[-1])}"
-                           f"{' and falls in between' if bool((ends.diff() < 0).any()) else ''}")
+        raise MissingError(
+            f"{where} must rise from 0 to total_seq_len={total}, "
+            f"it goes from {int(ends[0])} to {int(ends[-1])}"
+            f"{' and falls in between' if bool((ends.diff() < 0).any()) else ''}"
+        )
 
 
 def blob_header(path: Path) -> tuple[dict[str, tuple[str, tuple[int, ...]]], dict[str, str]]:

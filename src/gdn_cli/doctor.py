@@ -1,4 +1,4 @@
-"""What `gdn` finds on this machine. Each finding says what it is for and, where it is wanting, the command that mends it.
+"""What is here: each finding says what it is for and, where something is wanting, the command that mends it.
 
 State `ok`; `missing`: some commands cannot run here; `bad`: something is here and broken.
 """
@@ -103,7 +103,9 @@ def _modal_token() -> dict[str, Any]:
     by_env = bool(os.environ.get("MODAL_TOKEN_ID") and os.environ.get("MODAL_TOKEN_SECRET"))
     file = Path(os.environ.get("MODAL_CONFIG_PATH", Path.home() / ".modal.toml"))
     if by_env or file.is_file():
-        return _finding("ok", "Modal token", "in the environment" if by_env else "in Modal's config file", "a B200 at Modal")
+        return _finding(
+            "ok", "Modal token", "in the environment" if by_env else "in Modal's config file", "a B200 at Modal"
+        )
     return _finding("missing", "Modal token", "none", "a B200 at Modal", "modal setup")
 
 

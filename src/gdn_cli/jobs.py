@@ -85,7 +85,12 @@ def _follow(job: Job, folder: Path, on_record: OnRecord) -> Outcome:
     (folder / "request.json").write_text(json.dumps(job.request()))
     (folder / "empty").mkdir()  # the worker's own directory: nothing to import or to find by accident
     outcome = Outcome("done")
-    with (folder / "request.json").open() as stdin, reply.open("w") as stdout, log.open("w") as stderr, events.open() as e:
+    with (
+        (folder / "request.json").open() as stdin,
+        reply.open("w") as stdout,
+        log.open("w") as stderr,
+        events.open() as e,
+    ):
         process = subprocess.Popen(
             [sys.executable, "-m", "gdn_cli.worker", "--events", str(events)],
             stdin=stdin, stdout=stdout, stderr=stderr, cwd=folder / "empty", env=environ(job), start_new_session=True,

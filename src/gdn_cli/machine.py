@@ -109,7 +109,7 @@ class Place:
     hint: str | None = None
 
 
-MODAL = "`gdn modal run` runs it on a B200"
+MODAL = "`gdn modal run` takes it to a B200"
 
 
 def place(algo: Algo, device: str = "auto") -> Place:

@@ -143,7 +143,9 @@ def read_solution(path: Path, registry: Registry) -> Algo:
         value = table.get(key) if isinstance(table, dict) else None
         if not isinstance(value, kind) or not value:
             kinds = {str: "text", dict: "an object", list: "a list"}
-            raise UsageError(f"{path}: field '{where}{key}': expected {kinds[kind]} that is not empty, got {value!r:.60}")
+            raise UsageError(
+                f"{path}: field '{where}{key}': expected {kinds[kind]} that is not empty, got {value!r:.60}"
+            )
         return value
 
     name, of = field(solution, "name", str), field(solution, "definition", str)
@@ -164,7 +166,9 @@ def read_solution(path: Path, registry: Registry) -> Algo:
     if len(set(names)) < len(names):
         raise UsageError(f"{path}: two sources share a name")
     if entry_point.count("::") != 1 or entry_point.split("::")[0] not in names:
-        raise UsageError(f"{path}: field 'spec.entry_point': expected '<one of the sources>::<symbol>', got '{entry_point}'")
+        raise UsageError(
+            f"{path}: field 'spec.entry_point': expected '<one of the sources>::<symbol>', got '{entry_point}'"
+        )
     if language not in LANGUAGES:
         raise UsageError(f"{path}: field 'spec.language': expected one of {', '.join(LANGUAGES)}, got '{language}'")
     op = next((op for op in registry.ops.values() if op.definition == of), None)

@@ -1,12 +1,10 @@
 """Proof that a packed file stands alone: loaded, matched and built by flashinfer-bench in a clean process and an empty
-directory, with an empty build cache; CUDA compiled for every architecture in ARCHITECTURES; then run where a device allows.
+directory, with an empty build cache; CUDA compiled for each of ARCHITECTURES; then run where a device allows.
 """
 
 from __future__ import annotations
 
 import ast
-import inspect
-import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -67,9 +65,7 @@ def _step(name: str, state: str, detail: str) -> dict[str, Any]:
     return {"step": name, "state": state, "detail": detail}
 
 
-def _job(
-    algo: Algo, op: Op, registry: Registry, mode: str, work: tuple, env: dict[str, str], timeout_s: float
-) -> Job:
+def _job(algo: Algo, op: Op, registry: Registry, mode: str, work: tuple, env: dict[str, str], timeout_s: float) -> Job:
     return Job("prove", op, definition(op, registry), algo.solution, mode, work, algo, timeout_s=timeout_s, env=env)
 
 
@@ -91,7 +87,9 @@ def _imports(algo: Algo, packages: dict[str, str]) -> dict[str, Any]:
                     found.add((node.module or "").split(".")[0])
     if undeclared := sorted(found - declared):
         names = ", ".join(undeclared)
-        return _step("imports", "failed", f"{names}: imported, but not among [packages] of algo.toml: a judge may lack it")
+        return _step(
+            "imports", "failed", f"{names}: imported, but not among [packages] of algo.toml: a judge may lack it"
+        )
     outside = sorted(found - set(sys.stdlib_module_names))
     return _step("imports", "ok", f"needs {', '.join(outside)}" if outside else "needs no package")
 
@@ -114,43 +112,3 @@ def _ran(outcome: Outcome, op: Op, workload: workloads.Workload, mode: str) -> d
         return _step("run", "failed", f"{label}: {record['reason']}")
     errors = ", ".join(f"{name} {error:.1e}" for name, error in record["check"]["errors"].items())
     return _step("run", "ok", f"{label}: right, relative error {errors}")
-
-
-def signature(kernel: Any, definition: dict[str, Any], solution: dict[str, Any]) -> dict[str, Any]:
-    """In the worker: does the entry point take what the definition hands over, in its order and calling style?"""
-    inputs, outputs = list(definition["inputs"]), list(definition["outputs"])
-    passing = solution["spec"]["destination_passing_style"]
-    wanted = inputs + outputs if passing else inputs
-    style = "destination passing" if passing else "value returning"
-    count, names = _parameters(kernel.runnable._callable)
-    if count is None:
-        return {"state": "skipped", "detail": "the entry point does not tell its parameters"}
-    if count != len(wanted):
-        other = len(inputs) if passing else len(inputs) + len(outputs)
-        advice = "; set destination_passing the other way?" if count == other else ""
-        detail = f"takes {count} arguments, {style} hands over {len(wanted)} ({', '.join(wanted)}){advice}"
-        return {"state": "failed", "detail": detail}
-    if names and sorted(names) == sorted(wanted) and names != wanted:
-        return {"state": "failed", "detail": f"order ({', '.join(names)}), expected ({', '.join(wanted)})"}
-    return {"state": "ok", "detail": f"{count} arguments, {style}, as the definition has them"}
-
-
-def _parameters(function: Any) -> tuple[int | None, list[str]]:
-    """How many arguments, and their names where Python knows them; (None, []) for a variadic function.
-
-    A TVM-FFI function checks the number of arguments before it does anything: calling it with none is safe, and the
-    error tells the number that was compiled in.
-    """
-    try:
-        parameters = inspect.signature(function).parameters.values()
-        if not any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
-            return len(parameters), [p.name for p in parameters]
-    except (ValueError, TypeError):
-        pass
-    if not inspect.isfunction(function):
-        try:
-            function()
-        except Exception as e:
-            if match := re.search(r"[Ee]xpected (\d+) but got 0", str(e)):
-                return int(match[1]), []
-    return None, []

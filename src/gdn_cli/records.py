@@ -78,7 +78,9 @@ def open_document(command: str, options: dict[str, Any], out: Path | None) -> Do
         out.parent.mkdir(parents=True, exist_ok=True)
         document.save()
     except OSError as e:
-        raise UsageError(f"cannot write {out}: {e.strerror}", hint="--out FILE or GDN_HOME names another place") from None
+        raise UsageError(
+            f"cannot write {out}: {e.strerror}", hint="--out FILE or GDN_HOME names another place"
+        ) from None
     return document
 
 

@@ -35,7 +35,12 @@ def _table(columns: list[str]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in columns:
         text = name.lstrip("<>")
-        table.add_column(text, justify="right" if name.startswith(">") else "left", no_wrap=name[:1] in ("<", ">"), header_style="dim")
+        table.add_column(
+            text,
+            justify="right" if name.startswith(">") else "left",
+            no_wrap=name[:1] in ("<", ">"),
+            header_style="dim",
+        )
     return table
 
 
@@ -146,7 +151,9 @@ def _bench_table(op: Op, rows: list[Row]) -> Table:
         if row.median_us is None:
             _failed_row(table, shown, row)
             continue
-        rivals = [r.median_us for r in rows if (r.label, r.tier) == (row.label, row.tier) and r.algo != FLOOR and r.median_us]
+        rivals = [
+            r.median_us for r in rows if (r.label, r.tier) == (row.label, row.tier) and r.algo != FLOOR and r.median_us
+        ]
         best = row.algo != FLOOR and len(rivals) > 1 and row.median_us == min(rivals)
         reference, floor = references.get((row.label, row.tier)), floors.get((row.label, row.tier))
         cells = [
@@ -226,22 +233,27 @@ def _footnotes(out: Console, document: dict[str, Any]) -> None:
         if note and (r["algo"], note) not in shown:
             shown.add((r["algo"], note))
             out.print(f"[yellow]note[/] {escape(where)}: {escape(note)}")
+    together: dict[tuple, list[str]] = {}
     for m in document["missing"]:
-        hint = f" [dim]({escape(m['hint'])})[/]" if m["hint"] else ""
-        out.print(f"[yellow]not run[/] {m['algo']}: {escape(m['reason'])}{hint}")
+        together.setdefault((m["reason"], m["hint"]), []).append(m["algo"])
+    for (reason, hint), algos in together.items():
+        tail = f" [dim]({escape(hint)})[/]" if hint else ""
+        out.print(f"[yellow]not run[/] {', '.join(algos)}: {escape(reason)}{tail}")
     if backends := {(r["algo"], r["backend"]) for r in document["records"] if r.get("backend")}:
         out.print("[dim]backend: " + ", ".join(f"{algo} ran {name}" for algo, name in sorted(backends)) + "[/]")
     if document["command"] == "run" and document["records"]:
         out.print("[dim]numbers: the largest relative Frobenius error of each output, against float64[/]")
     if any(r["algo"] == FLOOR for r in document["records"]):
-        out.print("[dim]copy: the fastest plain copy of the bytes that the op must move, on this machine, in this run[/]")
+        out.print(
+            "[dim]copy: the fastest plain copy of the bytes that the op must move, on this machine, in this run[/]"
+        )
 
 
 def _axes(record: dict[str, Any]) -> str:
     return " ".join(f"{k}={v}" for k, v in record["workload"]["axes"].items())
 
 
-# --- gdn data list, gdn doctor, gdn pack ---------------------------------------------------------------------------------------
+# --- gdn data list, gdn doctor, gdn pack ------------------------------------------------------------------------------
 
 
 def show_workloads(rows: list[dict[str, Any]], as_json: bool) -> None:

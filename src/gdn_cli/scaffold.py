@@ -25,5 +25,7 @@ def new(registry: Registry, name: str, source: Algo, into: Path | None) -> Path:
     toml = folder / "algo.toml"
     text = re.sub(r"(?m)^after *=.*\n", "", toml.read_text(encoding="utf-8"))
     # behind `summary`, so that it stays in the top table whatever tables follow
-    toml.write_text(re.sub(r"(?m)^(summary *=.*\n)", rf'\g<1>after = "{source.name}"\n', text, count=1), encoding="utf-8")
+    toml.write_text(
+        re.sub(r"(?m)^(summary *=.*\n)", rf'\g<1>after = "{source.name}"\n', text, count=1), encoding="utf-8"
+    )
     return folder

@@ -54,8 +54,9 @@ def build(
     for op in ops:
         for workload in workloads_by_op[op.name]:
             if workload.origin != "twin":
-                raise UsageError(f"workload {workload.uuid} is of a data set, and only twins are written",
-                                 hint="leave --dataset out")
+                raise UsageError(
+                    f"workload {workload.uuid} is of a data set, and only twins are written", hint="leave --dataset out"
+                )
     with _writing(root):
         _claim(root)
         _refuse_same_names(root, places)
@@ -176,8 +177,10 @@ def _claim(root: Path) -> None:
     if root.exists() and not root.is_dir():
         raise UsageError(f"{root} is a file", hint="name a new or empty folder")
     if root.is_dir() and not (root / MARKER).is_file() and any(root.iterdir()):
-        raise UsageError(f"{root} is not empty, and `gdn data build` did not write it",
-                         hint="name a new or empty folder; nothing was changed")
+        raise UsageError(
+            f"{root} is not empty, and `gdn data build` did not write it",
+            hint="name a new or empty folder; nothing was changed",
+        )
     note = "twins of the contest's workloads: its uuids and axes, tensors drawn from the uuids"
     _write_text(root / MARKER, _pretty({"made_by": "gdn data build", "note": note, "twin_version": twins.VERSION}))
 
@@ -185,8 +188,10 @@ def _claim(root: Path) -> None:
 def _refuse_small_disk(root: Path, needed: int) -> None:
     free = shutil.disk_usage(root).free
     if free < needed + _HEADROOM:
-        raise MissingError(f"{root}: the tensors need {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free",
-                           hint="free some, or write fewer workloads (-n, --workload)")
+        raise MissingError(
+            f"{root}: the tensors need {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free",
+            hint="free some, or write fewer workloads (-n, --workload)",
+        )
 
 
 def _solution_places(root: Path, solutions: Sequence[dict], types: Mapping[str, str]) -> dict[Path, dict]:
@@ -199,8 +204,10 @@ def _solution_places(root: Path, solutions: Sequence[dict], types: Mapping[str, 
         if s["name"] in names:
             raise UsageError(f"two solutions are called '{s['name']}'", hint="flashinfer-bench wants one of a name")
         if s["definition"] not in types:
-            raise UsageError(f"solution '{s['name']}' is for {s['definition']}, which is not among "
-                             f"{', '.join(types) or 'the definitions'}")
+            raise UsageError(
+                f"solution '{s['name']}' is for {s['definition']}, which is not among "
+                f"{', '.join(types) or 'the definitions'}"
+            )
         names.add(s["name"])
         folder = root / "solutions" / s["author"] / types[s["definition"]] / s["definition"]
         places[folder / f"{s['name']}.json"] = s
@@ -216,5 +223,6 @@ def _refuse_same_names(root: Path, places: Mapping[Path, dict]) -> None:
         with suppress(OSError, ValueError, AttributeError):
             name = json.loads(path.read_text(encoding="utf-8")).get("name")
             if name in names:
-                raise UsageError(f"{path}: has a solution called '{name}' already",
-                                 hint="delete it, or pack under another name")
+                raise UsageError(
+                    f"{path}: has a solution called '{name}' already", hint="delete it, or pack under another name"
+                )

@@ -39,7 +39,7 @@ def main(events: Path | None = None) -> None:
         answer = serve(json.loads(sys.stdin.read()), _emitter(events))
     except GdnError as e:
         answer = {"status": "refused", "reason": str(e), "code": e.code}
-    except (json.JSONDecodeError, KeyError, TypeError) as e:
+    except (AttributeError, KeyError, TypeError, ValueError) as e:
         answer = {"status": "refused", "reason": f"not a request of schema {SCHEMA}: {_one_line(e)}", "code": 2}
     with reply:
         json.dump({"schema": SCHEMA} | answer, reply)
@@ -59,7 +59,7 @@ def serve(request: dict[str, Any], emit: Callable[[dict], None]) -> dict[str, An
     reply: dict[str, Any] = {"status": "done", "records": []}
     try:
         reply["environment"] = environment.describe(mode)
-        emit({"environment": reply["environment"]})  # first, so that a later crash does not leave records without origin
+        emit({"environment": reply["environment"]})  # first: records never lack their origin
         work = _floors if request["command"] == "floor" else _algo
         for record in work(request, op, workloads, mode, reply):
             emit(record)
@@ -81,7 +81,7 @@ def _imports(mode: str) -> None:
 
 
 def _algo(request: dict, op: Op, workloads: list[Workload], mode: str, reply: dict) -> Iterator[dict]:
-    from . import build, dataset
+    from . import build, dataset, signature
 
     started = time.perf_counter()
     try:
@@ -90,7 +90,7 @@ def _algo(request: dict, op: Op, workloads: list[Workload], mode: str, reply: di
         raise _BuildFailed(str(e)) from None
     reply["build_s"] = time.perf_counter() - started
     if request["command"] == "prove":
-        reply["proof"] = _prove(kernel, request)
+        reply["proof"] = signature.match(kernel.entry_point, request["definition"], request["solution"])
     reference = build.reference(request["definition"])
     device = "cuda" if mode == "cuda" else "cpu"
     root = Path(request["dataset"]) if request.get("dataset") else None
@@ -151,12 +151,6 @@ def _floors(request: dict, op: Op, workloads: list[Workload], mode: str, reply: 
         yield {"workload": workload.to_json(), "status": "passed", "reason": None, "bytes_moved": moved} | seen[moved]
 
 
-def _prove(kernel: Any, request: dict) -> dict[str, Any]:
-    from . import prove
-
-    return prove.signature(kernel, request["definition"], request["solution"])
-
-
 # --- plumbing ---------------------------------------------------------------------------------------------------
 
 
@@ -166,7 +160,9 @@ def op_to_json(op: Op) -> dict[str, Any]:
 
 def op_from_json(d: dict[str, Any]) -> Op:
     def specs(table: dict) -> dict[str, TensorSpec]:
-        return {n: TensorSpec(tuple(s["shape"]) if s["shape"] is not None else None, s["dtype"]) for n, s in table.items()}
+        return {
+            name: TensorSpec(None if s["shape"] is None else tuple(s["shape"]), s["dtype"]) for name, s in table.items()
+        }
 
     fields = d | {key: specs(d[key]) for key in ("inputs", "outputs")}
     return Op(**(fields | {key: tuple(d[key]) for key in ("constraints", "tags")}))

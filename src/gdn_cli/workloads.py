@@ -104,11 +104,15 @@ def twin(op: Op, wanted: Mapping[str, int], seq_lens: Sequence[int] | None = Non
         return None
     if "num_seqs" in axes:
         if axes["len_cu_seqlens"] != axes["num_seqs"] + 1:
-            raise UsageError(f"len_cu_seqlens={axes['len_cu_seqlens']} with num_seqs={axes['num_seqs']}",
-                             hint="len_cu_seqlens is num_seqs + 1: leave it out")
+            raise UsageError(
+                f"len_cu_seqlens={axes['len_cu_seqlens']} with num_seqs={axes['num_seqs']}",
+                hint="len_cu_seqlens is num_seqs + 1: leave it out",
+            )
         if not 1 <= axes["num_seqs"] <= axes["total_seq_len"]:
-            raise UsageError(f"num_seqs={axes['num_seqs']} sequences do not fit total_seq_len={axes['total_seq_len']}",
-                             hint="each sequence has at least one token")
+            raise UsageError(
+                f"num_seqs={axes['num_seqs']} sequences do not fit total_seq_len={axes['total_seq_len']}",
+                hint="each sequence has at least one token",
+            )
     axes = {name: axes[name] for name in op.var_axes}
     if seq_lens is not None and len(seq_lens) == 1:
         seq_lens = None  # one sequence: the axes say it all, and the twin is the same
@@ -199,7 +203,7 @@ def _entries(f: Fields, op: str) -> str | list[dict[str, Any]]:
 
 
 def parse_seq_lens(text: str) -> tuple[int, ...] | None:
-    """"4x2048" -> four sequences of 2048, "1024+7168" -> two, and both mixed; None where it is neither."""
+    """ "4x2048" -> four sequences of 2048, "1024+7168" -> two, and both mixed; None where it is neither."""
     lens: list[int] = []
     for part in text.split("+"):
         m = re.fullmatch(r"\s*(?:([1-9]\d{0,5})\s*x\s*)?([1-9]\d{0,8})\s*", part)
@@ -240,8 +244,10 @@ def select(
     else:
         picked = list(workloads)
     if not picked:
-        raise UsageError(f"{op.name} has no workloads of its own",
-                         hint=f"name axes: --workload {','.join(f'{axis}=...' for axis in op.var_axes)}")
+        raise UsageError(
+            f"{op.name} has no workloads of its own",
+            hint=f"name axes: --workload {','.join(f'{axis}=...' for axis in op.var_axes)}",
+        )
     return picked[:first]
 
 
@@ -279,13 +285,18 @@ def _named(op: Op, workloads: Sequence[Workload], token: str) -> list[int]:
         found = [i for i, w in enumerate(workloads) if w.uuid.lower().startswith(token.lower())]
         if len(found) > 1:
             names = [workloads[i].uuid for i in found[:8]] + ["..."] * (len(found) > 8)
-            raise UsageError(f"uuid prefix '{token}' fits {len(found)} workloads of {op.name}: {', '.join(names)}",
-                             hint="give more digits")
+            raise UsageError(
+                f"uuid prefix '{token}' fits {len(found)} workloads of {op.name}: {', '.join(names)}",
+                hint="give more digits",
+            )
         if found:
             return found
     if m:
-        raise UsageError(f"no workload '{token}' of {op.name}: its {count} workloads have "
-                         f"{f'indices 0-{count - 1}' if count else 'no indices'}", hint=hint)
+        raise UsageError(
+            f"no workload '{token}' of {op.name}: its {count} workloads have "
+            f"{f'indices 0-{count - 1}' if count else 'no indices'}",
+            hint=hint,
+        )
     raise UsageError(f"no workload '{token}' of {op.name}", hint=hint)
 
 
@@ -299,8 +310,9 @@ def _parse_filter(op: Op, token: str) -> tuple[dict[str, int], tuple[int, ...] |
                 raise UsageError(f"seq_lens='{text}'", hint="expected lengths such as seq_lens=4x2048 or 1024+7168")
             continue
         if op.axes.get(axis) is not None:
-            raise UsageError(f"axis '{axis}' of {op.name} is always {op.axes[axis]}",
-                             hint=f"choose by {', '.join(op.var_axes)}")
+            raise UsageError(
+                f"axis '{axis}' of {op.name} is always {op.axes[axis]}", hint=f"choose by {', '.join(op.var_axes)}"
+            )
         if axis not in op.axes:
             raise unknown(f"axis of {op.name}", axis, op.var_axes)
         if not re.fullmatch(r"\d{1,9}", text) or int(text) < 1:
@@ -328,8 +340,10 @@ def _having(
     axes = ", ".join(f"{k}={v}" for k, v in wanted.items())
     missing = [a for a in op.var_axes if a not in wanted and a not in ("len_cu_seqlens", "batch_size")]
     missing = missing or [a for a in op.var_axes if a not in wanted]
-    raise UsageError(f"no workload of {op.name} has {axes}", hint=f"there are {present(workloads, wanted)}; "
-                     f"add {' and '.join(missing)} for a twin drawn at those axes")
+    raise UsageError(
+        f"no workload of {op.name} has {axes}",
+        hint=f"there are {present(workloads, wanted)}; add {' and '.join(missing)} for a twin drawn at those axes",
+    )
 
 
 def present(workloads: Sequence[Workload], axes: Mapping[str, Any] | Sequence[str]) -> str:
@@ -354,8 +368,9 @@ def _preset(op: Op, workloads: Sequence[Workload], preset: Preset) -> list[Workl
     for i, entry in enumerate(entries):
         for axis in entry:
             if axis not in op.var_axes and not (axis == "seq_lens" and "num_seqs" in op.var_axes):
-                raise UsageError(f"{where}.{op.name}[{i}].{axis}': expected an axis of {op.name}: "
-                                 f"{', '.join(op.var_axes)}")
+                raise UsageError(
+                    f"{where}.{op.name}[{i}].{axis}': expected an axis of {op.name}: {', '.join(op.var_axes)}"
+                )
         try:
             found = _having(op, workloads, {k: v for k, v in entry.items() if k != "seq_lens"}, entry.get("seq_lens"))
         except UsageError as e:
@@ -381,8 +396,10 @@ def from_folder(op: Op, root: Path) -> list[Workload]:
         raise MissingError(f"{root} is a file, not a data set folder", hint="name the folder that has definitions/")
     absent = [name for name in ("definitions", "workloads") if not (root / name).is_dir()]
     if absent:
-        raise MissingError(f"{root} is no FlashInfer-Trace data set: it has no {'/ and no '.join(absent)}/",
-                           hint="name the folder that holds both, or write one with `gdn data build DIR`")
+        raise MissingError(
+            f"{root} is no FlashInfer-Trace data set: it has no {'/ and no '.join(absent)}/",
+            hint="name the folder that holds both, or write one with `gdn data build DIR`",
+        )
     path, definition = _find_definition(op, root)
     _same_definition(op, path, definition)
     workloads: list[Workload] = []
@@ -398,8 +415,7 @@ def from_folder(op: Op, root: Path) -> list[Workload]:
                 if workload is not None:
                     workloads.append(workload)
     if not workloads:
-        raise MissingError(f"{root / 'workloads'} has no workloads of {op.definition}",
-                           hint=f"it has {_some(others)}")
+        raise MissingError(f"{root / 'workloads'} has no workloads of {op.definition}", hint=f"it has {_some(others)}")
     return workloads
 
 
@@ -423,8 +439,10 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def lfs_error(path: Path) -> MissingError:
-    return MissingError(f"{path}: a git-LFS pointer, the data itself was not downloaded",
-                        hint="run `git lfs pull` in the data set's folder")
+    return MissingError(
+        f"{path}: a git-LFS pointer, the data itself was not downloaded",
+        hint="run `git lfs pull` in the data set's folder",
+    )
 
 
 def _json(where: Any, text: str) -> dict:
@@ -452,8 +470,9 @@ def _find_definition(op: Op, root: Path) -> tuple[Path, dict]:
         if definition.get("name") == op.definition:
             return path, definition
         names.add(str(definition.get("name")))
-    raise MissingError(f"{root / 'definitions'} has no definition {op.definition} ({op.name})",
-                       hint=f"it has {_some(names)}")
+    raise MissingError(
+        f"{root / 'definitions'} has no definition {op.definition} ({op.name})", hint=f"it has {_some(names)}"
+    )
 
 
 def _same_definition(op: Op, path: Path, definition: dict) -> None:
@@ -472,13 +491,17 @@ def _same_definition(op: Op, path: Path, definition: dict) -> None:
         raise MissingError(f"{path}: not a FlashInfer-Trace definition: {type(e).__name__} {e}", hint=hint) from None
     for kind, specs in (("inputs", op.inputs), ("outputs", op.outputs)):
         if list(theirs[kind]) != list(specs):
-            raise MissingError(f"{path}: its {kind} are {', '.join(theirs[kind])}; those of {op.name} are "
-                               f"{', '.join(specs)}", hint=hint)
+            raise MissingError(
+                f"{path}: its {kind} are {', '.join(theirs[kind])}; those of {op.name} are {', '.join(specs)}",
+                hint=hint,
+            )
         for name, spec in specs.items():
             shape = None if spec.shape is None else [a if op.axes[a] is None else op.axes[a] for a in spec.shape]
             if theirs[kind][name] != (spec.dtype, shape):
-                raise MissingError(f"{path}: {name} is {_spec(*theirs[kind][name])}; that of {op.name} is "
-                                   f"{_spec(spec.dtype, shape)}", hint=hint)
+                raise MissingError(
+                    f"{path}: {name} is {_spec(*theirs[kind][name])}; that of {op.name} is {_spec(spec.dtype, shape)}",
+                    hint=hint,
+                )
 
 
 def _spec(dtype: str, shape: Sequence[Any] | None) -> str:

@@ -92,11 +92,10 @@ class Pool {
 
  private:
   explicit Pool(int threads) : pid_(getpid()), shares_(new Share[threads]) {
-    // Keep this library mapped for as long as there are workers: whoever loaded it may unload it at any time.
+    // Keep this library mapped, as there will be workers in it: whoever loaded it may unload it at any time.
     Dl_info info;
-    if (!dladdr(reinterpret_cast<void*>(&thread_count), &info) || !info.dli_fname ||
-        !dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE)) {
-      return;  // no workers, then
+    if (dladdr(reinterpret_cast<void*>(&thread_count), &info) && info.dli_fname) {
+      dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);
     }
     sigset_t all, old;
     sigfillset(&all);

@@ -198,7 +198,7 @@ GDN_AVX512 void rows_avx512(const Head& h, const float* s, const uint16_t* v, fl
 }
 #endif  // GDN_X86
 
-// The fastest version here. stream: write past the cache, which old and new state overflow; needs 64-byte aligned `n`.
+// The fastest version here. stream: write past the cache, which the state would overflow; needs 64-byte aligned `n`.
 inline Rows pick_rows(bool stream) {
 #ifdef GDN_X86
   static const bool avx512 = 

@@ -38,7 +38,7 @@ constexpr int K = 128, V = 128;
 constexpr int WARPS = 8;        // rows per CTA: see algo.toml
 constexpr int TILES = V / WARPS;
 
-// no_allocate: nobody reads these bytes again, L1 is for q, k and the gates. Not .nc: new_state may be the state itself,
+// no_allocate: nobody reads these bytes again; L1 is for q, k and the gates. Not .nc: new_state may be state itself,
 // since each lane reads what it later writes, no more.
 __device__ float4 load_state(const float4* p) {
   float4 x;

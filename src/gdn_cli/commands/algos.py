@@ -44,7 +44,8 @@ def new(
     op: o.OpName = None,
     algos: o.OwnAlgos = None,
     into: Annotated[
-        Optional[Path], typer.Option("--into", metavar="DIR", help="Algos folder to put it in (else --algos, else ours).")
+        Optional[Path],
+        typer.Option("--into", metavar="DIR", help="Algos folder to put it in (else --algos, else ours)."),
     ] = None,
 ) -> None:
     """Copy a rung to start the next one."""

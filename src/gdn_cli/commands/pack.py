@@ -42,7 +42,11 @@ def pack(
     except OSError as e:
         raise errors.UsageError(f"cannot write {file}: {e.strerror}", hint="--out FILE names another place") from None
     summary = {"file": str(file), "name": solution["name"], "definition": solution["definition"]}
-    summary |= {"source_hash": p.source_hash(solution), "sources": [s["path"] for s in solution["sources"]], "proof": None}
+    summary |= {
+        "source_hash": p.source_hash(solution),
+        "sources": [s["path"] for s in solution["sources"]],
+        "proof": None,
+    }
     if not json:
         typer.echo(f"{file}: {solution['name']} for {solution['definition']}, {', '.join(summary['sources'])}")
     if prove:

@@ -9,7 +9,9 @@ import typer
 
 
 def worker(
-    events: Annotated[Optional[Path], typer.Option(metavar="FILE", help="Append each record to FILE as it is made.")] = None,
+    events: Annotated[
+        Optional[Path], typer.Option(metavar="FILE", help="Append each record to FILE as it is made.")
+    ] = None,
 ) -> None:
     """Read a request (JSON) on stdin, run it, write the reply (JSON) on stdout."""
     from .. import worker as w

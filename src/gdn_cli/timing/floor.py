@@ -71,4 +71,6 @@ def _on_gpu(source: torch.Tensor, target: torch.Tensor) -> dict[str, Callable[[]
         return lambda: gdn_copy_floor[(source.numel() // block,)](source, target, block, num_warps=warps)
 
     # a block is one CTA's share: small ones spread a small batch over all SMs, large ones spare launches
-    return {f"copy kernel, {block} floats a CTA": copy(block, warps) for block, warps in ((512, 1), (1024, 2), (1024, 4))}
+    return {
+        f"copy kernel, {block} floats a CTA": copy(block, warps) for block, warps in ((512, 1), (1024, 2), (1024, 4))
+    }
