@@ -126,6 +126,10 @@ def place(algo: Algo, device: str = "auto") -> Place:
     return problem
 
 
+# What the worker itself needs: import name -> what pip installs.
+_WORKER = {"torch": "torch", "flashinfer_bench": "flashinfer-bench"}
+
+
 def _missing(algo: Algo, mode: str) -> Place | None:
     if mode == "cuda":
         if not gpus():
@@ -133,7 +137,8 @@ def _missing(algo: Algo, mode: str) -> Place | None:
         have, need = gpus()[0].capability, algo.capability
         if need and tuple(map(int, have.split("."))) < tuple(map(int, need.split("."))):
             return Place(None, f"needs compute capability {need}, this GPU has {have}", MODAL)
-    for module, wheel in algo.packages.items():
+    triton = {"triton": "triton"} if algo.language == "triton" else {}
+    for module, wheel in (_WORKER | triton | algo.packages).items():
         if not has_package(module):
             return Place(None, f"package {wheel} missing", f"pip install {wheel}")
     if algo.language == "cuda" and cuda_home() is None:

@@ -41,6 +41,11 @@ def main() -> None:
         hint = f"\n  {e.hint}" if e.hint else ""
         print(f"gdn: {e.message}{hint}", file=sys.stderr)
         sys.exit(e.code)
+    except ModuleNotFoundError as e:
+        if (e.name or "").startswith("gdn_cli"):
+            raise
+        print(f"gdn: package {e.name} is missing here\n  `gdn doctor` says how to get it", file=sys.stderr)
+        sys.exit(errors.MISSING)
     except KeyboardInterrupt:
         print("gdn: interrupted", file=sys.stderr)
         sys.exit(errors.INTERRUPTED)

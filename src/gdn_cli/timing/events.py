@@ -1,7 +1,7 @@
 """Tier `events`: CUDA events around each call, without a synchronise inside the loop.
 
 The flush before each call keeps the GPU busy while the host gets ahead, so that the gap between the two events holds
-the call and not the host's launch latency. What remains on top of the kernel's own time is the events' cost (3 to 4 us).
+the call and not the host's launch latency. What remains above the kernel's own time is the events' cost (3 to 4 us).
 """
 
 from __future__ import annotations
