@@ -130,8 +130,9 @@ void Run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
   gdn::Pool& pool = gdn::Pool::get();
   j.chunk_rows = V;
   while (j.chunk_rows > 16 && rows / j.chunk_rows < 4 * pool.threads()) j.chunk_rows /= 2;
-  // Wall, 2 cores of an AMD EPYC (family 26), 32 MiB of L3: streaming wins from B=48 (24 MiB) on, whether one state
-  // is read again and again or new_state is the next call's state; at B=32 it loses 4 to 35 %, at B=8 it takes twice the time.
+  // Wall, 2 cores of an AMD EPYC (family 26), 32 MiB of L3: streaming wins from B=48 (24 MiB) on, both with one state
+  // read at every call and with new_state as the next call's state; at B=32 it loses 3 to 39 %, at B=8 it doubles the
+  // time.
   const bool stream = bytes >= cache_bytes() / 4 * 3 && reinterpret_cast<uintptr_t>(j.new_state) % 64 == 0;
   j.rows = gdn::pick_rows(stream);
   pool.run(rows / j.chunk_rows, run_chunk, &j);

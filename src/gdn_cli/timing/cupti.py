@@ -16,6 +16,9 @@ import torch
 from . import Plan, TierUnavailable, Timing, summarise
 from .flush import KERNEL, MARKER, Flush, mark
 
+_FLUSH_US = 150  # the flush, and what the profiler adds to a call
+_KERNELS_PER_TRACE = 100_000  # a token loop launches that many in one call: a trace must still fit in memory
+
 
 def measure(call: Callable[[], Any], plan: Plan) -> Timing:
     flush = Flush("cold")  # it also cuts the trace into calls, so a warm L2 gets its own call in between
@@ -24,9 +27,12 @@ def measure(call: Callable[[], Any], plan: Plan) -> Timing:
         flush()
         call()
     torch.cuda.synchronize()
-    first = _trace(call, flush, 3, warm)
-    per_call_us = sum(duration for _, duration in first[-1]) / 1e3
-    calls = _trace(call, flush, plan.count(per_call_us + 150), warm)
+    first = _trace(call, flush, 1, warm)[0]
+    span_us = (first[-1][0] + first[-1][1] - first[0][0]) / 1e3
+    count = plan.count(span_us + _FLUSH_US)
+    calls = []
+    while len(calls) < count:
+        calls += _trace(call, flush, min(count - len(calls), max(1, _KERNELS_PER_TRACE // len(first))), warm)
     counts = [len(kernels) for kernels in calls]
     spans = [(kernels[-1][0] + kernels[-1][1] - kernels[0][0]) / 1e3 for kernels in calls]
     note = None if min(counts) == max(counts) else f"launched {min(counts)} to {max(counts)} kernels per call"
