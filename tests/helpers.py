@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 TESTS = Path(__file__).resolve().parent
 OURS = TESTS.parent / "algos"
@@ -101,6 +102,18 @@ def gdn(*args: str | Path, env: dict[str, str] | None = None, cwd: Path | None =
 # --- kernels against the oracle ---------------------------------------------------------------------------------
 
 
+def built(algo_name: str, mode: str):
+    """(op, kernel): the algo built in this process as the worker would, with the worker's paths to the compilers."""
+    from gdn_cli import build, jobs, pack, registry
+
+    known = registry.load()
+    algo = known.find(algo_name)
+    op = known.ops[algo.op]
+    definition, solution = pack.definition(op, known), pack.pack(algo, op)
+    with mock.patch.dict(os.environ, jobs.environ(jobs.Job("check", op, definition, solution, mode, ()))):
+        return op, build.build(definition, solution)
+
+
 def judge(algo_name: str, cases: list[dict], device: str = "cpu") -> list[dict]:
     """Build an algo as it ships, call it on `oracle.inputs(**case)`, and compare with the oracle: a verdict for each case.
 
@@ -109,12 +122,9 @@ def judge(algo_name: str, cases: list[dict], device: str = "cpu") -> list[dict]:
     import oracle
     import torch
 
-    from gdn_cli import build, check, pack, registry
+    from gdn_cli import check
 
-    known = registry.load()
-    algo = known.find(algo_name)
-    op = known.ops[algo.op]
-    kernel = build.build(pack.definition(op, known), pack.pack(algo, op))
+    op, kernel = built(algo_name, device)
     verdicts = []
     for case in cases:
         inputs = oracle.inputs(op.name, **case)

@@ -135,8 +135,5 @@ def test_the_reference_in_float64_is_the_oracle(op):
 def test_sdpa_tells_its_backend():
     import oracle
 
-    from gdn_cli import build, pack
-
-    op = REGISTRY.ops["attention_fwd"]
-    kernel = build.build(pack.definition(op, REGISTRY), pack.pack(REGISTRY.find("sdpa"), op))
+    _, kernel = helpers.built("sdpa", "cpu")
     assert kernel.module.backend(*oracle.inputs("attention_fwd", seq_len=5)) in ("math", "flash_attention")

@@ -141,7 +141,7 @@ def terminal(columns: int, *args: str) -> str:
         ("run --timeout 0", "Invalid value for '--timeout'"),
         ("run --nonsense", "No such option: --nonsense"),
         ("rnu", "No such command 'rnu'"),
-        ("new --from cpp-v1", "Missing argument 'NAME'"),
+        ("new --from cpp-v1", "Missing argument"),
     ],
 )
 def test_wrong_usage_is_exit_2_and_one_clear_line(args, says, tmp_path, gdn):

@@ -1,0 +1,204 @@
+"""On a CUDA device (`make test-gpu`): every algo that runs there is right, timed by each tier, and well-behaved.
+
+Skipped, with the reason, where there is no device. New folders under algos/ are picked up by themselves.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import helpers
+import pytest
+import torch
+from test_algos import CASES, cases_of
+
+from gdn_cli import check, errors, jobs, machine, pack, registry
+from gdn_cli.workloads import embedded, select
+
+pytestmark = pytest.mark.gpu
+
+REGISTRY = registry.load()
+MODE = "cuda"
+ON_GPU = [pytest.param(a, id=a.full_name) for a in REGISTRY.algos if MODE in a.modes]
+# what is written here, and so can be built and called in this process without taking it down
+OURS = [pytest.param(a, id=a.full_name) for a in REGISTRY.algos if MODE in a.modes and not a.packages]
+# one launch or a few, nothing that asks the host: these must live in CUDA graphs and on any stream
+KERNELS = [p for p in OURS if p.values[0].language in ("cuda", "triton")]
+
+# B below and above a warp, an SM count's fraction, a power of two and its neighbours
+WORKLOADS = {
+    "gdn_decode": [f"batch_size={n}" for n in (1, 2, 3, 4, 5, 7, 64, 65)],
+    "gdn_prefill": [
+        "total_seq_len=6,num_seqs=1", "total_seq_len=16,num_seqs=1", "total_seq_len=139,num_seqs=3",
+        "total_seq_len=525,num_seqs=1", "seq_lens=1+64+65", "seq_lens=3x100", "seq_lens=1x63",
+    ],
+    "attention_fwd": ["seq_len=128", "seq_len=512", "batch_size=2,seq_len=67", "batch_size=3,seq_len=1"],
+}  # fmt: skip
+
+
+def work(op, chosen: list[str]) -> tuple:
+    """One workload for each axis filter: of the contest's with these axes the first, else a twin."""
+    return tuple(select(op, embedded(op), chosen=[text])[0] for text in chosen)
+
+
+def job(algo, command: str, chosen: list[str], **more) -> jobs.Job:
+    place = machine.place(algo, MODE)
+    if place.mode is None:
+        pytest.skip(f"{algo.full_name}: {place.reason}")
+    op = REGISTRY.ops[algo.op]
+    definition, solution = pack.definition(op, REGISTRY), pack.pack(algo, op)
+    return jobs.Job(command, op, definition, solution, place.mode, work(op, chosen), algo, timeout_s=600, **more)
+
+
+def done(outcome: jobs.Outcome) -> list[dict]:
+    assert outcome.status == "done", f"{outcome.reason}\n" + "\n".join(outcome.tail)
+    return outcome.records
+
+
+@pytest.mark.parametrize("algo", ON_GPU)
+def test_every_algo_is_right_on_small_odd_and_usual_sizes(algo):
+    records = done(jobs.execute(job(algo, "check", WORKLOADS[algo.op])))
+    wrong = {str(r["workload"]["axes"]): r["reason"] for r in records if r["status"] != "passed"}
+    assert wrong == {}
+    assert len(records) == len(WORKLOADS[algo.op])
+    for r in records:
+        assert r["check"]["official"] and set(r["check"]["errors"]) == set(REGISTRY.ops[algo.op].outputs)
+
+
+@functools.cache
+def verdicts(algo_name: str) -> dict[str, dict]:
+    names = cases_of(REGISTRY.find(algo_name))
+    op_name = algo_name.split("/")[0]
+    return dict(zip(names, helpers.judge(algo_name, [CASES[op_name][n] for n in names], MODE), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("algo", "case"),
+    [pytest.param(p.values[0], case, id=f"{p.id}-{case}") for p in OURS for case in cases_of(p.values[0])],
+)
+def test_ours_agree_with_the_oracle_at_the_edges(algo, case):
+    """Scales, extreme gates and empty sequences, as test_algos has them for the CPU."""
+    if (place := machine.place(algo, MODE)).mode is None:
+        pytest.skip(f"{algo.full_name}: {place.reason}")
+    verdict = verdicts(algo.full_name)[case]
+    assert verdict["wrong"] == []
+    for name, error in verdict["errors"].items():
+        assert error <= REGISTRY.ops[algo.op].tolerance[name], name  # NaN is not
+
+
+# --- times ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algo", [p for p in KERNELS if p.values[0].op == "gdn_decode"])
+def test_both_tiers_time_a_small_decode(algo):
+    seen = {}
+    for tier in ("cupti", "events"):
+        plan = {"seconds": 0.1, "l2": "cold"}
+        (record,) = done(jobs.execute(job(algo, "bench", ["batch_size=1"], tier=tier, plan=plan, strict=True)))
+        assert record["status"] == "passed", record["reason"]
+        t = seen[tier] = record["timing"]
+        assert t["tier"] == tier and t["l2"] == "cold" and t["note"] is None and t["samples"] >= 10
+        assert 0 < t["low_us"] <= t["median_us"] <= t["high_us"]
+    assert seen["cupti"]["kernels"] >= 1 and seen["cupti"]["span_us"] > 0
+    # events pay for themselves on top of the kernel: 3 to 4 us of a kernel's 3
+    assert seen["cupti"]["median_us"] < seen["events"]["median_us"]
+
+
+def test_gdn_bench_with_its_floor_and_its_origin():
+    algo = REGISTRY.find("cuda-v4")
+    if (place := machine.place(algo, MODE)).mode is None:
+        pytest.skip(place.reason)
+    result = helpers.gdn("bench", "--algo", algo.name, "-w", "batch_size=4", "-n", "1", "--seconds", "0.1", "--json", gpu=True)
+    assert result.code == errors.OK, result.err + result.out
+    document = result.json
+    assert [(r["algo"], r["mode"], r["status"]) for r in document["records"]] == [
+        (name, "cuda", "passed") for name in ("copy", "pt-reference", "cuda-v4")
+    ]
+    assert all(r["timing"]["tier"] == "cupti" and r["timing"]["median_us"] > 0 for r in document["records"])
+    env = document["environments"]["cuda"]
+    assert env["gpu"] == torch.cuda.get_device_name() and env["driver"] and env["cuda"] == torch.version.cuda
+    assert env["capability"] == ".".join(map(str, torch.cuda.get_device_capability()))
+
+
+# --- graphs and streams -----------------------------------------------------------------------------------------
+
+
+class Call:
+    """A built kernel with inputs and outputs of its own that stay where they are."""
+
+    def __init__(self, algo, chosen: str) -> None:
+        if (place := machine.place(algo, MODE)).mode is None:
+            pytest.skip(f"{algo.full_name}: {place.reason}")
+        from gdn_cli import dataset
+
+        self.op, self.kernel = helpers.built(algo.full_name, MODE)
+        (self.workload,) = work(self.op, [chosen])
+        self.inputs = dataset.load_inputs(self.op, self.workload, MODE)
+        self.outputs = check.allocate(self.op, self.workload.axes, MODE)
+        assert self.kernel.destination_passing, "a kernel that allocates needs a test of its own"
+
+    def __call__(self) -> None:
+        self.kernel(self.inputs, self.outputs)
+
+    def results(self) -> list:
+        torch.cuda.synchronize()
+        return [x.clone() for x in self.outputs]
+
+    def spoil(self) -> None:
+        for x in self.outputs:
+            x.fill_(float("nan"))
+
+    def tensors(self) -> list:
+        return [x for x in self.inputs if isinstance(x, torch.Tensor)]
+
+
+DECODES = [p for p in KERNELS if p.values[0].op == "gdn_decode"]
+
+
+@pytest.mark.parametrize("algo", DECODES)
+def test_a_cuda_graph_replays_to_the_same_result(algo):
+    call = Call(algo, "batch_size=3")
+    call()
+    eager = call.results()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    call.spoil()
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(call.results(), eager, strict=True))
+
+    # other inputs in the same place: a replay computes, it does not remember
+    v = call.inputs[2]
+    v.neg_()
+    call.spoil()
+    graph.replay()
+    replayed = call.results()
+    call.spoil()
+    call()
+    assert all(torch.equal(a, b) for a, b in zip(replayed, call.results(), strict=True))
+    assert not torch.equal(replayed[0], eager[0])
+
+
+@pytest.mark.parametrize("algo", DECODES)
+def test_a_kernel_runs_on_the_current_stream(algo):
+    """Inputs become right only late on that stream: a kernel on any other stream reads them too early."""
+    call = Call(algo, "batch_size=5")
+    call()
+    eager = call.results()
+    right = [x.clone() for x in call.tensors()]
+    for x in call.tensors():
+        x.zero_()
+    call.spoil()
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(100_000_000)  # cycles: about 50 ms
+        for x, value in zip(call.tensors(), right, strict=True):
+            x.copy_(value)
+        call()
+    side.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(call.outputs, eager, strict=True))
