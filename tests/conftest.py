@@ -1,4 +1,4 @@
-"""Fixtures: gdn's folders inside pytest's own, throw-away algos, `gdn` as a process; GPU tests skipped without a GPU."""
+"""Fixtures: gdn's folders inside pytest's own, throw-away algos, `gdn` as a process; no GPU, no GPU tests."""
 
 from __future__ import annotations
 

@@ -90,7 +90,9 @@ def environment(gpu: bool = False, **more: str) -> dict[str, str]:
     return env | more
 
 
-def gdn(*args: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None, stdin: str = "", gpu: bool = False):
+def gdn(
+    *args: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None, stdin: str = "", gpu: bool = False
+):
     """Run `gdn ARGS` to its end in a clean environment."""
     done = subprocess.run(
         [sys.executable, "-m", "gdn_cli", *map(str, args)],
@@ -115,7 +117,7 @@ def built(algo_name: str, mode: str):
 
 
 def judge(algo_name: str, cases: list[dict], device: str = "cpu") -> list[dict]:
-    """Build an algo as it ships, call it on `oracle.inputs(**case)`, and compare with the oracle: a verdict for each case.
+    """Build an algo as it ships, call it on `oracle.inputs(**case)` and compare with the oracle: a verdict a case.
 
     A verdict: {"errors": output -> relative Frobenius error (NaN where anything is), "wrong": what else is wrong}.
     """

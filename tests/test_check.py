@@ -17,7 +17,11 @@ TOY = Op(
     op_type="toy",
     summary="y = 1 + 0 x, z the same in bfloat16",
     axes={"n": None, "two": 2},
-    inputs={"x": TensorSpec(("n",), "float32"), "i": TensorSpec(("two",), "int64"), "scale": TensorSpec(None, "float32")},
+    inputs={
+        "x": TensorSpec(("n",), "float32"),
+        "i": TensorSpec(("two",), "int64"),
+        "scale": TensorSpec(None, "float32"),
+    },
     outputs={"y": TensorSpec(("n",), "float32"), "z": TensorSpec(("n", "two"), "bfloat16")},
     constraints=(),
     tags=(),
@@ -45,7 +49,9 @@ def judge(function, expected=1.0, n: int = N, destination_passing: bool = True, 
     """Check a fake kernel; `expected` is y's exact value everywhere (or a tensor), z's is 1."""
     inputs = [torch.zeros(n), torch.tensor([3, 4]), None]
     y = expected if isinstance(expected, torch.Tensor) else torch.full((n,), expected)
-    return check.check(Fake(function, destination_passing), op, {"n": n}, inputs, [y.double(), torch.ones(n, 2).double()])
+    return check.check(
+        Fake(function, destination_passing), op, {"n": n}, inputs, [y.double(), torch.ones(n, 2).double()]
+    )
 
 
 def fill(y_value, z_value=1.0):
@@ -143,7 +149,10 @@ def test_an_output_that_is_zero_must_be_zero():
         ((torch.ones(N - 1), torch.ones(N, 2).bfloat16()), "y: expected (1000,) float32, got (999,) torch.float32"),
         ((torch.ones(1, N), torch.ones(N, 2).bfloat16()), "y: expected (1000,) float32, got (1, 1000) torch.float32"),
         ((torch.ones(N), torch.ones(N, 2)), "z: expected (1000, 2) bfloat16, got (1000, 2) torch.float32"),
-        ((torch.ones(N).double(), torch.ones(N, 2).bfloat16()), "y: expected (1000,) float32, got (1000,) torch.float64"),
+        (
+            (torch.ones(N).double(), torch.ones(N, 2).bfloat16()),
+            "y: expected (1000,) float32, got (1000,) torch.float64",
+        ),
         ((1.0, torch.ones(N, 2).bfloat16()), "y: expected (1000,) float32, got float"),
         ((torch.ones(N),), "returned 1 outputs, expected 2"),
         ((torch.ones(N), torch.ones(N, 2).bfloat16(), torch.ones(1)), "returned 3 outputs, expected 2"),
@@ -232,7 +241,16 @@ def test_nan_in_the_inputs_is_not_a_change():
 def test_a_verdict_becomes_plain_json_values():
     d = judge(fill(1.0)).to_json()
     assert d["passed"] is True and d["errors"] == {"y": 0.0, "z": 0.0}
-    assert set(d) == {"passed", "reason", "official", "max_abs_error", "max_rel_error", "errors", "inputs_changed", "unwritten"}
+    assert set(d) == {
+        "passed",
+        "reason",
+        "official",
+        "max_abs_error",
+        "max_rel_error",
+        "errors",
+        "inputs_changed",
+        "unwritten",
+    }
 
 
 # --- the oracle -------------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ print("\\n" + json.dumps({{"code": code or 0, "heavy": [m for m in {_HEAVY} if m
 @pytest.mark.parametrize(
     "args",
     [
-        "--version", "--help", "list", "list --json", "list --op gdn_prefill", "run --help", "bench --help", "data --help",
+        "--version", "--help", "list", "list --json", "list --op gdn_prefill", "run --help", "bench -h", "data --help",
         "data list --op gdn_decode", "doctor --json", "pack --algo cuda-v4 --out x.json", "run --algo cuda-v4",
         "new mine --from cpp-v1 --into here", "bench --algo nothing-like-it",
     ],
@@ -74,7 +74,10 @@ def test_version_and_help(gdn):
         for command in ("run", "bench", "list", "new", "pack", "data", "doctor", "worker"):
             assert re.search(rf"^  {command} +\S", done.out, re.M), command
     done = gdn("bench", "--help")
-    assert all(option in done.out for option in ("--algo", "--op", "-w", "--preset", "--dataset", "--tier", "--strict", "--json"))
+    assert all(
+        option in done.out
+        for option in ("--algo", "--op", "-w", "--preset", "--dataset", "--tier", "--strict", "--json")
+    )
 
 
 def test_list_says_where_each_runs_and_why_not(gdn):
@@ -128,12 +131,18 @@ def terminal(columns: int, *args: str) -> str:
         ("bench --op gdn_prefil", "gdn: unknown op 'gdn_prefil' did you mean gdn_prefill"),
         ("run --device gpu", "gdn: unknown device 'gpu' "),
         ("bench --algo pt-reference -w 0 --tier cuptti", "gdn: unknown tier 'cuptti' did you mean cupti?"),
-        ("bench --algo pt-reference -w 0 --tier events", "gdn: tier 'events' does not time what runs on the CPU use wall"),
+        (
+            "bench --algo pt-reference -w 0 --tier events",
+            "gdn: tier 'events' does not time what runs on the CPU use wall",
+        ),
         ("bench --l2 hot", "gdn: unknown l2 state 'hot' "),
         ("run --algo pt-referense", "gdn: unknown algo 'pt-referense' did you mean pt-reference?"),
         ("run --algo sdpa --op gdn_decode", "gdn: unknown algo of gdn_decode 'sdpa' "),
         ("run --algo pt-reference -w 54", "gdn: no workload '54' of gdn_decode: its 54 workloads have indices 0-53"),
-        ("run --algo pt-reference -w batchsize=3", "gdn: unknown axis of gdn_decode 'batchsize' did you mean batch_size?"),
+        (
+            "run --algo pt-reference -w batchsize=3",
+            "gdn: unknown axis of gdn_decode 'batchsize' did you mean batch_size?",
+        ),
         ("run --algo pt-reference -w cafecafe", "gdn: no workload 'cafecafe' of gdn_decode expected an index 0-53, "),
         ("run --algos nowhere", "gdn: no such algos folder: nowhere it holds <op>/<algo>/algo.toml"),
         ("run nowhere.json", "gdn: nowhere.json: cannot be read: No such file or directory"),
@@ -155,8 +164,14 @@ def test_wrong_usage_is_exit_2_and_one_clear_line(args, says, tmp_path, gdn):
     [
         ("run --algo cuda-v4", "not run cuda-v4: no GPU here (`gdn modal run` "),
         ("bench --algo cuda-v1,cuda-v4", "not run cuda-v1, cuda-v4: no GPU here (`gdn modal run` "),
-        ("bench --algo fla-recurrent", "not run fla-recurrent: no GPU here, and Triton's interpreter is for checks, not for"),
-        ("run --algo cpp-v1 --device cuda", "not run cpp-v1: does not run on cuda (it runs on cpu: drop --device cuda)"),
+        (
+            "bench --algo fla-recurrent",
+            "not run fla-recurrent: no GPU here, and Triton's interpreter is for checks, not for",
+        ),
+        (
+            "run --algo cpp-v1 --device cuda",
+            "not run cpp-v1: does not run on cuda (it runs on cpu: drop --device cuda)",
+        ),
         ("run --device cuda", "gdn modal run"),
     ],
 )
@@ -242,7 +257,9 @@ def test_capabilities_compare_as_numbers(have, need, fits, monkeypatch):
     assert (machine.place(algo).mode == "cuda") is fits
 
 
-@pytest.mark.parametrize(("mode", "wanted", "tier"), [("cpu", None, "wall"), ("cuda", None, "cupti"), ("cuda", "events", "events")])
+@pytest.mark.parametrize(
+    ("mode", "wanted", "tier"), [("cpu", None, "wall"), ("cuda", None, "cupti"), ("cuda", "events", "events")]
+)
 def test_tiers(mode, wanted, tier):
     assert campaign.tier_for(mode, wanted) == tier and TIERS[tier] == mode
 
@@ -395,7 +412,9 @@ def test_bytes_moved_are_each_input_and_output_once(bench):
 
 def test_rows_of_the_table_derive_from_the_records(bench):
     rows = {(row.algo, row.label): row for row in report.rows_of(DECODE, bench.records)}
-    assert [key for key in rows] == [(a, b) for b in ("B=1", "B=3") for a in ("copy", "pt-reference", "copycat", "wrong")]
+    assert [key for key in rows] == [
+        (a, b) for b in ("B=1", "B=3") for a in ("copy", "pt-reference", "copycat", "wrong")
+    ]
     medians = {}
     for (algo, label), row in rows.items():
         mine = [r for r in bench.records if r["algo"] == algo and f"B={r['workload']['axes']['batch_size']}" == label]
@@ -437,7 +456,7 @@ def passed(algo: str, label: int, median: float, status: str = "passed", **more)
         "l2": "cold", "kernels": 1.0, "span_us": None, "note": None,
     }  # fmt: skip
     record = {
-        "op": "gdn_decode", "algo": algo, "mode": "cuda", "status": status, "reason": None, "bytes_moved": 8_000_000_000,
+        "op": "gdn_decode", "algo": algo, "mode": "cuda", "status": status, "reason": None, "bytes_moved": 8 * 10**9,
         "workload": {"uuid": "901e5104-dccb", "index": 0, "axes": {"batch_size": label}, "origin": "twin"},
         "check": {"errors": {"output": 1e-3, "new_state": 1e-7}},
     }  # fmt: skip
@@ -464,7 +483,9 @@ def test_a_row_that_failed_shows_what_became_of_it():
         passed("pt-reference", 1, 10.0),
         passed("a", 1, 0, "timed_out", reason="no end after 3 s", tail=["last words"], unfinished=2, workload=None),
         passed("b", 1, 0, "error", reason="RuntimeError: [not markup]"),
-        passed("c", 1, 5.0, timing=passed("c", 1, 5.0)["timing"] | {"note": "cupti not available (x): timed with events"}),
+        passed(
+            "c", 1, 5.0, timing=passed("c", 1, 5.0)["timing"] | {"note": "cupti not available (x): timed with events"}
+        ),
     ]
     text = words(" ".join(table_of(document_of("bench", found))))
     assert "a timed out" in text and "timed out a: no end after 3 s last words 2 workloads were not reached" in text
@@ -547,8 +568,14 @@ def test_data_build_then_run_on_it(folder, gdn):
 
 def test_a_data_set_that_is_not_there_is_exit_3(tmp_path, gdn):
     for args, says in (
-        (["--dataset", tmp_path / "none"], f"gdn: no such data set folder: {tmp_path}/none `gdn data build DIR` writes one"),
-        (["--dataset", tmp_path], f"gdn: {tmp_path} is no FlashInfer-Trace data set: it has no definitions/ and no workl"),
+        (
+            ["--dataset", tmp_path / "none"],
+            f"gdn: no such data set folder: {tmp_path}/none `gdn data build DIR` writes one",
+        ),
+        (
+            ["--dataset", tmp_path],
+            f"gdn: {tmp_path} is no FlashInfer-Trace data set: it has no definitions/ and no workl",
+        ),
     ):
         done = gdn("run", "--algo", "pt-reference", *args)
         assert done.code == errors.MISSING and says in words(done.err) and done.out == ""

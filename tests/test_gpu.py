@@ -108,7 +108,9 @@ def test_gdn_bench_with_its_floor_and_its_origin():
     algo = REGISTRY.find("cuda-v4")
     if (place := machine.place(algo, MODE)).mode is None:
         pytest.skip(place.reason)
-    result = helpers.gdn("bench", "--algo", algo.name, "-w", "batch_size=4", "-n", "1", "--seconds", "0.1", "--json", gpu=True)
+    result = helpers.gdn(
+        "bench", "--algo", algo.name, "-w", "batch_size=4", "-n", "1", "--seconds", "0.1", "--json", gpu=True
+    )
     assert result.code == errors.OK, result.err + result.out
     document = result.json
     assert [(r["algo"], r["mode"], r["status"]) for r in document["records"]] == [

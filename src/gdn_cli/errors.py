@@ -51,4 +51,4 @@ def unknown(kind: str, name: str, known: Iterable[str], *, hint: str | None = No
         advice = f"there are: {', '.join(known)}"
     else:
         advice = "there are none"
-    return UsageError(f"unknown {kind} '{name}'", hint=f"{advice} {hint}" if hint else advice)
+    return UsageError(f"unknown {kind} '{name}'", hint=f"{advice}{' ' if near else '; '}{hint}" if hint else advice)

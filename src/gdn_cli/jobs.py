@@ -115,9 +115,8 @@ def _follow(job: Job, folder: Path, on_record: OnRecord) -> Outcome:
                     _kill(process)
                 elif running:
                     time.sleep(_POLL_S)
-        finally:  # Ctrl-C too: no worker outlives its command
-            if process.poll() is None:
-                _kill(process)
+        finally:  # Ctrl-C too: no worker outlives its command, and nothing that an algo started outlives its worker
+            _kill(process)
     outcome.tail = [line.rstrip() for line in log.read_text(errors="replace").splitlines() if line.strip()][-20:]
     if timed_out:
         outcome.status, outcome.reason = "timed_out", f"no end after {job.timeout_s:g} s; --timeout gives more"

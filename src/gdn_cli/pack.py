@@ -175,7 +175,9 @@ def read_solution(path: Path, registry: Registry) -> Algo:
     if op is None:
         known = ", ".join(op.definition for op in registry.ops.values())
         raise UsageError(f"{path}: definition '{of}' is not one of gdn's ops", hint=f"gdn knows {known}")
-    spec.setdefault("destination_passing_style", True)  # flashinfer-bench's default
+    passing = spec.setdefault("destination_passing_style", True)  # flashinfer-bench's default
+    if not isinstance(passing, bool):
+        raise UsageError(f"{path}: field 'spec.destination_passing_style': expected true or false, got {passing!r}")
     spec.setdefault("binding", None)
     return Algo(
         op=op.name,

@@ -10,12 +10,14 @@ import os
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import environment, paths
 from .errors import UsageError
-from .jobs import Job
 from .pack import source_hash
+
+if TYPE_CHECKING:
+    from .jobs import Job
 
 SCHEMA = 1
 FLOOR = "copy"  # the algo name of the floor's records

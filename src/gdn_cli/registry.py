@@ -260,21 +260,22 @@ class Registry:
             op = wanted_op
         else:
             short = name
-        for broken in self.broken:
-            if broken.name == short and op in (None, broken.op):
-                raise broken.error
-        found = [a for a in self.algos if a.name == short and op in (None, a.op)]
+        found = [a for a in (*self.algos, *self.broken) if a.name == short and op in (None, a.op)]
         if len(found) > 1:
             found = [a for a in found if a.op == DEFAULT_OP] or found
         if not found:
             known = [a.name for a in self.algos if op in (None, a.op)]
             raise unknown(f"algo of {op}" if op else "algo", short, known, hint="`gdn list` shows all")
         if len(found) > 1:
-            raise UsageError(f"several ops have '{short}': {', '.join(a.full_name for a in found)}", hint="add --op")
+            full = ", ".join(f"{a.op}/{a.name}" for a in found)
+            raise UsageError(f"several ops have '{short}': {full}", hint="add --op")
+        if isinstance(found[0], Broken):
+            raise found[0].error
         return found[0]
 
     def reference(self, op: Op) -> Algo:
-        return self.find(op.reference, op.name)
+        """The shipped algo that an op is judged by: a folder of the user's may stand in for any other one."""
+        return read_algo(paths.ALGOS_DIR / op.name / op.reference / "algo.toml", op.name)
 
 
 def _ladder(algos: list[Algo]) -> list[Algo]:

@@ -4,6 +4,7 @@ in gdn makes text of results, and both come from the same records."""
 from __future__ import annotations
 
 import contextlib
+import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator
@@ -23,7 +24,8 @@ _WIDE = 100  # without a terminal (a file, CI) lines may be this wide
 
 def console(stderr: bool = False) -> Console:
     file = sys.stderr if stderr else sys.stdout
-    return Console(file=file, highlight=False, width=None if file.isatty() else _WIDE)
+    known = file.isatty() or "COLUMNS" in os.environ
+    return Console(file=file, highlight=False, width=None if known else _WIDE)
 
 
 def show_json(document: Any) -> None:
@@ -201,17 +203,23 @@ def _check_table(op: Op, rows: list[Row]) -> Table:
     for row in rows:
         shown, last = "" if row.label == last else row.label, row.label
         checks = [r["check"] for r in row.records if r.get("check")]
-        worst = [max((c["errors"].get(name, 0.0) for c in checks), default=None) for name in op.outputs]
+        worst = [_worst(checks, name) for name in op.outputs]
         failed = row.failed
         verdict = f"[red]{failed['status'].replace('_', ' ')}[/]" if failed else "[green]passed[/]"
         passed = sum(r["status"] == "passed" for r in row.records)
         table.add_row(
             shown, row.algo + _on(row.mode), verdict, f"{passed}/{len(row.records)}",
-            *("" if w is None else f"{w:.1e}" for w in worst),
+            *worst,
         )  # fmt: skip
     limits = (f"{limit:g}" for limit in op.tolerance.values())
     table.add_row("[dim]at most[/]", "", "", "", *(f"[dim]{limit}[/]" for limit in limits))
     return table
+
+
+def _worst(checks: list[dict[str, Any]], output: str) -> str:
+    """The largest error of an output; nothing where it could not be measured (unwritten, NaN, a wrong shape)."""
+    errors = [c["errors"][output] for c in checks if c["errors"].get(output) is not None]
+    return f"{max(errors):.1e}" if errors else ""
 
 
 def _on(mode: str) -> str:
@@ -262,7 +270,7 @@ def show_workloads(rows: list[dict[str, Any]], as_json: bool) -> None:
     table = _table(["<op", ">index", "<uuid", "axes"])
     for r in rows:
         index = "-" if r["index"] is None else str(r["index"])
-        table.add_row(r["op"], index, r["uuid"], " ".join(f"{k}={v}" for k, v in r["axes"].items()))
+        table.add_row(r["op"], index, r["uuid"][:8], " ".join(f"{k}={v}" for k, v in r["axes"].items()))
     console().print(table)
 
 

@@ -6,7 +6,7 @@ whatever the device: the same bits in every run, in any order, on every machine.
 Gated delta net (K is head_size):
   q, k        N(0, 1), L2-normalised over K (norm in float64, quotient in float32), then rounded to bf16
   v           N(0, 1)
-  state       N(0, 1) f32: what the recurrence keeps at with normalised keys
+  state       N(0, 0.17^2) f32: the size at which the recurrence itself settles with inputs such as these
   A_log       log U(1, 16)                                     Mamba-2's initialisation (arXiv 2405.21060), which
   dt_bias     softplus^-1(dt), log dt ~ U(log 1e-3, log 1e-1)  Gated DeltaNet keeps (arXiv 2412.06464)
   a, b        N(0, 1): projections of a normalised hidden state
@@ -45,6 +45,10 @@ DTYPES = {
 _SHARE = np.array([0, 338 / 797, 0.50, 592 / 797, 704 / 797, 0.90, 0.95, 778 / 797, 0.99, 1])
 _LENGTH = np.array([1, 32, 41, 128, 512, 662, 1131, 2048, 2822, 5637])
 _DRAWS = 256
+# Root mean square of the states that the reference ends at from zero: 0.14 after 64 tokens, 0.16 after 512, 0.17 after
+# 2048 (0.05 to 0.4 by head). A state of N(0, 1) is six times what a server ever holds: rounding of its bf16 products
+# alone then reaches the contest's absolute tolerance of 0.01.
+_STATE_RMS = np.float32(0.17)
 # Whatever the seed, the method meets the published figures on average; one seed scatters (p99: 2640 +- 180). Of the
 # first 300 salts this one comes closest with the contest's uuids: each figure within 0.6 of its standard deviation.
 _LENGTHS_SALT = 268
@@ -105,6 +109,8 @@ def draw(op: Op, workload: Workload, name: str) -> torch.Tensor | float:
     if op.op_type == "gdn" and name in ("q", "k"):
         # float64: the order in which a CPU adds up must not show in the bits
         x /= np.sqrt(np.square(x, dtype=np.float64).sum(axis=-1, keepdims=True)).astype(np.float32)
+    if op.op_type == "gdn" and name == "state":
+        x *= _STATE_RMS
     return torch.from_numpy(x).to(dtype)
 
 

@@ -52,8 +52,11 @@ def new(
     from .. import registry, scaffold
 
     known = registry.load(algos)
-    folder = scaffold.new(known, name, known.find(source, op), into or (Path(algos) if algos else None))
-    typer.echo(f"{folder}\n  next: edit it, then `gdn run --algo {name}` and `gdn bench --algo {name},{source}`")
+    into = into or next(iter(registry.own_folders(algos)), None)
+    folder = scaffold.new(known, name, known.find(source, op), into)
+    where = f" --algos {into}" if into else ""
+    commands = f"`gdn run --algo {name}{where}` and `gdn bench --algo {name},{source}{where}`"
+    typer.echo(f"{folder}\n  next: edit it, then {commands}")
 
 
 def register(app: typer.Typer) -> None:

@@ -81,11 +81,13 @@ def _campaign(
     seconds: float | None = None,
     strict: bool = False,
 ) -> None:
-    from .. import campaign, records, registry, report, workloads
+    from .. import campaign, records, registry, report, timing, workloads
 
     for name, value, known in (("device", device, ("auto", "cuda", "cpu")), ("l2 state", l2, ("cold", "warm"))):
         if value not in known:
             raise errors.unknown(name, value, known)
+    if tier is not None and tier not in timing.TIERS:
+        raise errors.unknown("tier", tier, timing.TIERS)
     if preset is None and not (workload or n or dataset):
         preset = "quick"
     loaded = workloads.load_preset(preset) if preset else None

@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 # tier -> the mode that it times; the first that fits a mode is the default there
@@ -67,6 +67,9 @@ class Timing:
 
 
 def summarise(tier: str, samples_us: list[float], **more: Any) -> Timing:
+    if len(samples_us) == 1:  # the contest's counts may ask for no more
+        samples_us = samples_us * 2
+        return replace(summarise(tier, samples_us, **more), samples=1)
     low, median, high = statistics.quantiles(samples_us, n=4, method="inclusive")
     return Timing(tier, median, low, high, len(samples_us), **more)
 
