@@ -539,7 +539,7 @@ def test_data_list(gdn):
     done = gdn("data", "list", "--op", "gdn_prefill", "-w", "seq_lens=4x16", "-w", "3")
     lines = [x.split() for x in done.out.splitlines() if x.startswith("gdn_prefill")]
     assert [(x[1], x[3:]) for x in lines] == [
-        ("3", lines[0][3:]), ("-", ["total_seq_len=64", "num_seqs=4"])
+        ("3", lines[0][3:]), ("-", ["total_seq_len=64", "num_seqs=4", "len_cu_seqlens=5"])
     ]  # fmt: skip
 
 
