@@ -72,9 +72,9 @@ def run(q, k, v, state, A_log, a, dt_bias, b, scale, output, new_state):
         raise ValueError(f"state and new_state: expected float32, got {state.dtype} and {new_state.dtype}")
     if B == 0:
         return
-    # Not measured yet. BV=4 below 17 heads makes 256 programs at B=1, HV=8: more than an H200's 132 SMs, and half the
-    # shuffles in each. Above, BV=8 shares q, k and the gates over twice the rows.
-    BV, num_warps = (4 if B * HV <= 16 else 8), 1
+    # H200, cupti, L2 cold, HV=8, us for BV = 4, 8, 16: B=1 2.08 2.94 3.01, B=8 4.00 4.51 4.42, B=16 6.34 6.43 6.30,
+    # B=32 10.6 10.3 9.9, B=64 19.1 18.9 18.7, B=128 35.2 35.0 34.6. Two or four warps lose at every B, BV=2 from B=8 on.
+    BV, num_warps = (4 if B * HV <= 128 else 16), 1
     gdn_decode_kernel[(B * HV * (V // BV),)](
         q, k, v, state, A_log, a, dt_bias, b, float(scale or K**-0.5), output, new_state,
         H=H, HV=HV, K=K, V=V, BV=BV, num_warps=num_warps,
