@@ -24,7 +24,9 @@ LAYERS = """
     dataset  build  environment  signature
     twins
     pack
+    traceset
     machine  workloads
+    presets
     registry
     paths  errors
 """

@@ -19,7 +19,8 @@ from safetensors.torch import save_file
 from gdn_cli import pack, registry, tracefolder, twins
 from gdn_cli.dataset import blob_header, drawn, load_inputs
 from gdn_cli.errors import MissingError, UsageError
-from gdn_cli.workloads import Workload, contest, embedded, from_folder, select
+from gdn_cli.traceset import from_folder
+from gdn_cli.workloads import Workload, contest, embedded, select
 
 REGISTRY = registry.load()
 OPS = REGISTRY.ops

@@ -11,10 +11,11 @@ from collections import Counter
 
 import pytest
 
-from gdn_cli import paths, registry
-from gdn_cli import workloads as wl
+from gdn_cli import paths, presets, registry
 from gdn_cli.errors import MissingError, UsageError
-from gdn_cli.workloads import Preset, Workload, embedded, from_folder, select
+from gdn_cli.presets import Preset
+from gdn_cli.traceset import from_folder
+from gdn_cli.workloads import Workload, embedded, select
 
 OPS = registry.load().ops
 DECODE, PREFILL, ATTENTION = OPS["gdn_decode"], OPS["gdn_prefill"], OPS["attention_fwd"]
@@ -212,8 +213,8 @@ def test_nothing_to_take():
 
 
 def test_the_presets_that_ship():
-    assert wl.preset_names() == ["quick", "contest", "sweep"]
-    quick, contest, sweep = map(wl.load_preset, ("quick", "contest", "sweep"))
+    assert presets.preset_names() == ["quick", "contest", "sweep"]
+    quick, contest, sweep = map(presets.load_preset, ("quick", "contest", "sweep"))
     assert quick.settings_for("gdn_decode") == quick.settings_for("gdn_prefill") == {"seconds": 0.3}
     assert contest.settings_for("gdn_decode") == {"warmup": 10, "iterations": 50, "trials": 3}
     assert contest.settings_for("attention_fwd") == {"warmup": 10, "iterations": 50, "trials": 3}
@@ -243,19 +244,19 @@ def test_the_presets_that_ship():
 
 def test_named_workloads_win_over_the_presets():
     ws = embedded(DECODE)
-    assert select(DECODE, ws, chosen=["3"], preset=wl.load_preset("quick")) == [ws[3]]
-    assert select(DECODE, ws, preset=wl.load_preset("quick"), first=2) == [ws[0], ws[18]]
+    assert select(DECODE, ws, chosen=["3"], preset=presets.load_preset("quick")) == [ws[3]]
+    assert select(DECODE, ws, preset=presets.load_preset("quick"), first=2) == [ws[0], ws[18]]
 
 
 def test_a_preset_takes_the_data_sets_own_workload():
     own = [Workload("mine", {"batch_size": 2}, 0, "dataset", {})]
-    picked = select(DECODE, own, preset=wl.load_preset("sweep"))
+    picked = select(DECODE, own, preset=presets.load_preset("sweep"))
     assert picked[1] is own[0] and {w.origin for w in picked if w is not own[0]} == {"twin"}
 
 
 def test_an_unknown_preset_names_the_nearest():
     with pytest.raises(UsageError, match=r"unknown preset 'quik'; did you mean quick\?"):
-        wl.load_preset("quik")
+        presets.load_preset("quik")
 
 
 GOOD = '[p]\nsummary = "s"\n[p.settings]\nseconds = 1\n[p.workloads]\ngdn_decode = [{ batch_size = 2 }]\n'
@@ -288,11 +289,11 @@ def test_a_broken_preset_names_file_and_key(tmp_path, monkeypatch, old, new, say
     monkeypatch.setattr(paths, "CONFIGS_DIR", tmp_path)
     file = tmp_path / "presets.toml"
     file.write_text(GOOD)
-    assert axes_of(select(DECODE, embedded(DECODE), preset=wl.load_preset("p"))) == [{"batch_size": 2}]
+    assert axes_of(select(DECODE, embedded(DECODE), preset=presets.load_preset("p"))) == [{"batch_size": 2}]
     assert old in GOOD
     file.write_text(GOOD.replace(old, new))
     with pytest.raises(UsageError) as e:
-        select(DECODE, embedded(DECODE), preset=wl.load_preset("p"))
+        select(DECODE, embedded(DECODE), preset=presets.load_preset("p"))
     assert str(file) in str(e.value) and says in str(e.value) and e.value.code == 2
 
 

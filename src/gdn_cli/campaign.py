@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from . import errors, machine, workloads
+from . import errors, machine, traceset, workloads
 from .errors import UsageError
 from .jobs import Job, Outcome, execute
 from .pack import definition, pack, read_solution, source_hash
+from .presets import Preset
 from .records import Document
 from .registry import DEFAULT_OP, Algo, Op, Registry
 from .timing import TIERS
@@ -86,7 +87,7 @@ def parts(
     *,
     chosen: list[str],
     first: int | None,
-    preset: workloads.Preset | None,
+    preset: Preset | None,
     dataset: Path | None,
     overrides: dict[str, Any],
 ) -> list[Part]:
@@ -94,7 +95,7 @@ def parts(
     found = []
     for name in dict.fromkeys(e.algo.op for e in entries):
         op = registry.op(name)
-        known = workloads.from_folder(op, dataset) if dataset else workloads.embedded(op)
+        known = traceset.known(op, dataset)
         picked = workloads.select(op, known, chosen=chosen, first=first, preset=preset)
         plan = preset.settings_for(name) if preset else {}
         found.append(Part(op, [e for e in entries if e.algo.op == name], picked, plan | overrides))

@@ -15,9 +15,8 @@ import torch
 from . import twins
 from .errors import MissingError
 from .registry import Op
-from .workloads import Workload, from_folder, lfs_error
-
-__all__ = ["blob_header", "drawn", "from_folder", "load_inputs"]
+from .traceset import lfs_error
+from .workloads import Workload
 
 # safetensors' names of the dtypes that definitions use
 DTYPE_CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32"}

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from . import machine, paths, registry, workloads
+from . import machine, paths, registry, traceset
 from .errors import GdnError
 
 
@@ -91,7 +91,7 @@ def _dataset(folder: Path | None) -> dict[str, Any]:
     counts, problems = [], []
     for op in registry.load().ops.values():
         try:
-            counts.append(f"{len(workloads.from_folder(op, folder))} {op.name}")
+            counts.append(f"{len(traceset.from_folder(op, folder))} {op.name}")
         except GdnError as e:
             problems.append(e)
     if counts:

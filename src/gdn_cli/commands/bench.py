@@ -81,7 +81,7 @@ def _campaign(
     seconds: float | None = None,
     strict: bool = False,
 ) -> None:
-    from .. import campaign, records, registry, report, timing, workloads
+    from .. import campaign, presets, records, registry, report, timing
 
     for name, value, known in (("device", device, ("auto", "cuda", "cpu")), ("l2 state", l2, ("cold", "warm"))):
         if value not in known:
@@ -90,7 +90,7 @@ def _campaign(
         raise errors.unknown("tier", tier, timing.TIERS)
     if preset is None and not (workload or n or dataset):
         preset = "quick"
-    loaded = workloads.load_preset(preset) if preset else None
+    loaded = presets.load_preset(preset) if preset else None
     known = registry.load(own)
     entries, named = campaign.choose(known, algo, op, solutions or [], device, timed=command == "bench")
     overrides: dict[str, Any] = {"l2": l2} | ({"seconds": seconds, "iterations": None} if seconds else {})

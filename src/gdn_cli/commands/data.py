@@ -30,11 +30,11 @@ def build(
 
     Everything is about 2 GB; --op, -w, -n and --preset make it smaller. Safe to repeat: what is there is kept.
     """
-    from .. import pack, registry, report, tracefolder, workloads
+    from .. import pack, presets, registry, report, tracefolder, workloads
 
     known = registry.load(algos)
     ops = [known.op(op)] if op else list(known.ops.values())
-    loaded = workloads.load_preset(preset) if preset else None
+    loaded = presets.load_preset(preset) if preset else None
     chosen = {
         o.name: workloads.select(o, workloads.embedded(o), chosen=workload or [], first=n, preset=loaded) for o in ops
     }
@@ -67,14 +67,13 @@ def list_(
     json: o.AsJson = False,
 ) -> None:
     """Show the workloads: index, uuid, axes."""
-    from .. import registry, report, workloads
+    from .. import presets, registry, report, traceset, workloads
 
     known = registry.load()
-    loaded = workloads.load_preset(preset) if preset else None
+    loaded = presets.load_preset(preset) if preset else None
     rows = []
     for found in [known.op(op)] if op else known.ops.values():
-        every = workloads.from_folder(found, dataset) if dataset else workloads.embedded(found)
-        for w in workloads.select(found, every, chosen=workload or [], first=n, preset=loaded):
+        for w in workloads.select(found, traceset.known(found, dataset), chosen=workload or [], first=n, preset=loaded):
             rows.append({"op": found.name, "index": w.index, "uuid": w.uuid, "axes": w.axes, "origin": w.origin})
     if not rows:
         raise errors.UsageError("no workloads")

@@ -1,0 +1,183 @@
+"""Reads the workloads of a FlashInfer-Trace folder, the contest's own included. Imports neither torch nor numpy.
+
+Tensors are read later, by `dataset`; `tracefolder` writes such folders.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from .errors import GdnError, MissingError
+from .registry import Op
+from .workloads import Workload, embedded
+
+_LFS_POINTER = "version https://git-lfs"
+
+
+def known(op: Op, root: Path | None) -> list[Workload]:
+    """The workloads to choose from: those of a folder where one is given, else the embedded twins."""
+    return embedded(op) if root is None else from_folder(op, root)
+
+
+def from_folder(op: Op, root: Path) -> list[Workload]:
+    """The op's workloads in a FlashInfer-Trace folder, in its order. Tensors are read later, by `dataset`.
+
+    Files are found as flashinfer-bench's TraceSet.from_path finds them: definitions/**/*.json, workloads/**/*.jsonl.
+    The definition's inputs and outputs must be ours. What is wrong is one MissingError line.
+    """
+    root = Path(root)
+    if not root.exists():
+        raise MissingError(f"no such data set folder: {root}", hint="`gdn data build DIR` writes one")
+    if not root.is_dir():
+        raise MissingError(f"{root} is a file, not a data set folder", hint="name the folder that has definitions/")
+    absent = [name for name in ("definitions", "workloads") if not (root / name).is_dir()]
+    if absent:
+        raise MissingError(
+            f"{root} is no FlashInfer-Trace data set: it has no {'/ and no '.join(absent)}/",
+            hint="name the folder that holds both, or write one with `gdn data build DIR`",
+        )
+    path, definition = _find_definition(op, root)
+    _same_definition(op, path, definition)
+    workloads: list[Workload] = []
+    others: set[str] = set()
+    for file in sorted((root / "workloads").rglob("*.jsonl")):
+        for number, line in enumerate(_lines(file), 1):
+            # lines of other definitions need not be ours to judge; a folder of all of FlashInfer has thousands
+            if file.stem != op.definition and f'"{op.definition}"' not in line:
+                others.add(file.stem)
+                continue
+            if line.strip():
+                workload = _row(op, f"{file}:{number}", line, len(workloads))
+                if workload is not None:
+                    workloads.append(workload)
+    if not workloads:
+        raise MissingError(f"{root / 'workloads'} has no workloads of {op.definition}", hint=f"it has {_some(others)}")
+    return workloads
+
+
+def _some(names: set[str] | list[str]) -> str:
+    names = sorted(names)
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "") or "none"
+
+
+def _read(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise MissingError(f"{path}: cannot be read: {getattr(e, 'strerror', None) or e}") from None
+    if text.startswith(_LFS_POINTER):
+        raise lfs_error(path)
+    return text
+
+
+def _lines(path: Path) -> Iterator[str]:
+    return iter(_read(path).split("\n"))
+
+
+def lfs_error(path: Path) -> MissingError:
+    return MissingError(
+        f"{path}: a git-LFS pointer, the data itself was not downloaded",
+        hint="run `git lfs pull` in the data set's folder",
+    )
+
+
+def _json(where: Any, text: str) -> dict:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as e:
+        place = f"column {e.colno}" if e.lineno == 1 else f"line {e.lineno} column {e.colno}"
+        raise MissingError(f"{where}: not valid JSON: {e.msg} at {place}") from None
+    if not isinstance(value, dict):
+        raise MissingError(f"{where}: expected a JSON object, got {text.strip():.40}")
+    return value
+
+
+def _find_definition(op: Op, root: Path) -> tuple[Path, dict]:
+    files = sorted((root / "definitions").rglob("*.json"))
+    names = set()
+    # the file that has the name first: then the others need not be read
+    for path in sorted(files, key=lambda p: p.stem != op.definition):
+        try:
+            definition = _json(path, _read(path))
+        except GdnError:
+            if path.stem == op.definition:
+                raise
+            continue
+        if definition.get("name") == op.definition:
+            return path, definition
+        names.add(str(definition.get("name")))
+    raise MissingError(
+        f"{root / 'definitions'} has no definition {op.definition} ({op.name})", hint=f"it has {_some(names)}"
+    )
+
+
+def _same_definition(op: Op, path: Path, definition: dict) -> None:
+    """Same inputs and outputs, in order. Fixed axes are compared by value: their names are nobody's business."""
+    hint = "the folder is made for another version of the definition"
+    try:
+        axes = {name: spec.get("value", name) for name, spec in definition["axes"].items()}
+        theirs = {
+            kind: {
+                name: (s["dtype"], None if s["shape"] is None else [axes[a] for a in s["shape"]])
+                for name, s in definition[kind].items()
+            }
+            for kind in ("inputs", "outputs")
+        }
+    except (KeyError, TypeError, AttributeError) as e:
+        raise MissingError(f"{path}: not a FlashInfer-Trace definition: {type(e).__name__} {e}", hint=hint) from None
+    for kind, specs in (("inputs", op.inputs), ("outputs", op.outputs)):
+        if list(theirs[kind]) != list(specs):
+            raise MissingError(
+                f"{path}: its {kind} are {', '.join(theirs[kind])}; those of {op.name} are {', '.join(specs)}",
+                hint=hint,
+            )
+        for name, spec in specs.items():
+            shape = None if spec.shape is None else [a if op.axes[a] is None else op.axes[a] for a in spec.shape]
+            if theirs[kind][name] != (spec.dtype, shape):
+                raise MissingError(
+                    f"{path}: {name} is {_spec(*theirs[kind][name])}; that of {op.name} is {_spec(spec.dtype, shape)}",
+                    hint=hint,
+                )
+
+
+def _spec(dtype: str, shape: Sequence[Any] | None) -> str:
+    return f"{dtype} scalar" if shape is None else f"{dtype} [{', '.join(map(str, shape))}]"
+
+
+_KEYS = {"random": (), "scalar": ("value",), "safetensors": ("path", "tensor_key")}
+
+
+def _row(op: Op, where: str, line: str, index: int) -> Workload | None:
+    """One line of a JSONL file; None for another definition's."""
+    row = _json(where, line)
+    if row.get("definition") != op.definition:
+        return None
+    if row.get("solution") or row.get("evaluation"):
+        raise MissingError(f"{where}: a trace, not a workload", hint="traces belong in traces/")
+    workload = row.get("workload")
+    if not isinstance(workload, dict):
+        raise MissingError(f"{where}: no 'workload' object")
+    name, axes, inputs = (workload.get(key) for key in ("uuid", "axes", "inputs"))
+    if not isinstance(name, str) or not name:
+        raise MissingError(f"{where}: workload has no 'uuid'")
+    if not isinstance(axes, dict) or not all(type(v) is int and v >= 1 for v in axes.values()):
+        raise MissingError(f"{where}: workload 'axes': expected positive whole numbers by name, got {axes!r:.60}")
+    # flashinfer-bench ignores fixed axes in a row; a fixed axis of another value is another op
+    fixed = {k: v for k, v in axes.items() if op.axes.get(k) is not None}
+    if set(axes) - set(fixed) != set(op.var_axes) or any(op.axes[k] != v for k, v in fixed.items()):
+        got = ", ".join(f"{k}={v}" for k, v in axes.items()) or "none"
+        raise MissingError(f"{where}: axes {got}; those of {op.name} are {', '.join(op.var_axes)}")
+    if not isinstance(inputs, dict):
+        raise MissingError(f"{where}: workload has no 'inputs' object")
+    for key, spec in inputs.items():
+        kind = spec.get("type") if isinstance(spec, dict) else None
+        if kind not in _KEYS:
+            raise MissingError(f"{where}: input {key}: expected type {', '.join(_KEYS)}, got {kind!r:.40}")
+        for needed in _KEYS[kind]:
+            value = spec.get(needed)
+            if not isinstance(value, (int, float) if needed == "value" else str) or value == "":
+                raise MissingError(f"{where}: input {key}: {kind} without '{needed}'")
+    return Workload(name, {a: axes[a] for a in op.var_axes}, index=index, origin="dataset", inputs=inputs)
