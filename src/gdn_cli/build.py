@@ -8,6 +8,10 @@ from typing import Any
 class BuildFailed(Exception):
     """The builder's reason, whole: a missing package, a compiler's errors, a signature that does not match."""
 
+    def __init__(self, message: str, *, missing: bool = False) -> None:
+        super().__init__(message)
+        self.missing = missing  # a package that is not here: not the algo's fault
+
 
 class Kernel:
     """A built solution, called in destination-passing style whatever its own style is.
@@ -55,7 +59,7 @@ def build(definition: dict[str, Any], solution: dict[str, Any]) -> Kernel:
     try:
         return Kernel(BuilderRegistry.get_instance().build(*parsed))
     except Exception as e:  # builders wrap most causes in BuildError, and let some through
-        raise BuildFailed(_cause(e)) from None
+        raise _cause(e) from None
 
 
 def reference(definition: dict[str, Any]) -> Kernel:
@@ -66,7 +70,7 @@ def reference(definition: dict[str, Any]) -> Kernel:
     return Kernel(BuilderRegistry.get_instance().build_reference(Definition.model_validate(definition)))
 
 
-def _cause(e: BaseException) -> str:
+def _cause(e: BaseException) -> BuildFailed:
     """The innermost message, with a compiler's error lines rather than its whole command line."""
     text = str(e)
     while e.__cause__ is not None or e.__context__ is not None:
@@ -76,5 +80,5 @@ def _cause(e: BaseException) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "error:" in line or "error :" in line or "fatal" in line]
     if isinstance(e, ModuleNotFoundError):
-        return f"package '{e.name}' is missing: {lines[0]}"
-    return "\n".join(errors[:8] or lines[:12]) or type(e).__name__
+        return BuildFailed(f"package '{e.name}' is missing: {lines[0]}", missing=True)
+    return BuildFailed("\n".join(errors[:8] or lines[:12]) or type(e).__name__)

@@ -80,6 +80,10 @@ def oracle(reference: Kernel, inputs: list) -> list[torch.Tensor]:
     return reference.returns(wide)
 
 
+def finite(tensors: list[torch.Tensor]) -> bool:
+    return all(bool(torch.isfinite(t).all()) for t in tensors)
+
+
 def check(kernel: Kernel, op: Op, axes: dict[str, int], inputs: list, expected: list[torch.Tensor]) -> Verdict:
     """Call the kernel once on `inputs` and judge what it wrote; `expected` is the float64 oracle's."""
     verdict = Verdict()

@@ -48,6 +48,7 @@ class Op:
     tolerance: dict[str, float]  # output -> greatest relative Frobenius error against float64
     reference: str  # the algo whose source is the definition's reference
     baseline: str | None  # the algo that the contest ranks against
+    linear_in: tuple[str, ...]  # inputs whose joint negation negates every output
     label: str  # how a workload is called in a table: "B={batch_size}"
 
     @property
@@ -139,8 +140,8 @@ class Fields:
         return tuple(values)
 
     def done(self) -> None:
-        for key, value in self.table.items():
-            raise self.wrong(key, "no such key", value)
+        for key in self.table:
+            raise UsageError(f"{self.path}: key '{self.where}{key}': there is no such key")
 
 
 def read_algo(path: Path, op: str) -> Algo:
@@ -224,8 +225,12 @@ def read_op(path: Path) -> Op:
         tolerance=tolerance,
         reference=f.take("reference", str),
         baseline=f.take("baseline", str, None),
+        linear_in=f.texts("linear_in"),
         label=f.take("label", str),
     )
+    for name in op.linear_in:
+        if name not in op.inputs:
+            raise f.wrong("linear_in", f"inputs: {', '.join(op.inputs)}", name)
     f.done()
     return op
 

@@ -17,17 +17,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from .errors import GdnError
+from . import errors
+from .errors import GdnError, MissingError
 from .registry import Op, TensorSpec
 from .workloads import Workload
 
 SCHEMA = 1
 
 
-def main(events: Path | None = None) -> None:
-    """Serve the request on stdin; the reply goes to stdout, and nothing else does.
+def main(events: Path | None = None) -> int:
+    """Serve the request on stdin; the reply goes to stdout, and nothing else does. Returns the exit code.
 
     Whatever runs here may print: file descriptor 1 points at stderr for the rest of the process, because CUDA's printf
     and C's buffered stdout know nothing of Python's sys.stdout and may flush as late as at exit.
@@ -35,41 +36,58 @@ def main(events: Path | None = None) -> None:
     sys.stdout.flush()
     reply = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    try:
-        answer = serve(json.loads(sys.stdin.read()), _emitter(events))
-    except GdnError as e:
-        answer = {"status": "refused", "reason": str(e), "code": e.code}
-    except (AttributeError, KeyError, TypeError, ValueError) as e:
-        answer = {"status": "refused", "reason": f"not a request of schema {SCHEMA}: {_one_line(e)}", "code": 2}
+    answer = _parse(sys.stdin.read())
+    if "refused" not in answer.values():
+        answer = serve(answer, _emitter(events))
     with reply:
         json.dump({"schema": SCHEMA} | answer, reply)
         reply.write("\n")
+    return answer.get("code") or 0
+
+
+def end(code: int) -> NoReturn:
+    """Leave at once: threads that an algo left running must not keep a worker that has replied."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _parse(text: str) -> dict[str, Any]:
+    """The request with its op and workloads read, or the reply that refuses it."""
+    try:
+        request = json.loads(text)
+        if request.get("schema") != SCHEMA:
+            reason = f"schema {request.get('schema')!r}, this gdn speaks {SCHEMA}"
+            return {"status": "refused", "reason": reason, "code": 2}
+        found = {key: request[key] for key in ("command", "definition", "solution", "mode")}
+        found["op"] = op_from_json(request["op"])
+        found["workloads"] = [Workload.from_json(w) for w in request["workloads"]]
+        return request | found
+    except (AttributeError, KeyError, TypeError, ValueError) as e:
+        return {"status": "refused", "reason": f"not a request of schema {SCHEMA}: {_one_line(e)}", "code": 2}
 
 
 def serve(request: dict[str, Any], emit: Callable[[dict], None]) -> dict[str, Any]:
-    """Do what the request asks for; `emit` gets each record as it is made."""
-    if request.get("schema") != SCHEMA:
-        return {"status": "refused", "reason": f"schema {request.get('schema')!r}, this gdn speaks {SCHEMA}", "code": 2}
-    mode = request["mode"]
-    _imports(mode)
+    """Do what a parsed request asks for; `emit` gets each record as it is made."""
+    _imports(request["mode"])
     from . import environment
 
-    op = op_from_json(request["op"])
-    workloads = [Workload.from_json(w) for w in request["workloads"]]
     reply: dict[str, Any] = {"status": "done", "records": []}
     try:
-        reply["environment"] = environment.describe(mode)
+        reply["environment"] = environment.describe(request["mode"])
         emit({"environment": reply["environment"]})  # first: records never lack their origin
         work = _floors if request["command"] == "floor" else _algo
-        for record in work(request, op, workloads, mode, reply):
+        for record in work(request, reply):
             emit(record)
             reply["records"].append(record)
     except _BuildFailed as e:
-        reply |= {"status": "build_failed", "reason": str(e)}
+        reply |= {"status": "build_failed", "reason": str(e), "code": e.code}
+    except GdnError as e:  # what was measured before stays in the reply
+        reply |= {"status": "refused", "reason": str(e), "code": e.code}
     return reply
 
 
-class _BuildFailed(Exception):
+class _BuildFailed(GdnError):
     pass
 
 
@@ -80,52 +98,33 @@ def _imports(mode: str) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a CPU run must not find a GPU half-way
 
 
-def _algo(request: dict, op: Op, workloads: list[Workload], mode: str, reply: dict) -> Iterator[dict]:
-    from . import build, dataset, signature
+def _algo(request: dict, reply: dict) -> Iterator[dict]:
+    from . import build, signature
 
     started = time.perf_counter()
     try:
         kernel = build.build(request["definition"], request["solution"])
     except build.BuildFailed as e:
-        raise _BuildFailed(str(e)) from None
+        raise _BuildFailed(str(e), code=errors.MISSING if e.missing else errors.FAILED) from None
     reply["build_s"] = time.perf_counter() - started
     if request["command"] == "prove":
         reply["proof"] = signature.match(kernel.entry_point, request["definition"], request["solution"])
     reference = build.reference(request["definition"])
-    device = "cuda" if mode == "cuda" else "cpu"
-    root = Path(request["dataset"]) if request.get("dataset") else None
-    for workload in workloads:
-        inputs = dataset.load_inputs(op, workload, device, root)
-        yield {"workload": workload.to_json()} | _one(request, op, workload, kernel, reference, inputs)
-        del inputs  # before the next one is drawn: never two workloads in memory
+    for workload in request["workloads"]:
+        yield {"workload": workload.to_json()} | _one(request, workload, kernel, reference)
 
 
-def _one(request: dict, op: Op, workload: Workload, kernel: Any, reference: Any, inputs: list) -> dict[str, Any]:
-    """Check one workload and, where it is right and a time is asked for, time it."""
+def _one(request: dict, workload: Workload, kernel: Any, reference: Any) -> dict[str, Any]:
+    """One workload's record; its tensors are gone when this returns: never two workloads in memory."""
     import torch
 
-    from . import check, environment, timing
-    from .timing import floor
+    from . import timing
 
     try:
         with torch.no_grad():
-            expected = check.oracle(reference, inputs)
-            verdict = check.check(kernel, op, workload.axes, inputs, expected)
-            record: dict[str, Any] = {"status": "passed" if verdict.passed else "wrong", "reason": verdict.reason}
-            record["check"] = verdict.to_json()
-            if backend := getattr(kernel.module, "backend", None):
-                record["backend"] = backend(*inputs)
-            if request["command"] == "bench" and verdict.passed:
-                del expected
-                plan = timing.Plan(**request["timing"]["plan"])
-                outputs = check.allocate(op, workload.axes, str(inputs[0].device))
-                record["bytes_moved"] = floor.bytes_moved(op, workload.axes)
-                record["timing"] = timing.measure(
-                    request["timing"]["tier"], lambda: kernel(inputs, outputs), plan, strict=request["timing"]["strict"]
-                ).to_json()
-                if request["mode"] == "cuda":
-                    record["clocks"] = environment.clocks()
-            return record
+            return _measured(request, workload, kernel, reference)
+    except GdnError as e:  # the workload's data, not the algo
+        return {"status": "refused", "reason": str(e), "code": e.code}
     except timing.TierUnavailable as e:
         return {"status": "tier_unavailable", "reason": f"{request['timing']['tier']}: {e}"}
     except (torch.cuda.OutOfMemoryError, MemoryError) as e:
@@ -137,13 +136,53 @@ def _one(request: dict, op: Op, workload: Workload, kernel: Any, reference: Any,
         return {"status": "error", "reason": _one_line(e), "trace": _trace(e)}
 
 
-def _floors(request: dict, op: Op, workloads: list[Workload], mode: str, reply: dict) -> Iterator[dict]:
+def _measured(request: dict, workload: Workload, kernel: Any, reference: Any) -> dict[str, Any]:
+    """Check and, where it is right and a time is asked for, time it and check again.
+
+    The second check is on new values in the same buffers, so that a kernel that remembers what it returned, or that
+    is right only once, loses its time. It needs no second oracle: negating the inputs in which the op is linear
+    negates every output.
+    """
+    from . import check, dataset, environment, timing
+    from .timing import floor
+
+    op, wanted = request["op"], request["timing"]
+    root = Path(request["dataset"]) if request.get("dataset") else None
+    inputs = dataset.load_inputs(op, workload, "cuda" if request["mode"] == "cuda" else "cpu", root)
+    expected = check.oracle(reference, inputs)
+    if not check.finite(expected):
+        raise MissingError(f"workload {workload.uuid}: the reference gives NaN or Inf on it, so its inputs are no use")
+    verdict = check.check(kernel, op, workload.axes, inputs, expected)
+    record: dict[str, Any] = {"status": "passed" if verdict.passed else "wrong", "reason": verdict.reason}
+    record["check"] = verdict.to_json()
+    if callable(backend := getattr(kernel.module, "backend", None)):
+        record["backend"] = str(backend(*inputs))
+    if request["command"] != "bench" or not verdict.passed:
+        return record
+    outputs = check.allocate(op, workload.axes, str(inputs[0].device))
+    record["bytes_moved"] = floor.bytes_moved(op, workload.axes)
+    timed = timing.measure(
+        wanted["tier"], lambda: kernel(inputs, outputs), timing.Plan(**wanted["plan"]), strict=wanted["strict"]
+    )
+    if request["mode"] == "cuda":
+        record["clocks"] = environment.clocks()
+    for name, x in zip(op.inputs, inputs, strict=True):
+        if name in op.linear_in:
+            x.neg_()
+    again = check.check(kernel, op, workload.axes, inputs, [-x for x in expected])
+    if not again.passed:
+        reason = f"right at first, wrong on new values in the same buffers after it was timed: {again.reason}"
+        return record | {"status": "wrong", "reason": reason, "check": again.to_json()}
+    return record | {"timing": timed.to_json()}
+
+
+def _floors(request: dict, reply: dict) -> Iterator[dict]:
     from .timing import Plan
     from .timing.floor import bytes_moved, copy_floor
 
-    plan = Plan(**request["timing"]["plan"])
+    op, mode, plan = request["op"], request["mode"], Plan(**request["timing"]["plan"])
     seen: dict[int, dict] = {}
-    for workload in workloads:
+    for workload in request["workloads"]:
         moved = bytes_moved(op, workload.axes)
         if moved not in seen:  # the floor depends on nothing else
             timing, how = copy_floor(moved, mode, request["timing"]["tier"], plan)
@@ -165,7 +204,7 @@ def op_from_json(d: dict[str, Any]) -> Op:
         }
 
     fields = d | {key: specs(d[key]) for key in ("inputs", "outputs")}
-    return Op(**(fields | {key: tuple(d[key]) for key in ("constraints", "tags")}))
+    return Op(**(fields | {key: tuple(d[key]) for key in ("constraints", "tags", "linear_in")}))
 
 
 def _emitter(events: Path | None) -> Callable[[dict], None]:
@@ -190,5 +229,14 @@ def _trace(e: BaseException) -> list[str]:
     return "".join(traceback.format_exception(e)).splitlines()[-12:]
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[sys.argv.index("--events") + 1]) if "--events" in sys.argv else None)
+def _die_with_parent() -> None:
+    """Have Linux end this process when the command that started it dies in a way that lets it clean up nothing."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+
+
+if __name__ == "__main__":  # started by jobs.py
+    _die_with_parent()
+    end(main(Path(sys.argv[sys.argv.index("--events") + 1]) if "--events" in sys.argv else None))

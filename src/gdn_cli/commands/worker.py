@@ -16,7 +16,7 @@ def worker(
     """Read a request (JSON) on stdin, run it, write the reply (JSON) on stdout."""
     from .. import worker as w
 
-    w.main(events)
+    w.end(w.main(events))
 
 
 def register(app: typer.Typer) -> None:
