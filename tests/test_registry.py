@@ -175,7 +175,7 @@ BROKEN = {
         dict(entry_point="../x/main.py::run"),
         "key 'entry_point': expected 'file::symbol', such as 'kernel.cu::run', got '../x/main.py::run'",
     ),
-    "unknown-key": (dict(sumary="typo"), "key 'sumary': expected no such key, got 'typo'"),
+    "unknown-key": (dict(sumary="typo"), "key 'sumary': there is no such key"),
     "capability": (dict(capability="sm_90"), "'capability': expected a compute capability such as '9.0', got 'sm_90'"),
     "package-list": (dict(extra="[packages]\nfla = ['fla-core']"), "'packages.fla': expected text, got ['fla-core']"),
     "after-list": (dict(after=["a"]), "key 'after': expected text, got ['a']"),
@@ -281,7 +281,7 @@ def test_all_fields_arrive(tmp_path, write_algo):
         ("head_size = 128", "head_size = 0", "key 'axes.head_size': expected a positive whole number or 'var', got 0"),
         ('shape = ["num_v_heads"]', 'shape = ["heads"]', "key 'inputs.A_log.shape': expected axes of [axes]: "),
         ("new_state = 1e-5", "", "key 'tolerance': expected a positive number for each of output, new_state"),
-        ('label = "B={batch_size}"', 'label = "B"\nlable = 1', "key 'lable': expected no such key, got 1"),
+        ('label = "B={batch_size}"', 'label = "B"\nlable = 1', "key 'lable': there is no such key"),
         ("scale = { dtype", "scale = { type", "key 'inputs.scale': expected { shape = [axes], dtype = name }"),
     ],
 )

@@ -271,7 +271,7 @@ GOOD = '[p]\nsummary = "s"\n[p.settings]\nseconds = 1\n[p.workloads]\ngdn_decode
         ("seconds = 1", "", "key 'p.settings.seconds': expected a positive number, or warmup"),
         ("seconds = 1", "seconds = 0", "key 'p.settings.seconds': expected a positive number, got 0"),
         ("seconds = 1", 'seconds = "1"', "key 'p.settings.seconds': expected a positive number, got '1'"),
-        ("seconds = 1", "seconds = 1\ntrials = 3", "key 'p.settings.trials': expected no such key, got 3"),
+        ("seconds = 1", "seconds = 1\ntrials = 3", "key 'p.settings.trials': there is no such key"),
         ("seconds = 1", "warmup = 1\ntrials = 3", "'p.settings.iterations': expected a whole number, it is missing"),
         ("seconds = 1", "warmup = 1\ntrials = 3\niterations = 0", "iterations': expected a whole number, 1"),
         ("seconds = 1", "seconds = 1\n[p.settings.gdn_decode]\nwarmup = 1.5", "key 'p.settings.gdn_decode.warmup'"),

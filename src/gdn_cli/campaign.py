@@ -12,7 +12,7 @@ from .errors import UsageError
 from .jobs import Job, Outcome, execute
 from .pack import definition, pack, read_solution, source_hash
 from .presets import Preset
-from .records import Document
+from .records import FLOOR, Document
 from .registry import DEFAULT_OP, Algo, Op, Registry
 from .timing import TIERS
 from .workloads import Workload
@@ -58,18 +58,13 @@ def choose(
     """
     if op:
         registry.op(op)
-    algos: list[Algo] = []
-    for file in files:
-        algo = read_solution(file, registry)
-        if any(a.full_name == algo.full_name for a in algos):  # the same solution, packed at two times
-            algo = replace(algo, name=f"{algo.name}@{source_hash(algo.solution)[:6]}")
-        algos.append(algo)
+    algos = [read_solution(file, registry) for file in files]
     wanted = [name.strip() for name in (names or "").split(",") if name.strip()]
     every = not wanted and not files
     for name in wanted or (["all"] if every else []):
         algos += registry.of(op or DEFAULT_OP) if name == "all" else [registry.find(name, op)]
     entries = []
-    for algo in {a.full_name: a for a in algos}.values():
+    for algo in _distinct(algos, registry):
         place = machine.place(algo, device)
         if timed and place.mode == "interpreter":
             place = machine.Place(None, NOT_TIMED, machine.MODAL)
@@ -79,6 +74,24 @@ def choose(
         best = "cuda" if any(e.place.mode == "cuda" for e in entries) else "cpu"
         entries = [e for e in entries if e.place.mode in (None, best)]
     return entries, bool(files) or any(name != "all" for name in wanted)
+
+
+def _distinct(algos: list[Algo], registry: Registry) -> list[Algo]:
+    """One of each, every one with a name of its own: the same file or folder twice is one algo; another one of the
+    same name, or with the name of the reference or of the floor that it is compared with, gets a mark behind it."""
+    found: dict[tuple[str, str], Algo] = {}
+    for algo in algos:
+        source = source_hash(algo.solution) if algo.solution else str(algo.folder)
+        if (algo.full_name, source) in found:
+            continue
+        reference = registry.reference(registry.ops[algo.op])
+        taken = {a.full_name for a in found.values()} | {f"{algo.op}/{FLOOR}"}
+        if algo.full_name in taken or (algo.name == reference.name and algo.folder != reference.folder):
+            marked = replace(algo, name=f"{algo.name}@{source[:6] if algo.solution else 'own'}")
+        else:
+            marked = algo
+        found[algo.full_name, source] = marked
+    return list(found.values())
 
 
 def parts(
@@ -106,23 +119,35 @@ def parts(
 Progress = Callable[[str, int, int], None]
 
 
-def run(registry: Registry, work: list[Part], settings: Settings, document: Document, progress: Progress) -> None:
-    """Run everything, algo after algo, each in its own worker; the document has it all at any moment."""
+@dataclass(frozen=True)
+class Plan:
+    """All that a command will do, known before anything is run or written."""
+
+    jobs: list[Job]
+    missing: list[dict[str, Any]]  # algos that cannot run here
+    unpackable: list[tuple[str, str, str, str]]  # op, algo, mode, reason
+
+
+def prepare(registry: Registry, work: list[Part], settings: Settings) -> Plan:
+    """Pack everything and choose tiers. An algo that cannot be packed does not stop the others; a wrong tier does."""
+    plan = Plan([], [], [])
     for part in work:
         for entry in part.entries:
             if entry.place.mode is None:
-                document.missing.append(
-                    {
-                        "op": part.op.name,
-                        "algo": entry.algo.name,
-                        "reason": entry.place.reason,
-                        "hint": entry.place.hint,
-                    }
-                )
-    queue = [job for part in work for job in jobs(registry, part, settings)]
-    total, done = sum(len(job.workloads) for job in queue), 0
-    for job in queue:
-        name = job.algo.full_name if job.algo else f"{job.op.name}/copy"
+                why = {"reason": entry.place.reason, "hint": entry.place.hint}
+                plan.missing.append({"op": part.op.name, "algo": entry.algo.name} | why)
+        plan.jobs.extend(_jobs(registry, part, settings, plan))
+    return plan
+
+
+def run(plan: Plan, document: Document, progress: Progress) -> None:
+    """Run everything, algo after algo, each in its own worker; the document has it all at any moment."""
+    document.missing.extend(plan.missing)
+    for row in plan.unpackable:
+        document.add_unpackable(*row)
+    total, done = sum(len(job.workloads) for job in plan.jobs), 0
+    for job in plan.jobs:
+        name = job.algo.full_name if job.algo else f"{job.op.name}/{FLOOR}"
         progress(name, done, total)
         seen = 0
 
@@ -136,7 +161,8 @@ def run(registry: Registry, work: list[Part], settings: Settings, document: Docu
         if outcome.status != "done":
             document.add(job, _fate(job, outcome, seen), outcome.environment)
         done += len(job.workloads)
-    document.save()
+    if document.records:
+        document.save()
 
 
 def _fate(job: Job, outcome: Outcome, seen: int) -> dict[str, Any]:
@@ -151,7 +177,7 @@ def _fate(job: Job, outcome: Outcome, seen: int) -> dict[str, Any]:
     }
 
 
-def jobs(registry: Registry, part: Part, settings: Settings) -> Iterator[Job]:
+def _jobs(registry: Registry, part: Part, settings: Settings, plan: Plan) -> Iterator[Job]:
     """One job for each algo that can run; a bench puts the floor and the reference of each mode in front."""
     described = definition(part.op, registry)
     ready = [e for e in part.entries if e.place.mode]
@@ -164,7 +190,10 @@ def jobs(registry: Registry, part: Part, settings: Settings) -> Iterator[Job]:
                 yield _job(settings, part, described, "bench", reference, mode, tier)
     for entry in ready:
         tier = tier_for(entry.place.mode, settings.tier) if settings.command == "bench" else None
-        yield _job(settings, part, described, settings.command, entry.algo, entry.place.mode, tier)
+        try:
+            yield _job(settings, part, described, settings.command, entry.algo, entry.place.mode, tier)
+        except UsageError as e:
+            plan.unpackable.append((part.op.name, entry.algo.name, entry.place.mode, str(e)))
 
 
 def _job(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import __version__
+from . import __version__, paths
 
 _PACKAGES = {"torch": "torch", "triton": "triton", "flashinfer-bench": "flashinfer_bench", "apache-tvm-ffi": "tvm_ffi"}
 _PEERS = {"flashinfer-python": "flashinfer", "fla-core": "fla"}
@@ -96,22 +96,25 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def commit(folder: Path) -> dict[str, Any]:
-    """The git commit of the sources in `folder`, and whether anything there differs from it; {} outside git.
+def commit() -> dict[str, Any]:
+    """The git commit of this checkout, and whether anything in it differs from it; {} for an installed wheel.
 
     Where sources travelled without their .git (a cluster, a container), `GDN_COMMIT` says it.
     """
+    import subprocess
+
     if given := os.environ.get("GDN_COMMIT"):
         return {"commit": given.removesuffix("-dirty"), "dirty": given.endswith("-dirty")}
-
-    import subprocess
+    if not paths.IN_CHECKOUT:
+        return {}
 
     def git(*args: str) -> str | None:
         try:
-            done = subprocess.run(["git", "-C", str(folder), *args], capture_output=True, text=True, timeout=10)
+            command = ["git", "-C", str(paths.ALGOS_DIR.parent), *args]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10)
         except (OSError, subprocess.TimeoutExpired):
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
     head = git("rev-parse", "--short=12", "HEAD")
-    return {"commit": head, "dirty": bool(git("status", "--porcelain", "--", "."))} if head else {}
+    return {"commit": head, "dirty": bool(git("status", "--porcelain"))} if head else {}

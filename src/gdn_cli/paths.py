@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = _PACKAGE.parent.parent
 
 # A checkout keeps algos/ and configs/ at its top; a wheel carries them inside the package.
-_ROOT = _CHECKOUT if (_CHECKOUT / "pyproject.toml").is_file() and (_CHECKOUT / "algos").is_dir() else _PACKAGE
+IN_CHECKOUT = (_CHECKOUT / "pyproject.toml").is_file() and (_CHECKOUT / "algos").is_dir()
+_ROOT = _CHECKOUT if IN_CHECKOUT else _PACKAGE
 ALGOS_DIR = _ROOT / "algos"
 CONFIGS_DIR = _ROOT / "configs"
 
@@ -27,5 +29,11 @@ def runs_dir() -> Path:
 
 
 def builds_dir() -> Path:
-    """What the builders compile; safe to delete. `GDN_HOME` moves it; else XDG_CACHE_HOME, else ~/.cache."""
-    return _user_dir("builds", "XDG_CACHE_HOME", ".cache")
+    """What the builders compile; safe to delete. `GDN_HOME` moves it; else XDG_CACHE_HOME, else ~/.cache.
+
+    A path with white space breaks the builders' ninja files: then a folder of this user's under the temporary one.
+    """
+    folder = _user_dir("builds", "XDG_CACHE_HOME", ".cache")
+    if any(c.isspace() for c in str(folder)):
+        return Path(tempfile.gettempdir()) / f"gdn-builds-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
+    return folder

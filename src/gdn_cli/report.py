@@ -84,8 +84,10 @@ def show_list(rows: list[dict[str, Any]], broken: list[dict[str, Any]], as_json:
 # --- gdn run, gdn bench -----------------------------------------------------------------------------------------
 
 
-def show(document: dict[str, Any], registry: Registry, as_json: bool, saved: Path) -> None:
+def show(document: dict[str, Any], registry: Registry, as_json: bool, saved: Path, unsaved: str | None = None) -> None:
     """Show a command's document: the table, then what went wrong, what is missing here, and where the records are."""
+    if unsaved:
+        print(f"gdn: the records could not be kept: {unsaved}", file=sys.stderr)
     if as_json:
         return show_json(document)
     out = console()
@@ -96,7 +98,10 @@ def show(document: dict[str, Any], registry: Registry, as_json: bool, saved: Pat
         out.print(f"[bold]{escape(_title(op, rows, document))}[/]", soft_wrap=True)
         out.print(table(registry.ops[op], rows), "", sep="\n")
     _footnotes(out, document)
-    out.print(f"[dim]records: {escape(str(saved))}[/]", soft_wrap=True)
+    if document["interrupted"]:
+        out.print("[red]interrupted[/]: the above is what was measured by then")
+    if document["records"] and not unsaved:
+        out.print(f"[dim]records: {escape(str(saved))}[/]", soft_wrap=True)
 
 
 @dataclass
@@ -166,19 +171,20 @@ def _bench_table(op: Op, rows: list[Row]) -> Table:
             f"{row.median_us / floor:.2f}" if floor else "",
         ]
         style = "bold green" if best else "dim" if row.algo == FLOOR else None
-        table.add_row(shown, row.algo + (" *" if best else ""), *cells, style=style)
+        table.add_row(shown, escape(row.algo) + (" *" if best else ""), *cells, style=style)
     return table
 
 
 def _failed_row(table: Table, label: str, row: Row) -> None:
-    table.add_row(label, row.algo, f"[red]{row.failed['status'].replace('_', ' ')}[/]")
+    table.add_row(label, escape(row.algo), f"[red]{row.failed['status'].replace('_', ' ')}[/]")
 
 
 def _title(op: str, rows: list[Row], document: dict[str, Any]) -> str:
     parts = [op]
     for mode in dict.fromkeys(row.mode for row in rows):
         env = document["environments"].get(mode, {})
-        parts.append(env.get("gpu") or f"{env.get('cpu', mode)}, {env.get('threads', '?')} threads")
+        where = env.get("gpu") or (f"{env['cpu']}, {env['threads']} threads" if env else mode)
+        parts += [where] if where not in parts else []
     tiers = ", ".join(dict.fromkeys(row.tier for row in rows if row.tier))
     l2 = sorted({r["timing"]["l2"] for row in rows for r in row.records if r.get("timing")} - {None})
     if tiers:
@@ -207,8 +213,9 @@ def _check_table(op: Op, rows: list[Row]) -> Table:
         failed = row.failed
         verdict = f"[red]{failed['status'].replace('_', ' ')}[/]" if failed else "[green]passed[/]"
         passed = sum(r["status"] == "passed" for r in row.records)
+        asked = sum(r.get("unfinished") or 1 for r in row.records)
         table.add_row(
-            shown, row.algo + _on(row.mode), verdict, f"{passed}/{len(row.records)}",
+            shown, escape(row.algo) + _on(row.mode), verdict, f"{passed}/{asked}",
             *worst,
         )  # fmt: skip
     limits = (f"{limit:g}" for limit in op.tolerance.values())
@@ -227,34 +234,39 @@ def _on(mode: str) -> str:
 
 
 def _footnotes(out: Console, document: dict[str, Any]) -> None:
-    shown: set[tuple] = set()
+    """What went wrong, each reason once; lines are not folded, so that a path or a command stays whole."""
+
+    def note(style: str, word: str, text: str) -> None:
+        out.print(f"[{style}]{word}[/] {escape(text)}", soft_wrap=True)
+
+    together: dict[str, list[dict[str, Any]]] = {}
     for r in document["records"]:
-        where = f"{r['algo']}" + (f" at {r['workload']['uuid'][:8]} {_axes(r)}" if r["workload"] else "")
-        if r["status"] != "passed" and (r["algo"], r["reason"]) not in shown:
-            shown.add((r["algo"], r["reason"]))
-            out.print(f"[red]{r['status'].replace('_', ' ')}[/] {escape(where)}: {escape(r['reason'] or '')}")
-            for line in (r.get("tail") or [])[-6:]:
-                out.print(f"    [dim]{escape(line)}[/]")
-            if r.get("unfinished"):
-                out.print(f"    [dim]{r['unfinished']} workloads were not reached[/]")
-        note = (r.get("timing") or {}).get("note")
-        if note and (r["algo"], note) not in shown:
-            shown.add((r["algo"], note))
-            out.print(f"[yellow]note[/] {escape(where)}: {escape(note)}")
-    together: dict[tuple, list[str]] = {}
+        if r["status"] != "passed":
+            together.setdefault(r["reason"] or "", []).append(r)
+    for reason, records in together.items():
+        first = records[0]
+        who = ", ".join(dict.fromkeys(r["algo"] for r in records))
+        where = f" at {first['workload']['uuid'][:8]} {_axes(first)}" if first["workload"] else ""
+        more = f" (and {len(records) - 1} more)" if len(records) > 1 else ""
+        note("red", first["status"].replace("_", " "), f"{who}{where}{more}: {reason}")
+        for line in (first.get("tail") or [])[-6:]:
+            out.print(f"    [dim]{escape(line)}[/]", soft_wrap=True)
+        if first.get("unfinished"):
+            out.print(f"    [dim]{first['unfinished']} workloads were not reached[/]")
+    notes = {(r["algo"], r["timing"]["note"]) for r in document["records"] if (r.get("timing") or {}).get("note")}
+    for algo, text in sorted(notes):
+        note("yellow", "note", f"{algo}: {text}")
+    lacking: dict[tuple, list[str]] = {}
     for m in document["missing"]:
-        together.setdefault((m["reason"], m["hint"]), []).append(m["algo"])
-    for (reason, hint), algos in together.items():
-        tail = f" [dim]({escape(hint)})[/]" if hint else ""
-        out.print(f"[yellow]not run[/] {', '.join(algos)}: {escape(reason)}{tail}")
+        lacking.setdefault((m["reason"], m["hint"]), []).append(m["algo"])
+    for (reason, hint), algos in lacking.items():
+        note("yellow", "not run", f"{', '.join(algos)}: {reason}" + (f" ({hint})" if hint else ""))
     if backends := {(r["algo"], r["backend"]) for r in document["records"] if r.get("backend")}:
-        out.print("[dim]backend: " + ", ".join(f"{algo} ran {name}" for algo, name in sorted(backends)) + "[/]")
+        note("dim", "backend:", ", ".join(f"{algo} ran {name}" for algo, name in sorted(backends)))
     if document["command"] == "run" and document["records"]:
-        out.print("[dim]numbers: the largest relative Frobenius error of each output, against float64[/]")
+        note("dim", "numbers:", "the largest relative Frobenius error of each output, against float64")
     if any(r["algo"] == FLOOR for r in document["records"]):
-        out.print(
-            "[dim]copy: the fastest plain copy of the bytes that the op must move, on this machine, in this run[/]"
-        )
+        note("dim", "copy:", "the fastest plain copy of the bytes that the op must move, in this run")
 
 
 def _axes(record: dict[str, Any]) -> str:

@@ -37,7 +37,7 @@ def main(events: Path | None = None) -> int:
     reply = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     answer = _parse(sys.stdin.read())
-    if "refused" not in answer.values():
+    if answer.get("status") != "refused":
         answer = serve(answer, _emitter(events))
     with reply:
         json.dump({"schema": SCHEMA} | answer, reply)

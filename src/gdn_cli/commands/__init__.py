@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import typer
@@ -35,6 +36,9 @@ def _top(version: bool = typer.Option(False, "--version", callback=_version, is_
 
 def main() -> None:
     """Run the command; an error that was foreseen is one line on stderr and its exit code, never a traceback."""
+    for name in ("SIGTERM", "SIGHUP"):  # a closed terminal, `timeout`, a cancelled CI job: leave as Ctrl-C does
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), lambda number, frame: sys.exit(128 + number))
     try:
         app()
     except errors.GdnError as e:
@@ -44,7 +48,7 @@ def main() -> None:
     except ModuleNotFoundError as e:
         if (e.name or "").startswith("gdn_cli"):
             raise
-        print(f"gdn: package {e.name} is missing here\n  `gdn doctor` says how to get it", file=sys.stderr)
+        print(f"gdn: the Python package {e.name} is missing here\n  pip install {e.name}", file=sys.stderr)
         sys.exit(errors.MISSING)
     except KeyboardInterrupt:
         print("gdn: interrupted", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -86,6 +87,9 @@ def _campaign(
     for name, value, known in (("device", device, ("auto", "cuda", "cpu")), ("l2 state", l2, ("cold", "warm"))):
         if value not in known:
             raise errors.unknown(name, value, known)
+    for name, value in (("--timeout", timeout), ("--seconds", seconds)):
+        if value is not None and not math.isfinite(value):
+            raise errors.UsageError(f"{name} {value}: expected a number of seconds")
     if tier is not None and tier not in timing.TIERS:
         raise errors.unknown("tier", tier, timing.TIERS)
     if preset is None and not (workload or n or dataset):
@@ -98,16 +102,23 @@ def _campaign(
         known, entries, chosen=workload or [], first=n, preset=loaded, dataset=dataset, overrides=overrides
     )
     settings = campaign.Settings(command, dataset, tier, strict, timeout)
+    plan = campaign.prepare(known, parts, settings)
+    if not (algo or solutions) or "all" in (algo or ""):
+        plan.missing.extend(
+            {"op": b.op, "algo": b.name, "reason": str(b.error), "hint": None}
+            for b in known.broken
+            if b.op in {p.op.name for p in parts}
+        )
     chosen = {"workload": workload, "n": n, "preset": preset, "dataset": bool(dataset), "tier": tier, "l2": l2}
     document = records.open_document("run" if command == "check" else command, chosen, out)
     try:
         with report.progress() as progress:
-            campaign.run(known, parts, settings, document, progress)
+            campaign.run(plan, document, progress)
     except KeyboardInterrupt:
-        report.show(document.to_json(), known, as_json, saved=document.path)
-        raise
-    report.show(document.to_json(), known, as_json, saved=document.path)
-    raise typer.Exit(campaign.exit_code(document, named))
+        document.interrupted = True
+        document.save()
+    report.show(document.to_json(), known, as_json, document.path, document.unsaved)
+    raise typer.Exit(errors.INTERRUPTED if document.interrupted else campaign.exit_code(document, named))
 
 
 def register(app: typer.Typer) -> None:
