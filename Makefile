@@ -23,7 +23,7 @@ lint: $(STAMP)
 $(STAMP):
 	@test -n "$(PYTHON)" || { echo "gdn needs Python 3.10 to 3.13; set PYTHON=..." >&2; exit 3; }
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]'
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@rm -f .venv/.installed-*; touch $@
 
 clean:

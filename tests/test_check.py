@@ -28,6 +28,7 @@ TOY = Op(
     tolerance={"y": 1e-3, "z": 5e-3},
     reference="none",
     baseline=None,
+    linear_in=(),
     label="n={n}",
 )
 

@@ -256,7 +256,7 @@ def test_gdn_worker_serves_a_request_from_stdin(tmp_path, gdn, write_algo):
         ("3", "not a request of schema 1: "),
         ("{}", "schema None, this gdn speaks 1"),
         ('{"schema": 99}', "schema 99, this gdn speaks 1"),
-        ('{"schema": 1}', "not a request of schema 1: KeyError: 'mode'"),
+        ('{"schema": 1}', "not a request of schema 1: KeyError: "),
     ],
 )
 def test_a_malformed_request_gets_a_reply_that_says_so(text, reason, gdn):

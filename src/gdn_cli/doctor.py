@@ -130,7 +130,8 @@ def _writable(what: str, folder: Path) -> dict[str, Any]:
 
 
 def _algos() -> list[dict[str, Any]]:
-    return [
-        _finding("bad", "algo.toml", str(b.error), f"{b.op}/{b.name}", "correct that key")
-        for b in registry.load(os.environ.get("GDN_ALGOS")).broken
-    ]
+    try:
+        broken = registry.load(os.environ.get("GDN_ALGOS")).broken
+    except GdnError as e:
+        return [_finding("bad", "GDN_ALGOS", e.message, "your own algos", e.hint)]
+    return [_finding("bad", "algo.toml", str(b.error), f"{b.op}/{b.name}", "correct that key") for b in broken]

@@ -94,7 +94,7 @@ def _wheel_cuda_home() -> Path | None:
 
 def cxx() -> str | None:
     """The C++ compiler that the builder would call."""
-    return shutil.which(os.environ.get("CXX", "c++"))
+    return shutil.which((os.environ.get("CXX") or "c++").split()[-1])  # CXX may be "ccache g++"
 
 
 # --- can it run here? -------------------------------------------------------------------------------------------

@@ -136,7 +136,8 @@ def read_solution(path: Path, registry: Registry) -> Algo:
         solution = json.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
         raise UsageError(f"{path}: cannot be read: {e.strerror}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+        json.dumps(solution, ensure_ascii=False).encode("utf-8")  # escapes may spell half a character
+    except (json.JSONDecodeError, UnicodeError, RecursionError) as e:
         raise UsageError(f"{path}: not valid JSON: {e}") from None
 
     def field(table: Any, key: str, kind: type, where: str = "") -> Any:
@@ -150,6 +151,8 @@ def read_solution(path: Path, registry: Registry) -> Algo:
 
     name, of = field(solution, "name", str), field(solution, "definition", str)
     field(solution, "author", str)
+    if not name.isprintable() or len(name) > 200:
+        raise UsageError(f"{path}: field 'name': expected printable text of at most 200 characters, got {name!r:.60}")
     spec = field(solution, "spec", dict)
     language = field(spec, "language", str, "spec.")
     entry_point = field(spec, "entry_point", str, "spec.")
@@ -160,6 +163,8 @@ def read_solution(path: Path, registry: Registry) -> Algo:
     ]
     for file, _ in files:
         parts = PurePosixPath(file).parts + PureWindowsPath(file).parts
+        if not file.isprintable() or not PurePosixPath(file).name or len(file) > 200:
+            raise UsageError(f"{path}: source {file!r:.60} is no name for a file")
         if ".." in parts or PurePosixPath(file).is_absolute() or PureWindowsPath(file).anchor:
             raise UsageError(f"{path}: source '{file}' would be written outside its folder; refused")
     names = [file for file, _ in files]
@@ -175,6 +180,16 @@ def read_solution(path: Path, registry: Registry) -> Algo:
     if op is None:
         known = ", ".join(op.definition for op in registry.ops.values())
         raise UsageError(f"{path}: definition '{of}' is not one of gdn's ops", hint=f"gdn knows {known}")
+    for where, table, key, kind in (
+        ("", solution, "description", str),
+        ("spec.", spec, "dependencies", list),
+        ("spec.", spec, "binding", str),
+    ):
+        if table.get(key) is not None and not isinstance(table[key], kind):
+            what = {str: "text", list: "a list"}[kind]
+            raise UsageError(f"{path}: field '{where}{key}': expected {what}, got {table[key]!r:.60}")
+    if not all(isinstance(value, str) for value in [*hardware, *(spec.get("dependencies") or [])]):
+        raise UsageError(f"{path}: fields 'spec.target_hardware' and 'spec.dependencies': expected lists of text")
     passing = spec.setdefault("destination_passing_style", True)  # flashinfer-bench's default
     if not isinstance(passing, bool):
         raise UsageError(f"{path}: field 'spec.destination_passing_style': expected true or false, got {passing!r}")

@@ -309,6 +309,10 @@ def own_folders(option: str | None) -> list[Path]:
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(f"no such algos folder: {folder}", hint="it holds <op>/<algo>/algo.toml")
+        if next(folder.glob("algo.toml"), None) or next(folder.glob("*/algo.toml"), None):
+            raise UsageError(
+                f"{folder} is inside an algos folder", hint="name the one that holds <op>/<algo>/algo.toml"
+            )
     return folders
 
 

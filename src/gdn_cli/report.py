@@ -42,6 +42,7 @@ def _table(columns: list[str]) -> Table:
             justify="right" if name.startswith(">") else "left",
             no_wrap=name[:1] in ("<", ">"),
             header_style="dim",
+            overflow="fold",
         )
     return table
 
@@ -98,7 +99,7 @@ def show(document: dict[str, Any], registry: Registry, as_json: bool, saved: Pat
         out.print(f"[bold]{escape(_title(op, rows, document))}[/]", soft_wrap=True)
         out.print(table(registry.ops[op], rows), "", sep="\n")
     _footnotes(out, document)
-    if document["interrupted"]:
+    if document.get("interrupted"):
         out.print("[red]interrupted[/]: the above is what was measured by then")
     if document["records"] and not unsaved:
         out.print(f"[dim]records: {escape(str(saved))}[/]", soft_wrap=True)

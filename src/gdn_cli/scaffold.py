@@ -15,6 +15,8 @@ def new(registry: Registry, name: str, source: Algo, into: Path | None) -> Path:
     """Copy `source` to `<into>/<op>/<name>`, mark whose successor it is, and return the folder. Overwrites nothing."""
     if not NAME.fullmatch(name):
         raise UsageError(f"'{name}' is no name for an algo", hint="use lower case letters, digits, '.', '_' and '-'")
+    if into is None and not paths.IN_CHECKOUT:
+        raise UsageError("an installed gdn has no folder for new algos", hint="--into DIR names one of yours")
     folder = (into or paths.ALGOS_DIR) / source.op / name
     if folder.exists() or any(a.name == name and a.op == source.op for a in registry.algos):
         raise UsageError(f"{source.op}/{name} exists already", hint="choose another name, or delete its folder first")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -54,7 +55,7 @@ def new(
     known = registry.load(algos)
     into = into or next(iter(registry.own_folders(algos)), None)
     folder = scaffold.new(known, name, known.find(source, op), into)
-    where = f" --algos {into}" if into else ""
+    where = f" --algos {shlex.quote(str(into))}" if into else ""
     commands = f"`gdn run --algo {name}{where}` and `gdn bench --algo {name},{source}{where}`"
     typer.echo(f"{folder}\n  next: edit it, then {commands}")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -30,14 +31,13 @@ def build(
 
     Everything is about 2 GB; --op, -w, -n and --preset make it smaller. Safe to repeat: what is there is kept.
     """
-    from .. import pack, presets, registry, report, tracefolder, workloads
+    from .. import pack, presets, registry, report, tracefolder
 
     known = registry.load(algos)
     ops = [known.op(op)] if op else list(known.ops.values())
     loaded = presets.load_preset(preset) if preset else None
-    chosen = {
-        o.name: workloads.select(o, workloads.embedded(o), chosen=workload or [], first=n, preset=loaded) for o in ops
-    }
+    chosen = _select(ops, workload, n, loaded, None, narrowed=bool(op))
+    ops = [o for o in ops if o.name in chosen]
     names = [name.strip() for name in algo.split(",")] if algo and algo != "all" else None
     picked = [known.find(name, op) for name in names] if names else [a for o in ops for a in known.of(o.name)]
     solutions = [pack.pack(a, known.ops[a.op]) for a in picked if a.op in chosen]
@@ -54,7 +54,8 @@ def build(
         report.show_json({"folder": str(folder)} | counts)
     else:
         typer.echo(f"{folder}: " + ", ".join(f"{value} {key.replace('_', ' ')}" for key, value in counts.items()))
-        typer.echo(f"  next: gdn run --dataset {folder}, or flashinfer-bench run --local {folder}")
+        where = shlex.quote(str(folder))
+        typer.echo(f"  next: gdn run --dataset {where}, or flashinfer-bench run --local {where}")
 
 
 @data.command("list")
@@ -67,17 +68,37 @@ def list_(
     json: o.AsJson = False,
 ) -> None:
     """Show the workloads: index, uuid, axes."""
-    from .. import presets, registry, report, traceset, workloads
+    from .. import presets, registry, report
 
     known = registry.load()
     loaded = presets.load_preset(preset) if preset else None
-    rows = []
-    for found in [known.op(op)] if op else known.ops.values():
-        for w in workloads.select(found, traceset.known(found, dataset), chosen=workload or [], first=n, preset=loaded):
-            rows.append({"op": found.name, "index": w.index, "uuid": w.uuid, "axes": w.axes, "origin": w.origin})
-    if not rows:
-        raise errors.UsageError("no workloads")
+    ops = [known.op(op)] if op else list(known.ops.values())
+    rows = [
+        {"op": name, "index": w.index, "uuid": w.uuid, "axes": w.axes, "origin": w.origin}
+        for name, found in _select(ops, workload, n, loaded, dataset, narrowed=bool(op)).items()
+        for w in found
+    ]
     report.show_workloads(rows, json)
+
+
+def _select(
+    ops: list, chosen: list[str] | None, n: int | None, preset: Any, dataset: Path | None, *, narrowed: bool
+) -> dict[str, list]:
+    """The chosen workloads by op. Without --op, an op that lacks them (an axis, a uuid) is left out; one has them."""
+    from .. import traceset, workloads
+
+    found, refused = {}, []
+    for op in ops:
+        try:
+            every = traceset.known(op, dataset)
+            found[op.name] = workloads.select(op, every, chosen=chosen or [], first=n, preset=preset)
+        except errors.GdnError as e:
+            if narrowed:
+                raise
+            refused.append(e)
+    if not found:
+        raise refused[0]
+    return found
 
 
 def register(app: typer.Typer) -> None:

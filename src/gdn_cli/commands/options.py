@@ -9,7 +9,9 @@ import typer
 
 AlgoNames = Annotated[
     Optional[str],
-    typer.Option("--algo", envvar="ALGO", metavar="NAME[,NAME...]", help="Algos by name, or `all`."),
+    typer.Option(
+        "--algo", envvar="ALGO", metavar="NAME[,NAME...]", help="Algos by name, or `all` of --op (else of decode)."
+    ),
 ]
 OpName = Annotated[Optional[str], typer.Option("--op", metavar="OP", help="Narrow to one op, such as gdn_prefill.")]
 OwnAlgos = Annotated[

@@ -32,6 +32,8 @@ def pack(
 
     if not algo:
         raise errors.UsageError("which algo?", hint="gdn pack --algo NAME; `gdn list` shows all")
+    if "," in algo or algo == "all":
+        raise errors.UsageError(f"pack takes one algo, not '{algo}'", hint="call it once for each")
     known = registry.load(algos)
     found = known.find(algo, op)
     solution = p.pack(found, known.ops[found.op], name=name, author=author or p.AUTHOR)
@@ -59,6 +61,8 @@ def pack(
         report.show_json(summary)
     if any(step["state"] == "failed" for step in summary["proof"] or []):
         raise typer.Exit(errors.FAILED)
+    if any((step["step"], step["state"]) == ("build", "skipped") for step in summary["proof"] or []):
+        raise typer.Exit(errors.MISSING)  # nothing was proved
 
 
 def register(app: typer.Typer) -> None:

@@ -1,0 +1,167 @@
+"""What a result must survive: kernels that are right only once, files in the way, clashing names, a killed command."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import helpers
+import pytest
+
+from gdn_cli import campaign, errors, machine, pack, paths, registry, traceset
+
+REGISTRY = registry.load()
+DECODE = REGISTRY.ops["gdn_decode"]
+
+_RUN = f"def run({helpers.DECODE_ARGS}):\n"
+_CALL = f"right({helpers.DECODE_ARGS})"
+ALGOS = {
+    "honest": f"from .right import run as right\n{_RUN}    return {_CALL}\n",
+    # what it returned for these buffers before, whatever is in them now
+    "remembers": (
+        "from .right import run as right\nkept = {}\n"
+        f"{_RUN}    if q.data_ptr() not in kept:\n        kept[q.data_ptr()] = {_CALL}\n    return kept[q.data_ptr()]\n"
+    ),
+    # right when it is looked at first, zeros later
+    "tires": (
+        "from .right import run as right\ncalls = []\n"
+        f"{_RUN}    calls.append(1)\n    out, new = {_CALL}\n"
+        "    return (out, new) if len(calls) == 1 else (out * 0, new)\n"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory, gdn, write_algo):
+    """One bench of the three above, one that cannot be packed, and a broken one."""
+    folder = tmp_path_factory.mktemp("honest")
+    for name, source in ALGOS.items():
+        write_algo(folder, name, source)
+    (write_algo(folder, "unpackable", ALGOS["honest"]) / "notes.txt").write_text("x")
+    write_algo(folder, "broken", "#", drop=("summary",))
+    names = ",".join([*ALGOS, "unpackable"])
+    out = folder / "keep.json"
+    done = gdn("bench", "--algos", folder, "--algo", names, "-w", "0", "--seconds", "0.02", "--json", "--out", out)
+    return done, {r["algo"]: r for r in done.json["records"]}, folder
+
+
+def test_a_kernel_that_is_right_only_once_gets_no_time(mixed):
+    done, records, _ = mixed
+    assert done.code == errors.FAILED
+    assert records["honest"]["status"] == "passed" and records["honest"]["timing"]["median_us"] > 0
+    for name in ("remembers", "tires"):
+        assert records[name]["status"] == "wrong" and "timing" not in records[name]
+        assert "wrong on new values in the same buffers after it was timed: output" in records[name]["reason"]
+
+
+@pytest.mark.parametrize("op", REGISTRY.ops.values(), ids=lambda op: op.name)
+def test_negating_what_an_op_is_linear_in_negates_its_outputs(op):
+    """What the second check rests on, for every op, against the independent oracle."""
+    import oracle
+
+    sizes = {"gdn_prefill": {"lengths": [3, 5]}, "gdn_decode": {"batch_size": 2}, "attention_fwd": {"seq_len": 5}}
+    inputs = oracle.inputs(op.name, seed=1, **sizes[op.name])
+    once = getattr(oracle, op.name)(*inputs)
+    turned = [-x if name in op.linear_in else x for name, x in zip(op.inputs, inputs, strict=True)]
+    again = getattr(oracle, op.name)(*turned)
+    pairs = zip(once, again, strict=True) if isinstance(once, tuple) else [(once, again)]
+    assert op.linear_in and all(abs(a + b).max() < 1e-12 and abs(a).max() > 1e-3 for a, b in pairs)
+
+
+def test_an_algo_that_cannot_be_packed_keeps_its_row_and_the_others_go_on(mixed):
+    _, records, folder = mixed
+    assert records["unpackable"]["status"] == "unpackable" and "notes.txt" in records["unpackable"]["reason"]
+
+
+def test_a_wrong_call_leaves_the_old_file_alone(mixed, gdn):
+    _, _, folder = mixed
+    before = (folder / "keep.json").read_text()
+    done = gdn("bench", "--algo", "pt-reference", "--tier", "events", "--out", folder / "keep.json")
+    assert done.code == errors.USAGE and (folder / "keep.json").read_text() == before
+    done = gdn("run", "--algo", "cuda-v4", "--out", folder / "keep.json")  # nothing ran: nothing to put there
+    assert done.code == errors.MISSING and (folder / "keep.json").read_text() == before
+
+
+def test_no_algo_passes_for_the_reference_or_for_the_floor(tmp_path, write_algo):
+    solution = pack.pack(REGISTRY.find("cpp-v1"), DECODE)
+    files = []
+    for name in ("pt-reference", "copy", "cpp-v1"):
+        files.append(tmp_path / f"{name}.json")
+        files[-1].write_text(json.dumps(solution | {"name": name}))
+    entries, _ = campaign.choose(REGISTRY, "cpp-v1,cpp-v1", None, [*files, files[0]], "cpu", timed=True)
+    mark = pack.source_hash(solution)[:6]
+    names = [e.algo.name for e in entries]
+    assert names == [f"pt-reference@{mark}", f"copy@{mark}", "cpp-v1", "cpp-v1@own"]
+    write_algo(tmp_path, "pt-reference", ALGOS["honest"])
+    mine = registry.load(str(tmp_path))
+    entries, _ = campaign.choose(mine, "pt-reference", None, [], "cpu", timed=True)
+    assert [e.algo.name for e in entries] == ["pt-reference@own"]
+
+
+def test_builds_go_to_a_path_without_white_space(monkeypatch, tmp_path):
+    monkeypatch.setenv("GDN_HOME", str(tmp_path / "with space"))
+    assert not any(c.isspace() for c in str(paths.builds_dir()))
+    monkeypatch.setenv("GDN_HOME", str(tmp_path))
+    assert paths.builds_dir() == tmp_path / "builds"
+
+
+def test_the_workloads_to_choose_from(tmp_path):
+    assert len(traceset.known(DECODE, None)) == 54
+    with pytest.raises(errors.MissingError, match="no such data set folder"):
+        traceset.known(DECODE, tmp_path / "none")
+
+
+def test_a_folder_inside_an_algos_folder_is_named(tmp_path, write_algo):
+    write_algo(tmp_path, "one", "#")
+    for inside in (tmp_path / "gdn_decode", tmp_path / "gdn_decode" / "one"):
+        with pytest.raises(errors.UsageError, match="is inside an algos folder"):
+            registry.load(str(inside))
+
+
+@pytest.mark.parametrize("cxx", ["ccache c++", "c++"])
+def test_a_compiler_behind_a_launcher_is_found(cxx, monkeypatch):
+    monkeypatch.setenv("CXX", cxx)
+    assert machine.cxx().endswith("c++")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_worker_outlives_a_command_that_is_killed(number, tmp_path, write_algo):
+    write_algo(
+        tmp_path,
+        "hangs",
+        f"import os\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\nwhile True: pass\n",
+    )
+    command = subprocess.Popen(
+        [sys.executable, "-m", "gdn_cli", "run", "--algos", str(tmp_path), "--algo", "hangs", "-w", "0"],
+        env=helpers.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        worker = int((tmp_path / "pid").read_text())
+        command.send_signal(number)
+        assert command.wait(20) == (128 + number if number == signal.SIGTERM else -number)
+        until(lambda: not alive(worker))
+    finally:
+        command.kill()
+        if (tmp_path / "pid").exists() and alive(int((tmp_path / "pid").read_text())):
+            os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until(condition, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
