@@ -43,13 +43,13 @@ def _python() -> list[dict[str, Any]]:
 
 # distribution, import name, what it is for, what mends its absence
 _PACKAGES = [
-    ("torch", "torch", "run, bench", "pip install gdn"),
+    ("torch", "torch", "run, bench", "pip install torch"),
     ("triton", "triton", "Triton algos", "pip install triton"),
     ("flashinfer-bench", "flashinfer_bench", "run, bench, pack --prove", "pip install flashinfer-bench"),
     ("ninja", "ninja", "C++ and CUDA algos", "pip install ninja"),
     ("flashinfer-python", "flashinfer", "fi-baseline", "pip install flashinfer-python"),
-    ("fla-core", "fla", "fla-upstream", "pip install 'gdn[peers]'"),
-    ("cupti-python", "cupti", "tiers of later versions", "pip install 'gdn[timing]'"),
+    ("fla-core", "fla", "fla-upstream", "pip install fla-core"),
+    ("cupti-python", "cupti", "tiers of later versions", "pip install cupti-python"),
     ("modal", "modal", "a B200 at Modal", "pip install modal"),
 ]
 
@@ -80,7 +80,7 @@ def _gpu() -> dict[str, Any]:
 
 def _nvcc() -> dict[str, Any]:
     home = machine.cuda_home()
-    mend = None if home else "install the CUDA toolkit, or pip install 'gdn[cuda]'"
+    mend = None if home else machine.GET_NVCC
     return _finding("ok" if home else "missing", "nvcc", str(home or "none"), "CUDA algos, pack --prove", mend)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from . import paths
 from .registry import Algo
 
 
@@ -71,8 +72,6 @@ def cuda_home() -> Path | None:
 
 def _wheel_cuda_home() -> Path | None:
     """nvcc from the extra `gdn[cuda]`: site-packages/nvidia/cu13, which lacks the names that a linker looks for."""
-    from . import paths
-
     for entry in sys.path:
         wheel = Path(entry) / "nvidia" / "cu13"
         if not ((wheel / "bin" / "nvcc").is_file() and (wheel / "include" / "cuda_runtime.h").is_file()):
@@ -109,6 +108,7 @@ class Place:
     hint: str | None = None
 
 
+GET_NVCC = "install the CUDA toolkit, or pip install " + ("-e '.[cuda]'" if paths.IN_CHECKOUT else "'gdn[cuda]'")
 MODAL = "`gdn modal run` takes it to a B200"
 
 
@@ -142,7 +142,7 @@ def _missing(algo: Algo, mode: str) -> Place | None:
         if not has_package(module):
             return Place(None, f"package {wheel} missing", f"pip install {wheel}")
     if algo.language == "cuda" and cuda_home() is None:
-        return Place(None, "no nvcc here", "install the CUDA toolkit, or pip install 'gdn[cuda]'")
+        return Place(None, "no nvcc here", GET_NVCC)
     if algo.language == "cpp" and cxx() is None:
         return Place(None, "no C++ compiler here", "install g++ or clang++, or set CXX")
     return None

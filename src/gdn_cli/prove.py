@@ -41,7 +41,7 @@ def prove(file: Path, packages: dict[str, str], registry: Registry, timeout_s: f
         yield _step("build", "skipped", "no C++ compiler here")
         return
     if algo.language == "cuda" and machine.cuda_home() is None:
-        yield _step("build", "skipped", "no nvcc here: install the CUDA toolkit, or pip install 'gdn[cuda]'")
+        yield _step("build", "skipped", f"no nvcc here: {machine.GET_NVCC}")
         return
     with tempfile.TemporaryDirectory(prefix="gdn-prove-") as cache:
         env = {"FIB_CACHE_PATH": f"{cache}/built", "GDN_ALGOS": ""}
