@@ -76,19 +76,27 @@ def _wheel_cuda_home() -> Path | None:
         wheel = Path(entry) / "nvidia" / "cu13"
         if not ((wheel / "bin" / "nvcc").is_file() and (wheel / "include" / "cuda_runtime.h").is_file()):
             continue
-        home = paths.builds_dir() / "cuda-home"
-        libraries = home / "lib64"
-        libraries.mkdir(parents=True, exist_ok=True)
-        links = {home / name: wheel / name for name in ("bin", "include", "nvvm")}
-        links |= {libraries / lib.name: lib for lib in (wheel / "lib").glob("*.*")}
-        # -lcudart wants libcudart.so, and the wheel has libcudart.so.13 only
-        links |= {libraries / (lib.name.split(".so")[0] + ".so"): lib for lib in (wheel / "lib").glob("lib*.so.*")}
-        for link, target in links.items():
-            if not (link.is_symlink() and link.readlink() == target):
-                link.unlink(missing_ok=True)
-                link.symlink_to(target)
-        return home
+        try:
+            return _linked_home(wheel, paths.builds_dir() / "cuda-home")
+        except OSError:  # nowhere to put the links: then nothing can be built there either, and doctor says so
+            return None
     return None
+
+
+def _linked_home(wheel: Path, home: Path) -> Path:
+    """`home` with the names that a builder asks for, each a link into the wheel. Safe to repeat, and by two at once."""
+    libraries = home / "lib64"
+    libraries.mkdir(parents=True, exist_ok=True)
+    links = {home / name: wheel / name for name in ("bin", "include", "nvvm")}
+    links |= {libraries / lib.name: lib for lib in (wheel / "lib").glob("*.*")}
+    # -lcudart wants libcudart.so, and the wheel has libcudart.so.13 only
+    links |= {libraries / (lib.name.split(".so")[0] + ".so"): lib for lib in (wheel / "lib").glob("lib*.so.*")}
+    for link, target in links.items():
+        if not (link.is_symlink() and link.readlink() == target):
+            temporary = link.with_name(f".{link.name}.{os.getpid()}")
+            temporary.symlink_to(target)
+            temporary.replace(link)
+    return home
 
 
 def cxx() -> str | None:
