@@ -122,6 +122,13 @@ def test_a_folder_inside_an_algos_folder_is_named(tmp_path, write_algo):
             registry.load(str(inside))
 
 
+def test_a_folder_grows_and_keeps_the_contests_order(tmp_path, gdn):
+    for more in (["-w", "5"], ["-w", "0", "-w", "11"]):
+        assert gdn("data", "build", tmp_path / "set", "--op", "gdn_decode", *more).code == 0
+    rows = traceset.from_folder(DECODE, tmp_path / "set")
+    assert [w.uuid for w in rows] == [traceset.known(DECODE, None)[i].uuid for i in (0, 5, 11)]
+
+
 @pytest.mark.parametrize("cxx", ["ccache c++", "c++"])
 def test_a_compiler_behind_a_launcher_is_found(cxx, monkeypatch):
     monkeypatch.setenv("CXX", cxx)

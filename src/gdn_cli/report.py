@@ -7,6 +7,7 @@ import contextlib
 import os
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,7 +156,9 @@ def _bench_table(op: Op, rows: list[Row]) -> Table:
         if last is not None and row.label != last:
             table.add_section()
             table.add_row()
-        shown, last = "" if row.label == last else row.label, row.label
+        count = len(row.records)
+        label = f"{row.label} ({count})" if count > 1 else row.label
+        shown, last = "" if row.label == last else label, row.label
         if row.median_us is None:
             _failed_row(table, shown, row)
             continue
@@ -266,7 +269,11 @@ def _footnotes(out: Console, document: dict[str, Any]) -> None:
         note("dim", "backend:", ", ".join(f"{algo} ran {name}" for algo, name in sorted(backends)))
     if document["command"] == "run" and document["records"]:
         note("dim", "numbers:", "the largest relative Frobenius error of each output, against float64")
+    rows = Counter((r["op"], r["algo"], _axes(r)) for r in document["records"] if r["workload"])
+    shared = any(count > 1 for count in rows.values())
     if any(r["algo"] == FLOOR for r in document["records"]):
+        if shared:
+            note("dim", "(n):", "so many workloads share the row; the median of their medians is shown")
         note("dim", "copy:", "the fastest plain copy of the bytes that the op must move, in this run")
 
 

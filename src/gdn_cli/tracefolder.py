@@ -28,7 +28,7 @@ from . import twins
 from .dataset import DTYPE_CODES, blob_header
 from .errors import GdnError, MissingError, UsageError
 from .registry import Op
-from .workloads import Workload
+from .workloads import Workload, embedded
 
 MARKER = "gdn-data.json"
 _HEADROOM = 16 << 20  # bytes that must stay free beside the tensors: rows, headers, directories
@@ -73,8 +73,8 @@ def build(
         for op in ops:
             _write_text(root / "definitions" / op.op_type / f"{op.definition}.json", _pretty(by_name[op.definition]))
             # rows last: a row never names a blob that is not there
-            rows = "".join(json.dumps(_row(op, w)) + "\n" for w in workloads_by_op[op.name])
-            _write_text(root / "workloads" / op.op_type / f"{op.definition}.jsonl", rows)
+            path = root / "workloads" / op.op_type / f"{op.definition}.jsonl"
+            _write_text(path, _rows(op, workloads_by_op[op.name], path))
         for path, solution in places.items():
             _write_text(path, _pretty(solution))
         if progress:
@@ -85,6 +85,15 @@ def build(
 def _blob(op: Op, workload: Workload) -> str:
     """The path of a workload's tensors, relative to the root, as its row has it."""
     return f"blob/workloads/{op.op_type}/{op.definition}/{workload.uuid}.safetensors"
+
+
+def _rows(op: Op, workloads: Sequence[Workload], path: Path) -> str:
+    """The rows of these workloads and of those that the folder has already, in the contest's order."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    rows = {json.loads(line)["workload"]["uuid"]: line for line in lines if line.strip()}
+    rows |= {w.uuid: json.dumps(_row(op, w)) for w in workloads}
+    place = {w.uuid: i for i, w in enumerate(embedded(op))}
+    return "".join(rows[uuid] + "\n" for uuid in sorted(rows, key=lambda uuid: place.get(uuid, len(place))))
 
 
 def _row(op: Op, workload: Workload) -> dict[str, Any]:

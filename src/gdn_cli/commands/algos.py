@@ -12,7 +12,7 @@ from . import options as o
 
 
 def list_(op: o.OpName = None, algos: o.OwnAlgos = None, json: o.AsJson = False) -> None:
-    """Show the algos: op, language, where each runs, and whether it can run here."""
+    """Show the algos, and which of them can run here."""
     from .. import machine, registry, report
 
     known = registry.load(algos)

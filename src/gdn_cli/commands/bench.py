@@ -31,7 +31,10 @@ def run(
     json: o.AsJson = False,
     out: o.Out = None,
 ) -> None:
-    """Build algos, run them on workloads, and say whether they are right."""
+    """Check algos on workloads: are they right?
+
+    Without --algo: every algo that can run here. Without workloads: the preset `quick`.
+    """
     _campaign("check", solutions, algo, op, workload, n, preset, dataset, device, algos, timeout, json, out)
 
 
@@ -53,7 +56,7 @@ def bench(
     json: o.AsJson = False,
     out: o.Out = None,
 ) -> None:
-    """Check algos, then time the right ones against the reference and the copy floor.
+    """Check algos, then time them beside the reference and the copy floor.
 
     Without --algo: every algo that can be timed here. Without workloads: the preset `quick`.
     """

@@ -9,7 +9,7 @@ from . import options as o
 
 
 def doctor(dataset: o.Dataset = None, json: o.AsJson = False) -> None:
-    """Say what is here and what is missing for which command."""
+    """Say what is here, what is missing, and how to get it."""
     from .. import doctor as d
     from .. import report
 

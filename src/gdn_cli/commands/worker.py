@@ -13,7 +13,7 @@ def worker(
         Optional[Path], typer.Option(metavar="FILE", help="Append each record to FILE as it is made.")
     ] = None,
 ) -> None:
-    """Read a request (JSON) on stdin, run it, write the reply (JSON) on stdout."""
+    """Serve one request: JSON on stdin, the reply on stdout."""
     from .. import worker as w
 
     w.end(w.main(events))
