@@ -101,6 +101,15 @@ def gdn(
     return Done(done.returncode, done.stdout, done.stderr)
 
 
+def alive(pid: int) -> bool:
+    """A process that runs; a zombie, which nobody has waited for yet, is dead."""
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 # --- kernels against the oracle ---------------------------------------------------------------------------------
 
 

@@ -72,6 +72,13 @@ def test_negating_what_an_op_is_linear_in_negates_its_outputs(op):
     assert op.linear_in and all(abs(a + b).max() < 1e-12 and abs(a).max() > 1e-3 for a, b in pairs)
 
 
+def test_a_broken_algo_is_named_by_all(mixed, gdn):
+    _, _, folder = mixed
+    done = gdn("run", "--algos", folder, "--algo", "all", "-w", "0", "--device", "cuda", "--json")
+    (broken,) = (m for m in done.json["missing"] if m["algo"] == "broken")
+    assert "key 'summary'" in broken["reason"]
+
+
 def test_an_algo_that_cannot_be_packed_keeps_its_row_and_the_others_go_on(mixed):
     _, records, folder = mixed
     assert records["unpackable"]["status"] == "unpackable" and "notes.txt" in records["unpackable"]["reason"]
@@ -152,19 +159,11 @@ def test_no_worker_outlives_a_command_that_is_killed(number, tmp_path, write_alg
         worker = int((tmp_path / "pid").read_text())
         command.send_signal(number)
         assert command.wait(20) == (128 + number if number == signal.SIGTERM else -number)
-        until(lambda: not alive(worker))
+        until(lambda: not helpers.alive(worker))
     finally:
         command.kill()
-        if (tmp_path / "pid").exists() and alive(int((tmp_path / "pid").read_text())):
+        if (tmp_path / "pid").exists() and helpers.alive(int((tmp_path / "pid").read_text())):
             os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
-
-
-def alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as f:
-            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def until(condition, seconds: float = 60.0) -> None:

@@ -160,15 +160,6 @@ def test_records_say_where_they_come_from(fates):
 # --- hang and interrupt -----------------------------------------------------------------------------------------
 
 
-def alive(pid: int) -> bool:
-    """A process that runs; a zombie, which nobody has waited for yet, is dead."""
-    try:
-        with open(f"/proc/{pid}/stat") as f:
-            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def test_a_hang_ends_at_the_timeout_and_the_command_goes_on(tmp_path, gdn, write_algo):
     pid = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))"
     # the clock runs from the worker's start: a hang at import comes soonest
@@ -180,7 +171,7 @@ def test_a_hang_ends_at_the_timeout_and_the_command_goes_on(tmp_path, gdn, write
     assert "timed out hangs: no end after 8 s; --timeout gives more STUCK 1 workloads were not reached" in text
     assert "build failed broken: package 'no_such_package_here' is missing" in text
     pid = int((tmp_path / "pid").read_text())
-    left = alive(pid)
+    left = helpers.alive(pid)
     if left:
         os.kill(pid, signal.SIGKILL)
     assert not left
@@ -203,10 +194,10 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_no_worker(tmp_path, write_alg
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=30)
-        left = alive(int(mark.read_text()))
+        left = helpers.alive(int(mark.read_text()))
     finally:  # whatever was found: the tests leave no process behind either
         process.kill()
-        if mark.exists() and alive(pid := int(mark.read_text())):
+        if mark.exists() and helpers.alive(pid := int(mark.read_text())):
             os.kill(pid, signal.SIGKILL)
     assert not left
     assert process.returncode == errors.INTERRUPTED

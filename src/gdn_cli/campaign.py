@@ -69,6 +69,12 @@ def choose(
         if timed and place.mode == "interpreter":
             place = machine.Place(None, NOT_TIMED, machine.MODAL)
         entries.append(Entry(algo, place))
+    if every or "all" in wanted:  # what is broken is among them, and says so
+        entries += [
+            Entry(Algo(b.op, b.name, "", "", "", False, ()), machine.Place(None, str(b.error)))
+            for b in registry.broken
+            if b.op == (op or DEFAULT_OP)
+        ]
     if every and timed:
         # times of the GPU and of the CPU do not belong side by side: with a GPU here, the GPU's algos
         best = "cuda" if any(e.place.mode == "cuda" for e in entries) else "cpu"

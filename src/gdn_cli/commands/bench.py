@@ -106,12 +106,6 @@ def _campaign(
     )
     settings = campaign.Settings(command, dataset, tier, strict, timeout)
     plan = campaign.prepare(known, parts, settings)
-    if not (algo or solutions) or "all" in (algo or ""):
-        plan.missing.extend(
-            {"op": b.op, "algo": b.name, "reason": str(b.error), "hint": None}
-            for b in known.broken
-            if b.op in {p.op.name for p in parts}
-        )
     chosen = {"workload": workload, "n": n, "preset": preset, "dataset": bool(dataset), "tier": tier, "l2": l2}
     document = records.open_document("run" if command == "check" else command, chosen, out)
     try:
