@@ -59,6 +59,9 @@ def choose(
     if op:
         registry.op(op)
     algos = [read_solution(file, registry) for file in files]
+    for file, algo in zip(files, algos, strict=True):
+        if op and algo.op != op:
+            raise UsageError(f"{file} is a solution of {algo.op}, not of {op}", hint="drop --op")
     wanted = [name.strip() for name in (names or "").split(",") if name.strip()]
     every = not wanted and not files
     for name in wanted or (["all"] if every else []):
