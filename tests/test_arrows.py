@@ -28,7 +28,7 @@ LAYERS = """
     machine  workloads
     presets
     registry
-    paths  errors
+    paths  errors  dtypes
 """
 RANK = {name: rank for rank, line in enumerate(LAYERS.strip().splitlines()) for name in line.split()}
 
@@ -36,7 +36,7 @@ RANK = {name: rank for rank, line in enumerate(LAYERS.strip().splitlines()) for 
 ONLY_IN = {"typer": {"commands"}, "rich": {"report"}, "modal": {"remote"}}
 # what costs a second or more to import; whatever lists, finds or prints must not need it, not even at the top of a file
 HEAVY = {"torch", "triton", "numpy", "flashinfer_bench", "flashinfer", "fla", "modal"}
-MAY_BE_HEAVY = {"check", "timing", "dataset", "build", "twins", "tracefolder"}
+MAY_BE_HEAVY = {"check", "timing", "dataset", "build", "twins", "tracefolder", "dtypes"}
 
 
 def modules() -> dict[Path, str]:

@@ -12,7 +12,9 @@ import time
 import helpers
 import pytest
 
-from gdn_cli import campaign, errors, machine, pack, paths, registry, traceset
+from gdn_cli import campaign, errors, machine, pack, paths, registry, timing, traceset, worker
+from gdn_cli.timing import floor
+from gdn_cli.workloads import select
 
 REGISTRY = registry.load()
 DECODE = REGISTRY.ops["gdn_decode"]
@@ -107,6 +109,29 @@ def test_no_algo_passes_for_the_reference_or_for_the_floor(tmp_path, write_algo)
     mine = registry.load(str(tmp_path))
     entries, _ = campaign.choose(mine, "pt-reference", None, [], "cpu", timed=True)
     assert [e.algo.name for e in entries] == ["pt-reference@own"]
+
+
+def test_a_packed_file_of_another_op_is_refused(tmp_path):
+    file = tmp_path / "solution.json"
+    file.write_text(json.dumps(pack.pack(REGISTRY.find("cpp-v1"), DECODE)))
+    with pytest.raises(errors.UsageError, match="is a solution of gdn_decode, not of gdn_prefill"):
+        campaign.choose(REGISTRY, None, "gdn_prefill", [file], "cpu", timed=False)
+
+
+def test_a_floor_that_cannot_be_timed_is_a_record_and_no_crash(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise timing.TierUnavailable("no CUPTI")
+
+    monkeypatch.setattr(floor, "copy_floor", refuse)
+    (workload,) = select(DECODE, traceset.known(DECODE, None), chosen=["0"])
+    request = {
+        "op": DECODE,
+        "mode": "cpu",
+        "workloads": [workload],
+        "timing": {"tier": "cupti", "plan": {}, "strict": True},
+    }
+    (record,) = worker._floors(request, {})
+    assert record["status"] == "tier_unavailable" and record["reason"] == "cupti: no CUPTI"
 
 
 def test_builds_go_to_a_path_without_white_space(monkeypatch, tmp_path):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .build import Kernel
+from .dtypes import DTYPES
 from .registry import Op
 
 ATOL = RTOL = 1e-2  # the contest's
@@ -49,15 +50,11 @@ class Verdict:
         return fields
 
 
-def dtype_of(name: str) -> torch.dtype:
-    return getattr(torch, name)
-
-
 def allocate(op: Op, axes: dict[str, int], device: str) -> list[torch.Tensor]:
     """One tensor for each output, every element the marked NaN."""
     outputs = []
     for spec in op.outputs.values():
-        out = torch.empty(op.shape(spec, axes), dtype=dtype_of(spec.dtype), device=device)
+        out = torch.empty(op.shape(spec, axes), dtype=DTYPES[spec.dtype], device=device)
         as_int, mark = _mark(out)
         out.view(as_int).fill_(mark)
         outputs.append(out)
@@ -114,7 +111,7 @@ def check(kernel: Kernel, op: Op, axes: dict[str, int], inputs: list, expected: 
 def _judge(
     verdict: Verdict, op: Op, name: str, dtype: str, shape: tuple, out: Any, ref: torch.Tensor, marked: bool
 ) -> None:
-    if not isinstance(out, torch.Tensor) or tuple(out.shape) != shape or out.dtype != dtype_of(dtype):
+    if not isinstance(out, torch.Tensor) or tuple(out.shape) != shape or out.dtype != DTYPES[dtype]:
         got = f"{tuple(out.shape)} {out.dtype}" if isinstance(out, torch.Tensor) else type(out).__name__
         verdict.official = False
         verdict.fail(f"{name}: expected {shape} {dtype}, got {got}")

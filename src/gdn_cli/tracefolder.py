@@ -26,6 +26,7 @@ import torch
 
 from . import twins
 from .dataset import DTYPE_CODES, blob_header
+from .dtypes import DTYPES
 from .errors import GdnError, MissingError, UsageError
 from .registry import Op
 from .workloads import Workload, embedded
@@ -124,7 +125,7 @@ def _bytes(op: Op, workload: Workload) -> int:
     total = 0
     for spec in op.inputs.values():
         if spec.shape is not None:
-            size = twins.DTYPES[spec.dtype].itemsize
+            size = DTYPES[spec.dtype].itemsize
             for n in op.shape(spec, workload.axes):
                 size *= n
             total += size

@@ -27,18 +27,12 @@ import zlib
 import numpy as np
 import torch
 
+from .dtypes import DTYPES
 from .errors import UsageError
 from .registry import Op
 from .workloads import Workload
 
 VERSION = 1  # of the drawing; change it when a tensor would come out different
-DTYPES = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "int64": torch.int64,
-    "int32": torch.int32,
-}
 
 # The published distribution of the contest's 797 sequence lengths (data/contest.json, "sequence_lengths"): percentiles
 # and bucket counts as one curve, share of the sequences -> greatest length. Between the knots log(length) is linear.

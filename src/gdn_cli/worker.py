@@ -111,18 +111,18 @@ def _algo(request: dict, reply: dict) -> Iterator[dict]:
         reply["proof"] = signature.match(kernel.entry_point, request["definition"], request["solution"])
     reference = build.reference(request["definition"])
     for workload in request["workloads"]:
-        yield {"workload": workload.to_json()} | _one(request, workload, kernel, reference)
+        yield {"workload": workload.to_json()} | _guarded(_measured, request, workload, kernel, reference)
 
 
-def _one(request: dict, workload: Workload, kernel: Any, reference: Any) -> dict[str, Any]:
-    """One workload's record; its tensors are gone when this returns: never two workloads in memory."""
+def _guarded(work: Callable[..., dict], request: dict, *args: Any) -> dict[str, Any]:
+    """One workload's record, whatever happens; its tensors are gone by then: never two workloads in memory."""
     import torch
 
     from . import timing
 
     try:
         with torch.no_grad():
-            return _measured(request, workload, kernel, reference)
+            return work(request, *args)
     except GdnError as e:  # the workload's data, not the algo
         return {"status": "refused", "reason": str(e), "code": e.code}
     except timing.TierUnavailable as e:
@@ -177,17 +177,23 @@ def _measured(request: dict, workload: Workload, kernel: Any, reference: Any) ->
 
 
 def _floors(request: dict, reply: dict) -> Iterator[dict]:
-    from .timing import Plan
-    from .timing.floor import bytes_moved, copy_floor
+    from .timing.floor import bytes_moved
 
-    op, mode, plan = request["op"], request["mode"], Plan(**request["timing"]["plan"])
     seen: dict[int, dict] = {}
     for workload in request["workloads"]:
-        moved = bytes_moved(op, workload.axes)
+        moved = bytes_moved(request["op"], workload.axes)
         if moved not in seen:  # the floor depends on nothing else
-            timing, how = copy_floor(moved, mode, request["timing"]["tier"], plan)
-            seen[moved] = {"timing": timing.to_json(), "how": how}
-        yield {"workload": workload.to_json(), "status": "passed", "reason": None, "bytes_moved": moved} | seen[moved]
+            seen[moved] = _guarded(_floor, request, moved)
+        yield {"workload": workload.to_json(), "bytes_moved": moved} | seen[moved]
+
+
+def _floor(request: dict, moved: int) -> dict[str, Any]:
+    from .timing import Plan
+    from .timing.floor import copy_floor
+
+    wanted = request["timing"]
+    timed, how = copy_floor(moved, request["mode"], wanted["tier"], Plan(**wanted["plan"]), strict=wanted["strict"])
+    return {"status": "passed", "reason": None, "timing": timed.to_json(), "how": how}
 
 
 # --- plumbing ---------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def run(
 
     Without --algo: every algo that can run here. Without workloads: the preset `quick`.
     """
-    _campaign("check", solutions, algo, op, workload, n, preset, dataset, device, algos, timeout, json, out)
+    _campaign("check", **locals())  # every option by its name
 
 
 def bench(
@@ -60,14 +60,12 @@ def bench(
 
     Without --algo: every algo that can be timed here. Without workloads: the preset `quick`.
     """
-    measuring = {"tier": tier, "l2": l2, "seconds": seconds, "strict": strict}
-    _campaign(
-        "bench", solutions, algo, op, workload, n, preset, dataset, device, algos, timeout, json, out, **measuring
-    )
+    _campaign("bench", **locals())
 
 
 def _campaign(
     command: str,
+    *,
     solutions: list[Path] | None,
     algo: str | None,
     op: str | None,
@@ -76,9 +74,9 @@ def _campaign(
     preset: str | None,
     dataset: Path | None,
     device: str,
-    own: str | None,
+    algos: str | None,
     timeout: float,
-    as_json: bool,
+    json: bool,
     out: Path | None,
     tier: str | None = None,
     l2: str = "cold",
@@ -98,7 +96,7 @@ def _campaign(
     if preset is None and not (workload or n or dataset):
         preset = "quick"
     loaded = presets.load_preset(preset) if preset else None
-    known = registry.load(own)
+    known = registry.load(algos)
     entries, named = campaign.choose(known, algo, op, solutions or [], device, timed=command == "bench")
     overrides: dict[str, Any] = {"l2": l2} | ({"seconds": seconds, "iterations": None} if seconds else {})
     parts = campaign.parts(
@@ -114,7 +112,7 @@ def _campaign(
     except KeyboardInterrupt:
         document.interrupted = True
         document.save()
-    report.show(document.to_json(), known, as_json, document.path, document.unsaved)
+    report.show(document.to_json(), known, json, document.path, document.unsaved)
     raise typer.Exit(errors.INTERRUPTED if document.interrupted else campaign.exit_code(document, named))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from . import Plan, TierUnavailable, Timing, summarise
-from .flush import KERNEL, MARKER, Flush, mark
+from .kernels import KERNEL, MARKER, Flush, mark
 
 _FLUSH_US = 150  # the flush, and what the profiler adds to a call
 _KERNELS_PER_TRACE = 100_000  # a token loop launches that many in one call: a trace must still fit in memory

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from . import Plan, Timing, summarise
-from .flush import Flush
+from .kernels import Flush
 
 _BATCH = 50  # calls in flight between two synchronisations: keeps the launch queue from filling
 

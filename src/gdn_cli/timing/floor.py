@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
+from ..dtypes import DTYPES
 from ..registry import Op
 from . import Plan, Timing, measure
-
-_ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4, "int32": 4, "int64": 8}
 
 
 def bytes_moved(op: Op, axes: dict[str, int]) -> int:
@@ -26,18 +25,18 @@ def bytes_moved(op: Op, axes: dict[str, int]) -> int:
         count = 1
         for size in op.shape(spec, axes):
             count *= size
-        total += count * _ITEMSIZE[spec.dtype]
+        total += count * DTYPES[spec.dtype].itemsize
     return total
 
 
-def copy_floor(nbytes: int, mode: str, tier: str, plan: Plan) -> tuple[Timing, str]:
+def copy_floor(nbytes: int, mode: str, tier: str, plan: Plan, *, strict: bool = False) -> tuple[Timing, str]:
     """Time the fastest plain copy that moves `nbytes` (read and written together); also its name."""
     half = max(nbytes // 2 // 4096, 1) * 4096
     source = torch.ones(half // 4, device="cuda" if mode == "cuda" else "cpu")
     target = torch.empty_like(source)
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         copies = _on_gpu(source, target) if mode == "cuda" else _on_cpu(source, target, pool)
-        timings = [(measure(tier, copy, plan), name) for name, copy in copies.items()]
+        timings = [(measure(tier, copy, plan, strict=strict), name) for name, copy in copies.items()]
     return min(timings, key=lambda t: t[0].median_us)
 
 
@@ -57,15 +56,7 @@ def _on_cpu(source: torch.Tensor, target: torch.Tensor, pool: ThreadPoolExecutor
 
 
 def _on_gpu(source: torch.Tensor, target: torch.Tensor) -> dict[str, Callable[[], Any]]:
-    import triton
-    import triton.language as tl
-
-    global gdn_copy_floor
-
-    @triton.jit
-    def gdn_copy_floor(p_source, p_target, BLOCK: tl.constexpr):
-        offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        tl.store(p_target + offsets, tl.load(p_source + offsets))
+    from .kernels import gdn_copy_floor
 
     def copy(block: int, warps: int) -> Callable[[], Any]:
         return lambda: gdn_copy_floor[(source.numel() // block,)](source, target, block, num_warps=warps)

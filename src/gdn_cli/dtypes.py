@@ -1,0 +1,13 @@
+"""FlashInfer-Trace's dtype names as torch's dtypes: those that the ops use."""
+
+from __future__ import annotations
+
+import torch
+
+DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int64": torch.int64,
+    "int32": torch.int32,
+}
