@@ -431,7 +431,7 @@ def test_rows_of_the_table_derive_from_the_records(bench):
         mine, ours = medians["copycat", label], medians["pt-reference", label]
         line = next(x for x in shown[shown.index(next(x for x in shown if x.startswith(label))) :] if "copycat" in x)
         name, *cells = re.split(r"  +", line.strip())
-        assert cells[2] == f"{report._three(ours / mine)}x"  # speedup over the reference
+        assert cells[2] == f"{report.terminal._three(ours / mine)}x"  # speedup over the reference
         assert float(cells[4]) == pytest.approx(mine / medians["copy", label], abs=0.006)  # times the floor
         assert (name == "copycat *") is (mine < ours)  # the fastest is marked
     wrong = [line for line in shown if re.search(r"\bwrong\b", line)]

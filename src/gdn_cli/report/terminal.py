@@ -1,5 +1,4 @@
-"""Records -> what a person reads (rich tables, a progress bar) or a program does (one JSON document). Nothing else
-in gdn makes text of results, and both come from the same records."""
+"""The terminal: rich tables and a progress bar for a person, one JSON document for a program; both of one record."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .records import FLOOR, dumps
-from .registry import Op, Registry
+from ..records import FLOOR, dumps
+from ..registry import Op, Registry
 
 _WIDE = 100  # without a terminal (a file, CI) lines may be this wide
 

@@ -1,0 +1,16 @@
+"""Records -> what a person reads or a program does. Nothing else in gdn makes text of results."""
+
+from __future__ import annotations
+
+from .terminal import (
+    console,
+    progress,
+    show,
+    show_doctor,
+    show_json,
+    show_list,
+    show_proof,
+    show_workloads,
+)
+
+__all__ = ["console", "progress", "show", "show_doctor", "show_json", "show_list", "show_proof", "show_workloads"]
