@@ -13,13 +13,16 @@ import gdn_cli
 PACKAGE = Path(gdn_cli.__file__).parent
 
 # From top to bottom: a module imports only from lower lines, and from nothing beside it on its own line.
-# A folder (commands, timing) is one name here; inside it modules may import each other.
+# A folder (commands, report, timing) is one name here; inside it modules may import each other.
 LAYERS = """
     commands
-    campaign  prove  doctor  scaffold  tracefolder  report
+    campaign  comparison  prove  doctor  scaffold  tracefolder  report
+    history  score
     records
     jobs
     worker
+    tasks
+    probes
     check  timing
     dataset  build  environment  signature
     twins
@@ -28,7 +31,7 @@ LAYERS = """
     machine  workloads
     presets
     registry
-    paths  errors  dtypes
+    paths  errors  dtypes  paired  locks
 """
 RANK = {name: rank for rank, line in enumerate(LAYERS.strip().splitlines()) for name in line.split()}
 
@@ -36,7 +39,7 @@ RANK = {name: rank for rank, line in enumerate(LAYERS.strip().splitlines()) for 
 ONLY_IN = {"typer": {"commands"}, "rich": {"report"}, "modal": {"remote"}}
 # what costs a second or more to import; whatever lists, finds or prints must not need it, not even at the top of a file
 HEAVY = {"torch", "triton", "numpy", "flashinfer_bench", "flashinfer", "fla", "modal"}
-MAY_BE_HEAVY = {"check", "timing", "dataset", "build", "twins", "tracefolder", "dtypes"}
+MAY_BE_HEAVY = {"check", "timing", "dataset", "build", "twins", "tracefolder", "dtypes", "tasks", "probes"}
 
 
 def modules() -> dict[Path, str]:

@@ -18,8 +18,9 @@ from types import SimpleNamespace
 import helpers
 import pytest
 
-from gdn_cli import __version__, campaign, errors, machine, pack, paths, records, registry, report
+from gdn_cli import __version__, campaign, errors, machine, pack, paths, records, registry
 from gdn_cli.errors import UsageError
+from gdn_cli.report import terminal as report
 from gdn_cli.timing import TIERS
 
 REGISTRY = registry.load()
@@ -207,6 +208,11 @@ def test_exit_codes(statuses, missing, named, code):
     assert campaign.exit_code(document, named) == code
 
 
+def test_a_tier_that_the_added_reference_lacks_is_no_failure():
+    found = [{"status": "tier_unavailable", "added": True}, {"status": "passed"}]
+    assert campaign.exit_code(SimpleNamespace(records=found, missing=[]), True) == 0
+
+
 # --- which algos ------------------------------------------------------------------------------------------------
 
 
@@ -257,11 +263,30 @@ def test_capabilities_compare_as_numbers(have, need, fits, monkeypatch):
     assert (machine.place(algo).mode == "cuda") is fits
 
 
+GPU_TIERS = ("cupti", "events", "graph", "nvbench", "fib")
+
+
 @pytest.mark.parametrize(
-    ("mode", "wanted", "tier"), [("cpu", None, "wall"), ("cuda", None, "cupti"), ("cuda", "events", "events")]
+    ("mode", "wanted", "command", "tiers"),
+    [
+        ("cpu", (), "bench", ("wall",)),
+        ("cuda", (), "bench", ("cupti",)),
+        ("cuda", ("fib", "events", "fib"), "bench", ("fib", "events")),  # in the user's order, each once
+        ("cuda", ("all",), "bench", GPU_TIERS),
+        ("cuda", ("all",), "floor", GPU_TIERS[:4]),  # flashinfer-bench times solutions only
+        ("cuda", ("all",), "compare", GPU_TIERS[:3]),  # calls cannot take turns in the others
+        ("cuda", ("fib",), "floor", ()),
+        ("cpu", ("cupti", "wall"), "bench", ("wall",)),
+    ],
 )
-def test_tiers(mode, wanted, tier):
-    assert campaign.tier_for(mode, wanted) == tier and TIERS[tier] == mode
+def test_tiers(mode, wanted, command, tiers):
+    assert campaign.tiers_for(mode, wanted, command) == tiers
+    assert all(TIERS[tier].mode == mode for tier in tiers)
+
+
+def test_a_tier_that_cannot_take_turns_compares_nothing():
+    with pytest.raises(UsageError, match="cannot take turns in nvbench; use cupti, events, graph"):
+        campaign.tiers_for("cuda", ("nvbench",), "compare")
 
 
 # --- gdn new ----------------------------------------------------------------------------------------------------
@@ -369,6 +394,9 @@ def test_a_home_that_cannot_be_written_stops_before_any_work(tmp_path, gdn):
 # --- gdn bench --------------------------------------------------------------------------------------------------
 
 
+NONE = {"axes": {"batch_size": None}}
+
+
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory, gdn, write_algo):
     """One small `gdn bench --json`: the reference, one as fast, one that is wrong, and one that cannot run here."""
@@ -384,10 +412,12 @@ def bench(tmp_path_factory, gdn, write_algo):
 
 def test_bench_checks_and_times(bench):
     assert bench.done.code == errors.FAILED and bench.done.err == ""  # `wrong` is wrong
-    labels = [(r["algo"], r["workload"]["axes"]["batch_size"], r["status"]) for r in bench.records]
+    labels = [(r["algo"], (r["workload"] or NONE)["axes"]["batch_size"], r["status"]) for r in bench.records]
     sizes = (1, 1, 3)
     assert labels == [
-        *((name, n, "passed") for name in ("copy", "pt-reference", "copycat") for n in sizes),
+        *(("copy", n, "passed") for n in sizes),
+        *((name, None, "passed") for name in ("empty", "copy-rate")),  # the machine's, whatever the workload
+        *((name, n, "passed") for name in ("pt-reference", "copycat") for n in sizes),
         *(("wrong", n, "wrong") for n in sizes),
     ]
     assert [m["algo"] for m in bench.document["missing"]] == ["cuda-v4"]
@@ -396,28 +426,32 @@ def test_bench_checks_and_times(bench):
             assert "timing" not in r and r["check"]["errors"]["output"] == pytest.approx(0.5, rel=0.01)
             continue
         t = r["timing"]
-        assert t["tier"] == "wall" and t["samples"] >= 10 and t["l2"] is None and t["note"] is None
+        assert t["tier"] == r["tier"] == "wall" and t["l2"] is None and t["note"] is None
+        assert t["samples"] >= 3 and t["stopped"] in ("target", "time")
+        assert sum(count for _, count in t["histogram"]) == t["samples"]
         assert 0 < t["low_us"] <= t["median_us"] <= t["high_us"]
+        assert t["ci_low_us"] <= t["median_us"] <= t["ci_high_us"]
         assert t["spread"] == pytest.approx((t["high_us"] - t["low_us"]) / 2 / t["median_us"])
-        assert r["algo"] == "copy" or r["check"]["passed"]
+        assert r["algo"] in records.FLOORS or r["check"]["passed"]
 
 
 def test_bytes_moved_are_each_input_and_output_once(bench):
     per_sequence = 2 * 8 * 128 * 128 * 4 + 2 * 4 * 128 * 2 + 2 * 8 * 128 * 2 + 2 * 8 * 2
     for r in bench.records:
-        if r["status"] == "passed":
+        if r["status"] == "passed" and r["workload"]:
             scalars = 2 * 8 * 4 + 4  # A_log, dt_bias, scale
             assert r["bytes_moved"] == r["workload"]["axes"]["batch_size"] * per_sequence + scalars
 
 
 def test_rows_of_the_table_derive_from_the_records(bench):
-    rows = {(row.algo, row.label): row for row in report.rows_of(DECODE, bench.records)}
+    placed = [r for r in bench.records if r["workload"]]
+    rows = {(row.algo, row.label): row for row in report.rows_of(DECODE, placed)}
     assert [key for key in rows] == [
         (a, b) for b in ("B=1", "B=3") for a in ("copy", "pt-reference", "copycat", "wrong")
     ]
     medians = {}
     for (algo, label), row in rows.items():
-        mine = [r for r in bench.records if r["algo"] == algo and f"B={r['workload']['axes']['batch_size']}" == label]
+        mine = [r for r in placed if r["algo"] == algo and f"B={r['workload']['axes']['batch_size']}" == label]
         assert row.records == mine and len(mine) == (2 if label == "B=1" else 1)
         if algo == "wrong":
             assert row.median_us is None and row.failed["status"] == "wrong"
@@ -431,7 +465,7 @@ def test_rows_of_the_table_derive_from_the_records(bench):
         mine, ours = medians["copycat", label], medians["pt-reference", label]
         line = next(x for x in shown[shown.index(next(x for x in shown if x.startswith(label))) :] if "copycat" in x)
         name, *cells = re.split(r"  +", line.strip())
-        assert cells[2] == f"{report.terminal._three(ours / mine)}x"  # speedup over the reference
+        assert cells[2] == f"{report._three(ours / mine)}x"  # speedup over the reference
         assert float(cells[4]) == pytest.approx(mine / medians["copy", label], abs=0.006)  # times the floor
         assert (name == "copycat *") is (mine < ours)  # the fastest is marked
     wrong = [line for line in shown if re.search(r"\bwrong\b", line)]
@@ -456,7 +490,8 @@ def passed(algo: str, label: int, median: float, status: str = "passed", **more)
         "l2": "cold", "kernels": 1.0, "span_us": None, "note": None,
     }  # fmt: skip
     record = {
-        "op": "gdn_decode", "algo": algo, "mode": "cuda", "status": status, "reason": None, "bytes_moved": 8 * 10**9,
+        "op": "gdn_decode", "algo": algo, "mode": "cuda", "tier": "cupti", "status": status, "reason": None,
+        "bytes_moved": 8 * 10**9,
         "workload": {"uuid": "901e5104-dccb", "index": 0, "axes": {"batch_size": label}, "origin": "twin"},
         "check": {"errors": {"output": 1e-3, "new_state": 1e-7}},
     }  # fmt: skip
@@ -496,10 +531,12 @@ def test_a_row_that_failed_shows_what_became_of_it():
 
 def test_times_of_different_tiers_are_never_divided():
     other = passed("b", 1, 5.0)
-    other["timing"]["tier"] = "events"
+    other["tier"] = other["timing"]["tier"] = "events"
     lines = table_of(document_of("bench", [passed("copy", 1, 2.0), passed("pt-reference", 1, 10.0), other]))
-    (line,) = (x for x in lines if x.strip().startswith("b "))
-    assert re.split(r"  +", line.strip()) == ["b", "5.00 us", "±12%", "1600000"]  # no speedup, no floor, no star
+    beside = [re.split(r"  +", x.strip()) for x in lines]
+    assert ["b", "-", "5.00 us"] in beside  # a column for each tier, and nothing that divides one by another
+    assert ["pt-reference", "10.00 us", "-"] in beside
+    assert not [cells for cells in beside if cells[0].startswith("b") and "x" in "".join(cells[1:])]
 
 
 def test_an_error_that_could_not_be_measured_is_not_shown_as_zero():

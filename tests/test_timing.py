@@ -1,24 +1,25 @@
-"""How samples become a record, and what happens where a tier cannot be had. No times are judged here."""
+"""How samples are taken, stop, become a record, and what happens where a tier cannot be had. No time is judged here."""
 
 from __future__ import annotations
 
+import itertools
 import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from gdn_cli import timing
-from gdn_cli.timing import Plan, TierUnavailable, Timing, wall
+from gdn_cli.timing import Plan, Sample, Subject, TierUnavailable, cupti, graph, wall
 
 
-def test_a_record_has_median_quartiles_and_spread():
+def test_a_record_has_median_quartiles_spread_and_interval():
     t = timing.summarise("wall", [5.0, 1.0, 4.0, 2.0, 3.0], l2="cold", kernels=2)
     assert (t.tier, t.low_us, t.median_us, t.high_us, t.samples, t.l2, t.kernels) == ("wall", 2, 3, 4, 5, "cold", 2)
     assert t.spread == pytest.approx(1 / 3)  # half of 4 - 2, of 3
-    assert t.to_json() == {
-        "tier": "wall", "median_us": 3, "low_us": 2, "high_us": 4, "samples": 5, "l2": "cold", "kernels": 2,
-        "span_us": None, "note": None, "spread": t.spread,
-    }  # fmt: skip
+    assert (t.ci_low_us, t.ci_high_us) == (1, 5)  # of five samples nothing narrower holds with 95 %
+    assert t.histogram == ((1, 1), (2, 1), (3, 1), (4, 1), (5, 1))
+    assert t.to_json()["spread"] == t.spread and t.to_json()["stopped"] == "count"
 
 
 def test_one_sample_is_its_own_median():
@@ -27,40 +28,194 @@ def test_one_sample_is_its_own_median():
     assert (t.low_us, t.median_us, t.high_us, t.samples, t.spread) == (7, 7, 7, 1, 0)
 
 
-@pytest.mark.parametrize(
-    ("plan", "one_call_us", "count"),
-    [
-        (Plan(iterations=50, trials=3), 1e9, 150),  # exact, whatever it costs
-        (Plan(seconds=0.3), 1000, 300),
-        (Plan(seconds=0.3), 1e6, 10),  # at least ten
-        (Plan(seconds=0.3), 0.0, 1000),  # at most a thousand
-    ],
-)
-def test_how_many_samples(plan, one_call_us, count):
-    assert plan.count(one_call_us) == count
+def test_a_histogram_keeps_every_sample_and_stays_small():
+    ticks = [2.016, 2.048, 2.048, 2.08]
+    assert timing.histogram(ticks) == ((2.016, 1), (2.048, 2), (2.08, 1))
+    many = [100 + i / 10 for i in range(1000)]  # a thousand different values
+    kept = timing.histogram(many)
+    assert len(kept) <= 200 and sum(count for _, count in kept) == 1000
+    assert all(abs(us / round(us) - 1) < 1e-9 for us, _ in kept)  # three digits: whole microseconds here
+
+
+# --- when to stop ---------------------------------------------------------------------------------------
+
+
+def collect(values, plan, watch=lambda: None):
+    """_collect on given times; with the sizes of the batches."""
+    source, batches = iter(values), []
+
+    def take(count):
+        batches.append(count)
+        return [Sample(next(source)) for _ in range(count)]
+
+    samples, stopped = timing._collect(take, plan, watch)
+    return [s.us for s in samples], stopped, batches
+
+
+def test_exact_counts_are_exact():
+    watched = []
+    samples, stopped, batches = collect(itertools.count(), Plan(iterations=5, trials=3), lambda: watched.append(1))
+    assert (len(samples), stopped, batches, len(watched)) == (15, "count", [5, 5, 5], 4)
+
+
+def test_sampling_stops_when_the_median_is_known():
+    samples, stopped, batches = collect(itertools.repeat(2.0), Plan(seconds=60))
+    assert (len(samples), stopped, batches) == (20, "target", [1, 20])  # the first sample is thrown away
+
+
+def test_sampling_goes_on_while_the_median_is_not_known(monkeypatch):
+    clock = itertools.count(0, 0.01)  # every look at it costs 10 ms
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
+    noisy = itertools.cycle([1.0, 3.0])
+    samples, stopped, batches = collect(noisy, Plan(seconds=0.1))
+    assert stopped == "time" and len(samples) > 20
+    assert batches[0] == 1 and batches[2] > batches[1] // 2
+
+    # the same noise is good enough for whoever asks for less
+    monkeypatch.undo()
+    assert collect(itertools.cycle([1.0, 1.1]), Plan(seconds=60, target=0.2))[1] == "target"
+
+
+def test_a_slow_call_is_not_repeated_twenty_times(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+
+    def take(count):
+        now[0] += 0.2 * count
+        return [Sample(2e5)] * count
+
+    samples, stopped = timing._collect(take, Plan(seconds=0.3), lambda: None)
+    assert (len(samples), stopped) == (3, "target")
+
+
+# --- one subject, several subjects ----------------------------------------------------------------------
+
+
+def subject(log, name, **more):
+    return Subject(lambda: log.append(name), [], [], **more)
 
 
 def test_wall_calls_as_often_as_it_says():
-    calls = []
-    t = wall.measure(lambda: calls.append(1), Plan(warmup=4, iterations=5, trials=3))
-    assert t.samples == 15 and t.tier == "wall" and t.median_us > 0
-    assert len(calls) == 4 + 1 + 15  # warm-up, one to tell the cost, samples
+    log = []
+    t = timing.measure("wall", subject(log, "A"), Plan(warmup=4, iterations=5, trials=3))
+    assert t.samples == 15 and t.tier == "wall" and t.l2 is None and t.stopped == "count"
+    assert log == ["A"] * (4 + 15)
+    assert 0 < t.busy_s <= t.took_s
 
 
-def test_a_fall_back_is_said_out_loud_and_refused_under_strict(monkeypatch):
-    def refuses(call, plan):
+def test_several_take_turns_forth_and_back_with_fresh_values():
+    log = []
+    a = subject(log, "A", refresh=lambda: log.append("new"))
+    b = subject(log, "B", refresh=lambda: log.append("new"))
+    timings, rounds = timing.interleave("wall", [a, b], Plan(warmup=1, iterations=4))
+    assert log[2:] == [x for name in "ABBAABBA" for x in ("new", name)]  # after one warm-up of each
+    assert [t.samples for t in timings] == [4, 4] and [len(r) for r in rounds] == [4, 4]
+    assert sorted(rounds[1])[0] == pytest.approx(timings[1].histogram[0][0], rel=1e-3)
+
+
+def test_who_takes_turns_decides_when_it_is_enough():
+    seen = []
+
+    def enough(each):
+        seen.append([len(samples) for samples in each])
+        return len(seen) == 2
+
+    log = []
+    _, rounds = timing.interleave("wall", [subject(log, "A"), subject(log, "B")], Plan(seconds=60), enough=enough)
+    assert len(seen) == 2 and all(a == b for a, b in seen) and len(rounds[0]) == len(rounds[1]) >= 20
+
+
+def test_a_copy_has_buffers_of_its_own():
+    x, out = torch.ones(4), torch.zeros(4)
+    one = Subject.of(lambda inputs, outputs: outputs[0].copy_(inputs[0] * inputs[1]), [x, 3.0], [out])
+    two = one.copy()
+    x.fill_(5)
+    two.call()
+    assert out.tolist() == [0] * 4 and two.outputs[0].tolist() == [3] * 4
+    one.call()
+    assert out.tolist() == [15] * 4 and two.outputs[0].tolist() == [3] * 4
+    assert one.nbytes == 32
+
+
+# --- tiers that are not there ---------------------------------------------------------------------------
+
+
+def test_a_tier_says_what_it_cannot_do():
+    with pytest.raises(TierUnavailable, match="L2 cold only; use --l2 cold"):
+        timing.measure("nvbench", subject([], "A"), Plan(l2="warm"))
+    with pytest.raises(TierUnavailable, match="cupti, events, graph can"):
+        timing.interleave("fib", [subject([], "A")], Plan())
+
+
+def test_nothing_falls_back_by_itself(monkeypatch):
+    def refuses(subjects, plan):
         raise TierUnavailable("no CUPTI")
 
-    events = SimpleNamespace(measure=lambda call, plan: Timing("events", 9.0, 8.0, 10.0, 20, l2="cold"))
-    monkeypatch.setitem(sys.modules, "gdn_cli.timing.cupti", SimpleNamespace(measure=refuses))
-    monkeypatch.setitem(sys.modules, "gdn_cli.timing.events", events)
-    monkeypatch.setattr(timing, "events", events, raising=False)
-    t = timing.measure("cupti", lambda: None, Plan())
-    assert (t.tier, t.median_us, t.samples) == ("events", 9.0, 20)
-    assert t.note == "cupti not available (no CUPTI): timed with CUDA events instead"
+    monkeypatch.setitem(sys.modules, "gdn_cli.timing.cupti", SimpleNamespace(Sampler=refuses))
     with pytest.raises(TierUnavailable, match="no CUPTI"):
-        timing.measure("cupti", lambda: None, Plan(), strict=True)
+        timing.measure("cupti", subject([], "A"), Plan())
 
-    monkeypatch.setitem(sys.modules, "gdn_cli.timing.events", SimpleNamespace(measure=refuses))
-    with pytest.raises(TierUnavailable):
-        timing.measure("events", lambda: None, Plan())  # nothing below it to fall back to
+
+# --- cupti: the trace -----------------------------------------------------------------------------------
+
+FLUSH, BEGIN, REST = "gdn_l2_flush", "gdn_begin", "gdn_rest"
+
+
+def trace(*kernels):
+    """Kernels one after the other, 10 ns apart: (name, duration in ns)."""
+    at, found = 1000, []
+    for name, duration in kernels:
+        found.append((at, duration, name))
+        at += duration + 10
+    return found
+
+
+def test_a_trace_is_cut_into_calls():
+    calls = cupti.cut(
+        trace(("warm-up", 9), (FLUSH, 70000), ("a", 1000), ("b", 500), (FLUSH, 70000), ("prefill_fill", 2000)), 2
+    )
+    assert calls == [Sample(1.5, 1.51, 2), Sample(2.0, 2.0, 1)]
+
+
+def test_what_is_between_calls_is_not_timed():
+    """Fresh values and the call that warms L2 run between gdn_rest and the next gdn_begin."""
+    calls = cupti.cut(
+        trace((REST, 1), ("mul", 40), (BEGIN, 1), ("a", 1000), (REST, 1), ("a", 900), (BEGIN, 1), ("a", 30)), 2
+    )
+    assert calls == [Sample(1.0, 1.0, 1), Sample(0.03, 0.03, 1)]
+
+
+def test_kernels_that_overlap_have_a_span_up_to_the_last_end():
+    (call,) = cupti.cut([(0, 5, FLUSH), (10, 1000, "long"), (20, 100, "short")], 1)
+    assert call == Sample(1.1, 1.0, 2)
+
+
+@pytest.mark.parametrize("kernels", [[(FLUSH, 1)], [(FLUSH, 1), ("a", 1), (FLUSH, 1)], [("a", 1)]])
+def test_a_call_without_kernels_is_no_time(kernels):
+    with pytest.raises(TierUnavailable, match="calls left kernels in CUPTI's trace"):
+        cupti.cut(trace(*kernels), 2)
+
+
+def test_the_count_of_kernels_is_compared_with_a_run_without_a_flush():
+    sampler = object.__new__(cupti.Sampler)
+    sampler.alone = [2]
+    assert sampler.about(0, [Sample(1, 1, 2)] * 3) == {}
+    assert sampler.about(0, [Sample(1, 1, 2), Sample(1, 1, 3)]) == {"note": "launched 2 to 3 kernels per call"}
+    with pytest.raises(TierUnavailable, match="leaves 1 to 1 kernels in the trace, and 2 without"):
+        sampler.about(0, [Sample(1, 1, 1)] * 3)
+
+
+# --- graph: buffers beyond L2 ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("nbytes", "sets"), [(1_000_000, 121), (70_000_000, 3), (10**9, 2), (0, 400)])
+def test_rotating_buffers_are_larger_than_twice_l2(monkeypatch, nbytes, sets):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(L2_cache_size=60_000_000))
+    assert graph._sets(nbytes) == sets
+    assert nbytes == 0 or (sets - 1) * nbytes >= 2 * 60_000_000 or sets == 2
+
+
+def test_wall_keeps_the_order_that_it_is_given():
+    log = []
+    sampler = wall.Sampler([subject(log, "A"), subject(log, "B")], Plan(warmup=0))
+    assert len(sampler.take([1, 0, 0])) == 3 and log == ["B", "A", "A"]

@@ -85,7 +85,7 @@ def test_an_algo_that_fails_makes_the_exit_code_1(fates):
 
 def test_stdout_is_one_json_document_whatever_a_kernel_prints(fates):
     document = fates.document
-    assert document["schema"] == 1 and document["command"] == "run"
+    assert document["schema"] == 2 and document["command"] == "run"
     assert list(dict.fromkeys(r["algo"] for r in document["records"])) == list(ALGOS)  # all of them, in order
     assert "PRINTED" not in fates.done.out and "WRITTEN" not in fates.done.out
 
@@ -227,7 +227,7 @@ def test_gdn_worker_serves_a_request_from_stdin(tmp_path, gdn, write_algo):
     done = gdn("worker", "--events", tmp_path / "events", stdin=json.dumps(request))
     assert done.code == 0
     reply = done.json  # and nothing else on stdout
-    assert reply["schema"] == 1 and reply["status"] == "done" and reply["build_s"] > 0
+    assert reply["schema"] == 2 and reply["status"] == "done" and reply["build_s"] > 0
     assert [(r["workload"]["axes"]["batch_size"], r["status"]) for r in reply["records"]] == [
         (1, "passed"),
         (3, "passed"),
@@ -241,18 +241,18 @@ def test_gdn_worker_serves_a_request_from_stdin(tmp_path, gdn, write_algo):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "not a request of schema 1: JSONDecodeError"),
-        ("{", "not a request of schema 1: JSONDecodeError"),
-        ("[]", "not a request of schema 1: "),
-        ("3", "not a request of schema 1: "),
-        ("{}", "schema None, this gdn speaks 1"),
-        ('{"schema": 99}', "schema 99, this gdn speaks 1"),
-        ('{"schema": 1}', "not a request of schema 1: KeyError: "),
+        ("", "not a request of schema 2: JSONDecodeError"),
+        ("{", "not a request of schema 2: JSONDecodeError"),
+        ("[]", "not a request of schema 2: "),
+        ("3", "not a request of schema 2: "),
+        ("{}", "schema None, this gdn speaks 2"),
+        ('{"schema": 99}', "schema 99, this gdn speaks 2"),
+        ('{"schema": 2}', "not a request of schema 2: KeyError: "),
     ],
 )
 def test_a_malformed_request_gets_a_reply_that_says_so(text, reason, gdn):
     done = gdn("worker", stdin=text)
-    assert done.json["status"] == "refused" and done.json["schema"] == 1 and done.json["code"] == errors.USAGE
+    assert done.json["status"] == "refused" and done.json["schema"] == 2 and done.json["code"] == errors.USAGE
     assert done.json["reason"].startswith(reason)
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import errors, machine, traceset, workloads
+from . import errors, locks, machine, traceset, workloads
 from .errors import UsageError
 from .jobs import Job, Outcome, execute
 from .pack import definition, pack, read_solution, source_hash
 from .presets import Preset
-from .records import FLOOR, Document
+from .records import Document
 from .registry import DEFAULT_OP, Algo, Op, Registry
-from .timing import TIERS
+from .timing import FLOORS, TIERS
 from .workloads import Workload
 
 NOT_TIMED = "no GPU here, and Triton's interpreter is for checks, not for times"
@@ -36,15 +38,16 @@ class Part:
     entries: list[Entry]
     workloads: list[Workload]
     plan: dict[str, Any]  # how long to measure: timing.Plan's fields
+    scored: bool = False  # whether these workloads make a contest's score
 
 
 @dataclass(frozen=True)
 class Settings:
     """How to run the parts, whatever they are."""
 
-    command: str  # check or bench
+    command: str  # check, bench, floor or compare
     dataset: Path | None = None
-    tier: str | None = None
+    tiers: tuple[str, ...] = ()  # none: the default of the mode, and another out loud where that cannot be had
     strict: bool = False
     timeout_s: float = 300.0
 
@@ -85,6 +88,35 @@ def choose(
     return entries, bool(files) or any(name != "all" for name in wanted)
 
 
+def rivals(registry: Registry, names: list[str], op: str | None, device: str) -> list[Entry]:
+    """The algos of a comparison in the order in which they were named: names, full names, packed files.
+
+    One that is named twice is compared with itself, as `NAME@2`. All are of one op.
+    """
+    entries: list[Entry] = []
+    for name in names:
+        algo = read_solution(Path(name), registry) if name.endswith(".json") else registry.find(name, op)
+        if entries and algo.op != entries[0].algo.op:
+            first = entries[0].algo.full_name
+            raise UsageError(f"{first} and {algo.full_name} are of different ops", hint="--op says which is meant")
+        taken = [e.algo.name for e in entries]
+        if algo.name in taken:
+            count = 1 + sum(t == algo.name or t.startswith(f"{algo.name}@") for t in taken)
+            algo = replace(algo, name=f"{algo.name}@{count}")
+        place = machine.place(algo, device)
+        if place.mode == "interpreter":
+            place = machine.Place(None, NOT_TIMED, machine.MODAL)
+        entries.append(Entry(algo, place))
+    return entries
+
+
+def anywhere(registry: Registry, op: str | None, device: str) -> list[Entry]:
+    """For floors, which need no algo: the best place here, in the shape of the op's reference."""
+    algo = registry.reference(registry.op(op or DEFAULT_OP))
+    place = machine.place(algo, device)
+    return [Entry(algo, place)]
+
+
 def _distinct(algos: list[Algo], registry: Registry) -> list[Algo]:
     """One of each, every one with a name of its own: the same file or folder twice is one algo; another one of the
     same name, or with the name of the reference or of the floor that it is compared with, gets a mark behind it."""
@@ -94,7 +126,7 @@ def _distinct(algos: list[Algo], registry: Registry) -> list[Algo]:
         if (algo.full_name, source) in found:
             continue
         reference = registry.reference(registry.ops[algo.op])
-        taken = {a.full_name for a in found.values()} | {f"{algo.op}/{FLOOR}"}
+        taken = {a.full_name for a in found.values()} | {f"{algo.op}/{floor}" for floor in FLOORS}
         if algo.full_name in taken or (algo.name == reference.name and algo.folder != reference.folder):
             marked = replace(algo, name=f"{algo.name}@{source[:6] if algo.solution else 'own'}")
         else:
@@ -120,7 +152,8 @@ def parts(
         known = traceset.known(op, dataset)
         picked = workloads.select(op, known, chosen=chosen, first=first, preset=preset)
         plan = preset.settings_for(name) if preset else {}
-        found.append(Part(op, [e for e in entries if e.algo.op == name], picked, plan | overrides))
+        scored = bool(preset and preset.scored)
+        found.append(Part(op, [e for e in entries if e.algo.op == name], picked, plan | overrides, scored))
     return found
 
 
@@ -149,65 +182,111 @@ def prepare(registry: Registry, work: list[Part], settings: Settings) -> Plan:
     return plan
 
 
-def run(plan: Plan, document: Document, progress: Progress) -> None:
-    """Run everything, algo after algo, each in its own worker; the document has it all at any moment."""
+def run(plan: Plan, document: Document, progress: Progress, say: Callable[[str], None]) -> None:
+    """Run everything, job after job, each in its own worker; the document has it all at any moment.
+
+    What times on a GPU waits until nobody else does: `say` gets the line that tells for whom.
+    """
     document.missing.extend(plan.missing)
     for row in plan.unpackable:
         document.add_unpackable(*row)
-    total, done = sum(len(job.workloads) for job in plan.jobs), 0
-    for job in plan.jobs:
-        name = job.algo.full_name if job.algo else f"{job.op.name}/{FLOOR}"
-        progress(name, done, total)
-        seen = 0
-
-        def on_record(record: dict, environment: dict, job: Job = job, name: str = name, done: int = done) -> None:
-            nonlocal seen
-            document.add(job, record, environment)
-            seen += 1
-            progress(name, done + seen, total)
-
-        outcome = execute(job, on_record)
-        if outcome.status != "done":
-            document.add(job, _fate(job, outcome, seen), outcome.environment)
-        done += len(job.workloads)
+    with contextlib.ExitStack() as held:
+        if any(job.mode == "cuda" and job.tiers for job in plan.jobs):
+            gpu = machine.gpus()[0]
+            held.enter_context(locks.gpu(gpu.uuid, say, f"GPU {gpu.index}"))
+        _run(plan.jobs, document, progress)
     if document.records:
         document.save()
 
 
+def _run(jobs: list[Job], document: Document, progress: Progress) -> None:
+    total, done = sum(job.due for job in jobs), 0
+    for job in jobs:
+        progress(_name(job), done, total)
+        seen = 0
+
+        def on_record(record: dict, environment: dict, job: Job = job, done: int = done) -> None:
+            nonlocal seen
+            document.add(job, record, environment)
+            seen += 1
+            progress(_name(job), done + seen, total)
+
+        outcome = execute(job, on_record)
+        if outcome.status != "done":
+            document.add(job, _fate(job, outcome, seen), outcome.environment)
+        done += job.due
+
+
+def _name(job: Job) -> str:
+    """What a progress bar calls it."""
+    if job.rivals:
+        return " : ".join(algo.name for algo, _ in job.rivals)
+    return job.algo.full_name if job.algo else f"{job.op.name}, floors"
+
+
 def _fate(job: Job, outcome: Outcome, seen: int) -> dict[str, Any]:
-    """The record of an algo that ended before its workloads did."""
+    """The record of a worker that ended before its workloads did."""
     return {
+        "algo": job.rivals[0][0].name if job.rivals else None,
+        "tier": job.tiers[0] if job.tiers else None,
         "workload": {},
         "status": outcome.status,
         "reason": outcome.reason,
         "code": outcome.reply.get("code"),
-        "unfinished": len(job.workloads) - seen,
+        "unfinished": -(-(job.due - seen) * len(job.workloads) // job.due),
         "tail": outcome.tail,
     }
 
 
 def _jobs(registry: Registry, part: Part, settings: Settings, plan: Plan) -> Iterator[Job]:
-    """One job for each algo that can run; a bench puts the floor and the reference of each mode in front."""
-    described = definition(part.op, registry)
+    """One job for each algo that can run; a bench puts the floors and the references of each mode in front."""
+    make = partial(_job, settings, part, definition(part.op, registry))
     ready = [e for e in part.entries if e.place.mode]
-    if settings.command == "bench":
-        reference = registry.reference(part.op)
-        for mode in dict.fromkeys(e.place.mode for e in ready):
-            tier = tier_for(mode, settings.tier)
-            yield _job(settings, part, described, "floor", None, mode, tier)
-            if not any(e.algo.name == reference.name and e.place.mode == mode for e in ready):
-                yield _job(settings, part, described, "bench", reference, mode, tier)
+    modes = list(dict.fromkeys(e.place.mode for e in ready))
+    if settings.command == "compare":
+        yield from _comparisons(make, part, ready, plan)
+        return
+    if settings.command == "floor":
+        yield from (make("floor", None, mode) for mode in modes)
+        return
+    for mode in modes if settings.command == "bench" else []:
+        yield make("floor", None, mode)
+        for algo in _yardsticks(registry, part, mode):
+            if not any(e.algo.name == algo.name and e.place.mode == mode for e in ready):
+                yield replace(make("bench", algo, mode), added=True)
     for entry in ready:
-        tier = tier_for(entry.place.mode, settings.tier) if settings.command == "bench" else None
         try:
-            yield _job(settings, part, described, settings.command, entry.algo, entry.place.mode, tier)
+            yield make(settings.command, entry.algo, entry.place.mode)
         except UsageError as e:
             plan.unpackable.append((part.op.name, entry.algo.name, entry.place.mode, str(e)))
 
 
-def _job(
-    settings: Settings, part: Part, described: dict, command: str, algo: Algo | None, mode: str, tier: str | None
-) -> Job:
+def _yardsticks(registry: Registry, part: Part, mode: str) -> list[Algo]:
+    """What an op's algos are measured against: its reference; where a score is asked for, its baseline as well."""
+    found = [registry.reference(part.op)]
+    if part.scored and part.op.baseline:
+        baseline = registry.find(part.op.baseline, part.op.name)
+        if machine.place(baseline, mode).mode == mode:
+            found.append(baseline)
+    return found
+
+
+def _comparisons(make: Callable[..., Job], part: Part, ready: list[Entry], plan: Plan) -> Iterator[Job]:
+    """One job for all algos that run in the same mode."""
+    for mode in dict.fromkeys(e.place.mode for e in ready):
+        rivals = []
+        for entry in ready:
+            try:
+                if entry.place.mode == mode:
+                    rivals.append((entry.algo, pack(entry.algo, part.op)))
+            except UsageError as e:
+                plan.unpackable.append((part.op.name, entry.algo.name, mode, str(e)))
+        if rivals:
+            yield replace(make("compare", None, mode), rivals=tuple(rivals))
+
+
+def _job(settings: Settings, part: Part, described: dict[str, Any], command: str, algo: Algo | None, mode: str) -> Job:
+    timed = command != "check"
     return Job(
         command=command,
         op=part.op,
@@ -217,27 +296,36 @@ def _job(
         workloads=tuple(part.workloads),
         algo=algo,
         dataset=settings.dataset,
-        tier=tier,
+        tiers=tiers_for(mode, settings.tiers, command) if timed else (),
         plan=part.plan,
+        fallback=timed and not settings.tiers and not settings.strict and command != "compare",
         strict=settings.strict,
         timeout_s=settings.timeout_s,
     )
 
 
-def tier_for(mode: str, wanted: str | None) -> str:
-    """The tier to time a mode in: the user's where it fits, else the best for that mode."""
-    fitting = [tier for tier, of in TIERS.items() if of == mode]
-    if wanted is None:
-        return fitting[0]
-    if wanted not in fitting:
+def tiers_for(mode: str, wanted: tuple[str, ...], command: str = "bench") -> tuple[str, ...]:
+    """The tiers to time a mode in: the user's that fit it, else the first that does. `all` is all that fit."""
+    able = {"floor": lambda tier: tier.floors, "compare": lambda tier: tier.interleaves}.get(command, lambda tier: True)
+    fitting = [name for name, tier in TIERS.items() if tier.mode == mode]
+    chosen = fitting if "all" in wanted else [name for name in wanted if name in fitting]
+    if not wanted:
+        chosen = fitting[:1]
+    if not chosen:
         place = {"cuda": "on a GPU", "cpu": "on the CPU"}[mode]
-        raise UsageError(f"tier '{wanted}' does not time what runs {place}", hint=f"use {' or '.join(fitting)}")
-    return wanted
+        hint = f"use {' or '.join(fitting)}"
+        raise UsageError(f"tier '{','.join(wanted)}' does not time what runs {place}", hint=hint)
+    kept = tuple(dict.fromkeys(name for name in chosen if able(TIERS[name])))
+    if not kept and command == "compare":
+        takes_turns = ", ".join(name for name in fitting if TIERS[name].interleaves)
+        raise UsageError(f"calls of several algos cannot take turns in {', '.join(chosen)}", hint=f"use {takes_turns}")
+    return kept
 
 
 def exit_code(document: Document, named: bool) -> int:
     """1: an algo failed; 3: none did, but an algo that the user named, the tier or the data cannot be had here."""
     failed = [r for r in document.records if r["status"] != "passed"]
+    failed = [r for r in failed if not (r.get("added") and r["status"] == "tier_unavailable")]
     lacking = [r for r in failed if r["status"] == "tier_unavailable" or r.get("code") == errors.MISSING]
     if len(failed) > len(lacking):
         return errors.FAILED

@@ -9,6 +9,7 @@ Outputs hold a marked NaN before the call, so that an element that nothing wrote
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -50,15 +51,25 @@ class Verdict:
         return fields
 
 
-def allocate(op: Op, axes: dict[str, int], device: str) -> list[torch.Tensor]:
-    """One tensor for each output, every element the marked NaN."""
-    outputs = []
-    for spec in op.outputs.values():
-        out = torch.empty(op.shape(spec, axes), dtype=DTYPES[spec.dtype], device=device)
-        as_int, mark = _mark(out)
-        out.view(as_int).fill_(mark)
-        outputs.append(out)
-    return outputs
+def allocate(
+    op: Op, axes: dict[str, int], device: str, empty: Callable[..., torch.Tensor] = torch.empty
+) -> list[torch.Tensor]:
+    """One tensor for each output, every element the marked NaN. `empty` makes them, as torch.empty does."""
+    specs = op.outputs.values()
+    return [poison(empty(op.shape(spec, axes), dtype=DTYPES[spec.dtype], device=device)) for spec in specs]
+
+
+def poison(out: torch.Tensor) -> torch.Tensor:
+    """Fill an output with the marked NaN, and return it."""
+    as_int, mark = _mark(out)
+    out.view(as_int).fill_(mark)
+    return out
+
+
+def unwritten(out: torch.Tensor) -> int:
+    """How many elements of an output still hold the marked NaN."""
+    as_int, mark = _mark(out)
+    return int((out.view(as_int) == mark).sum())
 
 
 def _mark(t: torch.Tensor) -> tuple[torch.dtype, int]:
@@ -117,11 +128,10 @@ def _judge(
         verdict.fail(f"{name}: expected {shape} {dtype}, got {got}")
         return
     if marked and out.numel():
-        as_int, mark = _mark(out)
-        if unwritten := int((out.view(as_int) == mark).sum()):
+        if missing := unwritten(out):
             verdict.official = False
-            verdict.unwritten[name] = unwritten
-            verdict.fail(f"{name}: {unwritten} of {out.numel()} elements were not written")
+            verdict.unwritten[name] = missing
+            verdict.fail(f"{name}: {missing} of {out.numel()} elements were not written")
             return
     if not bool(torch.isfinite(out).all()):
         verdict.official = False

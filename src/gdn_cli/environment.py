@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,10 @@ def describe(mode: str) -> dict[str, Any]:
         found |= gpu()
         found["cuda"] = torch.version.cuda
     else:
-        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        found |= {"cpu": cpu_name(), "cpus": cpus, "threads": torch.get_num_threads()}
+        found |= {"cpu": cpu_name(), "cpus": os.cpu_count(), "threads": torch.get_num_threads()}
+        if hasattr(os, "sched_getaffinity"):
+            mine = os.sched_getaffinity(0)
+            found |= {"cpus": len(mine), "affinity": ranges(mine)}
     return found
 
 
@@ -60,30 +63,187 @@ def gpu() -> dict[str, Any]:
     )
 
 
-def clocks() -> dict[str, Any]:
-    """The clocks at this moment: read right behind a measurement, since an idle GPU slows down at once."""
-    return _nvml(
-        lambda nvml, handle: {
-            "sm_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-            "memory_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
-        }
-    )
+# Why NVML says that clocks are held down (nvml.h, nvmlClocksEventReason*). Not among them: an idle GPU, and clocks that
+# somebody set, which is what one does for a steady measurement.
+_THROTTLES = {
+    0x04: "sw_power_cap",
+    0x08: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal",
+    0x40: "hw_thermal",
+    0x80: "hw_power_brake",
+}
+
+
+def gpu_state() -> dict[str, Any]:
+    """The GPU in use at this moment; {} where NVML is hidden, and without the keys that it does not tell here.
+
+    sm_mhz, memory_mhz; temperature_c; power_w; throttle: why its clocks are held down, [] if nothing holds them;
+    other_processes: how many others have a compute context on it.
+    """
+    if (opened := _opened()) is None:
+        return {}
+    nvml, handle = opened
+    readings: dict[str, Callable[[], Any]] = {
+        "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+        "memory_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
+        "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+        "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+        "throttle": lambda: _throttle(nvml, handle),
+        "other_processes": lambda: _others(nvml.nvmlDeviceGetComputeRunningProcesses(handle)),
+    }
+    found = {}
+    for name, read in readings.items():
+        try:
+            found[name] = read()
+        except Exception:  # not supported by this GPU, this driver or this container
+            continue
+    return found
+
+
+def _throttle(nvml: Any, handle: Any) -> list[str]:
+    try:
+        bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+    except (AttributeError, nvml.NVMLError):  # the name before driver 535
+        bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    return [name for bit, name in _THROTTLES.items() if bits & bit]
+
+
+def _others(processes: list[Any]) -> int:
+    """All but this one, which is among them since torch opened the GPU.
+
+    By number and not by pid: in a container NVML gives the host's pids, or with some drivers a thread's.
+    """
+    return max(0, len({p.pid for p in processes}) - 1)
+
+
+# --- doubts about a number ----------------------------------------------------------------------------------------
+
+_HOT_C = 85  # an H100 SXM is made for 87 at most, and slows down at 89 (nvidia-smi -q)
+_MOVED = 0.03  # of the highest SM clock
+_SPREAD = 0.10  # half the distance of the quartiles, as a share of the median: Timing.spread
+
+# reason -> (what slowed the GPU, what to do about it)
+_SLOWED = {
+    "sw_power_cap": ("its power cap", "let it rest"),
+    "sw_thermal": ("its temperature", "let it cool"),
+    "hw_thermal": ("its temperature", "let it cool"),
+    "hw_power_brake": ("the power brake of its server", "see to the power supply"),
+    "hw_slowdown": ("its protection against heat and overload", "let it rest"),
+    "sync_boost": ("the others of its sync boost group", "take it out of the group"),
+}
+
+
+def doubts(
+    before: dict[str, Any], during: list[dict[str, Any]], after: dict[str, Any], timing: dict[str, Any], target: float
+) -> list[str]:
+    """Why a number is not to be trusted as it stands, each with what to do about it; [] if all is well.
+
+    before, during, after  gpu_state()'s readings; before and between the samples, and right behind the last
+    timing                 Timing.to_json()
+    target                 the plan's: half the width of the median's 95 % interval, as a share of the median
+    """
+    return [*_shared(before, during, after), *_slowed([*during, after]), *_moved(during), *_noisy(timing, target)]
+
+
+def _shared(before: dict[str, Any], during: list[dict[str, Any]], after: dict[str, Any]) -> list[str]:
+    most = max(state.get("other_processes", 0) for state in (before, *during, after))
+    if most == 0:
+        return []
+    if most == 1:
+        return ["another process was on the GPU while this was measured: end it, or measure again when it is done"]
+    return [f"{most} other processes were on the GPU while this was measured: end them, or measure when they are done"]
+
+
+def _slowed(states: list[dict[str, Any]]) -> list[str]:
+    """What held the clocks down, and heat. Not of the state before: what idles there need not hold under load."""
+    reasons = {reason for state in states for reason in state.get("throttle", [])}
+    if reasons & {"hw_thermal", "hw_power_brake"}:  # NVML sets hw_slowdown along with these, which say more
+        reasons.discard("hw_slowdown")
+    causes = dict.fromkeys(cause for reason, cause in _SLOWED.items() if reason in reasons)
+    said = [
+        f"the GPU was slowed by {what} while this was measured: {advice}, or compare within this run only"
+        for what, advice in causes
+    ]
+    hottest = max((state.get("temperature_c", 0) for state in states), default=0)
+    if hottest >= _HOT_C:
+        said.append(f"the GPU was at {hottest} °C while this was measured: let it cool, or see to its cooling")
+    return said
+
+
+def _moved(during: list[dict[str, Any]]) -> list[str]:
+    clocks = [state["sm_mhz"] for state in during if "sm_mhz" in state]
+    if len(clocks) > 1 and clocks[0] < clocks[1]:  # the rise from idle, which the first reading may still catch
+        clocks = clocks[1:]
+    low, high = min(clocks, default=0), max(clocks, default=0)
+    if high - low <= _MOVED * high:
+        return []
+    return [
+        f"the SM clock moved between {low} and {high} MHz while this was measured: "
+        "lock it (nvidia-smi --lock-gpu-clocks), or compare within this run only"
+    ]
+
+
+def _noisy(timing: dict[str, Any], target: float) -> list[str]:
+    median, said = timing.get("median_us"), []
+    if not median:
+        return []
+
+    def share(low: str, high: str) -> float:
+        ends = timing.get(low), timing.get(high)
+        return 0.0 if None in ends else (ends[1] - ends[0]) / 2 / median
+
+    interval, spread = share("ci_low_us", "ci_high_us"), share("low_us", "high_us")
+    if timing.get("stopped") == "time" and interval > target:
+        said.append(
+            f"the median is known to ±{_percent(interval)} only, not to the target of {_percent(target)}: "
+            "give it more time (--seconds)"
+        )
+    if spread > _SPREAD:
+        said.append(
+            f"the middle half of the samples spreads over ±{_percent(spread)} of the median: "
+            "end what else runs on this machine, and measure again"
+        )
+    return said
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}".rstrip("0").rstrip(".") + " %"
 
 
 def _nvml(read: Callable[[Any, Any], dict[str, Any]]) -> dict[str, Any]:
     """What `read` gets from NVML for the GPU in use; {} where a container hides NVML, rather than a guess."""
+    if (opened := _opened()) is None:
+        return {}
+    try:
+        return read(*opened)
+    except Exception:
+        return {}
+
+
+@lru_cache
+def _opened() -> tuple[Any, Any] | None:
+    """(pynvml, handle of the GPU in use), open for the rest of the process: nvmlInit takes milliseconds."""
     import torch
 
     try:
         import pynvml
 
         pynvml.nvmlInit()
-        try:
-            return read(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}"))
-        finally:
-            pynvml.nvmlShutdown()
-    except Exception:
-        return {}
+        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+    except Exception:  # no library, no driver, no permission, no GPU that torch can use
+        return None
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers as Linux writes lists of CPUs: {0, 1, 2, 3, 8} -> "0-3,8"."""
+    runs: list[list[int]] = []
+    for n in sorted(numbers):
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in runs)
 
 
 def cpu_name() -> str:

@@ -52,3 +52,9 @@ def unknown(kind: str, name: str, known: Iterable[str], *, hint: str | None = No
     else:
         advice = "there are none"
     return UsageError(f"unknown {kind} '{name}'", hint=f"{advice}{' ' if near else '; '}{hint}" if hint else advice)
+
+
+def one_line(e: BaseException) -> str:
+    """The kind of an exception and the first line of what it says."""
+    lines = [line for line in str(e).splitlines() if line.strip()]
+    return f"{type(e).__name__}: {lines[0][:300]}" if lines else type(e).__name__

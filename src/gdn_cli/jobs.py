@@ -27,7 +27,7 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True)
 class Job:
-    """One algo's work. `command`: check, bench, prove or floor; `algo` is None for the floor."""
+    """One worker's work. `command`: check, bench, prove, floor or compare; `algo` is None for the last two."""
 
     command: str
     op: Op
@@ -36,12 +36,22 @@ class Job:
     mode: str  # cuda, cpu or interpreter
     workloads: tuple[Workload, ...]
     algo: Algo | None = None
+    rivals: tuple[tuple[Algo, dict[str, Any]], ...] = ()  # of a comparison: each algo and its solution
     dataset: Path | None = None
-    tier: str | None = None
+    tiers: tuple[str, ...] = ()
     plan: dict[str, Any] = field(default_factory=dict)
-    strict: bool = False
+    fallback: bool = False  # whether events may stand in for cupti
+    strict: bool = False  # probe every workload
+    added: bool = False  # gdn put it in to compare with; the user did not ask for it
     timeout_s: float = 300.0
     env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def due(self) -> int:
+        """How many records the worker owes."""
+        tiers = max(1, len(self.tiers))
+        machine_wide = tiers + 1 if self.command == "floor" else 0
+        return len(self.workloads) * tiers * max(1, len(self.rivals)) + machine_wide
 
     def request(self) -> dict[str, Any]:
         """What `gdn worker` reads: plain JSON, complete in itself but for a dataset's files."""
@@ -54,7 +64,9 @@ class Job:
             "mode": self.mode,
             "workloads": [w.to_json() for w in self.workloads],
             "dataset": str(self.dataset.absolute()) if self.dataset else None,
-            "timing": {"tier": self.tier, "plan": self.plan, "strict": self.strict},
+            "rivals": [{"name": algo.name, "solution": solution} for algo, solution in self.rivals],
+            "timing": {"tiers": list(self.tiers), "plan": self.plan, "fallback": self.fallback},
+            "strict": self.strict,
         }
 
 
@@ -140,8 +152,11 @@ def environ(job: Job) -> dict[str, str]:
     env["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), env.get("PATH", "")])
     if home := machine.cuda_home():
         env["CUDA_HOME"] = str(home)
+    gpus = machine.gpus() if job.mode == "cuda" else ()
+    if len(gpus) > 1:  # the one that is locked, whatever order CUDA would put them in
+        env["CUDA_VISIBLE_DEVICES"] = gpus[0].uuid
     # flashinfer-bench's cache key knows neither the GPU nor the Python that a build was made for
-    target = machine.gpus()[0].capability if job.mode == "cuda" and machine.gpus() else "cpu"
+    target = gpus[0].capability if gpus else "cpu"
     python = f"py{sys.version_info.major}{sys.version_info.minor}"
     env.setdefault("FIB_CACHE_PATH", str(paths.builds_dir() / f"{python}-{target}"))
     env.setdefault("PYTHONUNBUFFERED", "1")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from . import paths
 from .registry import Algo
@@ -19,12 +21,26 @@ class Gpu:
     name: str
     capability: str  # "9.0"
     driver: str
+    uuid: str = ""  # NVML's: "GPU-8932f937-...", or "MIG-..." of a slice of one
+    index: int = 0  # nvidia-smi's; of a slice, its GPU's
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """The GPUs that a CUDA process started here would see, in its order; none where the driver or NVML is missing.
+
+    `CUDA_VISIBLE_DEVICES` is read as CUDA reads it (CUDA programming guide, "Environment Variables"): unset is all of
+    them, otherwise the indices or the beginnings of UUIDs in it up to the first that names no GPU, and none at all
+    where one is named twice. A process sees one MIG slice, the first; a slice that NVML does not know is not there.
+    NVML counts by PCI bus. CUDA does so under CUDA_DEVICE_ORDER=PCI_BUS_ID only, and by default puts the fastest first,
+    by a rule of its own: cores times clock stands for it, and GPUs of one model keep their order under both.
+    """
+    return _gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID")
 
 
 @lru_cache
-def gpus() -> tuple[Gpu, ...]:
-    """The GPUs that a process started here would see; none where the driver or its library is missing."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+def _gpus(wanted: str | None, by_bus: bool) -> tuple[Gpu, ...]:
+    """`wanted` is the value of CUDA_VISIBLE_DEVICES: cached by it, since a process may change it for its children."""
+    if wanted is not None and wanted.strip() in ("", "-1"):
         return ()
     try:
         import pynvml
@@ -33,17 +49,60 @@ def gpus() -> tuple[Gpu, ...]:
     except Exception:  # no library, no driver, no permission: all of them mean that there is no GPU to use
         return ()
     try:
-        driver = pynvml.nvmlSystemGetDriverVersion()
-        found = []
-        for i in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(i)
-            major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-            found.append(Gpu(pynvml.nvmlDeviceGetName(handle), f"{major}.{minor}", driver))
-        return tuple(found)
+        if wanted is not None and wanted.startswith("MIG-"):
+            return _slice(pynvml, wanted.split(",")[0])
+        found = [_gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(i), i) for i in range(pynvml.nvmlDeviceGetCount())]
+        if not by_bus and len({g.name for g in found}) > 1:
+            found = _fastest_first(pynvml, found)
+        return tuple(found if wanted is None else _visible(found, wanted))
     except pynvml.NVMLError:
         return ()
     finally:
         pynvml.nvmlShutdown()
+
+
+def _gpu(nvml: Any, handle: Any, index: int) -> Gpu:
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    driver, uuid = nvml.nvmlSystemGetDriverVersion(), nvml.nvmlDeviceGetUUID(handle)
+    return Gpu(nvml.nvmlDeviceGetName(handle), f"{major}.{minor}", driver, uuid, index)
+
+
+def _fastest_first(nvml: Any, found: list[Gpu]) -> list[Gpu]:
+    def speed(gpu: Gpu) -> int:
+        handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
+        return nvml.nvmlDeviceGetNumGpuCores(handle) * nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)
+
+    try:
+        return sorted(found, key=speed, reverse=True)  # stable, in reverse too
+    except nvml.NVMLError:  # a driver that does not tell: the bus order is the better guess than no GPU
+        return found
+
+
+def _slice(nvml: Any, uuid: str) -> tuple[Gpu, ...]:
+    """A MIG slice: a name and a UUID of its own, and the capability and the index of the GPU that it is of."""
+    mine = nvml.nvmlDeviceGetHandleByUUID(uuid)
+    whole = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mine)
+    gpu = _gpu(nvml, whole, nvml.nvmlDeviceGetIndex(whole))
+    return (replace(gpu, name=nvml.nvmlDeviceGetName(mine), uuid=uuid),)
+
+
+def _visible(found: list[Gpu], wanted: str) -> list[Gpu]:
+    """The GPUs that CUDA_VISIBLE_DEVICES=`wanted` leaves of `found`.
+
+    The cases that the guide is silent on are as in torch.cuda._parse_visible_devices: the first entry says whether all
+    are UUIDs or indices, an index is what the entry begins with ("1st" is 1), and a repeated GPU means none.
+    """
+    by_uuid, chosen = wanted.startswith("GPU-"), []
+    for entry in wanted.split(","):
+        if by_uuid:
+            named = [g for g in found if g.uuid.startswith(entry)] if entry.startswith("GPU-") else []
+        else:
+            digits = re.match(r"\s*\+?(\d+)", entry)
+            named = found[int(digits[1]) :][:1] if digits else []
+        if len(named) != 1:  # no such GPU, or several that begin so
+            break
+        chosen += named
+    return chosen if len(set(chosen)) == len(chosen) else []
 
 
 def has_package(module: str) -> bool:

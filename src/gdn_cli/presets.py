@@ -21,6 +21,7 @@ class Preset:
     settings: dict[str, float]  # {"seconds"} or {"warmup", "iterations", "trials"}
     axes: dict[str, str | list[dict[str, Any]]]  # op -> "all", or entries of axes (or of seq_lens, a tuple)
     op_settings: dict[str, dict[str, float]] = field(default_factory=dict)  # op -> settings of its own
+    scored: bool = False  # whether a contest makes its score from these workloads
 
     def settings_for(self, op_name: str) -> dict[str, float]:
         return dict(self.op_settings.get(op_name, self.settings))
@@ -43,11 +44,12 @@ def load_preset(name: str) -> Preset:
     top = Fields(path, tables)
     f = Fields(path, top.take(name, dict), f"{name}.")
     summary, settings, workloads = f.take("summary", str), f.take("settings", dict), f.take("workloads", dict)
+    scored = f.take("scored", bool, False)
     f.done()
     own = {op: _settings(path, f"{name}.settings.{op}.", s) for op, s in settings.items() if isinstance(s, dict)}
     common = _settings(path, f"{name}.settings.", {k: v for k, v in settings.items() if not isinstance(v, dict)})
     axes = {op: _entries(Fields(path, workloads, f"{name}.workloads."), op) for op in workloads}
-    return Preset(name, summary, common, axes, own)
+    return Preset(name, summary, common, axes, own, scored)
 
 
 def _settings(path: Path, where: str, table: dict[str, Any]) -> dict[str, float]:

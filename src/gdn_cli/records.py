@@ -1,4 +1,5 @@
-"""The document that a command leaves: one record for each algo and workload, with where every number comes from.
+"""The document that a command leaves: one record for each measurement (an algo on a workload in a tier), with where
+every number comes from.
 
 It is rewritten after every workload (to a temporary file, then renamed), so an interrupted command keeps what it has.
 """
@@ -17,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 from . import environment, paths
 from .errors import MissingError, UsageError
 from .pack import source_hash
+from .timing import COPY, FLOORS
 
 if TYPE_CHECKING:
     from .jobs import Job
 
-SCHEMA = 1
-FLOOR = "copy"  # the algo name of the floor's records
+__all__ = ["COPY", "FLOORS", "Document", "dumps", "load", "open_document"]
+
+SCHEMA = 2
 
 
 @dataclass
@@ -36,6 +39,7 @@ class Document:
     environments: dict[str, Any] = field(default_factory=dict)  # mode -> where its records were made
     records: list[dict[str, Any]] = field(default_factory=list)
     missing: list[dict[str, Any]] = field(default_factory=list)  # algos that could not run here, and why
+    more: dict[str, Any] = field(default_factory=dict)  # what a command adds to its records: scores, comparisons
     origin: dict[str, Any] = field(default_factory=environment.commit)
     interrupted: bool = False
     unsaved: str | None = None  # why the file could not be written, once that happened
@@ -50,6 +54,7 @@ class Document:
             "interrupted": self.interrupted,
             "environments": self.environments,
             "missing": self.missing,
+            **self.more,
             "records": self.records,
         }
 
@@ -66,16 +71,22 @@ class Document:
                 temporary.unlink(missing_ok=True)
 
     def add(self, job: Job, record: dict[str, Any], env: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Add what a worker said of one workload, with the algo and its origin, and save."""
+        """Add what a worker said of one measurement, with the algo and its origin, and save."""
         workload = {k: v for k, v in record.get("workload", {}).items() if k in ("uuid", "index", "axes", "origin")}
-        whole = {
+        sources = {algo.name: solution for algo, solution in job.rivals}
+        if job.algo:
+            sources[job.algo.name] = job.solution
+        algo = record.get("algo") or (job.algo.name if job.algo else COPY)
+        head = {
             "op": job.op.name,
-            "algo": job.algo.name if job.algo else FLOOR,
-            "source_hash": source_hash(job.solution) if job.solution else None,
+            "algo": algo,
+            "source_hash": source_hash(sources[algo]) if algo in sources else None,
             "mode": job.mode,
-            **record,
-            "workload": workload or None,
+            "tier": None,
         }
+        whole = head | record | {"algo": algo, "workload": workload or None}
+        if job.added:
+            whole["added"] = True
         if env:
             self.environments.setdefault(job.mode, env)
         self.records.append(whole)
@@ -84,7 +95,7 @@ class Document:
 
     def add_unpackable(self, op: str, algo: str, mode: str, reason: str) -> None:
         """An algo that never became a job keeps its row all the same."""
-        row = {"op": op, "algo": algo, "source_hash": None, "mode": mode, "workload": None}
+        row = {"op": op, "algo": algo, "source_hash": None, "mode": mode, "tier": None, "workload": None}
         self.records.append(row | {"status": "unpackable", "reason": reason})
 
 
@@ -108,6 +119,28 @@ def open_document(command: str, options: dict[str, Any], out: Path | None) -> Do
         kind = UsageError if named else MissingError
         raise kind(f"cannot write {out}: {e.strerror}", hint="--out FILE or GDN_HOME names another place") from None
     return document
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a document back, one of an older schema as what it would be today; UsageError where it is none."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        schema = document["schema"]
+        for record in document["records"]:
+            record.setdefault("tier", (record.get("timing") or {}).get("tier"))
+            if (timing := record.get("timing")) is not None:
+                record["timing"] = _OLD_TIMING | timing
+    except OSError as e:
+        raise UsageError(f"cannot read {path}: {e.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UsageError(f"{path} holds no records of gdn", hint="`gdn bench --out FILE` writes such a file") from None
+    if schema not in (1, SCHEMA):
+        raise UsageError(f"{path} has schema {schema!r}, this gdn reads up to {SCHEMA}", hint="use a newer gdn")
+    return document
+
+
+# what schema 1 did not measure
+_OLD_TIMING = {"ci_low_us": None, "ci_high_us": None, "stopped": "count", "histogram": []}
 
 
 def dumps(document: Any) -> str:

@@ -3,8 +3,9 @@
     gdn worker < request.json > reply.json [--events FILE]
 
 A request holds one algo with all that it needs: the packed solution, the definition, the op, the workloads, and what to
-do (`check`, `bench`, `prove` or `floor`). The reply holds a record for each workload. With `--events`, the environment
-and then each record are appended to FILE, one JSON line each, as soon as they are there: a later crash loses nothing.
+do (`check`, `bench`, `prove`, `floor`, or `compare`, which has several algos). The reply holds a record for each
+workload and tier. With `--events`, the environment and then each record are appended to FILE, one JSON line each, as
+soon as they are there: a later crash loses nothing.
 The process may die of what it runs; whoever started it (jobs.py, Modal, a cluster's queue) reports that.
 """
 
@@ -14,17 +15,15 @@ import dataclasses
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import errors
-from .errors import GdnError, MissingError
+from .errors import GdnError, one_line
 from .registry import Op, TensorSpec
 from .workloads import Workload
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 def main(events: Path | None = None) -> int:
@@ -64,31 +63,27 @@ def _parse(text: str) -> dict[str, Any]:
         found["workloads"] = [Workload.from_json(w) for w in request["workloads"]]
         return request | found
     except (AttributeError, KeyError, TypeError, ValueError) as e:
-        return {"status": "refused", "reason": f"not a request of schema {SCHEMA}: {_one_line(e)}", "code": 2}
+        return {"status": "refused", "reason": f"not a request of schema {SCHEMA}: {one_line(e)}", "code": 2}
 
 
 def serve(request: dict[str, Any], emit: Callable[[dict], None]) -> dict[str, Any]:
     """Do what a parsed request asks for; `emit` gets each record as it is made."""
     _imports(request["mode"])
-    from . import environment
+    from . import environment, tasks
 
     reply: dict[str, Any] = {"status": "done", "records": []}
     try:
         reply["environment"] = environment.describe(request["mode"])
         emit({"environment": reply["environment"]})  # first: records never lack their origin
-        work = _floors if request["command"] == "floor" else _algo
+        work = {"floor": tasks.floors, "compare": tasks.compare}.get(request["command"], tasks.algo)
         for record in work(request, reply):
             emit(record)
             reply["records"].append(record)
-    except _BuildFailed as e:
+    except tasks.BuildFailed as e:
         reply |= {"status": "build_failed", "reason": str(e), "code": e.code}
     except GdnError as e:  # what was measured before stays in the reply
         reply |= {"status": "refused", "reason": str(e), "code": e.code}
     return reply
-
-
-class _BuildFailed(GdnError):
-    pass
 
 
 def _imports(mode: str) -> None:
@@ -96,104 +91,6 @@ def _imports(mode: str) -> None:
         os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
     if mode != "cuda":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a CPU run must not find a GPU half-way
-
-
-def _algo(request: dict, reply: dict) -> Iterator[dict]:
-    from . import build, signature
-
-    started = time.perf_counter()
-    try:
-        kernel = build.build(request["definition"], request["solution"])
-    except build.BuildFailed as e:
-        raise _BuildFailed(str(e), code=errors.MISSING if e.missing else errors.FAILED) from None
-    reply["build_s"] = time.perf_counter() - started
-    if request["command"] == "prove":
-        reply["proof"] = signature.match(kernel.entry_point, request["definition"], request["solution"])
-    reference = build.reference(request["definition"])
-    for workload in request["workloads"]:
-        yield {"workload": workload.to_json()} | _guarded(_measured, request, workload, kernel, reference)
-
-
-def _guarded(work: Callable[..., dict], request: dict, *args: Any) -> dict[str, Any]:
-    """One workload's record, whatever happens; its tensors are gone by then: never two workloads in memory."""
-    import torch
-
-    from . import timing
-
-    try:
-        with torch.no_grad():
-            return work(request, *args)
-    except GdnError as e:  # the workload's data, not the algo
-        return {"status": "refused", "reason": str(e), "code": e.code}
-    except timing.TierUnavailable as e:
-        return {"status": "tier_unavailable", "reason": f"{request['timing']['tier']}: {e}"}
-    except (torch.cuda.OutOfMemoryError, MemoryError) as e:
-        torch.cuda.empty_cache()
-        return {"status": "out_of_memory", "reason": str(e).splitlines()[0] if str(e) else "out of memory"}
-    except Exception as e:
-        if "can't allocate memory" in str(e):  # torch's CPU allocator raises a plain RuntimeError
-            return {"status": "out_of_memory", "reason": str(e).splitlines()[0]}
-        return {"status": "error", "reason": _one_line(e), "trace": _trace(e)}
-
-
-def _measured(request: dict, workload: Workload, kernel: Any, reference: Any) -> dict[str, Any]:
-    """Check and, where it is right and a time is asked for, time it and check again.
-
-    The second check is on new values in the same buffers, so that a kernel that remembers what it returned, or that
-    is right only once, loses its time. It needs no second oracle: negating the inputs in which the op is linear
-    negates every output.
-    """
-    from . import check, dataset, environment, timing
-    from .timing import floor
-
-    op, wanted = request["op"], request["timing"]
-    root = Path(request["dataset"]) if request.get("dataset") else None
-    inputs = dataset.load_inputs(op, workload, "cuda" if request["mode"] == "cuda" else "cpu", root)
-    expected = check.oracle(reference, inputs)
-    if not check.finite(expected):
-        raise MissingError(f"workload {workload.uuid}: the reference gives NaN or Inf on it, so its inputs are no use")
-    verdict = check.check(kernel, op, workload.axes, inputs, expected)
-    record: dict[str, Any] = {"status": "passed" if verdict.passed else "wrong", "reason": verdict.reason}
-    record["check"] = verdict.to_json()
-    if callable(backend := getattr(kernel.module, "backend", None)):
-        record["backend"] = str(backend(*inputs))
-    if request["command"] != "bench" or not verdict.passed:
-        return record
-    outputs = check.allocate(op, workload.axes, str(inputs[0].device))
-    record["bytes_moved"] = floor.bytes_moved(op, workload.axes)
-    timed = timing.measure(
-        wanted["tier"], lambda: kernel(inputs, outputs), timing.Plan(**wanted["plan"]), strict=wanted["strict"]
-    )
-    if request["mode"] == "cuda":
-        record["clocks"] = environment.clocks()
-    for name, x in zip(op.inputs, inputs, strict=True):
-        if name in op.linear_in:
-            x.neg_()
-    again = check.check(kernel, op, workload.axes, inputs, [-x for x in expected])
-    if not again.passed:
-        reason = f"right at first, wrong on new values in the same buffers after it was timed: {again.reason}"
-        return record | {"status": "wrong", "reason": reason, "check": again.to_json()}
-    return record | {"timing": timed.to_json()}
-
-
-def _floors(request: dict, reply: dict) -> Iterator[dict]:
-    from .timing.floor import bytes_moved
-
-    seen: dict[int, dict] = {}
-    for workload in request["workloads"]:
-        moved = bytes_moved(request["op"], workload.axes)
-        if moved not in seen:  # the floor depends on nothing else
-            seen[moved] = _guarded(_floor, request, moved)
-        yield {"workload": workload.to_json(), "bytes_moved": moved} | seen[moved]
-
-
-def _floor(request: dict, moved: int) -> dict[str, Any]:
-    from .timing import Plan
-    from .timing.floor import copy_floor
-
-    wanted = request["timing"]
-    timed, how = copy_floor(moved, request["mode"], wanted["tier"], Plan(**wanted["plan"]), strict=wanted["strict"])
-    return {"status": "passed", "reason": None, "timing": timed.to_json(), "how": how}
 
 
 # --- plumbing ---------------------------------------------------------------------------------------------------
@@ -222,17 +119,6 @@ def _emitter(events: Path | None) -> Callable[[dict], None]:
             f.write(json.dumps(record) + "\n")
 
     return emit
-
-
-def _one_line(e: BaseException) -> str:
-    lines = [line for line in str(e).splitlines() if line.strip()]
-    return f"{type(e).__name__}: {lines[0][:300]}" if lines else type(e).__name__
-
-
-def _trace(e: BaseException) -> list[str]:
-    import traceback
-
-    return "".join(traceback.format_exception(e)).splitlines()[-12:]
 
 
 def _die_with_parent() -> None:

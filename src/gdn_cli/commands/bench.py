@@ -1,20 +1,14 @@
-"""`gdn run` (is it right?) and `gdn bench` (right, and how fast?)."""
+"""`gdn run` (is it right?), `gdn bench` (right, and how fast?) and `gdn floors` (how fast could it be here?)."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Any
 
 import typer
 
 from .. import errors
 from . import options as o
-
-Tier = Annotated[Optional[str], typer.Option("--tier", metavar="T", help="cupti, events (GPU) or wall (CPU).")]
-L2 = Annotated[str, typer.Option("--l2", metavar="STATE", help="The GPU's L2 before each call: cold or warm.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Refuse a fall-back to another tier.")]
-Seconds = Annotated[Optional[float], typer.Option("--seconds", min=0.01, help="How long to sample each measurement.")]
 
 
 def run(
@@ -25,6 +19,7 @@ def run(
     n: o.First = None,
     preset: o.PresetName = None,
     dataset: o.Dataset = None,
+    strict: o.Strict = False,
     device: o.Device = "auto",
     algos: o.OwnAlgos = None,
     timeout: o.Timeout = 300.0,
@@ -46,76 +41,113 @@ def bench(
     n: o.First = None,
     preset: o.PresetName = None,
     dataset: o.Dataset = None,
-    tier: Tier = None,
-    l2: L2 = "cold",
-    seconds: Seconds = None,
-    strict: Strict = False,
+    tier: o.Tiers = None,
+    l2: o.L2 = "cold",
+    target: o.Target = None,
+    seconds: o.Seconds = None,
+    strict: o.Strict = False,
     device: o.Device = "auto",
     algos: o.OwnAlgos = None,
     timeout: o.Timeout = 300.0,
     json: o.AsJson = False,
     out: o.Out = None,
 ) -> None:
-    """Check algos, then time them beside the reference and the copy floor.
+    """Check algos, then time them beside the reference and the floors.
 
     Without --algo: every algo that can be timed here. Without workloads: the preset `quick`.
     """
     _campaign("bench", **locals())
 
 
+def floors(
+    op: o.OpName = None,
+    workload: o.Workloads = None,
+    n: o.First = None,
+    preset: o.PresetName = None,
+    dataset: o.Dataset = None,
+    tier: o.Tiers = None,
+    l2: o.L2 = "cold",
+    target: o.Target = None,
+    seconds: o.Seconds = None,
+    device: o.Device = "auto",
+    timeout: o.Timeout = 300.0,
+    json: o.AsJson = False,
+    out: o.Out = None,
+) -> None:
+    """Time what no algo can beat here: a copy of the same bytes, an empty launch, the rate of a large copy."""
+    _campaign("floor", **locals())
+
+
 def _campaign(
     command: str,
     *,
-    solutions: list[Path] | None,
-    algo: str | None,
     op: str | None,
     workload: list[str] | None,
     n: int | None,
     preset: str | None,
     dataset: Path | None,
     device: str,
-    algos: str | None,
     timeout: float,
     json: bool,
     out: Path | None,
+    solutions: list[Path] | None = None,
+    algo: str | None = None,
+    algos: str | None = None,
     tier: str | None = None,
     l2: str = "cold",
+    target: float | None = None,
     seconds: float | None = None,
     strict: bool = False,
 ) -> None:
-    from .. import campaign, presets, records, registry, report, timing
+    from .. import campaign, records, registry
 
-    for name, value, known in (("device", device, ("auto", "cuda", "cpu")), ("l2 state", l2, ("cold", "warm"))):
-        if value not in known:
-            raise errors.unknown(name, value, known)
-    for name, value in (("--timeout", timeout), ("--seconds", seconds)):
-        if value is not None and not math.isfinite(value):
-            raise errors.UsageError(f"{name} {value}: expected a number of seconds")
-    if tier is not None and tier not in timing.TIERS:
-        raise errors.unknown("tier", tier, timing.TIERS)
-    if preset is None and not (workload or n or dataset):
-        preset = "quick"
-    loaded = presets.load_preset(preset) if preset else None
+    tiers, overrides = o.timing(tier=tier, l2=l2, target=target, seconds=seconds, device=device, timeout=timeout)
+    preset, loaded = o.preset(preset, workload, n, dataset)
     known = registry.load(algos)
-    entries, named = campaign.choose(known, algo, op, solutions or [], device, timed=command == "bench")
-    overrides: dict[str, Any] = {"l2": l2} | ({"seconds": seconds, "iterations": None} if seconds else {})
+    if command == "floor":
+        entries, named = campaign.anywhere(known, op, device), False
+    else:
+        entries, named = campaign.choose(known, algo, op, solutions or [], device, timed=command == "bench")
     parts = campaign.parts(
         known, entries, chosen=workload or [], first=n, preset=loaded, dataset=dataset, overrides=overrides
     )
-    settings = campaign.Settings(command, dataset, tier, strict, timeout)
-    plan = campaign.prepare(known, parts, settings)
+    plan = campaign.prepare(known, parts, campaign.Settings(command, dataset, tiers, strict, timeout))
     chosen = {"workload": workload, "n": n, "preset": preset, "dataset": bool(dataset), "tier": tier, "l2": l2}
-    document = records.open_document("run" if command == "check" else command, chosen, out)
+    name = {"check": "run", "floor": "floors"}.get(command, command)
+    document = records.open_document(name, chosen, out)
+
+    def finish() -> None:
+        """What is only known of all records together."""
+        for part in parts if command == "bench" else ():
+            if part.scored:
+                from .. import score
+
+                expected = [w.uuid for w in part.workloads]
+                found = score.scores(document.to_json(), part.op, expected)
+                document.more.setdefault("scores", []).extend(s.to_json() for s in found)
+
+    perform(plan, document, known, json, finish)
+    raise typer.Exit(errors.INTERRUPTED if document.interrupted else campaign.exit_code(document, named))
+
+
+def perform(plan: Any, document: Any, known: Any, json: bool, finish: Any) -> None:
+    """Run a plan, `finish` its document with what is only known at the end, keep it and show it."""
+    from .. import campaign, history, report
+
     try:
         with report.progress() as progress:
-            campaign.run(plan, document, progress)
+            campaign.run(plan, document, progress, report.say)
     except KeyboardInterrupt:
         document.interrupted = True
+    finish()
+    if document.records:
         document.save()
+        if document.command != "run" and (unkept := history.add(document.to_json(), document.path)):
+            report.say(unkept)
     report.show(document.to_json(), known, json, document.path, document.unsaved)
-    raise typer.Exit(errors.INTERRUPTED if document.interrupted else campaign.exit_code(document, named))
 
 
 def register(app: typer.Typer) -> None:
     app.command()(run)
     app.command()(bench)
+    app.command()(floors)

@@ -1,11 +1,14 @@
-"""Options that several commands share, each written once."""
+"""Options that several commands share, each written once, and what they mean together."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 import typer
+
+from ..errors import UsageError, unknown
 
 AlgoNames = Annotated[
     Optional[str],
@@ -39,3 +42,49 @@ Device = Annotated[str, typer.Option("--device", metavar="D", help="auto, cuda o
 Timeout = Annotated[float, typer.Option("--timeout", metavar="S", min=1.0, help="Seconds that one algo may take.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
 Out = Annotated[Optional[Path], typer.Option("--out", metavar="FILE", help="Write the records to FILE.")]
+Tiers = Annotated[
+    Optional[str],
+    typer.Option("--tier", metavar="T[,T...]", help="cupti, events, graph, nvbench, fib (GPU), wall (CPU), or `all`."),
+]
+L2 = Annotated[str, typer.Option("--l2", metavar="STATE", help="The GPU's L2 before each call: cold or warm.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Probe for cheats and faults on every workload; no fall-back.")]
+Target = Annotated[
+    Optional[float],
+    typer.Option("--target", metavar="X", help="Sample until the median is known to this share of it (0.01)."),
+]
+Seconds = Annotated[
+    Optional[float], typer.Option("--seconds", min=0.01, help="How long to sample each measurement at most.")
+]
+
+
+def timing(
+    *, tier: str | None, l2: str, target: float | None, seconds: float | None, device: str, timeout: float
+) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The tiers that were asked for, and timing.Plan's fields that go before a preset's; UsageError on what is none."""
+    from ..timing import TIERS
+
+    for name, value, known in (("device", device, ("auto", "cuda", "cpu")), ("l2 state", l2, ("cold", "warm"))):
+        if value not in known:
+            raise unknown(name, value, known)
+    for name, value in (("--timeout", timeout), ("--seconds", seconds)):
+        if value is not None and not math.isfinite(value):
+            raise UsageError(f"{name} {value}: expected a number of seconds")
+    if target is not None and not 0 < target < 1:
+        raise UsageError(f"--target {target:g}: expected a share between 0 and 1, such as 0.01")
+    tiers = tuple(name.strip() for name in (tier or "").split(",") if name.strip())
+    for name in tiers:
+        if name not in (*TIERS, "all"):
+            raise unknown("tier", name, [*TIERS, "all"])
+    fields: dict[str, Any] = {"l2": l2}
+    if seconds or target:  # then the preset's exact counts no longer hold
+        fields |= {"iterations": None} | {k: v for k, v in (("seconds", seconds), ("target", target)) if v}
+    return tiers, fields
+
+
+def preset(name: str | None, workload: list[str] | None, n: int | None, dataset: Path | None) -> tuple[Any, Any]:
+    """The name of the preset in use, and the preset: `quick` where nothing else says which workloads."""
+    from .. import presets
+
+    if name is None and not (workload or n or dataset):
+        name = "quick"
+    return name, presets.load_preset(name) if name else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .terminal import (
     console,
     progress,
+    say,
     show,
     show_doctor,
     show_json,
@@ -13,4 +14,14 @@ from .terminal import (
     show_workloads,
 )
 
-__all__ = ["console", "progress", "show", "show_doctor", "show_json", "show_list", "show_proof", "show_workloads"]
+__all__ = [
+    "console",
+    "progress",
+    "say",
+    "show",
+    "show_doctor",
+    "show_json",
+    "show_list",
+    "show_proof",
+    "show_workloads",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import statistics
 import sys
 from collections import Counter
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..records import FLOOR, dumps
+from ..records import COPY, FLOORS, dumps
 from ..registry import Op, Registry
 
 _WIDE = 100  # without a terminal (a file, CI) lines may be this wide
@@ -30,6 +31,11 @@ def console(stderr: bool = False) -> Console:
 
 def show_json(document: Any) -> None:
     sys.stdout.write(dumps(document) + "\n")
+
+
+def say(line: str) -> None:
+    """A line for the person at the terminal that is no result: it goes to stderr."""
+    print(f"gdn: {line}", file=sys.stderr, flush=True)
 
 
 def _table(columns: list[str]) -> Table:
@@ -82,22 +88,22 @@ def show_list(rows: list[dict[str, Any]], broken: list[dict[str, Any]], as_json:
         out.print("[dim]to run the others: " + escape("; ".join(hints)) + "[/]")
 
 
-# --- gdn run, gdn bench -----------------------------------------------------------------------------------------
+# --- gdn run, gdn bench, gdn floors -----------------------------------------------------------------------------
 
 
 def show(document: dict[str, Any], registry: Registry, as_json: bool, saved: Path, unsaved: str | None = None) -> None:
-    """Show a command's document: the table, then what went wrong, what is missing here, and where the records are."""
+    """Show a command's document: the tables, then what went wrong, what is missing here, and where the records are."""
     if unsaved:
-        print(f"gdn: the records could not be kept: {unsaved}", file=sys.stderr)
+        say(f"the records could not be kept: {unsaved}")
     if as_json:
         return show_json(document)
     out = console()
-    for op in dict.fromkeys(r["op"] for r in document["records"]):
-        records = [r for r in document["records"] if r["op"] == op]
-        rows = rows_of(registry.ops[op], records)
-        table = _bench_table if document["command"] == "bench" else _check_table
-        out.print(f"[bold]{escape(_title(op, rows, document))}[/]", soft_wrap=True)
-        out.print(table(registry.ops[op], rows), "", sep="\n")
+    for name in dict.fromkeys(r["op"] for r in document["records"]):
+        op = registry.ops[name]
+        rows = rows_of(op, [r for r in document["records"] if r["op"] == name and _placed(r)])
+        for title, table in _TABLES[document["command"]](op, rows, document):
+            out.print(f"[bold]{escape(title)}[/]", soft_wrap=True)
+            out.print(table, "", sep="\n")
     _footnotes(out, document)
     if document.get("interrupted"):
         out.print("[red]interrupted[/]: the above is what was measured by then")
@@ -105,22 +111,24 @@ def show(document: dict[str, Any], registry: Registry, as_json: bool, saved: Pat
         out.print(f"[dim]records: {escape(str(saved))}[/]", soft_wrap=True)
 
 
+def _placed(record: dict[str, Any]) -> bool:
+    """Not a floor of the whole machine, which belongs to no workload."""
+    return record["algo"] not in FLOORS or record["workload"] is not None
+
+
 @dataclass
 class Row:
-    """All records of one algo at one axis value (several workloads may share it)."""
+    """All records of one algo at one axis value (several workloads may share it), in one tier."""
 
     algo: str
     label: str
     mode: str
+    tier: str | None = None
     records: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def failed(self) -> dict[str, Any] | None:
         return next((r for r in self.records if r["status"] != "passed"), None)
-
-    @property
-    def tier(self) -> str | None:
-        return next((r["timing"]["tier"] for r in self.records if r.get("timing")), None)
 
     @property
     def median_us(self) -> float | None:
@@ -137,19 +145,66 @@ class Row:
 
 
 def rows_of(op: Op, records: list[dict[str, Any]]) -> list[Row]:
-    """Records grouped by algo and axis value, axis by axis, in the order in which the command met them."""
-    rows: dict[tuple[str, str, str], Row] = {}
+    """Records grouped by algo, axis value and tier, axis by axis, in the order in which the command met them."""
+    rows: dict[tuple, Row] = {}
     for r in records:
         label = op.label.format(**r["workload"]["axes"]) if r["workload"] else "all"
-        rows.setdefault((r["algo"], label, r["mode"]), Row(r["algo"], label, r["mode"])).records.append(r)
+        key = (r["algo"], label, r["mode"], r["tier"])
+        rows.setdefault(key, Row(*key)).records.append(r)
     labels = list(dict.fromkeys(row.label for row in rows.values()))
     return sorted(rows.values(), key=lambda row: labels.index(row.label))
 
 
+Titled = Iterator[tuple[str, Table]]
+
+
+def _first_tiers(rows: list[Row]) -> dict[str, str | None]:
+    """mode -> the tier that its main table shows: the first that was asked for."""
+    first: dict[str, str | None] = {}
+    for row in rows:
+        if row.tier or row.mode not in first:
+            first.setdefault(row.mode, row.tier)
+    return first
+
+
+def _bench_tables(op: Op, rows: list[Row], document: dict[str, Any]) -> Titled:
+    first = _first_tiers(rows)
+    main = [row for row in rows if row.tier in (first[row.mode], None)]
+    yield _title(op.name, main, document), _bench_table(op, main)
+    if len(main) < len(rows):
+        yield _title(op.name, rows, document), _tiers_table(rows)
+    if scores := [s for s in document.get("scores", []) if s["op"] == op.name]:
+        yield f"{op.name} | forecast of the contest's score, per rule", _score_table(scores)
+
+
 def _bench_table(op: Op, rows: list[Row]) -> Table:
-    floors = {(row.label, row.tier): row.median_us for row in rows if row.algo == FLOOR}
+    floors = {(row.label, row.tier): row.median_us for row in rows if row.algo == COPY}
     references = {(row.label, row.tier): row.median_us for row in rows if row.algo == op.reference}
-    table = _table(["<workload", "<algo", ">median", ">spread", ">speedup", ">GB/s", ">x copy"])
+    table = _table(["<workload", "<algo", ">median", ">spread", ">speedup", ">GB/s", ">x floor"])
+    for row, shown in _grouped(table, rows):
+        if row.median_us is None:
+            _failed_row(table, shown, row)
+            continue
+        rivals = [
+            r.median_us for r in rows if (r.label, r.tier) == (row.label, row.tier) and r.algo != COPY and r.median_us
+        ]
+        best = row.algo != COPY and len(rivals) > 1 and row.median_us == min(rivals)
+        reference, floor = references.get((row.label, row.tier)), floors.get((row.label, row.tier))
+        doubted = "?" if any(r.get("doubts") for r in row.records) else ""
+        cells = [
+            _us(row.median_us),
+            f"±{row.spread:.0%}{doubted}",
+            f"{_three(reference / row.median_us)}x" if reference and row.algo != COPY else "",
+            _three(row.gigabytes_per_s),
+            f"{row.median_us / floor:.2f}" if floor else "",
+        ]
+        style = "bold green" if best else "dim" if row.algo == COPY else None
+        table.add_row(shown, escape(row.algo) + (" *" if best else ""), *cells, style=style)
+    return table
+
+
+def _grouped(table: Table, rows: list[Row]) -> Iterator[tuple[Row, str]]:
+    """Each row with its workload's label, which only the first row of a group shows; a gap between groups."""
     last = None
     for row in rows:
         if last is not None and row.label != last:
@@ -157,25 +212,75 @@ def _bench_table(op: Op, rows: list[Row]) -> Table:
             table.add_row()
         count = len(row.records)
         label = f"{row.label} ({count})" if count > 1 else row.label
-        shown, last = "" if row.label == last else label, row.label
-        if row.median_us is None:
-            _failed_row(table, shown, row)
-            continue
-        rivals = [
-            r.median_us for r in rows if (r.label, r.tier) == (row.label, row.tier) and r.algo != FLOOR and r.median_us
-        ]
-        best = row.algo != FLOOR and len(rivals) > 1 and row.median_us == min(rivals)
-        reference, floor = references.get((row.label, row.tier)), floors.get((row.label, row.tier))
-        cells = [
-            _us(row.median_us),
-            f"±{row.spread:.0%}",
-            f"{_three(reference / row.median_us)}x" if reference and row.algo != FLOOR else "",
-            _three(row.gigabytes_per_s),
-            f"{row.median_us / floor:.2f}" if floor else "",
-        ]
-        style = "bold green" if best else "dim" if row.algo == FLOOR else None
-        table.add_row(shown, escape(row.algo) + (" *" if best else ""), *cells, style=style)
+        yield row, "" if row.label == last else label
+        last = row.label
+
+
+def _tiers_table(rows: list[Row]) -> Table:
+    """Every tier's median side by side; nothing is divided."""
+    tiers = list(dict.fromkeys(row.tier for row in rows if row.tier))
+    table = _table(["<workload", "<algo", *(f">{tier}" for tier in tiers)])
+    cells = {(row.label, row.algo, row.mode, row.tier): row for row in rows}
+    whole = list({(row.label, row.algo, row.mode): row for row in reversed(rows)}.values())[::-1]
+    for row, shown in _grouped(table, whole):
+        found = [cells.get((row.label, row.algo, row.mode, tier)) for tier in tiers]
+        if any(r and r.median_us for r in found):
+            table.add_row(shown, escape(row.algo), *(_us(r.median_us) if r and r.median_us else "-" for r in found))
     return table
+
+
+def _score_table(scores: list[dict[str, Any]]) -> Table:
+    table = _table(["<algo", "<tier", "<over", ">score", ">workloads", "most of it from"])
+    for s in scores:
+        value = f"{_three(s['value'])}x" if s["value"] is not None else "-"
+        expected = len(s["shares"]) + len(s["missing"])
+        most = ", ".join(f"{label} {share:.0%}" for label, share in s["by_label"][:3])
+        table.add_row(
+            escape(s["algo"]), s["tier"], escape(s["against"]), value, f"{len(s['shares'])}/{expected}",
+            escape(s["reason"] or most),
+        )  # fmt: skip
+    return table
+
+
+def _floor_tables(op: Op, rows: list[Row], document: dict[str, Any]) -> Titled:
+    table = _table(["<workload", "<tier", ">copy", ">spread", ">GB/s", "how"])
+    for row, shown in _grouped(table, rows):
+        if row.median_us is None:
+            table.add_row(shown, row.tier or "", f"[red]{row.failed['status'].replace('_', ' ')}[/]")
+            continue
+        cells = _us(row.median_us), f"±{row.spread:.0%}", _three(row.gigabytes_per_s)
+        table.add_row(shown, row.tier, *cells, escape(row.records[0].get("how", "")))
+    yield _title(op.name, rows, document), table
+
+
+def _compare_tables(op: Op, rows: list[Row], document: dict[str, Any]) -> Titled:
+    for overall in (c for c in document.get("overall", []) if c["op"] == op.name):
+        table = _table(["<workload", ">baseline", ">candidate", ">speedup", "<99 % interval", "<verdict"])
+        found = [
+            c
+            for c in document["comparisons"]
+            if all(c[key] == overall[key] for key in ("op", "mode", "tier", "algo", "baseline"))
+        ]
+        for c in found:
+            label = op.label.format(**c["workload"]["axes"])
+            times = _us(c["baseline_us"]), _us(c["us"])
+            table.add_row(label, *times, f"{c['ratio']:.3f}x", f"{c['low']:.3f} to {c['high']:.3f}", _verdict(c))
+        if len(found) > 1:
+            table.add_section()
+            interval = f"{overall['low']:.3f} to {overall['high']:.3f}"
+            table.add_row("all", "", "", f"{overall['ratio']:.3f}x", interval, _verdict(overall), style="bold")
+        mine = [row for row in rows if row.mode == overall["mode"] and row.tier == overall["tier"]]
+        yield f"{_title(op.name, mine, document)} | {overall['algo']} against {overall['baseline']}", table
+    if failed := [row for row in rows if row.median_us is None]:
+        table = _table(["<workload", "<algo", "<verdict"])
+        for row in failed:
+            table.add_row(row.label, escape(row.algo), f"[red]{row.failed['status'].replace('_', ' ')}[/]")
+        yield f"{op.name} | not compared", table
+
+
+def _verdict(comparison: dict[str, Any]) -> str:
+    style = {"FASTER": "green", "SLOWER": "red"}.get(comparison["verdict"], "dim")
+    return f"[{style}]{comparison['verdict']}[/]"
 
 
 def _failed_row(table: Table, label: str, row: Row) -> None:
@@ -206,6 +311,10 @@ def _us(value: float) -> str:
     return f"{value / 1e3:.2f} ms" if value < 1e6 else f"{value / 1e6:.2f} s"
 
 
+def _check_tables(op: Op, rows: list[Row], document: dict[str, Any]) -> Titled:
+    yield _title(op.name, rows, document), _check_table(op, rows)
+
+
 def _check_table(op: Op, rows: list[Row]) -> Table:
     table = _table(["<workload", "<algo", "<verdict", ">passed", *(f">{name}" for name in op.outputs)])
     last = None
@@ -230,6 +339,9 @@ def _worst(checks: list[dict[str, Any]], output: str) -> str:
     """The largest error of an output; nothing where it could not be measured (unwritten, NaN, a wrong shape)."""
     errors = [c["errors"][output] for c in checks if c["errors"].get(output) is not None]
     return f"{max(errors):.1e}" if errors else ""
+
+
+_TABLES = {"run": _check_tables, "bench": _bench_tables, "floors": _floor_tables, "compare": _compare_tables}
 
 
 def _on(mode: str) -> str:
@@ -261,6 +373,16 @@ def _footnotes(out: Console, document: dict[str, Any]) -> None:
     notes = {(r["algo"], r["timing"]["note"]) for r in document["records"] if (r.get("timing") or {}).get("note")}
     for algo, text in sorted(notes):
         note("yellow", "note", f"{algo}: {text}")
+    for text in document.get("warnings", []):
+        note("yellow", "warning", text)
+    doubts: dict[str, list[tuple[str, str]]] = {}
+    for r in document["records"]:
+        for text in r.get("doubts") or []:
+            doubts.setdefault(re.sub(r"[\d.]+", "#", text), []).append((r["algo"], text))
+    for found in doubts.values():  # the same doubt with other numbers is said once
+        who = ", ".join(dict.fromkeys(algo for algo, _ in found))
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        note("yellow", "doubt (?)", f"{who}{more}: {found[0][1]}")
     lacking: dict[tuple, list[str]] = {}
     for m in document["missing"]:
         lacking.setdefault((m["reason"], m["hint"]), []).append(m["algo"])
@@ -271,12 +393,36 @@ def _footnotes(out: Console, document: dict[str, Any]) -> None:
     if document["command"] == "run" and document["records"]:
         note("dim", "numbers:", "the largest relative Frobenius error of each output, against float64")
         note("dim", "passed:", "by the contest's rule, within these limits, inputs left alone")
-    rows = Counter((r["op"], r["algo"], _axes(r)) for r in document["records"] if r["workload"])
-    shared = any(count > 1 for count in rows.values())
-    if any(r["algo"] == FLOOR for r in document["records"]):
-        if shared:
-            note("dim", "(n):", "so many workloads share the row; the median of their medians is shown")
-        note("dim", "copy:", "the fastest plain copy of the bytes that the op must move, in this run")
+    _legend(document, note)
+
+
+def _legend(document: dict[str, Any], note: Callable[[str, str, str], None]) -> None:
+    """What the words and numbers in the tables mean, as far as they are there."""
+    records = document["records"]
+    rows = Counter((r["op"], r["algo"], r["tier"], _axes(r)) for r in records if r["workload"])
+    if document["command"] in ("bench", "floors") and any(count > 1 for count in rows.values()):
+        note("dim", "(n):", "so many workloads share the row; the median of their medians is shown")
+    hows: dict[str, set[str]] = {}
+    for r in records:
+        if how := (r.get("timing") or {}).get("how"):
+            hows.setdefault(r["tier"], set()).add(how)
+    for tier, texts in hows.items():
+        if len(texts) == 1:
+            note("dim", f"{tier}:", texts.pop())
+    if any(r["algo"] == COPY for r in records):
+        note("dim", "copy:", "the floor, the fastest plain copy of the bytes that the op must move")
+    machine = []
+    for r in records:
+        if r["algo"] in FLOORS and not r["workload"] and r.get("timing"):
+            us = r["timing"]["median_us"]
+            rate = f"a large copy runs at {_three(r['bytes_moved'] / us / 1e3)} GB/s"
+            machine.append(rate if r["bytes_moved"] else f"an empty launch takes {_us(us)} ({r['tier']})")
+    if machine:
+        note("dim", "machine:", "; ".join(machine))
+    if document["command"] == "compare" and document.get("comparisons"):
+        note("dim", "speedup:", "baseline's time over the candidate's, calls of both taking turns: A B B A")
+        finest = max(c["resolution"] for c in document["comparisons"])
+        note("dim", "SAME:", f"no difference beyond {finest:.1%}: the interval holds 1, or it is below --threshold")
 
 
 def _axes(record: dict[str, Any]) -> str:

@@ -1,25 +1,55 @@
-"""Ways to time a call, one file per tier behind one function and one record.
+"""Ways to time a call, one file per tier behind one interface and one record.
 
-| tier   | what it measures                                   | where |
-|--------|----------------------------------------------------|-------|
-| wall   | the host's clock around the call                   | CPU   |
-| events | CUDA events around the call, no sync in the loop   | GPU   |
-| cupti  | the time that the kernels themselves ran           | GPU   |
+| tier    | what it measures                                                    | where |
+|---------|---------------------------------------------------------------------|-------|
+| cupti   | the time that the kernels themselves ran, from CUPTI's records       | GPU   |
+| events  | CUDA events around the call, no synchronise inside the loop          | GPU   |
+| graph   | a call's share of a CUDA graph of many, over rotating buffers        | GPU   |
+| nvbench | NVIDIA's nvbench (package cuda-bench), its cold measurement          | GPU   |
+| fib     | the installed flashinfer-bench's own evaluator                       | GPU   |
+| wall    | the host's clock around the call                                     | CPU   |
 
-A time is only comparable within its tier. A tier that cannot be had falls back to another one only out loud
-(`Timing.note`), and not at all under `strict`.
+A time is only comparable within its tier. A tier that cannot be had raises `TierUnavailable`; nothing here falls back.
 """
 
 from __future__ import annotations
 
 import importlib
 import statistics
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
-# tier -> the mode that it times; the first that fits a mode is the default there
-TIERS = {"cupti": "cuda", "events": "cuda", "wall": "cpu"}
+from ..paired import median_interval
+
+
+@dataclass(frozen=True)
+class Tier:
+    """What a tier can do: which mode it times, in which states of L2, whether calls of several algos can take turns
+    in it (what `gdn compare` needs), and whether it times anything but solutions (what a floor needs)."""
+
+    mode: str
+    l2: tuple[str, ...] = ()
+    interleaves: bool = True
+    floors: bool = True
+
+
+# in the order of `--tier all`; the first that fits a mode is the default there
+TIERS = {
+    "cupti": Tier("cuda", ("cold", "warm")),
+    "events": Tier("cuda", ("cold", "warm")),
+    "graph": Tier("cuda", ("cold", "warm")),
+    "nvbench": Tier("cuda", ("cold",), interleaves=False),
+    "fib": Tier("cuda", ("cold",), interleaves=False, floors=False),
+    "wall": Tier("cpu"),
+}
+
+
+# the algo names under which floors are recorded: what floor.py measures
+FLOORS = COPY, EMPTY, COPY_RATE = "copy", "empty", "copy-rate"
 
 
 class TierUnavailable(Exception):
@@ -28,19 +58,61 @@ class TierUnavailable(Exception):
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to measure: exact counts (the contest's rules), or as many samples as fit in `seconds`."""
+    """How long to measure: exact counts (the contest's rules), or until the median is known well enough.
+
+    target   half the width of the median's 95 % interval, as a share of the median, at which sampling stops
+    seconds  where it stops all the same
+    """
 
     warmup: int = 3
     iterations: int | None = None
     trials: int = 1
     seconds: float = 0.3
-    l2: str = "cold"  # of the GPU: cold (a 256 MB write before each call) or warm
+    target: float = 0.01
+    l2: str = "cold"  # of the GPU: cold (a 256 MB write before each call, or rotating buffers) or warm
 
-    def count(self, one_call_us: float) -> int:
-        """Samples to take, given what one costs with everything around it."""
-        if self.iterations:
-            return self.iterations * self.trials
-        return max(10, min(1000, int(self.seconds * 1e6 / max(one_call_us, 1.0))))
+
+@dataclass
+class Subject:
+    """What is timed: a call on buffers of its own.
+
+    `kernel` is the build.Kernel behind the call, None for a floor; `refresh` puts other values into the inputs.
+    """
+
+    call: Callable[[], Any]
+    inputs: list[Any]
+    outputs: list[Any]
+    kernel: Any = None
+    definition: dict[str, Any] | None = None
+    refresh: Callable[[], None] | None = None
+    rebuild: Callable[[list[Any], list[Any]], Callable[[], Any]] | None = None  # the same call on other buffers
+
+    @classmethod
+    def of(cls, kernel: Any, inputs: list[Any], outputs: list[Any], **more: Any) -> Subject:
+        """A built solution on these buffers."""
+
+        def bind(inputs: list[Any], outputs: list[Any]) -> Callable[[], Any]:
+            return lambda: kernel(inputs, outputs)
+
+        return cls(bind(inputs, outputs), inputs, outputs, kernel, rebuild=bind, **more)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(x.nbytes for x in [*self.inputs, *self.outputs] if hasattr(x, "nbytes"))
+
+    def copy(self) -> Subject:
+        """The same call on buffers of its own, with equal values."""
+        own = [[x.clone() if hasattr(x, "clone") else x for x in values] for values in (self.inputs, self.outputs)]
+        return replace(self, call=self.rebuild(*own), inputs=own[0], outputs=own[1], refresh=None)
+
+
+class Sample(NamedTuple):
+    """One call. Times in microseconds."""
+
+    us: float
+    span_us: float | None = None  # first start to last end, where the tier sees kernels
+    kernels: int | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +128,13 @@ class Timing:
     kernels: float | None = None  # launched by one call, as far as the tier can see
     span_us: float | None = None  # first start to last end, where several kernels ran
     note: str | None = None  # a fall-back, or a doubt about the number
+    how: str | None = None  # what the tier did, where its name does not say it all
+    ci_low_us: float | None = None  # the median's 95 % interval
+    ci_high_us: float | None = None
+    stopped: str = "count"  # target (the interval is narrow enough), time (it is not), or count (asked for exactly)
+    busy_s: float | None = None  # the loop of samples alone
+    took_s: float | None = None  # the whole measurement, warm-up and bookkeeping included
+    histogram: tuple[tuple[float, int], ...] = ()  # every sample, as (microseconds, how often)
 
     @property
     def spread(self) -> float:
@@ -66,23 +145,143 @@ class Timing:
         return asdict(self) | {"spread": self.spread}
 
 
-def summarise(tier: str, samples_us: list[float], **more: Any) -> Timing:
-    if len(samples_us) == 1:  # the contest's counts may ask for no more
-        samples_us = samples_us * 2
-        return replace(summarise(tier, samples_us, **more), samples=1)
-    low, median, high = statistics.quantiles(samples_us, n=4, method="inclusive")
-    return Timing(tier, median, low, high, len(samples_us), **more)
+def summarise(tier: str, samples_us: Sequence[float], **more: Any) -> Timing:
+    """The record of these samples."""
+    ordered = sorted(samples_us)
+    if len(ordered) == 1:  # the contest's counts may ask for no more
+        low = median = high = ordered[0]
+    else:
+        low, median, high = statistics.quantiles(ordered, n=4, method="inclusive")
+    ci_low, ci_high = median_interval(ordered)
+    kept = {"ci_low_us": ci_low, "ci_high_us": ci_high, "histogram": histogram(ordered)}
+    return Timing(tier, median, low, high, len(ordered), **(kept | more))
 
 
-def measure(tier: str, call: Callable[[], Any], plan: Plan, *, strict: bool = False) -> Timing:
-    """Time `call` in a tier. `cupti` falls back to `events` where it cannot be had, and says so; not under `strict`."""
-    module = importlib.import_module(f".{tier}", __package__)
+def histogram(samples_us: Sequence[float]) -> tuple[tuple[float, int], ...]:
+    """(microseconds, how often), ascending: four digits, or three where that leaves over 200 different values."""
+    for digits in (4, 3):
+        counts = Counter(float(f"{x:.{digits}g}") for x in samples_us)
+        if len(counts) <= 200:
+            break
+    return tuple(sorted(counts.items()))
+
+
+# --- measuring ----------------------------------------------------------------------------------------------------
+
+_LEAST, _MOST = 20, 5000  # samples; fewer where a single call takes a large part of the seconds
+Watch = Callable[[], None]  # called between batches: the worker reads the GPU's clocks in it
+
+
+def measure(tier: str, subject: Subject, plan: Plan, watch: Watch = lambda: None) -> Timing:
+    """Time one subject in a tier. Raises TierUnavailable, with what to install."""
+    module = _module(tier, plan)
+    began = time.perf_counter()
+    if not hasattr(module, "Sampler"):  # a tier with a loop of its own
+        timed = module.measure(subject, plan)
+        watch()
+        return replace(timed, took_s=time.perf_counter() - began)
+    sampler = module.Sampler([subject], plan)
     try:
-        return module.measure(call, plan)
-    except TierUnavailable as e:
-        if strict or tier != "cupti":
-            raise
-        from . import events
+        samples, stopped = _collect(lambda n: sampler.take([0] * n), plan, watch)
+        about = sampler.about(0, samples)
+    finally:
+        sampler.close()
+    took = {"stopped": stopped, "busy_s": sampler.busy_s, "took_s": time.perf_counter() - began}
+    return _timing(tier, samples, plan, **about, **took)
 
-        timing = events.measure(call, plan)
-        return Timing(**(asdict(timing) | {"note": f"cupti not available ({e}): timed with CUDA events instead"}))
+
+def interleave(
+    tier: str,
+    subjects: list[Subject],
+    plan: Plan,
+    watch: Watch = lambda: None,
+    enough: Callable[[list[list[float]]], bool] | None = None,
+) -> tuple[list[Timing], list[list[float]]]:
+    """Time several subjects in turns, A B B A and so on: their records, and each one's samples in their order.
+
+    The n-th samples of all of them were taken next to each other, so that what drifts drifts for all. `enough` says of
+    the samples so far whether they will do; without it, the first subject's median decides.
+    """
+    if not TIERS[tier].interleaves:
+        able = ", ".join(name for name, t in TIERS.items() if t.interleaves and t.mode == TIERS[tier].mode)
+        raise TierUnavailable(f"calls of several algos cannot take turns in it; {able} can")
+    began = time.perf_counter()
+    sampler = _module(tier, plan).Sampler(subjects, plan)
+    taken: list[list[Sample]] = [[] for _ in subjects]
+    forth = list(range(len(subjects)))
+
+    def rounds(count: int) -> list[Sample]:
+        """`count` rounds (made even), every second one backwards; returns the first subject's samples."""
+        count += count % 2
+        order = [i for n in range(count) for i in (forth if n % 2 == 0 else forth[::-1])]
+        for i, sample in zip(order, sampler.take(order), strict=True):
+            taken[i].append(sample)
+        return taken[0][-count:]
+
+    try:
+        done = (lambda _: enough([[s.us for s in samples] for samples in taken])) if enough else None
+        kept, stopped = _collect(rounds, plan, watch, done)
+        each = [samples[-len(kept) :] for samples in taken]
+        notes = [sampler.about(i, samples) for i, samples in enumerate(each)]
+    finally:
+        sampler.close()
+    took = {"stopped": stopped, "busy_s": sampler.busy_s, "took_s": time.perf_counter() - began}
+    timings = [_timing(tier, samples, plan, **about, **took) for samples, about in zip(each, notes, strict=True)]
+    return timings, [[s.us for s in samples] for samples in each]
+
+
+def _module(tier: str, plan: Plan) -> Any:
+    states = TIERS[tier].l2
+    if states and plan.l2 not in states:
+        raise TierUnavailable(f"it times with L2 {' or '.join(states)} only; use --l2 {states[0]}")
+    return importlib.import_module(f".{tier}", __package__)
+
+
+def _timing(tier: str, samples: list[Sample], plan: Plan, **more: Any) -> Timing:
+    seen: dict[str, Any] = {}
+    if samples[0].kernels is not None:
+        seen["kernels"] = statistics.median(s.kernels for s in samples)
+        seen["span_us"] = statistics.median(s.span_us for s in samples)
+    l2 = plan.l2 if TIERS[tier].l2 else None
+    return summarise(tier, [s.us for s in samples], l2=l2, **seen, **more)
+
+
+def _known(target: float, samples: list[Sample]) -> bool:
+    """Whether half the median's 95 % interval is within `target` of the median."""
+    times = [s.us for s in samples]
+    low, high = median_interval(times)
+    return (high - low) / 2 <= target * statistics.median(times)
+
+
+def _collect(
+    take: Callable[[int], list[Sample]],
+    plan: Plan,
+    watch: Watch,
+    enough: Callable[[list[Sample]], bool] | None = None,
+) -> tuple[list[Sample], str]:
+    """Samples until they are enough (by default: the median is known to the target), the time is over, or the count
+    that was asked for is there."""
+    enough = enough or partial(_known, plan.target)
+    watch()
+    if plan.iterations:
+        samples = []
+        for _ in range(plan.trials):
+            samples += take(plan.iterations)
+            watch()
+        return samples, "count"
+    began = time.perf_counter()
+    samples = take(1)  # it pays for what the later ones find ready, and tells what one costs
+    one_s = time.perf_counter() - began
+    samples.clear()
+    began = time.perf_counter()
+    batch = max(3, min(_LEAST, int(plan.seconds / max(one_s, 1e-9))))
+    while True:
+        samples += take(batch)
+        watch()
+        took = time.perf_counter() - began
+        if enough(samples):
+            return samples, "target"
+        if took >= plan.seconds or len(samples) >= _MOST:
+            return samples, "time"
+        within = int(len(samples) * (plan.seconds - took) / took)  # as many as the rest of the time can hold
+        batch = max(1, min(len(samples), within, _MOST - len(samples)))

@@ -1,75 +1,102 @@
 """Tier `cupti`: the time that a call's kernels ran on the GPU, from CUPTI's activity records by torch's profiler.
 
-Host time, launch gaps before the first kernel and the events' own cost are not in it. Several kernels: `median_us` is
-the sum of their times, `span_us` runs from the first start to the last end. The flush between calls is told from the
-algo's kernels by a name of its own, and cuts the trace into calls.
+Host time, launch gaps before the first kernel and the events' own cost are not in it. Several kernels: a sample is the
+sum of their times, its span runs from the first start to the last end. Kernels of the harness have names of their own
+(kernels.py) and cut the trace into calls; how many kernels a call leaves is compared with a trace without any flush.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from time import perf_counter
 
 import torch
 
-from . import Plan, TierUnavailable, Timing, summarise
-from .kernels import KERNEL, MARKER, Flush, mark
+from . import Plan, Sample, Subject, TierUnavailable
+from .kernels import BEGINS, REST, Flush, begin, rest
 
-_FLUSH_US = 150  # the flush, and what the profiler adds to a call
 _KERNELS_PER_TRACE = 100_000  # a token loop launches that many in one call: a trace must still fit in memory
 
 
-def measure(call: Callable[[], Any], plan: Plan) -> Timing:
-    flush = Flush("cold")  # it also cuts the trace into calls, so a warm L2 gets its own call in between
-    warm = plan.l2 == "warm"
-    for _ in range(plan.warmup):
-        flush()
-        call()
-    torch.cuda.synchronize()
-    first = _trace(call, flush, 1, warm)[0]
-    span_us = (first[-1][0] + first[-1][1] - first[0][0]) / 1e3
-    count = plan.count(span_us + _FLUSH_US)
-    calls = []
-    while len(calls) < count:
-        calls += _trace(call, flush, min(count - len(calls), max(1, _KERNELS_PER_TRACE // len(first))), warm)
-    counts = [len(kernels) for kernels in calls]
-    spans = [(kernels[-1][0] + kernels[-1][1] - kernels[0][0]) / 1e3 for kernels in calls]
-    note = None if min(counts) == max(counts) else f"launched {min(counts)} to {max(counts)} kernels per call"
-    return summarise(
-        "cupti",
-        [sum(duration for _, duration in kernels) / 1e3 for kernels in calls],
-        l2=plan.l2,
-        kernels=statistics.median(counts),
-        span_us=statistics.median(spans),
-        note=note,
-    )
+class Sampler:
+    """Times calls by the kernels that they leave in a trace; L2 is flushed, or warmed by the same call, before each."""
+
+    def __init__(self, subjects: list[Subject], plan: Plan) -> None:
+        self.subjects, self.warm = subjects, plan.l2 == "warm"
+        self.flush = Flush()
+        self.busy_s = 0.0
+        for _ in range(plan.warmup):
+            for subject in subjects:
+                self.flush()
+                subject.call()
+        torch.cuda.synchronize()
+        # a flush could be taken for an algo's kernel, or hide one: without any, a call must leave as many
+        self.alone = [self._trace([i], begin)[0].kernels for i in range(len(subjects))]
+
+    def take(self, order: Sequence[int]) -> list[Sample]:
+        room = max(1, _KERNELS_PER_TRACE // max(self.alone))
+        samples: list[Sample] = []
+        for start in range(0, len(order), room):
+            samples += self._trace(order[start : start + room], begin if self.warm else self.flush)
+        return samples
+
+    def _trace(self, order: Sequence[int], before: Flush) -> list[Sample]:
+        """What each call of `order` ran on the GPU, with `before` launched in front of each."""
+        try:
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
+                began = perf_counter()
+                for i in order:
+                    subject = self.subjects[i]
+                    if subject.refresh:
+                        rest()
+                        subject.refresh()
+                    if self.warm:
+                        rest()
+                        subject.call()
+                    before()
+                    subject.call()
+                torch.cuda.synchronize()
+                self.busy_s += perf_counter() - began
+            events = profile.profiler.kineto_results.events()
+        except (RuntimeError, AttributeError) as e:
+            raise TierUnavailable(f"torch's profiler failed: {str(e).splitlines()[0]}") from None
+        ran = sorted((e.start_ns(), e.duration_ns(), e.name()) for e in events if "CUDA" in str(e.device_type()))
+        return cut(ran, len(order))
+
+    def about(self, i: int, samples: list[Sample]) -> dict[str, str]:
+        """A doubt where a call's kernels vary; TierUnavailable where the trace cannot be trusted."""
+        counts = [s.kernels for s in samples]
+        seen = f"{min(counts)} to {max(counts)}"
+        if not min(counts) <= self.alone[i] <= max(counts):
+            raise TierUnavailable(f"a call leaves {seen} kernels in the trace, and {self.alone[i]} without the flush")
+        return {} if min(counts) == max(counts) else {"note": f"launched {seen} kernels per call"}
+
+    def close(self) -> None:
+        pass
 
 
-def _trace(call: Callable[[], Any], flush: Flush, count: int, warm: bool) -> list[list[tuple[int, int]]]:
-    """(start, duration) in ns of what each of `count` calls ran on the GPU."""
-    try:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
-            for _ in range(count):
-                flush()
-                if warm:
-                    call()
-                    mark()
-                call()
-            torch.cuda.synchronize()
-        events = profile.profiler.kineto_results.events()
-    except (RuntimeError, AttributeError) as e:
-        raise TierUnavailable(f"torch's profiler failed: {str(e).splitlines()[0]}") from None
-    ran = sorted((e.start_ns(), e.duration_ns(), e.name()) for e in events if "CUDA" in str(e.device_type()))
+def cut(ran: list[tuple[int, int, str]], count: int) -> list[Sample]:
+    """(start, duration, name) of everything on the GPU, in ns and in order -> `count` calls.
+
+    A call is what follows a kernel of BEGINS, up to the next kernel of the harness.
+    """
     calls: list[list[tuple[int, int]]] = []
+    inside = False
     for start, duration, name in ran:
-        if name.startswith(KERNEL) or name.startswith(MARKER):
+        if name.startswith(BEGINS):
             calls.append([])
-        elif calls:
+            inside = True
+        elif name.startswith(REST):
+            inside = False
+        elif inside:
             calls[-1].append((start, duration))
-    if warm:  # the first half of each pair is the call that warmed L2
-        calls = calls[1::2]
     if len(calls) != count or not all(calls):
-        seen = sum(map(bool, calls))
-        raise TierUnavailable(f"{seen} of {count} calls left kernels in CUPTI's trace")
-    return calls
+        raise TierUnavailable(f"{sum(map(bool, calls))} of {count} calls left kernels in CUPTI's trace")
+    return [
+        Sample(
+            sum(duration for _, duration in call) / 1e3,
+            (max(start + duration for start, duration in call) - call[0][0]) / 1e3,
+            len(call),
+        )
+        for call in calls
+    ]

@@ -1,41 +1,67 @@
 """Tier `events`: CUDA events around each call, without a synchronise inside the loop.
 
-The flush before each call keeps the GPU busy while the host gets ahead, so that the gap between the two events holds
-the call and not the host's launch latency. What remains above the kernel's own time is the events' cost (3 to 4 us).
+Work in front of each call keeps the GPU busy while the host gets ahead, so that the gap between the two events holds
+the call and not the host's launch latency: the flush where L2 is to be cold, a spin before each batch where it is to
+be warm. What remains above the kernel's own time is the events' cost (3 to 4 us).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from time import perf_counter
 
 import torch
 
-from . import Plan, Timing, summarise
+from . import Plan, Sample, Subject
 from .kernels import Flush
 
 _BATCH = 50  # calls in flight between two synchronisations: keeps the launch queue from filling
+_HEAD_START = (
+    60  # flushes of about 70 us each before a warm batch: the host needs some 40 us for a call with its events
+)
 
 
-def measure(call: Callable[[], Any], plan: Plan) -> Timing:
-    flush = Flush(plan.l2)
-    for _ in range(plan.warmup):
-        flush()
-        call()
-    cost_us = _sample(call, flush, 3)[-1] + (70 if plan.l2 == "cold" else 0)  # the flush itself takes about 70 us
-    count = plan.count(cost_us)
-    samples: list[float] = []
-    while len(samples) < count:
-        samples += _sample(call, flush, min(_BATCH, count - len(samples)))
-    return summarise("events", samples, l2=plan.l2)
+class Sampler:
+    """Times calls one by one, fifty in flight."""
 
+    def __init__(self, subjects: list[Subject], plan: Plan) -> None:
+        self.subjects, self.warm = subjects, plan.l2 == "warm"
+        self.flush = Flush()
+        self.busy_s = 0.0
+        for _ in range(plan.warmup):
+            for subject in subjects:
+                self.flush()
+                subject.call()
+        torch.cuda.synchronize()
 
-def _sample(call: Callable[[], Any], flush: Flush, count: int) -> list[float]:
-    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
-    for begin, end in pairs:
-        flush()
-        begin.record()
-        call()
-        end.record()
-    torch.cuda.synchronize()
-    return [begin.elapsed_time(end) * 1e3 for begin, end in pairs]
+    def take(self, order: Sequence[int]) -> list[Sample]:
+        began = perf_counter()
+        samples: list[Sample] = []
+        for start in range(0, len(order), _BATCH):
+            samples += self._batch(order[start : start + _BATCH])
+        self.busy_s += perf_counter() - began
+        return samples
+
+    def _batch(self, order: Sequence[int]) -> list[Sample]:
+        pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in order]
+        for _ in range(_HEAD_START if self.warm else 0):
+            self.flush()
+        for i, (begin, end) in zip(order, pairs, strict=True):
+            subject = self.subjects[i]
+            if subject.refresh:
+                subject.refresh()
+            if self.warm:
+                subject.call()  # puts into L2 what the timed one finds there
+            else:
+                self.flush()
+            begin.record()
+            subject.call()
+            end.record()
+        torch.cuda.synchronize()
+        return [Sample(begin.elapsed_time(end) * 1e3) for begin, end in pairs]
+
+    def about(self, i: int, samples: list[Sample]) -> dict[str, str]:
+        return {}
+
+    def close(self) -> None:
+        pass

@@ -1,7 +1,8 @@
-"""The floor: what this machine needs to copy the bytes that an op must move (each input once, each output once).
+"""The floors: what this machine needs, in the same run, to move the bytes of an op, to launch nothing, to copy a lot.
 
-Half of the bytes are read and half are written, as in GDN decode, whose state comes and goes. Several plain copies are
-timed and the fastest counts, so that the floor is the machine's and not one copy loop's.
+The copy moves what the op must move (each input once, each output once), half of it read and half of it written, as in
+GDN decode, whose state comes and goes. Several plain copies take turns and the fastest is timed, so that the floor is
+the machine's and not one copy loop's.
 """
 
 from __future__ import annotations
@@ -9,13 +10,26 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 from ..dtypes import DTYPES
+from ..paired import centre
 from ..registry import Op
-from . import Plan, Timing, measure
+from . import TIERS, Plan, Subject, TierUnavailable, interleave
+
+_RATE_BYTES = {"cuda": 2 * 2**30, "cpu": 2 * 2**28}  # read and written together: far beyond any cache
+_TRIES = 10  # samples of each candidate in the search
+
+# floats a CTA copies, warps of a CTA, whether it tells the caches that nothing is used again. Small shares spread a
+# small batch over all SMs, large ones spare launches.
+_COPIES = [
+    (block, warps, stream)
+    for block, warps in ((512, 1), (1024, 1), (1024, 2), (1024, 4), (2048, 2), (2048, 4), (4096, 4), (4096, 8))
+    for stream in (False, True)
+]
 
 
 def bytes_moved(op: Op, axes: dict[str, int]) -> int:
@@ -29,39 +43,96 @@ def bytes_moved(op: Op, axes: dict[str, int]) -> int:
     return total
 
 
-def copy_floor(nbytes: int, mode: str, tier: str, plan: Plan, *, strict: bool = False) -> tuple[Timing, str]:
-    """Time the fastest plain copy that moves `nbytes` (read and written together); also its name."""
-    half = max(nbytes // 2 // 4096, 1) * 4096
+def fastest_copy(nbytes: int, mode: str, l2: str = "cold") -> tuple[Subject, str]:
+    """The fastest plain copy that moves `nbytes` (read and written together), and what it is."""
+    half = max(round(nbytes / 2 / 16384), 1) * 16384  # whole CTAs of every candidate
     source = torch.ones(half // 4, device="cuda" if mode == "cuda" else "cpu")
     target = torch.empty_like(source)
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        copies = _on_gpu(source, target) if mode == "cuda" else _on_cpu(source, target, pool)
-        timings = [(measure(tier, copy, plan, strict=strict), name) for name, copy in copies.items()]
-    return min(timings, key=lambda t: t[0].median_us)
+    candidates = _on_gpu(half // 4) if mode == "cuda" else _on_cpu()
+
+    def subject(copy: Callable[[torch.Tensor, torch.Tensor], Any]) -> Subject:
+        def bind(inputs: list, outputs: list) -> Callable[[], Any]:
+            return lambda: copy(inputs[0], outputs[0])
+
+        return Subject(bind([source], [target]), [source], [target], rebuild=bind)
+
+    subjects = [subject(copy) for copy in candidates.values()]
+    samples = _race(subjects, mode, Plan(iterations=_TRIES, l2=l2))
+    best = min(range(len(subjects)), key=lambda i: centre(samples[i]))
+    return subjects[best], list(candidates)[best]
 
 
-def _on_cpu(source: torch.Tensor, target: torch.Tensor, pool: ThreadPoolExecutor) -> dict[str, Callable[[], Any]]:
-    size, threads = source.nbytes, torch.get_num_threads()
-    part = -(-size // threads)
-    slices = [(start, min(part, size - start)) for start in range(0, size, part)]
+def _race(subjects: list[Subject], mode: str, plan: Plan) -> list[list[float]]:
+    """Samples of all of them, taken in turns, in the first tier that can be had."""
+    tiers = [name for name, tier in TIERS.items() if tier.mode == mode and tier.interleaves]
+    for tier in tiers:
+        try:
+            return interleave(tier, subjects, plan)[1]
+        except TierUnavailable:
+            if tier == tiers[-1]:
+                raise
+    raise AssertionError(f"no tier for {mode}")
 
-    def memcpy(start: int, count: int) -> None:  # ctypes lets go of the interpreter lock: the parts run at once
-        ctypes.memmove(target.data_ptr() + start, source.data_ptr() + start, count)
+
+def empty(mode: str) -> Subject:
+    """The least that a call takes: a kernel that does nothing, or on a CPU a call that does nothing."""
+    if mode != "cuda":
+        return _fixed(lambda: None)
+    from .kernels import gdn_empty
+
+    return _fixed(lambda: gdn_empty[(1,)]())
+
+
+def large_copy(mode: str) -> tuple[Subject, int]:
+    """torch's own copy of so much that only the memory's rate counts; also the bytes that it reads and writes."""
+    nbytes = _RATE_BYTES[mode]
+    source = torch.ones(nbytes // 2 // 4, device="cuda" if mode == "cuda" else "cpu")
+    target = torch.empty_like(source)
+
+    def bind(inputs: list, outputs: list) -> Callable[[], Any]:
+        return lambda: outputs[0].copy_(inputs[0])
+
+    return Subject(bind([source], [target]), [source], [target], rebuild=bind), nbytes
+
+
+def _fixed(call: Callable[[], Any]) -> Subject:
+    return Subject(call, [], [], rebuild=lambda inputs, outputs: call)
+
+
+@lru_cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(torch.get_num_threads())
+
+
+def _on_cpu() -> dict[str, Callable[[torch.Tensor, torch.Tensor], Any]]:
+    threads = torch.get_num_threads()
+
+    def memcpy(target: int, source: int, count: int) -> None:  # ctypes lets go of the interpreter lock
+        ctypes.memmove(target, source, count)
+
+    def in_parts(source: torch.Tensor, target: torch.Tensor) -> None:
+        size, part = source.nbytes, -(-source.nbytes // threads)
+        starts = range(0, size, part)
+        list(_pool().map(lambda s: memcpy(target.data_ptr() + s, source.data_ptr() + s, min(part, size - s)), starts))
 
     return {
-        "memcpy": lambda: memcpy(0, size),
-        f"memcpy, {threads} threads": lambda: list(pool.map(lambda s: memcpy(*s), slices)),
-        "torch copy_": lambda: target.copy_(source),
+        "memcpy": lambda source, target: memcpy(target.data_ptr(), source.data_ptr(), source.nbytes),
+        f"memcpy, {threads} threads": in_parts,
+        "torch copy_": lambda source, target: target.copy_(source),
     }
 
 
-def _on_gpu(source: torch.Tensor, target: torch.Tensor) -> dict[str, Callable[[], Any]]:
+def _on_gpu(count: int) -> dict[str, Callable[[torch.Tensor, torch.Tensor], Any]]:
     from .kernels import gdn_copy_floor
 
-    def copy(block: int, warps: int) -> Callable[[], Any]:
-        return lambda: gdn_copy_floor[(source.numel() // block,)](source, target, block, num_warps=warps)
+    def copy(block: int, warps: int, stream: bool) -> Callable[[torch.Tensor, torch.Tensor], Any]:
+        grid = (count // block,)
+        return lambda source, target: gdn_copy_floor[grid](source, target, block, stream, num_warps=warps)
 
-    # a block is one CTA's share: small ones spread a small batch over all SMs, large ones spare launches
     return {
-        f"copy kernel, {block} floats a CTA": copy(block, warps) for block, warps in ((512, 1), (1024, 2), (1024, 4))
+        f"copy kernel, {block} floats a CTA of {warps} warps{', streaming' if stream else ''}": copy(
+            block, warps, stream
+        )
+        for block, warps, stream in _COPIES
+        if count % block == 0
     }

@@ -1,4 +1,4 @@
-"""The harness's own GPU kernels, with names that no algo's kernel has: the L2 flush, the mark, the copy floor."""
+"""The harness's own GPU kernels, with names that no algo's kernel has: flush, marks, copy floor, empty launch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-KERNEL = "gdn_l2_flush"
-MARKER = "gdn_mark"
+BEGINS = ("gdn_l2_flush", "gdn_begin")  # what follows one of these in a trace is a call that is timed,
+REST = "gdn_rest"  # and what follows this one is not
 _MEGABYTES = 256  # over four times the L2 of an H200 (60 MB), twice that of a B200 (126 MB)
 
 
@@ -18,26 +18,43 @@ def gdn_l2_flush(p_buffer, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def gdn_mark():
+def gdn_begin():
     """Does nothing: its name in a trace says where the next call begins, and L2 stays as it is."""
 
 
-def mark() -> None:
-    gdn_mark[(1,)]()
+@triton.jit
+def gdn_rest():
+    """Does nothing: what follows is not timed."""
 
 
 @triton.jit
-def gdn_copy_floor(p_source, p_target, BLOCK: tl.constexpr):
+def gdn_empty():
+    """Does nothing, and is timed: the least that a launch takes."""
+
+
+@triton.jit
+def gdn_copy_floor(p_source, p_target, BLOCK: tl.constexpr, STREAM: tl.constexpr):
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(p_target + offsets, tl.load(p_source + offsets))
+    if STREAM:
+        x = tl.load(p_source + offsets, eviction_policy="evict_first")
+        tl.store(p_target + offsets, x, cache_modifier=".cs")
+    else:
+        tl.store(p_target + offsets, tl.load(p_source + offsets))
+
+
+def begin() -> None:
+    gdn_begin[(1,)]()
+
+
+def rest() -> None:
+    gdn_rest[(1,)]()
 
 
 class Flush:
-    """Call it before the kernel that is timed. For a warm L2 it does nothing."""
+    """Call it before a call that is timed: leaves nothing of the call's data in L2."""
 
-    def __init__(self, l2: str) -> None:
-        self.buffer = torch.empty(_MEGABYTES * 2**20 // 4, device="cuda") if l2 == "cold" else None
+    def __init__(self) -> None:
+        self.buffer = torch.empty(_MEGABYTES * 2**20 // 4, device="cuda")
 
     def __call__(self) -> None:
-        if self.buffer is not None:
-            gdn_l2_flush[(self.buffer.numel() // 4096,)](self.buffer, 4096)
+        gdn_l2_flush[(self.buffer.numel() // 4096,)](self.buffer, 4096)

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from time import perf_counter_ns
-from typing import Any
 
-from . import Plan, Timing, summarise
+from . import Plan, Sample, Subject
 
 
-def measure(call: Callable[[], Any], plan: Plan) -> Timing:
-    for _ in range(plan.warmup):
-        call()
-    start = perf_counter_ns()
-    call()
-    count = plan.count((perf_counter_ns() - start) / 1e3)
-    samples = []
-    for _ in range(count):
-        start = perf_counter_ns()
-        call()
-        samples.append((perf_counter_ns() - start) / 1e3)
-    return summarise("wall", samples)
+class Sampler:
+    """Times calls one by one."""
+
+    def __init__(self, subjects: list[Subject], plan: Plan) -> None:
+        self.subjects = subjects
+        self.busy_s = 0.0
+        for _ in range(plan.warmup):
+            for subject in subjects:
+                subject.call()
+
+    def take(self, order: Sequence[int]) -> list[Sample]:
+        samples = []
+        began = perf_counter_ns()
+        for i in order:
+            subject = self.subjects[i]
+            if subject.refresh:
+                subject.refresh()
+            call = subject.call
+            start = perf_counter_ns()
+            call()
+            samples.append(Sample((perf_counter_ns() - start) / 1e3))
+        self.busy_s += (perf_counter_ns() - began) / 1e9
+        return samples
+
+    def about(self, i: int, samples: list[Sample]) -> dict[str, str]:
+        return {}
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,130 @@
+"""`gdn compare`: is B faster than A?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from .. import errors
+from . import options as o
+from .bench import perform
+
+
+def compare(
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="A B...", help="Algos, packed solutions, or one file of records to compare with."),
+    ],
+    op: o.OpName = None,
+    workload: o.Workloads = None,
+    n: o.First = None,
+    preset: o.PresetName = None,
+    dataset: o.Dataset = None,
+    tier: o.Tiers = None,
+    l2: o.L2 = "cold",
+    target: o.Target = None,
+    seconds: o.Seconds = None,
+    strict: o.Strict = False,
+    threshold: Annotated[
+        float, typer.Option("--threshold", metavar="X", min=0.0, help="Below this share a difference is none.")
+    ] = 0.005,
+    gate: Annotated[
+        Optional[float],
+        typer.Option("--gate", metavar="X", help="Exit 1 where a geometric mean over the workloads is below X."),
+    ] = None,
+    device: o.Device = "auto",
+    algos: o.OwnAlgos = None,
+    timeout: o.Timeout = 300.0,
+    json: o.AsJson = False,
+    out: o.Out = None,
+) -> None:
+    """Time algos in turns, A B B A, on the same buffers with fresh values, and say which is faster.
+
+    A is the baseline. A file of records (`gdn bench --out FILE`) may stand for A: FILE, or FILE:ALGO.
+    """
+    from .. import campaign, comparison, paired, records, registry
+
+    tiers, overrides = o.timing(tier=tier, l2=l2, target=target, seconds=seconds, device=device, timeout=timeout)
+    if gate is not None and not 0 < gate < 100:
+        raise errors.UsageError(f"--gate {gate:g}: expected a ratio such as 0.99")
+    preset, loaded = o.preset(preset, workload, n, dataset)
+    known = registry.load(algos)
+    saved, live = _split(names)
+    entries = campaign.rivals(known, live, op, device)
+    if len(entries) + bool(saved) < 2:
+        raise errors.UsageError("one algo is nothing to compare", hint="gdn compare A B, or gdn compare RECORDS.json B")
+    # a preset's counts are a judge's; a comparison samples until the ratio is known
+    overrides = {"seconds": 2.0, "target": paired.THRESHOLD, "iterations": None} | {
+        k: v for k, v in overrides.items() if v
+    }
+    parts = campaign.parts(
+        known, entries, chosen=workload or [], first=n, preset=loaded, dataset=dataset, overrides=overrides
+    )
+    plan = campaign.prepare(known, parts, campaign.Settings("compare", dataset, tiers, strict, timeout))
+    chosen = {"names": names, "workload": workload, "n": n, "preset": preset, "tier": tier, "l2": l2}
+    base: dict[str, Any] = {}
+    if saved:
+        file, algo = saved
+        base = records.load(file)
+        timed_in = {tier for job in plan.jobs for tier in job.tiers}
+        ours = [e.algo.name for e in entries]
+        algo = comparison.check_saved(base, file.name, parts[0].op.name, ours, algo, timed_in)
+    document = records.open_document("compare", chosen | {"threshold": threshold, "gate": gate}, out)
+
+    def finish() -> None:
+        whole = document.to_json()
+        if saved:
+            comparison.against(whole, base, file.name, algo, threshold)
+        else:
+            comparison.between(whole, {part.op.name: part.entries[0].algo.name for part in parts}, threshold)
+        document.more |= {key: whole[key] for key in ("comparisons", "overall", "warnings") if key in whole}
+
+    perform(plan, document, known, json, finish)
+    raise typer.Exit(_code(campaign.exit_code(document, True), document, gate))
+
+
+def _code(code: int, document: Any, gate: float | None) -> int:
+    """An algo that failed goes before the gate, and the gate before what is missing here."""
+    if document.interrupted:
+        return errors.INTERRUPTED
+    ratios = [overall["ratio"] for overall in document.more["overall"]]
+    if code != errors.FAILED and gate is not None and any(ratio < gate for ratio in ratios):
+        from .. import report
+
+        report.say(f"a regression: {min(ratios):.3f} is below the gate {gate:g}")
+        return errors.FAILED
+    return code
+
+
+def _split(names: list[str]) -> tuple[tuple[Path, str | None] | None, list[str]]:
+    """The file of records among what was named, with the algo in it that was asked for; and the others."""
+    import json
+
+    saved, live = None, []
+    for name in names:
+        path, _, algo = name.partition(".json:") if ".json:" in name else (name, "", "")
+        file = Path(path + ".json" if algo else path)
+        if file.suffix != ".json":
+            live.append(name)
+            continue
+        try:
+            holds = json.loads(file.read_text(encoding="utf-8"))
+        except OSError as e:
+            raise errors.UsageError(f"cannot read {file}: {e.strerror}") from None
+        except ValueError:
+            raise errors.UsageError(f"{file} is not JSON") from None
+        if not (isinstance(holds, dict) and "records" in holds):
+            live.append(name)  # a packed solution
+        elif saved:
+            raise errors.UsageError(
+                f"two files of records, {saved[0]} and {file}", hint="one of them can be compared with"
+            )
+        else:
+            saved = file, algo or None
+    return saved, live
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(compare)

@@ -1,0 +1,89 @@
+"""Tier `graph`: a call's share of a CUDA graph of many calls, replayed between two CUDA events.
+
+No host time is in it, and the gap between two nodes is: what a call costs in a server that replays graphs. With L2 cold
+the calls rotate over buffer sets that are together larger than twice L2, so that none finds its own data there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+
+import torch
+
+from . import Plan, Sample, Subject, TierUnavailable
+
+_NODES = 20  # at least so many calls in a graph: the launch of the graph itself is then a small part
+_MOST_SETS = 400
+_BATCH = 50  # replays in flight
+
+
+class Sampler:
+    """One graph per subject, replayed in the order asked for."""
+
+    def __init__(self, subjects: list[Subject], plan: Plan) -> None:
+        self.busy_s = 0.0
+        self.sets = [1 if plan.l2 == "warm" else _sets(s.nbytes) for s in subjects]
+        self.nodes = [sets * max(1, -(-_NODES // sets)) for sets in self.sets]
+        self.graphs, self.kept = [], []
+        for subject, sets, nodes in zip(subjects, self.sets, self.nodes, strict=True):
+            copies = [subject, *(subject.copy() for _ in range(sets - 1))]
+            graph, results = _capture(copies, nodes, max(plan.warmup, 1))
+            self.graphs.append(graph)
+            self.kept.append((copies, results))  # a graph holds addresses: what is there must stay
+        for _ in range(plan.warmup):
+            for graph in self.graphs:
+                graph.replay()
+        torch.cuda.synchronize()
+
+    def take(self, order: Sequence[int]) -> list[Sample]:
+        began = perf_counter()
+        samples: list[Sample] = []
+        for start in range(0, len(order), _BATCH):
+            batch = order[start : start + _BATCH]
+            pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in batch]
+            for i, (first, last) in zip(batch, pairs, strict=True):
+                first.record()
+                self.graphs[i].replay()
+                last.record()
+            torch.cuda.synchronize()
+            samples += [
+                Sample(first.elapsed_time(last) * 1e3 / self.nodes[i])
+                for i, (first, last) in zip(batch, pairs, strict=True)
+            ]
+        self.busy_s += perf_counter() - began
+        return samples
+
+    def about(self, i: int, samples: list[Sample]) -> dict[str, str]:
+        sets = f"{self.sets[i]} sets of buffers" if self.sets[i] > 1 else "one set of buffers"
+        return {"how": f"a graph of {self.nodes[i]} calls over {sets}, gaps between them included"}
+
+    def close(self) -> None:
+        for graph in self.graphs:
+            graph.reset()
+        self.graphs, self.kept = [], []
+
+
+def _sets(nbytes: int) -> int:
+    """Sets of buffers that are together larger than twice L2, so that a call meets nothing of its own there."""
+    l2 = torch.cuda.get_device_properties(0).L2_cache_size
+    return min(_MOST_SETS, max(2, -(-2 * l2 // max(nbytes, 1)) + 1))
+
+
+def _capture(copies: list[Subject], nodes: int, warmup: int) -> tuple[torch.cuda.CUDAGraph, list]:
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # not on the legacy stream, which cannot be captured
+        for subject in [copies[0]] * warmup + copies[1:]:
+            subject.call()
+    torch.cuda.synchronize()
+    results = []
+    try:
+        with torch.cuda.graph(graph):
+            for n in range(nodes):
+                results.append(copies[n % len(copies)].call())  # what it returns keeps memory of its own
+    except Exception as e:
+        torch.cuda.synchronize()
+        lines = str(e).splitlines() or [type(e).__name__]
+        raise TierUnavailable(f"a call cannot be captured in a CUDA graph: {lines[0][:120]}") from None
+    return graph, results

@@ -1,0 +1,232 @@
+"""Tier `nvbench`: NVIDIA's nvbench (package cuda-bench), its cold ("isolated") measurement.
+
+Before each call nvbench overwrites L2, waits for that, and holds the stream with a kernel of its own until the host has
+queued the call between two CUDA events. No launch latency is in a sample, and what the events cost is.
+
+nvbench runs once in a process, reports at the end of that run, and takes no benchmark after it. A worker times many
+subjects one after the other, so the run stays open: one benchmark, in a thread of its own, whose body does not return
+but times what it is handed (`_Session`). How many calls, the stopping rule of all tiers decides (timing/__init__.py);
+each one's time is in a file that nvbench writes after every measurement (`--jsonbin`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import shutil
+import sys
+import tempfile
+from array import array
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import cache, partial
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from time import perf_counter
+from typing import Any, TypeVar
+
+import torch
+
+from .. import errors, paths
+from . import Plan, Sample, Subject, TierUnavailable
+
+T = TypeVar("T")
+
+_GET = "pip install " + ("-e '.[timing]'" if paths.IN_CHECKOUT else "'gdn[timing]'")
+_NEVER_S = 86_400.0  # nvbench's own limit on a measurement, which would cut a slow reference short
+_HELD_S = 10.0  # nvbench lets a stream go that is held for longer, and calls it a deadlock
+_PROBES_S = (0.01, 0.1)  # how long the stream is held to see whether a call comes back meanwhile
+_HOST_S = 0.2  # a call that keeps the host for longer could fill the launch queue of a held stream
+_CYCLES_PER_S = 2_000_000_000  # of a GPU; a slower clock only holds the stream for longer
+_FILE = "samples.json"  # the samples are beside it, in samples.json-bin/
+
+
+class Sampler:
+    """Times calls of one subject in batches: a batch is one measurement of nvbench."""
+
+    def __init__(self, subjects: list[Subject], plan: Plan) -> None:
+        if plan.l2 != "cold":
+            raise TierUnavailable("nvbench overwrites L2 before each call that it times by itself; use --l2 cold")
+        [self.subject] = subjects
+        self.busy_s = 0.0
+        self.session = _session()
+        self.waits = self.session.do(partial(_warm_up, self.subject, plan.warmup))
+
+    def take(self, order: Sequence[int]) -> list[Sample]:
+        began = perf_counter()
+        try:
+            seconds = self._measure(len(order))
+        except RuntimeError as e:
+            if self.waits or self.busy_s or "Deadlock detected" not in str(e):
+                raise
+            self.waits = True  # it did not while it was probed
+            seconds = self._measure(len(order))
+        self.busy_s += perf_counter() - began
+        return [Sample(s * 1e6) for s in seconds]
+
+    def _measure(self, count: int) -> list[float]:
+        return self.session.do(partial(_cold, self.subject, count, self.waits))
+
+    def about(self, i: int, samples: list[Sample]) -> dict[str, str]:
+        how = f"cuda-bench {self.session.bench.__version__}: CUDA events on a stream "
+        if self.waits:
+            note = "the call waits for the GPU, so nvbench cannot hold its stream, and host time is in it"
+            return {"how": how + "that runs freely", "note": note}
+        return {"how": how + "that is held until the call is queued"}
+
+    def close(self) -> None:
+        self.subject = None
+
+
+# --- in nvbench's thread ------------------------------------------------------------------------------------------
+
+
+def _warm_up(subject: Subject, calls: int, state: Any, folder: Path) -> bool:
+    """Whether a call waits for the GPU: on a held stream it would never come back."""
+    for _ in range(max(calls, 1)):
+        subject.call()
+    torch.cuda.synchronize()
+    began = perf_counter()
+    subject.call()
+    host_s = perf_counter() - began
+    torch.cuda.synchronize()
+    # twice, as the host may have been late for another reason
+    return host_s > _HOST_S or all(_comes_late(subject.call, max(s, 10 * host_s)) for s in _PROBES_S)
+
+
+def _comes_late(call: Callable[[], Any], hold_s: float) -> bool:
+    """Whether a call on a stream that is held comes back only after it has been let go."""
+    torch.cuda._sleep(int(hold_s * _CYCLES_PER_S))
+    held = torch.cuda.Event()
+    held.record()
+    call()
+    late = held.query()
+    torch.cuda.synchronize()
+    return late
+
+
+def _cold(subject: Subject, count: int, waits: bool, state: Any, folder: Path) -> list[float]:
+    """Seconds of `count` calls."""
+
+    def plain(launch: Any) -> None:
+        subject.call()
+
+    def refreshed(launch: Any, timer: Any) -> None:
+        subject.refresh()
+        timer.start()
+        subject.call()
+        timer.stop()
+
+    state.set_min_samples(count)
+    state.set_timeout(_NEVER_S)
+    state.set_blocking_kernel_timeout(_HELD_S)
+    # it would throw samples away at a low clock, all of them on a GPU that stays slow; gdn reads the clocks and says so
+    state.set_throttle_threshold(0.0)
+    state.set_disable_blocking_kernel(False)  # an earlier measurement with sync=True has left it disabled
+    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        if subject.refresh:
+            state.exec(refreshed, batched=False, sync=waits, timer=True)
+        else:
+            state.exec(plain, batched=False, sync=waits)
+        return _read(folder, count)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _read(folder: Path, count: int) -> list[float]:
+    found = list((folder / f"{_FILE}-bin").glob("*.bin"))
+    samples = array("f")  # 32 bits, little-endian
+    if len(found) == 1:
+        samples.frombytes(found[0].read_bytes())
+        if sys.byteorder == "big":
+            samples.byteswap()
+    if len(samples) < count:
+        raise TierUnavailable(f"cuda-bench left {len(samples)} of {count} samples in {len(found)} files")
+    return samples.tolist()[:count]
+
+
+class _Session:
+    """nvbench's one run in this process, open until the process ends."""
+
+    def __init__(self, bench: Any) -> None:
+        self.bench, self.device = bench, torch.cuda.current_device()
+        # nvbench opens a file for its report, and makes the folder anew for the samples: nothing of it has to stay
+        self.folder = Path(tempfile.mkdtemp(prefix="gdn-nvbench-"))
+        self.jobs: SimpleQueue[tuple[Callable[[Any, Path], Any], Future] | None] = SimpleQueue()
+        self.opened: Future[None] = Future()
+        self.thread = Thread(target=self._run, name="nvbench", daemon=True)
+        self.thread.start()
+        atexit.register(self.close)
+
+    def do(self, job: Callable[[Any, Path], T]) -> T:
+        """`job(state, folder)` in nvbench's thread, on its stream: what it returns, and what it raises."""
+        try:
+            self.opened.result()
+        except Exception as e:
+            raise TierUnavailable(f"nvbench does not start: {errors.one_line(e)}") from None
+        done: Future[T] = Future()
+        self.jobs.put((job, done))
+        return done.result()
+
+    def close(self) -> None:
+        self.jobs.put(None)
+        self.thread.join(timeout=10)
+
+    def _run(self) -> None:
+        def gdn(state: Any) -> None:
+            try:
+                self._serve(state)
+            except BaseException as e:  # nvbench would swallow it as a skipped benchmark
+                self._fail(e)
+
+        try:
+            benchmark = self.bench.register(gdn)
+            # over after one sample: the exact count is then what a measurement sets as its least
+            benchmark.set_stopping_criterion("sample-count")
+            benchmark.set_criterion_param_int64("target-samples", 1)
+            report = str(self.folder / _FILE)
+            self.bench.run_all_benchmarks(["--quiet", "--devices", str(self.device), "--jsonbin", report])
+            self._fail(RuntimeError("it ran no benchmark"))
+        except BaseException as e:
+            self._fail(e)
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _fail(self, e: BaseException) -> None:
+        if not self.opened.done():
+            self.opened.set_exception(e)
+
+    def _serve(self, state: Any) -> None:
+        """The benchmark's body. Device, stream and no_grad are each thread's own."""
+        torch.cuda.set_device(self.device)
+        stream = torch.cuda.ExternalStream(state.get_stream().addressof(), device=self.device)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        with torch.no_grad(), torch.cuda.stream(stream):
+            self.opened.set_result(None)
+            while (asked := self.jobs.get()) is not None:
+                job, done = asked
+                try:
+                    done.set_result(job(state, self.folder))
+                except BaseException as e:
+                    done.set_exception(e)
+                del asked, job, done  # a subject's buffers go when its caller lets them go
+
+
+@cache
+def _session() -> _Session:
+    return _Session(_package())
+
+
+def _package() -> Any:
+    try:
+        bench = importlib.import_module("cuda.bench")
+        bench.run_all_benchmarks  # noqa: B018 - loads the extension for this CUDA
+    except ModuleNotFoundError as e:
+        if e.name not in ("cuda", "cuda.bench"):
+            raise TierUnavailable(f"cuda-bench does not load, as {e.name} is missing: {_GET}") from None
+        raise TierUnavailable(f"the package cuda-bench is not here: {_GET}") from None
+    except (ImportError, AttributeError) as e:
+        raise TierUnavailable(f"cuda-bench does not load: {errors.one_line(e)}") from None
+    return bench
