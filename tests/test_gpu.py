@@ -89,19 +89,54 @@ def test_ours_agree_with_the_oracle_at_the_edges(algo, case):
 # --- times ------------------------------------------------------------------------------------------------------
 
 
+TIERS = ("cupti", "events", "graph")  # nvbench and fib: test_tiers.py
+
+
+@pytest.mark.parametrize("l2", ["cold", "warm"])
 @pytest.mark.parametrize("algo", [p for p in KERNELS if p.values[0].op == "gdn_decode"])
-def test_both_tiers_time_a_small_decode(algo):
-    seen = {}
-    for tier in ("cupti", "events"):
-        plan = {"seconds": 0.1, "l2": "cold"}
-        (record,) = done(jobs.execute(job(algo, "bench", ["batch_size=1"], tier=tier, plan=plan, strict=True)))
-        assert record["status"] == "passed", record["reason"]
-        t = seen[tier] = record["timing"]
-        assert t["tier"] == tier and t["l2"] == "cold" and t["note"] is None and t["samples"] >= 10
-        assert 0 < t["low_us"] <= t["median_us"] <= t["high_us"]
+def test_every_tier_times_a_small_decode(algo, l2):
+    plan = {"seconds": 0.1, "l2": l2}
+    records = done(jobs.execute(job(algo, "bench", ["batch_size=1"], tiers=TIERS, plan=plan)))
+    assert [(r["tier"], r["status"], r["reason"]) for r in records] == [(tier, "passed", None) for tier in TIERS]
+    seen = {r["tier"]: r["timing"] for r in records}
+    for tier, t in seen.items():
+        assert t["tier"] == tier and t["l2"] == l2 and t["note"] is None and t["samples"] >= 3
+        assert 0 < t["low_us"] <= t["median_us"] <= t["high_us"] and t["ci_low_us"] <= t["median_us"] <= t["ci_high_us"]
     assert seen["cupti"]["kernels"] >= 1 and seen["cupti"]["span_us"] > 0
     # events pay for themselves on top of the kernel: 3 to 4 us of a kernel's 3
     assert seen["cupti"]["median_us"] < seen["events"]["median_us"]
+
+
+def test_the_floors_of_this_gpu():
+    op = REGISTRY.ops["gdn_decode"]
+    if not machine.gpus():
+        pytest.skip("no GPU here")
+    found = done(
+        jobs.execute(
+            jobs.Job("floor", op, pack.definition(op, REGISTRY), None, MODE, work(op, ["batch_size=8"]), tiers=TIERS)
+        )
+    )
+    assert [(r["algo"], r["tier"]) for r in found] == [
+        *(("copy", tier) for tier in TIERS), *(("empty", tier) for tier in TIERS), ("copy-rate", "cupti")
+    ]  # fmt: skip
+    times = {(r["algo"], r["tier"]): r["timing"]["median_us"] for r in found}
+    for tier in TIERS:
+        assert 0 < times["empty", tier] < times["copy", tier]
+    state = found[0]["gpu_state"]
+    assert state["after"]["sm_mhz"] > 0 and state["after"]["temperature_c"] > 0 and "throttle" in state["after"]
+
+
+def test_an_algo_is_compared_with_itself_on_the_same_buffers():
+    algo = REGISTRY.find("cuda-v4")
+    if (place := machine.place(algo, MODE)).mode is None:
+        pytest.skip(place.reason)
+    result = helpers.gdn("compare", "cuda-v4", "cuda-v4", "-w", "batch_size=4", "-n", "1", "--json", gpu=True)
+    assert result.code == errors.OK, result.err + result.out
+    (compared,), (overall,) = result.json["comparisons"], result.json["overall"]
+    assert (compared["baseline"], compared["algo"], compared["tier"]) == ("cuda-v4", "cuda-v4@2", "cupti")
+    assert compared["low"] <= compared["ratio"] <= compared["high"] and compared["rounds"] >= 40
+    assert compared["ratio"] == pytest.approx(compared["baseline_us"] / compared["us"], rel=1e-6)
+    assert overall["ratio"] == pytest.approx(compared["ratio"])
 
 
 def test_gdn_bench_with_its_floor_and_its_origin():
@@ -114,7 +149,7 @@ def test_gdn_bench_with_its_floor_and_its_origin():
     assert result.code == errors.OK, result.err + result.out
     document = result.json
     assert [(r["algo"], r["mode"], r["status"]) for r in document["records"]] == [
-        (name, "cuda", "passed") for name in ("copy", "pt-reference", "cuda-v4")
+        (name, "cuda", "passed") for name in ("copy", "empty", "copy-rate", "pt-reference", "cuda-v4")
     ]
     assert all(r["timing"]["tier"] == "cupti" and r["timing"]["median_us"] > 0 for r in document["records"])
     env = document["environments"]["cuda"]
