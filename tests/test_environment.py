@@ -80,14 +80,12 @@ STATE = {
 def test_a_reading(nvml):
     nvml()
     assert environment.gpu_state() == STATE
-    assert environment.clocks() == {"sm_mhz": 1980, "memory_mhz": 3201}
 
 
 def test_nvml_is_opened_once(nvml):
     fake = nvml()
     for _ in range(3):
         environment.gpu_state()
-        environment.clocks()
     assert fake.opened == 1
 
 
@@ -178,7 +176,6 @@ def test_what_is_not_told_is_left_out(function, keys, nvml):
 def test_a_hidden_nvml(function, nvml):
     setattr(nvml(), function, fails)
     assert environment.gpu_state() == {}
-    assert environment.clocks() == {}
 
 
 def test_no_gpu_in_torch(nvml, monkeypatch):
@@ -328,6 +325,7 @@ def test_spread():
     )
     assert doubts(low_us=90.0, high_us=110.0) == []  # 10 % exactly
     assert doubts(low_us=98.0, high_us=123.0) == [said.format("12.5")]
+    assert doubts(median_us=0.58, low_us=0.51, high_us=0.67) == []  # an empty launch: a few ticks of the clock
     assert doubts(median_us=0.0, low_us=0.0, high_us=1.0) == []
     assert environment.doubts({}, [], {}, {}, 0.01) == []
 

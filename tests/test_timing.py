@@ -113,6 +113,12 @@ def test_several_take_turns_forth_and_back_with_fresh_values():
     assert sorted(rounds[1])[0] == pytest.approx(timings[1].histogram[0][0], rel=1e-3)
 
 
+def test_of_three_each_is_first_in_its_turn():
+    log = []
+    timing.interleave("wall", [subject(log, name) for name in "ABC"], Plan(warmup=0, iterations=6))
+    assert "".join(log) == "ABCCBA" + "BCAACB" + "CABBAC"
+
+
 def test_who_takes_turns_decides_when_it_is_enough():
     seen = []
 

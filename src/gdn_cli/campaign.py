@@ -152,7 +152,7 @@ def parts(
         known = traceset.known(op, dataset)
         picked = workloads.select(op, known, chosen=chosen, first=first, preset=preset)
         plan = preset.settings_for(name) if preset else {}
-        scored = bool(preset and preset.scored)
+        scored = bool(preset and preset.scored) and not (chosen or first)  # a part of the set makes no score
         found.append(Part(op, [e for e in entries if e.algo.op == name], picked, plan | overrides, scored))
     return found
 

@@ -122,6 +122,7 @@ def _others(processes: list[Any]) -> int:
 _HOT_C = 85  # an H100 SXM is made for 87 at most, and slows down at 89 (nvidia-smi -q)
 _MOVED = 0.03  # of the highest SM clock
 _SPREAD = 0.10  # half the distance of the quartiles, as a share of the median: Timing.spread
+_TICKS_US = 0.2  # a distance of quartiles below this is the clock's (CUPTI ticks every 32 ns), not noise
 
 # reason -> (what slowed the GPU, what to do about it)
 _SLOWED = {
@@ -199,7 +200,7 @@ def _noisy(timing: dict[str, Any], target: float) -> list[str]:
             f"the median is known to ±{_percent(interval)} only, not to the target of {_percent(target)}: "
             "give it more time (--seconds)"
         )
-    if spread > _SPREAD:
+    if spread > _SPREAD and spread * median * 2 > _TICKS_US:
         said.append(
             f"the middle half of the samples spreads over ±{_percent(spread)} of the median: "
             "end what else runs on this machine, and measure again"

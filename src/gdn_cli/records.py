@@ -144,10 +144,13 @@ _OLD_TIMING = {"ci_low_us": None, "ci_high_us": None, "stopped": "count", "histo
 
 
 def dumps(document: Any) -> str:
-    """JSON with a record a line: readable, small, and good to diff."""
+    """JSON with a record, a score, a comparison a line: readable, small, and good to diff."""
     if not isinstance(document, dict) or "records" not in document:
         return json.dumps(document, indent=1)
-    head = {k: v for k, v in document.items() if k != "records"}
-    text = json.dumps(head, indent=1)
-    records = ",\n".join("  " + json.dumps(r) for r in document["records"])
-    return text[:-2] + ',\n "records": [\n' + records + "\n ]\n}" if records else text[:-2] + ',\n "records": []\n}'
+    return "{\n" + ",\n".join(f" {json.dumps(k)}: {_lines(v)}" for k, v in document.items()) + "\n}"
+
+
+def _lines(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n" + ",\n".join("  " + json.dumps(item) for item in value) + "\n ]"
+    return json.dumps(value, indent=1).replace("\n", "\n ")

@@ -201,8 +201,9 @@ class _Watch:
 
 
 def _few(states: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The first, the middle and the last of many: enough to see a trend."""
-    return states if len(states) <= 3 else [states[0], states[len(states) // 2], states[-1]]
+    """The first, the middle and the last of many, each once: enough to see a trend."""
+    kept = states if len(states) <= 3 else [states[0], states[len(states) // 2], states[-1]]
+    return [state for i, state in enumerate(kept) if not i or state != kept[i - 1]]
 
 
 # --- compare ------------------------------------------------------------------------------------------------------

@@ -122,9 +122,10 @@ def _campaign(
             if part.scored:
                 from .. import score
 
-                expected = [w.uuid for w in part.workloads]
-                found = score.scores(document.to_json(), part.op, expected)
-                document.more.setdefault("scores", []).extend(s.to_json() for s in found)
+                asked = {e.algo.name for e in part.entries}
+                found = score.scores(document.to_json(), part.op, [w.uuid for w in part.workloads])
+                rows = [s.to_json() for s in found if s.algo in asked and s.algo != s.against]
+                document.more.setdefault("scores", []).extend(rows)
 
     perform(plan, document, known, json, finish)
     raise typer.Exit(errors.INTERRUPTED if document.interrupted else campaign.exit_code(document, named))

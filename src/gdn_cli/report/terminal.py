@@ -174,7 +174,8 @@ def _bench_tables(op: Op, rows: list[Row], document: dict[str, Any]) -> Titled:
     if len(main) < len(rows):
         yield _title(op.name, rows, document), _tiers_table(rows)
     if scores := [s for s in document.get("scores", []) if s["op"] == op.name]:
-        yield f"{op.name} | forecast of the contest's score, per rule", _score_table(scores)
+        tiers = ", ".join(dict.fromkeys(s["tier"] for s in scores))
+        yield f"{op.name} | forecast of the contest's two scores, tier {tiers}", _score_table(scores)
 
 
 def _bench_table(op: Op, rows: list[Row]) -> Table:
@@ -230,15 +231,14 @@ def _tiers_table(rows: list[Row]) -> Table:
 
 
 def _score_table(scores: list[dict[str, Any]]) -> Table:
-    table = _table(["<algo", "<tier", "<over", ">score", ">workloads", "most of it from"])
+    table = _table(["<algo", "<over", ">score", ">workloads", "most of it from"])
     for s in scores:
         value = f"{_three(s['value'])}x" if s["value"] is not None else "-"
-        expected = len(s["shares"]) + len(s["missing"])
+        if s["official"] == 0 and s["value"] is not None:
+            value = f"0 (else {value})"
         most = ", ".join(f"{label} {share:.0%}" for label, share in s["by_label"][:3])
-        table.add_row(
-            escape(s["algo"]), s["tier"], escape(s["against"]), value, f"{len(s['shares'])}/{expected}",
-            escape(s["reason"] or most),
-        )  # fmt: skip
+        cells = value, f"{len(s['shares'])}/{s['workloads']}", escape(s["reason"] or most)
+        table.add_row(escape(s["algo"]), escape(s["against"]), *cells)
     return table
 
 

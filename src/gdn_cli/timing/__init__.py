@@ -199,8 +199,9 @@ def interleave(
 ) -> tuple[list[Timing], list[list[float]]]:
     """Time several subjects in turns, A B B A and so on: their records, and each one's samples in their order.
 
-    The n-th samples of all of them were taken next to each other, so that what drifts drifts for all. `enough` says of
-    the samples so far whether they will do; without it, the first subject's median decides.
+    The n-th samples of all of them were taken next to each other, so that what drifts drifts for all. Every second
+    round goes backwards, and of three or more each is first in its turn, since the first call of a round may cost more.
+    `enough` says of the samples so far whether they will do; without it, the first subject's median decides.
     """
     if not TIERS[tier].interleaves:
         able = ", ".join(name for name, t in TIERS.items() if t.interleaves and t.mode == TIERS[tier].mode)
@@ -208,15 +209,17 @@ def interleave(
     began = time.perf_counter()
     sampler = _module(tier, plan).Sampler(subjects, plan)
     taken: list[list[Sample]] = [[] for _ in subjects]
-    forth = list(range(len(subjects)))
 
     def rounds(count: int) -> list[Sample]:
-        """`count` rounds (made even), every second one backwards; returns the first subject's samples."""
-        count += count % 2
-        order = [i for n in range(count) for i in (forth if n % 2 == 0 else forth[::-1])]
+        """`count` rounds (made even); returns the first subject's samples."""
+        order: list[int] = []
+        for n in range(0, count, 2):
+            turn = (len(taken[0]) + n) // 2 % len(subjects) if len(subjects) > 2 else 0
+            forth = [*range(turn, len(subjects)), *range(turn)]
+            order += forth + forth[::-1]
         for i, sample in zip(order, sampler.take(order), strict=True):
             taken[i].append(sample)
-        return taken[0][-count:]
+        return taken[0][-(count + count % 2) :]
 
     try:
         done = (lambda _: enough([[s.us for s in samples] for samples in taken])) if enough else None
