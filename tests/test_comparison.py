@@ -1,0 +1,213 @@
+"""`gdn compare`: what samples that took turns become, what a saved record is compared with, and when a gate closes."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import helpers
+import pytest
+
+from gdn_cli import campaign, comparison, errors, records, registry
+from gdn_cli.commands import compare
+from gdn_cli.errors import UsageError
+from gdn_cli.report import terminal
+from gdn_cli.timing import summarise
+
+REGISTRY = registry.load()
+
+
+def record(algo: str, samples: list[float], uuid: str = "u1", tier: str = "cupti", **more) -> dict:
+    return {
+        "op": "gdn_decode", "algo": algo, "mode": "cuda", "tier": tier, "status": "passed", "reason": None,
+        "workload": {"uuid": uuid, "index": 0, "axes": {"batch_size": 1}, "origin": "twin"},
+        "timing": summarise(tier, samples, l2="cold").to_json(), "rounds_us": samples,
+    } | more  # fmt: skip
+
+
+def document(*found: dict, **env) -> dict:
+    here = {"gpu": "NVIDIA H200", "driver": "580", "versions": {"torch": "2.11", "triton": "3.6"}} | env
+    return {
+        "schema": 2, "command": "compare", "options": {"l2": "cold"}, "environments": {"cuda": here},
+        "missing": [], "records": list(found),
+    }  # fmt: skip
+
+
+def wave(level: float) -> list[float]:
+    """200 samples around a level, the same pattern at each level."""
+    return [level * (1 + 0.01 * ((i * 7) % 5 - 2)) for i in range(200)]
+
+
+def test_a_ratio_above_one_is_faster_and_the_samples_leave_the_records():
+    d = document(record("a", wave(2.0)), record("b", wave(1.6)), record("c", wave(2.5)), record("d", wave(2.004)))
+    comparison.between(d, {"gdn_decode": "a"}, 0.005)
+    found = {c["algo"]: c for c in d["comparisons"]}
+    assert {name: c["verdict"] for name, c in found.items()} == {"b": "FASTER", "c": "SLOWER", "d": "SAME"}
+    assert found["b"]["ratio"] == pytest.approx(1.25) and found["c"]["ratio"] == pytest.approx(0.8)
+    assert found["b"]["baseline_us"] == pytest.approx(2.0) and found["b"]["us"] == pytest.approx(1.6)
+    assert all(c["baseline"] == "a" and c["tier"] == "cupti" and c["rounds"] == 200 for c in found.values())
+    assert not any("rounds_us" in r for r in d["records"])
+
+
+def test_the_geometric_mean_is_over_the_workloads_of_one_tier():
+    d = document(
+        record("a", wave(2.0)), record("b", wave(1.0)),
+        record("a", wave(2.0), "u2"), record("b", wave(4.0), "u2"),
+        record("a", wave(5.0), tier="events"), record("b", wave(4.0), tier="events"),
+    )  # fmt: skip
+    comparison.between(d, {"gdn_decode": "a"}, 0.005)
+    overall = {o["tier"]: o for o in d["overall"]}
+    assert overall["cupti"]["ratio"] == pytest.approx(1.0)  # twice as fast, half as fast
+    assert overall["cupti"]["verdicts"] == {"FASTER": 1, "SAME": 0, "SLOWER": 1} and overall["cupti"]["workloads"] == 2
+    assert overall["events"]["ratio"] == pytest.approx(1.25) and overall["events"]["workloads"] == 1
+
+
+def test_without_the_baseline_nothing_is_compared():
+    d = document(record("b", wave(1.0)))
+    comparison.between(d, {"gdn_decode": "a"}, 0.005)
+    assert d["comparisons"] == d["overall"] == []
+
+
+# --- a saved record -------------------------------------------------------------------------------------------------
+
+
+def test_a_saved_record_is_the_baseline_and_what_differs_is_said():
+    saved = document(record("a", wave(2.0)), record("copy", wave(1.0)), driver="570")
+    d = document(record("a", wave(1.6)))
+    comparison.against(d, saved, "old.json", "a", 0.005)
+    (c,) = d["comparisons"]
+    assert (c["baseline"], c["algo"], c["verdict"]) == ("a of old.json", "a", "FASTER")
+    assert c["ratio"] == pytest.approx(1.25, rel=1e-3)
+    assert d["warnings"] == ["driver differs: 570 in old.json, 580 here"]
+
+
+@pytest.mark.parametrize(
+    ("algos", "algo", "chosen"),
+    [(["b"], None, "b"), (["x"], None, None), (["x"], "a", "a"), (["b", "a"], None, "b")],
+)
+def test_which_saved_algo(algos, algo, chosen):
+    saved = document(record("a", wave(2.0)), record("b", wave(1.0)), record("pt-reference", wave(9.0), added=True))
+    if chosen:
+        assert comparison.check_saved(saved, "f.json", "gdn_decode", algos, algo, {"cupti"}) == chosen
+    else:
+        with pytest.raises(UsageError, match="f.json holds no times of x; name one: f.json:a; there are a, b"):
+            comparison.check_saved(saved, "f.json", "gdn_decode", algos, algo, {"cupti"})
+
+
+def test_the_only_algo_that_was_asked_for_is_meant():
+    saved = document(record("a", wave(2.0)), record("pt-reference", wave(9.0), added=True))
+    assert comparison.check_saved(saved, "f.json", "gdn_decode", ["x"], None, {"cupti"}) == "a"
+
+
+def test_tiers_are_not_compared():
+    saved = document(record("a", wave(2.0), tier="events"))
+    with pytest.raises(UsageError, match="f.json was timed in tier events, this would be cupti: .*--tier events"):
+        comparison.check_saved(saved, "f.json", "gdn_decode", ["a"], None, {"cupti"})
+    with pytest.raises(UsageError, match="holds no times of gdn_prefill"):
+        comparison.check_saved(saved, "f.json", "gdn_prefill", ["a"], None, {"cupti"})
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_an_algo_that_is_named_twice_is_compared_with_itself():
+    found = campaign.rivals(REGISTRY, ["cpp-v1", "pt-reference", "cpp-v1", "cpp-v1"], None, "cpu")
+    assert [e.algo.name for e in found] == ["cpp-v1", "pt-reference", "cpp-v1@2", "cpp-v1@3"]
+    with pytest.raises(UsageError, match="gdn_decode/cpp-v1 and gdn_prefill/pt-chunk are of different ops"):
+        campaign.rivals(REGISTRY, ["cpp-v1", "pt-chunk"], None, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("code", "ratios", "gate", "end"),
+    [
+        (0, [0.98, 1.2], None, 0),
+        (0, [0.98, 1.2], 0.99, 1),
+        (0, [0.995], 0.99, 0),
+        (3, [0.5], 0.99, 1),  # a regression that was seen goes before what could not be seen
+        (3, [1.5], 0.99, 3),
+        (1, [1.5], 0.99, 1),
+    ],
+)
+def test_gate(code, ratios, gate, end, capsys):
+    d = SimpleNamespace(interrupted=False, more={"overall": [{"ratio": r} for r in ratios]})
+    assert compare._code(code, d, gate) == end
+    assert ("a regression: " in capsys.readouterr().err) is (end == 1 and code != 1)
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory, gdn):
+    """One `gdn compare` of two algos that are far apart, and the bench of one of them to compare with later."""
+    folder = tmp_path_factory.mktemp("compare")
+    args = "-w", "0", "-n", "1", "--seconds", "0.2"
+    done = gdn("compare", "pt-reference", "cpp-v1", *args, "--json", "--out", folder / "c.json", "--gate", "0.01")
+    bench = gdn("bench", "--algo", "pt-reference", *args, "--out", folder / "b.json", "--json")
+    return done, bench, folder
+
+
+def test_compare_says_by_how_much(compared):
+    done, _, folder = compared
+    assert done.code == 0 and done.err == "" and done.json == json.loads((folder / "c.json").read_text())
+    (c,), (overall,) = done.json["comparisons"], done.json["overall"]
+    assert (c["baseline"], c["algo"], c["tier"], c["verdict"]) == ("pt-reference", "cpp-v1", "wall", "FASTER")
+    assert c["low"] < c["ratio"] < c["high"] and overall["ratio"] == pytest.approx(c["ratio"])
+    assert [r["algo"] for r in done.json["records"]] == ["pt-reference", "cpp-v1"]
+    assert all(r["source_hash"] and r["timing"]["samples"] == c["rounds"] for r in done.json["records"])
+
+
+def test_a_gate_that_is_missed_is_exit_1(compared, gdn):
+    _, _, folder = compared
+    done = gdn("compare", f"{folder / 'b.json'}:pt-reference", "cpp-v1", "-w", "0", "-n", "1", "--seconds", "0.1",
+               "--gate", "90")  # fmt: skip
+    assert done.code == errors.FAILED and "is below the gate 90" in done.err
+    assert "cpp-v1 against pt-reference of b.json" in done.out and "FASTER" in done.out
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ("cpp-v1", "one algo is nothing to compare\n  gdn compare A B"),
+        ("cpp-v1 cppv1", "unknown algo 'cppv1'"),
+        ("cpp-v1 nothing.json", "cannot read nothing.json: No such file"),
+        ("cpp-v1 pt-reference --tier fib", "tier 'fib' does not time what runs on the CPU"),
+        ("cpp-v1 pt-reference --gate 0", "--gate 0: expected a ratio such as 0.99"),
+        ("cpp-v1 pt-reference --target 2", "--target 2: expected a share between 0 and 1"),
+    ],
+)
+def test_wrong_usage_is_one_line(args, said, gdn, tmp_path):
+    done = gdn("compare", *args.split(), cwd=tmp_path)
+    assert done.code == errors.USAGE and done.out == "" and done.err.startswith(f"gdn: {said}")
+
+
+def test_two_files_of_records_are_one_too_many(compared, gdn):
+    _, _, folder = compared
+    done = gdn("compare", folder / "b.json", folder / "c.json")
+    assert done.code == errors.USAGE and "two files of records" in done.err
+    (folder / "broken.json").write_text("{")
+    assert "is not JSON" in gdn("compare", "cpp-v1", folder / "broken.json").err
+
+
+def test_the_table_fits_80_columns(compared, capsys, monkeypatch):
+    done, *_ = compared
+    monkeypatch.setenv("COLUMNS", "80")
+    terminal.show(done.json, REGISTRY, False, helpers.TESTS / "x.json")
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("B=1") and "FASTER" in line for line in lines)
+    table = lines[1 : lines.index("")]  # below the title, above what a terminal may wrap
+    assert len(table) == 2 and max(len(line.rstrip()) for line in table) <= 80
+
+
+def test_records_are_read_back_whatever_their_age(tmp_path, compared):
+    _, _, folder = compared
+    assert records.load(folder / "b.json") == json.loads((folder / "b.json").read_text())
+    old = {"schema": 1, "records": [{"algo": "a", "timing": {"tier": "cupti", "median_us": 2.0}}, {"algo": "b"}]}
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    a, b = records.load(tmp_path / "old.json")["records"]
+    assert a["tier"] == "cupti" and a["timing"]["histogram"] == [] and a["timing"]["ci_low_us"] is None
+    assert b["tier"] is None and "timing" not in b
+    for text, said in (
+        ("{}", "holds no records"),
+        ('{"schema": 9, "records": []}', "has schema 9, this gdn reads up to 2"),
+    ):
+        (tmp_path / "bad.json").write_text(text)
+        with pytest.raises(UsageError, match=said):
+            records.load(tmp_path / "bad.json")
