@@ -156,11 +156,16 @@ def test_compare_says_by_how_much(compared):
 
 
 def test_a_gate_that_is_missed_is_exit_1(compared, gdn):
+    """Against a record of times that nothing reaches."""
     _, _, folder = compared
-    done = gdn("compare", f"{folder / 'b.json'}:pt-reference", "cpp-v1", "-w", "0", "-n", "1", "--seconds", "0.1",
-               "--gate", "99")  # fmt: skip
-    assert done.code == errors.FAILED and "is below the gate 99" in done.err
-    assert "cpp-v1 against pt-reference of b.json" in done.out
+    saved = json.loads((folder / "b.json").read_text())
+    for r in saved["records"]:
+        r["timing"] |= {"median_us": 1e-6, "low_us": 1e-6, "high_us": 1e-6, "histogram": [[1e-6, 100]]}
+    (folder / "unreachable.json").write_text(json.dumps(saved))
+    args = f"{folder / 'unreachable.json'}:pt-reference", "cpp-v1", "-w", "0", "-n", "1", "--seconds", "0.1"
+    done = gdn("compare", *args, "--gate", "0.99")
+    assert done.code == errors.FAILED and "gdn: a regression: 0.000 is below the gate 0.99" in done.err
+    assert "cpp-v1 against pt-reference of unreachable.json" in done.out and "SLOWER" in done.out
 
 
 @pytest.mark.parametrize(
