@@ -1,0 +1,79 @@
+"""`gdn history`: the benches of this user over time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from .. import errors
+from . import options as o
+
+Files = Annotated[Optional[list[Path]], typer.Argument(metavar="[FILE]...", help="Record files, with --import.")]
+Names = Annotated[
+    Optional[str], typer.Option("--algo", metavar="NAME[,NAME...]", help="The times of these algos over commits.")
+]
+Tier = Annotated[Optional[str], typer.Option("--tier", metavar="T", help="Only this tier.")]
+On = Annotated[Optional[str], typer.Option("--device", metavar="TEXT", help="Only devices with TEXT in their name.")]
+Runs = Annotated[int, typer.Option("-n", metavar="N", min=1, help="With --algo: the last N runs of each table.")]
+Import = Annotated[bool, typer.Option("--import", help="Take in record files (each comes in once).")]
+Export = Annotated[
+    Optional[str],
+    typer.Option("--export", metavar="FILE|-", help="Write the records: .csv, .jsonl, or - for JSON lines on stdout."),
+]
+_EXPORTS = (".csv", ".jsonl", ".ndjson")
+
+
+def history(
+    files: Files = None,
+    algo: Names = None,
+    op: o.OpName = None,
+    tier: Tier = None,
+    device: On = None,
+    n: Runs = 20,
+    import_: Import = False,
+    export: Export = None,
+    json: o.AsJson = False,
+) -> None:
+    """Show the benches kept so far: all algos, or some algos' times over commits.
+
+    Every bench is kept, in the user's data folder (GDN_HOME moves it).
+    """
+    from .. import history as store
+
+    names = tuple(name.strip() for name in (algo or "").split(",") if name.strip())
+    where = store.Filter(names, op, tier, device)
+    if import_ and (export or where != store.Filter()):
+        raise errors.UsageError("--import goes with nothing else", hint="gdn history --import FILE...")
+    if import_ != bool(files):
+        wrong = "--import needs files" if import_ else f"{files[0]}: a file, and nothing to do with it"
+        raise errors.UsageError(wrong, hint="gdn history --import FILE...")
+    if export and export != "-" and Path(export).suffix not in _EXPORTS:
+        raise errors.UsageError(f"--export {export}: expected - or a name that ends in {', '.join(_EXPORTS)}")
+    if export == "-" and json:
+        raise errors.UsageError("--export - writes JSON lines to stdout", hint="drop --json, or name a file")
+
+    from .. import report
+    from ..report import history as shown
+
+    kept = store.History()
+    try:
+        if import_:
+            documents = [(path, store.read(path)) for path in files]  # all are read before any is kept
+            shown.show_imported([(path, kept.keep(document, path)) for path, document in documents], json)
+        elif export:
+            count = kept.rows(lambda rows: shown.export(rows, export), where)
+            if export != "-":
+                shown.show_exported(count, export, json)
+        else:
+            found = kept.timeline(where, n) if names else kept.overview(where)
+            empty = shown.EMPTY if kept.is_empty() else "nothing that is kept fits these options"
+            (shown.show_timeline if names else shown.show_overview)(found, json, empty)
+    finally:
+        for notice in kept.notices:
+            report.say(notice)
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(history)

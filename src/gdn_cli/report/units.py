@@ -1,0 +1,65 @@
+"""Numbers as people read them: digits that count, with a unit where one is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+UNITS = {"us": 1.0, "ms": 1e3}  # microseconds in one of each
+_PLAIN = 10_000.0  # from here on a column of bare microseconds is too wide to compare
+
+
+def digits(value: float) -> str:
+    """Three or four digits that count: 0.962, 2.05, 37.35, 109, 6878."""
+    if value < 1:
+        return f"{value:.3g}"
+    return f"{value:.2f}" if round(value, 2) < 100 else f"{value:.0f}"
+
+
+def three(value: float) -> str:
+    """Three digits that count: 0.922, 1.20, 17.7, 332."""
+    size = abs(value)
+    places = 0 if size >= 99.95 else 1 if size >= 9.995 else 2 if size >= 0.9995 else 3
+    return f"{value:.{places}f}"
+
+
+def duration(us: float) -> str:
+    """A time with its unit, by magnitude: 2.05 us, 332 us, 41.0 ms."""
+    unit, size = ("us", 1.0) if us < 999.5 else ("ms", 1e3) if us < 999.5e3 else ("s", 1e6)
+    value = us / size
+    places = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{places}f} {unit}"
+
+
+def gap(us: float) -> str:
+    """A difference with its sign: +35.9 us."""
+    return f"{'-' if us < 0 else '+'}{duration(abs(us))}"
+
+
+def table_unit(values_us: Iterable[float], asked: str = "auto") -> str | None:
+    """The unit that all cells of a table share, or None: each cell then has its own."""
+    if asked != "auto":
+        return asked
+    return "us" if max(values_us, default=0.0) < _PLAIN else None
+
+
+def cell(us: float, unit: str | None) -> str:
+    """A time in a table of this unit."""
+    return duration(us) if unit is None else digits(us / UNITS[unit])
+
+
+def times(value: float) -> str:
+    """A factor: 1.29x."""
+    return f"{three(value)}x"
+
+
+def count(n: int, one: str, many: str | None = None) -> str:
+    """1 workload, 54 workloads."""
+    return f"{n} {one if n == 1 else many or one + 's'}"
+
+
+def listed(names: Iterable[str], most: int | None = None) -> str:
+    """a, b and c; with `most`, the first of them and how many more there are."""
+    names = list(names)
+    if most is not None and len(names) > most:
+        names = [*names[:most], f"{len(names) - most} more"]
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)

@@ -1,0 +1,645 @@
+"""The history: what goes in comes out, nothing gets lost or mixed, and a file that is not well is not touched.
+
+`python test_history.py RUNS ALGOS WORKLOADS` fills the history of GDN_HOME, to time `gdn history` on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import math
+import random
+import re
+import sqlite3
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import helpers
+import pytest
+
+from gdn_cli import errors, history, paths, records
+from gdn_cli.history import database
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+GPU = {
+    "gpu": "NVIDIA H200",
+    "capability": "9.0",
+    "driver": "580.159.04",
+    "max_sm_clock_mhz": 1980,
+    "versions": {"gdn": "0.1.0", "torch": "2.11.0+cu130"},
+}
+CPU = {"cpu": "AMD EPYC", "cpus": 2, "threads": 2, "versions": {"gdn": "0.1.0", "torch": "2.13.0+cpu"}}
+STATE = {"sm_mhz": 1980, "memory_mhz": 3201, "temperature_c": 41, "throttle": []}
+
+
+def record(algo, median, batch=1, number=0, *, op="gdn_decode", mode="cuda", tier="cupti", l2="cold", **more):
+    """A record of schema 2; without a median, one of an algo that was wrong there."""
+    timing = {
+        "tier": tier, "median_us": median, "low_us": median * 0.98, "high_us": median * 1.03,
+        "ci_low_us": median * 0.99, "ci_high_us": median * 1.01, "samples": 90, "l2": l2 if mode == "cuda" else None,
+        "kernels": 1.0, "span_us": median, "stopped": "target", "note": None, "spread": 0.02,
+        "histogram": [[median * 0.98, 30], [median, 40], [median * 1.03, 20]],
+    } if median else None  # fmt: skip
+    axes = {"batch_size": batch} if op == "gdn_decode" else {"total_seq_len": batch, "num_seqs": 1}
+    return {
+        "op": op, "algo": algo, "source_hash": "0123456789ab", "mode": mode, "tier": tier,
+        "workload": {"uuid": f"{batch:04x}-{number:04x}", "index": number, "axes": axes, "origin": "twin"},
+        "status": "passed" if median else "wrong", "reason": None if median else "output: not equal",
+        "bytes_moved": 1054820 * batch, "doubts": [], "gpu_state": {"before": STATE, "during": [], "after": STATE},
+        **({"timing": timing} if median else {}), **more,
+    }  # fmt: skip
+
+
+def bench(*found, day=1, **more):
+    """A document of `gdn bench` with these records; `day` sets its time and its commit."""
+    return {
+        "schema": 2, "command": "bench", "time": f"2026-11-{day:02}T14:12:11Z",
+        "options": {"preset": "contest", "l2": "cold"}, "commit": f"{day:02}c78cc43113",
+        "dirty": False, "interrupted": False,
+        "environments": {"cuda": GPU, "cpu": CPU}, "missing": [], "records": list(found), **more,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """kept(document, ...) adds documents to a history of this test's own, and returns it."""
+    monkeypatch.setenv("GDN_HOME", str(tmp_path / "home"))
+
+    def keep(*documents):
+        for document in documents:
+            assert history.add(document) is None
+        return history.History()
+
+    return keep
+
+
+def everything(**where):
+    return history.History().rows(list, history.Filter(**where))
+
+
+def aside():
+    return sorted(p for p in history.file().parent.iterdir() if ".damaged-" in p.name)
+
+
+# --- what goes in comes out -------------------------------------------------------------------------------------
+
+
+def test_it_lies_beside_the_runs(kept):
+    kept(bench(record("cuda-v4", 2.05)))
+    assert history.file() == paths.runs_dir().parent / "history.sqlite" and history.file().is_file()
+
+
+def test_every_value_of_a_record_comes_back(kept):
+    doubtful = record("cuda-v4", 2.05, 8, 18, doubts=["its clocks fell"], backend="cutlass", how="as shipped")
+    doubtful["timing"]["note"] = "an older CUPTI"
+    kept(bench(doubtful, record("cuda-v4", None, 64, 40), dirty=True))
+    first, second = everything()
+    timing = doubtful["timing"]
+    assert first == {
+        "run": first["run"], "time": "2026-11-01T14:12:11Z", "command": "bench", "commit": "01c78cc43113",
+        "dirty": True, "interrupted": False, "options": {"preset": "contest", "l2": "cold"}, "file": None,
+        "op": "gdn_decode", "algo": "cuda-v4", "source_hash": "0123456789ab", "mode": "cuda",
+        "device": "NVIDIA H200", "driver": "580.159.04", "versions": GPU["versions"],
+        "environment": {"gpu": "NVIDIA H200", "capability": "9.0", "max_sm_clock_mhz": 1980},
+        "tier": "cupti", "l2": "cold", "uuid": "0008-0012", "index": 18, "axes": {"batch_size": 8}, "label": "B=8",
+        "origin": "twin", "status": "passed", "reason": None, "unfinished": None,
+        **{name: timing[name] for name in (
+            "median_us", "low_us", "high_us", "ci_low_us", "ci_high_us", "span_us", "samples", "kernels", "stopped",
+            "note", "histogram",
+        )},
+        "bytes_moved": 8 * 1054820, "how": "as shipped", "backend": "cutlass", "doubts": ["its clocks fell"],
+        "gpu_state": {"before": STATE, "during": [], "after": STATE},
+    }  # fmt: skip
+    assert tuple(first) == history.EXPORTED
+    assert (second["status"], second["reason"], second["median_us"], second["label"]) == (
+        "wrong", "output: not equal", None, "B=64"
+    )  # fmt: skip
+    assert second["histogram"] is None and second["run"] == first["run"]
+
+
+def test_what_was_only_checked_is_not_kept(kept):
+    passed = {k: v for k, v in record("cuda-v4", 2.05).items() if k != "timing"}
+    kept(bench(passed, record("cuda-v1", None), command="run"), bench(passed))
+    assert history.History().is_empty() and not history.file().exists()
+
+
+@pytest.mark.parametrize("name", ["h200/decode-contest", "h200/attention-sweep", "epyc-2cpu/decode-quick"])
+def test_documents_of_schema_1_come_in_as_they_are_and_as_they_are_read(name, kept):
+    old = json.loads((RESULTS / f"{name}.json").read_text())
+    assert old["schema"] == 1
+    kept(old, records.load(RESULTS / f"{name}.json"))  # the same measurements: once
+    rows = everything()
+    wanted = {
+        (r["op"], r["algo"], r["workload"]["uuid"], r["timing"]["tier"], r["timing"]["l2"], r["timing"]["median_us"])
+        for r in old["records"]
+    }
+    assert {(r["op"], r["algo"], r["uuid"], r["tier"], r["l2"], r["median_us"]) for r in rows} == wanted
+    assert len(rows) == len(old["records"]) and {r["commit"] for r in rows} == {old["commit"]}
+    clocks = {r["workload"]["uuid"]: r.get("clocks") for r in old["records"] if r["algo"] == "cuda-v4"}
+    for r in rows:
+        if r["algo"] == "cuda-v4":
+            assert r["gpu_state"] == {"after": clocks[r["uuid"]]} and clocks[r["uuid"]]["sm_mhz"] > 0
+
+
+def test_the_same_document_comes_in_once_and_another_of_the_same_second_as_well(kept):
+    one, other = bench(record("cuda-v4", 2.05)), bench(record("cuda-v4", 2.06))
+    store = kept(one, one, json.loads(json.dumps(one)))
+    assert store.keep(one) == history.Kept(1, known=True)
+    assert store.keep(other) == history.Kept(1)
+    assert sorted(r["median_us"] for r in everything()) == [2.05, 2.06]
+
+
+# --- over commits -----------------------------------------------------------------------------------------------
+
+
+def test_a_timeline_has_the_median_of_each_label_and_what_failed(kept):
+    store = kept(
+        bench(*(record("cuda-v4", us, 1, i) for i, us in enumerate((2.0, 9.0, 3.0))),
+              *(record("cuda-v4", us, 8, i) for i, us in enumerate((4.0, 5.0))),
+              record("cuda-v4", None, 8, 2), record("cuda-v4", None, 64, 0)),
+    )  # fmt: skip
+    (group,) = store.timeline(history.Filter(("cuda-v4",)))
+    (row,) = group["rows"]
+    assert row["medians_us"] == {"B=1": 3.0, "B=8": 4.5} and group["labels"] == ["B=1", "B=8"]
+    assert (row["measured"], row["failed"], row["commit"]) == (5, 2, "01c78cc43113")
+
+
+def test_the_newest_runs_are_shown_and_the_newest_last_whenever_they_came_in(kept):
+    days = [5, 1, 4, 2, 3]
+    store = kept(*(bench(record("cuda-v4", 10.0 + day), day=day) for day in days))
+    (group,) = store.timeline(history.Filter(("cuda-v4",)), runs=3)
+    assert [row["medians_us"]["B=1"] for row in group["rows"]] == [13.0, 14.0, 15.0]
+    assert len(store.timeline(history.Filter(("cuda-v4",)))[0]["rows"]) == 5
+
+
+def test_tiers_l2_states_devices_and_ops_are_never_mixed(kept):
+    other = {"environments": {"cuda": GPU | {"gpu": "NVIDIA B200"}, "cpu": CPU | {"threads": 1}}}
+    places = [
+        ("NVIDIA H200", "cupti", "cold"), ("NVIDIA H200", "cupti", "warm"), ("NVIDIA H200", "events", "cold"),
+        ("NVIDIA B200", "cupti", "cold"), ("AMD EPYC (2 threads)", "wall", None),
+        ("AMD EPYC (1 threads)", "wall", None),
+    ]  # fmt: skip
+    medians = dict(zip(places, (1.0, 2.0, 3.0, 4.0, 5.0, 6.0), strict=True))
+
+    def made(devices, day):
+        return [
+            record("a", us + day, mode="cpu" if tier == "wall" else "cuda", tier=tier, l2=l2)
+            for (device, tier, l2), us in medians.items() if device in devices
+        ]  # fmt: skip
+
+    ours, theirs = ("NVIDIA H200", "AMD EPYC (2 threads)"), ("NVIDIA B200", "AMD EPYC (1 threads)")
+    for day in (1, 2):
+        kept(bench(*made(ours, day), day=day), bench(*made(theirs, day), day=day, **other))
+    store = kept(bench(record("a", 7.0, op="gdn_prefill"), day=1))
+    groups = store.timeline(history.Filter(("gdn_decode/a",)))
+    found = {(g["device"], g["tier"], g["l2"]): [row["medians_us"]["B=1"] for row in g["rows"]] for g in groups}
+    assert found == {place: [us + 1, us + 2] for place, us in medians.items()}
+    (prefill,) = store.timeline(history.Filter(op="gdn_prefill"))
+    assert prefill["rows"][0]["medians_us"] == {"T=1 N=1": 7.0}
+    assert len(store.timeline(history.Filter(("a",), tier="cupti", device="b200"))) == 1
+
+
+def test_what_else_changed_between_two_rows_is_said(kept):
+    newer = {"cuda": GPU | {"driver": "590.1", "versions": GPU["versions"] | {"torch": "2.12"}}}
+    store = kept(
+        bench(record("a", 2.0), day=1), bench(record("a", 2.0), day=2),
+        bench(record("a", 1.0, source_hash="fedcba987654"), day=3, environments=newer),
+    )  # fmt: skip
+    (group,) = store.timeline(history.Filter(("a",)))
+    assert [row["source_changed"] for row in group["rows"]] == [False, False, True]
+    assert [row["changes"] for row in group["rows"]] == [
+        [], [], ["driver 580.159.04 -> 590.1", "torch 2.11.0+cu130 -> 2.12"]
+    ]  # fmt: skip
+
+
+def test_two_sources_of_one_name_in_one_run_are_two_rows(kept):
+    store = kept(bench(record("a", 2.0), record("a", 4.0, source_hash="fedcba987654")))
+    (group,) = store.timeline(history.Filter(("a",)))
+    assert sorted(row["medians_us"]["B=1"] for row in group["rows"]) == [2.0, 4.0]
+
+
+def test_the_overview_compares_only_the_same_workloads(kept):
+    both, small = [(1, 2.0), (64, 20.0)], [(1, 2.0)]
+    store = kept(
+        bench(*(record("a", us * 0.9, b) for b, us in both), day=1),
+        bench(*(record("a", us * 0.1, b) for b, us in small), day=2),  # fewer workloads: a smaller mean, no better
+        bench(*(record("a", us * 0.5, b, tier="events") for b, us in both), day=3),
+        bench(*(record("a", us * 0.3, b, doubts=["noisy"]) for b, us in both), day=4),
+        bench(*(record("a", us, b) for b, us in both), record("copy", 1.0), record("empty", 1.0, workload=None), day=5),
+    )
+    (row,) = store.overview()
+    assert row["last_us"] == pytest.approx(math.sqrt(2.0 * 20.0))
+    assert row["best_us"] == pytest.approx(0.9 * math.sqrt(2.0 * 20.0))
+    assert (row["runs"], row["first"][:10], row["last"][:10]) == (5, "2026-11-01", "2026-11-05")
+    assert (row["algo"], row["tier"], row["commit"]) == ("a", "cupti", "05c78cc43113")
+    assert [g["labels"] for g in store.timeline(history.Filter(("copy", "empty")))] == [["B=1"], ["all"]]
+
+
+def test_the_overview_shows_the_first_tier_that_measured(kept):
+    tiers = ("cupti", "nvbench", "events")
+    store = kept(
+        bench(*(record("a", us, tier=tier) for tier, us in zip(tiers, (None, 2.0, 3.0), strict=True)),
+              *(record("b", us, tier=tier) for tier, us in zip(tiers, (1.0, 2.0, 3.0), strict=True))),
+    )  # fmt: skip
+    assert [(r["algo"], r["tier"], r["last_us"]) for r in store.overview()] == [
+        ("a", "nvbench", pytest.approx(2.0)), ("b", "cupti", pytest.approx(1.0))
+    ]  # fmt: skip
+
+
+def test_an_algo_that_failed_last_keeps_its_best(kept):
+    store = kept(bench(record("a", 2.0), day=1), bench(record("a", 3.0), day=2), bench(record("a", None), day=3))
+    (row,) = store.overview()
+    assert (row["last_us"], row["best_us"], row["failed"], row["tier"]) == (None, pytest.approx(2.0), 1, "cupti")
+
+
+def test_workloads_that_were_not_reached_failed_and_what_is_merely_missing_did_not(kept):
+    crashed = record("a", None, status="crashed", unfinished=53, workload=None)
+    missing = record("b", None, status="build_failed", code=errors.MISSING)
+    store = kept(bench(record("a", 2.0), crashed, record("c", None, status="tier_unavailable"), missing))
+    assert [(r["algo"], r["failed"]) for r in store.overview()] == [("a", 53)]
+    assert sorted(r["algo"] for r in everything()) == ["a", "a", "b", "c"]  # kept all the same
+
+
+def test_a_failure_without_a_tier_belongs_to_the_only_tier_of_its_run(kept):
+    failed = record("a", None, 8)
+    del failed["tier"]  # schema 1
+    (group,) = kept(bench(record("a", 2.0), failed)).timeline(history.Filter(("a",)))
+    assert (group["tier"], group["l2"], group["rows"][0]["failed"]) == ("cupti", "cold", 1)
+    groups = kept(bench(record("b", 2.0), record("c", 2.0, tier="events"), failed, day=2)).timeline(
+        history.Filter(("a",))
+    )
+    assert [(g["tier"], len(g["rows"])) for g in groups] == [(None, 1), ("cupti", 1)]
+
+
+def test_the_columns_are_those_that_most_rows_have(kept):
+    def of(*batches, day):
+        return bench(*(record("a", 1.0 * b, b) for b in batches), day=day)
+
+    store = kept(of(1, 2, 4, 8, 16, 32, 64, day=1), of(4, 64, day=2), of(4, 128, day=3))
+    (group,) = store.timeline(history.Filter(("a",)))
+    assert group["labels"] == [f"B={b}" for b in (1, 2, 4, 8, 16, 32, 64, 128)]
+    assert history.most_measured(group, 1) == ["B=4"]
+    assert history.most_measured(group, 2) == ["B=4", "B=64"]
+    assert history.most_measured(group, 4) == ["B=1", "B=4", "B=64", "B=128"]  # of equals, the two ends
+    assert history.most_measured(group, 8) == group["labels"]
+
+
+# --- two at once, and files that are not well -------------------------------------------------------------------
+
+_ADDER = """
+import sys
+import test_history as t
+sys.stdin.readline()  # all begin at once
+for i in range(25):
+    assert t.history.add(t.bench(t.record(f"algo-{sys.argv[1]}", 1.0 + i), t.record("shared", 1.0 + i))) is None
+"""
+
+
+def together(code, count, *args):
+    """Run `code` in so many processes that begin at the same moment; its stdouts."""
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(i), *args], env=helpers.environment(PYTHONPATH=str(helpers.TESTS)),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        ) for i in range(count)
+    ]  # fmt: skip
+    for process in started:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    outs = [process.communicate()[0] for process in started]
+    assert [process.returncode for process in started] == [0] * count
+    return outs
+
+
+def test_commands_that_add_at_once_lose_nothing(kept):
+    together(_ADDER, 3)
+    found = everything()
+    assert sorted((r["algo"], r["median_us"]) for r in found if r["algo"] != "shared") == [
+        (f"algo-{i}", 1.0 + j) for i in range(3) for j in range(25)
+    ]
+    assert len(found) == 150 and aside() == []
+
+
+def test_a_file_that_another_command_has_made_meanwhile_is_used_as_it_is(kept):
+    kept(bench(record("a", 2.0)))
+    with contextlib.closing(sqlite3.connect(history.file(), isolation_level=None)) as db:
+        database._create(db)  # as by a command that saw no file a moment ago
+    assert len(everything()) == 1
+
+
+def garbage(file):
+    file.write_bytes(b"these are notes of mine, and no history at all\n" * 20)
+
+
+def cut_short(file):
+    file.write_bytes(file.read_bytes()[:9000])
+
+
+def overwritten(file):
+    content = file.read_bytes()
+    file.write_bytes(content[:4096] + b"\xa5" * (len(content) - 4096))
+
+
+def without_tables(file):
+    with contextlib.closing(sqlite3.connect(file)) as db:
+        db.executescript("DROP TABLE samples; PRAGMA journal_mode = DELETE")
+
+
+DAMAGES = [garbage, cut_short, overwritten, without_tables]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_set_aside_whole_and_a_new_one_begun(damage, kept):
+    kept(*(bench(record(f"algo-{i}", 1.0), day=1 + i) for i in range(20)))
+    damage(history.file())
+    bytes_then = history.file().read_bytes()
+    line = history.add(bench(record("a", 2.0)))
+    (found,) = aside()
+    assert found.name.startswith("history.sqlite.damaged-2") and found.read_bytes() == bytes_then
+    assert "damaged" in line and str(found) in line and "\n" not in line
+    assert [r["algo"] for r in everything()] == ["a"]
+
+
+def test_a_question_sets_a_damaged_file_aside_as_well(kept, gdn):
+    kept(bench(record("a", 2.0)))
+    overwritten(history.file())
+    done = gdn("history", "--json")
+    assert (done.code, done.json) == (0, {"algos": []})
+    assert done.err.startswith("gdn: the history was damaged (") and f"as {aside()[0]}, and a new one" in done.err
+
+
+def test_a_second_damaged_file_does_not_replace_the_first(kept):
+    contents = []
+    for i in range(3):  # within a second or two: the stamps are the same
+        kept(bench(record("a", 2.0 + i)))
+        garbage(history.file())
+        history.file().write_bytes(history.file().read_bytes() + bytes([i]))
+        contents.append(history.file().read_bytes())
+        assert "damaged" in history.add(bench(record("b", 2.0)))
+    assert sorted(p.read_bytes() for p in aside()) == contents
+
+
+def test_what_sqlite_keeps_beside_a_damaged_file_goes_with_it(kept):
+    store = kept(bench(record("a", 2.0)))
+    history.file().with_name("history.sqlite-wal").write_bytes(b"what was added last")
+    store.database._set_aside(history.file().stat().st_ino, "malformed")
+    whole, log = aside()
+    assert log.name == f"{whole.name}-wal" and log.read_bytes() == b"what was added last"
+    assert not history.file().with_name("history.sqlite-wal").exists() and everything() == []
+
+
+def test_commands_that_find_it_damaged_at_once_set_aside_only_that(kept):
+    kept(bench(record("before", 2.0)))
+    garbage(history.file())
+    code = _ADDER.replace("range(25)", "range(5)").replace("assert", "").replace("is None", "")
+    together(code, 3)
+    assert len(aside()) == 1 and len(everything()) == 30
+
+
+def test_a_file_that_another_command_has_replaced_by_now_is_left_alone(kept):
+    store = kept(bench(record("a", 2.0)))
+    store.database._set_aside(history.file().stat().st_ino + 1, "malformed")
+    assert aside() == [] and store.notices == [] and len(everything()) == 1
+
+
+def test_a_locked_file_is_not_damaged(kept, monkeypatch):
+    kept(bench(record("a", 2.0)))
+    monkeypatch.setattr(database, "WAIT_S", 0.01)
+    with contextlib.closing(sqlite3.connect(history.file(), isolation_level=None)) as db:
+        db.execute("BEGIN EXCLUSIVE")
+        line = history.add(bench(record("b", 2.0)))
+        assert "another command has held it" in line and "cannot be written" in line
+        assert [r["algo"] for r in everything()] == ["a"]  # reading waits for nobody
+    assert history.add(bench(record("b", 2.0))) is None
+    assert aside() == [] and len(everything()) == 2
+
+
+def test_a_newer_gdn_s_file_is_refused_and_left_as_it_is(kept, gdn):
+    store = kept(bench(record("a", 2.0)))
+    with contextlib.closing(sqlite3.connect(history.file())) as db:
+        db.execute(f"PRAGMA user_version = {database.SCHEMA + 1}")
+    then = history.file().read_bytes()
+    line = history.add(bench(record("b", 2.0)))
+    assert "is a newer gdn's" in line and "\n" not in line
+    with pytest.raises(errors.MissingError, match="newer gdn's"):
+        store.overview()
+    done = gdn("history")
+    assert (done.code, done.out) == (errors.MISSING, "") and "is a newer gdn's" in done.err.splitlines()[0]
+    assert history.file().read_bytes() == then and aside() == []
+
+
+def test_another_program_s_file_is_refused_and_left_as_it_is(kept):
+    history.file().parent.mkdir()
+    with contextlib.closing(sqlite3.connect(history.file())) as db:
+        db.execute("CREATE TABLE runs (theirs)")
+    then = history.file().read_bytes()
+    assert "is not gdn's" in history.add(bench(record("b", 2.0)))
+    assert history.file().read_bytes() == then and aside() == []
+
+
+def test_a_disk_that_is_full_costs_a_line_and_no_half_of_a_run(kept, monkeypatch):
+    kept(bench(record("a", 2.0)))
+    connect = sqlite3.connect
+
+    def full(*args, **more):
+        db = connect(*args, **more)
+        db.execute("PRAGMA max_page_count = 1")  # no more pages than there are
+        return db
+
+    big = bench(*(record(f"algo-{i}", 1.0 + i, reason="x" * 500) for i in range(200)))
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite3, "connect", full)
+        line = history.add(big)
+    assert "the history cannot be written" in line and "full" in line
+    assert len(everything()) == 1 and aside() == []
+    kept(big)
+    assert len(everything()) == 201
+
+
+def test_a_home_that_cannot_be_written_costs_a_line(kept, tmp_path):
+    (tmp_path / "home").write_text("a file where the folder should be")
+    line = history.add(bench(record("a", 2.0)))
+    assert line.startswith("the history cannot be written: ") and line.endswith(": File exists")
+    assert history.History().overview() == []
+
+
+# --- the command ------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_history_says_what_fills_it(kept, gdn):
+    for args in ([], ["--algo", "cuda-v4"]):
+        done = gdn("history", *args)
+        assert (done.code, done.err, done.out.count("\n")) == (0, "", 1)
+        assert "gdn bench" in done.out and "gdn history --import FILE..." in done.out
+    assert gdn("history", "--json").json == {"algos": []}
+    assert gdn("history", "--algo", "a", "--json").json == {"groups": []}
+    assert (gdn("history", "--export", "-").out, history.file().exists()) == ("", False)
+
+
+def test_the_tables_mark_what_a_reader_must_know(kept, gdn):
+    new = {"source_hash": "fedcba987654"}
+    kept(
+        bench(record("cuda-v4", 2.05), record("cuda-v4", 19.94, 64), day=1),
+        bench(record("cuda-v4", 2.01, **new), record("cuda-v4", None, 64, **new), day=2, dirty=True),
+        bench(record("cuda-v4", 1.99, **new, doubts=["noisy"]), record("cuda-v4", 18.5, 64, **new), day=3),
+    )
+    lines = [line.split() for line in gdn("history", "--algo", "cuda-v4").out.splitlines()]
+    at = lines.index("gdn_decode/cuda-v4 | NVIDIA H200 | tier cupti, L2 cold".split())
+    assert lines[at + 1 : at + 5] == [
+        ["time", "(UTC)", "commit", "source", "failed", "B=1", "B=64"],
+        ["2026-11-01", "14:12", "01c78cc4", "012345", "2.05", "19.94"],
+        ["2026-11-02", "14:12", "02c78cc4+", "fedcba", "1/2", "2.01"],
+        ["2026-11-03", "14:12", "03c78cc4", "1.99?", "18.50"],
+    ]
+    text = gdn("history", "--algo", "cuda-v4", "-n", "1").out
+    assert "+:" not in text and "?: some of it was measured on a throttled or noisy machine" in text
+    overview = gdn("history").out
+    assert re.search(r"^cuda-v4 +3 +2026-11-01 +2026-11-03 +03c78cc4 +6\.39 us +6\.07 us\?$", overview, re.M)
+
+
+def test_long_labels_stay_within_80_columns(kept, gdn):
+    kept(bench(*(record("a", 1000.0 + t, t, op="gdn_prefill") for t in range(1000, 1020)), dirty=True))
+    done = gdn("history", "--algo", "a")
+    table = [line for line in done.out.splitlines() if not line.startswith(("gdn_", "numbers", "source"))]
+    assert max(map(len, table)) <= 80
+    assert re.search(r"T=1000 N=1 +T=1010 N=1 +T=1019 N=1$", done.out, re.M) and "(17 more columns" in done.out
+
+
+def test_long_names_stay_within_80_columns(kept, gdn):
+    kept(bench(record("cuda-v4-with-a-very-long-name@0a1b2c", 12345.0), record("cuda-v4", 12.5), dirty=True))
+    lines = gdn("history").out.splitlines()
+    assert max(len(line) for line in lines[1:5]) <= 80
+    assert lines[2].endswith("01c78cc4+  12.50 us  12.50 us") and lines[3].endswith("12.35 ms  12.35 ms")
+
+
+def test_the_json_is_the_whole_of_it(kept, gdn):
+    store = kept(bench(*(record("a", 1.0 * b, b) for b in range(1, 20))))
+    assert gdn("history", "--algo", "a", "--json").json == {"groups": store.timeline(history.Filter(("a",)))}
+    assert gdn("history", "--json").json == {"algos": store.overview()}
+
+
+@pytest.mark.parametrize(
+    "args, says",
+    [
+        (["--algo", "cuda-v5"], "gdn: unknown algo 'cuda-v5'\n  did you mean cuda-v4"),
+        (["--algo", "cuda-v4", "--op", "gdn_prefill"], "unknown algo of gdn_prefill 'cuda-v4'\n  there are: pt-chunk"),
+        (["--op", "gdn_decod"], "gdn: unknown op 'gdn_decod'\n  did you mean gdn_decode"),
+        (["--tier", "cupty"], "gdn: unknown tier 'cupty'\n  did you mean cupti"),
+        (["--device", "B200"], "gdn: unknown device 'B200'\n  there are: NVIDIA H200;"),
+        (["--algo", "sdpa"], "gdn: several ops have 'sdpa': attention_fwd/sdpa, gdn_prefill/sdpa\n  add --op"),
+        (["--import"], "gdn: --import needs files"),
+        (["x.json"], "gdn: x.json: a file, and nothing to do with it"),
+        (["--export", "x.xlsx"], "gdn: --export x.xlsx: expected - or a name that ends in .csv, .jsonl, .ndjson"),
+        (["--export", "-", "--json"], "gdn: --export - writes JSON lines"),
+        (["--export", "no/where.csv"], "gdn: cannot write no/where.csv: No such file or directory"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_2(args, says, kept, gdn, tmp_path):
+    kept(bench(record("cuda-v4", 2.0), record("pt-chunk", 2.0, op="gdn_prefill"), record("sdpa", 1.0, op="gdn_prefill"),
+               record("sdpa", 1.0, op="attention_fwd")))  # fmt: skip
+    done = gdn("history", *args, cwd=tmp_path)
+    assert (done.code, done.out) == (errors.USAGE, "") and says in done.err
+
+
+def test_import_takes_record_files_once(kept, gdn, tmp_path):
+    document = bench(record("a", 2.0), record("a", None, 8))
+    made = tmp_path / "made.json"
+    made.write_text(records.dumps(document))
+    assert history.add(document, made) is None
+    old, check = RESULTS / "h200" / "decode-sweep.json", RESULTS / "h200" / "prefill-contest.json"
+    done = gdn("history", "--import", made, old, check)
+    assert done.out.splitlines() == [
+        f"{made}: 2 records, known already", f"{old}: 50 records", f"{check}: nothing timed"
+    ]  # fmt: skip
+    again = gdn("history", "--import", old, "--json")
+    assert again.json == {"imported": [{"file": str(old), "records": 50, "known": True}]}
+    assert len(everything()) == 52 and {r["file"] for r in everything()} == {str(made), str(old)}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"schema": 2, "records": [1]}', '{"schema": 2, "time": "x", "records": [{"op": "a"}]}']
+)
+def test_import_refuses_what_holds_no_records_before_it_keeps_any(text, kept, gdn, tmp_path):
+    (tmp_path / "no.json").write_text(text)
+    done = gdn("history", "--import", RESULTS / "h200" / "decode-sweep.json", tmp_path / "no.json")
+    assert (done.code, done.out) == (errors.USAGE, "") and f"{tmp_path / 'no.json'} holds no records" in done.err
+    assert history.History().is_empty()
+
+
+def test_an_export_reads_back(kept, gdn, tmp_path):
+    kept(bench(record("a", 2.0), record("b", None, 8, reason='said "no",\ntwice'), day=2),
+         bench(record("a", 1.0, doubts=["noisy"]), day=1, dirty=True))  # fmt: skip
+    wanted = everything()
+    assert [r["median_us"] for r in wanted] == [1.0, 2.0, None]
+    done = gdn("history", "--export", tmp_path / "all.jsonl")
+    assert done.out == f"{tmp_path / 'all.jsonl'}: 3 records\n"
+    assert [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()] == wanted
+    assert [json.loads(line) for line in gdn("history", "--export", "-").out.splitlines()] == wanted
+    assert gdn("history", "--export", tmp_path / "all.csv", "--json").json["exported"] == 3
+    read = list(csv.DictReader(io.StringIO((tmp_path / "all.csv").read_text(), newline="")))
+    for row, want in zip(read, wanted, strict=True):
+        for name, value in want.items():
+            cell = row[name]
+            if isinstance(value, (bool, dict, list, float, int)):
+                assert json.loads(cell) == value, name
+            else:
+                assert cell == (value or ""), name
+    narrowed = gdn("history", "--export", "-", "--algo", "b")
+    assert [json.loads(line)["algo"] for line in narrowed.out.splitlines()] == ["b"]
+    (tmp_path / "folder.csv").mkdir()
+    assert gdn("history", "--export", tmp_path / "folder.csv").code == errors.USAGE
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []  # nothing half-written
+
+
+def test_a_bench_is_kept_by_itself(kept, gdn):
+    done = gdn("bench", "--algo", "pt-reference", "-w", "batch_size=1", "--seconds", "0.01", "--json")
+    rows = {(r["algo"], r["uuid"], r["median_us"]) for r in everything()}
+    timed = [r for r in done.json["records"] if r.get("timing")]
+    assert timed and rows == {
+        (r["algo"], (r["workload"] or {}).get("uuid"), r["timing"]["median_us"]) for r in timed
+    }  # fmt: skip
+    assert {Path(r["file"]).parent for r in everything()} == {paths.runs_dir()}
+
+
+# --- a large one, to time `gdn history` on ----------------------------------------------------------------------
+
+
+def large(runs, algos, workloads):
+    """Documents with made-up times and samples: `runs * algos * workloads` records."""
+    rng = random.Random(3)
+    for i in range(runs):
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(1.7e9 + 3600 * i))
+        found = []
+        for a in range(algos):
+            for w in range(workloads):
+                one = record(f"algo-{a}", rng.uniform(2, 100), w // 5 + 1, w, source_hash=f"{i // 20 + a:012x}")
+                middle = one["timing"]["median_us"]
+                one["timing"]["histogram"] = [[round(middle + k * 0.032, 3), rng.randint(1, 90)] for k in range(30)]
+                found.append(one)
+        yield bench(*found) | {"time": stamp, "commit": f"{rng.getrandbits(48):012x}", "dirty": i % 7 == 0}
+
+
+def test_a_larger_one_is_answered_from_all_of_it(kept):
+    documents = list(large(12, 3, 10))
+    store = kept(*documents)
+    (group,) = store.timeline(history.Filter(("algo-1",)), runs=5)
+    for row, document in zip(group["rows"], documents[-5:], strict=True):
+        medians = [r["timing"]["median_us"] for r in document["records"] if r["algo"] == "algo-1"]
+        assert row["medians_us"] == {"B=1": statistics.median(medians[:5]), "B=2": statistics.median(medians[5:])}
+    means = [
+        statistics.geometric_mean(r["timing"]["median_us"] for r in d["records"] if r["algo"] == "algo-1")
+        for d in documents
+    ]
+    row = store.overview()[1]
+    assert (row["best_us"], row["last_us"]) == (pytest.approx(min(means)), pytest.approx(means[-1]))
+
+
+if __name__ == "__main__":
+    for document in large(*map(int, sys.argv[1:4])):
+        history.add(document)
+    print(f"{history.file()}: {history.file().stat().st_size / 1e6:.1f} MB")
