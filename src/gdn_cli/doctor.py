@@ -49,7 +49,7 @@ _PACKAGES = [
     ("ninja", "ninja", "C++ and CUDA algos", "pip install ninja"),
     ("flashinfer-python", "flashinfer", "fi-baseline", "pip install flashinfer-python"),
     ("fla-core", "fla", "fla-upstream", "pip install fla-core"),
-    ("cupti-python", "cupti", "tier cupti, at less cost", "pip install cupti-python"),
+    ("cupti-python", "cupti", "fib, of newer versions", "pip install cupti-python"),
     ("cuda-bench", "cuda.bench", "tier nvbench", "pip install 'cuda-bench[cu13]'"),
     ("matplotlib", "matplotlib", "gdn report", "pip install matplotlib"),
     ("modal", "modal", "a B200 at Modal", "pip install modal"),

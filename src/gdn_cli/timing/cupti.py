@@ -1,4 +1,4 @@
-"""Tier `cupti`: the time that a call's kernels ran on the GPU, from CUPTI's activity records by torch's profiler.
+"""Tier `cupti`: the time that a call's kernels ran on the GPU, from CUPTI's activity records (trace.py).
 
 Host time, launch gaps before the first kernel and the events' own cost are not in it. Several kernels: a sample is the
 sum of their times, its span runs from the first start to the last end. Kernels of the harness have names of their own
@@ -14,12 +14,15 @@ import torch
 
 from . import Plan, Sample, Subject, TierUnavailable
 from .kernels import BEGINS, REST, Flush, begin, rest
+from .trace import Ran, Trace
 
 _KERNELS_PER_TRACE = 100_000  # a token loop launches that many in one call: a trace must still fit in memory
 
 
 class Sampler:
     """Times calls by the kernels that they leave in a trace; L2 is flushed, or warmed by the same call, before each."""
+
+    trace: Trace | None = None
 
     def __init__(self, subjects: list[Subject], plan: Plan) -> None:
         self.subjects, self.warm = subjects, plan.l2 == "warm"
@@ -30,8 +33,13 @@ class Sampler:
                 self.flush()
                 subject.call()
         torch.cuda.synchronize()
-        # a flush could be taken for an algo's kernel, or hide one: without any, a call must leave as many
-        self.alone = [self._trace([i], begin)[0].kernels for i in range(len(subjects))]
+        self.trace = Trace.open()
+        try:
+            # a flush could be taken for an algo's kernel, or hide one: without any, a call must leave as many
+            self.alone = [sample.kernels for sample in self._trace(range(len(subjects)), begin)]
+        except BaseException:
+            self.close()
+            raise
 
     def take(self, order: Sequence[int]) -> list[Sample]:
         room = max(1, _KERNELS_PER_TRACE // max(self.alone))
@@ -42,40 +50,39 @@ class Sampler:
 
     def _trace(self, order: Sequence[int], before: Flush) -> list[Sample]:
         """What each call of `order` ran on the GPU, with `before` launched in front of each."""
-        try:
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
-                began = perf_counter()
-                for i in order:
-                    subject = self.subjects[i]
-                    if subject.refresh:
-                        rest()
-                        subject.refresh()
-                    if self.warm:
-                        rest()
-                        subject.call()
-                    before()
+
+        def loop() -> None:
+            began = perf_counter()
+            for i in order:
+                subject = self.subjects[i]
+                if subject.refresh:
+                    rest()
+                    subject.refresh()
+                if self.warm:
+                    rest()
                     subject.call()
-                torch.cuda.synchronize()
-                self.busy_s += perf_counter() - began
-            events = profile.profiler.kineto_results.events()
-        except (RuntimeError, AttributeError) as e:
-            raise TierUnavailable(f"torch's profiler failed: {str(e).splitlines()[0]}") from None
-        ran = sorted((e.start_ns(), e.duration_ns(), e.name()) for e in events if "CUDA" in str(e.device_type()))
-        return cut(ran, len(order))
+                before()
+                subject.call()
+            torch.cuda.synchronize()
+            self.busy_s += perf_counter() - began
+
+        return cut(self.trace.kernels(loop), len(order))
 
     def about(self, i: int, samples: list[Sample]) -> dict[str, str]:
-        """A doubt where a call's kernels vary; TierUnavailable where the trace cannot be trusted."""
+        """Whose records; a doubt where a call's kernels vary; TierUnavailable where the trace cannot be trusted."""
         counts = [s.kernels for s in samples]
         seen = f"{min(counts)} to {max(counts)}"
         if not min(counts) <= self.alone[i] <= max(counts):
             raise TierUnavailable(f"a call leaves {seen} kernels in the trace, and {self.alone[i]} without the flush")
-        return {} if min(counts) == max(counts) else {"note": f"launched {seen} kernels per call"}
+        how = {"how": self.trace.how} if self.trace else {}
+        return how | ({} if min(counts) == max(counts) else {"note": f"launched {seen} kernels per call"})
 
     def close(self) -> None:
-        pass
+        if self.trace:
+            self.trace.close()
 
 
-def cut(ran: list[tuple[int, int, str]], count: int) -> list[Sample]:
+def cut(ran: list[Ran], count: int) -> list[Sample]:
     """(start, duration, name) of everything on the GPU, in ns and in order -> `count` calls.
 
     A call is what follows a kernel of BEGINS, up to the next kernel of the harness.

@@ -1,0 +1,311 @@
+"""What ran on the GPU while something worked: each kernel, copy and fill with its start and its duration in ns.
+
+Two sources, the better one first. Both are CUPTI's activity records; starts compare within one trace only.
+
+libcupti itself, by ctypes: the copy that torch has loaded, no package needed. Records are read from CUPTI's buffers as
+CUPTI lays them out: under a microsecond each. (cupti-python 13.0 builds a numpy record and a Python object for each,
+tens of microseconds, and as much again for three of its fields.)
+
+torch's profiler, where there is no libcupti that can be asked. It records every launch as well, and starts anew for
+each trace.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import re
+import struct
+from collections.abc import Callable, Iterator
+from ctypes import CFUNCTYPE, POINTER, byref, c_int, c_size_t, c_uint32, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import TierUnavailable
+from .kernels import begin
+
+Ran = tuple[
+    int, int, str
+]  # start in ns, duration in ns, name (of a C++ kernel: mangled by one source, plain by the other)
+
+
+class Trace:
+    """An open trace: `kernels` as often as wanted, `close` once. At most one is open in a process."""
+
+    how: str  # where its times come from, in words
+
+    @staticmethod
+    def open() -> Trace:
+        """The best source that sees a kernel here. TierUnavailable, with every source's reason, where none does."""
+        reasons = []
+        for source in (Activity, Profiler):
+            trace = None
+            try:
+                trace = source()
+                ran = [name for _, _, name in trace.kernels(_one_kernel)]
+                if sum(name.startswith("gdn_begin") for name in ran) == 1:
+                    return trace
+                reasons.append(f"{source.called} saw {', '.join(ran) or 'nothing'} of the one kernel that was launched")
+            except TierUnavailable as e:
+                reasons.append(str(e))
+            if trace:
+                trace.close()
+        raise TierUnavailable("; ".join(dict.fromkeys(reasons)))
+
+    def kernels(self, work: Callable[[], Any]) -> list[Ran]:
+        """What ran on the GPU in `work`, which synchronises at its end, in the order of the starts.
+
+        Raises what `work` raises, and TierUnavailable where a record is missing or incomplete.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing is recorded any more. A second time, it does nothing."""
+
+
+def _one_kernel() -> None:
+    begin()
+    torch.cuda.synchronize()
+
+
+# --- libcupti -----------------------------------------------------------------------------------------------------
+
+_KERNEL, _MEMCPY, _MEMSET = 10, 1, 2  # CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, which holds kernels of graphs too; copies
+_NAMES = {_MEMCPY: "Memcpy", _MEMSET: "Memset"}
+# Every record of these kinds begins with its kind (u32 at 0), its start and end (u64 at 16 and 24), a kernel's with its
+# name (a pointer at 104): CUpti_ActivityKernel3 to 13 (cupti_activity.h of CUDA 7 to 13.5), new fields at the end only.
+_RECORD = struct.Struct("<I12xQQ72xQ")
+_VERSIONS = range(18, 140_000)  # cuptiGetVersion of CUDA 12.0 to 13.x
+_BUFFER = 2**20  # bytes: over 4000 kernels; CUPTI fills each with zeros before use, in the thread that launches
+_BUFFERS = 64
+_FORCED = 1  # CUPTI_ACTIVITY_FLAG_FLUSH_FORCED
+_NO_MORE = 12  # CUPTI_ERROR_MAX_LIMIT_REACHED
+
+_REQUESTED = CFUNCTYPE(None, POINTER(c_void_p), POINTER(c_size_t), POINTER(c_size_t))
+_COMPLETED = CFUNCTYPE(None, c_void_p, c_uint32, c_void_p, c_size_t, c_size_t)
+
+# what helps, by a part of the error's name
+_HELP = {
+    "PRIVILEGES": "this container or virtual GPU does not let a process trace its own kernels; "
+    "run it with --cap-add SYS_ADMIN, or as root (NVreg_RestrictProfilingToAdminUsers is about counters, not this)",
+    "MULTIPLE_SUBSCRIBERS": "another profiler (nsys, ncu, compute-sanitizer) has the process; run without it",
+}
+
+
+class Activity(Trace):
+    """CUPTI's activity records, straight from its buffers."""
+
+    called = "libcupti"
+    _open = False
+
+    def __init__(self) -> None:
+        self._cupti = _cupti()
+        if Activity._open:
+            raise RuntimeError("a trace is open in this process already")
+        version = self._cupti.version
+        if version not in _VERSIONS:
+            raise TierUnavailable(f"libcupti's API version {version} is not one whose records are known")
+        self.how = f"CUPTI's activity records (libcupti, API version {version})"
+        Activity._open = True
+        try:
+            self._cupti.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def kernels(self, work: Callable[[], Any]) -> list[Ran]:
+        self._cupti.flush()  # what ran since the last trace
+        self._cupti.forget()
+        self._cupti.dropped()
+        work()
+        self._cupti.flush()
+        if error := self._cupti.error:
+            raise TierUnavailable(f"CUPTI's buffers could not be taken over: {type(error).__name__}: {error}")
+        if dropped := self._cupti.dropped():
+            raise TierUnavailable(f"CUPTI dropped {dropped} records")
+        ran = []
+        names: dict[int, str] = {}
+        for kind, start, end, name_at in self._cupti.records():
+            if not 0 < start <= end:
+                raise TierUnavailable(f"CUPTI left a record without its times (start {start}, end {end})")
+            name = names.get(name_at) if kind == _KERNEL else _NAMES.get(kind, f"activity {kind}")
+            if name is None:
+                name = names[name_at] = ctypes.string_at(name_at).decode(errors="replace") if name_at else ""
+            ran.append((start, end - start, name))
+        return sorted(ran)
+
+    def close(self) -> None:
+        if not Activity._open:
+            return
+        Activity._open = False
+        self._cupti.stop()
+
+
+class _Cupti:
+    """The library, the buffers that it fills, and the two functions that it calls for them.
+
+    One for the process, and never freed: CUPTI may call at any time, from a thread of its own.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._requested, self._completed = _REQUESTED(self._request), _COMPLETED(self._complete)
+        self._free: list[Any] = []
+        self._lent: dict[int, Any] = {}  # by address
+        self._sizes: dict[int, int] = {}  # of a record, by its kind
+        self._filled: list[bytes] = []
+        self.error: BaseException | None = None
+        version = c_uint32()
+        self.call("cuptiGetVersion", byref(version))
+        self.version = version.value
+
+    def call(self, function: str, *arguments: Any) -> None:
+        if status := getattr(self._library, function)(*arguments):
+            text = ctypes.c_char_p()
+            self._library.cuptiGetResultString(status, byref(text))
+            name = text.value.decode() if text.value else f"error {status}"
+            advice = next((f": {words}" for part, words in _HELP.items() if part in name), "")
+            raise TierUnavailable(f"{function} says {name}{advice}")
+
+    def start(self) -> None:
+        # each time anew: torch's profiler and cupti-python put their own in their place
+        self.call("cuptiActivityRegisterCallbacks", self._requested, self._completed)
+        for kind in (_KERNEL, _MEMCPY, _MEMSET):
+            self.call("cuptiActivityEnable", kind)
+
+    def stop(self) -> None:
+        """Also at the interpreter's end, after which CUPTI must not call: no buffer stays with it."""
+        for function, argument in (
+            *(("cuptiActivityDisable", kind) for kind in (_KERNEL, _MEMCPY, _MEMSET)),
+            ("cuptiActivityFlushAll", _FORCED),
+        ):
+            with contextlib.suppress(TierUnavailable):  # on the way out an error changes nothing
+                self.call(function, argument)
+        self.forget()
+
+    def flush(self) -> None:
+        """All records of what has run are in `_filled` after it; it waits for no kernel."""
+        self.call("cuptiActivityFlushAll", _FORCED)
+
+    def forget(self) -> None:
+        self._filled.clear()
+        self.error = None
+
+    def dropped(self) -> int:
+        """Records that found no room since the last question."""
+        count = c_size_t()
+        self.call("cuptiActivityGetNumDroppedRecords", None, 0, byref(count))
+        return count.value
+
+    def _request(self, buffer: Any, size: Any, most: Any) -> None:
+        most[0] = 0  # as many records as there is room for
+        try:
+            if not self._free and len(self._lent) < _BUFFERS:
+                self._free.append((ctypes.c_char * (_BUFFER + _RECORD.size))())  # the last record is read to its end
+            if not self._free:
+                buffer[0], size[0] = None, 0  # CUPTI drops records then, and counts them
+                return
+            lent = self._free.pop()
+            self._lent[ctypes.addressof(lent)] = lent
+            buffer[0], size[0] = ctypes.addressof(lent), _BUFFER
+        except BaseException as e:  # ctypes would print it and go on
+            self.error = e
+            buffer[0], size[0] = None, 0
+
+    def _complete(self, context: int, stream: int, address: int, size: int, valid: int) -> None:
+        try:
+            if lent := self._lent.pop(address, None):  # else somebody else's, from before `start`
+                self._filled.append(ctypes.string_at(address, valid + _RECORD.size) if valid else b"")
+                self._free.append(lent)
+        except BaseException as e:
+            self.error = e
+
+    def records(self) -> Iterator[tuple[int, int, int, int]]:
+        """(kind, start, end, address of the name) of what the last flush brought; an address of a kernel only."""
+        for filled in self._filled:
+            at, end = 0, len(filled) - _RECORD.size
+            while at < end:
+                record = _RECORD.unpack_from(filled, at)
+                yield record
+                at += self._sizes.get(record[0]) or self._size(record[0], filled, at, end)
+
+    def _size(self, kind: int, filled: bytes, at: int, end: int) -> int:
+        """CUPTI's own word for where the next record begins: how large a record is depends on its version."""
+        base = ctypes.cast(ctypes.c_char_p(filled), c_void_p).value
+        this = c_void_p(base + at)
+        status = self._library.cuptiActivityGetNextRecord(base, end, byref(this))
+        if status == _NO_MORE:
+            return end - at
+        if status:
+            raise TierUnavailable(f"CUPTI cannot read its own buffer (error {status} behind a record of kind {kind})")
+        self._sizes[kind] = this.value - base - at
+        return self._sizes[kind]
+
+
+@cache
+def _cupti() -> _Cupti:
+    """Raises TierUnavailable where there is none."""
+    try:
+        library = _load()
+        for name, types in {
+            "cuptiGetVersion": [POINTER(c_uint32)],
+            "cuptiGetResultString": [c_int, POINTER(ctypes.c_char_p)],
+            "cuptiActivityRegisterCallbacks": [_REQUESTED, _COMPLETED],
+            "cuptiActivityEnable": [c_int],
+            "cuptiActivityDisable": [c_int],
+            "cuptiActivityFlushAll": [c_uint32],
+            "cuptiActivityGetNumDroppedRecords": [c_void_p, c_uint32, POINTER(c_size_t)],
+            "cuptiActivityGetNextRecord": [c_void_p, c_size_t, POINTER(c_void_p)],
+        }.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = types, c_int
+        cupti = _Cupti(library)
+    except (OSError, AttributeError) as e:
+        raise TierUnavailable(f"libcupti cannot be loaded ({str(e).splitlines()[0]})") from None
+    atexit.register(cupti.stop)
+    return cupti
+
+
+def _load() -> Any:
+    """The copy that is in the process, torch's before any other (Triton has one); a second one would be a rival."""
+    maps = Path("/proc/self/maps")
+    found = re.findall(r"/\S*/libcupti\.so\S*", maps.read_text()) if maps.exists() else []
+    found.sort(key=lambda path: "/triton/" in path)
+    return ctypes.CDLL(found[0] if found else f"libcupti.so.{(torch.version.cuda or '13').split('.')[0]}")
+
+
+# --- torch's profiler ---------------------------------------------------------------------------------------------
+
+
+class Profiler(Trace):
+    """torch.autograd.profiler, which torch.profiler wraps. Events are read as kineto gives them: torch's own (with
+    torch.profiler's acc_events=True, made at every exit) cost tens of microseconds each."""
+
+    called = "torch's profiler"
+    how = "CUPTI's activity records by torch's profiler"
+
+    def kernels(self, work: Callable[[], Any]) -> list[Ran]:
+        with self._failing():
+            profile = torch.autograd.profiler.profile(use_cpu=False, use_device="cuda", use_kineto=True)
+            profile.__enter__()
+        try:
+            work()
+        finally:
+            with self._failing():
+                profile.__exit__(None, None, None)
+        with self._failing():
+            events = profile.kineto_results.events()
+            on_gpu = torch.autograd.DeviceType.CUDA
+            return sorted((e.start_ns(), e.duration_ns(), e.name()) for e in events if e.device_type() == on_gpu)
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, AttributeError, AssertionError, TypeError) as e:
+            lines = str(e).splitlines() or [type(e).__name__]
+            raise TierUnavailable(f"torch's profiler failed: {lines[0]}") from None
