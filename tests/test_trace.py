@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
-from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_size_t, c_uint32, c_void_p
+from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from types import SimpleNamespace
 
 import pytest
@@ -32,6 +32,7 @@ class Cupti:
         self.now, self.dropped, self.log, self.names = 1000, 0, [], {}
         self.enabled, self.pending, self.callbacks, self.lent = set(), [], None, None
         self.deaf = False  # records nothing, and says nothing
+        self.clock, self.rate = None, 1  # whose time its records have, and how fast that runs here
 
         def c(function, *types):
             def call(*arguments):
@@ -49,6 +50,12 @@ class Cupti:
 
         def Register(requested, completed):
             self.callbacks = requested, completed
+
+        def Clock(address):
+            self.clock = CFUNCTYPE(c_uint64)(address)
+
+        def Timestamp(out):
+            out[0] = int(self.clock() * self.rate)
 
         def Enable(kind):
             self.enabled.add(kind)
@@ -77,6 +84,8 @@ class Cupti:
             ("cuptiGetVersion", Version, [POINTER(c_uint32)]),
             ("cuptiGetResultString", ResultString, [c_int, POINTER(c_char_p)]),
             ("cuptiActivityRegisterCallbacks", Register, [trace._REQUESTED, trace._COMPLETED]),
+            ("cuptiActivityRegisterTimestampCallback", Clock, [c_void_p]),
+            ("cuptiGetTimestamp", Timestamp, [POINTER(c_uint64)]),
             ("cuptiActivityEnable", Enable, [c_int]),
             ("cuptiActivityDisable", Disable, [c_int]),
             ("cuptiActivityFlushAll", FlushAll, [c_uint32]),
@@ -336,6 +345,17 @@ def test_unknown_records_are_not_read(kineto, lib, version):
     assert ("FlushAll",) not in lib.log and lib.enabled == set()
 
 
+@pytest.mark.parametrize("rate", [2.1, 0.1])
+def test_a_clock_that_is_not_in_nanoseconds_is_not_read(kineto, lib, rate):
+    """As torch's profiler leaves it behind: the processor's cycles."""
+    lib.rate = rate
+    assert by_torch(trace.Trace.open())
+    with pytest.raises(TierUnavailable, match=f"libcupti's clock runs at {rate} times the host's"):
+        trace.Activity()
+    lib.rate = 1
+    trace.Activity().close()
+
+
 def test_a_source_that_sees_nothing_is_closed_and_passed_over(kineto, lib):
     lib.deaf = True
     assert by_torch(Trace.open())
@@ -442,3 +462,23 @@ def test_each_source_sees_every_kernel_copy_and_graph_node(source):
                 assert all(a[0] + a[1] <= b[0] for a, b in zip(ran[:40], ran[1:40], strict=False))
         finally:
             opened.close()
+
+
+@pytest.mark.gpu
+def test_times_are_nanoseconds_whoever_traced_before():
+    """torch's profiler sets CUPTI's clock to the processor's cycle counter: twice as fast on many."""
+    from gdn_cli.timing import kernels
+
+    def median_ns(source):
+        opened = source()
+        try:
+            ran = opened.kernels(lambda: [flush() for _ in range(20)] and torch.cuda.synchronize())
+        finally:
+            opened.close()
+        return sorted(duration for _, duration, _ in ran)[10]
+
+    flush = kernels.Flush()
+    flush()
+    torch.cuda.synchronize()
+    seen = [median_ns(source) for source in (trace.Activity, trace.Profiler, trace.Activity, trace.Profiler)]
+    assert max(seen) < 1.3 * min(seen), seen

@@ -17,8 +17,9 @@ import contextlib
 import ctypes
 import re
 import struct
+import time
 from collections.abc import Callable, Iterator
-from ctypes import CFUNCTYPE, POINTER, byref, c_int, c_size_t, c_uint32, c_void_p
+from ctypes import CFUNCTYPE, POINTER, byref, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,8 @@ _RECORD = struct.Struct("<I12xQQ72xQ")
 _VERSIONS = range(18, 140_000)  # cuptiGetVersion of CUDA 12.0 to 13.x
 _BUFFER = 2**20  # bytes: over 4000 kernels; CUPTI fills each with zeros before use, in the thread that launches
 _BUFFERS = 64
+_RATE_NS = 1_000_000  # how long the clock is watched at each opening: a switched task of some us is little beside it
+_RATE_OFF = 0.1  # far from what noise does in that time, and from any other clock's rate
 _FORCED = 1  # CUPTI_ACTIVITY_FLAG_FLUSH_FORCED
 _NO_MORE = 12  # CUPTI_ERROR_MAX_LIMIT_REACHED
 
@@ -113,6 +116,8 @@ class Activity(Trace):
         Activity._open = True
         try:
             self._cupti.start()
+            if abs((rate := self._cupti.rate()) - 1) > _RATE_OFF:
+                raise TierUnavailable(f"libcupti's clock runs at {rate:.3g} times the host's")
         except BaseException:
             self.close()
             raise
@@ -154,6 +159,7 @@ class _Cupti:
     def __init__(self, library: Any) -> None:
         self._library = library
         self._requested, self._completed = _REQUESTED(self._request), _COMPLETED(self._complete)
+        self._clock = _steady_clock()
         self._free: list[Any] = []
         self._lent: dict[int, Any] = {}  # by address
         self._sizes: dict[int, int] = {}  # of a record, by its kind
@@ -172,10 +178,25 @@ class _Cupti:
             raise TierUnavailable(f"{function} says {name}{advice}")
 
     def start(self) -> None:
-        # each time anew: torch's profiler and cupti-python put their own in their place
+        # each time anew: torch's profiler and cupti-python put their own in their place. The clock as well: torch's
+        # profiler leaves the processor's cycle counter behind, by which a GPU's microsecond is 2100 "nanoseconds"
         self.call("cuptiActivityRegisterCallbacks", self._requested, self._completed)
+        self.call("cuptiActivityRegisterTimestampCallback", self._clock)
         for kind in (_KERNEL, _MEMCPY, _MEMSET):
             self.call("cuptiActivityEnable", kind)
+
+    def rate(self) -> float:
+        """How many of CUPTI's nanoseconds pass in one of the host's."""
+        ticks, began = [], time.perf_counter_ns()
+        for wait_ns in (0, _RATE_NS):
+            while time.perf_counter_ns() - began < wait_ns:
+                pass
+            stamp = c_uint64()
+            before = time.perf_counter_ns()
+            self.call("cuptiGetTimestamp", byref(stamp))
+            ticks.append((stamp.value, (before + time.perf_counter_ns()) / 2))
+        (first, t0), (second, t1) = ticks
+        return (second - first) / (t1 - t0)
 
     def stop(self) -> None:
         """Also at the interpreter's end, after which CUPTI must not call: no buffer stays with it."""
@@ -255,6 +276,8 @@ def _cupti() -> _Cupti:
             "cuptiGetVersion": [POINTER(c_uint32)],
             "cuptiGetResultString": [c_int, POINTER(ctypes.c_char_p)],
             "cuptiActivityRegisterCallbacks": [_REQUESTED, _COMPLETED],
+            "cuptiActivityRegisterTimestampCallback": [c_void_p],
+            "cuptiGetTimestamp": [POINTER(c_uint64)],
             "cuptiActivityEnable": [c_int],
             "cuptiActivityDisable": [c_int],
             "cuptiActivityFlushAll": [c_uint32],
@@ -268,6 +291,13 @@ def _cupti() -> _Cupti:
         raise TierUnavailable(f"libcupti cannot be loaded ({str(e).splitlines()[0]})") from None
     atexit.register(cupti.stop)
     return cupti
+
+
+def _steady_clock() -> int:
+    """The address of a function without arguments that returns nanoseconds, which CUPTI calls from its own threads:
+    std::chrono::steady_clock::now() of the C++ library that torch has loaded."""
+    now = ctypes.CDLL("libstdc++.so.6")["_ZNSt6chrono3_V212steady_clock3nowEv"]
+    return ctypes.cast(now, c_void_p).value
 
 
 def _load() -> Any:
