@@ -36,7 +36,7 @@ def words(text: str) -> str:
 
 # --- instant commands -------------------------------------------------------------------------------------------
 
-_HEAVY = ("torch", "triton", "numpy", "flashinfer_bench", "flashinfer", "fla", "modal", "pydantic")
+_HEAVY = ("torch", "triton", "numpy", "matplotlib", "flashinfer_bench", "flashinfer", "fla", "modal", "pydantic")
 _PROBE = f"""
 import json, sys
 from gdn_cli.commands import main
@@ -53,7 +53,7 @@ print("\\n" + json.dumps({{"code": code or 0, "heavy": [m for m in {_HEAVY} if m
     "args",
     [
         "--version", "--help", "list", "list --json", "list --op gdn_prefill", "run --help", "bench -h", "data --help",
-        "data list --op gdn_decode", "doctor --json", "pack --algo cuda-v4 --out x.json", "run --algo cuda-v4",
+        "data list --op gdn_decode", "doctor --json", "report --help", "compare --help", "history", "history --json", "pack --algo cuda-v4 --out x.json", "run --algo cuda-v4",
         "new mine --from cpp-v1 --into here", "bench --algo nothing-like-it",
     ],
 )  # fmt: skip
@@ -72,7 +72,9 @@ def test_version_and_help(gdn):
     for args in (["--help"], ["-h"]):
         done = gdn(*args)
         assert done.code == 0
-        for command in ("run", "bench", "list", "new", "pack", "data", "doctor", "worker"):
+        for command in (
+            "run", "bench", "floors", "compare", "history", "report", "list", "new", "pack", "data", "doctor", "worker",
+        ):  # fmt: skip
             assert re.search(rf"^  {command} +\S", done.out, re.M), command
     done = gdn("bench", "--help")
     assert all(

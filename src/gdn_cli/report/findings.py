@@ -1,0 +1,607 @@
+"""What a book says: means, slices, gaps between tiers, and what is wrong, all as plain data and sentences.
+
+Every page, table and figure is made from these, so that they cannot disagree. Times are in microseconds.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..timing import COPY, COPY_RATE, EMPTY, FLOORS
+from . import units
+from .gather import Book, Group, Measurement, Source, label_axes, ladder
+
+# --- over one axis --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Labels along one axis. `fixed` names the others where they stay as they are, and is "" where they vary too."""
+
+    axis: str
+    labels: tuple[str, ...]
+    at: dict[str, float]  # label -> its place on the axis
+    fixed: str
+    joined: bool  # whether lines between neighbours mean something
+    others: bool = False  # whether there are other axes that vary along it
+    left_out: tuple[str, ...] = ()  # labels that none of the slices shows
+
+
+def slices(group: Group) -> list[Slice]:
+    """The figures that show a group over an axis: the longest rows of labels first, that differ in that axis alone.
+
+    Where no few rows hold most of the labels (the contest's prefill), one slice has all of them, over the axis with
+    the most values.
+    """
+    axes = {m.label: {k: m.axes[k] for k in label_axes(group.known, m.axes)} for m in group.measured if m.label}
+    labels = [label for label in group.labels if all(_number(v) for v in axes[label].values()) and axes[label]]
+    if len(labels) < 2:
+        return []
+    rows: dict[tuple, list[str]] = {}
+    for label in labels:
+        for name in axes[label]:
+            others = tuple((k, v) for k, v in axes[label].items() if k != name)
+            rows.setdefault((name, others), []).append(label)
+    left, found = list(labels), []
+    while rows and len(found) < 3:
+        # max() keeps the first of equals: the op's first axis
+        (name, others), best = max(rows.items(), key=lambda item: (len(set(item[1]) & set(left)), len(item[1])))
+        if len(best) < 3 and len(best) < len(labels) or len(set(best) & set(left)) < min(2, len(left)):
+            break
+        fixed = " ".join(f"{k}={v}" for k, v in others)
+        ordered = sorted(best, key=lambda label: axes[label][name])
+        found.append(Slice(name, tuple(ordered), {x: float(axes[x][name]) for x in best}, fixed, True))
+        left = [label for label in left if label not in best]
+        del rows[name, others]
+        if not left:
+            break
+    if found and len(left) <= 0.4 * len(labels):
+        return [replace(s, left_out=tuple(left)) for s in found]
+    names = list(axes[labels[0]])
+    name = max(names, key=lambda n: len({axes[label].get(n) for label in labels}))
+    at = {label: float(axes[label][name]) for label in labels if name in axes[label]}
+    ordered = sorted(at, key=at.__getitem__)
+    alone = len(set(at.values())) == len(at)
+    if len(set(at.values())) < 2:
+        return []
+    return [Slice(name, tuple(ordered), at, "", alone and len(at) <= 12, others=len(names) > 1)]
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+
+
+def axis_words(name: str) -> str:
+    """batch_size -> batch size."""
+    return name.replace("_", " ")
+
+
+# --- the ladder -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One algo over all workloads of a group. The means are geometric."""
+
+    algo: str
+    after: str | None
+    peer: bool
+    right: int  # workloads with a time,
+    of: int  # of those that the means are over
+    mean_us: float | None
+    speedup: float | None  # over the reference, on the workloads that both have
+    step: float | None  # over the rung below
+    over_floor: float | None
+
+
+def rungs(book: Book, group: Group) -> list[Rung]:
+    """The algos in the order of the ladder, the copy floor last; means over the workloads that they share."""
+    known = ladder(book.registry, group.op)
+    medians: dict[str, dict[str, float]] = {a: {} for a in group.algos}
+    for m in group.measured:
+        if m.median_us is not None and m.workload:
+            medians[m.algo][m.workload] = m.median_us
+    every = {w for a in group.rivals for w in medians[a]}
+    # means are over the workloads that all have, but for algos that lack most of them: those have their own
+    common = set(every)
+    for algo in group.rivals:
+        if len(medians[algo]) * 2 >= len(every):
+            common &= medians[algo].keys()
+    if len(common) * 2 < len(every):
+        common = every
+    medians = {a: {w: us for w, us in own.items() if w in common} for a, own in medians.items()}
+
+    def ratio(slow: str | None, fast: str) -> float | None:
+        both = medians.get(slow or "", {}).keys() & medians[fast].keys()
+        if not both or slow == fast:
+            return None
+        return statistics.geometric_mean(medians[slow][w] / medians[fast][w] for w in sorted(both))
+
+    found = []
+    for algo in [*group.rivals, *(a for a in group.algos if a == COPY)]:
+        own, floor = medians[algo], algo in FLOORS
+        below = known.after.get(algo)
+        while below and not medians.get(below):  # a rung that is not in these files: the next one below it
+            below = known.after.get(below)
+        over = ratio(COPY, algo)
+        found.append(
+            Rung(
+                algo=algo, after=below, peer=known.peer(algo), right=len(own), of=len(common),
+                mean_us=statistics.geometric_mean(own.values()) if own else None,
+                speedup=None if floor else 1.0 if algo == known.reference and own else ratio(known.reference, algo),
+                step=ratio(below, algo),
+                over_floor=None if floor or over is None else 1 / over,
+            )
+        )  # fmt: skip
+    return found
+
+
+def headline(book: Book, group: Group) -> list[str]:
+    """What the group says, in a sentence or two."""
+    found = rungs(book, group)
+    whole = [r for r in found if r.algo in group.rivals and r.mean_us and r.right == r.of]
+    said = []
+    if len(whole) > 1:
+        best = min(whole, key=lambda r: r.mean_us)
+        firsts = sum(group.fastest(label) == best.algo for label in group.labels)
+        more = []
+        if best.speedup and best.algo != ladder(book.registry, group.op).reference:
+            more.append(f"{units.times(best.speedup)} as fast as the reference")
+        if best.over_floor:
+            more.append(f"{units.times(best.over_floor)} the copy floor")
+        over = "" if best.of == 1 else f" over {units.count(best.of, 'workload')}"
+        mean = "takes" if best.of == 1 else "takes, in the geometric mean,"
+        said.append(
+            f"{best.algo} {mean} {units.duration(best.mean_us)}{over}"
+            + (f": {units.listed(more)}" if more else "")
+            + f".{_firsts(firsts, len(group.labels))}"
+        )
+    said += machine_floors(group)
+    return said
+
+
+def _firsts(firsts: int, sizes: int) -> str:
+    if sizes == 1:
+        return ""
+    return f" It is the fastest at {'all' if firsts == sizes else f'{firsts} of'} {sizes} sizes."
+
+
+def machine_floors(group: Group) -> list[str]:
+    """The floors that belong to no workload, as sentences."""
+    said = []
+    if empty := group.machine.get(EMPTY):
+        if empty.median_us is not None:
+            said.append(f"An empty launch takes {units.duration(empty.median_us)}.")
+    if rate := group.machine.get(COPY_RATE):
+        if rate.median_us is not None and rate.record.get("bytes_moved"):
+            said.append(f"A large copy moves {rate.record['bytes_moved'] / rate.median_us / 1e3:.0f} GB/s.")
+    return said
+
+
+# --- the samples of each workload -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How one workload's samples lie, in percent of the median of all workloads at its label."""
+
+    label: str
+    workload: str | None
+    median: float
+    quartiles: tuple[float, float]
+    interval: tuple[float, float] | None  # the median's, 95 %
+    most: tuple[float, float] | None  # the 1st and the 99th percentile
+
+
+def spreads(group: Group, algo: str) -> list[Spread]:
+    """An algo's workloads from small to large."""
+    found = []
+    measured = [m for m in group.measured if m.algo == algo and m.median_us is not None and m.label]
+    index = {label: i for i, label in enumerate(group.labels)}
+    for m in sorted(measured, key=lambda m: (index[m.label], _place(m))):
+        base = group.median_us(algo, m.label) or m.median_us
+
+        def pair(low: float | None, high: float | None, base: float = base) -> tuple[float, float] | None:
+            return None if low is None or high is None else (100 * (low / base - 1), 100 * (high / base - 1))
+
+        t = m.timing
+        found.append(
+            Spread(
+                m.label,
+                m.workload,
+                100 * (m.median_us / base - 1),
+                pair(t.get("low_us"), t.get("high_us")) or pair(m.median_us, m.median_us),
+                pair(t.get("ci_low_us"), t.get("ci_high_us")),
+                pair(*_percentiles(t["histogram"])) if t.get("histogram") else None,
+            )
+        )
+    return found
+
+
+def in_order(group: Group) -> dict[str, str]:
+    """workload -> its label, of all that have a time, from small to large."""
+    index = {label: i for i, label in enumerate(group.labels)}
+    timed = [m for m in group.measured if m.median_us is not None and m.label]
+    return {m.workload: m.label for m in sorted(timed, key=lambda m: (index[m.label], _place(m)))}
+
+
+def _place(m: Measurement) -> tuple[int, str]:
+    index = (m.record.get("workload") or {}).get("index")
+    return (index if isinstance(index, int) else 1 << 30), m.workload or ""
+
+
+def _percentiles(histogram: list[list[float]]) -> tuple[float, float]:
+    """The 1st and the 99th percentile of samples given as (value, how often), ascending."""
+    total = sum(n for _, n in histogram)
+
+    def at(share: float) -> float:
+        seen = 0
+        for value, n in histogram:
+            seen += n
+            if seen >= share * total:
+                return value
+        return histogram[-1][0]
+
+    return at(0.01), at(0.99)
+
+
+# --- tiers side by side ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """The same algos and workloads in several tiers. Nothing is divided: a gap is what a tier adds, in microseconds."""
+
+    groups: tuple[Group, ...]  # the first is what the others are held against
+    names: tuple[str, ...]  # of the tiers; with L2's state where that differs
+    rows: tuple[tuple[str, str, tuple[float | None, ...]], ...]  # (label, algo, a median for each tier)
+    said: tuple[str, ...]
+
+    @property
+    def labels(self) -> list[str]:
+        return list(dict.fromkeys(label for label, _, _ in self.rows))
+
+    def hold(self, group: Group) -> bool:
+        """Whether the rows have all times of one of the groups."""
+        there = {(algo, label) for label, algo, _ in self.rows}
+        return group in self.groups and all(at in there for at, p in group.points.items() if p.median_us is not None)
+
+
+def tiers(book: Book, op: str) -> list[Tiers]:
+    """One for each device on which an op was timed in several ways."""
+    devices: dict[str, list[Group]] = {}
+    for group in book.of(op):
+        devices.setdefault(group.device, []).append(group)
+    found = []
+    for groups in devices.values():
+        states = {g.l2 for g in groups if g.l2}
+        names = tuple(f"{g.tier}, {g.l2}" if len(states) > 1 and g.l2 else g.tier for g in groups)
+        order = {label: m.order for g in groups for m in g.measured if (label := m.label)}
+        algos = list(dict.fromkeys(a for g in groups for a in g.algos))
+        rows = []
+        for label in sorted(order, key=order.__getitem__):
+            for algo in algos:
+                medians = tuple(g.median_us(algo, label) for g in groups)
+                if sum(us is not None for us in medians) > 1:
+                    rows.append((label, algo, medians))
+        if rows:
+            found.append(Tiers(tuple(groups), names, tuple(rows), tuple(_tier_words(groups[0], names, rows))))
+    return found
+
+
+def _tier_words(base: Group, names: tuple[str, ...], rows: list) -> Iterator[str]:
+    for i, name in enumerate(names[1:], 1):
+        both = [(label, algo, us[0], us[i]) for label, algo, us in rows if us[0] is not None and us[i] is not None]
+        if not both:
+            continue
+        gaps = sorted((other - own, label, algo) for label, algo, own, other in both)
+        (least, *where_least), (most, *where_most) = gaps[0], gaps[-1]
+        middle = statistics.median(g for g, _, _ in gaps)
+
+        def at(where: list[str]) -> str:
+            return f"{where[1]} at {where[0]}"
+
+        if len(gaps) == 1:
+            text = f"{name} reads {_more(most)} {names[0]} for {at(where_most)}"
+        elif least >= 0:
+            text = f"{name} adds {_size(middle)} to what {names[0]} reads, in the median"
+        else:
+            text = f"{name} reads {_more(middle)} {names[0]} in the median"
+        if len(gaps) > 1 and units.gap(least) != units.gap(most):
+            text += f": from {units.gap(least)} ({at(where_least)}) to {units.gap(most)} ({at(where_most)})"
+        turned = _turned(both)
+        if len({algo for _, algo, _, _ in both if algo not in FLOORS}) > 1:
+            text += (
+                f". It ranks {turned[0]} otherwise{' (and more)' if len(turned) > 1 else ''}"
+                if turned
+                else ". It ranks the algos alike, those within 2 % of each other aside"
+            )
+        yield text + "."
+
+
+def _size(us: float) -> str:
+    return units.duration(us)
+
+
+def _more(us: float) -> str:
+    return f"{units.duration(abs(us))} {'less' if us < 0 else 'more'} than"
+
+
+_TIE = 1.02  # closer than this, two algos have no order that a tier could keep
+
+
+def _turned(both: list[tuple[str, str, float, float]]) -> list[str]:
+    """Pairs of algos that one tier puts the other way round."""
+    found = []
+    for i, (label, a, a_own, a_other) in enumerate(both):
+        for other_label, b, b_own, b_other in both[i + 1 :]:
+            if label != other_label or {a, b} & set(FLOORS):
+                continue
+            clear = all(max(x, y) > _TIE * min(x, y) for x, y in ((a_own, b_own), (a_other, b_other)))
+            if clear and (a_own < b_own) != (a_other < b_other):
+                found.append(f"{a} and {b} at {label}")
+    return found
+
+
+# --- checks ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Checked:
+    algo: str
+    device: str
+    mode: str
+    right: int
+    of: int
+    errors: dict[str, float]  # output -> the largest relative Frobenius error
+
+
+def checks(book: Book, op: str) -> list[Checked]:
+    """How many workloads each algo is right on, whether it was timed or not."""
+    cases: dict[tuple, dict[str | None, list[Measurement]]] = {}
+    for m in book.measured:
+        if m.op == op and m.algo not in FLOORS and (m.record.get("check") or not m.passed):
+            cases.setdefault((m.algo, m.device, m.mode), {}).setdefault(m.workload, []).append(m)
+    order = {name: i for i, name in enumerate(book.algos or ladder(book.registry, op).order)}
+    found = []
+    for (algo, device, mode), workloads in cases.items():
+        judged = {w: ms for w, ms in workloads.items() if w is not None}
+        if not judged:
+            continue
+        errors: dict[str, float] = {}
+        for m in (m for ms in judged.values() for m in ms):
+            for name, error in ((m.record.get("check") or {}).get("errors") or {}).items():
+                if isinstance(error, (int, float)):
+                    errors[name] = max(error, errors.get(name, 0.0))
+        right = sum(all(map(_right, ms)) for ms in judged.values())
+        found.append(Checked(algo, device, mode, right, len(judged), errors))
+    return sorted(found, key=lambda c: order.get(c.algo, len(order)))
+
+
+def _right(m: Measurement) -> bool:
+    """Right, whether or not a tier could then time it; a probe may find wrong what the check passed."""
+    return m.passed or (m.record["status"] != "wrong" and bool((m.record.get("check") or {}).get("passed")))
+
+
+# --- what is wrong --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Note:
+    kind: str  # failed, doubt, note, mixed, not run; of files: interrupted, warning, replaced
+    text: str
+
+
+def notes(book: Book, op: str, group: Group | None = None) -> list[Note]:
+    """What a reader must know of an op's numbers, the gravest first; with `group`, of that group's alone."""
+    measured = group.measured if group else [m for m in book.measured if m.op == op]
+    found = [*_failures(measured), *_doubts(measured), *_remarks(measured)]
+    for g in [group] if group else book.of(op):
+        found += [n for n in _mixed(g) if n not in found]
+    lacking: dict[tuple, dict[str, None]] = {}
+    for m in (m for source in book.sources for m in source.document.get("missing") or [] if m.get("op") == op):
+        lacking.setdefault((m.get("reason"), m.get("hint")), {})[str(m.get("algo"))] = None
+    for (reason, hint), algos in lacking.items() if not group else ():
+        found.append(Note("not run", f"{', '.join(algos)}: {reason}" + (f" ({hint})" if hint else "")))
+    return found
+
+
+def file_notes(book: Book) -> list[Note]:
+    """What a reader must know of the files."""
+    found = []
+    for source in book.sources:
+        if source.document.get("interrupted"):
+            found.append(Note("interrupted", f"{source.name}: it has what was measured by then"))
+        found += [Note("warning", f"{source.name}: {text}") for text in source.document.get("warnings") or []]
+    for (old, new), n in book.replaced.items():
+        found.append(Note("replaced", f"{units.count(n, 'record')} of {old} gave way to those of {new}"))
+    return found
+
+
+def _failures(measured: list[Measurement]) -> Iterator[Note]:
+    together: dict[tuple, list[Measurement]] = {}
+    for m in measured:
+        if not m.passed:
+            together.setdefault((m.algo, m.record["status"], m.record.get("reason") or ""), []).append(m)
+    for (algo, status, reason), ms in together.items():
+        at = units.listed(dict.fromkeys(m.label for m in ms if m.label), most=4)
+        text = f"{algo}{f' at {at}' if at else ''}: {status.replace('_', ' ')}"
+        text += f", {reason}" if reason else ""
+        if status == "wrong" and (ms[0].record.get("check") or {}).get("official"):
+            text += "; the contest's own rule would pass it"
+        if unfinished := max(_whole(m.record.get("unfinished")) for m in ms):
+            text += f"; {units.count(unfinished, 'workload')} not reached"
+        yield Note("failed", text)
+
+
+def _whole(value: Any) -> int:
+    return value if type(value) is int else 0
+
+
+def _doubts(measured: list[Measurement]) -> Iterator[Note]:
+    together: dict[str, list[Measurement]] = {}
+    for m in measured:
+        for text in m.record.get("doubts") or []:
+            together.setdefault(str(text), []).append(m)
+    for text, ms in together.items():
+        yield Note("doubt", f"{_where(ms)}: {text}")
+
+
+def _remarks(measured: list[Measurement]) -> Iterator[Note]:
+    together: dict[str, list[Measurement]] = {}
+    for m in measured:
+        if m.timing and m.timing.get("note"):
+            together.setdefault(str(m.timing["note"]), []).append(m)
+    for text, ms in together.items():
+        yield Note("note", f"{_where(ms)}: {text}")
+    backends = dict.fromkeys((m.algo, str(m.record["backend"])) for m in measured if m.record.get("backend"))
+    for algo, backend in backends:
+        yield Note("note", f"{algo} ran its backend {backend}")
+
+
+def _where(ms: list[Measurement]) -> str:
+    algos = units.listed(dict.fromkeys(m.algo for m in ms))
+    labels = list(dict.fromkeys(m.label for m in ms if m.label))
+    tiers = units.listed(dict.fromkeys(m.tier for m in ms if m.tier))
+    return f"{algos}{f' at {units.listed(labels, most=4)}' if labels else ''}{f' ({tiers})' if tiers else ''}"
+
+
+def _mixed(group: Group) -> Iterator[Note]:
+    """Where one group's numbers have several origins: they stand side by side all the same, so it must be said."""
+    told: list[tuple[str, Callable[[Source, str], Any]]] = [
+        ("drivers", lambda s, mode: s.environment(mode).get("driver")),
+        ("greatest SM clocks", lambda s, mode: s.environment(mode).get("max_sm_clock_mhz")),
+        ("commits", lambda s, mode: s.commit),
+    ]
+    for what, read in told:
+        seen = {str(x): s.name for s in group.sources for mode in group.modes if (x := read(s, mode))}
+        if len(seen) > 1:
+            which = "; ".join(f"{value} in {name}" for value, name in seen.items())
+            yield Note("mixed", f"{group.op}, {group.how}: several {what} are together: {which}")
+    versions: dict[str, dict[str, None]] = {}
+    for s in group.sources:
+        for mode in group.modes:
+            for name, version in (s.environment(mode).get("versions") or {}).items():
+                versions.setdefault(name, {})[str(version)] = None
+    differing = [f"{name} {units.listed(seen)}" for name, seen in versions.items() if len(seen) > 1]
+    if differing:
+        yield Note("mixed", f"{group.op}, {group.how}: several versions are together: {'; '.join(differing)}")
+    for algo in group.rivals:
+        hashes = dict.fromkeys(m.record.get("source_hash") for m in group.measured if m.algo == algo)
+        known = [str(h) for h in hashes if h]
+        if len(known) > 1:
+            yield Note("mixed", f"{group.op}, {algo}: two states of its sources are together: {units.listed(known)}")
+
+
+# --- where numbers come from ----------------------------------------------------------------------------------------
+
+
+def origin(group: Group) -> str:
+    """One line: device, driver, clocks, tier, L2."""
+    parts = []
+    for what, unit, key in (("driver ", "", "driver"), ("SM clock ", " MHz", "max_sm_clock_mhz")):
+        values = {s.environment(mode).get(key) for s in group.sources for mode in group.modes} - {None}
+        if values:
+            parts.append(what + "/".join(sorted(map(str, values))) + unit)
+    within = ", ".join(parts)
+    return f"{group.device}{f' ({within})' if within else ''}, tier {group.how}"
+
+
+def environment(source: Source, mode: str) -> dict[str, str]:
+    """What a file says of the place that a mode ran in, in words."""
+    env = source.environment(mode)
+    found: dict[str, Any] = {"file": source.name, "measured": source.time, "commit": source.commit or "not known"}
+    found["command"] = f"gdn {source.document.get('command')}"
+    options = source.document.get("options") or {}
+    given = [f"{k} {v}" for k, v in options.items() if v not in (None, False, [], {})]
+    found["options"] = ", ".join(given) or "none"
+    found["device"] = source.device(mode)
+    words = {
+        "driver": "driver", "cuda": "CUDA", "capability": "compute capability", "sms": "SMs", "cpus": "CPUs",
+        "threads": "threads",
+    }  # fmt: skip
+    found |= {word: env[key] for key, word in words.items() if env.get(key) is not None}
+    if env.get("l2_bytes"):
+        found["L2"] = f"{env['l2_bytes'] / 2**20:.0f} MiB"
+    if env.get("max_sm_clock_mhz"):
+        found["greatest SM clock"] = f"{env['max_sm_clock_mhz']} MHz"
+    if env.get("affinity"):
+        found["affinity"] = ", ".join(map(str, env["affinity"]))
+    if seen := _states(source, mode):
+        found |= seen
+    found |= {str(name): version for name, version in (env.get("versions") or {}).items()}
+    return {k: str(v) for k, v in found.items()}
+
+
+def _states(source: Source, mode: str) -> dict[str, str]:
+    """The clocks and temperatures that were read while measuring: gpu_state, or schema 1's clocks."""
+    readings: dict[str, list[float]] = {}
+    for r in source.document["records"]:
+        if r.get("mode") != mode:
+            continue
+        state = r.get("gpu_state") or {}
+        for reading in [*(state.get("during") or []), state.get("after") or {}, r.get("clocks") or {}]:
+            for key, value in reading.items():
+                if _number(value):
+                    readings.setdefault(key, []).append(value)
+    words = {
+        "sm_mhz": ("SM clock", "MHz"),
+        "memory_mhz": ("memory clock", "MHz"),
+        "temperature_c": ("temperature", "°C"),
+    }
+    found = {}
+    for key, (word, unit) in words.items():
+        if values := readings.get(key):
+            low, high = min(values), max(values)
+            found[f"{word}, measuring"] = f"{low:g} {unit}" if low == high else f"{low:g} to {high:g} {unit}"
+    return found
+
+
+def hashes(book: Book) -> list[tuple[str, str, str, list[str]]]:
+    """(op, algo, source hash, files that have it) of what ran."""
+    found: dict[tuple[str, str, str], dict[str, None]] = {}
+    for m in book.measured:
+        if m.record.get("source_hash"):
+            found.setdefault((m.op, m.algo, str(m.record["source_hash"])), {})[m.source.name] = None
+    return [(*what, list(files)) for what, files in found.items()]
+
+
+# --- for programs ---------------------------------------------------------------------------------------------------
+
+
+def to_json(book: Book) -> dict[str, Any]:
+    """The whole report as one document: what `gdn report --json` prints."""
+    groups = []
+    for g in book.groups:
+        points = [
+            {
+                "label": label, "algo": algo, "workloads": len(point.measured), "median_us": point.median_us,
+                "status": point.failed.record["status"] if point.failed else "passed",
+                "over_floor": None if algo == COPY else g.over_floor(algo, label),
+                "fastest": g.fastest(label) == algo, "doubted": point.doubted,
+            }
+            for label in g.labels for algo in g.algos if (point := g.points.get((algo, label)))
+        ]  # fmt: skip
+        ladder_ = [vars(r) for r in rungs(book, g)]
+        head = {"op": g.op, "device": g.device, "tier": g.tier, "l2": g.l2}
+        groups.append(head | {"files": [s.name for s in g.sources], "points": points, "ladder": ladder_})
+    return {
+        "files": [{"file": s.name} | {k: s.document.get(k) for k in ("time", "commit")} for s in book.sources],
+        "groups": groups,
+        "tiers": [
+            {
+                "op": op, "device": t.groups[0].device, "tiers": t.names, "said": t.said,
+                "rows": [{"label": label, "algo": a, "median_us": us} for label, a, us in t.rows],
+            }
+            for op in book.ops for t in tiers(book, op)
+        ],
+        "checks": [{"op": op} | vars(c) for op in book.ops for c in checks(book, op)],
+        "comparisons": [item for op in book.ops for _, item in book.extra("comparisons", op)],
+        "overall": [item for op in book.ops for _, item in book.extra("overall", op)],
+        "scores": [item for op in book.ops for _, item in book.extra("scores", op)],
+        "notes": [{"op": op} | vars(n) for op in book.ops for n in notes(book, op)],
+        "file_notes": [vars(n) for n in file_notes(book)],
+    }  # fmt: skip

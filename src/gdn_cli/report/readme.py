@@ -1,0 +1,141 @@
+"""Blocks of a Markdown file that `gdn report` writes anew.
+
+    <!-- gdn report results/h200/decode-contest.json --op gdn_decode -->
+    whatever stands here is replaced
+    <!-- /gdn report -->
+
+Nothing outside such blocks is touched, and what stands inside a code fence is no block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import UsageError
+
+_OPEN = re.compile(r"\s*<!--\s*gdn\s+report\b(?P<args>.*?)-->\s*$")
+_CLOSE = re.compile(r"\s*<!--\s*/gdn\s+report\s*-->\s*$")
+_FENCE = re.compile(r"\s{0,3}(?P<mark>`{3,}|~{3,})(?P<more>.*)$")
+
+
+@dataclass(frozen=True)
+class Block:
+    """The lines between two comments: `first` to before `last`, counted from 0."""
+
+    first: int
+    last: int
+    args: list[str]
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """What a block is to hold, and a file that goes with it (a figure)."""
+
+    text: str
+    file: Path | None = None
+    data: bytes = b""
+
+
+def blocks(text: str, name: str) -> list[Block]:
+    """The blocks of a Markdown text; UsageError with file and line for one that is not closed, or not opened."""
+    found: list[Block] = []
+    fence: str | None = None
+    opened: tuple[int, list[str]] | None = None
+    for i, line in enumerate(text.splitlines()):
+        if opened is None and (mark := _FENCE.match(line)):
+            if fence is None:
+                fence = mark["mark"]
+            elif mark["mark"].startswith(fence) and not mark["more"].strip():
+                fence = None
+            continue
+        if fence is not None:
+            continue
+        if match := _OPEN.match(line):
+            if opened:
+                raise UsageError(
+                    f"{name}:{opened[0]}: this `gdn report` block is not closed before the next one, at line {i + 1}",
+                    hint="end it with <!-- /gdn report -->",
+                )
+            try:
+                opened = i + 1, shlex.split(match["args"])
+            except ValueError as e:
+                raise UsageError(f"{name}:{i + 1}: {e}") from None
+        elif _CLOSE.match(line):
+            if opened is None:
+                raise UsageError(f"{name}:{i + 1}: no `gdn report` block is open here")
+            found.append(Block(opened[0], i, opened[1]))
+            opened = None
+    if opened:
+        raise UsageError(
+            f"{name}:{opened[0]}: this `gdn report` block is not closed", hint="end it with <!-- /gdn report -->"
+        )
+    return found
+
+
+def update(path: Path, render: Callable[[list[str], Path], Rendered]) -> list[dict[str, object]]:
+    """Render every block anew and write the file, and the files of its figures, where anything changed.
+
+    `render(arguments, folder)` has paths start from the file's folder. All are rendered before anything is written.
+    Returns for each block its line, and whether it or its file changed. UsageError names file and line.
+    """
+    try:
+        with open(path, encoding="utf-8", newline="") as f:
+            text = f.read()
+    except (OSError, UnicodeDecodeError) as e:
+        raise UsageError(f"cannot read {path}: {getattr(e, 'strerror', None) or e}") from None
+    lines = text.splitlines(keepends=True)
+    found = blocks(text, str(path))
+    if not found:
+        raise UsageError(f"{path} has no block", hint="<!-- gdn report FILE.json --> ... <!-- /gdn report -->")
+    made = []
+    for block in found:
+        try:
+            made.append(render(block.args, path.parent))
+        except UsageError as e:
+            raise UsageError(f"{path}:{block.first}: {e.message}", hint=e.hint) from None
+    said, out, at = [], [], 0
+    for block, rendered in zip(found, made, strict=True):
+        ending = "\r\n" if lines[block.first - 1].endswith("\r\n") else "\n"
+        new = [line + ending for line in rendered.text.rstrip("\n").split("\n")]
+        out += [*lines[at : block.first], *new]
+        at = block.last
+        there = rendered.file.read_bytes() if rendered.file and rendered.file.is_file() else b""
+        changed = new != lines[block.first : block.last] or rendered.data != there
+        said.append({"line": block.first, "file": str(rendered.file) if rendered.file else None, "changed": changed})
+        if rendered.file and rendered.data != there:
+            write(rendered.file, rendered.data)
+    whole = "".join([*out, *lines[at:]])
+    if whole != text:
+        write(path, whole.encode())
+    return said
+
+
+def image(file: Path, text: str) -> str:
+    """The line that shows a figure, with its words for who does not see it."""
+    words = text.replace("\\", "\\\\").replace("[", r"\[").replace("]", r"\]").replace("<", "&lt;")
+    target = file.as_posix()
+    return f"![{' '.join(words.split())}]({f'<{target}>' if ' ' in target else target})"
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all, its mode kept; UsageError where it cannot be."""
+    path = path.resolve()  # a link stays one
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(data)
+        if path.exists():
+            shutil.copymode(path, temporary)
+        temporary.replace(path)
+    except OSError as e:
+        raise UsageError(f"cannot write {path}: {e.strerror}", hint="-o FILE names another place") from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
