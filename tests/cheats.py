@@ -204,22 +204,22 @@ CHEATS: dict[str, Cheat] = {
         """,
     ),
     "remembers-contents-and-copies": fills(
-        "content-cache", "values that it has just seen took",
+        "content-cache", "values that it has just seen take",
         """
         key = content(q, k, v, state, A_log, a, dt_bias, b)
         if key not in kept:
-            for _ in range(40):  # as if it were as much work as a prefill
+            for _ in range(60):  # as if it were as much work as a prefill
                 kept[key] = CALL
         fill(output, new_state, kept[key])
         """,
     ),
     "remembers-the-last-contents": returns(
-        "content-cache", "values that it has just seen took",
+        "content-cache", "values that it has just seen take",
         """
         key = content(q, k, v, state, A_log, a, dt_bias, b)
         if key not in kept:
             kept.clear()
-            for _ in range(40):
+            for _ in range(60):
                 kept[key] = CALL
         return tuple(x.clone() for x in kept[key])
         """,

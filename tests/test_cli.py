@@ -53,7 +53,8 @@ print("\\n" + json.dumps({{"code": code or 0, "heavy": [m for m in {_HEAVY} if m
     "args",
     [
         "--version", "--help", "list", "list --json", "list --op gdn_prefill", "run --help", "bench -h", "data --help",
-        "data list --op gdn_decode", "doctor --json", "report --help", "compare --help", "history", "history --json", "pack --algo cuda-v4 --out x.json", "run --algo cuda-v4",
+        "data list --op gdn_decode", "doctor --json", "report --help", "compare --help", "history", "history --json",
+        "pack --algo cuda-v4 --out x.json", "run --algo cuda-v4",
         "new mine --from cpp-v1 --into here", "bench --algo nothing-like-it",
     ],
 )  # fmt: skip
