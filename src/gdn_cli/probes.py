@@ -42,6 +42,7 @@ from . import check
 from .build import Kernel
 from .errors import one_line, unknown
 from .registry import Op
+from .timing import TierUnavailable
 
 FACTOR = -0.5  # new values with known results; a power of two, so that no rounding comes with it
 _UNSEEN = (0.25, -0.25)  # two more, which no other probe uses: what a kernel remembers has no results for them
@@ -638,24 +639,29 @@ def _fewer_kernels(case: Case) -> str | None:
 
 def _trace(case: Case, k: int) -> tuple[Counter[str], int]:
     """What one call runs on the GPU: kernels and copies by name, and the sum of their times in ns."""
+    from .timing.trace import Trace  # Triton kernels, which a CPU need not import
+
     _fresh(case, k)
     for out in case.outputs:
         check.poison(out)
     case.sync()
+    results: list[Any] = []
+
+    def work() -> None:
+        results.append(case.invoke(case.inputs, case.outputs))
+        case.sync()
+
     try:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
-            results = case.invoke(case.inputs, case.outputs)
-            case.sync()
-        events = profile.profiler.kineto_results.events()
-    except (RuntimeError, AttributeError) as e:
-        if _out_of_memory(e):
-            raise
+        trace = Trace.open()
+        try:
+            ran = trace.kernels(work)
+        finally:
+            trace.close()
+    except TierUnavailable as e:
         raise LookupError(one_line(e)) from e
-    del results
-    ran = [e for e in events if "CUDA" in str(e.device_type())]
     if not ran:
         raise LookupError("nothing in the trace")
-    return Counter(e.name() for e in ran), sum(e.duration_ns() for e in ran)
+    return Counter(name for _, _, name in ran), sum(duration for _, duration, _ in ran)
 
 
 def zero_outputs(case: Case) -> str | None:
