@@ -208,7 +208,7 @@ CHEATS: dict[str, Cheat] = {
         """
         key = content(q, k, v, state, A_log, a, dt_bias, b)
         if key not in kept:
-            for _ in range(60):  # as if it were as much work as a prefill
+            for _ in range(40):  # as if it were as much work as a prefill
                 kept[key] = CALL
         fill(output, new_state, kept[key])
         """,
@@ -219,7 +219,7 @@ CHEATS: dict[str, Cheat] = {
         key = content(q, k, v, state, A_log, a, dt_bias, b)
         if key not in kept:
             kept.clear()
-            for _ in range(60):
+            for _ in range(40):
                 kept[key] = CALL
         return tuple(x.clone() for x in kept[key])
         """,

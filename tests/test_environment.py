@@ -80,6 +80,7 @@ STATE = {
 def test_a_reading(nvml):
     nvml()
     assert environment.gpu_state() == STATE
+    assert environment.gpu_state(brief=True) == {"sm_mhz": 1980, "throttle": []}
 
 
 def test_nvml_is_opened_once(nvml):

@@ -426,7 +426,7 @@ def clock(monkeypatch, repeat, fresh=lambda n: 0.01):
         (lambda n: 0.001 if n % 2 else 0.05, True),  # load on every second repeat: the faster of two counts
         (lambda n: 0.001 if (n - 1) // 2 % 8 != 7 else 0.05, True),  # on one group in eight
         (lambda n: 0.001 if (n - 1) // 2 % 5 != 4 else 0.05, False),
-        (lambda n: 0.001 if n <= 84 else 0.01, False),  # honest in the last eight groups
+        (lambda n: 0.001 if n <= 66 else 0.01, False),  # honest in the last seven groups
     ],
 )
 def test_repeats_are_accused_on_plain_evidence_alone(repeat, caught, monkeypatch, right, decode):
@@ -441,7 +441,7 @@ def test_fresh_values_fall_on_even_and_on_odd_calls(monkeypatch, right, decode):
     assert found.startswith("values that it has just seen take 10% of the time")
     first = {n: asked.index(n) for n in asked}
     assert all(asked[i + 1] == n for n, i in first.items())  # each repeat follows on its fresh values
-    assert len(first) == 100 and sum(i % 2 for i in first.values()) == 50
+    assert len(first) == 80 and sum(i % 2 for i in first.values()) == 40
 
 
 @pytest.mark.parametrize(("repeat", "calls"), [(0.02, 16), (0.15, 2)])

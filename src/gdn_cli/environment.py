@@ -75,11 +75,14 @@ _THROTTLES = {
 }
 
 
-def gpu_state() -> dict[str, Any]:
+_BRIEF = ("sm_mhz", "throttle")  # what may change while a measurement runs
+
+
+def gpu_state(brief: bool = False) -> dict[str, Any]:
     """The GPU in use at this moment; {} where NVML is hidden, and without the keys that it does not tell here.
 
     sm_mhz, memory_mhz; temperature_c; power_w; throttle: why its clocks are held down, [] if nothing holds them;
-    other_processes: how many others have a compute context on it.
+    other_processes: how many others have a compute context on it. `brief`, between batches: sm_mhz and throttle only.
     """
     if (opened := _opened()) is None:
         return {}
@@ -93,9 +96,9 @@ def gpu_state() -> dict[str, Any]:
         "other_processes": lambda: _others(nvml.nvmlDeviceGetComputeRunningProcesses(handle)),
     }
     found = {}
-    for name, read in readings.items():
+    for name in _BRIEF if brief else readings:
         try:
-            found[name] = read()
+            found[name] = readings[name]()
         except Exception:  # not supported by this GPU, this driver or this container
             continue
     return found

@@ -556,18 +556,19 @@ def _fresh(case: Case, k: int) -> None:
 
 
 _FASTER = 0.6  # a repeat must take less than this share of the fresh values' time
-_GROUPS = 50  # of two calls on fresh values, each followed by its repeat
+_GROUPS = 40  # of two calls on fresh values, each followed by its repeat
 _LONG_S, _LONG_GROUPS = 0.1, 8  # where a call takes longer than this, so many of one call and its repeat are enough
 
 
 def _faster_when_repeated(case: Case) -> float | None:
     """By the clock: the repeats' median share of the time that fresh values take, where that is small beyond doubt.
 
-    Each group compares the faster of two calls on fresh values with the faster of their repeats. Of 50 groups nearly
+    Each group compares the faster of two calls on fresh values with the faster of their repeats. Of 40 groups nearly
     all must say that repeats take less than 60 %, and the search ends as soon as more than one, and one in eight, do
     not: with an honest kernel mostly after the second. Nothing but the values differs between a call and its repeat,
     and an extra call after each group keeps them from being the even and the odd ones. So however noisy the machine
-    is, either is as likely to be the slower one, and 50 coins fall like that once in 40 million times. A cheat whose
+    is, either is as likely to be the slower one, and 40 coins fall like that once in 1.6 million times. (As noise goes
+    on two cores with eight busy processes, three groups in ten look like it: then once in 10^13.) A cheat whose
     bookkeeping costs more than 60 % of its work goes free; it wins little.
     """
     ratios: list[float] = []

@@ -179,16 +179,16 @@ class _Watch:
         self.on_gpu = request["mode"] == "cuda"
         self.states: list[dict[str, Any]] = []
 
-    def __call__(self) -> None:
+    def __call__(self, brief: bool = True) -> None:
         if self.on_gpu:
-            self.states.append(environment.gpu_state())
+            self.states.append(environment.gpu_state(brief))
 
     def __enter__(self) -> _Watch:
-        self()
+        self(brief=False)
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self()
+        self(brief=False)
 
     def record(self, timed: Any) -> dict[str, Any]:
         before, *during, after = self.states or [{}, {}]

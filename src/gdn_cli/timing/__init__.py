@@ -15,10 +15,11 @@ A time is only comparable within its tier. A tier that cannot be had raises `Tie
 from __future__ import annotations
 
 import importlib
+import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -199,8 +200,8 @@ def interleave(
 ) -> tuple[list[Timing], list[list[float]]]:
     """Time several subjects in turns, A B B A and so on: their records, and each one's samples in their order.
 
-    The n-th samples of all of them were taken next to each other, so that what drifts drifts for all. Every second
-    round goes backwards, and of three or more each is first in its turn, since the first call of a round may cost more.
+    The n-th samples of all of them were taken next to each other, so that what drifts drifts for all; every second
+    round goes backwards, since the first call of a round may cost more. Which of them begins is drawn (`_turns`).
     `enough` says of the samples so far whether they will do; without it, the first subject's median decides.
     """
     if not TIERS[tier].interleaves:
@@ -209,14 +210,11 @@ def interleave(
     began = time.perf_counter()
     sampler = _module(tier, plan).Sampler(subjects, plan)
     taken: list[list[Sample]] = [[] for _ in subjects]
+    turns = _turns(len(subjects))
 
     def rounds(count: int) -> list[Sample]:
         """`count` rounds (made even); returns the first subject's samples."""
-        order: list[int] = []
-        for n in range(0, count, 2):
-            turn = (len(taken[0]) + n) // 2 % len(subjects) if len(subjects) > 2 else 0
-            forth = [*range(turn, len(subjects)), *range(turn)]
-            order += forth + forth[::-1]
+        order = [i for _ in range(0, count, 2) for i in next(turns)]
         for i, sample in zip(order, sampler.take(order), strict=True):
             taken[i].append(sample)
         return taken[0][-(count + count % 2) :]
@@ -231,6 +229,21 @@ def interleave(
     took = {"stopped": stopped, "busy_s": sampler.busy_s, "took_s": time.perf_counter() - began}
     timings = [_timing(tier, samples, plan, **about, **took) for samples, about in zip(each, notes, strict=True)]
     return timings, [[s.us for s in samples] for samples in each]
+
+
+def _turns(count: int) -> Iterator[list[int]]:
+    """Two rounds at a time, there and back: A B B A or B A A B, drawn in pairs of one of each.
+
+    A fixed order locks in with whatever has a period of its own. Always A B B A, with five launches a call and no gap
+    between them, made equal code on an H200 differ by 1 % at every second workload, now one way and now the other
+    (results/h200/decode-aa-fixed-order.json): as if two of each four launches were slower, whichever is first.
+    """
+    draw = random.Random(0)  # the same at each run: whoever repeats one repeats its order too
+    while True:
+        there = draw.sample(range(count), count)
+        back = there[::-1]
+        yield there + back
+        yield back + there
 
 
 def _module(tier: str, plan: Plan) -> Any:
@@ -265,7 +278,6 @@ def _collect(
     """Samples until they are enough (by default: the median is known to the target), the time is over, or the count
     that was asked for is there."""
     enough = enough or partial(_known, plan.target)
-    watch()
     if plan.iterations:
         samples = []
         for _ in range(plan.trials):
