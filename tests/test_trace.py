@@ -350,7 +350,7 @@ def test_a_clock_that_is_not_in_nanoseconds_is_not_read(kineto, lib, rate):
     """As torch's profiler leaves it behind: the processor's cycles."""
     lib.rate = rate
     assert by_torch(trace.Trace.open())
-    with pytest.raises(TierUnavailable, match=f"libcupti's clock runs at {rate} times the host's"):
+    with pytest.raises(TierUnavailable, match=r"libcupti's clock runs at [\d.]+ times the host's"):
         trace.Activity()
     lib.rate = 1
     trace.Activity().close()

@@ -84,7 +84,7 @@ _VERSIONS = range(18, 140_000)  # cuptiGetVersion of CUDA 12.0 to 13.x
 _BUFFER = 2**20  # bytes: over 4000 kernels; CUPTI fills each with zeros before use, in the thread that launches
 _BUFFERS = 64
 _RATE_NS = 300_000  # how long the clock is watched at each opening: a switched task of some us is little beside it
-_RATE_OFF = 0.1  # far from what noise does in that time, and from any other clock's rate
+_RATE_OFF = 0.1  # far from what noise does in that time, and from the rate of a processor's cycles
 _FORCED = 1  # CUPTI_ACTIVITY_FLAG_FLUSH_FORCED
 _NO_MORE = 12  # CUPTI_ERROR_MAX_LIMIT_REACHED
 
@@ -187,16 +187,21 @@ class _Cupti:
 
     def rate(self) -> float:
         """How many of CUPTI's nanoseconds pass in one of the host's."""
-        ticks, began = [], time.perf_counter_ns()
-        for wait_ns in (0, _RATE_NS):
-            while time.perf_counter_ns() - began < wait_ns:
-                pass
-            stamp = c_uint64()
-            before = time.perf_counter_ns()
-            self.call("cuptiGetTimestamp", byref(stamp))
-            ticks.append((stamp.value, (before + time.perf_counter_ns()) / 2))
-        (first, t0), (second, t1) = ticks
+        first, t0 = self._stamp()
+        while time.perf_counter_ns() - t0 < _RATE_NS:
+            pass
+        second, t1 = self._stamp()
         return (second - first) / (t1 - t0)
+
+    def _stamp(self) -> tuple[int, int]:
+        """CUPTI's time and the host's, of five readings the one that took least: nothing came between."""
+        readings = []
+        for _ in range(5):
+            stamp, before = c_uint64(), time.perf_counter_ns()
+            self.call("cuptiGetTimestamp", byref(stamp))
+            readings.append((time.perf_counter_ns() - before, stamp.value, before))
+        _, ours, host = min(readings)
+        return ours, host
 
     def stop(self) -> None:
         """Also at the interpreter's end, after which CUPTI must not call: no buffer stays with it."""
