@@ -28,6 +28,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import itertools
 import math
 import statistics
 import sys
@@ -351,16 +352,21 @@ def _bytes(x: torch.Tensor) -> tuple[bytes, int]:
     return ctypes.string_at(x.data_ptr(), x.numel() * x.element_size()), 0
 
 
+# powers of two, so that outputs scale by exactly as much; small enough for float16
+_UNUSED = itertools.cycle(sign * 2.0**e for e in (-1, 1, -2, -3, -4) for sign in (-1, 1))
+
+
 def _late_on_gpu(case: Case) -> str | None:
     """Inputs that become right late on the current stream, outputs copied on it right after the call.
 
     A kernel on another stream that does not wait reads zeros; one that nothing waits for writes behind the copies. The
     stream is not the default one, so that work on the legacy stream counts as elsewhere too. Whether the copies come
     before late writes is a matter of microseconds: hence three attempts. Where results are returned, their memory may
-    hold an older right result: hence other values in each.
+    hold an older right result, even one of an earlier probe: hence values in each that were not asked for lately.
     """
     side, copies = _side_stream(), check.allocate(case.op, case.axes, str(case.device))
-    for factor in (1.0, FACTOR, 2.0) if case.linear and not case.fills else (1.0, 1.0, 1.0):
+    for _ in range(3):
+        factor = next(_UNUSED) if case.linear and not case.fills else 1.0
         late = case.scaled(factor)
         for i in (*case.linear, *case.other):
             case.inputs[i].data.zero_()  # integers stay: they are addresses
