@@ -28,12 +28,12 @@ ALGOS = {
         "from .right import run as right\nkept = {}\n"
         f"{_RUN}    if q.data_ptr() not in kept:\n        kept[q.data_ptr()] = {_CALL}\n    return kept[q.data_ptr()]\n"
     ),
-    # right until the same values have come fifteen times in a row, as they do while it is timed; then zeros
+    # right until the same values have come often in a row, as they do while it is timed; then zeros
     "tires": (
         "from .right import run as right\nseen = []\n"
-        f"{_RUN}    if len(seen) < 15:\n        sum_v = float(v.float().sum())\n"
+        f"{_RUN}    if len(seen) < 12:\n        sum_v = float(v.float().sum())\n"
         "        seen[:] = seen + [sum_v] if sum_v in seen[-1:] else [sum_v]\n"
-        f"    out, new = {_CALL}\n    return (out * 0 if len(seen) >= 15 else out), new\n"
+        f"    out, new = {_CALL}\n    return (out * 0 if len(seen) >= 12 else out), new\n"
     ),
 }
 
@@ -48,7 +48,7 @@ def mixed(tmp_path_factory, gdn, write_algo):
     write_algo(folder, "broken", "#", drop=("summary",))
     names = ",".join([*ALGOS, "unpackable"])
     out = folder / "keep.json"
-    done = gdn("bench", "--algos", folder, "--algo", names, "-w", "0", "--seconds", "0.02", "--json", "--out", out)
+    done = gdn("bench", "--algos", folder, "--algo", names, "-w", "0", "--seconds", "0.3", "--json", "--out", out)
     return done, {r["algo"]: r for r in done.json["records"]}, folder
 
 

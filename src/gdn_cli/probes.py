@@ -563,7 +563,7 @@ def _fresh(case: Case, k: int) -> None:
 
 _FASTER = 0.6  # a repeat must take less than this share of the fresh values' time
 _GROUPS = 40  # of two calls on fresh values, each followed by its repeat
-_LONG_S, _LONG_GROUPS = 0.1, 8  # where a call takes longer than this, so many of one call and its repeat are enough
+_LONG_S = 0.1  # where a call takes longer than this, one call and its repeat make a group
 
 
 def _faster_when_repeated(case: Case) -> float | None:
@@ -573,29 +573,29 @@ def _faster_when_repeated(case: Case) -> float | None:
     all must say that repeats take less than 60 %, and the search ends as soon as more than one, and one in eight, do
     not: with an honest kernel mostly after the second. Nothing but the values differs between a call and its repeat,
     and an extra call after each group keeps them from being the even and the odd ones. So however noisy the machine
-    is, either is as likely to be the slower one, and 40 coins fall like that once in 1.6 million times. (As noise goes
-    on two cores with eight busy processes, three groups in ten look like it: then once in 10^13.) A cheat whose
-    bookkeeping costs more than 60 % of its work goes free; it wins little.
+    is, either is as likely to be the slower one, and 40 coins fall like that once in 1.6 million times. (On two cores
+    with ten busy processes at most four groups in ten looked like it: then once in 10^9.) A cheat whose bookkeeping
+    costs more than 60 % of its work goes free; it wins little.
     """
     ratios: list[float] = []
-    failed, groups, k, collecting = 0, _GROUPS, 0, gc.isenabled()
+    failed, k, collecting = 0, 0, gc.isenabled()
     gc.disable()
     try:
-        while len(ratios) < groups:
+        while len(ratios) < _GROUPS:
             fresh = repeat = math.inf
-            for _ in range(2 if groups == _GROUPS else 1):
+            for _ in range(2):
                 k += 1
                 fresh = min(fresh, _seconds(case, k))
                 repeat = min(repeat, _seconds(case, k))
-                if fresh > _LONG_S:  # noise is small beside it
-                    groups = _LONG_GROUPS
+                if repeat > max(_LONG_S, _FASTER * fresh):
+                    return None  # honest, and too long to be asked twice
+                if fresh > _LONG_S:
                     break
             ratios.append(repeat / fresh)
             failed += ratios[-1] > _FASTER
-            if failed > (1 + len(ratios) // 8 if groups == _GROUPS else 0):
+            if failed > 1 + len(ratios) // 8:
                 return None
-            if groups == _GROUPS:
-                _seconds(case, k)
+            _seconds(case, k)
     finally:
         if collecting:
             gc.enable()
