@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import contextlib
 import json
 import os
 import pty
@@ -18,7 +19,7 @@ from types import SimpleNamespace
 import helpers
 import pytest
 
-from gdn_cli import __version__, campaign, errors, machine, pack, paths, records, registry
+from gdn_cli import __version__, campaign, errors, jobs, machine, pack, paths, records, registry
 from gdn_cli.errors import UsageError
 from gdn_cli.report import terminal as report
 from gdn_cli.timing import TIERS
@@ -285,6 +286,29 @@ GPU_TIERS = ("cupti", "events", "graph", "nvbench", "fib")
 def test_tiers(mode, wanted, command, tiers):
     assert campaign.tiers_for(mode, wanted, command) == tiers
     assert all(TIERS[tier].mode == mode for tier in tiers)
+
+
+@pytest.mark.parametrize(("mode", "tiers", "held"), [("cuda", ("cupti",), 1), ("cuda", (), 0), ("cpu", ("wall",), 0)])
+def test_what_times_on_a_gpu_holds_its_lock(mode, tiers, held, monkeypatch, tmp_path):
+    log = []
+
+    @contextlib.contextmanager
+    def gpu(uuid, waiting, name):
+        log.append((uuid, name))
+        yield
+        log.append("free")
+
+    def execute(job, on_record):
+        log.append("run")
+        return jobs.Outcome("done")
+
+    monkeypatch.setattr(campaign.locks, "gpu", gpu)
+    monkeypatch.setattr(campaign, "execute", execute)
+    monkeypatch.setattr(machine, "gpus", lambda: (machine.Gpu("H200", "9.0", "580", "GPU-7", 3),))
+    job = jobs.Job("bench", DECODE, {}, None, mode, (), tiers=tiers)
+    document = records.Document("bench", {}, tmp_path / "x.json")
+    campaign.run(campaign.Plan([job, job], [], []), document, lambda *_: None, print)
+    assert log == [("GPU-7", "GPU 3")] * held + ["run", "run"] + ["free"] * held  # once, around all of it
 
 
 def test_a_tier_that_cannot_take_turns_compares_nothing():

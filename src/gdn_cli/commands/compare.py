@@ -24,7 +24,10 @@ def compare(
     dataset: o.Dataset = None,
     tier: o.Tiers = None,
     l2: o.L2 = "cold",
-    target: o.Target = None,
+    target: Annotated[
+        Optional[float],
+        typer.Option("--target", metavar="X", help="Sample until the ratio is known to this share (0.005)."),
+    ] = None,
     seconds: o.Seconds = None,
     strict: o.Strict = False,
     threshold: Annotated[
