@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import contextlib
+import fcntl
 import json
 import os
 import pty
@@ -501,7 +501,6 @@ def test_rows_of_the_table_derive_from_the_records(bench):
 
 def table_of(document: dict, width: int = 80, known=REGISTRY) -> list[str]:
     """The lines that `gdn` shows of a document, without a terminal, at a width."""
-    import contextlib
     import io
 
     out = io.StringIO()
