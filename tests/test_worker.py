@@ -189,7 +189,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_no_worker(tmp_path, write_alg
     try:
         deadline = time.monotonic() + 120
         # the first record is on disk before the second workload ends
-        while not (mark.exists() and mark.read_text() and json.loads(out.read_text())["records"]):
+        while not (mark.exists() and mark.read_text() and out.exists() and json.loads(out.read_text())["records"]):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
