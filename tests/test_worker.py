@@ -185,6 +185,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_no_worker(tmp_path, write_alg
         [sys.executable, "-m", "gdn_cli", "run", "--algos", str(tmp_path), "--algo", "hangs,pt-reference", "--json",
          "-w", "0", "-w", "batch_size=2", "--out", str(out)],
         env=helpers.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's `&` has it ignored
     )  # fmt: skip
     try:
         deadline = time.monotonic() + 120
