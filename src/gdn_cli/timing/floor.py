@@ -21,7 +21,7 @@ from ..registry import Op
 from . import TIERS, Plan, Subject, TierUnavailable, interleave
 
 _RATE_BYTES = {"cuda": 2 * 2**30, "cpu": 2 * 2**28}  # read and written together: far beyond any cache
-_TRIES = 10  # samples of each candidate in the search
+_TRIES = 20  # samples of each candidate in the search
 
 # floats a CTA copies, warps of a CTA, whether it tells the caches that nothing is used again. Small shares spread a
 # small batch over all SMs, large ones spare launches.
@@ -63,7 +63,10 @@ def fastest_copy(nbytes: int, mode: str, l2: str = "cold") -> tuple[Subject, str
 
 
 def _race(subjects: list[Subject], mode: str, plan: Plan) -> list[list[float]]:
-    """Samples of all of them, taken in turns, in the first tier that can be had."""
+    """Samples of all of them, taken in turns, in the first tier that can be had; on a CPU one after the other, where
+    the threads of one copy would still be spinning when the next begins."""
+    if mode != "cuda":
+        return [interleave("wall", [subject], plan)[1][0] for subject in subjects]
     tiers = [name for name, tier in TIERS.items() if tier.mode == mode and tier.interleaves]
     for tier in tiers:
         try:
