@@ -236,7 +236,8 @@ def _turns(count: int) -> Iterator[list[int]]:
 
     A fixed order locks in with whatever has a period of its own. Always A B B A, with five launches a call and no gap
     between them, made equal code on an H200 differ by 1 % at every second workload, now one way and now the other
-    (results/h200/decode-aa-fixed-order.json): as if two of each four launches were slower, whichever is first.
+    (results/h200/decode-aa-fixed-order.json): as if two of each four launches were slower, whichever is first. Drawn,
+    the order showed none at any of 20 (results/h200/decode-aa.json).
     """
     draw = random.Random(0)  # the same at each run: whoever repeats one repeats its order too
     while True:
