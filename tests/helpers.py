@@ -101,6 +101,14 @@ def gdn(
     return Done(done.returncode, done.stdout, done.stderr)
 
 
+def python(*args: str, env: dict[str, str] | None = None):
+    """Run `python ARGS` to its end in the same environment."""
+    done = subprocess.run(
+        [sys.executable, *args], env=environment(**env or {}), capture_output=True, text=True, timeout=300
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
 def alive(pid: int) -> bool:
     """A process that runs; a zombie, which nobody has waited for yet, is dead."""
     try:

@@ -16,13 +16,14 @@ PACKAGE = Path(gdn_cli.__file__).parent
 # A folder (commands, report, timing) is one name here; inside it modules may import each other.
 LAYERS = """
     commands
+    profiling
     campaign  comparison  prove  doctor  scaffold  tracefolder  report
-    history  score
+    history  score  bottleneck  differences
     records
     jobs
     worker
     tasks
-    probes
+    probes  profilers
     check  timing
     dataset  build  environment  signature
     twins
@@ -31,7 +32,7 @@ LAYERS = """
     machine  workloads
     presets
     registry
-    paths  errors  dtypes  paired  locks
+    paths  errors  dtypes  paired  locks  units
 """
 RANK = {name: rank for rank, line in enumerate(LAYERS.strip().splitlines()) for name in line.split()}
 
@@ -39,7 +40,7 @@ RANK = {name: rank for rank, line in enumerate(LAYERS.strip().splitlines()) for 
 ONLY_IN = {"typer": {"commands"}, "rich": {"report"}, "matplotlib": {"report"}, "modal": {"remote"}}
 # what costs a second or more to import; whatever lists, finds or prints must not need it, not even at the top of a file
 HEAVY = {"torch", "triton", "numpy", "matplotlib", "flashinfer_bench", "flashinfer", "fla", "modal"}
-MAY_BE_HEAVY = {"check", "timing", "dataset", "build", "twins", "tracefolder", "dtypes", "tasks", "probes"}
+MAY_BE_HEAVY = {"check", "timing", "dataset", "build", "twins", "tracefolder", "dtypes", "tasks", "probes", "profilers"}
 
 
 def modules() -> dict[Path, str]:

@@ -20,9 +20,9 @@ import helpers
 import pytest
 import reports
 
-from gdn_cli import errors, registry
+from gdn_cli import errors, registry, units
 from gdn_cli.errors import UsageError
-from gdn_cli.report import figures, findings, gather, markdown, page, readme, sheet, units
+from gdn_cli.report import figures, findings, gather, markdown, page, readme, sheet
 
 ROOT = Path(__file__).resolve().parent.parent
 H200 = ROOT / "results" / "h200"

@@ -27,7 +27,8 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True)
 class Job:
-    """One worker's work. `command`: check, bench, prove, floor or compare; `algo` is None for the last two."""
+    """One worker's work. `command`: check, bench, prove, floor, compare or profile; `algo` is None for floor and
+    compare."""
 
     command: str
     op: Op
@@ -42,6 +43,8 @@ class Job:
     plan: dict[str, Any] = field(default_factory=dict)
     fallback: bool = False  # whether events may stand in for cupti
     strict: bool = False  # probe every workload
+    profile: dict[str, Any] | None = None  # what a profiler's target is to do
+    wrap: tuple[str, ...] = ()  # a command line that goes in front of the worker's: a profiler's
     added: bool = False  # gdn put it in to compare with; the user did not ask for it
     timeout_s: float = 300.0
     env: dict[str, str] = field(default_factory=dict)
@@ -67,6 +70,7 @@ class Job:
             "rivals": [{"name": algo.name, "solution": solution} for algo, solution in self.rivals],
             "timing": {"tiers": list(self.tiers), "plan": self.plan, "fallback": self.fallback},
             "strict": self.strict,
+            "profile": self.profile,
         }
 
 
@@ -104,7 +108,7 @@ def _follow(job: Job, folder: Path, on_record: OnRecord) -> Outcome:
         events.open() as e,
     ):
         process = subprocess.Popen(
-            [sys.executable, "-m", "gdn_cli.worker", "--events", str(events)],
+            [*job.wrap, sys.executable, "-m", "gdn_cli.worker", "--events", str(events)],
             stdin=stdin, stdout=stdout, stderr=stderr, cwd=folder / "empty", env=environ(job), start_new_session=True,
         )  # fmt: skip
         deadline = time.monotonic() + job.timeout_s

@@ -28,6 +28,11 @@ def runs_dir() -> Path:
     return _user_dir("runs", "XDG_DATA_HOME", ".local/share")
 
 
+def profiles_dir() -> Path:
+    """A folder for each profile, beside the records."""
+    return _user_dir("profiles", "XDG_DATA_HOME", ".local/share")
+
+
 def builds_dir() -> Path:
     """What the builders compile; safe to delete. `GDN_HOME` moves it; else XDG_CACHE_HOME, else ~/.cache.
 

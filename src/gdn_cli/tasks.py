@@ -1,4 +1,5 @@
-"""What a worker can be asked to do: check, time and probe an algo, let several take turns, time the floors.
+"""What a worker can be asked to do: check, time and probe an algo, let several take turns, time the floors, be the
+target of a profiler.
 
 Each task is a generator of records, one for each workload and tier, made as soon as they can be.
 """
@@ -10,12 +11,13 @@ import itertools
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from . import build, check, dataset, environment, errors, paired, probes, signature, timing
+from . import build, check, dataset, environment, errors, paired, probes, profilers, signature, timing
 from .errors import GdnError, MissingError
 from .registry import Op
 from .timing import COPY, COPY_RATE, EMPTY, Plan, Subject, floor
@@ -254,6 +256,109 @@ def _in_turns(request: dict, workload: Workload, kernels: dict, reference: Any, 
         if not again.passed:
             records = [r for r in records if r["algo"] != name] + _each_tier(request, judged[name] | _stale(again))
     return records
+
+
+# --- profile ------------------------------------------------------------------------------------------------------
+
+
+class Target:
+    """What a profiler's target works on. Everything is made when it is first asked for: some need no GPU, no kernel."""
+
+    def __init__(self, request: dict, workload: Workload) -> None:
+        self.request, self.workload = request, workload
+        self.op, self.mode = request["op"], request["mode"]
+        self.definition, self.solution = request["definition"], request["solution"]
+        self.l2 = request["profile"].get("l2", "cold")
+
+    @cached_property
+    def kernel(self) -> Any:
+        return _built(self.request, self.solution)
+
+    @cached_property
+    def case(self) -> _Case:
+        """The workload's tensors with what is right on them, by the float64 reference."""
+        return _Case(self.request, self.workload, build.reference(self.definition))
+
+    @cached_property
+    def subject(self) -> Subject:
+        """The call on buffers of its own, without an oracle: nothing else runs in front of it."""
+        root = Path(self.request["dataset"]) if self.request.get("dataset") else None
+        device = "cuda" if self.mode == "cuda" else "cpu"
+        inputs = dataset.load_inputs(self.op, self.workload, device, root)
+        outputs = check.allocate(self.op, self.workload.axes, str(inputs[0].device))
+        return Subject.of(self.kernel, inputs, outputs, definition=self.definition)
+
+
+def profile(request: dict, reply: dict) -> Iterator[dict]:
+    """`survey`: is it right, how long does a call take, what does it run? Otherwise a profiler's target."""
+    for workload in request["workloads"]:
+        work = _surveyed if request["profile"]["task"] == "survey" else _inside
+        yield from _guarded(request, workload, work)
+
+
+def _inside(request: dict, workload: Workload) -> list[dict[str, Any]]:
+    """A tool's own part, in the process that the tool looks at."""
+    ask = request["profile"]
+    answer = profilers.module(ask["task"]).inside(Target(request, workload), ask["params"])
+    return [{"tier": None, "status": "passed", "reason": None, "answer": answer}]
+
+
+def _surveyed(request: dict, workload: Workload) -> list[dict[str, Any]]:
+    """What a profile is read against: the check, a time, the floors of this workload, and what a call runs.
+
+    Without a tier nothing is timed: the check and the build are all that is wanted.
+    """
+    target = Target(request, workload)
+    case, op = target.case, target.op
+    record = _judged(case, target.kernel, probed=False)
+    record["bytes_in"] = floor.bytes_of(op, op.inputs, case.axes)
+    record["bytes_out"] = floor.bytes_of(op, op.outputs, case.axes)
+    if not request["timing"]["tiers"]:
+        return [{"tier": None} | record]
+    moved, tier = floor.bytes_moved(op, case.axes), request["timing"]["tiers"][0]
+    subject = Subject.of(target.kernel, case.inputs, case.outputs(), definition=request["definition"])
+    timed = _timed(request, tier, subject)
+    if record["status"] != "passed":  # a time does not make it right
+        timed = {k: v for k, v in timed.items() if k not in ("status", "reason")}
+    record |= timed
+    record["ran"] = _ran(subject, target.l2) if request["mode"] == "cuda" else None
+    floors: dict[str, Any] = {}
+    copy, floors["copy_how"] = floor.fastest_copy(moved, request["mode"], target.l2)
+    large, floors["large_bytes"] = floor.large_copy(request["mode"])
+    for name, subject in (("copy", copy), ("empty", floor.empty(request["mode"])), ("large", large)):
+        found = _timed(request, tier, subject).get("timing")
+        floors[f"{name}_us"] = found["median_us"] if found else None
+    return [record | {"floors": floors}]
+
+
+def _ran(subject: Subject, l2: str) -> list[dict[str, Any]] | None:
+    """What one call puts on the GPU, in order: name, start and duration in microseconds; None where nothing tells."""
+    from .timing.kernels import Flush, begin
+    from .timing.trace import Trace
+
+    try:
+        trace = Trace.open()
+    except timing.TierUnavailable:
+        return None
+    before = subject.call if l2 == "warm" else Flush()
+
+    def once() -> None:
+        before()
+        torch.cuda.synchronize()
+        begin()
+        subject.call()
+        torch.cuda.synchronize()
+
+    try:
+        once()
+        ran = trace.kernels(once)
+    except timing.TierUnavailable:
+        return None
+    finally:
+        trace.close()
+    first = next((i for i, (_, _, name) in enumerate(ran) if name.startswith("gdn_begin")), len(ran)) + 1
+    started = ran[first][0] if first < len(ran) else 0
+    return [{"name": name, "start_us": (at - started) / 1e3, "us": us / 1e3} for at, us, name in ran[first:]]
 
 
 # --- floors -------------------------------------------------------------------------------------------------------

@@ -3,9 +3,9 @@
     gdn worker < request.json > reply.json [--events FILE]
 
 A request holds one algo with all that it needs: the packed solution, the definition, the op, the workloads, and what to
-do (`check`, `bench`, `prove`, `floor`, or `compare`, which has several algos). The reply holds a record for each
-workload and tier. With `--events`, the environment and then each record are appended to FILE, one JSON line each, as
-soon as they are there: a later crash loses nothing.
+do (`check`, `bench`, `prove`, `profile`, `floor`, or `compare`, which has several algos). The reply holds a record for
+each workload and tier. With `--events`, the environment and then each record are appended to FILE, one JSON line each,
+as soon as they are there: a later crash loses nothing.
 The process may die of what it runs; whoever started it (jobs.py, Modal, a cluster's queue) reports that.
 """
 
@@ -75,7 +75,8 @@ def serve(request: dict[str, Any], emit: Callable[[dict], None]) -> dict[str, An
     try:
         reply["environment"] = environment.describe(request["mode"])
         emit({"environment": reply["environment"]})  # first: records never lack their origin
-        work = {"floor": tasks.floors, "compare": tasks.compare}.get(request["command"], tasks.algo)
+        others = {"floor": tasks.floors, "compare": tasks.compare, "profile": tasks.profile}
+        work = others.get(request["command"], tasks.algo)
         for record in work(request, reply):
             emit(record)
             reply["records"].append(record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .profile import show_profile_list, show_profiles
 from .terminal import (
     console,
     progress,
@@ -22,6 +23,8 @@ __all__ = [
     "show_doctor",
     "show_json",
     "show_list",
+    "show_profile_list",
+    "show_profiles",
     "show_proof",
     "show_workloads",
 ]

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 from xml.etree import ElementTree
 
+from .. import units
 from ..errors import MissingError, UsageError
 from ..timing import COPY, EMPTY, FLOORS
-from . import findings, units
+from . import findings
 from .findings import Slice, Tiers
 from .gather import Book, Group, Source, label_of, ladder
 

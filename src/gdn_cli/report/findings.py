@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .. import units
 from ..timing import COPY, COPY_RATE, EMPTY, FLOORS
-from . import units
 from .gather import Book, Group, Measurement, Source, label_axes, ladder
 
 # --- over one axis --------------------------------------------------------------------------------------------------

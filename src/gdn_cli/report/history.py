@@ -14,8 +14,8 @@ from rich.markup import escape
 
 from ..errors import UsageError
 from ..history import EXPORTED, Kept, most_measured
+from ..units import digits
 from .terminal import _table, _us, console, show_json
-from .units import digits
 
 _MOST_LABELS = 6
 EMPTY = "nothing is kept yet: every `gdn bench` is, and `gdn history --import FILE...` takes in record files"

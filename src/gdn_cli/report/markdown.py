@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from .. import units
 from ..timing import COPY
-from . import findings, units
+from . import findings
 from .figures import pair_name
 from .findings import Tiers
 from .gather import Book, Group, Point

@@ -9,9 +9,9 @@ import html
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .. import __version__
+from .. import __version__, units
 from ..timing import COPY, FLOORS
-from . import figures, findings, units
+from . import figures, findings
 from .figures import Drawing, pair_name
 from .findings import Note, Tiers
 from .gather import Book, Group, Point, label_of

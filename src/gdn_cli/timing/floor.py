@@ -8,6 +8,7 @@ the machine's and not one copy loop's.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -17,7 +18,7 @@ import torch
 
 from ..dtypes import DTYPES
 from ..paired import centre
-from ..registry import Op
+from ..registry import Op, TensorSpec
 from . import TIERS, Plan, Subject, TierUnavailable, interleave
 
 _RATE_BYTES = {"cuda": 2 * 2**30, "cpu": 2 * 2**28}  # read and written together: far beyond any cache
@@ -34,13 +35,12 @@ _COPIES = [
 
 def bytes_moved(op: Op, axes: dict[str, int]) -> int:
     """Each input read once and each output written once, in bytes."""
-    total = 0
-    for spec in [*op.inputs.values(), *op.outputs.values()]:
-        count = 1
-        for size in op.shape(spec, axes):
-            count *= size
-        total += count * DTYPES[spec.dtype].itemsize
-    return total
+    return sum(bytes_of(op, specs, axes) for specs in (op.inputs, op.outputs))
+
+
+def bytes_of(op: Op, specs: dict[str, TensorSpec], axes: dict[str, int]) -> int:
+    """Each of these tensors once, in bytes."""
+    return sum(math.prod(op.shape(spec, axes)) * DTYPES[spec.dtype].itemsize for spec in specs.values())
 
 
 def fastest_copy(nbytes: int, mode: str, l2: str = "cold") -> tuple[Subject, str]:

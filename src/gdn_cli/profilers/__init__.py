@@ -1,0 +1,167 @@
+"""Profilers: one file per tool, around one small target process.
+
+| tool      | what it tells                                                            | needs |
+|-----------|--------------------------------------------------------------------------|-------|
+| ncu       | a kernel's counters, stalls and hot lines, by Nsight Compute             | GPU   |
+| proton    | kernel times by scope, and where the samples of the program counter fall | GPU   |
+| torch     | what a call does on the host and on the GPU, with a Chrome trace         | any   |
+| nsys      | the same by Nsight Systems                                               | GPU   |
+| sanitizer | memory faults and races, by compute-sanitizer                            | GPU   |
+| sass      | registers, spills and machine code, compiled only                        | nvcc  |
+| cpu       | where a CPU algo's time goes                                             | CPU   |
+
+A tool's module has
+
+    find()                     MissingError, with the mend, where the tool cannot be had here
+    runs(ask, folder)          the target processes it wants, in order
+    inside(target, params)     what one of them does: called in the worker, which runs below the tool
+    read(ask, folder, replies) what came of it; `replies` are inside's answers, in the order of `runs`
+
+Only `inside` and what it calls import torch. Nothing here starts a process: profiling.py does.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Tool:
+    """What a tool is for, and the modes in which an algo can run below it (none: it compiles and runs nothing)."""
+
+    summary: str
+    modes: tuple[str, ...]
+    timed: bool = True  # its figures are times: whoever else times on the GPU is waited for
+
+
+TOOLS = {
+    "ncu": Tool("counters, stalls and hot lines, by Nsight Compute", ("cuda",)),
+    "proton": Tool("kernel times and samples of the program counter, by Triton's profiler", ("cuda",)),
+    "torch": Tool("what a call does on the host and on the GPU, by torch.profiler", ("cuda", "cpu")),
+    "nsys": Tool("host and GPU on one time line, by Nsight Systems", ("cuda",)),
+    "sanitizer": Tool("memory faults and races, by compute-sanitizer", ("cuda",), timed=False),
+    "sass": Tool("registers, spills and machine code, compiled only", (), timed=False),
+    "cpu": Tool("where a CPU algo's time goes", ("cpu",)),
+}
+
+
+def module(tool: str) -> Any:
+    """The module of a tool."""
+    return importlib.import_module(f".{_MODULES.get(tool, tool)}", __package__)
+
+
+_MODULES = {"torch": "torch_profiler"}  # a module named torch beside `import torch` would be read wrongly by people
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is to be profiled, and how."""
+
+    tool: str
+    solution: dict[str, Any]  # packed: language, sources, entry point
+    mode: str | None  # where it runs; None for a tool that compiles only
+    l2: str = "cold"
+    clocks: str = "none"  # ncu's --clock-control: none leaves the clocks as they are, base locks them
+    archs: tuple[str, ...] = ()  # sass: sm_90a, ...
+    checks: tuple[str, ...] = ()  # sanitizer: memcheck, ...
+    bytes_in: int = 0  # what the op must read and write at this workload, each tensor once
+    bytes_out: int = 0
+
+
+@dataclass(frozen=True)
+class Run:
+    """One target process: the tool's command line in front of the worker's own, its environment, and what
+    `inside` gets."""
+
+    name: str
+    wrap: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What became of a run. `status`: done, or the fate of a worker that left no answer (jobs.Outcome's words)."""
+
+    run: Run
+    status: str
+    reason: str | None = None
+    answer: dict[str, Any] = field(default_factory=dict)  # what inside returned
+    tail: tuple[str, ...] = ()  # last lines of the process's output
+
+
+# --- what a tool found --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One figure. `unit`: us, B, GB/s, %, x, cycles, count, or "" for a text. `better`: lower, higher or "" (neither).
+
+    The same thing has the same key in every profile: two profiles are compared by their keys.
+    """
+
+    key: str
+    label: str
+    value: float | str | None
+    unit: str = ""
+    group: str = ""  # facts of one group stand together under its name
+    note: str = ""  # a few words behind the figure: "1.02x what must be read"
+    better: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a title. A column is (name, unit) with Fact's units; the first column says what a row is about."""
+
+    key: str
+    title: str
+    columns: tuple[tuple[str, str], ...]
+    rows: tuple[tuple[Any, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found of one kernel (or of the call as a whole, with the name "")."""
+
+    name: str
+    facts: tuple[Fact, ...] = ()
+    tables: tuple[Table, ...] = ()
+
+    def value(self, key: str) -> Any:
+        """The value of a fact, None where there is none."""
+        return next((fact.value for fact in self.facts if fact.key == key), None)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """All that a tool found. `failed` says why the algo failed the tool's check (a race, a fault): exit code 1."""
+
+    found: tuple[Found, ...] = ()
+    notes: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()  # kept in the profile's folder, the one to open first in front
+    failed: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, d: dict[str, Any]) -> Reading:
+        """What `to_json` gave, through JSON and back."""
+
+        def found(f: dict[str, Any]) -> Found:
+            tables = tuple(
+                Table(**t | {"columns": tuple(map(tuple, t["columns"])), "rows": tuple(map(tuple, t["rows"]))})
+                for t in f["tables"]
+            )
+            return Found(f["name"], tuple(Fact(**fact) for fact in f["facts"]), tables)
+
+        return cls(tuple(map(found, d["found"])), tuple(d["notes"]), tuple(d["files"]), d["failed"])
+
+
+def kept(folder: Path, *names: str) -> tuple[str, ...]:
+    """Those of the names that are files in the folder."""
+    return tuple(name for name in names if (folder / name).is_file())

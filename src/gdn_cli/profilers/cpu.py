@@ -1,0 +1,157 @@
+"""Where the time of a call on the CPU goes: threads, page faults, functions, source lines, and torch's ops.
+
+Times and counts are of calls that nothing else looks at but perf, where it is what samples; functions come from samples
+of the same loop run again, ops from calls below torch.profiler.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .. import paths
+from ..errors import MissingError
+from . import Ask, Fact, Found, Reading, Reply, Run, kept, sampling, torch_profiler
+
+_COUNTED_S, _SAMPLED_S = 1.0, 2.5  # seconds of calls: counted, then sampled
+_OPS_CALLS = 10
+
+
+def find() -> None:
+    if os.name != "posix":
+        raise MissingError(f"the cpu profile needs getrusage, which {sys.platform} has not", hint="run it on Linux")
+
+
+def runs(ask: Ask, folder: Path) -> list[Run]:
+    language = ask.solution["spec"]["language"]
+    way = sampling.choose(folder)
+    env = _with_lines() if language == "cpp" else {}
+    params = {"do": "measure", "by": way.by, "library": way.library, "why": way.why, "ops": language != "cpp"}
+    params |= {"counted_s": _COUNTED_S, "sampled_s": _SAMPLED_S}
+    measure = Run("measure", way.wrap, env | way.env, params)
+    # built first, so that no compiler is sampled
+    return [Run("build", env=env, params={"do": "build"}), measure] if env else [measure]
+
+
+def _with_lines() -> dict[str, str]:
+    """An environment in which the builder compiles with -g, which changes no code, into a cache of its own."""
+    python = f"py{sys.version_info.major}{sys.version_info.minor}"
+    cache = os.environ.get("FIB_CACHE_PATH") or str(paths.builds_dir() / f"{python}-cpu")
+    return {"CXX": f"{os.environ.get('CXX') or 'c++'} -g", "FIB_CACHE_PATH": f"{cache}-lines"}
+
+
+# --- in the worker ------------------------------------------------------------------------------------------------
+
+
+def inside(target: Any, params: dict[str, Any]) -> dict[str, Any]:
+    if params["do"] == "build":
+        return {"built": bool(target.kernel)}
+    import torch
+
+    call = target.subject.call
+    for _ in range(3):
+        call()
+    answer: dict[str, Any] = {
+        "counted": counted(call, params["counted_s"]),
+        "cpus": _cpus(),
+        "torch_threads": torch.get_num_threads(),
+    }
+    with sampling.sampled(params["by"], params["library"]) as answer["samples"]:
+        _calls(call, params["sampled_s"])
+    if params["ops"]:
+        answer["ops"] = torch_profiler.profiled(call, "cpu", _OPS_CALLS)
+    return answer
+
+
+def _cpus() -> int:
+    """How many CPUs this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _calls(call: Callable[[], Any], seconds: float) -> list[float]:
+    """Calls until the time is over, at least three: microseconds of each."""
+    times: list[float] = []
+    now = time.perf_counter_ns()
+    end = now + int(seconds * 1e9)
+    while len(times) < 3 or now < end:
+        start = time.perf_counter_ns()
+        call()
+        now = time.perf_counter_ns()
+        times.append((now - start) / 1e3)
+    return times
+
+
+_COUNTS = {"ru_minflt": "minor", "ru_majflt": "major", "ru_nvcsw": "voluntary", "ru_nivcsw": "involuntary"}
+
+
+def counted(call: Callable[[], Any], seconds: float) -> dict[str, Any]:
+    """What calls cost by the kernel's books, of all threads (getrusage): wall and CPU microseconds, and counts."""
+    import resource
+
+    before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter_ns()
+    times = _calls(call, seconds)
+    wall_us, after = (time.perf_counter_ns() - began) / 1e3, resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "calls": len(times),
+        "wall_us": wall_us,
+        "median_us": statistics.median(times),
+        "user_us": (after.ru_utime - before.ru_utime) * 1e6,
+        "system_us": (after.ru_stime - before.ru_stime) * 1e6,
+    } | {name: getattr(after, key) - getattr(before, key) for key, name in _COUNTS.items()}
+
+
+# --- afterwards ---------------------------------------------------------------------------------------------------
+
+
+def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
+    for reply in replies:
+        torch_profiler.answer_of(reply)
+    answer, params = replies[-1].answer, replies[-1].run.params
+    notes = []
+    spots = sampling.read(answer["samples"], folder)
+    sources = {Path(s["path"]).name: s["content"] for s in ask.solution["sources"]}
+    tables = sampling.tables(spots, sources)
+    if params["by"] is None:
+        notes.append(f"no functions: {params['why']}")
+    elif not tables:
+        notes.append(f"no samples fell into the calls (by {params['by']})")
+    elif params["by"] == "signal":
+        why = f"{params['why']}: " if params["why"] else ""
+        notes.append(f"{why}sampled by SIGPROF at the kernel's tick; time in the kernel is at what entered it")
+    if "ops" in answer:
+        tables.append(torch_profiler.ops_table(answer["ops"]))
+    found = Found("", tuple(facts(ask, answer)), tuple(tables))
+    (folder / "sampler.so").unlink(missing_ok=True)
+    return Reading((found,), tuple(notes), kept(folder, sampling.PERF_DATA))
+
+
+def facts(ask: Ask, answer: dict[str, Any]) -> list[Fact]:
+    """Figures per call."""
+    seen = answer["counted"]
+    calls, time_us = seen["calls"], seen["median_us"]
+    cpu_us = seen["user_us"] + seen["system_us"]
+    moved = ask.bytes_in + ask.bytes_out
+    threads = f"of {answer['cpus']} CPUs, waiting awake counts too"
+    if ask.solution["spec"]["language"] != "cpp":
+        threads += f"; torch uses {answer['torch_threads']} threads"
+    made = [
+        Fact("time_us", "duration", time_us, "us", "time", f"wall, median of {calls} calls", "lower"),
+        Fact("cpu_us", "CPU time", cpu_us / calls, "us", "time", "all threads, per call", "lower"),
+        Fact("system_us", "CPU time in the kernel", seen["system_us"] / calls, "us", "time", "per call", "lower"),
+        Fact("threads_busy", "threads busy", cpu_us / seen["wall_us"], "x", "time", threads),
+        Fact("rate", "rate", moved / time_us / 1e3 if moved else None, "GB/s", "memory", "each tensor once", "higher"),
+    ]
+    for key, label, name, note in (
+        ("faults_minor", "page faults, minor", "minor", "new or unmapped pages"),
+        ("faults_major", "page faults, major", "major", "read from disk"),
+        ("switches_voluntary", "switches, waiting", "voluntary", "a thread went to sleep"),
+        ("switches_forced", "switches, forced", "involuntary", "another thread took the CPU"),
+    ):
+        group = "memory" if name in ("minor", "major") else "threads"
+        made.append(Fact(key, label, seen[name] / calls, "count", group, f"per call: {note}", "lower"))
+    return made

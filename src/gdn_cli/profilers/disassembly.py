@@ -1,0 +1,397 @@
+"""What nvdisasm and cuobjdump print, read: kernels, instructions with their source lines, resources.
+
+The text is that of `nvdisasm -c -gi`, `cuobjdump -res-usage` and `cuobjdump -elf`. What an opcode does is from the
+instruction set tables of NVIDIA's "CUDA Binary Utilities".
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .symbols import demangle
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction. `offset`: bytes from the kernel's start; `text`: as printed, with its predicate, without ';'.
+
+    `frames` are the (file, line) pairs that it stems from, the innermost inlined function first; empty where the
+    compiler gave none.
+    """
+
+    offset: int
+    text: str
+    frames: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def op(self) -> str:
+        """The opcode with its modifiers: "LDG.E.128"."""
+        words = self.text.split()
+        return words[1] if words[0].startswith("@") and len(words) > 1 else words[0]
+
+    @property
+    def name(self) -> str:
+        """The opcode alone: "LDG"."""
+        return self.op.split(".")[0]
+
+    @property
+    def target(self) -> str | None:
+        """The label that a branch goes to."""
+        found = re.search(r"`\((\.L[^)]*)\)", self.text)
+        return found[1] if found and self.name == "BRA" else None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel's code, and that of the functions that it calls, which stand behind it in its section.
+
+    What fills the section up, a branch to itself with NOPs behind it, is not among the instructions.
+    """
+
+    symbol: str
+    instructions: tuple[Instruction, ...]
+    labels: Mapping[str, int]  # label -> offset
+    padding: int = 0  # instructions that only fill the section up
+
+
+class Place(NamedTuple):
+    """Where an instruction comes from. `file` and `line` are None where nothing says so."""
+
+    offset: int
+    text: str
+    file: str | None
+    line: int | None
+
+
+_INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(\S.*?)\s*;?\s*$")
+_FRAME = re.compile(r'^\s*//## File "([^"]*)", line (\d+)( inlined at )?')
+_LABEL = re.compile(r"^(\.L\w+|\$?[\w$.]+):\s*$")
+
+
+def kernels(text: str) -> list[Kernel]:
+    """The kernels in the output of `nvdisasm -c -gi`, in its order. Device functions with a section of their own (only
+    relocatable code has them) are left out."""
+    found = []
+    for part in re.split(r"^\s*\.section\s+", text, flags=re.M)[1:]:
+        name = part.split(",", 1)[0].strip().strip('"')
+        if name.startswith(".text.") and "STO_CUDA_ENTRY" in part:
+            found.append(_kernel(name.removeprefix(".text."), part))
+    return found
+
+
+def _kernel(symbol: str, part: str) -> Kernel:
+    instructions: list[Instruction] = []
+    labels: dict[str, int] = {}
+    waiting: list[str] = []
+    frames: list[tuple[str, int]] = []
+    whole = True  # the frames of an instruction end with the one that is inlined nowhere
+    for line in part.splitlines():
+        if found := _FRAME.match(line):
+            frames = [] if whole else frames
+            frames.append((found[1], int(found[2])))
+            whole = not found[3]
+        elif found := _INSTRUCTION.match(line):
+            offset = int(found[1], 16)
+            labels |= dict.fromkeys(waiting, offset)
+            waiting.clear()
+            instructions.append(Instruction(offset, found[2], tuple(f for f in frames if f[1])))  # line 0: nobody's
+        elif found := _LABEL.match(line):
+            waiting.append(found[1])
+            if not found[1].startswith(".L"):  # a function, of a library maybe: the line above it is none of its own
+                frames, whole = [], True
+    kept = _without_padding(instructions, labels)
+    return Kernel(symbol, tuple(kept), labels, len(instructions) - len(kept))
+
+
+def _without_padding(instructions: list[Instruction], labels: Mapping[str, int]) -> list[Instruction]:
+    end = len(instructions)
+    while end and instructions[end - 1].name == "NOP":
+        end -= 1
+    last = instructions[end - 1] if end else None
+    if last and last.target and labels.get(last.target) == last.offset:
+        end -= 1
+    return instructions[:end]
+
+
+def lines(text: str, sources: Iterable[str] = ()) -> dict[str, list[Place]]:
+    """kernel's symbol -> where each of its instructions comes from, from the output of `nvdisasm -c -gi`.
+
+    The innermost line that lies in one of `sources` (paths as a solution has them), named by that path; where none
+    does, or none are given, the innermost of all, by the file's own name.
+    """
+    return {kernel.symbol: [place(i, sources) for i in kernel.instructions] for kernel in kernels(text)}
+
+
+def place(instruction: Instruction, sources: Iterable[str] = ()) -> Place:
+    """Where one instruction comes from: see `lines`."""
+    for file, line in instruction.frames:
+        if source := source_of(file, sources):
+            return Place(instruction.offset, instruction.text, source, line)
+    file, line = instruction.frames[0] if instruction.frames else (None, None)
+    return Place(instruction.offset, instruction.text, file, line)
+
+
+def source_of(file: str, sources: Iterable[str]) -> str | None:
+    """Which of the sources a path of the line table is: the builder wrote them below a folder of its own."""
+    found = [source for source in sources if file == source or file.endswith(f"/{source}")]
+    return max(found, key=len, default=None)
+
+
+# --- resources ----------------------------------------------------------------------------------------------------
+
+
+def resources(text: str) -> dict[str, dict[str, int]]:
+    """kernel's symbol -> {"REG": 32, "STACK": 0, "SHARED": 1152, "CONSTANT[0]": 616, ...} from `cuobjdump -res-usage`.
+
+    Bytes but for REG. SHARED is static, and from sm_90 on it has the driver's own KiB in it, where there is any at all.
+    """
+    usage = {}
+    for symbol, values in re.findall(r"^\s*Function (\S+):\s*\n\s*(.*)$", text, flags=re.M):
+        usage[symbol] = {key: int(value) for key, value in re.findall(r"(\w+(?:\[\d+\])?):(\d+)", values)}
+    return usage
+
+
+@dataclass(frozen=True)
+class Attributes:
+    """What a cubin says of a kernel."""
+
+    max_threads: int | None = None  # __launch_bounds__: a CTA has no more
+    threads: int | None = None  # a CTA has exactly so many
+    spills: frozenset[int] = frozenset()  # offsets of the instructions that spill a register, or fill it again
+
+
+def attributes(text: str) -> dict[str, Attributes]:
+    """kernel's symbol -> attributes, from the .nv.info sections in the output of `cuobjdump -elf`."""
+    found = {}
+    for part in re.split(r"^(?=\.nv\.info\.)", text, flags=re.M)[1:]:
+        symbol = part.split("\n", 1)[0].strip().removeprefix(".nv.info.")
+        part = re.split(r"^\.", part[1:], maxsplit=1, flags=re.M)[0]  # up to the next section
+        spills = (int(at, 16) for at in re.findall(r"SpillRefill\s*:\s*Offset\s*:\s*(0x[0-9a-f]+)", part))
+        found[symbol] = Attributes(_cta(part, "MAX_THREADS"), _cta(part, "REQNTID"), frozenset(spills))
+    return found
+
+
+def _cta(part: str, attribute: str) -> int | None:
+    """The product of an attribute's three sizes."""
+    found = re.search(rf"EIATTR_{attribute}\s+Format:\s*\w+\s+Value:\s*((?:0x[0-9a-f]+\s+){{3}})", part)
+    if not found:
+        return None
+    x, y, z = (int(size, 16) for size in found[1].split())
+    return x * y * z
+
+
+def reserves_shared(text: str) -> bool:
+    """Whether SHARED has the driver's own KiB in it, by the sections in the output of `cuobjdump -elf`."""
+    return re.search(r"^\.nv\.shared\.reserved", text, flags=re.M) is not None
+
+
+def assembler(text: str) -> str | None:
+    """The version of the ptxas that made the cubin, from the output of `cuobjdump -elf`: "13.0.88", or "12.8", since
+    before 13.0 there is only its toolkit's."""
+    if found := re.search(r"Tool Version:.*\bV(\d+\.\d+\.\d+)", text):
+        return found[1]
+    found = re.search(r"\btoolkit=(\d+?)\.?(\d)\b", text)
+    return f"{found[1]}.{found[2]}" if found else None
+
+
+def architecture(text: str) -> str | None:
+    """ "sm_90a", from the output of `cuobjdump -elf`."""
+    found = re.search(r"\bELF:.*\bsm=(\d+[af]?)\b", text, flags=re.I)
+    return f"sm_{found[1]}" if found else None
+
+
+# --- what the instructions do -------------------------------------------------------------------------------------
+
+LOADS, STORES, ASYNC, TENSOR = "memory loads", "memory stores", "asynchronous copies (TMA, cp.async)", "tensor cores"
+OTHER = "moves and other"
+
+# The names without the U of the uniform datapath, where both exist.
+_KINDS = {
+    LOADS: "LD LDG LDS LDL LDSM TEX TLD TLD4 TMML TXD TXQ SULD LDTRAM",
+    STORES: "ST STG STS STL STSM SUST STAS",
+    "atomics": "ATOM ATOMG ATOMS RED REDG REDAS SUATOM SURED UATOMG UREDG",
+    "constant loads": "LDC LDCU",
+    ASYNC: (
+        "LDGSTS LDGDEPBAR ARRIVES BLKCP BLKRED BLKPF TMALDG TMASTG TMAREDG TMAPF TMACCTL TMACMDFLUSH "
+        "MEMSETS CCTLT TMALST"
+    ),
+    TENSOR: (
+        "HMMA IMMA BMMA DMMA QMMA OMMA HGMMA IGMMA BGMMA QGMMA WARPGROUP WARPGROUPSET LDTM STTM LDT STT "
+        "TCBAR TCCP TCATOMSWS TCSHIFT TCHMMA TCIMMA TCQMMA TCOMMA TCMXQMMA TCSTSWS TCLDSWS"
+    ),
+    "FP32 math": "FFMA FADD FMUL FFMA2 FADD2 FMUL2 FFMA32I FADD32I FMUL32I FMNMX FMNMX3 FSETP FSET FSEL FCHK FSWZADD",
+    "FP16 and bf16 math": (
+        "HFMA2 HADD2 HMUL2 HSETP2 HSET2 HMNMX2 HFMA2_32I HADD2_32I HMUL2_32I VHMNMX FHADD FHFMA HFMA2_MMA"
+    ),
+    "FP64 math": "DADD DMUL DFMA DSETP DMNMX",
+    "special functions": "MUFU",
+    "integer": (
+        "IADD IADD3 IADD2 IADD32I IADD64 IMAD IMAD32I IMUL IMUL32I IDP IDP4A IDP4 IABS IMNMX ISETP ISET ISCADD "
+        "ISCADD32I LEA LOP LOP3 LOP32I SHF SHL SHR BFE BFI BMSK BREV FLO POPC SGXT PSETP VABSDIFF VABSDIFF4 VIADD "
+        "VIADDMNMX VIMNMX VIMNMX3 XMAD"
+    ),
+    "conversions": "F2F F2I F2FP F2IP FRND I2F I2FP I2I I2IP F2F2 I2F2",
+    "shuffles and votes": "SHFL VOTE MATCH REDUX CREDUX ELECT",
+    "barriers and fences": (
+        "BAR B2R R2B MEMBAR ERRBAR DEPBAR WARPSYNC SYNCS FENCE CCTL CCTLL CGABAR_ARV CGABAR_WAIT CGABAR_GET "
+        "CGABAR_SET ACQBULK PREEXIT ACQSHMINIT NANOSLEEP QSPC"
+    ),
+    "branches": (
+        "BRA BRX JMP JMX CALL RET EXIT BREAK BSSY BSYNC KILL RPCMOV RTT YIELD ENDCOLLECTIVE WARPSYNCX BPT BMOV "
+        "WARPSYNCCOLLECTIVE"
+    ),
+}  # fmt: skip
+_KIND = {name: kind for kind, names in _KINDS.items() for name in names.split()}
+
+
+def kind(instruction: Instruction) -> str:
+    """Which kind of work it is; `OTHER` for moves and for what is not known."""
+    name, text = instruction.name, instruction.text
+    if instruction.op.startswith("IMAD.MOV") or re.search(r"\bHFMA2(\.\w+)* \w+, -?RZ, -?RZ, ", text):
+        return OTHER  # a constant or a register is put into a register by whichever pipe is free
+    return _KIND.get(name) or (_KIND.get(name[1:], OTHER) if name.startswith("U") else OTHER)
+
+
+def mix(instructions: Iterable[Instruction]) -> list[tuple[str, int, float, str]]:
+    """(kind, how many, share in %, the opcodes in it with their numbers), the most frequent kind first."""
+    kinds: dict[str, Counter[str]] = {}
+    for instruction in instructions:
+        kinds.setdefault(kind(instruction), Counter())[instruction.name] += 1
+    total = sum(names.total() for names in kinds.values())
+    rows = []
+    for what, names in sorted(kinds.items(), key=lambda item: (-item[1].total(), item[0])):
+        ranked = sorted(names.items(), key=lambda item: (-item[1], item[0]))
+        which = ", ".join(f"{name} {count}" for name, count in ranked[:6])
+        more = f", {len(ranked) - 6} more" if len(ranked) > 6 else ""
+        rows.append((what, names.total(), 100 * names.total() / total, which + more))
+    return rows
+
+
+_SPACES = {
+    "LDG": "global", "STG": "global", "LDS": "shared", "STS": "shared", "LDSM": "shared", "STSM": "shared",
+    "LDL": "local", "STL": "local", "LD": "generic", "ST": "generic", "LDGSTS": "global to shared", "STAS": "cluster",
+}  # fmt: skip
+
+
+def space(instruction: Instruction) -> str | None:
+    """The memory that a load or store with a width of its own goes to."""
+    return _SPACES.get(instruction.name)
+
+
+def bits(instruction: Instruction) -> int:
+    """What a load or store moves for one thread, in bits."""
+    modifiers = instruction.op.split(".")[1:]
+    if instruction.name in ("LDSM", "STSM"):  # 8x8 matrices of 16-bit values: 32 bits a thread each
+        return 32 * next((int(m) for m in modifiers if m in ("2", "4")), 1)
+    if any(m in ("U8", "S8", "8") for m in modifiers):
+        return 8
+    if any(m in ("U16", "S16", "16") for m in modifiers):
+        return 16
+    return next((int(m) for m in modifiers if m in ("64", "128", "256")), 32)
+
+
+_WIDTH_NOTES = {
+    256: "two full 16-byte accesses in one",
+    128: "full width",
+    64: "half width",
+    32: "a quarter of the width",
+}
+
+
+def widths(instructions: Iterable[Instruction]) -> list[tuple[str, str, int, int, str]]:
+    """(memory, opcode, bits per thread, how many, note), the memories in `_SPACES`' order, the widest first."""
+    counts = Counter((space(i), i.name, bits(i)) for i in instructions if space(i))
+    order = {name: at for at, name in enumerate(_SPACES)}
+    rows = []
+    for (where, name, width), count in sorted(counts.items(), key=lambda item: (order[item[0][1]], -item[0][2])):
+        size = f"{width // 8} byte{'s' if width > 8 else ''} a lane"
+        note = _WIDTH_NOTES.get(width, "an eighth or less of the width")
+        rows.append((where, name, width, count, f"{size}: {note}"))
+    return rows
+
+
+class Loop(NamedTuple):
+    """A backward branch and what it goes back to: offsets of the first and of the last instruction."""
+
+    first: int
+    last: int
+    instructions: int
+    accesses: int  # loads and stores that are not of constants
+
+
+def loops(kernel: Kernel) -> list[Loop]:
+    """The kernel's loops in the order of their first instructions; several branches to one place are one loop."""
+    ends: dict[int, int] = {}
+    for i in kernel.instructions:
+        start = kernel.labels.get(i.target) if i.target else None
+        if start is not None and start < i.offset:
+            ends[start] = max(i.offset, ends.get(start, 0))
+    found = []
+    for first, last in sorted(ends.items()):
+        body = [i for i in kernel.instructions if first <= i.offset <= last]
+        found.append(Loop(first, last, len(body), sum(kind(i) in (LOADS, STORES, ASYNC) for i in body)))
+    return found
+
+
+def spilled(instructions: Iterable[Instruction], spills: frozenset[int]) -> tuple[int, int]:
+    """Bytes per thread that the code stores to spill registers, and loads to fill them again: each counted once,
+    however often a loop runs it. ptxas -v calls them "spill stores" and "spill loads"."""
+    there = [i for i in instructions if i.offset in spills]
+    return tuple(sum(bits(i) // 8 for i in there if i.name == name) for name in ("STL", "LDL"))  # type: ignore
+
+
+# --- names and listings -------------------------------------------------------------------------------------------
+
+
+def short(symbol: str) -> str:
+    """A kernel's own name with its template arguments, without result, namespaces and argument list."""
+    name = demangle(symbol).replace("(anonymous namespace)::", "")
+    depth, start = 0, 0
+    for at, character in enumerate(name):
+        depth += (character == "<") - (character == ">")
+        if depth:
+            continue
+        if character == "(":
+            return name[start:at]
+        if character == " " or name[at - 1 : at + 1] == "::":
+            start = at + 1
+    return name[start:]
+
+
+def annotated(
+    kernel: Kernel, sources: Mapping[str, str], header: Iterable[str], spills: frozenset[int] = frozenset()
+) -> str:
+    """The kernel's code below `header`, each run of instructions under the source line that it stems from.
+
+    `sources`: path -> text. A line is named by its whole chain, innermost first: `kernel.cu:51 <- kernel.cu:75`.
+    `spills`: offsets of the instructions that are marked as spills.
+    """
+    texts = {path: text.splitlines() for path, text in sources.items()}
+    names = {offset: name for name, offset in kernel.labels.items()}
+    out = [f"// {line}".rstrip() for line in header]
+    above: tuple[tuple[str, int], ...] | None = None
+    for i in kernel.instructions:
+        if i.offset in names and i.offset:
+            label = names[i.offset]
+            out.append(f"{label}:" if label.startswith(".L") else f"\n{short(label.rsplit('$', 1)[-1])}:")
+        if i.frames != above:
+            above = i.frames
+            out += ["", f"    // {_chain(i, sources)}{_source_line(i, texts)}".rstrip()]
+        predicated = i.text if i.text.startswith("@") else f"     {i.text}"
+        out.append(f"/*{i.offset:04x}*/ {predicated}{'    // spill' if i.offset in spills else ''}")
+    return "\n".join(out) + "\n"
+
+
+def _chain(instruction: Instruction, sources: Iterable[str]) -> str:
+    named = [f"{source_of(file, sources) or file.rsplit('/', 1)[-1]}:{line}" for file, line in instruction.frames]
+    return " <- ".join(named) or "no source line"
+
+
+def _source_line(instruction: Instruction, texts: Mapping[str, list[str]]) -> str:
+    at = place(instruction, texts)
+    found = texts.get(at.file or "", [])
+    return f"    {found[at.line - 1].strip()}" if at.line and at.line <= len(found) else ""

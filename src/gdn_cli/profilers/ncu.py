@@ -1,0 +1,385 @@
+"""Tool `ncu`: a kernel's counters, stalls and hot places, by Nsight Compute.
+
+Two runs, since one cannot have both. `bench-like` asks for what a single pass holds: time and DRAM bytes are those of
+a call behind our own flush of L2, as `gdn bench` times it, in several rounds. `full` replays one call's kernels some
+forty times for all metrics: only in the first pass would L2 be as the flush left it, so ncu empties L2 before each.
+Emptied, L2 has room for what the kernel writes, so bytes written to DRAM and the time differ from the first run's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from .. import machine
+from ..errors import GdnError, MissingError
+from . import Ask, Reading, Reply, Run, kept, ncu_facts, ncu_report
+from .ncu_facts import Kernel
+from .ncu_report import Launch
+
+BENCH, FULL = "bench-like", "full"
+
+# One pass on an H200: more counters of one unit than it has registers for would need a second one.
+METRICS = (
+    ncu_facts.TIME,
+    ncu_facts.READ,
+    ncu_facts.WRITTEN,
+    ncu_facts.READ_PEAK,
+    ncu_facts.WRITTEN_PEAK,
+    ncu_facts.ACTIVE,
+    ncu_facts.ELAPSED,
+    ncu_facts.INSTRUCTIONS,
+)
+
+_ROUNDS = 7
+_ROUNDS_S = 10.0  # no further round after so long: a token loop launches thousands of kernels in a call
+_BENCH_LAUNCHES = 2000
+_FULL_LAUNCHES = 20
+_SHOWN, _MOST = 4, 0.95  # kernels of a call that are shown: so many, or those with so much of its time
+_IMPORT_S = 120.0
+
+_PACKAGES = Path("/opt/nvidia/nsight-compute")  # a folder for each version
+GET_NCU = "install Nsight Compute (with the CUDA toolkit, or the package nsight-compute), or put ncu on PATH"
+
+
+def find() -> None:
+    """MissingError where there is no ncu here."""
+    _ncu()
+
+
+def _ncu() -> str:
+    """The ncu on PATH, else of the CUDA toolkit, else the newest of those that the packages install."""
+    if there := shutil.which("ncu"):
+        return there
+    places = [home / "bin" / "ncu"] if (home := machine.cuda_home()) else []
+    places += sorted(_PACKAGES.glob("*/ncu"), key=lambda p: _version(p.parent.name), reverse=True)
+    places.append(Path("/usr/local/cuda/bin/ncu"))
+    for place in places:
+        if os.access(place, os.X_OK):
+            return str(place)
+    raise MissingError("no ncu here (Nsight Compute)", hint=GET_NCU)
+
+
+def _version(name: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", name)))
+
+
+# --- the target processes -------------------------------------------------------------------------------------------
+
+
+def runs(ask: Ask, folder: Path) -> list[Run]:
+    """The two processes.
+
+    Only the worker's own process is looked at: what it may start (a compiler, a helper) launches no kernel of the
+    algo's, and ncu would wait for one that outlives the worker. sys.executable is an interpreter, never a launcher that
+    starts another process.
+    """
+    common = (
+        _ncu(), "--target-processes", "application-only", "--profile-from-start", "off",
+        "--clock-control", ask.clocks, "--force-overwrite",
+    )  # fmt: skip
+
+    def command(name: str, *options: str) -> tuple[str, ...]:
+        files = ("--export", str(folder / name), "--log-file", str(folder / f"{name}.log"))
+        return (*common, *files, *options)
+
+    single = ("--cache-control", "none", "--launch-count", str(_BENCH_LAUNCHES), "--metrics", ",".join(METRICS))
+    caches = "none" if ask.l2 == "warm" else "all"
+    every = (
+        "--cache-control",
+        caches,
+        "--launch-count",
+        str(_FULL_LAUNCHES),
+        "--set",
+        "full",
+        "--import-source",
+        "yes",
+    )
+    return [
+        Run(BENCH, command(BENCH, *single), params={"rounds": _ROUNDS}),
+        Run(FULL, command(FULL, *every), params={"rounds": 1}),
+    ]
+
+
+def inside(target: Any, params: dict[str, Any]) -> dict[str, Any]:
+    """Warm up, then in each round flush L2 (or warm it) and let ncu see one call. Returns how many rounds it were."""
+    import torch
+
+    from ..timing.kernels import Flush
+
+    call, flush = target.subject.call, Flush()
+    before = call if target.l2 == "warm" else flush
+    for _ in range(3):
+        flush()
+        call()
+    began, done = perf_counter(), 0
+    while done < params["rounds"] and (not done or perf_counter() - began < _ROUNDS_S):
+        before()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.start()
+        call()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
+        done += 1
+    return {"rounds": done}
+
+
+# --- what came of them ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Report:
+    """A run's launches, and what its log says about them."""
+
+    launches: list[Launch]
+    passes: int | None
+    rounds: int
+
+
+def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
+    """The kernels with most of a call's time. Raises MissingError or GdnError where a run came to nothing."""
+    reports = {reply.run.name: _report(folder, reply) for reply in replies}
+    bench, full = reports[BENCH], reports[FULL]
+    notes: list[str] = []
+    rounds = _rounds(bench, notes)
+    kernels = sorted(_kernels(rounds, full, folder), key=lambda kernel: -kernel.time_us)
+    shown = _most(kernels)
+    alone = len(kernels) == 1
+    must = (ask.bytes_in, ask.bytes_out)
+    found = [] if alone else [ncu_facts.call(kernels, *must)]
+    call_us = sum(kernel.time_us for kernel in kernels)
+    found += [ncu_facts.found(kernel, *(must if alone else (0, 0)), None if alone else call_us) for kernel in shown]
+    notes = [_how(ask, bench, full), *notes, *_doubts(ask, bench, full, kernels, shown)]
+    files = kept(folder, f"{FULL}.ncu-rep", f"{BENCH}.ncu-rep", f"{FULL}.log", f"{BENCH}.log")
+    return Reading(tuple(found), tuple(notes), files)
+
+
+def _report(folder: Path, reply: Reply) -> _Report:
+    name = reply.run.name
+    path = folder / f"{name}.log"
+    log = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    if trouble := _trouble(log, reply):
+        raise trouble
+    report = folder / f"{name}.ncu-rep"
+    if not report.is_file():
+        raise MissingError(f"ncu left no report: {_last(log) or _last(chr(10).join(reply.tail)) or 'and no reason'}")
+    launches = ncu_report.raw(_page(report, "raw"))
+    if not launches:
+        raise _nothing()
+    passes = [int(n) for n in re.findall(r"(\d+) pass(?:es)?\s*$", log, re.MULTILINE)]
+    rounds = reply.answer.get("rounds") or reply.run.params["rounds"]
+    return _Report(launches, max(passes) if passes else None, rounds)
+
+
+def _page(report: Path, page: str, *options: str) -> str:
+    """A page of a report as CSV. Raises MissingError where ncu cannot read it."""
+    command = [_ncu(), "--import", str(report), "--page", page, "--csv", "--print-units", "base", *options]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_IMPORT_S,
+            env=os.environ | {"LC_ALL": "C"},  # numbers with a point
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise MissingError(f"ncu did not read {report.name}: {e}", hint=GET_NCU) from None
+    if done.returncode:
+        said = _last(done.stderr) or _last(done.stdout) or f"exit code {done.returncode}"
+        raise MissingError(f"ncu did not read {report.name}: {said}", hint=GET_NCU)
+    return done.stdout
+
+
+def _rounds(report: _Report, notes: list[str]) -> dict[str, tuple[tuple[Launch, ...], ...]]:
+    """Kernel -> its launches in each round, in the order in which the kernels first ran."""
+    count = report.rounds
+    if len(report.launches) >= _BENCH_LAUNCHES:  # where a round ends is not known
+        count = 1
+        notes.append(f"a call launches very many kernels: all figures are of the first {_BENCH_LAUNCHES:,} launches")
+    by_name: dict[str, list[Launch]] = {}
+    for launch in report.launches:
+        by_name.setdefault(launch.full_name, []).append(launch)
+    rounds, uneven = {}, []
+    for name, launches in by_name.items():
+        each = max(1, round(len(launches) / count))
+        rounds[name] = tuple(tuple(launches[i : i + each]) for i in range(0, len(launches) - each + 1, each))
+        if len(launches) != each * count:
+            uneven.append(ncu_report.short(name))
+    if uneven:
+        notes.append(f"doubt: calls differ in how often they launch {_list(uneven)}")
+    return rounds
+
+
+def _kernels(rounds: dict[str, tuple], full: _Report, folder: Path) -> list[Kernel]:
+    """Each kernel with its rounds and, where the full run has it, its longest launch there, with its hot places."""
+    names = [*rounds, *(launch.full_name for launch in full.launches if launch.full_name not in rounds)]
+    longest: dict[str, int] = {}
+    for i, launch in enumerate(full.launches):
+        at = longest.setdefault(launch.full_name, i)
+        if (launch.number(ncu_facts.TIME) or 0) > (full.launches[at].number(ncu_facts.TIME) or 0):
+            longest[launch.full_name] = i
+    report = folder / f"{FULL}.ncu-rep"
+    listings = ncu_report.listings(_source(report, "sass"))
+    if [listing.full_name for listing in listings] != [launch.full_name for launch in full.launches]:
+        listings = []  # whose samples these are is not known
+    by_address = ncu_report.lines(_source(report, "cuda,sass")) if listings else {}
+    kernels = []
+    for name in dict.fromkeys(names):
+        launch = full.launches[longest[name]] if name in longest else None
+        kernel = Kernel(name, rounds.get(name, ()), launch)
+        if launch and listings:
+            listing = listings[longest[name]]
+            by_line = ncu_report.hot_lines(listing, by_address)
+            hot = by_line or ncu_report.hot_instructions(listing)
+            kernel = Kernel(name, kernel.rounds, launch, tuple(hot), listing.samples, bool(by_line))
+        kernels.append(kernel)
+    return kernels
+
+
+def _source(report: Path, view: str) -> str:
+    """The source page, "" where this ncu has none: everything else is still worth showing."""
+    try:
+        return _page(report, "source", "--print-source", view)
+    except MissingError:
+        return ""
+
+
+def _most(kernels: list[Kernel]) -> list[Kernel]:
+    """The first few, up to those that have nearly all of the time."""
+    total, before = sum(kernel.time_us for kernel in kernels), 0.0
+    shown = []
+    for kernel in kernels[:_SHOWN]:
+        if shown and before >= _MOST * total:
+            break
+        shown.append(kernel)
+        before += kernel.time_us
+    return shown
+
+
+def _how(ask: Ask, bench: _Report, full: _Report) -> str:
+    """Which figures come from which run."""
+    state = "L2 warmed by the same call" if ask.l2 == "warm" else "L2 flushed before each, as gdn bench does"
+    replay = "L2 as the pass before left it" if ask.l2 == "warm" else "L2 emptied before each"
+    passes = f"{full.passes} passes" if full.passes else "several passes"
+    rounds = "1 round" if bench.rounds == 1 else f"medians of {bench.rounds} rounds"
+    return f"duration, DRAM and busy SMs: {rounds}, {state}; everything else: {passes} of one call, {replay}"
+
+
+def _doubts(ask: Ask, bench: _Report, full: _Report, kernels: list[Kernel], shown: list[Kernel]) -> list[str]:
+    notes = []
+    if bench.passes and bench.passes > 1:
+        notes.append(
+            f"doubt: the bench-like run needed {bench.passes} passes a launch here, and all but the first find L2 warm"
+        )
+    if ask.clocks != "none":
+        notes.append(f"clocks: ncu's --clock-control {ask.clocks}, not as they are in gdn bench")
+    if len(full.launches) >= _FULL_LAUNCHES:
+        notes.append(f"counters, stalls and hot places: of the first {_FULL_LAUNCHES} launches of a call only")
+    if len(kernels) > 1 and ask.l2 != "warm":
+        notes.append("each kernel's cache figures are with L2 emptied before it, not as the kernel before left it")
+    if hidden := kernels[len(shown) :]:
+        total = sum(kernel.time_us for kernel in kernels) or 1.0
+        share = sum(kernel.time_us for kernel in hidden) / total
+        names = _list([kernel.name for kernel in hidden])
+        notes.append(f"not shown: {len(hidden)} more kernels with {share:.1%} of the time: {names}")
+    if any(kernel.hot and not kernel.has_lines for kernel in shown):
+        notes.append(_no_lines(ask))
+    elif not any(kernel.hot for kernel in shown):
+        notes.append("no hot places: ncu printed no source page, or its sampler found no warp")
+    return notes
+
+
+def _no_lines(ask: Ask) -> str:
+    language = (ask.solution.get("spec") or {}).get("language") or ask.solution.get("language")
+    if language in ("cuda", "cpp"):
+        why = "flashinfer-bench's builder compiles CUDA C++ without -lineinfo"
+    else:
+        why = "what compiled the kernel left none"
+    return f"no source lines: {why}; hot places are machine instructions, which --tool sass lists"
+
+
+def _list(names: list[str]) -> str:
+    few = [name if len(name) <= 60 else f"{name[:57]}..." for name in dict.fromkeys(names)]
+    return ", ".join(few[:3]) + (f" and {len(few) - 3} more" if len(few) > 3 else "")
+
+
+# --- what can go wrong ----------------------------------------------------------------------------------------------
+
+
+def _nothing() -> MissingError:
+    what = "ncu saw no kernel: the call launches none in its own process"
+    return MissingError(what, hint="--tool torch shows what a call does")
+
+
+# What ncu's log has -> what that means, and what mends it. The first that is there counts.
+_KNOWN = (
+    (
+        r"ERR_NVGPUCTRPERM",
+        "the GPU's performance counters are for administrators only here (ERR_NVGPUCTRPERM)",
+        "run as root, in a container with --cap-add SYS_ADMIN, or load the driver with "
+        "NVreg_RestrictProfilingToAdminUsers=0",
+    ),
+    (
+        r"driver resource was unavailable",
+        "another tool has the GPU's performance counters",
+        "stop it: where DCGM watches the GPU, `dcgmi profile --pause`, and --resume afterwards",
+    ),
+    (
+        r"Profiling is not supported on device",
+        "this ncu does not know this GPU",
+        "`ncu --list-chips` shows those that it knows: install another Nsight Compute",
+    ),
+    (
+        r"driver is not compatible|Failed to initialize the profiler|LibraryNotLoaded|"
+        r"Failed to load Nsight Compute CUDA modules|failed to connect to the CUDA driver",
+        "ncu and the driver do not work together",
+        "install a driver as new as ncu, or an older Nsight Compute; a container needs the driver's utility libraries",
+    ),
+    (
+        r"nsight-compute-lock",
+        "ncu may not write its lock file, which another user left",
+        "remove $TMPDIR/nsight-compute-lock (/tmp without TMPDIR), or set TMPDIR to a folder of your own",
+    ),
+    (
+        r"lock-gpu-clocks|Failed to (?:lock|control) .*clock",
+        "ncu may not lock the clocks here",
+        "leave them as they are: --clocks none",
+    ),
+    (
+        r"Failed to find metric|Unable to find metric",
+        "this ncu does not know the metrics that gdn asks for",
+        "install a newer Nsight Compute",
+    ),
+)
+
+
+def _trouble(log: str, reply: Reply) -> GdnError | None:
+    """Why a run came to nothing. ncu's own reason first: it ends the target, whose end says nothing then."""
+    said = "\n".join(line for line in log.splitlines() if "==ERROR==" in line or "Error:" in line)
+    for pattern, message, hint in _KNOWN:
+        if re.search(pattern, said + "\n".join(reply.tail)):
+            return MissingError(message, hint=hint)
+    if reply.status != "done":
+        tail = _last("\n".join(reply.tail))
+        more = f" ({tail})" if tail and tail not in (reply.reason or "") else ""
+        return GdnError(f"the target below ncu: {reply.reason or reply.status.replace('_', ' ')}{more}")
+    if "No kernels were profiled" in log:
+        return _nothing()
+    if "Failed to profile" in said:
+        return MissingError(f"ncu could not profile the kernel: {_first(said)}")
+    return None
+
+
+def _first(text: str) -> str:
+    return next((_bare(line) for line in text.splitlines() if _bare(line)), "")
+
+
+def _last(text: str) -> str:
+    return next((_bare(line) for line in reversed(text.splitlines()) if _bare(line)), "")
+
+
+def _bare(line: str) -> str:
+    return re.sub(r"^==\w+==\s*", "", line.strip())[:200]

@@ -1,0 +1,325 @@
+"""Tool `nsys`: what a call does on the host and on the GPU, on one time line, by Nsight Systems.
+
+The calls are those of `gdn bench`: each behind a write of all of L2 (or none), which also hides the host's part. Each
+is an NVTX range, so the API calls in it and, by their correlation ids, the work on the GPU that they started are known
+one by one: the flush and the waiting between calls are in no figure.
+
+nsys writes to stdout, where the reply of the target process goes: a shell keeps the two apart through files.
+
+Formats: the reports cuda_gpu_trace, cuda_api_trace and nvtx_pushpop_trace of `nsys stats` as CSV, which have these
+names since 2023.1: docs.nvidia.com/nsight-systems, "Statistical Reports Shipped With Nsight Systems".
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shutil
+import subprocess
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from .. import machine
+from ..errors import MissingError
+from . import Ask, Fact, Found, Reading, Reply, Run, Table, kept
+
+CALLS = 50
+GET_NSYS = "install Nsight Systems (the package nsight-systems-cli of NVIDIA's repository), or put nsys on PATH"
+
+_RANGE = "gdn_call"
+_REPORTS = ("cuda_gpu_trace", "cuda_api_trace", "nvtx_pushpop_trace")
+_STATS_S = 120.0
+_OPT = Path("/opt/nvidia")
+
+_OPTIONS = (
+    "--trace=cuda,nvtx",
+    "--sample=none",  # these two would need rights that a user seldom has
+    "--cpuctxsw=none",
+    "--cuda-graph-trace=node",  # a graph's kernels one by one
+    "--capture-range=cudaProfilerApi",
+    "--capture-range-end=stop",
+    "--force-overwrite=true",
+)
+# the request goes in and the reply comes out by files: nsys may read the one and writes into the other
+_APART = """
+tool=$1 folder=$2; shift 2
+cat > "$folder/.request"
+"$tool" profile {options} --output="$folder/report" \\
+  sh -c 'folder=$1; shift; exec "$@" < "$folder/.request" > "$folder/.reply"' target "$folder" "$@" \\
+  < /dev/null > "$folder/nsys.log"
+code=$?
+cat "$folder/.reply"
+rm -f "$folder/.request" "$folder/.reply"
+exit $code
+"""
+
+
+def find() -> None:
+    """MissingError where there is no nsys here."""
+    _nsys()
+
+
+def _nsys() -> str:
+    """The nsys on PATH, else the newest that a package has installed, else of the CUDA toolkit."""
+    if there := shutil.which("nsys"):
+        return there
+    places = [*_OPT.glob("nsight-systems/*/bin/nsys"), *_OPT.glob("nsight-systems-cli/*/bin/nsys")]
+    places.sort(key=lambda path: [int(n) for n in re.findall(r"\d+", path.parts[-3])], reverse=True)
+    places += [home / "bin" / "nsys"] if (home := machine.cuda_home()) else []
+    for place in places:
+        if place.is_file() and os.access(place, os.X_OK):
+            return str(place)
+    raise MissingError("no nsys here", hint=GET_NSYS)
+
+
+def runs(ask: Ask, folder: Path) -> list[Run]:
+    script = _APART.format(options=" ".join(_OPTIONS))
+    return [Run("trace", ("sh", "-c", script, "nsys", _nsys(), str(folder)), params={"calls": CALLS})]
+
+
+def inside(target: Any, params: dict[str, Any]) -> dict[str, Any]:
+    """The calls between the profiler's start and stop, each a range of its own."""
+    import torch
+
+    from ..timing.kernels import Flush
+
+    subject = target.subject
+    before: Callable[[], Any] = Flush() if target.l2 == "cold" else lambda: None
+
+    def once() -> None:
+        before()
+        torch.cuda.nvtx.range_push(_RANGE)
+        subject.call()
+        torch.cuda.nvtx.range_pop()
+        torch.cuda.synchronize()
+
+    for _ in range(3):
+        once()
+    cudart = torch.cuda.cudart()
+    cudart.cudaProfilerStart()
+    for _ in range(params["calls"]):
+        once()
+    cudart.cudaProfilerStop()
+    return {"calls": params["calls"]}
+
+
+# --- reports ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Event:
+    """A range, an API call or a piece of work on the GPU. Times in nanoseconds."""
+
+    name: str
+    start: int
+    ns: int
+    correlation: str = ""
+    kernel: bool = True
+    megabytes: float | None = None
+
+    @property
+    def end(self) -> int:
+        return self.start + self.ns
+
+
+@dataclass
+class Call:
+    """One call: its range on the host, and what was started in it."""
+
+    range: Event
+    api: list[Event]
+    gpu: list[Event]
+
+    @property
+    def kernels(self) -> list[Event]:
+        return [e for e in self.gpu if e.kernel]
+
+    @property
+    def busy_ns(self) -> int:
+        """Time in which anything of it ran: what overlaps counts once."""
+        busy, until = 0, 0
+        for e in sorted(self.gpu, key=lambda e: e.start):
+            busy += max(0, e.end - max(e.start, until))
+            until = max(until, e.end)
+        return busy
+
+    @property
+    def span_ns(self) -> int:
+        return max(e.end for e in self.gpu) - min(e.start for e in self.gpu) if self.gpu else 0
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    """A report's rows. What nsys says in front of the header is no part of it. Raises MissingError."""
+    lines = path.read_text(errors="replace").splitlines()
+    start = next((i for i, line in enumerate(lines) if line.lstrip('"').startswith("Start (ns)")), None)
+    if start is None:
+        raise MissingError(f"nsys: nothing in {path.name}", hint="the calls were not seen; nsys.log may say why")
+    return list(csv.DictReader(lines[start:]))
+
+
+def _events(path: Path, made: Callable[[dict[str, str]], Event]) -> list[Event]:
+    try:
+        return [made(row) for row in rows(path) if row["Duration (ns)"]]
+    except KeyError as e:
+        raise MissingError(f"nsys: {path.name} has no column {e}", hint=f"another version may; {GET_NSYS}") from None
+
+
+def _range(row: dict[str, str]) -> Event:
+    return Event(row["Name"].lstrip(":"), _ns(row["Start (ns)"]), _ns(row["Duration (ns)"]))
+
+
+def _api(row: dict[str, str]) -> Event:
+    # "CorrID" in this report, "CorrId" in the GPU's
+    return Event(row["Name"], _ns(row["Start (ns)"]), _ns(row["Duration (ns)"]), row["CorrID"])
+
+
+def _gpu(row: dict[str, str]) -> Event:
+    name, size = row["Name"], row["Bytes (MB)"]
+    return Event(
+        name, _ns(row["Start (ns)"]), _ns(row["Duration (ns)"]), row["CorrId"],
+        not name.startswith("[CUDA "), float(size.replace(",", "")) if size else None,
+    )  # fmt: skip
+
+
+def _ns(text: str) -> int:
+    return round(float(text.replace(",", "")))
+
+
+def calls(folder: Path) -> list[Call]:
+    """The calls of the reports in the folder, in order."""
+    gpu, api, ranges = (folder / f"report_{name}.csv" for name in _REPORTS)
+    found = [Call(r, [], []) for r in _events(ranges, _range) if r.name == _RANGE]
+    found.sort(key=lambda call: call.range.start)
+    work = defaultdict(list)
+    for e in _events(gpu, _gpu):
+        work[e.correlation].append(e)
+    for e in _events(api, _api):
+        call = next((c for c in found if c.range.start <= e.start <= c.range.end), None)
+        if call is not None:
+            call.api.append(e)
+            call.gpu += work.get(e.correlation, [])
+    return found
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
+    """Raises MissingError where nsys made no report or none of the calls is in it."""
+    (reply,) = replies
+    log = _text(folder / "nsys.log")
+    if reply.status != "done":
+        raise _failed(reply.reason or reply.status, "\n".join([log, *reply.tail]))
+    if not (folder / "report.nsys-rep").is_file():
+        raise _failed("it left no report", "\n".join([log, *reply.tail]))
+    _stats(folder)
+    found = calls(folder)
+    if not any(call.gpu for call in found):
+        raise MissingError("nsys saw no work of the calls on the GPU", hint="nsys.log may say why")
+    return Reading(
+        (_whole(found), *_kernels(found)),
+        notes=(
+            f"{len(found)} calls; nsys costs the host a microsecond or more for each API call that it records",
+            "open report.nsys-rep with nsys-ui for the time line",
+        ),
+        files=kept(folder, "report.nsys-rep", "nsys.log", *(f"report_{name}.csv" for name in _REPORTS)),
+    )
+
+
+def _stats(folder: Path) -> None:
+    """The reports as CSV, beside the recording."""
+    command = [
+        _nsys(), "stats", "--force-export=true", "--force-overwrite=true", "--format=csv",
+        f"--output={folder / 'report'}", f"--report={','.join(_REPORTS)}", str(folder / "report.nsys-rep"),
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_STATS_S,
+            env=os.environ | {"LC_ALL": "C"},
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise MissingError(f"nsys did not read its report: {e}", hint=GET_NSYS) from None
+    (folder / "report.sqlite").unlink(missing_ok=True)  # larger than the recording, and made anew by whoever wants it
+    missing = [name for name in _REPORTS if not (folder / f"report_{name}.csv").is_file()]
+    if done.returncode or missing:
+        raise _failed(f"no report {', '.join(missing)}" if missing else "stats", done.stdout + done.stderr)
+
+
+def _failed(what: str, said: str) -> MissingError:
+    """One line with the mend, from what nsys said."""
+    if "hasn't been installed" in said:  # what stands for it in a CUDA toolkit without it
+        return MissingError("nsys here is only a placeholder of the CUDA toolkit", hint=GET_NSYS)
+    if re.search(r"unrecogni[sz]ed option|could not be found|[Uu]nknown report", said):
+        return MissingError("this nsys is too old: it does not know what is asked of it", hint=GET_NSYS)
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    last = next((line for line in reversed(lines) if re.search(r"error|fail|cannot", line, re.I)), "")
+    return MissingError(f"nsys: {what}{f': {last[:200]}' if last and last not in what else ''}")
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.is_file() else ""
+
+
+def _median_us(values: Iterable[int]) -> float:
+    return median(values) / 1e3
+
+
+def _whole(found: list[Call]) -> Found:
+    """The call: times, counts, and what its kernels, API calls and copies are."""
+    facts = (
+        Fact("time_us", "duration", _median_us(c.busy_ns for c in found), "us", "time", "the GPU is busy", "lower"),
+        Fact("span_us", "first start to last end", _median_us(c.span_ns for c in found), "us", "time", better="lower"),
+        Fact("gap_us", "idle in between", _median_us(c.span_ns - c.busy_ns for c in found), "us", "time", "", "lower"),
+        Fact("host_us", "host time", _median_us(c.range.ns for c in found), "us", "time", "until it returns", "lower"),
+        Fact("launches", "launches", _mean(len(c.kernels) for c in found), "count", "launch", "", "lower"),
+        Fact("api_calls", "API calls", _mean(len(c.api) for c in found), "count", "launch", "", "lower"),
+    )
+    head = (("times a call", "count"), ("median", "us"), ("a call", "us"))
+    api = _table(found, lambda c: c.api)
+    kernels = _table(found, lambda c: c.kernels)
+    copies = _table(found, lambda c: [e for e in c.gpu if not e.kernel])
+    sizes = {e.name: e.megabytes * 1e6 for c in found for e in c.gpu if e.megabytes is not None}
+    tables = [Table("kernels", "Kernels", (("kernel", ""), *head), kernels)]
+    if copies:
+        rows = tuple((*row, sizes.get(row[0])) for row in copies)
+        tables.append(Table("copies", "Copies and fills", (("operation", ""), *head, ("size", "B")), rows))
+    note = "nsys's own cost is in these times"
+    tables.append(Table("api", "CUDA calls of the host", (("function", ""), *head), api, note))
+    return Found("", facts, tuple(tables))
+
+
+def _table(found: list[Call], of: Callable[[Call], list[Event]]) -> tuple[tuple[Any, ...], ...]:
+    """(name, how often in a call, median time, time in a call), the one that takes most in front."""
+    times = defaultdict(list)
+    for call in found:
+        for e in of(call):
+            times[e.name].append(e.ns)
+    made = [(n, len(t) / len(found), _median_us(t), sum(t) / len(found) / 1e3) for n, t in times.items()]
+    return tuple(sorted(made, key=lambda row: -row[3]))
+
+
+def _kernels(found: list[Call]) -> list[Found]:
+    """The kernels of a call. `share`: of the time of all of its kernels."""
+    made = _table(found, lambda c: c.kernels)
+    total = sum(row[3] for row in made)
+    return [
+        Found(
+            name,
+            (
+                Fact("time_us", "duration", us, "us", "time", "median", "lower"),
+                Fact("share", "share of the call", 100 * a_call / total, "%", "time"),
+                Fact("launches", "launches", times, "count", "launch", "in a call", "lower"),
+            ),
+        )
+        for name, times, us, a_call in made
+    ]
+
+
+def _mean(counts: Iterable[int]) -> float:
+    counts = list(counts)
+    return sum(counts) / len(counts)

@@ -1,0 +1,107 @@
+"""Triton kernels compiled for a GPU that is not here: the algo runs as ever, and each launch compiles and stops.
+
+Triton asks its active driver what to compile for; one that answers with any architecture stands in for it. A kernel is
+compiled for what its launch gets, so the workload's own tensors (on the CPU) and the algo's own host code decide.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import GdnError, MissingError, one_line
+
+
+class _Driver:
+    """What compiling asks of a driver, and no more: whatever needs a GPU fails."""
+
+    def __init__(self, capability: int) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+    def get_device_capability(self, device: int = 0) -> tuple[int, int]:
+        return divmod(self.target.arch, 10)
+
+
+def compiled(call: Callable[[], None], capability: int, folder: Path) -> dict[str, Any]:
+    """Compile what `call` launches for a compute capability (90, 100, ...); nothing is run.
+
+    {"kernels": [{"cubin": a file in `folder`, "shared": bytes of dynamic shared memory}], "notes": [...]}. A
+    MissingError where nothing was launched, a GdnError where Triton cannot compile a kernel.
+    """
+    kernels: dict[str, Any] = {}  # by hash: a second launch of the same code is none of its own
+    notes: list[str] = []
+    with _compiling(capability, kernels, notes):
+        try:
+            call()
+        except GdnError:
+            raise
+        except Exception as e:  # of the algo's host code
+            if not kernels:
+                raise MissingError(
+                    f"its host code fails without a GPU before it launches a kernel: {one_line(e)}",
+                    hint="profile it on a GPU: --tool ncu",
+                ) from None
+            notes.append(f"compiled up to where its host code fails without a GPU: {one_line(e)}")
+    if not kernels:
+        raise MissingError("the call launches no Triton kernel", hint="--tool torch says what it does")
+    found = []
+    for i, kernel in enumerate(kernels.values()):
+        number = f"-{i}" if i else ""
+        target = re.search(r"^\.target (sm_\w+)", kernel.asm["ptx"], flags=re.M)
+        file = f"{kernel.metadata.name}.{target[1] if target else f'sm_{capability}'}{number}.cubin"
+        (folder / file).write_bytes(kernel.asm["cubin"])
+        found.append({"cubin": file, "shared": kernel.metadata.shared})
+    return {"kernels": found, "notes": notes}
+
+
+@contextlib.contextmanager
+def _compiling(capability: int, kernels: dict[str, Any], notes: list[str]) -> Iterator[None]:
+    """Have every launch compile its kernel into `kernels` instead."""
+    from triton.runtime import Autotuner, JITFunction, driver
+
+    run, tune = JITFunction.run, Autotuner.run
+
+    def compile_only(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            kernel = run(self, *args, **kwargs | {"warmup": True})
+        except Exception as e:
+            raise GdnError(f"Triton cannot compile {self.fn.__name__} for sm_{capability}: {_reason(e)}") from None
+        kernels.setdefault(kernel.hash, kernel)
+        return kernel
+
+    def first_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(self.configs) > 1:
+            notes.append(
+                f"autotuned: the first of {len(self.configs)} configs, {self.configs[0]}; on a GPU another may win"
+            )
+            self.configs = self.configs[:1]  # with one, nothing is timed
+        return tune(self, *args, **kwargs)
+
+    driver.set_active(_Driver(capability))
+    JITFunction.run, Autotuner.run = compile_only, first_config
+    try:
+        yield
+    finally:
+        JITFunction.run, Autotuner.run = run, tune
+
+
+def _reason(e: BaseException) -> str:
+    """The line of a compiler's message that has the error in it."""
+    lines = [line.strip() for line in str(e).splitlines() if line.strip()]
+    wrong = [line for line in lines if "error" in line.lower() and not line.endswith(("error", "error:"))]
+    fatal = [line for line in lines if "fatal" in line.lower()]
+    return (fatal or wrong or lines or [type(e).__name__])[0][:300]

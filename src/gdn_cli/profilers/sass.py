@@ -1,0 +1,405 @@
+"""Tool `sass`: registers, spills, instruction mix and the annotated machine code of an algo's kernels. Needs no GPU.
+
+CUDA C++ is compiled by flashinfer-bench's own builder, as for a run, with -lineinfo on top, which adds the line table
+and leaves the instructions as they are. Triton's kernels are compiled by Triton for what the workload launches
+(offline.py). cuobjdump takes the cubins apart, nvdisasm prints them; both come with the CUDA toolkit, with Triton, and
+as wheels from PyPI.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import machine, paths
+from ..errors import FAILED, GdnError, MissingError, UsageError
+from . import Ask, Fact, Found, Reading, Reply, Run, Table, disassembly, kept
+from .disassembly import Attributes, Kernel
+
+_DEFAULT = "sm_90a"
+GET_TOOLS = "install the CUDA toolkit, or pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
+_RESERVED = 1024  # bytes of shared memory that the driver takes of each CTA
+
+
+def parse_arch(text: str) -> str:
+    """ "sm_90a" from "sm_90a", "90a" or "9.0a"; a UsageError for what is no GPU architecture's name."""
+    found = re.fullmatch(r"(?:sm_?)?(\d{1,2})\.?(\d)([af]?)", text.strip().lower())
+    if not found:
+        raise UsageError(f"'{text}' is no GPU architecture", hint="write it as sm_90a, 90a or 9.0a")
+    major, minor, suffix = found.groups()
+    return f"sm_{major}{minor}{suffix}"
+
+
+def _split(arch: str) -> tuple[int, int, str]:
+    """ "sm_100a" -> (10, 0, "a")."""
+    found = re.fullmatch(r"sm_(\d+)(\d)([af]?)", arch)
+    return int(found[1]), int(found[2]), found[3]
+
+
+def find() -> None:
+    """MissingError where cuobjdump or nvdisasm is not here."""
+    for name in ("cuobjdump", "nvdisasm"):
+        if not _versions(name):
+            raise MissingError(f"no {name} here", hint=GET_TOOLS)
+
+
+# --- before -------------------------------------------------------------------------------------------------------
+
+
+def runs(ask: Ask, folder: Path) -> list[Run]:
+    """One run for each architecture."""
+    language = ask.solution["spec"]["language"]
+    if language not in ("cuda", "triton"):
+        raise UsageError(*_NOT_OURS[language][:1], hint=_NOT_OURS[language][1])
+    if language == "cuda" and machine.cuda_home() is None:
+        raise MissingError("no nvcc here", hint=machine.GET_NVCC)
+    if language == "triton" and not machine.has_package("triton"):
+        raise MissingError("package triton missing", hint="pip install triton")
+    archs = list(dict.fromkeys(parse_arch(arch) for arch in ask.archs)) or [_here(language)]
+    for arch in archs:
+        _known(arch, language)
+    return [Run(arch, env=_environment(arch, language), params={"arch": arch, "folder": str(folder)}) for arch in archs]
+
+
+_NOT_OURS = {
+    "python": (
+        "a Python algo's kernels (CuTe DSL, PyTorch, a package's own) are chosen as it runs: sass compiles CUDA C++ "
+        "and Triton algos",
+        "--tool ncu gives registers and hot instructions, on a GPU",
+    ),
+    "cpp": ("a C++ algo has no GPU code", "--tool cpu says where its time goes"),
+}
+
+
+def _here(language: str) -> str:
+    """What is compiled on this machine: the builder takes the GPU's plain capability, Triton adds the 'a' itself."""
+    gpus = machine.gpus()
+    return parse_arch(gpus[0].capability) if gpus else _DEFAULT
+
+
+def _known(arch: str, language: str) -> None:
+    """A UsageError where the ptxas that will be called says that it does not know the architecture."""
+    if language == "cuda":
+        compilers, whose = [machine.cuda_home() / "bin" / "ptxas"], "the ptxas of nvcc"
+    else:
+        compilers, whose = sorted(_triton_bin().glob("ptxas*")) if _triton_bin() else [], "Triton's ptxas"
+    helps = [text for compiler in compilers if (text := _output(compiler, "--help"))]
+    known = {name for text in helps for name in re.findall(r"'(sm_\d+[af]?)'", text)}
+    if known and arch not in known:
+        names = sorted(known, key=lambda name: (_split(name)[:2], name))
+        raise UsageError(f"{whose} does not know {arch}", hint=f"it knows {', '.join(names)}")
+
+
+def _environment(arch: str, language: str) -> dict[str, str]:
+    if language == "triton":
+        return {"TRITON_INTERPRET": "0"}  # nothing is compiled where it is set
+    major, minor, suffix = _split(arch)
+    flags = f"{os.environ.get('NVCC_APPEND_FLAGS', '')} -lineinfo".strip()
+    # the builder's cache key knows neither the architecture nor the compiler nor its flags
+    made_by = [_output(machine.cuda_home() / "bin" / "nvcc", "--version"), flags, os.environ.get("NVCC_PREPEND_FLAGS")]
+    digest = hashlib.sha256(repr(made_by).encode()).hexdigest()[:8]
+    return {
+        "TVM_FFI_CUDA_ARCH_LIST": f"{major}.{minor}{suffix}",
+        "NVCC_APPEND_FLAGS": flags,
+        "FIB_CACHE_PATH": str(paths.builds_dir() / f"sass-{arch}-{digest}"),
+    }
+
+
+# --- in the worker ------------------------------------------------------------------------------------------------
+
+
+def inside(target: Any, params: dict[str, Any]) -> dict[str, Any]:
+    """Compile. {"binary": the library that the builder made}, what `offline.compiled` found, or {"failed": why}."""
+    try:
+        return _compiled(target, params)
+    except GdnError as e:
+        return {"failed": {"message": e.message, "hint": e.hint, "code": e.code}}
+
+
+def _compiled(target: Any, params: dict[str, Any]) -> dict[str, Any]:
+    if target.solution["spec"]["language"] == "cuda":
+        binary = target.kernel.runnable.metadata.misc.get("binary")
+        if binary is None:
+            raise UsageError("its binding is not tvm-ffi: sass reads what that builder makes", hint="--tool ncu")
+        return {"binary": str(binary)}
+    from .offline import compiled
+
+    major, minor, _ = _split(params["arch"])
+    answer = compiled(target.subject.call, major * 10 + minor, Path(params["folder"]))
+    sizes = ", ".join(f"{name}={size}" for name, size in target.workload.axes.items())
+    answer["notes"].insert(0, f"compiled as a call with {sizes} launches it: other sizes may compile to other code")
+    return answer
+
+
+# --- behind -------------------------------------------------------------------------------------------------------
+
+
+def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
+    """Each kernel for each architecture: its facts, its tables, and its code as a file."""
+    sources = {source["path"]: source["content"] for source in ask.solution["sources"]}
+    found: list[Found] = []
+    notes: list[str] = []
+    listings: list[str] = []
+    cubins: list[str] = []
+    for reply in replies:
+        arch = reply.run.params["arch"]
+        for cubin, shared in _cubins(reply, folder):
+            code = _Code(cubin, arch)
+            for kernel in disassembly.kernels(code.text):
+                short = disassembly.short(kernel.symbol)
+                name = _free(short, f" ({code.arch})", [f.name for f in found])
+                file = _free(_slug(short), f".{code.arch}.sass", listings)
+                figures = _found(name, kernel, code, shared, sources)
+                spills = code.attributes.get(kernel.symbol, Attributes()).spills
+                listing = disassembly.annotated(kernel, sources, _header(figures, code), spills)
+                (folder / file).write_text(listing, encoding="utf-8")
+                found.append(figures)
+                listings.append(file)
+            cubins.append(cubin.name)
+            made = f"{code.arch}: ptxas {code.ptxas or 'unknown'}, nvdisasm {code.nvdisasm}"
+            notes += [made] if made not in notes else []
+            if code.arch != arch:
+                notes.append(f"asked for {arch}: Triton compiles for {code.arch}")
+        notes += [note for note in reply.answer.get("notes", ()) if note not in notes]
+        if "binary" in reply.answer and arch.endswith(("a", "f")):
+            plain = arch.rstrip("af")
+            notes.append(
+                f"on such a GPU flashinfer-bench's builder compiles for {plain}, unless TVM_FFI_CUDA_ARCH_LIST is set"
+            )
+    if not found:
+        raise GdnError("what was compiled has no kernel in it", hint="does the entry point launch one?")
+    return Reading(tuple(found), tuple(notes), kept(folder, *listings, *cubins))
+
+
+def _cubins(reply: Reply, folder: Path) -> list[tuple[Path, int | None]]:
+    """The cubins of a reply, in `folder`, each with its dynamic shared memory (None: only a launch knows)."""
+    arch, answer = reply.run.params["arch"], reply.answer
+    if "binary" in answer:
+        return [(path, None) for path in _extracted(Path(answer["binary"]), arch, folder)]
+    if "kernels" in answer:
+        return [(folder / kernel["cubin"], kernel["shared"]) for kernel in answer["kernels"]]
+    raise _failed(reply, arch)
+
+
+def _failed(reply: Reply, arch: str) -> GdnError:
+    """Why there is nothing to read: what `inside` said, or what became of its process."""
+    said = reply.answer.get("failed") or {"message": reply.reason or f"the process ended as '{reply.status}'"}
+    if unknown := re.search(r"Unsupported gpu architecture '\w+'", said["message"]):
+        return UsageError(f"nvcc does not know {arch}: {unknown[0]}", hint="another --arch, or a newer CUDA toolkit")
+    lines = [line.strip() for line in said["message"].splitlines() if line.strip()] or [reply.status]
+    last = f": {reply.tail[-1][:200]}" if reply.tail and not said.get("code") else ""
+    return GdnError(f"{arch}: {lines[0]}{last}", code=said.get("code", FAILED), hint=said.get("hint"))
+
+
+def _extracted(binary: Path, arch: str, folder: Path) -> list[Path]:
+    """The cubins in a library, moved into `folder` with the architecture in their names."""
+    for _, tool in _versions("cuobjdump"):
+        with tempfile.TemporaryDirectory(dir=folder) as empty:
+            if _output(tool, "-xelf", "all", binary, cwd=empty) is None:
+                continue
+            found = []
+            for path in sorted(Path(empty).iterdir()):
+                name = _free(path.name.split(".")[0], f".{arch}.cubin", [path.name for path in found])
+                found.append(path.replace(folder / name))
+            if found:
+                return found
+    raise GdnError(f"cuobjdump finds no GPU code for {arch} in what the builder made", hint=GET_TOOLS)
+
+
+class _Code:
+    """A cubin as text: what the newest nvdisasm and cuobjdump that can read it print."""
+
+    def __init__(self, cubin: Path, arch: str) -> None:
+        self.text, self.nvdisasm = self._read("nvdisasm", cubin, "-c", "-gi")
+        elf, _ = self._read("cuobjdump", cubin, "-elf")
+        usage, _ = self._read("cuobjdump", cubin, "-res-usage")
+        self.usage, self.attributes = disassembly.resources(usage), disassembly.attributes(elf)
+        self.reserved = _RESERVED if disassembly.reserves_shared(elf) else 0
+        self.ptxas, self.arch = disassembly.assembler(elf), disassembly.architecture(elf) or arch
+
+    @staticmethod
+    def _read(name: str, cubin: Path, *options: str) -> tuple[str, str]:
+        tools = _versions(name)
+        for version, tool in tools:
+            if text := _output(tool, *options, cubin):
+                return text, ".".join(map(str, version))
+        newest = ".".join(map(str, tools[0][0])) if tools else "none"
+        raise GdnError(
+            f"no {name} here reads {cubin.name}: the newest is {newest}", hint=f"pip install -U nvidia-cuda-{name}"
+        )
+
+
+def _found(name: str, kernel: Kernel, code: _Code, dynamic: int | None, sources: Mapping[str, str]) -> Found:
+    usage, attributes = code.usage[kernel.symbol], code.attributes.get(kernel.symbol, Attributes())
+    shared = _shared(kernel, max(0, usage["SHARED"] - code.reserved), dynamic)
+    constants = sum(size for key, size in usage.items() if key.startswith("CONSTANT"))
+    facts = [Fact("registers", "registers", usage["REG"], "count", "occupancy", "a thread", "lower"), shared]
+    if threads := attributes.threads or attributes.max_threads:
+        note = "" if attributes.threads else "its launch bound: a launch may have fewer"
+        facts.append(Fact("threads", "threads", threads, "count", "occupancy", note))
+        if shared.value is not None and (limit := occupancy(code.arch, usage["REG"], threads, shared.value)):
+            share, by = limit
+            facts.append(Fact("occupancy_max", "theoretical occupancy", share, "%", "occupancy", "", "higher"))
+            facts.append(Fact("occupancy_limit", "limited by", by, "", "occupancy"))
+    facts += [
+        Fact("sass_instructions", "machine instructions", len(kernel.instructions), "count", "instructions"),
+        _spills(kernel, attributes, code.ptxas),
+        Fact("stack", "stack frame", usage["STACK"], "B", "instructions", "a thread", "lower"),
+        Fact("constants", "constant banks", constants, "B", "instructions", "parameters included"),
+    ]
+    return Found(name, tuple(facts), _tables(kernel, sources))
+
+
+def _shared(kernel: Kernel, static: int, dynamic: int | None) -> Fact:
+    """Bytes of shared memory a CTA; None where only a launch says how much of it there is."""
+    used = any(i.name in _SHARED for i in kernel.instructions)
+    value, note = static + (dynamic or 0), ""
+    if dynamic is None and static:
+        note = "static; a launch may add to it"
+    elif dynamic is None and used:
+        value, note = None, "dynamic: a launch says how much"
+    elif value:
+        note = "without the driver's own KiB"
+    return Fact("shared", "shared memory", value, "B", "occupancy", note, "lower")
+
+
+def _spills(kernel: Kernel, attributes: Attributes, ptxas: str | None) -> Fact:
+    """Bytes a thread that are stored for want of registers; None where an old ptxas did not mark what spills."""
+    stores, loads = disassembly.spilled(kernel.instructions, attributes.spills)
+    value, note = stores, f"stored a thread; {loads} B loaded again" if stores or loads else ""
+    marks = ptxas is not None and tuple(map(int, ptxas.split(".")[:2])) >= _MARKS_SPILLS
+    if not marks and not attributes.spills and any(i.name == "STL" for i in kernel.instructions):
+        value, note = None, "local memory is used, for spills or for arrays: this ptxas does not say"
+    return Fact("spills", "spills", value, "B", "instructions", note, "lower")
+
+
+_MARKS_SPILLS = (12, 8)  # the oldest ptxas that was seen to
+_SHARED = ("LDS", "STS", "LDSM", "STSM", "ATOMS", "LDGSTS", "UBLKCP", "UTMALDG", "UTMASTG")
+
+
+def _tables(kernel: Kernel, sources: Mapping[str, str]) -> tuple[Table, ...]:
+    places = {i.offset: disassembly.place(i, sources) for i in kernel.instructions}
+    mix = Table(
+        "mix", "instruction mix", (("kind", ""), ("instructions", "count"), ("share", "%"), ("which", "")),
+        tuple(disassembly.mix(kernel.instructions)), "each instruction of the code once, however often it runs",
+    )  # fmt: skip
+    widths = Table(
+        "widths", "width of loads and stores",
+        (("memory", ""), ("instruction", ""), ("bits a thread", "count"), ("instructions", "count"), ("note", "")),
+        tuple(disassembly.widths(kernel.instructions)),
+    )  # fmt: skip
+    rows = []
+    for loop in disassembly.loops(kernel):
+        at = places[loop.last]
+        where = f"{at.file.rsplit('/', 1)[-1]}:{at.line}" if at.file else ""
+        rows.append((where, f"{loop.first:04x}-{loop.last:04x}", loop.instructions, loop.accesses))
+    columns = (("source", ""), ("offsets", ""), ("instructions", "count"), ("loads and stores", "count"))
+    return (mix, widths, *([Table("loops", "loops", columns, tuple(rows))] if rows else []))
+
+
+def _header(found: Found, code: _Code) -> list[str]:
+    """The first lines of a listing."""
+    shared = found.value("shared")
+    spills = found.value("spills")
+    figures = [
+        f"{found.value('registers')} registers",
+        "dynamic shared memory" if shared is None else f"{shared} B of shared memory",
+        "spills unknown" if spills is None else f"{spills} B of spills" if spills else "no spills",
+        f"{found.value('stack')} B of stack frame",
+        f"{found.value('sass_instructions')} instructions",
+    ]
+    if threads := next((fact for fact in found.facts if fact.key == "threads"), None):
+        figures.append(f"CTAs of {'at most ' if threads.note else ''}{threads.value} threads")
+    return [
+        found.name, ", ".join(figures), f"ptxas {code.ptxas or 'unknown'}, nvdisasm {code.nvdisasm}",
+        "/*offset in bytes*/ instruction, below the source line that it stems from (innermost inlined function first)",
+    ]  # fmt: skip
+
+
+# Warps and CTAs that an SM holds, KiB of shared memory it has: CUDA C++ Programming Guide, "Technical Specifications
+# per Compute Capability".
+_LIMITS = {
+    (8, 0): (64, 32, 164), (8, 6): (48, 16, 100), (8, 9): (48, 24, 100), (9, 0): (64, 32, 228), (10, 0): (64, 32, 228),
+    (10, 3): (64, 32, 228),
+}  # fmt: skip
+_REGISTERS = 16384  # of each of an SM's four partitions, handed out to a warp in units of 256
+
+
+def occupancy(arch: str, registers: int, threads: int, shared: int) -> tuple[float, str] | None:
+    """The share of an SM's warps (%) that fit on it at once, and what limits them; None for an unknown architecture.
+
+    registers a thread, threads a CTA, and shared memory a CTA in bytes, without the KiB that the driver adds.
+    """
+    if (limits := _LIMITS.get(_split(arch)[:2])) is None:
+        return None
+    most_warps, most_ctas, kib = limits
+    warps = -(-threads // 32)
+    per_warp = max(256, -(-registers * 32 // 256) * 256)
+    per_cta = -(-(shared + _RESERVED) // 128) * 128
+    ctas = {
+        "warps": most_warps // warps,
+        "blocks": most_ctas,
+        "registers": 4 * (_REGISTERS // per_warp) // warps,
+        "shared memory": kib * 1024 // per_cta,
+    }
+    by = min(ctas, key=ctas.__getitem__)
+    return 100 * ctas[by] * warps / most_warps, by
+
+
+# --- tools --------------------------------------------------------------------------------------------------------
+
+
+def _versions(name: str) -> list[tuple[tuple[int, ...], Path]]:
+    """All that are here, the newest first: a cubin may be of a newer CUDA than the first on PATH."""
+    places = [Path(found)] if (found := shutil.which(name)) else []
+    if home := machine.cuda_home():
+        places.append(home / "bin" / name)
+    for entry in sys.path:
+        places += sorted(Path(entry).glob(f"nvidia/*/bin/{name}"))
+    if triton := _triton_bin():
+        places.append(triton / name)
+    found = []
+    for place in dict.fromkeys(path.resolve() for path in places if path.is_file()):
+        if version := re.search(r"\bV(\d+)\.(\d+)\.(\d+)", _output(place, "--version") or ""):
+            found.append((tuple(map(int, version.groups())), place))
+    return sorted(found, key=lambda item: item[0], reverse=True)
+
+
+def _triton_bin() -> Path | None:
+    """The folder of the tools in Triton's package; it is not imported."""
+    try:
+        spec = importlib.util.find_spec("triton")
+    except (ImportError, ValueError):
+        return None
+    places = [Path(p) / "backends" / "nvidia" / "bin" for p in (spec.submodule_search_locations or ())] if spec else []
+    return next((place for place in places if place.is_dir()), None)
+
+
+def _output(tool: Path, *arguments: str | Path, cwd: str | None = None) -> str | None:
+    """What a tool prints, None where it fails."""
+    try:
+        done = subprocess.run(
+            [str(tool), *map(str, arguments)], capture_output=True, text=True, errors="replace", cwd=cwd, timeout=120
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _free(name: str, suffix: str, taken: Collection[str]) -> str:
+    """The name with its suffix, and a number where it is taken: a kernel compiled for two sets of constants."""
+    names = (f"{name}{suffix}", *(f"{name}-{n}{suffix}" for n in range(2, len(taken) + 2)))
+    return next(name for name in names if name not in taken)
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-")[:80]

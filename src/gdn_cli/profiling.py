@@ -1,0 +1,310 @@
+"""`gdn profile`: one algo on one workload below one tool -> a folder with all that came of it.
+
+First a plain worker surveys the algo: is it right, how long does it take, how long a plain copy of its bytes, what does
+a call run? Then the tool's own target processes, each a worker again, with the tool's command line in front. What the
+tool found, the survey and the verdict go into `profile.json`, beside the tool's files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from . import bottleneck, campaign, environment, errors, locks, machine, profilers
+from .errors import GdnError, MissingError, UsageError
+from .jobs import Job, Outcome, execute
+from .pack import definition, pack, source_hash
+from .profilers import Ask, Reply, Run
+from .records import dumps
+from .registry import Algo, Op, Registry
+from .workloads import Workload
+
+SCHEMA = 1
+_FILE = "profile.json"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to profile, whatever it is. `folder` holds a folder for each profile."""
+
+    tool: str
+    folder: Path
+    l2: str = "cold"
+    clocks: str = "none"
+    archs: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
+    dataset: Path | None = None
+    seconds: float | None = None  # that the survey samples each time, at most
+    timeout_s: float = 300.0
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is profiled. `mode` is None for a tool that compiles and runs nothing."""
+
+    op: Op
+    algo: Algo
+    mode: str | None
+    workload: Workload
+    definition: dict[str, Any]
+    solution: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        return self.op.label.format(**self.workload.axes)
+
+
+def subjects(
+    registry: Registry,
+    names: list[str],
+    op: str | None,
+    tool: str | None,
+    workload: str | None,
+    dataset: Path | None,
+    device: str = "auto",
+) -> tuple[str, list[Subject]]:
+    """The tool (without one: cpu where the first algo runs on the CPU here, else ncu), and what each name stands for.
+
+    Raises UsageError and MissingError where the tool cannot look at an algo, or the algo cannot run here.
+    """
+    if tool and tool not in profilers.TOOLS:
+        raise errors.unknown("tool", tool, profilers.TOOLS)
+    if tool is None:
+        first = campaign.rivals(registry, names[:1], op, device)[0]
+        tool = "cpu" if first.place.mode == "cpu" else "ncu"
+    modes = profilers.TOOLS[tool].modes
+    entries = campaign.rivals(registry, names, op, modes[0] if len(modes) == 1 else device)
+    part = campaign.parts(
+        registry, entries, chosen=[workload] if workload else [], first=None if workload else 1, preset=None,
+        dataset=dataset, overrides={},
+    )[0]  # fmt: skip
+    found = []
+    for entry in part.entries:
+        mode = _mode(tool, entry) if modes else None
+        solution = pack(entry.algo, part.op)
+        found.append(Subject(part.op, entry.algo, mode, part.workloads[0], definition(part.op, registry), solution))
+    return tool, found
+
+
+def _mode(tool: str, entry: campaign.Entry) -> str:
+    """Where the algo runs below the tool."""
+    place, wanted = entry.place, profilers.TOOLS[tool].modes
+    if place.mode in wanted:
+        return place.mode
+    able = [f"--tool {name}" for name, other in profilers.TOOLS.items() if set(other.modes) & set(entry.algo.modes)]
+    if not set(wanted) & set(entry.algo.modes):
+        where = "a GPU" if wanted == ("cuda",) else "a CPU"
+        raise UsageError(
+            f"--tool {tool} looks at what runs on {where}, and {entry.algo.full_name} does not",
+            hint=f"use {' or '.join(able)}",
+        )
+    raise MissingError(f"{entry.algo.full_name} cannot run here: {place.reason}", hint=place.hint)
+
+
+# What runs now, how many of how many processes are done.
+Progress = Callable[[str, int, int], None]
+
+
+def run(subject: Subject, settings: Settings, progress: Progress, say: Callable[[str], None]) -> dict[str, Any]:
+    """Profile one subject; returns the document, which `profile.json` in its folder holds as well.
+
+    Raises GdnError where nothing could be found out; then no folder is left behind.
+    """
+    tool = profilers.module(settings.tool)
+    tool.find()
+    folder = _folder(settings, subject)
+    try:
+        with contextlib.ExitStack() as held:
+            if subject.mode == "cuda" and profilers.TOOLS[settings.tool].timed:
+                gpu = machine.gpus()[0]
+                held.enter_context(locks.gpu(gpu.uuid, say, f"GPU {gpu.index}"))
+            document = _profiled(subject, settings, folder, progress)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    (folder / _FILE).write_text(dumps(document) + "\n", encoding="utf-8")
+    return document
+
+
+def _profiled(subject: Subject, settings: Settings, folder: Path, progress: Progress) -> dict[str, Any]:
+    tool = profilers.module(settings.tool)
+    name = f"{subject.algo.full_name} {subject.label}"
+    progress(f"{name}: survey", 0, 1)
+    survey, origin, status = _survey(subject, settings)
+    ask = Ask(
+        settings.tool, subject.solution, subject.mode, settings.l2, settings.clocks, settings.archs, settings.checks,
+        survey.get("bytes_in", 0), survey.get("bytes_out", 0),
+    )  # fmt: skip
+    replies = []
+    runs = tool.runs(ask, folder)
+    for i, each in enumerate(runs):
+        progress(f"{name}: {settings.tool} {each.name}", i + 1, len(runs) + 1)
+        replies.append(_ran(subject, settings, each))
+    reading = tool.read(ask, folder, replies)
+    judged = bottleneck.judge(survey, reading.found) if profilers.TOOLS[settings.tool].timed else None
+    failed = {"status": "failed", "reason": reading.failed} if reading.failed and status["status"] == "passed" else {}
+    return {
+        "schema": SCHEMA,
+        "name": folder.name,
+        "folder": str(folder),
+        "time": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        **environment.commit(),
+        "tool": settings.tool,
+        "op": subject.op.name,
+        "algo": subject.algo.name,
+        "source_hash": source_hash(subject.solution),
+        "mode": subject.mode,
+        "l2": settings.l2 if subject.mode == "cuda" else None,
+        "workload": {k: v for k, v in subject.workload.to_json().items() if k in ("uuid", "index", "axes", "origin")},
+        "label": subject.label,
+        "environment": origin,
+        **status,
+        **failed,
+        "survey": survey or None,
+        "verdict": judged.to_json() if judged else None,
+        "reading": reading.to_json(),
+    }
+
+
+def _folder(settings: Settings, subject: Subject) -> Path:
+    """Named so that a person finds it again: when, what, on what, by which tool."""
+    stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
+    return new_folder(settings.folder, [stamp, subject.op.name, subject.algo.name, subject.label, settings.tool])
+
+
+def new_folder(parent: Path, words: list[str]) -> Path:
+    """A new folder in `parent`, called by these words; UsageError where none can be made."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "", "-".join(words).replace(" ", "-"))
+    marks = ("", *(f"-{i}" for i in range(2, 1000)))
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        for folder in ((parent / (name + mark)).absolute() for mark in marks):
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                return folder
+    except OSError as e:
+        hint = "--out DIR or GDN_HOME names another place"
+        raise UsageError(f"cannot write {parent}: {e.strerror}", hint=hint) from None
+    raise UsageError(f"{parent} is full of {name}", hint="--out DIR names another place")
+
+
+# --- the processes --------------------------------------------------------------------------------------------------
+
+
+def _survey(subject: Subject, settings: Settings) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """What a plain worker says: the survey, where it ran, and the status. {} for a tool that compiles only."""
+    if subject.mode is None:
+        return {}, {}, {"status": "passed", "reason": None}
+    timed = profilers.TOOLS[settings.tool].timed
+    job = replace(
+        _job(subject, settings, {"task": "survey", "l2": settings.l2}),
+        tiers=campaign.tiers_for(subject.mode, ()) if timed else (),
+        plan={"l2": settings.l2} | ({"seconds": settings.seconds} if settings.seconds else {}),
+        fallback=True,
+    )
+    outcome = execute(job)
+    record = outcome.records[0] if outcome.records else {}
+    status = {"status": record.get("status", outcome.status), "reason": record.get("reason", outcome.reason)}
+    if timed and "timing" not in record:  # there is nothing that a profile could be read against
+        code = record.get("code") or outcome.reply.get("code") or errors.FAILED
+        tail = f" ({outcome.tail[-1][:160]})" if outcome.tail and not record else ""
+        raise GdnError(f"{subject.algo.full_name}: {status['reason'] or status['status']}{tail}", code=code)
+    return _surveyed(record), outcome.environment, status
+
+
+def _surveyed(record: dict[str, Any]) -> dict[str, Any]:
+    """The parts of a survey's record that a profile keeps. Times in microseconds, rates in GB/s."""
+    kept = {key: record[key] for key in ("bytes_in", "bytes_out") if key in record}
+    if timing := record.get("timing"):
+        floors = record["floors"]
+        large = floors["large_bytes"] / floors["large_us"] / 1e3 if floors["large_us"] else None
+        kept |= {
+            "tier": record["tier"],
+            "time_us": timing["median_us"],
+            "span_us": timing.get("span_us"),
+            "launches": timing.get("kernels"),
+            "copy_us": floors["copy_us"],
+            "empty_us": floors["empty_us"],
+            "large_rate": large,
+            "bytes_moved": record["bytes_in"] + record["bytes_out"],
+            "ran": record["ran"],
+            "doubts": record.get("doubts") or [],
+        }
+    return kept
+
+
+def _ran(subject: Subject, settings: Settings, each: Run) -> Reply:
+    """One target process below the tool."""
+    asked = {"task": settings.tool, "params": each.params, "l2": settings.l2}
+    outcome = execute(replace(_job(subject, settings, asked), wrap=each.wrap, env=each.env))
+    record = outcome.records[0] if outcome.records else {}
+    status, reason = _fate(outcome, record)
+    return Reply(each, status, reason, record.get("answer") or {}, tuple(outcome.tail))
+
+
+def _fate(outcome: Outcome, record: dict[str, Any]) -> tuple[str, str | None]:
+    if record and record["status"] != "passed":
+        return record["status"], record["reason"]
+    return outcome.status, outcome.reason
+
+
+def _job(subject: Subject, settings: Settings, asked: dict[str, Any]) -> Job:
+    return Job(
+        command="profile",
+        op=subject.op,
+        definition=subject.definition,
+        solution=subject.solution,
+        mode=subject.mode or "cpu",
+        workloads=(subject.workload,),
+        algo=subject.algo,
+        dataset=settings.dataset,
+        profile=asked,
+        timeout_s=settings.timeout_s,
+    )
+
+
+# --- profiles that are kept -----------------------------------------------------------------------------------------
+
+
+def load(path: Path) -> dict[str, Any] | None:
+    """A kept profile, from its folder or its file; None where that is none."""
+    file = path / _FILE if path.is_dir() else path
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+        if document["schema"] != SCHEMA or "reading" not in document:
+            return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return document
+
+
+def find(name: str, folder: Path) -> dict[str, Any] | None:
+    """The kept profile of that name in `folder`, or of that path; None where there is none."""
+    paths_ = [Path(name)] if os.sep in name or name.endswith(".json") else [folder / name, Path(name)]
+    return next((found for path in paths_ if (found := load(path))), None)
+
+
+def kept(folder: Path) -> list[dict[str, Any]]:
+    """What `gdn profile --list` shows of each profile in `folder`, and in its folders; the newest first."""
+    rows = []
+    for file in sorted(folder.glob(f"*/{_FILE}")) + sorted(folder.glob("*.json")):
+        if document := load(file):
+            verdict, survey = document["verdict"] or {}, document["survey"] or {}
+            gpu = document["environment"].get("gpu") or document["environment"].get("cpu")
+            row = {key: document[key] for key in ("name", "time", "tool", "op", "algo", "label", "status")}
+            row |= {"time_us": survey.get("time_us"), "bound": verdict.get("bound"), "device": gpu}
+            rows.append(row | {"folder": str(file.parent if file.name == _FILE else file)})
+    return sorted(rows, key=lambda row: (row["time"], row["name"]), reverse=True)
+
+
+def exit_code(documents: list[dict[str, Any]]) -> int:
+    """1 where an algo is wrong, or failed the tool's own check."""
+    return errors.OK if all(d["status"] == "passed" for d in documents) else errors.FAILED

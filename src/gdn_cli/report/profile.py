@@ -1,0 +1,420 @@
+"""Profiles on the terminal: one after the other, two by their differences, or a list of those that are kept."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import textwrap
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from .. import differences, units
+from ..profilers import symbols
+from .terminal import _table, console, show_json
+
+_GAP = 2  # blanks between a label, its figure and its note
+_INDENT = 2
+_MOST = 20  # rows of a comparison; --json has them all
+_NAME = 20  # letters of a kernel's name beside its figures
+_HEADER = 12  # a column's name is folded to its figures' width, but to no less than this
+
+# how to open a file, by the end of its name; {} is its path
+_OPEN = (
+    (".ncu-rep", "ncu-ui {}"),
+    (".nsys-rep", "nsys-ui {}"),
+    ("samples.hatchet", "proton-viewer -m num_samples {}"),
+    (".hatchet", "proton-viewer -m time/ms {}"),
+    ("perf.data", "perf report -i {}"),
+    ("trace.json.gz", "https://ui.perfetto.dev or chrome://tracing, with {}"),
+    ("trace.json", "https://ui.perfetto.dev or chrome://tracing, with {}"),
+)
+
+
+def show_profiles(documents: list[dict[str, Any]], difference: dict[str, Any] | None, as_json: bool) -> None:
+    """Profiles, each on a screen of its own; with `difference`, two of them beside each other instead."""
+    if as_json:
+        return show_json({"profiles": documents, "difference": difference})
+    out = console()
+    if difference is not None:
+        a, b = (next(d for d in documents if d["name"] == difference[side]) for side in "ab")
+        return _show_difference(out, difference, a, b)
+    for i, document in enumerate(documents):
+        if i:
+            out.print()
+        _show_profile(out, document)
+
+
+def show_profile_list(rows: list[dict[str, Any]], as_json: bool) -> None:
+    """The profiles that are kept here, the newest first."""
+    rows = sorted(rows, key=lambda row: (row["time"], row["name"]), reverse=True)
+    if as_json:
+        return show_json({"profiles": rows})
+    if not rows:
+        return console().print("no profiles are kept here")
+    devices = list(dict.fromkeys(row["device"] or "-" for row in rows))
+    # a name says the op, the algo, the workload and the tool, and is what other commands take: it stays whole if it can
+    table = _table(["profile", ">time", "<bound", *(["<device"] if len(devices) > 1 else [])])
+    for row in rows:
+        bound = row["bound"] or "-" if row["status"] == "passed" else f"[red]{_words(row['status'])}[/]"
+        device = [escape(row["device"] or "-")] if len(devices) > 1 else []
+        table.add_row(escape(row["name"]), value(row["time_us"], "us"), bound, *device)
+    out = console()
+    where = f" | {devices[0]}" if len(devices) == 1 and devices[0] != "-" else ""
+    out.print(f"[bold]profiles, the newest first{escape(where)}[/]", soft_wrap=True)
+    out.print(table)
+
+
+# --- figures ------------------------------------------------------------------------------------------------------
+
+
+def value(x: float | str | None, unit: str, bare: bool = False) -> str:
+    """A figure with its unit: 2.85 us, 534.8 KB, 188 GB/s, 12.3 %, 215,040, 1.02x; "-" where it is not known.
+
+    `bare` leaves a unit out that the column's name has already said: that of cycles.
+    """
+    if x is None:
+        return "-"
+    if isinstance(x, str):
+        return x
+    if unit == "us":
+        return f"-{units.duration(-x)}" if x < 0 else units.duration(x)
+    if unit == "B":
+        return _bytes(x)
+    if unit == "%":
+        return f"{_percent(x)} %"
+    if unit == "x":
+        return f"{x:.2f}x" if 0.005 <= abs(x) < 0.095 else f"{_number(x)}x"
+    if unit == "count":
+        return _count(x)
+    if not unit:  # a line's number, say
+        return str(x) if isinstance(x, int) else _number(x)
+    return _number(x) if unit == "cycles" and bare else f"{_number(x)} {unit}"
+
+
+def _bytes(n: float) -> str:
+    """In powers of ten, as rates are."""
+    size = abs(n)
+    for unit, one in (("B", 1.0), ("KB", 1e3), ("MB", 1e6), ("GB", 1e9)):
+        if size < 999.95 * one or unit == "GB":
+            break
+    if unit == "B":
+        return f"{n:.0f} B"
+    return f"{n / one:.{2 if size / one < 9.995 else 1}f} {unit}"
+
+
+def _percent(x: float) -> str:
+    return "0" if x == 0 else _number(x)
+
+
+def _count(x: float) -> str:
+    """Whole numbers in full, with separators; others with the digits that count."""
+    return f"{x:,.0f}" if float(x).is_integer() or abs(x) >= 999.5 else _number(x)
+
+
+def _number(x: float) -> str:
+    """Three digits that count, but no more than two places: 0.24, 3.60, 12.3, 4230; a small one keeps its own two."""
+    size = abs(x)
+    if 0.0005 <= size < 0.095:
+        return f"{x:.2g}"
+    return f"{x:.2f}" if size < 0.9995 else units.three(x)
+
+
+def short(name: str) -> str:
+    """A kernel's own name: without namespaces, template arguments and parameters."""
+    plain = symbols.short(name)
+    while (inner := re.sub(r"<[^<>]*>", "", plain)) != plain:
+        plain = inner
+    return plain.rsplit("::", 1)[-1] or name
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _NAME else f"{name[: _NAME - 3]}..."
+
+
+def _words(status: str) -> str:
+    return status.replace("_", " ")
+
+
+# --- one profile --------------------------------------------------------------------------------------------------
+
+
+def _show_profile(out: Console, document: dict[str, Any]) -> None:
+    reading = document.get("reading") or {"found": [], "notes": [], "files": [], "failed": None}
+    title = [f"{document['op']} {document['algo']}", *_where(document)]
+    _line(out, f"[bold]{escape(' | '.join(title))}[/]")
+    grid = _grid()
+    for word, text in _states(document, reading):
+        grid.add_row(f"[red]{word}[/]", escape(text))
+    _verdict(grid, document.get("verdict"))
+    for word, text in _survey(document, reading):
+        grid.add_row(f"[{'yellow' if word == 'doubt (?)' else 'dim'}]{word}[/]", escape(text))
+    if grid.row_count:
+        out.print(grid)
+    for found in reading["found"]:
+        _show_found(out, found, reading["found"])
+    if reading["notes"]:
+        out.print()
+    for note in reading["notes"]:
+        grid = _grid()
+        grid.add_row("[dim]note[/]", f"[dim]{escape(note)}[/]")
+        out.print(grid)
+    _files(out, document, reading["files"])
+
+
+def _line(out: Console, markup: str) -> None:
+    """A line that is never folded: it holds a path, a command or a title."""
+    out.print(markup, soft_wrap=True)
+
+
+def _grid() -> Table:
+    """A word, and beside it a text that folds below itself."""
+    grid = Table.grid(padding=(0, _GAP, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    return grid
+
+
+def _where(document: dict[str, Any]) -> list[str]:
+    machine = differences.gpu(document) or (document.get("environment") or {}).get("cpu")
+    l2 = f"L2 {document['l2']}" if document.get("l2") and document.get("mode") == "cuda" else None
+    return [part for part in (document.get("label"), machine, document["tool"], l2) if part]
+
+
+def _states(document: dict[str, Any], reading: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    if document["status"] != "passed":
+        yield _words(document["status"]), document.get("reason") or "no reason is known"
+    if reading["failed"]:
+        yield "failed", reading["failed"]
+
+
+def _verdict(grid: Table, verdict: dict[str, Any] | None) -> None:
+    if not verdict:
+        return
+    bound, _, rest = verdict["summary"].partition(":")
+    grid.add_row("[dim]verdict[/]", f"[bold]{escape(bound)}[/]{':' if rest else ''}{escape(rest)}")
+    for word, texts in (("why", verdict["why"]), ("try", verdict["next"])):
+        for i, text in enumerate(texts):
+            grid.add_row("" if i else f"[dim]{word}[/]", _item(text) if len(texts) > 1 else escape(text))
+
+
+def _item(text: str) -> Table:
+    """One of several: where it is folded, one still sees where the next begins."""
+    item = Table.grid(padding=(0, 1, 0, 0))
+    item.add_column(no_wrap=True)
+    item.add_column(overflow="fold")
+    item.add_row("-", escape(text))
+    return item
+
+
+def _survey(document: dict[str, Any], reading: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What gdn itself measured, without the tool: the time against the floors, and what a call runs."""
+    survey = document.get("survey")
+    if not survey:
+        return
+    if us := survey.get("time_us"):
+        parts = [f"{value(us, 'us')} ({survey['tier']})"]
+        if copy := survey.get("copy_us"):
+            parts.append(f"{value(us / copy, 'x')} the floor: a copy takes {value(copy, 'us')}")
+        if empty := survey.get("empty_us"):
+            parts.append(f"an empty launch {value(empty, 'us')}")
+        if (moved := survey.get("bytes_moved")) and (rate := moved / us / 1e3):
+            large = f", a large copy {value(survey['large_rate'], 'GB/s')}" if survey.get("large_rate") else ""
+            parts.append(f"{_bytes(moved)} at {value(rate, 'GB/s')}{large}")
+        yield "time", "; ".join(parts)
+        span = survey.get("span_us")
+        if span and span > us * (1 + differences.SAME):
+            yield "", f"{value(span, 'us')} from the first start to the last end: the GPU waits between its kernels"
+    ran = survey.get("ran") or []
+    seen = [found["name"] for found in reading["found"] if found["name"]]
+    unseen = [r["name"] for r in ran if seen and not any(_same(r["name"], name) for name in seen)]
+    if len(ran) > 1 or unseen:
+        yield "runs", ", ".join(_ran(ran, unseen, document["tool"]))
+    elif not ran and (survey.get("launches") or 0) > 1:
+        yield "runs", f"{survey['launches']} kernels"
+    for doubt in survey.get("doubts") or []:
+        yield "doubt (?)", doubt
+
+
+def _same(ran: str, found: str) -> bool:
+    """A tool's name of a kernel and CUPTI's, which may be mangled or cut."""
+    return ran == found or short(ran) == short(found)
+
+
+def _ran(ran: list[dict[str, Any]], unseen: list[str], tool: str) -> Iterator[str]:
+    counts = Counter(r["name"] for r in ran)
+    for name, n in counts.items():
+        us = sum(r["us"] for r in ran if r["name"] == name)
+        many = f"{n}x " if n > 1 else ""
+        yield f"{many}{short(name)} {value(us, 'us')}" + (f" (not seen by {tool})" if name in unseen else "")
+
+
+def _files(out: Console, document: dict[str, Any], files: list[str]) -> None:
+    folder = document["folder"]
+    out.print()
+    _line(out, f"[dim]folder: {escape(folder)}[/]")
+    if files:
+        out.print(f"[dim]files: {escape(', '.join(files))}[/]")
+        first = str(Path(folder) / files[0])
+        if how := next((how for end, how in _OPEN if first.endswith(end)), None):
+            _line(out, f"[dim]open: {escape(how.format(shlex.quote(first)))}[/]")
+
+
+# --- what was found of a kernel -----------------------------------------------------------------------------------
+
+
+def _show_found(out: Console, found: dict[str, Any], among: list[dict[str, Any]]) -> None:
+    out.print()
+    if found["name"]:
+        out.print(f"[bold]{escape(_called(found['name'], [f['name'] for f in among]))}[/]")
+    elif len(among) > 1:
+        out.print("[bold]the call[/]")
+    for line in _fact_lines(found["facts"], out.width):
+        out.print(line, soft_wrap=True)
+    for i, table in enumerate(found["tables"]):
+        if i or found["facts"]:
+            out.print()
+        _show_table(out, table)
+
+
+def _called(name: str, names: list[str]) -> str:
+    """The short name of a kernel, if no other one is called so."""
+    return short(name) if sum(short(other) == short(name) for other in names) == 1 else name
+
+
+def _fact_lines(facts: list[dict[str, Any]], width: int) -> Iterator[Text]:
+    """Facts by group: two in a line where both fit into their halves, else one; figures stand below each other."""
+    shown = [(fact, value(fact["value"], fact["unit"])) for fact in facts]
+    labels = max((len(fact["label"]) for fact in facts), default=0)
+    # a long text among the figures does not push them aside: it has a line of its own
+    figures = max((len(text) for _, text in shown if len(text) <= 12), default=0)
+    half = width // 2
+    for group in dict.fromkeys(fact["group"] for fact in facts):
+        if group:
+            yield Text(group, style="dim")
+        waiting: Text | None = None
+        for fact, text in shown:
+            if fact["group"] != group:
+                continue
+            cell = Text(" " * _INDENT + fact["label"].ljust(labels) + " " * _GAP + text.rjust(figures))
+            note = fact["note"]
+            if cell.cell_len + (_GAP + len(note) if note else 0) <= half:
+                if note:
+                    cell.append(" " * _GAP).append(note, style="dim")
+                if waiting is None:
+                    waiting = cell
+                else:
+                    yield waiting + Text(" " * (half - waiting.cell_len)) + cell
+                    waiting = None
+                continue
+            if waiting is not None:
+                yield waiting
+                waiting = None
+            yield from _long(cell, note, width)
+        if waiting is not None:
+            yield waiting
+
+
+def _long(cell: Text, note: str, width: int) -> Iterator[Text]:
+    """A fact whose note needs the whole line, or several."""
+    start = cell.cell_len + _GAP
+    if note and width - start < 20:  # no room beside it
+        yield cell
+        cell, start = Text(), 2 * _INDENT
+    lines = textwrap.wrap(note, max(20, width - start)) or [""]
+    for i, line in enumerate(lines):
+        before = cell if not i else Text()
+        if not line:
+            yield before
+        else:
+            yield before + Text(" " * (start - before.cell_len)) + Text(line, style="dim")
+
+
+def _show_table(out: Console, table: dict[str, Any]) -> None:
+    out.print(f"[dim]{escape(table['title'])}[/]")
+    rows, columns = table["rows"], table["columns"]
+    cells = [[value(x, unit, bare=True) for x, (_, unit) in zip(row, columns, strict=True)] for row in rows]
+    names = []
+    for i, (name, unit) in enumerate(columns):
+        figures = i > 0 and rows and (unit or not any(isinstance(row[i], str) for row in rows))
+        if figures:  # a long name over narrow figures is folded, or the table would be all names
+            name = textwrap.fill(name, max(_HEADER, *(len(row[i]) for row in cells)), break_long_words=False)
+        names.append((">" if figures else "") + name)
+    shown = _table(names)
+    for row in cells:
+        shown.add_row(*(escape(cell) for cell in row))
+    out.print(shown)
+    if table["note"]:
+        out.print(f"[dim]{escape(table['note'])}[/]")
+
+
+# --- two profiles -------------------------------------------------------------------------------------------------
+
+
+def _show_difference(out: Console, difference: dict[str, Any], a: dict[str, Any], b: dict[str, Any]) -> None:
+    _line(out, f"[bold]{escape(' | '.join([a['op'], *_where(a)]))}[/]")
+    for side, document in (("A", a), ("B", b)):
+        _line(out, f"{side}  [bold]{escape(document['algo'])}[/]  [dim]{escape(document['name'])}[/]")
+    out.print(escape(difference["summary"]))
+    for text in difference["warnings"]:
+        out.print(f"[yellow]warning[/] {escape(text)}")
+    out.print()
+    _show_rows(out, difference, a, b)
+    for side, document in (("A", a), ("B", b)):
+        grid = _grid()
+        for word, text in _states(document, document.get("reading") or {"failed": None}):
+            grid.add_row(f"[red]{word}[/]", escape(text))
+        _verdict(grid, document.get("verdict"))
+        if grid.row_count:
+            out.print()
+            out.print(f"[bold]{side}  {escape(document['algo'])}[/]")
+            out.print(grid)
+    out.print()
+    for side, document in (("A", a), ("B", b)):
+        _line(out, f"[dim]{side}: {escape(document['folder'])}[/]")
+
+
+def _show_rows(out: Console, difference: dict[str, Any], a: dict[str, Any], b: dict[str, Any]) -> None:
+    rows, pairs = difference["rows"], difference["pairs"]
+    heads = (textwrap.fill(f"{side} {d['algo']}", 16) for side, d in (("A", a), ("B", b)))
+    several = len({row["kernel"] for row in rows[_times(rows) :]}) > 1
+    table = _table(["what differs", *(f">{head}" for head in heads), ">B/A", *(["kernel"] if several else [])])
+    names = [pair["a"] for pair in pairs]
+    for row in rows[:_MOST]:
+        cells = [escape(value(row[side], row["unit"])) for side in "ab"]
+        if row["better"]:
+            at = "ab".index(row["better"])
+            cells[at] = f"[green]{cells[at]}[/]"
+        ratio = value(row["ratio"], "x") if row["ratio"] is not None else ""
+        kernel = [escape(_cut(_called(row["kernel"], names))) if row["kernel"] else "the call"] if several else []
+        table.add_row(escape(row["label"]), *cells, ratio, *kernel)
+    out.print(table)
+    for line in _left_out(difference, len(rows)):
+        out.print(f"[dim]{escape(line)}[/]")
+
+
+def _times(rows: list[dict[str, Any]]) -> int:
+    """How many rows at the head are times."""
+    return next((i for i, row in enumerate(rows) if row["group"] != "time"), len(rows))
+
+
+def _left_out(difference: dict[str, Any], rows: int) -> Iterator[str]:
+    if rows > _MOST:
+        yield f"{rows - _MOST} more differ: --json has them"
+    if n := difference["same"]:
+        yield f"{units.count(n, 'fact is', 'facts are')} the same within {100 * differences.SAME:.0f} %"
+    if n := difference["small"]:
+        yield f"{units.count(n, 'fact differs', 'facts differ')} by too little to matter"
+    for side in "ab":
+        names = [only["kernel"] for only in difference["only"] if only["side"] == side]
+        if names:
+            yield f"only {side.upper()} runs {units.listed(list(dict.fromkeys(map(short, names))), most=5)}"
+    pairs = difference["pairs"]
+    if pairs and short(pairs[0]["a"]) != short(pairs[0]["b"]):
+        yield f"A's {short(pairs[0]['a'])} stands against B's {short(pairs[0]['b'])}"
