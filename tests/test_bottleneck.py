@@ -37,8 +37,9 @@ def test_cuda_v4_at_batch_1_is_latency_bound():
     assert "bytes at 12 % of the large copy's rate, issue slots 18 % busy" in why
     assert "12 % of the warps that an SM can hold are there, 0.12 waves of CTAs" in why
     assert "a plain copy of these bytes takes 1.63 us, 78 % of its 2.10 us, and is latency-bound itself (15 %" in why
-    assert "warps wait most for: long scoreboard" in why
+    assert "warps wait most with: long scoreboard (42 %)" in why
     assert "every SM has work" in verdict.next[0]
+    assert verdict.next[1].startswith("long scoreboard: have more loads in flight")
     assert any("of 2.10 us an empty launch is 0.54 us" in line for line in verdict.next)
 
 

@@ -127,7 +127,6 @@ def test_one_profile_at_80_columns(capsys, monkeypatch):
         "instructions",
         "  instructions             215,040        issue slots used          18.1 %",
         "  eligible warps              0.24        active threads            95.4 %",
-        "  bank conflicts                 0",
         "launch",
         "  waves                      0.12x        CTAs                         128",
         "  threads per CTA              256",
@@ -257,6 +256,20 @@ def test_what_is_not_there_is_not_shown(capsys, width):
     bare = profiles.survey(5.1, copy_us=None, empty_us=None, large_rate=None, bytes_moved=None, ran=None)
     assert "time     5.10 us (cupti)" in shown(capsys, profiles.v4(survey=bare))
     assert not [line for line in shown(capsys, profiles.v4(survey=bare | {"time_us": None})) if line[:6] == "time  "]
+
+
+def test_the_screen_has_what_tells_something(capsys, monkeypatch):
+    """Which pipes are busy matters where instructions are the limit; a long table is cut; nothing is lost to --json."""
+    monkeypatch.setenv("COLUMNS", "80")
+    pipes = Table("pipes", "busiest pipes", (("pipe", ""), ("busy", "%")), (("fma", 61.0),))
+    ops = Table("ops", "ops", (("op", ""), ("share", "%")), tuple((f"op{i}", 1.0) for i in range(14)))
+    for bound, conflicts, told in (("latency", 0, False), ("instruction", 12, True)):
+        found = Found("k", profiles.facts({"bank_conflicts": conflicts}), (pipes, ops))
+        seen = shown(capsys, profiles.document("a", found, verdict=profiles.verdict(bound)))
+        assert ("busiest pipes" in seen) is told
+        assert any("bank conflicts" in line for line in seen) is told
+        assert [line.split()[0] for line in seen if line.startswith("op")][1:] == [f"op{i}" for i in range(10)]
+        assert "and 4 more: profile.json has all rows" in seen
 
 
 def test_a_check_of_the_tool_that_failed(capsys, width):

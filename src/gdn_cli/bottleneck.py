@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from . import units
-from .profilers import Found, Table
+from .profilers import Found, Table, stalls
 
 HIGH = 0.6  # of a peak: it holds the kernel back
 LOW = 0.5  # of a peak: it does not; between the two nothing is said
@@ -66,7 +66,7 @@ class _Case:
     occupancy_limit: str
     spills: float | None
     read_excess: float | None  # bytes read from DRAM over those that must be
-    stall: str  # the reason that holds the warps most
+    stalls: tuple[tuple[str, float | None], ...]  # the reasons that hold the warps most, with their shares in %
     counters: bool
     on_gpu: bool
     most: str = ""  # the ops or functions that take the most time, with their shares
@@ -161,7 +161,7 @@ def _case(survey: dict[str, Any], found: tuple[Found, ...]) -> _Case:
     # a kernel that does a part of the call need not read all of the inputs
     alone = len(ran) <= 1 and len(kernels) <= 1
     pipe = next((f for f in main.facts if f.key == "pipe"), None)
-    stalls = next((t for t in main.tables if t.key == "stalls"), None)
+    waits = next((t for t in main.tables if t.key == "stalls"), None)
     return _Case(
         time_us=survey["time_us"],
         span_us=span,
@@ -185,7 +185,7 @@ def _case(survey: dict[str, Any], found: tuple[Found, ...]) -> _Case:
         registers=main.value("registers"),
         spills=main.value("spills"),
         read_excess=read / must if alone and read and must else None,
-        stall=str(stalls.rows[0][0]) if stalls and stalls.rows else "",
+        stalls=tuple((str(row[0]), row[1]) for row in waits.rows[:2]) if waits else (),
         counters=main.value("issue") is not None,
         on_gpu=survey.get("tier") != "wall",
         most=_most(found),
@@ -295,16 +295,17 @@ def _latency(c: _Case) -> Verdict | None:
         why.append(f"{_pc(c.occupancy)} of the warps that an SM can hold are there{grid}")
     if c.at_floor:
         why.append(_copy(c))
-    if c.stall:
-        why.append(f"warps wait most for: {c.stall}")
+    if c.stalls:
+        named = (f"{name} ({share:.0f} %)" if share is not None else name for name, share in c.stalls)
+        why.append(f"warps wait most with: {units.listed(named)}")
     more = []
     few = c.waves is not None and c.waves < 1
     if few:
         more.append("more CTAs or warps: smaller tiles, so that every SM has work and loads in flight")
     elif c.occupancy_max is not None and c.occupancy_max < 0.5 and c.occupancy_limit:
         more.append(f"more warps: {c.occupancy_limit} allow {_pc(c.occupancy_max)} of an SM's")
-    more.append("a shorter chain: all loads first, then one wait; fewer steps that need the step before (barriers, ")
-    more[-1] += "shuffles, a second pass)"
+    more += [f"{name}: {advice}" for name, _ in c.stalls if (advice := stalls.advice(name))]
+    more.append("a shorter chain: fewer steps that need the step before (barriers, shuffles, a second pass)")
     if c.empty_us and c.empty_us / c.time_us > 0.2:
         more.append(
             f"of {units.duration(c.time_us)} an empty launch is {units.duration(c.empty_us)}: only the rest can be won"

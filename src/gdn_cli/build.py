@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 
@@ -78,7 +79,7 @@ def _cause(e: BaseException) -> BuildFailed:
         if str(e) and str(e) not in text:
             text = f"{text}\n{e}"
     lines = [line for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if "error:" in line or "error :" in line or "fatal" in line]
+    errors = [line for line in lines if re.search(r"error\s*:|fatal", line)]  # ptxas pads its colons
     if isinstance(e, ModuleNotFoundError):
         return BuildFailed(f"package '{e.name}' is missing: {lines[0]}", missing=True)
     return BuildFailed("\n".join(errors[:8] or lines[:12]) or type(e).__name__)

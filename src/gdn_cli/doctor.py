@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from . import machine, paths, registry, traceset
+from . import machine, paths, profilers, registry, traceset
 from .errors import GdnError
 
 
@@ -24,6 +24,7 @@ def examine(dataset: Path | None = None) -> list[dict[str, Any]]:
         _cxx(),
         _gpu(),
         _nvcc(),
+        *(_profiler(name) for name in profilers.TOOLS),
         _dataset(dataset),
         _modal_token(),
         *(_writable(what, folder) for what, folder in _folders().items()),
@@ -84,6 +85,14 @@ def _nvcc() -> dict[str, Any]:
     home = machine.cuda_home()
     mend = None if home else machine.GET_NVCC
     return _finding("ok" if home else "missing", "nvcc", str(home or "none"), "CUDA algos, pack --prove", mend)
+
+
+def _profiler(name: str) -> dict[str, Any]:
+    try:
+        profilers.module(name).find()
+    except GdnError as e:
+        return _finding("missing", f"--tool {name}", e.message, "profile", e.hint)
+    return _finding("ok", f"--tool {name}", "here", "profile")
 
 
 def _dataset(folder: Path | None) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def run(subject: Subject, settings: Settings, progress: Progress, say: Callable[
         shutil.rmtree(folder, ignore_errors=True)
         raise
     (folder / _FILE).write_text(dumps(document) + "\n", encoding="utf-8")
-    return document
+    return _at(folder, document)
 
 
 def _profiled(subject: Subject, settings: Settings, folder: Path, progress: Progress) -> dict[str, Any]:
@@ -154,7 +154,6 @@ def _profiled(subject: Subject, settings: Settings, folder: Path, progress: Prog
     return {
         "schema": SCHEMA,
         "name": folder.name,
-        "folder": str(folder),
         "time": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         **environment.commit(),
         "tool": settings.tool,
@@ -283,7 +282,12 @@ def load(path: Path) -> dict[str, Any] | None:
             return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return document
+    return _at(file.parent, document)
+
+
+def _at(folder: Path, document: dict[str, Any]) -> dict[str, Any]:
+    """With where it lies, which the file itself does not say: it may be moved."""
+    return document | {"folder": str(folder.absolute())}
 
 
 def find(name: str, folder: Path) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ Two runs, since one cannot have both. `bench-like` asks for what a single pass h
 a call behind our own flush of L2, as `gdn bench` times it, in several rounds. `full` replays one call's kernels some
 forty times for all metrics: only in the first pass would L2 be as the flush left it, so ncu empties L2 before each.
 Emptied, L2 has room for what the kernel writes, so bytes written to DRAM and the time differ from the first run's.
+For CUDA C++ a run in front of both compiles once more, for the source lines (ncu_lines.py).
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from typing import Any
 
 from .. import machine
 from ..errors import GdnError, MissingError
-from . import Ask, Reading, Reply, Run, kept, ncu_facts, ncu_report
+from . import Ask, Reading, Reply, Run, kept, ncu_facts, ncu_lines, ncu_report
 from .ncu_facts import Kernel
-from .ncu_report import Launch
+from .ncu_report import Launch, Line, Listing
 
 BENCH, FULL = "bench-like", "full"
 
@@ -91,17 +92,10 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
 
     single = ("--cache-control", "none", "--launch-count", str(_BENCH_LAUNCHES), "--metrics", ",".join(METRICS))
     caches = "none" if ask.l2 == "warm" else "all"
-    every = (
-        "--cache-control",
-        caches,
-        "--launch-count",
-        str(_FULL_LAUNCHES),
-        "--set",
-        "full",
-        "--import-source",
-        "yes",
-    )
+    full = ("--set", "full", "--import-source", "yes")
+    every = ("--cache-control", caches, "--launch-count", str(_FULL_LAUNCHES), *full)
     return [
+        *ncu_lines.runs(ask, folder),
         Run(BENCH, command(BENCH, *single), params={"rounds": _ROUNDS}),
         Run(FULL, command(FULL, *every), params={"rounds": 1}),
     ]
@@ -109,6 +103,8 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
 
 def inside(target: Any, params: dict[str, Any]) -> dict[str, Any]:
     """Warm up, then in each round flush L2 (or warm it) and let ncu see one call. Returns how many rounds it were."""
+    if ncu_lines.NAME in params:
+        return ncu_lines.inside(target, params)
     import torch
 
     from ..timing.kernels import Flush
@@ -144,11 +140,14 @@ class _Report:
 
 def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     """The kernels with most of a call's time. Raises MissingError or GdnError where a run came to nothing."""
-    reports = {reply.run.name: _report(folder, reply) for reply in replies}
+    compiled = next((reply for reply in replies if reply.run.name == ncu_lines.NAME), None)
+    reports = {reply.run.name: _report(folder, reply) for reply in replies if reply is not compiled}
     bench, full = reports[BENCH], reports[FULL]
     notes: list[str] = []
     rounds = _rounds(bench, notes)
-    kernels = sorted(_kernels(rounds, full, folder), key=lambda kernel: -kernel.time_us)
+    listings = ncu_report.listings(_source(folder / f"{FULL}.ncu-rep", "sass"))
+    lent = ncu_lines.lines(ask, folder, compiled, listings)
+    kernels = sorted(_kernels(rounds, full, folder, listings, lent), key=lambda kernel: -kernel.time_us)
     shown = _most(kernels)
     alone = len(kernels) == 1
     must = (ask.bytes_in, ask.bytes_out)
@@ -156,6 +155,8 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     call_us = sum(kernel.time_us for kernel in kernels)
     found += [ncu_facts.found(kernel, *(must if alone else (0, 0)), None if alone else call_us) for kernel in shown]
     notes = [_how(ask, bench, full), *notes, *_doubts(ask, bench, full, kernels, shown)]
+    if lent and any(kernel.has_lines for kernel in shown):
+        notes.append("source lines: of a build with -lineinfo, whose instructions are those that ran, one for one")
     files = kept(folder, f"{FULL}.ncu-rep", f"{BENCH}.ncu-rep", f"{FULL}.log", f"{BENCH}.log")
     return Reading(tuple(found), tuple(notes), files)
 
@@ -213,26 +214,29 @@ def _rounds(report: _Report, notes: list[str]) -> dict[str, tuple[tuple[Launch, 
     return rounds
 
 
-def _kernels(rounds: dict[str, tuple], full: _Report, folder: Path) -> list[Kernel]:
-    """Each kernel with its rounds and, where the full run has it, its longest launch there, with its hot places."""
+def _kernels(
+    rounds: dict[str, tuple], full: _Report, folder: Path, listings: list[Listing], lent: dict[int, Line]
+) -> list[Kernel]:
+    """Each kernel with its rounds and, where the full run has it, its longest launch there, with its hot places.
+
+    `lent`: lines of a build of its own, for code that has none.
+    """
     names = [*rounds, *(launch.full_name for launch in full.launches if launch.full_name not in rounds)]
     longest: dict[str, int] = {}
     for i, launch in enumerate(full.launches):
         at = longest.setdefault(launch.full_name, i)
         if (launch.number(ncu_facts.TIME) or 0) > (full.launches[at].number(ncu_facts.TIME) or 0):
             longest[launch.full_name] = i
-    report = folder / f"{FULL}.ncu-rep"
-    listings = ncu_report.listings(_source(report, "sass"))
     if [listing.full_name for listing in listings] != [launch.full_name for launch in full.launches]:
         listings = []  # whose samples these are is not known
-    by_address = ncu_report.lines(_source(report, "cuda,sass")) if listings else {}
+    by_address = ncu_report.lines(_source(folder / f"{FULL}.ncu-rep", "cuda,sass")) if listings else {}
     kernels = []
     for name in dict.fromkeys(names):
         launch = full.launches[longest[name]] if name in longest else None
         kernel = Kernel(name, rounds.get(name, ()), launch)
         if launch and listings:
             listing = listings[longest[name]]
-            by_line = ncu_report.hot_lines(listing, by_address)
+            by_line = ncu_report.hot_lines(listing, by_address) or ncu_report.hot_lines(listing, lent)
             hot = by_line or ncu_report.hot_instructions(listing)
             kernel = Kernel(name, kernel.rounds, launch, tuple(hot), listing.samples, bool(by_line))
         kernels.append(kernel)

@@ -67,7 +67,7 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
     archs = list(dict.fromkeys(parse_arch(arch) for arch in ask.archs)) or [_here(language)]
     for arch in archs:
         _known(arch, language)
-    return [Run(arch, env=_environment(arch, language), params={"arch": arch, "folder": str(folder)}) for arch in archs]
+    return [Run(arch, env=environment(arch, language), params={"arch": arch, "folder": str(folder)}) for arch in archs]
 
 
 _NOT_OURS = {
@@ -99,7 +99,8 @@ def _known(arch: str, language: str) -> None:
         raise UsageError(f"{whose} does not know {arch}", hint=f"it knows {', '.join(names)}")
 
 
-def _environment(arch: str, language: str) -> dict[str, str]:
+def environment(arch: str, language: str) -> dict[str, str]:
+    """The worker's: the builder compiles for this architecture, with a line table, into a cache of its own."""
     if language == "triton":
         return {"TRITON_INTERPRET": "0"}  # nothing is compiled where it is set
     major, minor, suffix = _split(arch)
@@ -165,19 +166,18 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
                 found.append(figures)
                 listings.append(file)
             cubins.append(cubin.name)
-            made = f"{code.arch}: ptxas {code.ptxas or 'unknown'}, nvdisasm {code.nvdisasm}"
-            notes += [made] if made not in notes else []
+            notes.append(f"{code.arch}: ptxas {code.ptxas or 'unknown'}, nvdisasm {code.nvdisasm}")
             if code.arch != arch:
                 notes.append(f"asked for {arch}: Triton compiles for {code.arch}")
-        notes += [note for note in reply.answer.get("notes", ()) if note not in notes]
+        notes += reply.answer.get("notes", ())
         if "binary" in reply.answer and arch.endswith(("a", "f")):
             plain = arch.rstrip("af")
             notes.append(
-                f"on such a GPU flashinfer-bench's builder compiles for {plain}, unless TVM_FFI_CUDA_ARCH_LIST is set"
+                f"{arch}: a run there is compiled for {plain}, as the builder does unless TVM_FFI_CUDA_ARCH_LIST is set"
             )
     if not found:
         raise GdnError("what was compiled has no kernel in it", hint="does the entry point launch one?")
-    return Reading(tuple(found), tuple(notes), kept(folder, *listings, *cubins))
+    return Reading(tuple(found), tuple(dict.fromkeys(notes)), kept(folder, *listings, *cubins))
 
 
 def _cubins(reply: Reply, folder: Path) -> list[tuple[Path, int | None]]:
@@ -213,6 +213,13 @@ def _extracted(binary: Path, arch: str, folder: Path) -> list[Path]:
             if found:
                 return found
     raise GdnError(f"cuobjdump finds no GPU code for {arch} in what the builder made", hint=GET_TOOLS)
+
+
+def code(binary: Path, arch: str, folder: Path) -> list[Kernel]:
+    """The kernels in a library that the builder made, with the lines that they come from. Raises GdnError."""
+    with tempfile.TemporaryDirectory(dir=folder) as here:
+        cubins = _extracted(binary, arch, Path(here))
+        return [kernel for cubin in cubins for kernel in disassembly.kernels(_Code(cubin, arch).text)]
 
 
 class _Code:

@@ -25,6 +25,9 @@ _MOST = 20  # rows of a comparison; --json has them all
 _NAME = 20  # letters of a kernel's name beside its figures
 _HEADER = 12  # a column's name is folded to its figures' width, but to no less than this
 
+_ROWS = 10  # of a table; the others are in profile.json
+_QUIET = ("bank_conflicts", "sectors_excess", "tensor_pipe")  # facts that say nothing where they are about 0
+
 # how to open a file, by the end of its name; {} is its path
 _OPEN = (
     (".ncu-rep", "ncu-ui {}"),
@@ -158,7 +161,7 @@ def _show_profile(out: Console, document: dict[str, Any]) -> None:
     if grid.row_count:
         out.print(grid)
     for found in reading["found"]:
-        _show_found(out, found, reading["found"])
+        _show_found(out, _telling(found, document.get("verdict")), reading["found"])
     if reading["notes"]:
         out.print()
     for note in reading["notes"]:
@@ -283,6 +286,13 @@ def _show_found(out: Console, found: dict[str, Any], among: list[dict[str, Any]]
         _show_table(out, table)
 
 
+def _telling(found: dict[str, Any], verdict: dict[str, Any] | None) -> dict[str, Any]:
+    """What is worth a place on the screen; --json has all of it."""
+    busy = verdict and verdict["bound"] in ("instruction", "unclear")  # then it matters which pipes are
+    facts = [f for f in found["facts"] if f["key"] not in _QUIET or (f["value"] or 0) >= 1]
+    return found | {"facts": facts, "tables": [t for t in found["tables"] if busy or t["key"] != "pipes"]}
+
+
 def _called(name: str, names: list[str]) -> str:
     """The short name of a kernel, if no other one is called so."""
     return short(name) if sum(short(other) == short(name) for other in names) == 1 else name
@@ -339,6 +349,7 @@ def _long(cell: Text, note: str, width: int) -> Iterator[Text]:
 def _show_table(out: Console, table: dict[str, Any]) -> None:
     out.print(f"[dim]{escape(table['title'])}[/]")
     rows, columns = table["rows"], table["columns"]
+    hidden, rows = len(rows) - _ROWS, rows[:_ROWS] if len(rows) > _ROWS + 1 else rows
     cells = [[value(x, unit, bare=True) for x, (_, unit) in zip(row, columns, strict=True)] for row in rows]
     names = []
     for i, (name, unit) in enumerate(columns):
@@ -350,6 +361,8 @@ def _show_table(out: Console, table: dict[str, Any]) -> None:
     for row in cells:
         shown.add_row(*(escape(cell) for cell in row))
     out.print(shown)
+    if hidden > 1:
+        out.print(f"[dim]and {hidden} more: profile.json has all rows[/]")
     if table["note"]:
         out.print(f"[dim]{escape(table['note'])}[/]")
 
