@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import helpers
 import pytest
 
-from gdn_cli import bottleneck
+from gdn_cli import bottleneck, profiling
 from gdn_cli.profilers import Fact, Found, Table
 
 # GDN decode on an H200: the survey's CUPTI times with the floors of the same run
@@ -88,7 +89,8 @@ def test_a_busy_pipe_is_named():
 def test_many_short_kernels_are_launch_bound():
     # 20 kernels of 1.5 us, one every 5 us
     ran = [{"name": f"k{i}", "start_us": 5.0 * i, "us": 1.5} for i in range(20)]
-    verdict = bottleneck.judge(B1 | {"time_us": 30.0, "ran": ran, "launches": 20}, (V4_B1,))
+    calls = B1 | {"time_us": 30.0, "span_us": 96.5, "ran": ran, "launches": 20.0}
+    verdict = bottleneck.judge(calls, (V4_B1,))
     assert verdict.bound == "launch"
     assert verdict.why[0] == "20 kernels and copies a call, 1.50 us each in the mean"
     assert verdict.why[1] == "of 96.5 us from the first start to the last end, nothing runs in 69 %"
@@ -98,13 +100,15 @@ def test_many_short_kernels_are_launch_bound():
 
 def test_a_copy_beside_the_kernel_is_named():
     """FlashInfer's decode updates the state in place, so its wrapper copies the state first."""
-    ran = [{"name": "Memcpy", "start_us": 0.0, "us": 15.0}, {"name": "k", "start_us": 16.0, "us": 20.0}]
+    ran = [{"name": "Memcpy", "start_us": 0.0, "us": 15.0}, {"name": "k", "start_us": 80.0, "us": 20.0}]
     longest = kernel(time_us=20.0, dram_rate=3252.0, dram_read=33_826_304, issue=40.0, pipe=20.0)
     verdict = bottleneck.judge(B64 | {"time_us": 35.0, "ran": ran, "launches": 2}, (longest,))
     assert verdict.bound == "bandwidth"
     assert verdict.why[-1] == (
-        "the figures are of the longest of 2 different ones that a call runs; copies and fills take 15.0 us of 35.0 us"
+        "the figures are of the longest of 2 different ones that a call runs; copies and fills take 15.0 us of "
+        "35.0 us; a call that finds the GPU idle takes 100 us: the host is slower"
     )
+    assert verdict.next[1].startswith("less work on the host between launches")
     assert verdict.next[0].startswith("no copy beside the kernel: 43 % of the time")
     assert not any("times the bytes" in line for line in verdict.why)  # the kernel is only a part of the call
 
@@ -147,3 +151,15 @@ def test_without_a_time_there_is_no_verdict():
 def test_the_longest_kernel_stands_for_the_call():
     short = kernel("short", time_us=1.0, issue=99.0, pipe=99.0)
     assert bottleneck.judge(B64, (short, V4_B64)).bound == "bandwidth"
+
+
+RECORDED = helpers.OURS.parent / "results" / "h200" / "profiles"
+
+
+@pytest.mark.skipif(not RECORDED.is_dir(), reason="the records are not here")
+@pytest.mark.parametrize("algo", ["cuda-v1", "cuda-v4", "fla-recurrent"])
+@pytest.mark.parametrize("size, bound", [(1, "latency"), (64, "bandwidth")])
+def test_recorded_counters(algo, size, bound):
+    """Nsight Compute's counters of an H200, as `gdn profile` kept them."""
+    kept = profiling.load(RECORDED / f"{algo}-B{size}-ncu.json")
+    assert kept["verdict"]["bound"] == bound

@@ -25,6 +25,7 @@ _AT_FLOOR = 0.8  # a copy's time over the kernel's: so little is left that nothi
 _FLOOR_OFF = 1.25  # a copy that takes so much longer than the algo was measured while something else ran
 _LAUNCHES = 3.0  # a kernel that takes less than so many empty launches is mostly start and end
 _IDLE = 0.4  # of a call's span without any kernel
+_MANY = 4  # launches a call
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,9 @@ class _Case:
     """The figures that decide; None where nothing measured it. Shares are of 1."""
 
     time_us: float
-    span_us: float | None
+    span_us: float | None  # first start to last end, the host running ahead as in gdn bench
+    alone_us: float | None  # the same of a call that found the GPU idle, so that the host shows
     launches: int | None
-    busy_us: float | None  # of the span: kernels and copies
     empty_us: float | None
     copy_us: float | None
     large_rate: float | None  # GB/s
@@ -143,6 +144,9 @@ def _with_parts(c: _Case, verdict: Verdict) -> Verdict:
         why += f"; copies and fills take {units.duration(copied)} of {units.duration(total)}"
         if copied > 0.1 * total:
             more = [f"no copy beside the kernel: {_pc(copied / total)} of the time (read the input, write the output)"]
+    if verdict.bound != "launch" and c.alone_us and c.alone_us > 1.5 * total:
+        why += f"; a call that finds the GPU idle takes {units.duration(c.alone_us)}: the host is slower"
+        more.append("less work on the host between launches, or a CUDA graph, unless calls are queued ahead")
     return Verdict(verdict.bound, verdict.summary, (*verdict.why, why), (*more, *verdict.next))
 
 
@@ -150,8 +154,6 @@ def _case(survey: dict[str, Any], found: tuple[Found, ...]) -> _Case:
     kernels = [f for f in found if f.name and f.value("time_us")]
     main = max(kernels, key=lambda f: f.value("time_us")) if kernels else Found("")
     ran = survey.get("ran") or []
-    span = max(r["start_us"] + r["us"] for r in ran) if ran else survey.get("span_us")
-    busy = sum(r["us"] for r in ran) if ran else None
 
     def share(key: str) -> float | None:
         value = main.value(key)
@@ -164,9 +166,9 @@ def _case(survey: dict[str, Any], found: tuple[Found, ...]) -> _Case:
     waits = next((t for t in main.tables if t.key == "stalls"), None)
     return _Case(
         time_us=survey["time_us"],
-        span_us=span,
-        launches=len(ran) or survey.get("launches"),
-        busy_us=busy,
+        span_us=survey.get("span_us"),
+        alone_us=max(r["start_us"] + r["us"] for r in ran) if ran else None,
+        launches=survey.get("launches") or len(ran) or None,
         empty_us=survey.get("empty_us"),
         copy_us=survey.get("copy_us"),
         large_rate=survey.get("large_rate"),
@@ -205,14 +207,15 @@ def _disturbed(c: _Case) -> Verdict | None:
 
 def _launch(c: _Case) -> Verdict | None:
     many = (c.launches or 1) > 1
-    idle = 1 - c.busy_us / c.span_us if many and c.busy_us and c.span_us else 0.0
+    # a few launches can be queued ahead, or put into a graph: a gap between two of them is not yet what holds it back
+    idle = 1 - c.time_us / c.span_us if (c.launches or 1) >= _MANY and c.span_us else 0.0
     mean = c.time_us / (c.launches or 1)
     short = bool(c.empty_us) and mean < _LAUNCHES * c.empty_us
     if not (idle >= _IDLE or short):
         return None
     why = []
     if many:
-        why.append(f"{c.launches} kernels and copies a call, {units.duration(mean)} each in the mean")
+        why.append(f"{c.launches:.0f} kernels and copies a call, {units.duration(mean)} each in the mean")
     if idle >= _IDLE:
         why.append(f"of {units.duration(c.span_us)} from the first start to the last end, nothing runs in {_pc(idle)}")
     if short:
@@ -305,7 +308,8 @@ def _latency(c: _Case) -> Verdict | None:
     elif c.occupancy_max is not None and c.occupancy_max < 0.5 and c.occupancy_limit:
         more.append(f"more warps: {c.occupancy_limit} allow {_pc(c.occupancy_max)} of an SM's")
     more += [f"{name}: {advice}" for name, _ in c.stalls if (advice := stalls.advice(name))]
-    more.append("a shorter chain: fewer steps that need the step before (barriers, shuffles, a second pass)")
+    if len(more) <= few:
+        more.append("a shorter chain: fewer steps that need the step before (barriers, shuffles, a second pass)")
     if c.empty_us and c.empty_us / c.time_us > 0.2:
         more.append(
             f"of {units.duration(c.time_us)} an empty launch is {units.duration(c.empty_us)}: only the rest can be won"

@@ -22,7 +22,7 @@ from . import bottleneck, campaign, environment, errors, locks, machine, profile
 from .errors import GdnError, MissingError, UsageError
 from .jobs import Job, Outcome, execute
 from .pack import definition, pack, source_hash
-from .profilers import Ask, Reply, Run
+from .profilers import Ask, Reading, Reply, Run
 from .records import dumps
 from .registry import Algo, Op, Registry
 from .workloads import Workload
@@ -149,9 +149,8 @@ def _profiled(subject: Subject, settings: Settings, folder: Path, progress: Prog
         progress(f"{name}: {settings.tool} {each.name}", i + 1, len(runs) + 1)
         replies.append(_ran(subject, settings, each))
     reading = tool.read(ask, folder, replies)
-    judged = bottleneck.judge(survey, reading.found) if profilers.TOOLS[settings.tool].timed else None
     failed = {"status": "failed", "reason": reading.failed} if reading.failed and status["status"] == "passed" else {}
-    return {
+    document = {
         "schema": SCHEMA,
         "name": folder.name,
         "time": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -168,9 +167,10 @@ def _profiled(subject: Subject, settings: Settings, folder: Path, progress: Prog
         **status,
         **failed,
         "survey": survey or None,
-        "verdict": judged.to_json() if judged else None,
-        "reading": reading.to_json(),
+        "verdict": None,
+        "reading": json.loads(json.dumps(reading.to_json())),
     }
+    return _judged(document)
 
 
 def _folder(settings: Settings, subject: Subject) -> Path:
@@ -278,11 +278,21 @@ def load(path: Path) -> dict[str, Any] | None:
     file = path / _FILE if path.is_dir() else path
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
-        if document["schema"] != SCHEMA or "reading" not in document:
+        if document["schema"] != SCHEMA or document["tool"] not in profilers.TOOLS or "reading" not in document:
             return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return _at(file.parent, document)
+    reading = document["reading"]
+    document["reading"] = reading | {"files": list(profilers.kept(file.parent, *reading["files"]))}
+    return _judged(_at(file.parent, document))
+
+
+def _judged(document: dict[str, Any]) -> dict[str, Any]:
+    """With this gdn's verdict on the figures, which are what is kept."""
+    timed = profilers.TOOLS[document["tool"]].timed
+    found = Reading.from_json(document["reading"]).found
+    verdict = bottleneck.judge(document["survey"], found) if timed else None
+    return document | {"verdict": verdict.to_json() if verdict else None}
 
 
 def _at(folder: Path, document: dict[str, Any]) -> dict[str, Any]:
