@@ -128,7 +128,10 @@ def test_refusals(args, code, words):
 def test_without_a_gpu_the_gpu_tools_say_what_helps(tool, tmp_path):
     done = helpers.gdn("profile", "cuda-v4", "--tool", tool, "--out", tmp_path / "kept")
     assert done.code == 3
-    assert done.err == "gdn: gdn_decode/cuda-v4 cannot run here: no GPU here\n  `gdn modal run` takes it to a B200\n"
+    assert done.err == (
+        "gdn: gdn_decode/cuda-v4 cannot run here: no GPU here\n"
+        "  `gdn modal run` takes it to a B200; --tool sass needs no GPU\n"
+    )
     assert not (tmp_path / "kept").exists()
 
 

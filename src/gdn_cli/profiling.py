@@ -106,7 +106,9 @@ def _mode(tool: str, entry: campaign.Entry) -> str:
             f"--tool {tool} looks at what runs on {where}, and {entry.algo.full_name} does not",
             hint=f"use {' or '.join(able)}",
         )
-    raise MissingError(f"{entry.algo.full_name} cannot run here: {place.reason}", hint=place.hint)
+    compiled = entry.algo.language in ("cuda", "triton") and not machine.gpus()
+    hint = f"{place.hint}; --tool sass needs no GPU" if compiled and place.hint else place.hint
+    raise MissingError(f"{entry.algo.full_name} cannot run here: {place.reason}", hint=hint)
 
 
 # What runs now, how many of how many processes are done.
