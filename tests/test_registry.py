@@ -88,6 +88,11 @@ def test_ladder_order(rungs, order):
     assert [a.name for a in registry._ladder(algos[::-1])] == order
 
 
+def test_the_reference_is_the_lowest_rung():
+    algos = [algo(f"gdn_decode/{name}", after) for name, after in {"fi": None, "a": None, "b": "a", "pt": None}.items()]
+    assert [a.name for a in registry._ladder(algos, "pt")] == ["pt", "a", "b", "fi"]
+
+
 def test_a_ring_of_rungs_loses_none_and_does_not_hang():
     algos = [algo(f"gdn_decode/{name}", after) for name, after in {"a": "b", "b": "a", "c": "b", "d": None}.items()]
     assert sorted(a.name for a in registry._ladder(algos)) == ["a", "b", "c", "d"]
@@ -110,7 +115,7 @@ def test_every_shipped_algo_and_config_loads():
     assert r.broken == ()
     folders = {f"{p.parent.parent.name}/{p.parent.name}" for p in paths.ALGOS_DIR.glob("*/*/algo.toml")}
     assert {a.full_name for a in r.algos} == folders and len(folders) >= 14
-    assert list(r.ops) == ["gdn_decode", "gdn_prefill", "attention_fwd"]
+    assert list(r.ops) == ["gdn_decode", "gdn_decode_bf16", "gdn_prefill", "attention_fwd"]
     for op in r.ops.values():
         assert r.reference(op).language == "python" and "cpu" in r.reference(op).modes
         assert op.baseline is None or r.find(op.baseline, op.name)
@@ -206,7 +211,7 @@ def test_files_that_are_no_toml(tmp_path, write_algo):
         rf"{re.escape(str(tmp_path))}/gdn_decode/bad-toml/algo.toml: not valid TOML: .*line 1", says["bad-toml"]
     )
     assert "not-utf8/algo.toml: cannot be read: 'utf-8' codec" in says["not-utf8"]
-    assert says["no-op"].endswith("folder 'gdn_encode': expected an op, one of attention_fwd, gdn_decode, gdn_prefill")
+    assert says["no-op"].endswith(f"folder 'gdn_encode': expected an op, one of {', '.join(sorted(OPS))}")
 
 
 def test_broken_algos_do_not_take_the_list_down(tmp_path, write_algo, gdn):

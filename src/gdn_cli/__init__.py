@@ -1,3 +1,15 @@
-"""gdn: write, check, time and pack GPU kernels for Gated Delta Net."""
+"""gdn: write, check, time and pack GPU kernels for Gated Delta Net.
+
+For other programs: `from gdn_cli import load; decode = load("cuda-v4")`, see gdn_cli.loading.
+"""
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str):
+    """`load` imports torch, which takes a second: only when somebody asks for it."""
+    if name == "load":
+        from .loading import load
+
+        return load
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -152,7 +152,8 @@ def parts(
         known = traceset.known(op, dataset)
         picked = workloads.select(op, known, chosen=chosen, first=first, preset=preset)
         plan = preset.settings_for(name) if preset else {}
-        scored = bool(preset and preset.scored) and not (chosen or first)  # a part of the set makes no score
+        # a part of the set makes no score, and the contest has none for an op that it does not have
+        scored = bool(preset and preset.scored) and not (chosen or first) and op.definition in workloads.contest()
         found.append(Part(op, [e for e in entries if e.algo.op == name], picked, plan | overrides, scored))
     return found
 

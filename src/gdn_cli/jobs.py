@@ -38,6 +38,7 @@ class Job:
     workloads: tuple[Workload, ...]
     algo: Algo | None = None
     rivals: tuple[tuple[Algo, dict[str, Any]], ...] = ()  # of a comparison: each algo and its solution
+    turns: dict[str, tuple[str, ...]] = field(default_factory=dict)  # workload -> which rivals meet there, else all
     dataset: Path | None = None
     tiers: tuple[str, ...] = ()
     plan: dict[str, Any] = field(default_factory=dict)
@@ -54,7 +55,8 @@ class Job:
         """How many records the worker owes."""
         tiers = max(1, len(self.tiers))
         machine_wide = tiers + 1 if self.command == "floor" else 0
-        return len(self.workloads) * tiers * max(1, len(self.rivals)) + machine_wide
+        every = max(1, len(self.rivals))
+        return sum(len(self.turns.get(w.uuid, ())) or every for w in self.workloads) * tiers + machine_wide
 
     def request(self) -> dict[str, Any]:
         """What `gdn worker` reads: plain JSON, complete in itself but for a dataset's files."""
@@ -68,6 +70,7 @@ class Job:
             "workloads": [w.to_json() for w in self.workloads],
             "dataset": str(self.dataset.absolute()) if self.dataset else None,
             "rivals": [{"name": algo.name, "solution": solution} for algo, solution in self.rivals],
+            "turns": {uuid: list(names) for uuid, names in self.turns.items()},
             "timing": {"tiers": list(self.tiers), "plan": self.plan, "fallback": self.fallback},
             "strict": self.strict,
             "profile": self.profile,
@@ -89,13 +92,21 @@ class Outcome:
 OnRecord = Callable[[dict[str, Any], dict[str, Any]], None]
 
 
-def execute(job: Job, on_record: OnRecord = lambda record, environment: None) -> Outcome:
-    """Run the job in a worker of its own; `on_record(record, environment)` is called as soon as the worker has one."""
+def execute(
+    job: Job,
+    on_record: OnRecord = lambda record, environment: None,
+    given_up: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Run the job in a worker of its own; `on_record(record, environment)` is called as soon as the worker has one.
+
+    `given_up` is asked all the while: True ends the worker and raises KeyboardInterrupt, which a thread other than the
+    main one never gets by itself.
+    """
     with tempfile.TemporaryDirectory(prefix="gdn-") as folder:
-        return _follow(job, Path(folder), on_record)
+        return _follow(job, Path(folder), on_record, given_up)
 
 
-def _follow(job: Job, folder: Path, on_record: OnRecord) -> Outcome:
+def _follow(job: Job, folder: Path, on_record: OnRecord, given_up: Callable[[], bool]) -> Outcome:
     events, reply, log = folder / "events.jsonl", folder / "reply.json", folder / "log"
     events.touch()
     (folder / "request.json").write_text(json.dumps(job.request()))
@@ -129,6 +140,8 @@ def _follow(job: Job, folder: Path, on_record: OnRecord) -> Outcome:
                 if running and time.monotonic() > deadline:
                     timed_out = True
                     _kill(process)
+                elif running and given_up():
+                    raise KeyboardInterrupt
                 elif running:
                     time.sleep(_POLL_S)
         finally:  # Ctrl-C too: no worker outlives its command, and nothing that an algo started outlives its worker

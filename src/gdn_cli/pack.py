@@ -16,7 +16,7 @@ from .errors import UsageError
 from .registry import LANGUAGES, Algo, Op, Registry
 
 SUFFIXES = (".py", ".cu", ".cuh", ".cpp", ".cxx", ".cc", ".c", ".h", ".hpp")
-STAY_BEHIND = ("algo.toml", "README.md")  # of the folder, not of the solution
+STAY_BEHIND = ("algo.toml", "README.md", "tuning.json")  # of the folder, not of the solution
 AUTHOR = "gdn"
 
 
@@ -45,7 +45,7 @@ def pack(algo: Algo, op: Op, *, name: str | None = None, author: str = AUTHOR) -
 
 
 def sources(algo: Algo) -> list[Path]:
-    """The files of the algo's folder that travel; a UsageError names the first that could not."""
+    """The files that travel, of the algo's folder and those it shares; a UsageError names the first that could not."""
     files = []
     for path in sorted(algo.folder.iterdir()):
         if path.name in STAY_BEHIND or path.name == "__pycache__" or path.name.startswith("."):
@@ -60,6 +60,7 @@ def sources(algo: Algo) -> list[Path]:
                 hint=f"rename it to one of {', '.join(SUFFIXES)}, or move it out of the algo's folder",
             )
         files.append(path)
+    files = sorted([*files, *algo.shares], key=lambda path: path.name)
     modules = {path.stem for path in files if path.suffix == ".py"}
     for path in files:
         if path.suffix == ".py":

@@ -33,6 +33,11 @@ def profiles_dir() -> Path:
     return _user_dir("profiles", "XDG_DATA_HOME", ".local/share")
 
 
+def tunes_dir() -> Path:
+    """What `gdn tune` has measured so far: it goes on from there. Beside the records."""
+    return _user_dir("tunes", "XDG_DATA_HOME", ".local/share")
+
+
 def builds_dir() -> Path:
     """What the builders compile; safe to delete. `GDN_HOME` moves it; else XDG_CACHE_HOME, else ~/.cache.
 

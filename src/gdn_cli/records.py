@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import environment, paths
+from . import environment, paths, tuned
 from .errors import MissingError, UsageError
 from .pack import source_hash
 from .timing import COPY, FLOORS
@@ -74,8 +74,10 @@ class Document:
         """Add what a worker said of one measurement, with the algo and its origin, and save."""
         workload = {k: v for k, v in record.get("workload", {}).items() if k in ("uuid", "index", "axes", "origin")}
         sources = {algo.name: solution for algo, solution in job.rivals}
+        algos = {algo.name: algo for algo, _ in job.rivals}
         if job.algo:
             sources[job.algo.name] = job.solution
+            algos[job.algo.name] = job.algo
         algo = record.get("algo") or (job.algo.name if job.algo else COPY)
         head = {
             "op": job.op.name,
@@ -87,6 +89,7 @@ class Document:
         whole = head | record | {"algo": algo, "workload": workload or None}
         if job.added:
             whole["added"] = True
+        whole |= tuned.used(algos.get(algo), sources.get(algo), env or {})
         if env:
             self.environments.setdefault(job.mode, env)
         self.records.append(whole)

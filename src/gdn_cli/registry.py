@@ -11,6 +11,7 @@ from typing import Any
 
 from . import paths
 from .errors import UsageError, unknown
+from .expression import condition
 
 try:
     import tomllib
@@ -62,6 +63,16 @@ class Op:
 
 
 @dataclass(frozen=True)
+class Tune:
+    """[tune] of algo.toml: which constants `gdn tune` may choose, and where the chosen ones go."""
+
+    file: str  # of the algo's folder: what is generated, .h for C++ and CUDA, .py for Triton and Python
+    size: tuple[str, ...]  # axes of the op: their product decides which row of the file is used
+    constants: dict[str, tuple[int, ...]]  # name -> the values to try, in the order of algo.toml
+    where: str | None = None  # a condition on the constants: see expression.py
+
+
+@dataclass(frozen=True)
 class Algo:
     """One implementation of an op: a folder with an algo.toml, or a packed solution file."""
 
@@ -76,6 +87,8 @@ class Algo:
     packages: dict[str, str] = field(default_factory=dict)  # import name -> what pip installs
     provenance: dict[str, str] = field(default_factory=dict)
     constants: dict[str, Any] = field(default_factory=dict)
+    tune: Tune | None = None
+    shares: tuple[Path, ...] = ()  # files of other algos that are packed with its own
     capability: str | None = None  # the least CUDA compute capability
     after: str | None = None  # the rung below it
     solution: dict[str, Any] | None = None  # a packed file's content, as it was read
@@ -181,11 +194,72 @@ def read_algo(path: Path, op: str) -> Algo:
         packages=packages,
         provenance=provenance,
         constants=f.take("constants", dict, {}),
+        tune=_tune(f, path, language, entry_point),
+        shares=_shares(f, path),
         capability=capability,
         after=f.take("after", str, None),
     )
     f.done()
     return algo
+
+
+def _shares(f: Fields, path: Path) -> tuple[Path, ...]:
+    """The files that `shares` names, as `<op>/<algo>/<file>`: of this folder of algos, else of gdn's own."""
+    found = []
+    for name in f.texts("shares", []):
+        parts = Path(name).parts
+        places = [root.joinpath(*parts) for root in (path.parent.parent.parent, paths.ALGOS_DIR)]
+        file = next((place for place in places if len(parts) == 3 and ".." not in parts and place.is_file()), None)
+        if file is None:
+            raise f.wrong("shares", "files of other algos, such as 'gdn_decode/cuda-v5/decode.cuh'", name)
+        if (path.parent / file.name).exists() or file.name in [other.name for other in found]:
+            raise f.wrong("shares", "files whose names are not taken in this folder", name)
+        found.append(file)
+    return tuple(found)
+
+
+_TUNED = {"cpp": ".h", "cuda": ".h", "python": ".py", "triton": ".py"}  # language -> suffix of the generated file
+_COLUMNS = ("gpu", "sms", "up_to")  # of the generated table, beside the constants
+_INT = range(-(2**31), 2**31)
+
+
+def _tune(algo: Fields, path: Path, language: str, entry_point: str) -> Tune | None:
+    """[tune], or None where there is none."""
+    if (table := algo.take("tune", dict, None)) is None:
+        return None
+    f = Fields(path, table, "tune.")
+    file, suffix = f.take("file", str), _TUNED[language]
+    if not re.fullmatch(rf"[A-Za-z_]\w*\{suffix}", file) or file == entry_point.split("::")[0]:
+        raise f.wrong("file", f"a file of its own in this folder, such as 'tuned{suffix}'", file)
+    size, where = f.texts("size"), f.take("where", str, None)
+    if not size:
+        raise f.wrong("size", "at least one axis of the op", [])
+    constants = {}
+    for name, values in f.take("constants", dict).items():
+        if not re.fullmatch(r"[A-Za-z_]\w*", name) or name in _COLUMNS:
+            raise f.wrong(
+                f"constants.{name}", f"a name that C++ and Python take, and none of {', '.join(_COLUMNS)}", name
+            )
+        whole = isinstance(values, list) and values and all(type(v) is int and v in _INT for v in values)
+        if not whole or len(set(values)) < len(values):
+            raise f.wrong(f"constants.{name}", "a list of different whole numbers of 32 bits", values)
+        constants[name] = tuple(values)
+    if not constants:
+        raise f.wrong("constants", "at least one constant, such as rows = [1, 2, 4]", {})
+    if where is not None:
+        try:
+            condition(where, constants)
+        except ValueError as e:
+            raise f.wrong("where", f"a condition on the constants, but {e}", where) from None
+    f.done()
+    return Tune(file, size, constants, where)
+
+
+def _check_size(path: Path, algo: Algo, op: Op) -> None:
+    for axis in algo.tune.size if algo.tune else ():
+        if axis not in op.axes:
+            known = ", ".join(op.axes)
+            raise UsageError(f"{path}: key 'tune.size': expected axes of {op.name} ({known}), got '{axis}'")
 
 
 def read_op(path: Path) -> Op:
@@ -283,8 +357,11 @@ class Registry:
         return read_algo(paths.ALGOS_DIR / op.name / op.reference / "algo.toml", op.name)
 
 
-def _ladder(algos: list[Algo]) -> list[Algo]:
-    """Climb each ladder from its lowest rung; the algos that belong to none (peers, baselines) come last, by name."""
+def _ladder(algos: list[Algo], reference: str | None = None) -> list[Algo]:
+    """Climb each ladder from its lowest rung; the algos that belong to none (peers, baselines) come last, by name.
+
+    The reference is the lowest rung of all, even where nothing stands on it yet.
+    """
     names = {a.name for a in algos}
     above: dict[str | None, list[Algo]] = {}
     for algo in sorted(algos, key=lambda a: a.name):
@@ -298,7 +375,8 @@ def _ladder(algos: list[Algo]) -> list[Algo]:
                 climb(next_rung)
 
     # a ring (`after` pointing at each other) has no lowest rung: the last pass picks those up
-    for algo in sorted(above.get(None, []), key=lambda a: (a.name not in above, a.name)) + algos:
+    lowest = sorted(above.get(None, []), key=lambda a: (a.name != reference, a.name not in above, a.name))
+    for algo in lowest + algos:
         climb(algo)
     return list(climbed.values())
 
@@ -329,6 +407,7 @@ def load(own: str | None = None) -> Registry:
                 if op not in ops:
                     raise UsageError(f"{path}: folder '{op}': expected an op, one of {', '.join(ops)}")
                 algos[op, name] = read_algo(path, op)
+                _check_size(path, algos[op, name], ops[op])
             except UsageError as e:
                 algos[op, name] = Broken(op, name, e)
     # decode first: it is what most people come for
@@ -336,6 +415,6 @@ def load(own: str | None = None) -> Registry:
     whole = [a for a in algos.values() if isinstance(a, Algo)]
     return Registry(
         ops={name: ops[name] for name in order},
-        algos=tuple(a for name in order for a in _ladder([a for a in whole if a.op == name])),
+        algos=tuple(a for name in order for a in _ladder([a for a in whole if a.op == name], ops[name].reference)),
         broken=tuple(a for a in algos.values() if isinstance(a, Broken)),
     )

@@ -21,7 +21,8 @@ def new(registry: Registry, name: str, source: Algo, into: Path | None) -> Path:
     if folder.exists() or any(a.name == name and a.op == source.op for a in registry.algos):
         raise UsageError(f"{source.op}/{name} exists already", hint="choose another name, or delete its folder first")
     try:
-        shutil.copytree(source.folder, folder, ignore=shutil.ignore_patterns("__pycache__", "README.md", ".*"))
+        behind = shutil.ignore_patterns("__pycache__", "README.md", "tuning.json", ".*")
+        shutil.copytree(source.folder, folder, ignore=behind)
     except OSError as e:
         raise UsageError(f"cannot write {folder}: {e.strerror}", hint="--into DIR names another algos folder") from None
     toml = folder / "algo.toml"

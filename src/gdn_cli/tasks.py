@@ -222,8 +222,10 @@ def compare(request: dict, reply: dict) -> Iterator[dict]:
             yield from ({"tier": tier} | failed for tier in request["timing"]["tiers"])
     reference = build.reference(request["definition"])
     for i, workload in enumerate(request["workloads"]):
+        named = request.get("turns", {}).get(workload.uuid, kernels)
+        meeting = {name: kernels[name] for name in named if name in kernels}
         yield from _guarded(
-            request, workload, _in_turns, kernels, reference, request["strict"] or _smallest(request, i)
+            request, workload, _in_turns, meeting, reference, request["strict"] or _smallest(request, i)
         )
 
 

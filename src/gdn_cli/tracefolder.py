@@ -191,7 +191,7 @@ def _claim(root: Path) -> None:
             f"{root} is not empty, and `gdn data build` did not write it",
             hint="name a new or empty folder; nothing was changed",
         )
-    note = "twins of the contest's workloads: its uuids and axes, tensors drawn from the uuids"
+    note = "twins: uuids and axes of the contest where it has the op, tensors drawn from the uuids"
     _write_text(root / MARKER, _pretty({"made_by": "gdn data build", "note": note, "twin_version": twins.VERSION}))
 
 

@@ -1,8 +1,8 @@
 """Workloads: which calls to make of an op, and how a user picks some of them. Imports neither torch nor numpy.
 
 A workload is axes and, for a FlashInfer-Trace folder, the places of its tensors. The contest's 54 decode and 100
-prefill workloads are embedded as twins: real uuids and axes, tensors drawn from the uuid (see `twins`). Attention has
-twins of its own, S = 128 to 4096.
+prefill workloads are embedded as twins: real uuids and axes, tensors drawn from the uuid (see `twins`). Ops that the
+contest does not have have twins of their own: OWN.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from .errors import UsageError, unknown
 from .presets import Preset, parse_seq_lens, presets_file
 from .registry import Op
 
-ATTENTION_SEQ_LENS = (128, 256, 512, 1024, 2048, 4096)
+# The axes of ops that are not the contest's: one workload of each size, those of the preset `sweep`.
+OWN: dict[str, list[dict[str, int]]] = {
+    "attention_fwd": [{"batch_size": 1, "seq_len": n} for n in (128, 256, 512, 1024, 2048, 4096)],
+    "gdn_decode_bf16": [{"batch_size": n} for n in (1, 2, 4, 8, 16, 32, 48, 64, 128, 256)],
+}
 # Generated twins get their uuid from this and their axes: the same axes have the same tensors everywhere.
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "gdn:workload")
 
@@ -69,14 +73,11 @@ def contest() -> dict[str, Any]:
 
 
 def embedded(op: Op) -> list[Workload]:
-    """The contest's workloads of this op as twins, in dataset order; attention: B = 1, S = 128 to 4096."""
+    """The contest's workloads of this op as twins, in dataset order; those of OWN for an op that it does not have."""
     if op.definition in contest():
         rows = contest()[op.definition]["workloads"]
         return [Workload(row["uuid"], dict(row["axes"]), index=i) for i, row in enumerate(rows)]
-    if op.name == "attention_fwd":
-        every = [{"batch_size": 1, "seq_len": s} for s in ATTENTION_SEQ_LENS]
-        return [Workload(_uuid(op, axes), axes, index=i) for i, axes in enumerate(every)]
-    return []
+    return [Workload(_uuid(op, axes), dict(axes), index=i) for i, axes in enumerate(OWN.get(op.name, []))]
 
 
 def _uuid(op: Op, axes: Mapping[str, int], seq_lens: Sequence[int] | None = None) -> str:

@@ -14,6 +14,7 @@ from .terminal import (
     show_proof,
     show_workloads,
 )
+from .tune import show_tuning
 
 __all__ = [
     "console",
@@ -26,5 +27,6 @@ __all__ = [
     "show_profile_list",
     "show_profiles",
     "show_proof",
+    "show_tuning",
     "show_workloads",
 ]

@@ -348,6 +348,9 @@ def _on(mode: str) -> str:
     return " (interpreted)" if mode == "interpreter" else ""
 
 
+_TUNED = {"untuned": "not tuned yet: its constants are its author's estimates; `gdn tune` chooses them"}
+
+
 def _footnotes(out: Console, document: dict[str, Any]) -> None:
     """What went wrong, each reason once; lines are not folded, so that a path or a command stays whole."""
 
@@ -373,6 +376,9 @@ def _footnotes(out: Console, document: dict[str, Any]) -> None:
     notes = {(r["algo"], r["timing"]["note"]) for r in document["records"] if (r.get("timing") or {}).get("note")}
     for algo, text in sorted(notes):
         note("yellow", "note", f"{algo}: {text}")
+    near = {(r["algo"], r["tuned_for"]) for r in document["records"] if r.get("tuned_nearest")}
+    for algo, gpu in sorted(near):
+        note("yellow", "note", f"{algo}: {_TUNED.get(gpu, f'tuned for {gpu}, the nearest to this GPU')}")
     for text in document.get("warnings", []):
         note("yellow", "warning", text)
     doubts: dict[str, list[tuple[str, str]]] = {}

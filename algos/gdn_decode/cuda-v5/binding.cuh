@@ -1,0 +1,131 @@
+// The binding of cuda-v5's kernel: checks what it is given, takes the constants for this GPU and size from TUNED
+// (tuned.h, included before this file), and launches on the current stream. No allocation, no synchronisation.
+#pragma once
+
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/extra/c_env_api.h>
+#include <tvm/ffi/extra/cuda/base.h>
+#include <tvm/ffi/extra/cuda/device_guard.h>
+#include <tvm/ffi/function.h>
+#include <tvm/ffi/optional.h>
+
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <initializer_list>
+#include <limits>
+#include <utility>
+
+#include "decode.cuh"
+
+namespace gdn {
+
+namespace ffi = tvm::ffi;
+
+// The pointer of a dense tensor of this dtype and shape on this device, aligned to `align` bytes; or a ValueError.
+template <typename P>
+P* data(const ffi::TensorView& t, const char* name, DLDataType dtype, std::initializer_list<int64_t> shape,
+        DLDevice device, size_t align) {
+  if (t.dtype() != dtype) {
+    TVM_FFI_THROW(ValueError) << name << ": expected " << ffi::DLDataTypeToString(dtype) << ", got "
+                              << ffi::DLDataTypeToString(t.dtype());
+  }
+  bool same = t.ndim() == static_cast<int>(shape.size());
+  for (size_t i = 0; same && i < shape.size(); ++i) same = t.shape()[i] == shape.begin()[i];
+  if (!same) TVM_FFI_THROW(ValueError) << name << ": expected shape " << ffi::ShapeView(shape) << ", got " << t.shape();
+  if (t.device().device_type != device.device_type || t.device().device_id != device.device_id) {
+    TVM_FFI_THROW(ValueError) << name << ": expected on the device of state";
+  }
+  if (!t.IsContiguous()) TVM_FFI_THROW(ValueError) << name << ": expected contiguous; call .contiguous() on it";
+  char* p = static_cast<char*>(t.data_ptr()) + t.byte_offset();
+  if (reinterpret_cast<uintptr_t>(p) % align) {
+    TVM_FFI_THROW(ValueError) << name << ": expected a pointer aligned to " << align << " bytes; call .clone() on it";
+  }
+  return reinterpret_cast<P*>(p);
+}
+
+// SMs of a device; asked once for each of the first 64.
+inline int sms(int device) {
+  static std::array<std::atomic<int>, 64> known{};
+  const bool kept = device >= 0 && device < 64;
+  int count = kept ? known[device].load(std::memory_order_relaxed) : 0;
+  if (count == 0) {
+    TVM_FFI_CHECK_CUDA_ERROR(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+    if (kept) known[device].store(count, std::memory_order_relaxed);
+  }
+  return count;
+}
+
+constexpr size_t ROWS_TUNED = sizeof(TUNED) / sizeof(TUNED[0]);
+
+// The row of TUNED: of the GPU whose SMs are nearest in number (the first of equals), the first that holds the size.
+inline size_t chosen(int sms, int64_t size) {
+  int nearest = std::numeric_limits<int>::max();
+  for (const Tuned& row : TUNED) {
+    if (std::abs(row.sms - sms) < std::abs(nearest - sms) || nearest == std::numeric_limits<int>::max()) nearest = row.sms;
+  }
+  size_t at = ROWS_TUNED;
+  for (size_t i = 0; i < ROWS_TUNED && at == ROWS_TUNED; ++i) {
+    if (TUNED[i].sms == nearest && size <= TUNED[i].up_to) at = i;
+  }
+  return at;
+}
+
+template <typename T, size_t I>
+void launch(const Arguments<T>& p, int64_t heads, cudaStream_t stream) {
+  constexpr Tuned t = TUNED[I];
+  constexpr int TILES = V / (t.warps * (32 / t.lanes) * t.rows);
+  gdn_decode_v5<T, t.lanes, t.rows, t.warps, t.load, t.store><<<static_cast<uint32_t>(heads * TILES), t.warps * 32, 0, stream>>>(p);
+}
+
+template <typename T, size_t... I>
+void launch(size_t row, const Arguments<T>& p, int64_t heads, cudaStream_t stream, std::index_sequence<I...>) {
+  (void)((I == row && (launch<T, I>(p, heads, stream), true)) || ...);
+}
+
+// q, k [B,1,H,128] bf16; v [B,1,HV,128] bf16; state [B,HV,128,128] of T; A_log, dt_bias [HV] f32; a, b [B,1,HV] bf16;
+// scale None or 0: 1/sqrt(128). Writes output [B,1,HV,128] bf16 and new_state like state, which may be state itself.
+// Any B >= 0 and H >= 1, HV a multiple of H.
+template <typename T>
+void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView state, ffi::TensorView A_log,
+         ffi::TensorView a, ffi::TensorView dt_bias, ffi::TensorView b, ffi::Optional<double> scale,
+         ffi::TensorView output, ffi::TensorView new_state) {
+  if (q.ndim() != 4 || v.ndim() != 4) TVM_FFI_THROW(ValueError) << "q and v: expected 4 dimensions [B, 1, heads, 128]";
+  const int64_t B = q.size(0), H = q.size(2), HV = v.size(2);
+  if (H < 1 || HV < 1 || HV % H) TVM_FFI_THROW(ValueError) << "HV = " << HV << " is no multiple of H = " << H;
+  const DLDevice device = state.device();
+  if (device.device_type != kDLCUDA) TVM_FFI_THROW(ValueError) << "state: expected on a CUDA device";
+  const DLDataType bf16{kDLBfloat, 16, 1}, f32{kDLFloat, 32, 1};
+  const DLDataType of_state = sizeof(T) == 2 ? bf16 : f32;
+  using bf = __nv_bfloat16;
+  const double s = scale.value_or(0.0);
+  const Arguments<T> p = {
+      data<const T>(state, "state", of_state, {B, HV, V, K}, device, 32),
+      data<const bf>(k, "k", bf16, {B, 1, H, K}, device, 16),
+      data<const bf>(q, "q", bf16, {B, 1, H, K}, device, 16),
+      data<const bf>(v, "v", bf16, {B, 1, HV, V}, device, 2),
+      data<const bf>(a, "a", bf16, {B, 1, HV}, device, 2),
+      data<const bf>(b, "b", bf16, {B, 1, HV}, device, 2),
+      data<const float>(A_log, "A_log", f32, {HV}, device, 4),
+      data<const float>(dt_bias, "dt_bias", f32, {HV}, device, 4),
+      data<T>(new_state, "new_state", of_state, {B, HV, V, K}, device, 32),
+      data<bf>(output, "output", bf16, {B, 1, HV, V}, device, 2),
+      static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(K)) : s),
+      static_cast<uint32_t>(HV),
+      Divisor(static_cast<uint32_t>(HV)),
+      Divisor(static_cast<uint32_t>(HV / H)),
+  };
+  if (B == 0) return;
+  // the kernel counts rows in 32 bits; 2^25 heads would be terabytes of state
+  if (B * HV >= int64_t{1} << 25) TVM_FFI_THROW(ValueError) << "B * HV = " << B * HV << ": expected less than 2^25";
+
+  ffi::CUDADeviceGuard guard(device.device_id);
+  auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
+  const size_t row = chosen(sms(device.device_id), B * HV);
+  launch<T>(row, p, B * HV, stream, std::make_index_sequence<ROWS_TUNED>{});
+  TVM_FFI_CHECK_CUDA_ERROR(cudaGetLastError());
+}
+
+}  // namespace gdn

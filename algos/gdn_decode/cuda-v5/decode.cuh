@@ -1,0 +1,293 @@
+// The kernel of cuda-v5, for a state of float or of __nv_bfloat16; the arithmetic is float.
+//
+//   g = exp(-exp(A_log) * softplus(a + dt_bias)),  beta = sigmoid(b)        one pair per (batch, value head)
+//   x = S k,  y = S q,  z = k.q                     on the old state S [V, K], k-last, K = V = 128
+//   d = beta (v - g x),   o = scale (g y + d z),   S' = g S + d k^T
+//
+// LANES lanes have one row of S, a warp has 32 / LANES rows at a time and ROWS of these groups in registers; a CTA has
+// WARPS warps, all of one head. S is loaded before anything else and leaves the registers once.
+//
+// What is not the textbook, and why:
+//   - The grid is flat and the state's address needs nothing but block and thread index: its loads stand in the first
+//     lines of the code. What else is wanted (other pointers, divisions by HV) comes behind a branch that is never
+//     taken, which ptxas does not move it across: with L2 cold, each line of constants or instructions that is missing
+//     costs as much as a DRAM access, and now waits beside the state's.
+//   - Sums over the lanes of several rows are scattered: each exchange halves what a lane still sums, so 2 ROWS sums
+//     cost about as many shuffles as 2 ROWS, not 2 ROWS log2(LANES); d goes back to all lanes by one shuffle a row.
+//   - exp is ex2.approx, and log1p a polynomial (relative error 3.3e-7 on [0, 1]): expf and log1pf take a fifth of all
+//     code. log(1 + x) itself would lose the small x that a large exp(A_log) makes count.
+// Provenance: the recurrence is Gated DeltaNet's (arXiv 2412.06464); both dots on the old state as SyFI's contest entry
+// describes; division by an invariant after Granlund and Montgomery (PLDI 1994). Written here.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace gdn {
+
+constexpr int K = 128, V = 128;
+
+// n / d for 0 <= n < 2^31 without a division: umulhi(2 n, multiplier) >> shift.
+struct Divisor {
+  uint32_t multiplier;
+  uint32_t shift;
+  explicit Divisor(uint32_t d) : shift(0) {
+    while ((uint64_t{1} << shift) < d) ++shift;
+    multiplier = static_cast<uint32_t>((uint64_t{1} << (31 + shift)) / d + 1);
+  }
+#ifdef __CUDACC__
+  __device__ uint32_t divide(uint32_t n) const { return __umulhi(2 * n, multiplier) >> shift; }
+#endif
+};
+
+// In the order of need: the constant cache is cold too, and the first line of 64 bytes has the first six.
+template <typename T>
+struct Arguments {
+  const T* state;            // [B, HV, V, K]
+  const __nv_bfloat16* k;    // [B, H, K]
+  const __nv_bfloat16* q;    // [B, H, K]
+  const __nv_bfloat16* v;    // [B, HV, V]
+  const __nv_bfloat16* a;    // [B, HV]
+  const __nv_bfloat16* b;    // [B, HV]
+  const float* A_log;        // [HV]
+  const float* dt_bias;      // [HV]
+  T* new_state;              // like state, and may be state itself: a lane reads what it later writes, no more
+  __nv_bfloat16* output;     // [B, HV, V]
+  float scale;
+  uint32_t HV;
+  Divisor by_HV, by_group;   // group: value heads of one query/key head
+};
+
+#ifdef __CUDACC__
+
+// Registers of one memory access: 16 bytes, 32 from sm_100 on.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int WIDEST = 32;
+#else
+constexpr int WIDEST = 16;
+#endif
+
+// LOAD_FIRST: strong loads, which ptxas leaves in front of a branch that follows them; L1 has no say in those.
+enum Load { LOAD_NO_L1 = 0, LOAD_STREAM = 1, LOAD_FIRST = 2 };
+enum Store { STORE_PLAIN = 0, STORE_STREAM = 1 };
+
+#define GDN_LOAD(how)                                                                                             \
+  if constexpr (BYTES == 8)                                                                                       \
+    asm volatile("ld" how ".v2.b32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(p));                    \
+  if constexpr (BYTES == 16)                                                                                      \
+    asm volatile("ld" how ".v4.b32 {%0, %1, %2, %3}, [%4];"                                                \
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p));                                       \
+  if constexpr (BYTES == 32) /* from sm_100 on */                                                                 \
+    asm volatile("ld" how ".v8.b32 {%0, %1, %2, %3, %4, %5, %6, %7}, [%8];"                                       \
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]), "=r"(w[4]), "=r"(w[5]), "=r"(w[6]), "=r"(w[7])  \
+                 : "l"(p));
+
+// BYTES bytes of state. Not .nc: new_state may be state.
+template <int BYTES, int HOW>
+__device__ __forceinline__ void load(uint32_t* w, const void* p) {
+  if constexpr (HOW == LOAD_NO_L1) { GDN_LOAD(".global.L1::no_allocate") }
+  if constexpr (HOW == LOAD_STREAM) { GDN_LOAD(".global.cs") }
+  if constexpr (HOW == LOAD_FIRST) { GDN_LOAD(".relaxed.gpu.global.L1::no_allocate") }
+}
+#undef GDN_LOAD
+
+#define GDN_STORE(how)                                                                                            \
+  if constexpr (BYTES == 8)                                                                                       \
+    asm volatile("st.global" how ".v2.b32 [%0], {%1, %2};" :: "l"(p), "r"(w[0]), "r"(w[1]) : "memory");           \
+  if constexpr (BYTES == 16)                                                                                      \
+    asm volatile("st.global" how ".v4.b32 [%0], {%1, %2, %3, %4};"                                                \
+                 :: "l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");                               \
+  if constexpr (BYTES == 32)                                                                                      \
+    asm volatile("st.global" how ".v8.b32 [%0], {%1, %2, %3, %4, %5, %6, %7, %8};"                                \
+                 :: "l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(w[4]), "r"(w[5]), "r"(w[6]), "r"(w[7]) \
+                 : "memory");
+
+template <int BYTES, int HOW>
+__device__ __forceinline__ void store(void* p, const uint32_t* w) {
+  if constexpr (HOW == STORE_PLAIN) { GDN_STORE("") }
+  if constexpr (HOW == STORE_STREAM) { GDN_STORE(".cs") }
+}
+#undef GDN_STORE
+
+__device__ __forceinline__ float low(uint32_t w) { return __uint_as_float(w << 16); }  // bf16 is the upper half of a float
+__device__ __forceinline__ float high(uint32_t w) { return __uint_as_float(w & 0xffff0000u); }
+
+// N values of T out of the words that hold them, and back.
+template <int N>
+__device__ __forceinline__ void unpack(float* x, const uint32_t* w, const float*) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = __uint_as_float(w[i]);
+}
+template <int N>
+__device__ __forceinline__ void unpack(float* x, const uint32_t* w, const __nv_bfloat16*) {
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) x[2 * i] = low(w[i]), x[2 * i + 1] = high(w[i]);
+}
+template <int N>
+__device__ __forceinline__ void pack(uint32_t* w, const float* x, const float*) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) w[i] = __float_as_uint(x[i]);
+}
+template <int N>
+__device__ __forceinline__ void pack(uint32_t* w, const float* x, const __nv_bfloat16*) {
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
+    w[i] = *reinterpret_cast<const uint32_t*>(&pair);
+  }
+}
+
+// N bf16 of q or k: through L1, since the CTAs of a head share them.
+template <int N>
+__device__ __forceinline__ void load_bf16(float* x, const __nv_bfloat16* p) {
+  if constexpr (N == 4) {
+    const uint2 u = __ldg(reinterpret_cast<const uint2*>(p));
+    const uint32_t w[2] = {u.x, u.y};
+    unpack<4>(x, w, p);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; i += 8) {
+      const uint4 u = __ldg(reinterpret_cast<const uint4*>(p + i));
+      const uint32_t w[4] = {u.x, u.y, u.z, u.w};
+      unpack<8>(x + i, w, p);
+    }
+  }
+}
+
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+constexpr float LOG2E = 1.4426950408889634f;
+
+// log(1 + e) / e on [0, 1]: a polynomial of degree 7, relative error below 3.3e-7 in float (fitted to float64).
+__device__ __forceinline__ float log1p_over(float e) {
+  float p = -0.008539202623069286f;
+  p = fmaf(p, e, 0.04408960044384003f);
+  p = fmaf(p, e, -0.10768165439367294f);
+  p = fmaf(p, e, 0.17745235562324524f);
+  p = fmaf(p, e, -0.24495460093021393f);
+  p = fmaf(p, e, 0.33275479078292847f);
+  p = fmaf(p, e, -0.4999740421772003f);
+  return fmaf(p, e, 0.9999998211860657f);
+}
+
+// exp(-exp(A_log) * softplus(x)); exp(-|x|) keeps softplus from overflowing at either end.
+__device__ __forceinline__ float decay(float A_log, float x) {
+  const float e = exp2_approx(-fabsf(x) * LOG2E);
+  const float softplus = fmaf(e, log1p_over(e), fmaxf(x, 0.f));
+  return exp2_approx(-LOG2E * exp2_approx(A_log * LOG2E) * softplus);
+}
+
+__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.f, 1.f + exp2_approx(-x * LOG2E)); }
+
+// Sums v[0..N) over LANES lanes, N a power of two up to LANES. The first steps split by the lane's highest bits, so
+// lane l has in v[0] the sum of number l / (LANES / N).
+template <int N, int LANES>
+__device__ __forceinline__ void reduce_scatter(float* v, uint32_t lane) {
+  int n = N;
+#pragma unroll
+  for (int m = LANES / 2; m > 0; m /= 2) {
+    if (n > 1) {
+      n /= 2;
+      const bool upper = lane & m;
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) {
+        if (i < n) {
+          const float give = upper ? v[i] : v[i + n], keep = upper ? v[i + n] : v[i];
+          v[i] = keep + __shfl_xor_sync(0xffffffffu, give, m);
+        }
+      }
+    } else {
+      v[0] += __shfl_xor_sync(0xffffffffu, v[0], m);
+    }
+  }
+}
+
+template <typename T, int LANES, int ROWS, int WARPS, int LOAD, int STORE>
+__global__ void __launch_bounds__(WARPS * 32) gdn_decode_v5(const __grid_constant__ Arguments<T> p) {
+  constexpr int CHUNK = K / LANES;                                        // elements of a row that a lane has
+  constexpr int EACH = CHUNK * int(sizeof(T)) < WIDEST ? CHUNK : WIDEST / int(sizeof(T));  // of one access
+  constexpr int WORDS = EACH * int(sizeof(T)) / 4, ACCESSES = CHUNK / EACH;
+  constexpr int GROUPS = 32 / LANES, TILE = WARPS * GROUPS * ROWS, TILES = V / TILE;
+  static_assert(V % TILE == 0 && 2 * ROWS <= LANES, "a CTA stays in one head; a lane has a sum at most");
+
+  // Row r of a lane is r * STRIDE rows behind its first. All offsets behind the state's are of 32 bits.
+  constexpr uint32_t STRIDE = WARPS * GROUPS, ROW = K * sizeof(T), ACCESS = LANES * EACH * sizeof(T);
+  const uint32_t lane = threadIdx.x % LANES, first = threadIdx.x / LANES;
+  const uint64_t at = static_cast<uint64_t>(blockIdx.x) * (TILE * ROW) + (first * ROW + lane * EACH * sizeof(T));
+  const char* from = reinterpret_cast<const char*>(p.state) + at;
+  uint32_t w[ROWS][ACCESSES][WORDS];
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+    for (int j = 0; j < ACCESSES; ++j) load<WORDS * 4, LOAD>(w[r][j], from + r * STRIDE * ROW + j * ACCESS);
+  if constexpr (LOAD == LOAD_FIRST)
+    if (static_cast<int64_t>(reinterpret_cast<uintptr_t>(p.state)) < 0) return;  // never: see above
+
+  const uint32_t i_bh = blockIdx.x / TILES;                               // batch * HV + value head
+  const uint32_t i_h = p.by_group.divide(i_bh);                           // batch * H + query/key head
+  const uint32_t i_hv = i_bh - p.by_HV.divide(i_bh) * p.HV;
+  float k[CHUNK], q[CHUNK];
+#pragma unroll
+  for (int j = 0; j < ACCESSES; ++j) {
+    load_bf16<EACH>(k + j * EACH, p.k + (i_h * K + lane * EACH) + j * LANES * EACH);
+    load_bf16<EACH>(q + j * EACH, p.q + (i_h * K + lane * EACH) + j * LANES * EACH);
+  }
+  // after the scattered sums lane r * COPIES of the lower half has row r's x; it also has its v, d and o
+  constexpr uint32_t COPIES = LANES / (2 * ROWS);
+  const uint32_t r_own = lane % (LANES / 2) / COPIES;
+  const uint32_t own = blockIdx.x * TILE + first + r_own * STRIDE;        // of all B * HV * V rows
+  const float v_own = __bfloat162float(p.v[own]);
+  const float x_gate = __bfloat162float(p.a[i_bh]) + p.dt_bias[i_hv];
+  const float g = decay(p.A_log[i_hv], x_gate), beta = sigmoid(__bfloat162float(p.b[i_bh]));
+
+  float z = 0.f;
+#pragma unroll
+  for (int i = 0; i < CHUNK; ++i) z = fmaf(k[i], q[i], z);
+#pragma unroll
+  for (int m = LANES / 2; m > 0; m /= 2) z += __shfl_xor_sync(0xffffffffu, z, m);
+
+  float sums[2 * ROWS];                                                   // x of each row, then y of each
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) {
+    float x = 0.f, y = 0.f;
+#pragma unroll
+    for (int j = 0; j < ACCESSES; ++j) {
+      float s[EACH];
+      unpack<EACH>(s, w[r][j], p.state);
+#pragma unroll
+      for (int i = 0; i < EACH; ++i) x = fmaf(s[i], k[j * EACH + i], x), y = fmaf(s[i], q[j * EACH + i], y);
+    }
+    sums[r] = x, sums[ROWS + r] = y;
+  }
+  reduce_scatter<2 * ROWS, LANES>(sums, lane);
+  const float other = __shfl_xor_sync(0xffffffffu, sums[0], LANES / 2);   // x meets y
+  const float x = lane < LANES / 2 ? sums[0] : other, y = lane < LANES / 2 ? other : sums[0];
+  const float d_own = beta * (v_own - g * x);
+  if (lane < LANES / 2 && lane % COPIES == 0)
+    p.output[own] = __float2bfloat16(p.scale * (g * y + d_own * z));
+
+  char* to = reinterpret_cast<char*>(p.new_state) + at;
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) {
+    const float d = __shfl_sync(0xffffffffu, d_own, r * COPIES, LANES);
+#pragma unroll
+    for (int j = 0; j < ACCESSES; ++j) {
+      float s[EACH];
+      unpack<EACH>(s, w[r][j], p.state);
+#pragma unroll
+      for (int i = 0; i < EACH; ++i) s[i] = fmaf(d, k[j * EACH + i], g * s[i]);
+      pack<EACH>(w[r][j], s, p.state);
+      store<WORDS * 4, STORE>(to + r * STRIDE * ROW + j * ACCESS, w[r][j]);
+    }
+  }
+}
+
+#endif  // __CUDACC__
+
+}  // namespace gdn

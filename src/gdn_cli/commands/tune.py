@@ -1,0 +1,83 @@
+"""`gdn tune`: which constants are fastest on this GPU?"""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from .. import errors
+from . import options as o
+
+
+def tune(
+    algo: o.AlgoNames = None,
+    op: o.OpName = None,
+    workload: o.Workloads = None,
+    n: o.First = None,
+    preset: o.PresetName = None,
+    dataset: o.Dataset = None,
+    tier: o.Tiers = None,
+    l2: o.L2 = "cold",
+    target: Annotated[
+        Optional[float],
+        typer.Option(
+            "--target", metavar="X", help="Sample the final until its ratios are known to this share (0.005)."
+        ),
+    ] = None,
+    seconds: Annotated[
+        Optional[float],
+        typer.Option("--seconds", min=0.01, help="How long to sample the final of each workload at most (1)."),
+    ] = None,
+    device: o.Device = "auto",
+    algos: o.OwnAlgos = None,
+    timeout: o.Timeout = 300.0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew what an earlier run has measured.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be tried; run and write nothing.")
+    ] = False,
+    json: o.AsJson = False,
+) -> None:
+    """Try the constants that an algo.toml declares, and write the fastest for each size beside it.
+
+    Without workloads: the preset `sweep`. A run that was stopped goes on where it ended.
+    """
+    from .. import campaign, registry, report, tuning
+
+    tiers, overrides = o.timing(tier=tier, l2=l2, target=target, seconds=seconds, device=device, timeout=timeout)
+    if not algo:
+        raise errors.UsageError("which algo?", hint="gdn tune --algo NAME; `gdn list` shows all")
+    if "," in algo or algo == "all":
+        raise errors.UsageError(f"tune takes one algo, not '{algo}'", hint="call it once for each")
+    if preset is None and not (workload or n or dataset):
+        preset = "sweep"
+    preset, loaded = o.preset(preset, workload, n, dataset)
+    known = registry.load(algos)
+    entries = campaign.rivals(known, [algo], op, device)
+    part = campaign.parts(
+        known, entries, chosen=workload or [], first=n, preset=loaded, dataset=dataset, overrides={}
+    )[0]  # fmt: skip
+    plan = tuning.plan(known, entries[0], part.workloads, preset)
+    if dry_run:
+        report.show_tuning({"command": "tune", "dry_run": True, **plan.to_json()}, part.op, json)
+        return
+    place = entries[0].place
+    if place.mode is None:
+        raise errors.MissingError(f"{plan.algo.full_name} cannot run here: {place.reason}", hint=place.hint)
+    chosen = campaign.tiers_for(place.mode, tiers, "compare")
+    if len(chosen) > 1:
+        raise errors.UsageError(f"tune takes one tier, not {', '.join(chosen)}", hint=f"--tier {chosen[0]}")
+    own = {key: overrides[key] for key in ("seconds", "target") if key in overrides}
+    settings = tuning.Settings(chosen[0], l2, dataset=dataset, timeout_s=timeout, fresh=fresh, **own)
+    with report.progress() as progress:
+        work = tuning.Tuning(plan, settings, progress, report.say)
+        try:
+            work.run()
+        except KeyboardInterrupt:
+            work.interrupted = True
+    report.show_tuning(work.to_json(), part.op, json)
+    raise typer.Exit(errors.INTERRUPTED if work.interrupted else errors.OK)
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(tune)

@@ -1,0 +1,100 @@
+"""A tuning on the terminal: what would be tried, or what was chosen for which size and by how much."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from ..registry import Op
+from .terminal import _table, _us, console, show_json
+
+_ROWS = 40  # candidates of a dry run; --json has them all
+
+
+def show_tuning(document: dict[str, Any], op: Op, as_json: bool) -> None:
+    """`gdn tune`'s document, of a dry run as well."""
+    if as_json:
+        return show_json(document)
+    out = console()
+    if document["dry_run"]:
+        _show_plan(out, document, op)
+    elif document["result"]:
+        _show_result(out, document, op)
+    else:
+        out.print(f"[bold]{op.name}/{escape(document['algo'])}[/] | nothing is chosen yet")
+    _left_out(out, document.get("left_out", []), len(document["candidates"]))
+    if document.get("interrupted"):
+        out.print("[red]interrupted[/]: what was measured is kept; the same command goes on from here")
+    for file in document.get("written", []):
+        out.print(f"[dim]written: {escape(file)}[/]", soft_wrap=True)
+
+
+def _show_plan(out: Console, document: dict[str, Any], op: Op) -> None:
+    space, found = document["space"], document["candidates"]
+    out.print(f"[bold]{op.name}/{escape(document['algo'])}[/] | dry run: nothing is run or written")
+    excluded = document["excluded"]
+    where = f", {excluded} more are left out by [bold]{escape(space['where'])}[/]" if excluded else ""
+    out.print(f"{len(found)} candidate{'s' * (len(found) != 1)}{where}", soft_wrap=True)
+    table = _table([f">{name}" for name in space["constants"]])
+    for constants in found[:_ROWS]:
+        table.add_row(*(str(value) for value in constants.values()))
+    out.print(table)
+    if len(found) > _ROWS:
+        out.print(f"[dim]and {len(found) - _ROWS} more; --json has them all[/]")
+    out.print()
+    table = _table(["<workload", ">size", "<uuid"])
+    for w in document["workloads"]:
+        table.add_row(op.label.format(**w["axes"]), str(w["size"]), w["uuid"][:8])
+    out.print(table)
+    out.print(f"[dim]size: {escape(' * '.join(space['size']))}[/]")
+    out.print(f"[dim]would be written: {escape(document['file'])}[/]", soft_wrap=True)
+
+
+def _show_result(out: Console, document: dict[str, Any], op: Op) -> None:
+    result = document["result"]
+    l2 = f", L2 {result['l2']}" if result["l2"] else ""
+    title = f"{op.name}/{document['algo']} | {result['gpu']} | tier {result['tier']}{l2}"
+    out.print(f"[bold]{escape(title)}[/]", soft_wrap=True)
+    table = _table(["<workload", "<chosen", ">time", ">to second", "<99 % interval", "second"])
+    near = False
+    for w in result["workloads"]:
+        mark = " ~" if w["chosen"] != w["fastest"] else ""
+        near = near or bool(mark)
+        ratio = ("", "") if not w["ratio"] else (f"{w['ratio'][0]:.3f}x", f"{w['ratio'][1]:.3f} to {w['ratio'][2]:.3f}")
+        second = _constants(w["second"]) if w["second"] else ""
+        table.add_row(op.label.format(**w["axes"]), _constants(w["chosen"]) + mark, _us(w["chosen_us"]), *ratio, second)
+    out.print(table, "", sep="\n")
+    table = _table(["<size up to", *(f">{name}" for name in result["space"]["constants"])])
+    for row in result["rows"]:
+        last = row is result["rows"][-1]
+        table.add_row("any" if last else str(row["up_to"]), *(str(row[name]) for name in result["space"]["constants"]))
+    out.print(table)
+    notes = [("size:", " * ".join(result["space"]["size"]))]
+    notes.append(("to second:", "the second fastest's time over the fastest's, calls taking turns"))
+    if near:
+        notes.append(("~", "no slower than the fastest as far as can be told, and what the size before it has"))
+    for word, text in notes:
+        out.print(f"[dim]{word}[/] {escape(text)}", soft_wrap=True)
+    for text in result["doubts"]:
+        out.print(f"[yellow]doubt[/] {escape(text)}", soft_wrap=True)
+
+
+def _left_out(out: Console, rows: list[dict[str, Any]], count: int) -> None:
+    """The candidates that are wrong or cannot be built, each reason once."""
+    together: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        lines = (row["reason"] or "").splitlines()
+        together.setdefault((row["status"], lines[0] if lines else ""), []).append(row)
+    for (status, reason), found in together.items():
+        who = "; ".join(_constants(row["constants"]) for row in found[:4])
+        more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+        text = f"{who}{more}: {reason}"
+        out.print(f"[yellow]left out[/] {status.replace('_', ' ')}, {escape(text)}", soft_wrap=True)
+    if rows:
+        out.print(f"[dim]{len(rows)} of {count} candidates were left out[/]")
+
+
+def _constants(constants: dict[str, int]) -> str:
+    return " ".join(f"{name}={value}" for name, value in constants.items())

@@ -1,0 +1,521 @@
+"""`gdn tune`: the constants that algo.toml declares -> the fastest for each size on this GPU, with the evidence.
+
+First every candidate is built and checked, several at a time. Those that are right are timed in turns, in rounds (see
+choosing.py), one process for each group of them and all workloads. What is measured goes into a file of its own line by
+line, and a second run with the same algo, space, GPU and settings goes on from there. The algo's folder is touched at
+the very end only: the generated file (see tuned.py), and `tuning.json` with the evidence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+from . import campaign, choosing, environment, errors, locks, machine, paired, paths, tuned
+from .choosing import AGAIN, AT_ONCE, FINAL, FIRST, Meeting
+from .errors import GdnError, MissingError, UsageError
+from .jobs import Job, Outcome, execute
+from .pack import definition
+from .registry import Algo, Op, Registry
+from .workloads import Workload
+
+SCHEMA = 1
+EVIDENCE = "tuning.json"
+COARSE_S, COARSE_TARGET = 0.3, 0.02  # of a group and workload in the first rounds, at most
+# What runs now, how many of how many are done.
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure. `seconds` and `target` are the final's, for each workload."""
+
+    tier: str
+    l2: str = "cold"
+    seconds: float = 1.0
+    target: float = paired.THRESHOLD
+    dataset: Path | None = None
+    timeout_s: float = 300.0
+    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be tried, known before anything is run. Sizes ascend; each has its workloads."""
+
+    op: Op
+    algo: Algo
+    mode: str | None  # None: it cannot run here, and can only be looked at
+    definition: dict[str, Any]
+    candidates: dict[str, tuple[Algo, dict[str, int]]]  # name -> the algo as it would be, and its constants
+    excluded: int  # by `where`
+    sizes: dict[int, list[Workload]]
+    preset: str | None
+
+    @property
+    def workloads(self) -> list[Workload]:
+        return [w for ws in self.sizes.values() for w in ws]
+
+    @property
+    def space(self) -> dict[str, Any]:
+        tune = self.algo.tune
+        constants = {name: list(values) for name, values in tune.constants.items()}
+        return {"size": list(tune.size), "where": tune.where, "constants": constants}
+
+    def to_json(self) -> dict[str, Any]:
+        """What a dry run shows."""
+        rows = [(size, w) for size, ws in self.sizes.items() for w in ws]
+        return {
+            "op": self.op.name,
+            "algo": self.algo.name,
+            "file": str(self.algo.folder / self.algo.tune.file),
+            "space": self.space,
+            "preset": self.preset,
+            "candidates": [constants for _, constants in self.candidates.values()],
+            "excluded": self.excluded,
+            "workloads": [{"uuid": w.uuid, "axes": w.axes, "size": size} for size, w in rows],
+        }
+
+
+def plan(registry: Registry, entry: campaign.Entry, workloads: Sequence[Workload], preset: str | None) -> Plan:
+    """The candidates and sizes of one algo; a UsageError says what its folder lacks."""
+    algo, op = entry.algo, registry.op(entry.algo.op)
+    if algo.folder is None:
+        raise UsageError(f"{algo.name} is a packed solution", hint="tune the algo, then pack it")
+    if algo.tune is None:
+        file = "tuned.h" if algo.language in ("cpp", "cuda") else "tuned.py"
+        raise UsageError(
+            f"{algo.folder / 'algo.toml'} declares nothing to tune",
+            hint=f'write a table [tune] with file = "{file}", size = ["{op.var_axes[0]}"] and\n'
+            "  [tune.constants] with the values to try, such as rows = [1, 2, 4]",
+        )
+    space, excluded = tuned.candidates(algo)
+    made = [(tuned.candidate(algo, op, constants), constants) for constants in space]
+    sizes: dict[int, list[Workload]] = {}
+    for workload in sorted(workloads, key=lambda w: tuned.size_of(op, algo.tune, w)):
+        sizes.setdefault(tuned.size_of(op, algo.tune, workload), []).append(workload)
+    named = {candidate.name: (candidate, constants) for candidate, constants in made}
+    return Plan(op, algo, entry.place.mode, definition(op, registry), named, excluded, sizes, preset)
+
+
+def check_folder(algo: Algo) -> tuple[list[tuned.Row], dict[str, Any]]:
+    """The rows and the evidence that the folder has. A UsageError where these cannot be read, or nothing be written:
+    before hours of measuring, not behind them."""
+    hint = "`gdn new NAME --from ALGO --into DIR` copies it; then `gdn tune --algo NAME --algos DIR`"
+    if not paths.IN_CHECKOUT and paths.ALGOS_DIR in algo.folder.parents:
+        raise UsageError(f"{algo.name} belongs to an installed gdn, whose files are not to be changed", hint=hint)
+    try:
+        with TemporaryFile(dir=algo.folder):
+            pass
+    except OSError as e:
+        raise UsageError(f"cannot write {algo.folder}: {e.strerror}", hint=hint) from None
+    file, evidence = algo.folder / algo.tune.file, algo.folder / EVIDENCE
+    rows: list[tuned.Row] = []
+    if text := _read(file):
+        try:
+            rows = tuned.parse(algo.tune, text)
+        except ValueError as e:
+            raise UsageError(f"{file}: {e}", hint="gdn generates this file: mend it, or move it away") from None
+    try:
+        held = dict(json.loads(_read(evidence) or '{"gpus": {}}')["gpus"])
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(f"{evidence} is not what gdn wrote", hint="move it away") from None
+    return rows, held
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8") if file.exists() else ""
+    except (OSError, UnicodeDecodeError) as e:
+        raise UsageError(f"cannot read {file}: {e}") from None
+
+
+# --- what was measured already ------------------------------------------------------------------------------------
+
+
+class Log:
+    """The measurements of a tuning, a JSON line each, in the file of this algo, space, GPU and settings."""
+
+    def __init__(self, key: dict[str, Any], fresh: bool = False) -> None:
+        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
+        self.path = paths.tunes_dir() / f"{key['op']}-{key['algo']}-{digest}.jsonl"
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            text = "" if fresh or not self.path.exists() else self.path.read_text(encoding="utf-8")
+            self.lines = list(_whole_lines(text))
+            # anew, without the half line that a killed run may leave at the end
+            self._write("".join(json.dumps(line) + "\n" for line in self.lines or [{"step": "key"} | key]), "w")
+        except OSError as e:
+            message = f"cannot write {self.path}: {e.strerror}"
+            raise MissingError(message, hint="GDN_HOME names another place") from None
+        self.kept = {step: sum(line["step"] == step for line in self.lines) for step in ("check", "time")}
+
+    def add(self, **line: Any) -> None:
+        self.lines.append(line)
+        self._write(json.dumps(line) + "\n", "a")
+
+    def find(self, **wanted: Any) -> dict[str, Any] | None:
+        """The last line that has these values."""
+        found = (line for line in reversed(self.lines) if all(line.get(k) == v for k, v in wanted.items()))
+        return next(found, None)
+
+    def _write(self, text: str, how: str) -> None:
+        with self.path.open(how, encoding="utf-8") as f:
+            f.write(text)
+
+
+def _whole_lines(text: str) -> Iterator[dict[str, Any]]:
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):
+            if isinstance(found := json.loads(line), dict) and "step" in found:
+                yield found
+
+
+# --- measuring ----------------------------------------------------------------------------------------------------
+
+
+class Tuning:
+    """One run of `gdn tune`. After `run`, or after Ctrl-C in it, `to_json` is the command's document."""
+
+    def __init__(self, plan: Plan, settings: Settings, progress: Progress, say: Callable[[str], None]) -> None:
+        self.plan, self.settings, self.progress, self.say = plan, settings, progress, say
+        self.rows, self.held = check_folder(plan.algo)
+        self.log = Log(self._key(), settings.fresh)
+        self.out: dict[str, dict[str, Any]] = {}  # candidate -> why it was left out: status, reason, at
+        self.meetings: dict[int, list[Meeting]] = {size: [] for size in plan.sizes}
+        self.choices: list[choosing.Choice] = []
+        self.doubts: dict[str, str] = {}
+        self.written: list[str] = []
+        self.interrupted = False
+        self.time = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    def _key(self) -> dict[str, Any]:
+        """What a measurement depends on: another one of these, and it is measured anew."""
+        gpus = machine.gpus() if self.plan.mode == "cuda" else ()
+        versions = environment.versions()
+        s = self.settings
+        return {
+            "op": self.plan.op.name,
+            "algo": self.plan.algo.name,
+            "source_hash": tuned.own_hash(self.plan.algo, self.plan.op),
+            "space": self.plan.space,
+            "gpu": gpus[0].name if gpus else environment.cpu_name(),
+            "driver": gpus[0].driver if gpus else None,
+            "versions": {name: versions.get(name) for name in ("torch", "triton")},
+            "tier": s.tier,
+            "l2": s.l2,
+            "seconds": s.seconds,
+            "target": s.target,
+            "dataset": str(s.dataset.absolute()) if s.dataset else None,
+        }
+
+    def run(self) -> None:
+        """Check, time, choose and write. Raises GdnError where nothing can be chosen."""
+        if any(self.log.kept.values()):
+            kept = f"{self.log.kept['check']} checks and {self.log.kept['time']} timings"
+            self.say(f"going on with {kept} of an earlier run; --fresh begins anew")
+        for line in self.log.lines:  # what failed where is known, on whichever workload that was
+            if line["step"] == "check" and line["workload"] in {w.uuid for w in self.plan.workloads}:
+                self._judge(line["name"], line)
+        ends = list({w.uuid: w for w in (self.plan.workloads[0], self.plan.workloads[-1])}.values())
+        self._check(list(self.plan.candidates), ends)
+        if not self._left():
+            why = next(iter(self.out.values()))
+            first = (why["reason"] or why["status"]).splitlines()[0]
+            raise GdnError(f"none of the {len(self.out)} candidates of {self.plan.algo.full_name} is right: {first}")
+        with contextlib.ExitStack() as held:
+            if self.plan.mode == "cuda":
+                gpu = machine.gpus()[0]
+                held.enter_context(locks.gpu(gpu.uuid, self.say, f"GPU {gpu.index}"))
+            self._race(ends)
+        self.choices = choosing.choose(self.meetings, self.out)
+        if len(self.choices) < len(self.plan.sizes):
+            raise GdnError("no candidate came through the final of every size", hint="`gdn run` shows why")
+        self._write()
+
+    def _left(self) -> list[str]:
+        return [name for name in self.plan.candidates if name not in self.out]
+
+    def _race(self, ends: Sequence[Workload]) -> None:
+        """The rounds of choosing.py. Groups are made of all that passed the first check, whoever is left out later: so
+        that a run that goes on makes the same ones."""
+        names, step = [name for name in self.plan.candidates if self._passed(name, ends)], AT_ONCE - 1
+        groups = [names[:AT_ONCE]] + [names[i : i + step] for i in range(AT_ONCE, len(names), step)]
+        for number, group in enumerate(groups, 1):
+            meeting = {}
+            for size, met in self.meetings.items():
+                leader = next(iter(choosing.standing(met, FIRST, self.out)), None)
+                meeting[size] = [leader, *group] if leader else group
+            self._meet(FIRST, meeting, f"group {number} of {len(groups)}")
+        best = {size: choosing.again(met, self.out) for size, met in self.meetings.items()}
+        self._meet(AGAIN, {size: names for size, names in best.items() if names}, "the best of all groups")
+        self._meet(FINAL, choosing.finals(self.meetings, self.out), "final")
+
+    # --- checks
+
+    def _check(self, names: Sequence[str], workloads: Sequence[Workload]) -> None:
+        """Build and check candidates, several at a time; those that fail are out."""
+        due = {}
+        for name in names:
+            lacking = [w for w in workloads if not self.log.find(step="check", name=name, workload=w.uuid)]
+            if lacking and name in self.plan.candidates and name not in self.out:
+                due[name] = lacking
+        stop = threading.Event()
+        workers = max(1, min(8, (os.cpu_count() or 2) // 2))
+        pool = ThreadPoolExecutor(workers, "gdn-tune")
+        try:
+            jobs = {name: self._check_job(name, lacking) for name, lacking in due.items()}
+            running = {pool.submit(execute, job, given_up=stop.is_set): name for name, job in jobs.items()}
+            for i, future in enumerate(as_completed(running)):
+                self.progress("check", i, len(due))
+                name, outcome = running[future], future.result()
+                self._met(outcome.environment)
+                for workload in due[name]:
+                    line = {"name": name, "workload": workload.uuid} | self._verdict(outcome, workload)
+                    self.log.add(step="check", **line)
+                    self._judge(name, line)
+        finally:
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _passed(self, name: str, workloads: Sequence[Workload]) -> bool:
+        lines = [self.log.find(step="check", name=name, workload=w.uuid) for w in workloads]
+        return all(line and line["status"] == "passed" for line in lines)
+
+    def _check_job(self, name: str, workloads: Sequence[Workload]) -> Job:
+        algo, _ = self.plan.candidates[name]
+        return Job(
+            "check", self.plan.op, self.plan.definition, algo.solution, self.plan.mode, tuple(workloads), algo,
+            dataset=self.settings.dataset, timeout_s=self.settings.timeout_s,
+        )  # fmt: skip
+
+    def _verdict(self, outcome: Outcome, workload: Workload) -> dict[str, Any]:
+        """What a check says of a candidate on a workload. Raises GdnError where that is not the candidate's fault."""
+        for record in outcome.records:
+            if record["status"] == "refused":
+                raise GdnError(record["reason"], code=record["code"])
+            if record["workload"]["uuid"] == workload.uuid:
+                return {"status": record["status"], "reason": record["reason"], "at": self._label(workload)}
+        if outcome.reply.get("code") == errors.MISSING:
+            raise MissingError(outcome.reason or outcome.status)
+        at = None if outcome.status == "build_failed" else self._label(workload)
+        return {"status": outcome.status, "reason": _without_folders(outcome.reason), "at": at}
+
+    def _judge(self, name: str, line: dict[str, Any]) -> None:
+        """A candidate that failed anywhere is out; the first reason is kept."""
+        if line["status"] != "passed" and name in self.plan.candidates:
+            self.out.setdefault(name, {key: line.get(key) for key in ("status", "reason", "at")})
+
+    # --- times
+
+    def _meet(self, number: int, groups: dict[int, list[str]], what: str) -> None:
+        """Have the candidates of each size take turns, all sizes in one process. A worker that dies is asked again
+        without the candidates that fail on the workload where it died."""
+        groups = {size: [name for name in names if name not in self.out] for size, names in groups.items()}
+        groups = {size: names for size, names in groups.items() if names}
+        while True:
+            due = [
+                (size, w)
+                for size, names in groups.items()
+                for w in self.plan.sizes[size]
+                if not self.log.find(step="time", round=number, names=names, workload=w.uuid)
+            ]
+            if not due:
+                break
+            outcome = self._time(number, groups, [w for _, w in due], what)
+            lost = [
+                (size, w) for size, w in due
+                if not self.log.find(step="time", round=number, names=groups[size], workload=w.uuid)
+            ]  # fmt: skip
+            if not lost:
+                continue
+            size, workload = lost[0]
+            known = len(self.out)
+            self._check(groups[size], [workload])
+            if len(self.out) == known:
+                self._give_up(outcome, groups[size], workload)
+            groups = {s: [name for name in names if name not in self.out] for s, names in groups.items()}
+            groups = {s: names for s, names in groups.items() if names}
+        for size, names in groups.items():
+            self.meetings[size].append(self._meeting(number, size, names))
+
+    def _meeting(self, number: int, size: int, names: list[str]) -> Meeting:
+        """The lines of a size's workloads together; a candidate that failed at one of them is out."""
+        us, samples = {}, {}
+        for w in self.plan.sizes[size]:
+            line = self.log.find(step="time", round=number, names=names, workload=w.uuid)
+            for name, result in line["results"].items():
+                self._judge(name, result | {"at": self._label(w)})
+            us[w.uuid] = {name: r["us"] for name, r in line["results"].items() if r["status"] == "passed"}
+            samples[w.uuid] = {name: r["samples"] for name, r in line["results"].items() if r.get("samples")}
+            if number == FINAL:
+                self.doubts |= {re.sub(r"[\d.]+", "#", text): text for text in line["doubts"]}
+        return Meeting(number, tuple(names), us, samples)
+
+    def _time(self, number: int, groups: dict[int, list[str]], workloads: list[Workload], what: str) -> Outcome:
+        """One process: the candidates of each workload's size take turns, and a line is kept for each workload."""
+        wanted = {w.uuid: names for size, names in groups.items() for w in self.plan.sizes[size] if w in workloads}
+        rivals = [name for name in self.plan.candidates if any(name in names for names in wanted.values())]
+        s = self.settings
+        seconds, target = (s.seconds, s.target)
+        if number != FINAL:
+            seconds, target = min(COARSE_S, seconds), max(COARSE_TARGET, target)
+        job = Job(
+            "compare", self.plan.op, self.plan.definition, None, self.plan.mode, tuple(workloads),
+            rivals=tuple((algo, algo.solution) for algo, _ in (self.plan.candidates[name] for name in rivals)),
+            turns={uuid: tuple(names) for uuid, names in wanted.items()},
+            dataset=s.dataset, tiers=(s.tier,), plan={"seconds": seconds, "target": target, "l2": s.l2},
+            timeout_s=s.timeout_s * len(rivals),
+        )  # fmt: skip
+        found: dict[str, dict[str, dict[str, Any]]] = {uuid: {} for uuid in wanted}
+        seen: dict[str, list[dict[str, Any]]] = {uuid: [] for uuid in wanted}
+        done = 0
+
+        def on_record(record: dict[str, Any], env: dict[str, Any]) -> None:
+            nonlocal done
+            self._met(env)
+            name, uuid = record.get("algo"), record["workload"].get("uuid")
+            if name is None:  # the workload failed, whoever's fault that is
+                return
+            if record["status"] == "tier_unavailable":
+                raise MissingError(record["reason"], hint="--tier names another one")
+            for at in [uuid] if uuid else [at for at, names in wanted.items() if name in names]:
+                found[at][name] = _result(record, number)
+                seen[at].append(record)
+            if uuid and len(found[uuid]) == len(wanted[uuid]):
+                doubts = list(dict.fromkeys(text for r in seen[uuid] for text in r.get("doubts") or []))
+                line = {"round": number, "names": wanted[uuid], "workload": uuid, "results": found[uuid]}
+                self.log.add(step="time", **line, doubts=doubts)
+                done += 1
+                self.progress(what, done, len(workloads))
+
+        self.progress(what, 0, len(workloads))
+        return execute(job, on_record)
+
+    def _give_up(self, outcome: Outcome, names: list[str], workload: Workload) -> None:
+        reason = outcome.reason or next((r["reason"] for r in outcome.records if r.get("algo") is None), None)
+        code = outcome.reply.get("code") or next((r["code"] for r in outcome.records if r.get("code")), errors.FAILED)
+        who = ", ".join(tuned.label(self.plan.candidates[name][1]) for name in names)
+        raise GdnError(
+            f"timing at {self._label(workload)} came to no end, though each passes its check ({who}): {reason}",
+            code=code, hint="what was measured is kept: the same command goes on from here",
+        )  # fmt: skip
+
+    def _label(self, workload: Workload) -> str:
+        return self.plan.op.label.format(**workload.axes)
+
+    # --- results
+
+    def _met(self, env: dict[str, Any]) -> None:
+        """Keep the workers' environment, which a run that only goes on may not see again."""
+        if env and not self.log.find(step="environment"):
+            self.log.add(step="environment", environment=env)
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        line = self.log.find(step="environment")
+        return line["environment"] if line else {}
+
+    @property
+    def where(self) -> tuple[str, int]:
+        """The GPU's name and number of SMs; a CPU's name and how many of them the process may use."""
+        env = self.environment
+        return (env["gpu"], env["sms"]) if "sms" in env else (env["cpu"], env["cpus"])
+
+    def table(self) -> list[tuned.Row]:
+        """The rows for this GPU; [] as long as nothing is chosen."""
+        chosen = [(choice.size, self._constants(choice.chosen)) for choice in self.choices]
+        return tuned.table(*self.where, chosen) if chosen else []
+
+    def _constants(self, name: str | None) -> dict[str, int] | None:
+        return self.plan.candidates[name][1] if name else None
+
+    def evidence(self) -> dict[str, Any]:
+        """What this GPU's rows rest on."""
+        gpu, sms = self.where
+        env, s = self.environment, self.settings
+        found: dict[str, Any] = {"gpu": gpu, "sms": sms}
+        found |= {key: env[key] for key in ("driver", "cuda", "threads") if key in env}
+        found |= {"versions": env["versions"], **environment.commit()}
+        found |= {"source_hash": tuned.own_hash(self.plan.algo, self.plan.op), "date": self.time}
+        found |= {"tier": s.tier, "l2": s.l2 if self.plan.mode == "cuda" else None}
+        found |= {"seconds": s.seconds, "target": s.target, "preset": self.plan.preset, "space": self.plan.space}
+        found["doubts"] = list(self.doubts.values())
+        found["left_out"] = self.left_out()
+        found["rows"] = [row.to_json() for row in self.table()]
+        found["workloads"] = [row for choice in self.choices for row in self._measured(choice)]
+        return found
+
+    def left_out(self) -> list[dict[str, Any]]:
+        return [{"constants": self._constants(name)} | why for name, why in self.out.items()]
+
+    def _measured(self, choice: choosing.Choice) -> Iterator[dict[str, Any]]:
+        """Each workload of a size: every candidate's time in the last round that it was in, the fastest first."""
+        for w in self.plan.sizes[choice.size]:
+            times: dict[str, tuple[int, float]] = {}
+            for meeting in sorted(self.meetings[choice.size], key=lambda m: m.round):
+                times |= {name: (meeting.round, us) for name, us in meeting.us[w.uuid].items() if name not in self.out}
+            order = sorted(times.items(), key=lambda item: (-item[1][0], item[1][1]))
+            ahead, behind = choice.ahead, choice.behind
+            row = {"uuid": w.uuid, "axes": w.axes, "size": choice.size}
+            row |= {"chosen": self._constants(choice.chosen), "chosen_us": times[choice.chosen][1]}
+            row |= {"fastest": self._constants(choice.fastest), "second": self._constants(choice.second)}
+            row["ratio"] = [ahead.ratio, ahead.low, ahead.high] if ahead else None  # of the second's time to its
+            if behind:  # the neighbouring size's constants, which are no slower as far as can be told
+                row["ratio_of_chosen"] = [behind.ratio, behind.low, behind.high]
+            row["candidates"] = [self._constants(name) | {"us": us, "round": number} for name, (number, us) in order]
+            yield row
+
+    def _write(self) -> None:
+        """The generated file and the evidence, each whole or not at all."""
+        tune, folder = self.plan.algo.tune, self.plan.algo.folder
+        gpu = self.where[0]
+        rows = tuned.merge(self.rows, self.table())
+        held = {name: entry for name, entry in self.held.items() if name != gpu} | {gpu: self.evidence()}
+        document = {"schema": SCHEMA, "algo": self.plan.algo.full_name, "file": tune.file, "gpus": held}
+        try:
+            for file, text in ((EVIDENCE, tuned.dumps(document)), (tune.file, tuned.render(tune, rows))):
+                temporary = folder / f".{file}.{os.getpid()}"
+                temporary.write_text(text, encoding="utf-8")
+                temporary.replace(folder / file)
+                self.written.append(str(folder / file))
+        except OSError as e:
+            raise GdnError(f"cannot write {folder}: {e.strerror}", hint="what was measured is kept") from None
+        for row in rows:
+            if row.sms == self.where[1] and row.gpu != gpu:
+                self.say(f"{row.gpu} has as many SMs as {gpu}: kernels tell them apart by that only, and use {gpu}'s")
+                break
+
+    def to_json(self) -> dict[str, Any]:
+        """The command's document."""
+        found = {"command": "tune", "dry_run": False, "time": self.time, **environment.commit()}
+        found |= {"interrupted": self.interrupted, "mode": self.plan.mode, "tier": self.settings.tier}
+        found |= self.plan.to_json() | {"resumed": self.log.kept, "left_out": self.left_out()}
+        found |= {"progress": str(self.log.path), "written": self.written}
+        return found | {"result": self.evidence() if self.choices else None}
+
+
+def _without_folders(text: str | None) -> str | None:
+    """A compiler's lines with bare file names: evidence is kept and shared, folders are this machine's."""
+    return re.sub(r"(?<![\w.])/(?:[\w.+@-]+/)+", "", text) if text else text
+
+
+def _result(record: dict[str, Any], number: int) -> dict[str, Any]:
+    """What is kept of a candidate on a workload: of a final the samples as well, which decide."""
+    if record["status"] != "passed":
+        return {"status": record["status"], "reason": record["reason"]}
+    found: dict[str, Any] = {"status": "passed", "us": float(f"{paired.centre(record['rounds_us']):.7g}")}
+    if number == FINAL:
+        found["samples"] = [float(f"{us:.7g}") for us in record["rounds_us"]]
+    return found
