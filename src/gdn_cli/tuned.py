@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .errors import UsageError
+from .errors import UsageError, unknown
 from .expression import condition
 from .pack import pack, source_hash
 from .registry import Algo, Op, Tune
@@ -219,6 +219,22 @@ def candidates(algo: Algo) -> tuple[list[dict[str, int]], int]:
     if len(kept) > MOST:
         raise UsageError(f"{path}: [tune] stands for {len(kept)} candidates", hint=f"at most {MOST}: name fewer values")
     return kept, len(every) - len(kept)
+
+
+def narrowed(algo: Algo, only: Sequence[str]) -> Algo:
+    """The algo with fewer values to try: each of `only` is "NAME=V[,V...]", of values that its algo.toml declares."""
+    constants = dict(algo.tune.constants)
+    for text in only:
+        name, _, values = text.partition("=")
+        if (name := name.strip()) not in constants:
+            raise unknown("constant", name, constants)
+        declared = constants[name]
+        wanted = [value.strip() for value in values.split(",")]
+        if not set(wanted) <= {str(value) for value in declared}:
+            hint = f"algo.toml declares {name} = {', '.join(map(str, declared))}"
+            raise UsageError(f"--only {text}: expected values to try", hint=hint)
+        constants[name] = tuple(value for value in declared if str(value) in wanted)
+    return replace(algo, tune=replace(algo.tune, constants=constants))
 
 
 def label(constants: dict[str, int]) -> str:

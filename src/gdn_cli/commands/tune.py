@@ -32,6 +32,10 @@ def tune(
     device: o.Device = "auto",
     algos: o.OwnAlgos = None,
     timeout: o.Timeout = 300.0,
+    only: Annotated[
+        Optional[list[str]],
+        typer.Option("--only", metavar="C=V[,V...]", help="Try only these values of a constant. Repeat."),
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew what an earlier run has measured.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be tried; run and write nothing.")
@@ -57,7 +61,7 @@ def tune(
     part = campaign.parts(
         known, entries, chosen=workload or [], first=n, preset=loaded, dataset=dataset, overrides={}
     )[0]  # fmt: skip
-    plan = tuning.plan(known, entries[0], part.workloads, preset)
+    plan = tuning.plan(known, entries[0], part.workloads, preset, only or [])
     if dry_run:
         report.show_tuning({"command": "tune", "dry_run": True, **plan.to_json()}, part.op, json)
         return
