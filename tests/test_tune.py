@@ -569,6 +569,7 @@ def tuned_here(tmp_path_factory, gdn):
     process = subprocess.Popen(
         [sys.executable, "-m", "gdn_cli", *args], env=helpers.environment(**env), stdout=subprocess.PIPE, text=True,
         stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's `&` has it ignored
     )  # fmt: skip
     log: list[Path] = []
     deadline = time.monotonic() + 120
