@@ -326,7 +326,7 @@ def test_fi_baseline_hands_over_what_flashinfer_updates_in_place(monkeypatch, wo
     for name in ("flashinfer", "flashinfer.gdn_decode"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     sys.modules["flashinfer.gdn_decode"].gated_delta_rule_decode_pretranspose = stand_in
-    spec = importlib.util.spec_from_file_location("fi_bf16", FI.folder / "main.py")
+    spec = importlib.util.spec_from_file_location("fi_bf16", FI.shares[0])
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     before = [x.clone() if isinstance(x, torch.Tensor) else x for x in work.inputs]
@@ -349,7 +349,7 @@ def test_the_installed_flashinfer_takes_the_call():
     name = "gated_delta_rule_decode_pretranspose"
     there = next(n for n in ast.parse(file.read_text()).body if isinstance(n, ast.FunctionDef) and n.name == name)
     names = [a.arg for a in there.args.args]
-    ours = ast.parse((FI.folder / "main.py").read_text())
+    ours = ast.parse((FI.shares[0]).read_text())
     (call,) = (n for n in ast.walk(ours) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == name)
     given = dict(zip(names, (a.id for a in call.args), strict=False))
     assert {to: what for to, what in given.items() if to != what} == {"state": "new_state"}  # each in its own place

@@ -171,7 +171,10 @@ BROKEN = {
         dict(language="rust"),
         "key 'language': expected one of python, triton, cpp, cuda, got 'rust'",
     ),
-    "no-entry-file": (dict(entry_point="gone.py::run"), "expected a file of this folder, got 'gone.py::run'"),
+    "no-entry-file": (
+        dict(entry_point="gone.py::run"),
+        "expected a file of this folder, or one that it shares, got 'gone.py::run'",
+    ),
     "no-symbol": (
         dict(entry_point="main.py"),
         "key 'entry_point': expected 'file::symbol', such as 'kernel.cu::run', got 'main.py'",

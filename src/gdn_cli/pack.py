@@ -116,7 +116,7 @@ def definition(op: Op, registry: Registry) -> dict[str, Any]:
         "constraints": list(op.constraints),
         "inputs": tensors(op.inputs),
         "outputs": tensors(op.outputs),
-        "reference": _content(algo.folder / algo.entry_point.split("::")[0]),
+        "reference": next(_content(p) for p in sources(algo) if p.name == algo.entry_point.split("::")[0]),
     }
 
 

@@ -167,8 +167,9 @@ def read_algo(path: Path, op: str) -> Algo:
     entry_point = f.take("entry_point", str)
     if not re.fullmatch(r"[^:/\\]+::[A-Za-z_]\w*", entry_point):
         raise f.wrong("entry_point", "'file::symbol', such as 'kernel.cu::run'", entry_point)
-    if not (path.parent / entry_point.split("::")[0]).is_file():
-        raise f.wrong("entry_point", "a file of this folder", entry_point)
+    shares, file = _shares(f, path), entry_point.split("::")[0]
+    if not (path.parent / file).is_file() and file not in [shared.name for shared in shares]:
+        raise f.wrong("entry_point", "a file of this folder, or one that it shares", entry_point)
     modes = f.texts("devices", one_of=MODES)
     if not modes:
         raise f.wrong("devices", f"at least one of {', '.join(MODES)}", [])
@@ -195,7 +196,7 @@ def read_algo(path: Path, op: str) -> Algo:
         provenance=provenance,
         constants=f.take("constants", dict, {}),
         tune=_tune(f, path, language, entry_point),
-        shares=_shares(f, path),
+        shares=shares,
         capability=capability,
         after=f.take("after", str, None),
     )

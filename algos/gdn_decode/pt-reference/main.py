@@ -18,7 +18,7 @@ def run(q, k, v, state, A_log, a, dt_bias, b, scale):
 
     q, k     [B, 1, H, K]    bfloat16
     v        [B, 1, HV, V]   bfloat16; HV is a multiple of H
-    state    [B, HV, V, K]   float32, k-last
+    state    [B, HV, V, K]   float32 or bfloat16, k-last
     A_log    [HV]            float32
     a, b     [B, 1, HV]      bfloat16
     dt_bias  [HV]            float32
@@ -27,6 +27,7 @@ def run(q, k, v, state, A_log, a, dt_bias, b, scale):
     output     [B, 1, HV, V]  v's dtype
     new_state  [B, HV, V, K]  state's dtype
 
+    A bfloat16 state is widened once and rounded once, to nearest; o is made from S before that rounding.
     Arithmetic is float32, or float64 when q is float64: given float64 inputs this is its own oracle.
     """
     dtype = torch.promote_types(q.dtype, torch.float32)
