@@ -341,7 +341,7 @@ DIVERGES = """
 
 def planted(launches: str) -> str:
     source = (helpers.OURS / "gdn_decode" / "cuda-v1" / "kernel.cu").read_text()
-    namespace_end = "// The pointer of a dense tensor"
+    namespace_end = "}  // namespace\n"
     for mark, text in ((namespace_end, PLANTED), ("  gdn_decode_v1<<<", launches)):
         assert source.count(mark) == 1
         source = source.replace(mark, text.lstrip("\n") + mark)
@@ -372,6 +372,7 @@ def bugs(tmp_path, write_algo):
         write_algo(
             tmp_path / "algos", name, {"kernel.cu": planted(launches)},
             language="cuda", entry_point="kernel.cu::run", destination_passing=True, devices=["cuda"],
+            shares=["gdn_decode/cuda-v1/tensor.cuh"],
         )  # fmt: skip
     known = registry.load(str(tmp_path / "algos"))
     algos = [known.find("three"), known.find("diverges")]

@@ -14,37 +14,13 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
-#include <initializer_list>
 #include <limits>
 #include <utility>
 
 #include "decode.cuh"
+#include "tensor.cuh"
 
 namespace gdn {
-
-namespace ffi = tvm::ffi;
-
-// The pointer of a dense tensor of this dtype and shape on this device, aligned to `align` bytes; or a ValueError.
-template <typename P>
-P* data(const ffi::TensorView& t, const char* name, DLDataType dtype, std::initializer_list<int64_t> shape,
-        DLDevice device, size_t align) {
-  if (t.dtype() != dtype) {
-    TVM_FFI_THROW(ValueError) << name << ": expected " << ffi::DLDataTypeToString(dtype) << ", got "
-                              << ffi::DLDataTypeToString(t.dtype());
-  }
-  bool same = t.ndim() == static_cast<int>(shape.size());
-  for (size_t i = 0; same && i < shape.size(); ++i) same = t.shape()[i] == shape.begin()[i];
-  if (!same) TVM_FFI_THROW(ValueError) << name << ": expected shape " << ffi::ShapeView(shape) << ", got " << t.shape();
-  if (t.device().device_type != device.device_type || t.device().device_id != device.device_id) {
-    TVM_FFI_THROW(ValueError) << name << ": expected on the device of state";
-  }
-  if (!t.IsContiguous()) TVM_FFI_THROW(ValueError) << name << ": expected contiguous; call .contiguous() on it";
-  char* p = static_cast<char*>(t.data_ptr()) + t.byte_offset();
-  if (reinterpret_cast<uintptr_t>(p) % align) {
-    TVM_FFI_THROW(ValueError) << name << ": expected a pointer aligned to " << align << " bytes; call .clone() on it";
-  }
-  return reinterpret_cast<P*>(p);
-}
 
 // SMs of a device; asked once for each of the first 64.
 inline int sms(int device) {
