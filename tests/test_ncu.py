@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from gdn_cli.errors import GdnError, MissingError
-from gdn_cli.profilers import Ask, Found, Reply, ncu, ncu_facts, ncu_report, stalls
+from gdn_cli.profilers import Ask, Found, Reply, ncu, ncu_facts, ncu_report, stalls, symbols
 
 DATA = Path(__file__).parent / "data" / "ncu"
 V4 = "gdn_decode_v4"
@@ -282,7 +282,7 @@ def test_samples_where_the_warp_issued_are_no_stall():
     ],
 )  # fmt: skip
 def test_a_kernels_short_name(full, name):
-    assert ncu_report.short(full) == name
+    assert symbols.short(full) == name
 
 
 # --- both runs, with a stand-in -------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 
 from gdn_cli import check, jobs, machine, pack, registry, workloads
 from gdn_cli.errors import FAILED, MISSING, USAGE, GdnError, MissingError, UsageError
-from gdn_cli.profilers import Ask, Reply, Run, disassembly, sass
+from gdn_cli.profilers import Ask, Reply, Run, disassembly, sass, symbols
 from gdn_cli.profilers.disassembly import Attributes, Instruction, Kernel
 
 DATA = Path(__file__).parent / "data" / "sass"  # rows.cu, and what CUDA 13's tools print of it for sm_90a
@@ -30,7 +30,7 @@ def instructions(*texts: str) -> list[Instruction]:
 
 
 def test_a_listing_has_each_kernel_without_what_fills_it_up():
-    assert [(disassembly.short(k.symbol), len(k.instructions), k.padding) for k in (ROWS, CROWDED)] == [
+    assert [(symbols.own(k.symbol), len(k.instructions), k.padding) for k in (ROWS, CROWDED)] == [
         ("rows<__nv_bfloat16, 3>", 41, 15),  # the function that it calls is behind it, and is counted
         ("crowded", 163, 13),
     ]
@@ -73,7 +73,7 @@ def test_a_path_of_the_line_table_names_a_source(file, source):
 
 def test_resources_and_attributes():
     usage = disassembly.resources(USAGE_TEXT)
-    figures = {disassembly.short(s): (u["REG"], u["STACK"], u["SHARED"], u["CONSTANT[0]"]) for s, u in usage.items()}
+    figures = {symbols.own(s): (u["REG"], u["STACK"], u["SHARED"], u["CONSTANT[0]"]) for s, u in usage.items()}
     assert figures == {"rows<__nv_bfloat16, 3>": (16, 0, 128 + 1024, 548), "crowded": (32, 64, 0, 544)}
     found = disassembly.attributes(ELF)
     assert (found[ROWS.symbol].max_threads, found[CROWDED.symbol].max_threads) == (128, 1024)
@@ -188,7 +188,7 @@ def test_loops_are_backward_branches():
     ],
 )
 def test_a_kernel_s_short_name(symbol, name):
-    assert disassembly.short(symbol) == name
+    assert symbols.own(symbol) == name
 
 
 def test_a_listing_that_people_read():
@@ -413,7 +413,7 @@ def test_line_information_changes_no_instruction_and_spills_are_ptxas_own(tmp_pa
         counts = disassembly.spilled(kernel.instructions, code["plain"].attributes[kernel.symbol].spills)
         assert f"{counts[0]} bytes spill stores, {counts[1]} bytes spill loads" in said
     assert any(int(stores) for stores in re.findall(r"(\d+) bytes spill stores", said))
-    rows = next(k for k in disassembly.kernels(code["lines"].text) if "rows" in disassembly.short(k.symbol))
+    rows = next(k for k in disassembly.kernels(code["lines"].text) if "rows" in symbols.own(k.symbol))
     found = sass._found("rows", rows, code["lines"], None, {})
     assert found.value("shared") == 128  # ptxas's "128 bytes smem": the driver's KiB is not the kernel's
     assert [row[0] for row in table(found, "loops")] == ["rows.cu:14"]

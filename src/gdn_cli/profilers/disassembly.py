@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .symbols import demangle
+from . import symbols
 
 
 @dataclass(frozen=True)
@@ -347,21 +347,6 @@ def spilled(instructions: Iterable[Instruction], spills: frozenset[int]) -> tupl
 # --- names and listings -------------------------------------------------------------------------------------------
 
 
-def short(symbol: str) -> str:
-    """A kernel's own name with its template arguments, without result, namespaces and argument list."""
-    name = demangle(symbol).replace("(anonymous namespace)::", "")
-    depth, start = 0, 0
-    for at, character in enumerate(name):
-        depth += (character == "<") - (character == ">")
-        if depth:
-            continue
-        if character == "(":
-            return name[start:at]
-        if character == " " or name[at - 1 : at + 1] == "::":
-            start = at + 1
-    return name[start:]
-
-
 def annotated(
     kernel: Kernel, sources: Mapping[str, str], header: Iterable[str], spills: frozenset[int] = frozenset()
 ) -> str:
@@ -377,7 +362,7 @@ def annotated(
     for i in kernel.instructions:
         if i.offset in names and i.offset:
             label = names[i.offset]
-            out.append(f"{label}:" if label.startswith(".L") else f"\n{short(label.rsplit('$', 1)[-1])}:")
+            out.append(f"{label}:" if label.startswith(".L") else f"\n{symbols.own(label.rsplit('$', 1)[-1])}:")
         if i.frames != above:
             above = i.frames
             out += ["", f"    // {_chain(i, sources)}{_source_line(i, texts)}".rstrip()]

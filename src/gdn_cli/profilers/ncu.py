@@ -20,7 +20,7 @@ from typing import Any
 
 from .. import machine
 from ..errors import GdnError, MissingError
-from . import Ask, Reading, Reply, Run, kept, ncu_facts, ncu_lines, ncu_report
+from . import Ask, Reading, Reply, Run, kept, ncu_facts, ncu_lines, ncu_report, symbols
 from .ncu_facts import Kernel
 from .ncu_report import Launch, Line, Listing
 
@@ -208,7 +208,7 @@ def _rounds(report: _Report, notes: list[str]) -> dict[str, tuple[tuple[Launch, 
         each = max(1, round(len(launches) / count))
         rounds[name] = tuple(tuple(launches[i : i + each]) for i in range(0, len(launches) - each + 1, each))
         if len(launches) != each * count:
-            uneven.append(ncu_report.short(name))
+            uneven.append(symbols.short(name))
     if uneven:
         notes.append(f"doubt: calls differ in how often they launch {_list(uneven)}")
     return rounds

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from . import stalls
+from . import stalls, symbols
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Launch:
 
     @property
     def name(self) -> str:
-        return short(self.full_name)
+        return symbols.short(self.full_name)
 
     def number(self, *keys: str) -> float | None:
         """The first of these metrics that has a value."""
@@ -49,19 +49,6 @@ class Launch:
         matches = ((re.fullmatch(pattern, key), key) for key in self.values)
         numbers = {match[1]: self.number(key) for match, key in matches if match}
         return {key: value for key, value in numbers.items() if value is not None}
-
-
-def short(full_name: str) -> str:
-    """A kernel's name without return type, parameters and anonymous namespaces; template arguments stay."""
-    name = full_name.removeprefix("void ")
-    for anonymous in ("<unnamed>::", "(anonymous namespace)::"):
-        name = name.replace(anonymous, "")
-    depth = 0
-    for i, c in enumerate(name):  # the first parenthesis outside of template arguments
-        depth += (c == "<") - (c == ">")
-        if c == "(" and depth == 0 and i:
-            return name[:i]
-    return name
 
 
 def raw(page: str) -> list[Launch]:

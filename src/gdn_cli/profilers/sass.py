@@ -22,7 +22,7 @@ from typing import Any
 
 from .. import machine, paths
 from ..errors import FAILED, GdnError, MissingError, UsageError
-from . import Ask, Fact, Found, Reading, Reply, Run, Table, disassembly, kept
+from . import Ask, Fact, Found, Reading, Reply, Run, Table, disassembly, kept, symbols
 from .disassembly import Attributes, Kernel
 
 _DEFAULT = "sm_90a"
@@ -156,7 +156,7 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
         for cubin, shared in _cubins(reply, folder):
             code = _Code(cubin, arch)
             for kernel in disassembly.kernels(code.text):
-                short = disassembly.short(kernel.symbol)
+                short = symbols.own(kernel.symbol)
                 name = _free(short, f" ({code.arch})", [f.name for f in found])
                 file = _free(_slug(short), f".{code.arch}.sass", listings)
                 figures = _found(name, kernel, code, shared, sources)

@@ -59,6 +59,16 @@ def short(name: str) -> str:
     return plain
 
 
+def own(name: str) -> str:
+    """A function's own name, as `short`, without namespaces either; template arguments stay."""
+    plain, depth, begin = short(name), 0, 0
+    for i, c in enumerate(plain):
+        depth += (c == "<") - (c == ">")
+        if depth == 0 and plain[i : i + 2] == "::":
+            begin = i + 2
+    return plain[begin:]
+
+
 # --- addresses ----------------------------------------------------------------------------------------------------
 
 

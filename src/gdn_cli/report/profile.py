@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import textwrap
 from collections import Counter
@@ -131,10 +130,7 @@ def _number(x: float) -> str:
 
 def short(name: str) -> str:
     """A kernel's own name: without namespaces, template arguments and parameters."""
-    plain = symbols.short(name)
-    while (inner := re.sub(r"<[^<>]*>", "", plain)) != plain:
-        plain = inner
-    return plain.rsplit("::", 1)[-1] or name
+    return symbols.own(name).partition("<")[0] or name
 
 
 def _cut(name: str) -> str:
