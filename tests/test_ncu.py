@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from gdn_cli.errors import GdnError, MissingError
-from gdn_cli.profilers import Ask, Found, Reply, ncu, ncu_facts, ncu_report, stalls, symbols
+from gdn_cli.profilers import Ask, Found, Reply, ncu, ncu_facts, ncu_report, stalls, symbols, tools
 
 DATA = Path(__file__).parent / "data" / "ncu"
 V4 = "gdn_decode_v4"
@@ -570,20 +570,19 @@ def test_ncu_is_looked_for(tmp_path, monkeypatch):
         place.chmod(0o755)
         return str(place)
 
-    monkeypatch.setattr(ncu, "_PACKAGES", tmp_path / "opt")
-    monkeypatch.setattr(ncu.machine, "cuda_home", lambda: tmp_path / "cuda")
+    monkeypatch.setattr(tools, "PACKAGES", tmp_path / "opt")
+    monkeypatch.setattr(tools, "LOCAL", tmp_path / "local")
+    monkeypatch.setattr(tools.machine, "cuda_home", lambda: tmp_path / "cuda")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    access = ncu.os.access
-    monkeypatch.setattr(ncu.os, "access", lambda path, mode: tmp_path in Path(path).parents and access(path, mode))
     with pytest.raises(MissingError, match="no ncu here") as e:
         ncu.find()
     assert "install Nsight Compute" in e.value.hint and e.value.code == 3
-    make("opt", "2024.1.1", "ncu")
-    newest = make("opt", "2024.10.0", "ncu")
-    make("opt", "2024.9.2", "ncu")
-    assert ncu._ncu() == newest
     toolkit = make("cuda", "bin", "ncu")
     assert ncu._ncu() == toolkit
+    make("opt", "nsight-compute", "2024.1.1", "ncu")
+    newest = make("opt", "nsight-compute", "2024.10.0", "ncu")
+    make("opt", "nsight-compute", "2024.9.2", "ncu")
+    assert ncu._ncu() == newest
     on_path = make("bin", "ncu")
     assert ncu._ncu() == on_path
 

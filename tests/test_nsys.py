@@ -12,7 +12,7 @@ import helpers
 import pytest
 
 from gdn_cli import errors, machine, profilers
-from gdn_cli.profilers import Ask, Reply, Run, nsys
+from gdn_cli.profilers import Ask, Reply, Run, nsys, tools
 
 REPORTS = helpers.TESTS / "data" / "nsys"
 ASK = Ask("nsys", {}, "cuda")
@@ -63,7 +63,8 @@ def read(folder: Path, *tail: str, status: str = "done"):
 def test_it_is_looked_for_on_path_then_among_the_packages_newest_first(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.setattr(machine, "cuda_home", lambda: tmp_path / "cuda")
-    monkeypatch.setattr(nsys, "_OPT", tmp_path / "opt")
+    monkeypatch.setattr(tools, "PACKAGES", tmp_path / "opt")
+    monkeypatch.setattr(tools, "LOCAL", tmp_path / "local")
     with pytest.raises(errors.MissingError, match="no nsys here; install Nsight Systems"):
         nsys.find()
     for place in ("cuda/bin", "opt/nsight-systems/2023.4.4/bin", "opt/nsight-systems-cli/2025.10.1/bin", "path"):

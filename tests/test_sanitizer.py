@@ -12,7 +12,7 @@ import helpers
 import pytest
 
 from gdn_cli import errors, jobs, machine, pack, profilers, registry
-from gdn_cli.profilers import Ask, Reply, Run, sanitizer
+from gdn_cli.profilers import Ask, Reply, Run, sanitizer, tools
 from gdn_cli.workloads import embedded, select
 
 LOGS = helpers.TESTS / "data" / "sanitizer"
@@ -67,7 +67,7 @@ def nowhere(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
     monkeypatch.setattr(machine, "cuda_home", lambda: tmp_path / "toolkit")
-    monkeypatch.setattr(sanitizer, "_LOCAL", tmp_path / "local")
+    monkeypatch.setattr(tools, "LOCAL", tmp_path / "local")
     return tmp_path
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from gdn_cli import check, jobs, machine, pack, registry, workloads
 from gdn_cli.errors import FAILED, MISSING, USAGE, GdnError, MissingError, UsageError
-from gdn_cli.profilers import Ask, Reply, Run, disassembly, sass, symbols
+from gdn_cli.profilers import Ask, Reply, Run, disassembly, sass, symbols, tools
 from gdn_cli.profilers.disassembly import Attributes, Instruction, Kernel
 
 DATA = Path(__file__).parent / "data" / "sass"  # rows.cu, and what CUDA 13's tools print of it for sm_90a
@@ -289,8 +289,9 @@ def test_the_newest_tool_that_can_read_a_cubin_is_taken(tmp_path, monkeypatch):
     old = tool(tmp_path / "bin" / "nvdisasm", "12.8.55", "code")
     new = tool(tmp_path / "nvidia" / "cu13" / "bin" / "nvdisasm", "13.10.1", None)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
-    monkeypatch.setattr(sass.sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(tools.sys, "path", [str(tmp_path)])
     monkeypatch.setattr(machine, "cuda_home", lambda: None)
+    monkeypatch.setattr(tools, "LOCAL", tmp_path / "local")
     monkeypatch.setattr(sass, "_triton_bin", lambda: None)
     assert sass._versions("nvdisasm") == [((13, 10, 1), new.resolve()), ((12, 8, 55), old.resolve())]
     assert sass._Code._read("nvdisasm", tmp_path / "x.cubin") == ("code\n", "12.8.55")

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from .. import machine
 from ..errors import GdnError, MissingError
-from . import Ask, Reading, Reply, Run, kept, ncu_facts, ncu_lines, ncu_report, symbols
+from . import Ask, Reading, Reply, Run, kept, ncu_facts, ncu_lines, ncu_report, symbols, tools
 from .ncu_facts import Kernel
 from .ncu_report import Launch, Line, Listing
 
@@ -45,7 +43,6 @@ _FULL_LAUNCHES = 20
 _SHOWN, _MOST = 4, 0.95  # kernels of a call that are shown: so many, or those with so much of its time
 _IMPORT_S = 120.0
 
-_PACKAGES = Path("/opt/nvidia/nsight-compute")  # a folder for each version
 GET_NCU = "install Nsight Compute (with the CUDA toolkit, or the package nsight-compute), or put ncu on PATH"
 
 
@@ -55,20 +52,9 @@ def find() -> None:
 
 
 def _ncu() -> str:
-    """The ncu on PATH, else of the CUDA toolkit, else the newest of those that the packages install."""
-    if there := shutil.which("ncu"):
-        return there
-    places = [home / "bin" / "ncu"] if (home := machine.cuda_home()) else []
-    places += sorted(_PACKAGES.glob("*/ncu"), key=lambda p: _version(p.parent.name), reverse=True)
-    places.append(Path("/usr/local/cuda/bin/ncu"))
-    for place in places:
-        if os.access(place, os.X_OK):
-            return str(place)
+    for place in tools.executables("ncu", "nsight-compute/*/ncu"):
+        return str(place)
     raise MissingError("no ncu here (Nsight Compute)", hint=GET_NCU)
-
-
-def _version(name: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", name)))
 
 
 # --- the target processes -------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from __future__ import annotations
 import csv
 import os
 import re
-import shutil
 import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -24,9 +23,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from .. import machine
 from ..errors import MissingError
-from . import Ask, Fact, Found, Reading, Reply, Run, Table, kept
+from . import Ask, Fact, Found, Reading, Reply, Run, Table, kept, tools
 
 CALLS = 50
 GET_NSYS = "install Nsight Systems (the package nsight-systems-cli of NVIDIA's repository), or put nsys on PATH"
@@ -34,7 +32,6 @@ GET_NSYS = "install Nsight Systems (the package nsight-systems-cli of NVIDIA's r
 _RANGE = "gdn_call"
 _REPORTS = ("cuda_gpu_trace", "cuda_api_trace", "nvtx_pushpop_trace")
 _STATS_S = 120.0
-_OPT = Path("/opt/nvidia")
 
 _OPTIONS = (
     "--trace=cuda,nvtx",
@@ -65,15 +62,8 @@ def find() -> None:
 
 
 def _nsys() -> str:
-    """The nsys on PATH, else the newest that a package has installed, else of the CUDA toolkit."""
-    if there := shutil.which("nsys"):
-        return there
-    places = [*_OPT.glob("nsight-systems/*/bin/nsys"), *_OPT.glob("nsight-systems-cli/*/bin/nsys")]
-    places.sort(key=lambda path: [int(n) for n in re.findall(r"\d+", path.parts[-3])], reverse=True)
-    places += [home / "bin" / "nsys"] if (home := machine.cuda_home()) else []
-    for place in places:
-        if place.is_file() and os.access(place, os.X_OK):
-            return str(place)
+    for place in tools.executables("nsys", "nsight-systems/*/bin/nsys", "nsight-systems-cli/*/bin/nsys"):
+        return str(place)
     raise MissingError("no nsys here", hint=GET_NSYS)
 
 

@@ -14,19 +14,16 @@ Formats: Compute Sanitizer's user manual, docs.nvidia.com/compute-sanitizer; the
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import errors, machine
+from .. import errors
 from ..errors import MissingError
-from . import Ask, Fact, Found, Reading, Reply, Run, Table, kept
+from . import Ask, Fact, Found, Reading, Reply, Run, Table, kept, tools
 
 CHECKS = {
     "memcheck": "accesses out of bounds, misaligned, or of memory that was given back",
@@ -36,7 +33,6 @@ CHECKS = {
 }
 
 _TOOL = "compute-sanitizer"
-_LOCAL = Path("/usr/local")
 _PADDING = 65536  # bytes: the state of one head, so that a loop that takes a head too many is seen
 _PRINTED = 1000  # errors that are written out; all are counted
 
@@ -72,14 +68,9 @@ def find() -> None:
 
 
 def executable() -> Path:
-    """compute-sanitizer on PATH, else in a CUDA toolkit, else in PyPI's wheel. Raises MissingError."""
-    places = [Path(found)] if (found := shutil.which(_TOOL)) else []
-    toolkits = [home] if (home := machine.cuda_home()) else []
-    toolkits += [_LOCAL / "cuda", *sorted(_LOCAL.glob("cuda-*"), key=_version, reverse=True)]
-    places += [toolkit / "bin" / _TOOL for toolkit in toolkits]
-    places += [wheel for entry in sys.path for wheel in sorted(Path(entry).glob(f"nvidia/*/bin/{_TOOL}"), reverse=True)]
-    for place in places:
-        if place.is_file() and os.access(place, os.X_OK) and _whole(place.resolve().parent):
+    """Raises MissingError where there is none that works."""
+    for place in tools.executables(_TOOL):
+        if _whole(place.resolve().parent):
             return place
     raise MissingError(
         f"no {_TOOL} here",
@@ -91,10 +82,6 @@ def _whole(folder: Path) -> bool:
     """PyPI's wheel of CUDA 13.0 has the command without the launcher that it starts a process with."""
     launchers = (folder / "TreeLauncherSubreaper", folder.parent / _TOOL / "TreeLauncherSubreaper")
     return folder.parent.parent.name != "nvidia" or any(path.is_file() for path in launchers)
-
-
-def _version(folder: Path) -> list[int]:
-    return [int(n) for n in re.findall(r"\d+", folder.name)]
 
 
 def runs(ask: Ask, folder: Path) -> list[Run]:

@@ -12,9 +12,7 @@ import hashlib
 import importlib.util
 import os
 import re
-import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -22,7 +20,7 @@ from typing import Any
 
 from .. import machine, paths
 from ..errors import FAILED, GdnError, MissingError, UsageError
-from . import Ask, Fact, Found, Reading, Reply, Run, Table, disassembly, kept, symbols
+from . import Ask, Fact, Found, Reading, Reply, Run, Table, disassembly, kept, symbols, tools
 from .disassembly import Attributes, Kernel
 
 _DEFAULT = "sm_90a"
@@ -235,11 +233,11 @@ class _Code:
 
     @staticmethod
     def _read(name: str, cubin: Path, *options: str) -> tuple[str, str]:
-        tools = _versions(name)
-        for version, tool in tools:
+        versions = _versions(name)
+        for version, tool in versions:
             if text := _output(tool, *options, cubin):
                 return text, ".".join(map(str, version))
-        newest = ".".join(map(str, tools[0][0])) if tools else "none"
+        newest = ".".join(map(str, versions[0][0])) if versions else "none"
         raise GdnError(
             f"no {name} here reads {cubin.name}: the newest is {newest}", hint=f"pip install -U nvidia-cuda-{name}"
         )
@@ -367,11 +365,7 @@ def occupancy(arch: str, registers: int, threads: int, shared: int) -> tuple[flo
 
 def _versions(name: str) -> list[tuple[tuple[int, ...], Path]]:
     """All that are here, the newest first: a cubin may be of a newer CUDA than the first on PATH."""
-    places = [Path(found)] if (found := shutil.which(name)) else []
-    if home := machine.cuda_home():
-        places.append(home / "bin" / name)
-    for entry in sys.path:
-        places += sorted(Path(entry).glob(f"nvidia/*/bin/{name}"))
+    places = tools.executables(name)
     if triton := _triton_bin():
         places.append(triton / name)
     found = []
