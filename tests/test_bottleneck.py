@@ -137,6 +137,16 @@ def test_without_counters_only_the_floor_can_decide():
     assert verdict.next == ("what takes the most, first",)
 
 
+def test_bytes_in_a_cache_are_measured_by_the_copy_of_the_same_bytes():
+    """1.05 MB in 16.4 us are 64 GB/s, far above a large copy's 36: they never leave the cache."""
+    on_cpu = B1 | {"tier": "wall", "time_us": 16.4, "copy_us": 9.5, "empty_us": 0.1, "large_rate": 36.0}
+    verdict = bottleneck.judge(on_cpu, ())
+    assert verdict.bound == "unclear"
+    assert verdict.why[0].startswith("bytes at 58 % of a copy's rate in the same cache; there are no counters")
+    verdict = bottleneck.judge(on_cpu | {"time_us": 10.0}, ())
+    assert verdict.bound == "bandwidth" and verdict.why[0].endswith("95 % of a copy's rate in the same cache")
+
+
 def test_a_floor_far_above_the_algo_is_not_believed():
     verdict = bottleneck.judge(B64 | {"copy_us": 40.0}, (V4_B64,))
     assert verdict.bound == "unclear" and verdict.next == ("measure again, alone",)

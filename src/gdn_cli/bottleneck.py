@@ -23,6 +23,7 @@ HIGH = 0.6  # of a peak: it holds the kernel back
 LOW = 0.5  # of a peak: it does not; between the two nothing is said
 _AT_FLOOR = 0.8  # a copy's time over the kernel's: so little is left that nothing else can hold it back much
 _FLOOR_OFF = 1.25  # a copy that takes so much longer than the algo was measured while something else ran
+_CACHED = 1.1  # of the large copy's rate
 _LAUNCHES = 3.0  # a kernel that takes less than so many empty launches is mostly start and end
 _IDLE = 0.4  # of a call's span without any kernel
 _MANY = 4  # launches a call
@@ -81,10 +82,16 @@ class _Case:
     @property
     def bandwidth(self) -> float:
         """How near the machine's own copy rate; without that rate, DRAM's peak decides."""
-        rates = [self.useful, self.traffic or 0.0]
-        if self.large_rate:
-            return max(rates) / self.large_rate
-        return self.dram_peak or 0.0
+        if not self.large_rate:
+            return self.dram_peak or 0.0
+        share = max(self.useful, self.traffic or 0.0) / self.large_rate
+        return (self.at_floor or 0.0) if self.cached else share
+
+    @property
+    def cached(self) -> bool:
+        """Whether bytes move faster than a large copy's: then they come from a cache, and only the copy of the same
+        bytes, which finds them there too, is a measure."""
+        return bool(self.large_rate) and self.useful > _CACHED * self.large_rate
 
     @property
     def at_floor(self) -> float | None:
@@ -234,7 +241,7 @@ def _launch(c: _Case) -> Verdict | None:
 def _bandwidth(c: _Case) -> Verdict | None:
     floor, rate = c.at_floor or 0.0, c.floor_rate or 0.0
     work, what = c.work
-    at_floor = floor >= _AT_FLOOR and rate >= HIGH
+    at_floor = floor >= _AT_FLOOR and (rate >= HIGH or c.cached)
     in_l2 = bool(c.l2_peak) and c.l2_peak >= 0.8 and not at_floor and c.bandwidth < HIGH
     if not in_l2 and not (c.bandwidth >= HIGH and (at_floor or c.bandwidth >= work)):
         return None
@@ -323,7 +330,8 @@ def _unclear(c: _Case) -> Verdict:
         why = [f"bytes at {_pc(c.bandwidth)} of the large copy's rate, {what} {_pc(work)} busy: neither decides it"]
         more = ["gdn profile A B beside a variant with fewer bytes, and one with fewer instructions"]
     else:
-        why = [f"bytes at {_pc(c.bandwidth)} of the large copy's rate; there are no counters of what else is busy"]
+        against = "a copy's rate in the same cache" if c.cached else "the large copy's rate"
+        why = [f"bytes at {_pc(c.bandwidth)} of {against}; there are no counters of what else is busy"]
         more = (
             ["--tool ncu has the counters"] if c.on_gpu else [] if c.most else ["--tool cpu shows where the time goes"]
         )
@@ -342,6 +350,8 @@ def _two(why: list[str], more: list[str]) -> tuple[tuple[str, ...], tuple[str, .
 def _rate(c: _Case) -> str:
     """The useful rate, and the counters' where they tell another."""
     against = f"the large copy's {c.large_rate:.0f} GB/s" if c.large_rate else "DRAM's peak"
+    if c.cached:
+        against = "a copy's rate in the same cache"
     text = f"{c.useful:.0f} GB/s of bytes that must move"
     if c.traffic:
         text += f", {c.traffic:.0f} GB/s in DRAM by the counters"

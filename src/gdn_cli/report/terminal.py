@@ -23,10 +23,16 @@ from ..registry import Op, Registry
 _WIDE = 100  # without a terminal (a file, CI) lines may be this wide
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """`gdn list | head`: rich would end with 1, which says that an algo failed."""
+        raise BrokenPipeError
+
+
 def console(stderr: bool = False) -> Console:
     file = sys.stderr if stderr else sys.stdout
     known = file.isatty() or "COLUMNS" in os.environ
-    return Console(file=file, highlight=False, width=None if known else _WIDE)
+    return _Console(file=file, highlight=False, width=None if known else _WIDE)
 
 
 def show_json(document: Any) -> None:
