@@ -1,8 +1,13 @@
 // Written by `gdn tune`: which constants for which size (batch_size * num_v_heads), by GPU. The evidence is in tuning.json.
 #pragma once
 #include <cstdint>
-struct Tuned { const char* gpu; int sms; int64_t up_to; int lanes, rows, warps, load, store; };
+struct Tuned { const char* gpu; int sms; int64_t up_to; int lanes, rows, warps, load, store; };   // constants in the order of algo.toml
 constexpr Tuned TUNED[] = {
-    {"untuned", 0, 128, 8, 1, 4, 2, 0},
-    {"untuned", 0, 9223372036854775807, 16, 4, 4, 0, 0},
+    {"NVIDIA H200", 132, 22, 32, 1, 4, 2, 0},
+    {"NVIDIA H200", 132, 45, 16, 1, 4, 2, 0},
+    {"NVIDIA H200", 132, 181, 8, 4, 1, 2, 0},
+    {"NVIDIA H200", 132, 313, 8, 4, 4, 2, 0},
+    {"NVIDIA H200", 132, 443, 32, 4, 4, 2, 0},
+    {"NVIDIA H200", 132, 724, 16, 4, 1, 1, 0},
+    {"NVIDIA H200", 132, 9223372036854775807, 16, 8, 1, 1, 0},
 };
