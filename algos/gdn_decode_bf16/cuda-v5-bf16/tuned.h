@@ -3,11 +3,9 @@
 #include <cstdint>
 struct Tuned { const char* gpu; int sms; int64_t up_to; int lanes, rows, warps, load, store; };   // constants in the order of algo.toml
 constexpr Tuned TUNED[] = {
-    {"NVIDIA H200", 132, 22, 32, 1, 4, 2, 0},
-    {"NVIDIA H200", 132, 45, 16, 1, 4, 2, 0},
-    {"NVIDIA H200", 132, 181, 8, 4, 1, 2, 0},
-    {"NVIDIA H200", 132, 313, 8, 4, 4, 2, 0},
-    {"NVIDIA H200", 132, 443, 32, 4, 4, 2, 0},
-    {"NVIDIA H200", 132, 724, 16, 4, 1, 1, 0},
+    {"NVIDIA H200", 132, 45, 32, 1, 8, 2, 0},
+    {"NVIDIA H200", 132, 181, 8, 4, 2, 2, 0},
+    {"NVIDIA H200", 132, 313, 16, 4, 1, 1, 0},
+    {"NVIDIA H200", 132, 1448, 32, 8, 2, 2, 0},
     {"NVIDIA H200", 132, 9223372036854775807, 16, 8, 1, 1, 0},
 };
