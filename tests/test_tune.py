@@ -641,8 +641,16 @@ def test_a_dry_run_needs_no_gpu_and_touches_nothing(tmp_path, write_algo, gdn):
     assert done.json["preset"] == "sweep" and {w["size"] for w in done.json["workloads"]} >= {8, 64, 2048}
     narrowed = gdn(*args, "--only", "rows=4", "--only", "policy=1,0", "--json", env=env).json
     assert narrowed["candidates"] == [{"rows": 4, "policy": 0}] and narrowed["space"]["constants"]["rows"] == [4]
-    for only, says in (("row=4", "unknown constant 'row'"), ("rows=3", "algo.toml declares rows = 1, 4")):
-        done = gdn(*args, "--only", only, env=env)
+    where = gdn(*args, "--where", "rows == 1 and policy == 1", "--json", env=env).json
+    assert where["candidates"] == [{"rows": 1, "policy": 1}]
+    assert where["space"]["where"] == "(rows * (policy + 1) <= 4) and (rows == 1 and policy == 1)"
+    for option, value, says in (
+        ("--only", "row=4", "unknown constant 'row'"),
+        ("--only", "rows=3", "algo.toml declares rows = 1, 4"),
+        ("--where", "row == 4", "--where 'row == 4': 'row' is none of rows, policy"),
+        ("--where", "rows == 3", "leaves no candidate"),
+    ):
+        done = gdn(*args, option, value, env=env)
         assert done.code == errors.USAGE and says in done.err
     shown = gdn(*args, "-w", "batch_size=3", env=env).out
     assert "3 candidates, 1 more are left out by rows * (policy + 1) <= 4" in shown and "B=3" in shown

@@ -221,9 +221,17 @@ def candidates(algo: Algo) -> tuple[list[dict[str, int]], int]:
     return kept, len(every) - len(kept)
 
 
-def narrowed(algo: Algo, only: Sequence[str]) -> Algo:
-    """The algo with fewer values to try: each of `only` is "NAME=V[,V...]", of values that its algo.toml declares."""
+def narrowed(algo: Algo, only: Sequence[str], where: str | None = None) -> Algo:
+    """The algo with fewer values to try: each of `only` is "NAME=V[,V...]", of values that its algo.toml declares;
+    `where` is one more condition beside its own."""
     constants = dict(algo.tune.constants)
+    condition_ = algo.tune.where
+    if where:
+        try:
+            condition(where, constants)
+        except ValueError as e:
+            raise UsageError(f"--where '{where}': {e}", hint='such as "rows * warps <= 16"') from None
+        condition_ = f"({condition_}) and ({where})" if condition_ else where
     for text in only:
         name, _, values = text.partition("=")
         if (name := name.strip()) not in constants:
@@ -234,7 +242,7 @@ def narrowed(algo: Algo, only: Sequence[str]) -> Algo:
             hint = f"algo.toml declares {name} = {', '.join(map(str, declared))}"
             raise UsageError(f"--only {text}: expected values to try", hint=hint)
         constants[name] = tuple(value for value in declared if str(value) in wanted)
-    return replace(algo, tune=replace(algo.tune, constants=constants))
+    return replace(algo, tune=replace(algo.tune, constants=constants, where=condition_))
 
 
 def label(constants: dict[str, int]) -> str:

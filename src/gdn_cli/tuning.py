@@ -94,8 +94,10 @@ def plan(
     workloads: Sequence[Workload],
     preset: str | None,
     only: Sequence[str] = (),
+    where: str | None = None,
 ) -> Plan:
-    """The candidates and sizes of one algo, `only` narrowing what is tried; a UsageError says what its folder lacks."""
+    """The candidates and sizes of one algo, `only` and `where` narrowing what is tried. A UsageError says what its
+    folder lacks."""
     algo, op = entry.algo, registry.op(entry.algo.op)
     if algo.folder is None:
         raise UsageError(f"{algo.name} is a packed solution", hint="tune the algo, then pack it")
@@ -106,7 +108,7 @@ def plan(
             hint=f'write a table [tune] with file = "{file}", size = ["{op.var_axes[0]}"] and\n'
             "  [tune.constants] with the values to try, such as rows = [1, 2, 4]",
         )
-    algo = tuned.narrowed(algo, only)
+    algo = tuned.narrowed(algo, only, where)
     space, excluded = tuned.candidates(algo)
     made = [(tuned.candidate(algo, op, constants), constants) for constants in space]
     sizes: dict[int, list[Workload]] = {}

@@ -5,7 +5,8 @@
 //   d = beta (v - g x),   o = scale (g y + d z),   S' = g S + d k^T
 //
 // LANES lanes have one row of S, a warp has 32 / LANES rows at a time and ROWS of these groups in registers; a CTA has
-// WARPS warps, all of one head. S is loaded before anything else and leaves the registers once.
+// WARPS warps, all of one head, and registers are kept few enough for RESIDENT warps on an SM. S is loaded before anything
+// else and leaves the registers once.
 //
 // What is not the textbook, and why:
 //   - The grid is flat and the state's address needs nothing but block and thread index: its loads stand in the first
@@ -15,6 +16,8 @@
 //   - Sums over the lanes of several rows are scattered: each exchange halves what a lane still sums, so 2 ROWS sums
 //     cost about as many shuffles as 2 ROWS, not 2 ROWS log2(LANES); d goes back to all lanes by one shuffle a row. One
 //     row alone, for small batches, is summed in all lanes at once: more shuffles, but two fewer that wait for each other.
+//   - RESIDENT = 1, no limit, is for small batches: left to itself, ptxas takes 32 registers where 40 would spare it
+//     waiting for constants one by one, and B = 1 takes a fifth longer.
 //   - exp is ex2.approx, and log1p a polynomial (relative error 3.3e-7 on [0, 1]): expf and log1pf take a fifth of all
 //     code. log(1 + x) itself would lose the small x that a large exp(A_log) makes count.
 // Provenance: the recurrence is Gated DeltaNet's (arXiv 2412.06464); both dots on the old state as SyFI's contest entry
@@ -71,7 +74,7 @@ constexpr int WIDEST = 16;
 #endif
 
 // LOAD_FIRST: strong loads, which ptxas leaves in front of a branch that follows them; L1 has no say in those.
-enum Load { LOAD_NO_L1 = 0, LOAD_PLAIN = 1, LOAD_FIRST = 2 };
+enum Load { LOAD_STREAM = 0, LOAD_PLAIN = 1, LOAD_FIRST = 2 };
 enum Store { STORE_PLAIN = 0, STORE_STREAM = 1 };
 
 #define GDN_LOAD(how)                                                                                             \
@@ -88,7 +91,7 @@ enum Store { STORE_PLAIN = 0, STORE_STREAM = 1 };
 // BYTES bytes of state. Not .nc: new_state may be state.
 template <int BYTES, int HOW>
 __device__ __forceinline__ void load(uint32_t* w, const void* p) {
-  if constexpr (HOW == LOAD_NO_L1) { GDN_LOAD(".global.L1::no_allocate") }
+  if constexpr (HOW == LOAD_STREAM) { GDN_LOAD(".global.cs") }
   if constexpr (HOW == LOAD_PLAIN) { GDN_LOAD(".global") }
   if constexpr (HOW == LOAD_FIRST) { GDN_LOAD(".relaxed.gpu.global.L1::no_allocate") }
 }
@@ -220,8 +223,9 @@ __device__ __forceinline__ void reduce_scatter(float* v, uint32_t lane) {
   }
 }
 
-template <typename T, int LANES, int ROWS, int WARPS, int LOAD, int STORE>
-__global__ void __launch_bounds__(WARPS * 32) gdn_decode_v5(const __grid_constant__ Arguments<T> p) {
+template <typename T, int LANES, int ROWS, int WARPS, int LOAD, int STORE, int RESIDENT>
+__global__ void __launch_bounds__(WARPS * 32, RESIDENT > WARPS ? RESIDENT / WARPS : 1)
+gdn_decode_v5(const __grid_constant__ Arguments<T> p) {
   constexpr int CHUNK = K / LANES;                                        // elements of a row that a lane has
   constexpr int EACH = CHUNK * int(sizeof(T)) < WIDEST ? CHUNK : WIDEST / int(sizeof(T));  // of one access
   constexpr int WORDS = EACH * int(sizeof(T)) / 4, ACCESSES = CHUNK / EACH;
@@ -305,6 +309,12 @@ __global__ void __launch_bounds__(WARPS * 32) gdn_decode_v5(const __grid_constan
     }
   }
 }
+
+// What the constants of a row of TUNED stand for; an algo may have other kernels for some.
+template <typename T, int LANES, int ROWS, int WARPS, int LOAD, int STORE, int RESIDENT>
+struct Kernel {
+  static constexpr auto function = gdn_decode_v5<T, LANES, ROWS, WARPS, LOAD, STORE, RESIDENT>;
+};
 
 #endif  // __CUDACC__
 

@@ -36,6 +36,10 @@ def tune(
         Optional[list[str]],
         typer.Option("--only", metavar="C=V[,V...]", help="Try only these values of a constant. Repeat."),
     ] = None,
+    where: Annotated[
+        Optional[str],
+        typer.Option("--where", metavar="EXPR", help='Try only where this holds, such as "rows * warps <= 16".'),
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew what an earlier run has measured.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be tried; run and write nothing.")
@@ -61,7 +65,7 @@ def tune(
     part = campaign.parts(
         known, entries, chosen=workload or [], first=n, preset=loaded, dataset=dataset, overrides={}
     )[0]  # fmt: skip
-    plan = tuning.plan(known, entries[0], part.workloads, preset, only or [])
+    plan = tuning.plan(known, entries[0], part.workloads, preset, only or [], where)
     if dry_run:
         report.show_tuning({"command": "tune", "dry_run": True, **plan.to_json()}, part.op, json)
         return
