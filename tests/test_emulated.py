@@ -1,4 +1,4 @@
-"""cuda-v5's kernels on a CPU (emulated/): their indices, sums and gates for every way to cut a row, against float64.
+"""cuda-v5's kernel on a CPU (emulated/): its indices, sums and gates for every way to cut a row, against float64.
 
 What ptxas, memory and timing make of it is for a GPU to say; a lane that reads the wrong partner shows here.
 """
@@ -19,21 +19,19 @@ import torch
 from gdn_cli import machine
 
 V5 = helpers.OURS / "gdn_decode" / "cuda-v5"
-V5_BF16 = helpers.OURS / "gdn_decode_bf16" / "cuda-v5-bf16"
 HERE = helpers.TESTS / "emulated"
 CUTS = [
     (lanes, rows, warps)
     for lanes, rows, warps in itertools.product((8, 16, 32), (1, 2, 4, 8), (1, 2, 4, 8))
     if warps * (32 // lanes) * rows <= 128 and 2 * rows <= lanes and rows * 128 // lanes <= 32
 ]
-MMA_CUTS = [(4, rows, warps) for rows, warps in itertools.product((1, 2), (1, 2, 4, 8))]  # bf16 alone has these
 
 DRIVER = """
-#include "mma.h"
+#include "kernel.h"
 template <typename T, int LANES, int ROWS, int WARPS>
 void launch(const gdn::Arguments<T>& p, uint32_t heads) {
   emulated::launch(heads * (128 / (WARPS * (32 / LANES) * ROWS)), WARPS * 32,
-                   [&] { gdn::Kernel<T, LANES, ROWS, WARPS, 0, 0, 1>::function(p); });
+                   [&] { gdn::gdn_decode_v5<T, LANES, ROWS, WARPS, 0, 0, 1>(p); });
 }
 template <typename T>
 int run(int lanes, int rows, int warps, void** t, float scale, uint32_t B, uint32_t H, uint32_t HV) {
@@ -42,7 +40,6 @@ int run(int lanes, int rows, int warps, void** t, float scale, uint32_t B, uint3
                                (float*)t[7], (T*)t[8], (bf*)t[9], scale, HV, gdn::Divisor(HV), gdn::Divisor(HV / H)};
 #define CUT(l, r, w) if (lanes == l && rows == r && warps == w) return launch<T, l, r, w>(p, B * HV), 0;
   @CUTS@
-  if constexpr (sizeof(T) == 2) { @MMA_CUTS@ }
   return 1;
 }
 extern "C" int decode(int bf16, int lanes, int rows, int warps, void** t, float scale, uint32_t B, uint32_t H,
@@ -50,27 +47,6 @@ extern "C" int decode(int bf16, int lanes, int rows, int warps, void** t, float 
   return (bf16 ? run<__nv_bfloat16> : run<float>)(lanes, rows, warps, t, scale, B, H, HV);
 }
 extern "C" uint32_t divide(uint32_t n, uint32_t d) { return gdn::Divisor(d).divide(n); }
-"""
-
-
-# Fragments as the PTX manual has them: a[0], a[1] of rows l / 4 and l / 4 + 8 at columns 2 (l % 4) and one more, a[2]
-# and a[3] eight columns on; b at these rows of column l / 4; c at columns 2 (l % 4) and one more.
-MMA = """
-inline void mma_bf16(float* c, const uint32_t* a, const uint32_t* b) {
-  const int l = emulated::lane;
-  auto word = [](uint32_t w, int from) {
-    return __float_as_uint(__shfl_sync(0xffffffffu, __uint_as_float(w), from));
-  };
-  for (int t = 0; t < 4; ++t) {
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t of_a = word(a[i], l / 4 * 4 + t);
-      for (int n = 0; n < 2; ++n) {
-        const uint32_t of_b = word(b[i / 2], (2 * (l % 4) + n) * 4 + t);
-        c[i % 2 * 2 + n] += low(of_a) * low(of_b) + high(of_a) * high(of_b);
-      }
-    }
-  }
-}
 """
 
 
@@ -87,21 +63,14 @@ def without_ptx(source: str) -> str:
     return source
 
 
-def with_mma(source: str) -> str:
-    source, n = re.subn(r"__device__ __forceinline__ void mma_bf16\(.*?\n}\n", MMA, source, flags=re.S)
-    assert n == 1 and "asm" not in source, "mma.cuh has other PTX than this test knows"
-    return source.replace('#include "decode.cuh"', '#include "kernel.h"')
-
-
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     if machine.cxx() is None:
         pytest.skip("no C++ compiler here")
     folder = tmp_path_factory.mktemp("emulated")
     (folder / "kernel.h").write_text(without_ptx((V5 / "decode.cuh").read_text()))
-    (folder / "mma.h").write_text(with_mma((V5_BF16 / "mma.cuh").read_text()))
-    cuts, mma_cuts = ("\n  ".join(f"CUT{cut}" for cut in cuts) for cuts in (CUTS, MMA_CUTS))
-    (folder / "driver.cpp").write_text(DRIVER.replace("@CUTS@", cuts).replace("@MMA_CUTS@", mma_cuts))
+    cuts = "\n  ".join(f"CUT{cut}" for cut in CUTS)
+    (folder / "driver.cpp").write_text(DRIVER.replace("@CUTS@", cuts))
     command = [machine.cxx(), "-std=c++17", "-O1", "-fPIC", "-shared", "-I", str(HERE), "-o", "driver.so", "driver.cpp"]
     subprocess.run(command, cwd=folder, check=True)
     return ctypes.CDLL(str(folder / "driver.so"))
@@ -144,7 +113,7 @@ def test_every_cut_of_a_row(library, cut):
     assert error(output, right_output) < 3e-3  # one rounding to bf16
 
 
-@pytest.mark.parametrize("cut", [(8, 1, 4), (16, 4, 2), (32, 8, 1), *MMA_CUTS], ids=lambda cut: "x".join(map(str, cut)))
+@pytest.mark.parametrize("cut", [(8, 1, 4), (16, 4, 2), (32, 8, 1)], ids=lambda cut: "x".join(map(str, cut)))
 def test_a_state_in_bf16(library, cut):
     given = inputs(B=1, H=2, HV=4, dtype=torch.bfloat16)
     output, new_state = decode(library, cut, given, 0.1)

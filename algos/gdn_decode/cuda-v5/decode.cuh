@@ -310,12 +310,6 @@ gdn_decode_v5(const __grid_constant__ Arguments<T> p) {
   }
 }
 
-// What the constants of a row of TUNED stand for; an algo may have other kernels for some.
-template <typename T, int LANES, int ROWS, int WARPS, int LOAD, int STORE, int RESIDENT>
-struct Kernel {
-  static constexpr auto function = gdn_decode_v5<T, LANES, ROWS, WARPS, LOAD, STORE, RESIDENT>;
-};
-
 #endif  // __CUDACC__
 
 }  // namespace gdn

@@ -1,10 +1,7 @@
 // GDN decode with the state in bfloat16: cuda-v5's kernel and binding (decode.cuh, binding.cuh, which this folder
-// shares) with constants of its own, since a row has half the bytes, and a kernel on the tensor cores (mma.cuh) for
-// batches that are large enough.
+// shares) with constants of its own, since a row has half the bytes.
 
 #include "tuned.h"
-
-#include "mma.cuh"
 
 #include "binding.cuh"
 
