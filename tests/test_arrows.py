@@ -28,7 +28,7 @@ LAYERS = """
     dataset  build  environment  signature
     twins  tuned
     pack
-    traceset
+    traceset  lanes
     machine  workloads
     presets
     registry

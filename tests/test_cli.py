@@ -294,12 +294,12 @@ def test_what_times_on_a_gpu_holds_its_lock(mode, tiers, held, monkeypatch, tmp_
     log = []
 
     @contextlib.contextmanager
-    def gpu(uuid, waiting, name):
+    def gpu(uuid, waiting, name, given_up):
         log.append((uuid, name))
         yield
         log.append("free")
 
-    def execute(job, on_record):
+    def execute(job, on_record, given_up):
         log.append("run")
         return jobs.Outcome("done")
 

@@ -240,3 +240,88 @@ def test_a_kernel_runs_on_the_current_stream(algo):
         call()
     side.synchronize()
     assert all(torch.equal(a, b) for a, b in zip(call.outputs, eager, strict=True))
+
+
+# --- two GPUs of one host -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def both():
+    """UUID -> number of the first two GPUs, as gdn names them."""
+    if (count := torch.cuda.device_count()) < 2:
+        pytest.skip(f"needs two GPUs, {count} visible here")
+    found = machine.gpus()[:2]
+    # what CUDA puts at 0 and 1 is what gdn takes for 0 and 1
+    assert [g.uuid.endswith(str(torch.cuda.get_device_properties(i).uuid)) for i, g in enumerate(found)] == [True] * 2
+    return {g.uuid: g.index for g in found}
+
+
+ON_BOTH = f"""import os
+from .right import run as right
+
+def run({helpers.DECODE_ARGS}):
+    {{}}
+    return right({helpers.DECODE_ARGS})
+"""
+
+
+def test_two_algos_on_two_gpus_each_with_floors_of_its_own(both):
+    result = helpers.gdn(
+        "bench", "--algo", "cuda-v4,cuda-v1", "--gpus", "0,1", "-w", "batch_size=4", "-n", "1", "--seconds", "0.1",
+        "--json", gpu=True,
+    )  # fmt: skip
+    assert result.code == errors.OK, result.err + result.out
+    document, on = result.json, {}
+    for r in document["records"]:
+        on.setdefault(r["algo"], set()).add((r["gpu"]["uuid"], r["gpu"]["index"]))
+        assert r["timing"]["tier"] == "cupti" and r["timing"]["median_us"] > 0
+        # the worker's own word, from what CUDA gave it
+        assert document["environments"][f"cuda:{r['gpu']['index']}"]["gpu_uuid"] == r["gpu"]["uuid"]
+        assert not any("other process" in text for text in r["doubts"])  # they do not share a GPU
+    everywhere = set(both.items())
+    assert on["copy"] == on["empty"] == on["copy-rate"] == on["pt-reference"] == everywhere
+    assert len(on["cuda-v4"]) == len(on["cuda-v1"]) == 1 and on["cuda-v4"] | on["cuda-v1"] == everywhere
+    cpus = [set(_numbers(env["affinity"])) for env in document["environments"].values()]
+    assert len(cpus) == 2 and not cpus[0] & cpus[1]
+
+
+def _numbers(text: str) -> list[int]:
+    ends = [run.split("-") for run in text.split(",")]
+    return [n for run in ends for n in range(int(run[0]), int(run[-1]) + 1)]
+
+
+def test_one_algo_has_its_workloads_on_two_gpus(both):
+    args = "--gpus", "0,1", "-w", "batch_size=4", "-w", "batch_size=8", "--json"
+    result = helpers.gdn("run", "--algo", "cuda-v4", *args, gpu=True)
+    assert result.code == errors.OK, result.err + result.out
+    on = {}
+    for r in result.json["records"]:
+        on.setdefault(r["workload"]["axes"]["batch_size"], set()).add(r["gpu"]["uuid"])
+    assert len(on[4]) == len(on[8]) == 1 and on[4] | on[8] == set(both)
+
+
+def test_a_worker_that_dies_on_one_gpu_does_not_stop_the_other(both, tmp_path, write_algo):
+    for name, does in (("bad", "os.abort()"), ("good", "pass")):
+        write_algo(tmp_path, name, ON_BOTH.format(does), devices=["cuda"])
+    args = "--algos", tmp_path, "--algo", "bad,good", "--gpus", "0,1", "-w", "0-1", "--json"
+    result = helpers.gdn("run", *args, gpu=True)
+    assert result.code == errors.FAILED, result.err + result.out
+    found = {(r["algo"], r["status"], r["gpu"]["uuid"]) for r in result.json["records"]}
+    first, second = both
+    assert found == {("bad", "crashed", first), ("good", "passed", second)}
+
+
+def test_tune_on_two_gpus(both, tmp_path, write_algo):
+    """A constant that changes nothing: what counts is where each size was timed."""
+    toml = '[tune]\nfile = "tuned.py"\nsize = ["batch_size"]\n[tune.constants]\ntile = [1, 2]\n'
+    guess = 'TUNED = [\n    {"gpu": "untuned", "sms": 0, "up_to": 9223372036854775807, "tile": 1},\n]\n'
+    source = "from .tuned import TUNED\n" + ON_BOTH.format("assert TUNED")
+    folder = write_algo(tmp_path, "mine", {"main.py": source, "tuned.py": guess}, extra=toml, devices=["cuda"])
+    result = helpers.gdn(
+        "tune", "--algos", tmp_path, "--algo", "mine", "--gpus", "0,1", "-w", "batch_size=3", "-w", "batch_size=5",
+        "--seconds", "0.2", "--json", gpu=True, env={"GDN_HOME": str(tmp_path / "home")},
+    )  # fmt: skip
+    assert result.code == errors.OK, result.err + result.out
+    rows = result.json["result"]["workloads"]
+    assert [(row["axes"]["batch_size"], row["gpu"]["uuid"]) for row in rows] == list(zip((3, 5), both, strict=True))
+    assert (folder / "tuning.json").is_file() and "untuned" not in (folder / "tuned.py").read_text()

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 
 class BuildFailed(Exception):
@@ -58,7 +65,8 @@ def build(definition: dict[str, Any], solution: dict[str, Any]) -> Kernel:
         first = e.errors()[0]
         raise BuildFailed(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     try:
-        return Kernel(BuilderRegistry.get_instance().build(*parsed))
+        with _alone(parsed[1].hash()):
+            return Kernel(BuilderRegistry.get_instance().build(*parsed))
     except Exception as e:  # builders wrap most causes in BuildError, and let some through
         raise _cause(e) from None
 
@@ -68,7 +76,28 @@ def reference(definition: dict[str, Any]) -> Kernel:
     from flashinfer_bench.compile import BuilderRegistry
     from flashinfer_bench.data import Definition
 
-    return Kernel(BuilderRegistry.get_instance().build_reference(Definition.model_validate(definition)))
+    parsed = Definition.model_validate(definition)
+    with _alone(parsed.name):
+        return Kernel(BuilderRegistry.get_instance().build_reference(parsed))
+
+
+@contextlib.contextmanager
+def _alone(name: str) -> Iterator[None]:
+    """One process at a time builds what has this name.
+
+    flashinfer-bench writes a Python solution's files anew for each process, into the same folder, and imports them
+    there: without a lock a second process may import one that the first is just writing. Its C++ builder has a lock.
+    """
+    from flashinfer_bench.env import get_fib_cache_path
+
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # no locks on this file system; a folder that is not ours: the builder tells
+            folder = get_fib_cache_path() / "locks"
+            folder.mkdir(parents=True, exist_ok=True)
+            file = held.enter_context((folder / re.sub(r"[^A-Za-z0-9._-]", "_", name)).open("a"))
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX)  # freed when the file is closed, or its holder ends
+        yield
 
 
 def _cause(e: BaseException) -> BuildFailed:

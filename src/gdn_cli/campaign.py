@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import errors, locks, machine, traceset, workloads
+from . import errors, lanes, locks, machine, traceset, workloads
 from .errors import UsageError
 from .jobs import Job, Outcome, execute
+from .machine import Gpu
 from .pack import definition, pack, read_solution, source_hash
 from .presets import Preset
 from .records import Document
@@ -39,6 +42,7 @@ class Part:
     workloads: list[Workload]
     plan: dict[str, Any]  # how long to measure: timing.Plan's fields
     scored: bool = False  # whether these workloads make a contest's score
+    gpu: Gpu | None = None  # the one that this share of it runs on
 
 
 @dataclass(frozen=True)
@@ -50,14 +54,23 @@ class Settings:
     tiers: tuple[str, ...] = ()  # none: the default of the mode, and another out loud where that cannot be had
     strict: bool = False
     timeout_s: float = 300.0
+    gpus: tuple[Gpu, ...] = ()  # to spread the parts over; none: the one that a CUDA process takes by itself
 
 
 def choose(
-    registry: Registry, names: str | None, op: str | None, files: list[Path], device: str, *, timed: bool
+    registry: Registry,
+    names: str | None,
+    op: str | None,
+    files: list[Path],
+    device: str,
+    *,
+    timed: bool,
+    gpus: Sequence[Gpu] = (),
 ) -> tuple[list[Entry], bool]:
     """The algos of `--algo` (names, full names, `all`) and packed files; without either, what can run here.
 
     Returns the entries, and whether the user named them one by one. With `timed`, Triton's interpreter is no place.
+    `gpus` are those that the user named: an algo can run here where one of them will do.
     """
     if op:
         registry.op(op)
@@ -71,7 +84,7 @@ def choose(
         algos += registry.of(op or DEFAULT_OP) if name == "all" else [registry.find(name, op)]
     entries = []
     for algo in _distinct(algos, registry):
-        place = machine.place(algo, device)
+        place = machine.place(algo, device, gpus)
         if timed and place.mode == "interpreter":
             place = machine.Place(None, NOT_TIMED, machine.MODAL)
         entries.append(Entry(algo, place))
@@ -88,7 +101,7 @@ def choose(
     return entries, bool(files) or any(name != "all" for name in wanted)
 
 
-def rivals(registry: Registry, names: list[str], op: str | None, device: str) -> list[Entry]:
+def rivals(registry: Registry, names: list[str], op: str | None, device: str, gpus: Sequence[Gpu] = ()) -> list[Entry]:
     """The algos of a comparison in the order in which they were named: names, full names, packed files.
 
     One that is named twice is compared with itself, as `NAME@2`. All are of one op.
@@ -103,7 +116,7 @@ def rivals(registry: Registry, names: list[str], op: str | None, device: str) ->
         if algo.name in taken:
             count = 1 + sum(t == algo.name or t.startswith(f"{algo.name}@") for t in taken)
             algo = replace(algo, name=f"{algo.name}@{count}")
-        place = machine.place(algo, device)
+        place = machine.place(algo, device, gpus)
         if place.mode == "interpreter":
             place = machine.Place(None, NOT_TIMED, machine.MODAL)
         entries.append(Entry(algo, place))
@@ -169,6 +182,8 @@ class Plan:
     jobs: list[Job]
     missing: list[dict[str, Any]]  # algos that cannot run here
     unpackable: list[tuple[str, str, str, str]]  # op, algo, mode, reason
+    # (op, name of a job or uuid of a workload) -> where its records belong, if several GPUs make them at once
+    order: dict[tuple[str, str], int] = field(default_factory=dict)
 
 
 def prepare(registry: Registry, work: list[Part], settings: Settings) -> Plan:
@@ -179,47 +194,132 @@ def prepare(registry: Registry, work: list[Part], settings: Settings) -> Plan:
             if entry.place.mode is None:
                 why = {"reason": entry.place.reason, "hint": entry.place.hint}
                 plan.missing.append({"op": part.op.name, "algo": entry.algo.name} | why)
-        plan.jobs.extend(_jobs(registry, part, settings, plan))
+        made = [job for share in _shares(part, settings.gpus) for job in _jobs(registry, share, settings, plan)]
+        if settings.gpus:
+            _in_order(part, made, plan)
+        plan.jobs.extend(made)
+    if len(settings.gpus) > 1:
+        apart = lanes.cpus(list(dict.fromkeys(job.gpu for job in plan.jobs)))
+        plan.jobs[:] = [replace(job, cpus=apart[job.gpu]) for job in plan.jobs]
+        plan.unpackable[:] = dict.fromkeys(plan.unpackable)  # each once, however many GPUs were to have it
     return plan
+
+
+def _shares(part: Part, gpus: Sequence[Gpu]) -> list[Part]:
+    """What each GPU gets of a part, so that whatever is compared was measured on one GPU.
+
+    With at least as many algos as GPUs, or GPUs of different kinds, each algo goes to one GPU, with all workloads.
+    With fewer, each workload does, with all algos; workloads that share a row of the table stay together. Either way
+    a GPU measures floors and references of its own (see _jobs).
+    """
+    if not gpus:
+        return [part]
+    ready = [e for e in part.entries if e.place.mode]
+    able = {i: (1, [g for g in gpus if g.fits(e.algo)]) for i, e in enumerate(ready)}
+    usable = [g for g in gpus if any(g in gs for _, gs in able.values())]
+    if len(ready) < len(usable) and len({g.name for g in usable}) == 1:
+        labels = [part.op.label.format(**w.axes) for w in part.workloads]
+        to = lanes.deal({label: (labels.count(label), usable) for label in labels})
+        mine = {g: [w for w, label in zip(part.workloads, labels, strict=True) if to[label] == g] for g in usable}
+        return [replace(part, entries=ready, workloads=ws, gpu=g) for g, ws in mine.items() if ws]
+    on = lanes.deal(able)
+    split = {g: [e for i, e in enumerate(ready) if on[i] == g] for g in usable}
+    return [replace(part, entries=entries, gpu=g) for g, entries in split.items() if entries]
+
+
+def _in_order(part: Part, made: list[Job], plan: Plan) -> None:
+    """Sort a part's jobs as one GPU would do them, each GPU's its own in turn, and number what their records will be
+    sorted by: GPUs that work at once finish in any order, and a table should not."""
+    named = [e.algo.name for e in part.entries]
+    made.sort(key=lambda job: -2 if job.algo is None else -1 if job.added else named.index(job.algo.name))
+    for name in [_name(job) for job in made] + [w.uuid for w in part.workloads]:
+        plan.order.setdefault((part.op.name, name), len(plan.order))
 
 
 def run(plan: Plan, document: Document, progress: Progress, say: Callable[[str], None]) -> None:
     """Run everything, job after job, each in its own worker; the document has it all at any moment.
 
-    What times on a GPU waits until nobody else does: `say` gets the line that tells for whom.
+    Jobs of different GPUs run side by side. What times on a GPU waits until nobody else does: `say` gets the line that
+    tells for whom.
     """
     document.missing.extend(plan.missing)
     for row in plan.unpackable:
         document.add_unpackable(*row)
-    with contextlib.ExitStack() as held:
-        if any(job.mode == "cuda" and job.tiers for job in plan.jobs):
-            gpu = machine.gpus()[0]
-            held.enter_context(locks.gpu(gpu.uuid, say, f"GPU {gpu.index}"))
-        _run(plan.jobs, document, progress)
+    tally, stop = _Tally(plan, document, progress), threading.Event()
+    work = [
+        partial(_lane, gpu, [job for job in plan.jobs if job.gpu == gpu], tally, say, stop.is_set)
+        for gpu in dict.fromkeys(job.gpu for job in plan.jobs)
+    ]
+    try:
+        lanes.side_by_side(work, stop)
+    finally:
+        tally.sort()
     if document.records:
         document.save()
 
 
-def _run(jobs: list[Job], document: Document, progress: Progress) -> None:
-    total, done = sum(job.due for job in jobs), 0
-    for job in jobs:
-        progress(_name(job), done, total)
-        seen = 0
+def _lane(
+    gpu: Gpu | None, jobs: list[Job], tally: _Tally, say: Callable[[str], None], given_up: Callable[[], bool]
+) -> None:
+    """One GPU's jobs, one after the other."""
+    with contextlib.ExitStack() as held:
+        if any(job.mode == "cuda" and job.tiers for job in jobs):
+            gpu = gpu or machine.gpus()[0]
+            held.enter_context(locks.gpu(gpu.uuid, say, f"GPU {gpu.index}", given_up))
+        for job in jobs:
+            tally.begin(job)
+            outcome = execute(job, partial(tally.add, job), given_up)
+            tally.end(job, outcome)
 
-        def on_record(record: dict, environment: dict, job: Job = job, done: int = done) -> None:
-            nonlocal seen
-            document.add(job, record, environment)
-            seen += 1
-            progress(_name(job), done + seen, total)
 
-        outcome = execute(job, on_record)
-        if outcome.status != "done":
-            document.add(job, _fate(job, outcome, seen), outcome.environment)
-        done += job.due
+class _Tally:
+    """What the jobs of all GPUs have brought by now: into the document, and onto the progress bar."""
+
+    def __init__(self, plan: Plan, document: Document, progress: Progress) -> None:
+        self.order, self.document, self.progress = plan.order, document, progress
+        self.total, self.done = sum(job.due for job in plan.jobs), 0
+        self.seen: dict[int, int] = {}  # by job
+        self.ranks: dict[int, tuple[float, ...]] = {}  # by record
+        self.gpus = list(dict.fromkeys(job.gpu for job in plan.jobs))
+        self.lock = threading.Lock()
+
+    def begin(self, job: Job) -> None:
+        with self.lock:
+            self.seen[id(job)] = 0
+            self.progress(_shown(job), self.done, self.total)
+
+    def add(self, job: Job, record: dict[str, Any], environment: dict[str, Any]) -> None:
+        with self.lock:
+            self._keep(job, record, environment)
+            self.seen[id(job)] += 1
+            self.done += 1
+            self.progress(_shown(job), self.done, self.total)
+
+    def end(self, job: Job, outcome: Outcome) -> None:
+        with self.lock:
+            seen = self.seen[id(job)]
+            if outcome.status != "done":
+                self._keep(job, _fate(job, outcome, seen), outcome.environment)
+            self.done += job.due - seen
+
+    def _keep(self, job: Job, record: dict[str, Any], environment: dict[str, Any]) -> None:
+        whole = self.document.add(job, record, environment)
+        names = _name(job), (whole["workload"] or {}).get("uuid")
+        ranks = (self.order.get((job.op.name, name), math.inf) for name in names)
+        self.ranks[id(whole)] = *ranks, self.gpus.index(job.gpu)
+
+    def sort(self) -> None:
+        """Put the records into the order in which one GPU would have made them."""
+        if self.order:
+            self.document.records.sort(key=lambda record: self.ranks.get(id(record), (-1,)))
+
+
+def _shown(job: Job) -> str:
+    """What the progress bar says."""
+    return f"GPU {job.gpu.index}: {_name(job)}" if job.gpu else _name(job)
 
 
 def _name(job: Job) -> str:
-    """What a progress bar calls it."""
     if job.rivals:
         return " : ".join(algo.name for algo, _ in job.rivals)
     return job.algo.full_name if job.algo else f"{job.op.name}, floors"
@@ -267,7 +367,7 @@ def _yardsticks(registry: Registry, part: Part, mode: str) -> list[Algo]:
     found = [registry.reference(part.op)]
     if part.scored and part.op.baseline:
         baseline = registry.find(part.op.baseline, part.op.name)
-        if machine.place(baseline, mode).mode == mode:
+        if machine.place(baseline, mode, [part.gpu] if part.gpu else []).mode == mode:
             found.append(baseline)
     return found
 
@@ -302,6 +402,7 @@ def _job(settings: Settings, part: Part, described: dict[str, Any], command: str
         fallback=timed and not settings.tiers and not settings.strict and command != "compare",
         strict=settings.strict,
         timeout_s=settings.timeout_s,
+        gpu=part.gpu,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from . import paired
 from .errors import UsageError
+from .records import environment_of
 from .timing import FLOORS
 
 # what a time depends on besides the algo: a saved record that differs in one of these is compared with a warning
@@ -43,7 +44,7 @@ def against(document: dict[str, Any], saved: dict[str, Any], name: str, algo: st
 
     `algo` is the saved one's name; None takes the one of the same name, else the only one there is.
     """
-    document["warnings"] = _differences(document, saved, name)
+    document["warnings"] = _differences(document, saved, name, algo)
     found = []
     for record in document["records"]:
         if not record.get("timing") or record["algo"] in FLOORS or not record["workload"]:
@@ -89,11 +90,12 @@ def _saved(saved: dict[str, Any], record: dict[str, Any], algo: str) -> dict[str
     return None
 
 
-def _differences(document: dict[str, Any], saved: dict[str, Any], name: str) -> list[str]:
+def _differences(document: dict[str, Any], saved: dict[str, Any], name: str, algo: str | None) -> list[str]:
     """What the two were not measured alike in, in words."""
     found = []
     for mode, here in document["environments"].items():
-        there = saved.get("environments", {}).get(mode, {})
+        ours = [r for r in saved["records"] if r["mode"] == mode and algo in (None, r["algo"])]
+        there = environment_of(saved, ours[0]) if ours else {}
         for key in _ORIGIN:
             if key in here or key in there:
                 found += _differs(name, key, there.get(key), here.get(key))

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from . import __version__, paths
+from . import __version__, machine, paths
 
 _PACKAGES = {"torch": "torch", "triton": "triton", "flashinfer-bench": "flashinfer_bench", "apache-tvm-ffi": "tvm_ffi"}
 _PEERS = {"flashinfer-python": "flashinfer", "fla-core": "fla"}
@@ -38,9 +38,9 @@ def describe(mode: str) -> dict[str, Any]:
         found["cuda"] = torch.version.cuda
     else:
         found |= {"cpu": cpu_name(), "cpus": os.cpu_count(), "threads": torch.get_num_threads()}
-        if hasattr(os, "sched_getaffinity"):
-            mine = os.sched_getaffinity(0)
-            found |= {"cpus": len(mine), "affinity": ranges(mine)}
+    if hasattr(os, "sched_getaffinity"):  # for a GPU too: the host launches what runs there
+        mine = os.sched_getaffinity(0)
+        found |= {"cpus": len(mine), "affinity": ranges(mine)}
     return found
 
 
@@ -55,12 +55,21 @@ def gpu() -> dict[str, Any]:
         "sms": properties.multi_processor_count,
         "l2_bytes": properties.L2_cache_size,
     }
+    if mine := _which(str(properties.uuid)):
+        found |= {"gpu_index": mine.index, "gpu_uuid": mine.uuid}
     return found | _nvml(
         lambda nvml, handle: {
             "driver": nvml.nvmlSystemGetDriverVersion(),
             "max_sm_clock_mhz": nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM),
         }
     )
+
+
+def _which(uuid: str) -> machine.Gpu | None:
+    """The GPU that has this UUID in torch, which leaves GPU- or MIG- away from it; else the only one there is."""
+    visible = machine.gpus()
+    same = [gpu for gpu in visible if gpu.uuid.endswith(uuid)]
+    return same[0] if same else visible[0] if len(visible) == 1 else None
 
 
 # Why NVML says that clocks are held down (nvml.h, nvmlClocksEventReason*). Not among them: an idle GPU, and clocks that

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,13 @@ class Job:
     added: bool = False  # gdn put it in to compare with; the user did not ask for it
     timeout_s: float = 300.0
     env: dict[str, str] = field(default_factory=dict)
+    gpu: machine.Gpu | None = None  # the one to run on; None is the one that a CUDA process takes by itself
+    cpus: frozenset[int] = frozenset()  # the only ones to run on; empty is all
+
+    @property
+    def place(self) -> str:
+        """What a document calls where the job ran: "cpu", "cuda", or "cuda:1" where GPUs were chosen."""
+        return f"{self.mode}:{self.gpu.index}" if self.gpu else self.mode
 
     @property
     def due(self) -> int:
@@ -122,6 +130,9 @@ def _follow(job: Job, folder: Path, on_record: OnRecord, given_up: Callable[[], 
             [*job.wrap, sys.executable, "-m", "gdn_cli.worker", "--events", str(events)],
             stdin=stdin, stdout=stdout, stderr=stderr, cwd=folder / "empty", env=environ(job), start_new_session=True,
         )  # fmt: skip
+        if job.cpus:
+            with suppress(OSError):  # it has ended already
+                os.sched_setaffinity(process.pid, job.cpus)  # its threads and its compilers get the same
         deadline = time.monotonic() + job.timeout_s
         timed_out, partial = False, ""
         try:
@@ -169,8 +180,8 @@ def environ(job: Job) -> dict[str, str]:
     env["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), env.get("PATH", "")])
     if home := machine.cuda_home():
         env["CUDA_HOME"] = str(home)
-    gpus = machine.gpus() if job.mode == "cuda" else ()
-    if len(gpus) > 1:  # the one that is locked, whatever order CUDA would put them in
+    gpus = ((job.gpu,) if job.gpu else machine.gpus()) if job.mode == "cuda" else ()
+    if job.gpu and gpus or len(gpus) > 1:  # the one that is locked, whatever order CUDA would put them in
         env["CUDA_VISIBLE_DEVICES"] = gpus[0].uuid
     # flashinfer-bench's cache key knows neither the GPU nor the Python that a build was made for
     target = gpus[0].capability if gpus else "cpu"

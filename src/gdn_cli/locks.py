@@ -14,6 +14,7 @@ import stat
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -27,15 +28,19 @@ except ImportError:  # Windows
 
 _POLL_S = 0.1
 _held: dict[Path, int] = {}  # this process's locks: file -> descriptor
+_umask = threading.Lock()  # the process has one umask for all of its threads
 
 
 @contextmanager
-def gpu(uuid: str, waiting: Callable[[str], None], name: str = "") -> Iterator[None]:
+def gpu(
+    uuid: str, waiting: Callable[[str], None], name: str = "", given_up: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
     """Hold the GPU's lock, waiting for it as long as it takes; Ctrl-C and SIGTERM end the wait as they end anything.
 
-    uuid     the GPU's UUID as NVML has it ("GPU-..." or "MIG-...")
-    waiting  is told, once, whom this waits for; or why there is no lock here, and then the block runs without one
-    name     what `waiting` calls the GPU, such as "GPU 0"; its UUID by default
+    uuid      the GPU's UUID as NVML has it ("GPU-..." or "MIG-...")
+    waiting   is told, once, whom this waits for; or why there is no lock here, and then the block runs without one
+    name      what `waiting` calls the GPU, such as "GPU 0"; its UUID by default
+    given_up  is asked while this waits: True ends it with KeyboardInterrupt, which only the main thread gets by itself
 
     Within one process a second holder of the same GPU goes straight through.
     """
@@ -44,7 +49,7 @@ def gpu(uuid: str, waiting: Callable[[str], None], name: str = "") -> Iterator[N
         yield
         return
     try:
-        _held[path] = _take(path, lambda holder: waiting(f"{name} is in use by {holder}; waiting"))
+        _held[path] = _take(path, lambda holder: waiting(f"{name} is in use by {holder}; waiting"), given_up)
     except _NoLock as e:
         waiting(f"no lock on {name} ({e}): another command may time on it meanwhile")
     try:
@@ -64,7 +69,7 @@ def _file(uuid: str) -> Path:
     return Path(folder) / f"gdn-{re.sub(r'[^A-Za-z0-9.-]', '_', uuid)}.lock"  # old names of MIG slices have slashes
 
 
-def _take(path: Path, busy: Callable[[str], None]) -> int:
+def _take(path: Path, busy: Callable[[str], None], given_up: Callable[[], bool]) -> int:
     """The descriptor that holds the lock on `path`; `busy(holder)` is called once if another one has it."""
     if fcntl is None:
         raise _NoLock("this system has no flock")
@@ -88,6 +93,8 @@ def _take(path: Path, busy: Callable[[str], None]) -> int:
         if not told:
             busy(holder)
             told = True
+        if given_up():
+            raise KeyboardInterrupt
         time.sleep(_POLL_S)
 
 
@@ -114,13 +121,14 @@ def _open(path: Path) -> int:
 
 def _create(path: Path, flags: int) -> int:
     """Make the file with its rights from the first moment: a chmod later would leave one for others to trip over."""
-    umask = os.umask(0)
-    try:
-        return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
-    except FileExistsError:  # another command was as quick
-        return os.open(path, flags)
-    finally:
-        os.umask(umask)
+    with _umask:
+        umask = os.umask(0)
+        try:
+            return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:  # another command was as quick
+            return os.open(path, flags)
+        finally:
+            os.umask(umask)
 
 
 def _is_still(path: Path, fd: int) -> bool:

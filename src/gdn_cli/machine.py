@@ -7,12 +7,15 @@ import os
 import re
 import shutil
 import sys
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from . import paths
+from .errors import MissingError, UsageError
 from .registry import Algo
 
 
@@ -23,6 +26,18 @@ class Gpu:
     driver: str
     uuid: str = ""  # NVML's: "GPU-8932f937-...", or "MIG-..." of a slice of one
     index: int = 0  # nvidia-smi's; of a slice, its GPU's
+
+    def to_json(self) -> dict[str, Any]:
+        """What a record says of where it was made."""
+        return {"index": self.index, "uuid": self.uuid, "name": self.name}
+
+    def fits(self, algo: Algo) -> bool:
+        """Whether it has the compute capability that the algo needs."""
+        return not algo.capability or _version(self.capability) >= _version(algo.capability)
+
+
+def _version(capability: str) -> tuple[int, ...]:
+    return tuple(map(int, capability.split(".")))
 
 
 def gpus() -> tuple[Gpu, ...]:
@@ -105,6 +120,58 @@ def _visible(found: list[Gpu], wanted: str) -> list[Gpu]:
     return chosen if len(set(chosen)) == len(chosen) else []
 
 
+def chosen(text: str) -> tuple[Gpu, ...]:
+    """The GPUs that `--gpus` names: `all`, or numbers and beginnings of UUIDs with commas between them.
+
+    Numbers count the visible GPUs from 0 in CUDA's order, as torch does: what CUDA_VISIBLE_DEVICES leaves out is not
+    there. UsageError for what names no GPU or one twice, MissingError where there is none at all.
+    """
+    wanted, shown = [entry.strip() for entry in text.split(",")], text or "''"
+    for entry in wanted if text.strip() != "all" else ():
+        if not re.fullmatch(r"[0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+", entry):
+            said = f"'{entry}' names no GPU" if entry else "names no GPU"
+            raise UsageError(f"--gpus {shown}: {said}", hint="--gpus all, or numbers or UUIDs such as --gpus 0,1")
+    found = gpus()
+    if not found:
+        raise MissingError(f"--gpus {shown}: no GPU here", hint=MODAL)
+    if text.strip() == "all":
+        return found
+    picked: list[Gpu] = []
+    for entry in wanted:
+        named = found[int(entry) :][:1] if entry.isdigit() else [g for g in found if g.uuid.startswith(entry)]
+        if len(named) != 1:
+            problem = f"{len(named)} GPUs begin so" if named else f"no GPU {entry} here"
+            raise UsageError(f"--gpus {shown}: {problem}", hint=_there(found))
+        if named[0] in picked:
+            raise UsageError(f"--gpus {shown} names a GPU twice", hint="name each once")
+        picked += named
+    return tuple(picked)
+
+
+def _there(found: Sequence[Gpu]) -> str:
+    setting = os.environ.get("CUDA_VISIBLE_DEVICES")
+    why = "" if setting is None else f", as CUDA_VISIBLE_DEVICES={setting} has it"
+    return (f"there are GPUs 0 to {len(found) - 1}" if len(found) > 1 else "there is only GPU 0") + why
+
+
+def near(gpu: Gpu) -> frozenset[int]:
+    """The CPUs on the GPU's side of the host, by NVML; empty where it does not tell."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        try:
+            words = pynvml.nvmlDeviceGetCpuAffinity(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid), _WORDS)
+        finally:
+            pynvml.nvmlShutdown()
+    except Exception:  # not supported, not permitted, no NVML: then no CPU is nearer than another
+        return frozenset()
+    return frozenset(64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1)
+
+
+_WORDS = 64  # of 64 CPUs each
+
+
 def has_package(module: str) -> bool:
     """Whether a top-level module can be found; it is not imported."""
     try:
@@ -152,7 +219,7 @@ def _linked_home(wheel: Path, home: Path) -> Path:
     links |= {libraries / (lib.name.split(".so")[0] + ".so"): lib for lib in (wheel / "lib").glob("lib*.so.*")}
     for link, target in links.items():
         if not (link.is_symlink() and link.readlink() == target):
-            temporary = link.with_name(f".{link.name}.{os.getpid()}")
+            temporary = link.with_name(f".{link.name}.{os.getpid()}.{threading.get_ident()}")
             temporary.symlink_to(target)
             temporary.replace(link)
     return home
@@ -179,15 +246,19 @@ GET_NVCC = "install the CUDA toolkit, or pip install " + ("-e '.[cuda]'" if path
 MODAL = "`gdn modal run` takes it to a B200"
 
 
-def place(algo: Algo, device: str = "auto") -> Place:
-    """Choose where to run: the GPU where there is one, else the CPU, else Triton's interpreter."""
+def place(algo: Algo, device: str = "auto", among: Sequence[Gpu] = ()) -> Place:
+    """Choose where to run: the GPU where there is one, else the CPU, else Triton's interpreter.
+
+    `among` are the GPUs to choose from, one of which must do; () is the one that a CUDA process takes by itself.
+    """
     wanted = {"auto": ("cuda", "cpu", "interpreter"), "cuda": ("cuda",), "cpu": ("cpu", "interpreter")}[device]
     modes = [mode for mode in wanted if mode in algo.modes]
     if not modes:
-        return Place(None, f"does not run on {device}", f"it runs on {', '.join(algo.modes)}: drop --device {device}")
+        option = "--gpus" if among else f"--device {device}"
+        return Place(None, f"does not run on {device}", f"it runs on {', '.join(algo.modes)}: drop {option}")
     problem = None
     for mode in modes:
-        problem = _missing(algo, mode)
+        problem = _missing(algo, mode, among)
         if problem is None:
             return Place(mode)
     return problem
@@ -197,13 +268,15 @@ def place(algo: Algo, device: str = "auto") -> Place:
 _WORKER = {"torch": "torch", "flashinfer_bench": "flashinfer-bench"}
 
 
-def _missing(algo: Algo, mode: str) -> Place | None:
+def _missing(algo: Algo, mode: str, among: Sequence[Gpu]) -> Place | None:
     if mode == "cuda":
-        if not gpus():
+        able = among or gpus()[:1]
+        if not able:
             return Place(None, "no GPU here", MODAL)
-        have, need = gpus()[0].capability, algo.capability
-        if need and tuple(map(int, have.split("."))) < tuple(map(int, need.split("."))):
-            return Place(None, f"needs compute capability {need}, this GPU has {have}", MODAL)
+        if not any(gpu.fits(algo) for gpu in able):
+            have = ", ".join(dict.fromkeys(gpu.capability for gpu in able))
+            who = "this GPU has" if len(able) == 1 else "these GPUs have"
+            return Place(None, f"needs compute capability {algo.capability}, {who} {have}", MODAL)
     triton = {"triton": "triton"} if algo.language == "triton" else {}
     for module, wheel in (_WORKER | triton | algo.packages).items():
         if not has_package(module):

@@ -36,7 +36,7 @@ class Document:
     options: dict[str, Any]
     path: Path
     time: str = field(default_factory=lambda: datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"))
-    environments: dict[str, Any] = field(default_factory=dict)  # mode -> where its records were made
+    environments: dict[str, Any] = field(default_factory=dict)  # Job.place -> where its records were made
     records: list[dict[str, Any]] = field(default_factory=list)
     missing: list[dict[str, Any]] = field(default_factory=list)  # algos that could not run here, and why
     more: dict[str, Any] = field(default_factory=dict)  # what a command adds to its records: scores, comparisons
@@ -85,13 +85,15 @@ class Document:
             "source_hash": source_hash(sources[algo]) if algo in sources else None,
             "mode": job.mode,
             "tier": None,
-        }
+        } | ({"gpu": job.gpu.to_json()} if job.gpu else {})
         whole = head | record | {"algo": algo, "workload": workload or None}
         if job.added:
             whole["added"] = True
         whole |= tuned.used(algos.get(algo), sources.get(algo), env or {})
-        if env:
-            self.environments.setdefault(job.mode, env)
+        if job.gpu:  # known even where the worker died before it said anything
+            env = {"gpu": job.gpu.name, "gpu_index": job.gpu.index, "gpu_uuid": job.gpu.uuid} | (env or {})
+        if env and "versions" not in self.environments.get(job.place, {}):
+            self.environments[job.place] = env
         self.records.append(whole)
         self.save()
         return whole
@@ -100,6 +102,17 @@ class Document:
         """An algo that never became a job keeps its row all the same."""
         row = {"op": op, "algo": algo, "source_hash": None, "mode": mode, "tier": None, "workload": None}
         self.records.append(row | {"status": "unpackable", "reason": reason})
+
+
+def place(record: dict[str, Any]) -> str:
+    """Under which name a document's `environments` say where the record was made: Job.place."""
+    gpu = record.get("gpu")
+    return f"{record['mode']}:{gpu['index']}" if gpu else record["mode"]
+
+
+def environment_of(document: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
+    """Where a record of a document was made; {} where the document does not say."""
+    return (document.get("environments") or {}).get(place(record)) or {}
 
 
 def open_document(command: str, options: dict[str, Any], out: Path | None) -> Document:

@@ -3,18 +3,19 @@
 Rule `reference` (the contest's FAQ until March 2026): the arithmetic mean over the workloads of the reference's time /
 the algo's. Rule `baseline` (starter kit PR 27, April 2026): the same with the baseline's time, which ranks entries.
 As flashinfer-bench's `TraceSet.get_solution_score` has it, one failed trace makes the whole score 0, and a workload
-on which the reference or the baseline has no time is left out. Only times of one mode, tier and L2 are ever divided;
-a document has one device for each mode.
+on which the reference or the baseline has no time is left out. Only times of one device, mode, tier and L2 are ever
+divided.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from .errors import MISSING
+from .records import environment_of, place
 from .registry import Op
 from .timing import FLOORS
 
@@ -105,12 +106,13 @@ def scores(document: dict[str, Any], op: Op, expected: Sequence[str] | None = No
     found = []
     for algo, mode in dict.fromkeys((r["algo"], r["mode"]) for r in records):
         in_mode = [r for r in records if r["mode"] == mode]
-        env = document.get("environments", {}).get(mode) or {}
+        envs = [environment_of(document, r) for r in in_mode if r["algo"] == algo]
+        device = ", ".join(dict.fromkeys(n for env in envs if (n := env.get("gpu") or env.get("cpu")))) or None
         for tier, l2 in _places(in_mode, algo):
-            place = [r for r in in_mode if _belongs(r, tier, l2)]
+            here = [r for r in in_mode if _belongs(r, tier, l2)]
             for rule, against in rules.items():
-                origin = (op.name, algo, mode, tier, l2, env.get("gpu") or env.get("cpu"), rule, against)
-                found.append(_score(origin, place, uuids, known, op, gone.get(against)))
+                origin = (op.name, algo, mode, tier, l2, device, rule, against)
+                found.append(_score(origin, here, uuids, known, op, gone.get(against)))
     return found
 
 
@@ -144,7 +146,7 @@ def _belongs(record: dict[str, Any], tier: str, l2: str | None) -> bool:
 
 def _score(
     origin: tuple,
-    place: list[dict[str, Any]],
+    here: list[dict[str, Any]],
     uuids: list[str],
     known: dict[str, dict[str, Any]],
     op: Op,
@@ -152,7 +154,7 @@ def _score(
 ) -> Score:
     """One score: `origin` is its first fields, `gone` why the other could not run at all, where that is so."""
     _, algo, _, _, _, _, rule, against = origin
-    mine, theirs = _Outcome(place, algo), _Outcome(place, against)
+    mine, theirs = _Outcome(here, algo), _Outcome(here, against)
 
     def named(uuid: str) -> dict[str, Any]:
         w = known.get(uuid)
@@ -163,10 +165,11 @@ def _score(
     for uuid in uuids:
         if lack := mine.lack(uuid):
             missing.append(Missing(**named(uuid), kind=lack[0], reason=lack[1]))
-        elif lack := theirs.lack(uuid):
+        elif lack := theirs.lack(uuid, mine.times[uuid]):
             missing.append(Missing(**named(uuid), kind=UNCOMPARED, reason=f"{against}: {lack[1]}"))
         else:
-            (time, doubts), (other, others) = mine.times[uuid], theirs.times[uuid]
+            on = min(mine.times[uuid].keys() & theirs.times[uuid].keys(), key=lambda gpu: mine.times[uuid][gpu][0])
+            (time, doubts), (other, others) = mine.times[uuid][on], theirs.times[uuid][on]
             speedups[uuid] = other / time
             doubtful += bool(doubts or others)
     total = math.fsum(speedups.values())
@@ -182,14 +185,15 @@ def _score(
 
 
 class _Outcome:
-    """What became of one algo in one place, by workload."""
+    """What became of one algo in one mode, tier and L2, by workload."""
 
-    def __init__(self, place: Iterable[dict[str, Any]], algo: str) -> None:
-        self.times: dict[str, tuple[float, list[str]]] = {}  # uuid -> (median, doubts), the least of several
+    def __init__(self, here: Iterable[dict[str, Any]], algo: str) -> None:
+        # uuid -> records.place -> (median, doubts), the least of several
+        self.times: dict[str, dict[str, tuple[float, list[str]]]] = {}
         self.failed: dict[str, str] = {}
         self.absent: dict[str, str] = {}
         self.whole: tuple[str, str] | None = None  # its build failed, or its worker died: what that means for the rest
-        for r in place:
+        for r in here:
             if r["algo"] == algo:
                 self._add(r)
 
@@ -200,18 +204,19 @@ class _Outcome:
             return
         uuid = r["workload"]["uuid"]
         if time is not None:
-            if uuid not in self.times or time < self.times[uuid][0]:
-                self.times[uuid] = (time, r.get("doubts") or [])
+            times = self.times.setdefault(uuid, {})
+            times[place(r)] = min(times.get(place(r), (math.inf, [])), (time, r.get("doubts") or []))
         elif its_own:
             self.failed[uuid] = _words(r)
         elif r["status"] != "passed":
             self.absent[uuid] = _words(r)
 
-    def lack(self, uuid: str) -> tuple[str, str] | None:
-        """(kind, reason) why the workload does not count; None where it does. A failure outweighs a time."""
+    def lack(self, uuid: str, places: Container[str] | None = None) -> tuple[str, str] | None:
+        """(kind, reason) why the workload does not count; None where it does, which takes a time in one of `places`
+        if these are named. A failure outweighs a time."""
         if uuid in self.failed:
             return FAILED, self.failed[uuid]
-        if uuid in self.times:
+        if any(places is None or place in places for place in self.times.get(uuid, ())):
             return None
         if uuid in self.absent:
             return UNMEASURED, self.absent[uuid]

@@ -1,15 +1,17 @@
 """`gdn tune`: the constants that algo.toml declares -> the fastest for each size on this GPU, with the evidence.
 
 First every candidate is built and checked, several at a time. Those that are right are timed in turns, in rounds (see
-choosing.py), one process for each group of them and all workloads. What is measured goes into a file of its own line by
-line, and a second run with the same algo, space, GPU and settings goes on from there. The algo's folder is touched at
-the very end only: the generated file (see tuned.py), and `tuning.json` with the evidence.
+choosing.py), one process for each group of them and all workloads; of several GPUs, each size is timed on one. What is
+measured goes into a file of its own line by line, and a second run with the same algo, space, GPU and settings goes on
+from there. The algo's folder is touched at the very end only: the generated file (see tuned.py), and `tuning.json` with
+the evidence.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -18,14 +20,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from . import campaign, choosing, environment, errors, locks, machine, paired, paths, tuned
+from . import campaign, choosing, environment, errors, lanes, locks, machine, paired, paths, tuned
 from .choosing import AGAIN, AT_ONCE, FINAL, FIRST, Meeting
 from .errors import GdnError, MissingError, UsageError
 from .jobs import Job, Outcome, execute
+from .machine import Gpu
 from .pack import definition
 from .registry import Algo, Op, Registry
 from .workloads import Workload
@@ -48,6 +52,7 @@ class Settings:
     dataset: Path | None = None
     timeout_s: float = 300.0
     fresh: bool = False
+    gpus: tuple[Gpu, ...] = ()  # of one kind; none: the one that a CUDA process takes by itself
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,13 @@ def plan(
     return Plan(op, algo, entry.place.mode, definition(op, registry), named, excluded, sizes, preset)
 
 
+def check_alike(gpus: Sequence[Gpu]) -> None:
+    """UsageError for GPUs of several kinds: their times would choose constants for one another."""
+    if len({gpu.name for gpu in gpus}) > 1:
+        kinds = ", ".join(f"GPU {gpu.index} {gpu.name}" for gpu in gpus)
+        raise UsageError(f"tune takes GPUs of one kind, not {kinds}", hint="--gpus names those of one kind")
+
+
 def check_folder(algo: Algo) -> tuple[list[tuned.Row], dict[str, Any]]:
     """The rows and the evidence that the folder has. A UsageError where these cannot be read, or nothing be written:
     before hours of measuring, not behind them."""
@@ -158,6 +170,7 @@ class Log:
 
     def __init__(self, key: dict[str, Any], fresh: bool = False) -> None:
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
+        self.lock = threading.Lock()
         self.path = paths.tunes_dir() / f"{key['op']}-{key['algo']}-{digest}.jsonl"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -171,8 +184,9 @@ class Log:
         self.kept = {step: sum(line["step"] == step for line in self.lines) for step in ("check", "time")}
 
     def add(self, **line: Any) -> None:
-        self.lines.append(line)
-        self._write(json.dumps(line) + "\n", "a")
+        with self.lock:
+            self.lines.append(line)
+            self._write(json.dumps(line) + "\n", "a")
 
     def find(self, **wanted: Any) -> dict[str, Any] | None:
         """The last line that has these values."""
@@ -199,6 +213,9 @@ class Tuning:
 
     def __init__(self, plan: Plan, settings: Settings, progress: Progress, say: Callable[[str], None]) -> None:
         self.plan, self.settings, self.progress, self.say = plan, settings, progress, say
+        here = (settings.gpus or machine.gpus()[:1]) if plan.mode == "cuda" else ()
+        self.gpus: tuple[Gpu | None, ...] = here or (None,)
+        check_alike(settings.gpus)
         self.rows, self.held = check_folder(plan.algo)
         self.log = Log(self._key(), settings.fresh)
         self.out: dict[str, dict[str, Any]] = {}  # candidate -> why it was left out: status, reason, at
@@ -206,21 +223,23 @@ class Tuning:
         self.choices: list[choosing.Choice] = []
         self.doubts: dict[str, str] = {}
         self.written: list[str] = []
+        self.homes: dict[int, Gpu | None] = {}  # size -> the GPU that it is timed on
+        self.cpus: dict[Gpu | None, frozenset[int]] = {}
+        self.stop = threading.Event()
         self.interrupted = False
         self.time = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def _key(self) -> dict[str, Any]:
         """What a measurement depends on: another one of these, and it is measured anew."""
-        gpus = machine.gpus() if self.plan.mode == "cuda" else ()
-        versions = environment.versions()
+        gpu, versions = self.gpus[0], environment.versions()
         s = self.settings
         return {
             "op": self.plan.op.name,
             "algo": self.plan.algo.name,
             "source_hash": tuned.own_hash(self.plan.algo, self.plan.op),
             "space": self.plan.space,
-            "gpu": gpus[0].name if gpus else environment.cpu_name(),
-            "driver": gpus[0].driver if gpus else None,
+            "gpu": gpu.name if gpu else environment.cpu_name(),
+            "driver": gpu.driver if gpu else None,
             "versions": {name: versions.get(name) for name in ("torch", "triton")},
             "tier": s.tier,
             "l2": s.l2,
@@ -238,14 +257,16 @@ class Tuning:
             if line["step"] == "check" and line["workload"] in {w.uuid for w in self.plan.workloads}:
                 self._judge(line["name"], line)
         ends = list({w.uuid: w for w in (self.plan.workloads[0], self.plan.workloads[-1])}.values())
-        self._check(list(self.plan.candidates), ends)
+        self._check(list(self.plan.candidates), ends, self.gpus)
         if not self._left():
             why = next(iter(self.out.values()))
             first = (why["reason"] or why["status"]).splitlines()[0]
             raise GdnError(f"none of the {len(self.out)} candidates of {self.plan.algo.full_name} is right: {first}")
+        self.homes = self._homes()
+        used = [gpu for gpu in self.gpus if gpu and gpu in self.homes.values()]
+        self.cpus = lanes.cpus(used)
         with contextlib.ExitStack() as held:
-            if self.plan.mode == "cuda":
-                gpu = machine.gpus()[0]
+            for gpu in sorted(used, key=lambda gpu: gpu.uuid):  # everyone in one order: no two wait for each other
                 held.enter_context(locks.gpu(gpu.uuid, self.say, f"GPU {gpu.index}"))
             self._race(ends)
         self.choices = choosing.choose(self.meetings, self.out)
@@ -256,36 +277,62 @@ class Tuning:
     def _left(self) -> list[str]:
         return [name for name in self.plan.candidates if name not in self.out]
 
+    def _homes(self) -> dict[int, Gpu | None]:
+        """Each size stays on one GPU: that of an earlier run, where it is here, else the one with the least to do."""
+        items: dict[int, tuple[int, Sequence[Gpu | None]]] = {}
+        for size, workloads in self.plan.sizes.items():
+            lines = [self.log.find(step="time", workload=w.uuid) for w in workloads]
+            kept = [gpu for gpu in self.gpus for line in lines if line and gpu and line.get("gpu") == gpu.uuid]
+            items[size] = len(workloads), kept[:1] or self.gpus
+        return lanes.deal(items)
+
+    def _each_gpu(self, work: Callable[[list[int]], None]) -> None:
+        """Do `work` with the sizes of each GPU, all GPUs at once."""
+        sizes: dict[Gpu | None, list[int]] = {}
+        for size, gpu in self.homes.items():
+            sizes.setdefault(gpu, []).append(size)
+        lanes.side_by_side([partial(work, mine) for mine in sizes.values()], self.stop)
+
     def _race(self, ends: Sequence[Workload]) -> None:
         """The rounds of choosing.py. Groups are made of all that passed the first check, whoever is left out later: so
         that a run that goes on makes the same ones."""
         names, step = [name for name in self.plan.candidates if self._passed(name, ends)], AT_ONCE - 1
         groups = [names[:AT_ONCE]] + [names[i : i + step] for i in range(AT_ONCE, len(names), step)]
+        self._each_gpu(partial(self._coarse, groups))
+        finals = choosing.finals(self.meetings, self.out)
+        self._each_gpu(lambda sizes: self._meet(FINAL, {s: finals[s] for s in sizes if s in finals}, "final"))
+
+    def _coarse(self, groups: list[list[str]], sizes: list[int]) -> None:
+        """The rounds before the final."""
         for number, group in enumerate(groups, 1):
             meeting = {}
-            for size, met in self.meetings.items():
-                leader = next(iter(choosing.standing(met, FIRST, self.out)), None)
+            for size in sizes:
+                leader = next(iter(choosing.standing(self.meetings[size], FIRST, self.out)), None)
                 meeting[size] = [leader, *group] if leader else group
             self._meet(FIRST, meeting, f"group {number} of {len(groups)}")
-        best = {size: choosing.again(met, self.out) for size, met in self.meetings.items()}
+        best = {size: choosing.again(self.meetings[size], self.out) for size in sizes}
         self._meet(AGAIN, {size: names for size, names in best.items() if names}, "the best of all groups")
-        self._meet(FINAL, choosing.finals(self.meetings, self.out), "final")
 
     # --- checks
 
-    def _check(self, names: Sequence[str], workloads: Sequence[Workload]) -> None:
-        """Build and check candidates, several at a time; those that fail are out."""
+    def _check(self, names: Sequence[str], workloads: Sequence[Workload], gpus: Sequence[Gpu | None]) -> None:
+        """Build and check candidates, several at a time, spread over these GPUs; those that fail are out."""
         due = {}
         for name in names:
             lacking = [w for w in workloads if not self.log.find(step="check", name=name, workload=w.uuid)]
             if lacking and name in self.plan.candidates and name not in self.out:
                 due[name] = lacking
         stop = threading.Event()
-        workers = max(1, min(8, (os.cpu_count() or 2) // 2))
+        workers = max(1, min(8 * len(gpus), (os.cpu_count() or 2) // 2))
         pool = ThreadPoolExecutor(workers, "gdn-tune")
+
+        def given_up() -> bool:
+            return stop.is_set() or self.stop.is_set()
+
         try:
-            jobs = {name: self._check_job(name, lacking) for name, lacking in due.items()}
-            running = {pool.submit(execute, job, given_up=stop.is_set): name for name, job in jobs.items()}
+            turns = zip(due.items(), itertools.cycle(gpus), strict=False)
+            jobs = {name: self._check_job(name, lacking, gpu) for (name, lacking), gpu in turns}
+            running = {pool.submit(execute, job, given_up=given_up): name for name, job in jobs.items()}
             for i, future in enumerate(as_completed(running)):
                 self.progress("check", i, len(due))
                 name, outcome = running[future], future.result()
@@ -302,11 +349,11 @@ class Tuning:
         lines = [self.log.find(step="check", name=name, workload=w.uuid) for w in workloads]
         return all(line and line["status"] == "passed" for line in lines)
 
-    def _check_job(self, name: str, workloads: Sequence[Workload]) -> Job:
+    def _check_job(self, name: str, workloads: Sequence[Workload], gpu: Gpu | None) -> Job:
         algo, _ = self.plan.candidates[name]
         return Job(
             "check", self.plan.op, self.plan.definition, algo.solution, self.plan.mode, tuple(workloads), algo,
-            dataset=self.settings.dataset, timeout_s=self.settings.timeout_s,
+            dataset=self.settings.dataset, timeout_s=self.settings.timeout_s, gpu=gpu,
         )  # fmt: skip
 
     def _verdict(self, outcome: Outcome, workload: Workload) -> dict[str, Any]:
@@ -329,8 +376,8 @@ class Tuning:
     # --- times
 
     def _meet(self, number: int, groups: dict[int, list[str]], what: str) -> None:
-        """Have the candidates of each size take turns, all sizes in one process. A worker that dies is asked again
-        without the candidates that fail on the workload where it died."""
+        """Have the candidates of each size take turns, all these sizes in one process. A worker that dies is asked
+        again without the candidates that fail on the workload where it died."""
         groups = {size: [name for name in names if name not in self.out] for size, names in groups.items()}
         groups = {size: names for size, names in groups.items() if names}
         while True:
@@ -338,32 +385,38 @@ class Tuning:
                 (size, w)
                 for size, names in groups.items()
                 for w in self.plan.sizes[size]
-                if not self.log.find(step="time", round=number, names=names, workload=w.uuid)
+                if not self._timed(number, size, names, w)
             ]
             if not due:
                 break
             outcome = self._time(number, groups, [w for _, w in due], what)
             lost = [
                 (size, w) for size, w in due
-                if not self.log.find(step="time", round=number, names=groups[size], workload=w.uuid)
+                if not self._timed(number, size, groups[size], w)
             ]  # fmt: skip
             if not lost:
                 continue
             size, workload = lost[0]
-            known = len(self.out)
-            self._check(groups[size], [workload])
-            if len(self.out) == known:
+            self._check(groups[size], [workload], [self.homes[size]])
+            if not any(name in self.out for name in groups[size]):
                 self._give_up(outcome, groups[size], workload)
             groups = {s: [name for name in names if name not in self.out] for s, names in groups.items()}
             groups = {s: names for s, names in groups.items() if names}
         for size, names in groups.items():
             self.meetings[size].append(self._meeting(number, size, names))
 
+    def _timed(self, number: int, size: int, names: list[str], workload: Workload) -> dict[str, Any] | None:
+        """The line of what is measured already: only on the GPU that the size is timed on."""
+        gpu = self.homes[size]
+        return self.log.find(
+            step="time", round=number, names=names, workload=workload.uuid, gpu=gpu.uuid if gpu else None
+        )
+
     def _meeting(self, number: int, size: int, names: list[str]) -> Meeting:
         """The lines of a size's workloads together; a candidate that failed at one of them is out."""
         us, samples = {}, {}
         for w in self.plan.sizes[size]:
-            line = self.log.find(step="time", round=number, names=names, workload=w.uuid)
+            line = self._timed(number, size, names, w)
             for name, result in line["results"].items():
                 self._judge(name, result | {"at": self._label(w)})
             us[w.uuid] = {name: r["us"] for name, r in line["results"].items() if r["status"] == "passed"}
@@ -376,6 +429,7 @@ class Tuning:
         """One process: the candidates of each workload's size take turns, and a line is kept for each workload."""
         wanted = {w.uuid: names for size, names in groups.items() for w in self.plan.sizes[size] if w in workloads}
         rivals = [name for name in self.plan.candidates if any(name in names for names in wanted.values())]
+        (gpu,) = {self.homes[size] for size in groups}
         s = self.settings
         seconds, target = (s.seconds, s.target)
         if number != FINAL:
@@ -385,7 +439,7 @@ class Tuning:
             rivals=tuple((algo, algo.solution) for algo, _ in (self.plan.candidates[name] for name in rivals)),
             turns={uuid: tuple(names) for uuid, names in wanted.items()},
             dataset=s.dataset, tiers=(s.tier,), plan={"seconds": seconds, "target": target, "l2": s.l2},
-            timeout_s=s.timeout_s * len(rivals),
+            timeout_s=s.timeout_s * len(rivals), gpu=gpu, cpus=self.cpus.get(gpu, frozenset()),
         )  # fmt: skip
         found: dict[str, dict[str, dict[str, Any]]] = {uuid: {} for uuid in wanted}
         seen: dict[str, list[dict[str, Any]]] = {uuid: [] for uuid in wanted}
@@ -404,13 +458,15 @@ class Tuning:
                 seen[at].append(record)
             if uuid and len(found[uuid]) == len(wanted[uuid]):
                 doubts = list(dict.fromkeys(text for r in seen[uuid] for text in r.get("doubts") or []))
-                line = {"round": number, "names": wanted[uuid], "workload": uuid, "results": found[uuid]}
+                line = {"round": number, "names": wanted[uuid], "workload": uuid, "gpu": gpu.uuid if gpu else None}
+                line["results"] = found[uuid]
                 self.log.add(step="time", **line, doubts=doubts)
                 done += 1
-                self.progress(what, done, len(workloads))
+                self.progress(shown, done, len(workloads))
 
-        self.progress(what, 0, len(workloads))
-        return execute(job, on_record)
+        shown = f"GPU {gpu.index}: {what}" if len(self.gpus) > 1 else what
+        self.progress(shown, 0, len(workloads))
+        return execute(job, on_record, given_up=self.stop.is_set)
 
     def _give_up(self, outcome: Outcome, names: list[str], workload: Workload) -> None:
         reason = outcome.reason or next((r["reason"] for r in outcome.records if r.get("algo") is None), None)
@@ -478,6 +534,8 @@ class Tuning:
             order = sorted(times.items(), key=lambda item: (-item[1][0], item[1][1]))
             ahead, behind = choice.ahead, choice.behind
             row = {"uuid": w.uuid, "axes": w.axes, "size": choice.size}
+            if gpu := self.homes[choice.size]:
+                row["gpu"] = gpu.to_json()
             row |= {"chosen": self._constants(choice.chosen), "chosen_us": times[choice.chosen][1]}
             row |= {"fastest": self._constants(choice.fastest), "second": self._constants(choice.second)}
             row["ratio"] = [ahead.ratio, ahead.low, ahead.high] if ahead else None  # of the second's time to its

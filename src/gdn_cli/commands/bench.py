@@ -20,6 +20,7 @@ def run(
     preset: o.PresetName = None,
     dataset: o.Dataset = None,
     strict: o.Strict = False,
+    gpus: o.Gpus = None,
     device: o.Device = "auto",
     algos: o.OwnAlgos = None,
     timeout: o.Timeout = 300.0,
@@ -46,6 +47,7 @@ def bench(
     target: o.Target = None,
     seconds: o.Seconds = None,
     strict: o.Strict = False,
+    gpus: o.Gpus = None,
     device: o.Device = "auto",
     algos: o.OwnAlgos = None,
     timeout: o.Timeout = 300.0,
@@ -98,23 +100,29 @@ def _campaign(
     target: float | None = None,
     seconds: float | None = None,
     strict: bool = False,
+    gpus: str | None = None,
 ) -> None:
     from .. import campaign, records, registry
 
     tiers, overrides = o.timing(tier=tier, l2=l2, target=target, seconds=seconds, device=device, timeout=timeout)
+    chosen, device = o.gpus(gpus, device)
     preset, loaded = o.preset(preset, workload, n, dataset)
     known = registry.load(algos)
     if command == "floor":
         entries, named = campaign.anywhere(known, op, device), False
     else:
-        entries, named = campaign.choose(known, algo, op, solutions or [], device, timed=command == "bench")
+        entries, named = campaign.choose(
+            known, algo, op, solutions or [], device, timed=command == "bench", gpus=chosen
+        )
     parts = campaign.parts(
         known, entries, chosen=workload or [], first=n, preset=loaded, dataset=dataset, overrides=overrides
     )
-    plan = campaign.prepare(known, parts, campaign.Settings(command, dataset, tiers, strict, timeout))
-    chosen = {"workload": workload, "n": n, "preset": preset, "dataset": bool(dataset), "tier": tier, "l2": l2}
+    plan = campaign.prepare(known, parts, campaign.Settings(command, dataset, tiers, strict, timeout, chosen))
+    options = {"workload": workload, "n": n, "preset": preset, "dataset": bool(dataset), "tier": tier, "l2": l2}
+    if gpus:
+        options["gpus"] = gpus
     name = {"check": "run", "floor": "floors"}.get(command, command)
-    document = records.open_document(name, chosen, out)
+    document = records.open_document(name, options, out)
 
     def finish() -> None:
         """What is only known of all records together."""

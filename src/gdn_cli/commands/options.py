@@ -38,6 +38,15 @@ Dataset = Annotated[
     Optional[Path],
     typer.Option("--dataset", envvar="FIB_DATASET_PATH", metavar="DIR", help="A FlashInfer-Trace folder."),
 ]
+Gpus = Annotated[
+    Optional[str],
+    typer.Option(
+        "--gpus",
+        metavar="N[,N...]",
+        help="Spread the algos over these GPUs, or `all`; with fewer algos than GPUs, the workloads. "
+        "Ratios stay on one GPU.",
+    ),
+]
 Device = Annotated[str, typer.Option("--device", metavar="D", help="auto, cuda or cpu.")]
 Timeout = Annotated[float, typer.Option("--timeout", metavar="S", min=1.0, help="Seconds that one algo may take.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
@@ -79,6 +88,17 @@ def timing(
     if seconds or target:  # then the preset's exact counts no longer hold
         fields |= {"iterations": None} | {k: v for k, v in (("seconds", seconds), ("target", target)) if v}
     return tiers, fields
+
+
+def gpus(text: str | None, device: str) -> tuple[tuple[Any, ...], str]:
+    """The GPUs of --gpus, () without it; and the device, which with it can only be a GPU."""
+    if text is None:
+        return (), device
+    if device == "cpu":
+        raise UsageError("--gpus and --device cpu exclude each other", hint="drop one of them")
+    from .. import machine
+
+    return machine.chosen(text), "cuda"
 
 
 def preset(name: str | None, workload: list[str] | None, n: int | None, dataset: Path | None) -> tuple[Any, Any]:

@@ -29,6 +29,12 @@ def tune(
         Optional[float],
         typer.Option("--seconds", min=0.01, help="How long to sample the final of each workload at most (1)."),
     ] = None,
+    gpus: Annotated[
+        Optional[str],
+        typer.Option(
+            "--gpus", metavar="N[,N...]", help="Check on these GPUs, or `all`, and time each size on one of them."
+        ),
+    ] = None,
     device: o.Device = "auto",
     algos: o.OwnAlgos = None,
     timeout: o.Timeout = 300.0,
@@ -57,11 +63,12 @@ def tune(
         raise errors.UsageError("which algo?", hint="gdn tune --algo NAME; `gdn list` shows all")
     if "," in algo or algo == "all":
         raise errors.UsageError(f"tune takes one algo, not '{algo}'", hint="call it once for each")
+    chosen_gpus, device = o.gpus(gpus, device)
     if preset is None and not (workload or n or dataset):
         preset = "sweep"
     preset, loaded = o.preset(preset, workload, n, dataset)
     known = registry.load(algos)
-    entries = campaign.rivals(known, [algo], op, device)
+    entries = campaign.rivals(known, [algo], op, device, chosen_gpus)
     part = campaign.parts(
         known, entries, chosen=workload or [], first=n, preset=loaded, dataset=dataset, overrides={}
     )[0]  # fmt: skip
@@ -76,7 +83,7 @@ def tune(
     if len(chosen) > 1:
         raise errors.UsageError(f"tune takes one tier, not {', '.join(chosen)}", hint=f"--tier {chosen[0]}")
     own = {key: overrides[key] for key in ("seconds", "target") if key in overrides}
-    settings = tuning.Settings(chosen[0], l2, dataset=dataset, timeout_s=timeout, fresh=fresh, **own)
+    settings = tuning.Settings(chosen[0], l2, dataset=dataset, timeout_s=timeout, fresh=fresh, gpus=chosen_gpus, **own)
     with report.progress() as progress:
         work = tuning.Tuning(plan, settings, progress, report.say)
         try:

@@ -27,7 +27,7 @@ class Kept:
 
 @dataclass
 class Series:
-    """One algo of a document in one tier."""
+    """One algo of a document in one tier: on one GPU, or on several of a kind that shared its workloads."""
 
     op: str
     algo: str
@@ -35,6 +35,7 @@ class Series:
     mode: str | None
     tier: str | None
     l2: str | None
+    places: tuple[str, ...] = ()  # under which names the document says where that was
     records: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -85,9 +86,32 @@ def series(document: dict[str, Any]) -> list[Series]:
         only = tiers.get(mode, set())
         tier = timing.get("tier") or r.get("tier") or (next(iter(only)) if len(only) == 1 else None)
         l2 = timing.get("l2", l2s.get((mode, tier), options.get("l2") if mode == "cuda" and tier else None))
-        key = (r["op"], r["algo"], r.get("source_hash"), mode, tier, l2)
+        key = (r["op"], r["algo"], r.get("source_hash"), mode, tier, l2, (records.place(r),) if mode else ())
         found.setdefault(key, Series(*key)).records.append(r)
-    return list(found.values())
+    return _joined(list(found.values()), document.get("environments") or {})
+
+
+def _joined(found: list[Series], environments: dict[str, Any]) -> list[Series]:
+    """Series of one algo on GPUs of a kind as one, where each had workloads of its own: a mean over a GPU's share of
+    them would compare with nothing. What several GPUs measured alike (the reference) stays a series each."""
+    whole: dict[tuple, Series] = {}
+    kept = []
+    for s in found:
+        device = _device(_common(s.places, environments))
+        first = whole.setdefault((s.op, s.algo, s.source_hash, s.mode, s.tier, s.l2, device), s)
+        mine, there = ({_text(_identity(r)) for r in each.records} for each in (s, first))
+        if first is s or mine & there:
+            kept.append(s)
+        else:
+            first.records += s.records
+            first.places += s.places
+    return kept
+
+
+def _common(places: tuple[str, ...], environments: dict[str, Any]) -> dict[str, Any]:
+    """What the environments of all these places have in common."""
+    first, *others = [environments.get(place) or {} for place in places] or [{}]
+    return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
 
 
 def _median(record: dict[str, Any]) -> float | None:
@@ -167,11 +191,11 @@ def insert(db: sqlite3.Connection, document: dict[str, Any], found: list[Series]
     for s in found:
         measured = s.measured
         logs = [math.log(_median(r)) for r in measured]
-        environment = environments.get(s.mode)
+        environment = _common(s.places, environments)
         series = _put(
             db, "series", run=run, op=s.op, algo=s.algo, source_hash=s.source_hash, mode=s.mode,
             environment=_environment(db, environment), tier=s.tier, l2=s.l2,
-            time=document["time"], device=_device(environment or {}),
+            time=document["time"], device=_device(environment),
             measured=len(measured), failed=s.failed, doubted=sum(bool(r.get("doubts")) for r in measured),
             workloads=_hash(sorted(_text(_identity(r)) for r in measured)),
             log_mean=statistics.fmean(logs) if logs else None,

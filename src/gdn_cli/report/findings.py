@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .. import units
+from .. import records, units
 from ..timing import COPY, COPY_RATE, EMPTY, FLOORS
 from .gather import Book, Group, Measurement, Source, label_axes, ladder
 
@@ -472,19 +472,19 @@ def _where(ms: list[Measurement]) -> str:
 def _mixed(group: Group) -> Iterator[Note]:
     """Where one group's numbers have several origins: they stand side by side all the same, so it must be said."""
     told: list[tuple[str, Callable[[Source, str], Any]]] = [
-        ("drivers", lambda s, mode: s.environment(mode).get("driver")),
-        ("greatest SM clocks", lambda s, mode: s.environment(mode).get("max_sm_clock_mhz")),
-        ("commits", lambda s, mode: s.commit),
+        ("drivers", lambda s, place: s.environment(place).get("driver")),
+        ("greatest SM clocks", lambda s, place: s.environment(place).get("max_sm_clock_mhz")),
+        ("commits", lambda s, place: s.commit),
     ]
     for what, read in told:
-        seen = {str(x): s.name for s in group.sources for mode in group.modes if (x := read(s, mode))}
+        seen = {str(x): s.name for s in group.sources for place in group.places if (x := read(s, place))}
         if len(seen) > 1:
             which = "; ".join(f"{value} in {name}" for value, name in seen.items())
             yield Note("mixed", f"{group.op}, {group.how}: several {what} are together: {which}")
     versions: dict[str, dict[str, None]] = {}
     for s in group.sources:
-        for mode in group.modes:
-            for name, version in (s.environment(mode).get("versions") or {}).items():
+        for place in group.places:
+            for name, version in (s.environment(place).get("versions") or {}).items():
                 versions.setdefault(name, {})[str(version)] = None
     differing = [f"{name} {units.listed(seen)}" for name, seen in versions.items() if len(seen) > 1]
     if differing:
@@ -503,22 +503,22 @@ def origin(group: Group) -> str:
     """One line: device, driver, clocks, tier, L2."""
     parts = []
     for what, unit, key in (("driver ", "", "driver"), ("SM clock ", " MHz", "max_sm_clock_mhz")):
-        values = {s.environment(mode).get(key) for s in group.sources for mode in group.modes} - {None}
+        values = {s.environment(place).get(key) for s in group.sources for place in group.places} - {None}
         if values:
             parts.append(what + "/".join(sorted(map(str, values))) + unit)
     within = ", ".join(parts)
     return f"{group.device}{f' ({within})' if within else ''}, tier {group.how}"
 
 
-def environment(source: Source, mode: str) -> dict[str, str]:
-    """What a file says of the place that a mode ran in, in words."""
-    env = source.environment(mode)
+def environment(source: Source, place: str) -> dict[str, str]:
+    """What a file says of a place where its records were made, in words."""
+    env = source.environment(place)
     found: dict[str, Any] = {"file": source.name, "measured": source.time, "commit": source.commit or "not known"}
     found["command"] = f"gdn {source.document.get('command')}"
     options = source.document.get("options") or {}
     given = [f"{k} {v}" for k, v in options.items() if v not in (None, False, [], {})]
     found["options"] = ", ".join(given) or "none"
-    found["device"] = source.device(mode)
+    found["device"] = source.device(place)
     words = {
         "driver": "driver", "cuda": "CUDA", "capability": "compute capability", "sms": "SMs", "cpus": "CPUs",
         "threads": "threads",
@@ -529,18 +529,18 @@ def environment(source: Source, mode: str) -> dict[str, str]:
     if env.get("max_sm_clock_mhz"):
         found["greatest SM clock"] = f"{env['max_sm_clock_mhz']} MHz"
     if env.get("affinity"):
-        found["affinity"] = ", ".join(map(str, env["affinity"]))
-    if seen := _states(source, mode):
+        found["affinity"] = str(env["affinity"])
+    if seen := _states(source, place):
         found |= seen
     found |= {str(name): version for name, version in (env.get("versions") or {}).items()}
     return {k: str(v) for k, v in found.items()}
 
 
-def _states(source: Source, mode: str) -> dict[str, str]:
+def _states(source: Source, place: str) -> dict[str, str]:
     """The clocks and temperatures that were read while measuring: gpu_state, or schema 1's clocks."""
     readings: dict[str, list[float]] = {}
     for r in source.document["records"]:
-        if r.get("mode") != mode:
+        if records.place(r) != place:
             continue
         state = r.get("gpu_state") or {}
         for reading in [*(state.get("during") or []), state.get("after") or {}, r.get("clocks") or {}]:

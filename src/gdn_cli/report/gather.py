@@ -41,14 +41,20 @@ class Source:
         """2026-11-21 14:12 UTC."""
         return str(self.document.get("time", "")).replace("T", " ").replace("Z", "")[:16] + " UTC"
 
-    def environment(self, mode: str) -> dict[str, Any]:
-        return (self.document.get("environments") or {}).get(mode) or {}
+    @cached_property
+    def places(self) -> list[str]:
+        """Where its records were made: modes, or a mode and a GPU, as `environments` has them."""
+        return list(dict.fromkeys(records.place(r) for r in self.document["records"]))
 
-    def device(self, mode: str) -> str:
-        """What a mode ran on: the GPU's name, or the CPU's with its threads."""
-        env = self.environment(mode)
+    def environment(self, place: str) -> dict[str, Any]:
+        return (self.document.get("environments") or {}).get(place) or {}
+
+    def device(self, place: str) -> str:
+        """What ran there: the GPU's name, with its number if the file has several, or the CPU's with its threads."""
+        env, mode = self.environment(place), place.split(":")[0]
         if mode == "cuda":
-            return env.get("gpu") or _GPU
+            several = sum(other.startswith("cuda") for other in self.places) > 1 and place in self.places
+            return (env.get("gpu") or _GPU) + (f", GPU {place.partition(':')[2]}" if several else "")
         if not env.get("cpu"):
             return _CPU
         return f"{env['cpu']}, {env['threads']} threads" if env.get("threads") else env["cpu"]
@@ -76,6 +82,10 @@ class Measurement:
     @property
     def mode(self) -> str:
         return self.record["mode"]
+
+    @property
+    def place(self) -> str:
+        return records.place(self.record)
 
     @property
     def tier(self) -> str | None:
@@ -196,8 +206,8 @@ class Group:
         return list({id(m.source): m.source for m in self.measured}.values())
 
     @property
-    def modes(self) -> list[str]:
-        return list(dict.fromkeys(m.mode for m in self.measured))
+    def places(self) -> list[str]:
+        return list(dict.fromkeys(m.place for m in self.measured))
 
     @property
     def how(self) -> str:
@@ -339,7 +349,7 @@ def gather(
 def _measurement(record: dict[str, Any], source: Source, registry: Registry) -> Measurement:
     op = registry.ops.get(record["op"])
     axes = (record["workload"] or {}).get("axes") or {}
-    device = source.device(record["mode"])
+    device = source.device(records.place(record))
     if timing := record.get("timing"):
         l2 = timing.get("l2")
     else:  # what it would have been timed with

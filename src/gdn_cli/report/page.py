@@ -340,11 +340,7 @@ def _notes(notes: list[Note], heading: str, name: str) -> str:
 
 
 def _environment(book: Book) -> str:
-    columns = [
-        findings.environment(source, mode)
-        for source in book.sources
-        for mode in dict.fromkeys(r["mode"] for r in source.document["records"])
-    ]
+    columns = [findings.environment(source, place) for source in book.sources for place in source.places]
     names = list(dict.fromkeys(name for column in columns for name in column))
     rows = [[escape(name), *(escape(column.get(name, "")) for column in columns)] for name in names if name != "file"]
     out = ['<section id="environment"><h2>Environment</h2>']

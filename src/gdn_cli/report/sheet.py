@@ -31,7 +31,7 @@ def sheet(book: Book) -> str:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(head)
     for m in book.measured:
-        r, env, timing = m.record, m.source.environment(m.mode), m.timing or {}
+        r, env, timing = m.record, m.source.environment(m.place), m.timing or {}
         known = book.registry.ops.get(m.op)
 
         def against(algo: str | None, m: Measurement = m) -> float | None:

@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..records import COPY, FLOORS, dumps
+from ..records import COPY, FLOORS, dumps, environment_of
 from ..registry import Op, Registry
+from ..timing import TIERS
 
 _WIDE = 100  # without a terminal (a file, CI) lines may be this wide
 
@@ -124,12 +125,13 @@ def _placed(record: dict[str, Any]) -> bool:
 
 @dataclass
 class Row:
-    """All records of one algo at one axis value (several workloads may share it), in one tier."""
+    """All records of one algo at one axis value (several workloads may share it), in one tier, of one GPU."""
 
     algo: str
     label: str
     mode: str
     tier: str | None = None
+    gpu: int | None = None  # its number, where GPUs were chosen
     records: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -151,14 +153,36 @@ class Row:
 
 
 def rows_of(op: Op, records: list[dict[str, Any]]) -> list[Row]:
-    """Records grouped by algo, axis value and tier, axis by axis, in the order in which the command met them."""
+    """Records grouped by algo, axis value, tier and GPU, axis by axis, in the order in which the command met them."""
     rows: dict[tuple, Row] = {}
     for r in records:
         label = op.label.format(**r["workload"]["axes"]) if r["workload"] else "all"
-        key = (r["algo"], label, r["mode"], r["tier"])
+        key = (r["algo"], label, r["mode"], r["tier"], _gpu(r))
         rows.setdefault(key, Row(*key)).records.append(r)
     labels = list(dict.fromkeys(row.label for row in rows.values()))
     return sorted(rows.values(), key=lambda row: labels.index(row.label))
+
+
+def _gpu(record: dict[str, Any]) -> int | None:
+    return record["gpu"]["index"] if record.get("gpu") else None
+
+
+def _gpu_column(rows: list[Row]) -> list[str]:
+    """A column for the GPU, where there are several."""
+    return [">GPU"] if len({row.gpu for row in rows}) > 1 else []
+
+
+def _gpu_cell(rows: list[Row], row: Row) -> list[str]:
+    return ["" if row.gpu is None else str(row.gpu)] if _gpu_column(rows) else []
+
+
+def _once(rows: list[Row]) -> list[Row]:
+    """Without the second and later GPU's times of what each GPU measured for itself: the floor, the reference."""
+    found: dict[tuple, Row] = {}
+    for row in rows:
+        key = (row.label, row.algo, row.mode, row.tier, row.gpu if row.median_us is None else None)
+        found.setdefault(key, row)
+    return list(found.values())
 
 
 Titled = Iterator[tuple[str, Table]]
@@ -185,20 +209,21 @@ def _bench_tables(op: Op, rows: list[Row], document: dict[str, Any]) -> Titled:
 
 
 def _bench_table(op: Op, rows: list[Row]) -> Table:
-    floors = {(row.label, row.tier): row.median_us for row in rows if row.algo == COPY}
-    references = {(row.label, row.tier): row.median_us for row in rows if row.algo == op.reference}
-    table = _table(["<workload", "<algo", ">median", ">spread", ">speedup", ">GB/s", ">x floor"])
-    for row, shown in _grouped(table, rows):
+    floors = {(row.label, row.tier, row.gpu): row.median_us for row in rows if row.algo == COPY}
+    references = {(row.label, row.tier, row.gpu): row.median_us for row in rows if row.algo == op.reference}
+    table = _table(["<workload", "<algo", *_gpu_column(rows), ">median", ">spread", ">speedup", ">GB/s", ">x floor"])
+    for row, shown in _grouped(table, _once(rows)):
         if row.median_us is None:
-            _failed_row(table, shown, row)
+            _failed_row(table, shown, row, *_gpu_cell(rows, row))
             continue
-        rivals = [
-            r.median_us for r in rows if (r.label, r.tier) == (row.label, row.tier) and r.algo != COPY and r.median_us
-        ]
-        best = row.algo != COPY and len(rivals) > 1 and row.median_us == min(rivals)
-        reference, floor = references.get((row.label, row.tier)), floors.get((row.label, row.tier))
+        rivals = [r for r in rows if (r.label, r.tier) == (row.label, row.tier) and r.algo != COPY and r.median_us]
+        alike = len({r.gpu for r in rivals}) == 1  # nobody is the fastest of algos that ran on different GPUs
+        best = row.algo != COPY and len(rivals) > 1 and alike and row.median_us == min(r.median_us for r in rivals)
+        mine = (row.label, row.tier, row.gpu)
+        reference, floor = references.get(mine), floors.get(mine)
         doubted = "?" if any(r.get("doubts") for r in row.records) else ""
         cells = [
+            *_gpu_cell(rows, row),
             _us(row.median_us),
             f"±{row.spread:.0%}{doubted}",
             f"{_three(reference / row.median_us)}x" if reference and row.algo != COPY else "",
@@ -226,13 +251,14 @@ def _grouped(table: Table, rows: list[Row]) -> Iterator[tuple[Row, str]]:
 def _tiers_table(rows: list[Row]) -> Table:
     """Every tier's median side by side; nothing is divided."""
     tiers = list(dict.fromkeys(row.tier for row in rows if row.tier))
-    table = _table(["<workload", "<algo", *(f">{tier}" for tier in tiers)])
-    cells = {(row.label, row.algo, row.mode, row.tier): row for row in rows}
-    whole = list({(row.label, row.algo, row.mode): row for row in reversed(rows)}.values())[::-1]
+    table = _table(["<workload", "<algo", *_gpu_column(rows), *(f">{tier}" for tier in tiers)])
+    cells = {(row.label, row.algo, row.mode, row.gpu, row.tier): row for row in rows}
+    whole = list({(row.label, row.algo, row.mode, row.gpu): row for row in reversed(rows)}.values())[::-1]
     for row, shown in _grouped(table, whole):
-        found = [cells.get((row.label, row.algo, row.mode, tier)) for tier in tiers]
+        found = [cells.get((row.label, row.algo, row.mode, row.gpu, tier)) for tier in tiers]
         if any(r and r.median_us for r in found):
-            table.add_row(shown, escape(row.algo), *(_us(r.median_us) if r and r.median_us else "-" for r in found))
+            times = (_us(r.median_us) if r and r.median_us else "-" for r in found)
+            table.add_row(shown, escape(row.algo), *_gpu_cell(rows, row), *times)
     return table
 
 
@@ -289,16 +315,20 @@ def _verdict(comparison: dict[str, Any]) -> str:
     return f"[{style}]{comparison['verdict']}[/]"
 
 
-def _failed_row(table: Table, label: str, row: Row) -> None:
-    table.add_row(label, escape(row.algo), f"[red]{row.failed['status'].replace('_', ' ')}[/]")
+def _failed_row(table: Table, label: str, row: Row, *cells: str) -> None:
+    table.add_row(label, escape(row.algo), *cells, f"[red]{row.failed['status'].replace('_', ' ')}[/]")
 
 
 def _title(op: str, rows: list[Row], document: dict[str, Any]) -> str:
     parts = [op]
-    for mode in dict.fromkeys(row.mode for row in rows):
-        env = document["environments"].get(mode, {})
-        where = env.get("gpu") or (f"{env['cpu']}, {env['threads']} threads" if env else mode)
-        parts += [where] if where not in parts else []
+    places: dict[str, list[int]] = {}
+    for row in rows:
+        env = environment_of(document, row.records[0])
+        where = env.get("gpu") or (f"{env['cpu']}, {env['threads']} threads" if env else row.mode)
+        places.setdefault(where, []).append(row.gpu)
+    for where, gpus in places.items():
+        numbers = ", ".join(map(str, sorted({gpu for gpu in gpus if gpu is not None})))
+        parts.append(f"{where} (GPU {numbers})" if numbers else where)
     tiers = ", ".join(dict.fromkeys(row.tier for row in rows if row.tier))
     l2 = sorted({r["timing"]["l2"] for row in rows for r in row.records if r.get("timing")} - {None})
     if tiers:
@@ -322,7 +352,9 @@ def _check_tables(op: Op, rows: list[Row], document: dict[str, Any]) -> Titled:
 
 
 def _check_table(op: Op, rows: list[Row]) -> Table:
-    table = _table(["<workload", "<algo", "<verdict", ">passed", *(f">{name}" for name in op.outputs)])
+    table = _table(
+        ["<workload", "<algo", *_gpu_column(rows), "<verdict", ">passed", *(f">{name}" for name in op.outputs)]
+    )
     last = None
     for row in rows:
         shown, last = "" if row.label == last else row.label, row.label
@@ -333,11 +365,12 @@ def _check_table(op: Op, rows: list[Row]) -> Table:
         passed = sum(r["status"] == "passed" for r in row.records)
         asked = sum(r.get("unfinished") or 1 for r in row.records)
         table.add_row(
-            shown, escape(row.algo) + _on(row.mode), verdict, f"{passed}/{asked}",
+            shown, escape(row.algo) + _on(row.mode), *_gpu_cell(rows, row), verdict, f"{passed}/{asked}",
             *worst,
         )  # fmt: skip
     limits = (f"{limit:g}" for limit in op.tolerance.values())
-    table.add_row("[dim]at most[/]", "", "", "", *(f"[dim]{limit}[/]" for limit in limits))
+    empty = [""] * (3 + len(_gpu_column(rows)))
+    table.add_row("[dim]at most[/]", *empty, *(f"[dim]{limit}[/]" for limit in limits))
     return table
 
 
@@ -371,6 +404,8 @@ def _footnotes(out: Console, document: dict[str, Any]) -> None:
         first = records[0]
         who = ", ".join(dict.fromkeys(r["algo"] for r in records))
         where = f" at {first['workload']['uuid'][:8]} {_axes(first)}" if first["workload"] else ""
+        if gpus := sorted({gpu for r in records if (gpu := _gpu(r)) is not None}):
+            where += f" on GPU {', '.join(map(str, gpus))}"
         more = f" (and {len(records) - 1} more)" if len(records) > 1 else ""
         lenient = first["status"] == "wrong" and (first.get("check") or {}).get("official")
         rule = "; the contest's own rule would pass it" if lenient else ""
@@ -411,7 +446,7 @@ def _footnotes(out: Console, document: dict[str, Any]) -> None:
 def _legend(document: dict[str, Any], note: Callable[[str, str, str], None]) -> None:
     """What the words and numbers in the tables mean, as far as they are there."""
     records = document["records"]
-    rows = Counter((r["op"], r["algo"], r["tier"], _axes(r)) for r in records if r["workload"])
+    rows = Counter((r["op"], r["algo"], r["tier"], _gpu(r), _axes(r)) for r in records if r["workload"])
     if document["command"] in ("bench", "floors") and any(count > 1 for count in rows.values()):
         note("dim", "(n):", "so many workloads share the row; the median of their medians is shown")
     hows: dict[str, set[str]] = {}
@@ -428,13 +463,37 @@ def _legend(document: dict[str, Any], note: Callable[[str, str, str], None]) -> 
         if r["algo"] in FLOORS and not r["workload"] and r.get("timing"):
             us = r["timing"]["median_us"]
             rate = f"a large copy runs at {_three(r['bytes_moved'] / us / 1e3)} GB/s"
-            machine.append(rate if r["bytes_moved"] else f"an empty launch takes {_us(us)} ({r['tier']})")
+            on = "" if _gpu(r) is None else f"GPU {_gpu(r)}: "
+            machine.append(on + (rate if r["bytes_moved"] else f"an empty launch takes {_us(us)} ({r['tier']})"))
     if machine:
         note("dim", "machine:", "; ".join(machine))
+    if document["command"] == "bench" and len({_gpu(r) for r in records}) > 1:
+        _apart(records, note)
     if document["command"] == "compare" and document.get("comparisons"):
         note("dim", "speedup:", "baseline's time over the candidate's, calls of both taking turns: A B B A")
         finest = max(c["resolution"] for c in document["comparisons"])
         note("dim", "SAME:", f"no difference beyond {finest:.1%}: the interval holds 1, or it is below --threshold")
+
+
+def _apart(records: list[dict[str, Any]], note: Callable[[str, str, str], None]) -> None:
+    """What it means that records of one table come from several GPUs."""
+    note("dim", "GPU:", "speedup and x floor are to what the row's own GPU took for the reference and the copy")
+    there: dict[tuple, set[int | None]] = {}
+    copies: dict[tuple, list[float]] = {}
+    for r in records:
+        if r["workload"] and r.get("timing"):
+            key = (r["op"], r["tier"], r["workload"]["uuid"])
+            there.setdefault(key, set()).add(_gpu(r))
+            if r["algo"] == COPY:
+                copies.setdefault(key, []).append(r["timing"]["median_us"])
+    if any(len(gpus) > 1 for gpus in there.values()):
+        note("dim", "no * here:", "algos that ran on different GPUs are not ranked; `gdn compare` puts them on one")
+    if several := [max(us) / min(us) - 1 for us in copies.values() if len(us) > 1]:
+        text = f"copy and the reference are the first GPU's; copy differs by up to {max(several):.1%} between the GPUs"
+        note("dim", "shown:", text)
+    if host := [tier for tier in dict.fromkeys(r["tier"] for r in records) if tier and TIERS[tier].host]:
+        text = f"{', '.join(host)}: the host takes part in these times, and the workers of several GPUs shared it"
+        note("yellow", "note", f"{text}; measure on one GPU where that matters")
 
 
 def _axes(record: dict[str, Any]) -> str:

@@ -55,16 +55,20 @@ def _show_plan(out: Console, document: dict[str, Any], op: Op) -> None:
 def _show_result(out: Console, document: dict[str, Any], op: Op) -> None:
     result = document["result"]
     l2 = f", L2 {result['l2']}" if result["l2"] else ""
-    title = f"{op.name}/{document['algo']} | {result['gpu']} | tier {result['tier']}{l2}"
+    gpus = sorted({w["gpu"]["index"] for w in result["workloads"] if w.get("gpu")})
+    several = [">GPU"] if len(gpus) > 1 else []
+    where = result["gpu"] + (f" (GPU {', '.join(map(str, gpus))})" if several else "")
+    title = f"{op.name}/{document['algo']} | {where} | tier {result['tier']}{l2}"
     out.print(f"[bold]{escape(title)}[/]", soft_wrap=True)
-    table = _table(["<workload", "<chosen", ">time", ">to second", "<99 % interval", "second"])
+    table = _table(["<workload", *several, "<chosen", ">time", ">to second", "<99 % interval", "second"])
     near = False
     for w in result["workloads"]:
         mark = " ~" if w["chosen"] != w["fastest"] else ""
         near = near or bool(mark)
         ratio = ("", "") if not w["ratio"] else (f"{w['ratio'][0]:.3f}x", f"{w['ratio'][1]:.3f} to {w['ratio'][2]:.3f}")
         second = _constants(w["second"]) if w["second"] else ""
-        table.add_row(op.label.format(**w["axes"]), _constants(w["chosen"]) + mark, _us(w["chosen_us"]), *ratio, second)
+        cells = _constants(w["chosen"]) + mark, _us(w["chosen_us"]), *ratio, second
+        table.add_row(op.label.format(**w["axes"]), *([str(w["gpu"]["index"])] if several else []), *cells)
     out.print(table, "", sep="\n")
     table = _table(["<size up to", *(f">{name}" for name in result["space"]["constants"])])
     for row in result["rows"]:

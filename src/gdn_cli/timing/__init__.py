@@ -30,22 +30,24 @@ from ..paired import median_interval
 @dataclass(frozen=True)
 class Tier:
     """What a tier can do: which mode it times, in which states of L2, whether calls of several algos can take turns
-    in it (what `gdn compare` needs), and whether it times anything but solutions (what a floor needs)."""
+    in it (what `gdn compare` needs), whether it times anything but solutions (what a floor needs), and whether the
+    host's part in a call counts, which other work on the host can lengthen."""
 
     mode: str
     l2: tuple[str, ...] = ()
     interleaves: bool = True
     floors: bool = True
+    host: bool = False
 
 
 # in the order of `--tier all`; the first that fits a mode is the default there
 TIERS = {
     "cupti": Tier("cuda", ("cold", "warm")),
-    "events": Tier("cuda", ("cold", "warm")),
+    "events": Tier("cuda", ("cold", "warm"), host=True),
     "graph": Tier("cuda", ("cold", "warm")),
     "nvbench": Tier("cuda", ("cold",), interleaves=False),
-    "fib": Tier("cuda", ("cold",), interleaves=False, floors=False),
-    "wall": Tier("cpu"),
+    "fib": Tier("cuda", ("cold",), interleaves=False, floors=False, host=True),
+    "wall": Tier("cpu", host=True),
 }
 
 

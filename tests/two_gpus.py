@@ -1,0 +1,39 @@
+"""`gdn` on a host with two GPUs that are only pretended: workers for them run on the CPU, and time with `wall`.
+
+    python two_gpus.py run --gpus all --algo a,b      # PRETEND=2 GPUs; LACKS: the capability of the last
+
+Everything else is as it is: which GPU gets what, the locks, the records, the tables, Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from unittest import mock
+
+from gdn_cli import campaign, commands, jobs, machine
+from gdn_cli.machine import Gpu
+
+GPUS = tuple(Gpu("NVIDIA H200", "9.0", "580.1", f"GPU-{c * 8}", i) for i, c in enumerate("abcdefgh"))
+
+
+def request(job: jobs.Job, plain=jobs.Job.request) -> dict:
+    asked = plain(job) | {"mode": "cpu"}
+    asked["timing"]["tiers"] = ["wall" for _ in asked["timing"]["tiers"]]
+    asked["timing"]["plan"] = asked["timing"]["plan"] | {"l2": "cold"}
+    return asked
+
+
+if __name__ == "__main__":
+    here = GPUS[: int(os.environ.get("PRETEND", "2"))]
+    sys.argv[0] = str(Path(sys.argv[0]).with_name("gdn"))
+    with (
+        mock.patch.object(machine, "gpus", lambda: here),
+        mock.patch.object(machine, "near", lambda gpu: frozenset()),
+        mock.patch.object(machine, "has_package", lambda module: True),
+        mock.patch.object(machine, "cuda_home", lambda: None),
+        mock.patch.object(jobs.Job, "request", request),
+        mock.patch.object(campaign, "tiers_for", lambda mode, wanted, command="bench": ("wall",)),
+    ):
+        commands.main()
