@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,9 @@ from .records import Document
 from .registry import DEFAULT_OP, Algo, Op, Registry
 from .timing import FLOORS, TIERS
 from .workloads import Workload
+
+# Where an algo runs on the machine in question: machine.place for this one. (algo, --device) -> Place.
+Placing = Callable[[Algo, str], machine.Place]
 
 NOT_TIMED = "no GPU here, and Triton's interpreter is for checks, not for times"
 
@@ -50,10 +53,18 @@ class Settings:
     tiers: tuple[str, ...] = ()  # none: the default of the mode, and another out loud where that cannot be had
     strict: bool = False
     timeout_s: float = 300.0
+    place: Placing = machine.place
 
 
 def choose(
-    registry: Registry, names: str | None, op: str | None, files: list[Path], device: str, *, timed: bool
+    registry: Registry,
+    names: str | None,
+    op: str | None,
+    files: list[Path],
+    device: str,
+    *,
+    timed: bool,
+    place: Placing = machine.place,
 ) -> tuple[list[Entry], bool]:
     """The algos of `--algo` (names, full names, `all`) and packed files; without either, what can run here.
 
@@ -71,10 +82,10 @@ def choose(
         algos += registry.of(op or DEFAULT_OP) if name == "all" else [registry.find(name, op)]
     entries = []
     for algo in _distinct(algos, registry):
-        place = machine.place(algo, device)
-        if timed and place.mode == "interpreter":
-            place = machine.Place(None, NOT_TIMED, machine.MODAL)
-        entries.append(Entry(algo, place))
+        where = place(algo, device)
+        if timed and where.mode == "interpreter":
+            where = machine.Place(None, NOT_TIMED, machine.MODAL)
+        entries.append(Entry(algo, where))
     if every or "all" in wanted:  # what is broken is among them, and says so
         entries += [
             Entry(Algo(b.op, b.name, "", "", "", False, ()), machine.Place(None, str(b.error)))
@@ -88,7 +99,9 @@ def choose(
     return entries, bool(files) or any(name != "all" for name in wanted)
 
 
-def rivals(registry: Registry, names: list[str], op: str | None, device: str) -> list[Entry]:
+def rivals(
+    registry: Registry, names: list[str], op: str | None, device: str, place: Placing = machine.place
+) -> list[Entry]:
     """The algos of a comparison in the order in which they were named: names, full names, packed files.
 
     One that is named twice is compared with itself, as `NAME@2`. All are of one op.
@@ -103,18 +116,17 @@ def rivals(registry: Registry, names: list[str], op: str | None, device: str) ->
         if algo.name in taken:
             count = 1 + sum(t == algo.name or t.startswith(f"{algo.name}@") for t in taken)
             algo = replace(algo, name=f"{algo.name}@{count}")
-        place = machine.place(algo, device)
-        if place.mode == "interpreter":
-            place = machine.Place(None, NOT_TIMED, machine.MODAL)
-        entries.append(Entry(algo, place))
+        where = place(algo, device)
+        if where.mode == "interpreter":
+            where = machine.Place(None, NOT_TIMED, machine.MODAL)
+        entries.append(Entry(algo, where))
     return entries
 
 
 def anywhere(registry: Registry, op: str | None, device: str) -> list[Entry]:
     """For floors, which need no algo: the best place here, in the shape of the op's reference."""
     algo = registry.reference(registry.op(op or DEFAULT_OP))
-    place = machine.place(algo, device)
-    return [Entry(algo, place)]
+    return [Entry(algo, machine.place(algo, device))]
 
 
 def _distinct(algos: list[Algo], registry: Registry) -> list[Algo]:
@@ -183,14 +195,26 @@ def prepare(registry: Registry, work: list[Part], settings: Settings) -> Plan:
     return plan
 
 
-def run(plan: Plan, document: Document, progress: Progress, say: Callable[[str], None]) -> None:
+# Runs jobs elsewhere: gives each job with what became of it as soon as that is known, in any order.
+Engine = Callable[[list[Job]], Generator[tuple[Job, Outcome], None, None]]
+
+
+def run(
+    plan: Plan, document: Document, progress: Progress, say: Callable[[str], None], engine: Engine | None = None
+) -> None:
     """Run everything, job after job, each in its own worker; the document has it all at any moment.
 
-    What times on a GPU waits until nobody else does: `say` gets the line that tells for whom.
+    What times on a GPU waits until nobody else does: `say` gets the line that tells for whom. With an `engine` nothing
+    runs here.
     """
     document.missing.extend(plan.missing)
     for row in plan.unpackable:
         document.add_unpackable(*row)
+    if engine:
+        with contextlib.closing(engine(plan.jobs)) as arriving:
+            for job, outcome in arriving:
+                _arrived(job, outcome, document)
+        return
     with contextlib.ExitStack() as held:
         if any(job.mode == "cuda" and job.tiers for job in plan.jobs):
             gpu = machine.gpus()[0]
@@ -203,14 +227,14 @@ def run(plan: Plan, document: Document, progress: Progress, say: Callable[[str],
 def _run(jobs: list[Job], document: Document, progress: Progress) -> None:
     total, done = sum(job.due for job in jobs), 0
     for job in jobs:
-        progress(_name(job), done, total)
+        progress(name(job), done, total)
         seen = 0
 
         def on_record(record: dict, environment: dict, job: Job = job, done: int = done) -> None:
             nonlocal seen
             document.add(job, record, environment)
             seen += 1
-            progress(_name(job), done + seen, total)
+            progress(name(job), done + seen, total)
 
         outcome = execute(job, on_record)
         if outcome.status != "done":
@@ -218,7 +242,18 @@ def _run(jobs: list[Job], document: Document, progress: Progress) -> None:
         done += job.due
 
 
-def _name(job: Job) -> str:
+def _arrived(job: Job, outcome: Outcome, document: Document) -> None:
+    """All of a job at once, into the document and onto the disk."""
+    gpu = {key: outcome.environment[key] for key in ("gpu_uuid",) if key in outcome.environment}
+    for record in outcome.records:
+        document.add(job, record | gpu, outcome.environment, save=False)
+    if outcome.status != "done":
+        document.add(job, _fate(job, outcome, len(outcome.records)), outcome.environment, save=False)
+    if document.records:
+        document.save()
+
+
+def name(job: Job) -> str:
     """What a progress bar calls it."""
     if job.rivals:
         return " : ".join(algo.name for algo, _ in job.rivals)
@@ -252,7 +287,7 @@ def _jobs(registry: Registry, part: Part, settings: Settings, plan: Plan) -> Ite
         return
     for mode in modes if settings.command == "bench" else []:
         yield make("floor", None, mode)
-        for algo in _yardsticks(registry, part, mode):
+        for algo in _yardsticks(registry, part, mode, settings.place):
             if not any(e.algo.name == algo.name and e.place.mode == mode for e in ready):
                 yield replace(make("bench", algo, mode), added=True)
     for entry in ready:
@@ -262,12 +297,12 @@ def _jobs(registry: Registry, part: Part, settings: Settings, plan: Plan) -> Ite
             plan.unpackable.append((part.op.name, entry.algo.name, entry.place.mode, str(e)))
 
 
-def _yardsticks(registry: Registry, part: Part, mode: str) -> list[Algo]:
+def _yardsticks(registry: Registry, part: Part, mode: str, place: Placing) -> list[Algo]:
     """What an op's algos are measured against: its reference; where a score is asked for, its baseline as well."""
     found = [registry.reference(part.op)]
     if part.scored and part.op.baseline:
         baseline = registry.find(part.op.baseline, part.op.name)
-        if machine.place(baseline, mode).mode == mode:
+        if place(baseline, mode).mode == mode:
             found.append(baseline)
     return found
 
@@ -324,12 +359,16 @@ def tiers_for(mode: str, wanted: tuple[str, ...], command: str = "bench") -> tup
 
 
 def exit_code(document: Document, named: bool) -> int:
-    """1: an algo failed; 3: none did, but an algo that the user named, the tier or the data cannot be had here."""
+    """1: an algo failed; 4: none did, but the remote side; 3: an algo that the user named, the tier or the data cannot
+    be had here."""
     failed = [r for r in document.records if r["status"] != "passed"]
     failed = [r for r in failed if not (r.get("added") and r["status"] == "tier_unavailable")]
     lacking = [r for r in failed if r["status"] == "tier_unavailable" or r.get("code") == errors.MISSING]
-    if len(failed) > len(lacking):
+    remote = [r for r in failed if r.get("code") == errors.REMOTE]
+    if len(failed) > len(lacking) + len(remote):
         return errors.FAILED
+    if remote:
+        return errors.REMOTE
     if lacking or (document.missing and (named or not document.records)):
         return errors.MISSING
     return errors.OK

@@ -44,6 +44,18 @@ def describe(mode: str) -> dict[str, Any]:
     return found
 
 
+def device(found: dict[str, Any]) -> str | None:
+    """What a described environment's times are times of: a GPU by name, a CPU with its threads; None for neither.
+
+    Times of a rented GPU, whose clocks nobody holds and whose host is shared, are told from those of one's own.
+    """
+    where = f" ({found['where']})" if found.get("where") else ""
+    if found.get("gpu"):
+        return found["gpu"] + where
+    threads = found.get("threads")
+    return f"{found['cpu']}{f', {threads} threads' if threads else ''}{where}" if found.get("cpu") else None
+
+
 def gpu() -> dict[str, Any]:
     """The GPU in use: what does not change while it runs."""
     import torch

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -179,15 +180,18 @@ GET_NVCC = "install the CUDA toolkit, or pip install " + ("-e '.[cuda]'" if path
 MODAL = "`gdn modal run` takes it to a B200"
 
 
-def place(algo: Algo, device: str = "auto") -> Place:
-    """Choose where to run: the GPU where there is one, else the CPU, else Triton's interpreter."""
+def place(algo: Algo, device: str = "auto", missing: Callable[[Algo, str], Place | None] | None = None) -> Place:
+    """Choose where to run: the GPU where there is one, else the CPU, else Triton's interpreter.
+
+    `missing(algo, mode)` says what stands in the way on the machine in question: this one, if it is left out.
+    """
     wanted = {"auto": ("cuda", "cpu", "interpreter"), "cuda": ("cuda",), "cpu": ("cpu", "interpreter")}[device]
     modes = [mode for mode in wanted if mode in algo.modes]
     if not modes:
         return Place(None, f"does not run on {device}", f"it runs on {', '.join(algo.modes)}: drop --device {device}")
     problem = None
     for mode in modes:
-        problem = _missing(algo, mode)
+        problem = (missing or _missing)(algo, mode)
         if problem is None:
             return Place(mode)
     return problem

@@ -25,7 +25,7 @@ FAILED = "failed"  # the algo's own doing: wrong, crashed, too slow, ...
 UNMEASURED = "not measured"  # no record, or none for a reason that is not the algo's
 UNCOMPARED = "nothing to compare with"  # the reference or the baseline has no time there
 # what a record may say that is no failure of the algo
-_NOT_ITS_FAULT = ("passed", "tier_unavailable", "refused")
+_NOT_ITS_FAULT = ("passed", "tier_unavailable", "refused", "remote_failed")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import paths, records, registry
-from ..errors import MISSING, UsageError
+from ..errors import MISSING, REMOTE, UsageError
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,12 @@ class Series:
 
     @property
     def failed(self) -> int:
-        """Workloads that failed or were not reached; what is merely missing here (a tier, nvcc) is no failure."""
+        """Workloads that failed or were not reached; what is merely missing here (a tier, nvcc), or lost on the way, is
+        no failure."""
         return sum(
             r.get("unfinished") or 1
             for r in self.records
-            if r["status"] not in ("passed", "tier_unavailable") and r.get("code") != MISSING
+            if r["status"] not in ("passed", "tier_unavailable") and r.get("code") not in (MISSING, REMOTE)
         )
 
 
@@ -125,11 +126,12 @@ def _key(document: dict[str, Any], found: list[Series]) -> str:
 
 
 def _device(environment: dict[str, Any]) -> str | None:
-    """A GPU's name; a CPU's with its threads, since as many others would be another device."""
+    """A GPU's name, and where it is rented; a CPU's with its threads: as many others would be another device."""
+    where = f" ({environment['where']})" if environment.get("where") else ""
     if environment.get("gpu"):
-        return environment["gpu"]
+        return environment["gpu"] + where
     threads = environment.get("threads")
-    return f"{environment['cpu']} ({threads} threads)" if environment.get("cpu") else None
+    return f"{environment['cpu']} ({threads} threads){where}" if environment.get("cpu") else None
 
 
 def _label(op: str, axes: dict[str, Any]) -> str:

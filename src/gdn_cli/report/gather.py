@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .. import paths, records
+from .. import environment, paths, records
 from ..errors import MissingError, UsageError, unknown
 from ..registry import Algo, Op, Registry
 from ..timing import COPY, FLOORS, TIERS
@@ -46,12 +46,7 @@ class Source:
 
     def device(self, mode: str) -> str:
         """What a mode ran on: the GPU's name, or the CPU's with its threads."""
-        env = self.environment(mode)
-        if mode == "cuda":
-            return env.get("gpu") or _GPU
-        if not env.get("cpu"):
-            return _CPU
-        return f"{env['cpu']}, {env['threads']} threads" if env.get("threads") else env["cpu"]
+        return environment.device(self.environment(mode)) or (_GPU if mode == "cuda" else _CPU)
 
 
 @dataclass(frozen=True)

@@ -182,6 +182,8 @@ def _grid() -> Table:
 
 def _where(document: dict[str, Any]) -> list[str]:
     machine = differences.gpu(document) or (document.get("environment") or {}).get("cpu")
+    if machine and (where := document["environment"].get("where")):
+        machine += f" ({where})"
     l2 = f"L2 {document['l2']}" if document.get("l2") and document.get("mode") == "cuda" else None
     return [part for part in (document.get("label"), machine, document["tool"], l2) if part]
 
