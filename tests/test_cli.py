@@ -55,7 +55,7 @@ print("\\n" + json.dumps({{"code": code or 0, "heavy": [m for m in {_HEAVY} if m
     [
         "--version", "--help", "list", "list --json", "list --op gdn_prefill", "run --help", "bench -h", "data --help",
         "data list --op gdn_decode", "doctor --json", "report --help", "compare --help", "history", "history --json",
-        "pack --algo cuda-v4 --out x.json", "run --algo cuda-v4",
+        "modal --help", "modal run --help", "pack --algo cuda-v4 --out x.json", "run --algo cuda-v4",
         "new mine --from cpp-v1 --into here", "bench --algo nothing-like-it",
     ],
 )  # fmt: skip
@@ -75,8 +75,8 @@ def test_version_and_help(gdn):
         done = gdn(*args)
         assert done.code == 0
         for command in (
-            "run", "bench", "floors", "compare", "profile", "tune", "history", "report", "list", "new", "pack", "data",
-            "doctor", "worker",
+            "run", "bench", "floors", "compare", "profile", "tune", "modal", "history", "report", "list", "new", "pack",
+            "data", "doctor", "worker",
         ):  # fmt: skip
             assert re.search(rf"^  {command} +\S", done.out, re.M), command
     done = gdn("bench", "--help")

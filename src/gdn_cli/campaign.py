@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,9 @@ from .records import Document
 from .registry import DEFAULT_OP, Algo, Op, Registry
 from .timing import FLOORS, TIERS
 from .workloads import Workload
+
+# (algo, --device) -> where it runs on the machine in question: machine.place for this one.
+Placing = Callable[[Algo, str], machine.Place]
 
 NOT_TIMED = "no GPU here, and Triton's interpreter is for checks, not for times"
 
@@ -55,6 +58,7 @@ class Settings:
     strict: bool = False
     timeout_s: float = 300.0
     gpus: tuple[Gpu, ...] = ()  # to spread the parts over; none: the one that a CUDA process takes by itself
+    place: Placing = machine.place
 
 
 def choose(
@@ -65,12 +69,11 @@ def choose(
     device: str,
     *,
     timed: bool,
-    gpus: Sequence[Gpu] = (),
+    place: Placing = machine.place,
 ) -> tuple[list[Entry], bool]:
     """The algos of `--algo` (names, full names, `all`) and packed files; without either, what can run here.
 
     Returns the entries, and whether the user named them one by one. With `timed`, Triton's interpreter is no place.
-    `gpus` are those that the user named: an algo can run here where one of them will do.
     """
     if op:
         registry.op(op)
@@ -84,10 +87,10 @@ def choose(
         algos += registry.of(op or DEFAULT_OP) if name == "all" else [registry.find(name, op)]
     entries = []
     for algo in _distinct(algos, registry):
-        place = machine.place(algo, device, gpus)
-        if timed and place.mode == "interpreter":
-            place = machine.Place(None, NOT_TIMED, machine.MODAL)
-        entries.append(Entry(algo, place))
+        where = place(algo, device)
+        if timed and where.mode == "interpreter":
+            where = machine.Place(None, NOT_TIMED, machine.MODAL)
+        entries.append(Entry(algo, where))
     if every or "all" in wanted:  # what is broken is among them, and says so
         entries += [
             Entry(Algo(b.op, b.name, "", "", "", False, ()), machine.Place(None, str(b.error)))
@@ -101,7 +104,9 @@ def choose(
     return entries, bool(files) or any(name != "all" for name in wanted)
 
 
-def rivals(registry: Registry, names: list[str], op: str | None, device: str, gpus: Sequence[Gpu] = ()) -> list[Entry]:
+def rivals(
+    registry: Registry, names: list[str], op: str | None, device: str, place: Placing = machine.place
+) -> list[Entry]:
     """The algos of a comparison in the order in which they were named: names, full names, packed files.
 
     One that is named twice is compared with itself, as `NAME@2`. All are of one op.
@@ -116,18 +121,17 @@ def rivals(registry: Registry, names: list[str], op: str | None, device: str, gp
         if algo.name in taken:
             count = 1 + sum(t == algo.name or t.startswith(f"{algo.name}@") for t in taken)
             algo = replace(algo, name=f"{algo.name}@{count}")
-        place = machine.place(algo, device, gpus)
-        if place.mode == "interpreter":
-            place = machine.Place(None, NOT_TIMED, machine.MODAL)
-        entries.append(Entry(algo, place))
+        where = place(algo, device)
+        if where.mode == "interpreter":
+            where = machine.Place(None, NOT_TIMED, machine.MODAL)
+        entries.append(Entry(algo, where))
     return entries
 
 
 def anywhere(registry: Registry, op: str | None, device: str) -> list[Entry]:
     """For floors, which need no algo: the best place here, in the shape of the op's reference."""
     algo = registry.reference(registry.op(op or DEFAULT_OP))
-    place = machine.place(algo, device)
-    return [Entry(algo, place)]
+    return [Entry(algo, machine.place(algo, device))]
 
 
 def _distinct(algos: list[Algo], registry: Registry) -> list[Algo]:
@@ -182,8 +186,8 @@ class Plan:
     jobs: list[Job]
     missing: list[dict[str, Any]]  # algos that cannot run here
     unpackable: list[tuple[str, str, str, str]]  # op, algo, mode, reason
-    # (op, name of a job or uuid of a workload) -> where its records belong, if several GPUs make them at once
-    order: dict[tuple[str, str], int] = field(default_factory=dict)
+    # _key of a job, or (op, uuid) of a workload -> where its records belong, whenever they come
+    order: dict[tuple[str, ...], int] = field(default_factory=dict)
 
 
 def prepare(registry: Registry, work: list[Part], settings: Settings) -> Plan:
@@ -195,9 +199,7 @@ def prepare(registry: Registry, work: list[Part], settings: Settings) -> Plan:
                 why = {"reason": entry.place.reason, "hint": entry.place.hint}
                 plan.missing.append({"op": part.op.name, "algo": entry.algo.name} | why)
         made = [job for share in _shares(part, settings.gpus) for job in _jobs(registry, share, settings, plan)]
-        if settings.gpus:
-            _in_order(part, made, plan)
-        plan.jobs.extend(made)
+        plan.jobs.extend(_in_order(part, made, plan))
     if len(settings.gpus) > 1:
         apart = lanes.cpus(list(dict.fromkeys(job.gpu for job in plan.jobs)))
         plan.jobs[:] = [replace(job, cpus=apart[job.gpu]) for job in plan.jobs]
@@ -227,31 +229,50 @@ def _shares(part: Part, gpus: Sequence[Gpu]) -> list[Part]:
     return [replace(part, entries=entries, gpu=g) for g, entries in split.items() if entries]
 
 
-def _in_order(part: Part, made: list[Job], plan: Plan) -> None:
-    """Sort a part's jobs as one GPU would do them, each GPU's its own in turn, and number what their records will be
-    sorted by: GPUs that work at once finish in any order, and a table should not."""
+def _in_order(part: Part, made: list[Job], plan: Plan) -> list[Job]:
+    """A part's jobs as one GPU would do them, each GPU's its own in turn. What their records will be sorted by is
+    numbered: GPUs that work at once finish in any order, and a table should not."""
     named = [e.algo.name for e in part.entries]
-    made.sort(key=lambda job: -2 if job.algo is None else -1 if job.added else named.index(job.algo.name))
-    for name in [_name(job) for job in made] + [w.uuid for w in part.workloads]:
-        plan.order.setdefault((part.op.name, name), len(plan.order))
+    modes = list(dict.fromkeys(job.mode for job in made))
+
+    def turn(job: Job) -> tuple[int, int, bool]:
+        if job.algo is None or job.added:
+            return -1, modes.index(job.mode), job.added
+        return named.index(job.algo.name), 0, False
+
+    found = sorted(made, key=turn)
+    for key in [*map(_key, found), *((part.op.name, w.uuid) for w in part.workloads)]:
+        plan.order.setdefault(key, len(plan.order))
+    return found
 
 
-def run(plan: Plan, document: Document, progress: Progress, say: Callable[[str], None]) -> None:
+# Carries out jobs elsewhere: gives each one with what became of it as soon as that is known, in any order.
+Engine = Callable[[list[Job]], Generator[tuple[Job, Outcome], None, None]]
+
+
+def run(
+    plan: Plan, document: Document, progress: Progress, say: Callable[[str], None], engine: Engine | None = None
+) -> None:
     """Run everything, job after job, each in its own worker; the document has it all at any moment.
 
     Jobs of different GPUs run side by side. What times on a GPU waits until nobody else does: `say` gets the line that
-    tells for whom.
+    tells for whom. With an `engine` nothing runs here.
     """
     document.missing.extend(plan.missing)
     for row in plan.unpackable:
         document.add_unpackable(*row)
     tally, stop = _Tally(plan, document, progress), threading.Event()
-    work = [
-        partial(_lane, gpu, [job for job in plan.jobs if job.gpu == gpu], tally, say, stop.is_set)
-        for gpu in dict.fromkeys(job.gpu for job in plan.jobs)
-    ]
     try:
-        lanes.side_by_side(work, stop)
+        if engine:
+            with contextlib.closing(engine(plan.jobs)) as arriving:
+                for job, outcome in arriving:
+                    tally.arrived(job, outcome)
+        else:
+            work = [
+                partial(_lane, gpu, [job for job in plan.jobs if job.gpu == gpu], tally, say, stop.is_set)
+                for gpu in dict.fromkeys(job.gpu for job in plan.jobs)
+            ]
+            lanes.side_by_side(work, stop)
     finally:
         tally.sort()
     if document.records:
@@ -273,7 +294,8 @@ def _lane(
 
 
 class _Tally:
-    """What the jobs of all GPUs have brought by now: into the document, and onto the progress bar."""
+    """What the jobs have brought by now, those of all GPUs or of an engine: into the document, and onto the progress
+    bar."""
 
     def __init__(self, plan: Plan, document: Document, progress: Progress) -> None:
         self.order, self.document, self.progress = plan.order, document, progress
@@ -302,24 +324,39 @@ class _Tally:
                 self._keep(job, _fate(job, outcome, seen), outcome.environment)
             self.done += job.due - seen
 
-    def _keep(self, job: Job, record: dict[str, Any], environment: dict[str, Any]) -> None:
-        whole = self.document.add(job, record, environment)
-        names = _name(job), (whole["workload"] or {}).get("uuid")
-        ranks = (self.order.get((job.op.name, name), math.inf) for name in names)
-        self.ranks[id(whole)] = *ranks, self.gpus.index(job.gpu)
+    def arrived(self, job: Job, outcome: Outcome) -> None:
+        """All of a job at once, from elsewhere: its environment says on which GPU it was made."""
+        found, env = list(outcome.records), outcome.environment
+        if outcome.status != "done":
+            found.append(_fate(job, outcome, len(found)))
+        on = {"gpu": {"uuid": env["gpu_uuid"], "name": env["gpu"]}} if env.get("gpu_uuid") else {}
+        for record in found:
+            self._keep(job, record | on, env, save=False)
+        if found:
+            self.document.save()
+
+    def _keep(self, job: Job, record: dict[str, Any], environment: dict[str, Any], *, save: bool = True) -> None:
+        whole = self.document.add(job, record, environment, save=save)
+        keys = _key(job), (job.op.name, (whole["workload"] or {}).get("uuid"))
+        self.ranks[id(whole)] = *(self.order.get(key, math.inf) for key in keys), self.gpus.index(job.gpu)
 
     def sort(self) -> None:
-        """Put the records into the order in which one GPU would have made them."""
-        if self.order:
-            self.document.records.sort(key=lambda record: self.ranks.get(id(record), (-1,)))
+        """Put the records into the order in which one GPU would have made them, behind those that were there."""
+        self.document.records.sort(key=lambda record: self.ranks.get(id(record), (-1,)))
 
 
 def _shown(job: Job) -> str:
     """What the progress bar says."""
-    return f"GPU {job.gpu.index}: {_name(job)}" if job.gpu else _name(job)
+    return f"GPU {job.gpu.index}: {name(job)}" if job.gpu else name(job)
 
 
-def _name(job: Job) -> str:
+def _key(job: Job) -> tuple[str, str, str]:
+    """The same for what several GPUs do of one algo."""
+    return job.op.name, job.mode, name(job)
+
+
+def name(job: Job) -> str:
+    """What a user calls it."""
     if job.rivals:
         return " : ".join(algo.name for algo, _ in job.rivals)
     return job.algo.full_name if job.algo else f"{job.op.name}, floors"
@@ -352,7 +389,7 @@ def _jobs(registry: Registry, part: Part, settings: Settings, plan: Plan) -> Ite
         return
     for mode in modes if settings.command == "bench" else []:
         yield make("floor", None, mode)
-        for algo in _yardsticks(registry, part, mode):
+        for algo in _yardsticks(registry, part, mode, settings.place):
             if not any(e.algo.name == algo.name and e.place.mode == mode for e in ready):
                 yield replace(make("bench", algo, mode), added=True)
     for entry in ready:
@@ -362,12 +399,12 @@ def _jobs(registry: Registry, part: Part, settings: Settings, plan: Plan) -> Ite
             plan.unpackable.append((part.op.name, entry.algo.name, entry.place.mode, str(e)))
 
 
-def _yardsticks(registry: Registry, part: Part, mode: str) -> list[Algo]:
+def _yardsticks(registry: Registry, part: Part, mode: str, place: Placing) -> list[Algo]:
     """What an op's algos are measured against: its reference; where a score is asked for, its baseline as well."""
     found = [registry.reference(part.op)]
     if part.scored and part.op.baseline:
         baseline = registry.find(part.op.baseline, part.op.name)
-        if machine.place(baseline, mode, [part.gpu] if part.gpu else []).mode == mode:
+        if place(baseline, mode).mode == mode and (part.gpu is None or part.gpu.fits(baseline)):
             found.append(baseline)
     return found
 
@@ -425,12 +462,16 @@ def tiers_for(mode: str, wanted: tuple[str, ...], command: str = "bench") -> tup
 
 
 def exit_code(document: Document, named: bool) -> int:
-    """1: an algo failed; 3: none did, but an algo that the user named, the tier or the data cannot be had here."""
+    """1: an algo failed; 4: none did, but the remote side; 3: an algo that the user named, the tier or the data cannot
+    be had here."""
     failed = [r for r in document.records if r["status"] != "passed"]
     failed = [r for r in failed if not (r.get("added") and r["status"] == "tier_unavailable")]
     lacking = [r for r in failed if r["status"] == "tier_unavailable" or r.get("code") == errors.MISSING]
-    if len(failed) > len(lacking):
+    remote = [r for r in failed if r.get("code") == errors.REMOTE]
+    if len(failed) > len(lacking) + len(remote):
         return errors.FAILED
+    if remote:
+        return errors.REMOTE
     if lacking or (document.missing and (named or not document.records)):
         return errors.MISSING
     return errors.OK

@@ -13,7 +13,7 @@ from .records import environment_of
 from .timing import FLOORS
 
 # what a time depends on besides the algo: a saved record that differs in one of these is compared with a warning
-_ORIGIN = ("gpu", "cpu", "driver", "cuda", "threads")
+_ORIGIN = ("where", "gpu", "cpu", "driver", "cuda", "threads")
 
 
 def between(document: dict[str, Any], baselines: dict[str, str], threshold: float) -> None:

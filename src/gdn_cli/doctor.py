@@ -113,11 +113,19 @@ def _dataset(folder: Path | None) -> dict[str, Any]:
 def _modal_token() -> dict[str, Any]:
     by_env = bool(os.environ.get("MODAL_TOKEN_ID") and os.environ.get("MODAL_TOKEN_SECRET"))
     file = Path(os.environ.get("MODAL_CONFIG_PATH", Path.home() / ".modal.toml"))
-    if by_env or file.is_file():
+    if by_env or _has_token(file):
         return _finding(
             "ok", "Modal token", "in the environment" if by_env else "in Modal's config file", "a B200 at Modal"
         )
     return _finding("missing", "Modal token", "none", "a B200 at Modal", "modal setup")
+
+
+def _has_token(file: Path) -> bool:
+    """Whether any profile in Modal's config file has a token; the token itself is looked at by Modal only."""
+    try:
+        return any(isinstance(profile, dict) and "token_id" in profile for profile in registry.read_toml(file).values())
+    except GdnError:
+        return False
 
 
 def _folders() -> dict[str, Path]:

@@ -44,6 +44,20 @@ def describe(mode: str) -> dict[str, Any]:
     return found
 
 
+def device(found: dict[str, Any]) -> str | None:
+    """What a described environment's times are times of: a GPU by name, a CPU with its threads; None for neither."""
+    if found.get("gpu"):
+        return found["gpu"] + rented(found)
+    threads = f", {found['threads']} threads" if found.get("threads") else ""
+    return found["cpu"] + threads + rented(found) if found.get("cpu") else None
+
+
+def rented(found: dict[str, Any]) -> str:
+    """What goes behind the name of a device that is not one's own, " (modal)", and "" behind one that is: nobody holds
+    the clocks there, and others share the host, so that its times are those of another device."""
+    return f" ({found['where']})" if found.get("where") else ""
+
+
 def gpu() -> dict[str, Any]:
     """The GPU in use: what does not change while it runs."""
     import torch

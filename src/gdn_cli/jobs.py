@@ -110,14 +110,41 @@ def execute(
     `given_up` is asked all the while: True ends the worker and raises KeyboardInterrupt, which a thread other than the
     main one never gets by itself.
     """
+    return serve(job.request(), environ(job), job.timeout_s, on_record, given_up, wrap=job.wrap, cpus=job.cpus)
+
+
+def serve(
+    request: dict[str, Any],
+    env: dict[str, str],
+    timeout_s: float,
+    on_record: OnRecord = lambda record, environment: None,
+    given_up: Callable[[], bool] = lambda: False,
+    *,
+    wrap: tuple[str, ...] = (),
+    cpus: frozenset[int] = frozenset(),
+) -> Outcome:
+    """Run a worker on a request, wherever that was made: `execute` here, and a container for one that travelled.
+
+    env         the worker's environment variables: environ_of's
+    wrap, cpus  as a job has them
+    """
     with tempfile.TemporaryDirectory(prefix="gdn-") as folder:
-        return _follow(job, Path(folder), on_record, given_up)
+        return _follow(Path(folder), request, env, timeout_s, on_record, given_up, wrap, cpus)
 
 
-def _follow(job: Job, folder: Path, on_record: OnRecord, given_up: Callable[[], bool]) -> Outcome:
+def _follow(
+    folder: Path,
+    request: dict[str, Any],
+    env: dict[str, str],
+    timeout_s: float,
+    on_record: OnRecord,
+    given_up: Callable[[], bool],
+    wrap: tuple[str, ...],
+    cpus: frozenset[int],
+) -> Outcome:
     events, reply, log = folder / "events.jsonl", folder / "reply.json", folder / "log"
     events.touch()
-    (folder / "request.json").write_text(json.dumps(job.request()))
+    (folder / "request.json").write_text(json.dumps(request))
     (folder / "empty").mkdir()  # the worker's own directory: nothing to import or to find by accident
     outcome = Outcome("done")
     with (
@@ -127,13 +154,13 @@ def _follow(job: Job, folder: Path, on_record: OnRecord, given_up: Callable[[], 
         events.open() as e,
     ):
         process = subprocess.Popen(
-            [*job.wrap, sys.executable, "-m", "gdn_cli.worker", "--events", str(events)],
-            stdin=stdin, stdout=stdout, stderr=stderr, cwd=folder / "empty", env=environ(job), start_new_session=True,
+            [*wrap, sys.executable, "-m", "gdn_cli.worker", "--events", str(events)],
+            stdin=stdin, stdout=stdout, stderr=stderr, cwd=folder / "empty", env=env, start_new_session=True,
         )  # fmt: skip
-        if job.cpus:
+        if cpus:
             with suppress(OSError):  # it has ended already
-                os.sched_setaffinity(process.pid, job.cpus)  # its threads and its compilers get the same
-        deadline = time.monotonic() + job.timeout_s
+                os.sched_setaffinity(process.pid, cpus)  # its threads and its compilers get the same
+        deadline = time.monotonic() + timeout_s
         timed_out, partial = False, ""
         try:
             running = True
@@ -159,7 +186,7 @@ def _follow(job: Job, folder: Path, on_record: OnRecord, given_up: Callable[[], 
             _kill(process)
     outcome.tail = [line.rstrip() for line in log.read_text(errors="replace").splitlines() if line.strip()][-20:]
     if timed_out:
-        outcome.status, outcome.reason = "timed_out", f"no end after {job.timeout_s:g} s; --timeout gives more"
+        outcome.status, outcome.reason = "timed_out", f"no end after {timeout_s:g} s; --timeout gives more"
         return outcome
     try:
         outcome.reply = json.loads(reply.read_text())
@@ -171,7 +198,13 @@ def _follow(job: Job, folder: Path, on_record: OnRecord, given_up: Callable[[], 
 
 
 def environ(job: Job) -> dict[str, str]:
-    """The worker's environment: ours, with the builders' tools within reach and their caches in gdn's own folder."""
+    """The environment of a job's worker."""
+    return environ_of(job.mode, job.gpu) | job.env
+
+
+def environ_of(mode: str, gpu: machine.Gpu | None = None) -> dict[str, str]:
+    """A worker's environment: ours, with the builders' tools within reach and their caches in gdn's own folder; and
+    with `gpu`, which None leaves to CUDA, as the only one."""
     env = dict(os.environ)
     # relative entries would point into the worker's empty directory
     if path := env.get("PYTHONPATH"):
@@ -180,15 +213,15 @@ def environ(job: Job) -> dict[str, str]:
     env["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), env.get("PATH", "")])
     if home := machine.cuda_home():
         env["CUDA_HOME"] = str(home)
-    gpus = ((job.gpu,) if job.gpu else machine.gpus()) if job.mode == "cuda" else ()
-    if job.gpu and gpus or len(gpus) > 1:  # the one that is locked, whatever order CUDA would put them in
+    gpus = ((gpu,) if gpu else machine.gpus()) if mode == "cuda" else ()
+    if gpu and gpus or len(gpus) > 1:  # the one that is locked, whatever order CUDA would put them in
         env["CUDA_VISIBLE_DEVICES"] = gpus[0].uuid
     # flashinfer-bench's cache key knows neither the GPU nor the Python that a build was made for
     target = gpus[0].capability if gpus else "cpu"
     python = f"py{sys.version_info.major}{sys.version_info.minor}"
     env.setdefault("FIB_CACHE_PATH", str(paths.builds_dir() / f"{python}-{target}"))
     env.setdefault("PYTHONUNBUFFERED", "1")
-    return env | job.env
+    return env
 
 
 def _kill(process: subprocess.Popen) -> None:

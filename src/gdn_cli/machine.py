@@ -8,9 +8,9 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -246,11 +246,18 @@ GET_NVCC = "install the CUDA toolkit, or pip install " + ("-e '.[cuda]'" if path
 MODAL = "`gdn modal run` takes it to a B200"
 
 
-def place(algo: Algo, device: str = "auto", among: Sequence[Gpu] = ()) -> Place:
+def place(
+    algo: Algo,
+    device: str = "auto",
+    among: Sequence[Gpu] = (),
+    missing: Callable[[Algo, str], Place | None] | None = None,
+) -> Place:
     """Choose where to run: the GPU where there is one, else the CPU, else Triton's interpreter.
 
     `among` are the GPUs to choose from, one of which must do; () is the one that a CUDA process takes by itself.
+    `missing(algo, mode)` says what stands in the way on another machine; left out, this one is looked at.
     """
+    missing = missing or partial(_missing, among=among)
     wanted = {"auto": ("cuda", "cpu", "interpreter"), "cuda": ("cuda",), "cpu": ("cpu", "interpreter")}[device]
     modes = [mode for mode in wanted if mode in algo.modes]
     if not modes:
@@ -258,7 +265,7 @@ def place(algo: Algo, device: str = "auto", among: Sequence[Gpu] = ()) -> Place:
         return Place(None, f"does not run on {device}", f"it runs on {', '.join(algo.modes)}: drop {option}")
     problem = None
     for mode in modes:
-        problem = _missing(algo, mode, among)
+        problem = missing(algo, mode)
         if problem is None:
             return Place(mode)
     return problem

@@ -14,6 +14,7 @@ IN_CHECKOUT = (_CHECKOUT / "pyproject.toml").is_file() and (_CHECKOUT / "algos")
 _ROOT = _CHECKOUT if IN_CHECKOUT else _PACKAGE
 ALGOS_DIR = _ROOT / "algos"
 CONFIGS_DIR = _ROOT / "configs"
+PYPROJECT = _CHECKOUT / "pyproject.toml"  # of a checkout only
 
 
 def _user_dir(kind: str, xdg: str, fallback: str) -> Path:

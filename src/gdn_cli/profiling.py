@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from .pack import definition, pack, source_hash
 from .profilers import Ask, Reading, Reply, Run
 from .records import dumps
 from .registry import Algo, Op, Registry
+from .worker import op_from_json, op_to_json
 from .workloads import Workload
 
 SCHEMA = 1
@@ -70,18 +71,19 @@ def subjects(
     workload: str | None,
     dataset: Path | None,
     device: str = "auto",
+    place: campaign.Placing = machine.place,
 ) -> tuple[str, list[Subject]]:
-    """The tool (without one: cpu where the first algo runs on the CPU here, else ncu), and what each name stands for.
+    """The tool (without one: cpu where the first algo runs on the CPU, else ncu), and what each name stands for.
 
     Raises UsageError and MissingError where the tool cannot look at an algo, or the algo cannot run here.
     """
     if tool and tool not in profilers.TOOLS:
         raise errors.unknown("tool", tool, profilers.TOOLS)
     if tool is None:
-        first = campaign.rivals(registry, names[:1], op, device)[0]
+        first = campaign.rivals(registry, names[:1], op, device, place)[0]
         tool = "cpu" if first.place.mode == "cpu" else "ncu"
     modes = profilers.TOOLS[tool].modes
-    entries = campaign.rivals(registry, names, op, modes[0] if len(modes) == 1 else device)
+    entries = campaign.rivals(registry, names, op, modes[0] if len(modes) == 1 else device, place)
     part = campaign.parts(
         registry, entries, chosen=[workload] if workload else [], first=None if workload else 1, preset=None,
         dataset=dataset, overrides={},
@@ -111,6 +113,32 @@ def _mode(tool: str, entry: campaign.Entry) -> str:
     raise MissingError(f"{entry.algo.full_name} cannot run here: {place.reason}", hint=hint)
 
 
+def sent(subject: Subject, settings: Settings) -> dict[str, Any]:
+    """A subject and how to profile it, as JSON for another machine."""
+    return {
+        "op": op_to_json(subject.op),
+        "algo": subject.algo.name,
+        "mode": subject.mode,
+        "workload": subject.workload.to_json(),
+        "definition": subject.definition,
+        "solution": subject.solution,
+        "settings": asdict(settings) | {"folder": None, "dataset": str(settings.dataset) if settings.dataset else None},
+    }
+
+
+def received(d: dict[str, Any], folder: Path) -> tuple[Subject, Settings]:
+    """What `sent` gave; the profile is to go into `folder`."""
+    op, solution, spec = op_from_json(d["op"]), d["solution"], d["solution"]["spec"]
+    algo = Algo(
+        op.name, d["algo"], "", spec["language"], spec["entry_point"], spec["destination_passing_style"],
+        (d["mode"],), solution=solution,
+    )  # fmt: skip
+    subject = Subject(op, algo, d["mode"], Workload.from_json(d["workload"]), d["definition"], solution)
+    asked = d["settings"] | {key: tuple(d["settings"][key]) for key in ("archs", "checks")}
+    dataset = Path(asked["dataset"]) if asked["dataset"] else None
+    return subject, Settings(**asked | {"folder": folder, "dataset": dataset})
+
+
 # What runs now, how many of how many processes are done.
 Progress = Callable[[str, int, int], None]
 
@@ -132,6 +160,11 @@ def run(subject: Subject, settings: Settings, progress: Progress, say: Callable[
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+    return keep(folder, document)
+
+
+def keep(folder: Path, document: dict[str, Any]) -> dict[str, Any]:
+    """Write a profile's document into its folder; returns it with where it lies."""
     (folder / _FILE).write_text(dumps(document) + "\n", encoding="utf-8")
     return _at(folder, document)
 
@@ -314,7 +347,7 @@ def kept(folder: Path) -> list[dict[str, Any]]:
     for file in sorted(folder.glob(f"*/{_FILE}")) + sorted(folder.glob("*.json")):
         if document := load(file):
             verdict, survey = document["verdict"] or {}, document["survey"] or {}
-            gpu = document["environment"].get("gpu") or document["environment"].get("cpu")
+            gpu = environment.device(document["environment"])
             row = {key: document[key] for key in ("name", "time", "tool", "op", "algo", "label", "status")}
             row |= {"time_us": survey.get("time_us"), "bound": verdict.get("bound"), "device": gpu}
             rows.append(row | {"folder": str(file.parent if file.name == _FILE else file)})

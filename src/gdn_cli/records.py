@@ -42,6 +42,7 @@ class Document:
     more: dict[str, Any] = field(default_factory=dict)  # what a command adds to its records: scores, comparisons
     origin: dict[str, Any] = field(default_factory=environment.commit)
     interrupted: bool = False
+    earlier: int = 0  # so many of the records are an earlier run's, which this one goes on with
     unsaved: str | None = None  # why the file could not be written, once that happened
 
     def to_json(self) -> dict[str, Any]:
@@ -58,6 +59,10 @@ class Document:
             "records": self.records,
         }
 
+    def news(self) -> dict[str, Any]:
+        """Without an earlier run's records: those were kept when they were made."""
+        return self.to_json() | {"records": self.records[self.earlier :]}
+
     def save(self) -> None:
         """Write the file anew. A disk that is full later on is said once (`unsaved`), and costs no measurement."""
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
@@ -70,7 +75,9 @@ class Document:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
 
-    def add(self, job: Job, record: dict[str, Any], env: dict[str, Any] | None = None) -> dict[str, Any]:
+    def add(
+        self, job: Job, record: dict[str, Any], env: dict[str, Any] | None = None, *, save: bool = True
+    ) -> dict[str, Any]:
         """Add what a worker said of one measurement, with the algo and its origin, and save."""
         workload = {k: v for k, v in record.get("workload", {}).items() if k in ("uuid", "index", "axes", "origin")}
         sources = {algo.name: solution for algo, solution in job.rivals}
@@ -95,7 +102,8 @@ class Document:
         if env and "versions" not in self.environments.get(job.place, {}):
             self.environments[job.place] = env
         self.records.append(whole)
-        self.save()
+        if save:
+            self.save()
         return whole
 
     def add_unpackable(self, op: str, algo: str, mode: str, reason: str) -> None:
@@ -105,9 +113,10 @@ class Document:
 
 
 def place(record: dict[str, Any]) -> str:
-    """Under which name a document's `environments` say where the record was made: Job.place."""
-    gpu = record.get("gpu")
-    return f"{record['mode']}:{gpu['index']}" if gpu else record["mode"]
+    """Under which name a document's `environments` say where the record was made: Job.place. A rented GPU has no
+    number: its containers' all begin at 0."""
+    index = (record.get("gpu") or {}).get("index")
+    return record["mode"] if index is None else f"{record['mode']}:{index}"
 
 
 def environment_of(document: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:

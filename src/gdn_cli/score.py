@@ -14,6 +14,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from . import environment
 from .errors import MISSING
 from .records import environment_of, place
 from .registry import Op
@@ -26,7 +27,7 @@ FAILED = "failed"  # the algo's own doing: wrong, crashed, too slow, ...
 UNMEASURED = "not measured"  # no record, or none for a reason that is not the algo's
 UNCOMPARED = "nothing to compare with"  # the reference or the baseline has no time there
 # what a record may say that is no failure of the algo
-_NOT_ITS_FAULT = ("passed", "tier_unavailable", "refused")
+_NOT_ITS_FAULT = ("passed", "tier_unavailable", "refused", "remote_failed")
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def scores(document: dict[str, Any], op: Op, expected: Sequence[str] | None = No
     for algo, mode in dict.fromkeys((r["algo"], r["mode"]) for r in records):
         in_mode = [r for r in records if r["mode"] == mode]
         envs = [environment_of(document, r) for r in in_mode if r["algo"] == algo]
-        device = ", ".join(dict.fromkeys(n for env in envs if (n := env.get("gpu") or env.get("cpu")))) or None
+        device = ", ".join(dict.fromkeys(name for env in envs if (name := environment.device(env)))) or None
         for tier, l2 in _places(in_mode, algo):
             here = [r for r in in_mode if _belongs(r, tier, l2)]
             for rule, against in rules.items():

@@ -8,7 +8,7 @@ import sys
 import typer
 
 from .. import __version__, errors
-from . import algos, bench, compare, data, doctor, history, pack, profile, report, tune, worker
+from . import algos, bench, compare, data, doctor, history, modal, pack, profile, report, tune, worker
 
 app = typer.Typer(
     name="gdn",
@@ -19,7 +19,7 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for module in (bench, compare, tune, profile, history, report, algos, pack, data, doctor, worker):
+for module in (bench, compare, tune, profile, modal, history, report, algos, pack, data, doctor, worker):
     module.register(app)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ def run(
 
     Without --algo: every algo that can run here. Without workloads: the preset `quick`.
     """
-    _campaign("check", **locals())  # every option by its name
+    raise typer.Exit(carry_out("check", **locals()))  # every option by its name
 
 
 def bench(
@@ -58,7 +60,7 @@ def bench(
 
     Without --algo: every algo that can be timed here. Without workloads: the preset `quick`.
     """
-    _campaign("bench", **locals())
+    raise typer.Exit(carry_out("bench", **locals()))
 
 
 def floors(
@@ -77,10 +79,10 @@ def floors(
     out: o.Out = None,
 ) -> None:
     """Time what no algo can beat here: a copy of the same bytes, an empty launch, the rate of a large copy."""
-    _campaign("floor", **locals())
+    raise typer.Exit(carry_out("floor", **locals()))
 
 
-def _campaign(
+def carry_out(
     command: str,
     *,
     op: str | None,
@@ -101,31 +103,42 @@ def _campaign(
     seconds: float | None = None,
     strict: bool = False,
     gpus: str | None = None,
-) -> None:
-    from .. import campaign, records, registry
+    official: bool = False,
+    elsewhere: Any = None,
+) -> int:
+    """Run, show and keep a campaign; returns the exit code.
+
+    `official` measures with the contest's counts, whatever the preset; `elsewhere` has an engine and a place to run at
+    other than this machine (commands/modal.py).
+    """
+    from .. import campaign, machine, records, registry
 
     tiers, overrides = o.timing(tier=tier, l2=l2, target=target, seconds=seconds, device=device, timeout=timeout)
     chosen, device = o.gpus(gpus, device)
-    preset, loaded = o.preset(preset, workload, n, dataset)
+    place = elsewhere.place if elsewhere else partial(machine.place, among=chosen)
+    preset, loaded = o.official(preset) if official else o.preset(preset, workload, n, dataset)
     known = registry.load(algos)
     if command == "floor":
         entries, named = campaign.anywhere(known, op, device), False
     else:
-        entries, named = campaign.choose(
-            known, algo, op, solutions or [], device, timed=command == "bench", gpus=chosen
-        )
+        timed = command == "bench"
+        entries, named = campaign.choose(known, algo, op, solutions or [], device, timed=timed, place=place)
     parts = campaign.parts(
         known, entries, chosen=workload or [], first=n, preset=loaded, dataset=dataset, overrides=overrides
     )
-    plan = campaign.prepare(known, parts, campaign.Settings(command, dataset, tiers, strict, timeout, chosen))
+    plan = campaign.prepare(known, parts, campaign.Settings(command, dataset, tiers, strict, timeout, chosen, place))
     options = {"workload": workload, "n": n, "preset": preset, "dataset": bool(dataset), "tier": tier, "l2": l2}
     if gpus:
         options["gpus"] = gpus
     name = {"check": "run", "floor": "floors"}.get(command, command)
     document = records.open_document(name, options, out)
+    if elsewhere:
+        elsewhere.begin(plan, document)
 
     def finish() -> None:
         """What is only known of all records together."""
+        if elsewhere:
+            elsewhere.finish(document)
         for part in parts if command == "bench" else ():
             if part.scored:
                 from .. import score
@@ -135,25 +148,35 @@ def _campaign(
                 rows = [s.to_json() for s in found if s.algo in asked and s.algo != s.against]
                 document.more.setdefault("scores", []).extend(rows)
 
-    perform(plan, document, known, json, finish)
-    raise typer.Exit(errors.INTERRUPTED if document.interrupted else campaign.exit_code(document, named))
+    perform(plan, document, known, json, finish, elsewhere.engine if elsewhere else None)
+    return errors.INTERRUPTED if document.interrupted else campaign.exit_code(document, named)
 
 
-def perform(plan: Any, document: Any, known: Any, json: bool, finish: Any) -> None:
-    """Run a plan, `finish` its document with what is only known at the end, keep it and show it."""
+def perform(plan: Any, document: Any, known: Any, json: bool, finish: Any, engine: Any = None) -> None:
+    """Run a plan, `finish` its document with what is only known at the end, keep it and show it.
+
+    An error that ends the run before its end is raised once what there was by then is kept and shown.
+    """
     from .. import campaign, history, report
 
+    failed = None
     try:
-        with report.progress() as progress:
-            campaign.run(plan, document, progress, report.say)
+        with report.progress() if engine is None else contextlib.nullcontext(lambda *_: None) as progress:
+            campaign.run(plan, document, progress, report.say, engine)
     except KeyboardInterrupt:
         document.interrupted = True
+    except errors.GdnError as e:
+        if not document.records:
+            raise
+        failed = e
     finish()
     if document.records:
         document.save()
-        if document.command != "run" and (unkept := history.add(document.to_json(), document.path)):
+        if document.command != "run" and (unkept := history.add(document.news(), document.path)):
             report.say(unkept)
     report.show(document.to_json(), known, json, document.path, document.unsaved)
+    if failed:
+        raise failed
 
 
 def register(app: typer.Typer) -> None:

@@ -31,6 +31,27 @@ def build(
 
     Everything is about 2 GB; --op, -w, -n and --preset make it smaller. Safe to repeat: what is there is kept.
     """
+    from .. import report
+
+    counts = written(folder, op, algo, workload, n, preset, algos)
+    if json:
+        report.show_json({"folder": str(folder)} | counts)
+    else:
+        typer.echo(f"{folder}: " + ", ".join(f"{value} {key.replace('_', ' ')}" for key, value in counts.items()))
+        where = shlex.quote(str(folder))
+        typer.echo(f"  next: gdn run --dataset {where}, or flashinfer-bench run --local {where}")
+
+
+def written(
+    folder: Path,
+    op: str | None = None,
+    algo: str | None = None,
+    workload: list[str] | None = None,
+    n: int | None = None,
+    preset: str | None = None,
+    algos: str | None = None,
+) -> dict[str, int]:
+    """Write the folder; returns how many files of each kind it was."""
     from .. import pack, presets, registry, report, tracefolder
 
     known = registry.load(algos)
@@ -42,7 +63,7 @@ def build(
     picked = [known.find(name, op) for name in names] if names else [a for o in ops for a in known.of(o.name)]
     solutions = [pack.pack(a, known.ops[a.op]) for a in picked if a.op in chosen]
     with report.progress() as progress:
-        counts = tracefolder.build(
+        return tracefolder.build(
             folder,
             ops,
             chosen,
@@ -50,12 +71,6 @@ def build(
             [pack.definition(o, known) for o in ops],
             lambda done, total, what: progress(what, done, total),
         )
-    if json:
-        report.show_json({"folder": str(folder)} | counts)
-    else:
-        typer.echo(f"{folder}: " + ", ".join(f"{value} {key.replace('_', ' ')}" for key, value in counts.items()))
-        where = shlex.quote(str(folder))
-        typer.echo(f"  next: gdn run --dataset {where}, or flashinfer-bench run --local {where}")
 
 
 @data.command("list")

@@ -108,3 +108,14 @@ def preset(name: str | None, workload: list[str] | None, n: int | None, dataset:
     if name is None and not (workload or n or dataset):
         name = "quick"
     return name, presets.load_preset(name) if name else None
+
+
+def official(name: str | None) -> tuple[str, Any]:
+    """The same with the contest's counts: all of its workloads where nothing else says which."""
+    from dataclasses import replace
+
+    from .. import presets
+
+    contest = presets.load_preset("contest")
+    loaded = presets.load_preset(name) if name else contest
+    return name or contest.name, replace(loaded, settings=contest.settings, op_settings=contest.op_settings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -61,6 +61,26 @@ def profile(
     if list_:
         report.show_profile_list(profiling.kept(folder), json)
         return
+
+    def profiled(live: list[str]) -> Iterator[dict[str, Any]]:
+        settings = settings_of(tool, arch, check, clocks, l2, seconds, dataset, device, timeout, folder)
+        with report.progress() as progress:
+            yield from _profiled(live, op, algos, workload, settings, device, progress)
+
+    raise typer.Exit(looked_at(names, algo, folder, json, profiled))
+
+
+def looked_at(
+    names: list[str] | None,
+    algo: str | None,
+    folder: Path,
+    json: bool,
+    profiled: Callable[[list[str]], Iterator[dict[str, Any]]],
+) -> int:
+    """Show the profiles of one name or two, and what differs; those that are not kept in `folder` are made by
+    `profiled(names)`. Returns the exit code."""
+    from .. import profiling, report
+
     names = names or [name.strip() for name in (algo or "").split(",") if name.strip()]
     if not 1 <= len(names) <= 2:
         hint = "gdn profile --algo A, gdn profile A B, or gdn profile --list"
@@ -68,11 +88,9 @@ def profile(
     documents: list[Any] = [profiling.find(name, folder) for name in names]
     live = [name for name, document in zip(names, documents, strict=True) if document is None]
     if live:
-        settings = _settings(tool, arch, check, clocks, l2, seconds, dataset, device, timeout, folder)
         made: list[Any] = []
         try:
-            with report.progress() as progress:
-                made.extend(_profiled(live, op, algos, workload, settings, device, progress))
+            made.extend(profiled(live))
         except errors.GdnError:
             if made and not json:  # the first of two is there, and worth its time
                 report.show_profiles(made, None, json)
@@ -84,10 +102,10 @@ def profile(
 
         different = differences.difference(*documents)
     report.show_profiles(documents, different, json)
-    raise typer.Exit(profiling.exit_code(documents))
+    return profiling.exit_code(documents)
 
 
-def _settings(
+def settings_of(
     tool: str | None,
     arch: str | None,
     check: str | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Optional
 
 import typer
@@ -56,7 +57,7 @@ def tune(
 
     Without workloads: the preset `sweep`. A run that was stopped goes on where it ended.
     """
-    from .. import campaign, registry, report, tuning
+    from .. import campaign, machine, registry, report, tuning
 
     tiers, overrides = o.timing(tier=tier, l2=l2, target=target, seconds=seconds, device=device, timeout=timeout)
     if not algo:
@@ -68,7 +69,7 @@ def tune(
         preset = "sweep"
     preset, loaded = o.preset(preset, workload, n, dataset)
     known = registry.load(algos)
-    entries = campaign.rivals(known, [algo], op, device, chosen_gpus)
+    entries = campaign.rivals(known, [algo], op, device, partial(machine.place, among=chosen_gpus))
     part = campaign.parts(
         known, entries, chosen=workload or [], first=n, preset=loaded, dataset=dataset, overrides={}
     )[0]  # fmt: skip

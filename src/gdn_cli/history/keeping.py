@@ -13,8 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from .. import paths, records, registry
-from ..errors import MISSING, UsageError
+from .. import environment, paths, records, registry
+from ..errors import MISSING, REMOTE, UsageError
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,12 @@ class Series:
 
     @property
     def failed(self) -> int:
-        """Workloads that failed or were not reached; what is merely missing here (a tier, nvcc) is no failure."""
+        """Workloads that failed or were not reached; what is merely missing here (a tier, nvcc), or lost on the way, is
+        no failure."""
         return sum(
             r.get("unfinished") or 1
             for r in self.records
-            if r["status"] not in ("passed", "tier_unavailable") and r.get("code") != MISSING
+            if r["status"] not in ("passed", "tier_unavailable") and r.get("code") not in (MISSING, REMOTE)
         )
 
 
@@ -148,12 +149,12 @@ def _key(document: dict[str, Any], found: list[Series]) -> str:
     return _hash([document["time"], document.get("command"), document.get("commit"), sorted(facts)])
 
 
-def _device(environment: dict[str, Any]) -> str | None:
+def _device(found: dict[str, Any]) -> str | None:
     """A GPU's name; a CPU's with its threads, since as many others would be another device."""
-    if environment.get("gpu"):
-        return environment["gpu"]
-    threads = environment.get("threads")
-    return f"{environment['cpu']} ({threads} threads)" if environment.get("cpu") else None
+    if found.get("gpu"):
+        return found["gpu"] + environment.rented(found)
+    where = environment.rented(found)
+    return f"{found['cpu']} ({found.get('threads')} threads){where}" if found.get("cpu") else None
 
 
 def _label(op: str, axes: dict[str, Any]) -> str:
@@ -191,11 +192,11 @@ def insert(db: sqlite3.Connection, document: dict[str, Any], found: list[Series]
     for s in found:
         measured = s.measured
         logs = [math.log(_median(r)) for r in measured]
-        environment = _common(s.places, environments)
+        common = _common(s.places, environments)
         series = _put(
             db, "series", run=run, op=s.op, algo=s.algo, source_hash=s.source_hash, mode=s.mode,
-            environment=_environment(db, environment), tier=s.tier, l2=s.l2,
-            time=document["time"], device=_device(environment),
+            environment=_environment(db, common), tier=s.tier, l2=s.l2,
+            time=document["time"], device=_device(common),
             measured=len(measured), failed=s.failed, doubted=sum(bool(r.get("doubts")) for r in measured),
             workloads=_hash(sorted(_text(_identity(r)) for r in measured)),
             log_mean=statistics.fmean(logs) if logs else None,
@@ -219,10 +220,10 @@ def _put(db: sqlite3.Connection, table: str, **values: Any) -> int:
     return db.execute(f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})", tuple(values.values())).lastrowid
 
 
-def _environment(db: sqlite3.Connection, environment: dict[str, Any] | None) -> int | None:
-    if not environment:
+def _environment(db: sqlite3.Connection, common: dict[str, Any]) -> int | None:
+    if not common:
         return None
-    details = _text(environment)
+    details = _text(common)
     found = db.execute("SELECT id FROM environments WHERE details = ?", (details,)).fetchone()
     return found[0] if found else _put(db, "environments", details=details)
 

@@ -12,6 +12,7 @@ from .terminal import (
     show_json,
     show_list,
     show_proof,
+    show_remote,
     show_workloads,
 )
 from .tune import show_tuning
@@ -27,6 +28,7 @@ __all__ = [
     "show_profile_list",
     "show_profiles",
     "show_proof",
+    "show_remote",
     "show_tuning",
     "show_workloads",
 ]

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .. import paths, records
+from .. import environment, paths, records
 from ..errors import MissingError, UsageError, unknown
 from ..registry import Algo, Op, Registry
 from ..timing import COPY, FLOORS, TIERS
@@ -51,13 +51,10 @@ class Source:
 
     def device(self, place: str) -> str:
         """What ran there: the GPU's name, with its number if the file has several, or the CPU's with its threads."""
-        env, mode = self.environment(place), place.split(":")[0]
-        if mode == "cuda":
-            several = sum(other.startswith("cuda") for other in self.places) > 1 and place in self.places
-            return (env.get("gpu") or _GPU) + (f", GPU {place.partition(':')[2]}" if several else "")
-        if not env.get("cpu"):
-            return _CPU
-        return f"{env['cpu']}, {env['threads']} threads" if env.get("threads") else env["cpu"]
+        mode, _, number = place.partition(":")
+        several = sum(other.startswith("cuda:") for other in self.places) > 1 and place in self.places
+        name = environment.device(self.environment(place)) or (_GPU if mode == "cuda" else _CPU)
+        return f"{name}, GPU {number}" if number and several else name
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from .. import differences, units
+from .. import differences, environment, units
 from ..profilers import symbols
 from .terminal import _table, console, show_json
 
@@ -181,7 +181,9 @@ def _grid() -> Table:
 
 
 def _where(document: dict[str, Any]) -> list[str]:
-    machine = differences.gpu(document) or (document.get("environment") or {}).get("cpu")
+    env = document.get("environment") or {}
+    machine = differences.gpu(document) or env.get("cpu")
+    machine = machine and machine + environment.rented(env)
     l2 = f"L2 {document['l2']}" if document.get("l2") and document.get("mode") == "cuda" else None
     return [part for part in (document.get("label"), machine, document["tool"], l2) if part]
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ..environment import device
 from ..records import COPY, FLOORS, dumps, environment_of
 from ..registry import Op, Registry
 from ..timing import TIERS
@@ -164,7 +165,7 @@ def rows_of(op: Op, records: list[dict[str, Any]]) -> list[Row]:
 
 
 def _gpu(record: dict[str, Any]) -> int | None:
-    return record["gpu"]["index"] if record.get("gpu") else None
+    return (record.get("gpu") or {}).get("index")
 
 
 def _gpu_column(rows: list[Row]) -> list[str]:
@@ -203,6 +204,7 @@ def _bench_tables(op: Op, rows: list[Row], document: dict[str, Any]) -> Titled:
     yield _title(op.name, main, document), _bench_table(op, main)
     if len(main) < len(rows):
         yield _title(op.name, rows, document), _tiers_table(rows)
+    yield from _turns_tables(op, rows, document)
     if scores := [s for s in document.get("scores", []) if s["op"] == op.name]:
         tiers = ", ".join(dict.fromkeys(s["tier"] for s in scores))
         yield f"{op.name} | forecast of the contest's two scores, tier {tiers}", _score_table(scores)
@@ -285,7 +287,8 @@ def _floor_tables(op: Op, rows: list[Row], document: dict[str, Any]) -> Titled:
     yield _title(op.name, rows, document), table
 
 
-def _compare_tables(op: Op, rows: list[Row], document: dict[str, Any]) -> Titled:
+def _turns_tables(op: Op, rows: list[Row], document: dict[str, Any]) -> Titled:
+    """A table for each algo that took turns with the baseline of its op."""
     for overall in (c for c in document.get("overall", []) if c["op"] == op.name):
         table = _table(["<workload", ">baseline", ">candidate", ">speedup", "<99 % interval", "<verdict"])
         found = [
@@ -303,6 +306,10 @@ def _compare_tables(op: Op, rows: list[Row], document: dict[str, Any]) -> Titled
             table.add_row("all", "", "", f"{overall['ratio']:.3f}x", interval, _verdict(overall), style="bold")
         mine = [row for row in rows if row.mode == overall["mode"] and row.tier == overall["tier"]]
         yield f"{_title(op.name, mine, document)} | {overall['algo']} against {overall['baseline']}", table
+
+
+def _compare_tables(op: Op, rows: list[Row], document: dict[str, Any]) -> Titled:
+    yield from _turns_tables(op, rows, document)
     if failed := [row for row in rows if row.median_us is None]:
         table = _table(["<workload", "<algo", "<verdict"])
         for row in failed:
@@ -321,10 +328,9 @@ def _failed_row(table: Table, label: str, row: Row, *cells: str) -> None:
 
 def _title(op: str, rows: list[Row], document: dict[str, Any]) -> str:
     parts = [op]
-    places: dict[str, list[int]] = {}
+    places: dict[str, list[int | None]] = {}
     for row in rows:
-        env = environment_of(document, row.records[0])
-        where = env.get("gpu") or (f"{env['cpu']}, {env['threads']} threads" if env else row.mode)
+        where = device(environment_of(document, row.records[0])) or row.mode
         places.setdefault(where, []).append(row.gpu)
     for where, gpus in places.items():
         numbers = ", ".join(map(str, sorted({gpu for gpu in gpus if gpu is not None})))
@@ -469,7 +475,7 @@ def _legend(document: dict[str, Any], note: Callable[[str, str, str], None]) -> 
         note("dim", "machine:", "; ".join(machine))
     if document["command"] == "bench" and len({_gpu(r) for r in records}) > 1:
         _apart(records, note)
-    if document["command"] == "compare" and document.get("comparisons"):
+    if document.get("comparisons"):
         note("dim", "speedup:", "baseline's time over the candidate's, calls of both taking turns: A B B A")
         finest = max(c["resolution"] for c in document["comparisons"])
         note("dim", "SAME:", f"no difference beyond {finest:.1%}: the interval holds 1, or it is below --threshold")
@@ -531,3 +537,23 @@ def show_proof(steps: list[dict[str, Any]]) -> None:
     for step in steps:
         table.add_row(marks[step["state"]], step["step"], escape(step["detail"]))
     console().print(table)
+
+
+# --- gdn modal status -----------------------------------------------------------------------------------------------
+
+
+def show_remote(apps: list[dict[str, Any]], runs: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        return show_json({"apps": apps, "runs": runs})
+    out = console()
+    if apps:
+        table = _table(["<app", "<state", "<created"])
+        for a in apps:
+            table.add_row(a["app"], a["state"], a["created"].replace("T", " ").replace("Z", " UTC"))
+        out.print(table)
+    else:
+        out.print("no app is alive at Modal")
+    for run in runs:
+        states = ", ".join(f"{run[key]} {key}" for key in ("done", "under way", "lost") if run[key])
+        out.print(f"{run['calls']} calls left behind: {states}", soft_wrap=True)
+        out.print(f"  gdn modal bench --resume {escape(run['file'])}", soft_wrap=True)

@@ -1,0 +1,289 @@
+"""`gdn modal`: run, bench and profile on a GPU that Modal rents out; setup, status and logs around them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from .. import errors
+from . import options as o
+from .bench import carry_out
+
+modal = typer.Typer(
+    name="modal", help="Run on a GPU at Modal what runs here otherwise.", no_args_is_help=True, rich_markup_mode=None
+)
+
+GpuName = Annotated[
+    Optional[str],
+    typer.Option("--gpu", metavar="G", help="B200 (default), H200, H100!, B200:2, ...; another one is an error."),
+]
+ImageName = Annotated[
+    Optional[str], typer.Option("--image", metavar="I", help="gdn (default), or flashinfer: the contest's own.")
+]
+Parallel = Annotated[
+    int, typer.Option("--parallel", metavar="N", min=1, help="Containers side by side, an algo in each.")
+]
+Together = Annotated[
+    bool, typer.Option("--together", help="All in one container, the algos' calls taking turns, and who is faster.")
+]
+MaxMinutes = Annotated[
+    Optional[float], typer.Option("--max-minutes", metavar="M", min=1, help="Stop everything after so long.")
+]
+Detach = Annotated[bool, typer.Option("--detach", help="Send it off and leave; --resume FILE fetches what came of it.")]
+Resume = Annotated[
+    Optional[Path],
+    typer.Option("--resume", metavar="FILE", help="Go on with a run: fetch what was sent, and repeat what failed."),
+]
+
+# what a run is of: --resume takes these from the file
+_ASKED = (
+    "solutions", "algo", "op", "workload", "n", "preset", "dataset", "tier", "l2", "target", "seconds", "strict",
+    "device", "algos", "timeout", "gpu", "image", "parallel", "together",
+)  # fmt: skip
+
+
+@modal.command()
+def run(
+    ctx: typer.Context,
+    solutions: o.Solutions = None,
+    algo: o.AlgoNames = None,
+    op: o.OpName = None,
+    workload: o.Workloads = None,
+    n: o.First = None,
+    preset: o.PresetName = None,
+    dataset: o.Dataset = None,
+    tier: o.Tiers = None,
+    algos: o.OwnAlgos = None,
+    gpu: GpuName = None,
+    image: ImageName = None,
+    parallel: Parallel = 1,
+    together: Together = False,
+    timeout: o.Timeout = 300.0,
+    max_minutes: MaxMinutes = None,
+    detach: Detach = False,
+    resume: Resume = None,
+    json: o.AsJson = False,
+    out: o.Out = None,
+) -> None:
+    """Check and time algos with the official harness's settings: its calls and trials, all of its workloads."""
+    asked = {"l2": "cold", "target": None, "seconds": None, "strict": False, "device": "auto"} | locals()
+    raise typer.Exit(_carried("run", **asked))
+
+
+@modal.command()
+def bench(
+    ctx: typer.Context,
+    solutions: o.Solutions = None,
+    algo: o.AlgoNames = None,
+    op: o.OpName = None,
+    workload: o.Workloads = None,
+    n: o.First = None,
+    preset: o.PresetName = None,
+    dataset: o.Dataset = None,
+    tier: o.Tiers = None,
+    l2: o.L2 = "cold",
+    target: o.Target = None,
+    seconds: o.Seconds = None,
+    strict: o.Strict = False,
+    device: o.Device = "auto",
+    algos: o.OwnAlgos = None,
+    gpu: GpuName = None,
+    image: ImageName = None,
+    parallel: Parallel = 1,
+    together: Together = False,
+    timeout: o.Timeout = 300.0,
+    max_minutes: MaxMinutes = None,
+    detach: Detach = False,
+    resume: Resume = None,
+    json: o.AsJson = False,
+    out: o.Out = None,
+) -> None:
+    """`gdn bench`, at Modal: check algos, then time them beside the reference and the floors."""
+    raise typer.Exit(_carried("bench", **locals()))
+
+
+def _carried(
+    command: str,
+    ctx: typer.Context,
+    *,
+    max_minutes: float | None,
+    detach: bool,
+    resume: Path | None,
+    json: bool,
+    out: Path | None,
+    **asked: Any,
+) -> int:
+    from .. import report
+    from ..remote import sent
+
+    old = sent.read(resume) if resume else None
+    if old:
+        named = [p for p in _ASKED if (s := ctx.get_parameter_source(p)) and s.name == "COMMANDLINE"]
+        if named:
+            hint = "drop it, or leave --resume out to begin anew"
+            raise errors.UsageError(f"--resume takes --{named[0]} from {resume}", hint=hint)
+        command, asked, out = old["modal"]["command"], _restored(old["modal"]["asked"]), out or resume
+    elsewhere = _Elsewhere(command, asked, max_minutes, detach, old)
+    shown = {key: value for key, value in asked.items() if key not in ("gpu", "image", "parallel", "together")}
+    code = carry_out("bench", **shown, json=json, out=out, official=command == "run", elsewhere=elsewhere)
+    if elsewhere.document and elsewhere.document.more["modal"]["calls"]:
+        path = elsewhere.document.path
+        elsewhere.document.save()
+        report.say(f"left running at Modal; fetch it with: gdn modal {command} --resume {path}")
+        return errors.OK if detach and not elsewhere.document.interrupted else code
+    if code in (errors.REMOTE, errors.INTERRUPTED) and elsewhere.document and elsewhere.document.records:
+        report.say(f"to repeat what is lacking: gdn modal {command} --resume {elsewhere.document.path}")
+    return code
+
+
+def _restored(asked: dict[str, Any]) -> dict[str, Any]:
+    files = {"solutions": [Path(p) for p in asked["solutions"] or []], "dataset": None}
+    return asked | files | ({"dataset": Path(asked["dataset"])} if asked["dataset"] else {})
+
+
+class _Elsewhere:
+    """What carry_out needs to run a campaign at Modal."""
+
+    def __init__(self, command: str, asked: dict, minutes: float | None, detach: bool, old: dict | None) -> None:
+        from .. import report
+        from ..remote import engine
+
+        paths = {"solutions": [str(p.absolute()) for p in asked["solutions"] or []]}
+        paths["dataset"] = str(asked["dataset"].absolute()) if asked["dataset"] else None
+        self.asked, self.command, self.old, self.document = asked | paths, command, old, None
+        rented = {key: asked[key] for key in ("gpu", "image", "parallel", "together")}
+        self.engine, self.place = _engine(**rented, minutes=minutes, detach=detach, say=report.say), engine.place
+
+    def begin(self, plan: Any, document: Any) -> None:
+        self.document = document
+        self.engine.begin(plan, document, self.asked, self.old)
+        document.more["modal"]["command"] = self.command
+
+    def finish(self, document: Any) -> None:
+        self.engine.finish(document)
+
+
+def _engine(
+    gpu: str | None, image: str | None, parallel: int, together: bool, minutes: float | None, detach: bool, say: Any
+) -> Any:
+    from ..remote import engine, settings
+
+    found = settings.load()
+    rent = engine.Rent(found.parse(gpu), found.chosen(image), parallel, together, minutes, detach)
+    if rent.gpu.count > 1:
+        say(f"{rent.gpu}: the container gets {rent.gpu.count} GPUs, and gdn works on the first")
+    return engine.Engine(found, rent, say)
+
+
+@modal.command()
+def profile(
+    names: Annotated[
+        Optional[list[str]], typer.Argument(metavar="[A [B]]", help="Algos or packed solutions, or kept profiles.")
+    ] = None,
+    algo: o.AlgoNames = None,
+    op: o.OpName = None,
+    workload: Annotated[
+        Optional[str],
+        typer.Option("--workload", "-w", metavar="W", help="An index, a uuid prefix, or axes (batch_size=64)."),
+    ] = None,
+    tool: Annotated[
+        str,
+        typer.Option("--tool", metavar="T", help="torch, proton, or (if Modal lets you) ncu, sanitizer."),
+    ] = "torch",
+    check: Annotated[
+        Optional[str], typer.Option("--check", metavar="C[,C]", help="sanitizer: memcheck, racecheck, ...")
+    ] = None,
+    l2: o.L2 = "cold",
+    seconds: o.Seconds = None,
+    dataset: o.Dataset = None,
+    algos: o.OwnAlgos = None,
+    gpu: GpuName = None,
+    image: ImageName = None,
+    timeout: o.Timeout = 300.0,
+    max_minutes: MaxMinutes = None,
+    json: o.AsJson = False,
+    out: Annotated[Optional[Path], typer.Option("--out", metavar="DIR", help="The folder of profiles.")] = None,
+) -> None:
+    """`gdn profile`, at Modal: one algo on one workload, or two and what differs. The folder is kept here."""
+    from .. import paths, profilers, report
+    from .profile import looked_at, settings_of
+
+    if tool in profilers.TOOLS and "cuda" not in profilers.TOOLS[tool].modes:
+        raise errors.UsageError(f"--tool {tool} needs no GPU", hint=f"gdn profile --tool {tool} does it here")
+    folder = out or paths.profiles_dir()
+    settings = settings_of(tool, None, check, "none", l2, seconds, dataset, "cuda", timeout, folder)
+    work = _engine(gpu, image, 1, True, max_minutes, False, report.say)
+
+    def profiled(live: list[str]) -> Any:
+        from .. import profiling, registry
+        from ..remote import engine, profiles
+
+        known = registry.load(algos)
+        found = profiling.subjects(known, live, op, tool, workload, dataset, "cuda", engine.place)[1]
+        yield from profiles.made(work, found, settings)
+
+    raise typer.Exit(looked_at(names, algo, folder, json, profiled))
+
+
+@modal.command()
+def setup(
+    dataset: o.Dataset = None,
+    op: o.OpName = None,
+    preset: o.PresetName = None,
+    n: o.First = None,
+    no_data: Annotated[bool, typer.Option("--no-data", help="The token and the volumes only.")] = False,
+    json: o.AsJson = False,
+) -> None:
+    """Check the token, make the volumes, upload the data set (the twins, or --dataset DIR). Safe to repeat.
+
+    The data set is for --dataset and for the contest's own tools; twins are drawn in the container, and need none.
+    """
+    import tempfile
+
+    from .. import report
+    from ..remote import settings, stocking
+    from .data import written
+
+    found = settings.load()
+    with tempfile.TemporaryDirectory(prefix="gdn-twins-") as folder:
+
+        def twins() -> Path | None:
+            if no_data:
+                return None
+            report.say("data set: drawing the twins")
+            written(Path(folder), op=op, preset=preset, n=n)
+            return Path(folder)
+
+        done = stocking.setup(found, None if no_data else dataset, twins, report.say)
+    if json:
+        report.show_json(done)
+    else:
+        report.say(f"ready: {done['uploaded']} files uploaded, {done['kept']} were there")
+
+
+@modal.command()
+def status(json: o.AsJson = False) -> None:
+    """The apps that are alive at Modal, and the runs that were left there."""
+    from .. import report
+    from ..remote import sent, settings
+
+    found = settings.load()
+    report.show_remote(*sent.status(found), as_json=json)
+
+
+@modal.command()
+def logs(
+    app: Annotated[Optional[str], typer.Argument(metavar="[APP]", help="An app's id; the newest without it.")] = None,
+    lines: Annotated[int, typer.Option("-n", metavar="N", min=1, help="The last N lines.")] = 100,
+) -> None:
+    """What an app's containers wrote."""
+    from ..remote import sent, settings
+
+    for line in sent.logs(settings.load(), app, lines):
+        typer.echo(line)
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(modal)

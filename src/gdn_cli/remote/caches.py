@@ -1,0 +1,67 @@
+"""What a container compiled, kept on a volume for the next one.
+
+Compilers write thousands of small files, and volumes are slow at those: builds go to the container's own disk, and
+come and go as one archive for each set of sources, named by it. Two containers never write one file, but for the same
+content.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tarfile
+from pathlib import Path
+
+# the builders' own variables, each with a folder of its own under one local root
+_VARIABLES = {
+    "GDN_HOME": "gdn",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+}
+_KEPT = ("gdn/builds", "triton", "inductor", "flashinfer")
+
+
+def environment(root: Path) -> dict[str, str]:
+    """Where the builders are to write."""
+    return {name: str(root / folder) for name, folder in _VARIABLES.items()}
+
+
+def restore(volume: Path, key: str, root: Path) -> bool:
+    """Unpack what is kept under `key`; False where there is nothing, or nothing that can be read."""
+    root.mkdir(parents=True, exist_ok=True)
+    try:
+        with tarfile.open(_archive(volume, key)) as archive:
+            archive.extractall(root, filter="data")
+    except (OSError, tarfile.TarError):
+        return False
+    return True
+
+
+def keep(volume: Path, key: str, root: Path) -> bool:
+    """Pack what was built into one archive, in one step; False where it cannot be kept, which costs only time."""
+    target = _archive(volume, key)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(temporary, "w:gz", compresslevel=1) as archive:
+            for folder in _KEPT:
+                if (root / folder).is_dir():
+                    archive.add(root / folder, folder)
+        temporary.replace(target)
+    except (OSError, tarfile.TarError):
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def state(root: Path) -> set[tuple[str, int]]:
+    """The files that would be kept, to see whether any came."""
+    files = (path for folder in _KEPT for path in (root / folder).rglob("*") if path.is_file())
+    return {(str(path), path.stat().st_size) for path in files}
+
+
+def _archive(volume: Path, key: str) -> Path:
+    return volume / (re.sub(r"[^A-Za-z0-9._-]", "_", key) + ".tar.gz")

@@ -1,0 +1,348 @@
+"""Modal itself: image, function, session, volumes, and its errors in our words. The only module that imports `modal`.
+
+Known of its client, by running it (1.6.4): `enable_output()` writes to stdout; `app.run()` swallows Ctrl-C, and goes on
+behind the `with`; an unreachable server costs it a minute; `.get(timeout=)` raises the builtin TimeoutError; a remote
+exception of a type that is unknown here arrives as ExecutionError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import sys
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import GdnError, MissingError, RemoteError, one_line
+from . import container
+from .settings import CACHE, DATA, Gpu, Image, Settings, packages
+
+LOGIN = "run `modal setup`, or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"
+_SECRETS = ("token_id", "token_secret", "oauth_refresh_token", "oauth_client_secret", "oauth_jwt_key")
+_LAST = 8  # lines of a build that failed
+# what of gdn stays here: an algo's sources travel in the request
+_IGNORED = ["**/__pycache__", "**/*.pyc", "algos", "configs"]
+
+
+class Unreachable(RemoteError):
+    """No answer from Modal itself; it may be there again in a moment."""
+
+
+class CallFailed(Exception):
+    """One call came to nothing; the message says why, and the others may go on."""
+
+
+# --- what is declared ---------------------------------------------------------------------------------------------
+
+
+def image_of(image: Image) -> Any:
+    """The image, with gdn's own files mounted last: a change in them rebuilds nothing."""
+    import modal
+
+    built = modal.Image.from_registry(image.base, add_python=image.python).entrypoint([])
+    built = built.uv_pip_install(*packages(image)).run_commands(image.smoke)
+    # by default only .py files would go along
+    return built.add_local_python_source("gdn_cli", ignore=_IGNORED)
+
+
+def declare(settings: Settings, image: Image, gpu: Gpu | None, timeout_s: int, containers: int) -> tuple[Any, Any]:
+    """(app, function): what is rented, and its bounds. The function is container.serve."""
+    import modal
+
+    app = modal.App(settings.app, include_source=False)
+    dataset = modal.Volume.from_name(settings.volumes["dataset"], create_if_missing=True)
+    cache = modal.Volume.from_name(settings.volumes["cache"], create_if_missing=True)
+    rent = app.function(
+        image=image_of(image),
+        gpu=str(gpu) if gpu else None,
+        timeout=timeout_s,
+        retries=0,
+        max_containers=containers,
+        scaledown_window=settings.limits["idle"],
+        cpu=float(settings.container["cpu"]),
+        memory=settings.container["memory"],
+        volumes={DATA: dataset.with_mount_options(read_only=True), CACHE: cache},
+        include_source=False,
+    )
+    return app, rent(container.serve)
+
+
+# --- talking to it ------------------------------------------------------------------------------------------------
+
+
+def connect(seconds: float) -> None:
+    """Greet Modal, so that a wrong token or no connection is known before anything is packed, built or paid for."""
+    import asyncio
+
+    import modal
+
+    async def hello() -> None:
+        client = await modal.Client.from_env.aio()
+        await client.hello.aio()
+
+    with _translated():
+        try:
+            asyncio.run(asyncio.wait_for(hello(), seconds))
+        except (asyncio.TimeoutError, TimeoutError):
+            raise modal.exception.ConnectionError(f"no answer within {seconds:g} s") from None
+
+
+class Call:
+    """One call of the function, under way at Modal."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    @property
+    def id(self) -> str:
+        return self._call.object_id
+
+    def wait(self, seconds: float) -> bytes | None:
+        """The reply, or None if there is none after so long. Raises CallFailed for what became of this call alone."""
+        import modal
+
+        e = modal.exception
+        with _translated():
+            try:
+                return self._call.get(timeout=seconds)
+            except TimeoutError:
+                return None
+            except (e.AuthError, e.ConnectionError, e.ServiceError, e.PermissionDeniedError):
+                raise
+            except e.FunctionTimeoutError:
+                raise CallFailed("Modal ended the container at its time limit; --timeout gives more") from None
+            except e.OutputExpiredError:
+                raise CallFailed("Modal no longer has its result") from None
+            except Exception as other:  # of whatever type the other side has raised
+                raise CallFailed(_fate(scrub(_last(other)))) from None
+
+    def cancel(self) -> None:
+        """Stop it, and the container that it runs in, whatever Modal says to that."""
+        with contextlib.suppress(Exception):
+            self._call.cancel(terminate_containers=True)
+
+
+def recall(id: str) -> Call:
+    """A call that an earlier command sent."""
+    import modal
+
+    with _translated():
+        return Call(modal.FunctionCall.from_id(id))
+
+
+class Session:
+    """A running app."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def spawn(self, parcel: bytes) -> Call:
+        with _translated():
+            return Call(self._function.spawn(parcel))
+
+
+@contextlib.contextmanager
+def session(app: Any, function: Any, detach: bool) -> Iterator[Session]:
+    """Build the image where that is needed, start the app, and stop it at the end, unless it is to be left running.
+
+    Modal talks on stderr meanwhile. Ctrl-C comes out as KeyboardInterrupt, once the app is stopped.
+    """
+    import modal
+
+    interrupted = False
+    talk = _Tee(sys.stderr)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(talk))
+        stack.enter_context(modal.enable_output())
+        stack.enter_context(_translated(talk))
+        with _translated(talk, anything=True):
+            stack.enter_context(app.run(detach=detach))
+        try:
+            yield Session(function)
+        except KeyboardInterrupt:
+            interrupted = True
+            raise
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+class _Tee(io.TextIOBase):
+    """Hands on what is written to it, without secrets, and remembers the last lines."""
+
+    def __init__(self, to: Any) -> None:
+        self.to = to
+        self.lines: deque[str] = deque([""], maxlen=200)
+
+    def write(self, text: str) -> int:
+        text = scrub(text)
+        first, *more = text.split("\n")
+        self.lines[-1] += first
+        self.lines.extend(more)
+        self.to.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        self.to.flush()
+
+    def isatty(self) -> bool:
+        return self.to.isatty()
+
+    def fileno(self) -> int:
+        return self.to.fileno()
+
+    @property
+    def encoding(self) -> str:
+        return self.to.encoding
+
+    def last(self) -> list[str]:
+        """The last lines with anything on them, without a terminal's colours."""
+        plain = (re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", line).rstrip() for line in self.lines)
+        return [line for line in plain if line][-_LAST:]
+
+
+# --- volumes, apps, logs ------------------------------------------------------------------------------------------
+
+
+def commit(volume: str) -> None:
+    """In a container: make what was written to the volume last."""
+    import modal
+
+    modal.Volume.from_name(volume).commit()
+
+
+class Volume:
+    """A volume by name, which is made where it is not there yet."""
+
+    def __init__(self, name: str) -> None:
+        import modal
+
+        with _translated():
+            self._volume = modal.Volume.from_name(name, create_if_missing=True)
+            self._volume.hydrate()
+
+    def files(self) -> dict[str, int]:
+        """path -> size of every file on it."""
+        import modal
+
+        with _translated():
+            try:
+                entries = self._volume.listdir("/", recursive=True)
+            except modal.exception.NotFoundError:  # nothing was ever written to it
+                return {}
+        return {e.path.lstrip("/"): e.size for e in entries if e.type.name == "FILE"}
+
+    def upload(self, files: dict[str, Path]) -> None:
+        """Put these files there, in the place of those that have their names."""
+        with _translated(), self._volume.batch_upload(force=True) as batch:
+            for name, path in files.items():
+                batch.put_file(path, f"/{name}")
+
+
+def apps(name: str) -> list[dict[str, Any]]:
+    """The apps of this name that are alive, the newest first."""
+    import modal
+
+    with _translated():
+        found = [app.info() for app in modal.Environment.from_context().apps.list() if app.description == name]
+    rows = [
+        {
+            "app": info.app_id,
+            "state": info.lifecycle.state.value,
+            "created": info.lifecycle.created_at.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+        for info in found
+    ]
+    return sorted(rows, key=lambda row: row["created"], reverse=True)
+
+
+def logs(app: str, lines: int) -> list[str]:
+    """The last lines that an app's containers wrote."""
+    import modal
+
+    with _translated():
+        entries = list(modal.App.lookup(app).logs.tail(lines))
+    return scrub("".join(entry.message for entry in entries)).splitlines()
+
+
+# --- its errors ---------------------------------------------------------------------------------------------------
+
+
+def scrub(text: str) -> str:
+    """Without the secrets that Modal's client has been given."""
+    from modal.config import config
+
+    for name in _SECRETS:
+        value = config.get(name, use_env=True)
+        if value and len(str(value)) > 3:
+            text = text.replace(str(value), "***")
+    return text
+
+
+@contextlib.contextmanager
+def _translated(talk: _Tee | None = None, anything: bool = False) -> Iterator[None]:
+    """Modal's exceptions as ours, each one line with what to do next; `anything`: nothing but Modal's client runs in
+    the block, so that whatever comes out of it is Modal's."""
+    import modal
+
+    try:
+        yield
+    except (GdnError, CallFailed):
+        raise
+    except modal.exception.Error as e:
+        raise _said(e, talk) from None
+    except OSError as e:  # a socket's, before Modal's own words for it
+        raise Unreachable(f"no connection to Modal ({e.strerror or e})", hint=_NETWORK) from None
+    except Exception as e:
+        if not anything:
+            raise
+        raise RemoteError(f"Modal's client failed: {scrub(one_line(e))}", hint="pip install -U modal") from None
+
+
+_NETWORK = "see to the network, or to https://status.modal.com"
+
+
+def _said(e: Exception, talk: _Tee | None) -> GdnError:
+    import modal
+
+    kinds = modal.exception
+    text = scrub(_last(e))
+    if isinstance(e, kinds.AuthError):
+        if "token missing" in str(e).lower() or "profile" in str(e).lower():
+            return MissingError("not logged in to Modal", hint=LOGIN)
+        return RemoteError(f"Modal does not accept the token: {text}", hint=LOGIN)
+    if isinstance(e, kinds.ImageBuildError):
+        tail = talk.last() if talk else []
+        shown = "".join(f"\n    {line}" for line in tail)
+        hint = f"`modal image logs {e.image_id}` has the rest; configs/modal.toml has the image{shown}"
+        return RemoteError(f"the image could not be built: {scrub(str(e).splitlines()[0])}", hint=hint)
+    if isinstance(e, (kinds.ConnectionError, kinds.ServiceError)):
+        return Unreachable(f"no connection to Modal ({text})", hint=_NETWORK)
+    if isinstance(e, (kinds.ResourceExhaustedError, kinds.PermissionDeniedError)):
+        return RemoteError(f"Modal does not grant it: {text}", hint="see your workspace's limits at modal.com/settings")
+    if isinstance(e, kinds.NotFoundError):
+        return RemoteError(f"Modal knows nothing of it: {text}", hint="`gdn modal status` lists what there is")
+    if "gpu" in text.lower():
+        from . import settings
+
+        return RemoteError(f"Modal has no such GPU: {text}", hint=f"--gpu takes {', '.join(settings.load().known)}")
+    return RemoteError(f"Modal refused: {text}")
+
+
+def _last(e: BaseException) -> str:
+    """What an exception says in one line: of the remote traceback that its text quotes the last, else the first."""
+    text, quoted, trace = str(e).partition("remote traceback:")
+    lines = [line.strip() for line in (trace if trace.strip() else text).splitlines() if line.strip()]
+    if not lines:
+        return type(e).__name__
+    if quoted and not trace.strip():  # of a type that is unknown here, and without its traceback
+        return " ".join(lines[:2])[:300]
+    return (lines[-1] if quoted or lines[0].startswith("Traceback") else lines[0])[:300]
+
+
+def _fate(text: str) -> str:
+    if re.search(r"out of memory|\boom\b|exit code 137|memory limit", text, re.I) and "cuda" not in text.lower():
+        return f"the container ran out of memory ({text}); configs/modal.toml gives it more"
+    return f"the container failed: {text}"

@@ -1,0 +1,102 @@
+"""A run that was left behind (--detach, Ctrl-C, a failure): what of its file stays, what is fetched or sent again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .. import paths, records
+from ..errors import GdnError, UsageError
+from ..jobs import Job
+from ..pack import source_hash
+from ..records import Document
+from ..timing import FLOORS
+from .settings import Settings
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The document of a run at Modal; UsageError for another one."""
+    document = records.load(path)
+    if "modal" not in document or "asked" not in document["modal"]:
+        raise UsageError(f"{path} is no run of `gdn modal`", hint="`gdn modal status` names those that are under way")
+    return document
+
+
+def settled(job: Job, old: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """The records of a job that came to its end and passed; None where any is lacking, failed, or of other sources."""
+    hashes = {algo.name: source_hash(solution) for algo, solution in job.rivals}
+    if job.algo:
+        hashes[job.algo.name] = source_hash(job.solution)
+    mine = [
+        r
+        for r in old["records"]
+        if (r["op"], r["mode"]) == (job.op.name, job.mode)
+        and (r["algo"] in hashes if hashes else r["algo"] in FLOORS)
+        and hashes.get(r["algo"]) == r.get("source_hash")
+    ]
+    whole = len(mine) == job.due and all(r["status"] == "passed" for r in mine)
+    return mine if whole else None
+
+
+def resume(jobs: list[Job], old: dict[str, Any], document: Document) -> list[Job]:
+    """Put what is settled into the new document; returns the jobs that are not."""
+    left = []
+    for job in jobs:
+        if (kept := settled(job, old)) is None:
+            left.append(job)
+        else:
+            document.records.extend(kept)
+    if document.records:
+        document.environments |= old["environments"]
+    document.earlier = len(document.records)
+    return left
+
+
+def status(settings: Settings) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """(the apps that are alive, the runs that were left there, each with how many of its calls are done)."""
+    from . import cloud
+
+    cloud.connect(settings.limits["connect"])
+    runs = []
+    for run in pending():
+        states = [_state(call["id"]) for call in run["calls"]]
+        counts = {state: states.count(state) for state in ("done", "under way", "lost")}
+        runs.append({"file": run["file"], "calls": len(states)} | counts)
+    return cloud.apps(settings.app), runs
+
+
+def _state(id: str) -> str:
+    from . import cloud
+
+    try:
+        return "under way" if cloud.recall(id).wait(0) is None else "done"
+    except (cloud.CallFailed, GdnError):
+        return "lost"
+
+
+def logs(settings: Settings, app: str | None, lines: int) -> list[str]:
+    """The last lines of an app, the newest that is alive if none is named."""
+    from . import cloud
+
+    cloud.connect(settings.limits["connect"])
+    if app is None:
+        alive = cloud.apps(settings.app)
+        if not alive:
+            raise UsageError("no app of gdn is alive at Modal", hint="`modal app list` has the ids of those that ended")
+        app = alive[0]["app"]
+    return cloud.logs(app, lines)
+
+
+def pending(folder: Path | None = None) -> list[dict[str, Any]]:
+    """The runs in gdn's folder whose calls had not come back when their file was last written, newest first."""
+    found = []
+    for path in sorted((folder or paths.runs_dir()).glob("*.json"), reverse=True):
+        try:
+            text = path.read_text(encoding="utf-8")
+            calls = json.loads(text)["modal"]["calls"] if '"calls"' in text else []
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if calls:
+            found.append({"file": str(path), "calls": calls})
+    return found

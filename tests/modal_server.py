@@ -1,0 +1,327 @@
+"""A server that speaks as much of Modal's protocol as `gdn modal` needs, on this machine.
+
+Modal's own client talks to it, so the errors, the uploads, the waiting and the interrupts that tests see are its own.
+What was declared (functions, images, volumes) and uploaded is kept for the tests to look at. A call is carried out as
+Modal does it: the function is imported by name, in a fresh process in an empty folder, where only the uploaded files
+are. What it does otherwise, a test says beforehand (`Server.failing`, `Server.answer`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import pickle
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import grpclib
+from google.protobuf import empty_pb2
+from grpclib.server import Server as Listener
+from modal_proto import api_pb2 as pb
+from modal_proto.api_grpc import ModalClientBase
+
+TOKEN = ("ak-TESTTOKEN", "as-TESTSECRET")
+
+# What a container does: import the function by name, from the uploaded files and nowhere else, and call it.
+_CALL = """
+import importlib, sys
+module = importlib.import_module(sys.argv[1])
+assert module.__file__.startswith(sys.argv[3]), module.__file__
+data = sys.stdin.buffer.read()
+sys.stdout.buffer.write(getattr(module, sys.argv[2])(data))
+"""
+
+
+class Server:
+    """`with Server() as s`: its address is `s.url`."""
+
+    def __init__(self, **behaviour: Any) -> None:
+        self.failing: dict[str, tuple[grpclib.Status, str]] = {}  # RPC -> the error that it answers with
+        self.image_result: Any = None  # a GenericResult in the place of success
+        self.image_logs: list[str] = []
+        self.answer: Any = None  # called with (number of the call, parcel): bytes, a GenericResult, None for "not yet"
+        self.create_delay = 0.0  # seconds that the creation of a function takes
+        self.app_name = "gdn"
+        for name, value in behaviour.items():
+            setattr(self, name, value)
+        self.rpcs: list[str] = []
+        self.metadata: dict[str, str] = {}
+        self.functions: list[pb.Function] = []
+        self.images: list[pb.Image] = []
+        self.mounts: dict[str, dict[str, str]] = {}  # mount id -> path there -> sha256
+        self.contents: dict[str, bytes] = {}  # sha256 -> content
+        self.volumes: dict[str, dict[str, bytes]] = {}  # name -> path -> content
+        self.calls: dict[str, bytes] = {}  # id -> parcel
+        self.results: dict[str, Any] = {}
+        self.cancelled: list[str] = []
+        self.disconnects: list[Any] = []
+        self.app_states: list[int] = []
+        self._ready = threading.Event()
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Server:
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self._thread.start()
+        assert self._ready.wait(20)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(20)
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        listener = Listener([_service(self)])
+        await listener.start("127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{listener._server.sockets[0].getsockname()[1]}"
+        self._ready.set()
+        await self._stop.wait()
+        listener.close()
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What a client's environment needs to come here."""
+        return {
+            "MODAL_SERVER_URL": self.url, "MODAL_TOKEN_ID": TOKEN[0], "MODAL_TOKEN_SECRET": TOKEN[1],
+            "MODAL_CONFIG_PATH": "/nonexistent/modal.toml", "MODAL_ENVIRONMENT": "main", "MODAL_LOGS_TIMEOUT": "1",
+        }  # fmt: skip
+
+    # --- what it was given ----------------------------------------------------------------------------------------
+
+    def lay_out(self, root: Path) -> Path:
+        """Write what was mounted by the last function below `root`; returns the stand-in for /root."""
+        for mount in self.functions[-1].mount_ids:
+            for name, sha in self.mounts.get(mount, {}).items():
+                path = root / name.lstrip("/")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(self.contents[sha])
+        return root / "root"
+
+    def carry_out(self, id: str) -> Any:
+        """A call's result, made as a container makes it."""
+        if self.answer is not None:
+            number = list(self.calls).index(id)
+            return self.answer(number, self.calls[id])
+        function = self.functions[-1]
+        with tempfile.TemporaryDirectory(prefix="modal-") as folder:
+            root = self.lay_out(Path(folder) / "files")
+            empty = Path(folder) / "empty"
+            empty.mkdir()
+            env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(empty), "PYTHONPATH": str(root)}
+            done = subprocess.run(
+                [sys.executable, "-c", _CALL, function.module_name, function.implementation_name, str(root)],
+                input=self.calls[id], capture_output=True, cwd=empty, env=env,
+            )  # fmt: skip
+        if done.returncode:
+            status = pb.GenericResult.GENERIC_STATUS_FAILURE
+            return pb.GenericResult(status=status, exception=done.stderr.decode().strip().splitlines()[-1])
+        return done.stdout
+
+
+def failure(status: str, text: str, data: bytes = b"", trace: str = "") -> pb.GenericResult:
+    """A result that is none: status is FAILURE, TIMEOUT, INTERNAL_FAILURE, ..."""
+    number = getattr(pb.GenericResult, f"GENERIC_STATUS_{status}")
+    return pb.GenericResult(status=number, exception=text, data=data, traceback=trace)
+
+
+# --- the protocol -------------------------------------------------------------------------------------------------
+
+
+def _service(s: Server) -> Any:
+    """The servicer: what `_Answers` has a method for, and UNIMPLEMENTED for everything else."""
+    streams = ("ImageJoinStreaming", "AppGetLogs", "VolumeListFiles")
+
+    def unary(name: str) -> Any:
+        async def handle(self: Any, stream: Any) -> None:
+            request = await stream.recv_message()
+            s.rpcs.append(name)
+            s.metadata |= dict(stream.metadata)
+            if name in s.failing:
+                status, text = s.failing[name]
+                raise grpclib.GRPCError(status, text)
+            answer = getattr(_Answers, name, None)
+            if answer is None:
+                raise grpclib.GRPCError(grpclib.Status.UNIMPLEMENTED, name)
+            replied = answer(s, request)
+            if asyncio.iscoroutine(replied):
+                replied = await replied
+            for message in replied if name in streams else [replied]:
+                await stream.send_message(message)
+
+        return handle
+
+    names = ModalClientBase.__abstractmethods__
+    return type("Service", (ModalClientBase,), {name: unary(name) for name in names})()
+
+
+class _Answers:
+    """Each is called with the server and the request."""
+
+    def ClientHello(s: Server, r: Any) -> Any:
+        return pb.ClientHelloResponse()
+
+    def AuthTokenGet(s: Server, r: Any) -> Any:
+        return pb.AuthTokenGetResponse(token="e30.eyJleHAiOiA5OTk5OTk5OTk5fQ.e30")
+
+    def EnvironmentGetOrCreate(s: Server, r: Any) -> Any:
+        settings = pb.EnvironmentSettings(image_builder_version="2025.06")
+        metadata = pb.EnvironmentMetadata(name="main", settings=settings)
+        return pb.EnvironmentGetOrCreateResponse(environment_id="en-1", metadata=metadata)
+
+    def AppCreate(s: Server, r: Any) -> Any:
+        s.app_states.append(r.app_state)
+        return pb.AppCreateResponse(app_id="ap-" + "1" * 22, app_page_url="https://example.invalid/app")
+
+    def AppGetOrCreate(s: Server, r: Any) -> Any:
+        return pb.AppGetOrCreateResponse(app_id=r.app_name)
+
+    def AppHeartbeat(s: Server, r: Any) -> Any:
+        return empty_pb2.Empty()
+
+    def AppPublish(s: Server, r: Any) -> Any:
+        return pb.AppPublishResponse(url="https://example.invalid/app")
+
+    def AppClientDisconnect(s: Server, r: Any) -> Any:
+        s.disconnects.append(r)
+        return empty_pb2.Empty()
+
+    def AppList(s: Server, r: Any) -> Any:
+        state = pb.APP_STATE_DETACHED
+        lifecycle = pb.AppLifecycle(app_state=state, created_at=1_790_000_000.0)
+        found = [
+            pb.AppListResponse.AppListItem(
+                app_id=f"ap-{i:022}", description=name, state=state,
+                metadata=pb.AppHandleMetadata(description=name, lifecycle=lifecycle),
+            )
+            for i, name in enumerate((s.app_name, "somebody-else"))
+        ]  # fmt: skip
+        return pb.AppListResponse(apps=found)
+
+    def AppGetInfo(s: Server, r: Any) -> Any:
+        lifecycle = pb.AppLifecycle(app_state=pb.APP_STATE_DETACHED, created_at=1_790_000_000.0)
+        return pb.AppGetInfoResponse(
+            info=pb.AppHandleMetadata(description=s.app_name, app_id=r.app_id, lifecycle=lifecycle)
+        )
+
+    def AppGetLogs(s: Server, r: Any) -> Any:
+        return [pb.TaskLogsBatch(app_done=True)]
+
+    def AppFetchLogs(s: Server, r: Any) -> Any:
+        item = pb.TaskLogs(data="LINE-ONE\nwith as-TESTSECRET in it\n", timestamp=1_790_000_000.0)
+        return pb.AppFetchLogsResponse(batches=[pb.TaskLogsBatch(items=[item])])
+
+    def MountGetOrCreate(s: Server, r: Any) -> Any:
+        id = f"mo-{len(s.mounts)}"
+        s.mounts[id] = {f.filename: f.sha256_hex for f in r.files}
+        return pb.MountGetOrCreateResponse(mount_id=id, handle_metadata=pb.MountHandleMetadata())
+
+    def MountBatchedCheckExistence(s: Server, r: Any) -> Any:
+        missing = [sha for sha in r.sha256_hex_hashes if sha not in s.contents]
+        return pb.MountBatchedCheckExistenceResponse(missing_sha256_hex_hashes=missing)
+
+    def MountPutFile(s: Server, r: Any) -> Any:
+        if r.WhichOneof("data_oneof") == "data":
+            assert hashlib.sha256(r.data).hexdigest() == r.sha256_hex
+            s.contents[r.sha256_hex] = r.data
+        return pb.MountPutFileResponse(exists=r.sha256_hex in s.contents)
+
+    def ImageGetOrCreate(s: Server, r: Any) -> Any:
+        s.images.append(r.image)
+        ok = pb.GenericResult(status=pb.GenericResult.GENERIC_STATUS_SUCCESS)
+        if s.image_result is not None:
+            return pb.ImageGetOrCreateResponse(image_id=f"im-{len(s.images)}")
+        return pb.ImageGetOrCreateResponse(image_id=f"im-{len(s.images)}", result=ok, metadata=pb.ImageMetadata())
+
+    def ImageJoinStreaming(s: Server, r: Any) -> Any:
+        logs = [pb.TaskLogs(data=line + "\n") for line in s.image_logs]
+        return [
+            pb.ImageJoinStreamingResponse(task_logs=logs, entry_id="1-0"),
+            pb.ImageJoinStreamingResponse(result=s.image_result, entry_id="2-0", eof=True),
+        ]
+
+    def VolumeGetOrCreate(s: Server, r: Any) -> Any:
+        s.volumes.setdefault(r.deployment_name, {})
+        metadata = pb.VolumeMetadata(version=pb.VOLUME_FS_VERSION_V1, name=r.deployment_name)
+        return pb.VolumeGetOrCreateResponse(volume_id=f"vo-{r.deployment_name}", metadata=metadata)
+
+    def VolumeListFiles(s: Server, r: Any) -> Any:
+        files = s.volumes[r.volume_id.removeprefix("vo-")]
+        found = [pb.FileEntry(path=name, type=pb.FileEntry.FILE, size=len(data)) for name, data in files.items()]
+        return [pb.VolumeListFilesResponse(entries=found)]
+
+    def VolumePutFiles(s: Server, r: Any) -> Any:
+        volume = s.volumes[r.volume_id.removeprefix("vo-")]
+        volume.update({f.filename.lstrip("/"): s.contents[f.sha256_hex] for f in r.files})
+        return empty_pb2.Empty()
+
+    def FunctionPrecreate(s: Server, r: Any) -> Any:
+        return pb.FunctionPrecreateResponse(function_id="fu-1", handle_metadata=_handle(r.function_name))
+
+    async def FunctionCreate(s: Server, r: Any) -> Any:
+        await asyncio.sleep(s.create_delay)
+        s.functions.append(r.function)
+        ranked = [pb.FunctionData.RankedFunction(rank=0, function=r.function)]
+        return pb.FunctionCreateResponse(
+            function_id="fu-1", handle_metadata=_handle(r.function.function_name),
+            function_data=pb.FunctionData(ranked_functions=ranked),
+        )  # fmt: skip
+
+    def FunctionMap(s: Server, r: Any) -> Any:
+        id = f"fc-{len(s.calls)}"
+        s.calls[id] = b""
+        put = [_put(s, id, item) for item in r.pipelined_inputs]
+        return pb.FunctionMapResponse(function_call_id=id, function_call_jwt=id, pipelined_inputs=put)
+
+    def FunctionPutInputs(s: Server, r: Any) -> Any:
+        return pb.FunctionPutInputsResponse(inputs=[_put(s, r.function_call_id, item) for item in r.inputs])
+
+    async def FunctionGetOutputs(s: Server, r: Any) -> Any:
+        id = r.function_call_id
+        if id not in s.results:
+            s.results[id] = asyncio.create_task(asyncio.to_thread(s.carry_out, id))
+        done, _ = await asyncio.wait([s.results[id]], timeout=max(r.timeout, 0.3))
+        result = s.results[id].result() if done else None
+        if done and result is None:  # to be asked again
+            del s.results[id]
+        if result is None:
+            return pb.FunctionGetOutputsResponse(num_unfinished_inputs=1)
+        if isinstance(result, bytes):
+            ok = pb.GenericResult.GENERIC_STATUS_SUCCESS
+            result = pb.GenericResult(status=ok, data=pickle.dumps(result, protocol=4))
+        item = pb.FunctionGetOutputsItem(result=result, data_format=pb.DATA_FORMAT_PICKLE)
+        return pb.FunctionGetOutputsResponse(outputs=[item])
+
+    def FunctionCallCancel(s: Server, r: Any) -> Any:
+        s.cancelled.append(r.function_call_id)
+        return empty_pb2.Empty()
+
+    def FunctionCallFromId(s: Server, r: Any) -> Any:
+        if r.function_call_id not in s.calls:
+            raise grpclib.GRPCError(grpclib.Status.NOT_FOUND, "no such call")
+        return pb.FunctionCallFromIdResponse(function_call_id=r.function_call_id, num_inputs=1)
+
+
+def _put(s: Server, id: str, item: Any) -> Any:
+    (parcel,), _ = pickle.loads(item.input.args)
+    s.calls[id] = parcel
+    return pb.FunctionPutInputsResponseItem(idx=item.idx, input_id=f"in-{id}", input_jwt=id)
+
+
+def _handle(name: str) -> Any:
+    kind = pb.Function.FUNCTION_TYPE_FUNCTION
+    return pb.FunctionHandleMetadata(
+        function_name=name, function_type=kind, max_object_size_bytes=1 << 24, max_async_object_size_bytes=1 << 24
+    )
+
+
+if __name__ == "__main__":  # for a look by hand: prints the environment that a shell needs
+    with Server() as running:
+        print("\n".join(f"export {k}={v}" for k, v in running.env.items()), flush=True)
+        while True:
+            time.sleep(1)
