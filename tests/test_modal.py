@@ -15,6 +15,7 @@ import time
 import grpclib
 import helpers
 import modal_server
+import profiles
 import pytest
 import reports
 from modal_server import Server, failure
@@ -342,10 +343,32 @@ def test_a_run_that_was_left_is_listed_and_fetched(tmp_path):
         fetched = rent(s, "bench", "--resume", file, **home)
         emptied = rent(s, "status", "--json", **home).json
     assert [a["app"] for a in listed["apps"]] == ["ap-" + "0" * 22]  # gdn's, and nobody else's
-    assert listed["runs"] == [{"file": file, "calls": 3, "done": 2, "under way": 1, "lost": 0}]
+    assert listed["runs"] == [{"command": "bench", "file": file, "calls": 3, "done": 2, "under way": 1, "lost": 0}]
     assert "3 calls left behind: 2 done, 1 under way" in shown and f"--resume {file}" in shown
     assert fetched.code == 0 and re.search(r"cuda-v4( \*)? +2\.00 us", fetched.out) and len(s.calls) == 3
     assert "container time" not in fetched.err and emptied["runs"] == []
+
+
+def test_a_profile_that_was_left_is_listed_and_fetched(tmp_path):
+    home = {"GDN_HOME": str(tmp_path)}
+    made = profiles.v4(environment=profiles.GPU | {"gpu": "NVIDIA B200", "where": "modal"})
+    del made["folder"]
+    answer = {"document": made, "files": {"log": parcel.text_of(b"LOG")}, "left": []}
+    with Server(answer=lambda n, data: None) as s:
+        done = rent(s, "profile", "cuda-v4", "-w", "0", "--detach", **home)
+        file = re.search(r"gdn modal profile --resume (\S+)", done.err)[1]
+        shown = rent(s, "status", **home).out
+        wrong = [rent(s, "bench", "--resume", file, **home), rent(s, "profile", "--resume", file, "-w", "1", **home)]
+        s.answer = lambda n, data: parcel.encode({"devices": [], "error": None, "answers": [answer]})
+        fetched = rent(s, "profile", "--resume", file, **home)
+        again = rent(s, "profile", "--resume", file, **home)
+    assert (done.code, done.out, len(s.calls)) == (0, "", 1) and "1 call left behind: 1 under way" in shown
+    assert f"gdn modal profile --resume {file}" in shown and wrong[0].code == wrong[1].code == errors.USAGE
+    assert f"is a run of profile gdn modal profile --resume {file}" in words(wrong[0].err)
+    assert "--resume takes --workload from" in wrong[1].err
+    assert fetched.code == 0 and "latency-bound" in fetched.out and "NVIDIA B200 (modal)" in fetched.out
+    assert (tmp_path / "profiles" / made["name"] / "log").read_bytes() == b"LOG"
+    assert again.code == errors.USAGE and f"cannot read {file}" in again.err  # it has come, and is kept
 
 
 def test_setup_makes_the_volumes_and_uploads_what_is_lacking(tmp_path):

@@ -352,7 +352,7 @@ def test_a_profile_is_made_there_and_its_folder_unpacked_here(tmp_path):
     pieces = [{"profile": profiling.sent(subject, asked), "cuda": False, "sources": ["x"]}]
     work = rented()
     (answer,) = parcel.decode(container.serve(work.parcel(engine.Work(pieces, [], 60), None)))["answers"]
-    document = profiles._unpacked(subject, asked, answer, work)
+    document = profiles._unpacked(answer, asked.folder, work.say)
     folder = Path(document["folder"])
     assert folder.parent == tmp_path / "here" and (folder / "trace.json.gz").read_bytes()[:2] == b"\x1f\x8b"
     kept = profiling.load(folder)
@@ -572,9 +572,20 @@ def test_calls_that_were_left_behind_are_fetched_and_not_sent_again(monkeypatch)
     a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
     fake = Cloud([passed(a)], [passed(b)]).install(monkeypatch)
     work = rented()
-    work.earlier = [{"id": "fc-old", "keys": [engine.key(a)]}]
+    work.earlier = [{"id": "fc-old", "keys": [engine.key(a)], "limit_s": 540}]
     assert [j.algo.name for j, _ in work([a, b])] == ["cuda-v1", "cuda-v4"]
     assert fake.parcels[0] is None and fake.parcels[1] is not None and work.sent == []
+
+
+def test_calls_that_were_left_behind_are_not_forgotten_without_a_connection(monkeypatch):
+    a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
+    Cloud().install(monkeypatch)
+    monkeypatch.setattr(cloud, "connect", lambda seconds: (_ for _ in ()).throw(cloud.Unreachable("no network")))
+    work = rented()
+    work.earlier = [{"id": f"fc-{j.algo.name}", "keys": [engine.key(j)], "limit_s": 540} for j in (a, b)]
+    with pytest.raises(RemoteError, match="no network"):
+        list(work([a, b]))
+    assert work.sent == work.earlier
 
 
 def test_a_file_that_is_no_run_of_modal_is_refused(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -37,11 +38,7 @@ Resume = Annotated[
     typer.Option("--resume", metavar="FILE", help="Go on with a run: fetch what was sent, and repeat what failed."),
 ]
 
-# what a run is of: --resume takes these from the file
-_ASKED = (
-    "solutions", "algo", "op", "workload", "n", "preset", "dataset", "tier", "l2", "target", "seconds", "strict",
-    "device", "algos", "timeout", "gpu", "image", "parallel", "together",
-)  # fmt: skip
+_WITH_RESUME = ("max_minutes", "detach", "resume", "json", "out")  # it takes everything else from its file
 
 
 @modal.command()
@@ -115,27 +112,50 @@ def _carried(
     out: Path | None,
     **asked: Any,
 ) -> int:
-    from .. import report
-    from ..remote import sent
-
-    old = sent.read(resume) if resume else None
-    if old:
-        named = [p for p in _ASKED if (s := ctx.get_parameter_source(p)) and s.name == "COMMANDLINE"]
-        if named:
-            hint = "drop it, or leave --resume out to begin anew"
-            raise errors.UsageError(f"--resume takes --{named[0]} from {resume}", hint=hint)
+    old = None
+    if resume:
+        old = _resumed(ctx, resume, "run", "bench")
         command, asked, out = old["modal"]["command"], _restored(old["modal"]["asked"]), out or resume
     elsewhere = _Elsewhere(command, asked, max_minutes, detach, old)
     shown = {key: value for key, value in asked.items() if key not in ("gpu", "image", "parallel", "together")}
-    code = carry_out("bench", **shown, json=json, out=out, official=command == "run", elsewhere=elsewhere)
-    if elsewhere.document and elsewhere.document.more["modal"]["calls"]:
-        path = elsewhere.document.path
-        elsewhere.document.save()
-        report.say(f"left running at Modal; fetch it with: gdn modal {command} --resume {path}")
-        return errors.OK if detach and not elsewhere.document.interrupted else code
-    if code in (errors.REMOTE, errors.INTERRUPTED) and elsewhere.document and elsewhere.document.records:
-        report.say(f"to repeat what is lacking: gdn modal {command} --resume {elsewhere.document.path}")
-    return code
+    try:
+        code = carry_out("bench", **shown, json=json, out=out, official=command == "run", elsewhere=elsewhere)
+    except errors.GdnError as e:
+        _left(elsewhere.document, e.code)
+        raise
+    left = _left(elsewhere.document, code)
+    return errors.OK if left and detach and code != errors.INTERRUPTED else code
+
+
+def _resumed(ctx: typer.Context, file: Path, *commands: str) -> dict[str, Any]:
+    """The document of the run that --resume goes on with: one of these commands', and what it is of stands in it."""
+    from ..remote import sent
+
+    old = sent.read(file)
+    if (command := old["modal"]["command"]) not in commands:
+        raise errors.UsageError(f"{file} is a run of {command}", hint=f"gdn modal {command} --resume {file}")
+    for p in ctx.command.params:
+        given = ctx.get_parameter_source(p.name)
+        if p.name not in _WITH_RESUME and given and given.name == "COMMANDLINE":
+            hint = "drop it, or leave --resume out to begin anew"
+            raise errors.UsageError(f"--resume takes {p.opts[0]} from {file}", hint=hint)
+    return old
+
+
+def _left(document: Any, code: int) -> bool:
+    """Say how to go on with a run that did not bring everything home; True where some of it is still at Modal."""
+    from .. import report
+
+    if document is None:
+        return False
+    again = f"gdn modal {document.more['modal']['command']} --resume {document.path}"
+    if document.more["modal"]["calls"]:
+        document.save()
+        report.say(f"left running at Modal; fetch it with: {again}")
+        return True
+    if code in (errors.REMOTE, errors.INTERRUPTED) and document.records:
+        report.say(f"to repeat what is lacking: {again}")
+    return False
 
 
 def _restored(asked: dict[str, Any]) -> dict[str, Any]:
@@ -157,9 +177,8 @@ class _Elsewhere:
         self.engine, self.place = _engine(**rented, minutes=minutes, detach=detach, say=report.say), engine.place
 
     def begin(self, plan: Any, document: Any) -> None:
+        self.engine.begin(plan, document, self.command, self.asked, self.old)
         self.document = document
-        self.engine.begin(plan, document, self.asked, self.old)
-        document.more["modal"]["command"] = self.command
 
     def finish(self, document: Any) -> None:
         self.engine.finish(document)
@@ -179,6 +198,7 @@ def _engine(
 
 @modal.command()
 def profile(
+    ctx: typer.Context,
     names: Annotated[
         Optional[list[str]], typer.Argument(metavar="[A [B]]", help="Algos or packed solutions, or kept profiles.")
     ] = None,
@@ -203,28 +223,71 @@ def profile(
     image: ImageName = None,
     timeout: o.Timeout = 300.0,
     max_minutes: MaxMinutes = None,
+    detach: Detach = False,
+    resume: Resume = None,
     json: o.AsJson = False,
     out: Annotated[Optional[Path], typer.Option("--out", metavar="DIR", help="The folder of profiles.")] = None,
 ) -> None:
     """`gdn profile`, at Modal: one algo on one workload, or two and what differs. The folder is kept here."""
-    from .. import paths, profilers, report
-    from .profile import looked_at, settings_of
+    from .. import paths, profilers, profiling, registry, report
+    from ..remote import engine, profiles
+    from .profile import looked_at, named, settings_of
 
+    if resume:
+        raise typer.Exit(_fetched(ctx, resume, out, max_minutes, json))
     if tool in profilers.TOOLS and "cuda" not in profilers.TOOLS[tool].modes:
         raise errors.UsageError(f"--tool {tool} needs no GPU", hint=f"gdn profile --tool {tool} does it here")
     folder = out or paths.profiles_dir()
     settings = settings_of(tool, None, check, "none", l2, seconds, dataset, "cuda", timeout, folder)
-    work = _engine(gpu, image, 1, True, max_minutes, False, report.say)
+    work = _engine(gpu, image, 1, True, max_minutes, detach, report.say)
 
     def profiled(live: list[str]) -> Any:
-        from .. import profiling, registry
-        from ..remote import engine, profiles
-
         known = registry.load(algos)
         found = profiling.subjects(known, live, op, tool, workload, dataset, "cuda", engine.place)[1]
         yield from profiles.made(work, found, settings)
 
-    raise typer.Exit(looked_at(names, algo, folder, json, profiled))
+    names = named(names, algo)
+    if detach:
+        raise typer.Exit(_sent_off(work, names, folder, profiled, json))
+    raise typer.Exit(looked_at(names, folder, json, profiled))
+
+
+def _sent_off(work: Any, names: list[str], folder: Path, profiled: Callable[[list[str]], Any], json: bool) -> int:
+    """Leave profiles at Modal, and a file with what it takes to fetch them."""
+    from .. import profiling, records, report
+
+    live = [name for name in names if profiling.find(name, folder) is None]
+    if not live:
+        raise errors.UsageError(f"{' and '.join(names)}: kept here already", hint="drop --detach to see it")
+    document = records.open_document("profile", {}, None)
+    work.note(document, "profile", {"names": names, "folder": str(folder.absolute())})
+    try:
+        list(profiled(live))
+    finally:
+        _left(document, errors.OK)
+    if json:
+        report.show_json(document.to_json())
+    return errors.OK
+
+
+def _fetched(ctx: typer.Context, file: Path, out: Path | None, minutes: float | None, json: bool) -> int:
+    """Show the profiles that were left there. The file is of no more use once they have come, or are lost."""
+    from .. import report
+    from ..remote import profiles
+    from .profile import looked_at
+
+    old = _resumed(ctx, file, "profile")["modal"]
+    folder = out or Path(old["asked"]["folder"])
+    work = _engine(old["gpu"], old["image"], 1, True, minutes, False, report.say)
+    (call,) = old["calls"]
+    try:
+        code = looked_at(old["asked"]["names"], folder, json, lambda _: profiles.fetched(work, call, folder))
+    except errors.GdnError:
+        if not work.sent:
+            file.unlink(missing_ok=True)
+        raise
+    file.unlink(missing_ok=True)
+    return code
 
 
 @modal.command()

@@ -67,24 +67,25 @@ def profile(
         with report.progress() as progress:
             yield from _profiled(live, op, algos, workload, settings, device, progress)
 
-    raise typer.Exit(looked_at(names, algo, folder, json, profiled))
+    raise typer.Exit(looked_at(named(names, algo), folder, json, profiled))
+
+
+def named(names: list[str] | None, algo: str | None) -> list[str]:
+    """The one name or two that were given as arguments, or else by --algo."""
+    names = names or [name.strip() for name in (algo or "").split(",") if name.strip()]
+    if not 1 <= len(names) <= 2:
+        hint = "gdn profile --algo A, gdn profile A B, or gdn profile --list"
+        raise errors.UsageError(f"expected one algo or two, got {len(names) or 'none'}", hint=hint)
+    return names
 
 
 def looked_at(
-    names: list[str] | None,
-    algo: str | None,
-    folder: Path,
-    json: bool,
-    profiled: Callable[[list[str]], Iterator[dict[str, Any]]],
+    names: list[str], folder: Path, json: bool, profiled: Callable[[list[str]], Iterator[dict[str, Any]]]
 ) -> int:
     """Show the profiles of one name or two, and what differs; those that are not kept in `folder` are made by
     `profiled(names)`. Returns the exit code."""
     from .. import profiling, report
 
-    names = names or [name.strip() for name in (algo or "").split(",") if name.strip()]
-    if not 1 <= len(names) <= 2:
-        hint = "gdn profile --algo A, gdn profile A B, or gdn profile --list"
-        raise errors.UsageError(f"expected one algo or two, got {len(names) or 'none'}", hint=hint)
     documents: list[Any] = [profiling.find(name, folder) for name in names]
     live = [name for name, document in zip(names, documents, strict=True) if document is None]
     if live:

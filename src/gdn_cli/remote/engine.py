@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import campaign, comparison, environment, errors, machine, paired
-from ..errors import GdnError, RemoteError, UsageError
+from ..errors import RemoteError, UsageError
 from ..jobs import Job, Outcome
 from ..pack import source_hash
 from ..records import Document
@@ -107,9 +107,8 @@ def key(job: Job) -> str:
 
 @dataclass
 class Engine:
-    """Carries out jobs at Modal. `earlier` are calls that an earlier command sent: (id, the keys of their jobs).
-
-    `sent` is what was left at Modal and has not come back.
+    """Carries out jobs at Modal. `sent` are the calls that outlive this command and have not come back: their ids, the
+    keys of their jobs, their time there. `earlier` are those of the command that this one goes on with.
     """
 
     settings: Settings
@@ -127,17 +126,22 @@ class Engine:
 
     # --- around a campaign ----------------------------------------------------------------------------------------
 
-    def begin(self, plan: campaign.Plan, document: Document, asked: dict[str, Any], old: dict[str, Any] | None) -> None:
-        """Make the plan fit: what takes turns, and what an earlier run has already. The document says what was asked,
-        and which calls are under way, whenever it is saved."""
+    def begin(
+        self, plan: campaign.Plan, document: Document, command: str, asked: dict[str, Any], old: dict[str, Any] | None
+    ) -> None:
+        """Make the plan fit: what takes turns, and what an earlier run has already."""
         if self.rent.together:
             plan.jobs[:] = together(plan.jobs)
         if old:
             plan.jobs[:] = sent.resume(plan.jobs, old, document)
             self.earlier = old["modal"]["calls"]
             document.more |= {key: old[key] for key in ("comparisons", "overall") if key in old}
+        self.note(document, command, asked)
+
+    def note(self, document: Document, command: str, asked: dict[str, Any]) -> None:
+        """Have the document say what was asked, and which calls are under way, whenever it is saved."""
         rented = {"gpu": str(self.rent.gpu), "image": self.rent.image.name}
-        document.more["modal"] = rented | {"asked": asked, "calls": self.sent}
+        document.more["modal"] = rented | {"command": command, "asked": asked, "calls": self.sent}
 
     def finish(self, document: Document) -> None:
         """What is only known of all records together."""
@@ -162,15 +166,14 @@ class Engine:
         for call in self.earlier:
             if set(call["keys"]) <= set(by_key):
                 mine = [by_key[k] for k in call["keys"]]
-                old.append(Work([], mine, self._limit(mine), call=call["id"]))
+                old.append(Work([], mine, call["limit_s"], call=call["id"]))
                 taken |= set(call["keys"])
         left = [job for job in jobs if key(job) not in taken]
         parts = [left] if self.rent.together and left else [[job] for job in left]
-        fresh = [Work([piece(job) for job in part], part, self._limit(part)) for part in parts]
+        fresh = [
+            Work([piece(job) for job in part], part, self.bounded(sum(job.timeout_s for job in part))) for part in parts
+        ]
         return old, fresh
-
-    def _limit(self, jobs: list[Job]) -> int:
-        return self.bounded(sum(job.timeout_s for job in jobs))
 
     def bounded(self, seconds: float) -> int:
         """A container's time for so much work: with its start, and not more than --max-minutes."""
@@ -191,13 +194,14 @@ class Engine:
         """Send the fresh work, and give each one's reply as it comes, with those of old calls."""
         from . import cloud
 
+        for work in old:  # before anything can fail: they are there, and paid for
+            self._keep(work, work.call)
         cloud.connect(self.settings.limits["connect"])
         gpu = self.gpu(fresh)
         if fresh:
             self.say(self.bill(fresh, gpu))
         with contextlib.ExitStack() as stack:
             for work in old:
-                self.sent.append({"id": work.call, "keys": [key(job) for job in work.jobs]})
                 work.call = cloud.recall(work.call)
             if fresh:
                 containers = min(self.containers, len(fresh))
@@ -206,10 +210,13 @@ class Engine:
                 for work in fresh:
                     work.call = running.spawn(self.parcel(work, gpu))
                     if self.rent.detach:  # else it ends with the app, and the app with this command
-                        self.sent.append({"id": work.call.id, "keys": [key(job) for job in work.jobs]})
+                        self._keep(work, work.call.id)
                 if self.rent.detach:
                     return
             yield from self._arriving([*old, *fresh])
+
+    def _keep(self, work: Work, id: str) -> None:
+        self.sent.append({"id": id, "keys": [key(job) for job in work.jobs], "limit_s": work.limit_s})
 
     @cached_property
     def commit(self) -> dict[str, str]:
@@ -324,15 +331,16 @@ def piece(job: Job) -> dict[str, Any]:
     }
 
 
-def profile(engine: Engine, pieces: list[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
-    """The answers of profiles that are made in one container, in order. Raises RemoteError where the call is lost."""
-    work = Work(pieces, [], engine.bounded(seconds * len(pieces)))
-    with contextlib.closing(engine.carry([], [work])) as answers:
-        for _, reply in answers:
+def answers(engine: Engine, work: Work) -> list[dict[str, Any]]:
+    """What a container answers to each piece of work, which may have been sent before; [] where it is left there
+    (--detach). Raises RemoteError where the call is lost."""
+    old, fresh = ([work], []) if work.call else ([], [work])
+    with contextlib.closing(engine.carry(old, fresh)) as arriving:
+        for _, reply in arriving:
             if isinstance(reply, CallLost):
                 raise RemoteError(reply.reason)
             return reply["answers"]
-    raise GdnError("the session ended without a reply", code=errors.REMOTE)
+    return []
 
 
 def _minutes(seconds: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,31 +12,42 @@ from .. import profiling
 from ..errors import GdnError
 from ..pack import source_hash
 from . import parcel
-from .engine import Engine, profile
+from .engine import Engine, Work, answers
 from .settings import DATA
 
 _PROCESSES = 5  # that a profile takes at most, each with its own time limit
 
 
 def made(engine: Engine, subjects: list[profiling.Subject], settings: profiling.Settings) -> Iterator[dict[str, Any]]:
-    """The document of each subject, whose folder is here by then. Raises what the profile of one was refused for."""
+    """The document of each subject, whose folder is here by then; none where they are left there (--detach). Raises
+    what the profile of one was refused for."""
     away = replace(settings, dataset=Path(DATA)) if settings.dataset else settings
     pieces = [
         {"profile": profiling.sent(subject, away), "cuda": True, "sources": [source_hash(subject.solution)]}
         for subject in subjects
     ]
-    for subject, answer in zip(subjects, profile(engine, pieces, settings.timeout_s * _PROCESSES), strict=True):
+    limit_s = engine.bounded(settings.timeout_s * _PROCESSES * len(pieces))
+    yield from _arrived(engine, Work(pieces, [], limit_s), settings.folder)
+
+
+def fetched(engine: Engine, call: dict[str, Any], folder: Path) -> Iterator[dict[str, Any]]:
+    """The documents of what an earlier command left there: `call` is of its Engine.sent."""
+    yield from _arrived(engine, Work([], [], call["limit_s"], call["id"]), folder)
+
+
+def _arrived(engine: Engine, work: Work, folder: Path) -> Iterator[dict[str, Any]]:
+    for answer in answers(engine, work):
         if failed := answer.get("failed"):
             raise GdnError(f"at Modal: {failed['message']}", code=failed["code"], hint=failed["hint"])
-        yield _unpacked(subject, settings, answer, engine)
+        yield _unpacked(answer, folder, engine.say)
 
 
-def _unpacked(subject: Any, settings: profiling.Settings, answer: dict[str, Any], engine: Engine) -> dict[str, Any]:
+def _unpacked(answer: dict[str, Any], profiles: Path, say: Callable[[str], None]) -> dict[str, Any]:
     document = answer["document"]
-    folder = profiling.new_folder(settings.folder, [document["name"]])
+    folder = profiling.new_folder(profiles, [document["name"]])
     for name, text in answer["files"].items():
         with contextlib.suppress(OSError):  # a full disk costs a file, not the profile
             (folder / Path(name).name).write_bytes(parcel.bytes_of(text))
     if answer["left"]:
-        engine.say(f"too large to come along: {', '.join(answer['left'])}")
+        say(f"too large to come along: {', '.join(answer['left'])}")
     return profiling.keep(folder, document | {"name": folder.name})

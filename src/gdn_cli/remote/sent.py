@@ -62,7 +62,7 @@ def status(settings: Settings) -> tuple[list[dict[str, Any]], list[dict[str, Any
     for run in pending():
         states = [_state(call["id"]) for call in run["calls"]]
         counts = {state: states.count(state) for state in ("done", "under way", "lost")}
-        runs.append({"file": run["file"], "calls": len(states)} | counts)
+        runs.append({"command": run["command"], "file": run["file"], "calls": len(states)} | counts)
     return cloud.apps(settings.app), runs
 
 
@@ -94,9 +94,9 @@ def pending(folder: Path | None = None) -> list[dict[str, Any]]:
     for path in sorted((folder or paths.runs_dir()).glob("*.json"), reverse=True):
         try:
             text = path.read_text(encoding="utf-8")
-            calls = json.loads(text)["modal"]["calls"] if '"calls"' in text else []
-        except (OSError, ValueError, KeyError, TypeError):
+            run = json.loads(text)["modal"] if '"calls"' in text else {}
+            if run.get("calls"):
+                found.append({"command": run["command"], "file": str(path), "calls": run["calls"]})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
-        if calls:
-            found.append({"file": str(path), "calls": calls})
     return found

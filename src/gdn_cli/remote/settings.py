@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
@@ -153,8 +153,3 @@ def pins() -> list[str]:
 def packages(image: Image, pinned: list[str] | None = None) -> list[str]:
     """What is installed on top of an image's base."""
     return [pin for pin in pinned or pins() if pin.split("==")[0] not in image.keeps]
-
-
-def override(settings: Settings, **limits: int | None) -> Settings:
-    """The settings with options of a command in their place."""
-    return replace(settings, limits=settings.limits | {k: v for k, v in limits.items() if v is not None})

@@ -555,5 +555,5 @@ def show_remote(apps: list[dict[str, Any]], runs: list[dict[str, Any]], as_json:
         out.print("no app is alive at Modal")
     for run in runs:
         states = ", ".join(f"{run[key]} {key}" for key in ("done", "under way", "lost") if run[key])
-        out.print(f"{run['calls']} calls left behind: {states}", soft_wrap=True)
-        out.print(f"  gdn modal bench --resume {escape(run['file'])}", soft_wrap=True)
+        out.print(f"{run['calls']} call{'s' * (run['calls'] > 1)} left behind: {states}", soft_wrap=True)
+        out.print(f"  gdn modal {run['command']} --resume {escape(run['file'])}", soft_wrap=True)
