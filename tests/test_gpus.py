@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -571,9 +572,26 @@ def test_what_one_gpu_failed_at_is_shown_beside_what_the_other_measured(capsys):
 
 
 def test_one_gpu_by_name_is_in_the_title_and_needs_no_column(capsys):
-    terminal.show(bench(record("copy", 1, 1.0), record("a", 1, 5.0)), REGISTRY, False, Path("x.json"))
+    unpackable = record("b", 1, None) | {"status": "unpackable", "workload": None}
+    document = bench(record("copy", 1, 1.0), record("a", 1, 5.0))
+    document["records"].append({k: v for k, v in unpackable.items() if k != "gpu"})
+    terminal.show(document, REGISTRY, False, Path("x.json"))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("gdn_decode | NVIDIA H200 (GPU 1) | ") and "GPU" not in lines[1]
+    assert not any("GPU:" in line for line in lines)
+
+
+@pytest.mark.parametrize(("uuids", "marked"), [(("GPU-1", "GPU-1"), True), (("GPU-1", "GPU-2"), False)])
+def test_of_rented_gpus_none_is_the_fastest_where_there_were_several(uuids, marked, capsys):
+    """Those have no number here: they share a place, and their times a table without a column for the GPU."""
+    found = [record("pt-reference", 0, 30.0), record("a", 0, 6.0)]
+    found = [r | {"gpu": {"uuid": uuid, "name": "NVIDIA B200"}} for r, uuid in zip(found, uuids, strict=True)]
+    document = bench() | {"records": found, "environments": {"cuda": {"gpu": "NVIDIA B200", "where": "modal"}}}
+    terminal.show(document, REGISTRY, False, Path("x.json"))
+    out = capsys.readouterr().out
+    assert out.startswith("gdn_decode | NVIDIA B200 (modal) | tier cupti, L2 cold\n") and "GPU " not in out
+    assert re.search(rf"^ +a{' [*]' if marked else ''} +6\.00 us .* 5x", out, re.M), out
+    assert {s.device for s in score.scores(document, DECODE)} == {"NVIDIA B200 (modal)"}
 
 
 def test_tiers_that_the_host_takes_part_in_say_so(capsys):

@@ -28,8 +28,8 @@ from .settings import DATA, Gpu, Image, Settings, pins
 FAILED = "remote_failed"  # the status of what the other side lost: no verdict on the algo
 _WAIT_S = 0.5  # for a reply, over all calls: how late one may be noticed
 _SEVERAL = (
-    "these times come from {} GPUs of one kind: ratios between algos include what differs between the GPUs; "
-    "--together takes one container for all"
+    "these times come from {} GPUs of one kind: ratios between algos include what differs between the GPUs, and none "
+    "is marked as the fastest of those; --together takes one container for all"
 )
 _SILENCE_S = 60.0  # of Modal's, while calls are under way, until the connection counts as lost
 

@@ -136,6 +136,11 @@ class Row:
     records: list[dict[str, Any]] = field(default_factory=list)
 
     @property
+    def uuids(self) -> set[str]:
+        """The GPUs that it is known to be of: those that were chosen, or rented."""
+        return {r["gpu"]["uuid"] for r in self.records if r.get("gpu")}
+
+    @property
     def failed(self) -> dict[str, Any] | None:
         return next((r for r in self.records if r["status"] != "passed"), None)
 
@@ -170,7 +175,7 @@ def _gpu(record: dict[str, Any]) -> int | None:
 
 def _gpu_column(rows: list[Row]) -> list[str]:
     """A column for the GPU, where there are several."""
-    return [">GPU"] if len({row.gpu for row in rows}) > 1 else []
+    return [">GPU"] if len({row.gpu for row in rows} - {None}) > 1 else []
 
 
 def _gpu_cell(rows: list[Row], row: Row) -> list[str]:
@@ -219,7 +224,7 @@ def _bench_table(op: Op, rows: list[Row]) -> Table:
             _failed_row(table, shown, row, *_gpu_cell(rows, row))
             continue
         rivals = [r for r in rows if (r.label, r.tier) == (row.label, row.tier) and r.algo != COPY and r.median_us]
-        alike = len({r.gpu for r in rivals}) == 1  # nobody is the fastest of algos that ran on different GPUs
+        alike = len(set[str]().union(*(r.uuids for r in rivals))) < 2  # else nobody is the fastest
         best = row.algo != COPY and len(rivals) > 1 and alike and row.median_us == min(r.median_us for r in rivals)
         mine = (row.label, row.tier, row.gpu)
         reference, floor = references.get(mine), floors.get(mine)
@@ -473,7 +478,7 @@ def _legend(document: dict[str, Any], note: Callable[[str, str, str], None]) -> 
             machine.append(on + (rate if r["bytes_moved"] else f"an empty launch takes {_us(us)} ({r['tier']})"))
     if machine:
         note("dim", "machine:", "; ".join(machine))
-    if document["command"] == "bench" and len({_gpu(r) for r in records}) > 1:
+    if document["command"] == "bench" and len({_gpu(r) for r in records} - {None}) > 1:
         _apart(records, note)
     if document.get("comparisons"):
         note("dim", "speedup:", "baseline's time over the candidate's, calls of both taking turns: A B B A")
