@@ -24,6 +24,7 @@
 #define __CUDACC__ 1
 #define __global__
 #define __device__
+#define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __grid_constant__

@@ -5,7 +5,8 @@
 //   d = beta (v - g x),   o = scale (g y + d z),   S' = g S + d k^T
 //
 // LANES lanes have one row of S, a warp has 32 / LANES rows at a time and ROWS of these groups in registers; a CTA has
-// WARPS warps, all of one head. S is loaded before anything else and leaves the registers once.
+// WARPS warps, all of one head, and registers are kept few enough for RESIDENT warps on an SM. S is loaded before anything
+// else and leaves the registers once.
 //
 // What is not the textbook, and why:
 //   - The grid is flat and the state's address needs nothing but block and thread index: its loads stand in the first
@@ -13,7 +14,10 @@
 //     taken, which ptxas does not move it across: with L2 cold, each line of constants or instructions that is missing
 //     costs as much as a DRAM access, and now waits beside the state's.
 //   - Sums over the lanes of several rows are scattered: each exchange halves what a lane still sums, so 2 ROWS sums
-//     cost about as many shuffles as 2 ROWS, not 2 ROWS log2(LANES); d goes back to all lanes by one shuffle a row.
+//     cost about as many shuffles as 2 ROWS, not 2 ROWS log2(LANES); d goes back to all lanes by one shuffle a row. One
+//     row alone, for small batches, is summed in all lanes at once: more shuffles, but two fewer that wait for each other.
+//   - RESIDENT = 1, no limit, is for small batches: left to itself, ptxas takes 32 registers where 40 would spare it
+//     waiting for constants one by one, and B = 1 takes a fifth longer.
 //   - exp is ex2.approx, and log1p a polynomial (relative error 3.3e-7 on [0, 1]): expf and log1pf take a fifth of all
 //     code. log(1 + x) itself would lose the small x that a large exp(A_log) makes count.
 // Provenance: the recurrence is Gated DeltaNet's (arXiv 2412.06464); both dots on the old state as SyFI's contest entry
@@ -70,7 +74,7 @@ constexpr int WIDEST = 16;
 #endif
 
 // LOAD_FIRST: strong loads, which ptxas leaves in front of a branch that follows them; L1 has no say in those.
-enum Load { LOAD_NO_L1 = 0, LOAD_STREAM = 1, LOAD_FIRST = 2 };
+enum Load { LOAD_STREAM = 0, LOAD_PLAIN = 1, LOAD_FIRST = 2 };
 enum Store { STORE_PLAIN = 0, STORE_STREAM = 1 };
 
 #define GDN_LOAD(how)                                                                                             \
@@ -87,8 +91,8 @@ enum Store { STORE_PLAIN = 0, STORE_STREAM = 1 };
 // BYTES bytes of state. Not .nc: new_state may be state.
 template <int BYTES, int HOW>
 __device__ __forceinline__ void load(uint32_t* w, const void* p) {
-  if constexpr (HOW == LOAD_NO_L1) { GDN_LOAD(".global.L1::no_allocate") }
   if constexpr (HOW == LOAD_STREAM) { GDN_LOAD(".global.cs") }
+  if constexpr (HOW == LOAD_PLAIN) { GDN_LOAD(".global") }
   if constexpr (HOW == LOAD_FIRST) { GDN_LOAD(".relaxed.gpu.global.L1::no_allocate") }
 }
 #undef GDN_LOAD
@@ -185,6 +189,17 @@ __device__ __forceinline__ float decay(float A_log, float x) {
 
 __device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.f, 1.f + exp2_approx(-x * LOG2E)); }
 
+// sum of a[i] * b[i], in CHAINS sums that do not wait for each other.
+template <int N, int CHAINS>
+__device__ __forceinline__ float dot(const float* a, const float* b) {
+  float sum[CHAINS] = {};
+#pragma unroll
+  for (int i = 0; i < N; ++i) sum[i % CHAINS] = fmaf(a[i], b[i], sum[i % CHAINS]);
+#pragma unroll
+  for (int c = 1; c < CHAINS; ++c) sum[0] += sum[c];
+  return sum[0];
+}
+
 // Sums v[0..N) over LANES lanes, N a power of two up to LANES. The first steps split by the lane's highest bits, so
 // lane l has in v[0] the sum of number l / (LANES / N).
 template <int N, int LANES>
@@ -208,8 +223,9 @@ __device__ __forceinline__ void reduce_scatter(float* v, uint32_t lane) {
   }
 }
 
-template <typename T, int LANES, int ROWS, int WARPS, int LOAD, int STORE>
-__global__ void __launch_bounds__(WARPS * 32) gdn_decode_v5(const __grid_constant__ Arguments<T> p) {
+template <typename T, int LANES, int ROWS, int WARPS, int LOAD, int STORE, int RESIDENT>
+__global__ void __launch_bounds__(WARPS * 32, RESIDENT > WARPS ? RESIDENT / WARPS : 1)
+gdn_decode_v5(const __grid_constant__ Arguments<T> p) {
   constexpr int CHUNK = K / LANES;                                        // elements of a row that a lane has
   constexpr int EACH = CHUNK * int(sizeof(T)) < WIDEST ? CHUNK : WIDEST / int(sizeof(T));  // of one access
   constexpr int WORDS = EACH * int(sizeof(T)) / 4, ACCESSES = CHUNK / EACH;
@@ -238,44 +254,50 @@ __global__ void __launch_bounds__(WARPS * 32) gdn_decode_v5(const __grid_constan
     load_bf16<EACH>(k + j * EACH, p.k + (i_h * K + lane * EACH) + j * LANES * EACH);
     load_bf16<EACH>(q + j * EACH, p.q + (i_h * K + lane * EACH) + j * LANES * EACH);
   }
-  // after the scattered sums lane r * COPIES of the lower half has row r's x; it also has its v, d and o
-  constexpr uint32_t COPIES = LANES / (2 * ROWS);
-  const uint32_t r_own = lane % (LANES / 2) / COPIES;
+  // Several rows: after the scattered sums lane r * COPIES of the lower half has row r's x; it also has its v, d and o.
+  // One row: all lanes have all of it.
+  constexpr uint32_t COPIES = ROWS == 1 ? LANES : LANES / (2 * ROWS);
+  const uint32_t r_own = ROWS == 1 ? 0 : lane % (LANES / 2) / COPIES;
   const uint32_t own = blockIdx.x * TILE + first + r_own * STRIDE;        // of all B * HV * V rows
   const float v_own = __bfloat162float(p.v[own]);
   const float x_gate = __bfloat162float(p.a[i_bh]) + p.dt_bias[i_hv];
   const float g = decay(p.A_log[i_hv], x_gate), beta = sigmoid(__bfloat162float(p.b[i_bh]));
 
-  float z = 0.f;
-#pragma unroll
-  for (int i = 0; i < CHUNK; ++i) z = fmaf(k[i], q[i], z);
-#pragma unroll
-  for (int m = LANES / 2; m > 0; m /= 2) z += __shfl_xor_sync(0xffffffffu, z, m);
-
+  // With one row nothing else fills the time that 16 dependent additions take: two chains of 8.
+  constexpr int CHAINS = ROWS == 1 && CHUNK == 16 ? 2 : 1;
+  float z = dot<CHUNK, CHAINS>(k, q);
   float sums[2 * ROWS];                                                   // x of each row, then y of each
 #pragma unroll
   for (int r = 0; r < ROWS; ++r) {
-    float x = 0.f, y = 0.f;
+    float s[CHUNK];
 #pragma unroll
-    for (int j = 0; j < ACCESSES; ++j) {
-      float s[EACH];
-      unpack<EACH>(s, w[r][j], p.state);
-#pragma unroll
-      for (int i = 0; i < EACH; ++i) x = fmaf(s[i], k[j * EACH + i], x), y = fmaf(s[i], q[j * EACH + i], y);
-    }
-    sums[r] = x, sums[ROWS + r] = y;
+    for (int j = 0; j < ACCESSES; ++j) unpack<EACH>(s + j * EACH, w[r][j], p.state);
+    sums[r] = dot<CHUNK, CHAINS>(s, k), sums[ROWS + r] = dot<CHUNK, CHAINS>(s, q);
   }
-  reduce_scatter<2 * ROWS, LANES>(sums, lane);
-  const float other = __shfl_xor_sync(0xffffffffu, sums[0], LANES / 2);   // x meets y
-  const float x = lane < LANES / 2 ? sums[0] : other, y = lane < LANES / 2 ? other : sums[0];
+  float x, y;
+  if constexpr (ROWS == 1) {
+#pragma unroll
+    for (int m = LANES / 2; m > 0; m /= 2) {
+      sums[0] += __shfl_xor_sync(0xffffffffu, sums[0], m);
+      sums[1] += __shfl_xor_sync(0xffffffffu, sums[1], m);
+      z += __shfl_xor_sync(0xffffffffu, z, m);
+    }
+    x = sums[0], y = sums[1];
+  } else {
+#pragma unroll
+    for (int m = LANES / 2; m > 0; m /= 2) z += __shfl_xor_sync(0xffffffffu, z, m);
+    reduce_scatter<2 * ROWS, LANES>(sums, lane);
+    const float other = __shfl_xor_sync(0xffffffffu, sums[0], LANES / 2);  // x meets y
+    x = lane < LANES / 2 ? sums[0] : other, y = lane < LANES / 2 ? other : sums[0];
+  }
   const float d_own = beta * (v_own - g * x);
-  if (lane < LANES / 2 && lane % COPIES == 0)
+  if ((ROWS == 1 || lane < LANES / 2) && lane % COPIES == 0)
     p.output[own] = __float2bfloat16(p.scale * (g * y + d_own * z));
 
   char* to = reinterpret_cast<char*>(p.new_state) + at;
 #pragma unroll
   for (int r = 0; r < ROWS; ++r) {
-    const float d = __shfl_sync(0xffffffffu, d_own, r * COPIES, LANES);
+    const float d = ROWS == 1 ? d_own : __shfl_sync(0xffffffffu, d_own, r * COPIES, LANES);
 #pragma unroll
     for (int j = 0; j < ACCESSES; ++j) {
       float s[EACH];

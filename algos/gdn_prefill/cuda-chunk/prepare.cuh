@@ -1,0 +1,222 @@
+// All chunks at once: gates, their sums, (I + A)^-1 and the masked q k^T of every value head. One CTA of four warps has a
+// chunk and a query/key head with all of its value heads; a warp has 16 rows of every CHUNK x CHUNK matrix.
+//
+// (I + A)^-1 in float: the four 16 x 16 blocks on the diagonal by substitution, a column to each lane, then row after row of
+// blocks, T_ij = -T_ii sum_u A_iu T_uj. These products are of bf16 in two parts (x = high + low, three products), which
+// leaves 16 bits; the result is rounded to bf16 once, at the end. Sums of log g are kept in double, because differences of
+// two large ones decide decays near 1.
+#pragma once
+
+#include "chunk.cuh"
+#include "decode.cuh"
+
+namespace gdn {
+
+constexpr int PREPARE_THREADS = 128;
+
+struct PrepareShared {
+  char k[D_TILE], q[D_TILE];
+  double G[CHUNK];
+  float beta[CHUNK];
+  float A[4][SIDE][SIDE + 1];             // the blocks on the diagonal
+  float T[BLOCKS][SIDE][SIDE + 1];
+  int sequence;
+};
+
+// log2 of exp(-exp(A_log) * softplus(x)); see decay in decode.cuh.
+__device__ __forceinline__ float log2_decay(float A_log, float x) {
+  const float e = exp2_approx(-fabsf(x) * LOG2E);
+  return -LOG2E * exp2_approx(A_log * LOG2E) * fmaf(e, log1p_over(e), fmaxf(x, 0.f));
+}
+
+// x = high + low, both of bf16, but for 2^-17 of x.
+struct Parts { uint32_t high, low; };
+__device__ __forceinline__ Parts parts(float x, float y) {
+  const uint32_t high = pack(x, y);
+  return {high, pack(x - low(high), y - gdn::high(high))};
+}
+
+// d += a b in three products. `b` as the accumulators of two n-tiles, or T: [k][n] floats in shared memory.
+__device__ __forceinline__ void multiply(float (&d)[2][4], const uint32_t (&a_high)[4], const uint32_t (&a_low)[4],
+                                         const Parts (&b)[2][2]) {
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    mma(d[n], a_high, b[n][0].high, b[n][1].high);
+    mma(d[n], a_high, b[n][0].low, b[n][1].low);
+    mma(d[n], a_low, b[n][0].high, b[n][1].high);
+  }
+}
+
+__device__ __forceinline__ void left_parts(uint32_t (&high)[4], uint32_t (&low)[4], const float (&x)[2][4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const Parts p = parts(x[i / 2][i % 2 * 2], x[i / 2][i % 2 * 2 + 1]);
+    high[i] = p.high, low[i] = p.low;
+  }
+}
+
+__global__ void __launch_bounds__(PREPARE_THREADS, 3) gdn_prefill_prepare(const __grid_constant__ Prefill p) {
+  PrepareShared& s = *reinterpret_cast<PrepareShared*>(flashcore::shared_memory());
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
+  const int64_t number = blockIdx.x;
+  const int h = blockIdx.y, group = p.HV / p.H;
+
+  // The sequence: the last whose first chunk is not behind this one.
+  for (int n = thread; n < p.N; n += PREPARE_THREADS) {
+    const int64_t first = p.cu_seqlens[n] / CHUNK + n, next = p.cu_seqlens[n + 1] / CHUNK + n + 1;
+    if (first <= number && (number < next || n == p.N - 1)) s.sequence = n;
+  }
+  __syncthreads();
+  const int n = s.sequence;
+  const int64_t begin = p.cu_seqlens[n] + (number - p.cu_seqlens[n] / CHUNK - n) * CHUNK;
+  const int64_t left = p.cu_seqlens[n + 1] - begin;
+  if (left <= 0) return;
+  const int count = left < CHUNK ? static_cast<int>(left) : CHUNK;
+
+  const uint32_t k_tile = flashcore::shared_address(s.k), q_tile = flashcore::shared_address(s.q);
+  const int64_t stride = static_cast<int64_t>(p.H) * D;
+  copy_tile<D_PIECES>(k_tile, p.k + begin * stride + h * D, stride, count, thread, PREPARE_THREADS);
+  copy_tile<D_PIECES>(q_tile, p.q + begin * stride + h * D, stride, count, thread, PREPARE_THREADS);
+  flashcore::commit_copies();
+  flashcore::wait_for_copies<0>();
+  __syncthreads();
+
+  // k k^T and q k^T: rows 16 warp to 16 warp + 15, blocks j <= warp.
+  float kk[4][2][4] = {}, qk[4][2][4] = {};
+#pragma unroll
+  for (int step = 0; step < D / 16; ++step) {
+    uint32_t k_left[4], q_left[4];
+    const int row = warp * 16 + (lane / 8 % 2) * 8 + lane % 8, piece = 2 * step + lane / 16;
+    flashcore::load_matrices(k_left, k_tile + in_tile<D_PIECES>(row, piece));
+    flashcore::load_matrices(q_left, q_tile + in_tile<D_PIECES>(row, piece));
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (j > warp) continue;
+      uint32_t right[4];  // both n-tiles of 8 tokens
+      flashcore::load_matrices(right, k_tile + in_tile<D_PIECES>(j * 16 + lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2));
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        mma(kk[j][e], k_left, right[2 * e], right[2 * e + 1]);
+        mma(qk[j][e], q_left, right[2 * e], right[2 * e + 1]);
+      }
+    }
+  }
+
+  for (int member = 0; member < group; ++member) {
+    const int hv = h * group + member;
+    Prepared& to = reinterpret_cast<Prepared*>(p.prepared)[number * p.HV + hv];
+    if (thread < CHUNK) {
+      const int64_t at = (begin + thread) * p.HV + hv;
+      const bool there = thread < count;
+      const float x = there ? __bfloat162float(p.a[at]) + p.dt_bias[hv] : 0.f;
+      s.G[thread] = there ? log2_decay(p.A_log[hv], x) : 0.f;
+      s.beta[thread] = there ? sigmoid(__bfloat162float(p.b[at])) : 0.f;
+    }
+    __syncthreads();
+    if (thread == 0) {
+      double sum = 0.;
+      for (int i = 0; i < CHUNK; ++i) s.G[i] = sum += s.G[i];
+    }
+    __syncthreads();
+    if (thread < CHUNK) {
+      to.in[thread] = exp2f(static_cast<float>(s.G[thread]));
+      to.out[thread] = exp2f(static_cast<float>(s.G[CHUNK - 1] - s.G[thread]));
+      to.beta[thread] = s.beta[thread];
+    }
+
+    // A and M of this warp's rows; A goes on as registers, its block on the diagonal to shared memory.
+    float A[4][2][4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (j > warp) continue;
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float m[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int row = warp * 16 + g + i / 2 * 8, column = j * 16 + e * 8 + 2 * t + i % 2;
+          const float decay = column <= row ? exp2f(static_cast<float>(s.G[row] - s.G[column])) : 0.f;
+          A[j][e][i] = column < row ? s.beta[row] * decay * kk[j][e][i] : 0.f;
+          m[i] = p.scale * decay * qk[j][e][i];
+          if (j == warp) s.A[warp][row % 16][column % 16] = A[j][e][i];
+        }
+        char* block = reinterpret_cast<char*>(to.M) + block_at(warp, j);
+        *reinterpret_cast<uint32_t*>(block + in_block(g, e) + 4 * t) = pack(m[0], m[1]);
+        *reinterpret_cast<uint32_t*>(block + in_block(g + 8, e) + 4 * t) = pack(m[2], m[3]);
+      }
+    }
+    __syncwarp();
+
+    // T_ii: column lane % 16, by substitution from the top.
+    float x[SIDE];
+#pragma unroll
+    for (int r = 0; r < SIDE; ++r) x[r] = r == lane % SIDE ? 1.f : 0.f;
+#pragma unroll
+    for (int c = 0; c < SIDE - 1; ++c)
+#pragma unroll
+      for (int r = c + 1; r < SIDE; ++r) x[r] = fmaf(-s.A[warp][r][c], x[c], x[r]);
+    const int own = warp * (warp + 1) / 2 + warp;
+    if (lane < SIDE) {
+#pragma unroll
+      for (int r = 0; r < SIDE; ++r) s.T[own][r][lane] = x[r];
+    }
+    __syncthreads();
+
+    // T_ij below: row after row of blocks, each by its warp.
+#pragma unroll
+    for (int i = 1; i < 4; ++i) {
+      if (warp == i) {
+        uint32_t T_high[4], T_low[4];
+        float ii[2][4];
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+#pragma unroll
+          for (int c = 0; c < 4; ++c) ii[e][c] = -s.T[own][g + c / 2 * 8][e * 8 + 2 * t + c % 2];
+        left_parts(T_high, T_low, ii);
+#pragma unroll
+        for (int j = 0; j < i; ++j) {
+          float sum[2][4] = {};
+#pragma unroll
+          for (int u = j; u < i; ++u) {
+            uint32_t A_high[4], A_low[4];
+            left_parts(A_high, A_low, A[u]);
+            Parts right[2][2];
+#pragma unroll
+            for (int e = 0; e < 2; ++e)
+#pragma unroll
+              for (int half = 0; half < 2; ++half) {
+                const auto& T = s.T[u * (u + 1) / 2 + j];
+                right[e][half] = parts(T[half * 8 + 2 * t][e * 8 + g], T[half * 8 + 2 * t + 1][e * 8 + g]);
+              }
+            multiply(sum, A_high, A_low, right);
+          }
+          Parts right[2][2];  // the sum, from an accumulator to a right operand: its 8 x 8 matrices transposed
+#pragma unroll
+          for (int e = 0; e < 2; ++e)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+              const Parts x = parts(sum[e][2 * half], sum[e][2 * half + 1]);
+              right[e][half] = {transposed(x.high), transposed(x.low)};
+            }
+          float T_ij[2][4] = {};
+          multiply(T_ij, T_high, T_low, right);
+#pragma unroll
+          for (int e = 0; e < 2; ++e)
+#pragma unroll
+            for (int c = 0; c < 4; ++c) s.T[i * (i + 1) / 2 + j][g + c / 2 * 8][e * 8 + 2 * t + c % 2] = T_ij[e][c];
+        }
+      }
+      __syncthreads();
+    }
+
+    for (int i = thread; i < BLOCKS * SIDE * 2; i += PREPARE_THREADS) {
+      const int block = i / (SIDE * 2), row = i / 2 % SIDE, piece = i % 2;
+      const float* from = &s.T[block][row][piece * 8];
+      uint4 words = {pack(from[0], from[1]), pack(from[2], from[3]), pack(from[4], from[5]), pack(from[6], from[7])};
+      *reinterpret_cast<uint4*>(reinterpret_cast<char*>(to.T) + block * SIDE * SIDE * 2 + in_block(row, piece)) = words;
+    }
+    __syncthreads();  // G, beta and T are written again
+  }
+}
+
+}  // namespace gdn
