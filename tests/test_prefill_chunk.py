@@ -20,12 +20,17 @@ FOLDER = helpers.OURS / "gdn_prefill" / "cuda-chunk"
 
 DRIVER = """
 #include "prepare.cuh"
-#include "state.cuh"
+#include "split.cuh"
 using namespace gdn;
-template <int WARPS>
+template <int WARPS, int STAGES>
 void state(const Prefill& p) {
-  emulated::launch({uint32_t(D / 16 / WARPS), uint32_t(p.HV), uint32_t(p.N)}, WARPS * 32, state_shared<WARPS>(), 1,
-                   [&] { gdn_prefill_state<WARPS>(p); });
+  emulated::launch({uint32_t(D / 16 / WARPS), uint32_t(p.HV), uint32_t(p.N)}, WARPS * 32, state_shared<WARPS, STAGES>(), 1,
+                   [&] { gdn_prefill_state<WARPS, STAGES>(p); });
+}
+template <int STAGES>
+void split(const Prefill& p) {
+  emulated::launch({D / 16, uint32_t(p.HV), uint32_t(p.N)}, SPLIT_THREADS, split_shared<STAGES>(), 1,
+                   [&] { gdn_prefill_split<STAGES>(p); });
 }
 extern "C" int prefill(int warps, int mode, void** t, float scale, int H, int HV, int N, int T) {
   using bf = __nv_bfloat16;
@@ -34,10 +39,11 @@ extern "C" int prefill(int warps, int mode, void** t, float scale, int H, int HV
   emulated::mode = mode;
   emulated::launch({uint32_t(T / CHUNK + N), uint32_t(H), 1}, PREPARE_THREADS, sizeof(PrepareShared), 1,
                    [&] { gdn_prefill_prepare(p); });
-  if (warps == 1) state<1>(p);
-  else if (warps == 2) state<2>(p);
-  else if (warps == 4) state<4>(p);
-  else if (warps == 8) state<8>(p);
+  if (warps == 0) split<3>(p);
+  else if (warps == 1) state<1, 3>(p);
+  else if (warps == 2) state<2, 2>(p);
+  else if (warps == 4) state<4, 3>(p);
+  else if (warps == 8) state<8, 2>(p);
   else return 1;
   return 0;
 }
@@ -58,7 +64,7 @@ def library(tmp_path_factory):
     if machine.cxx() is None:
         pytest.skip("no C++ compiler here")
     folder = tmp_path_factory.mktemp("chunk")
-    for file in ("prepare.cuh", "state.cuh"):
+    for file in ("prepare.cuh", "state.cuh", "split.cuh"):
         shutil.copy(FOLDER / file, folder)
     chunk = without((FOLDER / "chunk.cuh").read_text(), "mma", "transposed")
     assert "asm" not in chunk
@@ -101,7 +107,7 @@ def error(x, right):
     return float(np.linalg.norm(x.double().numpy() - right) / np.linalg.norm(right))
 
 
-@pytest.mark.parametrize("warps", [1, 2, 4, 8])
+@pytest.mark.parametrize("warps", [0, 1, 2, 4, 8])
 def test_one_chunk(library, warps):
     given = inputs([64], 1, 1)
     output, new_state = prefill(library, warps, given)
@@ -112,6 +118,7 @@ def test_one_chunk(library, warps):
 @pytest.mark.parametrize("lengths", [[1], [15], [16], [17], [63], [65], [128], [129, 0, 3, 64, 70, 0]])
 def test_lengths(library, lengths):
     given = inputs(lengths, 1, 2)
-    output, new_state = prefill(library, 8, given, mode=1)
     right_output, right_state = oracle.gdn_prefill(*given, 0.1)
-    assert error(output, right_output) < 6e-3 and error(new_state, right_state) < 4e-3
+    for warps, mode in ((8, 1), (0, 2), (0, 1)):
+        output, new_state = prefill(library, warps, given, mode=mode)
+        assert error(output, right_output) < 6e-3 and error(new_state, right_state) < 4e-3
