@@ -1,4 +1,4 @@
-"""cuda-chunk's kernels on a CPU (emulated/): fragments, swizzles, the inverse, the ends of sequences, against float64."""
+"""cuda-chunk's kernels on a CPU (emulated/): fragments, swizzles, the inverse, ends of sequences, against float64."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ DRIVER = """
 using namespace gdn;
 template <int WARPS, int STAGES>
 void state(const Prefill& p) {
-  emulated::launch({uint32_t(D / 16 / WARPS), uint32_t(p.HV), uint32_t(p.N)}, WARPS * 32, state_shared<WARPS, STAGES>(), 1,
-                   [&] { gdn_prefill_state<WARPS, STAGES>(p); });
+  emulated::launch({uint32_t(D / 16 / WARPS), uint32_t(p.HV), uint32_t(p.N)}, WARPS * 32, state_shared<WARPS, STAGES>(),
+                   1, [&] { gdn_prefill_state<WARPS, STAGES>(p); });
 }
 template <int STAGES>
 void split(const Prefill& p) {
@@ -74,7 +74,19 @@ def library(tmp_path_factory):
     decode = test_emulated.without_ptx((helpers.OURS / "gdn_decode" / "cuda-v5" / "decode.cuh").read_text())
     (folder / "decode.cuh").write_text(decode)
     (folder / "driver.cpp").write_text(DRIVER)
-    command = [machine.cxx(), "-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-I", HERE, "-o", "driver.so", "driver.cpp"]
+    command = [
+        machine.cxx(),
+        "-std=c++17",
+        "-O1",
+        "-w",
+        "-fPIC",
+        "-shared",
+        "-I",
+        HERE,
+        "-o",
+        "driver.so",
+        "driver.cpp",
+    ]
     subprocess.run(command, cwd=folder, check=True)
     return ctypes.CDLL(str(folder / "driver.so"))
 
@@ -107,18 +119,77 @@ def error(x, right):
     return float(np.linalg.norm(x.double().numpy() - right) / np.linalg.norm(right))
 
 
-@pytest.mark.parametrize("warps", [0, 1, 2, 4, 8])
-def test_one_chunk(library, warps):
-    given = inputs([64], 1, 1)
-    output, new_state = prefill(library, warps, given)
-    right_output, right_state = oracle.gdn_prefill(*given, 0.1)
-    assert error(output, right_output) < 6e-3 and error(new_state, right_state) < 4e-3
+def right(given, scale=0.1):
+    return oracle.gdn_prefill(*given, scale)
 
 
-@pytest.mark.parametrize("lengths", [[1], [15], [16], [17], [63], [65], [128], [129, 0, 3, 64, 70, 0]])
-def test_lengths(library, lengths):
-    given = inputs(lengths, 1, 2)
-    right_output, right_state = oracle.gdn_prefill(*given, 0.1)
-    for warps, mode in ((8, 1), (0, 2), (0, 1)):
-        output, new_state = prefill(library, warps, given, mode=mode)
-        assert error(output, right_output) < 6e-3 and error(new_state, right_state) < 4e-3
+def close(found, expected):
+    """bf16 goes into every product: FlashInfer's and flash-linear-attention's errors are 3e-3 to 5e-3."""
+    return error(found[0], expected[0]) < 4.5e-3 and error(found[1], expected[1]) < 4.5e-3
+
+
+SPLIT = 0  # four warps share 16 rows
+CUTS = [SPLIT, 1, 2, 4, 8]
+MODES = [0, 1, 2, 3]  # which warp is ahead, and when copies land
+
+
+@pytest.mark.parametrize("warps", CUTS)
+def test_every_cut(library, warps):
+    given = inputs([64, 33], 1, 2)
+    expected = right(given)
+    for mode in MODES if warps in (SPLIT, 2) else (0,):
+        assert close(prefill(library, warps, given, mode=mode), expected)
+
+
+@pytest.mark.parametrize("warps", [SPLIT, 8])
+@pytest.mark.parametrize("lengths", [[1], [15], [16], [17], [63], [65], [129, 0, 3, 64, 70, 0], [0]])
+def test_lengths(library, warps, lengths):
+    given = inputs(lengths, 1, 1)
+    output, new_state = prefill(library, warps, given, mode=3)
+    expected_output, expected_state = right(given)
+    assert error(new_state, expected_state) < 4.5e-3
+    assert sum(lengths) == 0 or error(output, expected_output) < 4.5e-3
+    for n, length in enumerate(lengths):
+        assert length or torch.equal(new_state[n], given[3][n]), "an empty sequence keeps its state to the bit"
+
+
+def test_heads_and_a_large_state(library):
+    given = inputs([70, 5], 2, 6, state_scale=1e3)
+    assert close(prefill(library, 8, given), right(given))
+
+
+def test_in_place(library):
+    given = inputs([70], 1, 1)
+    apart = prefill(library, SPLIT, given)
+    assert all(map(torch.equal, prefill(library, SPLIT, given, in_place=True), apart))
+
+
+# beta near 1 and no decay, where (I + A)^-1 is far from I; decay that leaves nothing, and one in front of none
+HARD = {
+    "identical keys": dict(same=1.0, A_log=-10.0, b=8.0),
+    "alternating signs": dict(same=-1.0, A_log=-10.0, b=8.0),
+    "g near 0": dict(A_log=10.0, a=10.0),
+    "g near 0, then 1": dict(A_log=10.0, a=-10.0, first=10.0),
+}
+
+
+@pytest.mark.parametrize("case", HARD)
+def test_hard_cases(library, case):
+    given = inputs([150], 1, 1)
+    _, k, _, _, A_log, a, dt_bias, b, _ = given
+    how = HARD[case]
+    dt_bias.zero_()
+    if "same" in how:
+        k[:] = k[:1]
+        k[1::2] *= how["same"]
+    A_log[:] = how["A_log"]
+    a[:] = how.get("a", 0.0)
+    a[::50] = how.get("first", how.get("a", 0.0))
+    b[:] = how.get("b", 0.0)
+    assert close(prefill(library, SPLIT, given), right(given))
+
+
+def test_chunks_far_from_the_first(library):
+    given = inputs([1100], 1, 1)
+    given[4][:] = -10.0  # nothing is forgotten
+    assert close(prefill(library, 8, given), right(given))

@@ -55,7 +55,7 @@ __device__ __forceinline__ void left_parts(uint32_t (&high)[4], uint32_t (&low)[
   }
 }
 
-__global__ void __launch_bounds__(PREPARE_THREADS, 3) gdn_prefill_prepare(const __grid_constant__ Prefill p) {
+__global__ void __launch_bounds__(PREPARE_THREADS, 2) gdn_prefill_prepare(const __grid_constant__ Prefill p) {
   PrepareShared& s = *reinterpret_cast<PrepareShared*>(flashcore::shared_memory());
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
   const int64_t number = blockIdx.x;
@@ -119,13 +119,13 @@ __global__ void __launch_bounds__(PREPARE_THREADS, 3) gdn_prefill_prepare(const 
     }
     __syncthreads();
     if (thread < CHUNK) {
-      to.in[thread] = exp2f(static_cast<float>(s.G[thread]));
-      to.out[thread] = exp2f(static_cast<float>(s.G[CHUNK - 1] - s.G[thread]));
+      to.in[thread] = exp2_approx(static_cast<float>(s.G[thread]));
+      to.out[thread] = exp2_approx(static_cast<float>(s.G[CHUNK - 1] - s.G[thread]));
       to.beta[thread] = s.beta[thread];
     }
 
     // A and M of this warp's rows; A goes on as registers, its block on the diagonal to shared memory.
-    float A[4][2][4];
+    float A[3][2][4];  // left of the diagonal
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       if (j > warp) continue;
@@ -135,10 +135,11 @@ __global__ void __launch_bounds__(PREPARE_THREADS, 3) gdn_prefill_prepare(const 
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int row = warp * 16 + g + i / 2 * 8, column = j * 16 + e * 8 + 2 * t + i % 2;
-          const float decay = column <= row ? exp2f(static_cast<float>(s.G[row] - s.G[column])) : 0.f;
-          A[j][e][i] = column < row ? s.beta[row] * decay * kk[j][e][i] : 0.f;
+          const float decay = column <= row ? exp2_approx(static_cast<float>(s.G[row] - s.G[column])) : 0.f;
+          const float x = column < row ? s.beta[row] * decay * kk[j][e][i] : 0.f;
           m[i] = p.scale * decay * qk[j][e][i];
-          if (j == warp) s.A[warp][row % 16][column % 16] = A[j][e][i];
+          if (j < 3) A[j][e][i] = x;
+          if (j == warp) s.A[warp][row % 16][column % 16] = x;
         }
         char* block = reinterpret_cast<char*>(to.M) + block_at(warp, j);
         *reinterpret_cast<uint32_t*>(block + in_block(g, e) + 4 * t) = pack(m[0], m[1]);

@@ -1,0 +1,108 @@
+// GDN prefill, cuda-chunk: two launches. prepare.cuh makes, for all chunks at once, what their own tokens say; state.cuh or,
+// for few heads, split.cuh goes from chunk to chunk. Which, and how wide, is chosen by measurement for each number of
+// sequences and heads (tuned.h, by `gdn tune`). The host reads no cu_seqlens and never waits.
+
+#include "tuned.h"
+
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/extra/c_env_api.h>
+#include <tvm/ffi/extra/cuda/base.h>
+#include <tvm/ffi/extra/cuda/device_guard.h>
+#include <tvm/ffi/function.h>
+#include <tvm/ffi/optional.h>
+
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <utility>
+
+#include "prepare.cuh"
+#include "split.cuh"
+#include "state.cuh"
+#include "tensor.cuh"
+#include "tuned_row.cuh"
+
+namespace gdn {
+
+// Launches with more shared memory than the 48 KiB that a kernel has unasked; asked for once on each of the first 64 GPUs.
+template <auto KERNEL>
+void launch(dim3 grid, int threads, int shared, const Prefill& p, int device, cudaStream_t stream) {
+  static std::array<std::atomic<bool>, 64> ready{};
+  const bool kept = device >= 0 && device < 64;
+  if (!kept || !ready[device].load(std::memory_order_relaxed)) {
+    TVM_FFI_CHECK_CUDA_ERROR(cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+    if (kept) ready[device].store(true, std::memory_order_relaxed);
+  }
+  KERNEL<<<grid, threads, shared, stream>>>(p);
+  TVM_FFI_CHECK_CUDA_ERROR(cudaGetLastError());
+}
+
+template <size_t I>
+void walk(const Prefill& p, int device, cudaStream_t stream) {
+  constexpr int WARPS = TUNED[I].warps, STAGES = TUNED[I].stages;
+  if constexpr (WARPS == 0) {
+    const dim3 grid(D / 16, p.HV, p.N);
+    launch<gdn_prefill_split<STAGES>>(grid, SPLIT_THREADS, split_shared<STAGES>(), p, device, stream);
+  } else {
+    const dim3 grid(D / 16 / WARPS, p.HV, p.N);
+    launch<gdn_prefill_state<WARPS, STAGES>>(grid, WARPS * 32, state_shared<WARPS, STAGES>(), p, device, stream);
+  }
+}
+
+template <size_t... I>
+void walk(size_t row, const Prefill& p, int device, cudaStream_t stream, std::index_sequence<I...>) {
+  (void)((I == row && (walk<I>(p, device, stream), true)) || ...);
+}
+
+// q, k [T,H,128] bf16; v [T,HV,128] bf16; state [N,HV,128,128] f32; A_log, dt_bias [HV] f32; a, b [T,HV] bf16;
+// cu_seqlens [N+1] i64, from 0 on, never falling, T at the end; scale None or 0: 1/sqrt(128).
+// Writes output [T,HV,128] bf16 and new_state like state, which may be state itself. HV a multiple of H.
+void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView state, ffi::TensorView A_log,
+         ffi::TensorView a, ffi::TensorView dt_bias, ffi::TensorView b, ffi::TensorView cu_seqlens,
+         ffi::Optional<double> scale, ffi::TensorView output, ffi::TensorView new_state) {
+  if (q.ndim() != 3 || v.ndim() != 3) TVM_FFI_THROW(ValueError) << "q and v: expected 3 dimensions [T, heads, 128]";
+  if (cu_seqlens.ndim() != 1 || cu_seqlens.size(0) < 1) TVM_FFI_THROW(ValueError) << "cu_seqlens: expected [N + 1]";
+  const int64_t T = q.size(0), H = q.size(1), HV = v.size(1), N = cu_seqlens.size(0) - 1;
+  if (H < 1 || HV < 1 || HV % H) TVM_FFI_THROW(ValueError) << "HV = " << HV << " is no multiple of H = " << H;
+  const DLDevice device = state.device();
+  if (device.device_type != kDLCUDA) TVM_FFI_THROW(ValueError) << "state: expected on a CUDA device";
+  const DLDataType bf16{kDLBfloat, 16, 1}, f32{kDLFloat, 32, 1}, i64{kDLInt, 64, 1};
+  using bf = __nv_bfloat16;
+  const double s = scale.value_or(0.0);
+  Prefill p = {
+      data<const bf>(q, "q", bf16, {T, H, D}, device, 16),
+      data<const bf>(k, "k", bf16, {T, H, D}, device, 16),
+      data<const bf>(v, "v", bf16, {T, HV, D}, device, 16),
+      data<const float>(state, "state", f32, {N, HV, D, D}, device, 8),
+      data<const float>(A_log, "A_log", f32, {HV}, device, 4),
+      data<const bf>(a, "a", bf16, {T, HV}, device, 2),
+      data<const float>(dt_bias, "dt_bias", f32, {HV}, device, 4),
+      data<const bf>(b, "b", bf16, {T, HV}, device, 2),
+      data<const int64_t>(cu_seqlens, "cu_seqlens", i64, {N + 1}, device, 8),
+      data<bf>(output, "output", bf16, {T, HV, D}, device, 16),
+      data<float>(new_state, "new_state", f32, {N, HV, D, D}, device, 8),
+      nullptr,
+      static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(D)) : s),
+      static_cast<int>(H),
+      static_cast<int>(HV),
+      static_cast<int>(N),
+  };
+  if (N == 0) return;
+  if (N > 65535 || HV > 65535) TVM_FFI_THROW(ValueError) << "N = " << N << ", HV = " << HV << ": expected at most 65535";
+
+  ffi::CUDADeviceGuard guard(device.device_id);
+  const auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
+  const int64_t numbers = T / CHUNK + N;
+  // torch's caching allocator when torch is the caller: no synchronisation, and given back as soon as the launches are queued
+  const ffi::Tensor prepared = ffi::Tensor::FromEnvAlloc(
+      TVMFFIEnvTensorAlloc, {numbers * HV, static_cast<int64_t>(sizeof(Prepared))}, DLDataType{kDLUInt, 8, 1}, device);
+  p.prepared = static_cast<char*>(prepared.data_ptr());
+  launch<gdn_prefill_prepare>(dim3(static_cast<uint32_t>(numbers), H), PREPARE_THREADS, sizeof(PrepareShared), p,
+                              device.device_id, stream);
+  walk(chosen(TUNED, sms(device.device_id), N * HV), p, device.device_id, stream,
+       std::make_index_sequence<sizeof(TUNED) / sizeof(TUNED[0])>{});
+}
+
+}  // namespace gdn
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, gdn::run);
