@@ -32,12 +32,12 @@ void split(const Prefill& p) {
   emulated::launch({D / 16, uint32_t(p.HV), uint32_t(p.N)}, SPLIT_THREADS, split_shared<STAGES>(), 1,
                    [&] { gdn_prefill_split<STAGES>(p); });
 }
-extern "C" int prefill(int warps, int mode, void** t, float scale, int H, int HV, int N, int T) {
+extern "C" int prefill(int warps, int mode, int parts, void** t, float scale, int H, int HV, int N, int T) {
   using bf = __nv_bfloat16;
   const Prefill p{(bf*)t[0], (bf*)t[1], (bf*)t[2], (float*)t[3], (float*)t[4], (bf*)t[5], (float*)t[6], (bf*)t[7],
                   (int64_t*)t[8], (bf*)t[9], (float*)t[10], (char*)t[11], scale, H, HV, N};
   emulated::mode = mode;
-  emulated::launch({uint32_t(T / CHUNK + N), uint32_t(H), 1}, PREPARE_THREADS, sizeof(PrepareShared), 1,
+  emulated::launch({uint32_t(T / CHUNK + N), uint32_t(H), uint32_t(parts)}, PREPARE_THREADS, sizeof(PrepareShared), 1,
                    [&] { gdn_prefill_prepare(p); });
   if (warps == 0) split<3>(p);
   else if (warps == 1) state<1, 3>(p);
@@ -103,7 +103,7 @@ def inputs(lengths, H, HV, *, seed=0, state_scale=1.0):
     return [q, k, v, state, A_log, a, dt_bias, b, cu]
 
 
-def prefill(library, warps, given, scale=0.1, mode=0, in_place=False):
+def prefill(library, warps, given, scale=0.1, mode=0, parts=1, in_place=False):
     q, k, v, state, A_log, a, dt_bias, b, cu = given
     T, N, H, HV = q.shape[0], len(cu) - 1, q.shape[1], v.shape[1]
     output, state = torch.full_like(v, float("nan")), state.clone()
@@ -111,7 +111,7 @@ def prefill(library, warps, given, scale=0.1, mode=0, in_place=False):
     prepared = torch.full(((T // 64 + N) * HV, library.prepared_bytes()), 255, dtype=torch.uint8)
     pointers = [q, k, v, state, A_log, a, dt_bias, b, cu, output, new_state, prepared]
     table = (ctypes.c_void_p * len(pointers))(*(x.data_ptr() for x in pointers))
-    assert library.prefill(warps, mode, table, ctypes.c_float(scale), H, HV, N, T) == 0
+    assert library.prefill(warps, mode, parts, table, ctypes.c_float(scale), H, HV, N, T) == 0
     return output, new_state
 
 
@@ -155,7 +155,9 @@ def test_lengths(library, warps, lengths):
 
 def test_heads_and_a_large_state(library):
     given = inputs([70, 5], 2, 6, state_scale=1e3)
-    assert close(prefill(library, 8, given), right(given))
+    expected = right(given)
+    for parts, mode in ((1, 0), (1, 2), (2, 2), (3, 0)):
+        assert close(prefill(library, 8, given, mode=mode, parts=parts), expected)
 
 
 def test_in_place(library):

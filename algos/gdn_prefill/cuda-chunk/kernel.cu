@@ -97,9 +97,11 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
   const ffi::Tensor prepared = ffi::Tensor::FromEnvAlloc(
       TVMFFIEnvTensorAlloc, {numbers * HV, static_cast<int64_t>(sizeof(Prepared))}, DLDataType{kDLUInt, 8, 1}, device);
   p.prepared = static_cast<char*>(prepared.data_ptr());
-  launch<gdn_prefill_prepare>(dim3(static_cast<uint32_t>(numbers), H), PREPARE_THREADS, sizeof(PrepareShared), p,
+  const int count = sms(device.device_id);
+  const int64_t parts = numbers * H < 2 * count ? HV / H : 1;  // with few chunks, a CTA for each value head
+  launch<gdn_prefill_prepare>(dim3(static_cast<uint32_t>(numbers), H, parts), PREPARE_THREADS, sizeof(PrepareShared), p,
                               device.device_id, stream);
-  walk(chosen(TUNED, sms(device.device_id), N * HV), p, device.device_id, stream,
+  walk(chosen(TUNED, count, N * HV), p, device.device_id, stream,
        std::make_index_sequence<sizeof(TUNED) / sizeof(TUNED[0])>{});
 }
 
