@@ -175,9 +175,6 @@ __device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&bef
   scaled(d, out);
   uint32_t decayed[4];
   as_left(decayed, d[0], d[1]);
-#pragma unroll
-  for (int j = 0; j < 16; j += 2) keys_times(S[j], S[j + 1], decayed, k_tile, I * 16, j, lane);
-
   state_times<1>(o, before, flashcore::shared_address(stage.q), I * 16, lane);
 #pragma unroll
   for (int e = 0; e < 2; ++e)
@@ -186,6 +183,8 @@ __device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&bef
 #pragma unroll
   for (int u = 0; u <= I; ++u) block_times(o, plain[u], flashcore::shared_address(stage.prepared.M) + block_at(I, u), lane);
   put_transposed<PIECES>(stage.v, o, I * 16, warp * 2, lane);
+#pragma unroll
+  for (int j = 0; j < 16; j += 2) keys_times(S[j], S[j + 1], decayed, k_tile, I * 16, j, lane);
 }
 
 // The accumulators of eight columns from 8 j on, from the state or to it: rows g and g + 8 behind `row`.
