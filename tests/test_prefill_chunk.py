@@ -20,25 +20,38 @@ FOLDER = helpers.OURS / "gdn_prefill" / "cuda-chunk"
 
 DRIVER = """
 #include "prepare.cuh"
-#include "split.cuh"
+#include "segments.cuh"
 using namespace gdn;
+uint32_t parts(const Prefill& p) {
+  return p.segment ? p.cu_seqlens[p.N] / (p.segment * CHUNK) + p.N : p.N;
+}
+template <int WARPS, int STAGES>
+void transfer(const Prefill& p) {
+  emulated::launch({uint32_t(2 * D / 16 / WARPS), uint32_t(p.HV), parts(p)}, WARPS * 32, state_shared<WARPS, STAGES>(), 1,
+                   [&] { gdn_prefill_transfer<WARPS, STAGES>(p); });
+  emulated::launch({D / 16, uint32_t(p.HV), uint32_t(p.N)}, SCAN_THREADS, sizeof(ScanShared), 1,
+                   [&] { gdn_prefill_scan(p); });
+}
 template <int WARPS, int STAGES>
 void state(const Prefill& p) {
-  emulated::launch({uint32_t(D / 16 / WARPS), uint32_t(p.HV), uint32_t(p.N)}, WARPS * 32, state_shared<WARPS, STAGES>(),
+  emulated::launch({uint32_t(D / 16 / WARPS), uint32_t(p.HV), parts(p)}, WARPS * 32, state_shared<WARPS, STAGES>(),
                    1, [&] { gdn_prefill_state<WARPS, STAGES>(p); });
 }
 template <int STAGES>
 void split(const Prefill& p) {
-  emulated::launch({D / 16, uint32_t(p.HV), uint32_t(p.N)}, SPLIT_THREADS, split_shared<STAGES>(), 1,
+  emulated::launch({D / 16, uint32_t(p.HV), parts(p)}, SPLIT_THREADS, split_shared<STAGES>(), 1,
                    [&] { gdn_prefill_split<STAGES>(p); });
 }
-extern "C" int prefill(int warps, int mode, int parts, void** t, float scale, int H, int HV, int N, int T) {
+extern "C" int prefill(int warps, int mode, int members, int segment, void** t, float scale, int H, int HV, int N, int T) {
   using bf = __nv_bfloat16;
   const Prefill p{(bf*)t[0], (bf*)t[1], (bf*)t[2], (float*)t[3], (float*)t[4], (bf*)t[5], (float*)t[6], (bf*)t[7],
-                  (int64_t*)t[8], (bf*)t[9], (float*)t[10], (char*)t[11], scale, H, HV, N};
+                  (int64_t*)t[8], (bf*)t[9], (float*)t[10], (char*)t[11], (float*)t[12],
+                  (float*)t[13], scale, H, HV, N, segment};
   emulated::mode = mode;
-  emulated::launch({uint32_t(T / CHUNK + N), uint32_t(H), uint32_t(parts)}, PREPARE_THREADS, sizeof(PrepareShared), 1,
+  emulated::launch({uint32_t(T / CHUNK + N), uint32_t(H), uint32_t(members)}, PREPARE_THREADS, sizeof(PrepareShared), 1,
                    [&] { gdn_prefill_prepare(p); });
+  if (segment && warps < 4) transfer<4, 2>(p);
+  else if (segment) transfer<8, 3>(p);
   if (warps == 0) split<3>(p);
   else if (warps == 1) state<1, 3>(p);
   else if (warps == 2) state<2, 2>(p);
@@ -64,7 +77,7 @@ def library(tmp_path_factory):
     if machine.cxx() is None:
         pytest.skip("no C++ compiler here")
     folder = tmp_path_factory.mktemp("chunk")
-    for file in ("prepare.cuh", "state.cuh", "split.cuh"):
+    for file in ("prepare.cuh", "state.cuh", "split.cuh", "segments.cuh"):
         shutil.copy(FOLDER / file, folder)
     chunk = without((FOLDER / "chunk.cuh").read_text(), "mma", "transposed")
     assert "asm" not in chunk
@@ -103,15 +116,17 @@ def inputs(lengths, H, HV, *, seed=0, state_scale=1.0):
     return [q, k, v, state, A_log, a, dt_bias, b, cu]
 
 
-def prefill(library, warps, given, scale=0.1, mode=0, parts=1, in_place=False):
+def prefill(library, warps, given, scale=0.1, mode=0, members=1, segment=0, in_place=False):
     q, k, v, state, A_log, a, dt_bias, b, cu = given
     T, N, H, HV = q.shape[0], len(cu) - 1, q.shape[1], v.shape[1]
     output, state = torch.full_like(v, float("nan")), state.clone()
     new_state = state if in_place else torch.full_like(state, float("nan"))
     prepared = torch.full(((T // 64 + N) * HV, library.prepared_bytes()), 255, dtype=torch.uint8)
-    pointers = [q, k, v, state, A_log, a, dt_bias, b, cu, output, new_state, prepared]
+    segments = T // (64 * segment) + N if segment else 0
+    ends, transfers = (torch.full((segments, HV, 128, 128), float("nan")) for _ in range(2))
+    pointers = [q, k, v, state, A_log, a, dt_bias, b, cu, output, new_state, prepared, ends, transfers]
     table = (ctypes.c_void_p * len(pointers))(*(x.data_ptr() for x in pointers))
-    assert library.prefill(warps, mode, parts, table, ctypes.c_float(scale), H, HV, N, T) == 0
+    assert library.prefill(warps, mode, members, segment, table, ctypes.c_float(scale), H, HV, N, T) == 0
     return output, new_state
 
 
@@ -156,8 +171,8 @@ def test_lengths(library, warps, lengths):
 def test_heads_and_a_large_state(library):
     given = inputs([70, 5], 2, 6, state_scale=1e3)
     expected = right(given)
-    for parts, mode in ((1, 0), (1, 2), (2, 2), (3, 0)):
-        assert close(prefill(library, 8, given, mode=mode, parts=parts), expected)
+    for members, mode in ((1, 0), (1, 2), (2, 2), (3, 0)):
+        assert close(prefill(library, 8, given, mode=mode, members=members), expected)
 
 
 def test_in_place(library):
@@ -195,3 +210,19 @@ def test_chunks_far_from_the_first(library):
     given = inputs([1100], 1, 1)
     given[4][:] = -10.0  # nothing is forgotten
     assert close(prefill(library, 8, given), right(given))
+
+
+@pytest.mark.parametrize("warps", [SPLIT, 8])
+@pytest.mark.parametrize("lengths", [[200, 64, 0, 128, 300], [129], [128]])
+def test_segments(library, warps, lengths):
+    given = inputs(lengths, 1, 1, state_scale=10.0)
+    given[4][:] = -3.0  # slow decay: what is before a segment counts behind it
+    expected = right(given)
+    for segment, mode in ((1, 2), (2, 1)):
+        assert close(prefill(library, warps, given, segment=segment, mode=mode), expected)
+
+
+def test_a_segment_for_all_is_no_segment(library):
+    given = inputs([200, 70], 1, 2)
+    whole = prefill(library, SPLIT, given)
+    assert all(map(torch.equal, prefill(library, SPLIT, given, segment=100), whole))

@@ -32,8 +32,11 @@ struct Prefill {
   __nv_bfloat16* output;         // [T, HV, 128]
   float* new_state;              // like state, and may be state itself
   char* prepared;                // [numbers of chunks, HV] of Prepared
+  float* ends;                   // [numbers of segments, HV, 128, 128]; see segments.cuh
+  float* transfers;              // the same
   float scale;
   int H, HV, N;
+  int segment;                   // chunks of a segment; 0: a sequence is one
 };
 
 // What the chunks' own tokens say, made for all chunks at once (prepare.cuh) and used one after the other (state.cuh).
@@ -61,6 +64,19 @@ __host__ __device__ constexpr int in_tile(int row, int piece) {
 constexpr int D_PIECES = D * 2 / 16;            // of a row of q or k
 constexpr int D_TILE = CHUNK * D * 2;           // bytes
 
+// Which sequence has number `number`, where sequence n has cu_seqlens[n] / unit + n and those behind it, at least one.
+// Asked by all threads of a CTA; `found` is in shared memory.
+__device__ __forceinline__ int sequence_of(const Prefill& p, int64_t number, int64_t unit, int* found, int thread, int threads) {
+  for (int n = thread; n < p.N; n += threads) {
+    const int64_t first = p.cu_seqlens[n] / unit + n, next = p.cu_seqlens[n + 1] / unit + n + 1;
+    if (first <= number && (number < next || n == p.N - 1)) *found = n;
+  }
+  __syncthreads();
+  const int n = *found;
+  __syncthreads();  // it may be written over
+  return n;
+}
+
 // Fragments of bf16, layouts as in ptx.cuh. d += a b, summed in float.
 __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -85,6 +101,21 @@ __device__ __forceinline__ uint32_t pack(float x, float y) {
 __device__ __forceinline__ void as_left(uint32_t (&a)[4], const float (&low)[4], const float (&high)[4]) {
   a[0] = pack(low[0], low[1]), a[1] = pack(low[2], low[3]);
   a[2] = pack(high[0], high[1]), a[3] = pack(high[2], high[3]);
+}
+
+// x = high + low, both of bf16, but for 2^-17 of x.
+struct Parts { uint32_t high, low; };
+__device__ __forceinline__ Parts parts(float x, float y) {
+  const uint32_t high = pack(x, y);
+  return {high, pack(x - __uint_as_float(high << 16), y - __uint_as_float(high & 0xffff0000u))};
+}
+
+__device__ __forceinline__ void left_parts(uint32_t (&high)[4], uint32_t (&low)[4], const float (&x)[2][4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const Parts p = parts(x[i / 2][i % 2 * 2], x[i / 2][i % 2 * 2 + 1]);
+    high[i] = p.high, low[i] = p.low;
+  }
 }
 
 // Rows of 128 elements into a tile: row r of `from` + r * stride elements, zeros from row `count` on.

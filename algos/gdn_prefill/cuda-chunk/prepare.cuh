@@ -31,13 +31,6 @@ __device__ __forceinline__ float log2_decay(float A_log, float x) {
   return fmaxf(-LOG2E * exp2_approx(A_log * LOG2E) * fmaf(e, log1p_over(e), fmaxf(x, 0.f)), -64.f);
 }
 
-// x = high + low, both of bf16, but for 2^-17 of x.
-struct Parts { uint32_t high, low; };
-__device__ __forceinline__ Parts parts(float x, float y) {
-  const uint32_t high = pack(x, y);
-  return {high, pack(x - low(high), y - gdn::high(high))};
-}
-
 // A 16 x 16 block as a sum of three, so that the products of the parts do not wait for each other.
 struct Sum {
   float parts[3][2][4] = {};
@@ -52,27 +45,13 @@ struct Sum {
   __device__ __forceinline__ float operator()(int n, int c) const { return parts[0][n][c] + (parts[1][n][c] + parts[2][n][c]); }
 };
 
-__device__ __forceinline__ void left_parts(uint32_t (&high)[4], uint32_t (&low)[4], const float (&x)[2][4]) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const Parts p = parts(x[i / 2][i % 2 * 2], x[i / 2][i % 2 * 2 + 1]);
-    high[i] = p.high, low[i] = p.low;
-  }
-}
-
 __global__ void __launch_bounds__(PREPARE_THREADS, 2) gdn_prefill_prepare(const __grid_constant__ Prefill p) {
   PrepareShared& s = *reinterpret_cast<PrepareShared*>(flashcore::shared_memory());
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
   const int64_t number = blockIdx.x;
   const int h = blockIdx.y, group = p.HV / p.H;
 
-  // The sequence: the last whose first chunk is not behind this one.
-  for (int n = thread; n < p.N; n += PREPARE_THREADS) {
-    const int64_t first = p.cu_seqlens[n] / CHUNK + n, next = p.cu_seqlens[n + 1] / CHUNK + n + 1;
-    if (first <= number && (number < next || n == p.N - 1)) s.sequence = n;
-  }
-  __syncthreads();
-  const int n = s.sequence;
+  const int n = sequence_of(p, number, CHUNK, &s.sequence, thread, PREPARE_THREADS);
   const int64_t begin = p.cu_seqlens[n] + (number - p.cu_seqlens[n] / CHUNK - n) * CHUNK;
   const int64_t left = p.cu_seqlens[n + 1] - begin;
   if (left <= 0) return;

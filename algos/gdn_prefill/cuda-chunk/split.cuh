@@ -27,13 +27,14 @@ __global__ void __launch_bounds__(SPLIT_THREADS) gdn_prefill_split(const __grid_
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int v0 = blockIdx.x * 16, hv = blockIdx.y;
   Exchange& x = *reinterpret_cast<Exchange*>(flashcore::shared_memory() + STAGES * sizeof(Stage<1>));
-  Chunks<1, STAGES, SPLIT_THREADS> chunks(flashcore::shared_memory(), p, hv, v0, blockIdx.z);
+  Chunks<1, STAGES, SPLIT_THREADS> chunks(flashcore::shared_memory(), p, hv, v0);
+  if (!chunks.there()) return;
   chunks.begin();
 
   float S[4][4];  // columns 32 warp to 32 warp + 31
-  const int64_t row = (static_cast<int64_t>(blockIdx.z) * p.HV + hv) * D + v0;
+  const float* const start = chunks.start();
 #pragma unroll
-  for (int j = 0; j < 4; ++j) load_state(S[j], p.state, row, warp * 4 + j, lane);
+  for (int j = 0; j < 4; ++j) load_state(S[j], start, v0, warp * 4 + j, lane);
 
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks.count; ++chunk) {
@@ -109,8 +110,9 @@ __global__ void __launch_bounds__(SPLIT_THREADS) gdn_prefill_split(const __grid_
     chunks.put(stage, chunk, warp * 16 + lane / 2, lane % 2);
   }
 
+  if (!chunks.last) return;
 #pragma unroll
-  for (int j = 0; j < 4; ++j) store_state(p.new_state, S[j], row, warp * 4 + j, lane);
+  for (int j = 0; j < 4; ++j) store_state(chunks.end(), S[j], v0, warp * 4 + j, lane);
 }
 
 }  // namespace gdn

@@ -20,19 +20,38 @@ struct Stage {
   Prepared prepared;
 };
 
-// The chunks of one sequence and value head, for 16 TILES rows of V from v0 on, asked for STAGES - 1 chunks ahead.
-template <int TILES, int STAGES, int THREADS>
+// The chunks of one segment of a sequence and value head, for 16 TILES rows of V from v0 on, asked for STAGES - 1 chunks
+// ahead. Without OUTPUTS, without what only these take.
+template <int TILES, int STAGES, int THREADS, bool OUTPUTS = true>
 struct Chunks {
   Stage<TILES>* stages;
   const Prefill& p;
-  int hv, v0, count;
-  int64_t first, tokens, number;   // of the sequence: its first token, how many, the number of its first chunk
+  int hv, v0, n, count;
+  bool last;                       // of the sequence's segments
+  int64_t slot;                    // the number of this segment
+  int64_t first, tokens, number;   // of this segment: its first token, how many, the number of its first chunk
 
-  __device__ __forceinline__ Chunks(char* memory, const Prefill& p_, int hv_, int v0_, int n)
-      : stages(reinterpret_cast<Stage<TILES>*>(memory)), p(p_), hv(hv_), v0(v0_) {
-    first = p.cu_seqlens[n], tokens = p.cu_seqlens[n + 1] - first, number = first / CHUNK + n;
+  __device__ __forceinline__ Chunks(char* memory, const Prefill& p_, int hv_, int v0_)
+      : stages(reinterpret_cast<Stage<TILES>*>(memory)), p(p_), hv(hv_), v0(v0_), slot(blockIdx.z) {
+    const int64_t unit = static_cast<int64_t>(p.segment) * CHUNK;
+    n = p.segment ? sequence_of(p, slot, unit, reinterpret_cast<int*>(memory), threadIdx.x, THREADS) : blockIdx.z;
+    const int64_t begin = p.cu_seqlens[n], end = p.cu_seqlens[n + 1];
+    const int64_t index = p.segment ? slot - (begin / unit + n) : 0;
+    first = begin + index * unit, tokens = end - first;
+    number = begin / CHUNK + n + index * p.segment;
+    last = !p.segment || tokens <= unit;
+    if (!last) tokens = unit;
+    if (index > 0 && tokens <= 0) tokens = -1;  // there is no such segment
     count = static_cast<int>((tokens + CHUNK - 1) / CHUNK);
   }
+  __device__ __forceinline__ bool there() const { return tokens >= 0; }
+  // Where the state before the segment is, and where the one behind the last goes.
+  __device__ __forceinline__ const float* start() const {
+    return number == p.cu_seqlens[n] / CHUNK + n ? p.state + (static_cast<int64_t>(n) * p.HV + hv) * D * D
+                                                 : p.ends + ((slot - 1) * p.HV + hv) * D * D;
+  }
+  __device__ __forceinline__ float* end() const { return p.new_state + (static_cast<int64_t>(n) * p.HV + hv) * D * D; }
+
   __device__ __forceinline__ void ask(int chunk) {
     if (chunk < count) {
       const int thread = threadIdx.x, h = hv / (p.HV / p.H);
@@ -41,14 +60,15 @@ struct Chunks {
       const int rows = left < CHUNK ? static_cast<int>(left) : CHUNK;
       const int64_t stride = static_cast<int64_t>(p.H) * D, v_stride = static_cast<int64_t>(p.HV) * D;
       copy_tile<D_PIECES>(flashcore::shared_address(stage.k), p.k + begin * stride + h * D, stride, rows, thread, THREADS);
-      copy_tile<D_PIECES>(flashcore::shared_address(stage.q), p.q + begin * stride + h * D, stride, rows, thread, THREADS);
+      if constexpr (OUTPUTS)
+        copy_tile<D_PIECES>(flashcore::shared_address(stage.q), p.q + begin * stride + h * D, stride, rows, thread, THREADS);
       copy_tile<TILES * 2>(flashcore::shared_address(stage.v), p.v + begin * v_stride + hv * D + v0, v_stride, rows, thread,
                            THREADS);
       const char* prepared = p.prepared + ((number + chunk) * p.HV + hv) * sizeof(Prepared);
       const uint32_t to = flashcore::shared_address(&stage.prepared);
+      constexpr int BYTES = sizeof(Prepared) - (OUTPUTS ? 0 : sizeof(Prepared::M));
 #pragma unroll 1
-      for (int i = thread * 16; i < static_cast<int>(sizeof(Prepared)); i += THREADS * 16)
-        flashcore::copy16(to + i, prepared + i, true);
+      for (int i = thread * 16; i < BYTES; i += THREADS * 16) flashcore::copy16(to + i, prepared + i, true);
     }
     flashcore::commit_copies();
   }
@@ -148,10 +168,11 @@ __device__ __forceinline__ void put_transposed(char* tile, const float (&o)[2][4
 }
 
 // Tokens 16 I to 16 I + 15 of a chunk, for the warp's 16 rows of V: R and D, what they add to the state, the outputs.
-// `before` is the state in front of the chunk, S what has become of it so far.
-template <int WARPS, int I>
+// `before` is the state in front of the chunk, S what has become of it so far. `values`: else V is zero.
+template <int WARPS, int I, bool OUTPUTS = true>
 __device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&before)[8][4], float (&S)[16][4],
-                                       uint32_t (&R)[4][4], uint32_t (&plain)[4][4], float scale, int warp, int lane) {
+                                       uint32_t (&R)[4][4], uint32_t (&plain)[4][4], float scale, int warp, int lane,
+                                       bool values = true) {
   constexpr int PIECES = WARPS * 2;
   const int t = lane % 4;
   const uint32_t k_tile = flashcore::shared_address(stage.k), v_tile = flashcore::shared_address(stage.v);
@@ -166,34 +187,39 @@ __device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&bef
   state_times<1>(x, before, k_tile, I * 16, lane);
   uint32_t v[4];
   flashcore::load_transposed(v, v_tile + in_tile<PIECES>(I * 16 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2));
+  if constexpr (!OUTPUTS)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = values ? v[i] : 0;
   rest_of(x, v, in, beta);
   as_left(R[I], x[0], x[1]);
 
 #pragma unroll
   for (int u = 0; u <= I; ++u) block_times(d, R[u], flashcore::shared_address(stage.prepared.T) + block_at(I, u), lane);
-  as_left(plain[I], d[0], d[1]);
+  if constexpr (OUTPUTS) as_left(plain[I], d[0], d[1]);
   scaled(d, out);
   uint32_t decayed[4];
   as_left(decayed, d[0], d[1]);
-  state_times<1>(o, before, flashcore::shared_address(stage.q), I * 16, lane);
+  if constexpr (OUTPUTS) {
+    state_times<1>(o, before, flashcore::shared_address(stage.q), I * 16, lane);
 #pragma unroll
-  for (int e = 0; e < 2; ++e)
+    for (int e = 0; e < 2; ++e)
 #pragma unroll
-    for (int c = 0; c < 4; ++c) o[e][c] *= scale * in[e][c % 2];
+      for (int c = 0; c < 4; ++c) o[e][c] *= scale * in[e][c % 2];
 #pragma unroll
-  for (int u = 0; u <= I; ++u) block_times(o, plain[u], flashcore::shared_address(stage.prepared.M) + block_at(I, u), lane);
-  put_transposed<PIECES>(stage.v, o, I * 16, warp * 2, lane);
+    for (int u = 0; u <= I; ++u) block_times(o, plain[u], flashcore::shared_address(stage.prepared.M) + block_at(I, u), lane);
+    put_transposed<PIECES>(stage.v, o, I * 16, warp * 2, lane);
+  }
 #pragma unroll
   for (int j = 0; j < 16; j += 2) keys_times(S[j], S[j + 1], decayed, k_tile, I * 16, j, lane);
 }
 
-// The accumulators of eight columns from 8 j on, from the state or to it: rows g and g + 8 behind `row`.
-__device__ __forceinline__ void load_state(float (&S)[4], const float* state, int64_t row, int j, int lane) {
+// The accumulators of eight columns from 8 j on, from a state [128, 128] or to it: rows g and g + 8 behind `row`.
+__device__ __forceinline__ void load_state(float (&S)[4], const float* state, int row, int j, int lane) {
   const float* at = state + (row + lane / 4) * D + 8 * j + 2 * (lane % 4);
   const float2 x = *reinterpret_cast<const float2*>(at), y = *reinterpret_cast<const float2*>(at + 8 * D);
   S[0] = x.x, S[1] = x.y, S[2] = y.x, S[3] = y.y;
 }
-__device__ __forceinline__ void store_state(float* state, const float (&S)[4], int64_t row, int j, int lane) {
+__device__ __forceinline__ void store_state(float* state, const float (&S)[4], int row, int j, int lane) {
   float* at = state + (row + lane / 4) * D + 8 * j + 2 * (lane % 4);
   *reinterpret_cast<float2*>(at) = make_float2(S[0], S[1]);
   *reinterpret_cast<float2*>(at + 8 * D) = make_float2(S[2], S[3]);
@@ -205,13 +231,14 @@ constexpr int state_shared() { return STAGES * sizeof(Stage<WARPS>); }
 template <int WARPS, int STAGES>
 __global__ void __launch_bounds__(WARPS * 32) gdn_prefill_state(const __grid_constant__ Prefill p) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, v0 = blockIdx.x * WARPS * 16, hv = blockIdx.y;
-  Chunks<WARPS, STAGES, WARPS * 32> chunks(flashcore::shared_memory(), p, hv, v0, blockIdx.z);
+  Chunks<WARPS, STAGES, WARPS * 32> chunks(flashcore::shared_memory(), p, hv, v0);
+  if (!chunks.there()) return;
   chunks.begin();
 
   float S[16][4];
-  const int64_t row = (static_cast<int64_t>(blockIdx.z) * p.HV + hv) * D + v0 + warp * 16;
+  const float* const start = chunks.start();
 #pragma unroll
-  for (int j = 0; j < 16; ++j) load_state(S[j], p.state, row, j, lane);
+  for (int j = 0; j < 16; ++j) load_state(S[j], start, v0 + warp * 16, j, lane);
 
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks.count; ++chunk) {
@@ -233,8 +260,9 @@ __global__ void __launch_bounds__(WARPS * 32) gdn_prefill_state(const __grid_con
     for (int i = 0; i < CHUNK * 2; i += 32) chunks.put(stage, chunk, (i + lane) / 2, warp * 2 + lane % 2);
   }
 
+  if (!chunks.last) return;
 #pragma unroll
-  for (int j = 0; j < 16; ++j) store_state(p.new_state, S[j], row, j, lane);
+  for (int j = 0; j < 16; ++j) store_state(chunks.end(), S[j], v0 + warp * 16, j, lane);
 }
 
 }  // namespace gdn
