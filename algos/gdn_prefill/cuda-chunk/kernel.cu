@@ -1,6 +1,7 @@
-// GDN prefill, cuda-chunk: two launches. prepare.cuh makes, for all chunks at once, what their own tokens say; state.cuh or,
-// for few heads, split.cuh goes from chunk to chunk. Which, and how wide, is chosen by measurement for each number of
-// sequences and heads (tuned.h, by `gdn tune`). The host reads no cu_seqlens and never waits.
+// GDN prefill, cuda-chunk: two launches, or four. prepare.cuh makes, for all chunks at once, what their own tokens say;
+// state.cuh or, for few heads, split.cuh goes from chunk to chunk; for few heads and long sequences segments.cuh lets it do
+// so in several places at once. Which, and how wide, is chosen by measurement for each number of sequences and heads
+// (tuned.h, by `gdn tune`). The host reads no cu_seqlens and never waits: what it knows of lengths is their mean.
 
 #include "tuned.h"
 
@@ -11,12 +12,14 @@
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cmath>
 #include <utility>
 
 #include "prepare.cuh"
+#include "segments.cuh"
 #include "split.cuh"
 #include "state.cuh"
 #include "tensor.cuh"
@@ -37,21 +40,47 @@ void launch(dim3 grid, int threads, int shared, const Prefill& p, int device, cu
   TVM_FFI_CHECK_CUDA_ERROR(cudaGetLastError());
 }
 
+// Of the device's memory as the caller has it: torch's caching allocator when that is torch, so no synchronisation, and it
+// is given back as soon as the launches are queued.
+inline ffi::Tensor scratch(int64_t rows, int64_t bytes, DLDevice device) {
+  return ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, {rows, bytes}, DLDataType{kDLUInt, 8, 1}, device);
+}
+
+// A sequence of the mean length in `segments` parts; not in pieces so short, nor a whole so short, that four launches and
+// half as many products again cost more than they save.
+constexpr int SHORTEST_SEGMENT = 26, SHORTEST_CUT = 64;  // chunks; memory is 11 KB a chunk and 128 KB a segment
+inline int segment_of(int64_t T, int64_t N, int segments) {
+  const int64_t chunks = T / N / CHUNK;
+  if (segments < 2 || chunks < SHORTEST_CUT) return 0;
+  return static_cast<int>(std::max<int64_t>(SHORTEST_SEGMENT, (chunks + segments - 1) / segments));
+}
+
 template <size_t I>
-void walk(const Prefill& p, int device, cudaStream_t stream) {
+void walk(Prefill& p, int64_t T, DLDevice on, cudaStream_t stream) {
   constexpr int WARPS = TUNED[I].warps, STAGES = TUNED[I].stages;
+  const int device = on.device_id;
+  uint32_t parts = p.N;
+  ffi::Optional<ffi::Tensor> ends, transfers;
+  if ((p.segment = segment_of(T, p.N, TUNED[I].segments))) {
+    parts += static_cast<uint32_t>(T / (p.segment * CHUNK));
+    constexpr int64_t BYTES = D * D * sizeof(float);
+    ends = scratch(int64_t{parts} * p.HV, BYTES, on), transfers = scratch(int64_t{parts} * p.HV, BYTES, on);
+    p.ends = static_cast<float*>(ends.value().data_ptr()), p.transfers = static_cast<float*>(transfers.value().data_ptr());
+    launch<gdn_prefill_transfer<4, 2>>(dim3(2 * D / 16 / 4, p.HV, parts), 4 * 32, state_shared<4, 2>(), p, device, stream);
+    launch<gdn_prefill_scan>(dim3(D / 16, p.HV, p.N), SCAN_THREADS, sizeof(ScanShared), p, device, stream);
+  }
   if constexpr (WARPS == 0) {
-    const dim3 grid(D / 16, p.HV, p.N);
+    const dim3 grid(D / 16, p.HV, parts);
     launch<gdn_prefill_split<STAGES>>(grid, SPLIT_THREADS, split_shared<STAGES>(), p, device, stream);
   } else {
-    const dim3 grid(D / 16 / WARPS, p.HV, p.N);
+    const dim3 grid(D / 16 / WARPS, p.HV, parts);
     launch<gdn_prefill_state<WARPS, STAGES>>(grid, WARPS * 32, state_shared<WARPS, STAGES>(), p, device, stream);
   }
 }
 
 template <size_t... I>
-void walk(size_t row, const Prefill& p, int device, cudaStream_t stream, std::index_sequence<I...>) {
-  (void)((I == row && (walk<I>(p, device, stream), true)) || ...);
+void walk(size_t row, Prefill& p, int64_t T, DLDevice on, cudaStream_t stream, std::index_sequence<I...>) {
+  (void)((I == row && (walk<I>(p, T, on, stream), true)) || ...);
 }
 
 // q, k [T,H,128] bf16; v [T,HV,128] bf16; state [N,HV,128,128] f32; A_log, dt_bias [HV] f32; a, b [T,HV] bf16;
@@ -82,26 +111,27 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
       data<bf>(output, "output", bf16, {T, HV, D}, device, 16),
       data<float>(new_state, "new_state", f32, {N, HV, D, D}, device, 8),
       nullptr,
+      nullptr,
+      nullptr,
       static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(D)) : s),
       static_cast<int>(H),
       static_cast<int>(HV),
       static_cast<int>(N),
+      0,
   };
   if (N == 0) return;
-  if (N > 65535 || HV > 65535) TVM_FFI_THROW(ValueError) << "N = " << N << ", HV = " << HV << ": expected at most 65535";
+  if (N > 32767 || HV > 65535) TVM_FFI_THROW(ValueError) << "N = " << N << ", HV = " << HV << ": expected at most 32767 and 65535";
 
   ffi::CUDADeviceGuard guard(device.device_id);
   const auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
   const int64_t numbers = T / CHUNK + N;
-  // torch's caching allocator when torch is the caller: no synchronisation, and given back as soon as the launches are queued
-  const ffi::Tensor prepared = ffi::Tensor::FromEnvAlloc(
-      TVMFFIEnvTensorAlloc, {numbers * HV, static_cast<int64_t>(sizeof(Prepared))}, DLDataType{kDLUInt, 8, 1}, device);
+  const ffi::Tensor prepared = scratch(numbers * HV, sizeof(Prepared), device);
   p.prepared = static_cast<char*>(prepared.data_ptr());
   const int count = sms(device.device_id);
   const int64_t parts = numbers * H < 2 * count ? HV / H : 1;  // with few chunks, a CTA for each value head
   launch<gdn_prefill_prepare>(dim3(static_cast<uint32_t>(numbers), H, parts), PREPARE_THREADS, sizeof(PrepareShared), p,
                               device.device_id, stream);
-  walk(chosen(TUNED, count, N * HV), p, device.device_id, stream,
+  walk(chosen(TUNED, count, N * HV), p, T, device, stream,
        std::make_index_sequence<sizeof(TUNED) / sizeof(TUNED[0])>{});
 }
 
