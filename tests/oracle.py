@@ -72,7 +72,7 @@ def gdn_prefill(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale):
     return out, S
 
 
-def attention_fwd(q, k, v):
+def attention_fwd(q, k, v, causal=False):
     """output [B, heads, S, D] of softmax(q k^T / sqrt(D)) v. One array: the operation has one output."""
     q, k, v = map(_f64, (q, k, v))
     B, heads, S, D = q.shape
@@ -80,10 +80,16 @@ def attention_fwd(q, k, v):
     for n in range(B):
         for h in range(heads):
             for i in range(S):
-                s = k[n, h] @ q[n, h, i] / math.sqrt(D)
+                seen = i + 1 if causal else S
+                s = k[n, h, :seen] @ q[n, h, i] / math.sqrt(D)
                 p = np.exp(s - s.max())
-                out[n, h, i] = p @ v[n, h] / p.sum()
+                out[n, h, i] = p @ v[n, h, :seen] / p.sum()
     return out
+
+
+def attention_fwd_causal(q, k, v):
+    """attention_fwd where query i sees keys 0 to i."""
+    return attention_fwd(q, k, v, causal=True)
 
 
 def error(x, exact) -> float:
@@ -119,7 +125,7 @@ def inputs(
     """Torch CPU tensors (and the scale) in the definition's order and dtypes, drawn from `seed`.
 
     op         gdn_decode or gdn_decode_bf16 (read batch_size), gdn_prefill (reads lengths, one per sequence, 0
-               allowed) or attention_fwd (reads batch_size and seq_len)
+               allowed), attention_fwd or attention_fwd_causal (read batch_size and seq_len)
     case       one of CASES, for the GDN operations
     heads      query/key heads (GDN has twice as many value heads); the definitions' count if None
     head_size  the definitions' if None
@@ -129,7 +135,7 @@ def inputs(
     def randn(*shape):
         return torch.randn(*shape, generator=g)
 
-    if op == "attention_fwd":
+    if op in ("attention_fwd", "attention_fwd_causal"):
         return [randn(batch_size, heads or 8, seq_len, head_size or 64).half() for _ in range(3)]
     H, D = heads or 4, head_size or 128
     decode = op in ("gdn_decode", "gdn_decode_bf16")

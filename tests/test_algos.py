@@ -44,6 +44,7 @@ CASES = {
 
 
 CASES["gdn_decode_bf16"] = CASES["gdn_decode"]
+CASES["attention_fwd_causal"] = CASES["attention_fwd"]
 
 
 def here(mode: str):
@@ -109,7 +110,8 @@ def test_every_algo_that_runs_without_a_gpu_is_tested():
     assert names >= {
         "gdn_decode/pt-reference", "gdn_decode/pt-compiled", "gdn_decode/cpp-v1", "gdn_decode/fla-recurrent",
         "gdn_prefill/pt-reference", "gdn_prefill/pt-chunk", "attention_fwd/pt-reference", "attention_fwd/sdpa",
-        "gdn_decode_bf16/pt-reference",
+        "gdn_decode_bf16/pt-reference", "attention_fwd/flashcore-triton", "attention_fwd/sdpa-flash",
+        "attention_fwd/sdpa-math", "attention_fwd_causal/pt-reference", "attention_fwd_causal/sdpa-causal",
     }  # fmt: skip
     assert all(cases_of(a) for a in REGISTRY.algos)
 

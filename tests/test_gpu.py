@@ -6,6 +6,7 @@ Skipped, with the reason, where there is no device. New folders under algos/ are
 from __future__ import annotations
 
 import functools
+import re
 
 import helpers
 import pytest
@@ -20,8 +21,14 @@ pytestmark = pytest.mark.gpu
 REGISTRY = registry.load()
 MODE = "cuda"
 ON_GPU = [pytest.param(a, id=a.full_name) for a in REGISTRY.algos if MODE in a.modes]
+# PyTorch's backends one by one: each has shapes that it does not take, and says so
+PINNED = re.compile(r"sdpa-\w+")
 # what is written here, and so can be built and called in this process without taking it down
-OURS = [pytest.param(a, id=a.full_name) for a in REGISTRY.algos if MODE in a.modes and not a.packages]
+OURS = [
+    pytest.param(a, id=a.full_name)
+    for a in REGISTRY.algos
+    if MODE in a.modes and not a.packages and not PINNED.fullmatch(a.name.removesuffix("-causal"))
+]
 # one launch or a few, nothing that asks the host: these must live in CUDA graphs and on any stream
 KERNELS = [p for p in OURS if p.values[0].language in ("cuda", "triton")]
 
@@ -34,6 +41,7 @@ WORKLOADS = {
         "total_seq_len=525,num_seqs=1", "seq_lens=1+64+65", "seq_lens=3x100", "seq_lens=1x63",
     ],
     "attention_fwd": ["seq_len=128", "seq_len=512", "batch_size=2,seq_len=67", "batch_size=3,seq_len=1"],
+    "attention_fwd_causal": ["seq_len=128", "seq_len=512", "batch_size=2,seq_len=67", "batch_size=3,seq_len=1"],
 }  # fmt: skip
 
 
@@ -59,9 +67,10 @@ def done(outcome: jobs.Outcome) -> list[dict]:
 @pytest.mark.parametrize("algo", ON_GPU)
 def test_every_algo_is_right_on_small_odd_and_usual_sizes(algo):
     records = done(jobs.execute(job(algo, "check", WORKLOADS[algo.op])))
+    records = [r for r in records if "does not run here" not in (r["reason"] or "")] or pytest.skip("no size runs here")
     wrong = {str(r["workload"]["axes"]): r["reason"] for r in records if r["status"] != "passed"}
     assert wrong == {}
-    assert len(records) == len(WORKLOADS[algo.op])
+    assert len(records) == len(WORKLOADS[algo.op]) or PINNED.fullmatch(algo.name.removesuffix("-causal"))
     for r in records:
         assert r["check"]["official"] and set(r["check"]["errors"]) == set(REGISTRY.ops[algo.op].outputs)
 
@@ -190,12 +199,17 @@ class Call:
         return [x for x in self.inputs if isinstance(x, torch.Tensor)]
 
 
-DECODES = [p for p in KERNELS if p.values[0].op == "gdn_decode"]
+SMALL = {
+    "gdn_decode": "batch_size=3",
+    "attention_fwd": "batch_size=3,seq_len=67",
+    "attention_fwd_causal": "batch_size=3,seq_len=67",
+}
+SMALL_ONES = [p for p in KERNELS if p.values[0].op in SMALL]
 
 
-@pytest.mark.parametrize("algo", DECODES)
+@pytest.mark.parametrize("algo", SMALL_ONES)
 def test_a_cuda_graph_replays_to_the_same_result(algo):
-    call = Call(algo, "batch_size=3")
+    call = Call(algo, SMALL[algo.op])
     call()
     eager = call.results()
     side = torch.cuda.Stream()
@@ -221,10 +235,10 @@ def test_a_cuda_graph_replays_to_the_same_result(algo):
     assert not torch.equal(replayed[0], eager[0])
 
 
-@pytest.mark.parametrize("algo", DECODES)
+@pytest.mark.parametrize("algo", SMALL_ONES)
 def test_a_kernel_runs_on_the_current_stream(algo):
     """Inputs become right only late on that stream: a kernel on any other stream reads them too early."""
-    call = Call(algo, "batch_size=5")
+    call = Call(algo, SMALL[algo.op])
     call()
     eager = call.results()
     right = [x.clone() for x in call.tensors()]

@@ -66,7 +66,11 @@ def test_negating_what_an_op_is_linear_in_negates_its_outputs(op):
     """What the second check rests on, for every op, against the independent oracle."""
     import oracle
 
-    sizes = {"gdn_prefill": {"lengths": [3, 5]}, "attention_fwd": {"seq_len": 5}}
+    sizes = {
+        "gdn_prefill": {"lengths": [3, 5]},
+        "attention_fwd": {"seq_len": 5},
+        "attention_fwd_causal": {"seq_len": 5},
+    }
     inputs = oracle.inputs(op.name, seed=1, **sizes.get(op.name, {"batch_size": 2}))
     once = getattr(oracle, op.name)(*inputs)
     turned = [-x if name in op.linear_in else x for name, x in zip(op.inputs, inputs, strict=True)]

@@ -28,6 +28,7 @@ SMALL = {
     "gdn_decode_bf16": ["batch_size=1", "batch_size=3"],
     "gdn_prefill": ["total_seq_len=16,num_seqs=1", "seq_lens=3+5"],
     "attention_fwd": ["seq_len=1", "seq_len=67"],
+    "attention_fwd_causal": ["seq_len=67"],
 }
 # for a GPU, where these take no longer
 LARGER = {
@@ -35,6 +36,7 @@ LARGER = {
     "gdn_decode_bf16": ["batch_size=64"],
     "gdn_prefill": ["seq_lens=1+64+65", "seq_lens=2x300"],
     "attention_fwd": ["seq_len=512", "batch_size=2,seq_len=67"],
+    "attention_fwd_causal": ["seq_len=512", "batch_size=2,seq_len=67"],
 }
 
 
@@ -288,7 +290,12 @@ def test_no_honest_algo_is_caught_on_a_gpu(algo, chosen):
         pytest.skip(f"{algo.full_name}: {place.reason}")
     op, kernel = helpers.built(algo.full_name, "cuda")
     work = Work(op, chosen, "cuda")
-    assert work.check(kernel).passed
+    try:
+        assert work.check(kernel).passed
+    except RuntimeError as e:  # one of PyTorch's attention backends, on a shape that it does not take
+        if "does not run here" not in str(e):
+            raise
+        pytest.skip(str(e))
     for _ in range(3):
         assert caught(work.probe(kernel)) == {}
 

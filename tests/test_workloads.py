@@ -49,7 +49,7 @@ def test_prefill_workloads_are_the_contests():
 
 def test_every_workload_has_the_ops_axes_and_a_uuid_of_its_own():
     every = [(op, w) for op in OPS.values() for w in embedded(op)]
-    assert len(every) == 54 + 100 + 6 + 10
+    assert len(every) == 54 + 100 + 6 + 6 + 10
     assert len({str(uuid.UUID(w.uuid)) for _, w in every}) == len(every)
     for op, w in every:
         assert set(w.axes) == set(op.var_axes) and w.origin == "twin" and w.inputs is None
@@ -235,11 +235,11 @@ def test_the_presets_that_ship():
     lens = [(64,), (512,), (2048,), (8192,), (32768,), (2048,) * 4, (1024,) * 8, (256,) * 32, (64,) * 64, (1024, 7168)]
     assert [w.seq_lens or (w.axes["total_seq_len"],) for w in chosen(PREFILL, sweep)] == lens
     assert [w.axes["num_seqs"] for w in chosen(PREFILL, sweep)] == [len(x) for x in lens]
-    assert axes_of(chosen(ATTENTION, sweep)) == [
-        *({"batch_size": 1, "seq_len": s} for s in (128, 256, 512, 1024, 2048, 4096)),
-        {"batch_size": 2, "seq_len": 512},
-        {"batch_size": 4, "seq_len": 512},
-    ]
+    for op in (ATTENTION, OPS["attention_fwd_causal"]):
+        assert axes_of(chosen(op, sweep)) == [
+            *({"batch_size": 1, "seq_len": s} for s in (128, 256, 512, 1024, 2048, 4096)),
+            *({"batch_size": b, "seq_len": s} for b in (2, 4) for s in (128, 256, 512, 1024)),
+        ]
 
 
 def test_named_workloads_win_over_the_presets():

@@ -20,9 +20,11 @@ from .errors import UsageError, unknown
 from .presets import Preset, parse_seq_lens, presets_file
 from .registry import Op
 
-# The axes of ops that are not the contest's: one workload of each size, those of the preset `sweep`.
+# The axes of ops that are not the contest's: one workload of each size along one axis.
+_LENGTHS = [{"batch_size": 1, "seq_len": n} for n in (128, 256, 512, 1024, 2048, 4096)]
 OWN: dict[str, list[dict[str, int]]] = {
-    "attention_fwd": [{"batch_size": 1, "seq_len": n} for n in (128, 256, 512, 1024, 2048, 4096)],
+    "attention_fwd": _LENGTHS,
+    "attention_fwd_causal": _LENGTHS,
     "gdn_decode_bf16": [{"batch_size": n} for n in (1, 2, 4, 8, 16, 32, 48, 64, 128, 256)],
 }
 # Generated twins get their uuid from this and their axes: the same axes have the same tensors everywhere.

@@ -1,0 +1,18 @@
+// Attention forward, flashcore-v1: scalar and simple, the rung that the others must agree with and leave behind.
+// The kernel is in attention.cuh, the binding in binding.cuh.
+
+#include "attention.cuh"
+#include "binding.cuh"
+
+using flashcore::Problem;
+namespace ffi = tvm::ffi;
+
+// q, k, v: [B, H, S, 64] f16. Writes output, of the same shape.
+void Run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView output) {
+  flashcore::run(q, k, v, output, [](const Problem& p, uint32_t heads, cudaStream_t stream, int) {
+    const dim3 grid((p.S + flashcore::V1_ROWS - 1) / flashcore::V1_ROWS, heads);
+    flashcore::flashcore_v1<<<grid, flashcore::V1_ROWS, 0, stream>>>(p);
+  });
+}
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, Run);

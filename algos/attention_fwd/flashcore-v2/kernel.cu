@@ -1,0 +1,18 @@
+// Attention forward, flashcore-v2: tiles of keys and values in shared memory, online softmax, still scalar.
+// The kernel is in attention.cuh, the binding is flashcore-v1's.
+
+#include "attention.cuh"
+#include "binding.cuh"
+
+using flashcore::Problem;
+namespace ffi = tvm::ffi;
+
+// q, k, v: [B, H, S, 64] f16. Writes output, of the same shape.
+void Run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView output) {
+  flashcore::run(q, k, v, output, [](const Problem& p, uint32_t heads, cudaStream_t stream, int) {
+    const dim3 grid((p.S + flashcore::V2_ROWS - 1) / flashcore::V2_ROWS, heads);
+    flashcore::flashcore_v2<<<grid, flashcore::V2_THREADS, 0, stream>>>(p);
+  });
+}
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, Run);

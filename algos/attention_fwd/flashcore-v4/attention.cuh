@@ -1,0 +1,341 @@
+// Attention forward, flashcore-v4: flashcore-v3's arithmetic cut so that a small problem reaches all SMs.
+//
+// At (1, 8, 512, 64) 64 rows per CTA are 64 CTAs for 132 SMs, and each walks 512 keys: what counts is not the work, a
+// microsecond if it were spread evenly, but the longest chain of waits. So rows, keys and warps are cut apart:
+//
+//   - The keys of a block of rows are split over SPLITS CTAs, a thread block cluster. Within a CTA the warps are
+//     ROW_GROUPS x KEY_GROUPS: each has 16 * TILES rows and KEYS keys of every step. So a block of rows has
+//     SPLITS * KEY_GROUPS partial results (m, l, o), each right in itself.
+//   - They are merged in the same launch. Each CTA of the cluster owns ROWS / SPLITS of the rows; every warp writes its
+//     part of them into the owner's shared memory, and behind one barrier the owner weighs them:
+//         M = max m_i,   w_i = exp2((m_i - M) c),   output = sum w_i o_i / sum w_i l_i
+//     Nothing goes through global memory, and nothing is left behind. The barrier's first half stands at the start of
+//     the kernel: a CTA may be written to once it runs, and by the end all have long been running.
+//   - All STAGES of keys and of values are asked for before anything is waited for, each in a group of its own: with
+//     enough stages that is all a CTA needs, one round trip to memory, and the first product starts when the first
+//     keys are there.
+//   - p = exp2((s - m) c), c = log2(e) / sqrt(D): one multiplication has the scale and the base. Not fma(s, c, -m c):
+//     where s is beyond 2^26 the rounding of m c alone would be an exponent of several units, and at the ends of f16
+//     (scores to 2^38) infinite. s - m is exactly 0 at the maximum, whatever its size. The multiplication that this
+//     costs stands in the shadow of ex2, of which an SM does 16 a cycle.
+//   - A warp with TILES = 2 uses each matrix of keys or values twice: half the traffic from shared memory, which with
+//     one row tile takes as long as the products.
+//
+// At (1, 8, 512, 64) on an H200, L2 cold: est. 4.0 to 4.8 us, not measured yet; causal est. 3.8 to 4.6.
+//
+// CAUSAL: row i sees keys 0 .. i. A CTA splits only the keys that its rows see, a warp leaves out tiles that none of its
+// rows see, and the blocks with most keys start first.
+//
+// Grid: x = split (the cluster's dimension), y = block of rows, z = head; CAUSAL: y = head, z = block, the last first.
+// Before sm_90 there are no clusters: the same code with SPLITS = 1.
+// Provenance: FlashAttention-2 (arXiv 2307.08691); split keys as in Flash-Decoding (Dao et al., 2023), here merged
+// through distributed shared memory. Written here.
+#pragma once
+
+#include "cluster.cuh"
+#include "problem.cuh"
+#include "ptx.cuh"
+
+namespace flashcore {
+
+constexpr int ROW = D * 2;  // bytes of a row of f16
+
+// How the work is cut: see algo.toml.
+template <int ROWS_, int WARPS_, int TILES_, int KEYS_, int STAGES_, int SPLITS_>
+struct Cut {
+  static constexpr int ROWS = ROWS_, WARPS = WARPS_, TILES = TILES_, KEYS = KEYS_, STAGES = STAGES_, SPLITS = SPLITS_;
+  static constexpr int THREADS = WARPS * 32;
+  static constexpr int ROW_GROUPS = ROWS / (16 * TILES), KEY_GROUPS = WARPS / ROW_GROUPS;
+  static constexpr int STEP = KEYS * KEY_GROUPS;  // keys of a stage
+  static_assert(ROW_GROUPS * 16 * TILES == ROWS && KEY_GROUPS * ROW_GROUPS == WARPS, "warps tile rows and keys");
+  static_assert(ROWS / SPLITS % 16 == 0 && ROWS % SPLITS == 0, "16 rows have one owner");
+  static_assert(KEYS % 16 == 0 && STAGES >= 1 && WARPS >= 2, "whole matrices");
+
+  // Bytes of shared memory: queries, keys and values, and what the owner of ROWS / splits rows is handed for them.
+  static constexpr int QUERIES = ROWS * ROW, TILE = STEP * ROW;
+  static constexpr int shared(int splits) {
+    const int part = ROWS / splits * (D + 2) * int(sizeof(float));
+    return QUERIES + 2 * STAGES * TILE + (KEY_GROUPS * splits > 1 ? KEY_GROUPS * splits * part : 0);
+  }
+
+  // CTAs that an SM should be able to have. Unsplit keys mean many rows: two CTAs then, where 128 registers a thread and
+  // the shared memory (228 KiB, one of them the driver's for each CTA) allow it. On sm_100 ptxas would spill.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+  static constexpr int RESIDENT = 1;
+#else
+  static constexpr int RESIDENT = SPLITS == 1 && THREADS * TILES <= 256 && 2 * (shared(1) + 1024) <= 228 * 1024 ? 2 : 1;
+#endif
+};
+
+#ifdef __CUDACC__
+
+// N rows into a tile, swizzled: piece c of row r is in place c ^ (r % 8). `from` and `to` are this thread's first ones, row
+// threadIdx.x / 8 and piece threadIdx.x % 8; of its rows those at `left` and beyond are not there, and are zeros.
+template <int N, int THREADS>
+__device__ __forceinline__ void load_tile(uint32_t to, const __half* from, int left) {
+  static_assert(THREADS % 64 == 0, "a thread's rows differ by multiples of 8: it swizzles once");
+#pragma unroll
+  for (int i = 0; i < N; i += THREADS / 8)
+    if (N % (THREADS / 8) == 0 || i + int(threadIdx.x) / 8 < N) copy16(to + i * ROW, from + i * D, i < left);
+}
+
+// The greatest, or the sum, over the four lanes that share a row.
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+constexpr float EXPONENT = 1.4426950408889634f * SCALE;  // c above
+
+// exp(SCALE * (m - most)), 0 for a part that has seen no key; `most` must be finite.
+__device__ __forceinline__ float weight(float m, float most) { return exp2_approx((m - most) * EXPONENT); }
+
+template <typename C, bool CAUSAL>
+__global__ void __launch_bounds__(C::THREADS, C::RESIDENT) flashcore_v4(const __grid_constant__ Problem p) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  constexpr int SPLITS = 1;
+#else
+  constexpr int SPLITS = C::SPLITS;
+#endif
+  constexpr int TILES = C::TILES, KEYS = C::KEYS, STAGES = C::STAGES, STEP = C::STEP;
+  constexpr int PARTS = SPLITS * C::KEY_GROUPS, OWN = C::ROWS / SPLITS;
+  if constexpr (SPLITS > 1) cluster_arrive_only();
+
+  const int block = CAUSAL ? gridDim.z - 1 - blockIdx.z : blockIdx.y;
+  const int64_t head = static_cast<int64_t>(CAUSAL ? blockIdx.y : blockIdx.z) * p.S * D;
+  const int first = block * C::ROWS, rank = SPLITS > 1 ? blockIdx.x : 0;
+  const int seen = CAUSAL ? min(p.S, first + C::ROWS) : p.S;          // keys of this block of rows, and their steps
+  const int steps = (seen + STEP - 1) / STEP, each = (steps + SPLITS - 1) / SPLITS;
+  const int begin = rank * each, count = min(each, steps - begin);    // of this CTA; count may be 0 or less
+
+  // Bytes and rows from here on are 32 bits behind three pointers: this code runs before the first byte is asked for.
+  const int my_row = threadIdx.x / 8, my_piece = threadIdx.x % 8;
+  const int64_t start = head + my_row * D + my_piece * 8;
+  char* const memory = shared_memory();
+  const uint32_t q_tile = shared_address(memory), k_tiles = q_tile + C::QUERIES, v_tiles = k_tiles + STAGES * C::TILE;
+  const uint32_t to = my_row * ROW + ((my_piece ^ my_row % 8) << 4);
+  const __half* const k_from = p.k + start + begin * STEP * D;
+  const __half* const v_from = p.v + start + begin * STEP * D;
+  const int left = p.S - begin * STEP - my_row;
+  const auto load = [&](uint32_t tiles, const __half* from, int i) {  // a group of copies for each, an empty one too
+    if (i < count)
+      load_tile<STEP, C::THREADS>(tiles + i % STAGES * C::TILE + to, from + i * STEP * D, left - i * STEP);
+    commit_copies();
+  };
+  if (count > 0) load_tile<C::ROWS, C::THREADS>(q_tile + to, p.q + start + first * D, p.S - first - my_row);
+#pragma unroll
+  for (int i = 0; i < STAGES; ++i) load(k_tiles, k_from, i), load(v_tiles, v_from, i);
+
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const int my_rows = warp % C::ROW_GROUPS * 16 * TILES, my_keys = warp / C::ROW_GROUPS * KEYS;
+  // Where a lane points for 16 x 16 elements: matrices 0, 1 below each other, or beside each other (flashcore-v3).
+  const int r = lane % 8, half = lane / 8 % 2, other = lane / 16;
+  const uint32_t down = (half * 8 + r) * ROW + ((other ^ r) << 4);
+  const uint32_t across = (other * 8 + r) * ROW + ((half ^ r) << 4);
+
+  uint32_t q[TILES][D / 16][4];
+  float o[TILES][D / 8][4], m[TILES][2], l[TILES][2];                 // l: this lane's part of a row's sum
+#pragma unroll
+  for (int a = 0; a < TILES; ++a) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) m[a][h] = -INFINITY, l[a][h] = 0.f;
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) o[a][n][e] = 0.f;
+  }
+
+#pragma unroll 1
+  for (int i = 0; i < count; ++i) {
+    const int key = (begin + i) * STEP + my_keys, row = first + my_rows;  // the warp's first ones
+    const bool any = key < p.S && (!CAUSAL || key < row + 16 * TILES);
+    const uint32_t k_tile = k_tiles + i % STAGES * C::TILE + my_keys * ROW + across;
+    const uint32_t v_tile = v_tiles + i % STAGES * C::TILE + my_keys * ROW + down;
+
+    // Groups end in the order k0 v0 k1 v1 ...; younger than k_i are those of STAGES - 1 stages, and at first v0.
+    if (i == 0) {
+      wait_for_copies<2 * STAGES - 1>();
+    } else {
+      wait_for_copies<2 * STAGES - 2>();
+    }
+    __syncthreads();                                                  // k_i is there; all are done with v_(i-1)
+    if (i > 0) load(v_tiles, v_from, i - 1 + STAGES);
+    if (i == 0) {
+#pragma unroll
+      for (int a = 0; a < TILES; ++a)
+#pragma unroll
+        for (int c = 0; c < D / 16; ++c)
+          load_matrices(q[a][c], (q_tile + (my_rows + a * 16) * ROW + down) ^ (c << 5));
+    }
+
+    float s[TILES][KEYS / 8][4];
+    if (any) {
+#pragma unroll
+      for (int a = 0; a < TILES; ++a)
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) s[a][n][e] = 0.f;
+#pragma unroll
+      for (int c = 0; c < D / 16; ++c) {
+#pragma unroll
+        for (int n = 0; n < KEYS / 16; ++n) {
+          uint32_t k[4];
+          load_matrices(k, (k_tile ^ (c << 5)) + n * 16 * ROW);
+#pragma unroll
+          for (int a = 0; a < TILES; ++a) {
+            multiply_add(s[a][2 * n], q[a][c], k[0], k[1]);
+            multiply_add(s[a][2 * n + 1], q[a][c], k[2], k[3]);
+          }
+        }
+      }
+
+      if (key + KEYS > p.S || (CAUSAL && key + KEYS > row + 1)) {     // some of the warp's rows do not see all of these
+#pragma unroll
+        for (int a = 0; a < TILES; ++a)
+#pragma unroll
+          for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+              const int x = key + n * 8 + 2 * t + e % 2, y = row + a * 16 + e / 2 * 8 + g;
+              if (x >= p.S || (CAUSAL && x > y)) s[a][n][e] = -INFINITY;
+            }
+      }
+
+#pragma unroll
+      for (int a = 0; a < TILES; ++a) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          float most = m[a][h];
+#pragma unroll
+          for (int n = 0; n < KEYS / 8; ++n) most = fmaxf(most, fmaxf(s[a][n][2 * h], s[a][n][2 * h + 1]));
+          most = quad_max(most);
+          const float from = most == -INFINITY ? 0.f : most;          // no key yet: -inf - 0 stays -inf, -inf + inf is NaN
+          const float w = weight(m[a][h], from);
+          m[a][h] = most, l[a][h] *= w;
+#pragma unroll
+          for (int n = 0; n < D / 8; ++n) o[a][n][2 * h] *= w, o[a][n][2 * h + 1] *= w;
+#pragma unroll
+          for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+            for (int e = 2 * h; e < 2 * h + 2; ++e) {
+              s[a][n][e] = weight(s[a][n][e], from);
+              l[a][h] += s[a][n][e];
+            }
+        }
+      }
+    }
+
+    wait_for_copies<2 * STAGES - 2>();
+    __syncthreads();                                                  // v_i is there; all are done with k_i
+    load(k_tiles, k_from, i + STAGES);
+
+    if (any) {
+#pragma unroll
+      for (int c = 0; c < KEYS / 16; ++c) {
+        uint32_t e[TILES][4];                                         // the probabilities, as the left side
+#pragma unroll
+        for (int a = 0; a < TILES; ++a)
+#pragma unroll
+          for (int x = 0; x < 4; ++x) e[a][x] = pack(s[a][2 * c + x / 2][x % 2 * 2], s[a][2 * c + x / 2][x % 2 * 2 + 1]);
+#pragma unroll
+        for (int n = 0; n < D / 16; ++n) {
+          uint32_t v[4];
+          load_transposed(v, (v_tile ^ (n << 5)) + c * 16 * ROW);
+#pragma unroll
+          for (int a = 0; a < TILES; ++a) {
+            multiply_add(o[a][2 * n], e[a], v[0], v[1]);
+            multiply_add(o[a][2 * n + 1], e[a], v[2], v[3]);
+          }
+        }
+      }
+    }
+  }
+
+#pragma unroll
+  for (int a = 0; a < TILES; ++a)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) l[a][h] = quad_sum(l[a][h]);
+
+  if constexpr (PARTS == 1) {
+    // A warp has its rows to itself: through the queries' place, which only it has read, to rows of 128 bytes.
+    char* const mine = memory + my_rows * ROW;
+#pragma unroll
+    for (int a = 0; a < TILES; ++a)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float inverse = __fdividef(1.f, l[a][h]);
+#pragma unroll
+        for (int n = 0; n < D / 8; ++n)
+          *reinterpret_cast<__half2*>(mine + (a * 16 + h * 8 + g) * ROW + ((n ^ g) << 4) + t * 4) =
+              to_half2(o[a][n][2 * h] * inverse, o[a][n][2 * h + 1] * inverse);
+      }
+    __syncwarp();
+#pragma unroll
+    for (int i = lane; i < 16 * TILES * 8; i += 32) {
+      const int y = i / 8, x = i % 8, row = first + my_rows + y;
+      if (row < p.S)
+        *reinterpret_cast<uint4*>(p.output + head + row * D + x * 8) =
+            *reinterpret_cast<const uint4*>(mine + y * ROW + ((x ^ y % 8) << 4));
+    }
+  } else {
+    // parts [PARTS][OWN][D], a row's pieces of 32 bytes swizzled as above, then their (m, l)
+    float* const parts = reinterpret_cast<float*>(memory + C::QUERIES + 2 * STAGES * C::TILE);
+    float2* const sums = reinterpret_cast<float2*>(parts + PARTS * OWN * D);
+    const int part = rank * C::KEY_GROUPS + warp / C::ROW_GROUPS;
+    if constexpr (SPLITS > 1) cluster_wait();                         // all are running
+#pragma unroll
+    for (int a = 0; a < TILES; ++a) {
+      const int owner = (my_rows + a * 16) / OWN, at = part * OWN + (my_rows + a * 16) % OWN + g;
+      float* part_to = parts + at * D + t * 2;
+      float2* sum = sums + at;
+      if constexpr (SPLITS > 1) part_to = peer(part_to, owner), sum = peer(sum, owner);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+#pragma unroll
+        for (int n = 0; n < D / 8; ++n)
+          *reinterpret_cast<float2*>(part_to + h * 8 * D + ((n ^ g) << 3)) =
+              make_float2(o[a][n][2 * h], o[a][n][2 * h + 1]);
+        if (t == 0) sum[h * 8] = make_float2(m[a][h], l[a][h]);
+      }
+    }
+    if constexpr (SPLITS > 1) {
+      cluster_arrive();
+      cluster_wait();
+    } else {
+      __syncthreads();
+    }
+
+#pragma unroll
+    for (int i = threadIdx.x; i < OWN * 16; i += C::THREADS) {        // four elements of a row
+      const int y = i / 16, x = i % 16, row = first + rank * OWN + y;
+      float most = -INFINITY, sum = 0.f;
+#pragma unroll
+      for (int n = 0; n < PARTS; ++n) most = fmaxf(most, sums[n * OWN + y].x);
+      float4 total = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+      for (int n = 0; n < PARTS; ++n) {
+        const float2 ml = sums[n * OWN + y];
+        const float w = weight(ml.x, most);                           // finite: every row sees a key
+        const float4 f = *reinterpret_cast<const float4*>(parts + (n * OWN + y) * D + ((x / 2 ^ y % 8) << 3) + x % 2 * 4);
+        sum = fmaf(w, ml.y, sum);
+        total.x = fmaf(w, f.x, total.x), total.y = fmaf(w, f.y, total.y);
+        total.z = fmaf(w, f.z, total.z), total.w = fmaf(w, f.w, total.w);
+      }
+      const float inverse = __fdividef(1.f, sum);                     // no call for the ends of float: sum >= 1
+      if (row < p.S) {
+        __half2* output = reinterpret_cast<__half2*>(p.output + head + row * D + x * 4);
+        output[0] = to_half2(total.x * inverse, total.y * inverse);
+        output[1] = to_half2(total.z * inverse, total.w * inverse);
+      }
+    }
+  }
+}
+
+#endif  // __CUDACC__
+
+}  // namespace flashcore

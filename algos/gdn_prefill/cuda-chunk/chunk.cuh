@@ -1,0 +1,132 @@
+// What the kernels of cuda-chunk share: the problem, the cut into chunks, the layouts in shared memory and in between.
+//
+// A chunk is 64 tokens of one sequence. Chunk i of sequence n has number cu_seqlens[n] / 64 + n + i: that is read off on the
+// device without a sum over sequences, no two chunks have the same, and there are at most T / 64 + N numbers. What is past
+// the end of a sequence counts as tokens with k = q = v = 0 and no decay, which leave the state as it is.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "ptx.cuh"
+
+namespace gdn {
+
+constexpr int D = 128;          // K = V
+constexpr int CHUNK = 64;       // tokens
+constexpr int SIDE = 16;        // of a block of the CHUNK x CHUNK matrices; 10 blocks stand on and below the diagonal
+constexpr int BLOCKS = CHUNK / SIDE * (CHUNK / SIDE + 1) / 2;
+
+struct Prefill {
+  const __nv_bfloat16* q;        // [T, H, 128]
+  const __nv_bfloat16* k;        // [T, H, 128]
+  const __nv_bfloat16* v;        // [T, HV, 128]
+  const float* state;            // [N, HV, 128, 128], k-last
+  const float* A_log;            // [HV]
+  const __nv_bfloat16* a;        // [T, HV]
+  const float* dt_bias;          // [HV]
+  const __nv_bfloat16* b;        // [T, HV]
+  const int64_t* cu_seqlens;     // [N + 1]
+  __nv_bfloat16* output;         // [T, HV, 128]
+  float* new_state;              // like state, and may be state itself
+  char* prepared;                // [numbers of chunks, HV] of Prepared
+  float* ends;                   // [numbers of segments, HV, 128, 128]; see segments.cuh
+  float* transfers;              // the same
+  float scale;
+  int H, HV, N;
+  int segment;                   // chunks of a segment; 0: a sequence is one
+};
+
+// What the chunks' own tokens say, made for all chunks at once (prepare.cuh) and used one after the other (state.cuh).
+// With G_t the sum of log g up to token t of the chunk:
+struct Prepared {
+  float in[CHUNK];               // e^(G_t): what is left of the state before the chunk
+  float out[CHUNK];              // e^(G_C - G_t): what is left of token t behind the chunk; in[63] = e^(G_C)
+  float beta[CHUNK];
+  __nv_bfloat16 T[BLOCKS * SIDE * SIDE];  // (I + A)^-1, A_ts = beta_t e^(G_t - G_s) k_t.k_s for s < t
+  __nv_bfloat16 M[BLOCKS * SIDE * SIDE];  // scale e^(G_t - G_s) q_t.k_s for s <= t
+};
+static_assert(sizeof(Prepared) == 11008 && sizeof(Prepared) % 16 == 0, "copied in pieces of 16 bytes; 16 KB is the limit");
+
+// Block (i, j), j <= i, of T and M; in it row r has its two pieces of 16 bytes swapped for r / 4 odd, so that eight rows of
+// a piece lie in eight different banks.
+__host__ __device__ constexpr int block_at(int i, int j) { return (i * (i + 1) / 2 + j) * SIDE * SIDE * 2; }
+__host__ __device__ constexpr int in_block(int row, int piece) { return row * 32 + (piece ^ (row >> 2 & 1)) * 16; }
+
+// A tile of 64 rows of PIECES pieces of 16 bytes: eight rows of a piece lie in eight different banks.
+template <int PIECES>
+__host__ __device__ constexpr int in_tile(int row, int piece) {
+  const int turn = PIECES >= 8 ? row & 7 : row / (8 / PIECES) & (PIECES - 1);
+  return (row * PIECES + (piece ^ turn)) * 16;
+}
+constexpr int D_PIECES = D * 2 / 16;            // of a row of q or k
+constexpr int D_TILE = CHUNK * D * 2;           // bytes
+
+// Which sequence has number `number`, where sequence n has cu_seqlens[n] / unit + n and those behind it, at least one.
+// Asked by all threads of a CTA; `found` is in shared memory.
+__device__ __forceinline__ int sequence_of(const Prefill& p, int64_t number, int64_t unit, int* found, int thread, int threads) {
+  for (int n = thread; n < p.N; n += threads) {
+    const int64_t first = p.cu_seqlens[n] / unit + n, next = p.cu_seqlens[n + 1] / unit + n + 1;
+    if (first <= number && (number < next || n == p.N - 1)) *found = n;
+  }
+  __syncthreads();
+  const int n = *found;
+  __syncthreads();  // it may be written over
+  return n;
+}
+
+// Fragments of bf16, layouts as in ptx.cuh. d += a b, summed in float.
+__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// An 8 x 8 matrix of bf16, of which a lane has row g at columns 2t and 2t + 1, transposed.
+__device__ __forceinline__ uint32_t transposed(uint32_t x) {
+  uint32_t y;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
+// Two floats as bf16, x in the lower half: a register of a fragment.
+__device__ __forceinline__ uint32_t pack(float x, float y) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// Two accumulators of eight columns each as the fragment of 16 columns that a product takes on its left.
+__device__ __forceinline__ void as_left(uint32_t (&a)[4], const float (&low)[4], const float (&high)[4]) {
+  a[0] = pack(low[0], low[1]), a[1] = pack(low[2], low[3]);
+  a[2] = pack(high[0], high[1]), a[3] = pack(high[2], high[3]);
+}
+
+// x = high + low, both of bf16, but for 2^-17 of x.
+struct Parts { uint32_t high, low; };
+__device__ __forceinline__ Parts parts(float x, float y) {
+  const uint32_t high = pack(x, y);
+  return {high, pack(x - __uint_as_float(high << 16), y - __uint_as_float(high & 0xffff0000u))};
+}
+
+__device__ __forceinline__ void left_parts(uint32_t (&high)[4], uint32_t (&low)[4], const float (&x)[2][4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const Parts p = parts(x[i / 2][i % 2 * 2], x[i / 2][i % 2 * 2 + 1]);
+    high[i] = p.high, low[i] = p.low;
+  }
+}
+
+// Rows of 128 elements into a tile: row r of `from` + r * stride elements, zeros from row `count` on.
+template <int PIECES>
+__device__ __forceinline__ void copy_tile(uint32_t to, const __nv_bfloat16* from, int64_t stride, int count, int thread,
+                                          int threads) {
+#pragma unroll 1
+  for (int i = thread; i < CHUNK * PIECES; i += threads) {
+    const int row = i / PIECES, piece = i % PIECES;
+    flashcore::copy16(to + in_tile<PIECES>(row, piece), from + row * stride + piece * 8, row < count);
+  }
+}
+
+}  // namespace gdn

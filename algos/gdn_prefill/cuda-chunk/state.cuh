@@ -1,0 +1,268 @@
+// From chunk to chunk: the state, and the outputs. For the state S [V, K] before a chunk and its tokens' rows of Q, K, V,
+//
+//   R = beta (V - e^G K S^T),   D = T R,   O = scale e^G Q S^T + M D,   S' = e^(G_C) S + D^T (e^(G_C - G) K).
+//
+// A warp has 16 rows of S, all 128 columns, as accumulators in registers, and works on the transposed products (S K^T and
+// so on): what one product leaves in its accumulators is, packed to bf16, what the next takes on its left. So between the
+// chunks there is no exchange between warps at all; those of a CTA share the chunk's tiles, which cp.async brings in while
+// the chunk before is worked on. S itself stays float.
+#pragma once
+
+#include "chunk.cuh"
+
+namespace gdn {
+
+// What a chunk takes, for 16 TILES rows of V.
+template <int TILES>
+struct Stage {
+  char k[D_TILE], q[D_TILE];
+  char v[CHUNK * TILES * 32];      // and, when V has been read, the outputs
+  Prepared prepared;
+};
+
+// The chunks of one segment of a sequence and value head, for 16 TILES rows of V from v0 on, asked for STAGES - 1 chunks
+// ahead. Without OUTPUTS, without what only these take.
+template <int TILES, int STAGES, int THREADS, bool OUTPUTS = true>
+struct Chunks {
+  Stage<TILES>* stages;
+  const Prefill& p;
+  int hv, v0, n, count;
+  bool last;                       // of the sequence's segments
+  int64_t slot;                    // the number of this segment
+  int64_t first, tokens, number;   // of this segment: its first token, how many, the number of its first chunk
+
+  __device__ __forceinline__ Chunks(char* memory, const Prefill& p_, int hv_, int v0_)
+      : stages(reinterpret_cast<Stage<TILES>*>(memory)), p(p_), hv(hv_), v0(v0_), slot(blockIdx.z) {
+    const int64_t unit = static_cast<int64_t>(p.segment) * CHUNK;
+    n = p.segment ? sequence_of(p, slot, unit, reinterpret_cast<int*>(memory), threadIdx.x, THREADS) : blockIdx.z;
+    const int64_t begin = p.cu_seqlens[n], end = p.cu_seqlens[n + 1];
+    const int64_t index = p.segment ? slot - (begin / unit + n) : 0;
+    first = begin + index * unit, tokens = end - first;
+    number = begin / CHUNK + n + index * p.segment;
+    last = !p.segment || tokens <= unit;
+    if (!last) tokens = unit;
+    if (index > 0 && tokens <= 0) tokens = -1;  // there is no such segment
+    count = static_cast<int>((tokens + CHUNK - 1) / CHUNK);
+  }
+  __device__ __forceinline__ bool there() const { return tokens >= 0; }
+  // Where the state before the segment is, and where the one behind the last goes.
+  __device__ __forceinline__ const float* start() const {
+    return number == p.cu_seqlens[n] / CHUNK + n ? p.state + (static_cast<int64_t>(n) * p.HV + hv) * D * D
+                                                 : p.ends + ((slot - 1) * p.HV + hv) * D * D;
+  }
+  __device__ __forceinline__ float* end() const { return p.new_state + (static_cast<int64_t>(n) * p.HV + hv) * D * D; }
+
+  __device__ __forceinline__ void ask(int chunk) {
+    if (chunk < count) {
+      const int thread = threadIdx.x, h = hv / (p.HV / p.H);
+      Stage<TILES>& stage = stages[chunk % STAGES];
+      const int64_t begin = first + static_cast<int64_t>(chunk) * CHUNK, left = first + tokens - begin;
+      const int rows = left < CHUNK ? static_cast<int>(left) : CHUNK;
+      const int64_t stride = static_cast<int64_t>(p.H) * D, v_stride = static_cast<int64_t>(p.HV) * D;
+      copy_tile<D_PIECES>(flashcore::shared_address(stage.k), p.k + begin * stride + h * D, stride, rows, thread, THREADS);
+      if constexpr (OUTPUTS)
+        copy_tile<D_PIECES>(flashcore::shared_address(stage.q), p.q + begin * stride + h * D, stride, rows, thread, THREADS);
+      copy_tile<TILES * 2>(flashcore::shared_address(stage.v), p.v + begin * v_stride + hv * D + v0, v_stride, rows, thread,
+                           THREADS);
+      const char* prepared = p.prepared + ((number + chunk) * p.HV + hv) * sizeof(Prepared);
+      const uint32_t to = flashcore::shared_address(&stage.prepared);
+      constexpr int BYTES = sizeof(Prepared) - (OUTPUTS ? 0 : sizeof(Prepared::M));
+#pragma unroll 1
+      for (int i = thread * 16; i < BYTES; i += THREADS * 16) flashcore::copy16(to + i, prepared + i, true);
+    }
+    flashcore::commit_copies();
+  }
+  __device__ __forceinline__ void begin() {
+#pragma unroll 1
+    for (int chunk = 0; chunk < STAGES - 1; ++chunk) ask(chunk);
+  }
+  // This chunk, when it is there; all warps have left the one before it behind.
+  __device__ __forceinline__ Stage<TILES>& next(int chunk) {
+    flashcore::wait_for_copies<STAGES - 2>();
+    __syncthreads();
+    ask(chunk + STAGES - 1);
+    return stages[chunk % STAGES];
+  }
+  // Row `token` of the chunk's outputs, 8 columns of it.
+  __device__ __forceinline__ void put(const Stage<TILES>& stage, int chunk, int token, int piece) const {
+    const int64_t at = static_cast<int64_t>(chunk) * CHUNK + token;
+    if (at < tokens) {
+      const uint4 words = *reinterpret_cast<const uint4*>(stage.v + in_tile<TILES * 2>(token, piece));
+      *reinterpret_cast<uint4*>(p.output + ((first + at) * p.HV + hv) * D + v0 + piece * 8) = words;
+    }
+  }
+};
+
+// d += S X^T for 16 tokens from `row` on: S as left operands, X the tile of q or k. CHAINS sums that do not wait for each
+// other: eight products in a row take 260 cycles.
+template <int CHAINS>
+__device__ __forceinline__ void state_times(float (&d)[2][4], const uint32_t (&S)[8][4], uint32_t tile, int row, int lane) {
+  float sum[CHAINS][2][4] = {};
+#pragma unroll
+  for (int step = 0; step < 8; ++step) {
+    uint32_t right[4];
+    flashcore::load_matrices(right, tile + in_tile<D_PIECES>(row + lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2));
+    mma(sum[step % CHAINS][0], S[step], right[0], right[1]);
+    mma(sum[step % CHAINS][1], S[step], right[2], right[3]);
+  }
+#pragma unroll
+  for (int chain = 0; chain < CHAINS; ++chain)
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+#pragma unroll
+      for (int c = 0; c < 4; ++c) d[e][c] += sum[chain][e][c];
+}
+
+// d += X B^T: X as a left operand, B a block of T or M.
+__device__ __forceinline__ void block_times(float (&d)[2][4], const uint32_t (&X)[4], uint32_t block, int lane) {
+  uint32_t right[4];
+  flashcore::load_matrices(right, block + in_block(lane / 16 * 8 + lane % 8, lane / 8 % 2));
+  mma(d[0], X, right[0], right[1]);
+  mma(d[1], X, right[2], right[3]);
+}
+
+// Columns 8 j to 8 j + 15 of the state += X K: X a left operand of 16 tokens, those of the tile from `row` on.
+__device__ __forceinline__ void keys_times(float (&S0)[4], float (&S1)[4], const uint32_t (&X)[4], uint32_t k_tile, int row,
+                                           int j, int lane) {
+  uint32_t right[4];
+  flashcore::load_transposed(right, k_tile + in_tile<D_PIECES>(row + lane / 8 % 2 * 8 + lane % 8, j + lane / 16));
+  mma(S0, X, right[0], right[1]);
+  mma(S1, X, right[2], right[3]);
+}
+
+__device__ __forceinline__ void pair_of(float (&x)[2], const float* from) {
+  const float2 pair = *reinterpret_cast<const float2*>(from);
+  x[0] = pair.x, x[1] = pair.y;
+}
+__device__ __forceinline__ void scaled(float (&d)[2][4], const float (&by)[2][2]) {
+#pragma unroll
+  for (int e = 0; e < 2; ++e)
+#pragma unroll
+    for (int c = 0; c < 4; ++c) d[e][c] *= by[e][c % 2];
+}
+
+// x = beta (V - in x). v: [n-tile of tokens][half of the rows], transposed: rows g (+ 8), tokens 2t and 2t + 1.
+__device__ __forceinline__ void rest_of(float (&x)[2][4], const uint32_t (&v)[4], const float (&in)[2][2],
+                                        const float (&beta)[2][2]) {
+#pragma unroll
+  for (int e = 0; e < 2; ++e)
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const uint32_t word = v[2 * e + c / 2];
+      const float value = __uint_as_float(c % 2 ? word & 0xffff0000u : word << 16);
+      x[e][c] = beta[e][c % 2] * fmaf(-in[e][c % 2], x[e][c], value);
+    }
+}
+
+// Outputs of 16 rows of V and 16 tokens from `row` on into the tile, a token's columns side by side again. V of these is
+// read by this warp alone, and before.
+template <int PIECES>
+__device__ __forceinline__ void put_transposed(char* tile, const float (&o)[2][4], int row, int piece, int lane) {
+#pragma unroll
+  for (int e = 0; e < 2; ++e)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t word = transposed(pack(o[e][2 * half], o[e][2 * half + 1]));
+      *reinterpret_cast<uint32_t*>(tile + in_tile<PIECES>(row + e * 8 + lane / 4, piece + half) + 4 * (lane % 4)) = word;
+    }
+}
+
+// Tokens 16 I to 16 I + 15 of a chunk, for the warp's 16 rows of V: R and D, what they add to the state, the outputs.
+// `before` is the state in front of the chunk, S what has become of it so far. `values`: else V is zero.
+template <int WARPS, int I, bool OUTPUTS = true>
+__device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&before)[8][4], float (&S)[16][4],
+                                       uint32_t (&R)[4][4], uint32_t (&plain)[4][4], float scale, int warp, int lane,
+                                       bool values = true) {
+  constexpr int PIECES = WARPS * 2;
+  const int t = lane % 4;
+  const uint32_t k_tile = flashcore::shared_address(stage.k), v_tile = flashcore::shared_address(stage.v);
+  float in[2][2], out[2][2], beta[2][2];
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const int token = I * 16 + e * 8 + 2 * t;
+    pair_of(in[e], stage.prepared.in + token), pair_of(out[e], stage.prepared.out + token);
+    pair_of(beta[e], stage.prepared.beta + token);
+  }
+  float x[2][4] = {}, d[2][4] = {}, o[2][4] = {};
+  state_times<1>(x, before, k_tile, I * 16, lane);
+  uint32_t v[4];
+  flashcore::load_transposed(v, v_tile + in_tile<PIECES>(I * 16 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2));
+  if constexpr (!OUTPUTS)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = values ? v[i] : 0;
+  rest_of(x, v, in, beta);
+  as_left(R[I], x[0], x[1]);
+
+#pragma unroll
+  for (int u = 0; u <= I; ++u) block_times(d, R[u], flashcore::shared_address(stage.prepared.T) + block_at(I, u), lane);
+  if constexpr (OUTPUTS) as_left(plain[I], d[0], d[1]);
+  scaled(d, out);
+  uint32_t decayed[4];
+  as_left(decayed, d[0], d[1]);
+  if constexpr (OUTPUTS) {
+    state_times<1>(o, before, flashcore::shared_address(stage.q), I * 16, lane);
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+#pragma unroll
+      for (int c = 0; c < 4; ++c) o[e][c] *= scale * in[e][c % 2];
+#pragma unroll
+    for (int u = 0; u <= I; ++u) block_times(o, plain[u], flashcore::shared_address(stage.prepared.M) + block_at(I, u), lane);
+    put_transposed<PIECES>(stage.v, o, I * 16, warp * 2, lane);
+  }
+#pragma unroll
+  for (int j = 0; j < 16; j += 2) keys_times(S[j], S[j + 1], decayed, k_tile, I * 16, j, lane);
+}
+
+// The accumulators of eight columns from 8 j on, from a state [128, 128] or to it: rows g and g + 8 behind `row`.
+__device__ __forceinline__ void load_state(float (&S)[4], const float* state, int row, int j, int lane) {
+  const float* at = state + (row + lane / 4) * D + 8 * j + 2 * (lane % 4);
+  const float2 x = *reinterpret_cast<const float2*>(at), y = *reinterpret_cast<const float2*>(at + 8 * D);
+  S[0] = x.x, S[1] = x.y, S[2] = y.x, S[3] = y.y;
+}
+__device__ __forceinline__ void store_state(float* state, const float (&S)[4], int row, int j, int lane) {
+  float* at = state + (row + lane / 4) * D + 8 * j + 2 * (lane % 4);
+  *reinterpret_cast<float2*>(at) = make_float2(S[0], S[1]);
+  *reinterpret_cast<float2*>(at + 8 * D) = make_float2(S[2], S[3]);
+}
+
+template <int WARPS, int STAGES>
+constexpr int state_shared() { return STAGES * sizeof(Stage<WARPS>); }
+
+template <int WARPS, int STAGES>
+__global__ void __launch_bounds__(WARPS * 32) gdn_prefill_state(const __grid_constant__ Prefill p) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, v0 = blockIdx.x * WARPS * 16, hv = blockIdx.y;
+  Chunks<WARPS, STAGES, WARPS * 32> chunks(flashcore::shared_memory(), p, hv, v0);
+  if (!chunks.there()) return;
+  chunks.begin();
+
+  float S[16][4];
+  const float* const start = chunks.start();
+#pragma unroll
+  for (int j = 0; j < 16; ++j) load_state(S[j], start, v0 + warp * 16, j, lane);
+
+#pragma unroll 1
+  for (int chunk = 0; chunk < chunks.count; ++chunk) {
+    Stage<WARPS>& stage = chunks.next(chunk);
+    uint32_t before[8][4], R[4][4], plain[4][4];
+    const float kept = stage.prepared.in[CHUNK - 1];
+#pragma unroll
+    for (int step = 0; step < 8; ++step) as_left(before[step], S[2 * step], S[2 * step + 1]);
+#pragma unroll
+    for (int j = 0; j < 16; ++j)
+#pragma unroll
+      for (int c = 0; c < 4; ++c) S[j][c] *= kept;
+    tokens<WARPS, 0>(stage, before, S, R, plain, p.scale, warp, lane);
+    tokens<WARPS, 1>(stage, before, S, R, plain, p.scale, warp, lane);
+    tokens<WARPS, 2>(stage, before, S, R, plain, p.scale, warp, lane);
+    tokens<WARPS, 3>(stage, before, S, R, plain, p.scale, warp, lane);
+    __syncwarp();  // the outputs of this warp's rows lie in the tile: 32 bytes of each token
+#pragma unroll
+    for (int i = 0; i < CHUNK * 2; i += 32) chunks.put(stage, chunk, (i + lane) / 2, warp * 2 + lane % 2);
+  }
+
+  if (!chunks.last) return;
+#pragma unroll
+  for (int j = 0; j < 16; ++j) store_state(chunks.end(), S[j], v0 + warp * 16, j, lane);
+}
+
+}  // namespace gdn

@@ -1,0 +1,436 @@
+"""The flashcore kernels on a CPU (emulated/): fragments, swizzles, masks, splits and merges against float64.
+
+What ptxas, memory and timing make of them is for a GPU to say. Lanes that read the wrong partner, a wait or a barrier
+too little, and rows that share a maximum show here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import re
+import shutil
+import subprocess
+
+import helpers
+import oracle
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gdn_cli import check, machine, registry, tuned
+
+FWD = helpers.OURS / "attention_fwd"
+HERE = helpers.TESTS / "emulated"
+REGISTRY = registry.load()
+V4 = REGISTRY.find("attention_fwd/flashcore-v4")
+CAUSAL = REGISTRY.find("attention_fwd_causal/flashcore-v4-causal")
+FIELDS = ("rows", "warps", "tiles", "keys", "stages", "splits")
+
+
+def cuts_of(algo) -> list[tuple[int, ...]]:
+    """The cuts in use: those of the file that `gdn tune` writes."""
+    rows = tuned.parse(algo.tune, (algo.folder / algo.tune.file).read_text())
+    return [tuple(row.constants[name] for name in FIELDS) for row in rows]
+
+
+USUAL = (64, 8, 1, 64, 2, 2)
+# the cuts in use, and each way to cut once more: one part and many, one row group and many, more stages than steps
+CUTS = sorted({
+    *cuts_of(V4), *cuts_of(CAUSAL), USUAL,
+    (64, 4, 1, 64, 1, 1), (64, 4, 1, 32, 3, 1), (32, 4, 2, 32, 2, 2), (64, 4, 1, 32, 2, 4), (128, 8, 2, 64, 3, 2),
+})  # fmt: skip
+
+DRIVER = """
+#include <cstdint>
+@INCLUDES@
+using namespace flashcore;
+@BEGIN@
+extern "C" int attend(int rung, int causal, const int* cut, int mode, void** t, int S, int heads, int only) {
+  const Problem p{(__half*)t[0], (__half*)t[1], (__half*)t[2], (__half*)t[3], S};
+  const auto blocks = [&](int rows) { return uint32_t(S + rows - 1) / rows; };
+  emulated::mode = mode;
+  const uint32_t h = heads;
+  @BODY@
+  return 1;
+}
+"""
+SIMPLE = """
+  if (rung == @N@)
+    return emulated::launch({blocks(@ROWS@), h, 1}, @THREADS@, @SHARED@, 1, [&] { flashcore_v@N@(p); },
+                            [&](dim at) { return only < 0 || int(at.x) == only; }), 0;
+"""
+SPLIT = """
+template <typename C, bool CAUSAL>
+int split(const Problem& p, uint32_t blocks, uint32_t heads, int only) {
+  const dim grid = CAUSAL ? dim{@SPLITS@, heads, blocks} : dim{@SPLITS@, blocks, heads};
+  emulated::launch(grid, C::THREADS, C::shared(@SPLITS@), @SPLITS@, [&] { flashcore_v4<C, CAUSAL>(p); },
+                   [&](dim at) { return only < 0 || int(CAUSAL ? blocks - 1 - at.z : at.y) == only; });
+  return 0;
+}
+"""
+CUT = """
+  if (std::equal(cut, cut + 6, (const int[]){@CUT@}))
+    return (causal ? split<Cut<@CUT@>, true> : split<Cut<@CUT@>, false>)(p, blocks(@ROWS@), h, only);
+"""
+
+
+def compiled(folder, rung: str, begin: str, body: str, *flags: str):
+    """A library of one rung's attention.cuh, and the address of its `attend`."""
+    for file in ("flashcore-v1/problem.cuh", f"{rung}/attention.cuh"):
+        shutil.copy(FWD / file, folder)
+    text = DRIVER.replace("@INCLUDES@", '#include "attention.cuh"').replace("@BEGIN@", begin).replace("@BODY@", body)
+    (folder / "driver.cpp").write_text(text)
+    command = [machine.cxx(), "-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-I", HERE, *flags, "-o", "driver.so"]
+    subprocess.run([*command, "driver.cpp"], cwd=folder, check=True)
+    return ctypes.CDLL(str(folder / "driver.so"))
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """library("v1"), ...: "v4" as on sm_90, "v4-sm80" as on a GPU without clusters."""
+    if machine.cxx() is None:
+        pytest.skip("no C++ compiler here")
+
+    @functools.cache
+    def of(name: str):
+        folder = tmp_path_factory.mktemp(name)
+        if not name.startswith("v4"):
+            n = name[1:]
+            shared = "V3_SHARED" if n == "3" else "0"
+            threads = "V1_ROWS" if n == "1" else f"V{n}_THREADS"
+            body = SIMPLE.replace("@SHARED@", shared).replace("@THREADS@", threads)
+            body = body.replace("@ROWS@", f"V{n}_ROWS").replace("@N@", n)
+            return compiled(folder, f"flashcore-v{n}", "", body)
+        arch, splits = ("800", "1") if name == "v4-sm80" else ("900", "C::SPLITS")
+        body = "".join(
+            CUT.replace("@CUT@", ", ".join(map(str, cut))).replace("@ROWS@", str(cut[0]))
+            for cut in (CUTS if arch == "900" else [USUAL])
+        )
+        begin = "#include <algorithm>\n" + SPLIT.replace("@SPLITS@", splits)
+        return compiled(folder, "flashcore-v4", begin, body, f"-D__CUDA_ARCH__={arch}")
+
+    return of
+
+
+PLAIN, EARLY, REVERSED = 0, 1, 2  # emulated::Mode
+MODES = (PLAIN, EARLY, REVERSED, EARLY | REVERSED)
+
+
+def attend(library, rung: str, given, cut=USUAL, causal=False, mode=PLAIN, only=-1) -> torch.Tensor:
+    """The output, [heads, S, 64]; NaN where nothing was written, which the guard behind it must stay."""
+    heads, S, _ = given[0].shape
+    guard = 4096
+    flat = torch.full((heads * S * 64 + guard,), float("nan"), dtype=torch.float16)
+    table = (ctypes.c_void_p * 4)(*(x.data_ptr() for x in (*given, flat)))
+    numbers = (ctypes.c_int * 6)(*cut)
+    assert library(rung).attend(int(rung[1]), int(causal), numbers, mode, table, S, heads, only) == 0
+    assert flat[-guard:].isnan().all(), "a write behind the output"
+    return flat[:-guard].view(heads, S, 64)
+
+
+def draw(S: int, heads: int = 1, seed: int = 0) -> list[torch.Tensor]:
+    g = torch.Generator().manual_seed(seed * 10000 + S)
+    return [torch.randn(heads, S, 64, generator=g).half() for _ in range(3)]
+
+
+def exact(given, rows=slice(None), causal=False) -> torch.Tensor:
+    """softmax(q k^T / 8) v of some rows in float64, [heads, rows, 64]; the oracle's formula, a matrix at a time."""
+    q, k, v = (x.double() for x in given)
+    s = q[:, rows] @ k.mT / 8
+    if causal:
+        at = torch.arange(k.shape[1], device=k.device)
+        s.masked_fill_(at[None, :] > at[rows][:, None], float("-inf"))
+    p = (s - s.amax(dim=-1, keepdim=True)).exp_()
+    return p @ v / p.sum(dim=-1, keepdim=True)
+
+
+def error(x: torch.Tensor, right: torch.Tensor) -> float:
+    """Relative Frobenius error; NaN where anything is."""
+    return float((x.double() - right).norm() / right.norm())
+
+
+# rounding the output to float16 is 2e-4; v3 and v4 also round the probabilities
+LIMIT = {"v1": 2.5e-4, "v2": 2.5e-4, "v3": 3.5e-4, "v4": 3.5e-4}
+RUNGS = list(LIMIT)
+LENGTHS = (1, 15, 16, 17, 63, 64, 65, 127, 128, 511, 512, 513, 1000)
+
+
+def test_exact_is_the_oracle():
+    for op, causal in (("attention_fwd", False), ("attention_fwd_causal", True)):
+        q, k, v = oracle.inputs(op, seq_len=9, heads=2)
+        right = torch.from_numpy(getattr(oracle, op)(q, k, v)[0])
+        assert error(exact([x[0] for x in (q, k, v)], causal=causal), right) < 1e-14
+
+
+@pytest.mark.parametrize("S", LENGTHS)
+@pytest.mark.parametrize("rung", RUNGS)
+def test_lengths(library, rung, S):
+    given = draw(S)
+    assert error(attend(library, rung, given), exact(given)) < LIMIT[rung]
+
+
+@pytest.mark.parametrize("rung, rows", [("v1", 32), ("v2", 32), ("v3", 64), ("v4", 64)])
+def test_4096_by_its_last_block_of_rows(library, rung, rows):
+    """The whole walk over the keys; all blocks would take minutes here."""
+    S = 4096
+    given, last = draw(S), (S - 1) // rows
+    found = attend(library, rung, given, only=last)[:, last * rows :]
+    assert error(found, exact(given, slice(last * rows, None))) < LIMIT[rung]
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 7])
+def test_every_batch_and_head_is_its_own(library, rung, batch_size):
+    given = draw(17, 8 * batch_size)
+    assert error(attend(library, rung, given), exact(given)) < LIMIT[rung]
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("cut", CUTS, ids=lambda cut: "x".join(map(str, cut)))
+def test_every_cut(library, cut, causal):
+    """Less than a step, whole steps, and a split that is left without keys."""
+    for S in (1, 65, 200):
+        given = draw(S)
+        assert error(attend(library, "v4", given, cut, causal), exact(given, causal=causal)) < LIMIT["v4"], S
+
+
+@pytest.mark.parametrize("S", LENGTHS)
+def test_causal_lengths(library, S):
+    given, cut = draw(S), tuned_cut(CAUSAL, S)
+    assert error(attend(library, "v4", given, cut, causal=True), exact(given, causal=True)) < LIMIT["v4"]
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("S, heads", [(S, heads) for S in (16, 65, 128) for heads in (8, 24)])
+def test_the_cut_of_each_size(library, causal, S, heads):
+    algo = CAUSAL if causal else V4
+    given = draw(S, heads)
+    found = attend(library, "v4", given, tuned_cut(algo, heads * S), causal)
+    assert error(found, exact(given, causal=causal)) < LIMIT["v4"]
+
+
+def tuned_cut(algo, size: int) -> tuple[int, ...]:
+    rows = tuned.parse(algo.tune, (algo.folder / algo.tune.file).read_text())
+    return tuple(tuned.at(tuned.nearest(rows, 132), size).constants[name] for name in FIELDS)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("rung, cut", [("v2", USUAL), ("v3", USUAL), *(("v4", cut) for cut in CUTS)])
+def test_the_order_of_threads_and_of_copies_changes_nothing(library, rung, cut, mode):
+    """A barrier or a wait too little shows as a bit that depends on who was first."""
+    given = draw(200)
+    assert torch.equal(attend(library, rung, given, cut, mode=mode), attend(library, rung, given, cut))
+
+
+def test_before_sm_90_the_same_code_splits_nothing(library):
+    given = draw(130)
+    assert error(attend(library, "v4-sm80", given), exact(given)) < LIMIT["v4"]
+
+
+# --- extremes -------------------------------------------------------------------------------------------------------
+
+
+def large_logits(S):
+    """Scores of up to 1e4: the two nearest are 10 apart at least, or equal."""
+    q, k, v = (torch.zeros(1, S, 64) for _ in range(3))
+    q[..., 0] = 250.0
+    k[..., 0] = (torch.arange(S) * 37 % 320).float()
+    v = draw(S)[2].float()
+    return q, k, v
+
+
+def equal_logits(S):
+    q, k, v = draw(S)
+    return q, k[:, :1].expand(k.shape), v
+
+
+def equal_large_logits(S):
+    """All scores are 16 * 65504^2 * 4: the rounding of that alone is an exponent of thousands."""
+    _, _, v = draw(S)
+    return torch.full((1, S, 64), 65504.0), torch.full((1, S, 64), 65504.0), v
+
+
+def one_hot(S):
+    q, k, v = draw(S)
+    q[:, 3 % S] = 0
+    q[:, 3 % S, 5] = 60000.0
+    k[:, 7 % S, 5] = 60000.0
+    return q, k, v
+
+
+def rising(S):
+    """Every key beats all before it: the maximum moves at each step, for each row."""
+    q, k, v = draw(S)
+    q[..., 0], k[..., 0] = 30.0, torch.arange(S) * 0.1
+    return q, k, v
+
+
+def widest_values(S):
+    """v at both ends of float16, and all at one end in the first columns: sums that must not leave float16."""
+    q, k, v = draw(S)
+    v = torch.where(v > 0, 65504.0, -65504.0)
+    v[..., :8] = 65504.0
+    return q, k, v
+
+
+def rounded_up(S):
+    """All probabilities but one are just above 0.5 + 2^-12, and rounded up: their sum of v is 5e-4 too much."""
+    q, k, v = (torch.zeros(1, S, 64) for _ in range(3))
+    score = 8 * math.log(0.5 + 2.0**-12 + 2.0**-18)
+    first = torch.tensor(score).half().float()
+    q[..., 0], q[..., 1] = 1.0, 2.0**-6
+    k[:, 1:, 0], k[:, 1:, 1] = first, (score - first) * 2**6
+    return q, k, v + 65504.0
+
+
+def smallest(S):
+    return tuple(torch.where(x > 0, 2.0**-24, -(2.0**-24)) for x in draw(S))
+
+
+EXTREMES = [large_logits, equal_logits, equal_large_logits, one_hot, rising, widest_values, rounded_up, smallest]
+
+
+def good_enough(found: torch.Tensor, right: torch.Tensor) -> bool:
+    """Finite where the float64 result fits float16, and near it; below its subnormals, to half a unit of them."""
+    assert right.abs().max() < 65504 + 1e-6
+    half_a_unit = float((found.double() - right).abs().max()) <= 2.0**-25 * 1.001
+    return bool(found.isfinite().all()) and (half_a_unit or error(found, right) < 1e-3)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("make", EXTREMES, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("rung", RUNGS)
+def test_extremes(library, rung, make, causal):
+    if causal and rung != "v4":
+        return
+    for S in (17, 200):
+        given = [x.half().contiguous() for x in make(S)]
+        found, right = attend(library, rung, given, causal=causal), exact(given, causal=causal)
+        assert good_enough(found, right), S
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_scores_that_float32_cannot_tell_apart_stay_finite(library, rung):
+    """Sums of +-65504^2: which of two equal ones is greater depends on the order of the sum, for anyone."""
+    q, k, v = draw(130)
+    given = [torch.where(q > 0, 65504.0, -65504.0).half(), torch.where(k > 0, 65504.0, -65504.0).half(), v]
+    found = attend(library, rung, given)
+    assert found.isfinite().all() and found.abs().max() <= v.abs().max()
+
+
+def test_a_row_without_the_sharp_key_is_left_alone(library):
+    """The maximum and the sum are a row's, not a tile's: one hot row must not push its neighbours to 0 / 0."""
+    given = [x.half() for x in one_hot(64)]
+    for rung in RUNGS:
+        found, right = attend(library, rung, given), exact(given)
+        assert max(error(found[:, i], right[:, i]) for i in range(64)) < 2e-3
+
+
+def test_the_cuts_to_try_are_those_that_fit():
+    """gdn tune tries no cut that does not compile or that sm_90 has no shared memory for."""
+    for algo in (V4, CAUSAL):
+        for c in tuned.candidates(algo)[0]:
+            row_groups = c["rows"] // (16 * c["tiles"])
+            key_groups = c["warps"] // row_groups
+            assert row_groups * key_groups == c["warps"] and c["rows"] // c["splits"] % 16 == 0
+            parts = key_groups * c["splits"]
+            shared = c["rows"] * 128 + 2 * c["stages"] * c["keys"] * key_groups * 128
+            shared += parts * c["rows"] // c["splits"] * 66 * 4 if parts > 1 else 0
+            assert shared <= 227 * 1024
+
+
+@pytest.mark.skipif(machine.cuda_home() is None, reason="no nvcc here")
+def test_the_cuts_in_use_compile_without_spills(tmp_path):
+    for file in ("flashcore-v1/problem.cuh", "flashcore-v3/ptx.cuh", "flashcore-v4/cluster.cuh"):
+        shutil.copy(FWD / file, tmp_path)
+    shutil.copy(FWD / "flashcore-v4" / "attention.cuh", tmp_path)
+    kernels = [(cut, causal) for algo, causal in ((V4, "false"), (CAUSAL, "true")) for cut in set(cuts_of(algo))]
+    one = "template __global__ void flashcore_v4<Cut<{}>, {}>(const __grid_constant__ Problem);\n"
+    text = "".join(one.format(", ".join(map(str, cut)), causal) for cut, causal in kernels)
+    (tmp_path / "cuts.cu").write_text('#include "attention.cuh"\nnamespace flashcore {\n' + text + "}\n")
+    nvcc = machine.cuda_home() / "bin" / "nvcc"
+    done = subprocess.run(
+        [nvcc, "-std=c++17", "-O2", "-arch=sm_90a", "-Xptxas", "-v", "-cubin", "-o", "cuts.cubin", "cuts.cu"],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    spilled = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr + done.stdout)
+    assert spilled == [("0", "0")] * len(kernels)
+
+
+# --- on a GPU, with its own arithmetic --------------------------------------------------------------------------------
+
+ON_GPU = [
+    a for op in ("attention_fwd", "attention_fwd_causal") for a in REGISTRY.of(op) if a.name.startswith("flashcore")
+]
+on_gpu = pytest.mark.parametrize("algo", [pytest.param(a, id=a.full_name) for a in ON_GPU])
+gpu = pytest.mark.gpu
+
+
+@functools.cache
+def built(full_name: str):
+    return helpers.built(full_name, "cuda")
+
+
+def on_device(algo, given) -> torch.Tensor:
+    """The algo's output for [B, 8, S, 64] on the GPU; its inputs must stay as they are."""
+    if (place := machine.place(algo, "cuda")).mode is None:
+        pytest.skip(f"{algo.full_name}: {place.reason}")
+    op, kernel = built(algo.full_name)
+    B, _, S, _ = given[0].shape
+    outputs, before = check.allocate(op, {"batch_size": B, "seq_len": S}, "cuda"), [x.clone() for x in given]
+    kernel(given, outputs)
+    assert all(torch.equal(x, was) for x, was in zip(given, before, strict=True))
+    return outputs[0]
+
+
+def drawn(B: int, S: int) -> list[torch.Tensor]:
+    g = torch.Generator("cuda").manual_seed(B * 10000 + S)
+    return [torch.randn(B, 8, S, 64, generator=g, device="cuda").half() for _ in range(3)]
+
+
+def right_of(given, causal: bool) -> torch.Tensor:
+    """exact, a batch entry at a time: 8 heads of 4096 rows are a gigabyte of scores."""
+    return torch.stack([exact(entry, causal=causal) for entry in zip(*given, strict=True)])
+
+
+@gpu
+@pytest.mark.parametrize("S", [*LENGTHS, 4096])
+@on_gpu
+def test_gpu_lengths_and_batches_are_no_worse_than_pytorchs(algo, S):
+    causal = algo.op == "attention_fwd_causal"
+    slack = 1.02 if S >= 128 else 1.1  # which way single roundings fell: more in a few thousand elements
+    for B in (1, 2, 3, 7):
+        given = drawn(B, S)
+        found, right = on_device(algo, given), right_of(given, causal)
+        theirs = error(F.scaled_dot_product_attention(*given, is_causal=causal), right)
+        mine = error(found, right)
+        assert mine < 2e-3 and mine <= slack * theirs + 1e-6, (B, mine, theirs)
+
+
+@gpu
+@pytest.mark.parametrize("make", EXTREMES, ids=lambda make: make.__name__)
+@on_gpu
+def test_gpu_extremes(algo, make):
+    causal = algo.op == "attention_fwd_causal"
+    for S in (17, 200, 512, 1000):
+        given = [x.half().expand(8, -1, -1)[None].contiguous().cuda() for x in make(S)]
+        assert good_enough(on_device(algo, given), right_of(given, causal)), S
+
+
+@gpu
+@on_gpu
+def test_gpu_one_launch_and_nothing_allocated(algo):
+    given = drawn(1, 512)
+    on_device(algo, given)
+    op, kernel = built(algo.full_name)
+    outputs = check.allocate(op, {"batch_size": 1, "seq_len": 512}, "cuda")
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        kernel(given, outputs)
+        torch.cuda.synchronize()
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    assert len([e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]) == 1

@@ -1,0 +1,228 @@
+"""cuda-chunk's kernels on a CPU (emulated/): fragments, swizzles, the inverse, ends of sequences, against float64."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+
+import helpers
+import numpy as np
+import oracle
+import pytest
+import torch
+
+from gdn_cli import machine
+
+HERE = helpers.TESTS / "emulated"
+FOLDER = helpers.OURS / "gdn_prefill" / "cuda-chunk"
+
+DRIVER = """
+#include "prepare.cuh"
+#include "segments.cuh"
+using namespace gdn;
+uint32_t parts(const Prefill& p) {
+  return p.segment ? p.cu_seqlens[p.N] / (p.segment * CHUNK) + p.N : p.N;
+}
+template <int WARPS, int STAGES>
+void transfer(const Prefill& p) {
+  emulated::launch({uint32_t(2 * D / 16 / WARPS), uint32_t(p.HV), parts(p)}, WARPS * 32, state_shared<WARPS, STAGES>(), 1,
+                   [&] { gdn_prefill_transfer<WARPS, STAGES>(p); });
+  emulated::launch({D / 16, uint32_t(p.HV), uint32_t(p.N)}, SCAN_THREADS, sizeof(ScanShared), 1,
+                   [&] { gdn_prefill_scan(p); });
+}
+template <int WARPS, int STAGES>
+void state(const Prefill& p) {
+  emulated::launch({uint32_t(D / 16 / WARPS), uint32_t(p.HV), parts(p)}, WARPS * 32, state_shared<WARPS, STAGES>(),
+                   1, [&] { gdn_prefill_state<WARPS, STAGES>(p); });
+}
+template <int STAGES>
+void split(const Prefill& p) {
+  emulated::launch({D / 16, uint32_t(p.HV), parts(p)}, SPLIT_THREADS, split_shared<STAGES>(), 1,
+                   [&] { gdn_prefill_split<STAGES>(p); });
+}
+extern "C" int prefill(int warps, int mode, int members, int segment, void** t, float scale, int H, int HV, int N, int T) {
+  using bf = __nv_bfloat16;
+  const Prefill p{(bf*)t[0], (bf*)t[1], (bf*)t[2], (float*)t[3], (float*)t[4], (bf*)t[5], (float*)t[6], (bf*)t[7],
+                  (int64_t*)t[8], (bf*)t[9], (float*)t[10], (char*)t[11], (float*)t[12],
+                  (float*)t[13], scale, H, HV, N, segment};
+  emulated::mode = mode;
+  emulated::launch({uint32_t(T / CHUNK + N), uint32_t(H), uint32_t(members)}, PREPARE_THREADS, sizeof(PrepareShared), 1,
+                   [&] { gdn_prefill_prepare(p); });
+  if (segment && warps < 4) transfer<4, 2>(p);
+  else if (segment) transfer<8, 3>(p);
+  if (warps == 0) split<3>(p);
+  else if (warps == 1) state<1, 3>(p);
+  else if (warps == 2) state<2, 2>(p);
+  else if (warps == 4) state<4, 3>(p);
+  else if (warps == 8) state<8, 2>(p);
+  else return 1;
+  return 0;
+}
+extern "C" int prepared_bytes() { return sizeof(Prepared); }
+"""
+
+
+def without(source: str, *functions: str) -> str:
+    """The source without these functions, which emulated/ has."""
+    for name in functions:
+        source, n = re.subn(rf"__device__ __forceinline__ [\w:]+ {name}\(.*?\n}}\n", "", source, flags=re.S)
+        assert n == 1, name
+    return source
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    if machine.cxx() is None:
+        pytest.skip("no C++ compiler here")
+    folder = tmp_path_factory.mktemp("chunk")
+    for file in ("prepare.cuh", "state.cuh", "split.cuh", "segments.cuh"):
+        shutil.copy(FOLDER / file, folder)
+    chunk = without((FOLDER / "chunk.cuh").read_text(), "mma", "transposed")
+    assert "asm" not in chunk
+    (folder / "chunk.cuh").write_text(chunk.replace('#include "ptx.cuh"', '#include "bf16.cuh"'))
+    import test_emulated
+
+    decode = test_emulated.without_ptx((helpers.OURS / "gdn_decode" / "cuda-v5" / "decode.cuh").read_text())
+    (folder / "decode.cuh").write_text(decode)
+    (folder / "driver.cpp").write_text(DRIVER)
+    command = [
+        machine.cxx(),
+        "-std=c++17",
+        "-O1",
+        "-w",
+        "-fPIC",
+        "-shared",
+        "-I",
+        HERE,
+        "-o",
+        "driver.so",
+        "driver.cpp",
+    ]
+    subprocess.run(command, cwd=folder, check=True)
+    return ctypes.CDLL(str(folder / "driver.so"))
+
+
+def inputs(lengths, H, HV, *, seed=0, state_scale=1.0):
+    draw = torch.Generator().manual_seed(seed)
+    T, N = sum(lengths), len(lengths)
+    q, k = (torch.nn.functional.normalize(torch.randn(T, H, 128, generator=draw), dim=-1).bfloat16() for _ in range(2))
+    v = torch.randn(T, HV, 128, generator=draw).bfloat16()
+    state = torch.randn(N, HV, 128, 128, generator=draw) * state_scale
+    A_log, dt_bias = (torch.randn(HV, generator=draw) for _ in range(2))
+    a, b = (torch.randn(T, HV, generator=draw).bfloat16() for _ in range(2))
+    cu = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int64)
+    return [q, k, v, state, A_log, a, dt_bias, b, cu]
+
+
+def prefill(library, warps, given, scale=0.1, mode=0, members=1, segment=0, in_place=False):
+    q, k, v, state, A_log, a, dt_bias, b, cu = given
+    T, N, H, HV = q.shape[0], len(cu) - 1, q.shape[1], v.shape[1]
+    output, state = torch.full_like(v, float("nan")), state.clone()
+    new_state = state if in_place else torch.full_like(state, float("nan"))
+    prepared = torch.full(((T // 64 + N) * HV, library.prepared_bytes()), 255, dtype=torch.uint8)
+    segments = T // (64 * segment) + N if segment else 0
+    ends, transfers = (torch.full((segments, HV, 128, 128), float("nan")) for _ in range(2))
+    pointers = [q, k, v, state, A_log, a, dt_bias, b, cu, output, new_state, prepared, ends, transfers]
+    table = (ctypes.c_void_p * len(pointers))(*(x.data_ptr() for x in pointers))
+    assert library.prefill(warps, mode, members, segment, table, ctypes.c_float(scale), H, HV, N, T) == 0
+    return output, new_state
+
+
+def error(x, right):
+    return float(np.linalg.norm(x.double().numpy() - right) / np.linalg.norm(right))
+
+
+def right(given, scale=0.1):
+    return oracle.gdn_prefill(*given, scale)
+
+
+def close(found, expected):
+    """bf16 goes into every product: FlashInfer's and flash-linear-attention's errors are 3e-3 to 5e-3."""
+    return error(found[0], expected[0]) < 4.5e-3 and error(found[1], expected[1]) < 4.5e-3
+
+
+SPLIT = 0  # four warps share 16 rows
+CUTS = [SPLIT, 1, 2, 4, 8]
+MODES = [0, 1, 2, 3]  # which warp is ahead, and when copies land
+
+
+@pytest.mark.parametrize("warps", CUTS)
+def test_every_cut(library, warps):
+    given = inputs([64, 33], 1, 2)
+    expected = right(given)
+    for mode in MODES if warps in (SPLIT, 2) else (0,):
+        assert close(prefill(library, warps, given, mode=mode), expected)
+
+
+@pytest.mark.parametrize("warps", [SPLIT, 8])
+@pytest.mark.parametrize("lengths", [[1], [15], [16], [17], [63], [65], [129, 0, 3, 64, 70, 0], [0]])
+def test_lengths(library, warps, lengths):
+    given = inputs(lengths, 1, 1)
+    output, new_state = prefill(library, warps, given, mode=3)
+    expected_output, expected_state = right(given)
+    assert error(new_state, expected_state) < 4.5e-3
+    assert sum(lengths) == 0 or error(output, expected_output) < 4.5e-3
+    for n, length in enumerate(lengths):
+        assert length or torch.equal(new_state[n], given[3][n]), "an empty sequence keeps its state to the bit"
+
+
+def test_heads_and_a_large_state(library):
+    given = inputs([70, 5], 2, 6, state_scale=1e3)
+    expected = right(given)
+    for members, mode in ((1, 0), (1, 2), (2, 2), (3, 0)):
+        assert close(prefill(library, 8, given, mode=mode, members=members), expected)
+
+
+def test_in_place(library):
+    given = inputs([70], 1, 1)
+    apart = prefill(library, SPLIT, given)
+    assert all(map(torch.equal, prefill(library, SPLIT, given, in_place=True), apart))
+
+
+# beta near 1 and no decay, where (I + A)^-1 is far from I; decay that leaves nothing, and one in front of none
+HARD = {
+    "identical keys": dict(same=1.0, A_log=-10.0, b=8.0),
+    "alternating signs": dict(same=-1.0, A_log=-10.0, b=8.0),
+    "g near 0": dict(A_log=10.0, a=10.0),
+    "g near 0, then 1": dict(A_log=10.0, a=-10.0, first=10.0),
+}
+
+
+@pytest.mark.parametrize("case", HARD)
+def test_hard_cases(library, case):
+    given = inputs([150], 1, 1)
+    _, k, _, _, A_log, a, dt_bias, b, _ = given
+    how = HARD[case]
+    dt_bias.zero_()
+    if "same" in how:
+        k[:] = k[:1]
+        k[1::2] *= how["same"]
+    A_log[:] = how["A_log"]
+    a[:] = how.get("a", 0.0)
+    a[::50] = how.get("first", how.get("a", 0.0))
+    b[:] = how.get("b", 0.0)
+    assert close(prefill(library, SPLIT, given), right(given))
+
+
+def test_chunks_far_from_the_first(library):
+    given = inputs([1100], 1, 1)
+    given[4][:] = -10.0  # nothing is forgotten
+    assert close(prefill(library, 8, given), right(given))
+
+
+@pytest.mark.parametrize("warps", [SPLIT, 8])
+@pytest.mark.parametrize("lengths", [[200, 64, 0, 128, 300], [129], [128]])
+def test_segments(library, warps, lengths):
+    given = inputs(lengths, 1, 1, state_scale=10.0)
+    given[4][:] = -3.0  # slow decay: what is before a segment counts behind it
+    expected = right(given)
+    for segment, mode in ((1, 2), (2, 1)):
+        assert close(prefill(library, warps, given, segment=segment, mode=mode), expected)
+
+
+def test_a_segment_for_all_is_no_segment(library):
+    given = inputs([200, 70], 1, 2)
+    whole = prefill(library, SPLIT, given)
+    assert all(map(torch.equal, prefill(library, SPLIT, given, segment=100), whole))
