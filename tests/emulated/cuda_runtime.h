@@ -1,16 +1,24 @@
-// A CUDA that runs on a CPU, for tests: enough of the language and its intrinsics for kernels without shared memory.
+// A CUDA that runs on a CPU, for tests: enough of the language and its intrinsics for the kernels here.
 //
-// Each lane of a warp is a fiber. A shuffle is the only place where lanes wait for each other: a lane leaves its value
-// and lets the next one run, and reads its partner's once all have been there. Lanes that shuffle in a different order
-// therefore read nonsense here, as they would on a GPU.
+// Each thread is a fiber; all threads of a cluster are alive together and run one after the other until they wait:
+// for their warp (shuffles, matrix instructions, __syncwarp), their CTA (__syncthreads) or their cluster. What a warp
+// does together is done by the lane that arrives last. A warp runs as far ahead of the others as it can, so one that
+// waits too little reads what is not there yet, or writes over what is still read: shared memory is NaN at first, and
+// `mode` varies which warp is ahead and when asynchronous copies land. Threads that do not
+// all reach a barrier, lanes that meet in different instructions and writes behind the end of shared memory end the
+// process with a message.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #define __CUDACC__ 1
@@ -19,61 +27,211 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __grid_constant__
+#define __shared__ static  // of fixed size: one CTA at a time, then
 
 struct uint2 { uint32_t x, y; };
-struct uint4 { uint32_t x, y, z, w; };
+struct alignas(16) uint4 { uint32_t x, y, z, w; };
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
 struct dim { uint32_t x, y, z; };
+inline float2 make_float2(float x, float y) { return {x, y}; }
 
 namespace emulated {
 
-inline thread_local dim thread, block;
-inline ucontext_t scheduler, fibers[32];
-inline uint32_t slots[2][32];
-inline int lane, shuffles[32];
-inline std::function<void()> body;
+enum Mode { PLAIN = 0, EARLY = 1, REVERSED = 2 };  // EARLY: copies land when they are asked for, else when waited for
+inline int mode = PLAIN;
 
-inline void enter() { body(); }
-
-inline uint32_t exchange(uint32_t value, int from) {
-  const int me = lane, turn = shuffles[me]++ % 2;
-  slots[turn][me] = value;
-  swapcontext(&fibers[me], &scheduler);  // the others leave theirs
-  return slots[turn][from];
+[[noreturn]] inline void fail(const char* what) {
+  std::fprintf(stderr, "emulated: %s\n", what);
+  std::abort();
 }
 
-// Runs `kernel` for every thread of the grid, warp after warp.
-inline void launch(uint32_t blocks, uint32_t threads, const std::function<void()>& kernel) {
-  static std::vector<std::vector<char>> stacks(32, std::vector<char>(256 * 1024));
-  body = kernel;
-  for (block.x = 0; block.x < blocks; ++block.x) {
-    for (uint32_t warp = 0; warp < threads / 32; ++warp) {
-      bool running[32];
-      for (int i = 0; i < 32; ++i) {
-        getcontext(&fibers[i]);
-        fibers[i].uc_stack.ss_sp = stacks[i].data(), fibers[i].uc_stack.ss_size = stacks[i].size();
-        fibers[i].uc_link = &scheduler;
-        makecontext(&fibers[i], enter, 0);
-        running[i] = true, shuffles[i] = 0;
-      }
-      for (bool any = true; any;) {
-        any = false;
-        for (lane = 0; lane < 32; ++lane) {
-          if (!running[lane]) continue;
-          const int before = shuffles[lane];
-          thread.x = warp * 32 + lane;
-          swapcontext(&scheduler, &fibers[lane]);
-          running[lane] = shuffles[lane] != before;  // it came back from a shuffle; else it is at its end
-          any |= running[lane];
+struct Barrier {
+  int expected, arrived = 0;
+  unsigned generation = 0;
+};
+
+struct Cta {
+  std::vector<char> memory;
+  char* base = nullptr;  // 128-byte aligned, in memory; GUARD bytes stand behind its `bytes`
+  size_t bytes = 0;
+  int running = 0;
+  Barrier barrier{0};
+};
+
+struct Lane {  // what a lane brings to its warp's instruction, and takes from it
+  const void* instruction;
+  uint32_t in[10], out[4];
+  int from;
+};
+
+struct Warp {
+  Barrier barrier{32};
+  Lane lanes[32];
+};
+
+struct Copy { void* to; const void* from; };
+
+struct Fiber {
+  jmp_buf here;
+  ucontext_t context;
+  std::vector<char> stack;
+  bool started, done;
+  Barrier* waits;
+  unsigned generation, cluster_generation;
+  dim thread, block;
+  int lane;
+  Warp* warp;
+  Cta* cta;
+  std::vector<std::vector<Copy>> copies;  // the last is the open group
+};
+
+constexpr size_t GUARD = 64;
+constexpr uint32_t FIRST_ADDRESS = 1024;  // of shared memory, as on sm_90
+
+inline dim grid;
+inline std::vector<std::unique_ptr<Fiber>> fibers;
+inline std::vector<Cta> ctas;  // of the running cluster
+inline Barrier cluster_barrier{0};
+inline Fiber* me;
+inline jmp_buf scheduler;
+inline std::function<void()> body;
+
+__attribute__((noinline)) inline void yield() {
+  if (_setjmp(me->here) == 0) _longjmp(scheduler, 1);
+}
+
+inline void enter() {
+  body();
+  me->done = true;
+  --me->cta->running;
+  _longjmp(scheduler, 1);
+}
+
+__attribute__((noinline)) inline void resume(Fiber* fiber) {
+  me = fiber;
+  if (_setjmp(scheduler) != 0) return;
+  if (me->started) _longjmp(me->here, 1);
+  me->started = true;
+  setcontext(&me->context);
+}
+
+inline unsigned arrive(Barrier& barrier) {
+  const unsigned generation = barrier.generation;
+  if (++barrier.arrived == barrier.expected) barrier.arrived = 0, ++barrier.generation;
+  return generation;
+}
+inline void wait(Barrier& barrier, unsigned generation) {
+  if (barrier.generation != generation) return;
+  me->waits = &barrier, me->generation = generation;
+  yield();
+}
+
+// `work(lanes)` once for the warp, by its last lane, from every Lane::in to every Lane::out. `instruction` tells which.
+template <typename Work>
+Lane& together(const void* instruction, const Work& work) {
+  Warp& warp = *me->warp;
+  Lane& mine = warp.lanes[me->lane];
+  mine.instruction = instruction;
+  if (warp.barrier.arrived == 31) {
+    for (const Lane& lane : warp.lanes)
+      if (lane.instruction != instruction) fail("lanes of a warp meet in different instructions");
+    work(warp.lanes);
+  }
+  wait(warp.barrier, arrive(warp.barrier));
+  return mine;
+}
+
+inline uint32_t exchange(uint32_t value, int from) {
+  static const char tag = 0;
+  Lane& mine = me->warp->lanes[me->lane];
+  mine.in[0] = value, mine.from = from;
+  return together(&tag, [](Lane* lanes) {
+    for (int i = 0; i < 32; ++i) lanes[i].out[0] = lanes[lanes[i].from].in[0];
+  }).out[0];
+}
+
+// A warp runs until all of its lanes wait for others, then the next: as far ahead of them as it can be.
+inline void run_cluster() {
+  const int warps = static_cast<int>(fibers.size()) / 32;
+  for (size_t left = fibers.size(); left > 0;) {
+    bool any = false;
+    for (int i = 0; i < warps; ++i) {
+      const int warp = mode & REVERSED ? warps - 1 - i : i;
+      for (bool again = true; again;) {
+        again = false;
+        for (int lane = 0; lane < 32; ++lane) {
+          Fiber* fiber = fibers[warp * 32 + (mode & REVERSED ? 31 - lane : lane)].get();
+          if (fiber->done || (fiber->waits && fiber->waits->generation == fiber->generation)) continue;
+          fiber->waits = nullptr, again = any = true;
+          resume(fiber);
+          left -= fiber->done;
         }
       }
     }
+    if (!any) fail("a barrier that not all threads reach");
   }
+}
+
+// Runs `kernel` for every thread of the grid, cluster after cluster; a cluster is `cluster` CTAs that differ in x. Of
+// the clusters, by their first CTA, those that `wanted` takes.
+inline void launch(dim grid_, uint32_t threads, size_t shared, uint32_t cluster, const std::function<void()>& kernel,
+                   const std::function<bool(dim)>& wanted = [](dim) { return true; }) {
+  grid = grid_, body = kernel;
+  ctas.resize(cluster);
+  std::vector<Warp> warps(cluster * threads / 32);
+  while (fibers.size() < cluster * threads) {
+    fibers.push_back(std::make_unique<Fiber>());
+    fibers.back()->stack.resize(64 * 1024);
+  }
+  fibers.resize(cluster * threads);
+  for (uint32_t z = 0; z < grid.z; ++z)
+    for (uint32_t y = 0; y < grid.y; ++y)
+      for (uint32_t x = 0; x < grid.x; x += cluster) {
+        if (!wanted({x, y, z})) continue;
+        cluster_barrier = {static_cast<int>(cluster * threads)};
+        for (Warp& warp : warps) warp.barrier = {32};
+        for (Cta& cta : ctas) {
+          cta.memory.assign(shared + GUARD + 128, '\xff');  // NaN in every format
+          cta.base = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(cta.memory.data()) + 127) / 128 * 128);
+          cta.bytes = shared, cta.running = static_cast<int>(threads);
+          cta.barrier = {static_cast<int>(threads)};
+        }
+        for (uint32_t i = 0; i < cluster * threads; ++i) {
+          Fiber& f = *fibers[i];
+          getcontext(&f.context);
+          f.context.uc_stack.ss_sp = f.stack.data(), f.context.uc_stack.ss_size = f.stack.size();
+          f.context.uc_link = nullptr;
+          makecontext(&f.context, enter, 0);
+          f.started = f.done = false, f.waits = nullptr;
+          f.thread = {i % threads, 0, 0}, f.block = {x + i / threads, y, z}, f.lane = static_cast<int>(i % 32);
+          f.warp = &warps[i / 32], f.cta = &ctas[i / threads];
+          f.copies.assign(1, {});
+        }
+        run_cluster();
+        for (const Cta& cta : ctas)
+          for (size_t i = 0; i < GUARD; ++i)
+            if (cta.base[cta.bytes + i] != '\xff') fail("a write behind the end of shared memory");
+      }
+}
+inline void launch(uint32_t blocks, uint32_t threads, const std::function<void()>& kernel) {
+  launch({blocks, 1, 1}, threads, 0, 1, kernel);
 }
 
 }  // namespace emulated
 
-#define threadIdx emulated::thread
-#define blockIdx emulated::block
+#define threadIdx emulated::me->thread
+#define blockIdx emulated::me->block
+#define gridDim emulated::grid
+
+inline void __syncthreads() {
+  emulated::Barrier& barrier = emulated::me->cta->barrier;
+  emulated::wait(barrier, emulated::arrive(barrier));
+}
+inline void __syncwarp() {
+  static const char tag = 0;
+  emulated::together(&tag, [](emulated::Lane*) {});
+}
 
 template <typename A, typename B>
 B bits(A a) {
@@ -86,12 +244,14 @@ inline float __uint_as_float(uint32_t x) { return bits<uint32_t, float>(x); }
 inline uint32_t __float_as_uint(float x) { return bits<float, uint32_t>(x); }
 inline uint32_t __umulhi(uint32_t x, uint32_t y) { return static_cast<uint32_t>(static_cast<uint64_t>(x) * y >> 32); }
 inline float __fdividef(float x, float y) { return std::isinf(y) ? 0.f : x / y; }
+inline float __expf(float x) { return expf(x); }
+inline int min(int x, int y) { return x < y ? x : y; }
 template <typename T>
 T __ldg(const T* p) { return *p; }
 
 inline float __shfl_xor_sync(uint32_t, float x, int mask) {
-  return __uint_as_float(emulated::exchange(__float_as_uint(x), emulated::lane ^ mask));
+  return __uint_as_float(emulated::exchange(__float_as_uint(x), emulated::me->lane ^ mask));
 }
 inline float __shfl_sync(uint32_t, float x, int from, int width = 32) {
-  return __uint_as_float(emulated::exchange(__float_as_uint(x), emulated::lane / width * width + from % width));
+  return __uint_as_float(emulated::exchange(__float_as_uint(x), emulated::me->lane / width * width + from % width));
 }

@@ -1,0 +1,19 @@
+// What flashcore-v4/cluster.cuh says in PTX, on the CPU of cuda_runtime.h.
+#pragma once
+
+#include "cuda_runtime.h"
+
+namespace flashcore {
+
+template <typename T>
+T* peer(T* p, int rank) {
+  emulated::Cta& there = emulated::ctas.at(rank);
+  if (there.running == 0) emulated::fail("a peer that has ended");
+  return reinterpret_cast<T*>(there.base + (reinterpret_cast<char*>(p) - emulated::me->cta->base));
+}
+
+inline void cluster_arrive() { emulated::me->cluster_generation = emulated::arrive(emulated::cluster_barrier); }
+inline void cluster_arrive_only() { cluster_arrive(); }
+inline void cluster_wait() { emulated::wait(emulated::cluster_barrier, emulated::me->cluster_generation); }
+
+}  // namespace flashcore

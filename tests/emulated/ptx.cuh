@@ -1,0 +1,94 @@
+// What flashcore-v3/ptx.cuh says in PTX, on the CPU of cuda_runtime.h: written from the PTX ISA's tables of fragments.
+#pragma once
+
+#include "cuda_fp16.h"
+
+namespace flashcore {
+
+inline char* shared_memory() { return emulated::me->cta->base; }
+inline uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(static_cast<const char*>(p) - emulated::me->cta->base) + emulated::FIRST_ADDRESS;
+}
+
+// The 16 bytes at an address of this CTA's shared memory.
+inline char* at(uint32_t address) {
+  const uint32_t offset = address - emulated::FIRST_ADDRESS;
+  if (offset % 16 || offset + 16 > emulated::me->cta->bytes) emulated::fail("an address outside of shared memory, or odd");
+  return emulated::me->cta->base + offset;
+}
+
+inline float half_at(const uint32_t* words, int i) {
+  return __half2float({static_cast<uint16_t>(words[i / 2] >> i % 2 * 16)});
+}
+
+template <bool TRANSPOSED>
+void matrices(uint32_t (&r)[4], uint32_t row) {
+  static const char tag = 0;
+  at(row);
+  emulated::me->warp->lanes[emulated::me->lane].in[0] = row;
+  const emulated::Lane& mine = emulated::together(&tag, [](emulated::Lane* lanes) {
+    for (int matrix = 0; matrix < 4; ++matrix) {
+      uint16_t x[8][8];
+      for (int i = 0; i < 8; ++i) std::memcpy(x[i], at(lanes[matrix * 8 + i].in[0]), 16);
+      for (int i = 0; i < 32; ++i) {
+        const int g = i / 4, t = i % 4;
+        const uint16_t low = TRANSPOSED ? x[2 * t][g] : x[g][2 * t], high = TRANSPOSED ? x[2 * t + 1][g] : x[g][2 * t + 1];
+        lanes[i].out[matrix] = low | static_cast<uint32_t>(high) << 16;
+      }
+    }
+  });
+  for (int i = 0; i < 4; ++i) r[i] = mine.out[i];
+}
+inline void load_matrices(uint32_t (&r)[4], uint32_t row) { matrices<false>(r, row); }
+inline void load_transposed(uint32_t (&r)[4], uint32_t row) { matrices<true>(r, row); }
+
+inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  static const char tag = 0;
+  emulated::Lane& mine = emulated::me->warp->lanes[emulated::me->lane];
+  for (int i = 0; i < 4; ++i) mine.in[i] = a[i], mine.in[6 + i] = __float_as_uint(d[i]);
+  mine.in[4] = b0, mine.in[5] = b1;
+  emulated::together(&tag, [](emulated::Lane* lanes) {
+    float A[16][16], B[8][16];  // B by columns
+    for (int i = 0; i < 32; ++i) {
+      const int g = i / 4, t = i % 4;
+      for (int e = 0; e < 8; ++e)  // a0 .. a7 of the PTX ISA's table
+        A[g + (e / 2 % 2) * 8][2 * t + e % 2 + (e / 4) * 8] = half_at(lanes[i].in, e);
+      for (int e = 0; e < 4; ++e) B[g][2 * t + e % 2 + (e / 2) * 8] = half_at(lanes[i].in + 4, e);
+    }
+    for (int i = 0; i < 32; ++i)
+      for (int e = 0; e < 4; ++e) {
+        const int row = i / 4 + e / 2 * 8, column = i % 4 * 2 + e % 2;
+        float sum = 0.f;
+        for (int k = 0; k < 16; ++k) sum += A[row][k] * B[column][k];
+        lanes[i].out[e] = __float_as_uint(__uint_as_float(lanes[i].in[6 + e]) + sum);
+      }
+  });
+  for (int i = 0; i < 4; ++i) d[i] = __uint_as_float(mine.out[i]);
+}
+
+inline void land(const emulated::Copy& copy) {
+  if (copy.from) std::memcpy(copy.to, copy.from, 16);
+  else std::memset(copy.to, 0, 16);
+}
+inline void copy16(uint32_t to, const void* from, bool there) {
+  const emulated::Copy copy{at(to), there ? from : nullptr};
+  if (emulated::mode & emulated::EARLY) land(copy);
+  else emulated::me->copies.back().push_back(copy);
+}
+inline void commit_copies() { emulated::me->copies.push_back({}); }
+template <int N>
+void wait_for_copies() {
+  auto& groups = emulated::me->copies;
+  while (groups.size() > N + 1) {  // the last one is not ended
+    for (const emulated::Copy& copy : groups.front()) land(copy);
+    groups.erase(groups.begin());
+  }
+}
+
+inline float exp2_approx(float x) { return exp2f(x); }
+
+inline uint32_t pack(float x, float y) {
+  return __float2half_rn(x).x | static_cast<uint32_t>(__float2half_rn(y).x) << 16;
+}
+
+}  // namespace flashcore
