@@ -7,19 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import re
-import subprocess
 
-import helpers
+import emulation
 import numpy as np
 import oracle
 import pytest
 import torch
 
-from gdn_cli import machine
-
-V5 = helpers.OURS / "gdn_decode" / "cuda-v5"
-HERE = helpers.TESTS / "emulated"
+V5 = emulation.V5
 CUTS = [
     (lanes, rows, warps)
     for lanes, rows, warps in itertools.product((8, 16, 32), (1, 2, 4, 8), (1, 2, 4, 8))
@@ -27,7 +22,7 @@ CUTS = [
 ]
 
 DRIVER = """
-#include "kernel.h"
+#include "decode.cuh"
 template <typename T, int LANES, int ROWS, int WARPS>
 void launch(const gdn::Arguments<T>& p, uint32_t heads) {
   emulated::launch(heads * (128 / (WARPS * (32 / LANES) * ROWS)), WARPS * 32,
@@ -50,30 +45,10 @@ extern "C" uint32_t divide(uint32_t n, uint32_t d) { return gdn::Divisor(d).divi
 """
 
 
-def without_ptx(source: str) -> str:
-    """The kernel with plain C++ for its few lines of PTX: loads, stores, exp2."""
-    head = "template <int BYTES, int HOW> void "
-    load = head + "load(uint32_t* w, const void* p) { std::memcpy(w, p, BYTES); }\n"
-    store = head + "store(void* p, const uint32_t* w) { std::memcpy(p, w, BYTES); }\n"
-    source, n = re.subn(r"#define GDN_LOAD.*?#undef GDN_LOAD\n", load, source, flags=re.S)
-    source, m = re.subn(r"#define GDN_STORE.*?#undef GDN_STORE\n", store, source, flags=re.S)
-    source, k = re.subn(r'asm\("ex2\.approx.*?;\n', "y = exp2f(x);\n", source)
-    assert (n, m, k) == (1, 1, 1), "decode.cuh has other PTX than this test knows"
-    assert "asm" not in source
-    return source
-
-
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    if machine.cxx() is None:
-        pytest.skip("no C++ compiler here")
-    folder = tmp_path_factory.mktemp("emulated")
-    (folder / "kernel.h").write_text(without_ptx((V5 / "decode.cuh").read_text()))
     cuts = "\n  ".join(f"CUT{cut}" for cut in CUTS)
-    (folder / "driver.cpp").write_text(DRIVER.replace("@CUTS@", cuts))
-    command = [machine.cxx(), "-std=c++17", "-O1", "-fPIC", "-shared", "-I", str(HERE), "-o", "driver.so", "driver.cpp"]
-    subprocess.run(command, cwd=folder, check=True)
-    return ctypes.CDLL(str(folder / "driver.so"))
+    return emulation.library(tmp_path_factory.mktemp("decode"), DRIVER.replace("@CUTS@", cuts), V5 / "decode.cuh")
 
 
 def inputs(B: int, H: int, HV: int, dtype=torch.float32) -> list:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import ctypes
 import re
 import shutil
-import subprocess
 
+import emulation
 import helpers
 import numpy as np
 import oracle
 import pytest
 import torch
 
-from gdn_cli import machine
-
-HERE = helpers.TESTS / "emulated"
 FOLDER = helpers.OURS / "gdn_prefill" / "cuda-chunk"
 
 DRIVER = """
@@ -27,8 +24,8 @@ uint32_t parts(const Prefill& p) {
 }
 template <int WARPS, int STAGES>
 void transfer(const Prefill& p) {
-  emulated::launch({uint32_t(2 * D / 16 / WARPS), uint32_t(p.HV), parts(p)}, WARPS * 32, state_shared<WARPS, STAGES>(), 1,
-                   [&] { gdn_prefill_transfer<WARPS, STAGES>(p); });
+  emulated::launch({uint32_t(2 * D / 16 / WARPS), uint32_t(p.HV), parts(p)}, WARPS * 32, state_shared<WARPS, STAGES>(),
+                   1, [&] { gdn_prefill_transfer<WARPS, STAGES>(p); });
   emulated::launch({D / 16, uint32_t(p.HV), uint32_t(p.N)}, SCAN_THREADS, sizeof(ScanShared), 1,
                    [&] { gdn_prefill_scan(p); });
 }
@@ -64,44 +61,17 @@ extern "C" int prepared_bytes() { return sizeof(Prepared); }
 """
 
 
-def without(source: str, *functions: str) -> str:
-    """The source without these functions, which emulated/ has."""
-    for name in functions:
-        source, n = re.subn(rf"__device__ __forceinline__ [\w:]+ {name}\(.*?\n}}\n", "", source, flags=re.S)
-        assert n == 1, name
-    return source
-
-
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    if machine.cxx() is None:
-        pytest.skip("no C++ compiler here")
     folder = tmp_path_factory.mktemp("chunk")
     for file in ("prepare.cuh", "state.cuh", "split.cuh", "segments.cuh"):
         shutil.copy(FOLDER / file, folder)
-    chunk = without((FOLDER / "chunk.cuh").read_text(), "mma", "transposed")
-    assert "asm" not in chunk
-    (folder / "chunk.cuh").write_text(chunk.replace('#include "ptx.cuh"', '#include "bf16.cuh"'))
-    import test_emulated
-
-    decode = test_emulated.without_ptx((helpers.OURS / "gdn_decode" / "cuda-v5" / "decode.cuh").read_text())
-    (folder / "decode.cuh").write_text(decode)
-    (folder / "driver.cpp").write_text(DRIVER)
-    command = [
-        machine.cxx(),
-        "-std=c++17",
-        "-O1",
-        "-w",
-        "-fPIC",
-        "-shared",
-        "-I",
-        HERE,
-        "-o",
-        "driver.so",
-        "driver.cpp",
-    ]
-    subprocess.run(command, cwd=folder, check=True)
-    return ctypes.CDLL(str(folder / "driver.so"))
+    chunk, n = re.subn(
+        r"__device__ __forceinline__ uint32_t transposed\(.*?\n}\n", "", (FOLDER / "chunk.cuh").read_text(), flags=re.S
+    )
+    assert n == 1 and "asm" not in chunk, "chunk.cuh has other PTX than emulated/matrix.cuh"
+    (folder / "chunk.cuh").write_text(chunk)
+    return emulation.library(folder, DRIVER, FOLDER / "prepare.cuh")
 
 
 def inputs(lengths, H, HV, *, seed=0, state_scale=1.0):

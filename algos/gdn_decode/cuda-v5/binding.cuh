@@ -9,45 +9,15 @@
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
 
-#include <array>
-#include <atomic>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
-#include <limits>
 #include <utility>
 
+#include "choice.cuh"
 #include "decode.cuh"
 #include "tensor.cuh"
 
 namespace gdn {
-
-// SMs of a device; asked once for each of the first 64.
-inline int sms(int device) {
-  static std::array<std::atomic<int>, 64> known{};
-  const bool kept = device >= 0 && device < 64;
-  int count = kept ? known[device].load(std::memory_order_relaxed) : 0;
-  if (count == 0) {
-    TVM_FFI_CHECK_CUDA_ERROR(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-    if (kept) known[device].store(count, std::memory_order_relaxed);
-  }
-  return count;
-}
-
-constexpr size_t ROWS_TUNED = sizeof(TUNED) / sizeof(TUNED[0]);
-
-// The row of TUNED: of the GPU whose SMs are nearest in number (the first of equals), the first that holds the size.
-inline size_t chosen(int sms, int64_t size) {
-  int nearest = std::numeric_limits<int>::max();
-  for (const Tuned& row : TUNED) {
-    if (std::abs(row.sms - sms) < std::abs(nearest - sms) || nearest == std::numeric_limits<int>::max()) nearest = row.sms;
-  }
-  size_t at = ROWS_TUNED;
-  for (size_t i = 0; i < ROWS_TUNED && at == ROWS_TUNED; ++i) {
-    if (TUNED[i].sms == nearest && size <= TUNED[i].up_to) at = i;
-  }
-  return at;
-}
 
 template <typename T, size_t I>
 void launch(const Arguments<T>& p, int64_t heads, cudaStream_t stream) {

@@ -29,22 +29,12 @@
 
 #include <cstdint>
 
+#include "access.cuh"
+#include "gates.cuh"
+
 namespace gdn {
 
 constexpr int K = 128, V = 128;
-
-// n / d for 0 <= n < 2^31 without a division: umulhi(2 n, multiplier) >> shift.
-struct Divisor {
-  uint32_t multiplier;
-  uint32_t shift;
-  explicit Divisor(uint32_t d) : shift(0) {
-    while ((uint64_t{1} << shift) < d) ++shift;
-    multiplier = static_cast<uint32_t>((uint64_t{1} << (31 + shift)) / d + 1);
-  }
-#ifdef __CUDACC__
-  __device__ uint32_t divide(uint32_t n) const { return __umulhi(2 * n, multiplier) >> shift; }
-#endif
-};
 
 // In the order of need: the constant cache is cold too, and the first line of 64 bytes has the first six.
 template <typename T>
@@ -65,58 +55,6 @@ struct Arguments {
 };
 
 #ifdef __CUDACC__
-
-// Registers of one memory access: 16 bytes, 32 from sm_100 on.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-constexpr int WIDEST = 32;
-#else
-constexpr int WIDEST = 16;
-#endif
-
-// LOAD_FIRST: strong loads, which ptxas leaves in front of a branch that follows them; L1 has no say in those.
-enum Load { LOAD_STREAM = 0, LOAD_PLAIN = 1, LOAD_FIRST = 2 };
-enum Store { STORE_PLAIN = 0, STORE_STREAM = 1 };
-
-#define GDN_LOAD(how)                                                                                             \
-  if constexpr (BYTES == 8)                                                                                       \
-    asm volatile("ld" how ".v2.b32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(p));                    \
-  if constexpr (BYTES == 16)                                                                                      \
-    asm volatile("ld" how ".v4.b32 {%0, %1, %2, %3}, [%4];"                                                \
-                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p));                                       \
-  if constexpr (BYTES == 32) /* from sm_100 on */                                                                 \
-    asm volatile("ld" how ".v8.b32 {%0, %1, %2, %3, %4, %5, %6, %7}, [%8];"                                       \
-                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]), "=r"(w[4]), "=r"(w[5]), "=r"(w[6]), "=r"(w[7])  \
-                 : "l"(p));
-
-// BYTES bytes of state. Not .nc: new_state may be state.
-template <int BYTES, int HOW>
-__device__ __forceinline__ void load(uint32_t* w, const void* p) {
-  if constexpr (HOW == LOAD_STREAM) { GDN_LOAD(".global.cs") }
-  if constexpr (HOW == LOAD_PLAIN) { GDN_LOAD(".global") }
-  if constexpr (HOW == LOAD_FIRST) { GDN_LOAD(".relaxed.gpu.global.L1::no_allocate") }
-}
-#undef GDN_LOAD
-
-#define GDN_STORE(how)                                                                                            \
-  if constexpr (BYTES == 8)                                                                                       \
-    asm volatile("st.global" how ".v2.b32 [%0], {%1, %2};" :: "l"(p), "r"(w[0]), "r"(w[1]) : "memory");           \
-  if constexpr (BYTES == 16)                                                                                      \
-    asm volatile("st.global" how ".v4.b32 [%0], {%1, %2, %3, %4};"                                                \
-                 :: "l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");                               \
-  if constexpr (BYTES == 32)                                                                                      \
-    asm volatile("st.global" how ".v8.b32 [%0], {%1, %2, %3, %4, %5, %6, %7, %8};"                                \
-                 :: "l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(w[4]), "r"(w[5]), "r"(w[6]), "r"(w[7]) \
-                 : "memory");
-
-template <int BYTES, int HOW>
-__device__ __forceinline__ void store(void* p, const uint32_t* w) {
-  if constexpr (HOW == STORE_PLAIN) { GDN_STORE("") }
-  if constexpr (HOW == STORE_STREAM) { GDN_STORE(".cs") }
-}
-#undef GDN_STORE
-
-__device__ __forceinline__ float low(uint32_t w) { return __uint_as_float(w << 16); }  // bf16 is the upper half of a float
-__device__ __forceinline__ float high(uint32_t w) { return __uint_as_float(w & 0xffff0000u); }
 
 // N values of T out of the words that hold them, and back.
 template <int N>
@@ -159,35 +97,6 @@ __device__ __forceinline__ void load_bf16(float* x, const __nv_bfloat16* p) {
     }
   }
 }
-
-__device__ __forceinline__ float exp2_approx(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-constexpr float LOG2E = 1.4426950408889634f;
-
-// log(1 + e) / e on [0, 1]: a polynomial of degree 7, relative error below 3.3e-7 in float (fitted to float64).
-__device__ __forceinline__ float log1p_over(float e) {
-  float p = -0.008539202623069286f;
-  p = fmaf(p, e, 0.04408960044384003f);
-  p = fmaf(p, e, -0.10768165439367294f);
-  p = fmaf(p, e, 0.17745235562324524f);
-  p = fmaf(p, e, -0.24495460093021393f);
-  p = fmaf(p, e, 0.33275479078292847f);
-  p = fmaf(p, e, -0.4999740421772003f);
-  return fmaf(p, e, 0.9999998211860657f);
-}
-
-// exp(-exp(A_log) * softplus(x)); exp(-|x|) keeps softplus from overflowing at either end.
-__device__ __forceinline__ float decay(float A_log, float x) {
-  const float e = exp2_approx(-fabsf(x) * LOG2E);
-  const float softplus = fmaf(e, log1p_over(e), fmaxf(x, 0.f));
-  return exp2_approx(-LOG2E * exp2_approx(A_log * LOG2E) * softplus);
-}
-
-__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.f, 1.f + exp2_approx(-x * LOG2E)); }
 
 // sum of a[i] * b[i], in CHAINS sums that do not wait for each other.
 template <int N, int CHAINS>

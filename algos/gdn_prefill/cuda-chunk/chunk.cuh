@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-#include "ptx.cuh"
+#include "matrix.cuh"
 
 namespace gdn {
 
@@ -77,13 +77,6 @@ __device__ __forceinline__ int sequence_of(const Prefill& p, int64_t number, int
   return n;
 }
 
-// Fragments of bf16, layouts as in ptx.cuh. d += a b, summed in float.
-__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 // An 8 x 8 matrix of bf16, of which a lane has row g at columns 2t and 2t + 1, transposed.
 __device__ __forceinline__ uint32_t transposed(uint32_t x) {
   uint32_t y;
@@ -125,7 +118,7 @@ __device__ __forceinline__ void copy_tile(uint32_t to, const __nv_bfloat16* from
 #pragma unroll 1
   for (int i = thread; i < CHUNK * PIECES; i += threads) {
     const int row = i / PIECES, piece = i % PIECES;
-    flashcore::copy16(to + in_tile<PIECES>(row, piece), from + row * stride + piece * 8, row < count);
+    copy16(to + in_tile<PIECES>(row, piece), from + row * stride + piece * 8, row < count);
   }
 }
 

@@ -18,12 +18,12 @@
 #include <cmath>
 #include <utility>
 
+#include "choice.cuh"
 #include "prepare.cuh"
 #include "segments.cuh"
 #include "split.cuh"
 #include "state.cuh"
 #include "tensor.cuh"
-#include "tuned_row.cuh"
 
 namespace gdn {
 
@@ -131,8 +131,8 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
   const int64_t parts = numbers * H < 2 * count ? HV / H : 1;  // with few chunks, a CTA for each value head
   launch<gdn_prefill_prepare>(dim3(static_cast<uint32_t>(numbers), H, parts), PREPARE_THREADS, sizeof(PrepareShared), p,
                               device.device_id, stream);
-  walk(chosen(TUNED, count, N * HV), p, T, device, stream,
-       std::make_index_sequence<sizeof(TUNED) / sizeof(TUNED[0])>{});
+  walk(chosen(count, N * HV), p, T, device, stream,
+       std::make_index_sequence<ROWS_TUNED>{});
 }
 
 }  // namespace gdn

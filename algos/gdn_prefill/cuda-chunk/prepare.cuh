@@ -8,7 +8,7 @@
 #pragma once
 
 #include "chunk.cuh"
-#include "decode.cuh"
+#include "gates.cuh"
 
 namespace gdn {
 
@@ -24,12 +24,9 @@ struct PrepareShared {
   float half;                             // G[31]
 };
 
-// log2 of exp(-exp(A_log) * softplus(x)); see decay in decode.cuh. Not below -64: what is left then is nothing beside any
-// other number, and differences of sums of 64 such keep an error below 2e-4, a 20th of what bf16 costs.
-__device__ __forceinline__ float log2_decay(float A_log, float x) {
-  const float e = exp2_approx(-fabsf(x) * LOG2E);
-  return fmaxf(-LOG2E * exp2_approx(A_log * LOG2E) * fmaf(e, log1p_over(e), fmaxf(x, 0.f)), -64.f);
-}
+// Not below -64: what is left then is nothing beside any other number, and differences of sums of 64 such keep an error
+// below 2e-4, a 20th of what bf16 costs.
+constexpr float LEAST = -64.f;
 
 // A 16 x 16 block as a sum of three, so that the products of the parts do not wait for each other.
 struct Sum {
@@ -37,16 +34,16 @@ struct Sum {
   __device__ __forceinline__ void add(const uint32_t (&a_high)[4], const uint32_t (&a_low)[4], const Parts (&b)[2][2]) {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      mma(parts[0][n], a_high, b[n][0].high, b[n][1].high);
-      mma(parts[1][n], a_high, b[n][0].low, b[n][1].low);
-      mma(parts[2][n], a_low, b[n][0].high, b[n][1].high);
+      multiply_add(parts[0][n], a_high, b[n][0].high, b[n][1].high);
+      multiply_add(parts[1][n], a_high, b[n][0].low, b[n][1].low);
+      multiply_add(parts[2][n], a_low, b[n][0].high, b[n][1].high);
     }
   }
   __device__ __forceinline__ float operator()(int n, int c) const { return parts[0][n][c] + (parts[1][n][c] + parts[2][n][c]); }
 };
 
 __global__ void __launch_bounds__(PREPARE_THREADS, 2) gdn_prefill_prepare(const __grid_constant__ Prefill p) {
-  PrepareShared& s = *reinterpret_cast<PrepareShared*>(flashcore::shared_memory());
+  PrepareShared& s = *reinterpret_cast<PrepareShared*>(shared_memory());
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
   const int64_t number = blockIdx.x;
   const int h = blockIdx.y, group = p.HV / p.H;
@@ -57,11 +54,11 @@ __global__ void __launch_bounds__(PREPARE_THREADS, 2) gdn_prefill_prepare(const 
   if (left <= 0) return;
   const int count = left < CHUNK ? static_cast<int>(left) : CHUNK;
 
-  const uint32_t k_tile = flashcore::shared_address(s.k), q_tile = flashcore::shared_address(s.q);
+  const uint32_t k_tile = shared_address(s.k), q_tile = shared_address(s.q);
   const int64_t stride = static_cast<int64_t>(p.H) * D;
   copy_tile<D_PIECES>(k_tile, p.k + begin * stride + h * D, stride, count, thread, PREPARE_THREADS);
   copy_tile<D_PIECES>(q_tile, p.q + begin * stride + h * D, stride, count, thread, PREPARE_THREADS);
-  flashcore::commit_copies();
+  commit_copies();
   // the gates of a value head are asked for one ahead
   float A_log = 0.f, x = 0.f, b = 0.f;
   const auto ask = [&](int member) {
@@ -72,7 +69,7 @@ __global__ void __launch_bounds__(PREPARE_THREADS, 2) gdn_prefill_prepare(const 
     }
   };
   ask(blockIdx.z);
-  flashcore::wait_for_copies<0>();
+  wait_for_copies<0>();
   __syncthreads();
 
   // k k^T of rows 16 warp on, and q k^T of rows 16 other on: blocks up to the diagonal.
@@ -82,17 +79,17 @@ __global__ void __launch_bounds__(PREPARE_THREADS, 2) gdn_prefill_prepare(const 
   for (int step = 0; step < D / 16; ++step) {
     uint32_t k_left[4], q_left[4];
     const int row = (lane / 8 % 2) * 8 + lane % 8, piece = 2 * step + lane / 16;
-    flashcore::load_matrices(k_left, k_tile + in_tile<D_PIECES>(warp * 16 + row, piece));
-    flashcore::load_matrices(q_left, q_tile + in_tile<D_PIECES>(other * 16 + row, piece));
+    load_matrices(k_left, k_tile + in_tile<D_PIECES>(warp * 16 + row, piece));
+    load_matrices(q_left, q_tile + in_tile<D_PIECES>(other * 16 + row, piece));
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       if (j > warp && j > other) continue;
       uint32_t right[4];  // both n-tiles of 8 tokens
-      flashcore::load_matrices(right, k_tile + in_tile<D_PIECES>(j * 16 + lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2));
+      load_matrices(right, k_tile + in_tile<D_PIECES>(j * 16 + lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2));
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        if (j <= warp) mma(kk[j][e], k_left, right[2 * e], right[2 * e + 1]);
-        if (j <= other) mma(qk[j][e], q_left, right[2 * e], right[2 * e + 1]);
+        if (j <= warp) multiply_add(kk[j][e], k_left, right[2 * e], right[2 * e + 1]);
+        if (j <= other) multiply_add(qk[j][e], q_left, right[2 * e], right[2 * e + 1]);
       }
     }
   }
@@ -103,7 +100,7 @@ __global__ void __launch_bounds__(PREPARE_THREADS, 2) gdn_prefill_prepare(const 
     Prepared& to = reinterpret_cast<Prepared*>(p.prepared)[number * p.HV + hv];
     float G = 0.f;
     if (thread < CHUNK) {
-      G = thread < count ? log2_decay(A_log, x) : 0.f;
+      G = thread < count ? fmaxf(log2_decay(A_log, x), LEAST) : 0.f;
 #pragma unroll
       for (int d = 1; d < 32; d *= 2) {
         const float before = __shfl_sync(0xffffffffu, G, lane - (lane < d ? 0 : d));

@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(WARPS * 32) gdn_prefill_transfer(const __grid_
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, hv = blockIdx.y;
   const bool values = blockIdx.x < HALF;
   const int v0 = static_cast<int>(blockIdx.x) % HALF * WARPS * 16;
-  Chunks<WARPS, STAGES, WARPS * 32, false> chunks(flashcore::shared_memory(), p, hv, v0);
+  Chunks<WARPS, STAGES, WARPS * 32, false> chunks(shared_memory(), p, hv, v0);
   if (!chunks.there() || chunks.last) return;
   chunks.begin();
 
@@ -59,7 +59,7 @@ struct ScanShared {
 
 // grid (8, HV, N): 16 rows of S; a warp makes 32 columns.
 __global__ void __launch_bounds__(SCAN_THREADS) gdn_prefill_scan(const __grid_constant__ Prefill p) {
-  ScanShared& s = *reinterpret_cast<ScanShared*>(flashcore::shared_memory());
+  ScanShared& s = *reinterpret_cast<ScanShared*>(shared_memory());
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
   const int row = blockIdx.x * 16, hv = blockIdx.y, n = blockIdx.z;
   const int64_t unit = static_cast<int64_t>(p.segment) * CHUNK, begin = p.cu_seqlens[n];
@@ -68,12 +68,12 @@ __global__ void __launch_bounds__(SCAN_THREADS) gdn_prefill_scan(const __grid_co
   const auto ask = [&](int64_t step) {
     if (step < steps) {
       const float* from = p.transfers + ((first + step) * p.HV + hv) * D * D;
-      const uint32_t to = flashcore::shared_address(s.transfer[step % 2]);
+      const uint32_t to = shared_address(s.transfer[step % 2]);
 #pragma unroll 1
       for (int i = thread; i < D * D / 4; i += SCAN_THREADS)
-        flashcore::copy16(to + (i / (D / 4) * SCAN_ROW + i % (D / 4) * 4) * 4, from + i * 4, true);
+        copy16(to + (i / (D / 4) * SCAN_ROW + i % (D / 4) * 4) * 4, from + i * 4, true);
     }
-    flashcore::commit_copies();
+    commit_copies();
   };
   ask(0);
 
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(SCAN_THREADS) gdn_prefill_scan(const __grid_co
     float* const end = p.ends + ((first + step) * p.HV + hv) * D * D;  // L, and then the state
 #pragma unroll
     for (int j = 0; j < 4; ++j) load_state(S[j], end, row, warp * 4 + j, lane);
-    flashcore::wait_for_copies<0>();
+    wait_for_copies<0>();
     __syncthreads();
     ask(step + 1);
     const auto& transfer = s.transfer[step % 2];
@@ -107,9 +107,9 @@ __global__ void __launch_bounds__(SCAN_THREADS) gdn_prefill_scan(const __grid_co
         const int column = warp * 32 + j * 8 + g, at = k * 16 + 2 * t;
         const Parts b0 = parts(transfer[at][column], transfer[at + 1][column]);
         const Parts b1 = parts(transfer[at + 8][column], transfer[at + 9][column]);
-        mma(S[j], high, b0.high, b1.high);
-        mma(more[j], high, b0.low, b1.low);
-        mma(more[j], low, b0.high, b1.high);
+        multiply_add(S[j], high, b0.high, b1.high);
+        multiply_add(more[j], high, b0.low, b1.low);
+        multiply_add(more[j], low, b0.high, b1.high);
       }
     }
 #pragma unroll

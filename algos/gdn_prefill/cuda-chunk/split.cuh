@@ -26,8 +26,8 @@ template <int STAGES>
 __global__ void __launch_bounds__(SPLIT_THREADS) gdn_prefill_split(const __grid_constant__ Prefill p) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int v0 = blockIdx.x * 16, hv = blockIdx.y;
-  Exchange& x = *reinterpret_cast<Exchange*>(flashcore::shared_memory() + STAGES * sizeof(Stage<1>));
-  Chunks<1, STAGES, SPLIT_THREADS> chunks(flashcore::shared_memory(), p, hv, v0);
+  Exchange& x = *reinterpret_cast<Exchange*>(shared_memory() + STAGES * sizeof(Stage<1>));
+  Chunks<1, STAGES, SPLIT_THREADS> chunks(shared_memory(), p, hv, v0);
   if (!chunks.there()) return;
   chunks.begin();
 
@@ -45,8 +45,8 @@ __global__ void __launch_bounds__(SPLIT_THREADS) gdn_prefill_split(const __grid_
       give(x.S[warp * 2 + i][lane], left);
     }
     Stage<1>& stage = chunks.next(chunk);  // a barrier: S is there
-    const uint32_t k_tile = flashcore::shared_address(stage.k), q_tile = flashcore::shared_address(stage.q);
-    const uint32_t v_tile = flashcore::shared_address(stage.v);
+    const uint32_t k_tile = shared_address(stage.k), q_tile = shared_address(stage.q);
+    const uint32_t v_tile = shared_address(stage.v);
 
     uint32_t before[8][4];
 #pragma unroll
@@ -61,14 +61,14 @@ __global__ void __launch_bounds__(SPLIT_THREADS) gdn_prefill_split(const __grid_
     float r[2][4] = {}, d[2][4] = {}, o[2][4] = {};
     state_times<2>(r, before, k_tile, warp * 16, lane);
     uint32_t v[4];
-    flashcore::load_transposed(v, v_tile + in_tile<2>(warp * 16 + lane / 16 * 8 + lane % 8, lane / 8 % 2));
+    load_transposed(v, v_tile + in_tile<2>(warp * 16 + lane / 16 * 8 + lane % 8, lane / 8 % 2));
     rest_of(r, v, in, beta);
     uint32_t R[4];
     as_left(R, r[0], r[1]);
     give(x.R[warp][lane], R);
     __syncthreads();
 
-    const uint32_t T = flashcore::shared_address(stage.prepared.T), M = flashcore::shared_address(stage.prepared.M);
+    const uint32_t T = shared_address(stage.prepared.T), M = shared_address(stage.prepared.M);
 #pragma unroll
     for (int u = 0; u < 4; ++u)
       if (u <= warp) {

@@ -59,18 +59,18 @@ struct Chunks {
       const int64_t begin = first + static_cast<int64_t>(chunk) * CHUNK, left = first + tokens - begin;
       const int rows = left < CHUNK ? static_cast<int>(left) : CHUNK;
       const int64_t stride = static_cast<int64_t>(p.H) * D, v_stride = static_cast<int64_t>(p.HV) * D;
-      copy_tile<D_PIECES>(flashcore::shared_address(stage.k), p.k + begin * stride + h * D, stride, rows, thread, THREADS);
+      copy_tile<D_PIECES>(shared_address(stage.k), p.k + begin * stride + h * D, stride, rows, thread, THREADS);
       if constexpr (OUTPUTS)
-        copy_tile<D_PIECES>(flashcore::shared_address(stage.q), p.q + begin * stride + h * D, stride, rows, thread, THREADS);
-      copy_tile<TILES * 2>(flashcore::shared_address(stage.v), p.v + begin * v_stride + hv * D + v0, v_stride, rows, thread,
+        copy_tile<D_PIECES>(shared_address(stage.q), p.q + begin * stride + h * D, stride, rows, thread, THREADS);
+      copy_tile<TILES * 2>(shared_address(stage.v), p.v + begin * v_stride + hv * D + v0, v_stride, rows, thread,
                            THREADS);
       const char* prepared = p.prepared + ((number + chunk) * p.HV + hv) * sizeof(Prepared);
-      const uint32_t to = flashcore::shared_address(&stage.prepared);
+      const uint32_t to = shared_address(&stage.prepared);
       constexpr int BYTES = sizeof(Prepared) - (OUTPUTS ? 0 : sizeof(Prepared::M));
 #pragma unroll 1
-      for (int i = thread * 16; i < BYTES; i += THREADS * 16) flashcore::copy16(to + i, prepared + i, true);
+      for (int i = thread * 16; i < BYTES; i += THREADS * 16) copy16(to + i, prepared + i, true);
     }
-    flashcore::commit_copies();
+    commit_copies();
   }
   __device__ __forceinline__ void begin() {
 #pragma unroll 1
@@ -78,7 +78,7 @@ struct Chunks {
   }
   // This chunk, when it is there; all warps have left the one before it behind.
   __device__ __forceinline__ Stage<TILES>& next(int chunk) {
-    flashcore::wait_for_copies<STAGES - 2>();
+    wait_for_copies<STAGES - 2>();
     __syncthreads();
     ask(chunk + STAGES - 1);
     return stages[chunk % STAGES];
@@ -101,9 +101,9 @@ __device__ __forceinline__ void state_times(float (&d)[2][4], const uint32_t (&S
 #pragma unroll
   for (int step = 0; step < 8; ++step) {
     uint32_t right[4];
-    flashcore::load_matrices(right, tile + in_tile<D_PIECES>(row + lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2));
-    mma(sum[step % CHAINS][0], S[step], right[0], right[1]);
-    mma(sum[step % CHAINS][1], S[step], right[2], right[3]);
+    load_matrices(right, tile + in_tile<D_PIECES>(row + lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2));
+    multiply_add(sum[step % CHAINS][0], S[step], right[0], right[1]);
+    multiply_add(sum[step % CHAINS][1], S[step], right[2], right[3]);
   }
 #pragma unroll
   for (int chain = 0; chain < CHAINS; ++chain)
@@ -116,18 +116,18 @@ __device__ __forceinline__ void state_times(float (&d)[2][4], const uint32_t (&S
 // d += X B^T: X as a left operand, B a block of T or M.
 __device__ __forceinline__ void block_times(float (&d)[2][4], const uint32_t (&X)[4], uint32_t block, int lane) {
   uint32_t right[4];
-  flashcore::load_matrices(right, block + in_block(lane / 16 * 8 + lane % 8, lane / 8 % 2));
-  mma(d[0], X, right[0], right[1]);
-  mma(d[1], X, right[2], right[3]);
+  load_matrices(right, block + in_block(lane / 16 * 8 + lane % 8, lane / 8 % 2));
+  multiply_add(d[0], X, right[0], right[1]);
+  multiply_add(d[1], X, right[2], right[3]);
 }
 
 // Columns 8 j to 8 j + 15 of the state += X K: X a left operand of 16 tokens, those of the tile from `row` on.
 __device__ __forceinline__ void keys_times(float (&S0)[4], float (&S1)[4], const uint32_t (&X)[4], uint32_t k_tile, int row,
                                            int j, int lane) {
   uint32_t right[4];
-  flashcore::load_transposed(right, k_tile + in_tile<D_PIECES>(row + lane / 8 % 2 * 8 + lane % 8, j + lane / 16));
-  mma(S0, X, right[0], right[1]);
-  mma(S1, X, right[2], right[3]);
+  load_transposed(right, k_tile + in_tile<D_PIECES>(row + lane / 8 % 2 * 8 + lane % 8, j + lane / 16));
+  multiply_add(S0, X, right[0], right[1]);
+  multiply_add(S1, X, right[2], right[3]);
 }
 
 __device__ __forceinline__ void pair_of(float (&x)[2], const float* from) {
@@ -175,7 +175,7 @@ __device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&bef
                                        bool values = true) {
   constexpr int PIECES = WARPS * 2;
   const int t = lane % 4;
-  const uint32_t k_tile = flashcore::shared_address(stage.k), v_tile = flashcore::shared_address(stage.v);
+  const uint32_t k_tile = shared_address(stage.k), v_tile = shared_address(stage.v);
   float in[2][2], out[2][2], beta[2][2];
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
@@ -186,7 +186,7 @@ __device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&bef
   float x[2][4] = {}, d[2][4] = {}, o[2][4] = {};
   state_times<1>(x, before, k_tile, I * 16, lane);
   uint32_t v[4];
-  flashcore::load_transposed(v, v_tile + in_tile<PIECES>(I * 16 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2));
+  load_transposed(v, v_tile + in_tile<PIECES>(I * 16 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2));
   if constexpr (!OUTPUTS)
 #pragma unroll
     for (int i = 0; i < 4; ++i) v[i] = values ? v[i] : 0;
@@ -194,19 +194,19 @@ __device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&bef
   as_left(R[I], x[0], x[1]);
 
 #pragma unroll
-  for (int u = 0; u <= I; ++u) block_times(d, R[u], flashcore::shared_address(stage.prepared.T) + block_at(I, u), lane);
+  for (int u = 0; u <= I; ++u) block_times(d, R[u], shared_address(stage.prepared.T) + block_at(I, u), lane);
   if constexpr (OUTPUTS) as_left(plain[I], d[0], d[1]);
   scaled(d, out);
   uint32_t decayed[4];
   as_left(decayed, d[0], d[1]);
   if constexpr (OUTPUTS) {
-    state_times<1>(o, before, flashcore::shared_address(stage.q), I * 16, lane);
+    state_times<1>(o, before, shared_address(stage.q), I * 16, lane);
 #pragma unroll
     for (int e = 0; e < 2; ++e)
 #pragma unroll
       for (int c = 0; c < 4; ++c) o[e][c] *= scale * in[e][c % 2];
 #pragma unroll
-    for (int u = 0; u <= I; ++u) block_times(o, plain[u], flashcore::shared_address(stage.prepared.M) + block_at(I, u), lane);
+    for (int u = 0; u <= I; ++u) block_times(o, plain[u], shared_address(stage.prepared.M) + block_at(I, u), lane);
     put_transposed<PIECES>(stage.v, o, I * 16, warp * 2, lane);
   }
 #pragma unroll
@@ -231,7 +231,7 @@ constexpr int state_shared() { return STAGES * sizeof(Stage<WARPS>); }
 template <int WARPS, int STAGES>
 __global__ void __launch_bounds__(WARPS * 32) gdn_prefill_state(const __grid_constant__ Prefill p) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, v0 = blockIdx.x * WARPS * 16, hv = blockIdx.y;
-  Chunks<WARPS, STAGES, WARPS * 32> chunks(flashcore::shared_memory(), p, hv, v0);
+  Chunks<WARPS, STAGES, WARPS * 32> chunks(shared_memory(), p, hv, v0);
   if (!chunks.there()) return;
   chunks.begin();
 

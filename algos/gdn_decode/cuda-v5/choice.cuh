@@ -1,4 +1,4 @@
-// Which row of a table that `gdn tune` wrote is for this GPU and size. A row has gpu, sms, up_to and its constants.
+// Which row of TUNED (tuned.h, included before this file) holds for this GPU and size.
 #pragma once
 
 #include <tvm/ffi/extra/cuda/base.h>
@@ -23,16 +23,17 @@ inline int sms(int device) {
   return count;
 }
 
-// Of the GPU whose SMs are nearest in number (the first of equals), the first row that holds the size.
-template <typename Row, size_t N>
-size_t chosen(const Row (&rows)[N], int sms, int64_t size) {
+constexpr size_t ROWS_TUNED = sizeof(TUNED) / sizeof(TUNED[0]);
+
+// The row of TUNED: of the GPU whose SMs are nearest in number (the first of equals), the first that holds the size.
+inline size_t chosen(int sms, int64_t size) {
   int nearest = std::numeric_limits<int>::max();
-  for (const Row& row : rows) {
+  for (const Tuned& row : TUNED) {
     if (std::abs(row.sms - sms) < std::abs(nearest - sms) || nearest == std::numeric_limits<int>::max()) nearest = row.sms;
   }
-  size_t at = N;
-  for (size_t i = 0; i < N && at == N; ++i) {
-    if (rows[i].sms == nearest && size <= rows[i].up_to) at = i;
+  size_t at = ROWS_TUNED;
+  for (size_t i = 0; i < ROWS_TUNED && at == ROWS_TUNED; ++i) {
+    if (TUNED[i].sms == nearest && size <= TUNED[i].up_to) at = i;
   }
   return at;
 }

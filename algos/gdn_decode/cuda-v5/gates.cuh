@@ -1,0 +1,44 @@
+// The gates of a token: g = exp(-exp(A_log) * softplus(a + dt_bias)), beta = sigmoid(b); the few instructions that take them.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#ifdef __CUDACC__
+
+namespace gdn {
+
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+constexpr float LOG2E = 1.4426950408889634f;
+
+// log(1 + e) / e on [0, 1]: a polynomial of degree 7, relative error below 3.3e-7 in float (fitted to float64).
+__device__ __forceinline__ float log1p_over(float e) {
+  float p = -0.008539202623069286f;
+  p = fmaf(p, e, 0.04408960044384003f);
+  p = fmaf(p, e, -0.10768165439367294f);
+  p = fmaf(p, e, 0.17745235562324524f);
+  p = fmaf(p, e, -0.24495460093021393f);
+  p = fmaf(p, e, 0.33275479078292847f);
+  p = fmaf(p, e, -0.4999740421772003f);
+  return fmaf(p, e, 0.9999998211860657f);
+}
+
+// log2 of exp(-exp(A_log) * softplus(x)); exp(-|x|) keeps softplus from overflowing at either end.
+__device__ __forceinline__ float log2_decay(float A_log, float x) {
+  const float e = exp2_approx(-fabsf(x) * LOG2E);
+  const float softplus = fmaf(e, log1p_over(e), fmaxf(x, 0.f));
+  return -LOG2E * exp2_approx(A_log * LOG2E) * softplus;
+}
+__device__ __forceinline__ float decay(float A_log, float x) { return exp2_approx(log2_decay(A_log, x)); }
+
+__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.f, 1.f + exp2_approx(-x * LOG2E)); }
+
+}  // namespace gdn
+
+#endif  // __CUDACC__

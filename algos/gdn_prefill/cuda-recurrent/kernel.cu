@@ -1,0 +1,94 @@
+// GDN prefill, cuda-recurrent: the state stays in registers from a sequence's first token to its last, 16 tokens a step
+// on tensor cores; one launch. The kernel is in prefill.cuh; here what it is given is checked, the constants for this GPU
+// and size are taken from tuned.h, and it is launched on the current stream. No allocation, no synchronisation.
+
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/extra/c_env_api.h>
+#include <tvm/ffi/extra/cuda/base.h>
+#include <tvm/ffi/extra/cuda/device_guard.h>
+#include <tvm/ffi/function.h>
+#include <tvm/ffi/optional.h>
+
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <utility>
+
+#include "tuned.h"
+
+#include "choice.cuh"
+#include "prefill.cuh"
+#include "tensor.cuh"
+
+namespace gdn {
+
+template <size_t I>
+void launch(const Arguments& p, int64_t heads, int device, cudaStream_t stream) {
+  constexpr Tuned t = TUNED[I];
+  using L = Layout<t.warps, t.ahead>;
+  constexpr auto kernel = gdn_prefill_recurrent<t.warps, t.ahead, t.chains, t.load, t.resident>;
+  // more than 48 KiB has to be asked for; once for each of the first 64 devices is enough
+  static std::array<std::atomic<bool>, 64> asked{};
+  const bool kept = device >= 0 && device < 64;
+  if (!kept || !asked[device].load(std::memory_order_relaxed)) {
+    TVM_FFI_CHECK_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::BYTES));
+    if (kept) asked[device].store(true, std::memory_order_relaxed);
+  }
+  kernel<<<static_cast<uint32_t>(heads * (V / (t.warps * ROWS))), L::THREADS, L::BYTES, stream>>>(p);
+}
+
+template <size_t... I>
+void launch(size_t row, const Arguments& p, int64_t heads, int device, cudaStream_t stream, std::index_sequence<I...>) {
+  (void)((I == row && (launch<I>(p, heads, device, stream), true)) || ...);
+}
+
+// q, k [T,H,128] bf16; v [T,HV,128] bf16; state [N,HV,128,128] f32; A_log, dt_bias [HV] f32; a, b [T,HV] bf16;
+// cu_seqlens [N+1] int64, from 0 up to T, read on the device; scale None or 0: 1/sqrt(128). Writes output [T,HV,128]
+// bf16 and new_state like state, which may be state itself. Any N, T >= 0 and H >= 1, HV a multiple of H.
+void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView state, ffi::TensorView A_log,
+         ffi::TensorView a, ffi::TensorView dt_bias, ffi::TensorView b, ffi::TensorView cu_seqlens,
+         ffi::Optional<double> scale, ffi::TensorView output, ffi::TensorView new_state) {
+  if (q.ndim() != 3 || v.ndim() != 3) TVM_FFI_THROW(ValueError) << "q and v: expected 3 dimensions [T, heads, 128]";
+  if (state.ndim() != 4) TVM_FFI_THROW(ValueError) << "state: expected 4 dimensions [N, HV, 128, 128]";
+  const int64_t T = q.size(0), H = q.size(1), HV = v.size(1), N = state.size(0);
+  if (H < 1 || HV < 1 || HV % H) TVM_FFI_THROW(ValueError) << "HV = " << HV << " is no multiple of H = " << H;
+  const DLDevice device = state.device();
+  if (device.device_type != kDLCUDA) TVM_FFI_THROW(ValueError) << "state: expected on a CUDA device";
+  const DLDataType bf16{kDLBfloat, 16, 1}, f32{kDLFloat, 32, 1}, i64{kDLInt, 64, 1};
+  using bf = __nv_bfloat16;
+  const double s = scale.value_or(0.0);
+  const Arguments p = {
+      data<const float>(state, "state", f32, {N, HV, V, K}, device, 8),
+      data<const int64_t>(cu_seqlens, "cu_seqlens", i64, {N + 1}, device, 8),
+      data<const bf>(k, "k", bf16, {T, H, K}, device, 16),
+      data<const bf>(q, "q", bf16, {T, H, K}, device, 16),
+      data<const bf>(v, "v", bf16, {T, HV, V}, device, 16),
+      data<const bf>(a, "a", bf16, {T, HV}, device, 2),
+      data<const bf>(b, "b", bf16, {T, HV}, device, 2),
+      data<const float>(A_log, "A_log", f32, {HV}, device, 4),
+      data<const float>(dt_bias, "dt_bias", f32, {HV}, device, 4),
+      data<float>(new_state, "new_state", f32, {N, HV, V, K}, device, 8),
+      data<bf>(output, "output", bf16, {T, HV, V}, device, 16),
+      static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(K)) : s),
+      static_cast<uint32_t>(H),
+      static_cast<uint32_t>(HV),
+      T,
+      N ? T / N : 0,
+      Divisor(static_cast<uint32_t>(HV)),
+      Divisor(static_cast<uint32_t>(HV / H)),
+  };
+  if (N == 0) return;
+  // the kernel counts rows in 32 bits; 2^25 heads would be terabytes of state
+  if (N * HV >= int64_t{1} << 25) TVM_FFI_THROW(ValueError) << "N * HV = " << N * HV << ": expected less than 2^25";
+
+  ffi::CUDADeviceGuard guard(device.device_id);
+  auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
+  const size_t row = chosen(sms(device.device_id), N * HV);
+  launch(row, p, N * HV, device.device_id, stream, std::make_index_sequence<ROWS_TUNED>{});
+  TVM_FFI_CHECK_CUDA_ERROR(cudaGetLastError());
+}
+
+}  // namespace gdn
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, gdn::run);

@@ -1,0 +1,43 @@
+"""CUDA sources made ready for a CPU: what emulated/ needs of them, and a library of them."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import helpers
+import pytest
+
+from gdn_cli import machine
+
+HERE = helpers.TESTS / "emulated"
+V5 = helpers.OURS / "gdn_decode" / "cuda-v5"
+
+
+def without_ptx(source: str) -> str:
+    """access.cuh or gates.cuh with plain C++ for its few lines of PTX: loads, stores, exp2."""
+    head = "template <int BYTES, int HOW> void "
+    load = head + "load(uint32_t* w, const void* p) { std::memcpy(w, p, BYTES); }\n"
+    store = head + "store(void* p, const uint32_t* w) { std::memcpy(p, w, BYTES); }\n"
+    source, n = re.subn(r"#define GDN_LOAD.*?#undef GDN_LOAD\n", load, source, flags=re.S)
+    source, m = re.subn(r"#define GDN_STORE.*?#undef GDN_STORE\n", store, source, flags=re.S)
+    source, k = re.subn(r'asm\("ex2\.approx.*?;\n', "y = exp2f(x);\n", source)
+    assert (n, m, k) in {(1, 1, 0), (0, 0, 1)}, "it has other PTX than this knows"
+    assert "asm" not in source
+    return source
+
+
+def library(folder: Path, driver: str, kernel: Path) -> ctypes.CDLL:
+    """A library of `driver`, which includes `kernel`; both may include cuda-v5's access.cuh and gates.cuh."""
+    if machine.cxx() is None:
+        pytest.skip("no C++ compiler here")
+    for file in ("access.cuh", "gates.cuh"):
+        (folder / file).write_text(without_ptx((V5 / file).read_text()))
+    shutil.copy(kernel, folder)
+    (folder / "driver.cpp").write_text(driver)
+    command = [machine.cxx(), "-std=c++17", "-O1", "-fPIC", "-shared", "-I", str(HERE), "-o", "driver.so", "driver.cpp"]
+    subprocess.run(command, cwd=folder, check=True)
+    return ctypes.CDLL(str(folder / "driver.so"))
