@@ -68,7 +68,7 @@ class Server:
     def __enter__(self) -> Server:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self._thread.start()
-        assert self._ready.wait(20)
+        assert self._ready.wait(60)
         return self
 
     def __exit__(self, *_: Any) -> None:

@@ -804,7 +804,7 @@ def test_ctrl_c_ends_the_workers_of_all_gpus(tmp_path, write_algo):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=30)
+        stdout, stderr = process.communicate(timeout=120)
         left = [pid for m in marks if helpers.alive(pid := int(m.read_text()))]
     finally:
         process.kill()
