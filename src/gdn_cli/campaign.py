@@ -1,4 +1,5 @@
-"""What a command is to do: options -> algos, where each runs, on which workloads -> jobs, one after the other."""
+"""What a command is to do: options -> algos, where each runs, on which workloads -> jobs, one after the other on each
+GPU, or all carried out elsewhere."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ def choose(
 ) -> tuple[list[Entry], bool]:
     """The algos of `--algo` (names, full names, `all`) and packed files; without either, what can run here.
 
-    Returns the entries, and whether the user named them one by one. With `timed`, Triton's interpreter is no place.
+    Returns the entries, and whether the user named them one by one. With `timed`, Triton's interpreter is no place;
+    `place` says which there are.
     """
     if op:
         registry.op(op)
