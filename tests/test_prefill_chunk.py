@@ -39,7 +39,8 @@ void split(const Prefill& p) {
   emulated::launch({D / 16, uint32_t(p.HV), parts(p)}, SPLIT_THREADS, split_shared<STAGES>(), 1,
                    [&] { gdn_prefill_split<STAGES>(p); });
 }
-extern "C" int prefill(int warps, int mode, int members, int segment, void** t, float scale, int H, int HV, int N, int T) {
+extern "C" int prefill(int warps, int mode, int members, int segment, void** t, float scale, int H, int HV, int N,
+                       int T) {
   using bf = __nv_bfloat16;
   const Prefill p{(bf*)t[0], (bf*)t[1], (bf*)t[2], (float*)t[3], (float*)t[4], (bf*)t[5], (float*)t[6], (bf*)t[7],
                   (int64_t*)t[8], (bf*)t[9], (float*)t[10], (char*)t[11], (float*)t[12],
