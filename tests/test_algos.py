@@ -109,7 +109,8 @@ def test_every_algo_that_runs_without_a_gpu_is_tested():
     names = {a.full_name for mode in ("cpu", "interpreter") for a in here(mode)}
     assert names >= {
         "gdn_decode/pt-reference", "gdn_decode/pt-compiled", "gdn_decode/cpp-v1", "gdn_decode/fla-recurrent",
-        "gdn_prefill/pt-reference", "gdn_prefill/pt-chunk", "attention_fwd/pt-reference", "attention_fwd/sdpa",
+        "gdn_prefill/pt-reference", "gdn_prefill/pt-chunk", "gdn_prefill/fla-chunk", "attention_fwd/pt-reference",
+        "attention_fwd/sdpa",
         "gdn_decode_bf16/pt-reference", "attention_fwd/flashcore-triton", "attention_fwd/sdpa-flash",
         "attention_fwd/sdpa-math", "attention_fwd_causal/pt-reference", "attention_fwd_causal/sdpa-causal",
     }  # fmt: skip

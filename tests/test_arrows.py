@@ -33,14 +33,14 @@ LAYERS = """
     machine  workloads
     presets
     registry
-    paths  errors  dtypes  paired  locks  units  expression
+    paths  errors  dtypes  paired  locks  units  expression  seqlens
 """
 RANK = {name: rank for rank, line in enumerate(LAYERS.strip().splitlines()) for name in line.split()}
 
 # package -> the only modules that may import it
 ONLY_IN = {"typer": {"commands"}, "rich": {"report"}, "matplotlib": {"report"}, "modal": {"remote"}}
 # what costs a second or more to import; whatever lists, finds or prints must not need it, not even at the top of a file
-HEAVY = {"torch", "triton", "numpy", "matplotlib", "flashinfer_bench", "flashinfer", "fla", "modal"}
+HEAVY = {"torch", "triton", "numpy", "matplotlib", "flashinfer_bench", "flashinfer", "fla", "flash_qla", "modal"}
 MAY_BE_HEAVY = {
     "check", "timing", "dataset", "build", "twins", "tracefolder", "dtypes", "tasks", "probes", "profilers", "loading"
 }  # fmt: skip

@@ -529,15 +529,33 @@ def test_inputs_of_the_wrong_kind(tmp_path):
         load_inputs(DECODE, data_workload(inputs={"A_log": tensor("x", "A_log")}))
 
 
-@pytest.mark.parametrize("ends", [[0, 3, 9], [1, 3, 10], [0, 12, 10], [0, -3, 10]])
-def test_cu_seqlens_that_point_outside_never_reach_a_kernel(tmp_path, ends):
+@pytest.mark.parametrize(
+    ("ends", "what"),
+    [
+        ([0, 3, 9], "goes from 0 to 9"),
+        ([1, 3, 10], "goes from 1 to 10"),
+        ([0, 12, 10], "falls from 12 to 10 at sequence 1"),
+        ([0, -3, 10], "falls from 0 to -3 at sequence 0"),
+        ([0, 12, 20], "goes from 0 to 20"),
+    ],
+)
+def test_cu_seqlens_that_point_outside_never_reach_a_kernel(tmp_path, ends, what):
     axes = {"total_seq_len": 10, "num_seqs": 2, "len_cu_seqlens": 3}
     w = Workload("0", axes, 0, "dataset", {"cu_seqlens": tensor("x", "c")})
     save_file({"c": torch.tensor([0, 0, 10])}, tmp_path / "x")
     assert load_inputs(PREFILL, w, "cpu", tmp_path)[8].tolist() == [0, 0, 10]  # an empty sequence is no fault
     save_file({"c": torch.tensor(ends)}, tmp_path / "x")
-    with pytest.raises(MissingError, match="tensor 'c' must rise from 0 to total_seq_len=10, it goes from"):
+    with pytest.raises(MissingError) as e:
         load_inputs(PREFILL, w, "cpu", tmp_path)
+    assert str(e.value) == f"{tmp_path / 'x'}: tensor 'c' must rise from 0 to total_seq_len=10, it {what}"
+
+
+def test_a_twin_whose_lengths_are_not_its_axes_never_reaches_a_kernel():
+    axes = {"total_seq_len": 10, "num_seqs": 2, "len_cu_seqlens": 3}
+    w = Workload.from_json(Workload("0", axes, seq_lens=(3, 9)).to_json())
+    message = "^workload 0: cu_seqlens must rise from 0 to total_seq_len=10, it goes from 0 to 12$"
+    with pytest.raises(MissingError, match=message):
+        load_inputs(PREFILL, w)
 
 
 def test_a_header_is_read_without_the_tensors(written):

@@ -128,6 +128,26 @@ def test_prefill():
     agree(load("pt-reference", op="gdn_prefill")(*inputs), inputs, "gdn_prefill")
 
 
+@pytest.mark.parametrize(
+    ("ends", "what"),
+    [
+        ([0, 5, 4, 8], "falls from 5 to 4 at sequence 1"),
+        ([0, 5, 5, 9], "goes from 0 to 9"),
+        ([1, 5, 5, 8], "goes from 1 to 8"),
+    ],
+)
+def test_cu_seqlens_on_the_cpu_are_checked_before_anything_runs(ends, what):
+    inputs = oracle.inputs("gdn_prefill", lengths=(5, 0, 3))
+    inputs[8] = torch.tensor(ends)
+    prefill, message = load("gdn_prefill/pt-reference"), f"^cu_seqlens: must rise from 0 to total_seq_len=8, it {what}$"
+    out = torch.full_like(inputs[2], float("nan")), torch.full_like(inputs[3], float("nan"))
+    with pytest.raises(ValueError, match=message):
+        prefill(*inputs)
+    with pytest.raises(ValueError, match=message):
+        prefill(*inputs, out=out)
+    assert all(x.isnan().all() for x in out)
+
+
 def test_meta_tensors_give_shapes_only(needs_cxx):
     outputs = load("cpp-v1")(*on("meta", oracle.inputs("gdn_decode", batch_size=3)))
     assert [(x.device.type, tuple(x.shape), x.dtype) for x in outputs] == [

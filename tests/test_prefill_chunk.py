@@ -44,7 +44,7 @@ extern "C" int prefill(int warps, int mode, int members, int segment, void** t, 
   using bf = __nv_bfloat16;
   const Prefill p{(bf*)t[0], (bf*)t[1], (bf*)t[2], (float*)t[3], (float*)t[4], (bf*)t[5], (float*)t[6], (bf*)t[7],
                   (int64_t*)t[8], (bf*)t[9], (float*)t[10], (char*)t[11], (float*)t[12],
-                  (float*)t[13], scale, H, HV, N, segment};
+                  (float*)t[13], scale, H, HV, N, segment, T};
   emulated::mode = mode;
   emulated::launch({uint32_t(T / CHUNK + N), uint32_t(H), uint32_t(members)}, PREPARE_THREADS, sizeof(PrepareShared), 1,
                    [&] { gdn_prefill_prepare(p); });

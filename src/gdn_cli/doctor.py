@@ -50,6 +50,7 @@ _PACKAGES = [
     ("ninja", "ninja", "C++ and CUDA algos", "pip install ninja"),
     ("flashinfer-python", "flashinfer", "fi-baseline", "pip install flashinfer-python"),
     ("fla-core", "fla", "fla-upstream", "pip install fla-core"),
+    ("flash-qla", "flash_qla", "flashqla", "pip install flash-qla"),
     ("cupti-python", "cupti", "fib, of newer versions", "pip install cupti-python"),
     ("cuda-bench", "cuda.bench", "tier nvbench", "pip install 'cuda-bench[cu13]'"),
     ("matplotlib", "matplotlib", "gdn report", "pip install matplotlib"),

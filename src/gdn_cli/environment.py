@@ -12,7 +12,7 @@ from typing import Any
 from . import __version__, machine, paths
 
 _PACKAGES = {"torch": "torch", "triton": "triton", "flashinfer-bench": "flashinfer_bench", "apache-tvm-ffi": "tvm_ffi"}
-_PEERS = {"flashinfer-python": "flashinfer", "fla-core": "fla"}
+_PEERS = {"flashinfer-python": "flashinfer", "fla-core": "fla", "flash-qla": "flash_qla"}
 
 
 def versions() -> dict[str, str]:

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from . import build, jobs, machine, pack, registry
+from . import build, jobs, machine, pack, registry, seqlens
 from .dtypes import DTYPES
 from .errors import GdnError, MissingError
 from .expression import condition
@@ -52,7 +52,8 @@ def load(
     algo as they are: `out=(output, state)`, the state updated in place, is for algos that read each element before they
     write it; ask the algo's source. Its own docstring has the shapes and dtypes.
 
-    A call raises TypeError or ValueError before anything runs on inputs that are not the op's. There is no backward:
+    A call raises TypeError or ValueError before anything runs on inputs that are not the op's. `cu_seqlens` is among
+    them on a CPU; on a GPU a look at it would wait for the device, so there it is the caller's. There is no backward:
     inputs that require grad are refused, unless under torch.no_grad(). Call it once before capturing a CUDA graph:
     Triton compiles at its first call, and CUDA loads a kernel at its first launch. Under torch.compile the sizes may be
     dynamic; another scale compiles anew.
@@ -222,6 +223,13 @@ class Contract:
         if len(self._agreed) < 1000:
             self._agreed.add(shapes)
 
+    def values(self, inputs: Sequence[Any]) -> None:
+        """Whether cu_seqlens cuts the tokens into sequences: on a CPU only, reading it on a GPU would wait for that."""
+        if "cu_seqlens" in self.names:
+            ends = inputs[self.names.index("cu_seqlens")]
+            if ends.device.type == "cpu" and (wrong := seqlens.fault(ends, inputs[0].shape[0])):
+                raise ValueError(f"cu_seqlens: {wrong}")
+
     def shapes(self, inputs: Sequence[Any]) -> list[list[int]]:
         """The outputs' shapes, from the inputs' own sizes (symbols, where those are symbols)."""
         axes: dict[str, Any] = {}
@@ -287,6 +295,7 @@ def _register(contract: Contract, kernel: build.Kernel, name: str) -> None:
     def returning(*inputs: Any) -> Any:
         contract.kinds(inputs)
         contract.sizes(inputs)
+        contract.values(inputs)
         with _device(inputs):
             if kernel.destination_passing:
                 outputs = contract.empty(inputs)
@@ -299,6 +308,7 @@ def _register(contract: Contract, kernel: build.Kernel, name: str) -> None:
         inputs, outputs = arguments[:takes], arguments[takes:]
         contract.kinds(inputs)
         contract.sizes(inputs)
+        contract.values(inputs)
         contract.results(inputs, outputs, "out")
         with _device(inputs):
             if kernel.destination_passing:

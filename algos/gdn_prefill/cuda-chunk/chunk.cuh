@@ -37,6 +37,13 @@ struct Prefill {
   float scale;
   int H, HV, N;
   int segment;                   // chunks of a segment; 0: a sequence is one
+  int64_t T;
+
+  // Sequence n has the tokens from its border to the next. Whatever cu_seqlens holds, no memory but the tensors' is touched.
+  __device__ __forceinline__ int64_t border(int n) const {
+    const int64_t x = cu_seqlens[n];
+    return x < 0 ? 0 : x < T ? x : T;
+  }
 };
 
 // What the chunks' own tokens say, made for all chunks at once (prepare.cuh) and used one after the other (state.cuh).
@@ -67,9 +74,10 @@ constexpr int D_TILE = CHUNK * D * 2;           // bytes
 // Which sequence has number `number`, where sequence n has cu_seqlens[n] / unit + n and those behind it, at least one.
 // Asked by all threads of a CTA; `found` is in shared memory.
 __device__ __forceinline__ int sequence_of(const Prefill& p, int64_t number, int64_t unit, int* found, int thread, int threads) {
-  for (int n = thread; n < p.N; n += threads) {
-    const int64_t first = p.cu_seqlens[n] / unit + n, next = p.cu_seqlens[n + 1] / unit + n + 1;
-    if (first <= number && (number < next || n == p.N - 1)) *found = n;
+  if (thread == 0) *found = p.N - 1;
+  __syncthreads();
+  for (int n = thread; n < p.N - 1; n += threads) {
+    if (p.border(n) / unit + n <= number && number < p.border(n + 1) / unit + n + 1) *found = n;
   }
   __syncthreads();
   const int n = *found;

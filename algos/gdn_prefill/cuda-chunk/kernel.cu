@@ -118,6 +118,7 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
       static_cast<int>(HV),
       static_cast<int>(N),
       0,
+      T,
   };
   if (N == 0) return;
   if (N > 32767 || HV > 65535) TVM_FFI_THROW(ValueError) << "N = " << N << ", HV = " << HV << ": expected at most 32767 and 65535";

@@ -49,8 +49,8 @@ __global__ void __launch_bounds__(PREPARE_THREADS, 2) gdn_prefill_prepare(const 
   const int h = blockIdx.y, group = p.HV / p.H;
 
   const int n = sequence_of(p, number, CHUNK, &s.sequence, thread, PREPARE_THREADS);
-  const int64_t begin = p.cu_seqlens[n] + (number - p.cu_seqlens[n] / CHUNK - n) * CHUNK;
-  const int64_t left = p.cu_seqlens[n + 1] - begin;
+  const int64_t index = number - p.border(n) / CHUNK - n, begin = p.border(n) + index * CHUNK, left = p.border(n + 1) - begin;
+  if (index < 0) return;
   if (left <= 0) return;
   const int count = left < CHUNK ? static_cast<int>(left) : CHUNK;
 

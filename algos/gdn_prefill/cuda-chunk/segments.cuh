@@ -62,8 +62,8 @@ __global__ void __launch_bounds__(SCAN_THREADS) gdn_prefill_scan(const __grid_co
   ScanShared& s = *reinterpret_cast<ScanShared*>(shared_memory());
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
   const int row = blockIdx.x * 16, hv = blockIdx.y, n = blockIdx.z;
-  const int64_t unit = static_cast<int64_t>(p.segment) * CHUNK, begin = p.cu_seqlens[n];
-  const int64_t first = begin / unit + n, steps = (p.cu_seqlens[n + 1] - begin + unit - 1) / unit - 1;
+  const int64_t unit = static_cast<int64_t>(p.segment) * CHUNK, begin = p.border(n);
+  const int64_t first = begin / unit + n, steps = (p.border(n + 1) - begin + unit - 1) / unit - 1;
   if (steps < 1) return;
   const auto ask = [&](int64_t step) {
     if (step < steps) {

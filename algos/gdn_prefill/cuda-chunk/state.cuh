@@ -35,19 +35,19 @@ struct Chunks {
       : stages(reinterpret_cast<Stage<TILES>*>(memory)), p(p_), hv(hv_), v0(v0_), slot(blockIdx.z) {
     const int64_t unit = static_cast<int64_t>(p.segment) * CHUNK;
     n = p.segment ? sequence_of(p, slot, unit, reinterpret_cast<int*>(memory), threadIdx.x, THREADS) : blockIdx.z;
-    const int64_t begin = p.cu_seqlens[n], end = p.cu_seqlens[n + 1];
+    const int64_t begin = p.border(n), end = p.border(n + 1) > begin ? p.border(n + 1) : begin;
     const int64_t index = p.segment ? slot - (begin / unit + n) : 0;
     first = begin + index * unit, tokens = end - first;
     number = begin / CHUNK + n + index * p.segment;
     last = !p.segment || tokens <= unit;
     if (!last) tokens = unit;
-    if (index > 0 && tokens <= 0) tokens = -1;  // there is no such segment
+    if (index < 0 || (index > 0 && tokens <= 0)) tokens = -1;  // there is no such segment
     count = static_cast<int>((tokens + CHUNK - 1) / CHUNK);
   }
   __device__ __forceinline__ bool there() const { return tokens >= 0; }
   // Where the state before the segment is, and where the one behind the last goes.
   __device__ __forceinline__ const float* start() const {
-    return number == p.cu_seqlens[n] / CHUNK + n ? p.state + (static_cast<int64_t>(n) * p.HV + hv) * D * D
+    return number == p.border(n) / CHUNK + n ? p.state + (static_cast<int64_t>(n) * p.HV + hv) * D * D
                                                  : p.ends + ((slot - 1) * p.HV + hv) * D * D;
   }
   __device__ __forceinline__ float* end() const { return p.new_state + (static_cast<int64_t>(n) * p.HV + hv) * D * D; }
