@@ -163,7 +163,8 @@ def test_the_cuts_in_use_compile_without_spills(tmp_path, arch):
     kernel = "template __global__ void gdn::gdn_prefill_recurrent<{}>(const __grid_constant__ gdn::Arguments);\n"
     (tmp_path / "cuts.cu").write_text('#include "prefill.cuh"\n' + "".join(map(kernel.format, sorted(cuts))))
     command = [machine.cuda_home() / "bin" / "nvcc", "-std=c++17", "-O2", f"-arch={arch}", "-cubin", "-Xptxas", "-v"]
-    command += [f"-I{ALGO.folder}", f"-I{emulation.V5}", "-o", "cuts.cubin", "cuts.cu"]
+    shared = {ALGO.folder.parent.parent.joinpath(path).parent for path in ALGO.shares}
+    command += [f"-I{folder}" for folder in (ALGO.folder, *sorted(shared))] + ["-o", "cuts.cubin", "cuts.cu"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)

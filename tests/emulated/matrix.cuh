@@ -17,27 +17,7 @@ using flashcore::wait_for_copies;
 inline float bf16_at(const uint32_t* words, int i) { return __uint_as_float(words[i / 2] >> i % 2 * 16 << 16); }
 
 inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  static const char tag = 0;
-  emulated::Lane& mine = emulated::me->warp->lanes[emulated::me->lane];
-  for (int i = 0; i < 4; ++i) mine.in[i] = a[i], mine.in[6 + i] = __float_as_uint(d[i]);
-  mine.in[4] = b0, mine.in[5] = b1;
-  emulated::together(&tag, [](emulated::Lane* lanes) {
-    float A[16][16], B[8][16];  // B by columns
-    for (int i = 0; i < 32; ++i) {
-      const int g = i / 4, t = i % 4;
-      for (int e = 0; e < 8; ++e)  // a0 .. a7 of the PTX ISA's table
-        A[g + (e / 2 % 2) * 8][2 * t + e % 2 + (e / 4) * 8] = bf16_at(lanes[i].in, e);
-      for (int e = 0; e < 4; ++e) B[g][2 * t + e % 2 + (e / 2) * 8] = bf16_at(lanes[i].in + 4, e);
-    }
-    for (int i = 0; i < 32; ++i)
-      for (int e = 0; e < 4; ++e) {
-        const int row = i / 4 + e / 2 * 8, column = i % 4 * 2 + e % 2;
-        float sum = 0.f;
-        for (int k = 0; k < 16; ++k) sum += A[row][k] * B[column][k];
-        lanes[i].out[e] = __float_as_uint(__uint_as_float(lanes[i].in[6 + e]) + sum);
-      }
-  });
-  for (int i = 0; i < 4; ++i) d[i] = __uint_as_float(mine.out[i]);
+  flashcore::product<bf16_at>(d, a, b0, b1);
 }
 
 // An 8 x 8 matrix of bf16 turned: cuda-chunk/chunk.cuh has it.

@@ -42,7 +42,9 @@ void matrices(uint32_t (&r)[4], uint32_t row) {
 inline void load_matrices(uint32_t (&r)[4], uint32_t row) { matrices<false>(r, row); }
 inline void load_transposed(uint32_t (&r)[4], uint32_t row) { matrices<true>(r, row); }
 
-inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+// `element` reads number i of words of two: float16 here, bfloat16 in matrix.cuh.
+template <float (*element)(const uint32_t*, int)>
+void product(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   static const char tag = 0;
   emulated::Lane& mine = emulated::me->warp->lanes[emulated::me->lane];
   for (int i = 0; i < 4; ++i) mine.in[i] = a[i], mine.in[6 + i] = __float_as_uint(d[i]);
@@ -52,8 +54,8 @@ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
     for (int i = 0; i < 32; ++i) {
       const int g = i / 4, t = i % 4;
       for (int e = 0; e < 8; ++e)  // a0 .. a7 of the PTX ISA's table
-        A[g + (e / 2 % 2) * 8][2 * t + e % 2 + (e / 4) * 8] = half_at(lanes[i].in, e);
-      for (int e = 0; e < 4; ++e) B[g][2 * t + e % 2 + (e / 2) * 8] = half_at(lanes[i].in + 4, e);
+        A[g + (e / 2 % 2) * 8][2 * t + e % 2 + (e / 4) * 8] = element(lanes[i].in, e);
+      for (int e = 0; e < 4; ++e) B[g][2 * t + e % 2 + (e / 2) * 8] = element(lanes[i].in + 4, e);
     }
     for (int i = 0; i < 32; ++i)
       for (int e = 0; e < 4; ++e) {
@@ -64,6 +66,10 @@ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
       }
   });
   for (int i = 0; i < 4; ++i) d[i] = __uint_as_float(mine.out[i]);
+}
+
+inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  product<half_at>(d, a, b0, b1);
 }
 
 inline void land(const emulated::Copy& copy) {

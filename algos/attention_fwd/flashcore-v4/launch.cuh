@@ -5,11 +5,11 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <cstdlib>
 #include <utility>
 
 #include "attention.cuh"
 #include "binding.cuh"
+#include "choice.cuh"
 
 namespace flashcore {
 
@@ -37,7 +37,7 @@ inline Device device(int id) {
   return found;
 }
 
-constexpr size_t ROWS_TUNED = sizeof(TUNED) / sizeof(TUNED[0]);
+using gdn::ROWS_TUNED;
 using Rows = std::make_index_sequence<ROWS_TUNED>;
 
 template <size_t I>
@@ -48,18 +48,13 @@ constexpr int shared_of(const Device& on) {
   return CutOf<I>::shared(on.clusters ? CutOf<I>::SPLITS : 1);
 }
 
-// The row of TUNED: of the GPU whose SMs are nearest in number (the first of equals), the first that holds the size. Where
-// this GPU has less shared memory than the row asks for (sm_86 and its like have 99 KiB), the one that asks for least.
+// The row of TUNED (choice.cuh); where this GPU has less shared memory than it asks for (sm_86 and its like have 99 KiB),
+// the one that asks for least.
 template <size_t... I>
 size_t chosen(const Device& on, int64_t size, std::index_sequence<I...>) {
   const int shared[] = {shared_of<I>(on)...};
-  int nearest = TUNED[0].sms;
-  for (const Tuned& row : TUNED)
-    if (std::abs(row.sms - on.sms) < std::abs(nearest - on.sms)) nearest = row.sms;
-  size_t at = 0;
-  while (at + 1 < ROWS_TUNED && !(TUNED[at].sms == nearest && size <= TUNED[at].up_to)) ++at;
-  if (shared[at] > on.shared) at = std::min_element(shared, shared + ROWS_TUNED) - shared;
-  return at;
+  const size_t at = gdn::chosen(on.sms, size);
+  return shared[at] <= on.shared ? at : std::min_element(shared, shared + ROWS_TUNED) - shared;
 }
 
 template <bool CAUSAL, size_t I>
