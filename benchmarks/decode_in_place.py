@@ -12,7 +12,9 @@ take turns in one process; times are CUPTI's (tier `cupti`: the sum over a call'
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,15 +79,24 @@ def calls(op: str, batch: int) -> dict[str, Callable[[], Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--batch", default=BATCHES)
-    parser.add_argument("--op", default="gdn_decode,gdn_decode_bf16")
+    parser.add_argument("--batch", default=BATCHES, help="batch sizes, such as 1,8,64")
+    parser.add_argument("--op", default=",".join(CUDA), help="one of these, or both")
     asked = parser.parse_args()
-    gpu = machine.gpus()[0]
+    ops, batches = asked.op.split(","), asked.batch.split(",")
+    if not set(ops) <= set(CUDA):
+        parser.error(f"--op {asked.op}: expected {' or '.join(CUDA)}")
+    if not all(batch.isdigit() and int(batch) > 0 for batch in batches):
+        parser.error(f"--batch {asked.batch}: expected sizes from 1 on, such as 1,8,64")
+    if not (gpus := machine.gpus()):
+        sys.exit("no GPU here; `gdn doctor` says what is missing")
+    if importlib.util.find_spec("flashinfer") is None:
+        sys.exit("FlashInfer is missing: pip install flashinfer-python")
+    gpu = gpus[0]
     about = {"gpu": gpu.name, "driver": gpu.driver, "tier": "cupti", "l2": "cold"}
     about |= environment.commit() | {"versions": environment.versions()}
     rows = []
-    for op in asked.op.split(","):
-        for batch in map(int, asked.batch.split(",")):
+    for op in ops:
+        for batch in map(int, batches):
             rivals = calls(op, batch)
             bytes_ = 2 * batch * HV * D * D * STATE[op].itemsize + batch * (2 * H + 2 * HV) * D * 2
             copy, how = fastest_copy(bytes_, "cuda")
