@@ -60,6 +60,12 @@ struct Arguments {
   uint32_t H, HV;
   int64_t T, average;          // tokens in all, and of a sequence, rounded down
   Divisor by_HV, by_group;     // group: value heads of one query/key head
+
+  // Sequence n has the tokens from its border to the next. Whatever cu_seqlens holds, no memory but the tensors' is touched.
+  __device__ __forceinline__ int64_t border(uint32_t n) const {
+    const int64_t x = __ldg(cu_seqlens + n);
+    return x < 0 ? 0 : x < T ? x : T;
+  }
 };
 
 // Shared memory, in bytes. Rows are padded so that the 8 rows of a matrix lie in different banks.
@@ -125,7 +131,7 @@ struct Place {
   __device__ __forceinline__ explicit Place(const Arguments& p) {
     constexpr uint32_t TILES = V / (WARPS * ROWS);
     const uint32_t both = blockIdx.x / TILES, n = p.by_HV.divide(both);
-    const int64_t begin = __ldg(p.cu_seqlens + n), end = __ldg(p.cu_seqlens + n + 1);
+    const int64_t begin = p.border(n), end = p.border(n + 1);
     value_head = both - n * p.HV, head = p.by_group.divide(value_head), row = blockIdx.x % TILES * (WARPS * ROWS);
     first = begin, length = end > begin ? static_cast<int>(end - begin) : 0;
     blocks = (length + BLOCK - 1) / BLOCK;
