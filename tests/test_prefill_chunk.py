@@ -19,15 +19,25 @@ DRIVER = """
 #include "prepare.cuh"
 #include "segments.cuh"
 using namespace gdn;
+void prepare(const Prefill& p, int parts) {
+  emulated::launch({uint32_t(p.T / CHUNK + p.N), uint32_t(p.H), uint32_t(parts)}, PREPARE_THREADS,
+                   sizeof(PrepareShared), 1, [&] {
+                     if (p.HV / p.H > PAIR * parts) gdn_prefill_prepare<true>(p);
+                     else gdn_prefill_prepare<false>(p);
+                   });
+}
 uint32_t parts(const Prefill& p) {
   return p.segment ? p.cu_seqlens[p.N] / (p.segment * CHUNK) + p.N : p.N;
+}
+void scan(const Prefill& p) {
+  emulated::launch({D / 16, uint32_t(p.HV), uint32_t(p.N)}, SCAN_THREADS, sizeof(ScanShared), 1,
+                   [&] { gdn_prefill_scan(p); });
 }
 template <int WARPS, int STAGES>
 void transfer(const Prefill& p) {
   emulated::launch({uint32_t(2 * D / 16 / WARPS), uint32_t(p.HV), parts(p)}, WARPS * 32, state_shared<WARPS, STAGES>(),
                    1, [&] { gdn_prefill_transfer<WARPS, STAGES>(p); });
-  emulated::launch({D / 16, uint32_t(p.HV), uint32_t(p.N)}, SCAN_THREADS, sizeof(ScanShared), 1,
-                   [&] { gdn_prefill_scan(p); });
+  scan(p);
 }
 template <int WARPS, int STAGES>
 void state(const Prefill& p) {
@@ -46,8 +56,7 @@ extern "C" int prefill(int warps, int mode, int members, int segment, void** t, 
                   (int64_t*)t[8], (bf*)t[9], (float*)t[10], (char*)t[11], (float*)t[12],
                   (float*)t[13], scale, H, HV, N, segment, T};
   emulated::mode = mode;
-  emulated::launch({uint32_t(T / CHUNK + N), uint32_t(H), uint32_t(members)}, PREPARE_THREADS, sizeof(PrepareShared), 1,
-                   [&] { gdn_prefill_prepare(p); });
+  prepare(p, members);
   if (segment && warps < 4) transfer<4, 2>(p);
   else if (segment) transfer<8, 3>(p);
   if (warps == 0) split<3>(p);
@@ -59,6 +68,20 @@ extern "C" int prefill(int warps, int mode, int members, int segment, void** t, 
   return 0;
 }
 extern "C" int prepared_bytes() { return sizeof(Prepared); }
+extern "C" void prepare(int members, void** t, float scale, int H, int HV, int N, int T) {
+  using bf = __nv_bfloat16;
+  Prefill p{};
+  p.q = (bf*)t[0], p.k = (bf*)t[1], p.A_log = (float*)t[2], p.a = (bf*)t[3], p.dt_bias = (float*)t[4], p.b = (bf*)t[5];
+  p.cu_seqlens = (int64_t*)t[6], p.prepared = (char*)t[7], p.scale = scale, p.H = H, p.HV = HV, p.N = N, p.T = T;
+  prepare(p, members);
+}
+extern "C" void scan_segments(int mode, void** t, int HV, int N, int T, int segment) {
+  Prefill p{};
+  p.cu_seqlens = (int64_t*)t[0], p.state = (float*)t[1], p.ends = (float*)t[2], p.transfers = (float*)t[3];
+  p.H = p.HV = HV, p.N = N, p.T = T, p.segment = segment;
+  emulated::mode = mode;
+  scan(p);
+}
 """
 
 
@@ -101,6 +124,22 @@ def prefill(library, warps, given, scale=0.1, mode=0, members=1, segment=0, in_p
     return output, new_state
 
 
+def prepared(library, given, scale, members=1):
+    """[chunks, HV] of T, M [64, 64] and of the gates in, out, beta [3, 64]; float64."""
+    q, k, v, _, A_log, a, dt_bias, b, cu = given
+    T, N, H, HV = q.shape[0], len(cu) - 1, q.shape[1], v.shape[1]
+    memory = torch.full((T // 64 + N, HV, 2, 64, 8, 16), 255, dtype=torch.uint8)
+    pointers = [q, k, A_log, a, dt_bias, b, cu, memory]
+    table = (ctypes.c_void_p * len(pointers))(*(x.data_ptr() for x in pointers))
+    library.prepare(members, table, ctypes.c_float(scale), H, HV, N, T)
+    swizzled = torch.arange(8)[None, :] ^ torch.arange(64)[:, None] % 8  # piece c of row r is at c ^ (r % 8)
+    pieces = memory[:, :, :, torch.arange(64)[:, None], swizzled].contiguous()
+    matrices = pieces.flatten(-2).contiguous().view(torch.bfloat16).double()
+    gates = pieces[:, :, 0, :16, 4:7].contiguous().view(torch.float32)  # number t of gate f: row t / 4, piece 4 + f
+    gates = gates.transpose(2, 3).flatten(3)
+    return matrices[:, :, 0].numpy(), matrices[:, :, 1].numpy(), gates.double().numpy()
+
+
 def error(x, right):
     return float(np.linalg.norm(x.double().numpy() - right) / np.linalg.norm(right))
 
@@ -112,6 +151,36 @@ def right(given, scale=0.1):
 def close(found, expected):
     """bf16 goes into every product: FlashInfer's and flash-linear-attention's errors are 3e-3 to 5e-3."""
     return error(found[0], expected[0]) < 4.5e-3 and error(found[1], expected[1]) < 4.5e-3
+
+
+def test_what_is_prepared(library):
+    """T, M and the gates in a chunk's 16 KB: two chunks, the second of 10 tokens, value heads in groups of 3."""
+    given = inputs([74], 2, 6, seed=4)
+    q, k, _, _, A_log, a, dt_bias, b, _ = (x.double() for x in given)
+    log_g = -torch.exp(A_log) * torch.nn.functional.softplus(a + dt_bias)
+    beta = torch.sigmoid(b)
+    for members in (1, 2, 3):
+        T, M, gates = prepared(library, given, 0.25, members)
+        for chunk, hv in ((0, 0), (0, 4), (1, 2), (1, 5)):
+            rows = slice(64 * chunk, min(64 * chunk + 64, 74))
+            n = rows.stop - rows.start
+            G = torch.zeros(64).double()
+            G[:n], G[n:] = log_g[rows, hv].cumsum(0), log_g[rows, hv].sum()
+            weights = torch.zeros(64).double()
+            weights[:n] = beta[rows, hv]
+            Q, K = torch.zeros(64, 128).double(), torch.zeros(64, 128).double()
+            Q[:n], K[:n] = q[rows, hv // 3], k[rows, hv // 3]
+            decay = torch.exp(G[:, None] - G[None, :]).tril()
+            A = (weights[:, None] * decay * (K @ K.T)).tril(-1)
+            T[chunk, hv, :32, 32:] = 0  # the gates
+            for found, expected in (
+                (T[chunk, hv], torch.linalg.inv(torch.eye(64).double() + A)),
+                (M[chunk, hv], 0.25 * decay * (Q @ K.T)),
+            ):
+                assert error(torch.tensor(found), expected.numpy()) < 3e-3
+                assert not np.triu(found, 1).any()
+            expected = torch.stack([torch.exp(G), torch.exp(G[63] - G), weights]).numpy()
+            assert np.abs(gates[chunk, hv] - expected).max() < 2e-6
 
 
 SPLIT = 0  # four warps share 16 rows
@@ -191,6 +260,26 @@ def test_segments(library, warps, lengths):
     expected = right(given)
     for segment, mode in ((1, 2), (2, 1)):
         assert close(prefill(library, warps, given, segment=segment, mode=mode), expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_scan(library, mode):
+    """S Phi + L from segment to segment to 16 bits, of Phi as two parts of bf16 in mma's order."""
+    draw = torch.Generator().manual_seed(7)
+    state, ends, transfers = (torch.randn(n, 2, 128, 128, generator=draw) for n in (1, 5, 5))
+    transfers /= 128**0.5
+    high = transfers.bfloat16()
+    pair = torch.stack([high, (transfers - high.float()).bfloat16()])  # part; segment, head; then row and column:
+    axes = pair.reshape(2, 5, 2, 8, 2, 4, 2, 16, 8)  # k-step, half, t, odd; n-tile, g
+    fragments = axes.permute(1, 2, 3, 7, 8, 5, 0, 4, 6).contiguous()  # k-step, n-tile, g, t; part, half, odd
+    expected, S = [], state[0].double()
+    for i in range(4):
+        S = S @ transfers[i].double() + ends[i].double()
+        expected.append(S)
+    cu = torch.tensor([0, 64 * 5])
+    table = (ctypes.c_void_p * 4)(*(x.data_ptr() for x in (cu, state, ends, fragments)))
+    library.scan_segments(mode, table, 2, 1, 320, 1)
+    assert error(ends[:4], torch.stack(expected).numpy()) < 3e-5
 
 
 def test_a_segment_for_all_is_no_segment(library):

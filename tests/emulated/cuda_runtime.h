@@ -12,6 +12,7 @@
 #include <setjmp.h>
 #include <ucontext.h>
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -58,6 +59,7 @@ struct Cta {
   size_t bytes = 0;
   int running = 0;
   Barrier barrier{0};
+  std::array<Barrier, 16> named{};
 };
 
 struct Lane {  // what a lane brings to its warp's instruction, and takes from it
@@ -196,7 +198,7 @@ inline void launch(dim grid_, uint32_t threads, size_t shared, uint32_t cluster,
           cta.memory.assign(shared + GUARD + 128, '\xff');  // NaN in every format
           cta.base = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(cta.memory.data()) + 127) / 128 * 128);
           cta.bytes = shared, cta.running = static_cast<int>(threads);
-          cta.barrier = {static_cast<int>(threads)};
+          cta.barrier = {static_cast<int>(threads)}, cta.named = {};
         }
         for (uint32_t i = 0; i < cluster * threads; ++i) {
           Fiber& f = *fibers[i];
@@ -253,6 +255,20 @@ T __ldg(const T* p) { return *p; }
 inline float __shfl_xor_sync(uint32_t, float x, int mask) {
   return __uint_as_float(emulated::exchange(__float_as_uint(x), emulated::me->lane ^ mask));
 }
+inline uint32_t __shfl_xor_sync(uint32_t, uint32_t x, int mask) {
+  return emulated::exchange(x, emulated::me->lane ^ mask);
+}
+inline uint32_t __ballot_sync(uint32_t, bool x) {
+  static const char tag = 0;
+  emulated::Lane& mine = emulated::me->warp->lanes[emulated::me->lane];
+  mine.in[0] = x;
+  return emulated::together(&tag, [](emulated::Lane* lanes) {
+    uint32_t all = 0;
+    for (int i = 0; i < 32; ++i) all |= lanes[i].in[0] << i;
+    for (int i = 0; i < 32; ++i) lanes[i].out[0] = all;
+  }).out[0];
+}
+inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 inline float __shfl_sync(uint32_t, float x, int from, int width = 32) {
   return __uint_as_float(emulated::exchange(__float_as_uint(x), emulated::me->lane / width * width + from % width));
 }

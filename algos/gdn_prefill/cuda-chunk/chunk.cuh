@@ -16,8 +16,7 @@ namespace gdn {
 
 constexpr int D = 128;          // K = V
 constexpr int CHUNK = 64;       // tokens
-constexpr int SIDE = 16;        // of a block of the CHUNK x CHUNK matrices; 10 blocks stand on and below the diagonal
-constexpr int BLOCKS = CHUNK / SIDE * (CHUNK / SIDE + 1) / 2;
+constexpr int SIDE = 16;        // of a block of the CHUNK x CHUNK matrices
 
 struct Prefill {
   const __nv_bfloat16* q;        // [T, H, 128]
@@ -46,21 +45,28 @@ struct Prefill {
   }
 };
 
-// What the chunks' own tokens say, made for all chunks at once (prepare.cuh) and used one after the other (state.cuh).
-// With G_t the sum of log g up to token t of the chunk:
-struct Prepared {
-  float in[CHUNK];               // e^(G_t): what is left of the state before the chunk
-  float out[CHUNK];              // e^(G_C - G_t): what is left of token t behind the chunk; in[63] = e^(G_C)
-  float beta[CHUNK];
-  __nv_bfloat16 T[BLOCKS * SIDE * SIDE];  // (I + A)^-1, A_ts = beta_t e^(G_t - G_s) k_t.k_s for s < t
-  __nv_bfloat16 M[BLOCKS * SIDE * SIDE];  // scale e^(G_t - G_s) q_t.k_s for s <= t
+// What the chunks' own tokens say, made for all chunks at once (prepare.cuh) and used one after the other (state.cuh), as
+// matrix instructions and bulk copies of sm_90 take it: rows of 128 bytes, their eight pieces of 16 bytes swapped by the
+// "128-byte swizzle", at a multiple of 1024 bytes. Above the diagonal stand zeros, but for T's upper right quarter, which is
+// not to be read: the gates lie there. With G_t the sum of log g up to token t of the chunk:
+enum Gate {
+  IN,    // e^(G_t): what is left of the state before the chunk
+  OUT,   // e^(G_C - G_t): what is left of token t behind the chunk; IN of the last token is e^(G_C)
+  BETA,
 };
-static_assert(sizeof(Prepared) == 11008 && sizeof(Prepared) % 16 == 0, "copied in pieces of 16 bytes; 16 KB is the limit");
-
-// Block (i, j), j <= i, of T and M; in it row r has its two pieces of 16 bytes swapped for r / 4 odd, so that eight rows of
-// a piece lie in eight different banks.
-__host__ __device__ constexpr int block_at(int i, int j) { return (i * (i + 1) / 2 + j) * SIDE * SIDE * 2; }
-__host__ __device__ constexpr int in_block(int row, int piece) { return row * 32 + (piece ^ (row >> 2 & 1)) * 16; }
+__host__ __device__ constexpr int in_matrix(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
+__host__ __device__ constexpr int gate_at(int which, int token) {
+  return in_matrix(token / 4, 4 + which) + (token & 3) * 4;
+}
+constexpr int MATRIX = CHUNK * CHUNK * 2;  // bytes
+struct Prepared {
+  char T[MATRIX];  // (I + A)^-1, A_ts = beta_t e^(G_t - G_s) k_t.k_s for s < t; bf16. And the gates, float
+  char M[MATRIX];  // scale e^(G_t - G_s) q_t.k_s for s <= t; bf16
+  __device__ __forceinline__ const float* gate(int which, int token) const {
+    return reinterpret_cast<const float*>(T + gate_at(which, token));  // as far as a multiple of 4 tokens
+  }
+};
+static_assert(sizeof(Prepared) == 16384, "16 KB a chunk and head is the limit");
 
 // A tile of 64 rows of PIECES pieces of 16 bytes: eight rows of a piece lie in eight different banks.
 template <int PIECES>
@@ -71,18 +77,17 @@ __host__ __device__ constexpr int in_tile(int row, int piece) {
 constexpr int D_PIECES = D * 2 / 16;            // of a row of q or k
 constexpr int D_TILE = CHUNK * D * 2;           // bytes
 
-// Which sequence has number `number`, where sequence n has cu_seqlens[n] / unit + n and those behind it, at least one.
-// Asked by all threads of a CTA; `found` is in shared memory.
-__device__ __forceinline__ int sequence_of(const Prefill& p, int64_t number, int64_t unit, int* found, int thread, int threads) {
-  if (thread == 0) *found = p.N - 1;
-  __syncthreads();
-  for (int n = thread; n < p.N - 1; n += threads) {
-    if (p.border(n) / unit + n <= number && number < p.border(n + 1) / unit + n + 1) *found = n;
+// Which sequence has number `number`, where sequence n has cu_seqlens[n] / unit + n and those behind it, at least one: each
+// warp for itself, 32 candidates at a time.
+__device__ __forceinline__ int sequence_of(const Prefill& p, int64_t number, int64_t unit, int lane) {
+  int low = 0, span = p.N;
+  while (span > 1) {
+    const int stride = (span + 31) / 32, at = lane * stride;
+    const bool below = lane == 0 || (at < span && p.border(low + at) / unit + low + at <= number);
+    const int last = __popc(__ballot_sync(0xffffffffu, below)) - 1;
+    low += last * stride, span = stride < span - last * stride ? stride : span - last * stride;
   }
-  __syncthreads();
-  const int n = *found;
-  __syncthreads();  // it may be written over
-  return n;
+  return low;
 }
 
 // An 8 x 8 matrix of bf16, of which a lane has row g at columns 2t and 2t + 1, transposed.

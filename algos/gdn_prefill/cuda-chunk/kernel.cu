@@ -48,7 +48,7 @@ inline ffi::Tensor scratch(int64_t rows, int64_t bytes, DLDevice device) {
 
 // A sequence of the mean length in `segments` parts; not in pieces so short, nor a whole so short, that four launches and
 // half as many products again cost more than they save.
-constexpr int SHORTEST_SEGMENT = 26, SHORTEST_CUT = 64;  // chunks; memory is 11 KB a chunk and 128 KB a segment
+constexpr int SHORTEST_SEGMENT = 26, SHORTEST_CUT = 64;  // chunks; memory is 16 KB a chunk and 128 KB a segment
 inline int segment_of(int64_t T, int64_t N, int segments) {
   const int64_t chunks = T / N / CHUNK;
   if (segments < 2 || chunks < SHORTEST_CUT) return 0;
@@ -126,12 +126,15 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
   ffi::CUDADeviceGuard guard(device.device_id);
   const auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
   const int64_t numbers = T / CHUNK + N;
-  const ffi::Tensor prepared = scratch(numbers * HV, sizeof(Prepared), device);
-  p.prepared = static_cast<char*>(prepared.data_ptr());
+  constexpr int64_t ALIGNED = 1024;  // of Prepared; torch's allocator promises 512
+  const ffi::Tensor prepared = scratch(1, numbers * HV * sizeof(Prepared) + ALIGNED, device);
+  p.prepared = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(prepared.data_ptr()) + ALIGNED - 1) / ALIGNED * ALIGNED);
   const int count = sms(device.device_id);
   const int64_t parts = numbers * H < 2 * count ? HV / H : 1;  // with few chunks, a CTA for each value head
-  launch<gdn_prefill_prepare>(dim3(static_cast<uint32_t>(numbers), H, parts), PREPARE_THREADS, sizeof(PrepareShared), p,
-                              device.device_id, stream);
+  const dim3 grid(static_cast<uint32_t>(numbers), H, parts);
+  constexpr int SHARED = sizeof(PrepareShared), THREADS = PREPARE_THREADS;
+  if (HV / H > PAIR * parts) launch<gdn_prefill_prepare<true>>(grid, THREADS, SHARED, p, device.device_id, stream);
+  else launch<gdn_prefill_prepare<false>>(grid, THREADS, SHARED, p, device.device_id, stream);
   walk(chosen(count, N * HV), p, T, device, stream,
        std::make_index_sequence<ROWS_TUNED>{});
 }

@@ -24,7 +24,7 @@ __device__ __forceinline__ void take(uint32_t (&x)[4], const uint4& from) {
 
 template <int STAGES>
 __global__ void __launch_bounds__(SPLIT_THREADS) gdn_prefill_split(const __grid_constant__ Prefill p) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4;
   const int v0 = blockIdx.x * 16, hv = blockIdx.y;
   Exchange& x = *reinterpret_cast<Exchange*>(shared_memory() + STAGES * sizeof(Stage<1>));
   Chunks<1, STAGES, SPLIT_THREADS> chunks(shared_memory(), p, hv, v0);
@@ -55,8 +55,8 @@ __global__ void __launch_bounds__(SPLIT_THREADS) gdn_prefill_split(const __grid_
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int token = warp * 16 + e * 8 + 2 * t;
-      pair_of(in[e], stage.prepared.in + token), pair_of(out[e], stage.prepared.out + token);
-      pair_of(beta[e], stage.prepared.beta + token);
+      pair_of(in[e], stage.prepared.gate(IN, token)), pair_of(out[e], stage.prepared.gate(OUT, token));
+      pair_of(beta[e], stage.prepared.gate(BETA, token));
     }
     float r[2][4] = {}, d[2][4] = {}, o[2][4] = {};
     state_times<2>(r, before, k_tile, warp * 16, lane);
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS) gdn_prefill_split(const __grid_
     for (int u = 0; u < 4; ++u)
       if (u <= warp) {
         take(left, x.R[u][lane]);
-        block_times(d, left, T + block_at(warp, u), lane);
+        block_times(d, left, T, warp, u, lane);
       }
     uint32_t plain[4];
     as_left(plain, d[0], d[1]);
@@ -81,10 +81,10 @@ __global__ void __launch_bounds__(SPLIT_THREADS) gdn_prefill_split(const __grid_
     scaled(d, out);
     as_left(left, d[0], d[1]);
     give(x.decayed[warp][lane], left);
-    state_times<1>(o, before, q_tile, warp * 16, lane);
+    state_times<2>(o, before, q_tile, warp * 16, lane);
     __syncthreads();
 
-    const float kept = stage.prepared.in[CHUNK - 1];
+    const float kept = *stage.prepared.gate(IN, CHUNK - 1);
 #pragma unroll
     for (int j = 0; j < 4; ++j)
 #pragma unroll
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS) gdn_prefill_split(const __grid_
     for (int u = 0; u < 4; ++u)
       if (u <= warp) {
         take(left, x.plain[u][lane]);
-        block_times(o, left, M + block_at(warp, u), lane);
+        block_times(o, left, M, warp, u, lane);
       }
     put_transposed<2>(stage.v, o, warp * 16, 0, lane);
     __syncwarp();

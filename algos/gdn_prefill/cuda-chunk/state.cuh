@@ -20,21 +20,44 @@ struct Stage {
   Prepared prepared;
 };
 
+// A thread's pieces of a tile of 64 rows of PIECES pieces, one in every THREADS / PIECES rows: `to` and `from` are its first,
+// `step` the distance to its next in elements. Straight-line code: what is asked for stands in every chunk's chain.
+template <int PIECES, int THREADS>
+__device__ __forceinline__ void copy_pieces(uint32_t to, const __nv_bfloat16* from, int64_t step) {
+  constexpr int ROWS = THREADS / PIECES;
+  static_assert(PIECES >= 8 || ROWS % 8 == 0, "else in_tile turns from row to row");
+#pragma unroll 8
+  for (int i = 0; i < CHUNK / ROWS; ++i) {
+    copy16((to ^ (i * ROWS & 7) * 16) + i * THREADS * 16, from, true);
+    from += step;
+  }
+}
+// The blocks of T up to the diagonal and the gates, or of M.
+template <int THREADS, bool GATES>
+__device__ __forceinline__ void copy_matrix(uint32_t to, const char* from, int thread) {
+#pragma unroll 8
+  for (int i = 0; i < MATRIX / 16 / THREADS; ++i) {
+    const int row = thread / 8 + i * (THREADS / 8), piece = (thread ^ row) & 7;
+    const bool gates = GATES && row < SIDE && piece >= 4;
+    if (gates || piece / 2 <= row / SIDE) copy16(to + (thread + i * THREADS) * 16, from + (thread + i * THREADS) * 16, true);
+  }
+}
+
 // The chunks of one segment of a sequence and value head, for 16 TILES rows of V from v0 on, asked for STAGES - 1 chunks
 // ahead. Without OUTPUTS, without what only these take.
 template <int TILES, int STAGES, int THREADS, bool OUTPUTS = true>
 struct Chunks {
   Stage<TILES>* stages;
   const Prefill& p;
-  int hv, v0, n, count;
+  int hv, h, v0, n, count;
   bool last;                       // of the sequence's segments
   int64_t slot;                    // the number of this segment
   int64_t first, tokens, number;   // of this segment: its first token, how many, the number of its first chunk
 
   __device__ __forceinline__ Chunks(char* memory, const Prefill& p_, int hv_, int v0_)
-      : stages(reinterpret_cast<Stage<TILES>*>(memory)), p(p_), hv(hv_), v0(v0_), slot(blockIdx.z) {
+      : stages(reinterpret_cast<Stage<TILES>*>(memory)), p(p_), hv(hv_), h(hv_ / (p_.HV / p_.H)), v0(v0_), slot(blockIdx.z) {
     const int64_t unit = static_cast<int64_t>(p.segment) * CHUNK;
-    n = p.segment ? sequence_of(p, slot, unit, reinterpret_cast<int*>(memory), threadIdx.x, THREADS) : blockIdx.z;
+    n = p.segment ? sequence_of(p, slot, unit, threadIdx.x % 32) : blockIdx.z;
     const int64_t begin = p.border(n), end = p.border(n + 1) > begin ? p.border(n + 1) : begin;
     const int64_t index = p.segment ? slot - (begin / unit + n) : 0;
     first = begin + index * unit, tokens = end - first;
@@ -54,21 +77,30 @@ struct Chunks {
 
   __device__ __forceinline__ void ask(int chunk) {
     if (chunk < count) {
-      const int thread = threadIdx.x, h = hv / (p.HV / p.H);
+      const int thread = thread_again();  // no address waits in a register
       Stage<TILES>& stage = stages[chunk % STAGES];
-      const int64_t begin = first + static_cast<int64_t>(chunk) * CHUNK, left = first + tokens - begin;
-      const int rows = left < CHUNK ? static_cast<int>(left) : CHUNK;
       const int64_t stride = static_cast<int64_t>(p.H) * D, v_stride = static_cast<int64_t>(p.HV) * D;
-      copy_tile<D_PIECES>(shared_address(stage.k), p.k + begin * stride + h * D, stride, rows, thread, THREADS);
-      if constexpr (OUTPUTS)
-        copy_tile<D_PIECES>(shared_address(stage.q), p.q + begin * stride + h * D, stride, rows, thread, THREADS);
-      copy_tile<TILES * 2>(shared_address(stage.v), p.v + begin * v_stride + hv * D + v0, v_stride, rows, thread,
-                           THREADS);
-      const char* prepared = p.prepared + ((number + chunk) * p.HV + hv) * sizeof(Prepared);
-      const uint32_t to = shared_address(&stage.prepared);
-      constexpr int BYTES = sizeof(Prepared) - (OUTPUTS ? 0 : sizeof(Prepared::M));
-#pragma unroll 1
-      for (int i = thread * 16; i < BYTES; i += THREADS * 16) copy16(to + i, prepared + i, true);
+      const uint32_t k_tile = shared_address(stage.k), q_tile = shared_address(stage.q), v_tile = shared_address(stage.v);
+      const int64_t done = static_cast<int64_t>(chunk) * CHUNK, left = tokens - done;
+      const int64_t from = ((first + done) * p.H + h) * D, v_from = ((first + done) * p.HV + hv) * D + v0;
+      if (left >= CHUNK) {
+        constexpr int ROWS = THREADS / D_PIECES, V_PIECES = TILES * 2, V_ROWS = THREADS / V_PIECES;
+        const int at = in_tile<D_PIECES>(thread / D_PIECES, thread % D_PIECES);
+        const int64_t own = from + thread / D_PIECES * stride + thread % D_PIECES * 8;
+        copy_pieces<D_PIECES, THREADS>(k_tile + at, p.k + own, ROWS * stride);
+        if constexpr (OUTPUTS) copy_pieces<D_PIECES, THREADS>(q_tile + at, p.q + own, ROWS * stride);
+        copy_pieces<V_PIECES, THREADS>(v_tile + in_tile<V_PIECES>(thread / V_PIECES, thread % V_PIECES),
+                                       p.v + v_from + thread / V_PIECES * v_stride + thread % V_PIECES * 8,
+                                       V_ROWS * v_stride);
+      } else {  // the last of a sequence
+        const int rows = static_cast<int>(left);
+        copy_tile<D_PIECES>(k_tile, p.k + from, stride, rows, thread, THREADS);
+        if constexpr (OUTPUTS) copy_tile<D_PIECES>(q_tile, p.q + from, stride, rows, thread, THREADS);
+        copy_tile<TILES * 2>(v_tile, p.v + v_from, v_stride, rows, thread, THREADS);
+      }
+      const char* const prepared = p.prepared + ((number + chunk) * p.HV + hv) * sizeof(Prepared);
+      copy_matrix<THREADS, true>(shared_address(stage.prepared.T), prepared, thread);
+      if constexpr (OUTPUTS) copy_matrix<THREADS, false>(shared_address(stage.prepared.M), prepared + MATRIX, thread);
     }
     commit_copies();
   }
@@ -113,10 +145,23 @@ __device__ __forceinline__ void state_times(float (&d)[2][4], const uint32_t (&S
       for (int c = 0; c < 4; ++c) d[e][c] += sum[chain][e][c];
 }
 
-// d += X B^T: X as a left operand, B a block of T or M.
-__device__ __forceinline__ void block_times(float (&d)[2][4], const uint32_t (&X)[4], uint32_t block, int lane) {
+// The same with two tiles at a time, which need no second sum.
+__device__ __forceinline__ void state_times_two(float (&d)[2][4], float (&d2)[2][4], const uint32_t (&S)[8][4], uint32_t tile,
+                                                uint32_t tile2, int row, int lane) {
+#pragma unroll
+  for (int step = 0; step < 8; ++step) {
+    const int at = in_tile<D_PIECES>(row + lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2);
+    uint32_t right[4], right2[4];
+    load_matrices(right, tile + at), load_matrices(right2, tile2 + at);
+    multiply_add(d[0], S[step], right[0], right[1]), multiply_add(d[1], S[step], right[2], right[3]);
+    multiply_add(d2[0], S[step], right2[0], right2[1]), multiply_add(d2[1], S[step], right2[2], right2[3]);
+  }
+}
+
+// d += X B^T: X as a left operand, B block (i, j) of T or M.
+__device__ __forceinline__ void block_times(float (&d)[2][4], const uint32_t (&X)[4], uint32_t matrix, int i, int j, int lane) {
   uint32_t right[4];
-  load_matrices(right, block + in_block(lane / 16 * 8 + lane % 8, lane / 8 % 2));
+  load_matrices(right, matrix + in_matrix(i * SIDE + lane / 16 * 8 + lane % 8, 2 * j + lane / 8 % 2));
   multiply_add(d[0], X, right[0], right[1]);
   multiply_add(d[1], X, right[2], right[3]);
 }
@@ -180,11 +225,12 @@ __device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&bef
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     const int token = I * 16 + e * 8 + 2 * t;
-    pair_of(in[e], stage.prepared.in + token), pair_of(out[e], stage.prepared.out + token);
-    pair_of(beta[e], stage.prepared.beta + token);
+    pair_of(in[e], stage.prepared.gate(IN, token)), pair_of(out[e], stage.prepared.gate(OUT, token));
+    pair_of(beta[e], stage.prepared.gate(BETA, token));
   }
   float x[2][4] = {}, d[2][4] = {}, o[2][4] = {};
-  state_times<1>(x, before, k_tile, I * 16, lane);
+  if constexpr (OUTPUTS) state_times_two(x, o, before, k_tile, shared_address(stage.q), I * 16, lane);
+  else state_times<2>(x, before, k_tile, I * 16, lane);
   uint32_t v[4];
   load_transposed(v, v_tile + in_tile<PIECES>(I * 16 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2));
   if constexpr (!OUTPUTS)
@@ -194,19 +240,18 @@ __device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&bef
   as_left(R[I], x[0], x[1]);
 
 #pragma unroll
-  for (int u = 0; u <= I; ++u) block_times(d, R[u], shared_address(stage.prepared.T) + block_at(I, u), lane);
+  for (int u = 0; u <= I; ++u) block_times(d, R[u], shared_address(stage.prepared.T), I, u, lane);
   if constexpr (OUTPUTS) as_left(plain[I], d[0], d[1]);
   scaled(d, out);
   uint32_t decayed[4];
   as_left(decayed, d[0], d[1]);
   if constexpr (OUTPUTS) {
-    state_times<1>(o, before, shared_address(stage.q), I * 16, lane);
 #pragma unroll
     for (int e = 0; e < 2; ++e)
 #pragma unroll
       for (int c = 0; c < 4; ++c) o[e][c] *= scale * in[e][c % 2];
 #pragma unroll
-    for (int u = 0; u <= I; ++u) block_times(o, plain[u], shared_address(stage.prepared.M) + block_at(I, u), lane);
+    for (int u = 0; u <= I; ++u) block_times(o, plain[u], shared_address(stage.prepared.M), I, u, lane);
     put_transposed<PIECES>(stage.v, o, I * 16, warp * 2, lane);
   }
 #pragma unroll
@@ -243,8 +288,9 @@ __global__ void __launch_bounds__(WARPS * 32) gdn_prefill_state(const __grid_con
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks.count; ++chunk) {
     Stage<WARPS>& stage = chunks.next(chunk);
+    const int warp = thread_again() / 32, lane = thread_again() % 32;
     uint32_t before[8][4], R[4][4], plain[4][4];
-    const float kept = stage.prepared.in[CHUNK - 1];
+    const float kept = *stage.prepared.gate(IN, CHUNK - 1);
 #pragma unroll
     for (int step = 0; step < 8; ++step) as_left(before[step], S[2 * step], S[2 * step + 1]);
 #pragma unroll
