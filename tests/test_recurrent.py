@@ -20,28 +20,28 @@ from gdn_cli import machine, registry, tuned
 
 ALGO = registry.load().find("gdn_prefill/cuda-recurrent")
 CONSTANTS = ALGO.tune.constants
-CUTS = list(itertools.product(CONSTANTS["warps"], CONSTANTS["ahead"], CONSTANTS["chains"]))
-USUAL = (2, 2, 2)
+CUTS = [cut for cut in itertools.product(*CONSTANTS.values()) if cut[1] == 1 or cut[0] == 1]
+USUAL = (1, 2, 2)
 PLAIN, EARLY, REVERSED = 0, 1, 2  # emulated::Mode
 MODES = (PLAIN, EARLY, REVERSED, EARLY | REVERSED)
 
 DRIVER = """
 #include "prefill.cuh"
-template <int WARPS, int AHEAD, int CHAINS>
+template <int WARPS, int SPLIT, int AHEAD>
 int launch(const gdn::Arguments& p, uint32_t heads) {
-  using L = gdn::Layout<WARPS, AHEAD>;
+  using L = gdn::Layout<WARPS, SPLIT, AHEAD>;
   emulated::launch({heads * (128 / (16 * WARPS)), 1, 1}, L::THREADS, L::BYTES, 1,
-                   [&] { gdn::gdn_prefill_recurrent<WARPS, AHEAD, CHAINS, 1, 1>(p); });
+                   [&] { gdn::gdn_prefill_recurrent<WARPS, SPLIT, AHEAD>(p); });
   return 0;
 }
-extern "C" int prefill(int warps, int ahead, int chains, int mode, void** t, float scale, int64_t T, int64_t N,
+extern "C" int prefill(int warps, int split, int ahead, int mode, void** t, float scale, int64_t T, int64_t N,
                        uint32_t H, uint32_t HV) {
   using bf = __nv_bfloat16;
   const gdn::Arguments p = {(float*)t[0], (int64_t*)t[1], (bf*)t[2], (bf*)t[3], (bf*)t[4], (bf*)t[5], (bf*)t[6],
                             (float*)t[7], (float*)t[8], (float*)t[9], (bf*)t[10], scale, H, HV,
                             T, T / N, gdn::Divisor(HV), gdn::Divisor(HV / H)};
   emulated::mode = mode;
-#define CUT(w, a, c) if (warps == w && ahead == a && chains == c) return launch<w, a, c>(p, N * HV);
+#define CUT(w, s, a) if (warps == w && split == s && ahead == a) return launch<w, s, a>(p, N * HV);
   @CUTS@
   return 1;
 }
@@ -76,10 +76,10 @@ def prefill(library, given: list, cut=USUAL, mode: int = PLAIN, in_place: bool =
     return output, new_state
 
 
-def agrees(given: list, found, state_error: float = 1e-5) -> None:
+def agrees(given: list, found, state_error: float = 2.6e-3) -> None:
     right_output, right_state = oracle.gdn_prefill(*given)
     assert oracle.error(found[1], right_state) < state_error
-    assert oracle.error(found[0], right_output) < 2.6e-3  # two roundings to bf16
+    assert oracle.error(found[0], right_output) < 3.2e-3  # the output's rounding to bf16, and that of S and d
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: "x".join(map(str, cut)))
@@ -102,11 +102,11 @@ def test_a_mix_of_lengths_and_the_contest_s_heads(library):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("cut", [(2, 1, 1), (2, 2, 2)], ids=lambda cut: "x".join(map(str, cut)))
+@pytest.mark.parametrize("cut", [(2, 1, 1), (1, 2, 1)], ids=lambda cut: "x".join(map(str, cut)))
 def test_no_warp_reads_what_is_not_there_yet_or_writes_over_what_is_read(library, cut, mode):
     """Ten rounds and more: each warp as far ahead as its barriers let it, copies as early and as late as can be."""
     given = inputs((170, 3))
-    usual, found = prefill(library, given, (1, 2, cut[2])), prefill(library, given, cut, mode)
+    usual, found = prefill(library, given, (1, cut[1], 2)), prefill(library, given, cut, mode)
     agrees(given, found)
     assert torch.equal(found[0], usual[0])  # a row's arithmetic is the same in every cut
 
@@ -145,14 +145,14 @@ def test_what_was_forgotten_stays_forgotten_and_what_came_after_is_kept(library)
     given = inputs((62,))
     given[4], given[6] = torch.full((1,), 5.0), torch.zeros(1)
     given[5][:] = torch.where(torch.arange(62) % 3 == 0, 10.0, -5.0).bfloat16()[:, None]
-    agrees(given, prefill(library, given), state_error=3e-5)
+    agrees(given, prefill(library, given))
 
 
 def test_keys_of_alternating_sign_with_beta_1(library):
     given = inputs((96,), case="still")
     given[1] = given[1][:1] * torch.where(torch.arange(96) % 2 == 0, 1, -1)[:, None, None].bfloat16()
     given[7] = torch.full_like(given[7], 20.0)
-    agrees(given, prefill(library, given), state_error=1e-4)  # what repeats cancels: little is left to be wrong about
+    agrees(given, prefill(library, given))
 
 
 @pytest.mark.skipif(machine.cuda_home() is None, reason="no nvcc here")

@@ -1,6 +1,8 @@
 // What cuda-recurrent/matrix.cuh says in PTX, on the CPU of cuda_runtime.h: ptx.cuh has all but products of bf16.
 #pragma once
 
+#include <map>
+
 #include "cuda_bf16.h"
 #include "ptx.cuh"
 
@@ -62,6 +64,7 @@ inline uint32_t transposed(uint32_t x) {
 
 inline void prefetch(const void*) {}
 inline uint32_t thread_again() { return threadIdx.x; }
+inline char* pinned(char* p) { return p; }
 
 template <int THREADS>
 void meet() { __syncthreads(); }
@@ -70,6 +73,12 @@ void meet(int barrier) {
   emulated::Barrier& b = emulated::me->cta->named.at(barrier);
   b.expected = THREADS;
   emulated::wait(b, emulated::arrive(b));
+}
+
+inline void meet_partner(uint32_t pair) {
+  static std::map<uint32_t, emulated::Barrier> barriers;  // one CTA at a time
+  emulated::Barrier& barrier = barriers.try_emplace(pair, emulated::Barrier{64}).first->second;
+  emulated::wait(barrier, emulated::arrive(barrier));
 }
 
 }  // namespace gdn

@@ -26,8 +26,8 @@ namespace gdn {
 template <size_t I>
 void launch(const Arguments& p, int64_t heads, int device, cudaStream_t stream) {
   constexpr Tuned t = TUNED[I];
-  using L = Layout<t.warps, t.ahead>;
-  constexpr auto kernel = gdn_prefill_recurrent<t.warps, t.ahead, t.chains, t.load, t.resident>;
+  using L = Layout<t.warps, t.split, t.ahead>;
+  constexpr auto kernel = gdn_prefill_recurrent<t.warps, t.split, t.ahead>;
   // more than 48 KiB has to be asked for; once for each of the first 64 devices is enough
   static std::array<std::atomic<bool>, 64> asked{};
   const bool kept = device >= 0 && device < 64;

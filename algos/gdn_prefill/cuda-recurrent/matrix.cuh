@@ -47,6 +47,13 @@ __device__ __forceinline__ uint32_t thread_again() {
   return thread;
 }
 
+// An address in shared memory that the compiler keeps in a register instead of making it anew wherever it is used.
+__device__ __forceinline__ char* pinned(char* p) {
+  uint32_t address = shared_address(p);
+  asm volatile("" : "+r"(address));
+  return static_cast<char*>(__cvta_shared_to_generic(address));
+}
+
 // All THREADS of the CTA, wherever in the code each warp says so.
 template <int THREADS>
 __device__ __forceinline__ void meet() {
@@ -56,6 +63,11 @@ __device__ __forceinline__ void meet() {
 template <int THREADS>
 __device__ __forceinline__ void meet(int barrier) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
+}
+
+// The two warps that share a tile of rows, `pair` of the CTA.
+__device__ __forceinline__ void meet_partner(uint32_t pair) {
+  asm volatile("bar.sync %0, 64;" ::"r"(pair + 2) : "memory");
 }
 
 }  // namespace gdn
