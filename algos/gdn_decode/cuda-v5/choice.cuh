@@ -25,17 +25,20 @@ inline int sms(int device) {
 
 constexpr size_t ROWS_TUNED = sizeof(TUNED) / sizeof(TUNED[0]);
 
-// The row of TUNED: of the GPU whose SMs are nearest in number (the first of equals), the first that holds the size.
-inline size_t chosen(int sms, int64_t size) {
+// The row of a table like TUNED: of the GPU whose SMs are nearest in number (the first of equals), the first that holds
+// the size.
+template <typename Row, size_t ROWS>
+inline size_t chosen(const Row (&table)[ROWS], int sms, int64_t size) {
   int nearest = std::numeric_limits<int>::max();
-  for (const Tuned& row : TUNED) {
+  for (const Row& row : table) {
     if (std::abs(row.sms - sms) < std::abs(nearest - sms) || nearest == std::numeric_limits<int>::max()) nearest = row.sms;
   }
-  size_t at = ROWS_TUNED;
-  for (size_t i = 0; i < ROWS_TUNED && at == ROWS_TUNED; ++i) {
-    if (TUNED[i].sms == nearest && size <= TUNED[i].up_to) at = i;
+  size_t at = ROWS;
+  for (size_t i = 0; i < ROWS && at == ROWS; ++i) {
+    if (table[i].sms == nearest && size <= table[i].up_to) at = i;
   }
   return at;
 }
+inline size_t chosen(int sms, int64_t size) { return chosen(TUNED, sms, size); }
 
 }  // namespace gdn

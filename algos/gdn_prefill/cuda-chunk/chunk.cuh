@@ -90,6 +90,36 @@ __device__ __forceinline__ int sequence_of(const Prefill& p, int64_t number, int
   return low;
 }
 
+// The segment of a sequence and value head that a CTA walks: all of a sequence, or what blockIdx.z counts (segments.cuh).
+struct Segment {
+  const Prefill& p;
+  int hv, h, n, count;             // value head, head, sequence, how many chunks
+  bool last;                       // of the sequence's segments
+  int64_t slot;                    // its number
+  int64_t first, tokens, number;   // its first token, how many, the number of its first chunk
+
+  // Asked by all lanes of a warp.
+  __device__ __forceinline__ Segment(const Prefill& p_, int hv_) : p(p_), hv(hv_), h(hv_ / (p_.HV / p_.H)), slot(blockIdx.z) {
+    const int64_t unit = static_cast<int64_t>(p.segment) * CHUNK;
+    n = p.segment ? sequence_of(p, slot, unit, threadIdx.x % 32) : blockIdx.z;
+    const int64_t begin = p.border(n), end = p.border(n + 1) > begin ? p.border(n + 1) : begin;
+    const int64_t index = p.segment ? slot - (begin / unit + n) : 0;
+    first = begin + index * unit, tokens = end - first;
+    number = begin / CHUNK + n + index * p.segment;
+    last = !p.segment || tokens <= unit;
+    if (!last) tokens = unit;
+    if (index < 0 || (index > 0 && tokens <= 0)) tokens = -1;  // there is no such segment
+    count = static_cast<int>((tokens + CHUNK - 1) / CHUNK);
+  }
+  __device__ __forceinline__ bool there() const { return tokens >= 0; }
+  // Where the state before the segment is, and where the one behind the last goes.
+  __device__ __forceinline__ const float* start() const {
+    return number == p.border(n) / CHUNK + n ? p.state + (static_cast<int64_t>(n) * p.HV + hv) * D * D
+                                             : p.ends + ((slot - 1) * p.HV + hv) * D * D;
+  }
+  __device__ __forceinline__ float* end() const { return p.new_state + (static_cast<int64_t>(n) * p.HV + hv) * D * D; }
+};
+
 // An 8 x 8 matrix of bf16, of which a lane has row g at columns 2t and 2t + 1, transposed.
 __device__ __forceinline__ uint32_t transposed(uint32_t x) {
   uint32_t y;

@@ -1,7 +1,8 @@
-// GDN prefill, cuda-chunk: two launches, or four. prepare.cuh makes, for all chunks at once, what their own tokens say;
-// state.cuh or, for few heads, split.cuh goes from chunk to chunk; for few heads and long sequences segments.cuh lets it do
-// so in several places at once. Which, and how wide, is chosen by measurement for each number of sequences and heads
-// (tuned.h, by `gdn tune`). The host reads no cu_seqlens and never waits: what it knows of lengths is their mean.
+// GDN prefill, cuda-chunk: two launches, or four, or one. prepare.cuh makes, for all chunks at once, what their own tokens say;
+// hopper.cuh or, without wgmma, state.cuh and split.cuh go from chunk to chunk; for few heads and long sequences segments.cuh
+// lets them do so in several places at once. Sequences that are short on average go to cuda-recurrent's kernel. From where on,
+// and in how many segments, is chosen by measurement for each number of sequences and heads (tuned.h, by `gdn tune`). The host
+// reads no cu_seqlens and never waits: what it knows of lengths is their mean.
 
 #include "tuned.h"
 
@@ -12,76 +13,20 @@
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
 
-#include <algorithm>
-#include <array>
-#include <atomic>
 #include <cmath>
-#include <utility>
+#include <cstdint>
 
 #include "choice.cuh"
-#include "prepare.cuh"
-#include "segments.cuh"
-#include "split.cuh"
-#include "state.cuh"
+#include "launch_recurrent.cuh"
 #include "tensor.cuh"
+#include "walk.cuh"
 
 namespace gdn {
 
-// Launches with more shared memory than the 48 KiB that a kernel has unasked; asked for once on each of the first 64 GPUs.
-template <auto KERNEL>
-void launch(dim3 grid, int threads, int shared, const Prefill& p, int device, cudaStream_t stream) {
-  static std::array<std::atomic<bool>, 64> ready{};
-  const bool kept = device >= 0 && device < 64;
-  if (!kept || !ready[device].load(std::memory_order_relaxed)) {
-    TVM_FFI_CHECK_CUDA_ERROR(cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-    if (kept) ready[device].store(true, std::memory_order_relaxed);
-  }
-  KERNEL<<<grid, threads, shared, stream>>>(p);
-  TVM_FFI_CHECK_CUDA_ERROR(cudaGetLastError());
-}
-
-// Of the device's memory as the caller has it: torch's caching allocator when that is torch, so no synchronisation, and it
-// is given back as soon as the launches are queued.
-inline ffi::Tensor scratch(int64_t rows, int64_t bytes, DLDevice device) {
-  return ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, {rows, bytes}, DLDataType{kDLUInt, 8, 1}, device);
-}
-
-// A sequence of the mean length in `segments` parts; not in pieces so short, nor a whole so short, that four launches and
-// half as many products again cost more than they save.
-constexpr int SHORTEST_SEGMENT = 26, SHORTEST_CUT = 64;  // chunks; memory is 16 KB a chunk and 128 KB a segment
-inline int segment_of(int64_t T, int64_t N, int segments) {
-  const int64_t chunks = T / N / CHUNK;
-  if (segments < 2 || chunks < SHORTEST_CUT) return 0;
-  return static_cast<int>(std::max<int64_t>(SHORTEST_SEGMENT, (chunks + segments - 1) / segments));
-}
-
-template <size_t I>
-void walk(Prefill& p, int64_t T, DLDevice on, cudaStream_t stream) {
-  constexpr int WARPS = TUNED[I].warps, STAGES = TUNED[I].stages;
-  const int device = on.device_id;
-  uint32_t parts = p.N;
-  ffi::Optional<ffi::Tensor> ends, transfers;
-  if ((p.segment = segment_of(T, p.N, TUNED[I].segments))) {
-    parts += static_cast<uint32_t>(T / (p.segment * CHUNK));
-    constexpr int64_t BYTES = D * D * sizeof(float);
-    ends = scratch(int64_t{parts} * p.HV, BYTES, on), transfers = scratch(int64_t{parts} * p.HV, BYTES, on);
-    p.ends = static_cast<float*>(ends.value().data_ptr()), p.transfers = static_cast<float*>(transfers.value().data_ptr());
-    launch<gdn_prefill_transfer<4, 2>>(dim3(2 * D / 16 / 4, p.HV, parts), 4 * 32, state_shared<4, 2>(), p, device, stream);
-    launch<gdn_prefill_scan>(dim3(D / 16, p.HV, p.N), SCAN_THREADS, sizeof(ScanShared), p, device, stream);
-  }
-  if constexpr (WARPS == 0) {
-    const dim3 grid(D / 16, p.HV, parts);
-    launch<gdn_prefill_split<STAGES>>(grid, SPLIT_THREADS, split_shared<STAGES>(), p, device, stream);
-  } else {
-    const dim3 grid(D / 16 / WARPS, p.HV, parts);
-    launch<gdn_prefill_state<WARPS, STAGES>>(grid, WARPS * 32, state_shared<WARPS, STAGES>(), p, device, stream);
-  }
-}
-
-template <size_t... I>
-void walk(size_t row, Prefill& p, int64_t T, DLDevice on, cudaStream_t stream, std::index_sequence<I...>) {
-  (void)((I == row && (walk<I>(p, T, on, stream), true)) || ...);
-}
+namespace recurrent {
+#include "recurrent.h"
+struct Table { static constexpr const auto& rows = TUNED; };
+}  // namespace recurrent
 
 // q, k [T,H,128] bf16; v [T,HV,128] bf16; state [N,HV,128,128] f32; A_log, dt_bias [HV] f32; a, b [T,HV] bf16;
 // cu_seqlens [N+1] i64, from 0 on, never falling, T at the end; scale None or 0: 1/sqrt(128).
@@ -125,18 +70,15 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
 
   ffi::CUDADeviceGuard guard(device.device_id);
   const auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
-  const int64_t numbers = T / CHUNK + N;
-  constexpr int64_t ALIGNED = 1024;  // of Prepared; torch's allocator promises 512
-  const ffi::Tensor prepared = scratch(1, numbers * HV * sizeof(Prepared) + ALIGNED, device);
-  p.prepared = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(prepared.data_ptr()) + ALIGNED - 1) / ALIGNED * ALIGNED);
-  const int count = sms(device.device_id);
-  const int64_t parts = numbers * H < 2 * count ? HV / H : 1;  // with few chunks, a CTA for each value head
-  const dim3 grid(static_cast<uint32_t>(numbers), H, parts);
-  constexpr int SHARED = sizeof(PrepareShared), THREADS = PREPARE_THREADS;
-  if (HV / H > PAIR * parts) launch<gdn_prefill_prepare<true>>(grid, THREADS, SHARED, p, device.device_id, stream);
-  else launch<gdn_prefill_prepare<false>>(grid, THREADS, SHARED, p, device.device_id, stream);
-  walk(chosen(count, N * HV), p, T, device, stream,
-       std::make_index_sequence<ROWS_TUNED>{});
+  const Tuned& row = TUNED[chosen(sms(device.device_id), N * HV)];
+  if (T / N <= row.recurrent) {
+    launch_recurrent<recurrent::Table>({p.state, p.cu_seqlens, p.k, p.q, p.v, p.a, p.b, p.A_log, p.dt_bias, p.new_state, p.output,
+                                        p.scale, static_cast<uint32_t>(H), static_cast<uint32_t>(HV), T, T / N,
+                                        Divisor(static_cast<uint32_t>(HV)), Divisor(static_cast<uint32_t>(HV / H))},
+                                       N * HV, device.device_id, stream);
+  } else {
+    walk(p, row.segments, device, stream);
+  }
 }
 
 }  // namespace gdn

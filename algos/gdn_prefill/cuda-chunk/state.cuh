@@ -46,34 +46,12 @@ __device__ __forceinline__ void copy_matrix(uint32_t to, const char* from, int t
 // The chunks of one segment of a sequence and value head, for 16 TILES rows of V from v0 on, asked for STAGES - 1 chunks
 // ahead. Without OUTPUTS, without what only these take.
 template <int TILES, int STAGES, int THREADS, bool OUTPUTS = true>
-struct Chunks {
+struct Chunks : Segment {
   Stage<TILES>* stages;
-  const Prefill& p;
-  int hv, h, v0, n, count;
-  bool last;                       // of the sequence's segments
-  int64_t slot;                    // the number of this segment
-  int64_t first, tokens, number;   // of this segment: its first token, how many, the number of its first chunk
+  int v0;
 
   __device__ __forceinline__ Chunks(char* memory, const Prefill& p_, int hv_, int v0_)
-      : stages(reinterpret_cast<Stage<TILES>*>(memory)), p(p_), hv(hv_), h(hv_ / (p_.HV / p_.H)), v0(v0_), slot(blockIdx.z) {
-    const int64_t unit = static_cast<int64_t>(p.segment) * CHUNK;
-    n = p.segment ? sequence_of(p, slot, unit, threadIdx.x % 32) : blockIdx.z;
-    const int64_t begin = p.border(n), end = p.border(n + 1) > begin ? p.border(n + 1) : begin;
-    const int64_t index = p.segment ? slot - (begin / unit + n) : 0;
-    first = begin + index * unit, tokens = end - first;
-    number = begin / CHUNK + n + index * p.segment;
-    last = !p.segment || tokens <= unit;
-    if (!last) tokens = unit;
-    if (index < 0 || (index > 0 && tokens <= 0)) tokens = -1;  // there is no such segment
-    count = static_cast<int>((tokens + CHUNK - 1) / CHUNK);
-  }
-  __device__ __forceinline__ bool there() const { return tokens >= 0; }
-  // Where the state before the segment is, and where the one behind the last goes.
-  __device__ __forceinline__ const float* start() const {
-    return number == p.border(n) / CHUNK + n ? p.state + (static_cast<int64_t>(n) * p.HV + hv) * D * D
-                                                 : p.ends + ((slot - 1) * p.HV + hv) * D * D;
-  }
-  __device__ __forceinline__ float* end() const { return p.new_state + (static_cast<int64_t>(n) * p.HV + hv) * D * D; }
+      : Segment(p_, hv_), stages(reinterpret_cast<Stage<TILES>*>(memory)), v0(v0_) {}
 
   __device__ __forceinline__ void ask(int chunk) {
     if (chunk < count) {

@@ -1,8 +1,10 @@
 // Written by `gdn tune`: which constants for which size (num_seqs * num_v_heads), by GPU. The evidence is in tuning.json.
 #pragma once
 #include <cstdint>
-struct Tuned { const char* gpu; int sms; int64_t up_to; int warps, stages, segments; };   // constants in the order of algo.toml
+struct Tuned { const char* gpu; int sms; int64_t up_to; int recurrent, segments; };   // constants in the order of algo.toml
 constexpr Tuned TUNED[] = {
-    {"untuned", 0, 24, 0, 4, 12},
-    {"untuned", 0, 9223372036854775807, 4, 2, 0},
+    {"untuned", 0, 12, 768, 8},
+    {"untuned", 0, 24, 512, 4},
+    {"untuned", 0, 192, 512, 0},
+    {"untuned", 0, 9223372036854775807, 256, 0},
 };

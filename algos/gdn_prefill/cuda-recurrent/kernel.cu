@@ -1,6 +1,6 @@
 // GDN prefill, cuda-recurrent: the state stays in registers from a sequence's first token to its last, 16 tokens a step
 // on tensor cores; one launch. The kernel is in prefill.cuh; here what it is given is checked, the constants for this GPU
-// and size are taken from tuned.h, and it is launched on the current stream. No allocation, no synchronisation.
+// and size are taken from recurrent.h, and it is launched on the current stream. No allocation, no synchronisation.
 
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/extra/c_env_api.h>
@@ -9,39 +9,17 @@
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
 
-#include <array>
-#include <atomic>
 #include <cmath>
 #include <cstdint>
-#include <utility>
 
-#include "tuned.h"
+#include "recurrent.h"
 
-#include "choice.cuh"
-#include "prefill.cuh"
+#include "launch_recurrent.cuh"
 #include "tensor.cuh"
 
 namespace gdn {
 
-template <size_t I>
-void launch(const Arguments& p, int64_t heads, int device, cudaStream_t stream) {
-  constexpr Tuned t = TUNED[I];
-  using L = Layout<t.warps, t.split, t.ahead>;
-  constexpr auto kernel = gdn_prefill_recurrent<t.warps, t.split, t.ahead>;
-  // more than 48 KiB has to be asked for; once for each of the first 64 devices is enough
-  static std::array<std::atomic<bool>, 64> asked{};
-  const bool kept = device >= 0 && device < 64;
-  if (!kept || !asked[device].load(std::memory_order_relaxed)) {
-    TVM_FFI_CHECK_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::BYTES));
-    if (kept) asked[device].store(true, std::memory_order_relaxed);
-  }
-  kernel<<<static_cast<uint32_t>(heads * (V / (t.warps * ROWS))), L::THREADS, L::BYTES, stream>>>(p);
-}
-
-template <size_t... I>
-void launch(size_t row, const Arguments& p, int64_t heads, int device, cudaStream_t stream, std::index_sequence<I...>) {
-  (void)((I == row && (launch<I>(p, heads, device, stream), true)) || ...);
-}
+struct Table { static constexpr const auto& rows = TUNED; };
 
 // q, k [T,H,128] bf16; v [T,HV,128] bf16; state [N,HV,128,128] f32; A_log, dt_bias [HV] f32; a, b [T,HV] bf16;
 // cu_seqlens [N+1] int64, from 0 up to T, read on the device; scale None or 0: 1/sqrt(128). Writes output [T,HV,128]
@@ -84,9 +62,7 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
 
   ffi::CUDADeviceGuard guard(device.device_id);
   auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
-  const size_t row = chosen(sms(device.device_id), N * HV);
-  launch(row, p, N * HV, device.device_id, stream, std::make_index_sequence<ROWS_TUNED>{});
-  TVM_FFI_CHECK_CUDA_ERROR(cudaGetLastError());
+  launch_recurrent<Table>(p, N * HV, device.device_id, stream);
 }
 
 }  // namespace gdn

@@ -1,0 +1,141 @@
+// What gdn's prefill takes beside flashcore-v4's warpgroup.cuh: products of bf16 whose left side is in registers, boxes of
+// four dimensions, plain copies by the copy engine, and four instructions more. Only where that has wgmma.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "warpgroup.cuh"
+
+namespace gdn {
+
+#if FLASHCORE_WGMMA
+
+using flashcore::arrive;
+using flashcore::arrive_and_expect;
+using flashcore::barriers_initialised;
+using flashcore::commit_products;
+using flashcore::hold;
+using flashcore::init_barrier;
+using flashcore::meet_warpgroup;
+using flashcore::open_products;
+using flashcore::prefetch_map;
+using flashcore::tile_memory;
+using flashcore::wait_for;
+using flashcore::wait_for_products;
+
+// --- products ---------------------------------------------------------------------------------------------------------
+
+// What tells a product where B is, in two words of which the second is a constant. Along rows: B's k runs along the rows of
+// the tile from `at` on, a row for each n.
+struct Along {
+  uint32_t word;
+  static constexpr uint32_t HIGH = 1u << 30 | 1024 / 16;
+  __device__ __forceinline__ explicit Along(uint32_t at) : word((at >> 4 & 0x3fff) | 1u << 16) {}
+};
+// Across: a row for each k, n along it; n = 64 and more in the tile NEXT bytes further.
+template <uint32_t NEXT>
+struct Across {
+  uint32_t word;
+  static constexpr uint32_t HIGH = 1u << 30 | 1024 / 16;
+  __device__ __forceinline__ explicit Across(uint32_t at) : word((at >> 4 & 0x3fff) | NEXT / 16 << 16) {}
+};
+// The same, `bytes` further.
+template <typename B>
+__device__ __forceinline__ uint64_t further(const B& b, uint32_t bytes) {
+  return static_cast<uint64_t>(B::HIGH) << 32 | (b.word + bytes / 16);
+}
+
+#define GDN_D(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+#define GDN_D4(i) GDN_D(i), GDN_D(i + 1), GDN_D(i + 2), GDN_D(i + 3)
+#define GDN_D8(i) GDN_D4(i), GDN_D4(i + 4)
+#define GDN_A_B "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)
+#define GDN_R8_0 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define GDN_R8_1 "%8, %9, %10, %11, %12, %13, %14, %15"
+#define GDN_R8_2 "%16, %17, %18, %19, %20, %21, %22, %23"
+#define GDN_R8_3 "%24, %25, %26, %27, %28, %29, %30, %31"
+#define GDN_R8_4 "%32, %33, %34, %35, %36, %37, %38, %39"
+#define GDN_R8_5 "%40, %41, %42, %43, %44, %45, %46, %47"
+#define GDN_R8_6 "%48, %49, %50, %51, %52, %53, %54, %55"
+#define GDN_R8_7 "%56, %57, %58, %59, %60, %61, %62, %63"
+#define GDN_PRODUCT(N, REGISTERS, A, B, ADD, ACROSS)                                                        \
+  "{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                                            \
+  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS "}, {" A "}, " B ", p, 1, 1, " #ACROSS ";\n}"
+
+// d = A B, or d += A B where `add`; b from Along, product_across from Across. d is under way until wait_for_products.
+__device__ __forceinline__ void product(float (&d)[4][4], const uint32_t (&a)[4], uint64_t b, int add) {
+  asm volatile(GDN_PRODUCT(32, GDN_R8_0 ", " GDN_R8_1, "%16, %17, %18, %19", "%20", "%21", 0) : GDN_D4(0) : GDN_A_B);
+}
+__device__ __forceinline__ void product(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b, int add) {
+  asm volatile(GDN_PRODUCT(64, GDN_R8_0 ", " GDN_R8_1 ", " GDN_R8_2 ", " GDN_R8_3, "%32, %33, %34, %35", "%36", "%37", 0)
+               : GDN_D8(0)
+               : GDN_A_B);
+}
+__device__ __forceinline__ void product_across(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b, int add) {
+  asm volatile(GDN_PRODUCT(128, GDN_R8_0 ", " GDN_R8_1 ", " GDN_R8_2 ", " GDN_R8_3 ", " GDN_R8_4 ", " GDN_R8_5 ", " GDN_R8_6 ", "
+                           GDN_R8_7, "%64, %65, %66, %67", "%68", "%69", 1)
+               : GDN_D8(0), GDN_D8(8)
+               : GDN_A_B);
+}
+
+#undef GDN_PRODUCT
+#undef GDN_R8_7
+#undef GDN_R8_6
+#undef GDN_R8_5
+#undef GDN_R8_4
+#undef GDN_R8_3
+#undef GDN_R8_2
+#undef GDN_R8_1
+#undef GDN_R8_0
+#undef GDN_A_B
+#undef GDN_D8
+#undef GDN_D4
+#undef GDN_D
+
+// Registers of each thread of a warpgroup from here on; those of a CTA are shared out anew.
+template <int N>
+__device__ __forceinline__ void fewer_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N>
+__device__ __forceinline__ void more_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+// --- copies -----------------------------------------------------------------------------------------------------------
+
+// `bytes` from global to shared memory, both multiples of 16; they count for the barrier.
+__device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+               "r"(bytes), "r"(barrier)
+               : "memory");
+}
+// The box of heads [2 halves of 64 columns][64 tokens] that begins there; zeros where the tensor ends.
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, int token, int half, int head, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+      "l"(&map), "r"(0), "r"(token), "r"(half), "r"(head), "r"(barrier)
+      : "memory");
+}
+// One lane of a warp that is all here, the same one each time.
+__device__ __forceinline__ bool elected() {
+  uint32_t one;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(one));
+  return one;
+}
+// What this thread has read and written in shared memory comes before what products and the copy engine do there.
+__device__ __forceinline__ void shared_written() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Four 8 x 8 matrices of bf16, transposed on their way; fragments and addresses as in load_matrices.
+__device__ __forceinline__ void store_transposed(uint32_t row, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]), "r"(r[1]),
+               "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+// 16 bytes at once, whatever the compiler thinks of it: it made four stores of them.
+__device__ __forceinline__ void store16(void* to, const uint4& words) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w) : "memory");
+}
+
+#endif  // FLASHCORE_WGMMA
+
+}  // namespace gdn

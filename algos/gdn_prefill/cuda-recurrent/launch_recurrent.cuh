@@ -1,0 +1,45 @@
+// The launch of cuda-recurrent's kernel by a table of recurrent.h, for whoever has one.
+#pragma once
+
+#include <tvm/ffi/extra/cuda/base.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <utility>
+
+#include "choice.cuh"
+#include "prefill.cuh"
+
+namespace gdn {
+
+template <int WARPS, int SPLIT, int AHEAD>
+void launch_recurrent(const Arguments& p, int64_t heads, int device, cudaStream_t stream) {
+  using L = Layout<WARPS, SPLIT, AHEAD>;
+  constexpr auto kernel = gdn_prefill_recurrent<WARPS, SPLIT, AHEAD>;
+  // more than 48 KiB has to be asked for; once for each of the first 64 devices is enough
+  static std::array<std::atomic<bool>, 64> asked{};
+  const bool kept = device >= 0 && device < 64;
+  if (!kept || !asked[device].load(std::memory_order_relaxed)) {
+    TVM_FFI_CHECK_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::BYTES));
+    if (kept) asked[device].store(true, std::memory_order_relaxed);
+  }
+  kernel<<<static_cast<uint32_t>(heads * (V / (WARPS * ROWS))), L::THREADS, L::BYTES, stream>>>(p);
+  TVM_FFI_CHECK_CUDA_ERROR(cudaGetLastError());
+}
+
+// Table: `rows`, as recurrent.h has them, as a member, since a template takes no table by itself.
+template <typename Table, size_t... I>
+void launch_recurrent(size_t row, const Arguments& p, int64_t heads, int device, cudaStream_t stream, std::index_sequence<I...>) {
+  (void)((I == row && (launch_recurrent<Table::rows[I].warps, Table::rows[I].split, Table::rows[I].ahead>(p, heads, device, stream),
+                       true)) || ...);
+}
+
+// heads: N * HV, of which each has its CTAs.
+template <typename Table>
+void launch_recurrent(const Arguments& p, int64_t heads, int device, cudaStream_t stream) {
+  constexpr size_t COUNT = sizeof(Table::rows) / sizeof(Table::rows[0]);
+  launch_recurrent<Table>(chosen(Table::rows, sms(device), heads), p, heads, device, stream, std::make_index_sequence<COUNT>{});
+}
+
+}  // namespace gdn
