@@ -130,7 +130,7 @@ def built(algo_name: str, mode: str):
     op = known.ops[algo.op]
     definition, solution = pack.definition(op, known), pack.pack(algo, op)
     with mock.patch.dict(os.environ, jobs.environ(jobs.Job("check", op, definition, solution, mode, ()))):
-        return op, build.build(definition, solution)
+        return op, build.build(definition, solution, specific=algo.specific and mode == "cuda")
 
 
 def judge(algo_name: str, cases: list[dict], device: str = "cpu") -> list[dict]:

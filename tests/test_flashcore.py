@@ -26,7 +26,7 @@ HERE = helpers.TESTS / "emulated"
 REGISTRY = registry.load()
 V4 = REGISTRY.find("attention_fwd/flashcore-v4")
 CAUSAL = REGISTRY.find("attention_fwd_causal/flashcore-v4-causal")
-FIELDS = ("rows", "warps", "tiles", "keys", "stages", "splits")
+FIELDS = ("rows", "warps", "tiles", "keys", "stages", "splits", "wgmma")
 
 
 def cuts_of(algo) -> list[tuple[int, ...]]:
@@ -35,11 +35,14 @@ def cuts_of(algo) -> list[tuple[int, ...]]:
     return [tuple(row.constants[name] for name in FIELDS) for row in rows]
 
 
-USUAL = (64, 8, 1, 64, 2, 2)
+USUAL = (64, 8, 1, 64, 2, 2, 0)
+WIDE = (128, 8, 1, 128, 3, 1, 1)
+AHEAD = (128, 16, 1, 64, 2, 2, 2)
 # the cuts in use, and each way to cut once more: one part and many, one row group and many, more stages than steps
 CUTS = sorted({
-    *cuts_of(V4), *cuts_of(CAUSAL), USUAL,
-    (64, 4, 1, 64, 1, 1), (64, 4, 1, 32, 3, 1), (32, 4, 2, 32, 2, 2), (64, 4, 1, 32, 2, 4), (128, 8, 2, 64, 3, 2),
+    *cuts_of(V4), *cuts_of(CAUSAL), USUAL, WIDE, AHEAD,
+    (64, 4, 1, 64, 1, 1, 0), (64, 4, 1, 32, 3, 1, 0), (32, 4, 2, 32, 2, 2, 0), (64, 4, 1, 32, 2, 4, 0),
+    (128, 8, 2, 64, 3, 2, 0), (64, 4, 1, 64, 3, 1, 1), (64, 8, 1, 128, 2, 2, 2), (256, 16, 1, 64, 2, 1, 1),
 })  # fmt: skip
 
 DRIVER = """
@@ -71,16 +74,37 @@ int split(const Problem& p, uint32_t blocks, uint32_t heads, int only) {
 }
 """
 CUT = """
-  if (std::equal(cut, cut + 6, (const int[]){@CUT@}))
-    return (causal ? split<Cut<@CUT@>, true> : split<Cut<@CUT@>, false>)(p, blocks(@ROWS@), h, only);
+  if (std::equal(cut, cut + 7, (const int[]){@NUMBERS@}))
+    return (causal ? @RUN@<@CUT@, true> : @RUN@<@CUT@, false>)(p, blocks(@ROWS@), h, only);
 """
+WIDELY = """
+template <typename C, bool CAUSAL>
+int wide(const Problem& p, uint32_t blocks, uint32_t heads, int only) {
+  const auto map = [&](const __half* of, int rows) { return TensorMap{of, p.S, int(heads), rows}; };
+  const Maps maps{map(p.q, C::ROWS), map(p.k, C::KEYS), map(p.v, C::KEYS)};
+  const dim grid = CAUSAL ? dim{C::SPLITS, heads, blocks} : dim{C::SPLITS, blocks, heads};
+  emulated::launch(grid, C::THREADS, C::SHARED, C::SPLITS, [&] { flashcore_v4_wide<C, CAUSAL>(maps, p); },
+                   [&](dim at) { return only < 0 || int(CAUSAL ? blocks - 1 - at.z : at.y) == only; });
+  return 0;
+}
+"""
+
+
+def typed(cut: tuple[int, ...]) -> str:
+    """The C++ type of a cut."""
+    rows, warps, tiles, keys, stages, splits, wgmma = cut
+    if wgmma:
+        return f"WideCut<{rows}, {warps}, {keys}, {stages}, {splits}, {str(wgmma == 2).lower()}>"
+    return f"Cut<{rows}, {warps}, {tiles}, {keys}, {stages}, {splits}>"
 
 
 def compiled(folder, rung: str, begin: str, body: str, *flags: str):
     """A library of one rung's attention.cuh, and the address of its `attend`."""
-    for file in ("flashcore-v1/problem.cuh", f"{rung}/attention.cuh"):
+    parts = ("parts.cuh", "wgmma.cuh") if rung == "flashcore-v4" else ()
+    for file in ("flashcore-v1/problem.cuh", *(f"{rung}/{name}" for name in ("attention.cuh", *parts))):
         shutil.copy(FWD / file, folder)
-    text = DRIVER.replace("@INCLUDES@", '#include "attention.cuh"').replace("@BEGIN@", begin).replace("@BODY@", body)
+    includes = "".join(f'#include "{name}"\n' for name in ("attention.cuh", *parts))
+    text = DRIVER.replace("@INCLUDES@", includes).replace("@BEGIN@", begin).replace("@BODY@", body)
     (folder / "driver.cpp").write_text(text)
     command = [machine.cxx(), "-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-I", HERE, *flags, "-o", "driver.so"]
     subprocess.run([*command, "driver.cpp"], cwd=folder, check=True)
@@ -105,10 +129,11 @@ def library(tmp_path_factory):
             return compiled(folder, f"flashcore-v{n}", "", body)
         arch, splits = ("800", "1") if name == "v4-sm80" else ("900", "C::SPLITS")
         body = "".join(
-            CUT.replace("@CUT@", ", ".join(map(str, cut))).replace("@ROWS@", str(cut[0]))
+            CUT.replace("@NUMBERS@", ", ".join(map(str, cut))).replace("@ROWS@", str(cut[0]))
+            .replace("@CUT@", typed(cut)).replace("@RUN@", "wide" if cut[-1] else "split")
             for cut in (CUTS if arch == "900" else [USUAL])
-        )
-        begin = "#include <algorithm>\n" + SPLIT.replace("@SPLITS@", splits)
+        )  # fmt: skip
+        begin = "#include <algorithm>\n" + SPLIT.replace("@SPLITS@", splits) + WIDELY
         return compiled(folder, "flashcore-v4", begin, body, f"-D__CUDA_ARCH__={arch}")
 
     return of
@@ -124,7 +149,7 @@ def attend(library, rung: str, given, cut=USUAL, causal=False, mode=PLAIN, only=
     guard = 4096
     flat = torch.full((heads * S * 64 + guard,), float("nan"), dtype=torch.float16)
     table = (ctypes.c_void_p * 4)(*(x.data_ptr() for x in (*given, flat)))
-    numbers = (ctypes.c_int * 6)(*cut)
+    numbers = (ctypes.c_int * 7)(*cut)
     assert library(rung).attend(int(rung[1]), int(causal), numbers, mode, table, S, heads, only) == 0
     assert flat[-guard:].isnan().all(), "a write behind the output"
     return flat[:-guard].view(heads, S, 64)
@@ -194,6 +219,16 @@ def test_every_cut(library, cut, causal):
     for S in (1, 65, 200):
         given = draw(S)
         assert error(attend(library, "v4", given, cut, causal), exact(given, causal=causal)) < LIMIT["v4"], S
+
+
+@pytest.mark.parametrize("cut", [WIDE, AHEAD], ids=["wide", "ahead"])
+@pytest.mark.parametrize("S", [15, 63, 64, 65, 127, 128, 129, 511, 512, 513])
+def test_lengths_by_warpgroups(library, S, cut):
+    """On both sides of a tile's border, and of a block's; keys that only some of the warpgroups see."""
+    given = draw(S)
+    for causal in (False, True):
+        right = exact(given, causal=causal)
+        assert error(attend(library, "v4", given, cut, causal), right) < LIMIT["v4"], causal
 
 
 @pytest.mark.parametrize("S", LENGTHS)
@@ -307,8 +342,9 @@ def test_extremes(library, rung, make, causal):
         return
     for S in (17, 200):
         given = [x.half().contiguous() for x in make(S)]
-        found, right = attend(library, rung, given, causal=causal), exact(given, causal=causal)
-        assert good_enough(found, right), S
+        right = exact(given, causal=causal)
+        for cut in (USUAL, WIDE, AHEAD) if rung == "v4" else (USUAL,):
+            assert good_enough(attend(library, rung, given, cut, causal), right), (S, cut)
 
 
 @pytest.mark.parametrize("rung", RUNGS)
@@ -316,8 +352,9 @@ def test_scores_that_float32_cannot_tell_apart_stay_finite(library, rung):
     """Sums of +-65504^2: which of two equal ones is greater depends on the order of the sum, for anyone."""
     q, k, v = draw(130)
     given = [torch.where(q > 0, 65504.0, -65504.0).half(), torch.where(k > 0, 65504.0, -65504.0).half(), v]
-    found = attend(library, rung, given)
-    assert found.isfinite().all() and found.abs().max() <= v.abs().max()
+    for cut in (USUAL, WIDE, AHEAD) if rung == "v4" else (USUAL,):
+        found = attend(library, rung, given, cut)
+        assert found.isfinite().all() and found.abs().max() <= v.abs().max()
 
 
 def test_a_row_without_the_sharp_key_is_left_alone(library):
@@ -332,6 +369,14 @@ def test_the_cuts_to_try_are_those_that_fit():
     """gdn tune tries no cut that does not compile or that sm_90 has no shared memory for."""
     for algo in (V4, CAUSAL):
         for c in tuned.candidates(algo)[0]:
+            if c["wgmma"]:
+                groups, own = c["warps"] // 4, c["rows"] // 64
+                assert c["rows"] % 64 == 0 and groups % own == 0 and c["tiles"] == 1 and c["stages"] >= 2
+                parts = groups // own * c["splits"]
+                shared = c["rows"] * 128 + groups // own * c["stages"] * (c["keys"] * 256 + 32) + 8
+                shared += parts * c["rows"] // c["splits"] * 66 * 4 if parts > 1 else 0
+                assert c["keys"] in (64, 128) and shared <= 227 * 1024
+                continue
             row_groups = c["rows"] // (16 * c["tiles"])
             key_groups = c["warps"] // row_groups
             assert row_groups * key_groups == c["warps"] and c["rows"] // c["splits"] % 16 == 0
@@ -341,23 +386,52 @@ def test_the_cuts_to_try_are_those_that_fit():
             assert shared <= 227 * 1024
 
 
-@pytest.mark.skipif(machine.cuda_home() is None, reason="no nvcc here")
-def test_the_cuts_in_use_compile_without_spills(tmp_path):
-    for file in ("flashcore-v1/problem.cuh", "flashcore-v3/ptx.cuh", "flashcore-v4/cluster.cuh"):
-        shutil.copy(FWD / file, tmp_path)
-    shutil.copy(FWD / "flashcore-v4" / "attention.cuh", tmp_path)
+@pytest.fixture(scope="module")
+def compiled_cuts(tmp_path_factory):
+    """compiled_cuts("-arch=sm_90a", ...): the cuts in use in one file, what nvcc made of it and what it said."""
+    if machine.cuda_home() is None:
+        pytest.skip("no nvcc here")
+    folder = tmp_path_factory.mktemp("cuts")
+    names = ("attention", "cluster", "parts", "warpgroup", "wgmma")
+    files = ("flashcore-v1/problem.cuh", "flashcore-v3/ptx.cuh", *(f"flashcore-v4/{name}.cuh" for name in names))
+    for file in files:
+        shutil.copy(FWD / file, folder)
     kernels = [(cut, causal) for algo, causal in ((V4, "false"), (CAUSAL, "true")) for cut in set(cuts_of(algo))]
-    one = "template __global__ void flashcore_v4<Cut<{}>, {}>(const __grid_constant__ Problem);\n"
-    text = "".join(one.format(", ".join(map(str, cut)), causal) for cut, causal in kernels)
-    (tmp_path / "cuts.cu").write_text('#include "attention.cuh"\nnamespace flashcore {\n' + text + "}\n")
-    nvcc = machine.cuda_home() / "bin" / "nvcc"
-    done = subprocess.run(
-        [nvcc, "-std=c++17", "-O2", "-arch=sm_90a", "-Xptxas", "-v", "-cubin", "-o", "cuts.cubin", "cuts.cu"],
-        cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    spilled = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr + done.stdout)
-    assert spilled == [("0", "0")] * len(kernels)
+    text = ""
+    for cut, causal in kernels:
+        name, given = ("flashcore_v4_wide", "const __grid_constant__ Maps, ") if cut[-1] else ("flashcore_v4", "")
+        text += f"template __global__ void {name}<{typed(cut)}, {causal}>({given}const __grid_constant__ Problem);\n"
+    includes = '#include "attention.cuh"\n#include "wgmma.cuh"\n'
+    (folder / "cuts.cu").write_text(includes + "namespace flashcore {\n" + text + "}\n")
+
+    def run(*flags: str) -> tuple[str, str]:
+        nvcc = machine.cuda_home() / "bin" / "nvcc"
+        command = [nvcc, "-std=c++17", "-O2", *flags, "-o", "made", "cuts.cu"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return (folder / "made").read_text(errors="replace"), done.stderr + done.stdout
+
+    run.kernels = kernels
+    return run
+
+
+def test_the_cuts_in_use_compile_without_spills(compiled_cuts):
+    _, said = compiled_cuts("-arch=sm_90a", "-Xptxas", "-v", "-cubin")
+    spilled = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
+    assert spilled == [("0", "0")] * (len(compiled_cuts.kernels) + 1)  # and flashcore_compiled_for
+    assert "serialized" not in said  # products that wait for each other, one by one
+
+
+def test_what_is_compiled_without_wgmma_says_so(compiled_cuts):
+    """The host asks how many threads flashcore_compiled_for may have: fewer than COMPILED_WITH_WGMMA on sm_90."""
+
+    def threads(ptx: str) -> int:
+        return int(re.search(r"\.entry \w*flashcore_compiled_for\w*\(\)\s*\.maxntid (\d+)", ptx)[1])
+
+    with_it, without = (compiled_cuts(f"-arch={arch}", "-ptx")[0] for arch in ("sm_90a", "sm_90"))
+    least = int(re.search(r"COMPILED_WITH_WGMMA = (\d+)", (FWD / "flashcore-v4" / "wgmma.cuh").read_text())[1])
+    assert threads(with_it) == least > threads(without)
+    assert "wgmma" in with_it and "wgmma.mma_async" not in without
 
 
 # --- on a GPU, with its own arithmetic --------------------------------------------------------------------------------

@@ -441,9 +441,9 @@ def test_the_builders_environment_ends_with_the_build(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "cuda_home", lambda: tmp_path / "cuda")
     build, seen = loading.build.build, []
 
-    def spy(*args):
+    def spy(*args, **more):
         seen.append({name: os.environ.get(name) for name in ("PATH", "CUDA_HOME", "FIB_CACHE_PATH")})
-        return build(*args)
+        return build(*args, **more)
 
     monkeypatch.setattr(loading.build, "build", spy)
     helpers.write_algo(tmp_path, "builds", f"def run({helpers.DECODE_ARGS}):\n    pass\n")

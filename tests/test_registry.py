@@ -185,6 +185,7 @@ BROKEN = {
     ),
     "unknown-key": (dict(sumary="typo"), "key 'sumary': there is no such key"),
     "capability": (dict(capability="sm_90"), "'capability': expected a compute capability such as '9.0', got 'sm_90'"),
+    "specific": (dict(specific="sm_90a"), "key 'specific': expected true or false, got 'sm_90a'"),
     "package-list": (dict(extra="[packages]\nfla = ['fla-core']"), "'packages.fla': expected text, got ['fla-core']"),
     "after-list": (dict(after=["a"]), "key 'after': expected text, got ['a']"),
     "Upper": ({}, "folder name 'Upper': expected lower case letters, digits, '.', '_' or '-'"),
@@ -267,7 +268,7 @@ def test_a_folder_that_is_not_there(tmp_path):
 def test_all_fields_arrive(tmp_path, write_algo):
     write_algo(
         tmp_path, "full", {"kernel.cu": "//"}, language="cuda", entry_point="kernel.cu::run", devices=["cuda"],
-        destination_passing=True, capability="9.0", after="cuda-v4", summary="all of it",
+        destination_passing=True, capability="9.0", specific=True, after="cuda-v4", summary="all of it",
         extra='[packages]\nfla = "fla-core"\n[constants]\nrows = 8\nfast = true',
     )  # fmt: skip
     a = registry.load(str(tmp_path)).find("full")
@@ -275,7 +276,7 @@ def test_all_fields_arrive(tmp_path, write_algo):
         op="gdn_decode", name="full", summary="all of it", language="cuda", entry_point="kernel.cu::run",
         destination_passing=True, modes=("cuda",), folder=tmp_path / "gdn_decode" / "full",
         packages={"fla": "fla-core"}, provenance={"source": "a test", "license": "Apache-2.0"},
-        constants={"rows": 8, "fast": True}, capability="9.0", after="cuda-v4",
+        constants={"rows": 8, "fast": True}, capability="9.0", specific=True, after="cuda-v4",
     )  # fmt: skip
 
 

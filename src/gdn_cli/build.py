@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
+
+from . import machine
 
 try:
     import fcntl
@@ -53,22 +56,54 @@ def _module_of(runnable: Any) -> Any:
     return sys.modules.get(runnable.metadata.misc.get("module_name", ""))
 
 
-def build(definition: dict[str, Any], solution: dict[str, Any]) -> Kernel:
-    """Build a solution; raises BuildFailed with the full cause."""
+ARCHITECTURES = "TVM_FFI_CUDA_ARCH_LIST"  # the builder's word for what to compile for; unset, its GPU's capability
+
+
+def build(definition: dict[str, Any], solution: dict[str, Any], *, specific: bool = False) -> Kernel:
+    """Build a solution; raises BuildFailed with the full cause.
+
+    `specific` (algo.toml): for all that this GPU has, such as sm_90a, where the builder takes what later GPUs have too,
+    such as sm_90. Whoever has set TVM_FFI_CUDA_ARCH_LIST has chosen.
+    """
     from flashinfer_bench.compile import BuilderRegistry
     from flashinfer_bench.data import Definition, Solution
     from pydantic import ValidationError
 
+    if arch := _own_architecture() if specific else None:
+        # the builder's cache key knows the name, and not the architecture
+        solution = solution | {"name": f"{solution['name']}-sm_{arch.replace('.', '')}"}
     try:
         parsed = Definition.model_validate(definition), Solution.model_validate(solution)
     except ValidationError as e:
         first = e.errors()[0]
         raise BuildFailed(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     try:
-        with _alone(parsed[1].hash()):
+        with _alone(parsed[1].hash()), _compiling_for(arch):
             return Kernel(BuilderRegistry.get_instance().build(*parsed))
     except Exception as e:  # builders wrap most causes in BuildError, and let some through
         raise _cause(e) from None
+
+
+def _own_architecture() -> str | None:
+    """ "9.0a" on a GPU of compute capability 9.0; None where a list is set, or no GPU has features of its own."""
+    import torch
+
+    if os.environ.get(ARCHITECTURES) or not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    return machine.specific(f"{major}.{minor}")
+
+
+@contextlib.contextmanager
+def _compiling_for(arch: str | None) -> Iterator[None]:
+    if arch is None:
+        yield
+        return
+    os.environ[ARCHITECTURES] = arch
+    try:
+        yield
+    finally:
+        del os.environ[ARCHITECTURES]
 
 
 def reference(definition: dict[str, Any]) -> Kernel:

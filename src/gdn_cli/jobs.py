@@ -74,10 +74,13 @@ class Job:
             "op": op_to_json(self.op),
             "definition": self.definition,
             "solution": self.solution,
+            "specific": bool(self.algo and self.algo.specific and self.command != "prove"),  # a judge's build
             "mode": self.mode,
             "workloads": [w.to_json() for w in self.workloads],
             "dataset": str(self.dataset.absolute()) if self.dataset else None,
-            "rivals": [{"name": algo.name, "solution": solution} for algo, solution in self.rivals],
+            "rivals": [
+                {"name": algo.name, "solution": solution, "specific": algo.specific} for algo, solution in self.rivals
+            ],
             "turns": {uuid: list(names) for uuid, names in self.turns.items()},
             "timing": {"tiers": list(self.tiers), "plan": self.plan, "fallback": self.fallback},
             "strict": self.strict,

@@ -36,6 +36,11 @@ class Gpu:
         return not algo.capability or _version(self.capability) >= _version(algo.capability)
 
 
+def specific(capability: str) -> str | None:
+    """The architecture that has all that a GPU of this capability has: "9.0" -> "9.0a"; None before 9.0."""
+    return f"{capability}a" if _version(capability) >= (9, 0) else None
+
+
 def _version(capability: str) -> tuple[int, ...]:
     return tuple(map(int, capability.split(".")))
 

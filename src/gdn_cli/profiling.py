@@ -176,7 +176,7 @@ def _profiled(subject: Subject, settings: Settings, folder: Path, progress: Prog
     survey, origin, status = _survey(subject, settings)
     ask = Ask(
         settings.tool, subject.solution, subject.mode, settings.l2, settings.clocks, settings.archs, settings.checks,
-        survey.get("bytes_in", 0), survey.get("bytes_out", 0),
+        survey.get("bytes_in", 0), survey.get("bytes_out", 0), subject.algo.specific,
     )  # fmt: skip
     replies = []
     runs = tool.runs(ask, folder)

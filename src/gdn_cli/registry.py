@@ -90,6 +90,7 @@ class Algo:
     tune: Tune | None = None
     shares: tuple[Path, ...] = ()  # files of other algos that are packed with its own
     capability: str | None = None  # the least CUDA compute capability
+    specific: bool = False  # built for its GPU's own features (sm_90a), not for what later GPUs have too (sm_90)
     after: str | None = None  # the rung below it
     solution: dict[str, Any] | None = None  # a packed file's content, as it was read
 
@@ -198,6 +199,7 @@ def read_algo(path: Path, op: str) -> Algo:
         tune=_tune(f, path, language, entry_point),
         shares=shares,
         capability=capability,
+        specific=f.take("specific", bool, False),
         after=f.take("after", str, None),
     )
     f.done()

@@ -31,7 +31,7 @@ class BuildFailed(GdnError):
 def algo(request: dict, reply: dict) -> Iterator[dict]:
     """`check`, `bench` and `prove`: one algo, workload after workload."""
     started = time.perf_counter()
-    kernel = _built(request, request["solution"])
+    kernel = _built(request, request)
     reply["build_s"] = time.perf_counter() - started
     if request["command"] == "prove":
         reply["proof"] = signature.match(kernel.entry_point, request["definition"], request["solution"])
@@ -41,9 +41,11 @@ def algo(request: dict, reply: dict) -> Iterator[dict]:
         yield from _guarded(request, workload, _measured, kernel, reference, probed)
 
 
-def _built(request: dict, solution: dict) -> Any:
+def _built(request: dict, of: dict) -> Any:
+    """What `of`, the request itself or one of its rivals, holds the solution of."""
+    specific = of.get("specific", False) and request["mode"] == "cuda"
     try:
-        return build.build(request["definition"], solution)
+        return build.build(request["definition"], of["solution"], specific=specific)
     except build.BuildFailed as e:
         raise BuildFailed(str(e), code=errors.MISSING if e.missing else errors.FAILED) from None
 
@@ -216,7 +218,7 @@ def compare(request: dict, reply: dict) -> Iterator[dict]:
     kernels: dict[str, Any] = {}
     for rival in request["rivals"]:
         try:
-            kernels[rival["name"]] = _built(request, rival["solution"])
+            kernels[rival["name"]] = _built(request, rival)
         except BuildFailed as e:
             failed = {"algo": rival["name"], "workload": {}, "status": "build_failed", "reason": str(e), "code": e.code}
             yield from ({"tier": tier} | failed for tier in request["timing"]["tiers"])
@@ -274,7 +276,7 @@ class Target:
 
     @cached_property
     def kernel(self) -> Any:
-        return _built(self.request, self.solution)
+        return _built(self.request, self.request)
 
     @cached_property
     def case(self) -> _Case:

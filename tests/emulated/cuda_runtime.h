@@ -19,6 +19,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -53,13 +54,33 @@ struct Barrier {
   unsigned generation = 0;
 };
 
+// What warpgroup.cuh works with: barriers that count bytes too, and products that are under way.
+struct Transaction {
+  Barrier barrier;
+  long bytes = 0;                            // announced, and not there yet
+  int waiting = 0;                           // threads
+  std::vector<std::function<void()>> copies;  // that will bring them
+};
+struct Product {
+  float* d[32];             // each lane's registers
+  const uint32_t* a[32];    // its left side, read when the product is made; null: in shared memory
+  uint64_t a_matrix, b_matrix;
+  int n;                    // registers of d
+  bool add, turned;
+};
+struct Held {               // d of products under way: its value so far; the registers themselves are NaN
+  int n = 0, products = 0;
+  std::vector<float> value[32];
+};
+
 struct Cta {
   std::vector<char> memory;
   char* base = nullptr;  // 128-byte aligned, in memory; GUARD bytes stand behind its `bytes`
   size_t bytes = 0;
   int running = 0;
   Barrier barrier{0};
-  std::array<Barrier, 16> named{};
+  std::map<uint32_t, Transaction> transactions;  // by address
+  std::map<int, Barrier> named;
 };
 
 struct Lane {  // what a lane brings to its warp's instruction, and takes from it
@@ -71,6 +92,9 @@ struct Lane {  // what a lane brings to its warp's instruction, and takes from i
 struct Warp {
   Barrier barrier{32};
   Lane lanes[32];
+  std::vector<std::vector<Product>> products;    // groups; the last is the open one
+  std::map<float*, Held> held;                   // by lane 0's registers
+  bool open = false;
 };
 
 struct Copy { void* to; const void* from; };
@@ -193,12 +217,13 @@ inline void launch(dim grid_, uint32_t threads, size_t shared, uint32_t cluster,
       for (uint32_t x = 0; x < grid.x; x += cluster) {
         if (!wanted({x, y, z})) continue;
         cluster_barrier = {static_cast<int>(cluster * threads)};
-        for (Warp& warp : warps) warp.barrier = {32};
+        for (Warp& warp : warps) warp.barrier = {32}, warp.products.assign(1, {}), warp.held.clear();
         for (Cta& cta : ctas) {
           cta.memory.assign(shared + GUARD + 128, '\xff');  // NaN in every format
           cta.base = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(cta.memory.data()) + 127) / 128 * 128);
           cta.bytes = shared, cta.running = static_cast<int>(threads);
-          cta.barrier = {static_cast<int>(threads)}, cta.named = {};
+          cta.barrier = {static_cast<int>(threads)};
+          cta.transactions.clear(), cta.named.clear();
         }
         for (uint32_t i = 0; i < cluster * threads; ++i) {
           Fiber& f = *fibers[i];
@@ -249,6 +274,7 @@ inline uint32_t __umulhi(uint32_t x, uint32_t y) { return static_cast<uint32_t>(
 inline float __fdividef(float x, float y) { return std::isinf(y) ? 0.f : x / y; }
 inline float __expf(float x) { return expf(x); }
 inline int min(int x, int y) { return x < y ? x : y; }
+inline int max(int x, int y) { return x > y ? x : y; }
 template <typename T>
 T __ldg(const T* p) { return *p; }
 

@@ -70,7 +70,7 @@ template <int THREADS>
 void meet() { __syncthreads(); }
 template <int THREADS>
 void meet(int barrier) {
-  emulated::Barrier& b = emulated::me->cta->named.at(barrier);
+  emulated::Barrier& b = emulated::me->cta->named[barrier];
   b.expected = THREADS;
   emulated::wait(b, emulated::arrive(b));
 }

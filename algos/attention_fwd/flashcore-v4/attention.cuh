@@ -32,13 +32,9 @@
 // through distributed shared memory. Written here.
 #pragma once
 
-#include "cluster.cuh"
-#include "problem.cuh"
-#include "ptx.cuh"
+#include "parts.cuh"
 
 namespace flashcore {
-
-constexpr int ROW = D * 2;  // bytes of a row of f16
 
 // How the work is cut: see algo.toml.
 template <int ROWS_, int WARPS_, int TILES_, int KEYS_, int STAGES_, int SPLITS_>
@@ -78,21 +74,6 @@ __device__ __forceinline__ void load_tile(uint32_t to, const __half* from, int l
   for (int i = 0; i < N; i += THREADS / 8)
     if (N % (THREADS / 8) == 0 || i + int(threadIdx.x) / 8 < N) copy16(to + i * ROW, from + i * D, i < left);
 }
-
-// The greatest, or the sum, over the four lanes that share a row.
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(0xffffffffu, x, 1);
-  return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-
-constexpr float EXPONENT = 1.4426950408889634f * SCALE;  // c above
-
-// exp(SCALE * (m - most)), 0 for a part that has seen no key; `most` must be finite.
-__device__ __forceinline__ float weight(float m, float most) { return exp2_approx((m - most) * EXPONENT); }
 
 template <typename C, bool CAUSAL>
 __global__ void __launch_bounds__(C::THREADS, C::RESIDENT) flashcore_v4(const __grid_constant__ Problem p) {
@@ -261,78 +242,26 @@ __global__ void __launch_bounds__(C::THREADS, C::RESIDENT) flashcore_v4(const __
 #pragma unroll
     for (int h = 0; h < 2; ++h) l[a][h] = quad_sum(l[a][h]);
 
+  __half* const to_row = p.output + head + first * D;
   if constexpr (PARTS == 1) {
-    // A warp has its rows to itself: through the queries' place, which only it has read, to rows of 128 bytes.
-    char* const mine = memory + my_rows * ROW;
+    // A warp has its rows to itself: through the queries' place, which only it has read.
 #pragma unroll
     for (int a = 0; a < TILES; ++a)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float inverse = __fdividef(1.f, l[a][h]);
-#pragma unroll
-        for (int n = 0; n < D / 8; ++n)
-          *reinterpret_cast<__half2*>(mine + (a * 16 + h * 8 + g) * ROW + ((n ^ g) << 4) + t * 4) =
-              to_half2(o[a][n][2 * h] * inverse, o[a][n][2 * h + 1] * inverse);
-      }
-    __syncwarp();
-#pragma unroll
-    for (int i = lane; i < 16 * TILES * 8; i += 32) {
-      const int y = i / 8, x = i % 8, row = first + my_rows + y;
-      if (row < p.S)
-        *reinterpret_cast<uint4*>(p.output + head + row * D + x * 8) =
-            *reinterpret_cast<const uint4*>(mine + y * ROW + ((x ^ y % 8) << 4));
-    }
+      write_out(memory + (my_rows + a * 16) * ROW, o[a], l[a], to_row + (my_rows + a * 16) * D,
+                p.S - first - my_rows - a * 16);
   } else {
-    // parts [PARTS][OWN][D], a row's pieces of 32 bytes swizzled as above, then their (m, l)
-    float* const parts = reinterpret_cast<float*>(memory + C::QUERIES + 2 * STAGES * C::TILE);
-    float2* const sums = reinterpret_cast<float2*>(parts + PARTS * OWN * D);
-    const int part = rank * C::KEY_GROUPS + warp / C::ROW_GROUPS;
+    const Parts<PARTS, OWN> parts(memory + C::QUERIES + 2 * STAGES * C::TILE);
     if constexpr (SPLITS > 1) cluster_wait();                         // all are running
 #pragma unroll
-    for (int a = 0; a < TILES; ++a) {
-      const int owner = (my_rows + a * 16) / OWN, at = part * OWN + (my_rows + a * 16) % OWN + g;
-      float* part_to = parts + at * D + t * 2;
-      float2* sum = sums + at;
-      if constexpr (SPLITS > 1) part_to = peer(part_to, owner), sum = peer(sum, owner);
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-#pragma unroll
-        for (int n = 0; n < D / 8; ++n)
-          *reinterpret_cast<float2*>(part_to + h * 8 * D + ((n ^ g) << 3)) =
-              make_float2(o[a][n][2 * h], o[a][n][2 * h + 1]);
-        if (t == 0) sum[h * 8] = make_float2(m[a][h], l[a][h]);
-      }
-    }
+    for (int a = 0; a < TILES; ++a)
+      parts.template hand_over<SPLITS>(rank * C::KEY_GROUPS + warp / C::ROW_GROUPS, my_rows + a * 16, o[a], m[a], l[a]);
     if constexpr (SPLITS > 1) {
       cluster_arrive();
       cluster_wait();
     } else {
       __syncthreads();
     }
-
-#pragma unroll
-    for (int i = threadIdx.x; i < OWN * 16; i += C::THREADS) {        // four elements of a row
-      const int y = i / 16, x = i % 16, row = first + rank * OWN + y;
-      float most = -INFINITY, sum = 0.f;
-#pragma unroll
-      for (int n = 0; n < PARTS; ++n) most = fmaxf(most, sums[n * OWN + y].x);
-      float4 total = {0.f, 0.f, 0.f, 0.f};
-#pragma unroll
-      for (int n = 0; n < PARTS; ++n) {
-        const float2 ml = sums[n * OWN + y];
-        const float w = weight(ml.x, most);                           // finite: every row sees a key
-        const float4 f = *reinterpret_cast<const float4*>(parts + (n * OWN + y) * D + ((x / 2 ^ y % 8) << 3) + x % 2 * 4);
-        sum = fmaf(w, ml.y, sum);
-        total.x = fmaf(w, f.x, total.x), total.y = fmaf(w, f.y, total.y);
-        total.z = fmaf(w, f.z, total.z), total.w = fmaf(w, f.w, total.w);
-      }
-      const float inverse = __fdividef(1.f, sum);                     // no call for the ends of float: sum >= 1
-      if (row < p.S) {
-        __half2* output = reinterpret_cast<__half2*>(p.output + head + row * D + x * 4);
-        output[0] = to_half2(total.x * inverse, total.y * inverse);
-        output[1] = to_half2(total.z * inverse, total.w * inverse);
-      }
-    }
+    parts.template write_out<C::THREADS>(to_row + rank * OWN * D, p.S - first - rank * OWN);
   }
 }
 

@@ -1,76 +1,104 @@
 // The launch of flashcore-v4: takes the cut for this GPU and size from TUNED (tuned.h, included before this file).
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <limits>
+#include <type_traits>
 #include <utility>
 
 #include "attention.cuh"
 #include "binding.cuh"
 #include "choice.cuh"
+#include "tensor_map.cuh"
+#include "wgmma.cuh"
 
 namespace flashcore {
 
 // What is asked of a device, once for each of the first 64.
 struct Device {
   int sms = 0;
-  int clusters = 0;  // whether it has them
-  int shared = 0;    // bytes of shared memory that a CTA may have
+  bool clusters = false;
+  bool wgmma = false;  // the code that runs on it is sm_90a's, not sm_90's
+  int shared = 0;      // bytes of shared memory that a CTA may have
 };
 
 inline Device device(int id) {
   static std::array<std::atomic<uint64_t>, 64> known{};  // one word, so that no thread sees half of it
   const bool kept = id >= 0 && id < 64;
   const uint64_t word = kept ? known[id].load(std::memory_order_relaxed) : 0;
-  Device found{static_cast<int>(word >> 40), static_cast<int>(word >> 32 & 1), static_cast<int>(word & 0xffffffffu)};
+  Device found{static_cast<int>(word >> 40), (word >> 32 & 1) != 0, (word >> 33 & 1) != 0, static_cast<int>(word & 0xffffffffu)};
   if (found.sms == 0) {
     int major = 0;
+    cudaFuncAttributes attributes{};
     TVM_FFI_CHECK_CUDA_ERROR(cudaDeviceGetAttribute(&found.sms, cudaDevAttrMultiProcessorCount, id));
     TVM_FFI_CHECK_CUDA_ERROR(cudaDeviceGetAttribute(&found.shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, id));
     TVM_FFI_CHECK_CUDA_ERROR(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id));
+    TVM_FFI_CHECK_CUDA_ERROR(cudaFuncGetAttributes(&attributes, flashcore_compiled_for));
     found.clusters = major >= 9;
-    const uint64_t high = static_cast<uint64_t>(found.sms) << 8 | static_cast<uint64_t>(found.clusters);
+    found.wgmma = attributes.maxThreadsPerBlock >= COMPILED_WITH_WGMMA && tensor_map_encoder();
+    const uint64_t high = static_cast<uint64_t>(found.sms) << 8 | static_cast<uint64_t>(found.wgmma) << 1 | found.clusters;
     if (kept) known[id].store(high << 32 | static_cast<uint32_t>(found.shared), std::memory_order_relaxed);
   }
   return found;
 }
 
-using gdn::ROWS_TUNED;
-using Rows = std::make_index_sequence<ROWS_TUNED>;
+// What stands in for rows of TUNED with wgmma where that is not compiled: the best of all cuts without it in one run on an
+// H200, for B, S of 1, 1024 to 4, 256, and of 4, 512 and beyond.
+constexpr Tuned WITHOUT_WGMMA[] = {
+    {"", 0, 11585, 32, 4, 2, 64, 1, 1, 0},
+    {"", 0, std::numeric_limits<int64_t>::max(), 64, 4, 2, 64, 1, 1, 0},
+};
 
+using gdn::ROWS_TUNED;
+constexpr size_t ROWS_ALL = ROWS_TUNED + sizeof(WITHOUT_WGMMA) / sizeof(WITHOUT_WGMMA[0]);
+using Rows = std::make_index_sequence<ROWS_ALL>;
+
+constexpr const Tuned& row(size_t i) { return i < ROWS_TUNED ? TUNED[i] : WITHOUT_WGMMA[i - ROWS_TUNED]; }
+
+// Lazily, so that only one of the two must be possible.
 template <size_t I>
-using CutOf = Cut<TUNED[I].rows, TUNED[I].warps, TUNED[I].tiles, TUNED[I].keys, TUNED[I].stages, TUNED[I].splits>;
+struct Narrow {
+  using type = Cut<row(I).rows, row(I).warps, row(I).tiles, row(I).keys, row(I).stages, row(I).splits>;
+};
+template <size_t I>
+struct Wide {
+  using type = WideCut<row(I).rows, row(I).warps, row(I).keys, row(I).stages, row(I).splits, row(I).wgmma == 2>;
+};
+template <size_t I>
+using CutOf = typename std::conditional_t<(row(I).wgmma > 0), Wide<I>, Narrow<I>>::type;
 
 template <size_t I>
 constexpr int shared_of(const Device& on) {
-  return CutOf<I>::shared(on.clusters ? CutOf<I>::SPLITS : 1);
+  if constexpr (row(I).wgmma > 0) {
+    return CutOf<I>::SHARED;
+  } else {
+    return CutOf<I>::shared(on.clusters ? CutOf<I>::SPLITS : 1);
+  }
 }
 
-// The row of TUNED (choice.cuh); where this GPU has less shared memory than it asks for (sm_86 and its like have 99 KiB),
-// the one that asks for least.
+// The row of TUNED (choice.cuh), or what stands in for it; where this GPU has less shared memory than it asks for (sm_86
+// and its like have 99 KiB), the one that asks for least.
 template <size_t... I>
 size_t chosen(const Device& on, int64_t size, std::index_sequence<I...>) {
   const int shared[] = {shared_of<I>(on)...};
-  const size_t at = gdn::chosen(on.sms, size);
-  return shared[at] <= on.shared ? at : std::min_element(shared, shared + ROWS_TUNED) - shared;
+  size_t at = gdn::chosen(on.sms, size);
+  if (row(at).wgmma && !on.wgmma)
+    for (at = ROWS_TUNED; size > row(at).up_to;) ++at;
+  if (shared[at] <= on.shared) return at;
+  at = ROWS_TUNED;
+  for (size_t i = 0; i < ROWS_ALL; ++i)
+    if (!row(i).wgmma && shared[i] < shared[at]) at = i;
+  return at;
 }
 
 template <bool CAUSAL, size_t I>
 void launch(const Problem& p, uint32_t heads, cudaStream_t stream, int id) {
   using C = CutOf<I>;
-  constexpr auto kernel = flashcore_v4<C, CAUSAL>;
   const Device on = device(id);
   const uint32_t splits = on.clusters ? C::SPLITS : 1, blocks = (p.S + C::ROWS - 1) / C::ROWS;
   const int shared = shared_of<I>(on);
-
-  static std::array<std::atomic<bool>, 64> allowed{};  // a kernel must be told once, on each device, of more than 48 KiB
-  const bool kept = id >= 0 && id < 64;
-  if (shared > 48 * 1024 && !(kept && allowed[id].load(std::memory_order_relaxed))) {
-    TVM_FFI_CHECK_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-    if (kept) allowed[id].store(true, std::memory_order_relaxed);
-  }
 
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
@@ -81,20 +109,40 @@ void launch(const Problem& p, uint32_t heads, cudaStream_t stream, int id) {
   config.dynamicSmemBytes = shared;
   config.stream = stream;
   config.attrs = &cluster, config.numAttrs = splits > 1 ? 1 : 0;
-  TVM_FFI_CHECK_CUDA_ERROR(cudaLaunchKernelEx(&config, kernel, p));
+
+  static std::array<std::atomic<bool>, 64> allowed{};  // a kernel must be told once, on each device, of more than 48 KiB
+  const bool kept = id >= 0 && id < 64;
+  const auto allow = [&](auto kernel) {
+    if (shared <= 48 * 1024 || (kept && allowed[id].load(std::memory_order_relaxed))) return;
+    TVM_FFI_CHECK_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+    if (kept) allowed[id].store(true, std::memory_order_relaxed);
+  };
+  if constexpr (row(I).wgmma > 0) {
+    constexpr auto kernel = flashcore_v4_wide<C, CAUSAL>;
+    Maps maps;
+    if (!make_tensor_map(maps.q, p.q, heads, p.S, C::ROWS) || !make_tensor_map(maps.k, p.k, heads, p.S, C::KEYS) ||
+        !make_tensor_map(maps.v, p.v, heads, p.S, C::KEYS))
+      TVM_FFI_THROW(RuntimeError) << "the driver makes no tensor map of [" << heads << ", " << p.S << ", 64] f16";
+    allow(kernel);
+    TVM_FFI_CHECK_CUDA_ERROR(cudaLaunchKernelEx(&config, kernel, maps, p));
+  } else {
+    constexpr auto kernel = flashcore_v4<C, CAUSAL>;
+    allow(kernel);
+    TVM_FFI_CHECK_CUDA_ERROR(cudaLaunchKernelEx(&config, kernel, p));
+  }
 }
 
 template <bool CAUSAL, size_t... I>
-void launch(size_t row, const Problem& p, uint32_t heads, cudaStream_t stream, int id, std::index_sequence<I...>) {
-  (void)((I == row && (launch<CAUSAL, I>(p, heads, stream, id), true)) || ...);
+void launch(size_t at, const Problem& p, uint32_t heads, cudaStream_t stream, int id, std::index_sequence<I...>) {
+  (void)((I == at && (launch<CAUSAL, I>(p, heads, stream, id), true)) || ...);
 }
 
 // q, k, v and output: [B, H, S, 64] f16; CAUSAL: row i sees keys 0 .. i.
 template <bool CAUSAL>
 void attend(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView output) {
   run(q, k, v, output, [](const Problem& p, uint32_t heads, cudaStream_t stream, int id) {
-    const size_t row = chosen(device(id), static_cast<int64_t>(heads) * p.S, Rows{});
-    launch<CAUSAL>(row, p, heads, stream, id, Rows{});
+    const size_t at = chosen(device(id), static_cast<int64_t>(heads) * p.S, Rows{});
+    launch<CAUSAL>(at, p, heads, stream, id, Rows{});
   });
 }
 

@@ -69,6 +69,7 @@ class Ask:
     checks: tuple[str, ...] = ()  # sanitizer: memcheck, ...
     bytes_in: int = 0  # what the op must read and write at this workload, each tensor once
     bytes_out: int = 0
+    specific: bool = False  # gdn builds it for all that its GPU has (build.py)
 
 
 @dataclass(frozen=True)

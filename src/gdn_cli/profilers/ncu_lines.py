@@ -26,7 +26,7 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
         sass.find()
     except GdnError:
         return []
-    arch = sass.parse_arch(machine.gpus()[0].capability)  # what the builder compiles for here
+    arch = sass.here("cuda", ask.specific)
     params = {"arch": arch, "folder": str(folder)}
     return [Run(NAME, env=sass.environment(arch, "cuda"), params={NAME: params})]
 

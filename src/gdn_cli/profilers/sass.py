@@ -62,7 +62,7 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
         raise MissingError("no nvcc here", hint=machine.GET_NVCC)
     if language == "triton" and not machine.has_package("triton"):
         raise MissingError("package triton missing", hint="pip install triton")
-    archs = list(dict.fromkeys(parse_arch(arch) for arch in ask.archs)) or [_here(language)]
+    archs = list(dict.fromkeys(parse_arch(arch) for arch in ask.archs)) or [here(language, ask.specific)]
     for arch in archs:
         _known(arch, language)
     return [Run(arch, env=environment(arch, language), params={"arch": arch, "folder": str(folder)}) for arch in archs]
@@ -78,10 +78,14 @@ _NOT_OURS = {
 }
 
 
-def _here(language: str) -> str:
-    """What is compiled on this machine: the builder takes the GPU's plain capability, Triton adds the 'a' itself."""
+def here(language: str, specific: bool) -> str:
+    """What a run on this machine is compiled for: the GPU's plain capability, as the builder takes it, or with the 'a'
+    (build.py), which Triton adds itself."""
     gpus = machine.gpus()
-    return parse_arch(gpus[0].capability) if gpus else _DEFAULT
+    if not gpus:
+        return _DEFAULT
+    own = machine.specific(gpus[0].capability) if specific and language == "cuda" else None
+    return parse_arch(own or gpus[0].capability)
 
 
 def _known(arch: str, language: str) -> None:
@@ -170,8 +174,11 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
         notes += reply.answer.get("notes", ())
         if "binary" in reply.answer and arch.endswith(("a", "f")):
             plain = arch.rstrip("af")
+            usual = f"compiled for {plain}, as the builder does unless TVM_FFI_CUDA_ARCH_LIST is set"
             notes.append(
-                f"{arch}: a run there is compiled for {plain}, as the builder does unless TVM_FFI_CUDA_ARCH_LIST is set"
+                f"{arch}: gdn's runs there are compiled for it (algo.toml: specific); a judge's are {usual}"
+                if ask.specific
+                else f"{arch}: a run there is {usual}"
             )
     if not found:
         raise GdnError("what was compiled has no kernel in it", hint="does the entry point launch one?")

@@ -1,0 +1,355 @@
+// Attention forward, flashcore-v4 by warpgroups: the cut of attention.cuh for sizes at which the products count, on sm_90a.
+//
+// wgmma multiplies 64 rows by a whole tile of keys, which it reads from shared memory itself: a tile is read once for 64
+// rows where mma.sync reads it once for 16 or 32, and no thread spends an instruction on it. So:
+//
+//   - ROWS / 64 warpgroups side by side, KEY_GROUPS times: each has 64 rows, and KEYS keys of every step. The keys are
+//     split over SPLITS CTAs besides, and all parts are merged as in attention.cuh (parts.cuh).
+//   - One thread of each group of keys asks the copy engine for its tiles, swizzled as wgmma wants them, STAGES of them
+//     ahead; barriers in shared memory say when one is there and when it may be written again. Warpgroups do not wait for
+//     each other but there: while one has its exps, another has its products. (A warp that only loads would be simpler:
+//     ptxas counts it as a whole warpgroup, and leaves the others 96 registers of 128.)
+//   - d = 64: as many cycles of products as of exps (an SM: 4096 products and additions a cycle, 256 a score, against 16
+//     exps), so that what counts is that both run at the same time: 4 warpgroups an SM, in one CTA or in several.
+//     AHEAD: a warpgroup also asks for the next scores before its own values' product, and does its exps under that one.
+//   - One instruction for scale, base and maximum: exp2(fma(s, c, -m c)), with m c rounded once for a row: all that is
+//     summed is wrong by the same factor. Where that factor shows (m c beyond 256) it is exp2((s - m) c), as in attention.cuh.
+//     And m stays where it is while the maximum rises by less than 2^8 in probability (FlashAttention-4's idea): most
+//     steps leave the output alone.
+//   - The scores' registers become probabilities, and these the left side of the values' product: fragments of both are
+//     alike. Values lie as they came, by keys: wgmma takes them turned.
+//
+// CAUSAL: a warpgroup does the tiles that its rows see, and lets the others go by.
+//
+// Grid, splits and owners as in attention.cuh. Provenance: FlashAttention-3 (arXiv 2407.08608) for products ahead of the
+// exps. Written here.
+#pragma once
+
+#include "parts.cuh"
+#include "warpgroup.cuh"
+
+namespace flashcore {
+
+// How the work is cut: see algo.toml; AHEAD where its `wgmma` is 2.
+template <int ROWS_, int WARPS_, int KEYS_, int STAGES_, int SPLITS_, bool AHEAD_>
+struct WideCut {
+  static constexpr int ROWS = ROWS_, WARPS = WARPS_, KEYS = KEYS_, STAGES = STAGES_, SPLITS = SPLITS_;
+  static constexpr bool AHEAD = AHEAD_;
+  static constexpr int THREADS = WARPS * 32;
+  static constexpr int ROW_GROUPS = ROWS / 64, KEY_GROUPS = WARPS / 4 / ROW_GROUPS;
+  static constexpr int STEP = KEYS * KEY_GROUPS;  // keys of a stage
+  static_assert(ROW_GROUPS * 64 == ROWS && ROW_GROUPS * KEY_GROUPS * 4 == WARPS, "warpgroups tile rows and keys");
+  static_assert(ROWS / SPLITS % 16 == 0 && ROWS % SPLITS == 0, "16 rows have one owner");
+  static_assert(STAGES >= 2, "a tile is asked for while the one before it is in use");
+  static_assert(KEYS == 64 || KEYS == 128, "the products of warpgroup.cuh");
+
+  // Bytes of shared memory: queries, keys and values, what is handed to the owner of ROWS / SPLITS rows, barriers: for
+  // the queries, and for each tile of keys or values one that it is there and one that it is free.
+  static constexpr int QUERIES = ROWS * ROW, TILE = KEYS * ROW, TILES = STAGES * KEY_GROUPS;  // TILES of each
+  static constexpr int PARTS = KEY_GROUPS * SPLITS, OWN = ROWS / SPLITS;
+  static constexpr int PARTS_AT = QUERIES + 2 * TILES * TILE;
+  static constexpr int BARRIERS_AT = PARTS_AT + (PARTS > 1 ? PARTS * OWN * (D + 2) * int(sizeof(float)) : 0);
+  static constexpr int SHARED = BARRIERS_AT + (1 + 4 * TILES) * 8;
+
+  // CTAs that an SM should be able to have: four warpgroups of 128 registers, or three of 168.
+  static constexpr int REGISTERS = KEYS / 2 + (AHEAD ? KEYS / 4 : 0) + D / 2 + 28;  // of a thread
+  static constexpr int WARPS_OF_SM = REGISTERS <= 128 ? 16 : 12;
+  static constexpr int most(int x, int y) { return x > y ? x : y; }
+  static constexpr int least(int x, int y) { return x < y ? x : y; }
+  static constexpr int RESIDENT = most(1, least(WARPS_OF_SM / WARPS, 228 * 1024 / (SHARED + 1024)));
+};
+
+// More threads than any kernel without wgmma says that it can have: see flashcore_compiled_for.
+constexpr int COMPILED_WITH_WGMMA = 64;
+
+// For the copy engine: tiles of ROWS rows of q, of KEYS rows of k and v.
+struct Maps {
+  TensorMap q, k, v;
+};
+
+#ifdef __CUDACC__
+
+// Never launched: the host asks how many threads it may have, and so learns what the kernels here were compiled for.
+static __global__ void __launch_bounds__(FLASHCORE_WGMMA ? COMPILED_WITH_WGMMA : 32) flashcore_compiled_for() {}
+
+#if FLASHCORE_WGMMA
+
+// How wgmma finds a matrix in a swizzled tile: the address, 1024 bytes from eight rows to the next eight, the swizzle. By
+// rows ("K-major", q and k) the next 16 columns are 32 bytes further; turned ("MN-major", v) the next 16 rows are 2048.
+__device__ __forceinline__ uint64_t matrix_at(uint32_t address) {
+  constexpr uint64_t EIGHT_ROWS = 1024 >> 4, SWIZZLE_128 = 1;
+  return (address & 0x3ffff) >> 4 | EIGHT_ROWS << 16 | EIGHT_ROWS << 32 | SWIZZLE_128 << 62;
+}
+constexpr uint32_t NEXT_COLUMNS = 32 >> 4, NEXT_ROWS = 2048 >> 4;  // to add to what matrix_at gave
+
+// Of the two rows of which a lane has a part: the reference m that their probabilities exp2((s - m) c) are relative to, and
+// the sum l of this lane's.
+struct Row2 {
+  float m[2] = {-INFINITY, -INFINITY}, l[2] = {0.f, 0.f};
+  float w[2];          // what was summed before the last scores is worth since
+  bool rose = false;   // whether that is not 1, for any row of the warp
+  bool large = false;  // whether m c is so large, for any, that its rounding shows
+};
+
+// Scores -> probabilities. m stays where it is until a row's maximum is over 2^RISE times as probable: it need not be
+// the maximum, only near it, and most steps then leave the output and the sum as they are.
+template <int N>
+__device__ __forceinline__ void to_probabilities(float (&s)[N][4], Row2& row) {
+  constexpr float RISE = 8.f, LARGE = 256.f;
+  float to[2];
+  bool rises = false;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float most[4];                                                    // chains of a quarter of the length
+#pragma unroll
+    for (int n = 0; n < 4; ++n) most[n] = fmaxf(s[n][2 * h], s[n][2 * h + 1]);
+#pragma unroll
+    for (int n = 4; n < N; ++n) most[n % 4] = fmaxf(most[n % 4], fmaxf(s[n][2 * h], s[n][2 * h + 1]));
+    const float top = quad_max(fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])));
+    const bool mine = (top - row.m[h]) * EXPONENT > RISE;             // NaN where there is no key yet: no
+    to[h] = mine ? top : row.m[h];
+    rises |= mine;
+  }
+  row.rose = any_lane(rises);
+  if (row.rose) {
+    bool large = false;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      row.w[h] = to[h] == -INFINITY ? 0.f : weight(row.m[h], to[h]);
+      row.m[h] = to[h], row.l[h] *= row.w[h];
+      large |= to[h] != -INFINITY && fabsf(to[h] * EXPONENT) > LARGE;
+    }
+    row.large = any_lane(large);
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float from = row.m[h] == -INFINITY ? 0.f : row.m[h];        // no key yet: -inf - 0 stays -inf, -inf + inf is NaN
+    float sum[2] = {row.l[h], 0.f};
+    if (row.large) {
+#pragma unroll
+      for (int n = 0; n < N; ++n)
+#pragma unroll
+        for (int e = 2 * h; e < 2 * h + 2; ++e) {
+          s[n][e] = weight(s[n][e], from);
+          sum[e % 2] += s[n][e];
+        }
+    } else {
+      const float exponent = from * -EXPONENT;                        // rounded once, for all of the row
+#pragma unroll
+      for (int n = 0; n < N; ++n)
+#pragma unroll
+        for (int e = 2 * h; e < 2 * h + 2; ++e) {
+          s[n][e] = exp2_approx(fmaf(s[n][e], EXPONENT, exponent));
+          sum[e % 2] += s[n][e];
+        }
+    }
+    row.l[h] = sum[0] + sum[1];
+  }
+}
+
+template <int N>
+__device__ __forceinline__ void to_left_side(uint32_t (&p)[N / 2][4], const float (&s)[N][4]) {
+#pragma unroll
+  for (int c = 0; c < N / 2; ++c)
+#pragma unroll
+    for (int x = 0; x < 4; ++x) p[c][x] = pack(s[2 * c + x / 2][x % 2 * 2], s[2 * c + x / 2][x % 2 * 2 + 1]);
+}
+
+__device__ __forceinline__ void scale(float (&o)[D / 8][4], const float (&w)[2]) {
+#pragma unroll
+  for (int n = 0; n < D / 8; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) o[n][e] *= w[e / 2];
+}
+
+#endif  // FLASHCORE_WGMMA
+
+template <typename C, bool CAUSAL>
+__global__ void __launch_bounds__(FLASHCORE_WGMMA ? C::THREADS : 32, FLASHCORE_WGMMA ? C::RESIDENT : 1)
+flashcore_v4_wide(const __grid_constant__ Maps maps, const __grid_constant__ Problem p) {
+#if FLASHCORE_WGMMA
+  constexpr int SPLITS = C::SPLITS, KEYS = C::KEYS, STAGES = C::STAGES, GROUPS = C::KEY_GROUPS;
+  if constexpr (SPLITS > 1) cluster_arrive_only();
+
+  const int block = CAUSAL ? gridDim.z - 1 - blockIdx.z : blockIdx.y, head = CAUSAL ? blockIdx.y : blockIdx.z;
+  const int first = block * C::ROWS, rank = SPLITS > 1 ? blockIdx.x : 0;
+  const int seen = CAUSAL ? min(p.S, first + C::ROWS) : p.S;          // keys of this block of rows, and their steps
+  const int steps = (seen + C::STEP - 1) / C::STEP, each = (steps + SPLITS - 1) / SPLITS;
+  const int begin = rank * each, count = min(each, steps - begin);    // of this CTA; count may be 0 or less
+
+  char* const memory = tile_memory();
+  const uint32_t q_tile = shared_address(memory), k_tiles = q_tile + C::QUERIES, v_tiles = k_tiles + C::TILES * C::TILE;
+  const uint32_t q_there = q_tile + C::BARRIERS_AT, k_there = q_there + 8, v_there = k_there + C::TILES * 8;
+  const uint32_t k_free = v_there + C::TILES * 8, v_free = k_free + C::TILES * 8;
+  const int lane = threadIdx.x % 32, warp = of_warp(threadIdx.x / 32);
+
+  const int group = warp / (4 * C::ROW_GROUPS), my_rows = warp % (4 * C::ROW_GROUPS) * 16, g = lane / 4, t = lane % 4;
+  const bool loads = my_rows == C::ROWS - 64 && lane == 0;            // of a warpgroup that sees all that the CTA sees
+
+  const auto tile = [&](int i) { return i % STAGES * GROUPS + group; };
+  // The group's tile of keys or values for step i: by the thread that loads, where there is such a step.
+  const auto load = [&](const TensorMap& map, int i, uint32_t tiles, uint32_t there, uint32_t free) {
+    if (loads && i < count) {
+      const int at = tile(i);
+      if (i >= STAGES) wait_for(free + at * 8, (i / STAGES - 1) & 1);
+      arrive_and_expect(there + at * 8, C::TILE);
+      copy_tile(tiles + at * C::TILE, map, (begin + i) * C::STEP + group * KEYS, head, there + at * 8);
+    }
+  };
+  const auto load_k = [&](int i) { load(maps.k, i, k_tiles, k_there, k_free); };
+  const auto load_v = [&](int i) { load(maps.v, i, v_tiles, v_there, v_free); };
+  if (loads) {
+    if (group == 0) prefetch_map(maps.q);
+    prefetch_map(maps.k), prefetch_map(maps.v);
+    if (group == 0) init_barrier(q_there, 1);
+#pragma unroll
+    for (int i = 0; i < STAGES; ++i) {
+      init_barrier(k_there + tile(i) * 8, 1), init_barrier(k_free + tile(i) * 8, 4 * C::ROW_GROUPS);
+      init_barrier(v_there + tile(i) * 8, 1), init_barrier(v_free + tile(i) * 8, 4 * C::ROW_GROUPS);
+    }
+    barriers_initialised();
+    if (group == 0 && count > 0) {
+      arrive_and_expect(q_there, C::QUERIES);
+      copy_tile(q_tile, maps.q, first, head, q_there);
+    }
+#pragma unroll
+    for (int i = 0; i < STAGES; ++i) load_k(i), load_v(i);
+  }
+  __syncthreads();                                                    // the barriers are there
+
+  const int start = begin * C::STEP + group * KEYS, row = first + my_rows;    // the first key, the warp's first row
+  const int limit = CAUSAL ? min(p.S, first + my_rows / 64 * 64 + 64) : p.S;  // keys that the warpgroup's rows see
+  const int mine = min(count, (limit - start + C::STEP - 1) / C::STEP);       // steps of it; 0 or less: none
+  const auto wait_tile = [&](uint32_t there, int i) { wait_for(there + tile(i) * 8, i / STAGES & 1); };
+  const auto free_tile = [&](uint32_t free, int i) {
+    if (lane == 0) arrive(free + tile(i) * 8);
+  };
+
+  float s[KEYS / 8][4];
+  uint32_t e[KEYS / 16][4];                                           // the probabilities, as the left side
+  float o[D / 8][4];
+  Row2 rows;
+#pragma unroll
+  for (int n = 0; n < D / 8; ++n)
+#pragma unroll
+    for (int x = 0; x < 4; ++x) o[n][x] = 0.f;
+
+  const auto scores = [&](int i) {                                    // asks for them
+    const uint64_t q = matrix_at(q_tile + my_rows / 64 * 64 * ROW), k = matrix_at(k_tiles + tile(i) * C::TILE);
+    open_products();
+#pragma unroll
+    for (int c = 0; c < D / 16; ++c) multiply(s, q + c * NEXT_COLUMNS, k + c * NEXT_COLUMNS, c > 0);
+    commit_products();
+  };
+  const auto output = [&](int i) {
+    const uint64_t v = matrix_at(v_tiles + tile(i) * C::TILE);
+    hold(o), hold(e);
+    open_products();
+#pragma unroll
+    for (int c = 0; c < KEYS / 16; ++c) multiply_add(o, e[c], v + c * NEXT_ROWS);
+    commit_products();
+  };
+  const auto hide = [&](int i) {                                      // what a row does not see
+    const int key = start + i * C::STEP;
+    if (key + KEYS <= p.S && !(CAUSAL && key + KEYS > row + 1)) return;
+#pragma unroll
+    for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+      for (int x = 0; x < 4; ++x) {
+        const int column = key + n * 8 + 2 * t + x % 2;
+        if (column >= p.S || (CAUSAL && column > row + x / 2 * 8 + g)) s[n][x] = -INFINITY;
+      }
+  };
+
+  // What is loaded into the place of step i - 1 is asked for while step i is under way: others may be so far behind.
+  if (count > 0) wait_for(q_there, 0);
+  if constexpr (C::AHEAD) {
+    if (mine > 0) {
+      wait_tile(k_there, 0);
+      scores(0);
+      wait_for_products<0>();
+      hold(s);
+      free_tile(k_free, 0);
+      hide(0);
+      to_probabilities(s, rows);
+      to_left_side(e, s);
+#pragma unroll 1
+      for (int i = 1; i < mine; ++i) {
+        wait_tile(k_there, i);
+        wait_tile(v_there, i - 1);
+        scores(i);
+        output(i - 1);
+        load_k(i - 1 + STAGES);
+        if (i > 1) load_v(i - 2 + STAGES);
+        wait_for_products<1>();
+        hold(s);
+        free_tile(k_free, i);
+        hide(i);
+        to_probabilities(s, rows);
+        wait_for_products<0>();
+        hold(o), hold(e);
+        free_tile(v_free, i - 1);
+        if (rows.rose) scale(o, rows.w);
+        to_left_side(e, s);
+      }
+      wait_tile(v_there, mine - 1);
+      output(mine - 1);
+      if (mine > 1) load_v(mine - 2 + STAGES);
+      wait_for_products<0>();
+      hold(o);
+      free_tile(v_free, mine - 1);
+    }
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < mine; ++i) {
+      wait_tile(k_there, i);
+      scores(i);
+      if (i > 0) load_k(i - 1 + STAGES);
+      wait_for_products<0>();
+      hold(s);
+      free_tile(k_free, i);
+      hide(i);
+      to_probabilities(s, rows);
+      if (rows.rose) scale(o, rows.w);
+      to_left_side(e, s);
+      wait_tile(v_there, i);
+      output(i);
+      if (i > 0) load_v(i - 1 + STAGES);
+      wait_for_products<0>();
+      hold(o);
+      free_tile(v_free, i);
+    }
+  }
+#pragma unroll 1
+  for (int i = max(mine, 0); i < count; ++i) {                        // what only others see
+    if (i > 0) load_k(i - 1 + STAGES), load_v(i - 1 + STAGES);
+    wait_tile(k_there, i);
+    free_tile(k_free, i);
+    wait_tile(v_there, i);
+    free_tile(v_free, i);
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) rows.l[h] = quad_sum(rows.l[h]);
+
+  __half* const to = p.output + (static_cast<int64_t>(head) * p.S + first) * D;
+  if constexpr (C::PARTS == 1) {
+    meet_warpgroup(1 + warp / 4);                                     // all its products have read the queries
+    write_out(memory + my_rows * ROW, o, rows.l, to + my_rows * D, p.S - first - my_rows);
+  } else {
+    const Parts<C::PARTS, C::OWN> parts(memory + C::PARTS_AT);
+    if constexpr (SPLITS > 1) cluster_wait();                         // all are running
+    parts.template hand_over<SPLITS>(rank * GROUPS + group, my_rows, o, rows.m, rows.l);
+    if constexpr (SPLITS > 1) {
+      cluster_arrive();
+      cluster_wait();
+    } else {
+      __syncthreads();
+    }
+    parts.template write_out<C::THREADS>(to + rank * C::OWN * D, p.S - first - rank * C::OWN);
+  }
+#endif  // FLASHCORE_WGMMA
+}
+
+#endif  // __CUDACC__
+
+}  // namespace flashcore

@@ -1,0 +1,206 @@
+// What flashcore-v4/warpgroup.cuh says in PTX, on the CPU of cuda_runtime.h: written from the PTX ISA's descriptors, swizzles
+// and fragments of wgmma.
+//
+// Each warp makes its 16 rows of a product by itself, as the hardware does: when it asks for them (EARLY), or when it waits
+// for them, so that what is overwritten meanwhile shows. Until then the registers of d are NaN. A copy lands when it
+// is asked for (EARLY), or when somebody waits for its barrier.
+#pragma once
+
+#include "ptx.cuh"
+
+#define FLASHCORE_WGMMA 1
+
+namespace flashcore {
+
+struct TensorMap {  // of [heads, S, 64]; a tile is `rows` of them
+  const __half* base;
+  int S, heads, rows;
+};
+
+inline char* tile_memory() { return emulated::me->cta->base; }
+
+// 16 bytes of a swizzled tile: bits 4 to 6 of an address change places by its bits 7 to 9.
+inline uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+
+inline emulated::Transaction& transaction(uint32_t barrier) {
+  auto& all = emulated::me->cta->transactions;
+  if (!all.count(barrier)) emulated::fail("a barrier that nobody has initialised");
+  return all[barrier];
+}
+inline void check_phase(emulated::Transaction& t) {
+  if (t.barrier.arrived > t.barrier.expected) emulated::fail("more threads arrive at a barrier than it counts");
+  if (t.barrier.arrived == t.barrier.expected && t.bytes == 0) t.barrier.arrived = 0, ++t.barrier.generation;
+}
+inline void init_barrier(uint32_t barrier, int count) {
+  if (barrier % 8 || barrier - emulated::FIRST_ADDRESS + 8 > emulated::me->cta->bytes) emulated::fail("a barrier elsewhere");
+  emulated::me->cta->transactions[barrier] = {{count}};
+}
+inline void barriers_initialised() {}
+inline void arrive(uint32_t barrier) {
+  auto& t = transaction(barrier);
+  ++t.barrier.arrived;
+  check_phase(t);
+}
+inline void arrive_and_expect(uint32_t barrier, uint32_t bytes) {
+  transaction(barrier).bytes += bytes;
+  arrive(barrier);
+}
+inline void wait_for(uint32_t barrier, uint32_t parity) {
+  auto& t = transaction(barrier);
+  const auto copies = std::move(t.copies);
+  t.copies.clear();
+  for (const auto& land : copies) land();
+  ++t.waiting;
+  if ((t.barrier.generation & 1) == parity) emulated::wait(t.barrier, t.barrier.generation);
+  --t.waiting;
+  if ((t.barrier.generation & 1) == parity) emulated::fail("a barrier that is two phases ahead of who waits for it");
+}
+
+inline void prefetch_map(const TensorMap&) {}
+
+inline void copy_tile(uint32_t to, const TensorMap& map, int row, int head, uint32_t barrier) {
+  if (to % 1024) emulated::fail("a tile that is not aligned");
+  if (head >= map.heads || row < 0) emulated::fail("a tile outside of the matrix");
+  emulated::Transaction& t = transaction(barrier);
+  const auto land = [=, &t] {  // the map by value: who asked may have ended
+    for (int r = 0; r < map.rows; ++r)
+      for (int piece = 0; piece < 8; ++piece) {
+        char* place = at(swizzled(to + r * 128 + piece * 16));
+        if (row + r < map.S) std::memcpy(place, map.base + (static_cast<int64_t>(head) * map.S + row + r) * 64 + piece * 8, 16);
+        else std::memset(place, 0, 16);
+      }
+    t.bytes -= map.rows * 128;
+    check_phase(t);
+  };
+  if (emulated::mode & emulated::EARLY || t.waiting) land();
+  else t.copies.push_back(land);
+}
+
+inline void meet_warpgroup(int number) {
+  if (number < 1 || number > 15) emulated::fail("a barrier that there is not");
+  emulated::Barrier& barrier = emulated::me->cta->named[number];
+  barrier.expected = 128;
+  emulated::wait(barrier, emulated::arrive(barrier));
+}
+
+inline int of_warp(int x) { return x; }
+
+inline bool any_lane(bool x) {
+  static const char tag = 0;
+  emulated::Lane& mine = emulated::me->warp->lanes[emulated::me->lane];
+  mine.in[0] = x;
+  return emulated::together(&tag, [](emulated::Lane* lanes) {
+    uint32_t any = 0;
+    for (int i = 0; i < 32; ++i) any |= lanes[i].in[0];
+    for (int i = 0; i < 32; ++i) lanes[i].out[0] = any;
+  }).out[0] != 0;
+}
+
+// --- products ---------------------------------------------------------------------------------------------------------
+
+// One element, column x of row y ("K-major"); turned, row x of column y ("MN-major"), of which there may be 64.
+inline float element(uint64_t matrix, int y, int x, bool turned) {
+  if (matrix >> 62 != 1 || matrix >> 49 & 7) emulated::fail("a matrix that is not swizzled by 128 bytes from a multiple of 1024");
+  const uint32_t start = (matrix & 0x3fff) << 4, eight = (matrix >> 32 & 0x3fff) << 4;
+  if (turned && y >= 64) emulated::fail("more than 64 columns of a turned matrix");
+  const int row = turned ? x : y, column = turned ? y : x;
+  const uint32_t address = start + row / 8 * eight + row % 8 * 128 + column * 2;
+  const char* piece = at(swizzled(address) / 16 * 16);
+  uint16_t h;
+  std::memcpy(&h, piece + address % 16, 2);
+  return __half2float({h});
+}
+
+inline void make(emulated::Warp& warp, int rows, const emulated::Product& p) {
+  emulated::Held& held = warp.held.at(p.d[0]);
+  const int N = p.n * 2;                    // columns: 4 registers a lane are 16 x 8
+  std::vector<float> a(16 * 16), b(N * 16);
+  for (int y = 0; y < 16; ++y)
+    for (int x = 0; x < 16; ++x)
+      a[y * 16 + x] = p.a[0] ? half_at(p.a[y % 8 * 4 + x % 8 / 2], (y / 8 + x / 8 * 2) * 2 + x % 2)
+                             : element(p.a_matrix, rows + y, x, false);
+  for (int y = 0; y < N; ++y)
+    for (int x = 0; x < 16; ++x) b[y * 16 + x] = element(p.b_matrix, y, x, p.turned);
+  for (int lane = 0; lane < 32; ++lane)
+    for (int i = 0; i < p.n; ++i) {
+      const int y = lane / 4 + i / 2 % 2 * 8, x = i / 4 * 8 + lane % 4 * 2 + i % 2;
+      float sum = 0.f;
+      for (int k = 0; k < 16; ++k) sum += a[y * 16 + k] * b[x * 16 + k];
+      held.value[lane][i] = (p.add ? held.value[lane][i] : 0.f) + sum;
+    }
+}
+
+inline void ask(float* d, int n, const uint32_t* a, uint64_t a_matrix, uint64_t b_matrix, bool add, bool turned) {
+  static const char tag = 0;
+  using emulated::Lane;
+  Lane& mine = emulated::me->warp->lanes[emulated::me->lane];
+  const uint64_t words[] = {reinterpret_cast<uint64_t>(d), reinterpret_cast<uint64_t>(a), a_matrix, b_matrix};
+  std::memcpy(mine.in, words, sizeof words);
+  const int rows = static_cast<int>(threadIdx.x) / 32 % 4 * 16;
+  emulated::together(&tag, [&](Lane* lanes) {
+    emulated::Warp& warp = *emulated::me->warp;
+    if (!warp.open) emulated::fail("a product without a fence before it");
+    emulated::Product p{{}, {}, a_matrix, b_matrix, n, add, turned};
+    for (int lane = 0; lane < 32; ++lane) {
+      uint64_t of[4];
+      std::memcpy(of, lanes[lane].in, sizeof of);
+      p.d[lane] = reinterpret_cast<float*>(of[0]), p.a[lane] = reinterpret_cast<const uint32_t*>(of[1]);
+      if (of[2] != a_matrix || of[3] != b_matrix) emulated::fail("lanes do not agree on a matrix");
+    }
+    emulated::Held& held = warp.held[p.d[0]];
+    if (held.products++ == 0) {
+      held.n = n;
+      for (int lane = 0; lane < 32; ++lane) {
+        held.value[lane].assign(p.d[lane], p.d[lane] + n);
+        for (int i = 0; i < n; ++i) p.d[lane][i] = NAN;
+      }
+    }
+    if (emulated::mode & emulated::EARLY) make(warp, rows, p);
+    warp.products.back().push_back(p);
+  });
+}
+
+inline void open_products() {
+  static const char tag = 0;
+  emulated::together(&tag, [](emulated::Lane*) { emulated::me->warp->open = true; });
+}
+inline void commit_products() {
+  static const char tag = 0;
+  emulated::together(&tag, [](emulated::Lane*) {
+    emulated::me->warp->products.push_back({});
+    emulated::me->warp->open = false;
+  });
+}
+template <int N>
+void wait_for_products() {
+  static const char tag = 0;
+  const int rows = static_cast<int>(threadIdx.x) / 32 % 4 * 16;
+  emulated::together(&tag, [&](emulated::Lane*) {
+    emulated::Warp& warp = *emulated::me->warp;
+    while (warp.products.size() > N + 1) {  // the last one is not ended
+      for (const emulated::Product& p : warp.products.front()) {
+        if (!(emulated::mode & emulated::EARLY)) make(warp, rows, p);
+        emulated::Held& held = warp.held.at(p.d[0]);
+        if (--held.products > 0) continue;
+        for (int lane = 0; lane < 32; ++lane) {
+          for (int i = 0; i < held.n; ++i)
+            if (!std::isnan(p.d[lane][i])) emulated::fail("a register that a product under way writes was written");
+          std::copy(held.value[lane].begin(), held.value[lane].end(), p.d[lane]);
+        }
+        warp.held.erase(p.d[0]);
+      }
+      warp.products.erase(warp.products.begin());
+    }
+  });
+}
+
+template <typename T>
+void hold(T&) {}
+
+template <int N>
+void multiply(float (&d)[N][4], uint64_t a, uint64_t b, bool add) {
+  ask(&d[0][0], N * 4, nullptr, a, b, add, false);
+}
+inline void multiply_add(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b) { ask(&d[0][0], 32, a, 0, b, true, true); }
+
+}  // namespace flashcore
