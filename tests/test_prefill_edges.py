@@ -128,10 +128,11 @@ def exact(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale) -> tuple[torc
     return out, new_state
 
 
-def build_here(algo, solution, mode: str):
+def build_here(algo, solution, mode: str, specific: bool = True):
+    """As gdn builds it; without `specific` as a judge does."""
     definition = pack.definition(OP, REGISTRY)
     with mock.patch.dict(os.environ, jobs.environ(jobs.Job("check", OP, definition, solution, mode, ()))):
-        return build.build(definition, solution)
+        return build.build(definition, solution, specific=specific and algo.specific and mode == "cuda")
 
 
 def call(kernel, args: list) -> list:
@@ -335,6 +336,23 @@ def test_every_constant_that_can_be_tuned_is_right_on_the_gpu(algo):
         kernel = build_here(algo, tuned.candidate(algo, OP, constants).solution, "cuda")
         found[tuned.label(constants)] = judge(kernel, case(1, 70, 200, heads=(4, 8)), "cuda")
     assert wrong(found) == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("specific", [True, False], ids=["wgmma", "mma.sync"])
+@pytest.mark.parametrize("segments", [0, 8])
+def test_chunks_of_short_sequences_too(segments, specific):
+    """cuda-chunk without the kernel that has the short ones elsewhere."""
+    algo = REGISTRY.find("gdn_prefill/cuda-chunk")
+    on_gpu(algo.full_name)  # skips where it cannot run
+    solution = tuned.candidate(algo, OP, {"recurrent": 0, "segments": segments}).solution
+    kernel = build_here(algo, solution, "cuda", specific)
+    cases = (
+        SMALL
+        | {name: work for name, work in LARGE.items() if "65536" not in name}
+        | {"long": case(8192, 1, 65, heads=(4, 8))}
+    )
+    assert wrong({name: judge(kernel, work, "cuda") for name, work in cases.items()}) == {}
 
 
 if __name__ == "__main__":  # python test_prefill_edges.py ALGO < [cases, constants], below the interpreter
