@@ -24,7 +24,8 @@ struct Device {
   int shared = 0;      // bytes of shared memory that a CTA may have
 };
 
-inline Device device(int id) {
+// Of this library alone (static): a process may have several builds of it, each with kernels of its own to be told.
+static Device device(int id) {
   static std::array<std::atomic<uint64_t>, 64> known{};  // one word, so that no thread sees half of it
   const bool kept = id >= 0 && id < 64;
   const uint64_t word = kept ? known[id].load(std::memory_order_relaxed) : 0;
@@ -94,7 +95,7 @@ size_t chosen(const Device& on, int64_t size, std::index_sequence<I...>) {
 }
 
 template <bool CAUSAL, size_t I>
-void launch(const Problem& p, uint32_t heads, cudaStream_t stream, int id) {
+static void launch(const Problem& p, uint32_t heads, cudaStream_t stream, int id) {
   using C = CutOf<I>;
   const Device on = device(id);
   const uint32_t splits = on.clusters ? C::SPLITS : 1, blocks = (p.S + C::ROWS - 1) / C::ROWS;
@@ -133,7 +134,7 @@ void launch(const Problem& p, uint32_t heads, cudaStream_t stream, int id) {
 }
 
 template <bool CAUSAL, size_t... I>
-void launch(size_t at, const Problem& p, uint32_t heads, cudaStream_t stream, int id, std::index_sequence<I...>) {
+static void launch(size_t at, const Problem& p, uint32_t heads, cudaStream_t stream, int id, std::index_sequence<I...>) {
   (void)((I == at && (launch<CAUSAL, I>(p, heads, stream, id), true)) || ...);
 }
 

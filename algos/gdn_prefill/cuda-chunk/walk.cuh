@@ -23,8 +23,9 @@
 namespace gdn {
 
 // Launches with more shared memory than the 48 KiB that a kernel has unasked; asked for once on each of the first 64 GPUs.
+// Of this library alone (static): a process may have several builds of it, each with kernels of its own to be told.
 template <auto KERNEL, typename... Arguments>
-void launch(dim3 grid, int threads, int shared, int device, cudaStream_t stream, const Arguments&... arguments) {
+static void launch(dim3 grid, int threads, int shared, int device, cudaStream_t stream, const Arguments&... arguments) {
   static std::array<std::atomic<bool>, 64> ready{};
   const bool kept = device >= 0 && device < 64;
   if (!kept || !ready[device].load(std::memory_order_relaxed)) {
@@ -53,7 +54,7 @@ inline int segment_of(int64_t T, int64_t N, int segments) {
 // Never launched: the host asks how many threads it may have, and so learns whether hopper.cuh is empty.
 static __global__ void __launch_bounds__(FLASHCORE_WGMMA ? 64 : 32) gdn_prefill_compiled_for() {}
 
-inline bool has_wgmma(int device) {
+static bool has_wgmma(int device) {
   static std::array<std::atomic<int>, 64> known{};  // 0: not asked yet, 1: no, 2: yes
   const bool kept = device >= 0 && device < 64;
   int answer = kept ? known[device].load(std::memory_order_relaxed) : 0;
@@ -76,7 +77,7 @@ inline bool make_map(CUtensorMap& map, const void* base, int64_t T, int heads, u
                                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-inline void prepare(const Prefill& p, uint32_t numbers, int device, cudaStream_t stream) {
+static void prepare(const Prefill& p, uint32_t numbers, int device, cudaStream_t stream) {
   const int members = p.HV / p.H;
   const int64_t parts = int64_t{numbers} * p.H < 2 * sms(device) ? members : 1;  // with few chunks, a CTA for each value head
   const dim3 grid(numbers, p.H, static_cast<uint32_t>(parts));
@@ -85,22 +86,22 @@ inline void prepare(const Prefill& p, uint32_t numbers, int device, cudaStream_t
   else launch<gdn_prefill_prepare<false>>(grid, THREADS, SHARED, device, stream, p);
 }
 
-inline void scan(const Prefill& p, int device, cudaStream_t stream) {
+static void scan(const Prefill& p, int device, cudaStream_t stream) {
   launch<gdn_prefill_scan>(dim3(D / 16, p.HV, p.N), SCAN_THREADS, sizeof(ScanShared), device, stream, p);
 }
 
 // By warpgroups: one for a CTA while every CTA can have an SM, and else two, which share the tiles.
 template <int GROUPS, int STAGES>
-void walk_wide(const Prefill& p, const Maps& maps, uint32_t parts, int device, cudaStream_t stream) {
+static void walk_wide(const Prefill& p, const Maps& maps, uint32_t parts, int device, cudaStream_t stream) {
   launch<gdn_prefill_group<GROUPS, STAGES>>(dim3(2 / GROUPS, p.HV, parts), group_threads(GROUPS), group_shared<GROUPS, STAGES>(),
                                             device, stream, p, maps);
 }
 template <int GROUPS, int STAGES>
-void transfer_wide(const Prefill& p, const Maps& maps, uint32_t parts, int device, cudaStream_t stream) {
+static void transfer_wide(const Prefill& p, const Maps& maps, uint32_t parts, int device, cudaStream_t stream) {
   launch<gdn_prefill_group_transfer<GROUPS, STAGES>>(dim3(4 / GROUPS, p.HV, parts), group_threads(GROUPS),
                                                      group_shared<GROUPS, STAGES>(), device, stream, p, maps);
 }
-inline bool walk_wide(const Prefill& p, uint32_t parts, int device, cudaStream_t stream) {
+static bool walk_wide(const Prefill& p, uint32_t parts, int device, cudaStream_t stream) {
   const int64_t heads = int64_t{parts} * p.HV, count = sms(device);
   Maps one{}, two{};
   const bool there = make_map(one.q, p.q, p.T, p.H, 2) && make_map(one.k, p.k, p.T, p.H, 2) && make_map(one.v, p.v, p.T, p.HV, 1) &&
@@ -118,7 +119,7 @@ inline bool walk_wide(const Prefill& p, uint32_t parts, int device, cudaStream_t
 }
 
 // By warps, which every GPU from sm_80 on has: four for the same rows while there are few heads.
-inline void walk_narrow(const Prefill& p, uint32_t parts, int device, cudaStream_t stream) {
+static void walk_narrow(const Prefill& p, uint32_t parts, int device, cudaStream_t stream) {
   constexpr int WARPS = 4, STAGES = 2, SHARED = state_shared<WARPS, STAGES>();
   const dim3 split_grid(D / 16, p.HV, parts), grid(D / 16 / WARPS, p.HV, parts);
   if (p.segment) {
@@ -132,7 +133,7 @@ inline void walk_narrow(const Prefill& p, uint32_t parts, int device, cudaStream
 }
 
 // All of it. `segments`: see segment_of.
-inline void walk(Prefill& p, int segments, DLDevice on, cudaStream_t stream) {
+static void walk(Prefill& p, int segments, DLDevice on, cudaStream_t stream) {
   const int device = on.device_id;
   const int64_t numbers = p.T / CHUNK + p.N;
   const ffi::Tensor prepared = scratch(numbers, int64_t{p.HV} * sizeof(Prepared), on);

@@ -13,8 +13,9 @@
 
 namespace gdn {
 
+// Of this library alone (static): a process may have several builds of it, each with kernels of its own to be told.
 template <int WARPS, int SPLIT, int AHEAD>
-void launch_recurrent(const Arguments& p, int64_t heads, int device, cudaStream_t stream) {
+static void launch_recurrent(const Arguments& p, int64_t heads, int device, cudaStream_t stream) {
   using L = Layout<WARPS, SPLIT, AHEAD>;
   constexpr auto kernel = gdn_prefill_recurrent<WARPS, SPLIT, AHEAD>;
   // more than 48 KiB has to be asked for; once for each of the first 64 devices is enough
@@ -30,14 +31,14 @@ void launch_recurrent(const Arguments& p, int64_t heads, int device, cudaStream_
 
 // Table: `rows`, as recurrent.h has them, as a member, since a template takes no table by itself.
 template <typename Table, size_t... I>
-void launch_recurrent(size_t row, const Arguments& p, int64_t heads, int device, cudaStream_t stream, std::index_sequence<I...>) {
+static void launch_recurrent(size_t row, const Arguments& p, int64_t heads, int device, cudaStream_t stream, std::index_sequence<I...>) {
   (void)((I == row && (launch_recurrent<Table::rows[I].warps, Table::rows[I].split, Table::rows[I].ahead>(p, heads, device, stream),
                        true)) || ...);
 }
 
 // heads: N * HV, of which each has its CTAs.
 template <typename Table>
-void launch_recurrent(const Arguments& p, int64_t heads, int device, cudaStream_t stream) {
+static void launch_recurrent(const Arguments& p, int64_t heads, int device, cudaStream_t stream) {
   constexpr size_t COUNT = sizeof(Table::rows) / sizeof(Table::rows[0]);
   launch_recurrent<Table>(chosen(Table::rows, sms(device), heads), p, heads, device, stream, std::make_index_sequence<COUNT>{});
 }
