@@ -656,6 +656,8 @@ class Workers:
 
     def __call__(self, job, on_record=lambda record, env: None, given_up=None):
         self.jobs.append(job)
+        if given_up and given_up():
+            raise KeyboardInterrupt
         if job.command == "compare" and job.gpu not in self.waited:
             self.waited.add(job.gpu)
             self.first.wait(timeout=30)

@@ -41,8 +41,10 @@ def side_by_side(work: Sequence[Callable[[], None]], stop: threading.Event) -> N
     try:
         for done in as_completed([pool.submit(each) for each in work]):
             done.result()
-    finally:
+    except BaseException:
         stop.set()
+        raise
+    finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
