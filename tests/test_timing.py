@@ -88,6 +88,131 @@ def test_a_slow_call_is_not_repeated_twenty_times(monkeypatch):
     assert (len(samples), stopped) == (3, "target")
 
 
+# --- calls that take longer than there is time ----------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only the calls move: clock[0] is its time in seconds."""
+    now = [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(wall, "perf_counter_ns", lambda: round(now[0] * 1e9))
+    return now
+
+
+def lasting(clock, log, name, *seconds):
+    """A call that takes these seconds, the last of them again and again."""
+    left = iter(seconds)
+    last = [seconds[-1]]
+
+    def call():
+        clock[0] += next(left, last[0])
+        log.append(name)
+
+    return Subject(call, [], [])
+
+
+def test_a_call_longer_than_the_seconds_is_made_twice(clock):
+    log, watched = [], []
+    t = timing.measure("wall", lasting(clock, log, "A", 3.0), Plan(seconds=0.3), lambda: watched.append(1))
+    assert log == ["A"] * 2 and watched == [1]  # one to warm up, one that counts
+    assert (t.samples, t.stopped, t.busy_s, t.took_s) == (1, "time", 3, 6)
+    assert t.low_us == t.median_us == t.high_us == t.ci_low_us == t.ci_high_us == 3e6 and t.spread == 0
+    assert t.histogram == ((3e6, 1),) and t.note == "calls take longer than the 0.3 s to measure in: 1 sample"
+
+
+def test_a_first_call_that_compiles_is_no_slow_call(clock):
+    """Known from the second: then there is all of the warm-up, and samples until they are enough."""
+    log = []
+    t = timing.measure("wall", lasting(clock, log, "A", 9.0, 1e-4), Plan(seconds=0.3, warmup=3))
+    assert (t.samples, t.stopped, t.note, t.median_us) == (20, "target", None, pytest.approx(100))
+    assert len(log) == 1 + 1 + 2 + 1 + 20  # the slow one, one to look, the other two, one to see its cost, and the rest
+
+
+def test_a_call_a_little_shorter_is_repeated_as_before(clock):
+    log = []
+    t = timing.measure("wall", lasting(clock, log, "A", 0.29), Plan(seconds=0.3))
+    assert (len(log), t.samples, t.stopped) == (3 + 1 + 3, 3, "target")
+
+
+def test_exact_counts_are_exact_for_slow_calls_too(clock):
+    log = []
+    t = timing.measure("wall", lasting(clock, log, "A", 3.0), Plan(seconds=0.3, warmup=2, iterations=2, trials=2))
+    assert (len(log), t.samples, t.stopped, t.note) == (2 + 4, 4, "count", None)
+
+
+def test_slow_calls_in_turns_are_still_pairs(clock):
+    """Two rounds, there and back: what a comparison needs at least."""
+    log = []
+    subjects = [lasting(clock, log, "A", 3.0), lasting(clock, log, "B", 0.01)]
+    timings, rounds = timing.interleave("wall", subjects, Plan(seconds=0.3))
+    assert len(log) == 2 + 4 and "".join(log[2:]) in ("ABBA", "BAAB")
+    assert [t.samples for t in timings] == [2, 2] and {t.stopped for t in timings} == {"time"}
+    assert rounds == [[pytest.approx(3e6)] * 2, [pytest.approx(1e4)] * 2]
+
+
+@pytest.fixture
+def traced(clock, monkeypatch):
+    """cupti on a GPU that is pretended: (log of launches and synchronisations, subject of a call that lasts)."""
+    log, ran = [], []
+
+    def launch(name, seconds=0.0):
+        log.append(name)
+        clock[0] += seconds
+        ran.append((round(clock[0] * 1e9), 1000, name))
+
+    def kernels(work):
+        ran.clear()
+        work()
+        return list(ran)
+
+    opened = SimpleNamespace(kernels=kernels, close=lambda: None, how="pretended")
+    monkeypatch.setattr(cupti, "begin", lambda: launch(BEGIN))
+    monkeypatch.setattr(cupti, "Flush", lambda: lambda: launch(FLUSH))
+    monkeypatch.setattr(cupti.Trace, "open", lambda: (log.append("open"), opened)[1])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+    def subject_of(*seconds):
+        left = iter(seconds)
+        return Subject(lambda: launch("k", next(left, seconds[-1])), [], [])
+
+    return log, subject_of
+
+
+def test_a_slow_call_is_traced_once(traced):
+    log, of = traced
+    t = timing.measure("cupti", of(3.0), Plan(seconds=0.3))
+    assert log == [FLUSH, "k", "open", FLUSH, "k"]
+    assert (t.samples, t.stopped, t.kernels, t.median_us, t.how) == (1, "time", 1, 1, "pretended")
+
+
+def test_a_kernel_that_compiled_is_counted_without_a_flush_all_the_same(traced):
+    log, of = traced
+    t = timing.measure("cupti", of(9.0, 1e-4), Plan(seconds=0.3, warmup=2))
+    look = [FLUSH, "k", "open", FLUSH, "k"]
+    assert log == [*look, FLUSH, "k", BEGIN, "k", *[FLUSH, "k"] * 21]
+    assert (t.samples, t.stopped, t.note) == (20, "target", None)
+
+
+def test_a_slow_call_is_a_graph_of_one(clock, monkeypatch):
+    log, warm = [], []
+    monkeypatch.setattr(graph, "_on_the_side", lambda subjects: [warm.append(1), *(s.call() for s in subjects)])
+
+    def capture(copies, nodes):
+        for _ in range(nodes):
+            copies[0].call()
+        return SimpleNamespace(replay=lambda: log.append("replay"), reset=lambda: None), []
+
+    monkeypatch.setattr(graph, "_capture", capture)
+    event = SimpleNamespace(record=lambda: None, elapsed_time=lambda _: 600.0)
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    t = timing.measure("graph", lasting(clock, log, "A", 3.0), Plan(seconds=0.3))
+    assert log == ["A", "A", "replay"] and warm == [1]
+    assert (t.samples, t.stopped, t.median_us) == (1, "time", 600_000)
+    assert t.how == "a graph of one call over one set of buffers, gaps between them included"
+
+
 # --- one subject, several subjects ----------------------------------------------------------------------
 
 
@@ -132,7 +257,7 @@ def test_turns_lock_in_with_no_period(count):
 def test_what_has_a_period_of_four_calls_is_no_difference():
     """Two of each four calls slower by 1 %: in A B B A alone it would all be on one of two equal algos."""
 
-    class Sampler:
+    class Sampler(timing.Warmed):
         def __init__(self, subjects, plan):
             self.busy_s, self.calls = 0.0, 0
 

@@ -169,6 +169,44 @@ def histogram(samples_us: Sequence[float]) -> tuple[tuple[float, int], ...]:
     return tuple(sorted(counts.items()))
 
 
+# --- warming up ---------------------------------------------------------------------------------------------------
+
+
+class Warmed:
+    """What the tiers' samplers share: rounds of calls before the first sample, and what makes ready for many.
+
+    The first round tells what a call costs. If that is more than the plan's seconds, and no exact counts are asked
+    for, no second one is made and `slow` is true: `take` works all the same. It may have been the compiler that took
+    so long; whoever has seen a second call be quick calls `get_ready`.
+    """
+
+    slow = False
+
+    def _warm_up(self, plan: Plan) -> None:
+        self._rounds = plan.warmup
+        if self._rounds:
+            began = time.perf_counter()
+            self._round()
+            self._rounds -= 1
+            self.slow = plan.iterations is None and time.perf_counter() - began > plan.seconds
+        if not self.slow:
+            self.get_ready()
+
+    def get_ready(self) -> None:
+        """The rest of the warm-up."""
+        for _ in range(self._rounds):
+            self._round()
+        self.slow = False
+        self._prepare()
+
+    def _round(self) -> None:
+        """Call every subject once, and wait for it."""
+        raise NotImplementedError
+
+    def _prepare(self) -> None:
+        """What a tier does once, after the calls."""
+
+
 # --- measuring ----------------------------------------------------------------------------------------------------
 
 _LEAST, _MOST = 20, 5000  # samples; fewer where a single call takes a large part of the seconds
@@ -185,8 +223,8 @@ def measure(tier: str, subject: Subject, plan: Plan, watch: Watch = lambda: None
         return replace(timed, took_s=time.perf_counter() - began)
     sampler = module.Sampler([subject], plan)
     try:
-        samples, stopped = _collect(lambda n: sampler.take([0] * n), plan, watch)
-        about = sampler.about(0, samples)
+        samples, stopped = _samples(sampler, lambda n: sampler.take([0] * n), plan, watch)
+        about = _about(sampler, 0, samples, plan)
     finally:
         sampler.close()
     took = {"stopped": stopped, "busy_s": sampler.busy_s, "took_s": time.perf_counter() - began}
@@ -223,9 +261,9 @@ def interleave(
 
     try:
         done = (lambda _: enough([[s.us for s in samples] for samples in taken])) if enough else None
-        kept, stopped = _collect(rounds, plan, watch, done)
+        kept, stopped = _samples(sampler, rounds, plan, watch, done)
         each = [samples[-len(kept) :] for samples in taken]
-        notes = [sampler.about(i, samples) for i, samples in enumerate(each)]
+        notes = [_about(sampler, i, samples, plan) for i, samples in enumerate(each)]
     finally:
         sampler.close()
     took = {"stopped": stopped, "busy_s": sampler.busy_s, "took_s": time.perf_counter() - began}
@@ -263,6 +301,33 @@ def _timing(tier: str, samples: list[Sample], plan: Plan, **more: Any) -> Timing
         seen["span_us"] = statistics.median(s.span_us for s in samples)
     l2 = plan.l2 if TIERS[tier].l2 else None
     return summarise(tier, [s.us for s in samples], l2=l2, **seen, **more)
+
+
+def _about(sampler: Warmed, i: int, samples: list[Sample], plan: Plan) -> dict[str, Any]:
+    """What the tier says of a subject's samples; that they are so few, where its calls are slow."""
+    found = sampler.about(i, samples)
+    if not sampler.slow:
+        return found
+    count = f"{len(samples)} sample{'s' * (len(samples) > 1)}"
+    return {"note": f"calls take longer than the {plan.seconds:g} s to measure in: {count}"} | found
+
+
+def _samples(
+    sampler: Warmed,
+    take: Callable[[int], list[Sample]],
+    plan: Plan,
+    watch: Watch,
+    enough: Callable[[list[Sample]], bool] | None = None,
+) -> tuple[list[Sample], str]:
+    """`_collect`, but for calls that take longer than the whole time: what one round of them gives is all."""
+    if sampler.slow:
+        began = time.perf_counter()
+        samples = take(1)
+        if time.perf_counter() - began > plan.seconds:
+            watch()
+            return samples, "time"
+        sampler.get_ready()  # the first call compiled, and this one did not
+    return _collect(take, plan, watch, enough)
 
 
 def _known(target: float, samples: list[Sample]) -> bool:

@@ -12,37 +12,41 @@ from time import perf_counter
 
 import torch
 
-from . import Plan, Sample, Subject, TierUnavailable
+from . import Plan, Sample, Subject, TierUnavailable, Warmed
 from .kernels import BEGINS, REST, Flush, begin, rest
 from .trace import Ran, Trace
 
 _KERNELS_PER_TRACE = 100_000  # a token loop launches that many in one call: a trace must still fit in memory
 
 
-class Sampler:
+class Sampler(Warmed):
     """Times calls by the kernels that they leave in a trace; L2 is flushed, or warmed by the same call, before each."""
 
     trace: Trace | None = None
+    alone: Sequence[int] = ()  # kernels of each subject without a flush; empty where a call is too slow for that
 
     def __init__(self, subjects: list[Subject], plan: Plan) -> None:
         self.subjects, self.warm = subjects, plan.l2 == "warm"
         self.flush = Flush()
         self.busy_s = 0.0
-        for _ in range(plan.warmup):
-            for subject in subjects:
-                self.flush()
-                subject.call()
-        torch.cuda.synchronize()
-        self.trace = Trace.open()
         try:
-            # a flush could be taken for an algo's kernel, or hide one: without any, a call must leave as many
-            self.alone = [sample.kernels for sample in self._trace(range(len(subjects)), begin)]
+            self._warm_up(plan)
         except BaseException:
             self.close()
             raise
 
+    def _round(self) -> None:
+        for subject in self.subjects:
+            self.flush()
+            subject.call()
+        torch.cuda.synchronize()
+
+    def _prepare(self) -> None:
+        # a flush could be taken for an algo's kernel, or hide one: without any, a call must leave as many
+        self.alone = [sample.kernels for sample in self._trace(range(len(self.subjects)), begin)]
+
     def take(self, order: Sequence[int]) -> list[Sample]:
-        room = max(1, _KERNELS_PER_TRACE // max(self.alone))
+        room = max(1, _KERNELS_PER_TRACE // max(self.alone, default=_KERNELS_PER_TRACE))
         samples: list[Sample] = []
         for start in range(0, len(order), room):
             samples += self._trace(order[start : start + room], begin if self.warm else self.flush)
@@ -66,13 +70,15 @@ class Sampler:
             torch.cuda.synchronize()
             self.busy_s += perf_counter() - began
 
+        if self.trace is None:  # after the warm-up: what a first call compiles and loads is no business of a trace
+            self.trace = Trace.open()
         return cut(self.trace.kernels(loop), len(order))
 
     def about(self, i: int, samples: list[Sample]) -> dict[str, str]:
         """Whose records; a doubt where a call's kernels vary; TierUnavailable where the trace cannot be trusted."""
         counts = [s.kernels for s in samples]
         seen = f"{min(counts)} to {max(counts)}"
-        if not min(counts) <= self.alone[i] <= max(counts):
+        if self.alone and not min(counts) <= self.alone[i] <= max(counts):
             raise TierUnavailable(f"a call leaves {seen} kernels in the trace, and {self.alone[i]} without the flush")
         how = {"how": self.trace.how} if self.trace else {}
         return how | ({} if min(counts) == max(counts) else {"note": f"launched {seen} kernels per call"})

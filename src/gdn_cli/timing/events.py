@@ -12,7 +12,7 @@ from time import perf_counter
 
 import torch
 
-from . import Plan, Sample, Subject
+from . import Plan, Sample, Subject, Warmed
 from .kernels import Flush
 
 _BATCH = 50  # calls in flight between two synchronisations: keeps the launch queue from filling
@@ -21,17 +21,19 @@ _HEAD_START = (
 )
 
 
-class Sampler:
+class Sampler(Warmed):
     """Times calls one by one, fifty in flight."""
 
     def __init__(self, subjects: list[Subject], plan: Plan) -> None:
         self.subjects, self.warm = subjects, plan.l2 == "warm"
         self.flush = Flush()
         self.busy_s = 0.0
-        for _ in range(plan.warmup):
-            for subject in subjects:
-                self.flush()
-                subject.call()
+        self._warm_up(plan)
+
+    def _round(self) -> None:
+        for subject in self.subjects:
+            self.flush()
+            subject.call()
         torch.cuda.synchronize()
 
     def take(self, order: Sequence[int]) -> list[Sample]:

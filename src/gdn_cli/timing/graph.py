@@ -11,32 +11,48 @@ from time import perf_counter
 
 import torch
 
-from . import Plan, Sample, Subject, TierUnavailable
+from . import Plan, Sample, Subject, TierUnavailable, Warmed
 
 _NODES = 20  # at least so many calls in a graph: the launch of the graph itself is then a small part
 _MOST_SETS = 400
 _BATCH = 50  # replays in flight
 
 
-class Sampler:
+class Sampler(Warmed):
     """One graph per subject, replayed in the order asked for."""
 
     def __init__(self, subjects: list[Subject], plan: Plan) -> None:
+        self.subjects, self.plan = subjects, plan
         self.busy_s = 0.0
-        self.sets = [1 if plan.l2 == "warm" else _sets(s.nbytes) for s in subjects]
-        self.nodes = [sets * max(1, -(-_NODES // sets)) for sets in self.sets]
         self.graphs, self.kept = [], []
-        for subject, sets, nodes in zip(subjects, self.sets, self.nodes, strict=True):
-            copies = [subject, *(subject.copy() for _ in range(sets - 1))]
-            graph, results = _capture(copies, nodes, max(plan.warmup, 1))
-            self.graphs.append(graph)
-            self.kept.append((copies, results))  # a graph holds addresses: what is there must stay
-        for _ in range(plan.warmup):
+        self._warm_up(plan)
+
+    def _round(self) -> None:
+        _on_the_side(self.subjects)
+
+    def _prepare(self) -> None:
+        if self.plan.warmup == 0:
+            self._round()  # nothing can be captured that was not called before
+        sets = [1 if self.plan.l2 == "warm" else _sets(s.nbytes) for s in self.subjects]
+        self._build(sets, [n * max(1, -(-_NODES // n)) for n in sets])
+        for _ in range(self.plan.warmup):
             for graph in self.graphs:
                 graph.replay()
         torch.cuda.synchronize()
 
+    def _build(self, sets: list[int], nodes: list[int]) -> None:
+        """A graph of so many calls over so many sets of buffers for each subject."""
+        self.close()
+        self.sets, self.nodes = sets, nodes
+        for subject, n, calls in zip(self.subjects, sets, nodes, strict=True):
+            copies = [subject, *(subject.copy() for _ in range(n - 1))]
+            graph, results = _capture(copies, calls)
+            self.graphs.append(graph)
+            self.kept.append((copies, results))  # a graph holds addresses: what is there must stay
+
     def take(self, order: Sequence[int]) -> list[Sample]:
+        if not self.graphs:  # calls that are slow: one each is long beside the graph's launch, and beside L2
+            self._build([1] * len(self.subjects), [1] * len(self.subjects))
         began = perf_counter()
         samples: list[Sample] = []
         for start in range(0, len(order), _BATCH):
@@ -56,7 +72,8 @@ class Sampler:
 
     def about(self, i: int, samples: list[Sample]) -> dict[str, str]:
         sets = f"{self.sets[i]} sets of buffers" if self.sets[i] > 1 else "one set of buffers"
-        return {"how": f"a graph of {self.nodes[i]} calls over {sets}, gaps between them included"}
+        calls = f"{self.nodes[i]} calls" if self.nodes[i] > 1 else "one call"
+        return {"how": f"a graph of {calls} over {sets}, gaps between them included"}
 
     def close(self) -> None:
         for graph in self.graphs:
@@ -70,14 +87,20 @@ def _sets(nbytes: int) -> int:
     return min(_MOST_SETS, max(2, -(-2 * l2 // max(nbytes, 1)) + 1))
 
 
-def _capture(copies: list[Subject], nodes: int, warmup: int) -> tuple[torch.cuda.CUDAGraph, list]:
-    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+def _on_the_side(subjects: list[Subject]) -> None:
+    """Call each once, not on the legacy stream, which cannot be captured."""
+    side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # not on the legacy stream, which cannot be captured
-        for subject in [copies[0]] * warmup + copies[1:]:
+    with torch.cuda.stream(side):
+        for subject in subjects:
             subject.call()
     torch.cuda.synchronize()
-    results = []
+
+
+def _capture(copies: list[Subject], nodes: int) -> tuple[torch.cuda.CUDAGraph, list]:
+    """A graph of calls, of which the first was called before."""
+    _on_the_side(copies[1:])
+    graph, results = torch.cuda.CUDAGraph(), []
     try:
         with torch.cuda.graph(graph):
             for n in range(nodes):

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 import torch
 
 from .. import errors, paths
-from . import Plan, Sample, Subject, TierUnavailable
+from . import Plan, Sample, Subject, TierUnavailable, Warmed
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ _CYCLES_PER_S = 2_000_000_000  # of a GPU; a slower clock only holds the stream 
 _FILE = "samples.json"  # the samples are beside it, in samples.json-bin/
 
 
-class Sampler:
+class Sampler(Warmed):
     """Times calls of one subject in batches: a batch is one measurement of nvbench."""
 
     def __init__(self, subjects: list[Subject], plan: Plan) -> None:
@@ -51,7 +51,17 @@ class Sampler:
         [self.subject] = subjects
         self.busy_s = 0.0
         self.session = _session()
-        self.waits = self.session.do(partial(_warm_up, self.subject, plan.warmup))
+        self.waits = True  # of a slow call nobody has looked whether it does
+        self.cold = plan.warmup == 0
+        self._warm_up(plan)
+
+    def _round(self) -> None:
+        self.session.do(partial(_call, self.subject))
+
+    def _prepare(self) -> None:
+        if self.cold:
+            self._round()  # the compiler would keep the host, and look like a wait
+        self.waits = self.session.do(partial(_waits, self.subject))
 
     def take(self, order: Sequence[int]) -> list[Sample]:
         began = perf_counter()
@@ -70,6 +80,8 @@ class Sampler:
 
     def about(self, i: int, samples: list[Sample]) -> dict[str, str]:
         how = f"cuda-bench {self.session.bench.__version__}: CUDA events on a stream "
+        if self.slow:
+            return {"how": how + "that runs freely, host time included"}
         if self.waits:
             note = "the call waits for the GPU, so nvbench cannot hold its stream, and host time is in it"
             return {"how": how + "that runs freely", "note": note}
@@ -82,11 +94,13 @@ class Sampler:
 # --- in nvbench's thread ------------------------------------------------------------------------------------------
 
 
-def _warm_up(subject: Subject, calls: int, state: Any, folder: Path) -> bool:
-    """Whether a call waits for the GPU: on a held stream it would never come back."""
-    for _ in range(max(calls, 1)):
-        subject.call()
+def _call(subject: Subject, state: Any, folder: Path) -> None:
+    subject.call()
     torch.cuda.synchronize()
+
+
+def _waits(subject: Subject, state: Any, folder: Path) -> bool:
+    """Whether a call waits for the GPU: on a held stream it would never come back."""
     began = perf_counter()
     subject.call()
     host_s = perf_counter() - began

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter_ns
 
-from . import Plan, Sample, Subject
+from . import Plan, Sample, Subject, Warmed
 
 
-class Sampler:
+class Sampler(Warmed):
     """Times calls one by one."""
 
     def __init__(self, subjects: list[Subject], plan: Plan) -> None:
         self.subjects = subjects
         self.busy_s = 0.0
-        for _ in range(plan.warmup):
-            for subject in subjects:
-                subject.call()
+        self._warm_up(plan)
+
+    def _round(self) -> None:
+        for subject in self.subjects:
+            subject.call()
 
     def take(self, order: Sequence[int]) -> list[Sample]:
         samples = []
