@@ -38,6 +38,6 @@ def library(folder: Path, driver: str, kernel: Path) -> ctypes.CDLL:
         (folder / file).write_text(without_ptx((V5 / file).read_text()))
     shutil.copy(kernel, folder)
     (folder / "driver.cpp").write_text(driver)
-    command = [machine.cxx(), "-std=c++17", "-O1", "-fPIC", "-shared", "-I", str(HERE), "-o", "driver.so", "driver.cpp"]
-    subprocess.run(command, cwd=folder, check=True)
+    command = [machine.cxx(), "-std=c++17", "-O1", "-fPIC", "-shared", "-I", str(HERE), "-I", ".", "-o", "driver.so"]
+    subprocess.run([*command, "driver.cpp"], cwd=folder, check=True)
     return ctypes.CDLL(str(folder / "driver.so"))

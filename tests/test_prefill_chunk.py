@@ -16,6 +16,7 @@ import torch
 FOLDER = helpers.OURS / "gdn_prefill" / "cuda-chunk"
 
 DRIVER = """
+#include "hopper.cuh"
 #include "prepare.cuh"
 #include "segments.cuh"
 using namespace gdn;
@@ -49,6 +50,30 @@ void split(const Prefill& p) {
   emulated::launch({D / 16, uint32_t(p.HV), parts(p)}, SPLIT_THREADS, split_shared<STAGES>(), 1,
                    [&] { gdn_prefill_split<STAGES>(p); });
 }
+// Maps as walk.cuh's make_map has them.
+template <int GROUPS>
+Maps maps(const Prefill& p) {
+  const auto map = [&](const void* base, int64_t heads, int halves) {
+    return CUtensorMap{base, {64, p.T, 2, heads}, {2, heads * D * 2, 128, D * 2}, {64, CHUNK, halves, 1}};
+  };
+  return {map(p.q, p.H, 2), map(p.k, p.H, 2), map(p.v, p.HV, GROUPS)};
+}
+template <int GROUPS, int STAGES>
+void launch_groups(const Prefill& p, uint32_t x, void (*kernel)(const Prefill, const Maps)) {
+  static_assert(group_shared<GROUPS, STAGES>() * group_resident(GROUPS, STAGES) <= 227 * 1024);
+  emulated::registers = 65536 / group_resident(GROUPS, STAGES) / group_threads(GROUPS) / 8 * 8;
+  const Maps m = maps<GROUPS>(p);
+  emulated::launch({x, uint32_t(p.HV), parts(p)}, group_threads(GROUPS), group_shared<GROUPS, STAGES>(), 1,
+                   [&] { kernel(p, m); });
+}
+template <int GROUPS, int STAGES>
+void groups(const Prefill& p) {
+  if (p.segment) {
+    launch_groups<GROUPS, STAGES>(p, 4 / GROUPS, gdn_prefill_group_transfer<GROUPS, STAGES>);
+    scan(p);
+  }
+  launch_groups<GROUPS, STAGES>(p, 2 / GROUPS, gdn_prefill_group<GROUPS, STAGES>);
+}
 extern "C" int prefill(int warps, int mode, int members, int segment, void** t, float scale, int H, int HV, int N,
                        int T) {
   using bf = __nv_bfloat16;
@@ -57,6 +82,9 @@ extern "C" int prefill(int warps, int mode, int members, int segment, void** t, 
                   (float*)t[13], scale, H, HV, N, segment, T};
   emulated::mode = mode;
   prepare(p, members);
+  if (warps == 14) return groups<1, 4>(p), 0;
+  if (warps == 23) return groups<2, 3>(p), 0;
+  if (warps == 12) return groups<1, 2>(p), 0;
   if (segment && warps < 4) transfer<4, 2>(p);
   else if (segment) transfer<8, 3>(p);
   if (warps == 0) split<3>(p);
@@ -88,13 +116,16 @@ extern "C" void scan_segments(int mode, void** t, int HV, int N, int T, int segm
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chunk")
-    for file in ("prepare.cuh", "state.cuh", "split.cuh", "segments.cuh"):
+    for file in ("hopper.cuh", "prepare.cuh", "state.cuh", "split.cuh", "segments.cuh"):
         shutil.copy(FOLDER / file, folder)
     chunk, n = re.subn(
         r"__device__ __forceinline__ uint32_t transposed\(.*?\n}\n", "", (FOLDER / "chunk.cuh").read_text(), flags=re.S
     )
     assert n == 1 and "asm" not in chunk, "chunk.cuh has other PTX than emulated/matrix.cuh"
     (folder / "chunk.cuh").write_text(chunk)
+    descriptors = re.search(r"struct Along .*?\n(?=\n#define)", (FOLDER / "wgmma.cuh").read_text(), re.S)[0]
+    assert "further" in descriptors and "asm" not in descriptors
+    (folder / "descriptors.cuh").write_text(descriptors)  # for emulated/wgmma.cuh
     return emulation.library(folder, DRIVER, FOLDER / "prepare.cuh")
 
 
@@ -113,7 +144,8 @@ def inputs(lengths, H, HV, *, seed=0, state_scale=1.0):
 def prefill(library, warps, given, scale=0.1, mode=0, members=1, segment=0, in_place=False):
     q, k, v, state, A_log, a, dt_bias, b, cu = given
     T, N, H, HV = q.shape[0], len(cu) - 1, q.shape[1], v.shape[1]
-    output, state = torch.full_like(v, float("nan")), state.clone()
+    guarded = torch.full((T + 64, HV, 128), float("nan"), dtype=torch.bfloat16)
+    output, state = guarded[:T], state.clone()
     new_state = state if in_place else torch.full_like(state, float("nan"))
     prepared = torch.full(((T // 64 + N) * HV, library.prepared_bytes()), 255, dtype=torch.uint8)
     segments = T // (64 * segment) + N if segment else 0
@@ -121,6 +153,7 @@ def prefill(library, warps, given, scale=0.1, mode=0, members=1, segment=0, in_p
     pointers = [q, k, v, state, A_log, a, dt_bias, b, cu, output, new_state, prepared, ends, transfers]
     table = (ctypes.c_void_p * len(pointers))(*(x.data_ptr() for x in pointers))
     assert library.prefill(warps, mode, members, segment, table, ctypes.c_float(scale), H, HV, N, T) == 0
+    assert guarded[T:].isnan().all(), "a write behind the output"
     return output, new_state
 
 
@@ -184,8 +217,10 @@ def test_what_is_prepared(library):
 
 
 SPLIT = 0  # four warps share 16 rows
-CUTS = [SPLIT, 1, 2, 4, 8]
-MODES = [0, 1, 2, 3]  # which warp is ahead, and when copies land
+ONE, TWO = 14, 23  # warpgroups, and stages: hopper.cuh as walk.cuh launches it
+CUTS = [SPLIT, 1, 2, 4, 8, 12, ONE, TWO]
+EACH = [SPLIT, 8, ONE, TWO]
+MODES = [0, 1, 2, 3]  # emulated::Mode: which warp is ahead, and when copies land
 
 
 @pytest.mark.parametrize("warps", CUTS)
@@ -196,7 +231,7 @@ def test_every_cut(library, warps):
         assert close(prefill(library, warps, given, mode=mode), expected)
 
 
-@pytest.mark.parametrize("warps", [SPLIT, 8])
+@pytest.mark.parametrize("warps", EACH)
 @pytest.mark.parametrize("lengths", [[1], [15], [16], [17], [63], [65], [129, 0, 3, 64, 70, 0], [0]])
 def test_lengths(library, warps, lengths):
     given = inputs(lengths, 1, 1)
@@ -208,17 +243,45 @@ def test_lengths(library, warps, lengths):
         assert length or torch.equal(new_state[n], given[3][n]), "an empty sequence keeps its state to the bit"
 
 
-def test_heads_and_a_large_state(library):
+@pytest.mark.parametrize("warps", [8, TWO])
+def test_heads_and_a_large_state(library, warps):
     given = inputs([70, 5], 2, 6, state_scale=1e3)
+    given[4] -= 3.0  # slow decay: the second chunk counts
     expected = right(given)
-    for members, mode in ((1, 0), (1, 2), (2, 2), (3, 0)):
-        assert close(prefill(library, 8, given, mode=mode, members=members), expected)
+    for members, mode in ((1, 0), (1, 2), (2, 2), (3, 0)) if warps == 8 else ((1, 3),):
+        assert close(prefill(library, warps, given, mode=mode, members=members), expected)
 
 
-def test_in_place(library):
+@pytest.mark.parametrize("warps", EACH)
+def test_in_place(library, warps):
     given = inputs([70], 1, 1)
-    apart = prefill(library, SPLIT, given)
-    assert all(map(torch.equal, prefill(library, SPLIT, given, in_place=True), apart))
+    apart = prefill(library, warps, given)
+    assert all(map(torch.equal, prefill(library, warps, given, in_place=True), apart))
+
+
+@pytest.mark.parametrize("warps", [ONE, TWO])
+def test_the_order_of_threads_and_of_copies_changes_nothing(library, warps):
+    """A barrier or a wait too little shows as a bit that depends on who was first; stages return, in segments too."""
+    given = inputs([64 * 6 + 5], 1, 1)
+    given[4][:] = -3.0  # slow decay: no chunk is forgotten
+    for segment in (0, 6):
+        first, *others = (prefill(library, warps, given, mode=mode, segment=segment) for mode in (*MODES, 5, 7))
+        assert all(torch.equal(x, y) for other in others for x, y in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("warps", EACH)
+def test_a_sequence_is_none_of_its_neighbours_business(library, warps):
+    """A tile holds rows of the next sequence, too: nothing of them may reach this one, not even as 0 x NaN."""
+    lengths = [70, 10, 65]
+    clean, given = (inputs(lengths, 1, 1) for _ in range(2))
+    for x in given[:3]:
+        x[70:80] = float("nan")
+    for mode, segment in ((0, 0), (7, 1)):
+        expected, found = (prefill(library, warps, x, mode=mode, segment=segment) for x in (clean, given))
+        for rows in (slice(0, 70), slice(80, None)):
+            assert torch.equal(found[0][rows], expected[0][rows])
+        assert torch.equal(found[1][::2], expected[1][::2])
+        assert not found[0][70:80].isfinite().any()
 
 
 # beta near 1 and no decay, where (I + A)^-1 is far from I; decay that leaves nothing, and one in front of none
@@ -230,8 +293,9 @@ HARD = {
 }
 
 
+@pytest.mark.parametrize("warps", [SPLIT, TWO])
 @pytest.mark.parametrize("case", HARD)
-def test_hard_cases(library, case):
+def test_hard_cases(library, case, warps):
     given = inputs([150], 1, 1)
     _, k, _, _, A_log, a, dt_bias, b, _ = given
     how = HARD[case]
@@ -243,16 +307,17 @@ def test_hard_cases(library, case):
     a[:] = how.get("a", 0.0)
     a[::50] = how.get("first", how.get("a", 0.0))
     b[:] = how.get("b", 0.0)
-    assert close(prefill(library, SPLIT, given), right(given))
+    assert close(prefill(library, warps, given), right(given))
 
 
-def test_chunks_far_from_the_first(library):
+@pytest.mark.parametrize("warps", [8, TWO])
+def test_chunks_far_from_the_first(library, warps):
     given = inputs([1100], 1, 1)
     given[4][:] = -10.0  # nothing is forgotten
-    assert close(prefill(library, 8, given), right(given))
+    assert close(prefill(library, warps, given), right(given))
 
 
-@pytest.mark.parametrize("warps", [SPLIT, 8])
+@pytest.mark.parametrize("warps", EACH)
 @pytest.mark.parametrize("lengths", [[200, 64, 0, 128, 300], [129], [128]])
 def test_segments(library, warps, lengths):
     given = inputs(lengths, 1, 1, state_scale=10.0)
@@ -282,7 +347,8 @@ def test_scan(library, mode):
     assert error(ends[:4], torch.stack(expected).numpy()) < 3e-5
 
 
-def test_a_segment_for_all_is_no_segment(library):
+@pytest.mark.parametrize("warps", [SPLIT, TWO])
+def test_a_segment_for_all_is_no_segment(library, warps):
     given = inputs([200, 70], 1, 2)
-    whole = prefill(library, SPLIT, given)
-    assert all(map(torch.equal, prefill(library, SPLIT, given, segment=100), whole))
+    whole = prefill(library, warps, given)
+    assert all(map(torch.equal, prefill(library, warps, given, segment=100), whole))

@@ -41,7 +41,9 @@ inline float2 make_float2(float x, float y) { return {x, y}; }
 
 namespace emulated {
 
-enum Mode { PLAIN = 0, EARLY = 1, REVERSED = 2 };  // EARLY: copies land when they are asked for, else when waited for
+// EARLY: copies land when they are asked for, else when waited for. TURNS: no warp runs ahead, each gives way to the next
+// one at each instruction that its lanes do together, and a lane to all other warps when it arrives at a barrier of bytes.
+enum Mode { PLAIN = 0, EARLY = 1, REVERSED = 2, TURNS = 4 };
 inline int mode = PLAIN;
 
 [[noreturn]] inline void fail(const char* what) {
@@ -67,6 +69,7 @@ struct Product {
   uint64_t a_matrix, b_matrix;
   int n;                    // registers of d
   bool add, turned;
+  float (*value)(const uint32_t* words, int i);  // number i of words of two
 };
 struct Held {               // d of products under way: its value so far; the registers themselves are NaN
   int n = 0, products = 0;
@@ -81,6 +84,8 @@ struct Cta {
   Barrier barrier{0};
   std::map<uint32_t, Transaction> transactions;  // by address
   std::map<int, Barrier> named;
+  int spare = 0;         // registers that warps have given up
+  Barrier given_up{0};   // turns with each time that they do
 };
 
 struct Lane {  // what a lane brings to its warp's instruction, and takes from it
@@ -94,7 +99,9 @@ struct Warp {
   Lane lanes[32];
   std::vector<std::vector<Product>> products;    // groups; the last is the open one
   std::map<float*, Held> held;                   // by lane 0's registers
+  std::map<const uint32_t*, std::vector<uint32_t>> left;  // what products have read on their left, by the same
   bool open = false;
+  int registers = 0;                             // of each lane
 };
 
 struct Copy { void* to; const void* from; };
@@ -117,11 +124,13 @@ constexpr size_t GUARD = 64;
 constexpr uint32_t FIRST_ADDRESS = 1024;  // of shared memory, as on sm_90
 
 inline dim grid;
+inline int registers = 0;  // of a thread at its launch: for kernels that share them out anew
 inline std::vector<std::unique_ptr<Fiber>> fibers;
 inline std::vector<Cta> ctas;  // of the running cluster
 inline Barrier cluster_barrier{0};
 inline Fiber* me;
 inline jmp_buf scheduler;
+inline bool turn_over = false;  // of the warp that runs
 inline std::function<void()> body;
 
 __attribute__((noinline)) inline void yield() {
@@ -133,6 +142,11 @@ inline void enter() {
   me->done = true;
   --me->cta->running;
   _longjmp(scheduler, 1);
+}
+
+inline void end_turn() {
+  turn_over = true;
+  yield();
 }
 
 __attribute__((noinline)) inline void resume(Fiber* fiber) {
@@ -178,7 +192,7 @@ inline uint32_t exchange(uint32_t value, int from) {
   }).out[0];
 }
 
-// A warp runs until all of its lanes wait for others, then the next: as far ahead of them as it can be.
+// A warp runs until all of its lanes wait for others, then the next: as far ahead of them as it can be, but for TURNS.
 inline void run_cluster() {
   const int warps = static_cast<int>(fibers.size()) / 32;
   for (size_t left = fibers.size(); left > 0;) {
@@ -193,7 +207,9 @@ inline void run_cluster() {
           fiber->waits = nullptr, again = any = true;
           resume(fiber);
           left -= fiber->done;
+          if (turn_over) break;
         }
+        if (mode & TURNS) again = turn_over = false;
       }
     }
     if (!any) fail("a barrier that not all threads reach");
@@ -218,12 +234,13 @@ inline void launch(dim grid_, uint32_t threads, size_t shared, uint32_t cluster,
         if (!wanted({x, y, z})) continue;
         cluster_barrier = {static_cast<int>(cluster * threads)};
         for (Warp& warp : warps) warp.barrier = {32}, warp.products.assign(1, {}), warp.held.clear();
+        for (Warp& warp : warps) warp.left.clear(), warp.open = false, warp.registers = registers;
         for (Cta& cta : ctas) {
           cta.memory.assign(shared + GUARD + 128, '\xff');  // NaN in every format
           cta.base = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(cta.memory.data()) + 127) / 128 * 128);
           cta.bytes = shared, cta.running = static_cast<int>(threads);
           cta.barrier = {static_cast<int>(threads)};
-          cta.transactions.clear(), cta.named.clear();
+          cta.transactions.clear(), cta.named.clear(), cta.spare = 0;
         }
         for (uint32_t i = 0; i < cluster * threads; ++i) {
           Fiber& f = *fibers[i];

@@ -10,11 +10,17 @@
 
 #define FLASHCORE_WGMMA 1
 
+struct CUtensorMap {  // of elements of 2 bytes; the first dimension is of 64 side by side
+  const void* base;
+  int64_t sizes[4], strides[4];  // strides in bytes
+  int box[4];
+};
+
 namespace flashcore {
 
-struct TensorMap {  // of [heads, S, 64]; a tile is `rows` of them
-  const __half* base;
-  int S, heads, rows;
+struct TensorMap : CUtensorMap {  // of [heads, S, 64]; a tile is `rows` of them
+  TensorMap(const __half* base, int S, int heads, int rows)
+      : CUtensorMap{base, {64, S, heads, 1}, {2, 128, int64_t{S} * 128, 0}, {64, rows, 1, 1}} {}
 };
 
 inline char* tile_memory() { return emulated::me->cta->base; }
@@ -36,14 +42,15 @@ inline void init_barrier(uint32_t barrier, int count) {
   emulated::me->cta->transactions[barrier] = {{count}};
 }
 inline void barriers_initialised() {}
-inline void arrive(uint32_t barrier) {
+inline void arrive_and_expect(uint32_t barrier, uint32_t bytes) {
   auto& t = transaction(barrier);
+  t.bytes += bytes;
   ++t.barrier.arrived;
   check_phase(t);
 }
-inline void arrive_and_expect(uint32_t barrier, uint32_t bytes) {
-  transaction(barrier).bytes += bytes;
-  arrive(barrier);
+inline void arrive(uint32_t barrier) {
+  arrive_and_expect(barrier, 0);
+  if (emulated::mode & emulated::TURNS) emulated::end_turn();
 }
 inline void wait_for(uint32_t barrier, uint32_t parity) {
   auto& t = transaction(barrier);
@@ -56,24 +63,44 @@ inline void wait_for(uint32_t barrier, uint32_t parity) {
   if ((t.barrier.generation & 1) == parity) emulated::fail("a barrier that is two phases ahead of who waits for it");
 }
 
-inline void prefetch_map(const TensorMap&) {}
+inline void prefetch_map(const CUtensorMap&) {}
 
-inline void copy_tile(uint32_t to, const TensorMap& map, int row, int head, uint32_t barrier) {
-  if (to % 1024) emulated::fail("a tile that is not aligned");
-  if (head >= map.heads || row < 0) emulated::fail("a tile outside of the matrix");
+// What `copy` brings: `bytes` that count for the barrier.
+template <typename Copy>
+void bring(uint32_t barrier, long bytes, const Copy& copy) {
   emulated::Transaction& t = transaction(barrier);
-  const auto land = [=, &t] {  // the map by value: who asked may have ended
-    for (int r = 0; r < map.rows; ++r)
-      for (int piece = 0; piece < 8; ++piece) {
-        char* place = at(swizzled(to + r * 128 + piece * 16));
-        if (row + r < map.S) std::memcpy(place, map.base + (static_cast<int64_t>(head) * map.S + row + r) * 64 + piece * 8, 16);
-        else std::memset(place, 0, 16);
-      }
-    t.bytes -= map.rows * 128;
+  const auto land = [=, &t] {
+    copy();
+    t.bytes -= bytes;
     check_phase(t);
   };
   if (emulated::mode & emulated::EARLY || t.waiting) land();
   else t.copies.push_back(land);
+}
+
+// The box of `map` that begins at `first` of its dimensions but the first one; zeros where the tensor ends.
+inline void copy_boxes(uint32_t to, const CUtensorMap& map, const std::array<int, 3>& first, uint32_t barrier) {
+  if (to % 1024) emulated::fail("a tile that is not aligned");
+  if (first[0] < 0 || first[1] < 0 || first[2] < 0 || first[1] >= map.sizes[2] || first[2] >= map.sizes[3])
+    emulated::fail("a tile outside of the matrix");
+  const int rows = map.box[1] * map.box[2] * map.box[3];
+  bring(barrier, rows * 128, [=] {  // the map by value: who asked may have ended
+    for (int r = 0; r < rows; ++r) {
+      const int64_t at_row = first[0] + r % map.box[1], at_next = first[1] + r / map.box[1] % map.box[2];
+      const int64_t at_last = first[2] + r / map.box[1] / map.box[2];
+      const bool there = at_row < map.sizes[1] && at_next < map.sizes[2] && at_last < map.sizes[3];
+      const char* from = static_cast<const char*>(map.base) + at_row * map.strides[1] + at_next * map.strides[2] +
+                         at_last * map.strides[3];
+      for (int piece = 0; piece < 8; ++piece) {
+        char* place = at(swizzled(to + r * 128 + piece * 16));
+        if (there) std::memcpy(place, from + piece * 16, 16);
+        else std::memset(place, 0, 16);
+      }
+    }
+  });
+}
+inline void copy_tile(uint32_t to, const CUtensorMap& map, int row, int head, uint32_t barrier) {
+  copy_boxes(to, map, {row, head, 0}, barrier);
 }
 
 inline void meet_warpgroup(int number) {
@@ -98,17 +125,18 @@ inline bool any_lane(bool x) {
 
 // --- products ---------------------------------------------------------------------------------------------------------
 
-// One element, column x of row y ("K-major"); turned, row x of column y ("MN-major"), of which there may be 64.
-inline float element(uint64_t matrix, int y, int x, bool turned) {
+// One element, column x of row y ("K-major"); turned, row x of column y ("MN-major"): columns 64 to 127 stand as far
+// from the first 64 as the leading byte offset says, which has no meaning in the other case.
+inline float element(const emulated::Product& p, uint64_t matrix, int y, int x, bool turned) {
   if (matrix >> 62 != 1 || matrix >> 49 & 7) emulated::fail("a matrix that is not swizzled by 128 bytes from a multiple of 1024");
   const uint32_t start = (matrix & 0x3fff) << 4, eight = (matrix >> 32 & 0x3fff) << 4;
-  if (turned && y >= 64) emulated::fail("more than 64 columns of a turned matrix");
+  const uint32_t leading = (matrix >> 16 & 0x3fff) << 4;
   const int row = turned ? x : y, column = turned ? y : x;
-  const uint32_t address = start + row / 8 * eight + row % 8 * 128 + column * 2;
+  const uint32_t address = start + row / 8 * eight + row % 8 * 128 + column / 64 * leading + column % 64 * 2;
   const char* piece = at(swizzled(address) / 16 * 16);
-  uint16_t h;
-  std::memcpy(&h, piece + address % 16, 2);
-  return __half2float({h});
+  uint32_t word = 0;
+  std::memcpy(&word, piece + address % 16, 2);
+  return p.value(&word, 0);
 }
 
 inline void make(emulated::Warp& warp, int rows, const emulated::Product& p) {
@@ -117,10 +145,10 @@ inline void make(emulated::Warp& warp, int rows, const emulated::Product& p) {
   std::vector<float> a(16 * 16), b(N * 16);
   for (int y = 0; y < 16; ++y)
     for (int x = 0; x < 16; ++x)
-      a[y * 16 + x] = p.a[0] ? half_at(p.a[y % 8 * 4 + x % 8 / 2], (y / 8 + x / 8 * 2) * 2 + x % 2)
-                             : element(p.a_matrix, rows + y, x, false);
+      a[y * 16 + x] = p.a[0] ? p.value(p.a[y % 8 * 4 + x % 8 / 2], (y / 8 + x / 8 * 2) * 2 + x % 2)
+                             : element(p, p.a_matrix, rows + y, x, false);
   for (int y = 0; y < N; ++y)
-    for (int x = 0; x < 16; ++x) b[y * 16 + x] = element(p.b_matrix, y, x, p.turned);
+    for (int x = 0; x < 16; ++x) b[y * 16 + x] = element(p, p.b_matrix, y, x, p.turned);
   for (int lane = 0; lane < 32; ++lane)
     for (int i = 0; i < p.n; ++i) {
       const int y = lane / 4 + i / 2 % 2 * 8, x = i / 4 * 8 + lane % 4 * 2 + i % 2;
@@ -130,7 +158,10 @@ inline void make(emulated::Warp& warp, int rows, const emulated::Product& p) {
     }
 }
 
-inline void ask(float* d, int n, const uint32_t* a, uint64_t a_matrix, uint64_t b_matrix, bool add, bool turned) {
+// `value` as in ptx.cuh's product. A fence stands in front of it: but for registers of d that products under way add to
+// already, with a left side that is in shared memory or has been read before and not written since.
+template <float (*value)(const uint32_t*, int)>
+void ask(float* d, int n, const uint32_t* a, uint64_t a_matrix, uint64_t b_matrix, bool add, bool turned) {
   static const char tag = 0;
   using emulated::Lane;
   Lane& mine = emulated::me->warp->lanes[emulated::me->lane];
@@ -139,14 +170,20 @@ inline void ask(float* d, int n, const uint32_t* a, uint64_t a_matrix, uint64_t 
   const int rows = static_cast<int>(threadIdx.x) / 32 % 4 * 16;
   emulated::together(&tag, [&](Lane* lanes) {
     emulated::Warp& warp = *emulated::me->warp;
-    if (!warp.open) emulated::fail("a product without a fence before it");
-    emulated::Product p{{}, {}, a_matrix, b_matrix, n, add, turned};
+    emulated::Product p{{}, {}, a_matrix, b_matrix, n, add, turned, value};
+    std::vector<uint32_t> left;
     for (int lane = 0; lane < 32; ++lane) {
       uint64_t of[4];
       std::memcpy(of, lanes[lane].in, sizeof of);
       p.d[lane] = reinterpret_cast<float*>(of[0]), p.a[lane] = reinterpret_cast<const uint32_t*>(of[1]);
       if (of[2] != a_matrix || of[3] != b_matrix) emulated::fail("lanes do not agree on a matrix");
+      if (a) left.insert(left.end(), p.a[lane], p.a[lane] + 4);
     }
+    const auto d_before = warp.held.find(p.d[0]);
+    const bool going_on = d_before != warp.held.end() && d_before->second.n == n && add;
+    if (!warp.open && !(going_on && (!a || warp.left[p.a[0]] == left)))
+      emulated::fail("a product without a fence before it");
+    if (a) warp.left[p.a[0]] = left;
     emulated::Held& held = warp.held[p.d[0]];
     if (held.products++ == 0) {
       held.n = n;
@@ -199,8 +236,10 @@ void hold(T&) {}
 
 template <int N>
 void multiply(float (&d)[N][4], uint64_t a, uint64_t b, bool add) {
-  ask(&d[0][0], N * 4, nullptr, a, b, add, false);
+  ask<half_at>(&d[0][0], N * 4, nullptr, a, b, add, false);
 }
-inline void multiply_add(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b) { ask(&d[0][0], 32, a, 0, b, true, true); }
+inline void multiply_add(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b) {
+  ask<half_at>(&d[0][0], 32, a, 0, b, true, true);
+}
 
 }  // namespace flashcore

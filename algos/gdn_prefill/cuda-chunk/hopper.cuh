@@ -4,14 +4,15 @@
 //
 // S^T never exists: the state's 64 rows are the left operand, in registers, of S K^T and S Q^T; what these leave in the
 // accumulators is, packed to bf16, what the next product takes on its left (state.cuh). The tiles come by the copy engine, as
-// it swizzles them, STAGES - 1 chunks ahead. Products are in flight while others' results are packed, in this order:
+// it swizzles them, up to STAGES - 1 chunks ahead. Products are in flight while others' results are packed, in this order:
 //
 //   tensor core   S K^T | S Q^T, first half | R T^T | S Q^T, second half | D^T K       | D M^T
 //   meanwhile            R                           D packed, S decayed   O decayed     S packed for the next chunk
 //
-// A thread of another warpgroup asks for the tiles, and two of its warps put the outputs, which lie where V was, so that rows
-// are whole: by those that multiply both took 500 cycles of 2400 a chunk. Parts of one accumulator that overlap have ptxas wait
-// for each product, so the triangle of T is two halves, and M, zeros above its diagonal, is multiplied whole.
+// A thread of another warpgroup asks for the tiles. Outputs are laid where V was, and two warps of that warpgroup put them to
+// global memory, in whole rows. When the warps that multiply did both, it took 500 of a chunk's 2400 cycles. Where products
+// under way write overlapping parts of one accumulator, ptxas has each of them waited for: so the triangle of T is two halves
+// with accumulators of their own, and M, zeros above its diagonal, is multiplied whole.
 #pragma once
 
 #include "segments.cuh"
@@ -30,7 +31,7 @@ struct GroupShared {
   char k[STAGES][D_TILE], q[STAGES][D_TILE];  // two halves of 64 columns each
   char v[STAGES][GROUPS][V_TILE];  // and, when V has been read, the outputs
   Prepared prepared[STAGES];
-  uint64_t full[STAGES], laid[STAGES], empty[STAGES];  // tiles are there; outputs are; nobody needs it any more
+  uint64_t full[STAGES], laid[STAGES], empty[STAGES];  // a stage's tiles are there; its outputs are; it is free
 };
 template <int GROUPS, int STAGES>
 constexpr int group_shared() { return sizeof(GroupShared<GROUPS, STAGES>); }
@@ -39,8 +40,8 @@ constexpr int group_shared() { return sizeof(GroupShared<GROUPS, STAGES>); }
 
 // The one thread that asks for all chunks' tiles.
 template <bool OUTPUTS, int GROUPS, int STAGES>
-__device__ __forceinline__ void ask(const Prefill& p, const Maps& maps, GroupShared<GROUPS, STAGES>& s, const Segment& at, int half,
-                                    bool values) {
+__device__ __forceinline__ void ask(const Prefill& p, const Maps& maps, GroupShared<GROUPS, STAGES>& s, const Segment& at,
+                                    int half, bool values) {
   constexpr uint32_t PREPARED = OUTPUTS ? sizeof(Prepared) : sizeof(Prepared) / 2;
   const uint32_t bytes = D_TILE + (OUTPUTS ? D_TILE : 0) + (values ? GROUPS * V_TILE : 0) + PREPARED;
   const char* prepared = p.prepared + (at.number * p.HV + at.hv) * sizeof(Prepared);
@@ -63,7 +64,7 @@ constexpr int PUTTING = 2;  // warps
 template <int GROUPS, int STAGES>
 __device__ __forceinline__ void put(const Prefill& p, GroupShared<GROUPS, STAGES>& s, const Segment& at, int half, int thread) {
   const int first = thread / 8, piece = thread % 8, lane = thread % 32;
-  const uint32_t own = in_matrix(first, piece);  // rows 8 further are 1024 bytes further: PUTTING warps have a multiple of 8
+  const uint32_t own = in_matrix(first, piece);  // 8 rows further are 1024 bytes further: PUTTING warps take a multiple of 8
   const int64_t row = static_cast<int64_t>(p.HV) * D;
   __nv_bfloat16* to = p.output + (at.first + first) * row + at.hv * D + half * GROUP_ROWS + piece * 8;
   int left = static_cast<int>(at.tokens) - first;
@@ -79,7 +80,7 @@ __device__ __forceinline__ void put(const Prefill& p, GroupShared<GROUPS, STAGES
           store16(to + group * GROUP_ROWS, *reinterpret_cast<const uint4*>(s.v[stage][group] + own + i * 128));
       to += PUTTING * 4 * row;
     }
-    shared_written();  // V is to come here
+    shared_written();  // the copy engine brings another V here
     __syncwarp();
     if (lane == 0) arrive(shared_address(&s.empty[stage]));
   }
@@ -91,8 +92,7 @@ __device__ __forceinline__ void square_times(float (&d)[8][4], const uint32_t (&
 #pragma unroll
   for (int u = 0; u < 4; ++u) product(d, X[u], further(m, u * 32), 1);
 }
-// d = X T^T; T's upper right quarter is never read. The halves are accumulators of their own: parts of one that overlap have
-// ptxas wait for each product.
+// d = X T^T, tokens 0 to 31 and 32 to 63; T's upper right quarter is never read: the gates lie there.
 __device__ __forceinline__ void triangle_times(float (&d)[2][4][4], const uint32_t (&X)[4][4], uint32_t T) {
   const Along b(T);
 #pragma unroll
@@ -110,7 +110,8 @@ __device__ __forceinline__ float2 gates_of(const char* prepared, int which, int 
 template <bool OUTPUTS, int GROUPS, int STAGES>
 __device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, GroupShared<GROUPS, STAGES>& s,
                                            const Segment& at, int half, bool values) {
-  const int group = GROUPS > 1 ? threadIdx.x / 128 : 0, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, t = lane % 4;
+  const int group = GROUPS > 1 ? threadIdx.x / 128 : 0, thread = threadIdx.x % 128;
+  const int warp = thread / 32, lane = thread % 32, t = lane % 4;
   // where a lane points for 16 tokens and the warp's 16 columns of V, in the layout of gdn's copies
   const uint32_t v_at = in_matrix(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
   const int count = __shfl_sync(0xffffffffu, at.count, 0);  // of a loop with lanes apart, ptxas would wait for each product
@@ -130,13 +131,14 @@ __device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, 
   for (int chunk = 0; chunk < count; ++chunk) {
     const int stage = chunk % STAGES;
     const char* const prepared = reinterpret_cast<const char*>(&s.prepared[stage]);
-    const uint32_t k_tile = shared_address(s.k[stage]), q_tile = shared_address(s.q[stage]), v_tile = shared_address(s.v[stage][group]);
+    const uint32_t k_tile = shared_address(s.k[stage]), q_tile = shared_address(s.q[stage]);
+    const uint32_t v_tile = shared_address(s.v[stage][group]);
     const Along keys(k_tile), queries(q_tile);
     const Across<D_TILE / 2> keys_across(k_tile);
     const uint32_t T = shared_address(prepared), M = T + sizeof(Prepared) / 2;
     wait_for(shared_address(&s.full[stage]), chunk / STAGES & 1);
     const int64_t left = at.tokens - static_cast<int64_t>(chunk) * CHUNK;
-    if (left < CHUNK) {  // rows of the next sequence, or of nobody: K and V of no token are zeros
+    if (left < CHUNK) {  // rows of the next sequence, or of nobody: zeros in K and V, for 0 x NaN is none. Q's reach no output
 #pragma unroll 1
       for (int i = thread; i < CHUNK * 8; i += 128)
         if (i / 8 >= left) {
@@ -151,7 +153,8 @@ __device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, 
     float x[8][4], d[2][4][4], o[8][4];
     open_products();
 #pragma unroll
-    for (int step = 0; step < 8; ++step) product(x, before[step], further(keys, step / 4 * (D_TILE / 2) + step % 4 * 32), step > 0);
+    for (int step = 0; step < 8; ++step)
+      product(x, before[step], further(keys, step / 4 * (D_TILE / 2) + step % 4 * 32), step > 0);
     commit_products();
     if constexpr (OUTPUTS) {
       if (chunk > 0) lay(chunk - 1);
@@ -318,7 +321,8 @@ gdn_prefill_group_transfer(const __grid_constant__ Prefill p, const __grid_const
 #if FLASHCORE_WGMMA
   auto& s = *reinterpret_cast<GroupShared<GROUPS, STAGES>*>(tile_memory());
   constexpr int HALF = 2 / GROUPS;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = blockIdx.x % HALF * GROUPS, row = half * GROUP_ROWS + warp * 16;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = blockIdx.x % HALF * GROUPS;
+  const int row = half * GROUP_ROWS + warp * 16;
   const bool values = blockIdx.x < HALF;
   group_begin<false>(s);
   const Segment at(p, blockIdx.y);

@@ -1,5 +1,5 @@
 // What gdn's prefill takes beside flashcore-v4's warpgroup.cuh: products of bf16 whose left side is in registers, boxes of
-// four dimensions, plain copies by the copy engine, and four instructions more. Only where that has wgmma.
+// four dimensions, plain copies by the copy engine, and a few instructions more. Only where that has wgmma.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -25,8 +25,8 @@ using flashcore::wait_for_products;
 
 // --- products ---------------------------------------------------------------------------------------------------------
 
-// What tells a product where B is, in two words of which the second is a constant. Along rows: B's k runs along the rows of
-// the tile from `at` on, a row for each n.
+// What tells a product where B is, in two words of which the second, HIGH, is a constant: 128-byte swizzle, and 1024 bytes
+// from eight rows to the next eight. Along rows: B's k runs along the rows of the tile from `at` on, a row for each n.
 struct Along {
   uint32_t word;
   static constexpr uint32_t HIGH = 1u << 30 | 1024 / 16;
@@ -91,7 +91,8 @@ __device__ __forceinline__ void product_across(float (&d)[16][4], const uint32_t
 #undef GDN_D4
 #undef GDN_D
 
-// Registers of each thread of a warpgroup from here on; those of a CTA are shared out anew.
+// Registers of each thread of a warpgroup from here on, all of it; more_registers waits until others of the CTA have given up
+// as many.
 template <int N>
 __device__ __forceinline__ void fewer_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
@@ -109,7 +110,8 @@ __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, uint32_
                "r"(bytes), "r"(barrier)
                : "memory");
 }
-// The box of heads [2 halves of 64 columns][64 tokens] that begins there; zeros where the tensor ends.
+// One box of `map` (make_map in walk.cuh), [1 or 2 halves][64 tokens][64 columns] of `head` from `half` and `token` on; zeros
+// from token T on.
 __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, int token, int half, int head, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
@@ -125,7 +127,7 @@ __device__ __forceinline__ bool elected() {
 // What this thread has read and written in shared memory comes before what products and the copy engine do there.
 __device__ __forceinline__ void shared_written() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Four 8 x 8 matrices of bf16, transposed on their way; fragments and addresses as in load_matrices.
+// Four 8 x 8 matrices of bf16, transposed on their way: what load_transposed would have from these addresses.
 __device__ __forceinline__ void store_transposed(uint32_t row, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]), "r"(r[1]),
                "r"(r[2]), "r"(r[3])
@@ -133,7 +135,8 @@ __device__ __forceinline__ void store_transposed(uint32_t row, const uint32_t (&
 }
 // 16 bytes at once, whatever the compiler thinks of it: it made four stores of them.
 __device__ __forceinline__ void store16(void* to, const uint4& words) {
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w) : "memory");
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w)
+               : "memory");
 }
 
 #endif  // FLASHCORE_WGMMA

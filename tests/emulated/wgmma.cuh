@@ -1,0 +1,95 @@
+// What cuda-chunk/wgmma.cuh says in PTX, on the CPU of cuda_runtime.h: written from the PTX ISA. Its descriptors are no PTX,
+// and are its own: the test cuts them out of it. What orders generic accesses with those of products and of the copy engine
+// (shared_written) does nothing here, where they are in order.
+#pragma once
+
+#include "matrix.cuh"
+#include "warpgroup.cuh"
+
+namespace gdn {
+
+using flashcore::arrive;
+using flashcore::arrive_and_expect;
+using flashcore::barriers_initialised;
+using flashcore::commit_products;
+using flashcore::hold;
+using flashcore::init_barrier;
+using flashcore::meet_warpgroup;
+using flashcore::open_products;
+using flashcore::tile_memory;
+using flashcore::wait_for;
+using flashcore::wait_for_products;
+
+#include "descriptors.cuh"
+
+template <int N>
+void product(float (&d)[N][4], const uint32_t (&a)[4], uint64_t b, int add) {
+  static_assert(N == 4 || N == 8);
+  flashcore::ask<bf16_at>(&d[0][0], N * 4, a, 0, b, add, false);
+}
+inline void product_across(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b, int add) {
+  flashcore::ask<bf16_at>(&d[0][0], 64, a, 0, b, add, true);
+}
+
+// A warp that wants more registers waits until others have given up as many.
+template <int N>
+void fewer_registers() {
+  static_assert(N >= 24 && N <= 256 && N % 8 == 0);
+  static const char tag = 0;
+  emulated::together(&tag, [](emulated::Lane*) {
+    emulated::Cta& cta = *emulated::me->cta;
+    int& own = emulated::me->warp->registers;
+    if (N > own) emulated::fail("fewer registers that are more");
+    cta.spare += (own - N) * 32, own = N;
+    ++cta.given_up.generation;
+  });
+}
+template <int N>
+void more_registers() {
+  static_assert(N >= 24 && N <= 256 && N % 8 == 0);
+  static const char tag = 0;
+  emulated::together(&tag, [](emulated::Lane*) {
+    emulated::Cta& cta = *emulated::me->cta;
+    int& own = emulated::me->warp->registers;
+    if (N < own) emulated::fail("more registers that are fewer");
+    while (cta.spare < (N - own) * 32) emulated::wait(cta.given_up, cta.given_up.generation);
+    cta.spare -= (N - own) * 32, own = N;
+  });
+}
+
+inline void copy_bulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  if (bytes % 16 || reinterpret_cast<uintptr_t>(from) % 16) emulated::fail("a copy of odd bytes");
+  flashcore::bring(barrier, bytes, [=] {
+    for (uint32_t i = 0; i < bytes; i += 16) std::memcpy(flashcore::at(to + i), static_cast<const char*>(from) + i, 16);
+  });
+}
+inline void copy_box(uint32_t to, const CUtensorMap& map, int token, int half, int head, uint32_t barrier) {
+  flashcore::copy_boxes(to, map, {token, half, head}, barrier);
+}
+
+inline bool elected() {
+  static const char tag = 0;
+  emulated::together(&tag, [](emulated::Lane*) {});
+  return emulated::me->lane == (emulated::mode & emulated::REVERSED ? 31 : 0);
+}
+inline void shared_written() {}
+
+// Rows of a matrix to the addresses of eight lanes; a lane has column g of rows 2t and 2t + 1.
+inline void store_transposed(uint32_t row, const uint32_t (&r)[4]) {
+  static const char tag = 0;
+  emulated::Lane& mine = emulated::me->warp->lanes[emulated::me->lane];
+  flashcore::at(row);
+  mine.in[4] = row;
+  for (int i = 0; i < 4; ++i) mine.in[i] = r[i];
+  emulated::together(&tag, [](emulated::Lane* lanes) {
+    for (int matrix = 0; matrix < 4; ++matrix)
+      for (int i = 0; i < 8; ++i) {
+        uint16_t x[8];
+        for (int g = 0; g < 8; ++g) x[g] = static_cast<uint16_t>(lanes[g * 4 + i / 2].in[matrix] >> i % 2 * 16);
+        std::memcpy(flashcore::at(lanes[matrix * 8 + i].in[4]), x, 16);
+      }
+  });
+}
+inline void store16(void* to, const uint4& words) { *static_cast<uint4*>(to) = words; }
+
+}  // namespace gdn
