@@ -96,6 +96,7 @@ struct Segment {
   int hv, h, n, count;             // value head, head, sequence, how many chunks
   bool last;                       // of the sequence's segments
   int64_t slot;                    // its number
+  int64_t before;                  // the slot of `ends` that has the state before it; less than 0: state has
   int64_t first, tokens, number;   // its first token, how many, the number of its first chunk
 
   // Asked by all lanes of a warp.
@@ -110,12 +111,12 @@ struct Segment {
     if (!last) tokens = unit;
     if (index < 0 || (index > 0 && tokens <= 0)) tokens = -1;  // there is no such segment
     count = static_cast<int>((tokens + CHUNK - 1) / CHUNK);
+    before = index > 0 ? slot - 1 : last ? -1 : slot + (end - begin - 1) / unit;  // see gdn_prefill_scan
   }
   __device__ __forceinline__ bool there() const { return tokens >= 0; }
   // Where the state before the segment is, and where the one behind the last goes.
   __device__ __forceinline__ const float* start() const {
-    return number == p.border(n) / CHUNK + n ? p.state + (static_cast<int64_t>(n) * p.HV + hv) * D * D
-                                             : p.ends + ((slot - 1) * p.HV + hv) * D * D;
+    return before < 0 ? p.state + (static_cast<int64_t>(n) * p.HV + hv) * D * D : p.ends + (before * p.HV + hv) * D * D;
   }
   __device__ __forceinline__ float* end() const { return p.new_state + (static_cast<int64_t>(n) * p.HV + hv) * D * D; }
 };

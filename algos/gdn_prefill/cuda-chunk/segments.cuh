@@ -96,6 +96,9 @@ __global__ void __launch_bounds__(SCAN_THREADS) gdn_prefill_scan(const __grid_co
   for (int j = 0; j < 4; ++j) {
     load_state(S[j], p.state + (static_cast<int64_t>(n) * p.HV + hv) * D * D, row, warp * 4 + j, lane);
     load_state(L[j], end, row, warp * 4 + j, lane);
+    // for the first segment, in the place of the last, which nothing stands behind: new_state may be state, and the walk's
+    // CTA that writes it could be done before the one that reads it begins
+    store_state(end + steps * stride, S[j], row, warp * 4 + j, lane);
   }
 
 #pragma unroll 1
