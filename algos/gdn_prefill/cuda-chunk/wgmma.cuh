@@ -18,7 +18,6 @@ using flashcore::hold;
 using flashcore::init_barrier;
 using flashcore::meet_warpgroup;
 using flashcore::open_products;
-using flashcore::prefetch_map;
 using flashcore::tile_memory;
 using flashcore::wait_for;
 using flashcore::wait_for_products;
