@@ -252,7 +252,9 @@ def serve_alone(root: Path, data: bytes, gpu: bool = False) -> dict:
     empty = root.parent / f"empty-{os.urandom(4).hex()}"
     empty.mkdir()
     hidden = {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
-    env = {"PATH": os.environ["PATH"], "HOME": str(empty), "PYTHONPATH": str(root)} | hidden
+    packages = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and not Path(p, "gdn_cli").exists()]
+    path = os.pathsep.join([str(root), *packages])
+    env = {"PATH": os.environ["PATH"], "HOME": str(empty), "PYTHONPATH": path} | hidden
     done = subprocess.run(
         [sys.executable, "-c", _SERVE, str(root)], input=data, capture_output=True, cwd=empty, env=env
     )
@@ -287,19 +289,19 @@ def test_algos_get_their_verdicts_with_only_the_carried_files(tmp_path):
 
 
 @pytest.mark.gpu
-def test_every_gpu_algo_gets_its_verdict_with_only_the_carried_files(tmp_path):
-    able = [a for a in REGISTRY.algos if machine.place(a, "cuda").mode == "cuda"]
-    assert able
-    name = machine.gpus()[0].name
-    gpu = settings.Gpu(name, len(machine.gpus()), (tuple(re.split(r"[\s\-_]+", name.upper())),))
-    wanted = [job(a.full_name, "cuda") for a in able]
-    reply = serve_alone(carried(tmp_path / "root"), rented().parcel(work_of(*wanted), gpu), gpu=True)
+@pytest.mark.parametrize("name", [a.full_name for a in REGISTRY.algos if "cuda" in a.modes])
+def test_a_gpu_algo_gets_its_verdict_with_only_the_carried_files(tmp_path, name):
+    if (place := machine.place(REGISTRY.find(name), "cuda")).mode is None:
+        pytest.skip(f"{name}: {place.reason}")
+    device = machine.gpus()[0].name
+    gpu = settings.Gpu(device, len(machine.gpus()), (tuple(re.split(r"[\s\-_]+", device.upper())),))
+    wanted = job(name, "cuda")
+    reply = serve_alone(carried(tmp_path / "root"), rented().parcel(work_of(wanted), gpu), gpu=True)
     assert reply["error"] is None
-    for j, answer in zip(wanted, reply["answers"], strict=True):
-        there, here = parcel.outcome_from_json(answer), jobs.execute(j)
-        verdicts = [[(r["status"], r["reason"]) for r in outcome.records] for outcome in (there, here)]
-        assert verdicts[0] == verdicts[1] and there.status == here.status, j.algo.full_name
-        assert there.environment["gpu"] == name and there.environment["asked"] == name
+    there, here = parcel.outcome_from_json(reply["answers"][0]), jobs.execute(wanted)
+    verdicts = [[(r["status"], r["reason"]) for r in outcome.records] for outcome in (there, here)]
+    assert verdicts[0] == verdicts[1] and there.status == here.status
+    assert there.environment["gpu"] == device and there.environment["asked"] == device
 
 
 def test_a_crash_and_a_hang_cost_their_own_algo_only(tmp_path, write_algo):
