@@ -129,8 +129,10 @@ def test_a_probe_alone_catches_its_cheats(probe, make, decode, patience):
         if cheat.probe == probe and cheat.language == "python":
             patience(cheat)
             kernel = make(cheat)
+            held = []  # what is remembered by address must not meet an address again by chance
             for _ in range(3):  # what goes by the number of calls has had some
                 inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in decode.inputs]
+                held.append(inputs)
                 kernel(inputs, check.allocate(DECODE, decode.axes, "cpu", probes.Guards().empty))
             found = decode.probe(kernel, [probe])
             assert list(found) == [probe] and found[probe], cheat
