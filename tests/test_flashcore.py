@@ -392,7 +392,7 @@ def compiled_cuts(tmp_path_factory):
     if machine.cuda_home() is None:
         pytest.skip("no nvcc here")
     folder = tmp_path_factory.mktemp("cuts")
-    names = ("attention", "cluster", "parts", "warpgroup", "wgmma")
+    names = ("attention", "cluster", "parts", "tensor_map", "warpgroup", "wgmma")
     files = ("flashcore-v1/problem.cuh", "flashcore-v3/ptx.cuh", *(f"flashcore-v4/{name}.cuh" for name in names))
     for file in files:
         shutil.copy(FWD / file, folder)
@@ -401,7 +401,7 @@ def compiled_cuts(tmp_path_factory):
     for cut, causal in kernels:
         name, given = ("flashcore_v4_wide", "const __grid_constant__ Maps, ") if cut[-1] else ("flashcore_v4", "")
         text += f"template __global__ void {name}<{typed(cut)}, {causal}>({given}const __grid_constant__ Problem);\n"
-    includes = '#include "attention.cuh"\n#include "wgmma.cuh"\n'
+    includes = '#include "attention.cuh"\n#include "tensor_map.cuh"\n#include "wgmma.cuh"\n'
     (folder / "cuts.cu").write_text(includes + "namespace flashcore {\n" + text + "}\n")
 
     def run(*flags: str) -> tuple[str, str]:
@@ -429,7 +429,7 @@ def test_what_is_compiled_without_wgmma_says_so(compiled_cuts):
         return int(re.search(r"\.entry \w*flashcore_compiled_for\w*\(\)\s*\.maxntid (\d+)", ptx)[1])
 
     with_it, without = (compiled_cuts(f"-arch={arch}", "-ptx")[0] for arch in ("sm_90a", "sm_90"))
-    least = int(re.search(r"COMPILED_WITH_WGMMA = (\d+)", (FWD / "flashcore-v4" / "wgmma.cuh").read_text())[1])
+    least = int(re.search(r"COMPILED_WITH_WGMMA = (\d+)", (FWD / "flashcore-v4" / "tensor_map.cuh").read_text())[1])
     assert threads(with_it) == least > threads(without)
     assert "wgmma" in with_it and "wgmma.mma_async" not in without
 

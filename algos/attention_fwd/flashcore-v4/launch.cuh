@@ -29,16 +29,15 @@ static Device device(int id) {
   static std::array<std::atomic<uint64_t>, 64> known{};  // one word, so that no thread sees half of it
   const bool kept = id >= 0 && id < 64;
   const uint64_t word = kept ? known[id].load(std::memory_order_relaxed) : 0;
-  Device found{static_cast<int>(word >> 40), (word >> 32 & 1) != 0, (word >> 33 & 1) != 0, static_cast<int>(word & 0xffffffffu)};
+  Device found{static_cast<int>(word >> 40), (word >> 32 & 1) != 0, (word >> 33 & 1) != 0,
+               static_cast<int>(word & 0xffffffffu)};
   if (found.sms == 0) {
     int major = 0;
-    cudaFuncAttributes attributes{};
     TVM_FFI_CHECK_CUDA_ERROR(cudaDeviceGetAttribute(&found.sms, cudaDevAttrMultiProcessorCount, id));
     TVM_FFI_CHECK_CUDA_ERROR(cudaDeviceGetAttribute(&found.shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, id));
     TVM_FFI_CHECK_CUDA_ERROR(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id));
-    TVM_FFI_CHECK_CUDA_ERROR(cudaFuncGetAttributes(&attributes, flashcore_compiled_for));
+    TVM_FFI_CHECK_CUDA_ERROR(ask_for_wgmma(found.wgmma));
     found.clusters = major >= 9;
-    found.wgmma = attributes.maxThreadsPerBlock >= COMPILED_WITH_WGMMA && tensor_map_encoder();
     const uint64_t high = static_cast<uint64_t>(found.sms) << 8 | static_cast<uint64_t>(found.wgmma) << 1 | found.clusters;
     if (kept) known[id].store(high << 32 | static_cast<uint32_t>(found.shared), std::memory_order_relaxed);
   }

@@ -6,7 +6,14 @@
 
 #include <cstdint>
 
+#include "warpgroup.cuh"
+
 namespace flashcore {
+
+// More threads than any kernel without wgmma says that it can have.
+constexpr int COMPILED_WITH_WGMMA = 64;
+// Never launched: the host asks how many threads it may have, and so learns what this library was compiled for.
+static __global__ void __launch_bounds__(FLASHCORE_WGMMA ? COMPILED_WITH_WGMMA : 32) flashcore_compiled_for() {}
 
 // cuTensorMapEncodeTiled of the driver that runs, without linking to it; null where it has none.
 inline auto tensor_map_encoder() {
@@ -26,16 +33,32 @@ inline auto tensor_map_encoder() {
   return encode;
 }
 
-// [heads, S, 64] f16 at `base`, in tiles of `rows` rows (at most 256), swizzled by 128 bytes; rows from S on are zeros.
-// False where the driver refuses.
-inline bool make_tensor_map(CUtensorMap& map, const void* base, uint32_t heads, int S, int rows) {
-  const cuuint64_t sizes[] = {64, static_cast<cuuint64_t>(S), heads};
-  const cuuint64_t strides[] = {128, static_cast<cuuint64_t>(S) * 128};  // bytes, from the second dimension on
-  const cuuint32_t tile[] = {64, static_cast<cuuint32_t>(rows), 1}, every[] = {1, 1, 1};
+// Whether kernels with wgmma can be launched on the current device: compiled, and with a driver that makes tensor maps.
+static cudaError_t ask_for_wgmma(bool& there) {
+  cudaFuncAttributes attributes{};
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, flashcore_compiled_for);
+  there = error == cudaSuccess && attributes.maxThreadsPerBlock >= COMPILED_WITH_WGMMA && tensor_map_encoder();
+  return error;
+}
+
+// A tensor of N dimensions at `base`, the innermost first, in boxes swizzled by 128 bytes; what is outside of it are zeros.
+// `strides`: bytes, from the second dimension on. False where the driver refuses.
+template <int N>
+bool make_tensor_map(CUtensorMap& map, CUtensorMapDataType type, const void* base, const cuuint64_t (&sizes)[N],
+                     const cuuint64_t (&strides)[N - 1], const cuuint32_t (&box)[N]) {
+  cuuint32_t every[N];
+  for (cuuint32_t& step : every) step = 1;
   const auto encode = tensor_map_encoder();
-  return encode && encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3, const_cast<void*>(base), sizes, strides, tile, every,
-                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+  return encode && encode(&map, type, N, const_cast<void*>(base), sizes, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                          CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+// [heads, S, 64] f16 at `base`, in tiles of `rows` rows (at most 256); rows from S on are zeros.
+inline bool make_tensor_map(CUtensorMap& map, const void* base, uint32_t heads, int S, int rows) {
+  const cuuint64_t S_ = static_cast<cuuint64_t>(S);
+  return make_tensor_map<3>(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, base, {64, S_, heads}, {128, S_ * 128},
+                            {64, static_cast<cuuint32_t>(rows), 1});
 }
 
 }  // namespace flashcore

@@ -59,18 +59,12 @@ struct WideCut {
   static constexpr int RESIDENT = most(1, least(WARPS_OF_SM / WARPS, 228 * 1024 / (SHARED + 1024)));
 };
 
-// More threads than any kernel without wgmma says that it can have: see flashcore_compiled_for.
-constexpr int COMPILED_WITH_WGMMA = 64;
-
 // For the copy engine: tiles of ROWS rows of q, of KEYS rows of k and v.
 struct Maps {
   TensorMap q, k, v;
 };
 
 #ifdef __CUDACC__
-
-// Never launched: the host asks how many threads it may have, and so learns what the kernels here were compiled for.
-static __global__ void __launch_bounds__(FLASHCORE_WGMMA ? COMPILED_WITH_WGMMA : 32) flashcore_compiled_for() {}
 
 #if FLASHCORE_WGMMA
 

@@ -51,17 +51,15 @@ inline int segment_of(int64_t T, int64_t N, int segments) {
   return static_cast<int>(std::max<int64_t>(SHORTEST_SEGMENT, (chunks + segments - 1) / segments));
 }
 
-// Never launched: the host asks how many threads it may have, and so learns whether hopper.cuh is empty.
-static __global__ void __launch_bounds__(FLASHCORE_WGMMA ? 64 : 32) gdn_prefill_compiled_for() {}
-
+// Whether hopper.cuh is there, and not empty.
 static bool has_wgmma(int device) {
   static std::array<std::atomic<int>, 64> known{};  // 0: not asked yet, 1: no, 2: yes
   const bool kept = device >= 0 && device < 64;
   int answer = kept ? known[device].load(std::memory_order_relaxed) : 0;
   if (answer == 0) {
-    cudaFuncAttributes attributes{};
-    TVM_FFI_CHECK_CUDA_ERROR(cudaFuncGetAttributes(&attributes, gdn_prefill_compiled_for));
-    answer = attributes.maxThreadsPerBlock >= 64 && flashcore::tensor_map_encoder() ? 2 : 1;
+    bool there = false;
+    TVM_FFI_CHECK_CUDA_ERROR(flashcore::ask_for_wgmma(there));
+    answer = there ? 2 : 1;
     if (kept) known[device].store(answer, std::memory_order_relaxed);
   }
   return answer == 2;
@@ -69,12 +67,9 @@ static bool has_wgmma(int device) {
 
 // [T, heads, 128] bf16 for copy_box: 64 tokens of one head, `halves` times 64 columns; tokens from T on are zeros.
 inline bool make_map(CUtensorMap& map, const void* base, int64_t T, int heads, uint32_t halves) {
-  const cuuint64_t row = static_cast<cuuint64_t>(heads) * D * 2;
-  const cuuint64_t sizes[] = {64, static_cast<cuuint64_t>(T), 2, static_cast<cuuint64_t>(heads)}, strides[] = {row, 128, D * 2};
-  const cuuint32_t box[] = {64, CHUNK, halves, 1}, every[] = {1, 1, 1, 1};
-  return flashcore::tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(base), sizes, strides, box,
-                                         every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  const cuuint64_t tokens = static_cast<cuuint64_t>(T), count = static_cast<cuuint64_t>(heads);
+  return flashcore::make_tensor_map<4>(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, base, {64, tokens, 2, count},
+                                       {count * D * 2, 128, D * 2}, {64, CHUNK, halves, 1});
 }
 
 static void prepare(const Prefill& p, uint32_t numbers, int device, cudaStream_t stream) {

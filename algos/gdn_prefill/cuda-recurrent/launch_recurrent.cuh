@@ -31,9 +31,10 @@ static void launch_recurrent(const Arguments& p, int64_t heads, int device, cuda
 
 // Table: `rows`, as recurrent.h has them, as a member, since a template takes no table by itself.
 template <typename Table, size_t... I>
-static void launch_recurrent(size_t row, const Arguments& p, int64_t heads, int device, cudaStream_t stream, std::index_sequence<I...>) {
-  (void)((I == row && (launch_recurrent<Table::rows[I].warps, Table::rows[I].split, Table::rows[I].ahead>(p, heads, device, stream),
-                       true)) || ...);
+static void launch_recurrent(size_t row, const Arguments& p, int64_t heads, int device, cudaStream_t stream,
+                             std::index_sequence<I...>) {
+  constexpr auto& rows = Table::rows;
+  (void)((I == row && (launch_recurrent<rows[I].warps, rows[I].split, rows[I].ahead>(p, heads, device, stream), true)) || ...);
 }
 
 // heads: N * HV, of which each has its CTAs.
