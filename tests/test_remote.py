@@ -301,7 +301,7 @@ def test_a_gpu_algo_gets_its_verdict_with_only_the_carried_files(tmp_path, name)
     there, here = parcel.outcome_from_json(reply["answers"][0]), jobs.execute(wanted)
     verdicts = [[(r["status"], r["reason"]) for r in outcome.records] for outcome in (there, here)]
     assert verdicts[0] == verdicts[1] and there.status == here.status
-    assert there.environment["gpu"] == device and there.environment["asked"] == device
+    assert there.environment["gpu"] == device and there.environment["asked"] == str(gpu)
 
 
 def test_a_crash_and_a_hang_cost_their_own_algo_only(tmp_path, write_algo):
