@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import re
+import subprocess
+import sys
 
 import helpers
 import pytest
@@ -262,11 +264,14 @@ def test_a_kernel_runs_on_the_current_stream(algo):
 @pytest.fixture
 def both():
     """UUID -> number of the first two GPUs, as gdn names them."""
-    if (count := torch.cuda.device_count()) < 2:
-        pytest.skip(f"needs two GPUs, {count} visible here")
+    # asked in a process of its own: this one may have begun to use CUDA while a test before showed it one GPU only
+    ask = "import torch; print(*(torch.cuda.get_device_properties(i).uuid for i in range(torch.cuda.device_count())))"
+    visible = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout.split()
+    if len(visible) < 2:
+        pytest.skip(f"needs two GPUs, {len(visible)} visible here")
     found = machine.gpus()[:2]
     # what CUDA puts at 0 and 1 is what gdn takes for 0 and 1
-    assert [g.uuid.endswith(str(torch.cuda.get_device_properties(i).uuid)) for i, g in enumerate(found)] == [True] * 2
+    assert [g.uuid.endswith(uuid) for g, uuid in zip(found, visible[:2], strict=True)] == [True] * 2
     return {g.uuid: g.index for g in found}
 
 
