@@ -337,14 +337,15 @@ def test_scan(library, mode):
     pair = torch.stack([high, (transfers - high.float()).bfloat16()])  # part; segment, head; then row and column:
     axes = pair.reshape(2, 5, 2, 8, 2, 4, 2, 16, 8)  # k-step, half, t, odd; n-tile, g
     fragments = axes.permute(1, 2, 3, 7, 8, 5, 0, 4, 6).contiguous()  # k-step, n-tile, g, t; part, half, odd
-    expected, S = [], state[0].double()
-    for i in range(4):
+    expected, S = [ends[0].double()], ends[0].double()  # transfer has walked the first from the state
+    for i in range(1, 4):
         S = S @ transfers[i].double() + ends[i].double()
         expected.append(S)
     cu = torch.tensor([0, 64 * 5])
     table = (ctypes.c_void_p * 4)(*(x.data_ptr() for x in (cu, state, ends, fragments)))
     library.scan_segments(mode, table, 2, 1, 320, 1)
     assert error(ends[:4], torch.stack(expected).numpy()) < 3e-5
+    assert torch.equal(ends[4], state[0])  # for the first segment to start from
 
 
 @pytest.mark.parametrize("warps", [SPLIT, TWO])

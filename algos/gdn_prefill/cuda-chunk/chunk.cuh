@@ -94,7 +94,7 @@ __device__ __forceinline__ int sequence_of(const Prefill& p, int64_t number, int
 struct Segment {
   const Prefill& p;
   int hv, h, n, count;             // value head, head, sequence, how many chunks
-  bool last;                       // of the sequence's segments
+  bool opens, last;                // it is the first, the last of the sequence's segments
   int64_t slot;                    // its number
   int64_t before;                  // the slot of `ends` that has the state before it; less than 0: state has
   int64_t first, tokens, number;   // its first token, how many, the number of its first chunk
@@ -107,6 +107,7 @@ struct Segment {
     const int64_t index = p.segment ? slot - (begin / unit + n) : 0;
     first = begin + index * unit, tokens = end - first;
     number = begin / CHUNK + n + index * p.segment;
+    opens = index == 0;
     last = !p.segment || tokens <= unit;
     if (!last) tokens = unit;
     if (index < 0 || (index > 0 && tokens <= 0)) tokens = -1;  // there is no such segment
@@ -114,9 +115,10 @@ struct Segment {
     before = index > 0 ? slot - 1 : last ? -1 : slot + (end - begin - 1) / unit;  // see gdn_prefill_scan
   }
   __device__ __forceinline__ bool there() const { return tokens >= 0; }
-  // Where the state before the segment is, and where the one behind the last goes.
+  // The state before the sequence; where the one before the segment is, and where the one behind the last goes.
+  __device__ __forceinline__ const float* original() const { return p.state + (static_cast<int64_t>(n) * p.HV + hv) * D * D; }
   __device__ __forceinline__ const float* start() const {
-    return before < 0 ? p.state + (static_cast<int64_t>(n) * p.HV + hv) * D * D : p.ends + (before * p.HV + hv) * D * D;
+    return before < 0 ? original() : p.ends + (before * p.HV + hv) * D * D;
   }
   __device__ __forceinline__ float* end() const { return p.new_state + (static_cast<int64_t>(n) * p.HV + hv) * D * D; }
 };

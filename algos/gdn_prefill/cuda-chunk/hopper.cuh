@@ -326,7 +326,7 @@ gdn_prefill_group_transfer(const __grid_constant__ Prefill p, const __grid_const
   const bool values = blockIdx.x < HALF;
   group_begin<false>(s);
   const Segment at(p, blockIdx.y);
-  if (!at.there() || at.last) return;
+  if (!at.there() || at.last || (at.opens && !values)) return;
   if (warp >= GROUPS * 4) {
     if constexpr (group_gives(GROUPS, STAGES)) fewer_registers<asking(GROUPS)>();
     if (warp == GROUPS * 4 && elected()) ask<false>(p, maps, s, at, half, values);
@@ -334,10 +334,7 @@ gdn_prefill_group_transfer(const __grid_constant__ Prefill p, const __grid_const
   }
   if constexpr (group_gives(GROUPS, STAGES)) more_registers<multiplying(GROUPS)>();
   float S[16][4];
-#pragma unroll
-  for (int j = 0; j < 16; ++j)
-#pragma unroll
-    for (int c = 0; c < 4; ++c) S[j][c] = !values && row + lane / 4 + c / 2 * 8 == 8 * j + 2 * (lane % 4) + c % 2 ? 1.f : 0.f;
+  begin_transfer(S, at, values, row, lane);
   group_walk<false>(S, p, s, at, half, values);
   const int64_t to = (at.slot * p.HV + at.hv) * D * D;
   if (values) {

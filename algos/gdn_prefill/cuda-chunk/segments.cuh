@@ -1,10 +1,11 @@
 // Long sequences of few heads, exactly: a sequence is cut into segments of `segment` chunks that are walked side by side.
 //
 // What a segment does to the state before it is S' = S Phi + L. Two launches between preparation and outputs make that known:
-// gdn_prefill_transfer walks all segments but a sequence's last, from S = 0 with its values, which gives L, and from S = I
-// without them, which gives Phi; gdn_prefill_scan then goes from segment to segment and leaves the state behind each of them
-// where L was, for the walk that makes the outputs to start from. Products of Phi are of bf16 in two parts; it is left behind
-// as such, in the order in which scan's lanes take it. A sequence of one segment has no part in this.
+// gdn_prefill_transfer walks all segments but a sequence's last: the first from the sequence's state, which gives the state
+// behind it, the others from S = 0 with their values, which gives L, and from S = I without them, which gives Phi.
+// gdn_prefill_scan then goes from segment to segment and leaves the state behind each of them where L was, for the walk that
+// makes the outputs to start from. Products of Phi are of bf16 in two parts; it is left behind as such, in the order in which
+// scan's lanes take it. A sequence of one segment has no part in this.
 #pragma once
 
 #include "split.cuh"
@@ -23,6 +24,17 @@ __device__ __forceinline__ void store_transfer(uint4* to, const float (&S)[16][4
   }
 }
 
+// The 16 rows of S that a warp begins with: see above.
+__device__ __forceinline__ void begin_transfer(float (&S)[16][4], const Segment& at, bool values, int row, int lane) {
+#pragma unroll
+  for (int j = 0; j < 16; ++j) {
+    if (at.opens) load_state(S[j], at.original(), row, j, lane);
+    else
+#pragma unroll
+      for (int c = 0; c < 4; ++c) S[j][c] = !values && row + lane / 4 + c / 2 * 8 == 8 * j + 2 * (lane % 4) + c % 2 ? 1.f : 0.f;
+  }
+}
+
 // grid (2 * 8 / WARPS, HV, numbers of segments): the first half makes L, the second Phi.
 template <int WARPS, int STAGES>
 __global__ void __launch_bounds__(WARPS * 32) gdn_prefill_transfer(const __grid_constant__ Prefill p) {
@@ -31,15 +43,12 @@ __global__ void __launch_bounds__(WARPS * 32) gdn_prefill_transfer(const __grid_
   const bool values = blockIdx.x < HALF;
   const int v0 = static_cast<int>(blockIdx.x) % HALF * WARPS * 16;
   Chunks<WARPS, STAGES, WARPS * 32, false> chunks(shared_memory(), p, hv, v0);
-  if (!chunks.there() || chunks.last) return;
+  if (!chunks.there() || chunks.last || (chunks.opens && !values)) return;
   chunks.begin();
 
   const int row = v0 + warp * 16;
   float S[16][4];
-#pragma unroll
-  for (int j = 0; j < 16; ++j)
-#pragma unroll
-    for (int c = 0; c < 4; ++c) S[j][c] = !values && row + lane / 4 + c / 2 * 8 == 8 * j + 2 * (lane % 4) + c % 2 ? 1.f : 0.f;
+  begin_transfer(S, chunks, values, row, lane);
 
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks.count; ++chunk) {
@@ -81,8 +90,8 @@ __global__ void __launch_bounds__(SCAN_THREADS) gdn_prefill_scan(const __grid_co
   const int64_t first = begin / unit + n, steps = (p.border(n + 1) - begin + unit - 1) / unit - 1;
   if (steps < 1) return;
   const int64_t stride = static_cast<int64_t>(p.HV) * D * D, at = first * stride + hv * D * D;
-  const uint4* transfer = reinterpret_cast<const uint4*>(p.transfers + at) + warp * 4 * 32 + lane;
-  float* end = p.ends + at;  // L, and then the state
+  const uint4* transfer = reinterpret_cast<const uint4*>(p.transfers + at + stride) + warp * 4 * 32 + lane;
+  float* end = p.ends + at;  // the state behind the first; of the others L, and then the state
   uint4 phi[8][4];
   const auto ask = [&](int quarter) {
 #pragma unroll
@@ -90,19 +99,21 @@ __global__ void __launch_bounds__(SCAN_THREADS) gdn_prefill_scan(const __grid_co
 #pragma unroll
       for (int j = 0; j < 4; ++j) phi[k][j] = transfer[(k * 16 + j) * 32];
   };
-  ask(0), ask(1), ask(2), ask(3);
+  if (steps > 1) ask(0), ask(1), ask(2), ask(3);
   float S[4][4], L[4][4];
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     load_state(S[j], p.state + (static_cast<int64_t>(n) * p.HV + hv) * D * D, row, warp * 4 + j, lane);
-    load_state(L[j], end, row, warp * 4 + j, lane);
     // for the first segment, in the place of the last, which nothing stands behind: new_state may be state, and the walk's
     // CTA that writes it could be done before the one that reads it begins
     store_state(end + steps * stride, S[j], row, warp * 4 + j, lane);
+    load_state(S[j], end, row, warp * 4 + j, lane);
+    if (steps > 1) load_state(L[j], end + stride, row, warp * 4 + j, lane);
   }
+  end += stride;
 
 #pragma unroll 1
-  for (int64_t step = 0; step < steps; ++step) {
+  for (int64_t step = 1; step < steps; ++step) {
     uint4(&highs)[8][32] = s.high[step % 2], (&lows)[8][32] = s.low[step % 2];
     const bool more = step + 1 < steps;
     uint32_t high[4], low[4];

@@ -97,14 +97,16 @@ static void transfer_wide(const Prefill& p, const Maps& maps, uint32_t parts, in
                                                      group_shared<GROUPS, STAGES>(), device, stream, p, maps);
 }
 static bool walk_wide(const Prefill& p, uint32_t parts, int device, cudaStream_t stream) {
-  const int64_t heads = int64_t{parts} * p.HV, count = sms(device);
+  // How many segments there are when all sequences have the mean length; `parts` is the most that there can be.
+  const int64_t unit = int64_t{p.segment} * CHUNK, likely = p.segment ? p.N * ((p.T / p.N + unit - 1) / unit) : p.N;
+  const int64_t heads = likely * p.HV, moved = (likely - p.N) * p.HV, count = sms(device);  // a sequence's last does not move
   Maps one{}, two{};
   const bool there = make_map(one.q, p.q, p.T, p.H, 2) && make_map(one.k, p.k, p.T, p.H, 2) && make_map(one.v, p.v, p.T, p.HV, 1) &&
                      make_map(two.v, p.v, p.T, p.HV, 2);
   if (!there) return false;
   two.q = one.q, two.k = one.k;
   if (p.segment) {
-    if (4 * heads <= count) transfer_wide<1, 4>(p, one, parts, device, stream);
+    if (4 * moved <= count) transfer_wide<1, 4>(p, one, parts, device, stream);
     else transfer_wide<2, 3>(p, two, parts, device, stream);
     scan(p, device, stream);
   }
