@@ -38,11 +38,13 @@ def cuts_of(algo) -> list[tuple[int, ...]]:
 USUAL = (64, 8, 1, 64, 2, 2, 0)
 WIDE = (128, 8, 1, 128, 3, 1, 1)
 AHEAD = (128, 16, 1, 64, 2, 2, 2)
+ONCE = (32, 16, 1, 64, 1, 1, 3)
 # the cuts in use, and each way to cut once more: one part and many, one row group and many, more stages than steps
 CUTS = sorted({
-    *cuts_of(V4), *cuts_of(CAUSAL), USUAL, WIDE, AHEAD,
+    *cuts_of(V4), *cuts_of(CAUSAL), USUAL, WIDE, AHEAD, ONCE,
     (64, 4, 1, 64, 1, 1, 0), (64, 4, 1, 32, 3, 1, 0), (32, 4, 2, 32, 2, 2, 0), (64, 4, 1, 32, 2, 4, 0),
     (128, 8, 2, 64, 3, 2, 0), (64, 4, 1, 64, 3, 1, 1), (64, 8, 1, 128, 2, 2, 2), (256, 16, 1, 64, 2, 1, 1),
+    (32, 8, 1, 64, 2, 1, 3), (64, 16, 1, 32, 2, 1, 3),
 })  # fmt: skip
 
 DRIVER = """
@@ -89,10 +91,26 @@ int wide(const Problem& p, uint32_t blocks, uint32_t heads, int only) {
 }
 """
 
+AT_ONCE = """
+template <typename C, bool CAUSAL>
+int once(const Problem& p, uint32_t blocks, uint32_t heads, int only) {
+  if (p.S > C::MOST_KEYS) return 2;
+  const auto map = [&](const __half* of, int rows) { return TensorMap{of, p.S, int(heads), rows}; };
+  const Maps maps{map(p.q, C::ROWS), map(p.k, C::KEYS), map(p.v, C::KEYS)};
+  const dim grid = CAUSAL ? dim{1, heads, blocks} : dim{1, blocks, heads};
+  emulated::launch(grid, C::THREADS, C::SHARED, 1, [&] { flashcore_v4_once<C, CAUSAL>(maps, p); },
+                   [&](dim at) { return only < 0 || int(CAUSAL ? blocks - 1 - at.z : at.y) == only; });
+  return 0;
+}
+"""
+RUN = {0: "split", 1: "wide", 2: "wide", 3: "once"}  # by wgmma
+
 
 def typed(cut: tuple[int, ...]) -> str:
     """The C++ type of a cut."""
     rows, warps, tiles, keys, stages, splits, wgmma = cut
+    if wgmma == 3:
+        return f"OnceCut<{rows}, {warps}, {keys}, {stages}>"
     if wgmma:
         return f"WideCut<{rows}, {warps}, {keys}, {stages}, {splits}, {str(wgmma == 2).lower()}>"
     return f"Cut<{rows}, {warps}, {tiles}, {keys}, {stages}, {splits}>"
@@ -100,7 +118,7 @@ def typed(cut: tuple[int, ...]) -> str:
 
 def compiled(folder, rung: str, begin: str, body: str, *flags: str):
     """A library of one rung's attention.cuh, and the address of its `attend`."""
-    parts = ("parts.cuh", "wgmma.cuh") if rung == "flashcore-v4" else ()
+    parts = ("parts.cuh", "wgmma.cuh", "once.cuh") if rung == "flashcore-v4" else ()
     for file in ("flashcore-v1/problem.cuh", *(f"{rung}/{name}" for name in ("attention.cuh", *parts))):
         shutil.copy(FWD / file, folder)
     includes = "".join(f'#include "{name}"\n' for name in ("attention.cuh", *parts))
@@ -130,10 +148,10 @@ def library(tmp_path_factory):
         arch, splits = ("800", "1") if name == "v4-sm80" else ("900", "C::SPLITS")
         body = "".join(
             CUT.replace("@NUMBERS@", ", ".join(map(str, cut))).replace("@ROWS@", str(cut[0]))
-            .replace("@CUT@", typed(cut)).replace("@RUN@", "wide" if cut[-1] else "split")
+            .replace("@CUT@", typed(cut)).replace("@RUN@", RUN[cut[-1]])
             for cut in (CUTS if arch == "900" else [USUAL])
         )  # fmt: skip
-        begin = "#include <algorithm>\n" + SPLIT.replace("@SPLITS@", splits) + WIDELY
+        begin = "#include <algorithm>\n" + SPLIT.replace("@SPLITS@", splits) + WIDELY + AT_ONCE
         return compiled(folder, "flashcore-v4", begin, body, f"-D__CUDA_ARCH__={arch}")
 
     return of
@@ -231,6 +249,16 @@ def test_lengths_by_warpgroups(library, S, cut):
         assert error(attend(library, "v4", given, cut, causal), right) < LIMIT["v4"], causal
 
 
+@pytest.mark.parametrize("S", [15, 16, 17, 63, 64, 65, 127, 128, 449, 511, 512])
+@pytest.mark.parametrize("cut", [ONCE, (32, 8, 1, 64, 2, 1, 3)], ids=["once", "twice"])
+def test_lengths_at_once(library, S, cut):
+    """Tiles that only some of the rows see, and warps without any."""
+    given = draw(S)
+    for causal in (False, True):
+        right = exact(given, causal=causal)
+        assert error(attend(library, "v4", given, cut, causal), right) < LIMIT["v4"], causal
+
+
 @pytest.mark.parametrize("S", LENGTHS)
 def test_causal_lengths(library, S):
     given, cut = draw(S), tuned_cut(CAUSAL, S)
@@ -302,6 +330,19 @@ def rising(S):
     return q, k, v
 
 
+def all_negative(S):
+    """No score is above 0, so that the greatest bits are not the greatest score's; and many are equal."""
+    q, k, v = draw(S)
+    return -q.abs(), k.abs(), v
+
+
+def far_below(S):
+    """The same far from 0: rounding of the scaled maximum would show."""
+    q, k, v = large_logits(S)
+    k[..., 0] -= 400.0
+    return q, k, v
+
+
 def widest_values(S):
     """v at both ends of float16, and all at one end in the first columns: sums that must not leave float16."""
     q, k, v = draw(S)
@@ -324,7 +365,10 @@ def smallest(S):
     return tuple(torch.where(x > 0, 2.0**-24, -(2.0**-24)) for x in draw(S))
 
 
-EXTREMES = [large_logits, equal_logits, equal_large_logits, one_hot, rising, widest_values, rounded_up, smallest]
+EXTREMES = [
+    large_logits, equal_logits, equal_large_logits, one_hot, rising, all_negative, far_below, widest_values, rounded_up,
+    smallest,
+]  # fmt: skip
 
 
 def good_enough(found: torch.Tensor, right: torch.Tensor) -> bool:
@@ -343,7 +387,7 @@ def test_extremes(library, rung, make, causal):
     for S in (17, 200):
         given = [x.half().contiguous() for x in make(S)]
         right = exact(given, causal=causal)
-        for cut in (USUAL, WIDE, AHEAD) if rung == "v4" else (USUAL,):
+        for cut in (USUAL, WIDE, AHEAD, ONCE) if rung == "v4" else (USUAL,):
             assert good_enough(attend(library, rung, given, cut, causal), right), (S, cut)
 
 
@@ -352,7 +396,7 @@ def test_scores_that_float32_cannot_tell_apart_stay_finite(library, rung):
     """Sums of +-65504^2: which of two equal ones is greater depends on the order of the sum, for anyone."""
     q, k, v = draw(130)
     given = [torch.where(q > 0, 65504.0, -65504.0).half(), torch.where(k > 0, 65504.0, -65504.0).half(), v]
-    for cut in (USUAL, WIDE, AHEAD) if rung == "v4" else (USUAL,):
+    for cut in (USUAL, WIDE, AHEAD, ONCE) if rung == "v4" else (USUAL,):
         found = attend(library, rung, given, cut)
         assert found.isfinite().all() and found.abs().max() <= v.abs().max()
 
@@ -369,11 +413,18 @@ def test_the_cuts_to_try_are_those_that_fit():
     """gdn tune tries no cut that does not compile or that sm_90 has no shared memory for."""
     for algo in (V4, CAUSAL):
         for c in tuned.candidates(algo)[0]:
+            if c["wgmma"] == 3:
+                groups = c["warps"] * 16 // c["rows"]
+                assert c["tiles"] == c["splits"] == 1 and groups > 1 and groups * c["rows"] == c["warps"] * 16
+                assert groups * c["stages"] * c["keys"] <= 512
+                shared = c["rows"] * 128 + groups * (c["stages"] * (c["keys"] * 256 + 16) + c["rows"] * 66 * 4) + 8
+                assert shared <= 227 * 1024
+                continue
             if c["wgmma"]:
                 groups, own = c["warps"] // 4, c["rows"] // 64
                 assert c["rows"] % 64 == 0 and groups % own == 0 and c["tiles"] == 1 and c["stages"] >= 2
                 parts = groups // own * c["splits"]
-                shared = c["rows"] * 128 + groups // own * c["stages"] * (c["keys"] * 256 + 32) + 8
+                shared = c["rows"] * 128 + 2048 + groups // own * c["stages"] * (c["keys"] * 256 + 32) + 8
                 shared += parts * c["rows"] // c["splits"] * 66 * 4 if parts > 1 else 0
                 assert c["keys"] in (64, 128) and shared <= 227 * 1024
                 continue
@@ -392,16 +443,17 @@ def compiled_cuts(tmp_path_factory):
     if machine.cuda_home() is None:
         pytest.skip("no nvcc here")
     folder = tmp_path_factory.mktemp("cuts")
-    names = ("attention", "cluster", "parts", "tensor_map", "warpgroup", "wgmma")
+    names = ("attention", "cluster", "once", "parts", "tensor_map", "warpgroup", "wgmma")
     files = ("flashcore-v1/problem.cuh", "flashcore-v3/ptx.cuh", *(f"flashcore-v4/{name}.cuh" for name in names))
     for file in files:
         shutil.copy(FWD / file, folder)
     kernels = [(cut, causal) for algo, causal in ((V4, "false"), (CAUSAL, "true")) for cut in set(cuts_of(algo))]
     text = ""
     for cut, causal in kernels:
-        name, given = ("flashcore_v4_wide", "const __grid_constant__ Maps, ") if cut[-1] else ("flashcore_v4", "")
+        name = {"split": "flashcore_v4", "wide": "flashcore_v4_wide", "once": "flashcore_v4_once"}[RUN[cut[-1]]]
+        given = "const __grid_constant__ Maps, " if cut[-1] else ""
         text += f"template __global__ void {name}<{typed(cut)}, {causal}>({given}const __grid_constant__ Problem);\n"
-    includes = '#include "attention.cuh"\n#include "tensor_map.cuh"\n#include "wgmma.cuh"\n'
+    includes = '#include "attention.cuh"\n#include "once.cuh"\n#include "tensor_map.cuh"\n#include "wgmma.cuh"\n'
     (folder / "cuts.cu").write_text(includes + "namespace flashcore {\n" + text + "}\n")
 
     def run(*flags: str) -> tuple[str, str]:
@@ -482,6 +534,20 @@ def test_gpu_lengths_and_batches_are_no_worse_than_pytorchs(algo, S):
         theirs = error(F.scaled_dot_product_attention(*given, is_causal=causal), right)
         mine = error(found, right)
         assert mine < 2e-3 and mine <= slack * theirs + 1e-6, (B, mine, theirs)
+
+
+@gpu
+@on_gpu
+def test_gpu_few_heads_with_many_keys(algo):
+    """A size by its elements, but no sequence that a cut of that size was made for."""
+    if not algo.name.startswith("flashcore-v4"):
+        return
+    causal = algo.op == "attention_fwd_causal"
+    for heads, S in ((1, 4096), (2, 2048), (3, 600)):
+        given = [x[:, :heads].contiguous() for x in drawn(1, S)]
+        found = torch.empty_like(given[0])
+        built(algo.full_name)[1](given, [found])
+        assert error(found, right_of(given, causal)) < LIMIT["v4"], (heads, S)
 
 
 @gpu

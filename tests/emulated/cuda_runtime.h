@@ -287,11 +287,14 @@ B bits(A a) {
 }
 inline float __uint_as_float(uint32_t x) { return bits<uint32_t, float>(x); }
 inline uint32_t __float_as_uint(float x) { return bits<float, uint32_t>(x); }
+inline float __int_as_float(int x) { return bits<int, float>(x); }
+inline int __float_as_int(float x) { return bits<float, int>(x); }
 inline uint32_t __umulhi(uint32_t x, uint32_t y) { return static_cast<uint32_t>(static_cast<uint64_t>(x) * y >> 32); }
 inline float __fdividef(float x, float y) { return std::isinf(y) ? 0.f : x / y; }
 inline float __expf(float x) { return expf(x); }
 inline int min(int x, int y) { return x < y ? x : y; }
 inline int max(int x, int y) { return x > y ? x : y; }
+inline int __vimax3_s32(int x, int y, int z) { return max(x, max(y, z)); }
 template <typename T>
 T __ldg(const T* p) { return *p; }
 
@@ -300,6 +303,9 @@ inline float __shfl_xor_sync(uint32_t, float x, int mask) {
 }
 inline uint32_t __shfl_xor_sync(uint32_t, uint32_t x, int mask) {
   return emulated::exchange(x, emulated::me->lane ^ mask);
+}
+inline int __shfl_xor_sync(uint32_t, int x, int mask) {
+  return static_cast<int>(emulated::exchange(static_cast<uint32_t>(x), emulated::me->lane ^ mask));
 }
 inline uint32_t __ballot_sync(uint32_t, bool x) {
   static const char tag = 0;

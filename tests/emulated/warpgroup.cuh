@@ -8,6 +8,7 @@
 
 #include "ptx.cuh"
 
+#define FLASHCORE_COPY_ENGINE 1
 #define FLASHCORE_WGMMA 1
 
 struct CUtensorMap {  // of elements of 2 bytes; the first dimension is of 64 side by side
@@ -21,6 +22,10 @@ namespace flashcore {
 struct TensorMap : CUtensorMap {  // of [heads, S, 64]; a tile is `rows` of them
   TensorMap(const __half* base, int S, int heads, int rows)
       : CUtensorMap{base, {64, S, heads, 1}, {2, 128, int64_t{S} * 128, 0}, {64, rows, 1, 1}} {}
+};
+
+struct Maps {
+  TensorMap q, k, v;
 };
 
 inline char* tile_memory() { return emulated::me->cta->base; }
@@ -233,13 +238,17 @@ void wait_for_products() {
 
 template <typename T>
 void hold(T&) {}
+inline void written_for_products() {}
 
 template <int N>
 void multiply(float (&d)[N][4], uint64_t a, uint64_t b, bool add) {
   ask<half_at>(&d[0][0], N * 4, nullptr, a, b, add, false);
 }
-inline void multiply_add(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b) {
+// Two products: of columns 0 to 63, and of 64 to 71.
+inline void multiply_add(float (&d)[8][4], float (&more)[4], const uint32_t (&a)[4], uint64_t b) {
   ask<half_at>(&d[0][0], 32, a, 0, b, true, true);
+  const uint64_t field = 0x3fff;
+  ask<half_at>(more, 4, a, 0, (b & ~field) | ((b & field) + (b >> 16 & field) & field), true, true);
 }
 
 }  // namespace flashcore

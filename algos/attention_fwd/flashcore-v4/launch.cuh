@@ -11,6 +11,7 @@
 #include "attention.cuh"
 #include "binding.cuh"
 #include "choice.cuh"
+#include "once.cuh"
 #include "tensor_map.cuh"
 #include "wgmma.cuh"
 
@@ -19,9 +20,9 @@ namespace flashcore {
 // What is asked of a device, once for each of the first 64.
 struct Device {
   int sms = 0;
-  bool clusters = false;
-  bool wgmma = false;  // the code that runs on it is sm_90a's, not sm_90's
-  int shared = 0;      // bytes of shared memory that a CTA may have
+  bool clusters = false;  // and the copy engine
+  bool wgmma = false;     // the code that runs on it is sm_90a's, not sm_90's
+  int shared = 0;         // bytes of shared memory that a CTA may have
 };
 
 // Of this library alone (static): a process may have several builds of it, each with kernels of its own to be told.
@@ -44,20 +45,25 @@ static Device device(int id) {
   return found;
 }
 
-// What stands in for rows of TUNED with wgmma where that is not compiled: the best of all cuts without it in one run on an
-// H200, for B, S of 1, 1024 to 4, 256, and of 4, 512 and beyond.
-constexpr Tuned WITHOUT_WGMMA[] = {
+// What stands in for rows of TUNED that cannot run: cuts of attention.cuh, which runs everywhere; the best of all of them in
+// one run on an H200, for B, S of 1, 512, of 1, 1024 to 4, 256, and of 4, 512 and beyond.
+constexpr Tuned INSTEAD[] = {
+    {"", 0, 5792, 32, 8, 1, 64, 1, 1, 0},
     {"", 0, 11585, 32, 4, 2, 64, 1, 1, 0},
     {"", 0, std::numeric_limits<int64_t>::max(), 64, 4, 2, 64, 1, 1, 0},
 };
 
 using gdn::ROWS_TUNED;
-constexpr size_t ROWS_ALL = ROWS_TUNED + sizeof(WITHOUT_WGMMA) / sizeof(WITHOUT_WGMMA[0]);
+constexpr size_t ROWS_ALL = ROWS_TUNED + sizeof(INSTEAD) / sizeof(INSTEAD[0]);
 using Rows = std::make_index_sequence<ROWS_ALL>;
 
-constexpr const Tuned& row(size_t i) { return i < ROWS_TUNED ? TUNED[i] : WITHOUT_WGMMA[i - ROWS_TUNED]; }
+constexpr const Tuned& row(size_t i) { return i < ROWS_TUNED ? TUNED[i] : INSTEAD[i - ROWS_TUNED]; }
 
-// Lazily, so that only one of the two must be possible.
+// The kernels, by `wgmma`.
+constexpr bool narrow(size_t i) { return row(i).wgmma == 0; }  // attention.cuh
+constexpr bool once(size_t i) { return row(i).wgmma == 3; }    // once.cuh; else wgmma.cuh
+
+// Lazily, so that only one of them must be possible.
 template <size_t I>
 struct Narrow {
   using type = Cut<row(I).rows, row(I).warps, row(I).tiles, row(I).keys, row(I).stages, row(I).splits>;
@@ -67,29 +73,45 @@ struct Wide {
   using type = WideCut<row(I).rows, row(I).warps, row(I).keys, row(I).stages, row(I).splits, row(I).wgmma == 2>;
 };
 template <size_t I>
-using CutOf = typename std::conditional_t<(row(I).wgmma > 0), Wide<I>, Narrow<I>>::type;
+struct Once {
+  using type = OnceCut<row(I).rows, row(I).warps, row(I).keys, row(I).stages>;
+};
+template <size_t I>
+using CutOf = typename std::conditional_t<narrow(I), Narrow<I>, std::conditional_t<once(I), Once<I>, Wide<I>>>::type;
 
 template <size_t I>
 constexpr int shared_of(const Device& on) {
-  if constexpr (row(I).wgmma > 0) {
-    return CutOf<I>::SHARED;
-  } else {
+  if constexpr (narrow(I)) {
     return CutOf<I>::shared(on.clusters ? CutOf<I>::SPLITS : 1);
+  } else {
+    return CutOf<I>::SHARED;
+  }
+}
+
+// Whether a row's kernel is there, and made for sequences of S: few heads may have longer ones than a size was tuned with.
+template <size_t I>
+bool possible(const Device& on, int S) {
+  if constexpr (once(I)) {
+    return on.clusters && tensor_map_encoder() && S <= CutOf<I>::MOST_KEYS;
+  } else {
+    return narrow(I) || on.wgmma;
   }
 }
 
 // The row of TUNED (choice.cuh), or what stands in for it; where this GPU has less shared memory than it asks for (sm_86
 // and its like have 99 KiB), the one that asks for least.
 template <size_t... I>
-size_t chosen(const Device& on, int64_t size, std::index_sequence<I...>) {
+size_t chosen(const Device& on, int64_t heads, int S, std::index_sequence<I...>) {
   const int shared[] = {shared_of<I>(on)...};
+  const bool can[] = {possible<I>(on, S)...};
+  const int64_t size = heads * S;
   size_t at = gdn::chosen(on.sms, size);
-  if (row(at).wgmma && !on.wgmma)
+  if (!can[at])
     for (at = ROWS_TUNED; size > row(at).up_to;) ++at;
   if (shared[at] <= on.shared) return at;
   at = ROWS_TUNED;
   for (size_t i = 0; i < ROWS_ALL; ++i)
-    if (!row(i).wgmma && shared[i] < shared[at]) at = i;
+    if (can[i] && shared[i] < shared[at]) at = i;
   return at;
 }
 
@@ -117,8 +139,11 @@ static void launch(const Problem& p, uint32_t heads, cudaStream_t stream, int id
     TVM_FFI_CHECK_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
     if (kept) allowed[id].store(true, std::memory_order_relaxed);
   };
-  if constexpr (row(I).wgmma > 0) {
-    constexpr auto kernel = flashcore_v4_wide<C, CAUSAL>;
+  if constexpr (!narrow(I)) {
+    constexpr auto kernel = [] {
+      if constexpr (once(I)) return flashcore_v4_once<C, CAUSAL>;
+      else return flashcore_v4_wide<C, CAUSAL>;
+    }();
     Maps maps;
     if (!make_tensor_map(maps.q, p.q, heads, p.S, C::ROWS) || !make_tensor_map(maps.k, p.k, heads, p.S, C::KEYS) ||
         !make_tensor_map(maps.v, p.v, heads, p.S, C::KEYS))
@@ -141,7 +166,7 @@ static void launch(size_t at, const Problem& p, uint32_t heads, cudaStream_t str
 template <bool CAUSAL>
 void attend(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView output) {
   run(q, k, v, output, [](const Problem& p, uint32_t heads, cudaStream_t stream, int id) {
-    const size_t at = chosen(device(id), static_cast<int64_t>(heads) * p.S, Rows{});
+    const size_t at = chosen(device(id), heads, p.S, Rows{});
     launch<CAUSAL>(at, p, heads, stream, id, Rows{});
   });
 }

@@ -1,5 +1,5 @@
-// The instructions of sm_90a that C++ has no words for: products of a whole warpgroup (wgmma), which read shared memory
-// by themselves; copies of a tile by the copy engine; and the barriers that say when they are done.
+// Instructions that C++ has no words for. Of sm_90: copies of a tile by the copy engine, and the barriers that say when they
+// are done. Of sm_90a: products of a whole warpgroup (wgmma), which read shared memory by themselves.
 //
 // A warpgroup is four warps, and has 64 rows of a product: warp w rows 16 w to 16 w + 15, as fragments of ptx.cuh side by
 // side, so that d[n] is what mma.m16n8k16 has as d for columns 8 n to 8 n + 7.
@@ -16,6 +16,13 @@
 
 namespace flashcore {
 
+// Compiled for what has no copy engine, kernels that use it are empty; the host launches none before sm_90.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define FLASHCORE_COPY_ENGINE 1
+#else
+#define FLASHCORE_COPY_ENGINE 0
+#endif
+
 // What is compiled for sm_90a has these instructions, for sm_90 it has not: there the kernels are empty, and say so by
 // the number of threads that they can be launched with (__launch_bounds__).
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -28,7 +35,12 @@ namespace flashcore {
 // last one are read as zeros.
 using TensorMap = CUtensorMap;
 
-#if FLASHCORE_WGMMA
+// Attention's: tiles of a block's rows of q, and of as many rows of k and v as are copied at a time.
+struct Maps {
+  TensorMap q, k, v;
+};
+
+#if FLASHCORE_COPY_ENGINE
 
 // What is the same for all lanes, told to the compiler: it goes to the warp's own registers.
 __device__ __forceinline__ int of_warp(int x) { return __shfl_sync(0xffffffffu, x, 0); }
@@ -78,6 +90,10 @@ __device__ __forceinline__ void copy_tile(uint32_t to, const TensorMap& map, int
       : "memory");
 }
 
+#endif  // FLASHCORE_COPY_ENGINE
+
+#if FLASHCORE_WGMMA
+
 // The threads of one warpgroup meet; `number` is from 1 to 15.
 __device__ __forceinline__ void meet_warpgroup(int number) {
   asm volatile("bar.sync %0, 128;" ::"r"(number) : "memory");
@@ -94,11 +110,17 @@ __device__ __forceinline__ void wait_for_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
+// What this thread has written to shared memory, for products of the whole CTA: in front of a barrier.
+__device__ __forceinline__ void written_for_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // The compiler does not know that products write their registers later: nothing of these moves across this point.
+__device__ __forceinline__ void hold(float (&d)[4]) {
+  asm volatile("" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])::"memory");
+}
 template <int N>
 __device__ __forceinline__ void hold(float (&d)[N][4]) {
 #pragma unroll
-  for (int n = 0; n < N; ++n) asm volatile("" : "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])::"memory");
+  for (int n = 0; n < N; ++n) hold(d[n]);
 }
 template <int N>
 __device__ __forceinline__ void hold(uint32_t (&d)[N][4]) {
@@ -133,16 +155,16 @@ __device__ __forceinline__ void multiply(float (&d)[16][4], uint64_t a, uint64_t
       : "l"(a), "l"(b), "r"(int(add)));
 }
 
-// d (64 x 64) += a b: a 64 x 16 in registers, each warp's 16 rows as the left side of a fragment; b 16 x 64, turned, in
-// a tile.
-__device__ __forceinline__ void multiply_add(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b) {
+// (d, more) (64 x 64, 64 x 8) += a b: a 64 x 16 in registers, each warp's 16 rows as the left side of a fragment; b
+// 16 x 72, turned: 64 columns in a tile, and 8 of another one, as far from it as b's leading offset says.
+__device__ __forceinline__ void multiply_add(float (&d)[8][4], float (&more)[4], const uint32_t (&a)[4], uint64_t b) {
   asm volatile(
       "{\n.reg .pred add;\nsetp.ne.b32 add, 1, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+      "wgmma.mma_async.sync.aligned.m64n72k16.f32.f16.f16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "{%32, %33, %34, %35}, %36, add, 1, 1, 1;\n}"
-      : FLASHCORE_D4(0), FLASHCORE_D4(4)
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35}, "
+      "{%36, %37, %38, %39}, %40, add, 1, 1, 1;\n}"
+      : FLASHCORE_D4(0), FLASHCORE_D4(4), "+f"(more[0]), "+f"(more[1]), "+f"(more[2]), "+f"(more[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 

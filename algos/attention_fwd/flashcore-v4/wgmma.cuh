@@ -14,8 +14,9 @@
 //     AHEAD: a warpgroup also asks for the next scores before its own values' product, and does its exps under that one.
 //   - One instruction for scale, base and maximum: exp2(fma(s, c, -m c)), with m c rounded once for a row: all that is
 //     summed is wrong by the same factor. Where that factor shows (m c beyond 256) it is exp2((s - m) c), as in attention.cuh.
-//     And m stays where it is while the maximum rises by less than 2^8 in probability (FlashAttention-4's idea): most
-//     steps leave the output alone.
+//   - What instructions are left is time that nothing hides, so: the sum of a row's probabilities is one more column of the
+//     values' product, by values that are 1; maxima are taken three at a time, as integers; and whether a maximum rose is
+//     not asked: of a warp's 16 nearly always one did.
 //   - The scores' registers become probabilities, and these the left side of the values' product: fragments of both are
 //     alike. Values lie as they came, by keys: wgmma takes them turned.
 //
@@ -43,11 +44,11 @@ struct WideCut {
   static_assert(STAGES >= 2, "a tile is asked for while the one before it is in use");
   static_assert(KEYS == 64 || KEYS == 128, "the products of warpgroup.cuh");
 
-  // Bytes of shared memory: queries, keys and values, what is handed to the owner of ROWS / SPLITS rows, barriers: for
-  // the queries, and for each tile of keys or values one that it is there and one that it is free.
+  // Bytes of shared memory: queries, keys and values, ones, what is handed to the owner of ROWS / SPLITS rows, barriers:
+  // for the queries, and for each tile of keys or values one that it is there and one that it is free.
   static constexpr int QUERIES = ROWS * ROW, TILE = KEYS * ROW, TILES = STAGES * KEY_GROUPS;  // TILES of each
   static constexpr int PARTS = KEY_GROUPS * SPLITS, OWN = ROWS / SPLITS;
-  static constexpr int PARTS_AT = QUERIES + 2 * TILES * TILE;
+  static constexpr int ONES = 16 * ROW, ONES_AT = QUERIES + 2 * TILES * TILE, PARTS_AT = ONES_AT + ONES;
   static constexpr int BARRIERS_AT = PARTS_AT + (PARTS > 1 ? PARTS * OWN * (D + 2) * int(sizeof(float)) : 0);
   static constexpr int SHARED = BARRIERS_AT + (1 + 4 * TILES) * 8;
 
@@ -57,11 +58,6 @@ struct WideCut {
   static constexpr int most(int x, int y) { return x > y ? x : y; }
   static constexpr int least(int x, int y) { return x < y ? x : y; }
   static constexpr int RESIDENT = most(1, least(WARPS_OF_SM / WARPS, 228 * 1024 / (SHARED + 1024)));
-};
-
-// For the copy engine: tiles of ROWS rows of q, of KEYS rows of k and v.
-struct Maps {
-  TensorMap q, k, v;
 };
 
 #ifdef __CUDACC__
@@ -74,70 +70,70 @@ __device__ __forceinline__ uint64_t matrix_at(uint32_t address) {
   constexpr uint64_t EIGHT_ROWS = 1024 >> 4, SWIZZLE_128 = 1;
   return (address & 0x3ffff) >> 4 | EIGHT_ROWS << 16 | EIGHT_ROWS << 32 | SWIZZLE_128 << 62;
 }
-constexpr uint32_t NEXT_COLUMNS = 32 >> 4, NEXT_ROWS = 2048 >> 4;  // to add to what matrix_at gave
+// Turned, with columns 64 and on at `more`, behind it.
+__device__ __forceinline__ uint64_t matrix_at(uint32_t address, uint32_t more) {
+  return (matrix_at(address) & ~(uint64_t{0x3fff} << 16)) | static_cast<uint64_t>((more - address) >> 4) << 16;
+}
+// To add to what matrix_at gave; the second leaves `more` where it is.
+constexpr uint64_t NEXT_COLUMNS = 32 >> 4, NEXT_ROWS = (2048 >> 4) - (uint64_t{2048 >> 4} << 16);
 
-// Of the two rows of which a lane has a part: the reference m that their probabilities exp2((s - m) c) are relative to, and
-// the sum l of this lane's.
-struct Row2 {
-  float m[2] = {-INFINITY, -INFINITY}, l[2] = {0.f, 0.f};
-  float w[2];          // what was summed before the last scores is worth since
-  bool rose = false;   // whether that is not 1, for any row of the warp
-  bool large = false;  // whether m c is so large, for any, that its rounding shows
-};
-
-// Scores -> probabilities. m stays where it is until a row's maximum is over 2^RISE times as probable: it need not be
-// the maximum, only near it, and most steps then leave the output and the sum as they are.
+// The greatest score that a row has in all lanes that share it.
 template <int N>
-__device__ __forceinline__ void to_probabilities(float (&s)[N][4], Row2& row) {
-  constexpr float RISE = 8.f, LARGE = 256.f;
-  float to[2];
-  bool rises = false;
+__device__ __forceinline__ float greatest(const float (&s)[N][4], int h) {
+  float most[4];                                                      // chains of a quarter of the length
+#pragma unroll
+  for (int n = 0; n < 4; ++n) most[n] = fmaxf(s[n][2 * h], s[n][2 * h + 1]);
+#pragma unroll
+  for (int n = 4; n < N; ++n) most[n % 4] = fmaxf(most[n % 4], fmaxf(s[n][2 * h], s[n][2 * h + 1]));
+  return quad_max(fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])));
+}
+
+// The same as integers, three at a time: half the instructions. The bits of floats are in their order unless two are
+// negative: so it is right where it is not negative, and negative where all scores are.
+template <int N>
+__device__ __forceinline__ int greatest_bits(const float (&s)[N][4], int h) {
+  int most[2] = {__float_as_int(s[0][2 * h]), __float_as_int(s[0][2 * h + 1])};
+#pragma unroll
+  for (int n = 1; n < N; ++n)
+    most[n % 2] = __vimax3_s32(most[n % 2], __float_as_int(s[n][2 * h]), __float_as_int(s[n][2 * h + 1]));
+  int x = max(most[0], most[1]);
+  x = max(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return max(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+// Scores -> probabilities, of the two rows of which a lane has a part: m, the greatest score of each so far, and w, what was
+// summed before these scores is worth since.
+template <int N>
+__device__ __forceinline__ void to_probabilities(float (&s)[N][4], float (&m)[2], float (&w)[2]) {
+  constexpr float LARGE = 256.f / EXPONENT;
+  const int bits[2] = {greatest_bits(s, 0), greatest_bits(s, 1)};
+  float top[2] = {__int_as_float(bits[0]), __int_as_float(bits[1])};
+  if (any_lane(bits[0] < 0 || bits[1] < 0)) top[0] = greatest(s, 0), top[1] = greatest(s, 1);
+
+  float from[2];
+  bool large = false;                                                 // m c is so large that its rounding shows
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    float most[4];                                                    // chains of a quarter of the length
-#pragma unroll
-    for (int n = 0; n < 4; ++n) most[n] = fmaxf(s[n][2 * h], s[n][2 * h + 1]);
-#pragma unroll
-    for (int n = 4; n < N; ++n) most[n % 4] = fmaxf(most[n % 4], fmaxf(s[n][2 * h], s[n][2 * h + 1]));
-    const float top = quad_max(fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])));
-    const bool mine = (top - row.m[h]) * EXPONENT > RISE;             // NaN where there is no key yet: no
-    to[h] = mine ? top : row.m[h];
-    rises |= mine;
+    const float most = fmaxf(m[h], top[h]);
+    from[h] = most == -INFINITY ? 0.f : most;                         // no key yet: -inf - 0 stays -inf, -inf + inf is NaN
+    w[h] = weight(m[h], from[h]), m[h] = most;
+    large |= fabsf(from[h]) > LARGE;
   }
-  row.rose = any_lane(rises);
-  if (row.rose) {
-    bool large = false;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      row.w[h] = to[h] == -INFINITY ? 0.f : weight(row.m[h], to[h]);
-      row.m[h] = to[h], row.l[h] *= row.w[h];
-      large |= to[h] != -INFINITY && fabsf(to[h] * EXPONENT) > LARGE;
-    }
-    row.large = any_lane(large);
-  }
+  large = any_lane(large);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const float from = row.m[h] == -INFINITY ? 0.f : row.m[h];        // no key yet: -inf - 0 stays -inf, -inf + inf is NaN
-    float sum[2] = {row.l[h], 0.f};
-    if (row.large) {
+    const float exponent = from[h] * -EXPONENT;                       // rounded once, for all of the row
+    if (large) {
 #pragma unroll
       for (int n = 0; n < N; ++n)
 #pragma unroll
-        for (int e = 2 * h; e < 2 * h + 2; ++e) {
-          s[n][e] = weight(s[n][e], from);
-          sum[e % 2] += s[n][e];
-        }
+        for (int e = 2 * h; e < 2 * h + 2; ++e) s[n][e] = weight(s[n][e], from[h]);
     } else {
-      const float exponent = from * -EXPONENT;                        // rounded once, for all of the row
 #pragma unroll
       for (int n = 0; n < N; ++n)
 #pragma unroll
-        for (int e = 2 * h; e < 2 * h + 2; ++e) {
-          s[n][e] = exp2_approx(fmaf(s[n][e], EXPONENT, exponent));
-          sum[e % 2] += s[n][e];
-        }
+        for (int e = 2 * h; e < 2 * h + 2; ++e) s[n][e] = exp2_approx(fmaf(s[n][e], EXPONENT, exponent));
     }
-    row.l[h] = sum[0] + sum[1];
   }
 }
 
@@ -149,11 +145,12 @@ __device__ __forceinline__ void to_left_side(uint32_t (&p)[N / 2][4], const floa
     for (int x = 0; x < 4; ++x) p[c][x] = pack(s[2 * c + x / 2][x % 2 * 2], s[2 * c + x / 2][x % 2 * 2 + 1]);
 }
 
-__device__ __forceinline__ void scale(float (&o)[D / 8][4], const float (&w)[2]) {
+__device__ __forceinline__ void scale(float (&o)[D / 8][4], float (&sums)[4], const float (&w)[2]) {
 #pragma unroll
   for (int n = 0; n < D / 8; ++n)
 #pragma unroll
     for (int e = 0; e < 4; ++e) o[n][e] *= w[e / 2];
+  sums[0] *= w[0], sums[2] *= w[1];
 }
 
 #endif  // FLASHCORE_WGMMA
@@ -209,7 +206,12 @@ flashcore_v4_wide(const __grid_constant__ Maps maps, const __grid_constant__ Pro
 #pragma unroll
     for (int i = 0; i < STAGES; ++i) load_k(i), load_v(i);
   }
-  __syncthreads();                                                    // the barriers are there
+  if (threadIdx.x < C::ONES / 16) {
+    constexpr uint32_t TWO = 0x3c003c00;                              // 1 and 1
+    reinterpret_cast<uint4*>(memory + C::ONES_AT)[threadIdx.x] = {TWO, TWO, TWO, TWO};
+    written_for_products();
+  }
+  __syncthreads();                                                    // the barriers and the ones are there
 
   const int start = begin * C::STEP + group * KEYS, row = first + my_rows;    // the first key, the warp's first row
   const int limit = CAUSAL ? min(p.S, first + my_rows / 64 * 64 + 64) : p.S;  // keys that the warpgroup's rows see
@@ -221,8 +223,8 @@ flashcore_v4_wide(const __grid_constant__ Maps maps, const __grid_constant__ Pro
 
   float s[KEYS / 8][4];
   uint32_t e[KEYS / 16][4];                                           // the probabilities, as the left side
-  float o[D / 8][4];
-  Row2 rows;
+  float o[D / 8][4], sums[4] = {0.f, 0.f, 0.f, 0.f};                  // of a row in [0] and in [1], of the other in [2], [3]
+  float m[2] = {-INFINITY, -INFINITY}, w[2];
 #pragma unroll
   for (int n = 0; n < D / 8; ++n)
 #pragma unroll
@@ -236,11 +238,11 @@ flashcore_v4_wide(const __grid_constant__ Maps maps, const __grid_constant__ Pro
     commit_products();
   };
   const auto output = [&](int i) {
-    const uint64_t v = matrix_at(v_tiles + tile(i) * C::TILE);
-    hold(o), hold(e);
+    const uint64_t v = matrix_at(v_tiles + tile(i) * C::TILE, q_tile + C::ONES_AT);
+    hold(o), hold(sums), hold(e);
     open_products();
 #pragma unroll
-    for (int c = 0; c < KEYS / 16; ++c) multiply_add(o, e[c], v + c * NEXT_ROWS);
+    for (int c = 0; c < KEYS / 16; ++c) multiply_add(o, sums, e[c], v + c * NEXT_ROWS);
     commit_products();
   };
   const auto hide = [&](int i) {                                      // what a row does not see
@@ -265,7 +267,7 @@ flashcore_v4_wide(const __grid_constant__ Maps maps, const __grid_constant__ Pro
       hold(s);
       free_tile(k_free, 0);
       hide(0);
-      to_probabilities(s, rows);
+      to_probabilities(s, m, w);
       to_left_side(e, s);
 #pragma unroll 1
       for (int i = 1; i < mine; ++i) {
@@ -279,18 +281,18 @@ flashcore_v4_wide(const __grid_constant__ Maps maps, const __grid_constant__ Pro
         hold(s);
         free_tile(k_free, i);
         hide(i);
-        to_probabilities(s, rows);
+        to_probabilities(s, m, w);
         wait_for_products<0>();
-        hold(o), hold(e);
+        hold(o), hold(sums), hold(e);
         free_tile(v_free, i - 1);
-        if (rows.rose) scale(o, rows.w);
+        scale(o, sums, w);
         to_left_side(e, s);
       }
       wait_tile(v_there, mine - 1);
       output(mine - 1);
       if (mine > 1) load_v(mine - 2 + STAGES);
       wait_for_products<0>();
-      hold(o);
+      hold(o), hold(sums);
       free_tile(v_free, mine - 1);
     }
   } else {
@@ -303,14 +305,14 @@ flashcore_v4_wide(const __grid_constant__ Maps maps, const __grid_constant__ Pro
       hold(s);
       free_tile(k_free, i);
       hide(i);
-      to_probabilities(s, rows);
-      if (rows.rose) scale(o, rows.w);
+      to_probabilities(s, m, w);
+      scale(o, sums, w);
       to_left_side(e, s);
       wait_tile(v_there, i);
       output(i);
       if (i > 0) load_v(i - 1 + STAGES);
       wait_for_products<0>();
-      hold(o);
+      hold(o), hold(sums);
       free_tile(v_free, i);
     }
   }
@@ -322,17 +324,16 @@ flashcore_v4_wide(const __grid_constant__ Maps maps, const __grid_constant__ Pro
     wait_tile(v_there, i);
     free_tile(v_free, i);
   }
-#pragma unroll
-  for (int h = 0; h < 2; ++h) rows.l[h] = quad_sum(rows.l[h]);
+  const float l[2] = {sums[0], sums[2]};                              // [1] and [3] were not scaled
 
   __half* const to = p.output + (static_cast<int64_t>(head) * p.S + first) * D;
   if constexpr (C::PARTS == 1) {
     meet_warpgroup(1 + warp / 4);                                     // all its products have read the queries
-    write_out(memory + my_rows * ROW, o, rows.l, to + my_rows * D, p.S - first - my_rows);
+    write_out(memory + my_rows * ROW, o, l, to + my_rows * D, p.S - first - my_rows);
   } else {
     const Parts<C::PARTS, C::OWN> parts(memory + C::PARTS_AT);
     if constexpr (SPLITS > 1) cluster_wait();                         // all are running
-    parts.template hand_over<SPLITS>(rank * GROUPS + group, my_rows, o, rows.m, rows.l);
+    parts.template hand_over<SPLITS>(rank * GROUPS + group, my_rows, o, m, l);
     if constexpr (SPLITS > 1) {
       cluster_arrive();
       cluster_wait();
