@@ -3,8 +3,7 @@
 #include <cstdint>
 struct Tuned { const char* gpu; int sms; int64_t up_to; int rows, warps, tiles, keys, stages, splits, wgmma; };
 constexpr Tuned TUNED[] = {
-    {"untuned", 0, 1448, 32, 8, 1, 32, 1, 1, 0},
-    {"untuned", 0, 5792, 32, 16, 1, 64, 1, 1, 3},
+    {"untuned", 0, 5792, 32, 8, 1, 64, 2, 1, 3},
     {"untuned", 0, 11585, 64, 8, 1, 128, 2, 1, 1},
     {"untuned", 0, 23170, 128, 16, 1, 128, 2, 1, 1},
     {"untuned", 0, 9223372036854775807, 256, 16, 1, 128, 2, 1, 1},
