@@ -98,14 +98,16 @@ bool possible(const Device& on, int S) {
   }
 }
 
-// The row of TUNED (choice.cuh), or what stands in for it; where this GPU has less shared memory than it asks for (sm_86
-// and its like have 99 KiB), the one that asks for least.
+// The row of TUNED (choice.cuh), or the next one of that GPU that can do it, or what stands in for it; where this GPU has less
+// shared memory than it asks for (sm_86 and its like have 99 KiB), the one that asks for least.
 template <size_t... I>
 size_t chosen(const Device& on, int64_t heads, int S, std::index_sequence<I...>) {
   const int shared[] = {shared_of<I>(on)...};
   const bool can[] = {possible<I>(on, S)...};
   const int64_t size = heads * S;
   size_t at = gdn::chosen(on.sms, size);
+  const auto same_gpu = [](size_t i) { return i + 1 < ROWS_TUNED && row(i + 1).sms == row(i).sms; };
+  while (on.wgmma && !can[at] && same_gpu(at)) ++at;
   if (!can[at])
     for (at = ROWS_TUNED; size > row(at).up_to;) ++at;
   if (shared[at] <= on.shared) return at;
