@@ -35,13 +35,20 @@ def cuts_of(algo) -> list[tuple[int, ...]]:
     return [tuple(row.constants[name] for name in FIELDS) for row in rows]
 
 
+def instead() -> list[tuple[int, tuple[int, ...]]]:
+    """(up to, cut) of launch.cuh's rows that stand in for those that cannot run; the last one is endless."""
+    text = (V4.folder / "launch.cuh").read_text()
+    rows = re.findall(r'\{"", 0, ([^,]+), ([\d, ]+)\}', text[text.index("INSTEAD[] = {") :])
+    return [(int(end) if end.isdigit() else tuned.ENDLESS, tuple(map(int, cut.split(", ")))) for end, cut in rows]
+
+
 USUAL = (64, 8, 1, 64, 2, 2, 0)
 WIDE = (128, 8, 1, 128, 3, 1, 1)
 AHEAD = (128, 16, 1, 64, 2, 2, 2)
 ONCE = (32, 16, 1, 64, 1, 1, 3)
 # the cuts in use, and each way to cut once more: one part and many, one row group and many, more stages than steps
 CUTS = sorted({
-    *cuts_of(V4), *cuts_of(CAUSAL), USUAL, WIDE, AHEAD, ONCE,
+    *cuts_of(V4), *cuts_of(CAUSAL), *(cut for _, cut in instead()), USUAL, WIDE, AHEAD, ONCE,
     (64, 4, 1, 64, 1, 1, 0), (64, 4, 1, 32, 3, 1, 0), (32, 4, 2, 32, 2, 2, 0), (64, 4, 1, 32, 2, 4, 0),
     (128, 8, 2, 64, 3, 2, 0), (64, 4, 1, 64, 3, 1, 1), (64, 8, 1, 128, 2, 2, 2), (256, 16, 1, 64, 2, 1, 1),
     (32, 8, 1, 64, 2, 1, 3), (64, 16, 1, 32, 2, 1, 3),
@@ -261,7 +268,7 @@ def test_lengths_at_once(library, S, cut):
 
 @pytest.mark.parametrize("S", LENGTHS)
 def test_causal_lengths(library, S):
-    given, cut = draw(S), tuned_cut(CAUSAL, S)
+    given, cut = draw(S), host_cut(CAUSAL, 1, S)
     assert error(attend(library, "v4", given, cut, causal=True), exact(given, causal=True)) < LIMIT["v4"]
 
 
@@ -270,15 +277,21 @@ def test_causal_lengths(library, S):
 def test_the_cut_of_each_size(library, causal, S, heads):
     algo = CAUSAL if causal else V4
     given = draw(S, heads)
-    found = attend(library, "v4", given, tuned_cut(algo, heads * S), causal)
+    found = attend(library, "v4", given, host_cut(algo, heads, S), causal)
     assert error(found, exact(given, causal=causal)) < LIMIT["v4"]
 
 
-def tuned_cut(algo, size: int) -> tuple[int, ...]:
-    """Of one head with `size` keys, on an H200: the row of its size, or the next one that has room for as many."""
+def host_cut(algo, heads: int, S: int) -> tuple[int, ...]:
+    """The cut that the host takes on sm_90a: the row of this size, or the next one that has room for as many keys."""
     rows = tuned.nearest(tuned.parse(algo.tune, (algo.folder / algo.tune.file).read_text()), 132)
-    cuts = [tuple(row.constants[name] for name in FIELDS) for row in rows[rows.index(tuned.at(rows, size)) :]]
-    return next(c for c in cuts if c[6] != 3 or size <= c[3] * c[4] * 16 * c[1] // c[0])
+    cuts = [tuple(row.constants[name] for name in FIELDS) for row in rows[rows.index(tuned.at(rows, heads * S)) :]]
+    return next(c for c in cuts if c[6] != 3 or S <= c[3] * c[4] * 16 * c[1] // c[0])
+
+
+def test_what_stands_in_is_there_for_every_size():
+    """launch.cuh goes through these rows without looking for their end; they run wherever the others do not."""
+    rows = instead()
+    assert len(rows) >= 2 and rows[-1][0] == tuned.ENDLESS and all(cut[-1] == 0 and len(cut) == 7 for _, cut in rows)
 
 
 @pytest.mark.parametrize("mode", MODES)
