@@ -20,12 +20,16 @@ DRIVER = """
 #include "prepare.cuh"
 #include "segments.cuh"
 using namespace gdn;
-void prepare(const Prefill& p, int parts) {
+// A map as walk.cuh's make_map has it.
+CUtensorMap map(const Prefill& p, const void* base, int64_t heads, int halves) {
+  return {base, {64, p.T, 2, heads}, {2, heads * D * 2, 128, D * 2}, {64, CHUNK, halves, 1}};
+}
+// WIDE: T and the gates; else M, too.
+void prepare(const Prefill& p, int parts, bool wide) {
+  const CUtensorMap keys = map(p, p.k, p.H, 2);
+  const auto kernel = wide ? gdn_prefill_prepare<true> : gdn_prefill_prepare<false>;
   emulated::launch({uint32_t(p.T / CHUNK + p.N), uint32_t(p.H), uint32_t(parts)}, PREPARE_THREADS,
-                   sizeof(PrepareShared), 1, [&] {
-                     if (p.HV / p.H > PAIR * parts) gdn_prefill_prepare<true>(p);
-                     else gdn_prefill_prepare<false>(p);
-                   });
+                   sizeof(PrepareShared), 1, [&] { kernel(p, keys); });
 }
 uint32_t parts(const Prefill& p) {
   return p.segment ? p.cu_seqlens[p.N] / (p.segment * CHUNK) + p.N : p.N;
@@ -50,29 +54,31 @@ void split(const Prefill& p) {
   emulated::launch({D / 16, uint32_t(p.HV), parts(p)}, SPLIT_THREADS, split_shared<STAGES>(), 1,
                    [&] { gdn_prefill_split<STAGES>(p); });
 }
-// Maps as walk.cuh's make_map has them.
 template <int GROUPS>
 Maps maps(const Prefill& p) {
-  const auto map = [&](const void* base, int64_t heads, int halves) {
-    return CUtensorMap{base, {64, p.T, 2, heads}, {2, heads * D * 2, 128, D * 2}, {64, CHUNK, halves, 1}};
+  // floats count as two: boxes are of 128 bytes side by side
+  const CUtensorMap state{p.state, {64, int64_t{p.N} * p.HV * D, 4, 1}, {2, D * 4, 128, 0}, {64, GROUPS * 64, 4, 1}};
+  return {map(p, p.q, p.H, 2), map(p, p.k, p.H, 2), map(p, p.v, p.HV, GROUPS), state};
+}
+// The kernels of warpgroups; where two walk, CTAS go through all items.
+template <int GROUPS, int STAGES>
+void groups(const Prefill& p, int members, uint32_t ctas = 1) {
+  constexpr int SHARED = group_shared<GROUPS, STAGES>();
+  static_assert(SHARED <= 227 * 1024);
+  const auto launch = [&](dim grid, bool outputs, const std::function<void()>& kernel) {
+    const int threads = group_threads(GROUPS, outputs);
+    emulated::registers = 65536 / threads / 8 * 8;
+    emulated::launch(grid, threads, SHARED, 1, kernel);
   };
-  return {map(p.q, p.H, 2), map(p.k, p.H, 2), map(p.v, p.HV, GROUPS)};
-}
-template <int GROUPS, int STAGES>
-void launch_groups(const Prefill& p, uint32_t x, void (*kernel)(const Prefill, const Maps)) {
-  static_assert(group_shared<GROUPS, STAGES>() * group_resident(GROUPS, STAGES) <= 227 * 1024);
-  emulated::registers = 65536 / group_resident(GROUPS, STAGES) / group_threads(GROUPS) / 8 * 8;
   const Maps m = maps<GROUPS>(p);
-  emulated::launch({x, uint32_t(p.HV), parts(p)}, group_threads(GROUPS), group_shared<GROUPS, STAGES>(), 1,
-                   [&] { kernel(p, m); });
-}
-template <int GROUPS, int STAGES>
-void groups(const Prefill& p) {
+  prepare(p, members, true);
   if (p.segment) {
-    launch_groups<GROUPS, STAGES>(p, 4 / GROUPS, gdn_prefill_group_transfer<GROUPS, STAGES>);
+    launch({4 / GROUPS, uint32_t(p.HV), parts(p)}, false, [&] { gdn_prefill_group_transfer<GROUPS, STAGES>(p, m); });
     scan(p);
   }
-  launch_groups<GROUPS, STAGES>(p, 2 / GROUPS, gdn_prefill_group<GROUPS, STAGES>);
+  const uint32_t items = p.HV * parts(p), many = items < ctas ? items : ctas;
+  const dim grid = GROUPS > 1 ? dim{many, 1, 1} : dim{2, uint32_t(p.HV), parts(p)};
+  launch(grid, true, [&] { gdn_prefill_group<GROUPS, STAGES>(p, m, int(items)); });
 }
 extern "C" int prefill(int warps, int mode, int members, int segment, void** t, float scale, int H, int HV, int N,
                        int T) {
@@ -81,10 +87,11 @@ extern "C" int prefill(int warps, int mode, int members, int segment, void** t, 
                   (int64_t*)t[8], (bf*)t[9], (float*)t[10], (char*)t[11], (float*)t[12],
                   (float*)t[13], scale, H, HV, N, segment, T};
   emulated::mode = mode;
-  prepare(p, members);
-  if (warps == 14) return groups<1, 4>(p), 0;
-  if (warps == 23) return groups<2, 3>(p), 0;
-  if (warps == 12) return groups<1, 2>(p), 0;
+  if (warps == 14) return groups<1, 4>(p, members), 0;
+  if (warps == 12) return groups<1, 2>(p, members), 0;
+  if (warps == 23) return groups<2, 3>(p, members), 0;
+  if (warps == 22) return groups<2, 2>(p, members, 2), 0;
+  prepare(p, members, false);
   if (segment && warps < 4) transfer<4, 2>(p);
   else if (segment) transfer<8, 3>(p);
   if (warps == 0) split<3>(p);
@@ -96,12 +103,13 @@ extern "C" int prefill(int warps, int mode, int members, int segment, void** t, 
   return 0;
 }
 extern "C" int prepared_bytes() { return sizeof(Prepared); }
-extern "C" void prepare(int members, void** t, float scale, int H, int HV, int N, int T) {
+extern "C" void prepare(int wide, int mode, int members, void** t, float scale, int H, int HV, int N, int T) {
   using bf = __nv_bfloat16;
   Prefill p{};
   p.q = (bf*)t[0], p.k = (bf*)t[1], p.A_log = (float*)t[2], p.a = (bf*)t[3], p.dt_bias = (float*)t[4], p.b = (bf*)t[5];
   p.cu_seqlens = (int64_t*)t[6], p.prepared = (char*)t[7], p.scale = scale, p.H = H, p.HV = HV, p.N = N, p.T = T;
-  prepare(p, members);
+  emulated::mode = mode;
+  prepare(p, members, wide);
 }
 extern "C" void scan_segments(int mode, void** t, int HV, int N, int T, int segment) {
   Prefill p{};
@@ -157,20 +165,20 @@ def prefill(library, warps, given, scale=0.1, mode=0, members=1, segment=0, in_p
     return output, new_state
 
 
-def prepared(library, given, scale, members=1):
-    """[chunks, HV] of T, M [64, 64] and of the gates in, out, beta [3, 64]; float64."""
+def prepared(library, given, scale, members=1, wide=0, mode=0):
+    """[chunks, HV] of T, M [64, 64] (M: None where wide) and of the gates in, out, beta, sum [4, 64]; float64."""
     q, k, v, _, A_log, a, dt_bias, b, cu = given
     T, N, H, HV = q.shape[0], len(cu) - 1, q.shape[1], v.shape[1]
-    memory = torch.full((T // 64 + N, HV, 2, 64, 8, 16), 255, dtype=torch.uint8)
+    memory = torch.full((T // 64 + N, HV, 2 - wide, 64, 8, 16), 255, dtype=torch.uint8)
     pointers = [q, k, A_log, a, dt_bias, b, cu, memory]
     table = (ctypes.c_void_p * len(pointers))(*(x.data_ptr() for x in pointers))
-    library.prepare(members, table, ctypes.c_float(scale), H, HV, N, T)
+    library.prepare(wide, mode, members, table, ctypes.c_float(scale), H, HV, N, T)
     swizzled = torch.arange(8)[None, :] ^ torch.arange(64)[:, None] % 8  # piece c of row r is at c ^ (r % 8)
     pieces = memory[:, :, :, torch.arange(64)[:, None], swizzled].contiguous()
     matrices = pieces.flatten(-2).contiguous().view(torch.bfloat16).double()
-    gates = pieces[:, :, 0, :16, 4:7].contiguous().view(torch.float32)  # number t of gate f: row t / 4, piece 4 + f
+    gates = pieces[:, :, 0, :16, 4:].contiguous().view(torch.float32)  # number t of gate f: row t / 4, piece 4 + f
     gates = gates.transpose(2, 3).flatten(3)
-    return matrices[:, :, 0].numpy(), matrices[:, :, 1].numpy(), gates.double().numpy()
+    return matrices[:, :, 0].numpy(), None if wide else matrices[:, :, 1].numpy(), gates.double().numpy()
 
 
 def error(x, right):
@@ -186,14 +194,16 @@ def close(found, expected):
     return error(found[0], expected[0]) < 4.5e-3 and error(found[1], expected[1]) < 4.5e-3
 
 
-def test_what_is_prepared(library):
-    """T, M and the gates in a chunk's 16 KB: two chunks, the second of 10 tokens, value heads in groups of 3."""
-    given = inputs([74], 2, 6, seed=4)
-    q, k, _, _, A_log, a, dt_bias, b, _ = (x.double() for x in given)
+@pytest.mark.parametrize("wide", [0, 1])
+def test_what_is_prepared(library, wide):
+    """T, M and the gates in a chunk's 8 or 16 KB: two chunks, the second of 10 tokens, value heads in groups of 3."""
+    given = inputs([74, 5], 2, 6, seed=4)
+    given[1][74:] = float("nan")  # the next sequence
+    q, k, _, _, A_log, a, dt_bias, b, _ = (x[:74].double() if len(x) == 79 else x.double() for x in given)
     log_g = -torch.exp(A_log) * torch.nn.functional.softplus(a + dt_bias)
     beta = torch.sigmoid(b)
-    for members in (1, 2, 3):
-        T, M, gates = prepared(library, given, 0.25, members)
+    for members, mode in ((1, 0), (2, 3), (3, 2), (1, 1)):
+        T, M, gates = prepared(library, given, 0.25, members, wide, mode)
         for chunk, hv in ((0, 0), (0, 4), (1, 2), (1, 5)):
             rows = slice(64 * chunk, min(64 * chunk + 64, 74))
             n = rows.stop - rows.start
@@ -206,19 +216,20 @@ def test_what_is_prepared(library):
             decay = torch.exp(G[:, None] - G[None, :]).tril()
             A = (weights[:, None] * decay * (K @ K.T)).tril(-1)
             T[chunk, hv, :32, 32:] = 0  # the gates
-            for found, expected in (
-                (T[chunk, hv], torch.linalg.inv(torch.eye(64).double() + A)),
-                (M[chunk, hv], 0.25 * decay * (Q @ K.T)),
-            ):
+            pairs = [(T[chunk, hv], torch.linalg.inv(torch.eye(64).double() + A))]
+            if not wide:
+                pairs.append((M[chunk, hv], 0.25 * decay * (Q @ K.T)))
+            for found, expected in pairs:
                 assert error(torch.tensor(found), expected.numpy()) < 3e-3
                 assert not np.triu(found, 1).any()
             expected = torch.stack([torch.exp(G), torch.exp(G[63] - G), weights]).numpy()
-            assert np.abs(gates[chunk, hv] - expected).max() < 2e-6
+            assert np.abs(gates[chunk, hv, :3] - expected).max() < 2e-6
+            assert np.allclose(gates[chunk, hv, 3], G / np.log(2), rtol=1e-5, atol=1e-6)
 
 
 SPLIT = 0  # four warps share 16 rows
 ONE, TWO = 14, 23  # warpgroups, and stages: hopper.cuh as walk.cuh launches it
-CUTS = [SPLIT, 1, 2, 4, 8, 12, ONE, TWO]
+CUTS = [SPLIT, 1, 2, 4, 8, 12, ONE, 22, TWO]
 EACH = [SPLIT, 8, ONE, TWO]
 MODES = [0, 1, 2, 3]  # emulated::Mode: which warp is ahead, and when copies land
 
@@ -250,6 +261,15 @@ def test_heads_and_a_large_state(library, warps):
     expected = right(given)
     for members, mode in ((1, 0), (1, 2), (2, 2), (3, 0)) if warps == 8 else ((1, 3),):
         assert close(prefill(library, warps, given, mode=mode, members=members), expected)
+
+
+def test_one_warpgroup_or_two_that_go_from_item_to_item(library):
+    """The same arithmetic, whoever walks: a state that came through the ring is the one that was loaded."""
+    given = inputs([64 * 3 + 5, 0, 20, 64], 1, 2)
+    given[4][:] = -3.0
+    for segment in (0, 1):
+        one, two = (prefill(library, warps, given, segment=segment) for warps in (ONE, TWO))
+        assert all(map(torch.equal, one, two))
 
 
 @pytest.mark.parametrize("warps", EACH)

@@ -3,6 +3,10 @@
 // (shared_written) does nothing here, where they are in order.
 #pragma once
 
+#include <functional>
+#include <map>
+#include <vector>
+
 #include "matrix.cuh"
 #include "warpgroup.cuh"
 
@@ -16,6 +20,7 @@ using flashcore::hold;
 using flashcore::init_barrier;
 using flashcore::meet_warpgroup;
 using flashcore::open_products;
+using flashcore::prefetch_map;
 using flashcore::tile_memory;
 using flashcore::wait_for;
 using flashcore::wait_for_products;
@@ -26,6 +31,9 @@ template <int N>
 void product(float (&d)[N][4], const uint32_t (&a)[4], uint64_t b, int add) {
   static_assert(N == 4 || N == 8);
   flashcore::ask<bf16_at>(&d[0][0], N * 4, a, 0, b, add, false);
+}
+inline void product(float (&d)[8][4], uint64_t a, uint64_t b, int add) {
+  flashcore::ask<bf16_at>(&d[0][0], 32, nullptr, a, b, add, false);
 }
 inline void product_across(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b, int add) {
   flashcore::ask<bf16_at>(&d[0][0], 64, a, 0, b, add, true);
@@ -67,6 +75,10 @@ inline void copy_box(uint32_t to, const CUtensorMap& map, int token, int half, i
   flashcore::copy_boxes(to, map, {token, half, head}, barrier);
 }
 
+inline void copy_state(uint32_t to, const CUtensorMap& map, int row, uint32_t barrier) {
+  flashcore::copy_boxes(to, map, {row, 0, 0}, barrier);
+}
+
 inline bool elected() {
   static const char tag = 0;
   emulated::together(&tag, [](emulated::Lane*) {});
@@ -74,8 +86,10 @@ inline bool elected() {
 }
 inline void shared_written() {}
 
-// Rows of a matrix to the addresses of eight lanes; a lane has column g of rows 2t and 2t + 1.
-inline void store_transposed(uint32_t row, const uint32_t (&r)[4]) {
+// Rows of a matrix to the addresses of eight lanes; a lane has columns 2t and 2t + 1 of row g, or, TRANSPOSED, the other way
+// round.
+template <bool TRANSPOSED>
+void store_to(uint32_t row, const uint32_t (&r)[4]) {
   static const char tag = 0;
   emulated::Lane& mine = emulated::me->warp->lanes[emulated::me->lane];
   flashcore::at(row);
@@ -85,11 +99,31 @@ inline void store_transposed(uint32_t row, const uint32_t (&r)[4]) {
     for (int matrix = 0; matrix < 4; ++matrix)
       for (int i = 0; i < 8; ++i) {
         uint16_t x[8];
-        for (int g = 0; g < 8; ++g) x[g] = static_cast<uint16_t>(lanes[g * 4 + i / 2].in[matrix] >> i % 2 * 16);
+        for (int j = 0; j < 8; ++j) {
+          const int g = TRANSPOSED ? j : i, of = TRANSPOSED ? i : j;
+          x[j] = static_cast<uint16_t>(lanes[g * 4 + of / 2].in[matrix] >> of % 2 * 16);
+        }
         std::memcpy(flashcore::at(lanes[matrix * 8 + i].in[4]), x, 16);
       }
   });
 }
+inline void store_transposed(uint32_t row, const uint32_t (&r)[4]) { store_to<true>(row, r); }
+inline void store_matrices(uint32_t row, const uint32_t (&r)[4]) { store_to<false>(row, r); }
+// The copy engine reads when it is asked (EARLY), or when its thread waits for that: who writes there before shows.
+inline std::map<const void*, std::vector<std::function<void()>>> stores;  // of each thread
+inline void store_bulk(void* to, uint32_t from, uint32_t bytes) {
+  if (bytes % 16 || reinterpret_cast<uintptr_t>(to) % 16) emulated::fail("a copy of odd bytes");
+  const auto store = [=] {
+    for (uint32_t i = 0; i < bytes; i += 16) std::memcpy(static_cast<char*>(to) + i, flashcore::at(from + i), 16);
+  };
+  if (emulated::mode & emulated::EARLY) store();
+  else stores[emulated::me].push_back(store);
+}
+inline void stores_read() {
+  for (const auto& store : stores[emulated::me]) store();
+  stores.erase(emulated::me);
+}
+
 inline void store16(void* to, const uint4& words) { *static_cast<uint4*>(to) = words; }
 
 }  // namespace gdn

@@ -39,9 +39,12 @@ struct Prefill {
   int64_t T;
 
   // Sequence n has the tokens from its border to the next. Whatever cu_seqlens holds, no memory but the tensors' is touched.
-  __device__ __forceinline__ int64_t border(int n) const {
+  // q of 2^31 tokens would be 512 GiB. The first and the last are known without a look: one sequence waits for none.
+  __device__ __forceinline__ int border(int n) const {
+    if (n == 0) return 0;
+    if (n == N) return static_cast<int>(T);
     const int64_t x = cu_seqlens[n];
-    return x < 0 ? 0 : x < T ? x : T;
+    return static_cast<int>(x < 0 ? 0 : x < T ? x : T);
   }
 };
 
@@ -53,6 +56,7 @@ enum Gate {
   IN,    // e^(G_t): what is left of the state before the chunk
   OUT,   // e^(G_C - G_t): what is left of token t behind the chunk; IN of the last token is e^(G_C)
   BETA,
+  SUM,   // G_t itself, of log2: for M beside the walk (hopper.cuh)
 };
 __host__ __device__ constexpr int in_matrix(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
 __host__ __device__ constexpr int gate_at(int which, int token) {
@@ -79,7 +83,7 @@ constexpr int D_TILE = CHUNK * D * 2;           // bytes
 
 // Which sequence has number `number`, where sequence n has cu_seqlens[n] / unit + n and those behind it, at least one: each
 // warp for itself, 32 candidates at a time.
-__device__ __forceinline__ int sequence_of(const Prefill& p, int64_t number, int64_t unit, int lane) {
+__device__ __forceinline__ int sequence_of(const Prefill& p, int number, int unit, int lane) {
   int low = 0, span = p.N;
   while (span > 1) {
     const int stride = (span + 31) / 32, at = lane * stride;
@@ -95,32 +99,34 @@ struct Segment {
   const Prefill& p;
   int hv, h, n, count;             // value head, head, sequence, how many chunks
   bool opens, last;                // it is the first, the last of the sequence's segments
-  int64_t slot;                    // its number
-  int64_t before;                  // the slot of `ends` that has the state before it; less than 0: state has
-  int64_t first, tokens, number;   // its first token, how many, the number of its first chunk
+  int slot;                        // its number
+  int before;                      // the slot of `ends` that has the state before it; less than 0: state has
+  int first, tokens, number;       // its first token, how many, the number of its first chunk
 
   // Asked by all lanes of a warp.
-  __device__ __forceinline__ Segment(const Prefill& p_, int hv_) : p(p_), hv(hv_), h(hv_ / (p_.HV / p_.H)), slot(blockIdx.z) {
-    const int64_t unit = static_cast<int64_t>(p.segment) * CHUNK;
-    n = p.segment ? sequence_of(p, slot, unit, threadIdx.x % 32) : blockIdx.z;
-    const int64_t begin = p.border(n), end = p.border(n + 1) > begin ? p.border(n + 1) : begin;
-    const int64_t index = p.segment ? slot - (begin / unit + n) : 0;
+  __device__ __forceinline__ Segment(const Prefill& p_, int hv_) : Segment(p_, hv_, blockIdx.z) {}
+  __device__ __forceinline__ Segment(const Prefill& p_, int hv_, int slot_)
+      : p(p_), hv(hv_), h(hv_ / (p_.HV / p_.H)), slot(slot_) {
+    const int unit = p.segment * CHUNK;
+    n = p.segment ? sequence_of(p, slot, unit, threadIdx.x % 32) : slot;
+    const int begin = p.border(n), end = max(p.border(n + 1), begin);
+    const int index = p.segment ? slot - (begin / unit + n) : 0;
     first = begin + index * unit, tokens = end - first;
     number = begin / CHUNK + n + index * p.segment;
     opens = index == 0;
     last = !p.segment || tokens <= unit;
     if (!last) tokens = unit;
-    if (index < 0 || (index > 0 && tokens <= 0)) tokens = -1;  // there is no such segment
-    count = static_cast<int>((tokens + CHUNK - 1) / CHUNK);
+    count = (tokens + CHUNK - 1) / CHUNK;
+    if (index < 0 || (index > 0 && tokens <= 0)) tokens = -1, count = 0;  // there is no such segment
     before = index > 0 ? slot - 1 : last ? -1 : slot + (end - begin - 1) / unit;  // see gdn_prefill_scan
   }
   __device__ __forceinline__ bool there() const { return tokens >= 0; }
+  // Of this value head, number `i` of states or of what is like them.
+  __device__ __forceinline__ int64_t state_at(int i) const { return (static_cast<int64_t>(i) * p.HV + hv) * D * D; }
   // The state before the sequence; where the one before the segment is, and where the one behind the last goes.
-  __device__ __forceinline__ const float* original() const { return p.state + (static_cast<int64_t>(n) * p.HV + hv) * D * D; }
-  __device__ __forceinline__ const float* start() const {
-    return before < 0 ? original() : p.ends + (before * p.HV + hv) * D * D;
-  }
-  __device__ __forceinline__ float* end() const { return p.new_state + (static_cast<int64_t>(n) * p.HV + hv) * D * D; }
+  __device__ __forceinline__ const float* original() const { return p.state + state_at(n); }
+  __device__ __forceinline__ const float* start() const { return before < 0 ? original() : p.ends + state_at(before); }
+  __device__ __forceinline__ float* end() const { return p.new_state + state_at(n); }
 };
 
 // An 8 x 8 matrix of bf16, of which a lane has row g at columns 2t and 2t + 1, transposed.

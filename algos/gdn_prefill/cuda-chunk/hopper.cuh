@@ -13,8 +13,14 @@
 // global memory, in whole rows. When the warps that multiply did both, it took 500 of a chunk's 2400 cycles. Where products
 // under way write overlapping parts of one accumulator, ptxas has each of them waited for: so the triangle of T is two halves
 // with accumulators of their own, and M, zeros above its diagonal, is multiplied whole.
+//
+// T and the gates are prepared; M is made here, by one more warpgroup, from K and Q where they lie for the walk: preparation
+// reads no Q and writes half as much. The maker has a chunk's time for a third of that.
+//
+// One warpgroup that walks has one item, two have several: see Item.
 #pragma once
 
+#include "gates.cuh"
 #include "segments.cuh"
 #include "wgmma.cuh"
 
@@ -24,66 +30,114 @@ constexpr int GROUP_ROWS = 64, V_TILE = CHUNK * GROUP_ROWS * 2;
 
 struct Maps {
   CUtensorMap q, k, v;  // boxes: see copy_box
+  CUtensorMap state;    // copy_state
 };
 
-template <int GROUPS, int STAGES>
-struct GroupShared {
-  char k[STAGES][D_TILE], q[STAGES][D_TILE];  // two halves of 64 columns each
-  char v[STAGES][GROUPS][V_TILE];  // and, when V has been read, the outputs
-  Prepared prepared[STAGES];
-  uint64_t full[STAGES], laid[STAGES], empty[STAGES];  // a stage's tiles are there; its outputs are; it is free
+template <int GROUPS>
+struct GroupStage {
+  char k[D_TILE], q[D_TILE];  // two halves of 64 columns each
+  char v[GROUPS][V_TILE];     // and, when V has been read, the outputs
+  Prepared prepared;
 };
+// A stage of the ring has a chunk, or the state in front of an item's first: four blocks of 32 columns, see copy_state.
+template <int GROUPS_, int STAGES_>
+struct GroupShared {
+  static constexpr int GROUPS = GROUPS_, STAGES = STAGES_;
+  static constexpr bool LOOPS = GROUPS > 1;  // a CTA has several items
+  GroupStage<GROUPS> stages[STAGES];
+  uint64_t full[STAGES], laid[STAGES], empty[STAGES];  // a stage's tiles are there; its outputs are; it is free
+  uint64_t made[STAGES];                               // M is there: in turn by chunks, wherever they are
+};
+template <int GROUPS> constexpr int STATE_BLOCK = GROUPS * GROUP_ROWS * 128;  // bytes
+static_assert(4 * STATE_BLOCK<1> <= sizeof(GroupStage<1>) && 4 * STATE_BLOCK<2> <= sizeof(GroupStage<2>));
 template <int GROUPS, int STAGES>
 constexpr int group_shared() { return sizeof(GroupShared<GROUPS, STAGES>); }
 
 #if FLASHCORE_WGMMA
 
-// The one thread that asks for all chunks' tiles.
-template <bool OUTPUTS, int GROUPS, int STAGES>
-__device__ __forceinline__ void ask(const Prefill& p, const Maps& maps, GroupShared<GROUPS, STAGES>& s, const Segment& at,
-                                    int half, bool values) {
-  constexpr uint32_t PREPARED = OUTPUTS ? sizeof(Prepared) : sizeof(Prepared) / 2;
-  const uint32_t bytes = D_TILE + (OUTPUTS ? D_TILE : 0) + (values ? GROUPS * V_TILE : 0) + PREPARED;
-  const char* prepared = p.prepared + (at.number * p.HV + at.hv) * sizeof(Prepared);
-  int token = static_cast<int>(at.first);
-#pragma unroll 1
-  for (int chunk = 0; chunk < at.count; ++chunk, token += CHUNK, prepared += p.HV * sizeof(Prepared)) {
-    const int stage = chunk % STAGES;
-    const uint32_t full = shared_address(&s.full[stage]);
-    if (chunk >= STAGES) wait_for(shared_address(&s.empty[stage]), (chunk / STAGES - 1) & 1);
-    arrive_and_expect(full, bytes);
-    copy_box(shared_address(s.k[stage]), maps.k, token, 0, at.h, full);
-    if (values) copy_box(shared_address(s.v[stage]), maps.v, token, half, at.hv, full);
-    copy_bulk(shared_address(&s.prepared[stage]), prepared, PREPARED, full);
-    if constexpr (OUTPUTS) copy_box(shared_address(s.q[stage]), maps.q, token, 0, at.h, full);
+// Which stage it is the turn of, and the parity of its barriers' phase, `i` behind those that have had theirs. The barriers
+// `made` go by chunks alone, without the states.
+template <int STAGES>
+struct Turn {
+  int begun = 0, chunks = 0;
+  __device__ __forceinline__ int stage(int i = 0) const { return (begun + i) % STAGES; }
+  __device__ __forceinline__ uint32_t parity(int i = 0) const { return (begun + i) / STAGES & 1; }
+  __device__ __forceinline__ void wait_for_made(uint64_t (&made)[STAGES], int i) const {
+    wait_for(shared_address(&made[(chunks + i) % STAGES]), (chunks + i) / STAGES & 1);
   }
+  // The same as the whole warp has it; and then `count` chunks have had their turn.
+  template <bool LOOPS>
+  __device__ __forceinline__ Turn take(int count) {
+    const Turn now = LOOPS ? Turn{__shfl_sync(0xffffffffu, begun, 0), __shfl_sync(0xffffffffu, chunks, 0)} : *this;
+    begun += count, chunks += count;
+    return now;
+  }
+};
+
+// The one thread that asks: for the state in front of an item,
+template <typename Shared>
+__device__ __forceinline__ void ask_state(const Maps& maps, Shared& s, Turn<Shared::STAGES>& turn, int row) {
+  const int stage = turn.stage();
+  const uint32_t full = shared_address(&s.full[stage]);
+  wait_for(shared_address(&s.empty[stage]), turn.parity() ^ 1);
+  arrive_and_expect(full, 4 * STATE_BLOCK<Shared::GROUPS>);
+  copy_state(shared_address(&s.stages[stage]), maps.state, row, full);
+  ++turn.begun;
+}
+// and for all chunks' tiles.
+template <bool OUTPUTS, typename Shared>
+__device__ __forceinline__ void ask(const Prefill& p, const Maps& maps, Shared& s, Turn<Shared::STAGES>& turn,
+                                    const Segment& at, int half, bool values) {
+  constexpr int GROUPS = Shared::GROUPS;
+  const uint32_t bytes = D_TILE + (OUTPUTS ? D_TILE : 0) + (values ? GROUPS * V_TILE : 0) + MATRIX;
+  const char* prepared = p.prepared + (static_cast<int64_t>(at.number) * p.HV + at.hv) * MATRIX;
+  int token = at.first;
+#pragma unroll 1
+  for (int chunk = 0; chunk < at.count; ++chunk, token += CHUNK, prepared += int64_t{p.HV} * MATRIX) {
+    auto& stage = s.stages[turn.stage(chunk)];
+    const uint32_t full = shared_address(&s.full[turn.stage(chunk)]);
+    wait_for(shared_address(&s.empty[turn.stage(chunk)]), turn.parity(chunk) ^ 1);  // as new, it is as if a phase had ended
+    arrive_and_expect(full, bytes);
+    copy_box(shared_address(stage.k), maps.k, token, 0, at.h, full);
+    if (values) copy_box(shared_address(stage.v), maps.v, token, half, at.hv, full);
+    copy_bulk(shared_address(stage.prepared.T), prepared, MATRIX, full);
+    if constexpr (OUTPUTS) copy_box(shared_address(stage.q), maps.q, token, 0, at.h, full);
+  }
+  turn.begun += at.count;
 }
 
 // The warps that put the outputs of all chunks, laid where V was: eight lanes a token, so that rows are whole.
 constexpr int PUTTING = 2;  // warps
-template <int GROUPS, int STAGES>
-__device__ __forceinline__ void put(const Prefill& p, GroupShared<GROUPS, STAGES>& s, const Segment& at, int half, int thread) {
-  const int first = thread / 8, piece = thread % 8, lane = thread % 32;
+// A stage is free, as far as a warp of theirs knows.
+__device__ __forceinline__ void set_free(uint64_t& empty) {
+  shared_written();  // the copy engine brings something else here
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) arrive(shared_address(&empty));
+}
+template <typename Shared>
+__device__ __forceinline__ void put(const Prefill& p, Shared& s, Turn<Shared::STAGES>& turn, const Segment& at, int half,
+                                    int thread) {
+  constexpr int GROUPS = Shared::GROUPS;
+  const int first = thread / 8, piece = thread % 8;
   const uint32_t own = in_matrix(first, piece);  // 8 rows further are 1024 bytes further: PUTTING warps take a multiple of 8
   const int64_t row = static_cast<int64_t>(p.HV) * D;
   __nv_bfloat16* to = p.output + (at.first + first) * row + at.hv * D + half * GROUP_ROWS + piece * 8;
-  int left = static_cast<int>(at.tokens) - first;
+  int left = at.tokens - first;
 #pragma unroll 1
   for (int chunk = 0; chunk < at.count; ++chunk, left -= CHUNK) {
-    const int stage = chunk % STAGES;
-    wait_for(shared_address(&s.laid[stage]), chunk / STAGES & 1);
+    const int stage = turn.stage(chunk);
+    wait_for(shared_address(&s.laid[stage]), turn.parity(chunk));
 #pragma unroll 1
     for (int i = 0; i < CHUNK; i += PUTTING * 4) {
 #pragma unroll
       for (int group = 0; group < GROUPS; ++group)
         if (i < left)
-          store16(to + group * GROUP_ROWS, *reinterpret_cast<const uint4*>(s.v[stage][group] + own + i * 128));
+          store16(to + group * GROUP_ROWS, *reinterpret_cast<const uint4*>(s.stages[stage].v[group] + own + i * 128));
       to += PUTTING * 4 * row;
     }
-    shared_written();  // the copy engine brings another V here
-    __syncwarp();
-    if (lane == 0) arrive(shared_address(&s.empty[stage]));
+    set_free(s.empty[stage]);
   }
+  turn.begun += at.count;
 }
 
 // d += X M^T, for all of M; X as left operands of 16 tokens each.
@@ -107,20 +161,31 @@ __device__ __forceinline__ float2 gates_of(const char* prepared, int which, int 
   return *reinterpret_cast<const float2*>(prepared + gate_at(which, 8 * i + 2 * t));
 }
 
-template <bool OUTPUTS, int GROUPS, int STAGES>
-__device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, GroupShared<GROUPS, STAGES>& s,
-                                           const Segment& at, int half, bool values) {
+// Zeros in the rows of a tile from `count` on, by a warpgroup.
+__device__ __forceinline__ void clear_rows(char* tile, int count, int thread) {
+#pragma unroll 1
+  for (int i = thread; i < CHUNK * 8; i += 128)
+    if (i / 8 >= count) reinterpret_cast<uint4*>(tile)[i] = {0, 0, 0, 0};
+}
+
+template <bool OUTPUTS, typename Shared>
+__device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, Shared& s, Turn<Shared::STAGES>& turn,
+                                           const Segment& at, bool values) {
+  constexpr int GROUPS = Shared::GROUPS;
+  constexpr bool LEAN = OUTPUTS && GROUPS > 1;  // registers are few: V and gates not before they are used
   const int group = GROUPS > 1 ? threadIdx.x / 128 : 0, thread = threadIdx.x % 128;
   const int warp = thread / 32, lane = thread % 32, t = lane % 4;
   // where a lane points for 16 tokens and the warp's 16 columns of V, in the layout of gdn's copies
   const uint32_t v_at = in_matrix(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
   const int count = __shfl_sync(0xffffffffu, at.count, 0);  // of a loop with lanes apart, ptxas would wait for each product
   uint32_t outputs[4][4] = {};  // of the chunk before, of 16 tokens each
+  const auto own = turn.template take<Shared::LOOPS>(count);
   const auto lay = [&](int chunk) {  // a chunk's outputs where its V was; this warp needs nothing of the chunk any more
+    const int stage = own.stage(chunk);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) store_transposed(shared_address(s.v[chunk % STAGES][group]) + v_at + j * 2048, outputs[j]);
+    for (int j = 0; j < 4; ++j) store_transposed(shared_address(s.stages[stage].v[group]) + v_at + j * 2048, outputs[j]);
     __syncwarp();
-    if (lane == 0) arrive(shared_address(&s.laid[chunk % STAGES]));
+    if (lane == 0) arrive(shared_address(&s.laid[stage]));
   };
 
   uint32_t before[8][4];  // S in front of a chunk, as left operands
@@ -129,23 +194,18 @@ __device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, 
 
 #pragma unroll 1
   for (int chunk = 0; chunk < count; ++chunk) {
-    const int stage = chunk % STAGES;
-    const char* const prepared = reinterpret_cast<const char*>(&s.prepared[stage]);
-    const uint32_t k_tile = shared_address(s.k[stage]), q_tile = shared_address(s.q[stage]);
-    const uint32_t v_tile = shared_address(s.v[stage][group]);
+    auto& stage = s.stages[own.stage(chunk)];
+    const char* const prepared = reinterpret_cast<const char*>(&stage.prepared);
+    const uint32_t k_tile = shared_address(stage.k), q_tile = shared_address(stage.q);
+    const uint32_t v_tile = shared_address(stage.v[group]);
     const Along keys(k_tile), queries(q_tile);
     const Across<D_TILE / 2> keys_across(k_tile);
     const uint32_t T = shared_address(prepared), M = T + sizeof(Prepared) / 2;
-    wait_for(shared_address(&s.full[stage]), chunk / STAGES & 1);
-    const int64_t left = at.tokens - static_cast<int64_t>(chunk) * CHUNK;
+    wait_for(shared_address(&s.full[own.stage(chunk)]), own.parity(chunk));
+    const int left = at.tokens - chunk * CHUNK;
     if (left < CHUNK) {  // rows of the next sequence, or of nobody: zeros in K and V, for 0 x NaN is none. Q's reach no output
-#pragma unroll 1
-      for (int i = thread; i < CHUNK * 8; i += 128)
-        if (i / 8 >= left) {
-          const uint4 zero = {0, 0, 0, 0};
-          reinterpret_cast<uint4*>(s.k[stage])[i] = zero, reinterpret_cast<uint4*>(s.k[stage] + D_TILE / 2)[i] = zero;
-          reinterpret_cast<uint4*>(s.v[stage][group])[i] = zero;
-        }
+      clear_rows(stage.k, left, thread), clear_rows(stage.k + D_TILE / 2, left, thread);
+      clear_rows(stage.v[group], left, thread);
       shared_written();
       meet_warpgroup(group + 1);
     }
@@ -161,11 +221,27 @@ __device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, 
     }
     uint32_t v[4][4] = {};
     float2 in[8];
-#pragma unroll
-    for (int j = 0; j < 4; ++j)
+    const auto load = [&](int j) {  // of 16 tokens
       if (OUTPUTS || values) load_transposed(v[j], v_tile + v_at + j * 2048);
+      in[2 * j] = gates_of(prepared, IN, 2 * j, t), in[2 * j + 1] = gates_of(prepared, IN, 2 * j + 1, t);
+    };
+    const auto value = [&](int i, int c) {
+      const uint32_t word = v[i / 2][i % 2 * 2 + c / 2];
+      return __uint_as_float(c % 2 ? word & 0xffff0000u : word << 16);
+    };
 #pragma unroll
-    for (int i = 0; i < 8; ++i) in[i] = gates_of(prepared, IN, i, t);
+    for (int j = 0; j < 4 && !LEAN; ++j) load(j);
+    float weighed[8][4];  // beta V: without outputs there are registers for it, and R is one addition behind the wait
+    float2 out[8];
+    if constexpr (!OUTPUTS) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float2 beta = gates_of(prepared, BETA, i, t);
+        in[i] = {beta.x * in[i].x, beta.y * in[i].y};
+#pragma unroll
+        for (int c = 0; c < 4; ++c) weighed[i][c] = (c % 2 ? beta.y : beta.x) * value(i, c);
+      }
+    }
     if constexpr (OUTPUTS) {
       open_products();
 #pragma unroll
@@ -179,15 +255,16 @@ __device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, 
     uint32_t R[4][4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
+      if (LEAN) load(j);
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const float2 beta = gates_of(prepared, BETA, 2 * j + e, t);
+      for (int i = 2 * j; i < 2 * j + 2; ++i) {
+        float2 beta;
+        if constexpr (OUTPUTS) beta = gates_of(prepared, BETA, i, t);
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
-          const uint32_t word = v[j][2 * e + c / 2];
-          const float value = __uint_as_float(c % 2 ? word & 0xffff0000u : word << 16);
-          float& y = x[2 * j + e][c];
-          y = (c % 2 ? beta.y : beta.x) * fmaf(-(c % 2 ? in[2 * j + e].y : in[2 * j + e].x), y, value);
+          const float by = -(c % 2 ? in[i].y : in[i].x);
+          if constexpr (OUTPUTS) x[i][c] = (c % 2 ? beta.y : beta.x) * fmaf(by, x[i][c], value(i, c));
+          else x[i][c] = fmaf(by, x[i][c], weighed[i][c]);
         }
       }
       as_left(R[j], x[2 * j], x[2 * j + 1]);
@@ -205,6 +282,8 @@ __device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, 
     for (int j = 0; j < 16; ++j)
 #pragma unroll
       for (int c = 0; c < 4; ++c) S[j][c] *= kept;
+#pragma unroll
+    for (int i = 0; i < 8 && !OUTPUTS; ++i) out[i] = gates_of(prepared, OUT, i, t);
     wait_for_products<OUTPUTS ? 1 : 0>();
     hold(d[0]), hold(d[1]);
     uint32_t plain[4][4], decayed[4][4];
@@ -213,9 +292,10 @@ __device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, 
       float later[2][4];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const float2 out = gates_of(prepared, OUT, 2 * j + e, t);
+        const int i = 2 * j + e;
+        if constexpr (OUTPUTS) out[i] = gates_of(prepared, OUT, i, t);
 #pragma unroll
-        for (int c = 0; c < 4; ++c) later[e][c] = d[j / 2][2 * (j % 2) + e][c] * (c % 2 ? out.y : out.x);
+        for (int c = 0; c < 4; ++c) later[e][c] = d[j / 2][2 * (j % 2) + e][c] * (c % 2 ? out[i].y : out[i].x);
       }
       as_left(decayed[j], later[0], later[1]);
     }
@@ -234,13 +314,14 @@ __device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, 
 #pragma unroll
         for (int c = 0; c < 4; ++c) o[i][c] *= p.scale * (c % 2 ? in.y : in.x);
       }
+      own.wait_for_made(s.made, chunk);
       open_products();
       square_times(o, plain, M);
       commit_products();
     }
     wait_for_products<OUTPUTS ? 1 : 0>();
     hold(S);
-    if (!OUTPUTS && lane == 0) arrive(shared_address(&s.empty[stage]));
+    if (!OUTPUTS && lane == 0) arrive(shared_address(&s.empty[own.stage(chunk)]));
 #pragma unroll
     for (int step = 0; step < 8; ++step) as_left(before[step], S[2 * step], S[2 * step + 1]);
     if constexpr (OUTPUTS) {
@@ -255,88 +336,216 @@ __device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, 
   }
 }
 
-template <bool OUTPUTS, int GROUPS, int STAGES>
-__device__ __forceinline__ void group_begin(GroupShared<GROUPS, STAGES>& s) {
+template <bool OUTPUTS, typename Shared>
+__device__ __forceinline__ void group_begin(Shared& s) {
+  constexpr int WARPS = Shared::GROUPS * 4;
   if (threadIdx.x == 0) {
 #pragma unroll
-    for (int i = 0; i < STAGES; ++i)
-      init_barrier(shared_address(&s.full[i]), 1), init_barrier(shared_address(&s.laid[i]), GROUPS * 4),
-          init_barrier(shared_address(&s.empty[i]), OUTPUTS ? PUTTING : GROUPS * 4);
+    for (int i = 0; i < Shared::STAGES; ++i) {
+      init_barrier(shared_address(&s.full[i]), 1), init_barrier(shared_address(&s.laid[i]), WARPS);
+      init_barrier(shared_address(&s.empty[i]), OUTPUTS ? PUTTING : WARPS), init_barrier(shared_address(&s.made[i]), 4);
+    }
     barriers_initialised();
   }
   __syncthreads();
 }
 
+// S from where the copy engine has laid it, by a warp from `row` on; the stage is left to those that put.
+template <typename Shared>
+__device__ __forceinline__ void take_state(float (&S)[16][4], Shared& s, Turn<Shared::STAGES>& turn, int row, int lane) {
+  const int stage = turn.stage();
+  wait_for(shared_address(&s.full[stage]), turn.parity());
+  const char* const tile = reinterpret_cast<const char*>(&s.stages[stage]);
+  row += lane / 4;
+#pragma unroll
+  for (int j = 0; j < 16; ++j)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int at = j / 4 * STATE_BLOCK<Shared::GROUPS> + in_matrix(row + half * 8, j % 4 * 2 + lane % 4 / 2) + lane % 2 * 8;
+      const float2 pair = *reinterpret_cast<const float2*>(tile + at);
+      S[j][2 * half] = pair.x, S[j][2 * half + 1] = pair.y;
+    }
+  __syncwarp();
+  if (lane == 0) arrive(shared_address(&s.laid[stage]));
+  ++turn.begun;
+}
+
+// What a maker does: M of all chunks of an item, from K and Q as they are in the stage, up to STAGES - 1 chunks ahead of the
+// walk. A warp has 16 rows. What other sequences' rows of K and Q hold reaches nothing: columns behind the diagonal are zeros,
+// and rows behind the end make outputs that are not put.
+template <typename Shared>
+__device__ __forceinline__ void make(const Prefill& p, Shared& s, Turn<Shared::STAGES>& turn, const Segment& at) {
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int count = __shfl_sync(0xffffffffu, at.count, 0);
+  const auto own = turn.template take<Shared::LOOPS>(count);
+#pragma unroll 1
+  for (int chunk = 0; chunk < count; ++chunk) {
+    auto& stage = s.stages[own.stage(chunk)];
+    const Along queries(shared_address(stage.q)), keys(shared_address(stage.k));
+    wait_for(shared_address(&s.full[own.stage(chunk)]), own.parity(chunk));
+    float d[8][4];
+    open_products();
+#pragma unroll
+    for (int step = 0; step < 8; ++step) {
+      const uint32_t bytes = step / 4 * (D_TILE / 2) + step % 4 * 32;
+      product(d, further(queries, bytes), further(keys, bytes), step > 0);
+    }
+    commit_products();
+    const char* const prepared = reinterpret_cast<const char*>(&stage.prepared);
+    const float G[2] = {*reinterpret_cast<const float*>(prepared + gate_at(SUM, warp * 16 + g)),
+                        *reinterpret_cast<const float*>(prepared + gate_at(SUM, warp * 16 + g + 8))};
+    const uint32_t to = shared_address(stage.prepared.M) + in_matrix(warp * 16 + lane % 16, 0);
+    wait_for_products<0>();
+    hold(d);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      uint32_t words[4] = {};
+      if (j <= warp) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float2 before = gates_of(prepared, SUM, 2 * j + e, t);
+#pragma unroll
+          for (int c = 0; c < 4; ++c) {
+            const int row = warp * 16 + g + c / 2 * 8, column = j * 16 + e * 8 + 2 * t + c % 2;
+            const float value = p.scale * exp2_approx(G[c / 2] - (c % 2 ? before.y : before.x)) * d[2 * j + e][c];
+            d[2 * j + e][c] = column <= row ? value : 0.f;
+          }
+        }
+        as_left(words, d[2 * j], d[2 * j + 1]);
+      }
+      store_matrices(to ^ (2 * j + lane / 16) << 4, words);
+    }
+    shared_written();
+    __syncwarp();
+    if (lane == 0) arrive(shared_address(&s.made[(own.chunks + chunk) % Shared::STAGES]));
+  }
+}
+
 #endif  // FLASHCORE_WGMMA
 
-// GROUPS warpgroups, and one more that asks and puts. Where a CTA is alone on its SM and small, each thread has what registers
-// it wants; else those that ask give up theirs.
-__host__ __device__ constexpr int group_threads(int groups) { return (groups + 1) * 128; }
-__host__ __device__ constexpr int group_resident(int groups, int stages) { return groups == 1 && stages == 2 ? 2 : 1; }
-__host__ __device__ constexpr bool group_gives(int groups, int stages) { return groups > 1 || stages == 2; }
-// A thread's registers, multiples of 8; all together no more than the CTA has been given at its launch (168 or 128 a thread).
-__host__ __device__ constexpr int asking(int groups) { return groups > 1 ? 40 : 32; }
-__host__ __device__ constexpr int multiplying(int groups) { return groups > 1 ? 232 : 224; }
+// GROUPS warpgroups that walk, one that makes M where there are outputs, and one that asks and puts. They share their registers
+// out anew, in multiples of 8: all together no more than the launch gives, or the kernel stands still.
+__host__ __device__ constexpr int group_threads(int groups, bool outputs) { return (groups + outputs + 1) * 128; }
+__host__ __device__ constexpr int asking(bool outputs) { return outputs ? 32 : 40; }
+__host__ __device__ constexpr int making(int groups) { return groups > 1 ? 64 : 104; }
+__host__ __device__ constexpr int multiplying(int groups, bool outputs) { return !outputs ? 232 : groups > 1 ? 208 : 248; }
 
-// grid (2 / GROUPS, HV, numbers of segments).
-template <int GROUPS, int STAGES>
-__global__ void __launch_bounds__(group_threads(GROUPS), group_resident(GROUPS, STAGES))
-gdn_prefill_group(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps) {
-#if FLASHCORE_WGMMA
-  auto& s = *reinterpret_cast<GroupShared<GROUPS, STAGES>*>(tile_memory());
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = blockIdx.x * GROUPS, row = half * GROUP_ROWS + warp * 16;
-  float S[16][4];
-  if (!p.segment && warp < GROUPS * 4) {  // before anything that needs cu_seqlens
-    const float* const start = p.state + (static_cast<int64_t>(blockIdx.z) * p.HV + blockIdx.y) * D * D;
-#pragma unroll
-    for (int j = 0; j < 16; ++j) load_state(S[j], start, row, j, lane);
+// What a CTA walks: 64 GROUPS rows of V of a value head and segment. One warpgroup has one of them, grid (2, HV, numbers of
+// segments); two have those from their CTA's number on in steps of the grid. Before a later one's chunks its state comes
+// through the ring, too, while the one before is walked.
+template <int GROUPS>
+struct Item {
+  int half, hv, slot;
+  __device__ __forceinline__ Item(const Prefill& p, int number) {
+    if constexpr (GROUPS > 1) half = 0, slot = number / p.HV, hv = number - slot * p.HV;
+    else half = blockIdx.x, hv = blockIdx.y, slot = blockIdx.z;
   }
+  // Of the matrix of all states' rows.
+  __device__ __forceinline__ int row(const Prefill& p) const { return (slot * p.HV + hv) * D + half * GROUP_ROWS; }
+};
+// `code` for each item of this CTA, and whether its state comes through the ring: where sequences are cut, states lie elsewhere
+// as well, and are loaded when their turn has come.
+template <int GROUPS, typename Code>
+__device__ __forceinline__ void each_item(const Prefill& p, int items, const Code& code) {
+  if constexpr (GROUPS > 1) {
+#pragma unroll 1
+    for (int item = blockIdx.x; item < items; item += gridDim.x)
+      code(Item<GROUPS>(p, item), !p.segment && item != static_cast<int>(blockIdx.x));
+  } else {
+    code(Item<GROUPS>(p, 0), false);
+  }
+}
+
+template <int GROUPS, int STAGES>
+__global__ void __launch_bounds__(group_threads(GROUPS, true), 1)
+gdn_prefill_group(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps, const int items) {
+#if FLASHCORE_WGMMA
+  constexpr int MAKER = GROUPS * 4, ASKER = MAKER + 4;  // their first warps
+  auto& s = *reinterpret_cast<GroupShared<GROUPS, STAGES>*>(tile_memory());
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  float S[16][4];
+  if (!p.segment && warp < MAKER) {  // before anything that needs cu_seqlens
+    const float* const start = p.state + static_cast<int64_t>(Item<GROUPS>(p, blockIdx.x).row(p) + warp * 16) * D;
+#pragma unroll
+    for (int j = 0; j < 16; ++j) load_state(S[j], start, 0, j, lane);
+  }
+  if (warp == ASKER && elected()) prefetch_map(maps.k), prefetch_map(maps.v), prefetch_map(maps.q);
   group_begin<true>(s);
-  const Segment at(p, blockIdx.y);  // divides by a call that takes more registers than those that ask have
-  if (!at.there()) return;
-  if (warp >= GROUPS * 4) {
-    if constexpr (group_gives(GROUPS, STAGES)) fewer_registers<asking(GROUPS)>();
-    const int other = warp - GROUPS * 4;
-    if (other == 0 && elected()) ask<true>(p, maps, s, at, half, true);
-    if (other > 0 && other <= PUTTING) put(p, s, at, half, threadIdx.x - (GROUPS * 4 + 1) * 32);
+  Turn<STAGES> turn;
+  if (warp >= ASKER) {
+    fewer_registers<asking(true)>();
+    const int other = warp - ASKER;
+    const bool asks = other == 0 && elected();
+    each_item<GROUPS>(p, items, [&](const Item<GROUPS>& of, bool ahead) {
+      const Segment at(p, of.hv, of.slot);
+      if (asks) {
+        if (ahead) ask_state(maps, s, turn, of.row(p));
+        ask<true>(p, maps, s, turn, at, of.half, true);
+      }
+      if (other > 0 && other <= PUTTING) {
+        if (ahead) {
+          wait_for(shared_address(&s.laid[turn.stage()]), turn.parity());
+          set_free(s.empty[turn.stage()]);
+          ++turn.begun;
+        }
+        put(p, s, turn, at, of.half, threadIdx.x - (ASKER + 1) * 32);
+      }
+    });
     return;
   }
-  if constexpr (group_gives(GROUPS, STAGES)) more_registers<multiplying(GROUPS)>();
-  if (p.segment) {
-    const float* const start = at.start();
-#pragma unroll
-    for (int j = 0; j < 16; ++j) load_state(S[j], start, row, j, lane);
+  if (warp >= MAKER) {
+    fewer_registers<making(GROUPS)>();
+    each_item<GROUPS>(p, items, [&](const Item<GROUPS>& of, bool ahead) {
+      turn.begun += ahead;
+      make(p, s, turn, Segment(p, of.hv, of.slot));
+    });
+    return;
   }
-  group_walk<true>(S, p, s, at, half, true);
-  if (!at.last) return;
+  more_registers<multiplying(GROUPS, true)>();
+  each_item<GROUPS>(p, items, [&](const Item<GROUPS>& of, bool ahead) {
+    const Segment at(p, of.hv, of.slot);
+    const int row = of.half * GROUP_ROWS + warp * 16;
+    if (ahead) take_state(S, s, turn, warp * 16, lane);
+    if (!at.there()) return;
+    if (p.segment) {
+      const float* const start = at.start();
 #pragma unroll
-  for (int j = 0; j < 16; ++j) store_state(at.end(), S[j], row, j, lane);
+      for (int j = 0; j < 16; ++j) load_state(S[j], start, row, j, lane);
+    }
+    group_walk<true>(S, p, s, turn, at, true);
+    if (!at.last) return;
+#pragma unroll
+    for (int j = 0; j < 16; ++j) store_state(at.end(), S[j], row, j, lane);
+  });
 #endif
 }
 
 // grid (4 / GROUPS, HV, numbers of segments): the first half makes L, the second Phi.
 template <int GROUPS, int STAGES>
-__global__ void __launch_bounds__(group_threads(GROUPS), group_resident(GROUPS, STAGES))
+__global__ void __launch_bounds__(group_threads(GROUPS, false), 1)
 gdn_prefill_group_transfer(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps) {
 #if FLASHCORE_WGMMA
   auto& s = *reinterpret_cast<GroupShared<GROUPS, STAGES>*>(tile_memory());
   constexpr int HALF = 2 / GROUPS;
+  constexpr bool GIVES = GROUPS > 1;  // else each thread has what it wants from the launch
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = blockIdx.x % HALF * GROUPS;
   const int row = half * GROUP_ROWS + warp * 16;
   const bool values = blockIdx.x < HALF;
+  if (warp == GROUPS * 4 && elected()) prefetch_map(maps.k), prefetch_map(maps.v);
   group_begin<false>(s);
   const Segment at(p, blockIdx.y);
   if (!at.there() || at.last || (at.opens && !values)) return;
+  Turn<STAGES> turn;
   if (warp >= GROUPS * 4) {
-    if constexpr (group_gives(GROUPS, STAGES)) fewer_registers<asking(GROUPS)>();
-    if (warp == GROUPS * 4 && elected()) ask<false>(p, maps, s, at, half, values);
+    if constexpr (GIVES) fewer_registers<asking(false)>();
+    if (warp == GROUPS * 4 && elected()) ask<false>(p, maps, s, turn, at, half, values);
     return;
   }
-  if constexpr (group_gives(GROUPS, STAGES)) more_registers<multiplying(GROUPS)>();
+  if constexpr (GIVES) more_registers<multiplying(GROUPS, false)>();
   float S[16][4];
   begin_transfer(S, at, values, row, lane);
-  group_walk<false>(S, p, s, at, half, values);
-  const int64_t to = (at.slot * p.HV + at.hv) * D * D;
+  group_walk<false>(S, p, s, turn, at, values);
+  const int64_t to = at.state_at(at.slot);
   if (values) {
 #pragma unroll
     for (int j = 0; j < 16; ++j) store_state(p.ends + to, S[j], row, j, lane);

@@ -1,8 +1,9 @@
 // GDN prefill, cuda-chunk: two launches, or four, or one. prepare.cuh makes, for all chunks at once, what their own tokens say;
-// hopper.cuh or, without wgmma, state.cuh and split.cuh go from chunk to chunk; for few heads and long sequences segments.cuh
-// lets them do so in several places at once. Sequences that are short on average go to cuda-recurrent's kernel. From where on,
-// and in how many segments, is chosen by measurement for each number of sequences and heads (tuned.h, by `gdn tune`). The host
-// reads no cu_seqlens and never waits: what it knows of lengths is their mean.
+// with wgmma but for M, which the walk makes beside itself. hopper.cuh or, without wgmma, state.cuh and split.cuh go from chunk
+// to chunk; for few heads and long sequences segments.cuh lets them do so in several places at once. Sequences that are short
+// on average go to cuda-recurrent's kernel. From where on, and in how many segments, is chosen by measurement for each number
+// of sequences and heads (tuned.h, by `gdn tune`). The host reads no cu_seqlens and never waits: what it knows of lengths is
+// their mean.
 
 #include "tuned.h"
 

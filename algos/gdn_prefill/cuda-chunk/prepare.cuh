@@ -1,21 +1,29 @@
-// All chunks at once: gates, their sums, (I + A)^-1 and the masked q k^T of the value heads. A CTA of eight warps has a chunk,
-// a query/key head and gridDim.z-th parts of its value heads, two at a time: all of them where there are chunks enough, one
-// where there are few. Warps 0 to 3 have 16 rows of k k^T each, and make T of it; warps 4 to 7 have, the other way round so
-// that a quarter of the SM has five blocks of products, 16 rows of q k^T, which are M but for the gates, and make the gates.
+// All chunks at once: gates, their sums, (I + A)^-1 and, where the walk does not make it by itself, the masked q k^T of the
+// value heads. A CTA of two groups of four warps has a chunk, a query/key head and gridDim.z-th parts of its value heads, two
+// at a time: all of them where there are chunks enough, one where there are few. k k^T and q k^T are made once and left in
+// shared memory; then each group has a value head, or where there is one only, the first has T and the second M. A warp has a
+// row of 16 x 16 blocks of T, and of M the opposite one, the second group the other way round: each warp and each quarter of
+// the SM has the same to do.
 //
-// (I + A)^-1: in float the four 16 x 16 blocks on the diagonal by substitution, a column to each lane; then, with products
-// of tf32, T_10 and T_32, and then rows 2 and 3, each T_ij = -(T_ii A_ij) T_jj of blocks or of two by two of them. An
-// accumulator is the next product's left operand: nothing of a row is asked of another warp.
+// (I + A)^-1 with D the blocks on its diagonal is (I + X) D: X_ij = n_ij + X_i,j+1 n_j+1,j + ... + X_i,i-1 n_i-1,j, n = -D A
+// below them. A warp makes its row of n, and of X from the rows above its own, with one meeting in between. D: 4 x 4 by
+// substitution in float, row by row in accumulators, then twice y + y x y. Products are of f16, which has as many digits as
+// tf32 in half of the instructions; larger than 65504 are numbers only where the state explodes. An accumulator is the next
+// product's left operand.
 #pragma once
 
 #include "chunk.cuh"
 #include "gates.cuh"
+#include "wgmma.cuh"
 
 namespace gdn {
 
 constexpr int PREPARE_THREADS = 256;
 constexpr int PAIR = 2;                   // value heads at a time
-constexpr int A_ROW = CHUNK + 4;          // floats: rows 2t of a column g lie in different banks
+// Blocks up to the diagonal, row by row, and below it.
+constexpr int UP_TO = 10, BELOW = 6;
+__device__ __forceinline__ int up_to(int i, int j) { return i * (i + 1) / 2 + j; }
+__device__ __forceinline__ int below(int i, int j) { return i * (i - 1) / 2 + j; }
 
 // e^(G_t - G_s), of t in a block of 16 and s before it, is e^(G_t - G_u) e^(G_u - G_s) with u the last token before the
 // block: both at most 1, and a token has few of each.
@@ -23,16 +31,21 @@ struct Gates {
   float G[CHUNK];                         // sums of log2 g
   float beta[CHUNK];
   float left[CHUNK];                      // e^(G_t - G_u)
+  float weight[CHUNK];                    // of row t of k k^T: -beta e^(G_t - G_u)
   float right[3][CHUNK - SIDE];           // e^(G_u - G_s), u before block 1, 2, 3
 };
 
 struct PrepareShared {
   union {
     struct { char k[D_TILE], q[D_TILE]; };
-    float A[PAIR][CHUNK][A_ROW];          // when these have been read, and T in its place
+    Prepared made[PAIR];                  // when these have been read
   };
-  Gates gates[2][PAIR];
-  int begin, count;                       // the chunk's first token, and how many
+  // k k^T: accumulators, as each lane has them, and f16, as it takes them on the right of products; q k^T: accumulators
+  float4 k_diagonal[4][2][32];
+  uint4 k_below[BELOW][32];
+  float4 q_products[UP_TO][2][32];
+  Gates gates[PAIR];
+  uint64_t full;                          // the tiles are there
 };
 
 // Not below -64: what is left then is nothing beside any other number, and differences of sums of 64 such keep an error
@@ -56,8 +69,19 @@ struct Raw {
 
 __device__ __forceinline__ void put_pair(void* to, float x, float y) { *reinterpret_cast<float2*>(to) = make_float2(x, y); }
 
+// What the walk takes of the gates, tokens 2 lane and 2 lane + 1.
+struct WalkGates {
+  float2 in, out, beta, sum;
+  __device__ __forceinline__ void put(char* T, int lane) const {
+    *reinterpret_cast<float2*>(T + gate_at(IN, 2 * lane)) = in;
+    *reinterpret_cast<float2*>(T + gate_at(OUT, 2 * lane)) = out;
+    *reinterpret_cast<float2*>(T + gate_at(BETA, 2 * lane)) = beta;
+    *reinterpret_cast<float2*>(T + gate_at(SUM, 2 * lane)) = sum;
+  }
+};
+
 // A warp makes the gates of a value head: of tokens 2 lane and 2 lane + 1.
-__device__ __forceinline__ void make_gates(Gates& to, Prepared& out, const Raw& raw, int count, int lane) {
+__device__ __forceinline__ WalkGates make_gates(Gates& to, const Raw& raw, int count, int lane) {
   float G[2], beta[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -79,11 +103,13 @@ __device__ __forceinline__ void make_gates(Gates& to, Prepared& out, const Raw& 
     if (lane / 8 == i) own = u;
     if (lane / 8 < i) put_pair(to.right[i - 1] + 2 * lane, exp2_approx(u - G[0]), exp2_approx(u - G[1]));
   }
-  put_pair(to.left + 2 * lane, exp2_approx(G[0] - own), exp2_approx(G[1] - own));
+  const float left[2] = {exp2_approx(G[0] - own), exp2_approx(G[1] - own)};
+  put_pair(to.left + 2 * lane, left[0], left[1]), put_pair(to.weight + 2 * lane, -beta[0] * left[0], -beta[1] * left[1]);
   const float end = __shfl_sync(0xffffffffu, G[1], 31);
-  put_pair(out.T + gate_at(IN, 2 * lane), exp2_approx(G[0]), exp2_approx(G[1]));
-  put_pair(out.T + gate_at(OUT, 2 * lane), exp2_approx(end - G[0]), exp2_approx(end - G[1]));
-  put_pair(out.T + gate_at(BETA, 2 * lane), beta[0], beta[1]);
+  return {{exp2_approx(G[0]), exp2_approx(G[1])},
+          {exp2_approx(end - G[0]), exp2_approx(end - G[1])},
+          {beta[0], beta[1]},
+          {G[0], G[1]}};
 }
 
 // d = X K^T: X 16 rows of a tile from `left` on, K the first N blocks of 16 rows of the other.
@@ -104,24 +130,89 @@ __device__ __forceinline__ void products(float (&d)[4][2][4], uint32_t left, uin
   }
 }
 
-// Blocks as accumulators, and as the left operands of two products that take column 2t where the instruction says t, and
-// 2t + 1 where it says t + 4: the order of a sum is free.
+// A block as accumulators, and 16-bit numbers of it as a product takes it on its left.
 using Block = float[2][4];
-using Left = uint32_t[2][4];
+using Words = uint32_t[4];
 
-// x = e^(G_t - G_s) by[t] d of block (i, j), j < i.
-__device__ __forceinline__ void weigh(Block& x, const Block& d, const Gates& gates, const float (&by)[2],
-                                      int i, int j, int lane) {
+__device__ __forceinline__ void f16_words(Words& w, const Block& x) {
+  w[0] = flashcore::pack(x[0][0], x[0][1]), w[1] = flashcore::pack(x[0][2], x[0][3]);
+  w[2] = flashcore::pack(x[1][0], x[1][1]), w[3] = flashcore::pack(x[1][2], x[1][3]);
+}
+// d += a b of f16; b is what load_transposed has of rows of b.
+__device__ __forceinline__ void add_product(Block& d, const Words& a, const Words& b) {
+  flashcore::multiply_add(d[0], a, b[0], b[1]);
+  flashcore::multiply_add(d[1], a, b[2], b[3]);
+}
+
+// 16 x 16 of 16-bit numbers to shared memory: `row` is where row lane % 16, piece lane / 16 goes.
+template <bool WIDE, typename In>
+__device__ __forceinline__ void put_words(char* to, const Words& w, const In& in, int lane) {
+#if FLASHCORE_WGMMA
+  if constexpr (WIDE) store_matrices(shared_address(to + in(lane % 16, lane / 16)), w);
+#endif
+  if constexpr (!WIDE) {
 #pragma unroll
-  for (int e = 0; e < 2; ++e) {
-    const float2 right = *reinterpret_cast<const float2*>(gates.right[i - 1] + j * SIDE + e * 8 + lane % 4 * 2);
-#pragma unroll
-    for (int c = 0; c < 4; ++c) x[e][c] = by[c / 2] * (c % 2 ? right.y : right.x) * d[e][c];
+    for (int c = 0; c < 4; ++c)
+      *reinterpret_cast<uint32_t*>(to + in(lane / 4 + c % 2 * 8, c / 2) + lane % 4 * 4) = w[c];
   }
 }
-// The same of block (i, i), for s up to t - `strict`; zeros behind.
-__device__ __forceinline__ void weigh_diagonal(Block& x, const Block& d, const Gates& gates,
-                                               const float (&by)[2], int i, int strict, int lane) {
+// Block (i, j) of T or M.
+template <bool WIDE>
+__device__ __forceinline__ void put_block(char* matrix, const Block& x, int i, int j, int lane) {
+  Words w;
+  as_left(w, x[0], x[1]);
+  put_words<WIDE>(matrix + i * SIDE * 128, w, [&](int row, int piece) { return in_matrix(row, 2 * j + piece); }, lane);
+}
+__device__ __forceinline__ void put_zeros(char* matrix, int i, int j, int lane) {
+  *reinterpret_cast<uint4*>(matrix + in_matrix(i * SIDE + lane / 2, 2 * j + lane % 2)) = {0, 0, 0, 0};
+}
+// What other warps take on the right of products, f16: T_00, T_11, T_22, n_10, n_20, n_21.
+constexpr int OPERAND = SIDE * SIDE * 2;  // bytes
+template <bool WIDE>
+__device__ __forceinline__ void put_operand(char* operands, int number, const Words& w, int lane) {
+  put_words<WIDE>(operands + number * OPERAND, w, [](int row, int piece) { return in_tile<2>(row, piece); }, lane);
+}
+__device__ __forceinline__ void get_operand(Words& w, const char* operands, int number, int lane) {
+  load_transposed(w, shared_address(operands) + number * OPERAND + in_tile<2>(lane % 16, lane / 16));
+}
+
+using Accumulators = float4[2][32];
+__device__ __forceinline__ void put_products(Accumulators& to, const Block& d, int lane) {
+#pragma unroll
+  for (int e = 0; e < 2; ++e) to[e][lane] = {d[e][0], d[e][1], d[e][2], d[e][3]};
+}
+__device__ __forceinline__ void get_products(Block& d, const Accumulators& from, int lane) {
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const float4 x = from[e][lane];
+    d[e][0] = x.x, d[e][1] = x.y, d[e][2] = x.z, d[e][3] = x.w;
+  }
+}
+// Block (i, j) of k k^T or q k^T, j <= i.
+__device__ __forceinline__ void put_products(PrepareShared& s, const Block& d, bool keys, int i, int j, int lane) {
+  if (!keys) {
+    put_products(s.q_products[up_to(i, j)], d, lane);
+  } else if (i == j) {
+    put_products(s.k_diagonal[i], d, lane);
+  } else {
+    Words w;
+    f16_words(w, d);
+    s.k_below[below(i, j)][lane] = {transposed(w[0]), transposed(w[1]), transposed(w[2]), transposed(w[3])};
+  }
+}
+
+// x *= a number for each column.
+__device__ __forceinline__ void scale_columns(Block& x, const float* by, int lane) {
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const float2 pair = *reinterpret_cast<const float2*>(by + e * 8 + lane % 4 * 2);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) x[e][c] *= c % 2 ? pair.y : pair.x;
+  }
+}
+// x *= e^(G_t - G_s) by[t], of block (i, i), for s up to t - `strict`; zeros behind.
+__device__ __forceinline__ void weigh_diagonal(Block& x, const Gates& gates, const float (&by)[2], int i, int strict,
+                                               int lane) {
   const int g = lane / 4, t = lane % 4;
   const float G[2] = {gates.G[i * SIDE + g], gates.G[i * SIDE + g + 8]};
 #pragma unroll
@@ -130,249 +221,280 @@ __device__ __forceinline__ void weigh_diagonal(Block& x, const Block& d, const G
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       const int row = g + c / 2 * 8, column = e * 8 + 2 * t + c % 2;
-      const float value = by[c / 2] * exp2_approx(G[c / 2] - (c % 2 ? before.y : before.x)) * d[e][c];
-      x[e][c] = column + strict <= row ? value : 0.f;
+      if (e == 1 && c < 2) x[e][c] = 0.f;  // above the diagonal
+      else if (e == 0 && c >= 2) x[e][c] *= by[1] * exp2_approx(G[1] - (c % 2 ? before.y : before.x));
+      else x[e][c] = column + strict <= row ? by[c / 2] * exp2_approx(G[c / 2] - (c % 2 ? before.y : before.x)) * x[e][c] : 0.f;
     }
   }
 }
 
-// Block (i, j) as bf16 to a matrix in global memory: neighbours swap, so that 32 whole bytes of a row are stored at once.
-__device__ __forceinline__ void put_block(char* matrix, const Block& x, int i, int j, int lane) {
-  const bool odd = lane % 2;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const uint32_t low = pack(x[0][2 * half], x[0][2 * half + 1]), high = pack(x[1][2 * half], x[1][2 * half + 1]);
-    const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? low : high, 1);
-    const uint2 words = {odd ? other : low, odd ? high : other};
-    *reinterpret_cast<uint2*>(matrix + in_matrix(i * SIDE + half * 8 + lane / 4, 2 * j + odd) + lane % 4 / 2 * 8) = words;
-  }
-}
+// The two 8 x 8 blocks on the diagonal of x.
+__device__ __forceinline__ uint32_t upper(const Block& x) { return flashcore::pack(x[0][0], x[0][1]); }
+__device__ __forceinline__ uint32_t lower(const Block& x) { return flashcore::pack(x[1][2], x[1][3]); }
 
-// Block (i, j) of a matrix in global memory.
-__device__ __forceinline__ void put_zeros(char* matrix, int i, int j, int lane) {
-  *reinterpret_cast<uint4*>(matrix + in_matrix(i * SIDE + lane / 2, 2 * j + lane % 2)) = {0, 0, 0, 0};
-}
-
-__device__ __forceinline__ void load_block(Block& d, const float* block, int lane) {
+// y = (I - x)^-1, x zero on the diagonal and above it: 4 x 4 by substitution, twice as many by y + y x y.
+__device__ __forceinline__ void invert_block(Block& y, const Block& x, int lane) {
+  const int g = lane / 4, t = lane % 4, four = lane / 16;
 #pragma unroll
   for (int e = 0; e < 2; ++e)
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float2 pair = *reinterpret_cast<const float2*>(block + (lane / 4 + half * 8) * A_ROW + e * 8 + lane % 4 * 2);
-      d[e][2 * half] = pair.x, d[e][2 * half + 1] = pair.y;
+    for (int c = 0; c < 4; ++c) y[e][c] = e == c / 2 && g == 2 * t + c % 2 ? 1.f : 0.f;
+#pragma unroll
+  for (int r = 0; r < 3; ++r) {  // row r of each four, which is done, times column r of x
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const float column = __shfl_sync(0xffffffffu, x[e][2 * e + r % 2], lane / 4 * 4 + four * 2 + r / 2);
+#pragma unroll
+      for (int c = 2 * e; c < 2 * e + 2; ++c)
+        y[e][c] = fmaf(column, __shfl_sync(0xffffffffu, y[e][c], (four * 4 + r) * 4 + t), y[e][c]);
+    }
+  }
+  const bool below = four == 1 && t < 2;
+  float d[4] = {}, done[4] = {y[0][0], y[0][1], y[1][2], y[1][3]};
+  const Words once = {upper(y), 0, 0, lower(y)};
+  flashcore::multiply_add(d, once, transposed(below ? upper(x) : 0), transposed(below ? lower(x) : 0));
+  const Words twice = {flashcore::pack(d[0], d[1]), 0, 0, flashcore::pack(d[2], d[3])};
+  flashcore::multiply_add(done, twice, transposed(once[0]), transposed(once[3]));
+  y[0][0] = done[0], y[0][1] = done[1], y[1][2] = done[2], y[1][3] = done[3];
+  // And 16 x 16: y_11 x_10 y_00 below.
+  float last[4] = {};
+  const Words right = {0, 0, 0, lower(y)};
+  flashcore::multiply_add(last, right, 0, transposed(flashcore::pack(x[0][2], x[0][3])));
+  const Words left = {0, flashcore::pack(last[2], last[3]), 0, 0};
+  flashcore::multiply_add(y[0], left, transposed(upper(y)), 0);
+}
+
+// Row i of T by one of four warps.
+template <bool WIDE>
+__device__ __forceinline__ void make_T(char* T, char* operands, const PrepareShared& s, const Gates& gates, int i, int barrier,
+                                       int lane) {
+  Block n[3] = {};
+  {
+    Block x, own;
+    Words left;
+    const float by[2] = {-gates.beta[i * SIDE + lane / 4], -gates.beta[i * SIDE + lane / 4 + 8]};
+    get_products(x, s.k_diagonal[i], lane);
+    weigh_diagonal(x, gates, by, i, 1, lane);
+    invert_block(own, x, lane);
+    if (i < 3) {
+      f16_words(left, own);
+      put_operand<WIDE>(operands, i, left, lane);
+    }
+    put_block<WIDE>(T, own, i, i, lane);
+    if (i % 2 == 0) put_zeros(T, i, i + 1, lane);
+    scale_columns(own, gates.weight + i * SIDE, lane);
+    f16_words(left, own);
+#pragma unroll
+    for (int j = 0; j < 3; ++j)
+      if (j < i) {
+        const uint4 k = s.k_below[below(i, j)][lane];
+        const Words right = {k.x, k.y, k.z, k.w};
+        add_product(n[j], left, right);
+        scale_columns(n[j], gates.right[i - 1] + j * SIDE, lane);
+        if (i < 3) {
+          Words w;
+          f16_words(w, n[j]);
+          put_operand<WIDE>(operands, 3 + below(i, j), w, lane);
+        }
+      }
+  }
+  meet<128>(barrier);
+  lane = thread_again() % 32;  // so that no address waits in a register
+  Words X[3];
+#pragma unroll
+  for (int j = 2; j >= 0; --j)
+    if (j < i) {
+      Words right;
+      Block result = {};
+#pragma unroll
+      for (int m = 2; m > j; --m)
+        if (m < i) {
+          get_operand(right, operands, 3 + below(m, j), lane);
+          add_product(n[j], X[m], right);
+        }
+      f16_words(X[j], n[j]);
+      get_operand(right, operands, j, lane);
+      add_product(result, X[j], right);
+      put_block<WIDE>(T, result, i, j, lane);
     }
 }
-__device__ __forceinline__ void store_block(float* block, const Block& d, int lane) {
-#pragma unroll
-  for (int e = 0; e < 2; ++e)
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-      put_pair(block + (lane / 4 + half * 8) * A_ROW + e * 8 + lane % 4 * 2, d[e][2 * half], d[e][2 * half + 1]);
-}
-// Row I of blocks: of A to shared memory, or of M to global memory.
-template <int I>
-__device__ __forceinline__ void weigh_row(float* A, char* M, const float (&d)[4][2][4], const Gates& gates, float scale,
-                                          bool keys, int lane) {
-  const int row = I * SIDE + lane / 4;
+
+// Row i of M.
+__device__ __forceinline__ void make_M(char* M, const PrepareShared& s, const Gates& gates, float scale, int i, int lane) {
+  const int row = i * SIDE + lane / 4;
   float by[2] = {scale, scale};
-  if (keys) by[0] = gates.beta[row], by[1] = gates.beta[row + 8];
   Block x;
-  const auto put = [&](int j) {
-    if (keys) store_block(A + j * SIDE, x, lane);
-    else put_block(M, x, I, j, lane);
-  };
-  weigh_diagonal(x, d[I], gates, by, I, keys, lane);
-  put(I);
+  get_products(x, s.q_products[up_to(i, i)], lane);
+  weigh_diagonal(x, gates, by, i, 0, lane);
+  put_block<false>(M, x, i, i, lane);
   by[0] *= gates.left[row], by[1] *= gates.left[row + 8];
 #pragma unroll
-  for (int j = 0; j < I; ++j) {
-    weigh(x, d[j], gates, by, I, j, lane);
-    put(j);
-  }
+  for (int j = 0; j < 3; ++j)
+    if (j < i) {
+      get_products(x, s.q_products[up_to(i, j)], lane);
 #pragma unroll
-  for (int j = I + 1; j < 4; ++j)
-    if (!keys) put_zeros(M, I, j, lane);
+      for (int e = 0; e < 2; ++e)
+#pragma unroll
+        for (int c = 0; c < 4; ++c) x[e][c] *= by[c / 2];
+      scale_columns(x, gates.right[i - 1] + j * SIDE, lane);
+      put_block<false>(M, x, i, j, lane);
+    }
+#pragma unroll
+  for (int j = 1; j < 4; ++j)
+    if (j > i) put_zeros(M, i, j, lane);
 }
 
-__device__ __forceinline__ void as_left(Left& a, const Block& d, float sign = 1.f) {
+// T, M or both from shared to global memory, when the four warps of a group have made them.
+__device__ __forceinline__ void put_made(char* to, const Prepared& made, bool T, bool M, int barrier, int thread) {
+  meet<128>(barrier);
+  uint4* const all = reinterpret_cast<uint4*>(to);
+  const uint4* const from = reinterpret_cast<const uint4*>(&made);
 #pragma unroll
-  for (int e = 0; e < 2; ++e)
-#pragma unroll
-    for (int c = 0; c < 4; ++c) a[e][c] = tf32(sign * d[e][c % 2 * 2 + c / 2]);
-}
-// d += a B, B in shared memory.
-__device__ __forceinline__ void add_product(Block& d, const Left& a, const float* block, int lane) {
-#pragma unroll
-  for (int e = 0; e < 2; ++e)
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const float* b = block + (e * 8 + lane % 4 * 2) * A_ROW + n * 8 + lane / 4;
-      multiply_add_tf32(d[n], a[e], tf32(b[0]), tf32(b[A_ROW]));
-    }
-}
-
-// The 16 x 16 blocks 2 half and 2 half + 1 on the diagonal of A become those of T: column lane % 16, from the top.
-__device__ __forceinline__ void invert_diagonal(float (&A)[CHUNK][A_ROW], int half, int lane) {
-  const int at = (2 * half + lane / SIDE) * SIDE, column = lane % SIDE;
-  float* const block = &A[at][at];
-  float y[SIDE];
-#pragma unroll
-  for (int r = 0; r < SIDE; ++r) {
-    float value = r == column ? 1.f : 0.f;
-#pragma unroll
-    for (int c = 0; c < r; c += 4) {
-      const float4 a = *reinterpret_cast<const float4*>(block + r * A_ROW + c);
-      value = fmaf(-a.x, y[c], value);
-      if (c + 1 < r) value = fmaf(-a.y, y[c + 1], value);
-      if (c + 2 < r) value = fmaf(-a.z, y[c + 2], value);
-      if (c + 3 < r) value = fmaf(-a.w, y[c + 3], value);
-    }
-    y[r] = value;
-  }
-  __syncwarp();
-#pragma unroll
-  for (int r = 0; r < SIDE; ++r) block[r * A_ROW + column] = y[r];
-  __syncwarp();
-}
-
-// The blocks below, and all of T to global memory: by two warps, of which the one has rows 0 to 2 and the other row 3.
-__device__ __forceinline__ void invert(float (&A)[CHUNK][A_ROW], char* T, int half, int barrier, int lane) {
-  const auto block = [&](int i, int j) { return &A[i * SIDE][j * SIDE]; };
-  invert_diagonal(A, half, lane);
-  const int i = 1 + 2 * half;                  // T_10 or T_32
-  Left left, more;
-  {
-    Block own, N = {}, below = {};
-    load_block(own, block(i, i), lane);
-    put_block(T, own, i, i, lane);
-    as_left(left, own);
-    add_product(N, left, block(i, i - 1), lane);
-    as_left(more, N, -1.f);
-    add_product(below, more, block(i - 1, i - 1), lane);
-    put_block(T, below, i, i - 1, lane);
-    put_zeros(T, i - 1, i, lane);
-    if (half) {
-      as_left(more, below);
-    } else {
-      store_block(block(1, 0), below, lane);
-      load_block(own, block(0, 0), lane);
-      put_block(T, own, 0, 0, lane);
-    }
-  }
-  meet<64>(barrier);
-  lane = thread_again() % 32;
-  const int row = 2 + half;
-  if (!half) {
-    Block own;
-    load_block(own, block(2, 2), lane);
-    put_block(T, own, 2, 2, lane);
-    as_left(left, own);
-  }
-  Block result = {};
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    Block N = {};
-    if (half) add_product(N, more, block(2, j), lane);
-    add_product(N, left, block(row, j), lane);
-    Left rest;
-    as_left(rest, N, -1.f);
-    add_product(result, rest, block(j, 0), lane);
-    if (j == 1) {
-      put_block(T, result, row, 0, lane);
-      Block last = {};
-      add_product(last, rest, block(1, 1), lane);
-      put_block(T, last, row, 1, lane);
-    }
+  for (int i = thread; i < MATRIX / 16; i += 128) {
+    if (T) all[i] = from[i];
+    if (M) all[i + MATRIX / 16] = from[i + MATRIX / 16];
   }
 }
 
-// MORE: a CTA has more than PAIR value heads, and keeps the products for them.
-template <bool MORE>
-__global__ void __launch_bounds__(PREPARE_THREADS, MORE ? 2 : 4) gdn_prefill_prepare(const __grid_constant__ Prefill p) {
+// Row i of k k^T or q k^T by a warp, for GPUs without wgmma; up to the diagonal.
+template <int I>
+__device__ __forceinline__ void make_products(PrepareShared& s, bool keys, uint32_t left, uint32_t right, int lane) {
+  float d[4][2][4] = {};
+  products<I + 1>(d, left, right, lane);
+#pragma unroll
+  for (int j = 0; j <= I; ++j) put_products(s, d[j], keys, I, j, lane);
+}
+
+// WIDE: by wgmma and the copy engine, of a tile as copy_box lays it; T and the gates only, 8 KB for a chunk and value head.
+// Else by mma.sync, and M, too: 16 KB.
+template <bool WIDE>
+__global__ void __launch_bounds__(PREPARE_THREADS, 4)
+gdn_prefill_prepare(const __grid_constant__ Prefill p, const __grid_constant__ CUtensorMap keys) {
+#if FLASHCORE_WGMMA
+  PrepareShared& s = *reinterpret_cast<PrepareShared*>(tile_memory());
+#else
   PrepareShared& s = *reinterpret_cast<PrepareShared*>(shared_memory());
+#endif
   const int thread = threadIdx.x, warp = __shfl_sync(0xffffffffu, thread / 32, 0), lane = thread % 32;
-  const int64_t number = blockIdx.x, stride = static_cast<int64_t>(p.H) * D;
-  const int h = blockIdx.y, group = p.HV / p.H;
-  // Members of the group from blockIdx.z on, in steps of gridDim.z.
+  const int number = blockIdx.x, h = blockIdx.y, group = p.HV / p.H;
+  // Members of the group of value heads from blockIdx.z on, in steps of gridDim.z.
   const auto member_head = [&](int member) { return static_cast<int>(blockIdx.z) + member * static_cast<int>(gridDim.z); };
   const auto there = [&](int member) { return member_head(member) < group; };
   const auto head = [&](int member) { return h * group + member_head(member); };
-  const auto result = [&](int member) -> Prepared& {
-    return reinterpret_cast<Prepared*>(p.prepared)[number * p.HV + head(member)];
+  const auto result = [&](int member) {
+    return p.prepared + (static_cast<int64_t>(number) * p.HV + head(member)) * (WIDE ? MATRIX : 2 * MATRIX);
   };
-  const bool gating = warp / PAIR == 2 && there(warp % PAIR);
-  if (gating) prefetch(p.A_log + head(warp % PAIR)), prefetch(p.dt_bias + head(warp % PAIR));
-  // A sequence alone and few chunks: the rows can be fetched into L2 before cu_seqlens is there.
-  if (const int64_t row = number * CHUNK + thread / 4; p.N == 1 && gridDim.x < 64 && row < p.T) {
-    prefetch((thread & 2 ? p.q : p.k) + row * stride + h * D + thread % 2 * 64);
-    if (thread % 4 < 2) prefetch((thread % 2 ? p.a : p.b) + row * p.HV + h * group);
-  }
+  const int half = warp / 4;                              // group of warps
+  const int row = half ? 7 - warp : warp;                 // of blocks of T
+  const bool gating = row == 0 && there(half);
+  if (gating) prefetch(p.A_log + head(half)), prefetch(p.dt_bias + head(half));
 
   const int n = sequence_of(p, number, CHUNK, lane);
-  const int64_t index = number - p.border(n) / CHUNK - n, from = p.border(n) + index * CHUNK, left = p.border(n + 1) - from;
+  const int64_t first_token = p.border(n), index = number - first_token / CHUNK - n;
+  const int64_t from = first_token + index * CHUNK, left = p.border(n + 1) - from;
   if (index < 0 || left <= 0) return;
   const int begin = static_cast<int>(from);  // q of 2^31 tokens would be 512 GiB
   const int count = left < CHUNK ? static_cast<int>(left) : CHUNK;
-
+#if FLASHCORE_WGMMA
+  if (WIDE && warp == 1 && elected()) {
+    const uint32_t full = shared_address(&s.full);
+    init_barrier(full, 1);
+    barriers_initialised();
+    arrive_and_expect(full, D_TILE);
+    copy_box(shared_address(s.k), keys, begin, 0, h, full);
+  }
+#endif
   Raw raw;
-  if (gating) raw.ask_head(p, head(warp % PAIR)), raw.ask_tokens(p, begin, count, head(warp % PAIR), lane);
-  if (thread == 0) s.begin = begin, s.count = count;
-  {
-    const int row = thread / D_PIECES, piece = thread % D_PIECES;
-    const uint32_t to = shared_address(s.k) + in_tile<D_PIECES>(row, piece);
-    const int64_t at = (from + row) * stride + h * D + piece * 8, step = PREPARE_THREADS / D_PIECES * stride;
+  if (gating) raw.ask_head(p, head(half)), raw.ask_tokens(p, begin, count, head(half), lane);
+  WalkGates gates;
+  if constexpr (WIDE) {
+#if FLASHCORE_WGMMA
+    __syncthreads();
+    if (gating) gates = make_gates(s.gates[half], raw, count, lane);
+    if (half == 0 || count < CHUNK) wait_for(shared_address(&s.full), 0);
+    if (count < CHUNK) {  // rows of the next sequence: they may be NaN
+      const int pieces = (CHUNK - count) * 8;
+      for (int i = thread; i < 2 * pieces; i += PREPARE_THREADS)
+        *reinterpret_cast<uint4*>(s.k + i / pieces * (D_TILE / 2) + count * 128 + i % pieces * 16) = {0, 0, 0, 0};
+      shared_written();
+      __syncthreads();
+    }
+    if (half == 0) {
+      float d[8][4];
+      const Along k(shared_address(s.k));
+      open_products();
+#pragma unroll
+      for (int step = 0; step < 8; ++step) {
+        const uint64_t columns = further(k, step / 4 * (D_TILE / 2) + step % 4 * 32);
+        product(d, columns, columns, step > 0);
+      }
+      commit_products();
+      wait_for_products<0>();
+      hold(d);
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        if (j <= row) put_products(s, reinterpret_cast<const Block&>(d[2 * j]), true, row, j, lane);
+    }
+#endif
+  } else {
+    const int token = thread / D_PIECES, piece = thread % D_PIECES;
+    const int64_t stride = static_cast<int64_t>(p.H) * D, at = (from + token) * stride + h * D + piece * 8;
+    const int64_t step = PREPARE_THREADS / D_PIECES * stride;
+    const uint32_t k_tile = shared_address(s.k), to = k_tile + in_tile<D_PIECES>(token, piece);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const bool inside = row + i * (PREPARE_THREADS / D_PIECES) < count;
+      const bool inside = token + i * (PREPARE_THREADS / D_PIECES) < count;
       copy16(to + i * PREPARE_THREADS * 16, p.k + at + i * step, inside);
       copy16(to + D_TILE + i * PREPARE_THREADS * 16, p.q + at + i * step, inside);
     }
     commit_copies();
+    if (gating) gates = make_gates(s.gates[half], raw, count, lane);
+    wait_for_copies<0>();
+    __syncthreads();
+    const uint32_t rows = k_tile + half * D_TILE + row * SIDE * D * 2;
+    if (row == 0) make_products<0>(s, half == 0, rows, k_tile, lane);
+    if (row == 1) make_products<1>(s, half == 0, rows, k_tile, lane);
+    if (row == 2) make_products<2>(s, half == 0, rows, k_tile, lane);
+    if (row == 3) make_products<3>(s, half == 0, rows, k_tile, lane);
   }
-  if (gating)
-    make_gates(s.gates[0][warp % PAIR], result(warp % PAIR), raw, count, lane);
-  wait_for_copies<0>();
-  __syncthreads();
-
-  // Warps 0 to 3: k k^T, from above; warps 4 to 7: q k^T, from below. Blocks up to the diagonal.
-  const bool keys = warp < 4;
-  const int i = keys ? warp : 7 - warp;
-  const uint32_t k_tile = shared_address(s.k), rows = k_tile + (keys ? 0 : D_TILE) + i * SIDE * D * 2;
-  float d[4][2][4] = {};
-  if (i == 0) products<1>(d, rows, k_tile, lane);
-  if (i == 1) products<2>(d, rows, k_tile, lane);
-  if (i == 2) products<3>(d, rows, k_tile, lane);
-  if (i == 3) products<4>(d, rows, k_tile, lane);
 
 #pragma unroll 1
-  for (int pair = 0; MORE ? there(pair * PAIR) : pair < 1; ++pair) {
-    __syncthreads();  // the tiles have been read, or the gates are there and A is free
-    const int these = there(pair * PAIR + 1) ? PAIR : 1;
-    const Gates* const gates = s.gates[pair % 2];
-#pragma unroll 1
-    for (int m = 0; m < these; ++m) {
-      float* const A = &s.A[m][i * SIDE][0];
-      char* const M = result(pair * PAIR + m).M;
-      const int lane = thread_again() % 32;  // so that no address waits in a register
-      if (i == 0) weigh_row<0>(A, M, d, gates[m], p.scale, keys, lane);
-      if (i == 1) weigh_row<1>(A, M, d, gates[m], p.scale, keys, lane);
-      if (i == 2) weigh_row<2>(A, M, d, gates[m], p.scale, keys, lane);
-      if (i == 3) weigh_row<3>(A, M, d, gates[m], p.scale, keys, lane);
-    }
-    if (keys) {
-      meet<128>(1);
-      const int m = warp / 2;
-      if (m < these) invert(s.A[m], result(pair * PAIR + m).T, warp % 2, 2 + m, thread_again() % 32);
-    } else if (MORE && warp / PAIR == 2) {
-      const int next = (pair + 1) * PAIR + warp % PAIR;
-      if (there(next)) {
-        const int lane = thread_again() % 32;
-        Raw raw;
-        raw.ask_head(p, head(next)), raw.ask_tokens(p, s.begin, s.count, head(next), lane);
-        make_gates(s.gates[(pair + 1) % 2][warp % PAIR], result(next), raw, s.count, lane);
+  for (int first = 0; there(first); first += PAIR) {
+    if (first > 0) {
+#if FLASHCORE_WGMMA
+      if (WIDE && thread % 128 == 0) stores_read();
+#endif
+      __syncthreads();
+      if (row == 0 && there(first + half)) {
+        Raw next;
+        next.ask_head(p, head(first + half)), next.ask_tokens(p, begin, count, head(first + half), lane);
+        gates = make_gates(s.gates[half], next, count, lane);
       }
     }
+    __syncthreads();  // the products and the gates are there, and nobody reads the tiles any more
+    const bool both = there(first + 1), makes_T = both || half == 0, makes_M = !WIDE && (both || half == 1);
+    const int m = both ? half : 0, barrier = 1 + half, lane = thread_again() % 32;
+    if (makes_T) {
+      if (row == 0) gates.put(s.made[m].T, lane);
+      make_T<WIDE>(s.made[m].T, s.made[both ? m : 1].M, s, s.gates[m], row, barrier, lane);
+    }
+    if constexpr (WIDE) {
+#if FLASHCORE_WGMMA
+      if (makes_T) {
+        shared_written();
+        meet<128>(barrier);
+        if (thread % 128 == 0) store_bulk(result(first + m), shared_address(s.made[m].T), MATRIX);
+      }
+#endif
+    } else {
+      if (both) meet<128>(barrier);  // M comes where the operands were
+      if (makes_M) make_M(s.made[m].M, s, s.gates[m], p.scale, 3 - row, lane);
+      put_made(result(first + m), s.made[m], makes_T, makes_M, barrier, thread % 128);
+    }
   }
+#if FLASHCORE_WGMMA
+  if (WIDE && thread % 128 == 0) stores_read();
+#endif
 }
 
 }  // namespace gdn

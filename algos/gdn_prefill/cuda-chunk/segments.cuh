@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(WARPS * 32) gdn_prefill_transfer(const __grid_
     tokens<WARPS, 2, false>(stage, before, S, R, none, 0.f, warp, lane, values);
     tokens<WARPS, 3, false>(stage, before, S, R, none, 0.f, warp, lane, values);
   }
-  const int64_t at = (chunks.slot * p.HV + hv) * D * D;
+  const int64_t at = chunks.state_at(chunks.slot);
   if (values) {
 #pragma unroll
     for (int j = 0; j < 16; ++j) store_state(p.ends + at, S[j], row, j, lane);
@@ -86,8 +86,8 @@ __global__ void __launch_bounds__(SCAN_THREADS) gdn_prefill_scan(const __grid_co
   ScanShared& s = *reinterpret_cast<ScanShared*>(shared_memory());
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int row = blockIdx.x * 16, hv = blockIdx.y, n = blockIdx.z;
-  const int64_t unit = static_cast<int64_t>(p.segment) * CHUNK, begin = p.border(n);
-  const int64_t first = begin / unit + n, steps = (p.border(n + 1) - begin + unit - 1) / unit - 1;
+  const int unit = p.segment * CHUNK, begin = p.border(n);
+  const int first = begin / unit + n, steps = (p.border(n + 1) - begin + unit - 1) / unit - 1;
   if (steps < 1) return;
   const int64_t stride = static_cast<int64_t>(p.HV) * D * D, at = first * stride + hv * D * D;
   const uint4* transfer = reinterpret_cast<const uint4*>(p.transfers + at + stride) + warp * 4 * 32 + lane;
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(SCAN_THREADS) gdn_prefill_scan(const __grid_co
   end += stride;
 
 #pragma unroll 1
-  for (int64_t step = 1; step < steps; ++step) {
+  for (int step = 1; step < steps; ++step) {
     uint4(&highs)[8][32] = s.high[step % 2], (&lows)[8][32] = s.low[step % 2];
     const bool more = step + 1 < steps;
     uint32_t high[4], low[4];

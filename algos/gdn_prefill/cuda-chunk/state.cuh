@@ -76,7 +76,7 @@ struct Chunks : Segment {
         if constexpr (OUTPUTS) copy_tile<D_PIECES>(q_tile, p.q + from, stride, rows, thread, THREADS);
         copy_tile<TILES * 2>(v_tile, p.v + v_from, v_stride, rows, thread, THREADS);
       }
-      const char* const prepared = p.prepared + ((number + chunk) * p.HV + hv) * sizeof(Prepared);
+      const char* const prepared = p.prepared + (static_cast<int64_t>(number + chunk) * p.HV + hv) * sizeof(Prepared);
       copy_matrix<THREADS, true>(shared_address(stage.prepared.T), prepared, thread);
       if constexpr (OUTPUTS) copy_matrix<THREADS, false>(shared_address(stage.prepared.M), prepared + MATRIX, thread);
     }

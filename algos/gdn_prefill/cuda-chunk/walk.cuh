@@ -72,39 +72,52 @@ inline bool make_map(CUtensorMap& map, const void* base, int64_t T, int heads, u
                                        {count * D * 2, 128, D * 2}, {64, CHUNK, halves, 1});
 }
 
-static void prepare(const Prefill& p, uint32_t numbers, int device, cudaStream_t stream) {
+// All states' rows for copy_state: 64 or 128 of them, in four blocks of 32 columns.
+inline bool make_state_map(CUtensorMap& map, const Prefill& p, uint32_t rows) {
+  return flashcore::make_tensor_map<3>(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, p.state,
+                                       {32, static_cast<cuuint64_t>(p.N) * p.HV * D, D / 32}, {D * 4, 128}, {32, rows, D / 32});
+}
+
+// WIDE: `keys` is a map of k as copy_box takes it, and 8 KB for a chunk and value head are made; else 16, with M.
+template <bool WIDE>
+static void prepare(const Prefill& p, const CUtensorMap& keys, uint32_t numbers, int device, cudaStream_t stream) {
   const int members = p.HV / p.H;
   const int64_t parts = int64_t{numbers} * p.H < 2 * sms(device) ? members : 1;  // with few chunks, a CTA for each value head
-  const dim3 grid(numbers, p.H, static_cast<uint32_t>(parts));
-  constexpr int SHARED = sizeof(PrepareShared), THREADS = PREPARE_THREADS;
-  if (members > PAIR * parts) launch<gdn_prefill_prepare<true>>(grid, THREADS, SHARED, device, stream, p);
-  else launch<gdn_prefill_prepare<false>>(grid, THREADS, SHARED, device, stream, p);
+  launch<gdn_prefill_prepare<WIDE>>(dim3(numbers, p.H, static_cast<uint32_t>(parts)), PREPARE_THREADS, sizeof(PrepareShared),
+                                    device, stream, p, keys);
 }
 
 static void scan(const Prefill& p, int device, cudaStream_t stream) {
   launch<gdn_prefill_scan>(dim3(D / 16, p.HV, p.N), SCAN_THREADS, sizeof(ScanShared), device, stream, p);
 }
 
-// By warpgroups: one for a CTA while every CTA can have an SM, and else two, which share the tiles.
+// By warpgroups: one for a CTA while every CTA can have an SM, and else two, which share the tiles. Of those there are as many
+// CTAs as can be resident; or one for each item, where the copy engine cannot bring states: kernel.cu lets them begin at
+// multiples of 8 bytes.
 template <int GROUPS, int STAGES>
-static void walk_wide(const Prefill& p, const Maps& maps, uint32_t parts, int device, cudaStream_t stream) {
-  launch<gdn_prefill_group<GROUPS, STAGES>>(dim3(2 / GROUPS, p.HV, parts), group_threads(GROUPS), group_shared<GROUPS, STAGES>(),
-                                            device, stream, p, maps);
+static void walk_wide(const Prefill& p, Maps maps, uint32_t parts, int device, cudaStream_t stream) {
+  const uint32_t items = p.HV * parts, resident = sms(device);
+  const bool loops = GROUPS > 1 && items > resident && make_state_map(maps.state, p, GROUPS * GROUP_ROWS);
+  const dim3 grid = GROUPS == 1 ? dim3(2, p.HV, parts) : dim3(loops ? resident : items);
+  launch<gdn_prefill_group<GROUPS, STAGES>>(grid, group_threads(GROUPS, true), group_shared<GROUPS, STAGES>(), device, stream,
+                                            p, maps, static_cast<int>(items));
 }
 template <int GROUPS, int STAGES>
 static void transfer_wide(const Prefill& p, const Maps& maps, uint32_t parts, int device, cudaStream_t stream) {
-  launch<gdn_prefill_group_transfer<GROUPS, STAGES>>(dim3(4 / GROUPS, p.HV, parts), group_threads(GROUPS),
+  launch<gdn_prefill_group_transfer<GROUPS, STAGES>>(dim3(4 / GROUPS, p.HV, parts), group_threads(GROUPS, false),
                                                      group_shared<GROUPS, STAGES>(), device, stream, p, maps);
 }
-static bool walk_wide(const Prefill& p, uint32_t parts, int device, cudaStream_t stream) {
+// For one warpgroup's boxes, and for two.
+static bool make_maps(const Prefill& p, Maps& one, Maps& two) {
+  const bool there = make_map(one.q, p.q, p.T, p.H, 2) && make_map(one.k, p.k, p.T, p.H, 2) &&
+                     make_map(one.v, p.v, p.T, p.HV, 1) && make_map(two.v, p.v, p.T, p.HV, 2);
+  two.q = one.q, two.k = one.k;
+  return there;
+}
+static void walk_wide(const Prefill& p, const Maps& one, const Maps& two, uint32_t parts, int device, cudaStream_t stream) {
   // How many segments there are when all sequences have the mean length; `parts` is the most that there can be.
   const int64_t unit = int64_t{p.segment} * CHUNK, likely = p.segment ? p.N * ((p.T / p.N + unit - 1) / unit) : p.N;
   const int64_t heads = likely * p.HV, moved = (likely - p.N) * p.HV, count = sms(device);  // a sequence's last does not move
-  Maps one{}, two{};
-  const bool there = make_map(one.q, p.q, p.T, p.H, 2) && make_map(one.k, p.k, p.T, p.H, 2) && make_map(one.v, p.v, p.T, p.HV, 1) &&
-                     make_map(two.v, p.v, p.T, p.HV, 2);
-  if (!there) return false;
-  two.q = one.q, two.k = one.k;
   if (p.segment) {
     if (4 * moved <= count) transfer_wide<1, 4>(p, one, parts, device, stream);
     else transfer_wide<2, 3>(p, two, parts, device, stream);
@@ -112,7 +125,6 @@ static bool walk_wide(const Prefill& p, uint32_t parts, int device, cudaStream_t
   }
   if (2 * heads <= count) walk_wide<1, 4>(p, one, parts, device, stream);
   else walk_wide<2, 3>(p, two, parts, device, stream);
-  return true;
 }
 
 // By warps, which every GPU from sm_80 on has: four for the same rows while there are few heads.
@@ -129,23 +141,32 @@ static void walk_narrow(const Prefill& p, uint32_t parts, int device, cudaStream
     launch<gdn_prefill_state<WARPS, STAGES>>(grid, WARPS * 32, SHARED, device, stream, p);
 }
 
-// All of it. `segments`: see segment_of.
+// Cuts the sequences, in place: see segment_of. How many parts there are then, of all.
+inline uint32_t cut(Prefill& p, int segments) {
+  p.segment = segment_of(p.T, p.N, segments);
+  return p.N + (p.segment ? static_cast<uint32_t>(p.T / (p.segment * CHUNK)) : 0);
+}
+
+// All of it.
 static void walk(Prefill& p, int segments, DLDevice on, cudaStream_t stream) {
   const int device = on.device_id;
   const int64_t numbers = p.T / CHUNK + p.N;
-  const ffi::Tensor prepared = scratch(numbers, int64_t{p.HV} * sizeof(Prepared), on);
+  Maps one{}, two{};
+  const bool wide = has_wgmma(device) && make_maps(p, one, two);
+  const ffi::Tensor prepared = scratch(numbers, int64_t{p.HV} * (wide ? MATRIX : sizeof(Prepared)), on);
   p.prepared = static_cast<char*>(prepared.data_ptr());
-  prepare(p, static_cast<uint32_t>(numbers), device, stream);
+  if (wide) prepare<true>(p, one.k, static_cast<uint32_t>(numbers), device, stream);
+  else prepare<false>(p, {}, static_cast<uint32_t>(numbers), device, stream);
 
-  uint32_t parts = p.N;
+  const uint32_t parts = cut(p, segments);
   ffi::Optional<ffi::Tensor> ends, transfers;
-  if ((p.segment = segment_of(p.T, p.N, segments))) {
-    parts += static_cast<uint32_t>(p.T / (p.segment * CHUNK));
+  if (p.segment) {
     constexpr int64_t BYTES = D * D * sizeof(float);
     ends = scratch(int64_t{parts} * p.HV, BYTES, on), transfers = scratch(int64_t{parts} * p.HV, BYTES, on);
     p.ends = static_cast<float*>(ends.value().data_ptr()), p.transfers = static_cast<float*>(transfers.value().data_ptr());
   }
-  if (!(has_wgmma(device) && walk_wide(p, parts, device, stream))) walk_narrow(p, parts, device, stream);
+  if (wide) walk_wide(p, one, two, parts, device, stream);
+  else walk_narrow(p, parts, device, stream);
 }
 
 }  // namespace gdn

@@ -18,6 +18,7 @@ using flashcore::hold;
 using flashcore::init_barrier;
 using flashcore::meet_warpgroup;
 using flashcore::open_products;
+using flashcore::prefetch_map;
 using flashcore::tile_memory;
 using flashcore::wait_for;
 using flashcore::wait_for_products;
@@ -76,6 +77,15 @@ __device__ __forceinline__ void product_across(float (&d)[16][4], const uint32_t
                : GDN_A_B);
 }
 
+// d = A B^T or d += A B^T, both Along.
+__device__ __forceinline__ void product(float (&d)[8][4], uint64_t a, uint64_t b, int add) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" GDN_R8_0 ", " GDN_R8_1 ", " GDN_R8_2 ", " GDN_R8_3
+               "}, %32, %33, p, 1, 1, 0, 0;\n}"
+               : GDN_D8(0)
+               : "l"(a), "l"(b), "r"(add));
+}
+
 #undef GDN_PRODUCT
 #undef GDN_R8_7
 #undef GDN_R8_6
@@ -117,6 +127,20 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, in
       "l"(&map), "r"(0), "r"(token), "r"(half), "r"(head), "r"(barrier)
       : "memory");
 }
+// One box of `map` (make_state_map), [4 blocks][64 or 128 rows][32 columns] of float, from `row` of all states' rows on.
+__device__ __forceinline__ void copy_state(uint32_t to, const CUtensorMap& map, int row, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+      "l"(&map), "r"(0), "r"(row), "r"(0), "r"(barrier)
+      : "memory");
+}
+// `bytes` from shared to global memory by the copy engine, and until it has read all that this thread has asked it for.
+__device__ __forceinline__ void store_bulk(void* to, uint32_t from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(to), "r"(from),
+               "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 // One lane of a warp that is all here, the same one each time.
 __device__ __forceinline__ bool elected() {
   uint32_t one;
@@ -130,6 +154,12 @@ __device__ __forceinline__ void shared_written() { asm volatile("fence.proxy.asy
 __device__ __forceinline__ void store_transposed(uint32_t row, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]), "r"(r[1]),
                "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+// The same matrices as they are.
+__device__ __forceinline__ void store_matrices(uint32_t row, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]), "r"(r[1]), "r"(r[2]),
+               "r"(r[3])
                : "memory");
 }
 // 16 bytes at once, whatever the compiler thinks of it: it made four stores of them.
