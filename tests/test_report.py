@@ -375,7 +375,7 @@ class Tags(html.parser.HTMLParser):
 def pages(tmp_path_factory):
     """name -> an HTML file: the measured results, one of everything, and one whose texts want to be markup."""
     folder = tmp_path_factory.mktemp("pages")
-    real = [H200 / f for f in ("decode-contest.json", "prefill-quick.json", "attention-sweep.json")]
+    real = [H200 / f for f in ("decode-contest.json", "prefill-quick.json", "attention-climb.json")]
     real.append(ROOT / "results/epyc-2cpu/decode-quick.json")
     books = {
         "real": gather.gather(gather.read(real), REGISTRY),
@@ -457,7 +457,7 @@ def test_the_png_is_the_main_figure_and_carries_no_date():
     assert kinds == []
     assert heading[1] == "gdn_decode on NVIDIA H200 (driver 580.159.04, SM clock 1980 MHz), tier cupti, L2 cold"
     with pytest.raises(UsageError, match="there are several: gdn_decode on NVIDIA H200; attention_fwd on NVIDIA H200"):
-        figures.one(results("decode-contest.json", "attention-sweep.json"), "latency")
+        figures.one(results("decode-contest.json", "attention-climb.json"), "latency")
     with pytest.raises(UsageError, match="no figure 'compare'"):
         figures.one(book, "compare")
 
