@@ -18,9 +18,10 @@ FOLDER = helpers.OURS / "gdn_prefill" / "cuda-chunk"
 DRIVER = """
 #include "hopper.cuh"
 #include "prepare.cuh"
+#include "scan.cuh"
 #include "segments.cuh"
 using namespace gdn;
-// A map as walk.cuh's make_map has it.
+// A map as wide.cu's make_map has it.
 CUtensorMap map(const Prefill& p, const void* base, int64_t heads, int halves) {
   return {base, {64, p.T, 2, heads}, {2, heads * D * 2, 128, D * 2}, {64, CHUNK, halves, 1}};
 }
@@ -124,7 +125,7 @@ extern "C" void scan_segments(int mode, void** t, int HV, int N, int T, int segm
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chunk")
-    for file in ("hopper.cuh", "prepare.cuh", "state.cuh", "split.cuh", "segments.cuh"):
+    for file in ("hopper.cuh", "prepare.cuh", "state.cuh", "split.cuh", "segments.cuh", "scan.cuh"):
         shutil.copy(FOLDER / file, folder)
     chunk, n = re.subn(
         r"__device__ __forceinline__ uint32_t transposed\(.*?\n}\n", "", (FOLDER / "chunk.cuh").read_text(), flags=re.S
@@ -228,7 +229,7 @@ def test_what_is_prepared(library, wide):
 
 
 SPLIT = 0  # four warps share 16 rows
-ONE, TWO = 14, 23  # warpgroups, and stages: hopper.cuh as walk.cuh launches it
+ONE, TWO = 14, 23  # warpgroups, and stages: hopper.cuh as wide.cu launches it
 CUTS = [SPLIT, 1, 2, 4, 8, 12, ONE, 22, TWO]
 EACH = [SPLIT, 8, ONE, TWO]
 MODES = [0, 1, 2, 3]  # emulated::Mode: which warp is ahead, and when copies land

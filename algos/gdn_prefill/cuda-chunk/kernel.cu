@@ -16,18 +16,13 @@
 
 #include <cmath>
 #include <cstdint>
+#include <vector>
 
 #include "choice.cuh"
-#include "launch_recurrent.cuh"
 #include "tensor.cuh"
-#include "walk.cuh"
+#include "ways.h"
 
 namespace gdn {
-
-namespace recurrent {
-#include "recurrent.h"
-struct Table { static constexpr const auto& rows = TUNED; };
-}  // namespace recurrent
 
 // q, k [T,H,128] bf16; v [T,HV,128] bf16; state [N,HV,128,128] f32; A_log, dt_bias [HV] f32; a, b [T,HV] bf16;
 // cu_seqlens [N+1] i64, from 0 on, never falling, T at the end; scale None or 0: 1/sqrt(128).
@@ -72,14 +67,15 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
   ffi::CUDADeviceGuard guard(device.device_id);
   const auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
   const Tuned& row = TUNED[chosen(sms(device.device_id), N * HV)];
-  if (T / N <= row.recurrent) {
-    launch_recurrent<recurrent::Table>({p.state, p.cu_seqlens, p.k, p.q, p.v, p.a, p.b, p.A_log, p.dt_bias, p.new_state, p.output,
-                                        p.scale, static_cast<uint32_t>(H), static_cast<uint32_t>(HV), T, T / N,
-                                        Divisor(static_cast<uint32_t>(HV)), Divisor(static_cast<uint32_t>(HV / H))},
-                                       N * HV, device.device_id, stream);
-  } else {
-    walk(p, row.segments, device, stream);
-  }
+  if (T / N <= row.recurrent) return walk_tokens(p, device.device_id, stream);
+  // torch's caching allocator when the caller is torch: no synchronisation, and given back as soon as the launches are queued
+  std::vector<ffi::Tensor> rooms;
+  const Allocate allocate = [&](int64_t bytes) {
+    rooms.push_back(ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, {bytes}, DLDataType{kDLUInt, 8, 1}, device));
+    return rooms.back().data_ptr();
+  };
+  if (!walk_wide(p, row.segments, allocate, device.device_id, stream))
+    walk_narrow(p, row.segments, allocate, device.device_id, stream);
 }
 
 }  // namespace gdn

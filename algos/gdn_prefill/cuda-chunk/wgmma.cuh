@@ -119,7 +119,7 @@ __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, uint32_
                "r"(bytes), "r"(barrier)
                : "memory");
 }
-// One box of `map` (make_map in walk.cuh), [1 or 2 halves][64 tokens][64 columns] of `head` from `half` and `token` on; zeros
+// One box of `map` (make_map in wide.cu), [1 or 2 halves][64 tokens][64 columns] of `head` from `half` and `token` on; zeros
 // from token T on.
 __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, int token, int half, int head, uint32_t barrier) {
   asm volatile(

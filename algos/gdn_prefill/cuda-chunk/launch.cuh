@@ -1,0 +1,67 @@
+// What the launches of cuda-chunk's ways share: shared memory, the preparation, segments and the memory for both.
+#pragma once
+
+#include <tvm/ffi/extra/cuda/base.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+#include "choice.cuh"
+#include "prepare.cuh"
+#include "ways.h"
+
+namespace gdn {
+
+// Launches with more shared memory than the 48 KiB that a kernel has unasked; asked for once on each of the first 64 GPUs.
+// Of this library alone (static): a process may have several builds of it, each with kernels of its own to be told.
+template <auto KERNEL, typename... Arguments>
+static void launch(dim3 grid, int threads, int shared, int device, cudaStream_t stream, const Arguments&... arguments) {
+  static std::array<std::atomic<bool>, 64> ready{};
+  const bool kept = device >= 0 && device < 64;
+  if (!kept || !ready[device].load(std::memory_order_relaxed)) {
+    TVM_FFI_CHECK_CUDA_ERROR(cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+    if (kept) ready[device].store(true, std::memory_order_relaxed);
+  }
+  KERNEL<<<grid, threads, shared, stream>>>(arguments...);
+  TVM_FFI_CHECK_CUDA_ERROR(cudaGetLastError());
+}
+
+// WIDE: `keys` is a map of k as copy_box takes it, and 8 KB for a chunk and value head are made; else 16, with M.
+template <bool WIDE>
+static void prepare(const Prefill& p, const CUtensorMap& keys, int device, cudaStream_t stream) {
+  const uint32_t numbers = static_cast<uint32_t>(p.T / CHUNK + p.N);
+  const int members = p.HV / p.H;
+  const int64_t parts = int64_t{numbers} * p.H < 2 * sms(device) ? members : 1;  // with few chunks, a CTA for each value head
+  launch<gdn_prefill_prepare<WIDE>>(dim3(numbers, p.H, static_cast<uint32_t>(parts)), PREPARE_THREADS, sizeof(PrepareShared),
+                                    device, stream, p, keys);
+}
+
+// A sequence of the mean length in `segments` parts; not in pieces so short, nor a whole so short, that four launches and
+// half as many products again cost more than they save.
+constexpr int SHORTEST_SEGMENT = 8, SHORTEST_CUT = 24;  // chunks; memory is 16 KB a chunk and 128 KB a segment
+inline int segment_of(int64_t T, int64_t N, int segments) {
+  const int64_t chunks = T / N / CHUNK;
+  if (segments < 2 || chunks < SHORTEST_CUT) return 0;
+  return static_cast<int>(std::max<int64_t>(SHORTEST_SEGMENT, (chunks + segments - 1) / segments));
+}
+
+// Cuts the sequences, in place: see segment_of. How many parts there are then, of all.
+inline uint32_t cut(Prefill& p, int segments) {
+  p.segment = segment_of(p.T, p.N, segments);
+  return p.N + (p.segment ? static_cast<uint32_t>(p.T / (p.segment * CHUNK)) : 0);
+}
+
+// Memory for what the preparation leaves, and for segments. How many parts there are: see cut.
+static uint32_t make_room(Prefill& p, int segments, int64_t prepared, const Allocate& allocate) {
+  p.prepared = static_cast<char*>(allocate((p.T / CHUNK + p.N) * p.HV * prepared));
+  const uint32_t parts = cut(p, segments);
+  if (p.segment) {
+    const int64_t bytes = int64_t{parts} * p.HV * D * D * sizeof(float);
+    p.ends = static_cast<float*>(allocate(bytes)), p.transfers = static_cast<float*>(allocate(bytes));
+  }
+  return parts;
+}
+
+}  // namespace gdn

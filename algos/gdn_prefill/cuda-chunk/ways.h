@@ -1,0 +1,26 @@
+// The ways through a call. Each is compiled by itself: side by side they take half of the time that one file took.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "chunk.cuh"
+
+#pragma GCC visibility push(hidden)  // a process may have several builds of this library
+namespace gdn {
+
+// Memory of the device until the call's launches are queued, by the binding, which knows the caller's allocator.
+using Allocate = std::function<void*(int64_t bytes)>;
+
+// By warpgroups (wide.cu); false, with nothing done, where this build or this GPU has no wgmma, or the driver makes no maps.
+bool walk_wide(Prefill p, int segments, const Allocate& allocate, int device, cudaStream_t stream);
+// By warps (narrow.cu), which every GPU from sm_80 on has.
+void walk_narrow(Prefill p, int segments, const Allocate& allocate, int device, cudaStream_t stream);
+// By cuda-recurrent's kernel (recurrent.cu).
+void walk_tokens(const Prefill& p, int device, cudaStream_t stream);
+
+// The state behind each segment (scan.cuh, in narrow.cu), for both of the first two.
+void scan(const Prefill& p, int device, cudaStream_t stream);
+
+}  // namespace gdn
+#pragma GCC visibility pop
