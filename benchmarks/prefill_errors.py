@@ -34,6 +34,15 @@ NAMES = ("q", "k", "v", "state", "A_log", "a", "dt_bias", "b", "cu_seqlens", "sc
 CASES = edges.SMALL | edges.LONG | edges.LARGE
 
 
+def untuned() -> None:
+    """Triton's kernels with the first of their constants: an error does not ask which are fastest, and FLA would try all of
+    them for every number of heads."""
+    from triton.runtime.autotuner import Autotuner
+
+    pruned = Autotuner.prune_configs
+    Autotuner.prune_configs = lambda self, *args, **more: pruned(self, *args, **more)[:1]
+
+
 def inputs(work: dict[str, Any], device: str = "cuda") -> dict[str, Any]:
     """One case as prefill_peers binds it: the definition's tensors, and what peers want ready-made."""
     x: dict[str, Any] = dict(zip(NAMES, edges.inputs(**work, device=device), strict=True))
@@ -86,6 +95,7 @@ def main() -> None:
         parser.error(f"--peers {wrong[0]}: expected some of {', '.join(rivals.PEERS)}")
     if not (gpus := machine.gpus()):
         sys.exit("no GPU here; `gdn doctor` says what is missing")
+    untuned()
     wanted = {name: functools.partial(rivals.ours, name) for name in algos}
     found, missing = rivals.gathered(wanted | {name: rivals.PEERS[name] for name in peers})
     about = {"gpu": gpus[0].name, "driver": gpus[0].driver} | environment.commit()
