@@ -35,8 +35,8 @@ CASES = edges.SMALL | edges.LONG | edges.LARGE
 
 
 def untuned() -> None:
-    """Triton's kernels with the first of their constants: FLA would try all of them for every number of heads, and which
-    are fastest is nothing to an error."""
+    """Triton's kernels with the first of their constants: FLA would try all of them for every number of heads,
+    and which are fastest is nothing to an error."""
     from triton.runtime.autotuner import Autotuner
 
     pruned = Autotuner.prune_configs
