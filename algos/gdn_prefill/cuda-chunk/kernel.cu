@@ -65,6 +65,7 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
       static_cast<int>(N),
       0,
       T,
+      nullptr,
   };
   if (N == 0) return;
   if (N > 32767 || HV > 65535) TVM_FFI_THROW(ValueError) << "N = " << N << ", HV = " << HV << ": expected at most 32767 and 65535";
@@ -78,7 +79,7 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
                                         Divisor(static_cast<uint32_t>(HV)), Divisor(static_cast<uint32_t>(HV / H))},
                                        N * HV, device.device_id, stream);
   } else {
-    walk(p, row.segments, device, stream);
+    walk(p, row.segments, row.order, device, stream);
   }
 }
 

@@ -13,6 +13,8 @@
 
 #include "choice.cuh"
 #include "hopper.cuh"
+#include "order.cuh"
+#include "ordered.cuh"
 #include "prepare.cuh"
 #include "segments.cuh"
 #include "split.cuh"
@@ -78,13 +80,14 @@ inline bool make_state_map(CUtensorMap& map, const Prefill& p, uint32_t rows) {
                                        {32, static_cast<cuuint64_t>(p.N) * p.HV * D, D / 32}, {D * 4, 128}, {32, rows, D / 32});
 }
 
-// WIDE: `keys` is a map of k as copy_box takes it, and 8 KB for a chunk and value head are made; else 16, with M.
-template <bool WIDE>
+// WIDE: `keys` is a map of k as copy_box takes it, and 8 KB for a chunk and value head are made; else 16, with M. ORDERED: the
+// plan, too.
+template <bool WIDE, bool ORDERED = false>
 static void prepare(const Prefill& p, const CUtensorMap& keys, uint32_t numbers, int device, cudaStream_t stream) {
   const int members = p.HV / p.H;
   const int64_t parts = int64_t{numbers} * p.H < 2 * sms(device) ? members : 1;  // with few chunks, a CTA for each value head
-  launch<gdn_prefill_prepare<WIDE>>(dim3(numbers, p.H, static_cast<uint32_t>(parts)), PREPARE_THREADS, sizeof(PrepareShared),
-                                    device, stream, p, keys);
+  const dim3 grid(numbers + ORDERED, p.H, static_cast<uint32_t>(parts));
+  launch<gdn_prefill_prepare<WIDE, ORDERED>>(grid, PREPARE_THREADS, sizeof(PrepareShared), device, stream, p, keys);
 }
 
 static void scan(const Prefill& p, int device, cudaStream_t stream) {
@@ -127,6 +130,15 @@ static void walk_wide(const Prefill& p, const Maps& one, const Maps& two, uint32
   else walk_wide<2, 3>(p, two, parts, device, stream);
 }
 
+// Whether what walk_wide would give to two warpgroups can go in order of length instead: the engine can bring all states.
+static bool can_order(const Prefill& p, Maps& one, Maps& two, int device) {
+  return !p.segment && int64_t{2} * p.N * p.HV > sms(device) && make_state_map(one.state, p, GROUP_ROWS) &&
+         make_state_map(two.state, p, 2 * GROUP_ROWS);
+}
+static void walk_ordered(const Prefill& p, const Maps& one, const Maps& two, int device, cudaStream_t stream) {
+  launch<gdn_prefill_ordered>(dim3(sms(device)), ORDERED_THREADS, ordered_shared(), device, stream, p, one, two);
+}
+
 // By warps, which every GPU from sm_80 on has: four for the same rows while there are few heads.
 static void walk_narrow(const Prefill& p, uint32_t parts, int device, cudaStream_t stream) {
   constexpr int WARPS = 4, STAGES = 2, SHARED = state_shared<WARPS, STAGES>();
@@ -147,18 +159,27 @@ inline uint32_t cut(Prefill& p, int segments) {
   return p.N + (p.segment ? static_cast<uint32_t>(p.T / (p.segment * CHUNK)) : 0);
 }
 
-// All of it.
-static void walk(Prefill& p, int segments, DLDevice on, cudaStream_t stream) {
+// All of it. `order`: 1 where items are taken longest first, if there are many.
+static void walk(Prefill& p, int segments, int order, DLDevice on, cudaStream_t stream) {
   const int device = on.device_id;
   const int64_t numbers = p.T / CHUNK + p.N;
   Maps one{}, two{};
   const bool wide = has_wgmma(device) && make_maps(p, one, two);
   const ffi::Tensor prepared = scratch(numbers, int64_t{p.HV} * (wide ? MATRIX : sizeof(Prepared)), on);
   p.prepared = static_cast<char*>(prepared.data_ptr());
-  if (wide) prepare<true>(p, one.k, static_cast<uint32_t>(numbers), device, stream);
-  else prepare<false>(p, {}, static_cast<uint32_t>(numbers), device, stream);
 
   const uint32_t parts = cut(p, segments);
+  const bool ordered = wide && order && can_order(p, one, two, device);
+  ffi::Optional<ffi::Tensor> plan;
+  if (ordered) {
+    plan = scratch(1, sizeof(Plan) + p.N * sizeof(int), on);
+    p.plan = static_cast<Plan*>(plan.value().data_ptr());
+    prepare<true, true>(p, one.k, static_cast<uint32_t>(numbers), device, stream);
+    walk_ordered(p, one, two, device, stream);
+    return;
+  }
+  if (wide) prepare<true>(p, one.k, static_cast<uint32_t>(numbers), device, stream);
+  else prepare<false>(p, {}, static_cast<uint32_t>(numbers), device, stream);
   ffi::Optional<ffi::Tensor> ends, transfers;
   if (p.segment) {
     constexpr int64_t BYTES = D * D * sizeof(float);
