@@ -17,6 +17,7 @@ FOLDER = helpers.OURS / "gdn_prefill" / "cuda-chunk"
 
 DRIVER = """
 #include "hopper.cuh"
+#include "ordered.cuh"
 #include "prepare.cuh"
 #include "scan.cuh"
 #include "segments.cuh"
@@ -25,11 +26,12 @@ using namespace gdn;
 CUtensorMap map(const Prefill& p, const void* base, int64_t heads, int halves) {
   return {base, {64, p.T, 2, heads}, {2, heads * D * 2, 128, D * 2}, {64, CHUNK, halves, 1}};
 }
-// WIDE: T and the gates; else M, too.
+// WIDE: T and the gates; else M, too. Where there is room for a plan: that, too.
 void prepare(const Prefill& p, int parts, bool wide) {
   const CUtensorMap keys = map(p, p.k, p.H, 2);
-  const auto kernel = wide ? gdn_prefill_prepare<true> : gdn_prefill_prepare<false>;
-  emulated::launch({uint32_t(p.T / CHUNK + p.N), uint32_t(p.H), uint32_t(parts)}, PREPARE_THREADS,
+  const auto kernel = p.plan ? gdn_prefill_prepare<true, true>
+                             : wide ? gdn_prefill_prepare<true> : gdn_prefill_prepare<false>;
+  emulated::launch({uint32_t(p.T / CHUNK + p.N + (p.plan != nullptr)), uint32_t(p.H), uint32_t(parts)}, PREPARE_THREADS,
                    sizeof(PrepareShared), 1, [&] { kernel(p, keys); });
 }
 uint32_t parts(const Prefill& p) {
@@ -81,13 +83,34 @@ void groups(const Prefill& p, int members, uint32_t ctas = 1) {
   const dim grid = GROUPS > 1 ? dim{many, 1, 1} : dim{2, uint32_t(p.HV), parts(p)};
   launch(grid, true, [&] { gdn_prefill_group<GROUPS, STAGES>(p, m, int(items)); });
 }
+void ordered(const Prefill& p, int members, uint32_t ctas) {
+  static_assert(ordered_shared() <= 227 * 1024);
+  const Maps one = maps<1>(p), two = maps<2>(p);
+  prepare(p, members, true);
+  emulated::registers = 65536 / ORDERED_THREADS / 8 * 8;
+  states_asked.clear();
+  emulated::launch({ctas, 1, 1}, ORDERED_THREADS, ordered_shared(), 1, [&] { gdn_prefill_ordered(p, one, two); });
+}
+extern "C" int halves(int longest, int chunks, int HV, int ctas) {
+  return Plan{0, uint32_t(longest), uint32_t(chunks)}.halves(HV, ctas);
+}
+extern "C" int state_asked(int i) { return i < int(states_asked.size()) ? states_asked[i] : -1; }
+// The plan alone.
+extern "C" void order(int mode, void** t, int N, int64_t T) {
+  Prefill p{};
+  p.cu_seqlens = (int64_t*)t[0], p.plan = (Plan*)t[1], p.H = p.HV = 1, p.N = N, p.T = T;
+  emulated::mode = mode;
+  emulated::launch({1, 2, 2}, PREPARE_THREADS, sizeof(PrepareShared), 1,
+                   [&] { gdn_prefill_prepare<true, true>(p, CUtensorMap{}); });
+}
 extern "C" int prefill(int warps, int mode, int members, int segment, void** t, float scale, int H, int HV, int N,
                        int T) {
   using bf = __nv_bfloat16;
-  const Prefill p{(bf*)t[0], (bf*)t[1], (bf*)t[2], (float*)t[3], (float*)t[4], (bf*)t[5], (float*)t[6], (bf*)t[7],
+  Prefill p{(bf*)t[0], (bf*)t[1], (bf*)t[2], (float*)t[3], (float*)t[4], (bf*)t[5], (float*)t[6], (bf*)t[7],
                   (int64_t*)t[8], (bf*)t[9], (float*)t[10], (char*)t[11], (float*)t[12],
-                  (float*)t[13], scale, H, HV, N, segment, T};
+                  (float*)t[13], scale, H, HV, N, segment, T, nullptr};
   emulated::mode = mode;
+  if (warps < 0) return p.plan = (Plan*)t[14], ordered(p, members, -warps), 0;
   if (warps == 14) return groups<1, 4>(p, members), 0;
   if (warps == 12) return groups<1, 2>(p, members), 0;
   if (warps == 23) return groups<2, 3>(p, members), 0;
@@ -125,7 +148,8 @@ extern "C" void scan_segments(int mode, void** t, int HV, int N, int T, int segm
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chunk")
-    for file in ("hopper.cuh", "prepare.cuh", "state.cuh", "split.cuh", "segments.cuh", "scan.cuh"):
+    files = ("hopper", "prepare", "state", "split", "segments", "scan", "order", "ordered")
+    for file in (f"{name}.cuh" for name in files):
         shutil.copy(FOLDER / file, folder)
     chunk, n = re.subn(
         r"__device__ __forceinline__ uint32_t transposed\(.*?\n}\n", "", (FOLDER / "chunk.cuh").read_text(), flags=re.S
@@ -159,11 +183,29 @@ def prefill(library, warps, given, scale=0.1, mode=0, members=1, segment=0, in_p
     prepared = torch.full(((T // 64 + N) * HV, library.prepared_bytes()), 255, dtype=torch.uint8)
     segments = T // (64 * segment) + N if segment else 0
     ends, transfers = (torch.full((segments, HV, 128, 128), float("nan")) for _ in range(2))
-    pointers = [q, k, v, state, A_log, a, dt_bias, b, cu, output, new_state, prepared, ends, transfers]
+    plan = torch.full((3 + N + 16,), -1, dtype=torch.int32)
+    pointers = [q, k, v, state, A_log, a, dt_bias, b, cu, output, new_state, prepared, ends, transfers, plan]
     table = (ctypes.c_void_p * len(pointers))(*(x.data_ptr() for x in pointers))
     assert library.prefill(warps, mode, members, segment, table, ctypes.c_float(scale), H, HV, N, T) == 0
     assert guarded[T:].isnan().all(), "a write behind the output"
+    assert (plan[3 + N :] == -1).all(), "a write behind the plan"
+    if warps < 0:
+        chunks = cu.diff().add(63).div(64, rounding_mode="floor")
+        check_order(plan, chunks)
+        items = N * HV * (1 + library.halves(int(chunks.max()), int(chunks.sum()), HV, -warps))
+        assert plan[0] == items  # each taken once
+        rows = torch.tensor([library.state_asked(i) for i in range(items)])
+        assert rows.unique().tolist() == [N * HV * 128 // items * i for i in range(items)]
+        lengths = chunks[rows // (128 * HV)]  # one CTA after the other; one alone: longest first
+        assert warps != -1 or (lengths.diff() <= 0).all()
     return output, new_state
+
+
+def check_order(plan, chunks):
+    longest, every, order = int(plan[1]), int(plan[2]), plan[3 : 3 + len(chunks)].long()
+    assert (longest, every) == (int(chunks.max()), int(chunks.sum()))
+    assert sorted(order.tolist()) == list(range(len(chunks)))
+    assert (chunks[order].clamp(max=255).diff() <= 0).all()  # longest first
 
 
 def prepared(library, given, scale, members=1, wide=0, mode=0):
@@ -266,11 +308,14 @@ def test_heads_and_a_large_state(library, warps):
 
 def test_one_warpgroup_or_two_that_go_from_item_to_item(library):
     """The same arithmetic, whoever walks: a state that came through the ring is the one that was loaded."""
-    given = inputs([64 * 3 + 5, 0, 20, 64], 1, 2)
-    given[4][:] = -3.0
-    for segment in (0, 1):
-        one, two = (prefill(library, warps, given, segment=segment) for warps in (ONE, TWO))
-        assert all(map(torch.equal, one, two))
+    for lengths in ([64 * 3 + 5, 0, 20, 64], [64 * 4 + 5, 0, 64]):  # the second: states side by side in the ring
+        given = inputs(lengths, 1, 2)
+        given[4][:] = -3.0
+        for segment, modes in ((0, (*MODES, 4, 5, 7)), (1, (0,))):
+            one = prefill(library, ONE, given, segment=segment)
+            for mode in modes:
+                two = prefill(library, TWO, given, segment=segment, mode=mode)
+                assert all(map(torch.equal, one, two)), mode
 
 
 @pytest.mark.parametrize("warps", EACH)
@@ -374,3 +419,78 @@ def test_a_segment_for_all_is_no_segment(library, warps):
     given = inputs([200, 70], 1, 2)
     whole = prefill(library, warps, given)
     assert all(map(torch.equal, prefill(library, warps, given, segment=100), whole))
+
+
+# Items in order of length (ordered.cuh): lengths, value heads, and whether items are halves of V, for each of CTAS
+ORDERS = {
+    "one": ([70], 1, (False, True, True)),
+    "one very long": ([20, 64 * 4 + 5, 0, 64], 2, (False, False, True)),
+    "equal": ([64] * 5, 2, (False, False, False)),
+    "empty ones": ([0, 129, 0, 0, 3, 70, 0], 1, (False, False, True)),
+    "nothing": ([0, 0, 0, 0, 0, 0], 2, (False, False, False)),
+}
+CTAS = (1, 2, 9)
+
+
+@pytest.mark.parametrize("case", ORDERS)
+def test_items_in_order_of_length(library, case):
+    """The same arithmetic as item after item, whoever walks which one, whole or half."""
+    lengths, HV, halves = ORDERS[case]
+    given = inputs(lengths, 1, HV)
+    given[4][:] = -3.0  # slow decay: no chunk is forgotten
+    expected = prefill(library, TWO, given)
+    chunks = [-(-x // 64) for x in lengths]
+    for ctas, half in zip(CTAS, halves, strict=True):
+        assert library.halves(max(chunks), sum(chunks), HV, ctas) == half
+        for mode, in_place in ((0, False), (1, True), (2, False), (3, True), (4, False), (5, True), (7, False)):
+            found = prefill(library, -ctas, given, mode=mode, in_place=in_place)
+            assert all(map(torch.equal, found, expected)), (ctas, mode)
+
+
+@pytest.mark.parametrize("ctas", [1, 9])
+def test_items_in_order_are_none_of_their_neighbours_business(library, ctas):
+    lengths = [10, 70, 10, 65]
+    clean, given = (inputs(lengths, 1, 1) for _ in range(2))
+    for x in given[:3]:
+        x[80:90] = float("nan")
+    for mode in (0, 7):
+        expected, found = (prefill(library, -ctas, x, mode=mode) for x in (clean, given))
+        for rows in (slice(0, 80), slice(90, None)):
+            assert torch.equal(found[0][rows], expected[0][rows])
+        assert torch.equal(found[1][[0, 1, 3]], expected[1][[0, 1, 3]])
+        assert not found[0][80:90].isfinite().any()
+
+
+def test_heads_in_order(library):
+    """Several heads of q and k, groups of value heads, and more items than CTAs."""
+    given = inputs([70, 5, 130], 2, 6)
+    expected = right(given)
+    for ctas, members in ((4, 1), (100, 3)):
+        assert close(prefill(library, -ctas, given, mode=5, members=members), expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("N", [1, 31, 256, 257, 1500])
+def test_the_order(library, N, mode):
+    """Longest first, also with more sequences than threads and more chunks than bins."""
+    draw = np.random.default_rng(N)
+    lengths = draw.integers(0, 64 * 40, N) * draw.integers(0, 2, N) * (1 + 9 * (draw.random(N) < 0.1).astype(np.int64))
+    cu = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int64)
+    plan = torch.full((3 + N + 1,), -1, dtype=torch.int32)
+    table = (ctypes.c_void_p * 2)(cu.data_ptr(), plan.data_ptr())
+    library.order(mode, table, N, ctypes.c_int64(int(cu[-1])))
+    assert plan[0] == 0 and plan[-1] == -1
+    check_order(plan, torch.tensor(-(-lengths // 64)))
+
+
+def test_whole_items_or_halves(library):
+    """Of 8 value heads on 132 SMs: halves where one sequence is long, all of V where none is."""
+    for lengths, halves in (
+        ([256] * 32, False),
+        ([64] * 64, False),
+        ([4500] + [82] * 45, True),
+        ([1000] + [128] * 56, True),
+        ([600] * 13, False),
+    ):
+        chunks = [-(-x // 64) for x in lengths]
+        assert library.halves(max(chunks), sum(chunks), 8, 132) == halves

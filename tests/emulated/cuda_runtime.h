@@ -307,6 +307,23 @@ inline uint32_t __shfl_xor_sync(uint32_t, uint32_t x, int mask) {
 inline int __shfl_xor_sync(uint32_t, int x, int mask) {
   return static_cast<int>(emulated::exchange(static_cast<uint32_t>(x), emulated::me->lane ^ mask));
 }
+inline uint32_t __shfl_sync(uint32_t, uint32_t x, int from, int width = 32) {
+  return emulated::exchange(x, emulated::me->lane / width * width + from % width);
+}
+inline int __shfl_sync(uint32_t, int x, int from, int width = 32) {
+  return static_cast<int>(__shfl_sync(0, static_cast<uint32_t>(x), from, width));
+}
+// Threads run one after the other, CTAs too.
+inline uint32_t atomicAdd(uint32_t* p, uint32_t x) {
+  const uint32_t before = *p;
+  *p += x;
+  return before;
+}
+inline uint32_t atomicMax(uint32_t* p, uint32_t x) {
+  const uint32_t before = *p;
+  if (x > before) *p = x;
+  return before;
+}
 inline uint32_t __ballot_sync(uint32_t, bool x) {
   static const char tag = 0;
   emulated::Lane& mine = emulated::me->warp->lanes[emulated::me->lane];

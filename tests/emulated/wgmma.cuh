@@ -75,7 +75,9 @@ inline void copy_box(uint32_t to, const CUtensorMap& map, int token, int half, i
   flashcore::copy_boxes(to, map, {token, half, head}, barrier);
 }
 
+inline std::vector<int> states_asked;  // their rows, for tests of the order
 inline void copy_state(uint32_t to, const CUtensorMap& map, int row, uint32_t barrier) {
+  states_asked.push_back(row);
   flashcore::copy_boxes(to, map, {row, 0, 0}, barrier);
 }
 

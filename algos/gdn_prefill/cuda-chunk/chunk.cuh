@@ -18,6 +18,7 @@ constexpr int D = 128;          // K = V
 constexpr int CHUNK = 64;       // tokens
 constexpr int SIDE = 16;        // of a block of the CHUNK x CHUNK matrices
 
+struct Plan;                     // order.cuh
 struct Prefill {
   const __nv_bfloat16* q;        // [T, H, 128]
   const __nv_bfloat16* k;        // [T, H, 128]
@@ -37,6 +38,7 @@ struct Prefill {
   int H, HV, N;
   int segment;                   // chunks of a segment; 0: a sequence is one
   int64_t T;
+  Plan* plan;                    // of what is walked in order of length; see order.cuh
 
   // Sequence n has the tokens from its border to the next. Whatever cu_seqlens holds, no memory but the tensors' is touched.
   // q of 2^31 tokens would be 512 GiB. The first and the last are known without a look: one sequence waits for none.

@@ -46,7 +46,7 @@ struct GroupShared {
   static constexpr bool LOOPS = GROUPS > 1;  // a CTA has several items
   GroupStage<GROUPS> stages[STAGES];
   uint64_t full[STAGES], laid[STAGES], empty[STAGES];  // a stage's tiles are there; its outputs are; it is free
-  uint64_t made[STAGES];                               // M is there: in turn by chunks, wherever they are
+  uint64_t made[STAGES];                               // M is there, or who makes it needs nothing of this state's stage
 };
 template <int GROUPS> constexpr int STATE_BLOCK = GROUPS * GROUP_ROWS * 128;  // bytes
 static_assert(4 * STATE_BLOCK<1> <= sizeof(GroupStage<1>) && 4 * STATE_BLOCK<2> <= sizeof(GroupStage<2>));
@@ -55,21 +55,25 @@ constexpr int group_shared() { return sizeof(GroupShared<GROUPS, STAGES>); }
 
 #if FLASHCORE_WGMMA
 
-// Which stage it is the turn of, and the parity of its barriers' phase, `i` behind those that have had theirs. The barriers
-// `made` go by chunks alone, without the states.
+// Which stage it is the turn of, and the parity of its barriers' phase, `i` behind those that have had theirs. Everyone waits
+// for each stage's `full`, and it is not freed before: parity tells a phase only from the next one. `made` is the same number
+// for the barriers of that name: with one counter for all, ptxas keeps what it needs of it in local memory.
 template <int STAGES>
 struct Turn {
-  int begun = 0, chunks = 0;
+  int begun = 0, made = 0;
   __device__ __forceinline__ int stage(int i = 0) const { return (begun + i) % STAGES; }
   __device__ __forceinline__ uint32_t parity(int i = 0) const { return (begun + i) / STAGES & 1; }
-  __device__ __forceinline__ void wait_for_made(uint64_t (&made)[STAGES], int i) const {
-    wait_for(shared_address(&made[(chunks + i) % STAGES]), (chunks + i) / STAGES & 1);
+  __device__ __forceinline__ uint32_t made_at(uint64_t (&barriers)[STAGES], int i) const {
+    return shared_address(&barriers[(made + i) % STAGES]);
+  }
+  __device__ __forceinline__ void wait_for_made(uint64_t (&barriers)[STAGES], int i) const {
+    wait_for(made_at(barriers, i), (made + i) / STAGES & 1);
   }
   // The same as the whole warp has it; and then `count` chunks have had their turn.
   template <bool LOOPS>
   __device__ __forceinline__ Turn take(int count) {
-    const Turn now = LOOPS ? Turn{__shfl_sync(0xffffffffu, begun, 0), __shfl_sync(0xffffffffu, chunks, 0)} : *this;
-    begun += count, chunks += count;
+    const Turn now = LOOPS ? Turn{__shfl_sync(0xffffffffu, begun, 0), __shfl_sync(0xffffffffu, made, 0)} : *this;
+    begun += count, made += count;
     return now;
   }
 };
@@ -84,10 +88,13 @@ __device__ __forceinline__ void ask_state(const Maps& maps, Shared& s, Turn<Shar
   copy_state(shared_address(&s.stages[stage]), maps.state, row, full);
   ++turn.begun;
 }
-// and for all chunks' tiles.
-template <bool OUTPUTS, typename Shared>
+// and for all chunks' tiles; before the last of them, `last`.
+struct Nothing {
+  __device__ __forceinline__ void operator()() const {}
+};
+template <bool OUTPUTS, typename Shared, typename Last = Nothing>
 __device__ __forceinline__ void ask(const Prefill& p, const Maps& maps, Shared& s, Turn<Shared::STAGES>& turn,
-                                    const Segment& at, int half, bool values) {
+                                    const Segment& at, int half, bool values, const Last& last = {}) {
   constexpr int GROUPS = Shared::GROUPS;
   const uint32_t bytes = D_TILE + (OUTPUTS ? D_TILE : 0) + (values ? GROUPS * V_TILE : 0) + MATRIX;
   const char* prepared = p.prepared + (static_cast<int64_t>(at.number) * p.HV + at.hv) * MATRIX;
@@ -96,6 +103,7 @@ __device__ __forceinline__ void ask(const Prefill& p, const Maps& maps, Shared& 
   for (int chunk = 0; chunk < at.count; ++chunk, token += CHUNK, prepared += int64_t{p.HV} * MATRIX) {
     auto& stage = s.stages[turn.stage(chunk)];
     const uint32_t full = shared_address(&s.full[turn.stage(chunk)]);
+    if (chunk == at.count - 1) last();
     wait_for(shared_address(&s.empty[turn.stage(chunk)]), turn.parity(chunk) ^ 1);  // as new, it is as if a phase had ended
     arrive_and_expect(full, bytes);
     copy_box(shared_address(stage.k), maps.k, token, 0, at.h, full);
@@ -367,7 +375,7 @@ __device__ __forceinline__ void take_state(float (&S)[16][4], Shared& s, Turn<Sh
     }
   __syncwarp();
   if (lane == 0) arrive(shared_address(&s.laid[stage]));
-  ++turn.begun;
+  ++turn.begun, ++turn.made;
 }
 
 // What a maker does: M of all chunks of an item, from K and Q as they are in the stage, up to STAGES - 1 chunks ahead of the
@@ -417,8 +425,24 @@ __device__ __forceinline__ void make(const Prefill& p, Shared& s, Turn<Shared::S
     }
     shared_written();
     __syncwarp();
-    if (lane == 0) arrive(shared_address(&s.made[(own.chunks + chunk) % Shared::STAGES]));
+    if (lane == 0) arrive(own.made_at(s.made, chunk));
   }
+}
+
+// What a maker does with a state's stage, and what those that put do: it is free when the state is taken and all have seen it.
+template <typename Shared>
+__device__ __forceinline__ void pass_state(Shared& s, Turn<Shared::STAGES>& turn) {
+  wait_for(shared_address(&s.full[turn.stage()]), turn.parity());
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) arrive(turn.made_at(s.made, 0));
+  ++turn.begun, ++turn.made;
+}
+template <typename Shared>
+__device__ __forceinline__ void free_state(Shared& s, Turn<Shared::STAGES>& turn) {
+  wait_for(shared_address(&s.laid[turn.stage()]), turn.parity());
+  wait_for(shared_address(&s.made[turn.stage()]), turn.parity());
+  set_free(s.empty[turn.stage()]);
+  ++turn.begun;
 }
 
 #endif  // FLASHCORE_WGMMA
@@ -483,11 +507,7 @@ gdn_prefill_group(const __grid_constant__ Prefill p, const __grid_constant__ Map
         ask<true>(p, maps, s, turn, at, of.half, true);
       }
       if (other > 0 && other <= PUTTING) {
-        if (ahead) {
-          wait_for(shared_address(&s.laid[turn.stage()]), turn.parity());
-          set_free(s.empty[turn.stage()]);
-          ++turn.begun;
-        }
+        if (ahead) free_state(s, turn);
         put(p, s, turn, at, of.half, threadIdx.x - (ASKER + 1) * 32);
       }
     });
@@ -496,7 +516,7 @@ gdn_prefill_group(const __grid_constant__ Prefill p, const __grid_constant__ Map
   if (warp >= MAKER) {
     fewer_registers<making(GROUPS)>();
     each_item<GROUPS>(p, items, [&](const Item<GROUPS>& of, bool ahead) {
-      turn.begun += ahead;
+      if (ahead) pass_state(s, turn);
       make(p, s, turn, Segment(p, of.hv, of.slot));
     });
     return;

@@ -60,6 +60,7 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
       static_cast<int>(N),
       0,
       T,
+      nullptr,
   };
   if (N == 0) return;
   if (N > 32767 || HV > 65535) TVM_FFI_THROW(ValueError) << "N = " << N << ", HV = " << HV << ": expected at most 32767 and 65535";
@@ -74,7 +75,7 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
     rooms.push_back(ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, {bytes}, DLDataType{kDLUInt, 8, 1}, device));
     return rooms.back().data_ptr();
   };
-  if (!walk_wide(p, row.segments, allocate, device.device_id, stream))
+  if (!walk_wide(p, row.segments, row.order, allocate, device.device_id, stream))
     walk_narrow(p, row.segments, allocate, device.device_id, stream);
 }
 

@@ -28,14 +28,15 @@ static void launch(dim3 grid, int threads, int shared, int device, cudaStream_t 
   TVM_FFI_CHECK_CUDA_ERROR(cudaGetLastError());
 }
 
-// WIDE: `keys` is a map of k as copy_box takes it, and 8 KB for a chunk and value head are made; else 16, with M.
-template <bool WIDE>
+// WIDE: `keys` is a map of k as copy_box takes it, and 8 KB for a chunk and value head are made; else 16, with M. ORDERED: the
+// plan, too.
+template <bool WIDE, bool ORDERED = false>
 static void prepare(const Prefill& p, const CUtensorMap& keys, int device, cudaStream_t stream) {
   const uint32_t numbers = static_cast<uint32_t>(p.T / CHUNK + p.N);
   const int members = p.HV / p.H;
   const int64_t parts = int64_t{numbers} * p.H < 2 * sms(device) ? members : 1;  // with few chunks, a CTA for each value head
-  launch<gdn_prefill_prepare<WIDE>>(dim3(numbers, p.H, static_cast<uint32_t>(parts)), PREPARE_THREADS, sizeof(PrepareShared),
-                                    device, stream, p, keys);
+  const dim3 grid(numbers + ORDERED, p.H, static_cast<uint32_t>(parts));
+  launch<gdn_prefill_prepare<WIDE, ORDERED>>(grid, PREPARE_THREADS, sizeof(PrepareShared), device, stream, p, keys);
 }
 
 // A sequence of the mean length in `segments` parts; not in pieces so short, nor a whole so short, that four launches and

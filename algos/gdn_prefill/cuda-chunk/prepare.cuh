@@ -14,6 +14,7 @@
 
 #include "chunk.cuh"
 #include "gates.cuh"
+#include "order.cuh"
 #include "wgmma.cuh"
 
 namespace gdn {
@@ -366,8 +367,8 @@ __device__ __forceinline__ void make_products(PrepareShared& s, bool keys, uint3
 }
 
 // WIDE: by wgmma and the copy engine, of a tile as copy_box lays it; T and the gates only, 8 KB for a chunk and value head.
-// Else by mma.sync, and M, too: 16 KB.
-template <bool WIDE>
+// Else by mma.sync, and M, too: 16 KB. ORDERED: one more in x, in front, for the order of sequences (order.cuh).
+template <bool WIDE, bool ORDERED = false>
 __global__ void __launch_bounds__(PREPARE_THREADS, 4)
 gdn_prefill_prepare(const __grid_constant__ Prefill p, const __grid_constant__ CUtensorMap keys) {
 #if FLASHCORE_WGMMA
@@ -376,7 +377,12 @@ gdn_prefill_prepare(const __grid_constant__ Prefill p, const __grid_constant__ C
   PrepareShared& s = *reinterpret_cast<PrepareShared*>(shared_memory());
 #endif
   const int thread = threadIdx.x, warp = __shfl_sync(0xffffffffu, thread / 32, 0), lane = thread % 32;
-  const int number = blockIdx.x, h = blockIdx.y, group = p.HV / p.H;
+  if (ORDERED && blockIdx.x == 0) {
+    static_assert(BINS == PREPARE_THREADS && sizeof(OrderShared) <= sizeof(PrepareShared));
+    if (blockIdx.y == 0 && blockIdx.z == 0) make_order(p, reinterpret_cast<OrderShared&>(s));
+    return;
+  }
+  const int number = static_cast<int>(blockIdx.x) - ORDERED, h = blockIdx.y, group = p.HV / p.H;
   // Members of the group of value heads from blockIdx.z on, in steps of gridDim.z.
   const auto member_head = [&](int member) { return static_cast<int>(blockIdx.z) + member * static_cast<int>(gridDim.z); };
   const auto there = [&](int member) { return member_head(member) < group; };

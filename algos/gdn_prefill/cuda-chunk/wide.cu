@@ -3,6 +3,8 @@
 
 #include "hopper.cuh"
 #include "launch.cuh"
+#include "order.cuh"
+#include "ordered.cuh"
 #include "tensor_map.cuh"
 
 namespace gdn {
@@ -70,12 +72,27 @@ static void walk_parts(const Prefill& p, const Maps& one, const Maps& two, uint3
   else walk_wide<2, 3>(p, two, parts, device, stream);
 }
 
-bool walk_wide(Prefill p, int segments, const Allocate& allocate, int device, cudaStream_t stream) {
+// Whether what walk_parts would give to two warpgroups can go in order of length instead: the engine can bring all states.
+static bool can_order(const Prefill& p, Maps& one, Maps& two, int device) {
+  return !p.segment && int64_t{2} * p.N * p.HV > sms(device) && make_state_map(one.state, p, GROUP_ROWS) &&
+         make_state_map(two.state, p, 2 * GROUP_ROWS);
+}
+static void walk_ordered(const Prefill& p, const Maps& one, const Maps& two, int device, cudaStream_t stream) {
+  launch<gdn_prefill_ordered>(dim3(sms(device)), ORDERED_THREADS, ordered_shared(), device, stream, p, one, two);
+}
+
+bool walk_wide(Prefill p, int segments, int order, const Allocate& allocate, int device, cudaStream_t stream) {
   Maps one{}, two{};
   if (!has_wgmma(device) || !make_maps(p, one, two)) return false;
   const uint32_t parts = make_room(p, segments, MATRIX, allocate);
-  prepare<true>(p, one.k, device, stream);
-  walk_parts(p, one, two, parts, device, stream);
+  if (order && can_order(p, one, two, device)) {
+    p.plan = static_cast<Plan*>(allocate(sizeof(Plan) + p.N * sizeof(int)));
+    prepare<true, true>(p, one.k, device, stream);
+    walk_ordered(p, one, two, device, stream);
+  } else {
+    prepare<true>(p, one.k, device, stream);
+    walk_parts(p, one, two, parts, device, stream);
+  }
   return true;
 }
 
