@@ -11,6 +11,7 @@ from ..registry import Op
 from .terminal import _table, _us, console, show_json
 
 _ROWS = 40  # candidates of a dry run; --json has them all
+_RULE = 60  # characters of a `where` that are shown: what fits a line
 
 
 def show_tuning(document: dict[str, Any], op: Op, as_json: bool) -> None:
@@ -35,7 +36,8 @@ def _show_plan(out: Console, document: dict[str, Any], op: Op) -> None:
     space, found = document["space"], document["candidates"]
     out.print(f"[bold]{op.name}/{escape(document['algo'])}[/] | dry run: nothing is run or written")
     excluded = document["excluded"]
-    where = f", {excluded} more are left out by [bold]{escape(space['where'])}[/]" if excluded else ""
+    rule = space["where"] if len(space["where"] or "") <= _RULE else "`where`, which --json has whole"
+    where = f", {excluded} more are left out by [bold]{escape(rule)}[/]" if excluded else ""
     out.print(f"{len(found)} candidate{'s' * (len(found) != 1)}{where}", soft_wrap=True)
     table = _table([f">{name}" for name in space["constants"]])
     for constants in found[:_ROWS]:
