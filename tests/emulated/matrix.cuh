@@ -22,30 +22,6 @@ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
   flashcore::product<bf16_at>(d, a, b0, b1);
 }
 
-// tf32: 10 bits behind the point, ties away from zero; a product takes no more of its operands.
-inline uint32_t tf32(float x) { return (__float_as_uint(x) + 0x1000u) & ~0x1fffu; }
-inline void multiply_add_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  static const char tag = 0;
-  emulated::Lane& mine = emulated::me->warp->lanes[emulated::me->lane];
-  for (int i = 0; i < 4; ++i) mine.in[i] = a[i], mine.in[6 + i] = __float_as_uint(d[i]);
-  mine.in[4] = b0, mine.in[5] = b1;
-  emulated::together(&tag, [](emulated::Lane* lanes) {
-    float A[16][8], B[8][8];  // B by columns
-    const auto value = [](uint32_t word) { return __uint_as_float(word & ~0x1fffu); };
-    for (int i = 0; i < 32; ++i) {
-      for (int e = 0; e < 4; ++e) A[i / 4 + e % 2 * 8][i % 4 + e / 2 * 4] = value(lanes[i].in[e]);
-      for (int e = 0; e < 2; ++e) B[i / 4][i % 4 + e * 4] = value(lanes[i].in[4 + e]);
-    }
-    for (int i = 0; i < 32; ++i)
-      for (int e = 0; e < 4; ++e) {
-        float sum = 0.f;
-        for (int k = 0; k < 8; ++k) sum += A[i / 4 + e / 2 * 8][k] * B[i % 4 * 2 + e % 2][k];
-        lanes[i].out[e] = __float_as_uint(__uint_as_float(lanes[i].in[6 + e]) + sum);
-      }
-  });
-  for (int i = 0; i < 4; ++i) d[i] = __uint_as_float(mine.out[i]);
-}
-
 // An 8 x 8 matrix of bf16 turned: cuda-chunk/chunk.cuh has it.
 inline uint32_t transposed(uint32_t x) {
   static const char tag = 0;
