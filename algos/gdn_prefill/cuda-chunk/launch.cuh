@@ -41,7 +41,7 @@ static void prepare(const Prefill& p, const CUtensorMap& keys, int device, cudaS
 
 // A sequence of the mean length in `segments` parts; not in pieces so short, nor a whole so short, that four launches and
 // half as many products again cost more than they save.
-constexpr int SHORTEST_SEGMENT = 8, SHORTEST_CUT = 24;  // chunks; memory is 16 KB a chunk and 128 KB a segment
+constexpr int SHORTEST_SEGMENT = 8, SHORTEST_CUT = 24;  // chunks; memory is 8 KB a chunk, 16 by mma.sync, 128 KB a segment
 inline int segment_of(int64_t T, int64_t N, int segments) {
   const int64_t chunks = T / N / CHUNK;
   if (segments < 2 || chunks < SHORTEST_CUT) return 0;
