@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from gdn_cli import check
+from gdn_cli import check, tasks
 from gdn_cli.registry import Op, TensorSpec
 
 N = 1000
@@ -266,3 +268,25 @@ def test_the_oracle_calls_the_reference_in_float64():
 
     (y,) = check.oracle(Fake(reference, False), [torch.ones(3).bfloat16(), torch.tensor([1]), 0.5])
     assert seen == [torch.float64, torch.int64, 0.5] and y.dtype == torch.float64 and y.tolist() == [2.0] * 3
+
+
+def test_new_values_are_no_stricter_than_the_first_ones(monkeypatch):
+    """Refreshed inputs are scaled; at twice the values, an error of 0.006 would be 0.012, beyond the absolute 1e-2."""
+    op = replace(TOY, linear_in=("x",), tolerance={"y": 1.0, "z": 1.0})
+    tensors = [torch.full((N,), 0.3), torch.tensor([3, 4]), None]
+    monkeypatch.setattr(tasks.dataset, "load_inputs", lambda *_: tensors)
+
+    class Reference:
+        def returns(self, inputs):
+            return [inputs[0], torch.ones(N, 2).double() * inputs[0][:1] / 0.3]
+
+    case = tasks._Case({"op": op, "mode": "cpu"}, SimpleNamespace(axes={"n": N}, uuid="u"), Reference())
+    off = Fake(lambda x, i, scale, y, z: (y.copy_(x * 1.02), z.fill_(x[0].item() / 0.3)))
+    seen = set()
+    for _ in range(12):
+        before = tensors[0].clone()
+        case.refresh()
+        assert not torch.equal(tensors[0], before)
+        assert case.check(off).official
+        seen.add(case.scale)
+    assert max(map(abs, seen)) == 1 and len(seen) > 2

@@ -251,10 +251,11 @@ def serve_alone(root: Path, data: bytes, gpu: bool = False) -> dict:
     """container.serve in a process of its own, in an empty folder, with the carried files and no others."""
     empty = root.parent / f"empty-{os.urandom(4).hex()}"
     empty.mkdir()
-    hidden = {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
+    hidden = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES") if gpu else ""}
     packages = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and not Path(p, "gdn_cli").exists()]
     path = os.pathsep.join([str(root), *packages])
-    env = {"PATH": os.environ["PATH"], "HOME": str(empty), "PYTHONPATH": path} | hidden
+    env = {"PATH": os.environ["PATH"], "HOME": str(empty), "PYTHONPATH": path}
+    env |= {name: value for name, value in hidden.items() if value is not None}
     done = subprocess.run(
         [sys.executable, "-c", _SERVE, str(root)], input=data, capture_output=True, cwd=empty, env=env
     )

@@ -88,7 +88,8 @@ class _Case:
     """A workload's tensors, what is right on them, and a way to other values with known results.
 
     Scaling the inputs in which the op is linear by a power of two scales every output by exactly as much, so that new
-    values in the same buffers need no second oracle.
+    values in the same buffers need no second oracle. By 1 at most: the contest's rule has an absolute part, which a
+    result twice as large would miss at half the error.
     """
 
     def __init__(self, request: dict, workload: Workload, reference: Any) -> None:
@@ -101,7 +102,7 @@ class _Case:
                 f"workload {workload.uuid}: the reference gives NaN or Inf on it, so its inputs are no use"
             )
         self.linear = [x for name, x in zip(self.op.inputs, self.inputs, strict=True) if name in self.op.linear_in]
-        self.scale, self._scales = 1.0, itertools.cycle([-1.0, 0.5, -0.5, 2.0, -2.0, 1.0])
+        self.scale, self._scales = 1.0, itertools.cycle([-1.0, 0.5, -0.5, 1.0])
 
     def refresh(self) -> None:
         """Other values in the same buffers."""
