@@ -232,9 +232,12 @@ def right(given, scale=0.1):
     return oracle.gdn_prefill(*given, scale)
 
 
-def close(found, expected):
+USUAL = 2e-3  # of the state: were R rounded for D's own token as well, 2.3e-3 to 2.5e-3
+
+
+def close(found, expected, of_state=4.5e-3):
     """bf16 goes into every product: FlashInfer's and flash-linear-attention's errors are 3e-3 to 5e-3."""
-    return error(found[0], expected[0]) < 4.5e-3 and error(found[1], expected[1]) < 4.5e-3
+    return error(found[0], expected[0]) < 4.5e-3 and error(found[1], expected[1]) < of_state
 
 
 @pytest.mark.parametrize("wide", [0, 1])
@@ -259,12 +262,13 @@ def test_what_is_prepared(library, wide):
             decay = torch.exp(G[:, None] - G[None, :]).tril()
             A = (weights[:, None] * decay * (K @ K.T)).tril(-1)
             T[chunk, hv, :32, 32:] = 0  # the gates
-            pairs = [(T[chunk, hv], torch.linalg.inv(torch.eye(64).double() + A))]
+            one = torch.eye(64).double()
+            pairs = [(T[chunk, hv], torch.linalg.inv(one + A) - one, 0)]  # its diagonal is left out
             if not wide:
-                pairs.append((M[chunk, hv], 0.25 * decay * (Q @ K.T)))
-            for found, expected in pairs:
+                pairs.append((M[chunk, hv], 0.25 * decay * (Q @ K.T), 1))
+            for found, expected, zeros in pairs:
                 assert error(torch.tensor(found), expected.numpy()) < 3e-3
-                assert not np.triu(found, 1).any()
+                assert not np.triu(found, zeros).any()
             expected = torch.stack([torch.exp(G), torch.exp(G[63] - G), weights]).numpy()
             assert np.abs(gates[chunk, hv, :3] - expected).max() < 2e-6
             assert np.allclose(gates[chunk, hv, 3], G / np.log(2), rtol=1e-5, atol=1e-6)
@@ -282,7 +286,7 @@ def test_every_cut(library, warps):
     given = inputs([64, 33], 1, 2)
     expected = right(given)
     for mode in MODES if warps in (SPLIT, 2) else (0,):
-        assert close(prefill(library, warps, given, mode=mode), expected)
+        assert close(prefill(library, warps, given, mode=mode), expected, USUAL)
 
 
 @pytest.mark.parametrize("warps", EACH)
@@ -291,7 +295,7 @@ def test_lengths(library, warps, lengths):
     given = inputs(lengths, 1, 1)
     output, new_state = prefill(library, warps, given, mode=3)
     expected_output, expected_state = right(given)
-    assert error(new_state, expected_state) < 4.5e-3
+    assert error(new_state, expected_state) < USUAL
     assert sum(lengths) == 0 or error(output, expected_output) < 4.5e-3
     for n, length in enumerate(lengths):
         assert length or torch.equal(new_state[n], given[3][n]), "an empty sequence keeps its state to the bit"
@@ -380,7 +384,7 @@ def test_hard_cases(library, case, warps):
 def test_chunks_far_from_the_first(library, warps):
     given = inputs([1100], 1, 1)
     given[4][:] = -10.0  # nothing is forgotten
-    assert close(prefill(library, warps, given), right(given))
+    assert close(prefill(library, warps, given), right(given), 3e-3)
 
 
 @pytest.mark.parametrize("warps", EACH)
@@ -390,7 +394,7 @@ def test_segments(library, warps, lengths):
     given[4][:] = -3.0  # slow decay: what is before a segment counts behind it
     expected = right(given)
     for segment, mode in ((1, 2), (2, 1)):
-        assert close(prefill(library, warps, given, segment=segment, mode=mode), expected)
+        assert close(prefill(library, warps, given, segment=segment, mode=mode), expected, USUAL)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -53,7 +53,8 @@ struct Prefill {
 // What the chunks' own tokens say, made for all chunks at once (prepare.cuh) and used one after the other (state.cuh), as
 // matrix instructions and bulk copies of sm_90 take it: rows of 128 bytes, their eight pieces of 16 bytes swapped by the
 // "128-byte swizzle", at a multiple of 1024 bytes. Above the diagonal stand zeros, but for T's upper right quarter, which is
-// not to be read: the gates lie there. With G_t the sum of log g up to token t of the chunk:
+// not to be read: the gates lie there. T's diagonal of ones is left out: sums of T R begin with R itself, which is then
+// rounded for what stands below the diagonal alone. With G_t the sum of log g up to token t of the chunk:
 enum Gate {
   IN,    // e^(G_t): what is left of the state before the chunk
   OUT,   // e^(G_C - G_t): what is left of token t behind the chunk; IN of the last token is e^(G_C)
@@ -66,7 +67,7 @@ __host__ __device__ constexpr int gate_at(int which, int token) {
 }
 constexpr int MATRIX = CHUNK * CHUNK * 2;  // bytes
 struct Prepared {
-  char T[MATRIX];  // (I + A)^-1, A_ts = beta_t e^(G_t - G_s) k_t.k_s for s < t; bf16. And the gates, float
+  char T[MATRIX];  // (I + A)^-1 - I, A_ts = beta_t e^(G_t - G_s) k_t.k_s for s < t; bf16. And the gates, float
   char M[MATRIX];  // scale e^(G_t - G_s) q_t.k_s for s <= t; bf16
   __device__ __forceinline__ const float* gate(int which, int token) const {
     return reinterpret_cast<const float*>(T + gate_at(which, token));  // as far as a multiple of 4 tokens

@@ -1,13 +1,13 @@
 // From chunk to chunk on Hopper: state.cuh's arithmetic with a warpgroup's products (wgmma), for 64 rows of V.
 //
-//   R = beta (V - e^G K S^T),   D = T R,   O = scale e^G Q S^T + M D,   S' = e^(G_C) S + D^T (e^(G_C - G) K)
+//   R = beta (V - e^G K S^T),   D = R + (T - I) R,   O = scale e^G Q S^T + M D,   S' = e^(G_C) S + D^T (e^(G_C - G) K)
 //
 // S^T never exists: the state's 64 rows are the left operand, in registers, of S K^T and S Q^T; what these leave in the
 // accumulators is, packed to bf16, what the next product takes on its left (state.cuh). The tiles come by the copy engine, as
 // it swizzles them, up to STAGES - 1 chunks ahead. Products are in flight while others' results are packed, in this order:
 //
-//   tensor core   S K^T | S Q^T, first half | R T^T | S Q^T, second half | D^T K       | D M^T
-//   meanwhile            R                           D packed, S decayed   O decayed     S packed for the next chunk
+//   tensor core   S K^T | S Q^T, first half | R (T - I)^T | S Q^T, second half | D^T K       | D M^T
+//   meanwhile            R                                 D packed, S decayed   O decayed     S packed for the next chunk
 //
 // A thread of another warpgroup asks for the tiles. Outputs are laid where V was, and two warps of that warpgroup put them to
 // global memory, in whole rows. When the warps that multiply did both, it took 500 of a chunk's 2400 cycles. Where products
@@ -154,13 +154,13 @@ __device__ __forceinline__ void square_times(float (&d)[8][4], const uint32_t (&
 #pragma unroll
   for (int u = 0; u < 4; ++u) product(d, X[u], further(m, u * 32), 1);
 }
-// d = X T^T, tokens 0 to 31 and 32 to 63; T's upper right quarter is never read: the gates lie there.
+// d += X T^T, T as it is stored; tokens 0 to 31 and 32 to 63. Its upper right quarter is never read: the gates lie there.
 __device__ __forceinline__ void triangle_times(float (&d)[2][4][4], const uint32_t (&X)[4][4], uint32_t T) {
   const Along b(T);
 #pragma unroll
   for (int u = 0; u < 4; ++u) {
-    if (u < 2) product(d[0], X[u], further(b, u * 32), u > 0);
-    product(d[1], X[u], further(b, 4096 + u * 32), u > 0);
+    if (u < 2) product(d[0], X[u], further(b, u * 32), 1);
+    product(d[1], X[u], further(b, 4096 + u * 32), 1);
   }
 }
 
@@ -218,7 +218,8 @@ __device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, 
       meet_warpgroup(group + 1);
     }
 
-    float x[8][4], d[2][4][4], o[8][4];
+    float x[8][4], o[8][4];
+    float d[2][4][4];  // R, and then D; in the place of x it would have ptxas wait for each product
     open_products();
 #pragma unroll
     for (int step = 0; step < 8; ++step)
@@ -271,11 +272,12 @@ __device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, 
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
           const float by = -(c % 2 ? in[i].y : in[i].x);
-          if constexpr (OUTPUTS) x[i][c] = (c % 2 ? beta.y : beta.x) * fmaf(by, x[i][c], value(i, c));
-          else x[i][c] = fmaf(by, x[i][c], weighed[i][c]);
+          float& r = d[j / 2][i % 4][c];
+          if constexpr (OUTPUTS) r = (c % 2 ? beta.y : beta.x) * fmaf(by, x[i][c], value(i, c));
+          else r = fmaf(by, x[i][c], weighed[i][c]);
         }
       }
-      as_left(R[j], x[2 * j], x[2 * j + 1]);
+      as_left(R[j], d[j / 2][2 * (j % 2)], d[j / 2][2 * (j % 2) + 1]);
     }
 
     open_products();

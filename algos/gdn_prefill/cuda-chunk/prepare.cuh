@@ -1,4 +1,4 @@
-// All chunks at once: gates, their sums, (I + A)^-1 and, where the walk does not make it by itself, the masked q k^T of the
+// All chunks at once: gates, their sums, (I + A)^-1 - I and, where the walk does not make it by itself, the masked q k^T of the
 // value heads. A CTA of two groups of four warps has a chunk, a query/key head and gridDim.z-th parts of its value heads, two
 // at a time: all of them where there are chunks enough, one where there are few. k k^T and q k^T are made once and left in
 // shared memory; then each group has a value head, or where there is one only, the first has T and the second M. A warp has a
@@ -265,6 +265,17 @@ __device__ __forceinline__ void invert_block(Block& y, const Block& x, int lane)
   flashcore::multiply_add(y[0], left, transposed(upper(y)), 0);
 }
 
+// A block on the diagonal of T without its ones, as it is stored.
+template <bool WIDE>
+__device__ __forceinline__ void put_diagonal(char* T, const Block& x, int i, int lane) {
+  Block rest;
+#pragma unroll
+  for (int e = 0; e < 2; ++e)
+#pragma unroll
+    for (int c = 0; c < 4; ++c) rest[e][c] = e == c / 2 && lane / 4 == lane % 4 * 2 + c % 2 ? 0.f : x[e][c];
+  put_block<WIDE>(T, rest, i, i, lane);
+}
+
 // Row i of T by one of four warps.
 template <bool WIDE>
 __device__ __forceinline__ void make_T(char* T, char* operands, const PrepareShared& s, const Gates& gates, int i, int barrier,
@@ -281,7 +292,7 @@ __device__ __forceinline__ void make_T(char* T, char* operands, const PrepareSha
       f16_words(left, own);
       put_operand<WIDE>(operands, i, left, lane);
     }
-    put_block<WIDE>(T, own, i, i, lane);
+    put_diagonal<WIDE>(T, own, i, lane);
     if (i % 2 == 0) put_zeros(T, i, i + 1, lane);
     scale_columns(own, gates.weight + i * SIDE, lane);
     f16_words(left, own);

@@ -58,13 +58,13 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 1) gdn_prefill_split(const __gr
       pair_of(in[e], stage.prepared.gate(IN, token)), pair_of(out[e], stage.prepared.gate(OUT, token));
       pair_of(beta[e], stage.prepared.gate(BETA, token));
     }
-    float r[2][4] = {}, d[2][4] = {}, o[2][4] = {};
-    state_times<2>(r, before, k_tile, warp * 16, lane);
+    float d[2][4] = {}, o[2][4] = {};  // d: R, and then D
+    state_times<2>(d, before, k_tile, warp * 16, lane);
     uint32_t v[4];
     load_transposed(v, v_tile + in_tile<2>(warp * 16 + lane / 16 * 8 + lane % 8, lane / 8 % 2));
-    rest_of(r, v, in, beta);
+    rest_of(d, v, in, beta);
     uint32_t R[4];
-    as_left(R, r[0], r[1]);
+    as_left(R, d[0], d[1]);
     give(x.R[warp][lane], R);
     __syncthreads();
 

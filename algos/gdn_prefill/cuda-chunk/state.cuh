@@ -1,6 +1,6 @@
 // From chunk to chunk: the state, and the outputs. For the state S [V, K] before a chunk and its tokens' rows of Q, K, V,
 //
-//   R = beta (V - e^G K S^T),   D = T R,   O = scale e^G Q S^T + M D,   S' = e^(G_C) S + D^T (e^(G_C - G) K).
+//   R = beta (V - e^G K S^T),   D = R + (T - I) R,   O = scale e^G Q S^T + M D,   S' = e^(G_C) S + D^T (e^(G_C - G) K).
 //
 // A warp has 16 rows of S, all 128 columns, as accumulators in registers, and works on the transposed products (S K^T and
 // so on): what one product leaves in its accumulators is, packed to bf16, what the next takes on its left. So between the
@@ -206,7 +206,7 @@ __device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&bef
     pair_of(in[e], stage.prepared.gate(IN, token)), pair_of(out[e], stage.prepared.gate(OUT, token));
     pair_of(beta[e], stage.prepared.gate(BETA, token));
   }
-  float x[2][4] = {}, d[2][4] = {}, o[2][4] = {};
+  float x[2][4] = {}, o[2][4] = {};
   if constexpr (OUTPUTS) state_times_two(x, o, before, k_tile, shared_address(stage.q), I * 16, lane);
   else state_times<2>(x, before, k_tile, I * 16, lane);
   uint32_t v[4];
@@ -217,8 +217,15 @@ __device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&bef
   rest_of(x, v, in, beta);
   as_left(R[I], x[0], x[1]);
 
+  float d[2][4] = {};
+  const uint32_t T = shared_address(stage.prepared.T);
 #pragma unroll
-  for (int u = 0; u <= I; ++u) block_times(d, R[u], shared_address(stage.prepared.T), I, u, lane);
+  for (int u = 0; u < I; ++u) block_times(d, R[u], T, I, u, lane);  // these wait for nothing of this block
+#pragma unroll
+  for (int e = 0; e < 2; ++e)
+#pragma unroll
+    for (int c = 0; c < 4; ++c) d[e][c] += x[e][c];
+  block_times(d, R[I], T, I, I, lane);
   if constexpr (OUTPUTS) as_left(plain[I], d[0], d[1]);
   scaled(d, out);
   uint32_t decayed[4];
