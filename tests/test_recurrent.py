@@ -22,8 +22,7 @@ ALGO = registry.load().find("gdn_prefill/cuda-recurrent")
 CONSTANTS = ALGO.tune.constants
 CUTS = [cut for cut in itertools.product(*CONSTANTS.values()) if cut[1] == 1 or cut[0] == 1]
 USUAL = (1, 2, 2)
-PLAIN, EARLY, REVERSED = 0, 1, 2  # emulated::Mode
-MODES = (PLAIN, EARLY, REVERSED, EARLY | REVERSED)
+PLAIN, MODES = 0, range(8)  # emulated::Mode: EARLY, REVERSED, TURNS and their sums
 
 DRIVER = """
 #include "prefill.cuh"
@@ -102,10 +101,12 @@ def test_a_mix_of_lengths_and_the_contest_s_heads(library):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("cut", [(2, 1, 1), (1, 2, 1)], ids=lambda cut: "x".join(map(str, cut)))
-def test_no_warp_reads_what_is_not_there_yet_or_writes_over_what_is_read(library, cut, mode):
-    """Ten rounds and more: each warp as far ahead as its barriers let it, copies as early and as late as can be."""
-    given = inputs((170, 3))
+@pytest.mark.parametrize("lengths", [(170, 3), (170, 170), (3, 0, 170)], ids=str)
+@pytest.mark.parametrize("cut", [(2, 1, 1), (1, 2, 1), (2, 1, 2)], ids=lambda cut: "x".join(map(str, cut)))
+def test_no_warp_reads_what_is_not_there_yet_or_writes_over_what_is_read(library, cut, lengths, mode):
+    """Three rounds and six, guessed and not: each warp as far ahead as its barriers let it, or not at all, copies as
+    early and as late as can be."""
+    given = inputs(lengths)
     usual, found = prefill(library, given, (1, cut[1], 2)), prefill(library, given, cut, mode)
     agrees(given, found)
     assert torch.equal(found[0], usual[0])  # a row's arithmetic is the same in every cut

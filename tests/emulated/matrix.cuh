@@ -1,10 +1,12 @@
-// What cuda-recurrent/matrix.cuh says in PTX, on the CPU of cuda_runtime.h: ptx.cuh has all but products of bf16.
+// What cuda-recurrent/matrix.cuh says in PTX, on the CPU of cuda_runtime.h: ptx.cuh has all but products of bf16, warpgroup.cuh
+// has the barriers.
 #pragma once
 
 #include <map>
 
 #include "cuda_bf16.h"
 #include "ptx.cuh"
+#include "warpgroup.cuh"
 
 namespace gdn {
 
@@ -43,13 +45,24 @@ inline uint32_t thread_again() { return threadIdx.x; }
 inline char* pinned(char* p) { return p; }
 
 template <int THREADS>
-void meet() { __syncthreads(); }
-template <int THREADS>
 void meet(int barrier) {
   emulated::Barrier& b = emulated::me->cta->named[barrier];
   b.expected = THREADS;
   emulated::wait(b, emulated::arrive(b));
 }
+
+class Barrier {
+  uint32_t address;
+
+ public:
+  explicit Barrier(uint32_t address) : address(address) {}
+  void init(int warps) const { flashcore::init_barrier(address, warps); }
+  void arrive(uint32_t lane) const {
+    __syncwarp();
+    if (lane == 0) flashcore::arrive(address);
+  }
+  void wait(uint32_t phase) const { flashcore::wait_for(address, phase % 2); }
+};
 
 inline void meet_partner(uint32_t pair) {
   static std::map<uint32_t, emulated::Barrier> barriers;  // one CTA at a time

@@ -41,16 +41,45 @@ __device__ __forceinline__ char* pinned(char* p) {
   return static_cast<char*>(__cvta_shared_to_generic(address));
 }
 
-// All THREADS of the CTA, wherever in the code each warp says so.
-template <int THREADS>
-__device__ __forceinline__ void meet() {
-  asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
-}
 // THREADS of the CTA, at one of its barriers 1 to 15.
 template <int THREADS>
 __device__ __forceinline__ void meet(int barrier) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
 }
+
+// A barrier in shared memory, 8 bytes at a multiple of 8, that counts warps: who arrives does not wait, and who waits does not
+// arrive. A phase ends with the last of its arrivals. Phases count from 0; nobody may wait for one when the next has ended.
+class Barrier {
+  uint32_t address;
+
+ public:
+  __device__ __forceinline__ explicit Barrier(uint32_t address) : address(address) {}
+
+  // By one thread, in front of a __syncthreads.
+  __device__ __forceinline__ void init(int warps) const {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address), "r"(warps) : "memory");
+  }
+  // What all lanes have read and written until here comes before what is done by who has waited.
+  __device__ __forceinline__ void arrive(uint32_t lane) const {
+    __syncwarp();
+    if (lane == 0)
+      asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(address) : "memory");
+  }
+  // All lanes go on together, and by the vote ptxas knows: else it has them meet again and again in what follows.
+  __device__ __forceinline__ void wait(uint32_t phase) const {
+#if __CUDA_ARCH__ >= 900
+#define GDN_WAIT "mbarrier.try_wait"  // sleeps a while
+#else
+#define GDN_WAIT "mbarrier.test_wait"
+#endif
+    uint32_t ended;
+    do {
+      asm volatile("{\n.reg .pred ended;\n" GDN_WAIT ".parity.shared.b64 ended, [%1], %2;\nselp.u32 %0, 1, 0, ended;\n}"
+                   : "=r"(ended) : "r"(address), "r"(phase % 2) : "memory");
+    } while (!__all_sync(0xffffffffu, ended));
+#undef GDN_WAIT
+  }
+};
 
 // The two warps that share a tile of rows, `pair` of the CTA.
 __device__ __forceinline__ void meet_partner(uint32_t pair) {

@@ -16,8 +16,9 @@
 // WARPS tiles of 16 rows make a CTA, all of one head of one sequence. SPLIT = 2 gives a tile two warps with half of the
 // columns each, which tell each other their x: a step is shorter, for one exchange in shared memory. AHEAD warps more
 // prepare the blocks that come next, two each at a time, from what does not depend on the state: copies, gates, k.k, q.k
-// and T. The CTA goes round after round, a round being 2 AHEAD blocks: while the rows' warps are at round r, the others
-// have the copies of round r + 2 under way and prepare round r + 1. One barrier a round; three rounds of tiles, two of T.
+// and T. They go round after round, a round being 2 AHEAD blocks: while the rows' warps are at round r, the others have the
+// copies of round r + 2 under way and prepare round r + 1. Three rounds of tiles, two of T. The rows' warps wait until a round
+// is ready, the others until the one two before it is done with: no warp waits for its own kind, but for SPLIT.
 //
 // What is not the textbook, and why:
 //   - Arithmetic. Without tensor cores a token costs 3 FMA and more an element of S: 64 sequences of 64 tokens take
@@ -28,7 +29,7 @@
 //     number): never a division by a decay, and no infinity to subtract from another.
 //   - With L2 cold, cu_seqlens is one access to DRAM and what it points at another. The first copies do not wait for it:
 //     they are made as if all sequences were of one length, which is right for a single one and an even batch, and made
-//     again where they were not.
+//     again, to the next tiles, where they were not.
 //   - The state's loads wait until those copies have been asked for: behind the state of all CTAs they would come last.
 // Provenance: the recurrence is Gated DeltaNet's (arXiv 2412.06464), its WY form DeltaNet's (arXiv 2406.06484); operands
 // handed on in registers as FlashAttention-2 does (arXiv 2307.08691). Written here.
@@ -89,7 +90,9 @@ struct Layout {
   static constexpr int TOLD = 3 * 32 * 16;
 
   static constexpr int MADE_AT = 3 * ROUND * TILE, OWN_AT = MADE_AT + 2 * ROUND * MADE, TOLD_AT = OWN_AT + ROUND * OWN;
-  static constexpr int BYTES = TOLD_AT + (SPLIT == 2 ? 2 * WARPS * 2 * TOLD : 0);
+  // barriers: a round is ready, or done with; even rounds and odd ones have their own, since a warp may be a round behind
+  static constexpr int READY_AT = TOLD_AT + (SPLIT == 2 ? 2 * WARPS * 2 * TOLD : 0), DONE_AT = READY_AT + 16;
+  static constexpr int BYTES = DONE_AT + 16;
 };
 
 }  // namespace gdn
@@ -141,6 +144,7 @@ struct Place {
   uint32_t head, value_head;  // of H, of HV
   uint32_t row;               // of V
 
+  Place() = default;
   // All that can be said without cu_seqlens; the tokens as if all sequences were of one length.
   __device__ __forceinline__ explicit Place(const Arguments& p) {
     constexpr uint32_t TILES = V / (WARPS * ROWS);
@@ -148,6 +152,13 @@ struct Place {
     sequence = p.by_HV.divide(both), value_head = both - sequence * p.HV, head = p.by_group.divide(value_head);
     row = blockIdx.x % TILES * (WARPS * ROWS);
     set(sequence * p.average, (sequence + 1) * p.average);
+  }
+  // The tokens that they are; whether they had been guessed.
+  __device__ __forceinline__ bool guessed(const Arguments& p) {
+    const int64_t guess = first;
+    const int tokens = length;
+    set(p.border(sequence), p.border(sequence + 1));
+    return first == guess && length == tokens;
   }
   __device__ __forceinline__ void set(int64_t begin, int64_t end) {
     first = begin, length = end > begin ? static_cast<int>(end - begin) : 0;
@@ -242,6 +253,7 @@ __device__ __forceinline__ void step(float (&s)[K / 8 / SPLIT][4], char* tile, c
 
   rounded(high_part, d[0], d[1]);
   load_matrices(b, made_at + row_o * L::SMALL_ROW + L::M_AT);
+  if constexpr (SPLIT == 1) __syncwarp();  // all lanes have read v; partners have met since
 #pragma unroll
   for (int n = 0; n < 2 / SPLIT; ++n) {
 #pragma unroll
@@ -265,7 +277,6 @@ __device__ __forceinline__ void advance(const Arguments& p, uint32_t number) {
     const uint32_t column = number % SPLIT * (K / SPLIT) + thread % 4 * 2;
     return static_cast<uint64_t>(blockIdx.x) * (WARPS * ROWS * K) + row * K + column;
   };
-  meet<L::THREADS>();  // the preparing warps have asked for what is small: behind the state it would come last
   const float* const from = p.state + state_at(threadIdx.x);
   float s[K / 8 / SPLIT][4];
 #pragma unroll
@@ -276,26 +287,30 @@ __device__ __forceinline__ void advance(const Arguments& p, uint32_t number) {
   }
 
   Place<WARPS> place(p);
-  place.set(p.border(place.sequence), p.border(place.sequence + 1));
+  const bool guessed = place.guessed(p);
   char* const memory = pinned(shared_memory());
   // its 16 bytes of a token's output: a token has two lanes
   const uint32_t token = part * 8 + lane / 2, half = lane % 2;
   const int last = lane < 32 / SPLIT ? place.length : 0;
   __nv_bfloat16* output = p.output + ((place.first + token) * p.HV + place.value_head) * V + place.row + warp * ROWS + half * 8;
+  char* const of_pair = memory + L::TOLD_AT + warp * (2 * L::TOLD);
   int block = 0;
 #pragma unroll 1
-  for (int tiles = 0, made = 0; block < place.blocks; tiles = tiles == 2 ? 0 : tiles + 1, made ^= 1) {
-    meet<L::THREADS>();
+  for (uint32_t tiles = guessed ? 0 : 1, round = 0; block < place.blocks; tiles = tiles == 2 ? 0 : tiles + 1, ++round) {
+    const uint32_t made = round % 2, barriers = shared_address(memory) + made * 8;
+    Barrier(barriers + L::READY_AT).wait(round / 2);
+    char* tile = memory + tiles * L::ROUND * L::TILE;
+    const char* prepared = memory + L::MADE_AT + made * L::ROUND * L::MADE;
 #pragma unroll 1
-    for (int i = 0; i < L::ROUND && block < place.blocks; ++i, ++block) {
-      char* const tile = memory + (tiles * L::ROUND + i) * L::TILE;
-      char* const told = memory + L::TOLD_AT + (block % 2 * WARPS + warp) * (2 * L::TOLD);
-      step<L, SPLIT>(s, tile, memory + L::MADE_AT + (made * L::ROUND + i) * L::MADE, told, warp, part, lane, p.scale);
+    for (int i = 0; i < L::ROUND && block < place.blocks; ++i, ++block, tile += L::TILE, prepared += L::MADE) {
+      char* const told = of_pair + block % 2 * (WARPS * 2 * L::TOLD);
+      step<L, SPLIT>(s, tile, prepared, told, warp, part, lane, p.scale);
       __syncwarp();
       const uint4 o = *reinterpret_cast<const uint4*>(tile + L::V_AT + token * L::V_ROW + (warp * ROWS + half * 8) * 2);
       if (block * BLOCK + static_cast<int>(token) < last) *reinterpret_cast<uint4*>(output) = o;
       output += static_cast<int64_t>(BLOCK) * p.HV * V;
     }
+    Barrier(barriers + L::DONE_AT).arrive(lane);
   }
   float* const to = p.new_state + state_at(thread_again());
 #pragma unroll
@@ -431,21 +446,19 @@ __device__ __forceinline__ void make(const char* tiles, char* both_made, float* 
   __syncwarp();  // before A is written again
 }
 
-// The warps that work ahead: warp i has blocks 2i and 2i + 1 of every round.
+// A warp that works ahead: warp i has blocks 2i and 2i + 1 of every round.
 template <int WARPS, int SPLIT, int AHEAD>
-__device__ __forceinline__ void prepare(const Arguments& p, uint32_t warp) {
+class Preparation {
   using L = Layout<WARPS, SPLIT, AHEAD>;
-  constexpr float LEAST = -150.f;  // log2 of what is no float any more
-  const uint32_t lane = threadIdx.x % 32;
-  Place<WARPS> place(p);
-  const int64_t begins = p.border(place.sequence), ends = p.border(place.sequence + 1);
-  const float A_log = p.A_log[place.value_head], dt_bias = p.dt_bias[place.value_head];
-  char* const memory = pinned(shared_memory());
-  float* const own = reinterpret_cast<float*>(memory + L::OWN_AT + 2 * warp * L::OWN);
-  const auto tile = [&](int at) { return memory + (at * L::ROUND + 2 * warp) * L::TILE; };
-
+  Place<WARPS> place;
+  char* memory;
+  uint32_t warp, lane;
+  float A_log, dt_bias;
   __nv_bfloat16 a, b;  // of the lane's token
-  const auto begin = [&](int block, int at) {
+
+  __device__ __forceinline__ char* tile(int at) const { return memory + (at * L::ROUND + 2 * warp) * L::TILE; }
+
+  __device__ __forceinline__ void begin(const Arguments& p, int block, int at) {
     if (block < place.blocks) {
       const int token = block * BLOCK + static_cast<int>(lane);
       const int64_t from = (place.first + (token < place.length ? token : 0)) * p.HV + place.value_head;
@@ -453,41 +466,65 @@ __device__ __forceinline__ void prepare(const Arguments& p, uint32_t warp) {
       fetch<WARPS, L>(p, place, block, shared_address(tile(at)), lane);
     }
     commit_copies();
-  };
-#pragma unroll 1
-  for (bool again = false;; again = true) {  // first where the tokens are likely to be, then where they are
-    begin(2 * warp, 0);
-    if (!again) meet<L::THREADS>();
-    if (place.first == begins && place.first + place.length == ends) break;
-    wait_for_copies<0>();
-    __syncwarp();
-    place.set(begins, ends);
-    if (ends <= begins) return;
   }
-#pragma unroll 1
-  for (int first = 0, tiles = 0, made = 0; first < place.blocks; first += L::ROUND, made ^= 1) {
-    const int block = first + static_cast<int>(2 * warp), next = tiles == 2 ? 0 : tiles + 1;
-    const bool there = block * BLOCK + static_cast<int>(lane) < place.length;
-    const float log2_g = there ? fmaxf(log2_decay(A_log, __bfloat162float(a) + dt_bias), LEAST) : 0.f;
-    const float beta = there ? sigmoid(__bfloat162float(b)) : 0.f;
-    begin(block + L::ROUND, next);
-    wait_for_copies<1>();
-    __syncwarp();
-    if (block < place.blocks)
-      make<L>(tile(tiles), memory + L::MADE_AT + (made * L::ROUND + 2 * warp) * L::MADE, own, lane, log2_g, beta, p.scale,
-              min(place.blocks - block, 2));
-    meet<L::THREADS>();
-    tiles = next;
+
+ public:
+  // Asks for the first blocks, where they are likely to be.
+  __device__ __forceinline__ void guess(const Arguments& p, uint32_t number) {
+    place = Place<WARPS>(p);
+    memory = pinned(shared_memory()), warp = number, lane = threadIdx.x % 32;
+    // ptxas has the loads of these behind the copies, whatever is written here: so that they need not wait for DRAM then
+    prefetch(p.cu_seqlens + place.sequence), prefetch(p.A_log + place.value_head), prefetch(p.dt_bias + place.value_head);
+    A_log = p.A_log[place.value_head], dt_bias = p.dt_bias[place.value_head];
+    begin(p, 2 * warp, 0);
   }
-}
+
+  __device__ __forceinline__ void prepare(const Arguments& p) {
+    constexpr float LEAST = -150.f;  // log2 of what is no float any more
+    float* const own = reinterpret_cast<float*>(memory + L::OWN_AT + 2 * warp * L::OWN);
+    // in front of the first round, where it was not guessed: one of copies alone. The guess's tiles count as done with
+#pragma unroll 1
+    for (int round = place.guessed(p) ? 0 : -1, tiles = 0; round * L::ROUND < place.blocks; ++round) {
+      const int block = round * L::ROUND + static_cast<int>(2 * warp), next = tiles == 2 ? 0 : tiles + 1, made = round % 2;
+      const bool there = round >= 0 && block * BLOCK + static_cast<int>(lane) < place.length;
+      const float log2_g = there ? fmaxf(log2_decay(A_log, __bfloat162float(a) + dt_bias), LEAST) : 0.f;
+      const float beta = there ? sigmoid(__bfloat162float(b)) : 0.f;
+      const uint32_t barriers = shared_address(memory) + made * 8;
+      if (round >= 2) Barrier(barriers + L::DONE_AT).wait(round / 2 - 1);
+      begin(p, block + L::ROUND, next);
+      if (round >= 0) {
+        wait_for_copies<1>();
+        __syncwarp();
+        if (block < place.blocks)
+          make<L>(tile(tiles), memory + L::MADE_AT + (made * L::ROUND + 2 * warp) * L::MADE, own, lane, log2_g, beta, p.scale,
+                  min(place.blocks - block, 2));
+        Barrier(barriers + L::READY_AT).arrive(lane);
+      }
+      tiles = next;
+    }
+    wait_for_copies<0>();  // of a guess, where there are no tokens
+  }
+};
 
 // At least one CTA an SM: without a number ptxas stops at 128 registers, or at 96, for more of them.
 template <int WARPS, int SPLIT, int AHEAD>
 __global__ void __launch_bounds__((WARPS * SPLIT + AHEAD) * 32, 1)
 gdn_prefill_recurrent(const __grid_constant__ Arguments p) {
-  const uint32_t warp = threadIdx.x / 32;
+  using L = Layout<WARPS, SPLIT, AHEAD>;
+  const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // of all lanes: the compiler cannot know by itself
+  Preparation<WARPS, SPLIT, AHEAD> ahead;
+  if (warp >= WARPS * SPLIT) {
+    ahead.guess(p, warp - WARPS * SPLIT);
+  } else if (threadIdx.x == 0) {
+#pragma unroll
+    for (int odd = 0; odd < 2; ++odd) {
+      const uint32_t barriers = shared_address(shared_memory()) + odd * 8;
+      Barrier(barriers + L::READY_AT).init(AHEAD), Barrier(barriers + L::DONE_AT).init(WARPS * SPLIT);
+    }
+  }
+  __syncthreads();  // for the barriers; and what is small has been asked for: behind the state it would come last
   if (warp < WARPS * SPLIT) advance<WARPS, SPLIT, AHEAD>(p, warp);
-  else prepare<WARPS, SPLIT, AHEAD>(p, warp - WARPS * SPLIT);
+  else ahead.prepare(p);
 }
 
 }  // namespace gdn
