@@ -304,6 +304,53 @@ def test_a_copy_has_buffers_of_its_own():
     assert one.nbytes == 32
 
 
+# --- buffers in several places --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def placed(monkeypatch):
+    """A tier of which each place of the buffers has a time of its own, and the subjects that it was given."""
+    given = []
+
+    class Sampler(timing.Warmed):
+        def __init__(self, subjects, plan):
+            self.busy_s = 0.0
+            given[:] = subjects
+
+        def take(self, order):
+            return [Sample([33.8, 35.1, 35.1, 33.8][i], 40.0 + i, 2) for i in order]
+
+        def about(self, i, samples):
+            assert {s.kernels for s in samples} == {2} and all(isinstance(s.kernels, int) for s in samples)
+            return {}
+
+        def close(self):
+            pass
+
+    monkeypatch.setitem(sys.modules, "gdn_cli.timing.cupti", SimpleNamespace(Sampler=Sampler))
+    monkeypatch.setattr(timing, "_free_bytes", lambda: 2**30)
+    large, lengths, out = torch.ones(2**19), torch.tensor([0, 64]), torch.zeros(2**19)
+    return given, Subject.of(lambda inputs, outputs: None, [large, lengths, 0.5], [out])
+
+
+def test_a_sample_is_the_mean_of_a_call_in_each_place_of_large_buffers(placed):
+    given, one = placed
+    t = timing.measure("cupti", one, Plan(seconds=60))
+    assert (t.places, t.samples, t.kernels, t.span_us) == (4, 20, 2, 41.5)
+    assert t.median_us == pytest.approx(34.45) and t.low_us == t.high_us
+    assert given[0] is one and len({s.inputs[0].data_ptr() for s in given}) == 4
+    assert len({s.outputs[0].data_ptr() for s in given}) == 4 and all(s.inputs[1] is one.inputs[1] for s in given)
+
+
+def test_buffers_stay_where_calls_are_counted_or_small_or_memory_is_short(placed, monkeypatch):
+    given, one = placed
+    assert timing.measure("cupti", one, Plan(iterations=3)).places == len(given) == 1
+    small = Subject.of(lambda inputs, outputs: None, [torch.ones(2**18)], [])
+    assert timing.measure("cupti", small, Plan()).places == len(given) == 1
+    monkeypatch.setattr(timing, "_free_bytes", lambda: 4 * 3 * one.nbytes - 256)
+    assert timing.measure("cupti", one, Plan()).places == len(given) == 1
+
+
 # --- tiers that are not there ---------------------------------------------------------------------------
 
 

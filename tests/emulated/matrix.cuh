@@ -51,6 +51,8 @@ void meet(int barrier) {
   emulated::wait(b, emulated::arrive(b));
 }
 
+constexpr int ARRIVALS = 1;
+
 class Barrier {
   uint32_t address;
 

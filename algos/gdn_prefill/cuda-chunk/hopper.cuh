@@ -120,7 +120,7 @@ constexpr int PUTTING = 2;  // warps
 __device__ __forceinline__ void set_free(uint64_t& empty) {
   shared_written();  // the copy engine brings something else here
   __syncwarp();
-  if (threadIdx.x % 32 == 0) arrive(shared_address(&empty));
+  if (threadIdx.x % 32 < ARRIVALS) arrive(shared_address(&empty));
 }
 template <typename Shared>
 __device__ __forceinline__ void put(const Prefill& p, Shared& s, Turn<Shared::STAGES>& turn, const Segment& at, int half,
@@ -193,7 +193,7 @@ __device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, 
 #pragma unroll
     for (int j = 0; j < 4; ++j) store_transposed(shared_address(s.stages[stage].v[group]) + v_at + j * 2048, outputs[j]);
     __syncwarp();
-    if (lane == 0) arrive(shared_address(&s.laid[stage]));
+    if (lane < ARRIVALS) arrive(shared_address(&s.laid[stage]));
   };
 
   uint32_t before[8][4];  // S in front of a chunk, as left operands
@@ -331,7 +331,7 @@ __device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, 
     }
     wait_for_products<OUTPUTS ? 1 : 0>();
     hold(S);
-    if (!OUTPUTS && lane == 0) arrive(shared_address(&s.empty[own.stage(chunk)]));
+    if (!OUTPUTS && lane < ARRIVALS) arrive(shared_address(&s.empty[own.stage(chunk)]));
 #pragma unroll
     for (int step = 0; step < 8; ++step) as_left(before[step], S[2 * step], S[2 * step + 1]);
     if constexpr (OUTPUTS) {
@@ -348,12 +348,13 @@ __device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, 
 
 template <bool OUTPUTS, typename Shared>
 __device__ __forceinline__ void group_begin(Shared& s) {
-  constexpr int WARPS = Shared::GROUPS * 4;
+  constexpr int WALKING = Shared::GROUPS * 4 * ARRIVALS, MAKING = 4 * ARRIVALS;
   if (threadIdx.x == 0) {
 #pragma unroll
     for (int i = 0; i < Shared::STAGES; ++i) {
-      init_barrier(shared_address(&s.full[i]), 1), init_barrier(shared_address(&s.laid[i]), WARPS);
-      init_barrier(shared_address(&s.empty[i]), OUTPUTS ? PUTTING : WARPS), init_barrier(shared_address(&s.made[i]), 4);
+      init_barrier(shared_address(&s.full[i]), 1), init_barrier(shared_address(&s.laid[i]), WALKING);
+      init_barrier(shared_address(&s.empty[i]), OUTPUTS ? PUTTING * ARRIVALS : WALKING);
+      init_barrier(shared_address(&s.made[i]), MAKING);
     }
     barriers_initialised();
   }
@@ -376,7 +377,7 @@ __device__ __forceinline__ void take_state(float (&S)[16][4], Shared& s, Turn<Sh
       S[j][2 * half] = pair.x, S[j][2 * half + 1] = pair.y;
     }
   __syncwarp();
-  if (lane == 0) arrive(shared_address(&s.laid[stage]));
+  if (lane < ARRIVALS) arrive(shared_address(&s.laid[stage]));
   ++turn.begun, ++turn.made;
 }
 
@@ -427,7 +428,7 @@ __device__ __forceinline__ void make(const Prefill& p, Shared& s, Turn<Shared::S
     }
     shared_written();
     __syncwarp();
-    if (lane == 0) arrive(own.made_at(s.made, chunk));
+    if (lane < ARRIVALS) arrive(own.made_at(s.made, chunk));
   }
 }
 
@@ -436,7 +437,7 @@ template <typename Shared>
 __device__ __forceinline__ void pass_state(Shared& s, Turn<Shared::STAGES>& turn) {
   wait_for(shared_address(&s.full[turn.stage()]), turn.parity());
   __syncwarp();
-  if (threadIdx.x % 32 == 0) arrive(turn.made_at(s.made, 0));
+  if (threadIdx.x % 32 < ARRIVALS) arrive(turn.made_at(s.made, 0));
   ++turn.begun, ++turn.made;
 }
 template <typename Shared>

@@ -47,6 +47,10 @@ __device__ __forceinline__ void meet(int barrier) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
 }
 
+// How many lanes of a warp arrive at a barrier for all of it, behind a __syncwarp, which puts first what the others did. 32 of
+// them are for compute-sanitizer: its racecheck takes a lane's arrival for that lane's alone.
+constexpr int ARRIVALS = 1;
+
 // A barrier in shared memory, 8 bytes at a multiple of 8, that counts warps: who arrives does not wait, and who waits does not
 // arrive. A phase ends with the last of its arrivals. Phases count from 0; nobody may wait for one when the next has ended.
 class Barrier {
@@ -57,12 +61,12 @@ class Barrier {
 
   // By one thread, in front of a __syncthreads.
   __device__ __forceinline__ void init(int warps) const {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address), "r"(warps) : "memory");
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address), "r"(warps * ARRIVALS) : "memory");
   }
   // What all lanes have read and written until here comes before what is done by who has waited.
   __device__ __forceinline__ void arrive(uint32_t lane) const {
     __syncwarp();
-    if (lane == 0)
+    if (lane < ARRIVALS)
       asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(address) : "memory");
   }
   // All lanes go on together, and by the vote ptxas knows: else it has them meet again and again in what follows.
