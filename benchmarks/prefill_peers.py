@@ -393,7 +393,8 @@ def asked(argv: list[str] | None = None) -> argparse.Namespace:
     for shape in (given.shapes or "none").split(","):
         if shape != "none" and not presets.parse_seq_lens(shape):
             parser.error(f"--shapes {shape}: expected lengths such as 4x2048 or 1024+7168, or none")
-    known = [algo.name for algo in registry.load().of(OP) if not algo.packages]  # the others are peers
+    mine = registry.load(os.environ.get("GDN_ALGOS"))  # a folder of one's own counts, too, as in gdn_cli.load
+    known = [algo.name for algo in mine.of(OP) if not algo.packages]  # the others are peers
     if wrong := [name for name in given.algos if name not in known]:
         parser.error(f"--algos {wrong[0]}: expected some of {', '.join(known)}")
     if wrong := [name for name in given.peers if name not in PEERS]:
