@@ -91,14 +91,14 @@ void ordered(const Prefill& p, int members, uint32_t ctas) {
   states_asked.clear();
   emulated::launch({ctas, 1, 1}, ORDERED_THREADS, ordered_shared(), 1, [&] { gdn_prefill_ordered(p, one, two); });
 }
-extern "C" int halves(int longest, int chunks, int HV, int ctas) {
-  return Plan{0, uint32_t(longest), uint32_t(chunks)}.halves(HV, ctas);
+extern "C" int way(int longest, int shortest, int chunks, int N, int HV, int ctas) {
+  return Load{uint32_t(longest), uint32_t(shortest), uint32_t(chunks)}.way(N, HV, ctas);
 }
 extern "C" int state_asked(int i) { return i < int(states_asked.size()) ? states_asked[i] : -1; }
 // The plan alone.
-extern "C" void order(int mode, void** t, int N, int64_t T) {
+extern "C" void order(int mode, void** t, int N, int64_t T, int ctas) {
   Prefill p{};
-  p.cu_seqlens = (int64_t*)t[0], p.plan = (Plan*)t[1], p.H = p.HV = 1, p.N = N, p.T = T;
+  p.cu_seqlens = (int64_t*)t[0], p.plan = (Plan*)t[1], p.H = p.HV = 1, p.N = N, p.T = T, p.ctas = ctas;
   emulated::mode = mode;
   emulated::launch({1, 2, 2}, PREPARE_THREADS, sizeof(PrepareShared), 1,
                    [&] { gdn_prefill_prepare<true, true>(p, CUtensorMap{}); });
@@ -108,7 +108,7 @@ extern "C" int prefill(int warps, int mode, int members, int segment, void** t, 
   using bf = __nv_bfloat16;
   Prefill p{(bf*)t[0], (bf*)t[1], (bf*)t[2], (float*)t[3], (float*)t[4], (bf*)t[5], (float*)t[6], (bf*)t[7],
                   (int64_t*)t[8], (bf*)t[9], (float*)t[10], (char*)t[11], (float*)t[12],
-                  (float*)t[13], scale, H, HV, N, segment, T, nullptr};
+                  (float*)t[13], scale, H, HV, N, segment, T, nullptr, -warps};
   emulated::mode = mode;
   if (warps < 0) return p.plan = (Plan*)t[14], ordered(p, members, -warps), 0;
   if (warps == 14) return groups<1, 4>(p, members), 0;
@@ -183,29 +183,47 @@ def prefill(library, warps, given, scale=0.1, mode=0, members=1, segment=0, in_p
     prepared = torch.full(((T // 64 + N) * HV, library.prepared_bytes()), 255, dtype=torch.uint8)
     segments = T // (64 * segment) + N if segment else 0
     ends, transfers = (torch.full((segments, HV, 128, 128), float("nan")) for _ in range(2))
-    plan = torch.full((3 + N + 16,), -1, dtype=torch.int32)
+    plan = torch.full((4 + 4 * N + 16,), -1, dtype=torch.int32)
     pointers = [q, k, v, state, A_log, a, dt_bias, b, cu, output, new_state, prepared, ends, transfers, plan]
     table = (ctypes.c_void_p * len(pointers))(*(x.data_ptr() for x in pointers))
     assert library.prefill(warps, mode, members, segment, table, ctypes.c_float(scale), H, HV, N, T) == 0
     assert guarded[T:].isnan().all(), "a write behind the output"
-    assert (plan[3 + N :] == -1).all(), "a write behind the plan"
+    assert (plan[4 + 4 * N :] == -1).all(), "a write behind the plan"
     if warps < 0:
-        chunks = cu.diff().add(63).div(64, rounding_mode="floor")
-        check_order(plan, chunks)
-        items = N * HV * (1 + library.halves(int(chunks.max()), int(chunks.sum()), HV, -warps))
-        assert plan[0] == items  # each taken once
-        rows = torch.tensor([library.state_asked(i) for i in range(items)])
-        assert rows.unique().tolist() == [N * HV * 128 // items * i for i in range(items)]
-        lengths = chunks[rows // (128 * HV)]  # one CTA after the other; one alone: longest first
-        assert warps != -1 or (lengths.diff() <= 0).all()
+        check_items(library, plan, cu, HV, -warps)
     return output, new_state
 
 
-def check_order(plan, chunks):
-    longest, every, order = int(plan[1]), int(plan[2]), plan[3 : 3 + len(chunks)].long()
-    assert (longest, every) == (int(chunks.max()), int(chunks.sum()))
-    assert sorted(order.tolist()) == list(range(len(chunks)))
-    assert (chunks[order].clamp(max=255).diff() <= 0).all()  # longest first
+IN_TURN, LONGEST_FIRST, HALVES = 0, 1, 2
+
+
+def way(library, lengths, HV, ctas):
+    chunks = [-(-int(x) // 64) for x in lengths]
+    return library.way(max(chunks), min(chunks), sum(chunks), len(chunks), HV, ctas)
+
+
+def check_order(library, plan, cu, HV, ctas):
+    """Which sequence comes when; and all that is said of it is so."""
+    lengths = cu.diff()
+    order, first, tokens, _ = plan[4 : 4 + 4 * len(lengths)].reshape(-1, 4).long().T
+    assert plan[1] == way(library, lengths, HV, ctas)
+    assert order.sort().values.tolist() == list(range(len(lengths)))
+    assert torch.equal(first, cu[order]) and torch.equal(tokens, lengths[order])
+    assert plan[1] != IN_TURN or torch.equal(order, order.sort().values)
+    assert plan[1] == IN_TURN or (-(-tokens // 64)).clamp(max=255).diff().le(0).all()  # longest first
+    return order
+
+
+def check_items(library, plan, cu, HV, ctas):
+    """Each item is walked once, and in order: in the emulator one CTA comes after the other."""
+    order = check_order(library, plan, cu, HV, ctas).tolist()
+    pieces = 2 if plan[1] == HALVES else 1
+    rows = [(n * HV + hv) * 128 + 64 * half for n in order for hv in range(HV) for half in range(pieces)]
+    first, later = range(min(ctas, len(rows))), range(ctas, len(rows))  # of first ones the copy engine brings no state
+    assert plan[0] == (0 if plan[1] == IN_TURN else len(rows))  # each CTA has asked once in vain
+    if plan[1] == IN_TURN:
+        later = [item for cta in first for item in range(cta + ctas, len(rows), ctas)]
+    assert [library.state_asked(i) for i in range(len(rows))] == [rows[i] for i in later] + [-1] * len(first)
 
 
 def prepared(library, given, scale, members=1, wide=0, mode=0):
@@ -443,13 +461,14 @@ def test_a_segment_for_all_is_no_segment(library, warps):
     assert all(map(torch.equal, prefill(library, warps, given, segment=100), whole))
 
 
-# Items in order of length (ordered.cuh): lengths, value heads, and whether items are halves of V, for each of CTAS
+# Items in order of length (ordered.cuh): lengths, value heads, and which way for each of CTAS
 ORDERS = {
-    "one": ([70], 1, (False, True, True)),
-    "one very long": ([20, 64 * 4 + 5, 0, 64], 2, (False, False, True)),
-    "equal": ([64] * 5, 2, (False, False, False)),
-    "empty ones": ([0, 129, 0, 0, 3, 70, 0], 1, (False, False, True)),
-    "nothing": ([0, 0, 0, 0, 0, 0], 2, (False, False, False)),
+    "one": ([70], 1, (IN_TURN, HALVES, HALVES)),
+    "one very long": ([20, 64 * 4 + 5, 0, 64], 2, (LONGEST_FIRST, LONGEST_FIRST, HALVES)),
+    "even": ([64, 50, 1, 64, 33], 2, (IN_TURN, IN_TURN, IN_TURN)),
+    "even, of several chunks": ([130, 192, 150], 1, (IN_TURN, IN_TURN, HALVES)),
+    "empty ones": ([0, 129, 0, 0, 3, 70, 0], 1, (LONGEST_FIRST, LONGEST_FIRST, HALVES)),
+    "nothing": ([0, 0, 0, 0, 0, 0], 2, (IN_TURN, IN_TURN, IN_TURN)),
 }
 CTAS = (1, 2, 9)
 
@@ -457,13 +476,12 @@ CTAS = (1, 2, 9)
 @pytest.mark.parametrize("case", ORDERS)
 def test_items_in_order_of_length(library, case):
     """The same arithmetic as item after item, whoever walks which one, whole or half."""
-    lengths, HV, halves = ORDERS[case]
+    lengths, HV, ways = ORDERS[case]
     given = inputs(lengths, 1, HV)
     given[4][:] = -3.0  # slow decay: no chunk is forgotten
     expected = prefill(library, TWO, given)
-    chunks = [-(-x // 64) for x in lengths]
-    for ctas, half in zip(CTAS, halves, strict=True):
-        assert library.halves(max(chunks), sum(chunks), HV, ctas) == half
+    for ctas, expected_way in zip(CTAS, ways, strict=True):
+        assert way(library, lengths, HV, ctas) == expected_way
         for mode, in_place in ((0, False), (1, True), (2, False), (3, True), (4, False), (5, True), (7, False)):
             found = prefill(library, -ctas, given, mode=mode, in_place=in_place)
             assert all(map(torch.equal, found, expected)), (ctas, mode)
@@ -498,21 +516,27 @@ def test_the_order(library, N, mode):
     draw = np.random.default_rng(N)
     lengths = draw.integers(0, 64 * 40, N) * draw.integers(0, 2, N) * (1 + 9 * (draw.random(N) < 0.1).astype(np.int64))
     cu = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int64)
-    plan = torch.full((3 + N + 1,), -1, dtype=torch.int32)
-    table = (ctypes.c_void_p * 2)(cu.data_ptr(), plan.data_ptr())
-    library.order(mode, table, N, ctypes.c_int64(int(cu[-1])))
-    assert plan[0] == 0 and plan[-1] == -1
-    check_order(plan, torch.tensor(-(-lengths // 64)))
+    for ctas in (3, 132):
+        plan = torch.full((4 + 4 * N + 1,), -1, dtype=torch.int32)
+        table = (ctypes.c_void_p * 2)(cu.data_ptr(), plan.data_ptr())
+        library.order(mode, table, N, ctypes.c_int64(int(cu[-1])), ctas)
+        assert plan[0] == 0 and plan[-1] == -1
+        check_order(library, plan, cu, 1, ctas)
 
 
-def test_whole_items_or_halves(library):
-    """Of 8 value heads on 132 SMs: halves where one sequence is long, all of V where none is."""
-    for lengths, halves in (
-        ([256] * 32, False),
-        ([64] * 64, False),
-        ([4500] + [82] * 45, True),
-        ([1000] + [128] * 56, True),
-        ([600] * 13, False),
+def test_which_way(library):
+    """Of 8 value heads on 132 SMs: in turn where lengths hardly differ, halves of V where one sequence is long."""
+    for lengths, expected in (
+        ([256] * 16, IN_TURN),
+        ([512] * 16, IN_TURN),
+        ([128] * 32, IN_TURN),
+        ([256] * 32, IN_TURN),
+        ([200, 256] * 16, IN_TURN),
+        ([64] * 64, IN_TURN),
+        ([1, 64] * 32, IN_TURN),
+        ([64] * 60 + [330] * 4, LONGEST_FIRST),
+        ([4500] + [82] * 45, HALVES),
+        ([1000] + [128] * 56, HALVES),
+        ([500] * 15 + [2000], HALVES),
     ):
-        chunks = [-(-x // 64) for x in lengths]
-        assert library.halves(max(chunks), sum(chunks), 8, 132) == halves
+        assert way(library, lengths, 8, 132) == expected, lengths

@@ -331,6 +331,11 @@ inline uint32_t atomicMax(uint32_t* p, uint32_t x) {
   if (x > before) *p = x;
   return before;
 }
+inline uint32_t atomicMin(uint32_t* p, uint32_t x) {
+  const uint32_t before = *p;
+  if (x < before) *p = x;
+  return before;
+}
 inline uint32_t __ballot_sync(uint32_t, bool x) {
   static const char tag = 0;
   emulated::Lane& mine = emulated::me->warp->lanes[emulated::me->lane];

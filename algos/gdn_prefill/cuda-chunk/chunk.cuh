@@ -38,7 +38,8 @@ struct Prefill {
   int H, HV, N;
   int segment;                   // chunks of a segment; 0: a sequence is one
   int64_t T;
-  Plan* plan;                    // of what is walked in order of length; see order.cuh
+  Plan* plan;                    // of what is walked in order of length, by how many CTAs; see order.cuh
+  int ctas;
 
   // Sequence n has the tokens from its border to the next. Whatever cu_seqlens holds, no memory but the tensors' is touched.
   // q of 2^31 tokens would be 512 GiB. The first and the last are known without a look: one sequence waits for none.
@@ -126,6 +127,10 @@ struct Segment {
     if (index < 0 || (index > 0 && tokens <= 0)) tokens = -1, count = 0;  // there is no such segment
     before = index > 0 ? slot - 1 : last ? -1 : slot + (end - begin - 1) / unit;  // see gdn_prefill_scan
   }
+  // All of a sequence whose borders are known.
+  __device__ __forceinline__ Segment(const Prefill& p_, int hv_, int n_, int first_, int tokens_)
+      : p(p_), hv(hv_), h(hv_ / (p_.HV / p_.H)), n(n_), count((tokens_ + CHUNK - 1) / CHUNK), opens(true), last(true), slot(n_),
+        before(-1), first(first_), tokens(tokens_), number(first_ / CHUNK + n_) {}
   __device__ __forceinline__ bool there() const { return tokens >= 0; }
   // Of this value head, number `i` of states or of what is like them.
   __device__ __forceinline__ int64_t state_at(int i) const { return (static_cast<int64_t>(i) * p.HV + hv) * D * D; }

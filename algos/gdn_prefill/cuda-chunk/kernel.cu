@@ -61,6 +61,7 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
       0,
       T,
       nullptr,
+      0,
   };
   if (N == 0) return;
   if (N > 32767 || HV > 65535) TVM_FFI_THROW(ValueError) << "N = " << N << ", HV = " << HV << ": expected at most 32767 and 65535";

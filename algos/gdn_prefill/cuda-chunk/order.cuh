@@ -1,53 +1,82 @@
 // In which order items are walked where sequences differ in length: longest first, so that none is left for the end. One CTA
 // of the preparation sorts, beside the others; the host reads no cu_seqlens. The walk (ordered.cuh) takes items in this
-// order, whoever is free the next one.
+// order, whoever is free the next one; or each CTA takes its turn, where lengths hardly differ.
 #pragma once
 
 #include "chunk.cuh"
 
 namespace gdn {
 
-struct Plan {
-  uint32_t taken;            // items, beside the first one of each CTA
-  uint32_t longest, chunks;  // chunks of the longest sequence, and of all
-  // [N] sequences, in this order. Among those of as many chunks, or of BINS - 1 and more, any may come first.
-  __device__ __forceinline__ int* order() { return reinterpret_cast<int*>(this + 1); }
+enum Way : uint32_t {
+  IN_TURN,        // whole items as they come, CTA i those from number i on in steps of all CTAs
+  LONGEST_FIRST,  // whole items, each taken by who is free
+  HALVES,         // the same, of halves of V
+};
 
-  // Whether items are halves of V. An SM walks a whole item in FULL a chunk and a half, alone, in HALF (1.2 and 2.3 us on an
-  // H200; only the ratio counts): halves cost more in all, but the longest sequence is through in about half of the time. So
-  // they are taken where that sequence is most of what there is to wait for: longer than 3/4 of what all SMs have on average.
-  static constexpr int64_t HALF = 12, FULL = 23;
-  __device__ __forceinline__ bool halves(int HV, int ctas) const {
-    return 4 * HALF * longest * ctas > 3 * FULL * chunks * HV;
+// What there is to walk, and which way is through with it first. An SM walks a chunk of a whole item in FULL and of a half,
+// alone, in HALF (us / 10 on an H200; only the ratios count): halves cost more in all, but the longest sequence is through
+// sooner. TAKING is what a CTA's place in the order, instead of its number, may cost once.
+struct Load {
+  uint32_t longest, shortest, chunks;  // chunks: of the longest sequence, of the shortest, of all
+  static constexpr float FULL = 20, HALF = 13, TAKING = 10;
+
+  // How many chunks the CTA walks that is done last, at the least: the longest item; the mean; some CTA has the mean number of
+  // items, rounded up, and none is shorter than the shortest. Longest first comes near this. `each`: items of a sequence.
+  __host__ __device__ float least(uint32_t items, uint32_t each, uint32_t ctas) const {
+    const float mean = static_cast<float>(chunks) * each / ctas, rounds = (items + ctas - 1) / ctas;
+    return fmaxf(fmaxf(longest, rounds * shortest), mean);
   }
+  __host__ __device__ Way way(uint32_t N, uint32_t HV, uint32_t ctas) const {
+    const float rounds = (N * HV + ctas - 1) / ctas;
+    const float in_turn = FULL * longest * rounds;  // at the most
+    const float first = FULL * least(N * HV, HV, ctas) + TAKING, halves = HALF * least(2 * N * HV, 2 * HV, ctas) + TAKING;
+    return in_turn <= fminf(first, halves) ? IN_TURN : halves < first ? HALVES : LONGEST_FIRST;
+  }
+};
+
+// An item, in one load. In the plan it stands for all of a sequence's, and `what` is that sequence; see ordered.cuh.
+struct alignas(16) Piece {
+  uint32_t what;
+  int first, tokens;  // its first token, how many
+  int unused;
+};
+
+struct alignas(16) Plan {
+  uint32_t taken;  // items, beside the first one of each CTA
+  Way way;
+  // [N], in the order of the walk. Among sequences of as many chunks, or of BINS - 1 and more, any may come first.
+  __device__ __forceinline__ Piece* pieces() { return reinterpret_cast<Piece*>(this + 1); }
 };
 
 constexpr int BINS = 256;  // by chunks, and as many threads
 struct OrderShared {
   uint32_t bins[BINS];     // how many sequences, then where the next one goes
   uint32_t before[BINS / 32];
-  uint32_t longest, chunks;
+  Load load;
 };
 
 // A counting sort by all threads of a CTA.
 __device__ __forceinline__ void make_order(const Prefill& p, OrderShared& s) {
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-  const auto chunks_of = [&](int n) { return (max(p.border(n + 1) - p.border(n), 0) + CHUNK - 1) / CHUNK; };
-  const auto bin_of = [](int chunks) { return BINS - 1 - min(chunks, BINS - 1); };
+  const auto tokens_of = [&](int n) { return max(p.border(n + 1) - p.border(n), 0); };
+  const auto bin_of = [](int tokens) { return BINS - 1 - min((tokens + CHUNK - 1) / CHUNK, BINS - 1); };
   s.bins[thread] = 0;
-  if (thread == 0) s.longest = s.chunks = 0;
+  Load own = {0, 0x7fffffffu, 0};
+  if (thread == 0) s.load = own;
   __syncthreads();
-  int longest = 0, all = 0;
 #pragma unroll 1
   for (int n = thread; n < p.N; n += BINS) {
-    const int chunks = chunks_of(n);
-    atomicAdd(&s.bins[bin_of(chunks)], 1u);
-    longest = max(longest, chunks), all += chunks;
+    const int tokens = tokens_of(n);
+    const uint32_t chunks = (tokens + CHUNK - 1) / CHUNK;
+    atomicAdd(&s.bins[bin_of(tokens)], 1u);
+    own = {max(own.longest, chunks), min(own.shortest, chunks), own.chunks + chunks};
   }
-  atomicMax(&s.longest, static_cast<uint32_t>(longest)), atomicAdd(&s.chunks, static_cast<uint32_t>(all));
+  if (thread < p.N) {
+    atomicMax(&s.load.longest, own.longest), atomicMin(&s.load.shortest, own.shortest), atomicAdd(&s.load.chunks, own.chunks);
+  }
   __syncthreads();
   int to = static_cast<int>(s.bins[thread]);  // of this bin and those before it
-  const int own = to;
+  const int here = to;
 #pragma unroll
   for (int d = 1; d < 32; d *= 2) {
     const int more = __shfl_sync(0xffffffffu, to, lane - (lane < d ? 0 : d));
@@ -58,11 +87,15 @@ __device__ __forceinline__ void make_order(const Prefill& p, OrderShared& s) {
 #pragma unroll
   for (int w = 0; w < BINS / 32 - 1; ++w)
     if (w < warp) to += s.before[w];
-  s.bins[thread] = to - own;
+  s.bins[thread] = to - here;
+  const Way way = s.load.way(p.N, p.HV, p.ctas);
   __syncthreads();
 #pragma unroll 1
-  for (int n = thread; n < p.N; n += BINS) p.plan->order()[atomicAdd(&s.bins[bin_of(chunks_of(n))], 1u)] = n;
-  if (thread == 0) p.plan->taken = 0, p.plan->longest = s.longest, p.plan->chunks = s.chunks;
+  for (int n = thread; n < p.N; n += BINS) {
+    const int tokens = tokens_of(n), place = way == IN_TURN ? n : static_cast<int>(atomicAdd(&s.bins[bin_of(tokens)], 1u));
+    p.plan->pieces()[place] = {static_cast<uint32_t>(n), p.border(n), tokens, 0};
+  }
+  if (thread == 0) p.plan->taken = 0, p.plan->way = way;
 }
 
 }  // namespace gdn

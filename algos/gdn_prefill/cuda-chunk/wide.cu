@@ -78,7 +78,7 @@ static bool can_order(const Prefill& p, Maps& one, Maps& two, int device) {
          make_state_map(two.state, p, 2 * GROUP_ROWS);
 }
 static void walk_ordered(const Prefill& p, const Maps& one, const Maps& two, int device, cudaStream_t stream) {
-  launch<gdn_prefill_ordered>(dim3(sms(device)), ORDERED_THREADS, ordered_shared(), device, stream, p, one, two);
+  launch<gdn_prefill_ordered>(dim3(p.ctas), ORDERED_THREADS, ordered_shared(), device, stream, p, one, two);
 }
 
 bool walk_wide(Prefill p, int segments, int order, const Allocate& allocate, int device, cudaStream_t stream) {
@@ -86,7 +86,7 @@ bool walk_wide(Prefill p, int segments, int order, const Allocate& allocate, int
   if (!has_wgmma(device) || !make_maps(p, one, two)) return false;
   const uint32_t parts = make_room(p, segments, MATRIX, allocate);
   if (order && can_order(p, one, two, device)) {
-    p.plan = static_cast<Plan*>(allocate(sizeof(Plan) + p.N * sizeof(int)));
+    p.plan = static_cast<Plan*>(allocate(sizeof(Plan) + p.N * sizeof(Piece))), p.ctas = sms(device);
     prepare<true, true>(p, one.k, device, stream);
     walk_ordered(p, one, two, device, stream);
   } else {
