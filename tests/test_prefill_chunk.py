@@ -227,7 +227,7 @@ def check_items(library, plan, cu, HV, ctas):
 
 
 def prepared(library, given, scale, members=1, wide=0, mode=0):
-    """[chunks, HV] of T, M [64, 64] (M: None where wide) and of four gates (see Gate in chunk.cuh) [4, 64]; float64."""
+    """[chunks, HV] of T, M [64, 64] (M: None where wide) and of the gates in, out, beta, sum [4, 64]; float64."""
     q, k, v, _, A_log, a, dt_bias, b, cu = given
     T, N, H, HV = q.shape[0], len(cu) - 1, q.shape[1], v.shape[1]
     memory = torch.full((T // 64 + N, HV, 2 - wide, 64, 8, 16), 255, dtype=torch.uint8)
@@ -264,7 +264,6 @@ def test_what_is_prepared(library, wide):
     given = inputs([74, 5], 2, 6, seed=4)
     given[1][74:] = float("nan")  # the next sequence
     q, k, _, _, A_log, a, dt_bias, b, _ = (x[:74].double() if len(x) == 79 else x.double() for x in given)
-    b[7], given[7][7] = -200.0, -200.0  # in float, beta is 0
     log_g = -torch.exp(A_log) * torch.nn.functional.softplus(a + dt_bias)
     beta = torch.sigmoid(b)
     for members, mode in ((1, 0), (2, 3), (3, 2), (1, 1)):
@@ -279,7 +278,7 @@ def test_what_is_prepared(library, wide):
             Q, K = torch.zeros(64, 128).double(), torch.zeros(64, 128).double()
             Q[:n], K[:n] = q[rows, hv // 3], k[rows, hv // 3]
             decay = torch.exp(G[:, None] - G[None, :]).tril()
-            A = ((weights if wide else weights[:, None]) * decay * (K @ K.T)).tril(-1)
+            A = (weights[:, None] * decay * (K @ K.T)).tril(-1)
             T[chunk, hv, :32, 32:] = 0  # the gates
             one = torch.eye(64).double()
             pairs = [(T[chunk, hv], torch.linalg.inv(one + A) - one, 0)]  # its diagonal is left out
@@ -288,14 +287,9 @@ def test_what_is_prepared(library, wide):
             for found, expected, zeros in pairs:
                 assert error(torch.tensor(found), expected.numpy()) < 3e-3
                 assert not np.triu(found, zeros).any()
-            out = torch.exp(G[63] - G) * (weights if wide else 1)
-            assert np.abs(gates[chunk, hv, :2] - torch.stack([torch.exp(G), out]).numpy()).max() < 2e-6
+            expected = torch.stack([torch.exp(G), torch.exp(G[63] - G), weights]).numpy()
+            assert np.abs(gates[chunk, hv, :3] - expected).max() < 2e-6
             assert np.allclose(gates[chunk, hv, 3], G / np.log(2), rtol=1e-5, atol=1e-6)
-            if wide:
-                written = (G - weights.float().double().log()) / np.log(2)
-                assert np.allclose(gates[chunk, hv, 2], written, rtol=1e-5, atol=2e-6)
-            else:
-                assert np.abs(gates[chunk, hv, 2] - weights.numpy()).max() < 2e-6
 
 
 SPLIT = 0  # four warps share 16 rows
@@ -409,18 +403,6 @@ def test_chunks_far_from_the_first(library, warps):
     given = inputs([1100], 1, 1)
     given[4][:] = -10.0  # nothing is forgotten
     assert close(prefill(library, warps, given), right(given), 3e-3)
-
-
-@pytest.mark.parametrize(("b", "segment"), [(0.0, 0), (-200.0, 0), (0.0, 9)])
-def test_decay_beyond_what_is_put_off(library, b, segment):
-    """2^-8 a chunk: hopper.cuh multiplies its state at the eighth (LEAST_SHARE). With beta 0 that is all there is."""
-    given = inputs([64 * 10 + 5], 1, 1, state_scale=1e6)
-    given[4][:], given[5][:], given[6][:] = np.log(1 / 8), 0.0, 0.0
-    given[7][:] = b
-    expected = right(given)
-    one = prefill(library, ONE, given, segment=segment)
-    assert close(one, expected, USUAL if b == 0 else 1e-4)
-    assert all(map(torch.equal, one, prefill(library, TWO, given, segment=segment, mode=3)))
 
 
 @pytest.mark.parametrize("warps", EACH)

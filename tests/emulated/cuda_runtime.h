@@ -292,13 +292,6 @@ inline int __float_as_int(float x) { return bits<float, int>(x); }
 inline uint32_t __umulhi(uint32_t x, uint32_t y) { return static_cast<uint32_t>(static_cast<uint64_t>(x) * y >> 32); }
 inline float __fdividef(float x, float y) { return std::isinf(y) ? 0.f : x / y; }
 inline float __expf(float x) { return expf(x); }
-inline float __log2f(float x) { return log2f(x); }
-inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t which) {
-  const uint64_t bytes = static_cast<uint64_t>(y) << 32 | x;
-  uint32_t result = 0;
-  for (int i = 0; i < 4; ++i) result |= static_cast<uint32_t>(bytes >> (which >> i * 4 & 7) * 8 & 255) << i * 8;
-  return result;
-}
 inline int min(int x, int y) { return x < y ? x : y; }
 inline int max(int x, int y) { return x > y ? x : y; }
 inline int __vimax3_s32(int x, int y, int z) { return max(x, max(y, z)); }

@@ -55,15 +55,12 @@ struct Prefill {
 // matrix instructions and bulk copies of sm_90 take it: rows of 128 bytes, their eight pieces of 16 bytes swapped by the
 // "128-byte swizzle", at a multiple of 1024 bytes. Above the diagonal stand zeros, but for T's upper right quarter, which is
 // not to be read: the gates lie there. T's diagonal of ones is left out: sums of T R begin with R itself, which is then
-// rounded for what stands below the diagonal alone. For the walk by warpgroups beta is a factor of columns and not of rows
-// (hopper.cuh): A_ts = beta_s e^(G_t - G_s) k_t.k_s, OUT times beta, and M's column s times beta_s.
-// With G_t the sum of log g up to token t of the chunk:
+// rounded for what stands below the diagonal alone. With G_t the sum of log g up to token t of the chunk:
 enum Gate {
   IN,    // e^(G_t): what is left of the state before the chunk
   OUT,   // e^(G_C - G_t): what is left of token t behind the chunk; IN of the last token is e^(G_C)
   BETA,
   SUM,   // G_t itself, of log2: for M beside the walk (hopper.cuh)
-  WRITTEN = BETA,  // instead of BETA there: G_t - log beta_t, of log2; e^(SUM_t - WRITTEN_s) is beta_s e^(G_t - G_s)
 };
 __host__ __device__ constexpr int in_matrix(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
 __host__ __device__ constexpr int gate_at(int which, int token) {

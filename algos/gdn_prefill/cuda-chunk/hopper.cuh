@@ -1,17 +1,13 @@
 // From chunk to chunk on Hopper: state.cuh's arithmetic with a warpgroup's products (wgmma), for 64 rows of V.
 //
-//   R = V - e^G K S^T,   D = R + (T - I) R,   O = scale e^G Q S^T + M D,   S' = e^(G_C) S + D^T (beta e^(G_C - G) K)
-//
-// Multiplications in float take time from the tensor cores, whichever warp does them, so few are left. beta, by which state.cuh
-// multiplies R, stands in T, M and a gate instead: D is state.cuh's without its factor beta. And S is not multiplied by e^(G_C),
-// but held as a share of it: see LEAST_SHARE.
+//   R = beta (V - e^G K S^T),   D = R + (T - I) R,   O = scale e^G Q S^T + M D,   S' = e^(G_C) S + D^T (e^(G_C - G) K)
 //
 // S^T never exists: the state's 64 rows are the left operand, in registers, of S K^T and S Q^T; what these leave in the
 // accumulators is, packed to bf16, what the next product takes on its left (state.cuh). The tiles come by the copy engine, as
 // it swizzles them, up to STAGES - 1 chunks ahead. Products are in flight while others' results are packed, in this order:
 //
 //   tensor core   S K^T | S Q^T, first half | R (T - I)^T | S Q^T, second half | D^T K       | D M^T
-//   meanwhile            R                                 D packed              O decayed     S packed for the next chunk
+//   meanwhile            R                                 D packed, S decayed   O decayed     S packed for the next chunk
 //
 // A thread of another warpgroup asks for the tiles. Outputs are laid where V was, and two warps of that warpgroup put them to
 // global memory, in whole rows. When the warps that multiply did both, it took 500 of a chunk's 2400 cycles. Where products
@@ -173,25 +169,6 @@ __device__ __forceinline__ float2 gates_of(const char* prepared, int which, int 
   return *reinterpret_cast<const float2*>(prepared + gate_at(which, 8 * i + 2 * t));
 }
 
-// In rows 16 to 31 of T's unread quarter, a walking warpgroup's own IN and OUT (`which` 0 and 1), with its share as a factor.
-// Whichever way the swizzle turns the pieces of a row, half of them are unread: 16 tokens in order.
-constexpr int OWN_GATES = 8 * 128;  // bytes
-__host__ __device__ constexpr int own_gate_at(int group, int which, int token) {
-  return group * OWN_GATES + (16 + which * 4 + token / 16) * 128 + (which ? 0 : 64) + token % 16 * 4;
-}
-static_assert(in_matrix(16, 4) == 16 * 128 + 64 && in_matrix(20, 4) == 20 * 128 && in_matrix(19, 7) == 19 * 128 + 64);
-
-// S is `share` times what the registers hold: what decays is share, and gates have it as a factor. Before it is less than
-// LEAST_SHARE the registers are multiplied after all, and it is MOST_SHARE again. So they hold up to 2^60 times a state, and D
-// in bf16 as much: float has room for twice that.
-constexpr float LEAST_SHARE = 0x1p-60f, MOST_SHARE = 0x1p30f;
-__device__ __forceinline__ void multiply(float (&S)[16][4], float by) {
-#pragma unroll
-  for (int j = 0; j < 16; ++j)
-#pragma unroll
-    for (int c = 0; c < 4; ++c) S[j][c] *= by;
-}
-
 // Zeros in the rows of a tile from `count` on, by a warpgroup.
 __device__ __forceinline__ void clear_rows(char* tile, int count, int thread) {
 #pragma unroll 1
@@ -219,7 +196,6 @@ __device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, 
     if (lane < ARRIVALS) arrive(shared_address(&s.laid[stage]));
   };
 
-  float share = 1.f;
   uint32_t before[8][4];  // S in front of a chunk, as left operands
 #pragma unroll
   for (int step = 0; step < 8; ++step) as_left(before[step], S[2 * step], S[2 * step + 1]);
@@ -249,39 +225,32 @@ __device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, 
     for (int step = 0; step < 8; ++step)
       product(x, before[step], further(keys, step / 4 * (D_TILE / 2) + step % 4 * 32), step > 0);
     commit_products();
-    const float kept = __shfl_sync(0xffffffffu, gates_of(prepared, IN, 7, 3).y, 0);  // lanes together, for ptxas
-    float next = share * kept;
-    const bool fades = next < LEAST_SHARE;
-    const float by = next * (1.f / MOST_SHARE);
-    if (fades) next = MOST_SHARE;
-    const float up = __fdividef(1.f, next);
-    if constexpr (OUTPUTS) {  // gates with their share, made once for all: 16 tokens' by each warp
-      const int which = lane / 16, token = warp * 16 + lane % 16;
-      const float gate = *reinterpret_cast<const float*>(prepared + gate_at(which ? OUT : IN, token));
+    if constexpr (OUTPUTS) {
       if (chunk > 0) lay(chunk - 1);
-      *reinterpret_cast<float*>(stage.prepared.T + own_gate_at(group, which, token)) = gate * (which ? up : share);
-      meet_warpgroup(group + 1);
     }
-    const char* const own_gates = prepared + group * OWN_GATES + t * sizeof(float2);
-    const auto scaled = [&](int which, int i) {
-      if constexpr (OUTPUTS) return *reinterpret_cast<const float2*>(own_gates + own_gate_at(0, which, 8 * i));
-      const float2 gates = gates_of(prepared, which ? OUT : IN, i, t);
-      const float factor = which ? up : share;
-      return make_float2(gates.x * factor, gates.y * factor);
-    };
     uint32_t v[4][4] = {};
     float2 in[8];
     const auto load = [&](int j) {  // of 16 tokens
       if (OUTPUTS || values) load_transposed(v[j], v_tile + v_at + j * 2048);
-      in[2 * j] = scaled(0, 2 * j), in[2 * j + 1] = scaled(0, 2 * j + 1);
+      in[2 * j] = gates_of(prepared, IN, 2 * j, t), in[2 * j + 1] = gates_of(prepared, IN, 2 * j + 1, t);
     };
     const auto value = [&](int i, int c) {
       const uint32_t word = v[i / 2][i % 2 * 2 + c / 2];
-      return __uint_as_float(c % 2 ? word & 0xffff0000u : __byte_perm(word, 0, 0x1044));  // ptxas multiplies for a shift
+      return __uint_as_float(c % 2 ? word & 0xffff0000u : word << 16);
     };
 #pragma unroll
     for (int j = 0; j < 4 && !LEAN; ++j) load(j);
+    float weighed[8][4];  // beta V: without outputs there are registers for it, and R is one addition behind the wait
     float2 out[8];
+    if constexpr (!OUTPUTS) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float2 beta = gates_of(prepared, BETA, i, t);
+        in[i] = {beta.x * in[i].x, beta.y * in[i].y};
+#pragma unroll
+        for (int c = 0; c < 4; ++c) weighed[i][c] = (c % 2 ? beta.y : beta.x) * value(i, c);
+      }
+    }
     if constexpr (OUTPUTS) {
       open_products();
 #pragma unroll
@@ -291,14 +260,23 @@ __device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, 
 
     wait_for_products<OUTPUTS ? 1 : 0>();
     hold(x);
+    const float kept = gates_of(prepared, IN, 7, 3).y;
     uint32_t R[4][4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       if (LEAN) load(j);
 #pragma unroll
-      for (int i = 2 * j; i < 2 * j + 2; ++i)
+      for (int i = 2 * j; i < 2 * j + 2; ++i) {
+        float2 beta;
+        if constexpr (OUTPUTS) beta = gates_of(prepared, BETA, i, t);
 #pragma unroll
-        for (int c = 0; c < 4; ++c) d[j / 2][i % 4][c] = fmaf(-(c % 2 ? in[i].y : in[i].x), x[i][c], value(i, c));
+        for (int c = 0; c < 4; ++c) {
+          const float by = -(c % 2 ? in[i].y : in[i].x);
+          float& r = d[j / 2][i % 4][c];
+          if constexpr (OUTPUTS) r = (c % 2 ? beta.y : beta.x) * fmaf(by, x[i][c], value(i, c));
+          else r = fmaf(by, x[i][c], weighed[i][c]);
+        }
+      }
       as_left(R[j], d[j / 2][2 * (j % 2)], d[j / 2][2 * (j % 2) + 1]);
     }
 
@@ -310,9 +288,12 @@ __device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, 
       for (int step = 4; step < 8; ++step) product(o, before[step], further(queries, D_TILE / 2 + (step - 4) * 32), 1);
       commit_products();
     }
-    if (fades) multiply(S, by);
 #pragma unroll
-    for (int i = 0; i < 8 && !OUTPUTS; ++i) out[i] = scaled(1, i);
+    for (int j = 0; j < 16; ++j)
+#pragma unroll
+      for (int c = 0; c < 4; ++c) S[j][c] *= kept;
+#pragma unroll
+    for (int i = 0; i < 8 && !OUTPUTS; ++i) out[i] = gates_of(prepared, OUT, i, t);
     wait_for_products<OUTPUTS ? 1 : 0>();
     hold(d[0]), hold(d[1]);
     uint32_t plain[4][4], decayed[4][4];
@@ -322,7 +303,7 @@ __device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, 
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int i = 2 * j + e;
-        if constexpr (OUTPUTS) out[i] = scaled(1, i);
+        if constexpr (OUTPUTS) out[i] = gates_of(prepared, OUT, i, t);
 #pragma unroll
         for (int c = 0; c < 4; ++c) later[e][c] = d[j / 2][2 * (j % 2) + e][c] * (c % 2 ? out[i].y : out[i].x);
       }
@@ -339,7 +320,7 @@ __device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, 
       hold(o);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        const float2 in = scaled(0, i);
+        const float2 in = gates_of(prepared, IN, i, t);
 #pragma unroll
         for (int c = 0; c < 4; ++c) o[i][c] *= p.scale * (c % 2 ? in.y : in.x);
       }
@@ -359,9 +340,7 @@ __device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, 
 #pragma unroll
       for (int j = 0; j < 4; ++j) as_left(outputs[j], o[2 * j], o[2 * j + 1]);
     }
-    share = next;
   }
-  multiply(S, share);
   if constexpr (OUTPUTS) {
     if (count > 0) lay(count - 1);
   }
@@ -435,7 +414,7 @@ __device__ __forceinline__ void make(const Prefill& p, Shared& s, Turn<Shared::S
       if (j <= warp) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const float2 before = gates_of(prepared, WRITTEN, 2 * j + e, t);
+          const float2 before = gates_of(prepared, SUM, 2 * j + e, t);
 #pragma unroll
           for (int c = 0; c < 4; ++c) {
             const int row = warp * 16 + g + c / 2 * 8, column = j * 16 + e * 8 + 2 * t + c % 2;

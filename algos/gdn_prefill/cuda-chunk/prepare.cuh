@@ -32,8 +32,8 @@ struct Gates {
   float G[CHUNK];                         // sums of log2 g
   float beta[CHUNK];
   float left[CHUNK];                      // e^(G_t - G_u)
-  float weight[CHUNK];                    // of row t of k k^T: -beta e^(G_t - G_u); WIDE: without beta
-  float right[3][CHUNK - SIDE];           // e^(G_u - G_s), u before block 1, 2, 3; WIDE: times beta_s
+  float weight[CHUNK];                    // of row t of k k^T: -beta e^(G_t - G_u)
+  float right[3][CHUNK - SIDE];           // e^(G_u - G_s), u before block 1, 2, 3
 };
 
 struct PrepareShared {
@@ -82,7 +82,6 @@ struct WalkGates {
 };
 
 // A warp makes the gates of a value head: of tokens 2 lane and 2 lane + 1.
-template <bool WIDE>
 __device__ __forceinline__ WalkGates make_gates(Gates& to, const Raw& raw, int count, int lane) {
   float G[2], beta[2];
 #pragma unroll
@@ -98,22 +97,19 @@ __device__ __forceinline__ WalkGates make_gates(Gates& to, const Raw& raw, int c
     if (lane >= d) G[0] += before, G[1] += before;
   }
   put_pair(to.G + 2 * lane, G[0], G[1]), put_pair(to.beta + 2 * lane, beta[0], beta[1]);
-  // whose factor beta is: rows' or columns'
-  const float row[2] = {WIDE ? 1.f : beta[0], WIDE ? 1.f : beta[1]}, column[2] = {WIDE ? beta[0] : 1.f, WIDE ? beta[1] : 1.f};
   float own = 0.f;
 #pragma unroll
   for (int i = 1; i < 4; ++i) {
     const float u = __shfl_sync(0xffffffffu, G[1], i * 8 - 1);
     if (lane / 8 == i) own = u;
-    if (lane / 8 < i)
-      put_pair(to.right[i - 1] + 2 * lane, column[0] * exp2_approx(u - G[0]), column[1] * exp2_approx(u - G[1]));
+    if (lane / 8 < i) put_pair(to.right[i - 1] + 2 * lane, exp2_approx(u - G[0]), exp2_approx(u - G[1]));
   }
   const float left[2] = {exp2_approx(G[0] - own), exp2_approx(G[1] - own)};
-  put_pair(to.left + 2 * lane, left[0], left[1]), put_pair(to.weight + 2 * lane, -row[0] * left[0], -row[1] * left[1]);
+  put_pair(to.left + 2 * lane, left[0], left[1]), put_pair(to.weight + 2 * lane, -beta[0] * left[0], -beta[1] * left[1]);
   const float end = __shfl_sync(0xffffffffu, G[1], 31);
   return {{exp2_approx(G[0]), exp2_approx(G[1])},
-          {column[0] * exp2_approx(end - G[0]), column[1] * exp2_approx(end - G[1])},
-          {WIDE ? G[0] - __log2f(beta[0]) : beta[0], WIDE ? G[1] - __log2f(beta[1]) : beta[1]},
+          {exp2_approx(end - G[0]), exp2_approx(end - G[1])},
+          {beta[0], beta[1]},
           {G[0], G[1]}};
 }
 
@@ -288,11 +284,9 @@ __device__ __forceinline__ void make_T(char* T, char* operands, const PrepareSha
   {
     Block x, own;
     Words left;
-    float by[2] = {-1.f, -1.f};
-    if constexpr (!WIDE) by[0] = -gates.beta[i * SIDE + lane / 4], by[1] = -gates.beta[i * SIDE + lane / 4 + 8];
+    const float by[2] = {-gates.beta[i * SIDE + lane / 4], -gates.beta[i * SIDE + lane / 4 + 8]};
     get_products(x, s.k_diagonal[i], lane);
     weigh_diagonal(x, gates, by, i, 1, lane);
-    if constexpr (WIDE) scale_columns(x, gates.beta + i * SIDE, lane);
     invert_block(own, x, lane);
     if (i < 3) {
       f16_words(left, own);
@@ -433,7 +427,7 @@ gdn_prefill_prepare(const __grid_constant__ Prefill p, const __grid_constant__ C
   if constexpr (WIDE) {
 #if FLASHCORE_WGMMA
     __syncthreads();
-    if (gating) gates = make_gates<WIDE>(s.gates[half], raw, count, lane);
+    if (gating) gates = make_gates(s.gates[half], raw, count, lane);
     if (half == 0 || count < CHUNK) wait_for(shared_address(&s.full), 0);
     if (count < CHUNK) {  // rows of the next sequence: they may be NaN
       const int pieces = (CHUNK - count) * 8;
@@ -471,7 +465,7 @@ gdn_prefill_prepare(const __grid_constant__ Prefill p, const __grid_constant__ C
       copy16(to + D_TILE + i * PREPARE_THREADS * 16, p.q + at + i * step, inside);
     }
     commit_copies();
-    if (gating) gates = make_gates<WIDE>(s.gates[half], raw, count, lane);
+    if (gating) gates = make_gates(s.gates[half], raw, count, lane);
     wait_for_copies<0>();
     __syncthreads();
     const uint32_t rows = k_tile + half * D_TILE + row * SIDE * D * 2;
@@ -491,7 +485,7 @@ gdn_prefill_prepare(const __grid_constant__ Prefill p, const __grid_constant__ C
       if (row == 0 && there(first + half)) {
         Raw next;
         next.ask_head(p, head(first + half)), next.ask_tokens(p, begin, count, head(first + half), lane);
-        gates = make_gates<WIDE>(s.gates[half], next, count, lane);
+        gates = make_gates(s.gates[half], next, count, lane);
       }
     }
     __syncthreads();  // the products and the gates are there, and nobody reads the tiles any more
