@@ -71,6 +71,9 @@ inline void copy_bulk(uint32_t to, const void* from, uint32_t bytes, uint32_t ba
     for (uint32_t i = 0; i < bytes; i += 16) std::memcpy(flashcore::at(to + i), static_cast<const char*>(from) + i, 16);
   });
 }
+inline void fetch_to_L2(const void* from, uint32_t bytes) {
+  if (bytes % 16 || reinterpret_cast<uintptr_t>(from) % 16) emulated::fail("a copy of odd bytes");
+}
 inline void copy_box(uint32_t to, const CUtensorMap& map, int token, int half, int head, uint32_t barrier) {
   flashcore::copy_boxes(to, map, {token, half, head}, barrier);
 }

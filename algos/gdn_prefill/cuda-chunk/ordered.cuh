@@ -164,6 +164,8 @@ gdn_prefill_ordered(const __grid_constant__ Prefill p, const __grid_constant__ M
   if (threadIdx.x / 32 == ORDERED_ASKER && elected()) {
     prefetch_map(two.k), prefetch_map(two.v), prefetch_map(two.q), prefetch_map(two.state);
     prefetch_map(one.k), prefetch_map(one.v), prefetch_map(one.q), prefetch_map(one.state);
+    // the first state, where CTAs take turns, comes from DRAM while that is being read
+    if (blockIdx.x < items) fetch_to_L2(p.state + static_cast<int64_t>(blockIdx.x) * D * D, D * D * sizeof(float));
   }
   const Way way = static_cast<Way>(__shfl_sync(0xffffffffu, said, 0));
   if (way == HALVES) {

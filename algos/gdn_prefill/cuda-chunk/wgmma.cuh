@@ -134,6 +134,10 @@ __device__ __forceinline__ void copy_state(uint32_t to, const CUtensorMap& map, 
       "l"(&map), "r"(0), "r"(row), "r"(0), "r"(barrier)
       : "memory");
 }
+// Tells L2 to fetch `bytes`, a multiple of 16, as the address is.
+__device__ __forceinline__ void fetch_to_L2(const void* from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
 // `bytes` from shared to global memory by the copy engine, and until it has read all that this thread has asked it for.
 __device__ __forceinline__ void store_bulk(void* to, uint32_t from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(to), "r"(from),
