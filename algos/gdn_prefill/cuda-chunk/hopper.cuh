@@ -17,7 +17,7 @@
 // T and the gates are prepared; M is made here, by one more warpgroup, from K and Q where they lie for the walk: preparation
 // reads no Q and writes half as much. The maker has a chunk's time for a third of that.
 //
-// One warpgroup that walks has one item, two have several: see Item.
+// One warpgroup that walks has one item, two have several: see Item; and ordered.cuh, which has many sequences that are not cut.
 #pragma once
 
 #include "gates.cuh"
@@ -39,7 +39,7 @@ struct GroupStage {
   char v[GROUPS][V_TILE];     // and, when V has been read, the outputs
   Prepared prepared;
 };
-// A stage of the ring has a chunk, or the state in front of an item's first: four blocks of 32 columns, see copy_state.
+// A stage of the ring has a chunk; in ordered.cuh also the state in front of an item: four blocks of 32 columns, see copy_state.
 template <int GROUPS_, int STAGES_>
 struct GroupShared {
   static constexpr int GROUPS = GROUPS_, STAGES = STAGES_;
@@ -78,17 +78,7 @@ struct Turn {
   }
 };
 
-// The one thread that asks: for the state in front of an item,
-template <typename Shared>
-__device__ __forceinline__ void ask_state(const Maps& maps, Shared& s, Turn<Shared::STAGES>& turn, int row) {
-  const int stage = turn.stage();
-  const uint32_t full = shared_address(&s.full[stage]);
-  wait_for(shared_address(&s.empty[stage]), turn.parity() ^ 1);
-  arrive_and_expect(full, 4 * STATE_BLOCK<Shared::GROUPS>);
-  copy_state(shared_address(&s.stages[stage]), maps.state, row, full);
-  ++turn.begun;
-}
-// and for all chunks' tiles; before the last of them, `last`.
+// The one thread that asks for all chunks' tiles; before the last of them, `last`.
 struct Nothing {
   __device__ __forceinline__ void operator()() const {}
 };
@@ -361,25 +351,6 @@ __device__ __forceinline__ void group_begin(Shared& s) {
   __syncthreads();
 }
 
-// S from where the copy engine has laid it, by a warp from `row` on; the stage is left to those that put.
-template <typename Shared>
-__device__ __forceinline__ void take_state(float (&S)[16][4], Shared& s, Turn<Shared::STAGES>& turn, int row, int lane) {
-  const int stage = turn.stage();
-  wait_for(shared_address(&s.full[stage]), turn.parity());
-  const char* const tile = reinterpret_cast<const char*>(&s.stages[stage]);
-  row += lane / 4;
-#pragma unroll
-  for (int j = 0; j < 16; ++j)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int at = j / 4 * STATE_BLOCK<Shared::GROUPS> + in_matrix(row + half * 8, j % 4 * 2 + lane % 4 / 2) + lane % 2 * 8;
-      const float2 pair = *reinterpret_cast<const float2*>(tile + at);
-      S[j][2 * half] = pair.x, S[j][2 * half + 1] = pair.y;
-    }
-  __syncwarp();
-  if (lane < ARRIVALS) arrive(shared_address(&s.laid[stage]));
-  ++turn.begun, ++turn.made;
-}
 
 // What a maker does: M of all chunks of an item, from K and Q as they are in the stage, up to STAGES - 1 chunks ahead of the
 // walk. A warp has 16 rows. What other sequences' rows of K and Q hold reaches nothing: columns behind the diagonal are zeros,
@@ -432,22 +403,6 @@ __device__ __forceinline__ void make(const Prefill& p, Shared& s, Turn<Shared::S
   }
 }
 
-// What a maker does with a state's stage, and what those that put do: it is free when the state is taken and all have seen it.
-template <typename Shared>
-__device__ __forceinline__ void pass_state(Shared& s, Turn<Shared::STAGES>& turn) {
-  wait_for(shared_address(&s.full[turn.stage()]), turn.parity());
-  __syncwarp();
-  if (threadIdx.x % 32 < ARRIVALS) arrive(turn.made_at(s.made, 0));
-  ++turn.begun, ++turn.made;
-}
-template <typename Shared>
-__device__ __forceinline__ void free_state(Shared& s, Turn<Shared::STAGES>& turn) {
-  wait_for(shared_address(&s.laid[turn.stage()]), turn.parity());
-  wait_for(shared_address(&s.made[turn.stage()]), turn.parity());
-  set_free(s.empty[turn.stage()]);
-  ++turn.begun;
-}
-
 #endif  // FLASHCORE_WGMMA
 
 // GROUPS warpgroups that walk, one that makes M where there are outputs, and one that asks and puts. They share their registers
@@ -458,8 +413,7 @@ __host__ __device__ constexpr int making(int groups) { return groups > 1 ? 64 : 
 __host__ __device__ constexpr int multiplying(int groups, bool outputs) { return !outputs ? 232 : groups > 1 ? 208 : 248; }
 
 // What a CTA walks: 64 GROUPS rows of V of a value head and segment. One warpgroup has one of them, grid (2, HV, numbers of
-// segments); two have those from their CTA's number on in steps of the grid. Before a later one's chunks its state comes
-// through the ring, too, while the one before is walked.
+// segments); two have those from their CTA's number on in steps of the grid.
 template <int GROUPS>
 struct Item {
   int half, hv, slot;
@@ -470,16 +424,15 @@ struct Item {
   // Of the matrix of all states' rows.
   __device__ __forceinline__ int row(const Prefill& p) const { return (slot * p.HV + hv) * D + half * GROUP_ROWS; }
 };
-// `code` for each item of this CTA, and whether its state comes through the ring: where sequences are cut, states lie elsewhere
-// as well, and are loaded when their turn has come.
+// `code` for each item of this CTA, and whether it is the first.
 template <int GROUPS, typename Code>
 __device__ __forceinline__ void each_item(const Prefill& p, int items, const Code& code) {
   if constexpr (GROUPS > 1) {
 #pragma unroll 1
     for (int item = blockIdx.x; item < items; item += gridDim.x)
-      code(Item<GROUPS>(p, item), !p.segment && item != static_cast<int>(blockIdx.x));
+      code(Item<GROUPS>(p, item), item == static_cast<int>(blockIdx.x));
   } else {
-    code(Item<GROUPS>(p, 0), false);
+    code(Item<GROUPS>(p, 0), true);
   }
 }
 
@@ -503,34 +456,24 @@ gdn_prefill_group(const __grid_constant__ Prefill p, const __grid_constant__ Map
     fewer_registers<asking(true)>();
     const int other = warp - ASKER;
     const bool asks = other == 0 && elected();
-    each_item<GROUPS>(p, items, [&](const Item<GROUPS>& of, bool ahead) {
+    each_item<GROUPS>(p, items, [&](const Item<GROUPS>& of, bool) {
       const Segment at(p, of.hv, of.slot);
-      if (asks) {
-        if (ahead) ask_state(maps, s, turn, of.row(p));
-        ask<true>(p, maps, s, turn, at, of.half, true);
-      }
-      if (other > 0 && other <= PUTTING) {
-        if (ahead) free_state(s, turn);
-        put(p, s, turn, at, of.half, threadIdx.x - (ASKER + 1) * 32);
-      }
+      if (asks) ask<true>(p, maps, s, turn, at, of.half, true);
+      if (other > 0 && other <= PUTTING) put(p, s, turn, at, of.half, threadIdx.x - (ASKER + 1) * 32);
     });
     return;
   }
   if (warp >= MAKER) {
     fewer_registers<making(GROUPS)>();
-    each_item<GROUPS>(p, items, [&](const Item<GROUPS>& of, bool ahead) {
-      if (ahead) pass_state(s, turn);
-      make(p, s, turn, Segment(p, of.hv, of.slot));
-    });
+    each_item<GROUPS>(p, items, [&](const Item<GROUPS>& of, bool) { make(p, s, turn, Segment(p, of.hv, of.slot)); });
     return;
   }
   more_registers<multiplying(GROUPS, true)>();
-  each_item<GROUPS>(p, items, [&](const Item<GROUPS>& of, bool ahead) {
+  each_item<GROUPS>(p, items, [&](const Item<GROUPS>& of, bool first) {
     const Segment at(p, of.hv, of.slot);
-    const int row = of.half * GROUP_ROWS + warp * 16;
-    if (ahead) take_state(S, s, turn, warp * 16, lane);
     if (!at.there()) return;
-    if (p.segment) {
+    const int row = of.half * GROUP_ROWS + warp * 16;
+    if (p.segment || !first) {
       const float* const start = at.start();
 #pragma unroll
       for (int j = 0; j < 16; ++j) load_state(S[j], start, row, j, lane);

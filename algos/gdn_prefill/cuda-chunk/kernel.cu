@@ -76,7 +76,7 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
     rooms.push_back(ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, {bytes}, DLDataType{kDLUInt, 8, 1}, device));
     return rooms.back().data_ptr();
   };
-  if (!walk_wide(p, row.segments, row.order, allocate, device.device_id, stream))
+  if (!walk_wide(p, row.segments, allocate, device.device_id, stream))
     walk_narrow(p, row.segments, allocate, device.device_id, stream);
 }
 

@@ -49,6 +49,51 @@ struct Told : Segment {
       : Segment(p, piece.what / 2 - n * p.HV, n, piece.first, piece.tokens), half(piece.what & 1) {}
 };
 
+// A state's way through the ring: the one thread that asks asks for it,
+template <typename Shared>
+__device__ __forceinline__ void ask_state(const Maps& maps, Shared& s, Turn<Shared::STAGES>& turn, int row) {
+  const int stage = turn.stage();
+  const uint32_t full = shared_address(&s.full[stage]);
+  wait_for(shared_address(&s.empty[stage]), turn.parity() ^ 1);
+  arrive_and_expect(full, 4 * STATE_BLOCK<Shared::GROUPS>);
+  copy_state(shared_address(&s.stages[stage]), maps.state, row, full);
+  ++turn.begun;
+}
+// the warps that walk take it from there, each from `row` on,
+template <typename Shared>
+__device__ __forceinline__ void take_state(float (&S)[16][4], Shared& s, Turn<Shared::STAGES>& turn, int row, int lane) {
+  const int stage = turn.stage();
+  wait_for(shared_address(&s.full[stage]), turn.parity());
+  const char* const tile = reinterpret_cast<const char*>(&s.stages[stage]);
+  row += lane / 4;
+#pragma unroll
+  for (int j = 0; j < 16; ++j)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int at = j / 4 * STATE_BLOCK<Shared::GROUPS> + in_matrix(row + half * 8, j % 4 * 2 + lane % 4 / 2) + lane % 2 * 8;
+      const float2 pair = *reinterpret_cast<const float2*>(tile + at);
+      S[j][2 * half] = pair.x, S[j][2 * half + 1] = pair.y;
+    }
+  __syncwarp();
+  if (lane < ARRIVALS) arrive(shared_address(&s.laid[stage]));
+  ++turn.begun, ++turn.made;
+}
+// those that make pass it on, and those that put free its stage when it is taken and all have seen it.
+template <typename Shared>
+__device__ __forceinline__ void pass_state(Shared& s, Turn<Shared::STAGES>& turn) {
+  wait_for(shared_address(&s.full[turn.stage()]), turn.parity());
+  __syncwarp();
+  if (threadIdx.x % 32 < ARRIVALS) arrive(turn.made_at(s.made, 0));
+  ++turn.begun, ++turn.made;
+}
+template <typename Shared>
+__device__ __forceinline__ void free_state(Shared& s, Turn<Shared::STAGES>& turn) {
+  wait_for(shared_address(&s.laid[turn.stage()]), turn.parity());
+  wait_for(shared_address(&s.made[turn.stage()]), turn.parity());
+  set_free(s.empty[turn.stage()]);
+  ++turn.begun;
+}
+
 // Puts the piece for the next state's stage, which is free then; whoever waits for the stage reads it.
 template <typename Shared>
 __device__ __forceinline__ void tell(Shared& s, const Turn<Shared::STAGES>& turn, const Piece& piece) {

@@ -13,8 +13,7 @@ namespace gdn {
 using Allocate = std::function<void*(int64_t bytes)>;
 
 // By warpgroups (wide.cu); false, with nothing done, where this build or this GPU has no wgmma, or the driver makes no maps.
-// `order`: 1 where items are taken longest first, if there are many.
-bool walk_wide(Prefill p, int segments, int order, const Allocate& allocate, int device, cudaStream_t stream);
+bool walk_wide(Prefill p, int segments, const Allocate& allocate, int device, cudaStream_t stream);
 // By warps (narrow.cu), which every GPU from sm_80 on has.
 void walk_narrow(Prefill p, int segments, const Allocate& allocate, int device, cudaStream_t stream);
 // By cuda-recurrent's kernel (recurrent.cu).

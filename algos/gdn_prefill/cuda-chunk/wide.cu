@@ -36,14 +36,12 @@ inline bool make_state_map(CUtensorMap& map, const Prefill& p, uint32_t rows) {
                                        {32, static_cast<cuuint64_t>(p.N) * p.HV * D, D / 32}, {D * 4, 128}, {32, rows, D / 32});
 }
 
-// By warpgroups: one for a CTA while every CTA can have an SM, and else two, which share the tiles. Of those there are as many
-// CTAs as can be resident; or one for each item, where the copy engine cannot bring states: kernel.cu lets them begin at
-// multiples of 8 bytes.
+// By warpgroups: one for a CTA while every CTA can have an SM, and else two, which share the tiles. Where sequences are cut there
+// are as many CTAs of those as can be resident; else one for each item, whose state it reads before anything else.
 template <int GROUPS, int STAGES>
-static void walk_wide(const Prefill& p, Maps maps, uint32_t parts, int device, cudaStream_t stream) {
+static void walk_wide(const Prefill& p, const Maps& maps, uint32_t parts, int device, cudaStream_t stream) {
   const uint32_t items = p.HV * parts, resident = sms(device);
-  const bool loops = GROUPS > 1 && items > resident && make_state_map(maps.state, p, GROUPS * GROUP_ROWS);
-  const dim3 grid = GROUPS == 1 ? dim3(2, p.HV, parts) : dim3(loops ? resident : items);
+  const dim3 grid = GROUPS == 1 ? dim3(2, p.HV, parts) : dim3(p.segment ? std::min(items, resident) : items);
   launch<gdn_prefill_group<GROUPS, STAGES>>(grid, group_threads(GROUPS, true), group_shared<GROUPS, STAGES>(), device, stream,
                                             p, maps, static_cast<int>(items));
 }
@@ -72,7 +70,8 @@ static void walk_parts(const Prefill& p, const Maps& one, const Maps& two, uint3
   else walk_wide<2, 3>(p, two, parts, device, stream);
 }
 
-// Whether what walk_parts would give to two warpgroups can go in order of length instead: the engine can bring all states.
+// Whether what walk_parts would give to two warpgroups can go in order of length instead: the copy engine can bring all states;
+// kernel.cu lets them begin at multiples of 8 bytes.
 static bool can_order(const Prefill& p, Maps& one, Maps& two, int device) {
   return !p.segment && int64_t{2} * p.N * p.HV > sms(device) && make_state_map(one.state, p, GROUP_ROWS) &&
          make_state_map(two.state, p, 2 * GROUP_ROWS);
@@ -81,11 +80,11 @@ static void walk_ordered(const Prefill& p, const Maps& one, const Maps& two, int
   launch<gdn_prefill_ordered>(dim3(p.ctas), ORDERED_THREADS, ordered_shared(), device, stream, p, one, two);
 }
 
-bool walk_wide(Prefill p, int segments, int order, const Allocate& allocate, int device, cudaStream_t stream) {
+bool walk_wide(Prefill p, int segments, const Allocate& allocate, int device, cudaStream_t stream) {
   Maps one{}, two{};
   if (!has_wgmma(device) || !make_maps(p, one, two)) return false;
   const uint32_t parts = make_room(p, segments, MATRIX, allocate);
-  if (order && can_order(p, one, two, device)) {
+  if (can_order(p, one, two, device)) {
     p.plan = static_cast<Plan*>(allocate(sizeof(Plan) + p.N * sizeof(Piece))), p.ctas = sms(device);
     prepare<true, true>(p, one.k, device, stream);
     walk_ordered(p, one, two, device, stream);
