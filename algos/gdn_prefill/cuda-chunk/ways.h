@@ -1,4 +1,4 @@
-// The ways through a call. Each is compiled by itself: 4 to 6 s side by side, where there are cores for it, instead of 12.
+// The ways through a call. Each is compiled by itself: side by side, where there are cores for it.
 #pragma once
 
 #include <cstdint>
