@@ -3,9 +3,11 @@
 #include <cstdint>
 struct Tuned { const char* gpu; int sms; int64_t up_to; int recurrent, segments; };   // constants in the order of algo.toml
 constexpr Tuned TUNED[] = {
-    {"untuned", 0, 12, 640, 8},
-    {"untuned", 0, 24, 448, 4},
-    {"untuned", 0, 48, 320, 0},
-    {"untuned", 0, 192, 192, 0},
-    {"untuned", 0, 9223372036854775807, 48, 0},
+    {"NVIDIA H200", 132, 11, 512, 8},
+    {"NVIDIA H200", 132, 22, 512, 4},
+    {"NVIDIA H200", 132, 90, 640, 0},
+    {"NVIDIA H200", 132, 143, 256, 0},
+    {"NVIDIA H200", 132, 341, 32, 0},
+    {"NVIDIA H200", 132, 483, 96, 0},
+    {"NVIDIA H200", 132, 9223372036854775807, 32, 0},
 };
