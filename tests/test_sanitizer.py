@@ -148,10 +148,12 @@ def test_races_name_both_places_and_warnings_fail_nothing(tmp_path):
     )  # fmt: skip
     assert read.failed == "racecheck: 1 race in the shared memory of `sum_kernel`"
     assert any("more hazards than it keeps" in note for note in read.notes)
+    assert any("lane's arrival" in note for note in read.notes)
 
     read = reading(tmp_path, racecheck="racecheck-warned.log")
     assert read.failed is None and read.found[0].value("racecheck") == "1 warning"
     assert any("may be meant" in note for note in read.notes)
+    assert not any("lane's arrival" in note for note in read.notes)
 
 
 def test_reads_of_what_nothing_wrote_fail_and_copies_of_it_do_not(tmp_path):

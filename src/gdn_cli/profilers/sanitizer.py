@@ -441,6 +441,11 @@ def _notes(verdicts: list[_Verdict]) -> Iterator[str]:
     by = {v.check: v.log for v in verdicts if not v.cannot}
     if "racecheck" in by and by["racecheck"].warnings:
         yield "racecheck warns of hazards that may be meant, among threads of one warp above all: they fail nothing"
+    if "racecheck" in by and by["racecheck"].errors:
+        yield (
+            "racecheck takes a lane's arrival at an mbarrier for that lane's alone: where one arrives for its warp, "
+            "behind a __syncwarp, let all of them arrive to see whether a race is left"
+        )
     if any("hazards reached" in remark for remark in getattr(by.get("racecheck"), "remarks", ())):
         yield "racecheck met more hazards than it keeps: there may be others"
     if "synccheck" in by and by["synccheck"].errors:
