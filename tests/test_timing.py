@@ -342,8 +342,11 @@ def test_a_sample_is_the_mean_of_a_call_in_each_place_of_large_buffers(placed):
     assert len({s.outputs[0].data_ptr() for s in given}) == 4 and all(s.inputs[1] is one.inputs[1] for s in given)
 
 
-def test_buffers_stay_where_calls_are_counted_or_small_or_memory_is_short(placed, monkeypatch):
+def test_buffers_stay_where_calls_are_counted_or_slow_or_small_or_memory_is_short(placed, monkeypatch):
     given, one = placed
+    with monkeypatch.context() as slow:
+        slow.setattr(timing.Warmed, "slow", True)
+        assert timing.measure("cupti", one, Plan(seconds=0)).places == len(given) == 1
     assert timing.measure("cupti", one, Plan(iterations=3)).places == len(given) == 1
     small = Subject.of(lambda inputs, outputs: None, [torch.ones(2**18)], [])
     assert timing.measure("cupti", small, Plan()).places == len(given) == 1

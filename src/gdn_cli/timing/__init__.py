@@ -227,14 +227,16 @@ def measure(tier: str, subject: Subject, plan: Plan, watch: Watch = lambda: None
         timed = module.measure(subject, plan)
         watch()
         return replace(timed, took_s=time.perf_counter() - began)
-    places = _places(subject, plan) if TIERS[tier].moves else [subject]
-    sampler = module.Sampler(places, plan)
+    places, sampler = [subject], module.Sampler([subject], plan)
 
     def take(count: int) -> list[Sample]:
         taken = sampler.take([*range(len(places))] * count)
         return [_mean(taken[i : i + len(places)]) for i in range(0, len(taken), len(places))]
 
     try:
+        if TIERS[tier].moves and not sampler.slow and len(found := _places(subject, plan)) > 1:
+            sampler.close()
+            places, sampler = found, module.Sampler(found, replace(plan, warmup=min(plan.warmup, 1)))
         samples, stopped = _samples(sampler, take, plan, watch)
         about = _about(sampler, 0, samples, plan)
     finally:
