@@ -18,6 +18,7 @@ LAYERS = """
     commands
     remote
     profiling  tuning
+    running
     campaign  comparison  prove  doctor  scaffold  tracefolder  report  loading
     history  score  bottleneck  differences  choosing
     records

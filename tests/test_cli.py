@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import helpers
 import pytest
 
-from gdn_cli import __version__, campaign, errors, jobs, machine, pack, paths, records, registry
+from gdn_cli import __version__, campaign, errors, jobs, machine, pack, paths, records, registry, running
 from gdn_cli.errors import UsageError
 from gdn_cli.report import terminal as report
 from gdn_cli.timing import TIERS
@@ -210,12 +210,12 @@ def test_a_missing_gpu_in_json(gdn):
 )
 def test_exit_codes(statuses, missing, named, code):
     document = SimpleNamespace(records=[{"status": s} for s in statuses], missing=[{}] * missing)
-    assert campaign.exit_code(document, named) == code
+    assert running.exit_code(document, named) == code
 
 
 def test_a_tier_that_the_added_reference_lacks_is_no_failure():
     found = [{"status": "tier_unavailable", "added": True}, {"status": "passed"}]
-    assert campaign.exit_code(SimpleNamespace(records=found, missing=[]), True) == 0
+    assert running.exit_code(SimpleNamespace(records=found, missing=[]), True) == 0
 
 
 # --- which algos ------------------------------------------------------------------------------------------------
@@ -303,12 +303,12 @@ def test_what_times_on_a_gpu_holds_its_lock(mode, tiers, held, monkeypatch, tmp_
         log.append("run")
         return jobs.Outcome("done")
 
-    monkeypatch.setattr(campaign.locks, "gpu", gpu)
-    monkeypatch.setattr(campaign, "execute", execute)
+    monkeypatch.setattr(running.locks, "gpu", gpu)
+    monkeypatch.setattr(running, "execute", execute)
     monkeypatch.setattr(machine, "gpus", lambda: (machine.Gpu("H200", "9.0", "580", "GPU-7", 3),))
     job = jobs.Job("bench", DECODE, {}, None, mode, (), tiers=tiers)
     document = records.Document("bench", {}, tmp_path / "x.json")
-    campaign.run(campaign.Plan([job, job], [], []), document, lambda *_: None, print)
+    running.run(campaign.Plan([job, job], [], []), document, lambda *_: None, print)
     assert log == [("GPU-7", "GPU 3")] * held + ["run", "run"] + ["free"] * held  # once, around all of it
 
 

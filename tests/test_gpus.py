@@ -34,6 +34,7 @@ from gdn_cli import (
     pack,
     records,
     registry,
+    running,
     score,
     tuning,
 )
@@ -303,13 +304,13 @@ def job_on(gpu: Gpu | None, algo: str = "a", sizes=(1, 2), mode: str = "cuda", *
 
 
 def run(monkeypatch, tmp_path, execute, *work: jobs.Job, order=None, say=print):
-    monkeypatch.setattr(campaign, "execute", execute)
+    monkeypatch.setattr(running, "execute", execute)
     monkeypatch.setattr(records, "source_hash", lambda solution: "0" * 12)
     document = records.Document("bench", {}, tmp_path / "records.json")
     shown = []
     plan = campaign.Plan(list(work), [], [], order or {})
     try:
-        campaign.run(plan, document, lambda *line: shown.append(line), say)
+        running.run(plan, document, lambda *line: shown.append(line), say)
     finally:
         document.shown = shown
         run.document = document

@@ -20,7 +20,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import gdn_cli
-from gdn_cli import campaign, errors, jobs, machine, pack, paths, profiling, registry
+from gdn_cli import campaign, errors, jobs, machine, pack, paths, profiling, registry, running
 from gdn_cli.errors import RemoteError, UsageError
 from gdn_cli.records import Document
 from gdn_cli.remote import caches, cloud, container, engine, parcel, profiles, sent, settings
@@ -543,7 +543,7 @@ def test_times_of_several_gpus_are_said_to_be_so(tmp_path, monkeypatch):
     a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
     Cloud([passed(a, gpu_uuid="GPU-1")], [passed(b, gpu_uuid="GPU-2")]).install(monkeypatch)
     work, document = rented(containers=2), Document("bench", {}, tmp_path / "run.json")
-    campaign.run(campaign.Plan([a, b], [], []), document, lambda *_: None, print, work)
+    running.run(campaign.Plan([a, b], [], []), document, lambda *_: None, print, work)
     work.finish(document)
     assert "2 GPUs of one kind" in document.more["warnings"][0] and "--together" in document.more["warnings"][0]
     del document.records[0], document.more["warnings"]
@@ -557,8 +557,8 @@ def test_records_stand_in_the_order_of_the_jobs_whenever_they_come(tmp_path, mon
     document, came = Document("bench", {}, tmp_path / "run.json"), []
     save = document.save
     monkeypatch.setattr(document, "save", lambda: (came.append([r["algo"] for r in document.records]), save()))
-    order = {campaign._key(a): 0, campaign._key(b): 1}
-    campaign.run(campaign.Plan([a, b], [], [], order), document, lambda *_: None, print, rented(containers=2))
+    order = {campaign.key(a): 0, campaign.key(b): 1}
+    running.run(campaign.Plan([a, b], [], [], order), document, lambda *_: None, print, rented(containers=2))
     assert came == [["cuda-v4"], ["cuda-v4", "cuda-v1"], ["cuda-v1", "cuda-v4"]]
     assert [r["algo"] for r in json.loads((tmp_path / "run.json").read_text())["records"]] == ["cuda-v1", "cuda-v4"]
 
@@ -570,11 +570,11 @@ def test_only_what_did_not_pass_is_repeated(tmp_path, monkeypatch):
     a, b = job("cuda-v1", "cuda", 2, "bench"), job("cuda-v4", "cuda", 2, "bench")
     first = Document("bench", {}, tmp_path / "run.json")
     Cloud([passed(a)], [cloud.CallFailed("lost")]).install(monkeypatch)
-    campaign.run(campaign.Plan([a, b], [], []), first, lambda *_: None, print, rented())
+    running.run(campaign.Plan([a, b], [], []), first, lambda *_: None, print, rented())
     assert [(r["algo"], r["status"]) for r in first.records] == [
         ("cuda-v1", "passed"), ("cuda-v1", "passed"), ("cuda-v4", "remote_failed"),
     ]  # fmt: skip
-    assert first.records[-1]["unfinished"] == 2 and campaign.exit_code(first, True) == errors.REMOTE
+    assert first.records[-1]["unfinished"] == 2 and running.exit_code(first, True) == errors.REMOTE
     again = Document("bench", {}, tmp_path / "run.json")
     left = sent.resume([a, b], json.loads((tmp_path / "run.json").read_text()), again)
     assert left == [b] and again.environments["cuda"]["gpu"] == "NVIDIA B200"

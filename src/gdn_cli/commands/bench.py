@@ -111,7 +111,7 @@ def carry_out(
     `official` measures with the contest's counts, whatever the preset; `elsewhere` has an engine and a place to run at
     other than this machine (commands/modal.py).
     """
-    from .. import campaign, machine, records, registry
+    from .. import campaign, machine, records, registry, running
 
     tiers, overrides = o.timing(tier=tier, l2=l2, target=target, seconds=seconds, device=device, timeout=timeout)
     chosen, device = o.gpus(gpus, device)
@@ -149,7 +149,7 @@ def carry_out(
                 document.more.setdefault("scores", []).extend(rows)
 
     perform(plan, document, known, json, finish, elsewhere.engine if elsewhere else None)
-    return errors.INTERRUPTED if document.interrupted else campaign.exit_code(document, named)
+    return errors.INTERRUPTED if document.interrupted else running.exit_code(document, named)
 
 
 def perform(plan: Any, document: Any, known: Any, json: bool, finish: Any, engine: Any = None) -> None:
@@ -157,12 +157,12 @@ def perform(plan: Any, document: Any, known: Any, json: bool, finish: Any, engin
 
     An error that ends the run before its end is raised once what there was by then is kept and shown.
     """
-    from .. import campaign, history, report
+    from .. import history, report, running
 
     failed = None
     try:
         with report.progress() if engine is None else contextlib.nullcontext(lambda *_: None) as progress:
-            campaign.run(plan, document, progress, report.say, engine)
+            running.run(plan, document, progress, report.say, engine)
     except KeyboardInterrupt:
         document.interrupted = True
     except errors.GdnError as e:

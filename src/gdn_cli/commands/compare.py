@@ -47,7 +47,7 @@ def compare(
 
     A is the baseline. A file of records (`gdn bench --out FILE`) may stand for A: FILE, or FILE:ALGO.
     """
-    from .. import campaign, comparison, paired, records, registry
+    from .. import campaign, comparison, paired, records, registry, running
 
     tiers, overrides = o.timing(tier=tier, l2=l2, target=target, seconds=seconds, device=device, timeout=timeout)
     if gate is not None and not 0 < gate < 100:
@@ -85,7 +85,7 @@ def compare(
         document.more |= {key: whole[key] for key in ("comparisons", "overall", "warnings") if key in whole}
 
     perform(plan, document, known, json, finish)
-    raise typer.Exit(_code(campaign.exit_code(document, True), document, gate))
+    raise typer.Exit(_code(running.exit_code(document, True), document, gate))
 
 
 def _code(code: int, document: Any, gate: float | None) -> int:

@@ -1,6 +1,6 @@
 """Jobs -> calls of one container each -> outcomes, as they arrive: fan-out, bounds, and what happens on Ctrl-C.
 
-campaign.run takes an Engine in the place of this machine; everything around it (packing, records, tables) is the same.
+running.run takes an Engine in the place of this machine; everything around it (packing, records, tables) is the same.
 """
 
 from __future__ import annotations

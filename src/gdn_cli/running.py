@@ -1,0 +1,153 @@
+"""The jobs of a plan, carried out: one after the other on each GPU, or all of them elsewhere; what became of each, in
+the document and as a command's exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any
+
+from . import errors, lanes, locks, machine
+from .campaign import Plan, key, name
+from .jobs import Job, Outcome, execute
+from .machine import Gpu
+from .records import Document
+
+# A line of progress: what runs now, how many of how many workloads are done.
+Progress = Callable[[str, int, int], None]
+
+# Carries out jobs elsewhere: gives each one with what became of it as soon as that is known, in any order.
+Engine = Callable[[list[Job]], Generator[tuple[Job, Outcome], None, None]]
+
+
+def run(
+    plan: Plan, document: Document, progress: Progress, say: Callable[[str], None], engine: Engine | None = None
+) -> None:
+    """Run everything, job after job, each in its own worker; the document has it all at any moment.
+
+    Jobs of different GPUs run side by side. What times on a GPU waits until nobody else does: `say` gets the line that
+    tells for whom. With an `engine` nothing runs here.
+    """
+    document.missing.extend(plan.missing)
+    for row in plan.unpackable:
+        document.add_unpackable(*row)
+    tally, stop = _Tally(plan, document, progress), threading.Event()
+    try:
+        if engine:
+            with contextlib.closing(engine(plan.jobs)) as arriving:
+                for job, outcome in arriving:
+                    tally.arrived(job, outcome)
+        else:
+            work = [
+                partial(_lane, gpu, [job for job in plan.jobs if job.gpu == gpu], tally, say, stop.is_set)
+                for gpu in dict.fromkeys(job.gpu for job in plan.jobs)
+            ]
+            lanes.side_by_side(work, stop)
+    finally:
+        tally.sort()
+    if document.records:
+        document.save()
+
+
+def _lane(
+    gpu: Gpu | None, jobs: list[Job], tally: _Tally, say: Callable[[str], None], given_up: Callable[[], bool]
+) -> None:
+    """One GPU's jobs, one after the other."""
+    with contextlib.ExitStack() as held:
+        if any(job.mode == "cuda" and job.tiers for job in jobs):
+            gpu = gpu or machine.gpus()[0]
+            held.enter_context(locks.gpu(gpu.uuid, say, f"GPU {gpu.index}", given_up))
+        for job in jobs:
+            tally.begin(job)
+            outcome = execute(job, partial(tally.add, job), given_up)
+            tally.end(job, outcome)
+
+
+class _Tally:
+    """What the jobs have brought by now, those of all GPUs or of an engine: into the document, and onto the progress
+    bar."""
+
+    def __init__(self, plan: Plan, document: Document, progress: Progress) -> None:
+        self.order, self.document, self.progress = plan.order, document, progress
+        self.total, self.done = sum(job.due for job in plan.jobs), 0
+        self.seen: dict[int, int] = {}  # by job
+        self.ranks: dict[int, tuple[float, ...]] = {}  # by record
+        self.gpus = list(dict.fromkeys(job.gpu for job in plan.jobs))
+        self.lock = threading.Lock()
+
+    def begin(self, job: Job) -> None:
+        with self.lock:
+            self.seen[id(job)] = 0
+            self.progress(_shown(job), self.done, self.total)
+
+    def add(self, job: Job, record: dict[str, Any], environment: dict[str, Any]) -> None:
+        with self.lock:
+            self._keep(job, record, environment)
+            self.seen[id(job)] += 1
+            self.done += 1
+            self.progress(_shown(job), self.done, self.total)
+
+    def end(self, job: Job, outcome: Outcome) -> None:
+        with self.lock:
+            seen = self.seen[id(job)]
+            if outcome.status != "done":
+                self._keep(job, _fate(job, outcome, seen), outcome.environment)
+            self.done += job.due - seen
+
+    def arrived(self, job: Job, outcome: Outcome) -> None:
+        """All of a job at once, from elsewhere: its environment says on which GPU it was made."""
+        found, env = list(outcome.records), outcome.environment
+        if outcome.status != "done":
+            found.append(_fate(job, outcome, len(found)))
+        on = {"gpu": {"uuid": env["gpu_uuid"], "name": env["gpu"]}} if env.get("gpu_uuid") else {}
+        for record in found:
+            self._keep(job, record | on, env, save=False)
+        if found:
+            self.document.save()
+
+    def _keep(self, job: Job, record: dict[str, Any], environment: dict[str, Any], *, save: bool = True) -> None:
+        whole = self.document.add(job, record, environment, save=save)
+        keys = key(job), (job.op.name, (whole["workload"] or {}).get("uuid"))
+        self.ranks[id(whole)] = *(self.order.get(k, math.inf) for k in keys), self.gpus.index(job.gpu)
+
+    def sort(self) -> None:
+        """Put the records into the order in which one GPU would have made them, behind those that were there."""
+        self.document.records.sort(key=lambda record: self.ranks.get(id(record), (-1,)))
+
+
+def _shown(job: Job) -> str:
+    """What the progress bar says."""
+    return f"GPU {job.gpu.index}: {name(job)}" if job.gpu else name(job)
+
+
+def _fate(job: Job, outcome: Outcome, seen: int) -> dict[str, Any]:
+    """The record of a worker that ended before its workloads did."""
+    return {
+        "algo": job.rivals[0][0].name if job.rivals else None,
+        "tier": job.tiers[0] if job.tiers else None,
+        "workload": {},
+        "status": outcome.status,
+        "reason": outcome.reason,
+        "code": outcome.reply.get("code"),
+        "unfinished": -(-(job.due - seen) * len(job.workloads) // job.due),
+        "tail": outcome.tail,
+    }
+
+
+def exit_code(document: Document, named: bool) -> int:
+    """1: an algo failed; 4: none did, but the remote side; 3: an algo that the user named, the tier or the data cannot
+    be had here."""
+    failed = [r for r in document.records if r["status"] != "passed"]
+    failed = [r for r in failed if not (r.get("added") and r["status"] == "tier_unavailable")]
+    lacking = [r for r in failed if r["status"] == "tier_unavailable" or r.get("code") == errors.MISSING]
+    remote = [r for r in failed if r.get("code") == errors.REMOTE]
+    if len(failed) > len(lacking) + len(remote):
+        return errors.FAILED
+    if remote:
+        return errors.REMOTE
+    if lacking or (document.missing and (named or not document.records)):
+        return errors.MISSING
+    return errors.OK
