@@ -33,8 +33,8 @@ inline bool make_maps(const Prefill& p, Maps& one, Maps& two) {
 #pragma GCC visibility push(hidden)
 namespace gdn {
 
-// ordered.cu: the preparation and the walk in order of length; false, with nothing done, where there are not more items than
-// SMs, or where the copy engine cannot bring all states: kernel.cu lets them begin at multiples of 8 bytes. No sequence is cut.
+// ordered.cu: the preparation and the walk in order of length, no sequence cut; false, with nothing done, where each half of V
+// can have an SM, or where the copy engine cannot bring all states: kernel.cu lets them begin at multiples of 8 bytes.
 bool walk_ordered(Prefill p, Maps one, Maps two, const Allocate& allocate, int device, cudaStream_t stream);
 
 }  // namespace gdn

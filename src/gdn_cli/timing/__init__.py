@@ -277,8 +277,7 @@ def _mean(samples: list[Sample]) -> Sample:
     """A call in each place, as one sample. Two levels of time have no steady median, but a mean."""
     if len(samples) == 1:
         return samples[0]
-    seen = [x for x in zip(*samples, strict=True)]
-    us, span, kernels = (statistics.fmean(x) if None not in x else None for x in seen)
+    us, span, kernels = (statistics.fmean(x) if None not in x else None for x in zip(*samples, strict=True))
     return Sample(us, span, int(kernels) if kernels is not None and kernels.is_integer() else kernels)
 
 
