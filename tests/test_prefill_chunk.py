@@ -415,25 +415,27 @@ def test_segments(library, warps, lengths):
         assert close(prefill(library, warps, given, segment=segment, mode=mode), expected, USUAL)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_scan(library, mode):
+@pytest.mark.parametrize("mode", [*MODES, 4, 5, 7])
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 8])
+def test_scan(library, mode, count):
     """S Phi + L from segment to segment to 16 bits, of Phi as two parts of bf16 in mma's order."""
     draw = torch.Generator().manual_seed(7)
-    state, ends, transfers = (torch.randn(n, 2, 128, 128, generator=draw) for n in (1, 5, 5))
+    state, ends, transfers = (torch.randn(n, 2, 128, 128, generator=draw) for n in (1, count, count))
     transfers /= 128**0.5
     high = transfers.bfloat16()
     pair = torch.stack([high, (transfers - high.float()).bfloat16()])  # part; segment, head; then row and column:
-    axes = pair.reshape(2, 5, 2, 8, 2, 4, 2, 16, 8)  # k-step, half, t, odd; n-tile, g
+    axes = pair.reshape(2, count, 2, 8, 2, 4, 2, 16, 8)  # k-step, half, t, odd; n-tile, g
     fragments = axes.permute(1, 2, 3, 7, 8, 5, 0, 4, 6).contiguous()  # k-step, n-tile, g, t; part, half, odd
+    fragments[[0, -1]] = float("nan")  # nobody makes those
     expected, S = [ends[0].double()], ends[0].double()  # transfer has walked the first from the state
-    for i in range(1, 4):
+    for i in range(1, count - 1):
         S = S @ transfers[i].double() + ends[i].double()
         expected.append(S)
-    cu = torch.tensor([0, 64 * 5])
+    cu = torch.tensor([0, 64 * count])
     table = (ctypes.c_void_p * 4)(*(x.data_ptr() for x in (cu, state, ends, fragments)))
-    library.scan_segments(mode, table, 2, 1, 320, 1)
-    assert error(ends[:4], torch.stack(expected).numpy()) < 3e-5
-    assert torch.equal(ends[4], state[0])  # for the first segment to start from
+    library.scan_segments(mode, table, 2, 1, 64 * count, 1)
+    assert error(ends[:-1], torch.stack(expected).numpy()) < 3e-5
+    assert torch.equal(ends[-1], state[0])  # for the first segment to start from
 
 
 @pytest.mark.parametrize("warps", [SPLIT, TWO])

@@ -5,86 +5,130 @@
 
 namespace gdn {
 
+// 16 rows of S for a CTA, 32 columns of those for a warp. Of Phi a warp takes what makes its columns, two of the eight k-steps
+// (a quarter) at a time. It begins with the two of its own columns, whose S it has in registers while the others' comes
+// through shared memory. Phi does not depend on S: each lane has a ring of what it takes itself, so no barrier is needed for it.
+// Not registers: all loads that are under way where a loop goes back count as one, and the first product waits for the last.
 constexpr int SCAN_THREADS = 128;
+constexpr int SCAN_AHEAD = 2;  // steps that Phi and L are asked for ahead, 72 KB each: L2 wants 64 KB under way
 struct ScanShared {
-  uint4 high[2][8][32], low[2][8][32];  // S as left operands
+  uint4 phi[SCAN_AHEAD][4][2][4][SCAN_THREADS];  // [quarter][k-step][n-tile]
+  float L[SCAN_AHEAD][4][16][32];                // a warp's
+  uint4 high[2][8][32], low[2][8][32];           // S as left operands
+  // Where a row's piece of 16 bytes of L begins: two pieces of four rows, which half a warp takes, lie in different banks.
+  static __device__ __forceinline__ int piece_of(int row, int piece) { return (piece ^ row % 4 * 2) * 4; }
 };
+static_assert(sizeof(ScanShared) <= 163 * 1024, "what sm_80 has");
 
-// grid (8, HV, N): 16 rows of S; a warp has 32 columns. Of Phi it alone takes those, so they go straight to registers, a
-// quarter of a step's right after the same quarter of the step before has been used: shared memory's bandwidth is what bounds this.
-__global__ void __launch_bounds__(SCAN_THREADS) gdn_prefill_scan(const __grid_constant__ Prefill p) {
+// grid (8, HV, N)
+__global__ void __launch_bounds__(SCAN_THREADS, 1) gdn_prefill_scan(const __grid_constant__ Prefill p) {
   ScanShared& s = *reinterpret_cast<ScanShared*>(shared_memory());
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int row = blockIdx.x * 16, hv = blockIdx.y, n = blockIdx.z;
   const int unit = p.segment * CHUNK, begin = p.border(n);
   const int first = begin / unit + n, steps = (p.border(n + 1) - begin + unit - 1) / unit - 1;
   if (steps < 1) return;
   const int64_t stride = static_cast<int64_t>(p.HV) * D * D, at = first * stride + hv * D * D;
-  const uint4* transfer = reinterpret_cast<const uint4*>(p.transfers + at + stride) + warp * 4 * 32 + lane;
   float* end = p.ends + at;  // the state behind the first; of the others L, and then the state
-  uint4 phi[8][4];
-  const auto ask = [&](int quarter) {
-#pragma unroll
-    for (int k = 2 * quarter; k < 2 * quarter + 2; ++k)
-#pragma unroll
-      for (int j = 0; j < 4; ++j) phi[k][j] = transfer[(k * 16 + j) * 32];
-  };
-  if (steps > 1) ask(0), ask(1), ask(2), ask(3);
-  float S[4][4], L[4][4];
+  float S[4][4], original[4][4];
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    load_state(S[j], p.state + (static_cast<int64_t>(n) * p.HV + hv) * D * D, row, warp * 4 + j, lane);
-    // for the first segment, in the place of the last, which nothing stands behind: new_state may be state, and the walk's
-    // CTA that writes it could be done before the one that reads it begins
-    store_state(end + steps * stride, S[j], row, warp * 4 + j, lane);
     load_state(S[j], end, row, warp * 4 + j, lane);
-    if (steps > 1) load_state(L[j], end + stride, row, warp * 4 + j, lane);
+    load_state(original[j], p.state + (static_cast<int64_t>(n) * p.HV + hv) * D * D, row, warp * 4 + j, lane);
   }
+  // For the first segment, in the place of the last, which nothing stands behind: new_state may be state, and the walk's CTA that
+  // writes it could be done before the one that reads it begins.
+  const auto keep = [&] {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) store_state(end + (steps - 1) * stride, original[j], row, warp * 4 + j, lane);
+  };
   end += stride;
+  if (steps == 1) return keep();
+
+  const uint4* transfer = reinterpret_cast<const uint4*>(p.transfers + at + stride) + warp * 4 * 32 + lane;
+  const float* addend = end + (row + lane / 8) * D + warp * 32 + lane % 8 * 4;
+  // One k-step of a quarter of what step `step` takes, at which `transfer` and `addend` stand; with its last one L.
+  const auto ask = [&](int step, int quarter, int k) {
+    if (step < steps) {
+      const uint32_t to = shared_address(&s.phi[step % SCAN_AHEAD][quarter][k][0][threadIdx.x]);
+      const uint4* const from = transfer + ((warp + quarter) % 4 * 2 + k) * 16 * 32;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) copy16(to + j * SCAN_THREADS * 16, from + j * 32, true);
+      if (quarter == 3 && k == 1) {
+        const uint32_t L = shared_address(&s.L[step % SCAN_AHEAD][warp][lane / 8][s.piece_of(lane / 8, lane % 8)]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) copy16(L + i * 4 * 32 * 4, addend + i * 4 * D, true);
+        transfer += stride / 4, addend += stride;
+      }
+    }
+    if (k == 1) commit_copies();
+  };
+#pragma unroll
+  for (int step = 1; step <= SCAN_AHEAD; ++step)
+#pragma unroll
+    for (int quarter = 0; quarter < 4; ++quarter) {
+      ask(step, quarter, 0), ask(step, quarter, 1);
+      if (step == 1 && quarter == 1) keep();  // it waits; and what loads there are stand in front of it
+    }
+
+  uint4 phi[2][2][4];  // of this quarter and the next
+  const auto take_phi = [&](int step, int quarter) {
+    wait_for_copies<4 * SCAN_AHEAD - 2>();  // this lane's: the oldest of the 7 quarters under way, 8 at first
+#pragma unroll
+    for (int k = 0; k < 2; ++k)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) phi[quarter % 2][k][j] = s.phi[step % SCAN_AHEAD][quarter][k][j][threadIdx.x];
+  };
+  take_phi(1, 0);
 
 #pragma unroll 1
   for (int step = 1; step < steps; ++step) {
     uint4(&highs)[8][32] = s.high[step % 2], (&lows)[8][32] = s.low[step % 2];
-    const bool more = step + 1 < steps;
-    uint32_t high[4], low[4];
+    uint32_t high[2][2][4], low[2][2][4];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float block[2][4] = {{S[2 * i][0], S[2 * i][1], S[2 * i][2], S[2 * i][3]},
-                                 {S[2 * i + 1][0], S[2 * i + 1][1], S[2 * i + 1][2], S[2 * i + 1][3]}};
-      left_parts(high, low, block);
-      give(highs[warp * 2 + i][lane], high), give(lows[warp * 2 + i][lane], low);
+    for (int k = 0; k < 2; ++k) {
+      const float block[2][4] = {{S[2 * k][0], S[2 * k][1], S[2 * k][2], S[2 * k][3]},
+                                 {S[2 * k + 1][0], S[2 * k + 1][1], S[2 * k + 1][2], S[2 * k + 1][3]}};
+      left_parts(high[0][k], low[0][k], block);
+      give(highs[warp * 2 + k][lane], high[0][k]), give(lows[warp * 2 + k][lane], low[0][k]);
     }
-#pragma unroll
-    for (int j = 0; j < 4; ++j)
-#pragma unroll
-      for (int c = 0; c < 4; ++c) S[j][c] = L[j][c];
-    if (more) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) load_state(L[j], end + stride, row, warp * 4 + j, lane);
-    }
-    transfer += more ? stride / 4 : 0;  // the last is asked for once too often
-    __syncthreads();
-    float rest[2][4][4] = {};
+    float sum[3][4][4] = {}, L[4][4];
 #pragma unroll
     for (int quarter = 0; quarter < 4; ++quarter) {
+      take_phi(step + quarter / 3, (quarter + 1) % 4);  // behind the last step nothing, for the sake of straight-line code
+      if (quarter == 3) {
+        __syncwarp();  // L came with this quarter, by other lanes
 #pragma unroll
-      for (int k = 2 * quarter; k < 2 * quarter + 2; ++k) {
-        take(high, highs[k][lane]), take(low, lows[k][lane]);
+        for (int j = 0; j < 4; ++j)
+#pragma unroll
+          for (int c = 0; c < 4; ++c)
+            L[j][c] = s.L[step % SCAN_AHEAD][warp][g + c / 2 * 8][s.piece_of(g, 2 * j + t / 2) + t % 2 * 2 + c % 2];
+        __syncwarp();  // and has been taken when the next is asked for
+      }
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const uint4 b = phi[k][j];
-          multiply_add(S[j], high, b.x, b.y);
-          multiply_add(rest[0][j], high, b.z, b.w);
-          multiply_add(rest[1][j], low, b.x, b.y);
+          const uint4 b = phi[quarter % 2][k][j];
+          multiply_add(sum[0][j], high[quarter % 2][k], b.x, b.y);
+          multiply_add(sum[1][j], high[quarter % 2][k], b.z, b.w);
+          multiply_add(sum[2][j], low[quarter % 2][k], b.x, b.y);
+        }
+        ask(step + SCAN_AHEAD, quarter, k);
+        if (quarter < 3 && k == 0) {  // S of the next quarter, behind half of the products that need nothing of the others
+          if (quarter == 0) __syncthreads();
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const int from = (warp + quarter + 1) % 4 * 2 + i;
+            take(high[(quarter + 1) % 2][i], highs[from][lane]), take(low[(quarter + 1) % 2][i], lows[from][lane]);
+          }
         }
       }
-      ask(quarter);
-      __syncwarp();  // else the compiler puts all of them last
     }
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
 #pragma unroll
-      for (int c = 0; c < 4; ++c) S[j][c] += rest[0][j][c] + rest[1][j][c];
+      for (int c = 0; c < 4; ++c) S[j][c] = sum[0][j][c] + (sum[1][j][c] + sum[2][j][c]) + L[j][c];
       store_state(end, S[j], row, warp * 4 + j, lane);
     }
     end += stride;
