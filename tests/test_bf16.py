@@ -18,6 +18,8 @@ import pytest
 import torch
 
 from gdn_cli import build, campaign, check, dataset, pack, presets, probes, registry, twins
+from gdn_cli.probes import late, remembered
+from gdn_cli.probes.case import FACTOR, same_bits
 from gdn_cli.timing import floor
 from gdn_cli.workloads import embedded, select
 
@@ -129,11 +131,11 @@ def test_ties_go_to_even_and_the_output_is_made_before(reference):
 def test_powers_of_two_scale_the_results_exactly(work, reference):
     """What the probes rest on: a bfloat16 state times a power of two is exact, and so is all that follows."""
     once = reference.returns(work.inputs)
-    for factor in (probes.FACTOR, *probes._UNSEEN):
+    for factor in (FACTOR, *remembered._UNSEEN):
         inputs = [x * factor if n in OP.linear_in else x for n, x in zip(OP.inputs, work.inputs, strict=True)]
         assert all(x.dtype == y.dtype for x, y in zip(inputs, work.inputs, strict=True) if isinstance(x, torch.Tensor))
         for a, b in zip(once, reference.returns(inputs), strict=True):
-            assert probes.same_bits(a * factor, b)
+            assert same_bits(a * factor, b)
 
 
 # --- what the tolerances see ------------------------------------------------------------------------------------
@@ -241,7 +243,7 @@ CAUGHT["nondeterminism"] = cheats.returns(
 @pytest.mark.parametrize("probe", probes.PROBES)
 def test_every_probe_catches_its_cheat_on_a_bfloat16_state(probe, make, monkeypatch):
     cheat = CAUGHT[probe]
-    monkeypatch.setattr(probes, "_LATE_S", 60.0 if probe == "late-work" else 0.1)
+    monkeypatch.setattr(late, "_LATE_S", 60.0 if probe == "late-work" else 0.1)
     small, kernel = Work(1), make(**cheat.keys())
     assert not cheat.checked or small.check(kernel).passed
     found = probes.run(kernel, OP, small.axes, small.inputs, small.expected, [probe])
@@ -337,7 +339,7 @@ def test_fi_baseline_hands_over_what_flashinfer_updates_in_place(monkeypatch, wo
         for out, exact in zip(outputs, work.expected, strict=True):
             assert oracle.error(out, exact) < 1.8e-3
     for x, was in zip(work.inputs, before, strict=True):
-        assert not isinstance(x, torch.Tensor) or probes.same_bits(x, was)
+        assert not isinstance(x, torch.Tensor) or same_bits(x, was)
 
 
 def test_the_installed_flashinfer_takes_the_call():

@@ -19,6 +19,9 @@ import pytest
 import torch
 
 from gdn_cli import build, check, dataset, errors, jobs, machine, pack, probes, registry
+from gdn_cli.probes import late as late_probe
+from gdn_cli.probes import remembered
+from gdn_cli.probes.case import GUARD, Guards, same_bits
 from gdn_cli.workloads import embedded, select
 
 REGISTRY = registry.load()
@@ -58,7 +61,7 @@ class Work:
         before = [x.clone() if isinstance(x, torch.Tensor) else x for x in self.inputs]
         found = probes.run(kernel, op or self.op, self.axes, self.inputs, self.expected, names)
         for x, was in zip(self.inputs, before, strict=True):
-            assert probes.same_bits(x, was) if isinstance(x, torch.Tensor) else x == was
+            assert same_bits(x, was) if isinstance(x, torch.Tensor) else x == was
         return found
 
 
@@ -97,7 +100,7 @@ def decode():
 @pytest.fixture
 def patience(monkeypatch):
     """patience(cheat): how long late results are waited for; under load a thread may take its time."""
-    return lambda cheat: monkeypatch.setattr(probes, "_LATE_S", 60.0 if cheat.probe == "late-work" else 0.1)
+    return lambda cheat: monkeypatch.setattr(late_probe, "_LATE_S", 60.0 if cheat.probe == "late-work" else 0.1)
 
 
 # --- cheats -----------------------------------------------------------------------------------------------------
@@ -133,7 +136,7 @@ def test_a_probe_alone_catches_its_cheats(probe, make, decode, patience):
             for _ in range(3):  # what goes by the number of calls has had some
                 inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in decode.inputs]
                 held.append(inputs)
-                kernel(inputs, check.allocate(DECODE, decode.axes, "cpu", probes.Guards().empty))
+                kernel(inputs, check.allocate(DECODE, decode.axes, "cpu", Guards().empty))
             found = decode.probe(kernel, [probe])
             assert list(found) == [probe] and found[probe], cheat
 
@@ -157,7 +160,7 @@ ATTENTION = {
 
 @pytest.mark.parametrize("name", ATTENTION)
 def test_cheats_in_float16(name, make, monkeypatch):
-    monkeypatch.setattr(probes, "_LATE_S", 0.1)
+    monkeypatch.setattr(late_probe, "_LATE_S", 0.1)
     op = REGISTRY.ops["attention_fwd"]
     work = Work(op, "seq_len=1")  # one key: the output is v
     probe, says, body = ATTENTION[name]
@@ -264,13 +267,13 @@ def test_an_empty_workload_is_not_caught(make):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", cheats.GPU_CHEATS)
 def test_a_cheat_is_caught_on_a_gpu(name, make, monkeypatch):
-    monkeypatch.setattr(probes, "_LATE_S", 1.0)  # what is computed too early is waited for in vain
+    monkeypatch.setattr(late_probe, "_LATE_S", 1.0)  # what is computed too early is waited for in vain
     cheat, work = cheats.GPU_CHEATS[name], Work(DECODE, "batch_size=1", "cuda")
     kernel = make(cheat, device="cuda")
     if cheat.checked:
         assert work.check(kernel).reason is None
     else:  # whatever it compiles or loads at its first call must not be what makes it late
-        kernel(work.inputs, check.allocate(DECODE, work.axes, "cuda", probes.Guards().empty))
+        kernel(work.inputs, check.allocate(DECODE, work.axes, "cuda", Guards().empty))
         torch.cuda.synchronize()
     for _ in range(1 if cheat.probe == "content-cache" else 3):  # the second time that one has seen all of the values
         found = caught(work.probe(kernel, [cheat.probe]))
@@ -344,8 +347,10 @@ def right():
 @pytest.mark.parametrize("destination_passing", [True, False])
 @pytest.mark.parametrize(("took_s", "calls"), [(0.001, 31), (0.2, 24)])
 def test_the_number_of_calls_is_what_the_docstring_says(took_s, calls, destination_passing, right, decode, monkeypatch):
-    seconds = probes._seconds
-    monkeypatch.setattr(probes, "_seconds", lambda case, k: seconds(case, k) * 0 + took_s)  # as if nothing disturbed it
+    seconds = remembered._seconds
+    monkeypatch.setattr(
+        remembered, "_seconds", lambda case, k: seconds(case, k) * 0 + took_s
+    )  # as if nothing disturbed it
     kernel = Fake(right, destination_passing)
     assert caught(decode.probe(kernel)) == {} and kernel.calls == calls
     assert "31 on a CPU, 24 for a kernel that takes over 0.1 s, and 25 on a GPU" in " ".join(probes.__doc__.split())
@@ -409,14 +414,14 @@ def test_a_probe_that_does_not_exist_is_named(decode):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.int64])
 @pytest.mark.parametrize("shape", [(), (0, 4), (3,), (5, 7)])
 def test_guards_are_around_each_output_and_name_what_is_overwritten(dtype, shape):
-    guards = probes.Guards()
+    guards = Guards()
     out, other = (guards.empty(shape, dtype, "cpu") for _ in range(2))
     assert out.shape == shape and out.dtype == dtype and out.is_contiguous() and out.data_ptr() % 4096 == 0
     out.fill_(1)
     other.fill_(2)
     assert guards.broken() == [None, None]
     block, begin, end = guards.blocks[0]
-    assert begin >= probes.GUARD and len(block) - end >= probes.GUARD
+    assert begin >= GUARD and len(block) - end >= GUARD
     for where, says in (
         (begin - 1, "1 bytes written, 1 before its first"),
         (0, f"1 bytes written, {begin} before its first"),
@@ -436,7 +441,7 @@ def clock(monkeypatch, repeat, fresh=lambda n: 0.01):
         asked.append(n)
         return repeat(n) if n in asked[:-1] else fresh(n)
 
-    monkeypatch.setattr(probes, "_seconds", seconds)
+    monkeypatch.setattr(remembered, "_seconds", seconds)
     return asked
 
 
@@ -481,7 +486,7 @@ def test_noise_alone_does_not_look_like_a_cheat(monkeypatch, right, decode):
     for _ in range(2000):
         noise = [lambda n: 0.001 * 10 ** rng.uniform(-1, 1)] * 2
         clock(monkeypatch, *noise)
-        assert probes._faster_when_repeated(case) is None
+        assert remembered._faster_when_repeated(case) is None
 
 
 # --- a GPU's probes without one: what they conclude from what they would see ------------------------------------------
@@ -500,8 +505,8 @@ def stand_in(monkeypatch, decode, right):
     monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: late.update(now=True), raising=False)
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
-    monkeypatch.setattr(probes, "_side_stream", object)
-    monkeypatch.setattr(probes, "_LATE_S", 0.05)
+    monkeypatch.setattr(late_probe, "_side_stream", object)
+    monkeypatch.setattr(late_probe, "_LATE_S", 0.05)
 
     def make(function, destination_passing: bool) -> probes.Case:
         kernel = Fake(lambda *args: function(late, *args), destination_passing)
@@ -519,7 +524,7 @@ def stand_in(monkeypatch, decode, right):
 def test_what_late_inputs_and_early_copies_tell(destination_passing, stand_in, right):
     def probe(function):
         case = stand_in(function, destination_passing)
-        found = probes._late_on_gpu(case)
+        found = late_probe._late_on_gpu(case)
         case.restore()
         return found
 
@@ -561,8 +566,8 @@ def test_what_late_inputs_and_early_copies_tell(destination_passing, stand_in, r
 )
 def test_repeats_are_accused_by_what_ran(traces, says, stand_in, right, monkeypatch):
     calls = iter([half for a, b, c, d in traces for half in ((Counter(a), b), (Counter(c), d))])
-    monkeypatch.setattr(probes, "_trace", lambda case, k: next(calls))
-    found = probes._skipped_repeats(stand_in(lambda late, *args: right(*args), True))
+    monkeypatch.setattr(remembered, "_trace", lambda case, k: next(calls))
+    found = remembered._skipped_repeats(stand_in(lambda late, *args: right(*args), True))
     assert (found is None) if says is None else says in found
     assert next(calls, None) is None
 
@@ -571,9 +576,9 @@ def test_without_a_trace_the_clock_decides(stand_in, right, monkeypatch):
     def no_trace(case, k):
         raise LookupError("nothing in the trace")
 
-    monkeypatch.setattr(probes, "_trace", no_trace)
-    monkeypatch.setattr(probes, "_faster_when_repeated", lambda case: 0.25)
-    found = probes._skipped_repeats(stand_in(lambda late, *args: right(*args), True))
+    monkeypatch.setattr(remembered, "_trace", no_trace)
+    monkeypatch.setattr(remembered, "_faster_when_repeated", lambda case: 0.25)
+    found = remembered._skipped_repeats(stand_in(lambda late, *args: right(*args), True))
     assert found.startswith("values that it has just seen take 25% of the time that fresh ones take")
 
 
