@@ -238,7 +238,7 @@ def _fewer_kernels(case: Case) -> str | None:
 
 def _trace(case: Case, k: int) -> tuple[Counter[str], int]:
     """What one call runs on the GPU: kernels and copies by name, and the sum of their times in ns."""
-    from .timing.trace import Trace  # Triton kernels, which a CPU need not import
+    from ..timing.trace import Trace  # Triton kernels, which a CPU need not import
 
     case.refresh(k)
     for out in case.outputs:
