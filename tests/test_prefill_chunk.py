@@ -76,7 +76,8 @@ void groups(const Prefill& p, int members, uint32_t ctas = 1) {
   const Maps m = maps<GROUPS>(p);
   prepare(p, members, true);
   if (p.segment) {
-    launch({4 / GROUPS, uint32_t(p.HV), parts(p)}, false, [&] { gdn_prefill_group_transfer<GROUPS, STAGES>(p, m); });
+    const uint32_t units = p.T / (p.segment * CHUNK);
+    launch({4 / GROUPS, uint32_t(p.HV), units}, false, [&] { gdn_prefill_group_transfer<GROUPS, STAGES>(p, m); });
     scan(p);
   }
   const uint32_t items = p.HV * parts(p), many = items < ctas ? items : ctas;

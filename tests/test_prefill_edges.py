@@ -341,7 +341,7 @@ def test_every_constant_that_can_be_tuned_is_right_on_the_gpu(algo):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("specific", [True, False], ids=["wgmma", "mma.sync"])
-@pytest.mark.parametrize("segments", [0, 8])
+@pytest.mark.parametrize("segments", [0, 64])
 def test_chunks_of_short_sequences_too(segments, specific):
     """cuda-chunk without the kernel that has the short ones elsewhere."""
     algo = REGISTRY.find("gdn_prefill/cuda-chunk")

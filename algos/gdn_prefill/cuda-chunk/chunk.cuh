@@ -85,13 +85,14 @@ __host__ __device__ constexpr int in_tile(int row, int piece) {
 constexpr int D_PIECES = D * 2 / 16;            // of a row of q or k
 constexpr int D_TILE = CHUNK * D * 2;           // bytes
 
-// Which sequence has number `number`, where sequence n has cu_seqlens[n] / unit + n and those behind it, at least one: each
-// warp for itself, 32 candidates at a time.
+// Which sequence has number `number`, where sequence n has cu_seqlens[n] / unit + EACH n and those behind it, with EACH = 1 at
+// least one: each warp for itself, 32 candidates at a time.
+template <int EACH = 1>
 __device__ __forceinline__ int sequence_of(const Prefill& p, int number, int unit, int lane) {
   int low = 0, span = p.N;
   while (span > 1) {
     const int stride = (span + 31) / 32, at = lane * stride;
-    const bool below = lane == 0 || (at < span && p.border(low + at) / unit + low + at <= number);
+    const bool below = lane == 0 || (at < span && p.border(low + at) / unit + EACH * (low + at) <= number);
     const int last = __popc(__ballot_sync(0xffffffffu, below)) - 1;
     low += last * stride, span = stride < span - last * stride ? stride : span - last * stride;
   }

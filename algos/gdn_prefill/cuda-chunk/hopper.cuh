@@ -486,7 +486,8 @@ gdn_prefill_group(const __grid_constant__ Prefill p, const __grid_constant__ Map
 #endif
 }
 
-// grid (4 / GROUPS, HV, numbers of segments): the first half makes L, the second Phi.
+// grid (4 / GROUPS, HV, T / tokens of a segment): the first half makes L, the second Phi. A sequence that begins in unit u of all
+// tokens, and whose m first segments move, ends in unit u + m or behind: so units can be their numbers.
 template <int GROUPS, int STAGES>
 __global__ void __launch_bounds__(group_threads(GROUPS, false), 1)
 gdn_prefill_group_transfer(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps) {
@@ -498,9 +499,9 @@ gdn_prefill_group_transfer(const __grid_constant__ Prefill p, const __grid_const
   const int row = half * GROUP_ROWS + warp * 16;
   const bool values = blockIdx.x < HALF;
   if (warp == GROUPS * 4 && elected()) prefetch_map(maps.k), prefetch_map(maps.v);
-  group_begin<false>(s);
-  const Segment at(p, blockIdx.y);
+  const Segment at(p, blockIdx.y, blockIdx.z + sequence_of<0>(p, blockIdx.z, p.segment * CHUNK, lane));
   if (!at.there() || at.last || (at.opens && !values)) return;
+  group_begin<false>(s);
   Turn<STAGES> turn;
   if (warp >= GROUPS * 4) {
     if constexpr (GIVES) fewer_registers<asking(false)>();

@@ -1,9 +1,9 @@
 // GDN prefill, cuda-chunk: two launches, or four, or one. prepare.cuh makes, for all chunks at once, what their own tokens say;
 // with wgmma but for M, which the walk makes beside itself. hopper.cuh or, without wgmma, state.cuh and split.cuh go from chunk
-// to chunk; for few heads and long sequences segments.cuh lets them do so in several places at once. Sequences that are short
-// on average go to cuda-recurrent's kernel. From where on, and in how many segments, is chosen by measurement for each number
-// of sequences and heads (tuned.h, by `gdn tune`). The host reads no cu_seqlens and never waits: what it knows of lengths is
-// their mean.
+// to chunk; for few heads and long sequences segments.cuh lets them do so in several places at once. Short sequences go to
+// cuda-recurrent's kernel. From where on, and in how many segments, is chosen by measurement for each number of sequences and
+// heads (tuned.h, by `gdn tune`). The host reads no cu_seqlens and never waits: what it knows of lengths is their mean, and
+// that of a few sequences one is often much longer than the others.
 
 #include "tuned.h"
 
@@ -14,6 +14,7 @@
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -69,7 +70,9 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
   ffi::CUDADeviceGuard guard(device.device_id);
   const auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
   const Tuned& row = TUNED[chosen(sms(device.device_id), N * HV)];
-  if (T / N <= row.recurrent) return walk_tokens(p, device.device_id, stream);
+  // What the longest sequence may have: of a few, one often has most of the tokens.
+  const int64_t longest = std::min(T, 3 * T / N);
+  if (longest <= row.recurrent) return walk_tokens(p, device.device_id, stream);
   // torch's caching allocator when the caller is torch: no synchronisation, and given back as soon as the launches are queued
   std::vector<ffi::Tensor> rooms;
   const Allocate allocate = [&](int64_t bytes) {

@@ -39,18 +39,20 @@ static void prepare(const Prefill& p, const CUtensorMap& keys, int device, cudaS
   launch<gdn_prefill_prepare<WIDE, ORDERED>>(grid, PREPARE_THREADS, sizeof(PrepareShared), device, stream, p, keys);
 }
 
-// A sequence of the mean length in `segments` parts; not in pieces so short, nor a whole so short, that four launches and
-// half as many products again cost more than they save.
-constexpr int SHORTEST_SEGMENT = 8, SHORTEST_CUT = 24;  // chunks; memory is 8 KB a chunk, 16 by mma.sync, 128 KB a segment
-inline int segment_of(int64_t T, int64_t N, int segments) {
-  const int64_t chunks = T / N / CHUNK;
-  if (segments < 2 || chunks < SHORTEST_CUT) return 0;
-  return static_cast<int>(std::max<int64_t>(SHORTEST_SEGMENT, (chunks + segments - 1) / segments));
+// Chunks of a segment, 0: none is cut. All tokens in as many parts as make `segments` with those of all value heads, and as if
+// they were one sequence's: lengths are not known here, and of a few sequences one often has nearly all tokens. Not in two, for
+// half a sequence moved and then walked takes as long as the whole; nor in parts so short, nor of so few chunks, that four
+// launches and half as many products again cost more than they save.
+constexpr int SHORTEST_SEGMENT = 8, SHORTEST_CUT = 20;  // chunks; memory is 8 KB a chunk, 16 by mma.sync, 128 KB a segment
+inline int segment_of(int64_t T, int64_t HV, int segments) {
+  const int64_t chunks = T / CHUNK, parts = segments / HV;
+  if (parts < 3 || chunks < SHORTEST_CUT) return 0;
+  return static_cast<int>(std::max<int64_t>(SHORTEST_SEGMENT, (chunks + parts - 1) / parts));
 }
 
 // Cuts the sequences, in place: see segment_of. How many parts there are then, of all.
 inline uint32_t cut(Prefill& p, int segments) {
-  p.segment = segment_of(p.T, p.N, segments);
+  p.segment = segment_of(p.T, p.HV, segments);
   return p.N + (p.segment ? static_cast<uint32_t>(p.T / (p.segment * CHUNK)) : 0);
 }
 

@@ -31,17 +31,18 @@ static void walk_wide(const Prefill& p, const Maps& maps, uint32_t parts, int de
                                             p, maps, static_cast<int>(items));
 }
 template <int GROUPS, int STAGES>
-static void transfer_wide(const Prefill& p, const Maps& maps, uint32_t parts, int device, cudaStream_t stream) {
-  launch<gdn_prefill_group_transfer<GROUPS, STAGES>>(dim3(4 / GROUPS, p.HV, parts), group_threads(GROUPS, false),
-                                                     group_shared<GROUPS, STAGES>(), device, stream, p, maps);
+static void transfer_wide(const Prefill& p, const Maps& maps, int device, cudaStream_t stream) {
+  const dim3 grid(4 / GROUPS, p.HV, static_cast<uint32_t>(p.T / (p.segment * CHUNK)));
+  launch<gdn_prefill_group_transfer<GROUPS, STAGES>>(grid, group_threads(GROUPS, false), group_shared<GROUPS, STAGES>(), device,
+                                                     stream, p, maps);
 }
 static void walk_parts(const Prefill& p, const Maps& one, const Maps& two, uint32_t parts, int device, cudaStream_t stream) {
-  // How many segments there are when all sequences have the mean length; `parts` is the most that there can be.
-  const int64_t unit = int64_t{p.segment} * CHUNK, likely = p.segment ? p.N * ((p.T / p.N + unit - 1) / unit) : p.N;
-  const int64_t heads = likely * p.HV, moved = (likely - p.N) * p.HV, count = sms(device);  // a sequence's last does not move
+  // How many segments there are if one sequence has nearly all tokens; its last is not moved. `parts` is the most that there can be.
+  const int64_t unit = int64_t{p.segment} * CHUNK, likely = p.segment ? (p.T + unit - 1) / unit : p.N;
+  const int64_t heads = likely * p.HV, moved = (likely - 1) * p.HV, count = sms(device);
   if (p.segment) {
-    if (4 * moved <= count) transfer_wide<1, 4>(p, one, parts, device, stream);
-    else transfer_wide<2, 3>(p, two, parts, device, stream);
+    if (4 * moved <= count) transfer_wide<1, 4>(p, one, device, stream);
+    else transfer_wide<2, 3>(p, two, device, stream);
     scan(p, device, stream);
   }
   if (2 * heads <= count) walk_wide<1, 4>(p, one, parts, device, stream);
