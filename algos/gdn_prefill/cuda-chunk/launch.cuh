@@ -40,26 +40,28 @@ static void prepare(const Prefill& p, const CUtensorMap& keys, int device, cudaS
 }
 
 // Chunks of a segment, 0: none is cut. All tokens in as many parts as make `segments` with those of all value heads, and as if
-// they were one sequence's: lengths are not known here, and of a few sequences one often has nearly all tokens. Not in two, for
-// half a sequence moved and then walked takes as long as the whole; nor in parts so short, nor of so few chunks, that four
-// launches and half as many products again cost more than they save.
+// they were one sequence's: lengths are not known here, and of a few sequences one often has nearly all tokens. But none that
+// is no longer than the mean, where sequences of that length fill a third of the SMs and have enough to do. Not in two, for half
+// a sequence moved and then walked takes as long as the whole; nor in parts so short, nor of so few chunks, that four launches
+// and half as many products again cost more than they save.
 constexpr int SHORTEST_SEGMENT = 8, SHORTEST_CUT = 20;  // chunks; memory is 8 KB a chunk, 16 by mma.sync, 128 KB a segment
-inline int segment_of(int64_t T, int64_t HV, int segments) {
-  const int64_t chunks = T / CHUNK, parts = segments / HV;
+inline int segment_of(int64_t T, int64_t N, int64_t HV, int segments, int64_t sms) {
+  const int64_t chunks = T / CHUNK, mean = chunks / N, parts = segments / HV;
   if (parts < 3 || chunks < SHORTEST_CUT) return 0;
-  return static_cast<int>(std::max<int64_t>(SHORTEST_SEGMENT, (chunks + parts - 1) / parts));
+  const int64_t whole = mean >= SHORTEST_CUT && 6 * N * HV > sms ? mean : SHORTEST_SEGMENT;
+  return static_cast<int>(std::max(whole, (chunks + parts - 1) / parts));
 }
 
 // Cuts the sequences, in place: see segment_of. How many parts there are then, of all.
-inline uint32_t cut(Prefill& p, int segments) {
-  p.segment = segment_of(p.T, p.HV, segments);
+inline uint32_t cut(Prefill& p, int segments, int device) {
+  p.segment = segment_of(p.T, p.N, p.HV, segments, sms(device));
   return p.N + (p.segment ? static_cast<uint32_t>(p.T / (p.segment * CHUNK)) : 0);
 }
 
 // Memory for what the preparation leaves, and for segments. How many parts there are: see cut.
-static uint32_t make_room(Prefill& p, int segments, int64_t prepared, const Allocate& allocate) {
+static uint32_t make_room(Prefill& p, int segments, int64_t prepared, int device, const Allocate& allocate) {
   p.prepared = static_cast<char*>(allocate((p.T / CHUNK + p.N) * p.HV * prepared));
-  const uint32_t parts = cut(p, segments);
+  const uint32_t parts = cut(p, segments, device);
   if (p.segment) {
     const int64_t bytes = int64_t{parts} * p.HV * D * D * sizeof(float);
     p.ends = static_cast<float*>(allocate(bytes)), p.transfers = static_cast<float*>(allocate(bytes));

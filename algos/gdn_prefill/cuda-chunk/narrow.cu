@@ -15,7 +15,7 @@ void scan(const Prefill& p, int device, cudaStream_t stream) {
 
 // Four warps for the same rows while there are few heads.
 void walk_narrow(Prefill p, int segments, const Allocate& allocate, int device, cudaStream_t stream) {
-  const uint32_t parts = make_room(p, segments, sizeof(Prepared), allocate);
+  const uint32_t parts = make_room(p, segments, sizeof(Prepared), device, allocate);
   prepare<false>(p, {}, device, stream);
   constexpr int WARPS = 4, STAGES = 2, SHARED = state_shared<WARPS, STAGES>();
   const dim3 split_grid(D / 16, p.HV, parts), grid(D / 16 / WARPS, p.HV, parts);

@@ -52,7 +52,7 @@ static void walk_parts(const Prefill& p, const Maps& one, const Maps& two, uint3
 bool walk_wide(Prefill p, int segments, const Allocate& allocate, int device, cudaStream_t stream) {
   Maps one{}, two{};
   if (!has_wgmma(device) || !make_maps(p, one, two)) return false;
-  const uint32_t parts = make_room(p, segments, MATRIX, allocate);
+  const uint32_t parts = make_room(p, segments, MATRIX, device, allocate);
   if (!p.segment && walk_ordered(p, one, two, allocate, device, stream)) return true;
   prepare<true>(p, one.k, device, stream);
   walk_parts(p, one, two, parts, device, stream);
