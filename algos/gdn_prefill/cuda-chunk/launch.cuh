@@ -47,7 +47,7 @@ static void prepare(const Prefill& p, const CUtensorMap& keys, int device, cudaS
 constexpr int SHORTEST_SEGMENT = 8, SHORTEST_CUT = 20;  // chunks; memory is 8 KB a chunk, 16 by mma.sync, 128 KB a segment
 inline int segment_of(int64_t T, int64_t N, int64_t HV, int segments, int64_t sms) {
   const int64_t chunks = T / CHUNK, mean = chunks / N, parts = segments / HV;
-  if (parts < 3 || chunks < SHORTEST_CUT) return 0;
+  if (parts < 3 || chunks < SHORTEST_CUT || 2 * N * HV > sms) return 0;  // the last: ordered.cu has those
   const int64_t whole = mean >= SHORTEST_CUT && 6 * N * HV > sms ? mean : SHORTEST_SEGMENT;
   return static_cast<int>(std::max(whole, (chunks + parts - 1) / parts));
 }
