@@ -70,8 +70,8 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
   ffi::CUDADeviceGuard guard(device.device_id);
   const auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
   const Tuned& row = TUNED[chosen(sms(device.device_id), N * HV)];
-  // What the longest sequence may have: of a few, one often has most of the tokens.
-  const int64_t longest = std::min(T, 3 * T / N);
+  // What the longest sequence may well have: of a few one often has most of the tokens, of many one a quarter and more.
+  const int64_t longest = std::min(T, std::max(3 * T / N, T / 4));
   if (longest <= row.recurrent) return walk_tokens(p, device.device_id, stream);
   // torch's caching allocator when the caller is torch: no synchronisation, and given back as soon as the launches are queued
   std::vector<ffi::Tensor> rooms;
