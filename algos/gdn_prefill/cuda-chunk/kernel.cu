@@ -3,7 +3,7 @@
 // to chunk; for few heads and long sequences segments.cuh lets them do so in several places at once. Short sequences go to
 // cuda-recurrent's kernel. From where on, and in how many segments, is chosen by measurement for each number of sequences and
 // heads (tuned.h, by `gdn tune`). The host reads no cu_seqlens and never waits: what it knows of lengths is their mean, and
-// that of a few sequences one is often much longer than the others.
+// that one is often much longer than the others.
 
 #include "tuned.h"
 
@@ -72,7 +72,9 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
   const Tuned& row = TUNED[chosen(sms(device.device_id), N * HV)];
   // What the longest sequence may well have: of a few one often has most of the tokens, of many one a quarter and more.
   const int64_t longest = std::min(T, std::max(3 * T / N, T / 4));
-  if (longest <= row.recurrent) return walk_tokens(p, device.device_id, stream);
+  // Where there are several for each SM it is their mean that counts: chunks of 64 tokens want at least three quarters of one.
+  const bool many = N * HV > 3 * sms(device.device_id);
+  if (longest <= row.recurrent && (!many || T / N <= CHUNK * 3 / 4)) return walk_tokens(p, device.device_id, stream);
   // torch's caching allocator when the caller is torch: no synchronisation, and given back as soon as the launches are queued
   std::vector<ffi::Tensor> rooms;
   const Allocate allocate = [&](int64_t bytes) {
