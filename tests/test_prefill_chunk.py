@@ -20,6 +20,7 @@ DRIVER = """
 #include "ordered.cuh"
 #include "prepare.cuh"
 #include "scan.cuh"
+#include "lengths.h"
 #include "segments.cuh"
 using namespace gdn;
 // A map as wide.cu's make_map has it.
@@ -136,6 +137,8 @@ extern "C" void prepare(int wide, int mode, int members, void** t, float scale, 
   emulated::mode = mode;
   prepare(p, members, wide);
 }
+extern "C" int by_tokens(int64_t T, int64_t N, int64_t HV, int64_t tokens) { return short_ones(T, N, HV, tokens, 132); }
+extern "C" int cut(int64_t T, int64_t N, int64_t HV, int segments) { return segment_of(T, N, HV, segments, 132); }
 extern "C" void scan_segments(int mode, void** t, int HV, int N, int T, int segment) {
   Prefill p{};
   p.cu_seqlens = (int64_t*)t[0], p.state = (float*)t[1], p.ends = (float*)t[2], p.transfers = (float*)t[3];
@@ -150,7 +153,7 @@ extern "C" void scan_segments(int mode, void** t, int HV, int N, int T, int segm
 def library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chunk")
     files = ("hopper", "prepare", "state", "split", "segments", "scan", "order", "ordered")
-    for file in (f"{name}.cuh" for name in files):
+    for file in (*(f"{name}.cuh" for name in files), "lengths.h"):
         shutil.copy(FOLDER / file, folder)
     chunk, n = re.subn(
         r"__device__ __forceinline__ uint32_t transposed\(.*?\n}\n", "", (FOLDER / "chunk.cuh").read_text(), flags=re.S
@@ -414,6 +417,49 @@ def test_segments(library, warps, lengths):
     expected = right(given)
     for segment, mode in ((1, 2), (2, 1)):
         assert close(prefill(library, warps, given, segment=segment, mode=mode), expected, USUAL)
+
+
+# T, N, HV, `segments` -> chunks of one, on a GPU with 132 SMs
+CUTS = [
+    ((1279, 1, 8, 64), 0),  # 19 chunks
+    ((1280, 1, 8, 64), 8),  # no shorter part, though there might be eight
+    ((8192, 1, 8, 64), 16),
+    ((8192, 1, 8, 0), 0),
+    ((8192, 2, 8, 64), 16),  # whatever the lengths are
+    ((2857, 3, 8, 40), 9),
+    ((8192, 3, 8, 40), 26),  # three do not have so many SMs that the mean of 42 counts
+    ((3028, 5, 8, 40), 10),  # the mean is short
+    ((8192, 4, 8, 40), 32),  # the mean
+    ((8192, 9, 8, 64), 0),  # ordered.cu's
+    ((8192, 1, 16, 64), 32),
+    ((8192, 1, 32, 64), 0),  # in two: as long as the whole
+]
+
+
+@pytest.mark.parametrize(("what", "chunks"), CUTS)
+def test_where_sequences_are_cut(library, what, chunks):
+    T, N, HV, segments = what
+    assert library.cut(ctypes.c_int64(T), ctypes.c_int64(N), ctypes.c_int64(HV), segments) == chunks
+
+
+# T, N, HV, `recurrent` -> whether cuda-recurrent's kernel has them
+SHORT = [
+    ((600, 1, 8, 600), True),
+    ((601, 1, 8, 600), False),
+    ((661, 3, 8, 600), False),  # one may have all
+    ((1000, 5, 8, 600), True),  # three times the mean
+    ((1005, 5, 8, 600), False),
+    ((2400, 24, 8, 600), True),  # a quarter of all
+    ((2404, 24, 8, 600), False),
+    ((2048, 64, 8, 600), True),  # so many that their mean counts: 32
+    ((2048, 16, 32, 600), False),  # 128
+    ((0, 3, 8, 0), True),
+]
+
+
+@pytest.mark.parametrize(("what", "short"), SHORT)
+def test_which_go_token_by_token(library, what, short):
+    assert bool(library.by_tokens(*map(ctypes.c_int64, what))) is short
 
 
 @pytest.mark.parametrize("mode", [*MODES, 4, 5, 7])

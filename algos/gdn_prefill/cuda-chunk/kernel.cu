@@ -14,12 +14,12 @@
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>
 
 #include "choice.cuh"
+#include "lengths.h"
 #include "tensor.cuh"
 #include "ways.h"
 
@@ -69,12 +69,9 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
 
   ffi::CUDADeviceGuard guard(device.device_id);
   const auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
-  const Tuned& row = TUNED[chosen(sms(device.device_id), N * HV)];
-  // What the longest sequence may well have: of a few one often has most of the tokens, of many one a quarter and more.
-  const int64_t longest = std::min(T, std::max(3 * T / N, T / 4));
-  // Where there are several for each SM it is their mean that counts: chunks of 64 tokens want at least three quarters of one.
-  const bool many = N * HV > 3 * sms(device.device_id);
-  if (longest <= row.recurrent && (!many || T / N <= CHUNK * 3 / 4)) return walk_tokens(p, device.device_id, stream);
+  const int count = sms(device.device_id);
+  const Tuned& row = TUNED[chosen(count, N * HV)];
+  if (short_ones(T, N, HV, row.recurrent, count)) return walk_tokens(p, device.device_id, stream);
   // torch's caching allocator when the caller is torch: no synchronisation, and given back as soon as the launches are queued
   std::vector<ffi::Tensor> rooms;
   const Allocate allocate = [&](int64_t bytes) {

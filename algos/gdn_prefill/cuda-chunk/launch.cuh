@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "choice.cuh"
+#include "lengths.h"
 #include "prepare.cuh"
 #include "ways.h"
 
@@ -37,20 +38,6 @@ static void prepare(const Prefill& p, const CUtensorMap& keys, int device, cudaS
   const int64_t parts = int64_t{numbers} * p.H < 2 * sms(device) ? members : 1;  // with few chunks, a CTA for each value head
   const dim3 grid(numbers + ORDERED, p.H, static_cast<uint32_t>(parts));
   launch<gdn_prefill_prepare<WIDE, ORDERED>>(grid, PREPARE_THREADS, sizeof(PrepareShared), device, stream, p, keys);
-}
-
-// Chunks of a segment, 0: none is cut. All tokens in as many parts as make `segments` with those of all value heads, and as if
-// they were one sequence's: lengths are not known here, and of a few sequences one often has nearly all tokens. But none that
-// is no longer than a mean of some length, where such sequences have a good part of the SMs to themselves. Not in two parts, for
-// half a sequence moved and then walked takes as long as the whole; nor parts so short, nor of so few chunks, that four
-// launches and half as many products again cost more than they save. More sequences than that are ordered.cu's. Memory is 8 KB
-// a chunk, 16 by mma.sync, and 128 KB a segment.
-constexpr int SHORTEST_SEGMENT = 8, SOME_LENGTH = 12, SHORTEST_CUT = 20;  // chunks
-inline int segment_of(int64_t T, int64_t N, int64_t HV, int segments, int64_t sms) {
-  const int64_t chunks = T / CHUNK, mean = chunks / N, parts = segments / HV;
-  if (parts < 3 || chunks < SHORTEST_CUT || 2 * N * HV > sms) return 0;
-  const int64_t whole = mean >= SOME_LENGTH && 5 * N * HV > sms ? mean : SHORTEST_SEGMENT;
-  return static_cast<int>(std::max(whole, (chunks + parts - 1) / parts));
 }
 
 // Cuts the sequences, in place: see segment_of. How many parts there are then, of all.
