@@ -31,7 +31,7 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -464,19 +464,20 @@ def lines(
     said = [f"{name}: {why}" for name, why in missing.items()]
     if of_twins:
         worst = sorted(of_twins, key=lambda row: math.inf if row["ratio"] is None else row["ratio"])[:WORST]
-        said += [*table(worst, algos), *failures(of_twins), verdict("twins", of_twins, algos[0]), ""]
+        said += [*table(worst, algos), *failures(of_twins), verdict("twins", of_twins, algos[0], missing), ""]
     if shapes:
-        said += [*table(shapes, algos), *failures(shapes), verdict("shapes", shapes, algos[0])]
+        said += [*table(shapes, algos), *failures(shapes), verdict("shapes", shapes, algos[0], missing)]
     return said
 
 
-def verdict(what: str, rows: list[dict[str, Any]], name: str) -> str:
-    found = over(rows)
+def verdict(what: str, rows: list[dict[str, Any]], name: str, missing: Collection[str] = ()) -> str:
+    found, absent = over(rows), [peer for peer in missing if peer in PEERS]
     if not found["judged"]:
         return f"{what}: none of {found['rows']} has both {name} and a peer"
     return (
         f"{what}: best peer / {name} {found['geometric_mean']:.2f} (geometric mean of {found['judged']} of "
         f"{found['rows']}), at least {found['least']:.2f}; slower than the best peer at {found['slower']}"
+        + (f"; without {', '.join(absent)}" if absent else "")
     )
 
 
