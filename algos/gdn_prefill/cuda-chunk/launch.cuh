@@ -3,7 +3,6 @@
 
 #include <tvm/ffi/extra/cuda/base.h>
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>

@@ -2,6 +2,8 @@
 // sequences that are not cut go to ordered.cu.
 #include "tuned.h"
 
+#include <algorithm>
+
 #include "launch.cuh"
 #include "maps.cuh"
 
