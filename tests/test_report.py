@@ -22,6 +22,7 @@ import reports
 
 from gdn_cli import errors, registry, units
 from gdn_cli.errors import UsageError
+from gdn_cli.report import drawing as drawn
 from gdn_cli.report import figures, findings, gather, markdown, page, readme, sheet
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -433,9 +434,9 @@ def test_the_same_records_give_the_same_bytes(tmp_path):
     file = reports.write(tmp_path, reports.everything())
     script = (
         "import sys, hashlib\nfrom pathlib import Path\nfrom gdn_cli import registry\n"
-        "from gdn_cli.report import figures, gather, page\n"
+        "from gdn_cli.report import drawing, figures, gather, page\n"
         f"book = gather.gather(gather.read([Path({str(file)!r})]), registry.load())\n"
-        "png = figures.png(*figures.one(book, 'latency'))\n"
+        "png = drawing.png(*figures.one(book, 'latency'))\n"
         "made = page.page(book, 'x', ('latency', 'ladder', 'spread', 'tiers', 'environment')).encode(), png\n"
         "print(*(hashlib.sha256(x).hexdigest() for x in made))"
     )
@@ -451,7 +452,7 @@ def test_the_same_records_give_the_same_bytes(tmp_path):
 def test_the_png_is_the_main_figure_and_carries_no_date():
     book = book_of(reports.bench())
     drawing, heading = figures.one(book, "latency")
-    data = figures.png(drawing, heading)
+    data = drawn.png(drawing, heading)
     assert data[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">I", data[16:20])[0] == 1280
     kinds = re.findall(rb"tEXt|tIME|iTXt|zTXt", data)
     assert kinds == []
@@ -465,7 +466,7 @@ def test_the_png_is_the_main_figure_and_carries_no_date():
 def test_floors_and_peers_look_like_what_they_are():
     book = book_of(reports.bench())
     (drawing,) = figures.latency(book, book.groups[0])
-    svg = figures.svg(drawing)
+    svg = drawn.svg(drawing)
     for name in ("copy (floor)", "empty launch", "fi-baseline", "cuda-v4"):
         assert f">{name}</text>" in svg
     assert "stroke-dasharray" in svg  # the peer, in grey as well

@@ -146,6 +146,7 @@ def _made(book: Any, kind: str, title: str | None, part: str | None, unit: str) 
 
 def _png(book: Any, title: str | None, part: str | None) -> tuple[bytes, str]:
     """The one figure that was asked for, and its title with its origin."""
+    from ..report import drawing as drawn
     from ..report import figures
 
     parts = _parts(part, figures.NAMES, ("latency",), "a figure")
@@ -153,7 +154,7 @@ def _png(book: Any, title: str | None, part: str | None) -> tuple[bytes, str]:
         raise errors.UsageError("a png holds one figure", hint="name one --part")
     drawing, heading = figures.one(book, parts[0])
     heading = [title or heading[0], *heading[1:]]
-    return figures.png(drawing, heading), "; ".join(heading)
+    return drawn.png(drawing, heading), "; ".join(heading)
 
 
 def _block(args: list[str], folder: Path) -> Any:

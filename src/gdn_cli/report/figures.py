@@ -1,62 +1,53 @@
-"""Findings -> figures, by matplotlib, which nothing else in gdn imports.
+"""Findings -> figures: which there are, and what is on each.
 
-One figure is 360 units wide, so that its 9.5 unit text is still 9 pixels high on a phone. Algos are told apart by
-marker and dashes first and by colour second, so that they can be in print. The same input gives the same bytes.
+Algos are told apart by marker and dashes first and by colour second, so that they can be in print.
 """
 
 from __future__ import annotations
 
-import io
-import re
-import textwrap
-import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
-from xml.etree import ElementTree
 
 from .. import units
-from ..errors import MissingError, UsageError
+from ..errors import UsageError
 from ..timing import COPY, EMPTY, FLOORS
 from . import findings
+from .drawing import (
+    GREY,
+    INK,
+    PALE,
+    Drawing,
+    Style,
+    axes,
+    bars_only,
+    dress,
+    height_for,
+    legend,
+    legend_handles,
+    log_x,
+    log_y,
+    plain,
+    series,
+    slug,
+    uprights,
+    workload_ticks,
+)
 from .findings import Slice, Tiers
 from .gather import Book, Group, Source, label_of, ladder
 
-_WIDTH = 5.0  # inches of 72 units
-_TEXT = 9.5  # units
-_INK, _GREY, _PALE = "#1a1a1a", "#5f5f5f", "#e4e4e4"
 # each has a contrast of at least 4.5 on white
 _COLOURS = ("#00629b", "#b3400b", "#007155", "#8a3a8f", "#7d5a00", "#b0124a", "#3f4fb5", "#4d6b00")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
 _HATCHES = ("", "///", "\\\\\\", "--", "xx", "||")  # dense ones make large files
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """A figure before it is drawn: what it is called, what it says, and how to draw it."""
-
-    name: str  # letters, digits and dashes: part of ids
-    title: str
-    words: str  # the caption: how to read it
-    description: str  # the same in words, for who does not see it
-    draw: Callable[[Any], None]  # on a matplotlib Figure
-    height: float  # inches
-
-
-@dataclass(frozen=True)
-class _Style:
-    colour: str
-    marker: str
-    dashes: Any
-
-
-def _styles(book: Book, op: str) -> dict[str, _Style]:
+def _styles(book: Book, op: str) -> dict[str, Style]:
     """An algo looks alike in all figures of its op."""
     known, found = ladder(book.registry, op), {}
     for algo in dict.fromkeys(a for g in book.of(op) for a in g.rivals):
         i = len(found)
         dashes = (0, (4, 2)) if known.peer(algo) else "-" if i < len(_COLOURS) else (0, (1, 1))
-        found[algo] = _Style(_COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)], dashes)
+        found[algo] = Style(_COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)], dashes)
     return found
 
 
@@ -74,23 +65,23 @@ def _latency(book: Book, group: Group, part: Slice, i: int) -> Drawing:
     axis = findings.axis_words(part.axis)
 
     def draw(figure: Any) -> None:
-        ax = _axes(figure, "median, us", axis)
-        _log_x(ax, part)
+        ax = axes(figure, "median, us", axis)
+        log_x(ax, part)
         floor = lines.get(COPY)
         values = [y for points in lines.values() for _, y in points]
         empty = group.machine.get(EMPTY)
         empty_us = empty.median_us if empty else None
         empty_us = empty_us if empty_us and min(values) / 3 < empty_us < max(values) else None
-        _log_y(ax, [*values, *([empty_us] if empty_us else [])])
+        log_y(ax, [*values, *([empty_us] if empty_us else [])])
         if floor:
             xs, ys = zip(*floor, strict=True)
-            ax.fill_between(xs, ys, min(values) / 10, color=_PALE, linewidth=0, zorder=0)
-        _series(ax, lines, styles, part.joined)
-        handles = _handles(lines, styles, part.joined)
+            ax.fill_between(xs, ys, min(values) / 10, color=PALE, linewidth=0, zorder=0)
+        series(ax, lines, styles, part.joined)
+        handles = legend_handles(lines, styles, part.joined)
         if empty_us:
-            line = ax.axhline(empty_us, color=_GREY, linewidth=1.2, linestyle=(0, (1, 2)), zorder=1)
+            line = ax.axhline(empty_us, color=GREY, linewidth=1.2, linestyle=(0, (1, 2)), zorder=1)
             handles.append((line, "empty launch"))
-        _legend(figure, handles)
+        legend(figure, handles)
 
     words = f"Both axes are logarithmic; lower is faster. {_peers(book, group)}"
     if COPY in lines:
@@ -109,7 +100,7 @@ def _latency(book: Book, group: Group, part: Slice, i: int) -> Drawing:
     if len({g.how for g in book.of(group.op) if g.device == group.device}) > 1:
         title += f", {group.how}"
     return Drawing(
-        _name(group, "latency", i), title, words.strip(), description, draw, _height([*lines, "copy (floor)"])
+        _name(group, "latency", i), title, words.strip(), description, draw, height_for([*lines, "copy (floor)"])
     )
 
 
@@ -140,18 +131,18 @@ def over_floor(book: Book, group: Group) -> list[Drawing]:
     axis = findings.axis_words(part.axis)
 
     def draw(figure: Any) -> None:
-        ax = _axes(figure, "times the copy floor", axis)
-        _log_x(ax, part)
+        ax = axes(figure, "times the copy floor", axis)
+        log_x(ax, part)
         if linear:
             low = min(min(y for points in shown.values() for _, y in points), 1.0)
             margin = (top - low) * 0.06
             ax.set_ylim(low - margin, top)
         else:
-            _log_y(ax, [1.0, *(y for points in shown.values() for _, y in points)])
-        ax.axhline(1.0, color=_GREY, linewidth=2.0, zorder=1)
-        _series(ax, shown, styles, part.joined)
-        ax.fill_between(ax.get_xlim(), 1.0, ax.get_ylim()[0], color=_PALE, linewidth=0, zorder=0)
-        _legend(figure, _handles(shown, styles, part.joined))
+            log_y(ax, [1.0, *(y for points in shown.values() for _, y in points)])
+        ax.axhline(1.0, color=GREY, linewidth=2.0, zorder=1)
+        series(ax, shown, styles, part.joined)
+        ax.fill_between(ax.get_xlim(), 1.0, ax.get_ylim()[0], color=PALE, linewidth=0, zorder=0)
+        legend(figure, legend_handles(shown, styles, part.joined))
 
     def extent(algo: str) -> str:
         ys = [y for _, y in lines[algo]]
@@ -164,7 +155,7 @@ def over_floor(book: Book, group: Group) -> list[Drawing]:
     if partly:
         words += f"Leaving it at the top: {units.listed(map(extent, partly))}."
     description = f"Time as a multiple of the copy floor over {axis}: {'; '.join(map(extent, lines))}."
-    height = _height(shown)
+    height = height_for(shown)
     return [
         Drawing(_name(group, "floor"), f"Time over the floor{_fixed(part)}", words.strip(), description, draw, height)
     ]
@@ -193,21 +184,21 @@ def the_ladder(book: Book, group: Group) -> list[Drawing]:
         return own + (f" ({r.right} of {r.of})" if r.right < r.of else "")
 
     def draw(figure: Any) -> None:
-        ax = _axes(figure, f"times as fast as {reference}" if relative else "geometric mean, us", "")
-        _bars_only(ax)
+        ax = axes(figure, f"times as fast as {reference}" if relative else "geometric mean, us", "")
+        bars_only(ax)
         places, at = [], 0.0
         for i, (r, _) in enumerate(bars):
             apart = i and (r.algo == COPY or r.peer and not bars[i - 1][0].peer)
             at += 1.5 if apart else 1.0 if i else 0.0
             places.append(at)
         for (r, value), place in zip(bars, places, strict=True):
-            colour = _GREY if r.algo == COPY else styles[r.algo].colour
-            face = _PALE if r.algo == COPY else "white" if r.peer else colour
+            colour = GREY if r.algo == COPY else styles[r.algo].colour
+            face = PALE if r.algo == COPY else "white" if r.peer else colour
             hatch = "////" if r.peer else ""
             ax.barh(place, value, height=0.72, facecolor=face, edgecolor=colour, hatch=hatch, linewidth=1.0)
             ax.annotate(text(r, value), (value, place), (4, 0), textcoords="offset points", va="center")
         names = [f"{r.algo} (floor)" if r.algo == COPY else r.algo for r, _ in bars]
-        ax.set_yticks(places, [_plain(name, 20) for name in names])
+        ax.set_yticks(places, [plain(name, 20) for name in names])
         ax.set_ylim(places[-1] + 0.6, -0.6)
         ax.set_xlim(0, max(value for _, value in bars) * 1.01)  # the layout makes room for what stands behind it
 
@@ -238,24 +229,24 @@ def spread(book: Book, group: Group) -> list[Drawing]:
         every = figure.subplots(len(rows), 1, sharey=True)
         every = list(every) if len(rows) > 1 else [every]
         for ax, (algo, found) in zip(every, rows.items(), strict=True):
-            _dress(ax)
-            ax.set_title(_plain(algo, 40), loc="left", pad=3)
+            dress(ax)
+            ax.set_title(plain(algo, 40), loc="left", pad=3)
             ax.set_ylim(-limit, limit)
             ax.set_xlim(-0.7, len(places) - 0.3)
-            ax.axhline(0, color=_GREY, linewidth=0.6, zorder=1)
-            _workload_ticks(ax, list(places.values()), ax is every[-1])
+            ax.axhline(0, color=GREY, linewidth=0.6, zorder=1)
+            workload_ticks(ax, list(places.values()), ax is every[-1])
             colour, size = styles[algo].colour, max(1.6, min(12.0, 200 / len(places)))
             xs = [at[s.workload] for s in found]
-            _uprights(ax, xs, [s.most for s in found], color=colour, linewidth=0.7, zorder=2)
-            _uprights(ax, xs, [s.quartiles for s in found], color=colour, linewidth=size, alpha=0.45, zorder=3)
-            _uprights(ax, xs, [s.interval for s in found], color=_INK, linewidth=max(0.9, size * 0.25), zorder=4)
+            uprights(ax, xs, [s.most for s in found], color=colour, linewidth=0.7, zorder=2)
+            uprights(ax, xs, [s.quartiles for s in found], color=colour, linewidth=size, alpha=0.45, zorder=3)
+            uprights(ax, xs, [s.interval for s in found], color=INK, linewidth=max(0.9, size * 0.25), zorder=4)
             ax.plot(
-                xs, [s.median for s in found], linestyle="none", marker="_", color=_INK,
+                xs, [s.median for s in found], linestyle="none", marker="_", color=INK,
                 markersize=size + 1.5, markeredgewidth=1.1, zorder=5,
             )  # fmt: skip
         every[0].annotate(
             "percent off the median at that size", (1, 1), (0, 5), xycoords="axes fraction",
-            textcoords="offset points", ha="right", color=_GREY,
+            textcoords="offset points", ha="right", color=GREY,
         )  # fmt: skip
 
     words = "Each workload from small to large: its median (dash) and the quartiles of its samples (bar)"
@@ -283,12 +274,12 @@ def _tiers(t: Tiers, label: str, name: str) -> Drawing:
     bars = sum(u is not None for _, us in rows for u in us)
 
     def draw(figure: Any) -> None:
-        ax = _axes(figure, "median, us", "")
-        _bars_only(ax)
+        ax = axes(figure, "median, us", "")
+        bars_only(ax)
         place, places, names = 0.0, [], []
         most = max(u for _, us in rows for u in us if u is not None)
         for algo, us in rows:
-            ax.text(0, place, _plain(algo, 40), va="center", weight="bold")
+            ax.text(0, place, plain(algo, 40), va="center", weight="bold")
             place += 1.0
             for i, u in enumerate(us):
                 if u is None:
@@ -337,19 +328,19 @@ def compare(book: Book, op: str) -> list[Drawing]:
     rows = {pair: sorted(((at[_workload(c)], c) for c in items), key=lambda p: p[0]) for pair, items in pairs.items()}
     ends = [x for items in rows.values() for _, c in items for x in (c["low"], c["high"])]
     low, high = min(*ends, 0.99), max(*ends, 1.01)
-    marks = {"FASTER": ("^", "#00629b"), "SLOWER": ("v", "#b0124a"), "SAME": ("o", _GREY)}
+    marks = {"FASTER": ("^", "#00629b"), "SLOWER": ("v", "#b0124a"), "SAME": ("o", GREY)}
 
     def draw(figure: Any) -> None:
         every = figure.subplots(len(rows), 1, sharey=True)
         every = list(every) if len(rows) > 1 else [every]
         for ax, ((name, _), items) in zip(every, rows.items(), strict=True):
-            _dress(ax)
-            ax.set_title(_plain(name, 52), loc="left", pad=3)
+            dress(ax)
+            ax.set_title(plain(name, 52), loc="left", pad=3)
             margin = (high - low) * 0.08
             ax.set_ylim(low - margin, high + margin)
             ax.set_xlim(-0.7, len(labels) - 0.3)
-            ax.axhline(1, color=_INK, linewidth=0.9, zorder=1)
-            _workload_ticks(ax, list(labels.values()), ax is every[-1])
+            ax.axhline(1, color=INK, linewidth=0.9, zorder=1)
+            workload_ticks(ax, list(labels.values()), ax is every[-1])
             for i, c in items:
                 marker, colour = marks.get(str(c.get("verdict")), marks["SAME"])
                 ax.vlines(i, c["low"], c["high"], color=colour, linewidth=1.0, zorder=2)
@@ -421,9 +412,6 @@ def one(book: Book, part: str) -> tuple[Drawing, list[str]]:
     return drawing, [drawing.title, where]
 
 
-# --- what they are drawn with ---------------------------------------------------------------------------------------
-
-
 def _lines(
     group: Group, part: Slice, value: Callable[[str, str], float | None]
 ) -> dict[str, list[tuple[float, float]]]:
@@ -436,257 +424,6 @@ def _lines(
     return found
 
 
-def _axes(figure: Any, what: str, axis: str) -> Any:
-    ax = figure.subplots()
-    _dress(ax)
-    ax.set_title(what, loc="left", pad=6)
-    ax.set_xlabel(axis)
-    return ax
-
-
-def _dress(ax: Any) -> None:
-    for side in ("top", "right", "left"):
-        ax.spines[side].set_visible(False)
-    ax.spines["bottom"].set_color(_GREY)
-    ax.grid(axis="y", color="#d0d0d0", linewidth=0.5, zorder=0)
-    ax.set_axisbelow(True)
-    ax.tick_params(color=_GREY, length=3)
-    ax.tick_params(axis="y", length=0)
-
-
-def _bars_only(ax: Any) -> None:
-    """Bars that carry their numbers need no axis."""
-    ax.grid(False)
-    ax.tick_params(length=0)
-    ax.spines["bottom"].set_visible(False)
-    ax.set_xticks([])
-
-
-def _log_x(ax: Any, part: Slice) -> None:
-    from matplotlib.ticker import NullLocator
-
-    ax.set_xscale("log")
-    places = sorted(set(part.at.values()))
-    margin = (places[-1] / places[0]) ** 0.04
-    ax.set_xlim(places[0] / margin, places[-1] * margin)
-    ticks = _apart(places, (places[-1] / places[0]))
-    ax.set_xticks(ticks, [f"{x:g}" for x in ticks])
-    ax.xaxis.set_minor_locator(NullLocator())
-
-
-def _apart(places: Sequence[float], ratio: float) -> list[float]:
-    """Those of the places whose numbers do not run into each other on a logarithmic axis 300 units wide; the ends
-    stay."""
-    from math import log
-
-    scale = 300 / log(ratio)
-
-    def width(x: float) -> float:
-        return 6.5 * len(f"{x:g}") + 5
-
-    kept = [places[0]]
-    for x in places[1:-1]:
-        room = all(abs(log(x / other)) * scale >= (width(x) + width(other)) / 2 for other in (kept[-1], places[-1]))
-        if room:
-            kept.append(x)
-    return [*kept, places[-1]]
-
-
-def _log_y(ax: Any, values: Iterable[float]) -> None:
-    from math import floor, log10
-
-    from matplotlib.ticker import NullLocator
-
-    values = list(values)
-    low, high = min(values), max(values)
-    low, high = low / (high / low) ** 0.06 / 1.04, high * (high / low) ** 0.04 * 1.04
-    decades = log10(high / low)
-    steps = (1, 1.5, 2, 3, 5, 7) if decades < 0.9 else (1, 2, 5) if decades < 3.2 else (1,)
-    ticks = [s * 10.0**k for k in range(floor(log10(low)), floor(log10(high)) + 1) for s in steps]
-    ticks = [t for t in ticks if low <= t <= high]
-    ax.set_yscale("log")
-    ax.set_ylim(low, high)
-    ax.set_yticks(ticks, [f"{t:.10g}" for t in ticks])
-    ax.yaxis.set_minor_locator(NullLocator())
-
-
-def _series(ax: Any, lines: dict[str, list], styles: dict[str, _Style], joined: bool) -> None:
-    for algo, points in lines.items():
-        xs, ys = zip(*points, strict=True)
-        ax.plot(xs, ys, **_look(algo, styles, joined), zorder=2 if algo in FLOORS else 3)
-
-
-def _look(algo: str, styles: dict[str, _Style], joined: bool) -> dict[str, Any]:
-    if algo in FLOORS:
-        return {"color": _GREY, "linewidth": 2.4, "linestyle": "-" if joined else "none", "marker": "_"}
-    style = styles[algo]
-    return {
-        "color": style.colour, "linewidth": 1.2, "linestyle": style.dashes if joined else "none",
-        "marker": style.marker, "markersize": 5.0 if joined else 3.6, "markeredgecolor": "white",
-        "markeredgewidth": 0.5,
-    }  # fmt: skip
-
-
-def _handles(lines: dict[str, list], styles: dict[str, _Style], joined: bool) -> list[tuple[Any, str]]:
-    from matplotlib.lines import Line2D
-
-    return [
-        (Line2D([], [], **_look(algo, styles, joined)), f"{algo} (floor)" if algo in FLOORS else algo) for algo in lines
-    ]
-
-
-def _legend(figure: Any, handles: list[tuple[Any, str]]) -> None:
-    names = [_plain(name, 40) for _, name in handles]
-    figure.legend(
-        [handle for handle, _ in handles], names, loc="outside lower left", ncols=_columns(names), frameon=False,
-        handlelength=2.6, columnspacing=1.2, handletextpad=0.5, labelspacing=0.35, borderpad=0.1,
-    )  # fmt: skip
-
-
-def _columns(names: Iterable[str]) -> int:
-    longest = max(map(len, names))
-    return 3 if longest <= 14 else 2 if longest <= 24 else 1
-
-
-def _height(names: Iterable[str]) -> float:
-    """Room for the axes and for a legend of these names."""
-    names = [name[:40] for name in names]
-    return 2.75 + 0.17 * -(-len(names) // _columns(names))
-
-
-def _uprights(ax: Any, xs: Sequence[float], ends: Sequence[tuple[float, float] | None], **look: Any) -> None:
-    """An upright line at each place that has one: all of them one path, which keeps the file small."""
-    gap = float("nan")
-    there = [(x, pair) for x, pair in zip(xs, ends, strict=True) if pair]
-    xs = [at for x, _ in there for at in (x, x, gap)]
-    ys = [y for _, (low, high) in there for y in (low, high, gap)]
-    ax.plot(xs, ys, solid_capstyle="butt", **look)
-
-
-def _workload_ticks(ax: Any, labels: list[str], named: bool) -> None:
-    """A name in the middle of each run of equal labels, as far as there is room, and a line between the runs."""
-    runs: list[tuple[str, int, int]] = []
-    for i, label in enumerate(labels):
-        if runs and runs[-1][0] == label:
-            runs[-1] = (label, runs[-1][1], i)
-        else:
-            runs.append((label, i, i))
-    if len(runs) < len(labels):
-        for _, first, _last in runs[1:]:
-            ax.axvline(first - 0.5, color="#c4c4c4", linewidth=0.5, zorder=0)
-    if not named:
-        ax.set_xticks([])
-        return
-    scale = 310 / (ax.get_xlim()[1] - ax.get_xlim()[0])
-    ticks: list[tuple[float, str]] = []
-    for label, first, last in runs:
-        middle = (first + last) / 2
-        shown = _plain(label, 24)
-        if not ticks or (middle - ticks[-1][0]) * scale >= 2.9 * (len(shown) + len(ticks[-1][1])) + 5:
-            ticks.append((middle, shown))
-    ax.tick_params(axis="x", length=0, pad=7)  # below the lowest number of the other axis
-    ax.set_xticks([x for x, _ in ticks], [name for _, name in ticks])
-
-
-def _plain(text: str, most: int) -> str:
-    """Text as it is: never mathematics, never a control character, and not longer than there is room for."""
-    text = "".join(c if c.isprintable() else "?" for c in text)
-    text = text if len(text) <= most else text[: most - 1] + "…"
-    text = f" {text}" if text.startswith("_") else text  # matplotlib leaves such names out of a legend
-    return text.replace("$", r"\$")
-
-
-def slug(text: str) -> str:
-    """Letters, digits and dashes: good for an id."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"
-
-
 def _name(group: Group, part: str, i: int = 0) -> str:
     name = "-".join(slug(x) for x in (group.op, part, group.device, group.tier, group.l2 or "") if x)
     return f"{name}-{i}" if i else name
-
-
-# --- SVG and PNG ----------------------------------------------------------------------------------------------------
-
-
-def _figure(drawing: Drawing, width: float, height: float, heading: Sequence[str] = ()) -> Any:
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    matplotlib.rcdefaults()  # whatever a matplotlibrc of this machine says
-    matplotlib.rcParams.update(
-        {
-            "font.family": "DejaVu Sans", "font.size": _TEXT, "axes.titlesize": _TEXT, "axes.labelsize": _TEXT,
-            "xtick.labelsize": _TEXT, "ytick.labelsize": _TEXT, "legend.fontsize": _TEXT, "axes.titlecolor": _GREY,
-            "axes.labelcolor": _GREY, "text.color": _INK, "xtick.labelcolor": _INK, "ytick.labelcolor": _INK,
-            "svg.fonttype": "none", "svg.hashsalt": drawing.name, "hatch.linewidth": 0.6, "path.simplify": False,
-        }
-    )  # fmt: skip
-    figure = Figure((width, height), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.03, h_pad=0.04)
-    if heading:
-        figure.suptitle("\n".join(_plain(line, 200) for line in heading), x=0.01, ha="left", fontsize=_TEXT)
-    drawing.draw(figure)
-    return figure
-
-
-def _saved(drawing: Drawing, width: float, height: float, heading: Sequence[str] = (), **options: Any) -> bytes:
-    try:
-        import matplotlib
-    except ImportError:
-        raise MissingError(
-            "figures are drawn by matplotlib, which is not here", hint="pip install matplotlib"
-        ) from None
-    file = io.BytesIO()
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a glyph that the font lacks is a box, no message
-        _figure(drawing, width, height, heading).savefig(file, **options)
-    return file.getvalue()
-
-
-def png(drawing: Drawing, heading: Sequence[str]) -> bytes:
-    """The figure as a PNG 1280 pixels wide, its title and origin above it."""
-    heading = [part for line in heading for part in textwrap.wrap(line, 84)]
-    return _saved(
-        drawing, 6.4, max(3.6, drawing.height) + 0.17 * len(heading), heading, format="png", dpi=200, facecolor="white",
-        metadata={"Software": None},
-    )  # fmt: skip
-
-
-_SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
-
-
-def svg(drawing: Drawing) -> str:
-    """The figure as an `<svg>` element to stand in a page, with its title and description; text stays text."""
-    metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
-    raw = _saved(drawing, _WIDTH, drawing.height, format="svg", transparent=True, metadata=metadata)
-    root = ElementTree.fromstring(raw)
-    for parent in root.iter():
-        for child in list(parent):
-            if child.tag.rpartition("}")[2] in ("metadata", "style"):
-                parent.remove(child)
-    text = ElementTree.tostring(root, encoding="unicode")
-    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
-    for element in root.iter():
-        element.tag = element.tag.replace(f"{{{_SVG}}}", "")
-        if element.get("id") is not None and element.get("id") not in used:
-            del element.attrib["id"]
-        if (link := element.attrib.pop(f"{{{_XLINK}}}href", None)) is not None:
-            element.set("href", link)
-        for key in ("d", "transform", "x", "y", "points", "style"):
-            if key in element.attrib:
-                element.set(key, re.sub(r"(\d\.\d\d)\d+", r"\1", element.get(key)).replace("\n", " "))
-    for key in ("width", "height", "version"):
-        root.attrib.pop(key, None)
-    title, description = ElementTree.Element("title"), ElementTree.Element("desc")
-    title.text, description.text = (_printable(x) for x in (drawing.title, drawing.description))
-    title.set("id", f"{drawing.name}-title")
-    description.set("id", f"{drawing.name}-desc")
-    root[:0] = [title, description]
-    root.set("role", "img")
-    root.set("aria-labelledby", f"{drawing.name}-title {drawing.name}-desc")
-    return ElementTree.tostring(root, encoding="unicode")
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text)

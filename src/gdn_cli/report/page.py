@@ -12,7 +12,8 @@ from typing import Any
 from .. import __version__, units
 from ..timing import COPY, FLOORS
 from . import figures, findings
-from .figures import Drawing, pair_name
+from .drawing import Drawing, slug, svg
+from .figures import pair_name
 from .findings import Note, Tiers
 from .gather import Book, Group, Point, label_of
 
@@ -31,7 +32,7 @@ def page(book: Book, title: str, parts: Iterable[str] = PARTS, unit: str = "auto
     sections = [_op(book, op, parts, unit) for op in book.ops]
     contents = ""
     if len(sections) > 1:
-        links = "".join(f'<li><a href="#{_id(op)}">{escape(op)}</a></li>' for op in book.ops)
+        links = "".join(f'<li><a href="#{slug(op)}">{escape(op)}</a></li>' for op in book.ops)
         contents = f'<nav aria-label="Contents"><ul>{links}</ul></nav>'
     notes = _notes(findings.file_notes(book), "Of the files", "files") if "notes" in parts else ""
     environment = _environment(book) if "environment" in parts else ""
@@ -93,7 +94,7 @@ def _tier_list(book: Book) -> str:
 
 def _op(book: Book, op: str, parts: tuple[str, ...], unit: str) -> str:
     known = book.registry.ops.get(op)
-    out = [f'<section id="{_id(op)}"><h2>{escape(op)}</h2>']
+    out = [f'<section id="{slug(op)}"><h2>{escape(op)}</h2>']
     if known:
         out.append(f"<p>{escape(known.summary)}.</p>")
     notes = findings.notes(book, op)
@@ -118,7 +119,7 @@ def _op(book: Book, op: str, parts: tuple[str, ...], unit: str) -> str:
     if "checks" in parts:
         out += _checks(book, op)
     if "notes" in parts:
-        out.append(_notes(notes, "Failures, doubts and notes", f"{_id(op)}-notes"))
+        out.append(_notes(notes, "Failures, doubts and notes", f"{slug(op)}-notes"))
     return "\n".join([*out, "</section>\n"])
 
 
@@ -126,7 +127,7 @@ def _warning(notes: list[Note], op: str) -> str:
     """What a reader must see before the numbers."""
     counts = [(sum(n.kind == kind for n in notes), one) for kind, one in (("failed", "failure"), ("doubt", "doubt"))]
     said = units.listed(units.count(n, one) for n, one in counts if n)
-    return f'<p class="bad">With {said}: <a href="#{_id(op)}-notes">see the notes</a>.</p>' if said else ""
+    return f'<p class="bad">With {said}: <a href="#{slug(op)}-notes">see the notes</a>.</p>' if said else ""
 
 
 def _group(book: Book, group: Group, parts: tuple[str, ...], unit: str, alone: bool) -> Iterator[str]:
@@ -355,14 +356,10 @@ def _figures(drawings: list[Drawing]) -> str:
     if not drawings:
         return ""
     inner = "".join(
-        f"<figure>{figures.svg(d)}<figcaption><b>{escape(d.title)}.</b> {escape(d.words)}</figcaption></figure>"
+        f"<figure>{svg(d)}<figcaption><b>{escape(d.title)}.</b> {escape(d.words)}</figcaption></figure>"
         for d in drawings
     )
     return f'<div class="figures">{inner}</div>'
-
-
-def _id(text: str) -> str:
-    return figures.slug(text)
 
 
 _CSS = """
