@@ -20,15 +20,18 @@ inline bool short_ones(int64_t T, int64_t N, int64_t HV, int64_t tokens, int64_t
   return longest_of(T, N) <= tokens && (!many || T / N <= CHUNK * 3 / 4);
 }
 
+// Whether not every half of V, of all sequences and value heads, can have an SM. Then none is cut, and ordered.cu has them.
+inline bool crowded(int64_t N, int64_t HV, int64_t sms) { return 2 * N * HV > sms; }
+
 // Chunks of a segment, 0: none is cut. All tokens in as many parts as make `segments` with those of all value heads, and as if
 // they were one sequence's. But none that is no longer than a mean of some length, where such sequences have a good part of the
 // SMs to themselves. Not in two parts, for half a sequence moved and then walked takes as long as the whole; nor parts so short,
-// nor of so few chunks, that four launches and half as many products again cost more than they save. More sequences than that
-// are ordered.cu's. Memory is 8 KB a chunk, 16 by mma.sync, and 128 KB a segment.
+// nor of so few chunks, that four launches and half as many products again cost more than they save. Memory is 8 KB a chunk,
+// 16 by mma.sync, and 128 KB a segment.
 constexpr int SHORTEST_SEGMENT = 8, SOME_LENGTH = 12, SHORTEST_CUT = 20;  // chunks
 inline int segment_of(int64_t T, int64_t N, int64_t HV, int segments, int64_t sms) {
   const int64_t chunks = T / CHUNK, mean = chunks / N, parts = segments / HV;
-  if (parts < 3 || chunks < SHORTEST_CUT || 2 * N * HV > sms) return 0;
+  if (parts < 3 || chunks < SHORTEST_CUT || crowded(N, HV, sms)) return 0;
   const int64_t whole = mean >= SOME_LENGTH && 5 * N * HV > sms ? mean : SHORTEST_SEGMENT;
   return static_cast<int>(std::max(whole, (chunks + parts - 1) / parts));
 }

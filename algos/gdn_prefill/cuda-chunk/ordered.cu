@@ -9,7 +9,7 @@ namespace gdn {
 
 bool walk_ordered(Prefill p, Maps one, Maps two, const Allocate& allocate, int device, cudaStream_t stream) {
   const int count = sms(device);
-  if (int64_t{2} * p.N * p.HV <= count) return false;
+  if (!crowded(p.N, p.HV, count)) return false;
   if (!make_state_map(one.state, p, GROUP_ROWS) || !make_state_map(two.state, p, 2 * GROUP_ROWS)) return false;
   p.plan = static_cast<Plan*>(allocate(sizeof(Plan) + p.N * sizeof(Piece))), p.ctas = count;
   prepare<true, true>(p, one.k, device, stream);

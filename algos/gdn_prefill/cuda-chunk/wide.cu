@@ -41,14 +41,14 @@ static void transfer_wide(const Prefill& p, const Maps& maps, int device, cudaSt
 static void walk_parts(const Prefill& p, const Maps& one, const Maps& two, uint32_t parts, int device, cudaStream_t stream) {
   // How many segments there are if one sequence has nearly all tokens; its last is not moved. `parts` is the most that there can be.
   const int64_t unit = int64_t{p.segment} * CHUNK, likely = p.segment ? (p.T + unit - 1) / unit : p.N;
-  const int64_t heads = likely * p.HV, moved = (likely - 1) * p.HV, count = sms(device);
+  const int64_t moved = (likely - 1) * p.HV, count = sms(device);
   if (p.segment) {
     if (4 * moved <= count) transfer_wide<1, 4>(p, one, device, stream);
     else transfer_wide<2, 3>(p, two, device, stream);
     scan(p, device, stream);
   }
-  if (2 * heads <= count) walk_wide<1, 4>(p, one, parts, device, stream);
-  else walk_wide<2, 3>(p, two, parts, device, stream);
+  if (crowded(likely, p.HV, count)) walk_wide<2, 3>(p, two, parts, device, stream);
+  else walk_wide<1, 4>(p, one, parts, device, stream);
 }
 
 bool walk_wide(Prefill p, int segments, const Allocate& allocate, int device, cudaStream_t stream) {
