@@ -27,13 +27,20 @@ using namespace gdn;
 CUtensorMap map(const Prefill& p, const void* base, int64_t heads, int halves) {
   return {base, {64, p.T, 2, heads}, {2, heads * D * 2, 128, D * 2}, {64, CHUNK, halves, 1}};
 }
-// WIDE: T and the gates; else M, too. Where there is room for a plan: that, too.
+// WIDE: T and the gates; else M, too. Where there is room for a plan: that, too. With more chunks than `room`, a
+// CTA goes through several.
+int room = 1 << 30;
+extern "C" void fit(int ctas) { room = ctas; }
 void prepare(const Prefill& p, int parts, bool wide) {
   const CUtensorMap keys = map(p, p.k, p.H, 2);
-  const auto kernel = p.plan ? gdn_prefill_prepare<true, true>
-                             : wide ? gdn_prefill_prepare<true> : gdn_prefill_prepare<false>;
-  emulated::launch({uint32_t(p.T / CHUNK + p.N + (p.plan != nullptr)), uint32_t(p.H), uint32_t(parts)}, PREPARE_THREADS,
-                   sizeof(PrepareShared), 1, [&] { kernel(p, keys); });
+  const uint32_t ordered = p.plan != nullptr;
+  const auto kernel = ordered ? gdn_prefill_prepare<true, true>
+                              : wide ? gdn_prefill_prepare<true> : gdn_prefill_prepare<false>;
+  const Share share = share_of(p.T, p.N, p.H, wide ? room : 1 << 30);
+  if (share.each && parts > 1) emulated::fail("parts of a group of heads where a CTA has several chunks");
+  const dim grid = share.each ? dim{room + ordered, 1, 1}
+                              : dim{share.numbers + ordered, uint32_t(p.H), uint32_t(parts)};
+  emulated::launch(grid, PREPARE_THREADS, sizeof(PrepareShared), 1, [&] { kernel(p, keys, share); });
 }
 uint32_t parts(const Prefill& p) {
   return p.segment ? p.cu_seqlens[p.N] / (p.segment * CHUNK) + p.N : p.N;
@@ -103,7 +110,7 @@ extern "C" void order(int mode, void** t, int N, int64_t T, int ctas) {
   p.cu_seqlens = (int64_t*)t[0], p.plan = (Plan*)t[1], p.H = p.HV = 1, p.N = N, p.T = T, p.ctas = ctas;
   emulated::mode = mode;
   emulated::launch({1, 2, 2}, PREPARE_THREADS, sizeof(PrepareShared), 1,
-                   [&] { gdn_prefill_prepare<true, true>(p, CUtensorMap{}); });
+                   [&] { gdn_prefill_prepare<true, true>(p, CUtensorMap{}, Share{}); });
 }
 extern "C" int prefill(int warps, int mode, int members, int segment, void** t, float scale, int H, int HV, int N,
                        int T) {
@@ -296,11 +303,71 @@ def test_what_is_prepared(library, wide):
             assert np.allclose(gates[chunk, hv, 3], G / np.log(2), rtol=1e-5, atol=1e-6)
 
 
+@pytest.fixture
+def room(library):
+    """How many CTAs of the preparation fit at once: with fewer than chunks a CTA has several."""
+    yield library.fit
+    library.fit(1 << 30)
+
+
+MODES = [0, 1, 2, 3]  # emulated::Mode: which warp is ahead, and when copies land
+
+
+@pytest.mark.parametrize(
+    ("lengths", "H", "HV"),
+    [
+        ([64 * 5 + 7], 2, 4),
+        ([64 * 3], 1, 1),
+        ([0, 70, 64, 0, 0, 10, 128, 1, 0], 2, 2),
+        ([64] * 5, 1, 5),
+        ([0, 0, 0, 65], 3, 9),
+    ],
+)
+def test_chunk_after_chunk(library, room, lengths, H, HV):
+    """A CTA that goes through chunks and heads leaves what a CTA for each does, to the bit."""
+    given = inputs(lengths, H, HV, seed=5)
+    expected = prepared(library, given, 0.25, wide=1)
+    for ctas in (1, 2, 3, 5):
+        room(ctas)
+        for mode in (*MODES, 4, 5, 7) if ctas < 3 else (0, 7):
+            found = prepared(library, given, 0.25, wide=1, mode=mode)
+            for i in (0, 2):
+                assert np.array_equal(found[i], expected[i], equal_nan=True), (ctas, mode)
+
+
+def test_chunk_after_chunk_is_none_of_its_neighbours_business(library, room):
+    """What a tile or a gate had from a sequence of NaN is not there any more in the next chunk."""
+    lengths = [70, 10, 65, 128]
+    clean, given = (inputs(lengths, 1, 2, seed=6) for _ in range(2))
+    for x in (given[1], given[5], given[7]):
+        x[70:80] = float("nan")
+    expected = prepared(library, clean, 0.25, wide=1)
+    there = [0, 1, 3, 4, 5, 6]  # number 2 is the sequence of NaN
+    for ctas in (1, 2):
+        room(ctas)
+        for mode in (0, 7):
+            found = prepared(library, given, 0.25, wide=1, mode=mode)
+            for i in (0, 2):
+                assert np.array_equal(found[i][there], expected[i][there], equal_nan=True), (ctas, mode)
+
+
+def test_chunk_after_chunk_beside_a_plan(library, room):
+    lengths, HV = [20, 64 * 4 + 5, 0, 64], 2
+    given = inputs(lengths, 1, HV)
+    given[4][:] = -3.0  # slow decay: no chunk is forgotten
+    for warps in (TWO, -2):  # without a plan, and with one
+        room(1 << 30)
+        expected = prefill(library, warps, given)
+        for ctas in (1, 3):
+            room(ctas)
+            for mode in (0, 3, 5):
+                assert all(map(torch.equal, prefill(library, warps, given, mode=mode), expected)), (ctas, mode)
+
+
 SPLIT = 0  # four warps share 16 rows
 ONE, TWO = 14, 23  # warpgroups, and stages: hopper.cuh as wide.cu launches it
 CUTS = [SPLIT, 1, 2, 4, 8, 12, ONE, 22, TWO]
 EACH = [SPLIT, 8, ONE, TWO]
-MODES = [0, 1, 2, 3]  # emulated::Mode: which warp is ahead, and when copies land
 
 
 @pytest.mark.parametrize("warps", CUTS)

@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <limits>
 
 #include "choice.cuh"
 #include "lengths.h"
@@ -32,11 +33,12 @@ static void launch(dim3 grid, int threads, int shared, int device, cudaStream_t 
 // plan, too.
 template <bool WIDE, bool ORDERED = false>
 static void prepare(const Prefill& p, const CUtensorMap& keys, int device, cudaStream_t stream) {
-  const uint32_t numbers = static_cast<uint32_t>(p.T / CHUNK + p.N);
-  const int members = p.HV / p.H;
-  const int64_t parts = int64_t{numbers} * p.H < 2 * sms(device) ? members : 1;  // with few chunks, a CTA for each value head
-  const dim3 grid(numbers + ORDERED, p.H, static_cast<uint32_t>(parts));
-  launch<gdn_prefill_prepare<WIDE, ORDERED>>(grid, PREPARE_THREADS, sizeof(PrepareShared), device, stream, p, keys);
+  const int members = p.HV / p.H, room = PREPARE_CTAS * sms(device) - ORDERED;
+  // Each chunk and head has a CTA on its own by mma.sync.
+  const Share share = share_of(p.T, p.N, p.H, WIDE ? room : std::numeric_limits<int64_t>::max());
+  const int parts = int64_t{share.numbers} * p.H < 2 * sms(device) ? members : 1;  // with few chunks, a CTA for each value head
+  const dim3 grid = share.each > 0 ? dim3(room + ORDERED) : dim3(share.numbers + ORDERED, p.H, parts);
+  launch<gdn_prefill_prepare<WIDE, ORDERED>>(grid, PREPARE_THREADS, sizeof(PrepareShared), device, stream, p, keys, share);
 }
 
 // Cuts the sequences, in place: see segment_of. How many parts there are then, of all.

@@ -5,6 +5,9 @@
 // row of 16 x 16 blocks of T, and of M the opposite one, the second group the other way round: each warp and each quarter of
 // the SM has the same to do.
 //
+// With wgmma and more chunks than CTAs fit, a CTA goes through several: where K has been multiplied, the next chunk's comes,
+// and its raw gates to registers, while the inverse of this one is made.
+//
 // (I + A)^-1 with D the blocks on its diagonal is (I + X) D: X_ij = n_ij + X_i,j+1 n_j+1,j + ... + X_i,i-1 n_i-1,j, n = -D A
 // below them. A warp makes its row of n, and of X from the rows above its own, with one meeting in between. D: 4 x 4 by
 // substitution in float, row by row in accumulators, then twice y + y x y. Products are of f16, which has as many digits as
@@ -20,6 +23,8 @@
 namespace gdn {
 
 constexpr int PREPARE_THREADS = 256;
+constexpr int PREPARE_CTAS = 4;           // an SM
+constexpr int K_ASKER = 5;                // the warp that asks the copy engine, of those that have no part in k k^T and no gates
 constexpr int PAIR = 2;                   // value heads at a time
 // Blocks up to the diagonal, row by row, and below it.
 constexpr int UP_TO = 10, BELOW = 6;
@@ -36,18 +41,48 @@ struct Gates {
   float right[3][CHUNK - SIDE];           // e^(G_u - G_s), u before block 1, 2, 3
 };
 
+// A chunk of a query/key head, and what the CTA has to do from here on.
+struct Task {
+  int number, h;
+  int begin, left;                        // its first token, how many there are to its sequence's end
+  int numbers;                            // left to go through, this one among them; 0: there is no task
+  __device__ __forceinline__ int count() const { return left < CHUNK ? left : CHUNK; }
+};
+
+// Which CTA has which chunks and heads. each = 0: CTA (x, y) has chunk x of head y. Else CTA x has a row of `each` numbers or,
+// of the first `more` CTAs, one more, where those of head 0 are followed by head 1's: among numbers that are not there, which
+// come at regular distances where sequences are equally long, each CTA has its part.
+struct Share {
+  int numbers;                            // of chunks, for each head
+  int each, more;
+};
+// A CTA for each chunk and head where `room` CTAs, so many fit at once, are enough for the chunks that there are at the least;
+// else as many CTAs as fit.
+inline Share share_of(int64_t T, int64_t N, int64_t H, int64_t room) {
+  const int64_t numbers = T / CHUNK + N, all = numbers * H;
+  if ((T + CHUNK - 1) / CHUNK * H <= room) return {static_cast<int>(numbers), 0, 0};
+  return {static_cast<int>(numbers), static_cast<int>(all / room), static_cast<int>(all % room)};
+}
+
+constexpr int OPERAND = SIDE * SIDE * 2;  // bytes; see put_operand
 struct PrepareShared {
   union {
     struct { char k[D_TILE], q[D_TILE]; };
     Prepared made[PAIR];                  // when these have been read
+    struct { char next_k[D_TILE], T[PAIR][MATRIX]; };  // WIDE: the next chunk's K comes while T is made
   };
   // k k^T: accumulators, as each lane has them, and f16, as it takes them on the right of products; q k^T: accumulators
   float4 k_diagonal[4][2][32];
   uint4 k_below[BELOW][32];
-  float4 q_products[UP_TO][2][32];
+  union {
+    float4 q_products[UP_TO][2][32];
+    char operands[PAIR][6 * OPERAND];     // WIDE
+  };
   Gates gates[PAIR];
+  Task tasks[2];                          // the one that is made, and the next, in turns
   uint64_t full;                          // the tiles are there
 };
+static_assert(PREPARE_CTAS * (sizeof(PrepareShared) + 1024) <= 228 * 1024);
 
 // Not below -64: what is left then is nothing beside any other number, and differences of sums of 64 such keep an error
 // below 2e-4, a 20th of what bf16 costs.
@@ -58,11 +93,11 @@ struct Raw {
   float A_log = 0.f, dt_bias = 0.f;
   __nv_bfloat16 a[2] = {}, b[2] = {};
   __device__ __forceinline__ void ask_head(const Prefill& p, int hv) { A_log = p.A_log[hv], dt_bias = p.dt_bias[hv]; }
-  __device__ __forceinline__ void ask_tokens(const Prefill& p, int begin, int count, int hv, int lane) {
+  __device__ __forceinline__ void ask_tokens(const Prefill& p, const Task& task, int hv, int lane) {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      if (2 * lane + i < count) {
-        const int64_t at = (begin + 2 * lane + i) * static_cast<int64_t>(p.HV) + hv;
+      if (2 * lane + i < task.left) {
+        const int64_t at = (task.begin + 2 * lane + i) * static_cast<int64_t>(p.HV) + hv;
         a[i] = p.a[at], b[i] = p.b[at];
       }
   }
@@ -70,19 +105,8 @@ struct Raw {
 
 __device__ __forceinline__ void put_pair(void* to, float x, float y) { *reinterpret_cast<float2*>(to) = make_float2(x, y); }
 
-// What the walk takes of the gates, tokens 2 lane and 2 lane + 1.
-struct WalkGates {
-  float2 in, out, beta, sum;
-  __device__ __forceinline__ void put(char* T, int lane) const {
-    *reinterpret_cast<float2*>(T + gate_at(IN, 2 * lane)) = in;
-    *reinterpret_cast<float2*>(T + gate_at(OUT, 2 * lane)) = out;
-    *reinterpret_cast<float2*>(T + gate_at(BETA, 2 * lane)) = beta;
-    *reinterpret_cast<float2*>(T + gate_at(SUM, 2 * lane)) = sum;
-  }
-};
-
 // A warp makes the gates of a value head: of tokens 2 lane and 2 lane + 1.
-__device__ __forceinline__ WalkGates make_gates(Gates& to, const Raw& raw, int count, int lane) {
+__device__ __forceinline__ void make_gates(Gates& to, const Raw& raw, int count, int lane) {
   float G[2], beta[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -106,11 +130,16 @@ __device__ __forceinline__ WalkGates make_gates(Gates& to, const Raw& raw, int c
   }
   const float left[2] = {exp2_approx(G[0] - own), exp2_approx(G[1] - own)};
   put_pair(to.left + 2 * lane, left[0], left[1]), put_pair(to.weight + 2 * lane, -beta[0] * left[0], -beta[1] * left[1]);
-  const float end = __shfl_sync(0xffffffffu, G[1], 31);
-  return {{exp2_approx(G[0]), exp2_approx(G[1])},
-          {exp2_approx(end - G[0]), exp2_approx(end - G[1])},
-          {beta[0], beta[1]},
-          {G[0], G[1]}};
+}
+
+// What the walk takes of the gates, tokens 2 lane and 2 lane + 1.
+__device__ __forceinline__ void put_gates(char* T, const Gates& gates, int lane) {
+  const float2 G = *reinterpret_cast<const float2*>(gates.G + 2 * lane);
+  const float end = gates.G[CHUNK - 1];
+  put_pair(T + gate_at(IN, 2 * lane), exp2_approx(G.x), exp2_approx(G.y));
+  put_pair(T + gate_at(OUT, 2 * lane), exp2_approx(end - G.x), exp2_approx(end - G.y));
+  put_pair(T + gate_at(BETA, 2 * lane), gates.beta[2 * lane], gates.beta[2 * lane + 1]);
+  put_pair(T + gate_at(SUM, 2 * lane), G.x, G.y);
 }
 
 // d = X K^T: X 16 rows of a tile from `left` on, K the first N blocks of 16 rows of the other.
@@ -168,7 +197,6 @@ __device__ __forceinline__ void put_zeros(char* matrix, int i, int j, int lane) 
   *reinterpret_cast<uint4*>(matrix + in_matrix(i * SIDE + lane / 2, 2 * j + lane % 2)) = {0, 0, 0, 0};
 }
 // What other warps take on the right of products, f16: T_00, T_11, T_22, n_10, n_20, n_21.
-constexpr int OPERAND = SIDE * SIDE * 2;  // bytes
 template <bool WIDE>
 __device__ __forceinline__ void put_operand(char* operands, int number, const Words& w, int lane) {
   put_words<WIDE>(operands + number * OPERAND, w, [](int row, int piece) { return in_tile<2>(row, piece); }, lane);
@@ -377,11 +405,41 @@ __device__ __forceinline__ void make_products(PrepareShared& s, bool keys, uint3
   for (int j = 0; j <= I; ++j) put_products(s, d[j], keys, I, j, lane);
 }
 
+// The task itself, if its number is there, or the first behind it that is. Asked by all lanes of a warp.
+__device__ __forceinline__ void find(Task& task, const Prefill& p, const Share& share, int lane) {
+#pragma unroll 1
+  for (; task.numbers > 0; --task.numbers) {
+    const int n = sequence_of(p, task.number, CHUNK, lane);
+    const int first = p.border(n), index = task.number - first / CHUNK - n;
+    task.begin = first + index * CHUNK, task.left = p.border(n + 1) - task.begin;
+    if (index >= 0 && task.left > 0) return;
+    if (++task.number == share.numbers) task.number = 0, ++task.h;
+  }
+}
+__device__ __forceinline__ Task first_task(const Prefill& p, const Share& share, int cta, int lane) {
+  Task task = {cta, static_cast<int>(blockIdx.y), 0, 0, 1};
+  if (share.each > 0) {
+    const int first = cta * share.each + min(cta, share.more);
+    task.h = first / share.numbers, task.number = first - task.h * share.numbers;
+    task.numbers = share.each + (cta < share.more);
+  }
+  find(task, p, share, lane);
+  return task;
+}
+// The one behind it: of its own sequence, without a look at cu_seqlens, or where there is one.
+__device__ __forceinline__ Task next_task(Task task, const Prefill& p, const Share& share, int lane) {
+  --task.numbers, task.begin += CHUNK, task.left -= CHUNK;
+  if (++task.number == share.numbers) task.number = 0, ++task.h, task.left = 0;
+  if (task.left <= 0) find(task, p, share, lane);
+  return task;
+}
+
 // WIDE: by wgmma and the copy engine, of a tile as copy_box lays it; T and the gates only, 8 KB for a chunk and value head.
-// Else by mma.sync, and M, too: 16 KB. ORDERED: one more in x, in front, for the order of sequences (order.cuh).
+// Else by mma.sync, and M, too: 16 KB; share.each = 0. ORDERED: one more in x, in front, for the order of sequences (order.cuh).
 template <bool WIDE, bool ORDERED = false>
-__global__ void __launch_bounds__(PREPARE_THREADS, 4)
-gdn_prefill_prepare(const __grid_constant__ Prefill p, const __grid_constant__ CUtensorMap keys) {
+__global__ void __launch_bounds__(PREPARE_THREADS, PREPARE_CTAS)
+gdn_prefill_prepare(const __grid_constant__ Prefill p, const __grid_constant__ CUtensorMap keys,
+                    const __grid_constant__ Share share) {
 #if FLASHCORE_WGMMA
   PrepareShared& s = *reinterpret_cast<PrepareShared*>(tile_memory());
 #else
@@ -393,124 +451,153 @@ gdn_prefill_prepare(const __grid_constant__ Prefill p, const __grid_constant__ C
     if (blockIdx.y == 0 && blockIdx.z == 0) make_order(p, reinterpret_cast<OrderShared&>(s));
     return;
   }
-  const int number = static_cast<int>(blockIdx.x) - ORDERED, h = blockIdx.y, group = p.HV / p.H;
+  const int group = p.HV / p.H;
   // Members of the group of value heads from blockIdx.z on, in steps of gridDim.z.
   const auto member_head = [&](int member) { return static_cast<int>(blockIdx.z) + member * static_cast<int>(gridDim.z); };
   const auto there = [&](int member) { return member_head(member) < group; };
-  const auto head = [&](int member) { return h * group + member_head(member); };
-  const auto result = [&](int member) {
-    return p.prepared + (static_cast<int64_t>(number) * p.HV + head(member)) * (WIDE ? MATRIX : 2 * MATRIX);
+  const auto head = [&](const Task& task, int member) { return task.h * group + member_head(member); };
+  const auto result = [&](const Task& task, int member) {
+    return p.prepared + (static_cast<int64_t>(task.number) * p.HV + head(task, member)) * (WIDE ? MATRIX : 2 * MATRIX);
   };
-  const int half = warp / 4;                              // group of warps
-  const int row = half ? 7 - warp : warp;                 // of blocks of T
-  const bool gating = row == 0 && there(half);
-  if (gating) prefetch(p.A_log + head(half)), prefetch(p.dt_bias + head(half));
+  // Of which of two heads a warp makes the gates; less than 0: of none. WIDE: those that have no part in k k^T.
+  const auto gated_by = [](int warp) { return WIDE ? warp - 6 : warp == 0 ? 0 : warp == 7 ? 1 : -1; };
+  const int gated = gated_by(warp);
+  const bool gating = gated >= 0 && there(gated);
+  if (gating && share.each == 0) {
+    const int hv = blockIdx.y * group + member_head(gated);
+    prefetch(p.A_log + hv), prefetch(p.dt_bias + hv);
+  }
 
-  const int n = sequence_of(p, number, CHUNK, lane);
-  const int64_t first_token = p.border(n), index = number - first_token / CHUNK - n;
-  const int64_t from = first_token + index * CHUNK, left = p.border(n + 1) - from;
-  if (index < 0 || left <= 0) return;
-  const int begin = static_cast<int>(from);  // q of 2^31 tokens would be 512 GiB
-  const int count = left < CHUNK ? static_cast<int>(left) : CHUNK;
+  const Task own = first_task(p, share, static_cast<int>(blockIdx.x) - ORDERED, lane);
+  if (own.numbers == 0) return;
 #if FLASHCORE_WGMMA
-  if (WIDE && warp == 1 && elected()) {
+  if (WIDE && warp == K_ASKER && elected()) {
     const uint32_t full = shared_address(&s.full);
     init_barrier(full, 1);
     barriers_initialised();
     arrive_and_expect(full, D_TILE);
-    copy_box(shared_address(s.k), keys, begin, 0, h, full);
+    copy_box(shared_address(s.k), keys, own.begin, 0, own.h, full);
+    s.tasks[0] = own;
   }
 #endif
   Raw raw;
-  if (gating) raw.ask_head(p, head(half)), raw.ask_tokens(p, begin, count, head(half), lane);
-  WalkGates gates;
-  if constexpr (WIDE) {
-#if FLASHCORE_WGMMA
-    __syncthreads();
-    if (gating) gates = make_gates(s.gates[half], raw, count, lane);
-    if (half == 0 || count < CHUNK) wait_for(shared_address(&s.full), 0);
-    if (count < CHUNK) {  // rows of the next sequence: they may be NaN
-      const int pieces = (CHUNK - count) * 8;
-      for (int i = thread; i < 2 * pieces; i += PREPARE_THREADS)
-        *reinterpret_cast<uint4*>(s.k + i / pieces * (D_TILE / 2) + count * 128 + i % pieces * 16) = {0, 0, 0, 0};
-      shared_written();
-      __syncthreads();
-    }
-    if (half == 0) {
-      float d[8][4];
-      const Along k(shared_address(s.k));
-      open_products();
-#pragma unroll
-      for (int step = 0; step < 8; ++step) {
-        const uint64_t columns = further(k, step / 4 * (D_TILE / 2) + step % 4 * 32);
-        product(d, columns, columns, step > 0);
-      }
-      commit_products();
-      wait_for_products<0>();
-      hold(d);
-#pragma unroll
-      for (int j = 0; j < 4; ++j)
-        if (j <= row) put_products(s, reinterpret_cast<const Block&>(d[2 * j]), true, row, j, lane);
-    }
-#endif
-  } else {
-    const int token = thread / D_PIECES, piece = thread % D_PIECES;
-    const int64_t stride = static_cast<int64_t>(p.H) * D, at = (from + token) * stride + h * D + piece * 8;
-    const int64_t step = PREPARE_THREADS / D_PIECES * stride;
-    const uint32_t k_tile = shared_address(s.k), to = k_tile + in_tile<D_PIECES>(token, piece);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const bool inside = token + i * (PREPARE_THREADS / D_PIECES) < count;
-      copy16(to + i * PREPARE_THREADS * 16, p.k + at + i * step, inside);
-      copy16(to + D_TILE + i * PREPARE_THREADS * 16, p.q + at + i * step, inside);
-    }
-    commit_copies();
-    if (gating) gates = make_gates(s.gates[half], raw, count, lane);
-    wait_for_copies<0>();
-    __syncthreads();
-    const uint32_t rows = k_tile + half * D_TILE + row * SIDE * D * 2;
-    if (row == 0) make_products<0>(s, half == 0, rows, k_tile, lane);
-    if (row == 1) make_products<1>(s, half == 0, rows, k_tile, lane);
-    if (row == 2) make_products<2>(s, half == 0, rows, k_tile, lane);
-    if (row == 3) make_products<3>(s, half == 0, rows, k_tile, lane);
-  }
-
+  if (gating) raw.ask_tokens(p, own, head(own, gated), lane);
+  if (!WIDE && gating) raw.ask_head(p, head(own, gated));
 #pragma unroll 1
-  for (int first = 0; there(first); first += PAIR) {
-    if (first > 0) {
-#if FLASHCORE_WGMMA
-      if (WIDE && thread % 128 == 0) stores_read();
-#endif
-      __syncthreads();
-      if (row == 0 && there(first + half)) {
-        Raw next;
-        next.ask_head(p, head(first + half)), next.ask_tokens(p, begin, count, head(first + half), lane);
-        gates = make_gates(s.gates[half], next, count, lane);
-      }
-    }
-    __syncthreads();  // the products and the gates are there, and nobody reads the tiles any more
-    const bool both = there(first + 1), makes_T = both || half == 0, makes_M = !WIDE && (both || half == 1);
-    const int m = both ? half : 0, barrier = 1 + half, lane = thread_again() % 32;
-    if (makes_T) {
-      if (row == 0) gates.put(s.made[m].T, lane);
-      make_T<WIDE>(s.made[m].T, s.made[both ? m : 1].M, s, s.gates[m], row, barrier, lane);
-    }
+  for (uint32_t turn = 0;; turn ^= 1) {
+    const int thread = thread_again(), warp = __shfl_sync(0xffffffffu, thread / 32, 0), lane = thread % 32;
+    const int half = warp / 4;                            // group of warps
+    const int row = half ? 7 - warp : warp;               // of blocks of T
+    const int gated = gated_by(warp);
+    const bool gating = gated >= 0 && there(gated);
+    const Task &task = WIDE ? s.tasks[turn] : own, &next = s.tasks[turn ^ 1];
     if constexpr (WIDE) {
 #if FLASHCORE_WGMMA
-      if (makes_T) {
+      __syncthreads();  // the task is there, and nobody is at the one before it
+      const int count = task.count();
+      if (gating) {
+        raw.ask_head(p, head(task, gated));  // not before: it would wait in registers
+        make_gates(s.gates[gated], raw, count, lane);
+      }
+      if (warp == K_ASKER) {
+        const Task found = next_task(task, p, share, lane);
+        if (elected()) s.tasks[turn ^ 1] = found;
+      }
+      if (half == 0 || count < CHUNK) wait_for(shared_address(&s.full), turn);
+      if (count < CHUNK) {  // rows of the next sequence: they may be NaN
+        const int pieces = (CHUNK - count) * 8;
+        for (int i = thread; i < 2 * pieces; i += PREPARE_THREADS)
+          *reinterpret_cast<uint4*>(s.k + i / pieces * (D_TILE / 2) + count * 128 + i % pieces * 16) = {0, 0, 0, 0};
         shared_written();
-        meet<128>(barrier);
-        if (thread % 128 == 0) store_bulk(result(first + m), shared_address(s.made[m].T), MATRIX);
+        __syncthreads();
+      }
+      if (half == 0) {
+        float d[8][4];
+        const Along k(shared_address(s.k));
+        open_products();
+#pragma unroll
+        for (int step = 0; step < 8; ++step) {
+          const uint64_t columns = further(k, step / 4 * (D_TILE / 2) + step % 4 * 32);
+          product(d, columns, columns, step > 0);
+        }
+        commit_products();
+        wait_for_products<0>();
+        hold(d);
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          if (j <= row) put_products(s, reinterpret_cast<const Block&>(d[2 * j]), true, row, j, lane);
       }
 #endif
     } else {
-      if (both) meet<128>(barrier);  // M comes where the operands were
-      if (makes_M) make_M(s.made[m].M, s, s.gates[m], p.scale, 3 - row, lane);
-      put_made(result(first + m), s.made[m], makes_T, makes_M, barrier, thread % 128);
+      const int count = task.count(), token = thread / D_PIECES, piece = thread % D_PIECES;
+      const int64_t stride = static_cast<int64_t>(p.H) * D, at = (int64_t{task.begin} + token) * stride + task.h * D + piece * 8;
+      const int64_t step = PREPARE_THREADS / D_PIECES * stride;
+      const uint32_t k_tile = shared_address(s.k), to = k_tile + in_tile<D_PIECES>(token, piece);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const bool inside = token + i * (PREPARE_THREADS / D_PIECES) < count;
+        copy16(to + i * PREPARE_THREADS * 16, p.k + at + i * step, inside);
+        copy16(to + D_TILE + i * PREPARE_THREADS * 16, p.q + at + i * step, inside);
+      }
+      commit_copies();
+      if (gating) make_gates(s.gates[gated], raw, count, lane);
+      wait_for_copies<0>();
+      __syncthreads();
+      const uint32_t rows = k_tile + half * D_TILE + row * SIDE * D * 2;
+      if (row == 0) make_products<0>(s, half == 0, rows, k_tile, lane);
+      if (row == 1) make_products<1>(s, half == 0, rows, k_tile, lane);
+      if (row == 2) make_products<2>(s, half == 0, rows, k_tile, lane);
+      if (row == 3) make_products<3>(s, half == 0, rows, k_tile, lane);
     }
+
+#pragma unroll 1
+    for (int first = 0; there(first); first += PAIR) {
+      if (first > 0) {
+        __syncthreads();
+        if (gated >= 0 && there(first + gated)) {
+          raw.ask_head(p, head(task, first + gated)), raw.ask_tokens(p, task, head(task, first + gated), lane);
+          make_gates(s.gates[gated], raw, task.count(), lane);
+        }
+      }
+#if FLASHCORE_WGMMA
+      if (WIDE && thread_again() % 128 == 0) stores_read();
+#endif
+      __syncthreads();  // the products and the gates are there, and nobody reads the tiles or T any more
+#if FLASHCORE_WGMMA
+      if (WIDE && next.numbers > 0) {
+        if (warp == K_ASKER && first == 0 && elected()) {
+          const uint32_t full = shared_address(&s.full);
+          arrive_and_expect(full, D_TILE);
+          copy_box(shared_address(s.next_k), keys, next.begin, 0, next.h, full);
+        }
+        if (gating && !there(first + PAIR)) raw.ask_tokens(p, next, head(next, gated), lane);
+      }
+#endif
+      const bool both = there(first + 1), makes_T = both || half == 0, makes_M = !WIDE && (both || half == 1);
+      const int m = both ? half : 0, barrier = 1 + half, lane = thread_again() % 32;
+      char* const T = WIDE ? s.T[m] : s.made[m].T;
+      if (makes_T) {
+        make_T<WIDE>(T, WIDE ? s.operands[m] : s.made[both ? m : 1].M, s, s.gates[m], row, barrier, lane);
+        if (row == 0) put_gates(T, s.gates[m], thread_again() % 32);  // it has nothing else to do there
+      }
+      if constexpr (WIDE) {
+#if FLASHCORE_WGMMA
+        if (makes_T) {
+          shared_written();
+          meet<128>(barrier);
+          if (thread_again() % 128 == 0) store_bulk(result(task, first + m), shared_address(T), MATRIX);
+        }
+#endif
+      } else {
+        if (both) meet<128>(barrier);  // M comes where the operands were
+        if (makes_M) make_M(s.made[m].M, s, s.gates[m], p.scale, 3 - row, lane);
+        put_made(result(task, first + m), s.made[m], makes_T, makes_M, barrier, thread % 128);
+      }
+    }
+    if (!WIDE || next.numbers == 0) break;
   }
 #if FLASHCORE_WGMMA
-  if (WIDE && thread % 128 == 0) stores_read();
+  if (WIDE && thread_again() % 128 == 0) stores_read();
 #endif
 }
 
