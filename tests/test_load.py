@@ -72,6 +72,16 @@ def test_importing_gdn_cli_imports_no_torch():
     assert (done.code, done.out) == (0, f"set() {gdn_cli.__version__}\n")
 
 
+def test_an_eager_call_imports_no_compiler():
+    """torch.library.custom_op would import torch._dynamo at the first call: 3 to 6 s that a server has to wait."""
+    seen = (
+        "import sys, gdn_cli, oracle; inputs = oracle.inputs('gdn_decode', batch_size=1); "
+        "gdn_cli.load('pt-reference')(*inputs); print('torch._dynamo' in sys.modules)"
+    )
+    done = helpers.python("-c", seen, env={"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])})
+    assert (done.code, done.out) == (0, "False\n"), done.err
+
+
 def test_a_name_that_the_package_has_not():
     with pytest.raises(AttributeError, match="^module 'gdn_cli' has no attribute 'unload'$"):
         gdn_cli.unload  # noqa: B018
@@ -162,9 +172,11 @@ def test_meta_tensors_give_shapes_only(needs_cxx):
 def test_out_is_written_and_returned(name):
     inputs = oracle.inputs("gdn_decode", batch_size=3)
     out = torch.full((3, 1, 8, 128), float("nan")).bfloat16(), torch.full((3, 8, 128, 128), float("nan"))
+    before = [x._version for x in out]
     outputs = loaded(name)(*inputs, out=out)
     assert outputs[0] is out[0] and outputs[1] is out[1]
     agree(out, inputs)
+    assert all(x._version > version for x, version in zip(out, before, strict=True))  # autograd wants to know
 
 
 @pytest.mark.parametrize("name", ON_CPU)

@@ -34,7 +34,9 @@ _FOR_BUILDING = ("CUDA_HOME", "PATH", "FIB_CACHE_PATH")
 
 _lock = threading.Lock()
 _loaded: dict[tuple, Callable[..., tuple[torch.Tensor, ...]]] = {}
-_operators: dict[str, Any] = {}  # torch forgets an operator whose CustomOpDef is gone
+_operators: set[str] = set()
+# Not torch.library.custom_op: its first call imports torch._dynamo, 3 to 6 s, where an eager call needs nothing of it.
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
 def load(
@@ -284,7 +286,7 @@ def _operator_name(algo: Algo, digest: str) -> str:
     plain = re.sub(r"\W", "_", f"{algo.op}__{algo.name}")
     hashed = f"{plain}__{digest}"
     for name in itertools.chain((plain, hashed), (f"{hashed}_{i}" for i in itertools.count(2))):
-        if not {name, f"{name}_out"} & set(_operators):
+        if not {name, f"{name}_out"} & _operators:
             return name
     raise AssertionError("there is always another number")
 
@@ -316,6 +318,7 @@ def _register(contract: Contract, kernel: build.Kernel, name: str) -> None:
             else:
                 for given, result in zip(outputs, _returned(inputs), strict=True):
                     given.copy_(result)
+        torch.autograd.graph.increment_version(outputs)
 
     def _returned(inputs: tuple) -> list[torch.Tensor]:
         outputs = [x.contiguous() for x in kernel.returns(list(inputs))]
@@ -332,14 +335,14 @@ def _register(contract: Contract, kernel: build.Kernel, name: str) -> None:
         contract.kinds(inputs)
         contract.results(inputs, outputs, "out", sizes=False)
 
-    for operator, real, fake, mutates in (
-        (name, returning, fake_returning, ()),
-        (f"{name}_out", writing, fake_writing, contract.outputs),
+    for operator, real, fake, into in (
+        (name, returning, fake_returning, False),
+        (f"{name}_out", writing, fake_writing, True),
     ):
-        schema = contract.schema(into=bool(mutates))
-        definition = torch.library.custom_op(f"{NAMESPACE}::{operator}", real, mutates_args=mutates, schema=schema)
-        definition.register_fake(fake)
-        _operators[operator] = definition
+        _library.define(operator + contract.schema(into=into), tags=(torch.Tag.pt2_compliant_tag,))
+        _library.impl(operator, real, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{NAMESPACE}::{operator}", fake, lib=_library)
+        _operators.add(operator)
 
 
 def _device(inputs: Sequence[Any]) -> Any:
