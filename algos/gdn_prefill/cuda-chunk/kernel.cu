@@ -7,81 +7,35 @@
 
 #include "tuned.h"
 
-#include <tvm/ffi/container/tensor.h>
-#include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/extra/cuda/base.h>
 #include <tvm/ffi/extra/cuda/device_guard.h>
-#include <tvm/ffi/function.h>
-#include <tvm/ffi/optional.h>
 
-#include <cmath>
-#include <cstdint>
-#include <vector>
-
+#include "call.h"
 #include "choice.cuh"
 #include "lengths.h"
-#include "tensor.cuh"
 #include "ways.h"
 
 namespace gdn {
 
-// q, k [T,H,128] bf16; v [T,HV,128] bf16; state [N,HV,128,128] f32; A_log, dt_bias [HV] f32; a, b [T,HV] bf16;
-// cu_seqlens [N+1] i64, from 0 on, never falling, T at the end; scale None or 0: 1/sqrt(128).
-// Writes output [T,HV,128] bf16 and new_state like state, which may be state itself. HV a multiple of H.
-void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView state, ffi::TensorView A_log,
-         ffi::TensorView a, ffi::TensorView dt_bias, ffi::TensorView b, ffi::TensorView cu_seqlens,
-         ffi::Optional<double> scale, ffi::TensorView output, ffi::TensorView new_state) {
-  if (q.ndim() != 3 || v.ndim() != 3) TVM_FFI_THROW(ValueError) << "q and v: expected 3 dimensions [T, heads, 128]";
-  if (cu_seqlens.ndim() != 1 || cu_seqlens.size(0) < 1) TVM_FFI_THROW(ValueError) << "cu_seqlens: expected [N + 1]";
-  const int64_t T = q.size(0), H = q.size(1), HV = v.size(1), N = cu_seqlens.size(0) - 1;
-  if (H < 1 || HV < 1 || HV % H) TVM_FFI_THROW(ValueError) << "HV = " << HV << " is no multiple of H = " << H;
-  const DLDevice device = state.device();
-  if (device.device_type != kDLCUDA) TVM_FFI_THROW(ValueError) << "state: expected on a CUDA device";
-  const DLDataType bf16{kDLBfloat, 16, 1}, f32{kDLFloat, 32, 1}, i64{kDLInt, 64, 1};
-  using bf = __nv_bfloat16;
-  const double s = scale.value_or(0.0);
-  Prefill p = {
-      data<const bf>(q, "q", bf16, {T, H, D}, device, 16),
-      data<const bf>(k, "k", bf16, {T, H, D}, device, 16),
-      data<const bf>(v, "v", bf16, {T, HV, D}, device, 16),
-      data<const float>(state, "state", f32, {N, HV, D, D}, device, 8),
-      data<const float>(A_log, "A_log", f32, {HV}, device, 4),
-      data<const bf>(a, "a", bf16, {T, HV}, device, 2),
-      data<const float>(dt_bias, "dt_bias", f32, {HV}, device, 4),
-      data<const bf>(b, "b", bf16, {T, HV}, device, 2),
-      data<const int64_t>(cu_seqlens, "cu_seqlens", i64, {N + 1}, device, 8),
-      data<bf>(output, "output", bf16, {T, HV, D}, device, 16),
-      data<float>(new_state, "new_state", f32, {N, HV, D, D}, device, 8),
-      nullptr,
-      nullptr,
-      nullptr,
-      static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(D)) : s),
-      static_cast<int>(H),
-      static_cast<int>(HV),
-      static_cast<int>(N),
-      0,
-      T,
-      nullptr,
-      0,
-  };
-  if (N == 0) return;
-  if (N > 32767 || HV > 65535) TVM_FFI_THROW(ValueError) << "N = " << N << ", HV = " << HV << ": expected at most 32767 and 65535";
+void check(cudaError_t error) { TVM_FFI_CHECK_CUDA_ERROR(error); }
+int sms_of(int device) { return sms(device); }
 
-  ffi::CUDADeviceGuard guard(device.device_id);
-  const auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
-  const int count = sms(device.device_id);
-  const Tuned& row = TUNED[chosen(count, N * HV)];
-  if (short_ones(T, N, HV, row.recurrent, count)) return walk_tokens(p, device.device_id, stream);
-  // torch's caching allocator when the caller is torch: no synchronisation, and given back as soon as the launches are queued
-  std::vector<ffi::Tensor> rooms;
-  const Allocate allocate = [&](int64_t bytes) {
-    rooms.push_back(ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, {bytes}, DLDataType{kDLUInt, 8, 1}, device));
-    return rooms.back().data_ptr();
-  };
-  if (!walk_wide(p, row.segments, allocate, device.device_id, stream))
-    walk_narrow(p, row.segments, allocate, device.device_id, stream);
+void prefill(const Call& call, const Allocate& allocate) {
+  using bf = __nv_bfloat16;
+  Prefill p{};
+  p.q = static_cast<const bf*>(call.q), p.k = static_cast<const bf*>(call.k), p.v = static_cast<const bf*>(call.v);
+  p.state = static_cast<const float*>(call.state), p.new_state = static_cast<float*>(call.new_state);
+  p.A_log = static_cast<const float*>(call.A_log), p.dt_bias = static_cast<const float*>(call.dt_bias);
+  p.a = static_cast<const bf*>(call.a), p.b = static_cast<const bf*>(call.b), p.output = static_cast<bf*>(call.output);
+  p.cu_seqlens = call.cu_seqlens, p.scale = call.scale;
+  p.H = call.H, p.HV = call.HV, p.N = call.N, p.T = call.T;
+
+  tvm::ffi::CUDADeviceGuard guard(call.device);
+  const auto stream = static_cast<cudaStream_t>(call.stream);
+  const int count = sms(call.device);
+  const Tuned& row = TUNED[chosen(count, int64_t{p.N} * p.HV)];
+  if (short_ones(p.T, p.N, p.HV, row.recurrent, count)) return walk_tokens(p, call.device, stream);
+  if (!walk_wide(p, row.segments, allocate, call.device, stream)) walk_narrow(p, row.segments, allocate, call.device, stream);
 }
 
 }  // namespace gdn
-
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, gdn::run);

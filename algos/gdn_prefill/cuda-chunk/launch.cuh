@@ -1,14 +1,11 @@
 // What the launches of cuda-chunk's ways share: shared memory, the preparation, segments and the memory for both.
 #pragma once
 
-#include <tvm/ffi/extra/cuda/base.h>
-
 #include <array>
 #include <atomic>
 #include <cstdint>
 #include <limits>
 
-#include "choice.cuh"
 #include "lengths.h"
 #include "prepare.cuh"
 #include "ways.h"
@@ -22,28 +19,28 @@ static void launch(dim3 grid, int threads, int shared, int device, cudaStream_t 
   static std::array<std::atomic<bool>, 64> ready{};
   const bool kept = device >= 0 && device < 64;
   if (!kept || !ready[device].load(std::memory_order_relaxed)) {
-    TVM_FFI_CHECK_CUDA_ERROR(cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+    check(cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
     if (kept) ready[device].store(true, std::memory_order_relaxed);
   }
   KERNEL<<<grid, threads, shared, stream>>>(arguments...);
-  TVM_FFI_CHECK_CUDA_ERROR(cudaGetLastError());
+  check(cudaGetLastError());
 }
 
 // WIDE: `keys` is a map of k as copy_box takes it, and 8 KB for a chunk and value head are made; else 16, with M. ORDERED: the
 // plan, too.
 template <bool WIDE, bool ORDERED = false>
 static void prepare(const Prefill& p, const CUtensorMap& keys, int device, cudaStream_t stream) {
-  const int members = p.HV / p.H, room = PREPARE_CTAS * sms(device) - ORDERED;
+  const int members = p.HV / p.H, room = PREPARE_CTAS * sms_of(device) - ORDERED;
   // Each chunk and head has a CTA on its own by mma.sync.
   const Share share = share_of(p.T, p.N, p.H, WIDE ? room : std::numeric_limits<int64_t>::max());
-  const int parts = int64_t{share.numbers} * p.H < 2 * sms(device) ? members : 1;  // with few chunks, a CTA for each value head
+  const int parts = int64_t{share.numbers} * p.H < 2 * sms_of(device) ? members : 1;  // with few chunks, a CTA for each value head
   const dim3 grid = share.each > 0 ? dim3(room + ORDERED) : dim3(share.numbers + ORDERED, p.H, parts);
   launch<gdn_prefill_prepare<WIDE, ORDERED>>(grid, PREPARE_THREADS, sizeof(PrepareShared), device, stream, p, keys, share);
 }
 
 // Cuts the sequences, in place: see segment_of. How many parts there are then, of all.
 inline uint32_t cut(Prefill& p, int segments, int device) {
-  p.segment = segment_of(p.T, p.N, p.HV, segments, sms(device));
+  p.segment = segment_of(p.T, p.N, p.HV, segments, sms_of(device));
   return p.N + (p.segment ? static_cast<uint32_t>(p.T / (p.segment * CHUNK)) : 0);
 }
 

@@ -1,6 +1,4 @@
 // The launches of cuda-chunk without wgmma: the preparation, then from chunk to chunk by warps (state.cuh, split.cuh); and scan.
-#include "tuned.h"
-
 #include "launch.cuh"
 #include "scan.cuh"
 #include "segments.cuh"

@@ -1,6 +1,4 @@
 // The launches of cuda-chunk where many sequences are walked in order of length (order.cuh, ordered.cuh).
-#include "tuned.h"
-
 #include "launch.cuh"
 #include "maps.cuh"
 #include "ordered.cuh"
@@ -8,7 +6,7 @@
 namespace gdn {
 
 bool walk_ordered(Prefill p, Maps one, Maps two, const Allocate& allocate, int device, cudaStream_t stream) {
-  const int count = sms(device);
+  const int count = sms_of(device);
   if (!crowded(p.N, p.HV, count)) return false;
   if (!make_state_map(one.state, p, GROUP_ROWS) || !make_state_map(two.state, p, 2 * GROUP_ROWS)) return false;
   p.plan = static_cast<Plan*>(allocate(sizeof(Plan) + p.N * sizeof(Piece))), p.ctas = count;

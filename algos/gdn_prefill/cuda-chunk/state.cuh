@@ -237,6 +237,7 @@ __device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&bef
       for (int c = 0; c < 4; ++c) o[e][c] *= scale * in[e][c % 2];
 #pragma unroll
     for (int u = 0; u <= I; ++u) block_times(o, plain[u], shared_address(stage.prepared.M), I, u, lane);
+    __syncwarp();  // V has been read
     put_transposed<PIECES>(stage.v, o, I * 16, warp * 2, lane);
   }
 #pragma unroll

@@ -1,16 +1,11 @@
 // The ways through a call. Each is compiled by itself: side by side, where there are cores for it.
 #pragma once
 
-#include <cstdint>
-#include <functional>
-
+#include "call.h"
 #include "chunk.cuh"
 
 #pragma GCC visibility push(hidden)  // a process may have several builds of this library
 namespace gdn {
-
-// Memory of the device until the call's launches are queued, by the binding, which knows the caller's allocator.
-using Allocate = std::function<void*(int64_t bytes)>;
 
 // By warpgroups (wide.cu); false, with nothing done, where this build or this GPU has no wgmma, or the driver makes no maps.
 bool walk_wide(Prefill p, int segments, const Allocate& allocate, int device, cudaStream_t stream);
@@ -18,6 +13,10 @@ bool walk_wide(Prefill p, int segments, const Allocate& allocate, int device, cu
 void walk_narrow(Prefill p, int segments, const Allocate& allocate, int device, cudaStream_t stream);
 // By cuda-recurrent's kernel (recurrent.cu).
 void walk_tokens(const Prefill& p, int device, cudaStream_t stream);
+
+// What would bring the binding's headers to each of them (kernel.cu): an exception for what is not cudaSuccess; SMs of a device.
+void check(cudaError_t error);
+int sms_of(int device);
 
 // The state behind each segment (scan.cuh, in narrow.cu), for both of the first two.
 void scan(const Prefill& p, int device, cudaStream_t stream);

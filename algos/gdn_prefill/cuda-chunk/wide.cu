@@ -1,7 +1,5 @@
 // The launches of cuda-chunk where there is wgmma: the preparation, then from chunk to chunk by warpgroups (hopper.cuh); many
 // sequences that are not cut go to ordered.cu.
-#include "tuned.h"
-
 #include <algorithm>
 
 #include "launch.cuh"
@@ -16,7 +14,7 @@ static bool has_wgmma(int device) {
   int answer = kept ? known[device].load(std::memory_order_relaxed) : 0;
   if (answer == 0) {
     bool there = false;
-    TVM_FFI_CHECK_CUDA_ERROR(flashcore::ask_for_wgmma(there));
+    check(flashcore::ask_for_wgmma(there));
     answer = there ? 2 : 1;
     if (kept) known[device].store(answer, std::memory_order_relaxed);
   }
@@ -27,7 +25,7 @@ static bool has_wgmma(int device) {
 // are as many CTAs of those as can be resident; else one for each item, whose state it reads before anything else.
 template <int GROUPS, int STAGES>
 static void walk_wide(const Prefill& p, const Maps& maps, uint32_t parts, int device, cudaStream_t stream) {
-  const uint32_t items = p.HV * parts, resident = sms(device);
+  const uint32_t items = p.HV * parts, resident = sms_of(device);
   const dim3 grid = GROUPS == 1 ? dim3(2, p.HV, parts) : dim3(p.segment ? std::min(items, resident) : items);
   launch<gdn_prefill_group<GROUPS, STAGES>>(grid, group_threads(GROUPS, true), group_shared<GROUPS, STAGES>(), device, stream,
                                             p, maps, static_cast<int>(items));
@@ -41,7 +39,7 @@ static void transfer_wide(const Prefill& p, const Maps& maps, int device, cudaSt
 static void walk_parts(const Prefill& p, const Maps& one, const Maps& two, uint32_t parts, int device, cudaStream_t stream) {
   // How many segments there are if one sequence has nearly all tokens; its last is not moved. `parts` is the most that there can be.
   const int64_t unit = int64_t{p.segment} * CHUNK, likely = p.segment ? (p.T + unit - 1) / unit : p.N;
-  const int64_t moved = (likely - 1) * p.HV, count = sms(device);
+  const int64_t moved = (likely - 1) * p.HV, count = sms_of(device);
   if (p.segment) {
     if (4 * moved <= count) transfer_wide<1, 4>(p, one, device, stream);
     else transfer_wide<2, 3>(p, two, device, stream);
