@@ -3,8 +3,9 @@
 #include <cstdint>
 struct Tuned { const char* gpu; int sms; int64_t up_to; int warps, split, ahead; };   // constants in the order of algo.toml
 constexpr Tuned TUNED[] = {
-    {"untuned", 0, 16, 1, 2, 2},
-    {"untuned", 0, 48, 2, 1, 2},
-    {"untuned", 0, 96, 4, 1, 2},
-    {"untuned", 0, 9223372036854775807, 8, 1, 2},
+    {"NVIDIA H200", 132, 19, 1, 2, 2},
+    {"NVIDIA H200", 132, 35, 2, 1, 2},
+    {"NVIDIA H200", 132, 78, 4, 1, 2},
+    {"NVIDIA H200", 132, 443, 8, 1, 2},
+    {"NVIDIA H200", 132, 9223372036854775807, 4, 1, 1},
 };
