@@ -128,7 +128,7 @@ def test_what_was_only_checked_is_not_kept(kept):
     assert history.History().is_empty() and not history.file().exists()
 
 
-@pytest.mark.parametrize("name", ["h200/decode-contest", "h200/prefill-quick", "epyc-2cpu/decode-quick"])
+@pytest.mark.parametrize("name", ["h200/decode-contest", "epyc-2cpu/decode-quick"])
 def test_documents_of_schema_1_come_in_as_they_are_and_as_they_are_read(name, kept):
     old = json.loads((RESULTS / f"{name}.json").read_text())
     assert old["schema"] == 1

@@ -198,6 +198,33 @@ def test_no_worker_outlives_a_command_that_is_killed(number, tmp_path, write_alg
             os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_record_of_a_command_that_is_killed_says_so(number, tmp_path, write_algo):
+    write_algo(
+        tmp_path,
+        "hangs",
+        f"import os\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\nwhile True: pass\n",
+    )
+    out = tmp_path / "out.json"
+    command = subprocess.Popen(
+        [sys.executable, "-m", "gdn_cli", "run", "--algos", str(tmp_path), "--algo", "pt-reference,hangs", "-w", "0",
+         "--out", str(out)],
+        env=helpers.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        command.send_signal(number)
+        shown, said = command.communicate(timeout=20)
+    finally:
+        command.kill()
+        until(lambda: not helpers.alive(int((tmp_path / "pid").read_text())))
+    document = json.loads(out.read_text())
+    assert document["interrupted"] and [r["status"] for r in document["records"]] == ["passed"]
+    if number == signal.SIGTERM:
+        assert command.returncode == 128 + number and "interrupted: the above" in shown and "Traceback" not in said
+
+
 def until(condition, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from . import machine, paths
+from .build import ARCHITECTURES
 from .registry import Algo, Op
 from .worker import SCHEMA, op_to_json
 from .workloads import Workload
@@ -219,8 +221,10 @@ def environ_of(mode: str, gpu: machine.Gpu | None = None) -> dict[str, str]:
     gpus = ((gpu,) if gpu else machine.gpus()) if mode == "cuda" else ()
     if gpu and gpus or len(gpus) > 1:  # the one that is locked, whatever order CUDA would put them in
         env["CUDA_VISIBLE_DEVICES"] = gpus[0].uuid
-    # flashinfer-bench's cache key knows neither the GPU nor the Python that a build was made for
+    # flashinfer-bench's cache key knows neither the GPU nor the Python that a build was made for, nor that list
     target = gpus[0].capability if gpus else "cpu"
+    if asked := env.get(ARCHITECTURES):
+        target += f"-for-{re.sub(r'[^0-9A-Za-z.+]+', '_', asked)}"
     python = f"py{sys.version_info.major}{sys.version_info.minor}"
     env.setdefault("FIB_CACHE_PATH", str(paths.builds_dir() / f"{python}-{target}"))
     env.setdefault("PYTHONUNBUFFERED", "1")

@@ -63,11 +63,15 @@ class Document:
         """Without an earlier run's records: those were kept when they were made."""
         return self.to_json() | {"records": self.records[self.earlier :]}
 
-    def save(self) -> None:
-        """Write the file anew. A disk that is full later on is said once (`unsaved`), and costs no measurement."""
+    def save(self, *, ended: bool = True) -> None:
+        """Write the file anew. A disk that is full later on is said once (`unsaved`), and costs no measurement.
+
+        Until the command has `ended` its file says `interrupted`: so it does after a kill, or the end of the machine.
+        """
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
-            temporary.write_text(dumps(self.to_json()) + "\n")
+            whole = self.to_json()
+            temporary.write_text(dumps(whole | {"interrupted": whole["interrupted"] or not ended}) + "\n")
             temporary.replace(self.path)
             self.unsaved = None
         except OSError as e:
@@ -103,7 +107,7 @@ class Document:
             self.environments[job.place] = env
         self.records.append(whole)
         if save:
-            self.save()
+            self.save(ended=False)
         return whole
 
     def add_unpackable(self, op: str, algo: str, mode: str, reason: str) -> None:

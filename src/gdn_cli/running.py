@@ -106,7 +106,7 @@ class _Tally:
         for record in found:
             self._keep(job, record | on, env, save=False)
         if found:
-            self.document.save()
+            self.document.save(ended=False)
 
     def _keep(self, job: Job, record: dict[str, Any], environment: dict[str, Any], *, save: bool = True) -> None:
         whole = self.document.add(job, record, environment, save=save)

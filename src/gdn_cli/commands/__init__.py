@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from typing import Any
 
 import typer
 
@@ -36,9 +37,24 @@ def _top(version: bool = typer.Option(False, "--version", callback=_version, is_
 
 def main() -> None:
     """Run the command; an error that was foreseen is one line on stderr and its exit code, never a traceback."""
+    received: list[int] = []
+
+    def leave(number: int, frame: Any) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
     for name in ("SIGTERM", "SIGHUP"):  # a closed terminal, `timeout`, a cancelled CI job: leave as Ctrl-C does
         if hasattr(signal, name):
-            signal.signal(getattr(signal, name), lambda number, frame: sys.exit(128 + number))
+            signal.signal(getattr(signal, name), leave)
+    try:
+        _run()
+    except SystemExit as e:
+        if received and e.code == errors.INTERRUPTED:
+            sys.exit(128 + received[0])
+        raise
+
+
+def _run() -> None:
     try:
         app()
     except errors.GdnError as e:
