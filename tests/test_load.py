@@ -363,6 +363,13 @@ def test_parameters_are_taken_where_no_gradient_is_asked_for(needs_cxx):
             agree(load("cpp-v1")(*module), inputs)
 
 
+def test_the_operator_itself_refuses_gradients_too():
+    load("pt-reference")
+    inputs = [x.requires_grad_() if i == 2 else x for i, x in enumerate(oracle.inputs("gdn_decode", batch_size=2))]
+    with pytest.raises(RuntimeError, match="^v: requires grad, and pt-reference has no backward; call it under"):
+        torch.ops.gdn.gdn_decode__pt_reference(*inputs)
+
+
 def test_an_algo_that_returns_something_else(tmp_path):
     source = (
         f"from .right import run as right\ndef run({helpers.DECODE_ARGS}):\n    o, s = right({helpers.DECODE_ARGS})\n"

@@ -173,11 +173,15 @@ class Contract:
         ])  # fmt: skip
 
     def kinds(self, inputs: Sequence[Any]) -> None:
-        """Ranks, dtypes and devices: all that is known of fake tensors without a guard on their sizes."""
-        where = None
+        """Ranks, dtypes and devices: all that is known of fake tensors without a guard on their sizes. And that nobody
+        wants gradients: an operator without a backward would leave them out with no more than a warning."""
+        where, grad = None, torch.is_grad_enabled()
         for name, x in zip(self.names, inputs, strict=True):
             if name in self.tensors:
                 self._kind(name, self.op.inputs[name], x)
+                if grad and x.requires_grad:
+                    whose = f"{self.algo.name} has no backward"
+                    raise RuntimeError(f"{name}: requires grad, and {whose}; call it under torch.no_grad()")
                 where = where or (name, x.device)
                 if x.device != where[1]:
                     raise ValueError(f"{name}: expected on {where[1]}, where {where[0]} is, got {x.device}")
@@ -369,10 +373,6 @@ def _function(
                     raise TypeError(f"{name}: expected a number or None, got {type(x).__name__}")
             elif not isinstance(x, torch.Tensor):
                 raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
-            elif x.requires_grad and torch.is_grad_enabled():
-                raise RuntimeError(
-                    f"{name}: requires grad, and {algo.name} has no backward; call it under torch.no_grad()"
-                )
         if out is None:
             result = returning(*inputs)
             return result if len(outputs) > 1 else (result,)
