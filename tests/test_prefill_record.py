@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-RECORD = json.loads((Path(__file__).parents[1] / "results" / "h200" / "prefill-peers.json").read_text())
+RECORD = json.loads((Path(__file__).parents[1] / "results" / "h200" / "benchmarks" / "prefill-peers.json").read_text())
 WAYS = ("cuda-recurrent", "chunk-uncut", "chunk-cut")  # each of cuda-chunk's ways by itself
 PEERS = ("flashinfer", "flashinfer cp", "fla", "flashqla")
 # 3 sequences, of which two are long, or one is not quite long enough: mostly it is one, and the host knows no lengths

@@ -510,6 +510,12 @@ def test_formats_go_where_they_are_sent(gdn, tmp_path):
     assert "<title>&lt;Mine&gt;</title>" in done.out and "<svg" not in done.out
 
 
+def test_the_records_of_this_repository_are_read_as_the_readme_says():
+    """`gdn report results/h200/*.json`: what else was measured lies in folders of its own."""
+    files = sorted((helpers.OURS.parent / "results").glob("*/*.json"))
+    assert len(gather.read(files)) == len(files) > 20
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
