@@ -80,7 +80,7 @@ LARGE = {
     "16 and 64 heads": case(129, 0, 2048, 65, heads=(16, 64)),
 }
 # Every write takes back the one before it: of a sum of large terms a small one is left, with all their roundings.
-# The best peer has 2.1e-2 and 1.4e-2 of the first, 1.8e-2 and 2.5e-2 of the second (results/h200/benchmarks/prefill-errors.json).
+# The best peer has 2.1e-2 and 1.4e-2 of the first, 1.8e-2 and 2.5e-2 of the second (results/h200/benchmarks).
 LOOSE = {"same keys": 3e-2, "65536, signs": 5e-2}
 
 
