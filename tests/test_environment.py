@@ -196,6 +196,15 @@ def test_the_cpu(monkeypatch):
     assert found["cpus"] == os.cpu_count() and "affinity" not in found
 
 
+def test_what_was_asked_for_at_compile_time(monkeypatch):
+    monkeypatch.setattr(environment, "gpu", dict)
+    monkeypatch.delenv("TVM_FFI_CUDA_ARCH_LIST", raising=False)
+    assert "architectures" not in environment.describe("cuda")
+    monkeypatch.setenv("TVM_FFI_CUDA_ARCH_LIST", "8.0 9.0a")
+    assert environment.describe("cuda")["architectures"] == "8.0 9.0a"
+    assert "architectures" not in environment.describe("cpu")
+
+
 @pytest.mark.parametrize(
     ("numbers", "text"),
     [

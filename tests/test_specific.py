@@ -24,7 +24,7 @@ def built(monkeypatch):
     seen = []
 
     def compiled(definition, solution):
-        seen.append((solution.name, solution.hash(), os.environ.get(build.ARCHITECTURES)))
+        seen.append((solution.name, solution.hash(), os.environ.get(machine.ARCHITECTURES)))
         metadata = SimpleNamespace(destination_passing_style=True, misc={})
         return SimpleNamespace(_callable=None, metadata=metadata)
 
@@ -36,7 +36,7 @@ def built(monkeypatch):
     monkeypatch.setattr(BuilderRegistry, "get_instance", lambda: SimpleNamespace(build=compiled))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: run.capability)
-    monkeypatch.delenv(build.ARCHITECTURES, raising=False)
+    monkeypatch.delenv(machine.ARCHITECTURES, raising=False)
     run.capability = (9, 0)
     return run
 
@@ -45,7 +45,7 @@ def test_it_is_compiled_for_its_gpu_and_shares_no_cache_with_a_judges_build(buil
     plain, own = built(False), built(True)
     assert plain[2] is None
     assert own[2] == "9.0a" and own[0] == f"{plain[0]}-sm_90a" and own[1] != plain[1]
-    assert build.ARCHITECTURES not in os.environ  # for the build only
+    assert machine.ARCHITECTURES not in os.environ  # for the build only
     built.capability = (10, 0)
     assert built(True)[2] == "10.0a"
 
@@ -56,9 +56,9 @@ def test_before_hopper_there_is_nothing_to_ask_for(built):
 
 
 def test_who_has_set_the_architectures_has_chosen(built, monkeypatch):
-    monkeypatch.setenv(build.ARCHITECTURES, "9.0")
+    monkeypatch.setenv(machine.ARCHITECTURES, "9.0")
     assert built(True) == built(False) and built(True)[2] == "9.0"
-    assert os.environ[build.ARCHITECTURES] == "9.0"
+    assert os.environ[machine.ARCHITECTURES] == "9.0"
 
 
 def test_a_failed_build_leaves_the_environment_as_it_was(built, monkeypatch):
@@ -70,7 +70,7 @@ def test_a_failed_build_leaves_the_environment_as_it_was(built, monkeypatch):
     monkeypatch.setattr(BuilderRegistry, "get_instance", lambda: SimpleNamespace(build=fails))
     with pytest.raises(build.BuildFailed):
         built(True)
-    assert build.ARCHITECTURES not in os.environ
+    assert machine.ARCHITECTURES not in os.environ
 
 
 def test_the_worker_is_told_but_for_a_proof(tmp_path, write_algo):

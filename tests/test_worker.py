@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import helpers
 import pytest
 
-from gdn_cli import build, errors, jobs, pack, registry, worker
+from gdn_cli import errors, jobs, machine, pack, registry, worker
 from gdn_cli.workloads import embedded, select
 
 REGISTRY = registry.load()
@@ -279,13 +279,13 @@ def test_why_a_worker_left_no_reply(returncode, tail, says):
 def test_the_workers_environment(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FIB_CACHE_PATH")
-    monkeypatch.delenv(build.ARCHITECTURES, raising=False)
+    monkeypatch.delenv(machine.ARCHITECTURES, raising=False)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(("here", "/there")))
     job = jobs.Job("check", DECODE, {}, None, "cpu", (), env={"FROM_JOB": "1", "PYTHONUNBUFFERED": "0"})
     env = jobs.environ(job)
     assert env["PYTHONPATH"] == os.pathsep.join((str(tmp_path / "here"), "/there"))  # it runs in another directory
     assert env["PATH"].split(os.pathsep)[0] == os.path.dirname(sys.executable)  # ninja
     assert env["FIB_CACHE_PATH"].startswith(os.environ["GDN_HOME"]) and "cpu" in env["FIB_CACHE_PATH"]
-    monkeypatch.setenv(build.ARCHITECTURES, "9.0a 8.0")
+    monkeypatch.setenv(machine.ARCHITECTURES, "9.0a 8.0")
     assert jobs.environ(job)["FIB_CACHE_PATH"] == env["FIB_CACHE_PATH"] + "-for-9.0a_8.0"  # no other list's builds
     assert env["FROM_JOB"] == "1" and env["PYTHONUNBUFFERED"] == "0"

@@ -56,9 +56,6 @@ def _module_of(runnable: Any) -> Any:
     return sys.modules.get(runnable.metadata.misc.get("module_name", ""))
 
 
-ARCHITECTURES = "TVM_FFI_CUDA_ARCH_LIST"  # the builder's word for what to compile for; unset, its GPU's capability
-
-
 def build(definition: dict[str, Any], solution: dict[str, Any], *, specific: bool = False) -> Kernel:
     """Build a solution; raises BuildFailed with the full cause.
 
@@ -88,7 +85,7 @@ def _own_architecture() -> str | None:
     """ "9.0a" on a GPU of compute capability 9.0; None where a list is set, or no GPU has features of its own."""
     import torch
 
-    if os.environ.get(ARCHITECTURES) or not torch.cuda.is_available():
+    if os.environ.get(machine.ARCHITECTURES) or not torch.cuda.is_available():
         return None
     major, minor = torch.cuda.get_device_capability()
     return machine.specific(f"{major}.{minor}")
@@ -99,11 +96,11 @@ def _compiling_for(arch: str | None) -> Iterator[None]:
     if arch is None:
         yield
         return
-    os.environ[ARCHITECTURES] = arch
+    os.environ[machine.ARCHITECTURES] = arch
     try:
         yield
     finally:
-        del os.environ[ARCHITECTURES]
+        del os.environ[machine.ARCHITECTURES]
 
 
 def reference(definition: dict[str, Any]) -> Kernel:

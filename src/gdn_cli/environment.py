@@ -36,6 +36,8 @@ def describe(mode: str) -> dict[str, Any]:
     if mode == "cuda":
         found |= gpu()
         found["cuda"] = torch.version.cuda
+        if asked := os.environ.get(machine.ARCHITECTURES):  # else each algo is built for this GPU, see `specific`
+            found["architectures"] = asked
     else:
         found |= {"cpu": cpu_name(), "cpus": os.cpu_count(), "threads": torch.get_num_threads()}
     if hasattr(os, "sched_getaffinity"):  # for a GPU too: the host launches what runs there

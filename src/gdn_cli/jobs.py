@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from . import machine, paths
-from .build import ARCHITECTURES
 from .registry import Algo, Op
 from .worker import SCHEMA, op_to_json
 from .workloads import Workload
@@ -223,7 +222,7 @@ def environ_of(mode: str, gpu: machine.Gpu | None = None) -> dict[str, str]:
         env["CUDA_VISIBLE_DEVICES"] = gpus[0].uuid
     # flashinfer-bench's cache key knows neither the GPU nor the Python that a build was made for, nor that list
     target = gpus[0].capability if gpus else "cpu"
-    if asked := env.get(ARCHITECTURES):
+    if asked := env.get(machine.ARCHITECTURES):
         target += f"-for-{re.sub(r'[^0-9A-Za-z.+]+', '_', asked)}"
     python = f"py{sys.version_info.major}{sys.version_info.minor}"
     env.setdefault("FIB_CACHE_PATH", str(paths.builds_dir() / f"{python}-{target}"))

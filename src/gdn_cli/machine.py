@@ -36,6 +36,10 @@ class Gpu:
         return not algo.capability or _version(self.capability) >= _version(algo.capability)
 
 
+# The builders' word for what to compile for, such as "8.0 9.0a"; unset, their GPU's capability.
+ARCHITECTURES = "TVM_FFI_CUDA_ARCH_LIST"
+
+
 def specific(capability: str) -> str | None:
     """The architecture that has all that a GPU of this capability has: "9.0" -> "9.0a"; None before 9.0."""
     return f"{capability}a" if _version(capability) >= (9, 0) else None

@@ -46,7 +46,7 @@ def prove(file: Path, packages: dict[str, str], registry: Registry, timeout_s: f
     with tempfile.TemporaryDirectory(prefix="gdn-prove-") as cache:
         env = {"FIB_CACHE_PATH": f"{cache}/built", "GDN_ALGOS": ""}
         if algo.language == "cuda":
-            arch = env | {"FIB_CACHE_PATH": f"{cache}/archs", "TVM_FFI_CUDA_ARCH_LIST": " ".join(ARCHITECTURES)}
+            arch = env | {"FIB_CACHE_PATH": f"{cache}/archs", machine.ARCHITECTURES: " ".join(ARCHITECTURES)}
             outcome = execute(_job(algo, op, registry, "cpu", (), arch, timeout_s))
             yield from _built(outcome, ", ".join(f"sm_{a.replace('.', '')}" for a in ARCHITECTURES))
         else:

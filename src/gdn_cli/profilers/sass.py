@@ -111,7 +111,7 @@ def environment(arch: str, language: str) -> dict[str, str]:
     made_by = [_output(machine.cuda_home() / "bin" / "nvcc", "--version"), flags, os.environ.get("NVCC_PREPEND_FLAGS")]
     digest = hashlib.sha256(repr(made_by).encode()).hexdigest()[:8]
     return {
-        "TVM_FFI_CUDA_ARCH_LIST": f"{major}.{minor}{suffix}",
+        machine.ARCHITECTURES: f"{major}.{minor}{suffix}",
         "NVCC_APPEND_FLAGS": flags,
         "FIB_CACHE_PATH": str(paths.builds_dir() / f"sass-{arch}-{digest}"),
     }
@@ -174,7 +174,7 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
         notes += reply.answer.get("notes", ())
         if "binary" in reply.answer and arch.endswith(("a", "f")):
             plain = arch.rstrip("af")
-            usual = f"compiled for {plain}, as the builder does unless TVM_FFI_CUDA_ARCH_LIST is set"
+            usual = f"compiled for {plain}, as the builder does unless {machine.ARCHITECTURES} is set"
             notes.append(
                 f"{arch}: gdn's runs there are compiled for it (algo.toml: specific); a judge's are {usual}"
                 if ask.specific

@@ -521,7 +521,7 @@ def environment(source: Source, place: str) -> dict[str, str]:
     found["device"] = source.device(place)
     words = {
         "driver": "driver", "cuda": "CUDA", "capability": "compute capability", "sms": "SMs", "cpus": "CPUs",
-        "threads": "threads",
+        "threads": "threads", "architectures": "compiled for",
     }  # fmt: skip
     found |= {word: env[key] for key, word in words.items() if env.get(key) is not None}
     if env.get("l2_bytes"):
