@@ -115,9 +115,9 @@ extern "C" void order(int mode, void** t, int N, int64_t T, int ctas) {
 extern "C" int prefill(int warps, int mode, int members, int segment, void** t, float scale, int H, int HV, int N,
                        int T) {
   using bf = __nv_bfloat16;
-  Prefill p{(bf*)t[0], (bf*)t[1], (bf*)t[2], (float*)t[3], (float*)t[4], (bf*)t[5], (float*)t[6], (bf*)t[7],
-                  (int64_t*)t[8], (bf*)t[9], (float*)t[10], (char*)t[11], (float*)t[12],
-                  (float*)t[13], scale, H, HV, N, segment, T, nullptr, -warps};
+  Prefill p{{(bf*)t[0], (bf*)t[1], (bf*)t[2], (float*)t[3], (float*)t[4], (bf*)t[5], (float*)t[6], (bf*)t[7],
+             (int64_t*)t[8], (bf*)t[9], (float*)t[10], scale, H, HV, N, T},
+            (char*)t[11], (float*)t[12], (float*)t[13], segment, -warps, nullptr};
   emulated::mode = mode;
   if (warps < 0) return p.plan = (Plan*)t[14], ordered(p, members, -warps), 0;
   if (warps == 14) return groups<1, 4>(p, members), 0;
@@ -160,7 +160,7 @@ extern "C" void scan_segments(int mode, void** t, int HV, int N, int T, int segm
 def library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chunk")
     files = ("hopper", "prepare", "state", "split", "segments", "scan", "order", "ordered")
-    for file in (*(f"{name}.cuh" for name in files), "lengths.h"):
+    for file in (*(f"{name}.cuh" for name in files), "call.h", "lengths.h"):
         shutil.copy(FOLDER / file, folder)
     chunk, n = re.subn(
         r"__device__ __forceinline__ uint32_t transposed\(.*?\n}\n", "", (FOLDER / "chunk.cuh").read_text(), flags=re.S
@@ -487,7 +487,7 @@ def test_segments(library, warps, lengths):
 
 
 # T, N, HV, `segments` -> chunks of one, on a GPU with 132 SMs
-CUTS = [
+CUT = [
     ((1279, 1, 8, 64), 0),  # 19 chunks
     ((1280, 1, 8, 64), 8),  # no shorter part, though there might be eight
     ((8192, 1, 8, 64), 16),
@@ -503,7 +503,7 @@ CUTS = [
 ]
 
 
-@pytest.mark.parametrize(("what", "chunks"), CUTS)
+@pytest.mark.parametrize(("what", "chunks"), CUT)
 def test_where_sequences_are_cut(library, what, chunks):
     T, N, HV, segments = what
     assert library.cut(ctypes.c_int64(T), ctypes.c_int64(N), ctypes.c_int64(HV), segments) == chunks

@@ -13,8 +13,6 @@
 
 namespace gdn {
 
-constexpr int64_t D = 128;  // K = V
-
 // q, k [T,H,128] bf16; v [T,HV,128] bf16; state [N,HV,128,128] f32; A_log, dt_bias [HV] f32; a, b [T,HV] bf16;
 // cu_seqlens [N+1] i64, from 0 on, never falling, T at the end; scale None or 0: 1/sqrt(128).
 // Writes output [T,HV,128] bf16 and new_state like state, which may be state itself. HV a multiple of H.
@@ -28,36 +26,36 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
   const DLDevice device = state.device();
   if (device.device_type != kDLCUDA) TVM_FFI_THROW(ValueError) << "state: expected on a CUDA device";
   const DLDataType bf16{kDLBfloat, 16, 1}, f32{kDLFloat, 32, 1}, i64{kDLInt, 64, 1};
+  using bf = __nv_bfloat16;
   const double s = scale.value_or(0.0);
   const Call call = {
-      data<const void>(q, "q", bf16, {T, H, D}, device, 16),
-      data<const void>(k, "k", bf16, {T, H, D}, device, 16),
-      data<const void>(v, "v", bf16, {T, HV, D}, device, 16),
-      data<const void>(state, "state", f32, {N, HV, D, D}, device, 8),
-      data<const void>(A_log, "A_log", f32, {HV}, device, 4),
-      data<const void>(a, "a", bf16, {T, HV}, device, 2),
-      data<const void>(dt_bias, "dt_bias", f32, {HV}, device, 4),
-      data<const void>(b, "b", bf16, {T, HV}, device, 2),
+      data<const bf>(q, "q", bf16, {T, H, D}, device, 16),
+      data<const bf>(k, "k", bf16, {T, H, D}, device, 16),
+      data<const bf>(v, "v", bf16, {T, HV, D}, device, 16),
+      data<const float>(state, "state", f32, {N, HV, D, D}, device, 8),
+      data<const float>(A_log, "A_log", f32, {HV}, device, 4),
+      data<const bf>(a, "a", bf16, {T, HV}, device, 2),
+      data<const float>(dt_bias, "dt_bias", f32, {HV}, device, 4),
+      data<const bf>(b, "b", bf16, {T, HV}, device, 2),
       data<const int64_t>(cu_seqlens, "cu_seqlens", i64, {N + 1}, device, 8),
-      data<void>(output, "output", bf16, {T, HV, D}, device, 16),
-      data<void>(new_state, "new_state", f32, {N, HV, D, D}, device, 8),
+      data<bf>(output, "output", bf16, {T, HV, D}, device, 16),
+      data<float>(new_state, "new_state", f32, {N, HV, D, D}, device, 8),
       static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(D)) : s),
       static_cast<int>(H),
       static_cast<int>(HV),
       static_cast<int>(N),
       T,
-      device.device_id,
-      TVMFFIEnvGetStream(device.device_type, device.device_id),
   };
   if (N == 0) return;
   if (N > 32767 || HV > 65535) TVM_FFI_THROW(ValueError) << "N = " << N << ", HV = " << HV << ": expected at most 32767 and 65535";
 
   // torch's caching allocator when the caller is torch: no synchronisation, and given back as soon as the launches are queued
   std::vector<ffi::Tensor> rooms;
-  prefill(call, [&](int64_t bytes) {
+  const Allocate allocate = [&](int64_t bytes) {
     rooms.push_back(ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, {bytes}, DLDataType{kDLUInt, 8, 1}, device));
     return rooms.back().data_ptr();
-  });
+  };
+  prefill(call, allocate, device.device_id, TVMFFIEnvGetStream(device.device_type, device.device_id));
 }
 
 }  // namespace gdn

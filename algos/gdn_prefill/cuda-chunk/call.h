@@ -5,24 +5,34 @@
 #include <cstdint>
 #include <functional>
 
-#pragma GCC visibility push(hidden)  // a process may have several builds of this library
+struct __nv_bfloat16;
+
 namespace gdn {
 
-struct Call {  // see chunk.cuh's Prefill
-  const void *q, *k, *v, *state, *A_log, *a, *dt_bias, *b;
-  const int64_t* cu_seqlens;
-  void *output, *new_state;
+constexpr int D = 128;           // K = V
+
+struct Call {
+  const __nv_bfloat16* q;        // [T, H, 128]
+  const __nv_bfloat16* k;        // [T, H, 128]
+  const __nv_bfloat16* v;        // [T, HV, 128]
+  const float* state;            // [N, HV, 128, 128], k-last
+  const float* A_log;            // [HV]
+  const __nv_bfloat16* a;        // [T, HV]
+  const float* dt_bias;          // [HV]
+  const __nv_bfloat16* b;        // [T, HV]
+  const int64_t* cu_seqlens;     // [N + 1]
+  __nv_bfloat16* output;         // [T, HV, 128]
+  float* new_state;              // like state, and may be state itself
   float scale;
   int H, HV, N;
   int64_t T;
-  int device;
-  void* stream;  // a cudaStream_t
 };
 
 // Memory of the device until the call's launches are queued, by the binding, which knows the caller's allocator.
 using Allocate = std::function<void*(int64_t bytes)>;
 
-void prefill(const Call& call, const Allocate& allocate);
+#pragma GCC visibility push(hidden)  // a process may have several builds of this library
+void prefill(const Call& call, const Allocate& allocate, int device, void* stream);  // a cudaStream_t
+#pragma GCC visibility pop
 
 }  // namespace gdn
-#pragma GCC visibility pop

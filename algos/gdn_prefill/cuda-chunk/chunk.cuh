@@ -10,36 +10,22 @@
 
 #include <cstdint>
 
+#include "call.h"
 #include "matrix.cuh"
 
 namespace gdn {
 
-constexpr int D = 128;          // K = V
 constexpr int CHUNK = 64;       // tokens
 constexpr int SIDE = 16;        // of a block of the CHUNK x CHUNK matrices
 
 struct Plan;                     // order.cuh
-struct Prefill {
-  const __nv_bfloat16* q;        // [T, H, 128]
-  const __nv_bfloat16* k;        // [T, H, 128]
-  const __nv_bfloat16* v;        // [T, HV, 128]
-  const float* state;            // [N, HV, 128, 128], k-last
-  const float* A_log;            // [HV]
-  const __nv_bfloat16* a;        // [T, HV]
-  const float* dt_bias;          // [HV]
-  const __nv_bfloat16* b;        // [T, HV]
-  const int64_t* cu_seqlens;     // [N + 1]
-  __nv_bfloat16* output;         // [T, HV, 128]
-  float* new_state;              // like state, and may be state itself
+struct Prefill : Call {
   char* prepared;                // [numbers of chunks, HV] of Prepared
   float* ends;                   // [numbers of segments, HV, 128, 128]; see segments.cuh
   float* transfers;              // the same
-  float scale;
-  int H, HV, N;
   int segment;                   // chunks of a segment; 0: a sequence is one
-  int64_t T;
-  Plan* plan;                    // of what is walked in order of length, by how many CTAs; see order.cuh
-  int ctas;
+  int ctas;                      // that walk what is in the plan
+  Plan* plan;                    // of what is walked in order of length; see order.cuh
 
   // Sequence n has the tokens from its border to the next. Whatever cu_seqlens holds, no memory but the tensors' is touched.
   // q of 2^31 tokens would be 512 GiB. The first and the last are known without a look: one sequence waits for none.

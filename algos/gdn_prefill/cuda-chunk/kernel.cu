@@ -10,7 +10,6 @@
 #include <tvm/ffi/extra/cuda/base.h>
 #include <tvm/ffi/extra/cuda/device_guard.h>
 
-#include "call.h"
 #include "choice.cuh"
 #include "lengths.h"
 #include "ways.h"
@@ -20,22 +19,15 @@ namespace gdn {
 void check(cudaError_t error) { TVM_FFI_CHECK_CUDA_ERROR(error); }
 int sms_of(int device) { return sms(device); }
 
-void prefill(const Call& call, const Allocate& allocate) {
-  using bf = __nv_bfloat16;
+void prefill(const Call& call, const Allocate& allocate, int device, void* on) {
   Prefill p{};
-  p.q = static_cast<const bf*>(call.q), p.k = static_cast<const bf*>(call.k), p.v = static_cast<const bf*>(call.v);
-  p.state = static_cast<const float*>(call.state), p.new_state = static_cast<float*>(call.new_state);
-  p.A_log = static_cast<const float*>(call.A_log), p.dt_bias = static_cast<const float*>(call.dt_bias);
-  p.a = static_cast<const bf*>(call.a), p.b = static_cast<const bf*>(call.b), p.output = static_cast<bf*>(call.output);
-  p.cu_seqlens = call.cu_seqlens, p.scale = call.scale;
-  p.H = call.H, p.HV = call.HV, p.N = call.N, p.T = call.T;
-
-  tvm::ffi::CUDADeviceGuard guard(call.device);
-  const auto stream = static_cast<cudaStream_t>(call.stream);
-  const int count = sms(call.device);
+  static_cast<Call&>(p) = call;
+  tvm::ffi::CUDADeviceGuard guard(device);
+  const auto stream = static_cast<cudaStream_t>(on);
+  const int count = sms(device);
   const Tuned& row = TUNED[chosen(count, int64_t{p.N} * p.HV)];
-  if (short_ones(p.T, p.N, p.HV, row.recurrent, count)) return walk_tokens(p, call.device, stream);
-  if (!walk_wide(p, row.segments, allocate, call.device, stream)) walk_narrow(p, row.segments, allocate, call.device, stream);
+  if (short_ones(p.T, p.N, p.HV, row.recurrent, count)) return walk_tokens(p, device, stream);
+  if (!walk_wide(p, row.segments, allocate, device, stream)) walk_narrow(p, row.segments, allocate, device, stream);
 }
 
 }  // namespace gdn

@@ -1,7 +1,6 @@
 // The ways through a call. Each is compiled by itself: side by side, where there are cores for it.
 #pragma once
 
-#include "call.h"
 #include "chunk.cuh"
 
 #pragma GCC visibility push(hidden)  // a process may have several builds of this library
