@@ -27,7 +27,7 @@ LAYERS = """
     tasks
     probes  profilers
     check  timing
-    dataset  build  environment  signature
+    dataset  build  environment  signature  contract
     twins  tuned
     pack
     traceset  lanes
@@ -43,7 +43,8 @@ ONLY_IN = {"typer": {"commands"}, "rich": {"report"}, "matplotlib": {"report"}, 
 # what costs a second or more to import; whatever lists, finds or prints must not need it, not even at the top of a file
 HEAVY = {"torch", "triton", "numpy", "matplotlib", "flashinfer_bench", "flashinfer", "fla", "flash_qla", "modal"}
 MAY_BE_HEAVY = {
-    "check", "timing", "dataset", "build", "twins", "tracefolder", "dtypes", "tasks", "probes", "profilers", "loading"
+    "check", "timing", "dataset", "build", "twins", "tracefolder", "dtypes", "tasks", "probes", "profilers", "loading",
+    "contract",
 }  # fmt: skip
 
 

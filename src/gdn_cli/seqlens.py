@@ -1,8 +1,8 @@
 """cu_seqlens: where packed sequences begin and end. Kernels take these as addresses: a wrong one reads foreign memory.
 
 Whoever holds them where the host can read them without waiting asks here before a kernel runs: dataset.py, wherever a
-workload's inputs come from, and loading.py for tensors of the CPU. On a GPU a look would stop the caller until all work
-there is done, so the functions of `load` take none.
+workload's inputs come from, and contract.py for tensors of the CPU. On a GPU a look would stop the caller until all
+work there is done, so the functions of `load` take none.
 """
 
 from __future__ import annotations
