@@ -176,53 +176,29 @@ def test_a_compiler_behind_a_launcher_is_found(cxx, monkeypatch):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_no_worker_outlives_a_command_that_is_killed(number, tmp_path, write_algo):
-    write_algo(
-        tmp_path,
-        "hangs",
-        f"import os\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\nwhile True: pass\n",
-    )
-    command = subprocess.Popen(
-        [sys.executable, "-m", "gdn_cli", "run", "--algos", str(tmp_path), "--algo", "hangs", "-w", "0"],
-        env=helpers.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
-        worker = int((tmp_path / "pid").read_text())
-        command.send_signal(number)
-        assert command.wait(20) == (128 + number if number == signal.SIGTERM else -number)
-        until(lambda: not helpers.alive(worker))
-    finally:
-        command.kill()
-        if (tmp_path / "pid").exists() and helpers.alive(int((tmp_path / "pid").read_text())):
-            os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_the_record_of_a_command_that_is_killed_says_so(number, tmp_path, write_algo):
-    write_algo(
-        tmp_path,
-        "hangs",
-        f"import os\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\nwhile True: pass\n",
-    )
-    out = tmp_path / "out.json"
+def test_a_command_that_is_killed_leaves_no_worker_and_a_record_that_says_so(number, tmp_path, write_algo):
+    pid, out = tmp_path / "pid", tmp_path / "out.json"
+    write_algo(tmp_path, "hangs", f"import os\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\nwhile True: pass\n")
     command = subprocess.Popen(
         [sys.executable, "-m", "gdn_cli", "run", "--algos", str(tmp_path), "--algo", "pt-reference,hangs", "-w", "0",
          "--out", str(out)],
         env=helpers.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        until(lambda: pid.exists() and pid.read_text())
         command.send_signal(number)
         shown, said = command.communicate(timeout=20)
+        until(lambda: not helpers.alive(int(pid.read_text())))
     finally:
         command.kill()
-        until(lambda: not helpers.alive(int((tmp_path / "pid").read_text())))
+        if pid.exists() and helpers.alive(int(pid.read_text())):
+            os.kill(int(pid.read_text()), signal.SIGKILL)
     document = json.loads(out.read_text())
     assert document["interrupted"] and [r["status"] for r in document["records"]] == ["passed"]
     if number == signal.SIGTERM:
         assert command.returncode == 128 + number and "interrupted: the above" in shown and "Traceback" not in said
+    else:
+        assert command.returncode == -number
 
 
 def until(condition, seconds: float = 60.0) -> None:
