@@ -556,7 +556,7 @@ def test_records_stand_in_the_order_of_the_jobs_whenever_they_come(tmp_path, mon
     Cloud([None, passed(a)], [passed(b)]).install(monkeypatch)
     document, came = Document("bench", {}, tmp_path / "run.json"), []
     save = document.save
-    monkeypatch.setattr(document, "save", lambda **_: (came.append([r["algo"] for r in document.records]), save()))
+    monkeypatch.setattr(document, "save", lambda: (came.append([r["algo"] for r in document.records]), save()))
     order = {campaign.key(a): 0, campaign.key(b): 1}
     running.run(campaign.Plan([a, b], [], [], order), document, lambda *_: None, print, rented(containers=2))
     assert came == [["cuda-v4"], ["cuda-v4", "cuda-v1"], ["cuda-v1", "cuda-v4"]]

@@ -41,7 +41,7 @@ class Document:
     missing: list[dict[str, Any]] = field(default_factory=list)  # algos that could not run here, and why
     more: dict[str, Any] = field(default_factory=dict)  # what a command adds to its records: scores, comparisons
     origin: dict[str, Any] = field(default_factory=environment.commit)
-    interrupted: bool = False
+    interrupted: bool = False  # it has what was measured by then: also while it runs, and so after a kill
     earlier: int = 0  # so many of the records are an earlier run's, which this one goes on with
     unsaved: str | None = None  # why the file could not be written, once that happened
 
@@ -63,15 +63,11 @@ class Document:
         """Without an earlier run's records: those were kept when they were made."""
         return self.to_json() | {"records": self.records[self.earlier :]}
 
-    def save(self, *, ended: bool = True) -> None:
-        """Write the file anew. A disk that is full later on is said once (`unsaved`), and costs no measurement.
-
-        Until the command has `ended` its file says `interrupted`: so it does after a kill, or the end of the machine.
-        """
+    def save(self) -> None:
+        """Write the file anew. A disk that is full later on is said once (`unsaved`), and costs no measurement."""
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
-            whole = self.to_json()
-            temporary.write_text(dumps(whole | {"interrupted": whole["interrupted"] or not ended}) + "\n")
+            temporary.write_text(dumps(self.to_json()) + "\n")
             temporary.replace(self.path)
             self.unsaved = None
         except OSError as e:
@@ -107,7 +103,7 @@ class Document:
             self.environments[job.place] = env
         self.records.append(whole)
         if save:
-            self.save(ended=False)
+            self.save()
         return whole
 
     def add_unpackable(self, op: str, algo: str, mode: str, reason: str) -> None:

@@ -35,6 +35,7 @@ def run(
     for row in plan.unpackable:
         document.add_unpackable(*row)
     tally, stop = _Tally(plan, document, progress), threading.Event()
+    document.interrupted = True
     try:
         if engine:
             with contextlib.closing(engine(plan.jobs)) as arriving:
@@ -48,6 +49,7 @@ def run(
             lanes.side_by_side(work, stop)
     finally:
         tally.sort()
+    document.interrupted = False
     if document.records:
         document.save()
 
@@ -106,7 +108,7 @@ class _Tally:
         for record in found:
             self._keep(job, record | on, env, save=False)
         if found:
-            self.document.save(ended=False)
+            self.document.save()
 
     def _keep(self, job: Job, record: dict[str, Any], environment: dict[str, Any], *, save: bool = True) -> None:
         whole = self.document.add(job, record, environment, save=save)

@@ -164,7 +164,7 @@ def perform(plan: Any, document: Any, known: Any, json: bool, finish: Any, engin
         with report.progress() if engine is None else contextlib.nullcontext(lambda *_: None) as progress:
             running.run(plan, document, progress, report.say, engine)
     except KeyboardInterrupt:
-        document.interrupted = True
+        pass  # the document says so
     except errors.GdnError as e:
         if not document.records:
             raise
