@@ -23,7 +23,7 @@ import reports
 from gdn_cli import errors, registry, units
 from gdn_cli.errors import UsageError
 from gdn_cli.report import drawing as drawn
-from gdn_cli.report import figures, findings, gather, markdown, page, readme, sheet
+from gdn_cli.report import figures, findings, gather, markdown, page, readme, sheet, verdicts
 
 ROOT = Path(__file__).resolve().parent.parent
 H200 = ROOT / "results" / "h200"
@@ -169,7 +169,7 @@ def test_a_later_file_replaces_the_same_measurement_and_no_other():
     assert group.median_us("cuda-v4", "B=8") == 3.0
     assert group.median_us("cuda-v4", "B=1") == pytest.approx(1.9 + 0.28)
     assert group.median_us("cuda-v1", "B=8") == pytest.approx(2.3 + 0.26 * 8)
-    assert findings.file_notes(book) == [findings.Note("replaced", "1 record of 0.json gave way to those of 1.json")]
+    assert verdicts.file_notes(book) == [verdicts.Note("replaced", "1 record of 0.json gave way to those of 1.json")]
     assert book_of(new, old).groups[0].median_us("cuda-v4", "B=8") == pytest.approx(1.9 + 0.28 * 8)
 
 
@@ -212,11 +212,11 @@ def test_a_later_check_that_fails_takes_the_time_away_and_a_later_pass_mends_it(
     assert group.median_us("cuda-v4", "B=1") is not None
     assert {r.algo: r.right for r in findings.rungs(book, group)}["cuda-v4"] == 1  # it counts in no mean either
     assert cells(markdown.markdown(book))["`cuda-v4`"][1] == "wrong"
-    assert [(c.right, c.of) for c in findings.checks(book, "gdn_decode") if c.algo == "cuda-v4"] == [(1, 2)]
+    assert [(c.right, c.of) for c in verdicts.checks(book, "gdn_decode") if c.algo == "cuda-v4"] == [(1, 2)]
     mended = book_of(good, bad, good)
-    assert mended.groups[0].median_us("cuda-v4", "B=8") is not None and findings.notes(mended, "gdn_decode") == []
+    assert mended.groups[0].median_us("cuda-v4", "B=8") is not None and verdicts.notes(mended, "gdn_decode") == []
     crashed = reports.record("cuda-v4", 1, None, status="crashed", reason="signal 11", workload=None)
-    assert findings.notes(book_of(reports.document([crashed]), good), "gdn_decode") == []
+    assert verdicts.notes(book_of(reports.document([crashed]), good), "gdn_decode") == []
 
 
 def test_what_stands_together_though_it_has_several_origins_is_said():
@@ -224,13 +224,13 @@ def test_what_stands_together_though_it_has_several_origins_is_said():
         [reports.record("cuda-v4", 8, 3.0, source_hash="cuda-v4-2")], commit="2222", dirty=True,
         environments={"cuda": reports.GPU | {"driver": "590.1", "versions": {"torch": "2.12"}}},
     )  # fmt: skip
-    said = [n.text for n in findings.notes(book_of(reports.bench((1, 8)), other), "gdn_decode") if n.kind == "mixed"]
+    said = [n.text for n in verdicts.notes(book_of(reports.bench((1, 8)), other), "gdn_decode") if n.kind == "mixed"]
     joined = "; ".join(said)
     assert "several drivers are together: 580.159.04 in 0.json; 590.1 in 1.json" in joined
     assert "commits are together: 1c78cc43113f in 0.json; 2222 with changes in 1.json" in joined
     assert "torch 2.11.0+cu130 and 2.12" in joined
     assert "cuda-v4: two states of its sources are together: cuda-v4-1 and cuda-v4-2" in joined
-    assert findings.notes(book_of(reports.bench()), "gdn_decode") == []
+    assert verdicts.notes(book_of(reports.bench()), "gdn_decode") == []
 
 
 def test_files_of_schema_1_and_2_are_read_alike(tmp_path):
@@ -305,7 +305,7 @@ def test_right_is_what_no_probe_and_no_check_finds_wrong():
             "honest", 1, None, "nvbench", status="tier_unavailable", reason="nvbench: pip install cuda-bench"
         ),
     ]
-    found = {c.algo: c.right for c in findings.checks(book_of(reports.document(records)), "gdn_decode")}
+    found = {c.algo: c.right for c in verdicts.checks(book_of(reports.document(records)), "gdn_decode")}
     assert found == {"cheat": 0, "honest": 1}
 
 
@@ -323,7 +323,7 @@ def test_the_spread_is_that_of_the_samples():
 
 def test_failures_and_doubts_are_said_in_words():
     book = book_of(reports.everything())
-    said = {(n.kind, n.text) for n in findings.notes(book, "gdn_decode")}
+    said = {(n.kind, n.text) for n in verdicts.notes(book, "gdn_decode")}
     assert (
         "failed",
         "wrong-v1 at B=1 and B=4: wrong, output is off by 0.31; the contest's own rule would pass it",
@@ -333,13 +333,13 @@ def test_failures_and_doubts_are_said_in_words():
     assert any(
         kind == "doubt" and text.startswith("fi-baseline at B=16 (cupti): the SM clock moved") for kind, text in said
     )
-    right = {c.algo: (c.right, c.of) for c in findings.checks(book, "gdn_decode")}
+    right = {c.algo: (c.right, c.of) for c in verdicts.checks(book, "gdn_decode")}
     assert right["cuda-v4"] == (10, 10) and right["wrong-v1"] == (0, 2) and "cuda-v9" not in right
     text = markdown.markdown(book)
     assert cells(text)["`fi-baseline`"][3].endswith(" ?") and cells(text)["`cuda-v9`"] == ["crashed"] * 5
     assert "see the notes" in page.page(book, "x", ("times", "notes"))
     interrupted = book_of(reports.bench(interrupted=True))
-    assert findings.file_notes(interrupted)[0].kind == "interrupted"
+    assert verdicts.file_notes(interrupted)[0].kind == "interrupted"
 
 
 # --- what is written --------------------------------------------------------------------------------------------------

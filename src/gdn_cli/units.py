@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from typing import Any
 
 UNITS = {"us": 1.0, "ms": 1e3}  # microseconds in one of each
 _PLAIN = 10_000.0  # from here on a column of bare microseconds is too wide to compare
@@ -63,3 +65,8 @@ def listed(names: Iterable[str], most: int | None = None) -> str:
     if most is not None and len(names) > most:
         names = [*names[:most], f"{len(names) - most} more"]
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+
+
+def is_positive(value: Any) -> bool:
+    """Whether what a file gives is a positive number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0

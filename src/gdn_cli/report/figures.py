@@ -11,7 +11,7 @@ from typing import Any
 from .. import units
 from ..errors import UsageError
 from ..timing import COPY, EMPTY, FLOORS
-from . import findings
+from . import findings, provenance
 from .drawing import (
     GREY,
     INK,
@@ -394,7 +394,7 @@ def one(book: Book, part: str) -> tuple[Drawing, list[str]]:
         if part in PARTS:
             for group in book.of(op):
                 for drawing in PARTS[part](book, group)[:1]:
-                    found.setdefault((op, group.device), (drawing, f"{op} on {findings.origin(group)}"))
+                    found.setdefault((op, group.device), (drawing, f"{op} on {provenance.origin(group)}"))
         else:
             drawings = compare(book, op)
             if part == "tiers":

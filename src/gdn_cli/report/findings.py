@@ -1,4 +1,4 @@
-"""What a book says: means, slices, gaps between tiers, and what is wrong, all as plain data and sentences.
+"""What a book says: means, slices, gaps between tiers, all as plain data and sentences.
 
 Every page, table and figure is made from these, so that they cannot disagree. Times are in microseconds.
 """
@@ -6,13 +6,14 @@ Every page, table and figure is made from these, so that they cannot disagree. T
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .. import records, units
+from .. import units
 from ..timing import COPY, COPY_RATE, EMPTY, FLOORS
-from .gather import Book, Group, Measurement, Source, label_axes, ladder
+from . import verdicts
+from .gather import Book, Group, Measurement, label_axes, ladder
 
 # --- over one axis --------------------------------------------------------------------------------------------------
 
@@ -37,7 +38,7 @@ def slices(group: Group) -> list[Slice]:
     the most values.
     """
     axes = {m.label: {k: m.axes[k] for k in label_axes(group.known, m.axes)} for m in group.measured if m.label}
-    labels = [label for label in group.labels if all(_number(v) for v in axes[label].values()) and axes[label]]
+    labels = [label for label in group.labels if all(map(units.is_positive, axes[label].values())) and axes[label]]
     if len(labels) < 2:
         return []
     rows: dict[tuple, list[str]] = {}
@@ -68,10 +69,6 @@ def slices(group: Group) -> list[Slice]:
     if len(set(at.values())) < 2:
         return []
     return [Slice(name, tuple(ordered), at, "", alone and len(at) <= 12, others=len(names) > 1)]
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
 
 
 def axis_words(name: str) -> str:
@@ -346,229 +343,6 @@ def _turned(both: list[tuple[str, str, float, float]]) -> list[str]:
     return found
 
 
-# --- checks ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Checked:
-    algo: str
-    device: str
-    mode: str
-    right: int
-    of: int
-    errors: dict[str, float]  # output -> the largest relative Frobenius error
-
-
-def checks(book: Book, op: str) -> list[Checked]:
-    """How many workloads each algo is right on, whether it was timed or not."""
-    cases: dict[tuple, dict[str | None, list[Measurement]]] = {}
-    for m in book.measured:
-        if m.op == op and m.algo not in FLOORS and (m.record.get("check") or not m.passed):
-            cases.setdefault((m.algo, m.device, m.mode), {}).setdefault(m.workload, []).append(m)
-    order = {name: i for i, name in enumerate(book.algos or ladder(book.registry, op).order)}
-    found = []
-    for (algo, device, mode), workloads in cases.items():
-        judged = {w: ms for w, ms in workloads.items() if w is not None}
-        if not judged:
-            continue
-        errors: dict[str, float] = {}
-        for m in (m for ms in judged.values() for m in ms):
-            for name, error in ((m.record.get("check") or {}).get("errors") or {}).items():
-                if isinstance(error, (int, float)):
-                    errors[name] = max(error, errors.get(name, 0.0))
-        right = sum(all(map(_right, ms)) for ms in judged.values())
-        found.append(Checked(algo, device, mode, right, len(judged), errors))
-    return sorted(found, key=lambda c: order.get(c.algo, len(order)))
-
-
-def _right(m: Measurement) -> bool:
-    """Right, whether or not a tier could then time it; a probe may find wrong what the check passed."""
-    return m.passed or (m.record["status"] != "wrong" and bool((m.record.get("check") or {}).get("passed")))
-
-
-# --- what is wrong --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Note:
-    kind: str  # failed, doubt, note, mixed, not run; of files: interrupted, warning, replaced
-    text: str
-
-
-def notes(book: Book, op: str, group: Group | None = None) -> list[Note]:
-    """What a reader must know of an op's numbers, the gravest first; with `group`, of that group's alone."""
-    measured = group.measured if group else [m for m in book.measured if m.op == op]
-    found = [*_failures(measured), *_doubts(measured), *_remarks(measured)]
-    for g in [group] if group else book.of(op):
-        found += [n for n in _mixed(g) if n not in found]
-    lacking: dict[tuple, dict[str, None]] = {}
-    for m in (m for source in book.sources for m in source.document.get("missing") or [] if m.get("op") == op):
-        lacking.setdefault((m.get("reason"), m.get("hint")), {})[str(m.get("algo"))] = None
-    for (reason, hint), algos in lacking.items() if not group else ():
-        found.append(Note("not run", f"{', '.join(algos)}: {reason}" + (f" ({hint})" if hint else "")))
-    return found
-
-
-def file_notes(book: Book) -> list[Note]:
-    """What a reader must know of the files."""
-    found = []
-    for source in book.sources:
-        if source.document.get("interrupted"):
-            found.append(Note("interrupted", f"{source.name}: it has what was measured by then"))
-        found += [Note("warning", f"{source.name}: {text}") for text in source.document.get("warnings") or []]
-    for (old, new), n in book.replaced.items():
-        found.append(Note("replaced", f"{units.count(n, 'record')} of {old} gave way to those of {new}"))
-    return found
-
-
-def _failures(measured: list[Measurement]) -> Iterator[Note]:
-    together: dict[tuple, list[Measurement]] = {}
-    for m in measured:
-        if not m.passed:
-            together.setdefault((m.algo, m.record["status"], m.record.get("reason") or ""), []).append(m)
-    for (algo, status, reason), ms in together.items():
-        at = units.listed(dict.fromkeys(m.label for m in ms if m.label), most=4)
-        text = f"{algo}{f' at {at}' if at else ''}: {status.replace('_', ' ')}"
-        text += f", {reason}" if reason else ""
-        if status == "wrong" and (ms[0].record.get("check") or {}).get("official"):
-            text += "; the contest's own rule would pass it"
-        if unfinished := max(_whole(m.record.get("unfinished")) for m in ms):
-            text += f"; {units.count(unfinished, 'workload')} not reached"
-        yield Note("failed", text)
-
-
-def _whole(value: Any) -> int:
-    return value if type(value) is int else 0
-
-
-def _doubts(measured: list[Measurement]) -> Iterator[Note]:
-    together: dict[str, list[Measurement]] = {}
-    for m in measured:
-        for text in m.record.get("doubts") or []:
-            together.setdefault(str(text), []).append(m)
-    for text, ms in together.items():
-        yield Note("doubt", f"{_where(ms)}: {text}")
-
-
-def _remarks(measured: list[Measurement]) -> Iterator[Note]:
-    together: dict[str, list[Measurement]] = {}
-    for m in measured:
-        if m.timing and m.timing.get("note"):
-            together.setdefault(str(m.timing["note"]), []).append(m)
-    for text, ms in together.items():
-        yield Note("note", f"{_where(ms)}: {text}")
-    backends = dict.fromkeys((m.algo, str(m.record["backend"])) for m in measured if m.record.get("backend"))
-    for algo, backend in backends:
-        yield Note("note", f"{algo} ran its backend {backend}")
-
-
-def _where(ms: list[Measurement]) -> str:
-    algos = units.listed(dict.fromkeys(m.algo for m in ms))
-    labels = list(dict.fromkeys(m.label for m in ms if m.label))
-    tiers = units.listed(dict.fromkeys(m.tier for m in ms if m.tier))
-    return f"{algos}{f' at {units.listed(labels, most=4)}' if labels else ''}{f' ({tiers})' if tiers else ''}"
-
-
-def _mixed(group: Group) -> Iterator[Note]:
-    """Where one group's numbers have several origins: they stand side by side all the same, so it must be said."""
-    told: list[tuple[str, Callable[[Source, str], Any]]] = [
-        ("drivers", lambda s, place: s.environment(place).get("driver")),
-        ("greatest SM clocks", lambda s, place: s.environment(place).get("max_sm_clock_mhz")),
-        ("commits", lambda s, place: s.commit),
-    ]
-    for what, read in told:
-        seen = {str(x): s.name for s in group.sources for place in group.places if (x := read(s, place))}
-        if len(seen) > 1:
-            which = "; ".join(f"{value} in {name}" for value, name in seen.items())
-            yield Note("mixed", f"{group.op}, {group.how}: several {what} are together: {which}")
-    versions: dict[str, dict[str, None]] = {}
-    for s in group.sources:
-        for place in group.places:
-            for name, version in (s.environment(place).get("versions") or {}).items():
-                versions.setdefault(name, {})[str(version)] = None
-    differing = [f"{name} {units.listed(seen)}" for name, seen in versions.items() if len(seen) > 1]
-    if differing:
-        yield Note("mixed", f"{group.op}, {group.how}: several versions are together: {'; '.join(differing)}")
-    for algo in group.rivals:
-        hashes = dict.fromkeys(m.record.get("source_hash") for m in group.measured if m.algo == algo)
-        known = [str(h) for h in hashes if h]
-        if len(known) > 1:
-            yield Note("mixed", f"{group.op}, {algo}: two states of its sources are together: {units.listed(known)}")
-
-
-# --- where numbers come from ----------------------------------------------------------------------------------------
-
-
-def origin(group: Group) -> str:
-    """One line: device, driver, clocks, tier, L2."""
-    parts = []
-    for what, unit, key in (("driver ", "", "driver"), ("SM clock ", " MHz", "max_sm_clock_mhz")):
-        values = {s.environment(place).get(key) for s in group.sources for place in group.places} - {None}
-        if values:
-            parts.append(what + "/".join(sorted(map(str, values))) + unit)
-    within = ", ".join(parts)
-    return f"{group.device}{f' ({within})' if within else ''}, tier {group.how}"
-
-
-def environment(source: Source, place: str) -> dict[str, str]:
-    """What a file says of a place where its records were made, in words."""
-    env = source.environment(place)
-    found: dict[str, Any] = {"file": source.name, "measured": source.time, "commit": source.commit or "not known"}
-    found["command"] = f"gdn {source.document.get('command')}"
-    options = source.document.get("options") or {}
-    given = [f"{k} {v}" for k, v in options.items() if v not in (None, False, [], {})]
-    found["options"] = ", ".join(given) or "none"
-    found["device"] = source.device(place)
-    words = {
-        "driver": "driver", "cuda": "CUDA", "capability": "compute capability", "sms": "SMs", "cpus": "CPUs",
-        "threads": "threads", "architectures": "compiled for",
-    }  # fmt: skip
-    found |= {word: env[key] for key, word in words.items() if env.get(key) is not None}
-    if env.get("l2_bytes"):
-        found["L2"] = f"{env['l2_bytes'] / 2**20:.0f} MiB"
-    if env.get("max_sm_clock_mhz"):
-        found["greatest SM clock"] = f"{env['max_sm_clock_mhz']} MHz"
-    if env.get("affinity"):
-        found["affinity"] = str(env["affinity"])
-    if seen := _states(source, place):
-        found |= seen
-    found |= {str(name): version for name, version in (env.get("versions") or {}).items()}
-    return {k: str(v) for k, v in found.items()}
-
-
-def _states(source: Source, place: str) -> dict[str, str]:
-    """The clocks and temperatures that were read while measuring: gpu_state, or schema 1's clocks."""
-    readings: dict[str, list[float]] = {}
-    for r in source.document["records"]:
-        if records.place(r) != place:
-            continue
-        state = r.get("gpu_state") or {}
-        for reading in [*(state.get("during") or []), state.get("after") or {}, r.get("clocks") or {}]:
-            for key, value in reading.items():
-                if _number(value):
-                    readings.setdefault(key, []).append(value)
-    words = {
-        "sm_mhz": ("SM clock", "MHz"),
-        "memory_mhz": ("memory clock", "MHz"),
-        "temperature_c": ("temperature", "°C"),
-    }
-    found = {}
-    for key, (word, unit) in words.items():
-        if values := readings.get(key):
-            low, high = min(values), max(values)
-            found[f"{word}, measuring"] = f"{low:g} {unit}" if low == high else f"{low:g} to {high:g} {unit}"
-    return found
-
-
-def hashes(book: Book) -> list[tuple[str, str, str, list[str]]]:
-    """(op, algo, source hash, files that have it) of what ran."""
-    found: dict[tuple[str, str, str], dict[str, None]] = {}
-    for m in book.measured:
-        if m.record.get("source_hash"):
-            found.setdefault((m.op, m.algo, str(m.record["source_hash"])), {})[m.source.name] = None
-    return [(*what, list(files)) for what, files in found.items()]
-
-
 # --- for programs ---------------------------------------------------------------------------------------------------
 
 
@@ -598,10 +372,10 @@ def to_json(book: Book) -> dict[str, Any]:
             }
             for op in book.ops for t in tiers(book, op)
         ],
-        "checks": [{"op": op} | vars(c) for op in book.ops for c in checks(book, op)],
+        "checks": [{"op": op} | vars(c) for op in book.ops for c in verdicts.checks(book, op)],
         "comparisons": [item for op in book.ops for _, item in book.extra("comparisons", op)],
         "overall": [item for op in book.ops for _, item in book.extra("overall", op)],
         "scores": [item for op in book.ops for _, item in book.extra("scores", op)],
-        "notes": [{"op": op} | vars(n) for op in book.ops for n in notes(book, op)],
-        "file_notes": [vars(n) for n in file_notes(book)],
+        "notes": [{"op": op} | vars(n) for op in book.ops for n in verdicts.notes(book, op)],
+        "file_notes": [vars(n) for n in verdicts.file_notes(book)],
     }  # fmt: skip

@@ -6,7 +6,6 @@ Different devices, tiers and L2 states are different groups: nothing here or abo
 
 from __future__ import annotations
 
-import math
 import statistics
 import string
 from collections.abc import Iterable
@@ -15,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .. import environment, paths, records
+from .. import environment, paths, records, units
 from ..errors import MissingError, UsageError, unknown
 from ..registry import Algo, Op, Registry
 from ..timing import COPY, FLOORS, TIERS
@@ -293,18 +292,14 @@ def _validate(file: Path, i: int, record: dict[str, Any]) -> None:
         raise wrong("workload", "a table with axes")
     if timing is None:
         return
-    if not isinstance(timing, dict) or not _positive(timing.get("median_us")):
+    if not isinstance(timing, dict) or not units.is_positive(timing.get("median_us")):
         raise wrong("timing.median_us", "a positive number of microseconds")
     for key in ("low_us", "high_us", "ci_low_us", "ci_high_us", "span_us"):
-        if timing.get(key) is not None and not _positive(timing[key]):
+        if timing.get(key) is not None and not units.is_positive(timing[key]):
             raise wrong(f"timing.{key}", "a positive number of microseconds")
     for bar in timing.get("histogram") or []:
-        if not (isinstance(bar, list) and len(bar) == 2 and _positive(bar[0]) and _positive(bar[1])):
+        if not (isinstance(bar, list) and len(bar) == 2 and units.is_positive(bar[0]) and units.is_positive(bar[1])):
             raise wrong("timing.histogram", "pairs of microseconds and how often")
-
-
-def _positive(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
 
 
 # --- merging --------------------------------------------------------------------------------------------------------
@@ -366,7 +361,7 @@ def label_axes(op: Op | None, axes: dict[str, Any]) -> list[str]:
 def label_of(op: Op | None, axes: dict[str, Any]) -> tuple[str, tuple[float, ...]]:
     """A workload's label, and what sorts it by size."""
     shown = label_axes(op, axes)
-    order = tuple(float(axes[name]) if _positive(axes[name]) else 0.0 for name in shown)
+    order = tuple(float(axes[name]) if units.is_positive(axes[name]) else 0.0 for name in shown)
     if op is not None and all(f"{{{name}}}" in op.label for name in shown):
         return op.label.format(**axes), order
     return " ".join(f"{name}={axes[name]}" for name in shown) or "one size", order

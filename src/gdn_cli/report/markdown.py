@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import units
 from ..timing import COPY
-from . import findings
+from . import findings, provenance, verdicts
 from .figures import pair_name
 from .findings import Tiers
 from .gather import Book, Group, Point
@@ -37,9 +37,9 @@ def markdown(book: Book, parts: Iterable[str] = USUAL, unit: str = "auto", title
             out += _scores(book, op)
         if "checks" in parts:
             out += _checks(book, op)
-        if "notes" in parts and (notes := findings.notes(book, op)):
+        if "notes" in parts and (notes := verdicts.notes(book, op)):
             out.append("\n".join(f"- {n.kind}: {_text(n.text)}" for n in notes))
-    if "notes" in parts and (notes := findings.file_notes(book)):
+    if "notes" in parts and (notes := verdicts.file_notes(book)):
         out.append("\n".join(f"- {n.kind}: {_text(n.text)}" for n in notes))
     return "\n\n".join(out) + "\n"
 
@@ -62,7 +62,7 @@ def _origin(group: Group) -> str:
     files = [
         f"{_code(s.name)} ({s.time[:10]}{f', commit {_text(s.commit)}' if s.commit else ''})" for s in group.sources
     ]
-    return f"{_code(group.op)} on {_text(findings.origin(group))}; {', '.join(files)}:"
+    return f"{_code(group.op)} on {_text(provenance.origin(group))}; {', '.join(files)}:"
 
 
 def _times(group: Group, unit: str) -> str:
@@ -183,7 +183,7 @@ def _scores(book: Book, op: str) -> Iterator[str]:
 
 
 def _checks(book: Book, op: str) -> Iterator[str]:
-    found = findings.checks(book, op)
+    found = verdicts.checks(book, op)
     if not found:
         return
     outputs = list(dict.fromkeys(name for c in found for name in c.errors))

@@ -11,11 +11,12 @@ from typing import Any
 
 from .. import __version__, units
 from ..timing import COPY, FLOORS
-from . import figures, findings
+from . import figures, findings, provenance, verdicts
 from .drawing import Drawing, slug, svg
 from .figures import pair_name
-from .findings import Note, Tiers
+from .findings import Tiers
 from .gather import Book, Group, Point, label_of
+from .verdicts import Note
 
 # what a page can be narrowed to, in its order
 PARTS = ("times", "latency", "floor", "ladder", "spread", "tiers", "compare", "score", "checks", "notes", "environment")
@@ -34,7 +35,7 @@ def page(book: Book, title: str, parts: Iterable[str] = PARTS, unit: str = "auto
     if len(sections) > 1:
         links = "".join(f'<li><a href="#{slug(op)}">{escape(op)}</a></li>' for op in book.ops)
         contents = f'<nav aria-label="Contents"><ul>{links}</ul></nav>'
-    notes = _notes(findings.file_notes(book), "Of the files", "files") if "notes" in parts else ""
+    notes = _notes(verdicts.file_notes(book), "Of the files", "files") if "notes" in parts else ""
     environment = _environment(book) if "environment" in parts else ""
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -97,7 +98,7 @@ def _op(book: Book, op: str, parts: tuple[str, ...], unit: str) -> str:
     out = [f'<section id="{slug(op)}"><h2>{escape(op)}</h2>']
     if known:
         out.append(f"<p>{escape(known.summary)}.</p>")
-    notes = findings.notes(book, op)
+    notes = verdicts.notes(book, op)
     if "notes" in parts and (warning := _warning(notes, op)):
         out.append(warning)
     groups, side_by_side = book.of(op), findings.tiers(book, op) if "tiers" in parts else []
@@ -133,7 +134,7 @@ def _warning(notes: list[Note], op: str) -> str:
 def _group(book: Book, group: Group, parts: tuple[str, ...], unit: str, alone: bool) -> Iterator[str]:
     if not alone:
         yield f"<h3>{escape(group.device)}, {escape(group.how)}</h3>"
-    yield f'<p class="origin">{escape(findings.origin(group))}</p>'
+    yield f'<p class="origin">{escape(provenance.origin(group))}</p>'
     if said := findings.headline(book, group):
         yield f'<p class="headline">{escape(" ".join(said))}</p>'
     if "times" in parts:
@@ -262,8 +263,8 @@ def _compare(book: Book, op: str) -> Iterator[str]:
         rows = []
         for source, item in overall:
             own = [c for _, c in each if pair_name(source, c) == pair_name(source, item)]
-            verdicts = [sum(c.get("verdict") == v for c in own) for v in ("FASTER", "SAME", "SLOWER")]
-            rows.append([escape(pair_name(source, item)), *_ratio(item), *map(str, verdicts)])
+            counts = [sum(c.get("verdict") == v for c in own) for v in ("FASTER", "SAME", "SLOWER")]
+            rows.append([escape(pair_name(source, item)), *_ratio(item), *map(str, counts)])
         head = ["<pair", "ratio", "<interval", "<verdict", "faster", "same", "slower"]
         yield _table("Over all workloads, geometric means", head, rows)
     if each:
@@ -308,7 +309,7 @@ def _scores(book: Book, op: str) -> Iterator[str]:
 
 
 def _checks(book: Book, op: str) -> Iterator[str]:
-    found = findings.checks(book, op)
+    found = verdicts.checks(book, op)
     if not found:
         return
     outputs = list(dict.fromkeys(name for c in found for name in c.errors))
@@ -341,12 +342,12 @@ def _notes(notes: list[Note], heading: str, name: str) -> str:
 
 
 def _environment(book: Book) -> str:
-    columns = [findings.environment(source, place) for source in book.sources for place in source.places]
+    columns = [provenance.environment(source, place) for source in book.sources for place in source.places]
     names = list(dict.fromkeys(name for column in columns for name in column))
     rows = [[escape(name), *(escape(column.get(name, "")) for column in columns)] for name in names if name != "file"]
     out = ['<section id="environment"><h2>Environment</h2>']
     out.append(_table("Where it was measured", ["<", *(f"<{escape(c['file'])}" for c in columns)], rows, words=True))
-    hashes = [[*map(escape, what), escape(", ".join(files))] for *what, files in findings.hashes(book)]
+    hashes = [[*map(escape, what), escape(", ".join(files))] for *what, files in provenance.hashes(book)]
     if hashes:
         out.append(_table("Sources that ran", ["<op", "<algo", "<hash", "<files"], hashes, words=True))
     return "".join([*out, "</section>"])
