@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import helpers
 import pytest
 
-from gdn_cli import errors, jobs, machine, pack, registry, worker
+from gdn_cli import errors, fates, jobs, machine, pack, registry, worker
 from gdn_cli.workloads import embedded, select
 
 REGISTRY = registry.load()
@@ -263,17 +263,19 @@ def test_an_op_travels_as_json_and_arrives_as_it_was():
 
 
 @pytest.mark.parametrize(
-    ("returncode", "tail", "says"),
+    ("returncode", "counted", "says"),
     [
-        (-signal.SIGSEGV, ["x"], ("crashed", "crashed with SIGSEGV")),
-        (-signal.SIGKILL, [], ("out_of_memory", "killed from outside (SIGKILL): out of memory, most likely")),
-        (-999, [], ("crashed", "crashed with signal 999")),
-        (0, ["x"], ("exited", "the process ended with exit code 0 before it was done")),
-        (3, ["x", "y"], ("exited", "the process ended with exit code 3 before it was done: y")),
+        (-signal.SIGSEGV, 7, ("crashed", "crashed with SIGSEGV")),
+        (-signal.SIGKILL, 7, ("killed", "killed from outside (SIGKILL)")),
+        (-signal.SIGKILL, 6, ("out_of_memory", "killed by the kernel: out of memory")),  # one more by now
+        (-999, 7, ("crashed", "crashed with signal 999")),
+        (0, 7, ("exited", "the process ended with exit code 0 before it was done")),
+        (3, 7, ("exited", "the process ended with exit code 3 before it was done")),
     ],
 )
-def test_why_a_worker_left_no_reply(returncode, tail, says):
-    assert jobs._death(returncode, tail) == says
+def test_why_a_process_ended(returncode, counted, says, monkeypatch):
+    monkeypatch.setattr(fates, "ooms", lambda: 7)
+    assert fates.death(returncode, counted) == says
 
 
 def test_the_workers_environment(monkeypatch, tmp_path):

@@ -17,6 +17,7 @@ import torch
 
 from .build import Kernel
 from .dtypes import DTYPES
+from .isolation import calls
 from .registry import Op
 
 ATOL = RTOL = 1e-2  # the contest's
@@ -92,40 +93,53 @@ def finite(tensors: list[torch.Tensor]) -> bool:
     return all(bool(torch.isfinite(t).all()) for t in tensors)
 
 
-def check(kernel: Kernel, op: Op, axes: dict[str, int], inputs: list, expected: list[torch.Tensor]) -> Verdict:
-    """Call the kernel once on `inputs` and judge what it wrote; `expected` is the float64 oracle's."""
-    verdict = Verdict()
+def check(kernel: Any, op: Op, axes: dict[str, int], inputs: list, expected: list[torch.Tensor]) -> Verdict:
+    """Call the kernel once on `inputs` and judge what it wrote; `expected` is the float64 oracle's.
+
+    kernel  one in a runner (isolation.client.Kernel), or one of this process (build.Kernel)
+    """
+    kernel = calls.of(kernel)
     device = expected[0].device
     before = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
-    if kernel.destination_passing:
-        outputs = allocate(op, axes, str(device))
-        kernel(inputs, outputs)
-    else:
-        outputs = kernel.returns(inputs)
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
+    outputs = allocate(op, axes, str(device)) if kernel.destination_passing else []
+    kernel.push([*inputs, *outputs])
+    outputs = kernel.run(inputs, outputs, wanted(op, axes))
+    kernel.pull([*inputs, *outputs])
+    verdict = results(op, axes, outputs, expected, kernel.destination_passing)
     for name, old, new in zip(op.inputs, before, inputs, strict=True):
         if isinstance(old, torch.Tensor) and not torch.equal(_bits(old), _bits(new)):
             verdict.inputs_changed.append(name)
+    if verdict.inputs_changed:
+        verdict.fail(f"changed its inputs: {', '.join(verdict.inputs_changed)}")
+    return verdict
+
+
+def wanted(op: Op, axes: dict[str, int]) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Each output's shape and dtype."""
+    return [(op.shape(spec, axes), DTYPES[spec.dtype]) for spec in op.outputs.values()]
+
+
+def results(op: Op, axes: dict[str, int], outputs: list, expected: list[torch.Tensor], marked: bool = True) -> Verdict:
+    """Judge outputs; `marked` says whether they held the marked NaN before."""
+    verdict = Verdict()
     if len(outputs) != len(op.outputs):
         verdict.official = False
         verdict.fail(f"returned {len(outputs)} outputs, expected {len(op.outputs)}")
         return verdict
     for (name, spec), out, ref in zip(op.outputs.items(), outputs, expected, strict=True):
-        _judge(verdict, op, name, spec.dtype, op.shape(spec, axes), out, ref, kernel.destination_passing)
-    if verdict.inputs_changed:
-        verdict.fail(f"changed its inputs: {', '.join(verdict.inputs_changed)}")
+        _judge(verdict, op, name, spec.dtype, op.shape(spec, axes), out, ref, marked)
     return verdict
 
 
 def _judge(
     verdict: Verdict, op: Op, name: str, dtype: str, shape: tuple, out: Any, ref: torch.Tensor, marked: bool
 ) -> None:
-    if not isinstance(out, torch.Tensor) or tuple(out.shape) != shape or out.dtype != DTYPES[dtype]:
-        got = f"{tuple(out.shape)} {out.dtype}" if isinstance(out, torch.Tensor) else type(out).__name__
+    got = calls.described(out)
+    if got != (shape, f"torch.{dtype}", str(ref.device)):
+        what = got if isinstance(got, str) else f"{got[0]} {got[1]}"
+        where = f" on {got[2]}" if got[:2] == (shape, f"torch.{dtype}") else ""
         verdict.official = False
-        verdict.fail(f"{name}: expected {shape} {dtype}, got {got}")
+        verdict.fail(f"{name}: expected {shape} {dtype}{f' on {ref.device}' if where else ''}, got {what}{where}")
         return
     if marked and out.numel():
         if missing := unwritten(out):

@@ -103,11 +103,12 @@ _THROTTLES = {
 _BRIEF = ("sm_mhz", "throttle")  # what may change while a measurement runs
 
 
-def gpu_state(brief: bool = False) -> dict[str, Any]:
+def gpu_state(brief: bool = False, own: int = 1) -> dict[str, Any]:
     """The GPU in use at this moment; {} where NVML is hidden, and without the keys that it does not tell here.
 
     sm_mhz, memory_mhz; temperature_c; power_w; throttle: why its clocks are held down, [] if nothing holds them;
-    other_processes: how many others have a compute context on it. `brief`, between batches: sm_mhz and throttle only.
+    other_processes: how many have a compute context on it besides `own`, gdn's. `brief`, between batches: sm_mhz and
+    throttle only.
     """
     if (opened := _opened()) is None:
         return {}
@@ -118,7 +119,7 @@ def gpu_state(brief: bool = False) -> dict[str, Any]:
         "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
         "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
         "throttle": lambda: _throttle(nvml, handle),
-        "other_processes": lambda: _others(nvml.nvmlDeviceGetComputeRunningProcesses(handle)),
+        "other_processes": lambda: _others(nvml.nvmlDeviceGetComputeRunningProcesses(handle), own),
     }
     found = {}
     for name in _BRIEF if brief else readings:
@@ -137,12 +138,12 @@ def _throttle(nvml: Any, handle: Any) -> list[str]:
     return [name for bit, name in _THROTTLES.items() if bits & bit]
 
 
-def _others(processes: list[Any]) -> int:
-    """All but this one, which is among them since torch opened the GPU.
+def _others(processes: list[Any], own: int) -> int:
+    """All but our own, which are among them since torch opened the GPU.
 
     By number and not by pid: in a container NVML gives the host's pids, or with some drivers a thread's.
     """
-    return max(0, len({p.pid for p in processes}) - 1)
+    return max(0, len({p.pid for p in processes}) - own)
 
 
 # --- doubts about a number ----------------------------------------------------------------------------------------

@@ -56,5 +56,7 @@ def unknown(kind: str, name: str, known: Iterable[str], *, hint: str | None = No
 
 def one_line(e: BaseException) -> str:
     """The kind of an exception and the first line of what it says."""
+    if said := getattr(e, "one_line", None):  # of an exception in another process
+        return said
     lines = [line for line in str(e).splitlines() if line.strip()]
     return f"{type(e).__name__}: {lines[0][:300]}" if lines else type(e).__name__

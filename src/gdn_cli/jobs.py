@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,12 +21,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import machine, paths
+from . import bounded, fates, machine, paths, redaction
 from .registry import Algo, Op
 from .worker import SCHEMA, op_to_json
 from .workloads import Workload
 
+_KEEPER = Path(__file__).with_name("keeper.py")
 _POLL_S = 0.02
+_PATIENCE_S = 5.0  # for the keeper to end what is below it
+_MOST = 256 << 20  # bytes of a reply, and of one record: a long comparison has some 40 MiB
+_LINE = 2000  # characters of a line of the tail
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,8 @@ class Job:
 
 @dataclass
 class Outcome:
-    """What became of a job. `status`: done, build_failed, crashed, exited, timed_out, out_of_memory or refused."""
+    """What became of a job. `status`: done, build_failed, crashed, killed, exited, out_of_memory, timed_out or
+    refused."""
 
     status: str
     reason: str | None = None
@@ -131,74 +138,162 @@ def serve(
 
     env         the worker's environment variables: environ_of's
     wrap, cpus  as a job has them
+
+    Whatever the worker sends is bounded, and has no value of a secret variable of this process in it.
     """
-    with tempfile.TemporaryDirectory(prefix="gdn-") as folder:
-        return _follow(Path(folder), request, env, timeout_s, on_record, given_up, wrap, cpus)
-
-
-def _follow(
-    folder: Path,
-    request: dict[str, Any],
-    env: dict[str, str],
-    timeout_s: float,
-    on_record: OnRecord,
-    given_up: Callable[[], bool],
-    wrap: tuple[str, ...],
-    cpus: frozenset[int],
-) -> Outcome:
-    events, reply, log = folder / "events.jsonl", folder / "reply.json", folder / "log"
-    events.touch()
-    (folder / "request.json").write_text(json.dumps(request))
-    (folder / "empty").mkdir()  # the worker's own directory: nothing to import or to find by accident
-    outcome = Outcome("done")
-    with (
-        (folder / "request.json").open() as stdin,
-        reply.open("w") as stdout,
-        log.open("w") as stderr,
-        events.open() as e,
-    ):
-        process = subprocess.Popen(
-            [*wrap, sys.executable, "-m", "gdn_cli.worker", "--events", str(events)],
-            stdin=stdin, stdout=stdout, stderr=stderr, cwd=folder / "empty", env=env, start_new_session=True,
-        )  # fmt: skip
-        if cpus:
-            with suppress(OSError):  # it has ended already
-                os.sched_setaffinity(process.pid, cpus)  # its threads and its compilers get the same
-        deadline = time.monotonic() + timeout_s
-        timed_out, partial = False, ""
-        try:
-            running = True
-            while running:
-                running = process.poll() is None
-                partial += e.read()
-                *lines, partial = partial.split("\n")
-                for line in lines:
-                    event = json.loads(line)
-                    if "environment" in event:
-                        outcome.environment = event["environment"]
-                        continue
-                    outcome.records.append(event)
-                    on_record(event, outcome.environment)
-                if running and time.monotonic() > deadline:
-                    timed_out = True
-                    _kill(process)
-                elif running and given_up():
-                    raise KeyboardInterrupt
-                elif running:
-                    time.sleep(_POLL_S)
-        finally:  # Ctrl-C too: no worker outlives its command, and nothing that an algo started outlives its worker
-            _kill(process)
-    outcome.tail = [line.rstrip() for line in log.read_text(errors="replace").splitlines() if line.strip()][-20:]
-    if timed_out:
-        outcome.status, outcome.reason = "timed_out", f"no end after {timeout_s:g} s; --timeout gives more"
-        return outcome
+    folder = Path(tempfile.mkdtemp(prefix="gdn-"))
     try:
-        outcome.reply = json.loads(reply.read_text())
-    except json.JSONDecodeError:
-        outcome.status, outcome.reason = _death(process.returncode, outcome.tail)
-        return outcome
-    outcome.status, outcome.reason = outcome.reply["status"], outcome.reply.get("reason")
-    return outcome
+        (folder / "empty").mkdir()  # the worker's own directory: nothing to import or to find by accident
+        env = env | {name: str(folder) for name in ("TMPDIR", "TEMP", "TMP")}  # what is left there goes with it
+        return _Following(folder, request, env, on_record, wrap, cpus).to_the_end(timeout_s, given_up)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Following:
+    """One worker, what it has sent by now, and what becomes of it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        request: dict[str, Any],
+        env: dict[str, str],
+        on_record: OnRecord,
+        wrap: tuple[str, ...],
+        cpus: frozenset[int],
+    ) -> None:
+        self.outcome, self.on_record = Outcome("done"), on_record
+        self.secrets = redaction.values()
+        self.log, self.reply, self.partial = bounded.Output(bounded.EDGE + 4096), bytearray(), bytearray()
+        self.garbled: str | None = None
+        self.ooms = fates.ooms()
+        self.selector = selectors.DefaultSelector()
+        with tempfile.TemporaryFile() as stdin:
+            stdin.write(json.dumps(request).encode())
+            stdin.seek(0)
+            events, events_in = os.pipe()
+            try:
+                self.process = subprocess.Popen(
+                    [
+                        sys.executable, "-I", "-S", str(_KEEPER), str(folder),
+                        *(["--cpus", ",".join(map(str, sorted(cpus)))] if cpus else []), "--",
+                        *wrap, sys.executable, "-m", "gdn_cli.worker", "--events", f"/dev/fd/{events_in}",
+                    ],
+                    stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder / "empty", env=env,
+                    start_new_session=True, pass_fds=(events_in,),
+                )  # fmt: skip
+            except BaseException:
+                os.close(events)
+                raise
+            finally:
+                os.close(events_in)
+        self.events = os.fdopen(events, "rb", buffering=0)
+        for stream, take in (
+            (self.events, self._event_bytes),
+            (self.process.stdout, self._reply_bytes),
+            (self.process.stderr, self.log.add),
+        ):
+            os.set_blocking(stream.fileno(), False)
+            self.selector.register(stream, selectors.EVENT_READ, take)
+
+    def to_the_end(self, timeout_s: float, given_up: Callable[[], bool]) -> Outcome:
+        deadline, timed_out = time.monotonic() + timeout_s, False
+        try:
+            while self.process.poll() is None:
+                self._read(_POLL_S)
+                if self.garbled:
+                    break
+                if time.monotonic() > deadline:
+                    timed_out = True
+                    break
+                if given_up():
+                    raise KeyboardInterrupt
+        finally:  # Ctrl-C too: no worker outlives its command, and nothing that an algo started outlives its worker
+            _end(self.process)
+            while self._read(0):  # what came last; a process that got away may hold a pipe open, and is not waited for
+                pass
+            self.selector.close()
+            for stream in (self.events, self.process.stdout, self.process.stderr):
+                stream.close()
+        text = bounded.clip(redaction.masked(self.log.text(), self.secrets))
+        self.outcome.tail = [line.rstrip()[:_LINE] for line in text.splitlines() if line.strip()][-20:]
+        self._conclude(f"no end after {timeout_s:g} s; --timeout gives more" if timed_out else None)
+        return self.outcome
+
+    def _read(self, wait_s: float) -> bool:
+        """What is there by now, or comes within this time; whether anything was."""
+        if not self.selector.get_map():
+            time.sleep(wait_s)
+            return False
+        any_of_it = False
+        for key, _ in self.selector.select(wait_s):
+            data = os.read(key.fd, 1 << 16)
+            if not data:
+                self.selector.unregister(key.fileobj)
+                continue
+            any_of_it = True
+            key.data(data)
+        return any_of_it
+
+    def _reply_bytes(self, data: bytes) -> None:
+        self.reply += data
+        if len(self.reply) > _MOST:
+            self.garbled = f"its reply is longer than {_MOST >> 20} MiB"
+            self.reply.clear()
+
+    def _event_bytes(self, data: bytes) -> None:
+        *lines, rest = (bytes(self.partial) + data).split(b"\n") if b"\n" in data else (self.partial + data,)
+        self.partial = bytearray(rest)
+        if len(rest) > _MOST:
+            self.garbled = f"a record of it is longer than {_MOST >> 20} MiB"
+        for line in lines:
+            if (event := self._json(line)) is None:
+                self.garbled = "what it sent as a record is no JSON object"
+                return
+            if "environment" in event:
+                self.outcome.environment = event["environment"]
+                continue
+            self.outcome.records.append(event)
+            self.on_record(event, self.outcome.environment)
+
+    def _json(self, data: bytes | bytearray) -> dict[str, Any] | None:
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError):
+            return None
+        return redaction.masked(bounded.clipped(found), self.secrets) if isinstance(found, dict) else None
+
+    def _conclude(self, timed_out: str | None) -> None:
+        """The status and the reason, from the reply or from the way in which the worker ended without one."""
+        outcome = self.outcome
+        if timed_out:
+            outcome.status, outcome.reason = "timed_out", timed_out
+            return
+        reply = self._json(self.reply) if self.reply else None
+        if self.garbled or (self.reply and (reply is None or not isinstance(reply.get("status"), str))):
+            outcome.status, outcome.reason = "crashed", self.garbled or "what it replied is no answer to its request"
+            return
+        if reply is None:
+            outcome.status, outcome.reason = fates.death(self.process.returncode, self.ooms)
+            exit_code = self.process.returncode
+        else:
+            outcome.reply, outcome.status, outcome.reason = reply, reply["status"], reply.get("reason")
+            exit_code = reply.get("exit_code")
+        if outcome.status == "exited" and exit_code and outcome.tail:
+            outcome.reason = f"{outcome.reason}: {outcome.tail[-1][:200]}"
+
+
+def _end(process: subprocess.Popen) -> None:
+    """End the keeper, which ends all that is below it: compilers that the builder started, and what left its group."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:  # somebody has stopped it
+            pass
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def environ(job: Job) -> dict[str, str]:
@@ -207,9 +302,9 @@ def environ(job: Job) -> dict[str, str]:
 
 
 def environ_of(mode: str, gpu: machine.Gpu | None = None) -> dict[str, str]:
-    """A worker's environment: ours, with the builders' tools within reach and their caches in gdn's own folder; and
-    with `gpu`, which None leaves to CUDA, as the only one."""
-    env = dict(os.environ)
+    """A worker's environment: of ours what `redaction.allowed` lets through, with the builders' tools within reach and
+    their caches in gdn's own folder; and with `gpu`, which None leaves to CUDA, as the only one."""
+    env = redaction.allowed(os.environ)
     # relative entries would point into the worker's empty directory
     if path := env.get("PYTHONPATH"):
         env["PYTHONPATH"] = os.pathsep.join(os.path.abspath(p) for p in path.split(os.pathsep) if p)
@@ -226,28 +321,6 @@ def environ_of(mode: str, gpu: machine.Gpu | None = None) -> dict[str, str]:
         target += f"-for-{re.sub(r'[^0-9A-Za-z.+]+', '_', asked)}"
     python = f"py{sys.version_info.major}{sys.version_info.minor}"
     env.setdefault("FIB_CACHE_PATH", str(paths.builds_dir() / f"{python}-{target}"))
+    env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(paths.builds_dir() / "inductor"))  # else in the temporary folder
     env.setdefault("PYTHONUNBUFFERED", "1")
     return env
-
-
-def _kill(process: subprocess.Popen) -> None:
-    """The whole group: compilers that the builder started as well."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()
-
-
-def _death(returncode: int, tail: list[str]) -> tuple[str, str]:
-    """Why a worker left no reply."""
-    if returncode == -signal.SIGKILL:
-        return "out_of_memory", "killed from outside (SIGKILL): out of memory, most likely"
-    if returncode < 0:
-        try:
-            name = signal.Signals(-returncode).name
-        except ValueError:
-            name = f"signal {-returncode}"
-        return "crashed", f"crashed with {name}"
-    last = f": {tail[-1][:200]}" if tail and returncode else ""
-    return "exited", f"the process ended with exit code {returncode} before it was done{last}"

@@ -6,12 +6,12 @@ import os
 import tempfile
 from pathlib import Path
 
-_PACKAGE = Path(__file__).resolve().parent
-_CHECKOUT = _PACKAGE.parent.parent
+PACKAGE = Path(__file__).resolve().parent
+_CHECKOUT = PACKAGE.parent.parent
 
 # A checkout keeps algos/ and configs/ at its top; a wheel carries them inside the package.
 IN_CHECKOUT = (_CHECKOUT / "pyproject.toml").is_file() and (_CHECKOUT / "algos").is_dir()
-_ROOT = _CHECKOUT if IN_CHECKOUT else _PACKAGE
+_ROOT = _CHECKOUT if IN_CHECKOUT else PACKAGE
 ALGOS_DIR = _ROOT / "algos"
 CONFIGS_DIR = _ROOT / "configs"
 PYPROJECT = _CHECKOUT / "pyproject.toml"  # of a checkout only

@@ -1,4 +1,4 @@
-"""Request (JSON) -> reply (JSON): the only place where kernels run.
+"""Request (JSON) -> reply (JSON): the process that judges kernels. It runs none: a runner does (isolation/).
 
     gdn worker < request.json > reply.json [--events FILE]
 
@@ -14,12 +14,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from .errors import GdnError, one_line
+from .isolation import process
 from .registry import Op, TensorSpec
 from .workloads import Workload
 
@@ -69,22 +72,37 @@ def _parse(text: str) -> dict[str, Any]:
 def serve(request: dict[str, Any], emit: Callable[[dict], None]) -> dict[str, Any]:
     """Do what a parsed request asks for; `emit` gets each record as it is made."""
     _imports(request["mode"])
-    from . import environment, tasks
-
     reply: dict[str, Any] = {"status": "done", "records": []}
     try:
+        if _judges(request):
+            request["started"] = process.of(request)  # first, so that it imports torch while this process does
+            # the reference is built where no algo's code has ever written
+            os.environ["FIB_CACHE_PATH"] = tempfile.mkdtemp(prefix="gdn-reference-")
+        from . import environment, tasks
+        from .isolation import client
+
         reply["environment"] = environment.describe(request["mode"])
         emit({"environment": reply["environment"]})  # first: records never lack their origin
         others = {"floor": tasks.floors, "compare": tasks.compare, "profile": tasks.profile}
         work = others.get(request["command"], tasks.algo)
-        for record in work(request, reply):
-            emit(record)
-            reply["records"].append(record)
-    except tasks.BuildFailed as e:
-        reply |= {"status": "build_failed", "reason": str(e), "code": e.code}
+        try:
+            for record in work(request, reply):
+                emit(record)
+                reply["records"].append(record)
+        except client.Died as e:
+            reply |= {"status": e.status, "reason": e.reason, "exit_code": e.exit_code}
+        except tasks.BuildFailed as e:
+            reply |= {"status": "build_failed", "reason": str(e), "code": e.code}
     except GdnError as e:  # what was measured before stays in the reply
         reply |= {"status": "refused", "reason": str(e), "code": e.code}
     return reply
+
+
+def _judges(request: dict[str, Any]) -> bool:
+    """Whether there is an algo whose code needs a process of its own. Not for a profiler's target: the tool looks at
+    this one, and nothing here gives a verdict then."""
+    command = request["command"]
+    return command != "floor" and (command != "profile" or request["profile"]["task"] == "survey")
 
 
 def _imports(mode: str) -> None:
@@ -115,21 +133,26 @@ def _emitter(events: Path | None) -> Callable[[dict], None]:
     if events is None:
         return lambda record: None
 
+    file = events.open("a")  # once: the runner can learn the name of a pipe's descriptor, and has no right to it
+
     def emit(record: dict) -> None:
-        with events.open("a") as f:
-            f.write(json.dumps(record) + "\n")
+        file.write(json.dumps(record) + "\n")
+        file.flush()
 
     return emit
 
 
-def _die_with_parent() -> None:
-    """Have Linux end this process when the command that started it dies in a way that lets it clean up nothing."""
+def _guard() -> None:
+    """Have Linux end this process when its keeper dies in a way that lets it clean up nothing; and keep this user's
+    other processes, such as the runner, out of its memory and its descriptors (root's get in all the same)."""
     if sys.platform == "linux":
         import ctypes
 
-        ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+        prctl = ctypes.CDLL(None).prctl
+        prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        prctl(4, 0)  # PR_SET_DUMPABLE
 
 
 if __name__ == "__main__":  # started by jobs.py
-    _die_with_parent()
+    _guard()
     end(main(Path(sys.argv[sys.argv.index("--events") + 1]) if "--events" in sys.argv else None))

@@ -26,11 +26,12 @@ Calls of the kernel, all probes together, when nothing is found: 31 on a CPU, 24
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
-from ..build import Kernel
 from ..errors import one_line, unknown
+from ..isolation import client
 from ..registry import Op
 from . import late, remembered, tensors
 from .case import Case, Caught, out_of_memory
@@ -48,7 +49,7 @@ PROBES: dict[str, Callable[[Case], str | None]] = {
 
 
 def run(
-    kernel: Kernel,
+    kernel: Any,
     op: Op,
     axes: dict[str, int],
     inputs: list,
@@ -73,7 +74,7 @@ def run(
         for name in chosen:
             try:
                 found[name] = _probed(case, PROBES[name])
-            except RuntimeError as e:
+            except (RuntimeError, client.Raised) as e:
                 if out_of_memory(e) or not case.gpu:
                     raise
                 # a fault on a GPU leaves its context unusable: every later call would fail with the same words

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from .. import check
-from ..build import Kernel
 from ..errors import one_line
+from ..isolation import calls, client
 from ..registry import Op
 
 FACTOR = -0.5  # new values with known results; a power of two, so that no rounding comes with it
@@ -26,10 +26,9 @@ class Caught(Exception):
 class Case:
     """What every probe needs. The kernel's own buffers (`inputs`, and `outputs` with guards) stay where they are."""
 
-    def __init__(
-        self, kernel: Kernel, op: Op, axes: dict[str, int], inputs: list, expected: list[torch.Tensor]
-    ) -> None:
-        self.kernel, self.op, self.axes, self.inputs, self.expected = kernel, op, axes, inputs, expected
+    def __init__(self, kernel: Any, op: Op, axes: dict[str, int], inputs: list, expected: list[torch.Tensor]) -> None:
+        self.kernel, self.op, self.axes, self.inputs, self.expected = calls.of(kernel), op, axes, inputs, expected
+        self.wanted = check.wanted(op, axes)
         self.device = expected[0].device
         self.gpu = self.device.type == "cuda"
         self.original = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
@@ -51,11 +50,21 @@ class Case:
         for x, value in zip(self.inputs, values, strict=True):
             if isinstance(x, torch.Tensor):
                 x.data.copy_(value)
+        self.kernel.push(self.inputs)
 
     def restore(self) -> None:
         self.write(self.original)
+        self.settle()
+
+    def settle(self) -> None:
         if self.gpu:
             torch.cuda.synchronize()
+
+    def fill(self, outputs: list, with_what: Callable[[torch.Tensor], Any]) -> None:
+        """What outputs hold before a call."""
+        for out in outputs:
+            with_what(out)
+        self.kernel.push(outputs)
 
     def scaled(self, factor: float, values: list | None = None) -> list:
         """The values (the original ones where None), those in which the op is linear times `factor`."""
@@ -71,25 +80,17 @@ class Case:
         """
         for i in self.linear or self.other:
             torch.mul(self.original[i], 1 + k / 128, out=self.inputs[i].data)
+        self.kernel.push([self.inputs[i] for i in self.linear or self.other])
 
-    def invoke(self, inputs: list, outputs: list) -> list:
-        """One call and nothing else. What the kernel raises is caught; running out of memory is not its fault."""
+    def ask(self, how: Callable[..., Any], *arguments: Any) -> Any:
+        """One of the kernel's methods. What the kernel raises is caught; running out of memory is not its fault, and
+        where a trace cannot be had is for the caller."""
         try:
-            if not self.fills:
-                return self.kernel.returns(inputs)
-            self.kernel(inputs, outputs)
-            return outputs
+            return how(*arguments)
         except Exception as e:
-            if out_of_memory(e):
+            if out_of_memory(e) or isinstance(e, (LookupError, client.Died)):
                 raise
             raise Caught(f"raised {one_line(e)}") from e
-
-    def sync(self) -> None:
-        if self.gpu:
-            try:
-                torch.cuda.synchronize()
-            except RuntimeError as e:
-                raise Caught(f"raised {one_line(e)}") from e
 
     def call(
         self,
@@ -99,10 +100,12 @@ class Case:
     ) -> list[torch.Tensor]:
         """One call to its end; gives the outputs. `fill` says what those given hold before it (None: what is there)."""
         outputs = self.outputs if outputs is None else outputs
-        for out in outputs if fill else ():
-            fill(out)
-        results = self.invoke(self.inputs if inputs is None else inputs, outputs)
-        self.sync()
+        if inputs is not None:
+            self.kernel.push(inputs)
+        if fill:
+            self.fill(outputs, fill)
+        results = self.ask(self.kernel.run, self.inputs if inputs is None else inputs, outputs, self.wanted)
+        self.kernel.pull(results)
         self.form(results)
         return results
 
@@ -115,11 +118,11 @@ class Case:
         if len(results) != len(self.op.outputs):
             raise Caught(f"returned {len(results)} outputs, expected {len(self.op.outputs)}")
         for (name, spec), out, want in zip(self.op.outputs.items(), results, self.expected, strict=True):
-            if not isinstance(out, torch.Tensor):
-                raise Caught(f"{name}: returned a {type(out).__name__}, expected a tensor")
-            if out.shape != want.shape or str(out.dtype) != f"torch.{spec.dtype}" or out.device != want.device:
-                got, due = f"{tuple(out.shape)} {out.dtype}", f"{tuple(want.shape)} torch.{spec.dtype}"
-                raise Caught(f"{name}: returned {got} on {out.device}, expected {due} on {want.device}")
+            got, due = calls.described(out), (tuple(want.shape), f"torch.{spec.dtype}", str(want.device))
+            if isinstance(got, str):
+                raise Caught(f"{name}: returned a {got}, expected a tensor")
+            if got != due:
+                raise Caught(f"{name}: returned {got[0]} {got[1]} on {got[2]}, expected {due[0]} {due[1]} on {due[2]}")
 
     def wrong(self, results: list[torch.Tensor], factor: float = 1.0) -> tuple[str, float] | None:
         """The first output that is not `factor` times the oracle's, and its relative error; None when all are right."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import itertools
-import sys
 import time
 
 import torch
@@ -13,7 +10,6 @@ import torch
 from .. import check
 from .case import FACTOR, Case, Caught, same_bits
 
-_HEAD_START = 40_000_000  # GPU cycles until late inputs come: 20 ms at 2 GHz, longer than most calls take to launch
 _LATE_S = 5.0  # how long to look whether a wrong result still becomes another one: only where there is one
 
 
@@ -35,6 +31,7 @@ def _late_on_cpu(case: Case) -> str | None:
             continue
         began = time.monotonic()  # not yet there, or wrong in itself? That is for the other probes to say
         while time.monotonic() - began < _LATE_S:
+            case.kernel.pull(results)
             for name, out, then in zip(case.op.outputs, results, seen, strict=True):
                 if not same_bits(out, then):
                     return f"{name} was not complete when the call returned: work goes on where no timer sees it"
@@ -43,47 +40,19 @@ def _late_on_cpu(case: Case) -> str | None:
 
 
 def _at_return(case: Case) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """One call's results, and copies of them as they were when it returned.
-
-    `string_at` copies without giving up the interpreter's lock, and with a long switch interval no other thread gets
-    it between the return and the copies: a thread that the kernel left running has no time to finish.
-    """
-    for out in case.outputs:
-        check.poison(out)
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(0.2)
-    try:
-        results = case.invoke(case.inputs, case.outputs)
-        _plain(case, results)
-        memory = [_bytes(x) for x in results]
-    finally:
-        sys.setswitchinterval(interval)
-    seen = []
-    for out, (raw, offset) in zip(results, memory, strict=True):
-        if not out.numel():
-            seen.append(out)
-            continue
-        flat = torch.frombuffer(bytearray(raw), dtype=out.dtype, count=len(raw) // out.element_size())
-        seen.append(flat.as_strided(out.shape, out.stride(), offset))
+    """One call's results, and copies of them as they were when it returned."""
+    case.fill(case.outputs, check.poison)
+    results, seen = case.ask(case.kernel.at_return, case.inputs, case.outputs, case.wanted)
+    _plain(case, results)
     return results, seen
 
 
 def _plain(case: Case, results: list) -> None:
     """Catch what has the form of a result, and may be computed only when it is read."""
     case.form(results)
-    for name, out in zip(case.op.outputs, results, strict=True):
-        if type(out) not in (torch.Tensor, torch.nn.Parameter):
-            raise Caught(
-                f"{name}: returned a {type(out).__name__}, no plain tensor: it may put work off until it is read"
-            )
-
-
-def _bytes(x: torch.Tensor) -> tuple[bytes, int]:
-    """The memory behind a tensor, and how many elements of it come before the tensor's first."""
-    if not x.is_contiguous():
-        storage = x.untyped_storage()
-        return ctypes.string_at(storage.data_ptr(), storage.nbytes()), x.storage_offset()
-    return ctypes.string_at(x.data_ptr(), x.numel() * x.element_size()), 0
+    for name, odd in zip(case.op.outputs, case.kernel.odd(results), strict=True):
+        if odd:
+            raise Caught(f"{name}: returned a {odd}, no plain tensor: it may put work off until it is read")
 
 
 # powers of two, so that outputs scale by exactly as much; small enough for float16
@@ -98,23 +67,16 @@ def _late_on_gpu(case: Case) -> str | None:
     before late writes is a matter of microseconds: hence three attempts. Where results are returned, their memory may
     hold an older right result, even one of an earlier probe: hence values in each that were not asked for lately.
     """
-    side, copies = _side_stream(), check.allocate(case.op, case.axes, str(case.device))
+    copies = check.allocate(case.op, case.axes, str(case.device))
     for _ in range(3):
         factor = next(_UNUSED) if case.linear and not case.fills else 1.0
         late = case.scaled(factor)
-        for i in (*case.linear, *case.other):
-            case.inputs[i].data.zero_()  # integers stay: they are addresses
-        for out in (*case.outputs, *copies):
-            check.poison(out)
-        case.sync()
-        with torch.cuda.stream(side):
-            torch.cuda._sleep(_HEAD_START)
-            case.write(late)
-            results = case.invoke(case.inputs, case.outputs)
-            _plain(case, results)
-            for copy, out in zip(copies, results, strict=True):
-                copy.copy_(out)
-        case.sync()
+        case.fill([*case.outputs, *copies], check.poison)
+        zeroed = [*case.linear, *case.other]  # integers stay: they are addresses
+        results = case.ask(
+            case.kernel.late, case.inputs, case.outputs, late, zeroed, copies, case.wanted
+        )  # fmt: skip
+        _plain(case, results)
         if not (wrong := case.wrong(copies, factor)):
             continue
         if _comes_right(case, results, factor):
@@ -124,19 +86,13 @@ def _late_on_gpu(case: Case) -> str | None:
             )
         # wrong for good: because the inputs came late, or whatever happens? That is for the other probes to say
         case.write(late)
-        case.sync()
+        case.settle()
         if _comes_right(case, case.call(fill=None), factor):
             return (
                 f"{wrong[0]} was computed before its inputs were there: the work does not wait for the current "
                 "stream, torch.cuda.current_stream()"
             )
     return None
-
-
-@functools.cache
-def _side_stream() -> torch.cuda.Stream:
-    """One for good: torch hands out 32 in turn, and this must not become the one that a kernel made for itself."""
-    return torch.cuda.Stream()
 
 
 def _comes_right(case: Case, results: list[torch.Tensor], factor: float) -> bool:
@@ -146,5 +102,6 @@ def _comes_right(case: Case, results: list[torch.Tensor], factor: float) -> bool
         if time.monotonic() - began > _LATE_S:
             return False
         time.sleep(0.001)
-        case.sync()
+        case.kernel.pull(results)
+        case.settle()
     return True

@@ -5,15 +5,11 @@ from __future__ import annotations
 import gc
 import math
 import statistics
-import time
 from collections import Counter
-from typing import Any
 
 import torch
 
 from .. import check
-from ..errors import one_line
-from ..timing import TierUnavailable
 from .case import FACTOR, Case, Guards, same_bits
 
 _UNSEEN = (0.25, -0.25)  # two more, which no other probe uses: what a kernel remembers has no results for them
@@ -65,9 +61,10 @@ def content_cache(case: Case) -> str | None:
     else:
         first, old = case.call(), case.call()
         for i, name in enumerate(case.op.outputs):
-            if first[i].numel() and first[i].data_ptr() == old[i].data_ptr():
+            where = case.kernel.address
+            if first[i].numel() and where(first[i]) == where(old[i]):
                 case.refresh(2 * GROUPS + 1)
-                if case.call()[i].data_ptr() != old[i].data_ptr():  # else it is so for all: overwritten-results
+                if where(case.call()[i]) != where(old[i]):  # else it is so for all: overwritten-results
                     return f"{name}: a second call with the same values returned the first one's tensor"
         old = [x.clone() for x in old]
         del first
@@ -196,15 +193,9 @@ def _faster_when_repeated(case: Case) -> float | None:
 
 def _seconds(case: Case, k: int) -> float:
     case.refresh(k)
-    for out in case.outputs:
-        check.poison(out)
-    case.sync()
-    began = time.perf_counter()
-    results = case.invoke(case.inputs, case.outputs)
-    case.sync()
-    took = time.perf_counter() - began
-    del results
-    return took
+    case.fill(case.outputs, check.poison)
+    case.settle()
+    return case.ask(case.kernel.seconds, case.inputs, case.outputs)
 
 
 _ROUNDS = 5
@@ -238,26 +229,6 @@ def _fewer_kernels(case: Case) -> str | None:
 
 def _trace(case: Case, k: int) -> tuple[Counter[str], int]:
     """What one call runs on the GPU: kernels and copies by name, and the sum of their times in ns."""
-    from ..timing.trace import Trace  # Triton kernels, which a CPU need not import
-
     case.refresh(k)
-    for out in case.outputs:
-        check.poison(out)
-    case.sync()
-    results: list[Any] = []
-
-    def work() -> None:
-        results.append(case.invoke(case.inputs, case.outputs))
-        case.sync()
-
-    try:
-        trace = Trace.open()
-        try:
-            ran = trace.kernels(work)
-        finally:
-            trace.close()
-    except TierUnavailable as e:
-        raise LookupError(one_line(e)) from e
-    if not ran:
-        raise LookupError("nothing in the trace")
-    return Counter(name for _, _, name in ran), sum(duration for _, duration, _ in ran)
+    case.fill(case.outputs, check.poison)
+    return case.ask(case.kernel.trace, case.inputs, case.outputs)

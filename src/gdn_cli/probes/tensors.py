@@ -13,6 +13,7 @@ def inputs_changed(case: Case) -> str | None:
     """3 calls. Before the last one the outputs hold results, as they do while a kernel is timed, and not NaN."""
     for n, fill in enumerate((check.poison, check.poison, None), start=1):
         case.call(fill=fill)
+        case.kernel.pull(case.inputs)
         changed = [
             name
             for name, x, right in zip(case.op.inputs, case.inputs, case.original, strict=True)
@@ -72,6 +73,7 @@ def overwritten_results(case: Case) -> str | None:
     kept = [x.clone() for x in results]
 
     def changed() -> str | None:
+        case.kernel.pull(results)
         pairs = zip(case.op.outputs, results, kept, strict=True)
         return next((name for name, now, then in pairs if not same_bits(now, then)), None)
 

@@ -1,0 +1,48 @@
+"""Texts and outputs of a size that is known beforehand: head and tail are kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+EDGE = 64 * 1024  # of a longer output, so much of the beginning and as much of the end
+
+
+class Output:
+    """What a process prints, as bytes: the beginning and the end of it."""
+
+    def __init__(self, edge: int = EDGE) -> None:
+        self.edge, self.head, self.tail, self.size = edge, bytearray(), bytearray(), 0
+
+    def add(self, data: bytes) -> None:
+        self.size += len(data)
+        if room := self.edge - len(self.head):
+            self.head += data[:room]
+            data = data[room:]
+        if data:
+            self.tail += data[-self.edge :]
+            del self.tail[: -self.edge]
+
+    def text(self) -> str:
+        """With a line in the middle that says how much was left out."""
+        left = self.size - len(self.head) - len(self.tail)
+        middle = f"\n... {left} bytes left out ...\n".encode() if left else b""
+        return bytes(self.head + middle + self.tail).decode(errors="replace")
+
+
+def clip(text: str, most: int = 2 * EDGE) -> str:
+    """A text of at most so many characters, and a line about those that were left out."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
+
+
+def clipped(what: Any, most: int = 2 * EDGE) -> Any:
+    """JSON with every text in it clipped."""
+    if isinstance(what, str):
+        return clip(what, most)
+    if isinstance(what, dict):
+        return {clip(str(key), 1024): clipped(value, most) for key, value in what.items()}
+    if isinstance(what, (list, tuple)):
+        return [clipped(value, most) for value in what]
+    return what

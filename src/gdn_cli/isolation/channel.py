@@ -1,0 +1,93 @@
+"""Frames of JSON over a Unix socket, each with its length in front; descriptors may travel along.
+
+The other side may be hostile: a frame has a largest size, and what is no JSON object ends the conversation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+from typing import Any
+
+_MOST = 256 << 20  # bytes of a frame: all samples of a long comparison are some 40 MiB
+_LENGTH = struct.Struct("<Q")
+
+
+class Garbled(Exception):
+    """What came is no frame; the message says why."""
+
+
+class Channel:
+    """One end of the conversation."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+
+    def send(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+        """Raises OSError where the other side is gone."""
+        data = json.dumps(message).encode()
+        if descriptors:
+            socket.send_fds(self.end, [_LENGTH.pack(len(data))], list(descriptors))
+        else:
+            self.end.sendall(_LENGTH.pack(len(data)))
+        self.end.sendall(data)
+
+    def receive(self) -> dict[str, Any]:
+        """The next message. Raises EOFError where the other side is gone, Garbled where it sent anything else.
+
+        Descriptors that came along are closed: the worker wants none from a runner.
+        """
+        return _parsed(self._exactly(self._length(self._exactly(_LENGTH.size))))
+
+    def receive_with(self, most: int) -> tuple[dict[str, Any], list[int]]:
+        """The same with at most so many descriptors."""
+        head, descriptors, _, _ = socket.recv_fds(self.end, _LENGTH.size, most)
+        if not head:
+            raise EOFError
+        head += self._exactly(_LENGTH.size - len(head))
+        return _parsed(self._exactly(self._length(head))), descriptors
+
+    @staticmethod
+    def _length(head: bytes) -> int:
+        (length,) = _LENGTH.unpack(head)
+        if length > _MOST:
+            raise Garbled(f"a message of {length} bytes, at most {_MOST} may come")
+        return length
+
+    def _exactly(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            with contextlib.suppress(InterruptedError):
+                part = self.end.recv(min(size - len(data), 1 << 20))
+                if not part:
+                    raise EOFError
+                data += part
+        return bytes(data)
+
+    def close(self) -> None:
+        self.end.close()
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError):
+        raise Garbled("a message that is no JSON") from None
+    if not isinstance(message, dict):
+        raise Garbled("a message that is no JSON object")
+    return message
+
+
+def pair() -> tuple[Channel, int]:
+    """(our end, the descriptor of the other, to be inherited by a child and closed here)."""
+    ours, theirs = socket.socketpair()
+    return Channel(ours), theirs.detach()
+
+
+def inherited(descriptor: int) -> Channel:
+    """The other end, in the child; what the child starts does not get it."""
+    os.set_inheritable(descriptor, False)
+    return Channel(socket.socket(fileno=descriptor))

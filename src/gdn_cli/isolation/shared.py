@@ -1,0 +1,79 @@
+"""Memory that a worker and its runner both map, and what of a tensor travels through it: the bytes of its storage."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from typing import Any
+
+import torch
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+ALIGN = 4096  # bytes: a copy of a storage begins at the same place in a page
+
+
+class Region:
+    """Bytes that both processes map. Sealed: the other side can neither shrink nor grow it."""
+
+    def __init__(self, nbytes: int, descriptor: int | None = None) -> None:
+        self.nbytes = nbytes
+        self.descriptor = _memory(nbytes) if descriptor is None else descriptor
+        self.bytes = torch.frombuffer(mmap.mmap(self.descriptor, nbytes), dtype=torch.uint8)
+
+    def close(self) -> None:
+        """Give the descriptor back; the mapping goes with the last tensor that lies in it."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def _memory(nbytes: int) -> int:
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("gdn", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, nbytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        return descriptor
+    with tempfile.TemporaryFile() as file:  # no Linux
+        os.ftruncate(file.fileno(), nbytes)
+        return os.dup(file.fileno())
+
+
+def all_bytes(x: torch.Tensor) -> torch.Tensor:
+    """Every byte of the tensor's storage, guards around the tensor as well."""
+    storage = x.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=x.device).set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def room(nbytes: int, device: str, place: int) -> tuple[torch.Tensor, int]:
+    """New bytes on a device, and the offset in them at which `nbytes` begin at `place` of a page."""
+    block = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    if block.data_ptr() % ALIGN == place:
+        return block, 0
+    block = torch.empty(nbytes + ALIGN, dtype=torch.uint8, device=device)
+    return block, (place - block.data_ptr()) % ALIGN
+
+
+def form(x: torch.Tensor, storage: int | None) -> dict[str, Any]:
+    """A tensor as JSON: the number of its storage (None where it has no bytes) and where it lies in that."""
+    return {
+        "storage": storage,
+        "dtype": str(x.dtype).removeprefix("torch."),
+        "shape": list(x.shape),
+        "stride": list(x.stride()),
+        "offset": x.storage_offset(),
+    }
+
+
+def formed(form: dict[str, Any], block: torch.Tensor | None, begin: int, device: str) -> torch.Tensor:
+    """The tensor that a form stands for, in a block in which the storage's bytes begin at `begin`."""
+    dtype = getattr(torch, form["dtype"])
+    if block is None:
+        return torch.empty(form["shape"], dtype=dtype, device=device)
+    offset = begin // dtype.itemsize + form["offset"]
+    empty = torch.empty(0, dtype=dtype, device=device)
+    return empty.set_(block.untyped_storage(), offset, tuple(form["shape"]), tuple(form["stride"]))

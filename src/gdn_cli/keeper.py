@@ -1,0 +1,108 @@
+"""A process around one worker that lets nothing outlive it: `python -I -S keeper.py FOLDER [--cpus 0,1] -- COMMAND ...`
+
+It is a subreaper (prctl, Linux): whatever the worker starts, in sessions of its own or forked twice, becomes this
+process's child once its parent is gone. When the command ends, on SIGTERM, and when the process that started this one
+dies in whatever way, all of them are killed and FOLDER is deleted. It ends as the command did.
+
+Standard library only, and nothing of gdn: it must start in milliseconds, and runs apart from the package.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PASSES = 1000  # over the process table: a fork bomb is killed faster than it forks, or never
+
+
+def main(folder, cpus, command):
+    """Run the command and clean up behind it; returns what Popen calls its return code."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    parent = os.getppid()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it died before the line above
+        sys.exit(1)
+    if cpus and hasattr(os, "sched_setaffinity"):
+        try:
+            os.sched_setaffinity(0, cpus)
+        except OSError:  # other CPUs since: it runs where it may
+            pass
+    child = None
+    try:
+        child = subprocess.Popen(command, close_fds=False)
+        return child.wait()
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        end_all(os.getpid())
+        if child:
+            child.poll()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_all(root):
+    """Kill every descendant of `root`, which is this process: those that appear meanwhile too."""
+    for _ in range(_PASSES):
+        found = descendants(root)
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass
+        _reap()
+        if not found:
+            return
+
+
+def _reap():
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except OSError:
+        pass
+
+
+def descendants(root):
+    """The processes below `root` that are not dead yet; without /proc those of its own process group."""
+    parents = {}
+    try:
+        entries = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+    for pid in entries:
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                state, parent = file.read().rsplit(b")", 1)[1].split()[:2]
+        except (OSError, IndexError, ValueError):
+            continue
+        if state not in (b"Z", b"X"):
+            parents[pid] = int(parent)
+    found, level = [], {root}
+    while level:
+        level = {pid for pid, parent in parents.items() if parent in level and pid not in found}
+        found += level
+    return found
+
+
+def _prctl(option, value):
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    mark = sys.argv.index("--")
+    options = sys.argv[2:mark]
+    asked = {int(cpu) for cpu in options[1].split(",")} if options else set()
+    code = main(sys.argv[1], asked, sys.argv[mark + 1 :])
+    if code < 0:  # as the command: whoever waits for this one sees the same signal
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+        os.kill(os.getpid(), -code)
+    os._exit(code)

@@ -1,0 +1,62 @@
+"""Which environment variables a worker gets, and what must not come back out of it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+# What builds and runs kernels. All else of the user's environment stays with the user.
+_ALLOWED = frozenset(
+    """
+    PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR TEMP TMP TERM COLUMNS
+    PYTHONPATH PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE PYTHONHASHSEED PYTHONNOUSERSITE PYTHONIOENCODING PYTHONUTF8
+    VIRTUAL_ENV CONDA_PREFIX LD_LIBRARY_PATH LD_PRELOAD LIBRARY_PATH CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH
+    CC CXX CFLAGS CXXFLAGS CPPFLAGS LDFLAGS MAX_JOBS SYSTEMROOT SYSTEMDRIVE COMSPEC PATHEXT
+    """.split()
+)
+_PREFIXES = (
+    "LC_ XDG_ GDN_ FIB_ CUDA CUBLAS CUDNN CUPTI NVIDIA_ NVCC NSYS_ NCU_ NV_ TRITON_ TORCH PYTORCH_ AOTI TVM_ "
+    "FLASHINFER_ FLASH_ FLA_ OMP_ GOMP_ KMP_ MKL_ OPENBLAS_ BLIS_ NUMEXPR_ ATEN_ SLURM_ LSAN_ ASAN_ TSAN_ UBSAN_"
+).split()
+_SECRET = re.compile(r"TOKEN|SECRET|KEY|PASSW|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)
+PASS = "GDN_PASS_ENV"  # names of further variables that a worker is to have, separated by commas
+_LEAST = 6  # characters: shorter values are words such as "true", which stand everywhere
+
+
+def allowed(env: Mapping[str, str]) -> dict[str, str]:
+    """The part of an environment that reaches algos: an allow-list, less whatever is named like a secret.
+
+    A user's `GDN_PASS_ENV=NAME,NAME` adds variables by name; one that is named like a secret is still left out.
+    """
+    more = {name.strip() for name in env.get(PASS, "").split(",")}
+    return {
+        name: value
+        for name, value in env.items()
+        if (name in _ALLOWED or name in more or name.startswith(tuple(_PREFIXES))) and not _SECRET.search(name)
+    }
+
+
+def values(env: Mapping[str, str] | None = None) -> list[str]:
+    """The values of an environment's variables (this process's by default) that are named like secrets; the longest
+    first, since one may hold another."""
+    env = os.environ if env is None else env
+    found = {value for name, value in env.items() if _SECRET.search(name) and len(value) >= _LEAST}
+    return sorted(found, key=len, reverse=True)
+
+
+def masked(what: Any, secrets: Iterable[str]) -> Any:
+    """JSON, or a text, with each of these values replaced by "***"."""
+    secrets = list(secrets)
+    if not secrets:
+        return what
+    if isinstance(what, str):
+        for value in secrets:
+            what = what.replace(value, "***")
+        return what
+    if isinstance(what, dict):
+        return {masked(key, secrets): masked(value, secrets) for key, value in what.items()}
+    if isinstance(what, (list, tuple)):
+        return [masked(value, secrets) for value in what]
+    return what
