@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from gdn_cli import build, check, dataset, errors, jobs, machine, pack, probes, registry
+from gdn_cli.isolation import calls
 from gdn_cli.probes import late as late_probe
 from gdn_cli.probes import remembered
 from gdn_cli.probes.case import GUARD, Guards, same_bits
@@ -505,7 +506,7 @@ def stand_in(monkeypatch, decode, right):
     monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: late.update(now=True), raising=False)
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
-    monkeypatch.setattr(late_probe, "_side_stream", object)
+    monkeypatch.setattr(calls, "_side_stream", object)
     monkeypatch.setattr(late_probe, "_LATE_S", 0.05)
 
     def make(function, destination_passing: bool) -> probes.Case:

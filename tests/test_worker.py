@@ -17,7 +17,8 @@ from types import SimpleNamespace
 import helpers
 import pytest
 
-from gdn_cli import errors, fates, jobs, machine, pack, registry, worker
+from gdn_cli import errors, jobs, machine, pack, registry, worker
+from gdn_cli import fates as ends
 from gdn_cli.workloads import embedded, select
 
 REGISTRY = registry.load()
@@ -165,10 +166,10 @@ def test_a_hang_ends_at_the_timeout_and_the_command_goes_on(tmp_path, gdn, write
     # the clock runs from the worker's start: a hang at import comes soonest
     write_algo(tmp_path, "hangs", moody(top=f"{pid}\nos.write(2, b'STUCK\\n')\nwhile True: pass\n"))
     write_algo(tmp_path, "broken", moody(top="import no_such_package_here"))
-    done = gdn("run", "--algos", tmp_path, "--algo", "hangs,broken", "-w", "0", "--timeout", "8")
+    done = gdn("run", "--algos", tmp_path, "--algo", "hangs,broken", "-w", "0", "--timeout", "20")
     assert done.code == errors.FAILED
     text = " ".join(done.out.split())
-    assert "timed out hangs: no end after 8 s; --timeout gives more STUCK 1 workloads were not reached" in text
+    assert "timed out hangs: no end after 20 s; --timeout gives more STUCK 1 workloads were not reached" in text
     assert "build failed broken: package 'no_such_package_here' is missing" in text
     pid = int((tmp_path / "pid").read_text())
     left = helpers.alive(pid)
@@ -274,8 +275,8 @@ def test_an_op_travels_as_json_and_arrives_as_it_was():
     ],
 )
 def test_why_a_process_ended(returncode, counted, says, monkeypatch):
-    monkeypatch.setattr(fates, "ooms", lambda: 7)
-    assert fates.death(returncode, counted) == says
+    monkeypatch.setattr(ends, "ooms", lambda: 7)
+    assert ends.death(returncode, counted) == says
 
 
 def test_the_workers_environment(monkeypatch, tmp_path):

@@ -56,6 +56,7 @@ class Settings:
     timeout_s: float = 300.0
     gpus: tuple[Gpu, ...] = ()  # to spread the parts over; none: the one that a CUDA process takes by itself
     place: Placing = machine.place
+    sandbox: bool = False
 
 
 def choose(
@@ -314,6 +315,7 @@ def _job(settings: Settings, part: Part, described: dict[str, Any], command: str
         plan=part.plan,
         fallback=timed and not settings.tiers and not settings.strict and command != "compare",
         strict=settings.strict,
+        sandbox=settings.sandbox,
         timeout_s=settings.timeout_s,
         gpu=part.gpu,
     )

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from typing import Any
 
 from . import bounded, fates, machine, paths, redaction
 from .registry import Algo, Op
+from .timing import FLOORS
 from .worker import SCHEMA, op_to_json
 from .workloads import Workload
 
@@ -52,6 +54,7 @@ class Job:
     plan: dict[str, Any] = field(default_factory=dict)
     fallback: bool = False  # whether events may stand in for cupti
     strict: bool = False  # probe every workload
+    sandbox: bool = False  # run the algo's code in bubblewrap
     profile: dict[str, Any] | None = None  # what a profiler's target is to do
     wrap: tuple[str, ...] = ()  # a command line that goes in front of the worker's: a profiler's
     added: bool = False  # gdn put it in to compare with; the user did not ask for it
@@ -73,6 +76,33 @@ class Job:
         every = max(1, len(self.rivals))
         return sum(len(self.turns.get(w.uuid, ())) or every for w in self.workloads) * tiers + machine_wide
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The algos that its records are about; none for floors."""
+        return tuple(algo.name for algo, _ in self.rivals) or ((self.algo.name,) if self.algo else ())
+
+    def asked(self, record: dict[str, Any]) -> bool:
+        """Whether a record is about one of its algos, or its floors, on one of its workloads."""
+        uuid, algo = (record.get("workload") or {}).get("uuid"), record.get("algo")
+        right = (
+            algo in FLOORS if self.command == "floor" else algo in (self.names if self.rivals else (None, *self.names))
+        )
+        return right and (uuid is None or any(w.uuid == uuid for w in self.workloads))
+
+    def owed(self, records: list[dict[str, Any]]) -> dict[str | None, int]:
+        """What a worker that has sent these records still owes: algo (None for floors) -> how many."""
+        tiers = max(1, len(self.tiers))
+        if self.command == "floor":
+            return {None: self.due - len(records)} if len(records) < self.due else {}
+        had = Counter((r.get("algo") or self.names[0], (r.get("workload") or {}).get("uuid")) for r in records)
+        found: dict[str | None, int] = {}
+        for workload in self.workloads:
+            for name in self.turns.get(workload.uuid) or self.names:
+                missing = 0 if (name, None) in had else tiers - had[name, workload.uuid]
+                if missing > 0:
+                    found[name] = found.get(name, 0) + missing
+        return found
+
     def request(self) -> dict[str, Any]:
         """What `gdn worker` reads: plain JSON, complete in itself but for a dataset's files."""
         return {
@@ -91,6 +121,7 @@ class Job:
             "turns": {uuid: list(names) for uuid, names in self.turns.items()},
             "timing": {"tiers": list(self.tiers), "plan": self.plan, "fallback": self.fallback},
             "strict": self.strict,
+            "sandbox": self.sandbox,
             "profile": self.profile,
         }
 
@@ -106,6 +137,7 @@ class Outcome:
     environment: dict[str, Any] = field(default_factory=dict)
     tail: list[str] = field(default_factory=list)  # the last lines of the worker's output
     reply: dict[str, Any] = field(default_factory=dict)  # the worker's whole answer; {} when it left none
+    at: str | None = None  # whose code ran last, where that is one rival's alone
 
 
 OnRecord = Callable[[dict[str, Any], dict[str, Any]], None]
@@ -252,6 +284,9 @@ class _Following:
                 return
             if "environment" in event:
                 self.outcome.environment = event["environment"]
+                continue
+            if "at" in event:
+                self.outcome.at = event["at"]
                 continue
             self.outcome.records.append(event)
             self.on_record(event, self.outcome.environment)

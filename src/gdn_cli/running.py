@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
 
-from . import errors, lanes, locks, machine
+from . import below, errors, lanes, locks, machine
 from .campaign import Plan, key, name
 from .jobs import Job, Outcome, execute
 from .machine import Gpu
@@ -75,35 +75,37 @@ class _Tally:
     def __init__(self, plan: Plan, document: Document, progress: Progress) -> None:
         self.order, self.document, self.progress = plan.order, document, progress
         self.total, self.done = sum(job.due for job in plan.jobs), 0
-        self.seen: dict[int, int] = {}  # by job
+        self.seen: dict[int, list[dict[str, Any]]] = {}  # by job
         self.ranks: dict[int, tuple[float, ...]] = {}  # by record
         self.gpus = list(dict.fromkeys(job.gpu for job in plan.jobs))
         self.lock = threading.Lock()
 
     def begin(self, job: Job) -> None:
         with self.lock:
-            self.seen[id(job)] = 0
+            self.seen[id(job)] = []
             self.progress(_shown(job), self.done, self.total)
 
     def add(self, job: Job, record: dict[str, Any], environment: dict[str, Any]) -> None:
+        if not job.asked(record):  # what was not asked for is not delivered either
+            return
         with self.lock:
             self._keep(job, record, environment)
-            self.seen[id(job)] += 1
+            self.seen[id(job)].append(record)
             self.done += 1
             self.progress(_shown(job), self.done, self.total)
 
     def end(self, job: Job, outcome: Outcome) -> None:
         with self.lock:
             seen = self.seen[id(job)]
-            if outcome.status != "done":
-                self._keep(job, _fate(job, outcome, seen), outcome.environment)
-            self.done += job.due - seen
+            for fate in _fates(job, outcome, seen):
+                self._keep(job, fate, outcome.environment)
+            self.done += job.due - len(seen)
 
     def arrived(self, job: Job, outcome: Outcome) -> None:
         """All of a job at once, from elsewhere: its environment says on which GPU it was made."""
-        found, env = list(outcome.records), outcome.environment
-        if outcome.status != "done":
-            found.append(_fate(job, outcome, len(found)))
+        env = outcome.environment
+        found = [record for record in outcome.records if job.asked(record)]
+        found += _fates(job, outcome, found)
         on = {"gpu": {"uuid": env["gpu_uuid"], "name": env["gpu"]}} if env.get("gpu_uuid") else {}
         for record in found:
             self._keep(job, record | on, env, save=False)
@@ -111,7 +113,10 @@ class _Tally:
             self.document.save()
 
     def _keep(self, job: Job, record: dict[str, Any], environment: dict[str, Any], *, save: bool = True) -> None:
-        whole = self.document.add(job, record, environment, save=save)
+        whole = self.document.add(job, record, environment, save=False)
+        below.doubt(self.document.records, whole)
+        if save:
+            self.document.save()
         keys = key(job), (job.op.name, (whole["workload"] or {}).get("uuid"))
         self.ranks[id(whole)] = *(self.order.get(k, math.inf) for k in keys), self.gpus.index(job.gpu)
 
@@ -125,18 +130,35 @@ def _shown(job: Job) -> str:
     return f"GPU {job.gpu.index}: {name(job)}" if job.gpu else name(job)
 
 
-def _fate(job: Job, outcome: Outcome, seen: int) -> dict[str, Any]:
-    """The record of a worker that ended before its workloads did."""
-    return {
-        "algo": job.rivals[0][0].name if job.rivals else None,
-        "tier": job.tiers[0] if job.tiers else None,
-        "workload": {},
-        "status": outcome.status,
-        "reason": outcome.reason,
-        "code": outcome.reply.get("code"),
-        "unfinished": -(-(job.due - seen) * len(job.workloads) // job.due),
-        "tail": outcome.tail,
-    }
+def _fates(job: Job, outcome: Outcome, seen: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records of a worker that ended before its workloads did, or that says it is done and is not.
+
+    Of a comparison: one for the algo whose code ran last, where that is known, else one for each that has something
+    left.
+    """
+    owed = job.owed(seen)
+    status, reason = outcome.status, outcome.reason
+    if status == "done":
+        if not owed:
+            return []
+        status, reason = "exited", f"it answered with {len(seen)} of {len(seen) + sum(owed.values())} records"
+    names = list(owed) or [None]
+    if outcome.at in owed:
+        names = [outcome.at]
+    tiers = max(1, len(job.tiers))
+    return [
+        {
+            "algo": name,
+            "tier": job.tiers[0] if job.tiers else None,
+            "workload": {},
+            "status": status,
+            "reason": reason,
+            "code": outcome.reply.get("code"),
+            "unfinished": min(len(job.workloads), -(-owed.get(name, 0) // tiers)),
+            "tail": outcome.tail,
+        }
+        for name in names
+    ]
 
 
 def exit_code(document: Document, named: bool) -> int:

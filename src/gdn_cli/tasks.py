@@ -263,8 +263,18 @@ class _Field:
         self.request, self.rivals = request, list(request["rivals"])
         self.runner: client.Runner | None = None
         self.kernels: dict[str, client.Kernel] = {}
-        self.at: str | None = None  # whose code runs now, where it is one's alone
+        self._at: str | None = None
         self.meeting: list[str] = []
+
+    @property
+    def at(self) -> str | None:
+        """Whose code runs now, where it is one's alone; the command hears of it, in case that it never ends."""
+        return self._at
+
+    @at.setter
+    def at(self, name: str | None) -> None:
+        self._at = name
+        self.request["at"](name)
 
     def built(self) -> Iterator[dict]:
         """Build all that are left in a new process; the records of those that cannot be built."""

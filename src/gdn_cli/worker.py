@@ -85,6 +85,7 @@ def serve(request: dict[str, Any], emit: Callable[[dict], None]) -> dict[str, An
         emit({"environment": reply["environment"]})  # first: records never lack their origin
         others = {"floor": tasks.floors, "compare": tasks.compare, "profile": tasks.profile}
         work = others.get(request["command"], tasks.algo)
+        request["at"] = lambda name: emit({"at": name})
         try:
             for record in work(request, reply):
                 emit(record)

@@ -22,6 +22,7 @@ def run(
     preset: o.PresetName = None,
     dataset: o.Dataset = None,
     strict: o.Strict = False,
+    sandbox: o.Sandbox = False,
     gpus: o.Gpus = None,
     device: o.Device = "auto",
     algos: o.OwnAlgos = None,
@@ -49,6 +50,7 @@ def bench(
     target: o.Target = None,
     seconds: o.Seconds = None,
     strict: o.Strict = False,
+    sandbox: o.Sandbox = False,
     gpus: o.Gpus = None,
     device: o.Device = "auto",
     algos: o.OwnAlgos = None,
@@ -102,6 +104,7 @@ def carry_out(
     target: float | None = None,
     seconds: float | None = None,
     strict: bool = False,
+    sandbox: bool = False,
     gpus: str | None = None,
     official: bool = False,
     elsewhere: Any = None,
@@ -126,7 +129,8 @@ def carry_out(
     parts = campaign.parts(
         known, entries, chosen=workload or [], first=n, preset=loaded, dataset=dataset, overrides=overrides
     )
-    plan = campaign.prepare(known, parts, campaign.Settings(command, dataset, tiers, strict, timeout, chosen, place))
+    settings = campaign.Settings(command, dataset, tiers, strict, timeout, chosen, place, sandbox)
+    plan = campaign.prepare(known, parts, settings)
     options = {"workload": workload, "n": n, "preset": preset, "dataset": bool(dataset), "tier": tier, "l2": l2}
     if gpus:
         options["gpus"] = gpus
@@ -134,6 +138,8 @@ def carry_out(
     document = records.open_document(name, options, out)
     if elsewhere:
         elsewhere.begin(plan, document)
+    else:
+        o.trust(solutions or [], sandbox)
 
     def finish() -> None:
         """What is only known of all records together."""

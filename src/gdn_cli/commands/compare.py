@@ -30,6 +30,7 @@ def compare(
     ] = None,
     seconds: o.Seconds = None,
     strict: o.Strict = False,
+    sandbox: o.Sandbox = False,
     threshold: Annotated[
         float, typer.Option("--threshold", metavar="X", min=0.0, help="Below this share a difference is none.")
     ] = 0.005,
@@ -65,7 +66,10 @@ def compare(
     parts = campaign.parts(
         known, entries, chosen=workload or [], first=n, preset=loaded, dataset=dataset, overrides=overrides
     )
-    plan = campaign.prepare(known, parts, campaign.Settings("compare", dataset, tiers, strict, timeout))
+    plan = campaign.prepare(
+        known, parts, campaign.Settings("compare", dataset, tiers, strict, timeout, sandbox=sandbox)
+    )
+    o.trust([Path(name) for name in live if name.endswith(".json")], sandbox)
     chosen = {"names": names, "workload": workload, "n": n, "preset": preset, "tier": tier, "l2": l2}
     base: dict[str, Any] = {}
     if saved:

@@ -57,6 +57,12 @@ Tiers = Annotated[
 ]
 L2 = Annotated[str, typer.Option("--l2", metavar="STATE", help="The GPU's L2 before each call: cold or warm.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Probe for cheats and faults on every workload; no fall-back.")]
+Sandbox = Annotated[
+    bool,
+    typer.Option(
+        "--sandbox", help="Run the algos' code in bubblewrap: no network, no home, read-only but for its own folder."
+    ),
+]
 Target = Annotated[
     Optional[float],
     typer.Option("--target", metavar="X", help="Sample until the median is known to this share of it (0.01)."),
@@ -88,6 +94,20 @@ def timing(
     if seconds or target:  # then the preset's exact counts no longer hold
         fields |= {"iterations": None} | {k: v for k, v in (("seconds", seconds), ("target", target)) if v}
     return tiers, fields
+
+
+def trust(solutions: list[Path], sandbox: bool) -> None:
+    """Say once whose rights packed files get, before any of their code runs; MissingError where a sandbox cannot be."""
+    from .. import report
+    from ..isolation import sandbox as bubblewrap
+
+    if sandbox:
+        bubblewrap.find()
+    elif solutions:
+        what = "a packed file's code runs" if len(solutions) == 1 else "the packed files' code runs"
+        report.say(
+            f"{what} with your rights on this machine; --sandbox takes away its network, your home and your files"
+        )
 
 
 def gpus(text: str | None, device: str) -> tuple[tuple[Any, ...], str]:

@@ -40,6 +40,9 @@ def wrap(mode: str) -> list[str]:
     for folder in ("built", "home"):
         (own / folder).mkdir(exist_ok=True)
     command += ["--bind", str(own), str(own), "--chdir", str(own)]
+    for folder in hidden:  # empty as they are, nothing is to be written there either
+        if folder.is_dir():
+            command += ["--remount-ro", str(folder)]
     for name, value in (
         ("HOME", own / "home"),
         ("FIB_CACHE_PATH", built / "fib"),

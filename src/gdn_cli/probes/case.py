@@ -105,6 +105,8 @@ class Case:
         if fill:
             self.fill(outputs, fill)
         results = self.ask(self.kernel.run, self.inputs if inputs is None else inputs, outputs, self.wanted)
+        if self.gpu:
+            self.ask(torch.cuda.synchronize)
         self.kernel.pull(results)
         self.form(results)
         return results
