@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gdn_cli import check, tasks
+from gdn_cli import check
 from gdn_cli.registry import Op, TensorSpec
+from gdn_cli.tasks import common
 
 N = 1000
 TOY = Op(
@@ -274,13 +275,13 @@ def test_new_values_are_no_stricter_than_the_first_ones(monkeypatch):
     """Refreshed inputs are scaled; at twice the values, an error of 0.006 would be 0.012, beyond the absolute 1e-2."""
     op = replace(TOY, linear_in=("x",), tolerance={"y": 1.0, "z": 1.0})
     tensors = [torch.full((N,), 0.3), torch.tensor([3, 4]), None]
-    monkeypatch.setattr(tasks.dataset, "load_inputs", lambda *_: tensors)
+    monkeypatch.setattr(common.dataset, "load_inputs", lambda *_: tensors)
 
     class Reference:
         def returns(self, inputs):
             return [inputs[0], torch.ones(N, 2).double() * inputs[0][:1] / 0.3]
 
-    case = tasks._Case({"op": op, "mode": "cpu"}, SimpleNamespace(axes={"n": N}, uuid="u"), Reference())
+    case = common.Case({"op": op, "mode": "cpu"}, SimpleNamespace(axes={"n": N}, uuid="u"), Reference())
     off = Fake(lambda x, i, scale, y, z: (y.copy_(x * 1.02), z.fill_(x[0].item() / 0.3)))
     seen = set()
     for _ in range(12):

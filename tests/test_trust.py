@@ -89,7 +89,7 @@ def run({helpers.DECODE_ARGS}, output, new_state):
         open(os.path.join(os.environ["TMPDIR"], "left.txt"), "w").write("x")
         """)
     + _RIGHT,
-    "floods": _TOP + "print('BEGIN')\nos.write(2, b'x' * 3_000_000)\nprint('\\nEND', flush=True)\nos._exit(5)\n" + _RIGHT,
+    "floods": _TOP + "os.write(2, b'x' * 3_000_000)\nprint('\\nEND', flush=True)\nos._exit(5)\n" + _RIGHT,
     "raises-a-book": _TOP + "\n" + _RIGHT.replace("return", "raise ValueError('y' * 3_000_000); return"),
     "removes-its-folder": _TOP + "import shutil\nshutil.rmtree(os.environ['TMPDIR'])\n" + _RIGHT,
     "kills-itself": _TOP + "os.kill(os.getpid(), signal.SIGKILL)\n" + _RIGHT,

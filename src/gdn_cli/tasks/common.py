@@ -1,0 +1,148 @@
+"""What the tasks share: an algo built in a runner, a workload's tensors with what is right on them, and records
+whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import check, dataset, errors, probes
+from ..errors import GdnError, MissingError
+from ..isolation import client, process
+from ..registry import Op
+from ..timing import floor
+from ..workloads import Workload
+
+
+class BuildFailed(GdnError):
+    """The algo cannot be built; the code says whether that is its fault or a package's that is missing here."""
+
+
+def runner_of(request: dict) -> client.Runner:
+    """The process for the algo's code; one that was started while this one imported torch, where there is one."""
+    return client.Runner(request["mode"], request.pop("started", None) or process.of(request))
+
+
+def built(runner: client.Runner, request: dict, of: dict, **how: Any) -> tuple[client.Kernel, dict[str, Any]]:
+    """What `of`, the request itself or one of its rivals, holds the solution of."""
+    specific = of.get("specific", False) and request["mode"] == "cuda"
+    name = of.get("name", "algo")
+    try:
+        return runner.build(name, request["definition"], of["solution"], specific=specific, **how)
+    except client.Raised as e:
+        if e.kind != "build_failed":
+            raise BuildFailed(e.one_line, code=errors.FAILED) from None
+        raise BuildFailed(str(e), code=errors.MISSING if e.missing else errors.FAILED) from None
+
+
+def smallest(request: dict, i: int) -> bool:
+    """Without `--strict` each algo is probed once, where that costs least: on its smallest workload."""
+    sizes = [size(request["op"], workload) for workload in request["workloads"]]
+    return i == sizes.index(min(sizes))
+
+
+def size(op: Op, workload: Workload) -> int:
+    return floor.bytes_moved(op, workload.axes)
+
+
+def guarded(request: dict, workload: Workload, work: Callable[..., list[dict]], *args: Any) -> list[dict[str, Any]]:
+    """One workload's records, whatever happens; its tensors are gone by then: never two workloads in memory."""
+    head = {"workload": workload.to_json()}
+    try:
+        with torch.no_grad():
+            return [head | record for record in work(request, workload, *args)]
+    except client.Died:
+        raise
+    except GdnError as e:  # the workload's data, not the algo
+        failed = {"status": "refused", "reason": str(e), "code": e.code}
+    except (torch.cuda.OutOfMemoryError, MemoryError) as e:
+        torch.cuda.empty_cache()
+        failed = {"status": "out_of_memory", "reason": str(e).splitlines()[0] if str(e) else "out of memory"}
+    except client.Raised as e:
+        failed = {"status": "error", "reason": e.one_line, "trace": e.trace}
+    except Exception as e:
+        if "can't allocate memory" in str(e):  # torch's CPU allocator raises a plain RuntimeError
+            failed = {"status": "out_of_memory", "reason": str(e).splitlines()[0]}
+        else:
+            failed = {"status": "error", "reason": errors.one_line(e), "trace": _trace(e)}
+    return [head | record for record in each_tier(request, failed)]
+
+
+def each_tier(request: dict, record: dict[str, Any]) -> list[dict[str, Any]]:
+    """What befell the algo before it was timed befell it in every tier: a record each, as one is due for each."""
+    return [{"tier": tier} | record for tier in request["timing"]["tiers"] or [None]]
+
+
+def forget(runner: client.Runner) -> None:
+    with contextlib.suppress(client.Died, client.Raised):  # whoever finds it dead says so with the next command
+        runner.forget()
+
+
+class Case:
+    """A workload's tensors, what is right on them, and a way to other values with known results.
+
+    Scaling the inputs in which the op is linear by a power of two scales every output by exactly as much, so that new
+    values in the same buffers need no second oracle. By 1 at most: the contest's rule has an absolute part, which a
+    result twice as large would miss at half the error.
+    """
+
+    def __init__(self, request: dict, workload: Workload, reference: Any) -> None:
+        self.op, self.axes = request["op"], workload.axes
+        root = Path(request["dataset"]) if request.get("dataset") else None
+        self.inputs = dataset.load_inputs(self.op, workload, "cuda" if request["mode"] == "cuda" else "cpu", root)
+        self.expected = check.oracle(reference, self.inputs)
+        if not check.finite(self.expected):
+            raise MissingError(
+                f"workload {workload.uuid}: the reference gives NaN or Inf on it, so its inputs are no use"
+            )
+        self.linear = [x for name, x in zip(self.op.inputs, self.inputs, strict=True) if name in self.op.linear_in]
+        self.scale, self._scales = 1.0, itertools.cycle([-1.0, 0.5, -0.5, 1.0])
+
+    def refresh(self) -> None:
+        """Other values in the same buffers."""
+        scale = next(self._scales)
+        for x in self.linear:
+            x.mul_(scale / self.scale)
+        self.scale = scale
+
+    @property
+    def right(self) -> list:
+        """What is right on the values that are in the buffers now."""
+        return [x * self.scale for x in self.expected]
+
+    def check(self, kernel: Any) -> Any:
+        return check.check(kernel, self.op, self.axes, self.inputs, self.right)
+
+    def outputs(self) -> list:
+        return check.allocate(self.op, self.axes, str(self.inputs[0].device))
+
+
+def judged(case: Case, kernel: client.Kernel, probed: bool) -> dict[str, Any]:
+    """The record of a check, and of the probes where they are asked for."""
+    verdict = case.check(kernel)
+    record: dict[str, Any] = {"status": "passed" if verdict.passed else "wrong", "reason": verdict.reason}
+    record["check"] = verdict.to_json()
+    if verdict.passed and probed:
+        record["probes"] = probes.run(kernel, case.op, case.axes, case.inputs, case.expected)
+        if caught := {name: what for name, what in record["probes"].items() if what}:
+            name, what = next(iter(caught.items()))
+            record |= {"status": "wrong", "reason": f"probe {name}: {what}"}
+    if (backend := kernel.backend(case.inputs)) is not None:
+        record["backend"] = backend
+    return record
+
+
+def stale(verdict: Any) -> dict[str, Any]:
+    """What becomes of a record whose algo was right before it was timed, and is not behind it."""
+    reason = f"right at first, wrong on new values in the same buffers after it was timed: {verdict.reason}"
+    return {"status": "wrong", "reason": reason, "check": verdict.to_json()}
+
+
+def _trace(e: BaseException) -> list[str]:
+    return "".join(traceback.format_exception(e)).splitlines()[-12:]
