@@ -11,7 +11,7 @@ from .. import build
 from ..isolation import client
 from ..timing import floor
 from ..workloads import Workload
-from .common import BuildFailed, Case, built, each_tier, forget, guarded, runner_of, smallest, stale
+from .common import BuildFailed, Case, built, each_tier, forget, guarded, judged, runner_of, smallest, stale
 
 
 def compare(request: dict, reply: dict) -> Iterator[dict]:
@@ -26,7 +26,9 @@ def compare(request: dict, reply: dict) -> Iterator[dict]:
         probed = request["strict"] or smallest(request, i)
         while True:
             try:
-                yield from guarded(request, workload, field.meet, reference, probed)
+                for record in guarded(request, workload, field.meet, reference, probed):
+                    # what befell the workload befell all of them
+                    yield from [record] if "algo" in record else ({"algo": name} | record for name in field.kernels)
                 break
             except client.Died as e:
                 yield from field.without(e, request["workloads"][i:])
@@ -107,32 +109,32 @@ class _Field:
 
     def _met(self, request: dict, workload: Workload, reference: Any, kernels: dict, probed: bool) -> list[dict]:
         case = Case(request, workload, reference)
-        judged, right = {}, {}
+        verdicts, right = {}, {}
         for name, kernel in kernels.items():
             self.at = name
             try:
-                judged[name] = {"algo": name} | judged(case, kernel, probed)
+                verdicts[name] = {"algo": name} | judged(case, kernel, probed)
             except client.Raised as e:
                 status = "out_of_memory" if e.kind == "out_of_memory" else "error"
                 reason = str(e).splitlines()[0] if status == "out_of_memory" and str(e) else e.one_line
-                judged[name] = {"algo": name, "status": status, "reason": reason, "trace": e.trace}
-            if judged[name]["status"] == "passed":
+                verdicts[name] = {"algo": name, "status": status, "reason": reason, "trace": e.trace}
+            if verdicts[name]["status"] == "passed":
                 right[name] = kernel
-                judged[name]["bytes_moved"] = floor.bytes_moved(case.op, workload.axes)
+                verdicts[name]["bytes_moved"] = floor.bytes_moved(case.op, workload.axes)
         self.at = None
-        records = [r for name in kernels if name not in right for r in each_tier(request, judged[name])]
+        records = [r for name in kernels if name not in right for r in each_tier(request, verdicts[name])]
         for tier in request["timing"]["tiers"] if right else []:
-            records += self._in_turns(request, tier, case, judged, right)
+            records += self._in_turns(request, tier, case, verdicts, right)
         case.refresh()
         for name, kernel in right.items():
             self.at = name
             again = case.check(kernel)
             if not again.passed:
-                records = [r for r in records if r["algo"] != name] + each_tier(request, judged[name] | stale(again))
+                records = [r for r in records if r["algo"] != name] + each_tier(request, verdicts[name] | stale(again))
         self.at = None
         return records
 
-    def _in_turns(self, request: dict, tier: str, case: Case, judged: dict, right: dict) -> list[dict[str, Any]]:
+    def _in_turns(self, request: dict, tier: str, case: Case, verdicts: dict, right: dict) -> list[dict[str, Any]]:
         outputs = case.outputs()  # the same buffers for all: where they lie in memory costs everyone the same
         self.runner.push([*case.inputs, *outputs])
         gpu = request["mode"] == "cuda"
@@ -152,11 +154,11 @@ class _Field:
             if e.kind != "tier_unavailable":
                 raise
             gone = {"tier": tier, "status": "tier_unavailable", "reason": f"{tier}: {e}"}
-            return [judged[name] | gone for name in right]
+            return [verdicts[name] | gone for name in right]
         if replaced := said.get("replaced"):
             wrong = {"tier": tier, "status": "wrong", "reason": f"probe timer: replaced {', '.join(replaced[:3])}"}
-            return [judged[name] | wrong for name in right]
+            return [verdicts[name] | wrong for name in right]
         return [
-            judged[name] | client.measured(found) | {"rounds_us": [client.number(us) for us in samples]}
+            verdicts[name] | client.measured(found) | {"rounds_us": [client.number(us) for us in samples]}
             for name, found, samples in zip(right, said["records"], said["rounds"], strict=True)
         ]
