@@ -12,8 +12,9 @@ from typing import Any, TextIO
 
 from rich.text import Text
 
+from .. import units
 from ..errors import UsageError
-from ..history import EXPORTED, Kept, most_measured
+from ..history import EXPORTED, SHORT, Forgotten, Kept, most_measured
 from ..text import csv_cell, shown
 from ..units import digits
 from .screen import console, new_table, put, show_json, styled
@@ -61,6 +62,7 @@ def show_timeline(groups: list[dict[str, Any]], as_json: bool, empty: str = EMPT
     for group in groups:
         _show_group(out, group)
     _note(out, "numbers:", "the median over the workloads of each column, in us")
+    _note(out, "run:", "its id, which `gdn history --forget RUN` takes")
     _note(out, "source:", "the hash of the sources that ran, where it is not that of the line above")
     _legend(out, [row for group in groups for row in group["rows"]])
 
@@ -68,15 +70,17 @@ def show_timeline(groups: list[dict[str, Any]], as_json: bool, empty: str = EMPT
 def _show_group(out: Any, group: dict[str, Any]) -> None:
     rows = group["rows"]
     failed = any(row["failed"] for row in rows)
-    width = out.width - sum(2 + n for n in (16, max(len(_commit(r)) for r in rows), 6, *([7] if failed else [])))
+    commits = max(len(shown(_commit(row))) for row in rows)
+    width = out.width - sum(2 + n for n in (16, SHORT, commits, 6, *([7] if failed else [])))
     labels = _fitting(group, width)
     table = new_table(
-        ["<time (UTC)", "<commit", "<source", *([">failed"] if failed else []), *(f">{x}" for x in labels)]
+        ["<time (UTC)", "<run", "<commit", "<source", *([">failed"] if failed else []), *(f">{x}" for x in labels)]
     )
     for i, row in enumerate(rows):
         changed = i == 0 or row["source_changed"]
         cells: list[str | Text] = [
             row["time"][:16].replace("T", " "),
+            row["run"][:SHORT],
             _commit(row),
             (row["source_hash"] or "-")[:6] if changed else "",
         ]
@@ -141,6 +145,17 @@ def show_imported(found: list[tuple[Path, Kept]], as_json: bool) -> None:
     for path, kept in found:
         text = f"{kept.records} records{', known already' if kept.known else ''}" if kept.records else "nothing timed"
         put(f"{path}: {text}")
+
+
+def show_forgotten(found: Forgotten, as_json: bool) -> None:
+    """What was removed, and that a record file was not."""
+    there = found.file if found.file and Path(found.file).exists() else None
+    if as_json:
+        facts = {"run": found.run, "time": found.time, "command": found.command, "records": found.records}
+        return show_json({"forgotten": facts | {"algos": list(found.algos), "file": there}})
+    what = f"{units.count(found.records, 'record')} of {units.listed(found.algos, most=4)}"
+    stays = f"; its record file stays: {there}" if there else ""
+    put(f"forgotten: run {found.run}, {found.command or 'bench'} of {found.time}, {what}{stays}")
 
 
 def export(rows: Iterator[dict[str, Any]], target: str) -> int:
