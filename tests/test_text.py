@@ -251,6 +251,19 @@ def test_the_colours_are_those_of_gdn_alone(monkeypatch):
         assert {len(SGR.findall(printed(SCREENS[name], e, monkeypatch, True))) for e in ("[/]", "[bold]x")} == {plain}
 
 
+def test_several_lines_stay_where_a_compiler_says_them(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    reason = "a.cu(1): error: \x1b[2J\n\ta.cu(2): error: [/]"
+    r = {"op": "gdn_decode", "algo": "a\nb", "mode": "cuda", "tier": None, "workload": None, "status": "build_failed"}
+    found = {"command": "run", "environments": {}, "missing": [], "records": [r | {"reason": reason}]}
+    terminal.show(found, REGISTRY, False, Path("x.json"))
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index(r"build failed a\nb: a.cu(1): error: \x1b[2J")
+    assert lines[at + 1].strip() == "a.cu(2): error: [/]"
+    terminal.show_proof([{"state": "failed", "step": "build", "detail": "one\ntwo"}])
+    assert [line.split() for line in capsys.readouterr().out.splitlines()][1:] == [["!!", "build", "one"], ["two"]]
+
+
 def test_what_is_seen_stays_as_it_is():
     for fine in ("cuda-v4", "±5 %", "1.5 µs", "Ω/日本語", "a b", r"C:\x", "😀"):
         assert text.shown(fine) == fine == text.shown(fine, lines=True)

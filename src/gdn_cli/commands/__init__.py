@@ -59,7 +59,7 @@ def _run() -> None:
     try:
         app()
     except errors.GdnError as e:
-        hint = f"\n  {text.shown(e.hint)}" if e.hint else ""
+        hint = f"\n  {text.shown(e.hint, lines=True)}" if e.hint else ""
         print(f"gdn: {text.shown(e.message)}{hint}", file=sys.stderr)
         sys.exit(e.code)
     except ModuleNotFoundError as e:

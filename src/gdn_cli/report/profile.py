@@ -16,7 +16,7 @@ from rich.text import Text
 from .. import differences, environment, units
 from ..profilers import symbols
 from ..text import shown
-from .screen import console, new_table, put, show_json, styled
+from .screen import block, console, new_table, put, show_json, styled
 
 _GAP = 2  # blanks between a label, its figure and its note
 _INDENT = 2
@@ -150,7 +150,7 @@ def _show_profile(out: Console, document: dict[str, Any]) -> None:
     _line(out, (" | ".join(title), "bold"))
     grid = _grid()
     for word, text in _states(document, reading):
-        grid.add_row(styled((word, "red")), text)
+        grid.add_row(styled((word, "red")), block(text))
     _verdict(grid, document.get("verdict"))
     for word, text in _survey(document, reading):
         grid.add_row(styled((word, "yellow" if word == "doubt (?)" else "dim")), text)
@@ -381,7 +381,7 @@ def _show_difference(out: Console, difference: dict[str, Any], a: dict[str, Any]
     for side, document in (("A", a), ("B", b)):
         grid = _grid()
         for word, text in _states(document, document.get("reading") or {"failed": None}):
-            grid.add_row(styled((word, "red")), text)
+            grid.add_row(styled((word, "red")), block(text))
         _verdict(grid, document.get("verdict"))
         if grid.row_count:
             out.print()

@@ -53,6 +53,11 @@ def styled(*parts: str | tuple[str, str] | Text) -> Text:
     return Text.assemble(*gated)
 
 
+def block(text: str) -> Text:
+    """Text that may have several lines, such as what a compiler said."""
+    return Text(shown(text, lines=True))
+
+
 def new_table(columns: list[str], folded: Mapping[int, int] | None = None) -> Table:
     """Columns whose name begins with '>' are numbers, set to the right; '<' must stay whole; others may fold.
 

@@ -18,7 +18,7 @@ from ..environment import device
 from ..records import COPY, FLOORS, environment_of
 from ..registry import Op, Registry
 from ..timing import TIERS
-from .screen import console, new_table, say, show_json, styled
+from .screen import block, console, new_table, say, show_json, styled
 
 # --- gdn list ---------------------------------------------------------------------------------------------------
 
@@ -354,8 +354,8 @@ _TUNED = {"untuned": "not tuned yet: its constants are its author's estimates; `
 def _footnotes(out: Console, document: dict[str, Any]) -> None:
     """What went wrong, each reason once; lines are not folded, so that a path or a command stays whole."""
 
-    def note(style: str, word: str, text: str) -> None:
-        out.print(styled((word, style), f" {text}"), soft_wrap=True)
+    def note(style: str, word: str, *texts: str | Text) -> None:
+        out.print(styled((word, style), " ", *texts), soft_wrap=True)
 
     together: dict[str, list[dict[str, Any]]] = {}
     for r in document["records"]:
@@ -370,7 +370,7 @@ def _footnotes(out: Console, document: dict[str, Any]) -> None:
         more = f" (and {len(records) - 1} more)" if len(records) > 1 else ""
         lenient = first["status"] == "wrong" and (first.get("check") or {}).get("official")
         rule = "; the contest's own rule would pass it" if lenient else ""
-        note("red", first["status"].replace("_", " "), f"{who}{where}{more}: {reason}{rule}")
+        note("red", first["status"].replace("_", " "), f"{who}{where}{more}: ", block(reason), rule)
         for line in (first.get("tail") or [])[-6:]:
             out.print(styled((f"    {line}", "dim")), soft_wrap=True)
         if first.get("unfinished"):
@@ -492,7 +492,7 @@ def _mark(state: str) -> Text:
 def show_proof(steps: list[dict[str, Any]]) -> None:
     table = new_table(["", "<step", "what was seen"])
     for step in steps:
-        table.add_row(_mark(step["state"]), step["step"], step["detail"])
+        table.add_row(_mark(step["state"]), step["step"], block(step["detail"]))
     console().print(table)
 
 
