@@ -35,6 +35,7 @@ LAYERS = """
     presets
     registry
     paths  errors  dtypes  paired  locks  units  expression  seqlens
+    text
 """
 RANK = {name: rank for rank, line in enumerate(LAYERS.strip().splitlines()) for name in line.split()}
 

@@ -21,6 +21,7 @@ import pytest
 
 from gdn_cli import __version__, campaign, errors, jobs, machine, pack, paths, records, registry, running
 from gdn_cli.errors import UsageError
+from gdn_cli.report import screen
 from gdn_cli.report import terminal as report
 from gdn_cli.timing import TIERS
 
@@ -506,7 +507,7 @@ def table_of(document: dict, width: int = 80, known=REGISTRY) -> list[str]:
 
     out = io.StringIO()
     with contextlib.redirect_stdout(out), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "_WIDE", width)
+        patch.setattr(screen, "_WIDE", width)
         report.show(document, known, False, saved=paths.runs_dir() / "x.json")
     return [line.rstrip() for line in out.getvalue().splitlines()]
 

@@ -483,18 +483,19 @@ def test_an_empty_history_says_what_fills_it(kept, gdn):
 
 def test_the_tables_mark_what_a_reader_must_know(kept, gdn):
     new = {"source_hash": "fedcba987654"}
-    kept(
+    store = kept(
         bench(record("cuda-v4", 2.05), record("cuda-v4", 19.94, 64), day=1),
         bench(record("cuda-v4", 2.01, **new), record("cuda-v4", None, 64, **new), day=2, dirty=True),
         bench(record("cuda-v4", 1.99, **new, doubts=["noisy"]), record("cuda-v4", 18.5, 64, **new), day=3),
     )
+    a, b, c = (row["run"][:6] for row in store.timeline(history.Filter(("cuda-v4",)))[0]["rows"])
     lines = [line.split() for line in gdn("history", "--algo", "cuda-v4").out.splitlines()]
     at = lines.index("gdn_decode/cuda-v4 | NVIDIA H200 | tier cupti, L2 cold".split())
     assert lines[at + 1 : at + 5] == [
-        ["time", "(UTC)", "commit", "source", "failed", "B=1", "B=64"],
-        ["2026-11-01", "14:12", "01c78cc4", "012345", "2.05", "19.94"],
-        ["2026-11-02", "14:12", "02c78cc4+", "fedcba", "1/2", "2.01"],
-        ["2026-11-03", "14:12", "03c78cc4", "1.99?", "18.50"],
+        ["time", "(UTC)", "run", "commit", "source", "failed", "B=1", "B=64"],
+        ["2026-11-01", "14:12", a, "01c78cc4", "012345", "2.05", "19.94"],
+        ["2026-11-02", "14:12", b, "02c78cc4+", "fedcba", "1/2", "2.01"],
+        ["2026-11-03", "14:12", c, "03c78cc4", "1.99?", "18.50"],
     ]
     text = gdn("history", "--algo", "cuda-v4", "-n", "1").out
     assert "+:" not in text and "?: some of it was measured on a throttled or noisy machine" in text
@@ -505,7 +506,7 @@ def test_the_tables_mark_what_a_reader_must_know(kept, gdn):
 def test_long_labels_stay_within_80_columns(kept, gdn):
     kept(bench(*(record("a", 1000.0 + t, t, op="gdn_prefill") for t in range(1000, 1020)), dirty=True))
     done = gdn("history", "--algo", "a")
-    table = [line for line in done.out.splitlines() if not line.startswith(("gdn_", "numbers", "source"))]
+    table = [line for line in done.out.splitlines() if not line.startswith(("gdn_", "numbers", "run:", "source"))]
     assert max(map(len, table)) <= 80
     assert re.search(r"T=1000 N=1 +T=1010 N=1 +T=1019 N=1$", done.out, re.M) and "(17 more columns" in done.out
 
@@ -533,6 +534,8 @@ def test_the_json_is_the_whole_of_it(kept, gdn):
         (["--device", "B200"], "gdn: unknown device 'B200'\n  there are: NVIDIA H200;"),
         (["--algo", "sdpa"], "gdn: several ops have 'sdpa': attention_fwd/sdpa, gdn_prefill/sdpa\n  add --op"),
         (["--import"], "gdn: --import needs files"),
+        (["--forget", "0123", "--algo", "cuda-v4"], "gdn: --forget goes with nothing else"),
+        (["--forget", "0123"], "gdn: unknown run '0123'\n  `gdn history --algo NAME` shows"),
         (["x.json"], "gdn: x.json: a file, and nothing to do with it"),
         (["--export", "x.xlsx"], "gdn: --export x.xlsx: expected - or a name that ends in .csv, .jsonl, .ndjson"),
         (["--export", "-", "--json"], "gdn: --export - writes JSON lines"),
@@ -573,6 +576,8 @@ def test_import_refuses_what_holds_no_records_before_it_keeps_any(text, kept, gd
 
 
 def test_an_export_reads_back(kept, gdn, tmp_path):
+    from gdn_cli.text import shown
+
     kept(bench(record("a", 2.0), record("b", None, 8, reason='said "no",\ntwice'), day=2),
          bench(record("a", 1.0, doubts=["noisy"]), day=1, dirty=True))  # fmt: skip
     wanted = everything()
@@ -589,12 +594,71 @@ def test_an_export_reads_back(kept, gdn, tmp_path):
             if isinstance(value, (bool, dict, list, float, int)):
                 assert json.loads(cell) == value, name
             else:
-                assert cell == (value or ""), name
+                assert cell == shown(value or ""), name  # a record a line
     narrowed = gdn("history", "--export", "-", "--algo", "b")
     assert [json.loads(line)["algo"] for line in narrowed.out.splitlines()] == ["b"]
     (tmp_path / "folder.csv").mkdir()
     assert gdn("history", "--export", tmp_path / "folder.csv").code == errors.USAGE
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []  # nothing half-written
+
+
+def rows_of(table):
+    with contextlib.closing(sqlite3.connect(history.file())) as db:
+        return {tuple(row) for row in db.execute(f"SELECT * FROM {table} ORDER BY id")}
+
+
+def test_one_run_is_forgotten_and_all_of_it(kept, gdn, tmp_path):
+    """Every other row stays as it is, and nothing is left of what only the forgotten run had."""
+    tables = ("runs", "series", "records", "workloads", "environments")
+    first = bench(record("a", 2.0), record("b", 5.0, 8), record("b", None, 64), day=1)
+    store = kept(first)
+    before = {table: rows_of(table) for table in tables}
+    file = tmp_path / "second.json"
+    others = bench(record("a", 1.0), record("c", 3.0, 7), day=2, environments={"cuda": GPU | {"driver": "999"}})
+    file.write_text(json.dumps(others))
+    assert history.add(others, file) is None
+    (run,) = {r["run"] for r in everything(algos=("c",))}
+    with contextlib.closing(sqlite3.connect(history.file())) as db:
+        assert db.execute("SELECT COUNT(*) FROM samples").fetchone() == (5,)
+    done = gdn("history", "--forget", run[:6])
+    said = "2 records of gdn_decode/a and gdn_decode/c; its record file stays: " + str(file)
+    assert (done.code, done.out) == (0, f"forgotten: run {run}, bench of 2026-11-02T14:12:11Z, {said}\n")
+    assert {table: rows_of(table) for table in tables} == before and file.is_file()
+    with contextlib.closing(sqlite3.connect(history.file())) as db:
+        assert db.execute("SELECT COUNT(*) FROM samples").fetchone() == (3,)
+    assert {r["commit"] for r in everything()} == {"01c78cc43113"}
+    # the same run comes in again, and can be forgotten by its whole id
+    assert store.keep(others).known is False
+    facts = gdn("history", "--forget", run, "--json").json["forgotten"]
+    assert facts == {
+        "run": run, "time": "2026-11-02T14:12:11Z", "command": "bench", "records": 2,
+        "algos": ["gdn_decode/a", "gdn_decode/c"], "file": None,
+    }  # fmt: skip
+
+
+def test_an_id_that_no_run_has_forgets_nothing(kept, gdn):
+    assert gdn("history", "--forget", "0123456").err == "gdn: unknown run '0123456'\n  there are none\n"
+    assert not history.file().exists()
+    kept(bench(record("a", 2.0)))
+    (run,) = {r["run"] for r in everything()}
+    wrong = ("0" if run[0] != "0" else "1") + run[1:]
+    done = gdn("history", "--forget", wrong)
+    assert done.code == errors.USAGE and f"unknown run '{wrong}'\n  did you mean {run[:6]}?" in done.err
+    for few in ("", run[:5], "%", "______"):  # no pattern, and not so short that it fits by chance
+        assert gdn("history", "--forget", few).code == errors.USAGE
+    assert len(everything()) == 1
+
+
+def test_a_beginning_that_several_runs_share_forgets_none(kept, gdn):
+    kept(bench(record("a", 2.0), day=1), bench(record("a", 2.0), day=2))
+    with contextlib.closing(sqlite3.connect(history.file())) as db:
+        for i, ending in enumerate(("aa", "bb"), 1):
+            db.execute("UPDATE runs SET key = ? WHERE id = ?", (f"01234567{ending}", i))
+        db.commit()
+    done = gdn("history", "--forget", "01234567")
+    assert done.code == errors.USAGE and "several runs begin with '01234567': 01234567bb, 01234567aa" in done.err
+    assert gdn("history", "--forget", "01234567aa").code == 0
+    assert [r["run"] for r in everything()] == ["01234567bb"]
 
 
 def test_a_bench_is_kept_by_itself(kept, gdn):

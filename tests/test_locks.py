@@ -239,7 +239,7 @@ def test_a_holder_since_another_day_and_no_escapes(start, file):
     content = {"pid": 12, "command": "gdn \x1b[31m`\u202ebench\n" + "x" * 200, "since": 1e9}
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(1e9))
     line = line_for(json.dumps(content).encode(), start, file)
-    start_of, end_of = "GPU 0 is in use by `gdn [31mbenchxxxx", f"xxxx` (pid 12, since {since}); waiting"
+    start_of, end_of = r"GPU 0 is in use by `gdn \x1b[31m\u202ebench\nxxxx", f"xxxx` (pid 12, since {since}); waiting"
     assert line.startswith(start_of) and line.endswith(end_of) and line.isprintable()
     assert len(line) < 160
 

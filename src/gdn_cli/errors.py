@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from .text import shown
+
 OK = 0
 FAILED = 1  # an algo failed its check, or a gate that the user set
 USAGE = 2  # wrong usage, or a name that does not exist
@@ -14,7 +16,7 @@ INTERRUPTED = 130
 
 
 class GdnError(Exception):
-    """An error with one line for the user (`message`), the next step (`hint`) and an exit code (`code`)."""
+    """An error with one line for the user (`message`), the next step (`hint`, maybe of lines) and an exit code."""
 
     def __init__(self, message: str, *, code: int = FAILED, hint: str | None = None) -> None:
         super().__init__(message)
@@ -44,11 +46,11 @@ class RemoteError(GdnError):
 def unknown(kind: str, name: str, known: Iterable[str], *, hint: str | None = None) -> UsageError:
     """The error for a name that does not exist, with the nearest that do (all of them where none is near)."""
     known = list(dict.fromkeys(known))
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    near = [shown(n) for n in difflib.get_close_matches(name, known, n=3, cutoff=0.5)]
     if near:
         advice = f"did you mean {' or '.join(near)}?"
     elif known:
-        advice = f"there are: {', '.join(known)}"
+        advice = f"there are: {', '.join(map(shown, known))}"
     else:
         advice = "there are none"
     return UsageError(f"unknown {kind} '{name}'", hint=f"{advice}{' ' if near else '; '}{hint}" if hint else advice)

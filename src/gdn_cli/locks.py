@@ -21,6 +21,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from .text import shown
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -151,7 +153,7 @@ def _holder(fd: int) -> str:
     """`gdn bench ...` (pid 123, since 14:05), as far as the file says so: any user may have written it."""
     try:
         who: dict[str, Any] = json.loads(os.pread(fd, 4096, 0))
-        command = "".join(c for c in str(who["command"])[:80] if c.isprintable() and c != "`")
+        command = shown(str(who["command"])[:80]).replace("`", "")
         pid, since = str(int(who["pid"]))[:10], time.localtime(float(who["since"]))
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError, OSError):  # or it took the lock this moment
         return "another command"

@@ -250,7 +250,8 @@ def _survey(subject: Subject, settings: Settings) -> tuple[dict[str, Any], dict[
     if timed and "timing" not in record:  # there is nothing that a profile could be read against
         code = record.get("code") or outcome.reply.get("code") or errors.FAILED
         tail = f" ({outcome.tail[-1][:160]})" if outcome.tail and not record else ""
-        raise GdnError(f"{subject.algo.full_name}: {status['reason'] or status['status']}{tail}", code=code)
+        first, *rest = (status["reason"] or status["status"]).splitlines()
+        raise GdnError(f"{subject.algo.full_name}: {first}{tail}", code=code, hint="\n  ".join(rest) or None)
     return _surveyed(record), outcome.environment, status
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from .. import __version__, errors
+from .. import __version__, errors, text
 from . import algos, bench, compare, data, doctor, history, modal, pack, profile, report, tune, worker
 
 app = typer.Typer(
@@ -37,6 +37,7 @@ def _top(version: bool = typer.Option(False, "--version", callback=_version, is_
 
 def main() -> None:
     """Run the command; an error that was foreseen is one line on stderr and its exit code, never a traceback."""
+    text.guard()
     received: list[int] = []
 
     def leave(number: int, frame: Any) -> None:
@@ -58,8 +59,8 @@ def _run() -> None:
     try:
         app()
     except errors.GdnError as e:
-        hint = f"\n  {e.hint}" if e.hint else ""
-        print(f"gdn: {e.message}{hint}", file=sys.stderr)
+        hint = f"\n  {text.shown(e.hint, lines=True)}" if e.hint else ""
+        print(f"gdn: {text.shown(e.message)}{hint}", file=sys.stderr)
         sys.exit(e.code)
     except ModuleNotFoundError as e:
         if (e.name or "").startswith("gdn_cli"):

@@ -50,14 +50,15 @@ def new(
     ] = None,
 ) -> None:
     """Copy a rung to start the next one."""
-    from .. import registry, scaffold
+    from .. import registry, report, scaffold
 
     known = registry.load(algos)
     into = into or next(iter(registry.own_folders(algos)), None)
     folder = scaffold.new(known, name, known.find(source, op), into)
     where = f" --algos {shlex.quote(str(into))}" if into else ""
     commands = f"`gdn run --algo {name}{where}` and `gdn bench --algo {name},{source}{where}`"
-    typer.echo(f"{folder}\n  next: edit it, then {commands}")
+    report.put(str(folder))
+    report.put(f"  next: edit it, then {commands}")
 
 
 def register(app: typer.Typer) -> None:

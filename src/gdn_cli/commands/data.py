@@ -37,9 +37,9 @@ def build(
     if json:
         report.show_json({"folder": str(folder)} | counts)
     else:
-        typer.echo(f"{folder}: " + ", ".join(f"{value} {key.replace('_', ' ')}" for key, value in counts.items()))
+        report.put(f"{folder}: " + ", ".join(f"{value} {key.replace('_', ' ')}" for key, value in counts.items()))
         where = shlex.quote(str(folder))
-        typer.echo(f"  next: gdn run --dataset {where}, or flashinfer-bench run --local {where}")
+        report.put(f"  next: gdn run --dataset {where}, or flashinfer-bench run --local {where}")
 
 
 def written(

@@ -22,6 +22,9 @@ Export = Annotated[
     Optional[str],
     typer.Option("--export", metavar="FILE|-", help="Write the records: .csv, .jsonl, or - for JSON lines on stdout."),
 ]
+Forget = Annotated[
+    Optional[str], typer.Option("--forget", metavar="RUN", help="Remove one run, by its id; its record file stays.")
+]
 _EXPORTS = (".csv", ".jsonl", ".ndjson")
 
 
@@ -34,6 +37,7 @@ def history(
     n: Runs = 20,
     import_: Import = False,
     export: Export = None,
+    forget: Forget = None,
     json: o.AsJson = False,
 ) -> None:
     """Show the benches kept so far: all algos, or some algos' times over commits.
@@ -49,6 +53,8 @@ def history(
     if import_ != bool(files):
         wrong = "--import needs files" if import_ else f"{files[0]}: a file, and nothing to do with it"
         raise errors.UsageError(wrong, hint="gdn history --import FILE...")
+    if forget is not None and (import_ or export or where != store.Filter()):
+        raise errors.UsageError("--forget goes with nothing else", hint="gdn history --forget RUN")
     if export and export != "-" and Path(export).suffix not in _EXPORTS:
         raise errors.UsageError(f"--export {export}: expected - or a name that ends in {', '.join(_EXPORTS)}")
     if export == "-" and json:
@@ -62,6 +68,8 @@ def history(
         if import_:
             documents = [(path, store.read(path)) for path in files]  # all are read before any is kept
             shown.show_imported([(path, kept.keep(document, path)) for path, document in documents], json)
+        elif forget is not None:
+            shown.show_forgotten(kept.forget(forget), json)
         elif export:
             count = kept.rows(lambda rows: shown.export(rows, export), where)
             if export != "-":

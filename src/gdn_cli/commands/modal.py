@@ -342,10 +342,11 @@ def logs(
     lines: Annotated[int, typer.Option("-n", metavar="N", min=1, help="The last N lines.")] = 100,
 ) -> None:
     """What an app's containers wrote."""
+    from .. import report
     from ..remote import sent, settings
 
     for line in sent.logs(settings.load(), app, lines):
-        typer.echo(line)
+        report.put(line)
 
 
 def register(app: typer.Typer) -> None:

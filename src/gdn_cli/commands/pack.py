@@ -50,7 +50,7 @@ def pack(
         "proof": None,
     }
     if not json:
-        typer.echo(f"{file}: {solution['name']} for {solution['definition']}, {', '.join(summary['sources'])}")
+        report.put(f"{file}: {solution['name']} for {solution['definition']}, {', '.join(summary['sources'])}")
     if prove:
         from .. import prove as proof
 

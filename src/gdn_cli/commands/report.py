@@ -10,6 +10,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from .. import errors
+from ..text import unguarded
 from . import options as o
 
 _FORMATS = ("html", "md", "csv", "png")
@@ -63,7 +64,7 @@ def report(
 
     Without files: the newest bench. Times of different devices or tiers are kept apart.
     """
-    from ..report import readme, show_json
+    from ..report import put, readme, show_json
 
     if update:
         if files or out or format:
@@ -74,7 +75,7 @@ def report(
         if json:
             return show_json({"updated": str(update), "blocks": said})
         changed = sum(bool(s["changed"]) for s in said)
-        typer.echo(f"{update}: {len(said)} {'block' if len(said) == 1 else 'blocks'}, {changed} changed")
+        put(f"{update}: {len(said)} {'block' if len(said) == 1 else 'blocks'}, {changed} changed")
         return
     kind = _format(format, out, "html")
     names = {"files": files, "op": op, "algo": algo, "tier": tier, "part": part, "unit": unit, "algos": algos}
@@ -88,8 +89,9 @@ def report(
     if json and asked and to_stdout:
         raise errors.UsageError("--json has stdout to itself", hint="name a file with -o, or drop --format")
     if asked and to_stdout:
-        sys.stdout.buffer.write(made)
-        sys.stdout.buffer.flush()
+        bare = unguarded(sys.stdout).buffer  # bytes, and their text has passed the gate
+        bare.write(made)
+        bare.flush()
     elif asked:
         readme.write(out, made)
     if json:
@@ -97,7 +99,7 @@ def report(
 
         show_json({"written": str(out) if asked else None} | findings.to_json(book))
     elif not to_stdout:
-        typer.echo(str(out))
+        put(str(out))
 
 
 def _format(name: str | None, out: Path | None, default: str) -> str:

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .. import paths
-from ..errors import GdnError
-from . import asking, keeping
+from ..errors import GdnError, unknown
+from . import asking, forgetting, keeping
 from .asking import EXPORTED, Filter, most_measured
 from .database import Database
+from .forgetting import SHORT, Forgotten
 from .keeping import Kept, read
 
-__all__ = ["EXPORTED", "Filter", "History", "Kept", "add", "file", "most_measured", "read"]
+__all__ = ["EXPORTED", "SHORT", "Filter", "Forgotten", "History", "Kept", "add", "file", "most_measured", "read"]
 
 T = TypeVar("T")
 
@@ -59,6 +60,15 @@ class History:
         if not (series := keeping.series(document)):
             return Kept(0)
         return self.database.do(lambda db: keeping.insert(db, document, series, path), write=True)
+
+    def forget(self, run: str) -> Forgotten:
+        """Remove a run by its id, or by the first letters of it, six at least. Its record file stays.
+
+        Raises UsageError for an id that the history does not have, with the nearest, and MissingError as `keep` does.
+        """
+        if self.database.do(asking.is_empty):  # a question, which makes no file
+            raise unknown("run", run, ())
+        return self.database.do(lambda db: forgetting.forget(db, run), write=True)
 
     def overview(self, where: Filter | None = None) -> list[dict[str, Any]]:
         """A row for each algo, floors left out: how often and since when, and its last and best geometric mean.

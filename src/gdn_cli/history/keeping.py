@@ -15,6 +15,7 @@ from typing import Any
 
 from .. import environment, paths, records, registry
 from ..errors import MISSING, REMOTE, UsageError
+from ..text import whole
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,8 @@ def _identity(record: dict[str, Any]) -> list[Any]:
 
 def _put(db: sqlite3.Connection, table: str, **values: Any) -> int:
     marks = ", ".join("?" * len(values))
-    return db.execute(f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})", tuple(values.values())).lastrowid
+    kept = [whole(v) if isinstance(v, str) else v for v in values.values()]  # SQLite takes no half of a character
+    return db.execute(f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})", kept).lastrowid
 
 
 def _environment(db: sqlite3.Connection, common: dict[str, Any]) -> int | None:

@@ -355,7 +355,7 @@ def _trouble(log: str, reply: Reply) -> GdnError | None:
     if reply.status != "done":
         tail = _last("\n".join(reply.tail))
         more = f" ({tail})" if tail and tail not in (reply.reason or "") else ""
-        return GdnError(f"the target below ncu: {reply.reason or reply.status.replace('_', ' ')}{more}")
+        return GdnError(f"the target below ncu: {_first(reply.reason or '') or reply.status.replace('_', ' ')}{more}")
     if "No kernels were profiled" in log:
         return _nothing()
     if "Failed to profile" in said:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import GdnError, MissingError, RemoteError, one_line
+from ..text import display, unguarded
 from . import container
 from .settings import CACHE, DATA, Gpu, Image, Settings, packages
 
@@ -153,7 +154,7 @@ def session(app: Any, function: Any, detach: bool) -> Iterator[Session]:
     import modal
 
     interrupted = False
-    talk = _Tee(sys.stderr)
+    talk = _Tee(unguarded(sys.stderr))
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(talk))
         stack.enter_context(modal.enable_output())
@@ -170,7 +171,7 @@ def session(app: Any, function: Any, detach: bool) -> Iterator[Session]:
 
 
 class _Tee(io.TextIOBase):
-    """Hands on what is written to it, without secrets, and remembers the last lines."""
+    """Hands on what is written to it, without secrets and as a display at most, and remembers the last lines."""
 
     def __init__(self, to: Any) -> None:
         self.to = to
@@ -181,7 +182,7 @@ class _Tee(io.TextIOBase):
         first, *more = text.split("\n")
         self.lines[-1] += first
         self.lines.extend(more)
-        self.to.write(text)
+        self.to.write(display(text))
         return len(text)
 
     def flush(self) -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from .profile import show_profile_list, show_profiles
+from .screen import console, progress, put, say, show_json
 from .terminal import (
-    console,
-    progress,
-    say,
     show,
     show_doctor,
-    show_json,
     show_list,
     show_proof,
     show_remote,
@@ -20,6 +17,7 @@ from .tune import show_tuning
 __all__ = [
     "console",
     "progress",
+    "put",
     "say",
     "show",
     "show_doctor",

@@ -16,6 +16,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from ..errors import MissingError
+from ..text import shown
 from ..timing import FLOORS
 from .findings import Slice
 
@@ -188,16 +189,16 @@ def workload_ticks(ax: Any, labels: list[str], named: bool) -> None:
     ticks: list[tuple[float, str]] = []
     for label, first, last in runs:
         middle = (first + last) / 2
-        shown = plain(label, 24)
-        if not ticks or (middle - ticks[-1][0]) * scale >= 2.9 * (len(shown) + len(ticks[-1][1])) + 5:
-            ticks.append((middle, shown))
+        name = plain(label, 24)
+        if not ticks or (middle - ticks[-1][0]) * scale >= 2.9 * (len(name) + len(ticks[-1][1])) + 5:
+            ticks.append((middle, name))
     ax.tick_params(axis="x", length=0, pad=7)  # below the lowest number of the other axis
     ax.set_xticks([x for x, _ in ticks], [name for _, name in ticks])
 
 
 def plain(text: str, most: int) -> str:
-    """Text as it is: never mathematics, never a control character, and not longer than there is room for."""
-    text = "".join(c if c.isprintable() else "?" for c in text)
+    """Text that is only shown, never mathematics, and not longer than there is room for."""
+    text = shown(text)
     text = text if len(text) <= most else text[: most - 1] + "…"
     text = f" {text}" if text.startswith("_") else text  # matplotlib leaves such names out of a legend
     return text.replace("$", r"\$")
@@ -281,14 +282,10 @@ def svg(drawing: Drawing) -> str:
     for key in ("width", "height", "version"):
         root.attrib.pop(key, None)
     title, description = ElementTree.Element("title"), ElementTree.Element("desc")
-    title.text, description.text = (_printable(x) for x in (drawing.title, drawing.description))
+    title.text, description.text = map(shown, (drawing.title, drawing.description))
     title.set("id", f"{drawing.name}-title")
     description.set("id", f"{drawing.name}-desc")
     root[:0] = [title, description]
     root.set("role", "img")
     root.set("aria-labelledby", f"{drawing.name}-title {drawing.name}-desc")
     return ElementTree.tostring(root, encoding="unicode")
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text)

@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich.markup import escape
+from rich.text import Text
 
+from .. import units
 from ..errors import UsageError
-from ..history import EXPORTED, Kept, most_measured
+from ..history import EXPORTED, SHORT, Forgotten, Kept, most_measured
+from ..text import csv_cell, shown
 from ..units import digits
-from .terminal import _table, _us, console, show_json
+from .screen import console, new_table, put, show_json, styled
+from .terminal import _us
 
 _MOST_LABELS = 6
 EMPTY = "nothing is kept yet: every `gdn bench` is, and `gdn history --import FILE...` takes in record files"
@@ -31,14 +34,14 @@ def show_overview(rows: list[dict[str, Any]], as_json: bool, empty: str = EMPTY)
     tables: dict[str, Any] = {}
     for row in rows:
         columns = ["algo", ">runs", "<first", "<last run", "<commit", ">best", ">last"]
-        table = tables.setdefault(_title(row["op"], row), _table(columns))
+        table = tables.setdefault(_title(row["op"], row), new_table(columns))
         table.add_row(
-            escape(row["algo"]), str(row["runs"]), row["first"][:10], row["last"][:10], _commit(row),
+            row["algo"], str(row["runs"]), row["first"][:10], row["last"][:10], _commit(row),
             _us(row["best_us"]) if row["best_us"] else "",
-            _us(row["last_us"]) + ("?" if row["doubted"] else "") if row["last_us"] else "[red]failed[/]",
+            _us(row["last_us"]) + ("?" if row["doubted"] else "") if row["last_us"] else styled(("failed", "red")),
         )  # fmt: skip
     for title, table in tables.items():
-        out.print(f"[bold]{escape(title)}[/]", soft_wrap=True)
+        out.print(styled((title, "bold")), soft_wrap=True)
         out.print(table, "", sep="\n")
     for row in rows:
         if row["failed"] and row["last_us"]:
@@ -59,6 +62,7 @@ def show_timeline(groups: list[dict[str, Any]], as_json: bool, empty: str = EMPT
     for group in groups:
         _show_group(out, group)
     _note(out, "numbers:", "the median over the workloads of each column, in us")
+    _note(out, "run:", "its id, which `gdn history --forget RUN` takes")
     _note(out, "source:", "the hash of the sources that ran, where it is not that of the line above")
     _legend(out, [row for group in groups for row in group["rows"]])
 
@@ -66,17 +70,25 @@ def show_timeline(groups: list[dict[str, Any]], as_json: bool, empty: str = EMPT
 def _show_group(out: Any, group: dict[str, Any]) -> None:
     rows = group["rows"]
     failed = any(row["failed"] for row in rows)
-    width = out.width - sum(2 + n for n in (16, max(len(_commit(r)) for r in rows), 6, *([7] if failed else [])))
+    commits = max(len(shown(_commit(row))) for row in rows)
+    width = out.width - sum(2 + n for n in (16, SHORT, commits, 6, *([7] if failed else [])))
     labels = _fitting(group, width)
-    table = _table(["<time (UTC)", "<commit", "<source", *([">failed"] if failed else []), *(f">{x}" for x in labels)])
+    table = new_table(
+        ["<time (UTC)", "<run", "<commit", "<source", *([">failed"] if failed else []), *(f">{x}" for x in labels)]
+    )
     for i, row in enumerate(rows):
         changed = i == 0 or row["source_changed"]
-        cells = [row["time"][:16].replace("T", " "), _commit(row), (row["source_hash"] or "-")[:6] if changed else ""]
+        cells: list[str | Text] = [
+            row["time"][:16].replace("T", " "),
+            row["run"][:SHORT],
+            _commit(row),
+            (row["source_hash"] or "-")[:6] if changed else "",
+        ]
         if failed:
             of = row["failed"] + row["measured"]
-            cells.append(f"[red]{row['failed']}/{of}[/]" if row["failed"] else "")
+            cells.append(styled((f"{row['failed']}/{of}", "red")) if row["failed"] else "")
         table.add_row(*cells, *(_cell(row, label) for label in labels))
-    out.print(f"[bold]{escape(_title(group['op'] + '/' + group['algo'], group))}[/]", soft_wrap=True)
+    out.print(styled((_title(f"{group['op']}/{group['algo']}", group), "bold")), soft_wrap=True)
     out.print(table)
     for row in rows:
         if row["changes"]:
@@ -90,7 +102,7 @@ def _fitting(group: dict[str, Any], width: int) -> list[str]:
     """As many of the most measured labels as have room in `width` characters."""
     for count in range(_MOST_LABELS, 0, -1):
         labels = most_measured(group, count)
-        sizes = [max(len(label), *(len(_cell(row, label)) for row in group["rows"])) for label in labels]
+        sizes = [max(len(shown(label)), *(len(_cell(row, label)) for row in group["rows"])) for label in labels]
         if sum(sizes) + 2 * len(sizes) <= width + 2:
             return labels
     return most_measured(group, 1)
@@ -119,7 +131,7 @@ def _legend(out: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def _note(out: Any, word: str, text: str, style: str = "dim") -> None:
-    out.print(f"[{style}]{escape(word)}[/] {escape(text)}".rstrip(), soft_wrap=True)
+    out.print(styled((word, style), f" {text}" if text else ""), soft_wrap=True)
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -130,10 +142,20 @@ def show_imported(found: list[tuple[Path, Kept]], as_json: bool) -> None:
     if as_json:
         rows = [{"file": str(path), "records": kept.records, "known": kept.known} for path, kept in found]
         return show_json({"imported": rows})
-    out = console()
     for path, kept in found:
         text = f"{kept.records} records{', known already' if kept.known else ''}" if kept.records else "nothing timed"
-        out.print(escape(f"{path}: {text}"), soft_wrap=True)
+        put(f"{path}: {text}")
+
+
+def show_forgotten(found: Forgotten, as_json: bool) -> None:
+    """What was removed, and that a record file was not."""
+    there = found.file if found.file and Path(found.file).exists() else None
+    if as_json:
+        facts = {"run": found.run, "time": found.time, "command": found.command, "records": found.records}
+        return show_json({"forgotten": facts | {"algos": list(found.algos), "file": there}})
+    what = f"{units.count(found.records, 'record')} of {units.listed(found.algos, most=4)}"
+    stays = f"; its record file stays: {there}" if there else ""
+    put(f"forgotten: run {found.run}, {found.command or 'bench'} of {found.time}, {what}{stays}")
 
 
 def export(rows: Iterator[dict[str, Any]], target: str) -> int:
@@ -165,16 +187,16 @@ def _write_lines(rows: Iterator[dict[str, Any]], f: TextIO) -> int:
 
 
 def _write_csv(rows: Iterator[dict[str, Any]], f: TextIO) -> int:
-    """Lists and tables as JSON in their cell; true and false as JSON too; nothing where there is none."""
+    """Lists and tables as JSON in their cell; true and false as JSON too; nothing where there is none; text is text."""
     writer = csv.writer(f, lineterminator="\n")
     writer.writerow(EXPORTED)
     count = 0
     for count, row in enumerate(rows, 1):  # noqa: B007
-        writer.writerow(json.dumps(v) if isinstance(v, (bool, dict, list)) else v for v in row.values())
+        writer.writerow(json.dumps(v) if isinstance(v, (bool, dict, list)) else csv_cell(v) for v in row.values())
     return count
 
 
 def show_exported(count: int, target: str, as_json: bool) -> None:
     if as_json:
         return show_json({"exported": count, "file": target})
-    console().print(escape(f"{target}: {count} records"), soft_wrap=True)
+    put(f"{target}: {count} records")

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from .. import units
+from ..text import markdown as _text
+from ..text import markdown_code as _code
 from ..timing import COPY
 from . import findings, provenance, verdicts
 from .figures import pair_name
@@ -60,7 +62,8 @@ def _group(book: Book, group: Group, parts: tuple[str, ...], unit: str) -> Itera
 
 def _origin(group: Group) -> str:
     files = [
-        f"{_code(s.name)} ({s.time[:10]}{f', commit {_text(s.commit)}' if s.commit else ''})" for s in group.sources
+        f"{_code(s.name)} ({_text(s.time[:10])}{f', commit {_text(s.commit)}' if s.commit else ''})"
+        for s in group.sources
     ]
     return f"{_code(group.op)} on {_text(provenance.origin(group))}; {', '.join(files)}:"
 
@@ -132,7 +135,7 @@ def _ladder(book: Book, group: Group) -> str:
 
 
 def _tiers(op: str, t: Tiers) -> Iterator[str]:
-    yield f"{_code(op)} on {_text(t.groups[0].device)}, tiers side by side; in brackets the gap to {t.names[0]}:"
+    yield f"{_code(op)} on {_text(t.groups[0].device)}, tiers side by side; in brackets the gap to {_text(t.names[0])}:"
     rows = []
     for label, algo, medians in t.rows:
         cells = []
@@ -205,17 +208,3 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
     lines = [[name.removeprefix("<") for name in head]]
     table = [f"| {' | '.join(line)} |" for line in lines] + [f"|{'|'.join(rule)}|"]
     return "\n".join(table + [f"| {' | '.join(row)} |" for row in rows])
-
-
-def _code(text: str) -> str:
-    """A name as code; one that code cannot hold, as text."""
-    text = " ".join(text.split())
-    return _text(text) if "`" in text or not text else "`" + text.replace("|", r"\|") + "`"
-
-
-def _text(text: str) -> str:
-    """Text that stays text: no markup, no cell, no comment of its own."""
-    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace("\\", "\\\\")
-    for mark in "|*`[]$":
-        text = text.replace(mark, f"\\{mark}")
-    return text

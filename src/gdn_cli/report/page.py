@@ -5,11 +5,11 @@ Everything that comes from records is escaped; the figures are SVG inside the pa
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .. import __version__, units
+from ..text import html as escape
 from ..timing import COPY, FLOORS
 from . import figures, findings, provenance, verdicts
 from .drawing import Drawing, slug, svg
@@ -20,11 +20,6 @@ from .verdicts import Note
 
 # what a page can be narrowed to, in its order
 PARTS = ("times", "latency", "floor", "ladder", "spread", "tiers", "compare", "score", "checks", "notes", "environment")
-
-
-def escape(text: str) -> str:
-    """Text that stays text in HTML, in an attribute as well; without control characters, which HTML forbids."""
-    return html.escape("".join(c if c.isprintable() else " " for c in text))
 
 
 def page(book: Book, title: str, parts: Iterable[str] = PARTS, unit: str = "auto") -> str:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from .. import differences, environment, units
 from ..profilers import symbols
-from .terminal import _table, console, show_json
+from ..text import shown
+from .screen import block, console, new_table, put, show_json, styled
 
 _GAP = 2  # blanks between a label, its figure and its note
 _INDENT = 2
@@ -59,17 +59,17 @@ def show_profile_list(rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         return show_json({"profiles": rows})
     if not rows:
-        return console().print("no profiles are kept here")
+        return put("no profiles are kept here")
     devices = list(dict.fromkeys(row["device"] or "-" for row in rows))
     # a name says the op, the algo, the workload and the tool, and is what other commands take: it stays whole if it can
-    table = _table(["profile", ">time", "<bound", *(["<device"] if len(devices) > 1 else [])])
+    table = new_table(["profile", ">time", "<bound", *(["<device"] if len(devices) > 1 else [])])
     for row in rows:
-        bound = row["bound"] or "-" if row["status"] == "passed" else f"[red]{_words(row['status'])}[/]"
-        device = [escape(row["device"] or "-")] if len(devices) > 1 else []
-        table.add_row(escape(row["name"]), value(row["time_us"], "us"), bound, *device)
+        bound = row["bound"] or "-" if row["status"] == "passed" else styled((_words(row["status"]), "red"))
+        device = [row["device"] or "-"] if len(devices) > 1 else []
+        table.add_row(row["name"], value(row["time_us"], "us"), bound, *device)
     out = console()
     where = f" | {devices[0]}" if len(devices) == 1 and devices[0] != "-" else ""
-    out.print(f"[bold]profiles, the newest first{escape(where)}[/]", soft_wrap=True)
+    _line(out, (f"profiles, the newest first{where}", "bold"))
     out.print(table)
 
 
@@ -147,13 +147,13 @@ def _words(status: str) -> str:
 def _show_profile(out: Console, document: dict[str, Any]) -> None:
     reading = document.get("reading") or {"found": [], "notes": [], "files": [], "failed": None}
     title = [f"{document['op']} {document['algo']}", *_where(document)]
-    _line(out, f"[bold]{escape(' | '.join(title))}[/]")
+    _line(out, (" | ".join(title), "bold"))
     grid = _grid()
     for word, text in _states(document, reading):
-        grid.add_row(f"[red]{word}[/]", escape(text))
+        grid.add_row(styled((word, "red")), block(text))
     _verdict(grid, document.get("verdict"))
     for word, text in _survey(document, reading):
-        grid.add_row(f"[{'yellow' if word == 'doubt (?)' else 'dim'}]{word}[/]", escape(text))
+        grid.add_row(styled((word, "yellow" if word == "doubt (?)" else "dim")), text)
     if grid.row_count:
         out.print(grid)
     for found in reading["found"]:
@@ -162,14 +162,14 @@ def _show_profile(out: Console, document: dict[str, Any]) -> None:
         out.print()
     for note in reading["notes"]:
         grid = _grid()
-        grid.add_row("[dim]note[/]", f"[dim]{escape(note)}[/]")
+        grid.add_row("note", note, style="dim")
         out.print(grid)
     _files(out, document, reading["files"])
 
 
-def _line(out: Console, markup: str) -> None:
-    """A line that is never folded: it holds a path, a command or a title."""
-    out.print(markup, soft_wrap=True)
+def _line(out: Console, *parts: str | tuple[str, str]) -> None:
+    """A line that is never folded: it holds a path, a command or a title. Its parts are those of `styled`."""
+    out.print(styled(*parts), soft_wrap=True)
 
 
 def _grid() -> Table:
@@ -199,10 +199,10 @@ def _verdict(grid: Table, verdict: dict[str, Any] | None) -> None:
     if not verdict:
         return
     bound, _, rest = verdict["summary"].partition(":")
-    grid.add_row("[dim]verdict[/]", f"[bold]{escape(bound)}[/]{':' if rest else ''}{escape(rest)}")
+    grid.add_row(styled(("verdict", "dim")), styled((bound, "bold"), ":" if rest else "", rest))
     for word, texts in (("why", verdict["why"]), ("try", verdict["next"])):
         for i, text in enumerate(texts):
-            grid.add_row("" if i else f"[dim]{word}[/]", _item(text) if len(texts) > 1 else escape(text))
+            grid.add_row("" if i else styled((word, "dim")), _item(text) if len(texts) > 1 else text)
 
 
 def _item(text: str) -> Table:
@@ -210,7 +210,7 @@ def _item(text: str) -> Table:
     item = Table.grid(padding=(0, 1, 0, 0))
     item.add_column(no_wrap=True)
     item.add_column(overflow="fold")
-    item.add_row("-", escape(text))
+    item.add_row("-", text)
     return item
 
 
@@ -259,12 +259,12 @@ def _ran(ran: list[dict[str, Any]], unseen: list[str], tool: str) -> Iterator[st
 def _files(out: Console, document: dict[str, Any], files: list[str]) -> None:
     folder = document["folder"]
     out.print()
-    _line(out, f"[dim]folder: {escape(folder)}[/]")
+    _line(out, (f"folder: {folder}", "dim"))
     if files:
-        out.print(f"[dim]files: {escape(', '.join(files))}[/]")
+        out.print(styled((f"files: {', '.join(files)}", "dim")))
         first = str(Path(folder) / files[0])
         if how := next((how for end, how in _OPEN if first.endswith(end)), None):
-            _line(out, f"[dim]open: {escape(how.format(shlex.quote(first)))}[/]")
+            _line(out, (f"open: {how.format(shlex.quote(first))}", "dim"))
 
 
 # --- what was found of a kernel -----------------------------------------------------------------------------------
@@ -273,9 +273,9 @@ def _files(out: Console, document: dict[str, Any], files: list[str]) -> None:
 def _show_found(out: Console, found: dict[str, Any], among: list[dict[str, Any]]) -> None:
     out.print()
     if found["name"]:
-        out.print(f"[bold]{escape(_called(found['name'], [f['name'] for f in among]))}[/]")
+        out.print(styled((_called(found["name"], [f["name"] for f in among]), "bold")))
     elif len(among) > 1:
-        out.print("[bold]the call[/]")
+        out.print(styled(("the call", "bold")))
     for line in _fact_lines(found["facts"], out.width):
         out.print(line, soft_wrap=True)
     for i, table in enumerate(found["tables"]):
@@ -298,16 +298,17 @@ def _called(name: str, names: list[str]) -> str:
 
 def _fact_lines(facts: list[dict[str, Any]], width: int) -> Iterator[Text]:
     """Facts by group: two in a line where both fit into their halves, else one; figures stand below each other."""
-    shown = [(fact, value(fact["value"], fact["unit"])) for fact in facts]
+    facts = [fact | {key: shown(fact[key] or "") for key in ("group", "label", "note")} for fact in facts]
+    values = [(fact, shown(value(fact["value"], fact["unit"]))) for fact in facts]
     labels = max((len(fact["label"]) for fact in facts), default=0)
     # a long text among the figures does not push them aside: it has a line of its own
-    figures = max((len(text) for _, text in shown if len(text) <= 12), default=0)
+    figures = max((len(text) for _, text in values if len(text) <= 12), default=0)
     half = width // 2
     for group in dict.fromkeys(fact["group"] for fact in facts):
         if group:
             yield Text(group, style="dim")
         waiting: Text | None = None
-        for fact, text in shown:
+        for fact, text in values:
             if fact["group"] != group:
                 continue
             cell = Text(" " * _INDENT + fact["label"].ljust(labels) + " " * _GAP + text.rjust(figures))
@@ -345,69 +346,71 @@ def _long(cell: Text, note: str, width: int) -> Iterator[Text]:
 
 
 def _show_table(out: Console, table: dict[str, Any]) -> None:
-    out.print(f"[dim]{escape(table['title'])}[/]")
+    out.print(styled((table["title"], "dim")))
     rows, columns = table["rows"], table["columns"]
     hidden, rows = len(rows) - _ROWS, rows[:_ROWS] if len(rows) > _ROWS + 1 else rows
     cells = [[value(x, unit, bare=True) for x, (_, unit) in zip(row, columns, strict=True)] for row in rows]
-    names = []
+    names, folded = [], {}
     for i, (name, unit) in enumerate(columns):
         figures = i > 0 and rows and (unit or not any(isinstance(row[i], str) for row in rows))
         if figures:  # a long name over narrow figures is folded, or the table would be all names
-            name = textwrap.fill(name, max(_HEADER, *(len(row[i]) for row in cells)), break_long_words=False)
+            folded[i] = max(_HEADER, *(len(row[i]) for row in cells))
         names.append((">" if figures else "") + name)
-    shown = _table(names)
+    made = new_table(names, folded)
     for row in cells:
-        shown.add_row(*(escape(cell) for cell in row))
-    out.print(shown)
+        made.add_row(*row)
+    out.print(made)
     if hidden > 1:
-        out.print(f"[dim]and {hidden} more: profile.json has all rows[/]")
+        out.print(styled((f"and {hidden} more: profile.json has all rows", "dim")))
     if table["note"]:
-        out.print(f"[dim]{escape(table['note'])}[/]")
+        out.print(styled((table["note"], "dim")))
 
 
 # --- two profiles -------------------------------------------------------------------------------------------------
 
 
 def _show_difference(out: Console, difference: dict[str, Any], a: dict[str, Any], b: dict[str, Any]) -> None:
-    _line(out, f"[bold]{escape(' | '.join([a['op'], *_where(a)]))}[/]")
+    _line(out, (" | ".join([a["op"], *_where(a)]), "bold"))
     for side, document in (("A", a), ("B", b)):
-        _line(out, f"{side}  [bold]{escape(document['algo'])}[/]  [dim]{escape(document['name'])}[/]")
-    out.print(escape(difference["summary"]))
+        _line(out, f"{side}  ", (document["algo"], "bold"), "  ", (document["name"], "dim"))
+    out.print(difference["summary"])
     for text in difference["warnings"]:
-        out.print(f"[yellow]warning[/] {escape(text)}")
+        out.print(styled(("warning", "yellow"), f" {text}"))
     out.print()
     _show_rows(out, difference, a, b)
     for side, document in (("A", a), ("B", b)):
         grid = _grid()
         for word, text in _states(document, document.get("reading") or {"failed": None}):
-            grid.add_row(f"[red]{word}[/]", escape(text))
+            grid.add_row(styled((word, "red")), block(text))
         _verdict(grid, document.get("verdict"))
         if grid.row_count:
             out.print()
-            out.print(f"[bold]{side}  {escape(document['algo'])}[/]")
+            out.print(styled((f"{side}  {document['algo']}", "bold")))
             out.print(grid)
     out.print()
     for side, document in (("A", a), ("B", b)):
-        _line(out, f"[dim]{side}: {escape(document['folder'])}[/]")
+        _line(out, (f"{side}: {document['folder']}", "dim"))
 
 
 def _show_rows(out: Console, difference: dict[str, Any], a: dict[str, Any], b: dict[str, Any]) -> None:
     rows, pairs = difference["rows"], difference["pairs"]
-    heads = (textwrap.fill(f"{side} {d['algo']}", 16) for side, d in (("A", a), ("B", b)))
+    heads = (f"{side} {d['algo']}" for side, d in (("A", a), ("B", b)))
     several = len({row["kernel"] for row in rows[_times(rows) :]}) > 1
-    table = _table(["what differs", *(f">{head}" for head in heads), ">B/A", *(["kernel"] if several else [])])
+    table = new_table(
+        ["what differs", *(f">{head}" for head in heads), ">B/A", *(["kernel"] if several else [])], {1: 16, 2: 16}
+    )
     names = [pair["a"] for pair in pairs]
     for row in rows[:_MOST]:
-        cells = [escape(value(row[side], row["unit"])) for side in "ab"]
+        cells: list[str | Text] = [value(row[side], row["unit"]) for side in "ab"]
         if row["better"]:
             at = "ab".index(row["better"])
-            cells[at] = f"[green]{cells[at]}[/]"
+            cells[at] = styled((cells[at], "green"))
         ratio = value(row["ratio"], "x") if row["ratio"] is not None else ""
-        kernel = [escape(_cut(_called(row["kernel"], names))) if row["kernel"] else "the call"] if several else []
-        table.add_row(escape(row["label"]), *cells, ratio, *kernel)
+        kernel = [_cut(_called(row["kernel"], names)) if row["kernel"] else "the call"] if several else []
+        table.add_row(row["label"], *cells, ratio, *kernel)
     out.print(table)
     for line in _left_out(difference, len(rows)):
-        out.print(f"[dim]{escape(line)}[/]")
+        out.print(styled((line, "dim")))
 
 
 def _times(rows: list[dict[str, Any]]) -> int:

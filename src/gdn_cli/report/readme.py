@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
+from ..text import markdown
 
 _OPEN = re.compile(r"\s*<!--\s*gdn\s+report\b(?P<args>.*?)-->\s*$")
 _CLOSE = re.compile(r"\s*<!--\s*/gdn\s+report\s*-->\s*$")
@@ -119,9 +120,8 @@ def update(path: Path, render: Callable[[list[str], Path], Rendered]) -> list[di
 
 def image(file: Path, text: str) -> str:
     """The line that shows a figure, with its words for who does not see it."""
-    words = text.replace("\\", "\\\\").replace("[", r"\[").replace("]", r"\]").replace("<", "&lt;")
     target = file.as_posix()
-    return f"![{' '.join(words.split())}]({f'<{target}>' if ' ' in target else target})"
+    return f"![{markdown(text)}]({f'<{target}>' if ' ' in target else target})"
 
 
 def write(path: Path, data: bytes) -> None:

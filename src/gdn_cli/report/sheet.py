@@ -6,6 +6,7 @@ import csv
 import io
 from typing import Any
 
+from ..text import csv_cell
 from ..timing import COPY
 from .gather import Book, Measurement
 
@@ -29,7 +30,7 @@ def sheet(book: Book) -> str:
     file = io.StringIO()
     head = [*_FIELDS, *(f"axis_{a}" for a in axes), *(f"error_{name}" for name in outputs)]
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(head)
+    writer.writerow(map(csv_cell, head))
     for m in book.measured:
         r, env, timing = m.record, m.source.environment(m.place), m.timing or {}
         known = book.registry.ops.get(m.op)
@@ -51,16 +52,9 @@ def sheet(book: Book) -> str:
             "doubts": "; ".join(map(str, r.get("doubts") or [])), "how": r.get("how"), "backend": r.get("backend"),
             **{f"axis_{a}": m.axes.get(a) for a in axes}, **{f"error_{n}": _errors(m).get(n) for n in outputs},
         }  # fmt: skip
-        writer.writerow([_cell(row[name]) for name in head])
+        writer.writerow([csv_cell(row[name]) for name in head])
     return file.getvalue()
 
 
 def _errors(m: Measurement) -> dict[str, Any]:
     return (m.record.get("check") or {}).get("errors") or {}
-
-
-def _cell(value: Any) -> Any:
-    """Text that a spreadsheet would run as a formula gets a mark in front."""
-    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
-        return f"'{value}"
-    return "" if value is None else value

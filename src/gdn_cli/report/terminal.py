@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,66 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from ..environment import device
-from ..records import COPY, FLOORS, dumps, environment_of
+from ..records import COPY, FLOORS, environment_of
 from ..registry import Op, Registry
 from ..timing import TIERS
-
-_WIDE = 100  # without a terminal (a file, CI) lines may be this wide
-
-
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        """`gdn list | head`: rich would end with 1, which says that an algo failed."""
-        raise BrokenPipeError
-
-
-def console(stderr: bool = False) -> Console:
-    file = sys.stderr if stderr else sys.stdout
-    known = file.isatty() or "COLUMNS" in os.environ
-    return _Console(file=file, highlight=False, width=None if known else _WIDE)
-
-
-def show_json(document: Any) -> None:
-    sys.stdout.write(dumps(document) + "\n")
-
-
-def say(line: str) -> None:
-    """A line for the person at the terminal that is no result: it goes to stderr."""
-    print(f"gdn: {line}", file=sys.stderr, flush=True)
-
-
-def _table(columns: list[str]) -> Table:
-    """Columns whose name begins with '>' are numbers, set to the right; '<' must stay whole; others may fold."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in columns:
-        text = name.lstrip("<>")
-        table.add_column(
-            text,
-            justify="right" if name.startswith(">") else "left",
-            no_wrap=name[:1] in ("<", ">"),
-            header_style="dim",
-            overflow="fold",
-        )
-    return table
-
-
-@contextlib.contextmanager
-def progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on stderr where that is a terminal; silence elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda name, done, total: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda name, done, total: bar.update(task, description=name, completed=done, total=total)
-
+from .screen import block, console, new_table, say, show_json, styled
 
 # --- gdn list ---------------------------------------------------------------------------------------------------
 
@@ -83,17 +28,18 @@ def show_list(rows: list[dict[str, Any]], broken: list[dict[str, Any]], as_json:
         return show_json({"algos": rows, "broken": broken})
     out = console()
     for op in dict.fromkeys(r["op"] for r in rows):
-        table = _table(["<algo", "<language", "<runs on", "here"])
+        table = new_table(["<algo", "<language", "<runs on", "here"])
         for r in rows:
             if r["op"] == op:
-                here = f"[green]yes[/], on {r['here']}" if r["here"] else f"[yellow]no[/]: {escape(r['reason'])}"
+                yes = ("yes", "green"), f", on {r['here']}"
+                here = styled(*yes) if r["here"] else styled(("no", "yellow"), f": {r['reason']}")
                 table.add_row(r["algo"], r["language"], ", ".join(r["devices"]), here)
-        out.print(f"[bold]{op}[/]", table, "", sep="\n")
+        out.print(styled((op, "bold")), table, "", sep="\n")
     for b in broken:
-        out.print(f"[red]broken[/] {b['op']}/{b['algo']}: {escape(b['error'])}")
+        out.print(styled(("broken", "red"), f" {b['op']}/{b['algo']}: {b['error']}"))
     hints = dict.fromkeys(r["hint"] for r in rows if r["hint"])
     if hints:
-        out.print("[dim]to run the others: " + escape("; ".join(hints)) + "[/]")
+        out.print(styled((f"to run the others: {'; '.join(hints)}", "dim")))
 
 
 # --- gdn run, gdn bench, gdn floors -----------------------------------------------------------------------------
@@ -110,13 +56,13 @@ def show(document: dict[str, Any], registry: Registry, as_json: bool, saved: Pat
         op = registry.ops[name]
         rows = rows_of(op, [r for r in document["records"] if r["op"] == name and _placed(r)])
         for title, table in _TABLES[document["command"]](op, rows, document):
-            out.print(f"[bold]{escape(title)}[/]", soft_wrap=True)
+            out.print(styled((title, "bold")), soft_wrap=True)
             out.print(table, "", sep="\n")
     _footnotes(out, document)
     if document.get("interrupted"):
-        out.print("[red]interrupted[/]: the above is what was measured by then")
+        out.print(styled(("interrupted", "red"), ": the above is what was measured by then"))
     if document["records"] and not unsaved:
-        out.print(f"[dim]records: {escape(str(saved))}[/]", soft_wrap=True)
+        out.print(styled((f"records: {saved}", "dim")), soft_wrap=True)
 
 
 def _placed(record: dict[str, Any]) -> bool:
@@ -218,7 +164,7 @@ def _bench_tables(op: Op, rows: list[Row], document: dict[str, Any]) -> Titled:
 def _bench_table(op: Op, rows: list[Row]) -> Table:
     floors = {(row.label, row.tier, row.gpu): row.median_us for row in rows if row.algo == COPY}
     references = {(row.label, row.tier, row.gpu): row.median_us for row in rows if row.algo == op.reference}
-    table = _table(["<workload", "<algo", *_gpu_column(rows), ">median", ">spread", ">speedup", ">GB/s", ">x floor"])
+    table = new_table(["<workload", "<algo", *_gpu_column(rows), ">median", ">spread", ">speedup", ">GB/s", ">x floor"])
     for row, shown in _grouped(table, _once(rows)):
         if row.median_us is None:
             _failed_row(table, shown, row, *_gpu_cell(rows, row))
@@ -238,7 +184,7 @@ def _bench_table(op: Op, rows: list[Row]) -> Table:
             f"{row.median_us / floor:.2f}" if floor else "",
         ]
         style = "bold green" if best else "dim" if row.algo == COPY else None
-        table.add_row(shown, escape(row.algo) + (" *" if best else ""), *cells, style=style)
+        table.add_row(shown, row.algo + (" *" if best else ""), *cells, style=style)
     return table
 
 
@@ -258,44 +204,44 @@ def _grouped(table: Table, rows: list[Row]) -> Iterator[tuple[Row, str]]:
 def _tiers_table(rows: list[Row]) -> Table:
     """Every tier's median side by side; nothing is divided."""
     tiers = list(dict.fromkeys(row.tier for row in rows if row.tier))
-    table = _table(["<workload", "<algo", *_gpu_column(rows), *(f">{tier}" for tier in tiers)])
+    table = new_table(["<workload", "<algo", *_gpu_column(rows), *(f">{tier}" for tier in tiers)])
     cells = {(row.label, row.algo, row.mode, row.gpu, row.tier): row for row in rows}
     whole = list({(row.label, row.algo, row.mode, row.gpu): row for row in reversed(rows)}.values())[::-1]
     for row, shown in _grouped(table, whole):
         found = [cells.get((row.label, row.algo, row.mode, row.gpu, tier)) for tier in tiers]
         if any(r and r.median_us for r in found):
             times = (_us(r.median_us) if r and r.median_us else "-" for r in found)
-            table.add_row(shown, escape(row.algo), *_gpu_cell(rows, row), *times)
+            table.add_row(shown, row.algo, *_gpu_cell(rows, row), *times)
     return table
 
 
 def _score_table(scores: list[dict[str, Any]]) -> Table:
-    table = _table(["<algo", "<over", ">score", ">workloads", "most of it from"])
+    table = new_table(["<algo", "<over", ">score", ">workloads", "most of it from"])
     for s in scores:
         value = f"{_three(s['value'])}x" if s["value"] is not None else "-"
         if s["official"] == 0 and s["value"] is not None:
             value = f"0 (else {value})"
         most = ", ".join(f"{label} {share:.0%}" for label, share in s["by_label"][:3])
-        cells = value, f"{len(s['shares'])}/{s['workloads']}", escape(s["reason"] or most)
-        table.add_row(escape(s["algo"]), escape(s["against"]), *cells)
+        cells = value, f"{len(s['shares'])}/{s['workloads']}", s["reason"] or most
+        table.add_row(s["algo"], s["against"], *cells)
     return table
 
 
 def _floor_tables(op: Op, rows: list[Row], document: dict[str, Any]) -> Titled:
-    table = _table(["<workload", "<tier", ">copy", ">spread", ">GB/s", "how"])
+    table = new_table(["<workload", "<tier", ">copy", ">spread", ">GB/s", "how"])
     for row, shown in _grouped(table, rows):
         if row.median_us is None:
-            table.add_row(shown, row.tier or "", f"[red]{row.failed['status'].replace('_', ' ')}[/]")
+            table.add_row(shown, row.tier or "", _failed(row.failed))
             continue
         cells = _us(row.median_us), f"±{row.spread:.0%}", _three(row.gigabytes_per_s)
-        table.add_row(shown, row.tier, *cells, escape(row.records[0].get("how", "")))
+        table.add_row(shown, row.tier, *cells, row.records[0].get("how", ""))
     yield _title(op.name, rows, document), table
 
 
 def _turns_tables(op: Op, rows: list[Row], document: dict[str, Any]) -> Titled:
     """A table for each algo that took turns with the baseline of its op."""
     for overall in (c for c in document.get("overall", []) if c["op"] == op.name):
-        table = _table(["<workload", ">baseline", ">candidate", ">speedup", "<99 % interval", "<verdict"])
+        table = new_table(["<workload", ">baseline", ">candidate", ">speedup", "<99 % interval", "<verdict"])
         found = [
             c
             for c in document["comparisons"]
@@ -316,19 +262,23 @@ def _turns_tables(op: Op, rows: list[Row], document: dict[str, Any]) -> Titled:
 def _compare_tables(op: Op, rows: list[Row], document: dict[str, Any]) -> Titled:
     yield from _turns_tables(op, rows, document)
     if failed := [row for row in rows if row.median_us is None]:
-        table = _table(["<workload", "<algo", "<verdict"])
+        table = new_table(["<workload", "<algo", "<verdict"])
         for row in failed:
-            table.add_row(row.label, escape(row.algo), f"[red]{row.failed['status'].replace('_', ' ')}[/]")
+            table.add_row(row.label, row.algo, _failed(row.failed))
         yield f"{op.name} | not compared", table
 
 
-def _verdict(comparison: dict[str, Any]) -> str:
+def _verdict(comparison: dict[str, Any]) -> Text:
     style = {"FASTER": "green", "SLOWER": "red"}.get(comparison["verdict"], "dim")
-    return f"[{style}]{comparison['verdict']}[/]"
+    return styled((comparison["verdict"], style))
+
+
+def _failed(record: dict[str, Any]) -> Text:
+    return styled((record["status"].replace("_", " "), "red"))
 
 
 def _failed_row(table: Table, label: str, row: Row, *cells: str) -> None:
-    table.add_row(label, escape(row.algo), *cells, f"[red]{row.failed['status'].replace('_', ' ')}[/]")
+    table.add_row(label, row.algo, *cells, _failed(row.failed))
 
 
 def _title(op: str, rows: list[Row], document: dict[str, Any]) -> str:
@@ -363,7 +313,7 @@ def _check_tables(op: Op, rows: list[Row], document: dict[str, Any]) -> Titled:
 
 
 def _check_table(op: Op, rows: list[Row]) -> Table:
-    table = _table(
+    table = new_table(
         ["<workload", "<algo", *_gpu_column(rows), "<verdict", ">passed", *(f">{name}" for name in op.outputs)]
     )
     last = None
@@ -372,16 +322,16 @@ def _check_table(op: Op, rows: list[Row]) -> Table:
         checks = [r["check"] for r in row.records if r.get("check")]
         worst = [_worst(checks, name) for name in op.outputs]
         failed = row.failed
-        verdict = f"[red]{failed['status'].replace('_', ' ')}[/]" if failed else "[green]passed[/]"
+        verdict = _failed(failed) if failed else styled(("passed", "green"))
         passed = sum(r["status"] == "passed" for r in row.records)
         asked = sum(r.get("unfinished") or 1 for r in row.records)
         table.add_row(
-            shown, escape(row.algo) + _on(row.mode), *_gpu_cell(rows, row), verdict, f"{passed}/{asked}",
+            shown, row.algo + _on(row.mode), *_gpu_cell(rows, row), verdict, f"{passed}/{asked}",
             *worst,
         )  # fmt: skip
     limits = (f"{limit:g}" for limit in op.tolerance.values())
     empty = [""] * (3 + len(_gpu_column(rows)))
-    table.add_row("[dim]at most[/]", *empty, *(f"[dim]{limit}[/]" for limit in limits))
+    table.add_row("at most", *empty, *limits, style="dim")
     return table
 
 
@@ -404,8 +354,8 @@ _TUNED = {"untuned": "not tuned yet: its constants are its author's estimates; `
 def _footnotes(out: Console, document: dict[str, Any]) -> None:
     """What went wrong, each reason once; lines are not folded, so that a path or a command stays whole."""
 
-    def note(style: str, word: str, text: str) -> None:
-        out.print(f"[{style}]{word}[/] {escape(text)}", soft_wrap=True)
+    def note(style: str, word: str, *texts: str | Text) -> None:
+        out.print(styled((word, style), " ", *texts), soft_wrap=True)
 
     together: dict[str, list[dict[str, Any]]] = {}
     for r in document["records"]:
@@ -420,11 +370,11 @@ def _footnotes(out: Console, document: dict[str, Any]) -> None:
         more = f" (and {len(records) - 1} more)" if len(records) > 1 else ""
         lenient = first["status"] == "wrong" and (first.get("check") or {}).get("official")
         rule = "; the contest's own rule would pass it" if lenient else ""
-        note("red", first["status"].replace("_", " "), f"{who}{where}{more}: {reason}{rule}")
+        note("red", first["status"].replace("_", " "), f"{who}{where}{more}: ", block(reason), rule)
         for line in (first.get("tail") or [])[-6:]:
-            out.print(f"    [dim]{escape(line)}[/]", soft_wrap=True)
+            out.print(styled((f"    {line}", "dim")), soft_wrap=True)
         if first.get("unfinished"):
-            out.print(f"    [dim]{first['unfinished']} workloads were not reached[/]")
+            out.print(styled((f"    {first['unfinished']} workloads were not reached", "dim")))
     notes = {(r["algo"], r["timing"]["note"]) for r in document["records"] if (r.get("timing") or {}).get("note")}
     for algo, text in sorted(notes):
         note("yellow", "note", f"{algo}: {text}")
@@ -517,7 +467,7 @@ def _axes(record: dict[str, Any]) -> str:
 def show_workloads(rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         return show_json({"workloads": rows})
-    table = _table(["<op", ">index", "<uuid", "axes"])
+    table = new_table(["<op", ">index", "<uuid", "axes"])
     for r in rows:
         index = "-" if r["index"] is None else str(r["index"])
         table.add_row(r["op"], index, r["uuid"][:8], " ".join(f"{k}={v}" for k, v in r["axes"].items()))
@@ -527,20 +477,22 @@ def show_workloads(rows: list[dict[str, Any]], as_json: bool) -> None:
 def show_doctor(findings: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         return show_json({"findings": findings})
-    table = _table(["", "<what", "found", "for"])
-    marks = {"ok": "[green]ok[/]", "missing": "[yellow]--[/]", "bad": "[red]!![/]"}
+    table = new_table(["", "<what", "found", "for"])
     for f in findings:
-        table.add_row(marks[f["state"]], f["what"], escape(f["found"]), f["for"])
+        table.add_row(_mark(f["state"]), f["what"], f["found"], f["for"])
         if f.get("mend"):
-            table.add_row("", "", f"[cyan]{escape(f['mend'])}[/]", "")
+            table.add_row("", "", styled((f["mend"], "cyan")), "")
     console().print(table)
 
 
+def _mark(state: str) -> Text:
+    return styled({"ok": ("ok", "green"), "bad": ("!!", "red"), "failed": ("!!", "red")}.get(state, ("--", "yellow")))
+
+
 def show_proof(steps: list[dict[str, Any]]) -> None:
-    marks = {"ok": "[green]ok[/]", "skipped": "[yellow]--[/]", "failed": "[red]!![/]"}
-    table = _table(["", "<step", "what was seen"])
+    table = new_table(["", "<step", "what was seen"])
     for step in steps:
-        table.add_row(marks[step["state"]], step["step"], escape(step["detail"]))
+        table.add_row(_mark(step["state"]), step["step"], block(step["detail"]))
     console().print(table)
 
 
@@ -552,7 +504,7 @@ def show_remote(apps: list[dict[str, Any]], runs: list[dict[str, Any]], as_json:
         return show_json({"apps": apps, "runs": runs})
     out = console()
     if apps:
-        table = _table(["<app", "<state", "<created"])
+        table = new_table(["<app", "<state", "<created"])
         for a in apps:
             table.add_row(a["app"], a["state"], a["created"].replace("T", " ").replace("Z", " UTC"))
         out.print(table)
@@ -561,4 +513,4 @@ def show_remote(apps: list[dict[str, Any]], runs: list[dict[str, Any]], as_json:
     for run in runs:
         states = ", ".join(f"{run[key]} {key}" for key in ("done", "under way", "lost") if run[key])
         out.print(f"{run['calls']} call{'s' * (run['calls'] > 1)} left behind: {states}", soft_wrap=True)
-        out.print(f"  gdn modal {run['command']} --resume {escape(run['file'])}", soft_wrap=True)
+        out.print(f"  gdn modal {run['command']} --resume {run['file']}", soft_wrap=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 
 from ..registry import Op
-from .terminal import _table, _us, console, show_json
+from .screen import console, new_table, show_json, styled
+from .terminal import _us
 
 _ROWS = 40  # candidates of a dry run; --json has them all
 _RULE = 60  # characters of a `where` that are shown: what fits a line
@@ -24,34 +24,34 @@ def show_tuning(document: dict[str, Any], op: Op, as_json: bool) -> None:
     elif document["result"]:
         _show_result(out, document, op)
     else:
-        out.print(f"[bold]{op.name}/{escape(document['algo'])}[/] | nothing is chosen yet")
+        out.print(styled((f"{op.name}/{document['algo']}", "bold"), " | nothing is chosen yet"))
     _left_out(out, document.get("left_out", []), len(document["candidates"]))
     if document.get("interrupted"):
-        out.print("[red]interrupted[/]: what was measured is kept; the same command goes on from here")
+        out.print(styled(("interrupted", "red"), ": what was measured is kept; the same command goes on from here"))
     for file in document.get("written", []):
-        out.print(f"[dim]written: {escape(file)}[/]", soft_wrap=True)
+        out.print(styled((f"written: {file}", "dim")), soft_wrap=True)
 
 
 def _show_plan(out: Console, document: dict[str, Any], op: Op) -> None:
     space, found = document["space"], document["candidates"]
-    out.print(f"[bold]{op.name}/{escape(document['algo'])}[/] | dry run: nothing is run or written")
+    out.print(styled((f"{op.name}/{document['algo']}", "bold"), " | dry run: nothing is run or written"))
     excluded = document["excluded"]
     rule = space["where"] if len(space["where"] or "") <= _RULE else "`where`, which --json has whole"
-    where = f", {excluded} more are left out by [bold]{escape(rule)}[/]" if excluded else ""
-    out.print(f"{len(found)} candidate{'s' * (len(found) != 1)}{where}", soft_wrap=True)
-    table = _table([f">{name}" for name in space["constants"]])
+    where = [f", {excluded} more are left out by ", (rule, "bold")] if excluded else []
+    out.print(styled(f"{len(found)} candidate{'s' * (len(found) != 1)}", *where), soft_wrap=True)
+    table = new_table([f">{name}" for name in space["constants"]])
     for constants in found[:_ROWS]:
         table.add_row(*(str(value) for value in constants.values()))
     out.print(table)
     if len(found) > _ROWS:
-        out.print(f"[dim]and {len(found) - _ROWS} more; --json has them all[/]")
+        out.print(styled((f"and {len(found) - _ROWS} more; --json has them all", "dim")))
     out.print()
-    table = _table(["<workload", ">size", "<uuid"])
+    table = new_table(["<workload", ">size", "<uuid"])
     for w in document["workloads"]:
         table.add_row(op.label.format(**w["axes"]), str(w["size"]), w["uuid"][:8])
     out.print(table)
-    out.print(f"[dim]size: {escape(' * '.join(space['size']))}[/]")
-    out.print(f"[dim]would be written: {escape(document['file'])}[/]", soft_wrap=True)
+    out.print(styled((f"size: {' * '.join(space['size'])}", "dim")))
+    out.print(styled((f"would be written: {document['file']}", "dim")), soft_wrap=True)
 
 
 def _show_result(out: Console, document: dict[str, Any], op: Op) -> None:
@@ -61,8 +61,8 @@ def _show_result(out: Console, document: dict[str, Any], op: Op) -> None:
     several = [">GPU"] if len(gpus) > 1 else []
     where = result["gpu"] + (f" (GPU {', '.join(map(str, gpus))})" if several else "")
     title = f"{op.name}/{document['algo']} | {where} | tier {result['tier']}{l2}"
-    out.print(f"[bold]{escape(title)}[/]", soft_wrap=True)
-    table = _table(["<workload", *several, "<chosen", ">time", ">to second", "<99 % interval", "second"])
+    out.print(styled((title, "bold")), soft_wrap=True)
+    table = new_table(["<workload", *several, "<chosen", ">time", ">to second", "<99 % interval", "second"])
     near = False
     for w in result["workloads"]:
         mark = " ~" if w["chosen"] != w["fastest"] else ""
@@ -72,7 +72,7 @@ def _show_result(out: Console, document: dict[str, Any], op: Op) -> None:
         cells = _constants(w["chosen"]) + mark, _us(w["chosen_us"]), *ratio, second
         table.add_row(op.label.format(**w["axes"]), *([str(w["gpu"]["index"])] if several else []), *cells)
     out.print(table, "", sep="\n")
-    table = _table(["<size up to", *(f">{name}" for name in result["space"]["constants"])])
+    table = new_table(["<size up to", *(f">{name}" for name in result["space"]["constants"])])
     for row in result["rows"]:
         last = row is result["rows"][-1]
         table.add_row("any" if last else str(row["up_to"]), *(str(row[name]) for name in result["space"]["constants"]))
@@ -82,9 +82,9 @@ def _show_result(out: Console, document: dict[str, Any], op: Op) -> None:
     if near:
         notes.append(("~", "no slower than the fastest as far as can be told, and what the size before it has"))
     for word, text in notes:
-        out.print(f"[dim]{word}[/] {escape(text)}", soft_wrap=True)
+        out.print(styled((word, "dim"), f" {text}"), soft_wrap=True)
     for text in result["doubts"]:
-        out.print(f"[yellow]doubt[/] {escape(text)}", soft_wrap=True)
+        out.print(styled(("doubt", "yellow"), f" {text}"), soft_wrap=True)
 
 
 def _left_out(out: Console, rows: list[dict[str, Any]], count: int) -> None:
@@ -96,10 +96,10 @@ def _left_out(out: Console, rows: list[dict[str, Any]], count: int) -> None:
     for (status, reason), found in together.items():
         who = "; ".join(_constants(row["constants"]) for row in found[:4])
         more = f" and {len(found) - 4} more" if len(found) > 4 else ""
-        text = f"{who}{more}: {reason}"
-        out.print(f"[yellow]left out[/] {status.replace('_', ' ')}, {escape(text)}", soft_wrap=True)
+        text = f" {status.replace('_', ' ')}, {who}{more}: {reason}"
+        out.print(styled(("left out", "yellow"), text), soft_wrap=True)
     if rows:
-        out.print(f"[dim]{len(rows)} of {count} candidates were left out[/]")
+        out.print(styled((f"{len(rows)} of {count} candidates were left out", "dim")))
 
 
 def _constants(constants: dict[str, int]) -> str:

@@ -93,7 +93,7 @@ def _failures(measured: list[Measurement]) -> Iterator[Note]:
     for (algo, status, reason), ms in together.items():
         at = units.listed(dict.fromkeys(m.label for m in ms if m.label), most=4)
         text = f"{algo}{f' at {at}' if at else ''}: {status.replace('_', ' ')}"
-        text += f", {reason}" if reason else ""
+        text += f", {reason}".replace("\n", " ") if reason else ""
         if status == "wrong" and (ms[0].record.get("check") or {}).get("official"):
             text += "; the contest's own rule would pass it"
         if unfinished := max(_whole(m.record.get("unfinished")) for m in ms):

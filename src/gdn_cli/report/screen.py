@@ -1,0 +1,106 @@
+"""The terminal itself: the only console of gdn, where every string is text and never markup, and what it is made of.
+
+A plain string is shown as it is, on one line, with escapes for what would not be seen (text.py). Style comes from
+`styled` alone. So nothing that was read from a file can look like more than text, wherever it is put.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from ..records import dumps
+from ..text import shown, unguarded
+
+_WIDE = 100  # without a terminal (a file, CI) lines may be this wide
+
+
+class _Console(Console):
+    """Rich's console, without markup, emoji codes and highlighting, and with the gate for text in it."""
+
+    def render_str(self, text: str, *, style: Any = "", justify: Any = None, overflow: Any = None, **_: Any) -> Text:
+        """Every plain string comes by here before it is measured: printed, in a cell, a column's name."""
+        return Text(shown(text), style=style, justify=justify, overflow=overflow)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """The last gate: a Text that somebody has made of a raw string. Rich's own codes are in `control`."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=shown(segment.text, lines=True))
+
+    def on_broken_pipe(self) -> None:
+        """`gdn list | head`: rich would end with 1, which says that an algo failed."""
+        raise BrokenPipeError
+
+
+def console(stderr: bool = False) -> Console:
+    file = unguarded(sys.stderr if stderr else sys.stdout)
+    known = file.isatty() or "COLUMNS" in os.environ
+    return _Console(file=file, highlight=False, width=None if known else _WIDE)
+
+
+def styled(*parts: str | tuple[str, str] | Text) -> Text:
+    """A line of parts: text, or (text, style) such as ("failed", "red"), or what `styled` has made."""
+    gated = (p if isinstance(p, Text) else shown(p) if isinstance(p, str) else (shown(p[0]), p[1]) for p in parts)
+    return Text.assemble(*gated)
+
+
+def block(text: str) -> Text:
+    """Text that may have several lines, such as what a compiler said."""
+    return Text(shown(text, lines=True))
+
+
+def new_table(columns: list[str], folded: Mapping[int, int] | None = None) -> Table:
+    """Columns whose name begins with '>' are numbers, set to the right; '<' must stay whole; others may fold.
+
+    folded  column -> the characters that its name may be wide: a longer one stands on several lines
+    """
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for i, name in enumerate(columns):
+        text = shown(name[1:] if name[:1] in ("<", ">") else name)
+        if folded and i in folded:
+            text = textwrap.fill(text, folded[i], break_long_words=False)
+        made.add_column(
+            Text(text),
+            justify="right" if name.startswith(">") else "left",
+            no_wrap=name[:1] in ("<", ">"),
+            header_style="dim",
+            overflow="fold",
+        )
+    return made
+
+
+def show_json(document: Any) -> None:
+    sys.stdout.write(dumps(document) + "\n")
+
+
+def put(line: str) -> None:
+    """A line of the result that is no table; never folded, so that a path or a command stays whole."""
+    console().print(line, soft_wrap=True)
+
+
+def say(line: str) -> None:
+    """A line for the person at the terminal that is no result: it goes to stderr."""
+    print(f"gdn: {shown(line)}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar on stderr where that is a terminal; silence elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda name, done, total: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("{task.description}", markup=False), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda name, done, total: bar.update(task, description=shown(name), completed=done, total=total)

@@ -1,0 +1,440 @@
+"""What others wrote (names, reasons, commits, what a worker printed) only ever shows: over every way out of gdn."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import helpers
+import profiles
+import pytest
+import reports
+from rich.text import Text
+
+from gdn_cli import differences, history, registry, text
+from gdn_cli.report import drawing, figures, gather, markdown, page, profile, screen, sheet, terminal, tune
+from gdn_cli.report import history as shown_history
+
+REGISTRY = registry.load()
+OP = REGISTRY.ops["gdn_decode"]
+
+# what somebody wrote -> what a reader sees of it
+CORPUS = {
+    "\x1b]0;t\x07": r"\x1b]0;t\x07",  # sets the title
+    "\x1b]52;c;aGk=\x07": r"\x1b]52;c;aGk=\x07",  # fills the clipboard
+    "\x1b[2J": r"\x1b[2J",  # clears the screen
+    "\x1b[31mx": r"\x1b[31mx",
+    "\x9b2J": r"\x9b2J",  # the same in one character, for some terminals
+    "a\x08\x08b": r"a\x08\x08b",
+    "a\rb": r"a\rb",
+    "a\nb": r"a\nb",
+    "a\tb": r"a\tb",
+    "\x00\x7f": r"\x00\x7f",
+    "\u202egpj": r"\u202egpj",
+    "\u2066x\u2069": r"\u2066x\u2069",
+    "a\u200b\ufeffb": r"a\u200b\ufeffb",
+    "a\u2028b": r"a\u2028b",
+    "a\U000e0041\ufe0fb": r"a\U000e0041\ufe0fb",
+    "\udcff": "\ufffd",
+    "[/]": "[/]",
+    "x[/red]y": "x[/red]y",
+    "[bold]x": "[bold]x",
+    "[link=u]x": "[link=u]x",
+    "x\\": "x\\",
+    ":boom:": ":boom:",
+}
+SGR = re.compile(r"\x1b\[[\d;]*m")
+
+
+def harmless(out: str) -> bool:
+    """Nothing in it but what is seen, blanks and new lines."""
+    return all(c == "\n" or (c.isprintable() and not "\ufe00" <= c <= "\ufe0f") for c in out)
+
+
+def planted(value, evil: str, keys: frozenset[str]):
+    """A copy in which every text under one of these keys is `evil`; of algos, cuda-v4 only, which is not looked up."""
+    if isinstance(value, list):
+        return [planted(v, evil, keys) for v in value]
+    if not isinstance(value, dict):
+        return value
+    found = {}
+    for key, v in value.items():
+        if key in keys and isinstance(v, str):
+            v = evil
+        elif key in keys and isinstance(v, list) and v and isinstance(v[0], str):
+            v = [evil, *v]
+        elif key in ("algo", "against", "baseline") and v == "cuda-v4":
+            v = evil
+        found[key] = planted(v, evil, keys)
+    return found
+
+
+RECORD = frozenset("reason note doubts backend how hint commit gpu driver cpu warnings tail uuid source_hash".split())
+PROFILE = frozenset(
+    "algo name title reason why next summary label note notes doubts files folder gpu kernel warnings".split()
+)
+
+
+def bench(evil: str, command: str = "bench") -> dict:
+    found = planted(reports.everything(), evil, RECORD) | {"command": command}
+    few = (None, {"batch_size": 1}, {"batch_size": 8})
+    found["records"] = [
+        r
+        for r in found["records"]
+        if (r["workload"] or {}).get("axes") in few and r["tier"] in (None, "cupti", "graph")
+    ]
+    failed = [r for r in found["records"] if r["status"] != "passed"]
+    failed[0]["tail"] = [evil, f"line {evil}"]
+    failed[0]["status"] = evil
+    for r in found["records"]:
+        if r.get("timing") and r["tier"] == "graph":
+            r["timing"] |= {"note": evil, "how": evil}
+        r |= {"mode": "cuda", "tuned_for": evil, "tuned_nearest": r["algo"] == evil}
+    for s in found["scores"]:
+        s |= {"official": 1, "workloads": 2}
+    for c in found["comparisons"]:
+        c["resolution"] = 0.01
+    return found
+
+
+def show(evil: str, command: str) -> None:
+    found = bench(evil, command)
+    if command == "floors":
+        found["records"] = [r for r in found["records"] if r["algo"] == "copy" or r["status"] != "passed"]
+        for r in found["records"]:
+            r["how"] = evil
+    terminal.show(found, REGISTRY, False, Path("/x") / evil.replace("\0", ""))
+
+
+def listed(evil: str) -> None:
+    row = {"op": "gdn_decode", "algo": evil, "language": evil, "devices": [evil], "after": None, "summary": evil}
+    rows = [row | {"here": None, "reason": evil, "hint": evil}, row | {"here": "cpu", "reason": None, "hint": None}]
+    terminal.show_list(rows, [{"op": evil, "algo": evil, "error": f"{evil}: {evil}"}], False)
+
+
+def kept(evil: str) -> history.History:
+    """A history of this test's own (GDN_HOME) with two runs of an algo that is called so."""
+    records = [reports.record(evil, 1, 2.0), reports.record(evil, 8, None, status=evil, reason=evil)]
+    records[0]["source_hash"] = evil
+    head = planted(reports.document([]), evil, RECORD) | {"options": {evil: evil}}
+    store = history.History()
+    store.keep(head | {"records": records}, Path("/x") / evil.replace("\0", ""))
+    other = {"cuda": head["environments"]["cuda"] | {"versions": {evil: evil}}}
+    later = head | {"time": "2026-11-22T14:12:11Z", "records": records, "environments": other}
+    store.keep(later)
+    return store
+
+
+def timeline(evil: str) -> None:
+    shown_history.show_timeline(kept(evil).timeline(), False)
+
+
+def forgotten(evil: str) -> None:
+    store = kept(evil)
+    shown_history.show_forgotten(store.forget(store.rows(list)[0]["run"]), False)
+
+
+def profiled(evil: str, between: bool) -> None:
+    found = [planted(d, evil, PROFILE) for d in (profiles.v4(status="wrong", reason="x"), profiles.fla())]
+    found[0] |= {"name": f"{evil}1"}
+    found[1] |= {"name": f"{evil}2"}
+    difference = planted(differences.difference(profiles.v4(), profiles.fla()), evil, PROFILE) if between else None
+    if difference:
+        difference |= {"a": f"{evil}1", "b": f"{evil}2"}
+    profile.show_profiles(found, difference, False)
+
+
+def profile_list(evil: str) -> None:
+    row = {"time": "2026", "name": evil, "device": evil, "bound": evil, "status": "passed", "time_us": 1.0}
+    profile.show_profile_list([row, row | {"status": evil, "device": "other"}], False)
+
+
+def tuned(evil: str, dry_run: bool) -> None:
+    space = {"constants": {"rows": [1], evil: [2]}, "where": evil, "size": [evil]}
+    document = {"dry_run": dry_run, "algo": evil, "file": evil, "excluded": 1, "space": space, "written": [evil]}
+    document |= {
+        "candidates": [{"rows": 1, evil: 2}],
+        "workloads": [{"uuid": evil, "axes": {"batch_size": 1}, "size": 1}],
+    }
+    document["left_out"] = [{"status": evil, "reason": evil, "constants": {evil: 1}}]
+    chosen = {
+        "chosen": {evil: 1},
+        "fastest": {evil: 1},
+        "second": {evil: 2},
+        "chosen_us": 1.0,
+        "ratio": (1.0, 1.0, 1.0),
+    }
+    row = {"axes": {"batch_size": 1}, "gpu": None} | chosen
+    result = {"gpu": evil, "tier": evil, "l2": evil, "space": space, "doubts": [evil]}
+    document["result"] = result | {"workloads": [row], "rows": [{"rows": 1, evil: 2, "up_to": 9}]}
+    tune.show_tuning(document, OP, False)
+
+
+def doctor(evil: str) -> None:
+    terminal.show_doctor([{"state": "bad", "what": evil, "found": evil, "for": evil, "mend": evil}], False)
+
+
+def remote(evil: str) -> None:
+    run = {"command": evil, "file": evil, "calls": 1, "done": 1, "under way": 0, "lost": 0}
+    terminal.show_remote([{"app": evil, "state": evil, "created": evil}], [run], False)
+
+
+def workloads(evil: str) -> None:
+    terminal.show_workloads([{"op": evil, "index": None, "uuid": evil, "axes": {evil: 1}}], False)
+
+
+SCREENS = {
+    "list": listed,
+    "run": lambda evil: show(evil, "run"),
+    "bench": lambda evil: show(evil, "bench"),
+    "compare": lambda evil: show(evil, "compare"),
+    "floors": lambda evil: show(evil, "floors"),
+    "history": lambda evil: shown_history.show_overview(kept(evil).overview(), False),
+    "history --algo": timeline,
+    "history --import": lambda evil: shown_history.show_imported([(Path(evil), history.Kept(1))], False),
+    "history --export": lambda evil: shown_history.show_exported(1, evil, False),
+    "history --forget": forgotten,
+    "profile": lambda evil: profiled(evil, False),
+    "profile A B": lambda evil: profiled(evil, True),
+    "profile --list": profile_list,
+    "tune --dry-run": lambda evil: tuned(evil, True),
+    "tune": lambda evil: tuned(evil, False),
+    "doctor": doctor,
+    "pack --prove": lambda evil: terminal.show_proof([{"state": "failed", "step": evil, "detail": evil}]),
+    "modal status": remote,
+    "data list": workloads,
+    "a line": lambda evil: screen.put(f"{evil}: {evil}"),
+    "stderr": screen.say,
+    "a Text of a raw string": lambda evil: screen.console().print(Text(evil.replace("\n", r"\n").replace("\t", r"\t"))),
+}  # fmt: skip
+
+
+def printed(show, evil: str, monkeypatch, colour: bool) -> str:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1") if colour else monkeypatch.delenv("FORCE_COLOR", raising=False)
+    with monkeypatch.context() as patch:
+        out = io.StringIO()
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stderr", out)
+        show(evil)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("colour", [False, True], ids=["plain", "colour"])
+@pytest.mark.parametrize("name", SCREENS)
+def test_a_terminal_shows_text_and_obeys_none(name, colour, monkeypatch, tmp_path):
+    for i, (evil, seen) in enumerate(CORPUS.items()):
+        if name == "a Text of a raw string" and set(evil) & set("\x07\x08\r"):
+            continue  # rich itself takes these out of a Text
+        monkeypatch.setenv("GDN_HOME", str(tmp_path / str(i)))
+        out = printed(SCREENS[name], evil, monkeypatch, colour)
+        bare = SGR.sub("", out) if colour else out
+        assert harmless(bare), (evil, [c for c in bare if not harmless(c)][:3])
+        assert seen in bare, evil
+        # no markup is left of ours
+        assert "[" in evil or not re.search(r"\[/?(dim|bold|red|green|yellow|cyan)?\]", bare), bare
+
+
+def test_the_colours_are_those_of_gdn_alone(monkeypatch):
+    """The same screen with an innocent name has as many: hostile text adds none and takes none away."""
+    for name in ("list", "doctor", "tune", "modal status"):
+        plain = len(SGR.findall(printed(SCREENS[name], "innocent", monkeypatch, True)))
+        assert {len(SGR.findall(printed(SCREENS[name], e, monkeypatch, True))) for e in ("[/]", "[bold]x")} == {plain}
+
+
+def test_several_lines_stay_where_a_compiler_says_them(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    reason = "a.cu(1): error: \x1b[2J\n\ta.cu(2): error: [/]"
+    r = {"op": "gdn_decode", "algo": "a\nb", "mode": "cuda", "tier": None, "workload": None, "status": "build_failed"}
+    found = {"command": "run", "environments": {}, "missing": [], "records": [r | {"reason": reason}]}
+    terminal.show(found, REGISTRY, False, Path("x.json"))
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index(r"build failed a\nb: a.cu(1): error: \x1b[2J")
+    assert lines[at + 1].strip() == "a.cu(2): error: [/]"
+    terminal.show_proof([{"state": "failed", "step": "build", "detail": "one\ntwo"}])
+    assert [line.split() for line in capsys.readouterr().out.splitlines()][1:] == [["!!", "build", "one"], ["two"]]
+
+
+def test_what_is_seen_stays_as_it_is():
+    for fine in ("cuda-v4", "±5 %", "1.5 µs", "Ω/日本語", "a b", r"C:\x", "😀"):
+        assert text.shown(fine) == fine == text.shown(fine, lines=True)
+    assert text.shown("a\r\nb\n\tc\x1b", lines=True) == "a\nb\n\tc\\x1b"
+    assert text.whole("é😀\ud800x\x1b") == "é😀\ufffdx\x1b"
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def book(evil: str) -> gather.Book:
+    found = json.loads(json.dumps(bench(evil)))
+    for i, r in enumerate(found["records"]):
+        gather._validate(Path("x.json"), i, r)
+    return gather.gather([gather.Source(evil, found)], REGISTRY)
+
+
+@pytest.mark.parametrize("evil", CORPUS, ids=ascii)
+def test_markdown_and_csv_hold_text(evil):
+    made = markdown.markdown(book(evil), markdown.PARTS, title=evil)
+    assert harmless(made) and made.encode()
+    seen = CORPUS[evil]
+    assert seen in re.sub(r"\\([\\`*_{}\[\]()#+\-.!|$~])", r"\1", made)
+    rows = list(csv.DictReader(io.StringIO(sheet.sheet(book(evil)), newline="")))
+    assert harmless("".join(v for row in rows for v in row.values())) and seen in {row["algo"] for row in rows}
+
+
+@pytest.mark.parametrize("evil", ["\x1b]0;t\x07\n\u202e\udcff[/]$x_{y}$", '"><svg onload=x>]]></style>'], ids=ascii)
+def test_pages_and_figures_hold_text(evil):
+    found = book(evil)
+    made = page.page(found, evil)
+    seen = text.html(evil)
+    assert harmless(made) and made.encode() and made.count(seen) > 20
+    assert "<svg onload" not in made and "</style><" not in made
+    (one, heading) = figures.one(found, "latency")
+    assert drawing.png(one, [evil, *heading]).startswith(b"\x89PNG")
+    drawn = ElementTree.fromstring(drawing.svg(one))
+    assert any(text.shown(evil)[:8] in "".join(e.itertext()) for e in drawn.iter())
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [
+        ("=cmd()", "'=cmd()"), ("+1+1", "'+1+1"), ("-x", "'-x"), ("@SUM(A1)", "'@SUM(A1)"), ("\t=1", r"'\t=1"),
+        ("\r=1", r"'\r=1"), ("\uff1d1", "'\uff1d1"), ("-1.5", "-1.5"), ("+2e-3", "+2e-3"), ("-1.5x", "'-1.5x"),
+        ("a=b", "a=b"), ("", ""), (None, ""), (-1.5, -1.5), ("a\nb\x1b", r"a\nb\x1b"), ("-", "'-"),
+    ],
+)  # fmt: skip
+def test_a_cell_is_no_formula(value, cell):
+    assert text.csv_cell(value) == cell
+
+
+def test_the_history_s_csv_holds_text(monkeypatch, tmp_path):
+    for i, (evil, seen) in enumerate([*CORPUS.items(), ("=cmd()", "'=cmd()"), ("@x", "'@x")]):
+        monkeypatch.setenv("GDN_HOME", str(tmp_path / str(i)))
+        for suffix in ("csv", "jsonl"):
+            kept(evil).rows(lambda rows, suffix=suffix: shown_history.export(rows, str(tmp_path / f"x.{suffix}")))
+        content = (tmp_path / "x.csv").read_text(encoding="utf-8")
+        assert harmless(content)
+        rows = list(csv.DictReader(io.StringIO(content, newline="")))
+        assert seen in {row["algo"] for row in rows} and seen in {row["commit"] for row in rows}
+        exact = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
+        assert text.whole(evil) in {row["algo"] for row in exact}
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("a|b", r"`a\|b`"), ("a`b", r"a\`b"), ("a`|\\", r"a\`\|\\"), (r"a\|b", r"a\\\|b"), ("a\nb", r"`a\nb`"),
+        ("<b>", "`<b>`"), ("", ""), ("[x](javascript:1)", "`[x](javascript:1)`"),
+    ],
+)  # fmt: skip
+def test_names_in_markdown(name, made):
+    assert text.markdown_code(name) == made
+
+
+def test_text_in_markdown():
+    assert text.markdown("[x](javascript:1) <b> a_b _c_ **d** ~~e~~ | `f` $g$ &lt; <!-- -->") == (
+        r"\[x\](javascript:1) &lt;b> a_b \_c\_ \*\*d\*\* \~\~e\~\~ \| \`f\` \$g\$ &amp;lt; &lt;!-- -->"
+    )
+
+
+# --- the process ----------------------------------------------------------------------------------------------------
+
+ODD = ("x[red]y", "[", "=cmd()", "t\x1b]0;title\x07", "n\nl", "b\u202ei", os.fsdecode(b"bad\xff"))
+
+
+def raw(*args: str, **env: str) -> tuple[int, bytes]:
+    """(exit code, both streams) of a gdn that may say what is not UTF-8."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gdn_cli", *args], env=helpers.environment(**env), capture_output=True, timeout=120
+    )
+    assert b"Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_folders_of_odd_names_are_broken_and_break_nothing(tmp_path, write_algo):
+    for name in ODD:
+        write_algo(tmp_path, name, "from .right import run\n")
+    write_algo(tmp_path, "fine", "from .right import run\n")
+    # C: an ASCII terminal, where every other character is an escape as well
+    for env in ({}, {"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"}):
+        code, out = raw("list", "--algos", str(tmp_path), "--op", "gdn_decode", COLUMNS="400", **env)
+        lines = out.decode(env.get("PYTHONIOENCODING", "utf-8")).splitlines()
+        assert code == 0 and harmless("".join(lines)) and any(line.startswith("fine ") for line in lines)
+        broken = [line.split(":")[0] for line in lines if line.startswith("broken ")]
+        bad = "bad\ufffd" if not env else r"bad\ufffd"
+        wanted = ["x[red]y", "[", "=cmd()", r"t\x1b]0;title\x07", r"n\nl", r"b\u202ei", bad]
+        assert sorted(broken) == sorted(f"broken gdn_decode/{name}" for name in wanted)
+    code, out = raw("list", "--algos", str(tmp_path), "--json", PYTHONIOENCODING="ascii")
+    assert code == 0 and {b["algo"] for b in json.loads(out)["broken"]} == set(ODD)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("run", "--algo", "\x1b]0;x\x07\udcff"), r"gdn: unknown algo '\x1b]0;x\x07" + "\ufffd'"),
+        (("run", "--device", "a\nb\x1b"), r"gdn: unknown device 'a\nb\x1b'"),
+        (("run", "--\x1b]0;x\x07"), r"No such option: --\x1b]0;x\x07"),
+        (("run", "-n", "\x1b[2J"), r"\x1b[2J"),
+        (("\x1b[2J",), r"No such command '\x1b[2J'"),
+        (("history", "--export", "\x1b.txt"), r"gdn: --export \x1b.txt: expected"),
+        (("report", "\udcff\x1b.json"), "gdn: cannot read \ufffd\\x1b.json: No such file"),
+    ],
+)  # fmt: skip
+def test_wrong_usage_is_shown_and_not_obeyed(args, says):
+    code, out = raw(*args)
+    assert code == 2 and says in out.decode() and harmless(out.decode())
+    code, out = raw(*args, PYTHONIOENCODING="ascii")
+    assert code == 2 and harmless(out.decode("ascii"))
+
+
+def test_whatever_is_written_past_the_gates_meets_the_last_one():
+    """A library's warning, a bug's traceback, a print: of the process's own streams, in any encoding."""
+    script = (
+        "from gdn_cli import text; import sys, warnings\n"
+        "text.guard(); text.guard()\n"
+        "print('out \\x1b[2J\\udcff\\u20ac\\n\\tx'); sys.stdout.writelines(['a\\x07', 'b\\n'])\n"
+        "warnings.warn('w \\x1b[2J')\n"
+        "assert not hasattr(sys.stdout, 'buffer') and text.unguarded(sys.stdout).buffer\n"
+        "raise ValueError('bug \\x1b]0;t\\x07')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=helpers.environment(PYTHONIOENCODING="latin-1"), capture_output=True
+    )
+    assert done.stdout.decode("latin-1") == "out \\x1b[2J\\ufffd\\u20ac\n\tx\na\\x07b\n"
+    err = done.stderr.decode("latin-1")
+    assert harmless(err) and r"w \x1b[2J" in err and err.endswith("ValueError: bug \\x1b]0;t\\x07\n")
+
+
+def test_a_foreign_progress_display_keeps_its_colours_and_no_more():
+    spinner = "\x1b[?25l\x1b[32m✓\x1b[0m Created\r\x1b[2K\x1b[1A"
+    assert text.display(spinner) == spinner
+    assert text.display("\x1b]8;id=1;https://e/\x1b\\app\x1b]8;;\x1b\\") == "app"
+    assert text.display("\x1b]0;t\x07\x1b[2J\x1b]52;c;aGk=\x07") == r"\x1b]0;t\x07\x1b[2J\x1b]52;c;aGk=\x07"
+
+
+def test_a_progress_bar_names_an_algo_as_it_is(monkeypatch):
+    out = io.StringIO()
+    out.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", out)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    with screen.progress() as progress:
+        progress("x[/red]\x1b]0;t\x07\n", 1, 2)
+    assert r"x[/red]\x1b]0;t\x07\n" in out.getvalue() and "\x1b]" not in out.getvalue() and "\x07" not in out.getvalue()
+
+
+def test_modal_s_lines_are_shown(monkeypatch, capsys):
+    from gdn_cli.commands import modal
+    from gdn_cli.remote import sent
+
+    monkeypatch.setattr(sent, "logs", lambda *_: ["\x1b]0;t\x07 [/]"])
+    modal.logs()
+    assert capsys.readouterr().out == "\\x1b]0;t\\x07 [/]\n"
