@@ -471,7 +471,7 @@ def test_a_disk_that_is_full_costs_a_line_and_no_half_of_a_run(kept, monkeypatch
 def test_a_home_that_cannot_be_written_costs_a_line(kept, tmp_path):
     (tmp_path / "home").write_text("a file where the folder should be")
     line = unkept(bench(record("a", 2.0)))
-    assert line.startswith("the history cannot be written: ") and line.endswith(": File exists")
+    assert line.startswith("the history cannot be written: ") and line.endswith(": Not a directory")
     assert history.History().overview() == []
 
 
