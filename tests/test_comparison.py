@@ -173,7 +173,7 @@ def test_a_gate_that_is_missed_is_exit_1(compared, gdn):
     [
         ("cpp-v1", "one algo is nothing to compare\n  gdn compare A B"),
         ("cpp-v1 cppv1", "unknown algo 'cppv1'"),
-        ("cpp-v1 nothing.json", "cannot read nothing.json: No such file"),
+        ("cpp-v1 nothing.json", "nothing.json: cannot be read: No such file"),
         ("cpp-v1 pt-reference --tier fib", "tier 'fib' does not time what runs on the CPU"),
         ("cpp-v1 pt-reference --gate 0", "--gate 0: expected a ratio such as 0.99"),
         ("cpp-v1 pt-reference --target 2", "--target 2: expected a share between 0 and 1"),
@@ -189,7 +189,7 @@ def test_two_files_of_records_are_one_too_many(compared, gdn):
     done = gdn("compare", folder / "b.json", folder / "c.json")
     assert done.code == errors.USAGE and "two files of records" in done.err
     (folder / "broken.json").write_text("{")
-    assert "is not JSON" in gdn("compare", "cpp-v1", folder / "broken.json").err
+    assert "broken.json: not valid JSON: " in gdn("compare", "cpp-v1", folder / "broken.json").err
 
 
 def test_the_table_fits_80_columns(compared, capsys, monkeypatch):

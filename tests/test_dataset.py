@@ -374,7 +374,7 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path, written):
     (tmp_path / "file").write_text("x")
     with pytest.raises(UsageError, match="file is a file; name a new or empty folder"):
         write(tmp_path / "file")
-    with pytest.raises(MissingError, match=r"cannot write .*file"):
+    with pytest.raises(UsageError, match=r"cannot write .*file/below"):
         write(tmp_path / "file" / "below")
 
 
@@ -444,7 +444,7 @@ def test_random_and_absent_inputs_are_drawn_as_the_twin_has_them():
 def test_tensors_are_found_by_their_key_and_path(tmp_path):
     want = torch.arange(8, dtype=torch.float32)
     save_file({"first": want, "second": want + 1}, tmp_path / "x.safetensors")
-    for path in ("x.safetensors", tmp_path / "x.safetensors"):
+    for path in ("x.safetensors", "./x.safetensors"):
         inputs = {"A_log": tensor(path, "second"), "dt_bias": tensor(path, "first")}
         values = load_inputs(DECODE, data_workload(inputs=inputs), "cpu", tmp_path)
         assert torch.equal(values[4], want + 1) and torch.equal(values[6], want)
@@ -496,7 +496,7 @@ def cut(n):
             lambda path: save_file(GOOD | {"A_log": torch.zeros(8, dtype=torch.float16)}, path),
             "{path}: tensor 'A_log' is F16, gdn_decode_qk4_v8_d128_k_last has F32",
         ),
-        (lambda path: (path.unlink(), path.mkdir()), "{path}: cannot be read: Is a directory"),
+        (lambda path: (path.unlink(), path.mkdir()), "{path}: not a plain file"),
     ],
 )
 def test_a_spoiled_file_is_one_clear_line(tmp_path, spoil, says):

@@ -270,7 +270,7 @@ def test_without_the_package_modal_it_is_said_how_to_get_it(tmp_path):
         ("run --algo cuda-v4 --image nosuch", "unknown image 'nosuch'"),
         ("run --algo cuda-v9", "unknown algo 'cuda-v9' did you mean cuda-v"),
         ("profile --algo cuda-v4 --tool sass", "--tool sass needs no GPU gdn profile --tool sass does it here"),
-        ("bench --resume nowhere.json", "cannot read nowhere.json"),
+        ("bench --resume nowhere.json", "nowhere.json: cannot be read"),
         ("run --algo cuda-v4 --parallel 0", "Invalid value for '--parallel'"),
         ("setup --dataset nowhere", "nowhere is no FlashInfer-Trace data set"),
     ],
@@ -369,7 +369,7 @@ def test_a_profile_that_was_left_is_listed_and_fetched(tmp_path):
     assert "--resume takes --workload from" in wrong[1].err
     assert fetched.code == 0 and "latency-bound" in fetched.out and "NVIDIA B200 (modal)" in fetched.out
     assert (tmp_path / "profiles" / made["name"] / "log").read_bytes() == b"LOG"
-    assert again.code == errors.USAGE and f"cannot read {file}" in again.err  # it has come, and is kept
+    assert again.code == errors.USAGE and f"{file}: cannot be read" in again.err  # it has come, and is kept
 
 
 def test_setup_makes_the_volumes_and_uploads_what_is_lacking(tmp_path):

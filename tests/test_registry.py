@@ -214,7 +214,7 @@ def test_files_that_are_no_toml(tmp_path, write_algo):
     assert re.match(
         rf"{re.escape(str(tmp_path))}/gdn_decode/bad-toml/algo.toml: not valid TOML: .*line 1", says["bad-toml"]
     )
-    assert "not-utf8/algo.toml: cannot be read: 'utf-8' codec" in says["not-utf8"]
+    assert "not-utf8/algo.toml: not UTF-8 text" in says["not-utf8"]
     assert says["no-op"].endswith(f"folder 'gdn_encode': expected an op, one of {', '.join(sorted(OPS))}")
 
 

@@ -519,7 +519,7 @@ def test_the_records_of_this_repository_are_read_as_the_readme_says():
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["none.json"], "cannot read none.json: No such file or directory"),
+        (["none.json"], "none.json: cannot be read: No such file or directory"),
         (["text.json"], "text.json holds no records of gdn"),
         (["bad.json"], "bad.json: record 1: key 'timing.median_us': expected a positive number of microseconds"),
         (["a.json", "--format", "pdf"], "unknown format 'pdf'"),
@@ -626,7 +626,7 @@ def test_update_keeps_line_endings(tmp_path):
         ("<!-- gdn report 'a.json -->\n<!-- /gdn report -->\n", ":1: No closing quotation"),
         ("nothing\n", " has no block"),
         ("<!-- gdn report a.json -->\n<!-- /gdn report -->\n\n<!-- gdn report b.json -->\n<!-- /gdn report -->\n",
-         ":4: cannot read"),
+         ":4: b.json: cannot be read"),
         ("<!-- gdn report -->\n<!-- /gdn report -->\n", ":1: a block names its record files"),
         ("<!-- gdn report a.json --nope -->\n<!-- /gdn report -->\n", ":1: No such option: --nope"),
         ("<!-- gdn report a.json --json -->\n<!-- /gdn report -->\n", ":1: a block takes no --update and no --json"),

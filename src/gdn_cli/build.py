@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
+import threading
+from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from . import machine
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
+from . import cached, locks, machine
+from .errors import MissingError
 
 
 class BuildFailed(Exception):
@@ -21,7 +21,7 @@ class BuildFailed(Exception):
 
     def __init__(self, message: str, *, missing: bool = False) -> None:
         super().__init__(message)
-        self.missing = missing  # a package that is not here: not the algo's fault
+        self.missing = missing  # a package that is not here, a cache that cannot be written: not the algo's fault
 
 
 class Kernel:
@@ -51,8 +51,6 @@ class Kernel:
 
 def _module_of(runnable: Any) -> Any:
     """The Python module that holds the entry point, for the extras that an algo may offer (None for C++ and CUDA)."""
-    import sys
-
     return sys.modules.get(runnable.metadata.misc.get("module_name", ""))
 
 
@@ -62,7 +60,6 @@ def build(definition: dict[str, Any], solution: dict[str, Any], *, specific: boo
     `specific` (algo.toml): for all that this GPU has, such as sm_90a, where the builder takes what later GPUs have too,
     such as sm_90. Whoever has set TVM_FFI_CUDA_ARCH_LIST has chosen.
     """
-    from flashinfer_bench.compile import BuilderRegistry
     from flashinfer_bench.data import Definition, Solution
     from pydantic import ValidationError
 
@@ -74,11 +71,32 @@ def build(definition: dict[str, Any], solution: dict[str, Any], *, specific: boo
     except ValidationError as e:
         first = e.errors()[0]
         raise BuildFailed(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    cache = _cache()
     try:
-        with _alone(parsed[1].hash()), _compiling_for(arch):
-            return Kernel(BuilderRegistry.get_instance().build(*parsed))
+        with _alone(parsed[1].hash(), solution["name"]), _compiling_for(arch):
+            return Kernel(_built(*parsed))
     except Exception as e:  # builders wrap most causes in BuildError, and let some through
-        raise _cause(e) from None
+        raise _cause(e, cache) from None
+
+
+def _built(definition: Any, solution: Any) -> Any:
+    """What the builder makes of it. A library that is in the cache already, and is damaged, is compiled again."""
+    from flashinfer_bench.compile import BuilderRegistry
+
+    registry = BuilderRegistry.get_instance()
+    library = cached.library(registry, solution)
+    if library is None or solution.hash() in registry._cache:  # it is loaded already
+        return registry.build(definition, solution)
+    was_there = cached.drop_damaged(library)
+    try:
+        runnable = registry.build(definition, solution)
+    except Exception:
+        if not was_there or registry._cache.pop(solution.hash(), None) is None:
+            raise
+        cached.drop(library)  # whole, and yet it cannot be loaded: made for what is no longer installed
+        runnable = registry.build(definition, solution)
+    cached.sign(library)
+    return runnable
 
 
 def _own_architecture() -> str | None:
@@ -104,36 +122,58 @@ def _compiling_for(arch: str | None) -> Iterator[None]:
 
 
 def reference(definition: dict[str, Any]) -> Kernel:
-    """The definition's own reference, as flashinfer-bench builds it."""
+    """The definition's own reference, as flashinfer-bench builds it; MissingError where the cache is unfit."""
     from flashinfer_bench.compile import BuilderRegistry
     from flashinfer_bench.data import Definition
 
     parsed = Definition.model_validate(definition)
-    with _alone(parsed.name):
-        return Kernel(BuilderRegistry.get_instance().build_reference(parsed))
+    try:
+        _cache()
+        with _alone(parsed.name, f"the reference of {parsed.name}"):
+            return Kernel(BuilderRegistry.get_instance().build_reference(parsed))
+    except BuildFailed as e:
+        raise MissingError(str(e)) from None
+
+
+def _cache() -> Path:
+    """The folder of builds, which is there from now on; BuildFailed where it cannot be used."""
+    from flashinfer_bench.env import get_fib_cache_path
+
+    if wrong := cached.unusable(folder := get_fib_cache_path()):
+        raise BuildFailed(wrong, missing=True)
+    return folder
+
+
+_threads: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # a lock on a file is the whole process's
 
 
 @contextlib.contextmanager
-def _alone(name: str) -> Iterator[None]:
-    """One process at a time builds what has this name.
+def _alone(key: str, name: str) -> Iterator[None]:
+    """One process at a time builds what has this key; who waits says for whom, on stderr.
 
     flashinfer-bench writes a Python solution's files anew for each process, into the same folder, and imports them
     there: without a lock a second process may import one that the first is just writing. Its C++ builder has a lock.
     """
     from flashinfer_bench.env import get_fib_cache_path
 
-    with contextlib.ExitStack() as held:
-        with contextlib.suppress(OSError):  # no locks on this file system; a folder that is not ours: the builder tells
-            folder = get_fib_cache_path() / "locks"
-            folder.mkdir(parents=True, exist_ok=True)
-            file = held.enter_context((folder / re.sub(r"[^A-Za-z0-9._-]", "_", name)).open("a"))
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX)  # freed when the file is closed, or its holder ends
+    folder = get_fib_cache_path() / "locks"
+    with contextlib.suppress(OSError):  # then there is no lock, and the builder tells what is wrong
+        folder.mkdir(parents=True, exist_ok=True)
+    file = folder / re.sub(r"[^A-Za-z0-9._-]", "_", key)
+    with _threads[key], locks.hold(file, _say, f"the build of {name}"):
         yield
 
 
-def _cause(e: BaseException) -> BuildFailed:
+def _say(line: str) -> None:
+    print(f"gdn: {line}", file=sys.stderr, flush=True)
+
+
+def _cause(e: BaseException, cache: Path) -> BuildFailed:
     """The innermost message, with a compiler's error lines rather than its whole command line."""
+    if isinstance(e, BuildFailed):
+        return e
+    if fault := cached.machines_fault(e, cache):
+        return BuildFailed(fault, missing=True)
     text = str(e)
     while e.__cause__ is not None or e.__context__ is not None:
         e = e.__cause__ or e.__context__

@@ -16,6 +16,7 @@ from .machine import Gpu
 from .pack import definition, pack, read_solution, source_hash
 from .presets import Preset
 from .registry import DEFAULT_OP, Algo, Op, Registry
+from .registry import names as listed
 from .timing import FLOORS, TIERS
 from .workloads import Workload
 
@@ -80,7 +81,7 @@ def choose(
     for file, algo in zip(files, algos, strict=True):
         if op and algo.op != op:
             raise UsageError(f"{file} is a solution of {algo.op}, not of {op}", hint="drop --op")
-    wanted = [name.strip() for name in (names or "").split(",") if name.strip()]
+    wanted = listed(names)
     every = not wanted and not files
     for name in wanted or (["all"] if every else []):
         algos += registry.of(op or DEFAULT_OP) if name == "all" else [registry.find(name, op)]

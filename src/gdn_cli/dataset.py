@@ -5,7 +5,7 @@ What is wrong with a file is one MissingError line that names it, before any of 
 
 from __future__ import annotations
 
-import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ import safetensors
 import torch
 
 from . import seqlens, twins
-from .errors import MissingError
+from .errors import GdnError, MissingError
+from .parsing import json_of
 from .registry import Op
-from .traceset import lfs_error
+from .traceset import blob, lfs_error
 from .workloads import Workload
 
 # safetensors' names of the dtypes that definitions use
@@ -65,14 +66,12 @@ def _scalar(op: Op, workload: Workload, name: str, value: float) -> float:
 def _read(
     op: Op, workload: Workload, name: str, spec: dict, root: Path | None, blobs: dict[Path, dict]
 ) -> torch.Tensor:
-    path = Path(spec["path"])
-    if not path.is_absolute():
-        if root is None:
-            raise MissingError(
-                f"workload {workload.uuid}: input {name} is in {path}, of a data set that is not given",
-                hint="name its folder: --dataset DIR, or FIB_DATASET_PATH",
-            )
-        path = Path(root) / path
+    if root is None:
+        raise MissingError(
+            f"workload {workload.uuid}: input {name} is in {spec['path']}, of a data set that is not given",
+            hint="name its folder: --dataset DIR, or FIB_DATASET_PATH",
+        )
+    path = blob(Path(root), spec["path"], f"workload {workload.uuid}: input {name}")
     if path not in blobs:
         blobs[path] = blob_header(path)[0]
     key, there = spec["tensor_key"], blobs[path]
@@ -104,7 +103,9 @@ def blob_header(path: Path) -> tuple[dict[str, tuple[str, tuple[int, ...]]], dic
     The format: 8 bytes with the header's length N (little endian), N bytes of JSON, then the tensors back to back.
     """
     try:
-        size = path.stat().st_size
+        size, kind = path.stat().st_size, path.stat().st_mode
+        if not stat.S_ISREG(kind):
+            raise MissingError(f"{path}: not a plain file")
         with path.open("rb") as file:
             start = file.read(64)
             if start.startswith(b"version https://git-lfs"):
@@ -121,11 +122,11 @@ def blob_header(path: Path) -> tuple[dict[str, tuple[str, tuple[int, ...]]], dic
     except OSError as e:
         raise MissingError(f"{path}: cannot be read: {e.strerror}") from None
     try:
-        header = json.loads(raw)
+        header = json_of(raw, path, MissingError)
         metadata = header.pop("__metadata__", {})
         tensors = {name: (t["dtype"], tuple(t["shape"])) for name, t in header.items()}
         end = 8 + length + max((t["data_offsets"][1] for t in header.values()), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (GdnError, ValueError, LookupError, TypeError, AttributeError):
         raise MissingError(f"{path}: not a safetensors file: its header is not what it should be") from None
     if size < end:
         raise _cut_short(path, size, f"its header promises {end}")

@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from . import machine, paths, profilers, registry, traceset
-from .errors import GdnError
+from . import machine, parsing, paths, profilers, registry, traceset
+from .errors import GdnError, MissingError
 
 
 def examine(dataset: Path | None = None) -> list[dict[str, Any]]:
@@ -124,24 +125,27 @@ def _modal_token() -> dict[str, Any]:
 def _has_token(file: Path) -> bool:
     """Whether any profile in Modal's config file has a token; the token itself is looked at by Modal only."""
     try:
-        return any(isinstance(profile, dict) and "token_id" in profile for profile in registry.read_toml(file).values())
+        return any(isinstance(profile, dict) and "token_id" in profile for profile in parsing.read_toml(file).values())
     except GdnError:
         return False
 
 
-def _folders() -> dict[str, Path]:
+def _folders() -> dict[str, Callable[[], Path]]:
     triton = os.environ.get("TRITON_CACHE_DIR")
     return {
-        "records": paths.runs_dir(),
-        "builds": paths.builds_dir(),
-        "Triton's cache": Path(triton) if triton else Path.home() / ".triton",
+        "records": paths.runs_dir,
+        "builds": paths.builds_dir,
+        "Triton's cache": lambda: Path(triton) if triton else Path.home() / ".triton",
     }
 
 
-def _writable(what: str, folder: Path) -> dict[str, Any]:
+def _writable(what: str, place: Callable[[], Path]) -> dict[str, Any]:
     """Write a file there for real: permissions, full disks and read-only mounts all show."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = paths.make(place())
+    except MissingError as e:
+        return _finding("bad", what, e.message, "run, bench", e.hint)
+    try:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as e:

@@ -37,23 +37,49 @@ _umask = threading.Lock()  # the process has one umask for all of its threads
 def gpu(
     uuid: str, waiting: Callable[[str], None], name: str = "", given_up: Callable[[], bool] = lambda: False
 ) -> Iterator[None]:
-    """Hold the GPU's lock, waiting for it as long as it takes; Ctrl-C and SIGTERM end the wait as they end anything.
+    """Hold the GPU's lock: `shared` for its UUID, as NVML has it ("GPU-..." or "MIG-...")."""
+    with shared(uuid, waiting, name, given_up, "another command may time on it meanwhile"):
+        yield
 
-    uuid      the GPU's UUID as NVML has it ("GPU-..." or "MIG-...")
+
+@contextmanager
+def shared(
+    key: str,
+    waiting: Callable[[str], None],
+    name: str = "",
+    given_up: Callable[[], bool] = lambda: False,
+    without: str = "another command may do so meanwhile",
+) -> Iterator[None]:
+    """Hold what all users of this machine know as `key`; see `hold`. `name` is the key by default."""
+    with hold(_file(key), waiting, name or key, given_up, without):
+        yield
+
+
+@contextmanager
+def hold(
+    path: Path,
+    waiting: Callable[[str], None],
+    name: str,
+    given_up: Callable[[], bool] = lambda: False,
+    without: str | None = None,
+) -> Iterator[None]:
+    """Hold the lock on a file, however long it takes; Ctrl-C and SIGTERM end the wait as they end anything.
+
     waiting   is told, once, whom this waits for; or why there is no lock here, and then the block runs without one
-    name      what `waiting` calls the GPU, such as "GPU 0"; its UUID by default
+    name      what `waiting` calls it, such as "GPU 0"
     given_up  is asked while this waits: True ends it with KeyboardInterrupt, which only the main thread gets by itself
+    without   what may happen where there is no lock; None where that is not worth a line
 
-    Within one process a second holder of the same GPU goes straight through.
+    Within one process a second holder of the same file goes straight through.
     """
-    path, name = _file(uuid), name or uuid
     if path in _held:
         yield
         return
     try:
         _held[path] = _take(path, lambda holder: waiting(f"{name} is in use by {holder}; waiting"), given_up)
     except _NoLock as e:
-        waiting(f"no lock on {name} ({e}): another command may time on it meanwhile")
+        if without:
+            waiting(f"no lock on {name} ({e}): {without}")
     try:
         yield
     finally:

@@ -213,7 +213,10 @@ def _wheel_cuda_home() -> Path | None:
             continue
         try:
             return _linked_home(wheel, paths.builds_dir() / "cuda-home")
-        except OSError:  # nowhere to put the links: then nothing can be built there either, and doctor says so
+        except (
+            OSError,
+            MissingError,
+        ):  # nowhere to put the links: then nothing can be built there either, and doctor says so
             return None
     return None
 
@@ -221,7 +224,7 @@ def _wheel_cuda_home() -> Path | None:
 def _linked_home(wheel: Path, home: Path) -> Path:
     """`home` with the names that a builder asks for, each a link into the wheel. Safe to repeat, and by two at once."""
     libraries = home / "lib64"
-    libraries.mkdir(parents=True, exist_ok=True)
+    paths.make(libraries)
     links = {home / name: wheel / name for name in ("bin", "include", "nvvm")}
     links |= {libraries / lib.name: lib for lib in (wheel / "lib").glob("*.*")}
     # -lcudart wants libcudart.so, and the wheel has libcudart.so.13 only

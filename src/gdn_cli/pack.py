@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import json
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from .errors import UsageError
-from .registry import LANGUAGES, Algo, Op, Registry
+from .errors import UsageError, one_line
+from .parsing import read_json, read_text
+from .registry import LANGUAGES, Algo, Op, Registry, is_source
 
 SUFFIXES = (".py", ".cu", ".cuh", ".cpp", ".cxx", ".cc", ".c", ".h", ".hpp")
 STAY_BEHIND = ("algo.toml", "README.md", "tuning.json")  # of the folder, not of the solution
@@ -59,6 +59,10 @@ def sources(algo: Algo) -> list[Path]:
                 f"{path}: flashinfer-bench drops files with the suffix '{path.suffix}'",
                 hint=f"rename it to one of {', '.join(SUFFIXES)}, or move it out of the algo's folder",
             )
+        if not is_source(path, algo.folder):
+            raise UsageError(
+                f"{path}: not a plain file of the algo's own folder", hint="a link may lead no further: copy the file"
+            )
         files.append(path)
     files = sorted([*files, *algo.shares], key=lambda path: path.name)
     modules = {path.stem for path in files if path.suffix == ".py"}
@@ -69,10 +73,7 @@ def sources(algo: Algo) -> list[Path]:
 
 
 def _content(path: Path) -> str:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UsageError(f"{path}: not UTF-8 text", hint="sources travel as text inside the JSON") from None
+    text = read_text(path)
     if not text.strip():
         raise UsageError(f"{path}: flashinfer-bench refuses empty files", hint="delete it, or give it a comment")
     return text
@@ -83,6 +84,8 @@ def _refuse_absolute_siblings(path: Path, siblings: set[str]) -> None:
         tree = ast.parse(_content(path), filename=str(path))
     except SyntaxError as e:
         raise UsageError(f"{path}:{e.lineno}: not valid Python: {e.msg}") from None
+    except (ValueError, RecursionError, MemoryError) as e:  # a zero byte; brackets or sums beyond the parser's depth
+        raise UsageError(f"{path}: not valid Python: {one_line(e)}") from None
     for node in ast.walk(tree):
         names = []
         if isinstance(node, ast.Import):
@@ -133,13 +136,7 @@ def source_hash(solution: dict[str, Any]) -> str:
 
 def read_solution(path: Path, registry: Registry) -> Algo:
     """Read a packed solution.json as an algo. Nothing is written; a UsageError says what is wrong with the file."""
-    try:
-        solution = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise UsageError(f"{path}: cannot be read: {e.strerror}") from None
-        json.dumps(solution, ensure_ascii=False).encode("utf-8")  # escapes may spell half a character
-    except (json.JSONDecodeError, UnicodeError, RecursionError) as e:
-        raise UsageError(f"{path}: not valid JSON: {e}") from None
+    solution = read_json(path)
 
     def field(table: Any, key: str, kind: type, where: str = "") -> Any:
         value = table.get(key) if isinstance(table, dict) else None

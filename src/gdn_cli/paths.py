@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from pathlib import Path
+
+from .errors import MissingError
 
 PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = PACKAGE.parent.parent
@@ -39,12 +42,62 @@ def tunes_dir() -> Path:
     return _user_dir("tunes", "XDG_DATA_HOME", ".local/share")
 
 
+def make(folder: Path) -> Path:
+    """Make a folder of gdn's own, and those above it that are not there yet, for this user alone (0700): what is in it
+    is run, or tells what the user works on. One that is there keeps its rights. Raises MissingError."""
+    try:
+        for each in [*reversed(folder.parents), folder]:
+            if not each.is_dir():
+                each.mkdir(mode=0o700, exist_ok=True)
+    except OSError as e:
+        why = "Not a directory" if isinstance(e, FileExistsError) else e.strerror
+        raise MissingError(f"cannot write {folder}: {why}", hint="GDN_HOME names another place") from None
+    return folder
+
+
 def builds_dir() -> Path:
     """What the builders compile; safe to delete. `GDN_HOME` moves it; else XDG_CACHE_HOME, else ~/.cache.
 
-    A path with white space breaks the builders' ninja files: then a folder of this user's under the temporary one.
+    A path with white space breaks the builders' ninja files: then a folder of this user's under the temporary one,
+    which is made at once. Anyone may make a folder of that name first: MissingError for one that is not this user's
+    alone, because what lies in it would be run.
     """
     folder = _user_dir("builds", "XDG_CACHE_HOME", ".cache")
-    if any(c.isspace() for c in str(folder)):
-        return Path(tempfile.gettempdir()) / f"gdn-builds-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
+    if not any(c.isspace() for c in str(folder)):
+        return folder
+    folder = Path(tempfile.gettempdir()) / f"gdn-builds-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
+    if not folder.is_symlink():
+        make(folder)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or not _mine(found) or os.name == "posix" and found.st_mode & 0o077:
+        raise MissingError(
+            f"{folder} is not a folder of yours alone (0700), and builds would be run from it",
+            hint="delete it, or let GDN_HOME name a folder without white space",
+        )
     return folder
+
+
+def foreign(folder: Path) -> str | None:
+    """Which part of a path another user could have put there, with all that is in it, and why; None where nobody could.
+
+    That is so below a folder that everyone may write to, such as /tmp: what comes there first has the name.
+    """
+    shared = False
+    path = Path(os.path.realpath(folder))
+    for each in [*reversed(path.parents), path]:
+        try:
+            found = each.stat()
+        except FileNotFoundError:
+            return None
+        except OSError as e:
+            return f"{each}: {e.strerror}"
+        if shared and not _mine(found):
+            return f"{each} belongs to another user"
+        shared = shared or bool(found.st_mode & stat.S_IWOTH)
+        if shared and found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
+            return f"others may write to {each}"
+    return None
+
+
+def _mine(found: os.stat_result) -> bool:
+    return not hasattr(os, "geteuid") or found.st_uid in (os.geteuid(), 0)

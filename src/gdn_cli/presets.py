@@ -9,7 +9,7 @@ from typing import Any
 
 from . import paths
 from .errors import unknown
-from .registry import Fields, read_toml
+from .parsing import Fields, read_toml
 
 
 @dataclass(frozen=True)

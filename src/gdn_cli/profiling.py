@@ -18,10 +18,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from . import bottleneck, campaign, environment, errors, locks, machine, profilers
+from . import bottleneck, campaign, environment, errors, files, locks, machine, paths, profilers
 from .errors import GdnError, MissingError, UsageError
 from .jobs import Job, Outcome, execute
 from .pack import definition, pack, source_hash
+from .parsing import read_json
 from .profilers import Ask, Reading, Reply, Run
 from .records import dumps
 from .registry import Algo, Op, Registry
@@ -30,6 +31,7 @@ from .workloads import Workload
 
 SCHEMA = 1
 _FILE = "profile.json"
+_ELSEWHERE = "--out DIR or GDN_HOME names another place"
 
 
 @dataclass(frozen=True)
@@ -157,15 +159,21 @@ def run(subject: Subject, settings: Settings, progress: Progress, say: Callable[
                 gpu = machine.gpus()[0]
                 held.enter_context(locks.gpu(gpu.uuid, say, f"GPU {gpu.index}"))
             document = _profiled(subject, settings, folder, progress)
-    except BaseException:
+    except BaseException as e:
         shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(e, OSError) and e.errno in files.MACHINE:  # a tool's files did not fit on the disk
+            raise files.failure(e.filename or folder, e, _ELSEWHERE) from None
         raise
     return keep(folder, document)
 
 
 def keep(folder: Path, document: dict[str, Any]) -> dict[str, Any]:
-    """Write a profile's document into its folder; returns it with where it lies."""
-    (folder / _FILE).write_text(dumps(document) + "\n", encoding="utf-8")
+    """Write a profile's document into its folder; returns it with where it lies, and with `unkept`, the one line that
+    says why, where it could not be written: it can be shown all the same."""
+    try:
+        files.write(folder / _FILE, dumps(document) + "\n", hint=None)
+    except GdnError as e:
+        return _at(folder, document) | {"unkept": f"the profile could not be kept: {e.message}"}
     return _at(folder, document)
 
 
@@ -219,14 +227,13 @@ def new_folder(parent: Path, words: list[str]) -> Path:
     name = re.sub(r"[^A-Za-z0-9._-]+", "", "-".join(words).replace(" ", "-"))
     marks = ("", *(f"-{i}" for i in range(2, 1000)))
     try:
-        parent.mkdir(parents=True, exist_ok=True)
+        paths.make(parent) if parent == paths.profiles_dir() else parent.mkdir(parents=True, exist_ok=True)
         for folder in ((parent / (name + mark)).absolute() for mark in marks):
             with contextlib.suppress(FileExistsError):
                 folder.mkdir()
                 return folder
     except OSError as e:
-        hint = "--out DIR or GDN_HOME names another place"
-        raise UsageError(f"cannot write {parent}: {e.strerror}", hint=hint) from None
+        raise files.failure(parent, e, _ELSEWHERE) from None
     raise UsageError(f"{parent} is full of {name}", hint="--out DIR names another place")
 
 
@@ -310,17 +317,29 @@ def _job(subject: Subject, settings: Settings, asked: dict[str, Any]) -> Job:
 
 
 def load(path: Path) -> dict[str, Any] | None:
-    """A kept profile, from its folder or its file; None where that is none."""
+    """A kept profile, from its folder or its file; None where that is none. MissingError, with the file's name, for a
+    profile.json that is damaged, or that this gdn cannot read."""
     file = path / _FILE if path.is_dir() else path
-    try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-        if document["schema"] != SCHEMA or document["tool"] not in profilers.TOOLS or "reading" not in document:
-            return None
-    except (OSError, ValueError, KeyError, TypeError):
+    if not file.exists():
         return None
-    reading = document["reading"]
-    document["reading"] = reading | {"files": list(profilers.kept(file.parent, *reading["files"]))}
-    return _judged(_at(file.parent, document))
+    try:
+        document = read_json(file, MissingError)
+        if document["schema"] != SCHEMA or document["tool"] not in profilers.TOOLS:
+            known = f"this gdn reads schema {SCHEMA} of {', '.join(profilers.TOOLS)}"
+            raise MissingError(f"{file}: schema {document['schema']!r} of tool {document['tool']!r:.40}; {known}")
+        reading = document["reading"]
+        document["reading"] = reading | {"files": list(profilers.kept(file.parent, *reading["files"]))}
+        return _judged(_at(file.parent, document))
+    except GdnError:
+        if file.name != _FILE:  # a packed solution, anything
+            return None
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError) as e:
+        if file.name != _FILE:
+            return None
+        raise MissingError(
+            f"{file} is damaged: {errors.one_line(e)}", hint="delete its folder, or profile again"
+        ) from None
 
 
 def _judged(document: dict[str, Any]) -> dict[str, Any]:
@@ -342,11 +361,17 @@ def find(name: str, folder: Path) -> dict[str, Any] | None:
     return next((found for path in paths_ if (found := load(path))), None)
 
 
-def kept(folder: Path) -> list[dict[str, Any]]:
-    """What `gdn profile --list` shows of each profile in `folder`, and in its folders; the newest first."""
+def kept(folder: Path, damaged: Callable[[str], None]) -> list[dict[str, Any]]:
+    """What `gdn profile --list` shows of each profile in `folder`, and in its folders; the newest first. `damaged` gets
+    a line for each that cannot be read."""
     rows = []
     for file in sorted(folder.glob(f"*/{_FILE}")) + sorted(folder.glob("*.json")):
-        if document := load(file):
+        try:
+            document = load(file)
+        except GdnError as e:
+            damaged(str(e))
+            continue
+        if document:
             verdict, survey = document["verdict"] or {}, document["survey"] or {}
             gpu = environment.device(document["environment"])
             row = {key: document[key] for key in ("name", "time", "tool", "op", "algo", "label", "status")}
@@ -356,5 +381,7 @@ def kept(folder: Path) -> list[dict[str, Any]]:
 
 
 def exit_code(documents: list[dict[str, Any]]) -> int:
-    """1 where an algo is wrong, or failed the tool's own check."""
-    return errors.OK if all(d["status"] == "passed" for d in documents) else errors.FAILED
+    """1 where an algo is wrong, or failed the tool's own check; 3 where a profile could not be kept."""
+    if any(d["status"] != "passed" for d in documents):
+        return errors.FAILED
+    return errors.MISSING if any("unkept" in d for d in documents) else errors.OK

@@ -1,23 +1,22 @@
 """The document that a command leaves: one record for each measurement (an algo on a workload in a tier), with where
 every number comes from.
 
-It is rewritten after every workload (to a temporary file, then renamed), so an interrupted command keeps what it has.
+It is rewritten whole after every workload (see files.py), so an interrupted command keeps what it has.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import tempfile
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import environment, paths, tuned
-from .errors import MissingError, UsageError
+from . import environment, files, paths, tuned
+from .errors import MISSING, OK, GdnError, MissingError, UsageError
 from .pack import source_hash
+from .parsing import json_of, read_text
 from .timing import COPY, FLOORS
 
 if TYPE_CHECKING:
@@ -43,7 +42,10 @@ class Document:
     origin: dict[str, Any] = field(default_factory=environment.commit)
     interrupted: bool = False  # it has what was measured by then: also while it runs, and so after a kill
     earlier: int = 0  # so many of the records are an earlier run's, which this one goes on with
-    unsaved: str | None = None  # why the file could not be written, once that happened
+    stream: bool = False  # the file is a pipe or a device
+    written: int = 0  # so many records are in the file
+    unsaved: str | None = None  # why the file could not be written the last time
+    forgotten: bool = False  # the history could not take it
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -64,16 +66,27 @@ class Document:
         return self.to_json() | {"records": self.records[self.earlier :]}
 
     def save(self) -> None:
-        """Write the file anew. A disk that is full later on is said once (`unsaved`), and costs no measurement."""
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        """Write the file anew, while the command goes on. A disk that is full later on costs no measurement, and is
+        told at the end (`unsaved`). A stream cannot be written anew: it gets all at the end."""
+        if not self.stream:
+            self._write(sync=False)
+
+    def keep(self) -> None:
+        """Write what the command ends with."""
+        if not (self.stream and self.written):
+            self._write(sync=True)
+
+    def _write(self, sync: bool) -> None:
         try:
-            temporary.write_text(dumps(self.to_json()) + "\n")
-            temporary.replace(self.path)
-            self.unsaved = None
-        except OSError as e:
-            self.unsaved = f"{self.path}: {e.strerror}"
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+            files.write(self.path, dumps(self.to_json()) + "\n", hint=None, sync=sync)
+            self.unsaved, self.written = None, len(self.records)
+        except GdnError as e:
+            there = f"; it has the first {self.written} of {len(self.records)} records" if self.written else ""
+            self.unsaved = e.message + there
+
+    def exit_code(self, code: int) -> int:
+        """A command's exit code: 0 means that what was asked for is also kept."""
+        return MISSING if code == OK and (self.unsaved or self.forgotten) else code
 
     def add(
         self, job: Job, record: dict[str, Any], env: dict[str, Any] | None = None, *, save: bool = True
@@ -133,31 +146,28 @@ def open_document(command: str, options: dict[str, Any], out: Path | None) -> Do
     if out is None:
         stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
         out = paths.runs_dir() / f"{stamp}-{command}-{os.getpid()}.json"
-    document = Document(command, options, out)
+    hint = "--out FILE or GDN_HOME names another place"
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        if out.is_dir():
-            raise IsADirectoryError(21, "it is a folder")
-        with tempfile.TemporaryFile(dir=out.parent):
-            pass
-    except OSError as e:
-        kind = UsageError if named else MissingError
-        raise kind(f"cannot write {out}: {e.strerror}", hint="--out FILE or GDN_HOME names another place") from None
-    return document
+        if not named:
+            paths.make(out.parent)
+        files.check(out, hint=hint)
+    except GdnError as e:
+        if named:
+            raise
+        raise MissingError(e.message, hint=hint) from None
+    return Document(command, options, out, stream=files.place(out).stream)
 
 
 def load(path: Path) -> dict[str, Any]:
     """Read a document back, one of an older schema as what it would be today; UsageError where it is none."""
+    document = json_of(read_text(path), f"{path} holds no records of gdn")
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
         schema = document["schema"]
         for record in document["records"]:
             record.setdefault("tier", (record.get("timing") or {}).get("tier"))
             if (timing := record.get("timing")) is not None:
                 record["timing"] = _OLD_TIMING | timing
-    except OSError as e:
-        raise UsageError(f"cannot read {path}: {e.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError):
         raise UsageError(f"{path} holds no records of gdn", hint="`gdn bench --out FILE` writes such a file") from None
     if schema not in (1, SCHEMA):
         raise UsageError(f"{path} has schema {schema!r}, this gdn reads up to {SCHEMA}", hint="use a newer gdn")

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import paths
-from .errors import UsageError, unknown
+from . import files, paths
+from .errors import UsageError, one_line, unknown
 from .expression import condition
-
-try:
-    import tomllib
-except ModuleNotFoundError:  # Python 3.10
-    import tomli as tomllib
+from .parsing import Fields, read_toml
 
 LANGUAGES = ("python", "triton", "cpp", "cuda")
 # Where an algo can run: `interpreter` is Triton's, on a CPU, good for checks and never timed.
@@ -111,53 +107,6 @@ class Broken:
 # --- reading TOML -----------------------------------------------------------------------------------------------
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as e:
-        raise UsageError(f"{path}: not valid TOML: {e}") from None
-    except (OSError, UnicodeDecodeError) as e:
-        raise UsageError(f"{path}: cannot be read: {e}") from None
-
-
-_KIND = {str: "text", bool: "true or false", list: "a list", dict: "a table", int: "a whole number"}
-
-
-class Fields:
-    """Takes typed keys out of one TOML table; what is wrong or left over is reported with file and key."""
-
-    def __init__(self, path: Path, table: Mapping[str, Any], where: str = "") -> None:
-        self.path, self.table, self.where = path, dict(table), where
-
-    def wrong(self, key: str, expected: str, got: Any = None) -> UsageError:
-        seen = "it is missing" if got is None else f"got {got!r}"
-        return UsageError(f"{self.path}: key '{self.where}{key}': expected {expected}, {seen}")
-
-    def take(self, key: str, kind: type, default: Any = ..., one_of: Iterable[str] | None = None) -> Any:
-        expected = f"one of {', '.join(one_of)}" if one_of else _KIND[kind]
-        value = self.table.pop(key, None)
-        if value is None:
-            if default is ...:
-                raise self.wrong(key, expected)
-            return default
-        if type(value) is not kind or (kind is str and not value.strip()):
-            raise self.wrong(key, expected, value)
-        if one_of and value not in one_of:
-            raise self.wrong(key, expected, value)
-        return value
-
-    def texts(self, key: str, default: Any = ..., one_of: Iterable[str] | None = None) -> tuple[str, ...]:
-        expected = f"a list of {', '.join(one_of)}" if one_of else "a list of texts"
-        values = self.take(key, list, default=default)
-        if not all(isinstance(v, str) and (not one_of or v in one_of) for v in values):
-            raise self.wrong(key, expected, values)
-        return tuple(values)
-
-    def done(self) -> None:
-        for key in self.table:
-            raise UsageError(f"{self.path}: key '{self.where}{key}': there is no such key")
-
-
 def read_algo(path: Path, op: str) -> Algo:
     """Read `<op>/<algo>/algo.toml`; a UsageError names the file, the key and what was expected."""
     f = Fields(path, read_toml(path))
@@ -169,7 +118,7 @@ def read_algo(path: Path, op: str) -> Algo:
     if not re.fullmatch(r"[^:/\\]+::[A-Za-z_]\w*", entry_point):
         raise f.wrong("entry_point", "'file::symbol', such as 'kernel.cu::run'", entry_point)
     shares, file = _shares(f, path), entry_point.split("::")[0]
-    if not (path.parent / file).is_file() and file not in [shared.name for shared in shares]:
+    if not is_source(path.parent / file, path.parent) and file not in [shared.name for shared in shares]:
         raise f.wrong("entry_point", "a file of this folder, or one that it shares", entry_point)
     modes = f.texts("devices", one_of=MODES)
     if not modes:
@@ -206,13 +155,19 @@ def read_algo(path: Path, op: str) -> Algo:
     return algo
 
 
+def is_source(path: Path, folder: Path) -> bool:
+    """A plain file of `folder`, or a link to one in it: an algo carries away nothing of what lies elsewhere."""
+    return path.is_file() and files.inside(path, folder)
+
+
 def _shares(f: Fields, path: Path) -> tuple[Path, ...]:
     """The files that `shares` names, as `<op>/<algo>/<file>`: of this folder of algos, else of gdn's own."""
     found = []
     for name in f.texts("shares", []):
         parts = Path(name).parts
-        places = [root.joinpath(*parts) for root in (path.parent.parent.parent, paths.ALGOS_DIR)]
-        file = next((place for place in places if len(parts) == 3 and ".." not in parts and place.is_file()), None)
+        named = len(parts) == 3 and ".." not in parts and not Path(name).is_absolute()
+        roots = (path.parent.parent.parent, paths.ALGOS_DIR) if named else ()
+        file = next((root.joinpath(*parts) for root in roots if is_source(root.joinpath(*parts), root)), None)
         if file is None:
             raise f.wrong("shares", "files of other algos, such as 'gdn_decode/cuda-v5/decode.cuh'", name)
         if (path.parent / file.name).exists() or file.name in [other.name for other in found]:
@@ -232,7 +187,8 @@ def _tune(algo: Fields, path: Path, language: str, entry_point: str) -> Tune | N
         return None
     f = Fields(path, table, "tune.")
     file, suffix = f.take("file", str), _TUNED[language]
-    if not re.fullmatch(rf"[A-Za-z_]\w*\{suffix}", file) or file == entry_point.split("::")[0]:
+    own = re.fullmatch(rf"[A-Za-z_]\w*\{suffix}", file) and files.inside(path.parent / file, path.parent)
+    if not own or file == entry_point.split("::")[0]:
         raise f.wrong("file", f"a file of its own in this folder, such as 'tuned{suffix}'", file)
     size, where = f.texts("size"), f.take("where", str, None)
     if not size:
@@ -384,6 +340,15 @@ def _ladder(algos: list[Algo], reference: str | None = None) -> list[Algo]:
     return list(climbed.values())
 
 
+def names(text: str | None, option: str = "--algo") -> list[str]:
+    """What an option names, with commas between; [] where it is not given. UsageError where it is, and names nothing:
+    that is a variable that was left empty, and not everything that there is."""
+    found = [name.strip() for name in (text or "").split(",") if name.strip()]
+    if text is not None and not found:
+        raise UsageError(f"{option} '{text}' names nothing", hint="name one, or leave it out")
+    return found
+
+
 def own_folders(option: str | None) -> list[Path]:
     """The user's own algo folders: `--algos`, else `GDN_ALGOS` (several with the path separator between)."""
     folders = [Path(p).expanduser() for p in (option or "").split(os.pathsep) if p]
@@ -409,10 +374,14 @@ def load(own: str | None = None) -> Registry:
             try:
                 if op not in ops:
                     raise UsageError(f"{path}: folder '{op}': expected an op, one of {', '.join(ops)}")
+                if not path.is_file():
+                    raise UsageError(f"{path}: not a plain file")
                 algos[op, name] = read_algo(path, op)
                 _check_size(path, algos[op, name], ops[op])
             except UsageError as e:
                 algos[op, name] = Broken(op, name, e)
+            except Exception as e:  # whatever is wrong with one, the others go on
+                algos[op, name] = Broken(op, name, UsageError(f"{path}: cannot be read: {one_line(e)}"))
     # decode first: it is what most people come for
     order = sorted(ops, key=lambda name: (name != DEFAULT_OP, not name.startswith("gdn"), name))
     whole = [a for a in algos.values() if isinstance(a, Algo)]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
 
-from . import paths
+from . import files, paths
 from .errors import UsageError
-from .registry import NAME, Algo, Registry
+from .pack import STAY_BEHIND
+from .registry import NAME, Algo, Registry, is_source
 
 
 def new(registry: Registry, name: str, source: Algo, into: Path | None) -> Path:
@@ -20,15 +22,19 @@ def new(registry: Registry, name: str, source: Algo, into: Path | None) -> Path:
     folder = (into or paths.ALGOS_DIR) / source.op / name
     if folder.exists() or any(a.name == name and a.op == source.op for a in registry.algos):
         raise UsageError(f"{source.op}/{name} exists already", hint="choose another name, or delete its folder first")
-    try:
-        behind = shutil.ignore_patterns("__pycache__", "README.md", "tuning.json", ".*")
-        shutil.copytree(source.folder, folder, ignore=behind)
-    except OSError as e:
-        raise UsageError(f"cannot write {folder}: {e.strerror}", hint="--into DIR names another algos folder") from None
-    toml = folder / "algo.toml"
-    text = re.sub(r"(?m)^after *=.*\n", "", toml.read_text(encoding="utf-8"))
+    text = re.sub(r"(?m)^after *=.*\n", "", (source.folder / "algo.toml").read_text(encoding="utf-8"))
     # behind `summary`, so that it stays in the top table whatever tables follow
-    toml.write_text(
-        re.sub(r"(?m)^(summary *=.*\n)", rf'\g<1>after = "{source.name}"\n', text, count=1), encoding="utf-8"
-    )
+    text = re.sub(r"(?m)^(summary *=.*\n)", rf'\g<1>after = "{source.name}"\n', text, count=1)
+    temporary, hint = folder.with_name(f".{name}.{os.getpid()}"), "--into DIR names another algos folder"
+    try:
+        temporary.mkdir(parents=True)
+        for path in source.folder.iterdir():  # sources lie flat: see pack.py
+            if is_source(path, source.folder) and path.name not in STAY_BEHIND and not path.name.startswith("."):
+                shutil.copy(path, temporary)
+        files.write(temporary / "algo.toml", text, hint=hint)  # last: without it the folder is no algo
+        temporary.rename(folder)
+    except OSError as e:
+        raise files.failure(folder, e, hint) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
     return folder

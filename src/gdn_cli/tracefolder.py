@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,10 +23,11 @@ import safetensors
 import safetensors.torch
 import torch
 
-from . import twins
+from . import files, twins
 from .dataset import DTYPE_CODES, blob_header
 from .dtypes import DTYPES
 from .errors import GdnError, MissingError, UsageError
+from .parsing import json_of, read_json, read_text
 from .registry import Op
 from .workloads import Workload, embedded
 
@@ -52,6 +52,7 @@ def build(
     by_name = {d["name"]: d for d in definitions}
     types = {name: d["op_type"] for name, d in by_name.items()}
     places = _solution_places(root, solutions, types)
+    into: dict[str, Any] = {"within": root, "hint": None}  # what lies elsewhere, nobody would read back
     for op in ops:
         for workload in workloads_by_op[op.name]:
             if workload.origin != "twin":
@@ -70,14 +71,15 @@ def build(
                 progress(done, len(jobs), f"{op.name} {op.label.format(**workload.axes)}")
             if wait:
                 report["written"] += 1
-                report["bytes"] += _write_blob(op, workload, path)
+                report["bytes"] += _write_blob(op, workload, path, root)
         for op in ops:
-            _write_text(root / "definitions" / op.op_type / f"{op.definition}.json", _pretty(by_name[op.definition]))
+            path = root / "definitions" / op.op_type / f"{op.definition}.json"
+            files.write(path, _pretty(by_name[op.definition]), **into)
             # rows last: a row never names a blob that is not there
             path = root / "workloads" / op.op_type / f"{op.definition}.jsonl"
-            _write_text(path, _rows(op, workloads_by_op[op.name], path))
+            files.write(path, _rows(op, workloads_by_op[op.name], path), **into)
         for path, solution in places.items():
-            _write_text(path, _pretty(solution))
+            files.write(path, _pretty(solution), **into)
         if progress:
             progress(len(jobs), len(jobs), "done")
     return report
@@ -90,8 +92,11 @@ def _blob(op: Op, workload: Workload) -> str:
 
 def _rows(op: Op, workloads: Sequence[Workload], path: Path) -> str:
     """The rows of these workloads and of those that the folder has already, in the contest's order."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    rows = {json.loads(line)["workload"]["uuid"]: line for line in lines if line.strip()}
+    lines = read_text(path, MissingError).splitlines() if path.exists() else []
+    try:
+        rows = {json_of(line, path, MissingError)["workload"]["uuid"]: line for line in lines if line.strip()}
+    except (KeyError, TypeError):
+        raise MissingError(f"{path}: a line of it is no workload", hint="delete it: it is written again") from None
     rows |= {w.uuid: json.dumps(_row(op, w)) for w in workloads}
     place = {w.uuid: i for i, w in enumerate(embedded(op))}
     return "".join(rows[uuid] + "\n" for uuid in sorted(rows, key=lambda uuid: place.get(uuid, len(place))))
@@ -141,33 +146,16 @@ def _whole(op: Op, workload: Workload, path: Path) -> bool:
     return there == _specs(op, workload) and metadata == _metadata(workload)
 
 
-def _write_blob(op: Op, workload: Workload, path: Path) -> int:
+def _write_blob(op: Op, workload: Workload, path: Path, root: Path) -> int:
     tensors = {n: t for n, t in twins.inputs(op, workload).items() if isinstance(t, torch.Tensor)}
-    with _into_place(path) as temporary:
+    # one name every time: what a killed run left, gigabytes perhaps, is overwritten by the next
+    with files.beside(path, within=root, hint=None, mark="part") as temporary:
         safetensors.torch.save_file(tensors, temporary, metadata=_metadata(workload))
         return temporary.stat().st_size
 
 
-def _write_text(path: Path, text: str) -> None:
-    with _into_place(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
 def _pretty(value: dict) -> str:
     return json.dumps(value, indent=2) + "\n"
-
-
-@contextmanager
-def _into_place(path: Path) -> Iterator[Path]:
-    """Write beside the file, then rename: a broken-off run leaves a whole file or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.part")  # the same every time: a killed run's is overwritten by the next
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -192,7 +180,9 @@ def _claim(root: Path) -> None:
             hint="name a new or empty folder; nothing was changed",
         )
     note = "twins: uuids and axes of the contest where it has the op, tensors drawn from the uuids"
-    _write_text(root / MARKER, _pretty({"made_by": "gdn data build", "note": note, "twin_version": twins.VERSION}))
+    files.write(
+        root / MARKER, _pretty({"made_by": "gdn data build", "note": note, "twin_version": twins.VERSION}), hint=None
+    )
 
 
 def _refuse_small_disk(root: Path, needed: int) -> None:
@@ -230,8 +220,8 @@ def _refuse_same_names(root: Path, places: Mapping[Path, dict]) -> None:
     for path in (root / "solutions").rglob("*.json"):
         if path in places:
             continue
-        with suppress(OSError, ValueError, AttributeError):
-            name = json.loads(path.read_text(encoding="utf-8")).get("name")
+        with suppress(MissingError, AttributeError):
+            name = read_json(path, MissingError).get("name")
             if name in names:
                 raise UsageError(
                     f"{path}: has a solution called '{name}' already", hint="delete it, or pack under another name"

@@ -5,12 +5,14 @@ Tensors are read later, by `dataset`; `tracefolder` writes such folders.
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from .errors import GdnError, MissingError
+from .files import inside
+from .parsing import json_of, read_text
 from .registry import Op
 from .workloads import Workload, embedded
 
@@ -50,7 +52,7 @@ def from_folder(op: Op, root: Path) -> list[Workload]:
                 others.add(file.stem)
                 continue
             if line.strip():
-                workload = _row(op, f"{file}:{number}", line, len(workloads))
+                workload = _row(op, f"{file}:{number}", line, len(workloads), root)
                 if workload is not None:
                     workloads.append(workload)
     if not workloads:
@@ -64,10 +66,7 @@ def _some(names: set[str] | list[str]) -> str:
 
 
 def _read(path: Path) -> str:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        raise MissingError(f"{path}: cannot be read: {getattr(e, 'strerror', None) or e}") from None
+    text = read_text(path, MissingError)
     if text.startswith(_LFS_POINTER):
         raise lfs_error(path)
     return text
@@ -75,6 +74,19 @@ def _read(path: Path) -> str:
 
 def _lines(path: Path) -> Iterator[str]:
     return iter(_read(path).split("\n"))
+
+
+def blob(root: Path, name: str, where: str) -> Path:
+    """The file of tensors that a workload names: below the data set's root, links followed. MissingError, which begins
+    with `where` it is named, for one that leads elsewhere."""
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise MissingError(f"{where}: path '{name}' leads out of the data set", hint="paths start at its root")
+    path, homes = root / name, [root]
+    if (snapshot := Path(os.path.realpath(root)).parent).name == "snapshots":
+        homes.append(snapshot.parent / "blobs")  # Hugging Face's cache: a snapshot's files are links into it
+    if not any(inside(path, home) for home in homes):
+        raise MissingError(f"{where}: path '{name}' is a link that leads out of the data set", hint="copy the file")
+    return path
 
 
 def lfs_error(path: Path) -> MissingError:
@@ -85,11 +97,7 @@ def lfs_error(path: Path) -> MissingError:
 
 
 def _json(where: Any, text: str) -> dict:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as e:
-        place = f"column {e.colno}" if e.lineno == 1 else f"line {e.lineno} column {e.colno}"
-        raise MissingError(f"{where}: not valid JSON: {e.msg} at {place}") from None
+    value = json_of(text, where, MissingError)
     if not isinstance(value, dict):
         raise MissingError(f"{where}: expected a JSON object, got {text.strip():.40}")
     return value
@@ -150,7 +158,7 @@ def _spec(dtype: str, shape: Sequence[Any] | None) -> str:
 _KEYS = {"random": (), "scalar": ("value",), "safetensors": ("path", "tensor_key")}
 
 
-def _row(op: Op, where: str, line: str, index: int) -> Workload | None:
+def _row(op: Op, where: str, line: str, index: int, root: Path) -> Workload | None:
     """One line of a JSONL file; None for another definition's."""
     row = _json(where, line)
     if row.get("definition") != op.definition:
@@ -180,4 +188,6 @@ def _row(op: Op, where: str, line: str, index: int) -> Workload | None:
             value = spec.get(needed)
             if not isinstance(value, (int, float) if needed == "value" else str) or value == "":
                 raise MissingError(f"{where}: input {key}: {kind} without '{needed}'")
+        if kind == "safetensors":
+            blob(root, spec["path"], f"{where}: input {key}")
     return Workload(name, {a: axes[a] for a in op.var_axes}, index=index, origin="dataset", inputs=inputs)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import json
 import os
 import re
 import threading
@@ -25,12 +24,14 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from . import campaign, choosing, environment, errors, lanes, locks, machine, paired, paths, tuned
+from . import campaign, choosing, environment, errors, files, lanes, locks, machine, paired, paths, tuned
 from .choosing import AGAIN, AT_ONCE, FINAL, FIRST, Meeting
 from .errors import GdnError, MissingError, UsageError
 from .jobs import Job, Outcome, execute
+from .journal import Journal
 from .machine import Gpu
 from .pack import definition
+from .parsing import json_of, read_text
 from .registry import Algo, Op, Registry
 from .workloads import Workload
 
@@ -142,67 +143,30 @@ def check_folder(algo: Algo) -> tuple[list[tuned.Row], dict[str, Any]]:
     except OSError as e:
         raise UsageError(f"cannot write {algo.folder}: {e.strerror}", hint=hint) from None
     file, evidence = algo.folder / algo.tune.file, algo.folder / EVIDENCE
+    for path in (file, evidence):
+        files.place(path, within=algo.folder)
     rows: list[tuned.Row] = []
-    if text := _read(file):
+    if text := read_text(file) if file.exists() else "":
         try:
             rows = tuned.parse(algo.tune, text)
         except ValueError as e:
             raise UsageError(f"{file}: {e}", hint="gdn generates this file: mend it, or move it away") from None
     try:
-        held = dict(json.loads(_read(evidence) or '{"gpus": {}}')["gpus"])
+        held = json_of(read_text(evidence), f"{evidence} is not what gdn wrote") if evidence.exists() else {"gpus": {}}
+        return rows, dict(held["gpus"])
+    except UsageError as e:
+        raise UsageError(e.message, hint="move it away") from None
     except (ValueError, KeyError, TypeError):
         raise UsageError(f"{evidence} is not what gdn wrote", hint="move it away") from None
-    return rows, held
 
 
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8") if file.exists() else ""
-    except (OSError, UnicodeDecodeError) as e:
-        raise UsageError(f"cannot read {file}: {e}") from None
-
-
-# --- what was measured already ------------------------------------------------------------------------------------
-
-
-class Log:
-    """The measurements of a tuning, a JSON line each, in the file of this algo, space, GPU and settings."""
-
-    def __init__(self, key: dict[str, Any], fresh: bool = False) -> None:
-        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
-        self.lock = threading.Lock()
-        self.path = paths.tunes_dir() / f"{key['op']}-{key['algo']}-{digest}.jsonl"
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            text = "" if fresh or not self.path.exists() else self.path.read_text(encoding="utf-8")
-            self.lines = list(_whole_lines(text))
-            # anew, without the half line that a killed run may leave at the end
-            self._write("".join(json.dumps(line) + "\n" for line in self.lines or [{"step": "key"} | key]), "w")
-        except OSError as e:
-            message = f"cannot write {self.path}: {e.strerror}"
-            raise MissingError(message, hint="GDN_HOME names another place") from None
-        self.kept = {step: sum(line["step"] == step for line in self.lines) for step in ("check", "time")}
-
-    def add(self, **line: Any) -> None:
-        with self.lock:
-            self.lines.append(line)
-            self._write(json.dumps(line) + "\n", "a")
-
-    def find(self, **wanted: Any) -> dict[str, Any] | None:
-        """The last line that has these values."""
-        found = (line for line in reversed(self.lines) if all(line.get(k) == v for k, v in wanted.items()))
-        return next(found, None)
-
-    def _write(self, text: str, how: str) -> None:
-        with self.path.open(how, encoding="utf-8") as f:
-            f.write(text)
-
-
-def _whole_lines(text: str) -> Iterator[dict[str, Any]]:
-    for line in text.splitlines():
-        with contextlib.suppress(ValueError):
-            if isinstance(found := json.loads(line), dict) and "step" in found:
-                yield found
+@contextlib.contextmanager
+def alone(algo: Algo, say: Callable[[str], None]) -> Iterator[None]:
+    """One `gdn tune` of an algo at a time: both would go on with one file of measurements, and the second would write
+    over what the first has found."""
+    key = hashlib.sha256(os.path.realpath(algo.folder).encode()).hexdigest()[:16]
+    with locks.shared(f"tune-{key}", say, algo.full_name):
+        yield
 
 
 # --- measuring ----------------------------------------------------------------------------------------------------
@@ -217,7 +181,7 @@ class Tuning:
         self.gpus: tuple[Gpu | None, ...] = here or (None,)
         check_alike(settings.gpus)
         self.rows, self.held = check_folder(plan.algo)
-        self.log = Log(self._key(), settings.fresh)
+        self.log = Journal(self._key(), settings.fresh)
         self.out: dict[str, dict[str, Any]] = {}  # candidate -> why it was left out: status, reason, at
         self.meetings: dict[int, list[Meeting]] = {size: [] for size in plan.sizes}
         self.choices: list[choosing.Choice] = []
@@ -551,14 +515,9 @@ class Tuning:
         rows = tuned.merge(self.rows, self.table())
         held = {name: entry for name, entry in self.held.items() if name != gpu} | {gpu: self.evidence()}
         document = {"schema": SCHEMA, "algo": self.plan.algo.full_name, "file": tune.file, "gpus": held}
-        try:
-            for file, text in ((EVIDENCE, tuned.dumps(document)), (tune.file, tuned.render(tune, rows))):
-                temporary = folder / f".{file}.{os.getpid()}"
-                temporary.write_text(text, encoding="utf-8")
-                temporary.replace(folder / file)
-                self.written.append(str(folder / file))
-        except OSError as e:
-            raise GdnError(f"cannot write {folder}: {e.strerror}", hint="what was measured is kept") from None
+        for file, text in ((EVIDENCE, tuned.dumps(document)), (tune.file, tuned.render(tune, rows))):
+            files.write(folder / file, text, within=folder, hint="what was measured is kept")
+            self.written.append(str(folder / file))
         for row in rows:
             if row.sms == self.where[1] and row.gpu != gpu:
                 self.say(f"{row.gpu} has as many SMs as {gpu}: kernels tell them apart by that only, and use {gpu}'s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from typing import Any
@@ -57,7 +58,10 @@ def main() -> None:
 
 def _run() -> None:
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # a disk that is full shows here, and not behind the exit code
     except errors.GdnError as e:
         hint = f"\n  {text.shown(e.hint, lines=True)}" if e.hint else ""
         print(f"gdn: {text.shown(e.message)}{hint}", file=sys.stderr)
@@ -73,3 +77,12 @@ def _run() -> None:
     except BrokenPipeError:  # `gdn list | head`
         sys.stderr.close()
         sys.exit(0)
+    except OSError as e:
+        from ..files import MACHINE
+
+        if e.errno not in MACHINE:
+            raise
+        print(f"gdn: cannot write {e.filename or 'what there is to say'}: {e.strerror}", file=sys.stderr)
+        with open(os.devnull, "w") as nowhere:  # what is left of it would be written again at the end, and fail again
+            os.dup2(nowhere.fileno(), 1)
+        sys.exit(errors.MISSING)

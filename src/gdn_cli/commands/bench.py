@@ -155,7 +155,8 @@ def carry_out(
                 document.more.setdefault("scores", []).extend(rows)
 
     perform(plan, document, known, json, finish, elsewhere.engine if elsewhere else None)
-    return errors.INTERRUPTED if document.interrupted else running.exit_code(document, named)
+    code = errors.INTERRUPTED if document.interrupted else running.exit_code(document, named)
+    return document.exit_code(code)
 
 
 def perform(plan: Any, document: Any, known: Any, json: bool, finish: Any, engine: Any = None) -> None:
@@ -163,23 +164,30 @@ def perform(plan: Any, document: Any, known: Any, json: bool, finish: Any, engin
 
     An error that ends the run before its end is raised once what there was by then is kept and shown.
     """
-    from .. import history, report, running
+    from .. import files, history, report, running
 
+    if json and document.stream and files.is_stdout(document.path):
+        raise errors.UsageError("--json has stdout to itself", hint="drop --json, or --out")
     failed = None
     try:
         with report.progress() if engine is None else contextlib.nullcontext(lambda *_: None) as progress:
             running.run(plan, document, progress, report.say, engine)
     except KeyboardInterrupt:
         pass  # the document says so
-    except errors.GdnError as e:
+    except (errors.GdnError, OSError) as e:
+        failed = e if isinstance(e, errors.GdnError) else errors.MissingError(f"this machine cannot go on: {e}")
         if not document.records:
-            raise
-        failed = e
+            raise failed from None
     finish()
     if document.records:
-        document.save()
-        if document.command != "run" and (unkept := history.add(document.news(), document.path)):
-            report.say(unkept)
+        document.keep()
+        if document.command != "run":
+            try:
+                line = history.add(document.news(), document.path)
+            except errors.GdnError as e:
+                document.forgotten, line = True, str(e)
+            if line:
+                report.say(line)
     report.show(document.to_json(), known, json, document.path, document.unsaved)
     if failed:
         raise failed

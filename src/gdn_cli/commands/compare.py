@@ -89,7 +89,7 @@ def compare(
         document.more |= {key: whole[key] for key in ("comparisons", "overall", "warnings") if key in whole}
 
     perform(plan, document, known, json, finish)
-    raise typer.Exit(_code(running.exit_code(document, True), document, gate))
+    raise typer.Exit(document.exit_code(_code(running.exit_code(document, True), document, gate)))
 
 
 def _code(code: int, document: Any, gate: float | None) -> int:
@@ -107,7 +107,7 @@ def _code(code: int, document: Any, gate: float | None) -> int:
 
 def _split(names: list[str]) -> tuple[tuple[Path, str | None] | None, list[str]]:
     """The file of records among what was named, with the algo in it that was asked for; and the others."""
-    import json
+    from .. import parsing
 
     saved, live = None, []
     for name in names:
@@ -116,12 +116,7 @@ def _split(names: list[str]) -> tuple[tuple[Path, str | None] | None, list[str]]
         if file.suffix != ".json":
             live.append(name)
             continue
-        try:
-            holds = json.loads(file.read_text(encoding="utf-8"))
-        except OSError as e:
-            raise errors.UsageError(f"cannot read {file}: {e.strerror}") from None
-        except ValueError:
-            raise errors.UsageError(f"{file} is not JSON") from None
+        holds = parsing.read_json(file)
         if not (isinstance(holds, dict) and "records" in holds):
             live.append(name)  # a packed solution
         elif saved:

@@ -59,7 +59,7 @@ def written(
     loaded = presets.load_preset(preset) if preset else None
     chosen = _select(ops, workload, n, loaded, None, narrowed=bool(op))
     ops = [o for o in ops if o.name in chosen]
-    names = [name.strip() for name in algo.split(",")] if algo and algo != "all" else None
+    names = registry.names(algo) if algo != "all" else None
     picked = [known.find(name, op) for name in names] if names else [a for o in ops for a in known.of(o.name)]
     solutions = [pack.pack(a, known.ops[a.op]) for a in picked if a.op in chosen]
     with report.progress() as progress:

@@ -45,8 +45,9 @@ def history(
     Every bench is kept, in the user's data folder (GDN_HOME moves it).
     """
     from .. import history as store
+    from ..registry import names as listed
 
-    names = tuple(name.strip() for name in (algo or "").split(",") if name.strip())
+    names = tuple(listed(algo))
     where = store.Filter(names, op, tier, device)
     if import_ and (export or where != store.Filter()):
         raise errors.UsageError("--import goes with nothing else", hint="gdn history --import FILE...")

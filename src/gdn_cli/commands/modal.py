@@ -124,7 +124,7 @@ def _carried(
         _left(elsewhere.document, e.code)
         raise
     left = _left(elsewhere.document, code)
-    return errors.OK if left and detach and code != errors.INTERRUPTED else code
+    return elsewhere.document.exit_code(errors.OK if left and detach and code != errors.INTERRUPTED else code)
 
 
 def _resumed(ctx: typer.Context, file: Path, *commands: str) -> dict[str, Any]:
@@ -150,7 +150,9 @@ def _left(document: Any, code: int) -> bool:
         return False
     again = f"gdn modal {document.more['modal']['command']} --resume {document.path}"
     if document.more["modal"]["calls"]:
-        document.save()
+        document.keep()
+        if document.unsaved:
+            report.say(f"the run could not be kept: {document.unsaved}")
         report.say(f"left running at Modal; fetch it with: {again}")
         return True
     if code in (errors.REMOTE, errors.INTERRUPTED) and document.records:
@@ -267,7 +269,7 @@ def _sent_off(work: Any, names: list[str], folder: Path, profiled: Callable[[lis
         _left(document, errors.OK)
     if json:
         report.show_json(document.to_json())
-    return errors.OK
+    return document.exit_code(errors.OK)
 
 
 def _fetched(ctx: typer.Context, file: Path, out: Path | None, minutes: float | None, json: bool) -> int:
@@ -286,7 +288,8 @@ def _fetched(ctx: typer.Context, file: Path, out: Path | None, minutes: float | 
         if not work.sent:
             file.unlink(missing_ok=True)
         raise
-    file.unlink(missing_ok=True)
+    if code != errors.MISSING:  # else they could not be kept here
+        file.unlink(missing_ok=True)
     return code
 
 

@@ -27,8 +27,8 @@ def pack(
     """Pack one algo into a solution.json that flashinfer-bench takes."""
     import json as j
 
+    from .. import files, registry, report
     from .. import pack as p
-    from .. import registry, report
 
     if not algo:
         raise errors.UsageError("which algo?", hint="gdn pack --algo NAME; `gdn list` shows all")
@@ -38,11 +38,12 @@ def pack(
     found = known.find(algo, op)
     solution = p.pack(found, known.ops[found.op], name=name, author=author or p.AUTHOR)
     file = out or Path("solution.json")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(j.dumps(solution, indent=2) + "\n", encoding="utf-8")
-    except OSError as e:
-        raise errors.UsageError(f"cannot write {file}: {e.strerror}", hint="--out FILE names another place") from None
+    to_stdout = files.is_stdout(file)
+    if to_stdout and json:
+        raise errors.UsageError("--json has stdout to itself", hint="drop --json, or name another file with -o")
+    if prove and files.place(file).stream:
+        raise errors.UsageError(f"--prove reads the file back, and {file} keeps nothing", hint="-o names a file")
+    files.write(file, j.dumps(solution, indent=2) + "\n")
     summary = {"file": str(file), "name": solution["name"], "definition": solution["definition"]}
     summary |= {
         "source_hash": p.source_hash(solution),
@@ -50,7 +51,8 @@ def pack(
         "proof": None,
     }
     if not json:
-        report.put(f"{file}: {solution['name']} for {solution['definition']}, {', '.join(summary['sources'])}")
+        text = f"{file}: {solution['name']} for {solution['definition']}, {', '.join(summary['sources'])}"
+        (report.say if to_stdout else report.put)(text)
     if prove:
         from .. import prove as proof
 

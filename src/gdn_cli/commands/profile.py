@@ -59,8 +59,11 @@ def profile(
 
     folder = out or paths.profiles_dir()
     if list_:
-        report.show_profile_list(profiling.kept(folder), json)
-        return
+        damaged: list[str] = []
+        report.show_profile_list(profiling.kept(folder, damaged.append), json)
+        for line in damaged:
+            report.say(line)
+        raise typer.Exit(errors.MISSING if damaged else errors.OK)
 
     def profiled(live: list[str]) -> Iterator[dict[str, Any]]:
         settings = settings_of(tool, arch, check, clocks, l2, seconds, dataset, device, timeout, folder)
@@ -72,7 +75,9 @@ def profile(
 
 def named(names: list[str] | None, algo: str | None) -> list[str]:
     """The one name or two that were given as arguments, or else by --algo."""
-    names = names or [name.strip() for name in (algo or "").split(",") if name.strip()]
+    from ..registry import names as listed
+
+    names = names or listed(algo)
     if not 1 <= len(names) <= 2:
         hint = "gdn profile --algo A, gdn profile A B, or gdn profile --list"
         raise errors.UsageError(f"expected one algo or two, got {len(names) or 'none'}", hint=hint)
@@ -103,6 +108,9 @@ def looked_at(
 
         different = differences.difference(*documents)
     report.show_profiles(documents, different, json)
+    for document in documents:
+        if "unkept" in document:
+            report.say(document["unkept"])
     return profiling.exit_code(documents)
 
 

@@ -64,6 +64,7 @@ def report(
 
     Without files: the newest bench. Times of different devices or tiers are kept apart.
     """
+    from ..files import is_stdout, write
     from ..report import put, readme, show_json
 
     if update:
@@ -85,7 +86,7 @@ def report(
         made = _made(book, kind, title, part, unit)
         if out is None and kind in ("html", "png"):
             out = Path(f"report.{kind}")
-    to_stdout = out is None or str(out) == "-"
+    to_stdout = out is None or str(out) == "-" or is_stdout(out)
     if json and asked and to_stdout:
         raise errors.UsageError("--json has stdout to itself", hint="name a file with -o, or drop --format")
     if asked and to_stdout:
@@ -93,7 +94,7 @@ def report(
         bare.write(made)
         bare.flush()
     elif asked:
-        readme.write(out, made)
+        write(out, made)
     if json:
         from ..report import findings
 
@@ -120,10 +121,8 @@ def _book(*, files: list[Path] | None, base: Path | None = None, algos: str | No
 
     if narrow["unit"] not in ("auto", "us", "ms"):
         raise errors.unknown("unit", narrow["unit"], ("auto", "us", "ms"))
-    sources = gather.read(files or [gather.newest()], base=base)
-    return gather.gather(
-        sources, registry.load(algos), op=narrow["op"], algos=_list(narrow["algo"]), tiers=_list(narrow["tier"])
-    )
+    sources, names = gather.read(files or [gather.newest()], base=base), tuple(registry.names(narrow["algo"]))
+    return gather.gather(sources, registry.load(algos), op=narrow["op"], algos=names, tiers=_list(narrow["tier"]))
 
 
 def _parts(text: str | None, known: tuple[str, ...], usual: tuple[str, ...], kind: str) -> tuple[str, ...]:
@@ -174,6 +173,8 @@ def _block(args: list[str], folder: Path) -> Any:
     if kind == "md" and not given["out"]:
         return readme.Rendered(_made(book, kind, given["title"], given["part"], given["unit"]).decode())
     if kind == "png" and given["out"]:
+        if given["out"].suffix.lower() != ".png":
+            raise errors.UsageError(f"-o {given['out']}: a figure goes into a file that ends in .png")
         data, said = _png(book, given["title"], given["part"])
         return readme.Rendered(readme.image(given["out"], said), folder / given["out"], data)
     raise errors.UsageError("a block holds a table (--format md) or a figure (-o FILE.png)")

@@ -85,14 +85,26 @@ def tune(
         raise errors.UsageError(f"tune takes one tier, not {', '.join(chosen)}", hint=f"--tier {chosen[0]}")
     own = {key: overrides[key] for key in ("seconds", "target") if key in overrides}
     settings = tuning.Settings(chosen[0], l2, dataset=dataset, timeout_s=timeout, fresh=fresh, gpus=chosen_gpus, **own)
-    with report.progress() as progress:
-        work = tuning.Tuning(plan, settings, progress, report.say)
-        try:
-            work.run()
-        except KeyboardInterrupt:
-            work.interrupted = True
-    report.show_tuning(work.to_json(), part.op, json)
-    raise typer.Exit(errors.INTERRUPTED if work.interrupted else errors.OK)
+    failed = None
+    with tuning.alone(plan.algo, report.say):
+        with report.progress() as progress:
+            work = tuning.Tuning(plan, settings, progress, report.say)
+            try:
+                work.run()
+            except KeyboardInterrupt:
+                work.interrupted = True
+            except (errors.GdnError, OSError) as e:
+                failed = e if isinstance(e, errors.GdnError) else errors.MissingError(f"this machine cannot go on: {e}")
+                if isinstance(e, errors.GdnError) and not work.choices:
+                    raise failed from None
+        report.show_tuning(work.to_json(), part.op, json)
+        if work.log.unsaved:
+            report.say(f"not all that was measured could be kept: {work.log.unsaved}")
+        if failed:
+            raise failed
+    if work.interrupted:
+        raise typer.Exit(errors.INTERRUPTED)
+    raise typer.Exit(errors.MISSING if work.log.unsaved else errors.OK)
 
 
 def register(app: typer.Typer) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .. import paths
-from ..errors import GdnError, unknown
+from ..errors import GdnError, MissingError, unknown
 from . import asking, forgetting, keeping
 from .asking import EXPORTED, Filter, most_measured
 from .database import Database
@@ -32,13 +32,14 @@ def file() -> Path:
 def add(document: dict[str, Any], path: Path | None = None) -> str | None:
     """Keep a bench's document, whose record file is `path`; the same one again changes nothing.
 
-    Never raises for the file's sake: returns one line of what went wrong, if anything did, and the measurement stands.
+    Returns one line of what happened to an older file, if anything did. Raises MissingError where the run could not be
+    kept: the measurement stands all the same.
     """
     history = History()
     try:
         history.keep(document, path)
     except GdnError as e:
-        return "; ".join([*history.notices, str(e)])
+        raise MissingError("; ".join([*history.notices, e.message]), hint=e.hint) from None
     return "; ".join(history.notices) or None
 
 

@@ -137,9 +137,12 @@ class Database:
 
     def _make_folder(self) -> None:
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as e:
-            raise MissingError(f"the history cannot be written: {self.path}: {e.strerror}") from None
+            paths.make(self.path.parent)
+            with contextlib.suppress(FileExistsError):  # SQLite would make it for all to read
+                os.close(os.open(self.path, os.O_CREAT | os.O_EXCL, 0o600))
+        except (MissingError, OSError) as e:
+            why = e.message if isinstance(e, MissingError) else f"{self.path}: {e.strerror}"
+            raise MissingError(f"the history cannot be written: {why}") from None
 
     def _inode(self) -> int | None:
         try:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from .. import files
 from ..errors import GdnError, MissingError, one_line
 
 
@@ -63,7 +64,7 @@ def compiled(call: Callable[[], None], capability: int, folder: Path) -> dict[st
         number = f"-{i}" if i else ""
         target = re.search(r"^\.target (sm_\w+)", kernel.asm["ptx"], flags=re.M)
         file = f"{kernel.metadata.name}.{target[1] if target else f'sm_{capability}'}{number}.cubin"
-        (folder / file).write_bytes(kernel.asm["cubin"])
+        files.write(folder / file, kernel.asm["cubin"])
         found.append({"cubin": file, "shared": kernel.metadata.shared})
     return {"kernels": found, "notes": notes}
 

@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import machine, paths
+from .. import files, machine, paths
 from ..errors import FAILED, GdnError, MissingError, UsageError
 from . import Ask, Fact, Found, Reading, Reply, Run, Table, disassembly, kept, symbols, tools
 from .disassembly import Attributes, Kernel
@@ -164,7 +164,7 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
                 figures = _found(name, kernel, code, shared, sources)
                 spills = code.attributes.get(kernel.symbol, Attributes()).spills
                 listing = disassembly.annotated(kernel, sources, _header(figures, code), spills)
-                (folder / file).write_text(listing, encoding="utf-8")
+                files.write(folder / file, listing)
                 found.append(figures)
                 listings.append(file)
             cubins.append(cubin.name)

@@ -7,11 +7,12 @@ content.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import tarfile
 from pathlib import Path
+
+from .. import files
+from ..errors import GdnError
 
 # the builders' own variables, each with a folder of its own under one local root
 _VARIABLES = {
@@ -41,18 +42,15 @@ def restore(volume: Path, key: str, root: Path) -> bool:
 
 def keep(volume: Path, key: str, root: Path) -> bool:
     """Pack what was built into one archive, in one step; False where it cannot be kept, which costs only time."""
-    target = _archive(volume, key)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(temporary, "w:gz", compresslevel=1) as archive:
+        with (
+            files.opened(_archive(volume, key)) as file,
+            tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as archive,
+        ):
             for folder in _KEPT:
                 if (root / folder).is_dir():
                     archive.add(root / folder, folder)
-        temporary.replace(target)
-    except (OSError, tarfile.TarError):
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    except (GdnError, tarfile.TarError):
         return False
     return True
 

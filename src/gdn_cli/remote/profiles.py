@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .. import profiling
+from .. import files, profiling
 from ..errors import GdnError
 from ..pack import source_hash
 from . import parcel
@@ -44,10 +43,13 @@ def _arrived(engine: Engine, work: Work, folder: Path) -> Iterator[dict[str, Any
 
 def _unpacked(answer: dict[str, Any], profiles: Path, say: Callable[[str], None]) -> dict[str, Any]:
     document = answer["document"]
-    folder = profiling.new_folder(profiles, [document["name"]])
+    folder, lost = profiling.new_folder(profiles, [document["name"]]), []
     for name, text in answer["files"].items():
-        with contextlib.suppress(OSError):  # a full disk costs a file, not the profile
-            (folder / Path(name).name).write_bytes(parcel.bytes_of(text))
+        try:  # a full disk costs a file, not the profile
+            files.write(folder / Path(name).name, parcel.bytes_of(text), hint=None)
+        except GdnError as e:
+            lost.append(e.message)
     if answer["left"]:
         say(f"too large to come along: {', '.join(answer['left'])}")
-    return profiling.keep(folder, document | {"name": folder.name})
+    kept = profiling.keep(folder, document | {"name": folder.name})
+    return {"unkept": f"not all of the profile could be kept: {lost[0]}"} | kept if lost else kept

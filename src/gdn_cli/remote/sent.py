@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from .. import paths, records
 from ..errors import GdnError, UsageError
 from ..jobs import Job
 from ..pack import source_hash
+from ..parsing import json_of, read_text
 from ..records import Document
 from ..timing import FLOORS
 from .settings import Settings
@@ -93,10 +93,10 @@ def pending(folder: Path | None = None) -> list[dict[str, Any]]:
     found = []
     for path in sorted((folder or paths.runs_dir()).glob("*.json"), reverse=True):
         try:
-            text = path.read_text(encoding="utf-8")
-            run = json.loads(text)["modal"] if '"calls"' in text else {}
+            text = read_text(path)
+            run = json_of(text, path)["modal"] if '"calls"' in text else {}
             if run.get("calls"):
                 found.append({"command": run["command"], "file": str(path), "calls": run["calls"]})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (UsageError, KeyError, TypeError, AttributeError):
             continue
     return found

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import paths
 from ..errors import MissingError, UsageError, unknown
-from ..registry import Fields, read_toml
+from ..parsing import Fields, read_toml
 
 DATA, CACHE = "/data", "/cache"  # where the volumes are mounted
 _EXTRA = "image"  # the extra of pyproject.toml that pins what the image holds

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +12,7 @@ from typing import Any, TextIO
 
 from rich.text import Text
 
-from .. import units
-from ..errors import UsageError
+from .. import files, units
 from ..history import EXPORTED, SHORT, Forgotten, Kept, most_measured
 from ..text import csv_cell, shown
 from ..units import digits
@@ -161,22 +160,13 @@ def show_forgotten(found: Forgotten, as_json: bool) -> None:
 def export(rows: Iterator[dict[str, Any]], target: str) -> int:
     """Write records to a file: CSV for .csv, else a JSON document a line; `-` is stdout. Returns how many.
 
-    A file appears whole or not at all. Raises UsageError where it cannot be written.
+    A file appears whole or not at all. Raises GdnError where it cannot be written.
     """
     if target == "-":
         return _write_lines(rows, sys.stdout)
     path = Path(target)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        try:
-            with open(temporary, "w", encoding="utf-8", newline="") as f:
-                count = (_write_csv if path.suffix == ".csv" else _write_lines)(rows, f)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as e:
-        raise UsageError(f"cannot write {path}: {e.strerror}") from None
-    return count
+    with files.opened(path, hint=None) as f, io.TextIOWrapper(f, encoding="utf-8", newline="") as text:
+        return (_write_csv if path.suffix == ".csv" else _write_lines)(rows, text)
 
 
 def _write_lines(rows: Iterator[dict[str, Any]], f: TextIO) -> int:

@@ -9,15 +9,13 @@ Nothing outside such blocks is touched, and what stands inside a code fence is n
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import shlex
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from .. import files
 from ..errors import UsageError
 from ..text import markdown
 
@@ -83,7 +81,8 @@ def blocks(text: str, name: str) -> list[Block]:
 def update(path: Path, render: Callable[[list[str], Path], Rendered]) -> list[dict[str, object]]:
     """Render every block anew and write the file, and the files of its figures, where anything changed.
 
-    `render(arguments, folder)` has paths start from the file's folder. All are rendered before anything is written.
+    `render(arguments, folder)` has paths start from the file's folder. All are rendered before anything is written, and
+    nothing is written outside that folder.
     Returns for each block its line, and whether it or its file changed. UsageError names file and line.
     """
     try:
@@ -98,7 +97,10 @@ def update(path: Path, render: Callable[[list[str], Path], Rendered]) -> list[di
     made = []
     for block in found:
         try:
-            made.append(render(block.args, path.parent))
+            rendered = render(block.args, path.parent)
+            if rendered.file:
+                files.place(rendered.file, within=path.parent)
+            made.append(rendered)
         except UsageError as e:
             raise UsageError(f"{path}:{block.first}: {e.message}", hint=e.hint) from None
     said, out, at = [], [], 0
@@ -111,10 +113,10 @@ def update(path: Path, render: Callable[[list[str], Path], Rendered]) -> list[di
         changed = new != lines[block.first : block.last] or rendered.data != there
         said.append({"line": block.first, "file": str(rendered.file) if rendered.file else None, "changed": changed})
         if rendered.file and rendered.data != there:
-            write(rendered.file, rendered.data)
+            files.write(rendered.file, rendered.data, within=path.parent)
     whole = "".join([*out, *lines[at:]])
     if whole != text:
-        write(path, whole.encode())
+        files.write(path, whole)
     return said
 
 
@@ -122,20 +124,3 @@ def image(file: Path, text: str) -> str:
     """The line that shows a figure, with its words for who does not see it."""
     target = file.as_posix()
     return f"![{markdown(text)}]({f'<{target}>' if ' ' in target else target})"
-
-
-def write(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all, its mode kept; UsageError where it cannot be."""
-    path = path.resolve()  # a link stays one
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(data)
-        if path.exists():
-            shutil.copymode(path, temporary)
-        temporary.replace(path)
-    except OSError as e:
-        raise UsageError(f"cannot write {path}: {e.strerror}", hint="-o FILE names another place") from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
