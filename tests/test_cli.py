@@ -289,13 +289,28 @@ def test_tiers(mode, wanted, command, tiers):
     assert all(TIERS[tier].mode == mode for tier in tiers)
 
 
-@pytest.mark.parametrize(("mode", "tiers", "held"), [("cuda", ("cupti",), 1), ("cuda", (), 0), ("cpu", ("wall",), 0)])
-def test_what_times_on_a_gpu_holds_its_lock(mode, tiers, held, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("mode", "tiers", "held"),
+    [
+        ("cuda", ("cupti",), ["GPU-7", "GPU 3"]),
+        ("cuda", (), []),
+        ("cpu", ("wall",), ["CPU"]),
+        ("cpu", (), []),
+        ("interpreter", (), []),
+    ],
+)
+def test_what_times_on_a_device_holds_its_lock(mode, tiers, held, monkeypatch, tmp_path):
     log = []
 
     @contextlib.contextmanager
+    def cpu(waiting, given_up):
+        log.append("CPU")
+        yield
+        log.append("free")
+
+    @contextlib.contextmanager
     def gpu(uuid, waiting, name, given_up):
-        log.append((uuid, name))
+        log.extend((uuid, name))
         yield
         log.append("free")
 
@@ -304,12 +319,13 @@ def test_what_times_on_a_gpu_holds_its_lock(mode, tiers, held, monkeypatch, tmp_
         return jobs.Outcome("done")
 
     monkeypatch.setattr(running.locks, "gpu", gpu)
+    monkeypatch.setattr(running.locks, "cpu", cpu)
     monkeypatch.setattr(running, "execute", execute)
     monkeypatch.setattr(machine, "gpus", lambda: (machine.Gpu("H200", "9.0", "580", "GPU-7", 3),))
     job = jobs.Job("bench", DECODE, {}, None, mode, (), tiers=tiers)
     document = records.Document("bench", {}, tmp_path / "x.json")
     running.run(campaign.Plan([job, job], [], []), document, lambda *_: None, print)
-    assert log == [("GPU-7", "GPU 3")] * held + ["run", "run"] + ["free"] * held  # once, around all of it
+    assert log == [*held, "run", "run", *(["free"] if held else [])]  # once, around all of it
 
 
 def test_a_tier_that_cannot_take_turns_compares_nothing():

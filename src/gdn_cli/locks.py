@@ -1,4 +1,4 @@
-"""One holder per GPU: two commands that time on one GPU at once would both measure the other.
+"""One holder per GPU, and one for the CPUs: two commands that time on one device at once would both measure the other.
 
 The lock is flock's on a file that all users of this machine share, so the kernel frees it when its holder ends, however
 it ends, and a file that is left behind means nothing. It does not reach into containers with a /tmp of their own.
@@ -17,7 +17,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +31,34 @@ _held: dict[Path, int] = {}  # this process's locks: file -> descriptor
 _umask = threading.Lock()  # the process has one umask for all of its threads
 
 
-@contextmanager
-def gpu(
-    uuid: str, waiting: Callable[[str], None], name: str = "", given_up: Callable[[], bool] = lambda: False
-) -> Iterator[None]:
-    """Hold the GPU's lock, waiting for it as long as it takes; Ctrl-C and SIGTERM end the wait as they end anything.
+Says = Callable[[str], None]
+CPU = "cpu"  # all of this machine's: threads of one command are moved to where another one's were
 
-    uuid      the GPU's UUID as NVML has it ("GPU-..." or "MIG-...")
+
+def gpu(
+    uuid: str, waiting: Says, name: str = "", given_up: Callable[[], bool] = lambda: False
+) -> AbstractContextManager[None]:
+    """`hold` for a GPU, by the UUID that NVML has for it ("GPU-..." or "MIG-..."); `name` is such as "GPU 0"."""
+    return hold(uuid, waiting, name or uuid, given_up)
+
+
+def cpu(waiting: Says, given_up: Callable[[], bool] = lambda: False) -> AbstractContextManager[None]:
+    """`hold` for all CPUs of this machine. Who wants a GPU too takes that first: no two then wait for each other."""
+    return hold(CPU, waiting, "the CPU", given_up)
+
+
+@contextmanager
+def hold(what: str, waiting: Says, name: str, given_up: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Hold a lock, waiting for it as long as it takes; Ctrl-C and SIGTERM end the wait as they end anything.
+
+    what      the one thing that the lock is for: the file's name has it
     waiting   is told, once, whom this waits for; or why there is no lock here, and then the block runs without one
-    name      what `waiting` calls the GPU, such as "GPU 0"; its UUID by default
+    name      what `waiting` calls the thing
     given_up  is asked while this waits: True ends it with KeyboardInterrupt, which only the main thread gets by itself
 
-    Within one process a second holder of the same GPU goes straight through.
+    Within one process a second holder of the same thing goes straight through.
     """
-    path, name = _file(uuid), name or uuid
+    path = _file(what)
     if path in _held:
         yield
         return
@@ -63,10 +77,10 @@ class _NoLock(Exception):
     """No lock can be had here; the message says why."""
 
 
-def _file(uuid: str) -> Path:
+def _file(what: str) -> Path:
     """The lock's file. /tmp and not TMPDIR, which each user may set differently; GDN_LOCK_DIR moves it, for tests."""
     folder = os.environ.get("GDN_LOCK_DIR") or ("/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir())
-    return Path(folder) / f"gdn-{re.sub(r'[^A-Za-z0-9.-]', '_', uuid)}.lock"  # old names of MIG slices have slashes
+    return Path(folder) / f"gdn-{re.sub(r'[^A-Za-z0-9.-]', '_', what)}.lock"  # old names of MIG slices have slashes
 
 
 def _take(path: Path, busy: Callable[[str], None], given_up: Callable[[], bool]) -> int:

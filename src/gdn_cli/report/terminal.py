@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ..comparison import verdict
 from ..environment import device
 from ..records import COPY, FLOORS, dumps, environment_of
 from ..registry import Op, Registry
@@ -154,6 +155,10 @@ class Row:
         return statistics.median(r["timing"]["spread"] for r in self.records if r.get("timing"))
 
     @property
+    def doubted(self) -> bool:
+        return any(r.get("doubts") for r in self.records)
+
+    @property
     def gigabytes_per_s(self) -> float:
         return self.records[0]["bytes_moved"] / self.median_us / 1e3
 
@@ -217,6 +222,7 @@ def _bench_tables(op: Op, rows: list[Row], document: dict[str, Any]) -> Titled:
 
 def _bench_table(op: Op, rows: list[Row]) -> Table:
     floors = {(row.label, row.tier, row.gpu): row.median_us for row in rows if row.algo == COPY}
+    doubted = {(row.label, row.tier, row.gpu) for row in rows if row.algo == op.reference and row.doubted}
     references = {(row.label, row.tier, row.gpu): row.median_us for row in rows if row.algo == op.reference}
     table = _table(["<workload", "<algo", *_gpu_column(rows), ">median", ">spread", ">speedup", ">GB/s", ">x floor"])
     for row, shown in _grouped(table, _once(rows)):
@@ -226,14 +232,15 @@ def _bench_table(op: Op, rows: list[Row]) -> Table:
         rivals = [r for r in rows if (r.label, r.tier) == (row.label, row.tier) and r.algo != COPY and r.median_us]
         alike = len(set[str]().union(*(r.uuids for r in rivals))) < 2  # else nobody is the fastest
         best = row.algo != COPY and len(rivals) > 1 and alike and row.median_us == min(r.median_us for r in rivals)
+        best = best and not row.doubted  # else nobody is known to be
         mine = (row.label, row.tier, row.gpu)
         reference, floor = references.get(mine), floors.get(mine)
-        doubted = "?" if any(r.get("doubts") for r in row.records) else ""
+        unsure = "?" if row.doubted or mine in doubted else ""
         cells = [
             *_gpu_cell(rows, row),
             _us(row.median_us),
-            f"±{row.spread:.0%}{doubted}",
-            f"{_three(reference / row.median_us)}x" if reference and row.algo != COPY else "",
+            f"±{row.spread:.0%}{'?' if row.doubted else ''}",
+            f"{_three(reference / row.median_us)}x{unsure}" if reference and row.algo != COPY else "",
             _three(row.gigabytes_per_s),
             f"{row.median_us / floor:.2f}" if floor else "",
         ]
@@ -275,6 +282,7 @@ def _score_table(scores: list[dict[str, Any]]) -> Table:
         value = f"{_three(s['value'])}x" if s["value"] is not None else "-"
         if s["official"] == 0 and s["value"] is not None:
             value = f"0 (else {value})"
+        value += "?" if s["doubtful"] else ""
         most = ", ".join(f"{label} {share:.0%}" for label, share in s["by_label"][:3])
         cells = value, f"{len(s['shares'])}/{s['workloads']}", escape(s["reason"] or most)
         table.add_row(escape(s["algo"]), escape(s["against"]), *cells)
@@ -324,7 +332,7 @@ def _compare_tables(op: Op, rows: list[Row], document: dict[str, Any]) -> Titled
 
 def _verdict(comparison: dict[str, Any]) -> str:
     style = {"FASTER": "green", "SLOWER": "red"}.get(comparison["verdict"], "dim")
-    return f"[{style}]{comparison['verdict']}[/]"
+    return f"[{'yellow' if comparison.get('doubted') else style}]{verdict(comparison)}[/]"
 
 
 def _failed_row(table: Table, label: str, row: Row, *cells: str) -> None:
