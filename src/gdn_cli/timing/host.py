@@ -89,7 +89,7 @@ class Witness:
     """Looks on while rounds of calls are made."""
 
     def __init__(self) -> None:
-        self._cpus: frozenset[int | None] = frozenset()  # that the last round ran on
+        self._cpus: tuple[int | None, ...] = ()  # that the last round ran on
 
     def look_on(self, work: Callable[[], Any]) -> tuple[Any, Round]:
         """What `work` returns, and what the host did meanwhile."""
@@ -122,8 +122,8 @@ def _threads() -> dict[str, tuple[int, int]]:
 
 def _used(
     before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]], lasted: float
-) -> frozenset[int | None]:
-    """The CPUs that the threads which ran were on at last; {None}, wherever this one is, if the system does not say."""
+) -> tuple[int | None, ...]:
+    """The CPUs that the threads which ran were on at last; (None,), where this one is, if the system does not say."""
     busy = [name for name, (ran, _) in after.items() if ran - before.get(name, (0, 0))[0] > _USED * lasted * 1e9]
     cpus = set()
     for name in busy if hasattr(os, "sched_setaffinity") else ():
@@ -132,7 +132,7 @@ def _used(
         except (OSError, ValueError, IndexError):
             continue
     ordered = sorted(cpus)
-    return frozenset(ordered[:: -(-len(ordered) // _MOST_CPUS)] if ordered else {None})
+    return tuple(ordered[:: -(-len(ordered) // _MOST_CPUS)]) if ordered else (None,)
 
 
 def _preempted() -> int:
@@ -149,16 +149,16 @@ _best: dict[str, float] = {}  # kind of CPU -> the least that the yardstick took
 _BLOCK = bytes(16384)
 
 
-def _yardsticks(cpus: Iterable[int | None]) -> tuple[tuple[str, float], ...]:
+def _yardsticks(cpus: tuple[int | None, ...]) -> tuple[tuple[str, float], ...]:
     """(kind of CPU, microseconds) on each of these, from a thread of its own: this one stays where it is."""
-    if not (wanted := list(cpus)):
+    if not cpus:
         return ()
-    if wanted == [None]:
+    if cpus == (None,):
         return (_noted("", _yardstick()),)
     found: list[tuple[str, float]] = []
 
     def visit() -> None:
-        for cpu in wanted:
+        for cpu in cpus:
             try:
                 os.sched_setaffinity(0, {cpu})
             except OSError:  # taken from this process meanwhile
