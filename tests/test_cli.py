@@ -449,7 +449,7 @@ def bench(tmp_path_factory, gdn, write_algo):
     write_algo(folder, "wrong", WRONG)
     done = gdn(
         "bench", "--algos", folder, "--algo", "pt-reference,copycat,wrong,cuda-v4", "-w", "0", "-w", "1",
-        "-w", "batch_size=3", "--seconds", "0.05", "--json", "--out", folder / "records.json",
+        "-w", "batch_size=3", "--seconds", "0.3", "--json", "--out", folder / "records.json",
     )  # fmt: skip
     return SimpleNamespace(done=done, document=json.loads(done.out), records=json.loads(done.out)["records"])
 
@@ -471,7 +471,10 @@ def test_bench_checks_and_times(bench):
             continue
         t = r["timing"]
         assert t["tier"] == r["tier"] == "wall" and t["l2"] is None and t["note"] is None
-        assert t["samples"] >= 3 and t["stopped"] in ("target", "time")
+        assert t["samples"] >= 1 and t["stopped"] in ("target", "time")
+        host = t["host"]
+        assert 0 < len(host["rounds_us"]) == host["taken"] - host["aside"] and host["span_s"] > 0
+        assert t["samples"] > 5 or r["doubts"]
         assert sum(count for _, count in t["histogram"]) == t["samples"]
         assert 0 < t["low_us"] <= t["median_us"] <= t["high_us"]
         assert t["ci_low_us"] <= t["median_us"] <= t["ci_high_us"]
@@ -509,7 +512,7 @@ def test_rows_of_the_table_derive_from_the_records(bench):
         mine, ours = medians["copycat", label], medians["pt-reference", label]
         line = next(x for x in shown[shown.index(next(x for x in shown if x.startswith(label))) :] if "copycat" in x)
         name, *cells = re.split(r"  +", line.strip())
-        assert cells[2] == f"{report._three(ours / mine)}x"  # speedup over the reference
+        assert cells[2].rstrip("?") == f"{report._three(ours / mine)}x"  # speedup over the reference
         assert float(cells[4]) == pytest.approx(mine / medians["copy", label], abs=0.006)  # times the floor
         assert (name == "copycat *") is (mine < ours)  # the fastest is marked
     wrong = [line for line in shown if re.search(r"\bwrong\b", line)]
