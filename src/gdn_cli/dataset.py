@@ -53,7 +53,7 @@ _LINE = 64  # bytes of a cache line, at which torch's own tensors begin
 
 
 def _placed(value: torch.Tensor) -> torch.Tensor:
-    """The tensor from the beginning of a cache line on, as a caller's would be. numpy's memory begins 16, 32 or 48 bytes
+    """The tensor from the beginning of a cache line on, as a caller's is. numpy's memory begins 16, 32 or 48 bytes
     behind one, another one in each process: a state that did made cpp-v1's 15 us up to 20."""
     return value.clone() if value.data_ptr() % _LINE else value
 
