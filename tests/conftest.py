@@ -5,6 +5,8 @@ from __future__ import annotations
 import helpers
 import pytest
 
+from gdn_cli import machine
+
 
 @pytest.fixture(scope="session", autouse=True)
 def home(tmp_path_factory):
@@ -17,6 +19,8 @@ def home(tmp_path_factory):
         for name in ("ALGO", "GDN_ALGOS", "FIB_DATASET_PATH"):
             patch.delenv(name, raising=False)
         patch.setenv("GDN_HOME", str(folder))
+        if not machine.gpus():  # on a GPU nobody's bench is to be disturbed; two runs of the tests on a CPU may be
+            patch.setenv("GDN_LOCK_DIR", str(folder))
         patch.setenv("FIB_CACHE_PATH", str(folder / "builds" / "tests"))
         yield folder
 

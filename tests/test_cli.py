@@ -290,13 +290,28 @@ def test_tiers(mode, wanted, command, tiers):
     assert all(TIERS[tier].mode == mode for tier in tiers)
 
 
-@pytest.mark.parametrize(("mode", "tiers", "held"), [("cuda", ("cupti",), 1), ("cuda", (), 0), ("cpu", ("wall",), 0)])
-def test_what_times_on_a_gpu_holds_its_lock(mode, tiers, held, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("mode", "tiers", "held"),
+    [
+        ("cuda", ("cupti",), ["GPU-7", "GPU 3"]),
+        ("cuda", (), []),
+        ("cpu", ("wall",), ["CPU"]),
+        ("cpu", (), []),
+        ("interpreter", (), []),
+    ],
+)
+def test_what_times_on_a_device_holds_its_lock(mode, tiers, held, monkeypatch, tmp_path):
     log = []
 
     @contextlib.contextmanager
+    def cpu(waiting, given_up):
+        log.append("CPU")
+        yield
+        log.append("free")
+
+    @contextlib.contextmanager
     def gpu(uuid, waiting, name, given_up):
-        log.append((uuid, name))
+        log.extend((uuid, name))
         yield
         log.append("free")
 
@@ -305,12 +320,13 @@ def test_what_times_on_a_gpu_holds_its_lock(mode, tiers, held, monkeypatch, tmp_
         return jobs.Outcome("done")
 
     monkeypatch.setattr(running.locks, "gpu", gpu)
+    monkeypatch.setattr(running.locks, "cpu", cpu)
     monkeypatch.setattr(running, "execute", execute)
     monkeypatch.setattr(machine, "gpus", lambda: (machine.Gpu("H200", "9.0", "580", "GPU-7", 3),))
     job = jobs.Job("bench", DECODE, {}, None, mode, (), tiers=tiers)
     document = records.Document("bench", {}, tmp_path / "x.json")
     running.run(campaign.Plan([job, job], [], []), document, lambda *_: None, print)
-    assert log == [("GPU-7", "GPU 3")] * held + ["run", "run"] + ["free"] * held  # once, around all of it
+    assert log == [*held, "run", "run", *(["free"] if held else [])]  # once, around all of it
 
 
 def test_a_tier_that_cannot_take_turns_compares_nothing():
@@ -434,7 +450,7 @@ def bench(tmp_path_factory, gdn, write_algo):
     write_algo(folder, "wrong", WRONG)
     done = gdn(
         "bench", "--algos", folder, "--algo", "pt-reference,copycat,wrong,cuda-v4", "-w", "0", "-w", "1",
-        "-w", "batch_size=3", "--seconds", "0.05", "--json", "--out", folder / "records.json",
+        "-w", "batch_size=3", "--seconds", "0.3", "--json", "--out", folder / "records.json",
     )  # fmt: skip
     return SimpleNamespace(done=done, document=json.loads(done.out), records=json.loads(done.out)["records"])
 
@@ -456,7 +472,10 @@ def test_bench_checks_and_times(bench):
             continue
         t = r["timing"]
         assert t["tier"] == r["tier"] == "wall" and t["l2"] is None and t["note"] is None
-        assert t["samples"] >= 3 and t["stopped"] in ("target", "time")
+        assert t["samples"] >= 1 and t["stopped"] in ("target", "time")
+        host = t["host"]
+        assert 0 < len(host["rounds_us"]) == host["taken"] - host["aside"] and host["span_s"] > 0
+        assert t["samples"] > 5 or r["doubts"]
         assert sum(count for _, count in t["histogram"]) == t["samples"]
         assert 0 < t["low_us"] <= t["median_us"] <= t["high_us"]
         assert t["ci_low_us"] <= t["median_us"] <= t["ci_high_us"]
@@ -494,7 +513,7 @@ def test_rows_of_the_table_derive_from_the_records(bench):
         mine, ours = medians["copycat", label], medians["pt-reference", label]
         line = next(x for x in shown[shown.index(next(x for x in shown if x.startswith(label))) :] if "copycat" in x)
         name, *cells = re.split(r"  +", line.strip())
-        assert cells[2] == f"{report._three(ours / mine)}x"  # speedup over the reference
+        assert cells[2].rstrip("?") == f"{report._three(ours / mine)}x"  # speedup over the reference
         assert float(cells[4]) == pytest.approx(mine / medians["copy", label], abs=0.006)  # times the floor
         assert (name == "copycat *") is (mine < ours)  # the fastest is marked
     wrong = [line for line in shown if re.search(r"\bwrong\b", line)]

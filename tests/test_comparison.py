@@ -62,6 +62,18 @@ def test_the_geometric_mean_is_over_the_workloads_of_one_tier():
     assert overall["events"]["ratio"] == pytest.approx(1.25) and overall["events"]["workloads"] == 1
 
 
+def test_a_verdict_on_a_time_in_doubt_is_marked():
+    d = document(
+        record("a", wave(2.0)), record("b", wave(1.0)), record("c", wave(1.0)),
+        record("a", wave(2.0), "u2"), record("b", wave(1.0), "u2", doubts=["noisy"]),
+    )  # fmt: skip
+    comparison.between(d, {"gdn_decode": "a"}, 0.005)
+    said = [(c["algo"], c["workload"]["uuid"], comparison.verdict(c)) for c in d["comparisons"]]
+    assert said == [("b", "u1", "FASTER"), ("c", "u1", "FASTER"), ("b", "u2", "FASTER ?")]
+    assert {o["algo"]: comparison.verdict(o) for o in d["overall"]} == {"b": "FASTER ?", "c": "FASTER"}
+    assert comparison.verdict({"verdict": "SAME"}) == "SAME"  # of a file from before doubts were kept here
+
+
 def test_without_the_baseline_nothing_is_compared():
     d = document(record("b", wave(1.0)))
     comparison.between(d, {"gdn_decode": "a"}, 0.005)

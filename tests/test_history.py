@@ -24,6 +24,7 @@ import pytest
 
 from gdn_cli import errors, history, paths, records
 from gdn_cli.history import database
+from gdn_cli.report import history as history_report
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 GPU = {
@@ -233,11 +234,21 @@ def test_the_overview_compares_only_the_same_workloads(kept):
         bench(*(record("a", us, b) for b, us in both), record("copy", 1.0), record("empty", 1.0, workload=None), day=5),
     )
     (row,) = store.overview()
+    assert not row["best_doubted"]
     assert row["last_us"] == pytest.approx(math.sqrt(2.0 * 20.0))
     assert row["best_us"] == pytest.approx(0.9 * math.sqrt(2.0 * 20.0))
     assert (row["runs"], row["first"][:10], row["last"][:10]) == (5, "2026-11-01", "2026-11-05")
     assert (row["algo"], row["tier"], row["commit"]) == ("a", "cupti", "05c78cc43113")
     assert [g["labels"] for g in store.timeline(history.Filter(("copy", "empty")))] == [["B=1"], ["all"]]
+
+
+def test_a_best_that_is_in_doubt_is_marked(kept, capsys):
+    """As one is where nothing else was measured."""
+    store = kept(*(bench(record("a", us, doubts=["noisy"]), day=i) for i, us in enumerate((2.0, 3.0), 1)))
+    (row,) = store.overview()
+    assert row["best_us"] == pytest.approx(2.0) and row["best_doubted"] is True
+    history_report.show_overview([row], as_json=False)
+    assert "2.00 us?  3.00 us?" in capsys.readouterr().out
 
 
 def test_the_overview_shows_the_first_tier_that_measured(kept):

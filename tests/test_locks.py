@@ -128,6 +128,23 @@ def test_another_gpu_is_another_lock(start):
         pass
 
 
+def test_the_cpu_has_one_lock_and_no_gpu_waits_for_it(file):
+    with locks.cpu(unexpected):
+        child = "from gdn_cli import locks\nimport sys\ndef say(line):\n    sys.exit(line)\n"
+        done = [
+            subprocess.run(
+                [sys.executable, "-c", f"{child}with locks.{asked}:\n    pass", *ARGS],
+                capture_output=True, text=True, env=helpers.environment(),
+            )
+            for asked in ("cpu(say)", f"gpu({UUID!r}, say)")
+        ]  # fmt: skip
+    assert done[0].returncode == 1 and done[1].returncode == 0 and not done[1].stderr
+    since = time.strftime("%H:%M")[:2]
+    said = done[0].stderr
+    assert said.startswith("the CPU is in use by `gdn ") and f"(pid {os.getpid()}, since {since}" in said
+    assert said.endswith("; waiting\n") and (file.parent / "gdn-cpu.lock").read_text() == ""
+
+
 def test_a_killed_holder_blocks_nobody(start, file):
     holder = start()
     assert says(holder) == "held"

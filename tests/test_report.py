@@ -23,7 +23,7 @@ import reports
 from gdn_cli import errors, registry, units
 from gdn_cli.errors import UsageError
 from gdn_cli.report import drawing as drawn
-from gdn_cli.report import figures, findings, gather, markdown, page, readme, sheet, verdicts
+from gdn_cli.report import figures, findings, gather, markdown, page, readme, sheet, terminal, verdicts
 
 ROOT = Path(__file__).resolve().parent.parent
 H200 = ROOT / "results" / "h200"
@@ -319,6 +319,58 @@ def test_the_spread_is_that_of_the_samples():
     assert low.quartiles[0] < low.interval[0] < low.median < low.interval[1] < low.quartiles[1]
     # the 1st and the 99th percentile leave single strays out
     assert findings._percentiles([[1.0, 1], [5.0, 150], [9.0, 2], [99.0, 1]]) == (5.0, 9.0)
+
+
+def doubting(document: dict, *where: tuple[str, int]) -> dict:
+    """The document with a doubt at these (algo, batch size)."""
+    for r in document["records"]:
+        if r["workload"] and (r["algo"], r["workload"]["axes"]["batch_size"]) in where:
+            r["doubts"] = ["noisy"]
+    return document
+
+
+def test_nothing_in_doubt_is_the_fastest_or_a_headline():
+    """Where the first is in doubt nobody is known to be the fastest; another one's doubt costs nobody a star."""
+    (plain,) = book_of(reports.bench()).groups
+    assert [plain.fastest(label) for label in plain.labels] == ["cuda-v4", "cuda-v4", "cuda-v1"]
+    book = book_of(doubting(reports.bench(), ("cuda-v4", 1), ("cuda-v4", 64), ("fi-baseline", 8)))
+    (group,) = book.groups
+    assert [group.fastest(label) for label in group.labels] == [None, "cuda-v4", "cuda-v1"]
+    text = markdown.markdown(book)
+    assert f"| {units.cell(group.median_us('cuda-v4', 'B=1'), 'us')} ? |" in text and text.count("**") == 2 * 2
+    points = {(p["algo"], p["label"]): p for p in findings.to_json(book)["groups"][0]["points"]}
+    assert points["cuda-v4", "B=1"]["doubted"] and not points["cuda-v4", "B=1"]["fastest"]
+    assert {r.algo: r.doubted for r in findings.rungs(book, group) if r.algo.startswith("cuda")} == {
+        "cuda-v1": False, "cuda-v4": True,
+    }  # fmt: skip
+
+
+def test_a_headline_is_of_times_that_are_not_in_doubt():
+    book = book_of(reports.bench())
+    first, *_ = findings.headline(book, book.groups[0])
+    assert first.startswith("cuda-v4 takes") and "3 workloads" in first and "as fast as the reference" in first
+    book = book_of(doubting(reports.bench(), ("pt-reference", 64)))
+    first, *_ = findings.headline(book, book.groups[0])  # the ratio to the reference is over the other two
+    assert first.startswith("cuda-v4 takes") and "2 workloads" in first
+    book = book_of(doubting(reports.bench(), *(("cuda-v4", b) for b in (1, 8, 64))))
+    assert findings.headline(book, book.groups[0]) == findings.machine_floors(book.groups[0])
+    assert " ?" in next(r.mean for r in findings.rungs(book, book.groups[0]) if r.algo == "cuda-v4")
+
+
+def test_the_terminal_gives_no_star_and_no_plain_ratio_to_what_is_in_doubt(capsys):
+    def lines(*where):
+        document = doubting(reports.bench((1,)), *where)
+        terminal.show(document, REGISTRY, False, Path("x.json"))
+        found = capsys.readouterr().out.splitlines()
+        return {algo: next(line for line in found if f" {algo} " in line) for algo in ("cuda-v1", "cuda-v4")}
+
+    plain = lines()
+    assert "cuda-v4 *" in plain["cuda-v4"] and "x?" not in plain["cuda-v4"]
+    unsure = lines(("cuda-v4", 1))
+    assert "*" not in unsure["cuda-v4"] + unsure["cuda-v1"]
+    assert "x?" in unsure["cuda-v4"] and "x?" not in unsure["cuda-v1"]
+    slow = lines(("pt-reference", 1))  # the star stays, and what is divided by a doubt is one
+    assert "cuda-v4 *" in slow["cuda-v4"] and "x?" in slow["cuda-v4"] and "x?" in slow["cuda-v1"]
 
 
 def test_failures_and_doubts_are_said_in_words():

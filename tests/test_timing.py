@@ -10,7 +10,20 @@ import pytest
 import torch
 
 from gdn_cli import timing
-from gdn_cli.timing import Plan, Sample, Subject, TierUnavailable, cupti, graph, wall
+from gdn_cli.timing import Plan, Sample, Subject, TierUnavailable, cupti, graph, host, sampling, wall
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """A host that leaves every round alone, and pauses that nobody waits for."""
+
+    def look_on(self, work):
+        began = timing.time.perf_counter()
+        result = work()
+        return result, host.Round(began, timing.time.perf_counter(), 0.0, 0, ())
+
+    monkeypatch.setattr(host.Witness, "look_on", look_on)
+    monkeypatch.setattr(timing.time, "sleep", lambda seconds: None)
 
 
 def test_a_record_has_median_quartiles_spread_and_interval():
@@ -41,15 +54,15 @@ def test_a_histogram_keeps_every_sample_and_stays_small():
 
 
 def collect(values, plan, watch=lambda: None):
-    """_collect on given times; with the sizes of the batches."""
+    """in_a_row on given times; with the sizes of the batches."""
     source, batches = iter(values), []
 
     def take(count):
         batches.append(count)
-        return [Sample(next(source)) for _ in range(count)]
+        return [(Sample(next(source)),) for _ in range(count)]
 
-    samples, stopped = timing._collect(take, plan, watch)
-    return [s.us for s in samples], stopped, batches
+    rows, stopped = sampling.in_a_row(take, plan, watch, lambda columns: sampling.known(plan.target, columns[0]))
+    return sampling.columns(rows)[0] if rows else [], stopped, batches
 
 
 def test_exact_counts_are_exact():
@@ -82,9 +95,9 @@ def test_a_slow_call_is_not_repeated_twenty_times(monkeypatch):
 
     def take(count):
         now[0] += 0.2 * count
-        return [Sample(2e5)] * count
+        return [(Sample(2e5),)] * count
 
-    samples, stopped = timing._collect(take, Plan(seconds=0.3), lambda: None)
+    samples, stopped = sampling.in_a_row(take, Plan(seconds=0.3), lambda: None, lambda columns: True)
     assert (len(samples), stopped) == (3, "target")
 
 
@@ -97,6 +110,7 @@ def clock(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(wall, "perf_counter_ns", lambda: round(now[0] * 1e9))
+    monkeypatch.setattr(timing.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     return now
 
 
@@ -124,15 +138,24 @@ def test_a_call_longer_than_the_seconds_is_made_twice(clock):
 def test_a_first_call_that_compiles_is_no_slow_call(clock):
     """Known from the second: then there is all of the warm-up, and samples until they are enough."""
     log = []
-    t = timing.measure("wall", lasting(clock, log, "A", 9.0, 1e-4), Plan(seconds=0.3, warmup=3))
-    assert (t.samples, t.stopped, t.note, t.median_us) == (20, "target", None, pytest.approx(100))
-    assert len(log) == 1 + 1 + 2 + 1 + 20  # the slow one, one to look, the other two, one to see its cost, and the rest
+    t = timing.measure("wall", lasting(clock, log, "A", 9.0, 2**-13), Plan(seconds=0.3, warmup=3))
+    assert (t.samples, t.stopped, t.note, t.median_us) == (5 * 164, "target", None, pytest.approx(122.07))
+    # the slow one, one to look, the other two; then five rounds of 20 ms, and behind a pause one that wakes what slept
+    assert len(log) == 1 + 1 + 2 + 5 * 164 + 4
+
+
+def test_rounds_on_a_cpu_are_apart(clock):
+    """Five of 20 ms: 40 samples in a row would all be in one slice of the scheduler."""
+    t = timing.measure("wall", lasting(clock, [], "A", 2**-13), Plan(seconds=0.3))
+    assert t.host.taken == len(t.host.rounds_us) == 5 and set(t.host.rounds_us) == {122.1} and t.host.aside == 0
+    assert t.host.span_s == pytest.approx((5 * 164 + 4) / 2**13 + 4 * 0.05) and t.host.span_s >= 0.2
+    assert t.busy_s < t.host.span_s < t.took_s and t.to_json()["host"]["taken"] == 5
 
 
 def test_a_call_a_little_shorter_is_repeated_as_before(clock):
     log = []
     t = timing.measure("wall", lasting(clock, log, "A", 0.29), Plan(seconds=0.3))
-    assert (len(log), t.samples, t.stopped) == (3 + 1 + 3, 3, "target")
+    assert (len(log), t.samples, t.stopped) == (3 + 6, 6, "target")  # up to five are too few to be believed
 
 
 def test_exact_counts_are_exact_for_slow_calls_too(clock):
@@ -280,15 +303,15 @@ def test_what_has_a_period_of_four_calls_is_no_difference():
     assert sum(a) == pytest.approx(sum(b), rel=1e-9)
 
 
-def test_who_takes_turns_decides_when_it_is_enough():
+def test_who_takes_turns_decides_when_it_is_enough(clock):
     seen = []
 
     def enough(each):
         seen.append([len(samples) for samples in each])
         return len(seen) == 2
 
-    log = []
-    _, rounds = timing.interleave("wall", [subject(log, "A"), subject(log, "B")], Plan(seconds=60), enough=enough)
+    a, b = lasting(clock, [], "A", 1e-3), lasting(clock, [], "B", 2e-3)
+    _, rounds = timing.interleave("wall", [a, b], Plan(seconds=60), enough=enough)
     assert len(seen) == 2 and all(a == b for a, b in seen) and len(rounds[0]) == len(rounds[1]) >= 20
 
 

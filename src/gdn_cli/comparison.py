@@ -33,7 +33,7 @@ def between(document: dict[str, Any], baselines: dict[str, str], threshold: floa
             compared = paired.compare(base["rounds_us"], record["rounds_us"], threshold=threshold)
             times = {"baseline_us": paired.centre(base["rounds_us"]), "us": paired.centre(record["rounds_us"])}
             head = {"op": op, "mode": mode, "tier": tier, "baseline": baselines[op], "algo": algo}
-            found.append((head, {"workload": record["workload"]} | times, compared))
+            found.append((head, _what(base, record) | times, compared))
     for record in document["records"]:
         record.pop("rounds_us", None)
     _finish(document, found, threshold)
@@ -54,8 +54,18 @@ def against(document: dict[str, Any], saved: dict[str, Any], name: str, algo: st
             compared = paired.unpaired(base["timing"], record["timing"], threshold=threshold)
             head = {key: record[key] for key in ("op", "mode", "tier")} | {"baseline": f"{base['algo']} of {name}"}
             times = {"baseline_us": base["timing"]["median_us"], "us": record["timing"]["median_us"]}
-            found.append((head | {"algo": record["algo"]}, {"workload": record["workload"]} | times, compared))
+            found.append((head | {"algo": record["algo"]}, _what(base, record) | times, compared))
     _finish(document, found, threshold)
+
+
+def verdict(item: dict[str, Any]) -> str:
+    """What a comparison, or an overall one, has for a verdict, with a mark where a time of it is in doubt."""
+    return f"{item.get('verdict', '')}{' ?' if item.get('doubted') else ''}"
+
+
+def _what(base: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
+    """Which workload, and whether the time of one of the two is in doubt."""
+    return {"workload": record["workload"], "doubted": bool(base.get("doubts") or record.get("doubts"))}
 
 
 def check_saved(saved: dict[str, Any], name: str, op: str, algos: list[str], algo: str | None, tiers: set[str]) -> str:
@@ -120,13 +130,17 @@ Row = tuple[
 def _finish(document: dict[str, Any], found: list[Row], threshold: float) -> None:
     document["comparisons"] = [head | what | compared.to_json() for head, what, compared in found]
     document["overall"] = []
-    sets: dict[tuple, tuple[dict[str, Any], list[paired.Comparison]]] = {}
-    for head, _, compared in found:
-        sets.setdefault(tuple(head.values()), (head, []))[1].append(compared)
-    for head, comparisons in sets.values():
+    sets: dict[tuple, tuple[dict[str, Any], list[paired.Comparison], list[bool]]] = {}
+    for head, what, compared in found:
+        _, comparisons, doubted = sets.setdefault(tuple(head.values()), (head, [], []))
+        comparisons.append(compared)
+        doubted.append(what["doubted"])
+    for head, comparisons, doubted in sets.values():
         whole = paired.geometric(comparisons, threshold=threshold)
         verdicts = {
             verdict: sum(c.verdict == verdict for c in comparisons)
             for verdict in (paired.FASTER, paired.SAME, paired.SLOWER)
         }
-        document["overall"].append(head | whole.to_json() | {"workloads": len(comparisons), "verdicts": verdicts})
+        document["overall"].append(
+            head | whole.to_json() | {"workloads": len(comparisons), "verdicts": verdicts, "doubted": any(doubted)}
+        )

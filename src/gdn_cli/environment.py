@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__, machine, paths
+from .timing import host
 
 _PACKAGES = {"torch": "torch", "triton": "triton", "flashinfer-bench": "flashinfer_bench", "apache-tvm-ffi": "tvm_ffi"}
 _PEERS = {"flashinfer-python": "flashinfer", "fla-core": "fla", "flash-qla": "flash_qla"}
@@ -173,7 +174,8 @@ def doubts(
     timing                 Timing.to_json()
     target                 the plan's: half the width of the median's 95 % interval, as a share of the median
     """
-    return [*_shared(before, during, after), *_slowed([*during, after]), *_moved(during), *_noisy(timing, target)]
+    said = [*_shared(before, during, after), *_slowed([*during, after]), *_moved(during)]
+    return [*said, *(host.doubts(timing) or _noisy(timing, target))]  # a cause says more than what comes of it
 
 
 def _shared(before: dict[str, Any], during: list[dict[str, Any]], after: dict[str, Any]) -> list[str]:

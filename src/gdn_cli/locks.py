@@ -1,4 +1,4 @@
-"""One holder per GPU: two commands that time on one GPU at once would both measure the other.
+"""One holder per GPU, and one for the CPUs: two commands that time on one device at once would both measure the other.
 
 The lock is flock's on a file that all users of this machine share, so the kernel frees it when its holder ends, however
 it ends, and a file that is left behind means nothing. It does not reach into containers with a /tmp of their own.
@@ -17,7 +17,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,10 @@ _held: dict[Path, int] = {}  # this process's locks: file -> descriptor
 _umask = threading.Lock()  # the process has one umask for all of its threads
 
 
+Says = Callable[[str], None]
+CPU = "cpu"  # all of this machine's: threads of one command are moved to where another one's were
+
+
 @contextmanager
 def gpu(
     uuid: str, waiting: Callable[[str], None], name: str = "", given_up: Callable[[], bool] = lambda: False
@@ -40,6 +44,11 @@ def gpu(
     """Hold the GPU's lock: `shared` for its UUID, as NVML has it ("GPU-..." or "MIG-...")."""
     with shared(uuid, waiting, name, given_up, "another command may time on it meanwhile"):
         yield
+
+
+def cpu(waiting: Says, given_up: Callable[[], bool] = lambda: False) -> AbstractContextManager[None]:
+    """`shared` for all CPUs of this machine. Who wants a GPU too takes that first: no two then wait for each other."""
+    return shared(CPU, waiting, "the CPU", given_up, "another command may time on it meanwhile")
 
 
 @contextmanager
@@ -91,10 +100,10 @@ class _NoLock(Exception):
     """No lock can be had here; the message says why."""
 
 
-def _file(uuid: str) -> Path:
+def _file(what: str) -> Path:
     """The lock's file. /tmp and not TMPDIR, which each user may set differently; GDN_LOCK_DIR moves it, for tests."""
     folder = os.environ.get("GDN_LOCK_DIR") or ("/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir())
-    return Path(folder) / f"gdn-{re.sub(r'[^A-Za-z0-9.-]', '_', uuid)}.lock"  # old names of MIG slices have slashes
+    return Path(folder) / f"gdn-{re.sub(r'[^A-Za-z0-9.-]', '_', what)}.lock"  # old names of MIG slices have slashes
 
 
 def _take(path: Path, busy: Callable[[str], None], given_up: Callable[[], bool]) -> int:

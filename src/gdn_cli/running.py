@@ -28,8 +28,8 @@ def run(
 ) -> None:
     """Run everything, job after job, each in its own worker; the document has it all at any moment.
 
-    Jobs of different GPUs run side by side. What times on a GPU waits until nobody else does: `say` gets the line that
-    tells for whom. With an `engine` nothing runs here.
+    Jobs of different GPUs run side by side. What times on a GPU or on the CPU waits until nobody else does: `say` gets
+    the line that tells for whom. With an `engine` nothing runs here.
     """
     document.missing.extend(plan.missing)
     for row in plan.unpackable:
@@ -57,11 +57,13 @@ def run(
 def _lane(
     gpu: Gpu | None, jobs: list[Job], tally: _Tally, say: Callable[[str], None], given_up: Callable[[], bool]
 ) -> None:
-    """One GPU's jobs, one after the other."""
+    """One GPU's jobs, or those of none, one after the other."""
     with contextlib.ExitStack() as held:
         if any(job.mode == "cuda" and job.tiers for job in jobs):
             gpu = gpu or machine.gpus()[0]
             held.enter_context(locks.gpu(gpu.uuid, say, f"GPU {gpu.index}", given_up))
+        if any(job.mode == "cpu" and job.tiers for job in jobs):
+            held.enter_context(locks.cpu(say, given_up))
         for job in jobs:
             tally.begin(job)
             outcome = execute(job, partial(tally.add, job), given_up)

@@ -105,23 +105,26 @@ def overview(db: sqlite3.Connection, where: Filter) -> list[dict[str, Any]]:
         row = dict(zip(columns, found, strict=True))
         origin, dirty = db.execute("SELECT origin, dirty FROM runs WHERE id = ?", (row.pop("run"),)).fetchone()
         row |= {"runs": runs, "first": first, "last": last, "commit": origin, "dirty": bool(dirty)}
-        row |= {"best_us": _best(db, row), "last_us": _exp(row.pop("log_mean"))}
+        row["best_us"], row["best_doubted"] = _best(db, row)
+        row |= {"last_us": _exp(row.pop("log_mean"))}
         del row["workloads"]
         listed.append(row)
     return listed
 
 
-def _best(db: sqlite3.Connection, row: dict[str, Any]) -> float | None:
-    """The least geometric mean at this place over the workloads measured last; one in doubt only where all are."""
+def _best(db: sqlite3.Connection, row: dict[str, Any]) -> tuple[float | None, bool]:
+    """The least geometric mean at this place over the workloads measured last, and whether it is in doubt, which it
+    is only where all are."""
     place, workloads = [row[name] for name in _PLACE], row["workloads"]
     here = f"FROM series s WHERE {_SHOWN} AND {_AT_PLACE} AND s.measured > 0"
     if not row["measured"]:  # then over those measured before that
         older = db.execute(f"SELECT s.workloads {here} ORDER BY s.time DESC, s.id DESC LIMIT 1", place).fetchone()
         workloads = older[0] if older else None
     best = db.execute(
-        f"SELECT s.log_mean {here} AND s.workloads = ? ORDER BY s.doubted > 0, s.log_mean LIMIT 1", [*place, workloads]
+        f"SELECT s.log_mean, s.doubted > 0 {here} AND s.workloads = ? ORDER BY s.doubted > 0, s.log_mean LIMIT 1",
+        [*place, workloads],
     ).fetchone()
-    return _exp(best[0]) if best else None
+    return (_exp(best[0]), bool(best[1])) if best else (None, False)
 
 
 def _exp(value: float | None) -> float | None:

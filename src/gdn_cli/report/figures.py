@@ -179,8 +179,7 @@ def the_ladder(book: Book, group: Group) -> list[Drawing]:
     partly = any(r.right < r.of for r, _ in bars)
 
     def text(r: findings.Rung, value: float) -> str:
-        own = units.duration(r.mean_us)
-        own = f"{units.times(value)}, {own}" if relative else own
+        own = f"{units.times(value)}, {r.mean}" if relative else r.mean
         return own + (f" ({r.right} of {r.of})" if r.right < r.of else "")
 
     def draw(figure: Any) -> None:
@@ -205,6 +204,7 @@ def the_ladder(book: Book, group: Group) -> list[Drawing]:
     where = f"geometric means over {units.count(found[0].of, 'workload')}"
     words = f"Speedup over {reference} and time, {where}" if relative else where.capitalize()
     words += ". Hatched bars are peers." if any(r.peer for r, _ in bars) else "."
+    words += " ?: some of its times are in doubt." if any(r.doubted for r, _ in bars) else ""
     words += " In brackets: on how many of them, where it has not all." if partly else ""
     said = "; ".join(f"{r.algo} {text(r, value)}" for r, value in bars)
     height = 0.6 + 0.27 * len(bars)

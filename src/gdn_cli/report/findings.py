@@ -92,14 +92,24 @@ class Rung:
     speedup: float | None  # over the reference, on the workloads that both have
     step: float | None  # over the rung below
     over_floor: float | None
+    doubted: bool = False  # whether one of the times in the mean is
+
+    @property
+    def mean(self) -> str:
+        """The mean in words, with a mark where it is in doubt."""
+        return "" if self.mean_us is None else units.duration(self.mean_us) + (" ?" if self.doubted else "")
 
 
-def rungs(book: Book, group: Group) -> list[Rung]:
-    """The algos in the order of the ladder, the copy floor last; means over the workloads that they share."""
+def rungs(book: Book, group: Group, *, trusted: bool = False) -> list[Rung]:
+    """The algos in the order of the ladder, the copy floor last; means over the workloads that they share.
+
+    `trusted` leaves out the times that are in doubt.
+    """
     known = ladder(book.registry, group.op)
     medians: dict[str, dict[str, float]] = {a: {} for a in group.algos}
+    doubted = {(m.algo, m.workload) for m in group.measured if m.doubted}
     for m in group.measured:
-        if m.median_us is not None and m.workload:
+        if m.median_us is not None and m.workload and not (trusted and m.doubted):
             medians[m.algo][m.workload] = m.median_us
     every = {w for a in group.rivals for w in medians[a]}
     # means are over the workloads that all have, but for algos that lack most of them: those have their own
@@ -131,18 +141,23 @@ def rungs(book: Book, group: Group) -> list[Rung]:
                 speedup=None if floor else 1.0 if algo == known.reference and own else ratio(known.reference, algo),
                 step=ratio(below, algo),
                 over_floor=None if floor or over is None else 1 / over,
+                doubted=any((algo, w) in doubted for w in own),
             )
         )  # fmt: skip
     return found
 
 
 def headline(book: Book, group: Group) -> list[str]:
-    """What the group says, in a sentence or two."""
-    found = rungs(book, group)
-    whole = [r for r in found if r.algo in group.rivals and r.mean_us and r.right == r.of]
-    said = []
-    if len(whole) > 1:
-        best = min(whole, key=lambda r: r.mean_us)
+    """What the group says, in a sentence or two, by the times that are not in doubt; nothing of the algos where one
+    that is in doubt would be the first."""
+
+    def ranked(*, trusted: bool) -> list[Rung]:
+        found = [r for r in rungs(book, group, trusted=trusted) if r.algo in group.rivals]
+        return sorted((r for r in found if r.mean_us and r.right == r.of), key=lambda r: r.mean_us)
+
+    whole, said = ranked(trusted=True), []
+    if len(whole) > 1 and whole[0].algo == ranked(trusted=False)[0].algo:
+        best = whole[0]
         firsts = sum(group.fastest(label) == best.algo for label in group.labels)
         more = []
         if best.speedup and best.algo != ladder(book.registry, group.op).reference:

@@ -100,6 +100,10 @@ class Measurement:
         return self.timing["median_us"] if self.timing and self.passed else None
 
     @property
+    def doubted(self) -> bool:
+        return bool(self.record.get("doubts"))
+
+    @property
     def axes(self) -> dict[str, Any]:
         return (self.record.get("workload") or {}).get("axes") or {}
 
@@ -138,7 +142,7 @@ class Point:
 
     @property
     def doubted(self) -> bool:
-        return any(m.record.get("doubts") for m in self.measured)
+        return any(m.doubted for m in self.measured)
 
 
 @dataclass(eq=False)
@@ -184,9 +188,11 @@ class Group:
         return [a for a in self.algos if a not in FLOORS]
 
     def fastest(self, label: str) -> str | None:
-        """The fastest algo there, where there are several to choose from."""
+        """The fastest algo there, where there are several to choose from; None where its time is in doubt: then nobody
+        is known to be."""
         known = {a: us for a in self.rivals if (us := self.median_us(a, label)) is not None}
-        return min(known, key=known.__getitem__) if len(known) > 1 else None
+        first = min(known, key=known.__getitem__) if len(known) > 1 else None
+        return None if first is None or self.points[first, label].doubted else first
 
     def over_floor(self, algo: str, label: str) -> float | None:
         """How many times the copy floor an algo takes."""

@@ -36,7 +36,7 @@ def show_overview(rows: list[dict[str, Any]], as_json: bool, empty: str = EMPTY)
         table = tables.setdefault(_title(row["op"], row), new_table(columns))
         table.add_row(
             row["algo"], str(row["runs"]), row["first"][:10], row["last"][:10], _commit(row),
-            _us(row["best_us"]) if row["best_us"] else "",
+            _us(row["best_us"]) + ("?" if row["best_doubted"] else "") if row["best_us"] else "",
             _us(row["last_us"]) + ("?" if row["doubted"] else "") if row["last_us"] else styled(("failed", "red")),
         )  # fmt: skip
     for title, table in tables.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from .. import units
+from .. import comparison, units
 from ..text import markdown as _text
 from ..text import markdown_code as _code
 from ..timing import COPY
@@ -125,7 +125,7 @@ def _ladder(book: Book, group: Group) -> str:
     rows = [
         [
             _code(r.algo), _code(r.after) if r.after else "peer" if r.peer else "",
-            "" if r.mean_us is None else units.duration(r.mean_us), factor(r.speedup), factor(r.step),
+            r.mean, factor(r.speedup), factor(r.step),
             factor(r.over_floor), f"{r.right}/{r.of}",
         ]
         for r in findings.rungs(book, group)
@@ -165,7 +165,7 @@ def _compare(book: Book, op: str) -> Iterator[str]:
         own = [c for _, c in book.extra("comparisons", op) if pair_name(source, c) == pair_name(source, item)]
         numbers = [_three(item.get(k)) for k in ("ratio", "low", "high")]
         counts = [str(sum(c.get("verdict") == v for c in own)) for v in ("FASTER", "SAME", "SLOWER")]
-        verdict = f"{numbers[0]}x", f"{numbers[1]} to {numbers[2]}", _text(str(item.get("verdict", "")))
+        verdict = f"{numbers[0]}x", f"{numbers[1]} to {numbers[2]}", _text(comparison.verdict(item))
         rows.append([_text(pair_name(source, item)), *verdict, *counts])
     yield f"{_code(op)}, compared in turns: how many times as fast as the baseline, geometric means:"
     yield _table(["pair", "ratio", "interval", "<verdict", "faster", "same", "slower"], rows)
@@ -178,7 +178,8 @@ def _scores(book: Book, op: str) -> Iterator[str]:
     rows = []
     for s in found:
         shares, missing = len(s.get("shares") or []), len(s.get("missing") or [])
-        value = units.times(s["value"]) if isinstance(s.get("value"), (int, float)) else "-"
+        value = s.get("value")
+        value = units.times(value) + (" ?" if s.get("doubtful") else "") if isinstance(value, (int, float)) else "-"
         rows.append([_code(str(s.get("algo"))), _text(str(s.get("tier"))), _code(str(s.get("against"))), value])
         rows[-1] += [f"{shares}/{shares + missing}", _text(str(s.get("reason") or ""))]
     yield f"{_code(op)}, a forecast of the contest's score:"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .. import __version__, units
+from .. import __version__, comparison, units
 from ..text import html as escape
 from ..timing import COPY, FLOORS
 from . import figures, findings, provenance, verdicts
@@ -211,7 +211,7 @@ def _ladder(book: Book, group: Group) -> str:
     rows = [
         [
             escape(r.algo), escape(r.after or ("peer" if r.peer else "")),
-            units.duration(r.mean_us) if r.mean_us is not None else "", factor(r.speedup), factor(r.step),
+            r.mean, factor(r.speedup), factor(r.step),
             factor(r.over_floor), f"{r.right}/{r.of}",
         ]
         for r in found
@@ -284,7 +284,7 @@ def _ratio(item: dict[str, Any]) -> list[str]:
     def three(x: Any) -> str:
         return f"{x:.3f}" if isinstance(x, (int, float)) else "-"
 
-    return [f"{three(ratio)}x", f"{three(low)} to {three(high)}", f"<b>{escape(str(item.get('verdict', '')))}</b>"]
+    return [f"{three(ratio)}x", f"{three(low)} to {three(high)}", f"<b>{escape(comparison.verdict(item))}</b>"]
 
 
 def _scores(book: Book, op: str) -> Iterator[str]:
@@ -294,7 +294,7 @@ def _scores(book: Book, op: str) -> Iterator[str]:
     rows = []
     for s in found:
         value = s.get("value")
-        value = units.times(value) if isinstance(value, (int, float)) else "-"
+        value = units.times(value) + (" ?" if s.get("doubtful") else "") if isinstance(value, (int, float)) else "-"
         shares, missing = len(s.get("shares") or []), len(s.get("missing") or [])
         most = ", ".join(f"{label} {share:.0%}" for label, share in (s.get("by_label") or [])[:3])
         cells = [s.get("algo"), s.get("tier"), s.get("against"), value, f"{shares}/{shares + missing}"]

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..comparison import verdict
 from ..environment import device
 from ..records import COPY, FLOORS, environment_of
 from ..registry import Op, Registry
@@ -100,6 +101,10 @@ class Row:
         return statistics.median(r["timing"]["spread"] for r in self.records if r.get("timing"))
 
     @property
+    def doubted(self) -> bool:
+        return any(r.get("doubts") for r in self.records)
+
+    @property
     def gigabytes_per_s(self) -> float:
         return self.records[0]["bytes_moved"] / self.median_us / 1e3
 
@@ -163,6 +168,7 @@ def _bench_tables(op: Op, rows: list[Row], document: dict[str, Any]) -> Titled:
 
 def _bench_table(op: Op, rows: list[Row]) -> Table:
     floors = {(row.label, row.tier, row.gpu): row.median_us for row in rows if row.algo == COPY}
+    doubted = {(row.label, row.tier, row.gpu) for row in rows if row.algo == op.reference and row.doubted}
     references = {(row.label, row.tier, row.gpu): row.median_us for row in rows if row.algo == op.reference}
     table = new_table(["<workload", "<algo", *_gpu_column(rows), ">median", ">spread", ">speedup", ">GB/s", ">x floor"])
     for row, shown in _grouped(table, _once(rows)):
@@ -172,14 +178,15 @@ def _bench_table(op: Op, rows: list[Row]) -> Table:
         rivals = [r for r in rows if (r.label, r.tier) == (row.label, row.tier) and r.algo != COPY and r.median_us]
         alike = len(set[str]().union(*(r.uuids for r in rivals))) < 2  # else nobody is the fastest
         best = row.algo != COPY and len(rivals) > 1 and alike and row.median_us == min(r.median_us for r in rivals)
+        best = best and not row.doubted  # else nobody is known to be
         mine = (row.label, row.tier, row.gpu)
         reference, floor = references.get(mine), floors.get(mine)
-        doubted = "?" if any(r.get("doubts") for r in row.records) else ""
+        unsure = "?" if row.doubted or mine in doubted else ""
         cells = [
             *_gpu_cell(rows, row),
             _us(row.median_us),
-            f"±{row.spread:.0%}{doubted}",
-            f"{_three(reference / row.median_us)}x" if reference and row.algo != COPY else "",
+            f"±{row.spread:.0%}{'?' if row.doubted else ''}",
+            f"{_three(reference / row.median_us)}x{unsure}" if reference and row.algo != COPY else "",
             _three(row.gigabytes_per_s),
             f"{row.median_us / floor:.2f}" if floor else "",
         ]
@@ -221,6 +228,7 @@ def _score_table(scores: list[dict[str, Any]]) -> Table:
         value = f"{_three(s['value'])}x" if s["value"] is not None else "-"
         if s["official"] == 0 and s["value"] is not None:
             value = f"0 (else {value})"
+        value += "?" if s["doubtful"] else ""
         most = ", ".join(f"{label} {share:.0%}" for label, share in s["by_label"][:3])
         cells = value, f"{len(s['shares'])}/{s['workloads']}", s["reason"] or most
         table.add_row(s["algo"], s["against"], *cells)
@@ -270,7 +278,7 @@ def _compare_tables(op: Op, rows: list[Row], document: dict[str, Any]) -> Titled
 
 def _verdict(comparison: dict[str, Any]) -> Text:
     style = {"FASTER": "green", "SLOWER": "red"}.get(comparison["verdict"], "dim")
-    return styled((comparison["verdict"], style))
+    return styled((verdict(comparison), "yellow" if comparison.get("doubted") else style))
 
 
 def _failed(record: dict[str, Any]) -> Text:

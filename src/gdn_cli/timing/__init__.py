@@ -21,10 +21,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from ..paired import median_interval
+from .host import Host
+from .sampling import Enough, Row, Watch, collect
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Plan:
 
     target   half the width of the median's 95 % interval, as a share of the median, at which sampling stops
     seconds  where it stops all the same
+    apart_s  on a CPU: the pause between rounds of samples, in seconds; 0 takes them all at once
     """
 
     warmup: int = 3
@@ -73,6 +75,7 @@ class Plan:
     trials: int = 1
     seconds: float = 0.3
     target: float = 0.01
+    apart_s: float = 0.05
     l2: str = "cold"  # of the GPU: cold (a 256 MB write before each call, or rotating buffers) or warm
 
 
@@ -144,6 +147,7 @@ class Timing:
     busy_s: float | None = None  # the loop of samples alone
     took_s: float | None = None  # the whole measurement, warm-up and bookkeeping included
     histogram: tuple[tuple[float, int], ...] = ()  # every sample, as (microseconds, how often)
+    host: Host | None = None  # what the host did meanwhile; None on a GPU
 
     @property
     def spread(self) -> float:
@@ -215,9 +219,6 @@ class Warmed:
 
 # --- measuring ----------------------------------------------------------------------------------------------------
 
-_LEAST, _MOST = 20, 5000  # samples; fewer where a single call takes a large part of the seconds
-Watch = Callable[[], None]  # called between batches: the worker reads the GPU's clocks in it
-
 
 def measure(tier: str, subject: Subject, plan: Plan, watch: Watch = lambda: None) -> Timing:
     """Time one subject in a tier. Raises TierUnavailable, with what to install."""
@@ -229,19 +230,21 @@ def measure(tier: str, subject: Subject, plan: Plan, watch: Watch = lambda: None
         return replace(timed, took_s=time.perf_counter() - began)
     places, sampler = [subject], module.Sampler([subject], plan)
 
-    def take(count: int) -> list[Sample]:
+    def take(count: int) -> list[Row]:
         taken = sampler.take([*range(len(places))] * count)
-        return [_mean(taken[i : i + len(places)]) for i in range(0, len(taken), len(places))]
+        return [(_mean(taken[i : i + len(places)]),) for i in range(0, len(taken), len(places))]
 
     try:
         if TIERS[tier].moves and not sampler.slow and len(found := _places(subject, plan)) > 1:
             sampler.close()
             places, sampler = found, module.Sampler(found, replace(plan, warmup=min(plan.warmup, 1)))
-        samples, stopped = _samples(sampler, take, plan, watch)
+        taken = collect(sampler, take, plan, watch, on_cpu=_on_cpu(tier))
+        samples = [sample for (sample,) in taken.rows]
         about = _about(sampler, 0, samples, plan)
     finally:
         sampler.close()
-    took = {"stopped": stopped, "busy_s": sampler.busy_s, "took_s": time.perf_counter() - began}
+    took = {"stopped": taken.stopped, "busy_s": sampler.busy_s, "took_s": time.perf_counter() - began}
+    took["host"] = taken.host
     return _timing(tier, samples, plan, places=len(places), **about, **took)
 
 
@@ -286,7 +289,7 @@ def interleave(
     subjects: list[Subject],
     plan: Plan,
     watch: Watch = lambda: None,
-    enough: Callable[[list[list[float]]], bool] | None = None,
+    enough: Enough | None = None,
 ) -> tuple[list[Timing], list[list[float]]]:
     """Time several subjects in turns, A B B A and so on: their records, and each one's samples in their order.
 
@@ -299,26 +302,30 @@ def interleave(
         raise TierUnavailable(f"calls of several algos cannot take turns in it; {able} can")
     began = time.perf_counter()
     sampler = _module(tier, plan).Sampler(subjects, plan)
-    taken: list[list[Sample]] = [[] for _ in subjects]
     turns = _turns(len(subjects))
 
-    def rounds(count: int) -> list[Sample]:
-        """`count` rounds (made even); returns the first subject's samples."""
+    def take(count: int) -> list[Row]:
+        """`count` rows (made even)."""
         order = [i for _ in range(0, count, 2) for i in next(turns)]
+        columns: list[list[Sample]] = [[] for _ in subjects]
         for i, sample in zip(order, sampler.take(order), strict=True):
-            taken[i].append(sample)
-        return taken[0][-(count + count % 2) :]
+            columns[i].append(sample)
+        return list(zip(*columns, strict=True))
 
     try:
-        done = (lambda _: enough([[s.us for s in samples] for samples in taken])) if enough else None
-        kept, stopped = _samples(sampler, rounds, plan, watch, done)
-        each = [samples[-len(kept) :] for samples in taken]
+        taken = collect(sampler, take, plan, watch, enough, on_cpu=_on_cpu(tier), step=2)
+        each = [list(column) for column in zip(*taken.rows, strict=True)]
         notes = [_about(sampler, i, samples, plan) for i, samples in enumerate(each)]
     finally:
         sampler.close()
-    took = {"stopped": stopped, "busy_s": sampler.busy_s, "took_s": time.perf_counter() - began}
+    took = {"stopped": taken.stopped, "busy_s": sampler.busy_s, "took_s": time.perf_counter() - began}
+    took["host"] = taken.host
     timings = [_timing(tier, samples, plan, **about, **took) for samples, about in zip(each, notes, strict=True)]
     return timings, [[s.us for s in samples] for samples in each]
+
+
+def _on_cpu(tier: str) -> bool:
+    return TIERS[tier].mode == "cpu"
 
 
 def _turns(count: int) -> Iterator[list[int]]:
@@ -360,61 +367,3 @@ def _about(sampler: Warmed, i: int, samples: list[Sample], plan: Plan) -> dict[s
         return found
     count = f"{len(samples)} sample{'s' * (len(samples) > 1)}"
     return {"note": f"calls take longer than the {plan.seconds:g} s to measure in: {count}"} | found
-
-
-def _samples(
-    sampler: Warmed,
-    take: Callable[[int], list[Sample]],
-    plan: Plan,
-    watch: Watch,
-    enough: Callable[[list[Sample]], bool] | None = None,
-) -> tuple[list[Sample], str]:
-    """`_collect`, but for calls that take longer than the whole time: what one round of them gives is all."""
-    if sampler.slow:
-        began = time.perf_counter()
-        samples = take(1)
-        if time.perf_counter() - began > plan.seconds:
-            watch()
-            return samples, "time"
-        sampler.get_ready()  # the first call compiled, and this one did not
-    return _collect(take, plan, watch, enough)
-
-
-def _known(target: float, samples: list[Sample]) -> bool:
-    """Whether half the median's 95 % interval is within `target` of the median."""
-    times = [s.us for s in samples]
-    low, high = median_interval(times)
-    return (high - low) / 2 <= target * statistics.median(times)
-
-
-def _collect(
-    take: Callable[[int], list[Sample]],
-    plan: Plan,
-    watch: Watch,
-    enough: Callable[[list[Sample]], bool] | None = None,
-) -> tuple[list[Sample], str]:
-    """Samples until they are enough (by default: the median is known to the target), the time is over, or the count
-    that was asked for is there."""
-    enough = enough or partial(_known, plan.target)
-    if plan.iterations:
-        samples = []
-        for _ in range(plan.trials):
-            samples += take(plan.iterations)
-            watch()
-        return samples, "count"
-    began = time.perf_counter()
-    samples = take(1)  # it pays for what the later ones find ready, and tells what one costs
-    one_s = time.perf_counter() - began
-    samples.clear()
-    began = time.perf_counter()
-    batch = max(3, min(_LEAST, int(plan.seconds / max(one_s, 1e-9))))
-    while True:
-        samples += take(batch)
-        watch()
-        took = time.perf_counter() - began
-        if enough(samples):
-            return samples, "target"
-        if took >= plan.seconds or len(samples) >= _MOST:
-            return samples, "time"
-        within = int(len(samples) * (plan.seconds - took) / took)  # as many as the rest of the time can hold
-        batch = max(1, min(len(samples), within, _MOST - len(samples)))

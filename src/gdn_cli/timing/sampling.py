@@ -1,0 +1,175 @@
+"""How many samples, and when: until they are enough, the time is over, or the count that was asked for is there.
+
+A row of samples is one of each subject, taken next to each other. On a GPU rows follow one another; on a CPU they come
+in rounds apart from each other, because 40 samples of 15 us all lie in one slice of the scheduler, and are as steady
+beside a busy neighbour as without one: 11 to 78 us for the same call, each known to 1 %.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..paired import median_interval
+from .host import FEW, Host, Round, Witness, apart
+
+if TYPE_CHECKING:
+    from . import Plan, Sample, Warmed
+
+Row = tuple["Sample", ...]
+Take = Callable[[int], list[Row]]
+Watch = Callable[[], None]  # called between batches: the worker reads the GPU's clocks in it
+Enough = Callable[[list[list[float]]], bool]  # of each subject's microseconds so far
+
+_LEAST, _MOST = 20, 5000  # rows; fewer where a single call takes a large part of the seconds
+
+# of rounds on a CPU
+_ROUNDS = 5  # at least, and so many more before it is asked again whether they are enough
+_ROUND_S = 0.02  # longer than a slice of the scheduler: how long a thread waits is known when it runs again
+_KEPT = 250  # rows of a round, evenly
+_PATIENCE_S = 1.5  # beyond the plan's seconds, for pauses, and until enough rounds were left alone
+_WAKES_S = 1e-3  # the call behind a pause costs up to 0.2 ms more: calls of less get one that does not count
+
+
+class Taken(NamedTuple):
+    """Rows of samples, why there are no more (Timing.stopped), and what the host did meanwhile, on a CPU."""
+
+    rows: list[Row]
+    stopped: str
+    host: Host | None = None
+
+
+def collect(
+    sampler: Warmed,
+    take: Take,
+    plan: Plan,
+    watch: Watch,
+    enough: Enough | None = None,
+    *,
+    on_cpu: bool = False,
+    step: int = 1,
+) -> Taken:
+    """Rows by the plan. `take` gives a number of them, in steps of `step`. Of calls that take longer than all of the
+    time, what one row gives is all."""
+    enough = enough or (lambda columns: known(plan.target, columns[0]))
+    on_cpu = on_cpu and plan.apart_s > 0
+    if sampler.slow:
+        began = time.perf_counter()
+        taken = _host([Witness().look_on(lambda: take(1))], "time") if on_cpu else Taken(take(1), "time")
+        if time.perf_counter() - began > plan.seconds:
+            watch()
+            return taken
+        sampler.get_ready()  # the first call compiled, and this one did not
+    if on_cpu:
+        return _counted(take, plan, watch, step) if plan.iterations else _rounds(take, plan, watch, enough)
+    return Taken(*in_a_row(take, plan, watch, enough))
+
+
+def known(target: float, times: list[float]) -> bool:
+    """Whether half the median's 95 % interval is within `target` of the median."""
+    low, high = median_interval(times)
+    return (high - low) / 2 <= target * statistics.median(times)
+
+
+def columns(rows: list[Row]) -> list[list[float]]:
+    """Each subject's microseconds."""
+    return [[sample.us for sample in column] for column in zip(*rows, strict=True)]
+
+
+def in_a_row(take: Take, plan: Plan, watch: Watch, enough: Enough) -> tuple[list[Row], str]:
+    """Rows that follow one another, and why there are no more."""
+    if plan.iterations:
+        rows = []
+        for _ in range(plan.trials):
+            rows += take(plan.iterations)
+            watch()
+        return rows, "count"
+    began = time.perf_counter()
+    rows = take(1)  # it pays for what the later ones find ready, and tells what one costs
+    one_s = time.perf_counter() - began
+    rows.clear()
+    began = time.perf_counter()
+    batch = max(3, min(_LEAST, int(plan.seconds / max(one_s, 1e-9))))
+    while True:
+        rows += take(batch)
+        watch()
+        took = time.perf_counter() - began
+        if enough(columns(rows)):
+            return rows, "target"
+        if took >= plan.seconds or len(rows) >= _MOST:
+            return rows, "time"
+        within = int(len(rows) * (plan.seconds - took) / took)  # as many as the rest of the time can hold
+        batch = max(1, min(len(rows), within, _MOST - len(rows)))
+
+
+# --- on a CPU -----------------------------------------------------------------------------------------------------
+
+Seen = tuple[list[Row], Round]
+
+
+def _host(rounds: list[Seen], stopped: str, kept: list[Seen] | None = None) -> Taken:
+    """What has been taken, with the record of the host; `kept` are the rounds that count, if not all do."""
+    kept = rounds if kept is None else kept
+    counts = [any(one is other for other in kept) for one in rounds]
+    host = Host.of([what for _, what in rounds], counts, [_median(rows) for rows, _ in kept])
+    return Taken([row for rows, _ in kept for row in rows], stopped, host)
+
+
+def _median(rows: list[Row]) -> float:
+    """Of the first subject, which stands for all: what disturbs a round disturbs every call in it."""
+    return statistics.median(row[0].us for row in rows)
+
+
+def _counted(take: Take, plan: Plan, watch: Watch, step: int) -> Taken:
+    """Exactly as many rows as were asked for, in at least five rounds where there are so many."""
+    trial = -(-(plan.iterations or 0) // step)
+    units = trial * plan.trials
+    count = min(units, max(_ROUNDS, plan.trials))
+    witness, rounds = Witness(), []
+    for i in range(count):
+        if rounds:
+            time.sleep(plan.apart_s)
+        share = (units * (i + 1) // count - units * i // count) * step
+        rounds.append(witness.look_on(lambda share=share: take(share)))
+        watch()
+    return _host(rounds, "count")
+
+
+def _rounds(take: Take, plan: Plan, watch: Watch, enough: Enough) -> Taken:
+    """Rounds until so many as are enough were left alone by the host and agree. If that does not come to be, all of
+    them count, and the record says what the host did."""
+    began, witness = time.perf_counter(), Witness()
+    rounds: list[Seen] = []
+    lasts = min(_ROUND_S, plan.seconds / _ROUNDS)
+    one_s = 0.0
+    while True:
+        if rounds and one_s < lasts:  # else they are apart by themselves
+            time.sleep(plan.apart_s)
+        if one_s < _WAKES_S and (rounds or not plan.warmup):
+            take(1)
+        rows, what = witness.look_on(lambda: _round(take, lasts))
+        one_s = (what.ended - what.began) / len(rows)
+        rounds.append((rows[:: (len(rows) // _KEPT) | 1], what))  # an odd step: in turns, each is first equally often
+        watch()
+        kept = [one for one in rounds if not one[1].disturbed]
+        left_alone = len(kept) >= _ROUNDS and 2 * len(kept) >= len(rounds)
+        samples = [row for rows, _ in kept for row in rows]
+        if left_alone and len(samples) > FEW and not apart([_median(rows) for rows, _ in kept]):
+            over = sum(what.ended - what.began for _, what in kept) >= plan.seconds
+            if (over or len(kept) % _ROUNDS == 0) and enough(columns(samples)):
+                return _host(rounds, "target", kept)
+            if over:
+                return _host(rounds, "time", kept)
+        if time.perf_counter() - began >= plan.seconds + _PATIENCE_S:
+            return _host(rounds, "time", kept if left_alone else None)
+
+
+def _round(take: Take, lasts: float) -> list[Row]:
+    """Rows for so many seconds, at least one; not many at once, as the next one may take a hundred times as long."""
+    began = time.perf_counter()
+    rows = take(1)
+    while (spent := time.perf_counter() - began) < lasts:
+        rows += take(max(1, min(_LEAST, int(len(rows) * (lasts - spent) / max(spent, 1e-9)))))
+    return rows
