@@ -258,7 +258,9 @@ def wrong(**changes):
 
 WRONG = {
     "dtype": (dict(q=lambda x: x.float()), TypeError, "q: expected bfloat16, got float32"),
-    "dtype of the state": (dict(state=lambda x: x.bfloat16()), TypeError, "state: expected float32, got bfloat16"),
+    "dtype of the state": (dict(state=lambda x: x.bfloat16()), TypeError,
+        "state: expected float32, got bfloat16; gdn_decode_bf16 takes it: load('pt-reference', op='gdn_decode_bf16')",
+    ),
     "rank": (
         dict(q=lambda x: x[:, 0]), ValueError,
         "q: expected 4 dimensions [batch_size, seq_len, num_q_heads, head_size], got [2, 4, 128]",
@@ -287,7 +289,8 @@ WRONG = {
     "none": (dict(b=lambda x: None), TypeError, "b: expected a tensor, got NoneType"),
     "scale": (dict(scale=lambda x: "1"), TypeError, "scale: expected a number or None, got str"),
     "scale as a tensor": (
-        dict(scale=lambda x: torch.ones(())), TypeError, "scale: expected a number or None, got Tensor"
+        dict(scale=lambda x: torch.ones(())), TypeError,
+        "scale: expected a number or None, got Tensor; call .item() on it",
     ),
     "grad": (
         dict(A_log=lambda x: x.requires_grad_()), RuntimeError,

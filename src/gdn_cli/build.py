@@ -37,6 +37,29 @@ class Kernel:
         self.destination_passing = runnable.metadata.destination_passing_style
         self.module = _module_of(runnable)
 
+    def backend(self, inputs: list) -> str | None:
+        """Which way the algo takes on these inputs, in its own words; None where it has but one, or does not say.
+
+        A Python module says it by `backend(*inputs)`, a library by `fallback()`.
+        """
+        if callable(tell := getattr(self.module, "backend", None)):
+            return str(tell(*inputs))
+        return self.fallback()
+
+    def fallback(self) -> str | None:
+        """The slower way that a library takes on the current device where it could have a faster one, and why; or None.
+
+        A C++ or CUDA algo tells by a second function, TVM_FFI_DLL_EXPORT_TYPED_FUNC(fallback, ...): no arguments, a
+        text, empty where it takes the fastest way that it has.
+        """
+        binary = self.runnable.metadata.misc.get("binary")
+        if binary is None:  # Python's
+            return None
+        import tvm_ffi
+
+        library = tvm_ffi.load_module(str(binary))
+        return str(library.get_function("fallback")()) or None if library.implements_function("fallback") else None
+
     def __call__(self, inputs: list, outputs: list) -> None:
         """One call, as a judge times it: a value-returning solution allocates its own results."""
         if self.destination_passing:

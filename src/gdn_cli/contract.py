@@ -6,6 +6,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -13,14 +14,19 @@ import torch
 from . import seqlens
 from .dtypes import DTYPES
 from .expression import condition
-from .registry import Algo, Op
+from .registry import Algo, Op, Registry
+
+ALIGNMENT = 16  # bytes: of every address on a GPU; wide loads and the copy engine take no less (tensor.cuh, tensors.py)
 
 
 class Contract:
-    """An op's inputs and outputs in torch's terms, for the devices of one algo: schemas, checks, shapes."""
+    """An op's inputs and outputs in torch's terms, for the devices of one algo: schemas, checks, shapes.
 
-    def __init__(self, op: Op, algo: Algo) -> None:
-        self.op, self.algo = op, algo
+    known  where another op is looked for that takes what this one does not
+    """
+
+    def __init__(self, op: Op, algo: Algo, known: Registry | None = None) -> None:
+        self.op, self.algo, self.known = op, algo, known
         self.names, self.outputs = tuple(op.inputs), tuple(op.outputs)
         self.tuple = f"({', '.join(self.outputs)}{',' if len(self.outputs) == 1 else ''})"
         self.tensors = tuple(name for name, spec in op.inputs.items() if spec.shape is not None)
@@ -64,7 +70,7 @@ class Contract:
     def document(self, operator: str) -> str:
         def line(name: str, spec: Any) -> str:
             shape = "a number, or None for the default" if spec.shape is None else f"[{', '.join(spec.shape)}]"
-            return f"    {name:<{width}}  {spec.dtype:<8}  {shape}"
+            return f"    {name:<{width}}  {spec.dtype:<8}  {shape}" + (f", {spec.note}" if spec.note else "")
 
         width = max(map(len, (*self.names, *self.outputs)))
         fixed = ", ".join(f"{name} = {value}" for name, value in self.op.axes.items() if value is not None)
@@ -75,6 +81,8 @@ class Contract:
             f"The definition has {fixed}.", "The algo may take other head counts.",
             f"out={self.tuple} writes into these tensors instead of new ones, and returns them.",
             f"Runs on {' and '.join(self.devices)}; all tensors contiguous and on one device. No backward.",
+            *([f"On a GPU every tensor begins at a multiple of {ALIGNMENT} bytes; one of .clone() does."]
+              if "cuda" in self.devices else []),
             f"As an operator: torch.ops.{operator}, torch.ops.{operator}_out.",
         ])  # fmt: skip
 
@@ -97,14 +105,40 @@ class Contract:
 
     def _kind(self, name: str, spec: Any, x: torch.Tensor) -> None:
         if x.dtype != DTYPES[spec.dtype]:
-            raise TypeError(f"{name}: expected {spec.dtype}, got {str(x.dtype).removeprefix('torch.')}")
+            got = str(x.dtype).removeprefix("torch.")
+            raise TypeError(f"{name}: expected {spec.dtype}, got {got}{self._cure(name, spec, x.dtype)}")
         if x.dim() != len(spec.shape):
             raise ValueError(
                 f"{name}: expected {len(spec.shape)} dimensions [{', '.join(spec.shape)}], got {list(x.shape)}"
             )
 
+    def _cure(self, name: str, spec: Any, dtype: torch.dtype) -> str:
+        """What to do about an input of another dtype: a conversion that loses nothing, or the op that takes it so."""
+        if dtype in _WHOLE and DTYPES[spec.dtype] in _WHOLE:
+            return f"; call .to(torch.{spec.dtype}) on it"
+        for op in self.known.ops.values() if self.known else ():
+            of = op.inputs.get(name)
+            if of and DTYPES[of.dtype] == dtype and _shapes(op) == _shapes(self.op):
+                names = [a.name for a in self.known.of(op.name) if set(self.devices) & set(a.modes)]
+                if self.algo.name in names or len(names) == 1:
+                    name = self.algo.name if self.algo.name in names else names[0]
+                    return f"; {op.name} takes it: load('{name}', op='{op.name}')"
+                return f"; {op.name} takes it: load(..., op='{op.name}') with one of {', '.join(names)}"
+        return ""
+
+    def number(self, name: str, x: Any) -> int | float | None:
+        """A scalar as the operator takes it: Python's numbers and NumPy's, none that would be waited for."""
+        if x is None or isinstance(x, (int, float)):
+            return x
+        if isinstance(x, Real):  # NumPy's
+            return self._scalar(name)(x)
+        kind, cure = type(x).__name__, ""
+        if getattr(x, "ndim", None) == 0:
+            cure = "; call .item() on it" + (", which waits for the GPU" if getattr(x, "is_cuda", False) else "")
+        raise TypeError(f"{name}: expected a number or None, got {kind}{cure}")
+
     def sizes(self, inputs: Sequence[Any]) -> None:
-        """Whether every tensor is contiguous, and the sizes agree with each other and with the op's constraints.
+        """Whether every tensor is contiguous and aligned, and sizes agree with each other and the op's constraints.
 
         An axis that the definition fixes at 1 must be 1 (a second token would be dropped); other fixed ones, such as
         head counts, are up to the algo.
@@ -113,6 +147,7 @@ class Contract:
         for name, x in tensors:
             if not x.is_contiguous():
                 raise ValueError(f"{name}: expected contiguous; call .contiguous() on it")
+            _aligned(name, x, "call .clone() on it")
         shapes = tuple([x.shape for _, x in tensors])
         if shapes in self._agreed:
             return
@@ -173,6 +208,27 @@ class Contract:
                 raise ValueError(f"{whose}: {name}: expected shape {shape}, got {list(x.shape)}")
             if sizes and not x.is_contiguous():
                 raise ValueError(f"{whose}: {name}: expected contiguous")
+
+    def places(self, outputs: Sequence[Any]) -> None:
+        """Whether given outputs are aligned."""
+        for name, x in zip(self.outputs, outputs, strict=True):
+            _aligned(f"out: {name}", x, "give one that torch.empty made")
+
+
+_WHOLE = (torch.int32, torch.int64)
+
+
+def _shapes(op: Op) -> list[tuple]:
+    return [(name, spec.shape) for name, spec in op.inputs.items()]
+
+
+def _aligned(name: str, x: torch.Tensor, cure: str) -> None:
+    """On a GPU, a load of 16 bytes from any other address takes the context down, and everything with it.
+
+    A CPU's loads take any address, and tensors in files of safetensors begin at multiples of 8 bytes.
+    """
+    if x.data_ptr() % ALIGNMENT and x.is_cuda:
+        raise ValueError(f"{name}: expected a pointer aligned to {ALIGNMENT} bytes; {cure}")
 
 
 def _over_axes(op: Op) -> Iterator[tuple[str, Callable[[dict[str, int]], bool]]]:

@@ -7,6 +7,11 @@ and no fixed sizes. Nothing here synchronises or asks the device for a value.
 
 Streams: flashinfer-bench hands torch's tensors to TVM-FFI as they are, which takes torch's current stream of their
 device for the call; Triton launches on torch's current stream too, of the current device, which is therefore set.
+
+Threads: a call may come from any. A new one has no CUDA context current before it has launched something, and what asks
+the driver for more than a launch fails there, so each thread gets the device's context at its first call.
+
+Autocast ends where a call begins: an algo's own products have the precision that its definition says.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import itertools
 import os
 import re
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -46,17 +52,21 @@ def load(
     op     which op's, where several have an algo of that name (without it decode's, as on the command line)
     algos  a folder of your own with <op>/<algo>/algo.toml; without it those of the environment variable GDN_ALGOS
 
-    The function takes the inputs by position or by name, all contiguous and on one device; scalars may be left out
-    (None: the definition's default). It returns a tuple with the outputs as new tensors, one output included. With
-    `out=` (a tuple of contiguous tensors in the order of the outputs) it writes there and returns these. They go to the
-    algo as they are: `out=(output, state)`, the state updated in place, is for algos that read each element before they
-    write it; ask the algo's source. Its own docstring has the shapes and dtypes.
+    The function takes the inputs by position or by name, all contiguous and on one device, on a GPU at addresses that
+    are multiples of 16 bytes, as torch's own are. Scalars are Python's numbers or NumPy's, and may be left out (None:
+    the definition's default). It returns a tuple with the outputs as new tensors, one output included. With `out=` (a
+    tuple of such tensors in the order of the outputs) it writes there and returns these. They go to the algo as they
+    are: `out=(output, state)`, the state updated in place, is for algos that read each element before they write it;
+    ask the algo's source. Its own docstring has the shapes and dtypes, and what the values must be.
 
     A call raises TypeError or ValueError before anything runs on inputs that are not the op's. `cu_seqlens` is among
     them on a CPU; on a GPU a look at it would wait for the device, so there it is the caller's. There is no backward:
     inputs that require grad are refused, unless under torch.no_grad(). Call it once before capturing a CUDA graph:
     Triton compiles at its first call, and CUDA loads a kernel at its first launch. Under torch.compile the sizes may be
     dynamic; another scale compiles anew.
+
+    Any thread may call it, on tensors of any GPU, and torch.autocast around a call changes nothing in it. There is a
+    warning where an algo was built so that it takes a slower way than the one it has for this GPU.
 
     Loading the same algo again gives the same function; sources that have changed since give another.
     Raises UsageError (no such algo), MissingError (no GPU, nvcc or package here), GdnError (it does not build).
@@ -70,7 +80,9 @@ def load(
     with _lock:
         if key not in _loaded:
             kernel = _built(algo, of, pack.definition(of, known), solution)
-            _loaded[key] = _function(algo, Contract(of, algo), kernel, _operator_name(algo, digest))
+            if slower := kernel.fallback():
+                warnings.warn(f"{algo.full_name}: {slower}", stacklevel=2)
+            _loaded[key] = _function(algo, Contract(of, algo, known), kernel, _operator_name(algo, digest))
         return _loaded[key]
 
 
@@ -126,7 +138,7 @@ def _register(contract: Contract, kernel: build.Kernel, name: str) -> None:
         contract.kinds(inputs)
         contract.sizes(inputs)
         contract.values(inputs)
-        with _device(inputs):
+        with _around(inputs):
             if kernel.destination_passing:
                 outputs = contract.empty(inputs)
                 kernel(list(inputs), outputs)
@@ -140,7 +152,8 @@ def _register(contract: Contract, kernel: build.Kernel, name: str) -> None:
         contract.sizes(inputs)
         contract.values(inputs)
         contract.results(inputs, outputs, "out")
-        with _device(inputs):
+        contract.places(outputs)
+        with _around(inputs):
             if kernel.destination_passing:
                 kernel(list(inputs), list(outputs))
             else:
@@ -173,10 +186,30 @@ def _register(contract: Contract, kernel: build.Kernel, name: str) -> None:
         _operators.add(operator)
 
 
-def _device(inputs: Sequence[Any]) -> Any:
-    """Triton launches on the current device, which need not be the one of the tensors."""
+_this_thread = threading.local()
+_NOTHING = contextlib.nullcontext()
+
+
+def _around(inputs: Sequence[Any]) -> Any:
+    """What holds during a call: the tensors' device with its context, and no autocast."""
     device = next(x.device for x in inputs if isinstance(x, torch.Tensor))
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+    plain = torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else None
+    if device.type != "cuda":
+        return plain or _NOTHING
+    if getattr(_this_thread, "bound", False) and plain is None:
+        return torch.cuda.device(device)
+    return _first(device, plain or _NOTHING)
+
+
+@contextlib.contextmanager
+def _first(device: torch.device, plain: Any) -> Iterator[None]:
+    """Triton launches on the current device, which need not be the one of the tensors. Torch binds no context where the
+    thread counts on this device already; a call of CUDA's runtime that needs one does, such as this one."""
+    with torch.cuda.device(device), plain:
+        if not getattr(_this_thread, "bound", False):
+            torch.cuda.mem_get_info(device)
+            _this_thread.bound = True
+        yield
 
 
 def _function(
@@ -191,12 +224,12 @@ def _function(
 
     def call(*args: Any, out: Any = None, **named: Any) -> tuple[torch.Tensor, ...]:
         inputs = args if len(args) == len(names) and not named else _bound(args, named)
-        for name, x in zip(names, inputs, strict=True):
-            if name not in tensors:
-                if x is not None and not isinstance(x, (int, float)):
-                    raise TypeError(f"{name}: expected a number or None, got {type(x).__name__}")
-            elif not isinstance(x, torch.Tensor):
-                raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+        for i, (name, x) in enumerate(zip(names, inputs, strict=True)):
+            if name in tensors:
+                if not isinstance(x, torch.Tensor):
+                    raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+            elif x is not None and not isinstance(x, (int, float)):
+                inputs = (*inputs[:i], contract.number(name, x), *inputs[i + 1 :])
         if out is None:
             result = returning(*inputs)
             return result if len(outputs) > 1 else (result,)

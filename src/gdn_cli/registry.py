@@ -27,6 +27,7 @@ class TensorSpec:
 
     shape: tuple[str, ...] | None
     dtype: str
+    note: str = field(default="", compare=False)  # what its values must be, for whoever calls an algo
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,7 @@ def read_op(path: Path) -> Op:
             if not isinstance(spec, dict) or not isinstance(spec.get("dtype"), str):
                 raise f.wrong(f"{key}.{name}", "{ shape = [axes], dtype = name }", spec)
             shape = spec.get("shape")
-            found[name] = TensorSpec(None if shape is None else tuple(shape), spec["dtype"])
+            found[name] = TensorSpec(None if shape is None else tuple(shape), spec["dtype"], spec.get("note", ""))
             for axis in shape or ():
                 if axis not in axes:
                     raise f.wrong(f"{key}.{name}.shape", f"axes of [axes]: {', '.join(axes)}", axis)

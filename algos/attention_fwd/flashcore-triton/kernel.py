@@ -23,6 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .tensors import check
 from .tuned import TUNED
 
 
@@ -77,8 +78,7 @@ def run(q, k, v, output):
     for name, x in (("q", q), ("k", k), ("v", v), ("output", output)):
         if x.dtype != torch.float16 or x.shape != (B, H, S, 64):
             raise ValueError(f"{name}: expected float16 {[B, H, S, 64]}, got {x.dtype} {list(x.shape)}")
-        if not x.is_contiguous():
-            raise ValueError(f"{name}: expected contiguous; call .contiguous() on it")
+    check(q=q, k=k, v=v, output=output)
     if q.numel() == 0:
         return
     if B * H > 65535:

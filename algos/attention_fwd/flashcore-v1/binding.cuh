@@ -5,13 +5,13 @@
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/extra/cuda/base.h>
-#include <tvm/ffi/extra/cuda/device_guard.h>
 #include <tvm/ffi/function.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <utility>
 
+#include "device.cuh"
 #include "problem.cuh"
 #include "tensor.cuh"
 
@@ -33,15 +33,15 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
       TVM_FFI_THROW(ValueError) << name << ": expected on the device of q";
   }
   const DLDataType f16{kDLFloat, 16, 1};
-  const auto* p_q = gdn::data<const __half>(q, "q", f16, {B, H, S, D}, device, 16);
-  const auto* p_k = gdn::data<const __half>(k, "k", f16, {B, H, S, D}, device, 16);
-  const auto* p_v = gdn::data<const __half>(v, "v", f16, {B, H, S, D}, device, 16);
-  auto* p_o = gdn::data<__half>(output, "output", f16, {B, H, S, D}, device, 16);
+  const auto* p_q = gdn::data<const __half>(q, "q", f16, {B, H, S, D}, device);
+  const auto* p_k = gdn::data<const __half>(k, "k", f16, {B, H, S, D}, device);
+  const auto* p_v = gdn::data<const __half>(v, "v", f16, {B, H, S, D}, device);
+  auto* p_o = gdn::data<__half>(output, "output", f16, {B, H, S, D}, device);
   // the kernels count rows, and bytes within a head, in 32 bits, and blocks of rows in a dimension of the grid
   if (S > int64_t{1} << 20) TVM_FFI_THROW(ValueError) << "S = " << S << ": expected at most 2^20";
   if (S == 0) return;
 
-  ffi::CUDADeviceGuard guard(device.device_id);
+  const gdn::CurrentDevice current(device.device_id);
   auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
   constexpr int64_t MOST = 65535;
   for (int64_t first = 0; first < B * H; first += MOST) {

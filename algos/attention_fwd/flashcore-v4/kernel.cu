@@ -7,3 +7,4 @@
 #include "launch.cuh"
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, flashcore::attend<false>);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(fallback, flashcore::fallback);

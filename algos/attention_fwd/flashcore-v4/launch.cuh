@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -92,7 +93,7 @@ constexpr int shared_of(const Device& on) {
 template <size_t I>
 bool possible(const Device& on, int S) {
   if constexpr (once(I)) {
-    return on.clusters && tensor_map_encoder() && S <= CutOf<I>::MOST_KEYS;
+    return on.clusters && S <= CutOf<I>::MOST_KEYS;
   } else {
     return narrow(I) || on.wgmma;
   }
@@ -147,9 +148,11 @@ static void launch(const Problem& p, uint32_t heads, cudaStream_t stream, int id
       else return flashcore_v4_wide<C, CAUSAL>;
     }();
     Maps maps;
-    if (!make_tensor_map(maps.q, p.q, heads, p.S, C::ROWS) || !make_tensor_map(maps.k, p.k, heads, p.S, C::KEYS) ||
-        !make_tensor_map(maps.v, p.v, heads, p.S, C::KEYS))
-      TVM_FFI_THROW(RuntimeError) << "the driver makes no tensor map of [" << heads << ", " << p.S << ", 64] f16";
+    CUresult made = make_tensor_map(maps.q, p.q, heads, p.S, C::ROWS);
+    if (made == CUDA_SUCCESS) made = make_tensor_map(maps.k, p.k, heads, p.S, C::KEYS);
+    if (made == CUDA_SUCCESS) made = make_tensor_map(maps.v, p.v, heads, p.S, C::KEYS);
+    if (made != CUDA_SUCCESS)
+      TVM_FFI_THROW(RuntimeError) << "the driver makes no tensor map of [" << heads << ", " << p.S << ", 64] f16: CUresult " << made;
     allow(kernel);
     TVM_FFI_CHECK_CUDA_ERROR(cudaLaunchKernelEx(&config, kernel, maps, p));
   } else {
@@ -162,6 +165,13 @@ static void launch(const Problem& p, uint32_t heads, cudaStream_t stream, int id
 template <bool CAUSAL, size_t... I>
 static void launch(size_t at, const Problem& p, uint32_t heads, cudaStream_t stream, int id, std::index_sequence<I...>) {
   (void)((I == at && (launch<CAUSAL, I>(p, heads, stream, id), true)) || ...);
+}
+
+// For whoever builds this (gdn's Kernel.fallback): see ask_for_fallback.
+static std::string fallback() {
+  const char* answer = "";
+  TVM_FFI_CHECK_CUDA_ERROR(ask_for_fallback(answer));
+  return answer;
 }
 
 // q, k, v and output: [B, H, S, 64] f16; CAUSAL: row i sees keys 0 .. i.

@@ -15,7 +15,7 @@ constexpr int COMPILED_WITH_WGMMA = 64;
 // Never launched: the host asks how many threads it may have, and so learns what this library was compiled for.
 static __global__ void __launch_bounds__(FLASHCORE_WGMMA ? COMPILED_WITH_WGMMA : 32) flashcore_compiled_for() {}
 
-// cuTensorMapEncodeTiled of the driver that runs, without linking to it; null where it has none.
+// cuTensorMapEncodeTiled of the driver that runs, without linking to it; null where it has none, which one for CUDA 12 has.
 inline auto tensor_map_encoder() {
   using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
                               const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
@@ -33,29 +33,42 @@ inline auto tensor_map_encoder() {
   return encode;
 }
 
-// Whether kernels with wgmma can be launched on the current device: compiled, and with a driver that makes tensor maps.
+// Whether this library has kernels with wgmma for the current device.
 static cudaError_t ask_for_wgmma(bool& there) {
   cudaFuncAttributes attributes{};
   const cudaError_t error = cudaFuncGetAttributes(&attributes, flashcore_compiled_for);
-  there = error == cudaSuccess && attributes.maxThreadsPerBlock >= COMPILED_WITH_WGMMA && tensor_map_encoder();
+  there = error == cudaSuccess && attributes.maxThreadsPerBlock >= COMPILED_WITH_WGMMA;
+  return error;
+}
+
+// What an algo with kernels for wgmma and others says of the current device: nothing (""), or that the others, which are slower,
+// run on a GPU that has wgmma, and why.
+static cudaError_t ask_for_fallback(const char*& answer) {
+  answer = "";
+  int device = 0, major = 0;
+  bool wgmma = false;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (error == cudaSuccess) error = ask_for_wgmma(wgmma);
+  if (error == cudaSuccess && major == 9 && !wgmma) answer = "mma.sync in place of wgmma, which is not in a build for sm_90, only for sm_90a";
   return error;
 }
 
 // A tensor of N dimensions at `base`, the innermost first, in boxes swizzled by 128 bytes; what is outside of it are zeros.
-// `strides`: bytes, from the second dimension on. False where the driver refuses.
+// `strides`: bytes, from the second dimension on. The device's context must be current (device.cuh), or the driver refuses.
 template <int N>
-bool make_tensor_map(CUtensorMap& map, CUtensorMapDataType type, const void* base, const cuuint64_t (&sizes)[N],
+CUresult make_tensor_map(CUtensorMap& map, CUtensorMapDataType type, const void* base, const cuuint64_t (&sizes)[N],
                      const cuuint64_t (&strides)[N - 1], const cuuint32_t (&box)[N]) {
   cuuint32_t every[N];
   for (cuuint32_t& step : every) step = 1;
   const auto encode = tensor_map_encoder();
-  return encode && encode(&map, type, N, const_cast<void*>(base), sizes, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                          CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  if (!encode) return CUDA_ERROR_NOT_FOUND;
+  return encode(&map, type, N, const_cast<void*>(base), sizes, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
 // [heads, S, 64] f16 at `base`, in tiles of `rows` rows (at most 256); rows from S on are zeros.
-inline bool make_tensor_map(CUtensorMap& map, const void* base, uint32_t heads, int S, int rows) {
+inline CUresult make_tensor_map(CUtensorMap& map, const void* base, uint32_t heads, int S, int rows) {
   const cuuint64_t S_ = static_cast<cuuint64_t>(S);
   return make_tensor_map<3>(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, base, {64, S_, heads}, {128, S_ * 128},
                             {64, static_cast<cuuint32_t>(rows), 1});

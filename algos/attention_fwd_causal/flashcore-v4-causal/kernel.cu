@@ -6,3 +6,4 @@
 #include "launch.cuh"
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, flashcore::attend<true>);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(fallback, flashcore::fallback);

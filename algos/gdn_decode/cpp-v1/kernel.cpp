@@ -19,12 +19,13 @@
 #include <cmath>
 #include <cstdint>
 #include <fstream>
-#include <initializer_list>
 
 #include "pool.h"
 #include "rows.h"
+#include "tensor.cuh"
 
 namespace ffi = tvm::ffi;
+using gdn::data;
 
 namespace {
 
@@ -84,21 +85,6 @@ int64_t cache_bytes() {
   return bytes;
 }
 
-// The pointer of a dense CPU tensor of this dtype and shape, or a ValueError.
-template <typename T>
-T* data(const ffi::TensorView& t, const char* name, DLDataType dtype, std::initializer_list<int64_t> shape) {
-  if (t.dtype() != dtype) {
-    TVM_FFI_THROW(ValueError) << name << ": expected " << ffi::DLDataTypeToString(dtype) << ", got "
-                              << ffi::DLDataTypeToString(t.dtype());
-  }
-  bool same = t.ndim() == static_cast<int>(shape.size());
-  for (size_t i = 0; same && i < shape.size(); ++i) same = t.shape()[i] == shape.begin()[i];
-  if (!same) TVM_FFI_THROW(ValueError) << name << ": expected shape " << ffi::ShapeView(shape) << ", got " << t.shape();
-  if (t.device().device_type != kDLCPU) TVM_FFI_THROW(ValueError) << name << ": expected on the CPU";
-  if (!t.IsContiguous()) TVM_FFI_THROW(ValueError) << name << ": expected contiguous; call .contiguous() on it";
-  return reinterpret_cast<T*>(static_cast<char*>(t.data_ptr()) + t.byte_offset());
-}
-
 }  // namespace
 
 // q, k [B,1,H,128] bf16; v [B,1,HV,128] bf16; state [B,HV,128,128] f32; A_log, dt_bias [HV] f32; a, b [B,1,HV] bf16;
@@ -109,20 +95,22 @@ void Run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
   if (q.ndim() != 4 || v.ndim() != 4) TVM_FFI_THROW(ValueError) << "q and v: expected 4 dimensions [B, 1, heads, 128]";
   const int64_t B = q.size(0), H = q.size(2), HV = v.size(2);
   if (H < 1 || HV < 1 || HV % H) TVM_FFI_THROW(ValueError) << "HV = " << HV << " is no multiple of H = " << H;
+  const DLDevice device = state.device();
+  if (device.device_type != kDLCPU) TVM_FFI_THROW(ValueError) << "state: expected on the CPU";
   const DLDataType bf16{kDLBfloat, 16, 1}, f32{kDLFloat, 32, 1};
   const double s = scale.value_or(0.0);
   Job j{};
-  j.q = data<uint16_t>(q, "q", bf16, {B, 1, H, K});
-  j.k = data<uint16_t>(k, "k", bf16, {B, 1, H, K});
-  j.v = data<uint16_t>(v, "v", bf16, {B, 1, HV, V});
-  j.state = data<float>(state, "state", f32, {B, HV, V, K});
-  j.A_log = data<float>(A_log, "A_log", f32, {HV});
-  j.a = data<uint16_t>(a, "a", bf16, {B, 1, HV});
-  j.dt_bias = data<float>(dt_bias, "dt_bias", f32, {HV});
-  j.b = data<uint16_t>(b, "b", bf16, {B, 1, HV});
+  j.q = data<uint16_t>(q, "q", bf16, {B, 1, H, K}, device);
+  j.k = data<uint16_t>(k, "k", bf16, {B, 1, H, K}, device);
+  j.v = data<uint16_t>(v, "v", bf16, {B, 1, HV, V}, device);
+  j.state = data<float>(state, "state", f32, {B, HV, V, K}, device);
+  j.A_log = data<float>(A_log, "A_log", f32, {HV}, device);
+  j.a = data<uint16_t>(a, "a", bf16, {B, 1, HV}, device);
+  j.dt_bias = data<float>(dt_bias, "dt_bias", f32, {HV}, device);
+  j.b = data<uint16_t>(b, "b", bf16, {B, 1, HV}, device);
   j.scale = static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(K)) : s);
-  j.output = data<uint16_t>(output, "output", bf16, {B, 1, HV, V});
-  j.new_state = data<float>(new_state, "new_state", f32, {B, HV, V, K});
+  j.output = data<uint16_t>(output, "output", bf16, {B, 1, HV, V}, device);
+  j.new_state = data<float>(new_state, "new_state", f32, {B, HV, V, K}, device);
   j.HV = HV;
   j.group = HV / H;
 

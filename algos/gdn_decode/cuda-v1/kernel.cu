@@ -14,13 +14,13 @@
 #include <cuda_runtime.h>
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/extra/c_env_api.h>
-#include <tvm/ffi/extra/cuda/device_guard.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
 
 #include <cmath>
 #include <cstdint>
 
+#include "device.cuh"
 #include "tensor.cuh"
 
 namespace ffi = tvm::ffi;
@@ -96,22 +96,22 @@ void Run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
   if (device.device_type != kDLCUDA) TVM_FFI_THROW(ValueError) << "state: expected on a CUDA device";
   const DLDataType bf16{kDLBfloat, 16, 1}, f32{kDLFloat, 32, 1};
   using bf = __nv_bfloat16;
-  const auto* p_q = data<bf>(q, "q", bf16, {B, 1, H, K}, device, 8);
-  const auto* p_k = data<bf>(k, "k", bf16, {B, 1, H, K}, device, 8);
-  const auto* p_v = data<bf>(v, "v", bf16, {B, 1, HV, V}, device, 2);
-  const auto* p_s = data<float>(state, "state", f32, {B, HV, V, K}, device, 16);
-  const auto* p_A = data<float>(A_log, "A_log", f32, {HV}, device, 4);
-  const auto* p_a = data<bf>(a, "a", bf16, {B, 1, HV}, device, 2);
-  const auto* p_t = data<float>(dt_bias, "dt_bias", f32, {HV}, device, 4);
-  const auto* p_b = data<bf>(b, "b", bf16, {B, 1, HV}, device, 2);
-  auto* p_o = data<bf>(output, "output", bf16, {B, 1, HV, V}, device, 2);
-  auto* p_n = data<float>(new_state, "new_state", f32, {B, HV, V, K}, device, 16);
+  const auto* p_q = data<bf>(q, "q", bf16, {B, 1, H, K}, device);
+  const auto* p_k = data<bf>(k, "k", bf16, {B, 1, H, K}, device);
+  const auto* p_v = data<bf>(v, "v", bf16, {B, 1, HV, V}, device);
+  const auto* p_s = data<float>(state, "state", f32, {B, HV, V, K}, device);
+  const auto* p_A = data<float>(A_log, "A_log", f32, {HV}, device);
+  const auto* p_a = data<bf>(a, "a", bf16, {B, 1, HV}, device);
+  const auto* p_t = data<float>(dt_bias, "dt_bias", f32, {HV}, device);
+  const auto* p_b = data<bf>(b, "b", bf16, {B, 1, HV}, device);
+  auto* p_o = data<bf>(output, "output", bf16, {B, 1, HV, V}, device);
+  auto* p_n = data<float>(new_state, "new_state", f32, {B, HV, V, K}, device);
   const int64_t ctas = B * HV * TILES;
   if (ctas == 0) return;
   if (ctas > INT32_MAX) TVM_FFI_THROW(ValueError) << "B * HV = " << B * HV << ": more than one launch can hold";
   const double s = scale.value_or(0.0);
 
-  ffi::CUDADeviceGuard guard(device.device_id);
+  const gdn::CurrentDevice current(device.device_id);
   auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
   gdn_decode_v1<<<static_cast<unsigned>(ctas), 32, 0, stream>>>(
       p_q, p_k, p_v, p_s, p_A, p_a, p_t, p_b, static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(K)) : s),

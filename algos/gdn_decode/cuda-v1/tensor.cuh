@@ -1,4 +1,4 @@
-// What every CUDA rung asks of a tensor before it takes its pointer. cuda-v1 has the file, the rungs above it share it.
+// What every compiled rung asks of a tensor before it takes its pointer. cuda-v1 has the file, the others share it.
 #pragma once
 
 #include <tvm/ffi/container/tensor.h>
@@ -10,10 +10,14 @@ namespace gdn {
 
 namespace ffi = tvm::ffi;
 
-// The pointer of a dense tensor of this dtype and shape on this device, aligned to `align` bytes; or a ValueError.
+// Every address on a GPU is a multiple of so many bytes: what wide loads and the copy engine take. gdn_cli.load asks for as much.
+constexpr size_t ALIGNMENT = 16;
+
+// The pointer of a dense tensor of this dtype and shape on this device, aligned to `align` bytes, on a CPU to an element's; or a
+// ValueError.
 template <typename T>
 T* data(const ffi::TensorView& t, const char* name, DLDataType dtype, std::initializer_list<int64_t> shape,
-        DLDevice device, size_t align) {
+        DLDevice device, size_t align = ALIGNMENT) {
   if (t.dtype() != dtype) {
     TVM_FFI_THROW(ValueError) << name << ": expected " << ffi::DLDataTypeToString(dtype) << ", got "
                               << ffi::DLDataTypeToString(t.dtype());
@@ -26,6 +30,7 @@ T* data(const ffi::TensorView& t, const char* name, DLDataType dtype, std::initi
   }
   if (!t.IsContiguous()) TVM_FFI_THROW(ValueError) << name << ": expected contiguous; call .contiguous() on it";
   char* p = static_cast<char*>(t.data_ptr()) + t.byte_offset();
+  if (device.device_type == kDLCPU) align = dtype.bits / 8;
   if (reinterpret_cast<uintptr_t>(p) % align) {
     TVM_FFI_THROW(ValueError) << name << ": expected a pointer aligned to " << align << " bytes; call .clone() on it";
   }

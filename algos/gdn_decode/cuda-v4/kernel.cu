@@ -21,7 +21,6 @@
 #include <cuda_runtime.h>
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/extra/c_env_api.h>
-#include <tvm/ffi/extra/cuda/device_guard.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
 
@@ -29,6 +28,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "device.cuh"
 #include "tensor.cuh"
 
 namespace ffi = tvm::ffi;
@@ -107,21 +107,21 @@ void Run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
   if (device.device_type != kDLCUDA) TVM_FFI_THROW(ValueError) << "state: expected on a CUDA device";
   const DLDataType bf16{kDLBfloat, 16, 1}, f32{kDLFloat, 32, 1};
   using bf = __nv_bfloat16;
-  const auto* p_q = data<bf>(q, "q", bf16, {B, 1, H, K}, device, 8);
-  const auto* p_k = data<bf>(k, "k", bf16, {B, 1, H, K}, device, 8);
-  const auto* p_v = data<bf>(v, "v", bf16, {B, 1, HV, V}, device, 2);
-  const auto* p_s = data<float>(state, "state", f32, {B, HV, V, K}, device, 16);
-  const auto* p_A = data<float>(A_log, "A_log", f32, {HV}, device, 4);
-  const auto* p_a = data<bf>(a, "a", bf16, {B, 1, HV}, device, 2);
-  const auto* p_t = data<float>(dt_bias, "dt_bias", f32, {HV}, device, 4);
-  const auto* p_b = data<bf>(b, "b", bf16, {B, 1, HV}, device, 2);
-  auto* p_o = data<bf>(output, "output", bf16, {B, 1, HV, V}, device, 2);
-  auto* p_n = data<float>(new_state, "new_state", f32, {B, HV, V, K}, device, 16);
+  const auto* p_q = data<bf>(q, "q", bf16, {B, 1, H, K}, device);
+  const auto* p_k = data<bf>(k, "k", bf16, {B, 1, H, K}, device);
+  const auto* p_v = data<bf>(v, "v", bf16, {B, 1, HV, V}, device);
+  const auto* p_s = data<float>(state, "state", f32, {B, HV, V, K}, device);
+  const auto* p_A = data<float>(A_log, "A_log", f32, {HV}, device);
+  const auto* p_a = data<bf>(a, "a", bf16, {B, 1, HV}, device);
+  const auto* p_t = data<float>(dt_bias, "dt_bias", f32, {HV}, device);
+  const auto* p_b = data<bf>(b, "b", bf16, {B, 1, HV}, device);
+  auto* p_o = data<bf>(output, "output", bf16, {B, 1, HV, V}, device);
+  auto* p_n = data<float>(new_state, "new_state", f32, {B, HV, V, K}, device);
   const double s = scale.value_or(0.0);
   const float f_scale = static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(K)) : s);
   if (H > 65535) TVM_FFI_THROW(ValueError) << "H = " << H << ": expected at most 65535";
 
-  ffi::CUDADeviceGuard guard(device.device_id);
+  const gdn::CurrentDevice current(device.device_id);
   auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
   for (int64_t i = 0; i < B; i += 65535) {  // one launch, unless B is beyond what the grid's z can count
     const dim3 grid(static_cast<unsigned>(HV / H * TILES), static_cast<unsigned>(H),

@@ -5,7 +5,6 @@
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/extra/cuda/base.h>
-#include <tvm/ffi/extra/cuda/device_guard.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
 
@@ -15,6 +14,7 @@
 
 #include "choice.cuh"
 #include "decode.cuh"
+#include "device.cuh"
 #include "tensor.cuh"
 
 namespace gdn {
@@ -50,15 +50,15 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
   const double s = scale.value_or(0.0);
   const Arguments<T> p = {
       data<const T>(state, "state", of_state, {B, HV, V, K}, device, 32),
-      data<const bf>(k, "k", bf16, {B, 1, H, K}, device, 16),
-      data<const bf>(q, "q", bf16, {B, 1, H, K}, device, 16),
-      data<const bf>(v, "v", bf16, {B, 1, HV, V}, device, 2),
-      data<const bf>(a, "a", bf16, {B, 1, HV}, device, 2),
-      data<const bf>(b, "b", bf16, {B, 1, HV}, device, 2),
-      data<const float>(A_log, "A_log", f32, {HV}, device, 4),
-      data<const float>(dt_bias, "dt_bias", f32, {HV}, device, 4),
+      data<const bf>(k, "k", bf16, {B, 1, H, K}, device),
+      data<const bf>(q, "q", bf16, {B, 1, H, K}, device),
+      data<const bf>(v, "v", bf16, {B, 1, HV, V}, device),
+      data<const bf>(a, "a", bf16, {B, 1, HV}, device),
+      data<const bf>(b, "b", bf16, {B, 1, HV}, device),
+      data<const float>(A_log, "A_log", f32, {HV}, device),
+      data<const float>(dt_bias, "dt_bias", f32, {HV}, device),
       data<T>(new_state, "new_state", of_state, {B, HV, V, K}, device, 32),
-      data<bf>(output, "output", bf16, {B, 1, HV, V}, device, 2),
+      data<bf>(output, "output", bf16, {B, 1, HV, V}, device),
       static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(K)) : s),
       static_cast<uint32_t>(HV),
       Divisor(static_cast<uint32_t>(HV)),
@@ -68,7 +68,7 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
   // the kernel counts rows in 32 bits; 2^25 heads would be terabytes of state
   if (B * HV >= int64_t{1} << 25) TVM_FFI_THROW(ValueError) << "B * HV = " << B * HV << ": expected less than 2^25";
 
-  ffi::CUDADeviceGuard guard(device.device_id);
+  const CurrentDevice current(device.device_id);
   auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
   const size_t row = chosen(sms(device.device_id), B * HV);
   launch<T>(row, p, B * HV, stream, std::make_index_sequence<ROWS_TUNED>{});

@@ -21,12 +21,14 @@ Provenance: as fla-recurrent. Written here.
 from __future__ import annotations
 
 import functools
+import threading
 
 import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from .tensors import check
 from .tuned import TUNED
 
 
@@ -74,28 +76,38 @@ def _constants(size: int, sms: int) -> dict:
     return next(r for r in TUNED if (r["gpu"], r["sms"]) == (gpu["gpu"], gpu["sms"]) and size <= r["up_to"])
 
 
+_this_thread = threading.local()
+
+
+def _bind(device: torch.device) -> None:
+    """Make the device's context current in this thread, as the driver wants it that makes descriptors.
+
+    A new thread has none before its first launch, and Triton makes the descriptors ahead of that. Torch sets no device that
+    the thread counts on already; what does bind a context is a call of CUDA's runtime that needs one, such as this.
+    """
+    if device.type == "cuda" and not getattr(_this_thread, "bound", False):
+        torch.cuda.mem_get_info(device)
+        _this_thread.bound = True
+
+
 def run(q, k, v, state, A_log, a, dt_bias, b, scale, output, new_state):
     """One decode step.
 
-    q, k: [B, 1, H, 128] bf16; v: [B, 1, HV, 128] bf16; state: [B, HV, V=128, K=128] f32, k-last, its address a multiple
-    of 16; A_log, dt_bias: [HV] f32; a, b: [B, 1, HV] bf16; scale: float, None or 0 for 1/sqrt(128). Writes output:
+    q, k: [B, 1, H, 128] bf16; v: [B, 1, HV, 128] bf16; state: [B, HV, V=128, K=128] f32, k-last; A_log, dt_bias: [HV]
+    f32; a, b: [B, 1, HV] bf16; scale: float, None or 0 for 1/sqrt(128). Writes output:
     [B, 1, HV, 128] bf16 and new_state like state; new_state may be state.
     """
     B, HV, V, K = state.shape
     H = q.shape[2]
     if (V, K) != (128, 128) or HV % H:
         raise ValueError(f"expected K = V = 128 and HV a multiple of H, got K={K}, V={V}, HV={HV}, H={H}")
-    for name, x in (("q", q), ("k", k), ("v", v), ("state", state), ("a", a), ("b", b), ("output", output),
-                    ("new_state", new_state)):  # fmt: skip
-        if not x.is_contiguous():
-            raise ValueError(f"{name}: expected contiguous; call .contiguous() on it")
+    check(q=q, k=k, v=v, state=state, A_log=A_log, a=a, dt_bias=dt_bias, b=b, output=output, new_state=new_state)
     for name, x in (("state", state), ("new_state", new_state)):
         if x.dtype != torch.float32:
             raise ValueError(f"{name}: expected float32, got {x.dtype}")
-        if x.data_ptr() % 16:
-            raise ValueError(f"{name}: expected a pointer aligned to 16 bytes; call .clone() on it")
     if B == 0:
         return
+    _bind(state.device)
     sms = _sms(state.device)
     c = _constants(B * HV, sms)
     tiles = B * HV * V // c["rows"]

@@ -28,6 +28,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .tensors import check
 from .tuned import TUNED
 
 LOAD = ("", "evict_first")  # the eviction policy of the state's loads, by the constant `load`
@@ -149,10 +150,7 @@ def run(q, k, v, state, A_log, a, dt_bias, b, scale, output, new_state):
     H = q.shape[2]
     if (V, K) != (128, 128) or HV % H:
         raise ValueError(f"expected K = V = 128 and HV a multiple of H, got K={K}, V={V}, HV={HV}, H={H}")
-    for name, x in (("q", q), ("k", k), ("v", v), ("state", state), ("a", a), ("b", b), ("output", output),
-                    ("new_state", new_state)):  # fmt: skip
-        if not x.is_contiguous():
-            raise ValueError(f"{name}: expected contiguous; call .contiguous() on it")
+    check(q=q, k=k, v=v, state=state, A_log=A_log, a=a, dt_bias=dt_bias, b=b, output=output, new_state=new_state)
     if state.dtype != torch.float32 or new_state.dtype != torch.float32:
         raise ValueError(f"state and new_state: expected float32, got {state.dtype} and {new_state.dtype}")
     if B == 0:

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "call.h"
@@ -29,17 +30,17 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
   using bf = __nv_bfloat16;
   const double s = scale.value_or(0.0);
   const Call call = {
-      data<const bf>(q, "q", bf16, {T, H, D}, device, 16),
-      data<const bf>(k, "k", bf16, {T, H, D}, device, 16),
-      data<const bf>(v, "v", bf16, {T, HV, D}, device, 16),
-      data<const float>(state, "state", f32, {N, HV, D, D}, device, 8),
-      data<const float>(A_log, "A_log", f32, {HV}, device, 4),
-      data<const bf>(a, "a", bf16, {T, HV}, device, 2),
-      data<const float>(dt_bias, "dt_bias", f32, {HV}, device, 4),
-      data<const bf>(b, "b", bf16, {T, HV}, device, 2),
-      data<const int64_t>(cu_seqlens, "cu_seqlens", i64, {N + 1}, device, 8),
-      data<bf>(output, "output", bf16, {T, HV, D}, device, 16),
-      data<float>(new_state, "new_state", f32, {N, HV, D, D}, device, 8),
+      data<const bf>(q, "q", bf16, {T, H, D}, device),
+      data<const bf>(k, "k", bf16, {T, H, D}, device),
+      data<const bf>(v, "v", bf16, {T, HV, D}, device),
+      data<const float>(state, "state", f32, {N, HV, D, D}, device),
+      data<const float>(A_log, "A_log", f32, {HV}, device),
+      data<const bf>(a, "a", bf16, {T, HV}, device),
+      data<const float>(dt_bias, "dt_bias", f32, {HV}, device),
+      data<const bf>(b, "b", bf16, {T, HV}, device),
+      data<const int64_t>(cu_seqlens, "cu_seqlens", i64, {N + 1}, device),
+      data<bf>(output, "output", bf16, {T, HV, D}, device),
+      data<float>(new_state, "new_state", f32, {N, HV, D, D}, device),
       static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(D)) : s),
       static_cast<int>(H),
       static_cast<int>(HV),
@@ -58,6 +59,10 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
   prefill(call, allocate, device.device_id, TVMFFIEnvGetStream(device.device_type, device.device_id));
 }
 
+// For whoever builds this (gdn's Kernel.fallback).
+std::string told_fallback() { return fallback(); }
+
 }  // namespace gdn
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, gdn::run);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(fallback, gdn::told_fallback);

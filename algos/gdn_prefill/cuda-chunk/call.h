@@ -33,6 +33,7 @@ using Allocate = std::function<void*(int64_t bytes)>;
 
 #pragma GCC visibility push(hidden)  // a process may have several builds of this library
 void prefill(const Call& call, const Allocate& allocate, int device, void* stream);  // a cudaStream_t
+const char* fallback();  // of the current device: see flashcore-v4's ask_for_fallback
 #pragma GCC visibility pop
 
 }  // namespace gdn

@@ -8,21 +8,24 @@
 #include "tuned.h"
 
 #include <tvm/ffi/extra/cuda/base.h>
-#include <tvm/ffi/extra/cuda/device_guard.h>
 
 #include "choice.cuh"
+#include "device.cuh"
 #include "lengths.h"
 #include "ways.h"
 
 namespace gdn {
 
 void check(cudaError_t error) { TVM_FFI_CHECK_CUDA_ERROR(error); }
+void check(CUresult error) {
+  if (error != CUDA_SUCCESS) TVM_FFI_THROW(RuntimeError) << "the driver makes no tensor map of q, k, v or state: CUresult " << error;
+}
 int sms_of(int device) { return sms(device); }
 
 void prefill(const Call& call, const Allocate& allocate, int device, void* on) {
   Prefill p{};
   static_cast<Call&>(p) = call;
-  tvm::ffi::CUDADeviceGuard guard(device);
+  const CurrentDevice current(device);
   const auto stream = static_cast<cudaStream_t>(on);
   const int count = sms(device);
   const Tuned& row = TUNED[chosen(count, int64_t{p.N} * p.HV)];

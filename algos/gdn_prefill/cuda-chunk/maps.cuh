@@ -7,25 +7,26 @@
 
 namespace gdn {
 
+// A map that the driver does not make is an exception: nothing slower runs in its place.
+
 // [T, heads, 128] bf16 for copy_box: 64 tokens of one head, `halves` times 64 columns; tokens from T on are zeros.
-inline bool make_map(CUtensorMap& map, const void* base, int64_t T, int heads, uint32_t halves) {
+inline void make_map(CUtensorMap& map, const void* base, int64_t T, int heads, uint32_t halves) {
   const cuuint64_t tokens = static_cast<cuuint64_t>(T), count = static_cast<cuuint64_t>(heads);
-  return flashcore::make_tensor_map<4>(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, base, {64, tokens, 2, count},
-                                       {count * D * 2, 128, D * 2}, {64, CHUNK, halves, 1});
+  check(flashcore::make_tensor_map<4>(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, base, {64, tokens, 2, count},
+                                      {count * D * 2, 128, D * 2}, {64, CHUNK, halves, 1}));
 }
 
 // All states' rows for copy_state: 64 or 128 of them, in four blocks of 32 columns.
-inline bool make_state_map(CUtensorMap& map, const Prefill& p, uint32_t rows) {
-  return flashcore::make_tensor_map<3>(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, p.state,
-                                       {32, static_cast<cuuint64_t>(p.N) * p.HV * D, D / 32}, {D * 4, 128}, {32, rows, D / 32});
+inline void make_state_map(CUtensorMap& map, const Prefill& p, uint32_t rows) {
+  check(flashcore::make_tensor_map<3>(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, p.state,
+                                      {32, static_cast<cuuint64_t>(p.N) * p.HV * D, D / 32}, {D * 4, 128}, {32, rows, D / 32}));
 }
 
 // For one warpgroup's boxes, and for two.
-inline bool make_maps(const Prefill& p, Maps& one, Maps& two) {
-  const bool there = make_map(one.q, p.q, p.T, p.H, 2) && make_map(one.k, p.k, p.T, p.H, 2) &&
-                     make_map(one.v, p.v, p.T, p.HV, 1) && make_map(two.v, p.v, p.T, p.HV, 2);
+inline void make_maps(const Prefill& p, Maps& one, Maps& two) {
+  make_map(one.q, p.q, p.T, p.H, 2), make_map(one.k, p.k, p.T, p.H, 2);
+  make_map(one.v, p.v, p.T, p.HV, 1), make_map(two.v, p.v, p.T, p.HV, 2);
   two.q = one.q, two.k = one.k;
-  return there;
 }
 
 }  // namespace gdn
@@ -34,7 +35,7 @@ inline bool make_maps(const Prefill& p, Maps& one, Maps& two) {
 namespace gdn {
 
 // ordered.cu: the preparation and the walk in order of length, no sequence cut; false, with nothing done, where each half of V
-// can have an SM, or where the copy engine cannot bring all states: kernel.cu lets them begin at multiples of 8 bytes.
+// can have an SM.
 bool walk_ordered(Prefill p, Maps one, Maps two, const Allocate& allocate, int device, cudaStream_t stream);
 
 }  // namespace gdn

@@ -21,6 +21,12 @@ static bool has_wgmma(int device) {
   return answer == 2;
 }
 
+const char* fallback() {
+  const char* answer = "";
+  check(flashcore::ask_for_fallback(answer));
+  return answer;
+}
+
 // By warpgroups: one for a CTA while every CTA can have an SM, and else two, which share the tiles. Where sequences are cut there
 // are as many CTAs of those as can be resident; else one for each item, whose state it reads before anything else.
 template <int GROUPS, int STAGES>
@@ -50,8 +56,9 @@ static void walk_parts(const Prefill& p, const Maps& one, const Maps& two, uint3
 }
 
 bool walk_wide(Prefill p, int segments, const Allocate& allocate, int device, cudaStream_t stream) {
+  if (!has_wgmma(device)) return false;
   Maps one{}, two{};
-  if (!has_wgmma(device) || !make_maps(p, one, two)) return false;
+  make_maps(p, one, two);
   const uint32_t parts = make_room(p, segments, MATRIX, device, allocate);
   if (!p.segment && walk_ordered(p, one, two, allocate, device, stream)) return true;
   prepare<true>(p, one.k, device, stream);

@@ -5,7 +5,6 @@
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/extra/cuda/base.h>
-#include <tvm/ffi/extra/cuda/device_guard.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
 
@@ -14,6 +13,7 @@
 
 #include "recurrent.h"
 
+#include "device.cuh"
 #include "launch_recurrent.cuh"
 #include "tensor.cuh"
 
@@ -37,17 +37,17 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
   using bf = __nv_bfloat16;
   const double s = scale.value_or(0.0);
   const Arguments p = {
-      data<const float>(state, "state", f32, {N, HV, V, K}, device, 8),
-      data<const int64_t>(cu_seqlens, "cu_seqlens", i64, {N + 1}, device, 8),
-      data<const bf>(k, "k", bf16, {T, H, K}, device, 16),
-      data<const bf>(q, "q", bf16, {T, H, K}, device, 16),
-      data<const bf>(v, "v", bf16, {T, HV, V}, device, 16),
-      data<const bf>(a, "a", bf16, {T, HV}, device, 2),
-      data<const bf>(b, "b", bf16, {T, HV}, device, 2),
-      data<const float>(A_log, "A_log", f32, {HV}, device, 4),
-      data<const float>(dt_bias, "dt_bias", f32, {HV}, device, 4),
-      data<float>(new_state, "new_state", f32, {N, HV, V, K}, device, 8),
-      data<bf>(output, "output", bf16, {T, HV, V}, device, 16),
+      data<const float>(state, "state", f32, {N, HV, V, K}, device),
+      data<const int64_t>(cu_seqlens, "cu_seqlens", i64, {N + 1}, device),
+      data<const bf>(k, "k", bf16, {T, H, K}, device),
+      data<const bf>(q, "q", bf16, {T, H, K}, device),
+      data<const bf>(v, "v", bf16, {T, HV, V}, device),
+      data<const bf>(a, "a", bf16, {T, HV}, device),
+      data<const bf>(b, "b", bf16, {T, HV}, device),
+      data<const float>(A_log, "A_log", f32, {HV}, device),
+      data<const float>(dt_bias, "dt_bias", f32, {HV}, device),
+      data<float>(new_state, "new_state", f32, {N, HV, V, K}, device),
+      data<bf>(output, "output", bf16, {T, HV, V}, device),
       static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(K)) : s),
       static_cast<uint32_t>(H),
       static_cast<uint32_t>(HV),
@@ -60,7 +60,7 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
   // the kernel counts rows in 32 bits; 2^25 heads would be terabytes of state
   if (N * HV >= int64_t{1} << 25) TVM_FFI_THROW(ValueError) << "N * HV = " << N * HV << ": expected less than 2^25";
 
-  ffi::CUDADeviceGuard guard(device.device_id);
+  const CurrentDevice current(device.device_id);
   auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
   launch_recurrent<Table>(p, N * HV, device.device_id, stream);
 }

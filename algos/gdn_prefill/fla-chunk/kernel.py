@@ -40,6 +40,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .tensors import check
 from .tuned import TUNED
 
 BLOCK = tl.constexpr(32)  # the inverse is put together from blocks of this size
@@ -300,10 +301,8 @@ def run(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale, output, new_sta
     (T, H, K), (N, HV, V, _) = q.shape, state.shape
     if (V, K) != (128, 128) or HV % H:
         raise ValueError(f"expected K = V = 128 and HV a multiple of H, got K={K}, V={V}, HV={HV}, H={H}")
-    for name, x in (("q", q), ("k", k), ("v", v), ("state", state), ("a", a), ("b", b), ("cu_seqlens", cu_seqlens),
-                    ("output", output), ("new_state", new_state)):  # fmt: skip
-        if not x.is_contiguous():
-            raise ValueError(f"{name}: expected contiguous; call .contiguous() on it")
+    check(q=q, k=k, v=v, state=state, A_log=A_log, a=a, dt_bias=dt_bias, b=b, cu_seqlens=cu_seqlens, output=output,
+          new_state=new_state)  # fmt: skip
     if state.dtype != torch.float32 or new_state.dtype != torch.float32:
         raise ValueError(f"state and new_state: expected float32, got {state.dtype} and {new_state.dtype}")
     if N == 0:
