@@ -186,9 +186,7 @@ class Runner:
     @command
     def backend(self, kernel: str, inputs: list) -> dict[str, Any]:
         """What the algo says of the way that it takes for these inputs; None where it does not tell."""
-        module = self.kernels[kernel].module
-        tells = getattr(module, "backend", None)
-        return {"backend": str(tells(*self._given(inputs))) if callable(tells) else None}
+        return {"backend": self.kernels[kernel].backend(self._given(inputs))}
 
     @command
     def run(self, kernel: str, inputs: list, outputs: list) -> dict[str, Any]:
