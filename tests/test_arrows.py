@@ -19,22 +19,27 @@ LAYERS = """
     remote
     profiling  tuning
     running
-    campaign  comparison  prove  doctor  scaffold  tracefolder  report  loading
+    prove  doctor  scaffold  tracefolder  report  loading
+    below  campaign  comparison
     history  score  bottleneck  differences  choosing
     records
     jobs
     worker
     tasks
     probes  profilers
-    check  timing
-    dataset  build  environment  signature  contract
+    check
+    isolation
+    environment
+    timing
+    dataset  build  signature  contract
     twins  tuned
     pack
-    traceset  lanes
+    traceset  lanes  journal  cached
     machine  workloads
     presets
     registry
-    paths  errors  dtypes  paired  locks  units  expression  seqlens
+    files  parsing  paths
+    errors  dtypes  paired  locks  units  expression  seqlens  bounded  fates  redaction  keeper
     text
 """
 RANK = {name: rank for rank, line in enumerate(LAYERS.strip().splitlines()) for name in line.split()}
@@ -45,7 +50,7 @@ ONLY_IN = {"typer": {"commands"}, "rich": {"report"}, "matplotlib": {"report"}, 
 HEAVY = {"torch", "triton", "numpy", "matplotlib", "flashinfer_bench", "flashinfer", "fla", "flash_qla", "modal"}
 MAY_BE_HEAVY = {
     "check", "timing", "dataset", "build", "twins", "tracefolder", "dtypes", "tasks", "probes", "profilers", "loading",
-    "contract",
+    "contract", "isolation",
 }  # fmt: skip
 
 

@@ -177,7 +177,7 @@ def test_an_older_export_outlives_one_that_breaks_off(name, tmp_path):
 def test_a_solution_can_go_into_a_pipe(gdn, tmp_path):
     done = gdn("pack", "--algo", "cpp-v1", "-o", "/dev/stdout", cwd=tmp_path)
     assert done.code == 0 and json.loads(done.out)["name"] == "gdn_decode-cpp-v1"
-    assert done.err.startswith("/dev/stdout: gdn_decode-cpp-v1")
+    assert done.err.startswith("gdn: /dev/stdout: gdn_decode-cpp-v1")
     for more, says in ((["--prove"], "--prove reads the file back"), (["--json"], "--json has stdout to itself")):
         done = gdn("pack", "--algo", "cpp-v1", "-o", "/dev/stdout", *more)
         assert (done.code, done.out) == (errors.USAGE, "") and says in done.err
@@ -225,7 +225,9 @@ def test_a_new_algo_is_there_whole_or_not_at_all(tmp_path, full):
     assert list((tmp_path / "gdn_decode").iterdir()) == []
     full(False)
     folder = scaffold.new(KNOWN, "mine", KNOWN.find("cpp-v1"), tmp_path)
-    assert {p.name for p in folder.iterdir()} == {p.name for p in pack.sources(KNOWN.find("cpp-v1"))} | {"algo.toml"}
+    ours = KNOWN.find("cpp-v1").folder
+    own = {p.name for p in pack.sources(KNOWN.find("cpp-v1")) if p.parent == ours}
+    assert {p.name for p in folder.iterdir()} == own | {"algo.toml"}
 
 
 # --- gdn tune ---------------------------------------------------------------------------------------------------

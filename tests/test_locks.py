@@ -141,7 +141,7 @@ def test_the_cpu_has_one_lock_and_no_gpu_waits_for_it(file):
     assert done[0].returncode == 1 and done[1].returncode == 0 and not done[1].stderr
     since = time.strftime("%H:%M")[:2]
     said = done[0].stderr
-    assert said.startswith("the CPU is in use by `gdn ") and f"(pid {os.getpid()}, since {since}" in said
+    assert said.startswith("the CPU is in use by `gdn") and f"(pid {os.getpid()}, since {since}" in said
     assert said.endswith("; waiting\n") and (file.parent / "gdn-cpu.lock").read_text() == ""
 
 

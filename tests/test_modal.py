@@ -259,7 +259,7 @@ def test_no_connection_is_known_soon(tmp_path):
 
 def test_without_the_package_modal_it_is_said_how_to_get_it(tmp_path):
     (tmp_path / "modal.py").write_text("raise ModuleNotFoundError(\"No module named 'modal'\", name='modal')\n")
-    done = helpers.gdn("modal", "status", env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{paths._PACKAGE.parent}"})
+    done = helpers.gdn("modal", "status", env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{paths.PACKAGE.parent}"})
     assert done.code == errors.MISSING and words(done.err).endswith("modal is missing here pip install modal")
 
 

@@ -285,6 +285,7 @@ def test_the_worker_calls_the_algo_once_below_the_tool_on_outputs_that_nothing_w
     (tmp_path / "bin" / "compute-sanitizer").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_LOGS", str(LOGS))
+    monkeypatch.setenv("GDN_PASS_ENV", "FAKE_LOGS")
     calls = tmp_path / "calls"
     write_algo(
         tmp_path / "algos", "mine",

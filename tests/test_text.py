@@ -386,7 +386,7 @@ def test_folders_of_odd_names_are_broken_and_break_nothing(tmp_path, write_algo)
         (("run", "-n", "\x1b[2J"), r"\x1b[2J"),
         (("\x1b[2J",), r"No such command '\x1b[2J'"),
         (("history", "--export", "\x1b.txt"), r"gdn: --export \x1b.txt: expected"),
-        (("report", "\udcff\x1b.json"), "gdn: cannot read \ufffd\\x1b.json: No such file"),
+        (("report", "\udcff\x1b.json"), "gdn: \ufffd\\x1b.json: cannot be read: No such file"),
     ],
 )  # fmt: skip
 def test_wrong_usage_is_shown_and_not_obeyed(args, says):

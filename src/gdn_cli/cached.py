@@ -56,7 +56,7 @@ def machines_fault(e: BaseException, cache: Path) -> str | None:
 
 def library(registry: Any, solution: Any) -> Path | None:
     """Where flashinfer-bench keeps, or will keep, the compiled library of a solution; None where it compiles none."""
-    builder = next((b for b in registry._builders if b.can_build(solution)), None)
+    builder = next((b for b in getattr(registry, "_builders", ()) if b.can_build(solution)), None)
     if builder is None or builder._build_dir_name != "tvm_ffi":
         return None
     name, folder = builder._get_package_name_and_build_path(solution)

@@ -33,6 +33,7 @@ _POLL_S = 0.02
 _PATIENCE_S = 5.0  # for the keeper to end what is below it
 _MOST = 256 << 20  # bytes of a reply, and of one record: a long comparison has some 40 MiB
 _LINE = 2000  # characters of a line of the tail
+_WAITS = re.compile(rb"^gdn: the build of [^\n]{1,200} is in use by [^\n]{1,200}; waiting$", re.MULTILINE)  # build.py
 
 
 @dataclass(frozen=True)
@@ -198,6 +199,7 @@ class _Following:
         self.secrets = redaction.values()
         self.log, self.reply, self.partial = bounded.Output(bounded.EDGE + 4096), bytearray(), bytearray()
         self.garbled: str | None = None
+        self.waits = False
         self.ooms = fates.ooms()
         self.selector = selectors.DefaultSelector()
         with tempfile.TemporaryFile() as stdin:
@@ -223,7 +225,7 @@ class _Following:
         for stream, take in (
             (self.events, self._event_bytes),
             (self.process.stdout, self._reply_bytes),
-            (self.process.stderr, self.log.add),
+            (self.process.stderr, self._log_bytes),
         ):
             os.set_blocking(stream.fileno(), False)
             self.selector.register(stream, selectors.EVENT_READ, take)
@@ -266,6 +268,12 @@ class _Following:
             any_of_it = True
             key.data(data)
         return any_of_it
+
+    def _log_bytes(self, data: bytes) -> None:
+        self.log.add(data)
+        if not self.waits and (found := _WAITS.search(data)):  # a lock that is waited for is named, once
+            self.waits = True
+            print(redaction.masked(found[0].decode(errors="replace"), self.secrets), file=sys.stderr, flush=True)
 
     def _reply_bytes(self, data: bytes) -> None:
         self.reply += data

@@ -228,7 +228,7 @@ def _score_table(scores: list[dict[str, Any]]) -> Table:
         value = f"{_three(s['value'])}x" if s["value"] is not None else "-"
         if s["official"] == 0 and s["value"] is not None:
             value = f"0 (else {value})"
-        value += "?" if s["doubtful"] else ""
+        value += "?" if s.get("doubtful") else ""
         most = ", ".join(f"{label} {share:.0%}" for label, share in s["by_label"][:3])
         cells = value, f"{len(s['shares'])}/{s['workloads']}", s["reason"] or most
         table.add_row(s["algo"], s["against"], *cells)
