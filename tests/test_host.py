@@ -224,11 +224,26 @@ def test_a_call_that_becomes_a_thousand_times_slower_does_not_make_a_round_last(
     assert 400 < len(rows) < 440 and clock.now < 0.25
 
 
+def test_what_settles_behind_a_pause_does_not_count(clock):
+    log = []
+
+    def take(count):
+        log.append(count)
+        clock.now += count * 0.001
+        return [(Sample(1.0),)] * count
+
+    found = sampling._counted(take, Plan(iterations=10, trials=1), lambda: None, 1)
+    assert len(found.rows) == 10 and found.host.taken == 5
+    assert 10 + 5 * 10 <= sum(log) <= 10 + 5 * 11
+    assert found.host.span_s == pytest.approx(4 * (0.05 + 0.01) + 5 * 0.002, abs=0.006)
+
+
 @pytest.mark.parametrize(
     ("iterations", "trials", "step", "shares"),
     [(40, 1, 1, [8] * 5), (7, 1, 1, [1, 1, 2, 1, 2]), (2, 1, 1, [1, 1]), (5, 8, 1, [5] * 8), (4, 2, 2, [2] * 4)],
 )
-def test_exact_counts_stay_exact_in_rounds(clock, iterations, trials, step, shares):
+def test_exact_counts_stay_exact_in_rounds(clock, monkeypatch, iterations, trials, step, shares):
+    monkeypatch.setattr(sampling, "_settle", lambda take: None)
     taken = []
 
     def take(count):
