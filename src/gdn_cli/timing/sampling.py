@@ -59,7 +59,8 @@ def collect(
     on_cpu = on_cpu and plan.apart_s > 0
     if sampler.slow:
         began = time.perf_counter()
-        taken = _host([Witness().look_on(lambda: take(1))], "time") if on_cpu else Taken(take(1), "time")
+        witness = Witness()
+        taken = _host(witness, [witness.look_on(lambda: take(1))], "time") if on_cpu else Taken(take(1), "time")
         if time.perf_counter() - began > plan.seconds:
             watch()
             return taken
@@ -111,11 +112,11 @@ def in_a_row(take: Take, plan: Plan, watch: Watch, enough: Enough) -> tuple[list
 Seen = tuple[list[Row], Round]
 
 
-def _host(rounds: list[Seen], stopped: str, kept: list[Seen] | None = None) -> Taken:
+def _host(witness: Witness, rounds: list[Seen], stopped: str, kept: list[Seen] | None = None) -> Taken:
     """What has been taken, with the record of the host; `kept` are the rounds that count, if not all do."""
     kept = rounds if kept is None else kept
     counts = [any(one is other for other in kept) for one in rounds]
-    host = Host.of([what for _, what in rounds], counts, [_median(rows) for rows, _ in kept])
+    host = Host.of([what for _, what in rounds], counts, [_median(rows) for rows, _ in kept], witness.shared())
     return Taken([row for rows, _ in kept for row in rows], stopped, host)
 
 
@@ -138,7 +139,7 @@ def _counted(take: Take, plan: Plan, watch: Watch, step: int) -> Taken:
         share = (units * (i + 1) // count - units * i // count) * step
         rounds.append(witness.look_on(lambda share=share: take(share)))
         watch()
-    return _host(rounds, "count")
+    return _host(witness, rounds, "count")
 
 
 def _rounds(take: Take, plan: Plan, watch: Watch, enough: Enough) -> Taken:
@@ -163,11 +164,11 @@ def _rounds(take: Take, plan: Plan, watch: Watch, enough: Enough) -> Taken:
         if left_alone and len(samples) > FEW and not apart([_median(rows) for rows, _ in kept]):
             over = sum(what.ended - what.began for _, what in kept) >= plan.seconds
             if (over or len(kept) % _ROUNDS == 0) and enough(columns(samples)):
-                return _host(rounds, "target", kept)
+                return _host(witness, rounds, "target", kept)
             if over:
-                return _host(rounds, "time", kept)
+                return _host(witness, rounds, "time", kept)
         if time.perf_counter() - began >= plan.seconds + _PATIENCE_S:
-            return _host(rounds, "time", kept if left_alone else None)
+            return _host(witness, rounds, "time", kept if left_alone else None)
 
 
 def _settle(take: Take) -> None:
