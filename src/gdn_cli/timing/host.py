@@ -215,7 +215,8 @@ def _noted(kind: str, us: float) -> tuple[str, float]:
 def _yardstick() -> list[float]:
     """Microseconds for a fixed piece of work that needs a core's arithmetic and no memory: the least of five.
 
-    [] where other threads of this process would not stop, as they may have the same core: OpenMP's spin on after a call."""
+    [] where other threads of this process do not stop, as they may have the same core: OpenMP's spin on for a while.
+    """
     found: list[float] = []
     for _ in range(_TRIES):
         own, mine, began = time.process_time_ns(), time.thread_time_ns(), time.perf_counter_ns()
