@@ -29,10 +29,13 @@ _LEAST, _MOST = 20, 5000  # rows; fewer where a single call takes a large part o
 _ROUNDS = 5  # at least, and so many more before it is asked again whether they are enough
 _ROUND_S = 0.02  # longer than a slice of the scheduler: how long a thread waits is known when it runs again
 _KEPT = 250  # rows of a round, evenly
-_PATIENCE_S = 1.5  # beyond the plan's seconds, for pauses, and until enough rounds were left alone
-# Calls behind a pause that do not count. Idle CPUs have a lower clock, and a thread that is woken is put beside the one
-# that woke it: without these cpp-v1 took 26 us on an idle machine and not 15, its two threads on one of two CPUs.
+_SPAN_S = 0.2  # that rounds which count take at least
+_PATIENCE_S = 1.5  # beyond the plan's seconds, until enough rounds were left alone
+# Calls that do not count, in front of each round: they keep rounds apart, and threads and clocks where they will stay.
+# Not a pause: behind one of 50 ms cpp-v1 took 26 us and not 15 in a third of the rounds, on an idle virtual machine:
+# its threads were woken on one of two CPUs, or the host had given the core's other thread to somebody else meanwhile.
 _SETTLE_S = 0.01
+_APART_S = 0.05  # the same where a number of samples is asked for, which may be few
 
 
 class Taken(NamedTuple):
@@ -56,7 +59,7 @@ def collect(
     """Rows by the plan. `take` gives a number of them, in steps of `step`. Of calls that take longer than all of the
     time, what one row gives is all."""
     enough = enough or (lambda columns: known(plan.target, columns[0]))
-    on_cpu = on_cpu and plan.apart_s > 0
+    on_cpu = on_cpu and not plan.in_a_row
     if sampler.slow:
         began = time.perf_counter()
         witness = Witness()
@@ -133,9 +136,7 @@ def _counted(take: Take, plan: Plan, watch: Watch, step: int) -> Taken:
     count = min(units, max(_ROUNDS, plan.trials))
     witness, rounds = Witness(), []
     for i in range(count):
-        if rounds:
-            time.sleep(plan.apart_s)
-        _settle(take)
+        _settle(take, _APART_S)
         share = (units * (i + 1) // count - units * i // count) * step
         rounds.append(witness.look_on(lambda share=share: take(share)))
         watch()
@@ -147,22 +148,21 @@ def _rounds(take: Take, plan: Plan, watch: Watch, enough: Enough) -> Taken:
     them count, and the record says what the host did."""
     began, witness = time.perf_counter(), Witness()
     rounds: list[Seen] = []
-    lasts = min(_ROUND_S, plan.seconds / _ROUNDS)
     one_s = 0.0
     while True:
-        if rounds and one_s < lasts:  # else they are apart by themselves
-            time.sleep(plan.apart_s)
-        if one_s < lasts:
-            _settle(take)
-        rows, what = witness.look_on(lambda: _round(take, lasts))
+        if one_s < _ROUND_S:  # else they are apart by themselves
+            _settle(take, _SETTLE_S)
+        rows, what = witness.look_on(lambda: _round(take, _ROUND_S))
         one_s = (what.ended - what.began) / len(rows)
         rounds.append((rows[:: (len(rows) // _KEPT) | 1], what))  # an odd step: in turns, each is first equally often
         watch()
         kept = [one for one in rounds if not one[1].disturbed]
         left_alone = len(kept) >= _ROUNDS and 2 * len(kept) >= len(rounds)
         samples = [row for rows, _ in kept for row in rows]
-        if left_alone and len(samples) > FEW and not apart([_median(rows) for rows, _ in kept]):
-            over = sum(what.ended - what.began for _, what in kept) >= plan.seconds
+        lasted = sum(what.ended - what.began for _, what in kept)
+        known_well = len(samples) > FEW and lasted >= _SPAN_S and not apart([_median(rows) for rows, _ in kept])
+        if left_alone and known_well:
+            over = lasted >= plan.seconds
             if (over or len(kept) % _ROUNDS == 0) and enough(columns(samples)):
                 return _host(witness, rounds, "target", kept)
             if over:
@@ -171,9 +171,9 @@ def _rounds(take: Take, plan: Plan, watch: Watch, enough: Enough) -> Taken:
             return _host(witness, rounds, "time", kept if left_alone else None)
 
 
-def _settle(take: Take) -> None:
-    """Calls until threads and clocks are where they will stay."""
-    _round(take, _SETTLE_S)
+def _settle(take: Take, lasts: float) -> None:
+    """Calls that do not count, for so many seconds."""
+    _round(take, lasts)
 
 
 def _round(take: Take, lasts: float) -> list[Row]:
