@@ -52,7 +52,7 @@ def tasks(tmp_path, monkeypatch):
     (tmp_path / "task").mkdir()
     monkeypatch.setattr(host, "_TASKS", tmp_path / "task")
     monkeypatch.setattr(host, "_best", {})
-    monkeypatch.setattr(host, "_yardstick", lambda: 20.0)
+    monkeypatch.setattr(host, "_yardstick", lambda: [20.0])
     counts = SimpleNamespace(preempted=0, visited=[])
     monkeypatch.setattr(host, "_preempted", lambda: counts.preempted)
     monkeypatch.setattr(host, "_kind", lambda cpu: f"cpu{cpu}")
@@ -76,10 +76,11 @@ def tasks(tmp_path, monkeypatch):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Only what is timed moves it: clock.now in seconds."""
-    clock = SimpleNamespace(now=0.0)
+    """Only what is timed moves it: clock.now in seconds; clock.busy is what /proc/stat has of two CPUs."""
+    clock = SimpleNamespace(now=0.0, busy=0.0)
+    monkeypatch.setattr(host, "_busy", lambda: (clock.busy, 2))
+    monkeypatch.setattr(time, "process_time", lambda: 0.0)
     monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
-    monkeypatch.setattr(time, "sleep", lambda seconds: setattr(clock, "now", clock.now + seconds))
     return clock
 
 
@@ -117,7 +118,7 @@ def test_the_yardstick_is_there_before_a_round_too_and_on_few_of_many_cpus(tasks
 def test_where_the_kernel_says_nothing_the_yardstick_is_where_this_thread_is(monkeypatch, tmp_path, clock):
     monkeypatch.setattr(host, "_TASKS", tmp_path / "none")
     monkeypatch.setattr(host, "_best", {})
-    monkeypatch.setattr(host, "_yardstick", lambda: 20.0)
+    monkeypatch.setattr(host, "_yardstick", lambda: [20.0])
     _, seen = host.Witness().look_on(lambda: None)
     assert seen.waited_s == 0 and seen.yardsticks == (("", 20.0),)
 
@@ -127,6 +128,57 @@ def test_the_witnesses_of_this_machine_answer():
     result, seen = host.Witness().look_on(lambda: sum(range(1000)))
     assert result == 499500 and seen.ended > seen.began and seen.waited_s >= 0 and seen.preempted >= 0
     assert all(us > 0 for _, us in seen.yardsticks)
+
+
+def test_what_other_processes_used(monkeypatch, tmp_path):
+    """Of the CPUs that this process may use, without what it used itself."""
+    (tmp_path / "stat").write_text(
+        "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 100 20 30 5000 70 1 2 3 0 0\n"
+        "cpu1 900 0 0 0 0 0 0 0 0 0\ncpu12 10 0 0 400 0 0 0 40 0 0\nintr 5\n"
+    )
+    monkeypatch.setattr(host, "_STAT", tmp_path / "stat")
+    monkeypatch.setattr(host.os, "sched_getaffinity", lambda pid: {0, 12}, raising=False)
+    monkeypatch.setattr(host.os, "sysconf", lambda name: 100)
+    assert host._busy() == (pytest.approx(1.56 + 0.50), 2)
+    (tmp_path / "stat").write_text("nothing of the kind")
+    assert host._busy() == (0, 0)
+    (tmp_path / "stat").unlink()
+    assert host._busy() == (0.0, 0)
+
+
+def test_a_neighbour_that_makes_nobody_wait_is_said(monkeypatch, clock):
+    """It has the other thread of the core, and had it all along: no round waits, and nothing was ever quicker."""
+
+    def script(i):
+        clock.busy += 0.1
+        return {}
+
+    t, _ = measured(monkeypatch, clock, script)
+    assert t.host.others == pytest.approx(10 * 0.1 / 0.3, rel=0.01) and t.host.cpus == 2  # ten rounds, 30 ms each
+    (said,) = environment.doubts({}, [], {}, t.to_json(), 0.01)
+    assert (
+        said.startswith("other processes used 3.3 of 2 CPUs")
+        and " of 2 CPUs: end what else runs on this machine" in said
+    )
+    quiet = host.Host.of([round_of()], [True], [100.0], (0.2, 2))
+    record = timing.summarise("wall", [100.0] * 9, host=quiet).to_json()
+    assert environment.doubts({}, [], {}, record, 0.01) == []
+    record["host"] |= {"others": 0.5, "cpus": 0}  # a system that does not say
+    assert environment.doubts({}, [], {}, record, 0.01) == []
+
+
+def test_the_yardstick_is_not_held_against_this_process_s_own_threads(monkeypatch):
+    spent = iter(range(10**6))
+
+    def process_time_ns():
+        return next(spent) * 100
+
+    monkeypatch.setattr(time, "thread_time_ns", iter(range(0, 10**6, 60)).__next__)
+    monkeypatch.setattr(time, "process_time_ns", process_time_ns)
+    assert host._yardstick() == []  # 100 against 60: another thread of its own ran as well
+    monkeypatch.setattr(time, "thread_time_ns", iter(range(0, 10**6, 90)).__next__)
+    (us,) = host._yardstick()
+    assert us > 0
 
 
 # --- rounds -------------------------------------------------------------------------------------------------------
@@ -163,7 +215,7 @@ def test_a_disturbed_round_is_set_aside_while_others_are_enough(monkeypatch, clo
     t, _ = measured(
         monkeypatch, clock, lambda i: what if i in (0, 3) else {}, us=lambda i: 500.0 if i in (0, 3) else 100.0
     )
-    assert (t.host.taken, t.host.aside, len(t.host.rounds_us)) == (7, 2, 5)
+    assert (t.host.taken, t.host.aside, len(t.host.rounds_us)) == (12, 2, 10)
     assert (t.host.waiting, t.host.slowed) == ((2, 0) if what is WAITS else (0, 2))
     assert t.histogram == ((100.0, t.samples),) and t.stopped == "target"
     assert environment.doubts({}, [], {}, t.to_json(), 0.01) == []
@@ -224,11 +276,26 @@ def test_a_call_that_becomes_a_thousand_times_slower_does_not_make_a_round_last(
     assert 400 < len(rows) < 440 and clock.now < 0.25
 
 
+def test_what_is_between_rounds_does_not_count(clock):
+    log = []
+
+    def take(count):
+        log.append(count)
+        clock.now += count * 0.001
+        return [(Sample(1.0),)] * count
+
+    found = sampling._counted(take, Plan(iterations=10, trials=1), lambda: None, 1)
+    assert len(found.rows) == 10 and found.host.taken == 5
+    assert 10 + 5 * 50 <= sum(log) <= 10 + 5 * 51
+    assert found.host.span_s == pytest.approx(4 * 0.05 + 5 * 0.002, abs=0.006) and found.host.span_s >= 0.2
+
+
 @pytest.mark.parametrize(
     ("iterations", "trials", "step", "shares"),
     [(40, 1, 1, [8] * 5), (7, 1, 1, [1, 1, 2, 1, 2]), (2, 1, 1, [1, 1]), (5, 8, 1, [5] * 8), (4, 2, 2, [2] * 4)],
 )
-def test_exact_counts_stay_exact_in_rounds(clock, iterations, trials, step, shares):
+def test_exact_counts_stay_exact_in_rounds(clock, monkeypatch, iterations, trials, step, shares):
+    monkeypatch.setattr(sampling, "_settle", lambda take, lasts: None)
     taken = []
 
     def take(count):

@@ -15,7 +15,7 @@ from gdn_cli.timing import Plan, Sample, Subject, TierUnavailable, cupti, graph,
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    """A host that leaves every round alone, and pauses that nobody waits for."""
+    """A host that leaves every round alone, and rounds that need nothing to settle."""
 
     def look_on(self, work):
         began = timing.time.perf_counter()
@@ -23,7 +23,7 @@ def alone(monkeypatch):
         return result, host.Round(began, timing.time.perf_counter(), 0.0, 0, ())
 
     monkeypatch.setattr(host.Witness, "look_on", look_on)
-    monkeypatch.setattr(timing.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(sampling, "_settle", lambda take, lasts: None)
 
 
 def test_a_record_has_median_quartiles_spread_and_interval():
@@ -110,7 +110,6 @@ def clock(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(wall, "perf_counter_ns", lambda: round(now[0] * 1e9))
-    monkeypatch.setattr(timing.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     return now
 
 
@@ -139,17 +138,20 @@ def test_a_first_call_that_compiles_is_no_slow_call(clock):
     """Known from the second: then there is all of the warm-up, and samples until they are enough."""
     log = []
     t = timing.measure("wall", lasting(clock, log, "A", 9.0, 2**-13), Plan(seconds=0.3, warmup=3))
-    assert (t.samples, t.stopped, t.note, t.median_us) == (5 * 164, "target", None, pytest.approx(122.07))
-    # the slow one, one to look, the other two; then five rounds of 20 ms, and behind a pause one that wakes what slept
-    assert len(log) == 1 + 1 + 2 + 5 * 164 + 4
+    assert (t.samples, t.stopped, t.note, t.median_us) == (10 * 164, "target", None, pytest.approx(122.07))
+    # the slow one, one to look, the other two; then ten rounds of 20 ms
+    assert len(log) == 1 + 1 + 2 + 10 * 164
 
 
-def test_rounds_on_a_cpu_are_apart(clock):
-    """Five of 20 ms: 40 samples in a row would all be in one slice of the scheduler."""
+def test_rounds_on_a_cpu_are_apart(clock, monkeypatch):
+    """Ten of 20 ms: 40 samples in a row would all be in one slice of the scheduler."""
+    settled = []
+    monkeypatch.setattr(sampling, "_settle", lambda take, lasts: settled.append(lasts))
     t = timing.measure("wall", lasting(clock, [], "A", 2**-13), Plan(seconds=0.3))
-    assert t.host.taken == len(t.host.rounds_us) == 5 and set(t.host.rounds_us) == {122.1} and t.host.aside == 0
-    assert t.host.span_s == pytest.approx((5 * 164 + 4) / 2**13 + 4 * 0.05) and t.host.span_s >= 0.2
-    assert t.busy_s < t.host.span_s < t.took_s and t.to_json()["host"]["taken"] == 5
+    assert t.host.taken == len(t.host.rounds_us) == len(settled) == 10
+    assert set(t.host.rounds_us) == {122.1} and t.host.aside == 0
+    assert t.host.span_s == pytest.approx(10 * 164 / 2**13) and t.host.span_s >= 0.2
+    assert t.busy_s == pytest.approx(t.host.span_s, rel=1e-3) and t.to_json()["host"]["taken"] == 10
 
 
 def test_a_call_a_little_shorter_is_repeated_as_before(clock):

@@ -67,7 +67,7 @@ class Plan:
 
     target   half the width of the median's 95 % interval, as a share of the median, at which sampling stops
     seconds  where it stops all the same
-    apart_s  on a CPU: the pause between rounds of samples, in seconds; 0 takes them all at once
+    in_a_row on a CPU too: the samples follow one another, and nobody looks at what the host did
     """
 
     warmup: int = 3
@@ -75,7 +75,7 @@ class Plan:
     trials: int = 1
     seconds: float = 0.3
     target: float = 0.01
-    apart_s: float = 0.05
+    in_a_row: bool = False
     l2: str = "cold"  # of the GPU: cold (a 256 MB write before each call, or rotating buffers) or warm
 
 

@@ -1,13 +1,15 @@
-"""What the host did while a round of calls was timed: whether they had their CPUs to themselves.
+"""What the host did while rounds of calls were timed: whether they had their CPUs to themselves.
 
-Three witnesses, none of which looks at the times that it judges:
+Four witnesses, none of which looks at the times that it judges:
 
 - how long threads of this process stood ready and got no CPU (Linux: the second number of schedstat, of every thread);
 - how often the process was preempted (ru_nivcsw), which alone says little: two threads that share one CPU are preempted
   10,000 times a second, a thread beside a busy neighbour 130 times, and one that has a CPU to itself 30 to 200 times;
 - how long a fixed piece of work takes on the CPUs that the calls ran on, against the least that it ever took in this
   process. On a virtual AMD EPYC of two CPUs it is steady within 1 % and takes 20 to 70 % more when another guest has
-  the core's other thread, which the guest's own kernel cannot see (no steal time); so it does when the clock falls.
+  the core's other thread, which the guest's own kernel cannot see (no steal time); so it does when the clock falls;
+- how much of the CPUs other processes used (/proc/stat), in the whole measurement: its ticks are 10 ms. A neighbour on
+  the other thread of a core makes nobody wait, and where it always was, nothing was ever quicker.
 """
 
 from __future__ import annotations
@@ -23,11 +25,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_TASKS = Path("/proc/self/task")
+_TASKS, _STAT = Path("/proc/self/task"), Path("/proc/stat")
 _WAITED = 0.10  # of a round: the longest that threads may have waited for a CPU, all of them together
 _PREEMPTED = 1000  # times a second
 _SLOWER = 1.10  # the yardstick over the least that it ever took
 _USED = 0.2  # of a round: a thread that ran for less did not carry the calls
+_OTHERS = 0.10  # of the CPUs that this process may use: how much of them others may have had
 _MOST_CPUS = 16  # that the yardstick is laid on, of those that were used
 _APART = 0.05  # how far the rounds' medians may lie from all samples' median: half the distance of their quartiles
 _TICK_US = 0.05  # less than that is the clock's, whatever the share
@@ -70,15 +73,23 @@ class Host:
     waiting: int = 0  # rounds, of all that were taken: others had the CPUs
     slowed: int = 0  # and: a CPU did less than it can
     preempted: int = 0  # times, in all rounds
+    others: float = 0.0  # CPUs that other processes used meanwhile,
+    cpus: int = 0  # of so many; 0 where the system does not say
 
     @classmethod
-    def of(cls, rounds: Sequence[Round], counts: Sequence[bool], medians_us: Iterable[float]) -> Host:
-        """rounds: all that were taken; counts: which of them count; medians_us: of those."""
+    def of(
+        cls,
+        rounds: Sequence[Round],
+        counts: Sequence[bool],
+        medians_us: Iterable[float],
+        shared: tuple[float, int] = (0.0, 0),
+    ) -> Host:
+        """rounds: all that were taken; counts: which of them count; medians_us: of those; shared: Witness.shared's."""
         kept = [r for r, counted in zip(rounds, counts, strict=True) if counted]
         return cls(
             tuple(float(f"{x:.4g}") for x in medians_us), kept[-1].ended - kept[0].began, len(rounds),
             len(rounds) - len(kept), sum(r.waiting for r in rounds), sum(r.slowed for r in rounds),
-            sum(r.preempted for r in rounds),
+            sum(r.preempted for r in rounds), *shared,
         )  # fmt: skip
 
 
@@ -90,6 +101,7 @@ class Witness:
 
     def __init__(self) -> None:
         self._cpus: tuple[int | None, ...] = ()  # that the last round ran on
+        self._began = time.perf_counter(), _busy(), time.process_time()
 
     def look_on(self, work: Callable[[], Any]) -> tuple[Any, Round]:
         """What `work` returns, and what the host did meanwhile."""
@@ -102,6 +114,29 @@ class Witness:
         waited = sum(waited - before.get(thread, (0, 0))[1] for thread, (_, waited) in after.items())
         yardsticks += _yardsticks(self._cpus)
         return result, Round(began, ended, waited / 1e9, preempted, yardsticks)
+
+    def shared(self) -> tuple[float, int]:
+        """(CPUs that other processes have used since the beginning, of so many)."""
+        began, (before, _), own = self._began
+        now, cpus = _busy()
+        lasted = time.perf_counter() - began
+        if not cpus or lasted <= 0:
+            return 0.0, 0
+        return round(max(0.0, now - before - (time.process_time() - own)) / lasted, 3), cpus
+
+
+def _busy() -> tuple[float, int]:
+    """(seconds that the CPUs which this process may use were busy with anything, how many they are); (0, 0) where the
+    system does not say."""
+    try:
+        mine = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
+        lines = [line.split() for line in _STAT.read_text().splitlines()]
+        ticks = os.sysconf("SC_CLK_TCK")
+        # user, nice, system, idle, iowait, irq, softirq, steal
+        found = [sum(map(int, n[1:4] + n[6:9])) / ticks for n in lines if n and n[0] in mine]
+    except (AttributeError, OSError, ValueError):
+        return 0.0, 0
+    return sum(found), len(found)
 
 
 def _threads() -> dict[str, tuple[int, int]]:
@@ -147,6 +182,7 @@ def _preempted() -> int:
 
 _best: dict[str, float] = {}  # kind of CPU -> the least that the yardstick took on one, in microseconds
 _BLOCK = bytes(16384)
+_TRIES = 50
 
 
 def _yardsticks(cpus: tuple[int | None, ...]) -> tuple[tuple[str, float], ...]:
@@ -154,7 +190,7 @@ def _yardsticks(cpus: tuple[int | None, ...]) -> tuple[tuple[str, float], ...]:
     if not cpus:
         return ()
     if cpus == (None,):
-        return (_noted("", _yardstick()),)
+        return tuple(_noted("", us) for us in _yardstick())
     found: list[tuple[str, float]] = []
 
     def visit() -> None:
@@ -163,7 +199,7 @@ def _yardsticks(cpus: tuple[int | None, ...]) -> tuple[tuple[str, float], ...]:
                 os.sched_setaffinity(0, {cpu})
             except OSError:  # taken from this process meanwhile
                 continue
-            found.append(_noted(_kind(cpu), _yardstick()))
+            found.extend(_noted(_kind(cpu), us) for us in _yardstick())
 
     thread = threading.Thread(target=visit)
     thread.start()
@@ -176,14 +212,21 @@ def _noted(kind: str, us: float) -> tuple[str, float]:
     return kind, us
 
 
-def _yardstick() -> float:
-    """Microseconds for a fixed piece of work that needs a core's arithmetic and no memory: the least of five."""
-    found = []
-    for _ in range(5):
-        began = time.perf_counter_ns()
+def _yardstick() -> list[float]:
+    """Microseconds for a fixed piece of work that needs a core's arithmetic and no memory: the least of five.
+
+    [] where other threads of this process do not stop, as they may have the same core: OpenMP's spin on for a while.
+    """
+    found: list[float] = []
+    for _ in range(_TRIES):
+        own, mine, began = time.process_time_ns(), time.thread_time_ns(), time.perf_counter_ns()
         hashlib.blake2b(_BLOCK).digest()
-        found.append((time.perf_counter_ns() - began) / 1e3)
-    return min(found)
+        took, mine, own = time.perf_counter_ns() - began, time.thread_time_ns() - mine, time.process_time_ns() - own
+        if own < 1.5 * mine:
+            found.append(took / 1e3)
+        if len(found) == 5:
+            break
+    return [min(found)] if found else []
 
 
 @lru_cache
@@ -223,6 +266,8 @@ def doubts(timing: dict[str, Any]) -> list[str]:
                 f"a CPU did less than it can in {host['slowed']} of {of}, as it does when another thread has its core "
                 f"or its clock falls: {again}"
             )
+    if not said and host["others"] > _OTHERS * host["cpus"] > 0:
+        said.append(f"other processes used {host['others']:.2g} of {host['cpus']} CPUs: {again}")
     if not said and apart(rounds := host["rounds_us"]):
         said.append(
             f"the rounds disagree: the medians of {len(rounds)} lie between {min(rounds):.4g} and "

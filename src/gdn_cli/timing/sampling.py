@@ -29,8 +29,13 @@ _LEAST, _MOST = 20, 5000  # rows; fewer where a single call takes a large part o
 _ROUNDS = 5  # at least, and so many more before it is asked again whether they are enough
 _ROUND_S = 0.02  # longer than a slice of the scheduler: how long a thread waits is known when it runs again
 _KEPT = 250  # rows of a round, evenly
-_PATIENCE_S = 1.5  # beyond the plan's seconds, for pauses, and until enough rounds were left alone
-_WAKES_S = 1e-3  # the call behind a pause costs up to 0.2 ms more: calls of less get one that does not count
+_SPAN_S = 0.2  # that rounds which count take at least
+_PATIENCE_S = 1.5  # beyond the plan's seconds, until enough rounds were left alone
+# Calls that do not count, in front of each round: they keep rounds apart, and threads and clocks where they will stay.
+# Not a pause: behind one of 50 ms cpp-v1 took 26 us and not 15 in a third of the rounds, on an idle virtual machine:
+# its threads were woken on one of two CPUs, or the host had given the core's other thread to somebody else meanwhile.
+_SETTLE_S = 0.01
+_APART_S = 0.05  # the same where a number of samples is asked for, which may be few
 
 
 class Taken(NamedTuple):
@@ -54,10 +59,11 @@ def collect(
     """Rows by the plan. `take` gives a number of them, in steps of `step`. Of calls that take longer than all of the
     time, what one row gives is all."""
     enough = enough or (lambda columns: known(plan.target, columns[0]))
-    on_cpu = on_cpu and plan.apart_s > 0
+    on_cpu = on_cpu and not plan.in_a_row
     if sampler.slow:
         began = time.perf_counter()
-        taken = _host([Witness().look_on(lambda: take(1))], "time") if on_cpu else Taken(take(1), "time")
+        witness = Witness()
+        taken = _host(witness, [witness.look_on(lambda: take(1))], "time") if on_cpu else Taken(take(1), "time")
         if time.perf_counter() - began > plan.seconds:
             watch()
             return taken
@@ -109,11 +115,11 @@ def in_a_row(take: Take, plan: Plan, watch: Watch, enough: Enough) -> tuple[list
 Seen = tuple[list[Row], Round]
 
 
-def _host(rounds: list[Seen], stopped: str, kept: list[Seen] | None = None) -> Taken:
+def _host(witness: Witness, rounds: list[Seen], stopped: str, kept: list[Seen] | None = None) -> Taken:
     """What has been taken, with the record of the host; `kept` are the rounds that count, if not all do."""
     kept = rounds if kept is None else kept
     counts = [any(one is other for other in kept) for one in rounds]
-    host = Host.of([what for _, what in rounds], counts, [_median(rows) for rows, _ in kept])
+    host = Host.of([what for _, what in rounds], counts, [_median(rows) for rows, _ in kept], witness.shared())
     return Taken([row for rows, _ in kept for row in rows], stopped, host)
 
 
@@ -123,18 +129,18 @@ def _median(rows: list[Row]) -> float:
 
 
 def _counted(take: Take, plan: Plan, watch: Watch, step: int) -> Taken:
-    """Exactly as many rows as were asked for, in at least five rounds where there are so many."""
+    """Exactly as many rows as were asked for, in at least five rounds where there are so many. Calls that do not count
+    are made in front of each."""
     trial = -(-(plan.iterations or 0) // step)
     units = trial * plan.trials
     count = min(units, max(_ROUNDS, plan.trials))
     witness, rounds = Witness(), []
     for i in range(count):
-        if rounds:
-            time.sleep(plan.apart_s)
+        _settle(take, _APART_S)
         share = (units * (i + 1) // count - units * i // count) * step
         rounds.append(witness.look_on(lambda share=share: take(share)))
         watch()
-    return _host(rounds, "count")
+    return _host(witness, rounds, "count")
 
 
 def _rounds(take: Take, plan: Plan, watch: Watch, enough: Enough) -> Taken:
@@ -142,28 +148,32 @@ def _rounds(take: Take, plan: Plan, watch: Watch, enough: Enough) -> Taken:
     them count, and the record says what the host did."""
     began, witness = time.perf_counter(), Witness()
     rounds: list[Seen] = []
-    lasts = min(_ROUND_S, plan.seconds / _ROUNDS)
     one_s = 0.0
     while True:
-        if rounds and one_s < lasts:  # else they are apart by themselves
-            time.sleep(plan.apart_s)
-        if one_s < _WAKES_S and (rounds or not plan.warmup):
-            take(1)
-        rows, what = witness.look_on(lambda: _round(take, lasts))
+        if one_s < _ROUND_S:  # else they are apart by themselves
+            _settle(take, _SETTLE_S)
+        rows, what = witness.look_on(lambda: _round(take, _ROUND_S))
         one_s = (what.ended - what.began) / len(rows)
         rounds.append((rows[:: (len(rows) // _KEPT) | 1], what))  # an odd step: in turns, each is first equally often
         watch()
         kept = [one for one in rounds if not one[1].disturbed]
         left_alone = len(kept) >= _ROUNDS and 2 * len(kept) >= len(rounds)
         samples = [row for rows, _ in kept for row in rows]
-        if left_alone and len(samples) > FEW and not apart([_median(rows) for rows, _ in kept]):
-            over = sum(what.ended - what.began for _, what in kept) >= plan.seconds
+        lasted = sum(what.ended - what.began for _, what in kept)
+        known_well = len(samples) > FEW and lasted >= _SPAN_S and not apart([_median(rows) for rows, _ in kept])
+        if left_alone and known_well:
+            over = lasted >= plan.seconds
             if (over or len(kept) % _ROUNDS == 0) and enough(columns(samples)):
-                return _host(rounds, "target", kept)
+                return _host(witness, rounds, "target", kept)
             if over:
-                return _host(rounds, "time", kept)
+                return _host(witness, rounds, "time", kept)
         if time.perf_counter() - began >= plan.seconds + _PATIENCE_S:
-            return _host(rounds, "time", kept if left_alone else None)
+            return _host(witness, rounds, "time", kept if left_alone else None)
+
+
+def _settle(take: Take, lasts: float) -> None:
+    """Calls that do not count, for so many seconds."""
+    _round(take, lasts)
 
 
 def _round(take: Take, lasts: float) -> list[Row]:
