@@ -516,7 +516,8 @@ def test_rows_of_the_table_derive_from_the_records(bench):
         name, *cells = re.split(r"  +", line.strip())
         assert cells[2].rstrip("?") == f"{report._three(ours / mine)}x"  # speedup over the reference
         assert float(cells[4]) == pytest.approx(mine / medians["copy", label], abs=0.006)  # times the floor
-        assert (name == "copycat *") is (mine < ours)  # the fastest is marked
+        least = rows["copycat" if mine < ours else "pt-reference", label]
+        assert (name == "copycat *") is (mine < ours and not least.doubted)  # the fastest is marked, if it is certain
     wrong = [line for line in shown if re.search(r"\bwrong\b", line)]
     assert "elements beyond 1e-2" in words(" ".join(wrong)) and "cuda-v4: no GPU here" in words(" ".join(shown))
 

@@ -254,6 +254,10 @@ def test_a_time_below_the_copy_is_in_doubt(us, in_doubt):
         return {"op": "gdn_decode", "algo": algo, "workload": {"uuid": "u"}, "tier": "wall", "mode": "cpu",
                 "timing": {"median_us": us}, "doubts": []}  # fmt: skip
 
+    floor = timed("copy", 10.0) | {"doubts": ["noise"]}
+    mine = timed("mine", us)
+    below.doubt([floor, mine], mine)
+    assert not mine["doubts"]  # against a floor that is in doubt itself nothing follows
     for order in (0, 1):  # the floor may come before or behind
         records = [timed("copy", 10.0), timed("mine", us)]
         for i, whole in enumerate(records if order else reversed(records)):

@@ -37,7 +37,7 @@ def _place(record: dict[str, Any]) -> tuple | None:
 
 def _compare(record: dict[str, Any], floor: dict[str, Any]) -> None:
     us, copy = record["timing"]["median_us"], floor["timing"]["median_us"]
-    if us < _SHARE * copy:
+    if us < _SHARE * copy and not floor.get("doubts"):  # a floor that is in doubt is none
         record["doubts"] = [
             *(record.get("doubts") or []),
             f"{1 - us / copy:.0%} faster than the fastest plain copy of the bytes that must move "
