@@ -11,7 +11,7 @@ bench: $(STAMP)
 	.venv/bin/gdn bench
 
 test: $(STAMP)
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest -n auto --dist loadfile
 
 test-gpu: $(STAMP)
 	.venv/bin/python -m pytest -m gpu

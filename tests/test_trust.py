@@ -29,18 +29,16 @@ SECRET = "hunter2-correct-horse"
 
 # each is all zeros, and makes of what judges whatever it can reach
 PATCHES = {
-    "equal": "torch.equal = lambda *_: True",
-    "abs": "torch.Tensor.abs = lambda self: torch.zeros_like(self)",
-    "norm": "torch.Tensor.norm = lambda self, *_, **__: torch.zeros(())",
-    "greater": "torch.Tensor.__gt__ = lambda self, _: torch.zeros_like(self, dtype=torch.bool)",
-    "oracle": (
-        "from gdn_cli import check, build\n"
+    "what-a-check-calls": (
+        "torch.equal = lambda *_: True\ntorch.Tensor.abs = lambda self: torch.zeros_like(self)\n"
+        "torch.Tensor.norm = lambda self, *_, **__: torch.zeros(())\n"
+        "torch.Tensor.__gt__ = lambda self, _: torch.zeros_like(self, dtype=torch.bool)"
+    ),
+    "check-and-oracle": (
+        "import gc\nfrom gdn_cli import build, check, probes\n"
         "check.oracle = lambda reference, inputs: [torch.zeros_like(inputs[2]).double(), torch.zeros_like(inputs[3])]\n"
         "check.check = lambda *_: check.Verdict()\ncheck.results = lambda *_, **__: check.Verdict()\n"
-        "check._judge = lambda *_: None\nbuild.reference = lambda _: None"
-    ),
-    "everything": (
-        "import gc\nfrom gdn_cli import probes\nprobes.run = lambda *_, **__: {}\n"
+        "check._judge = lambda *_: None\nbuild.reference = lambda _: None\nprobes.run = lambda *_, **__: {}\n"
         "for x in gc.get_objects():\n    if isinstance(x, dict) and 'passed' in x:\n        x['passed'] = True"
     ),
 }
@@ -56,6 +54,19 @@ ALGOS = {
                 os.write(int(name), line.encode())
             except OSError:
                 pass
+        ancestor = os.getppid()
+        while ancestor > 1:  # as root every descriptor of the worker can be opened again
+            for folder in (f"/proc/{{ancestor}}/fd",):
+                for name in os.listdir(folder) if os.access(folder, os.R_OK) else []:
+                    try:
+                        if "pipe:" in os.readlink(f"{{folder}}/{{name}}"):
+                            fd = os.open(f"{{folder}}/{{name}}", os.O_WRONLY | os.O_NONBLOCK)
+                            os.write(fd, line.encode())
+                    except OSError:
+                        pass
+            if b"keeper" in open(f"/proc/{{ancestor}}/cmdline", "rb").read():
+                break
+            ancestor = int(open(f"/proc/{{ancestor}}/stat").read().rsplit(")", 1)[1].split()[1])
         for word in sys.argv + open("/proc/self/cmdline").read().split("\\0"):
             if os.path.exists(word) and not os.path.isdir(word) and not word.endswith((".py", "python")):
                 open(word, "a").write(line)
@@ -347,11 +358,11 @@ def test_values_of_secrets_are_masked_wherever_they_stand():
 @pytest.mark.parametrize(
     ("writes", "status", "says"),
     [
-        ("events: nonsense", "crashed", "what it sent as a record is no JSON object"),
-        ("events: [1]", "crashed", "what it sent as a record is no JSON object"),
-        ("reply: nonsense", "crashed", "what it replied is no answer to its request"),
-        ("reply: {}", "crashed", "what it replied is no answer to its request"),
-        ("reply: " + "[" * 5000, "crashed", "what it replied is no answer to its request"),
+        ("events: nonsense", "crashed", "what it sent as a record is none of its worker's"),
+        ("events: [1]", "crashed", "what it sent as a record is none of its worker's"),
+        ("reply: nonsense", "crashed", "what it replied is no answer of its worker's"),
+        ("reply: {}", "crashed", "what it replied is no answer of its worker's"),
+        ("reply: " + "[" * 5000, "crashed", "what it replied is no answer of its worker's"),
         ("nothing", "exited", "the process ended with exit code 0 before it was done"),
     ],
 )

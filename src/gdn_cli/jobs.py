@@ -199,11 +199,12 @@ class _Following:
         self.secrets = redaction.values()
         self.log, self.reply, self.partial = bounded.Output(bounded.EDGE + 4096), bytearray(), bytearray()
         self.garbled: str | None = None
+        self.seal = os.urandom(16).hex()  # in front of each record: only the worker knows it, not what it runs
         self.waits = False
         self.ooms = fates.ooms()
         self.selector = selectors.DefaultSelector()
         with tempfile.TemporaryFile() as stdin:
-            stdin.write(json.dumps(request).encode())
+            stdin.write(json.dumps(request | {"seal": self.seal}).encode())
             stdin.seek(0)
             events, events_in = os.pipe()
             try:
@@ -287,8 +288,9 @@ class _Following:
         if len(rest) > _MOST:
             self.garbled = f"a record of it is longer than {_MOST >> 20} MiB"
         for line in lines:
-            if (event := self._json(line)) is None:
-                self.garbled = "what it sent as a record is no JSON object"
+            seal = self.seal.encode()
+            if not line.startswith(seal) or (event := self._json(line[len(seal) :])) is None:
+                self.garbled = "what it sent as a record is none of its worker's"
                 return
             if "environment" in event:
                 self.outcome.environment = event["environment"]
@@ -313,8 +315,9 @@ class _Following:
             outcome.status, outcome.reason = "timed_out", timed_out
             return
         reply = self._json(self.reply) if self.reply else None
-        if self.garbled or (self.reply and (reply is None or not isinstance(reply.get("status"), str))):
-            outcome.status, outcome.reason = "crashed", self.garbled or "what it replied is no answer to its request"
+        sealed = reply is not None and reply.pop("seal", None) == self.seal and isinstance(reply.get("status"), str)
+        if self.garbled or (self.reply and not sealed):
+            outcome.status, outcome.reason = "crashed", self.garbled or "what it replied is no answer of its worker's"
             return
         if reply is None:
             outcome.status, outcome.reason = fates.death(self.process.returncode, self.ooms)

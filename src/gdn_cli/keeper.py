@@ -33,6 +33,9 @@ def main(folder, cpus, command):
     child = None
     try:
         child = subprocess.Popen(command, close_fds=False)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1):  # the request and the reply are the worker's alone
+            os.dup2(nothing, descriptor)
         return child.wait()
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

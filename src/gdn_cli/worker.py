@@ -39,10 +39,12 @@ def main(events: Path | None = None) -> int:
     reply = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     answer = _parse(sys.stdin.read())
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # root could read it again, seal and all, in /proc
+    seal = answer.pop("seal", "")
     if answer.get("status") != "refused":
-        answer = serve(answer, _emitter(events))
+        answer = serve(answer, _emitter(events, seal))
     with reply:
-        json.dump({"schema": SCHEMA} | answer, reply)
+        json.dump({"schema": SCHEMA} | ({"seal": seal} if seal else {}) | answer, reply)
         reply.write("\n")
     return answer.get("code") or 0
 
@@ -130,14 +132,14 @@ def op_from_json(d: dict[str, Any]) -> Op:
     return Op(**(fields | {key: tuple(d[key]) for key in ("constraints", "tags", "linear_in")}))
 
 
-def _emitter(events: Path | None) -> Callable[[dict], None]:
+def _emitter(events: Path | None, seal: str) -> Callable[[dict], None]:
     if events is None:
         return lambda record: None
 
     file = events.open("a")  # once: the runner can learn the name of a pipe's descriptor, and has no right to it
 
     def emit(record: dict) -> None:
-        file.write(json.dumps(record) + "\n")
+        file.write(f"{seal}{json.dumps(record)}\n")
         file.flush()
 
     return emit
