@@ -25,6 +25,15 @@ DECODE = REGISTRY.ops["gdn_decode"]
 _ZEROS = f"def run({helpers.DECODE_ARGS}):\n    return torch.zeros_like(v), torch.zeros_like(state)\n"
 _RIGHT = f"\ndef run({helpers.DECODE_ARGS}):\n    return right({helpers.DECODE_ARGS})\n"
 _TOP = "import os, shlex, sys, time, json, signal, subprocess, ctypes\nimport torch\nfrom .right import run as right\n"
+# the functions on the stack, gdn's own among them
+_WHO = """
+def who_asks():
+    frame, names = sys._getframe(), []
+    while frame:
+        names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return names
+"""
 SECRET = "hunter2-correct-horse"
 
 # each is all zeros, and makes of what judges whatever it can reach
@@ -75,13 +84,11 @@ ALGOS = {
     + _RIGHT,
     # right whenever it is checked; while it is timed it does nothing, and the outputs stay as they were
     "sleeps-while-timed": _TOP
+    + _WHO
     + f"""
 def run({helpers.DECODE_ARGS}, output, new_state):
-    frame = sys._getframe()
-    while frame:
-        if frame.f_code.co_name in ("time", "again"):
-            return
-        frame = frame.f_back
+    if {{"time", "again"}} & {{*who_asks()}}:
+        return
     out, new = right({helpers.DECODE_ARGS})
     output.copy_(out)
     new_state.copy_(new)
@@ -208,13 +215,16 @@ def test_a_comparison_goes_on_without_the_rival_that_crashes(tmp_path, gdn, writ
     crash = _RIGHT.replace("    return", "    calls.append(1)\n    if len(calls) > 3: ctypes.string_at(0)\n    return")
     write_algo(tmp_path, "late-crash", f"{_TOP}calls = []\n{crash}")
     write_algo(tmp_path, "leaves", f"{_TOP}os._exit(7)\n{_RIGHT}")
+    raises = _RIGHT.replace("    return", "    if 'turns' in who_asks(): raise ValueError('tired')\n    return")
+    write_algo(tmp_path, "tires", f"{_TOP}{_WHO}{raises}")
     done = gdn(
-        "compare", "honest", "leaves", "late-crash", "pt-reference", "--algos", tmp_path, "-w", "0", "--seconds", "0.1",
-        "--json",
+        "compare", "honest", "leaves", "late-crash", "tires", "pt-reference", "--algos", tmp_path, "-w", "0",
+        "--seconds", "0.1", "--json",
     )  # fmt: skip
     found = {r["algo"]: (r["status"], r["reason"]) for r in done.json["records"]}
     assert found["late-crash"] == ("crashed", "crashed with SIGSEGV")
     assert found["leaves"] == ("exited", "the process ended with exit code 7 before it was done")
+    assert found["tires"] == ("error", "ValueError: tired")
     assert found["honest"][0] == found["pt-reference"][0] == "passed"
     assert done.code == errors.FAILED and len(done.json["comparisons"]) == 1
 

@@ -84,10 +84,18 @@ class Runner:
         except subprocess.TimeoutExpired:  # it closed its line and lives on
             self.process.kill()
             self.process.wait()
-            return Died("exited", "the process closed its line before it was done", None, self._turn())
+            return Died("exited", "the process closed its line before it was done", None, self.turn())
         if self.wrapped and code > 128:  # as a shell has it
             code = 128 - code
-        return Died(*fates.death(code, self.ooms), code, self._turn())
+        return Died(*fates.death(code, self.ooms), code, self.turn())
+
+    def usable(self) -> bool:
+        """Whether it can still be worked with: a fault on a GPU leaves nothing that can."""
+        try:
+            self.ask("pull", storages=[])
+            return True
+        except Raised:
+            return False
 
     def close(self) -> None:
         """End the process. What it started besides is the keeper's to end."""
@@ -203,7 +211,8 @@ class Runner:
             self.mark.close()
         self.mark.bytes[0] = 255
 
-    def _turn(self) -> int | None:
+    def turn(self) -> int | None:
+        """Which kernel of `turns` was at work last."""
         return int(self.mark.bytes[0]) if self.mark is not None and int(self.mark.bytes[0]) != 255 else None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -111,13 +111,7 @@ class _Field:
         case = Case(request, workload, reference)
         verdicts, right = {}, {}
         for name, kernel in kernels.items():
-            self.at = name
-            try:
-                verdicts[name] = {"algo": name} | judged(case, kernel, probed)
-            except client.Raised as e:
-                status = "out_of_memory" if e.kind == "out_of_memory" else "error"
-                reason = str(e).splitlines()[0] if status == "out_of_memory" and str(e) else e.one_line
-                verdicts[name] = {"algo": name, "status": status, "reason": reason, "trace": e.trace}
+            verdicts[name] = {"algo": name} | self._of_one(name, judged, case, kernel, probed)
             if verdicts[name]["status"] == "passed":
                 right[name] = kernel
                 verdicts[name]["bytes_moved"] = floor.bytes_moved(case.op, workload.axes)
@@ -127,12 +121,39 @@ class _Field:
             records += self._in_turns(request, tier, case, verdicts, right)
         case.refresh()
         for name, kernel in right.items():
-            self.at = name
-            again = case.check(kernel)
-            if not again.passed:
-                records = [r for r in records if r["algo"] != name] + each_tier(request, verdicts[name] | stale(again))
+            if found := self._of_one(name, _again, case, kernel):
+                records = [r for r in records if r["algo"] != name] + each_tier(request, verdicts[name] | found)
         self.at = None
         return records
+
+    def _of_one(self, name: str, work: Callable[..., dict], case: Case, kernel: client.Kernel, *more: Any) -> dict:
+        """What `work` says of one algo; what it raises is its own doing, and if that leaves the process unusable, as a
+        fault on a GPU does, the others go on in another one."""
+        self.at = name
+        try:
+            return work(case, kernel, *more)
+        except client.Raised as e:
+            found = _failed(e)
+            if not self.runner.usable():
+                raise client.Died(found["status"], found["reason"], None) from None
+            return found
+
+    def _guilty(self, case: Case, outputs: list, names: list[str]) -> str | None:
+        """Who it was that raised while calls took turns. On a GPU a fault shows some calls later: there each one is
+        called often by itself, and without a result it is the one whose turn it was."""
+        for rival in self.rivals if self.request["mode"] == "cuda" else ():
+            if rival["name"] in names:
+                alone = runner_of(self.request)
+                try:
+                    kernel = built(alone, self.request, rival)[0]
+                    kernel.push([*case.inputs, *outputs])
+                    kernel.seconds_outside(case.inputs, outputs, _OFTEN)
+                except (client.Raised, client.Died, BuildFailed):
+                    return rival["name"]
+                finally:
+                    alone.close()
+        turn = self.runner.turn()
+        return names[turn] if turn is not None and turn < len(names) else None
 
     def _in_turns(self, request: dict, tier: str, case: Case, verdicts: dict, right: dict) -> list[dict[str, Any]]:
         outputs = case.outputs()  # the same buffers for all: where they lie in memory costs everyone the same
@@ -152,7 +173,9 @@ class _Field:
             )  # fmt: skip
         except client.Raised as e:
             if e.kind != "tier_unavailable":
-                raise
+                self.at = self._guilty(case, outputs, self.meeting)
+                found = _failed(e)
+                raise client.Died(found["status"], found["reason"], None) from None
             gone = {"tier": tier, "status": "tier_unavailable", "reason": f"{tier}: {e}"}
             return [verdicts[name] | gone for name in right]
         if replaced := said.get("replaced"):
@@ -162,3 +185,18 @@ class _Field:
             verdicts[name] | client.measured(found) | {"rounds_us": [client.number(us) for us in samples]}
             for name, found, samples in zip(right, said["records"], said["rounds"], strict=True)
         ]
+
+
+_OFTEN = 300  # calls
+
+
+def _again(case: Case, kernel: client.Kernel) -> dict[str, Any]:
+    """What becomes of an algo that is wrong on new values, after it was timed; {} for one that is right."""
+    verdict = case.check(kernel)
+    return {} if verdict.passed else stale(verdict)
+
+
+def _failed(e: client.Raised) -> dict[str, Any]:
+    if e.kind == "out_of_memory":
+        return {"status": "out_of_memory", "reason": str(e).splitlines()[0] if str(e) else "out of memory"}
+    return {"status": "error", "reason": e.one_line, "trace": e.trace}
