@@ -368,11 +368,11 @@ def test_values_of_secrets_are_masked_wherever_they_stand():
 @pytest.mark.parametrize(
     ("writes", "status", "says"),
     [
-        ("events: nonsense", "crashed", "what it sent as a record is none of its worker's"),
-        ("events: [1]", "crashed", "what it sent as a record is none of its worker's"),
-        ("reply: nonsense", "crashed", "what it replied is no answer of its worker's"),
-        ("reply: {}", "crashed", "what it replied is no answer of its worker's"),
-        ("reply: " + "[" * 5000, "crashed", "what it replied is no answer of its worker's"),
+        ("events: nonsense", "crashed", "a record came that its worker did not write"),
+        ("events: [1]", "crashed", "a record came that its worker did not write"),
+        ("reply: nonsense", "crashed", "a reply came that its worker did not write"),
+        ("reply: {}", "crashed", "a reply came that its worker did not write"),
+        ("reply: " + "[" * 5000, "crashed", "a reply came that its worker did not write"),
         ("nothing", "exited", "the process ended with exit code 0 before it was done"),
     ],
 )

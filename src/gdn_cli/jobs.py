@@ -290,7 +290,7 @@ class _Following:
         for line in lines:
             seal = self.seal.encode()
             if not line.startswith(seal) or (event := self._json(line[len(seal) :])) is None:
-                self.garbled = "what it sent as a record is none of its worker's"
+                self.garbled = "a record came that its worker did not write"
                 return
             if "environment" in event:
                 self.outcome.environment = event["environment"]
@@ -317,7 +317,7 @@ class _Following:
         reply = self._json(self.reply) if self.reply else None
         sealed = reply is not None and reply.pop("seal", None) == self.seal and isinstance(reply.get("status"), str)
         if self.garbled or (self.reply and not sealed):
-            outcome.status, outcome.reason = "crashed", self.garbled or "what it replied is no answer of its worker's"
+            outcome.status, outcome.reason = "crashed", self.garbled or "a reply came that its worker did not write"
             return
         if reply is None:
             outcome.status, outcome.reason = fates.death(self.process.returncode, self.ooms)

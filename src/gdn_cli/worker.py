@@ -77,6 +77,7 @@ def serve(request: dict[str, Any], emit: Callable[[dict], None]) -> dict[str, An
     reply: dict[str, Any] = {"status": "done", "records": []}
     try:
         if _judges(request):
+            _prctl(_PR_SET_DUMPABLE, 0)
             request["started"] = process.of(request)  # first, so that it imports torch while this process does
             # the reference is built where no algo's code has ever written
             os.environ["FIB_CACHE_PATH"] = tempfile.mkdtemp(prefix="gdn-reference-")
@@ -145,17 +146,21 @@ def _emitter(events: Path | None, seal: str) -> Callable[[dict], None]:
     return emit
 
 
-def _guard() -> None:
-    """Have Linux end this process when its keeper dies in a way that lets it clean up nothing; and keep this user's
-    other processes, such as the runner, out of its memory and its descriptors (root's get in all the same)."""
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
+
+
+def _prctl(option: int, value: int) -> None:
+    """Ask Linux for something about this process; elsewhere it is left out.
+
+    PR_SET_PDEATHSIG ends it when its keeper dies in a way that lets it clean up nothing. PR_SET_DUMPABLE, 0, keeps this
+    user's other processes, such as the runner, out of its memory and its descriptors (root's get in all the same).
+    """
     if sys.platform == "linux":
         import ctypes
 
-        prctl = ctypes.CDLL(None).prctl
-        prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        prctl(4, 0)  # PR_SET_DUMPABLE
+        ctypes.CDLL(None).prctl(option, value)
 
 
 if __name__ == "__main__":  # started by jobs.py
-    _guard()
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     end(main(Path(sys.argv[sys.argv.index("--events") + 1]) if "--events" in sys.argv else None))
