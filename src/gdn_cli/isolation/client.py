@@ -55,8 +55,7 @@ class Runner:
         self.numbers: dict[int, int] = {}  # a storage's address here -> its number
         self.regions: dict[int, tuple[Any, shared.Region, torch.Tensor]] = {}  # number -> tensor kept, region, bytes
         self.count = 0
-        self.dropped: list[int] = []
-        self.unshared: list[int] = []
+        self.dropped: list[tuple[int, int]] = []  # results that nobody has a use for, and their storages
         self.mark: shared.Region | None = None
 
     # --- asking
@@ -111,7 +110,6 @@ class Runner:
             region.close()
         self.numbers.clear()
         self.regions.clear()
-        self.unshared.clear()
         self.ask("forget")
 
     def number(self, x: torch.Tensor) -> int | None:
@@ -193,7 +191,7 @@ class Runner:
 
     def _drop(self, result: int, storage: int) -> None:
         """A result that nobody here has a use for any more: the runner may free it with the next command."""
-        self.dropped.append(result)
+        self.dropped.append((result, storage))
         self.regions.pop(storage, None)
 
     # --- kernels

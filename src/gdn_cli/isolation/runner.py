@@ -54,8 +54,9 @@ class Runner:
                 except (EOFError, OSError, channel.Garbled):
                     return
                 try:
-                    for number in message.pop("dropped", ()):
+                    for number, storage in message.pop("dropped", ()):
                         self.results.pop(number, None)
+                        self.storages.pop(storage, None)
                     answer = _COMMANDS[message.pop("do")](self, *descriptors, **message) or {}
                 except Exception as e:
                     answer = {"raised": self._raised(e)}
@@ -99,11 +100,6 @@ class Runner:
             return
         block, begin = self.shared.room(nbytes, self.device, place)
         self.storages[storage] = region, block[begin : begin + nbytes], begin
-
-    @command
-    def unshare(self, storages: list[int]) -> None:
-        for number in storages:
-            self.storages.pop(number, None)
 
     @command
     def forget(self) -> None:

@@ -1,0 +1,106 @@
+"""A runner and the worker's side of it: tensors go there and back, nothing piles up, and nonsense is its own end."""
+
+from __future__ import annotations
+
+import os
+
+import helpers
+import pytest
+import torch
+
+from gdn_cli import check, dataset, pack, registry
+from gdn_cli.isolation import channel, client, process, shared
+from gdn_cli.isolation.calls import Strange
+from gdn_cli.workloads import embedded, select
+
+REGISTRY = registry.load()
+DECODE = REGISTRY.ops["gdn_decode"]
+DEFINITION = pack.definition(DECODE, REGISTRY)
+(WORK,) = select(DECODE, embedded(DECODE), chosen=["batch_size=3"])[:1]
+WANTED = check.wanted(DECODE, WORK.axes)
+ODD = f"""import torch
+from .right import run as right
+
+def run({helpers.DECODE_ARGS}):
+    out, new = right({helpers.DECODE_ARGS})
+    return out[:1], new.double(), "more"
+"""
+
+
+@pytest.fixture(scope="module")
+def runner():
+    one = client.Runner("cpu", process.start("cpu"))
+    yield one
+    one.close()
+
+
+def build(runner, algo):
+    return runner.build(algo.name, DEFINITION, pack.pack(algo, DECODE))[0]
+
+
+def test_results_are_those_of_this_process_and_nothing_piles_up(runner):
+    kernel = build(runner, REGISTRY.find("pt-reference"))
+    inputs = dataset.load_inputs(DECODE, WORK, "cpu")
+    _, here = helpers.built("gdn_decode/pt-reference", "cpu")
+    kernel.push(inputs)
+    kept = []
+    for _ in range(3):
+        results = kernel.run(inputs, [], WANTED)
+        kernel.pull(results)
+        assert all(torch.equal(a, b) for a, b in zip(results, here.returns(inputs), strict=True))
+        kept.append(len(runner.regions))
+    assert kept[1] == kept[2]
+    inputs[2].mul_(-1)  # not pushed yet: the runner still has the old values
+    kernel.pull(inputs)
+    assert torch.equal(inputs[2], dataset.load_inputs(DECODE, WORK, "cpu")[2])
+    del results
+    runner.forget()
+    assert runner.regions == {}
+
+
+def test_results_of_another_form_arrive_as_what_they_are(runner, tmp_path):
+    folder = helpers.write_algo(tmp_path, "odd", ODD)
+    kernel = build(runner, registry.read_algo(folder / "algo.toml", "gdn_decode"))
+    inputs = dataset.load_inputs(DECODE, WORK, "cpu")
+    kernel.push(inputs)
+    assert kernel.run(inputs, [], WANTED) == [
+        Strange("Tensor", ((1, 1, 8, 128), "torch.bfloat16", "cpu")),
+        Strange("Tensor", ((3, 8, 128, 128), "torch.float64", "cpu")),
+        Strange("str"),
+    ]
+    runner.forget()
+
+
+def test_what_is_sent_instead_of_an_answer_ends_the_runner():
+    ours, theirs = channel.pair()
+    other = channel.inherited(theirs)
+    for data, says in ((b"[1]", "no JSON object"), (b"{", "no JSON"), (b"[" * 5000, "no JSON")):
+        other.end.sendall(len(data).to_bytes(8, "little") + data)
+        with pytest.raises(channel.Garbled, match=says):
+            ours.receive()
+    other.end.sendall((2**40).to_bytes(8, "little"))
+    with pytest.raises(channel.Garbled, match="1099511627776 bytes"):
+        ours.receive()
+    other.close()
+    with pytest.raises(EOFError):
+        ours.receive()
+
+
+@pytest.mark.parametrize("median", [0.0, -1.0, float("nan"), float("inf"), "1", None, True])
+def test_a_time_is_a_positive_number(median):
+    said = {"tier": "wall", "timing": {"median_us": median, "low_us": 1.0, "high_us": 1.0}, "doubts": []}
+    with pytest.raises(client.Died):
+        client.measured(said)
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="seals are Linux's")
+def test_shared_memory_keeps_its_size():
+    region = shared.Region(100)
+    for size in (0, 50, 200):
+        with pytest.raises(PermissionError):
+            os.ftruncate(region.descriptor, size)
+    other = shared.Region(100, os.dup(region.descriptor))
+    other.bytes[7] = 9
+    assert int(region.bytes[7]) == 9
+    region.close()
+    other.close()
