@@ -1,6 +1,6 @@
 """Frames of JSON over a Unix socket, each with its length in front; descriptors may travel along.
 
-The other side may be hostile: a frame has a largest size, and what is no JSON object ends the conversation.
+The other side may be hostile: a frame has a largest size, and anything but a JSON object ends the conversation.
 """
 
 from __future__ import annotations
