@@ -55,7 +55,7 @@ def test_shares_stay_in_the_folder_of_algos(way, algos, secret):
         "linked folder": "gdn_decode/away/secret.py",
     }[way]
     helpers.write_algo(algos, "thief", RUN, shares=[name])
-    assert "key 'shares': expected files of other algos" in broken(algos)["thief"]
+    assert "$.shares: expected files of other algos" in broken(algos)["thief"]
 
 
 @pytest.mark.parametrize("file", ["main.py", "more.py", "tuned.py"])
