@@ -140,7 +140,7 @@ def test_images_are_dated_and_proved_without_a_gpu():
     [
         ('gpu = "B200"', "gpu = 1", "$.gpu: expected text, got 1"),
         ("idle = 2", "idle = 0", "$.limits.idle: expected a positive whole number, got 0"),
-        ("queue = 900", "cue = 900", "$.limits.queue: expected a whole number, it is missing"),
+        ("queue = 900", "cue = 900", "$.limits.cue: there is no such key; did you mean queue?"),
         (
             'python = ""',
             "python = 3",

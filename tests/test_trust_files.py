@@ -69,7 +69,7 @@ def test_a_source_that_is_a_link_out_of_its_folder_is_refused(file, algos, secre
             pack.pack(known.find("thief"), DECODE)
     else:
         key = {"main.py": "entry_point", "tuned.py": "tune.file"}[file]
-        assert f"key '{key}': expected a file of" in broken(algos)["thief"]
+        assert f"$.{key}: expected a file of" in broken(algos)["thief"]
     assert "nobody" not in json.dumps(pack.pack(known.find("good"), DECODE))
 
 

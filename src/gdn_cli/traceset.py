@@ -52,6 +52,10 @@ class Random(Struct, frozen=True, tag_field="type", tag="random"):
 class Scalar(Struct, frozen=True, tag_field="type", tag="scalar"):
     value: Annotated[int | float, Meta(description="a number")]
 
+    def __post_init__(self) -> None:
+        if self.value != self.value:
+            raise Wrong(("value",), "a number", self.value)
+
 
 class Safetensors(Struct, frozen=True, tag_field="type", tag="safetensors"):
     path: Text
