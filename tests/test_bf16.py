@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import importlib.util
 import itertools
 import math
@@ -16,6 +15,7 @@ import helpers
 import oracle
 import pytest
 import torch
+from msgspec import structs
 
 from gdn_cli import build, campaign, check, dataset, pack, presets, probes, registry, twins
 from gdn_cli.probes import late, remembered
@@ -72,7 +72,7 @@ def reference():
 def test_it_is_decode_but_for_the_dtype_of_the_state():
     def narrow(specs):
         keeps = ("state", "new_state")
-        return {n: dataclasses.replace(s, dtype="bfloat16") if n in keeps else s for n, s in specs.items()}
+        return {n: structs.replace(s, dtype="bfloat16") if n in keeps else s for n, s in specs.items()}
 
     assert OP.inputs == narrow(DECODE.inputs) != DECODE.inputs and list(OP.inputs) == list(DECODE.inputs)
     assert OP.outputs == narrow(DECODE.outputs) != DECODE.outputs and list(OP.outputs) == list(DECODE.outputs)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from msgspec import structs
 
 from gdn_cli import check
 from gdn_cli.registry import Op, TensorSpec
@@ -21,11 +22,11 @@ TOY = Op(
     summary="y = 1 + 0 x, z the same in bfloat16",
     axes={"n": None, "two": 2},
     inputs={
-        "x": TensorSpec(("n",), "float32"),
-        "i": TensorSpec(("two",), "int64"),
-        "scale": TensorSpec(None, "float32"),
+        "x": TensorSpec("float32", ("n",)),
+        "i": TensorSpec("int64", ("two",)),
+        "scale": TensorSpec("float32", None),
     },
-    outputs={"y": TensorSpec(("n",), "float32"), "z": TensorSpec(("n", "two"), "bfloat16")},
+    outputs={"y": TensorSpec("float32", ("n",)), "z": TensorSpec("bfloat16", ("n", "two"))},
     constraints=(),
     tags=(),
     tolerance={"y": 1e-3, "z": 5e-3},
@@ -197,7 +198,7 @@ def test_nothing_written_at_all():
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_the_mark_is_a_nan_that_arithmetic_does_not_make(dtype):
-    op = Op(**{**vars(TOY), "outputs": {"y": TensorSpec(("n", "two"), dtype)}})
+    op = Op(**{**structs.asdict(TOY), "outputs": {"y": TensorSpec(dtype, ("n", "two"))}})
     (marked,) = check.allocate(op, {"n": 5}, "cpu")
     assert marked.shape == (5, 2) and str(marked.dtype) == f"torch.{dtype}" and bool(marked.isnan().all())
     zero = torch.zeros(5, 2, dtype=marked.dtype)
@@ -281,7 +282,8 @@ def test_new_values_are_no_stricter_than_the_first_ones(monkeypatch):
         def returns(self, inputs):
             return [inputs[0], torch.ones(N, 2).double() * inputs[0][:1] / 0.3]
 
-    case = common.Case({"op": op, "mode": "cpu"}, SimpleNamespace(axes={"n": N}, uuid="u"), Reference())
+    request = SimpleNamespace(op=op, mode="cpu", dataset=None)
+    case = common.Case(request, SimpleNamespace(axes={"n": N}, uuid="u"), Reference())
     off = Fake(lambda x, i, scale, y, z: (y.copy_(x * 1.02), z.fill_(x[0].item() / 0.3)))
     seen = set()
     for _ in range(12):

@@ -265,7 +265,16 @@ def test_two_files_of_the_same_name_are_two_algos(tmp_path):
 @pytest.mark.parametrize(("have", "need", "fits"), [("9.0", "9.0", True), ("8.9", "9.0", False), ("10.0", "9.0", True)])
 def test_capabilities_compare_as_numbers(have, need, fits, monkeypatch):
     monkeypatch.setattr(machine, "gpus", lambda: (machine.Gpu("GPU", have, "1"),))
-    algo = registry.Algo("gdn_decode", "x", "", "python", "m.py::run", True, ("cuda",), capability=need)
+    algo = registry.Algo(
+        op="gdn_decode",
+        name="x",
+        summary="",
+        language="python",
+        entry_point="m.py::run",
+        destination_passing=True,
+        modes=("cuda",),
+        capability=need,
+    )
     assert (machine.place(algo).mode == "cuda") is fits
 
 
@@ -427,7 +436,7 @@ def test_doctor_calls_what_is_broken_bad(tmp_path, gdn, write_algo):
     assert set(bad) == {"records", "builds", "dataset", "algo.toml"}
     assert bad["records"]["found"].endswith("Not a directory") and "GDN_HOME" in bad["records"]["mend"]
     assert bad["dataset"]["found"] == f"no such data set folder: {tmp_path}/none"
-    assert "key 'summary': expected text" in bad["algo.toml"]["found"]
+    assert "$.summary: expected text" in bad["algo.toml"]["found"]
 
 
 def test_a_home_that_cannot_be_written_stops_before_any_work(tmp_path, gdn):

@@ -139,7 +139,16 @@ def test_the_commands_say_so(args, code, says):
 
 def test_one_of_several_gpus_will_do(monkeypatch):
     monkeypatch.setattr(machine, "has_package", lambda module: True)
-    algo = Algo("gdn_decode", "x", "", "python", "m.py::run", True, ("cuda",), capability="9.0")
+    algo = Algo(
+        op="gdn_decode",
+        name="x",
+        summary="",
+        language="python",
+        entry_point="m.py::run",
+        destination_passing=True,
+        modes=("cuda",),
+        capability="9.0",
+    )
     assert machine.place(algo, "cuda", (SMALL, G0)).mode == "cuda"
     old = replace(SMALL, capability="7.5")
     assert machine.place(algo, "cuda", (SMALL, old)).reason == "needs compute capability 9.0, these GPUs have 6.1, 7.5"

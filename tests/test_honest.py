@@ -13,6 +13,7 @@ import helpers
 import pytest
 
 from gdn_cli import campaign, errors, machine, pack, paths, registry, tasks, timing, traceset
+from gdn_cli.request import Serving, Timing
 from gdn_cli.timing import floor
 from gdn_cli.workloads import select
 
@@ -83,7 +84,7 @@ def test_a_broken_algo_is_named_by_all(mixed, gdn):
     _, _, folder = mixed
     done = gdn("run", "--algos", folder, "--algo", "all", "-w", "0", "--device", "cuda", "--json")
     (broken,) = (m for m in done.json["missing"] if m["algo"] == "broken")
-    assert "key 'summary'" in broken["reason"]
+    assert "$.summary" in broken["reason"]
 
 
 def test_an_algo_that_cannot_be_packed_keeps_its_row_and_the_others_go_on(mixed):
@@ -129,14 +130,12 @@ def test_a_floor_that_cannot_be_timed_is_a_record_and_no_crash(monkeypatch):
 
     monkeypatch.setattr(timing, "measure", refuse)
     (workload,) = select(DECODE, traceset.known(DECODE, None), chosen=["0"])
-    request = {
-        "op": DECODE,
-        "mode": "cpu",
-        "workloads": [workload],
-        "timing": {"tiers": ["cupti"], "plan": {}, "fallback": False},
-    }
+    asked = Timing(tiers=("cupti",))
+    request = Serving(
+        command="floor", op=DECODE, definition={}, solution=None, mode="cpu", workloads=(workload,), timing=asked
+    )
     monkeypatch.setattr(floor, "_RATE_BYTES", {"cpu": 2**20})
-    found = list(tasks.floors(request, {}))
+    found = list(tasks.floors(request, None))
     assert [r["algo"] for r in found] == list(timing.FLOORS)
     assert {(r["status"], r["reason"]) for r in found} == {("tier_unavailable", "cupti: no CUPTI")}
 

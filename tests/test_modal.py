@@ -80,7 +80,7 @@ def test_what_is_declared_and_uploaded_and_the_table_that_comes_back(tmp_path):
     first, second = s.functions
     assert (first.resources.gpu_config.gpu_type, first.resources.gpu_config.count) == ("B200", 2)
     assert (second.resources.gpu_config.gpu_type, second.resources.gpu_config.count) == ("B200", 1)
-    assert second.timeout_secs == 100 + SETTINGS.limits["start"] and second.retry_policy.retries == 0
+    assert second.timeout_secs == 100 + SETTINGS.limits.start and second.retry_policy.retries == 0
     scaling = second.autoscaler_settings
     assert (scaling.max_containers, scaling.min_containers, scaling.scaledown_window) == (2, 0, 2)
     assert second.resources.milli_cpu == 4000 and second.resources.memory_mb == 16384
@@ -249,7 +249,7 @@ def test_a_call_that_is_lost_costs_its_own_algo(tmp_path):
 
 def test_no_connection_is_known_soon(tmp_path):
     """At most `connect` seconds, 12, which a dozen of a test's would be too many of."""
-    assert SETTINGS.limits["connect"] <= 15
+    assert SETTINGS.limits.connect <= 15
     code = "from gdn_cli import errors\nfrom gdn_cli.remote import cloud\n"
     code += "try: cloud.connect(0.5)\nexcept errors.GdnError as e: print(e.code, e)"
     server = {"MODAL_SERVER_URL": "http://127.0.0.1:9", "MODAL_TOKEN_ID": "ak-x", "MODAL_TOKEN_SECRET": "as-x"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import os
@@ -17,6 +16,7 @@ import cheats
 import helpers
 import pytest
 import torch
+from msgspec import structs
 
 from gdn_cli import build, check, dataset, errors, jobs, machine, pack, probes, registry
 from gdn_cli.isolation import calls
@@ -172,7 +172,7 @@ def test_cheats_in_float16(name, make, monkeypatch):
 
 
 def test_an_op_that_is_linear_in_nothing_is_probed_all_the_same(make, decode, patience):
-    op = dataclasses.replace(DECODE, linear_in=())
+    op = structs.replace(DECODE, linear_in=())
     assert caught(decode.probe(make(cheats.source("return CALL")), op=op)) == {}
     for name in ("remembers-addresses", "prepares-the-gates-once", "has-one-set-of-results", "remembers-contents"):
         cheat = cheats.CHEATS[name]
@@ -218,7 +218,7 @@ def test_no_honest_algo_is_caught_in_tritons_interpreter(algo):
 
 def few_heads(op):
     """The op with one head: the interpreter takes a second for all eight."""
-    return dataclasses.replace(op, axes=op.axes | {n: 1 for n in op.axes if n.startswith("num_") and "heads" in n})
+    return structs.replace(op, axes=op.axes | {n: 1 for n in op.axes if n.startswith("num_") and "heads" in n})
 
 
 HONEST = {

@@ -16,7 +16,10 @@ OPS = registry.load().ops
 
 def algo(full_name: str, after: str | None = None) -> Algo:
     op, name = full_name.split("/")
-    return Algo(op, name, "", "python", "main.py::run", True, ("cpu",), after=after)
+    return Algo(
+        op=op, name=name, summary="", language="python", entry_point="main.py::run", destination_passing=True,
+        modes=("cpu",), after=after,
+    )  # fmt: skip
 
 
 def known(*full_names: str, broken=()) -> Registry:
@@ -143,33 +146,33 @@ def test_the_definitions_are_the_contests():
 
 # name of the folder -> (how write_algo is told, what the error says after the file's name)
 BROKEN = {
-    "no-key": (dict(drop=("summary",)), "key 'summary': expected text, it is missing"),
+    "no-key": (dict(drop=("summary",)), "$.summary: expected text, it is missing"),
     "no-language": (
         dict(drop=("language",)),
-        "key 'language': expected one of python, triton, cpp, cuda, it is missing",
+        "$.language: expected one of python, triton, cpp, cuda, it is missing",
     ),
-    "no-devices": (dict(drop=("devices",)), "key 'devices': expected a list, it is missing"),
-    "no-provenance": (dict(drop=("provenance",)), "key 'provenance': expected a table, it is missing"),
+    "no-devices": (dict(drop=("devices",)), "$.devices: expected a list of cuda, cpu, interpreter, it is missing"),
+    "no-provenance": (dict(drop=("provenance",)), "$.provenance: expected a table, it is missing"),
     "text-for-bool": (
         dict(destination_passing="yes"),
-        "key 'destination_passing': expected true or false, got 'yes'",
+        "$.destination_passing: expected true or false, got 'yes'",
     ),
-    "number-for-bool": (dict(destination_passing=1), "key 'destination_passing': expected true or false, got 1"),
-    "number-for-text": (dict(summary=3), "key 'summary': expected text, got 3"),
-    "blank-text": (dict(summary="  "), "key 'summary': expected text, got '  '"),
-    "text-for-list": (dict(devices="cpu"), "key 'devices': expected a list, got 'cpu'"),
-    "empty-list": (dict(devices=[]), "key 'devices': expected at least one of cuda, cpu, interpreter, got []"),
+    "number-for-bool": (dict(destination_passing=1), "$.destination_passing: expected true or false, got 1"),
+    "number-for-text": (dict(summary=3), "$.summary: expected text, got 3"),
+    "blank-text": (dict(summary="  "), "$.summary: expected text, got '  '"),
+    "text-for-list": (dict(devices="cpu"), "$.devices: expected a list of cuda, cpu, interpreter, got 'cpu'"),
+    "empty-list": (dict(devices=[]), "$.devices: expected a list of cuda, cpu, interpreter, got []"),
     "unknown-device": (
         dict(devices=["cpu", "tpu"]),
-        "key 'devices': expected a list of cuda, cpu, interpreter, got ['cpu', 'tpu']",
+        "$.devices: expected a list of cuda, cpu, interpreter, got ['cpu', 'tpu']",
     ),
     "interpreted-python": (
         dict(devices=["interpreter"]),
-        "key 'devices': expected 'interpreter' only where language is triton, got ['interpreter']",
+        "$.devices: expected 'interpreter' only where language is triton, got ['interpreter']",
     ),
     "unknown-language": (
         dict(language="rust"),
-        "key 'language': expected one of python, triton, cpp, cuda, got 'rust'",
+        "$.language: expected one of python, triton, cpp, cuda, got 'rust'",
     ),
     "no-entry-file": (
         dict(entry_point="gone.py::run"),
@@ -177,17 +180,17 @@ BROKEN = {
     ),
     "no-symbol": (
         dict(entry_point="main.py"),
-        "key 'entry_point': expected 'file::symbol', such as 'kernel.cu::run', got 'main.py'",
+        "$.entry_point: expected 'file::symbol', such as 'kernel.cu::run', got 'main.py'",
     ),
     "entry-outside": (
         dict(entry_point="../x/main.py::run"),
-        "key 'entry_point': expected 'file::symbol', such as 'kernel.cu::run', got '../x/main.py::run'",
+        "$.entry_point: expected 'file::symbol', such as 'kernel.cu::run', got '../x/main.py::run'",
     ),
-    "unknown-key": (dict(sumary="typo"), "key 'sumary': there is no such key"),
-    "capability": (dict(capability="sm_90"), "'capability': expected a compute capability such as '9.0', got 'sm_90'"),
-    "specific": (dict(specific="sm_90a"), "key 'specific': expected true or false, got 'sm_90a'"),
-    "package-list": (dict(extra="[packages]\nfla = ['fla-core']"), "'packages.fla': expected text, got ['fla-core']"),
-    "after-list": (dict(after=["a"]), "key 'after': expected text, got ['a']"),
+    "unknown-key": (dict(sumary="typo"), "$.sumary: there is no such key; did you mean summary or shares?"),
+    "capability": (dict(capability="sm_90"), "$.capability: expected a compute capability such as '9.0', got 'sm_90'"),
+    "specific": (dict(specific="sm_90a"), "$.specific: expected true or false, got 'sm_90a'"),
+    "package-list": (dict(extra="[packages]\nfla = ['fla-core']"), "$.packages.fla: expected text, got ['fla-core']"),
+    "after-list": (dict(after=["a"]), "$.after: expected text, got ['a']"),
     "Upper": ({}, "folder name 'Upper': expected lower case letters, digits, '.', '_' or '-'"),
 }  # fmt: skip
 
@@ -240,9 +243,9 @@ def test_a_broken_rung_of_another_op_is_in_nobodys_way(tmp_path, write_algo):
     r = registry.load(str(tmp_path))
     assert len(r.broken) == 1
     assert r.find("pt-reference").full_name == "gdn_decode/pt-reference"
-    with pytest.raises(UsageError, match="key 'summary'"):
+    with pytest.raises(UsageError, match=r"\$\.summary"):
         r.find("gdn_prefill/pt-reference")
-    with pytest.raises(UsageError, match="key 'summary'"):
+    with pytest.raises(UsageError, match=r"\$\.summary"):
         r.find("pt-reference", "gdn_prefill")
 
 
@@ -269,14 +272,14 @@ def test_all_fields_arrive(tmp_path, write_algo):
     write_algo(
         tmp_path, "full", {"kernel.cu": "//"}, language="cuda", entry_point="kernel.cu::run", devices=["cuda"],
         destination_passing=True, capability="9.0", specific=True, after="cuda-v4", summary="all of it",
-        extra='[packages]\nfla = "fla-core"\n[constants]\nrows = 8\nfast = true',
+        extra='[packages]\nfla = "fla-core"',
     )  # fmt: skip
     a = registry.load(str(tmp_path)).find("full")
     assert a == Algo(
         op="gdn_decode", name="full", summary="all of it", language="cuda", entry_point="kernel.cu::run",
         destination_passing=True, modes=("cuda",), folder=tmp_path / "gdn_decode" / "full",
         packages={"fla": "fla-core"}, provenance={"source": "a test", "license": "Apache-2.0"},
-        constants={"rows": 8, "fast": True}, capability="9.0", specific=True, after="cuda-v4",
+        capability="9.0", specific=True, after="cuda-v4",
     )  # fmt: skip
 
 
@@ -286,12 +289,16 @@ def test_all_fields_arrive(tmp_path, write_algo):
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ('op_type = "gdn"', "", "key 'op_type': expected text, it is missing"),
-        ("head_size = 128", "head_size = 0", "key 'axes.head_size': expected a positive whole number or 'var', got 0"),
-        ('shape = ["num_v_heads"]', 'shape = ["heads"]', "key 'inputs.A_log.shape': expected axes of [axes]: "),
-        ("new_state = 1e-5", "", "key 'tolerance': expected a positive number for each of output, new_state"),
-        ('label = "B={batch_size}"', 'label = "B"\nlable = 1', "key 'lable': there is no such key"),
-        ("scale = { dtype", "scale = { type", "key 'inputs.scale': expected { shape = [axes], dtype = name }"),
+        ('op_type = "gdn"', "", "$.op_type: expected text, it is missing"),
+        ("head_size = 128", "head_size = 0", "$.axes.head_size: expected a positive whole number or 'var', got 0"),
+        ('shape = ["num_v_heads"]', 'shape = ["heads"]', "$.inputs.A_log.shape: expected axes of [axes]: "),
+        ("new_state = 1e-5", "", "$.tolerance: expected a positive number for each of output, new_state"),
+        ('label = "B={batch_size}"', 'label = "B"\nlable = 1', "$.lable: there is no such key"),
+        (
+            "scale = { dtype",
+            "scale = { type",
+            "$.inputs.scale.type: there is no such key; ",
+        ),
     ],
 )
 def test_a_broken_config_names_file_key_and_expectation(old, new, says, tmp_path):

@@ -22,8 +22,10 @@ from packaging.requirements import Requirement
 import gdn_cli
 from gdn_cli import campaign, errors, jobs, machine, pack, paths, profiling, registry, running
 from gdn_cli.errors import RemoteError, UsageError
+from gdn_cli.parsing import to_json
 from gdn_cli.records import Document
 from gdn_cli.remote import caches, cloud, container, engine, parcel, profiles, sent, settings
+from gdn_cli.request import Reply
 from gdn_cli.workloads import embedded
 
 REGISTRY = registry.load()
@@ -136,16 +138,16 @@ def test_images_are_dated_and_proved_without_a_gpu():
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ('gpu = "B200"', "gpu = 1", "key 'gpu': expected text, got 1"),
-        ("idle = 2", "idle = 0", "key 'limits.idle': expected a positive whole number, got 0"),
-        ("queue = 900", "cue = 900", "key 'limits.queue': expected a whole number, it is missing"),
+        ('gpu = "B200"', "gpu = 1", "$.gpu: expected text, got 1"),
+        ("idle = 2", "idle = 0", "$.limits.idle: expected a positive whole number, got 0"),
+        ("queue = 900", "cue = 900", "$.limits.cue: there is no such key; did you mean queue?"),
         (
             'python = ""',
             "python = 3",
-            "key 'images.flashinfer.python': expected a version such as '3.12', or '', got 3",
+            "$.images.flashinfer.python: expected a version such as '3.12', or '', got 3",
         ),
-        ('image = "gdn"', 'image = "other"', "key 'image': expected one of gdn, flashinfer, got 'other'"),
-        ("[environment]", "[enviroment]", "key 'enviroment': there is no such key"),
+        ('image = "gdn"', 'image = "other"', "$.image: expected one of gdn, flashinfer, got 'other'"),
+        ("[environment]", "[enviroment]", "$.enviroment: there is no such key"),
     ],
 )
 def test_a_wrong_key_in_modal_toml_is_named(old, new, says, tmp_path, monkeypatch):
@@ -167,14 +169,19 @@ def test_all_54_workloads_travel_as_one_request_and_come_back_as_they_were():
     content = parcel.decode(data)
     (only,) = content["work"]
     assert len(only["request"]["workloads"]) == 54 == len(embedded(op))
-    assert only == {"request": json.loads(json.dumps(whole.request())), "timeout_s": 300.0}
+    assert only == {"request": to_json(whole.request()), "timeout_s": 300.0}
     assert content["gpu"]["asked"] == "B200" and len(data) < 100_000
     outcome = jobs.Outcome(
-        "timed_out", "r", [{"status": "passed"}], {"gpu": "x"}, ["last"], {"status": "done", "records": [1], "code": 3}
+        "timed_out",
+        "r",
+        [{"status": "passed"}],
+        {"gpu": "x"},
+        ["last"],
+        Reply(schema=2, status="done", records=[{}], code=3),
     )
     there = json.loads(json.dumps(parcel.outcome_to_json(outcome)))
     back = parcel.outcome_from_json(there)
-    assert back == jobs.Outcome(**(vars(outcome) | {"reply": {"status": "done", "code": 3}}))
+    assert back == jobs.Outcome(**(vars(outcome) | {"reply": Reply(schema=2, status="done", records=[], code=3)}))
     assert parcel.bytes_of(parcel.text_of(bytes(range(256)) * 9)) == bytes(range(256)) * 9
 
 
@@ -191,7 +198,7 @@ def test_what_is_no_parcel_is_refused_in_one_line(data):
 def test_a_dataset_is_read_where_it_is_mounted():
     here = job("pt-reference", "cpu", dataset=Path("/somewhere/here"))
     assert engine.piece(here)["request"]["dataset"] == "/data"
-    assert here.request()["dataset"] == "/somewhere/here"
+    assert here.request().dataset == "/somewhere/here"
 
 
 def test_a_secret_of_this_machine_does_not_travel(monkeypatch):
@@ -205,7 +212,7 @@ def test_a_secret_of_this_machine_does_not_travel(monkeypatch):
 def test_every_request_arrives_as_it_is_with_every_file_that_a_source_names(algo):
     mine = job(algo.full_name, algo.modes[0])
     (there,) = parcel.decode(rented().parcel(work_of(mine), B200))["work"]
-    assert there["request"] == json.loads(json.dumps(mine.request()))
+    assert there["request"] == to_json(mine.request())
     sources = {s["path"]: s["content"] for s in there["request"]["solution"]["sources"]}
     named = set()
     for name, text in sources.items():
@@ -470,10 +477,10 @@ def test_one_lost_call_leaves_the_others(monkeypatch):
     assert {name: o.status for name, o in got.items()} == {
         "cuda-v1": "done", "cuda-v4": "remote_failed", "cuda-v5": "done"
     }  # fmt: skip
-    assert got["cuda-v4"].reply == {"code": errors.REMOTE} and got["cuda-v4"].reason == "Modal ended the container"
+    assert got["cuda-v4"].code == errors.REMOTE and got["cuda-v4"].reason == "Modal ended the container"
     _, image, gpu, limit, containers = fake.declared
-    assert (image.name, str(gpu), limit) == ("gdn", "B200", 300 + SETTINGS.limits["start"])
-    assert containers == min(3, SETTINGS.limits["containers"])
+    assert (image.name, str(gpu), limit) == ("gdn", "B200", 300 + SETTINGS.limits.start)
+    assert containers == min(3, SETTINGS.limits.containers)
 
 
 def test_a_long_silence_is_a_lost_connection(monkeypatch):

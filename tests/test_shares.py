@@ -65,4 +65,4 @@ def test_what_cannot_be_shared(tmp_path, shares, expected):
     helpers.write_algo(tmp_path, "lender", {"main.py": "from .right import run\n", "half.py": HALF})
     helpers.write_algo(tmp_path, "borrower", TWICE, shares=shares)
     (broken,) = load(tmp_path).broken
-    assert broken.name == "borrower" and "key 'shares'" in str(broken.error) and expected in str(broken.error)
+    assert broken.name == "borrower" and "$.shares" in str(broken.error) and expected in str(broken.error)

@@ -82,10 +82,10 @@ def test_the_worker_is_told_but_for_a_proof(tmp_path, write_algo):
     def request(command: str, algo, **more):
         return jobs.Job(command, OP, {}, {}, "cuda", (), algo, **more).request()
 
-    assert [request("bench", algo)["specific"] for algo in (own, ALGO, None)] == [True, False, False]
-    assert request("prove", own)["specific"] is False  # a proof is of what a judge does
-    rivals = request("compare", None, rivals=((own, {}), (ALGO, {})))["rivals"]
-    assert [rival["specific"] for rival in rivals] == [True, False]
+    assert [request("bench", algo).specific for algo in (own, ALGO, None)] == [True, False, False]
+    assert request("prove", own).specific is False  # a proof is of what a judge does
+    rivals = request("compare", None, rivals=((own, {}), (ALGO, {}))).rivals
+    assert [rival.specific for rival in rivals] == [True, False]
 
 
 def test_sass_compiles_what_runs_here(monkeypatch):

@@ -55,7 +55,7 @@ def test_shares_stay_in_the_folder_of_algos(way, algos, secret):
         "linked folder": "gdn_decode/away/secret.py",
     }[way]
     helpers.write_algo(algos, "thief", RUN, shares=[name])
-    assert "key 'shares': expected files of other algos" in broken(algos)["thief"]
+    assert "$.shares: expected files of other algos" in broken(algos)["thief"]
 
 
 @pytest.mark.parametrize("file", ["main.py", "more.py", "tuned.py"])
@@ -69,7 +69,7 @@ def test_a_source_that_is_a_link_out_of_its_folder_is_refused(file, algos, secre
             pack.pack(known.find("thief"), DECODE)
     else:
         key = {"main.py": "entry_point", "tuned.py": "tune.file"}[file]
-        assert f"key '{key}': expected a file of" in broken(algos)["thief"]
+        assert f"$.{key}: expected a file of" in broken(algos)["thief"]
     assert "nobody" not in json.dumps(pack.pack(known.find("good"), DECODE))
 
 

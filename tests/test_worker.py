@@ -15,10 +15,12 @@ import time
 from types import SimpleNamespace
 
 import helpers
+import msgspec
 import pytest
 
-from gdn_cli import errors, jobs, machine, pack, registry, worker
+from gdn_cli import errors, jobs, machine, pack, registry
 from gdn_cli import fates as ends
+from gdn_cli.parsing import to_json
 from gdn_cli.workloads import embedded, select
 
 REGISTRY = registry.load()
@@ -221,7 +223,7 @@ def request_of(tmp_path, write_algo, source: str, **changes) -> dict:
         "check", DECODE, pack.definition(DECODE, REGISTRY), pack.pack(algo, DECODE), "cpu",
         tuple(select(DECODE, embedded(DECODE), chosen=["0", "batch_size=3"])), algo,
     )  # fmt: skip
-    return json.loads(json.dumps(job.request())) | changes
+    return to_json(job.request()) | changes
 
 
 def test_gdn_worker_serves_a_request_from_stdin(tmp_path, gdn, write_algo):
@@ -243,13 +245,13 @@ def test_gdn_worker_serves_a_request_from_stdin(tmp_path, gdn, write_algo):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "not a request of schema 2: JSONDecodeError"),
-        ("{", "not a request of schema 2: JSONDecodeError"),
+        ("", "not a request of schema 2: stdin: not valid JSON: "),
+        ("{", "not a request of schema 2: stdin: not valid JSON: "),
         ("[]", "not a request of schema 2: "),
         ("3", "not a request of schema 2: "),
         ("{}", "schema None, this gdn speaks 2"),
         ('{"schema": 99}', "schema 99, this gdn speaks 2"),
-        ('{"schema": 2}', "not a request of schema 2: KeyError: "),
+        ('{"schema": 2}', "not a request of schema 2: stdin: $.command: expected one of "),
     ],
 )
 def test_a_malformed_request_gets_a_reply_that_says_so(text, reason, gdn):
@@ -260,7 +262,7 @@ def test_a_malformed_request_gets_a_reply_that_says_so(text, reason, gdn):
 
 def test_an_op_travels_as_json_and_arrives_as_it_was():
     for op in REGISTRY.ops.values():
-        assert worker.op_from_json(json.loads(json.dumps(worker.op_to_json(op)))) == op
+        assert msgspec.convert(to_json(op), registry.Op) == op
 
 
 @pytest.mark.parametrize(

@@ -12,16 +12,20 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+from msgspec import structs
+
 from gdn_cli import campaign, commands, jobs, machine
 from gdn_cli.machine import Gpu
+from gdn_cli.request import Request
 
 GPUS = tuple(Gpu("NVIDIA H200", "9.0", "580.1", f"GPU-{c * 8}", i) for i, c in enumerate("abcdefgh"))
 
 
-def request(job: jobs.Job, plain=jobs.Job.request) -> dict:
-    asked = plain(job) | {"mode": "cpu"}
-    asked["timing"]["tiers"] = ["wall" for _ in asked["timing"]["tiers"]]
-    asked["timing"]["plan"] = asked["timing"]["plan"] | {"l2": "cold"}
+def request(job: jobs.Job, plain=jobs.Job.request) -> Request:
+    asked = plain(job)
+    asked.mode = "cpu"
+    tiers = tuple("wall" for _ in asked.timing.tiers)
+    asked.timing = structs.replace(asked.timing, tiers=tiers, plan=asked.timing.plan | {"l2": "cold"})
     return asked
 
 

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from . import lanes, machine, traceset, workloads
 from .errors import UsageError
 from .jobs import Job
@@ -92,8 +94,9 @@ def choose(
             where = machine.Place(None, NOT_TIMED, machine.MODAL)
         entries.append(Entry(algo, where))
     if every or "all" in wanted:  # what is broken is among them, and says so
+        unread = {"summary": "", "language": "", "entry_point": "", "destination_passing": False, "modes": ()}
         entries += [
-            Entry(Algo(b.op, b.name, "", "", "", False, ()), machine.Place(None, str(b.error)))
+            Entry(Algo(op=b.op, name=b.name, **unread), machine.Place(None, str(b.error)))
             for b in registry.broken
             if b.op == (op or DEFAULT_OP)
         ]
@@ -120,7 +123,7 @@ def rivals(
         taken = [e.algo.name for e in entries]
         if algo.name in taken:
             count = 1 + sum(t == algo.name or t.startswith(f"{algo.name}@") for t in taken)
-            algo = replace(algo, name=f"{algo.name}@{count}")
+            algo = structs.replace(algo, name=f"{algo.name}@{count}")
         where = place(algo, device)
         if where.mode == "interpreter":
             where = machine.Place(None, NOT_TIMED, machine.MODAL)
@@ -145,7 +148,7 @@ def _distinct(algos: list[Algo], registry: Registry) -> list[Algo]:
         reference = registry.reference(registry.ops[algo.op])
         taken = {a.full_name for a in found.values()} | {f"{algo.op}/{floor}" for floor in FLOORS}
         if algo.full_name in taken or (algo.name == reference.name and algo.folder != reference.folder):
-            marked = replace(algo, name=f"{algo.name}@{source[:6] if algo.solution else 'own'}")
+            marked = structs.replace(algo, name=f"{algo.name}@{source[:6] if algo.solution else 'own'}")
         else:
             marked = algo
         found[algo.full_name, source] = marked

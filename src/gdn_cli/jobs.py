@@ -22,10 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec import structs
+
 from . import bounded, fates, machine, paths, redaction
 from .registry import Algo, Op
+from .request import Profiling, Reply, Request, Rival, Timing
 from .timing import FLOORS
-from .worker import SCHEMA, op_to_json
 from .workloads import Workload
 
 _KEEPER = Path(__file__).with_name("keeper.py")
@@ -56,7 +59,7 @@ class Job:
     fallback: bool = False  # whether events may stand in for cupti
     strict: bool = False  # probe every workload
     sandbox: bool = False  # run the algo's code in bubblewrap
-    profile: dict[str, Any] | None = None  # what a profiler's target is to do
+    profile: Profiling | None = None  # what a profiler's target is to do
     wrap: tuple[str, ...] = ()  # a command line that goes in front of the worker's: a profiler's
     added: bool = False  # gdn put it in to compare with; the user did not ask for it
     timeout_s: float = 300.0
@@ -104,27 +107,24 @@ class Job:
                     found[name] = found.get(name, 0) + missing
         return found
 
-    def request(self) -> dict[str, Any]:
-        """What `gdn worker` reads: plain JSON, complete in itself but for a dataset's files."""
-        return {
-            "schema": SCHEMA,
-            "command": self.command,
-            "op": op_to_json(self.op),
-            "definition": self.definition,
-            "solution": self.solution,
-            "specific": bool(self.algo and self.algo.specific and self.command != "prove"),  # a judge's build
-            "mode": self.mode,
-            "workloads": [w.to_json() for w in self.workloads],
-            "dataset": str(self.dataset.absolute()) if self.dataset else None,
-            "rivals": [
-                {"name": algo.name, "solution": solution, "specific": algo.specific} for algo, solution in self.rivals
-            ],
-            "turns": {uuid: list(names) for uuid, names in self.turns.items()},
-            "timing": {"tiers": list(self.tiers), "plan": self.plan, "fallback": self.fallback},
-            "strict": self.strict,
-            "sandbox": self.sandbox,
-            "profile": self.profile,
-        }
+    def request(self) -> Request:
+        """What `gdn worker` reads."""
+        return Request(
+            command=self.command,
+            op=self.op,
+            definition=self.definition,
+            solution=self.solution,
+            specific=bool(self.algo and self.algo.specific and self.command != "prove"),  # a judge's build
+            mode=self.mode,
+            workloads=self.workloads,
+            dataset=str(self.dataset.absolute()) if self.dataset else None,
+            rivals=tuple(Rival(algo.name, solution, algo.specific) for algo, solution in self.rivals),
+            turns=self.turns,
+            timing=Timing(self.tiers, self.plan, self.fallback),
+            strict=self.strict,
+            sandbox=self.sandbox,
+            profile=self.profile,
+        )
 
 
 @dataclass
@@ -137,8 +137,13 @@ class Outcome:
     records: list[dict[str, Any]] = field(default_factory=list)
     environment: dict[str, Any] = field(default_factory=dict)
     tail: list[str] = field(default_factory=list)  # the last lines of the worker's output
-    reply: dict[str, Any] = field(default_factory=dict)  # the worker's whole answer; {} when it left none
+    reply: Reply | None = None  # the worker's whole answer
     at: str | None = None  # whose code ran last, where that is one rival's alone
+
+    @property
+    def code(self) -> int | None:
+        """The exit code that the worker asks for."""
+        return self.reply.code if self.reply else None
 
 
 OnRecord = Callable[[dict[str, Any], dict[str, Any]], None]
@@ -158,7 +163,7 @@ def execute(
 
 
 def serve(
-    request: dict[str, Any],
+    request: Request,
     env: dict[str, str],
     timeout_s: float,
     on_record: OnRecord = lambda record, environment: None,
@@ -189,7 +194,7 @@ class _Following:
     def __init__(
         self,
         folder: Path,
-        request: dict[str, Any],
+        request: Request,
         env: dict[str, str],
         on_record: OnRecord,
         wrap: tuple[str, ...],
@@ -204,7 +209,7 @@ class _Following:
         self.ooms = fates.ooms()
         self.selector = selectors.DefaultSelector()
         with tempfile.TemporaryFile() as stdin:
-            stdin.write(json.dumps(request | {"seal": self.seal}).encode())
+            stdin.write(msgspec.json.encode(structs.replace(request, seal=self.seal)))
             stdin.seek(0)
             events, events_in = os.pipe()
             try:
@@ -308,23 +313,30 @@ class _Following:
             return None
         return redaction.masked(bounded.clipped(found), self.secrets) if isinstance(found, dict) else None
 
+    def _reply(self) -> Reply | None:
+        """What the worker answered; None where that is nothing, or nothing that it wrote."""
+        try:
+            found = msgspec.convert(self._json(self.reply), Reply)
+        except msgspec.ValidationError:
+            return None
+        return found if found.seal == self.seal else None
+
     def _conclude(self, timed_out: str | None) -> None:
         """The status and the reason, from the reply or from the way in which the worker ended without one."""
         outcome = self.outcome
         if timed_out:
             outcome.status, outcome.reason = "timed_out", timed_out
             return
-        reply = self._json(self.reply) if self.reply else None
-        sealed = reply is not None and reply.pop("seal", None) == self.seal and isinstance(reply.get("status"), str)
-        if self.garbled or (self.reply and not sealed):
+        reply = self._reply()
+        if self.garbled or (self.reply and reply is None):
             outcome.status, outcome.reason = "crashed", self.garbled or "a reply came that its worker did not write"
             return
         if reply is None:
             outcome.status, outcome.reason = fates.death(self.process.returncode, self.ooms)
             exit_code = self.process.returncode
         else:
-            outcome.reply, outcome.status, outcome.reason = reply, reply["status"], reply.get("reason")
-            exit_code = reply.get("exit_code")
+            outcome.reply, outcome.status, outcome.reason = reply, reply.status, reply.reason
+            exit_code = reply.exit_code
         if outcome.status == "exited" and exit_code and outcome.tail:
             outcome.reason = f"{outcome.reason}: {outcome.tail[-1][:200]}"
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import ast
 import hashlib
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from .errors import UsageError, one_line
-from .parsing import read_json, read_text
-from .registry import LANGUAGES, Algo, Op, Registry, is_source
+from .parsing import Wrong, decode, read_json, read_text
+from .registry import Algo, Language, Op, Registry, is_source
 
 SUFFIXES = (".py", ".cu", ".cuh", ".cpp", ".cxx", ".cc", ".c", ".h", ".hpp")
 STAY_BEHIND = ("algo.toml", "README.md", "tuning.json")  # of the folder, not of the solution
@@ -134,72 +136,69 @@ def source_hash(solution: dict[str, Any]) -> str:
 # --- a packed file, anyone's ------------------------------------------------------------------------------------
 
 
+Given = Annotated[str, Meta(min_length=1)]
+
+
+class Source(Struct, frozen=True):
+    path: Given
+    content: Given
+
+
+class Spec(Struct, frozen=True):
+    """A flashinfer-bench BuildSpec, as far as gdn reads it."""
+
+    language: Language
+    entry_point: Given
+    target_hardware: Annotated[list[str], Meta(min_length=1)]
+    dependencies: list[str] | None = None
+    binding: str | None = None
+    destination_passing_style: bool = True  # flashinfer-bench's default
+
+
+class Solution(Struct, frozen=True):
+    """A packed solution.json. Raises parsing.Wrong where its parts do not fit each other."""
+
+    name: Given
+    definition: Given
+    author: Given
+    spec: Spec
+    sources: Annotated[list[Source], Meta(min_length=1)]
+    description: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name.isprintable() or len(self.name) > 200:
+            raise Wrong(("name",), "printable text of at most 200 characters", self.name)
+        names, entry_point = [source.path for source in self.sources], self.spec.entry_point
+        if len(set(names)) < len(names):
+            raise Wrong(("sources",), "files of different names", names)
+        if entry_point.count("::") != 1 or entry_point.split("::")[0] not in names:
+            raise Wrong(("spec", "entry_point"), "'<one of the sources>::<symbol>'", entry_point)
+
+
 def read_solution(path: Path, registry: Registry) -> Algo:
     """Read a packed solution.json as an algo. Nothing is written; a UsageError says what is wrong with the file."""
     solution = read_json(path)
-
-    def field(table: Any, key: str, kind: type, where: str = "") -> Any:
-        value = table.get(key) if isinstance(table, dict) else None
-        if not isinstance(value, kind) or not value:
-            kinds = {str: "text", dict: "an object", list: "a list"}
-            raise UsageError(
-                f"{path}: field '{where}{key}': expected {kinds[kind]} that is not empty, got {value!r:.60}"
-            )
-        return value
-
-    name, of = field(solution, "name", str), field(solution, "definition", str)
-    field(solution, "author", str)
-    if not name.isprintable() or len(name) > 200:
-        raise UsageError(f"{path}: field 'name': expected printable text of at most 200 characters, got {name!r:.60}")
-    spec = field(solution, "spec", dict)
-    language = field(spec, "language", str, "spec.")
-    entry_point = field(spec, "entry_point", str, "spec.")
-    hardware = field(spec, "target_hardware", list, "spec.")
-    files = [
-        (field(s, "path", str, "sources[]."), field(s, "content", str, "sources[]."))
-        for s in field(solution, "sources", list)
-    ]
-    for file, _ in files:
+    packed = decode(solution, Solution, path)
+    for file in (source.path for source in packed.sources):
         parts = PurePosixPath(file).parts + PureWindowsPath(file).parts
         if not file.isprintable() or not PurePosixPath(file).name or len(file) > 200:
             raise UsageError(f"{path}: source {file!r:.60} is no name for a file")
         if ".." in parts or PurePosixPath(file).is_absolute() or PureWindowsPath(file).anchor:
             raise UsageError(f"{path}: source '{file}' would be written outside its folder; refused")
-    names = [file for file, _ in files]
-    if len(set(names)) < len(names):
-        raise UsageError(f"{path}: two sources share a name")
-    if entry_point.count("::") != 1 or entry_point.split("::")[0] not in names:
-        raise UsageError(
-            f"{path}: field 'spec.entry_point': expected '<one of the sources>::<symbol>', got '{entry_point}'"
-        )
-    if language not in LANGUAGES:
-        raise UsageError(f"{path}: field 'spec.language': expected one of {', '.join(LANGUAGES)}, got '{language}'")
-    op = next((op for op in registry.ops.values() if op.definition == of), None)
+    spec = packed.spec
+    op = next((op for op in registry.ops.values() if op.definition == packed.definition), None)
     if op is None:
         known = ", ".join(op.definition for op in registry.ops.values())
-        raise UsageError(f"{path}: definition '{of}' is not one of gdn's ops", hint=f"gdn knows {known}")
-    for where, table, key, kind in (
-        ("", solution, "description", str),
-        ("spec.", spec, "dependencies", list),
-        ("spec.", spec, "binding", str),
-    ):
-        if table.get(key) is not None and not isinstance(table[key], kind):
-            what = {str: "text", list: "a list"}[kind]
-            raise UsageError(f"{path}: field '{where}{key}': expected {what}, got {table[key]!r:.60}")
-    if not all(isinstance(value, str) for value in [*hardware, *(spec.get("dependencies") or [])]):
-        raise UsageError(f"{path}: fields 'spec.target_hardware' and 'spec.dependencies': expected lists of text")
-    passing = spec.setdefault("destination_passing_style", True)  # flashinfer-bench's default
-    if not isinstance(passing, bool):
-        raise UsageError(f"{path}: field 'spec.destination_passing_style': expected true or false, got {passing!r}")
-    spec.setdefault("binding", None)
+        raise UsageError(f"{path}: definition '{packed.definition}' is not one of gdn's ops", hint=f"gdn knows {known}")
+    solution["spec"] |= {"destination_passing_style": spec.destination_passing_style, "binding": spec.binding}
     return Algo(
         op=op.name,
-        name=name,
-        summary=solution.get("description") or f"packed by {solution['author']}",
-        language=language,
-        entry_point=entry_point,
-        destination_passing=spec["destination_passing_style"],
-        modes=_modes(language, hardware),
+        name=packed.name,
+        summary=packed.description or f"packed by {packed.author}",
+        language=spec.language,
+        entry_point=spec.entry_point,
+        destination_passing=spec.destination_passing_style,
+        modes=_modes(spec.language, spec.target_hardware),
         solution=solution,
     )
 

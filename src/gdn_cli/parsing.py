@@ -5,25 +5,46 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from .errors import GdnError, MissingError, UsageError
+import msgspec
+from msgspec import Meta
+
+from .errors import GdnError, UsageError, unknown
 
 try:
     import tomllib
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
-__all__ = ["Fields", "json_of", "read_json", "read_text", "read_toml"]
+__all__ = [
+    "Positive",
+    "Text",
+    "Wrong",
+    "decode",
+    "json_of",
+    "read_json",
+    "read_text",
+    "read_toml",
+    "schema",
+    "to_json",
+    "wrong",
+]
+
+T = TypeVar("T")
+Kind = Callable[..., GdnError]  # UsageError or MissingError
+# What fields of Structs have in common.
+Text = Annotated[str, Meta(pattern=r"\S", description="text")]
+Positive = Annotated[int, Meta(ge=1)]
 
 _DEEPEST = 100  # tables in tables: more is no file of anyone's, and every reader behind this one may recurse
 _HALVES = re.compile(r"\\u[dD][89a-fA-F]")  # of characters beyond 16 bits: right in pairs, which few files have
 _WIDEST = 2**64  # of a whole number: what no 64 bits hold breaks SQLite, C++ and float alike
 
 
-def read_text(path: Path, kind: type[UsageError | MissingError] = UsageError) -> str:
+def read_text(path: Path, kind: Kind = UsageError) -> str:
     """A file's text, UTF-8; `kind` with the file's name where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
@@ -33,12 +54,12 @@ def read_text(path: Path, kind: type[UsageError | MissingError] = UsageError) ->
         raise kind(f"{path}: not UTF-8 text") from None
 
 
-def read_json(path: Path, kind: type[UsageError | MissingError] = UsageError) -> Any:
+def read_json(path: Path, kind: Kind = UsageError) -> Any:
     """The value in a JSON file; `kind` with the file's name where it cannot be read, or is none."""
     return json_of(read_text(path, kind), path, kind)
 
 
-def json_of(text: str | bytes, where: object, kind: type[UsageError | MissingError] = UsageError) -> Any:
+def json_of(text: str | bytes, where: object, kind: Kind = UsageError) -> Any:
     """The value in a JSON text; `kind`, which begins with `where` the text is from, for one that is none: also where
     tables are nested, or numbers are large, beyond reason."""
     try:
@@ -71,45 +92,151 @@ def read_toml(path: Path) -> dict[str, Any]:
     return value
 
 
-_KIND = {str: "text", bool: "true or false", list: "a list", dict: "a table", int: "a whole number"}
+class Wrong(ValueError):
+    """A rule of a Struct's own that a file breaks; for its `__post_init__`. `steps` lead from the Struct to `got`;
+    without that it is missing."""
+
+    def __init__(self, steps: Sequence[str | int], expected: str, got: Any = ...) -> None:
+        super().__init__()
+        self.steps, self.expected, self.got = steps, expected, got
 
 
-class Fields:
-    """Takes typed keys out of one TOML table; what is wrong or left over is reported with file and key."""
+def decode(value: Any, form: type[T], where: object, kind: Kind = UsageError, root: str = "$") -> T:
+    """A parsed file's value as a `form`, a msgspec Struct or a type made of some.
 
-    def __init__(self, path: Path, table: Mapping[str, Any], where: str = "") -> None:
-        self.path, self.table, self.where = path, dict(table), where
-
-    def wrong(self, key: str, expected: str, got: Any = None) -> UsageError:
-        seen = "it is missing" if got is None else f"got {got!r}"
-        return UsageError(f"{self.path}: key '{self.where}{key}': expected {expected}, {seen}")
-
-    def take(self, key: str, kind: type, default: Any = ..., one_of: Iterable[str] | None = None) -> Any:
-        expected = f"one of {', '.join(one_of)}" if one_of else _KIND[kind]
-        value = self.table.pop(key, None)
-        if value is None:
-            if default is ...:
-                raise self.wrong(key, expected)
-            return default
-        if type(value) is not kind or (kind is str and not value.strip()):
-            raise self.wrong(key, expected, value)
-        if one_of and value not in one_of:
-            raise self.wrong(key, expected, value)
-        return value
-
-    def texts(self, key: str, default: Any = ..., one_of: Iterable[str] | None = None) -> tuple[str, ...]:
-        expected = f"a list of {', '.join(one_of)}" if one_of else "a list of texts"
-        values = self.take(key, list, default=default)
-        if not all(isinstance(v, str) and (not one_of or v in one_of) for v in values):
-            raise self.wrong(key, expected, values)
-        return tuple(values)
-
-    def done(self) -> None:
-        for key in self.table:
-            raise UsageError(f"{self.path}: key '{self.where}{key}': there is no such key")
+    `kind`, in one line with `where` the value is from, the path in it (`$.tune.constants.rows`), what is expected
+    there and what was found, where it is none. `root` is the value's own path, for a part of a file.
+    """
+    try:
+        return msgspec.convert(value, form)
+    except msgspec.ValidationError as e:
+        error = e
+    at = re.search(r" - at (?:`key` in )?`\$([^`]*)`$", str(error))
+    said = str(error)[: at.start()] if at else str(error)
+    steps = _steps(at[1] if at else "", error, value, form)
+    if isinstance(rule := error.__cause__, Wrong):
+        raise wrong(where, [*steps, *rule.steps], rule.expected, rule.got, kind, root)
+    if said.startswith("Object contains unknown field `"):
+        key = said.split("`", 1)[1][:-1]
+        known = [name for node in _nodes(form, steps)[0] for name in node.get("properties", ())]
+        place = f"{where}: {root}{_path([*steps, key])}"
+        raise kind(f"{place}: there is no such key", hint=unknown("key", key, known).hint)
+    missing = said.startswith("Object missing required field `")
+    expected, steps = _expected(form, [*steps, said.split("`")[1]] if missing else steps)
+    raise wrong(where, steps, expected, ... if missing else _found(value, steps), kind, root)
 
 
-def _wrong(where: object, form: str, why: str, kind: type[UsageError | MissingError]) -> GdnError:
+def wrong(
+    where: object, steps: Sequence[str | int], expected: str, got: Any = ..., kind: Kind = UsageError, root: str = "$"
+) -> GdnError:
+    """The error for one value of a file; without `got` it is missing."""
+    seen = "it is missing" if got is ... else f"got {got!r:.80}"
+    return kind(f"{where}: {root}{_path(steps)}: expected {expected}, {seen}")
+
+
+def to_json(value: Any) -> Any:
+    """A Struct, or what is made of some, as JSON has it: tables, lists, texts, numbers."""
+    return msgspec.json.decode(msgspec.json.encode(value))
+
+
+def schema(form: Any) -> dict[str, Any]:
+    """The JSON Schema of a Struct, or of a type made of some."""
+    return msgspec.json.schema(form)
+
+
+def _path(steps: Sequence[str | int]) -> str:
+    def shown(step: str | int) -> str:
+        plain = isinstance(step, str) and re.fullmatch(r"[\w-]{1,80}", step)
+        return f".{step}" if plain else f"[{json.dumps(step)[:80]}]"
+
+    return "".join(map(shown, steps))
+
+
+def _found(value: Any, steps: Sequence[str | int]) -> Any:
+    for step in steps:
+        value = value[step]
+    return value
+
+
+def _steps(at: str, error: msgspec.ValidationError, value: Any, form: Any) -> list[str | int]:
+    """The keys that lead to what an error is about, `at` in msgspec's words. Where these have `[...]` for any key of a
+    table of names, it is the first one that makes the same error alone."""
+
+    def alone(inner: Any, steps: list[str | int], key: str) -> Any:
+        if not steps:
+            return {key: inner[key]}
+        copy = dict(inner) if isinstance(inner, dict) else list(inner)
+        copy[steps[0]] = alone(inner[steps[0]], steps[1:], key)
+        return copy
+
+    def fails(key: str) -> bool:
+        try:
+            msgspec.convert(alone(value, steps, key), form)
+        except msgspec.ValidationError as e:
+            return str(e) == str(error)
+        return False
+
+    steps: list[str | int] = []
+    for index, name in re.findall(r"\[(\d+|\.\.\.)\]|\.([^.\[]+)", at):
+        if index == "...":
+            name = next(filter(fails, _found(value, steps)))
+        steps.append(name or int(index))
+    return steps
+
+
+def _nodes(form: Any, steps: list[str | int]) -> tuple[list[dict[str, Any]], list[str | int]]:
+    """The parts of a form's schema that the value at `steps` may be. Where a list is described as a whole, that is
+    said of its items too: the steps end there."""
+    whole = schema(form)
+
+    def opened(node: dict[str, Any]) -> list[dict[str, Any]]:
+        if "$ref" in node:  # a Struct's own description is its docstring
+            named = whole["$defs"][node["$ref"].rsplit("/", 1)[1]]
+            return opened({key: of for key, of in named.items() if key != "description"})
+        if "description" in node or "anyOf" not in node:
+            return [node]
+        return [inner for each in node["anyOf"] for inner in opened(each)]
+
+    nodes = opened(whole)
+    for i, step in enumerate(steps):
+        if described := [n for n in nodes if n.get("type") == "array" and "description" in n]:
+            return described, steps[:i]
+        key = "items" if isinstance(step, int) else "additionalProperties"
+        each = [opened(n) for node in nodes for n in node.get("anyOf", [node])]
+        under = [n.get("properties", {}).get(step, n.get(key)) for alternatives in each for n in alternatives]
+        nodes = [n for node in under if isinstance(node, dict) for n in opened(node)]
+    return nodes, steps
+
+
+def _expected(form: Any, steps: list[str | int]) -> tuple[str, list[str | int]]:
+    """What a value at `steps` must be, in words, and the steps to what these words describe."""
+    nodes, steps = _nodes(form, steps)
+    words = [node.get("description") or _words(node) for node in nodes if node.get("type") != "null"]
+    return " or ".join(dict.fromkeys(words)), steps
+
+
+_WORDS = {
+    "string": "text",
+    "boolean": "true or false",
+    "array": "a list",
+    "object": "a table",
+    "integer": "a whole number",
+    "number": "a number",
+}
+
+
+def _words(node: dict[str, Any]) -> str:
+    if names := node.get("enum"):
+        return f"one of {', '.join(names)}" if len(names) > 1 else repr(names[0])
+    word = _WORDS.get(node.get("type", ""), "another value")
+    if node.keys() & {"minItems", "minLength"}:
+        word += " that is not empty"
+    if node.get("minimum") == 1 or node.get("exclusiveMinimum") == 0:
+        word = word.replace("a ", "a positive ")
+    return f"{word}, 0 or more" if node.get("minimum") == 0 else word
+
+
+def _wrong(where: object, form: str, why: str, kind: Kind) -> GdnError:
     return kind(f"{where}: not valid {form}: {why}")
 
 

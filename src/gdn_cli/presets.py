@@ -3,28 +3,73 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
 
 from . import paths
 from .errors import unknown
-from .parsing import Fields, read_toml
+from .parsing import Positive, Text, Wrong, decode, read_toml
+
+Entry = Annotated[
+    dict[str, Positive | str], Meta(min_length=1, description="axes such as { batch_size = 1 }, positive whole numbers")
+]
+Entries = Annotated[
+    Literal["all"] | Annotated[list[Entry], Meta(min_length=1)],
+    Meta(description='"all", or a list of axes such as [{ batch_size = 1 }]'),
+]
 
 
-@dataclass(frozen=True)
-class Preset:
+class Sampling(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How long to measure: `seconds`, or the contest's three numbers."""
+
+    seconds: Annotated[float, Meta(gt=0)] | None = None
+    warmup: Annotated[int, Meta(ge=0)] | None = None
+    iterations: Positive | None = None
+    trials: Positive | None = None
+
+    def __post_init__(self) -> None:
+        counts = {"warmup": self.warmup, "iterations": self.iterations, "trials": self.trials}
+        given = [name for name, value in counts.items() if value is not None]
+        if self.seconds is None and not given:
+            raise Wrong(("seconds",), "a positive number, or warmup, iterations and trials instead")
+        if self.seconds is None and len(given) < 3:
+            raise Wrong((next(name for name in counts if name not in given),), "a whole number")
+        if self.seconds is not None and given:
+            raise Wrong((given[0],), "no value beside seconds", counts[given[0]])
+
+
+class PresetFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One table of configs/presets.toml."""
 
-    name: str
-    summary: str
-    settings: dict[str, float]  # {"seconds"} or {"warmup", "iterations", "trials"}
-    axes: dict[str, str | list[dict[str, Any]]]  # op -> "all", or entries of axes (or of seq_lens, a tuple)
-    op_settings: dict[str, dict[str, float]] = field(default_factory=dict)  # op -> settings of its own
+    summary: Text
+    settings: dict[str, Any]  # a Sampling's keys; those of an op that differs are a table of its name
+    workloads: dict[str, Entries]
     scored: bool = False  # whether a contest makes its score from these workloads
 
+    def __post_init__(self) -> None:
+        for op, entries in self.workloads.items():
+            for i, entry in enumerate(entries if entries != "all" else ()):
+                for key, value in entry.items():
+                    steps = ("workloads", op, i, key)
+                    if key != "seq_lens" and isinstance(value, str):
+                        raise Wrong(steps, "a positive whole number", value)
+                    if key == "seq_lens" and (not parse_seq_lens(str(value)) or len(entry) > 1):
+                        raise Wrong(steps, 'only lengths such as "4x2048" or "1024+7168"', entry)
+
+
+class Preset(PresetFile, frozen=True, kw_only=True):
+    """A preset, with its settings read."""
+
+    name: str
+    settings: Sampling
+    op_settings: dict[str, Sampling] = {}  # op -> settings of its own
+
     def settings_for(self, op_name: str) -> dict[str, float]:
-        return dict(self.op_settings.get(op_name, self.settings))
+        """{"seconds"} or {"warmup", "iterations", "trials"}."""
+        return msgspec.to_builtins(self.op_settings.get(op_name, self.settings))
 
 
 def presets_file() -> Path:
@@ -41,57 +86,19 @@ def load_preset(name: str) -> Preset:
     tables = read_toml(path)
     if name not in tables:
         raise unknown("preset", name, tables, hint=f"presets are in {path}")
-    top = Fields(path, tables)
-    f = Fields(path, top.take(name, dict), f"{name}.")
-    summary, settings, workloads = f.take("summary", str), f.take("settings", dict), f.take("workloads", dict)
-    scored = f.take("scored", bool, False)
-    f.done()
-    own = {op: _settings(path, f"{name}.settings.{op}.", s) for op, s in settings.items() if isinstance(s, dict)}
-    common = _settings(path, f"{name}.settings.", {k: v for k, v in settings.items() if not isinstance(v, dict)})
-    axes = {op: _entries(Fields(path, workloads, f"{name}.workloads."), op) for op in workloads}
-    return Preset(name, summary, common, axes, own, scored)
+    preset = decode({name: tables[name]}, dict[str, PresetFile], path)[name]
 
+    def sampling(table: dict[str, Any], where: str) -> Sampling:
+        return decode(table, Sampling, path, root=f"$.{name}.settings{where}")
 
-def _settings(path: Path, where: str, table: dict[str, Any]) -> dict[str, float]:
-    f = Fields(path, table, where)
-    if "seconds" in table:
-        seconds = f.table.pop("seconds")
-        if type(seconds) not in (int, float) or not 0 < seconds < float("inf"):
-            raise f.wrong("seconds", "a positive number", seconds)
-        settings = {"seconds": float(seconds)}
-    elif not table:
-        raise f.wrong("seconds", "a positive number, or warmup, iterations and trials instead")
-    else:
-        settings = {}
-        for key, least in (("warmup", 0), ("iterations", 1), ("trials", 1)):
-            settings[key] = f.take(key, int)
-            if settings[key] < least:
-                raise f.wrong(key, f"a whole number, {least} or more", settings[key])
-    f.done()
-    return settings
-
-
-def _entries(f: Fields, op: str) -> str | list[dict[str, Any]]:
-    value = f.table[op]
-    if value == "all":
-        return value
-    expected = '"all", or a list of axes such as [{ batch_size = 1 }]'
-    if not isinstance(value, list) or not value:
-        raise f.wrong(op, expected, value)
-    entries = []
-    for i, entry in enumerate(value):
-        if not isinstance(entry, dict) or not entry:
-            raise f.wrong(f"{op}[{i}]", "axes such as { batch_size = 1 }", entry)
-        entry = dict(entry)
-        for key, number in entry.items():
-            if key == "seq_lens":
-                if not isinstance(number, str) or not (lens := parse_seq_lens(number)) or len(entry) > 1:
-                    raise f.wrong(f"{op}[{i}].{key}", 'only lengths such as "4x2048" or "1024+7168"', value[i])
-                entry[key] = lens
-            elif type(number) is not int or number < 1:
-                raise f.wrong(f"{op}[{i}].{key}", "a positive whole number", number)
-        entries.append(entry)
-    return entries
+    own = {op: table for op, table in preset.settings.items() if isinstance(table, dict)}
+    common = {key: value for key, value in preset.settings.items() if key not in own}
+    parts = {
+        "name": name,
+        "settings": sampling(common, ""),
+        "op_settings": {op: sampling(table, f".{op}") for op, table in own.items()},
+    }
+    return Preset(**msgspec.structs.asdict(preset) | parts)
 
 
 def parse_seq_lens(text: str) -> tuple[int, ...] | None:

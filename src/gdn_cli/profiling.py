@@ -18,15 +18,17 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from . import bottleneck, campaign, environment, errors, files, locks, machine, paths, profilers
 from .errors import GdnError, MissingError, UsageError
 from .jobs import Job, Outcome, execute
 from .pack import definition, pack, source_hash
-from .parsing import read_json
+from .parsing import read_json, to_json
 from .profilers import Ask, Reading, Reply, Run
 from .records import dumps
 from .registry import Algo, Op, Registry
-from .worker import op_from_json, op_to_json
+from .request import Profiling
 from .workloads import Workload
 
 SCHEMA = 1
@@ -118,7 +120,7 @@ def _mode(tool: str, entry: campaign.Entry) -> str:
 def sent(subject: Subject, settings: Settings) -> dict[str, Any]:
     """A subject and how to profile it, as JSON for another machine."""
     return {
-        "op": op_to_json(subject.op),
+        "op": to_json(subject.op),
         "algo": subject.algo.name,
         "mode": subject.mode,
         "workload": subject.workload.to_json(),
@@ -130,12 +132,18 @@ def sent(subject: Subject, settings: Settings) -> dict[str, Any]:
 
 def received(d: dict[str, Any], folder: Path) -> tuple[Subject, Settings]:
     """What `sent` gave; the profile is to go into `folder`."""
-    op, solution, spec = op_from_json(d["op"]), d["solution"], d["solution"]["spec"]
+    op, solution, spec = msgspec.convert(d["op"], Op), d["solution"], d["solution"]["spec"]
     algo = Algo(
-        op.name, d["algo"], "", spec["language"], spec["entry_point"], spec["destination_passing_style"],
-        (d["mode"],), solution=solution,
-    )  # fmt: skip
-    subject = Subject(op, algo, d["mode"], Workload.from_json(d["workload"]), d["definition"], solution)
+        op=op.name,
+        name=d["algo"],
+        summary="",
+        language=spec["language"],
+        entry_point=spec["entry_point"],
+        destination_passing=spec["destination_passing_style"],
+        modes=(d["mode"],),
+        solution=solution,
+    )
+    subject = Subject(op, algo, d["mode"], msgspec.convert(d["workload"], Workload), d["definition"], solution)
     asked = d["settings"] | {key: tuple(d["settings"][key]) for key in ("archs", "checks")}
     dataset = Path(asked["dataset"]) if asked["dataset"] else None
     return subject, Settings(**asked | {"folder": folder, "dataset": dataset})
@@ -246,7 +254,7 @@ def _survey(subject: Subject, settings: Settings) -> tuple[dict[str, Any], dict[
         return {}, {}, {"status": "passed", "reason": None}
     timed = profilers.TOOLS[settings.tool].timed
     job = replace(
-        _job(subject, settings, {"task": "survey", "l2": settings.l2}),
+        _job(subject, settings, Profiling("survey", l2=settings.l2)),
         tiers=campaign.tiers_for(subject.mode, ()) if timed else (),
         plan={"l2": settings.l2} | ({"seconds": settings.seconds} if settings.seconds else {}),
         fallback=True,
@@ -255,7 +263,7 @@ def _survey(subject: Subject, settings: Settings) -> tuple[dict[str, Any], dict[
     record = outcome.records[0] if outcome.records else {}
     status = {"status": record.get("status", outcome.status), "reason": record.get("reason", outcome.reason)}
     if timed and "timing" not in record:  # there is nothing that a profile could be read against
-        code = record.get("code") or outcome.reply.get("code") or errors.FAILED
+        code = record.get("code") or outcome.code or errors.FAILED
         tail = f" ({outcome.tail[-1][:160]})" if outcome.tail and not record else ""
         first, *rest = (status["reason"] or status["status"]).splitlines()
         raise GdnError(f"{subject.algo.full_name}: {first}{tail}", code=code, hint="\n  ".join(rest) or None)
@@ -285,7 +293,7 @@ def _surveyed(record: dict[str, Any]) -> dict[str, Any]:
 
 def _ran(subject: Subject, settings: Settings, each: Run) -> Reply:
     """One target process below the tool."""
-    asked = {"task": settings.tool, "params": each.params, "l2": settings.l2}
+    asked = Profiling(settings.tool, each.params, settings.l2)
     outcome = execute(replace(_job(subject, settings, asked), wrap=each.wrap, env=each.env))
     record = outcome.records[0] if outcome.records else {}
     status, reason = _fate(outcome, record)
@@ -298,7 +306,7 @@ def _fate(outcome: Outcome, record: dict[str, Any]) -> tuple[str, str | None]:
     return outcome.status, outcome.reason
 
 
-def _job(subject: Subject, settings: Settings, asked: dict[str, Any]) -> Job:
+def _job(subject: Subject, settings: Settings, asked: Profiling) -> Job:
     return Job(
         command="profile",
         op=subject.op,

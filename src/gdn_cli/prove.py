@@ -52,7 +52,7 @@ def prove(file: Path, packages: dict[str, str], registry: Registry, timeout_s: f
         else:
             outcome = execute(_job(algo, op, registry, place.mode or "cpu", (), env, timeout_s))
             yield from _built(outcome, "")
-        if outcome.status != "done" or outcome.reply["proof"]["state"] == "failed":
+        if outcome.status != "done" or outcome.reply.proof["state"] == "failed":
             return
         if place.mode is None:
             yield _step("run", "skipped", f"{place.reason}; {place.hint}")
@@ -99,8 +99,8 @@ def _built(outcome: Outcome, targets: str) -> Iterator[dict[str, Any]]:
         yield _step("build", "failed", outcome.reason or outcome.status)
         return
     how = f" for {targets}" if targets else ""
-    yield _step("build", "ok", f"by flashinfer-bench{how}, in {outcome.reply['build_s']:.1f} s")
-    yield {"step": "signature", **outcome.reply["proof"]}
+    yield _step("build", "ok", f"by flashinfer-bench{how}, in {outcome.reply.build_s:.1f} s")
+    yield {"step": "signature", **outcome.reply.proof}
 
 
 def _ran(outcome: Outcome, op: Op, workload: workloads.Workload, mode: str) -> dict[str, Any]:

@@ -5,49 +5,74 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
 
 from . import files, paths
 from .errors import UsageError, one_line, unknown
 from .expression import condition
-from .parsing import Fields, read_toml
+from .parsing import Positive, Text, Wrong, decode, read_toml, wrong
 
 LANGUAGES = ("python", "triton", "cpp", "cuda")
+Language = Annotated[Literal["python", "triton", "cpp", "cuda"], Meta(description=f"one of {', '.join(LANGUAGES)}")]
 # Where an algo can run: `interpreter` is Triton's, on a CPU, good for checks and never timed.
 MODES = ("cuda", "cpu", "interpreter")
+Mode = Literal["cuda", "cpu", "interpreter"]
 DEFAULT_OP = "gdn_decode"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 
-@dataclass(frozen=True)
-class TensorSpec:
-    """One input or output: axis names (None for a scalar) and a FlashInfer-Trace dtype name."""
+class TensorSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """One input or output: a FlashInfer-Trace dtype name and axis names (None for a scalar)."""
 
-    shape: tuple[str, ...] | None
-    dtype: str
-    note: str = field(default="", compare=False)  # what its values must be, for whoever calls an algo
+    dtype: Text
+    shape: tuple[str, ...] | None = None
+    note: str = ""  # what its values must be, for whoever calls an algo
 
 
-@dataclass(frozen=True)
-class Op:
-    """An operation: the FlashInfer-Trace definition it stands for, and how its results are judged and shown."""
+class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """configs/<op>.toml: the FlashInfer-Trace definition that an op stands for, how its results are judged and shown.
 
-    name: str
-    definition: str
-    op_type: str
-    summary: str
-    axes: dict[str, int | None]  # None: variable
+    Raises parsing.Wrong where its parts do not fit each other.
+    """
+
+    definition: Text
+    op_type: Text
+    summary: Text
+    axes: dict[str, Annotated[Positive | Literal["var"], Meta(description="a positive whole number or 'var'")]]
     inputs: dict[str, TensorSpec]
     outputs: dict[str, TensorSpec]
-    constraints: tuple[str, ...]
-    tags: tuple[str, ...]
-    tolerance: dict[str, float]  # output -> greatest relative Frobenius error against float64
-    reference: str  # the algo whose source is the definition's reference
-    baseline: str | None  # the algo that the contest ranks against
+    constraints: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    # output -> greatest relative Frobenius error against float64
+    tolerance: dict[str, Annotated[float, Meta(gt=0)]]
+    reference: Text  # the algo whose source is the definition's reference
+    baseline: Text | None = None  # the algo that the contest ranks against
     linear_in: tuple[str, ...]  # inputs whose joint negation negates every output
-    label: str  # how a workload is called in a table: "B={batch_size}"
+    label: Text  # how a workload is called in a table: "B={batch_size}"
+
+    def __post_init__(self) -> None:
+        for kind, specs in (("inputs", self.inputs), ("outputs", self.outputs)):
+            for name, spec in specs.items():
+                for axis in spec.shape or ():
+                    if axis not in self.axes:
+                        raise Wrong((kind, name, "shape"), f"axes of [axes]: {', '.join(self.axes)}", axis)
+        if set(self.tolerance) != set(self.outputs):
+            raise Wrong(("tolerance",), f"a positive number for each of {', '.join(self.outputs)}", self.tolerance)
+        for name in self.linear_in:
+            if name not in self.inputs:
+                raise Wrong(("linear_in",), f"inputs: {', '.join(self.inputs)}", name)
+
+
+class Op(OpFile, frozen=True, kw_only=True):
+    """An operation."""
+
+    name: str
+    axes: dict[str, int | None]  # None: variable
 
     @property
     def var_axes(self) -> tuple[str, ...]:
@@ -59,36 +84,74 @@ class Op:
         return tuple(known[axis] for axis in spec.shape or ())
 
 
-@dataclass(frozen=True)
-class Tune:
+_COLUMNS = ("gpu", "sms", "up_to")  # of the generated table, beside the constants
+_VALUES = Meta(min_length=1, description="a list of different whole numbers of 32 bits")
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+
+
+class Tune(Struct, frozen=True, forbid_unknown_fields=True):
     """[tune] of algo.toml: which constants `gdn tune` may choose, and where the chosen ones go."""
 
-    file: str  # of the algo's folder: what is generated, .h for C++ and CUDA, .py for Triton and Python
-    size: tuple[str, ...]  # axes of the op: their product decides which row of the file is used
-    constants: dict[str, tuple[int, ...]]  # name -> the values to try, in the order of algo.toml
-    where: str | None = None  # a condition on the constants: see expression.py
+    file: Text  # of the algo's folder: what is generated, .h for C++ and CUDA, .py for Triton and Python
+    # axes of the op: their product decides which row of the file is used
+    size: Annotated[tuple[str, ...], Meta(min_length=1, description="at least one axis of the op")]
+    # name -> the values to try, in the order of algo.toml
+    constants: dict[str, Annotated[tuple[Annotated[int, Meta(ge=-(2**31), lt=2**31)], ...], _VALUES]]
+    where: Text | None = None  # a condition on the constants: see expression.py
+
+    def __post_init__(self) -> None:
+        for name, values in self.constants.items():
+            if not _IDENTIFIER.fullmatch(name) or name in _COLUMNS:
+                rule = f"a name that C++ and Python take, and none of {', '.join(_COLUMNS)}"
+                raise Wrong(("constants", name), rule, name)
+            if len(set(values)) < len(values):
+                raise Wrong(("constants", name), _VALUES.description, list(values))
+        if not self.constants:
+            raise Wrong(("constants",), "at least one constant, such as rows = [1, 2, 4]", {})
+        if self.where is not None:
+            try:
+                condition(self.where, self.constants)
+            except ValueError as e:
+                raise Wrong(("where",), f"a condition on the constants, but {e}", self.where) from None
 
 
-@dataclass(frozen=True)
-class Algo:
+_ENTRY = Meta(
+    pattern=r"^[^:/\\\x00-\x1f]+::[A-Za-z_]\w*(?!\n)$", description="'file::symbol', such as 'kernel.cu::run'"
+)
+_CAPABILITY = Meta(pattern=r"^[0-9]+\.[0-9](?!\n)$", description="a compute capability such as '9.0'")
+
+
+class AlgoFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """algo.toml: what an algo says of itself. Raises parsing.Wrong where its parts do not fit each other."""
+
+    summary: Text
+    language: Language
+    entry_point: Annotated[str, _ENTRY]
+    destination_passing: bool
+    modes: Annotated[tuple[Mode, ...], Meta(min_length=1, description=f"a list of {', '.join(MODES)}")] = msgspec.field(
+        name="devices"
+    )
+    packages: dict[str, str] = {}  # import name -> what pip installs
+    provenance: dict[str, str]
+    tune: Tune | None = None
+    shares: tuple[str, ...] = ()  # files of other algos that are packed with its own: <op>/<algo>/<file>
+    capability: Annotated[str, _CAPABILITY] | None = None  # the least CUDA compute capability
+    specific: bool = False  # built for its GPU's own features (sm_90a), not for what later GPUs have too (sm_90)
+    after: Text | None = None  # the rung below it
+
+    def __post_init__(self) -> None:
+        if "interpreter" in self.modes and self.language != "triton":
+            raise Wrong(("devices",), "'interpreter' only where language is triton", list(self.modes))
+
+
+class Algo(AlgoFile, frozen=True, kw_only=True):
     """One implementation of an op: a folder with an algo.toml, or a packed solution file."""
 
     op: str
     name: str
-    summary: str
-    language: str
-    entry_point: str
-    destination_passing: bool
-    modes: tuple[str, ...]  # of MODES, `devices` in algo.toml
     folder: Path | None = None
-    packages: dict[str, str] = field(default_factory=dict)  # import name -> what pip installs
-    provenance: dict[str, str] = field(default_factory=dict)
-    constants: dict[str, Any] = field(default_factory=dict)
-    tune: Tune | None = None
-    shares: tuple[Path, ...] = ()  # files of other algos that are packed with its own
-    capability: str | None = None  # the least CUDA compute capability
-    specific: bool = False  # built for its GPU's own features (sm_90a), not for what later GPUs have too (sm_90)
-    after: str | None = None  # the rung below it
+    provenance: dict[str, str] = {}
+    shares: tuple[Path, ...] = ()
     solution: dict[str, Any] | None = None  # a packed file's content, as it was read
 
     @property
@@ -110,50 +173,18 @@ class Broken:
 
 def read_algo(path: Path, op: str) -> Algo:
     """Read `<op>/<algo>/algo.toml`; a UsageError names the file, the key and what was expected."""
-    f = Fields(path, read_toml(path))
-    name = path.parent.name
-    if not NAME.fullmatch(name):
-        raise UsageError(f"{path.parent}: folder name '{name}': expected lower case letters, digits, '.', '_' or '-'")
-    language = f.take("language", str, one_of=LANGUAGES)
-    entry_point = f.take("entry_point", str)
-    if not re.fullmatch(r"[^:/\\]+::[A-Za-z_]\w*", entry_point):
-        raise f.wrong("entry_point", "'file::symbol', such as 'kernel.cu::run'", entry_point)
-    shares, file = _shares(f, path), entry_point.split("::")[0]
-    if not is_source(path.parent / file, path.parent) and file not in [shared.name for shared in shares]:
-        raise f.wrong("entry_point", "a file of this folder, or one that it shares", entry_point)
-    modes = f.texts("devices", one_of=MODES)
-    if not modes:
-        raise f.wrong("devices", f"at least one of {', '.join(MODES)}", [])
-    if "interpreter" in modes and language != "triton":
-        raise f.wrong("devices", "'interpreter' only where language is triton", list(modes))
-    packages, provenance = f.take("packages", dict, {}), f.take("provenance", dict)
-    for table, values in (("packages", packages), ("provenance", provenance)):
-        for key, value in values.items():
-            if not isinstance(value, str):
-                raise f.wrong(f"{table}.{key}", "text", value)
-    capability = f.take("capability", str, None)
-    if capability is not None and not re.fullmatch(r"\d+\.\d", capability):
-        raise f.wrong("capability", "a compute capability such as '9.0'", capability)
-    algo = Algo(
-        op=op,
-        name=name,
-        summary=f.take("summary", str),
-        language=language,
-        entry_point=entry_point,
-        destination_passing=f.take("destination_passing", bool),
-        modes=modes,
-        folder=path.parent,
-        packages=packages,
-        provenance=provenance,
-        constants=f.take("constants", dict, {}),
-        tune=_tune(f, path, language, entry_point),
-        shares=shares,
-        capability=capability,
-        specific=f.take("specific", bool, False),
-        after=f.take("after", str, None),
-    )
-    f.done()
-    return algo
+    algo, folder = decode(read_toml(path), AlgoFile, path), path.parent
+    if not NAME.fullmatch(folder.name):
+        raise UsageError(f"{folder}: folder name '{folder.name}': expected lower case letters, digits, '.', '_' or '-'")
+    shares, file = _shares(algo, path), algo.entry_point.split("::")[0]
+    if not is_source(folder / file, folder) and file not in [shared.name for shared in shares]:
+        raise wrong(path, ["entry_point"], "a file of this folder, or one that it shares", algo.entry_point)
+    if algo.tune:
+        suffix, named = _TUNED[algo.language], algo.tune.file
+        own = re.fullmatch(rf"[A-Za-z_]\w*\{suffix}", named) and files.inside(folder / named, folder)
+        if not own or named == file:
+            raise wrong(path, ["tune", "file"], f"a file of its own in this folder, such as 'tuned{suffix}'", named)
+    return Algo(**msgspec.structs.asdict(algo) | {"op": op, "name": folder.name, "folder": folder, "shares": shares})
 
 
 def is_source(path: Path, folder: Path) -> bool:
@@ -161,112 +192,36 @@ def is_source(path: Path, folder: Path) -> bool:
     return path.is_file() and files.inside(path, folder)
 
 
-def _shares(f: Fields, path: Path) -> tuple[Path, ...]:
+_TUNED = {"cpp": ".h", "cuda": ".h", "python": ".py", "triton": ".py"}  # language -> suffix of the generated file
+
+
+def _shares(algo: AlgoFile, path: Path) -> tuple[Path, ...]:
     """The files that `shares` names, as `<op>/<algo>/<file>`: of this folder of algos, else of gdn's own."""
     found = []
-    for name in f.texts("shares", []):
+    for name in algo.shares:
         parts = Path(name).parts
         named = len(parts) == 3 and ".." not in parts and not Path(name).is_absolute()
         roots = (path.parent.parent.parent, paths.ALGOS_DIR) if named else ()
         file = next((root.joinpath(*parts) for root in roots if is_source(root.joinpath(*parts), root)), None)
         if file is None:
-            raise f.wrong("shares", "files of other algos, such as 'gdn_decode/cuda-v5/decode.cuh'", name)
+            raise wrong(path, ["shares"], "files of other algos, such as 'gdn_decode/cuda-v5/decode.cuh'", name)
         if (path.parent / file.name).exists() or file.name in [other.name for other in found]:
-            raise f.wrong("shares", "files whose names are not taken in this folder", name)
+            raise wrong(path, ["shares"], "files whose names are not taken in this folder", name)
         found.append(file)
     return tuple(found)
-
-
-_TUNED = {"cpp": ".h", "cuda": ".h", "python": ".py", "triton": ".py"}  # language -> suffix of the generated file
-_COLUMNS = ("gpu", "sms", "up_to")  # of the generated table, beside the constants
-_INT = range(-(2**31), 2**31)
-
-
-def _tune(algo: Fields, path: Path, language: str, entry_point: str) -> Tune | None:
-    """[tune], or None where there is none."""
-    if (table := algo.take("tune", dict, None)) is None:
-        return None
-    f = Fields(path, table, "tune.")
-    file, suffix = f.take("file", str), _TUNED[language]
-    own = re.fullmatch(rf"[A-Za-z_]\w*\{suffix}", file) and files.inside(path.parent / file, path.parent)
-    if not own or file == entry_point.split("::")[0]:
-        raise f.wrong("file", f"a file of its own in this folder, such as 'tuned{suffix}'", file)
-    size, where = f.texts("size"), f.take("where", str, None)
-    if not size:
-        raise f.wrong("size", "at least one axis of the op", [])
-    constants = {}
-    for name, values in f.take("constants", dict).items():
-        if not re.fullmatch(r"[A-Za-z_]\w*", name) or name in _COLUMNS:
-            raise f.wrong(
-                f"constants.{name}", f"a name that C++ and Python take, and none of {', '.join(_COLUMNS)}", name
-            )
-        whole = isinstance(values, list) and values and all(type(v) is int and v in _INT for v in values)
-        if not whole or len(set(values)) < len(values):
-            raise f.wrong(f"constants.{name}", "a list of different whole numbers of 32 bits", values)
-        constants[name] = tuple(values)
-    if not constants:
-        raise f.wrong("constants", "at least one constant, such as rows = [1, 2, 4]", {})
-    if where is not None:
-        try:
-            condition(where, constants)
-        except ValueError as e:
-            raise f.wrong("where", f"a condition on the constants, but {e}", where) from None
-    f.done()
-    return Tune(file, size, constants, where)
 
 
 def _check_size(path: Path, algo: Algo, op: Op) -> None:
     for axis in algo.tune.size if algo.tune else ():
         if axis not in op.axes:
-            known = ", ".join(op.axes)
-            raise UsageError(f"{path}: key 'tune.size': expected axes of {op.name} ({known}), got '{axis}'")
+            raise wrong(path, ["tune", "size"], f"axes of {op.name} ({', '.join(op.axes)})", axis)
 
 
 def read_op(path: Path) -> Op:
-    """Read `configs/<op>.toml`."""
-    f = Fields(path, read_toml(path))
-
-    def specs(key: str) -> dict[str, TensorSpec]:
-        found = {}
-        for name, spec in f.take(key, dict).items():
-            if not isinstance(spec, dict) or not isinstance(spec.get("dtype"), str):
-                raise f.wrong(f"{key}.{name}", "{ shape = [axes], dtype = name }", spec)
-            shape = spec.get("shape")
-            found[name] = TensorSpec(None if shape is None else tuple(shape), spec["dtype"], spec.get("note", ""))
-            for axis in shape or ():
-                if axis not in axes:
-                    raise f.wrong(f"{key}.{name}.shape", f"axes of [axes]: {', '.join(axes)}", axis)
-        return found
-
-    axes = {name: None if value == "var" else value for name, value in f.take("axes", dict).items()}
-    for name, value in axes.items():
-        if value is not None and (type(value) is not int or value < 1):
-            raise f.wrong(f"axes.{name}", "a positive whole number or 'var'", value)
-    outputs = specs("outputs")
-    tolerance = f.take("tolerance", dict)
-    if set(tolerance) != set(outputs) or not all(isinstance(v, float) and v > 0 for v in tolerance.values()):
-        raise f.wrong("tolerance", f"a positive number for each of {', '.join(outputs)}", tolerance)
-    op = Op(
-        name=path.stem,
-        definition=f.take("definition", str),
-        op_type=f.take("op_type", str),
-        summary=f.take("summary", str),
-        axes=axes,
-        inputs=specs("inputs"),
-        outputs=outputs,
-        constraints=f.texts("constraints", ()),
-        tags=f.texts("tags", ()),
-        tolerance=tolerance,
-        reference=f.take("reference", str),
-        baseline=f.take("baseline", str, None),
-        linear_in=f.texts("linear_in"),
-        label=f.take("label", str),
-    )
-    for name in op.linear_in:
-        if name not in op.inputs:
-            raise f.wrong("linear_in", f"inputs: {', '.join(op.inputs)}", name)
-    f.done()
-    return op
+    """Read `configs/<op>.toml`; a UsageError names the file, the key and what was expected."""
+    op = decode(read_toml(path), OpFile, path)
+    axes = {name: None if value == "var" else value for name, value in op.axes.items()}
+    return Op(**msgspec.structs.asdict(op) | {"name": path.stem, "axes": axes})
 
 
 # --- finding ----------------------------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ def _fates(job: Job, outcome: Outcome, seen: list[dict[str, Any]]) -> list[dict[
             "workload": {},
             "status": status,
             "reason": reason,
-            "code": outcome.reply.get("code"),
+            "code": outcome.code,
             "unfinished": min(len(job.workloads), -(-owed.get(name, 0) // tiers)),
             "tail": outcome.tail,
         }

@@ -7,16 +7,71 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from .errors import GdnError, MissingError
 from .files import inside
-from .parsing import json_of, read_text
+from .parsing import Positive, Text, Wrong, decode, json_of, read_text
 from .registry import Op
 from .workloads import Workload, embedded
 
 _LFS_POINTER = "version https://git-lfs"
+
+
+class Axis(Struct, frozen=True):
+    value: Positive | None = None  # None: variable
+
+
+class Tensor(Struct, frozen=True):
+    dtype: Text
+    shape: list[str] | None  # names of axes; None: a scalar
+
+
+class Definition(Struct, frozen=True):
+    """definitions/**/*.json, as far as gdn reads it. Raises parsing.Wrong for an axis that it does not have."""
+
+    axes: dict[str, Axis]
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+
+    def __post_init__(self) -> None:
+        for kind, tensors in (("inputs", self.inputs), ("outputs", self.outputs)):
+            for name, tensor in tensors.items():
+                if unknown := set(tensor.shape or ()) - set(self.axes):
+                    raise Wrong((kind, name, "shape"), "axes of the definition", min(unknown))
+
+
+class Random(Struct, frozen=True, tag_field="type", tag="random"):
+    """An input that is drawn."""
+
+
+class Scalar(Struct, frozen=True, tag_field="type", tag="scalar"):
+    value: Annotated[int | float, Meta(description="a number")]
+
+    def __post_init__(self) -> None:
+        if self.value != self.value:
+            raise Wrong(("value",), "a number", self.value)
+
+
+class Safetensors(Struct, frozen=True, tag_field="type", tag="safetensors"):
+    path: Text
+    tensor_key: Text
+
+
+class RowWorkload(Struct, frozen=True):
+    uuid: Text
+    axes: dict[str, Positive]
+    inputs: dict[str, Random | Scalar | Safetensors]
+
+
+class Row(Struct, frozen=True):
+    """A line of workloads/**/*.jsonl."""
+
+    workload: RowWorkload
 
 
 def known(op: Op, root: Path | None) -> list[Workload]:
@@ -96,11 +151,8 @@ def lfs_error(path: Path) -> MissingError:
     )
 
 
-def _json(where: Any, text: str) -> dict:
-    value = json_of(text, where, MissingError)
-    if not isinstance(value, dict):
-        raise MissingError(f"{where}: expected a JSON object, got {text.strip():.40}")
-    return value
+def _json(where: Any, text: str) -> dict[str, Any]:
+    return decode(json_of(text, where, MissingError), dict[str, Any], where, MissingError)
 
 
 def _find_definition(op: Op, root: Path) -> tuple[Path, dict]:
@@ -125,17 +177,12 @@ def _find_definition(op: Op, root: Path) -> tuple[Path, dict]:
 def _same_definition(op: Op, path: Path, definition: dict) -> None:
     """Same inputs and outputs, in order. Fixed axes are compared by value: their names are nobody's business."""
     hint = "the folder is made for another version of the definition"
-    try:
-        axes = {name: spec.get("value", name) for name, spec in definition["axes"].items()}
-        theirs = {
-            kind: {
-                name: (s["dtype"], None if s["shape"] is None else [axes[a] for a in s["shape"]])
-                for name, s in definition[kind].items()
-            }
-            for kind in ("inputs", "outputs")
-        }
-    except (KeyError, TypeError, AttributeError) as e:
-        raise MissingError(f"{path}: not a FlashInfer-Trace definition: {type(e).__name__} {e}", hint=hint) from None
+    found = decode(definition, Definition, path, partial(MissingError, hint=hint))
+    axes = {name: name if axis.value is None else axis.value for name, axis in found.axes.items()}
+    theirs = {
+        kind: {name: (s.dtype, None if s.shape is None else [axes[a] for a in s.shape]) for name, s in specs.items()}
+        for kind, specs in (("inputs", found.inputs), ("outputs", found.outputs))
+    }
     for kind, specs in (("inputs", op.inputs), ("outputs", op.outputs)):
         if list(theirs[kind]) != list(specs):
             raise MissingError(
@@ -155,9 +202,6 @@ def _spec(dtype: str, shape: Sequence[Any] | None) -> str:
     return f"{dtype} scalar" if shape is None else f"{dtype} [{', '.join(map(str, shape))}]"
 
 
-_KEYS = {"random": (), "scalar": ("value",), "safetensors": ("path", "tensor_key")}
-
-
 def _row(op: Op, where: str, line: str, index: int, root: Path) -> Workload | None:
     """One line of a JSONL file; None for another definition's."""
     row = _json(where, line)
@@ -165,29 +209,15 @@ def _row(op: Op, where: str, line: str, index: int, root: Path) -> Workload | No
         return None
     if row.get("solution") or row.get("evaluation"):
         raise MissingError(f"{where}: a trace, not a workload", hint="traces belong in traces/")
-    workload = row.get("workload")
-    if not isinstance(workload, dict):
-        raise MissingError(f"{where}: no 'workload' object")
-    name, axes, inputs = (workload.get(key) for key in ("uuid", "axes", "inputs"))
-    if not isinstance(name, str) or not name:
-        raise MissingError(f"{where}: workload has no 'uuid'")
-    if not isinstance(axes, dict) or not all(type(v) is int and v >= 1 for v in axes.values()):
-        raise MissingError(f"{where}: workload 'axes': expected positive whole numbers by name, got {axes!r:.60}")
+    found = decode(row, Row, where, MissingError).workload
+    axes = found.axes
     # flashinfer-bench ignores fixed axes in a row; a fixed axis of another value is another op
     fixed = {k: v for k, v in axes.items() if op.axes.get(k) is not None}
     if set(axes) - set(fixed) != set(op.var_axes) or any(op.axes[k] != v for k, v in fixed.items()):
         got = ", ".join(f"{k}={v}" for k, v in axes.items()) or "none"
         raise MissingError(f"{where}: axes {got}; those of {op.name} are {', '.join(op.var_axes)}")
-    if not isinstance(inputs, dict):
-        raise MissingError(f"{where}: workload has no 'inputs' object")
-    for key, spec in inputs.items():
-        kind = spec.get("type") if isinstance(spec, dict) else None
-        if kind not in _KEYS:
-            raise MissingError(f"{where}: input {key}: expected type {', '.join(_KEYS)}, got {kind!r:.40}")
-        for needed in _KEYS[kind]:
-            value = spec.get(needed)
-            if not isinstance(value, (int, float) if needed == "value" else str) or value == "":
-                raise MissingError(f"{where}: input {key}: {kind} without '{needed}'")
-        if kind == "safetensors":
-            blob(root, spec["path"], f"{where}: input {key}")
-    return Workload(name, {a: axes[a] for a in op.var_axes}, index=index, origin="dataset", inputs=inputs)
+    for key, spec in found.inputs.items():
+        if isinstance(spec, Safetensors):
+            blob(root, spec.path, f"{where}: input {key}")
+    inputs = row["workload"]["inputs"]
+    return Workload(found.uuid, {a: axes[a] for a in op.var_axes}, index=index, origin="dataset", inputs=inputs)

@@ -13,8 +13,10 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec import structs
 
 from .errors import UsageError, unknown
 from .expression import condition
@@ -213,9 +215,9 @@ def candidates(algo: Algo) -> tuple[list[dict[str, int]], int]:
         try:
             kept = [constants for constants in every if holds(constants)]
         except ZeroDivisionError:
-            raise UsageError(f"{path}: key 'tune.where': '{tune.where}' divides by zero") from None
+            raise UsageError(f"{path}: $.tune.where: '{tune.where}' divides by zero") from None
     if not kept:
-        raise UsageError(f"{path}: key 'tune.where': '{tune.where}' leaves no candidate")
+        raise UsageError(f"{path}: $.tune.where: '{tune.where}' leaves no candidate")
     if len(kept) > MOST:
         raise UsageError(f"{path}: [tune] stands for {len(kept)} candidates", hint=f"at most {MOST}: name fewer values")
     return kept, len(every) - len(kept)
@@ -227,11 +229,11 @@ def narrowed(algo: Algo, only: Sequence[str], where: str | None = None) -> Algo:
     constants = dict(algo.tune.constants)
     condition_ = algo.tune.where
     if where:
+        condition_ = f"({condition_}) and ({where})" if condition_ else where
         try:
-            condition(where, constants)
+            condition(condition_, constants)
         except ValueError as e:
             raise UsageError(f"--where '{where}': {e}", hint='such as "rows * warps <= 16"') from None
-        condition_ = f"({condition_}) and ({where})" if condition_ else where
     for text in only:
         name, _, values = text.partition("=")
         if (name := name.strip()) not in constants:
@@ -242,7 +244,7 @@ def narrowed(algo: Algo, only: Sequence[str], where: str | None = None) -> Algo:
             hint = f"algo.toml declares {name} = {', '.join(map(str, declared))}"
             raise UsageError(f"--only {text}: expected values to try", hint=hint)
         constants[name] = tuple(value for value in declared if str(value) in wanted)
-    return replace(algo, tune=replace(algo.tune, constants=constants, where=condition_))
+    return structs.replace(algo, tune=structs.replace(algo.tune, constants=constants, where=condition_))
 
 
 def label(constants: dict[str, int]) -> str:
@@ -256,7 +258,7 @@ def candidate(algo: Algo, op: Op, constants: dict[str, int]) -> Algo:
     solution = pack(algo, op, name=f"{op.name}-{name}")
     generated = {"path": algo.tune.file, "content": render(algo.tune, [row])}
     sources = sorted([*_own(algo, solution), generated], key=lambda source: source["path"])
-    return replace(algo, name=name, solution=solution | {"sources": sources})
+    return structs.replace(algo, name=name, solution=solution | {"sources": sources})
 
 
 def own_hash(algo: Algo, op: Op) -> str:

@@ -327,7 +327,7 @@ class Tuning:
                 raise GdnError(record["reason"], code=record["code"])
             if record["workload"]["uuid"] == workload.uuid:
                 return {"status": record["status"], "reason": record["reason"], "at": self._label(workload)}
-        if outcome.reply.get("code") == errors.MISSING:
+        if outcome.code == errors.MISSING:
             raise MissingError(outcome.reason or outcome.status)
         at = None if outcome.status == "build_failed" else self._label(workload)
         return {"status": outcome.status, "reason": _without_folders(outcome.reason), "at": at}
@@ -434,7 +434,7 @@ class Tuning:
 
     def _give_up(self, outcome: Outcome, names: list[str], workload: Workload) -> None:
         reason = outcome.reason or next((r["reason"] for r in outcome.records if r.get("algo") is None), None)
-        code = outcome.reply.get("code") or next((r["code"] for r in outcome.records if r.get("code")), errors.FAILED)
+        code = outcome.code or next((r["code"] for r in outcome.records if r.get("code")), errors.FAILED)
         who = ", ".join(tuned.label(self.plan.candidates[name][1]) for name in names)
         raise GdnError(
             f"timing at {self._label(workload)} came to no end, though each passes its check ({who}): {reason}",

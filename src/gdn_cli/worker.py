@@ -11,7 +11,6 @@ The process may die of what it runs; whoever started it (jobs.py, Modal, a clust
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -21,12 +20,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .errors import GdnError, one_line
-from .isolation import process
-from .registry import Op, TensorSpec
-from .workloads import Workload
+from msgspec import structs
 
-SCHEMA = 2
+from .errors import GdnError
+from .isolation import process
+from .parsing import decode, json_of
+from .request import SCHEMA, Reply, Request, Serving
 
 
 def main(events: Path | None = None) -> int:
@@ -38,15 +37,18 @@ def main(events: Path | None = None) -> int:
     sys.stdout.flush()
     reply = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    answer = _parse(sys.stdin.read())
+    request = _request(sys.stdin.read())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # root could read it again, seal and all, in /proc
-    seal = answer.pop("seal", "")
-    if answer.get("status") != "refused":
-        answer = serve(answer, _emitter(events, seal))
+    if isinstance(request, Request):
+        answer = serve(request, _emitter(events, request.seal))
+        answer.seal = request.seal
+    else:
+        answer = request
     with reply:
-        json.dump({"schema": SCHEMA} | ({"seal": seal} if seal else {}) | answer, reply)
+        # not msgspec's encoder: that knows no subclass of str, such as torch's version
+        json.dump({key: value for key, value in structs.asdict(answer).items() if value not in (None, "", {})}, reply)
         reply.write("\n")
-    return answer.get("code") or 0
+    return answer.code or 0
 
 
 def end(code: int) -> NoReturn:
@@ -56,57 +58,56 @@ def end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _parse(text: str) -> dict[str, Any]:
-    """The request with its op and workloads read, or the reply that refuses it."""
+def _request(text: str) -> Request | Reply:
+    """The request, or the reply that refuses it."""
     try:
-        request = json.loads(text)
-        if request.get("schema") != SCHEMA:
-            reason = f"schema {request.get('schema')!r}, this gdn speaks {SCHEMA}"
-            return {"status": "refused", "reason": reason, "code": 2}
-        found = {key: request[key] for key in ("command", "definition", "solution", "mode")}
-        found["op"] = op_from_json(request["op"])
-        found["workloads"] = [Workload.from_json(w) for w in request["workloads"]]
-        return request | found
-    except (AttributeError, KeyError, TypeError, ValueError) as e:
-        return {"status": "refused", "reason": f"not a request of schema {SCHEMA}: {one_line(e)}", "code": 2}
+        found = decode(json_of(text, "stdin"), dict[str, Any], "stdin")
+        if found.get("schema") == SCHEMA:
+            return decode(found, Request, "stdin")
+        reason = f"schema {found.get('schema')!r:.80}, this gdn speaks {SCHEMA}"
+    except GdnError as e:
+        reason = f"not a request of schema {SCHEMA}: {e}"
+    return Reply(schema=SCHEMA, status="refused", reason=reason, code=2, records=[])
 
 
-def serve(request: dict[str, Any], emit: Callable[[dict], None]) -> dict[str, Any]:
-    """Do what a parsed request asks for; `emit` gets each record as it is made."""
-    _imports(request["mode"])
-    reply: dict[str, Any] = {"status": "done", "records": []}
+def serve(asked: Request, emit: Callable[[dict], None]) -> Reply:
+    """Do what a request asks for; `emit` gets each record as it is made."""
+    _imports(asked.mode)
+    reply = Reply(schema=SCHEMA, status="done", records=[])
+    # the worker's own FIB_CACHE_PATH becomes another one
+    request = Serving(**structs.asdict(asked), builds=os.environ.get("FIB_CACHE_PATH"))
     try:
         if _judges(request):
             _prctl(_PR_SET_DUMPABLE, 0)
-            request["started"] = process.of(request)  # first, so that it imports torch while this process does
+            request.started = process.of(request)  # first, so that it imports torch while this process does
             # the reference is built where no algo's code has ever written
             os.environ["FIB_CACHE_PATH"] = tempfile.mkdtemp(prefix="gdn-reference-")
         from . import environment, tasks
         from .isolation import client
 
-        reply["environment"] = environment.describe(request["mode"])
-        emit({"environment": reply["environment"]})  # first: records never lack their origin
+        reply.environment = environment.describe(request.mode)
+        emit({"environment": reply.environment})  # first: records never lack their origin
         others = {"floor": tasks.floors, "compare": tasks.compare, "profile": tasks.profile}
-        work = others.get(request["command"], tasks.algo)
-        request["at"] = lambda name: emit({"at": name})
+        work = others.get(request.command, tasks.algo)
+        request.at = lambda name: emit({"at": name})
         try:
             for record in work(request, reply):
                 emit(record)
-                reply["records"].append(record)
+                reply.records.append(record)
         except client.Died as e:
-            reply |= {"status": e.status, "reason": e.reason, "exit_code": e.exit_code}
+            reply.status, reply.reason, reply.exit_code = e.status, e.reason, e.exit_code
         except tasks.BuildFailed as e:
-            reply |= {"status": "build_failed", "reason": str(e), "code": e.code}
+            reply.status, reply.reason, reply.code = "build_failed", str(e), e.code
     except GdnError as e:  # what was measured before stays in the reply
-        reply |= {"status": "refused", "reason": str(e), "code": e.code}
+        reply.status, reply.reason, reply.code = "refused", str(e), e.code
     return reply
 
 
-def _judges(request: dict[str, Any]) -> bool:
+def _judges(request: Serving[str, Any]) -> bool:
     """Whether there is an algo whose code needs a process of its own. Not for a profiler's target: the tool looks at
     this one, and nothing here gives a verdict then."""
-    command = request["command"]
-    return command != "floor" and (command != "profile" or request["profile"]["task"] == "survey")
+    command = request.command
+    return command != "floor" and (command != "profile" or request.profile.task == "survey")
 
 
 def _imports(mode: str) -> None:
@@ -117,20 +118,6 @@ def _imports(mode: str) -> None:
 
 
 # --- plumbing ---------------------------------------------------------------------------------------------------
-
-
-def op_to_json(op: Op) -> dict[str, Any]:
-    return dataclasses.asdict(op)
-
-
-def op_from_json(d: dict[str, Any]) -> Op:
-    def specs(table: dict) -> dict[str, TensorSpec]:
-        return {
-            name: TensorSpec(None if s["shape"] is None else tuple(s["shape"]), s["dtype"]) for name, s in table.items()
-        }
-
-    fields = d | {key: specs(d[key]) for key in ("inputs", "outputs")}
-    return Op(**(fields | {key: tuple(d[key]) for key in ("constraints", "tags", "linear_in")}))
 
 
 def _emitter(events: Path | None, seal: str) -> Callable[[dict], None]:

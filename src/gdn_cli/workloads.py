@@ -11,12 +11,14 @@ import json
 import re
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from .errors import UsageError, unknown
+from .parsing import Positive, to_json
 from .presets import Preset, parse_seq_lens, presets_file
 from .registry import Op
 
@@ -31,38 +33,18 @@ OWN: dict[str, list[dict[str, int]]] = {
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "gdn:workload")
 
 
-@dataclass(frozen=True)
-class Workload:
+class Workload(Struct, frozen=True):
     """The axes and inputs of one call."""
 
     uuid: str
-    axes: dict[str, int]  # the op's variable axes, all of them
+    axes: dict[str, Positive]  # the op's variable axes, all of them
     index: int | None = None  # place in the contest's (or the folder's) order; None for a generated twin
     origin: str = "twin"  # "twin": tensors drawn from the uuid; "dataset": a FlashInfer-Trace folder's
-    inputs: dict[str, dict] | None = None  # FlashInfer-Trace input specs, for origin "dataset"
+    inputs: dict[str, dict[str, Any]] | None = None  # FlashInfer-Trace input specs, for origin "dataset"
     seq_lens: tuple[int, ...] | None = None  # prefill twins made for given lengths
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "uuid": self.uuid,
-            "axes": dict(self.axes),
-            "index": self.index,
-            "origin": self.origin,
-            "inputs": self.inputs,
-            "seq_lens": None if self.seq_lens is None else list(self.seq_lens),
-        }
-
-    @classmethod
-    def from_json(cls, d: Mapping[str, Any]) -> Workload:
-        lens = d.get("seq_lens")
-        return cls(
-            uuid=d["uuid"],
-            axes=dict(d["axes"]),
-            index=d.get("index"),
-            origin=d.get("origin", "twin"),
-            inputs=d.get("inputs"),
-            seq_lens=None if lens is None else tuple(lens),
-        )
+        return to_json(self)
 
 
 # --- embedded ---------------------------------------------------------------------------------------------------
@@ -266,10 +248,10 @@ def present(workloads: Sequence[Workload], axes: Mapping[str, Any] | Sequence[st
 
 
 def _preset(op: Op, workloads: Sequence[Workload], preset: Preset) -> list[Workload]:
-    where = f"{presets_file()}: key '{preset.name}.workloads"
-    if op.name not in preset.axes:
-        raise UsageError(f"{where}': no workloads for {op.name}, it has {', '.join(preset.axes) or 'none'}")
-    entries = preset.axes[op.name]
+    where = f"{presets_file()}: $.{preset.name}.workloads"
+    if op.name not in preset.workloads:
+        raise UsageError(f"{where}: no workloads for {op.name}, it has {', '.join(preset.workloads) or 'none'}")
+    entries = preset.workloads[op.name]
     if entries == "all":
         return list(workloads)
     picked: dict[str, Workload] = {}
@@ -277,12 +259,13 @@ def _preset(op: Op, workloads: Sequence[Workload], preset: Preset) -> list[Workl
         for axis in entry:
             if axis not in op.var_axes and not (axis == "seq_lens" and "num_seqs" in op.var_axes):
                 raise UsageError(
-                    f"{where}.{op.name}[{i}].{axis}': expected an axis of {op.name}: {', '.join(op.var_axes)}"
+                    f"{where}.{op.name}[{i}].{axis}: expected an axis of {op.name}: {', '.join(op.var_axes)}"
                 )
+        seq_lens = parse_seq_lens(entry["seq_lens"]) if "seq_lens" in entry else None
         try:
-            found = _having(op, workloads, {k: v for k, v in entry.items() if k != "seq_lens"}, entry.get("seq_lens"))
+            found = _having(op, workloads, {k: v for k, v in entry.items() if k != "seq_lens"}, seq_lens)
         except UsageError as e:
-            raise UsageError(f"{where}.{op.name}[{i}]': {e.message}", hint=e.hint) from None
+            raise UsageError(f"{where}.{op.name}[{i}]: {e.message}", hint=e.hint) from None
         workload = found if isinstance(found, Workload) else workloads[found[0]]
         picked[workload.uuid] = workload
     return list(picked.values())

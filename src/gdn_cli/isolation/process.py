@@ -6,10 +6,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .. import fates
 from ..errors import MissingError
+from ..request import Serving
 from . import channel, sandbox
 
 
@@ -22,10 +23,9 @@ class Started(NamedTuple):
     wrapped: bool
 
 
-def of(request: dict[str, Any]) -> Started:
+def of(request: Serving) -> Started:
     """A runner for a worker's request, in a sandbox where that asks for one."""
-    request.setdefault("builds", os.environ.get("FIB_CACHE_PATH"))  # the worker's own becomes another one
-    return start(request["mode"], sandbox.wrap(request["mode"]) if request.get("sandbox") else (), request["builds"])
+    return start(request.mode, sandbox.wrap(request.mode) if request.sandbox else (), request.builds)
 
 
 def start(mode: str, wrap: Sequence[str] = (), builds: str | None = None) -> Started:

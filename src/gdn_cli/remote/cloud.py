@@ -43,7 +43,7 @@ def image_of(image: Image) -> Any:
     """The image, with gdn's own files mounted last: a change in them rebuilds nothing."""
     import modal
 
-    built = modal.Image.from_registry(image.base, add_python=image.python).entrypoint([])
+    built = modal.Image.from_registry(image.base, add_python=image.python or None).entrypoint([])
     built = built.uv_pip_install(*packages(image)).run_commands(image.smoke)
     # by default only .py files would go along
     return built.add_local_python_source("gdn_cli", ignore=_IGNORED)
@@ -54,17 +54,17 @@ def declare(settings: Settings, image: Image, gpu: Gpu | None, timeout_s: int, c
     import modal
 
     app = modal.App(settings.app, include_source=False)
-    dataset = modal.Volume.from_name(settings.volumes["dataset"], create_if_missing=True)
-    cache = modal.Volume.from_name(settings.volumes["cache"], create_if_missing=True)
+    dataset = modal.Volume.from_name(settings.volumes.dataset, create_if_missing=True)
+    cache = modal.Volume.from_name(settings.volumes.cache, create_if_missing=True)
     rent = app.function(
         image=image_of(image),
         gpu=str(gpu) if gpu else None,
         timeout=timeout_s,
         retries=0,
         max_containers=containers,
-        scaledown_window=settings.limits["idle"],
-        cpu=float(settings.container["cpu"]),
-        memory=settings.container["memory"],
+        scaledown_window=settings.limits.idle,
+        cpu=float(settings.container.cpu),
+        memory=settings.container.memory,
         volumes={DATA: dataset.with_mount_options(read_only=True), CACHE: cache},
         include_source=False,
     )
@@ -328,7 +328,9 @@ def _said(e: Exception, talk: _Tee | None) -> GdnError:
     if "gpu" in text.lower():
         from . import settings
 
-        return RemoteError(f"Modal has no such GPU: {text}", hint=f"--gpu takes {', '.join(settings.load().known)}")
+        return RemoteError(
+            f"Modal has no such GPU: {text}", hint=f"--gpu takes {', '.join(settings.load().gpus.known)}"
+        )
     return RemoteError(f"Modal refused: {text}")
 
 

@@ -15,8 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from .. import jobs, machine
 from ..errors import GdnError, one_line
+from ..request import Request
 from . import caches, parcel
 from .settings import CACHE, mismatch
 
@@ -44,8 +47,8 @@ def _piece(piece: dict[str, Any], env: dict[str, str], content: dict[str, Any]) 
     with _environment(env):
         if "profile" in piece:
             return _profile(piece, content)
-        request = piece["request"]
-        outcome = jobs.serve(request, jobs.environ_of(request["mode"]), piece["timeout_s"])
+        request = msgspec.convert(piece["request"], Request)
+        outcome = jobs.serve(request, jobs.environ_of(request.mode), piece["timeout_s"])
     outcome.environment = _labelled(outcome.environment, content)
     return parcel.outcome_to_json(outcome)
 

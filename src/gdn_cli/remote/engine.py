@@ -19,8 +19,10 @@ from .. import campaign, comparison, environment, errors, machine, paired
 from ..errors import RemoteError, UsageError
 from ..jobs import Job, Outcome
 from ..pack import source_hash
+from ..parsing import to_json
 from ..records import Document
 from ..registry import Algo
+from ..request import SCHEMA, Reply
 from ..timing import TIERS
 from . import parcel, sent
 from .settings import DATA, Gpu, Image, Settings, pins
@@ -177,12 +179,12 @@ class Engine:
 
     def bounded(self, seconds: float) -> int:
         """A container's time for so much work: with its start, and not more than --max-minutes."""
-        whole = seconds + self.settings.limits["start"]
+        whole = seconds + self.settings.limits.start
         return max(1, math.ceil(min(whole, self.rent.minutes * 60 if self.rent.minutes else whole)))
 
     @property
     def containers(self) -> int:
-        return min(self.rent.containers, self.settings.limits["containers"])
+        return min(self.rent.containers, self.settings.limits.containers)
 
     def gpu(self, work: list[Work]) -> Gpu | None:
         """None where nothing needs one: then none is paid for."""
@@ -196,7 +198,7 @@ class Engine:
 
         for work in old:  # before anything can fail: they are there, and paid for
             self._keep(work, work.call)
-        cloud.connect(self.settings.limits["connect"])
+        cloud.connect(self.settings.limits.connect)
         gpu = self.gpu(fresh)
         if fresh:
             self.say(self.bill(fresh, gpu))
@@ -233,10 +235,10 @@ class Engine:
                 "work": pieces,
                 "gpu": gpu.to_json() if gpu else None,
                 "image": self.rent.image.name,
-                "env": self.settings.environment | self.commit,
+                "env": {name: str(value) for name, value in self.settings.environment.items()} | self.commit,
                 "cache": {
                     "key": hashlib.sha256(facts.encode()).hexdigest()[:24],
-                    "volume": self.settings.volumes["cache"],
+                    "volume": self.settings.volumes.cache,
                 },
             }
         )
@@ -276,7 +278,7 @@ class Engine:
         if self.rent.minutes:
             return self.rent.minutes * 60
         rounds = math.ceil(len(waiting) / self.containers)
-        return rounds * max(w.limit_s for w in waiting) + self.settings.limits["queue"]
+        return rounds * max(w.limit_s for w in waiting) + self.settings.limits.queue
 
     def checked(self, reply: dict[str, Any] | CallLost) -> dict[str, Any] | CallLost:
         """RemoteError where the GPU is another one: no other container will be better, and its times are no use."""
@@ -289,7 +291,8 @@ class Engine:
     def _outcomes(self, work: Work, reply: dict[str, Any] | CallLost) -> Iterator[tuple[Job, Outcome]]:
         if isinstance(reply, CallLost):
             for job in work.jobs:
-                yield job, Outcome(FAILED, reply.reason, reply={"code": errors.REMOTE})
+                lost = Reply(schema=SCHEMA, status=FAILED, code=errors.REMOTE, records=[])
+                yield job, Outcome(FAILED, reply.reason, reply=lost)
             return
         for job, answer in zip(work.jobs, reply["answers"], strict=True):
             outcome = parcel.outcome_from_json(answer)
@@ -324,7 +327,7 @@ def piece(job: Job) -> dict[str, Any]:
     sent = replace(job, dataset=Path(DATA)) if job.dataset else job
     solutions = [job.solution] if job.solution else [solution for _, solution in job.rivals]
     return {
-        "request": sent.request(),
+        "request": to_json(sent.request()),
         "timeout_s": job.timeout_s,
         "cuda": job.mode == "cuda",
         "sources": [source_hash(solution) for solution in solutions] or [job.command],

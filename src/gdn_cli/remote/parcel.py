@@ -17,11 +17,15 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
+
+import msgspec
+from msgspec import structs
 
 from ..errors import RemoteError
 from ..jobs import Outcome
+from ..parsing import to_json
 
 SCHEMA = 1
 
@@ -44,12 +48,12 @@ def decode(data: bytes) -> dict[str, Any]:
 
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     """The reply's records and environment are the outcome's own: they travel once."""
-    reply = {key: value for key, value in outcome.reply.items() if key not in ("records", "environment")}
-    return asdict(outcome) | {"reply": reply}
+    reply = structs.replace(outcome.reply, records=[], environment={}) if outcome.reply else None
+    return to_json(replace(outcome, reply=reply))
 
 
 def outcome_from_json(d: dict[str, Any]) -> Outcome:
-    return Outcome(**{key: d[key] for key in ("status", "reason", "records", "environment", "tail", "reply")})
+    return msgspec.convert(d, Outcome)
 
 
 def text_of(data: bytes) -> str:

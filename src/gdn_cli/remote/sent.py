@@ -57,7 +57,7 @@ def status(settings: Settings) -> tuple[list[dict[str, Any]], list[dict[str, Any
     """(the apps that are alive, the runs that were left there, each with how many of its calls are done)."""
     from . import cloud
 
-    cloud.connect(settings.limits["connect"])
+    cloud.connect(settings.limits.connect)
     runs = []
     for run in pending():
         states = [_state(call["id"]) for call in run["calls"]]
@@ -79,7 +79,7 @@ def logs(settings: Settings, app: str | None, lines: int) -> list[str]:
     """The last lines of an app, the newest that is alive if none is named."""
     from . import cloud
 
-    cloud.connect(settings.limits["connect"])
+    cloud.connect(settings.limits.connect)
     if app is None:
         alive = cloud.apps(settings.app)
         if not alive:

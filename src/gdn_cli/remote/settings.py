@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
 
 from .. import paths
 from ..errors import MissingError, UsageError, unknown
-from ..parsing import Fields, read_toml
+from ..parsing import Positive, Text, Wrong, decode, read_toml
 
 DATA, CACHE = "/data", "/cache"  # where the volumes are mounted
 _EXTRA = "image"  # the extra of pyproject.toml that pins what the image holds
@@ -45,36 +49,69 @@ def mismatch(gpu: dict[str, Any], devices: list[str]) -> str | None:
     return f"asked for {gpu['asked']}, and the container has {', '.join(devices) or 'no GPU'}"
 
 
-@dataclass(frozen=True)
-class Image:
+class ImageTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[images.NAME] of configs/modal.toml."""
+
+    base: Text
+    python: Annotated[str, Meta(description="a version such as '3.12', or ''")]  # "": the base has its own
+    keeps: tuple[str, ...] = ()  # packages of the base that stay as they are
+    smoke: Text
+
+
+class Image(ImageTable, frozen=True, kw_only=True):
     name: str
-    base: str
-    python: str | None  # None: the base has its own
-    keeps: tuple[str, ...]  # packages of the base that stay as they are
-    smoke: str
 
 
-@dataclass(frozen=True)
-class Settings:
-    """configs/modal.toml. Times are in seconds, memory in MiB."""
+class Gpus(Struct, frozen=True, forbid_unknown_fields=True):
+    known: tuple[str, ...]  # names to propose
+    exact: tuple[str, ...]  # names that get a `!`
+    devices: dict[str, tuple[str, ...]] = {}  # model -> what its devices may be called instead
 
-    app: str
-    gpu: str
-    image: str
-    images: dict[str, Image]
-    volumes: dict[str, str]  # dataset, cache -> its name at Modal
-    limits: dict[str, int]
-    container: dict[str, int]
-    known: tuple[str, ...]
-    exact: tuple[str, ...]
-    devices: dict[str, tuple[str, ...]]
-    environment: dict[str, str] = field(default_factory=dict)
+
+class Limits(Struct, frozen=True, forbid_unknown_fields=True):
+    """Containers side by side; seconds."""
+
+    containers: Positive
+    start: Positive
+    queue: Positive
+    idle: Positive
+    connect: Positive
+
+
+class Container(Struct, frozen=True, forbid_unknown_fields=True):
+    cpu: Positive  # cores
+    memory: Positive  # MiB
+
+
+class Volumes(Struct, frozen=True, forbid_unknown_fields=True):
+    """Names at Modal."""
+
+    dataset: Text
+    cache: Text
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """configs/modal.toml. Raises parsing.Wrong for an image that it does not have."""
+
+    app: Text
+    gpu: Text
+    image: Text
+    images: dict[str, ImageTable]
+    volumes: Volumes
+    limits: Limits
+    container: Container
+    gpus: Gpus
+    environment: dict[str, str | int | float | bool] = {}
+
+    def __post_init__(self) -> None:
+        if self.image not in self.images:
+            raise Wrong(("image",), f"one of {', '.join(self.images)}", self.image)
 
     def chosen(self, image: str | None) -> Image:
         name = image or self.image
         if name not in self.images:
             raise unknown("image", name, self.images, hint=f"images are in {file()}")
-        return self.images[name]
+        return Image(name=name, **msgspec.structs.asdict(self.images[name]))
 
     def parse(self, asked: str | None) -> Gpu:
         """`B200`, `H100!`, `B200:2` as what Modal is asked for. UsageError for what would not be one GPU by name."""
@@ -84,58 +121,18 @@ class Settings:
             hint = "one name, such as B200, H100! or B200:2: times of one GPU say nothing about another"
             raise UsageError(f"--gpu {asked or self.gpu}: expected a GPU", hint=hint)
         model, count = match[1], int(match[3] or 1)
-        names = self.devices.get(model, (model,))
+        names = self.gpus.devices.get(model, (model,))
         words = tuple(tuple(name.split("-")) for name in names)
-        return Gpu(model + ("!" if match[2] or model in self.exact else ""), count, words)
+        return Gpu(model + ("!" if match[2] or model in self.gpus.exact else ""), count, words)
 
 
-def file() -> Any:
+def file() -> Path:
     return paths.CONFIGS_DIR / "modal.toml"
-
-
-_LIMITS = ("containers", "start", "queue", "idle", "connect")
 
 
 def load() -> Settings:
     """Read configs/modal.toml; a UsageError names the key and what was expected."""
-    path = file()
-    f = Fields(path, read_toml(path))
-    gpus = Fields(path, f.take("gpus", dict), "gpus.")
-    devices = gpus.take("devices", dict, {})
-    images = {}
-    for name, table in f.take("images", dict).items():
-        i = Fields(path, table, f"images.{name}.")
-        python = i.table.pop("python", None)
-        if not isinstance(python, str):
-            raise i.wrong("python", "a version such as '3.12', or ''", python)
-        images[name] = Image(name, i.take("base", str), python or None, i.texts("keeps", ()), i.take("smoke", str))
-        i.done()
-    found = Settings(
-        app=f.take("app", str),
-        gpu=f.take("gpu", str),
-        image=f.take("image", str, one_of=images),
-        images=images,
-        volumes=_table(f, path, "volumes", ("dataset", "cache"), str),
-        limits=_table(f, path, "limits", _LIMITS, int),
-        container=_table(f, path, "container", ("cpu", "memory"), int),
-        known=gpus.texts("known"),
-        exact=gpus.texts("exact"),
-        devices={name: Fields(path, devices, "gpus.devices.").texts(name) for name in devices},
-        environment={key: str(value) for key, value in f.take("environment", dict, {}).items()},
-    )
-    gpus.done()
-    f.done()
-    return found
-
-
-def _table(f: Fields, path: Any, name: str, keys: tuple[str, ...], kind: type) -> dict[str, Any]:
-    inner = Fields(path, f.take(name, dict), f"{name}.")
-    found = {key: inner.take(key, kind) for key in keys}
-    for key, value in found.items():
-        if kind is int and value < 1:
-            raise inner.wrong(key, "a positive whole number", value)
-    inner.done()
-    return found
+    return decode(read_toml(file()), Settings, file())
 
 
 def pins() -> list[str]:

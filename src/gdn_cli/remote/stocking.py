@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from ..errors import MissingError
 from .settings import Settings
 
@@ -21,13 +23,13 @@ def setup(
     from . import cloud
 
     files = _files(dataset) if dataset else {}
-    cloud.connect(settings.limits["connect"])
+    cloud.connect(settings.limits.connect)
     say("token: Modal accepts it")
-    volumes = {}
-    for use, name in settings.volumes.items():
+    names, volumes = structs.asdict(settings.volumes), {}
+    for use, name in names.items():
         volumes[use] = cloud.Volume(name)
         say(f"volume {name}: there ({use})")
-    done = {"volumes": list(settings.volumes.values()), "uploaded": 0, "kept": 0, "bytes": 0}
+    done = {"volumes": list(names.values()), "uploaded": 0, "kept": 0, "bytes": 0}
     if dataset is None and (folder := twins()):
         files = _files(folder)
     there = volumes["dataset"].files()

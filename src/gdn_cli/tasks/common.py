@@ -16,6 +16,7 @@ from .. import check, dataset, errors, probes
 from ..errors import GdnError, MissingError
 from ..isolation import client, process
 from ..registry import Op
+from ..request import Rival, Serving
 from ..timing import floor
 from ..workloads import Workload
 
@@ -24,26 +25,29 @@ class BuildFailed(GdnError):
     """The algo cannot be built; the code says whether that is its fault or a package's that is missing here."""
 
 
-def runner_of(request: dict) -> client.Runner:
+def runner_of(request: Serving) -> client.Runner:
     """The process for the algo's code; one that was started while this one imported torch, where there is one."""
-    return client.Runner(request["mode"], request.pop("started", None) or process.of(request))
+    started, request.started = request.started, None
+    return client.Runner(request.mode, started or process.of(request))
 
 
-def built(runner: client.Runner, request: dict, of: dict, **how: Any) -> tuple[client.Kernel, dict[str, Any]]:
+def built(
+    runner: client.Runner, request: Serving, of: Serving | Rival, **how: Any
+) -> tuple[client.Kernel, dict[str, Any]]:
     """What `of`, the request itself or one of its rivals, holds the solution of."""
-    specific = of.get("specific", False) and request["mode"] == "cuda"
-    name = of.get("name", "algo")
+    specific = of.specific and request.mode == "cuda"
+    name = of.name if isinstance(of, Rival) else "algo"
     try:
-        return runner.build(name, request["definition"], of["solution"], specific=specific, **how)
+        return runner.build(name, request.definition, of.solution, specific=specific, **how)
     except client.Raised as e:
         if e.kind != "build_failed":
             raise BuildFailed(e.one_line, code=errors.FAILED) from None
         raise BuildFailed(str(e), code=errors.MISSING if e.missing else errors.FAILED) from None
 
 
-def smallest(request: dict, i: int) -> bool:
+def smallest(request: Serving, i: int) -> bool:
     """Without `--strict` each algo is probed once, where that costs least: on its smallest workload."""
-    sizes = [size(request["op"], workload) for workload in request["workloads"]]
+    sizes = [size(request.op, workload) for workload in request.workloads]
     return i == sizes.index(min(sizes))
 
 
@@ -51,7 +55,7 @@ def size(op: Op, workload: Workload) -> int:
     return floor.bytes_moved(op, workload.axes)
 
 
-def guarded(request: dict, workload: Workload, work: Callable[..., list[dict]], *args: Any) -> list[dict[str, Any]]:
+def guarded(request: Serving, workload: Workload, work: Callable[..., list[dict]], *args: Any) -> list[dict[str, Any]]:
     """One workload's records, whatever happens; its tensors are gone by then: never two workloads in memory."""
     head = {"workload": workload.to_json()}
     try:
@@ -74,9 +78,9 @@ def guarded(request: dict, workload: Workload, work: Callable[..., list[dict]], 
     return [head | record for record in each_tier(request, failed)]
 
 
-def each_tier(request: dict, record: dict[str, Any]) -> list[dict[str, Any]]:
+def each_tier(request: Serving, record: dict[str, Any]) -> list[dict[str, Any]]:
     """What befell the algo before it was timed befell it in every tier: a record each, as one is due for each."""
-    return [{"tier": tier} | record for tier in request["timing"]["tiers"] or [None]]
+    return [{"tier": tier} | record for tier in request.timing.tiers or [None]]
 
 
 def forget(runner: client.Runner) -> None:
@@ -92,10 +96,10 @@ class Case:
     result twice as large would miss at half the error.
     """
 
-    def __init__(self, request: dict, workload: Workload, reference: Any) -> None:
-        self.op, self.axes = request["op"], workload.axes
-        root = Path(request["dataset"]) if request.get("dataset") else None
-        self.inputs = dataset.load_inputs(self.op, workload, "cuda" if request["mode"] == "cuda" else "cpu", root)
+    def __init__(self, request: Serving, workload: Workload, reference: Any) -> None:
+        self.op, self.axes = request.op, workload.axes
+        root = Path(request.dataset) if request.dataset else None
+        self.inputs = dataset.load_inputs(self.op, workload, "cuda" if request.mode == "cuda" else "cpu", root)
         self.expected = check.oracle(reference, self.inputs)
         if not check.finite(self.expected):
             raise MissingError(

@@ -9,21 +9,22 @@ import torch
 
 from .. import build
 from ..isolation import client
+from ..request import Reply, Serving
 from ..timing import floor
 from ..workloads import Workload
 from .common import BuildFailed, Case, built, each_tier, forget, guarded, judged, runner_of, smallest, stale
 
 
-def compare(request: dict, reply: dict) -> Iterator[dict]:
+def compare(request: Serving, reply: Reply) -> Iterator[dict]:
     """Several algos on the same buffers in one process, their calls taking turns.
 
     One that kills the process loses its place; the others go on in another one.
     """
-    reference = build.reference(request["definition"])
+    reference = build.reference(request.definition)
     field = _Field(request)
     yield from field.built()
-    for i, workload in enumerate(request["workloads"]):
-        probed = request["strict"] or smallest(request, i)
+    for i, workload in enumerate(request.workloads):
+        probed = request.strict or smallest(request, i)
         while True:
             try:
                 for record in guarded(request, workload, field.meet, reference, probed):
@@ -31,7 +32,7 @@ def compare(request: dict, reply: dict) -> Iterator[dict]:
                     yield from [record] if "algo" in record else ({"algo": name} | record for name in field.kernels)
                 break
             except client.Died as e:
-                yield from field.without(e, request["workloads"][i:])
+                yield from field.without(e, request.workloads[i:])
                 if not field.kernels:
                     return
 
@@ -39,8 +40,8 @@ def compare(request: dict, reply: dict) -> Iterator[dict]:
 class _Field:
     """The rivals that are left, in the process that they share."""
 
-    def __init__(self, request: dict) -> None:
-        self.request, self.rivals = request, list(request["rivals"])
+    def __init__(self, request: Serving) -> None:
+        self.request, self.rivals = request, list(request.rivals)
         self.runner: client.Runner | None = None
         self.kernels: dict[str, client.Kernel] = {}
         self._at: str | None = None
@@ -54,7 +55,7 @@ class _Field:
     @at.setter
     def at(self, name: str | None) -> None:
         self._at = name
-        self.request["at"](name)
+        self.request.at(name)
 
     def built(self) -> Iterator[dict]:
         """Build all that are left in a new process; the records of those that cannot be built."""
@@ -62,12 +63,12 @@ class _Field:
             self.runner, self.kernels = runner_of(self.request), {}
             try:
                 for rival in list(self.rivals):
-                    self.at = rival["name"]
+                    self.at = rival.name
                     try:
-                        self.kernels[rival["name"]] = built(self.runner, self.request, rival)[0]
+                        self.kernels[rival.name] = built(self.runner, self.request, rival)[0]
                     except BuildFailed as e:
                         self.rivals.remove(rival)
-                        yield from self._out(rival["name"], "build_failed", str(e), [None], code=e.code)
+                        yield from self._out(rival.name, "build_failed", str(e), [None], code=e.code)
                 self.at = None
                 return
             except client.Died as e:
@@ -83,22 +84,22 @@ class _Field:
         guilty = self.at
         if guilty is None and end.turn is not None and end.turn < len(self.meeting):
             guilty = self.meeting[end.turn]
-        names = [rival["name"] for rival in self.rivals]
+        names = [rival.name for rival in self.rivals]
         for name in [guilty] if guilty else names:
-            self.rivals = [rival for rival in self.rivals if rival["name"] != name]
+            self.rivals = [rival for rival in self.rivals if rival.name != name]
             self.kernels.pop(name, None)
             yield from self._out(name, end.status, end.reason, workloads)
 
     def _out(self, name: str, status: str, reason: str, workloads: Sequence[Workload | None], **more: Any) -> Iterator:
         failed = {"algo": name, "status": status, "reason": reason} | more
         for workload in workloads:
-            if workload is None or name in self.request.get("turns", {}).get(workload.uuid, [name]):
+            if workload is None or name in self.request.turns.get(workload.uuid, [name]):
                 head = {"workload": workload.to_json() if workload else {}}
                 yield from (head | record for record in each_tier(self.request, failed))
 
-    def meet(self, request: dict, workload: Workload, reference: Any, probed: bool) -> list[dict[str, Any]]:
+    def meet(self, request: Serving, workload: Workload, reference: Any, probed: bool) -> list[dict[str, Any]]:
         """One workload's records: of each algo its timing, and its samples in the order in which they were taken."""
-        named = request.get("turns", {}).get(workload.uuid, self.kernels)
+        named = request.turns.get(workload.uuid, self.kernels)
         kernels = {name: self.kernels[name] for name in named if name in self.kernels}
         if not kernels:
             return []
@@ -107,7 +108,7 @@ class _Field:
         finally:
             forget(self.runner)
 
-    def _met(self, request: dict, workload: Workload, reference: Any, kernels: dict, probed: bool) -> list[dict]:
+    def _met(self, request: Serving, workload: Workload, reference: Any, kernels: dict, probed: bool) -> list[dict]:
         case = Case(request, workload, reference)
         verdicts, right = {}, {}
         for name, kernel in kernels.items():
@@ -117,7 +118,7 @@ class _Field:
                 verdicts[name]["bytes_moved"] = floor.bytes_moved(case.op, workload.axes)
         self.at = None
         records = [r for name in kernels if name not in right for r in each_tier(request, verdicts[name])]
-        for tier in request["timing"]["tiers"] if right else []:
+        for tier in request.timing.tiers if right else []:
             records += self._in_turns(request, tier, case, verdicts, right)
         case.refresh()
         for name, kernel in right.items():
@@ -141,24 +142,24 @@ class _Field:
     def _guilty(self, case: Case, outputs: list, names: list[str]) -> str | None:
         """Who it was that raised while calls took turns. On a GPU a fault shows some calls later: there each one is
         called often by itself, and without a result it is the one whose turn it was."""
-        for rival in self.rivals if self.request["mode"] == "cuda" else ():
-            if rival["name"] in names:
+        for rival in self.rivals if self.request.mode == "cuda" else ():
+            if rival.name in names:
                 alone = runner_of(self.request)
                 try:
                     kernel = built(alone, self.request, rival)[0]
                     kernel.push([*case.inputs, *outputs])
                     kernel.seconds_outside(case.inputs, outputs, _OFTEN)
                 except (client.Raised, client.Died, BuildFailed):
-                    return rival["name"]
+                    return rival.name
                 finally:
                     alone.close()
         turn = self.runner.turn()
         return names[turn] if turn is not None and turn < len(names) else None
 
-    def _in_turns(self, request: dict, tier: str, case: Case, verdicts: dict, right: dict) -> list[dict[str, Any]]:
+    def _in_turns(self, request: Serving, tier: str, case: Case, verdicts: dict, right: dict) -> list[dict[str, Any]]:
         outputs = case.outputs()  # the same buffers for all: where they lie in memory costs everyone the same
         self.runner.push([*case.inputs, *outputs])
-        gpu = request["mode"] == "cuda"
+        gpu = request.mode == "cuda"
         if gpu:
             torch.cuda.empty_cache()
         self.meeting = list(right)
@@ -168,7 +169,7 @@ class _Field:
         try:
             said = self.runner.ask(
                 "turns", kernels=self.meeting, inputs=[form(x) for x in case.inputs],
-                outputs=[form(x) for x in outputs], linear=linear, tier=tier, plan=request["timing"]["plan"],
+                outputs=[form(x) for x in outputs], linear=linear, tier=tier, plan=request.timing.plan,
                 own=1 + gpu,
             )  # fmt: skip
         except client.Raised as e:

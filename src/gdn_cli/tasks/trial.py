@@ -11,35 +11,34 @@ import torch
 
 from .. import build, check
 from ..isolation import client
+from ..request import Reply, Serving
 from ..timing import floor
 from ..workloads import Workload
 from .common import Case, built, each_tier, forget, guarded, judged, runner_of, smallest, stale
 
 
-def algo(request: dict, reply: dict) -> Iterator[dict]:
+def algo(request: Serving, reply: Reply) -> Iterator[dict]:
     """`check`, `bench` and `prove`: one algo, workload after workload."""
     runner = runner_of(request)
-    reference = build.reference(request["definition"])  # before any of the algo's code runs
-    kernel, said = built(runner, request, request, prove=request["command"] == "prove")
-    reply["build_s"] = said.get("build_s")
-    if "proof" in said:
-        reply["proof"] = said["proof"]
-    for i, workload in enumerate(request["workloads"]):
-        probed = request["strict"] or (request["command"] == "bench" and smallest(request, i))
+    reference = build.reference(request.definition)  # before any of the algo's code runs
+    kernel, said = built(runner, request, request, prove=request.command == "prove")
+    reply.build_s, reply.proof = said.get("build_s"), said.get("proof")
+    for i, workload in enumerate(request.workloads):
+        probed = request.strict or (request.command == "bench" and smallest(request, i))
         yield from guarded(request, workload, _measured, kernel, reference, probed)
 
 
-def _measured(request: dict, workload: Workload, kernel: Any, reference: Any, probed: bool) -> list[dict[str, Any]]:
+def _measured(request: Serving, workload: Workload, kernel: Any, reference: Any, probed: bool) -> list[dict[str, Any]]:
     """Check and, where it is right and a time is asked for, time it in each tier and check again on new values, so
     that a kernel that remembers what it returned, or that is right only once, loses its time."""
     try:
         case = Case(request, workload, reference)
         record = judged(case, kernel, probed)
-        if request["command"] != "bench" or record["status"] != "passed":
+        if request.command != "bench" or record["status"] != "passed":
             return each_tier(request, record)
         record["bytes_moved"] = floor.bytes_moved(case.op, workload.axes)
         outputs = case.outputs()
-        records = [record | timed(request, tier, case, kernel, outputs) for tier in request["timing"]["tiers"]]
+        records = [record | timed(request, tier, case, kernel, outputs) for tier in request.timing.tiers]
         case.refresh()
         again = case.check(kernel)
         if not again.passed:
@@ -52,15 +51,15 @@ def _measured(request: dict, workload: Workload, kernel: Any, reference: Any, pr
 _IN_PLACE = ("wall", "events", "cupti")  # tiers whose last call writes the very buffers that they are given
 
 
-def timed(request: dict, tier: str, case: Case, kernel: client.Kernel, outputs: list) -> dict[str, Any]:
+def timed(request: Serving, tier: str, case: Case, kernel: client.Kernel, outputs: list) -> dict[str, Any]:
     """One tier's part of a record: what the runner measured, and what can be held against it from outside."""
     kernel.push([*case.inputs, *map(check.poison, outputs)])
-    gpu = request["mode"] == "cuda"
+    gpu = request.mode == "cuda"
     if gpu:
         torch.cuda.empty_cache()  # the runner needs the room
     found, replaced = kernel.time(
-        case.inputs, outputs, definition=request["definition"], tier=tier, plan=request["timing"]["plan"],
-        fallback=request["timing"]["fallback"], own=1 + gpu,
+        case.inputs, outputs, definition=request.definition, tier=tier, plan=request.timing.plan,
+        fallback=request.timing.fallback, own=1 + gpu,
     )  # fmt: skip
     if replaced:
         return {"tier": tier, "status": "wrong", "reason": f"probe timer: replaced {', '.join(replaced[:3])}"}

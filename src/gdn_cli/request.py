@@ -1,0 +1,81 @@
+"""What goes into a worker and what comes back: one JSON text each (see worker.py). Both sides know it; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from .registry import Op
+from .workloads import Workload
+
+SCHEMA = 2
+
+
+class Rival(Struct, frozen=True):
+    """One algo of a comparison, packed."""
+
+    name: str
+    solution: dict[str, Any]
+    specific: bool = False  # registry.Algo's
+
+
+class Timing(Struct, frozen=True):
+    """How to time: each tier, with timing.Plan's fields."""
+
+    tiers: tuple[str, ...] = ()
+    plan: dict[str, int | float | str | bool] = {}
+    fallback: bool = False  # whether events may stand in for cupti
+
+
+class Profiling(Struct, frozen=True):
+    """What a profiler's target is to do: `survey`, or a tool's own part with what that asks for."""
+
+    task: str
+    params: dict[str, Any] = {}
+    l2: str = "cold"
+
+
+class Request(Struct, kw_only=True):
+    """What `gdn worker` reads: complete in itself but for a dataset's files."""
+
+    schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)] = SCHEMA
+    command: Literal["check", "bench", "prove", "floor", "compare", "profile"]
+    op: Op
+    definition: dict[str, Any]
+    solution: dict[str, Any] | None
+    specific: bool = False
+    mode: Literal["cuda", "cpu", "interpreter"]
+    workloads: tuple[Workload, ...]
+    dataset: str | None = None
+    rivals: tuple[Rival, ...] = ()
+    turns: dict[str, tuple[str, ...]] = {}  # workload -> which rivals meet there, else all
+    timing: Timing = Timing()
+    strict: bool = False  # probe every workload
+    sandbox: bool = False  # run the algo's code in bubblewrap
+    profile: Profiling | None = None
+    seal: str = ""  # in front of each record: what the algo's code cannot know
+
+
+class Serving(Request, kw_only=True):
+    """A request in the worker that serves it."""
+
+    builds: str | None = None  # where runners keep what they compile
+    started: Any = None  # isolation.process.Started: a runner that nobody has taken yet
+    at: Callable[[str | None], None] = lambda name: None  # told whose code runs, where it is one rival's alone
+
+
+class Reply(Struct, kw_only=True, omit_defaults=True):
+    """What `gdn worker` answers."""
+
+    schema: int
+    status: str
+    reason: str | None = None
+    code: int | None = None
+    exit_code: int | None = None
+    records: list[dict[str, Any]]
+    environment: dict[str, Any] = {}  # where it ran
+    build_s: float | None = None
+    proof: dict[str, Any] | None = None
+    seal: str = ""
