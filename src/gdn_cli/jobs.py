@@ -25,7 +25,7 @@ from typing import Any
 from . import bounded, fates, machine, paths, redaction
 from .registry import Algo, Op
 from .timing import FLOORS
-from .worker import SCHEMA, op_to_json
+from .worker import SCHEMA, judges, op_to_json
 from .workloads import Workload
 
 _KEEPER = Path(__file__).with_name("keeper.py")
@@ -212,7 +212,9 @@ class _Following:
                     [
                         sys.executable, "-I", "-S", str(_KEEPER), str(folder),
                         *(["--cpus", ",".join(map(str, sorted(cpus)))] if cpus else []), "--",
-                        *wrap, sys.executable, "-m", "gdn_cli.worker", "--events", f"/dev/fd/{events_in}",
+                        *wrap, sys.executable, "-m", "gdn_cli.worker",
+                        *(["--runner", request["mode"]] if judges(request) and not request.get("sandbox") else []),
+                        "--events", f"/dev/fd/{events_in}",
                     ],
                     stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder / "empty", env=env,
                     start_new_session=True, pass_fds=(events_in,),

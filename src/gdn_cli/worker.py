@@ -29,8 +29,10 @@ from .workloads import Workload
 SCHEMA = 2
 
 
-def main(events: Path | None = None) -> int:
+def main(events: Path | None = None, runner: str | None = None) -> int:
     """Serve the request on stdin; the reply goes to stdout, and nothing else does. Returns the exit code.
+
+    runner  the request's mode, where a runner is to be forked before the request is read
 
     Whatever runs here may print: file descriptor 1 points at stderr for the rest of the process, because CUDA's printf
     and C's buffered stdout know nothing of Python's sys.stdout and may flush as late as at exit.
@@ -38,7 +40,13 @@ def main(events: Path | None = None) -> int:
     sys.stdout.flush()
     reply = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    started = None
+    if runner:
+        _imports(runner)
+        started = process.fork(runner)
     answer = _parse(sys.stdin.read())
+    if started and answer.get("status") != "refused":
+        answer["started"] = started
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # root could read it again, seal and all, in /proc
     seal = answer.pop("seal", "")
     if answer.get("status") != "refused":
@@ -76,9 +84,11 @@ def serve(request: dict[str, Any], emit: Callable[[dict], None]) -> dict[str, An
     _imports(request["mode"])
     reply: dict[str, Any] = {"status": "done", "records": []}
     try:
-        if _judges(request):
+        if judges(request):
             _prctl(_PR_SET_DUMPABLE, 0)
-            request["started"] = process.of(request)  # first, so that it imports torch while this process does
+            request["builds"] = os.environ.get("FIB_CACHE_PATH")  # this process has another one, below
+            if "started" not in request:
+                request["started"] = process.of(request)  # first, so that it imports torch while this process does
             # the reference is built where no algo's code has ever written
             os.environ["FIB_CACHE_PATH"] = tempfile.mkdtemp(prefix="gdn-reference-")
         from . import environment, tasks
@@ -102,7 +112,7 @@ def serve(request: dict[str, Any], emit: Callable[[dict], None]) -> dict[str, An
     return reply
 
 
-def _judges(request: dict[str, Any]) -> bool:
+def judges(request: dict[str, Any]) -> bool:
     """Whether there is an algo whose code needs a process of its own. Not for a profiler's target: the tool looks at
     this one, and nothing here gives a verdict then."""
     command = request["command"]
@@ -163,4 +173,5 @@ def _prctl(option: int, value: int) -> None:
 
 if __name__ == "__main__":  # started by jobs.py
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    end(main(Path(sys.argv[sys.argv.index("--events") + 1]) if "--events" in sys.argv else None))
+    given = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
+    end(main(Path(given["--events"]), given.get("--runner")))
