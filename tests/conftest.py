@@ -13,7 +13,8 @@ import pytest
 from gdn_cli import machine
 
 # Before anything imports torch, here and in the processes below: a thread a process, as there is a test for every core.
-for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+# torch.compile would start processes that import torch once more.
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
     os.environ.setdefault(_name, "1")
 
 

@@ -300,6 +300,7 @@ def test_short_names_still_mean_decodes(tmp_path, write_algo):
     assert known.of(OP.name)[0].name == "pt-reference"
 
 
+@pytest.mark.slow
 def test_it_is_run_like_any_other(gdn):
     done = gdn("run", "--op", OP.name, "--device", "cpu", "-w", "batch_size=2", "--strict", "--json")
     assert done.code == 0, done.err

@@ -184,7 +184,7 @@ def test_an_op_that_is_linear_in_nothing_is_probed_all_the_same(make, decode, pa
 @pytest.mark.parametrize(
     ("algo", "chosen"),
     [
-        pytest.param(a, chosen, id=f"{a.full_name}-{chosen}")
+        pytest.param(a, chosen, id=f"{a.full_name}-{chosen}", marks=pytest.mark.slow if a.name == "pt-compiled" else ())
         for a in REGISTRY.algos
         if "cpu" in a.modes
         for chosen in SMALL[a.op]

@@ -161,6 +161,7 @@ def test_records_say_where_they_come_from(fates):
 # --- hang and interrupt -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_hang_ends_at_the_timeout_and_the_command_goes_on(tmp_path, gdn, write_algo):
     pid = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))"
     # the clock runs from the worker's start: a hang at import comes soonest
