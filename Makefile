@@ -1,17 +1,28 @@
 # make bench   sets up what is needed, then runs the main job: `gdn bench`
-# make test    the same set-up, then the tests
+# make test    the same set-up, then the tests that take no longer than they must: under four minutes on two cores
+# make test-all   those that are marked slow, too
+# make verify-results   whether README's tables are what the committed records say
 # make test-gpu   the tests that need a GPU, on a machine that has one
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
 	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 STAMP := .venv/.installed-$(shell cat pyproject.toml 2>/dev/null | cksum | cut -d' ' -f1)
 
-.PHONY: bench test test-gpu lint clean
+# a file is one process's work; conftest.py puts the long ones first
+XDIST := -n auto --dist loadfile --no-loadscope-reorder
+
+.PHONY: bench test test-all test-gpu verify-results lint clean
 
 bench: $(STAMP)
 	.venv/bin/gdn bench
 
 test: $(STAMP)
-	.venv/bin/python -m pytest -n auto --dist loadfile
+	.venv/bin/python -m pytest $(XDIST) -m "not slow and not records"
+
+test-all: $(STAMP)
+	.venv/bin/python -m pytest $(XDIST) -m "not records"
+
+verify-results: $(STAMP)
+	.venv/bin/python -m pytest -m records
 
 test-gpu: $(STAMP)
 	.venv/bin/python -m pytest -m gpu

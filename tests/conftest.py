@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from unittest import mock
+
 import helpers
 import pytest
 
 from gdn_cli import machine
+
+# Before anything imports torch, here and in the processes below: a thread a process, as there is a test for every core.
+# torch.compile would start processes that import torch once more.
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
+    os.environ.setdefault(_name, "1")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,6 +36,19 @@ def home(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def interpreter(home):
+    """interpreter(function, *args): what the function returns in a process that imported triton with TRITON_INTERPRET
+    set. One process serves all tests, because it takes seconds to start; arguments and results are pickled."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+
+        def call(function, *args):
+            with mock.patch.dict(os.environ, helpers.environment(TRITON_INTERPRET="1"), clear=True):
+                return pool.submit(function, *args).result(timeout=300)
+
+        yield call
+
+
+@pytest.fixture(scope="session")
 def gdn():
     """gdn("list", "--json") -> Done(code, out, err, json)."""
     return helpers.gdn
@@ -37,7 +60,17 @@ def write_algo():
     return helpers.write_algo
 
 
+# The files that take longest, the longest first: where they come last, one process works and the others wait.
+LONG = (
+    "test_trust test_algos test_probes test_modal test_cli test_decode_edges test_worker test_cached test_comparison "
+    "test_tune test_honest test_sass test_kept test_prefill_chunk test_remote test_profiling test_history test_pack "
+    "test_report test_profile_cpu test_gpus test_flashcore test_prefill_edges"
+).split()
+
+
 def pytest_collection_modifyitems(items):
+    order = {name: i for i, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(LONG)))
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if gpu and (reason := _no_gpu()):
         for item in gpu:

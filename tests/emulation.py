@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import os
 import re
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import helpers
@@ -14,6 +17,7 @@ import pytest
 from gdn_cli import machine
 
 HERE = helpers.TESTS / "emulated"
+CACHE = helpers.TESTS.parent / ".pytest_cache" / "emulated"
 V5 = helpers.OURS / "gdn_decode" / "cuda-v5"
 
 
@@ -32,12 +36,27 @@ def without_ptx(source: str) -> str:
 
 def library(folder: Path, driver: str, kernel: Path) -> ctypes.CDLL:
     """A library of `driver`, which includes `kernel`; both may include cuda-v5's access.cuh and gates.cuh."""
-    if machine.cxx() is None:
-        pytest.skip("no C++ compiler here")
     for file in ("access.cuh", "gates.cuh"):
         (folder / file).write_text(without_ptx((V5 / file).read_text()))
     shutil.copy(kernel, folder)
     (folder / "driver.cpp").write_text(driver)
-    command = [machine.cxx(), "-std=c++17", "-O1", "-fPIC", "-shared", "-I", str(HERE), "-I", ".", "-o", "driver.so"]
-    subprocess.run([*command, "driver.cpp"], cwd=folder, check=True)
-    return ctypes.CDLL(str(folder / "driver.so"))
+    return compiled(folder)
+
+
+def compiled(folder: Path, *flags: str) -> ctypes.CDLL:
+    """The library of `driver.cpp` in a folder. It is kept by what it is made from: the folder's files, those of
+    emulated/, the compiler and its flags."""
+    if machine.cxx() is None:
+        pytest.skip("no C++ compiler here")
+    command = [machine.cxx(), "-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-I", str(HERE), "-I", ".", *flags]
+    version = subprocess.run([machine.cxx(), "--version"], capture_output=True, text=True).stdout
+    made_from = hashlib.sha256(repr((version, command)).encode())
+    for file in sorted([*folder.iterdir(), *HERE.iterdir()]):
+        made_from.update(file.name.encode() + b"\0" + file.read_bytes())
+    library = CACHE / f"{made_from.hexdigest()[:24]}.so"
+    if not library.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE) as own:
+            subprocess.run([*command, "-o", f"{own}/driver.so", "driver.cpp"], cwd=folder, check=True)
+            os.replace(f"{own}/driver.so", library)
+    return ctypes.CDLL(str(library))

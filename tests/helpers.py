@@ -177,7 +177,3 @@ def axes_of(op, inputs: list) -> dict[str, int]:
         if spec.shape:
             axes |= {a: n for a, n in zip(spec.shape, value.shape, strict=True) if op.axes[a] is None}
     return axes
-
-
-if __name__ == "__main__":  # python helpers.py ALGO < cases.json: for what must be set before triton is imported
-    print(json.dumps(judge(sys.argv[1], json.load(sys.stdin))))

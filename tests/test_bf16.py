@@ -82,13 +82,11 @@ def test_it_is_decode_but_for_the_dtype_of_the_state():
 
 
 @pytest.mark.parametrize(("batch_size", "kib"), [(1, 518.1), (8, 4144.3), (64, 33154.1), (256, 132616.1)])
-def test_the_bytes_that_its_readme_names(batch_size, kib):
+def test_the_bytes_that_it_moves(batch_size, kib):
     axes = {"batch_size": batch_size}
     assert round(floor.bytes_moved(OP, axes) / 1024, 1) == kib
     state = 2 * batch_size * 8 * 128 * 128 * 2  # what a float32 state takes more
     assert floor.bytes_moved(DECODE, axes) - floor.bytes_moved(OP, axes) == state
-    decode = round(floor.bytes_moved(DECODE, axes) / 1024, 1)
-    assert f"| {batch_size} | {kib} | {decode} |" in (FI.folder.parent / "README.md").read_text()
 
 
 # --- one rounding -----------------------------------------------------------------------------------------------
@@ -302,6 +300,7 @@ def test_short_names_still_mean_decodes(tmp_path, write_algo):
     assert known.of(OP.name)[0].name == "pt-reference"
 
 
+@pytest.mark.slow
 def test_it_is_run_like_any_other(gdn):
     done = gdn("run", "--op", OP.name, "--device", "cpu", "-w", "batch_size=2", "--strict", "--json")
     assert done.code == 0, done.err

@@ -101,6 +101,7 @@ def test_what_was_signed_is_compared_bit_by_bit(damage, library):
     assert not cached.drop_damaged(library) and not library.parent.exists()
 
 
+@pytest.mark.slow
 def test_a_library_that_was_cut_short_is_compiled_again(tmp_path, gdn):
     source = """
     #include <tvm/ffi/tvm_ffi.h>

@@ -8,14 +8,10 @@ there is one here; it is held against the oracle first.
 from __future__ import annotations
 
 import functools
-import json
 import math
 import os
-import subprocess
-import sys
 from unittest import mock
 
-import helpers
 import oracle
 import pytest
 import torch
@@ -144,8 +140,7 @@ def covering(algo) -> list[dict[str, int]]:
     return chosen
 
 
-def interpreted(algo, work: dict, constants: list[dict] | None = None) -> dict:
-    """judge() in a process of its own: Triton asks for TRITON_INTERPRET when it is imported."""
+def skip_old_interpreters(algo) -> None:
     import numpy
     import triton
 
@@ -155,16 +150,10 @@ def interpreted(algo, work: dict, constants: list[dict] | None = None) -> dict:
     )
     if "interpreter" not in algo.modes and versions[0] < (3, 9) and versions[1] >= (2, 4):
         pytest.skip(f"triton {triton.__version__}'s interpreter has no such loops with numpy {numpy.__version__}")
-    done = subprocess.run(
-        [sys.executable, __file__, algo.full_name], input=json.dumps([work, constants]), capture_output=True, text=True,
-        timeout=300, env=helpers.environment(TRITON_INTERPRET="1"),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
 
 
-def main(name: str, work: dict, constants: list[dict] | None) -> dict:
-    """What a process of interpreted() answers: case -> errors."""
+def interpreted(name: str, work: dict, constants: list[dict] | None = None) -> dict:
+    """For the process of the fixture `interpreter`: case -> errors."""
     algo = REGISTRY.find(name)
     if constants is None:
         kernel = build_here(algo, pack.pack(algo, OP), "interpreter")
@@ -213,15 +202,18 @@ def test_at_the_edges_on_the_cpu(algo):
 
 
 @pytest.mark.parametrize("algo", named(TRITON))
-def test_at_the_edges_below_the_interpreter(algo):
-    found = interpreted(algo, SMALL)
+def test_at_the_edges_below_the_interpreter(algo, interpreter):
+    skip_old_interpreters(algo)
+    work = {name: one | {"B": min(one["B"], 2)} for name, one in SMALL.items()}
+    found = interpreter(interpreted, algo.full_name, work)
     assert wrong(found) == {} and set(found) == set(SMALL)
 
 
 @pytest.mark.parametrize("algo", named([a for a in TRITON if a.tune]))
-def test_every_constant_that_can_be_tuned_is_right(algo):
+def test_every_constant_that_can_be_tuned_is_right(algo, interpreter):
+    skip_old_interpreters(algo)
     chosen = covering(algo)
-    found = interpreted(algo, {"in place": case(1, 1, 2, in_place=True)}, chosen)
+    found = interpreter(interpreted, algo.full_name, {"in place": case(1, 1, 2, in_place=True)}, chosen)
     assert wrong(found) == {} and len(found) == len(chosen) > 1
 
 
@@ -339,7 +331,3 @@ def test_every_constant_that_can_be_tuned_is_right_on_the_gpu(algo):
         kernel = build_here(algo, tuned.candidate(algo, OP, constants).solution, "cuda")
         found |= {f"B={B}, {tuned.label(constants)}": judge(kernel, case(B, 4, 8), "cuda") for B in (1, 31)}
     assert wrong(found) == {}
-
-
-if __name__ == "__main__":  # python test_decode_edges.py ALGO < [cases, constants], below the interpreter
-    print(json.dumps(main(sys.argv[1], *json.load(sys.stdin))))

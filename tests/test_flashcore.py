@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 
+import emulation
 import helpers
 import oracle
 import pytest
@@ -22,7 +23,6 @@ import torch.nn.functional as F
 from gdn_cli import check, machine, registry, tuned
 
 FWD = helpers.OURS / "attention_fwd"
-HERE = helpers.TESTS / "emulated"
 REGISTRY = registry.load()
 V4 = REGISTRY.find("attention_fwd/flashcore-v4")
 CAUSAL = REGISTRY.find("attention_fwd_causal/flashcore-v4-causal")
@@ -131,16 +131,12 @@ def compiled(folder, rung: str, begin: str, body: str, *flags: str):
     includes = "".join(f'#include "{name}"\n' for name in ("attention.cuh", *parts))
     text = DRIVER.replace("@INCLUDES@", includes).replace("@BEGIN@", begin).replace("@BODY@", body)
     (folder / "driver.cpp").write_text(text)
-    command = [machine.cxx(), "-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-I", HERE, *flags, "-o", "driver.so"]
-    subprocess.run([*command, "driver.cpp"], cwd=folder, check=True)
-    return ctypes.CDLL(str(folder / "driver.so"))
+    return emulation.compiled(folder, *flags)
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     """library("v1"), ...: "v4" as on sm_90, "v4-sm80" as on a GPU without clusters."""
-    if machine.cxx() is None:
-        pytest.skip("no C++ compiler here")
 
     @functools.cache
     def of(name: str):

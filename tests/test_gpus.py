@@ -771,7 +771,7 @@ def pretended(*args) -> subprocess.CompletedProcess:
     return subprocess.run(command(*args), env=visible(), capture_output=True, text=True, timeout=300, check=False)
 
 
-BODY = f"""import os
+BODY = f"""import os, signal
 from .right import run as right
 
 def run({helpers.DECODE_ARGS}):
@@ -797,11 +797,12 @@ def test_gdn_run_on_two_gpus_one_of_which_loses_its_worker(tmp_path, write_algo)
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_workers_of_all_gpus(tmp_path, write_algo):
     out = tmp_path / "records.json"
     for name in ("one", "two"):
         hang = f"if q.shape[0] == 2:\n        open({str(tmp_path / name)!r}, 'w').write(str(os.getpid()))\n"
-        write_algo(tmp_path, name, BODY.format(hang + "        while True: pass"), devices=["cuda"])
+        write_algo(tmp_path, name, BODY.format(hang + "        while True: signal.pause()"), devices=["cuda"])
     process = subprocess.Popen(
         command("run", "--algos", tmp_path, "--algo", "one,two", "--gpus", "0,1", "--json", "--out", out,
                 "-w", "0", "-w", "batch_size=2"),

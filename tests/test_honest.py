@@ -177,7 +177,11 @@ def test_a_compiler_behind_a_launcher_is_found(cxx, monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_command_that_is_killed_leaves_no_worker_and_a_record_that_says_so(number, tmp_path, write_algo):
     pid, out = tmp_path / "pid", tmp_path / "out.json"
-    write_algo(tmp_path, "hangs", f"import os\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\nwhile True: pass\n")
+    write_algo(
+        tmp_path,
+        "hangs",
+        f"import os, signal\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\nwhile True: signal.pause()\n",
+    )
     command = subprocess.Popen(
         [sys.executable, "-m", "gdn_cli", "run", "--algos", str(tmp_path), "--algo", "pt-reference,hangs", "-w", "0",
          "--out", str(out)],

@@ -355,8 +355,8 @@ def test_an_algo_that_names_nothing_is_wrong_usage(command, value, tmp_path, gdn
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json"]
 
 
-def test_an_empty_variable_is_one_that_is_not_set(gdn):
-    assert gdn("run", "-w", "0", "--algo", "pt-reference", env={"ALGO": ""}).code == 0
+def test_an_empty_variable_is_one_that_is_not_set(tmp_path, gdn):
+    assert gdn("pack", "--algo", "pt-reference", "-o", tmp_path / "x.json", env={"ALGO": ""}).code == 0
     done = gdn("list", env={"ALGO": ""})
     assert done.code == 0
     with pytest.raises(UsageError, match="--algo ',' names nothing"):

@@ -143,6 +143,7 @@ def test_the_history_tells_a_rented_gpu_from_ones_own(tmp_path):
     assert {row["device"] for row in kept} == {"NVIDIA B200 (modal)"}
 
 
+@pytest.mark.slow
 def test_a_cpu_algo_end_to_end_through_modals_own_client(tmp_path):
     """The function is called as Modal calls it, on the uploaded files alone."""
     with Server() as s:

@@ -322,6 +322,7 @@ def test_cpp_is_compiled_and_a_wrong_style_is_seen(tmp_path, gdn, write_algo):
     assert steps["signature"]["detail"].endswith("; set destination_passing the other way?")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(machine.cuda_home() is None, reason="no nvcc here")
 def test_cuda_is_compiled_for_both_architectures_without_a_gpu(tmp_path, gdn):
     code, steps = proof_of(gdn, tmp_path, "--algo", "cuda-v4")

@@ -8,14 +8,10 @@ is held against the oracle first.
 from __future__ import annotations
 
 import functools
-import json
 import math
 import os
-import subprocess
-import sys
 from unittest import mock
 
-import helpers
 import oracle
 import pytest
 import torch
@@ -159,18 +155,8 @@ def wrong(errors: dict[str, dict[str, float]]) -> dict:
     }
 
 
-def interpreted(algo, work: dict, constants: list[dict] | None = None) -> dict:
-    """judge() in a process of its own: Triton asks for TRITON_INTERPRET when it is imported."""
-    done = subprocess.run(
-        [sys.executable, __file__, algo.full_name], input=json.dumps([work, constants]), capture_output=True, text=True,
-        timeout=600, env=helpers.environment(TRITON_INTERPRET="1"),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
-
-
-def main(name: str, work: dict, constants: list[dict] | None) -> dict:
-    """What a process of interpreted() answers: case -> errors."""
+def interpreted(name: str, work: dict, constants: list[dict] | None = None) -> dict:
+    """For the process of the fixture `interpreter`: case -> errors."""
     algo, found = REGISTRY.find(name), {}
     for chosen in constants or [None]:
         solution = tuned.candidate(algo, OP, chosen).solution if chosen else pack.pack(algo, OP)
@@ -214,15 +200,16 @@ def test_at_the_edges_on_the_cpu(algo):
 
 
 @pytest.mark.parametrize("algo", named([a for a in TRITON if "interpreter" in a.modes]))
-def test_at_the_edges_below_the_interpreter(algo):
-    found = interpreted(algo, SMALL | LONG)
+def test_at_the_edges_below_the_interpreter(algo, interpreter):
+    shorter = {name: one | {"lengths": (300,)} for name, one in LONG.items()}  # it takes seconds for a thousand tokens
+    found = interpreter(interpreted, algo.full_name, SMALL | shorter)
     assert wrong(found) == {} and set(found) == set(SMALL | LONG)
 
 
 @pytest.mark.parametrize("algo", named([a for a in TRITON if a.tune and "interpreter" in a.modes]))
-def test_every_constant_that_can_be_tuned_is_right(algo):
+def test_every_constant_that_can_be_tuned_is_right(algo, interpreter):
     chosen = covering(algo)
-    found = interpreted(algo, {"40": case(40, heads=(1, 1))}, chosen)
+    found = interpreter(interpreted, algo.full_name, {"40": case(40, heads=(1, 1))}, chosen)
     assert wrong(found) == {} and len(found) == len(chosen) > 1
 
 
@@ -354,7 +341,3 @@ def test_chunks_of_short_sequences_too(segments, specific):
         | {"long": case(8192, 1, 65, heads=(4, 8))}
     )
     assert wrong({name: judge(kernel, work, "cuda") for name, work in cases.items()}) == {}
-
-
-if __name__ == "__main__":  # python test_prefill_edges.py ALGO < [cases, constants], below the interpreter
-    print(json.dumps(main(sys.argv[1], *json.load(sys.stdin))))

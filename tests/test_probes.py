@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import random
-import subprocess
-import sys
 from collections import Counter
 from unittest import mock
 
@@ -187,7 +184,7 @@ def test_an_op_that_is_linear_in_nothing_is_probed_all_the_same(make, decode, pa
 @pytest.mark.parametrize(
     ("algo", "chosen"),
     [
-        pytest.param(a, chosen, id=f"{a.full_name}-{chosen}")
+        pytest.param(a, chosen, id=f"{a.full_name}-{chosen}", marks=pytest.mark.slow if a.name == "pt-compiled" else ())
         for a in REGISTRY.algos
         if "cpu" in a.modes
         for chosen in SMALL[a.op]
@@ -205,15 +202,15 @@ def test_no_honest_algo_is_caught(algo, chosen):
 
 
 @pytest.mark.parametrize("algo", [a.full_name for a in REGISTRY.algos if "interpreter" in a.modes])
-def test_no_honest_algo_is_caught_in_tritons_interpreter(algo):
-    """In a process of its own: Triton asks for TRITON_INTERPRET when it is imported."""
-    done = subprocess.run(
-        [sys.executable, __file__, algo], capture_output=True, text=True, timeout=300,
-        env=helpers.environment(TRITON_INTERPRET="1"),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout)
+def test_no_honest_algo_is_caught_in_tritons_interpreter(algo, interpreter):
+    found = interpreter(interpreted, algo)
     assert list(found) == list(probes.PROBES) and caught(found) == {}
+
+
+def interpreted(name: str) -> dict[str, str | None]:
+    """For the process of the fixture `interpreter`: what the probes find."""
+    op, kernel = helpers.built(name, "interpreter")
+    return Work(few_heads(op), SMALL[op.name][0]).probe(kernel)
 
 
 def few_heads(op):
@@ -602,8 +599,3 @@ def test_a_gpu_that_is_lost_is_named_once(decode, right, monkeypatch):
         "zero-outputs": "not probed: inputs-changed came before",
         "nondeterminism": "not probed: inputs-changed came before",
     }
-
-
-if __name__ == "__main__":  # python test_probes.py ALGO: for what must be set before triton is imported
-    op, kernel = helpers.built(sys.argv[1], "interpreter")
-    print(json.dumps(Work(few_heads(op), SMALL[op.name][0]).probe(kernel)))

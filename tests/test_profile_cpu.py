@@ -99,7 +99,7 @@ def perf_works() -> bool:
 
 
 @pytest.mark.skipif(machine.cxx() is None, reason="no C++ compiler")
-@pytest.mark.parametrize("way", ["signal", "perf"])
+@pytest.mark.parametrize("way", ["signal", pytest.param("perf", marks=pytest.mark.slow)])
 def test_the_function_and_the_line_that_take_the_time_are_found(way, burner, tmp_path, monkeypatch):
     if way == "perf" and not perf_works():
         pytest.skip("perf cannot be used here")

@@ -275,6 +275,7 @@ def serve_alone(root: Path, data: bytes, gpu: bool = False) -> dict:
 HERE = [("gdn_decode/cpp-v1", "cpu"), ("gdn_decode/triton-v2", "interpreter"), ("gdn_decode/pt-reference", "cpu")]
 
 
+@pytest.mark.slow
 def test_algos_get_their_verdicts_with_only_the_carried_files(tmp_path):
     languages = {REGISTRY.find(name).language for name, _ in HERE}
     assert languages == {a.language for a in REGISTRY.algos if set(a.modes) != {"cuda"}}
@@ -313,11 +314,11 @@ def test_a_gpu_algo_gets_its_verdict_with_only_the_carried_files(tmp_path, name)
 
 
 def test_a_crash_and_a_hang_cost_their_own_algo_only(tmp_path, write_algo):
-    head = "from .right import run as right\nimport os\n\n"
+    head = "from .right import run as right\nimport os, signal\n\n"
     run = f"def run({helpers.DECODE_ARGS}):\n    {{}}\n    return right({helpers.DECODE_ARGS})\n"
     # pt-reference's workloads in the order of their size: B = 1, then 4
     write_algo(tmp_path, "aborts", head + run.format("if q.shape[0] > 1: os.write(2, b'LAST-WORDS\\n'); os.abort()"))
-    write_algo(tmp_path, "hangs", head + "while True: pass\n" + run.format("pass"))
+    write_algo(tmp_path, "hangs", head + "while True: signal.pause()\n" + run.format("pass"))
     known, op = registry.load(str(tmp_path)), REGISTRY.ops["gdn_decode"]
     few = (embedded(op)[0], next(w for w in embedded(op) if w.axes["batch_size"] > 1))
     described = pack.definition(op, known)
@@ -356,6 +357,7 @@ def test_each_environment_says_where_it_is_and_what_was_asked_for(monkeypatch):
     assert reply["answers"][0]["environment"] == described | label
 
 
+@pytest.mark.slow
 def test_a_profile_is_made_there_and_its_folder_unpacked_here(tmp_path):
     tool, (subject,) = profiling.subjects(REGISTRY, ["pt-reference"], None, "torch", "0", None, "cpu")
     asked = profiling.Settings(tool, tmp_path / "here", seconds=0.05)

@@ -694,16 +694,6 @@ def test_update_refuses_a_block_that_is_none_and_writes_nothing(gdn, tmp_path, t
     assert (tmp_path / "README.md").read_text() == text and len(list(tmp_path.iterdir())) == 2
 
 
-def test_our_readme_is_what_its_records_say(gdn, tmp_path):
-    """The figures may differ by a version of matplotlib; the text may not."""
-    text = (ROOT / "README.md").read_text()
-    assert text.count("<!-- gdn report results/") >= 4
-    shutil.copy(ROOT / "README.md", tmp_path)
-    shutil.copytree(ROOT / "results", tmp_path / "results")
-    assert gdn("report", "--update", tmp_path / "README.md").code == 0
-    assert (tmp_path / "README.md").read_text() == text, "run `gdn report --update README.md`"
-
-
 # --- in a browser -----------------------------------------------------------------------------------------------------
 
 needs_browser = pytest.mark.skipif(not browser.find(), reason="no Chromium here (apt-get install chromium)")

@@ -46,6 +46,7 @@ def test_a_folder_of_ones_own_may_share_what_ships_with_gdn(tmp_path):
     assert packed(load(tmp_path), "mine")["decode.cuh"] == text
 
 
+@pytest.mark.slow
 def test_it_runs(folder, gdn):
     done = gdn("run", "--algo", "borrower", "--algos", folder, "-w", "batch_size=1", "--json")
     assert done.code == 0 and {r["status"] for r in done.json["records"]} == {"passed"}

@@ -387,7 +387,8 @@ def test_garbage_is_that_workers_failure(writes, status, says, tmp_path, monkeyp
     script.write_text(f"#!/bin/sh\n{body}\n")
     script.chmod(0o755)
     wrapped = (str(script),)
-    outcome = jobs.serve(jobs.Job("check", DECODE, {}, None, "cpu", ()).request(), dict(os.environ), 60.0, wrap=wrapped)
+    request = jobs.Job("floor", DECODE, {}, None, "cpu", ()).request()
+    outcome = jobs.serve(request, dict(os.environ), 60.0, wrap=wrapped)
     assert (outcome.status, outcome.reason) == (status, says)
 
 

@@ -163,10 +163,11 @@ def test_records_say_where_they_come_from(fates):
 # --- hang and interrupt -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_hang_ends_at_the_timeout_and_the_command_goes_on(tmp_path, gdn, write_algo):
     pid = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))"
     # the clock runs from the worker's start: a hang at import comes soonest
-    write_algo(tmp_path, "hangs", moody(top=f"{pid}\nos.write(2, b'STUCK\\n')\nwhile True: pass\n"))
+    write_algo(tmp_path, "hangs", moody(top=f"{pid}\nos.write(2, b'STUCK\\n')\nwhile True: signal.pause()\n"))
     write_algo(tmp_path, "broken", moody(top="import no_such_package_here"))
     done = gdn("run", "--algos", tmp_path, "--algo", "hangs,broken", "-w", "0", "--timeout", "20")
     assert done.code == errors.FAILED
@@ -182,7 +183,9 @@ def test_a_hang_ends_at_the_timeout_and_the_command_goes_on(tmp_path, gdn, write
 
 def test_ctrl_c_keeps_what_was_measured_and_leaves_no_worker(tmp_path, write_algo):
     mark, out = tmp_path / "pid", tmp_path / "records.json"
-    source = moody(f"if B == 2:\n        open({str(mark)!r}, 'w').write(str(os.getpid()))\n        while True: pass")
+    source = moody(
+        f"if B == 2:\n        open({str(mark)!r}, 'w').write(str(os.getpid()))\n        while True: signal.pause()"
+    )
     write_algo(tmp_path, "hangs", source)
     process = subprocess.Popen(
         [sys.executable, "-m", "gdn_cli", "run", "--algos", str(tmp_path), "--algo", "hangs,pt-reference", "--json",

@@ -217,7 +217,9 @@ class _Following:
                     [
                         sys.executable, "-I", "-S", str(_KEEPER), str(folder),
                         *(["--cpus", ",".join(map(str, sorted(cpus)))] if cpus else []), "--",
-                        *wrap, sys.executable, "-m", "gdn_cli.worker", "--events", f"/dev/fd/{events_in}",
+                        *wrap, sys.executable, "-m", "gdn_cli.worker",
+                        *(["--runner", request.mode] if request.judges and not request.sandbox else []),
+                        "--events", f"/dev/fd/{events_in}",
                     ],
                     stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder / "empty", env=env,
                     start_new_session=True, pass_fds=(events_in,),

@@ -57,6 +57,12 @@ class Request(Struct, kw_only=True):
     profile: Profiling | None = None
     seal: str = ""  # in front of each record: what the algo's code cannot know
 
+    @property
+    def judges(self) -> bool:
+        """Whether there is an algo whose code needs a process of its own. Not for a profiler's target: the tool looks
+        at the worker itself, and nothing there gives a verdict then."""
+        return self.command != "floor" and (self.command != "profile" or self.profile.task == "survey")
+
 
 class Serving(Request, kw_only=True):
     """A request in the worker that serves it."""

@@ -28,8 +28,10 @@ from .parsing import decode, json_of
 from .request import SCHEMA, Reply, Request, Serving
 
 
-def main(events: Path | None = None) -> int:
+def main(events: Path | None = None, runner: str | None = None) -> int:
     """Serve the request on stdin; the reply goes to stdout, and nothing else does. Returns the exit code.
+
+    runner  the request's mode, where a runner is to be forked before the request is read
 
     Whatever runs here may print: file descriptor 1 points at stderr for the rest of the process, because CUDA's printf
     and C's buffered stdout know nothing of Python's sys.stdout and may flush as late as at exit.
@@ -37,10 +39,14 @@ def main(events: Path | None = None) -> int:
     sys.stdout.flush()
     reply = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    started = None
+    if runner:
+        _imports(runner)
+        started = process.fork(runner)
     request = _request(sys.stdin.read())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # root could read it again, seal and all, in /proc
     if isinstance(request, Request):
-        answer = serve(request, _emitter(events, request.seal))
+        answer = serve(request, _emitter(events, request.seal), started)
         answer.seal = request.seal
     else:
         answer = request
@@ -70,16 +76,17 @@ def _request(text: str) -> Request | Reply:
     return Reply(schema=SCHEMA, status="refused", reason=reason, code=2, records=[])
 
 
-def serve(asked: Request, emit: Callable[[dict], None]) -> Reply:
-    """Do what a request asks for; `emit` gets each record as it is made."""
+def serve(asked: Request, emit: Callable[[dict], None], started: process.Started | None = None) -> Reply:
+    """Do what a request asks for; `emit` gets each record as it is made. `started`: a runner that is there already."""
     _imports(asked.mode)
     reply = Reply(schema=SCHEMA, status="done", records=[])
     # the worker's own FIB_CACHE_PATH becomes another one
-    request = Serving(**structs.asdict(asked), builds=os.environ.get("FIB_CACHE_PATH"))
+    request = Serving(**structs.asdict(asked), builds=os.environ.get("FIB_CACHE_PATH"), started=started)
     try:
-        if _judges(request):
+        if request.judges:
             _prctl(_PR_SET_DUMPABLE, 0)
-            request.started = process.of(request)  # first, so that it imports torch while this process does
+            if not request.started:
+                request.started = process.of(request)  # first, so that it imports torch while this process does
             # the reference is built where no algo's code has ever written
             os.environ["FIB_CACHE_PATH"] = tempfile.mkdtemp(prefix="gdn-reference-")
         from . import environment, tasks
@@ -101,13 +108,6 @@ def serve(asked: Request, emit: Callable[[dict], None]) -> Reply:
     except GdnError as e:  # what was measured before stays in the reply
         reply.status, reply.reason, reply.code = "refused", str(e), e.code
     return reply
-
-
-def _judges(request: Serving[str, Any]) -> bool:
-    """Whether there is an algo whose code needs a process of its own. Not for a profiler's target: the tool looks at
-    this one, and nothing here gives a verdict then."""
-    command = request.command
-    return command != "floor" and (command != "profile" or request.profile.task == "survey")
 
 
 def _imports(mode: str) -> None:
@@ -150,4 +150,5 @@ def _prctl(option: int, value: int) -> None:
 
 if __name__ == "__main__":  # started by jobs.py
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    end(main(Path(sys.argv[sys.argv.index("--events") + 1]) if "--events" in sys.argv else None))
+    given = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
+    end(main(Path(given["--events"]), given.get("--runner")))

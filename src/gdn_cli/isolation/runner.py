@@ -1,4 +1,5 @@
-"""The process that runs an algo's code: `python -m gdn_cli.isolation.runner DESCRIPTOR`, started by client.py.
+"""The process that runs an algo's code, started by process.py: a copy of its worker, or
+`python -m gdn_cli.isolation.runner DESCRIPTOR DEVICE`.
 
 It reads a command from the socket, does it, and answers, one after the other. It gives no verdict, holds no descriptor
 that records go to, and never sees what is right. Whatever happens here is the algo's fate.
@@ -325,16 +326,18 @@ class _Scaling:
         self.scale = scale
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(worker: int) -> None:
     """Have Linux end this process when its worker dies in a way that lets it clean up nothing."""
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if worker and os.getppid() != worker:  # it died before the line above
+            os._exit(1)
 
 
-def main(descriptor: int, device: str) -> None:
-    _die_with_parent()
+def main(descriptor: int, device: str, worker: int = 0) -> None:
+    _die_with_parent(worker)
     line = channel.inherited(descriptor)
     code = 0
     try:
