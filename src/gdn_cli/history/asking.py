@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-import msgspec
-
 from .. import registry
 from ..errors import UsageError, unknown
 from ..records import FLOORS
-from .documents import Series
+from .documents import Place, Series
 
 _SHOWS = "`gdn history` shows what is kept"
 
@@ -70,19 +68,13 @@ def _find(name: str, op: str | None, known: list[tuple[str, str]]) -> tuple[str,
     return found[0]
 
 
-class Overview(msgspec.Struct):
+class Overview(Place):
     """One algo: how often and since when, and its last and best geometric mean in microseconds.
 
     The means are those of its last device and of the first tier measured there, over the workloads of that last
     measurement; the best is the best of the runs that measured these very workloads.
     """
 
-    op: str
-    algo: str
-    device: str | None
-    mode: str | None
-    tier: str | None
-    l2: str | None
     source_hash: str | None
     measured: int
     failed: int
@@ -120,15 +112,9 @@ def _overview(found: list[Series]) -> Overview:
     )  # fmt: skip
 
 
-class Group(msgspec.Struct):
+class Group(Place):
     """One algo on one device, in one tier and state of L2: its labels in order, and its times, newest last."""
 
-    op: str
-    algo: str
-    device: str | None
-    mode: str | None
-    tier: str | None
-    l2: str | None
     labels: list[str]
     rows: list[Series]
 

@@ -75,7 +75,7 @@ class Record(msgspec.Struct):
     code: int | None = None  # the exit code that a failure asks for
     reason: str | None = None
     unfinished: int | None = None  # workloads that were not reached
-    bytes_moved: int | None = None
+    bytes_moved: int | float | None = None
     how: str | None = None
     backend: str | None = None
     doubts: list[Any] | None = None
@@ -169,7 +169,22 @@ def _checked(document: Document) -> Document:
 # --- what is made of it -----------------------------------------------------------------------------------------------
 
 
-class Series(msgspec.Struct):
+class Place(msgspec.Struct):
+    """What times must have in common to be compared."""
+
+    op: str
+    algo: str
+    device: str | None
+    mode: str | None
+    tier: str | None
+    l2: str | None
+
+    @property
+    def place(self) -> tuple[str | None, ...]:
+        return self.op, self.algo, self.device, self.mode, self.tier, self.l2
+
+
+class Series(Place):
     """One algo of a run in one tier: on one GPU, or on several of a kind that shared its workloads.
 
     It has all that tables need; the records themselves are read for an export only. Times are in microseconds.
@@ -182,12 +197,6 @@ class Series(msgspec.Struct):
     dirty: bool
     interrupted: bool
     file: str | None
-    op: str
-    algo: str
-    device: str | None
-    mode: str | None
-    tier: str | None
-    l2: str | None
     source_hash: str | None
     driver: str | None
     versions: dict[str, str | None] | None
@@ -202,11 +211,6 @@ class Series(msgspec.Struct):
     sizes: dict[str, list[float]]  # label -> the sizes of its axes, by which labels are sorted
     source_changed: bool = False  # since the row above, in a timeline
     changes: list[str] = []  # what else did
-
-    @property
-    def place(self) -> tuple[str | None, ...]:
-        """What times must have in common to be compared."""
-        return self.op, self.algo, self.device, self.mode, self.tier, self.l2
 
     @property
     def shown(self) -> bool:
@@ -250,9 +254,9 @@ def _series(part: Part, document: Document, run: str) -> Series:
     for r in measured:
         labels.setdefault(r.label or "all", []).append(r)  # a floor of the machine has no workload
     return Series(
+        part.op, part.algo, where.device, part.mode, part.tier, part.l2,
         run, document.time, document.command, document.commit, bool(document.dirty), document.interrupted,
-        document.file, part.op, part.algo, where.device, part.mode, part.tier, part.l2, part.source_hash,
-        where.driver, where.versions, len(part.records),
+        document.file, part.source_hash, where.driver, where.versions, len(part.records),
         measured=len(measured),
         failed=sum(map(failures, part.records)),
         doubted=sum(bool(r.doubts) for r in measured),

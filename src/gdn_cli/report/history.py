@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import files, units
-from ..history import EXPORTED, SHORT, Group, Kept, Overview, Series, most_measured
+from ..history import EXPORTED, SHORT, Group, Kept, Overview, Place, Series, most_measured
 from ..text import csv_cell, shown
 from ..units import digits
 from .screen import console, new_table, put, show_json, styled
@@ -127,7 +127,7 @@ def _commit(row: Series | Overview) -> str:
     return f"{row.commit[:8]}{'+' if row.dirty else ''}" if row.commit else "-"
 
 
-def _title(name: str, place: Series | Overview | Group) -> str:
+def _title(name: str, place: Place) -> str:
     tier = f"tier {place.tier}" if place.tier else "not timed"
     l2 = f", L2 {place.l2}" if place.l2 else ""
     return f"{name} | {place.device or place.mode or 'unknown device'} | {tier}{l2}"
