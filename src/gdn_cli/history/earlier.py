@@ -37,6 +37,7 @@ def take_over(history: History) -> str | None:
     aside = next(name for name in names if not name.exists())
     with contextlib.suppress(OSError):  # another command was as quick; else the next one tries again
         old.rename(aside)
+        old.with_name(f"{old.name}.lock").unlink(missing_ok=True)
     what = f"cannot be read ({damage})" if damage else f"had {len(listed)} runs, {taken} with a record file to take in"
     more = f"; `gdn history --import {paths.runs_dir()}/*.json` takes in others" if damage else ""
     return f"the history of an earlier gdn {what}; it is kept as {aside}{more}"
