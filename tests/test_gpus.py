@@ -39,7 +39,7 @@ from gdn_cli import (
     tuning,
 )
 from gdn_cli.errors import MissingError, UsageError
-from gdn_cli.history import keeping
+from gdn_cli.history import documents
 from gdn_cli.machine import Gpu
 from gdn_cli.registry import Algo
 from gdn_cli.report import gather, terminal
@@ -635,7 +635,11 @@ def test_the_page_keeps_gpus_of_one_run_apart():
 
 
 def places(document: dict) -> list[tuple[str, tuple[str, ...], int]]:
-    return sorted((s.algo, s.places, len(s.records)) for s in keeping.series(document) if s.algo != "copy")
+    return sorted(
+        (s.algo, s.places, len(s.records))
+        for s in documents.parts(documents.convert(document, "x"))
+        if s.algo != "copy"
+    )
 
 
 def test_the_history_keeps_what_two_gpus_measured_alike_apart():
@@ -649,7 +653,7 @@ def test_the_history_joins_the_workloads_that_gpus_of_a_kind_shared():
     """A mean over a GPU's share of the workloads would compare with no other run."""
     shared = bench(record("a", 0, 6.0), record("a", 1, 5.0, 4))
     assert places(shared) == [("a", ("cuda:0", "cuda:1"), 2)]
-    common = keeping._common(("cuda:0", "cuda:1"), shared["environments"])
+    common = documents._common(("cuda:0", "cuda:1"), documents.convert(shared, "x"))
     assert common == {"gpu": "NVIDIA H200", "driver": "580.1", "versions": {}}  # neither's number and UUID
     shared["environments"]["cuda:1"]["gpu"] = "NVIDIA B200"
     assert places(shared) == [("a", ("cuda:0",), 1), ("a", ("cuda:1",), 1)]

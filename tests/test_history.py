@@ -1,4 +1,4 @@
-"""The history: what goes in comes out, nothing gets lost or mixed, and a file that is not well is not touched.
+"""The history: what goes in comes out, nothing gets lost or mixed, and what is damaged hides nothing else.
 
 `python test_history.py RUNS ALGOS WORKLOADS` fills the history of GDN_HOME, to time `gdn history` on.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import io
 import json
 import math
+import os
 import random
 import re
 import sqlite3
@@ -20,10 +22,11 @@ import time
 from pathlib import Path
 
 import helpers
+import msgspec
 import pytest
 
-from gdn_cli import errors, history, paths, records
-from gdn_cli.history import database
+from gdn_cli import errors, files, history, paths, records
+from gdn_cli.history import documents
 from gdn_cli.report import history as history_report
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
@@ -73,18 +76,22 @@ def kept(tmp_path, monkeypatch):
 
     def keep(*documents):
         for document in documents:
-            assert history.add(document) is None
+            history.History().keep(document)
         return history.History()
 
     return keep
 
 
 def everything(**where):
-    return history.History().rows(list, history.Filter(**where))
+    return list(history.History().rows(history.Filter(**where)))
 
 
-def aside():
-    return sorted(p for p in history.file().parent.iterdir() if ".damaged-" in p.name)
+def overview():
+    return history.overview(history.History().series())
+
+
+def timeline(*algos, count=20, **where):
+    return history.timeline(history.History().series(), history.Filter(algos, **where), count)
 
 
 # --- what goes in comes out -------------------------------------------------------------------------------------
@@ -92,7 +99,9 @@ def aside():
 
 def test_it_lies_beside_the_runs(kept):
     kept(bench(record("cuda-v4", 2.05)))
-    assert history.file() == paths.runs_dir().parent / "history.sqlite" and history.file().is_file()
+    (run,) = {r["run"] for r in everything()}
+    folder = paths.runs_dir().parent / "history"
+    assert history.default() == folder and (folder / f"{run}.json").is_file()
 
 
 def test_every_value_of_a_record_comes_back(kept):
@@ -126,7 +135,7 @@ def test_every_value_of_a_record_comes_back(kept):
 def test_what_was_only_checked_is_not_kept(kept):
     passed = {k: v for k, v in record("cuda-v4", 2.05).items() if k != "timing"}
     kept(bench(passed, record("cuda-v1", None), command="run"), bench(passed))
-    assert history.History().is_empty() and not history.file().exists()
+    assert history.History().series() == [] and not history.default().exists()
 
 
 @pytest.mark.parametrize("name", ["h200/decode-contest", "epyc-2cpu/decode-quick"])
@@ -159,23 +168,23 @@ def test_the_same_document_comes_in_once_and_another_of_the_same_second_as_well(
 
 
 def test_a_timeline_has_the_median_of_each_label_and_what_failed(kept):
-    store = kept(
+    kept(
         bench(*(record("cuda-v4", us, 1, i) for i, us in enumerate((2.0, 9.0, 3.0))),
               *(record("cuda-v4", us, 8, i) for i, us in enumerate((4.0, 5.0))),
               record("cuda-v4", None, 8, 2), record("cuda-v4", None, 64, 0)),
     )  # fmt: skip
-    (group,) = store.timeline(history.Filter(("cuda-v4",)))
-    (row,) = group["rows"]
-    assert row["medians_us"] == {"B=1": 3.0, "B=8": 4.5} and group["labels"] == ["B=1", "B=8"]
-    assert (row["measured"], row["failed"], row["commit"]) == (5, 2, "01c78cc43113")
+    (group,) = timeline("cuda-v4")
+    (row,) = group.rows
+    assert row.medians_us == {"B=1": 3.0, "B=8": 4.5} and group.labels == ["B=1", "B=8"]
+    assert (row.measured, row.failed, row.commit) == (5, 2, "01c78cc43113")
 
 
 def test_the_newest_runs_are_shown_and_the_newest_last_whenever_they_came_in(kept):
     days = [5, 1, 4, 2, 3]
-    store = kept(*(bench(record("cuda-v4", 10.0 + day), day=day) for day in days))
-    (group,) = store.timeline(history.Filter(("cuda-v4",)), runs=3)
-    assert [row["medians_us"]["B=1"] for row in group["rows"]] == [13.0, 14.0, 15.0]
-    assert len(store.timeline(history.Filter(("cuda-v4",)))[0]["rows"]) == 5
+    kept(*(bench(record("cuda-v4", 10.0 + day), day=day) for day in days))
+    (group,) = timeline("cuda-v4", count=3)
+    assert [row.medians_us["B=1"] for row in group.rows] == [13.0, 14.0, 15.0]
+    assert len(timeline("cuda-v4")[0].rows) == 5
 
 
 def test_tiers_l2_states_devices_and_ops_are_never_mixed(kept):
@@ -196,108 +205,108 @@ def test_tiers_l2_states_devices_and_ops_are_never_mixed(kept):
     ours, theirs = ("NVIDIA H200", "AMD EPYC (2 threads)"), ("NVIDIA B200", "AMD EPYC (1 threads)")
     for day in (1, 2):
         kept(bench(*made(ours, day), day=day), bench(*made(theirs, day), day=day, **other))
-    store = kept(bench(record("a", 7.0, op="gdn_prefill"), day=1))
-    groups = store.timeline(history.Filter(("gdn_decode/a",)))
-    found = {(g["device"], g["tier"], g["l2"]): [row["medians_us"]["B=1"] for row in g["rows"]] for g in groups}
+    kept(bench(record("a", 7.0, op="gdn_prefill"), day=1))
+    groups = timeline("gdn_decode/a")
+    found = {(g.device, g.tier, g.l2): [row.medians_us["B=1"] for row in g.rows] for g in groups}
     assert found == {place: [us + 1, us + 2] for place, us in medians.items()}
-    (prefill,) = store.timeline(history.Filter(op="gdn_prefill"))
-    assert prefill["rows"][0]["medians_us"] == {"T=1 N=1": 7.0}
-    assert len(store.timeline(history.Filter(("a",), tier="cupti", device="b200"))) == 1
+    (prefill,) = timeline(op="gdn_prefill")
+    assert prefill.rows[0].medians_us == {"T=1 N=1": 7.0}
+    assert len(timeline("a", tier="cupti", device="b200")) == 1
 
 
 def test_what_else_changed_between_two_rows_is_said(kept):
     newer = {"cuda": GPU | {"driver": "590.1", "versions": GPU["versions"] | {"torch": "2.12"}}}
-    store = kept(
+    kept(
         bench(record("a", 2.0), day=1), bench(record("a", 2.0), day=2),
         bench(record("a", 1.0, source_hash="fedcba987654"), day=3, environments=newer),
     )  # fmt: skip
-    (group,) = store.timeline(history.Filter(("a",)))
-    assert [row["source_changed"] for row in group["rows"]] == [False, False, True]
-    assert [row["changes"] for row in group["rows"]] == [
+    (group,) = timeline("a")
+    assert [row.source_changed for row in group.rows] == [False, False, True]
+    assert [row.changes for row in group.rows] == [
         [], [], ["driver 580.159.04 -> 590.1", "torch 2.11.0+cu130 -> 2.12"]
     ]  # fmt: skip
 
 
 def test_two_sources_of_one_name_in_one_run_are_two_rows(kept):
-    store = kept(bench(record("a", 2.0), record("a", 4.0, source_hash="fedcba987654")))
-    (group,) = store.timeline(history.Filter(("a",)))
-    assert sorted(row["medians_us"]["B=1"] for row in group["rows"]) == [2.0, 4.0]
+    kept(bench(record("a", 2.0), record("a", 4.0, source_hash="fedcba987654")))
+    (group,) = timeline("a")
+    assert sorted(row.medians_us["B=1"] for row in group.rows) == [2.0, 4.0]
 
 
 def test_the_overview_compares_only_the_same_workloads(kept):
     both, small = [(1, 2.0), (64, 20.0)], [(1, 2.0)]
-    store = kept(
+    kept(
         bench(*(record("a", us * 0.9, b) for b, us in both), day=1),
         bench(*(record("a", us * 0.1, b) for b, us in small), day=2),  # fewer workloads: a smaller mean, no better
         bench(*(record("a", us * 0.5, b, tier="events") for b, us in both), day=3),
         bench(*(record("a", us * 0.3, b, doubts=["noisy"]) for b, us in both), day=4),
         bench(*(record("a", us, b) for b, us in both), record("copy", 1.0), record("empty", 1.0, workload=None), day=5),
     )
-    (row,) = store.overview()
-    assert not row["best_doubted"]
-    assert row["last_us"] == pytest.approx(math.sqrt(2.0 * 20.0))
-    assert row["best_us"] == pytest.approx(0.9 * math.sqrt(2.0 * 20.0))
-    assert (row["runs"], row["first"][:10], row["last"][:10]) == (5, "2026-11-01", "2026-11-05")
-    assert (row["algo"], row["tier"], row["commit"]) == ("a", "cupti", "05c78cc43113")
-    assert [g["labels"] for g in store.timeline(history.Filter(("copy", "empty")))] == [["B=1"], ["all"]]
+    (row,) = overview()
+    assert not row.best_doubted
+    assert row.last_us == pytest.approx(math.sqrt(2.0 * 20.0))
+    assert row.best_us == pytest.approx(0.9 * math.sqrt(2.0 * 20.0))
+    assert (row.runs, row.first[:10], row.last[:10]) == (5, "2026-11-01", "2026-11-05")
+    assert (row.algo, row.tier, row.commit) == ("a", "cupti", "05c78cc43113")
+    assert [g.labels for g in timeline("copy", "empty")] == [["B=1"], ["all"]]
 
 
 def test_a_best_that_is_in_doubt_is_marked(kept, capsys):
     """As one is where nothing else was measured."""
-    store = kept(*(bench(record("a", us, doubts=["noisy"]), day=i) for i, us in enumerate((2.0, 3.0), 1)))
-    (row,) = store.overview()
-    assert row["best_us"] == pytest.approx(2.0) and row["best_doubted"] is True
+    kept(*(bench(record("a", us, doubts=["noisy"]), day=i) for i, us in enumerate((2.0, 3.0), 1)))
+    (row,) = overview()
+    assert row.best_us == pytest.approx(2.0) and row.best_doubted is True
     history_report.show_overview([row], as_json=False)
     assert "2.00 us?  3.00 us?" in capsys.readouterr().out
 
 
 def test_the_overview_shows_the_first_tier_that_measured(kept):
     tiers = ("cupti", "nvbench", "events")
-    store = kept(
+    kept(
         bench(*(record("a", us, tier=tier) for tier, us in zip(tiers, (None, 2.0, 3.0), strict=True)),
               *(record("b", us, tier=tier) for tier, us in zip(tiers, (1.0, 2.0, 3.0), strict=True))),
     )  # fmt: skip
-    assert [(r["algo"], r["tier"], r["last_us"]) for r in store.overview()] == [
+    assert [(r.algo, r.tier, r.last_us) for r in overview()] == [
         ("a", "nvbench", pytest.approx(2.0)), ("b", "cupti", pytest.approx(1.0))
     ]  # fmt: skip
 
 
 def test_an_algo_that_failed_last_keeps_its_best(kept):
-    store = kept(bench(record("a", 2.0), day=1), bench(record("a", 3.0), day=2), bench(record("a", None), day=3))
-    (row,) = store.overview()
-    assert (row["last_us"], row["best_us"], row["failed"], row["tier"]) == (None, pytest.approx(2.0), 1, "cupti")
+    kept(bench(record("a", 2.0), day=1), bench(record("a", 3.0), day=2), bench(record("a", None), day=3))
+    (row,) = overview()
+    assert (row.last_us, row.best_us, row.failed, row.tier) == (None, pytest.approx(2.0), 1, "cupti")
 
 
 def test_workloads_that_were_not_reached_failed_and_what_is_merely_missing_did_not(kept):
     crashed = record("a", None, status="crashed", unfinished=53, workload=None)
     missing = record("b", None, status="build_failed", code=errors.MISSING)
-    store = kept(bench(record("a", 2.0), crashed, record("c", None, status="tier_unavailable"), missing))
-    assert [(r["algo"], r["failed"]) for r in store.overview()] == [("a", 53)]
+    kept(bench(record("a", 2.0), crashed, record("c", None, status="tier_unavailable"), missing))
+    assert [(r.algo, r.failed) for r in overview()] == [("a", 53)]
     assert sorted(r["algo"] for r in everything()) == ["a", "a", "b", "c"]  # kept all the same
 
 
 def test_a_failure_without_a_tier_belongs_to_the_only_tier_of_its_run(kept):
     failed = record("a", None, 8)
     del failed["tier"]  # schema 1
-    (group,) = kept(bench(record("a", 2.0), failed)).timeline(history.Filter(("a",)))
-    assert (group["tier"], group["l2"], group["rows"][0]["failed"]) == ("cupti", "cold", 1)
-    groups = kept(bench(record("b", 2.0), record("c", 2.0, tier="events"), failed, day=2)).timeline(
-        history.Filter(("a",))
-    )
-    assert [(g["tier"], len(g["rows"])) for g in groups] == [(None, 1), ("cupti", 1)]
+    kept(bench(record("a", 2.0), failed))
+    (group,) = timeline("a")
+    assert (group.tier, group.l2, group.rows[0].failed) == ("cupti", "cold", 1)
+    kept(bench(record("b", 2.0), record("c", 2.0, tier="events"), failed, day=2))
+    groups = timeline("a")
+    assert [(g.tier, len(g.rows)) for g in groups] == [(None, 1), ("cupti", 1)]
 
 
 def test_the_columns_are_those_that_most_rows_have(kept):
     def of(*batches, day):
         return bench(*(record("a", 1.0 * b, b) for b in batches), day=day)
 
-    store = kept(of(1, 2, 4, 8, 16, 32, 64, day=1), of(4, 64, day=2), of(4, 128, day=3))
-    (group,) = store.timeline(history.Filter(("a",)))
-    assert group["labels"] == [f"B={b}" for b in (1, 2, 4, 8, 16, 32, 64, 128)]
+    kept(of(1, 2, 4, 8, 16, 32, 64, day=1), of(4, 64, day=2), of(4, 128, day=3))
+    (group,) = timeline("a")
+    assert group.labels == [f"B={b}" for b in (1, 2, 4, 8, 16, 32, 64, 128)]
     assert history.most_measured(group, 1) == ["B=4"]
     assert history.most_measured(group, 2) == ["B=4", "B=64"]
     assert history.most_measured(group, 4) == ["B=1", "B=4", "B=64", "B=128"]  # of equals, the two ends
-    assert history.most_measured(group, 8) == group["labels"]
+    assert history.most_measured(group, 8) == group.labels
 
 
 # --- two at once, and files that are not well -------------------------------------------------------------------
@@ -307,15 +316,16 @@ import sys
 import test_history as t
 sys.stdin.readline()  # all begin at once
 for i in range(25):
-    assert t.history.add(t.bench(t.record(f"algo-{sys.argv[1]}", 1.0 + i), t.record("shared", 1.0 + i))) is None
+    t.history.History().keep(t.bench(t.record(f"algo-{sys.argv[1]}", 1.0 + i), t.record("shared", 1.0 + i)))
 """
 
 
 def together(code, count, *args):
     """Run `code` in so many processes that begin at the same moment; its stdouts."""
+    path = os.pathsep.join(map(str, (helpers.TESTS, paths.PACKAGE.parent)))
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", code, str(i), *args], env=helpers.environment(PYTHONPATH=str(helpers.TESTS)),
+            [sys.executable, "-c", code, str(i), *args], env=helpers.environment(PYTHONPATH=path),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         ) for i in range(count)
     ]  # fmt: skip
@@ -333,148 +343,139 @@ def test_commands_that_add_at_once_lose_nothing(kept):
     assert sorted((r["algo"], r["median_us"]) for r in found if r["algo"] != "shared") == [
         (f"algo-{i}", 1.0 + j) for i in range(3) for j in range(25)
     ]
-    assert len(found) == 150 and aside() == []
+    assert len(found) == 150
 
 
-def test_a_file_that_another_command_has_made_meanwhile_is_used_as_it_is(kept):
+_ASKER = """
+import sys
+import test_history as t
+sys.stdin.readline()
+store = t.history.History()
+print([len(store.series()), store.damaged])
+"""
+
+
+def test_commands_that_make_the_index_at_once_all_see_everything(kept):
+    kept(*(bench(record("a", 1.0 + i), day=1 + i) for i in range(20)))
+    for damage in (lambda: None, lambda: index_file().write_bytes(b"x")):
+        damage()
+        assert together(_ASKER, 3) == ["[20, []]\n"] * 3
+        assert len(asked()) == 20
+    assert sorted(p.suffix for p in history.default().iterdir()) == [".json"] * 20 + [".msgpack"]
+
+
+def index_file():
+    return history.History().index
+
+
+def asked(*lines):
+    """The series, where exactly these lines were said."""
+    store = history.History()
+    found = store.series()
+    assert len(store.notices) == len(lines) and all(map(str.__contains__, store.notices, lines)), store.notices
+    return found
+
+
+def of_another_version(index):
+    content = msgspec.msgpack.decode(index.read_bytes())
+    index.write_bytes(msgspec.msgpack.encode(content | {"version": 99}))
+
+
+DAMAGES = {
+    "notes": lambda index: index.write_bytes(b"these are notes of mine, and no index at all\n" * 20),
+    "empty": lambda index: index.write_bytes(b""),
+    "cut": lambda index: index.write_bytes(index.read_bytes()[:900]),
+    "half": lambda index: index.write_bytes(index.read_bytes()[:900] + b"\xa5" * 900),
+    "deep": lambda index: index.write_bytes(b"\x91" * 100_000),
+    "version": of_another_version,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_an_index_that_is_not_well_is_made_anew_from_the_documents(damage, kept, gdn):
+    kept(*(bench(record(f"algo-{i}", 1.0), day=1 + i) for i in range(20)))
+    wanted, content = asked(), index_file().read_bytes()
+    DAMAGES[damage](index_file())
+    done = gdn("history", "--json")
+    assert done.code == 0 and len(done.json["algos"]) == 20
+    assert re.fullmatch(r"gdn: the history's index was not readable \(.+\): made anew from 20 runs\n", done.err)
+    assert asked() == wanted and index_file().read_bytes() == content
+
+
+def test_an_index_that_cannot_be_read_or_written_costs_only_time(kept, full):
     kept(bench(record("a", 2.0)))
-    with contextlib.closing(sqlite3.connect(history.file(), isolation_level=None)) as db:
-        database._create(db)  # as by a command that saw no file a moment ago
-    assert len(everything()) == 1
+    full()
+    assert [s.algo for s in asked()] == ["a"] and not index_file().exists()
+    full(False)
+    index_file().mkdir()  # nor can this be replaced
+    assert [s.algo for s in asked("Is a directory")] == ["a"]
+    index_file().rmdir()
+    assert asked() == asked() and index_file().is_file()
 
 
-def garbage(file):
-    file.write_bytes(b"these are notes of mine, and no history at all\n" * 20)
+def test_the_index_answers_where_it_has_a_run(kept, monkeypatch):
+    kept(bench(record("a", 2.0), day=1))
+    asked()
+    kept(bench(record("b", 3.0), day=2))
+    read, decode = [], documents.decode
+    monkeypatch.setattr(documents, "decode", lambda data: read.append(data) or decode(data))
+    assert [s.algo for s in asked()] == ["a", "b"] and len(read) == 1
+    assert [s.algo for s in asked()] == ["a", "b"] and len(read) == 1
 
 
-def cut_short(file):
-    file.write_bytes(file.read_bytes()[:9000])
+def test_what_came_from_elsewhere_is_kept_though_its_file_is_gone(kept, gdn, tmp_path):
+    (tmp_path / "x.json").write_text(json.dumps(bench(record("a", 2.0), record("b", 3.0, 8))))
+    assert gdn("history", "--import", tmp_path / "x.json").code == 0
+    wanted = everything()
+    (tmp_path / "x.json").unlink()
+    index_file().unlink()
+    assert everything() == wanted and [r["median_us"] for r in wanted] == [2.0, 3.0]
 
 
-def overwritten(file):
-    content = file.read_bytes()
-    file.write_bytes(content[:4096] + b"\xa5" * (len(content) - 4096))
-
-
-def without_tables(file):
-    with contextlib.closing(sqlite3.connect(file)) as db:
-        db.executescript("DROP TABLE samples; PRAGMA journal_mode = DELETE")
-
-
-DAMAGES = [garbage, cut_short, overwritten, without_tables]
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"time": "x", "records": [], "schema": 99}', b"NaN"]
+)
+def test_a_damaged_document_is_one_clear_line_and_hides_no_other(text, kept, gdn):
+    kept(bench(record("a", 2.0), day=1), bench(record("b", 2.0), day=2))
+    run = next(r["run"] for r in everything() if r["algo"] == "b")
+    path = history.default() / f"{run}.json"
+    path.write_bytes(text)
+    index_file().unlink()
+    for _ in range(2):
+        done = gdn("history", "--json")
+        assert (done.code, [row["algo"] for row in done.json["algos"]]) == (errors.MISSING, ["a"])
+        assert done.err.startswith(f"gdn: {path} is left out (it is damaged, or a newer gdn's: ")
+        assert done.err.endswith("; move it away, and --import the run's record file\n") and done.err.count("\n") == 1
+    done = gdn("history", "--export", "-")
+    assert done.code == errors.MISSING and [json.loads(line)["algo"] for line in done.out.splitlines()] == ["a"]
 
 
 def unkept(document) -> str:
     """The one line that says why a document is not in the history."""
     with pytest.raises(errors.MissingError) as e:
-        history.add(document)
+        history.History().keep(document)
     return str(e.value)
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_is_set_aside_whole_and_a_new_one_begun(damage, kept):
-    kept(*(bench(record(f"algo-{i}", 1.0), day=1 + i) for i in range(20)))
-    damage(history.file())
-    bytes_then = history.file().read_bytes()
-    line = history.add(bench(record("a", 2.0)))
-    (found,) = aside()
-    assert found.name.startswith("history.sqlite.damaged-2") and found.read_bytes() == bytes_then
-    assert "damaged" in line and str(found) in line and "\n" not in line
-    assert [r["algo"] for r in everything()] == ["a"]
+@pytest.fixture
+def full(monkeypatch):
+    """full(): from now on no new file fits on the disk; full(False): it does again."""
+    real = files._temporary
+
+    def fail(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    return lambda is_full=True: monkeypatch.setattr(files, "_temporary", fail if is_full else real)
 
 
-def test_a_question_sets_a_damaged_file_aside_as_well(kept, gdn):
+def test_a_disk_that_is_full_costs_a_line_and_no_half_of_a_run(kept, full):
     kept(bench(record("a", 2.0)))
-    overwritten(history.file())
-    done = gdn("history", "--json")
-    assert (done.code, done.json) == (0, {"algos": []})
-    assert done.err.startswith("gdn: the history was damaged (") and f"as {aside()[0]}, and a new one" in done.err
-
-
-def test_a_second_damaged_file_does_not_replace_the_first(kept):
-    contents = []
-    for i in range(3):  # within a second or two: the stamps are the same
-        kept(bench(record("a", 2.0 + i)))
-        garbage(history.file())
-        history.file().write_bytes(history.file().read_bytes() + bytes([i]))
-        contents.append(history.file().read_bytes())
-        assert "damaged" in history.add(bench(record("b", 2.0)))
-    assert sorted(p.read_bytes() for p in aside()) == contents
-
-
-def test_what_sqlite_keeps_beside_a_damaged_file_goes_with_it(kept):
-    store = kept(bench(record("a", 2.0)))
-    history.file().with_name("history.sqlite-wal").write_bytes(b"what was added last")
-    store.database._set_aside(history.file().stat().st_ino, "malformed")
-    whole, log = aside()
-    assert log.name == f"{whole.name}-wal" and log.read_bytes() == b"what was added last"
-    assert not history.file().with_name("history.sqlite-wal").exists() and everything() == []
-
-
-def test_commands_that_find_it_damaged_at_once_set_aside_only_that(kept):
-    kept(bench(record("before", 2.0)))
-    garbage(history.file())
-    code = _ADDER.replace("range(25)", "range(5)").replace("assert", "").replace("is None", "")
-    together(code, 3)
-    assert len(aside()) == 1 and len(everything()) == 30
-
-
-def test_a_file_that_another_command_has_replaced_by_now_is_left_alone(kept):
-    store = kept(bench(record("a", 2.0)))
-    store.database._set_aside(history.file().stat().st_ino + 1, "malformed")
-    assert aside() == [] and store.notices == [] and len(everything()) == 1
-
-
-def test_a_locked_file_is_not_damaged(kept, monkeypatch):
-    kept(bench(record("a", 2.0)))
-    monkeypatch.setattr(database, "WAIT_S", 0.01)
-    with contextlib.closing(sqlite3.connect(history.file(), isolation_level=None)) as db:
-        db.execute("BEGIN EXCLUSIVE")
-        line = unkept(bench(record("b", 2.0)))
-        assert "another command has held it" in line and "cannot be written" in line
-        assert [r["algo"] for r in everything()] == ["a"]  # reading waits for nobody
-    assert history.add(bench(record("b", 2.0))) is None
-    assert aside() == [] and len(everything()) == 2
-
-
-def test_a_newer_gdn_s_file_is_refused_and_left_as_it_is(kept, gdn):
-    store = kept(bench(record("a", 2.0)))
-    with contextlib.closing(sqlite3.connect(history.file())) as db:
-        db.execute(f"PRAGMA user_version = {database.SCHEMA + 1}")
-    then = history.file().read_bytes()
-    line = unkept(bench(record("b", 2.0)))
-    assert "is a newer gdn's" in line and "\n" not in line
-    with pytest.raises(errors.MissingError, match="newer gdn's"):
-        store.overview()
-    done = gdn("history")
-    assert (done.code, done.out) == (errors.MISSING, "") and "is a newer gdn's" in done.err.splitlines()[0]
-    assert history.file().read_bytes() == then and aside() == []
-
-
-def test_another_program_s_file_is_refused_and_left_as_it_is(kept):
-    history.file().parent.mkdir()
-    with contextlib.closing(sqlite3.connect(history.file())) as db:
-        db.execute("CREATE TABLE runs (theirs)")
-    then = history.file().read_bytes()
-    assert "is not gdn's" in unkept(bench(record("b", 2.0)))
-    assert history.file().read_bytes() == then and aside() == []
-
-
-def test_a_disk_that_is_full_costs_a_line_and_no_half_of_a_run(kept, monkeypatch):
-    kept(bench(record("a", 2.0)))
-    connect = sqlite3.connect
-
-    def full(*args, **more):
-        db = connect(*args, **more)
-        db.execute("PRAGMA max_page_count = 1")  # no more pages than there are
-        return db
-
-    big = bench(*(record(f"algo-{i}", 1.0 + i, reason="x" * 500) for i in range(200)))
-    with monkeypatch.context() as patch:
-        patch.setattr(sqlite3, "connect", full)
-        line = unkept(big)
-    assert "the history cannot be written" in line and "full" in line
-    assert len(everything()) == 1 and aside() == []
+    big = bench(*(record(f"algo-{i}", 1.0 + i) for i in range(200)))
+    full()
+    line = unkept(big)
+    assert line.startswith("the history cannot be written: ") and line.endswith(": No space left on device")
+    full(False)
+    assert len(everything()) == 1
     kept(big)
     assert len(everything()) == 201
 
@@ -483,7 +484,64 @@ def test_a_home_that_cannot_be_written_costs_a_line(kept, tmp_path):
     (tmp_path / "home").write_text("a file where the folder should be")
     line = unkept(bench(record("a", 2.0)))
     assert line.startswith("the history cannot be written: ") and line.endswith(": Not a directory")
-    assert history.History().overview() == []
+    assert overview() == []
+
+
+# --- the database of an earlier gdn -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def earlier(kept, tmp_path):
+    """earlier(path, ...) writes the database of a gdn that kept these record files; None: one that had none."""
+    file = history.default().with_name("history.sqlite")
+
+    def make(*listed):
+        file.parent.mkdir(exist_ok=True)
+        with contextlib.closing(sqlite3.connect(file)) as db:
+            db.execute("CREATE TABLE runs (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, file TEXT)")
+            rows = [(str(i), str(path) if path else None) for i, path in enumerate(listed)]
+            db.executemany("INSERT INTO runs (key, file) VALUES (?, ?)", rows)
+            db.commit()
+        return file
+
+    return make
+
+
+def test_what_an_earlier_gdn_kept_is_taken_in_once_and_its_database_stays(earlier, gdn, tmp_path):
+    there, gone, other = (tmp_path / name for name in ("there.json", "gone.json", "other.json"))
+    there.write_text(json.dumps(bench(record("a", 2.0))))
+    other.write_text("not a record any more")
+    old = earlier(there, gone, other, None)
+    content, aside = old.read_bytes(), old.with_name("history.sqlite.old")
+    done = gdn("history", "--json")
+    assert done.code == 0 and [row["algo"] for row in done.json["algos"]] == ["a"]
+    said = "the history of an earlier gdn had 4 runs, 1 with a record file to take in; it is kept as "
+    assert done.err == f"gdn: {said}{aside}\n"
+    assert aside.read_bytes() == content and not old.exists()
+    assert gdn("history", "--json").err == ""
+    earlier(there)  # an earlier gdn runs once more
+    assert "had 1 runs, 1 with" in gdn("history").err and old.with_name("history.sqlite.old1").exists()
+    assert aside.read_bytes() == content and len(everything()) == 1
+
+
+def test_a_database_that_cannot_be_read_stays_as_well(earlier, kept, gdn):
+    kept(bench(record("a", 2.0)))
+    old = earlier()
+    old.write_bytes(b"these are notes of mine, and no database at all\n" * 20)
+    done = gdn("history", "--json")
+    assert done.code == 0 and [row["algo"] for row in done.json["algos"]] == ["a"]
+    aside = old.with_name("history.sqlite.old")
+    assert f"cannot be read (file is not a database); it is kept as {aside}; `gdn history --import" in done.err
+    assert aside.read_bytes().startswith(b"these are notes") and done.err.count("\n") == 1
+
+
+def test_a_database_that_cannot_be_taken_over_yet_waits(earlier, full, tmp_path):
+    (tmp_path / "x.json").write_text(json.dumps(bench(record("a", 2.0))))
+    old = earlier(tmp_path / "x.json")
+    full()
+    assert asked("cannot be taken over yet: the history cannot be written: ") == [] and old.exists()
+    full(False)
+    assert [s.algo for s in asked("1 with a record file")] == ["a"] and not old.exists()
 
 
 # --- the command ------------------------------------------------------------------------------------------------
@@ -496,17 +554,17 @@ def test_an_empty_history_says_what_fills_it(kept, gdn):
         assert "gdn bench" in done.out and "gdn history --import FILE..." in done.out
     assert gdn("history", "--json").json == {"algos": []}
     assert gdn("history", "--algo", "a", "--json").json == {"groups": []}
-    assert (gdn("history", "--export", "-").out, history.file().exists()) == ("", False)
+    assert (gdn("history", "--export", "-").out, history.default().exists()) == ("", False)
 
 
 def test_the_tables_mark_what_a_reader_must_know(kept, gdn):
     new = {"source_hash": "fedcba987654"}
-    store = kept(
+    kept(
         bench(record("cuda-v4", 2.05), record("cuda-v4", 19.94, 64), day=1),
         bench(record("cuda-v4", 2.01, **new), record("cuda-v4", None, 64, **new), day=2, dirty=True),
         bench(record("cuda-v4", 1.99, **new, doubts=["noisy"]), record("cuda-v4", 18.5, 64, **new), day=3),
     )
-    a, b, c = (row["run"][:6] for row in store.timeline(history.Filter(("cuda-v4",)))[0]["rows"])
+    a, b, c = (row.run[:6] for row in timeline("cuda-v4")[0].rows)
     lines = [line.split() for line in gdn("history", "--algo", "cuda-v4").out.splitlines()]
     at = lines.index("gdn_decode/cuda-v4 | NVIDIA H200 | tier cupti, L2 cold".split())
     assert lines[at + 1 : at + 5] == [
@@ -537,9 +595,18 @@ def test_long_names_stay_within_80_columns(kept, gdn):
 
 
 def test_the_json_is_the_whole_of_it(kept, gdn):
-    store = kept(bench(*(record("a", 1.0 * b, b) for b in range(1, 20))))
-    assert gdn("history", "--algo", "a", "--json").json == {"groups": store.timeline(history.Filter(("a",)))}
-    assert gdn("history", "--json").json == {"algos": store.overview()}
+    kept(bench(*(record("a", 1.0 * b, b) for b in range(1, 20))))
+    assert gdn("history", "--json").json == {"algos": msgspec.to_builtins(overview())}
+    (group,) = gdn("history", "--algo", "a", "--json").json["groups"]
+    (wanted,) = timeline("a")
+    (row,) = group["rows"]
+    assert list(group) == ["op", "algo", "device", "mode", "tier", "l2", "labels", "rows"]
+    assert group["labels"] == wanted.labels == [f"B={b}" for b in range(1, 20)]
+    assert list(row) == [
+        "run", "time", "command", "commit", "dirty", "interrupted", "source_hash", "measured", "failed", "doubted",
+        "medians_us", "doubted_labels", "driver", "versions", "source_changed", "changes",
+    ]  # fmt: skip
+    assert row == {name: getattr(wanted.rows[0], name) for name in row}
 
 
 @pytest.mark.parametrize(
@@ -571,7 +638,7 @@ def test_import_takes_record_files_once(kept, gdn, tmp_path):
     document = bench(record("a", 2.0), record("a", None, 8))
     made = tmp_path / "made.json"
     made.write_text(records.dumps(document))
-    assert history.add(document, made) is None
+    history.History().keep(document, made)
     old, check = RESULTS / "h200" / "decode-sweep.json", RESULTS / "h200" / "prefill-contest.json"
     count = len(json.loads(old.read_text())["records"])  # all of them timed
     done = gdn("history", "--import", made, old, check)
@@ -590,7 +657,7 @@ def test_import_refuses_what_holds_no_records_before_it_keeps_any(text, kept, gd
     (tmp_path / "no.json").write_text(text)
     done = gdn("history", "--import", RESULTS / "h200" / "decode-sweep.json", tmp_path / "no.json")
     assert (done.code, done.out) == (errors.USAGE, "") and f"{tmp_path / 'no.json'} holds no records" in done.err
-    assert history.History().is_empty()
+    assert everything() == []
 
 
 def test_an_export_reads_back(kept, gdn, tmp_path):
@@ -620,31 +687,23 @@ def test_an_export_reads_back(kept, gdn, tmp_path):
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []  # nothing half-written
 
 
-def rows_of(table):
-    with contextlib.closing(sqlite3.connect(history.file())) as db:
-        return {tuple(row) for row in db.execute(f"SELECT * FROM {table} ORDER BY id")}
-
-
 def test_one_run_is_forgotten_and_all_of_it(kept, gdn, tmp_path):
-    """Every other row stays as it is, and nothing is left of what only the forgotten run had."""
-    tables = ("runs", "series", "records", "workloads", "environments")
-    first = bench(record("a", 2.0), record("b", 5.0, 8), record("b", None, 64), day=1)
-    store = kept(first)
-    before = {table: rows_of(table) for table in tables}
+    """Every other run stays as it is, and an index that is made anew does not bring it back."""
+    kept(bench(record("a", 2.0), record("b", 5.0, 8), record("b", None, 64), day=1))
+    before = asked()
     file = tmp_path / "second.json"
     others = bench(record("a", 1.0), record("c", 3.0, 7), day=2, environments={"cuda": GPU | {"driver": "999"}})
     file.write_text(json.dumps(others))
-    assert history.add(others, file) is None
+    store = history.History()
+    store.keep(others, file)
     (run,) = {r["run"] for r in everything(algos=("c",))}
-    with contextlib.closing(sqlite3.connect(history.file())) as db:
-        assert db.execute("SELECT COUNT(*) FROM samples").fetchone() == (5,)
     done = gdn("history", "--forget", run[:6])
     said = "2 records of gdn_decode/a and gdn_decode/c; its record file stays: " + str(file)
     assert (done.code, done.out) == (0, f"forgotten: run {run}, bench of 2026-11-02T14:12:11Z, {said}\n")
-    assert {table: rows_of(table) for table in tables} == before and file.is_file()
-    with contextlib.closing(sqlite3.connect(history.file())) as db:
-        assert db.execute("SELECT COUNT(*) FROM samples").fetchone() == (3,)
-    assert {r["commit"] for r in everything()} == {"01c78cc43113"}
+    assert asked() == before and file.is_file()
+    assert not [p for p in history.default().iterdir() if run in p.read_text(errors="replace")]
+    index_file().unlink()
+    assert asked() == before and {r["commit"] for r in everything()} == {"01c78cc43113"}
     # the same run comes in again, and can be forgotten by its whole id
     assert store.keep(others).known is False
     facts = gdn("history", "--forget", run, "--json").json["forgotten"]
@@ -652,11 +711,12 @@ def test_one_run_is_forgotten_and_all_of_it(kept, gdn, tmp_path):
         "run": run, "time": "2026-11-02T14:12:11Z", "command": "bench", "records": 2,
         "algos": ["gdn_decode/a", "gdn_decode/c"], "file": None,
     }  # fmt: skip
+    assert asked() == before
 
 
 def test_an_id_that_no_run_has_forgets_nothing(kept, gdn):
     assert gdn("history", "--forget", "0123456").err == "gdn: unknown run '0123456'\n  there are none\n"
-    assert not history.file().exists()
+    assert not history.default().exists()
     kept(bench(record("a", 2.0)))
     (run,) = {r["run"] for r in everything()}
     wrong = ("0" if run[0] != "0" else "1") + run[1:]
@@ -669,10 +729,8 @@ def test_an_id_that_no_run_has_forgets_nothing(kept, gdn):
 
 def test_a_beginning_that_several_runs_share_forgets_none(kept, gdn):
     kept(bench(record("a", 2.0), day=1), bench(record("a", 2.0), day=2))
-    with contextlib.closing(sqlite3.connect(history.file())) as db:
-        for i, ending in enumerate(("aa", "bb"), 1):
-            db.execute("UPDATE runs SET key = ? WHERE id = ?", (f"01234567{ending}", i))
-        db.commit()
+    for run, ending in zip([r["run"] for r in everything()], ("aa", "bb"), strict=True):
+        (history.default() / f"{run}.json").rename(history.default() / f"01234567{ending}.json")
     done = gdn("history", "--forget", "01234567")
     assert done.code == errors.USAGE and "several runs begin with '01234567': 01234567bb, 01234567aa" in done.err
     assert gdn("history", "--forget", "01234567aa").code == 0
@@ -709,20 +767,20 @@ def large(runs, algos, workloads):
 
 def test_a_larger_one_is_answered_from_all_of_it(kept):
     documents = list(large(12, 3, 10))
-    store = kept(*documents)
-    (group,) = store.timeline(history.Filter(("algo-1",)), runs=5)
-    for row, document in zip(group["rows"], documents[-5:], strict=True):
+    kept(*documents)
+    (group,) = timeline("algo-1", count=5)
+    for row, document in zip(group.rows, documents[-5:], strict=True):
         medians = [r["timing"]["median_us"] for r in document["records"] if r["algo"] == "algo-1"]
-        assert row["medians_us"] == {"B=1": statistics.median(medians[:5]), "B=2": statistics.median(medians[5:])}
+        assert row.medians_us == {"B=1": statistics.median(medians[:5]), "B=2": statistics.median(medians[5:])}
     means = [
         statistics.geometric_mean(r["timing"]["median_us"] for r in d["records"] if r["algo"] == "algo-1")
         for d in documents
     ]
-    row = store.overview()[1]
-    assert (row["best_us"], row["last_us"]) == (pytest.approx(min(means)), pytest.approx(means[-1]))
+    row = overview()[1]
+    assert (row.best_us, row.last_us) == (pytest.approx(min(means)), pytest.approx(means[-1]))
 
 
 if __name__ == "__main__":
     for document in large(*map(int, sys.argv[1:4])):
-        history.add(document)
-    print(f"{history.file()}: {history.file().stat().st_size / 1e6:.1f} MB")
+        history.History().keep(document)
+    print(f"{history.default()}: {sum(p.stat().st_size for p in history.default().iterdir()) / 1e6:.1f} MB")

@@ -98,8 +98,9 @@ def test_a_run_that_this_machine_ends_shows_what_it_has(performed, tmp_path, cap
 
 def test_a_history_that_cannot_take_it_is_exit_3(performed, tmp_path, capfd):
     assert performed(nothing, out=tmp_path / "a.json").exit_code(errors.OK) == errors.OK
-    history.file().unlink()
-    history.file().mkdir()
+    folder = history.default()
+    folder.rename(folder.with_name("away"))
+    folder.write_text("a file where the folder should be")
     assert performed(nothing, out=tmp_path / "b.json").exit_code(errors.OK) == errors.MISSING
     assert "gdn: the history cannot be written: " in capfd.readouterr().err
     assert (tmp_path / "b.json").is_file()

@@ -133,12 +133,12 @@ def kept(evil: str) -> history.History:
 
 
 def timeline(evil: str) -> None:
-    shown_history.show_timeline(kept(evil).timeline(), False)
+    shown_history.show_timeline(history.timeline(kept(evil).series()), False)
 
 
 def forgotten(evil: str) -> None:
     store = kept(evil)
-    shown_history.show_forgotten(store.forget(store.rows(list)[0]["run"]), False)
+    shown_history.show_forgotten(store.forget(store.series()[0].run), False)
 
 
 def profiled(evil: str, between: bool) -> None:
@@ -196,7 +196,7 @@ SCREENS = {
     "bench": lambda evil: show(evil, "bench"),
     "compare": lambda evil: show(evil, "compare"),
     "floors": lambda evil: show(evil, "floors"),
-    "history": lambda evil: shown_history.show_overview(kept(evil).overview(), False),
+    "history": lambda evil: shown_history.show_overview(history.overview(kept(evil).series()), False),
     "history --algo": timeline,
     "history --import": lambda evil: shown_history.show_imported([(Path(evil), history.Kept(1))], False),
     "history --export": lambda evil: shown_history.show_exported(1, evil, False),
@@ -320,7 +320,7 @@ def test_the_history_s_csv_holds_text(monkeypatch, tmp_path):
     for i, (evil, seen) in enumerate([*CORPUS.items(), ("=cmd()", "'=cmd()"), ("@x", "'@x")]):
         monkeypatch.setenv("GDN_HOME", str(tmp_path / str(i)))
         for suffix in ("csv", "jsonl"):
-            kept(evil).rows(lambda rows, suffix=suffix: shown_history.export(rows, str(tmp_path / f"x.{suffix}")))
+            shown_history.export(kept(evil).rows(history.Filter()), str(tmp_path / f"x.{suffix}"))
         content = (tmp_path / "x.csv").read_text(encoding="utf-8")
         assert harmless(content)
         rows = list(csv.DictReader(io.StringIO(content, newline="")))

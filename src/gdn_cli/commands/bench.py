@@ -147,11 +147,10 @@ def perform(plan: Any, document: Any, known: Any, json: bool, finish: Any, engin
         document.keep()
         if document.command != "run":
             try:
-                line = history.add(document.news(), document.path)
+                history.History().keep(document.news(), document.path)
             except errors.GdnError as e:
-                document.forgotten, line = True, str(e)
-            if line:
-                report.say(line)
+                document.forgotten = True
+                report.say(str(e))
     report.show(document.to_json(), known, json, document.path, document.unsaved)
     if failed:
         raise failed

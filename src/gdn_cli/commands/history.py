@@ -45,7 +45,9 @@ def history(
     Every bench is kept, in the user's data folder (GDN_HOME moves it).
     """
     from .. import history as store
+    from .. import report
     from ..registry import names as listed
+    from ..report import history as shown
 
     names = tuple(listed(algo))
     where = store.Filter(names, op, tier, device)
@@ -61,27 +63,29 @@ def history(
     if export == "-" and json:
         raise errors.UsageError("--export - writes JSON lines to stdout", hint="drop --json, or name a file")
 
-    from .. import report
-    from ..report import history as shown
-
     kept = store.History()
     try:
         if import_:
-            documents = [(path, store.read(path)) for path in files]  # all are read before any is kept
-            shown.show_imported([(path, kept.keep(document, path)) for path, document in documents], json)
+            found = [(path, store.read(path)) for path in files]  # all are read before any is kept
+            shown.show_imported([(path, kept.keep(document, path)) for path, document in found], json)
         elif forget is not None:
             shown.show_forgotten(kept.forget(forget), json)
         elif export:
-            count = kept.rows(lambda rows: shown.export(rows, export), where)
+            count = shown.export(kept.rows(where), export)
             if export != "-":
                 shown.show_exported(count, export, json)
         else:
-            found = kept.timeline(where, n) if names else kept.overview(where)
-            empty = shown.EMPTY if kept.is_empty() else "nothing that is kept fits these options"
-            (shown.show_timeline if names else shown.show_overview)(found, json, empty)
+            series = kept.series()
+            empty = "nothing that is kept fits these options" if series else shown.EMPTY
+            if names:
+                shown.show_timeline(store.timeline(series, where, n), json, empty)
+            else:
+                shown.show_overview(store.overview(series, where), json, empty)
     finally:
         for notice in kept.notices:
             report.say(notice)
+    if kept.damaged:
+        raise typer.Exit(errors.MISSING)
 
 
 def register(app: typer.Typer) -> None:

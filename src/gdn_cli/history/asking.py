@@ -1,20 +1,16 @@
-"""What can be asked of the history: all algos, one algo's times over commits, every record."""
+"""What can be asked of the kept runs: all algos, and one algo's times over commits."""
 
 from __future__ import annotations
 
-import json
-import math
-import sqlite3
-import statistics
-import zlib
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from .. import registry
 from ..errors import UsageError, unknown
 from ..records import FLOORS
+from .documents import Place, Series
+
+_SHOWS = "`gdn history` shows what is kept"
 
 
 @dataclass(frozen=True)
@@ -26,46 +22,34 @@ class Filter:
     tier: str | None = None
     device: str | None = None
 
+    def of(self, series: list[Series]) -> list[Series]:
+        """Those that fit, in their order. Raises UsageError for a name that none has, with the nearest there are."""
+        if not series:
+            return []
+        shown = [s for s in series if s.shown]
+        if self.op:
+            _check("op", self.op, [s.op for s in shown])
+        if self.tier:
+            _check("tier", self.tier, [s.tier for s in series if s.tier])
+        devices = [s.device for s in series if s.device]
+        part = (self.device or "").lower()
+        if part and not any(part in device.lower() for device in devices):
+            raise unknown("device", self.device, devices, hint=_SHOWS)
+        known = list(dict.fromkeys((s.op, s.algo) for s in shown))
+        named = {_find(name, self.op, known) for name in self.algos}
+        return [
+            s
+            for s in series
+            if self.op in (None, s.op)
+            and (not named or (s.op, s.algo) in named)
+            and self.tier in (None, s.tier)
+            and part in (s.device or "").lower()
+        ]
 
-_SHOWS = "`gdn history` shows what is kept"
-_SHOWN = "s.measured + s.failed > 0"  # else only a tier or a package was missing: nothing to show
-_PLACE = ("op", "algo", "device", "mode", "tier", "l2")  # what numbers of one row or group have in common
-_OF_PLACE = ", ".join(f"s.{name}" for name in _PLACE)
-_AT_PLACE = " AND ".join(f"s.{name} IS ?" for name in _PLACE)
 
-
-def is_empty(db: sqlite3.Connection) -> bool:
-    return db.execute("SELECT 1 FROM runs LIMIT 1").fetchone() is None
-
-
-def _condition(db: sqlite3.Connection, where: Filter) -> tuple[str, list[Any]]:
-    """A filter as SQL with its values. Raises UsageError for a name that the history does not have."""
-    parts, values = ["TRUE"], []
-    if is_empty(db):
-        return "FALSE", []
-    if where.op or where.algos:
-        known = db.execute(f"SELECT DISTINCT s.op, s.algo FROM series s WHERE {_SHOWN}").fetchall()
-        if where.op and where.op not in (ops := dict.fromkeys(op for op, _ in known)):
-            raise unknown("op", where.op, ops, hint=_SHOWS)
-        if where.op:
-            parts, values = [*parts, "s.op = ?"], [*values, where.op]
-        if where.algos:
-            named = [_find(name, where.op, known) for name in dict.fromkeys(where.algos)]
-            parts.append("(" + " OR ".join("s.op = ? AND s.algo = ?" for _ in named) + ")")
-            values += [part for pair in named for part in pair]
-    if where.tier:
-        tiers = [tier for (tier,) in db.execute("SELECT DISTINCT tier FROM series WHERE tier IS NOT NULL")]
-        if where.tier not in tiers:
-            raise unknown("tier", where.tier, tiers, hint=_SHOWS)
-        parts, values = [*parts, "s.tier = ?"], [*values, where.tier]
-    if where.device:
-        devices = [d for (d,) in db.execute("SELECT DISTINCT device FROM series WHERE device IS NOT NULL")]
-        fitting = [d for d in devices if where.device.lower() in d.lower()]
-        if not fitting:
-            raise unknown("device", where.device, devices, hint=_SHOWS)
-        parts.append(f"s.device IN ({', '.join('?' * len(fitting))})")
-        values += fitting
-    return " AND ".join(parts), values
+def _check(kind: str, name: str, known: list[str]) -> None:
+    if name not in known:
+        raise unknown(kind, name, known, hint=_SHOWS)
 
 
 def _find(name: str, op: str | None, known: list[tuple[str, str]]) -> tuple[str, str]:
@@ -80,182 +64,100 @@ def _find(name: str, op: str | None, known: list[tuple[str, str]]) -> tuple[str,
         names = [algo for of, algo in known if op in (None, of)]
         raise unknown(f"algo of {op}" if op else "algo", short, names, hint=_SHOWS)
     if len(found) > 1:
-        raise UsageError(f"several ops have '{short}': {', '.join(map('/'.join, found))}", hint="add --op")
+        raise UsageError(f"several ops have '{short}': {', '.join(sorted(map('/'.join, found)))}", hint="add --op")
     return found[0]
 
 
-def overview(db: sqlite3.Connection, where: Filter) -> list[dict[str, Any]]:
-    condition, values = _condition(db, where)
-    floors = f"s.algo NOT IN ({', '.join('?' * len(FLOORS))})"
-    counts = db.execute(
-        f"SELECT s.op, s.algo, COUNT(DISTINCT s.run), MIN(s.time), MAX(s.time) FROM series s "
-        f"WHERE {_SHOWN} AND {condition} AND {floors} GROUP BY s.op, s.algo",
-        [*values, *FLOORS],
-    ).fetchall()
-    columns = (*_PLACE, "source_hash", "measured", "failed", "doubted", "log_mean", "workloads", "run")
-    listed = []
-    for op, algo, runs, first, last in counts:
-        # the first series of a run is in the tier that the user named first, or in the best one
-        found = db.execute(
-            f"SELECT {', '.join(f's.{name}' for name in columns)} FROM series s "
-            f"WHERE {_SHOWN} AND {condition} AND s.op = ? AND s.algo = ? "
-            "ORDER BY s.time DESC, s.run DESC, s.measured = 0, s.id LIMIT 1",
-            [*values, op, algo],
-        ).fetchone()
-        row = dict(zip(columns, found, strict=True))
-        origin, dirty = db.execute("SELECT origin, dirty FROM runs WHERE id = ?", (row.pop("run"),)).fetchone()
-        row |= {"runs": runs, "first": first, "last": last, "commit": origin, "dirty": bool(dirty)}
-        row["best_us"], row["best_doubted"] = _best(db, row)
-        row |= {"last_us": _exp(row.pop("log_mean"))}
-        del row["workloads"]
-        listed.append(row)
-    return listed
+class Overview(Place):
+    """One algo: how often and since when, and its last and best geometric mean in microseconds.
 
-
-def _best(db: sqlite3.Connection, row: dict[str, Any]) -> tuple[float | None, bool]:
-    """The least geometric mean at this place over the workloads measured last, and whether it is in doubt, which it
-    is only where all are."""
-    place, workloads = [row[name] for name in _PLACE], row["workloads"]
-    here = f"FROM series s WHERE {_SHOWN} AND {_AT_PLACE} AND s.measured > 0"
-    if not row["measured"]:  # then over those measured before that
-        older = db.execute(f"SELECT s.workloads {here} ORDER BY s.time DESC, s.id DESC LIMIT 1", place).fetchone()
-        workloads = older[0] if older else None
-    best = db.execute(
-        f"SELECT s.log_mean, s.doubted > 0 {here} AND s.workloads = ? ORDER BY s.doubted > 0, s.log_mean LIMIT 1",
-        [*place, workloads],
-    ).fetchone()
-    return (_exp(best[0]), bool(best[1])) if best else (None, False)
-
-
-def _exp(value: float | None) -> float | None:
-    return None if value is None else math.exp(value)
-
-
-def timeline(db: sqlite3.Connection, where: Filter, runs: int) -> list[dict[str, Any]]:
-    condition, values = _condition(db, where)
-    places = db.execute(
-        f"SELECT DISTINCT {_OF_PLACE} FROM series s WHERE {_SHOWN} AND {condition} ORDER BY {_OF_PLACE}", values
-    ).fetchall()
-    return [dict(zip(_PLACE, place, strict=True)) | _group(db, place, runs) for place in places]
-
-
-def _group(db: sqlite3.Connection, place: tuple, runs: int) -> dict[str, Any]:
-    """The last `runs` measurements at a place, newest last, and their labels in order."""
-    facts = {
-        "id": "s.id", "environment": "s.environment", "run": "r.key", "time": "r.time", "command": "r.command",
-        "commit": "r.origin", "dirty": "r.dirty", "interrupted": "r.interrupted", "source_hash": "s.source_hash",
-        "measured": "s.measured", "failed": "s.failed", "doubted": "s.doubted",
-    }  # fmt: skip
-    found = db.execute(
-        f"SELECT {', '.join(facts.values())} FROM series s JOIN runs r ON r.id = s.run "
-        f"WHERE {_SHOWN} AND {_AT_PLACE} ORDER BY s.time DESC, s.id DESC LIMIT ?",
-        [*place, runs],
-    ).fetchall()
-    environments: dict[int | None, dict[str, Any]] = {None: {}}
-    orders: dict[str, tuple] = {}
-    rows: list[dict[str, Any]] = []
-    for values in reversed(found):
-        row = dict(zip(facts, values, strict=True))
-        if (number := row.pop("environment")) not in environments:
-            (details,) = db.execute("SELECT details FROM environments WHERE id = ?", (number,)).fetchone()
-            environments[number] = json.loads(details)
-        row |= {"dirty": bool(row["dirty"]), "interrupted": bool(row["interrupted"])}
-        row |= _cells(db, row.pop("id"), orders)
-        row["driver"], row["versions"] = (environments[number].get(name) for name in ("driver", "versions"))
-        before = rows[-1] if rows else row
-        row["source_changed"] = row["source_hash"] != before["source_hash"]
-        row["changes"] = _changes(before, row)
-        rows.append(row)
-    return {"labels": sorted(orders, key=orders.get), "rows": rows}
-
-
-def _cells(db: sqlite3.Connection, series: int, orders: dict[str, tuple]) -> dict[str, Any]:
-    """The medians over the workloads of each label, in microseconds, and the labels in doubt.
-
-    `orders` gets, for each label, where it comes among them: by its axes.
+    The means are those of its last device and of the first tier measured there, over the workloads of that last
+    measurement; the best is the best of the runs that measured these very workloads.
     """
-    found: dict[str, list[float]] = {}
-    doubted = set()
-    for label, axes, median, doubts in db.execute(
-        "SELECT w.label, w.axes, k.median_us, k.doubts FROM records k LEFT JOIN workloads w ON w.id = k.workload "
-        "WHERE k.series = ? AND k.status = 'passed' AND k.median_us > 0",
-        (series,),
-    ):
-        label = label or "all"  # a floor of the machine, whatever the workload
-        found.setdefault(label, []).append(median)
-        if doubts:
-            doubted.add(label)
-        if label not in orders:
-            sizes = json.loads(axes).values() if axes else ()
-            orders[label] = (tuple(v if isinstance(v, (int, float)) else math.inf for v in sizes), label)
-    ordered = sorted(found, key=orders.get)
-    medians = {label: statistics.median(found[label]) for label in ordered}
-    return {"medians_us": medians, "doubted_labels": [label for label in ordered if label in doubted]}
+
+    source_hash: str | None
+    measured: int
+    failed: int
+    doubted: int
+    commit: str | None
+    dirty: bool
+    runs: int
+    first: str
+    last: str
+    last_us: float | None
+    best_us: float | None
+    best_doubted: bool
 
 
-def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def overview(series: list[Series], where: Filter | None = None) -> list[Overview]:
+    """A line for each algo, floors left out. Raises UsageError as Filter does."""
+    found: dict[tuple[str, str], list[Series]] = {}
+    for s in (where or Filter()).of(series):
+        if s.shown and s.algo not in FLOORS:
+            found.setdefault((s.op, s.algo), []).append(s)
+    return [_overview(found[name]) for name in sorted(found)]
+
+
+def _overview(found: list[Series]) -> Overview:
+    # the first series of a run is in the tier that the user named first, or in the best one
+    last = min((s for s in found if s.run == found[-1].run), key=lambda s: s.measured == 0)
+    measured = [s for s in found if s.place == last.place and s.measured]
+    workloads = last.workloads if last.measured or not measured else measured[-1].workloads
+    same = [s for s in measured if s.workloads == workloads]
+    best = min(same, key=lambda s: (s.doubted > 0, s.mean_us), default=None)
+    return Overview(
+        *last.place, last.source_hash, last.measured, last.failed, last.doubted, last.commit, last.dirty,
+        runs=len({s.run for s in found}), first=found[0].time, last=last.time, last_us=last.mean_us,
+        best_us=best.mean_us if best else None, best_doubted=bool(best and best.doubted),
+    )  # fmt: skip
+
+
+class Group(Place):
+    """One algo on one device, in one tier and state of L2: its labels in order, and its times, newest last."""
+
+    labels: list[str]
+    rows: list[Series]
+
+
+def timeline(series: list[Series], where: Filter | None = None, count: int = 20) -> list[Group]:
+    """A group for each place, with its last `count` measurements. Raises UsageError as Filter does."""
+    found: dict[tuple[str | None, ...], list[Series]] = {}
+    for s in (where or Filter()).of(series):
+        if s.shown:
+            found.setdefault(s.place, []).append(s)
+    return [_group(found[place][-count:]) for place in sorted(found, key=lambda place: [x or "" for x in place])]
+
+
+def _group(rows: list[Series]) -> Group:
+    sizes = {label: size for s in rows for label, size in s.sizes.items()}
+    labels = sorted(sizes, key=lambda label: (sizes[label], label))
+    for before, now in zip([rows[0], *rows], rows, strict=False):
+        now.source_changed = now.source_hash != before.source_hash
+        now.changes = _changes(before, now)
+        now.medians_us = {label: now.medians_us[label] for label in labels if label in now.medians_us}
+        now.doubted_labels = [label for label in labels if label in now.doubted_labels]
+    return Group(*rows[0].place, labels, rows)
+
+
+def _changes(before: Series, now: Series) -> list[str]:
     """What else is not as in the row before, and may be why a time differs: `driver 570.1 -> 580.2`."""
-    if not before["versions"] or not now["versions"]:  # a run that ended before it could say
+    if not before.versions or not now.versions:  # a run that ended before it could say
         return []
-    old, new = ({"driver": row["driver"]} | row["versions"] for row in (before, now))
+    old, new = ({"driver": row.driver} | row.versions for row in (before, now))
     return [f"{k} {old.get(k) or 'none'} -> {new.get(k) or 'none'}" for k in old | new if old.get(k) != new.get(k)]
 
 
-def most_measured(group: dict[str, Any], limit: int) -> list[str]:
-    """At most `limit` labels of a timeline's group, in their order: those that the most rows have.
+def most_measured(group: Group, limit: int) -> list[str]:
+    """At most `limit` labels of a group, in their order: those that the most rows have.
 
     Where more are alike than there is room for, those evenly between the first and the last.
     """
-    counts = Counter(label for row in group["rows"] for label in row["medians_us"])
+    counts = Counter(label for row in group.rows for label in row.medians_us)
     if len(counts) <= limit:
-        return [label for label in group["labels"] if label in counts]
+        return group.labels
     cut = sorted(counts.values(), reverse=True)[limit - 1]
     chosen = {label for label, count in counts.items() if count > cut}
-    alike = [label for label in group["labels"] if counts[label] == cut]
+    alike = [label for label in group.labels if counts[label] == cut]
     room = limit - len(chosen)
     chosen |= {alike[round(i * (len(alike) - 1) / (room - 1)) if room > 1 else 0] for i in range(room)}
-    return [label for label in group["labels"] if label in chosen]
-
-
-# every column of an exported record, in this order
-EXPORTED = (
-    "run", "time", "command", "commit", "dirty", "interrupted", "options", "file",
-    "op", "algo", "source_hash", "mode", "device", "driver", "versions", "environment", "tier", "l2",
-    "uuid", "index", "axes", "label", "origin", "status", "reason", "unfinished",
-    "median_us", "low_us", "high_us", "ci_low_us", "ci_high_us", "span_us", "samples", "kernels", "bytes_moved",
-    "stopped", "note", "how", "backend", "doubts", "histogram", "gpu_state",
-)  # fmt: skip
-
-
-def _unpacked(value: bytes | None) -> Any:
-    try:
-        return json.loads(zlib.decompress(value)) if value else None
-    except (zlib.error, ValueError) as e:
-        raise sqlite3.DatabaseError(f"samples: {e}") from None  # SQLite keeps no checksums of its own
-
-
-def rows(db: sqlite3.Connection, where: Filter) -> Iterator[dict[str, Any]]:
-    condition, values = _condition(db, where)
-    columns = (
-        "r.key AS run, r.time, r.command, r.origin AS 'commit', r.dirty, r.interrupted, r.options, r.file, "
-        "s.op, s.algo, s.source_hash, s.mode, s.device, e.details AS environment, s.tier, s.l2, "
-        "w.uuid, w.number AS 'index', w.axes, w.label, w.origin, k.*, x.histogram, x.gpu_state"
-    )
-    cursor = db.execute(
-        f"""SELECT {columns} FROM series s JOIN runs r ON r.id = s.run LEFT JOIN environments e ON e.id = s.environment
-            JOIN records k ON k.series = s.id
-            LEFT JOIN workloads w ON w.id = k.workload LEFT JOIN samples x ON x.record = k.id
-            WHERE {condition} ORDER BY r.time, r.id, k.id""",
-        values,
-    )
-    names = [column[0] for column in cursor.description]
-    for found in cursor:
-        row = dict(zip(names, found, strict=True))
-        environment = json.loads(row["environment"]) if row["environment"] else {}
-        row |= {"driver": environment.pop("driver", None), "versions": environment.pop("versions", None)}
-        row["environment"] = environment or None
-        row |= {name: bool(row[name]) for name in ("dirty", "interrupted")}
-        row |= {name: json.loads(row[name]) if row[name] else None for name in ("options", "axes")}
-        row["doubts"] = json.loads(row["doubts"]) if row["doubts"] else []
-        row |= {name: _unpacked(row[name]) for name in ("histogram", "gpu_state")}
-        yield {name: row[name] for name in EXPORTED}
+    return [label for label in group.labels if label in chosen]

@@ -10,51 +10,57 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+import msgspec
+from rich.table import Table
 from rich.text import Text
 
 from .. import files, units
-from ..history import EXPORTED, SHORT, Forgotten, Kept, most_measured
+from ..history import EXPORTED, SHORT, Group, Kept, Overview, Place, Series, most_measured
 from ..text import csv_cell, shown
 from ..units import digits
 from .screen import console, new_table, put, show_json, styled
 from .terminal import _us
 
 _MOST_LABELS = 6
+_ROW = (  # of a timeline's JSON
+    "run", "time", "command", "commit", "dirty", "interrupted", "source_hash", "measured", "failed", "doubted",
+    "medians_us", "doubted_labels", "driver", "versions", "source_changed", "changes",
+)  # fmt: skip
 EMPTY = "nothing is kept yet: every `gdn bench` is, and `gdn history --import FILE...` takes in record files"
 
 
-def show_overview(rows: list[dict[str, Any]], as_json: bool, empty: str = EMPTY) -> None:
+def show_overview(rows: list[Overview], as_json: bool, empty: str = EMPTY) -> None:
     """A line for each algo, in a table for each op, device and tier."""
     if as_json:
-        return show_json({"algos": rows})
+        return show_json({"algos": msgspec.to_builtins(rows)})
     out = console()
     if not rows:
         return out.print(empty, soft_wrap=True)
-    tables: dict[str, Any] = {}
+    tables: dict[str, Table] = {}
     for row in rows:
         columns = ["algo", ">runs", "<first", "<last run", "<commit", ">best", ">last"]
-        table = tables.setdefault(_title(row["op"], row), new_table(columns))
+        table = tables.setdefault(_title(row.op, row), new_table(columns))
         table.add_row(
-            row["algo"], str(row["runs"]), row["first"][:10], row["last"][:10], _commit(row),
-            _us(row["best_us"]) + ("?" if row["best_doubted"] else "") if row["best_us"] else "",
-            _us(row["last_us"]) + ("?" if row["doubted"] else "") if row["last_us"] else styled(("failed", "red")),
+            row.algo, str(row.runs), row.first[:10], row.last[:10], _commit(row),
+            _us(row.best_us) + ("?" if row.best_doubted else "") if row.best_us else "",
+            _us(row.last_us) + ("?" if row.doubted else "") if row.last_us else styled(("failed", "red")),
         )  # fmt: skip
     for title, table in tables.items():
         out.print(styled((title, "bold")), soft_wrap=True)
         out.print(table, "", sep="\n")
     for row in rows:
-        if row["failed"] and row["last_us"]:
-            of = row["failed"] + row["measured"]
-            _note(out, "failed:", f"{row['algo']}: {row['failed']} of {of} workloads in its last run", "red")
+        if row.failed and row.last_us:
+            of = row.failed + row.measured
+            _note(out, "failed:", f"{row.algo}: {row.failed} of {of} workloads in its last run", "red")
     _note(out, "runs, first, last run:", "on any device, in any tier")
     _note(out, "last:", "the geometric mean over the workloads of the last run; best: of all runs with the same ones")
     _legend(out, rows)
 
 
-def show_timeline(groups: list[dict[str, Any]], as_json: bool, empty: str = EMPTY) -> None:
+def show_timeline(groups: list[Group], as_json: bool, empty: str = EMPTY) -> None:
     """A table for each algo, device and tier: a line for each run, newest last."""
     if as_json:
-        return show_json({"groups": groups})
+        return show_json({"groups": [_group_json(group) for group in groups]})
     out = console()
     if not groups:
         return out.print(empty, soft_wrap=True)
@@ -63,12 +69,17 @@ def show_timeline(groups: list[dict[str, Any]], as_json: bool, empty: str = EMPT
     _note(out, "numbers:", "the median over the workloads of each column, in us")
     _note(out, "run:", "its id, which `gdn history --forget RUN` takes")
     _note(out, "source:", "the hash of the sources that ran, where it is not that of the line above")
-    _legend(out, [row for group in groups for row in group["rows"]])
+    _legend(out, [row for group in groups for row in group.rows])
 
 
-def _show_group(out: Any, group: dict[str, Any]) -> None:
-    rows = group["rows"]
-    failed = any(row["failed"] for row in rows)
+def _group_json(group: Group) -> dict[str, Any]:
+    found = msgspec.structs.asdict(group)
+    return found | {"rows": [{name: getattr(row, name) for name in _ROW} for row in group.rows]}
+
+
+def _show_group(out: Any, group: Group) -> None:
+    rows = group.rows
+    failed = any(row.failed for row in rows)
     commits = max(len(shown(_commit(row))) for row in rows)
     width = out.width - sum(2 + n for n in (16, SHORT, commits, 6, *([7] if failed else [])))
     labels = _fitting(group, width)
@@ -76,56 +87,56 @@ def _show_group(out: Any, group: dict[str, Any]) -> None:
         ["<time (UTC)", "<run", "<commit", "<source", *([">failed"] if failed else []), *(f">{x}" for x in labels)]
     )
     for i, row in enumerate(rows):
-        changed = i == 0 or row["source_changed"]
+        changed = i == 0 or row.source_changed
         cells: list[str | Text] = [
-            row["time"][:16].replace("T", " "),
-            row["run"][:SHORT],
+            row.time[:16].replace("T", " "),
+            row.run[:SHORT],
             _commit(row),
-            (row["source_hash"] or "-")[:6] if changed else "",
+            (row.source_hash or "-")[:6] if changed else "",
         ]
         if failed:
-            of = row["failed"] + row["measured"]
-            cells.append(styled((f"{row['failed']}/{of}", "red")) if row["failed"] else "")
+            of = row.failed + row.measured
+            cells.append(styled((f"{row.failed}/{of}", "red")) if row.failed else "")
         table.add_row(*cells, *(_cell(row, label) for label in labels))
-    out.print(styled((_title(f"{group['op']}/{group['algo']}", group), "bold")), soft_wrap=True)
+    out.print(styled((_title(f"{group.op}/{group.algo}", group), "bold")), soft_wrap=True)
     out.print(table)
     for row in rows:
-        if row["changes"]:
-            _note(out, f"since {row['time'][:16].replace('T', ' ')}:", ", ".join(row["changes"]), "yellow")
-    if hidden := len(group["labels"]) - len(labels):
+        if row.changes:
+            _note(out, f"since {row.time[:16].replace('T', ' ')}:", ", ".join(row.changes), "yellow")
+    if hidden := len(group.labels) - len(labels):
         _note(out, f"({hidden} more columns with --json)", "")
     out.print()
 
 
-def _fitting(group: dict[str, Any], width: int) -> list[str]:
+def _fitting(group: Group, width: int) -> list[str]:
     """As many of the most measured labels as have room in `width` characters."""
     for count in range(_MOST_LABELS, 0, -1):
         labels = most_measured(group, count)
-        sizes = [max(len(shown(label)), *(len(_cell(row, label)) for row in group["rows"])) for label in labels]
+        sizes = [max(len(shown(label)), *(len(_cell(row, label)) for row in group.rows)) for label in labels]
         if sum(sizes) + 2 * len(sizes) <= width + 2:
             return labels
     return most_measured(group, 1)
 
 
-def _cell(row: dict[str, Any], label: str) -> str:
-    value = row["medians_us"].get(label)
-    return "" if value is None else digits(value) + ("?" if label in row["doubted_labels"] else "")
+def _cell(row: Series, label: str) -> str:
+    value = row.medians_us.get(label)
+    return "" if value is None else digits(value) + ("?" if label in row.doubted_labels else "")
 
 
-def _commit(row: dict[str, Any]) -> str:
-    return f"{row['commit'][:8]}{'+' if row['dirty'] else ''}" if row["commit"] else "-"
+def _commit(row: Series | Overview) -> str:
+    return f"{row.commit[:8]}{'+' if row.dirty else ''}" if row.commit else "-"
 
 
-def _title(name: str, place: dict[str, Any]) -> str:
-    tier = f"tier {place['tier']}" if place["tier"] else "not timed"
-    l2 = f", L2 {place['l2']}" if place["l2"] else ""
-    return f"{name} | {place['device'] or place['mode'] or 'unknown device'} | {tier}{l2}"
+def _title(name: str, place: Place) -> str:
+    tier = f"tier {place.tier}" if place.tier else "not timed"
+    l2 = f", L2 {place.l2}" if place.l2 else ""
+    return f"{name} | {place.device or place.mode or 'unknown device'} | {tier}{l2}"
 
 
-def _legend(out: Any, rows: list[dict[str, Any]]) -> None:
-    if any(row["dirty"] and row["commit"] for row in rows):
+def _legend(out: Any, rows: list[Series] | list[Overview]) -> None:
+    if any(row.dirty and row.commit for row in rows):
         _note(out, "+:", "with changes that were not committed")
-    if any(row["doubted"] for row in rows):
+    if any(row.doubted for row in rows):
         _note(out, "?:", "some of it was measured on a throttled or noisy machine (`doubts` in the export)")
 
 
@@ -146,15 +157,17 @@ def show_imported(found: list[tuple[Path, Kept]], as_json: bool) -> None:
         put(f"{path}: {text}")
 
 
-def show_forgotten(found: Forgotten, as_json: bool) -> None:
+def show_forgotten(found: list[Series], as_json: bool) -> None:
     """What was removed, and that a record file was not."""
-    there = found.file if found.file and Path(found.file).exists() else None
+    run = found[0]
+    there = run.file if run.file and Path(run.file).exists() else None
+    records, algos = sum(s.records for s in found), sorted({f"{s.op}/{s.algo}" for s in found})
     if as_json:
-        facts = {"run": found.run, "time": found.time, "command": found.command, "records": found.records}
-        return show_json({"forgotten": facts | {"algos": list(found.algos), "file": there}})
-    what = f"{units.count(found.records, 'record')} of {units.listed(found.algos, most=4)}"
+        facts = {"run": run.run, "time": run.time, "command": run.command, "records": records}
+        return show_json({"forgotten": facts | {"algos": algos, "file": there}})
+    what = f"{units.count(records, 'record')} of {units.listed(algos, most=4)}"
     stays = f"; its record file stays: {there}" if there else ""
-    put(f"forgotten: run {found.run}, {found.command or 'bench'} of {found.time}, {what}{stays}")
+    put(f"forgotten: run {run.run}, {run.command or 'bench'} of {run.time}, {what}{stays}")
 
 
 def export(rows: Iterator[dict[str, Any]], target: str) -> int:
