@@ -39,11 +39,8 @@ def main(events: Path | None = None) -> int:
     os.dup2(2, 1)
     request = _request(sys.stdin.read())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # root could read it again, seal and all, in /proc
-    if isinstance(request, Request):
-        answer = serve(request, _emitter(events, request.seal))
-        answer.seal = request.seal
-    else:
-        answer = request
+    answer = serve(request, _emitter(events, request.seal)) if isinstance(request, Request) else request
+    answer.seal = request.seal
     with reply:
         # not msgspec's encoder: that knows no subclass of str, such as torch's version
         json.dump({key: value for key, value in structs.asdict(answer).items() if value not in (None, "", {})}, reply)
@@ -60,14 +57,16 @@ def end(code: int) -> NoReturn:
 
 def _request(text: str) -> Request | Reply:
     """The request, or the reply that refuses it."""
+    seal = ""
     try:
         found = decode(json_of(text, "stdin"), dict[str, Any], "stdin")
+        seal = str(found.get("seal", ""))  # else whoever asked would not believe the refusal
         if found.get("schema") == SCHEMA:
             return decode(found, Request, "stdin")
         reason = f"schema {found.get('schema')!r:.80}, this gdn speaks {SCHEMA}"
     except GdnError as e:
         reason = f"not a request of schema {SCHEMA}: {e}"
-    return Reply(schema=SCHEMA, status="refused", reason=reason, code=2, records=[])
+    return Reply(schema=SCHEMA, status="refused", reason=reason, code=2, records=[], seal=seal)
 
 
 def serve(asked: Request, emit: Callable[[dict], None]) -> Reply:
