@@ -34,7 +34,7 @@ LAYERS = """
     dataset  build  signature  contract
     twins  tuned
     pack
-    traceset  lanes  journal  cached
+    traceset  lanes  journal  cached  request
     machine  workloads
     presets
     registry

@@ -321,7 +321,7 @@ class _Following:
             found = msgspec.convert(self._json(self.reply), Reply)
         except msgspec.ValidationError:
             return None
-        return found if found.seal == self.seal else None
+        return structs.replace(found, seal="") if found.seal == self.seal else None
 
     def _conclude(self, timed_out: str | None) -> None:
         """The status and the reason, from the reply or from the way in which the worker ended without one."""

@@ -25,7 +25,7 @@ class Timing(Struct, frozen=True):
     """How to time: each tier, with timing.Plan's fields."""
 
     tiers: tuple[str, ...] = ()
-    plan: dict[str, int | float | str | bool] = {}
+    plan: dict[str, int | float | str | bool | None] = {}
     fallback: bool = False  # whether events may stand in for cupti
 
 

@@ -45,11 +45,8 @@ def main(events: Path | None = None, runner: str | None = None) -> int:
         started = process.fork(runner)
     request = _request(sys.stdin.read())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # root could read it again, seal and all, in /proc
-    if isinstance(request, Request):
-        answer = serve(request, _emitter(events, request.seal), started)
-        answer.seal = request.seal
-    else:
-        answer = request
+    answer = serve(request, _emitter(events, request.seal), started) if isinstance(request, Request) else request
+    answer.seal = request.seal
     with reply:
         # not msgspec's encoder: that knows no subclass of str, such as torch's version
         json.dump({key: value for key, value in structs.asdict(answer).items() if value not in (None, "", {})}, reply)
@@ -66,14 +63,16 @@ def end(code: int) -> NoReturn:
 
 def _request(text: str) -> Request | Reply:
     """The request, or the reply that refuses it."""
+    seal = ""
     try:
         found = decode(json_of(text, "stdin"), dict[str, Any], "stdin")
+        seal = str(found.get("seal", ""))  # else whoever asked would not believe the refusal
         if found.get("schema") == SCHEMA:
             return decode(found, Request, "stdin")
         reason = f"schema {found.get('schema')!r:.80}, this gdn speaks {SCHEMA}"
     except GdnError as e:
         reason = f"not a request of schema {SCHEMA}: {e}"
-    return Reply(schema=SCHEMA, status="refused", reason=reason, code=2, records=[])
+    return Reply(schema=SCHEMA, status="refused", reason=reason, code=2, records=[], seal=seal)
 
 
 def serve(asked: Request, emit: Callable[[dict], None], started: process.Started | None = None) -> Reply:
