@@ -86,7 +86,7 @@ def verdicts(algo_name: str) -> dict[str, dict]:
 
 @pytest.mark.parametrize(
     ("algo", "case"),
-    [pytest.param(p.values[0], case, id=f"{p.id}-{case}") for p in OURS for case in cases_of(p.values[0])],
+    [pytest.param(p.values[0], case, id=f"{p.id}-{case}") for p in OURS for case in cases_of(p.values[0], "cuda")],
 )
 def test_ours_agree_with_the_oracle_at_the_edges(algo, case):
     """Scales, extreme gates and empty sequences, as test_algos has them for the CPU."""
