@@ -79,7 +79,7 @@ def test_every_algo_is_right_on_small_odd_and_usual_sizes(algo):
 
 @functools.cache
 def verdicts(algo_name: str) -> dict[str, dict]:
-    names = cases_of(REGISTRY.find(algo_name))
+    names = cases_of(REGISTRY.find(algo_name), "cuda")
     op_name = algo_name.split("/")[0]
     return dict(zip(names, helpers.judge(algo_name, [CASES[op_name][n] for n in names], MODE), strict=True))
 
