@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import forked
+
 TESTS = Path(__file__).resolve().parent
 OURS = TESTS.parent / "algos"
 
@@ -94,10 +96,14 @@ def gdn(
     *args: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None, stdin: str = "", gpu: bool = False
 ):
     """Run `gdn ARGS` to its end in a clean environment."""
-    done = subprocess.run(
-        [sys.executable, "-m", "gdn_cli", *map(str, args)],
-        env=environment(gpu, **env or {}), cwd=cwd, input=stdin, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    words, full = [*map(str, args)], environment(gpu, **env or {})
+    if any(name.startswith(("PYTHON", "LC_", "LANG")) for name in env or {}):  # Python reads these when it starts
+        done = subprocess.run(
+            [sys.executable, "-m", "gdn_cli", *words], env=full, cwd=cwd, input=stdin, capture_output=True, text=True,
+            timeout=300,
+        )  # fmt: skip
+    else:
+        done = forked.run(words, full, cwd, stdin, 300)
     return Done(done.returncode, done.stdout, done.stderr)
 
 

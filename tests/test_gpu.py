@@ -79,14 +79,14 @@ def test_every_algo_is_right_on_small_odd_and_usual_sizes(algo):
 
 @functools.cache
 def verdicts(algo_name: str) -> dict[str, dict]:
-    names = cases_of(REGISTRY.find(algo_name))
+    names = cases_of(REGISTRY.find(algo_name), "cuda")
     op_name = algo_name.split("/")[0]
     return dict(zip(names, helpers.judge(algo_name, [CASES[op_name][n] for n in names], MODE), strict=True))
 
 
 @pytest.mark.parametrize(
     ("algo", "case"),
-    [pytest.param(p.values[0], case, id=f"{p.id}-{case}") for p in OURS for case in cases_of(p.values[0])],
+    [pytest.param(p.values[0], case, id=f"{p.id}-{case}") for p in OURS for case in cases_of(p.values[0], "cuda")],
 )
 def test_ours_agree_with_the_oracle_at_the_edges(algo, case):
     """Scales, extreme gates and empty sequences, as test_algos has them for the CPU."""

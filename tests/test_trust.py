@@ -439,7 +439,7 @@ def test_a_sandbox_has_no_network_no_home_and_writes_nothing_outside(tmp_path, g
     write_algo(tmp_path, "curious", _TOP + textwrap.dedent(body) + _RIGHT)
     write_algo(tmp_path, "honest", _TOP + _RIGHT)
     done = gdn(
-        "run", "--sandbox", "--algos", tmp_path, "--algo", "curious,honest,cpp-v1", "-w", "0", "--json",
+        "run", "--sandbox", "--algos", tmp_path, "--algo", "curious,honest", "-w", "0", "--json",
         env={"HOME": str(home)},
     )  # fmt: skip
     found = {r["algo"]: r for r in done.json["records"]}
