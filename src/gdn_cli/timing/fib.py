@@ -22,8 +22,8 @@ from . import Plan, Subject, TierUnavailable, Timing, summarise
 _CONTEST = Plan(warmup=10, iterations=50, trials=3)  # the evaluator's defaults, and the contest's for decode
 # how a version times; {} is the number of its iterations
 METHODS = {
-    "0.1.2": "CUDA events with a synchronise before each call, mean of {}; L2 flushed before each call, and the arguments "
-    "cloned after that, so that a call finds of them what L2 holds",
+    "0.1.2": "CUDA events with a synchronise before each call, mean of {}; L2 flushed before each call, and the "
+    "arguments cloned after that, so that a call finds of them what L2 holds",
 }
 
 
