@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from . import Fact, Found, Table, stalls
-from .ncu_report import Hot, Launch
+from .ncu_reader import Hot, Launch
 
 TIME = "gpu__time_duration.sum"
 READ, WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
@@ -280,9 +280,9 @@ def _instructions(facts: Facts, launch: Launch, pipes: dict[str, float]) -> None
 
 
 def _geometry(facts: Facts, launch: Launch) -> None:
-    facts.add("ctas", "CTAs", launch.number("launch__grid_size"), "count", "launch", launch.values.get("Grid Size", ""))
+    facts.add("ctas", "CTAs", launch.number("launch__grid_size"), "count", "launch", launch.sizes("grid"))
     threads = launch.number("launch__block_size")
-    facts.add("threads", "threads a CTA", threads, "count", "launch", launch.values.get("Block Size", ""))
+    facts.add("threads", "threads a CTA", threads, "count", "launch", launch.sizes("block"))
     facts.add("cluster", "CTAs a cluster", launch.number("launch__cluster_size") or None, "count", "launch")
     facts.add(
         "waves", "waves", launch.number("launch__waves_per_multiprocessor"), "x", "launch", "CTAs by those that fit"
