@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import Any
 
 from ..errors import GdnError, MissingError
+from ..parsing import read_toml
 from . import Ask, Reading, Reply, Run, kept, ncu_facts, ncu_lines, ncu_reader, symbols, tools
 from .ncu_facts import Kernel
 from .ncu_reader import Launch
@@ -266,54 +267,12 @@ def _nothing() -> MissingError:
     return MissingError(what, hint="--tool torch shows what a call does")
 
 
-# What ncu's log has -> what that means, and what mends it. The first that is there counts.
-_KNOWN = (
-    (
-        r"ERR_NVGPUCTRPERM",
-        "the GPU's performance counters are for administrators only here (ERR_NVGPUCTRPERM)",
-        "run as root, in a container with --cap-add SYS_ADMIN, or load the driver with "
-        "NVreg_RestrictProfilingToAdminUsers=0",
-    ),
-    (
-        r"driver resource was unavailable",
-        "another tool has the GPU's performance counters",
-        "stop it: where DCGM watches the GPU, `dcgmi profile --pause`, and --resume afterwards",
-    ),
-    (
-        r"Profiling is not supported on device",
-        "this ncu does not know this GPU",
-        "`ncu --list-chips` shows those that it knows: install another Nsight Compute",
-    ),
-    (
-        r"driver is not compatible|Failed to initialize the profiler|LibraryNotLoaded|"
-        r"Failed to load Nsight Compute CUDA modules|failed to connect to the CUDA driver",
-        "ncu and the driver do not work together",
-        "install a driver as new as ncu, or an older Nsight Compute; a container needs the driver's utility libraries",
-    ),
-    (
-        r"nsight-compute-lock",
-        "ncu may not write its lock file, which another user left",
-        "remove $TMPDIR/nsight-compute-lock (/tmp without TMPDIR), or set TMPDIR to a folder of your own",
-    ),
-    (
-        r"lock-gpu-clocks|Failed to (?:lock|control) .*clock",
-        "ncu may not lock the clocks here",
-        "leave them as they are: --clocks none",
-    ),
-    (
-        r"Failed to find metric|Unable to find metric",
-        "this ncu does not know the metrics that gdn asks for",
-        "install a newer Nsight Compute",
-    ),
-)
-
-
 def _trouble(log: str, reply: Reply) -> GdnError | None:
     """Why a run came to nothing. ncu's own reason first: it ends the target, whose end says nothing then."""
     said = "\n".join(line for line in log.splitlines() if "==ERROR==" in line or "Error:" in line)
-    for pattern, message, hint in _KNOWN:
-        if re.search(pattern, said + "\n".join(reply.tail)):
-            return MissingError(message, hint=hint)
+    for known in read_toml(Path(__file__).with_suffix(".toml"))["trouble"]:
+        if re.search(known["log"], said + "\n".join(reply.tail)):
+            return MissingError(known["message"], hint=known["hint"])
     if reply.status != "done":
         tail = _last("\n".join(reply.tail))
         more = f" ({tail})" if tail and tail not in (reply.reason or "") else ""

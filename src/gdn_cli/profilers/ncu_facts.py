@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
+from ..parsing import read_toml
 from . import Fact, Found, Table, stalls
 from .ncu_reader import Hot, Launch
 
@@ -325,7 +327,7 @@ def _stall_table(launch: Launch) -> Table | None:
 def _hot_table(kernel: Kernel) -> Table | None:
     if not kernel.hot:
         return None
-    rows = tuple((hot.where, hot.share, stalls.label(hot.stall), hot.text) for hot in kernel.hot)
+    rows = tuple((hot.where, hot.share, hot.stall, hot.text) for hot in kernel.hot)
     title = "hot source lines" if kernel.has_lines else "hot instructions, by their offset"
     columns = (("where", ""), ("share", "%"), ("main stall", ""), ("source", ""))
     thin = "" if kernel.samples >= 300 else " (few: the shares are rough)"
@@ -333,21 +335,7 @@ def _hot_table(kernel: Kernel) -> Table | None:
     return Table("hot", title, columns, rows, note)
 
 
-_PIPES = {
-    "adu": "addresses, constants, barriers",
-    "alu": "integers, logic, comparisons, min and max",
-    "cbu": "branches and convergence",
-    "fma": "float32 arithmetic, integer multiply-add",
-    "fmaheavy": "float32 arithmetic, integer multiply-add: the half that has both",
-    "fp16": "half-precision arithmetic",
-    "fp64": "double-precision arithmetic",
-    "lsu": "loads, stores, shuffles",
-    "tensor": "matrix instructions, HFMA2.MMA",
-    "tex": "textures",
-    "tma": "bulk copies (TMA)",
-    "uniform": "arithmetic that a warp's threads share",
-    "xu": "exp, log, rsqrt, conversions",
-}
+_PIPES = read_toml(Path(__file__).with_name("ncu.toml"))["pipes"]
 
 
 def busiest_pipes(launch: Launch) -> dict[str, float]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from .. import machine
 from ..errors import GdnError
-from . import Ask, Reply, Run, disassembly, sass
+from . import Ask, Reply, Run, disassembly, sass, source_line
 from .ncu_reader import Launch, Line
 
 NAME = "lines"
@@ -63,8 +63,7 @@ def _with_lines(launch: Launch, kernels: list[disassembly.Kernel], sources: dict
 def _line(place: disassembly.Place, sources: dict[str, str]) -> Line | None:
     if place.file not in sources or not place.line:
         return None
-    text = sources[place.file].splitlines()[place.line - 1 : place.line]
-    return Line(place.file, place.line, " ".join("".join(text).split()))
+    return Line(place.file, place.line, source_line(sources, place.file, place.line))
 
 
 def _plain(text: str) -> str:

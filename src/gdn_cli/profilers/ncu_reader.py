@@ -15,7 +15,7 @@ from typing import Any
 
 from .. import machine
 from ..errors import MissingError
-from . import stalls, symbols
+from . import source_line, stalls, symbols
 
 GET_PACKAGE = "pip install 'ncu-report>=2026.3' (or gdn[profile]); it must be as new as the ncu that made the report"
 _STEP = 16  # bytes of an instruction
@@ -118,14 +118,13 @@ def _code(action: Any, values: dict[str, Any]) -> list[Instruction]:
                     samples.setdefault(address, {})[stalls.canonical(name)] = count
     if not samples or "inst_executed" not in values:
         return []
-    texts = {file: text.splitlines() for file, text in action.source_files().items()}
+    texts = dict(action.source_files().items())
     first = at = min(_instances(action["inst_executed"]))
     found = []
     while text := action.sass_by_pc(at):
         line, info = None, action.source_info(at)
         if info and info.line():
-            source = texts.get(info.file_name(), [])[info.line() - 1 : info.line()]
-            line = Line(info.file_name(), info.line(), " ".join("".join(source).split()))
+            line = Line(info.file_name(), info.line(), source_line(texts, info.file_name(), info.line()))
         found.append(Instruction(at - first, " ".join(text.split()), samples.get(at, {}), line))
         at += _STEP
     return found
@@ -144,7 +143,7 @@ class Hot:
     where: str
     share: float  # of the launch's samples, in %
     samples: int
-    stall: str  # the main reason there, stalls.REASONS' name; "" where every sample issued
+    stall: str  # the main reason there; "" where every sample issued
     text: str
     offsets: tuple[int, ...]  # of the instructions, bytes behind the function's first; the hottest in front
 
@@ -171,10 +170,5 @@ def _ranked(places: list[tuple[str, str, list[Instruction]]], total: int, count:
         reasons = sum((Counter(i.reasons) for i in code), Counter())
         samples = sum(i.samples for i in code)
         offsets = tuple(i.offset for i in sorted(code, key=lambda i: -i.samples))
-        found.append(Hot(where, 100 * samples / total, samples, _main(reasons), text, offsets))
+        found.append(Hot(where, 100 * samples / total, samples, stalls.main(reasons), text, offsets))
     return sorted(found, key=lambda hot: -hot.samples)[:count]
-
-
-def _main(reasons: dict[str, int]) -> str:
-    stalled = {reason: n for reason, n in reasons.items() if reason != stalls.SELECTED and n}
-    return max(stalled, key=stalled.get) if stalled else ""

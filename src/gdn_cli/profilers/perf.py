@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from . import Table, symbols
+from . import Table, source_line, symbols
 
 DATA = "perf.data"
 INSTALL = "perf would show functions and source lines: apt-get install linux-perf (Ubuntu: linux-tools-generic)"
@@ -143,7 +143,7 @@ class Code:
     def text(self, where: str) -> str:
         """The source text of "file:line", "" where it is not the algo's own."""
         name, _, line = where.rpartition(":")
-        return dict(enumerate(self.sources.get(name, "").splitlines(), 1)).get(int(line), "").strip()
+        return source_line(self.sources, name, int(line))
 
 
 def _frames(library: str, addresses: list[int]) -> dict[int, list[tuple[str, str]]]:
