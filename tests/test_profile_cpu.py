@@ -174,11 +174,11 @@ def test_an_inlined_headers_time_is_at_the_algos_own_line(monkeypatch):
     own = "g(int)\n/b/rows.h:2 (discriminator 3)\nf\n/b/k.cpp:3\n"
     said = f"0x{16:016x}\n{header}{own}0x{32:016x}\n{header}0x{48:016x}\n??\n??:0\n"
 
-    def addr2line(command, input, **_):
-        assert command[-1] == "/b/own.so" and input.split() == ["0x10", "0x20", "0x30"]
+    def addr2line(command, stdin):
+        assert command[-1] == "/b/own.so" and stdin.split() == ["0x10", "0x20", "0x30"]
         return SimpleNamespace(stdout=said)
 
-    monkeypatch.setattr(perf.subprocess, "run", addr2line)
+    monkeypatch.setattr(perf.tools, "run", addr2line)
     spots = Counter({perf.Spot("f", "/b/own.so", 1000 + at): n for n, at in ((6, 16), (3, 32), (1, 48))})
     spots[perf.Spot("clear_page", "[kernel.kallsyms]", None)] = 2
     spots[perf.Spot("[unknown]", "/usr/lib/libgomp.so.1", 7)] = 8

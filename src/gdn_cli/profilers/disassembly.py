@@ -63,8 +63,6 @@ class Kernel:
 class Place(NamedTuple):
     """Where an instruction comes from. `file` and `line` are None where nothing says so."""
 
-    offset: int
-    text: str
     file: str | None
     line: int | None
 
@@ -119,22 +117,13 @@ def _without_padding(instructions: list[Instruction], labels: Mapping[str, int])
     return instructions[:end]
 
 
-def lines(text: str, sources: Iterable[str] = ()) -> dict[str, list[Place]]:
-    """kernel's symbol -> where each of its instructions comes from, from the output of `nvdisasm -c -gi`.
-
-    The innermost line that lies in one of `sources` (paths as a solution has them), named by that path; where none
-    does, or none are given, the innermost of all, by the file's own name.
-    """
-    return {kernel.symbol: [place(i, sources) for i in kernel.instructions] for kernel in kernels(text)}
-
-
 def place(instruction: Instruction, sources: Iterable[str] = ()) -> Place:
-    """Where one instruction comes from: see `lines`."""
+    """The innermost line that lies in one of `sources` (paths as a solution has them), named by that path; where none
+    does, or none are given, the innermost of all, by the file's own name."""
     for file, line in instruction.frames:
         if source := source_of(file, sources):
-            return Place(instruction.offset, instruction.text, source, line)
-    file, line = instruction.frames[0] if instruction.frames else (None, None)
-    return Place(instruction.offset, instruction.text, file, line)
+            return Place(source, line)
+    return Place(*instruction.frames[0]) if instruction.frames else Place(None, None)
 
 
 def source_of(file: str, sources: Iterable[str]) -> str | None:

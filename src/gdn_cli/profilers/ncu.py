@@ -51,9 +51,7 @@ def find() -> None:
 
 
 def _ncu() -> str:
-    for place in tools.executables("ncu", "nsight-compute/*/ncu"):
-        return str(place)
-    raise MissingError("no ncu here (Nsight Compute)", hint=GET_NCU)
+    return tools.first("ncu", "nsight-compute/*/ncu", hint=GET_NCU)
 
 
 # --- the target processes -------------------------------------------------------------------------------------------

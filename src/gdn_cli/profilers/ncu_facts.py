@@ -152,7 +152,7 @@ def _dram(
 
 
 def _dram_peak(kernel: Kernel) -> float | None:
-    """Both directions in % of the peak: ncu's own, weighted by the launches' times, else by the full run's peak."""
+    """Both directions in % of the peak, by ncu, weighted by the launches' times."""
 
     def weighted(launches: tuple[Launch, ...]) -> float | None:
         shares = [(launch.total(READ_PEAK, WRITTEN_PEAK), _ns(launch)) for launch in launches]
@@ -162,14 +162,7 @@ def _dram_peak(kernel: Kernel) -> float | None:
     if not kernel.rounds:
         return kernel.full.number("gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed")
     own = [weighted(launches) for launches in kernel.rounds]
-    if None not in own:
-        return median(own)
-    moved = kernel.median(READ, WRITTEN)
-    if kernel.full is None or moved is None or not kernel.time_us:
-        return None
-    per_cycle = kernel.full.number("dram__bytes.sum.peak_sustained")
-    hz = kernel.full.number("dram__cycles_elapsed.avg.per_second")
-    return 100 * moved / (kernel.time_us / 1e6) / (per_cycle * hz) if per_cycle and hz else None
+    return None if None in own else median(own)
 
 
 def _caches(facts: Facts, launch: Launch, launches: int, bytes_in: int, bytes_out: int) -> None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from . import Table, source_line, symbols
+from . import Table, source_line, symbols, tools
 
 DATA = "perf.data"
 INSTALL = "perf would show functions and source lines: apt-get install linux-perf (Ubuntu: linux-tools-generic)"
@@ -31,9 +30,7 @@ def missing() -> str | None:
         return f"there is no perf here. {INSTALL}"
     with tempfile.TemporaryDirectory(prefix="gdn-") as folder:
         for command in (*record(Path(folder)), "true"), _script(Path(folder)):
-            try:
-                done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=30)
-            except (OSError, subprocess.TimeoutExpired):
+            if (done := tools.run(command, timeout_s=30)) is None:
                 return "perf does not work here"
             if done.returncode:
                 said = next((line.strip(" :") for line in done.stderr.splitlines() if line.strip()), "it fails")
@@ -61,12 +58,8 @@ class Spot(NamedTuple):
 
 def read(folder: Path, pid: int, span: tuple[float, float]) -> Counter[Spot]:
     """How many samples of a process fell where between two times of time.monotonic()."""
-    command = [*_script(folder), "--time", f"{span[0]:.6f},{span[1]:.6f}"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=120)
-    except (OSError, subprocess.TimeoutExpired):
-        return Counter()
-    return parsed(done.stdout, pid)
+    done = tools.run([*_script(folder), "--time", f"{span[0]:.6f},{span[1]:.6f}"])
+    return parsed(done.stdout if done else "", pid)
 
 
 def parsed(text: str, pid: int) -> Counter[Spot]:
@@ -148,15 +141,10 @@ class Code:
 
 def _frames(library: str, addresses: list[int]) -> dict[int, list[tuple[str, str]]]:
     """("file:line", function) of each of a library's addresses, an inlined function's before its caller's."""
-    command = ["addr2line", "-a", "-i", "-f", "-C", "-e", library]
-    asked = "\n".join(map(hex, addresses))
-    try:
-        done = subprocess.run(command, input=asked, capture_output=True, text=True, errors="replace", timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
+    done = tools.run(["addr2line", "-a", "-i", "-f", "-C", "-e", library], stdin="\n".join(map(hex, addresses)))
     found: dict[int, list[tuple[str, str]]] = {}
     # an address, then two lines for each frame: its function and its place
-    for address, rest in re.findall(r"^(0x[0-9a-f]+)\n((?:(?!0x).*\n?)*)", done.stdout, re.M):
+    for address, rest in re.findall(r"^(0x[0-9a-f]+)\n((?:(?!0x).*\n?)*)", done.stdout if done else "", re.M):
         pairs = re.findall(r"(.+)\n(.+):(\d+)(?: \(.*)?$", rest, re.M)
         if pairs:
             names = [(f"{Path(file).name}:{line}", readable(symbols.short(name))) for name, file, line in pairs]
