@@ -557,6 +557,8 @@ def test_a_run_without_a_report(stand_in):
     with pytest.raises(MissingError, match="ncu left no report: could not write"):
         stand_in(None, None, logs=("==ERROR== could not write\n", LOG))
     with pytest.raises(MissingError, match="ncu saw no kernel"):
+        stand_in([], [FULL], logs=("==PROF== Report: x\n", LOG))
+    with pytest.raises(MissingError, match="ncu-report sees no kernel in bench-like.ncu-rep; pip install 'ncu-report"):
         stand_in([], [FULL])
 
 

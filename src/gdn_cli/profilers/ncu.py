@@ -152,10 +152,12 @@ def _report(folder: Path, reply: Reply) -> _Report:
     report = folder / f"{name}.ncu-rep"
     if not report.is_file():
         raise MissingError(f"ncu left no report: {_last(log) or _last(chr(10).join(reply.tail)) or 'and no reason'}")
+    passes = [int(n) for n in re.findall(r"(\d+) pass(?:es)?\s*$", log, re.MULTILINE)]
     launches = ncu_reader.launches(report)
+    if not launches and passes:  # the log has kernels
+        raise MissingError(f"ncu-report sees no kernel in {report.name}", hint=ncu_reader.GET_PACKAGE)
     if not launches:
         raise _nothing()
-    passes = [int(n) for n in re.findall(r"(\d+) pass(?:es)?\s*$", log, re.MULTILINE)]
     rounds = reply.answer.get("rounds") or reply.run.params["rounds"]
     return _Report(launches, max(passes) if passes else None, rounds)
 
