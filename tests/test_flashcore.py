@@ -31,7 +31,7 @@ FIELDS = ("rows", "warps", "tiles", "keys", "stages", "splits", "wgmma")
 
 def cuts_of(algo) -> list[tuple[int, ...]]:
     """The cuts in use: those of the file that `gdn tune` writes."""
-    rows = tuned.parse(algo.tune, (algo.folder / algo.tune.file).read_text())
+    rows = tuned.rows(algo.tune, tuned.load(algo))
     return [tuple(row.constants[name] for name in FIELDS) for row in rows]
 
 
@@ -279,7 +279,7 @@ def test_the_cut_of_each_size(library, causal, S, heads):
 
 def host_cut(algo, heads: int, S: int) -> tuple[int, ...]:
     """The cut that the host takes on sm_90a: the row of this size, or the next one that has room for as many keys."""
-    rows = tuned.nearest(tuned.parse(algo.tune, (algo.folder / algo.tune.file).read_text()), 132)
+    rows = tuned.nearest(tuned.rows(algo.tune, tuned.load(algo)), 132)
     cuts = [tuple(row.constants[name] for name in FIELDS) for row in rows[rows.index(tuned.at(rows, heads * S)) :]]
     return next(c for c in cuts if c[6] != 3 or S <= c[3] * c[4] * 16 * c[1] // c[0])
 

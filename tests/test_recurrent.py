@@ -159,7 +159,7 @@ def test_keys_of_alternating_sign_with_beta_1(library):
 @pytest.mark.skipif(machine.cuda_home() is None, reason="no nvcc here")
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 def test_the_cuts_in_use_compile_without_spills(tmp_path, arch):
-    rows = tuned.parse(ALGO.tune, (ALGO.folder / ALGO.tune.file).read_text())
+    rows = tuned.rows(ALGO.tune, tuned.load(ALGO))
     cuts = {",".join(str(row.constants[name]) for name in CONSTANTS) for row in rows}
     kernel = "template __global__ void gdn::gdn_prefill_recurrent<{}>(const __grid_constant__ gdn::Arguments);\n"
     (tmp_path / "cuts.cu").write_text('#include "prefill.cuh"\n' + "".join(map(kernel.format, sorted(cuts))))

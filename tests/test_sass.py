@@ -40,21 +40,27 @@ def test_a_listing_has_each_kernel_without_what_fills_it_up():
     assert (ROWS.labels[".L_x_1"], ROWS.labels[".L_x_0"]) == (0x110, 0x1C0)
 
 
+def places(text, sources=()):
+    """Offset -> (instruction, file, line) of the kernel `rows`."""
+    (kernel,) = (k for k in disassembly.kernels(text) if k.symbol == ROWS.symbol)
+    return {i.offset: (i.text, *disassembly.place(i, sources)) for i in kernel.instructions}
+
+
 def test_an_instruction_has_the_source_line_of_the_algo_or_else_the_innermost():
-    ours = {p.offset: p for p in disassembly.lines(LISTING, ["rows.cu"])[ROWS.symbol]}
+    ours = places(LISTING, ["rows.cu"])
     load = "LDG.E.64.CONSTANT R2, desc[UR6][R2.64]"
-    assert ours[0x150] == (0x150, load, "rows.cu", 5)  # __ldg, in load(), in rows()
-    assert ours[0x190] == (0x190, "FFMA R7, R3, 3, R2", "rows.cu", 16)
-    assert ours[0x1A0].line == 16  # said once for both
-    assert ours[0x270].line == 7  # of the function behind the kernel
-    anyones = {p.offset: p for p in disassembly.lines(LISTING)[ROWS.symbol]}
-    assert anyones[0x150] == (0x150, load, "/cuda/include/sm_32_intrinsics.hpp", 137)
+    assert ours[0x150] == (load, "rows.cu", 5)  # __ldg, in load(), in rows()
+    assert ours[0x190] == ("FFMA R7, R3, 3, R2", "rows.cu", 16)
+    assert ours[0x1A0][2] == 16  # said once for both
+    assert ours[0x270][2] == 7  # of the function behind the kernel
+    anyones = places(LISTING)
+    assert anyones[0x150] == (load, "/cuda/include/sm_32_intrinsics.hpp", 137)
 
 
 def test_code_without_source_lines_is_not_given_another_s():
     text = LISTING.replace('//## File "/builds/rows/rows.cu", line 7', "")
-    at = {p.offset: p for p in disassembly.lines(text, ["rows.cu"])[ROWS.symbol]}
-    assert (at[0x250].line, at[0x260].file, at[0x260].line) == (21, None, None)
+    at = places(text, ["rows.cu"])
+    assert (at[0x250][2], *at[0x260][1:]) == (21, None, None)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +261,7 @@ def test_algos_that_no_builder_compiles_are_refused(tmp_path):
 
 
 def test_what_is_missing_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(sass, "_versions", lambda name: [] if name == "nvdisasm" else [((13, 0, 1), Path("x"))])
+    monkeypatch.setattr(tools, "versions", lambda name: [] if name == "nvdisasm" else [((13, 0, 1), Path("x"))])
     with pytest.raises(MissingError, match="no nvdisasm here; .*nvidia-cuda-nvdisasm"):
         sass.find()
     monkeypatch.setattr(machine, "cuda_home", lambda: None)
@@ -292,8 +298,8 @@ def test_the_newest_tool_that_can_read_a_cubin_is_taken(tmp_path, monkeypatch):
     monkeypatch.setattr(tools.sys, "path", [str(tmp_path)])
     monkeypatch.setattr(machine, "cuda_home", lambda: None)
     monkeypatch.setattr(tools, "LOCAL", tmp_path / "local")
-    monkeypatch.setattr(sass, "_triton_bin", lambda: None)
-    assert sass._versions("nvdisasm") == [((13, 10, 1), new.resolve()), ((12, 8, 55), old.resolve())]
+    monkeypatch.setattr(tools, "triton_bin", lambda: None)
+    assert tools.versions("nvdisasm") == [((13, 10, 1), new.resolve()), ((12, 8, 55), old.resolve())]
     assert sass._Code._read("nvdisasm", tmp_path / "x.cubin") == ("code\n", "12.8.55")
     tool(old, "12.8.55", None)
     with pytest.raises(GdnError, match="no nvdisasm here reads x.cubin: the newest is 13.10.1; pip install -U"):
@@ -323,7 +329,7 @@ def test_a_run_that_failed_is_one_line(tmp_path, reply, code, line):
 # --- compiled, through the worker ---------------------------------------------------------------------------------
 
 needs_tools = pytest.mark.skipif(
-    not (sass._versions("cuobjdump") and sass._versions("nvdisasm")), reason="no cuobjdump or nvdisasm here"
+    not (tools.versions("cuobjdump") and tools.versions("nvdisasm")), reason="no cuobjdump or nvdisasm here"
 )
 needs_nvcc = pytest.mark.skipif(machine.cuda_home() is None, reason="no nvcc here")
 needs_triton = pytest.mark.skipif(not machine.has_package("triton"), reason="no triton here")

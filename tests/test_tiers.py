@@ -8,7 +8,6 @@ that clock, so every number is known beforehand.
 from __future__ import annotations
 
 import importlib.metadata
-import inspect
 import sys
 import textwrap
 import threading
@@ -597,8 +596,8 @@ def test_fib_with_the_development_version(main):
     timed = timing.measure("fib", subject, Plan(warmup=1, iterations=3, trials=2))
     assert timed.histogram == ((4, 1), (5, 1))  # each trial's median
     assert timed.note is None
-    assert timed.how == "flashinfer-bench 0.1.3: CUPTI's kernel times, median of 3; L2 flushed before each call"
-    assert timed.l2 == "cold"
+    assert timed.how == "flashinfer-bench 0.1.3: how it times is unknown"
+    assert timed.l2 is None
 
 
 def test_fib_says_that_the_development_version_fell_back(main, monkeypatch):
@@ -625,19 +624,6 @@ def test_a_flashinfer_bench_of_another_shape_is_said(main, tmp_path, old, new, r
     with pytest.raises(TierUnavailable, match="flashinfer-bench 0.1.3 is not one that this gdn can ask: .*") as e:
         timing.measure("fib", submitted(iter([])), Plan())
     assert reason in str(e.value)
-
-
-def test_a_timing_of_another_kind_is_not_given_a_name():
-    def time_runnable(fn, args, warmup, iters, device):
-        """Neither CUPTI nor elapsed_time, no median, no clone: only words."""
-        return 0.001
-
-    theirs = SimpleNamespace(time_runnable=time_runnable)
-    assert fib._method(theirs, 5) == (
-        "a timer that gdn does not know, one number of 5; L2 as the last call left it",
-        "warm",
-    )
-    assert "def time_runnable" in inspect.getsource(time_runnable)  # it was read
 
 
 # --- on a GPU -------------------------------------------------------------------------------------------
@@ -670,7 +656,7 @@ def test_tiers_of_a_small_kernel_are_in_order(cuda_v4):
     us = {tier: timed.median_us for tier, timed in found.items()}
     assert 1 < us["cupti"] < 10
     assert us["cupti"] < us["nvbench"] < us["cupti"] + 15
-    assert us["cupti"] < us["fib"] < 200 or "CUPTI" in found["fib"].how
+    assert us["cupti"] < us["fib"] < 200 or "unknown" in found["fib"].how
     assert "is held" in found["nvbench"].how and found["fib"].samples == 3
 
 

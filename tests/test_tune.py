@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import signal
 import subprocess
@@ -15,7 +14,21 @@ from pathlib import Path
 import helpers
 import pytest
 
-from gdn_cli import campaign, choosing, errors, expression, jobs, machine, pack, paths, records, registry, tuned, tuning
+from gdn_cli import (
+    campaign,
+    choosing,
+    errors,
+    expression,
+    jobs,
+    machine,
+    pack,
+    paths,
+    records,
+    registry,
+    scaffold,
+    tuned,
+    tuning,
+)
 from gdn_cli.choosing import AGAIN, FINAL, FIRST, Meeting
 from gdn_cli.errors import GdnError, MissingError, UsageError
 from gdn_cli.registry import Tune
@@ -62,48 +75,70 @@ def rows_of(gpu: str, sms: int, *found: tuple[int, dict[str, int]]) -> list[Row]
     ],
     ids=["h", "py"],
 )
-def test_the_file_is_exactly_this_and_is_read_back(tune, constants, text):
+def test_the_file_is_exactly_this(tune, constants, text):
     rows = rows_of("NVIDIA H200", 132, (8, constants[0]), (ENDLESS, constants[1]))
     assert tuned.render(tune, rows) == text
-    assert tuned.parse(tune, text) == rows
 
 
-def test_an_authors_header_is_read_whatever_its_layout():
-    text = """// by hand\n#pragma once\n#include <cstdint>
-    struct Tuned {
-        const char* gpu; int sms;
-        int64_t up_to;
-        int lanes,
-            rows;
-    };
-    inline constexpr Tuned TUNED[] = {
-        {"untuned", 0, 64, 8, 1},  // { a guess }
-        {"untuned", 0, INT64_MAX, 32, 2} /* another */
-    };"""
-    found = rows_of("untuned", 0, (64, {"lanes": 8, "rows": 1}), (ENDLESS, {"lanes": 32, "rows": 2}))
-    assert tuned.parse(CPP, text) == found
-    assert tuned.parse(CPP, text.replace("INT64_MAX", "9223372036854775807LL")) == found
+def gpus_of(*rows: Row) -> dict:
+    """These rows as tuning.json holds them."""
+    gpus: dict = {}
+    for row in rows:
+        gpus.setdefault(row.gpu, {"rows": []})["rows"].append(row.to_json())
+    return gpus
+
+
+def write_rows(algo, *rows: Row) -> None:
+    (algo.folder / "tuning.json").write_text(json.dumps({"gpus": gpus_of(*rows)}))
+    (algo.folder / algo.tune.file).write_text(tuned.render(algo.tune, rows))
+
+
+TUNED = [algo for algo in registry.load().algos if algo.tune]
+
+
+@pytest.mark.parametrize("algo", TUNED, ids=lambda algo: algo.full_name)
+def test_each_algos_file_is_made_of_its_tuning(algo):
+    rows, text = tuned.rows(algo.tune, tuned.load(algo)), (algo.folder / algo.tune.file).read_text()
+    if any(row.gpu != tuned.UNTUNED for row in rows):
+        assert tuned.render(algo.tune, rows) == text
+    else:  # its author's text, with the same numbers
+        found: dict = {}
+        exec(text, found)
+        assert found["TUNED"] == [row.to_json() for row in rows]
+
+
+def test_a_copy_of_an_algo_keeps_the_rows(tmp_path, write_algo):
+    algo, op = tunable(tmp_path, write_algo)
+    write_rows(algo, Row("H200", 132, ENDLESS, {"rows": 1, "policy": 0}))
+    scaffold.new(registry.load(str(tmp_path)), "next", algo, tmp_path)
+    copy = registry.load(str(tmp_path)).find("next")
+    assert tuned.load(copy) == tuned.load(algo) != {}
+    assert pack.pack(copy, op)["sources"] == pack.pack(algo, op)["sources"]  # it is not packed
+
+
+def test_rows_are_read_from_what_is_kept():
+    rows = [*rows_of("untuned", 0, (64, {"lanes": 8}), (ENDLESS, {"lanes": 32})), *rows_of("H200", 132, (ENDLESS, A))]
+    assert tuned.rows(CPP, json.loads(json.dumps(gpus_of(*rows)))) == rows
+
+
+GOOD = {"gpu": "H200", "sms": 132, "up_to": 8, "lanes": 8, "rows": 1}
 
 
 @pytest.mark.parametrize(
-    ("tune", "text", "says"),
+    ("gpus", "says"),
     [
-        (CPP, "constexpr int LANES = 8;", "no struct Tuned and table TUNED"),
-        (CPP, HEADER.replace(", 8, 8, 1}", ", 8, 8}"), 'its row {"NVIDIA H200", 132, 8, 8} does not fit'),
-        (
-            CPP,
-            HEADER.replace("lanes, rows", "rows, tile"),
-            "its rows of 'NVIDIA H200' hold rows, tile, algo.toml names",
-        ),
-        (CPP, HEADER.replace("132, 8,", "132, 0.5,"), "has not the form"),
-        (PYTHON, "TUNED = make()", "no list TUNED"),
-        (PYTHON, "TUNED = [", "no list TUNED"),
-        (PYTHON, 'TUNED = [{"gpu": "x", "sms": 1}]', "has not the form"),
+        ([], "Expected `object`, got `array`"),
+        ({"H200": {}}, "missing required field `rows`"),
+        ({"H200": {"rows": 3}}, r"Expected `array`, got `int` - at `\$\[...\].rows`"),
+        ({"H200": {"rows": [GOOD | {"up_to": 0.5}]}}, "Expected `int | str`, got `float`"),
+        ({"H200": {"rows": [GOOD | {"sms": "132"}]}}, "a row of 'H200' has not the form"),
+        ({"H200": {"rows": [{"gpu": "H200", "sms": 1}]}}, "a row of 'H200' has not the form"),
+        ({"H200": {"rows": [GOOD | {"tile": 1}]}}, "hold lanes, rows, tile, algo.toml names lanes, rows"),
     ],
 )
-def test_what_gdn_would_not_understand_is_refused(tune, text, says):
-    with pytest.raises(ValueError, match=says.replace("{", r"\{")):
-        tuned.parse(tune, text)
+def test_rows_of_another_form_are_refused(gpus, says):
+    with pytest.raises(ValueError, match=says.replace("int | str", r"int \| str")):
+        tuned.rows(CPP, gpus)
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------
@@ -141,12 +176,14 @@ def test_other_gpus_keep_their_rows_and_estimates_go():
 def test_the_record_says_whose_rows_were_used(tmp_path, write_algo):
     algo, op = tunable(tmp_path, write_algo)
     mine = rows_of("H200", 132, (ENDLESS, {"rows": 1, "policy": 0}))
-    (algo.folder / "tuned.py").write_text(tuned.render(algo.tune, mine))
+    write_rows(algo, *mine)
     solution = pack.pack(algo, op)
     h200, other = {"gpu": "H200", "sms": 132}, {"gpu": "B200", "sms": 148}
     assert tuned.used(algo, solution, h200) == {"tuned_for": "H200", "tuned_nearest": False}
     assert tuned.used(algo, solution, other) == {"tuned_for": "H200", "tuned_nearest": True}
     assert tuned.used(algo, solution, {"cpu": "x", "cpus": 2}) == {} == tuned.used(None, None, h200)
+    one = tuned.candidate(algo, op, {"rows": 2, "policy": 0})
+    assert tuned.used(one, one.solution, h200) == {}
     document = records.open_document("run", {}, tmp_path / "r.json")
     job = jobs.Job("compare", op, {}, None, "cuda", (), rivals=((algo, solution),))
     record = document.add(job, {"algo": algo.name, "status": "passed", "reason": None, "workload": {}}, other)
@@ -437,9 +474,9 @@ def test_25_candidates_race_in_groups_led_by_the_best_so_far(race):
     assert final == {1: [12, 11, 13], 64: [24, 23, 25]}  # 12 is a tenth slower there
     plans = [job.plan for job in workers.jobs if job.command == "compare"]
     assert [p["target"] for p in plans] == [0.02] * 4 + [0.005] and [p["seconds"] for p in plans] == [0.3] * 4 + [1.0]
-    assert tuned.parse(work.plan.algo.tune, (race.folder / "tuned.py").read_text()) == rows_of(
-        "A CPU", 2, (8, {"tile": 12}), (ENDLESS, {"tile": 24})
-    )
+    rows = rows_of("A CPU", 2, (8, {"tile": 12}), (ENDLESS, {"tile": 24}))
+    assert (race.folder / "tuned.py").read_text() == tuned.render(work.plan.algo.tune, rows)
+    assert tuned.rows(work.plan.algo.tune, tuned.load(work.plan.algo)) == rows
     entry = json.loads((race.folder / "tuning.json").read_text())["gpus"]["A CPU"]
     assert [w["chosen"] for w in entry["workloads"]] == [{"tile": 12}, {"tile": 24}]
     assert all(len(w["candidates"]) == 25 for w in entry["workloads"])
@@ -510,19 +547,14 @@ def test_a_tier_that_cannot_be_had_is_missing(race):
         race(NoTier(by_tile), 1)
 
 
-def test_what_is_in_the_folder_is_never_lost(race):
-    algo_file, evidence = race.folder / "tuned.py", race.folder / "tuning.json"
-    for file, text, says in (
-        (algo_file, "BV = 4\n", "tuned.py: it has no list TUNED of rows; gdn generates this file"),
-        (evidence, "{", "tuning.json is not what gdn wrote.*; move it away"),
-    ):
-        kept = file.read_text() if file.exists() else None
-        file.write_text(text)
-        workers = Workers(by_tile)
-        with pytest.raises(UsageError, match=says):
-            race(workers, 1)
-        assert file.read_text() == text and workers.jobs == []
-        file.unlink() if kept is None else file.write_text(kept)
+@pytest.mark.parametrize("text", ["{", "[]", '{"gpus": 3}', '{"gpus": {"x": {"rows": [{"gpu": 1e999}]}}}'])
+def test_what_is_in_the_folder_is_never_lost(race, text):
+    evidence = race.folder / "tuning.json"
+    evidence.write_text(text)
+    workers = Workers(by_tile)
+    with pytest.raises(UsageError, match="tuning.json is not what gdn wrote.*; mend it, or move it away"):
+        race(workers, 1)
+    assert evidence.read_text() == text and workers.jobs == []
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(race, monkeypatch):
@@ -556,7 +588,7 @@ def test_workloads_of_one_size_decide_together(race):
 # --- the command --------------------------------------------------------------------------------------------------
 
 SIZES = "-w", "batch_size=3", "-w", "batch_size=7"
-OTHER = '    {"gpu": "A GPU", "sms": 500, "up_to": 9223372036854775807, "rows": 4, "policy": 0},\n]\n'
+OTHER = Row("A GPU", 500, ENDLESS, {"rows": 4, "policy": 0})
 
 
 @pytest.fixture(scope="module")
@@ -564,7 +596,7 @@ def tuned_here(tmp_path_factory, gdn):
     """A run that Ctrl-C ends after its first check, one that goes on, and one with a workload more."""
     folder = tmp_path_factory.mktemp("tune")
     algo, _ = tunable(folder / "own", helpers.write_algo)
-    (algo.folder / "tuned.py").write_text(GUESS.replace("]\n", OTHER))
+    write_rows(algo, OTHER)
     env = {"GDN_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}  # other tests may have the other cores
     args = "tune", "--algo", "slow", "--algos", str(folder / "own"), "--seconds", "0.1", "--json", *SIZES
     process = subprocess.Popen(
@@ -580,7 +612,7 @@ def tuned_here(tmp_path_factory, gdn):
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     out = process.communicate(timeout=60)[0]
-    before = (algo.folder / "tuned.py").read_text(), os.path.exists(algo.folder / "tuning.json")
+    before = (algo.folder / "tuning.json").read_text()
     stopped = helpers.Done(process.returncode, out, "")
     went_on = gdn(*args, env=env)
     written = {name: (algo.folder / name).read_text() for name in ("tuned.py", "tuning.json")}
@@ -592,7 +624,7 @@ def tuned_here(tmp_path_factory, gdn):
 def test_ctrl_c_keeps_what_was_measured_and_writes_nothing(tuned_here):
     _, stopped, before, went_on, *_ = tuned_here
     assert stopped.code == errors.INTERRUPTED and stopped.json["interrupted"] and stopped.json["result"] is None
-    assert before == (GUESS.replace("]\n", OTHER), False)
+    assert json.loads(before) == {"gpus": gpus_of(OTHER)}
     assert 2 <= went_on.json["resumed"]["check"] < 6 and went_on.json["resumed"]["time"] == 0
     assert f"going on with {went_on.json['resumed']['check']} checks and 0 timings" in went_on.err
 
@@ -605,13 +637,10 @@ def test_tune_finds_the_planted_constants_and_leaves_the_wrong_out(tuned_here):
     result = done.json["result"]
     assert [w["chosen"] for w in result["workloads"]] == [{"rows": 1, "policy": 0}, {"rows": 4, "policy": 0}]
     gpu, sms = result["gpu"], result["sms"]
-    assert written["tuned.py"] == (
-        f'"""{WHAT}"""\nTUNED = [\n{OTHER[:-2]}'
-        f'    {{"gpu": "{gpu}", "sms": {sms}, "up_to": 36, "rows": 1, "policy": 0}},\n'
-        f'    {{"gpu": "{gpu}", "sms": {sms}, "up_to": 9223372036854775807, "rows": 4, "policy": 0}},\n]\n'
-    )
+    rows = rows_of(gpu, sms, (36, {"rows": 1, "policy": 0}), (ENDLESS, {"rows": 4, "policy": 0}))
+    assert written["tuned.py"] == tuned.render(algo.tune, [OTHER, *rows])
     evidence = json.loads(written["tuning.json"])
-    assert evidence["algo"] == "gdn_decode/slow" and evidence["gpus"] == {gpu: result}
+    assert evidence["algo"] == "gdn_decode/slow" and evidence["gpus"] == gpus_of(OTHER) | {gpu: result}
     assert (result["tier"], result["l2"], result["preset"]) == ("wall", None, None)
     assert {"versions", "source_hash", "date", "space", "rows", "doubts"} <= set(result)
     for w, slow in zip(result["workloads"], ({"rows": 4, "policy": 0}, {"rows": 1, "policy": 0}), strict=True):
@@ -628,7 +657,7 @@ def test_a_second_run_only_measures_what_is_new(tuned_here):
     assert (
         "B=5" in done.out and "rows=4 policy=0" in done.out and "left out wrong, rows=1 policy=1: output: " in done.out
     )
-    assert [row.up_to for row in tuned.parse(algo.tune, (algo.folder / "tuned.py").read_text())][1:] == [30, ENDLESS]
+    assert [row.up_to for row in tuned.rows(algo.tune, tuned.load(algo))][1:] == [30, ENDLESS]
 
 
 def test_a_dry_run_needs_no_gpu_and_touches_nothing(tmp_path, write_algo, gdn):

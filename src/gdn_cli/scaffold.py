@@ -11,6 +11,7 @@ from . import files, paths
 from .errors import UsageError
 from .pack import STAY_BEHIND
 from .registry import NAME, Algo, Registry, is_source
+from .tuned import EVIDENCE
 
 
 def new(registry: Registry, name: str, source: Algo, into: Path | None) -> Path:
@@ -29,7 +30,8 @@ def new(registry: Registry, name: str, source: Algo, into: Path | None) -> Path:
     try:
         temporary.mkdir(parents=True)
         for path in source.folder.iterdir():  # sources lie flat: see pack.py
-            if is_source(path, source.folder) and path.name not in STAY_BEHIND and not path.name.startswith("."):
+            stays = path.name in STAY_BEHIND and path.name != EVIDENCE or path.name.startswith(".")
+            if is_source(path, source.folder) and not stays:
                 shutil.copy(path, temporary)
         files.write(temporary / "algo.toml", text, hint=hint)  # last: without it the folder is no algo
         temporary.rename(folder)

@@ -1,4 +1,5 @@
-"""The file that `gdn tune` generates: which constants a kernel takes for which size, by GPU; and the candidates for it.
+"""Which constants a kernel takes for which size, by GPU: `tuning.json`, and the source file that is made of it; and the
+candidates for it.
 
 A kernel takes the rows of the GPU whose number of SMs is nearest to its own (the first of equals), and of these the
 first with size <= up_to. `nearest` is the same rule, so that a record can say whose rows were used. Where an algo runs
@@ -7,22 +8,25 @@ on a CPU, the CPU's name and the number of CPUs that the process may use stand f
 
 from __future__ import annotations
 
-import ast
 import itertools
 import json
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from msgspec import structs
 
+from . import errors, files
 from .errors import UsageError, unknown
 from .expression import condition
 from .pack import pack, source_hash
+from .parsing import json_of, read_text
 from .registry import Algo, Op, Tune
 from .workloads import Workload
+
+EVIDENCE = "tuning.json"
 
 ENDLESS = 2**63 - 1  # INT64_MAX: the up_to of a GPU's last row
 UNTUNED = "untuned"  # the GPU of rows that an author estimated
@@ -67,11 +71,35 @@ def render(tune: Tune, rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def parse(tune: Tune, text: str) -> list[Row]:
-    """The rows of a generated file; ValueError, with what is wrong, for one that `gdn tune` would not understand."""
-    rows = _parse_python(text) if tune.file.endswith(".py") else _parse_cpp(text)
+class _Entry(msgspec.Struct):
+    """What tuning.json holds of a GPU: each row is {"gpu", "sms", "up_to"} and the constants. The evidence is more."""
+
+    rows: list[dict[str, int | str]]
+
+
+def load(algo: Algo) -> dict[str, Any]:
+    """What tuning.json in the algo's folder holds, by GPU; {} without the file. UsageError for one that gdn did not
+    write."""
+    file = algo.folder / EVIDENCE
+    files.place(file, within=algo.folder)
+    if not file.exists():
+        return {}
+    hint = "mend it, or move it away"
+    try:
+        gpus = json_of(read_text(file), f"{file} is not what gdn wrote")["gpus"]
+        rows(algo.tune, gpus)
+    except UsageError as e:
+        raise UsageError(e.message, hint=hint) from None
+    except (ValueError, KeyError, TypeError) as e:
+        raise UsageError(f"{file} is not what gdn wrote: {errors.one_line(e)}", hint=hint) from None
+    return gpus
+
+
+def rows(tune: Tune, gpus: dict[str, Any]) -> list[Row]:
+    """The rows of all GPUs, in the order of the generated file. ValueError, with what is wrong, for rows of another
+    form."""
     found = []
-    for row in rows:
+    for row in (row for entry in msgspec.convert(gpus, dict[str, _Entry]).values() for row in entry.rows):
         gpu, sms, up_to = (row.pop(key, None) for key in ("gpu", "sms", "up_to"))
         if not isinstance(gpu, str) or any(type(n) is not int for n in (sms, up_to, *row.values())):
             raise ValueError(f"a row of '{gpu}' has not the form that gdn writes")
@@ -80,39 +108,6 @@ def parse(tune: Tune, text: str) -> list[Row]:
             raise ValueError(f"its rows of '{gpu}' hold {there}, algo.toml names {wanted}")
         found.append(Row(gpu, sms, up_to, row))
     return found
-
-
-def _parse_python(text: str) -> list[dict[str, Any]]:
-    try:
-        body = ast.parse(text).body
-        for node in body:
-            if isinstance(node, ast.Assign) and [getattr(t, "id", None) for t in node.targets] == ["TUNED"]:
-                rows = ast.literal_eval(node.value)
-                if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):
-                    return rows
-    except (SyntaxError, ValueError):
-        pass
-    raise ValueError("it has no list TUNED of rows")
-
-
-def _parse_cpp(text: str) -> list[dict[str, Any]]:
-    text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
-    struct = re.search(r"struct\s+Tuned\s*\{[^}]*\bup_to\s*;\s*int\s+([\w\s,]+);\s*\}", text)
-    table = re.search(r"\bTUNED\s*\[\s*\]\s*=\s*\{(.*?)\}\s*;", text, flags=re.DOTALL)
-    if not struct or not table:
-        raise ValueError("it has no struct Tuned and table TUNED")
-    names = ["gpu", "sms", "up_to", *(name.strip() for name in struct[1].split(","))]
-    rows = []
-    for row in re.findall(r"\{([^{}]*)\}?", table[1]):
-        try:
-            literal = re.sub(r"\bINT64_MAX\b", str(ENDLESS), row)
-            values = ast.literal_eval("[" + re.sub(r"(?<=\d)[uUlL]+\b", "", literal) + "]")
-        except (SyntaxError, ValueError):
-            values = []
-        if len(values) != len(names):
-            raise ValueError(f"its row {{{row.strip()}}} does not fit struct Tuned")
-        rows.append(dict(zip(names, values, strict=True)))
-    return rows
 
 
 def dumps(document: dict[str, Any], width: int = 140) -> str:
@@ -181,19 +176,19 @@ def merge(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
 
 
 def used(algo: Algo | None, solution: dict[str, Any] | None, environment: dict[str, Any]) -> dict[str, Any]:
-    """Whose rows a tuned algo takes on the GPU of a worker's environment, for its record; {} where there is no table.
+    """Whose rows a tuned algo takes on the GPU of a worker's environment, for its record; {} where there is no table:
+    a packed solution has no tuning.json, and a candidate rows of its own.
 
     tuned_for      the GPU that the rows were measured on, or "untuned" for an author's estimates
     tuned_nearest  whether that is another GPU than this one
     """
-    if algo is None or algo.tune is None or solution is None or "sms" not in environment:
+    if algo is None or algo.tune is None or algo.solution or solution is None or "sms" not in environment:
         return {}
-    text = next((s["content"] for s in solution["sources"] if s["path"] == algo.tune.file), "")
     try:
-        rows = nearest(parse(algo.tune, text), environment["sms"])
-    except ValueError:
+        found = nearest(rows(algo.tune, load(algo)), environment["sms"])
+    except UsageError:
         return {}
-    return {"tuned_for": rows[0].gpu, "tuned_nearest": rows[0].gpu != environment["gpu"]} if rows else {}
+    return {"tuned_for": found[0].gpu, "tuned_nearest": found[0].gpu != environment["gpu"]} if found else {}
 
 
 # --- candidates -----------------------------------------------------------------------------------------------------

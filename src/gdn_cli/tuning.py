@@ -31,12 +31,10 @@ from .jobs import Job, Outcome, execute
 from .journal import Journal
 from .machine import Gpu
 from .pack import definition
-from .parsing import json_of, read_text
 from .registry import Algo, Op, Registry
 from .workloads import Workload
 
 SCHEMA = 1
-EVIDENCE = "tuning.json"
 COARSE_S, COARSE_TARGET = 0.3, 0.02  # of a group and workload in the first rounds, at most
 # What runs now, how many of how many are done.
 Progress = Callable[[str, int, int], None]
@@ -131,9 +129,9 @@ def check_alike(gpus: Sequence[Gpu]) -> None:
         raise UsageError(f"tune takes GPUs of one kind, not {kinds}", hint="--gpus names those of one kind")
 
 
-def check_folder(algo: Algo) -> tuple[list[tuned.Row], dict[str, Any]]:
-    """The rows and the evidence that the folder has. A UsageError where these cannot be read, or nothing be written:
-    before hours of measuring, not behind them."""
+def check_folder(algo: Algo) -> dict[str, Any]:
+    """What the folder's tuning.json holds, by GPU. A UsageError where it cannot be read, or nothing be written: before
+    hours of measuring, not behind them."""
     hint = "`gdn new NAME --from ALGO --into DIR` copies it; then `gdn tune --algo NAME --algos DIR`"
     if not paths.IN_CHECKOUT and paths.ALGOS_DIR in algo.folder.parents:
         raise UsageError(f"{algo.name} belongs to an installed gdn, whose files are not to be changed", hint=hint)
@@ -142,22 +140,8 @@ def check_folder(algo: Algo) -> tuple[list[tuned.Row], dict[str, Any]]:
             pass
     except OSError as e:
         raise UsageError(f"cannot write {algo.folder}: {e.strerror}", hint=hint) from None
-    file, evidence = algo.folder / algo.tune.file, algo.folder / EVIDENCE
-    for path in (file, evidence):
-        files.place(path, within=algo.folder)
-    rows: list[tuned.Row] = []
-    if text := read_text(file) if file.exists() else "":
-        try:
-            rows = tuned.parse(algo.tune, text)
-        except ValueError as e:
-            raise UsageError(f"{file}: {e}", hint="gdn generates this file: mend it, or move it away") from None
-    try:
-        held = json_of(read_text(evidence), f"{evidence} is not what gdn wrote") if evidence.exists() else {"gpus": {}}
-        return rows, dict(held["gpus"])
-    except UsageError as e:
-        raise UsageError(e.message, hint="move it away") from None
-    except (ValueError, KeyError, TypeError):
-        raise UsageError(f"{evidence} is not what gdn wrote", hint="move it away") from None
+    files.place(algo.folder / algo.tune.file, within=algo.folder)
+    return tuned.load(algo)
 
 
 @contextlib.contextmanager
@@ -180,7 +164,7 @@ class Tuning:
         here = (settings.gpus or machine.gpus()[:1]) if plan.mode == "cuda" else ()
         self.gpus: tuple[Gpu | None, ...] = here or (None,)
         check_alike(settings.gpus)
-        self.rows, self.held = check_folder(plan.algo)
+        self.held = check_folder(plan.algo)
         self.log = Journal(self._key(), settings.fresh)
         self.out: dict[str, dict[str, Any]] = {}  # candidate -> why it was left out: status, reason, at
         self.meetings: dict[int, list[Meeting]] = {size: [] for size in plan.sizes}
@@ -512,10 +496,11 @@ class Tuning:
         """The generated file and the evidence, each whole or not at all."""
         tune, folder = self.plan.algo.tune, self.plan.algo.folder
         gpu = self.where[0]
-        rows = tuned.merge(self.rows, self.table())
-        held = {name: entry for name, entry in self.held.items() if name != gpu} | {gpu: self.evidence()}
+        rows = tuned.merge(tuned.rows(tune, self.held), self.table())
+        measured = self.held | {gpu: self.evidence()}
+        held = {row.gpu: measured[row.gpu] for row in rows}  # in the order of the rows
         document = {"schema": SCHEMA, "algo": self.plan.algo.full_name, "file": tune.file, "gpus": held}
-        for file, text in ((EVIDENCE, tuned.dumps(document)), (tune.file, tuned.render(tune, rows))):
+        for file, text in ((tuned.EVIDENCE, tuned.dumps(document)), (tune.file, tuned.render(tune, rows))):
             files.write(folder / file, text, within=folder, hint="what was measured is kept")
             self.written.append(str(folder / file))
         for row in rows:

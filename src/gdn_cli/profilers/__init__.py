@@ -23,9 +23,12 @@ Only `inside` and what it calls import torch. Nothing here starts a process: pro
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 
 @dataclass(frozen=True)
@@ -151,18 +154,15 @@ class Reading:
 
     @classmethod
     def from_json(cls, d: dict[str, Any]) -> Reading:
-        """What `to_json` gave, through JSON and back."""
-
-        def found(f: dict[str, Any]) -> Found:
-            tables = tuple(
-                Table(**t | {"columns": tuple(map(tuple, t["columns"])), "rows": tuple(map(tuple, t["rows"]))})
-                for t in f["tables"]
-            )
-            return Found(f["name"], tuple(Fact(**fact) for fact in f["facts"]), tables)
-
-        return cls(tuple(map(found, d["found"])), tuple(d["notes"]), tuple(d["files"]), d["failed"])
+        """What `to_json` gave, through JSON and back; ValueError for anything else."""
+        return msgspec.convert(d, cls)
 
 
 def kept(folder: Path, *names: str) -> tuple[str, ...]:
     """Those of the names that are files in the folder."""
     return tuple(name for name in names if (folder / name).is_file())
+
+
+def source_line(sources: Mapping[str, str], file: str, line: int) -> str:
+    """A line of one of the sources' texts, with single spaces; "" where there is none."""
+    return " ".join("".join(sources.get(file, "").splitlines()[max(0, line - 1) : line]).split())

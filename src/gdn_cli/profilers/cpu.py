@@ -1,6 +1,6 @@
 """Where the time of a call on the CPU goes: threads, page faults, functions, source lines, and torch's ops.
 
-Times and counts are of calls that nothing else looks at but perf, where it is what samples; functions come from samples
+Times and counts are of calls that nothing else looks at but perf, where it is there; functions come from perf's samples
 of the same loop run again, ops from calls below torch.profiler.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from .. import paths
 from ..errors import MissingError
-from . import Ask, Fact, Found, Reading, Reply, Run, kept, sampling, torch_profiler
+from . import Ask, Fact, Found, Reading, Reply, Run, kept, perf, torch_profiler
 
 _COUNTED_S, _SAMPLED_S = 1.0, 2.5  # seconds of calls: counted, then sampled
 _OPS_CALLS = 10
@@ -28,14 +28,13 @@ def find() -> None:
 
 
 def runs(ask: Ask, folder: Path) -> list[Run]:
-    language = ask.solution["spec"]["language"]
-    way = sampling.choose(folder)
-    env = _with_lines() if language == "cpp" else {}
-    params = {"do": "measure", "by": way.by, "library": way.library, "why": way.why, "ops": language != "cpp"}
-    params |= {"counted_s": _COUNTED_S, "sampled_s": _SAMPLED_S}
-    measure = Run("measure", way.wrap, env | way.env, params)
+    compiled, why = ask.solution["spec"]["language"] == "cpp", perf.missing()
+    env = _with_lines() if compiled else {}
+    params = {"do": "measure", "why": why, "ops": not compiled or why is not None}
+    params |= {"counted_s": _COUNTED_S, "sampled_s": 0.0 if why else _SAMPLED_S, "cache": env.get("FIB_CACHE_PATH")}
+    measure = Run("measure", () if why else perf.record(folder), env, params)
     # built first, so that no compiler is sampled
-    return [Run("build", env=env, params={"do": "build"}), measure] if env else [measure]
+    return [Run("build", env=env, params={"do": "build"}), measure] if compiled else [measure]
 
 
 def _with_lines() -> dict[str, str]:
@@ -60,12 +59,25 @@ def inside(target: Any, params: dict[str, Any]) -> dict[str, Any]:
         "counted": counted(call, params["counted_s"]),
         "cpus": _cpus(),
         "torch_threads": torch.get_num_threads(),
+        "pid": os.getpid(),
     }
-    with sampling.sampled(params["by"], params["library"]) as answer["samples"]:
+    if params["sampled_s"]:
+        began = time.monotonic()
         _calls(call, params["sampled_s"])
+        answer |= {"span": [began, time.monotonic()], "mapped": _mapped(params["cache"])}
     if params["ops"]:
         answer["ops"] = torch_profiler.profiled(call, "cpu", _OPS_CALLS)
     return answer
+
+
+def _mapped(cache: str | None) -> dict[str, int]:
+    """Libraries of the build cache that are loaded here, and where the first byte of each lies."""
+    found: dict[str, int] = {}
+    for line in Path("/proc/self/maps").read_text().splitlines() if cache else []:
+        span, _, _, _, _, *path = line.split(maxsplit=5)
+        if path and path[0].startswith(f"{cache}/"):
+            found.setdefault(path[0], int(span.partition("-")[0], 16))
+    return found
 
 
 def _cpus() -> int:
@@ -112,22 +124,19 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     for reply in replies:
         torch_profiler.answer_of(reply)
     answer, params = replies[-1].answer, replies[-1].run.params
-    notes = []
-    spots = sampling.read(answer["samples"], folder)
-    sources = {Path(s["path"]).name: s["content"] for s in ask.solution["sources"]}
-    tables = sampling.tables(spots, sources)
-    if params["by"] is None:
+    notes, tables = [], []
+    if params["why"]:
         notes.append(f"no functions: {params['why']}")
-    elif not tables:
-        notes.append(f"no samples fell into the calls (by {params['by']})")
-    elif params["by"] == "signal":
-        why = f"{params['why']}: " if params["why"] else ""
-        notes.append(f"{why}sampled by SIGPROF at the kernel's tick; time in the kernel is at what entered it")
+    else:
+        sources = {Path(s["path"]).name: s["content"] for s in ask.solution["sources"]}
+        spots = perf.read(folder, answer["pid"], answer["span"])
+        tables += perf.tables(spots, perf.Code(answer["mapped"], sources))
+        if not tables:
+            notes.append("no samples fell into the calls")
     if "ops" in answer:
         tables.append(torch_profiler.ops_table(answer["ops"]))
     found = Found("", tuple(facts(ask, answer)), tuple(tables))
-    (folder / "sampler.so").unlink(missing_ok=True)
-    return Reading((found,), tuple(notes), kept(folder, sampling.PERF_DATA))
+    return Reading((found,), tuple(notes), kept(folder, perf.DATA))
 
 
 def facts(ask: Ask, answer: dict[str, Any]) -> list[Fact]:

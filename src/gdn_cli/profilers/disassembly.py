@@ -1,7 +1,7 @@
 """What nvdisasm and cuobjdump print, read: kernels, instructions with their source lines, resources.
 
-The text is that of `nvdisasm -c -gi`, `cuobjdump -res-usage` and `cuobjdump -elf`. What an opcode does is from the
-instruction set tables of NVIDIA's "CUDA Binary Utilities".
+The text is that of `nvdisasm -c -gi` (its JSON has no source lines), `cuobjdump -res-usage` and `cuobjdump -elf`. What
+an opcode does is in opcodes.toml.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
-from . import symbols
+from ..parsing import read_toml
+from . import source_line, symbols
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,6 @@ class Kernel:
 class Place(NamedTuple):
     """Where an instruction comes from. `file` and `line` are None where nothing says so."""
 
-    offset: int
-    text: str
     file: str | None
     line: int | None
 
@@ -117,22 +117,13 @@ def _without_padding(instructions: list[Instruction], labels: Mapping[str, int])
     return instructions[:end]
 
 
-def lines(text: str, sources: Iterable[str] = ()) -> dict[str, list[Place]]:
-    """kernel's symbol -> where each of its instructions comes from, from the output of `nvdisasm -c -gi`.
-
-    The innermost line that lies in one of `sources` (paths as a solution has them), named by that path; where none
-    does, or none are given, the innermost of all, by the file's own name.
-    """
-    return {kernel.symbol: [place(i, sources) for i in kernel.instructions] for kernel in kernels(text)}
-
-
 def place(instruction: Instruction, sources: Iterable[str] = ()) -> Place:
-    """Where one instruction comes from: see `lines`."""
+    """The innermost line that lies in one of `sources` (paths as a solution has them), named by that path; where none
+    does, or none are given, the innermost of all, by the file's own name."""
     for file, line in instruction.frames:
         if source := source_of(file, sources):
-            return Place(instruction.offset, instruction.text, source, line)
-    file, line = instruction.frames[0] if instruction.frames else (None, None)
-    return Place(instruction.offset, instruction.text, file, line)
+            return Place(source, line)
+    return Place(*instruction.frames[0]) if instruction.frames else Place(None, None)
 
 
 def source_of(file: str, sources: Iterable[str]) -> str | None:
@@ -209,43 +200,8 @@ def architecture(text: str) -> str | None:
 LOADS, STORES, ASYNC, TENSOR = "memory loads", "memory stores", "asynchronous copies (TMA, cp.async)", "tensor cores"
 OTHER = "moves and other"
 
-# The names without the U of the uniform datapath, where both exist.
-_KINDS = {
-    LOADS: "LD LDG LDS LDL LDSM TEX TLD TLD4 TMML TXD TXQ SULD LDTRAM",
-    STORES: "ST STG STS STL STSM SUST STAS",
-    "atomics": "ATOM ATOMG ATOMS RED REDG REDAS SUATOM SURED UATOMG UREDG",
-    "constant loads": "LDC LDCU",
-    ASYNC: (
-        "LDGSTS LDGDEPBAR ARRIVES BLKCP BLKRED BLKPF TMALDG TMASTG TMAREDG TMAPF TMACCTL TMACMDFLUSH "
-        "MEMSETS CCTLT TMALST"
-    ),
-    TENSOR: (
-        "HMMA IMMA BMMA DMMA QMMA OMMA HGMMA IGMMA BGMMA QGMMA WARPGROUP WARPGROUPSET LDTM STTM LDT STT "
-        "TCBAR TCCP TCATOMSWS TCSHIFT TCHMMA TCIMMA TCQMMA TCOMMA TCMXQMMA TCSTSWS TCLDSWS"
-    ),
-    "FP32 math": "FFMA FADD FMUL FFMA2 FADD2 FMUL2 FFMA32I FADD32I FMUL32I FMNMX FMNMX3 FSETP FSET FSEL FCHK FSWZADD",
-    "FP16 and bf16 math": (
-        "HFMA2 HADD2 HMUL2 HSETP2 HSET2 HMNMX2 HFMA2_32I HADD2_32I HMUL2_32I VHMNMX FHADD FHFMA HFMA2_MMA"
-    ),
-    "FP64 math": "DADD DMUL DFMA DSETP DMNMX",
-    "special functions": "MUFU",
-    "integer": (
-        "IADD IADD3 IADD2 IADD32I IADD64 IMAD IMAD32I IMUL IMUL32I IDP IDP4A IDP4 IABS IMNMX ISETP ISET ISCADD "
-        "ISCADD32I LEA LOP LOP3 LOP32I SHF SHL SHR BFE BFI BMSK BREV FLO POPC SGXT PSETP VABSDIFF VABSDIFF4 VIADD "
-        "VIADDMNMX VIMNMX VIMNMX3 XMAD"
-    ),
-    "conversions": "F2F F2I F2FP F2IP FRND I2F I2FP I2I I2IP F2F2 I2F2",
-    "shuffles and votes": "SHFL VOTE MATCH REDUX CREDUX ELECT",
-    "barriers and fences": (
-        "BAR B2R R2B MEMBAR ERRBAR DEPBAR WARPSYNC SYNCS FENCE CCTL CCTLL CGABAR_ARV CGABAR_WAIT CGABAR_GET "
-        "CGABAR_SET ACQBULK PREEXIT ACQSHMINIT NANOSLEEP QSPC"
-    ),
-    "branches": (
-        "BRA BRX JMP JMX CALL RET EXIT BREAK BSSY BSYNC KILL RPCMOV RTT YIELD ENDCOLLECTIVE WARPSYNCX BPT BMOV "
-        "WARPSYNCCOLLECTIVE"
-    ),
-}  # fmt: skip
-_KIND = {name: kind for kind, names in _KINDS.items() for name in names.split()}
+_OPCODES = read_toml(Path(__file__).with_name("opcodes.toml"))
+_KIND = {name: kind for kind, names in _OPCODES["kinds"].items() for name in names}
 
 
 def kind(instruction: Instruction) -> str:
@@ -271,10 +227,7 @@ def mix(instructions: Iterable[Instruction]) -> list[tuple[str, int, float, str]
     return rows
 
 
-_SPACES = {
-    "LDG": "global", "STG": "global", "LDS": "shared", "STS": "shared", "LDSM": "shared", "STSM": "shared",
-    "LDL": "local", "STL": "local", "LD": "generic", "ST": "generic", "LDGSTS": "global to shared", "STAS": "cluster",
-}  # fmt: skip
+_SPACES = _OPCODES["spaces"]
 
 
 def space(instruction: Instruction) -> str | None:
@@ -355,7 +308,6 @@ def annotated(
     `sources`: path -> text. A line is named by its whole chain, innermost first: `kernel.cu:51 <- kernel.cu:75`.
     `spills`: offsets of the instructions that are marked as spills.
     """
-    texts = {path: text.splitlines() for path, text in sources.items()}
     names = {offset: name for name, offset in kernel.labels.items()}
     out = [f"// {line}".rstrip() for line in header]
     above: tuple[tuple[str, int], ...] | None = None
@@ -365,7 +317,7 @@ def annotated(
             out.append(f"{label}:" if label.startswith(".L") else f"\n{symbols.own(label.rsplit('$', 1)[-1])}:")
         if i.frames != above:
             above = i.frames
-            out += ["", f"    // {_chain(i, sources)}{_source_line(i, texts)}".rstrip()]
+            out += ["", f"    // {_chain(i, sources)}{_source_line(i, sources)}".rstrip()]
         predicated = i.text if i.text.startswith("@") else f"     {i.text}"
         out.append(f"/*{i.offset:04x}*/ {predicated}{'    // spill' if i.offset in spills else ''}")
     return "\n".join(out) + "\n"
@@ -376,7 +328,7 @@ def _chain(instruction: Instruction, sources: Iterable[str]) -> str:
     return " <- ".join(named) or "no source line"
 
 
-def _source_line(instruction: Instruction, texts: Mapping[str, list[str]]) -> str:
-    at = place(instruction, texts)
-    found = texts.get(at.file or "", [])
-    return f"    {found[at.line - 1].strip()}" if at.line and at.line <= len(found) else ""
+def _source_line(instruction: Instruction, sources: Mapping[str, str]) -> str:
+    at = place(instruction, sources)
+    text = source_line(sources, at.file or "", at.line or 0)
+    return f"    {text}" if text else ""

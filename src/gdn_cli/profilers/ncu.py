@@ -9,18 +9,17 @@ For CUDA C++ a run in front of both compiles once more, for the source lines (nc
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from ..errors import GdnError, MissingError
-from . import Ask, Reading, Reply, Run, kept, ncu_facts, ncu_lines, ncu_report, symbols, tools
+from ..parsing import read_toml
+from . import Ask, Reading, Reply, Run, kept, ncu_facts, ncu_lines, ncu_reader, symbols, tools
 from .ncu_facts import Kernel
-from .ncu_report import Launch, Line, Listing
+from .ncu_reader import Launch
 
 BENCH, FULL = "bench-like", "full"
 
@@ -41,20 +40,18 @@ _ROUNDS_S = 10.0  # no further round after so long: a token loop launches thousa
 _BENCH_LAUNCHES = 2000
 _FULL_LAUNCHES = 20
 _SHOWN, _MOST = 4, 0.95  # kernels of a call that are shown: so many, or those with so much of its time
-_IMPORT_S = 120.0
 
 GET_NCU = "install Nsight Compute (with the CUDA toolkit, or the package nsight-compute), or put ncu on PATH"
 
 
 def find() -> None:
-    """MissingError where there is no ncu here."""
+    """MissingError where there is no ncu here, or nothing that reads its reports."""
     _ncu()
+    ncu_reader.find()
 
 
 def _ncu() -> str:
-    for place in tools.executables("ncu", "nsight-compute/*/ncu"):
-        return str(place)
-    raise MissingError("no ncu here (Nsight Compute)", hint=GET_NCU)
+    return tools.first("ncu", "nsight-compute/*/ncu", hint=GET_NCU)
 
 
 # --- the target processes -------------------------------------------------------------------------------------------
@@ -131,9 +128,8 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     bench, full = reports[BENCH], reports[FULL]
     notes: list[str] = []
     rounds = _rounds(bench, notes)
-    listings = ncu_report.listings(_source(folder / f"{FULL}.ncu-rep", "sass"))
-    lent = ncu_lines.lines(ask, folder, compiled, listings)
-    kernels = sorted(_kernels(rounds, full, folder, listings, lent), key=lambda kernel: -kernel.time_us)
+    launches = ncu_lines.lent(ask, folder, compiled, full.launches)
+    kernels = sorted(_kernels(rounds, launches), key=lambda kernel: -kernel.time_us)
     shown = _most(kernels)
     alone = len(kernels) == 1
     must = (ask.bytes_in, ask.bytes_out)
@@ -141,7 +137,7 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     call_us = sum(kernel.time_us for kernel in kernels)
     found += [ncu_facts.found(kernel, *(must if alone else (0, 0)), None if alone else call_us) for kernel in shown]
     notes = [_how(ask, bench, full), *notes, *_doubts(ask, bench, full, kernels, shown)]
-    if lent and any(kernel.has_lines for kernel in shown):
+    if launches is not full.launches and any(kernel.has_lines for kernel in shown):
         notes.append("source lines: of a build with -lineinfo, whose instructions are those that ran, one for one")
     files = kept(folder, f"{FULL}.ncu-rep", f"{BENCH}.ncu-rep", f"{FULL}.log", f"{BENCH}.log")
     return Reading(tuple(found), tuple(notes), files)
@@ -156,28 +152,14 @@ def _report(folder: Path, reply: Reply) -> _Report:
     report = folder / f"{name}.ncu-rep"
     if not report.is_file():
         raise MissingError(f"ncu left no report: {_last(log) or _last(chr(10).join(reply.tail)) or 'and no reason'}")
-    launches = ncu_report.raw(_page(report, "raw"))
+    passes = [int(n) for n in re.findall(r"(\d+) pass(?:es)?\s*$", log, re.MULTILINE)]
+    launches = ncu_reader.launches(report)
+    if not launches and passes:  # the log has kernels
+        raise MissingError(f"ncu-report sees no kernel in {report.name}", hint=ncu_reader.GET_PACKAGE)
     if not launches:
         raise _nothing()
-    passes = [int(n) for n in re.findall(r"(\d+) pass(?:es)?\s*$", log, re.MULTILINE)]
     rounds = reply.answer.get("rounds") or reply.run.params["rounds"]
     return _Report(launches, max(passes) if passes else None, rounds)
-
-
-def _page(report: Path, page: str, *options: str) -> str:
-    """A page of a report as CSV. Raises MissingError where ncu cannot read it."""
-    command = [_ncu(), "--import", str(report), "--page", page, "--csv", "--print-units", "base", *options]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_IMPORT_S,
-            env=os.environ | {"LC_ALL": "C"},  # numbers with a point
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as e:
-        raise MissingError(f"ncu did not read {report.name}: {e}", hint=GET_NCU) from None
-    if done.returncode:
-        said = _last(done.stderr) or _last(done.stdout) or f"exit code {done.returncode}"
-        raise MissingError(f"ncu did not read {report.name}: {said}", hint=GET_NCU)
-    return done.stdout
 
 
 def _rounds(report: _Report, notes: list[str]) -> dict[str, tuple[tuple[Launch, ...], ...]]:
@@ -200,41 +182,22 @@ def _rounds(report: _Report, notes: list[str]) -> dict[str, tuple[tuple[Launch, 
     return rounds
 
 
-def _kernels(
-    rounds: dict[str, tuple], full: _Report, folder: Path, listings: list[Listing], lent: dict[int, Line]
-) -> list[Kernel]:
-    """Each kernel with its rounds and, where the full run has it, its longest launch there, with its hot places.
-
-    `lent`: lines of a build of its own, for code that has none.
-    """
-    names = [*rounds, *(launch.full_name for launch in full.launches if launch.full_name not in rounds)]
-    longest: dict[str, int] = {}
-    for i, launch in enumerate(full.launches):
-        at = longest.setdefault(launch.full_name, i)
-        if (launch.number(ncu_facts.TIME) or 0) > (full.launches[at].number(ncu_facts.TIME) or 0):
-            longest[launch.full_name] = i
-    if [listing.full_name for listing in listings] != [launch.full_name for launch in full.launches]:
-        listings = []  # whose samples these are is not known
-    by_address = ncu_report.lines(_source(folder / f"{FULL}.ncu-rep", "cuda,sass")) if listings else {}
+def _kernels(rounds: dict[str, tuple[tuple[Launch, ...], ...]], full: list[Launch]) -> list[Kernel]:
+    """Each kernel with its rounds and, where the full run has it, its longest launch there, with its hot places."""
+    longest: dict[str, Launch] = {}
+    for launch in full:
+        at = longest.setdefault(launch.full_name, launch)
+        if (launch.number(ncu_facts.TIME) or 0) > (at.number(ncu_facts.TIME) or 0):
+            longest[launch.full_name] = launch
     kernels = []
-    for name in dict.fromkeys(names):
-        launch = full.launches[longest[name]] if name in longest else None
-        kernel = Kernel(name, rounds.get(name, ()), launch)
-        if launch and listings:
-            listing = listings[longest[name]]
-            by_line = ncu_report.hot_lines(listing, by_address) or ncu_report.hot_lines(listing, lent)
-            hot = by_line or ncu_report.hot_instructions(listing)
-            kernel = Kernel(name, kernel.rounds, launch, tuple(hot), listing.samples, bool(by_line))
+    for name in dict.fromkeys([*rounds, *longest]):
+        kernel = Kernel(name, rounds.get(name, ()), longest.get(name))
+        if launch := kernel.full:
+            by_line = ncu_reader.hot_lines(launch)
+            hot = by_line or ncu_reader.hot_instructions(launch)
+            kernel = replace(kernel, hot=tuple(hot), samples=launch.samples, has_lines=bool(by_line))
         kernels.append(kernel)
     return kernels
-
-
-def _source(report: Path, view: str) -> str:
-    """The source page, "" where this ncu has none: everything else is still worth showing."""
-    try:
-        return _page(report, "source", "--print-source", view)
-    except MissingError:
-        return ""
 
 
 def _most(kernels: list[Kernel]) -> list[Kernel]:
@@ -278,7 +241,7 @@ def _doubts(ask: Ask, bench: _Report, full: _Report, kernels: list[Kernel], show
     if any(kernel.hot and not kernel.has_lines for kernel in shown):
         notes.append(_no_lines(ask))
     elif not any(kernel.hot for kernel in shown):
-        notes.append("no hot places: ncu printed no source page, or its sampler found no warp")
+        notes.append("no hot places: ncu's sampler found no warp")
     return notes
 
 
@@ -304,54 +267,12 @@ def _nothing() -> MissingError:
     return MissingError(what, hint="--tool torch shows what a call does")
 
 
-# What ncu's log has -> what that means, and what mends it. The first that is there counts.
-_KNOWN = (
-    (
-        r"ERR_NVGPUCTRPERM",
-        "the GPU's performance counters are for administrators only here (ERR_NVGPUCTRPERM)",
-        "run as root, in a container with --cap-add SYS_ADMIN, or load the driver with "
-        "NVreg_RestrictProfilingToAdminUsers=0",
-    ),
-    (
-        r"driver resource was unavailable",
-        "another tool has the GPU's performance counters",
-        "stop it: where DCGM watches the GPU, `dcgmi profile --pause`, and --resume afterwards",
-    ),
-    (
-        r"Profiling is not supported on device",
-        "this ncu does not know this GPU",
-        "`ncu --list-chips` shows those that it knows: install another Nsight Compute",
-    ),
-    (
-        r"driver is not compatible|Failed to initialize the profiler|LibraryNotLoaded|"
-        r"Failed to load Nsight Compute CUDA modules|failed to connect to the CUDA driver",
-        "ncu and the driver do not work together",
-        "install a driver as new as ncu, or an older Nsight Compute; a container needs the driver's utility libraries",
-    ),
-    (
-        r"nsight-compute-lock",
-        "ncu may not write its lock file, which another user left",
-        "remove $TMPDIR/nsight-compute-lock (/tmp without TMPDIR), or set TMPDIR to a folder of your own",
-    ),
-    (
-        r"lock-gpu-clocks|Failed to (?:lock|control) .*clock",
-        "ncu may not lock the clocks here",
-        "leave them as they are: --clocks none",
-    ),
-    (
-        r"Failed to find metric|Unable to find metric",
-        "this ncu does not know the metrics that gdn asks for",
-        "install a newer Nsight Compute",
-    ),
-)
-
-
 def _trouble(log: str, reply: Reply) -> GdnError | None:
     """Why a run came to nothing. ncu's own reason first: it ends the target, whose end says nothing then."""
     said = "\n".join(line for line in log.splitlines() if "==ERROR==" in line or "Error:" in line)
-    for pattern, message, hint in _KNOWN:
-        if re.search(pattern, said + "\n".join(reply.tail)):
-            return MissingError(message, hint=hint)
+    for known in read_toml(Path(__file__).with_suffix(".toml"))["trouble"]:
+        if re.search(known["log"], said + "\n".join(reply.tail)):
+            return MissingError(known["message"], hint=known["hint"])
     if reply.status != "done":
         tail = _last("\n".join(reply.tail))
         more = f" ({tail})" if tail and tail not in (reply.reason or "") else ""

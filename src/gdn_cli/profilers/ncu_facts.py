@@ -7,12 +7,13 @@ first kind, where they are right, everything else is of the second. See ncu.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
+from ..parsing import read_toml
 from . import Fact, Found, Table, stalls
-from .ncu_report import Hot, Launch
+from .ncu_reader import Hot, Launch
 
 TIME = "gpu__time_duration.sum"
 READ, WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
@@ -62,28 +63,34 @@ class Kernel:
 
 
 class Facts(list):
-    """Collects facts; a value of None leaves its fact out."""
+    """Collects facts of the `group` that is set; a value of None leaves its fact out."""
 
-    def add(
-        self, key: str, label: str, value: float | str | None, unit: str, group: str, note: str = "", better: str = ""
-    ) -> None:
+    group = ""
+
+    def add(self, key: str, label: str, value: float | str | None, unit: str, note: str = "", better: str = "") -> None:
         if unit in ("count", "B") and isinstance(value, float) and value.is_integer():
             value = int(value)
         if value is not None:
-            self.append(Fact(key, label, value, unit, group, note, better))
+            self.append(Fact(key, label, value, unit, self.group, note, better))
 
 
 def found(kernel: Kernel, bytes_in: int, bytes_out: int, call_us: float | None = None) -> Found:
     """What is known of a kernel. `bytes_in` and `bytes_out`: what must be read and written by it, 0 where that is not
     known (a part of a call); `call_us`: the time of a call that has other kernels as well."""
-    facts = Facts()
-    _time(facts, kernel, call_us)
-    _traffic(facts, kernel, bytes_in, bytes_out)
-    launch = _merged(kernel)
-    _caches(facts, launch, kernel.launches, bytes_in, bytes_out)
-    _occupancy(facts, kernel, launch)
+    facts, launch = Facts(), _merged(kernel)
     pipes = busiest_pipes(launch)
+    facts.group = "time"
+    _time(facts, kernel, call_us)
+    facts.group = "memory"
+    _dram(facts, kernel.median(READ), kernel.median(WRITTEN), kernel.time_us, bytes_in, bytes_out)
+    facts.add("dram_peak", "DRAM, of its peak", _dram_peak(kernel), "%", "", "higher")
+    _caches(facts, launch, kernel.launches, bytes_in, bytes_out)
+    _patterns(facts, launch)
+    facts.group = "occupancy"
+    _occupancy(facts, kernel, launch)
+    facts.group = "instructions"
     _instructions(facts, launch, pipes)
+    facts.group = "launch"
     _geometry(facts, launch)
     tables = (_stall_table(launch), _hot_table(kernel), _pipe_table(pipes))
     return Found(kernel.name, tuple(facts), tuple(table for table in tables if table))
@@ -92,11 +99,13 @@ def found(kernel: Kernel, bytes_in: int, bytes_out: int, call_us: float | None =
 def call(kernels: list[Kernel], bytes_in: int, bytes_out: int) -> Found:
     """A call of several kernels as a whole."""
     facts = Facts()
+    facts.group = "time"
     time_us = sum(kernel.time_us for kernel in kernels)
     launches = sum(kernel.launches for kernel in kernels)
-    facts.add("time_us", "duration", time_us or None, "us", "time", "the kernels' own times, summed", "lower")
-    facts.add("launches", "launches", launches, "count", "time", f"{len(kernels)} different kernels")
+    facts.add("time_us", "duration", time_us or None, "us", "the kernels' own times, summed", "lower")
+    facts.add("launches", "launches", launches, "count", f"{len(kernels)} different kernels")
     read, written = _summed(kernels, READ), _summed(kernels, WRITTEN)
+    facts.group = "memory"
     _dram(facts, read, written, time_us, bytes_in, bytes_out)
     return Found("", tuple(facts))
 
@@ -123,34 +132,29 @@ def _time(facts: Facts, kernel: Kernel, call_us: float | None) -> None:
     times = [ns / 1e3 for ns in kernel.over_rounds(TIME)]
     note = f"{min(times):.2f} to {max(times):.2f} in {len(times)} rounds" if len(times) > 1 else ""
     if times:
-        facts.add("time_us", "duration", median(times), "us", "time", note, "lower")
+        facts.add("time_us", "duration", median(times), "us", note, "lower")
     if call_us:
-        facts.add("share", "share of the call", 100 * kernel.time_us / call_us, "%", "time")
+        facts.add("share", "share of the call", 100 * kernel.time_us / call_us, "%")
     if kernel.launches > 1:
         note = "facts of time and DRAM are their sum, the others of the longest"
-        facts.add("launches", "launches", kernel.launches, "count", "time", note)
-
-
-def _traffic(facts: Facts, kernel: Kernel, bytes_in: int, bytes_out: int) -> None:
-    """Bytes between L2 and DRAM, and how fast they went."""
-    _dram(facts, kernel.median(READ), kernel.median(WRITTEN), kernel.time_us, bytes_in, bytes_out)
-    facts.add("dram_peak", "DRAM, of its peak", _dram_peak(kernel), "%", "memory", "", "higher")
+        facts.add("launches", "launches", kernel.launches, "count", note)
 
 
 def _dram(
     facts: Facts, read: float | None, written: float | None, time_us: float, bytes_in: int, bytes_out: int
 ) -> None:
-    facts.add("dram_read", "read from DRAM", read, "B", "memory", _ratio(read, bytes_in, "read"), "lower")
+    """Bytes between L2 and DRAM, and how fast they went."""
+    facts.add("dram_read", "read from DRAM", read, "B", _ratio(read, bytes_in, "read"), "lower")
     note = _ratio(written, bytes_out, "written")
     if note:
         note += ": L2 keeps some, and puts older lines out"
-    facts.add("dram_written", "written to DRAM", written, "B", "memory", note)
+    facts.add("dram_written", "written to DRAM", written, "B", note)
     if time_us and read is not None and written is not None:
-        facts.add("dram_rate", "DRAM throughput", (read + written) / time_us / 1e3, "GB/s", "memory", "", "higher")
+        facts.add("dram_rate", "DRAM throughput", (read + written) / time_us / 1e3, "GB/s", "", "higher")
 
 
 def _dram_peak(kernel: Kernel) -> float | None:
-    """Both directions in % of the peak: ncu's own, weighted by the launches' times, else by the full run's peak."""
+    """Both directions in % of the peak, by ncu, weighted by the launches' times."""
 
     def weighted(launches: tuple[Launch, ...]) -> float | None:
         shares = [(launch.total(READ_PEAK, WRITTEN_PEAK), _ns(launch)) for launch in launches]
@@ -160,14 +164,7 @@ def _dram_peak(kernel: Kernel) -> float | None:
     if not kernel.rounds:
         return kernel.full.number("gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed")
     own = [weighted(launches) for launches in kernel.rounds]
-    if None not in own:
-        return median(own)
-    moved = kernel.median(READ, WRITTEN)
-    if kernel.full is None or moved is None or not kernel.time_us:
-        return None
-    per_cycle = kernel.full.number("dram__bytes.sum.peak_sustained")
-    hz = kernel.full.number("dram__cycles_elapsed.avg.per_second")
-    return 100 * moved / (kernel.time_us / 1e6) / (per_cycle * hz) if per_cycle and hz else None
+    return None if None in own else median(own)
 
 
 def _caches(facts: Facts, launch: Launch, launches: int, bytes_in: int, bytes_out: int) -> None:
@@ -181,15 +178,12 @@ def _caches(facts: Facts, launch: Launch, launches: int, bytes_in: int, bytes_ou
         ("l2_written", "SMs wrote to L2", stored, bytes_out, "written"),
     ):
         moved = None if sectors is None else sectors * _SECTOR
-        facts.add(key, label, moved, "B", "memory", _ratio(moved, must if alone else 0, what), "lower")
-    facts.add(
-        "l2_peak", "L2, of its peak", launch.number("lts__throughput.avg.pct_of_peak_sustained_elapsed"), "%", "memory"
-    )
-    facts.add("l2_hit", "L2 hits", launch.number("lts__t_sector_hit_rate.pct"), "%", "memory")
+        facts.add(key, label, moved, "B", _ratio(moved, must if alone else 0, what), "lower")
+    facts.add("l2_peak", "L2, of its peak", launch.number("lts__throughput.avg.pct_of_peak_sustained_elapsed"), "%")
+    facts.add("l2_hit", "L2 hits", launch.number("lts__t_sector_hit_rate.pct"), "%")
     l1 = "l1tex__throughput.avg.pct_of_peak_sustained"
-    facts.add("l1_peak", "L1, of its peak", launch.number(f"{l1}_active", f"{l1}_elapsed"), "%", "memory")
-    facts.add("l1_hit", "L1 hits", launch.number("l1tex__t_sector_hit_rate.pct"), "%", "memory")
-    _patterns(facts, launch)
+    facts.add("l1_peak", "L1, of its peak", launch.number(f"{l1}_active", f"{l1}_elapsed"), "%")
+    facts.add("l1_hit", "L1 hits", launch.number("l1tex__t_sector_hit_rate.pct"), "%")
 
 
 def _patterns(facts: Facts, launch: Launch) -> None:
@@ -203,54 +197,49 @@ def _patterns(facts: Facts, launch: Launch) -> None:
     if conflicts is None and wavefronts is not None and ideal is not None:
         conflicts = wavefronts - ideal
     note = f"of {wavefronts:,.0f} shared-memory wavefronts" if wavefronts else ""
-    facts.add("bank_conflicts", "bank conflicts", conflicts, "count", "memory", note, "lower")
+    facts.add("bank_conflicts", "bank conflicts", conflicts, "count", note, "lower")
     sectors = launch.number("memory_l2_theoretical_sectors_global")
     excess = launch.number("derived__memory_l2_theoretical_sectors_global_excessive")
     if sectors and excess is not None:
         note = "of the sectors that global accesses ask for"
-        facts.add("sectors_excess", "sectors not needed", 100 * excess / sectors, "%", "memory", note, "lower")
+        facts.add("sectors_excess", "sectors not needed", 100 * excess / sectors, "%", note, "lower")
 
 
-_LIMITS = {
-    "registers": "launch__occupancy_limit_registers",
-    "shared memory": "launch__occupancy_limit_shared_mem",
-    "warps": "launch__occupancy_limit_warps",
-    "blocks": "launch__occupancy_limit_blocks",
-    "barriers": "launch__occupancy_limit_barriers",
-}
+_LIMITS = ("registers", "shared_mem", "warps", "blocks", "barriers")  # of the CTAs that an SM holds
 
 
 def _occupancy(facts: Facts, kernel: Kernel, launch: Launch) -> None:
-    def add(key: str, label: str, value: float | str | None, unit: str, note: str = "", better: str = "") -> None:
-        facts.add(key, label, value, unit, "occupancy", note, better)
-
-    add("occupancy", "warps, achieved", launch.number("sm__warps_active.avg.pct_of_peak_sustained_active"), "%")
+    facts.add("occupancy", "warps, achieved", launch.number("sm__warps_active.avg.pct_of_peak_sustained_active"), "%")
     most = launch.number("sm__maximum_warps_per_active_cycle_pct")
-    add("occupancy_max", "warps, at most", most, "%")
-    limits = {name: n for name, key in _LIMITS.items() if (n := launch.number(key))}
+    facts.add("occupancy_max", "warps, at most", most, "%")
+    limits = {name: n for name in _LIMITS if (n := launch.number(f"launch__occupancy_limit_{name}"))}
     if limits:
         least = min(limits.values())
-        binding = [name for name, n in limits.items() if n == least]
+        binding = [name.replace("_mem", " memory") for name, n in limits.items() if n == least]
         if len(binding) > 1 and binding[-1] == "barriers":  # as many as blocks unless a kernel has named ones
             del binding[-1]
-        add("occupancy_limit", "limited by", _and(binding), "", f"{least:.0f} CTAs fit on an SM")
-    add("registers", "registers a thread", launch.number("launch__registers_per_thread"), "count")
+        facts.add("occupancy_limit", "limited by", _and(binding), "", f"{least:.0f} CTAs fit on an SM")
+    facts.add("registers", "registers a thread", launch.number("launch__registers_per_thread"), "count")
     own = launch.total("launch__shared_mem_per_block_dynamic", "launch__shared_mem_per_block_static")
     driver = launch.number("launch__shared_mem_per_block_driver")
-    add("shared", "shared memory a CTA", own, "B", f"and {driver:,.0f} B of the driver's" if driver else "")
-    _spills(add, launch)
-    add("sm_active", "SMs busy", _sm_active(kernel, launch), "%", "active cycles of the elapsed ones, in the mean")
+    facts.add("shared", "shared memory a CTA", own, "B", f"and {driver:,.0f} B of the driver's" if driver else "")
+    _spills(facts, launch)
+    facts.add(
+        "sm_active", "SMs busy", _sm_active(kernel, launch), "%", "active cycles of the elapsed ones, in the mean"
+    )
     eligible = launch.number("smsp__warps_eligible.avg.per_cycle_active")
-    add("warps_eligible", "eligible warps", eligible, "count", "ready to issue, per scheduler and cycle", "higher")
+    facts.add(
+        "warps_eligible", "eligible warps", eligible, "count", "ready to issue, per scheduler and cycle", "higher"
+    )
 
 
-def _spills(add: Callable[..., None], launch: Launch) -> None:
+def _spills(facts: Facts, launch: Launch) -> None:
     spilled = launch.number("derived__local_spilling_requests", "sass__inst_executed_register_spilling")
     if spilled is not None:
-        add("spills", "spills", spilled, "count", "requests", "lower")
+        facts.add("spills", "spills", spilled, "count", "requests", "lower")
         return
     local = launch.total("smsp__sass_inst_executed_op_local_ld.sum", "smsp__sass_inst_executed_op_local_st.sum")
-    add("spills", "spills", local, "count", "accesses to local memory: arrays count, too", "lower")
+    facts.add("spills", "spills", local, "count", "accesses to local memory: arrays count, too", "lower")
 
 
 def _sm_active(kernel: Kernel, launch: Launch) -> float | None:
@@ -263,30 +252,25 @@ def _sm_active(kernel: Kernel, launch: Launch) -> float | None:
 
 
 def _instructions(facts: Facts, launch: Launch, pipes: dict[str, float]) -> None:
-    def add(key: str, label: str, value: float | None, unit: str, note: str = "", better: str = "") -> None:
-        facts.add(key, label, value, unit, "instructions", note, better)
-
-    add("instructions", "instructions", launch.number(INSTRUCTIONS), "count", "of a whole warp each", "lower")
+    facts.add("instructions", "instructions", launch.number(INSTRUCTIONS), "count", "of a whole warp each", "lower")
     issue = launch.number("smsp__issue_active.avg.pct_of_peak_sustained_active")
-    add("issue", "issue slots used", issue, "%", "of active cycles")
+    facts.add("issue", "issue slots used", issue, "%", "of active cycles")
     if pipes:
         name = max(pipes, key=pipes.get)
-        add("pipe", "busiest pipe", pipes[name], "%", name)
+        facts.add("pipe", "busiest pipe", pipes[name], "%", name)
     tensor = launch.number("sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active")
-    add("tensor_pipe", "tensor pipe", tensor, "%", "HFMA2.MMA counts, too" if tensor else "")
+    facts.add("tensor_pipe", "tensor pipe", tensor, "%", "HFMA2.MMA counts, too" if tensor else "")
     threads = launch.number("smsp__thread_inst_executed_per_inst_executed.ratio")
     share = None if threads is None else 100 * threads / _WARP
-    add("thread_efficiency", "threads active", share, "%", "of a warp's 32, per instruction", "higher")
+    facts.add("thread_efficiency", "threads active", share, "%", "of a warp's 32, per instruction", "higher")
 
 
 def _geometry(facts: Facts, launch: Launch) -> None:
-    facts.add("ctas", "CTAs", launch.number("launch__grid_size"), "count", "launch", launch.values.get("Grid Size", ""))
+    facts.add("ctas", "CTAs", launch.number("launch__grid_size"), "count", launch.sizes("grid"))
     threads = launch.number("launch__block_size")
-    facts.add("threads", "threads a CTA", threads, "count", "launch", launch.values.get("Block Size", ""))
-    facts.add("cluster", "CTAs a cluster", launch.number("launch__cluster_size") or None, "count", "launch")
-    facts.add(
-        "waves", "waves", launch.number("launch__waves_per_multiprocessor"), "x", "launch", "CTAs by those that fit"
-    )
+    facts.add("threads", "threads a CTA", threads, "count", launch.sizes("block"))
+    facts.add("cluster", "CTAs a cluster", launch.number("launch__cluster_size") or None, "count")
+    facts.add("waves", "waves", launch.number("launch__waves_per_multiprocessor"), "x", "CTAs by those that fit")
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------
@@ -325,7 +309,7 @@ def _stall_table(launch: Launch) -> Table | None:
 def _hot_table(kernel: Kernel) -> Table | None:
     if not kernel.hot:
         return None
-    rows = tuple((hot.where, hot.share, stalls.label(hot.stall), hot.text) for hot in kernel.hot)
+    rows = tuple((hot.where, hot.share, hot.stall, hot.text) for hot in kernel.hot)
     title = "hot source lines" if kernel.has_lines else "hot instructions, by their offset"
     columns = (("where", ""), ("share", "%"), ("main stall", ""), ("source", ""))
     thin = "" if kernel.samples >= 300 else " (few: the shares are rough)"
@@ -333,21 +317,7 @@ def _hot_table(kernel: Kernel) -> Table | None:
     return Table("hot", title, columns, rows, note)
 
 
-_PIPES = {
-    "adu": "addresses, constants, barriers",
-    "alu": "integers, logic, comparisons, min and max",
-    "cbu": "branches and convergence",
-    "fma": "float32 arithmetic, integer multiply-add",
-    "fmaheavy": "float32 arithmetic, integer multiply-add: the half that has both",
-    "fp16": "half-precision arithmetic",
-    "fp64": "double-precision arithmetic",
-    "lsu": "loads, stores, shuffles",
-    "tensor": "matrix instructions, HFMA2.MMA",
-    "tex": "textures",
-    "tma": "bulk copies (TMA)",
-    "uniform": "arithmetic that a warp's threads share",
-    "xu": "exp, log, rsqrt, conversions",
-}
+_PIPES = read_toml(Path(__file__).with_name("ncu.toml"))["pipes"]
 
 
 def busiest_pipes(launch: Launch) -> dict[str, float]:

@@ -7,13 +7,14 @@ with -lineinfo on top. A kernel gets the lines only where its machine code is th
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from .. import machine
 from ..errors import GdnError
-from . import Ask, Reply, Run, disassembly, sass
-from .ncu_report import Line, Listing
+from . import Ask, Reply, Run, disassembly, sass, source_line
+from .ncu_reader import Launch, Line
 
 NAME = "lines"
 
@@ -35,34 +36,34 @@ def inside(target: Any, params: dict[str, Any]) -> dict[str, Any]:
     return sass.inside(target, params[NAME])
 
 
-def lines(ask: Ask, folder: Path, reply: Reply | None, listings: list[Listing]) -> dict[int, Line]:
-    """Address -> line, of the listings whose code is the build's; {} where nothing was compiled or read."""
+def lent(ask: Ask, folder: Path, reply: Reply | None, launches: list[Launch]) -> list[Launch]:
+    """The launches, with lines where their code is the build's; as they are where nothing was compiled or read."""
     binary = reply.answer.get("binary") if reply else None
     if not binary:
-        return {}
+        return launches
     sources = {source["path"]: source["content"] for source in ask.solution["sources"]}
     try:
         kernels = sass.code(Path(binary), reply.run.params[NAME]["arch"], folder)
     except GdnError:
-        return {}
-    found: dict[int, Line] = {}
-    for listing in listings:
-        ran = [(i.offset, _plain(i.text)) for i in listing.instructions]
-        for kernel in kernels:
-            if ran[: len(kernel.instructions)] == [(i.offset, _plain(i.text)) for i in kernel.instructions]:
-                places = [disassembly.place(i, sources) for i in kernel.instructions]
-                found |= _lines(listing, places, sources)
-                break
-    return found
+        return launches
+    return [_with_lines(launch, kernels, sources) for launch in launches]
 
 
-def _lines(listing: Listing, places: list[disassembly.Place], sources: dict[str, str]) -> dict[int, Line]:
-    found = {}
-    for instruction, place in zip(listing.instructions, places, strict=False):
-        if place.file in sources and place.line:
-            text = sources[place.file].splitlines()[place.line - 1 : place.line]
-            found[instruction.address] = Line(place.file, place.line, " ".join("".join(text).split()))
-    return found
+def _with_lines(launch: Launch, kernels: list[disassembly.Kernel], sources: dict[str, str]) -> Launch:
+    ran = [(i.offset, _plain(i.text)) for i in launch.code]
+    for kernel in kernels:
+        built = kernel.instructions
+        if ran and ran[: len(built)] == [(i.offset, _plain(i.text)) for i in built]:
+            lines = [_line(disassembly.place(i, sources), sources) for i in built]
+            code = [replace(i, line=line) for i, line in zip(launch.code, lines, strict=False)]
+            return replace(launch, code=(*code, *launch.code[len(built) :]))
+    return launch
+
+
+def _line(place: disassembly.Place, sources: dict[str, str]) -> Line | None:
+    if place.file not in sources or not place.line:
+        return None
+    return Line(place.file, place.line, source_line(sources, place.file, place.line))
 
 
 def _plain(text: str) -> str:

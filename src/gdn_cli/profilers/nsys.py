@@ -13,9 +13,7 @@ names since 2023.1: docs.nvidia.com/nsight-systems, "Statistical Reports Shipped
 from __future__ import annotations
 
 import csv
-import os
 import re
-import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ from statistics import median
 from typing import Any
 
 from ..errors import MissingError
-from . import Ask, Fact, Found, Reading, Reply, Run, Table, kept, tools
+from . import Ask, Fact, Found, Reading, Reply, Run, Table, kept, tools, torch_profiler
 
 CALLS = 50
 GET_NSYS = "install Nsight Systems (the package nsight-systems-cli of NVIDIA's repository), or put nsys on PATH"
@@ -62,9 +60,7 @@ def find() -> None:
 
 
 def _nsys() -> str:
-    for place in tools.executables("nsys", "nsight-systems/*/bin/nsys", "nsight-systems-cli/*/bin/nsys"):
-        return str(place)
-    raise MissingError("no nsys here", hint=GET_NSYS)
+    return tools.first("nsys", "nsight-systems/*/bin/nsys", "nsight-systems-cli/*/bin/nsys", hint=GET_NSYS)
 
 
 def runs(ask: Ask, folder: Path) -> list[Run]:
@@ -131,12 +127,7 @@ class Call:
 
     @property
     def busy_ns(self) -> int:
-        """Time in which anything of it ran: what overlaps counts once."""
-        busy, until = 0, 0
-        for e in sorted(self.gpu, key=lambda e: e.start):
-            busy += max(0, e.end - max(e.start, until))
-            until = max(until, e.end)
-        return busy
+        return torch_profiler.busy((e.start, e.ns) for e in self.gpu)
 
     @property
     def span_ns(self) -> int:
@@ -227,13 +218,9 @@ def _stats(folder: Path) -> None:
         _nsys(), "stats", "--force-export=true", "--force-overwrite=true", "--format=csv",
         f"--output={folder / 'report'}", f"--report={','.join(_REPORTS)}", str(folder / "report.nsys-rep"),
     ]  # fmt: skip
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_STATS_S,
-            env=os.environ | {"LC_ALL": "C"},
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as e:
-        raise MissingError(f"nsys did not read its report: {e}", hint=GET_NSYS) from None
+    done = tools.run(command, timeout_s=_STATS_S)
+    if done is None:
+        raise MissingError(f"nsys did not read its report in {_STATS_S:.0f} s", hint=GET_NSYS)
     (folder / "report.sqlite").unlink(missing_ok=True)  # larger than the recording, and made anew by whoever wants it
     missing = [name for name in _REPORTS if not (folder / f"report_{name}.csv").is_file()]
     if done.returncode or missing:

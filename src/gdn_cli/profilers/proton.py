@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import GdnError, MissingError
-from . import Ask, Fact, Found, Reading, Reply, Run, Table, kept, stalls, symbols, torch_profiler
+from . import Ask, Fact, Found, Reading, Reply, Run, Table, kept, source_line, stalls, symbols, torch_profiler
 
 _CALLS, _SAMPLED = 100, 300
 _SECONDS = 10.0  # for either, from the first call on
@@ -184,11 +184,8 @@ class Kernel:
             n = sum(reasons.values())
             if not n:
                 continue
-            waits = {r: k for r, k in reasons.items() if stalls.canonical(r) != stalls.SELECTED and k}
-            main = stalls.label(max(waits, key=waits.__getitem__)) if waits else ""
-            text = sources.get(Path(file).name, "").splitlines()
-            source = text[line - 1].strip() if 0 < line <= len(text) else ""
-            yield f"{Path(file).name}:{line}", 100 * n / total, main, source
+            source = source_line(sources, Path(file).name, line)
+            yield f"{Path(file).name}:{line}", 100 * n / total, stalls.main(reasons), source
 
 
 def load(path: Path) -> dict[str, Kernel]:

@@ -9,10 +9,8 @@ as wheels from PyPI.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import re
-import subprocess
 import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -46,7 +44,7 @@ def _split(arch: str) -> tuple[int, int, str]:
 def find() -> None:
     """MissingError where cuobjdump or nvdisasm is not here."""
     for name in ("cuobjdump", "nvdisasm"):
-        if not _versions(name):
+        if not tools.versions(name):
             raise MissingError(f"no {name} here", hint=GET_TOOLS)
 
 
@@ -93,8 +91,8 @@ def _known(arch: str, language: str) -> None:
     if language == "cuda":
         compilers, whose = [machine.cuda_home() / "bin" / "ptxas"], "the ptxas of nvcc"
     else:
-        compilers, whose = sorted(_triton_bin().glob("ptxas*")) if _triton_bin() else [], "Triton's ptxas"
-    helps = [text for compiler in compilers if (text := _output(compiler, "--help"))]
+        compilers, whose = sorted(tools.triton_bin().glob("ptxas*")) if tools.triton_bin() else [], "Triton's ptxas"
+    helps = [text for compiler in compilers if (text := tools.output(compiler, "--help"))]
     known = {name for text in helps for name in re.findall(r"'(sm_\d+[af]?)'", text)}
     if known and arch not in known:
         names = sorted(known, key=lambda name: (_split(name)[:2], name))
@@ -108,7 +106,11 @@ def environment(arch: str, language: str) -> dict[str, str]:
     major, minor, suffix = _split(arch)
     flags = f"{os.environ.get('NVCC_APPEND_FLAGS', '')} -lineinfo".strip()
     # the builder's cache key knows neither the architecture nor the compiler nor its flags
-    made_by = [_output(machine.cuda_home() / "bin" / "nvcc", "--version"), flags, os.environ.get("NVCC_PREPEND_FLAGS")]
+    made_by = [
+        tools.output(machine.cuda_home() / "bin" / "nvcc", "--version"),
+        flags,
+        os.environ.get("NVCC_PREPEND_FLAGS"),
+    ]
     digest = hashlib.sha256(repr(made_by).encode()).hexdigest()[:8]
     return {
         machine.ARCHITECTURES: f"{major}.{minor}{suffix}",
@@ -207,9 +209,9 @@ def _failed(reply: Reply, arch: str) -> GdnError:
 
 def _extracted(binary: Path, arch: str, folder: Path) -> list[Path]:
     """The cubins in a library, moved into `folder` with the architecture in their names."""
-    for _, tool in _versions("cuobjdump"):
+    for _, tool in tools.versions("cuobjdump"):
         with tempfile.TemporaryDirectory(dir=folder) as empty:
-            if _output(tool, "-xelf", "all", binary, cwd=empty) is None:
+            if tools.output(tool, "-xelf", "all", binary, cwd=empty) is None:
                 continue
             found = []
             for path in sorted(Path(empty).iterdir()):
@@ -240,9 +242,9 @@ class _Code:
 
     @staticmethod
     def _read(name: str, cubin: Path, *options: str) -> tuple[str, str]:
-        versions = _versions(name)
+        versions = tools.versions(name)
         for version, tool in versions:
-            if text := _output(tool, *options, cubin):
+            if text := tools.output(tool, *options, cubin):
                 return text, ".".join(map(str, version))
         newest = ".".join(map(str, versions[0][0])) if versions else "none"
         raise GdnError(
@@ -365,42 +367,6 @@ def occupancy(arch: str, registers: int, threads: int, shared: int) -> tuple[flo
     }
     by = min(ctas, key=ctas.__getitem__)
     return 100 * ctas[by] * warps / most_warps, by
-
-
-# --- tools --------------------------------------------------------------------------------------------------------
-
-
-def _versions(name: str) -> list[tuple[tuple[int, ...], Path]]:
-    """All that are here, the newest first: a cubin may be of a newer CUDA than the first on PATH."""
-    places = tools.executables(name)
-    if triton := _triton_bin():
-        places.append(triton / name)
-    found = []
-    for place in dict.fromkeys(path.resolve() for path in places if path.is_file()):
-        if version := re.search(r"\bV(\d+)\.(\d+)\.(\d+)", _output(place, "--version") or ""):
-            found.append((tuple(map(int, version.groups())), place))
-    return sorted(found, key=lambda item: item[0], reverse=True)
-
-
-def _triton_bin() -> Path | None:
-    """The folder of the tools in Triton's package; it is not imported."""
-    try:
-        spec = importlib.util.find_spec("triton")
-    except (ImportError, ValueError):
-        return None
-    places = [Path(p) / "backends" / "nvidia" / "bin" for p in (spec.submodule_search_locations or ())] if spec else []
-    return next((place for place in places if place.is_dir()), None)
-
-
-def _output(tool: Path, *arguments: str | Path, cwd: str | None = None) -> str | None:
-    """What a tool prints, None where it fails."""
-    try:
-        done = subprocess.run(
-            [str(tool), *map(str, arguments)], capture_output=True, text=True, errors="replace", cwd=cwd, timeout=120
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
 
 
 def _free(name: str, suffix: str, taken: Collection[str]) -> str:

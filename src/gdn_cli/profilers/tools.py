@@ -1,14 +1,19 @@
-"""Where NVIDIA's tools lie: on PATH, in packages of their own, in a CUDA toolkit, in PyPI's wheels."""
+"""Where NVIDIA's tools lie: on PATH, in packages of their own, in a CUDA toolkit, in PyPI's wheels; and how any tool is
+run for what it prints."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from .. import machine
+from ..errors import MissingError
 
 PACKAGES, LOCAL = Path("/opt/nvidia"), Path("/usr/local")
 
@@ -30,3 +35,52 @@ def executables(name: str, *packages: str) -> list[Path]:
 
 def _version(place: Path) -> list[int]:
     return [int(n) for n in re.findall(r"\d+", str(place))]
+
+
+def first(name: str, *packages: str, hint: str) -> str:
+    """The one to prefer; MissingError where there is none."""
+    for place in executables(name, *packages):
+        return str(place)
+    raise MissingError(f"no {name} here", hint=hint)
+
+
+def run(
+    command: Sequence[str | Path], *, timeout_s: float = 120.0, stdin: str = "", cwd: str | None = None
+) -> subprocess.CompletedProcess[str] | None:
+    """A command with its output as text, numbers with a point; None where it cannot be started or takes too long."""
+    try:
+        return subprocess.run(
+            list(map(str, command)), input=stdin, capture_output=True, text=True, errors="replace", cwd=cwd,
+            timeout=timeout_s, env=os.environ | {"LC_ALL": "C"},
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def output(*command: str | Path, cwd: str | None = None) -> str | None:
+    """What a command prints, None where it fails."""
+    done = run(command, cwd=cwd)
+    return done.stdout if done and done.returncode == 0 else None
+
+
+def versions(name: str) -> list[tuple[tuple[int, ...], Path]]:
+    """All of this name that are here, Triton's too, the newest first: a cubin may be of a newer CUDA than the first on
+    PATH."""
+    places = executables(name)
+    if triton := triton_bin():
+        places.append(triton / name)
+    found = []
+    for place in dict.fromkeys(path.resolve() for path in places if path.is_file()):
+        if version := re.search(r"\bV(\d+)\.(\d+)\.(\d+)", output(place, "--version") or ""):
+            found.append((tuple(map(int, version.groups())), place))
+    return sorted(found, key=lambda item: item[0], reverse=True)
+
+
+def triton_bin() -> Path | None:
+    """The folder of the tools in Triton's package; it is not imported."""
+    try:
+        spec = importlib.util.find_spec("triton")
+    except (ImportError, ValueError):
+        return None
+    places = [Path(p) / "backends" / "nvidia" / "bin" for p in (spec.submodule_search_locations or ())] if spec else []
+    return next((place for place in places if place.is_dir()), None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -225,10 +225,10 @@ def gpu_facts(calls: list[list[list[Any]]]) -> list[Fact]:
     seen = [call for call in calls if call]
     if not seen:
         return []
-    busy = [_busy(call) for call in seen]
+    times = [busy((start, us) for _, start, us in call) for call in seen]
     span = [max(start + us for _, start, us in call) for call in seen]
-    share = [100 * b / s if s else 100.0 for b, s in zip(busy, span, strict=True)]
-    idle = [s - b for b, s in zip(busy, span, strict=True)]
+    share = [100 * b / s if s else 100.0 for b, s in zip(times, span, strict=True)]
+    idle = [s - b for b, s in zip(times, span, strict=True)]
     mid = statistics.median
     total = mid(sum(us for _, _, us in call) for call in seen)
     return [
@@ -242,13 +242,13 @@ def gpu_facts(calls: list[list[list[Any]]]) -> list[Fact]:
     ]
 
 
-def _busy(call: list[list[Any]]) -> float:
-    """How long at least one kernel ran: they may overlap."""
-    busy = until = 0.0
-    for _, start, us in sorted(call, key=lambda row: row[1]):
-        busy += max(0.0, start + us - max(until, start))
-        until = max(until, start + us)
-    return busy
+def busy(spans: Iterable[tuple[float, float]]) -> float:
+    """How long at least one of (start, duration) ran: they may overlap."""
+    total = until = 0
+    for start, took in sorted(spans):
+        total += max(0, start + took - max(until, start))
+        until = max(until, start + took)
+    return total
 
 
 def kernels_table(calls: list[list[list[Any]]]) -> list[Table]:
