@@ -20,14 +20,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from . import bounded, fates, machine, paths, redaction
+from .messages import Event, Reply
+from .record_types import SCHEMA, Blame, Environment, Record, Status, blame
 from .registry import Algo, Op
-from .timing import FLOORS
-from .worker import SCHEMA, op_to_json
+from .timing import COPY, FLOORS
+from .worker import op_to_json
 from .workloads import Workload
 
+Sent = TypeVar("Sent", Event, Reply)
 _KEEPER = Path(__file__).with_name("keeper.py")
 _POLL_S = 0.02
 _PATIENCE_S = 5.0  # for the keeper to end what is below it
@@ -82,21 +87,18 @@ class Job:
         """The algos that its records are about; none for floors."""
         return tuple(algo.name for algo, _ in self.rivals) or ((self.algo.name,) if self.algo else ())
 
-    def asked(self, record: dict[str, Any]) -> bool:
+    def asked(self, record: Record) -> bool:
         """Whether a record is about one of its algos, or its floors, on one of its workloads."""
-        uuid, algo = (record.get("workload") or {}).get("uuid"), record.get("algo")
-        right = (
-            algo in FLOORS if self.command == "floor" else algo in (self.names if self.rivals else (None, *self.names))
-        )
-        return right and (uuid is None or any(w.uuid == uuid for w in self.workloads))
+        right = record.algo in (FLOORS if self.command == "floor" else self.names)
+        return right and (record.uuid is None or any(w.uuid == record.uuid for w in self.workloads))
 
-    def owed(self, records: list[dict[str, Any]]) -> dict[str | None, int]:
-        """What a worker that has sent these records still owes: algo (None for floors) -> how many."""
+    def owed(self, records: list[Record]) -> dict[str, int]:
+        """What a worker that has sent these records still owes: algo (the copy for floors) -> how many."""
         tiers = max(1, len(self.tiers))
         if self.command == "floor":
-            return {None: self.due - len(records)} if len(records) < self.due else {}
-        had = Counter((r.get("algo") or self.names[0], (r.get("workload") or {}).get("uuid")) for r in records)
-        found: dict[str | None, int] = {}
+            return {COPY: self.due - len(records)} if len(records) < self.due else {}
+        had = Counter((r.algo, r.uuid) for r in records)
+        found: dict[str, int] = {}
         for workload in self.workloads:
             for name in self.turns.get(workload.uuid) or self.names:
                 missing = 0 if (name, None) in had else tiers - had[name, workload.uuid]
@@ -110,6 +112,7 @@ class Job:
             "schema": SCHEMA,
             "command": self.command,
             "op": op_to_json(self.op),
+            "name": self.algo.name if self.algo else None,
             "definition": self.definition,
             "solution": self.solution,
             "specific": bool(self.algo and self.algo.specific and self.command != "prove"),  # a judge's build
@@ -127,21 +130,26 @@ class Job:
         }
 
 
-@dataclass
-class Outcome:
-    """What became of a job. `status`: done, build_failed, crashed, killed, exited, out_of_memory, timed_out or
-    refused."""
+class Outcome(msgspec.Struct):
+    """What became of a job, or of its worker."""
 
-    status: str
+    status: Status
     reason: str | None = None
-    records: list[dict[str, Any]] = field(default_factory=list)
-    environment: dict[str, Any] = field(default_factory=dict)
-    tail: list[str] = field(default_factory=list)  # the last lines of the worker's output
-    reply: dict[str, Any] = field(default_factory=dict)  # the worker's whole answer; {} when it left none
+    records: list[Record] = []
+    environment: Environment | None = None  # None where the worker did not come to say
+    tail: list[str] = []  # the last lines of the worker's output
+    code: int | None = None  # the exit code that goes with the status, where the status alone does not say it
+    build_s: float | None = None
+    proof: dict[str, str] | None = None
     at: str | None = None  # whose code ran last, where that is one rival's alone
 
+    @property
+    def blame(self) -> Blame:
+        """Whose fault it is that this is not done."""
+        return blame(self.status, self.code)
 
-OnRecord = Callable[[dict[str, Any], dict[str, Any]], None]
+
+OnRecord = Callable[[Record, Environment | None], None]
 
 
 def execute(
@@ -195,7 +203,7 @@ class _Following:
         wrap: tuple[str, ...],
         cpus: frozenset[int],
     ) -> None:
-        self.outcome, self.on_record = Outcome("done"), on_record
+        self.outcome, self.on_record = Outcome(Status.DONE), on_record
         self.secrets = redaction.values()
         self.log, self.reply, self.partial = bounded.Output(bounded.EDGE + 4096), bytearray(), bytearray()
         self.garbled: str | None = None
@@ -289,43 +297,43 @@ class _Following:
             self.garbled = f"a record of it is longer than {_MOST >> 20} MiB"
         for line in lines:
             seal = self.seal.encode()
-            if not line.startswith(seal) or (event := self._json(line[len(seal) :])) is None:
+            event = self._decoded(line[len(seal) :], Event) if line.startswith(seal) else None
+            if event is None:
                 self.garbled = "a record came that its worker did not write"
                 return
-            if "environment" in event:
-                self.outcome.environment = event["environment"]
-                continue
-            if "at" in event:
-                self.outcome.at = event["at"]
-                continue
-            self.outcome.records.append(event)
-            self.on_record(event, self.outcome.environment)
+            if event.environment:
+                self.outcome.environment = event.environment
+            if event.at is not msgspec.UNSET:
+                self.outcome.at = event.at
+            if event.record:
+                self.outcome.records.append(event.record)
+                self.on_record(event.record, self.outcome.environment)
 
-    def _json(self, data: bytes | bytearray) -> dict[str, Any] | None:
+    def _decoded(self, data: bytes | bytearray, form: type[Sent]) -> Sent | None:
+        """What the worker sent, with texts of a size that is known and no secrets in them; None for anything else."""
         try:
-            found = json.loads(data)
+            return msgspec.convert(redaction.masked(bounded.clipped(json.loads(data)), self.secrets), form)
         except (ValueError, RecursionError):
             return None
-        return redaction.masked(bounded.clipped(found), self.secrets) if isinstance(found, dict) else None
 
     def _conclude(self, timed_out: str | None) -> None:
         """The status and the reason, from the reply or from the way in which the worker ended without one."""
         outcome = self.outcome
         if timed_out:
-            outcome.status, outcome.reason = "timed_out", timed_out
+            outcome.status, outcome.reason = Status.TIMED_OUT, timed_out
             return
-        reply = self._json(self.reply) if self.reply else None
-        sealed = reply is not None and reply.pop("seal", None) == self.seal and isinstance(reply.get("status"), str)
-        if self.garbled or (self.reply and not sealed):
-            outcome.status, outcome.reason = "crashed", self.garbled or "a reply came that its worker did not write"
+        reply = self._decoded(self.reply, Reply) if self.reply else None
+        if self.garbled or (self.reply and (reply is None or reply.seal != self.seal)):
+            outcome.status = Status.CRASHED
+            outcome.reason = self.garbled or "a reply came that its worker did not write"
             return
         if reply is None:
             outcome.status, outcome.reason = fates.death(self.process.returncode, self.ooms)
             exit_code = self.process.returncode
         else:
-            outcome.reply, outcome.status, outcome.reason = reply, reply["status"], reply.get("reason")
-            exit_code = reply.get("exit_code")
-        if outcome.status == "exited" and exit_code and outcome.tail:
+            outcome.status, outcome.reason, outcome.code = reply.status, reply.reason, reply.code
+            outcome.build_s, outcome.proof, exit_code = reply.build_s, reply.proof, reply.exit_code
+        if outcome.status is Status.EXITED and exit_code and outcome.tail:
             outcome.reason = f"{outcome.reason}: {outcome.tail[-1][:200]}"
 
 

@@ -21,12 +21,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .errors import GdnError, one_line
+import msgspec
+
+from .errors import USAGE, GdnError, one_line
 from .isolation import process
+from .messages import Event, Reply
+from .record_types import SCHEMA, Status
 from .registry import Op, TensorSpec
 from .workloads import Workload
-
-SCHEMA = 2
 
 
 def main(events: Path | None = None) -> int:
@@ -38,15 +40,18 @@ def main(events: Path | None = None) -> int:
     sys.stdout.flush()
     reply = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    answer = _parse(sys.stdin.read())
+    request = _parse(sys.stdin.read())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # root could read it again, seal and all, in /proc
-    seal = answer.pop("seal", "")
-    if answer.get("status") != "refused":
-        answer = serve(answer, _emitter(events, seal))
+    if isinstance(request, Reply):
+        answer = request
+    else:
+        seal = request.pop("seal", "")
+        answer = serve(request, _emitter(events, seal))
+        answer.seal = seal or None
+    answer.schema = SCHEMA
     with reply:
-        json.dump({"schema": SCHEMA} | ({"seal": seal} if seal else {}) | answer, reply)
-        reply.write("\n")
-    return answer.get("code") or 0
+        reply.write(_json(answer) + "\n")
+    return answer.code or 0
 
 
 def end(code: int) -> NoReturn:
@@ -56,25 +61,26 @@ def end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _parse(text: str) -> dict[str, Any]:
+def _parse(text: str) -> dict[str, Any] | Reply:
     """The request with its op and workloads read, or the reply that refuses it."""
     try:
         request = json.loads(text)
         if request.get("schema") != SCHEMA:
             reason = f"schema {request.get('schema')!r}, this gdn speaks {SCHEMA}"
-            return {"status": "refused", "reason": reason, "code": 2}
+            return Reply(status=Status.REFUSED, reason=reason, code=USAGE)
         found = {key: request[key] for key in ("command", "definition", "solution", "mode")}
         found["op"] = op_from_json(request["op"])
         found["workloads"] = [Workload.from_json(w) for w in request["workloads"]]
         return request | found
     except (AttributeError, KeyError, TypeError, ValueError) as e:
-        return {"status": "refused", "reason": f"not a request of schema {SCHEMA}: {one_line(e)}", "code": 2}
+        reason = f"not a request of schema {SCHEMA}: {one_line(e)}"
+        return Reply(status=Status.REFUSED, reason=reason, code=USAGE)
 
 
-def serve(request: dict[str, Any], emit: Callable[[dict], None]) -> dict[str, Any]:
+def serve(request: dict[str, Any], emit: Callable[[Event], None]) -> Reply:
     """Do what a parsed request asks for; `emit` gets each record as it is made."""
     _imports(request["mode"])
-    reply: dict[str, Any] = {"status": "done", "records": []}
+    reply = Reply(status=Status.DONE)
     try:
         if _judges(request):
             _prctl(_PR_SET_DUMPABLE, 0)
@@ -84,21 +90,21 @@ def serve(request: dict[str, Any], emit: Callable[[dict], None]) -> dict[str, An
         from . import environment, tasks
         from .isolation import client
 
-        reply["environment"] = environment.describe(request["mode"])
-        emit({"environment": reply["environment"]})  # first: records never lack their origin
+        reply.environment = environment.describe(request["mode"])
+        emit(Event(environment=reply.environment))  # first: records never lack their origin
         others = {"floor": tasks.floors, "compare": tasks.compare, "profile": tasks.profile}
         work = others.get(request["command"], tasks.algo)
-        request["at"] = lambda name: emit({"at": name})
+        request["at"] = lambda name: emit(Event(at=name))
         try:
             for record in work(request, reply):
-                emit(record)
-                reply["records"].append(record)
+                emit(Event(record=record))
+                reply.records.append(record)
         except client.Died as e:
-            reply |= {"status": e.status, "reason": e.reason, "exit_code": e.exit_code}
+            reply.status, reply.reason, reply.exit_code = e.status, e.reason, e.exit_code
         except tasks.BuildFailed as e:
-            reply |= {"status": "build_failed", "reason": str(e), "code": e.code}
+            reply.status, reply.reason, reply.code = Status.BUILD_FAILED, str(e), e.code
     except GdnError as e:  # what was measured before stays in the reply
-        reply |= {"status": "refused", "reason": str(e), "code": e.code}
+        reply.status, reply.reason, reply.code = Status.REFUSED, str(e), e.code
     return reply
 
 
@@ -133,14 +139,18 @@ def op_from_json(d: dict[str, Any]) -> Op:
     return Op(**(fields | {key: tuple(d[key]) for key in ("constraints", "tags", "linear_in")}))
 
 
-def _emitter(events: Path | None, seal: str) -> Callable[[dict], None]:
+def _json(what: Event | Reply) -> str:
+    return json.dumps(msgspec.to_builtins(what))  # not msgspec's own: an algo's words may not be text that UTF-8 has
+
+
+def _emitter(events: Path | None, seal: str) -> Callable[[Event], None]:
     if events is None:
-        return lambda record: None
+        return lambda event: None
 
     file = events.open("a")  # once: the runner can learn the name of a pipe's descriptor, and has no right to it
 
-    def emit(record: dict) -> None:
-        file.write(f"{seal}{json.dumps(record)}\n")
+    def emit(event: Event) -> None:
+        file.write(f"{seal}{_json(event)}\n")
         file.flush()
 
     return emit

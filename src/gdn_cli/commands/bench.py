@@ -135,9 +135,10 @@ def carry_out(
     if gpus:
         options["gpus"] = gpus
     name = {"check": "run", "floor": "floors"}.get(command, command)
-    document = records.open_document(name, options, out)
+    writer = records.open_document(name, options, out)
+    document = writer.document
     if elsewhere:
-        elsewhere.begin(plan, document)
+        elsewhere.begin(plan, writer)
     else:
         o.trust(solutions or [], sandbox)
 
@@ -150,28 +151,29 @@ def carry_out(
                 from .. import score
 
                 asked = {e.algo.name for e in part.entries}
-                found = score.scores(document.to_json(), part.op, [w.uuid for w in part.workloads])
-                rows = [s.to_json() for s in found if s.algo in asked and s.algo != s.against]
-                document.more.setdefault("scores", []).extend(rows)
+                found = score.scores(document, part.op, [w.uuid for w in part.workloads])
+                rows = [s for s in found if s.algo in asked and s.algo != s.against]
+                document.scores = [*(document.scores or []), *rows]
 
-    perform(plan, document, known, json, finish, elsewhere.engine if elsewhere else None)
+    perform(plan, writer, known, json, finish, elsewhere.engine if elsewhere else None)
     code = errors.INTERRUPTED if document.interrupted else running.exit_code(document, named)
-    return document.exit_code(code)
+    return writer.exit_code(code)
 
 
-def perform(plan: Any, document: Any, known: Any, json: bool, finish: Any, engine: Any = None) -> None:
+def perform(plan: Any, writer: Any, known: Any, json: bool, finish: Any, engine: Any = None) -> None:
     """Run a plan, `finish` its document with what is only known at the end, keep it and show it.
 
     An error that ends the run before its end is raised once what there was by then is kept and shown.
     """
-    from .. import files, history, report, running
+    from .. import files, history, records, report, running
 
-    if json and document.stream and files.is_stdout(document.path):
+    document = writer.document
+    if json and writer.stream and files.is_stdout(writer.path):
         raise errors.UsageError("--json has stdout to itself", hint="drop --json, or --out")
     failed = None
     try:
         with report.progress() if engine is None else contextlib.nullcontext(lambda *_: None) as progress:
-            running.run(plan, document, progress, report.say, engine)
+            running.run(plan, writer, progress, report.say, engine)
     except KeyboardInterrupt:
         pass  # the document says so
     except (errors.GdnError, OSError) as e:
@@ -180,15 +182,15 @@ def perform(plan: Any, document: Any, known: Any, json: bool, finish: Any, engin
             raise failed from None
     finish()
     if document.records:
-        document.keep()
+        writer.keep()
         if document.command != "run":
             try:
-                line = history.add(document.news(), document.path)
+                line = history.add(records.plain(writer.news), writer.path)
             except errors.GdnError as e:
-                document.forgotten, line = True, str(e)
+                writer.forgotten, line = True, str(e)
             if line:
                 report.say(line)
-    report.show(document.to_json(), known, json, document.path, document.unsaved)
+    report.show(records.plain(document), known, json, writer.path, writer.unsaved)
     if failed:
         raise failed
 

@@ -71,32 +71,30 @@ def compare(
     )
     o.trust([Path(name) for name in live if name.endswith(".json")], sandbox)
     chosen = {"names": names, "workload": workload, "n": n, "preset": preset, "tier": tier, "l2": l2}
-    base: dict[str, Any] = {}
     if saved:
         file, algo = saved
         base = records.load(file)
         timed_in = {tier for job in plan.jobs for tier in job.tiers}
         ours = [e.algo.name for e in entries]
         algo = comparison.check_saved(base, file.name, parts[0].op.name, ours, algo, timed_in)
-    document = records.open_document("compare", chosen | {"threshold": threshold, "gate": gate}, out)
+    writer = records.open_document("compare", chosen | {"threshold": threshold, "gate": gate}, out)
 
     def finish() -> None:
-        whole = document.to_json()
         if saved:
-            comparison.against(whole, base, file.name, algo, threshold)
+            comparison.against(document, base, file.name, algo, threshold)
         else:
-            comparison.between(whole, {part.op.name: part.entries[0].algo.name for part in parts}, threshold)
-        document.more |= {key: whole[key] for key in ("comparisons", "overall", "warnings") if key in whole}
+            comparison.between(document, {part.op.name: part.entries[0].algo.name for part in parts}, threshold)
 
-    perform(plan, document, known, json, finish)
-    raise typer.Exit(document.exit_code(_code(running.exit_code(document, True), document, gate)))
+    document = writer.document
+    perform(plan, writer, known, json, finish)
+    raise typer.Exit(writer.exit_code(_code(running.exit_code(document, True), document, gate)))
 
 
 def _code(code: int, document: Any, gate: float | None) -> int:
     """An algo that failed goes before the gate, and the gate before what is missing here."""
     if document.interrupted:
         return errors.INTERRUPTED
-    ratios = [overall["ratio"] for overall in document.more["overall"]]
+    ratios = [overall.ratio for overall in document.overall]
     if code != errors.FAILED and gate is not None and any(ratio < gate for ratio in ratios):
         from .. import report
 

@@ -56,7 +56,7 @@ class Series:
 
 def read(path: Path) -> dict[str, Any]:
     """The document in a record file. Raises UsageError with the file's name where it holds none."""
-    document = records.load(path)
+    document = records.plain(records.load(path))
     found = document["records"]
     if not isinstance(document.get("time"), str) or not isinstance(found, list) or not all(map(_is_record, found)):
         raise UsageError(f"{path} holds no records of gdn", hint="`gdn bench --out FILE` writes such a file")

@@ -21,7 +21,8 @@ from time import perf_counter
 from typing import Any
 
 from .. import errors
-from . import Plan, Subject, TierUnavailable, Timing, summarise
+from ..record_types import Timing
+from . import Plan, Subject, TierUnavailable, summarise
 
 _CONTEST = Plan(warmup=10, iterations=50, trials=3)  # the evaluator's defaults, and the contest's for decode
 
