@@ -68,7 +68,7 @@ def _parse(text: str) -> dict[str, Any] | Reply:
         if request.get("schema") != SCHEMA:
             reason = f"schema {request.get('schema')!r}, this gdn speaks {SCHEMA}"
             return Reply(status=Status.REFUSED, reason=reason, code=USAGE)
-        found = {key: request[key] for key in ("command", "definition", "solution", "mode")}
+        found = {key: request[key] for key in ("command", "name", "definition", "solution", "mode")}
         found["op"] = op_from_json(request["op"])
         found["workloads"] = [Workload.from_json(w) for w in request["workloads"]]
         return request | found
