@@ -327,7 +327,7 @@ class Tuning:
         """What a check says of a candidate on a workload. Raises GdnError where that is not the candidate's fault."""
         for record in outcome.records:
             if record.blame is Blame.MACHINE:
-                raise GdnError(record.words, code=record.code or errors.MISSING)
+                raise GdnError(record.reason or record.words, code=record.code or errors.MISSING)
             if record.uuid == workload.uuid:
                 return {"status": record.status.value, "reason": record.reason, "at": self._label(workload)}
         if outcome.blame is Blame.MACHINE:
