@@ -152,10 +152,10 @@ def plain(document: Document) -> dict[str, Any]:
 
 def dumps(document: Any) -> str:
     """JSON with a record, a score, a comparison a line: readable, small, and good to diff."""
-    if not isinstance(document, Document):
-        return json.dumps(document, indent=1)
-    fields = msgspec.to_builtins(document).items()
-    return "{\n" + ",\n".join(f" {json.dumps(k)}: {_lines(v)}" for k, v in fields) + "\n}"
+    fields = msgspec.to_builtins(document) if isinstance(document, Document) else document
+    if not isinstance(fields, dict) or "records" not in fields:
+        return json.dumps(fields, indent=1)
+    return "{\n" + ",\n".join(f" {json.dumps(k)}: {_lines(v)}" for k, v in fields.items()) + "\n}"
 
 
 def _lines(value: Any) -> str:
