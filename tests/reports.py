@@ -96,6 +96,15 @@ def bench(
 def compared(ratios: dict[int, tuple[float, float, float, str]], algo: str = "cuda-v4", baseline: str = "cuda-v1"):
     """What `gdn compare` adds: batch size -> ratio, low, high, verdict."""
     head = {"op": "gdn_decode", "mode": "cuda", "tier": "cupti", "baseline": baseline, "algo": algo}
+    head |= {
+        "rounds": 100,
+        "log_sd": 1e-3,
+        "df": 99,
+        "level": 0.99,
+        "threshold": 0.005,
+        "method": "m",
+        "resolution": 0.01,
+    }
     each = [
         head
         | {"workload": workload(b), "ratio": r, "low": low, "high": high, "verdict": v, "us": 2.0, "baseline_us": 2.0}
@@ -103,7 +112,7 @@ def compared(ratios: dict[int, tuple[float, float, float, str]], algo: str = "cu
     ]
     mean = statistics.geometric_mean(r for r, *_ in ratios.values())
     overall = head | {"ratio": mean, "low": mean - 0.004, "high": mean + 0.004, "verdict": "SLOWER"}
-    return {"command": "compare", "comparisons": each, "overall": [overall | {"workloads": len(each)}]}
+    return {"command": "compare", "comparisons": each, "overall": [overall | {"workloads": len(each), "verdicts": {}}]}
 
 
 def everything() -> dict[str, Any]:

@@ -284,8 +284,7 @@ def test_every_status_says_whose_fault_it_is():
 
 def test_events_travel_whatever_an_algo_has_said():
     record = building.record("a", status="error", reason="half a character: \ud800", trace=["x"])
-    event = messages.Event(record=record)
-    assert msgspec.convert(json.loads(worker._json(event)), messages.Event) == event
+    assert msgspec.convert(json.loads(worker._json(record)), Record) == record
     nobody = messages.Event(at=None)
     assert json.loads(worker._json(nobody)) == {"at": None}  # which is not the same as nothing said
 

@@ -31,7 +31,7 @@ def between(document: Document, baselines: dict[str, str], threshold: float) -> 
         for record in records.values() if base else ():
             compared = paired.compare(base.rounds_us, record.rounds_us, threshold=threshold)
             times = paired.centre(base.rounds_us), paired.centre(record.rounds_us)
-            found.append((_pair(base, record, baselines[op], times, compared), compared))
+            found.append(_pair(base, record, baselines[op], times, compared))
     for record in document.records:
         record.rounds_us = None
     _finish(document, found, threshold)
@@ -50,7 +50,7 @@ def against(document: Document, saved: Document, name: str, algo: str | None, th
         if base := _saved(saved, record, algo):
             compared = paired.unpaired(base.timing, record.timing, threshold=threshold)
             times = base.timing.median_us, record.timing.median_us
-            found.append((_pair(base, record, f"{base.algo} of {name}", times, compared), compared))
+            found.append(_pair(base, record, f"{base.algo} of {name}", times, compared))
     _finish(document, found, threshold)
 
 
@@ -120,18 +120,18 @@ def _differs(name: str, what: str, there: Any, here: Any) -> list[str]:
     return [f"{what} differs: {there or 'not known'} in {name}, {here or 'not known'} here"]
 
 
-def _finish(document: Document, found: list[tuple[Compared, paired.Comparison]], threshold: float) -> None:
-    document.comparisons, document.overall = [of for of, _ in found], []
-    sets: dict[tuple, list[tuple[Compared, paired.Comparison]]] = {}
-    for of, compared in found:
-        sets.setdefault((of.op, of.mode, of.tier, of.baseline, of.algo), []).append((of, compared))
-    for (op, mode, tier, baseline, algo), pairs in sets.items():
-        whole = paired.geometric([compared for _, compared in pairs], threshold=threshold)
-        verdicts = [of.verdict for of, _ in pairs]
+def _finish(document: Document, found: list[Compared], threshold: float) -> None:
+    document.comparisons, document.overall = found, []
+    sets: dict[tuple, list[Compared]] = {}
+    for each in found:
+        sets.setdefault((each.op, each.mode, each.tier, each.baseline, each.algo), []).append(each)
+    for (op, mode, tier, baseline, algo), each in sets.items():
+        whole = paired.geometric(each, threshold=threshold)
+        verdicts = [one.verdict for one in each]
         document.overall.append(
             Overall(
-                op=op, mode=mode, tier=tier, baseline=baseline, algo=algo, **whole.to_json(), workloads=len(pairs),
+                op=op, mode=mode, tier=tier, baseline=baseline, algo=algo, **whole.to_json(), workloads=len(each),
                 verdicts={verdict: verdicts.count(verdict) for verdict in (paired.FASTER, paired.SAME, paired.SLOWER)},
-                doubted=any(of.doubted for of, _ in pairs),
+                doubted=any(one.doubted for one in each),
             )
         )  # fmt: skip

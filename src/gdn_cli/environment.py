@@ -10,8 +10,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from . import __version__, machine, paths
 from .record_types import Environment, GpuState, Timing
 from .timing import host
@@ -279,7 +277,10 @@ def commit() -> dict[str, str | bool]:
 
 def device(found: dict[str, Any]) -> str | None:
     """Environment.device of a plain one."""
-    return msgspec.convert(found, Environment).device
+    if found.get("gpu"):
+        return found["gpu"] + rented(found)
+    threads = f", {found['threads']} threads" if found.get("threads") else ""
+    return found["cpu"] + threads + rented(found) if found.get("cpu") else None
 
 
 def rented(found: dict[str, Any]) -> str:

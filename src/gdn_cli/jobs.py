@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -32,7 +32,6 @@ from .timing import COPY, FLOORS
 from .worker import op_to_json
 from .workloads import Workload
 
-Sent = TypeVar("Sent", Event, Reply)
 _KEEPER = Path(__file__).with_name("keeper.py")
 _POLL_S = 0.02
 _PATIENCE_S = 5.0  # for the keeper to end what is below it
@@ -297,23 +296,26 @@ class _Following:
             self.garbled = f"a record of it is longer than {_MOST >> 20} MiB"
         for line in lines:
             seal = self.seal.encode()
-            event = self._decoded(line[len(seal) :], Event) if line.startswith(seal) else None
+            event = self._decoded(line[len(seal) :], Event, Record) if line.startswith(seal) else None
             if event is None:
                 self.garbled = "a record came that its worker did not write"
                 return
-            if event.environment:
+            if isinstance(event, Record):
+                self.outcome.records.append(event)
+                self.on_record(event, self.outcome.environment)
+            elif event.environment:
                 self.outcome.environment = event.environment
-            if event.at is not msgspec.UNSET:
+            else:
                 self.outcome.at = event.at
-            if event.record:
-                self.outcome.records.append(event.record)
-                self.on_record(event.record, self.outcome.environment)
 
-    def _decoded(self, data: bytes | bytearray, form: type[Sent]) -> Sent | None:
-        """What the worker sent, with texts of a size that is known and no secrets in them; None for anything else."""
+    def _decoded(self, data: bytes | bytearray, *forms: Any) -> Any:
+        """What the worker sent, as the first of these forms that has all of its keys: with texts of a size that
+        is known, and no secrets in them. None for anything else."""
         try:
-            return msgspec.convert(redaction.masked(bounded.clipped(json.loads(data)), self.secrets), form)
-        except (ValueError, RecursionError):
+            found = redaction.masked(bounded.clipped(json.loads(data)), self.secrets)
+            form = next((form for form in forms if set(found) <= set(form.__struct_fields__)), forms[-1])
+            return msgspec.convert(found, form)
+        except (ValueError, RecursionError, TypeError):
             return None
 
     def _conclude(self, timed_out: str | None) -> None:

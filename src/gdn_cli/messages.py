@@ -83,8 +83,7 @@ class Reply(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Event(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One of these, which a worker sends as soon as it knows it."""
+    """What a worker sends besides its records, as soon as it knows it: one of these."""
 
     environment: Environment | None = None
-    record: Record | None = None
     at: str | msgspec.UnsetType | None = msgspec.UNSET  # whose code runs now, where it is one rival's alone

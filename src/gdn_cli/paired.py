@@ -23,7 +23,7 @@ from functools import cache, lru_cache
 from statistics import NormalDist, quantiles
 from typing import Any
 
-from .record_types import Timing
+from .record_types import Compared, Timing
 
 FASTER, SLOWER, SAME = "FASTER", "SLOWER", "SAME"
 LEVEL = 0.99  # of a comparison's interval: A/A is to say SAME at least 19 times of 20, with room
@@ -248,7 +248,7 @@ def _by_quartiles(times: list[float] | Timing) -> tuple[float, float, int]:
 
 
 def geometric(
-    comparisons: Sequence[Comparison], *, level: float = LEVEL, threshold: float = THRESHOLD
+    comparisons: Sequence[Comparison | Compared], *, level: float = LEVEL, threshold: float = THRESHOLD
 ) -> Comparison | None:
     """The geometric mean of the ratios over workloads, judged by the same rule; None where there are none.
 

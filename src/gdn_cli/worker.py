@@ -26,7 +26,7 @@ import msgspec
 from .errors import USAGE, GdnError, one_line
 from .isolation import process
 from .messages import Event, Reply
-from .record_types import SCHEMA, Status
+from .record_types import SCHEMA, Record, Status
 from .registry import Op, TensorSpec
 from .workloads import Workload
 
@@ -77,7 +77,7 @@ def _parse(text: str) -> dict[str, Any] | Reply:
         return Reply(status=Status.REFUSED, reason=reason, code=USAGE)
 
 
-def serve(request: dict[str, Any], emit: Callable[[Event], None]) -> Reply:
+def serve(request: dict[str, Any], emit: Callable[[Event | Record], None]) -> Reply:
     """Do what a parsed request asks for; `emit` gets each record as it is made."""
     _imports(request["mode"])
     reply = Reply(status=Status.DONE)
@@ -97,7 +97,7 @@ def serve(request: dict[str, Any], emit: Callable[[Event], None]) -> Reply:
         request["at"] = lambda name: emit(Event(at=name))
         try:
             for record in work(request, reply):
-                emit(Event(record=record))
+                emit(record)
                 reply.records.append(record)
         except client.Died as e:
             reply.status, reply.reason, reply.exit_code = e.status, e.reason, e.exit_code
@@ -139,17 +139,17 @@ def op_from_json(d: dict[str, Any]) -> Op:
     return Op(**(fields | {key: tuple(d[key]) for key in ("constraints", "tags", "linear_in")}))
 
 
-def _json(what: Event | Reply) -> str:
+def _json(what: Event | Record | Reply) -> str:
     return json.dumps(msgspec.to_builtins(what))  # not msgspec's own: an algo's words may not be text that UTF-8 has
 
 
-def _emitter(events: Path | None, seal: str) -> Callable[[Event], None]:
+def _emitter(events: Path | None, seal: str) -> Callable[[Event | Record], None]:
     if events is None:
         return lambda event: None
 
     file = events.open("a")  # once: the runner can learn the name of a pipe's descriptor, and has no right to it
 
-    def emit(event: Event) -> None:
+    def emit(event: Event | Record) -> None:
         file.write(f"{seal}{_json(event)}\n")
         file.flush()
 
