@@ -317,8 +317,8 @@ class Rented(msgspec.Struct, kw_only=True, omit_defaults=True):
     gpu: str
     image: str
     command: str
-    asked: dict[str, Any] = {}  # the command's own options
-    calls: list[RemoteCall] = []
+    asked: dict[str, Any] = msgspec.field(default_factory=lambda: {})  # the command's own options
+    calls: list[RemoteCall] = msgspec.field(default_factory=lambda: [])
 
 
 class Document(msgspec.Struct, kw_only=True, omit_defaults=True):
