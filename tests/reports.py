@@ -96,6 +96,8 @@ def bench(
 def compared(ratios: dict[int, tuple[float, float, float, str]], algo: str = "cuda-v4", baseline: str = "cuda-v1"):
     """What `gdn compare` adds: batch size -> ratio, low, high, verdict."""
     head = {"op": "gdn_decode", "mode": "cuda", "tier": "cupti", "baseline": baseline, "algo": algo}
+    head |= {"rounds": 100, "log_sd": 1e-3, "df": 99, "level": 0.99, "threshold": 0.005, "method": "m"}
+    head["resolution"] = 0.01
     each = [
         head
         | {"workload": workload(b), "ratio": r, "low": low, "high": high, "verdict": v, "us": 2.0, "baseline_us": 2.0}
@@ -103,7 +105,7 @@ def compared(ratios: dict[int, tuple[float, float, float, str]], algo: str = "cu
     ]
     mean = statistics.geometric_mean(r for r, *_ in ratios.values())
     overall = head | {"ratio": mean, "low": mean - 0.004, "high": mean + 0.004, "verdict": "SLOWER"}
-    return {"command": "compare", "comparisons": each, "overall": [overall | {"workloads": len(each)}]}
+    return {"command": "compare", "comparisons": each, "overall": [overall | {"workloads": len(each), "verdicts": {}}]}
 
 
 def everything() -> dict[str, Any]:
@@ -128,7 +130,9 @@ def everything() -> dict[str, Any]:
     records[3] |= {"backend": "eager"}
     score = {
         "op": "gdn_decode", "algo": "cuda-v4", "tier": "cupti", "against": "fi-baseline", "rule": "mean", "value": 1.71,
-        "shares": {"a": 0.5, "b": 0.5}, "missing": [], "by_label": [["B=1", 0.62], ["B=64", 0.38]], "reason": None,
+        "mode": "cuda", "l2": "cold", "device": "NVIDIA H200", "official": 1.71, "workloads": 2,
+        "shares": [{"uuid": x, "index": None, "label": x, "speedup": 1.71, "share": 0.5} for x in "ab"],
+        "missing": [], "by_label": [["B=1", 0.62], ["B=64", 0.38]], "reason": None,
     }  # fmt: skip
     ratios = {1: (0.981, 0.975, 0.987, "SLOWER"), 4: (1.001, 0.996, 1.006, "SAME"), 16: (1.03, 1.02, 1.04, "FASTER")}
     missing = [

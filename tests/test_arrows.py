@@ -39,7 +39,10 @@ LAYERS = """
     presets
     registry
     files  parsing  paths
-    errors  dtypes  paired  locks  units  expression  seqlens  bounded  fates  redaction  keeper
+    messages  paired  fates
+    record_types
+    statuses
+    errors  dtypes  locks  units  expression  seqlens  bounded  redaction  keeper
     text
 """
 RANK = {name: rank for rank, line in enumerate(LAYERS.strip().splitlines()) for name in line.split()}

@@ -36,7 +36,7 @@ class Work:
         self.axes, self.inputs = workload.axes, dataset.load_inputs(OP, workload)
         self.expected = check.oracle(build.reference(pack.definition(OP, REGISTRY)), self.inputs)
 
-    def check(self, kernel) -> check.Verdict:
+    def check(self, kernel) -> check.Check:
         """On copies of the inputs: what a kernel does to them is no matter of the next one."""
         inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in self.inputs]
         return check.check(kernel, OP, self.axes, inputs, self.expected)

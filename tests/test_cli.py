@@ -16,11 +16,13 @@ import sys
 import termios
 from types import SimpleNamespace
 
+import building
 import helpers
 import pytest
 
 from gdn_cli import __version__, campaign, errors, jobs, machine, pack, paths, records, registry, running
 from gdn_cli.errors import UsageError
+from gdn_cli.record_types import Status
 from gdn_cli.report import screen
 from gdn_cli.report import terminal as report
 from gdn_cli.timing import TIERS
@@ -326,15 +328,15 @@ def test_what_times_on_a_device_holds_its_lock(mode, tiers, held, monkeypatch, t
 
     def execute(job, on_record, given_up):
         log.append("run")
-        return jobs.Outcome("done")
+        return jobs.Outcome(Status.DONE)
 
     monkeypatch.setattr(running.locks, "gpu", gpu)
     monkeypatch.setattr(running.locks, "cpu", cpu)
     monkeypatch.setattr(running, "execute", execute)
     monkeypatch.setattr(machine, "gpus", lambda: (machine.Gpu("H200", "9.0", "580", "GPU-7", 3),))
     job = jobs.Job("bench", DECODE, {}, None, mode, (), tiers=tiers)
-    document = records.Document("bench", {}, tmp_path / "x.json")
-    running.run(campaign.Plan([job, job], [], []), document, lambda *_: None, print)
+    writer = records.Writer(building.document(), tmp_path / "x.json")
+    running.run(campaign.Plan([job, job], [], []), writer, lambda *_: None, print)
     assert log == [*held, "run", "run", *(["free"] if held else [])]  # once, around all of it
 
 
@@ -611,13 +613,13 @@ def test_an_error_that_could_not_be_measured_is_not_shown_as_zero():
 
 def test_records_go_to_a_file_of_their_own_and_are_readable_json(tmp_path, monkeypatch):
     monkeypatch.setenv("GDN_HOME", str(tmp_path))
-    document = records.open_document("bench", {"n": 1}, None)
-    assert document.path.parent == tmp_path / "runs" and not document.path.exists()  # nothing to keep yet
-    document.records = [{"a": 1}, {"b": [2]}]
-    document.save()
-    text = document.path.read_text()
-    assert json.loads(text)["records"] == [{"a": 1}, {"b": [2]}]
-    assert '\n  {"a": 1},\n  {"b": [2]}\n' in text  # a record a line
+    writer = records.open_document("bench", {"n": 1}, None)
+    assert writer.path.parent == tmp_path / "runs" and not writer.path.exists()  # nothing to keep yet
+    writer.document.records = [building.record("a", 1.0), building.record("b", status="wrong")]
+    writer.save()
+    lines = [line.strip(", ") for line in writer.path.read_text().splitlines() if line.startswith("  {")]
+    assert [json.loads(line)["algo"] for line in lines] == ["a", "b"]  # a record a line
+    assert records.load(writer.path) == writer.document
     assert records.dumps({"x": 1}) == '{\n "x": 1\n}'
 
 

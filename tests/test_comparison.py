@@ -5,32 +5,29 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
+import building
 import helpers
 import pytest
 
 from gdn_cli import campaign, comparison, errors, records, registry
 from gdn_cli.commands import compare
 from gdn_cli.errors import UsageError
+from gdn_cli.record_types import Document, Record
+from gdn_cli.records import plain
 from gdn_cli.report import terminal
 from gdn_cli.timing import summarise
 
 REGISTRY = registry.load()
 
 
-def record(algo: str, samples: list[float], uuid: str = "u1", tier: str = "cupti", **more) -> dict:
-    return {
-        "op": "gdn_decode", "algo": algo, "mode": "cuda", "tier": tier, "status": "passed", "reason": None,
-        "workload": {"uuid": uuid, "index": 0, "axes": {"batch_size": 1}, "origin": "twin"},
-        "timing": summarise(tier, samples, l2="cold").to_json(), "rounds_us": samples,
-    } | more  # fmt: skip
+def record(algo: str, samples: list[float], uuid: str = "u1", tier: str = "cupti", **more) -> Record:
+    timing = summarise(tier, samples, l2="cold")
+    return building.record(algo, None, uuid, tier=tier, timing=timing, rounds_us=samples, **more)
 
 
-def document(*found: dict, **env) -> dict:
+def document(*found: Record, **env) -> Document:
     here = {"gpu": "NVIDIA H200", "driver": "580", "versions": {"torch": "2.11", "triton": "3.6"}} | env
-    return {
-        "schema": 2, "command": "compare", "options": {"l2": "cold"}, "environments": {"cuda": here},
-        "missing": [], "records": list(found),
-    }  # fmt: skip
+    return building.document(*found, command="compare", options={"l2": "cold"}, environments={"cuda": here})
 
 
 def wave(level: float) -> list[float]:
@@ -41,12 +38,12 @@ def wave(level: float) -> list[float]:
 def test_a_ratio_above_one_is_faster_and_the_samples_leave_the_records():
     d = document(record("a", wave(2.0)), record("b", wave(1.6)), record("c", wave(2.5)), record("d", wave(2.004)))
     comparison.between(d, {"gdn_decode": "a"}, 0.005)
-    found = {c["algo"]: c for c in d["comparisons"]}
-    assert {name: c["verdict"] for name, c in found.items()} == {"b": "FASTER", "c": "SLOWER", "d": "SAME"}
-    assert found["b"]["ratio"] == pytest.approx(1.25) and found["c"]["ratio"] == pytest.approx(0.8)
-    assert found["b"]["baseline_us"] == pytest.approx(2.0) and found["b"]["us"] == pytest.approx(1.6)
-    assert all(c["baseline"] == "a" and c["tier"] == "cupti" and c["rounds"] == 200 for c in found.values())
-    assert not any("rounds_us" in r for r in d["records"])
+    found = {c.algo: c for c in d.comparisons}
+    assert {name: c.verdict for name, c in found.items()} == {"b": "FASTER", "c": "SLOWER", "d": "SAME"}
+    assert found["b"].ratio == pytest.approx(1.25) and found["c"].ratio == pytest.approx(0.8)
+    assert found["b"].baseline_us == pytest.approx(2.0) and found["b"].us == pytest.approx(1.6)
+    assert all(c.baseline == "a" and c.tier == "cupti" and c.rounds == 200 for c in found.values())
+    assert not any(r.rounds_us for r in d.records)
 
 
 def test_the_geometric_mean_is_over_the_workloads_of_one_tier():
@@ -56,10 +53,10 @@ def test_the_geometric_mean_is_over_the_workloads_of_one_tier():
         record("a", wave(5.0), tier="events"), record("b", wave(4.0), tier="events"),
     )  # fmt: skip
     comparison.between(d, {"gdn_decode": "a"}, 0.005)
-    overall = {o["tier"]: o for o in d["overall"]}
-    assert overall["cupti"]["ratio"] == pytest.approx(1.0)  # twice as fast, half as fast
-    assert overall["cupti"]["verdicts"] == {"FASTER": 1, "SAME": 0, "SLOWER": 1} and overall["cupti"]["workloads"] == 2
-    assert overall["events"]["ratio"] == pytest.approx(1.25) and overall["events"]["workloads"] == 1
+    overall = {o.tier: o for o in d.overall}
+    assert overall["cupti"].ratio == pytest.approx(1.0)  # twice as fast, half as fast
+    assert overall["cupti"].verdicts == {"FASTER": 1, "SAME": 0, "SLOWER": 1} and overall["cupti"].workloads == 2
+    assert overall["events"].ratio == pytest.approx(1.25) and overall["events"].workloads == 1
 
 
 def test_a_verdict_on_a_time_in_doubt_is_marked():
@@ -68,16 +65,16 @@ def test_a_verdict_on_a_time_in_doubt_is_marked():
         record("a", wave(2.0), "u2"), record("b", wave(1.0), "u2", doubts=["noisy"]),
     )  # fmt: skip
     comparison.between(d, {"gdn_decode": "a"}, 0.005)
-    said = [(c["algo"], c["workload"]["uuid"], comparison.verdict(c)) for c in d["comparisons"]]
+    said = [(c.algo, c.workload.uuid, comparison.verdict(plain(c))) for c in d.comparisons]
     assert said == [("b", "u1", "FASTER"), ("c", "u1", "FASTER"), ("b", "u2", "FASTER ?")]
-    assert {o["algo"]: comparison.verdict(o) for o in d["overall"]} == {"b": "FASTER ?", "c": "FASTER"}
+    assert {o.algo: comparison.verdict(plain(o)) for o in d.overall} == {"b": "FASTER ?", "c": "FASTER"}
     assert comparison.verdict({"verdict": "SAME"}) == "SAME"  # of a file from before doubts were kept here
 
 
 def test_without_the_baseline_nothing_is_compared():
     d = document(record("b", wave(1.0)))
     comparison.between(d, {"gdn_decode": "a"}, 0.005)
-    assert d["comparisons"] == d["overall"] == []
+    assert d.comparisons == d.overall == []
 
 
 # --- a saved record -------------------------------------------------------------------------------------------------
@@ -87,10 +84,10 @@ def test_a_saved_record_is_the_baseline_and_what_differs_is_said():
     saved = document(record("a", wave(2.0)), record("copy", wave(1.0)), driver="570")
     d = document(record("a", wave(1.6)))
     comparison.against(d, saved, "old.json", "a", 0.005)
-    (c,) = d["comparisons"]
-    assert (c["baseline"], c["algo"], c["verdict"]) == ("a of old.json", "a", "FASTER")
-    assert c["ratio"] == pytest.approx(1.25, rel=1e-3)
-    assert d["warnings"] == ["driver differs: 570 in old.json, 580 here"]
+    (c,) = d.comparisons
+    assert (c.baseline, c.algo, c.verdict) == ("a of old.json", "a", "FASTER")
+    assert c.ratio == pytest.approx(1.25, rel=1e-3)
+    assert d.warnings == ["driver differs: 570 in old.json, 580 here"]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +138,7 @@ def test_an_algo_that_is_named_twice_is_compared_with_itself():
     ],
 )
 def test_gate(code, ratios, gate, end, capsys):
-    d = SimpleNamespace(interrupted=False, more={"overall": [{"ratio": r} for r in ratios]})
+    d = SimpleNamespace(interrupted=False, overall=[SimpleNamespace(ratio=r) for r in ratios])
     assert compare._code(code, d, gate) == end
     assert ("a regression: " in capsys.readouterr().err) is (end == 1 and code != 1)
 
@@ -214,18 +211,6 @@ def test_the_table_fits_80_columns(compared, capsys, monkeypatch):
     assert len(table) == 2 and max(len(line.rstrip()) for line in table) <= 80
 
 
-def test_records_are_read_back_whatever_their_age(tmp_path, compared):
+def test_records_are_read_back_as_they_were_written(compared):
     _, _, folder = compared
-    assert records.load(folder / "b.json") == json.loads((folder / "b.json").read_text())
-    old = {"schema": 1, "records": [{"algo": "a", "timing": {"tier": "cupti", "median_us": 2.0}}, {"algo": "b"}]}
-    (tmp_path / "old.json").write_text(json.dumps(old))
-    a, b = records.load(tmp_path / "old.json")["records"]
-    assert a["tier"] == "cupti" and a["timing"]["histogram"] == [] and a["timing"]["ci_low_us"] is None
-    assert b["tier"] is None and "timing" not in b
-    for text, said in (
-        ("{}", "holds no records"),
-        ('{"schema": 9, "records": []}', "has schema 9, this gdn reads up to 2"),
-    ):
-        (tmp_path / "bad.json").write_text(text)
-        with pytest.raises(UsageError, match=said):
-            records.load(tmp_path / "bad.json")
+    assert plain(records.load(folder / "b.json")) == json.loads((folder / "b.json").read_text())

@@ -6,9 +6,11 @@ import os
 import sys
 from types import SimpleNamespace
 
+import building
 import pytest
 
 from gdn_cli import environment
+from gdn_cli.record_types import GpuState
 
 # --- readings -----------------------------------------------------------------------------------------------------
 
@@ -79,8 +81,8 @@ STATE = {
 
 def test_a_reading(nvml):
     nvml()
-    assert environment.gpu_state() == STATE
-    assert environment.gpu_state(brief=True) == {"sm_mhz": 1980, "throttle": []}
+    assert environment.gpu_state() == GpuState(**STATE)
+    assert environment.gpu_state(brief=True) == GpuState(sm_mhz=1980, throttle=[])
 
 
 def test_nvml_is_opened_once(nvml):
@@ -108,7 +110,7 @@ def test_nvml_is_opened_once(nvml):
 )
 def test_throttle_reasons(bits, reasons, nvml):
     nvml(bits=bits)
-    assert environment.gpu_state()["throttle"] == reasons
+    assert environment.gpu_state().throttle == reasons
 
 
 def test_the_bits_are_pynvml_s():
@@ -136,7 +138,7 @@ def test_the_older_name_of_the_reasons(lacking, nvml, monkeypatch):
     else:
         fake.nvmlDeviceGetCurrentClocksEventReasons = fails
     fake.nvmlDeviceGetCurrentClocksThrottleReasons = lambda handle: 64
-    assert environment.gpu_state()["throttle"] == ["hw_thermal"]
+    assert environment.gpu_state().throttle == ["hw_thermal"]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +153,7 @@ def test_the_older_name_of_the_reasons(lacking, nvml, monkeypatch):
 )
 def test_other_processes(pids, others, nvml):
     nvml(pids=pids)
-    assert environment.gpu_state()["other_processes"] == others
+    assert environment.gpu_state().other_processes == others
 
 
 def fails(*args):
@@ -170,13 +172,13 @@ def fails(*args):
 )
 def test_what_is_not_told_is_left_out(function, keys, nvml):
     setattr(nvml(), function, fails)
-    assert environment.gpu_state() == {k: v for k, v in STATE.items() if k not in keys}
+    assert environment.gpu_state() == GpuState(**{k: v for k, v in STATE.items() if k not in keys})
 
 
 @pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetHandleByUUID"])
 def test_a_hidden_nvml(function, nvml):
     setattr(nvml(), function, fails)
-    assert environment.gpu_state() == {}
+    assert environment.gpu_state() == GpuState()
 
 
 def test_no_gpu_in_torch(nvml, monkeypatch):
@@ -184,25 +186,25 @@ def test_no_gpu_in_torch(nvml, monkeypatch):
 
     nvml()
     monkeypatch.setattr(torch.cuda, "get_device_properties", fails)
-    assert environment.gpu_state() == {}
+    assert environment.gpu_state() == GpuState()
 
 
 def test_the_cpu(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {8, 0, 2, 1, 3}, raising=False)
     found = environment.describe("cpu")
-    assert (found["cpus"], found["affinity"]) == (5, "0-3,8")
+    assert (found.cpus, found.affinity) == (5, "0-3,8")
     monkeypatch.delattr(os, "sched_getaffinity")  # macOS
     found = environment.describe("cpu")
-    assert found["cpus"] == os.cpu_count() and "affinity" not in found
+    assert found.cpus == os.cpu_count() and found.affinity is None
 
 
 def test_what_was_asked_for_at_compile_time(monkeypatch):
-    monkeypatch.setattr(environment, "gpu", dict)
+    monkeypatch.setattr(environment, "_describe_gpu", lambda found: None)
     monkeypatch.delenv("TVM_FFI_CUDA_ARCH_LIST", raising=False)
-    assert "architectures" not in environment.describe("cuda")
+    assert environment.describe("cuda").architectures is None
     monkeypatch.setenv("TVM_FFI_CUDA_ARCH_LIST", "8.0 9.0a")
-    assert environment.describe("cuda")["architectures"] == "8.0 9.0a"
-    assert "architectures" not in environment.describe("cpu")
+    assert environment.describe("cuda").architectures == "8.0 9.0a"
+    assert environment.describe("cpu").architectures is None
 
 
 @pytest.mark.parametrize(
@@ -221,22 +223,22 @@ def test_ranges(numbers, text):
 
 # --- doubts -------------------------------------------------------------------------------------------------------
 
-FINE = {
-    "median_us": 100.0, "low_us": 99.0, "high_us": 101.0, "ci_low_us": 99.5, "ci_high_us": 100.5, "stopped": "target",
-}  # fmt: skip
+FINE = {"low_us": 99.0, "high_us": 101.0, "ci_low_us": 99.5, "ci_high_us": 100.5, "stopped": "target"}
 
 
 def doubts(before=None, during=None, after=None, target=0.01, **timing) -> list[str]:
-    during = [STATE, STATE] if during is None else [STATE | d for d in during]
-    return environment.doubts(STATE | (before or {}), during, STATE | (after or {}), FINE | timing, target)
+    before, *during, after = (GpuState(**STATE | (d or {})) for d in (before, *(during or [{}, {}]), after))
+    us = timing.pop("median_us", 100.0)
+    return environment.doubts(before, during, after, building.timing(us, **FINE | timing), target)
 
 
 def test_silent_when_all_is_well():
     assert doubts() == []
-    assert environment.doubts({}, [], {}, FINE, 0.01) == []
-    assert environment.doubts({}, [{}, {}], {}, FINE, 0.01) == []
-    idle = {"sm_mhz": 345, "temperature_c": 30, "throttle": []}
-    assert environment.doubts(idle, [STATE], idle, FINE, 0.01) == []
+    unknown, fine = GpuState(), building.timing(100.0, **FINE)
+    assert environment.doubts(unknown, [], unknown, fine, 0.01) == []
+    assert environment.doubts(unknown, [unknown, unknown], unknown, fine, 0.01) == []
+    idle = GpuState(sm_mhz=345, temperature_c=30, throttle=[])
+    assert environment.doubts(idle, [GpuState(**STATE)], idle, fine, 0.01) == []
 
 
 def slowed(by: str, advice: str) -> str:
@@ -336,7 +338,7 @@ def test_spread():
     assert doubts(low_us=90.0, high_us=110.0) == []  # 10 % exactly
     assert doubts(low_us=98.0, high_us=123.0) == [said.format("12.5")]
     assert doubts(median_us=0.58, low_us=0.51, high_us=0.67) == []  # an empty launch: a few ticks of the clock
-    assert doubts(median_us=0.0, low_us=0.0, high_us=1.0) == []
+    assert doubts(median_us=0.0, low_us=0.0, high_us=1.0, spread=0.0) == []
     assert environment.doubts({}, [], {}, {}, 0.01) == []
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import helpers
+import msgspec
 import pytest
 import torch
 from test_algos import CASES, cases_of
@@ -63,7 +64,7 @@ def job(algo, command: str, chosen: list[str], **more) -> jobs.Job:
 
 def done(outcome: jobs.Outcome) -> list[dict]:
     assert outcome.status == "done", f"{outcome.reason}\n" + "\n".join(outcome.tail)
-    return outcome.records
+    return [msgspec.to_builtins(record) for record in outcome.records]
 
 
 @pytest.mark.parametrize("algo", ON_GPU)

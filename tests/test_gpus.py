@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import building
 import helpers
 import pytest
 import two_gpus
@@ -41,6 +42,7 @@ from gdn_cli import (
 from gdn_cli.errors import MissingError, UsageError
 from gdn_cli.history import documents
 from gdn_cli.machine import Gpu
+from gdn_cli.record_types import Environment, GpuName, Status, document_of
 from gdn_cli.registry import Algo
 from gdn_cli.report import gather, terminal
 from gdn_cli.workloads import embedded, select, twin
@@ -315,21 +317,19 @@ def job_on(gpu: Gpu | None, algo: str = "a", sizes=(1, 2), mode: str = "cuda", *
 def run(monkeypatch, tmp_path, execute, *work: jobs.Job, order=None, say=print):
     monkeypatch.setattr(running, "execute", execute)
     monkeypatch.setattr(records, "source_hash", lambda solution: "0" * 12)
-    document = records.Document("bench", {}, tmp_path / "records.json")
-    shown = []
+    writer, shown = records.Writer(building.document(), tmp_path / "records.json"), []
     plan = campaign.Plan(list(work), [], [], order or {})
     try:
-        running.run(plan, document, lambda *line: shown.append(line), say)
+        running.run(plan, writer, lambda *line: shown.append(line), say)
     finally:
-        document.shown = shown
-        run.document = document
-    return document
+        run.shown, run.document = shown, writer.document
+    return writer.document
 
 
 def passed(job: jobs.Job, on_record) -> jobs.Outcome:
     for w in job.workloads:
-        on_record({"workload": w.to_json(), "tier": "cupti", "status": "passed", "reason": None}, {"versions": {}})
-    return jobs.Outcome("done")
+        on_record(building.record(job.algo.name, None, w.uuid, axes=w.axes), Environment())
+    return jobs.Outcome(Status.DONE)
 
 
 def test_gpus_work_at_once_under_a_lock_each_and_records_come_in_order(monkeypatch, tmp_path):
@@ -352,27 +352,27 @@ def test_gpus_work_at_once_under_a_lock_each_and_records_come_in_order(monkeypat
     keys += [("gdn_decode", w.uuid) for w in work[0].workloads]
     order = {key: i for i, key in enumerate(keys)}
     document = run(monkeypatch, tmp_path, execute, *work, order=order)
-    assert [(r["algo"], r["workload"]["axes"]["batch_size"], r["gpu"]["index"]) for r in document.records] == [
+    assert [(r.algo, r.workload.axes["batch_size"], r.gpu.index) for r in document.records] == [
         ("a", 1, 0), ("a", 2, 0), ("b", 1, 1), ("b", 2, 1), ("c", 1, 0), ("c", 2, 0),
     ]  # fmt: skip
     assert f"gdn-{G0.uuid}.lock" in held["a"] and f"gdn-{G1.uuid}.lock" in held["b"] and not locks._held
-    assert document.records[2]["gpu"] == {"index": 1, "uuid": G1.uuid, "name": "NVIDIA H200"}
-    assert {place: env["gpu_uuid"] for place, env in document.environments.items()} == {
+    assert document.records[2].gpu == GpuName(index=1, uuid=G1.uuid, name="NVIDIA H200")
+    assert {place: env.gpu_uuid for place, env in document.environments.items()} == {
         "cuda:0": G0.uuid, "cuda:1": G1.uuid,
     }  # fmt: skip
-    assert {line[0] for line in document.shown} == {f"GPU {g}: gdn_decode/{a}" for g, a in ("0a", "1b", "0c")}
-    assert document.shown[-1][1:] == (6, 6)
-    assert json.loads((tmp_path / "records.json").read_text())["records"] == document.records
+    assert {line[0] for line in run.shown} == {f"GPU {g}: gdn_decode/{a}" for g, a in ("0a", "1b", "0c")}
+    assert run.shown[-1][1:] == (6, 6)
+    assert records.load(tmp_path / "records.json").records == document.records
 
 
 def test_one_that_dies_stops_nobody_and_names_its_gpu(monkeypatch, tmp_path):
     def execute(job, on_record, given_up):
-        return jobs.Outcome("crashed", "crashed with SIGSEGV") if job.gpu == G1 else passed(job, on_record)
+        return jobs.Outcome(Status.CRASHED, "crashed with SIGSEGV") if job.gpu == G1 else passed(job, on_record)
 
     document = run(monkeypatch, tmp_path, execute, job_on(G0, "a"), job_on(G1, "b"), job_on(G0, "c"))
-    fates = sorted((r["algo"], r["gpu"]["index"], r["status"]) for r in document.records)
+    fates = sorted((r.algo, r.gpu.index, r.status) for r in document.records)
     assert fates == [*[("a", 0, "passed")] * 2, ("b", 1, "crashed"), *[("c", 0, "passed")] * 2]
-    assert document.environments["cuda:1"] == {"gpu": "NVIDIA H200", "gpu_index": 1, "gpu_uuid": G1.uuid}
+    assert document.environments["cuda:1"] == Environment(gpu="NVIDIA H200", gpu_index=1, gpu_uuid=G1.uuid)
 
 
 def test_a_fault_of_gdn_ends_the_others_too(monkeypatch, tmp_path):
@@ -409,7 +409,7 @@ def test_ctrl_c_reaches_every_lane_and_keeps_what_is_there(monkeypatch, tmp_path
     finally:
         signal.signal(signal.SIGINT, before)
     assert sorted(ended) == [0, 1] and not locks._held
-    assert sorted(r["gpu"]["index"] for r in run.document.records) == [0, 1]
+    assert sorted(r.gpu.index for r in run.document.records) == [0, 1]
 
 
 def test_a_gpu_that_is_busy_keeps_only_its_own_lane_waiting(monkeypatch, tmp_path):
@@ -482,7 +482,7 @@ def test_a_worker_stays_on_its_cpus():
     definition, solution = pack.definition(DECODE, REGISTRY), pack.pack(algo, DECODE)
     job = jobs.Job("check", DECODE, definition, solution, "cpu", workload, algo, cpus=frozenset({one}))
     outcome = jobs.execute(job)
-    assert outcome.status == "done" and outcome.environment["affinity"] == str(one)
+    assert outcome.status == "done" and outcome.environment.affinity == str(one)
 
 
 def test_two_workers_do_not_write_one_build_at_once(monkeypatch, tmp_path):
@@ -603,7 +603,7 @@ def test_of_rented_gpus_none_is_the_fastest_where_there_were_several(uuids, mark
     out = capsys.readouterr().out
     assert out.startswith("gdn_decode | NVIDIA B200 (modal) | tier cupti, L2 cold\n") and "GPU " not in out
     assert re.search(rf"^ +a{' [*]' if marked else ''} +6\.00 us .* 5x", out, re.M), out
-    assert {s.device for s in score.scores(document, DECODE)} == {"NVIDIA B200 (modal)"}
+    assert {s.device for s in score.scores(document_of(document), DECODE)} == {"NVIDIA B200 (modal)"}
 
 
 def test_tiers_that_the_host_takes_part_in_say_so(capsys):
@@ -616,11 +616,13 @@ def test_tiers_that_the_host_takes_part_in_say_so(capsys):
 
 def test_scores_divide_times_of_one_gpu():
     spread = [record("a", 1, 2.0, 4), record("pt-reference", 1, 8.0, 4)]
-    found = {s.algo: s for s in score.scores(bench(*APART["records"], *spread), DECODE) if s.rule == "reference"}
+    found = {
+        s.algo: s for s in score.scores(document_of(bench(*APART["records"], *spread)), DECODE) if s.rule == "reference"
+    }
     assert {share.label: share.speedup for share in found["a"].shares} == {"B=1": 5.0, "B=4": 4.0}
     assert {share.label: share.speedup for share in found["b"].shares} == {"B=1": 2.0}
     assert found["a"].value == 4.5 and found["a"].device == "NVIDIA H200"
-    alone = score.scores(bench(record("a", 0, 6.0), record("pt-reference", 1, 10.0)), DECODE)[0]
+    alone = score.scores(document_of(bench(record("a", 0, 6.0), record("pt-reference", 1, 10.0))), DECODE)[0]
     assert alone.value is None and [gap.kind for gap in alone.missing] == [score.UNCOMPARED]
 
 
@@ -677,14 +679,13 @@ class Workers:
         if job.command == "compare" and job.gpu not in self.waited:
             self.waited.add(job.gpu)
             self.first.wait(timeout=30)
-        env, found = {"gpu": "NVIDIA H200", "sms": 132, "driver": "580.1", "versions": {"torch": "2"}}, []
+        env, found = Environment(gpu="NVIDIA H200", sms=132, driver="580.1", versions={"torch": "2"}), []
         for w in job.workloads:
             for name in job.turns[w.uuid] if job.command == "compare" else (job.algo.name,):
                 us = 90.0 if "tile=2" in name else 100.0
-                r = {"workload": w.to_json(), "algo": name, "tier": "cupti", "status": "passed", "reason": None}
-                found.append(r | {"rounds_us": [us * (1 + i % 3 / 1e3) for i in range(60)]})
+                found.append(building.record(name, None, w.uuid, rounds_us=[us * (1 + i % 3 / 1e3) for i in range(60)]))
                 on_record(found[-1], env)
-        return jobs.Outcome("done", None, found, env)
+        return jobs.Outcome(Status.DONE, None, found, env)
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ import helpers
 import pytest
 
 from gdn_cli import campaign, errors, machine, pack, paths, registry, tasks, timing, traceset
+from gdn_cli.messages import Reply
+from gdn_cli.record_types import Status
 from gdn_cli.request import Serving, Timing
 from gdn_cli.timing import floor
 from gdn_cli.workloads import select
@@ -135,9 +137,9 @@ def test_a_floor_that_cannot_be_timed_is_a_record_and_no_crash(monkeypatch):
         command="floor", op=DECODE, definition={}, solution=None, mode="cpu", workloads=(workload,), timing=asked
     )
     monkeypatch.setattr(floor, "_RATE_BYTES", {"cpu": 2**20})
-    found = list(tasks.floors(request, None))
-    assert [r["algo"] for r in found] == list(timing.FLOORS)
-    assert {(r["status"], r["reason"]) for r in found} == {("tier_unavailable", "cupti: no CUPTI")}
+    found = list(tasks.floors(request, Reply(status=Status.DONE)))
+    assert [r.algo for r in found] == list(timing.FLOORS)
+    assert {(r.status, r.reason) for r in found} == {("tier_unavailable", "cupti: no CUPTI")}
 
 
 def test_builds_go_to_a_path_without_white_space(monkeypatch, tmp_path):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from gdn_cli import environment, timing
+from gdn_cli.record_types import GpuState
 from gdn_cli.timing import Plan, Sample, Subject, host, sampling, wall
 
 # --- witnesses ----------------------------------------------------------------------------------------------------
@@ -155,16 +156,16 @@ def test_a_neighbour_that_makes_nobody_wait_is_said(monkeypatch, clock):
 
     t, _ = measured(monkeypatch, clock, script)
     assert t.host.others == pytest.approx(10 * 0.1 / 0.3, rel=0.01) and t.host.cpus == 2  # ten rounds, 30 ms each
-    (said,) = environment.doubts({}, [], {}, t.to_json(), 0.01)
+    (said,) = environment.doubts(GpuState(), [], GpuState(), t, 0.01)
     assert (
         said.startswith("other processes used 3.3 of 2 CPUs")
         and " of 2 CPUs: end what else runs on this machine" in said
     )
-    quiet = host.Host.of([round_of()], [True], [100.0], (0.2, 2))
-    record = timing.summarise("wall", [100.0] * 9, host=quiet).to_json()
-    assert environment.doubts({}, [], {}, record, 0.01) == []
-    record["host"] |= {"others": 0.5, "cpus": 0}  # a system that does not say
-    assert environment.doubts({}, [], {}, record, 0.01) == []
+    quiet = host.load_of([round_of()], [True], [100.0], (0.2, 2))
+    record = timing.summarise("wall", [100.0] * 9, host=quiet)
+    assert environment.doubts(GpuState(), [], GpuState(), record, 0.01) == []
+    record.host.others, record.host.cpus = 0.5, 0  # a system that does not say
+    assert environment.doubts(GpuState(), [], GpuState(), record, 0.01) == []
 
 
 def test_the_yardstick_is_not_held_against_this_process_s_own_threads(monkeypatch):
@@ -218,7 +219,7 @@ def test_a_disturbed_round_is_set_aside_while_others_are_enough(monkeypatch, clo
     assert (t.host.taken, t.host.aside, len(t.host.rounds_us)) == (12, 2, 10)
     assert (t.host.waiting, t.host.slowed) == ((2, 0) if what is WAITS else (0, 2))
     assert t.histogram == ((100.0, t.samples),) and t.stopped == "target"
-    assert environment.doubts({}, [], {}, t.to_json(), 0.01) == []
+    assert environment.doubts(GpuState(), [], GpuState(), t, 0.01) == []
 
 
 def test_where_no_round_is_left_alone_all_count_and_are_in_doubt(monkeypatch, clock):
@@ -226,7 +227,7 @@ def test_where_no_round_is_left_alone_all_count_and_are_in_doubt(monkeypatch, cl
     t, _ = measured(monkeypatch, clock, lambda i: WAITS | SLOW)
     assert t.host.aside == 0 and t.host.taken == len(t.host.rounds_us) == t.host.waiting == t.host.slowed
     assert t.stopped == "time" and 1.8 <= t.took_s < 2.0  # patience has an end
-    said = environment.doubts({}, [], {}, t.to_json(), 0.01)
+    said = environment.doubts(GpuState(), [], GpuState(), t, 0.01)
     again = "end what else runs on this machine, and measure again"
     assert said == [
         f"threads had to wait for a CPU in {t.host.taken} of {t.host.taken} rounds: {again}",
@@ -238,12 +239,12 @@ def test_where_no_round_is_left_alone_all_count_and_are_in_doubt(monkeypatch, cl
 def test_a_few_rounds_left_alone_among_many_are_luck(monkeypatch, clock):
     t, _ = measured(monkeypatch, clock, lambda i: {} if i % 3 == 0 else WAITS)
     assert t.host.aside == 0 and t.host.waiting > t.host.taken / 2
-    assert len(environment.doubts({}, [], {}, t.to_json(), 0.01)) == 1
+    assert len(environment.doubts(GpuState(), [], GpuState(), t, 0.01)) == 1
 
 
 def test_rounds_that_disagree_are_in_doubt_whatever_the_witnesses_saw(monkeypatch, clock):
     t, _ = measured(monkeypatch, clock, lambda i: {}, us=lambda i: 120.0 if i % 2 else 100.0)
-    (said,) = environment.doubts({}, [], {}, t.to_json(), 0.01)
+    (said,) = environment.doubts(GpuState(), [], GpuState(), t, 0.01)
     assert said.startswith(f"the rounds disagree: the medians of {t.host.taken} lie between 100 and 120 us: end what")
     assert t.stopped == "time" and t.host.taken > 5
 
@@ -310,10 +311,11 @@ def test_exact_counts_stay_exact_in_rounds(clock, monkeypatch, iterations, trial
 
 @pytest.mark.parametrize(("samples", "said"), [(1, "only 1 sample: "), (5, "only 5 samples: "), (6, "")])
 def test_so_few_samples_are_in_doubt(samples, said):
-    record = timing.summarise("wall", [4e5] * samples, host=host.Host.of([round_of()], [True], [4e5])).to_json()
+    record = timing.summarise("wall", [4e5] * samples, host=host.load_of([round_of()], [True], [4e5]))
     expected = [f"{said}give it more time (--seconds 3)"] if said else []
-    assert environment.doubts({}, [], {}, record, 0.01) == expected
-    assert environment.doubts({}, [], {}, record | {"host": None}, 0.01) == []  # a GPU's counts are its tier's
+    assert environment.doubts(GpuState(), [], GpuState(), record, 0.01) == expected
+    record.host = None
+    assert environment.doubts(GpuState(), [], GpuState(), record, 0.01) == []  # a GPU's counts are its tier's
 
 
 def test_rounds_of_several_set_the_same_calls_aside_for_all(monkeypatch, clock):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from unittest import mock
 
 import helpers
 import pytest
@@ -11,6 +12,7 @@ import torch
 from gdn_cli import check, dataset, pack, registry
 from gdn_cli.isolation import channel, client, process, shared
 from gdn_cli.isolation.calls import Strange
+from gdn_cli.record_types import Status
 from gdn_cli.workloads import embedded, select
 
 REGISTRY = registry.load()
@@ -86,11 +88,34 @@ def test_what_is_sent_instead_of_an_answer_ends_the_runner():
         ours.receive()
 
 
-@pytest.mark.parametrize("median", [0.0, -1.0, float("nan"), float("inf"), "1", None, True])
-def test_a_time_is_a_positive_number(median):
-    said = {"tier": "wall", "timing": {"median_us": median, "low_us": 1.0, "high_us": 1.0}, "doubts": []}
-    with pytest.raises(client.Died):
-        client.measured(said)
+TIME = {"tier": "wall", "median_us": 1.0, "low_us": 1.0, "high_us": 1.0, "samples": 1}
+
+
+def timed(*records: dict) -> tuple:
+    """What the worker makes of a runner that sends these for a time."""
+    runner = object.__new__(client.Runner)
+    runner.line, runner.process, runner.dropped = mock.Mock(), mock.Mock(), []
+    runner.line.receive.return_value = {"records": list(records), "replaced": ["time:perf_counter"]}
+    return client.Kernel(runner, "a", True).time([], [])
+
+
+@pytest.mark.parametrize("key", ["median_us", "low_us", "high_us", "samples", "histogram"])
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), "1", None, True, [[1.0, 0]]])
+def test_a_time_is_a_positive_number(key, value):
+    with pytest.raises(client.Died, match="sent what is no answer") as e:
+        timed({"tier": "wall", "timing": TIME | {key: value}, "doubts": []})
+    assert e.value.status is Status.CRASHED
+
+
+def test_a_runner_sends_a_time_or_why_there_is_none():
+    found, replaced = timed({"tier": "wall", "timing": TIME, "doubts": [], "status": "wrong", "reason": "a lie"})
+    assert (found.status, found.reason, found.timing.median_us) == (Status.PASSED, None, 1.0)
+    assert replaced == ["time:perf_counter"]
+    found, _ = timed({"tier": "wall", "status": "tier_unavailable", "reason": "no"})
+    assert (found.status, found.timing) == (Status.TIER_UNAVAILABLE, None)
+    for records in ([], [{"tier": "wall"}], [{"tier": "wall", "timing": TIME}], [{"tier": "wall", "status": "fine"}]):
+        with pytest.raises(client.Died, match="sent no time|what is no answer"):
+            timed(*records)
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="seals are Linux's")

@@ -19,6 +19,7 @@ import test_tune
 from gdn_cli import campaign, errors, files, history, journal, pack, profiling, records, registry, running, scaffold
 from gdn_cli.commands import bench
 from gdn_cli.errors import GdnError, MissingError, UsageError
+from gdn_cli.record_types import document_of
 from gdn_cli.report import history as shown
 
 KNOWN = registry.load()
@@ -44,23 +45,23 @@ def full(monkeypatch):
 
 @pytest.fixture
 def performed(tmp_path, monkeypatch):
-    """performed(*steps, out) -> the document of a bench in which each step adds a record, or does what it does."""
+    """performed(*steps, out) -> the Writer of a bench in which each step adds a record, or does what it does."""
     monkeypatch.setenv("GDN_HOME", str(tmp_path / "home"))
-    made = reports.bench((1, 8))["records"]
+    made = document_of(reports.bench((1, 8)))
 
     def perform(*steps, out, json=False, command="bench"):
-        document = records.open_document(command, {}, out)
+        opened = records.open_document(command, {}, out)
 
-        def run(plan, document, *rest):
-            for record, step in zip(made, steps, strict=False):
-                document.environments = {"cuda": reports.GPU}
-                document.records.append(record)
+        def run(plan, writer, *rest):
+            for record, step in zip(made.records, steps, strict=False):
+                writer.document.environments = made.environments
+                writer.document.records.append(record)
                 step()
-                document.save()
+                writer.save()
 
         monkeypatch.setattr(running, "run", run)
-        bench.perform(None, document, KNOWN, json, lambda: None)
-        return document
+        bench.perform(None, opened, KNOWN, json, lambda: None)
+        return opened
 
     return perform
 

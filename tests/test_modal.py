@@ -21,7 +21,7 @@ import reports
 from modal_server import Server, failure
 from test_remote import carried, job, rented, work_of
 
-from gdn_cli import errors, history, jobs, machine, paths
+from gdn_cli import errors, history, machine, paths
 from gdn_cli.remote import cloud, container, parcel, settings
 from gdn_cli.timing import COPY, COPY_RATE, EMPTY
 
@@ -46,7 +46,7 @@ def measured(device: str = "NVIDIA B200", uuid: str = "GPU-1", us: float = 2.0):
             return parcel.encode({"devices": [device], "answers": [], "error": {"kind": "gpu", "reason": why}})
         where = reports.GPU | {"gpu": device, "where": "modal", "image": "gdn", "asked": "B200", "gpu_uuid": uuid}
         answers = [
-            parcel.outcome_to_json(jobs.Outcome("done", records=_records(piece["request"], us), environment=where))
+            {"status": "done", "records": _records(piece["request"], us), "environment": where}
             for piece in content["work"]
         ]
         return parcel.encode({"devices": [device], "answers": answers, "error": None})
@@ -55,13 +55,15 @@ def measured(device: str = "NVIDIA B200", uuid: str = "GPU-1", us: float = 2.0):
 
 
 def _records(request: dict, us: float) -> list[dict]:
-    plain = {"status": "passed", "reason": None, "bytes_moved": 1_000_000, "tier": "cupti"}
+    plain = {"op": request["op"]["name"], "source_hash": None, "mode": request["mode"]}
+    plain |= {"status": "passed", "reason": None, "bytes_moved": 1_000_000, "tier": "cupti"}
     plain |= {"timing": reports.timing(us), "doubts": []}
     if request["command"] == "floor":
         copies = [plain | {"algo": COPY, "workload": w} for w in request["workloads"]]
-        return copies + [plain | {"algo": name, "workload": {}} for name in (EMPTY, COPY_RATE)]
+        return copies + [plain | {"algo": name, "workload": None} for name in (EMPTY, COPY_RATE)]
     check = {"passed": True, "official": True, "errors": {"output": 1e-3, "new_state": 1e-7}}
-    rivals = [{"algo": r["name"], "rounds_us": [us, us * 1.001] * 40} for r in request["rivals"]] or [{}]
+    rivals = [{"algo": r["name"], "rounds_us": [us, us * 1.001] * 40} for r in request["rivals"]]
+    rivals = rivals or [{"algo": request["name"]}]
     return [plain | {"check": check, "workload": w} | rival for w in request["workloads"] for rival in rivals]
 
 

@@ -8,10 +8,12 @@ import random
 import statistics
 from fractions import Fraction
 
+import building
 import pytest
 
 from gdn_cli import paired
 from gdn_cli.paired import FASTER, SAME, SLOWER
+from gdn_cli.record_types import Timing
 
 TICK = 0.032  # CUPTI's clock on an H200, in microseconds
 
@@ -232,12 +234,12 @@ def test_enough_goes_by_the_width_alone():
 # --- against a saved record ---------------------------------------------------------------------------------------
 
 
-def record(samples: list[float], keep: tuple[str, ...] = ("histogram",)) -> dict:
+def record(samples: list[float], keep: tuple[str, ...] = ("histogram",)) -> Timing:
     """A record's timing, as `timing.summarise` makes it; an older one has no histogram."""
     low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
-    timing = {"tier": "cupti", "median_us": median, "low_us": low, "high_us": high, "samples": len(samples)}
-    counts = sorted((x, samples.count(x)) for x in set(samples))
-    return timing | ({"histogram": [[x, n] for x, n in counts]} if keep else {})
+    counts = tuple(sorted((x, samples.count(x)) for x in set(samples)))
+    about = {"low_us": low, "high_us": high, "samples": len(samples)}
+    return building.timing(median, **about, histogram=counts if keep else ())
 
 
 def test_histogram_says_what_the_samples_say():
@@ -263,7 +265,7 @@ def test_quartiles_have_to_do_where_nothing_else_is():
 
 
 def test_quartiles_give_tukeys_trimean():
-    skew = {"low_us": 2.0, "median_us": 2.1, "high_us": 2.6, "samples": 100}
+    skew = building.timing(2.1, low_us=2.0, high_us=2.6)
     assert paired.unpaired(skew, [1.1]).ratio == pytest.approx((2.0 + 2 * 2.1 + 2.6) / 4 / 1.1)
 
 

@@ -51,7 +51,7 @@ class Work:
         self.inputs = dataset.load_inputs(op, workload, device)
         self.expected = check.oracle(build.reference(pack.definition(op, REGISTRY)), self.inputs)
 
-    def check(self, kernel) -> check.Verdict:
+    def check(self, kernel) -> check.Check:
         return check.check(kernel, self.op, self.axes, self.inputs, self.expected)
 
     def probe(self, kernel, names=None, op=None) -> dict[str, str | None]:

@@ -60,8 +60,8 @@ def profiled(
         outcome = jobs.execute(job)
         assert outcome.status == "done", (outcome.reason, outcome.tail)
         (record,) = outcome.records
-        assert record["status"] == "passed", record
-        replies.append(Reply(run, "done", answer=record["answer"], tail=tuple(outcome.tail)))
+        assert record.passed, record
+        replies.append(Reply(run, "done", answer=record.answer, tail=tuple(outcome.tail)))
     reading = module.read(ask, folder, replies)
     assert Reading.from_json(reading.to_json()) == reading
     return reading

@@ -15,17 +15,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
+import building
 import helpers
+import msgspec
 import pytest
 from packaging.requirements import Requirement
 
 import gdn_cli
-from gdn_cli import campaign, errors, jobs, machine, pack, paths, profiling, registry, running
+from gdn_cli import campaign, errors, jobs, machine, pack, paths, profiling, records, registry, running
 from gdn_cli.errors import RemoteError, UsageError
 from gdn_cli.parsing import to_json
-from gdn_cli.records import Document
+from gdn_cli.record_types import Environment, RemoteCall, Status
+from gdn_cli.records import Writer
 from gdn_cli.remote import caches, cloud, container, engine, parcel, profiles, sent, settings
-from gdn_cli.request import Reply
 from gdn_cli.workloads import embedded
 
 REGISTRY = registry.load()
@@ -171,17 +173,10 @@ def test_all_54_workloads_travel_as_one_request_and_come_back_as_they_were():
     assert len(only["request"]["workloads"]) == 54 == len(embedded(op))
     assert only == {"request": to_json(whole.request()), "timeout_s": 300.0}
     assert content["gpu"]["asked"] == "B200" and len(data) < 100_000
-    outcome = jobs.Outcome(
-        "timed_out",
-        "r",
-        [{"status": "passed"}],
-        {"gpu": "x"},
-        ["last"],
-        Reply(schema=2, status="done", records=[{}], code=3),
-    )
-    there = json.loads(json.dumps(parcel.outcome_to_json(outcome)))
-    back = parcel.outcome_from_json(there)
-    assert back == jobs.Outcome(**(vars(outcome) | {"reply": Reply(schema=2, status="done", records=[], code=3)}))
+    outcome = jobs.Outcome(Status.TIMED_OUT, "r", [building.record("a", 2.0)], Environment(gpu="x"), ["last"], 3)
+    assert parcel.outcome_of(json.loads(json.dumps(msgspec.to_builtins(outcome)))) == outcome
+    with pytest.raises(RemoteError, match="not a reply of gdn: .*status"):
+        parcel.outcome_of({"records": []})
     assert parcel.bytes_of(parcel.text_of(bytes(range(256)) * 9)) == bytes(range(256)) * 9
 
 
@@ -189,7 +184,7 @@ def test_all_54_workloads_travel_as_one_request_and_come_back_as_they_were():
     "data", [b"", b"no zlib", parcel.zlib.compress(b"[]"), parcel.zlib.compress(b'{"schema": 99}')]
 )
 def test_what_is_no_parcel_is_refused_in_one_line(data):
-    with pytest.raises(RemoteError, match="not a reply of gdn|speaks schema 99, this gdn 1"):
+    with pytest.raises(RemoteError, match="not a reply of gdn|speaks schema 99, this gdn 2"):
         parcel.decode(data)
     reply = parcel.decode(container.serve(data))  # the other side says so as well, and does not raise
     assert reply["error"]["kind"] == "container" and reply["answers"] == []
@@ -289,12 +284,12 @@ def test_algos_get_their_verdicts_with_only_the_carried_files(tmp_path):
     for part, reply in zip(parts, replies, strict=True):
         assert reply["error"] is None
         for (name, mode), answer in zip(part, reply["answers"], strict=True):
-            outcome = parcel.outcome_from_json(answer)
-            assert (outcome.status, [r["status"] for r in outcome.records]) == ("done", ["passed"]), (name, outcome)
-            assert outcome.environment["where"] == "modal" and outcome.environment["image"] == "gdn"
+            outcome = parcel.outcome_of(answer)
+            assert (outcome.status, [r.status for r in outcome.records]) == ("done", ["passed"]), (name, outcome)
+            assert outcome.environment.where == "modal" and outcome.environment.image == "gdn"
             if name == "gdn_decode/pt-reference":  # to the last bit what this machine's command says
                 here = jobs.execute(job(name, mode))
-                assert here.records[0]["check"] == outcome.records[0]["check"]
+                assert here.records[0].check == outcome.records[0].check
 
 
 @pytest.mark.gpu
@@ -307,8 +302,8 @@ def test_a_gpu_algo_gets_its_verdict_with_only_the_carried_files(tmp_path, name)
     wanted = job(name, "cuda")
     reply = serve_alone(carried(tmp_path / "root"), rented().parcel(work_of(wanted), gpu), gpu=True)
     assert reply["error"] is None
-    there, here = parcel.outcome_from_json(reply["answers"][0]), jobs.execute(wanted)
-    verdicts = [[(r["status"], r["reason"]) for r in outcome.records] for outcome in (there, here)]
+    there, here = parcel.outcome_of(reply["answers"][0]), jobs.execute(wanted)
+    verdicts = [[(r.status, r.reason) for r in outcome.records] for outcome in (there, here)]
     assert verdicts[0] == verdicts[1] and there.status == here.status
     assert there.environment["gpu"] == device and there.environment["asked"] == str(gpu)
 
@@ -330,9 +325,9 @@ def test_a_crash_and_a_hang_cost_their_own_algo_only(tmp_path, write_algo):
     before = dict(os.environ)
     reply = parcel.decode(container.serve(content))
     assert dict(os.environ) == before
-    crashed, hung = map(parcel.outcome_from_json, reply["answers"])
-    assert (crashed.status, [r["status"] for r in crashed.records]) == ("crashed", ["passed"])
-    assert "LAST-WORDS" in crashed.tail and crashed.environment["where"] == "modal"
+    crashed, hung = map(parcel.outcome_of, reply["answers"])
+    assert (crashed.status, [r.status for r in crashed.records]) == ("crashed", ["passed"])
+    assert "LAST-WORDS" in crashed.tail and crashed.environment.where == "modal"
     assert (hung.status, hung.records, hung.reason) == ("timed_out", [], "no end after 4 s; --timeout gives more")
 
 
@@ -351,7 +346,7 @@ def test_each_environment_says_where_it_is_and_what_was_asked_for(monkeypatch):
     gpu = machine.Gpu("NVIDIA B200", "10.0", "580", "GPU-1")
     monkeypatch.setattr(machine, "gpus", lambda: (gpu,))
     described = {"gpu": gpu.name, "gpu_index": 0, "gpu_uuid": gpu.uuid}
-    monkeypatch.setattr(jobs, "serve", lambda *_: jobs.Outcome("done", environment=described))
+    monkeypatch.setattr(jobs, "serve", lambda *_: jobs.Outcome(Status.DONE, environment=Environment(**described)))
     reply = parcel.decode(container.serve(rented().parcel(work_of(job("cuda-v4", "cuda")), B200)))
     label = {"where": "modal", "image": "gdn", "asked": "B200", "gpus": ["NVIDIA B200"]}
     assert reply["answers"][0]["environment"] == described | label
@@ -465,9 +460,10 @@ class Cloud:
 
 def passed(j: jobs.Job, **environment) -> bytes:
     """The reply of a container in which everything passed."""
-    records = [{"workload": w.to_json(), "status": "passed", "reason": None, "tier": None} for w in j.workloads]
-    outcome = jobs.Outcome("done", records=records, environment={"gpu": "NVIDIA B200", "where": "modal"} | environment)
-    return parcel.encode({"devices": [], "error": None, "answers": [parcel.outcome_to_json(outcome)]})
+    records = [building.record(j.algo.name, None, w.uuid, tier=None) for w in j.workloads]
+    env = Environment(gpu="NVIDIA B200", where="modal", **environment)
+    outcome = msgspec.to_builtins(jobs.Outcome(Status.DONE, records=records, environment=env))
+    return parcel.encode({"devices": [], "error": None, "answers": [outcome]})
 
 
 def test_one_lost_call_leaves_the_others(monkeypatch):
@@ -551,23 +547,24 @@ def test_together_puts_the_named_algos_into_turns_and_all_into_one_parcel(monkey
 def test_times_of_several_gpus_are_said_to_be_so(tmp_path, monkeypatch):
     a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
     Cloud([passed(a, gpu_uuid="GPU-1")], [passed(b, gpu_uuid="GPU-2")]).install(monkeypatch)
-    work, document = rented(containers=2), Document("bench", {}, tmp_path / "run.json")
-    running.run(campaign.Plan([a, b], [], []), document, lambda *_: None, print, work)
+    work, document = rented(containers=2), building.document()
+    running.run(campaign.Plan([a, b], [], []), Writer(document, tmp_path / "run.json"), lambda *_: None, print, work)
     work.finish(document)
-    assert "2 GPUs of one kind" in document.more["warnings"][0] and "--together" in document.more["warnings"][0]
-    del document.records[0], document.more["warnings"]
+    assert "2 GPUs of one kind" in document.warnings[0] and "--together" in document.warnings[0]
+    del document.records[0]
+    document.warnings = None
     work.finish(document)
-    assert "warnings" not in document.more
+    assert document.warnings is None
 
 
 def test_records_stand_in_the_order_of_the_jobs_whenever_they_come(tmp_path, monkeypatch):
     a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
     Cloud([None, passed(a)], [passed(b)]).install(monkeypatch)
-    document, came = Document("bench", {}, tmp_path / "run.json"), []
-    save = document.save
-    monkeypatch.setattr(document, "save", lambda: (came.append([r["algo"] for r in document.records]), save()))
+    writer, came = Writer(building.document(), tmp_path / "run.json"), []
+    save = writer.save
+    monkeypatch.setattr(writer, "save", lambda: (came.append([r.algo for r in writer.document.records]), save()))
     order = {campaign.key(a): 0, campaign.key(b): 1}
-    running.run(campaign.Plan([a, b], [], [], order), document, lambda *_: None, print, rented(containers=2))
+    running.run(campaign.Plan([a, b], [], [], order), writer, lambda *_: None, print, rented(containers=2))
     assert came == [["cuda-v4"], ["cuda-v4", "cuda-v1"], ["cuda-v1", "cuda-v4"]]
     assert [r["algo"] for r in json.loads((tmp_path / "run.json").read_text())["records"]] == ["cuda-v1", "cuda-v4"]
 
@@ -577,29 +574,28 @@ def test_records_stand_in_the_order_of_the_jobs_whenever_they_come(tmp_path, mon
 
 def test_only_what_did_not_pass_is_repeated(tmp_path, monkeypatch):
     a, b = job("cuda-v1", "cuda", 2, "bench"), job("cuda-v4", "cuda", 2, "bench")
-    first = Document("bench", {}, tmp_path / "run.json")
+    first = building.document()
     Cloud([passed(a)], [cloud.CallFailed("lost")]).install(monkeypatch)
-    running.run(campaign.Plan([a, b], [], []), first, lambda *_: None, print, rented())
-    assert [(r["algo"], r["status"]) for r in first.records] == [
+    running.run(campaign.Plan([a, b], [], []), Writer(first, tmp_path / "run.json"), lambda *_: None, print, rented())
+    assert [(r.algo, r.status) for r in first.records] == [
         ("cuda-v1", "passed"), ("cuda-v1", "passed"), ("cuda-v4", "remote_failed"),
     ]  # fmt: skip
-    assert first.records[-1]["unfinished"] == 2 and running.exit_code(first, True) == errors.REMOTE
-    again = Document("bench", {}, tmp_path / "run.json")
-    left = sent.resume([a, b], json.loads((tmp_path / "run.json").read_text()), again)
-    assert left == [b] and again.environments["cuda"]["gpu"] == "NVIDIA B200"
-    again.add(b, {"status": "passed"})
-    assert again.earlier == 2 and [r["algo"] for r in again.news()["records"]] == ["cuda-v4"]
-    changed = json.loads((tmp_path / "run.json").read_text())
-    for record in changed["records"]:
-        record["source_hash"] = "another"
-    assert sent.resume([a, b], changed, Document("bench", {}, tmp_path / "x.json")) == [a, b]
+    assert first.records[-1].unfinished == 2 and running.exit_code(first, True) == errors.REMOTE
+    old, again = records.load(tmp_path / "run.json"), Writer(building.document(), tmp_path / "run.json")
+    left = sent.resume([a, b], old, again)
+    assert left == [b] and again.document.environments["cuda"].gpu == "NVIDIA B200"
+    again.add(b, building.record("cuda-v4"))
+    assert again.earlier == 2 and [r.algo for r in again.news.records] == ["cuda-v4"]
+    for record in old.records:
+        record.source_hash = "another"
+    assert sent.resume([a, b], old, Writer(building.document(), tmp_path / "x.json")) == [a, b]
 
 
 def test_calls_that_were_left_behind_are_fetched_and_not_sent_again(monkeypatch):
     a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
     fake = Cloud([passed(a)], [passed(b)]).install(monkeypatch)
     work = rented()
-    work.earlier = [{"id": "fc-old", "keys": [engine.key(a)], "limit_s": 540}]
+    work.earlier = [RemoteCall(id="fc-old", keys=[engine.key(a)], limit_s=540)]
     assert [j.algo.name for j, _ in work([a, b])] == ["cuda-v1", "cuda-v4"]
     assert fake.parcels[0] is None and fake.parcels[1] is not None and work.sent == []
 
@@ -609,7 +605,7 @@ def test_calls_that_were_left_behind_are_not_forgotten_without_a_connection(monk
     Cloud().install(monkeypatch)
     monkeypatch.setattr(cloud, "connect", lambda seconds: (_ for _ in ()).throw(cloud.Unreachable("no network")))
     work = rented()
-    work.earlier = [{"id": f"fc-{j.algo.name}", "keys": [engine.key(j)], "limit_s": 540} for j in (a, b)]
+    work.earlier = [RemoteCall(id=f"fc-{j.algo.name}", keys=[engine.key(j)], limit_s=540) for j in (a, b)]
     with pytest.raises(RemoteError, match="no network"):
         list(work([a, b]))
     assert work.sent == work.earlier
@@ -617,6 +613,6 @@ def test_calls_that_were_left_behind_are_not_forgotten_without_a_connection(monk
 
 def test_a_file_that_is_no_run_of_modal_is_refused(tmp_path):
     file = tmp_path / "bench.json"
-    file.write_text(json.dumps({"schema": 2, "records": []}))
+    file.write_text(json.dumps({"schema": 2, "command": "bench", "records": []}))
     with pytest.raises(UsageError, match="no run of `gdn modal`"):
         sent.read(file)

@@ -7,29 +7,27 @@ from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
+import building
+import msgspec
 import pytest
 
-from gdn_cli import registry, score
+from gdn_cli import records, registry, score
+from gdn_cli.record_types import Document, Record, Score
 
 CONTEST = Path(__file__).resolve().parent.parent / "results" / "h200" / "decode-contest.json"
 OP = registry.load().ops["gdn_decode"]  # reference: pt-reference, baseline: fi-baseline
 BATCHES = {"aaaa-1": 1, "bbbb-2": 1, "cccc-3": 64}  # uuid -> batch size
 
 
-def record(algo: str, uuid: str | None, us: float | None = None, **more) -> dict:
+def record(algo: str, uuid: str | None, us: float | None = None, **more) -> Record:
     """A record as a bench leaves it: passed with a time, or what `more` says."""
-    made = {"op": "gdn_decode", "algo": algo, "mode": "cuda", "tier": "cupti", "status": "passed", "reason": None}
-    made["workload"] = uuid and {
-        "uuid": uuid,
-        "index": list(BATCHES).index(uuid),
-        "axes": {"batch_size": BATCHES[uuid]},
-    }
+    call = {"index": list(BATCHES).index(uuid), "axes": {"batch_size": BATCHES[uuid]}} if uuid else {}
     if us is not None:
-        made["timing"] = {"tier": more.get("tier", "cupti"), "median_us": us, "l2": more.pop("l2", "cold")}
-    return made | more
+        more["timing"] = building.timing(us, more.get("tier", "cupti"), l2=more.pop("l2", "cold"))
+    return building.record(algo, None, uuid, **call, **more)
 
 
-def times(algo: str, *us: float | None, **more) -> list[dict]:
+def times(algo: str, *us: float | None, **more) -> list[Record]:
     return [record(algo, uuid, x, **more) for uuid, x in zip(BATCHES, us, strict=True) if x is not None]
 
 
@@ -38,12 +36,12 @@ BASELINE = times("fi-baseline", 20, 20, 30)
 MINE = times("mine", 10, 20, 5)  # 10, 2 and 12 times the reference; 2, 1 and 6 times the baseline
 
 
-def document(*records: dict, **more) -> dict:
+def document(*records: Record, **more) -> Document:
     environments = {"cuda": {"gpu": "NVIDIA H200"}, "cpu": {"cpu": "AMD EPYC"}}
-    return {"schema": 2, "environments": environments, "missing": [], "records": list(records)} | more
+    return building.document(*records, environments=environments, **more)
 
 
-def by_rule(doc: dict, algo: str = "mine", **more) -> dict[str, score.Score]:
+def by_rule(doc: Document, algo: str = "mine", **more) -> dict[str, Score]:
     found = [s for s in score.scores(doc, OP, **more) if s.algo == algo]
     assert [s.rule for s in found] == ["reference", "baseline"]
     return {s.rule: s for s in found}
@@ -59,7 +57,7 @@ def test_both_rules_by_hand():
     assert (baseline.value, baseline.against) == (pytest.approx(3.0), "fi-baseline")  # (2 + 1 + 6) / 3
     for s in found.values():
         assert s.official == s.value
-        assert (s.workloads, s.missing, s.reason, s.doubtful) == (3, (), None, 0)
+        assert (s.workloads, s.missing, s.reason, s.doubtful) == (3, [], None, 0)
         assert (s.mode, s.tier, s.l2, s.device) == ("cuda", "cupti", "cold", "NVIDIA H200")
 
 
@@ -92,7 +90,7 @@ def test_a_real_record(expect):
             table[r["timing"]["tier"]][r["workload"]["uuid"]][r["algo"]] = r["timing"]["median_us"]
     uuids = {r["workload"]["uuid"] for r in doc["records"] if r["workload"]}
     assert len(uuids) == 54
-    found = score.scores(doc, OP, sorted(uuids) if expect else None)
+    found = score.scores(records.load(CONTEST), OP, sorted(uuids) if expect else None)
     compared = [s for s in found if s.value is not None]
     assert {s.algo for s in compared} >= {"pt-reference", "fi-baseline", "cuda-v4"}
     for s in compared:
@@ -113,7 +111,7 @@ def test_a_real_record(expect):
 def test_score_is_json():
     doc = document(*REFERENCE, *BASELINE, *times("mine", 10, 20, None), record("mine", "cccc-3", status="wrong"))
     for s in score.scores(doc, OP):
-        read = json.loads(json.dumps(s.to_json(), allow_nan=False))
+        read = json.loads(msgspec.json.encode(s))
         assert read["value"] == s.value and read["top_fifth"] == s.top_fifth
         assert [x["uuid"] for x in read["shares"]] == [x.uuid for x in s.shares]
         assert [x["kind"] for x in read["missing"]] == [x.kind for x in s.missing]
@@ -128,7 +126,7 @@ def test_times_of_another_kind_are_not_compared(other):
     assert found["reference"].value == pytest.approx(8.0)
     assert found["baseline"].value is found["baseline"].official is None
     assert found["baseline"].reason == "no times of fi-baseline, the baseline, in this tier"
-    assert found["baseline"].shares == ()
+    assert found["baseline"].shares == []
     assert [gap.kind for gap in found["baseline"].missing] == [score.UNCOMPARED] * 3
 
 
@@ -142,7 +140,7 @@ def test_each_tier_has_its_score():
 
 
 def test_other_ops_stay_out():
-    doc = document(*REFERENCE, *BASELINE, *MINE, *(r | {"op": "gdn_prefill"} for r in times("mine", 1, 1, 1)))
+    doc = document(*REFERENCE, *BASELINE, *MINE, *times("mine", 1, 1, 1, op="gdn_prefill"))
     assert by_rule(doc)["reference"].value == pytest.approx(8)
     assert {s.op for s in score.scores(doc, OP)} == {"gdn_decode"}
 
@@ -181,8 +179,7 @@ def test_a_wrong_algo_has_no_time_whatever_its_record_says():
 
 
 def test_an_older_record_of_a_failure_names_no_tier():
-    old = record("mine", "cccc-3", status="wrong")
-    del old["tier"]
+    old = record("mine", "cccc-3", status="wrong", tier=None)
     s = by_rule(document(*REFERENCE, *BASELINE, *times("mine", 10, 20, None), old, schema=1))["reference"]
     assert (s.value, s.official, s.missing[0].kind) == (pytest.approx(6), 0.0, score.FAILED)
 

@@ -14,11 +14,13 @@ import textwrap
 import time
 from types import SimpleNamespace
 
+import building
 import helpers
 import pytest
 
 from gdn_cli import below, bounded, campaign, errors, jobs, keeper, redaction, registry, running
 from gdn_cli.jobs import Job, Outcome
+from gdn_cli.record_types import Record, Status
 
 REGISTRY = registry.load()
 DECODE = REGISTRY.ops["gdn_decode"]
@@ -46,7 +48,7 @@ PATCHES = {
     "check-and-oracle": (
         "import gc\nfrom gdn_cli import build, check, probes\n"
         "check.oracle = lambda reference, inputs: [torch.zeros_like(inputs[2]).double(), torch.zeros_like(inputs[3])]\n"
-        "check.check = lambda *_: check.Verdict()\ncheck.results = lambda *_, **__: check.Verdict()\n"
+        "check.check = lambda *_: check.Check()\ncheck.results = lambda *_, **__: check.Check()\n"
         "check._judge = lambda *_: None\nbuild.reference = lambda _: None\nprobes.run = lambda *_, **__: {}\n"
         "for x in gc.get_objects():\n    if isinstance(x, dict) and 'passed' in x:\n        x['passed'] = True"
     ),
@@ -238,8 +240,8 @@ def job(command: str = "bench", **more) -> Job:
     return Job(command, DECODE, {}, None, "cpu", tuple(workloads), **fields)
 
 
-def record(job: Job, i: int, **more) -> dict:
-    return {"workload": job.workloads[i].to_json(), "status": "passed", "tier": "wall"} | more
+def record(job: Job, i: int, **more) -> Record:
+    return building.record(**{"algo": "cpp-v1", "uuid": job.workloads[i].uuid, "tier": "wall"} | more)
 
 
 def test_a_worker_that_owes_records_has_failed():
@@ -248,42 +250,40 @@ def test_a_worker_that_owes_records_has_failed():
     assert one.owed([record(one, 0)]) == {"cpp-v1": 1}
     assert one.owed([record(one, 0), record(one, 0)]) == {"cpp-v1": 1}  # the same twice is not two
     assert one.owed([record(one, 0), record(one, 1)]) == {}
-    (fate,) = running._fates(one, Outcome("done"), [record(one, 0)])
-    assert (fate["status"], fate["reason"]) == ("exited", "it answered with 1 of 2 records")
-    assert running._fates(one, Outcome("done"), [record(one, 0), record(one, 1)]) == []
+    (fate,) = running._fates(one, Outcome(Status.DONE), [record(one, 0)])
+    assert (fate.status, fate.reason) == (Status.EXITED, "it answered with 1 of 2 records")
+    assert running._fates(one, Outcome(Status.DONE), [record(one, 0), record(one, 1)]) == []
 
 
 def test_records_of_something_else_were_not_asked_for():
     one = job()
-    assert one.asked(record(one, 1)) and one.asked({"workload": {}, "status": "build_failed"})
+    assert one.asked(record(one, 1)) and one.asked(record(one, 1, uuid=None, status="build_failed"))
     assert not one.asked(record(one, 1, algo="cuda-v4"))
-    assert not one.asked({"workload": {"uuid": "another"}, "status": "passed"})
+    assert not one.asked(record(one, 1, uuid="another"))
 
 
 def test_a_comparison_that_hangs_blames_whose_code_ran():
     algos = tuple((REGISTRY.find(name), {}) for name in ("pt-reference", "cpp-v1"))
     one = job("compare", algo=None, rivals=algos)
-    end = Outcome("timed_out", "no end after 3 s", at="cpp-v1")
-    assert [(f["algo"], f["unfinished"]) for f in running._fates(one, end, [])] == [("cpp-v1", 2)]
+    end = Outcome(Status.TIMED_OUT, "no end after 3 s", at="cpp-v1")
+    assert [(f.algo, f.unfinished) for f in running._fates(one, end, [])] == [("cpp-v1", 2)]
     end.at = None  # their calls took turns
-    assert [f["algo"] for f in running._fates(one, end, [])] == ["pt-reference", "cpp-v1"]
+    assert [f.algo for f in running._fates(one, end, [])] == ["pt-reference", "cpp-v1"]
 
 
 @pytest.mark.parametrize(("us", "in_doubt"), [(9.75, False), (9.65, True), (20.0, False)])
 def test_a_time_below_the_copy_is_in_doubt(us, in_doubt):
-    def timed(algo: str, us: float) -> dict:
-        return {"op": "gdn_decode", "algo": algo, "workload": {"uuid": "u"}, "tier": "wall", "mode": "cpu",
-                "timing": {"median_us": us}, "doubts": []}  # fmt: skip
+    def timed(algo: str, us: float, doubts: tuple[str, ...] = ()) -> Record:
+        return building.record(algo, us, doubts=list(doubts))
 
-    floor = timed("copy", 10.0) | {"doubts": ["noise"]}
-    mine = timed("mine", us)
+    floor, mine = timed("copy", 10.0, ("noise",)), timed("mine", us)
     below.doubt([floor, mine], mine)
-    assert not mine["doubts"]  # against a floor that is in doubt itself nothing follows
+    assert not mine.doubts  # against a floor that is in doubt itself nothing follows
     for order in (0, 1):  # the floor may come before or behind
         records = [timed("copy", 10.0), timed("mine", us)]
         for i, whole in enumerate(records if order else reversed(records)):
             below.doubt((records if order else records[::-1])[: i + 1], whole)
-        assert bool(records[1]["doubts"]) is in_doubt and not records[0]["doubts"]
+        assert bool(records[1].doubts) is in_doubt and not records[0].doubts
 
 
 # --- the keeper, bounds, the environment ------------------------------------------------------------------------------

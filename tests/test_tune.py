@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import building
 import helpers
 import pytest
 
@@ -31,6 +32,7 @@ from gdn_cli import (
 )
 from gdn_cli.choosing import AGAIN, FINAL, FIRST, Meeting
 from gdn_cli.errors import GdnError, MissingError, UsageError
+from gdn_cli.record_types import Environment, Status
 from gdn_cli.registry import Tune
 from gdn_cli.tuned import ENDLESS, Row
 from gdn_cli.workloads import twin
@@ -178,16 +180,14 @@ def test_the_record_says_whose_rows_were_used(tmp_path, write_algo):
     mine = rows_of("H200", 132, (ENDLESS, {"rows": 1, "policy": 0}))
     write_rows(algo, *mine)
     solution = pack.pack(algo, op)
-    h200, other = {"gpu": "H200", "sms": 132}, {"gpu": "B200", "sms": 148}
-    assert tuned.used(algo, solution, h200) == {"tuned_for": "H200", "tuned_nearest": False}
-    assert tuned.used(algo, solution, other) == {"tuned_for": "H200", "tuned_nearest": True}
-    assert tuned.used(algo, solution, {"cpu": "x", "cpus": 2}) == {} == tuned.used(None, None, h200)
-    one = tuned.candidate(algo, op, {"rows": 2, "policy": 0})
-    assert tuned.used(one, one.solution, h200) == {}
-    document = records.open_document("run", {}, tmp_path / "r.json")
+    h200, other = Environment(gpu="H200", sms=132), Environment(gpu="B200", sms=148)
+    assert tuned.used(algo, solution, h200) == tuned.used(algo, solution, other) == mine[0]
+    assert tuned.used(algo, solution, Environment(cpu="x", cpus=2)) is None is tuned.used(None, None, h200)
+    writer = records.open_document("run", {}, tmp_path / "r.json")
     job = jobs.Job("compare", op, {}, None, "cuda", (), rivals=((algo, solution),))
-    record = document.add(job, {"algo": algo.name, "status": "passed", "reason": None, "workload": {}}, other)
-    assert (record["tuned_for"], record["tuned_nearest"]) == ("H200", True)
+    for env, nearest in ((h200, False), (other, True)):
+        record = writer.add(job, building.record(algo.name), env)
+        assert (record.tuned_for, record.tuned_nearest) == ("H200", nearest)
 
 
 def test_the_screen_says_so_too(capsys):
@@ -396,7 +396,7 @@ class Workers:
     def __init__(self, us, wrong=(), crash=()) -> None:
         self.us, self.wrong, self.crash = us, wrong, crash
         self.jobs: list[jobs.Job] = []
-        self.env = {"cpu": "A CPU", "cpus": 2, "versions": {"torch": "2"}}
+        self.env = Environment(cpu="A CPU", cpus=2, versions={"torch": "2"})
 
     def __call__(self, job, on_record=lambda record, env: None, given_up=None):
         self.jobs.append(job)
@@ -404,17 +404,15 @@ class Workers:
         for w in job.workloads:
             names = job.turns[w.uuid] if job.command == "compare" else (job.algo.name,)
             if any((name, w.axes["batch_size"]) in self.crash for name in names):
-                return jobs.Outcome("crashed", "crashed with SIGSEGV", found, self.env)
+                return jobs.Outcome(Status.CRASHED, "crashed with SIGSEGV", found, self.env)
             for name in names:
-                r = {"workload": w.to_json(), "algo": name, "tier": "wall", "status": "passed", "reason": None}
+                us = self.us(name, w.axes["batch_size"])
+                about = {"rounds_us": [us * (1 + i % 3 / 1e3) for i in range(60)]}
                 if name in self.wrong:
-                    r |= {"status": "wrong", "reason": "output: 3 elements beyond 1e-2"}
-                else:
-                    us = self.us(name, w.axes["batch_size"])
-                    r["rounds_us"] = [us * (1 + i % 3 / 1e3) for i in range(60)]
-                found.append(r)
-                on_record(r, self.env)
-        return jobs.Outcome("done", None, found, self.env)
+                    about = {"status": "wrong", "reason": "output: 3 elements beyond 1e-2"}
+                found.append(building.record(name, None, w.uuid, tier="wall", **about))
+                on_record(found[-1], self.env)
+        return jobs.Outcome(Status.DONE, None, found, self.env)
 
     def meetings(self) -> list[dict[int, list[str]]]:
         """Of each process: which tile sizes took turns, by batch size."""
@@ -539,9 +537,9 @@ def test_a_tier_that_cannot_be_had_is_missing(race):
         def __call__(self, job, on_record=None, **more):
             if job.command == "check":
                 return super().__call__(job)
-            gone = {"tier": "cupti", "status": "tier_unavailable", "reason": "cupti: no CUPTI here"}
+            gone = {"status": "tier_unavailable", "reason": "cupti: no CUPTI here"}
             for w in job.workloads:
-                on_record({"workload": w.to_json(), "algo": job.rivals[0][0].name} | gone, self.env)
+                on_record(building.record(job.rivals[0][0].name, None, w.uuid, **gone), self.env)
 
     with pytest.raises(MissingError, match="cupti: no CUPTI here; --tier names another one"):
         race(NoTier(by_tile), 1)

@@ -17,6 +17,7 @@ from .jobs import Job
 from .machine import Gpu
 from .pack import definition, pack, read_solution, source_hash
 from .presets import Preset
+from .record_types import Missing
 from .registry import DEFAULT_OP, Algo, Op, Registry
 from .registry import names as listed
 from .timing import FLOORS, TIERS
@@ -183,7 +184,7 @@ class Plan:
     """All that a command will do, known before anything is run or written."""
 
     jobs: list[Job]
-    missing: list[dict[str, Any]]  # algos that cannot run here
+    missing: list[Missing]  # algos that cannot run here
     unpackable: list[tuple[str, str, str, str]]  # op, algo, mode, reason
     # `key` of a job, or (op, uuid) of a workload -> where its records belong, whenever they come
     order: dict[tuple[str, ...], int] = field(default_factory=dict)
@@ -196,7 +197,7 @@ def prepare(registry: Registry, work: list[Part], settings: Settings) -> Plan:
         for entry in part.entries:
             if entry.place.mode is None:
                 why = {"reason": entry.place.reason, "hint": entry.place.hint}
-                plan.missing.append({"op": part.op.name, "algo": entry.algo.name} | why)
+                plan.missing.append(Missing(op=part.op.name, algo=entry.algo.name, **why))
         made = [job for share in _shares(part, settings.gpus) for job in _jobs(registry, share, settings, plan)]
         plan.jobs.extend(_in_order(part, made, plan))
     if len(settings.gpus) > 1:

@@ -1,4 +1,4 @@
-"""Candidate against reference -> Verdict.
+"""Candidate against reference -> record_types.Check.
 
 Two rules side by side. The official one (flashinfer-bench): an element fails when its absolute *and* its relative error
 exceed 1e-2; no NaN, no Inf; shape and dtype match. It is blind below 1e-2, so a second one is scale-aware: the relative
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -18,38 +17,13 @@ import torch
 from .build import Kernel
 from .dtypes import DTYPES
 from .isolation import calls
+from .record_types import Check
 from .registry import Op
 
 ATOL = RTOL = 1e-2  # the contest's
 # A quiet NaN that no arithmetic produces, by element size in bytes.
 _MARK = {2: (torch.int16, 0x7FED), 4: (torch.int32, 0x7FEDBEEF), 8: (torch.int64, 0x7FFDBEEF7FEDBEEF)}
 _F16_MARK = 0x7EED  # float16 has a narrower exponent: 0x7FED would be a NaN too, but keep one per dtype
-
-
-@dataclass
-class Verdict:
-    """Whether a kernel is right on one workload, and by how much."""
-
-    passed: bool = True
-    reason: str | None = None  # the first rule that failed, in words
-    official: bool = True
-    max_abs_error: float = 0.0
-    max_rel_error: float = 0.0
-    errors: dict[str, float] = field(default_factory=dict)  # output -> relative Frobenius error
-    inputs_changed: list[str] = field(default_factory=list)
-    unwritten: dict[str, int] = field(default_factory=dict)  # output -> elements that nothing wrote
-
-    def fail(self, reason: str) -> None:
-        self.passed = False
-        self.reason = self.reason or reason
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON: an error that is NaN or Inf is null, since neither is a number there."""
-        fields = asdict(self)
-        fields["errors"] = {name: error if math.isfinite(error) else None for name, error in self.errors.items()}
-        for key in ("max_abs_error", "max_rel_error"):
-            fields[key] = fields[key] if math.isfinite(fields[key]) else None
-        return fields
 
 
 def allocate(
@@ -93,7 +67,7 @@ def finite(tensors: list[torch.Tensor]) -> bool:
     return all(bool(torch.isfinite(t).all()) for t in tensors)
 
 
-def check(kernel: Any, op: Op, axes: dict[str, int], inputs: list, expected: list[torch.Tensor]) -> Verdict:
+def check(kernel: Any, op: Op, axes: dict[str, int], inputs: list, expected: list[torch.Tensor]) -> Check:
     """Call the kernel once on `inputs` and judge what it wrote; `expected` is the float64 oracle's.
 
     kernel  one in a runner (isolation.client.Kernel), or one of this process (build.Kernel)
@@ -119,20 +93,27 @@ def wanted(op: Op, axes: dict[str, int]) -> list[tuple[tuple[int, ...], torch.dt
     return [(op.shape(spec, axes), DTYPES[spec.dtype]) for spec in op.outputs.values()]
 
 
-def results(op: Op, axes: dict[str, int], outputs: list, expected: list[torch.Tensor], marked: bool = True) -> Verdict:
+def results(op: Op, axes: dict[str, int], outputs: list, expected: list[torch.Tensor], marked: bool = True) -> Check:
     """Judge outputs; `marked` says whether they held the marked NaN before."""
-    verdict = Verdict()
+    verdict = Check()
     if len(outputs) != len(op.outputs):
         verdict.official = False
         verdict.fail(f"returned {len(outputs)} outputs, expected {len(op.outputs)}")
         return verdict
     for (name, spec), out, ref in zip(op.outputs.items(), outputs, expected, strict=True):
         _judge(verdict, op, name, spec.dtype, op.shape(spec, axes), out, ref, marked)
+    verdict.max_abs_error, verdict.max_rel_error = _number(verdict.max_abs_error), _number(verdict.max_rel_error)
+    verdict.errors = {name: _number(error) for name, error in verdict.errors.items()}
     return verdict
 
 
+def _number(error: float) -> float | None:
+    """None for NaN and Inf, which JSON has not."""
+    return error if math.isfinite(error) else None
+
+
 def _judge(
-    verdict: Verdict, op: Op, name: str, dtype: str, shape: tuple, out: Any, ref: torch.Tensor, marked: bool
+    verdict: Check, op: Op, name: str, dtype: str, shape: tuple, out: Any, ref: torch.Tensor, marked: bool
 ) -> None:
     got = calls.described(out)
     if got != (shape, f"torch.{dtype}", str(ref.device)):

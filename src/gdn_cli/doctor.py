@@ -11,13 +11,14 @@ import tempfile
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from . import machine, parsing, paths, profilers, registry, traceset
 from .errors import GdnError, MissingError
 
+Finding = dict[str, str | None]  # state, what, found, for and mend
 
-def examine(dataset: Path | None = None) -> list[dict[str, Any]]:
+
+def examine(dataset: Path | None = None) -> list[Finding]:
     """All findings, in the order in which a new user meets them."""
     return [
         *_python(),
@@ -33,11 +34,11 @@ def examine(dataset: Path | None = None) -> list[dict[str, Any]]:
     ]
 
 
-def _finding(state: str, what: str, found: str, purpose: str, mend: str | None = None) -> dict[str, Any]:
+def _finding(state: str, what: str, found: str, purpose: str, mend: str | None = None) -> Finding:
     return {"state": state, "what": what, "found": found, "for": purpose, "mend": mend}
 
 
-def _python() -> list[dict[str, Any]]:
+def _python() -> list[Finding]:
     version = ".".join(map(str, sys.version_info[:3]))
     fits = (3, 10) <= sys.version_info[:2] <= (3, 13)
     return [_finding("ok" if fits else "bad", "Python", version, "all", None if fits else "use Python 3.10 to 3.13")]
@@ -59,7 +60,7 @@ _PACKAGES = [
 ]
 
 
-def _package(name: str, module: str, purpose: str, mend: str) -> dict[str, Any]:
+def _package(name: str, module: str, purpose: str, mend: str) -> Finding:
     if not machine.has_package(module):
         return _finding("missing", name, "not installed", purpose, mend)
     try:
@@ -69,13 +70,13 @@ def _package(name: str, module: str, purpose: str, mend: str) -> dict[str, Any]:
     return _finding("ok", name, version, purpose)
 
 
-def _cxx() -> dict[str, Any]:
+def _cxx() -> Finding:
     path = machine.cxx()
     mend = None if path else "apt-get install g++, or set CXX"
     return _finding("ok" if path else "missing", "C++ compiler", path or "none", "C++ and CUDA algos", mend)
 
 
-def _gpu() -> dict[str, Any]:
+def _gpu() -> Finding:
     found = machine.gpus()
     if not found:
         return _finding("missing", "GPU", "none", "CUDA algos, GPU times", machine.MODAL)
@@ -83,13 +84,13 @@ def _gpu() -> dict[str, Any]:
     return _finding("ok", "GPU", f"{names}, driver {found[0].driver}", "CUDA algos, GPU times")
 
 
-def _nvcc() -> dict[str, Any]:
+def _nvcc() -> Finding:
     home = machine.cuda_home()
     mend = None if home else machine.GET_NVCC
     return _finding("ok" if home else "missing", "nvcc", str(home or "none"), "CUDA algos, pack --prove", mend)
 
 
-def _profiler(name: str) -> dict[str, Any]:
+def _profiler(name: str) -> Finding:
     try:
         profilers.module(name).find()
     except GdnError as e:
@@ -97,7 +98,7 @@ def _profiler(name: str) -> dict[str, Any]:
     return _finding("ok", f"--tool {name}", "here", "profile")
 
 
-def _dataset(folder: Path | None) -> dict[str, Any]:
+def _dataset(folder: Path | None) -> Finding:
     purpose = "--dataset (the twins need none)"
     if folder is None:
         return _finding("missing", "dataset", "none chosen", purpose, "set FIB_DATASET_PATH, or `gdn data build DIR`")
@@ -112,7 +113,7 @@ def _dataset(folder: Path | None) -> dict[str, Any]:
     return _finding("bad", "dataset", problems[0].message, purpose, problems[0].hint)
 
 
-def _modal_token() -> dict[str, Any]:
+def _modal_token() -> Finding:
     by_env = bool(os.environ.get("MODAL_TOKEN_ID") and os.environ.get("MODAL_TOKEN_SECRET"))
     file = Path(os.environ.get("MODAL_CONFIG_PATH", Path.home() / ".modal.toml"))
     if by_env or _has_token(file):
@@ -139,7 +140,7 @@ def _folders() -> dict[str, Callable[[], Path]]:
     }
 
 
-def _writable(what: str, place: Callable[[], Path]) -> dict[str, Any]:
+def _writable(what: str, place: Callable[[], Path]) -> Finding:
     """Write a file there for real: permissions, full disks and read-only mounts all show."""
     try:
         folder = paths.make(place())
@@ -153,7 +154,7 @@ def _writable(what: str, place: Callable[[], Path]) -> dict[str, Any]:
     return _finding("ok", what, str(folder), "run, bench")
 
 
-def _algos() -> list[dict[str, Any]]:
+def _algos() -> list[Finding]:
     try:
         broken = registry.load(os.environ.get("GDN_ALGOS")).broken
     except GdnError as e:

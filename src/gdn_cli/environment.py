@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from collections.abc import Callable, Iterable
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__, machine, paths
+from .record_types import Environment, GpuState, Timing
 from .timing import host
 
 _PACKAGES = {"torch": "torch", "triton": "triton", "flashinfer-bench": "flashinfer_bench", "apache-tvm-ffi": "tvm_ffi"}
@@ -29,57 +31,37 @@ def versions() -> dict[str, str]:
     return found
 
 
-def describe(mode: str) -> dict[str, Any]:
+def describe(mode: str) -> Environment:
     """The environment of a worker that runs in `mode`. Imports torch."""
     import torch
 
-    found: dict[str, Any] = {"versions": versions() | {"torch": torch.__version__}}
+    found = Environment(versions=versions() | {"torch": str(torch.__version__)}, cpus=os.cpu_count())
     if mode == "cuda":
-        found |= gpu()
-        found["cuda"] = torch.version.cuda
-        if asked := os.environ.get(machine.ARCHITECTURES):  # else each algo is built for this GPU, see `specific`
-            found["architectures"] = asked
+        _describe_gpu(found)
+        found.cuda = torch.version.cuda
+        found.architectures = os.environ.get(machine.ARCHITECTURES)  # else built for this GPU, see `specific`
     else:
-        found |= {"cpu": cpu_name(), "cpus": os.cpu_count(), "threads": torch.get_num_threads()}
+        found.cpu, found.threads = cpu_name(), torch.get_num_threads()
     if hasattr(os, "sched_getaffinity"):  # for a GPU too: the host launches what runs there
         mine = os.sched_getaffinity(0)
-        found |= {"cpus": len(mine), "affinity": ranges(mine)}
+        found.cpus, found.affinity = len(mine), ranges(mine)
     return found
 
 
-def device(found: dict[str, Any]) -> str | None:
-    """What a described environment's times are times of: a GPU by name, a CPU with its threads; None for neither."""
-    if found.get("gpu"):
-        return found["gpu"] + rented(found)
-    threads = f", {found['threads']} threads" if found.get("threads") else ""
-    return found["cpu"] + threads + rented(found) if found.get("cpu") else None
-
-
-def rented(found: dict[str, Any]) -> str:
-    """What goes behind the name of a device that is not one's own, " (modal)", and "" behind one that is: nobody holds
-    the clocks there, and others share the host, so that its times are those of another device."""
-    return f" ({found['where']})" if found.get("where") else ""
-
-
-def gpu() -> dict[str, Any]:
+def _describe_gpu(found: Environment) -> None:
     """The GPU in use: what does not change while it runs."""
     import torch
 
     properties = torch.cuda.get_device_properties(0)
-    found: dict[str, Any] = {
-        "gpu": properties.name,
-        "capability": f"{properties.major}.{properties.minor}",
-        "sms": properties.multi_processor_count,
-        "l2_bytes": properties.L2_cache_size,
-    }
+    found.gpu, found.capability = properties.name, f"{properties.major}.{properties.minor}"
+    found.sms, found.l2_bytes = properties.multi_processor_count, properties.L2_cache_size
     if mine := _which(str(properties.uuid)):
-        found |= {"gpu_index": mine.index, "gpu_uuid": mine.uuid}
-    return found | _nvml(
-        lambda nvml, handle: {
-            "driver": nvml.nvmlSystemGetDriverVersion(),
-            "max_sm_clock_mhz": nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM),
-        }
-    )
+        found.gpu_index, found.gpu_uuid = mine.index, mine.uuid
+    if opened := _opened():
+        nvml, handle = opened
+        with contextlib.suppress(Exception):  # a container may hide it: rather nothing than a guess
+            found.driver = nvml.nvmlSystemGetDriverVersion()
+            found.max_sm_clock_mhz = nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)
 
 
 def _which(uuid: str) -> machine.Gpu | None:
@@ -101,33 +83,30 @@ _THROTTLES = {
 }
 
 
-_BRIEF = ("sm_mhz", "throttle")  # what may change while a measurement runs
+def gpu_state(brief: bool = False, own: int = 1) -> GpuState:
+    """The GPU in use at this moment, as far as NVML tells here: hidden, it tells nothing.
 
-
-def gpu_state(brief: bool = False, own: int = 1) -> dict[str, Any]:
-    """The GPU in use at this moment; {} where NVML is hidden, and without the keys that it does not tell here.
-
-    sm_mhz, memory_mhz; temperature_c; power_w; throttle: why its clocks are held down, [] if nothing holds them;
-    other_processes: how many have a compute context on it besides `own`, gdn's. `brief`, between batches: sm_mhz and
-    throttle only.
+    `own` are gdn's own processes on the GPU, which do not count as others. `brief`, between batches: only what may
+    change while a measurement runs, the SM clock and what holds it down.
     """
+    found = GpuState()
     if (opened := _opened()) is None:
-        return {}
+        return found
     nvml, handle = opened
     readings: dict[str, Callable[[], Any]] = {
         "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-        "memory_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
-        "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-        "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
         "throttle": lambda: _throttle(nvml, handle),
-        "other_processes": lambda: _others(nvml.nvmlDeviceGetComputeRunningProcesses(handle), own),
     }
-    found = {}
-    for name in _BRIEF if brief else readings:
-        try:
-            found[name] = readings[name]()
-        except Exception:  # not supported by this GPU, this driver or this container
-            continue
+    if not brief:
+        readings |= {
+            "memory_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
+            "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+            "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+            "other_processes": lambda: _others(nvml.nvmlDeviceGetComputeRunningProcesses(handle), own),
+        }
+    for name, read in readings.items():
+        with contextlib.suppress(Exception):  # not supported by this GPU, this driver or this container
+            setattr(found, name, read())
     return found
 
 
@@ -165,21 +144,18 @@ _SLOWED = {
 }
 
 
-def doubts(
-    before: dict[str, Any], during: list[dict[str, Any]], after: dict[str, Any], timing: dict[str, Any], target: float
-) -> list[str]:
+def doubts(before: GpuState, during: list[GpuState], after: GpuState, timing: Timing, target: float) -> list[str]:
     """Why a number is not to be trusted as it stands, each with what to do about it; [] if all is well.
 
     before, during, after  gpu_state()'s readings; before and between the samples, and right behind the last
-    timing                 Timing.to_json()
     target                 the plan's: half the width of the median's 95 % interval, as a share of the median
     """
-    said = [*_shared(before, during, after), *_slowed([*during, after]), *_moved(during)]
+    said = [*_shared([before, *during, after]), *_slowed([*during, after]), *_moved(during)]
     return [*said, *(host.doubts(timing) or _noisy(timing, target))]  # a cause says more than what comes of it
 
 
-def _shared(before: dict[str, Any], during: list[dict[str, Any]], after: dict[str, Any]) -> list[str]:
-    most = max(state.get("other_processes", 0) for state in (before, *during, after))
+def _shared(states: list[GpuState]) -> list[str]:
+    most = max(state.other_processes or 0 for state in states)
     if most == 0:
         return []
     if most == 1:
@@ -187,9 +163,9 @@ def _shared(before: dict[str, Any], during: list[dict[str, Any]], after: dict[st
     return [f"{most} other processes were on the GPU while this was measured: end them, or measure when they are done"]
 
 
-def _slowed(states: list[dict[str, Any]]) -> list[str]:
+def _slowed(states: list[GpuState]) -> list[str]:
     """What held the clocks down, and heat. Not of the state before: what idles there need not hold under load."""
-    reasons = {reason for state in states for reason in state.get("throttle", [])}
+    reasons = {reason for state in states for reason in state.throttle or ()}
     if reasons & {"hw_thermal", "hw_power_brake"}:  # NVML sets hw_slowdown along with these, which say more
         reasons.discard("hw_slowdown")
     causes = dict.fromkeys(cause for reason, cause in _SLOWED.items() if reason in reasons)
@@ -197,14 +173,14 @@ def _slowed(states: list[dict[str, Any]]) -> list[str]:
         f"the GPU was slowed by {what} while this was measured: {advice}, or compare within this run only"
         for what, advice in causes
     ]
-    hottest = max((state.get("temperature_c", 0) for state in states), default=0)
+    hottest = max((state.temperature_c or 0 for state in states), default=0)
     if hottest >= _HOT_C:
         said.append(f"the GPU was at {hottest} °C while this was measured: let it cool, or see to its cooling")
     return said
 
 
-def _moved(during: list[dict[str, Any]]) -> list[str]:
-    clocks = [state["sm_mhz"] for state in during if "sm_mhz" in state]
+def _moved(during: list[GpuState]) -> list[str]:
+    clocks = [state.sm_mhz for state in during if state.sm_mhz is not None]
     if len(clocks) > 1 and clocks[0] < clocks[1]:  # the rise from idle, which the first reading may still catch
         clocks = clocks[1:]
     low, high = min(clocks, default=0), max(clocks, default=0)
@@ -216,24 +192,18 @@ def _moved(during: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _noisy(timing: dict[str, Any], target: float) -> list[str]:
-    median, said = timing.get("median_us"), []
-    if not median:
-        return []
-
-    def share(low: str, high: str) -> float:
-        ends = timing.get(low), timing.get(high)
-        return 0.0 if None in ends else (ends[1] - ends[0]) / 2 / median
-
-    interval, spread = share("ci_low_us", "ci_high_us"), share("low_us", "high_us")
-    if timing.get("stopped") == "time" and interval > target:
+def _noisy(timing: Timing, target: float) -> list[str]:
+    median, said = timing.median_us, []
+    if median and None not in (timing.ci_low_us, timing.ci_high_us):
+        interval = (timing.ci_high_us - timing.ci_low_us) / 2 / median
+        if timing.stopped == "time" and interval > target:
+            said.append(
+                f"the median is known to ±{_percent(interval)} only, not to the target of {_percent(target)}: "
+                "give it more time (--seconds)"
+            )
+    if timing.spread > _SPREAD and timing.high_us - timing.low_us > _TICKS_US:
         said.append(
-            f"the median is known to ±{_percent(interval)} only, not to the target of {_percent(target)}: "
-            "give it more time (--seconds)"
-        )
-    if spread > _SPREAD and spread * median * 2 > _TICKS_US:
-        said.append(
-            f"the middle half of the samples spreads over ±{_percent(spread)} of the median: "
+            f"the middle half of the samples spreads over ±{_percent(timing.spread)} of the median: "
             "end what else runs on this machine, and measure again"
         )
     return said
@@ -241,16 +211,6 @@ def _noisy(timing: dict[str, Any], target: float) -> list[str]:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2f}".rstrip("0").rstrip(".") + " %"
-
-
-def _nvml(read: Callable[[Any, Any], dict[str, Any]]) -> dict[str, Any]:
-    """What `read` gets from NVML for the GPU in use; {} where a container hides NVML, rather than a guess."""
-    if (opened := _opened()) is None:
-        return {}
-    try:
-        return read(*opened)
-    except Exception:
-        return {}
 
 
 @lru_cache
@@ -288,7 +248,7 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def commit() -> dict[str, Any]:
+def commit() -> dict[str, str | bool]:
     """The git commit of this checkout, and whether anything in it differs from it; {} for an installed wheel.
 
     Where sources travelled without their .git (a cluster, a container), `GDN_COMMIT` says it.
@@ -310,3 +270,19 @@ def commit() -> dict[str, Any]:
 
     head = git("rev-parse", "--short=12", "HEAD")
     return {"commit": head, "dirty": bool(git("status", "--porcelain"))} if head else {}
+
+
+# --- for report/ and history/, which still work on plain JSON: these go when they take the types -------------------
+
+
+def device(found: dict[str, Any]) -> str | None:
+    """Environment.device of a plain one."""
+    if found.get("gpu"):
+        return found["gpu"] + rented(found)
+    threads = f", {found['threads']} threads" if found.get("threads") else ""
+    return found["cpu"] + threads + rented(found) if found.get("cpu") else None
+
+
+def rented(found: dict[str, Any]) -> str:
+    """What goes behind the name of a device that is not one's own, " (modal)", and "" behind one that is."""
+    return f" ({found['where']})" if found.get("where") else ""

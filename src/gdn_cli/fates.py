@@ -5,8 +5,10 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+from .statuses import Status
 
-def death(returncode: int, ooms_before: int | None = None) -> tuple[str, str]:
+
+def death(returncode: int, ooms_before: int | None = None) -> tuple[Status, str]:
     """(status, reason) of a process that ended too soon: crashed, killed, out_of_memory or exited.
 
     returncode   as subprocess has it: minus the signal's number where one ended it
@@ -15,15 +17,15 @@ def death(returncode: int, ooms_before: int | None = None) -> tuple[str, str]:
     """
     if returncode == -signal.SIGKILL:
         if ooms_before is not None and ooms() > ooms_before:
-            return "out_of_memory", "killed by the kernel: out of memory"
-        return "killed", "killed from outside (SIGKILL)"
+            return Status.OUT_OF_MEMORY, "killed by the kernel: out of memory"
+        return Status.KILLED, "killed from outside (SIGKILL)"
     if returncode < 0:
         try:
             name = signal.Signals(-returncode).name
         except ValueError:
             name = f"signal {-returncode}"
-        return "crashed", f"crashed with {name}"
-    return "exited", f"the process ended with exit code {returncode} before it was done"
+        return Status.CRASHED, f"crashed with {name}"
+    return Status.EXITED, f"the process ended with exit code {returncode} before it was done"
 
 
 def ooms() -> int:

@@ -26,9 +26,11 @@ import msgspec
 from msgspec import structs
 
 from . import bounded, fates, machine, paths, redaction
+from .messages import Event, Reply
+from .record_types import Blame, Environment, Record, Status, blame
 from .registry import Algo, Op
-from .request import Profiling, Reply, Request, Rival, Timing
-from .timing import FLOORS
+from .request import Profiling, Request, Rival, Timing
+from .timing import COPY, FLOORS
 from .workloads import Workload
 
 _KEEPER = Path(__file__).with_name("keeper.py")
@@ -85,21 +87,18 @@ class Job:
         """The algos that its records are about; none for floors."""
         return tuple(algo.name for algo, _ in self.rivals) or ((self.algo.name,) if self.algo else ())
 
-    def asked(self, record: dict[str, Any]) -> bool:
+    def asked(self, record: Record) -> bool:
         """Whether a record is about one of its algos, or its floors, on one of its workloads."""
-        uuid, algo = (record.get("workload") or {}).get("uuid"), record.get("algo")
-        right = (
-            algo in FLOORS if self.command == "floor" else algo in (self.names if self.rivals else (None, *self.names))
-        )
-        return right and (uuid is None or any(w.uuid == uuid for w in self.workloads))
+        right = record.algo in (FLOORS if self.command == "floor" else self.names)
+        return right and (record.uuid is None or any(w.uuid == record.uuid for w in self.workloads))
 
-    def owed(self, records: list[dict[str, Any]]) -> dict[str | None, int]:
-        """What a worker that has sent these records still owes: algo (None for floors) -> how many."""
+    def owed(self, records: list[Record]) -> dict[str, int]:
+        """What a worker that has sent these records still owes: algo (the copy for floors) -> how many."""
         tiers = max(1, len(self.tiers))
         if self.command == "floor":
-            return {None: self.due - len(records)} if len(records) < self.due else {}
-        had = Counter((r.get("algo") or self.names[0], (r.get("workload") or {}).get("uuid")) for r in records)
-        found: dict[str | None, int] = {}
+            return {COPY: self.due - len(records)} if len(records) < self.due else {}
+        had = Counter((r.algo, r.uuid) for r in records)
+        found: dict[str, int] = {}
         for workload in self.workloads:
             for name in self.turns.get(workload.uuid) or self.names:
                 missing = 0 if (name, None) in had else tiers - had[name, workload.uuid]
@@ -112,6 +111,7 @@ class Job:
         return Request(
             command=self.command,
             op=self.op,
+            name=self.algo.name if self.algo else None,
             definition=self.definition,
             solution=self.solution,
             specific=bool(self.algo and self.algo.specific and self.command != "prove"),  # a judge's build
@@ -127,26 +127,26 @@ class Job:
         )
 
 
-@dataclass
-class Outcome:
-    """What became of a job. `status`: done, build_failed, crashed, killed, exited, out_of_memory, timed_out or
-    refused."""
+class Outcome(msgspec.Struct):
+    """What became of a job, or of its worker."""
 
-    status: str
+    status: Status
     reason: str | None = None
-    records: list[dict[str, Any]] = field(default_factory=list)
-    environment: dict[str, Any] = field(default_factory=dict)
-    tail: list[str] = field(default_factory=list)  # the last lines of the worker's output
-    reply: Reply | None = None  # the worker's whole answer
+    records: list[Record] = []
+    environment: Environment | None = None  # None where the worker did not come to say
+    tail: list[str] = []  # the last lines of the worker's output
+    code: int | None = None  # the exit code that goes with the status, where the status alone does not say it
+    build_s: float | None = None
+    proof: dict[str, str] | None = None
     at: str | None = None  # whose code ran last, where that is one rival's alone
 
     @property
-    def code(self) -> int | None:
-        """The exit code that the worker asks for."""
-        return self.reply.code if self.reply else None
+    def blame(self) -> Blame:
+        """Whose fault it is that this is not done."""
+        return blame(self.status, self.code)
 
 
-OnRecord = Callable[[dict[str, Any], dict[str, Any]], None]
+OnRecord = Callable[[Record, Environment | None], None]
 
 
 def execute(
@@ -200,7 +200,7 @@ class _Following:
         wrap: tuple[str, ...],
         cpus: frozenset[int],
     ) -> None:
-        self.outcome, self.on_record = Outcome("done"), on_record
+        self.outcome, self.on_record = Outcome(Status.DONE), on_record
         self.secrets = redaction.values()
         self.log, self.reply, self.partial = bounded.Output(bounded.EDGE + 4096), bytearray(), bytearray()
         self.garbled: str | None = None
@@ -296,50 +296,46 @@ class _Following:
             self.garbled = f"a record of it is longer than {_MOST >> 20} MiB"
         for line in lines:
             seal = self.seal.encode()
-            if not line.startswith(seal) or (event := self._json(line[len(seal) :])) is None:
+            event = self._decoded(line[len(seal) :], Event, Record) if line.startswith(seal) else None
+            if event is None:
                 self.garbled = "a record came that its worker did not write"
                 return
-            if "environment" in event:
-                self.outcome.environment = event["environment"]
-                continue
-            if "at" in event:
-                self.outcome.at = event["at"]
-                continue
-            self.outcome.records.append(event)
-            self.on_record(event, self.outcome.environment)
+            if isinstance(event, Record):
+                self.outcome.records.append(event)
+                self.on_record(event, self.outcome.environment)
+            elif event.environment:
+                self.outcome.environment = event.environment
+            else:
+                self.outcome.at = event.at
 
-    def _json(self, data: bytes | bytearray) -> dict[str, Any] | None:
+    def _decoded(self, data: bytes | bytearray, *forms: Any) -> Any:
+        """What the worker sent, as the first of these forms that has all of its keys: with texts of a size that
+        is known, and no secrets in them. None for anything else."""
         try:
-            found = json.loads(data)
-        except (ValueError, RecursionError):
+            found = redaction.masked(bounded.clipped(json.loads(data)), self.secrets)
+            form = next((form for form in forms if set(found) <= set(form.__struct_fields__)), forms[-1])
+            return msgspec.convert(found, form)
+        except (ValueError, RecursionError, TypeError):
             return None
-        return redaction.masked(bounded.clipped(found), self.secrets) if isinstance(found, dict) else None
-
-    def _reply(self) -> Reply | None:
-        """What the worker answered; None where that is nothing, or nothing that it wrote."""
-        try:
-            found = msgspec.convert(self._json(self.reply), Reply)
-        except msgspec.ValidationError:
-            return None
-        return structs.replace(found, seal="") if found.seal == self.seal else None
 
     def _conclude(self, timed_out: str | None) -> None:
         """The status and the reason, from the reply or from the way in which the worker ended without one."""
         outcome = self.outcome
         if timed_out:
-            outcome.status, outcome.reason = "timed_out", timed_out
+            outcome.status, outcome.reason = Status.TIMED_OUT, timed_out
             return
-        reply = self._reply()
-        if self.garbled or (self.reply and reply is None):
-            outcome.status, outcome.reason = "crashed", self.garbled or "a reply came that its worker did not write"
+        reply = self._decoded(self.reply, Reply) if self.reply else None
+        if self.garbled or (self.reply and (reply is None or reply.seal != self.seal)):
+            outcome.status = Status.CRASHED
+            outcome.reason = self.garbled or "a reply came that its worker did not write"
             return
         if reply is None:
             outcome.status, outcome.reason = fates.death(self.process.returncode, self.ooms)
             exit_code = self.process.returncode
         else:
-            outcome.reply, outcome.status, outcome.reason = reply, reply.status, reply.reason
-            exit_code = reply.exit_code
-        if outcome.status == "exited" and exit_code and outcome.tail:
+            outcome.status, outcome.reason, outcome.code = reply.status, reply.reason, reply.code
+            outcome.build_s, outcome.proof, exit_code = reply.build_s, reply.proof, reply.exit_code
+        if outcome.status is Status.EXITED and exit_code and outcome.tail:
             outcome.reason = f"{outcome.reason}: {outcome.tail[-1][:200]}"
 
 

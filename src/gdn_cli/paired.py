@@ -17,11 +17,13 @@ the same simulations, even widened for that, they were wrong 2 to 5 times in 100
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
 from statistics import NormalDist, quantiles
 from typing import Any
+
+from .record_types import Compared, Timing
 
 FASTER, SLOWER, SAME = "FASTER", "SLOWER", "SAME"
 LEVEL = 0.99  # of a comparison's interval: A/A is to say SAME at least 19 times of 20, with room
@@ -188,8 +190,8 @@ def enough(baseline: Sequence[float], *candidates: Sequence[float], target: floa
 
 
 def unpaired(
-    baseline: Sequence[float] | Mapping[str, Any],
-    candidate: Sequence[float] | Mapping[str, Any],
+    baseline: Sequence[float] | Timing,
+    candidate: Sequence[float] | Timing,
     *,
     level: float = LEVEL,
     threshold: float = THRESHOLD,
@@ -215,10 +217,10 @@ def unpaired(
     return _judged(math.log(a / b), log_sd, max(1, rounds - 1), rounds, level, threshold, method, between)
 
 
-def _samples(times: Sequence[float] | Mapping[str, Any]) -> list[float]:
-    if not isinstance(times, Mapping):
+def _samples(times: Sequence[float] | Timing) -> list[float]:
+    if not isinstance(times, Timing):
         return list(map(float, times))
-    return [us for us, count in times.get("histogram") or () for _ in range(count)]
+    return [us for us, count in times.histogram for _ in range(count)]
 
 
 def _by_samples(samples: list[float]) -> tuple[float, float, int]:
@@ -233,10 +235,10 @@ def _by_samples(samples: list[float]) -> tuple[float, float, int]:
     return middle, sd / 0.5 / math.sqrt(n) / middle, n
 
 
-def _by_quartiles(times: list[float] | Mapping[str, Any]) -> tuple[float, float, int]:
+def _by_quartiles(times: list[float] | Timing) -> tuple[float, float, int]:
     """(Tukey's trimean, its relative standard error for a normal distribution, samples)."""
-    if isinstance(times, Mapping):
-        low, median, high, n = (times[key] for key in ("low_us", "median_us", "high_us", "samples"))
+    if isinstance(times, Timing):
+        low, median, high, n = times.low_us, times.median_us, times.high_us, times.samples
     else:
         n = len(times)
         low, median, high = quantiles(times, n=4, method="inclusive") if n > 1 else times * 3
@@ -246,7 +248,7 @@ def _by_quartiles(times: list[float] | Mapping[str, Any]) -> tuple[float, float,
 
 
 def geometric(
-    comparisons: Sequence[Comparison], *, level: float = LEVEL, threshold: float = THRESHOLD
+    comparisons: Sequence[Comparison | Compared], *, level: float = LEVEL, threshold: float = THRESHOLD
 ) -> Comparison | None:
     """The geometric mean of the ratios over workloads, judged by the same rule; None where there are none.
 

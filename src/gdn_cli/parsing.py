@@ -262,6 +262,8 @@ def _fault(value: Any, endless: tuple[float, ...] = ()) -> str | None:
                     inner.append(item)
                 elif type(item) is int and not -_WIDEST < item < _WIDEST or item in endless:
                     return _LARGE
+                elif endless and item != item:
+                    return "it has NaN, which is no number"
         if not inner:
             return None
         level = inner

@@ -22,10 +22,12 @@ import msgspec
 
 from . import bottleneck, campaign, environment, errors, files, locks, machine, paths, profilers
 from .errors import GdnError, MissingError, UsageError
-from .jobs import Job, Outcome, execute
+from .jobs import Job, execute
+from .messages import Survey
 from .pack import definition, pack, source_hash
 from .parsing import read_json, to_json
 from .profilers import Ask, Reading, Reply, Run
+from .record_types import Environment, Record, Status
 from .records import dumps
 from .registry import Algo, Op, Registry
 from .request import Profiling
@@ -189,7 +191,7 @@ def _profiled(subject: Subject, settings: Settings, folder: Path, progress: Prog
     tool = profilers.module(settings.tool)
     name = f"{subject.algo.full_name} {subject.label}"
     progress(f"{name}: survey", 0, 1)
-    survey, origin, status = _survey(subject, settings)
+    survey, origin, status, reason = _survey(subject, settings)
     ask = Ask(
         settings.tool, subject.solution, subject.mode, settings.l2, settings.clocks, settings.archs, settings.checks,
         survey.get("bytes_in", 0), survey.get("bytes_out", 0), subject.algo.specific,
@@ -200,7 +202,8 @@ def _profiled(subject: Subject, settings: Settings, folder: Path, progress: Prog
         progress(f"{name}: {settings.tool} {each.name}", i + 1, len(runs) + 1)
         replies.append(_ran(subject, settings, each))
     reading = tool.read(ask, folder, replies)
-    failed = {"status": "failed", "reason": reading.failed} if reading.failed and status["status"] == "passed" else {}
+    if reading.failed and status is Status.PASSED:
+        status, reason = Status.FAILED, reading.failed
     document = {
         "schema": SCHEMA,
         "name": folder.name,
@@ -214,9 +217,9 @@ def _profiled(subject: Subject, settings: Settings, folder: Path, progress: Prog
         "l2": settings.l2 if subject.mode == "cuda" else None,
         "workload": {k: v for k, v in subject.workload.to_json().items() if k in ("uuid", "index", "axes", "origin")},
         "label": subject.label,
-        "environment": origin,
-        **status,
-        **failed,
+        "environment": msgspec.to_builtins(origin or Environment()),
+        "status": status.value,
+        "reason": reason,
         "survey": survey or None,
         "verdict": None,
         "reading": json.loads(json.dumps(reading.to_json())),
@@ -248,10 +251,11 @@ def new_folder(parent: Path, words: list[str]) -> Path:
 # --- the processes --------------------------------------------------------------------------------------------------
 
 
-def _survey(subject: Subject, settings: Settings) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """What a plain worker says: the survey, where it ran, and the status. {} for a tool that compiles only."""
+def _survey(subject: Subject, settings: Settings) -> tuple[dict[str, Any], Environment | None, Status, str | None]:
+    """What a plain worker says: the survey, where it ran, the status and the reason. {} for a tool that compiles
+    only."""
     if subject.mode is None:
-        return {}, {}, {"status": "passed", "reason": None}
+        return {}, None, Status.PASSED, None
     timed = profilers.TOOLS[settings.tool].timed
     job = replace(
         _job(subject, settings, Profiling("survey", l2=settings.l2)),
@@ -260,33 +264,35 @@ def _survey(subject: Subject, settings: Settings) -> tuple[dict[str, Any], dict[
         fallback=True,
     )
     outcome = execute(job)
-    record = outcome.records[0] if outcome.records else {}
-    status = {"status": record.get("status", outcome.status), "reason": record.get("reason", outcome.reason)}
-    if timed and "timing" not in record:  # there is nothing that a profile could be read against
-        code = record.get("code") or outcome.code or errors.FAILED
+    record = next(iter(outcome.records), None)
+    status, reason = (record.status, record.reason) if record else (outcome.status, outcome.reason)
+    if timed and (record is None or record.timing is None):  # there is nothing that a profile could be read against
+        code = record and record.code or outcome.code or errors.FAILED
         tail = f" ({outcome.tail[-1][:160]})" if outcome.tail and not record else ""
-        first, *rest = (status["reason"] or status["status"]).splitlines()
+        first, *rest = (reason or status.value).splitlines()
         raise GdnError(f"{subject.algo.full_name}: {first}{tail}", code=code, hint="\n  ".join(rest) or None)
-    return _surveyed(record), outcome.environment, status
+    return _surveyed(record) if record else {}, outcome.environment, status, reason
 
 
-def _surveyed(record: dict[str, Any]) -> dict[str, Any]:
+def _surveyed(record: Record) -> dict[str, Any]:
     """The parts of a survey's record that a profile keeps. Times in microseconds, rates in GB/s."""
-    kept = {key: record[key] for key in ("bytes_in", "bytes_out") if key in record}
-    if timing := record.get("timing"):
-        floors = record["floors"]
-        large = floors["large_bytes"] / floors["large_us"] / 1e3 if floors["large_us"] else None
+    if record.answer is None:
+        return {}
+    survey = msgspec.convert(record.answer, Survey)
+    kept: dict[str, Any] = {"bytes_in": survey.bytes_in, "bytes_out": survey.bytes_out}
+    if timing := record.timing:
+        floors = survey.floors
         kept |= {
-            "tier": record["tier"],
-            "time_us": timing["median_us"],
-            "span_us": timing.get("span_us"),
-            "launches": timing.get("kernels"),
-            "copy_us": floors["copy_us"],
-            "empty_us": floors["empty_us"],
-            "large_rate": large,
-            "bytes_moved": record["bytes_in"] + record["bytes_out"],
-            "ran": record["ran"],
-            "doubts": record.get("doubts") or [],
+            "tier": record.tier,
+            "time_us": timing.median_us,
+            "span_us": timing.span_us,
+            "launches": timing.kernels,
+            "copy_us": floors.copy_us,
+            "empty_us": floors.empty_us,
+            "large_rate": floors.large_bytes / floors.large_us / 1e3 if floors.large_us else None,
+            "bytes_moved": survey.bytes_in + survey.bytes_out,
+            "ran": survey.ran,
+            "doubts": record.doubts or [],
         }
     return kept
 
@@ -295,15 +301,9 @@ def _ran(subject: Subject, settings: Settings, each: Run) -> Reply:
     """One target process below the tool."""
     asked = Profiling(settings.tool, each.params, settings.l2)
     outcome = execute(replace(_job(subject, settings, asked), wrap=each.wrap, env=each.env))
-    record = outcome.records[0] if outcome.records else {}
-    status, reason = _fate(outcome, record)
-    return Reply(each, status, reason, record.get("answer") or {}, tuple(outcome.tail))
-
-
-def _fate(outcome: Outcome, record: dict[str, Any]) -> tuple[str, str | None]:
-    if record and record["status"] != "passed":
-        return record["status"], record["reason"]
-    return outcome.status, outcome.reason
+    record = next(iter(outcome.records), None)
+    fate = record if record and not record.passed else outcome
+    return Reply(each, fate.status.value, fate.reason, record and record.answer or {}, tuple(outcome.tail))
 
 
 def _job(subject: Subject, settings: Settings, asked: Profiling) -> Job:

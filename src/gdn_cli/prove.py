@@ -9,18 +9,19 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from . import machine, workloads
 from .jobs import Job, Outcome, execute
 from .pack import definition, read_solution
+from .record_types import Status
 from .registry import Algo, Op, Registry
 
+Step = dict[str, str]  # step, state and detail
 ARCHITECTURES = ("9.0a", "10.0a")  # H100 and H200; B200
 _ALWAYS_THERE = {"torch", "triton", "numpy"}
 
 
-def prove(file: Path, packages: dict[str, str], registry: Registry, timeout_s: float) -> Iterator[dict[str, Any]]:
+def prove(file: Path, packages: dict[str, str], registry: Registry, timeout_s: float) -> Iterator[Step]:
     """Yield the steps as they end: {"step", "state": ok | skipped | failed, "detail"}. Stops at the first that failed.
 
     `packages` maps import names to what pip installs, as algo.toml declares them; a foreign file has none.
@@ -52,7 +53,7 @@ def prove(file: Path, packages: dict[str, str], registry: Registry, timeout_s: f
         else:
             outcome = execute(_job(algo, op, registry, place.mode or "cpu", (), env, timeout_s))
             yield from _built(outcome, "")
-        if outcome.status != "done" or outcome.reply.proof["state"] == "failed":
+        if outcome.status is not Status.DONE or outcome.proof["state"] == "failed":
             return
         if place.mode is None:
             yield _step("run", "skipped", f"{place.reason}; {place.hint}")
@@ -61,7 +62,7 @@ def prove(file: Path, packages: dict[str, str], registry: Registry, timeout_s: f
         yield _ran(execute(_job(algo, op, registry, place.mode, (small,), env, timeout_s)), op, small, place.mode)
 
 
-def _step(name: str, state: str, detail: str) -> dict[str, Any]:
+def _step(name: str, state: str, detail: str) -> Step:
     return {"step": name, "state": state, "detail": detail}
 
 
@@ -69,7 +70,7 @@ def _job(algo: Algo, op: Op, registry: Registry, mode: str, work: tuple, env: di
     return Job("prove", op, definition(op, registry), algo.solution, mode, work, algo, timeout_s=timeout_s, env=env)
 
 
-def _imports(algo: Algo, packages: dict[str, str]) -> dict[str, Any]:
+def _imports(algo: Algo, packages: dict[str, str]) -> Step:
     """Top-level modules that the sources import, against what the solution declares that it needs."""
     declared = {name.lower().replace("-", "_") for name in algo.solution["spec"].get("dependencies") or []}
     declared |= set(packages) | _ALWAYS_THERE | set(sys.stdlib_module_names)
@@ -94,21 +95,21 @@ def _imports(algo: Algo, packages: dict[str, str]) -> dict[str, Any]:
     return _step("imports", "ok", f"needs {', '.join(outside)}" if outside else "needs no package")
 
 
-def _built(outcome: Outcome, targets: str) -> Iterator[dict[str, Any]]:
-    if outcome.status != "done":
+def _built(outcome: Outcome, targets: str) -> Iterator[Step]:
+    if outcome.status is not Status.DONE:
         yield _step("build", "failed", outcome.reason or outcome.status)
         return
     how = f" for {targets}" if targets else ""
-    yield _step("build", "ok", f"by flashinfer-bench{how}, in {outcome.reply.build_s:.1f} s")
-    yield {"step": "signature", **outcome.reply.proof}
+    yield _step("build", "ok", f"by flashinfer-bench{how}, in {outcome.build_s:.1f} s")
+    yield {"step": "signature", **outcome.proof}
 
 
-def _ran(outcome: Outcome, op: Op, workload: workloads.Workload, mode: str) -> dict[str, Any]:
+def _ran(outcome: Outcome, op: Op, workload: workloads.Workload, mode: str) -> Step:
     label = f"{op.label.format(**workload.axes)} on {mode}"
-    if outcome.status != "done":
+    if outcome.status is not Status.DONE:
         return _step("run", "failed", f"{label}: {outcome.reason or outcome.status}")
     record = outcome.records[0]
-    if record["status"] != "passed":
-        return _step("run", "failed", f"{label}: {record['reason']}")
-    errors = ", ".join(f"{name} {error:.1e}" for name, error in record["check"]["errors"].items())
+    if not record.passed:
+        return _step("run", "failed", f"{label}: {record.reason}")
+    errors = ", ".join(f"{name} {error:.1e}" for name, error in record.check.errors.items())
     return _step("run", "ok", f"{label}: right, relative error {errors}")

@@ -1,4 +1,4 @@
-"""What a record, a document and a worker's reply hold: the one place that says so.
+"""What a record and a document hold: the one place that says so.
 
 Times are in microseconds unless a name says otherwise (`_s`: seconds). Fields with a default are left out of the JSON
 where they have it. `gdn schema record` prints the JSON Schema that is made from these types.
@@ -6,55 +6,27 @@ where they have it. `gdn schema record` prints the JSON Schema that is made from
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import Any
+import sys
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
-from .errors import MISSING, REMOTE
+from .statuses import Blame, Status, blame
 
 SCHEMA = 2
 
-
-class Blame(str, Enum):
-    """Whose fault it is that something did not pass."""
-
-    NONE = "none"
-    ALGO = "algo"
-    MACHINE = "machine"  # or the data: something is missing or broken here, and says nothing of the algo
-    REMOTE = "remote"
+# JSON that anybody may have written: a bound on both sides keeps out NaN and the infinities as well
+_LARGEST = sys.float_info.max
+Positive = Annotated[float, Meta(gt=0, le=_LARGEST)]
+NotNegative = Annotated[float, Meta(ge=0, le=_LARGEST)]
+Number = Annotated[float, Meta(ge=-_LARGEST, le=_LARGEST)]
+Count = Annotated[int, Meta(ge=0)]
 
 
-class Status(str, Enum):
-    """What became of one measurement, or of one worker; each with whose fault it is (`blame`)."""
-
-    blame: Blame
-
-    def __new__(cls, value: str, blame: Blame) -> Status:
-        member = str.__new__(cls, value)
-        member._value_, member.blame = value, blame
-        return member
-
-    DONE = "done", Blame.NONE  # of a worker's reply: it came to its end
-    PASSED = "passed", Blame.NONE
-    WRONG = "wrong", Blame.ALGO  # its results, or a probe found that it cheats
-    ERROR = "error", Blame.ALGO  # its code raised an exception
-    OUT_OF_MEMORY = "out_of_memory", Blame.ALGO
-    BUILD_FAILED = "build_failed", Blame.ALGO
-    UNPACKABLE = "unpackable", Blame.ALGO
-    CRASHED = "crashed", Blame.ALGO  # a signal ended the process
-    KILLED = "killed", Blame.ALGO  # by SIGKILL: who sent it is not known
-    EXITED = "exited", Blame.ALGO  # the process ended before it was done
-    TIMED_OUT = "timed_out", Blame.ALGO
-    TIER_UNAVAILABLE = "tier_unavailable", Blame.MACHINE
-    REFUSED = "refused", Blame.MACHINE  # the request or the workload's data
-    FAILED = "failed", Blame.MACHINE  # a profiler
-    REMOTE_FAILED = "remote_failed", Blame.REMOTE
-
-    @property
-    def words(self) -> str:
-        """As a person reads it: "out of memory"."""
-        return self.value.replace("_", " ")
+def _written(default: Any) -> Any:
+    """A default that is written all the same: `omit_defaults` looks at values, and not at what a function makes."""
+    return msgspec.field(default_factory=lambda: default)
 
 
 class Call(msgspec.Struct, kw_only=True):
@@ -69,52 +41,59 @@ class Call(msgspec.Struct, kw_only=True):
 class Check(msgspec.Struct, kw_only=True):
     """How the results compare with the float64 reference."""
 
-    passed: bool
+    passed: bool = True
     reason: str | None = None  # the first rule that failed, in words
     official: bool = True  # whether the contest's rule passed
-    max_abs_error: float | None = None  # None where it is NaN or Inf
-    max_rel_error: float | None = None
-    errors: dict[str, float | None] = {}  # output -> relative Frobenius error
+    max_abs_error: NotNegative | None = 0.0  # None where it is NaN or Inf
+    max_rel_error: NotNegative | None = 0.0
+    errors: dict[str, NotNegative | None] = {}  # output -> relative Frobenius error
     inputs_changed: list[str] = []
     unwritten: dict[str, int] = {}  # output -> elements that nothing wrote
+
+    def fail(self, reason: str) -> None:
+        """Note a rule that failed."""
+        self.passed = False
+        self.reason = self.reason or reason
 
 
 class HostLoad(msgspec.Struct, kw_only=True):
     """What the host did while calls on a CPU were timed (machine/host_load.py)."""
 
-    rounds_us: tuple[float, ...]  # the median of each round that counts, in their order
-    span_s: float  # from the first sample that counts to the last
-    taken: int  # rounds
-    aside: int = 0  # of them do not count, because the host disturbed them and the others are enough
-    waiting: int = 0  # rounds, of all that were taken: others had the CPUs
-    slowed: int = 0  # and: a CPU did less than it can
-    preempted: int = 0  # times, in all rounds
-    others: float = 0.0  # CPUs that other processes used meanwhile,
-    cpus: int = 0  # of so many; 0 where the system does not say
+    rounds_us: tuple[NotNegative, ...]  # the median of each round that counts, in their order
+    span_s: NotNegative  # from the first sample that counts to the last
+    taken: Count  # rounds
+    aside: Count = 0  # of them do not count, because the host disturbed them and the others are enough
+    waiting: Count = 0  # rounds, of all that were taken: others had the CPUs
+    slowed: Count = 0  # and: a CPU did less than it can
+    preempted: Count = 0  # times, in all rounds
+    others: NotNegative = 0.0  # CPUs that other processes used meanwhile,
+    cpus: Count = 0  # of so many; 0 where the system does not say
 
 
 class Timing(msgspec.Struct, kw_only=True):
     """What one tier measured for one call on one workload. All times in microseconds."""
 
     tier: str
-    median_us: float
-    low_us: float  # the 25th percentile
-    high_us: float  # the 75th
-    samples: int
+    median_us: Positive
+    low_us: Positive  # the 25th percentile
+    high_us: Positive  # the 75th
+    samples: Annotated[int, Meta(ge=1)]
     l2: str | None = None  # cold or warm; None on a CPU
-    kernels: float | None = None  # launched by one call, as far as the tier can see
-    span_us: float | None = None  # first start to last end, where several kernels ran
+    kernels: Annotated[int, Meta(ge=0)] | NotNegative | None = None  # launched by one call, as far as the tier can see
+    span_us: NotNegative | None = None  # first start to last end, where several kernels ran
     note: str | None = None  # a fall-back, or a doubt about the number
     how: str | None = None  # what the tier did, where its name does not say it all
-    places: int = 1  # of the buffers in memory; a sample is the mean of a call in each
-    ci_low_us: float | None = None  # the median's 95 % interval
-    ci_high_us: float | None = None
+    places: Count = 1  # of the buffers in memory; a sample is the mean of a call in each
+    ci_low_us: Positive | None = None  # the median's 95 % interval
+    ci_high_us: Positive | None = None
     stopped: str = "count"  # target (the interval is narrow enough), time (it is not), or count (asked for exactly)
-    busy_s: float | None = None  # the loop of samples alone
-    took_s: float | None = None  # the whole measurement, warm-up and bookkeeping included
-    histogram: tuple[tuple[float, int], ...] = ()  # every sample, as (microseconds, how often)
+    busy_s: NotNegative | None = None  # the loop of samples alone
+    took_s: NotNegative | None = None  # the whole measurement, warm-up and bookkeeping included
+    histogram: tuple[
+        tuple[Positive, Annotated[int, Meta(ge=1)]], ...
+    ] = ()  # every sample, as (microseconds, how often)
     host: HostLoad | None = None  # None on a GPU
-    spread: float = 0.0  # half the interquartile range, as a share of the median
+    spread: NotNegative = 0.0  # half the interquartile range, as a share of the median
 
 
 class GpuState(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -123,7 +102,7 @@ class GpuState(msgspec.Struct, kw_only=True, omit_defaults=True):
     sm_mhz: int | None = None
     memory_mhz: int | None = None
     temperature_c: int | None = None
-    power_w: float | None = None
+    power_w: NotNegative | None = None
     throttle: list[str] | None = None  # why its clocks are held down; [] if nothing holds them
     other_processes: int | None = None  # with a compute context on it, besides gdn's
 
@@ -160,7 +139,7 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     check: Check | None = None
     probes: dict[str, str | None] | None = None  # probe -> what it found
     timing: Timing | None = None
-    bytes_moved: int | None = None  # that the op must move on this workload
+    bytes_moved: Count | None = None  # that the op must move on this workload
     doubts: list[str] | None = None  # why the time is not to be trusted as it stands; None where nothing was timed
     gpu: GpuName | None = None
     gpu_state: GpuStates | None = None
@@ -169,10 +148,11 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     tuned_for: str | None = None  # the GPU that its constants were tuned on
     tuned_nearest: bool | None = None  # whether that is another GPU than this one
     added: bool = False  # gdn put it in to compare with
-    rounds_us: list[float] | None = None  # samples in their order, until they have been compared
+    rounds_us: list[Positive] | None = None  # samples in their order, until they have been compared
     trace: list[str] | None = None  # of an exception
-    unfinished: int | None = None  # workloads that the worker did not come to
+    unfinished: Count | None = None  # workloads that the worker did not come to
     tail: list[str] | None = None  # last lines of a worker that ended too soon
+    answer: Any = None  # of a profiler's target; a profile has a file of its own
 
     @property
     def passed(self) -> bool:
@@ -180,15 +160,18 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def blame(self) -> Blame:
-        """Whose fault it is that this did not pass: an exit code that names it goes before the status."""
-        if self.passed:
-            return Blame.NONE
-        return {MISSING: Blame.MACHINE, REMOTE: Blame.REMOTE}.get(self.code, self.status.blame)
+        """Whose fault it is that this did not pass."""
+        return blame(self.status, self.code)
 
     @property
     def median_us(self) -> float | None:
         """The time, where there is one that counts."""
-        return self.timing.median_us if self.timing and self.passed and self.timing.median_us > 0 else None
+        return self.timing.median_us if self.timing and self.passed else None
+
+    @property
+    def uuid(self) -> str | None:
+        """Of its workload."""
+        return self.workload.uuid if self.workload else None
 
     @property
     def words(self) -> str:
@@ -205,7 +188,10 @@ class Environment(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Where records were made."""
 
     versions: dict[str, str] = {}
-    where: str | None = None  # modal: not this machine
+    where: str | None = None  # modal: not this machine. These three are of the container there:
+    image: str | None = None
+    asked: str | None = None  # the GPU that was asked for
+    gpus: list[str] | None = None  # that it had
     gpu: str | None = None
     gpu_index: int | None = None
     gpu_uuid: str | None = None
@@ -249,28 +235,28 @@ class Compared(msgspec.Struct, kw_only=True, omit_defaults=True):
     baseline: str
     algo: str
     workload: Call | None = None
-    doubted: bool = False  # a time of the two is in doubt
-    baseline_us: float | None = None
-    us: float | None = None
-    ratio: float  # baseline time / candidate time: above 1, the candidate is faster
-    low: float  # the ratio's interval at `level`
-    high: float
+    doubted: bool = _written(False)  # a time of the two is in doubt
+    baseline_us: Positive | None = None
+    us: Positive | None = None
+    ratio: Positive  # baseline time / candidate time: above 1, the candidate is faster
+    low: Positive  # the ratio's interval at `level`
+    high: Positive
     verdict: str  # of the candidate: FASTER, SLOWER or SAME
-    rounds: int
-    log_sd: float
-    df: float
-    run_sd: float = 0.0
-    level: float
-    threshold: float
+    rounds: Count
+    log_sd: NotNegative
+    df: int | Number
+    run_sd: NotNegative = _written(0.0)
+    level: Number
+    threshold: Number
     method: str
-    resolution: float  # the smallest difference, as a share, that would have had a verdict
+    resolution: Number  # the smallest difference, as a share, that would have had a verdict
 
 
 class Overall(Compared):
     """The same over a set of workloads: the geometric mean of their ratios."""
 
-    workloads: int
-    verdicts: dict[str, int]  # verdict -> workloads
+    workloads: Count
+    verdicts: dict[str, Count]  # verdict -> workloads
 
 
 class Share(msgspec.Struct, kw_only=True):
@@ -279,8 +265,8 @@ class Share(msgspec.Struct, kw_only=True):
     uuid: str
     index: int | None
     label: str  # "B=64"
-    speedup: float  # the other's time / the algo's
-    share: float  # of the sum of all speedups; all shares of a score add up to 1
+    speedup: Positive  # the other's time / the algo's
+    share: Positive  # of the sum of all speedups; all shares of a score add up to 1
 
 
 class Gap(msgspec.Struct, kw_only=True):
@@ -304,15 +290,17 @@ class Score(msgspec.Struct, kw_only=True):
     device: str | None
     rule: str  # reference or baseline
     against: str  # the reference's or the baseline's name
-    value: float | None  # the mean over the workloads that have both times; None where there are none
-    official: float | None  # 0 where a trace failed, None where workloads are still to be measured, else the value
+    value: NotNegative | None  # the mean over the workloads that have both times; None where there are none
+    official: (
+        NotNegative | None
+    )  # 0 where a trace failed, None where workloads are still to be measured, else the value
     reason: str | None  # in words: why there is no value, or what the missing workloads mean
     workloads: int  # that the score should be over
     shares: list[Share]  # the greatest first
     missing: list[Gap]
     doubtful: int = 0  # of the shares: how many rest on a time that its record doubts
-    top_fifth: float | None = None  # the share of the sum that the best fifth of the workloads makes
-    by_label: list[tuple[str, float]] = []  # (label, share of the sum), the greatest first
+    top_fifth: NotNegative | None = None  # the share of the sum that the best fifth of the workloads makes
+    by_label: list[tuple[str, NotNegative]] = []  # (label, share of the sum), the greatest first
 
 
 class RemoteCall(msgspec.Struct, kw_only=True):
@@ -320,7 +308,7 @@ class RemoteCall(msgspec.Struct, kw_only=True):
 
     id: str
     keys: list[str]  # of the jobs that it carries
-    limit_s: float
+    limit_s: Annotated[int, Meta(gt=0)] | Positive
 
 
 class Rented(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -329,8 +317,8 @@ class Rented(msgspec.Struct, kw_only=True, omit_defaults=True):
     gpu: str
     image: str
     command: str
-    asked: dict[str, Any] = {}  # the command's own options
-    calls: list[RemoteCall] = []
+    asked: dict[str, Any] = msgspec.field(default_factory=lambda: {})  # the command's own options
+    calls: list[RemoteCall] = msgspec.field(default_factory=lambda: [])
 
 
 class Document(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -343,10 +331,9 @@ class Document(msgspec.Struct, kw_only=True, omit_defaults=True):
     commit: str | None = None
     dirty: bool | None = None
     interrupted: bool | msgspec.UnsetType = msgspec.UNSET  # it has what was measured by then
-    # these two are written even where they are empty: `omit_defaults` only knows [] and {}, not what a function makes
     environments: dict[str, Environment] = msgspec.field(
         default_factory=lambda: {}
-    )  # Record.place -> where it was made
+    )  # by Record.place; written if empty
     missing: list[Missing] = msgspec.field(default_factory=lambda: [])
     warnings: list[str] | None = None
     modal: Rented | None = None
@@ -369,24 +356,10 @@ def document_of(plain: Any) -> Document:
 
 
 def _upgraded(record: Any) -> Any:
-    """A record of schema 1 as what it would be today."""
+    """A record of schema 1 as what it would be today: its `clocks` were read behind the measurement."""
     if not isinstance(record, dict):
         return record
-    timing = record.get("timing")
+    timing, clocks = record.get("timing"), record.get("clocks")
     tier = timing.get("tier") if isinstance(timing, dict) else None
-    return {"source_hash": None, "tier": tier, "workload": None, "reason": None} | record
-
-
-class Reply(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What a worker answers."""
-
-    status: Status
-    schema: int = 0
-    seal: str | None = None  # the request's, which shows that the worker wrote it
-    reason: str | None = None
-    code: int | None = None
-    exit_code: int | None = None  # of the runner, where that is what ended it
-    environment: Environment | None = None
-    build_s: float | None = None
-    proof: Any = None
-    records: list[Record] = []
+    state = {"gpu_state": {"before": {}, "during": [], "after": clocks}} if clocks else {}
+    return {"source_hash": None, "tier": tier, "workload": None, "reason": None} | state | record

@@ -1,4 +1,4 @@
-"""What goes into a worker and what comes back: one JSON text each (see worker.py). Both sides know it; no torch."""
+"""What goes into a worker: one JSON text (see worker.py). What comes back is in messages.py."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from .record_types import SCHEMA
 from .registry import Op
 from .workloads import Workload
-
-SCHEMA = 2
 
 
 class Rival(Struct, frozen=True):
@@ -43,6 +42,7 @@ class Request(Struct, kw_only=True):
     schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)] = SCHEMA
     command: Literal["check", "bench", "prove", "floor", "compare", "profile"]
     op: Op
+    name: str | None = None  # of the algo; None where there are several, or none
     definition: dict[str, Any]
     solution: dict[str, Any] | None
     specific: bool = False
@@ -70,18 +70,3 @@ class Serving(Request, kw_only=True):
     builds: str | None = None  # where runners keep what they compile
     started: Any = None  # isolation.process.Started: a runner that nobody has taken yet
     at: Callable[[str | None], None] = lambda name: None  # told whose code runs, where it is one rival's alone
-
-
-class Reply(Struct, kw_only=True, omit_defaults=True):
-    """What `gdn worker` answers."""
-
-    schema: int
-    status: str
-    reason: str | None = None
-    code: int | None = None
-    exit_code: int | None = None
-    records: list[dict[str, Any]]
-    environment: dict[str, Any] = {}  # where it ran
-    build_s: float | None = None
-    proof: dict[str, Any] | None = None
-    seal: str = ""

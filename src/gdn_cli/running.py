@@ -8,13 +8,14 @@ import math
 import threading
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import Any
 
 from . import below, errors, lanes, locks, machine
 from .campaign import Plan, key, name
 from .jobs import Job, Outcome, execute
 from .machine import Gpu
-from .records import Document
+from .record_types import Blame, Document, Environment, GpuName, Record, Status
+from .records import Writer
+from .timing import COPY
 
 # A line of progress: what runs now, how many of how many workloads are done.
 Progress = Callable[[str, int, int], None]
@@ -24,17 +25,18 @@ Engine = Callable[[list[Job]], Generator[tuple[Job, Outcome], None, None]]
 
 
 def run(
-    plan: Plan, document: Document, progress: Progress, say: Callable[[str], None], engine: Engine | None = None
+    plan: Plan, writer: Writer, progress: Progress, say: Callable[[str], None], engine: Engine | None = None
 ) -> None:
     """Run everything, job after job, each in its own worker; the document has it all at any moment.
 
     Jobs of different GPUs run side by side. What times on a GPU or on the CPU waits until nobody else does: `say` gets
     the line that tells for whom. With an `engine` nothing runs here.
     """
+    document = writer.document
     document.missing.extend(plan.missing)
     for row in plan.unpackable:
-        document.add_unpackable(*row)
-    tally, stop = _Tally(plan, document, progress), threading.Event()
+        writer.add_unpackable(*row)
+    tally, stop = _Tally(plan, writer, progress), threading.Event()
     document.interrupted = True
     try:
         if engine:
@@ -51,7 +53,7 @@ def run(
         tally.sort()
     document.interrupted = False
     if document.records:
-        document.save()
+        writer.save()
 
 
 def _lane(
@@ -74,10 +76,10 @@ class _Tally:
     """What the jobs have brought by now, those of all GPUs or of an engine: into the document, and onto the progress
     bar."""
 
-    def __init__(self, plan: Plan, document: Document, progress: Progress) -> None:
-        self.order, self.document, self.progress = plan.order, document, progress
+    def __init__(self, plan: Plan, writer: Writer, progress: Progress) -> None:
+        self.order, self.writer, self.progress = plan.order, writer, progress
         self.total, self.done = sum(job.due for job in plan.jobs), 0
-        self.seen: dict[int, list[dict[str, Any]]] = {}  # by job
+        self.seen: dict[int, list[Record]] = {}  # by job
         self.ranks: dict[int, tuple[float, ...]] = {}  # by record
         self.gpus = list(dict.fromkeys(job.gpu for job in plan.jobs))
         self.lock = threading.Lock()
@@ -87,11 +89,11 @@ class _Tally:
             self.seen[id(job)] = []
             self.progress(_shown(job), self.done, self.total)
 
-    def add(self, job: Job, record: dict[str, Any], environment: dict[str, Any]) -> None:
+    def add(self, job: Job, record: Record, environment: Environment | None) -> None:
         if not job.asked(record):  # what was not asked for is not delivered either
             return
         with self.lock:
-            self._keep(job, record, environment)
+            self._keep(job, [record], environment)
             self.seen[id(job)].append(record)
             self.done += 1
             self.progress(_shown(job), self.done, self.total)
@@ -99,8 +101,7 @@ class _Tally:
     def end(self, job: Job, outcome: Outcome) -> None:
         with self.lock:
             seen = self.seen[id(job)]
-            for fate in _fates(job, outcome, seen):
-                self._keep(job, fate, outcome.environment)
+            self._keep(job, _fates(job, outcome, seen), outcome.environment)
             self.done += job.due - len(seen)
 
     def arrived(self, job: Job, outcome: Outcome) -> None:
@@ -108,23 +109,23 @@ class _Tally:
         env = outcome.environment
         found = [record for record in outcome.records if job.asked(record)]
         found += _fates(job, outcome, found)
-        on = {"gpu": {"uuid": env["gpu_uuid"], "name": env["gpu"]}} if env.get("gpu_uuid") else {}
-        for record in found:
-            self._keep(job, record | on, env, save=False)
-        if found:
-            self.document.save()
+        if env and env.gpu_uuid:
+            for record in found:
+                record.gpu = GpuName(uuid=env.gpu_uuid, name=env.gpu)
+        self._keep(job, found, env)
 
-    def _keep(self, job: Job, record: dict[str, Any], environment: dict[str, Any], *, save: bool = True) -> None:
-        whole = self.document.add(job, record, environment, save=False)
-        below.doubt(self.document.records, whole)
-        if save:
-            self.document.save()
-        keys = key(job), (job.op.name, (whole["workload"] or {}).get("uuid"))
-        self.ranks[id(whole)] = *(self.order.get(k, math.inf) for k in keys), self.gpus.index(job.gpu)
+    def _keep(self, job: Job, records: list[Record], environment: Environment | None) -> None:
+        for record in records:
+            whole = self.writer.add(job, record, environment)
+            below.doubt(self.writer.document.records, whole)
+            keys = key(job), (job.op.name, whole.uuid)
+            self.ranks[id(whole)] = *(self.order.get(k, math.inf) for k in keys), self.gpus.index(job.gpu)
+        if records:
+            self.writer.save()
 
     def sort(self) -> None:
         """Put the records into the order in which one GPU would have made them, behind those that were there."""
-        self.document.records.sort(key=lambda record: self.ranks.get(id(record), (-1,)))
+        self.writer.document.records.sort(key=lambda record: self.ranks.get(id(record), (-1,)))
 
 
 def _shown(job: Job) -> str:
@@ -132,7 +133,7 @@ def _shown(job: Job) -> str:
     return f"GPU {job.gpu.index}: {name(job)}" if job.gpu else name(job)
 
 
-def _fates(job: Job, outcome: Outcome, seen: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _fates(job: Job, outcome: Outcome, seen: list[Record]) -> list[Record]:
     """The records of a worker that ended before its workloads did, or that says it is done and is not.
 
     Of a comparison: one for the algo whose code ran last, where that is known, else one for each that has something
@@ -140,40 +141,31 @@ def _fates(job: Job, outcome: Outcome, seen: list[dict[str, Any]]) -> list[dict[
     """
     owed = job.owed(seen)
     status, reason = outcome.status, outcome.reason
-    if status == "done":
+    if status is Status.DONE:
         if not owed:
             return []
-        status, reason = "exited", f"it answered with {len(seen)} of {len(seen) + sum(owed.values())} records"
-    names = list(owed) or [None]
-    if outcome.at in owed:
-        names = [outcome.at]
+        status, reason = Status.EXITED, f"it answered with {len(seen)} of {len(seen) + sum(owed.values())} records"
+    names = [outcome.at] if outcome.at in owed else list(owed) or [job.algo.name if job.algo else COPY]
     tiers = max(1, len(job.tiers))
     return [
-        {
-            "algo": name,
-            "tier": job.tiers[0] if job.tiers else None,
-            "workload": {},
-            "status": status,
-            "reason": reason,
-            "code": outcome.code,
-            "unfinished": min(len(job.workloads), -(-owed.get(name, 0) // tiers)),
-            "tail": outcome.tail,
-        }
+        Record(
+            op=job.op.name, algo=name, source_hash=None, mode=job.mode, tier=job.tiers[0] if job.tiers else None,
+            workload=None, status=status, reason=reason, code=outcome.code, tail=outcome.tail,
+            unfinished=min(len(job.workloads), -(-owed.get(name, 0) // tiers)),
+        )
         for name in names
-    ]
+    ]  # fmt: skip
 
 
 def exit_code(document: Document, named: bool) -> int:
     """1: an algo failed; 4: none did, but the remote side; 3: an algo that the user named, the tier or the data cannot
     be had here."""
-    failed = [r for r in document.records if r["status"] != "passed"]
-    failed = [r for r in failed if not (r.get("added") and r["status"] == "tier_unavailable")]
-    lacking = [r for r in failed if r["status"] == "tier_unavailable" or r.get("code") == errors.MISSING]
-    remote = [r for r in failed if r.get("code") == errors.REMOTE]
-    if len(failed) > len(lacking) + len(remote):
+    lacking_yardstick = Status.TIER_UNAVAILABLE  # of an algo that gdn added: nobody asked for its time
+    blames = {r.blame for r in document.records if not (r.added and r.status is lacking_yardstick)}
+    if Blame.ALGO in blames:
         return errors.FAILED
-    if remote:
+    if Blame.REMOTE in blames:
         return errors.REMOTE
-    if lacking or (document.missing and (named or not document.records)):
+    if Blame.MACHINE in blames or (document.missing and (named or not document.records)):
         return errors.MISSING
     return errors.OK

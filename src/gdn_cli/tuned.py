@@ -23,6 +23,7 @@ from .errors import UsageError, unknown
 from .expression import condition
 from .pack import pack, source_hash
 from .parsing import json_of, read_text
+from .record_types import Environment
 from .registry import Algo, Op, Tune
 from .workloads import Workload
 
@@ -175,20 +176,18 @@ def merge(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
     return [row for row in old[:place] if row.gpu != gpu] + list(new) + [row for row in old[place:] if row.gpu != gpu]
 
 
-def used(algo: Algo | None, solution: dict[str, Any] | None, environment: dict[str, Any]) -> dict[str, Any]:
-    """Whose rows a tuned algo takes on the GPU of a worker's environment, for its record; {} where there is no table:
+def used(algo: Algo | None, solution: dict[str, Any] | None, environment: Environment) -> Row | None:
+    """The first of the rows that a tuned algo takes on the GPU of a worker's environment; None where there is no table:
     a packed solution has no tuning.json, and a candidate rows of its own.
 
-    tuned_for      the GPU that the rows were measured on, or "untuned" for an author's estimates
-    tuned_nearest  whether that is another GPU than this one
+    Its `gpu` is the one that the rows were measured on, or "untuned" for an author's estimates.
     """
-    if algo is None or algo.tune is None or algo.solution or solution is None or "sms" not in environment:
-        return {}
+    if algo is None or algo.tune is None or algo.solution or solution is None or environment.sms is None:
+        return None
     try:
-        found = nearest(rows(algo.tune, load(algo)), environment["sms"])
+        return next(iter(nearest(rows(algo.tune, load(algo)), environment.sms)), None)
     except UsageError:
-        return {}
-    return {"tuned_for": found[0].gpu, "tuned_nearest": found[0].gpu != environment["gpu"]} if found else {}
+        return None
 
 
 # --- candidates -----------------------------------------------------------------------------------------------------

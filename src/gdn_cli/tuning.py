@@ -24,6 +24,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+import msgspec
+
 from . import campaign, choosing, environment, errors, files, lanes, locks, machine, paired, paths, tuned
 from .choosing import AGAIN, AT_ONCE, FINAL, FIRST, Meeting
 from .errors import GdnError, MissingError, UsageError
@@ -31,6 +33,7 @@ from .jobs import Job, Outcome, execute
 from .journal import Journal
 from .machine import Gpu
 from .pack import definition
+from .record_types import Blame, Environment, Record, Status
 from .registry import Algo, Op, Registry
 from .workloads import Workload
 
@@ -307,14 +310,14 @@ class Tuning:
     def _verdict(self, outcome: Outcome, workload: Workload) -> dict[str, Any]:
         """What a check says of a candidate on a workload. Raises GdnError where that is not the candidate's fault."""
         for record in outcome.records:
-            if record["status"] == "refused":
-                raise GdnError(record["reason"], code=record["code"])
-            if record["workload"]["uuid"] == workload.uuid:
-                return {"status": record["status"], "reason": record["reason"], "at": self._label(workload)}
-        if outcome.code == errors.MISSING:
-            raise MissingError(outcome.reason or outcome.status)
-        at = None if outcome.status == "build_failed" else self._label(workload)
-        return {"status": outcome.status, "reason": _without_folders(outcome.reason), "at": at}
+            if record.blame is Blame.MACHINE:
+                raise GdnError(record.reason or record.words, code=record.code or errors.MISSING)
+            if record.uuid == workload.uuid:
+                return {"status": record.status.value, "reason": record.reason, "at": self._label(workload)}
+        if outcome.blame is Blame.MACHINE:
+            raise GdnError(outcome.reason or outcome.status.words, code=outcome.code or errors.MISSING)
+        at = None if outcome.status is Status.BUILD_FAILED else self._label(workload)
+        return {"status": outcome.status.value, "reason": _without_folders(outcome.reason), "at": at}
 
     def _judge(self, name: str, line: dict[str, Any]) -> None:
         """A candidate that failed anywhere is out; the first reason is kept."""
@@ -390,22 +393,22 @@ class Tuning:
             timeout_s=s.timeout_s * len(rivals), gpu=gpu, cpus=self.cpus.get(gpu, frozenset()),
         )  # fmt: skip
         found: dict[str, dict[str, dict[str, Any]]] = {uuid: {} for uuid in wanted}
-        seen: dict[str, list[dict[str, Any]]] = {uuid: [] for uuid in wanted}
+        seen: dict[str, list[Record]] = {uuid: [] for uuid in wanted}
         done = 0
 
-        def on_record(record: dict[str, Any], env: dict[str, Any]) -> None:
+        def on_record(record: Record, env: Environment | None) -> None:
             nonlocal done
             self._met(env)
-            name, uuid = record.get("algo"), record["workload"].get("uuid")
-            if name is None:  # the workload failed, whoever's fault that is
+            name, uuid = record.algo, record.uuid
+            if record.status is Status.TIER_UNAVAILABLE:
+                raise MissingError(record.reason, hint="--tier names another one")
+            if record.blame is Blame.MACHINE:  # the workload failed
                 return
-            if record["status"] == "tier_unavailable":
-                raise MissingError(record["reason"], hint="--tier names another one")
             for at in [uuid] if uuid else [at for at, names in wanted.items() if name in names]:
                 found[at][name] = _result(record, number)
                 seen[at].append(record)
             if uuid and len(found[uuid]) == len(wanted[uuid]):
-                doubts = list(dict.fromkeys(text for r in seen[uuid] for text in r.get("doubts") or []))
+                doubts = list(dict.fromkeys(text for r in seen[uuid] for text in r.doubts or []))
                 line = {"round": number, "names": wanted[uuid], "workload": uuid, "gpu": gpu.uuid if gpu else None}
                 line["results"] = found[uuid]
                 self.log.add(step="time", **line, doubts=doubts)
@@ -417,8 +420,9 @@ class Tuning:
         return execute(job, on_record, given_up=self.stop.is_set)
 
     def _give_up(self, outcome: Outcome, names: list[str], workload: Workload) -> None:
-        reason = outcome.reason or next((r["reason"] for r in outcome.records if r.get("algo") is None), None)
-        code = outcome.code or next((r["code"] for r in outcome.records if r.get("code")), errors.FAILED)
+        failed = [r for r in outcome.records if r.code]
+        reason = outcome.reason or next((r.reason for r in failed), None)
+        code = outcome.code or next((r.code for r in failed), errors.FAILED)
         who = ", ".join(tuned.label(self.plan.candidates[name][1]) for name in names)
         raise GdnError(
             f"timing at {self._label(workload)} came to no end, though each passes its check ({who}): {reason}",
@@ -430,21 +434,21 @@ class Tuning:
 
     # --- results
 
-    def _met(self, env: dict[str, Any]) -> None:
+    def _met(self, env: Environment | None) -> None:
         """Keep the workers' environment, which a run that only goes on may not see again."""
         if env and not self.log.find(step="environment"):
-            self.log.add(step="environment", environment=env)
+            self.log.add(step="environment", environment=msgspec.to_builtins(env))
 
     @property
-    def environment(self) -> dict[str, Any]:
+    def environment(self) -> Environment:
         line = self.log.find(step="environment")
-        return line["environment"] if line else {}
+        return msgspec.convert(line["environment"], Environment) if line else Environment()
 
     @property
     def where(self) -> tuple[str, int]:
         """The GPU's name and number of SMs; a CPU's name and how many of them the process may use."""
         env = self.environment
-        return (env["gpu"], env["sms"]) if "sms" in env else (env["cpu"], env["cpus"])
+        return (env.gpu, env.sms) if env.sms is not None else (env.cpu, env.cpus)
 
     def table(self) -> list[tuned.Row]:
         """The rows for this GPU; [] as long as nothing is chosen."""
@@ -459,8 +463,9 @@ class Tuning:
         gpu, sms = self.where
         env, s = self.environment, self.settings
         found: dict[str, Any] = {"gpu": gpu, "sms": sms}
-        found |= {key: env[key] for key in ("driver", "cuda", "threads") if key in env}
-        found |= {"versions": env["versions"], **environment.commit()}
+        about = {"driver": env.driver, "cuda": env.cuda, "threads": env.threads}
+        found |= {key: value for key, value in about.items() if value is not None}
+        found |= {"versions": env.versions, **environment.commit()}
         found |= {"source_hash": tuned.own_hash(self.plan.algo, self.plan.op), "date": self.time}
         found |= {"tier": s.tier, "l2": s.l2 if self.plan.mode == "cuda" else None}
         found |= {"seconds": s.seconds, "target": s.target, "preset": self.plan.preset, "space": self.plan.space}
@@ -522,11 +527,11 @@ def _without_folders(text: str | None) -> str | None:
     return re.sub(r"(?<![\w.])/(?:[\w.+@-]+/)+", "", text) if text else text
 
 
-def _result(record: dict[str, Any], number: int) -> dict[str, Any]:
+def _result(record: Record, number: int) -> dict[str, Any]:
     """What is kept of a candidate on a workload: of a final the samples as well, which decide."""
-    if record["status"] != "passed":
-        return {"status": record["status"], "reason": record["reason"]}
-    found: dict[str, Any] = {"status": "passed", "us": float(f"{paired.centre(record['rounds_us']):.7g}")}
+    if not record.passed:
+        return {"status": record.status.value, "reason": record.reason}
+    found: dict[str, Any] = {"status": "passed", "us": float(f"{paired.centre(record.rounds_us):.7g}")}
     if number == FINAL:
-        found["samples"] = [float(f"{us:.7g}") for us in record["rounds_us"]]
+        found["samples"] = [float(f"{us:.7g}") for us in record.rounds_us]
     return found

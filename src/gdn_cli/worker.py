@@ -20,12 +20,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
 from msgspec import structs
 
-from .errors import GdnError
+from .errors import USAGE, GdnError
 from .isolation import process
+from .messages import Event, Reply
 from .parsing import decode, json_of
-from .request import SCHEMA, Reply, Request, Serving
+from .record_types import SCHEMA, Record, Status
+from .request import Request, Serving
 
 
 def main(events: Path | None = None, runner: str | None = None) -> int:
@@ -46,11 +49,9 @@ def main(events: Path | None = None, runner: str | None = None) -> int:
     request = _request(sys.stdin.read())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # root could read it again, seal and all, in /proc
     answer = serve(request, _emitter(events, request.seal), started) if isinstance(request, Request) else request
-    answer.seal = request.seal
+    answer.schema, answer.seal = SCHEMA, request.seal or None
     with reply:
-        # not msgspec's encoder: that knows no subclass of str, such as torch's version
-        json.dump({key: value for key, value in structs.asdict(answer).items() if value not in (None, "", {})}, reply)
-        reply.write("\n")
+        reply.write(_json(answer) + "\n")
     return answer.code or 0
 
 
@@ -72,13 +73,13 @@ def _request(text: str) -> Request | Reply:
         reason = f"schema {found.get('schema')!r:.80}, this gdn speaks {SCHEMA}"
     except GdnError as e:
         reason = f"not a request of schema {SCHEMA}: {e}"
-    return Reply(schema=SCHEMA, status="refused", reason=reason, code=2, records=[], seal=seal)
+    return Reply(status=Status.REFUSED, reason=reason, code=USAGE, seal=seal)
 
 
-def serve(asked: Request, emit: Callable[[dict], None], started: process.Started | None = None) -> Reply:
+def serve(asked: Request, emit: Callable[[Event | Record], None], started: process.Started | None = None) -> Reply:
     """Do what a request asks for; `emit` gets each record as it is made. `started`: a runner that is there already."""
     _imports(asked.mode)
-    reply = Reply(schema=SCHEMA, status="done", records=[])
+    reply = Reply(status=Status.DONE)
     # the worker's own FIB_CACHE_PATH becomes another one
     request = Serving(**structs.asdict(asked), builds=os.environ.get("FIB_CACHE_PATH"), started=started)
     try:
@@ -92,10 +93,10 @@ def serve(asked: Request, emit: Callable[[dict], None], started: process.Started
         from .isolation import client
 
         reply.environment = environment.describe(request.mode)
-        emit({"environment": reply.environment})  # first: records never lack their origin
+        emit(Event(environment=reply.environment))  # first: records never lack their origin
         others = {"floor": tasks.floors, "compare": tasks.compare, "profile": tasks.profile}
         work = others.get(request.command, tasks.algo)
-        request.at = lambda name: emit({"at": name})
+        request.at = lambda name: emit(Event(at=name))
         try:
             for record in work(request, reply):
                 emit(record)
@@ -103,9 +104,9 @@ def serve(asked: Request, emit: Callable[[dict], None], started: process.Started
         except client.Died as e:
             reply.status, reply.reason, reply.exit_code = e.status, e.reason, e.exit_code
         except tasks.BuildFailed as e:
-            reply.status, reply.reason, reply.code = "build_failed", str(e), e.code
+            reply.status, reply.reason, reply.code = Status.BUILD_FAILED, str(e), e.code
     except GdnError as e:  # what was measured before stays in the reply
-        reply.status, reply.reason, reply.code = "refused", str(e), e.code
+        reply.status, reply.reason, reply.code = Status.REFUSED, str(e), e.code
     return reply
 
 
@@ -119,14 +120,18 @@ def _imports(mode: str) -> None:
 # --- plumbing ---------------------------------------------------------------------------------------------------
 
 
-def _emitter(events: Path | None, seal: str) -> Callable[[dict], None]:
+def _json(what: Event | Record | Reply) -> str:
+    return json.dumps(msgspec.to_builtins(what))  # not msgspec's own: an algo's words may not be text that UTF-8 has
+
+
+def _emitter(events: Path | None, seal: str) -> Callable[[Event | Record], None]:
     if events is None:
-        return lambda record: None
+        return lambda event: None
 
     file = events.open("a")  # once: the runner can learn the name of a pipe's descriptor, and has no right to it
 
-    def emit(record: dict) -> None:
-        file.write(f"{seal}{json.dumps(record)}\n")
+    def emit(event: Event | Record) -> None:
+        file.write(f"{seal}{_json(event)}\n")
         file.flush()
 
     return emit

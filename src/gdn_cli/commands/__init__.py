@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from .. import __version__, errors, text
-from . import algos, bench, compare, data, doctor, history, modal, pack, profile, report, tune, worker
+from . import algos, bench, compare, data, doctor, history, modal, pack, profile, report, schema, tune, worker
 
 app = typer.Typer(
     name="gdn",
@@ -21,7 +21,7 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for module in (bench, compare, tune, profile, modal, history, report, algos, pack, data, doctor, worker):
+for module in (bench, compare, tune, profile, modal, history, report, algos, pack, data, doctor, schema, worker):
     module.register(app)
 
 

@@ -99,9 +99,10 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
     options = {"workload": which.workload, "n": which.n, "preset": preset, "dataset": bool(which.dataset)}
     options |= {"tier": work.sampling.tier, "l2": work.sampling.l2} | ({"gpus": work.gpus} if work.gpus else {})
     name = {"check": "run", "floor": "floors"}.get(command, command)
-    document = records.open_document(name, options, output.out)
+    writer = records.open_document(name, options, output.out)
+    document = writer.document
     if elsewhere:
-        elsewhere.begin(plan, document)
+        elsewhere.begin(plan, writer)
     else:
         work.trust.tell(work.solutions)
 
@@ -114,28 +115,29 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
                 from .. import score
 
                 asked = {e.algo.name for e in part.entries}
-                found = score.scores(document.to_json(), part.op, [w.uuid for w in part.workloads])
-                rows = [s.to_json() for s in found if s.algo in asked and s.algo != s.against]
-                document.more.setdefault("scores", []).extend(rows)
+                found = score.scores(document, part.op, [w.uuid for w in part.workloads])
+                rows = [s for s in found if s.algo in asked and s.algo != s.against]
+                document.scores = [*(document.scores or []), *rows]
 
-    perform(plan, document, known, output.json, finish, elsewhere.engine if elsewhere else None)
+    perform(plan, writer, known, output.json, finish, elsewhere.engine if elsewhere else None)
     code = errors.INTERRUPTED if document.interrupted else running.exit_code(document, named)
-    return document.exit_code(code)
+    return writer.exit_code(code)
 
 
-def perform(plan: Any, document: Any, known: Any, json: bool, finish: Any, engine: Any = None) -> None:
+def perform(plan: Any, writer: Any, known: Any, json: bool, finish: Any, engine: Any = None) -> None:
     """Run a plan, `finish` its document with what is only known at the end, keep it and show it.
 
     An error that ends the run before its end is raised once what there was by then is kept and shown.
     """
-    from .. import files, history, report, running
+    from .. import files, history, records, report, running
 
-    if json and document.stream and files.is_stdout(document.path):
+    document = writer.document
+    if json and writer.stream and files.is_stdout(writer.path):
         raise errors.UsageError("--json has stdout to itself", hint="drop --json, or --out")
     failed = None
     try:
         with report.progress() if engine is None else contextlib.nullcontext(lambda *_: None) as progress:
-            running.run(plan, document, progress, report.say, engine)
+            running.run(plan, writer, progress, report.say, engine)
     except KeyboardInterrupt:
         pass  # the document says so
     except (errors.GdnError, OSError) as e:
@@ -144,14 +146,14 @@ def perform(plan: Any, document: Any, known: Any, json: bool, finish: Any, engin
             raise failed from None
     finish()
     if document.records:
-        document.keep()
+        writer.keep()
         if document.command != "run":
             try:
-                history.History().keep(document.news(), document.path)
+                history.History().keep(records.plain(writer.news), writer.path)
             except errors.GdnError as e:
-                document.forgotten = True
+                writer.forgotten = True
                 report.say(str(e))
-    report.show(document.to_json(), known, json, document.path, document.unsaved)
+    report.show(records.plain(document), known, json, writer.path, writer.unsaved)
     if failed:
         raise failed
 

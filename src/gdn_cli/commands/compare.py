@@ -70,32 +70,30 @@ def compare(
     trust.tell([Path(name) for name in live if name.endswith(".json")])
     chosen = {"names": names, "workload": which.workload, "n": which.n, "preset": preset}
     chosen |= {"tier": sampling.tier, "l2": sampling.l2, "threshold": threshold, "gate": gate}
-    base: dict[str, Any] = {}
     if saved:
         file, algo = saved
         base = records.load(file)
         timed_in = {tier for job in plan.jobs for tier in job.tiers}
         ours = [e.algo.name for e in entries]
         algo = comparison.check_saved(base, file.name, parts[0].op.name, ours, algo, timed_in)
-    document = records.open_document("compare", chosen, output.out)
+    writer = records.open_document("compare", chosen, output.out)
+    document = writer.document
 
     def finish() -> None:
-        whole = document.to_json()
         if saved:
-            comparison.against(whole, base, file.name, algo, threshold)
+            comparison.against(document, base, file.name, algo, threshold)
         else:
-            comparison.between(whole, {part.op.name: part.entries[0].algo.name for part in parts}, threshold)
-        document.more |= {key: whole[key] for key in ("comparisons", "overall", "warnings") if key in whole}
+            comparison.between(document, {part.op.name: part.entries[0].algo.name for part in parts}, threshold)
 
-    perform(plan, document, known, output.json, finish)
-    raise typer.Exit(document.exit_code(_code(running.exit_code(document, True), document, gate)))
+    perform(plan, writer, known, output.json, finish)
+    raise typer.Exit(writer.exit_code(_code(running.exit_code(document, True), document, gate)))
 
 
 def _code(code: int, document: Any, gate: float | None) -> int:
     """An algo that failed goes before the gate, and the gate before what is missing here."""
     if document.interrupted:
         return errors.INTERRUPTED
-    ratios = [overall["ratio"] for overall in document.more["overall"]]
+    ratios = [overall.ratio for overall in document.overall]
     if code != errors.FAILED and gate is not None and any(ratio < gate for ratio in ratios):
         from .. import report
 

@@ -112,7 +112,7 @@ def _carried(command: str, ctx: typer.Context, asked: dict[str, Any], errand: Er
     old = None
     if errand.resume:
         old = _resumed(ctx, errand.resume, "run", "bench")
-        command, asked = old["modal"]["command"], old["modal"]["asked"]
+        command, asked = old.modal.command, old.modal.asked
         output = replace(output, out=output.out or errand.resume)
     elsewhere = _Elsewhere(command, asked, errand, old)
     which = o.pick(o.Selection, asked | {"dataset": Path(asked["dataset"]) if asked["dataset"] else None})
@@ -123,18 +123,18 @@ def _carried(command: str, ctx: typer.Context, asked: dict[str, Any], errand: Er
     try:
         code = carry_out(work, output, elsewhere)
     except errors.GdnError as e:
-        _left(elsewhere.document, e.code)
+        _left(elsewhere.writer, e.code)
         raise
-    left = _left(elsewhere.document, code)
-    return elsewhere.document.exit_code(errors.OK if left and errand.detach and code != errors.INTERRUPTED else code)
+    left = _left(elsewhere.writer, code)
+    return elsewhere.writer.exit_code(errors.OK if left and errand.detach and code != errors.INTERRUPTED else code)
 
 
-def _resumed(ctx: typer.Context, file: Path, *commands: str) -> dict[str, Any]:
+def _resumed(ctx: typer.Context, file: Path, *commands: str) -> Any:
     """The document of the run that --resume goes on with: one of these commands', and what it is of stands in it."""
     from ..remote import sent
 
     old = sent.read(file)
-    if (command := old["modal"]["command"]) not in commands:
+    if (command := old.modal.command) not in commands:
         raise errors.UsageError(f"{file} is a run of {command}", hint=f"gdn modal {command} --resume {file}")
     for p in ctx.command.params:
         given = ctx.get_parameter_source(p.name)
@@ -144,20 +144,21 @@ def _resumed(ctx: typer.Context, file: Path, *commands: str) -> dict[str, Any]:
     return old
 
 
-def _left(document: Any, code: int) -> bool:
+def _left(writer: Any, code: int) -> bool:
     """Say how to go on with a run that did not bring everything home; True where some of it is still at Modal."""
     from .. import report
 
-    if document is None:
+    if writer is None:
         return False
-    again = f"gdn modal {document.more['modal']['command']} --resume {document.path}"
-    if document.more["modal"]["calls"]:
-        document.keep()
-        if document.unsaved:
-            report.say(f"the run could not be kept: {document.unsaved}")
+    rented = writer.document.modal
+    again = f"gdn modal {rented.command} --resume {writer.path}"
+    if rented.calls:
+        writer.keep()
+        if writer.unsaved:
+            report.say(f"the run could not be kept: {writer.unsaved}")
         report.say(f"left running at Modal; fetch it with: {again}")
         return True
-    if code in (errors.REMOTE, errors.INTERRUPTED) and document.records:
+    if code in (errors.REMOTE, errors.INTERRUPTED) and writer.document.records:
         report.say(f"to repeat what is lacking: {again}")
     return False
 
@@ -165,15 +166,15 @@ def _left(document: Any, code: int) -> bool:
 class _Elsewhere:
     """What carry_out needs to run a campaign at Modal."""
 
-    def __init__(self, command: str, asked: dict[str, Any], errand: Errand, old: dict | None) -> None:
+    def __init__(self, command: str, asked: dict[str, Any], errand: Errand, old: Any) -> None:
         from ..remote import engine
 
-        self.asked, self.command, self.old, self.document = asked, command, old, None
+        self.asked, self.command, self.old, self.writer = asked, command, old, None
         self.engine, self.place = _engine(o.pick(Containers, asked), errand), engine.place
 
-    def begin(self, plan: Any, document: Any) -> None:
-        self.engine.begin(plan, document, self.command, self.asked, self.old)
-        self.document = document
+    def begin(self, plan: Any, writer: Any) -> None:
+        self.engine.begin(plan, writer, self.command, self.asked, self.old)
+        self.writer = writer
 
     def finish(self, document: Any) -> None:
         self.engine.finish(document)
@@ -261,15 +262,15 @@ def _sent_off(work: Any, names: list[str], folder: Path, profiled: Callable[[lis
     live = [name for name in names if profiling.find(name, folder) is None]
     if not live:
         raise errors.UsageError(f"{' and '.join(names)}: kept here already", hint="drop --detach to see it")
-    document = records.open_document("profile", {}, None)
-    work.note(document, "profile", {"names": names, "folder": str(folder.absolute())})
+    writer = records.open_document("profile", {}, None)
+    work.note(writer.document, "profile", {"names": names, "folder": str(folder.absolute())})
     try:
         list(profiled(live))
     finally:
-        _left(document, errors.OK)
+        _left(writer, errors.OK)
     if json:
-        report.show_json(document.to_json())
-    return document.exit_code(errors.OK)
+        report.show_json(records.plain(writer.document))
+    return writer.exit_code(errors.OK)
 
 
 def _fetched(ctx: typer.Context, errand: Errand, out: Path | None, json: bool) -> int:
@@ -278,12 +279,12 @@ def _fetched(ctx: typer.Context, errand: Errand, out: Path | None, json: bool) -
     from .profile import looked_at
 
     file = errand.resume
-    old = _resumed(ctx, file, "profile")["modal"]
-    folder = out or Path(old["asked"]["folder"])
-    work = _engine(Containers(old["gpu"], old["image"], together=True), Errand(errand.max_minutes))
-    (call,) = old["calls"]
+    old = _resumed(ctx, file, "profile").modal
+    folder = out or Path(old.asked["folder"])
+    work = _engine(Containers(old.gpu, old.image, together=True), Errand(errand.max_minutes))
+    (call,) = old.calls
     try:
-        code = looked_at(old["asked"]["names"], folder, json, lambda _: profiles.fetched(work, call, folder))
+        code = looked_at(old.asked["names"], folder, json, lambda _: profiles.fetched(work, call, folder))
     except errors.GdnError:
         if not work.sent:
             file.unlink(missing_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 import time
 import weakref
@@ -10,9 +9,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import torch
 
 from .. import fates
+from ..messages import Answer, Measured, Said
+from ..record_types import Status
 from . import channel, process, shared
 from .calls import Strange
 
@@ -22,20 +24,17 @@ _PATIENCE_S = 10.0  # for a runner that has closed its line to end
 class Died(Exception):
     """The runner ended before it answered: what its end was, and whose turn it was where that is known."""
 
-    def __init__(self, status: str, reason: str, exit_code: int | None, turn: int | None = None) -> None:
+    def __init__(self, status: Status, reason: str, exit_code: int | None, turn: int | None = None) -> None:
         super().__init__(reason)
         self.status, self.reason, self.exit_code, self.turn = status, reason, exit_code, turn
 
 
 class Raised(Exception):
-    """What an algo's code raised, in the runner's words."""
+    """What an algo's code raised."""
 
-    def __init__(self, said: dict[str, Any]) -> None:
-        super().__init__(str(said.get("text")))
-        self.one_line = str(said.get("line"))
-        self.trace = [str(line) for line in _list(said.get("trace"))]
-        self.kind = str(said.get("kind"))
-        self.missing = said.get("missing") is True
+    def __init__(self, said: Said) -> None:
+        super().__init__(said.text)
+        self.one_line, self.trace, self.kind, self.missing = said.line, said.trace, said.kind, said.missing
 
 
 class OutOfMemory(Raised, MemoryError):
@@ -60,22 +59,22 @@ class Runner:
 
     # --- asking
 
-    def ask(self, do: str, _descriptors: tuple[int, ...] = (), **fields: Any) -> dict[str, Any]:
+    def ask(self, do: str, _descriptors: tuple[int, ...] = (), **fields: Any) -> Answer:
         """Send a command, and wait for its answer. Raises Died, and what the algo raised as Raised."""
         if self.dropped:
             fields["dropped"], self.dropped = self.dropped, []
         try:
             self.line.send({"do": do} | fields, _descriptors)
-            answer = self.line.receive()
+            answer = msgspec.convert(self.line.receive(), Answer)
         except (EOFError, OSError):
             raise self._death() from None
-        except channel.Garbled as e:
+        except (channel.Garbled, msgspec.ValidationError) as e:
             self.close()
-            raise Died("crashed", f"the process that ran it sent {e}", None) from None
-        if "raised" not in answer:
-            return answer
-        said = answer["raised"] if isinstance(answer["raised"], dict) else {}
-        raise {"out_of_memory": OutOfMemory, "lookup": NotThere}.get(str(said.get("kind")), Raised)(said)
+            nonsense = e if isinstance(e, channel.Garbled) else f"what is no answer: {e}"
+            raise Died(Status.CRASHED, f"the process that ran it sent {nonsense}", None) from None
+        if said := answer.raised:
+            raise {"out_of_memory": OutOfMemory, "lookup": NotThere}.get(said.kind, Raised)(said)
+        return answer
 
     def _death(self) -> Died:
         try:
@@ -83,7 +82,7 @@ class Runner:
         except subprocess.TimeoutExpired:  # it closed its line and lives on
             self.process.kill()
             self.process.wait()
-            return Died("exited", "the process closed its line before it was done", None, self.turn())
+            return Died(Status.EXITED, "the process closed its line before it was done", None, self.turn())
         if self.wrapped and code > 128:  # as a shell has it
             code = 128 - code
         return Died(*fates.death(code, self.ooms), code, self.turn())
@@ -196,10 +195,10 @@ class Runner:
 
     # --- kernels
 
-    def build(self, name: str, definition: dict, solution: dict, **how: Any) -> tuple[Kernel, dict[str, Any]]:
+    def build(self, name: str, definition: dict, solution: dict, **how: Any) -> tuple[Kernel, Answer]:
         """(the kernel, what its build says). Raises Raised with kind build_failed."""
         said = self.ask("build", name=name, definition=definition, solution=solution, **how)
-        return Kernel(self, name, said.get("destination_passing") is True), said
+        return Kernel(self, name, said.destination_passing), said
 
     def watched(self) -> None:
         """Have the runner say whose turn it is, for `Died.turn`."""
@@ -208,6 +207,16 @@ class Runner:
             self.ask("watch", (self.mark.descriptor,))
             self.mark.close()
         self.mark.bytes[0] = 255
+
+    def turns(self, kernels: list[str], inputs: list, outputs: list, **how: Any) -> Answer:
+        """Several kernels' times on the same buffers, their calls taking turns."""
+        form = self.form
+        said = self.ask(
+            "turns", kernels=kernels, inputs=[form(x) for x in inputs], outputs=[form(x) for x in outputs], **how
+        )
+        if not len(kernels) == len(said.records) == len(said.rounds) and not said.replaced:
+            raise Died(Status.CRASHED, "the process that ran it sent no time", None)
+        return said if said.replaced else _measured(said)
 
     def turn(self) -> int | None:
         """Which kernel of `turns` was at work last."""
@@ -226,7 +235,7 @@ class Kernel:
     def pull(self, tensors: Sequence[Any]) -> None:
         self.runner.pull(tensors)
 
-    def ask(self, do: str, inputs: list, outputs: list, **more: Any) -> dict[str, Any]:
+    def ask(self, do: str, inputs: list, outputs: list, **more: Any) -> Answer:
         form = self.runner.form
         return self.runner.ask(
             do, kernel=self.name, inputs=[form(x) for x in inputs], outputs=[form(x) for x in outputs], **more
@@ -234,7 +243,7 @@ class Kernel:
 
     def run(self, inputs: list, outputs: list, wanted: Sequence[tuple] = ()) -> list:
         said = self.ask("run", inputs, outputs)
-        return outputs if self.destination_passing else self.runner.received(said.get("results"), wanted)
+        return outputs if self.destination_passing else self.runner.received(said.results, wanted)
 
     def address(self, result: torch.Tensor) -> int:
         return result._gdn_about[0]
@@ -244,8 +253,8 @@ class Kernel:
 
     def at_return(self, inputs: list, outputs: list, wanted: Sequence[tuple] = ()) -> tuple[list, list]:
         said = self.ask("at_return", inputs, outputs)
-        seen = self.runner.received(said.get("seen"), wanted)
-        results = outputs if self.destination_passing else self.runner.received(said.get("results"), wanted)
+        seen = self.runner.received(said.seen, wanted)
+        results = outputs if self.destination_passing else self.runner.received(said.results, wanted)
         self.pull([*seen, *results])
         return results, seen
 
@@ -257,22 +266,28 @@ class Kernel:
         said = self.ask(
             "late", inputs, outputs, late=[form(x) for x in late], zeroed=list(zeroed), copies=[form(x) for x in copies]
         )
-        results = outputs if self.destination_passing else self.runner.received(said.get("results"), wanted)
+        results = outputs if self.destination_passing else self.runner.received(said.results, wanted)
         self.pull([*copies, *results])
         return results
 
     def seconds(self, inputs: list, outputs: list) -> float:
-        return number(self.ask("seconds", inputs, outputs).get("seconds"))
+        return self.ask("seconds", inputs, outputs).seconds
 
     def trace(self, inputs: list, outputs: list) -> tuple[Counter[str], int]:
         said = self.ask("trace", inputs, outputs)
-        ran = said.get("ran") if isinstance(said.get("ran"), dict) else {}
-        return Counter({str(name): int(number(n)) for name, n in ran.items()}), int(number(said.get("ns")))
+        ran = said.ran if isinstance(said.ran, dict) else {}
+        return Counter({name: n for name, n in ran.items() if isinstance(n, int)}), int(said.ns)
 
-    def time(self, inputs: list, outputs: list, **how: Any) -> tuple[dict[str, Any], list[str]]:
+    def time(self, inputs: list, outputs: list, **how: Any) -> tuple[Measured, list[str]]:
         """A tier's part of a record, and which parts of the timer were replaced by then."""
-        said = self.ask("time", inputs, outputs, **how)
-        return measured(said.get("record")), [str(name) for name in _list(said.get("replaced"))]
+        said = _measured(self.ask("time", inputs, outputs, **how))
+        if len(said.records) != 1:
+            raise Died(Status.CRASHED, "the process that ran it sent no time", None)
+        return said.records[0], said.replaced
+
+    def survey(self, inputs: list, outputs: list, **how: Any) -> Any:
+        """What one call puts on the GPU."""
+        return self.ask("survey", inputs, outputs, **how).ran
 
     def seconds_outside(self, inputs: list, outputs: list, times: int) -> float:
         """How long a call takes by the worker's clock, of so many in a row."""
@@ -282,31 +297,17 @@ class Kernel:
 
     def backend(self, inputs: list) -> str | None:
         form = self.runner.form
-        said = self.runner.ask("backend", kernel=self.name, inputs=[form(x) for x in inputs])
-        return str(said["backend"]) if said.get("backend") is not None else None
+        return self.runner.ask("backend", kernel=self.name, inputs=[form(x) for x in inputs]).backend
 
 
-_FIELDS = ("tier", "timing", "doubts", "gpu_state", "status", "reason")
-
-
-def measured(said: Any) -> dict[str, Any]:
-    """A tier's part of a record as a runner sent it: with a time that is a positive number, or with none."""
-    record = {key: said[key] for key in _FIELDS if key in said} if isinstance(said, dict) else {}
-    timed = record.get("timing")
-    if timed is None and isinstance(record.get("status"), str) and record["status"] != "passed":
-        return record
-    if not isinstance(timed, dict) or not isinstance(record.get("doubts"), list):
-        raise Died("crashed", "the process that ran it sent no time", None)
-    for value in (timed.get("median_us"), timed.get("low_us"), timed.get("high_us")):
-        if not number(value) > 0 or math.isinf(value):
-            raise Died("crashed", "the process that ran it sent a time that is none", None)
-    return {key: value for key, value in record.items() if key not in ("status", "reason")}
-
-
-def number(x: Any) -> float:
-    if isinstance(x, bool) or not isinstance(x, (int, float)):
-        raise Died("crashed", "the process that ran it sent a number that is none", None)
-    return x
+def _measured(answer: Answer) -> Answer:
+    """What a runner says of times: each has one, or says why not."""
+    for each in answer.records:
+        if (each.timing is None or each.doubts is None) and (each.timing or each.status is Status.PASSED):
+            raise Died(Status.CRASHED, "the process that ran it sent no time", None)
+        if each.timing:
+            each.status, each.reason = Status.PASSED, None
+    return answer
 
 
 def _list(x: Any) -> list:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
 
 from .. import environment, timing
+from ..messages import Measured
+from ..record_types import GpuState, GpuStates, Status, Timing
 from ..timing import Plan, Subject
 
 _NOISY = 0.01  # a median that is not even known to so much is in doubt, whatever was asked for
 
 
-def timed(tier: str, subject: Subject, plan: Plan, *, gpu: bool, fallback: bool, own: int = 1) -> dict[str, Any]:
+def timed(tier: str, subject: Subject, plan: Plan, *, gpu: bool, fallback: bool, own: int = 1) -> Measured:
     """Time a subject in a tier.
 
     gpu       whether it runs on a GPU, whose state is then read before, between and after
@@ -25,14 +26,13 @@ def timed(tier: str, subject: Subject, plan: Plan, *, gpu: bool, fallback: bool,
             found = timing.measure(tier, subject, plan, watch)
         except torch.cuda.OutOfMemoryError as e:  # of this tier's buffers: the other tiers may have room
             torch.cuda.empty_cache()
-            return {"tier": tier, "status": "out_of_memory", "reason": f"{tier}: {str(e).splitlines()[0]}"}
+            return Measured(tier=tier, status=Status.OUT_OF_MEMORY, reason=f"{tier}: {str(e).splitlines()[0]}")
         except timing.TierUnavailable as e:
             if not fallback or tier != "cupti":
-                return {"tier": tier, "status": "tier_unavailable", "reason": f"{tier}: {e}"}
+                return Measured(tier=tier, status=Status.TIER_UNAVAILABLE, reason=f"{tier}: {e}")
             found = timing.measure("events", subject, plan, watch)
-            note = f"cupti not available ({e}): timed with CUDA events instead"
-            found = dataclasses.replace(found, note=note)
-    return watch.record(found)
+            found.note = f"cupti not available ({e}): timed with CUDA events instead"
+    return watch.measured(found)
 
 
 class Watch:
@@ -40,7 +40,7 @@ class Watch:
 
     def __init__(self, plan: Plan, gpu: bool, own: int) -> None:
         self.plan, self.on_gpu, self.own = plan, gpu, own
-        self.states: list[dict[str, Any]] = []
+        self.states: list[GpuState] = []
 
     def __call__(self, brief: bool = True) -> None:
         if self.on_gpu:
@@ -53,17 +53,14 @@ class Watch:
     def __exit__(self, *_: Any) -> None:
         self(brief=False)
 
-    def record(self, timed: Any) -> dict[str, Any]:
-        before, *during, after = self.states or [{}, {}]
-        found = {"tier": timed.tier, "timing": timed.to_json()}
-        target = max(self.plan.target, _NOISY)
-        found["doubts"] = environment.doubts(before, during, after, found["timing"], target)
-        if self.on_gpu:
-            found["gpu_state"] = {"before": before, "during": _few(during), "after": after}
-        return found
+    def measured(self, timed: Timing) -> Measured:
+        before, *during, after = self.states or [GpuState(), GpuState()]
+        doubts = environment.doubts(before, during, after, timed, max(self.plan.target, _NOISY))
+        state = GpuStates(before=before, during=_few(during), after=after) if self.on_gpu else None
+        return Measured(tier=timed.tier, timing=timed, doubts=doubts, gpu_state=state)
 
 
-def _few(states: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _few(states: list[GpuState]) -> list[GpuState]:
     """The first, the middle and the last of many, each once: enough to see a trend."""
     kept = states if len(states) <= 3 else [states[0], states[len(states) // 2], states[-1]]
     return [state for i, state in enumerate(kept) if not i or state != kept[i - 1]]

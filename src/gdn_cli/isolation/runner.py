@@ -15,8 +15,11 @@ import time
 import traceback
 from typing import Any
 
+import msgspec
+
 from .. import bounded
 from ..errors import GdnError, one_line
+from ..messages import Answer, Said
 from . import channel
 
 _COMMANDS = {}
@@ -58,13 +61,13 @@ class Runner:
                     for number, storage in message.pop("dropped", ()):
                         self.results.pop(number, None)
                         self.storages.pop(storage, None)
-                    answer = _COMMANDS[message.pop("do")](self, *descriptors, **message) or {}
+                    answer = _COMMANDS[message.pop("do")](self, *descriptors, **message) or Answer()
                 except Exception as e:
-                    answer = {"raised": self._raised(e)}
-                line.send(bounded.clipped(answer))
+                    answer = Answer(raised=self._raised(e))
+                line.send(bounded.clipped(msgspec.to_builtins(answer)))
 
-    def _raised(self, e: Exception) -> dict[str, Any]:
-        """An exception as JSON, with what kind of trouble it is."""
+    def _raised(self, e: Exception) -> Said:
+        """An exception, with what kind of trouble it is."""
         from .. import timing
         from ..build import BuildFailed
 
@@ -79,14 +82,8 @@ class Runner:
         kind = next((kind for kind, so in kinds.items() if so), "error")
         if kind == "out_of_memory" and self.device == "cuda":
             self.torch.cuda.empty_cache()
-        return {
-            "kind": kind,
-            "text": str(e),
-            "line": one_line(e),
-            "trace": "".join(traceback.format_exception(e)).splitlines()[-12:],
-            "missing": getattr(e, "missing", False),
-            "code": getattr(e, "code", None),
-        }
+        trace = "".join(traceback.format_exception(e)).splitlines()[-12:]
+        return Said(text=str(e), line=one_line(e), trace=trace, kind=kind, missing=getattr(e, "missing", False))
 
     # --- tensors
 
@@ -165,60 +162,58 @@ class Runner:
     # --- kernels
 
     @command
-    def build(
-        self, name: str, definition: dict, solution: dict, specific: bool = False, prove: bool = False
-    ) -> dict[str, Any]:
+    def build(self, name: str, definition: dict, solution: dict, specific: bool = False, prove: bool = False) -> Answer:
         from .. import build, signature
 
         self._remember()
         began = time.perf_counter()
         kernel = build.build(definition, solution, specific=specific)
         self.kernels[name] = kernel
-        found: dict[str, Any] = {"destination_passing": kernel.destination_passing}
-        found["build_s"] = time.perf_counter() - began
-        if prove:
-            found["proof"] = signature.match(kernel.entry_point, definition, solution)
-        return found
+        build_s = time.perf_counter() - began
+        proof = signature.match(kernel.entry_point, definition, solution) if prove else None
+        return Answer(destination_passing=kernel.destination_passing, build_s=build_s, proof=proof)
 
     @command
-    def backend(self, kernel: str, inputs: list) -> dict[str, Any]:
+    def backend(self, kernel: str, inputs: list) -> Answer:
         """What the algo says of the way that it takes for these inputs; None where it does not tell."""
-        return {"backend": self.kernels[kernel].backend(self._given(inputs))}
+        found = self.kernels[kernel].backend(self._given(inputs))
+        return Answer(backend=None if found is None else str(found))
 
     @command
-    def run(self, kernel: str, inputs: list, outputs: list) -> dict[str, Any]:
+    def run(self, kernel: str, inputs: list, outputs: list) -> Answer:
         return self._call(kernel, "run", self._given(inputs), self._given(outputs))
 
     @command
-    def late(self, kernel: str, inputs: list, outputs: list, late: list, zeroed: list, copies: list) -> dict[str, Any]:
+    def late(self, kernel: str, inputs: list, outputs: list, late: list, zeroed: list, copies: list) -> Answer:
         more = self._given(late), zeroed, self._given(copies)
         return self._call(kernel, "late", self._given(inputs), self._given(outputs), *more)
 
     @command
-    def at_return(self, kernel: str, inputs: list, outputs: list) -> dict[str, Any]:
+    def at_return(self, kernel: str, inputs: list, outputs: list) -> Answer:
         here = self.calls.Here(self.kernels[kernel])
         results, seen = here.at_return(self._given(inputs), self._given(outputs))
         given = [] if here.destination_passing else self._described(results)
-        return {"results": given, "seen": self._described(seen)}
+        return Answer(results=given, seen=self._described(seen))
 
-    def _call(self, kernel: str, how: str, *arguments: Any) -> dict[str, Any]:
+    def _call(self, kernel: str, how: str, *arguments: Any) -> Answer:
         here = self.calls.Here(self.kernels[kernel])
         results = getattr(here, how)(*arguments)
-        return {} if here.destination_passing else {"results": self._described(results)}
+        return Answer(results=None if here.destination_passing else self._described(results))
 
     @command
-    def seconds(self, kernel: str, inputs: list, outputs: list) -> dict[str, Any]:
-        return {"seconds": self.calls.Here(self.kernels[kernel]).seconds(self._given(inputs), self._given(outputs))}
+    def seconds(self, kernel: str, inputs: list, outputs: list) -> Answer:
+        here = self.calls.Here(self.kernels[kernel])
+        return Answer(seconds=here.seconds(self._given(inputs), self._given(outputs)))
 
     @command
-    def trace(self, kernel: str, inputs: list, outputs: list) -> dict[str, Any]:
+    def trace(self, kernel: str, inputs: list, outputs: list) -> Answer:
         ran, took = self.calls.Here(self.kernels[kernel]).trace(self._given(inputs), self._given(outputs))
-        return {"ran": dict(ran), "ns": took}
+        return Answer(ran=dict(ran), ns=took)
 
     # --- times
 
     @command
-    def time(self, kernel: str, inputs: list, outputs: list, definition: dict, tier: str, **how: Any) -> dict[str, Any]:
+    def time(self, kernel: str, inputs: list, outputs: list, definition: dict, tier: str, **how: Any) -> Answer:
         """One tier's part of a record, of calls on these very buffers."""
         from ..timing import Plan, Subject
         from . import measuring
@@ -227,7 +222,7 @@ class Runner:
             self.kernels[kernel], self._given(inputs), self._given(outputs), definition=definition
         )  # fmt: skip
         found = measuring.timed(tier, subject, Plan(**how.pop("plan")), gpu=self.device == "cuda", **how)
-        return {"record": found, "replaced": self._replaced()}
+        return Answer(records=[found], replaced=self._replaced())
 
     @command
     def again(self, kernel: str, inputs: list, outputs: list, times: int) -> None:
@@ -240,7 +235,7 @@ class Runner:
     @command
     def turns(
         self, kernels: list[str], inputs: list, outputs: list, linear: list[int], tier: str, plan: dict, own: int
-    ) -> dict[str, Any]:
+    ) -> Answer:
         """Several kernels on the same buffers, their calls taking turns; other values in `linear` each time."""
         from .. import paired, timing
         from ..timing import Plan, Subject
@@ -255,7 +250,8 @@ class Runner:
         enough = (lambda each: paired.enough(*each, target=plan.target)) if len(kernels) > 1 else None
         with measuring.Watch(plan, self.device == "cuda", own) as watch:
             timings, rounds = timing.interleave(tier, subjects, plan, watch, enough)
-        return {"records": [watch.record(timed) for timed in timings], "rounds": rounds, "replaced": self._replaced()}
+        records = [watch.measured(timed) for timed in timings]
+        return Answer(records=records, rounds=rounds, replaced=self._replaced())
 
     def _marked(self, i: int, kernel: Any) -> Any:
         """The kernel, that says before each call whose turn it is."""
@@ -268,13 +264,13 @@ class Runner:
         return call
 
     @command
-    def survey(self, kernel: str, inputs: list, outputs: list, definition: dict, l2: str) -> dict[str, Any]:
+    def survey(self, kernel: str, inputs: list, outputs: list, definition: dict, l2: str) -> Answer:
         """What one call puts on the GPU."""
         from ..timing import Subject
         from . import survey
 
         subject = Subject.of(self.kernels[kernel], self._given(inputs), self._given(outputs), definition=definition)
-        return {"ran": survey.ran(subject, l2)}
+        return Answer(ran=survey.ran(subject, l2))
 
     @command
     def watch(self, descriptor: int) -> None:

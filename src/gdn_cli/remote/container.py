@@ -19,6 +19,7 @@ import msgspec
 
 from .. import jobs, machine
 from ..errors import GdnError, one_line
+from ..record_types import Environment
 from ..request import Request
 from . import caches, parcel
 from .settings import CACHE, mismatch
@@ -49,18 +50,17 @@ def _piece(piece: dict[str, Any], env: dict[str, str], content: dict[str, Any]) 
             return _profile(piece, content)
         request = msgspec.convert(piece["request"], Request)
         outcome = jobs.serve(request, jobs.environ_of(request.mode), piece["timeout_s"])
-    outcome.environment = _labelled(outcome.environment, content)
-    return parcel.outcome_to_json(outcome)
+    if outcome.environment:
+        outcome.environment = _labelled(outcome.environment, content)
+    return msgspec.to_builtins(outcome)
 
 
-def _labelled(environment: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
+def _labelled(environment: Environment, content: dict[str, Any]) -> Environment:
     """Where the numbers come from: measured at Modal, in which image, on which of its GPUs."""
-    if not environment:
-        return environment
-    label = {"where": "modal", "image": content["image"]}
-    if content["gpu"] and "gpu" in environment:
-        label |= {"asked": content["gpu"]["asked"], "gpus": [gpu.name for gpu in machine.gpus()]}
-    return environment | label
+    environment.where, environment.image = "modal", content["image"]
+    if content["gpu"] and environment.gpu:
+        environment.asked, environment.gpus = content["gpu"]["asked"], [gpu.name for gpu in machine.gpus()]
+    return environment
 
 
 def _profile(piece: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +73,9 @@ def _profile(piece: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
             document = profiling.run(subject, settings, lambda *_: None, lambda line: None)
         except GdnError as e:
             return {"failed": {"message": e.message, "hint": e.hint, "code": e.code}}
-        document["environment"] = _labelled(document["environment"], content)
+        if document["environment"]:
+            origin = _labelled(msgspec.convert(document["environment"], Environment), content)
+            document["environment"] = msgspec.to_builtins(origin)
         files, left = _files(Path(document.pop("folder")), document["reading"]["files"])
     return {"document": document, "files": files, "left": left}
 

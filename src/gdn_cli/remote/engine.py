@@ -20,14 +20,13 @@ from ..errors import RemoteError, UsageError
 from ..jobs import Job, Outcome
 from ..pack import source_hash
 from ..parsing import to_json
-from ..records import Document
+from ..record_types import Document, RemoteCall, Rented, Status
+from ..records import Writer
 from ..registry import Algo
-from ..request import SCHEMA, Reply
 from ..timing import TIERS
 from . import parcel, sent
 from .settings import DATA, Gpu, Image, Settings, pins
 
-FAILED = "remote_failed"  # the status of what the other side lost: no verdict on the algo
 _WAIT_S = 0.5  # for a reply, over all calls: how late one may be noticed
 _SEVERAL = (
     "these times come from {} GPUs of one kind: ratios between algos include what differs between the GPUs, and none "
@@ -116,8 +115,8 @@ class Engine:
     settings: Settings
     rent: Rent
     say: Callable[[str], None]
-    earlier: list[dict[str, Any]] = field(default_factory=list)
-    sent: list[dict[str, Any]] = field(default_factory=list)
+    earlier: list[RemoteCall] = field(default_factory=list)
+    sent: list[RemoteCall] = field(default_factory=list)
 
     def __call__(self, jobs: list[Job]) -> Iterator[tuple[Job, Outcome]]:
         old, fresh = self._split(jobs)
@@ -129,35 +128,34 @@ class Engine:
     # --- around a campaign ----------------------------------------------------------------------------------------
 
     def begin(
-        self, plan: campaign.Plan, document: Document, command: str, asked: dict[str, Any], old: dict[str, Any] | None
+        self, plan: campaign.Plan, writer: Writer, command: str, asked: dict[str, Any], old: Document | None
     ) -> None:
         """Make the plan fit: what takes turns, and what an earlier run has already."""
         if self.rent.together:
             plan.jobs[:] = together(plan.jobs)
         if old:
-            plan.jobs[:] = sent.resume(plan.jobs, old, document)
-            self.earlier = old["modal"]["calls"]
-            document.more |= {key: old[key] for key in ("comparisons", "overall") if key in old}
-        self.note(document, command, asked)
+            plan.jobs[:] = sent.resume(plan.jobs, old, writer)
+            self.earlier = old.modal.calls
+            writer.document.comparisons, writer.document.overall = old.comparisons, old.overall
+        self.note(writer.document, command, asked)
 
     def note(self, document: Document, command: str, asked: dict[str, Any]) -> None:
         """Have the document say what was asked, and which calls are under way, whenever it is saved."""
-        rented = {"gpu": str(self.rent.gpu), "image": self.rent.image.name}
-        document.more["modal"] = rented | {"command": command, "asked": asked, "calls": self.sent}
+        document.modal = Rented(
+            gpu=str(self.rent.gpu), image=self.rent.image.name, command=command, asked=asked, calls=self.sent
+        )
 
     def finish(self, document: Document) -> None:
         """What is only known of all records together."""
-        uuids = {r["gpu"]["uuid"] for r in document.records if r.get("gpu")}
+        uuids = {r.gpu.uuid for r in document.records if r.gpu}
         if len(uuids) > 1:
-            document.more.setdefault("warnings", []).append(_SEVERAL.format(len(uuids)))
-        baselines = {}
+            document.warnings = [*(document.warnings or []), _SEVERAL.format(len(uuids))]
+        baselines: dict[str, str] = {}
         for record in document.records:
-            if record.get("rounds_us"):
-                baselines.setdefault(record["op"], record["algo"])
+            if record.rounds_us:
+                baselines.setdefault(record.op, record.algo)
         if baselines:
-            whole = document.to_json()
-            comparison.between(whole, baselines, paired.THRESHOLD)
-            document.more |= {key: whole[key] for key in ("comparisons", "overall")}
+            comparison.between(document, baselines, paired.THRESHOLD)
 
     # --- what there is to do --------------------------------------------------------------------------------------
 
@@ -166,10 +164,9 @@ class Engine:
         by_key = {key(job): job for job in jobs}
         old, taken = [], set()
         for call in self.earlier:
-            if set(call["keys"]) <= set(by_key):
-                mine = [by_key[k] for k in call["keys"]]
-                old.append(Work([], mine, call["limit_s"], call=call["id"]))
-                taken |= set(call["keys"])
+            if set(call.keys) <= set(by_key):
+                old.append(Work([], [by_key[k] for k in call.keys], call.limit_s, call=call.id))
+                taken |= set(call.keys)
         left = [job for job in jobs if key(job) not in taken]
         parts = [left] if self.rent.together and left else [[job] for job in left]
         fresh = [
@@ -218,7 +215,7 @@ class Engine:
             yield from self._arriving([*old, *fresh])
 
     def _keep(self, work: Work, id: str) -> None:
-        self.sent.append({"id": id, "keys": [key(job) for job in work.jobs], "limit_s": work.limit_s})
+        self.sent.append(RemoteCall(id=id, keys=[key(job) for job in work.jobs], limit_s=work.limit_s))
 
     @cached_property
     def commit(self) -> dict[str, str]:
@@ -270,7 +267,7 @@ class Engine:
                     )
                 if reply is not None:
                     waiting.remove(work)
-                    self.sent[:] = [call for call in self.sent if call["id"] != work.call.id]
+                    self.sent[:] = [call for call in self.sent if call.id != work.call.id]
                     yield work, self.checked(reply)
 
     def patience(self, waiting: list[Work]) -> float:
@@ -291,13 +288,13 @@ class Engine:
     def _outcomes(self, work: Work, reply: dict[str, Any] | CallLost) -> Iterator[tuple[Job, Outcome]]:
         if isinstance(reply, CallLost):
             for job in work.jobs:
-                lost = Reply(schema=SCHEMA, status=FAILED, code=errors.REMOTE, records=[])
-                yield job, Outcome(FAILED, reply.reason, reply=lost)
+                yield job, Outcome(Status.REMOTE_FAILED, reply.reason, code=errors.REMOTE)
             return
         for job, answer in zip(work.jobs, reply["answers"], strict=True):
-            outcome = parcel.outcome_from_json(answer)
-            passed = sum(r["status"] == "passed" for r in outcome.records)
-            where = f", {device}" if (device := environment.device(outcome.environment)) else ""
+            outcome = parcel.outcome_of(answer)
+            passed = sum(r.passed for r in outcome.records)
+            device = outcome.environment and outcome.environment.device
+            where = f", {device}" if device else ""
             self.say(f"{campaign.name(job)}: {passed} of {job.due} passed{where}")
             yield job, outcome
 

@@ -17,17 +17,14 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from dataclasses import replace
 from typing import Any
 
 import msgspec
-from msgspec import structs
 
 from ..errors import RemoteError
 from ..jobs import Outcome
-from ..parsing import to_json
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 def encode(content: dict[str, Any]) -> bytes:
@@ -46,14 +43,12 @@ def decode(data: bytes) -> dict[str, Any]:
     return content
 
 
-def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
-    """The reply's records and environment are the outcome's own: they travel once."""
-    reply = structs.replace(outcome.reply, records=[], environment={}) if outcome.reply else None
-    return to_json(replace(outcome, reply=reply))
-
-
-def outcome_from_json(d: dict[str, Any]) -> Outcome:
-    return msgspec.convert(d, Outcome)
+def outcome_of(answer: Any) -> Outcome:
+    """What became of a job, from a reply; RemoteError for anything else."""
+    try:
+        return msgspec.convert(answer, Outcome)
+    except msgspec.ValidationError as e:
+        raise RemoteError(f"what came back from Modal is not a reply of gdn: {e}") from None
 
 
 def text_of(data: bytes) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from .. import files, profiling
 from ..errors import GdnError
 from ..pack import source_hash
+from ..record_types import RemoteCall
 from . import parcel
 from .engine import Engine, Work, answers
 from .settings import DATA
@@ -29,9 +30,9 @@ def made(engine: Engine, subjects: list[profiling.Subject], settings: profiling.
     yield from _arrived(engine, Work(pieces, [], limit_s), settings.folder)
 
 
-def fetched(engine: Engine, call: dict[str, Any], folder: Path) -> Iterator[dict[str, Any]]:
+def fetched(engine: Engine, call: RemoteCall, folder: Path) -> Iterator[dict[str, Any]]:
     """The documents of what an earlier command left there: `call` is of its Engine.sent."""
-    yield from _arrived(engine, Work([], [], call["limit_s"], call["id"]), folder)
+    yield from _arrived(engine, Work([], [], call.limit_s, call.id), folder)
 
 
 def _arrived(engine: Engine, work: Work, folder: Path) -> Iterator[dict[str, Any]]:

@@ -10,46 +10,46 @@ from ..errors import GdnError, UsageError
 from ..jobs import Job
 from ..pack import source_hash
 from ..parsing import json_of, read_text
-from ..records import Document
+from ..record_types import Document, Record
+from ..records import Writer
 from ..timing import FLOORS
 from .settings import Settings
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> Document:
     """The document of a run at Modal; UsageError for another one."""
     document = records.load(path)
-    if "modal" not in document or "asked" not in document["modal"]:
+    if document.modal is None:
         raise UsageError(f"{path} is no run of `gdn modal`", hint="`gdn modal status` names those that are under way")
     return document
 
 
-def settled(job: Job, old: dict[str, Any]) -> list[dict[str, Any]] | None:
+def settled(job: Job, old: Document) -> list[Record] | None:
     """The records of a job that came to its end and passed; None where any is lacking, failed, or of other sources."""
     hashes = {algo.name: source_hash(solution) for algo, solution in job.rivals}
     if job.algo:
         hashes[job.algo.name] = source_hash(job.solution)
     mine = [
         r
-        for r in old["records"]
-        if (r["op"], r["mode"]) == (job.op.name, job.mode)
-        and (r["algo"] in hashes if hashes else r["algo"] in FLOORS)
-        and hashes.get(r["algo"]) == r.get("source_hash")
+        for r in old.records
+        if (r.op, r.mode) == (job.op.name, job.mode)
+        and (r.algo in hashes if hashes else r.algo in FLOORS)
+        and hashes.get(r.algo) == r.source_hash
     ]
-    whole = len(mine) == job.due and all(r["status"] == "passed" for r in mine)
-    return mine if whole else None
+    return mine if len(mine) == job.due and all(r.passed for r in mine) else None
 
 
-def resume(jobs: list[Job], old: dict[str, Any], document: Document) -> list[Job]:
+def resume(jobs: list[Job], old: Document, writer: Writer) -> list[Job]:
     """Put what is settled into the new document; returns the jobs that are not."""
-    left = []
+    left, document = [], writer.document
     for job in jobs:
         if (kept := settled(job, old)) is None:
             left.append(job)
         else:
             document.records.extend(kept)
     if document.records:
-        document.environments |= old["environments"]
-    document.earlier = len(document.records)
+        document.environments |= old.environments
+    writer.earlier = len(document.records)
     return left
 
 

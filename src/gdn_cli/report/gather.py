@@ -275,7 +275,7 @@ def read(files: Iterable[Path], *, base: Path | None = None) -> list[Source]:
     """
     found = []
     for file in files:
-        document = records.load((base or Path()) / file)
+        document = records.plain(records.load((base or Path()) / file))
         for i, record in enumerate(document["records"]):
             _validate(file, i, record)
         for key in ("comparisons", "overall", "scores", "missing"):

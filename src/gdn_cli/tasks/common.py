@@ -6,15 +6,18 @@ from __future__ import annotations
 import contextlib
 import itertools
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from .. import check, dataset, errors, probes
 from ..errors import GdnError, MissingError
 from ..isolation import client, process
+from ..messages import Answer, Measured
+from ..record_types import Call, Check, Record, Status
 from ..registry import Op
 from ..request import Rival, Serving
 from ..timing import floor
@@ -31,14 +34,11 @@ def runner_of(request: Serving) -> client.Runner:
     return client.Runner(request.mode, started or process.of(request))
 
 
-def built(
-    runner: client.Runner, request: Serving, of: Serving | Rival, **how: Any
-) -> tuple[client.Kernel, dict[str, Any]]:
+def built(runner: client.Runner, request: Serving, of: Serving | Rival, **how: Any) -> tuple[client.Kernel, Answer]:
     """What `of`, the request itself or one of its rivals, holds the solution of."""
     specific = of.specific and request.mode == "cuda"
-    name = of.name if isinstance(of, Rival) else "algo"
     try:
-        return runner.build(name, request.definition, of.solution, specific=specific, **how)
+        return runner.build(of.name, request.definition, of.solution, specific=specific, **how)
     except client.Raised as e:
         if e.kind != "build_failed":
             raise BuildFailed(e.one_line, code=errors.FAILED) from None
@@ -55,32 +55,67 @@ def size(op: Op, workload: Workload) -> int:
     return floor.bytes_moved(op, workload.axes)
 
 
-def guarded(request: Serving, workload: Workload, work: Callable[..., list[dict]], *args: Any) -> list[dict[str, Any]]:
-    """One workload's records, whatever happens; its tensors are gone by then: never two workloads in memory."""
-    head = {"workload": workload.to_json()}
+def begun(request: Serving, workload: Workload | None, algo: str) -> Record:
+    """A record before anything is known: of an algo (or a floor) on a workload, or on none."""
+    call = workload and Call(
+        uuid=workload.uuid, axes=dict(workload.axes), index=workload.index, origin=workload.origin
+    )  # fmt: skip
+    return Record(
+        op=request.op.name, algo=algo, source_hash=None, mode=request.mode, tier=None, workload=call,
+        status=Status.PASSED, reason=None,
+    )  # fmt: skip
+
+
+def guarded(
+    request: Serving, workload: Workload, names: Iterable[str], work: Callable[..., list[Record]], *args: Any
+) -> list[Record]:
+    """One workload's records, whatever happens, which then befell all of `names`. Its tensors are gone by then: never
+    two workloads in memory."""
     try:
         with torch.no_grad():
-            return [head | record for record in work(request, workload, *args)]
+            return work(request, workload, *args)
     except client.Died:
         raise
     except GdnError as e:  # the workload's data, not the algo
-        failed = {"status": "refused", "reason": str(e), "code": e.code}
+        failed = {"status": Status.REFUSED, "reason": str(e), "code": e.code}
     except (torch.cuda.OutOfMemoryError, MemoryError) as e:
         torch.cuda.empty_cache()
-        failed = {"status": "out_of_memory", "reason": str(e).splitlines()[0] if str(e) else "out of memory"}
+        failed = out_of_memory(e)
     except client.Raised as e:
-        failed = {"status": "error", "reason": e.one_line, "trace": e.trace}
+        failed = raised(e)
     except Exception as e:
         if "can't allocate memory" in str(e):  # torch's CPU allocator raises a plain RuntimeError
-            failed = {"status": "out_of_memory", "reason": str(e).splitlines()[0]}
+            failed = out_of_memory(e)
         else:
-            failed = {"status": "error", "reason": errors.one_line(e), "trace": _trace(e)}
-    return [head | record for record in each_tier(request, failed)]
+            failed = {"status": Status.ERROR, "reason": errors.one_line(e), "trace": _trace(e)}
+    return [r for name in names for r in each_tier(request, replace(begun(request, workload, name), **failed))]
 
 
-def each_tier(request: Serving, record: dict[str, Any]) -> list[dict[str, Any]]:
+def raised(e: client.Raised) -> dict[str, Any]:
+    """The status of a record whose algo raised this, with the reason."""
+    if e.kind == "out_of_memory":
+        return out_of_memory(e)
+    return {"status": Status.ERROR, "reason": e.one_line, "trace": e.trace}
+
+
+def out_of_memory(e: Exception) -> dict[str, Any]:
+    return {"status": Status.OUT_OF_MEMORY, "reason": str(e).splitlines()[0] if str(e) else "out of memory"}
+
+
+def each_tier(request: Serving, record: Record) -> list[Record]:
     """What befell the algo before it was timed befell it in every tier: a record each, as one is due for each."""
-    return [{"tier": tier} | record for tier in request.timing.tiers or [None]]
+    return [replace(record, tier=tier) for tier in request.timing.tiers or [None]]
+
+
+def with_time(record: Record, found: Measured) -> Record:
+    """The record with what a tier measured, or why it did not."""
+    fate = {} if found.status is Status.PASSED else {"status": found.status, "reason": found.reason}
+    about = {"timing": found.timing, "doubts": found.doubts, "gpu_state": found.gpu_state}
+    return replace(record, tier=found.tier, **about, **fate)
+
+
+def wrong(record: Record, reason: str, **more: Any) -> Record:
+    return replace(record, status=Status.WRONG, reason=reason, **more)
 
 
 def forget(runner: client.Runner) -> None:
@@ -120,32 +155,31 @@ class Case:
         """What is right on the values that are in the buffers now."""
         return [x * self.scale for x in self.expected]
 
-    def check(self, kernel: Any) -> Any:
+    def check(self, kernel: Any) -> Check:
         return check.check(kernel, self.op, self.axes, self.inputs, self.right)
 
     def outputs(self) -> list:
         return check.allocate(self.op, self.axes, str(self.inputs[0].device))
 
 
-def judged(case: Case, kernel: client.Kernel, probed: bool) -> dict[str, Any]:
-    """The record of a check, and of the probes where they are asked for."""
+def judged(record: Record, case: Case, kernel: client.Kernel, probed: bool) -> Record:
+    """The record with the check, and the probes where they are asked for."""
     verdict = case.check(kernel)
-    record: dict[str, Any] = {"status": "passed" if verdict.passed else "wrong", "reason": verdict.reason}
-    record["check"] = verdict.to_json()
-    if verdict.passed and probed:
-        record["probes"] = probes.run(kernel, case.op, case.axes, case.inputs, case.expected)
-        if caught := {name: what for name, what in record["probes"].items() if what}:
-            name, what = next(iter(caught.items()))
-            record |= {"status": "wrong", "reason": f"probe {name}: {what}"}
-    if (backend := kernel.backend(case.inputs)) is not None:
-        record["backend"] = backend
+    record = replace(record, check=verdict)
+    if not verdict.passed:
+        record = wrong(record, verdict.reason)
+    elif probed:
+        record.probes = probes.run(kernel, case.op, case.axes, case.inputs, case.expected)
+        if caught := [f"probe {name}: {what}" for name, what in record.probes.items() if what]:
+            record = wrong(record, caught[0])
+    record.backend = kernel.backend(case.inputs)
     return record
 
 
-def stale(verdict: Any) -> dict[str, Any]:
+def stale(record: Record, verdict: Check) -> Record:
     """What becomes of a record whose algo was right before it was timed, and is not behind it."""
     reason = f"right at first, wrong on new values in the same buffers after it was timed: {verdict.reason}"
-    return {"status": "wrong", "reason": reason, "check": verdict.to_json()}
+    return wrong(record, reason, check=verdict)
 
 
 def _trace(e: BaseException) -> list[str]:

@@ -6,16 +6,34 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from .. import build
 from ..isolation import client
-from ..request import Reply, Serving
+from ..messages import Measured, Reply
+from ..record_types import Record, Status
+from ..request import Serving
 from ..timing import floor
 from ..workloads import Workload
-from .common import BuildFailed, Case, built, each_tier, forget, guarded, judged, runner_of, smallest, stale
+from .common import (
+    BuildFailed,
+    Case,
+    begun,
+    built,
+    each_tier,
+    forget,
+    guarded,
+    judged,
+    raised,
+    runner_of,
+    smallest,
+    stale,
+    with_time,
+    wrong,
+)
 
 
-def compare(request: Serving, reply: Reply) -> Iterator[dict]:
+def compare(request: Serving, reply: Reply) -> Iterator[Record]:
     """Several algos on the same buffers in one process, their calls taking turns.
 
     One that kills the process loses its place; the others go on in another one.
@@ -27,9 +45,7 @@ def compare(request: Serving, reply: Reply) -> Iterator[dict]:
         probed = request.strict or smallest(request, i)
         while True:
             try:
-                for record in guarded(request, workload, field.meet, reference, probed):
-                    # what befell the workload befell all of them
-                    yield from [record] if "algo" in record else ({"algo": name} | record for name in field.kernels)
+                yield from guarded(request, workload, field.kernels, field.meet, reference, probed)
                 break
             except client.Died as e:
                 yield from field.without(e, request.workloads[i:])
@@ -57,7 +73,7 @@ class _Field:
         self._at = name
         self.request.at(name)
 
-    def built(self) -> Iterator[dict]:
+    def built(self) -> Iterator[Record]:
         """Build all that are left in a new process; the records of those that cannot be built."""
         while True:
             self.runner, self.kernels = runner_of(self.request), {}
@@ -68,18 +84,18 @@ class _Field:
                         self.kernels[rival.name] = built(self.runner, self.request, rival)[0]
                     except BuildFailed as e:
                         self.rivals.remove(rival)
-                        yield from self._out(rival.name, "build_failed", str(e), [None], code=e.code)
+                        yield from self._out(rival.name, Status.BUILD_FAILED, str(e), [None], code=e.code)
                 self.at = None
                 return
             except client.Died as e:
                 yield from self._dropped(e, [None])
 
-    def without(self, end: client.Died, workloads: Sequence[Workload]) -> Iterator[dict]:
+    def without(self, end: client.Died, workloads: Sequence[Workload]) -> Iterator[Record]:
         """Go on without the one whose turn it was; its records for the workloads that it will not see."""
         yield from self._dropped(end, workloads)
         yield from self.built()
 
-    def _dropped(self, end: client.Died, workloads: Sequence[Workload | None]) -> Iterator[dict]:
+    def _dropped(self, end: client.Died, workloads: Sequence[Workload | None]) -> Iterator[Record]:
         self.runner.close()
         guilty = self.at
         if guilty is None and end.turn is not None and end.turn < len(self.meeting):
@@ -90,14 +106,15 @@ class _Field:
             self.kernels.pop(name, None)
             yield from self._out(name, end.status, end.reason, workloads)
 
-    def _out(self, name: str, status: str, reason: str, workloads: Sequence[Workload | None], **more: Any) -> Iterator:
-        failed = {"algo": name, "status": status, "reason": reason} | more
+    def _out(
+        self, name: str, status: Status, reason: str, workloads: Sequence[Workload | None], code: int | None = None
+    ) -> Iterator[Record]:
         for workload in workloads:
             if workload is None or name in self.request.turns.get(workload.uuid, [name]):
-                head = {"workload": workload.to_json() if workload else {}}
-                yield from (head | record for record in each_tier(self.request, failed))
+                failed = replace(begun(self.request, workload, name), status=status, reason=reason, code=code)
+                yield from each_tier(self.request, failed)
 
-    def meet(self, request: Serving, workload: Workload, reference: Any, probed: bool) -> list[dict[str, Any]]:
+    def meet(self, request: Serving, workload: Workload, reference: Any, probed: bool) -> list[Record]:
         """One workload's records: of each algo its timing, and its samples in the order in which they were taken."""
         named = request.turns.get(workload.uuid, self.kernels)
         kernels = {name: self.kernels[name] for name in named if name in self.kernels}
@@ -108,36 +125,42 @@ class _Field:
         finally:
             forget(self.runner)
 
-    def _met(self, request: Serving, workload: Workload, reference: Any, kernels: dict, probed: bool) -> list[dict]:
+    def _met(
+        self, request: Serving, workload: Workload, reference: Any, kernels: dict[str, client.Kernel], probed: bool
+    ) -> list[Record]:
         case = Case(request, workload, reference)
-        verdicts, right = {}, {}
+        found = {}
         for name, kernel in kernels.items():
-            verdicts[name] = {"algo": name} | self._of_one(name, judged, case, kernel, probed)
-            if verdicts[name]["status"] == "passed":
-                right[name] = kernel
-                verdicts[name]["bytes_moved"] = floor.bytes_moved(case.op, workload.axes)
+            record = begun(request, workload, name)
+            found[name] = self._of_one(record, judged, case, kernel, probed)
+            if found[name].passed:
+                found[name].bytes_moved = floor.bytes_moved(case.op, workload.axes)
         self.at = None
-        records = [r for name in kernels if name not in right for r in each_tier(request, verdicts[name])]
+        right = {name: record for name, record in found.items() if record.passed}
+        records = [r for record in found.values() if not record.passed for r in each_tier(request, record)]
         for tier in request.timing.tiers if right else []:
-            records += self._in_turns(request, tier, case, verdicts, right)
+            records += self._in_turns(request, tier, case, right)
         case.refresh()
-        for name, kernel in right.items():
-            if found := self._of_one(name, _again, case, kernel):
-                records = [r for r in records if r["algo"] != name] + each_tier(request, verdicts[name] | found)
+        for name, record in right.items():
+            again = self._of_one(record, _again, case, kernels[name])
+            if not again.passed:
+                records = [r for r in records if r.algo != name] + each_tier(request, again)
         self.at = None
         return records
 
-    def _of_one(self, name: str, work: Callable[..., dict], case: Case, kernel: client.Kernel, *more: Any) -> dict:
+    def _of_one(
+        self, record: Record, work: Callable[..., Record], case: Case, kernel: client.Kernel, *more: Any
+    ) -> Record:
         """What `work` says of one algo; what it raises is its own doing, and if that leaves the process unusable, as a
         fault on a GPU does, the others go on in another one."""
-        self.at = name
+        self.at = record.algo
         try:
-            return work(case, kernel, *more)
+            return work(record, case, kernel, *more)
         except client.Raised as e:
-            found = _failed(e)
+            failed = raised(e)
             if not self.runner.usable():
-                raise client.Died(found["status"], found["reason"], None) from None
-            return found
+                raise client.Died(failed["status"], failed["reason"], None) from None
+            return replace(record, **failed)
 
     def _guilty(self, case: Case, outputs: list, names: list[str]) -> str | None:
         """Who it was that raised while calls took turns. On a GPU a fault shows some calls later: there each one is
@@ -156,7 +179,7 @@ class _Field:
         turn = self.runner.turn()
         return names[turn] if turn is not None and turn < len(names) else None
 
-    def _in_turns(self, request: Serving, tier: str, case: Case, verdicts: dict, right: dict) -> list[dict[str, Any]]:
+    def _in_turns(self, request: Serving, tier: str, case: Case, right: dict[str, Record]) -> list[Record]:
         outputs = case.outputs()  # the same buffers for all: where they lie in memory costs everyone the same
         self.runner.push([*case.inputs, *outputs])
         gpu = request.mode == "cuda"
@@ -165,39 +188,31 @@ class _Field:
         self.meeting = list(right)
         self.runner.watched()
         linear = [i for i, name in enumerate(case.op.inputs) if name in case.op.linear_in]
-        form = self.runner.form
         try:
-            said = self.runner.ask(
-                "turns", kernels=self.meeting, inputs=[form(x) for x in case.inputs],
-                outputs=[form(x) for x in outputs], linear=linear, tier=tier, plan=request.timing.plan,
+            said = self.runner.turns(
+                self.meeting, case.inputs, outputs, linear=linear, tier=tier, plan=request.timing.plan,
                 own=1 + gpu,
             )  # fmt: skip
         except client.Raised as e:
             if e.kind != "tier_unavailable":
                 self.at = self._guilty(case, outputs, self.meeting)
-                found = _failed(e)
-                raise client.Died(found["status"], found["reason"], None) from None
-            gone = {"tier": tier, "status": "tier_unavailable", "reason": f"{tier}: {e}"}
-            return [verdicts[name] | gone for name in right]
-        if replaced := said.get("replaced"):
-            wrong = {"tier": tier, "status": "wrong", "reason": f"probe timer: replaced {', '.join(replaced[:3])}"}
-            return [verdicts[name] | wrong for name in right]
+                failed = raised(e)
+                raise client.Died(failed["status"], failed["reason"], None) from None
+            gone = Measured(tier=tier, status=Status.TIER_UNAVAILABLE, reason=f"{tier}: {e}")
+            return [with_time(record, gone) for record in right.values()]
+        if said.replaced:
+            reason = f"probe timer: replaced {', '.join(said.replaced[:3])}"
+            return [wrong(record, reason, tier=tier) for record in right.values()]
         return [
-            verdicts[name] | client.measured(found) | {"rounds_us": [client.number(us) for us in samples]}
-            for name, found, samples in zip(right, said["records"], said["rounds"], strict=True)
+            replace(with_time(record, found), rounds_us=samples)
+            for record, found, samples in zip(right.values(), said.records, said.rounds, strict=True)
         ]
 
 
 _OFTEN = 300  # calls
 
 
-def _again(case: Case, kernel: client.Kernel) -> dict[str, Any]:
-    """What becomes of an algo that is wrong on new values, after it was timed; {} for one that is right."""
+def _again(record: Record, case: Case, kernel: client.Kernel) -> Record:
+    """What becomes of an algo that is wrong on new values, after it was timed."""
     verdict = case.check(kernel)
-    return {} if verdict.passed else stale(verdict)
-
-
-def _failed(e: client.Raised) -> dict[str, Any]:
-    if e.kind == "out_of_memory":
-        return {"status": "out_of_memory", "reason": str(e).splitlines()[0] if str(e) else "out of memory"}
-    return {"status": "error", "reason": e.one_line, "trace": e.trace}
+    return record if verdict.passed else stale(record, verdict)

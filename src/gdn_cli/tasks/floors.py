@@ -3,38 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from ..isolation import measuring
-from ..request import Reply, Serving
+from ..messages import Measured, Reply
+from ..record_types import Record
+from ..request import Serving
 from ..timing import COPY, COPY_RATE, EMPTY, Plan, Subject, floor
 from ..workloads import Workload
-from .common import guarded, size
+from .common import begun, guarded, size, with_time
 
 
-def floors(request: Serving, reply: Reply) -> Iterator[dict]:
+def floors(request: Serving, reply: Reply) -> Iterator[Record]:
     """The copy at each workload, then an empty launch and the copy rate, which have none."""
-    seen: dict[int, list[dict]] = {}
+    seen: dict[int, list[Record]] = {}
     with torch.no_grad():
         for workload in request.workloads:
             moved = size(request.op, workload)
             if moved not in seen:  # the copy depends on nothing else
-                made = guarded(request, workload, _copy, moved)
-                seen[moved] = [{k: v for k, v in record.items() if k != "workload"} for record in made]
-            head = {"workload": workload.to_json(), "bytes_moved": moved}
-            yield from ({"algo": COPY} | head | record for record in seen[moved])
+                seen[moved] = guarded(request, workload, [COPY], _copy, moved)
+            call = begun(request, workload, COPY).workload
+            yield from (replace(record, workload=call, bytes_moved=moved) for record in seen[moved])
         yield from _machine(request)
 
 
-def _copy(request: Serving, workload: Workload, moved: int) -> list[dict[str, Any]]:
-    subject, how = floor.fastest_copy(moved, request.mode, str(request.timing.plan.get("l2", "cold")))
-    passed = {"status": "passed", "reason": None, "how": how}
-    return [passed | timed_floor(request, tier, subject) for tier in request.timing.tiers]
+def _copy(request: Serving, workload: Workload, moved: int) -> list[Record]:
+    subject, how = floor.fastest_copy(moved, request.mode, request.timing.plan.get("l2", "cold"))
+    record = replace(begun(request, workload, COPY), how=how)
+    return [with_time(record, timed_floor(request, tier, subject)) for tier in request.timing.tiers]
 
 
-def timed_floor(request: Serving, tier: str, subject: Subject) -> dict[str, Any]:
+def timed_floor(request: Serving, tier: str, subject: Subject) -> Measured:
     """One tier's part of a floor's record, measured in this process: a floor is no algo's code."""
     plan = Plan(**request.timing.plan)
     return measuring.timed(
@@ -42,12 +43,12 @@ def timed_floor(request: Serving, tier: str, subject: Subject) -> dict[str, Any]
     )  # fmt: skip
 
 
-def _machine(request: Serving) -> Iterator[dict]:
+def _machine(request: Serving) -> Iterator[Record]:
     """Floors of the machine, whatever the workload: an empty launch in each tier, and the rate of a large copy."""
     tiers = request.timing.tiers
-    passed: dict[str, Any] = {"workload": {}, "status": "passed", "reason": None}
-    subject = floor.empty(request.mode)
+    record, subject = replace(begun(request, None, EMPTY), bytes_moved=0), floor.empty(request.mode)
     for tier in tiers:
-        yield {"algo": EMPTY, "bytes_moved": 0} | passed | timed_floor(request, tier, subject)
+        yield with_time(record, timed_floor(request, tier, subject))
     subject, moved = floor.large_copy(request.mode)
-    yield {"algo": COPY_RATE, "bytes_moved": moved} | passed | timed_floor(request, tiers[0], subject)
+    record = replace(begun(request, None, COPY_RATE), bytes_moved=moved)
+    yield with_time(record, timed_floor(request, tiers[0], subject))

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+
+from msgspec.structs import replace
 
 from .. import build, check, dataset, errors, profilers
-from ..request import Reply, Serving
+from ..messages import Floors, Reply, Survey
+from ..record_types import Record
+from ..request import Serving
 from ..timing import Subject, floor
 from ..workloads import Workload
-from .common import BuildFailed, Case, built, guarded, judged, runner_of
+from .common import BuildFailed, Case, begun, built, guarded, judged, runner_of
 from .floors import timed_floor
 from .trial import timed
 
@@ -49,21 +52,21 @@ class Target:
         return Subject.of(self.kernel, inputs, outputs, definition=self.definition)
 
 
-def profile(request: Serving, reply: Reply) -> Iterator[dict]:
+def profile(request: Serving, reply: Reply) -> Iterator[Record]:
     """`survey`: is it right, how long does a call take, what does it run? Otherwise a profiler's target."""
     for workload in request.workloads:
         work = _surveyed if request.profile.task == "survey" else _inside
-        yield from guarded(request, workload, work)
+        yield from guarded(request, workload, [request.name], work)
 
 
-def _inside(request: Serving, workload: Workload) -> list[dict[str, Any]]:
+def _inside(request: Serving, workload: Workload) -> list[Record]:
     """A tool's own part, in the process that the tool looks at."""
     ask = request.profile
-    answer = profilers.module(ask.task).inside(Target(request, workload), ask.params)
-    return [{"tier": None, "status": "passed", "reason": None, "answer": answer}]
+    answer = profilers.module(ask["task"]).inside(Target(request, workload), ask["params"])
+    return [replace(begun(request, workload, request.name), answer=answer)]
 
 
-def _surveyed(request: Serving, workload: Workload) -> list[dict[str, Any]]:
+def _surveyed(request: Serving, workload: Workload) -> list[Record]:
     """What a profile is read against: the check, a time, the floors of this workload, and what a call runs.
 
     Without a tier nothing is timed: the check and the build are all that is wanted.
@@ -72,25 +75,24 @@ def _surveyed(request: Serving, workload: Workload) -> list[dict[str, Any]]:
     reference = build.reference(request.definition)
     kernel, _ = built(runner, request, request)
     case, op, l2 = Case(request, workload, reference), request.op, request.profile.l2
-    record = judged(case, kernel, probed=False)
-    record["bytes_in"] = floor.bytes_of(op, op.inputs, case.axes)
-    record["bytes_out"] = floor.bytes_of(op, op.outputs, case.axes)
+    record = judged(begun(request, workload, request.name), case, kernel, probed=False)
+    sizes = (floor.bytes_of(op, names, case.axes) for names in (op.inputs, op.outputs))
+    record.answer = survey = Survey(bytes_in=next(sizes), bytes_out=next(sizes))
     if not request.timing.tiers:
-        return [{"tier": None} | record]
+        return [record]
     moved, tier = floor.bytes_moved(op, case.axes), request.timing.tiers[0]
     outputs = case.outputs()
-    found = timed(request, tier, case, kernel, outputs)
-    if record["status"] != "passed":  # a time does not make it right
-        found = {k: v for k, v in found.items() if k not in ("status", "reason")}
-    record |= found
-    record["ran"] = None
+    found = timed(request, record, tier, case, kernel, outputs)
+    if not record.passed:  # a time does not make it right
+        found.status, found.reason = record.status, record.reason
     if request.mode == "cuda":
-        record["ran"] = kernel.ask("survey", case.inputs, outputs, definition=request.definition, l2=l2).get("ran")
+        survey.ran = kernel.survey(case.inputs, outputs, definition=request.definition, l2=l2)
     runner.close()
-    floors: dict[str, Any] = {}
-    copy, floors["copy_how"] = floor.fastest_copy(moved, request.mode, l2)
-    large, floors["large_bytes"] = floor.large_copy(request.mode)
-    for name, subject in (("copy", copy), ("empty", floor.empty(request.mode)), ("large", large)):
-        found = timed_floor(request, tier, subject).get("timing")
-        floors[f"{name}_us"] = found["median_us"] if found else None
-    return [record | {"floors": floors}]
+    copy, how = floor.fastest_copy(moved, request.mode, l2)
+    large, large_bytes = floor.large_copy(request.mode)
+    us = {}
+    for name, subject in (("copy_us", copy), ("empty_us", floor.empty(request.mode)), ("large_us", large)):
+        timing = timed_floor(request, tier, subject).timing
+        us[name] = timing and timing.median_us
+    survey.floors = Floors(**us, large_bytes=large_bytes, copy_how=how)
+    return [found]

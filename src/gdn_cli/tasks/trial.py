@@ -11,39 +11,41 @@ import torch
 
 from .. import build, check
 from ..isolation import client
-from ..request import Reply, Serving
+from ..messages import Reply
+from ..record_types import Record
+from ..request import Serving
 from ..timing import floor
 from ..workloads import Workload
-from .common import Case, built, each_tier, forget, guarded, judged, runner_of, smallest, stale
+from .common import Case, begun, built, each_tier, forget, guarded, judged, runner_of, smallest, stale, with_time, wrong
 
 
-def algo(request: Serving, reply: Reply) -> Iterator[dict]:
+def algo(request: Serving, reply: Reply) -> Iterator[Record]:
     """`check`, `bench` and `prove`: one algo, workload after workload."""
     runner = runner_of(request)
     reference = build.reference(request.definition)  # before any of the algo's code runs
     kernel, said = built(runner, request, request, prove=request.command == "prove")
-    reply.build_s, reply.proof = said.get("build_s"), said.get("proof")
+    reply.build_s, reply.proof = said.build_s, said.proof
     for i, workload in enumerate(request.workloads):
         probed = request.strict or (request.command == "bench" and smallest(request, i))
-        yield from guarded(request, workload, _measured, kernel, reference, probed)
+        yield from guarded(request, workload, [request.name], _measured, kernel, reference, probed)
 
 
-def _measured(request: Serving, workload: Workload, kernel: Any, reference: Any, probed: bool) -> list[dict[str, Any]]:
+def _measured(
+    request: Serving, workload: Workload, kernel: client.Kernel, reference: Any, probed: bool
+) -> list[Record]:
     """Check and, where it is right and a time is asked for, time it in each tier and check again on new values, so
     that a kernel that remembers what it returned, or that is right only once, loses its time."""
     try:
         case = Case(request, workload, reference)
-        record = judged(case, kernel, probed)
-        if request.command != "bench" or record["status"] != "passed":
+        record = judged(begun(request, workload, request.name), case, kernel, probed)
+        if request.command != "bench" or not record.passed:
             return each_tier(request, record)
-        record["bytes_moved"] = floor.bytes_moved(case.op, workload.axes)
+        record.bytes_moved = floor.bytes_moved(case.op, workload.axes)
         outputs = case.outputs()
-        records = [record | timed(request, tier, case, kernel, outputs) for tier in request.timing.tiers]
+        records = [timed(request, record, tier, case, kernel, outputs) for tier in request.timing.tiers]
         case.refresh()
         again = case.check(kernel)
-        if not again.passed:
-            records = each_tier(request, record | stale(again))
-        return records
+        return records if again.passed else each_tier(request, stale(record, again))
     finally:
         forget(kernel.runner)
 
@@ -51,8 +53,8 @@ def _measured(request: Serving, workload: Workload, kernel: Any, reference: Any,
 _IN_PLACE = ("wall", "events", "cupti")  # tiers whose last call writes the very buffers that they are given
 
 
-def timed(request: Serving, tier: str, case: Case, kernel: client.Kernel, outputs: list) -> dict[str, Any]:
-    """One tier's part of a record: what the runner measured, and what can be held against it from outside."""
+def timed(request: Serving, record: Record, tier: str, case: Case, kernel: client.Kernel, outputs: list) -> Record:
+    """The record with one tier's time: what the runner measured, and what can be held against it from outside."""
     kernel.push([*case.inputs, *map(check.poison, outputs)])
     gpu = request.mode == "cuda"
     if gpu:
@@ -62,18 +64,18 @@ def timed(request: Serving, tier: str, case: Case, kernel: client.Kernel, output
         fallback=request.timing.fallback, own=1 + gpu,
     )  # fmt: skip
     if replaced:
-        return {"tier": tier, "status": "wrong", "reason": f"probe timer: replaced {', '.join(replaced[:3])}"}
-    if "timing" not in found:
-        return found
-    if kernel.destination_passing and found["tier"] in _IN_PLACE:
+        return wrong(record, f"probe timer: replaced {', '.join(replaced[:3])}", tier=tier)
+    if found.timing is None:
+        return with_time(record, found)
+    if kernel.destination_passing and found.tier in _IN_PLACE:
         kernel.pull(outputs)
         verdict = check.results(case.op, case.axes, outputs, case.right)
         if not verdict.passed:
             reason = f"right when it was checked, wrong while it was timed: {verdict.reason}"
-            return {"tier": tier, "status": "wrong", "reason": reason, "check": verdict.to_json()}
-    if tier == "wall" and (doubt := _outside(kernel, case.inputs, outputs, found["timing"]["median_us"])):
-        found["doubts"] = [*found["doubts"], doubt]
-    return found
+            return wrong(record, reason, tier=tier, check=verdict)
+    if tier == "wall" and (doubt := _outside(kernel, case.inputs, outputs, found.timing.median_us)):
+        found.doubts.append(doubt)
+    return with_time(record, found)
 
 
 _TRAIN_S, _TRAINS, _SLOWER, _SLACK_US = 0.01, 5, 2.0, 5.0

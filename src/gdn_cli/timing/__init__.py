@@ -20,11 +20,11 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ..paired import median_interval
-from .host import Host
+from ..record_types import Timing
 from .sampling import Enough, Row, Watch, collect
 
 
@@ -126,38 +126,6 @@ class Sample(NamedTuple):
     kernels: float | None = None
 
 
-@dataclass(frozen=True)
-class Timing:
-    """What one tier measured for one call on one workload. All times in microseconds."""
-
-    tier: str
-    median_us: float
-    low_us: float  # the 25th percentile
-    high_us: float  # the 75th
-    samples: int
-    l2: str | None = None  # cold or warm; None on a CPU
-    kernels: float | None = None  # launched by one call, as far as the tier can see
-    span_us: float | None = None  # first start to last end, where several kernels ran
-    note: str | None = None  # a fall-back, or a doubt about the number
-    how: str | None = None  # what the tier did, where its name does not say it all
-    places: int = 1  # of the buffers in memory; a sample is the mean of a call in each
-    ci_low_us: float | None = None  # the median's 95 % interval
-    ci_high_us: float | None = None
-    stopped: str = "count"  # target (the interval is narrow enough), time (it is not), or count (asked for exactly)
-    busy_s: float | None = None  # the loop of samples alone
-    took_s: float | None = None  # the whole measurement, warm-up and bookkeeping included
-    histogram: tuple[tuple[float, int], ...] = ()  # every sample, as (microseconds, how often)
-    host: Host | None = None  # what the host did meanwhile; None on a GPU
-
-    @property
-    def spread(self) -> float:
-        """Half the interquartile range, as a share of the median."""
-        return (self.high_us - self.low_us) / 2 / self.median_us if self.median_us else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"spread": self.spread}
-
-
 def summarise(tier: str, samples_us: Sequence[float], **more: Any) -> Timing:
     """The record of these samples."""
     ordered = sorted(samples_us)
@@ -166,8 +134,11 @@ def summarise(tier: str, samples_us: Sequence[float], **more: Any) -> Timing:
     else:
         low, median, high = statistics.quantiles(ordered, n=4, method="inclusive")
     ci_low, ci_high = median_interval(ordered)
-    kept = {"ci_low_us": ci_low, "ci_high_us": ci_high, "histogram": histogram(ordered)}
-    return Timing(tier, median, low, high, len(ordered), **(kept | more))
+    about = {"ci_low_us": ci_low, "ci_high_us": ci_high, "histogram": histogram(ordered)} | more
+    spread = (high - low) / 2 / median if median else 0.0
+    return Timing(
+        tier=tier, median_us=median, low_us=low, high_us=high, samples=len(ordered), spread=spread, **about
+    )  # fmt: skip
 
 
 def histogram(samples_us: Sequence[float]) -> tuple[tuple[float, int], ...]:
@@ -227,7 +198,8 @@ def measure(tier: str, subject: Subject, plan: Plan, watch: Watch = lambda: None
     if not hasattr(module, "Sampler"):  # a tier with a loop of its own
         timed = module.measure(subject, plan)
         watch()
-        return replace(timed, took_s=time.perf_counter() - began)
+        timed.took_s = time.perf_counter() - began
+        return timed
     places, sampler = [subject], module.Sampler([subject], plan)
 
     def take(count: int) -> list[Row]:

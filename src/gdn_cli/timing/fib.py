@@ -17,7 +17,8 @@ from importlib import metadata
 from time import perf_counter
 
 from .. import errors
-from . import Plan, Subject, TierUnavailable, Timing, summarise
+from ..record_types import Timing
+from . import Plan, Subject, TierUnavailable, summarise
 
 _CONTEST = Plan(warmup=10, iterations=50, trials=3)  # the evaluator's defaults, and the contest's for decode
 # how a version times; {} is the number of its iterations

@@ -20,10 +20,11 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from ..record_types import HostLoad, Timing
 
 _TASKS, _STAT = Path("/proc/self/task"), Path("/proc/stat")
 _WAITED = 0.10  # of a round: the longest that threads may have waited for a CPU, all of them together
@@ -62,35 +63,20 @@ class Round(NamedTuple):
         return self.waiting or self.slowed
 
 
-@dataclass(frozen=True)
-class Host:
-    """What the host did during a measurement, as it goes into the record."""
-
-    rounds_us: tuple[float, ...]  # the median of each round that counts, in their order
-    span_s: float  # from the first sample that counts to the last
-    taken: int  # rounds
-    aside: int = 0  # of them do not count, because the host disturbed them and the others are enough
-    waiting: int = 0  # rounds, of all that were taken: others had the CPUs
-    slowed: int = 0  # and: a CPU did less than it can
-    preempted: int = 0  # times, in all rounds
-    others: float = 0.0  # CPUs that other processes used meanwhile,
-    cpus: int = 0  # of so many; 0 where the system does not say
-
-    @classmethod
-    def of(
-        cls,
-        rounds: Sequence[Round],
-        counts: Sequence[bool],
-        medians_us: Iterable[float],
-        shared: tuple[float, int] = (0.0, 0),
-    ) -> Host:
-        """rounds: all that were taken; counts: which of them count; medians_us: of those; shared: Witness.shared's."""
-        kept = [r for r, counted in zip(rounds, counts, strict=True) if counted]
-        return cls(
-            tuple(float(f"{x:.4g}") for x in medians_us), kept[-1].ended - kept[0].began, len(rounds),
-            len(rounds) - len(kept), sum(r.waiting for r in rounds), sum(r.slowed for r in rounds),
-            sum(r.preempted for r in rounds), *shared,
-        )  # fmt: skip
+def load_of(
+    rounds: Sequence[Round],
+    counts: Sequence[bool],
+    medians_us: Iterable[float],
+    shared: tuple[float, int] = (0.0, 0),
+) -> HostLoad:
+    """rounds: all that were taken; counts: which of them count; medians_us: of those; shared: Witness.shared's."""
+    kept = [r for r, counted in zip(rounds, counts, strict=True) if counted]
+    others, cpus = shared
+    return HostLoad(
+        rounds_us=tuple(float(f"{x:.4g}") for x in medians_us), span_s=kept[-1].ended - kept[0].began,
+        taken=len(rounds), aside=len(rounds) - len(kept), waiting=sum(r.waiting for r in rounds),
+        slowed=sum(r.slowed for r in rounds), preempted=sum(r.preempted for r in rounds), others=others, cpus=cpus,
+    )  # fmt: skip
 
 
 # --- witnesses ----------------------------------------------------------------------------------------------------
@@ -249,31 +235,31 @@ def apart(medians_us: Sequence[float]) -> bool:
     return (high - low) / 2 > max(_APART * middle, _TICK_US)
 
 
-def doubts(timing: dict[str, Any]) -> list[str]:
+def doubts(timing: Timing) -> list[str]:
     """Why a time that the host took part in is not to be trusted, each with what to do about it.
 
-    timing: Timing.to_json(); nothing is said of one that has no `host`.
+    Nothing is said of a timing that has no `host`.
     """
-    if not (host := timing.get("host")):
+    if not (host := timing.host):
         return []
     said, again = [], "end what else runs on this machine, and measure again"
-    of = f"{host['taken']} round{'s' * (host['taken'] > 1)}"
-    if not host["aside"]:  # else enough rounds were as they should be
-        if host["waiting"] * 5 > host["taken"]:
-            said.append(f"threads had to wait for a CPU in {host['waiting']} of {of}: {again}")
-        if host["slowed"] * 5 > host["taken"]:
+    of = f"{host.taken} round{'s' * (host.taken > 1)}"
+    if not host.aside:  # else enough rounds were as they should be
+        if host.waiting * 5 > host.taken:
+            said.append(f"threads had to wait for a CPU in {host.waiting} of {of}: {again}")
+        if host.slowed * 5 > host.taken:
             said.append(
-                f"a CPU did less than it can in {host['slowed']} of {of}, as it does when another thread has its core "
+                f"a CPU did less than it can in {host.slowed} of {of}, as it does when another thread has its core "
                 f"or its clock falls: {again}"
             )
-    if not said and host["others"] > _OTHERS * host["cpus"] > 0:
-        said.append(f"other processes used {host['others']:.2g} of {host['cpus']} CPUs: {again}")
-    if not said and apart(rounds := host["rounds_us"]):
+    if not said and host.others > _OTHERS * host.cpus > 0:
+        said.append(f"other processes used {host.others:.2g} of {host.cpus} CPUs: {again}")
+    if not said and apart(rounds := host.rounds_us):
         said.append(
             f"the rounds disagree: the medians of {len(rounds)} lie between {min(rounds):.4g} and "
             f"{max(rounds):.4g} us: {again}"
         )
-    if (count := timing["samples"]) <= FEW:
-        seconds = -(-timing["median_us"] * (FEW + 1) // 1e6)
+    if (count := timing.samples) <= FEW:
+        seconds = -(-timing.median_us * (FEW + 1) // 1e6)
         said.append(f"only {count} sample{'s' * (count > 1)}: give it more time (--seconds {seconds:.0f})")
     return said

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..paired import median_interval
-from .host import FEW, Host, Round, Witness, apart
+from ..record_types import HostLoad
+from .host import FEW, Round, Witness, apart, load_of
 
 if TYPE_CHECKING:
     from . import Plan, Sample, Warmed
@@ -43,7 +44,7 @@ class Taken(NamedTuple):
 
     rows: list[Row]
     stopped: str
-    host: Host | None = None
+    host: HostLoad | None = None
 
 
 def collect(
@@ -119,7 +120,7 @@ def _host(witness: Witness, rounds: list[Seen], stopped: str, kept: list[Seen] |
     """What has been taken, with the record of the host; `kept` are the rounds that count, if not all do."""
     kept = rounds if kept is None else kept
     counts = [any(one is other for other in kept) for one in rounds]
-    host = Host.of([what for _, what in rounds], counts, [_median(rows) for rows, _ in kept], witness.shared())
+    host = load_of([what for _, what in rounds], counts, [_median(rows) for rows, _ in kept], witness.shared())
     return Taken([row for rows, _ in kept for row in rows], stopped, host)
 
 
