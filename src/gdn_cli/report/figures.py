@@ -10,8 +10,10 @@ from typing import Any
 
 from .. import units
 from ..errors import UsageError
+from ..record_types import Compared
 from ..timing import COPY, EMPTY, FLOORS
 from . import findings, provenance
+from .book import Book, Group, label_of, ladder
 from .drawing import (
     GREY,
     INK,
@@ -33,7 +35,7 @@ from .drawing import (
     workload_ticks,
 )
 from .findings import Slice, Tiers
-from .gather import Book, Group, Source, label_of, ladder
+from .tables import pair_name
 
 # each has a contrast of at least 4.5 on white
 _COLOURS = ("#00629b", "#b3400b", "#007155", "#8a3a8f", "#7d5a00", "#b0124a", "#3f4fb5", "#4d6b00")
@@ -311,29 +313,27 @@ def _tiers(t: Tiers, label: str, name: str) -> Drawing:
 
 def compare(book: Book, op: str) -> list[Drawing]:
     """The ratios of `gdn compare`, a row for each pair."""
-    pairs: dict[tuple, list[dict[str, Any]]] = {}
-    for source, item in book.extra("comparisons", op):
-        if all(_number(item.get(k)) for k in ("ratio", "low", "high")):
-            pairs.setdefault((pair_name(source, item), str(item.get("baseline"))), []).append(item)
-    if not pairs:
+    found = [c for _, c in book.comparisons(op) if all(map(units.is_positive, (c.ratio, c.low, c.high))) and c.workload]
+    if not found:
         return []
     known, places = book.registry.ops.get(op), {}
-    for c in (c for items in pairs.values() for c in items):
-        workload = c.get("workload") or {}
-        label, order = label_of(known, workload.get("axes") or {})
-        index = workload.get("index") if isinstance(workload.get("index"), int) else 1 << 30
+    for c in found:
+        label, order = label_of(known, c.workload.axes)
+        index = 1 << 30 if c.workload.index is None else c.workload.index
         places[_workload(c)] = (order, index, _workload(c)), label
     labels = {w: label for w, (_, label) in sorted(places.items(), key=lambda p: p[1][0])}
     at = {workload: i for i, workload in enumerate(labels)}
-    rows = {pair: sorted(((at[_workload(c)], c) for c in items), key=lambda p: p[0]) for pair, items in pairs.items()}
-    ends = [x for items in rows.values() for _, c in items for x in (c["low"], c["high"])]
+    rows: dict[str, list[tuple[int, Compared]]] = {}
+    for c in sorted(found, key=lambda c: at[_workload(c)]):
+        rows.setdefault(pair_name(c), []).append((at[_workload(c)], c))
+    ends = [x for c in found for x in (c.low, c.high)]
     low, high = min(*ends, 0.99), max(*ends, 1.01)
     marks = {"FASTER": ("^", "#00629b"), "SLOWER": ("v", "#b0124a"), "SAME": ("o", GREY)}
 
     def draw(figure: Any) -> None:
         every = figure.subplots(len(rows), 1, sharey=True)
         every = list(every) if len(rows) > 1 else [every]
-        for ax, ((name, _), items) in zip(every, rows.items(), strict=True):
+        for ax, (name, items) in zip(every, rows.items(), strict=True):
             dress(ax)
             ax.set_title(plain(name, 52), loc="left", pad=3)
             margin = (high - low) * 0.08
@@ -342,10 +342,10 @@ def compare(book: Book, op: str) -> list[Drawing]:
             ax.axhline(1, color=INK, linewidth=0.9, zorder=1)
             workload_ticks(ax, list(labels.values()), ax is every[-1])
             for i, c in items:
-                marker, colour = marks.get(str(c.get("verdict")), marks["SAME"])
-                ax.vlines(i, c["low"], c["high"], color=colour, linewidth=1.0, zorder=2)
+                marker, colour = marks.get(c.verdict, marks["SAME"])
+                ax.vlines(i, c.low, c.high, color=colour, linewidth=1.0, zorder=2)
                 ax.plot(
-                    [i], [c["ratio"]], marker=marker, color=colour, markersize=4.5, markeredgecolor=colour,
+                    [i], [c.ratio], marker=marker, color=colour, markersize=4.5, markeredgecolor=colour,
                     markerfacecolor="white" if marker == "o" else colour, zorder=3,
                 )  # fmt: skip
 
@@ -354,25 +354,15 @@ def compare(book: Book, op: str) -> list[Drawing]:
     )
     words += "are FASTER, triangles down SLOWER, circles SAME."
     said = "; ".join(
-        f"{name}: " + units.listed(f"{sum(c.get('verdict') == v for _, c in items)} {v}" for v in marks)
-        for (name, _), items in rows.items()
+        f"{name}: " + units.listed(f"{sum(c.verdict == v for _, c in items)} {v}" for v in marks)
+        for name, items in rows.items()
     )
     height = 0.45 + 1.15 * len(rows)
     return [Drawing(f"{slug(op)}-compare", "Compared in turns", words, said + ".", draw, height)]
 
 
-def _workload(item: dict[str, Any]) -> str:
-    workload = item.get("workload") or {}
-    return str(workload.get("uuid") or workload.get("axes"))
-
-
-def pair_name(source: Source, item: dict[str, Any]) -> str:
-    """cuda-v4 against cuda-v1, cupti."""
-    return f"{item.get('algo')} against {item.get('baseline')}, {item.get('tier')}"
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+def _workload(c: Compared) -> str:
+    return c.workload.uuid or str(c.workload.axes)
 
 
 PARTS: dict[str, Callable[[Book, Group], list[Drawing]]] = {

@@ -16,8 +16,8 @@ from .. import files, units
 from ..history import EXPORTED, SHORT, Forgotten, Kept, most_measured
 from ..text import csv_cell, shown
 from ..units import digits
+from ..units import duration as _us
 from .screen import console, new_table, put, show_json, styled
-from .terminal import _us
 
 _MOST_LABELS = 6
 EMPTY = "nothing is kept yet: every `gdn bench` is, and `gdn history --import FILE...` takes in record files"
