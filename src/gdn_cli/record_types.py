@@ -374,7 +374,8 @@ def _upgraded(record: Any) -> Any:
         return record
     timing = record.get("timing")
     tier = timing.get("tier") if isinstance(timing, dict) else None
-    return {"source_hash": None, "tier": tier, "workload": None, "reason": None} | record
+    clocks = {"gpu_state": {"before": {}, "during": [record["clocks"]], "after": {}}} if record.get("clocks") else {}
+    return {"source_hash": None, "tier": tier, "workload": None, "reason": None} | clocks | record
 
 
 class Reply(msgspec.Struct, kw_only=True, omit_defaults=True):

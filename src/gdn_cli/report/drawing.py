@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 from ..errors import MissingError
 from ..text import shown
 from ..timing import FLOORS
+from .book import Book, ladder
 from .findings import Slice
 
 _WIDTH = 5.0  # inches of 72 units
@@ -42,6 +43,21 @@ class Style:
     colour: str
     marker: str
     dashes: Any
+
+
+# each has a contrast of at least 4.5 on white
+_COLOURS = ("#00629b", "#b3400b", "#007155", "#8a3a8f", "#7d5a00", "#b0124a", "#3f4fb5", "#4d6b00")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
+
+
+def styles_of(book: Book, op: str) -> dict[str, Style]:
+    """An algo looks alike in all figures of its op."""
+    known, found = ladder(book.registry, op), {}
+    for algo in dict.fromkeys(a for g in book.of(op) for a in g.rivals):
+        i = len(found)
+        dashes = (0, (4, 2)) if known.peer(algo) else "-" if i < len(_COLOURS) else (0, (1, 1))
+        found[algo] = Style(_COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)], dashes)
+    return found
 
 
 def axes(figure: Any, what: str, axis: str) -> Any:

@@ -19,7 +19,6 @@ from .drawing import (
     INK,
     PALE,
     Drawing,
-    Style,
     axes,
     bars_only,
     dress,
@@ -31,26 +30,14 @@ from .drawing import (
     plain,
     series,
     slug,
+    styles_of,
     uprights,
     workload_ticks,
 )
 from .findings import Slice, Tiers
 from .tables import pair_name
 
-# each has a contrast of at least 4.5 on white
-_COLOURS = ("#00629b", "#b3400b", "#007155", "#8a3a8f", "#7d5a00", "#b0124a", "#3f4fb5", "#4d6b00")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
 _HATCHES = ("", "///", "\\\\\\", "--", "xx", "||")  # dense ones make large files
-
-
-def _styles(book: Book, op: str) -> dict[str, Style]:
-    """An algo looks alike in all figures of its op."""
-    known, found = ladder(book.registry, op), {}
-    for algo in dict.fromkeys(a for g in book.of(op) for a in g.rivals):
-        i = len(found)
-        dashes = (0, (4, 2)) if known.peer(algo) else "-" if i < len(_COLOURS) else (0, (1, 1))
-        found[algo] = Style(_COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)], dashes)
-    return found
 
 
 # --- which figures there are ----------------------------------------------------------------------------------------
@@ -63,8 +50,7 @@ def latency(book: Book, group: Group) -> list[Drawing]:
 
 def _latency(book: Book, group: Group, part: Slice, i: int) -> Drawing:
     lines = _lines(group, part, group.median_us)
-    styles = _styles(book, group.op)
-    axis = findings.axis_words(part.axis)
+    styles, axis = styles_of(book, group.op), findings.axis_words(part.axis)
 
     def draw(figure: Any) -> None:
         ax = axes(figure, "median, us", axis)
@@ -120,7 +106,7 @@ def over_floor(book: Book, group: Group) -> list[Drawing]:
     parts = findings.slices(group)
     if not parts:
         return []
-    part, styles = parts[0], _styles(book, group.op)
+    part, styles = parts[0], styles_of(book, group.op)
     lines = {a: points for a, points in _lines(group, part, group.over_floor).items() if a not in FLOORS}
     if not lines:
         return []
@@ -177,7 +163,7 @@ def the_ladder(book: Book, group: Group) -> list[Drawing]:
     bars = [(r, value) for r, value in bars if value is not None and (r.algo != COPY or value <= 2.5 * most)]
     if sum(r.algo != COPY for r, _ in bars) < 2:
         return []
-    styles = _styles(book, group.op)
+    styles = styles_of(book, group.op)
     partly = any(r.right < r.of for r, _ in bars)
 
     def text(r: findings.Rung, value: float) -> str:
@@ -218,7 +204,7 @@ def spread(book: Book, group: Group) -> list[Drawing]:
     rows = {a: found for a in group.rivals if (found := findings.spreads(group, a))}
     if not rows:
         return []
-    styles = _styles(book, group.op)
+    styles = styles_of(book, group.op)
     widest = max(max(map(abs, s.quartiles)) for found in rows.values() for s in found)
     limit = max(2.0, min(1.25 * widest, 20.0))
     beyond = any(max(map(abs, s.most or s.quartiles)) > limit for found in rows.values() for s in found)
@@ -228,8 +214,7 @@ def spread(book: Book, group: Group) -> list[Drawing]:
     interval = any(s.interval for found in rows.values() for s in found)
 
     def draw(figure: Any) -> None:
-        every = figure.subplots(len(rows), 1, sharey=True)
-        every = list(every) if len(rows) > 1 else [every]
+        every = figure.subplots(len(rows), 1, sharey=True, squeeze=False)[:, 0]
         for ax, (algo, found) in zip(every, rows.items(), strict=True):
             dress(ax)
             ax.set_title(plain(algo, 40), loc="left", pad=3)
@@ -328,15 +313,14 @@ def compare(book: Book, op: str) -> list[Drawing]:
         rows.setdefault(pair_name(c), []).append((at[_workload(c)], c))
     ends = [x for c in found for x in (c.low, c.high)]
     low, high = min(*ends, 0.99), max(*ends, 1.01)
+    margin = (high - low) * 0.08
     marks = {"FASTER": ("^", "#00629b"), "SLOWER": ("v", "#b0124a"), "SAME": ("o", GREY)}
 
     def draw(figure: Any) -> None:
-        every = figure.subplots(len(rows), 1, sharey=True)
-        every = list(every) if len(rows) > 1 else [every]
+        every = figure.subplots(len(rows), 1, sharey=True, squeeze=False)[:, 0]
         for ax, (name, items) in zip(every, rows.items(), strict=True):
             dress(ax)
             ax.set_title(plain(name, 52), loc="left", pad=3)
-            margin = (high - low) * 0.08
             ax.set_ylim(low - margin, high + margin)
             ax.set_xlim(-0.7, len(labels) - 0.3)
             ax.axhline(1, color=INK, linewidth=0.9, zorder=1)
@@ -349,10 +333,8 @@ def compare(book: Book, op: str) -> list[Drawing]:
                     markerfacecolor="white" if marker == "o" else colour, zorder=3,
                 )  # fmt: skip
 
-    words = (
-        "Each workload from small to large: how many times as fast as the baseline, with its interval. Triangles up "
-    )
-    words += "are FASTER, triangles down SLOWER, circles SAME."
+    words = "Each workload from small to large: how many times as fast as the baseline, with its interval. "
+    words += "Triangles up are FASTER, triangles down SLOWER, circles SAME."
     said = "; ".join(
         f"{name}: " + units.listed(f"{sum(c.verdict == v for _, c in items)} {v}" for v in marks)
         for name, items in rows.items()
@@ -371,8 +353,6 @@ PARTS: dict[str, Callable[[Book, Group], list[Drawing]]] = {
     "ladder": the_ladder,
     "spread": spread,
 }
-
-
 NAMES = (*PARTS, "tiers", "compare")
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from ..record_types import Record
+if TYPE_CHECKING:
+    from ..record_types import Record
 
 
 class Name(str):

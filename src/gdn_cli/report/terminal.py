@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..record_types import Document
 from ..registry import Registry
 from ..text import shown
-from . import command_tables, gather, notes
 from .screen import block, console, print_table, say, show_json, styled
 from .table import Cell, Column, Mark, Table, words
+
+if TYPE_CHECKING:
+    from ..record_types import Document
 
 # --- gdn run, gdn bench, gdn floors, gdn compare --------------------------------------------------------------------
 
@@ -23,6 +24,8 @@ def show(
         say(f"the records could not be kept: {unsaved}")
     if as_json:
         return show_json(document)
+    from . import command_tables, gather, notes  # here: `gdn list` shows no records
+
     out = console()
     book = gather.gather([gather.source("", document)], registry)
     legend: dict[str, None] = {}
