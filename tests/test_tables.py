@@ -109,24 +109,6 @@ def test_comparisons_and_scores():
     more = reports.compared({8: (1.25, 1.2, 1.3, "FASTER"), 64: (0.9, 0.8, 0.95, "SLOWER")})
     more["comparisons"][1]["doubted"] = True
     book = book_of(*few(), **more | {"scores": reports.everything()["scores"]})
-    assert texts(tables.compared(book, "gdn_decode")) == [
-        [
-            "B=8",
-            reports.workload(8)["uuid"][:8],
-            "cuda-v4 against cuda-v1, cupti",
-            "1.250x",
-            "1.200 to 1.300",
-            "FASTER",
-        ],
-        [
-            "B=64",
-            reports.workload(64)["uuid"][:8],
-            "cuda-v4 against cuda-v1, cupti",
-            "0.900x",
-            "0.800 to 0.950",
-            "SLOWER ?",
-        ],
-    ]
     mean = (1.25 * 0.9) ** 0.5
     row = ["cuda-v4 against cuda-v1, cupti", f"{mean:.3f}x", f"{mean - 0.004:.3f} to {mean + 0.004:.3f}", "SLOWER"]
     assert texts(tables.overall(book, "gdn_decode")) == [[*row, "1", "0", "1"]]
@@ -134,8 +116,13 @@ def test_comparisons_and_scores():
         ["cuda-v4", "cupti", "fi-baseline", "1.71x", "2/2", "B=1 62%, B=64 38%"]
     ]
     turns, _ = command_tables.of(book, "compare")
-    assert texts(turns)[0] == ["B=8", "2.00 us", "2.00 us", "1.250x", "1.200 to 1.300", "FASTER"]
-    assert turns.notes[-1].startswith("SAME: no difference beyond 1.0%")
+    assert texts(turns) == [
+        ["B=8", "2.00 us", "2.00 us", "1.250x", "1.200 to 1.300", "FASTER"],
+        ["B=64", "2.00 us", "2.00 us", "0.900x", "0.800 to 0.950", "SLOWER ?"],
+        ["all", "", "", *row[1:]],
+    ]
+    assert marks(turns, Mark.GOOD) == ["FASTER"] and marks(turns, Mark.BAD) == ["SLOWER"]
+    assert any(note.startswith("SAME: no difference beyond 1.0%") for note in turns.notes)
 
 
 # --- renderers ------------------------------------------------------------------------------------------------------

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .. import units
-from ..record_types import Compared
 from ..timing import COPY, FLOORS, TIERS
 from . import tables
-from .book import Book, Point, fastest, label_of
+from .book import Book, Point, fastest
 from .table import Cell, Column, Mark, Table, became, doubtful, numbers, words, worst
 
 
@@ -217,24 +216,11 @@ def _compare(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
 
 def _turns(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
     """A table for each algo that took turns with the baseline of its op."""
-    known = book.registry.ops.get(op)
-    for _, overall in book.overall(op):
-        pair = _pair(overall)
-        mine = [p for p in rows if (p.first.record.mode, p.first.tier) == (overall.mode, overall.tier)]
-        columns = [*words("workload"), *numbers("baseline", "candidate", "speedup"), *words("99 % interval", "verdict")]
-        made = Table(_title(op, mine, f"{overall.algo} against {overall.baseline}"), columns)
-        found = [c for _, c in book.comparisons(op) if _pair(c) == pair]
-        for c in found:
-            label, _ = label_of(known, c.workload.axes) if c.workload else ("all", ())
-            made.add(
-                label, *("" if us is None else units.duration(us) for us in (c.baseline_us, c.us)), *tables.ratio(c)
-            )
-        if len(found) > 1:
-            made.add("all", "", "", *tables.ratio(overall))
-        made.notes += _floor_notes(book)
-        made.notes.append("speedup: baseline's time over the candidate's, calls of both taking turns: A B B A")
-        finest = max((c.resolution for c in found), default=0.0)
-        made.notes.append(f"SAME: no difference beyond {finest:.1%}: the interval holds 1, or it is below --threshold")
+    for _, item in book.overall(op):
+        mine = [p for p in rows if (p.first.record.mode, p.first.tier) == (item.mode, item.tier)]
+        made = tables.turns(book, op, item)
+        made.title = _title(op, mine, f"{item.algo} against {item.baseline}")
+        made.notes += [*_floor_notes(book), *tables.turn_notes(book, op)]
         yield made
 
 
@@ -263,7 +249,3 @@ def _check(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
     made.notes.append("numbers: the largest relative Frobenius error of each output, against float64")
     made.notes.append("passed: by the contest's rule, within these limits, inputs left alone")
     yield made
-
-
-def _pair(item: Compared) -> tuple:
-    return item.mode, item.tier, item.algo, item.baseline

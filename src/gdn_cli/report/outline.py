@@ -79,7 +79,7 @@ def _op(book: Book, op: str, parts: tuple[str, ...], unit: str, drawn: bool) -> 
             Section(
                 "Compared in turns",
                 (Name(op), ", compared in turns: how many times as fast as the baseline, geometric means:"),
-                tables=[tables.overall(book, op), tables.compared(book, op)],
+                tables=[tables.overall(book, op), *(tables.turns(book, op, item) for _, item in book.overall(op))],
                 drawings=figures.compare(book, op) if drawn else [],
             )
         )

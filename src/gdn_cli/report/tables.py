@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import units
-from ..record_types import Compared, Score
+from ..record_types import Compared, Overall, Score
 from ..timing import COPY, FLOORS
 from . import findings, notes, provenance
 from .book import Book, Group, Measurement, Source, label_of
@@ -128,8 +128,8 @@ def ratio(item: Compared) -> tuple[Cell, Cell, Cell]:
 
 
 def overall(book: Book, op: str) -> Table | None:
-    columns = [*words("pair"), *numbers("ratio"), *words("interval", "verdict"), *numbers("faster", "same", "slower")]
-    made = Table("Over all workloads, geometric means", columns)
+    columns = [*words("pair"), *numbers("speedup"), *words("interval", "verdict"), *numbers("faster", "same", "slower")]
+    made = Table("Over all workloads, geometric means", columns, notes=turn_notes(book, op))
     each = book.comparisons(op)
     for source, item in book.overall(op):
         own = [c for s, c in each if (s, pair_name(c)) == (source, pair_name(item))]
@@ -138,14 +138,27 @@ def overall(book: Book, op: str) -> Table | None:
     return made if made.rows else None
 
 
-def compared(book: Book, op: str) -> Table | None:
-    made = Table("By workload", [*words("size", "workload", "pair"), *numbers("ratio"), *words("interval", "verdict")])
-    made.detail = True
+def turns(book: Book, op: str, item: Overall) -> Table:
+    """The workloads on which one algo took turns with its baseline, and what they say together."""
+    columns = [*words("workload"), *numbers("baseline", "candidate", "speedup"), *words("99 % interval", "verdict")]
+    made = Table(pair_name(item), columns, detail=True)
     known = book.registry.ops.get(op)
-    placed = [(pair_name(c), *label_of(known, c.workload.axes), c) for _, c in book.comparisons(op) if c.workload]
-    for pair, label, _, c in sorted(placed, key=lambda p: (p[0], p[2])):
-        made.add(label, (c.workload.uuid or "")[:8], pair, *ratio(c))
-    return made if made.rows else None
+    found = [c for _, c in book.comparisons(op) if (c.mode, pair_name(c)) == (item.mode, pair_name(item))]
+    placed = [(*label_of(known, c.workload.axes if c.workload else {}), c) for c in found]
+    for label, _, c in sorted(placed, key=lambda p: p[1]):
+        medians = ("" if us is None else units.duration(us) for us in (c.baseline_us, c.us))
+        made.add(label, *medians, *ratio(c))
+    if len(found) > 1:
+        made.add("all", "", "", *ratio(item))
+    return made
+
+
+def turn_notes(book: Book, op: str) -> list[Words]:
+    finest = max((c.resolution for _, c in book.comparisons(op)), default=0.0)
+    return [
+        "speedup: baseline's time over the candidate's, calls of both taking turns: A B B A",
+        f"SAME: no difference beyond {finest:.1%}: the interval holds 1, or it is below --threshold",
+    ]
 
 
 def scores(found: list[tuple[Source, Score]]) -> Table | None:
