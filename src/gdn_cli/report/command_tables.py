@@ -172,8 +172,8 @@ def _floor_notes(book: Book) -> Iterator[str]:
         yield "copy: the floor, the fastest plain copy of the bytes that the op must move"
     machine = []
     for m in book.measured:
-        if m.algo in FLOORS and not m.workload and m.timing:
-            us, moved = m.timing.median_us, m.record.bytes_moved
+        if m.algo in FLOORS and not m.workload and (us := m.median_us):
+            moved = m.record.bytes_moved
             rate = f"a large copy runs at {units.three((moved or 0) / us / 1e3)} GB/s"
             on = "" if m.gpu is None else f"GPU {m.gpu}: "
             machine.append(on + (rate if moved else f"an empty launch takes {units.duration(us)} ({m.tier})"))
@@ -186,11 +186,11 @@ def _apart(rows: list[Point]) -> Iterator[str]:
     yield "GPU: speedup and x floor are to what the row's own GPU took for the reference and the copy"
     there: dict[tuple, set[int | None]] = {}
     copies: dict[tuple, list[float]] = {}
-    for m in (m for p in rows for m in p.measured if m.timing):
+    for m in (m for p in rows for m in p.measured if m.median_us):
         key = (m.tier, m.workload)
         there.setdefault(key, set()).add(m.gpu)
         if m.algo == COPY:
-            copies.setdefault(key, []).append(m.timing.median_us)
+            copies.setdefault(key, []).append(m.median_us)
     if any(len(gpus) > 1 for gpus in there.values()):
         yield "no * here: algos that ran on different GPUs are not ranked; `gdn compare` puts them on one"
     if several := [max(us) / min(us) - 1 for us in copies.values() if len(us) > 1]:

@@ -212,6 +212,20 @@ def workload_ticks(ax: Any, labels: list[str], named: bool) -> None:
     ax.set_xticks([x for x, _ in ticks], [name for _, name in ticks])
 
 
+def strips(figure: Any, names: Iterable[str], labels: list[str], low: float, high: float, at: float) -> list[Any]:
+    """A narrow frame for each name, one below the other, all over the same workloads, with a line at `at`."""
+    names = list(names)
+    every = list(figure.subplots(len(names), 1, sharey=True, squeeze=False)[:, 0])
+    for ax, name in zip(every, names, strict=True):
+        dress(ax)
+        ax.set_title(plain(name, 52), loc="left", pad=3)
+        ax.set_ylim(low, high)
+        ax.set_xlim(-0.7, len(labels) - 0.3)
+        ax.axhline(at, color=GREY, linewidth=0.7, zorder=1)
+        workload_ticks(ax, labels, ax is every[-1])
+    return every
+
+
 def plain(text: str, most: int) -> str:
     """Text that is only shown, never mathematics, and not longer than there is room for."""
     text = shown(text)

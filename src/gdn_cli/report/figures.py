@@ -21,7 +21,6 @@ from .drawing import (
     Drawing,
     axes,
     bars_only,
-    dress,
     height_for,
     legend,
     legend_handles,
@@ -30,9 +29,9 @@ from .drawing import (
     plain,
     series,
     slug,
+    strips,
     styles_of,
     uprights,
-    workload_ticks,
 )
 from .findings import Slice, Tiers
 from .tables import pair_name
@@ -214,14 +213,8 @@ def spread(book: Book, group: Group) -> list[Drawing]:
     interval = any(s.interval for found in rows.values() for s in found)
 
     def draw(figure: Any) -> None:
-        every = figure.subplots(len(rows), 1, sharey=True, squeeze=False)[:, 0]
+        every = strips(figure, rows, list(places.values()), -limit, limit, 0)
         for ax, (algo, found) in zip(every, rows.items(), strict=True):
-            dress(ax)
-            ax.set_title(plain(algo, 40), loc="left", pad=3)
-            ax.set_ylim(-limit, limit)
-            ax.set_xlim(-0.7, len(places) - 0.3)
-            ax.axhline(0, color=GREY, linewidth=0.6, zorder=1)
-            workload_ticks(ax, list(places.values()), ax is every[-1])
             colour, size = styles[algo].colour, max(1.6, min(12.0, 200 / len(places)))
             xs = [at[s.workload] for s in found]
             uprights(ax, xs, [s.most for s in found], color=colour, linewidth=0.7, zorder=2)
@@ -317,14 +310,8 @@ def compare(book: Book, op: str) -> list[Drawing]:
     marks = {"FASTER": ("^", "#00629b"), "SLOWER": ("v", "#b0124a"), "SAME": ("o", GREY)}
 
     def draw(figure: Any) -> None:
-        every = figure.subplots(len(rows), 1, sharey=True, squeeze=False)[:, 0]
-        for ax, (name, items) in zip(every, rows.items(), strict=True):
-            dress(ax)
-            ax.set_title(plain(name, 52), loc="left", pad=3)
-            ax.set_ylim(low - margin, high + margin)
-            ax.set_xlim(-0.7, len(labels) - 0.3)
-            ax.axhline(1, color=INK, linewidth=0.9, zorder=1)
-            workload_ticks(ax, list(labels.values()), ax is every[-1])
+        every = strips(figure, rows, list(labels.values()), low - margin, high + margin, 1)
+        for ax, items in zip(every, rows.values(), strict=True):
             for i, c in items:
                 marker, colour = marks.get(c.verdict, marks["SAME"])
                 ax.vlines(i, c.low, c.high, color=colour, linewidth=1.0, zorder=2)

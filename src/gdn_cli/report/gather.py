@@ -35,8 +35,12 @@ def read(files: Iterable[Path], *, base: Path | None = None) -> list[Source]:
     """
     found = []
     for file in files:
-        document = records.load((base or Path()) / file)
-        found.append(source(file.name if file.is_absolute() else file.as_posix(), document))
+        name = file.name if file.is_absolute() else file.as_posix()
+        made = source(name, records.load((base or Path()) / file))
+        for i, record in enumerate(made.document.records):
+            if record.timing:
+                _check_times(f"{name}: $.records[{i}].timing", record.timing)
+        found.append(made)
     return found
 
 
@@ -48,15 +52,11 @@ def source(name: str, document: Document | dict[str, Any]) -> Source:
             document = document_of(document)
         except msgspec.ValidationError as e:
             raise UsageError(f"{name}: {e}", hint="`gdn bench --out FILE` writes such a file") from None
-    for i, record in enumerate(document.records):
-        _check_times(f"{name}: $.records[{i}].timing", record.timing)
     return Source(name, document)
 
 
-def _check_times(where: str, timing: Timing | None) -> None:
+def _check_times(where: str, timing: Timing) -> None:
     """Figures take logarithms of times."""
-    if timing is None:
-        return
     for key in ("median_us", "low_us", "high_us", "ci_low_us", "ci_high_us", "span_us"):
         value = getattr(timing, key)
         if value is not None and not units.is_positive(value):

@@ -63,7 +63,7 @@ def show_profile_list(rows: list[dict[str, Any]], as_json: bool) -> None:
     head = [Column("profile", folds=True), *numbers("time"), *words("bound"), *words("device")[: len(devices) > 1]]
     made = Table("", head)
     for row in rows:
-        bound = row["bound"] or "-" if row["status"] == "passed" else Cell(_words(row["status"]), Mark.BAD)
+        bound = row["bound"] or "-" if row["status"] == "passed" else Cell(row["status"].replace("_", " "), Mark.BAD)
         device = [row["device"] or "-"][: len(devices) > 1]
         made.add(row["name"], units.figure(row["time_us"], "us"), bound, *device)
     out = console()
@@ -81,10 +81,6 @@ def short(name: str) -> str:
 
 def _cut(name: str) -> str:
     return name if len(name) <= _NAME else f"{name[: _NAME - 3]}..."
-
-
-def _words(status: str) -> str:
-    return status.replace("_", " ")
 
 
 # --- one profile --------------------------------------------------------------------------------------------------
@@ -136,7 +132,7 @@ def _where(document: dict[str, Any]) -> list[str]:
 
 def _states(document: dict[str, Any], reading: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if document["status"] != "passed":
-        yield _words(document["status"]), document.get("reason") or "no reason is known"
+        yield document["status"].replace("_", " "), document.get("reason") or "no reason is known"
     if reading["failed"]:
         yield "failed", reading["failed"]
 
@@ -177,24 +173,17 @@ def _survey(document: dict[str, Any], reading: dict[str, Any]) -> Iterator[tuple
         yield "time", "; ".join(parts)
         span = survey.get("span_us")
         if span and span > us * (1 + differences.SAME):
-            yield (
-                "",
-                f"{units.figure(span, 'us')} from the first start to the last end: the GPU waits between its kernels",
-            )
+            yield "", f"{units.duration(span)} from the first start to the last end: the GPU waits between its kernels"
     ran = survey.get("ran") or []
     seen = [found["name"] for found in reading["found"] if found["name"]]
-    unseen = [r["name"] for r in ran if seen and not any(_same(r["name"], name) for name in seen)]
+    # a tool's name of a kernel and CUPTI's may differ: mangled, cut
+    unseen = [r["name"] for r in ran if seen and short(r["name"]) not in map(short, seen)]
     if len(ran) > 1 or unseen:
         yield "runs", ", ".join(_ran(ran, unseen, document["tool"]))
     elif not ran and (survey.get("launches") or 0) > 1:
         yield "runs", f"{survey['launches']} kernels"
     for doubt in survey.get("doubts") or []:
         yield "doubt (?)", doubt
-
-
-def _same(ran: str, found: str) -> bool:
-    """A tool's name of a kernel and CUPTI's, which may be mangled or cut."""
-    return ran == found or short(ran) == short(found)
 
 
 def _ran(ran: list[dict[str, Any]], unseen: list[str], tool: str) -> Iterator[str]:
