@@ -156,8 +156,8 @@ def turns(book: Book, op: str, item: Overall) -> Table:
 def turn_notes(book: Book, op: str) -> list[Words]:
     finest = max((c.resolution for _, c in book.comparisons(op)), default=0.0)
     return [
-        "speedup: baseline's time over the candidate's, calls of both taking turns: A B B A",
-        f"SAME: no difference beyond {finest:.1%}: the interval holds 1, or it is below --threshold",
+        "speedup: baseline's time over the candidate's, calls of both taking turns: A B B A.",
+        f"SAME: no difference beyond {finest:.1%}: the interval holds 1, or it is below --threshold.",
     ]
 
 
