@@ -51,7 +51,9 @@ def source(name: str, document: Document | dict[str, Any]) -> Source:
         try:
             document = document_of(document)
         except msgspec.ValidationError as e:
-            raise UsageError(f"{name}: {e}", hint="`gdn bench --out FILE` writes such a file") from None
+            raise UsageError(
+                f"{name or 'these records'}: {e}", hint="`gdn bench --out FILE` writes such a file"
+            ) from None
     return Source(name, document)
 
 
