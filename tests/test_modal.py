@@ -102,7 +102,7 @@ def test_what_is_declared_and_uploaded_and_the_table_that_comes_back(tmp_path):
     assert mine == expected and f"{root}/gdn_cli/profilers/sampler.cpp" in mine
 
     assert done.code == 0 and "gdn_decode | NVIDIA B200 (modal) | tier cupti, L2 cold" in done.out
-    assert re.search(r"^ +cuda-v4( \*)? +2\.00 us .* 1x .* 1\.00$", done.out, re.M)
+    assert re.search(r"^ +cuda-v4( \*)? +2\.00 us .* 1\.00x .* 1\.00$", done.out, re.M)
     assert "gdn: Modal: B200, 2 containers, 3 calls of at most 6 min: 17 min of container time at most" in done.err
     assert "gdn_decode/cuda-v4: 3 of 3 passed, NVIDIA B200 (modal)" in done.err
     document = json.loads(out.read_text())
