@@ -228,9 +228,15 @@ def test_a_call_that_is_lost_costs_its_own_algo(tmp_path):
         done = rent(s, *args, "--out", tmp_path / "r.json", GDN_HOME=str(tmp_path))
         assert done.code == errors.REMOTE and "Traceback" not in done.out + done.err
         said = words(done.out)
-        assert "remote failed cuda-v1: Modal ended the container at its time limit; --timeout gives more" in said
-        assert "remote failed cuda-v4: the container ran out of memory (Runner failed with exit code 137" in said
-        assert re.search("remote failed cuda-v5: the container failed: no_such_module_xyz.Oops: dear 1 work", said)
+        assert (
+            "failed cuda-v1: remote failed, Modal ended the container at its time limit; --timeout gives more" in said
+        )
+        assert (
+            "failed cuda-v4: remote failed, the container ran out of memory (Runner failed with exit code 137" in said
+        )
+        assert re.search(
+            "failed cuda-v5: remote failed, the container failed: no_such_module_xyz.Oops: dear; 1 work", said
+        )
         assert re.search(r"fla-recurrent( \*)? +2\.00 us", done.out)
         assert f"gdn modal bench --resume {tmp_path / 'r.json'}" in done.err
 
