@@ -13,7 +13,7 @@ GPU = {
     "gpu": "NVIDIA H200", "capability": "9.0", "sms": 132, "l2_bytes": 62914560, "driver": "580.159.04",
     "max_sm_clock_mhz": 1980, "cuda": "13.0",
 }  # fmt: skip
-CPU = {"versions": {"gdn": "0.1.0"}, "cpu": "AMD EPYC", "cpus": 2, "threads": 2, "affinity": [0, 1]}
+CPU = {"versions": {"gdn": "0.1.0"}, "cpu": "AMD EPYC", "cpus": 2, "threads": 2, "affinity": "0-1"}
 
 # what a tier reads more than the kernels' own time, in microseconds
 EXTRA = {"cupti": 0.0, "events": 4.0, "graph": 0.3, "nvbench": 0.5, "fib": 35.0, "wall": 0.0}
@@ -96,7 +96,7 @@ def bench(
 def compared(ratios: dict[int, tuple[float, float, float, str]], algo: str = "cuda-v4", baseline: str = "cuda-v1"):
     """What `gdn compare` adds: batch size -> ratio, low, high, verdict."""
     head = {"op": "gdn_decode", "mode": "cuda", "tier": "cupti", "baseline": baseline, "algo": algo}
-    head |= {"rounds": 100, "log_sd": 1e-3, "df": 99, "level": 0.99, "threshold": 0.005, "method": "m"}
+    head |= {"rounds": 30, "log_sd": 0.01, "df": 29.0, "level": 0.99, "threshold": 0.0, "method": "paired"}
     head["resolution"] = 0.01
     each = [
         head
@@ -105,7 +105,9 @@ def compared(ratios: dict[int, tuple[float, float, float, str]], algo: str = "cu
     ]
     mean = statistics.geometric_mean(r for r, *_ in ratios.values())
     overall = head | {"ratio": mean, "low": mean - 0.004, "high": mean + 0.004, "verdict": "SLOWER"}
-    return {"command": "compare", "comparisons": each, "overall": [overall | {"workloads": len(each), "verdicts": {}}]}
+    verdicts = [v for *_, v in ratios.values()]
+    overall |= {"workloads": len(each), "verdicts": {v: verdicts.count(v) for v in ("FASTER", "SAME", "SLOWER")}}
+    return {"command": "compare", "comparisons": each, "overall": [overall]}
 
 
 def everything() -> dict[str, Any]:
@@ -129,10 +131,13 @@ def everything() -> dict[str, Any]:
             r["doubts"] = ["the SM clock moved between 1500 and 1980 MHz while this was measured: lock it"]
     records[3] |= {"backend": "eager"}
     score = {
-        "op": "gdn_decode", "algo": "cuda-v4", "tier": "cupti", "against": "fi-baseline", "rule": "mean", "value": 1.71,
-        "mode": "cuda", "l2": "cold", "device": "NVIDIA H200", "official": 1.71, "workloads": 2,
-        "shares": [{"uuid": x, "index": None, "label": x, "speedup": 1.71, "share": 0.5} for x in "ab"],
-        "missing": [], "by_label": [["B=1", 0.62], ["B=64", 0.38]], "reason": None,
+        "op": "gdn_decode", "algo": "cuda-v4", "mode": "cuda", "tier": "cupti", "l2": "cold", "device": "NVIDIA H200",
+        "rule": "baseline", "against": "fi-baseline", "value": 1.71, "official": 1.71, "reason": None, "workloads": 2,
+        "shares": [
+            {"uuid": uuid, "index": None, "label": label, "speedup": 1.71, "share": share}
+            for uuid, label, share in (("a", "B=1", 0.62), ("b", "B=64", 0.38))
+        ],
+        "missing": [], "by_label": [["B=1", 0.62], ["B=64", 0.38]],
     }  # fmt: skip
     ratios = {1: (0.981, 0.975, 0.987, "SLOWER"), 4: (1.001, 0.996, 1.006, "SAME"), 16: (1.03, 1.02, 1.04, "FASTER")}
     missing = [

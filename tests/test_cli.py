@@ -20,10 +20,10 @@ import building
 import helpers
 import pytest
 
-from gdn_cli import __version__, campaign, errors, jobs, machine, pack, paths, records, registry, running
+from gdn_cli import __version__, campaign, errors, jobs, machine, pack, paths, records, registry, running, units
 from gdn_cli.errors import UsageError
 from gdn_cli.record_types import Status
-from gdn_cli.report import screen
+from gdn_cli.report import gather, screen
 from gdn_cli.report import terminal as report
 from gdn_cli.timing import TIERS
 
@@ -505,16 +505,18 @@ def test_bytes_moved_are_each_input_and_output_once(bench):
 
 def test_rows_of_the_table_derive_from_the_records(bench):
     placed = [r for r in bench.records if r["workload"]]
-    rows = {(row.algo, row.label): row for row in report.rows_of(DECODE, placed)}
+    book = gather.gather([gather.source("", bench.document)], REGISTRY)
+    rows = {(row.first.algo, row.first.label): row for row in book.rows("gdn_decode")}
     assert [key for key in rows] == [
         (a, b) for b in ("B=1", "B=3") for a in ("copy", "pt-reference", "copycat", "wrong")
     ]
     medians = {}
     for (algo, label), row in rows.items():
         mine = [r for r in placed if r["algo"] == algo and f"B={r['workload']['axes']['batch_size']}" == label]
-        assert row.records == mine and len(mine) == (2 if label == "B=1" else 1)
+        assert [m.workload for m in row.measured] == [r["workload"]["uuid"] for r in mine]
+        assert len(mine) == (2 if label == "B=1" else 1)
         if algo == "wrong":
-            assert row.median_us is None and row.failed["status"] == "wrong"
+            assert row.median_us is None and row.failed.status == "wrong"
             continue
         medians[algo, label] = statistics.median(r["timing"]["median_us"] for r in mine)
         assert row.median_us == medians[algo, label]
@@ -525,8 +527,8 @@ def test_rows_of_the_table_derive_from_the_records(bench):
         mine, ours = medians["copycat", label], medians["pt-reference", label]
         line = next(x for x in shown[shown.index(next(x for x in shown if x.startswith(label))) :] if "copycat" in x)
         name, *cells = re.split(r"  +", line.strip())
-        assert cells[2].rstrip("?") == f"{report._three(ours / mine)}x"  # speedup over the reference
-        assert float(cells[4]) == pytest.approx(mine / medians["copy", label], abs=0.006)  # times the floor
+        assert cells[2].rstrip(" ?") == units.times(ours / mine)  # speedup over the reference
+        assert float(cells[4]) == pytest.approx(mine / medians["copy", label], rel=0.006)  # times the floor
         least = rows["copycat" if mine < ours else "pt-reference", label]
         assert (name == "copycat *") is (mine < ours and not least.doubted)  # the fastest is marked, if it is certain
     wrong = [line for line in shown if re.search(r"\bwrong\b", line)]
@@ -552,14 +554,20 @@ def passed(algo: str, label: int, median: float, status: str = "passed", **more)
     record = {
         "op": "gdn_decode", "algo": algo, "mode": "cuda", "tier": "cupti", "status": status, "reason": None,
         "bytes_moved": 8 * 10**9,
-        "workload": {"uuid": "901e5104-dccb", "index": 0, "axes": {"batch_size": label}, "origin": "twin"},
-        "check": {"errors": {"output": 1e-3, "new_state": 1e-7}},
+        "workload": {"uuid": f"901e5104-dccb-{label}", "index": 0, "axes": {"batch_size": label}, "origin": "twin"},
+        "check": {"passed": True, "errors": {"output": 1e-3, "new_state": 1e-7}},
     }  # fmt: skip
     return record | ({"timing": timing} if status == "passed" else {}) | more
 
 
 def document_of(command: str, found: list[dict]) -> dict:
-    return {"command": command, "environments": {"cuda": {"gpu": "NVIDIA H200"}}, "missing": [], "records": found}
+    return {
+        "schema": 2,
+        "command": command,
+        "environments": {"cuda": {"gpu": "NVIDIA H200"}},
+        "missing": [],
+        "records": found,
+    }
 
 
 @pytest.mark.parametrize("command", ["run", "bench"])
@@ -583,10 +591,10 @@ def test_a_row_that_failed_shows_what_became_of_it():
         ),
     ]
     text = words(" ".join(table_of(document_of("bench", found))))
-    assert "a timed out" in text and "timed out a: no end after 3 s last words 2 workloads were not reached" in text
-    assert "error b at 901e5104 batch_size=1: RuntimeError: [not markup]" in text
-    assert "note c: cupti not available (x): timed with events" in text
-    assert "c * 5.00 us" in text and " 2x " in text
+    assert "a timed out" in text and "failed a: timed out, no end after 3 s; 2 workloads not reached last words" in text
+    assert "failed b at B=1 (901e5104): error, RuntimeError: [not markup]" in text
+    assert "note c at B=1 (cupti): cupti not available (x): timed with events" in text
+    assert "c * 5.00 us" in text and " 2.00x " in text
 
 
 def test_times_of_different_tiers_are_never_divided():
@@ -595,17 +603,17 @@ def test_times_of_different_tiers_are_never_divided():
     lines = table_of(document_of("bench", [passed("copy", 1, 2.0), passed("pt-reference", 1, 10.0), other]))
     beside = [re.split(r"  +", x.strip()) for x in lines]
     assert ["b", "-", "5.00 us"] in beside  # a column for each tier, and nothing that divides one by another
-    assert ["pt-reference", "10.00 us", "-"] in beside
+    assert ["pt-reference", "10.0 us", "-"] in beside
     assert not [cells for cells in beside if cells[0].startswith("b") and "x" in "".join(cells[1:])]
 
 
 def test_an_error_that_could_not_be_measured_is_not_shown_as_zero():
     """An output that nothing wrote, or one of NaN, has no error; 0.0e+00 would read as perfect."""
-    bad = {"errors": {"output": 1e-3}, "unwritten": {"new_state": 5}}
+    bad = {"passed": False, "errors": {"output": 1e-3}, "unwritten": {"new_state": 5}}
     found = [passed("a", 1, 0, "wrong", reason="new_state: 5 of 9 elements were not written", check=bad)]
     (line,) = (x for x in table_of(document_of("run", found)) if re.search(r"^B=1 +a ", x))
     assert "1.0e-03" in line and "0.0e+00" not in line
-    nan = {"errors": {"output": None, "new_state": 1e-7}, "unwritten": {}}
+    nan = {"passed": False, "errors": {"output": None, "new_state": 1e-7}, "unwritten": {}}
     found = [passed("a", 1, 0, "wrong", reason="output: 1 of 9 elements are NaN or Inf", check=nan)]
     (line,) = (x for x in table_of(document_of("run", found)) if re.search(r"^B=1 +a ", x))
     assert "1.0e-07" in line

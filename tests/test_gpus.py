@@ -561,8 +561,8 @@ def test_ratios_in_the_table_are_to_the_rows_own_gpu(capsys):
     assert lines[0] == "gdn_decode | NVIDIA H200 (GPU 0, 1) | tier cupti, L2 cold"
     assert lines[1].split()[:3] == ["workload", "algo", "GPU"] and lines[6] == ""
     assert [cells[name][1] for name in ("copy", "pt-reference", "a", "b")] == ["0", "0", "0", "1"]
-    assert (cells["a"][5], cells["a"][7]) == ("5x", "2.00")  # 30 / 6 and 6 / 3
-    assert (cells["b"][5], cells["b"][7]) == ("2x", "5.00")  # 10 / 5 and 5 / 1; by GPU 0's they would be 6x and 1.67
+    assert (cells["a"][5], cells["a"][7]) == ("5.00x", "2.00")  # 30 / 6 and 6 / 3
+    assert (cells["b"][5], cells["b"][7]) == ("2.00x", "5.00")  # 10 / 5 and 5 / 1; by GPU 0's they would be 6x and 1.67
     assert "*" not in "".join(lines[2:6])
     text = "\n".join(lines)
     assert "not ranked; `gdn compare` puts them on one" in text and "copy differs by up to 200.0% between" in text
@@ -579,7 +579,7 @@ def test_where_a_row_is_of_one_gpu_the_fastest_is_marked(capsys):
 def test_what_one_gpu_failed_at_is_shown_beside_what_the_other_measured(capsys):
     terminal.show(bench(record("copy", 0, 3.0), record("copy", 1, None), record("a", 1, 5.0)), REGISTRY, False, Path())
     out = capsys.readouterr().out
-    assert "crashed copy at 00000000 batch_size=1 on GPU 1: crashed" in out
+    assert "failed copy at B=1 (00000000) on GPU 1: crashed, crashed" in out
     assert [line.split()[-1] for line in out.splitlines() if "  a  " in line] == ["200"]  # GB/s, and nothing x floor
 
 
@@ -602,14 +602,14 @@ def test_of_rented_gpus_none_is_the_fastest_where_there_were_several(uuids, mark
     terminal.show(document, REGISTRY, False, Path("x.json"))
     out = capsys.readouterr().out
     assert out.startswith("gdn_decode | NVIDIA B200 (modal) | tier cupti, L2 cold\n") and "GPU " not in out
-    assert re.search(rf"^ +a{' [*]' if marked else ''} +6\.00 us .* 5x", out, re.M), out
+    assert re.search(rf"^ +a{' [*]' if marked else ''} +6\.00 us .* 5\.00x", out, re.M), out
     assert {s.device for s in score.scores(document_of(document), DECODE)} == {"NVIDIA B200 (modal)"}
 
 
 def test_tiers_that_the_host_takes_part_in_say_so(capsys):
     found = [r | {"tier": "events"} for r in APART["records"]]
     terminal.show(bench(*found), REGISTRY, False, Path("x.json"))
-    assert "note events: the host takes part in these times" in capsys.readouterr().out
+    assert "events: the host takes part in these times" in capsys.readouterr().out
     terminal.show(APART, REGISTRY, False, Path("x.json"))
     assert "the host takes part" not in capsys.readouterr().out
 
@@ -627,13 +627,13 @@ def test_scores_divide_times_of_one_gpu():
 
 
 def test_the_page_keeps_gpus_of_one_run_apart():
-    groups = gather.gather([gather.Source("x.json", APART)], REGISTRY).groups
+    groups = gather.gather([gather.source("x.json", APART)], REGISTRY).groups
     assert [(g.device, g.algos) for g in groups] == [
         ("NVIDIA H200, GPU 0", ["copy", "pt-reference", "a"]), ("NVIDIA H200, GPU 1", ["copy", "pt-reference", "b"]),
     ]  # fmt: skip
     assert [g.over_floor(g.algos[-1], "B=1") for g in groups] == [2.0, 5.0]
     one = bench(*(r for r in APART["records"] if r["gpu"]["index"] == 1))
-    assert [g.device for g in gather.gather([gather.Source("x.json", one)], REGISTRY).groups] == ["NVIDIA H200"]
+    assert [g.device for g in gather.gather([gather.source("x.json", one)], REGISTRY).groups] == ["NVIDIA H200"]
 
 
 def places(document: dict) -> list[tuple[str, tuple[str, ...], int]]:

@@ -104,7 +104,7 @@ def test_what_is_declared_and_uploaded_and_the_table_that_comes_back(tmp_path):
     assert mine == expected and f"{root}/gdn_cli/profilers/sampler.cpp" in mine
 
     assert done.code == 0 and "gdn_decode | NVIDIA B200 (modal) | tier cupti, L2 cold" in done.out
-    assert re.search(r"^ +cuda-v4( \*)? +2\.00 us .* 1x .* 1\.00$", done.out, re.M)
+    assert re.search(r"^ +cuda-v4( \*)? +2\.00 us .* 1\.00x .* 1\.00$", done.out, re.M)
     assert "gdn: Modal: B200, 2 containers, 3 calls of at most 6 min: 17 min of container time at most" in done.err
     assert "gdn_decode/cuda-v4: 3 of 3 passed, NVIDIA B200 (modal)" in done.err
     document = json.loads(out.read_text())
@@ -231,9 +231,15 @@ def test_a_call_that_is_lost_costs_its_own_algo(tmp_path):
         done = rent(s, *args, "--out", tmp_path / "r.json", GDN_HOME=str(tmp_path))
         assert done.code == errors.REMOTE and "Traceback" not in done.out + done.err
         said = words(done.out)
-        assert "remote failed cuda-v1: Modal ended the container at its time limit; --timeout gives more" in said
-        assert "remote failed cuda-v4: the container ran out of memory (Runner failed with exit code 137" in said
-        assert re.search("remote failed cuda-v5: the container failed: no_such_module_xyz.Oops: dear 1 work", said)
+        assert (
+            "failed cuda-v1: remote failed, Modal ended the container at its time limit; --timeout gives more" in said
+        )
+        assert (
+            "failed cuda-v4: remote failed, the container ran out of memory (Runner failed with exit code 137" in said
+        )
+        assert re.search(
+            "failed cuda-v5: remote failed, the container failed: no_such_module_xyz.Oops: dear; 1 work", said
+        )
         assert re.search(r"fla-recurrent( \*)? +2\.00 us", done.out)
         assert f"gdn modal bench --resume {tmp_path / 'r.json'}" in done.err
 

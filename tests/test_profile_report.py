@@ -11,6 +11,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from gdn_cli import units
 from gdn_cli.differences import difference
 from gdn_cli.profilers import Found, Table
 from gdn_cli.report import profile
@@ -64,24 +65,20 @@ def coloured(monkeypatch, show, *args) -> str:
     ("x", "unit", "text"),
     [
         (2.848, "us", "2.85 us"), (41_000.0, "us", "41.0 ms"), (-0.5, "us", "-0.50 us"), (0.0, "us", "0.00 us"),
-        (0, "B", "0 B"), (8, "B", "8 B"), (999, "B", "999 B"), (1024, "B", "1.02 KB"), (534784, "B", "534.8 KB"),
+        (0, "B", "0 B"), (8, "B", "8 B"), (999, "B", "999 B"), (1024, "B", "1.02 KB"), (534784, "B", "535 KB"),
         (999_960, "B", "1.00 MB"), (7531520, "B", "7.53 MB"), (33826304, "B", "33.8 MB"), (3.2e9, "B", "3.20 GB"),
-        (5e12, "B", "5000.0 GB"), (187.775, "GB/s", "188 GB/s"), (4230.4, "GB/s", "4230 GB/s"),
+        (5e12, "B", "5000 GB"), (187.775, "GB/s", "188 GB/s"), (4230.4, "GB/s", "4230 GB/s"),
         (3.93, "%", "3.93 %"), (12.35, "%", "12.3 %"), (100, "%", "100 %"), (0, "%", "0 %"), (0.02, "%", "0.02 %"),
-        (0.0001, "%", "0.00 %"), (215040, "count", "215,040"), (13762560.0, "count", "13,762,560"),
-        (0.24, "count", "0.24"), (0.0042, "count", "0.0042"), (1234.5, "count", "1,234"), (0, "count", "0"),
-        (1.02, "x", "1.02x"), (0.12, "x", "0.12x"), (7.76, "x", "7.76x"), (0.0363, "x", "0.04x"),
+        (0.0001, "%", "0.000 %"), (215040, "count", "215,040"), (13762560.0, "count", "13,762,560"),
+        (0.24, "count", "0.240"), (0.0042, "count", "0.0042"), (1234.5, "count", "1,234"), (0, "count", "0"),
+        (1.02, "x", "1.02x"), (0.12, "x", "0.120x"), (7.76, "x", "7.76x"), (0.0363, "x", "0.036x"),
         (0.0042, "x", "0.0042x"), (3.6, "cycles", "3.60 cycles"),
-        (0.99, "cycles", "0.99 cycles"), (1980, "MHz", "1980 MHz"), ("registers", "", "registers"), (1210, "", "1210"),
+        (0.99, "cycles", "0.990 cycles"), (1980, "MHz", "1980 MHz"), ("registers", "", "registers"), (1210, "", "1210"),
         (None, "us", "-"), (None, "", "-"), ("fma", "%", "fma"),
     ],
 )  # fmt: skip
 def test_figures(x, unit, text):
-    assert profile.value(x, unit) == text
-
-
-def test_a_columns_name_tells_its_cycles():
-    assert profile.value(3.6, "cycles", bare=True) == "3.60" and profile.value(3.6, "us", bare=True) == "3.60 us"
+    assert units.figure(x, unit) == text
 
 
 @pytest.mark.parametrize(
@@ -116,19 +113,26 @@ def test_one_profile_at_80_columns(capsys, monkeypatch):
         "time",
         "  duration                 2.85 us",
         "memory",
-        "  DRAM read               534.8 KB  1.01x what must be read",
-        "  DRAM written                 0 B        L2 read                 548.2 KB",
-        "  DRAM rate               188 GB/s        of DRAM's peak            3.93 %",
+        "  DRAM read                 535 KB  1.01x what must be read",
+        "  DRAM written                 0 B",
+        "  L2 read                   548 KB",
+        "  DRAM rate               188 GB/s",
+        "  of DRAM's peak            3.93 %",
         "  L2 hits                   56.1 %",
         "occupancy",
         "  achieved occupancy        12.3 %  active warps of 64, while an SM is active",
-        "  theoretical occupancy      100 %        limited by             registers",
-        "  registers per thread          32        shared memory per CTA        0 B",
+        "  theoretical occupancy      100 %",
+        "  limited by             registers",
+        "  registers per thread          32",
+        "  shared memory per CTA        0 B",
         "instructions",
-        "  instructions             215,040        issue slots used          18.1 %",
-        "  eligible warps              0.24        active threads            95.4 %",
+        "  instructions             215,040",
+        "  issue slots used          18.1 %",
+        "  eligible warps             0.240",
+        "  active threads            95.4 %",
         "launch",
-        "  waves                      0.12x        CTAs                         128",
+        "  waves                     0.120x",
+        "  CTAs                         128",
         "  threads per CTA              256",
         "",
         "what a warp waits for",
@@ -137,13 +141,13 @@ def test_one_profile_at_80_columns(capsys, monkeypatch):
         "reason                    latency  instruction  meaning",
         "long scoreboard            40.2 %         3.60  waits for L2 or DRAM",
         "constant cache miss        28.7 %         2.57  waits for the constant cache",
-        "wait                       11.1 %         0.99  a fixed wait of the instruction",
+        "wait                       11.1 %        0.990  a fixed wait of the instruction",
         "                                                before",
-        "no instruction             10.9 %         0.98  waits for the instruction cache,",
+        "no instruction             10.9 %        0.980  waits for the instruction cache,",
         "                                                or jumped",
-        "short scoreboard           7.49 %         0.67  waits for shared memory or a",
+        "short scoreboard           7.49 %        0.670  waits for shared memory or a",
         "                                                special function",
-        "drain                      1.56 %         0.14  waits for its stores, at its end",
+        "drain                      1.56 %        0.140  waits for its stores, at its end",
         "",
         "note  DRAM's writes stay in L2 here",
         "",
@@ -158,11 +162,14 @@ def test_one_profile_at_120_columns(capsys, monkeypatch):
     found = shown(capsys, profiles.v4())
     assert part(found, "memory", "occupancy") == [
         "memory",
-        "  DRAM read               534.8 KB  1.01x what must be read   DRAM written                 0 B",
-        "  L2 read                 548.2 KB                            DRAM rate               188 GB/s",
-        "  of DRAM's peak            3.93 %                            L2 hits                   56.1 %",
+        "  DRAM read                 535 KB  1.01x what must be read",
+        "  DRAM written                 0 B",
+        "  L2 read                   548 KB",
+        "  DRAM rate               188 GB/s",
+        "  of DRAM's peak            3.93 %",
+        "  L2 hits                   56.1 %",
     ]
-    assert "wait                       11.1 %         0.99  a fixed wait of the instruction before" in found
+    assert "wait                       11.1 %        0.990  a fixed wait of the instruction before" in found
 
 
 def crowded() -> dict:
@@ -300,7 +307,7 @@ def test_colours(monkeypatch):
     documents = [profiles.v4(), profiles.fla()]
     text = coloured(monkeypatch, profile.show_profiles, documents, difference(*documents), False)
     green = re.findall(r"\x1b\[32m(.+?)\x1b", text)
-    assert [cell.strip() for cell in green[:4]] == ["2.85 us", "91,392", "12.3 %", "0.71 cycles"]
+    assert [cell.strip() for cell in green[:4]] == ["2.85 us", "91,392", "12.3 %", "0.710 cycles"]
 
 
 # --- two profiles -------------------------------------------------------------------------------------------------
@@ -316,26 +323,26 @@ def test_two_profiles_at_80_columns(capsys, monkeypatch):
         "cuda-v4 and fla-recurrent take the same time within 2 %: 2.10 us and 2.08 us;",
         "what differs most besides: instructions and achieved occupancy",
         "",
-        "what differs                  A cuda-v4  B fla-recurrent    B/A",
-        "time of a call (cupti)          2.10 us          2.08 us  0.99x",
-        "duration                        2.85 us          3.04 us  1.07x",
-        "instructions                    215,040           91,392  0.42x",
-        "achieved occupancy               12.3 %           2.94 %  0.24x",
-        "stall: constant cache miss  2.57 cycles      0.71 cycles  0.28x",
-        "threads per CTA                     256               32  0.12x",
-        "stall: long scoreboard      3.60 cycles      2.38 cycles  0.66x",
-        "waves                             0.12x            0.06x  0.50x",
-        "theoretical occupancy             100 %           50.0 %  0.50x",
-        "registers per thread                 32               60  1.88x",
-        "CTAs                                128              256  2.00x",
-        "stall: short scoreboard     0.67 cycles      0.17 cycles  0.25x",
-        "limited by                    registers            warps",
-        "eligible warps                     0.24             0.17  0.71x",
-        "stall: wait                 0.99 cycles      0.59 cycles  0.60x",
-        "L2 read                        548.2 KB         570.8 KB  1.04x",
-        "active threads                   95.4 %           98.0 %  1.03x",
-        "issue slots used                 18.1 %           16.6 %  0.91x",
-        "DRAM rate                      188 GB/s         177 GB/s  0.94x",
+        "what differs                   A cuda-v4  B fla-recurrent     B/A",
+        "time of a call (cupti)           2.10 us          2.08 us  0.990x",
+        "duration                         2.85 us          3.04 us   1.07x",
+        "instructions                     215,040           91,392  0.425x",
+        "achieved occupancy                12.3 %           2.94 %  0.238x",
+        "stall: constant cache miss   2.57 cycles     0.710 cycles  0.276x",
+        "threads per CTA                      256               32  0.125x",
+        "stall: long scoreboard       3.60 cycles      2.38 cycles  0.661x",
+        "waves                             0.120x            0.06x  0.500x",
+        "theoretical occupancy              100 %           50.0 %  0.500x",
+        "registers per thread                  32               60   1.88x",
+        "CTAs                                 128              256   2.00x",
+        "stall: short scoreboard     0.670 cycles     0.170 cycles  0.254x",
+        "limited by                     registers            warps",
+        "eligible warps                     0.240            0.170  0.708x",
+        "stall: wait                 0.990 cycles     0.590 cycles  0.596x",
+        "L2 read                           548 KB           571 KB   1.04x",
+        "active threads                    95.4 %           98.0 %   1.03x",
+        "issue slots used                  18.1 %           16.6 %  0.914x",
+        "DRAM rate                       188 GB/s         177 GB/s  0.940x",
         "2 facts are the same within 2 %",
         "6 facts differ by too little to matter",
         "A's gdn_decode_v4 stands against B's gdn_decode_kernel",
@@ -367,13 +374,13 @@ def test_two_profiles_of_several_kernels(capsys, width):
     )
     found = shown(capsys, a, b, between=True)
     assert part(found, "what differs ", "only A") == [
-        "what differs                A x      B x    B/A  kernel",
-        "time of a call (cupti)  5.50 us  4.00 us  0.73x  the call",
-        "sum of the kernels      5.30 us  4.00 us  0.75x  the call",
-        "duration                4.00 us  2.00 us  0.50x  kernel_cutlass_gd...",
-        "kernels                       3        2  0.67x  the call",
-        "duration                1.00 us  2.00 us  2.00x  fill",
-        "registers per thread         60       32  0.53x  kernel_cutlass_gd...",
+        "what differs                A x      B x     B/A  kernel",
+        "time of a call (cupti)  5.50 us  4.00 us  0.727x  the call",
+        "sum of the kernels      5.30 us  4.00 us  0.755x  the call",
+        "duration                4.00 us  2.00 us  0.500x  kernel_cutlass_gd...",
+        "kernels                       3        2  0.667x  the call",
+        "duration                1.00 us  2.00 us   2.00x  fill",
+        "registers per thread         60       32  0.533x  kernel_cutlass_gd...",
     ]
     assert "only A runs cast" in found and "warning A, x, is wrong: off" in found and "wrong    off" in found
     assert not [line for line in found if "stands against" in line]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import html.parser
 import io
 import json
 import os
@@ -13,6 +12,7 @@ import statistics
 import struct
 import subprocess
 import sys
+from html.parser import HTMLParser
 from pathlib import Path
 
 import browser
@@ -22,8 +22,20 @@ import reports
 
 from gdn_cli import errors, registry, units
 from gdn_cli.errors import UsageError
+from gdn_cli.report import (
+    csv_table,
+    figures,
+    findings,
+    gather,
+    html,
+    markdown,
+    notes,
+    outline,
+    readme,
+    tables,
+    terminal,
+)
 from gdn_cli.report import drawing as drawn
-from gdn_cli.report import figures, findings, gather, markdown, page, readme, sheet, terminal, verdicts
 
 ROOT = Path(__file__).resolve().parent.parent
 H200 = ROOT / "results" / "h200"
@@ -31,16 +43,12 @@ REGISTRY = registry.load()
 
 
 def book_of(*documents: dict, **narrow):
-    sources = [gather.Source(f"{i}.json", _loaded(d)) for i, d in enumerate(documents)]
+    sources = [gather.source(f"{i}.json", json.loads(json.dumps(d))) for i, d in enumerate(documents)]
     return gather.gather(sources, REGISTRY, **narrow)
 
 
-def _loaded(document: dict) -> dict:
-    """As `records.load` gives it: read back from JSON."""
-    document = json.loads(json.dumps(document))
-    for i, r in enumerate(document["records"]):
-        gather._validate(Path("x.json"), i, r)
-    return document
+def sheet(book) -> str:
+    return csv_table.csv_text(tables.every_record(book))
 
 
 def results(*names: str):
@@ -169,7 +177,7 @@ def test_a_later_file_replaces_the_same_measurement_and_no_other():
     assert group.median_us("cuda-v4", "B=8") == 3.0
     assert group.median_us("cuda-v4", "B=1") == pytest.approx(1.9 + 0.28)
     assert group.median_us("cuda-v1", "B=8") == pytest.approx(2.3 + 0.26 * 8)
-    assert verdicts.file_notes(book) == [verdicts.Note("replaced", "1 record of 0.json gave way to those of 1.json")]
+    assert notes.file_notes(book) == [notes.Note("replaced", "1 record of 0.json gave way to those of 1.json")]
     assert book_of(new, old).groups[0].median_us("cuda-v4", "B=8") == pytest.approx(1.9 + 0.28 * 8)
 
 
@@ -196,7 +204,7 @@ def test_devices_tiers_and_l2_states_stay_apart():
     assert fib.median_us("cuda-v4", "B=8") == pytest.approx(1.9 + 0.28 * 8 + 35)
     assert fib.over_floor("cuda-v4", "B=8") is None  # there is no copy in that tier, and no other tier's will do
     assert book.groups[4].over_floor("cuda-v4", "B=8") == 1.0
-    rows = list(csv.DictReader(io.StringIO(sheet.sheet(book))))
+    rows = list(csv.DictReader(io.StringIO(sheet(book))))
     for row in rows:
         assert (row["over_floor"] == "") == (row["tier"] == "fib" or row["algo"] in ("copy", "empty", "copy-rate"))
 
@@ -208,15 +216,15 @@ def test_a_later_check_that_fails_takes_the_time_away_and_a_later_pass_mends_it(
     bad = reports.document([wrong], command="run")
     book = book_of(good, bad)
     (group,) = book.groups
-    assert group.median_us("cuda-v4", "B=8") is None and group.points["cuda-v4", "B=8"].failed.record["reason"] == "off"
+    assert group.median_us("cuda-v4", "B=8") is None and group.points["cuda-v4", "B=8"].failed.reason == "off"
     assert group.median_us("cuda-v4", "B=1") is not None
     assert {r.algo: r.right for r in findings.rungs(book, group)}["cuda-v4"] == 1  # it counts in no mean either
     assert cells(markdown.markdown(book))["`cuda-v4`"][1] == "wrong"
-    assert [(c.right, c.of) for c in verdicts.checks(book, "gdn_decode") if c.algo == "cuda-v4"] == [(1, 2)]
+    assert [(c.right, c.of) for c in notes.checks(book, "gdn_decode") if c.algo == "cuda-v4"] == [(1, 2)]
     mended = book_of(good, bad, good)
-    assert mended.groups[0].median_us("cuda-v4", "B=8") is not None and verdicts.notes(mended, "gdn_decode") == []
+    assert mended.groups[0].median_us("cuda-v4", "B=8") is not None and notes.notes(mended, "gdn_decode") == []
     crashed = reports.record("cuda-v4", 1, None, status="crashed", reason="signal 11", workload=None)
-    assert verdicts.notes(book_of(reports.document([crashed]), good), "gdn_decode") == []
+    assert notes.notes(book_of(reports.document([crashed]), good), "gdn_decode") == []
 
 
 def test_what_stands_together_though_it_has_several_origins_is_said():
@@ -224,13 +232,13 @@ def test_what_stands_together_though_it_has_several_origins_is_said():
         [reports.record("cuda-v4", 8, 3.0, source_hash="cuda-v4-2")], commit="2222", dirty=True,
         environments={"cuda": reports.GPU | {"driver": "590.1", "versions": {"torch": "2.12"}}},
     )  # fmt: skip
-    said = [n.text for n in verdicts.notes(book_of(reports.bench((1, 8)), other), "gdn_decode") if n.kind == "mixed"]
+    said = [n.text for n in notes.notes(book_of(reports.bench((1, 8)), other), "gdn_decode") if n.kind == "mixed"]
     joined = "; ".join(said)
     assert "several drivers are together: 580.159.04 in 0.json; 590.1 in 1.json" in joined
     assert "commits are together: 1c78cc43113f in 0.json; 2222 with changes in 1.json" in joined
     assert "torch 2.11.0+cu130 and 2.12" in joined
     assert "cuda-v4: two states of its sources are together: cuda-v4-1 and cuda-v4-2" in joined
-    assert verdicts.notes(book_of(reports.bench()), "gdn_decode") == []
+    assert notes.notes(book_of(reports.bench()), "gdn_decode") == []
 
 
 def test_files_of_schema_1_and_2_are_read_alike(tmp_path):
@@ -244,7 +252,7 @@ def test_files_of_schema_1_and_2_are_read_alike(tmp_path):
     assert cells(markdown.markdown(books[0])) == cells(markdown.markdown(books[1]))
     said = [figures.spread(b, b.groups[0])[0].words for b in books]
     assert "interval" in said[0] and "interval" not in said[1]  # schema 1 did not keep it
-    assert page.page(books[1], "old").count("<svg") == 4
+    assert html.page(books[1], "old").count("<svg") == 4
 
 
 # --- findings -------------------------------------------------------------------------------------------------------
@@ -305,7 +313,7 @@ def test_right_is_what_no_probe_and_no_check_finds_wrong():
             "honest", 1, None, "nvbench", status="tier_unavailable", reason="nvbench: pip install cuda-bench"
         ),
     ]
-    found = {c.algo: c.right for c in verdicts.checks(book_of(reports.document(records)), "gdn_decode")}
+    found = {c.algo: c.right for c in notes.checks(book_of(reports.document(records)), "gdn_decode")}
     assert found == {"cheat": 0, "honest": 1}
 
 
@@ -365,39 +373,39 @@ def test_the_terminal_gives_no_star_and_no_plain_ratio_to_what_is_in_doubt(capsy
         return {algo: next(line for line in found if f" {algo} " in line) for algo in ("cuda-v1", "cuda-v4")}
 
     plain = lines()
-    assert "cuda-v4 *" in plain["cuda-v4"] and "x?" not in plain["cuda-v4"]
+    assert "cuda-v4 *" in plain["cuda-v4"] and "x ?" not in plain["cuda-v4"]
     unsure = lines(("cuda-v4", 1))
     assert "*" not in unsure["cuda-v4"] + unsure["cuda-v1"]
-    assert "x?" in unsure["cuda-v4"] and "x?" not in unsure["cuda-v1"]
+    assert "x ?" in unsure["cuda-v4"] and "x ?" not in unsure["cuda-v1"]
     slow = lines(("pt-reference", 1))  # the star stays, and what is divided by a doubt is one
-    assert "cuda-v4 *" in slow["cuda-v4"] and "x?" in slow["cuda-v4"] and "x?" in slow["cuda-v1"]
+    assert "cuda-v4 *" in slow["cuda-v4"] and "x ?" in slow["cuda-v4"] and "x ?" in slow["cuda-v1"]
 
 
 def test_failures_and_doubts_are_said_in_words():
     book = book_of(reports.everything())
-    said = {(n.kind, n.text) for n in verdicts.notes(book, "gdn_decode")}
+    said = {(n.kind, n.text) for n in notes.notes(book, "gdn_decode")}
     assert (
         "failed",
-        "wrong-v1 at B=1 and B=4: wrong, output is off by 0.31; the contest's own rule would pass it",
+        "wrong-v1 at B=1 (7d79fd33) and B=4: wrong, output is off by 0.31; the contest's own rule would pass it",
     ) in said
     assert ("failed", "cuda-v9: crashed, signal 11; 3 workloads not reached") in said
     assert ("not run", "fla-upstream: fla is not here (pip install fla-core)") in said
     assert any(
         kind == "doubt" and text.startswith("fi-baseline at B=16 (cupti): the SM clock moved") for kind, text in said
     )
-    right = {c.algo: (c.right, c.of) for c in verdicts.checks(book, "gdn_decode")}
+    right = {c.algo: (c.right, c.of) for c in notes.checks(book, "gdn_decode")}
     assert right["cuda-v4"] == (10, 10) and right["wrong-v1"] == (0, 2) and "cuda-v9" not in right
     text = markdown.markdown(book)
     assert cells(text)["`fi-baseline`"][3].endswith(" ?") and cells(text)["`cuda-v9`"] == ["crashed"] * 5
-    assert "see the notes" in page.page(book, "x", ("times", "notes"))
+    assert "see the notes" in html.page(book, "x", ("times", "notes"))
     interrupted = book_of(reports.bench(interrupted=True))
-    assert verdicts.file_notes(interrupted)[0].kind == "interrupted"
+    assert notes.file_notes(interrupted)[0].kind == "interrupted"
 
 
 # --- what is written --------------------------------------------------------------------------------------------------
 
 
-class Tags(html.parser.HTMLParser):
+class Tags(HTMLParser):
     """Every tag with its attributes, and the texts."""
 
     VOID = {"meta", "link", "br", "path", "rect", "use", "stop"}
@@ -436,7 +444,7 @@ def pages(tmp_path_factory):
         "hostile": book_of(reports.hostile()),
     }
     for name, book in books.items():
-        (folder / f"{name}.html").write_text(page.page(book, page.title_of(book)), encoding="utf-8")
+        (folder / f"{name}.html").write_text(html.page(book, outline.title_of(book)), encoding="utf-8")
     return folder
 
 
@@ -474,7 +482,7 @@ def test_what_comes_from_records_stays_text(pages):
     for name in ("<script>alert(1)</script>", "</style><img src=x onerror=alert(1)>", "no_such<op>", "<commit>"):
         assert name in seen
     assert "\x07" not in text
-    table = sheet.sheet(book_of(reports.hostile()))
+    table = sheet(book_of(reports.hostile()))
     assert {row["algo"] for row in csv.DictReader(io.StringIO(table))} >= {"'=cmd()", '$x^2$ & "quotes" \'`|\\'}
     text = markdown.markdown(book_of(reports.hostile()))
     assert len({len(re.split(r"(?<!\\)\|", line)) for line in text.split("\n\n")[1].splitlines()}) == 1
@@ -486,10 +494,10 @@ def test_the_same_records_give_the_same_bytes(tmp_path):
     file = reports.write(tmp_path, reports.everything())
     script = (
         "import sys, hashlib\nfrom pathlib import Path\nfrom gdn_cli import registry\n"
-        "from gdn_cli.report import drawing, figures, gather, page\n"
+        "from gdn_cli.report import drawing, figures, gather, html\n"
         f"book = gather.gather(gather.read([Path({str(file)!r})]), registry.load())\n"
         "png = drawing.png(*figures.one(book, 'latency'))\n"
-        "made = page.page(book, 'x', ('latency', 'ladder', 'spread', 'tiers', 'environment')).encode(), png\n"
+        "made = html.page(book, 'x', ('latency', 'ladder', 'spread', 'tiers', 'environment')).encode(), png\n"
         "print(*(hashlib.sha256(x).hexdigest() for x in made))"
     )
     (tmp_path / "matplotlibrc").write_text("font.size: 30\naxes.facecolor: red\nsavefig.dpi: 20\n")

@@ -16,11 +16,13 @@ import helpers
 import profiles
 import pytest
 import reports
+from markupsafe import escape
 from rich.text import Text
 
 from gdn_cli import differences, history, registry, text
-from gdn_cli.report import drawing, figures, gather, markdown, page, profile, screen, sheet, terminal, tune
+from gdn_cli.report import csv_table, drawing, figures, gather, html, markdown, profile, screen, tables, terminal, tune
 from gdn_cli.report import history as shown_history
+from gdn_cli.report.book import Book
 
 REGISTRY = registry.load()
 OP = REGISTRY.ops["gdn_decode"]
@@ -92,15 +94,10 @@ def bench(evil: str, command: str = "bench") -> dict:
     ]
     failed = [r for r in found["records"] if r["status"] != "passed"]
     failed[0]["tail"] = [evil, f"line {evil}"]
-    failed[0]["status"] = evil
     for r in found["records"]:
         if r.get("timing") and r["tier"] == "graph":
             r["timing"] |= {"note": evil, "how": evil}
         r |= {"mode": "cuda", "tuned_for": evil, "tuned_nearest": r["algo"] == evil}
-    for s in found["scores"]:
-        s |= {"official": 1, "workloads": 2}
-    for c in found["comparisons"]:
-        c["resolution"] = 0.01
     return found
 
 
@@ -255,10 +252,10 @@ def test_several_lines_stay_where_a_compiler_says_them(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     reason = "a.cu(1): error: \x1b[2J\n\ta.cu(2): error: [/]"
     r = {"op": "gdn_decode", "algo": "a\nb", "mode": "cuda", "tier": None, "workload": None, "status": "build_failed"}
-    found = {"command": "run", "environments": {}, "missing": [], "records": [r | {"reason": reason}]}
+    found = {"schema": 2, "command": "run", "environments": {}, "missing": [], "records": [r | {"reason": reason}]}
     terminal.show(found, REGISTRY, False, Path("x.json"))
     lines = capsys.readouterr().out.splitlines()
-    at = lines.index(r"build failed a\nb: a.cu(1): error: \x1b[2J")
+    at = lines.index(r"failed a\nb: build failed, a.cu(1): error: \x1b[2J")
     assert lines[at + 1].strip() == "a.cu(2): error: [/]"
     terminal.show_proof([{"state": "failed", "step": "build", "detail": "one\ntwo"}])
     assert [line.split() for line in capsys.readouterr().out.splitlines()][1:] == [["!!", "build", "one"], ["two"]]
@@ -274,11 +271,8 @@ def test_what_is_seen_stays_as_it_is():
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-def book(evil: str) -> gather.Book:
-    found = json.loads(json.dumps(bench(evil)))
-    for i, r in enumerate(found["records"]):
-        gather._validate(Path("x.json"), i, r)
-    return gather.gather([gather.Source(evil, found)], REGISTRY)
+def book(evil: str) -> Book:
+    return gather.gather([gather.source(evil, json.loads(json.dumps(bench(evil))))], REGISTRY)
 
 
 @pytest.mark.parametrize("evil", CORPUS, ids=ascii)
@@ -287,15 +281,15 @@ def test_markdown_and_csv_hold_text(evil):
     assert harmless(made) and made.encode()
     seen = CORPUS[evil]
     assert seen in re.sub(r"\\([\\`*_{}\[\]()#+\-.!|$~])", r"\1", made)
-    rows = list(csv.DictReader(io.StringIO(sheet.sheet(book(evil)), newline="")))
+    rows = list(csv.DictReader(io.StringIO(csv_table.csv_text(tables.every_record(book(evil))), newline="")))
     assert harmless("".join(v for row in rows for v in row.values())) and seen in {row["algo"] for row in rows}
 
 
 @pytest.mark.parametrize("evil", ["\x1b]0;t\x07\n\u202e\udcff[/]$x_{y}$", '"><svg onload=x>]]></style>'], ids=ascii)
 def test_pages_and_figures_hold_text(evil):
     found = book(evil)
-    made = page.page(found, evil)
-    seen = text.html(evil)
+    made = html.page(found, evil)
+    seen = str(escape(text.shown(evil)))
     assert harmless(made) and made.encode() and made.count(seen) > 20
     assert "<svg onload" not in made and "</style><" not in made
     (one, heading) = figures.one(found, "latency")

@@ -196,7 +196,7 @@ def test_the_screen_says_so_too(capsys):
     r = {"op": "gdn_decode", "mode": "cuda", "tier": None, "status": "passed", "reason": None, "check": None}
     r |= {"workload": {"uuid": "u", "axes": {"batch_size": 1}}, "tuned_nearest": True}
     found = [r | {"algo": "x", "tuned_for": "H200"}, r | {"algo": "y", "tuned_for": "untuned"}]
-    document = {"command": "run", "environments": {}, "missing": [], "records": found}
+    document = {"schema": 2, "command": "run", "environments": {}, "missing": [], "records": found}
     terminal.show(document, registry.load(), False, Path("x.json"))
     out = capsys.readouterr().out
     assert "note x: tuned for H200, the nearest to this GPU" in out

@@ -172,8 +172,8 @@ def test_a_hang_ends_at_the_timeout_and_the_command_goes_on(tmp_path, gdn, write
     done = gdn("run", "--algos", tmp_path, "--algo", "hangs,broken", "-w", "0", "--timeout", "20")
     assert done.code == errors.FAILED
     text = " ".join(done.out.split())
-    assert "timed out hangs: no end after 20 s; --timeout gives more STUCK 1 workloads were not reached" in text
-    assert "build failed broken: package 'no_such_package_here' is missing" in text
+    assert "failed hangs: timed out, no end after 20 s; --timeout gives more; 1 workload not reached STUCK" in text
+    assert "failed broken: build failed, package 'no_such_package_here' is missing" in text
     pid = int((tmp_path / "pid").read_text())
     left = helpers.alive(pid)
     if left:

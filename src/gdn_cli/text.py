@@ -8,7 +8,6 @@ name that holds a backslash and `x1b` looks the same as one that holds ESC: esca
 
 from __future__ import annotations
 
-import html as _html
 import re
 import sys
 import traceback
@@ -74,11 +73,6 @@ def csv_cell(value: Any) -> Any:
     cell = shown(value)
     formula = value[:1] in tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20") and not _NUMBER.fullmatch(value)
     return f"'{cell}" if formula else cell
-
-
-def html(text: str) -> str:
-    """Text that stays text in HTML, in an attribute as well; HTML forbids control characters."""
-    return _html.escape(shown(text))
 
 
 # --- the process's own streams ----------------------------------------------------------------------------------------

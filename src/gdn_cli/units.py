@@ -18,8 +18,10 @@ def digits(value: float) -> str:
 
 
 def three(value: float) -> str:
-    """Three digits that count: 0.922, 1.20, 17.7, 332."""
+    """Three digits that count: 0.922, 1.20, 17.7, 332; a small number has two: 0.036, 0.0042."""
     size = abs(value)
+    if 0.0005 <= size < 0.0995:
+        return f"{value:.2g}"
     places = 0 if size >= 99.95 else 1 if size >= 9.995 else 2 if size >= 0.9995 else 3
     return f"{value:.{places}f}"
 
@@ -47,6 +49,31 @@ def table_unit(values_us: Iterable[float], asked: str = "auto") -> str | None:
 def cell(us: float, unit: str | None) -> str:
     """A time in a table of this unit."""
     return duration(us) if unit is None else digits(us / UNITS[unit])
+
+
+def size(n: float) -> str:
+    """Bytes, in powers of ten as rates are: 8 B, 535 KB, 7.53 MB."""
+    for unit, one in (("B", 1.0), ("KB", 1e3), ("MB", 1e6), ("GB", 1e9)):
+        if abs(n) < 999.5 * one or unit == "GB":
+            break
+    return f"{n:.0f} B" if unit == "B" else f"{three(n / one)} {unit}"
+
+
+def figure(value: float | str | None, unit: str) -> str:
+    """A figure with its unit: 2.85 us, 535 KB, 188 GB/s, 12.3 %, 215,040, 1.02x; "-" where it is not known."""
+    if value is None or isinstance(value, str):
+        return "-" if value is None else value
+    if unit == "us":
+        return f"-{duration(-value)}" if value < 0 else duration(value)
+    if unit == "B":
+        return size(value)
+    if unit == "x":
+        return times(value)
+    if unit == "count":  # whole numbers in full
+        return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 999.5 else three(value)
+    if not unit:  # a line's number, say
+        return str(value) if isinstance(value, int) else three(value)
+    return f"{three(value) if value else 0} {unit}"
 
 
 def times(value: float) -> str:

@@ -153,7 +153,7 @@ def perform(plan: Any, writer: Any, known: Any, json: bool, finish: Any, engine:
             except errors.GdnError as e:
                 writer.forgotten = True
                 report.say(str(e))
-    report.show(records.plain(document), known, json, writer.path, writer.unsaved)
+    report.show(document, known, json, writer.path, writer.unsaved)
     if failed:
         raise failed
 

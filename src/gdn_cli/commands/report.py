@@ -133,16 +133,17 @@ def _parts(text: str | None, known: tuple[str, ...], usual: tuple[str, ...], kin
 
 
 def _made(book: Any, kind: str, title: str | None, part: str | None, unit: str) -> bytes:
-    from ..report import markdown, page, sheet
+    from ..report import csv_table, html, markdown, outline, tables
 
     if kind == "png":
         return _png(book, title, part)[0]
     if kind == "csv":
-        return sheet.sheet(book).encode()
+        return csv_table.csv_text(tables.every_record(book)).encode()
     if kind == "md":
         parts = _parts(part, markdown.PARTS, markdown.USUAL, "Markdown")
         return markdown.markdown(book, parts, unit, title).encode()
-    return page.page(book, title or page.title_of(book), _parts(part, page.PARTS, page.PARTS, "a page"), unit).encode()
+    parts = _parts(part, html.PARTS, html.PARTS, "a page")
+    return html.page(book, title or outline.title_of(book), parts, unit).encode()
 
 
 def _png(book: Any, title: str | None, part: str | None) -> tuple[bytes, str]:

@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 from ..errors import MissingError
 from ..text import shown
 from ..timing import FLOORS
+from .book import Book, ladder
 from .findings import Slice
 
 _WIDTH = 5.0  # inches of 72 units
@@ -42,6 +43,21 @@ class Style:
     colour: str
     marker: str
     dashes: Any
+
+
+# each has a contrast of at least 4.5 on white
+_COLOURS = ("#00629b", "#b3400b", "#007155", "#8a3a8f", "#7d5a00", "#b0124a", "#3f4fb5", "#4d6b00")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
+
+
+def styles_of(book: Book, op: str) -> dict[str, Style]:
+    """An algo looks alike in all figures of its op."""
+    known, found = ladder(book.registry, op), {}
+    for algo in dict.fromkeys(a for g in book.of(op) for a in g.rivals):
+        i = len(found)
+        dashes = (0, (4, 2)) if known.peer(algo) else "-" if i < len(_COLOURS) else (0, (1, 1))
+        found[algo] = Style(_COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)], dashes)
+    return found
 
 
 def axes(figure: Any, what: str, axis: str) -> Any:
@@ -194,6 +210,20 @@ def workload_ticks(ax: Any, labels: list[str], named: bool) -> None:
             ticks.append((middle, name))
     ax.tick_params(axis="x", length=0, pad=7)  # below the lowest number of the other axis
     ax.set_xticks([x for x, _ in ticks], [name for _, name in ticks])
+
+
+def strips(figure: Any, names: Iterable[str], labels: list[str], low: float, high: float, at: float) -> list[Any]:
+    """A narrow frame for each name, one below the other, all over the same workloads, with a line at `at`."""
+    names = list(names)
+    every = list(figure.subplots(len(names), 1, sharey=True, squeeze=False)[:, 0])
+    for ax, name in zip(every, names, strict=True):
+        dress(ax)
+        ax.set_title(plain(name, 52), loc="left", pad=3)
+        ax.set_ylim(low, high)
+        ax.set_xlim(-0.7, len(labels) - 0.3)
+        ax.axhline(at, color=GREY, linewidth=0.7, zorder=1)
+        workload_ticks(ax, labels, ax is every[-1])
+    return every
 
 
 def plain(text: str, most: int) -> str:

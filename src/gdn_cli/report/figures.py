@@ -10,17 +10,17 @@ from typing import Any
 
 from .. import units
 from ..errors import UsageError
+from ..record_types import Compared
 from ..timing import COPY, EMPTY, FLOORS
 from . import findings, provenance
+from .book import Book, Group, label_of, ladder
 from .drawing import (
     GREY,
     INK,
     PALE,
     Drawing,
-    Style,
     axes,
     bars_only,
-    dress,
     height_for,
     legend,
     legend_handles,
@@ -29,26 +29,14 @@ from .drawing import (
     plain,
     series,
     slug,
+    strips,
+    styles_of,
     uprights,
-    workload_ticks,
 )
 from .findings import Slice, Tiers
-from .gather import Book, Group, Source, label_of, ladder
+from .tables import pair_name
 
-# each has a contrast of at least 4.5 on white
-_COLOURS = ("#00629b", "#b3400b", "#007155", "#8a3a8f", "#7d5a00", "#b0124a", "#3f4fb5", "#4d6b00")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
 _HATCHES = ("", "///", "\\\\\\", "--", "xx", "||")  # dense ones make large files
-
-
-def _styles(book: Book, op: str) -> dict[str, Style]:
-    """An algo looks alike in all figures of its op."""
-    known, found = ladder(book.registry, op), {}
-    for algo in dict.fromkeys(a for g in book.of(op) for a in g.rivals):
-        i = len(found)
-        dashes = (0, (4, 2)) if known.peer(algo) else "-" if i < len(_COLOURS) else (0, (1, 1))
-        found[algo] = Style(_COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)], dashes)
-    return found
 
 
 # --- which figures there are ----------------------------------------------------------------------------------------
@@ -61,8 +49,7 @@ def latency(book: Book, group: Group) -> list[Drawing]:
 
 def _latency(book: Book, group: Group, part: Slice, i: int) -> Drawing:
     lines = _lines(group, part, group.median_us)
-    styles = _styles(book, group.op)
-    axis = findings.axis_words(part.axis)
+    styles, axis = styles_of(book, group.op), findings.axis_words(part.axis)
 
     def draw(figure: Any) -> None:
         ax = axes(figure, "median, us", axis)
@@ -118,7 +105,7 @@ def over_floor(book: Book, group: Group) -> list[Drawing]:
     parts = findings.slices(group)
     if not parts:
         return []
-    part, styles = parts[0], _styles(book, group.op)
+    part, styles = parts[0], styles_of(book, group.op)
     lines = {a: points for a, points in _lines(group, part, group.over_floor).items() if a not in FLOORS}
     if not lines:
         return []
@@ -175,7 +162,7 @@ def the_ladder(book: Book, group: Group) -> list[Drawing]:
     bars = [(r, value) for r, value in bars if value is not None and (r.algo != COPY or value <= 2.5 * most)]
     if sum(r.algo != COPY for r, _ in bars) < 2:
         return []
-    styles = _styles(book, group.op)
+    styles = styles_of(book, group.op)
     partly = any(r.right < r.of for r, _ in bars)
 
     def text(r: findings.Rung, value: float) -> str:
@@ -216,7 +203,7 @@ def spread(book: Book, group: Group) -> list[Drawing]:
     rows = {a: found for a in group.rivals if (found := findings.spreads(group, a))}
     if not rows:
         return []
-    styles = _styles(book, group.op)
+    styles = styles_of(book, group.op)
     widest = max(max(map(abs, s.quartiles)) for found in rows.values() for s in found)
     limit = max(2.0, min(1.25 * widest, 20.0))
     beyond = any(max(map(abs, s.most or s.quartiles)) > limit for found in rows.values() for s in found)
@@ -226,15 +213,8 @@ def spread(book: Book, group: Group) -> list[Drawing]:
     interval = any(s.interval for found in rows.values() for s in found)
 
     def draw(figure: Any) -> None:
-        every = figure.subplots(len(rows), 1, sharey=True)
-        every = list(every) if len(rows) > 1 else [every]
+        every = strips(figure, rows, list(places.values()), -limit, limit, 0)
         for ax, (algo, found) in zip(every, rows.items(), strict=True):
-            dress(ax)
-            ax.set_title(plain(algo, 40), loc="left", pad=3)
-            ax.set_ylim(-limit, limit)
-            ax.set_xlim(-0.7, len(places) - 0.3)
-            ax.axhline(0, color=GREY, linewidth=0.6, zorder=1)
-            workload_ticks(ax, list(places.values()), ax is every[-1])
             colour, size = styles[algo].colour, max(1.6, min(12.0, 200 / len(places)))
             xs = [at[s.workload] for s in found]
             uprights(ax, xs, [s.most for s in found], color=colour, linewidth=0.7, zorder=2)
@@ -311,68 +291,47 @@ def _tiers(t: Tiers, label: str, name: str) -> Drawing:
 
 def compare(book: Book, op: str) -> list[Drawing]:
     """The ratios of `gdn compare`, a row for each pair."""
-    pairs: dict[tuple, list[dict[str, Any]]] = {}
-    for source, item in book.extra("comparisons", op):
-        if all(_number(item.get(k)) for k in ("ratio", "low", "high")):
-            pairs.setdefault((pair_name(source, item), str(item.get("baseline"))), []).append(item)
-    if not pairs:
+    found = [c for _, c in book.comparisons(op) if all(map(units.is_positive, (c.ratio, c.low, c.high))) and c.workload]
+    if not found:
         return []
     known, places = book.registry.ops.get(op), {}
-    for c in (c for items in pairs.values() for c in items):
-        workload = c.get("workload") or {}
-        label, order = label_of(known, workload.get("axes") or {})
-        index = workload.get("index") if isinstance(workload.get("index"), int) else 1 << 30
+    for c in found:
+        label, order = label_of(known, c.workload.axes)
+        index = 1 << 30 if c.workload.index is None else c.workload.index
         places[_workload(c)] = (order, index, _workload(c)), label
     labels = {w: label for w, (_, label) in sorted(places.items(), key=lambda p: p[1][0])}
     at = {workload: i for i, workload in enumerate(labels)}
-    rows = {pair: sorted(((at[_workload(c)], c) for c in items), key=lambda p: p[0]) for pair, items in pairs.items()}
-    ends = [x for items in rows.values() for _, c in items for x in (c["low"], c["high"])]
+    rows: dict[str, list[tuple[int, Compared]]] = {}
+    for c in sorted(found, key=lambda c: at[_workload(c)]):
+        rows.setdefault(pair_name(c), []).append((at[_workload(c)], c))
+    ends = [x for c in found for x in (c.low, c.high)]
     low, high = min(*ends, 0.99), max(*ends, 1.01)
+    margin = (high - low) * 0.08
     marks = {"FASTER": ("^", "#00629b"), "SLOWER": ("v", "#b0124a"), "SAME": ("o", GREY)}
 
     def draw(figure: Any) -> None:
-        every = figure.subplots(len(rows), 1, sharey=True)
-        every = list(every) if len(rows) > 1 else [every]
-        for ax, ((name, _), items) in zip(every, rows.items(), strict=True):
-            dress(ax)
-            ax.set_title(plain(name, 52), loc="left", pad=3)
-            margin = (high - low) * 0.08
-            ax.set_ylim(low - margin, high + margin)
-            ax.set_xlim(-0.7, len(labels) - 0.3)
-            ax.axhline(1, color=INK, linewidth=0.9, zorder=1)
-            workload_ticks(ax, list(labels.values()), ax is every[-1])
+        every = strips(figure, rows, list(labels.values()), low - margin, high + margin, 1)
+        for ax, items in zip(every, rows.values(), strict=True):
             for i, c in items:
-                marker, colour = marks.get(str(c.get("verdict")), marks["SAME"])
-                ax.vlines(i, c["low"], c["high"], color=colour, linewidth=1.0, zorder=2)
+                marker, colour = marks.get(c.verdict, marks["SAME"])
+                ax.vlines(i, c.low, c.high, color=colour, linewidth=1.0, zorder=2)
                 ax.plot(
-                    [i], [c["ratio"]], marker=marker, color=colour, markersize=4.5, markeredgecolor=colour,
+                    [i], [c.ratio], marker=marker, color=colour, markersize=4.5, markeredgecolor=colour,
                     markerfacecolor="white" if marker == "o" else colour, zorder=3,
                 )  # fmt: skip
 
-    words = (
-        "Each workload from small to large: how many times as fast as the baseline, with its interval. Triangles up "
-    )
-    words += "are FASTER, triangles down SLOWER, circles SAME."
+    words = "Each workload from small to large: how many times as fast as the baseline, with its interval. "
+    words += "Triangles up are FASTER, triangles down SLOWER, circles SAME."
     said = "; ".join(
-        f"{name}: " + units.listed(f"{sum(c.get('verdict') == v for _, c in items)} {v}" for v in marks)
-        for (name, _), items in rows.items()
+        f"{name}: " + units.listed(f"{sum(c.verdict == v for _, c in items)} {v}" for v in marks)
+        for name, items in rows.items()
     )
     height = 0.45 + 1.15 * len(rows)
     return [Drawing(f"{slug(op)}-compare", "Compared in turns", words, said + ".", draw, height)]
 
 
-def _workload(item: dict[str, Any]) -> str:
-    workload = item.get("workload") or {}
-    return str(workload.get("uuid") or workload.get("axes"))
-
-
-def pair_name(source: Source, item: dict[str, Any]) -> str:
-    """cuda-v4 against cuda-v1, cupti."""
-    return f"{item.get('algo')} against {item.get('baseline')}, {item.get('tier')}"
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+def _workload(c: Compared) -> str:
+    return c.workload.uuid or str(c.workload.axes)
 
 
 PARTS: dict[str, Callable[[Book, Group], list[Drawing]]] = {
@@ -381,8 +340,6 @@ PARTS: dict[str, Callable[[Book, Group], list[Drawing]]] = {
     "ladder": the_ladder,
     "spread": spread,
 }
-
-
 NAMES = (*PARTS, "tiers", "compare")
 
 

@@ -6,14 +6,16 @@ Every page, table and figure is made from these, so that they cannot disagree. T
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from .. import units
 from ..timing import COPY, COPY_RATE, EMPTY, FLOORS
-from . import verdicts
-from .gather import Book, Group, Measurement, label_axes, ladder
+from . import notes
+from .book import Book, Group, Measurement, label_axes, ladder
 
 # --- over one axis --------------------------------------------------------------------------------------------------
 
@@ -188,8 +190,8 @@ def machine_floors(group: Group) -> list[str]:
         if empty.median_us is not None:
             said.append(f"An empty launch takes {units.duration(empty.median_us)}.")
     if rate := group.machine.get(COPY_RATE):
-        if rate.median_us is not None and rate.record.get("bytes_moved"):
-            said.append(f"A large copy moves {rate.record['bytes_moved'] / rate.median_us / 1e3:.0f} GB/s.")
+        if rate.median_us is not None and rate.record.bytes_moved:
+            said.append(f"A large copy moves {rate.record.bytes_moved / rate.median_us / 1e3:.0f} GB/s.")
     return said
 
 
@@ -225,9 +227,9 @@ def spreads(group: Group, algo: str) -> list[Spread]:
                 m.label,
                 m.workload,
                 100 * (m.median_us / base - 1),
-                pair(t.get("low_us"), t.get("high_us")) or pair(m.median_us, m.median_us),
-                pair(t.get("ci_low_us"), t.get("ci_high_us")),
-                pair(*_percentiles(t["histogram"])) if t.get("histogram") else None,
+                pair(t.low_us, t.high_us) or pair(m.median_us, m.median_us),
+                pair(t.ci_low_us, t.ci_high_us),
+                pair(*_percentiles(t.histogram)) if t.histogram else None,
             )
         )
     return found
@@ -241,11 +243,11 @@ def in_order(group: Group) -> dict[str, str]:
 
 
 def _place(m: Measurement) -> tuple[int, str]:
-    index = (m.record.get("workload") or {}).get("index")
-    return (index if isinstance(index, int) else 1 << 30), m.workload or ""
+    index = m.record.workload.index
+    return (1 << 30 if index is None else index), m.workload
 
 
-def _percentiles(histogram: list[list[float]]) -> tuple[float, float]:
+def _percentiles(histogram: Sequence[tuple[float, int]]) -> tuple[float, float]:
     """The 1st and the 99th percentile of samples given as (value, how often), ascending."""
     total = sum(n for _, n in histogram)
 
@@ -319,7 +321,7 @@ def _tier_words(base: Group, names: tuple[str, ...], rows: list) -> Iterator[str
         if len(gaps) == 1:
             text = f"{name} reads {_more(most)} {names[0]} for {at(where_most)}"
         elif least >= 0:
-            text = f"{name} adds {_size(middle)} to what {names[0]} reads, in the median"
+            text = f"{name} adds {units.duration(middle)} to what {names[0]} reads, in the median"
         else:
             text = f"{name} reads {_more(middle)} {names[0]} in the median"
         if len(gaps) > 1 and units.gap(least) != units.gap(most):
@@ -332,10 +334,6 @@ def _tier_words(base: Group, names: tuple[str, ...], rows: list) -> Iterator[str
                 else ". It ranks the algos alike, those within 2 % of each other aside"
             )
         yield text + "."
-
-
-def _size(us: float) -> str:
-    return units.duration(us)
 
 
 def _more(us: float) -> str:
@@ -368,7 +366,7 @@ def to_json(book: Book) -> dict[str, Any]:
         points = [
             {
                 "label": label, "algo": algo, "workloads": len(point.measured), "median_us": point.median_us,
-                "status": point.failed.record["status"] if point.failed else "passed",
+                "status": (point.failed or point.first.record).status.value,
                 "over_floor": None if algo == COPY else g.over_floor(algo, label),
                 "fastest": g.fastest(label) == algo, "doubted": point.doubted,
             }
@@ -378,7 +376,7 @@ def to_json(book: Book) -> dict[str, Any]:
         head = {"op": g.op, "device": g.device, "tier": g.tier, "l2": g.l2}
         groups.append(head | {"files": [s.name for s in g.sources], "points": points, "ladder": ladder_})
     return {
-        "files": [{"file": s.name} | {k: s.document.get(k) for k in ("time", "commit")} for s in book.sources],
+        "files": [{"file": s.name} | {k: getattr(s.document, k) for k in ("time", "commit")} for s in book.sources],
         "groups": groups,
         "tiers": [
             {
@@ -387,10 +385,15 @@ def to_json(book: Book) -> dict[str, Any]:
             }
             for op in book.ops for t in tiers(book, op)
         ],
-        "checks": [{"op": op} | vars(c) for op in book.ops for c in verdicts.checks(book, op)],
-        "comparisons": [item for op in book.ops for _, item in book.extra("comparisons", op)],
-        "overall": [item for op in book.ops for _, item in book.extra("overall", op)],
-        "scores": [item for op in book.ops for _, item in book.extra("scores", op)],
-        "notes": [{"op": op} | vars(n) for op in book.ops for n in verdicts.notes(book, op)],
-        "file_notes": [vars(n) for n in verdicts.file_notes(book)],
+        "checks": [{"op": op} | vars(c) for op in book.ops for c in notes.checks(book, op)],
+        "comparisons": [_whole(item) for op in book.ops for _, item in book.comparisons(op)],
+        "overall": [_whole(item) for op in book.ops for _, item in book.overall(op)],
+        "scores": [_whole(item) for op in book.ops for _, item in book.scores(op)],
+        "notes": [{"op": op, "kind": n.kind, "text": n.text} for op in book.ops for n in notes.notes(book, op)],
+        "file_notes": [{"kind": n.kind, "text": n.text} for n in notes.file_notes(book)],
     }  # fmt: skip
+
+
+def _whole(item: msgspec.Struct) -> Any:
+    """As JSON with all its fields, those that have their default as well."""
+    return msgspec.to_builtins(msgspec.structs.asdict(item))

@@ -18,8 +18,8 @@ from .. import files, units
 from ..history import EXPORTED, SHORT, Group, Kept, Overview, Place, Series, most_measured
 from ..text import csv_cell, shown
 from ..units import digits
+from ..units import duration as _us
 from .screen import console, new_table, put, show_json, styled
-from .terminal import _us
 
 _MOST_LABELS = 6
 _ROW = (  # of a timeline's JSON

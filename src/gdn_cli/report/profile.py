@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import shlex
-import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from rich.table import Table as RichTable
 
 from .. import differences, environment, units
 from ..profilers import symbols
-from ..text import shown
-from .screen import block, console, new_table, put, show_json, styled
+from .screen import block, console, print_table, put, show_json, styled
+from .table import Cell, Column, Mark, Table, numbers, words
 
 _GAP = 2  # blanks between a label, its figure and its note
-_INDENT = 2
 _MOST = 20  # rows of a comparison; --json has them all
 _NAME = 20  # letters of a kernel's name beside its figures
 _HEADER = 12  # a column's name is folded to its figures' width, but to no less than this
@@ -61,71 +58,20 @@ def show_profile_list(rows: list[dict[str, Any]], as_json: bool) -> None:
     if not rows:
         return put("no profiles are kept here")
     devices = list(dict.fromkeys(row["device"] or "-" for row in rows))
-    # a name says the op, the algo, the workload and the tool, and is what other commands take: it stays whole if it can
-    table = new_table(["profile", ">time", "<bound", *(["<device"] if len(devices) > 1 else [])])
-    for row in rows:
-        bound = row["bound"] or "-" if row["status"] == "passed" else styled((_words(row["status"]), "red"))
-        device = [row["device"] or "-"] if len(devices) > 1 else []
-        table.add_row(row["name"], value(row["time_us"], "us"), bound, *device)
-    out = console()
     where = f" | {devices[0]}" if len(devices) == 1 and devices[0] != "-" else ""
+    # a name says the op, the algo, the workload and the tool, and is what other commands take: it stays whole if it can
+    head = [Column("profile", folds=True), *numbers("time"), *words("bound"), *words("device")[: len(devices) > 1]]
+    made = Table("", head)
+    for row in rows:
+        bound = row["bound"] or "-" if row["status"] == "passed" else Cell(row["status"].replace("_", " "), Mark.BAD)
+        device = [row["device"] or "-"][: len(devices) > 1]
+        made.add(row["name"], units.figure(row["time_us"], "us"), bound, *device)
+    out = console()
     _line(out, (f"profiles, the newest first{where}", "bold"))
-    out.print(table)
+    print_table(out, made)
 
 
-# --- figures ------------------------------------------------------------------------------------------------------
-
-
-def value(x: float | str | None, unit: str, bare: bool = False) -> str:
-    """A figure with its unit: 2.85 us, 534.8 KB, 188 GB/s, 12.3 %, 215,040, 1.02x; "-" where it is not known.
-
-    `bare` leaves a unit out that the column's name has already said: that of cycles.
-    """
-    if x is None:
-        return "-"
-    if isinstance(x, str):
-        return x
-    if unit == "us":
-        return f"-{units.duration(-x)}" if x < 0 else units.duration(x)
-    if unit == "B":
-        return _bytes(x)
-    if unit == "%":
-        return f"{_percent(x)} %"
-    if unit == "x":
-        return f"{x:.2f}x" if 0.005 <= abs(x) < 0.095 else f"{_number(x)}x"
-    if unit == "count":
-        return _count(x)
-    if not unit:  # a line's number, say
-        return str(x) if isinstance(x, int) else _number(x)
-    return _number(x) if unit == "cycles" and bare else f"{_number(x)} {unit}"
-
-
-def _bytes(n: float) -> str:
-    """In powers of ten, as rates are."""
-    size = abs(n)
-    for unit, one in (("B", 1.0), ("KB", 1e3), ("MB", 1e6), ("GB", 1e9)):
-        if size < 999.95 * one or unit == "GB":
-            break
-    if unit == "B":
-        return f"{n:.0f} B"
-    return f"{n / one:.{2 if size / one < 9.995 else 1}f} {unit}"
-
-
-def _percent(x: float) -> str:
-    return "0" if x == 0 else _number(x)
-
-
-def _count(x: float) -> str:
-    """Whole numbers in full, with separators; others with the digits that count."""
-    return f"{x:,.0f}" if float(x).is_integer() or abs(x) >= 999.5 else _number(x)
-
-
-def _number(x: float) -> str:
-    """Three digits that count, but no more than two places: 0.24, 3.60, 12.3, 4230; a small one keeps its own two."""
-    size = abs(x)
-    if 0.0005 <= size < 0.095:
-        return f"{x:.2g}"
-    return f"{x:.2f}" if size < 0.9995 else units.three(x)
+# --- names --------------------------------------------------------------------------------------------------------
 
 
 def short(name: str) -> str:
@@ -135,10 +81,6 @@ def short(name: str) -> str:
 
 def _cut(name: str) -> str:
     return name if len(name) <= _NAME else f"{name[: _NAME - 3]}..."
-
-
-def _words(status: str) -> str:
-    return status.replace("_", " ")
 
 
 # --- one profile --------------------------------------------------------------------------------------------------
@@ -172,9 +114,9 @@ def _line(out: Console, *parts: str | tuple[str, str]) -> None:
     out.print(styled(*parts), soft_wrap=True)
 
 
-def _grid() -> Table:
+def _grid() -> RichTable:
     """A word, and beside it a text that folds below itself."""
-    grid = Table.grid(padding=(0, _GAP, 0, 0))
+    grid = RichTable.grid(padding=(0, _GAP, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     return grid
@@ -190,12 +132,12 @@ def _where(document: dict[str, Any]) -> list[str]:
 
 def _states(document: dict[str, Any], reading: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if document["status"] != "passed":
-        yield _words(document["status"]), document.get("reason") or "no reason is known"
+        yield document["status"].replace("_", " "), document.get("reason") or "no reason is known"
     if reading["failed"]:
         yield "failed", reading["failed"]
 
 
-def _verdict(grid: Table, verdict: dict[str, Any] | None) -> None:
+def _verdict(grid: RichTable, verdict: dict[str, Any] | None) -> None:
     if not verdict:
         return
     bound, _, rest = verdict["summary"].partition(":")
@@ -205,9 +147,9 @@ def _verdict(grid: Table, verdict: dict[str, Any] | None) -> None:
             grid.add_row("" if i else styled((word, "dim")), _item(text) if len(texts) > 1 else text)
 
 
-def _item(text: str) -> Table:
+def _item(text: str) -> RichTable:
     """One of several: where it is folded, one still sees where the next begins."""
-    item = Table.grid(padding=(0, 1, 0, 0))
+    item = RichTable.grid(padding=(0, 1, 0, 0))
     item.add_column(no_wrap=True)
     item.add_column(overflow="fold")
     item.add_row("-", text)
@@ -220,21 +162,22 @@ def _survey(document: dict[str, Any], reading: dict[str, Any]) -> Iterator[tuple
     if not survey:
         return
     if us := survey.get("time_us"):
-        parts = [f"{value(us, 'us')} ({survey['tier']})"]
+        parts = [f"{units.figure(us, 'us')} ({survey['tier']})"]
         if copy := survey.get("copy_us"):
-            parts.append(f"{value(us / copy, 'x')} the floor: a copy takes {value(copy, 'us')}")
+            parts.append(f"{units.figure(us / copy, 'x')} the floor: a copy takes {units.figure(copy, 'us')}")
         if empty := survey.get("empty_us"):
-            parts.append(f"an empty launch {value(empty, 'us')}")
+            parts.append(f"an empty launch {units.figure(empty, 'us')}")
         if (moved := survey.get("bytes_moved")) and (rate := moved / us / 1e3):
-            large = f", a large copy {value(survey['large_rate'], 'GB/s')}" if survey.get("large_rate") else ""
-            parts.append(f"{_bytes(moved)} at {value(rate, 'GB/s')}{large}")
+            large = f", a large copy {units.figure(survey['large_rate'], 'GB/s')}" if survey.get("large_rate") else ""
+            parts.append(f"{units.size(moved)} at {units.figure(rate, 'GB/s')}{large}")
         yield "time", "; ".join(parts)
         span = survey.get("span_us")
         if span and span > us * (1 + differences.SAME):
-            yield "", f"{value(span, 'us')} from the first start to the last end: the GPU waits between its kernels"
+            yield "", f"{units.duration(span)} from the first start to the last end: the GPU waits between its kernels"
     ran = survey.get("ran") or []
     seen = [found["name"] for found in reading["found"] if found["name"]]
-    unseen = [r["name"] for r in ran if seen and not any(_same(r["name"], name) for name in seen)]
+    # a tool's name of a kernel and CUPTI's may differ: mangled, cut
+    unseen = [r["name"] for r in ran if seen and short(r["name"]) not in map(short, seen)]
     if len(ran) > 1 or unseen:
         yield "runs", ", ".join(_ran(ran, unseen, document["tool"]))
     elif not ran and (survey.get("launches") or 0) > 1:
@@ -243,17 +186,12 @@ def _survey(document: dict[str, Any], reading: dict[str, Any]) -> Iterator[tuple
         yield "doubt (?)", doubt
 
 
-def _same(ran: str, found: str) -> bool:
-    """A tool's name of a kernel and CUPTI's, which may be mangled or cut."""
-    return ran == found or short(ran) == short(found)
-
-
 def _ran(ran: list[dict[str, Any]], unseen: list[str], tool: str) -> Iterator[str]:
     counts = Counter(r["name"] for r in ran)
     for name, n in counts.items():
         us = sum(r["us"] for r in ran if r["name"] == name)
         many = f"{n}x " if n > 1 else ""
-        yield f"{many}{short(name)} {value(us, 'us')}" + (f" (not seen by {tool})" if name in unseen else "")
+        yield f"{many}{short(name)} {units.figure(us, 'us')}" + (f" (not seen by {tool})" if name in unseen else "")
 
 
 def _files(out: Console, document: dict[str, Any], files: list[str]) -> None:
@@ -276,8 +214,7 @@ def _show_found(out: Console, found: dict[str, Any], among: list[dict[str, Any]]
         out.print(styled((_called(found["name"], [f["name"] for f in among]), "bold")))
     elif len(among) > 1:
         out.print(styled(("the call", "bold")))
-    for line in _fact_lines(found["facts"], out.width):
-        out.print(line, soft_wrap=True)
+    _show_facts(out, found["facts"])
     for i, table in enumerate(found["tables"]):
         if i or found["facts"]:
             out.print()
@@ -296,71 +233,38 @@ def _called(name: str, names: list[str]) -> str:
     return short(name) if sum(short(other) == short(name) for other in names) == 1 else name
 
 
-def _fact_lines(facts: list[dict[str, Any]], width: int) -> Iterator[Text]:
-    """Facts by group: two in a line where both fit into their halves, else one; figures stand below each other."""
-    facts = [fact | {key: shown(fact[key] or "") for key in ("group", "label", "note")} for fact in facts]
-    values = [(fact, shown(value(fact["value"], fact["unit"]))) for fact in facts]
-    labels = max((len(fact["label"]) for fact in facts), default=0)
-    # a long text among the figures does not push them aside: it has a line of its own
-    figures = max((len(text) for _, text in values if len(text) <= 12), default=0)
-    half = width // 2
-    for group in dict.fromkeys(fact["group"] for fact in facts):
-        if group:
-            yield Text(group, style="dim")
-        waiting: Text | None = None
-        for fact, text in values:
-            if fact["group"] != group:
-                continue
-            cell = Text(" " * _INDENT + fact["label"].ljust(labels) + " " * _GAP + text.rjust(figures))
-            note = fact["note"]
-            if cell.cell_len + (_GAP + len(note) if note else 0) <= half:
-                if note:
-                    cell.append(" " * _GAP).append(note, style="dim")
-                if waiting is None:
-                    waiting = cell
-                else:
-                    yield waiting + Text(" " * (half - waiting.cell_len)) + cell
-                    waiting = None
-                continue
-            if waiting is not None:
-                yield waiting
-                waiting = None
-            yield from _long(cell, note, width)
-        if waiting is not None:
-            yield waiting
-
-
-def _long(cell: Text, note: str, width: int) -> Iterator[Text]:
-    """A fact whose note needs the whole line, or several."""
-    start = cell.cell_len + _GAP
-    if note and width - start < 20:  # no room beside it
-        yield cell
-        cell, start = Text(), 2 * _INDENT
-    lines = textwrap.wrap(note, max(20, width - start)) or [""]
-    for i, line in enumerate(lines):
-        before = cell if not i else Text()
-        if not line:
-            yield before
-        else:
-            yield before + Text(" " * (start - before.cell_len)) + Text(line, style="dim")
+def _show_facts(out: Console, facts: list[dict[str, Any]]) -> None:
+    """Facts by group, their figures below each other; a note folds beside its figure."""
+    grid = RichTable.grid(padding=(0, _GAP, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column(overflow="fold", style="dim")
+    group = None
+    for fact in facts:
+        if fact["group"] and fact["group"] != group:
+            grid.add_row(styled((fact["group"], "dim")))
+        group = fact["group"]
+        grid.add_row(f"  {fact['label']}", units.figure(fact["value"], fact["unit"]), fact["note"] or "")
+    if facts:
+        out.print(grid)
 
 
 def _show_table(out: Console, table: dict[str, Any]) -> None:
-    out.print(styled((table["title"], "dim")))
-    rows, columns = table["rows"], table["columns"]
-    hidden, rows = len(rows) - _ROWS, rows[:_ROWS] if len(rows) > _ROWS + 1 else rows
-    cells = [[value(x, unit, bare=True) for x, (_, unit) in zip(row, columns, strict=True)] for row in rows]
-    names, folded = [], {}
-    for i, (name, unit) in enumerate(columns):
-        figures = i > 0 and rows and (unit or not any(isinstance(row[i], str) for row in rows))
-        if figures:  # a long name over narrow figures is folded, or the table would be all names
-            folded[i] = max(_HEADER, *(len(row[i]) for row in cells))
-        names.append((">" if figures else "") + name)
-    made = new_table(names, folded)
+    rows = table["rows"] if len(table["rows"]) <= _ROWS + 1 else table["rows"][:_ROWS]
+    shown_units = ["" if unit == "cycles" else unit for _, unit in table["columns"]]  # the column's name says those
+    cells = [[units.figure(x, unit) for x, unit in zip(row, shown_units, strict=True)] for row in rows]
+    columns = []
+    for i, (name, unit) in enumerate(table["columns"]):
+        number = i > 0 and bool(rows) and bool(unit or not any(isinstance(row[i], str) for row in rows))
+        # a long name over narrow figures is folded, or the table would be all names
+        most = max(_HEADER, *(len(row[i]) for row in cells)) if number else None
+        columns.append(Column(name, number, not number, most))
+    made = Table("", columns)
     for row in cells:
-        made.add_row(*row)
-    out.print(made)
-    if hidden > 1:
+        made.add(*row)
+    out.print(styled((table["title"], "dim")))
+    print_table(out, made)
+    if hidden := len(table["rows"]) - len(rows):
         out.print(styled((f"and {hidden} more: profile.json has all rows", "dim")))
     if table["note"]:
         out.print(styled((table["note"], "dim")))
@@ -393,29 +297,22 @@ def _show_difference(out: Console, difference: dict[str, Any], a: dict[str, Any]
 
 
 def _show_rows(out: Console, difference: dict[str, Any], a: dict[str, Any], b: dict[str, Any]) -> None:
-    rows, pairs = difference["rows"], difference["pairs"]
-    heads = (f"{side} {d['algo']}" for side, d in (("A", a), ("B", b)))
-    several = len({row["kernel"] for row in rows[_times(rows) :]}) > 1
-    table = new_table(
-        ["what differs", *(f">{head}" for head in heads), ">B/A", *(["kernel"] if several else [])], {1: 16, 2: 16}
-    )
-    names = [pair["a"] for pair in pairs]
+    rows, names = difference["rows"], [pair["a"] for pair in difference["pairs"]]
+    times = next((i for i, row in enumerate(rows) if row["group"] != "time"), len(rows))  # at the head
+    several = len({row["kernel"] for row in rows[times:]}) > 1
+    heads = (Column(f"{side} {d['algo']}", number=True, most=16) for side, d in (("A", a), ("B", b)))
+    made = Table("", [Column("what differs", folds=True), *heads, *numbers("B/A"), *words("kernel")[:several]])
     for row in rows[:_MOST]:
-        cells: list[str | Text] = [value(row[side], row["unit"]) for side in "ab"]
-        if row["better"]:
-            at = "ab".index(row["better"])
-            cells[at] = styled((cells[at], "green"))
-        ratio = value(row["ratio"], "x") if row["ratio"] is not None else ""
-        kernel = [_cut(_called(row["kernel"], names)) if row["kernel"] else "the call"] if several else []
-        table.add_row(row["label"], *cells, ratio, *kernel)
-    out.print(table)
+        cells = (
+            Cell(units.figure(row[side], row["unit"]), Mark.GOOD if row["better"] == side else Mark.NONE)
+            for side in "ab"
+        )
+        ratio = units.times(row["ratio"]) if row["ratio"] is not None else ""
+        kernel = [_cut(_called(row["kernel"], names)) if row["kernel"] else "the call"][:several]
+        made.add(row["label"], *cells, ratio, *kernel)
+    print_table(out, made)
     for line in _left_out(difference, len(rows)):
         out.print(styled((line, "dim")))
-
-
-def _times(rows: list[dict[str, Any]]) -> int:
-    """How many rows at the head are times."""
-    return next((i for i, row in enumerate(rows) if row["group"] != "time"), len(rows))
 
 
 def _left_out(difference: dict[str, Any], rows: int) -> Iterator[str]:

@@ -10,16 +10,17 @@ import contextlib
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from ..records import dumps
 from ..text import shown, unguarded
+from .table import Cell, Column, Mark, Table
 
 _WIDE = 100  # without a terminal (a file, CI) lines may be this wide
 
@@ -58,24 +59,53 @@ def block(text: str) -> Text:
     return Text(shown(text, lines=True))
 
 
-def new_table(columns: list[str], folded: Mapping[int, int] | None = None) -> Table:
-    """Columns whose name begins with '>' are numbers, set to the right; '<' must stay whole; others may fold.
+_STYLES = {Mark.BAD: "red", Mark.GOOD: "green", Mark.WARN: "yellow", Mark.DOUBTED: "yellow", Mark.QUIET: "dim"}
 
-    folded  column -> the characters that its name may be wide: a longer one stands on several lines
-    """
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for i, name in enumerate(columns):
-        text = shown(name[1:] if name[:1] in ("<", ">") else name)
-        if folded and i in folded:
-            text = textwrap.fill(text, folded[i], break_long_words=False)
+
+def print_table(out: Console, made: Table) -> None:
+    """A table below its title, and an empty line behind it where it has one; its notes are for the caller."""
+    rows = rich_table(made.columns)
+    for row in made.rows:
+        if row.gap:
+            rows.add_section()
+            rows.add_row()
+        style = "bold green" if row.best else "dim" if row.quiet else None
+        rows.add_row(*(_cell(cell, made.prose) for cell in row.cells), style=style)
+    if made.title:
+        out.print(styled(("".join(made.title), "bold")), soft_wrap=True)
+        out.print(rows, "", sep="\n")
+    else:
+        out.print(rows)
+
+
+def _cell(cell: Cell, prose: bool) -> Text:
+    text = block(cell.plain) if prose else styled(cell.plain)
+    text.stylize(_STYLES.get(cell.mark, ""))
+    return text
+
+
+def rich_table(columns: Iterable[Column]) -> RichTable:
+    made = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        text = shown(column.name)
+        if column.most:
+            text = textwrap.fill(text, column.most, break_long_words=False)
         made.add_column(
             Text(text),
-            justify="right" if name.startswith(">") else "left",
-            no_wrap=name[:1] in ("<", ">"),
+            justify="right" if column.number else "left",
+            no_wrap=not column.folds,
             header_style="dim",
             overflow="fold",
         )
     return made
+
+
+def new_table(columns: list[str]) -> RichTable:
+    """Columns whose name begins with '>' are numbers, set to the right; '<' must stay whole; others may fold."""
+    return rich_table(
+        Column(name.removeprefix(">").removeprefix("<"), number=name[:1] == ">", folds=name[:1] not in ("<", ">"))
+        for name in columns
+    )
 
 
 def show_json(document: Any) -> None:

@@ -6,9 +6,10 @@ from typing import Any
 
 from rich.console import Console
 
+from .. import units
 from ..registry import Op
-from .screen import console, new_table, show_json, styled
-from .terminal import _us
+from .screen import console, print_table, show_json, styled
+from .table import Column, Table, numbers, words
 
 _ROWS = 40  # candidates of a dry run; --json has them all
 _RULE = 60  # characters of a `where` that are shown: what fits a line
@@ -38,18 +39,18 @@ def _show_plan(out: Console, document: dict[str, Any], op: Op) -> None:
     excluded = document["excluded"]
     rule = space["where"] if len(space["where"] or "") <= _RULE else "`where`, which --json has whole"
     where = [f", {excluded} more are left out by ", (rule, "bold")] if excluded else []
-    out.print(styled(f"{len(found)} candidate{'s' * (len(found) != 1)}", *where), soft_wrap=True)
-    table = new_table([f">{name}" for name in space["constants"]])
+    out.print(styled(units.count(len(found), "candidate"), *where), soft_wrap=True)
+    made = Table("", numbers(*space["constants"]))
     for constants in found[:_ROWS]:
-        table.add_row(*(str(value) for value in constants.values()))
-    out.print(table)
+        made.add(*map(str, constants.values()))
+    print_table(out, made)
     if len(found) > _ROWS:
         out.print(styled((f"and {len(found) - _ROWS} more; --json has them all", "dim")))
     out.print()
-    table = new_table(["<workload", ">size", "<uuid"])
+    made = Table("", [Column("workload"), Column("size", number=True), Column("uuid")])
     for w in document["workloads"]:
-        table.add_row(op.label.format(**w["axes"]), str(w["size"]), w["uuid"][:8])
-    out.print(table)
+        made.add(op.label.format(**w["axes"]), str(w["size"]), w["uuid"][:8])
+    print_table(out, made)
     out.print(styled((f"size: {' * '.join(space['size'])}", "dim")))
     out.print(styled((f"would be written: {document['file']}", "dim")), soft_wrap=True)
 
@@ -58,31 +59,30 @@ def _show_result(out: Console, document: dict[str, Any], op: Op) -> None:
     result = document["result"]
     l2 = f", L2 {result['l2']}" if result["l2"] else ""
     gpus = sorted({w["gpu"]["index"] for w in result["workloads"] if w.get("gpu")})
-    several = [">GPU"] if len(gpus) > 1 else []
+    several = len(gpus) > 1
     where = result["gpu"] + (f" (GPU {', '.join(map(str, gpus))})" if several else "")
-    title = f"{op.name}/{document['algo']} | {where} | tier {result['tier']}{l2}"
-    out.print(styled((title, "bold")), soft_wrap=True)
-    table = new_table(["<workload", *several, "<chosen", ">time", ">to second", "<99 % interval", "second"])
-    near = False
+    head = [*words("workload"), *(numbers("GPU") if several else []), *words("chosen"), *numbers("time", "to second")]
+    head += [*words("99 % interval"), Column("second", folds=True)]
+    made = Table(f"{op.name}/{document['algo']} | {where} | tier {result['tier']}{l2}", head)
     for w in result["workloads"]:
-        mark = " ~" if w["chosen"] != w["fastest"] else ""
-        near = near or bool(mark)
-        ratio = ("", "") if not w["ratio"] else (f"{w['ratio'][0]:.3f}x", f"{w['ratio'][1]:.3f} to {w['ratio'][2]:.3f}")
-        second = _constants(w["second"]) if w["second"] else ""
-        cells = _constants(w["chosen"]) + mark, _us(w["chosen_us"]), *ratio, second
-        table.add_row(op.label.format(**w["axes"]), *([str(w["gpu"]["index"])] if several else []), *cells)
-    out.print(table, "", sep="\n")
-    table = new_table(["<size up to", *(f">{name}" for name in result["space"]["constants"])])
+        near = w["chosen"] != w["fastest"]
+        ratio, low, high = w["ratio"] or (None, None, None)
+        interval = ("", "") if ratio is None else (f"{ratio:.3f}x", f"{low:.3f} to {high:.3f}")
+        cells = [_constants(w["chosen"]) + (" ~" if near else ""), units.duration(w["chosen_us"]), *interval]
+        gpu = [str(w["gpu"]["index"])] if several else []
+        made.add(op.label.format(**w["axes"]), *gpu, *cells, _constants(w["second"]) if w["second"] else "")
+    print_table(out, made)
+    made = Table("", [*words("size up to"), *numbers(*result["space"]["constants"])])
     for row in result["rows"]:
         last = row is result["rows"][-1]
-        table.add_row("any" if last else str(row["up_to"]), *(str(row[name]) for name in result["space"]["constants"]))
-    out.print(table)
-    notes = [("size:", " * ".join(result["space"]["size"]))]
-    notes.append(("to second:", "the second fastest's time over the fastest's, calls taking turns"))
-    if near:
-        notes.append(("~", "no slower than the fastest as far as can be told, and what the size before it has"))
-    for word, text in notes:
-        out.print(styled((word, "dim"), f" {text}"), soft_wrap=True)
+        made.add("any" if last else str(row["up_to"]), *(str(row[name]) for name in result["space"]["constants"]))
+    print_table(out, made)
+    notes = [f"size: {' * '.join(result['space']['size'])}"]
+    notes.append("to second: the second fastest's time over the fastest's, calls taking turns")
+    if any(w["chosen"] != w["fastest"] for w in result["workloads"]):
+        notes.append("~ no slower than the fastest as far as can be told, and what the size before it has")
+    for text in notes:
+        out.print(styled((text, "dim")), soft_wrap=True)
     for text in result["doubts"]:
         out.print(styled(("doubt", "yellow"), f" {text}"), soft_wrap=True)
 

@@ -1,0 +1,337 @@
+"""The model of a report: what was measured, by device, tier and state of L2, and what belongs to none of these.
+
+Different devices, tiers and L2 states are different groups: nothing here or above divides one by another. gather.py
+makes a book of files, or of the document that a command writes.
+"""
+
+from __future__ import annotations
+
+import statistics
+import string
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from .. import units
+from ..record_types import Compared, Document, Environment, Overall, Record, Score, Timing
+from ..registry import Op, Registry
+from ..timing import COPY, FLOORS
+
+_GPU, _CPU = "GPU (not named)", "CPU (not named)"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of records, and how it is called: as it was named, or, a path from the root, by its name alone."""
+
+    name: str  # "" for what a command has just measured
+    document: Document
+
+    @property
+    def commit(self) -> str | None:
+        """The commit that ran, with a word where files differed from it."""
+        commit = self.document.commit
+        return f"{commit}{' with changes' if self.document.dirty else ''}" if commit else None
+
+    @property
+    def time(self) -> str:
+        """2026-11-21 14:12 UTC."""
+        return self.document.time.replace("T", " ").replace("Z", "")[:16] + " UTC"
+
+    @cached_property
+    def places(self) -> list[str]:
+        """Where its records were made: modes, or a mode and a GPU, as `environments` has them."""
+        return list(dict.fromkeys(r.place for r in self.document.records))
+
+    def environment(self, place: str) -> Environment:
+        return self.document.environments.get(place) or Environment()
+
+    def device(self, place: str) -> str:
+        """What ran there: the GPU's name, with its number if the file has several, or the CPU's with its threads."""
+        mode, _, number = place.partition(":")
+        several = sum(other.startswith("cuda:") for other in self.places) > 1 and place in self.places
+        name = self.environment(place).device or (_GPU if mode == "cuda" else _CPU)
+        return f"{name}, GPU {number}" if number and several else name
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One record with what its file says of it."""
+
+    record: Record
+    source: Source
+    label: str  # "B=8"; "" where it belongs to no workload
+    order: tuple[float, ...]  # the label's axes: what sorts by size
+    device: str
+    l2: str | None
+
+    @property
+    def op(self) -> str:
+        return self.record.op
+
+    @property
+    def algo(self) -> str:
+        return self.record.algo
+
+    @property
+    def tier(self) -> str | None:
+        return self.record.tier
+
+    @property
+    def passed(self) -> bool:
+        return self.record.passed
+
+    @property
+    def timing(self) -> Timing | None:
+        return self.record.timing
+
+    @property
+    def median_us(self) -> float | None:
+        return self.record.median_us
+
+    @property
+    def doubted(self) -> bool:
+        return bool(self.record.doubts)
+
+    @property
+    def gpu(self) -> int | None:
+        """The GPU's number, where GPUs were chosen."""
+        return self.record.gpu.index if self.record.gpu else None
+
+    @property
+    def axes(self) -> dict[str, int]:
+        return self.record.workload.axes if self.record.workload else {}
+
+    @property
+    def workload(self) -> str | None:
+        """What names the workload: its uuid, or its axes where it has none."""
+        workload = self.record.workload
+        return (workload.uuid or repr(sorted(workload.axes.items()))) if workload else None
+
+    @property
+    def case(self) -> tuple:
+        """The same call on the same device, whatever the tier."""
+        return self.op, self.algo, self.record.mode, self.device, self.workload
+
+    @property
+    def key(self) -> tuple:
+        return *self.case, self.tier, self.l2
+
+
+@dataclass
+class Point:
+    """One algo at one label in one group; several workloads may share the label."""
+
+    measured: list[Measurement]
+
+    @property
+    def first(self) -> Measurement:
+        return self.measured[0]
+
+    @property
+    def failed(self) -> Record | None:
+        return next((m.record for m in self.measured if not m.passed), None)
+
+    @property
+    def median_us(self) -> float | None:
+        """The median of the workloads' medians; None where one of them failed."""
+        medians = [m.median_us for m in self.measured if m.median_us is not None]
+        return statistics.median(medians) if medians and not self.failed else None
+
+    @property
+    def spread(self) -> float:
+        """Half the interquartile range, as a share of the median: the median over the workloads."""
+        return statistics.median(m.timing.spread for m in self.measured if m.timing)
+
+    @property
+    def gigabytes_per_s(self) -> float | None:
+        moved = self.first.record.bytes_moved
+        return None if moved is None else moved / self.median_us / 1e3
+
+    @property
+    def doubted(self) -> bool:
+        return any(m.doubted for m in self.measured)
+
+
+def fastest(points: Iterable[Point]) -> Point | None:
+    """The fastest of several algos; None where its time is in doubt, or where GPUs differ: nobody is known to be."""
+    timed = [p for p in points if p.median_us is not None]
+    gpus = {m.record.gpu.uuid for p in timed for m in p.measured if m.record.gpu}
+    if len(timed) < 2 or len(gpus) > 1:
+        return None
+    first = min(timed, key=lambda p: p.median_us)
+    return None if first.doubted else first
+
+
+@dataclass(eq=False)
+class Group:
+    """All that may be compared: one op on one device, in one tier, with L2 in one state."""
+
+    op: str
+    device: str
+    tier: str
+    l2: str | None
+    known: Op | None  # the op, where this installation knows it
+    measured: list[Measurement] = field(default_factory=list)
+    algos: list[str] = field(default_factory=list)  # floors, the ladder from its lowest rung, unknown ones, peers
+    # floors of the machine, whatever the workload: an empty launch, a large copy
+    machine: dict[str, Measurement] = field(default_factory=dict)
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """From small to large."""
+        found = {m.label: m.order for m in self.measured if m.label}
+        return sorted(found, key=lambda label: found[label])
+
+    @cached_property
+    def points(self) -> dict[tuple[str, str], Point]:
+        """(algo, label) -> what was measured there. A failure of an algo as a whole stands wherever it has no other."""
+        found: dict[tuple[str, str], Point] = {}
+        for m in self.measured:
+            if m.label:
+                found.setdefault((m.algo, m.label), Point([])).measured.append(m)
+        for m in self.measured:
+            if not m.label and not m.passed:
+                for label in self.labels:
+                    found.setdefault((m.algo, label), Point([m]))
+        return found
+
+    def median_us(self, algo: str, label: str) -> float | None:
+        point = self.points.get((algo, label))
+        return point.median_us if point else None
+
+    @property
+    def rivals(self) -> list[str]:
+        """The algos that are no floor."""
+        return [a for a in self.algos if a not in FLOORS]
+
+    def fastest(self, label: str) -> str | None:
+        """The fastest algo there, where there are several to choose from and one is known to be."""
+        first = fastest(self.points[a, label] for a in self.rivals if (a, label) in self.points)
+        return first.first.algo if first else None
+
+    def over_floor(self, algo: str, label: str) -> float | None:
+        """How many times the copy floor an algo takes."""
+        floor, own = self.median_us(COPY, label), self.median_us(algo, label)
+        return own / floor if floor and own is not None else None
+
+    def shared(self, label: str) -> int:
+        """How many workloads share the label."""
+        return len({m.workload for m in self.measured if m.label == label})
+
+    @property
+    def sources(self) -> list[Source]:
+        return list({id(m.source): m.source for m in self.measured}.values())
+
+    @property
+    def places(self) -> list[str]:
+        return list(dict.fromkeys(m.record.place for m in self.measured))
+
+    @property
+    def how(self) -> str:
+        """cupti, L2 cold."""
+        return f"{self.tier}, L2 {self.l2}" if self.l2 else self.tier
+
+
+@dataclass
+class Book:
+    """Everything of some files. `groups` are sorted: ops, then devices, then tiers, the first the most exact."""
+
+    sources: list[Source]
+    groups: list[Group]
+    measured: list[Measurement]  # all of them: checks, failures and times
+    registry: Registry
+    replaced: dict[tuple[str, str], int]  # (older file, newer file) -> how many records the newer one replaced
+    tiers: tuple[str, ...] = ()  # what it was narrowed to; () is all
+    algos: tuple[str, ...] = ()
+
+    @property
+    def ops(self) -> list[str]:
+        return list(dict.fromkeys(m.op for m in self.measured))
+
+    def of(self, op: str) -> list[Group]:
+        return [g for g in self.groups if g.op == op]
+
+    def rows(self, op: str) -> list[Point]:
+        """By algo, label, tier and GPU, label by label, in the order in which the command met them; without the floors
+        of the whole machine."""
+        found: dict[tuple, Point] = {}
+        for m in self.measured:
+            if m.op == op and (m.algo not in FLOORS or m.workload):
+                key = (m.algo, m.label, m.record.mode, m.tier, m.gpu)
+                found.setdefault(key, Point([])).measured.append(m)
+        labels = list(dict.fromkeys(p.first.label for p in found.values()))
+        return sorted(found.values(), key=lambda p: labels.index(p.first.label))
+
+    def comparisons(self, op: str) -> list[tuple[Source, Compared]]:
+        return self._latest(op, lambda document: document.comparisons)
+
+    def overall(self, op: str) -> list[tuple[Source, Overall]]:
+        return self._latest(op, lambda document: document.overall)
+
+    def scores(self, op: str) -> list[tuple[Source, Score]]:
+        return self._latest(op, lambda document: document.scores)
+
+    def _latest(self, op: str, items: Callable[[Document], Any]) -> list[tuple[Source, Any]]:
+        """What documents hold beside records, of an op; of equal ones the latest."""
+        found: dict[tuple, tuple[Source, Any]] = {}
+        for source in self.sources:
+            for item in items(source.document) or []:
+                if item.op == op and self._wanted(item):
+                    same = [getattr(item, key, None) for key in ("tier", "l2", "baseline", "algo", "against", "rule")]
+                    workload = getattr(item, "workload", None)
+                    which = workload and (workload.uuid or repr(workload.axes))
+                    found[(source.device(item.mode), *same, which)] = source, item
+        return list(found.values())
+
+    def _wanted(self, item: Compared | Score) -> bool:
+        return (not self.tiers or item.tier in self.tiers) and (not self.algos or item.algo in self.algos)
+
+
+# --- labels ---------------------------------------------------------------------------------------------------------
+
+
+def label_axes(op: Op | None, axes: dict[str, int]) -> list[str]:
+    """The axes that a label of this op shows, in its order."""
+    if op is None:
+        return list(axes)
+    named = [name for _, name, _, _ in string.Formatter().parse(op.label) if name]
+    return named if all(name in axes for name in named) else list(axes)
+
+
+def label_of(op: Op | None, axes: dict[str, int]) -> tuple[str, tuple[float, ...]]:
+    """A workload's label, and what sorts it by size."""
+    shown = label_axes(op, axes)
+    order = tuple(float(axes[name]) if units.is_positive(axes[name]) else 0.0 for name in shown)
+    if op is not None and all(f"{{{name}}}" in op.label for name in shown):
+        return op.label.format(**axes), order
+    return " ".join(f"{name}={axes[name]}" for name in shown) or "one size", order
+
+
+# --- the ladder -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """An op's algos as this installation knows them."""
+
+    order: tuple[str, ...]  # the rungs from the lowest, then the peers
+    after: dict[str, str]  # rung -> the rung below it
+    reference: str | None
+
+    def peer(self, algo: str) -> bool:
+        """Something to compare with: known, but on no rung."""
+        rung = algo in self.after or algo in self.after.values() or algo == self.reference
+        return algo in self.order and not rung
+
+
+def ladder(registry: Registry, op: str) -> Ladder:
+    algos = registry.of(op)
+    names = {a.name for a in algos}
+    after = {a.name: a.after for a in algos if a.after in names}
+    known = registry.ops.get(op)
+    rungs = [a.name for a in algos if a.name in after or a.name in after.values()]
+    return Ladder(
+        tuple(rungs + [a.name for a in algos if a.name not in rungs]), after, known.reference if known else None
+    )

@@ -1,0 +1,251 @@
+"""The tables that a command ends with: `run`, `bench`, `floors` and `compare`, from the book of its one document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .. import units
+from ..timing import COPY, FLOORS, TIERS
+from . import tables
+from .book import Book, Point, fastest
+from .table import Cell, Column, Mark, Table, became, doubtful, numbers, words, worst
+
+
+def of(book: Book, command: str) -> Iterator[Table]:
+    """Op by op."""
+    made = {"run": _check, "bench": _bench, "floors": _floors, "compare": _compare}[command]
+    for op in book.ops:
+        if rows := book.rows(op):
+            yield from made(book, op, rows)
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------
+
+
+def _label(point: Point) -> str:
+    return point.first.label or "all"
+
+
+def _gpus(rows: list[Point]) -> list[Column]:
+    """A column for the GPU, where there are several."""
+    return numbers("GPU") if len({p.first.gpu for p in rows} - {None}) > 1 else []
+
+
+def _gpu(rows: list[Point], point: Point) -> list[str]:
+    return ["" if point.first.gpu is None else str(point.first.gpu)] if _gpus(rows) else []
+
+
+def _here(point: Point) -> tuple:
+    """Where times may be divided: one label, tier and GPU."""
+    return point.first.label, point.first.tier, point.first.gpu
+
+
+def _grouped(rows: list[Point]) -> Iterator[tuple[Point, str, bool]]:
+    """Each row with its label, which only the first row of a group shows, and whether a further group begins there."""
+    last = None
+    for point in rows:
+        count = len(point.measured)
+        label = f"{_label(point)} ({count})" if count > 1 else _label(point)
+        new = point.first.label != last
+        yield point, label if new else "", new and last is not None
+        last = point.first.label
+
+
+def _title(op: str, rows: list[Point], *more: str) -> str:
+    """gdn_decode | NVIDIA H200 (GPU 0, 1) | tier cupti, L2 cold."""
+    parts = [op]
+    places: dict[str, set[int]] = {}
+    for m in (p.first for p in rows):
+        where = m.source.environment(m.record.place).device or m.record.mode
+        places.setdefault(where, set()).update({m.gpu} - {None})
+    for where, gpus in places.items():
+        parts.append(f"{where} (GPU {', '.join(map(str, sorted(gpus)))})" if gpus else where)
+    l2 = sorted({m.timing.l2 for p in rows for m in p.measured if m.timing} - {None})
+    if tiers := list(dict.fromkeys(p.first.tier for p in rows if p.first.tier)):
+        parts.append(f"tier {', '.join(tiers)}" + (f", L2 {'/'.join(l2)}" if l2 else ""))
+    return " | ".join([*parts, *more])
+
+
+# --- gdn bench, gdn floors ------------------------------------------------------------------------------------------
+
+
+def _bench(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
+    first: dict[str, str | None] = {}  # mode -> the tier that its main table shows: the first that was asked for
+    for m in (p.first for p in rows):
+        if m.tier or m.record.mode not in first:
+            first[m.record.mode] = first.get(m.record.mode) or m.tier
+    main = [p for p in rows if p.first.tier in (first[p.first.record.mode], None)]
+    yield _times(book, op, main)
+    if len(main) < len(rows):
+        yield _tiers(op, rows)
+    yield from _turns(book, op, rows)
+    if scores := tables.scores(book.scores(op)):
+        named = ", ".join(dict.fromkeys(s.tier for _, s in book.scores(op)))
+        scores.title = f"{op} | forecast of the contest's two scores, tier {named}"
+        yield scores
+
+
+def _times(book: Book, op: str, rows: list[Point]) -> Table:
+    known = book.registry.ops.get(op)
+    floors = {_here(p): p.median_us for p in rows if p.first.algo == COPY}
+    references = {_here(p): p for p in rows if known and p.first.algo == known.reference}
+    head = [*words("workload", "algo"), *_gpus(rows), *numbers("median", "spread", "speedup", "GB/s", "x floor")]
+    made = Table(_title(op, rows), head)
+    for point, label, gap in _grouped(_once(rows)):
+        us, algo, gpu = point.median_us, point.first.algo, _gpu(rows, point)
+        if us is None:
+            made.add(label, algo, *gpu, became(point.failed), gap=gap)
+            continue
+        rivals = (p for p in rows if p.first.algo not in FLOORS and _here(p)[:2] == _here(point)[:2])
+        name = Cell(algo, Mark.BEST if fastest(rivals) is point else Mark.NONE)
+        cells: list[str | Cell] = [units.duration(us), doubtful(f"±{point.spread:.0%}", point.doubted)]
+        reference, floor = references.get(_here(point)), floors.get(_here(point))
+        if reference and reference.median_us and algo != COPY:
+            speedup = units.times(reference.median_us / us)
+            cells.append(doubtful(speedup, point.doubted or reference.doubted))
+        else:
+            cells.append("")
+        rate = point.gigabytes_per_s
+        cells += ["" if rate is None else units.three(rate), units.three(us / floor) if floor else ""]
+        made.add(label, name, *gpu, *cells, gap=gap, quiet=algo == COPY)
+    if any(len(p.measured) > 1 for p in rows):
+        made.notes.append(tables.SHARED)
+    if any(p.doubted for p in rows):
+        made.notes.append(tables.DOUBTED)
+    made.notes += _floor_notes(book)
+    if _gpus(rows):
+        made.notes += _apart(rows)
+    return made
+
+
+def _once(rows: list[Point]) -> list[Point]:
+    """Without the second and later GPU's times of what each GPU measured for itself: the floor, the reference."""
+    found: dict[tuple, Point] = {}
+    for p in rows:
+        m = p.first
+        key = (m.label, m.algo, m.record.mode, m.tier, m.gpu if p.median_us is None else None)
+        found.setdefault(key, p)
+    return list(found.values())
+
+
+def _tiers(op: str, rows: list[Point]) -> Table:
+    """Every tier's median side by side; nothing is divided."""
+    tiers = list(dict.fromkeys(p.first.tier for p in rows if p.first.tier))
+    made = Table(_title(op, rows), [*words("workload", "algo"), *_gpus(rows), *numbers(*tiers)])
+    calls: dict[tuple, dict[str | None, Point]] = {}
+    for p in rows:
+        m = p.first
+        calls.setdefault((m.label, m.algo, m.record.mode, m.gpu), {})[m.tier] = p
+    timed = {
+        next(iter(own.values())).first.key: own for own in calls.values() if any(p.median_us for p in own.values())
+    }
+    for point, label, gap in _grouped([next(iter(own.values())) for own in timed.values()]):
+        own = timed[point.first.key]
+        medians = [own[tier].median_us if tier in own else None for tier in tiers]
+        cells = ("-" if us is None else units.duration(us) for us in medians)
+        made.add(label, point.first.algo, *_gpu(rows, point), *cells, gap=gap)
+    return made
+
+
+def _floors(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
+    head = [*words("workload", "tier"), *numbers("copy", "spread", "GB/s"), Column("how", folds=True)]
+    made = Table(_title(op, rows), head, notes=list(_floor_notes(book)))
+    for point, label, gap in _grouped(rows):
+        m = point.first
+        if point.median_us is None:
+            made.add(label, m.tier or "", became(point.failed), gap=gap)
+            continue
+        rate = point.gigabytes_per_s
+        cells = units.duration(point.median_us), f"±{point.spread:.0%}", "" if rate is None else units.three(rate)
+        made.add(label, m.tier, *cells, m.record.how or "", gap=gap)
+    yield made
+
+
+def _floor_notes(book: Book) -> Iterator[str]:
+    """What the tiers and the floors are."""
+    hows: dict[str, set[str]] = {}
+    for m in book.measured:
+        if m.timing and m.timing.how:
+            hows.setdefault(m.tier, set()).add(m.timing.how)
+    yield from (f"{tier}: {texts.pop()}" for tier, texts in hows.items() if len(texts) == 1)
+    if any(m.algo == COPY for m in book.measured):
+        yield "copy: the floor, the fastest plain copy of the bytes that the op must move"
+    machine = []
+    for m in book.measured:
+        if m.algo in FLOORS and not m.workload and (us := m.median_us):
+            moved = m.record.bytes_moved
+            rate = f"a large copy runs at {units.three((moved or 0) / us / 1e3)} GB/s"
+            on = "" if m.gpu is None else f"GPU {m.gpu}: "
+            machine.append(on + (rate if moved else f"an empty launch takes {units.duration(us)} ({m.tier})"))
+    if machine:
+        yield f"machine: {'; '.join(machine)}"
+
+
+def _apart(rows: list[Point]) -> Iterator[str]:
+    """What it means that the rows of one table come from several GPUs."""
+    yield "GPU: speedup and x floor are to what the row's own GPU took for the reference and the copy"
+    there: dict[tuple, set[int | None]] = {}
+    copies: dict[tuple, list[float]] = {}
+    for m in (m for p in rows for m in p.measured if m.median_us):
+        key = (m.tier, m.workload)
+        there.setdefault(key, set()).add(m.gpu)
+        if m.algo == COPY:
+            copies.setdefault(key, []).append(m.median_us)
+    if any(len(gpus) > 1 for gpus in there.values()):
+        yield "no * here: algos that ran on different GPUs are not ranked; `gdn compare` puts them on one"
+    if several := [max(us) / min(us) - 1 for us in copies.values() if len(us) > 1]:
+        more = f"copy differs by up to {max(several):.1%} between the GPUs"
+        yield f"shown: copy and the reference are the first GPU's; {more}"
+    host = dict.fromkeys(p.first.tier for p in rows if p.first.tier and TIERS[p.first.tier].host)
+    if host:
+        text = f"{', '.join(host)}: the host takes part in these times, and the workers of several GPUs shared it"
+        yield f"{text}; measure on one GPU where that matters"
+
+
+# --- gdn compare ----------------------------------------------------------------------------------------------------
+
+
+def _compare(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
+    yield from _turns(book, op, rows)
+    if failed := [p for p in rows if p.median_us is None]:
+        made = Table(f"{op} | not compared", words("workload", "algo", "verdict"))
+        for p in failed:
+            made.add(_label(p), p.first.algo, became(p.failed))
+        yield made
+
+
+def _turns(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
+    """A table for each algo that took turns with the baseline of its op."""
+    for _, item in book.overall(op):
+        mine = [p for p in rows if (p.first.record.mode, p.first.tier) == (item.mode, item.tier)]
+        made = tables.turns(book, op, item)
+        made.title = _title(op, mine, f"{item.algo} against {item.baseline}")
+        made.notes += [*_floor_notes(book), *tables.turn_notes(book, op)]
+        yield made
+
+
+# --- gdn run --------------------------------------------------------------------------------------------------------
+
+
+def _check(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
+    known = book.registry.ops.get(op)
+    outputs = list(known.outputs) if known else []
+    head = [*words("workload", "algo"), *_gpus(rows), *words("verdict"), *numbers("passed", *outputs)]
+    made = Table(_title(op, rows), head)
+    last = None
+    for p in rows:
+        m = p.first
+        shown, last = "" if m.label == last else _label(p), m.label
+        checks = [own.record.check for own in p.measured if own.record.check]
+        errors = (worst(c.errors.get(name) for c in checks) for name in outputs)
+        verdict = became(p.failed) if p.failed else Cell("passed", Mark.GOOD)
+        passed = sum(own.passed for own in p.measured)
+        asked = sum(own.record.unfinished or 1 for own in p.measured)
+        algo = m.algo + (" (interpreter)" if m.record.mode == "interpreter" else "")
+        made.add(shown, algo, *_gpu(rows, p), verdict, f"{passed}/{asked}", *errors)
+    if known:
+        limits = (f"{limit:g}" for limit in known.tolerance.values())
+        made.add("at most", "", *([""] if _gpus(rows) else []), "", "", *limits, quiet=True)
+    made.notes.append("numbers: the largest relative Frobenius error of each output, against float64")
+    made.notes.append("passed: by the contest's rule, within these limits, inputs left alone")
+    yield made

@@ -1,0 +1,186 @@
+"""What a book says of what is right and wrong: checks, failures, doubts, notes, as plain data and sentences."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .. import units
+from ..record_types import Status
+from ..text import shown
+from ..timing import FLOORS
+from .book import Book, Group, Measurement, Source, ladder
+
+# --- checks ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Checked:
+    algo: str
+    device: str
+    mode: str
+    right: int
+    of: int
+    errors: dict[str, float]  # output -> the largest relative Frobenius error
+
+
+def checks(book: Book, op: str) -> list[Checked]:
+    """How many workloads each algo is right on, whether it was timed or not."""
+    cases: dict[tuple, dict[str | None, list[Measurement]]] = {}
+    for m in book.measured:
+        if m.op == op and m.algo not in FLOORS and (m.record.check or not m.passed):
+            cases.setdefault((m.algo, m.device, m.record.mode), {}).setdefault(m.workload, []).append(m)
+    order = {name: i for i, name in enumerate(book.algos or ladder(book.registry, op).order)}
+    found = []
+    for (algo, device, mode), workloads in cases.items():
+        judged = {w: ms for w, ms in workloads.items() if w is not None}
+        if not judged:
+            continue
+        errors: dict[str, float] = {}
+        for m in (m for ms in judged.values() for m in ms):
+            for name, error in (m.record.check.errors if m.record.check else {}).items():
+                if error is not None:
+                    errors[name] = max(error, errors.get(name, 0.0))
+        right = sum(all(map(_right, ms)) for ms in judged.values())
+        found.append(Checked(algo, device, mode, right, len(judged), errors))
+    return sorted(found, key=lambda c: order.get(c.algo, len(order)))
+
+
+def _right(m: Measurement) -> bool:
+    """Right, whether or not a tier could then time it; a probe may find wrong what the check passed."""
+    check = m.record.check
+    return m.passed or (m.record.status is not Status.WRONG and check is not None and check.passed)
+
+
+# --- what is wrong --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Note:
+    kind: str  # failed, doubt, note, mixed, not run; of files: interrupted, warning, replaced
+    text: str
+    tail: tuple[str, ...] = ()  # the last lines of a worker that ended too soon
+
+    @property
+    def grave(self) -> bool:
+        return self.kind in ("failed", "interrupted")
+
+
+def notes(book: Book, op: str | None = None, *, brief: bool = False) -> list[Note]:
+    """What a reader must know of the numbers, of one op or of all, the gravest first; `brief` says a doubt that only
+    differs in its numbers once."""
+    measured = [m for m in book.measured if op in (None, m.op)]
+    found = [*_failures(measured), *_doubts(measured, brief), *_remarks(measured)]
+    for g in book.groups if op is None else book.of(op):
+        found += [n for n in _mixed(g) if n not in found]
+    lacking: dict[tuple, dict[str, None]] = {}
+    for missing in (m for s in book.sources for m in s.document.missing if op in (None, m.op)):
+        lacking.setdefault((missing.reason, missing.hint), {})[missing.algo] = None
+    for (reason, hint), algos in lacking.items():
+        found.append(Note("not run", f"{', '.join(algos)}: {reason}" + (f" ({hint})" if hint else "")))
+    return found
+
+
+def file_notes(book: Book) -> list[Note]:
+    """What a reader must know of the files."""
+    found = []
+    for source in book.sources:
+        name = f"{source.name}: " if source.name else ""
+        if source.document.interrupted is True:
+            found.append(Note("interrupted", f"{name}it has what was measured by then"))
+        found += [Note("warning", f"{name}{text}") for text in source.document.warnings or []]
+    for (old, new), n in book.replaced.items():
+        found.append(Note("replaced", f"{units.count(n, 'record')} of {old} gave way to those of {new}"))
+    return found
+
+
+def _failures(measured: list[Measurement]) -> Iterator[Note]:
+    together: dict[tuple, list[Measurement]] = {}
+    for m in measured:
+        if not m.passed:
+            together.setdefault((m.record.status, m.record.reason or ""), []).append(m)
+    for (status, reason), ms in together.items():
+        text = f"{shown(_where(ms, named=True))}: {status.words}" + (f", {reason}" if reason else "")
+        first = ms[0].record
+        if status is Status.WRONG and first.check and first.check.official:
+            text += "; the contest's own rule would pass it"
+        if unfinished := max(m.record.unfinished or 0 for m in ms):
+            text += f"; {units.count(unfinished, 'workload')} not reached"
+        yield Note("failed", text, tuple((first.tail or [])[-6:]))
+
+
+def _doubts(measured: list[Measurement], brief: bool) -> Iterator[Note]:
+    together: dict[str, list[tuple[Measurement, str]]] = {}
+    for m in measured:
+        for text in m.record.doubts or []:
+            together.setdefault(re.sub(r"[\d.]+", "#", text) if brief else text, []).append((m, text))
+    for found in together.values():
+        others = len({text for _, text in found}) - 1
+        more = f" (and {others} more such)" if others else ""
+        yield Note("doubt", f"{_where([m for m, _ in found])}: {found[0][1]}{more}")
+
+
+def _remarks(measured: list[Measurement]) -> Iterator[Note]:
+    together: dict[str, list[Measurement]] = {}
+    for m in measured:
+        if m.timing and m.timing.note:
+            together.setdefault(m.timing.note, []).append(m)
+    for text, ms in together.items():
+        yield Note("note", f"{_where(ms)}: {text}")
+    backends = dict.fromkeys((m.algo, m.record.backend) for m in measured if m.record.backend)
+    for algo, backend in backends:
+        yield Note("note", f"{algo} ran its backend {backend}")
+
+
+def tuned(book: Book) -> list[Note]:
+    """The algos whose constants were chosen for another GPU than the one that they ran on."""
+    near = {(m.algo, m.record.tuned_for) for m in book.measured if m.record.tuned_nearest}
+    untuned = "not tuned yet: its constants are its author's estimates; `gdn tune` chooses them"
+    return [
+        Note("note", f"{algo}: {untuned if gpu == 'untuned' else f'tuned for {gpu}, the nearest to this GPU'}")
+        for algo, gpu in sorted(near)
+    ]
+
+
+def _where(ms: list[Measurement], *, named: bool = False) -> str:
+    """cuda-v1 and cuda-v4 at B=1 and B=8 (cupti); `named` gives the first workload's uuid and the GPUs instead of the
+    tiers, for who wants to run just that again."""
+    algos = units.listed(dict.fromkeys(m.algo for m in ms))
+    labels = list(dict.fromkeys(m.label for m in ms if m.label))
+    tiers = units.listed(dict.fromkeys(m.tier for m in ms if m.tier))
+    within = f" ({tiers})" if tiers else ""
+    if named:
+        uuid = next((m.record.workload.uuid for m in ms if m.record.workload), None)
+        labels[:1] = [f"{label} ({uuid[:8]})" if uuid else label for label in labels[:1]]
+        gpus = units.listed(str(gpu) for gpu in sorted({m.gpu for m in ms} - {None}))
+        within = f" on GPU {gpus}" if gpus else ""
+    return f"{algos}{f' at {units.listed(labels, most=4)}' if labels else ''}{within}"
+
+
+def _mixed(group: Group) -> Iterator[Note]:
+    """Where one group's numbers have several origins: they stand side by side all the same, so it must be said."""
+    told: list[tuple[str, Callable[[Source, str], Any]]] = [
+        ("drivers", lambda s, place: s.environment(place).driver),
+        ("greatest SM clocks", lambda s, place: s.environment(place).max_sm_clock_mhz),
+        ("commits", lambda s, place: s.commit),
+    ]
+    for what, read in told:
+        seen = {str(x): s.name for s in group.sources for place in group.places if (x := read(s, place))}
+        if len(seen) > 1:
+            which = "; ".join(f"{value} in {name}" for value, name in seen.items())
+            yield Note("mixed", f"{group.op}, {group.how}: several {what} are together: {which}")
+    versions: dict[str, dict[str, None]] = {}
+    for s in group.sources:
+        for place in group.places:
+            for name, version in s.environment(place).versions.items():
+                versions.setdefault(name, {})[version] = None
+    differing = [f"{name} {units.listed(seen)}" for name, seen in versions.items() if len(seen) > 1]
+    if differing:
+        yield Note("mixed", f"{group.op}, {group.how}: several versions are together: {'; '.join(differing)}")
+    for algo in group.rivals:
+        hashes = dict.fromkeys(m.record.source_hash for m in group.measured if m.algo == algo)
+        known = [h for h in hashes if h]
+        if len(known) > 1:
+            yield Note("mixed", f"{group.op}, {algo}: two states of its sources are together: {units.listed(known)}")

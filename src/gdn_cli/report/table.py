@@ -1,0 +1,107 @@
+"""A table before anything shows it: its cells, what marks them, and the notes below.
+
+Whatever is shown as a table is made of these, once; the terminal, HTML, Markdown and CSV only write them down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..record_types import Record
+
+
+class Name(str):
+    """A name that somebody gave, such as an algo's or a file's: code in Markdown."""
+
+
+class Mark(Enum):
+    """What a cell says besides its text; the value is the sign that stands behind it where there are no colours."""
+
+    NONE = ""
+    BEST = " *"
+    DOUBTED = " ?"
+    BAD = "\0bad"
+    GOOD = "\0good"
+    WARN = "\0warn"
+    QUIET = "\0quiet"
+
+    @property
+    def sign(self) -> str:
+        return self.value.partition("\0")[0]
+
+
+@dataclass(frozen=True)
+class Cell:
+    text: str
+    mark: Mark = Mark.NONE
+    small: str = ""  # a second figure, such as a gap
+
+    @property
+    def plain(self) -> str:
+        """All of it as text."""
+        return " ".join(part for part in (self.text, self.small) if part) + self.mark.sign
+
+
+@dataclass(frozen=True)
+class Column:
+    name: str
+    number: bool = False  # on the right
+    folds: bool = False  # its cells may take several lines
+    most: int | None = None  # characters that the name may be wide; a longer one stands on several lines
+
+
+@dataclass(frozen=True)
+class Row:
+    cells: tuple[Cell, ...]
+    gap: bool = False  # a group begins here
+    quiet: bool = False  # a floor, a limit: something to hold the others against
+
+    @property
+    def best(self) -> bool:
+        return any(cell.mark is Mark.BEST for cell in self.cells)
+
+
+Words = str | tuple[str, ...]  # a sentence; in parts where some of them are names
+
+
+@dataclass
+class Table:
+    title: Words
+    columns: list[Column]
+    rows: list[Row] = field(default_factory=list)
+    notes: list[Words] = field(default_factory=list)
+    prose: bool = False  # cells hold words of any length
+    detail: bool = False  # more than a text needs
+
+    def add(self, *cells: str | Cell, gap: bool = False, quiet: bool = False) -> None:
+        row = [cell if isinstance(cell, Cell) else Cell(cell) for cell in cells]
+        row += [Cell("")] * (len(self.columns) - len(row))
+        self.rows.append(Row(tuple(row), gap, quiet))
+
+
+def words(*names: str) -> list[Column]:
+    return [Column(name) for name in names]
+
+
+def numbers(*names: str) -> list[Column]:
+    return [Column(name, number=True) for name in names]
+
+
+def doubtful(text: str, doubted: bool, small: str = "") -> Cell:
+    """A figure, with a mark where it is not to be trusted as it stands."""
+    return Cell(text, Mark.DOUBTED if doubted else Mark.NONE, small)
+
+
+def became(record: Record | None) -> Cell:
+    """What stands where a time would: what became of it, or nothing."""
+    return Cell(record.status.words, Mark.BAD) if record else Cell("")
+
+
+def worst(errors: Iterable[float | None]) -> str:
+    """The largest error; nothing where none could be measured (unwritten, NaN, a wrong shape)."""
+    known = [error for error in errors if error is not None]
+    return f"{max(known):.1e}" if known else ""

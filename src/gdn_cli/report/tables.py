@@ -1,0 +1,270 @@
+"""The tables of a report, from a book: times by size, ladder, tiers, comparisons, scores, checks, origins, records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .. import units
+from ..record_types import Compared, Overall, Score
+from ..timing import COPY, FLOORS
+from . import findings, notes, provenance
+from .book import Book, Group, Measurement, Source, label_of
+from .findings import Tiers
+from .table import Cell, Column, Mark, Name, Table, Words, became, doubtful, numbers, words, worst
+
+_ACROSS = 12  # from so many sizes on they go down instead of across
+DOUBTED = "?: not to be trusted as it stands, see the notes."
+SHARED = "(n): the median over so many workloads."
+
+
+def times(group: Group, unit: str, *, floors: bool) -> Table:
+    """Median times, algos over sizes; `floors` adds how many times the copy floor each is."""
+    known = [us for a in group.algos for label in group.labels if (us := group.median_us(a, label)) is not None]
+    shared_unit = units.table_unit(known, unit)
+
+    def cell(algo: str, label: str) -> Cell:
+        point = group.points.get((algo, label))
+        us = point.median_us if point else None
+        if us is None:
+            return became(point.failed if point else None)
+        over = group.over_floor(algo, label) if floors and algo not in FLOORS else None
+        best = group.fastest(label) == algo
+        mark = Mark.BEST if best else Mark.DOUBTED if point.doubted else Mark.NONE
+        return Cell(units.cell(us, shared_unit), mark, "" if over is None else units.times(over))
+
+    what = f"Median times in {shared_unit}" if shared_unit else "Median times"
+    made = _by_size(f"{what}, {group.how}", group, group.algos, cell)
+    made.notes.append(f"{what}; bold: the fastest.")
+    if COPY in group.algos:
+        made.notes.append((Name(COPY), " is the floor."))
+    if floors and COPY in group.algos:
+        made.notes.append("Below a time: how many times the floor it is.")
+    if any(group.shared(label) > 1 for label in group.labels):
+        made.notes.append(SHARED)
+    if floors and any(c.mark is Mark.DOUBTED for row in made.rows for c in row.cells):
+        made.notes.append(DOUBTED)
+    return made
+
+
+def over_floor(group: Group) -> Table | None:
+    if COPY not in group.algos:
+        return None
+
+    def cell(algo: str, label: str) -> Cell:
+        value = group.over_floor(algo, label)
+        return Cell("" if value is None else units.three(value))
+
+    made = _by_size("Times over the floor", group, group.rivals, cell)
+    made.notes.append(("How many times the ", Name(COPY), " floor."))
+    return made
+
+
+def _by_size(title: str, group: Group, algos: list[str], cell: Callable[[str, str], Cell]) -> Table:
+    def named(label: str) -> str:
+        n = group.shared(label)
+        return f"{label} ({n})" if n > 1 else label
+
+    if len(group.labels) > _ACROSS:
+        made = Table(title, [*words("size"), *numbers(*map(Name, algos))])
+        for label in group.labels:
+            made.add(named(label), *(cell(a, label) for a in algos))
+    else:
+        made = Table(title, [*words("algo"), *numbers(*map(named, group.labels))])
+        for a in algos:
+            made.add(Name(a), *(cell(a, label) for label in group.labels))
+    return made
+
+
+def ladder(book: Book, group: Group) -> Table | None:
+    rungs = findings.rungs(book, group)
+    if len([r for r in rungs if r.mean_us]) < 2:
+        return None
+
+    def factor(value: float | None) -> str:
+        return "" if value is None else units.times(value)
+
+    head = numbers("mean time", "speedup", "over the rung below", "x floor", "workloads")
+    made = Table("The ladder", [*words("algo", "after"), *head])
+    for r in rungs:
+        mean = doubtful(units.duration(r.mean_us), r.doubted) if r.mean_us is not None else ""
+        after = Name(r.after) if r.after else "peer" if r.peer else ""
+        made.add(
+            Name(r.algo), after, mean, factor(r.speedup), factor(r.step), factor(r.over_floor), f"{r.right}/{r.of}"
+        )
+    made.notes.append("Geometric means over the workloads that the algos share; the speedup is over the reference.")
+    return made
+
+
+def tiers(t: Tiers) -> Table:
+    """Median times of the same calls in several tiers, with the gap to the first."""
+    made = Table("Median times by tier", [*words("algo", "size"), *numbers(*t.names)])
+    for label, algo, medians in t.rows:
+        cells = []
+        for group, us in zip(t.groups, medians, strict=True):
+            point = group.points.get((algo, label))
+            if us is None:
+                cells.append(became(point.failed if point else None))
+                continue
+            gap = f"({units.gap(us - medians[0])})" if cells and medians[0] is not None else ""
+            cells.append(doubtful(units.duration(us), point.doubted, gap))
+        made.add(Name(algo), label, *cells)
+    return made
+
+
+# --- comparisons, scores --------------------------------------------------------------------------------------------
+
+
+def pair_name(item: Compared) -> str:
+    """cuda-v4 against cuda-v1, cupti."""
+    return f"{item.algo} against {item.baseline}, {item.tier}"
+
+
+def ratio(item: Compared) -> tuple[Cell, Cell, Cell]:
+    """How many times as fast as the baseline, the interval of that, and the verdict."""
+    mark = {"FASTER": Mark.GOOD, "SLOWER": Mark.BAD}.get(item.verdict, Mark.QUIET)
+    verdict = Cell(item.verdict, Mark.DOUBTED if item.doubted else mark)
+    return Cell(f"{item.ratio:.3f}x"), Cell(f"{item.low:.3f} to {item.high:.3f}"), verdict
+
+
+def overall(book: Book, op: str) -> Table | None:
+    columns = [*words("pair"), *numbers("speedup"), *words("interval", "verdict"), *numbers("faster", "same", "slower")]
+    made = Table("Over all workloads, geometric means", columns, notes=turn_notes(book, op))
+    each = book.comparisons(op)
+    for source, item in book.overall(op):
+        own = [c for s, c in each if (s, pair_name(c)) == (source, pair_name(item))]
+        counts = [str(sum(c.verdict == v for c in own)) for v in ("FASTER", "SAME", "SLOWER")]
+        made.add(pair_name(item), *ratio(item), *counts)
+    return made if made.rows else None
+
+
+def turns(book: Book, op: str, item: Overall) -> Table:
+    """The workloads on which one algo took turns with its baseline, and what they say together."""
+    columns = [*words("workload"), *numbers("baseline", "candidate", "speedup"), *words("99 % interval", "verdict")]
+    made = Table(pair_name(item), columns, detail=True)
+    known = book.registry.ops.get(op)
+    found = [c for _, c in book.comparisons(op) if (c.mode, pair_name(c)) == (item.mode, pair_name(item))]
+    placed = [(*label_of(known, c.workload.axes if c.workload else {}), c) for c in found]
+    for label, _, c in sorted(placed, key=lambda p: p[1]):
+        medians = ("" if us is None else units.duration(us) for us in (c.baseline_us, c.us))
+        made.add(label, *medians, *ratio(c))
+    if len(found) > 1:
+        made.add("all", "", "", *ratio(item))
+    return made
+
+
+def turn_notes(book: Book, op: str) -> list[Words]:
+    finest = max((c.resolution for _, c in book.comparisons(op)), default=0.0)
+    return [
+        "speedup: baseline's time over the candidate's, calls of both taking turns: A B B A.",
+        f"SAME: no difference beyond {finest:.1%}: the interval holds 1, or it is below --threshold.",
+    ]
+
+
+def scores(found: list[tuple[Source, Score]]) -> Table | None:
+    head = [*words("algo", "tier", "over"), *numbers("score", "workloads"), Column("most of it from", folds=True)]
+    made = Table("Scores", head)
+    for _, s in found:
+        value = "-" if s.value is None else units.times(s.value)
+        if s.official == 0 and s.value is not None:
+            value = f"0 (else {value})"
+        most = ", ".join(f"{label} {share:.0%}" for label, share in s.by_label[:3])
+        of = f"{len(s.shares)}/{s.workloads}"
+        made.add(Name(s.algo), s.tier, Name(s.against), doubtful(value, s.doubtful > 0), of, s.reason or most)
+    return made if made.rows else None
+
+
+# --- checks ---------------------------------------------------------------------------------------------------------
+
+
+def checks(book: Book, op: str) -> Table | None:
+    found = notes.checks(book, op)
+    outputs = list(dict.fromkeys(name for c in found for name in c.errors))
+    known = book.registry.ops.get(op)
+    places = [c.device + (", interpreted" if c.mode == "interpreter" else "") for c in found]
+    columns = [*words("algo", "on"), *numbers("right", *outputs)]
+    made = Table("Workloads that each algo is right on", columns)
+    for c, place in zip(found, places, strict=True):
+        right = Cell(f"{c.right}/{c.of}", Mark.NONE if c.right == c.of else Mark.BAD)
+        made.add(Name(c.algo), place, right, *(worst([c.errors.get(name)]) for name in outputs))
+    if known and outputs:
+        limits = (f"{known.tolerance[name]:g}" if name in known.tolerance else "" for name in outputs)
+        made.add("at most", "", "", *limits, quiet=True)
+        made.notes.append("The numbers are the largest relative Frobenius error of each output, against float64.")
+    return made if found else None
+
+
+# --- where it is from -----------------------------------------------------------------------------------------------
+
+
+def lead(group: Group) -> Words:
+    """What a group's numbers are of, and which files they are from."""
+    files: list[str] = []
+    for s in group.sources:
+        origin = f" ({s.time[:10]}{f', commit {s.commit}' if s.commit else ''})"
+        files += ["; " if not files else ", ", Name(s.name), origin]
+    return (Name(group.op), f" on {provenance.origin(group)}", *files, ":")
+
+
+def environments(book: Book) -> Table:
+    places = [provenance.environment(source, place) for source in book.sources for place in source.places]
+    names = list(dict.fromkeys(name for place in places for name in place if name != "file"))
+    made = Table("Where it was measured", words("", *(place["file"] for place in places)), prose=True)
+    for name in names:
+        made.add(name, *(place.get(name, "") for place in places))
+    return made
+
+
+def hashes(book: Book) -> Table | None:
+    made = Table("Sources that ran", words("op", "algo", "hash", "files"), prose=True)
+    for op, algo, source_hash, files in provenance.hashes(book):
+        made.add(op, algo, source_hash, ", ".join(files))
+    return made if made.rows else None
+
+
+# --- a row for each record ------------------------------------------------------------------------------------------
+
+_TIMING = (
+    "median_us", "low_us", "high_us", "ci_low_us", "ci_high_us", "spread", "samples", "kernels", "span_us", "stopped",
+    "note",
+)  # fmt: skip
+
+
+def every_record(book: Book) -> Table:
+    """All figures of each record and where they come from. Times in microseconds; `over_floor` and `speedup` (over the
+    reference) are of the same workload, tier and device; the axes and the checks' errors have a column each."""
+    axes = list(dict.fromkeys(name for m in book.measured for name in m.axes))
+    outputs = list(dict.fromkeys(name for m in book.measured for name in _errors(m)))
+    medians = {(m.op, m.algo, *m.key[2:]): m.median_us for m in book.measured}
+    rows = []
+    for m in book.measured:
+        r, env = m.record, m.source.environment(m.record.place)
+        known = book.registry.ops.get(m.op)
+
+        def against(algo: str | None, m: Measurement = m) -> float | None:
+            other = medians.get((m.op, algo, *m.key[2:])) if m.workload else None
+            return other if other and m.median_us and algo != m.algo else None
+
+        floor, reference = against(COPY), against(known.reference if known else None)
+        row: dict[str, Any] = {
+            "file": m.source.name, "time": m.source.document.time, "commit": m.source.commit, "op": m.op,
+            "algo": m.algo, "source_hash": r.source_hash, "mode": r.mode, "device": m.device, "driver": env.driver,
+            "max_sm_clock_mhz": env.max_sm_clock_mhz, "tier": m.tier, "l2": m.l2,
+            "workload": r.workload and r.workload.uuid, "index": r.workload and r.workload.index, "label": m.label,
+            "status": r.status.value, "reason": r.reason,
+        }  # fmt: skip
+        row |= {key: m.timing and getattr(m.timing, key) for key in _TIMING}
+        row["bytes_moved"] = r.bytes_moved
+        row["over_floor"] = m.median_us / floor if floor else None
+        row["speedup"] = reference / m.median_us if reference and m.algo != COPY else None
+        row |= {"doubts": "; ".join(r.doubts or []), "how": r.how, "backend": r.backend}
+        row |= {f"axis_{a}": m.axes.get(a) for a in axes}
+        rows.append(row | {f"error_{name}": _errors(m).get(name) for name in outputs})
+    made = Table("Records", words(*(rows[0] if rows else ())))
+    for row in rows:
+        made.add(*("" if value is None else str(value) for value in row.values()))
+    return made
+
+
+def _errors(m: Measurement) -> dict[str, float | None]:
+    return m.record.check.errors if m.record.check else {}
