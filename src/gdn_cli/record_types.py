@@ -356,10 +356,10 @@ def document_of(plain: Any) -> Document:
 
 
 def _upgraded(record: Any) -> Any:
-    """A record of schema 1 as what it would be today: its `clocks` were read with the measurement."""
+    """A record of schema 1 as what it would be today: its `clocks` were read behind the measurement."""
     if not isinstance(record, dict):
         return record
     timing, clocks = record.get("timing"), record.get("clocks")
     tier = timing.get("tier") if isinstance(timing, dict) else None
-    state = {"gpu_state": {"before": {}, "during": [clocks], "after": {}}} if clocks else {}
+    state = {"gpu_state": {"before": {}, "during": [], "after": clocks}} if clocks else {}
     return {"source_hash": None, "tier": tier, "workload": None, "reason": None} | state | record
