@@ -58,6 +58,7 @@ class Settings:
     gpus: tuple[Gpu, ...] = ()  # to spread the parts over; none: the one that a CUDA process takes by itself
     place: Placing = machine.place
     sandbox: bool = False
+    in_place: bool = False  # outputs are the inputs that their ops say they may be
 
 
 def choose(
@@ -152,6 +153,45 @@ def _distinct(algos: list[Algo], registry: Registry) -> list[Algo]:
     return list(found.values())
 
 
+def overwriting(registry: Registry, entries: list[Entry], named: bool) -> list[Entry]:
+    """What `--in-place` leaves of these. UsageError for an op that has no such call; for an algo that cannot make one,
+    where the user `named` it: else it has no place to run."""
+    for name in dict.fromkeys(e.algo.op for e in entries):
+        if not registry.op(name).in_place:
+            able = ", ".join(op.name for op in registry.ops.values() if op.in_place)
+            raise UsageError(f"--in-place: {name} declares no output that may be an input", hint=f"{able} do")
+
+    def why_not(algo: Algo) -> str | None:
+        if algo.setup:
+            return f"--in-place: {algo.full_name} keeps what its setup made of the inputs"
+        if not algo.destination_passing:
+            return f"--in-place: {algo.full_name} returns its results, and cannot write where it is told"
+        return None
+
+    hint = "destination_passing = true in algo.toml, with a kernel that reads each element before it writes it"
+    return _without(entries, why_not, hint, named)
+
+
+def unscored(parts: list[Part], named: bool) -> list[Part]:
+    """The parts without algos that can have no score where one is asked for; UsageError where the user `named` one."""
+
+    def why_not(algo: Algo) -> str | None:
+        return f"{algo.full_name} has no score: its setup ({algo.setup}) is not timed" if algo.setup else None
+
+    hint = "leave it out, or choose the same workloads by --workload"
+    return [replace(p, entries=_without(p.entries, why_not, hint, named)) if p.scored else p for p in parts]
+
+
+def _without(entries: list[Entry], why_not: Callable[[Algo], str | None], hint: str, named: bool) -> list[Entry]:
+    found = []
+    for entry in entries:
+        why = why_not(entry.algo) if entry.place.mode else None
+        if why and named:
+            raise UsageError(why, hint=hint)
+        found.append(replace(entry, place=machine.Place(None, why, hint)) if why else entry)
+    return found
+
+
 def parts(
     registry: Registry,
     entries: list[Entry],
@@ -161,13 +201,18 @@ def parts(
     preset: Preset | None,
     dataset: Path | None,
     overrides: dict[str, Any],
+    stress: bool = False,
 ) -> list[Part]:
-    """Group the algos by op, and select the workloads of each op; `overrides` go before the preset's settings."""
+    """Group the algos by op, and select the workloads of each op; `overrides` go before the preset's settings. With
+    `stress` they are the op's hard inputs, which `chosen` has by name."""
     found = []
     for name in dict.fromkeys(e.algo.op for e in entries):
         op = registry.op(name)
-        known = traceset.known(op, dataset)
-        picked = workloads.select(op, known, chosen=chosen, first=first, preset=preset)
+        if stress:
+            picked = workloads.stressed(op, chosen, first)
+        else:
+            known = traceset.known(op, dataset)
+            picked = workloads.select(op, known, chosen=chosen, first=first, preset=preset)
         plan = preset.settings_for(name) if preset else {}
         # a part of the set makes no score, and the contest has none for an op that it does not have
         scored = bool(preset and preset.scored) and not (chosen or first) and op.definition in workloads.contest()
@@ -267,7 +312,7 @@ def _jobs(registry: Registry, part: Part, settings: Settings, plan: Plan) -> Ite
         return
     for mode in modes if settings.command == "bench" else []:
         yield make("floor", None, mode)
-        for algo in _yardsticks(registry, part, mode, settings.place):
+        for algo in _yardsticks(registry, part, mode, settings):
             if not any(e.algo.name == algo.name and e.place.mode == mode for e in ready):
                 yield replace(make("bench", algo, mode), added=True)
     for entry in ready:
@@ -277,12 +322,14 @@ def _jobs(registry: Registry, part: Part, settings: Settings, plan: Plan) -> Ite
             plan.unpackable.append((part.op.name, entry.algo.name, entry.place.mode, str(e)))
 
 
-def _yardsticks(registry: Registry, part: Part, mode: str, place: Placing) -> list[Algo]:
+def _yardsticks(registry: Registry, part: Part, mode: str, settings: Settings) -> list[Algo]:
     """What an op's algos are measured against: its reference; where a score is asked for, its baseline as well."""
     found = [registry.reference(part.op)]
+    if settings.in_place:
+        return [algo for algo in found if algo.destination_passing]
     if part.scored and part.op.baseline:
         baseline = registry.find(part.op.baseline, part.op.name)
-        if place(baseline, mode).mode == mode and (part.gpu is None or part.gpu.fits(baseline)):
+        if settings.place(baseline, mode).mode == mode and (part.gpu is None or part.gpu.fits(baseline)):
             found.append(baseline)
     return found
 
@@ -317,6 +364,7 @@ def _job(settings: Settings, part: Part, described: dict[str, Any], command: str
         fallback=timed and not settings.tiers and not settings.strict and command != "compare",
         strict=settings.strict,
         sandbox=settings.sandbox,
+        in_place=settings.in_place,
         timeout_s=settings.timeout_s,
         gpu=part.gpu,
     )

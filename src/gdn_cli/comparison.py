@@ -68,12 +68,23 @@ def _what(base: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
     return {"workload": record["workload"], "doubted": bool(base.get("doubts") or record.get("doubts"))}
 
 
-def check_saved(saved: dict[str, Any], name: str, op: str, algos: list[str], algo: str | None, tiers: set[str]) -> str:
+def check_saved(
+    saved: dict[str, Any],
+    name: str,
+    op: str,
+    algos: list[str],
+    algo: str | None,
+    tiers: set[str],
+    in_place: bool = False,
+) -> str:
     """The name of the saved algo to compare with; UsageError where there is none, or where its tier is another."""
     records = [r for r in saved["records"] if r["op"] == op and r.get("timing") and r["algo"] not in FLOORS]
+    records = [r for r in records if bool(r.get("in_place")) == in_place]
     there = list(dict.fromkeys(r["algo"] for r in records))
     if not there:
-        raise UsageError(f"{name} holds no times of {op}", hint="`gdn bench --out FILE` writes such a file")
+        how = " in place" if in_place else ""
+        hint = f"`gdn bench{' --in-place' if in_place else ''} --out FILE` writes such a file"
+        raise UsageError(f"{name} holds no times of {op}{how}", hint=hint)
     if algo is None:
         same = [a for a in algos if a in there]
         own = list(dict.fromkeys(r["algo"] for r in records if not r.get("added")))
@@ -94,7 +105,7 @@ def check_saved(saved: dict[str, Any], name: str, op: str, algos: list[str], alg
 
 def _saved(saved: dict[str, Any], record: dict[str, Any], algo: str) -> dict[str, Any] | None:
     for r in saved["records"]:
-        same = all(r[key] == record[key] for key in ("op", "mode", "tier")) and r["algo"] == algo
+        same = all(r.get(key) == record.get(key) for key in ("op", "mode", "tier", "in_place")) and r["algo"] == algo
         if same and r.get("timing") and r["workload"] and r["workload"]["uuid"] == record["workload"]["uuid"]:
             return r
     return None

@@ -56,6 +56,7 @@ class Job:
     fallback: bool = False  # whether events may stand in for cupti
     strict: bool = False  # probe every workload
     sandbox: bool = False  # run the algo's code in bubblewrap
+    in_place: bool = False  # outputs are the inputs that the op says they may be
     profile: dict[str, Any] | None = None  # what a profiler's target is to do
     wrap: tuple[str, ...] = ()  # a command line that goes in front of the worker's: a profiler's
     added: bool = False  # gdn put it in to compare with; the user did not ask for it
@@ -113,16 +114,19 @@ class Job:
             "definition": self.definition,
             "solution": self.solution,
             "specific": bool(self.algo and self.algo.specific and self.command != "prove"),  # a judge's build
+            "setup": self.algo.setup if self.algo else None,
             "mode": self.mode,
             "workloads": [w.to_json() for w in self.workloads],
             "dataset": str(self.dataset.absolute()) if self.dataset else None,
             "rivals": [
-                {"name": algo.name, "solution": solution, "specific": algo.specific} for algo, solution in self.rivals
+                {"name": algo.name, "solution": solution, "specific": algo.specific, "setup": algo.setup}
+                for algo, solution in self.rivals
             ],
             "turns": {uuid: list(names) for uuid, names in self.turns.items()},
             "timing": {"tiers": list(self.tiers), "plan": self.plan, "fallback": self.fallback},
             "strict": self.strict,
             "sandbox": self.sandbox,
+            "in_place": self.in_place,
             "profile": self.profile,
         }
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["COPY", "FLOORS", "Document", "dumps", "load", "open_document"]
 
 SCHEMA = 2
+_CALL = ("uuid", "index", "axes", "origin", "stress")  # what a record keeps of a workload
 
 
 @dataclass
@@ -92,7 +93,7 @@ class Document:
         self, job: Job, record: dict[str, Any], env: dict[str, Any] | None = None, *, save: bool = True
     ) -> dict[str, Any]:
         """Add what a worker said of one measurement, with the algo and its origin, and save."""
-        workload = {k: v for k, v in record.get("workload", {}).items() if k in ("uuid", "index", "axes", "origin")}
+        workload = {k: v for k, v in record.get("workload", {}).items() if k in _CALL}
         sources = {algo.name: solution for algo, solution in job.rivals}
         algos = {algo.name: algo for algo, _ in job.rivals}
         if job.algo:
@@ -107,6 +108,10 @@ class Document:
             "tier": None,
         } | ({"gpu": job.gpu.to_json()} if job.gpu else {})
         whole = head | record | {"algo": algo, "workload": workload or None}
+        if job.in_place:
+            whole["in_place"] = True
+        if algo in algos and algos[algo].setup:
+            whole["setup"] = algos[algo].setup
         if job.added:
             whole["added"] = True
         whole |= tuned.used(algos.get(algo), sources.get(algo), env or {})

@@ -13,6 +13,7 @@ from . import files, paths
 from .errors import UsageError, one_line, unknown
 from .expression import condition
 from .parsing import Fields, read_toml
+from .stress import Family, families
 
 LANGUAGES = ("python", "triton", "cpp", "cuda")
 # Where an algo can run: `interpreter` is Triton's, on a CPU, good for checks and never timed.
@@ -48,6 +49,8 @@ class Op:
     baseline: str | None  # the algo that the contest ranks against
     linear_in: tuple[str, ...]  # inputs whose joint negation negates every output
     label: str  # how a workload is called in a table: "B={batch_size}"
+    in_place: dict[str, str] = field(default_factory=dict)  # output -> the input that it may overwrite
+    stress: dict[str, Family] = field(default_factory=dict)  # name -> inputs that are hard: `gdn run --stress`
 
     @property
     def var_axes(self) -> tuple[str, ...]:
@@ -89,6 +92,7 @@ class Algo:
     capability: str | None = None  # the least CUDA compute capability
     specific: bool = False  # built for its GPU's own features (sm_90a), not for what later GPUs have too (sm_90)
     after: str | None = None  # the rung below it
+    setup: str | None = None  # "file.py::name": work that is done once for the inputs, and not timed
     solution: dict[str, Any] | None = None  # a packed file's content, as it was read
 
     @property
@@ -126,6 +130,12 @@ def read_algo(path: Path, op: str) -> Algo:
         raise f.wrong("devices", f"at least one of {', '.join(MODES)}", [])
     if "interpreter" in modes and language != "triton":
         raise f.wrong("devices", "'interpreter' only where language is triton", list(modes))
+    setup = f.take("setup", str, None)
+    if setup is not None:
+        file, _, symbol = setup.partition("::")
+        there = is_source(path.parent / file, path.parent) or file in [shared.name for shared in shares]
+        if language not in ("python", "triton") or not (there and file.endswith(".py") and symbol.isidentifier()):
+            raise f.wrong("setup", "'file.py::function', a Python algo's file of this folder or one it shares", setup)
     packages, provenance = f.take("packages", dict, {}), f.take("provenance", dict)
     for table, values in (("packages", packages), ("provenance", provenance)):
         for key, value in values.items():
@@ -151,6 +161,7 @@ def read_algo(path: Path, op: str) -> Algo:
         capability=capability,
         specific=f.take("specific", bool, False),
         after=f.take("after", str, None),
+        setup=setup,
     )
     f.done()
     return algo
@@ -246,13 +257,19 @@ def read_op(path: Path) -> Op:
     tolerance = f.take("tolerance", dict)
     if set(tolerance) != set(outputs) or not all(isinstance(v, float) and v > 0 for v in tolerance.values()):
         raise f.wrong("tolerance", f"a positive number for each of {', '.join(outputs)}", tolerance)
+    in_place = f.take("in_place", dict, {})
+    inputs = specs("inputs")
+    for name, source in in_place.items():
+        pair = outputs.get(name), inputs.get(source) if isinstance(source, str) else None
+        if None in pair or pair[0] != pair[1]:
+            raise f.wrong(f"in_place.{name}", "output = 'input', both of one shape and dtype", source)
     op = Op(
         name=path.stem,
         definition=f.take("definition", str),
         op_type=f.take("op_type", str),
         summary=f.take("summary", str),
         axes=axes,
-        inputs=specs("inputs"),
+        inputs=inputs,
         outputs=outputs,
         constraints=f.texts("constraints", ()),
         tags=f.texts("tags", ()),
@@ -261,6 +278,8 @@ def read_op(path: Path) -> Op:
         baseline=f.take("baseline", str, None),
         linear_in=f.texts("linear_in"),
         label=f.take("label", str),
+        in_place=in_place,
+        stress=families(path, f.take("stress", dict, {}), axes),
     )
     for name in op.linear_in:
         if name not in op.inputs:

@@ -11,7 +11,6 @@ The process may die of what it runs; whoever started it (jobs.py, Modal, a clust
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -21,9 +20,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
+
 from .errors import GdnError, one_line
 from .isolation import process
 from .registry import Op, TensorSpec
+from .stress import Family
 from .workloads import Workload
 
 SCHEMA = 2
@@ -120,7 +122,7 @@ def _imports(mode: str) -> None:
 
 
 def op_to_json(op: Op) -> dict[str, Any]:
-    return dataclasses.asdict(op)
+    return msgspec.to_builtins(op)
 
 
 def op_from_json(d: dict[str, Any]) -> Op:
@@ -130,6 +132,7 @@ def op_from_json(d: dict[str, Any]) -> Op:
         }
 
     fields = d | {key: specs(d[key]) for key in ("inputs", "outputs")}
+    fields["stress"] = msgspec.convert(d.get("stress", {}), dict[str, Family])
     return Op(**(fields | {key: tuple(d[key]) for key in ("constraints", "tags", "linear_in")}))
 
 

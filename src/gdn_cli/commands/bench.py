@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -21,6 +22,11 @@ def run(
     n: o.First = None,
     preset: o.PresetName = None,
     dataset: o.Dataset = None,
+    stress: Annotated[
+        bool,
+        typer.Option("--stress", help="Hard inputs of the op's config, in place of workloads; --workload names some."),
+    ] = False,
+    in_place: o.InPlace = False,
     strict: o.Strict = False,
     sandbox: o.Sandbox = False,
     gpus: o.Gpus = None,
@@ -49,6 +55,7 @@ def bench(
     l2: o.L2 = "cold",
     target: o.Target = None,
     seconds: o.Seconds = None,
+    in_place: o.InPlace = False,
     strict: o.Strict = False,
     sandbox: o.Sandbox = False,
     gpus: o.Gpus = None,
@@ -107,6 +114,8 @@ def carry_out(
     sandbox: bool = False,
     gpus: str | None = None,
     official: bool = False,
+    stress: bool = False,
+    in_place: bool = False,
     elsewhere: Any = None,
 ) -> int:
     """Run, show and keep a campaign; returns the exit code.
@@ -116,24 +125,38 @@ def carry_out(
     """
     from .. import campaign, machine, records, registry, running
 
+    if stress and (preset or dataset):
+        raise errors.UsageError(
+            f"--stress and {'--preset' if preset else '--dataset'} exclude each other",
+            hint="--workload NAME chooses among the hard inputs",
+        )
     tiers, overrides = o.timing(tier=tier, l2=l2, target=target, seconds=seconds, device=device, timeout=timeout)
     chosen, device = o.gpus(gpus, device)
     place = elsewhere.place if elsewhere else partial(machine.place, among=chosen)
-    preset, loaded = o.official(preset) if official else o.preset(preset, workload, n, dataset)
+    if official:
+        preset, loaded = o.official(preset)
+    else:
+        preset, loaded = (None, None) if stress else o.preset(preset, workload, n, dataset)
     known = registry.load(algos)
     if command == "floor":
         entries, named = campaign.anywhere(known, op, device), False
     else:
         timed = command == "bench"
         entries, named = campaign.choose(known, algo, op, solutions or [], device, timed=timed, place=place)
+    if in_place:
+        entries = campaign.overwriting(known, entries, named)
     parts = campaign.parts(
-        known, entries, chosen=workload or [], first=n, preset=loaded, dataset=dataset, overrides=overrides
-    )
-    settings = campaign.Settings(command, dataset, tiers, strict, timeout, chosen, place, sandbox)
+        known, entries, chosen=workload or [], first=n, preset=loaded, dataset=dataset, overrides=overrides,
+        stress=stress,
+    )  # fmt: skip
+    if in_place:  # the contest's rules are another call's
+        parts = [replace(part, scored=False) for part in parts]
+    elif command == "bench":
+        parts = campaign.unscored(parts, named)
+    settings = campaign.Settings(command, dataset, tiers, strict, timeout, chosen, place, sandbox, in_place)
     plan = campaign.prepare(known, parts, settings)
     options = {"workload": workload, "n": n, "preset": preset, "dataset": bool(dataset), "tier": tier, "l2": l2}
-    if gpus:
-        options["gpus"] = gpus
+    options |= {key: value for key, value in (("gpus", gpus), ("stress", stress), ("in_place", in_place)) if value}
     name = {"check": "run", "floor": "floors"}.get(command, command)
     document = records.open_document(name, options, out)
     if elsewhere:
@@ -145,6 +168,10 @@ def carry_out(
         """What is only known of all records together."""
         if elsewhere:
             elsewhere.finish(document)
+        if stress:
+            from .. import stress as hard
+
+            document.more["largest"] = hard.largest(document.records)
         for part in parts if command == "bench" else ():
             if part.scored:
                 from .. import score

@@ -11,6 +11,9 @@ from .. import errors
 from . import options as o
 from .bench import perform
 
+# what of a document is only known of all records together
+_ADDED = ("comparisons", "overall", "warnings", "best_peers", "best_peers_overall")
+
 
 def compare(
     names: Annotated[
@@ -29,6 +32,7 @@ def compare(
         typer.Option("--target", metavar="X", help="Sample until the ratio is known to this share (0.005)."),
     ] = None,
     seconds: o.Seconds = None,
+    in_place: o.InPlace = False,
     strict: o.Strict = False,
     sandbox: o.Sandbox = False,
     threshold: Annotated[
@@ -48,7 +52,8 @@ def compare(
 
     A is the baseline. A file of records (`gdn bench --out FILE`) may stand for A: FILE, or FILE:ALGO.
     """
-    from .. import campaign, comparison, paired, records, registry, running
+    from .. import campaign, comparison, paired, peers, records, registry, running
+    from ..report import gather
 
     tiers, overrides = o.timing(tier=tier, l2=l2, target=target, seconds=seconds, device=device, timeout=timeout)
     if gate is not None and not 0 < gate < 100:
@@ -59,6 +64,8 @@ def compare(
     entries = campaign.rivals(known, live, op, device)
     if len(entries) + bool(saved) < 2:
         raise errors.UsageError("one algo is nothing to compare", hint="gdn compare A B, or gdn compare RECORDS.json B")
+    if in_place:
+        entries = campaign.overwriting(known, entries, named=True)
     # a preset's counts are a judge's; a comparison samples until the ratio is known
     overrides = {"seconds": 2.0, "target": paired.THRESHOLD, "iterations": None} | {
         k: v for k, v in overrides.items() if v
@@ -67,17 +74,19 @@ def compare(
         known, entries, chosen=workload or [], first=n, preset=loaded, dataset=dataset, overrides=overrides
     )
     plan = campaign.prepare(
-        known, parts, campaign.Settings("compare", dataset, tiers, strict, timeout, sandbox=sandbox)
+        known, parts, campaign.Settings("compare", dataset, tiers, strict, timeout, sandbox=sandbox, in_place=in_place)
     )
     o.trust([Path(name) for name in live if name.endswith(".json")], sandbox)
     chosen = {"names": names, "workload": workload, "n": n, "preset": preset, "tier": tier, "l2": l2}
+    if in_place:
+        chosen["in_place"] = True
     base: dict[str, Any] = {}
     if saved:
         file, algo = saved
         base = records.load(file)
         timed_in = {tier for job in plan.jobs for tier in job.tiers}
         ours = [e.algo.name for e in entries]
-        algo = comparison.check_saved(base, file.name, parts[0].op.name, ours, algo, timed_in)
+        algo = comparison.check_saved(base, file.name, parts[0].op.name, ours, algo, timed_in, in_place)
     document = records.open_document("compare", chosen | {"threshold": threshold, "gate": gate}, out)
 
     def finish() -> None:
@@ -86,7 +95,8 @@ def compare(
             comparison.against(whole, base, file.name, algo, threshold)
         else:
             comparison.between(whole, {part.op.name: part.entries[0].algo.name for part in parts}, threshold)
-        document.more |= {key: whole[key] for key in ("comparisons", "overall", "warnings") if key in whole}
+            peers.best(whole, lambda op, algo: gather.ladder(known, op).peer(algo))
+        document.more |= {key: whole[key] for key in _ADDED if key in whole}
 
     perform(plan, document, known, json, finish)
     raise typer.Exit(document.exit_code(_code(running.exit_code(document, True), document, gate)))

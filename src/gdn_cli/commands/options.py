@@ -32,7 +32,8 @@ Workloads = Annotated[
 ]
 First = Annotated[Optional[int], typer.Option("-n", metavar="N", min=1, help="The first N workloads of the selection.")]
 PresetName = Annotated[
-    Optional[str], typer.Option("--preset", metavar="NAME", help="quick, contest or sweep (configs/presets.toml).")
+    Optional[str],
+    typer.Option("--preset", metavar="NAME", help="One of configs/presets.toml: quick, contest, sweep, peers."),
 ]
 Dataset = Annotated[
     Optional[Path],
@@ -62,6 +63,10 @@ Sandbox = Annotated[
     typer.Option(
         "--sandbox", help="Run the algos' code in bubblewrap: no network, no home, read-only but for its own folder."
     ),
+]
+InPlace = Annotated[
+    bool,
+    typer.Option("--in-place", help="Outputs overwrite the inputs that the op says they may: decode's state."),
 ]
 Target = Annotated[
     Optional[float],

@@ -30,6 +30,7 @@ def tune(
         Optional[float],
         typer.Option("--seconds", min=0.01, help="How long to sample the final of each workload at most (1)."),
     ] = None,
+    in_place: o.InPlace = False,
     gpus: Annotated[
         Optional[str],
         typer.Option(
@@ -70,6 +71,8 @@ def tune(
     preset, loaded = o.preset(preset, workload, n, dataset)
     known = registry.load(algos)
     entries = campaign.rivals(known, [algo], op, device, partial(machine.place, among=chosen_gpus))
+    if in_place:
+        entries = campaign.overwriting(known, entries, named=True)
     part = campaign.parts(
         known, entries, chosen=workload or [], first=n, preset=loaded, dataset=dataset, overrides={}
     )[0]  # fmt: skip
@@ -84,7 +87,9 @@ def tune(
     if len(chosen) > 1:
         raise errors.UsageError(f"tune takes one tier, not {', '.join(chosen)}", hint=f"--tier {chosen[0]}")
     own = {key: overrides[key] for key in ("seconds", "target") if key in overrides}
-    settings = tuning.Settings(chosen[0], l2, dataset=dataset, timeout_s=timeout, fresh=fresh, gpus=chosen_gpus, **own)
+    settings = tuning.Settings(
+        chosen[0], l2, dataset=dataset, timeout_s=timeout, fresh=fresh, gpus=chosen_gpus, in_place=in_place, **own
+    )
     failed = None
     with tuning.alone(plan.algo, report.say):
         with report.progress() as progress:

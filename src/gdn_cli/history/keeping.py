@@ -88,6 +88,8 @@ def series(document: dict[str, Any]) -> list[Series]:
         only = tiers.get(mode, set())
         tier = timing.get("tier") or r.get("tier") or (next(iter(only)) if len(only) == 1 else None)
         l2 = timing.get("l2", l2s.get((mode, tier), options.get("l2") if mode == "cuda" and tier else None))
+        if r.get("in_place") and tier:  # another call: its times are compared with none of the usual one
+            tier = f"{tier}, in place"
         key = (r["op"], r["algo"], r.get("source_hash"), mode, tier, l2, (records.place(r),) if mode else ())
         found.setdefault(key, Series(*key)).records.append(r)
     return _joined(list(found.values()), document.get("environments") or {})

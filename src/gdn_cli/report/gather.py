@@ -115,9 +115,13 @@ class Measurement:
         return workload.get("uuid") or repr(sorted(self.axes.items()))
 
     @property
+    def in_place(self) -> bool:
+        return bool(self.record.get("in_place"))
+
+    @property
     def case(self) -> tuple:
         """The same call on the same device, whatever the tier."""
-        return self.op, self.algo, self.mode, self.device, self.workload
+        return self.op, self.algo, self.mode, self.device, self.workload, self.in_place
 
     @property
     def key(self) -> tuple:
@@ -154,6 +158,7 @@ class Group:
     tier: str
     l2: str | None
     known: Op | None  # the op, where this installation knows it
+    in_place: bool = False  # whether outputs overwrote inputs
     measured: list[Measurement] = field(default_factory=list)
     algos: list[str] = field(default_factory=list)  # floors, the ladder from its lowest rung, unknown ones, peers
     # floors of the machine, whatever the workload: an empty launch, a large copy
@@ -214,7 +219,8 @@ class Group:
     @property
     def how(self) -> str:
         """cupti, L2 cold."""
-        return f"{self.tier}, L2 {self.l2}" if self.l2 else self.tier
+        l2 = f", L2 {self.l2}" if self.l2 else ""
+        return f"{self.tier}{l2}{', in place' if self.in_place else ''}"
 
 
 @dataclass
@@ -397,12 +403,16 @@ def _groups(kept: list[Measurement], registry: Registry, algos: tuple[str, ...])
     groups: dict[tuple, Group] = {}
     for m in kept:
         if m.tier and m.timing:
-            key = m.op, m.device, m.tier, m.l2
-            groups.setdefault(key, Group(*key, known=registry.ops.get(m.op)))
+            key = m.op, m.device, m.tier, m.l2, m.in_place
+            groups.setdefault(key, Group(*key[:4], known=registry.ops.get(m.op), in_place=m.in_place))
     for m in kept:
-        for (op, device, tier, l2), group in groups.items():
+        for (op, device, tier, l2, in_place), group in groups.items():
             # a failure that no tier is named for is one in all of them
-            if (op, device) != (m.op, m.device) or (m.tier, m.l2) != (tier, l2) and (m.tier or m.passed):
+            if (
+                (op, device, in_place) != (m.op, m.device, m.in_place)
+                or (m.tier, m.l2) != (tier, l2)
+                and (m.tier or m.passed)
+            ):
                 continue
             if m.passed and not m.timing:
                 continue
@@ -425,7 +435,7 @@ def _groups(kept: list[Measurement], registry: Registry, algos: tuple[str, ...])
         groups.values(),
         key=lambda g: (
             ops.index(g.op), devices.index(g.device),
-            ranks.index(g.tier) if g.tier in ranks else len(ranks), g.l2 != "cold",
+            ranks.index(g.tier) if g.tier in ranks else len(ranks), g.l2 != "cold", g.in_place,
         ),
     )  # fmt: skip
 

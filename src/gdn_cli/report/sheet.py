@@ -17,7 +17,7 @@ _TIMING = (
 _FIELDS = (
     "file", "time", "commit", "op", "algo", "source_hash", "mode", "device", "driver", "max_sm_clock_mhz", "tier", "l2",
     "workload", "index", "label", "status", "reason", *_TIMING, "bytes_moved", "over_floor", "speedup", "doubts", "how",
-    "backend",
+    "backend", "in_place", "setup",
 )  # fmt: skip
 
 
@@ -50,6 +50,7 @@ def sheet(book: Book) -> str:
             "over_floor": m.median_us / floor if floor else None,
             "speedup": reference / m.median_us if reference and m.algo != COPY else None,
             "doubts": "; ".join(map(str, r.get("doubts") or [])), "how": r.get("how"), "backend": r.get("backend"),
+            "in_place": m.in_place, "setup": r.get("setup"),
             **{f"axis_{a}": m.axes.get(a) for a in axes}, **{f"error_{n}": _errors(m).get(n) for n in outputs},
         }  # fmt: skip
         writer.writerow([csv_cell(row[name]) for name in head])

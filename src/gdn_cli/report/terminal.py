@@ -19,6 +19,7 @@ from ..environment import device
 from ..records import COPY, FLOORS, environment_of
 from ..registry import Op, Registry
 from ..timing import TIERS
+from . import side_by_side
 from .screen import block, console, new_table, say, show_json, styled
 
 # --- gdn list ---------------------------------------------------------------------------------------------------
@@ -32,8 +33,9 @@ def show_list(rows: list[dict[str, Any]], broken: list[dict[str, Any]], as_json:
         table = new_table(["<algo", "<language", "<runs on", "here"])
         for r in rows:
             if r["op"] == op:
-                yes = ("yes", "green"), f", on {r['here']}"
-                here = styled(*yes) if r["here"] else styled(("no", "yellow"), f": {r['reason']}")
+                setup = "; setup not timed" if r["setup"] else ""
+                yes = ("yes", "green"), f", on {r['here']}{setup}"
+                here = styled(*yes) if r["here"] else styled(("no", "yellow"), f": {r['reason']}{setup}")
                 table.add_row(r["algo"], r["language"], ", ".join(r["devices"]), here)
         out.print(styled((op, "bold")), table, "", sep="\n")
     for b in broken:
@@ -268,6 +270,11 @@ def _turns_tables(op: Op, rows: list[Row], document: dict[str, Any]) -> Titled:
 
 
 def _compare_tables(op: Op, rows: list[Row], document: dict[str, Any]) -> Titled:
+    for tier in dict.fromkeys(row.tier for row in rows if row.median_us is not None):
+        mine = [row for row in rows if row.tier == tier]
+        if len({row.algo for row in mine}) > 2:
+            cells = {(r.algo, r.label): _failed_word(r) if r.median_us is None else _us(r.median_us) for r in mine}
+            yield _title(op.name, mine, document), side_by_side.times(op, tier, cells, document)
     yield from _turns_tables(op, rows, document)
     if failed := [row for row in rows if row.median_us is None]:
         table = new_table(["<workload", "<algo", "<verdict"])
@@ -279,6 +286,10 @@ def _compare_tables(op: Op, rows: list[Row], document: dict[str, Any]) -> Titled
 def _verdict(comparison: dict[str, Any]) -> Text:
     style = {"FASTER": "green", "SLOWER": "red"}.get(comparison["verdict"], "dim")
     return styled((verdict(comparison), "yellow" if comparison.get("doubted") else style))
+
+
+def _failed_word(row: Row) -> str:
+    return row.failed["status"].replace("_", " ") if row.failed else "-"
 
 
 def _failed(record: dict[str, Any]) -> Text:
@@ -302,6 +313,8 @@ def _title(op: str, rows: list[Row], document: dict[str, Any]) -> str:
     l2 = sorted({r["timing"]["l2"] for row in rows for r in row.records if r.get("timing")} - {None})
     if tiers:
         parts.append(f"tier {tiers}" + (f", L2 {'/'.join(l2)}" if l2 else ""))
+    if any(r.get("in_place") for row in rows for r in row.records):
+        parts.append("in place")
     return " | ".join(parts)
 
 
@@ -317,6 +330,11 @@ def _us(value: float) -> str:
 
 
 def _check_tables(op: Op, rows: list[Row], document: dict[str, Any]) -> Titled:
+    records = [r for row in rows for r in row.records]
+    if any((r["workload"] or {}).get("stress") for r in records):
+        for what, table in side_by_side.errors(op, records):
+            yield f"{_title(op.name, rows, document)} | hard inputs, {what}", table
+        return
     yield _title(op.name, rows, document), _check_table(op, rows)
 
 
@@ -408,7 +426,9 @@ def _footnotes(out: Console, document: dict[str, Any]) -> None:
         note("dim", "backend:", ", ".join(f"{algo} ran {name}" for algo, name in sorted(backends)))
     if document["command"] == "run" and document["records"]:
         note("dim", "numbers:", "the largest relative Frobenius error of each output, against float64")
-        note("dim", "passed:", "by the contest's rule, within these limits, inputs left alone")
+        hard = any((r["workload"] or {}).get("stress") for r in document["records"])
+        rule = "within the limits on its right" if hard else "by the contest's rule, within these limits"
+        note("dim", "passed:", f"{rule}, inputs left alone")
     _legend(document, note)
 
 

@@ -61,6 +61,7 @@ def _show_result(out: Console, document: dict[str, Any], op: Op) -> None:
     several = [">GPU"] if len(gpus) > 1 else []
     where = result["gpu"] + (f" (GPU {', '.join(map(str, gpus))})" if several else "")
     title = f"{op.name}/{document['algo']} | {where} | tier {result['tier']}{l2}"
+    title += " | in place" if result.get("in_place") else ""
     out.print(styled((title, "bold")), soft_wrap=True)
     table = new_table(["<workload", *several, "<chosen", ">time", ">to second", "<99 % interval", "second"])
     near = False

@@ -11,7 +11,7 @@ from .. import build
 from ..isolation import client
 from ..timing import floor
 from ..workloads import Workload
-from .common import BuildFailed, Case, built, each_tier, forget, guarded, judged, runner_of, smallest, stale
+from .common import BuildFailed, Case, built, each_tier, forget, guarded, judged, marked, runner_of, smallest, stale
 
 
 def compare(request: dict, reply: dict) -> Iterator[dict]:
@@ -182,7 +182,9 @@ class _Field:
             wrong = {"tier": tier, "status": "wrong", "reason": f"probe timer: replaced {', '.join(replaced[:3])}"}
             return [verdicts[name] | wrong for name in right]
         return [
-            verdicts[name] | client.measured(found) | {"rounds_us": [client.number(us) for us in samples]}
+            verdicts[name]
+            | marked(client.measured(found), right[name])
+            | {"rounds_us": [client.number(us) for us in samples]}
             for name, found, samples in zip(right, said["records"], said["rounds"], strict=True)
         ]
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .. import build, check, dataset, errors, profilers
+from .. import build, check, dataset, errors, prepared, profilers
 from ..timing import Subject, floor
 from ..workloads import Workload
 from .common import BuildFailed, Case, built, guarded, judged, runner_of
@@ -29,7 +29,8 @@ class Target:
         """The algo in this process, which is the one that the tool looks at: nothing here gives a verdict."""
         specific = self.request.get("specific", False) and self.mode == "cuda"
         try:
-            return build.build(self.definition, self.solution, specific=specific)
+            kernel = build.build(self.definition, self.solution, specific=specific)
+            return prepared.of(kernel, self.request.get("setup"))
         except build.BuildFailed as e:
             raise BuildFailed(str(e), code=errors.MISSING if e.missing else errors.FAILED) from None
 

@@ -13,7 +13,7 @@ from .. import build, check
 from ..isolation import client
 from ..timing import floor
 from ..workloads import Workload
-from .common import Case, built, each_tier, forget, guarded, judged, runner_of, smallest, stale
+from .common import Case, built, each_tier, forget, guarded, judged, marked, runner_of, smallest, stale
 
 
 def algo(request: dict, reply: dict) -> Iterator[dict]:
@@ -54,7 +54,7 @@ _IN_PLACE = ("wall", "events", "cupti")  # tiers whose last call writes the very
 
 def timed(request: dict, tier: str, case: Case, kernel: client.Kernel, outputs: list) -> dict[str, Any]:
     """One tier's part of a record: what the runner measured, and what can be held against it from outside."""
-    kernel.push([*case.inputs, *map(check.poison, outputs)])
+    kernel.push([*case.inputs, *case.poison(outputs)])
     gpu = request["mode"] == "cuda"
     if gpu:
         torch.cuda.empty_cache()  # the runner needs the room
@@ -66,13 +66,17 @@ def timed(request: dict, tier: str, case: Case, kernel: client.Kernel, outputs: 
         return {"tier": tier, "status": "wrong", "reason": f"probe timer: replaced {', '.join(replaced[:3])}"}
     if "timing" not in found:
         return found
+    marked(found, kernel)
     if kernel.destination_passing and found["tier"] in _IN_PLACE:
-        kernel.pull(outputs)
-        verdict = check.results(case.op, case.axes, outputs, case.right)
+        with case.kept():
+            kernel.pull(outputs)
+            verdict = check.results(case.op, case.axes, outputs, case.right)
         if not verdict.passed:
             reason = f"right when it was checked, wrong while it was timed: {verdict.reason}"
             return {"tier": tier, "status": "wrong", "reason": reason, "check": verdict.to_json()}
-    if tier == "wall" and (doubt := _outside(kernel, case.inputs, outputs, found["timing"]["median_us"])):
+    if tier != "wall" or kernel.setup:  # a clock outside would time the setup as well
+        return found
+    if doubt := _outside(kernel, case.inputs, outputs, found["timing"]["median_us"]):
         found["doubts"] = [*found["doubts"], doubt]
     return found
 

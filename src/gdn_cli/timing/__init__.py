@@ -40,16 +40,17 @@ class Tier:
     floors: bool = True
     host: bool = False
     moves: bool = False
+    restores: bool = False  # can put back what a call overwrites (`--in-place`) before the next one, untimed, L2 cold
 
 
 # in the order of `--tier all`; the first that fits a mode is the default there
 TIERS = {
-    "cupti": Tier("cuda", ("cold", "warm"), moves=True),
-    "events": Tier("cuda", ("cold", "warm"), host=True, moves=True),
+    "cupti": Tier("cuda", ("cold", "warm"), moves=True, restores=True),
+    "events": Tier("cuda", ("cold", "warm"), host=True, moves=True, restores=True),
     "graph": Tier("cuda", ("cold", "warm")),
     "nvbench": Tier("cuda", ("cold",), interleaves=False),
     "fib": Tier("cuda", ("cold",), interleaves=False, floors=False, host=True),
-    "wall": Tier("cpu", host=True),
+    "wall": Tier("cpu", host=True, restores=True),
 }
 
 
@@ -83,7 +84,8 @@ class Plan:
 class Subject:
     """What is timed: a call on buffers of its own.
 
-    `kernel` is the build.Kernel behind the call, None for a floor; `refresh` puts other values into the inputs.
+    `kernel` is the build.Kernel behind the call, None for a floor; `refresh` puts other values into the inputs, or back
+    those that the last call overwrote, in place.
     """
 
     call: Callable[[], Any]
@@ -99,9 +101,15 @@ class Subject:
         """A built solution on these buffers."""
 
         def bind(inputs: list[Any], outputs: list[Any]) -> Callable[[], Any]:
-            return lambda: kernel(inputs, outputs)
+            return bound(kernel, inputs, outputs)
 
+        more.setdefault("refresh", restoring(inputs, outputs))
         return cls(bind(inputs, outputs), inputs, outputs, kernel, rebuild=bind, **more)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether a call overwrites one of its inputs."""
+        return bool(overwritten(self.inputs, self.outputs))
 
     @property
     def nbytes(self) -> int:
@@ -110,12 +118,41 @@ class Subject:
 
     def copy(self, least: int = 0) -> Subject:
         """The same call with equal values, on buffers of its own where they have `least` bytes and more."""
+        if self.in_place and self.refresh:
+            self.refresh()
+        copies: dict[int, Any] = {}  # an output that is an input too stays one
 
         def own(x: Any) -> Any:
-            return x.clone() if hasattr(x, "clone") and x.nbytes >= least else x
+            if not hasattr(x, "clone") or x.nbytes < least:
+                return x
+            if id(x) not in copies:
+                copies[id(x)] = x.clone()
+            return copies[id(x)]
 
         inputs, outputs = ([own(x) for x in values] for values in (self.inputs, self.outputs))
-        return replace(self, call=self.rebuild(inputs, outputs), inputs=inputs, outputs=outputs, refresh=None)
+        refresh = restoring(inputs, outputs)
+        return replace(self, call=self.rebuild(inputs, outputs), inputs=inputs, outputs=outputs, refresh=refresh)
+
+
+def bound(kernel: Any, inputs: list[Any], outputs: list[Any]) -> Callable[[], Any]:
+    """A kernel's call on these buffers; what it does once for the inputs (prepared.py) is done here, and not in it."""
+    return kernel.bind(inputs, outputs) if hasattr(kernel, "bind") else lambda: kernel(inputs, outputs)
+
+
+def overwritten(inputs: list[Any], outputs: list[Any]) -> list[Any]:
+    """The inputs that are outputs as well."""
+    return [x for x in inputs if any(x is y for y in outputs)]
+
+
+def restoring(inputs: list[Any], outputs: list[Any]) -> Callable[[], None] | None:
+    """What puts back the inputs that a call overwrites, as they are now; None where it overwrites none."""
+    kept = [(x, x.clone()) for x in overwritten(inputs, outputs)]
+
+    def restore() -> None:
+        for x, was in kept:
+            x.copy_(was)
+
+    return restore if kept else None
 
 
 class Sample(NamedTuple):
@@ -222,7 +259,7 @@ class Warmed:
 
 def measure(tier: str, subject: Subject, plan: Plan, watch: Watch = lambda: None) -> Timing:
     """Time one subject in a tier. Raises TierUnavailable, with what to install."""
-    module = _module(tier, plan)
+    module = _module(tier, plan, [subject])
     began = time.perf_counter()
     if not hasattr(module, "Sampler"):  # a tier with a loop of its own
         timed = module.measure(subject, plan)
@@ -261,7 +298,7 @@ def _places(subject: Subject, plan: Plan) -> list[Subject]:
     with fresh values, which are in one set of buffers only. What is small stays: some kernels plan by the identity of
     a tensor of lengths.
     """
-    if plan.iterations or subject.refresh or not subject.rebuild:
+    if plan.iterations or (subject.refresh and not subject.in_place) or not subject.rebuild:
         return [subject]
     large = sum(x.nbytes for x in [*subject.inputs, *subject.outputs] if getattr(x, "nbytes", 0) >= _PAGE)
     if not large or large * (_PLACES - 1) > _ROOM * _free_bytes():
@@ -301,7 +338,7 @@ def interleave(
         able = ", ".join(name for name, t in TIERS.items() if t.interleaves and t.mode == TIERS[tier].mode)
         raise TierUnavailable(f"calls of several algos cannot take turns in it; {able} can")
     began = time.perf_counter()
-    sampler = _module(tier, plan).Sampler(subjects, plan)
+    sampler = _module(tier, plan, subjects).Sampler(subjects, plan)
     turns = _turns(len(subjects))
 
     def take(count: int) -> list[Row]:
@@ -344,7 +381,10 @@ def _turns(count: int) -> Iterator[list[int]]:
         yield back + there
 
 
-def _module(tier: str, plan: Plan) -> Any:
+def _module(tier: str, plan: Plan, subjects: list[Subject]) -> Any:
+    if not TIERS[tier].restores and any(subject.in_place for subject in subjects):
+        able = ", ".join(name for name, t in TIERS.items() if t.restores and t.mode == TIERS[tier].mode)
+        raise TierUnavailable(f"it cannot put back what a call overwrites in place before the next one; {able} can")
     states = TIERS[tier].l2
     if states and plan.l2 not in states:
         raise TierUnavailable(f"it times with L2 {' or '.join(states)} only; use --l2 {states[0]}")
