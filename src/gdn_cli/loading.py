@@ -99,8 +99,8 @@ def _built(algo: Algo, op: Op, definition: dict[str, Any], solution: dict[str, A
     wanted = jobs.environ(jobs.Job("check", op, definition, solution, place.mode, ()))
     with _environment({name: wanted[name] for name in _FOR_BUILDING if name in wanted}):
         try:
-            kernel = build.build(definition, solution, specific=algo.specific and place.mode == "cuda")
-            return prepared.of(kernel, algo.setup)
+            specific = algo.specific and place.mode == "cuda"
+            return prepared.built(definition, solution, algo.setup, specific=specific)
         except build.BuildFailed as e:
             raise (MissingError if e.missing else GdnError)(f"{algo.full_name} does not build: {e}") from None
 

@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from . import build
 from .build import BuildFailed, Kernel
 from .errors import one_line
 
@@ -17,41 +18,49 @@ NOTE = "setup not timed"
 
 
 class Prepared(Kernel):
-    """A built solution with its setup in front."""
+    """A built solution whose entry point is its setup, with what is to be called behind that."""
 
-    def __init__(self, kernel: Kernel, setup: str) -> None:
+    def __init__(self, kernel: Kernel, entry_point: str, destination_passing: bool) -> None:
         super().__init__(kernel.runnable)
-        file, _, symbol = setup.partition("::")
+        self.destination_passing = destination_passing
+        file, _, symbol = entry_point.partition("::")
         try:
-            module = importlib.import_module(f"{self.module.__package__}.{file.removesuffix('.py')}")
+            self.module = importlib.import_module(f"{self.module.__package__}.{file.removesuffix('.py')}")
         except Exception as e:  # whatever its code does
-            raise BuildFailed(f"setup {setup}: {one_line(e)}", missing=isinstance(e, ModuleNotFoundError)) from None
-        if not callable(function := getattr(module, symbol, None)):
-            raise BuildFailed(f"setup {setup}: {file} has no function {symbol}")
-        self.setup, self.function = setup, function
+            raise BuildFailed(f"{file}: {one_line(e)}", missing=isinstance(e, ModuleNotFoundError)) from None
+        if not callable(entry := getattr(self.module, symbol, None)):
+            raise BuildFailed(f"{file} has no function {symbol}")
+        self.entry = entry
 
     def _ready(self, inputs: list) -> list:
         """What the entry point gets in place of the inputs."""
-        found = self.function(*inputs)
+        found = self.entry_point(*inputs)
         if not isinstance(found, (tuple, list)):
-            raise TypeError(f"setup {self.setup} returned {type(found).__name__}, expected a tuple")
+            raise TypeError(f"the setup returned {type(found).__name__}, expected a tuple")
         return list(found)
 
     def bind(self, inputs: list, outputs: list) -> Callable[[], Any]:
         """The call on these buffers alone, after its setup."""
-        ready, call = self._ready(inputs), super().__call__
-        return lambda: call(ready, outputs)
+        given = [*self._ready(inputs), *(outputs if self.destination_passing else [])]
+        return lambda: self.entry(*given)
 
     def __call__(self, inputs: list, outputs: list) -> None:
-        super().__call__(self._ready(inputs), outputs)
+        self.bind(inputs, outputs)()
 
     def returns(self, inputs: list) -> list:
-        return super().returns(self._ready(inputs))
+        result = self.entry(*self._ready(inputs))
+        return list(result) if isinstance(result, (tuple, list)) else [result]
 
     def backend(self, inputs: list) -> str | None:
         return super().backend(self._ready(inputs))
 
 
-def of(kernel: Kernel, setup: str | None) -> Kernel:
-    """The kernel with its setup, where it has one."""
-    return Prepared(kernel, setup) if setup else kernel
+def built(definition: dict[str, Any], solution: dict[str, Any], setup: str | None, *, specific: bool = False) -> Kernel:
+    """build.build, of an algo with a setup as well. flashinfer-bench's builder holds the arguments of an entry point
+    against the definition's, which are the setup's."""
+    if setup is None:
+        return build.build(definition, solution, specific=specific)
+    spec = solution["spec"]
+    first = solution | {"spec": spec | {"entry_point": setup, "destination_passing_style": False}}
+    kernel = build.build(definition, first, specific=specific)
+    return Prepared(kernel, spec["entry_point"], spec["destination_passing_style"])

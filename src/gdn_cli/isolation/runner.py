@@ -174,11 +174,11 @@ class Runner:
         prove: bool = False,
         setup: str | None = None,
     ) -> dict[str, Any]:
-        from .. import build, prepared, signature
+        from .. import prepared, signature
 
         self._remember()
         began = time.perf_counter()
-        kernel = prepared.of(build.build(definition, solution, specific=specific), setup)
+        kernel = prepared.built(definition, solution, setup, specific=specific)
         self.kernels[name] = kernel
         found: dict[str, Any] = {"destination_passing": kernel.destination_passing}
         found["build_s"] = time.perf_counter() - began

@@ -29,8 +29,8 @@ class Target:
         """The algo in this process, which is the one that the tool looks at: nothing here gives a verdict."""
         specific = self.request.get("specific", False) and self.mode == "cuda"
         try:
-            kernel = build.build(self.definition, self.solution, specific=specific)
-            return prepared.of(kernel, self.request.get("setup"))
+            setup = self.request.get("setup")
+            return prepared.built(self.definition, self.solution, setup, specific=specific)
         except build.BuildFailed as e:
             raise BuildFailed(str(e), code=errors.MISSING if e.missing else errors.FAILED) from None
 
