@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import helpers
 import pytest
 
-from gdn_cli import campaign, comparison, errors, records, registry
+from gdn_cli import campaign, comparison, errors, peers, records, registry
 from gdn_cli.commands import compare
 from gdn_cli.errors import UsageError
-from gdn_cli.report import terminal
+from gdn_cli.record_types import document_of
+from gdn_cli.report import gather, terminal
 from gdn_cli.timing import summarise
 
 REGISTRY = registry.load()
@@ -229,3 +230,52 @@ def test_records_are_read_back_whatever_their_age(tmp_path, compared):
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(UsageError, match=said):
             records.load(tmp_path / "bad.json")
+
+
+# --- the best peer ------------------------------------------------------------------------------------------------
+
+
+def with_peers() -> dict:
+    d = document(
+        record("cuda-v5", wave(2.0)), record("cuda-v4", wave(1.0)), record("fi-baseline", wave(3.0)),
+        record("fla-upstream", wave(2.5)),
+        record("cuda-v5", wave(2.0), "u2"), record("fi-baseline", wave(1.0), "u2"),
+        record("fla-upstream", wave(4.0), "u2", doubts=["noisy"]),
+    )  # fmt: skip
+    d["records"][4:] = [r | {"workload": r["workload"] | {"axes": {"batch_size": 8}}} for r in d["records"][4:]]
+    comparison.between(d, {"gdn_decode": "cuda-v5"}, 0.005)
+    peers.best(d, lambda op, algo: gather.ladder(REGISTRY, op).peer(algo))
+    return d
+
+
+def test_the_best_peer_is_the_fastest_that_is_no_rung():
+    d = with_peers()
+    found = {b["workload"]["uuid"]: b for b in d["best_peers"]}
+    assert {uuid: (b["algo"], b["peer"], b["doubted"]) for uuid, b in found.items()} == {
+        "u1": ("cuda-v5", "fla-upstream", False), "u2": ("cuda-v5", "fi-baseline", False),
+    }  # fmt: skip
+    assert found["u1"]["ratio"] == pytest.approx(1.25) and found["u1"]["us"] == pytest.approx(2.0)
+    assert found["u1"]["low"] <= found["u1"]["ratio"] <= found["u1"]["high"] and found["u1"]["peer_us"] == 2.5
+    (overall,) = d["best_peers_overall"]
+    assert overall["ratio"] == pytest.approx((1.25 * 0.5) ** 0.5)
+    assert (overall["workloads"], overall["least"], overall["slower"]) == (2, pytest.approx(0.5), 1)
+    document_of(d)  # as the types have it
+
+
+def test_among_rungs_alone_no_peer_is_named():
+    d = document(record("cuda-v5", wave(2.0)), record("cuda-v4", wave(1.0)))
+    comparison.between(d, {"gdn_decode": "cuda-v5"}, 0.005)
+    peers.best(d, lambda op, algo: gather.ladder(REGISTRY, op).peer(algo))
+    assert "best_peers" not in d
+
+
+def test_times_of_all_stand_side_by_side_with_the_best_peer(capsys, tmp_path):
+    d = with_peers()
+    terminal.show(d, REGISTRY, False, tmp_path / "out.json")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    head = next(i for i, line in enumerate(lines) if line[:2] == ["workload", "cuda-v5"])
+    assert lines[head][1:5] == ["cuda-v5", "cuda-v4", "fi-baseline", "fla-upstream"]
+    rows = {line[0]: line for line in lines[head + 1 : head + 5] if line}
+    assert rows["B=1"][1:9:2] == ["2.00", "1.00", "3.00", "2.50"] and rows["B=1"][9:11] == ["fla-upstream", "1.250x"]
+    assert rows["B=8"][3] == "-" and rows["B=8"][-5:-3] == ["fi-baseline", "0.500x"]
+    assert rows["all"][1] == "0.791x" and rows["all"][-5:] == ["0.500x,", "slower", "at", "1", "of", "2"][-5:]

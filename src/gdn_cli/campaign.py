@@ -185,7 +185,7 @@ def unscored(parts: list[Part], named: bool) -> list[Part]:
 def _without(entries: list[Entry], why_not: Callable[[Algo], str | None], hint: str, named: bool) -> list[Entry]:
     found = []
     for entry in entries:
-        why = why_not(entry.algo) if entry.place.mode else None
+        why = why_not(entry.algo) if named or entry.place.mode else None
         if why and named:
             raise UsageError(why, hint=hint)
         found.append(replace(entry, place=machine.Place(None, why, hint)) if why else entry)
