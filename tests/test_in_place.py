@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import helpers
 import pytest
 import torch
 
 from gdn_cli import campaign, check, comparison, machine, registry, score, timing
-from gdn_cli.commands import bench
 from gdn_cli.errors import UsageError
 from gdn_cli.isolation import runner
 from gdn_cli.report import gather
-from gdn_cli.timing import Plan, Subject, TierUnavailable
+from gdn_cli.timing import Plan, Subject, TierUnavailable, cupti, events
 
 REGISTRY = registry.load()
 OP = REGISTRY.ops["gdn_decode"]
@@ -97,6 +98,56 @@ def test_every_call_that_is_timed_finds_the_state_as_it_was():
     assert subject.in_place and not Subject.of(step([]), [state], [torch.zeros(8)]).in_place
     timing.measure("wall", subject, Plan(warmup=0, iterations=20, in_a_row=True))
     assert len(seen) == 20 and set(seen) == {0.0} and float(state[0]) == 1
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """A log of what the GPU's tiers do around two calls of a kernel that adds one to its state, without a GPU."""
+    log, state = [], torch.zeros(8)
+
+    class Event:
+        def __init__(self, enable_timing):
+            pass
+
+        def record(self):
+            log.append("event")
+
+        def elapsed_time(self, other):
+            return 1.0
+
+    def call(inputs, outputs):
+        log.append(f"call on {float(state[0]):g}")
+        state.add_(1)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(cupti, "rest", lambda: log.append("rest"))
+    monkeypatch.setattr(cupti, "begin", lambda: log.append("begin"))
+    monkeypatch.setattr(cupti, "cut", lambda ran, count: [timing.Sample(1.0)] * count)
+    monkeypatch.setattr(events, "_HEAD_START", 0)
+    subject = Subject.of(call, [state], [state])
+    restore = subject.refresh
+    subject.refresh = lambda: log.append("restore") or restore()
+
+    def took(module, warm: bool) -> list[str]:
+        log.clear()
+        state.zero_()
+        sampler = object.__new__(module.Sampler)
+        sampler.subjects, sampler.warm, sampler.busy_s, sampler.alone = [subject], warm, 0.0, [1]
+        sampler.flush = lambda: log.append("flush")
+        sampler.trace = SimpleNamespace(kernels=lambda loop: loop())
+        sampler.take([0, 0])
+        return list(log)
+
+    return took
+
+
+def test_on_a_gpu_the_state_is_put_back_where_it_is_not_timed(on_gpu):
+    assert on_gpu(events, False) == ["restore", "flush", "event", "call on 0", "event"] * 2
+    assert on_gpu(cupti, False) == ["rest", "restore", "flush", "call on 0"] * 2
+    warm = ["restore", "call on 0", "restore"]
+    assert on_gpu(events, True) == [*warm, "event", "call on 0", "event"] * 2
+    assert on_gpu(cupti, True) == ["rest", "restore", "rest", "call on 0", "restore", "begin", "call on 0"] * 2
 
 
 def test_a_copy_in_another_place_is_in_place_too_and_starts_from_the_same_values():
@@ -219,4 +270,3 @@ def test_they_have_no_score_and_are_compared_with_their_like_alone():
     with pytest.raises(UsageError, match="a.json holds no times of gdn_decode"):
         comparison.check_saved(saved, "a.json", "gdn_decode", ["cuda-v5"], None, {"cupti"})
     assert comparison.check_saved(saved, "a.json", "gdn_decode", ["cuda-v5"], None, {"cupti"}, True) == "cuda-v5"
-    assert bench.carry_out.__kwdefaults__["in_place"] is False
