@@ -12,7 +12,6 @@ import torch
 
 from gdn_cli import check, dataset, registry, stress, workloads
 from gdn_cli.errors import UsageError
-from gdn_cli.report import side_by_side
 
 REGISTRY = registry.load()
 EVERY = [(op.name, name) for op in REGISTRY.ops.values() for name in op.stress]
@@ -189,11 +188,20 @@ def test_errors_of_every_algo_and_the_largest_of_each(ran):
 
 def test_they_stand_side_by_side(ran):
     lines = [line.split() for line in ran[1].out.splitlines()]
-    head = next(line for line in lines if line[:1] == ["input"])
-    assert head == ["input", "pt-reference", "off", "at", "most"]
-    row = next(line for line in lines if line[:1] == ["large-state"])
-    assert row[2] == "/" and row[-2:] == ["0.005,", "1e-05"] and "wrong" in row
-    assert next(line for line in lines if line[:1] == ["off"])[1:] == ["not", "finite", "new_state", "zero-state"]
+    heads = [i for i, line in enumerate(lines) if line[:1] == ["input"]]
+    assert [lines[i][-1] for i in heads] == ["off", "off"]
+    relative, absolute = ({row[0]: row[1:] for row in lines[i + 1 : i + 3]} for i in heads)
+    assert set(relative) == set(absolute) == {"zero-state", "large-state"}
+    assert relative["large-state"][1:] == ["1.0e-02", "!"] and float(relative["large-state"][0]) < 5e-3
+    assert float(absolute["large-state"][1]) > 100 and absolute["zero-state"][1:] == ["no", "number", "!"]
+    assert next(line for line in lines if line[:1] == ["off"]) == [
+        "off",
+        "no",
+        "number",
+        "new_state",
+        "zero-state",
+        "1e-05",
+    ]
 
 
 def test_the_contests_rule_does_not_decide_on_hard_inputs():
@@ -212,4 +220,3 @@ def test_the_largest_is_of_hard_inputs_alone():
     assert stress.largest([record | {"workload": {"uuid": "u"}}, record | {"workload": None}]) == []
     found = stress.largest([record | {"workload": {"stress": "s"}}])
     assert found == [{"op": "o", "algo": "a", "mode": "cpu", "error": 2.0, "output": "y", "stress": "s"}]
-    assert side_by_side._error(None) == "-"

@@ -213,7 +213,7 @@ def test_nothing_to_take():
 
 
 def test_the_presets_that_ship():
-    assert presets.preset_names() == ["quick", "contest", "sweep"]
+    assert presets.preset_names() == ["quick", "contest", "sweep", "peers"]
     quick, contest, sweep = map(presets.load_preset, ("quick", "contest", "sweep"))
     assert quick.settings_for("gdn_decode") == quick.settings_for("gdn_prefill") == {"seconds": 0.3}
     assert contest.settings_for("gdn_decode") == {"warmup": 10, "iterations": 50, "trials": 3}

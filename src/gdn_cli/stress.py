@@ -84,11 +84,12 @@ def largest(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         for output, error in ((record.get("check") or {}).get("errors") or {}).items():
             key = record["op"], record["algo"], record["mode"]
             known = found.get(key)
-            if known is None or _size(error) > _size(known["error"]):
+            if known is None or size(error) > size(known["error"]):
                 head = {"op": record["op"], "algo": record["algo"], "mode": record["mode"]}
                 found[key] = head | {"error": error, "output": output, "stress": family}
     return list(found.values())
 
 
-def _size(error: float | None) -> float:
+def size(error: float | None) -> float:
+    """What sorts an error: None is larger than any."""
     return math.inf if error is None else error

@@ -4,10 +4,15 @@ from .gates import gates
 
 
 def decay(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale):
-    """FlashInfer's: the decay itself [T, HV], k-last states, and the length of the longest sequence."""
+    """FlashInfer's: the decay itself [T, HV], k-last states; None stands for the fused kernel."""
     g, beta = gates(a, b, A_log, dt_bias)
-    longest = int(cu_seqlens.diff().max())
-    return q, k, v, state, g, beta, cu_seqlens, float(scale or q.shape[-1] ** -0.5), longest
+    return q, k, v, state, g, beta, cu_seqlens, float(scale or q.shape[-1] ** -0.5), None
+
+
+def decay_cp(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale):
+    """The same with the length of the longest sequence, for context parallelism."""
+    *given, _ = decay(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale)
+    return *given, int(cu_seqlens.diff().max())
 
 
 def log_decay(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale):

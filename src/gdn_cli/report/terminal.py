@@ -273,8 +273,10 @@ def _compare_tables(op: Op, rows: list[Row], document: dict[str, Any]) -> Titled
     for tier in dict.fromkeys(row.tier for row in rows if row.median_us is not None):
         mine = [row for row in rows if row.tier == tier]
         if len({row.algo for row in mine}) > 2:
-            cells = {(r.algo, r.label): _failed_word(r) if r.median_us is None else _us(r.median_us) for r in mine}
-            yield _title(op.name, mine, document), side_by_side.times(op, tier, cells, document)
+            unit, table = side_by_side.times({(row.algo, row.label): row.median_us for row in mine})
+            yield f"{_title(op.name, mine, document)} | {unit}", table
+        if best := side_by_side.best_peers(op, tier, document):
+            yield f"{_title(op.name, mine, document)} | the best peer", best
     yield from _turns_tables(op, rows, document)
     if failed := [row for row in rows if row.median_us is None]:
         table = new_table(["<workload", "<algo", "<verdict"])
@@ -286,10 +288,6 @@ def _compare_tables(op: Op, rows: list[Row], document: dict[str, Any]) -> Titled
 def _verdict(comparison: dict[str, Any]) -> Text:
     style = {"FASTER": "green", "SLOWER": "red"}.get(comparison["verdict"], "dim")
     return styled((verdict(comparison), "yellow" if comparison.get("doubted") else style))
-
-
-def _failed_word(row: Row) -> str:
-    return row.failed["status"].replace("_", " ") if row.failed else "-"
 
 
 def _failed(record: dict[str, Any]) -> Text:
@@ -427,7 +425,7 @@ def _footnotes(out: Console, document: dict[str, Any]) -> None:
     if document["command"] == "run" and document["records"]:
         note("dim", "numbers:", "the largest relative Frobenius error of each output, against float64")
         hard = any((r["workload"] or {}).get("stress") for r in document["records"])
-        rule = "within the limits on its right" if hard else "by the contest's rule, within these limits"
+        rule = "within its limits (! is beyond)" if hard else "by the contest's rule, within these limits"
         note("dim", "passed:", f"{rule}, inputs left alone")
     _legend(document, note)
 
