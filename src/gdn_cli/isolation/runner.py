@@ -238,7 +238,7 @@ class Runner:
     @command
     def again(self, kernel: str, inputs: list, outputs: list, times: int) -> None:
         """So many calls in a row, for a clock outside."""
-        from ..timing import bound
+        from ..timing.subject import bound
 
         call = bound(self.kernels[kernel], self._given(inputs), self._given(outputs))
         for _ in range(times):
@@ -252,11 +252,12 @@ class Runner:
         """Several kernels on the same buffers, their calls taking turns; other values in `linear` each time."""
         from .. import paired, timing
         from ..timing import Plan, Subject
+        from ..timing.subject import overwritten
         from . import measuring
 
         inputs, outputs, plan = self._given(inputs), self._given(outputs), Plan(**plan)
-        overwritten = timing.overwritten(inputs, outputs)
-        refresh = _Scaling([inputs[i] for i in linear], overwritten) if linear or overwritten else None
+        again = overwritten(inputs, outputs)
+        refresh = _Scaling([inputs[i] for i in linear], again) if linear or again else None
         subjects = [
             Subject.of(_Marked(self.turn, i, self.kernels[name]), inputs, outputs, refresh=refresh)
             for i, name in enumerate(kernels)
@@ -318,7 +319,7 @@ class _Marked:
         self.turn, self.i, self.kernel = memoryview(turn.bytes.numpy()), i, kernel
 
     def bind(self, inputs: list, outputs: list) -> Callable[[], None]:
-        from ..timing import bound
+        from ..timing.subject import bound
 
         self.turn[0] = self.i
         kernel_call = bound(self.kernel, inputs, outputs)
