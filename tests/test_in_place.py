@@ -8,8 +8,9 @@ import helpers
 import pytest
 import torch
 
-from gdn_cli import campaign, check, comparison, machine, registry, score, timing
+from gdn_cli import campaign, check, comparison, machine, registry, score, timing, tuning
 from gdn_cli.errors import UsageError
+from gdn_cli.history import keeping
 from gdn_cli.isolation import runner
 from gdn_cli.report import gather
 from gdn_cli.timing import Plan, Subject, TierUnavailable, cupti, events
@@ -270,3 +271,25 @@ def test_they_have_no_score_and_are_compared_with_their_like_alone():
     with pytest.raises(UsageError, match="a.json holds no times of gdn_decode"):
         comparison.check_saved(saved, "a.json", "gdn_decode", ["cuda-v5"], None, {"cupti"})
     assert comparison.check_saved(saved, "a.json", "gdn_decode", ["cuda-v5"], None, {"cupti"}, True) == "cuda-v5"
+
+
+def test_the_history_keeps_them_apart():
+    found = keeping.series(document(record(3.0), record(2.0, in_place=True)))
+    assert [(s.tier, len(s.measured)) for s in found] == [("cupti", 1), ("cupti, in place", 1)]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_tune_asks_for_them_and_keeps_what_it_measured_apart(in_place, monkeypatch):
+    work = object.__new__(tuning.Tuning)
+    work.settings, work.gpus = tuning.Settings("wall", in_place=in_place), (None,)
+    algo = REGISTRY.find("cpp-v1")
+    work.plan = SimpleNamespace(
+        op=OP, algo=algo, mode="cpu", definition={}, candidates={"a": (algo, {})}, space={}, sizes={1: []}
+    )
+    jobs = [work._check_job("a", [], None)]
+    monkeypatch.setattr(tuning, "execute", lambda job, *_, **__: jobs.append(job))
+    monkeypatch.setattr(tuning.tuned, "own_hash", lambda algo, op: "hash")
+    work.homes, work.cpus, work.stop, work.progress = {1: None}, {}, SimpleNamespace(is_set=bool), lambda *_: None
+    work._time(tuning.FIRST, {1: ["a"]}, [], "a group")
+    assert [job.in_place for job in jobs] == [in_place] * 2 and [job.command for job in jobs] == ["check", "compare"]
+    assert work._key().get("in_place", False) == in_place
