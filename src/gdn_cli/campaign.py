@@ -192,6 +192,14 @@ def _without(entries: list[Entry], why_not: Callable[[Algo], str | None], hint: 
     return found
 
 
+def hard(registry: Registry, entries: list[Entry], chosen: list[str], first: int | None) -> list[Part]:
+    """Group the algos by op, with each op's hard inputs, all or those that are chosen by name."""
+    ops = map(registry.op, dict.fromkeys(e.algo.op for e in entries))
+    return [
+        Part(op, [e for e in entries if e.algo.op == op.name], workloads.stressed(op, chosen, first), {}) for op in ops
+    ]
+
+
 def parts(
     registry: Registry,
     entries: list[Entry],
@@ -201,18 +209,13 @@ def parts(
     preset: Preset | None,
     dataset: Path | None,
     overrides: dict[str, Any],
-    stress: bool = False,
 ) -> list[Part]:
-    """Group the algos by op, and select the workloads of each op; `overrides` go before the preset's settings. With
-    `stress` they are the op's hard inputs, which `chosen` has by name."""
+    """Group the algos by op, and select the workloads of each op; `overrides` go before the preset's settings."""
     found = []
     for name in dict.fromkeys(e.algo.op for e in entries):
         op = registry.op(name)
-        if stress:
-            picked = workloads.stressed(op, chosen, first)
-        else:
-            known = traceset.known(op, dataset)
-            picked = workloads.select(op, known, chosen=chosen, first=first, preset=preset)
+        known = traceset.known(op, dataset)
+        picked = workloads.select(op, known, chosen=chosen, first=first, preset=preset)
         plan = preset.settings_for(name) if preset else {}
         # a part of the set makes no score, and the contest has none for an op that it does not have
         scored = bool(preset and preset.scored) and not (chosen or first) and op.definition in workloads.contest()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -14,164 +14,123 @@ from .. import errors
 from . import options as o
 
 
+@o.grouped
 def run(
+    algos: o.Algos,
+    which: o.HardInputs,
+    trust: o.Trust,
+    place: o.Place,
+    output: o.Output,
     solutions: o.Solutions = None,
-    algo: o.AlgoNames = None,
-    op: o.OpName = None,
-    workload: o.Workloads = None,
-    n: o.First = None,
-    preset: o.PresetName = None,
-    dataset: o.Dataset = None,
-    stress: Annotated[
-        bool,
-        typer.Option("--stress", help="Hard inputs of the op's config, in place of workloads; --workload names some."),
-    ] = False,
-    in_place: o.InPlace = False,
-    strict: o.Strict = False,
-    sandbox: o.Sandbox = False,
     gpus: o.Gpus = None,
-    device: o.Device = "auto",
-    algos: o.OwnAlgos = None,
-    timeout: o.Timeout = 300.0,
-    json: o.AsJson = False,
-    out: o.Out = None,
+    in_place: o.InPlace = False,
 ) -> None:
     """Check algos on workloads: are they right?
 
     Without --algo: every algo that can run here. Without workloads: the preset `quick`.
     """
-    raise typer.Exit(carry_out("check", **locals()))  # every option by its name
+    work = Work(
+        "check", algos, which, place=place, trust=trust, solutions=solutions or [], gpus=gpus, in_place=in_place
+    )
+    raise typer.Exit(carry_out(work, output))
 
 
+@o.grouped
 def bench(
+    algos: o.Algos,
+    which: o.Selection,
+    sampling: o.Sampling,
+    trust: o.Trust,
+    place: o.Place,
+    output: o.Output,
     solutions: o.Solutions = None,
-    algo: o.AlgoNames = None,
-    op: o.OpName = None,
-    workload: o.Workloads = None,
-    n: o.First = None,
-    preset: o.PresetName = None,
-    dataset: o.Dataset = None,
-    tier: o.Tiers = None,
-    l2: o.L2 = "cold",
-    target: o.Target = None,
-    seconds: o.Seconds = None,
-    in_place: o.InPlace = False,
-    strict: o.Strict = False,
-    sandbox: o.Sandbox = False,
     gpus: o.Gpus = None,
-    device: o.Device = "auto",
-    algos: o.OwnAlgos = None,
-    timeout: o.Timeout = 300.0,
-    json: o.AsJson = False,
-    out: o.Out = None,
+    in_place: o.InPlace = False,
 ) -> None:
     """Check algos, then time them beside the reference and the floors.
 
     Without --algo: every algo that can be timed here. Without workloads: the preset `quick`.
     """
-    raise typer.Exit(carry_out("bench", **locals()))
+    work = Work("bench", algos, which, sampling, place, trust, solutions or [], gpus, in_place)
+    raise typer.Exit(carry_out(work, output))
 
 
-def floors(
-    op: o.OpName = None,
-    workload: o.Workloads = None,
-    n: o.First = None,
-    preset: o.PresetName = None,
-    dataset: o.Dataset = None,
-    tier: o.Tiers = None,
-    l2: o.L2 = "cold",
-    target: o.Target = None,
-    seconds: o.Seconds = None,
-    device: o.Device = "auto",
-    timeout: o.Timeout = 300.0,
-    json: o.AsJson = False,
-    out: o.Out = None,
-) -> None:
+@o.grouped
+def floors(which: o.Selection, sampling: o.Sampling, place: o.Place, output: o.Output, op: o.OpName = None) -> None:
     """Time what no algo can beat here: a copy of the same bytes, an empty launch, the rate of a large copy."""
-    raise typer.Exit(carry_out("floor", **locals()))
+    raise typer.Exit(carry_out(Work("floor", o.Algos(op=op), which, sampling, place), output))
 
 
-def carry_out(
-    command: str,
-    *,
-    op: str | None,
-    workload: list[str] | None,
-    n: int | None,
-    preset: str | None,
-    dataset: Path | None,
-    device: str,
-    timeout: float,
-    json: bool,
-    out: Path | None,
-    solutions: list[Path] | None = None,
-    algo: str | None = None,
-    algos: str | None = None,
-    tier: str | None = None,
-    l2: str = "cold",
-    target: float | None = None,
-    seconds: float | None = None,
-    strict: bool = False,
-    sandbox: bool = False,
-    gpus: str | None = None,
-    official: bool = False,
-    stress: bool = False,
-    in_place: bool = False,
-    elsewhere: Any = None,
-) -> int:
+@dataclass(frozen=True)
+class Work:
+    """What a command of this file was asked to do. `official`: with the contest's counts, whatever the preset."""
+
+    command: str  # check, bench or floor
+    algos: o.Algos
+    which: o.Selection
+    sampling: o.Sampling = o.Sampling()
+    place: o.Place = o.Place()
+    trust: o.Trust = o.Trust()
+    solutions: list[Path] = field(default_factory=list)
+    gpus: str | None = None
+    in_place: bool = False
+    official: bool = False
+
+    @property
+    def stress(self) -> bool:
+        """Whether its inputs are hard ones."""
+        return getattr(self.which, "stress", False)
+
+
+def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
     """Run, show and keep a campaign; returns the exit code.
 
-    `official` measures with the contest's counts, whatever the preset; `elsewhere` has an engine and a place to run at
-    other than this machine (commands/modal.py).
+    `elsewhere` has an engine and a place to run at other than this machine (commands/modal.py).
     """
     from .. import campaign, machine, records, registry, running
 
-    if stress and (preset or dataset):
-        raise errors.UsageError(
-            f"--stress and {'--preset' if preset else '--dataset'} exclude each other",
-            hint="--workload NAME chooses among the hard inputs",
-        )
-    tiers, overrides = o.timing(tier=tier, l2=l2, target=target, seconds=seconds, device=device, timeout=timeout)
-    chosen, device = o.gpus(gpus, device)
+    which, command = work.which, work.command
+    tiers, overrides = work.sampling.checked()
+    chosen, device = work.place.on(work.gpus)
     place = elsewhere.place if elsewhere else partial(machine.place, among=chosen)
-    if official:
-        preset, loaded = o.official(preset)
-    else:
-        preset, loaded = (None, None) if stress else o.preset(preset, workload, n, dataset)
-    known = registry.load(algos)
+    preset, loaded = which.official() if work.official else which.loaded()
+    known = registry.load(work.algos.algos)
     if command == "floor":
-        entries, named = campaign.anywhere(known, op, device), False
+        entries, named = campaign.anywhere(known, work.algos.op, device), False
     else:
-        timed = command == "bench"
-        entries, named = campaign.choose(known, algo, op, solutions or [], device, timed=timed, place=place)
-    if in_place:
+        entries, named = campaign.choose(
+            known, work.algos.algo, work.algos.op, work.solutions, device, timed=command == "bench", place=place
+        )
+    if work.in_place:
         entries = campaign.overwriting(known, entries, named)
-    parts = campaign.parts(
-        known, entries, chosen=workload or [], first=n, preset=loaded, dataset=dataset, overrides=overrides,
-        stress=stress,
-    )  # fmt: skip
-    if in_place:  # the contest's rules are another call's
+    parts = which.parts(known, entries, loaded, overrides)
+    if work.in_place:  # the contest's rules are another call's
         parts = [replace(part, scored=False) for part in parts]
     elif command == "bench":
         parts = campaign.unscored(parts, named)
-    settings = campaign.Settings(command, dataset, tiers, strict, timeout, chosen, place, sandbox, in_place)
+    settings = campaign.Settings(
+        command, which.dataset, tiers, work.trust.strict, work.place.timeout, chosen, place, work.trust.sandbox,
+        work.in_place,
+    )  # fmt: skip
     plan = campaign.prepare(known, parts, settings)
-    options = {"workload": workload, "n": n, "preset": preset, "dataset": bool(dataset), "tier": tier, "l2": l2}
-    options |= {key: value for key, value in (("gpus", gpus), ("stress", stress), ("in_place", in_place)) if value}
+    options = {"workload": which.workload, "n": which.n, "preset": preset, "dataset": bool(which.dataset)}
+    options |= {"tier": work.sampling.tier, "l2": work.sampling.l2} | ({"gpus": work.gpus} if work.gpus else {})
+    options |= {name: True for name in ("stress", "in_place") if getattr(work, name)}
     name = {"check": "run", "floor": "floors"}.get(command, command)
-    document = records.open_document(name, options, out)
+    document = records.open_document(name, options, output.out)
     if elsewhere:
         elsewhere.begin(plan, document)
     else:
-        o.trust(solutions or [], sandbox)
+        work.trust.tell(work.solutions)
 
     def finish() -> None:
         """What is only known of all records together."""
         if elsewhere:
             elsewhere.finish(document)
-        if stress:
-            from .. import stress as hard
+        if work.stress:
+            from .. import stress
 
-            document.more["largest"] = hard.largest(document.records)
+            document.more["largest"] = stress.largest(document.records)
         for part in parts if command == "bench" else ():
             if part.scored:
                 from .. import score
@@ -181,7 +140,7 @@ def carry_out(
                 rows = [s.to_json() for s in found if s.algo in asked and s.algo != s.against]
                 document.more.setdefault("scores", []).extend(rows)
 
-    perform(plan, document, known, json, finish, elsewhere.engine if elsewhere else None)
+    perform(plan, document, known, output.json, finish, elsewhere.engine if elsewhere else None)
     code = errors.INTERRUPTED if document.interrupted else running.exit_code(document, named)
     return document.exit_code(code)
 

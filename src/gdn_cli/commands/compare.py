@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -15,38 +16,38 @@ from .bench import perform
 _ADDED = ("comparisons", "overall", "warnings", "best_peers", "best_peers_overall")
 
 
+@dataclass(frozen=True)
+class Sampling(o.Sampling):
+    """How to time what takes turns."""
+
+    target: Annotated[
+        Optional[float],
+        typer.Option("--target", metavar="X", help="Sample until the ratio is known to this share (0.005)."),
+    ] = None
+
+
+@o.grouped
 def compare(
     names: Annotated[
         list[str],
         typer.Argument(metavar="A B...", help="Algos, packed solutions, or one file of records to compare with."),
     ],
+    which: o.Selection,
+    sampling: Sampling,
+    trust: o.Trust,
+    place: o.Place,
+    output: o.Output,
     op: o.OpName = None,
-    workload: o.Workloads = None,
-    n: o.First = None,
-    preset: o.PresetName = None,
-    dataset: o.Dataset = None,
-    tier: o.Tiers = None,
-    l2: o.L2 = "cold",
-    target: Annotated[
-        Optional[float],
-        typer.Option("--target", metavar="X", help="Sample until the ratio is known to this share (0.005)."),
-    ] = None,
-    seconds: o.Seconds = None,
+    algos: o.OwnAlgos = None,
     in_place: o.InPlace = False,
-    strict: o.Strict = False,
-    sandbox: o.Sandbox = False,
     threshold: Annotated[
-        float, typer.Option("--threshold", metavar="X", min=0.0, help="Below this share a difference is none.")
+        float,
+        typer.Option("--threshold", metavar="X", min=0.0, help="Treat smaller relative differences as equal."),
     ] = 0.005,
     gate: Annotated[
         Optional[float],
         typer.Option("--gate", metavar="X", help="Exit 1 where a geometric mean over the workloads is below X."),
     ] = None,
-    device: o.Device = "auto",
-    algos: o.OwnAlgos = None,
-    timeout: o.Timeout = 300.0,
-    json: o.AsJson = False,
-    out: o.Out = None,
 ) -> None:
     """Time algos in turns, A B B A, on the same buffers with fresh values, and say which is faster.
 
@@ -55,13 +56,13 @@ def compare(
     from .. import campaign, comparison, paired, peers, records, registry, running
     from ..report import gather
 
-    tiers, overrides = o.timing(tier=tier, l2=l2, target=target, seconds=seconds, device=device, timeout=timeout)
+    tiers, overrides = sampling.checked()
     if gate is not None and not 0 < gate < 100:
         raise errors.UsageError(f"--gate {gate:g}: expected a ratio such as 0.99")
-    preset, loaded = o.preset(preset, workload, n, dataset)
+    preset, loaded = which.loaded()
     known = registry.load(algos)
     saved, live = _split(names)
-    entries = campaign.rivals(known, live, op, device)
+    entries = campaign.rivals(known, live, op, place.device)
     if len(entries) + bool(saved) < 2:
         raise errors.UsageError("one algo is nothing to compare", hint="gdn compare A B, or gdn compare RECORDS.json B")
     if in_place:
@@ -70,14 +71,14 @@ def compare(
     overrides = {"seconds": 2.0, "target": paired.THRESHOLD, "iterations": None} | {
         k: v for k, v in overrides.items() if v
     }
-    parts = campaign.parts(
-        known, entries, chosen=workload or [], first=n, preset=loaded, dataset=dataset, overrides=overrides
+    parts = which.parts(known, entries, loaded, overrides)
+    settings = campaign.Settings(
+        "compare", which.dataset, tiers, trust.strict, place.timeout, sandbox=trust.sandbox, in_place=in_place
     )
-    plan = campaign.prepare(
-        known, parts, campaign.Settings("compare", dataset, tiers, strict, timeout, sandbox=sandbox, in_place=in_place)
-    )
-    o.trust([Path(name) for name in live if name.endswith(".json")], sandbox)
-    chosen = {"names": names, "workload": workload, "n": n, "preset": preset, "tier": tier, "l2": l2}
+    plan = campaign.prepare(known, parts, settings)
+    trust.tell([Path(name) for name in live if name.endswith(".json")])
+    chosen = {"names": names, "workload": which.workload, "n": which.n, "preset": preset}
+    chosen |= {"tier": sampling.tier, "l2": sampling.l2, "threshold": threshold, "gate": gate}
     if in_place:
         chosen["in_place"] = True
     base: dict[str, Any] = {}
@@ -87,7 +88,7 @@ def compare(
         timed_in = {tier for job in plan.jobs for tier in job.tiers}
         ours = [e.algo.name for e in entries]
         algo = comparison.check_saved(base, file.name, parts[0].op.name, ours, algo, timed_in, in_place)
-    document = records.open_document("compare", chosen | {"threshold": threshold, "gate": gate}, out)
+    document = records.open_document("compare", chosen, output.out)
 
     def finish() -> None:
         whole = document.to_json()
@@ -98,7 +99,7 @@ def compare(
             peers.best(whole, lambda op, algo: gather.ladder(known, op).peer(algo))
         document.more |= {key: whole[key] for key in _ADDED if key in whole}
 
-    perform(plan, document, known, json, finish)
+    perform(plan, document, known, output.json, finish)
     raise typer.Exit(document.exit_code(_code(running.exit_code(document, True), document, gate)))
 
 

@@ -17,14 +17,11 @@ data = typer.Typer(
 
 
 @data.command()
+@o.grouped
 def build(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write, or to complete.")],
-    op: o.OpName = None,
-    algo: o.AlgoNames = None,
-    workload: o.Workloads = None,
-    n: o.First = None,
-    preset: o.PresetName = None,
-    algos: o.OwnAlgos = None,
+    algos: o.Algos,
+    which: o.Workloads,
     json: o.AsJson = False,
 ) -> None:
     """Write definitions, workloads, tensors and our solutions, as `flashinfer-bench run --local DIR` takes them.
@@ -33,7 +30,7 @@ def build(
     """
     from .. import report
 
-    counts = written(folder, op, algo, workload, n, preset, algos)
+    counts = written(folder, algos, which)
     if json:
         report.show_json({"folder": str(folder)} | counts)
     else:
@@ -42,25 +39,15 @@ def build(
         report.put(f"  next: gdn run --dataset {where}, or flashinfer-bench run --local {where}")
 
 
-def written(
-    folder: Path,
-    op: str | None = None,
-    algo: str | None = None,
-    workload: list[str] | None = None,
-    n: int | None = None,
-    preset: str | None = None,
-    algos: str | None = None,
-) -> dict[str, int]:
+def written(folder: Path, algos: o.Algos, which: o.Workloads) -> dict[str, int]:
     """Write the folder; returns how many files of each kind it was."""
-    from .. import pack, presets, registry, report, tracefolder
+    from .. import pack, registry, report, tracefolder
 
-    known = registry.load(algos)
-    ops = [known.op(op)] if op else list(known.ops.values())
-    loaded = presets.load_preset(preset) if preset else None
-    chosen = _select(ops, workload, n, loaded, None, narrowed=bool(op))
-    ops = [o for o in ops if o.name in chosen]
-    names = registry.names(algo) if algo != "all" else None
-    picked = [known.find(name, op) for name in names] if names else [a for o in ops for a in known.of(o.name)]
+    known = registry.load(algos.algos)
+    chosen = _select(known, algos.op, which)
+    ops = [known.ops[name] for name in chosen]
+    names = registry.names(algos.algo) if algos.algo != "all" else None
+    picked = [known.find(name, algos.op) for name in names] if names else [a for o in ops for a in known.of(o.name)]
     solutions = [pack.pack(a, known.ops[a.op]) for a in picked if a.op in chosen]
     with report.progress() as progress:
         return tracefolder.build(
@@ -74,41 +61,31 @@ def written(
 
 
 @data.command("list")
-def list_(
-    op: o.OpName = None,
-    workload: o.Workloads = None,
-    n: o.First = None,
-    preset: o.PresetName = None,
-    dataset: o.Dataset = None,
-    json: o.AsJson = False,
-) -> None:
+@o.grouped
+def list_(which: o.Selection, op: o.OpName = None, json: o.AsJson = False) -> None:
     """Show the workloads: index, uuid, axes."""
-    from .. import presets, registry, report
+    from .. import registry, report
 
-    known = registry.load()
-    loaded = presets.load_preset(preset) if preset else None
-    ops = [known.op(op)] if op else list(known.ops.values())
     rows = [
         {"op": name, "index": w.index, "uuid": w.uuid, "axes": w.axes, "origin": w.origin}
-        for name, found in _select(ops, workload, n, loaded, dataset, narrowed=bool(op)).items()
+        for name, found in _select(registry.load(), op, which).items()
         for w in found
     ]
     report.show_workloads(rows, json)
 
 
-def _select(
-    ops: list, chosen: list[str] | None, n: int | None, preset: Any, dataset: Path | None, *, narrowed: bool
-) -> dict[str, list]:
+def _select(known: Any, op: str | None, which: o.Workloads) -> dict[str, list]:
     """The chosen workloads by op. Without --op, an op that lacks them (an axis, a uuid) is left out; one has them."""
     from .. import traceset, workloads
 
+    _, preset = which.loaded(None)
     found, refused = {}, []
-    for op in ops:
+    for one in [known.op(op)] if op else list(known.ops.values()):
         try:
-            every = traceset.known(op, dataset)
-            found[op.name] = workloads.select(op, every, chosen=chosen or [], first=n, preset=preset)
+            every = traceset.known(one, getattr(which, "dataset", None))
+            found[one.name] = workloads.select(one, every, chosen=which.workload or [], first=which.n, preset=preset)
         except errors.GdnError as e:
-            if narrowed:
+            if op:
                 raise
             refused.append(e)
     if not found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -10,121 +11,122 @@ import typer
 
 from .. import errors
 from . import options as o
-from .bench import carry_out
+from .bench import Work, carry_out
 
 modal = typer.Typer(
     name="modal", help="Run on a GPU at Modal what runs here otherwise.", no_args_is_help=True, rich_markup_mode=None
 )
 
-GpuName = Annotated[
-    Optional[str],
-    typer.Option("--gpu", metavar="G", help="B200 (default), H200, H100!, B200:2, ...; another one is an error."),
-]
-ImageName = Annotated[
-    Optional[str], typer.Option("--image", metavar="I", help="gdn (default), or flashinfer: the contest's own.")
-]
-Parallel = Annotated[
-    int, typer.Option("--parallel", metavar="N", min=1, help="Containers side by side, an algo in each.")
-]
-Together = Annotated[
-    bool, typer.Option("--together", help="All in one container, the algos' calls taking turns, and who is faster.")
-]
-MaxMinutes = Annotated[
-    Optional[float], typer.Option("--max-minutes", metavar="M", min=1, help="Stop everything after so long.")
-]
-Detach = Annotated[bool, typer.Option("--detach", help="Send it off and leave; --resume FILE fetches what came of it.")]
-Resume = Annotated[
-    Optional[Path],
-    typer.Option("--resume", metavar="FILE", help="Go on with a run: fetch what was sent, and repeat what failed."),
-]
+
+@dataclass(frozen=True)
+class Machine:
+    """What is rented."""
+
+    gpu: Annotated[
+        Optional[str],
+        typer.Option("--gpu", metavar="G", help="B200 (default), H200, H100!, B200:2, ...; another one is an error."),
+    ] = None
+    image: Annotated[
+        Optional[str], typer.Option("--image", metavar="I", help="gdn (default), or flashinfer: the contest's own.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class Containers(Machine):
+    """What is rented, and how the algos share it."""
+
+    parallel: Annotated[
+        int, typer.Option("--parallel", metavar="N", min=1, help="Containers side by side, an algo in each.")
+    ] = 1
+    together: Annotated[
+        bool, typer.Option("--together", help="All in one container, the algos' calls taking turns, and who is faster.")
+    ] = False
+
+
+@dataclass(frozen=True)
+class Errand:
+    """How long to wait for it."""
+
+    max_minutes: Annotated[
+        Optional[float], typer.Option("--max-minutes", metavar="M", min=1, help="Stop everything after so long.")
+    ] = None
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Send it off and leave; --resume FILE fetches what came of it.")
+    ] = False
+    resume: Annotated[
+        Optional[Path],
+        typer.Option("--resume", metavar="FILE", help="Go on with a run: fetch what was sent, and repeat what failed."),
+    ] = None
+
 
 _WITH_RESUME = ("max_minutes", "detach", "resume", "json", "out")  # it takes everything else from its file
 
 
 @modal.command()
+@o.grouped
 def run(
     ctx: typer.Context,
+    algos: o.Algos,
+    which: o.Selection,
+    rented: Containers,
+    errand: Errand,
+    output: o.Output,
     solutions: o.Solutions = None,
-    algo: o.AlgoNames = None,
-    op: o.OpName = None,
-    workload: o.Workloads = None,
-    n: o.First = None,
-    preset: o.PresetName = None,
-    dataset: o.Dataset = None,
-    tier: o.Tiers = None,
-    algos: o.OwnAlgos = None,
-    gpu: GpuName = None,
-    image: ImageName = None,
-    parallel: Parallel = 1,
-    together: Together = False,
+    tier: o.Tier = None,
     timeout: o.Timeout = 300.0,
-    max_minutes: MaxMinutes = None,
-    detach: Detach = False,
-    resume: Resume = None,
-    json: o.AsJson = False,
-    out: o.Out = None,
 ) -> None:
     """Check and time algos with the official harness's settings: its calls and trials, all of its workloads."""
-    asked = {"l2": "cold", "target": None, "seconds": None, "strict": False, "device": "auto"} | locals()
-    raise typer.Exit(_carried("run", **asked))
+    groups = (algos, which, o.Sampling(tier=tier), o.Place(timeout=timeout), rented)
+    raise typer.Exit(_carried("run", ctx, _asked(solutions, *groups), errand, output))
 
 
 @modal.command()
+@o.grouped
 def bench(
     ctx: typer.Context,
+    algos: o.Algos,
+    which: o.Selection,
+    sampling: o.Sampling,
+    place: o.Place,
+    rented: Containers,
+    errand: Errand,
+    output: o.Output,
     solutions: o.Solutions = None,
-    algo: o.AlgoNames = None,
-    op: o.OpName = None,
-    workload: o.Workloads = None,
-    n: o.First = None,
-    preset: o.PresetName = None,
-    dataset: o.Dataset = None,
-    tier: o.Tiers = None,
-    l2: o.L2 = "cold",
-    target: o.Target = None,
-    seconds: o.Seconds = None,
     strict: o.Strict = False,
-    device: o.Device = "auto",
-    algos: o.OwnAlgos = None,
-    gpu: GpuName = None,
-    image: ImageName = None,
-    parallel: Parallel = 1,
-    together: Together = False,
-    timeout: o.Timeout = 300.0,
-    max_minutes: MaxMinutes = None,
-    detach: Detach = False,
-    resume: Resume = None,
-    json: o.AsJson = False,
-    out: o.Out = None,
 ) -> None:
     """`gdn bench`, at Modal: check algos, then time them beside the reference and the floors."""
-    raise typer.Exit(_carried("bench", **locals()))
+    asked = _asked(solutions, algos, which, sampling, place, rented) | {"strict": strict}
+    raise typer.Exit(_carried("bench", ctx, asked, errand, output))
 
 
-def _carried(
-    command: str,
-    ctx: typer.Context,
-    *,
-    max_minutes: float | None,
-    detach: bool,
-    resume: Path | None,
-    json: bool,
-    out: Path | None,
-    **asked: Any,
-) -> int:
+def _asked(solutions: list[Path] | None, *groups: Any) -> dict[str, Any]:
+    """All options of these groups by name, as the run's file keeps them: with absolute paths, since --resume may be
+    called elsewhere."""
+    asked: dict[str, Any] = {"solutions": [str(path.absolute()) for path in solutions or []], "strict": False}
+    for group in groups:
+        asked |= asdict(group)
+    return asked | {"dataset": str(asked["dataset"].absolute()) if asked["dataset"] else None}
+
+
+def _carried(command: str, ctx: typer.Context, asked: dict[str, Any], errand: Errand, output: o.Output) -> int:
     old = None
-    if resume:
-        old = _resumed(ctx, resume, "run", "bench")
-        command, asked, out = old["modal"]["command"], _restored(old["modal"]["asked"]), out or resume
-    elsewhere = _Elsewhere(command, asked, max_minutes, detach, old)
-    shown = {key: value for key, value in asked.items() if key not in ("gpu", "image", "parallel", "together")}
+    if errand.resume:
+        old = _resumed(ctx, errand.resume, "run", "bench")
+        command, asked = old["modal"]["command"], old["modal"]["asked"]
+        output = replace(output, out=output.out or errand.resume)
+    elsewhere = _Elsewhere(command, asked, errand, old)
+    which = o.pick(o.Selection, asked | {"dataset": Path(asked["dataset"]) if asked["dataset"] else None})
+    work = Work(
+        "bench", o.pick(o.Algos, asked), which, o.pick(o.Sampling, asked), o.pick(o.Place, asked),
+        o.Trust(strict=asked["strict"]), [Path(path) for path in asked["solutions"]], official=command == "run",
+    )  # fmt: skip
     try:
-        code = carry_out("bench", **shown, json=json, out=out, official=command == "run", elsewhere=elsewhere)
+        code = carry_out(work, output, elsewhere)
     except errors.GdnError as e:
         _left(elsewhere.document, e.code)
         raise
     left = _left(elsewhere.document, code)
-    return elsewhere.document.exit_code(errors.OK if left and detach and code != errors.INTERRUPTED else code)
+    return elsewhere.document.exit_code(errors.OK if left and errand.detach and code != errors.INTERRUPTED else code)
 
 
 def _resumed(ctx: typer.Context, file: Path, *commands: str) -> dict[str, Any]:
@@ -160,23 +162,14 @@ def _left(document: Any, code: int) -> bool:
     return False
 
 
-def _restored(asked: dict[str, Any]) -> dict[str, Any]:
-    files = {"solutions": [Path(p) for p in asked["solutions"] or []], "dataset": None}
-    return asked | files | ({"dataset": Path(asked["dataset"])} if asked["dataset"] else {})
-
-
 class _Elsewhere:
     """What carry_out needs to run a campaign at Modal."""
 
-    def __init__(self, command: str, asked: dict, minutes: float | None, detach: bool, old: dict | None) -> None:
-        from .. import report
+    def __init__(self, command: str, asked: dict[str, Any], errand: Errand, old: dict | None) -> None:
         from ..remote import engine
 
-        paths = {"solutions": [str(p.absolute()) for p in asked["solutions"] or []]}
-        paths["dataset"] = str(asked["dataset"].absolute()) if asked["dataset"] else None
-        self.asked, self.command, self.old, self.document = asked | paths, command, old, None
-        rented = {key: asked[key] for key in ("gpu", "image", "parallel", "together")}
-        self.engine, self.place = _engine(**rented, minutes=minutes, detach=detach, say=report.say), engine.place
+        self.asked, self.command, self.old, self.document = asked, command, old, None
+        self.engine, self.place = _engine(o.pick(Containers, asked), errand), engine.place
 
     def begin(self, plan: Any, document: Any) -> None:
         self.engine.begin(plan, document, self.command, self.asked, self.old)
@@ -186,72 +179,79 @@ class _Elsewhere:
         self.engine.finish(document)
 
 
-def _engine(
-    gpu: str | None, image: str | None, parallel: int, together: bool, minutes: float | None, detach: bool, say: Any
-) -> Any:
+def _engine(rented: Containers, errand: Errand) -> Any:
+    from .. import report
     from ..remote import engine, settings
 
     found = settings.load()
-    rent = engine.Rent(found.parse(gpu), found.chosen(image), parallel, together, minutes, detach)
+    rent = engine.Rent(
+        found.parse(rented.gpu), found.chosen(rented.image), rented.parallel, rented.together, errand.max_minutes,
+        errand.detach,
+    )  # fmt: skip
     if rent.gpu.count > 1:
-        say(f"{rent.gpu}: the container gets {rent.gpu.count} GPUs, and gdn works on the first")
-    return engine.Engine(found, rent, say)
+        report.say(f"{rent.gpu}: the container gets {rent.gpu.count} GPUs, and gdn works on the first")
+    return engine.Engine(found, rent, report.say)
 
 
-@modal.command()
-def profile(
-    ctx: typer.Context,
-    names: Annotated[
-        Optional[list[str]], typer.Argument(metavar="[A [B]]", help="Algos or packed solutions, or kept profiles.")
-    ] = None,
-    algo: o.AlgoNames = None,
-    op: o.OpName = None,
+@dataclass(frozen=True)
+class Look:
+    """What to look at, and with what."""
+
     workload: Annotated[
         Optional[str],
         typer.Option("--workload", "-w", metavar="W", help="An index, a uuid prefix, or axes (batch_size=64)."),
-    ] = None,
+    ] = None
     tool: Annotated[
         str,
         typer.Option("--tool", metavar="T", help="torch, proton, or (if Modal lets you) ncu, sanitizer."),
-    ] = "torch",
+    ] = "torch"
     check: Annotated[
         Optional[str], typer.Option("--check", metavar="C[,C]", help="sanitizer: memcheck, racecheck, ...")
+    ] = None
+    l2: o.L2 = "cold"
+    seconds: o.Seconds = None
+    dataset: o.Dataset = None
+
+
+@modal.command()
+@o.grouped
+def profile(
+    ctx: typer.Context,
+    algos: o.Algos,
+    look: Look,
+    rented: Machine,
+    errand: Errand,
+    names: Annotated[
+        Optional[list[str]], typer.Argument(metavar="[A [B]]", help="Algos or packed solutions, or kept profiles.")
     ] = None,
-    l2: o.L2 = "cold",
-    seconds: o.Seconds = None,
-    dataset: o.Dataset = None,
-    algos: o.OwnAlgos = None,
-    gpu: GpuName = None,
-    image: ImageName = None,
     timeout: o.Timeout = 300.0,
-    max_minutes: MaxMinutes = None,
-    detach: Detach = False,
-    resume: Resume = None,
     json: o.AsJson = False,
     out: Annotated[Optional[Path], typer.Option("--out", metavar="DIR", help="The folder of profiles.")] = None,
 ) -> None:
     """`gdn profile`, at Modal: one algo on one workload, or two and what differs. The folder is kept here."""
-    from .. import paths, profilers, profiling, registry, report
+    from .. import paths, profilers, profiling, registry
     from ..remote import engine, profiles
-    from .profile import looked_at, named, settings_of
+    from . import profile as here
 
-    if resume:
-        raise typer.Exit(_fetched(ctx, resume, out, max_minutes, json))
-    if tool in profilers.TOOLS and "cuda" not in profilers.TOOLS[tool].modes:
-        raise errors.UsageError(f"--tool {tool} needs no GPU", hint=f"gdn profile --tool {tool} does it here")
+    if errand.resume:
+        raise typer.Exit(_fetched(ctx, errand, out, json))
+    if look.tool in profilers.TOOLS and "cuda" not in profilers.TOOLS[look.tool].modes:
+        raise errors.UsageError(f"--tool {look.tool} needs no GPU", hint=f"gdn profile --tool {look.tool} does it here")
     folder = out or paths.profiles_dir()
-    settings = settings_of(tool, None, check, "none", l2, seconds, dataset, "cuda", timeout, folder)
-    work = _engine(gpu, image, 1, True, max_minutes, detach, report.say)
+    settings = here.Look(**asdict(look)).settings(o.Place("cuda", timeout), folder)
+    work = _engine(Containers(rented.gpu, rented.image, together=True), errand)
 
     def profiled(live: list[str]) -> Any:
-        known = registry.load(algos)
-        found = profiling.subjects(known, live, op, tool, workload, dataset, "cuda", engine.place)[1]
+        known = registry.load(algos.algos)
+        found = profiling.subjects(known, live, algos.op, look.tool, look.workload, look.dataset, "cuda", engine.place)[
+            1
+        ]
         yield from profiles.made(work, found, settings)
 
-    names = named(names, algo)
-    if detach:
+    names = here.named(names, algos.algo)
+    if errand.detach:
         raise typer.Exit(_sent_off(work, names, folder, profiled, json))
-    raise typer.Exit(looked_at(names, folder, json, profiled))
+    raise typer.Exit(here.looked_at(names, folder, json, profiled))
 
 
 def _sent_off(work: Any, names: list[str], folder: Path, profiled: Callable[[list[str]], Any], json: bool) -> int:
@@ -272,15 +272,15 @@ def _sent_off(work: Any, names: list[str], folder: Path, profiled: Callable[[lis
     return document.exit_code(errors.OK)
 
 
-def _fetched(ctx: typer.Context, file: Path, out: Path | None, minutes: float | None, json: bool) -> int:
+def _fetched(ctx: typer.Context, errand: Errand, out: Path | None, json: bool) -> int:
     """Show the profiles that were left there. The file is of no more use once they have come, or are lost."""
-    from .. import report
     from ..remote import profiles
     from .profile import looked_at
 
+    file = errand.resume
     old = _resumed(ctx, file, "profile")["modal"]
     folder = out or Path(old["asked"]["folder"])
-    work = _engine(old["gpu"], old["image"], 1, True, minutes, False, report.say)
+    work = _engine(Containers(old["gpu"], old["image"], together=True), Errand(errand.max_minutes))
     (call,) = old["calls"]
     try:
         code = looked_at(old["asked"]["names"], folder, json, lambda _: profiles.fetched(work, call, folder))
@@ -319,7 +319,7 @@ def setup(
             if no_data:
                 return None
             report.say("data set: drawing the twins")
-            written(Path(folder), op=op, preset=preset, n=n)
+            written(Path(folder), o.Algos(op=op), o.Workloads(preset=preset, n=n))
             return Path(folder)
 
         done = stocking.setup(found, None if no_data else dataset, twins, report.say)

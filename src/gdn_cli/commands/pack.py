@@ -11,17 +11,18 @@ from .. import errors
 from . import options as o
 
 
+@o.grouped
 def pack(
-    algo: o.AlgoNames = None,
-    op: o.OpName = None,
+    algos: o.OneAlgo,
     out: Annotated[
         Optional[Path], typer.Option("--out", "-o", metavar="FILE", help="Where to write (else solution.json here).")
     ] = None,
     name: Annotated[Optional[str], typer.Option("--name", help="The solution's name (else <op>-<algo>).")] = None,
     author: Annotated[Optional[str], typer.Option("--author", help="The solution's author, such as your team.")] = None,
     prove: Annotated[bool, typer.Option("--prove", help="Load, build and run the file in a clean process.")] = False,
-    algos: o.OwnAlgos = None,
-    timeout: o.Timeout = 300.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="S", min=1.0, help="Seconds that the proof may take.")
+    ] = 300.0,
     json: o.AsJson = False,
 ) -> None:
     """Pack one algo into a solution.json that flashinfer-bench takes."""
@@ -30,12 +31,8 @@ def pack(
     from .. import files, registry, report
     from .. import pack as p
 
-    if not algo:
-        raise errors.UsageError("which algo?", hint="gdn pack --algo NAME; `gdn list` shows all")
-    if "," in algo or algo == "all":
-        raise errors.UsageError(f"pack takes one algo, not '{algo}'", hint="call it once for each")
-    known = registry.load(algos)
-    found = known.find(algo, op)
+    known = registry.load(algos.algos)
+    found = known.find(algos.one("pack"), algos.op)
     if found.setup:
         raise errors.UsageError(
             f"{found.full_name} does work that is in no time ({found.setup}): no judge would run it",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -12,39 +13,63 @@ from .. import errors
 from . import options as o
 
 
+@dataclass(frozen=True)
+class Look:
+    """What to look at, and with what."""
+
+    workload: Annotated[
+        Optional[str],
+        typer.Option("--workload", "-w", metavar="W", help="An index, a uuid prefix, or axes (batch_size=64)."),
+    ] = None
+    tool: Annotated[
+        Optional[str],
+        typer.Option("--tool", metavar="T", help="ncu, proton, torch, nsys, sanitizer (GPU), cpu, or sass (neither)."),
+    ] = None
+    arch: Annotated[
+        Optional[str], typer.Option("--arch", metavar="A[,A]", help="sass: compile for these, such as sm_90a,sm_100a.")
+    ] = None
+    check: Annotated[
+        Optional[str],
+        typer.Option("--check", metavar="C[,C]", help="sanitizer: memcheck, racecheck, initcheck, synccheck."),
+    ] = None
+    clocks: Annotated[
+        str, typer.Option("--clocks", metavar="C", help="ncu: none leaves the GPU's clocks alone, base locks them.")
+    ] = "none"
+    l2: o.L2 = "cold"
+    seconds: o.Seconds = None
+    dataset: o.Dataset = None
+
+    def settings(self, place: o.Place, folder: Path) -> Any:
+        """What was asked for, checked before anything runs (profiling.Settings)."""
+        from .. import profilers, profiling
+
+        tool = self.tool
+        if tool:
+            o.check_choice("tool", tool, profilers.TOOLS)
+        for option, value, owner in (("--arch", self.arch, "sass"), ("--check", self.check, "sanitizer")):
+            if value and tool != owner:
+                raise errors.UsageError(f"{option} is for --tool {owner}", hint=f"add --tool {owner}, or drop {option}")
+        o.check_choice("clocks", self.clocks, ("none", "base"))
+        o.Sampling(l2=self.l2, seconds=self.seconds).checked()
+        if tool and place.device != "auto" and place.device not in (modes := profilers.TOOLS[tool].modes):
+            where = f"looks at what runs on {' or '.join(modes)}" if modes else "runs nothing"
+            raise errors.UsageError(f"--tool {tool} {where}", hint=f"drop --device {place.device}")
+        archs = tuple(profilers.module("sass").parse_arch(a) for a in o.listed(self.arch))
+        checks = profilers.module("sanitizer").checks(o.listed(self.check)) if tool == "sanitizer" else ()
+        return profiling.Settings(
+            tool or "", folder, self.l2, self.clocks, archs, checks, self.dataset, self.seconds, place.timeout
+        )
+
+
+@o.grouped
 def profile(
+    algos: o.Algos,
+    look: Look,
+    place: o.Place,
     names: Annotated[
         Optional[list[str]],
         typer.Argument(metavar="[A [B]]", help="Algos or packed solutions, or profiles that are kept."),
     ] = None,
-    algo: o.AlgoNames = None,
-    op: o.OpName = None,
-    workload: Annotated[
-        Optional[str],
-        typer.Option("--workload", "-w", metavar="W", help="An index, a uuid prefix, or axes (batch_size=64)."),
-    ] = None,
-    tool: Annotated[
-        Optional[str],
-        typer.Option("--tool", metavar="T", help="ncu, proton, torch, nsys, sanitizer (GPU), cpu, or sass (neither)."),
-    ] = None,
-    arch: Annotated[
-        Optional[str], typer.Option("--arch", metavar="A[,A]", help="sass: compile for these, such as sm_90a,sm_100a.")
-    ] = None,
-    check: Annotated[
-        Optional[str],
-        typer.Option("--check", metavar="C[,C]", help="sanitizer: memcheck, racecheck, initcheck, synccheck."),
-    ] = None,
-    clocks: Annotated[
-        str, typer.Option("--clocks", metavar="C", help="ncu: none leaves the GPU's clocks alone, base locks them.")
-    ] = "none",
-    l2: o.L2 = "cold",
-    seconds: o.Seconds = None,
-    dataset: o.Dataset = None,
-    device: o.Device = "auto",
-    algos: o.OwnAlgos = None,
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="S", min=1.0, help="Seconds a process may take.")
-    ] = 300.0,
     list_: Annotated[bool, typer.Option("--list", help="The profiles that are kept.")] = False,
     json: o.AsJson = False,
     out: Annotated[
@@ -66,11 +91,15 @@ def profile(
         raise typer.Exit(errors.MISSING if damaged else errors.OK)
 
     def profiled(live: list[str]) -> Iterator[dict[str, Any]]:
-        settings = settings_of(tool, arch, check, clocks, l2, seconds, dataset, device, timeout, folder)
-        with report.progress() as progress:
-            yield from _profiled(live, op, algos, workload, settings, device, progress)
+        from .. import registry
 
-    raise typer.Exit(looked_at(named(names, algo), folder, json, profiled))
+        settings, known = look.settings(place, folder), registry.load(algos.algos)
+        tool, found = profiling.subjects(known, live, algos.op, look.tool, look.workload, look.dataset, place.device)
+        with report.progress() as progress:
+            for subject in found:
+                yield profiling.run(subject, replace(settings, tool=tool), progress, report.say)
+
+    raise typer.Exit(looked_at(named(names, algos.algo), folder, json, profiled))
 
 
 def named(names: list[str] | None, algo: str | None) -> list[str]:
@@ -112,62 +141,6 @@ def looked_at(
         if "unkept" in document:
             report.say(document["unkept"])
     return profiling.exit_code(documents)
-
-
-def settings_of(
-    tool: str | None,
-    arch: str | None,
-    check: str | None,
-    clocks: str,
-    l2: str,
-    seconds: float | None,
-    dataset: Path | None,
-    device: str,
-    timeout: float,
-    folder: Path,
-) -> Any:
-    """What was asked for, checked before anything runs."""
-    from .. import profilers, profiling
-
-    if tool and tool not in profilers.TOOLS:
-        raise errors.unknown("tool", tool, profilers.TOOLS)
-    for option, value, owner in (("--arch", arch, "sass"), ("--check", check, "sanitizer")):
-        if value and tool != owner:
-            raise errors.UsageError(f"{option} is for --tool {owner}", hint=f"add --tool {owner}, or drop {option}")
-    if clocks not in ("none", "base"):
-        raise errors.unknown("clocks", clocks, ("none", "base"))
-    o.timing(tier=None, l2=l2, target=None, seconds=seconds, device=device, timeout=timeout)
-    if tool and device != "auto" and device not in (modes := profilers.TOOLS[tool].modes):
-        where = f"looks at what runs on {' or '.join(modes)}" if modes else "runs nothing"
-        raise errors.UsageError(f"--tool {tool} {where}", hint=f"drop --device {device}")
-    archs = tuple(profilers.module("sass").parse_arch(a) for a in _listed(arch))
-    checks = profilers.module("sanitizer").checks(_listed(check)) if tool == "sanitizer" else ()
-    return profiling.Settings(tool or "", folder, l2, clocks, archs, checks, dataset, seconds, timeout)
-
-
-def _listed(text: str | None) -> tuple[str, ...]:
-    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
-
-
-def _profiled(
-    names: list[str],
-    op: str | None,
-    algos: str | None,
-    workload: str | None,
-    settings: Any,
-    device: str,
-    progress: Any,
-) -> Iterator[dict[str, Any]]:
-    """The document of each name, one after the other."""
-    from dataclasses import replace
-
-    from .. import profiling, registry, report
-
-    known = registry.load(algos)
-    asked = settings.tool or None
-    tool, found = profiling.subjects(known, names, op, asked, workload, settings.dataset, device)
-    for subject in found:
-        yield profiling.run(subject, replace(settings, tool=tool), progress, report.say)
 
 
 def register(app: typer.Typer) -> None:
