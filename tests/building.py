@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gdn_cli.record_types import Call, Document, Record, Status, Timing, document_of
+from gdn_cli.schema.record_types import Call, Document, Record, Status, Timing, document_of
 
 
 def timing(us: float = 100.0, tier: str = "cupti", **more) -> Timing:

@@ -10,7 +10,7 @@ from unittest import mock
 import helpers
 import pytest
 
-from gdn_cli import machine
+from gdn_cli.machine import inventory
 
 # Before anything imports torch, here and in the processes below: a thread a process, as there is a test for every core.
 # torch.compile would start processes that import torch once more.
@@ -29,7 +29,7 @@ def home(tmp_path_factory):
         for name in ("ALGO", "GDN_ALGOS", "FIB_DATASET_PATH"):
             patch.delenv(name, raising=False)
         patch.setenv("GDN_HOME", str(folder))
-        if not machine.gpus():  # on a GPU nobody's bench is to be disturbed; two runs of the tests on a CPU may be
+        if not inventory.gpus():  # on a GPU nobody's bench is to be disturbed; two runs of the tests on a CPU may be
             patch.setenv("GDN_LOCK_DIR", str(folder))
         patch.setenv("FIB_CACHE_PATH", str(folder / "builds" / "tests"))
         yield folder

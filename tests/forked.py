@@ -75,7 +75,7 @@ def _end(line: socket.socket, process: subprocess.Popen) -> None:
 
 def serve(line: socket.socket) -> None:
     """Until the other end is closed: a child for each command, which nobody waits for here."""
-    from gdn_cli import commands  # noqa: F401
+    from gdn_cli import cli  # noqa: F401
 
     while True:
         data, descriptors, _, _ = socket.recv_fds(line, 1, 4)
@@ -111,12 +111,12 @@ def _command(answer: int, *streams: int) -> None:
 
 def _gdn(args: list[str], env: dict[str, str], cwd: str) -> None:
     """`python -m gdn_cli ARGS`, from its first line on."""
-    from gdn_cli import commands
+    from gdn_cli import cli
 
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
-    sys.argv = [str(Path(commands.__file__).parent.parent / "__main__.py"), *args]
+    sys.argv = [str(Path(cli.__file__).parent.parent / "__main__.py"), *args]
     sys.modules["__main__"].__package__ = "gdn_cli"  # "Usage: python -m gdn_cli", as click has it
     sys.path[0] = cwd
     sys.stdin = sys.__stdin__ = open(0, closefd=False)
@@ -124,7 +124,7 @@ def _gdn(args: list[str], env: dict[str, str], cwd: str) -> None:
     sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     code = 0
     try:
-        commands.main()
+        cli.main()
     except SystemExit as e:
         code = e.code if isinstance(e.code, int) else int(e.code is not None)
         if isinstance(e.code, str):

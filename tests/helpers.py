@@ -15,6 +15,8 @@ import forked
 
 TESTS = Path(__file__).resolve().parent
 OURS = TESTS.parent / "algos"
+# PYTHONPATH of a process that imports what lies here
+PATH = os.pathsep.join(p for p in (str(TESTS), os.environ.get("PYTHONPATH")) if p)
 
 # Whatever the shell that starts the tests has set, gdn must not see: these choose algos, data or a look.
 _NOT_INHERITED = ("ALGO", "GDN_ALGOS", "FIB_DATASET_PATH", "TRITON_INTERPRET", "FORCE_COLOR", "CLICOLOR_FORCE")
@@ -129,7 +131,9 @@ def alive(pid: int) -> bool:
 
 def built(algo_name: str, mode: str):
     """(op, kernel): the algo built in this process as the worker would, with the worker's paths to the compilers."""
-    from gdn_cli import build, jobs, pack, registry
+    from gdn_cli.catalog import pack, registry
+    from gdn_cli.run import jobs
+    from gdn_cli.runner import build
 
     known = registry.load()
     algo = known.find(algo_name)
@@ -147,7 +151,7 @@ def judge(algo_name: str, cases: list[dict], device: str = "cpu") -> list[dict]:
     import oracle
     import torch
 
-    from gdn_cli import check
+    from gdn_cli.worker import check
 
     op, kernel = built(algo_name, device)
     verdicts = []

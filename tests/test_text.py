@@ -19,8 +19,11 @@ import reports
 from markupsafe import escape
 from rich.text import Text
 
-from gdn_cli import differences, history, registry, text
-from gdn_cli.report import csv_table, drawing, figures, gather, html, markdown, profile, screen, tables, terminal, tune
+from gdn_cli import text
+from gdn_cli.catalog import registry
+from gdn_cli.profile import differences
+from gdn_cli.records import history
+from gdn_cli.report import csv_table, drawing, figures, html, markdown, merge, profile, screen, tables, terminal, tune
 from gdn_cli.report import history as shown_history
 from gdn_cli.report.book import Book
 
@@ -280,7 +283,7 @@ def test_what_is_seen_stays_as_it_is():
 
 
 def book(evil: str) -> Book:
-    return gather.gather([gather.source(evil, json.loads(json.dumps(bench(evil))))], REGISTRY)
+    return merge.gather([merge.source(evil, json.loads(json.dumps(bench(evil))))], REGISTRY)
 
 
 @pytest.mark.parametrize("evil", CORPUS, ids=ascii)
@@ -434,9 +437,9 @@ def test_a_progress_bar_names_an_algo_as_it_is(monkeypatch):
 
 
 def test_modal_s_lines_are_shown(monkeypatch, capsys):
-    from gdn_cli.commands import modal
-    from gdn_cli.remote import sent
+    from gdn_cli.cli import modal
+    from gdn_cli.remote import resume
 
-    monkeypatch.setattr(sent, "logs", lambda *_: ["\x1b]0;t\x07 [/]"])
+    monkeypatch.setattr(resume, "logs", lambda *_: ["\x1b]0;t\x07 [/]"])
     modal.logs()
     assert capsys.readouterr().out == "\\x1b]0;t\\x07 [/]\n"

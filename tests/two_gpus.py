@@ -14,9 +14,11 @@ from unittest import mock
 
 from msgspec import structs
 
-from gdn_cli import campaign, commands, jobs, machine
-from gdn_cli.machine import Gpu
-from gdn_cli.request import Request
+from gdn_cli import cli
+from gdn_cli.machine import inventory
+from gdn_cli.machine.inventory import Gpu
+from gdn_cli.records.request import Request
+from gdn_cli.run import jobs, planning
 
 GPUS = tuple(Gpu("NVIDIA H200", "9.0", "580.1", f"GPU-{c * 8}", i) for i, c in enumerate("abcdefgh"))
 
@@ -33,11 +35,11 @@ if __name__ == "__main__":
     here = GPUS[: int(os.environ.get("PRETEND", "2"))]
     sys.argv[0] = str(Path(sys.argv[0]).with_name("gdn"))
     with (
-        mock.patch.object(machine, "gpus", lambda: here),
-        mock.patch.object(machine, "near", lambda gpu: frozenset()),
-        mock.patch.object(machine, "has_package", lambda module: True),
-        mock.patch.object(machine, "cuda_home", lambda: None),
+        mock.patch.object(inventory, "gpus", lambda: here),
+        mock.patch.object(inventory, "near", lambda gpu: frozenset()),
+        mock.patch.object(inventory, "has_package", lambda module: True),
+        mock.patch.object(inventory, "cuda_home", lambda: None),
         mock.patch.object(jobs.Job, "request", request),
-        mock.patch.object(campaign, "tiers_for", lambda mode, wanted, command="bench": ("wall",)),
+        mock.patch.object(planning, "tiers_for", lambda mode, wanted, command="bench": ("wall",)),
     ):
-        commands.main()
+        cli.main()

@@ -1,6 +1,6 @@
 """gdn: write, check, time and pack GPU kernels for Gated Delta Net.
 
-For other programs: `from gdn_cli import load; decode = load("cuda-v4")`, see gdn_cli.loading.
+For other programs: `from gdn_cli import load; decode = load("cuda-v4")`, see gdn_cli.operators.loading.
 """
 
 __version__ = "0.1.0"
@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str):
     """`load` imports torch, which takes a second: only when somebody asks for it."""
     if name == "load":
-        from .loading import load
+        from .operators.loading import load
 
         return load
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -1,5 +1,5 @@
 """`python -m gdn_cli` is `gdn`, for machines where no script was installed."""
 
-from .commands import main
+from .cli import main
 
 main()

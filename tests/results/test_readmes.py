@@ -7,7 +7,7 @@ import shutil
 import helpers
 import pytest
 
-from gdn_cli import registry
+from gdn_cli.catalog import registry
 from gdn_cli.timing import floor
 
 pytestmark = pytest.mark.records

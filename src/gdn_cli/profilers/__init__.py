@@ -17,7 +17,7 @@ A tool's module has
     inside(target, params)     what one of them does: called in the worker, which runs below the tool
     read(ask, folder, replies) what came of it; `replies` are inside's answers, in the order of `runs`
 
-Only `inside` and what it calls import torch. Nothing here starts a process: profiling.py does.
+Only `inside` and what it calls import torch. Nothing here starts a process: profile/session.py does.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Ask:
     checks: tuple[str, ...] = ()  # sanitizer: memcheck, ...
     bytes_in: int = 0  # what the op must read and write at this workload, each tensor once
     bytes_out: int = 0
-    specific: bool = False  # gdn builds it for all that its GPU has (build.py)
+    specific: bool = False  # gdn builds it for all that its GPU has (runner/build.py)
 
 
 @dataclass(frozen=True)

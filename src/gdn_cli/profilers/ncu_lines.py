@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .. import machine
 from ..errors import GdnError
+from ..machine import inventory
 from . import Ask, Reply, Run, disassembly, sass, source_line
 from .ncu_reader import Launch, Line
 
@@ -21,7 +21,7 @@ NAME = "lines"
 
 def runs(ask: Ask, folder: Path) -> list[Run]:
     """The run that compiles; none where there is nothing to gain, or no nvcc or disassembler here."""
-    if ask.solution["spec"]["language"] != "cuda" or machine.cuda_home() is None or not machine.gpus():
+    if ask.solution["spec"]["language"] != "cuda" or inventory.cuda_home() is None or not inventory.gpus():
         return []
     try:
         sass.find()

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from .. import machine
 from ..errors import MissingError
+from ..machine import inventory
 from . import source_line, stalls, symbols
 
 GET_PACKAGE = "pip install 'ncu-report>=2026.3' (or gdn[profile]); it must be as new as the ncu that made the report"
@@ -89,7 +89,7 @@ class Launch:
 
 def find() -> None:
     """MissingError where the package is not installed."""
-    if not machine.has_package("ncu_report"):
+    if not inventory.has_package("ncu_report"):
         raise MissingError("the package ncu-report is missing, which reads what ncu measures", hint=GET_PACKAGE)
 
 

@@ -2,8 +2,8 @@
 
 CUDA C++ is compiled by flashinfer-bench's own builder, as for a run, with -lineinfo on top, which adds the line table
 and leaves the instructions as they are. Triton's kernels are compiled by Triton for what the workload launches
-(offline.py). cuobjdump takes the cubins apart, nvdisasm prints them; both come with the CUDA toolkit, with Triton, and
-as wheels from PyPI.
+(triton_cross_compile.py). cuobjdump takes the cubins apart, nvdisasm prints them; both come with the CUDA toolkit,
+with Triton, and as wheels from PyPI.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import files, machine, paths
+from .. import files, paths
 from ..errors import FAILED, GdnError, MissingError, UsageError
+from ..machine import inventory
 from . import Ask, Fact, Found, Reading, Reply, Run, Table, disassembly, kept, symbols, tools
 from .disassembly import Attributes, Kernel
 
@@ -56,9 +57,9 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
     language = ask.solution["spec"]["language"]
     if language not in ("cuda", "triton"):
         raise UsageError(*_NOT_OURS[language][:1], hint=_NOT_OURS[language][1])
-    if language == "cuda" and machine.cuda_home() is None:
-        raise MissingError("no nvcc here", hint=machine.GET_NVCC)
-    if language == "triton" and not machine.has_package("triton"):
+    if language == "cuda" and inventory.cuda_home() is None:
+        raise MissingError("no nvcc here", hint=inventory.GET_NVCC)
+    if language == "triton" and not inventory.has_package("triton"):
         raise MissingError("package triton missing", hint="pip install triton")
     archs = list(dict.fromkeys(parse_arch(arch) for arch in ask.archs)) or [here(language, ask.specific)]
     for arch in archs:
@@ -78,18 +79,18 @@ _NOT_OURS = {
 
 def here(language: str, specific: bool) -> str:
     """What a run on this machine is compiled for: the GPU's plain capability, as the builder takes it, or with the 'a'
-    (build.py), which Triton adds itself."""
-    gpus = machine.gpus()
+    (runner/build.py), which Triton adds itself."""
+    gpus = inventory.gpus()
     if not gpus:
         return _DEFAULT
-    own = machine.specific(gpus[0].capability) if specific and language == "cuda" else None
+    own = inventory.specific(gpus[0].capability) if specific and language == "cuda" else None
     return parse_arch(own or gpus[0].capability)
 
 
 def _known(arch: str, language: str) -> None:
     """A UsageError where the ptxas that will be called says that it does not know the architecture."""
     if language == "cuda":
-        compilers, whose = [machine.cuda_home() / "bin" / "ptxas"], "the ptxas of nvcc"
+        compilers, whose = [inventory.cuda_home() / "bin" / "ptxas"], "the ptxas of nvcc"
     else:
         compilers, whose = sorted(tools.triton_bin().glob("ptxas*")) if tools.triton_bin() else [], "Triton's ptxas"
     helps = [text for compiler in compilers if (text := tools.output(compiler, "--help"))]
@@ -107,13 +108,13 @@ def environment(arch: str, language: str) -> dict[str, str]:
     flags = f"{os.environ.get('NVCC_APPEND_FLAGS', '')} -lineinfo".strip()
     # the builder's cache key knows neither the architecture nor the compiler nor its flags
     made_by = [
-        tools.output(machine.cuda_home() / "bin" / "nvcc", "--version"),
+        tools.output(inventory.cuda_home() / "bin" / "nvcc", "--version"),
         flags,
         os.environ.get("NVCC_PREPEND_FLAGS"),
     ]
     digest = hashlib.sha256(repr(made_by).encode()).hexdigest()[:8]
     return {
-        machine.ARCHITECTURES: f"{major}.{minor}{suffix}",
+        inventory.ARCHITECTURES: f"{major}.{minor}{suffix}",
         "NVCC_APPEND_FLAGS": flags,
         "FIB_CACHE_PATH": str(paths.builds_dir() / f"sass-{arch}-{digest}"),
     }
@@ -136,7 +137,7 @@ def _compiled(target: Any, params: dict[str, Any]) -> dict[str, Any]:
         if binary is None:
             raise UsageError("its binding is not tvm-ffi: sass reads what that builder makes", hint="--tool ncu")
         return {"binary": str(binary)}
-    from .offline import compiled
+    from .triton_cross_compile import compiled
 
     major, minor, _ = _split(params["arch"])
     answer = compiled(target.subject.call, major * 10 + minor, Path(params["folder"]))
@@ -176,7 +177,7 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
         notes += reply.answer.get("notes", ())
         if "binary" in reply.answer and arch.endswith(("a", "f")):
             plain = arch.rstrip("af")
-            usual = f"compiled for {plain}, as the builder does unless {machine.ARCHITECTURES} is set"
+            usual = f"compiled for {plain}, as the builder does unless {inventory.ARCHITECTURES} is set"
             notes.append(
                 f"{arch}: gdn's runs there are compiled for it (algo.toml: specific); a judge's are {usual}"
                 if ask.specific

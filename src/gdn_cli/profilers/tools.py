@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import machine
 from ..errors import MissingError
+from ..machine import inventory
 
 PACKAGES, LOCAL = Path("/opt/nvidia"), Path("/usr/local")
 
@@ -26,7 +26,7 @@ def executables(name: str, *packages: str) -> list[Path]:
     """
     places = [Path(there)] if (there := shutil.which(name)) else []
     places += sorted((place for pattern in packages for place in PACKAGES.glob(pattern)), key=_version, reverse=True)
-    toolkits = [home] if (home := machine.cuda_home()) else []
+    toolkits = [home] if (home := inventory.cuda_home()) else []
     toolkits += [LOCAL / "cuda", *sorted(LOCAL.glob("cuda-*"), key=_version, reverse=True)]
     places += [toolkit / "bin" / name for toolkit in toolkits]
     places += [wheel for entry in sys.path for wheel in sorted(Path(entry).glob(f"nvidia/*/bin/{name}"), reverse=True)]

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from .. import machine
 from ..errors import GdnError, MissingError
+from ..machine import inventory
 from . import Ask, Fact, Found, Reading, Reply, Run, Table, kept, symbols
 
 TRACE = "trace.json.gz"
@@ -23,7 +23,7 @@ _EVENTS = 40_000  # of the host in one trace: more are slow to read, here and in
 
 
 def find() -> None:
-    if not machine.has_package("torch"):
+    if not inventory.has_package("torch"):
         raise MissingError("torch is missing", hint="pip install torch")
 
 

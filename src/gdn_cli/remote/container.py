@@ -17,11 +17,12 @@ from typing import Any
 
 import msgspec
 
-from .. import jobs, machine
 from ..errors import GdnError, one_line
-from ..record_types import Environment
-from ..request import Request
-from . import caches, parcel
+from ..machine import inventory
+from ..records.request import Request
+from ..run import jobs
+from ..schema.record_types import Environment
+from . import build_cache, wire
 from .settings import CACHE, mismatch
 
 _FILES_MIB = 64  # of a profile's files, the ones to open first before the others
@@ -31,17 +32,17 @@ def serve(data: bytes) -> bytes:
     """Do a parcel's work, one piece after the other; whatever happens, the answer is a reply."""
     began = time.monotonic()
     try:
-        content = parcel.decode(data)
-        devices = [gpu.name for gpu in machine.gpus()]
+        content = wire.decode(data)
+        devices = [gpu.name for gpu in inventory.gpus()]
         reply: dict[str, Any] = {"devices": devices, "error": None, "answers": []}
         if content["gpu"] and (why := mismatch(content["gpu"], devices)):
-            return parcel.encode(reply | {"error": {"kind": "gpu", "reason": why}})
+            return wire.encode(reply | {"error": {"kind": "gpu", "reason": why}})
         with _built(**content["cache"]) as env:
             for piece in content["work"]:
                 reply["answers"].append(_piece(piece, env | content["env"], content))
     except Exception as e:  # a type that the other side may not know says nothing there
         reply = {"devices": [], "answers": [], "error": {"kind": "container", "reason": one_line(e)}}
-    return parcel.encode(reply | {"seconds": time.monotonic() - began})
+    return wire.encode(reply | {"seconds": time.monotonic() - began})
 
 
 def _piece(piece: dict[str, Any], env: dict[str, str], content: dict[str, Any]) -> dict[str, Any]:
@@ -59,18 +60,18 @@ def _labelled(environment: Environment, content: dict[str, Any]) -> Environment:
     """Where the numbers come from: measured at Modal, in which image, on which of its GPUs."""
     environment.where, environment.image = "modal", content["image"]
     if content["gpu"] and environment.gpu:
-        environment.asked, environment.gpus = content["gpu"]["asked"], [gpu.name for gpu in machine.gpus()]
+        environment.asked, environment.gpus = content["gpu"]["asked"], [gpu.name for gpu in inventory.gpus()]
     return environment
 
 
 def _profile(piece: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
     """A profile made as `gdn profile` makes it here: its document, and the files of its folder."""
-    from .. import profiling
+    from ..profile import session
 
     with tempfile.TemporaryDirectory(prefix="gdn-profiles-") as folder:
         try:
-            subject, settings = profiling.received(piece["profile"], Path(folder))
-            document = profiling.run(subject, settings, lambda *_: None, lambda line: None)
+            subject, settings = session.received(piece["profile"], Path(folder))
+            document = session.run(subject, settings, lambda *_: None, lambda line: None)
         except GdnError as e:
             return {"failed": {"message": e.message, "hint": e.hint, "code": e.code}}
         if document["environment"]:
@@ -85,7 +86,7 @@ def _files(folder: Path, first: list[str]) -> tuple[dict[str, str], list[str]]:
     names = [*first, *sorted(p.name for p in folder.iterdir() if p.name not in first and p.is_file())]
     files, left, room = {}, [], _FILES_MIB << 20
     for name in names:
-        text = parcel.text_of((folder / name).read_bytes())
+        text = wire.text_of((folder / name).read_bytes())
         if len(text) <= room:
             files[name] = text
             room -= len(text)
@@ -100,20 +101,20 @@ def _built(key: str, volume: str) -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="gdn-built-") as folder:
         root, mounted = Path(folder), Path(CACHE)
         if mounted.is_dir():
-            caches.restore(mounted, key, root)
-        before = caches.state(root)
-        yield caches.environment(root)
-        if mounted.is_dir() and caches.state(root) != before and caches.keep(mounted, key, root):
+            build_cache.restore(mounted, key, root)
+        before = build_cache.state(root)
+        yield build_cache.environment(root)
+        if mounted.is_dir() and build_cache.state(root) != before and build_cache.keep(mounted, key, root):
             _commit(volume)
 
 
 def _commit(volume: str) -> None:
     """Modal commits a volume in the background some time; this makes it certain. What is lost costs a build only."""
     if os.environ.get("MODAL_IS_REMOTE") == "1":
-        from . import cloud
+        from . import modal_client
 
         with contextlib.suppress(Exception):
-            cloud.commit(volume)
+            modal_client.commit(volume)
 
 
 @contextlib.contextmanager

@@ -15,16 +15,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .. import campaign, comparison, environment, errors, machine, paired
+from .. import errors
+from ..catalog.pack import source_hash
+from ..catalog.registry import Algo
+from ..catalog.tiers import TIERS
 from ..errors import RemoteError, UsageError
-from ..jobs import Job, Outcome
-from ..pack import source_hash
+from ..machine import environment, inventory
 from ..parsing import to_json
-from ..record_types import Document, RemoteCall, Rented, Status
-from ..records import Writer
-from ..registry import Algo
-from ..timing import TIERS
-from . import parcel, sent
+from ..records import comparison, statistics
+from ..records.store import Writer
+from ..run import planning
+from ..run.jobs import Job, Outcome
+from ..schema.record_types import Document, RemoteCall, Rented, Status
+from . import resume, wire
 from .settings import DATA, Gpu, Image, Settings, pins
 
 _WAIT_S = 0.5  # for a reply, over all calls: how late one may be noticed
@@ -57,18 +60,18 @@ class Work:
     call: Any = None
 
 
-def place(algo: Algo, device: str = "auto") -> machine.Place:
+def place(algo: Algo, device: str = "auto") -> inventory.Place:
     """Where an algo runs in the container: machine.place for a machine with a GPU and the pinned packages."""
-    return machine.place(algo, device, missing=_lacking)
+    return inventory.place(algo, device, missing=_lacking)
 
 
-def _lacking(algo: Algo, mode: str) -> machine.Place | None:
+def _lacking(algo: Algo, mode: str) -> inventory.Place | None:
     there = {pin.split("==")[0] for pin in pins()}
     lacking = [wheel for wheel in algo.packages.values() if wheel not in there]
     if not lacking:
         return None
     hint = "add it to the extra `image` of pyproject.toml, with its version"
-    return machine.Place(None, f"package {lacking[0]} is not in the image", hint)
+    return inventory.Place(None, f"package {lacking[0]} is not in the image", hint)
 
 
 def together(jobs: list[Job]) -> list[Job]:
@@ -128,13 +131,13 @@ class Engine:
     # --- around a campaign ----------------------------------------------------------------------------------------
 
     def begin(
-        self, plan: campaign.Plan, writer: Writer, command: str, asked: dict[str, Any], old: Document | None
+        self, plan: planning.Plan, writer: Writer, command: str, asked: dict[str, Any], old: Document | None
     ) -> None:
         """Make the plan fit: what takes turns, and what an earlier run has already."""
         if self.rent.together:
             plan.jobs[:] = together(plan.jobs)
         if old:
-            plan.jobs[:] = sent.resume(plan.jobs, old, writer)
+            plan.jobs[:] = resume.resume(plan.jobs, old, writer)
             self.earlier = old.modal.calls
             writer.document.comparisons, writer.document.overall = old.comparisons, old.overall
         self.note(writer.document, command, asked)
@@ -155,7 +158,7 @@ class Engine:
             if record.rounds_us:
                 baselines.setdefault(record.op, record.algo)
         if baselines:
-            comparison.between(document, baselines, paired.THRESHOLD)
+            comparison.between(document, baselines, statistics.THRESHOLD)
 
     # --- what there is to do --------------------------------------------------------------------------------------
 
@@ -191,21 +194,23 @@ class Engine:
 
     def carry(self, old: list[Work], fresh: list[Work]) -> Iterator[tuple[Work, dict[str, Any] | CallLost]]:
         """Send the fresh work, and give each one's reply as it comes, with those of old calls."""
-        from . import cloud
+        from . import modal_client
 
         for work in old:  # before anything can fail: they are there, and paid for
             self._keep(work, work.call)
-        cloud.connect(self.settings.limits.connect)
+        modal_client.connect(self.settings.limits.connect)
         gpu = self.gpu(fresh)
         if fresh:
             self.say(self.bill(fresh, gpu))
         with contextlib.ExitStack() as stack:
             for work in old:
-                work.call = cloud.recall(work.call)
+                work.call = modal_client.recall(work.call)
             if fresh:
                 containers = min(self.containers, len(fresh))
-                declared = cloud.declare(self.settings, self.rent.image, gpu, max(w.limit_s for w in fresh), containers)
-                running = stack.enter_context(cloud.session(*declared, self.rent.detach))
+                declared = modal_client.declare(
+                    self.settings, self.rent.image, gpu, max(w.limit_s for w in fresh), containers
+                )
+                running = stack.enter_context(modal_client.session(*declared, self.rent.detach))
                 for work in fresh:
                     work.call = running.spawn(self.parcel(work, gpu))
                     if self.rent.detach:  # else it ends with the app, and the app with this command
@@ -227,7 +232,7 @@ class Engine:
         pieces = [{k: v for k, v in piece.items() if k not in ("cuda", "sources")} for piece in work.pieces]
         sources = sorted(s for piece in work.pieces for s in piece["sources"])
         facts = "\0".join([self.rent.image.base, *pins(), str(gpu), *sources])
-        return parcel.encode(
+        return wire.encode(
             {
                 "work": pieces,
                 "gpu": gpu.to_json() if gpu else None,
@@ -241,7 +246,7 @@ class Engine:
         )
 
     def _arriving(self, waiting: list[Work]) -> Iterator[tuple[Work, dict[str, Any] | CallLost]]:
-        from . import cloud
+        from . import modal_client
 
         patience = self.patience(waiting)
         deadline, heard = time.monotonic() + patience, time.monotonic()
@@ -251,11 +256,11 @@ class Engine:
                 reply: Any = None
                 try:
                     data = work.call.wait(max(0.0, min(_WAIT_S / len(waiting), left)))
-                    reply = parcel.decode(data) if data is not None else None
+                    reply = wire.decode(data) if data is not None else None
                     heard = time.monotonic()
-                except cloud.CallFailed as e:
+                except modal_client.CallFailed as e:
                     reply = CallLost(str(e))
-                except cloud.Unreachable:  # what runs there is paid for: not given up at the first silence
+                except modal_client.Unreachable:  # what runs there is paid for: not given up at the first silence
                     if time.monotonic() - heard > _SILENCE_S:
                         raise
                     time.sleep(_WAIT_S)
@@ -291,11 +296,11 @@ class Engine:
                 yield job, Outcome(Status.REMOTE_FAILED, reply.reason, code=errors.REMOTE)
             return
         for job, answer in zip(work.jobs, reply["answers"], strict=True):
-            outcome = parcel.outcome_of(answer)
+            outcome = wire.outcome_of(answer)
             passed = sum(r.passed for r in outcome.records)
             device = outcome.environment and outcome.environment.device
             where = f", {device}" if device else ""
-            self.say(f"{campaign.name(job)}: {passed} of {job.due} passed{where}")
+            self.say(f"{planning.name(job)}: {passed} of {job.due} passed{where}")
             yield job, outcome
 
     # --- what it may cost -----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Profiles that are made at Modal: sent in one parcel, made there by profiling.py, their folders unpacked here."""
+"""Profiles that are made at Modal: sent as one request, made by profile/session.py, their folders unpacked here."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .. import files, profiling
+from .. import files
+from ..catalog.pack import source_hash
 from ..errors import GdnError
-from ..pack import source_hash
-from ..record_types import RemoteCall
-from . import parcel
+from ..profile import session
+from ..schema.record_types import RemoteCall
+from . import wire
 from .engine import Engine, Work, answers
 from .settings import DATA
 
 _PROCESSES = 5  # that a profile takes at most, each with its own time limit
 
 
-def made(engine: Engine, subjects: list[profiling.Subject], settings: profiling.Settings) -> Iterator[dict[str, Any]]:
+def made(engine: Engine, subjects: list[session.Subject], settings: session.Settings) -> Iterator[dict[str, Any]]:
     """The document of each subject, whose folder is here by then; none where they are left there (--detach). Raises
     what the profile of one was refused for."""
     away = replace(settings, dataset=Path(DATA)) if settings.dataset else settings
     pieces = [
-        {"profile": profiling.sent(subject, away), "cuda": True, "sources": [source_hash(subject.solution)]}
+        {"profile": session.sent(subject, away), "cuda": True, "sources": [source_hash(subject.solution)]}
         for subject in subjects
     ]
     limit_s = engine.bounded(settings.timeout_s * _PROCESSES * len(pieces))
@@ -44,13 +45,13 @@ def _arrived(engine: Engine, work: Work, folder: Path) -> Iterator[dict[str, Any
 
 def _unpacked(answer: dict[str, Any], profiles: Path, say: Callable[[str], None]) -> dict[str, Any]:
     document = answer["document"]
-    folder, lost = profiling.new_folder(profiles, [document["name"]]), []
+    folder, lost = session.new_folder(profiles, [document["name"]]), []
     for name, text in answer["files"].items():
         try:  # a full disk costs a file, not the profile
-            files.write(folder / Path(name).name, parcel.bytes_of(text), hint=None)
+            files.write(folder / Path(name).name, wire.bytes_of(text), hint=None)
         except GdnError as e:
             lost.append(e.message)
     if answer["left"]:
         say(f"too large to come along: {', '.join(answer['left'])}")
-    kept = profiling.keep(folder, document | {"name": folder.name})
+    kept = session.keep(folder, document | {"name": folder.name})
     return {"unkept": f"not all of the profile could be kept: {lost[0]}"} | kept if lost else kept

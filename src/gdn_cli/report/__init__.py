@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from .profile import show_profile_list, show_profiles
 from .screen import console, progress, put, say, show_json
-from .terminal import (
-    show,
-    show_doctor,
-    show_list,
-    show_proof,
-    show_remote,
-    show_workloads,
-)
+from .terminal import show, show_doctor, show_list, show_proof, show_remote, show_workloads
 from .tune import show_tuning
 
 __all__ = [

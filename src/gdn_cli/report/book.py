@@ -1,6 +1,6 @@
 """The model of a report: what was measured, by device, tier and state of L2, and what belongs to none of these.
 
-Different devices, tiers and L2 states are different groups: nothing here or above divides one by another. gather.py
+Different devices, tiers and L2 states are different groups: nothing here or above divides one by another. merge.py
 makes a book of files, or of the document that a command writes.
 """
 
@@ -14,9 +14,9 @@ from functools import cached_property
 from typing import Any
 
 from .. import units
-from ..record_types import BestPeer, BestPeers, Compared, Document, Environment, Overall, Record, Score, Timing
-from ..registry import Op, Registry
-from ..timing import COPY, FLOORS
+from ..catalog.registry import Op, Registry
+from ..catalog.tiers import COPY, FLOORS
+from ..schema.record_types import BestPeer, BestPeers, Compared, Document, Environment, Overall, Record, Score, Timing
 
 _GPU, _CPU = "GPU (not named)", "CPU (not named)"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .. import units
-from ..timing import COPY, FLOORS, TIERS
+from ..catalog.tiers import COPY, FLOORS, TIERS
 from . import side_by_side, tables
 from .book import Book, Point, fastest
 from .table import Cell, Column, Mark, Table, became, doubtful, numbers, words, worst

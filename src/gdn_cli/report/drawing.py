@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 from xml.etree import ElementTree
 
+from ..catalog.tiers import FLOORS
 from ..errors import MissingError
 from ..text import shown
-from ..timing import FLOORS
 from .book import Book, ladder
 from .findings import Slice
 

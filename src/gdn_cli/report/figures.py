@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import units
+from ..catalog.tiers import COPY, EMPTY, FLOORS
 from ..errors import UsageError
-from ..record_types import Compared
-from ..timing import COPY, EMPTY, FLOORS
+from ..schema.record_types import Compared
 from . import findings, provenance
 from .book import Book, Group, label_of, ladder
 from .drawing import (

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from .. import units
-from ..timing import COPY, COPY_RATE, EMPTY, FLOORS
+from ..catalog.tiers import COPY, COPY_RATE, EMPTY, FLOORS
 from . import notes
 from .book import Book, Group, Measurement, label_axes, ladder
 

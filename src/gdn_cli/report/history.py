@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import files, units
-from ..history import EXPORTED, SHORT, Group, Kept, Overview, Place, Series, most_measured
+from ..records.history import EXPORTED, SHORT, Group, Kept, Overview, Place, Series, most_measured
 from ..text import csv_cell, shown
 from ..units import digits
 from ..units import duration as _us

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import units
-from ..record_types import Status
+from ..catalog.tiers import FLOORS
+from ..schema.record_types import Status
 from ..text import shown
-from ..timing import FLOORS
 from .book import Book, Group, Measurement, Source, ladder
 
 # --- checks ---------------------------------------------------------------------------------------------------------

@@ -11,7 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from .. import differences, environment, units
+from .. import units
+from ..machine import environment
+from ..profile import differences
 from ..profilers import symbols
 from .screen import block, console, print_table, put, show_json, styled
 from .table import Cell, Column, Mark, Table, numbers, words

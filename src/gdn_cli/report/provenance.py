@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..record_types import GpuState
+from ..schema.record_types import GpuState
 from .book import Book, Group, Source
 
 

@@ -18,7 +18,7 @@ from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ..records import dumps
+from ..records.store import dumps
 from ..text import shown, unguarded
 from .table import Cell, Column, Mark, Table
 

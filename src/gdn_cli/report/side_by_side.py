@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from .. import stress, units
-from ..record_types import BestPeer, Check
+from .. import units
+from ..catalog import stress
+from ..schema.record_types import BestPeer, Check
 from .book import Book, Point, label_of
 from .table import Cell, Column, Mark, Table, doubtful, numbers, words
 

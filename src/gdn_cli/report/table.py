@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..record_types import Record
+    from ..schema.record_types import Record
 
 
 class Name(str):

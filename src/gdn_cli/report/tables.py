@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import units
-from ..record_types import Compared, Overall, Score
-from ..timing import COPY, FLOORS
+from ..catalog.tiers import COPY, FLOORS
+from ..schema.record_types import Compared, Overall, Score
 from . import findings, notes, provenance
 from .book import Book, Group, Measurement, Source, label_of
 from .findings import Tiers

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..registry import Registry
+from ..catalog.registry import Registry
 from ..text import shown
 from .screen import block, console, print_table, say, show_json, styled
 from .table import Cell, Column, Mark, Table, words
 
 if TYPE_CHECKING:
-    from ..record_types import Document
+    from ..schema.record_types import Document
 
 # --- gdn run, gdn bench, gdn floors, gdn compare --------------------------------------------------------------------
 
@@ -24,10 +24,10 @@ def show(
         say(f"the records could not be kept: {unsaved}")
     if as_json:
         return show_json(document)
-    from . import command_tables, gather, notes  # here: `gdn list` shows no records
+    from . import command_tables, merge, notes  # here: `gdn list` shows no records
 
     out = console()
-    book = gather.gather([gather.source("", document)], registry)
+    book = merge.gather([merge.source("", document)], registry)
     legend: dict[str, None] = {}
     for made in command_tables.of(book, book.sources[0].document.command):
         print_table(out, made)

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from .. import units
-from ..registry import Op
+from ..catalog.registry import Op
 from .screen import console, print_table, show_json, styled
 from .table import Column, Table, numbers, words
 

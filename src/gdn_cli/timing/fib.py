@@ -17,7 +17,7 @@ from importlib import metadata
 from time import perf_counter
 
 from .. import errors
-from ..record_types import Timing
+from ..schema.record_types import Timing
 from . import Plan, Subject, TierUnavailable, summarise
 
 _CONTEST = Plan(warmup=10, iterations=50, trials=3)  # the evaluator's defaults, and the contest's for decode

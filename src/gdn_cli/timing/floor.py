@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
-from ..dtypes import DTYPES
-from ..paired import centre
-from ..registry import Op, TensorSpec
-from . import TIERS, Plan, Subject, TierUnavailable, interleave
+from ..catalog.dtypes import ITEMSIZE
+from ..catalog.registry import Op, TensorSpec
+from ..catalog.tiers import TIERS
+from ..records.statistics import centre
+from . import Plan, Subject, TierUnavailable, interleave
 
 _RATE_BYTES = {"cuda": 2 * 2**30, "cpu": 2 * 2**28}  # read and written together: far beyond any cache
 _TRIES = 20  # samples of each candidate in the search
@@ -40,7 +41,7 @@ def bytes_moved(op: Op, axes: dict[str, int]) -> int:
 
 def bytes_of(op: Op, specs: dict[str, TensorSpec], axes: dict[str, int]) -> int:
     """Each of these tensors once, in bytes."""
-    return sum(math.prod(op.shape(spec, axes)) * DTYPES[spec.dtype].itemsize for spec in specs.values())
+    return sum(math.prod(op.shape(spec, axes)) * ITEMSIZE[spec.dtype] for spec in specs.values())
 
 
 def fastest_copy(nbytes: int, mode: str, l2: str = "cold") -> tuple[Subject, str]:

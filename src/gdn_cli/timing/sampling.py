@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..paired import median_interval
-from ..record_types import HostLoad
-from .host import FEW, Round, Witness, apart, load_of
+from ..machine.host_load import FEW, Round, Witness, apart, load_of
+from ..records.statistics import median_interval
+from ..schema.record_types import HostLoad
 
 if TYPE_CHECKING:
     from . import Plan, Sample, Warmed

@@ -1,0 +1,212 @@
+"""Algo -> flashinfer-bench Solution -> solution.json, and back. Imports neither torch nor flashinfer-bench.
+
+A solution is one flat folder of sources. What flashinfer-bench would drop without a word (subfolders, other suffixes)
+or choke on later (empty files, absolute imports of a sibling) is refused here, by the name of the file.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from ..errors import UsageError, one_line
+from ..parsing import Wrong, decode, read_json, read_text
+from .registry import Algo, Language, Op, Registry, is_source
+
+SUFFIXES = (".py", ".cu", ".cuh", ".cpp", ".cxx", ".cc", ".c", ".h", ".hpp")
+STAY_BEHIND = ("algo.toml", "README.md", "tuning.json")  # of the folder, not of the solution
+AUTHOR = "gdn"
+
+
+def pack(algo: Algo, op: Op, *, name: str | None = None, author: str = AUTHOR) -> dict[str, Any]:
+    """The algo as a flashinfer-bench Solution with every field of its spec set.
+
+    Solution names are unique in a dataset, short algo names are not (`fi-baseline` is in two ops): hence `<op>-<algo>`.
+    """
+    if algo.solution is not None:
+        return algo.solution
+    return {
+        "name": name or f"{op.name}-{algo.name}",
+        "definition": op.definition,
+        "author": author,
+        "spec": {
+            "language": algo.language,
+            "target_hardware": ["cuda" if mode == "cuda" else "cpu" for mode in algo.modes if mode != "interpreter"],
+            "entry_point": algo.entry_point,
+            "dependencies": list(algo.packages.values()),
+            "destination_passing_style": algo.destination_passing,
+            "binding": "tvm-ffi" if algo.language in ("cpp", "cuda") else None,
+        },
+        "sources": [{"path": path.name, "content": _content(path)} for path in sources(algo)],
+        "description": algo.summary,
+    }
+
+
+def sources(algo: Algo) -> list[Path]:
+    """The files that travel, of the algo's folder and those it shares; a UsageError names the first that could not."""
+    files = []
+    for path in sorted(algo.folder.iterdir()):
+        if path.name in STAY_BEHIND or path.name == "__pycache__" or path.name.startswith("."):
+            continue
+        if path.is_dir():
+            raise UsageError(
+                f"{path}: flashinfer-bench drops subfolders", hint="move its files beside algo.toml, or out of the algo"
+            )
+        if path.suffix not in SUFFIXES:
+            raise UsageError(
+                f"{path}: flashinfer-bench drops files with the suffix '{path.suffix}'",
+                hint=f"rename it to one of {', '.join(SUFFIXES)}, or move it out of the algo's folder",
+            )
+        if not is_source(path, algo.folder):
+            raise UsageError(
+                f"{path}: not a plain file of the algo's own folder", hint="a link may lead no further: copy the file"
+            )
+        files.append(path)
+    files = sorted([*files, *algo.shares], key=lambda path: path.name)
+    modules = {path.stem for path in files if path.suffix == ".py"}
+    for path in files:
+        if path.suffix == ".py":
+            _refuse_absolute_siblings(path, modules)
+    return files
+
+
+def _content(path: Path) -> str:
+    text = read_text(path)
+    if not text.strip():
+        raise UsageError(f"{path}: flashinfer-bench refuses empty files", hint="delete it, or give it a comment")
+    return text
+
+
+def _refuse_absolute_siblings(path: Path, siblings: set[str]) -> None:
+    try:
+        tree = ast.parse(_content(path), filename=str(path))
+    except SyntaxError as e:
+        raise UsageError(f"{path}:{e.lineno}: not valid Python: {e.msg}") from None
+    except (ValueError, RecursionError, MemoryError) as e:  # a zero byte; brackets or sums beyond the parser's depth
+        raise UsageError(f"{path}: not valid Python: {one_line(e)}") from None
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [node.module or ""]
+        for name in names:
+            if (module := name.split(".")[0]) in siblings:
+                raise UsageError(
+                    f"{path}:{node.lineno}: absolute import of the sibling '{module}'",
+                    hint=f"a solution is imported as a package: write `from .{module} import ...`",
+                )
+
+
+def definition(op: Op, registry: Registry) -> dict[str, Any]:
+    """The op as a FlashInfer-Trace Definition; its reference is the source of the op's reference algo."""
+    algo = registry.reference(op)
+    axes = {
+        name: {"type": "var"} if value is None else {"type": "const", "value": value} for name, value in op.axes.items()
+    }
+
+    def tensors(specs: dict) -> dict[str, Any]:
+        return {name: {"shape": list(s.shape) if s.shape else None, "dtype": s.dtype} for name, s in specs.items()}
+
+    return {
+        "name": op.definition,
+        "description": op.summary,
+        "op_type": op.op_type,
+        "tags": list(op.tags),
+        "axes": axes,
+        "constraints": list(op.constraints),
+        "inputs": tensors(op.inputs),
+        "outputs": tensors(op.outputs),
+        "reference": next(_content(p) for p in sources(algo) if p.name == algo.entry_point.split("::")[0]),
+    }
+
+
+def source_hash(solution: dict[str, Any]) -> str:
+    """12 hex digits over what decides the build: language, entry point, calling style, binding and every source."""
+    spec = solution["spec"]
+    parts = [spec["language"], spec["entry_point"], str(spec["destination_passing_style"]), str(spec.get("binding"))]
+    parts += [text for s in solution["sources"] for text in (s["path"], s["content"])]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+# --- a packed file, anyone's ------------------------------------------------------------------------------------
+
+
+Given = Annotated[str, Meta(min_length=1)]
+
+
+class Source(Struct, frozen=True):
+    path: Given
+    content: Given
+
+
+class Spec(Struct, frozen=True):
+    """A flashinfer-bench BuildSpec, as far as gdn reads it."""
+
+    language: Language
+    entry_point: Given
+    target_hardware: Annotated[list[str], Meta(min_length=1)]
+    dependencies: list[str] | None = None
+    binding: str | None = None
+    destination_passing_style: bool = True  # flashinfer-bench's default
+
+
+class Solution(Struct, frozen=True):
+    """A packed solution.json. Raises parsing.Wrong where its parts do not fit each other."""
+
+    name: Given
+    definition: Given
+    author: Given
+    spec: Spec
+    sources: Annotated[list[Source], Meta(min_length=1)]
+    description: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name.isprintable() or len(self.name) > 200:
+            raise Wrong(("name",), "printable text of at most 200 characters", self.name)
+        names, entry_point = [source.path for source in self.sources], self.spec.entry_point
+        if len(set(names)) < len(names):
+            raise Wrong(("sources",), "files of different names", names)
+        if entry_point.count("::") != 1 or entry_point.split("::")[0] not in names:
+            raise Wrong(("spec", "entry_point"), "'<one of the sources>::<symbol>'", entry_point)
+
+
+def read_solution(path: Path, registry: Registry) -> Algo:
+    """Read a packed solution.json as an algo. Nothing is written; a UsageError says what is wrong with the file."""
+    solution = read_json(path)
+    packed = decode(solution, Solution, path)
+    for file in (source.path for source in packed.sources):
+        parts = PurePosixPath(file).parts + PureWindowsPath(file).parts
+        if not file.isprintable() or not PurePosixPath(file).name or len(file) > 200:
+            raise UsageError(f"{path}: source {file!r:.60} is no name for a file")
+        if ".." in parts or PurePosixPath(file).is_absolute() or PureWindowsPath(file).anchor:
+            raise UsageError(f"{path}: source '{file}' would be written outside its folder; refused")
+    spec = packed.spec
+    op = next((op for op in registry.ops.values() if op.definition == packed.definition), None)
+    if op is None:
+        known = ", ".join(op.definition for op in registry.ops.values())
+        raise UsageError(f"{path}: definition '{packed.definition}' is not one of gdn's ops", hint=f"gdn knows {known}")
+    solution["spec"] |= {"destination_passing_style": spec.destination_passing_style, "binding": spec.binding}
+    return Algo(
+        op=op.name,
+        name=packed.name,
+        summary=packed.description or f"packed by {packed.author}",
+        language=spec.language,
+        entry_point=spec.entry_point,
+        destination_passing=spec.destination_passing_style,
+        modes=_modes(spec.language, spec.target_hardware),
+        solution=solution,
+    )
+
+
+def _modes(language: str, hardware: list[str]) -> tuple[str, ...]:
+    """Where a packed file may run. Hardware names are free text ('cuda', 'NVIDIA_B200', 'cpu'); languages are not."""
+    if language == "cpp" or (language == "python" and "cpu" in hardware and len(hardware) == 1):
+        return ("cpu",)
+    if language == "python" and "cpu" in hardware:
+        return ("cuda", "cpu")
+    return ("cuda", "interpreter") if language == "triton" else ("cuda",)

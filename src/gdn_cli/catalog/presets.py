@@ -1,0 +1,112 @@
+"""Presets: configs/presets.toml says which workloads a name stands for, and how long to measure each."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from .. import paths
+from ..errors import unknown
+from ..parsing import Positive, Text, Wrong, decode, read_toml
+
+Entry = Annotated[
+    dict[str, Positive | str], Meta(min_length=1, description="axes such as { batch_size = 1 }, positive whole numbers")
+]
+Entries = Annotated[
+    Literal["all"] | Annotated[list[Entry], Meta(min_length=1)],
+    Meta(description='"all", or a list of axes such as [{ batch_size = 1 }]'),
+]
+
+
+class Sampling(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How long to measure: `seconds`, or the contest's three numbers."""
+
+    seconds: Annotated[float, Meta(gt=0)] | None = None
+    warmup: Annotated[int, Meta(ge=0)] | None = None
+    iterations: Positive | None = None
+    trials: Positive | None = None
+
+    def __post_init__(self) -> None:
+        counts = {"warmup": self.warmup, "iterations": self.iterations, "trials": self.trials}
+        given = [name for name, value in counts.items() if value is not None]
+        if self.seconds is None and not given:
+            raise Wrong(("seconds",), "a positive number, or warmup, iterations and trials instead")
+        if self.seconds is None and len(given) < 3:
+            raise Wrong((next(name for name in counts if name not in given),), "a whole number")
+        if self.seconds is not None and given:
+            raise Wrong((given[0],), "no value beside seconds", counts[given[0]])
+
+
+class PresetFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One table of configs/presets.toml."""
+
+    summary: Text
+    settings: dict[str, Any]  # a Sampling's keys; those of an op that differs are a table of its name
+    workloads: dict[str, Entries]
+    scored: bool = False  # whether a contest makes its score from these workloads
+
+    def __post_init__(self) -> None:
+        for op, entries in self.workloads.items():
+            for i, entry in enumerate(entries if entries != "all" else ()):
+                for key, value in entry.items():
+                    steps = ("workloads", op, i, key)
+                    if key != "seq_lens" and isinstance(value, str):
+                        raise Wrong(steps, "a positive whole number", value)
+                    if key == "seq_lens" and (not parse_seq_lens(str(value)) or len(entry) > 1):
+                        raise Wrong(steps, 'only lengths such as "4x2048" or "1024+7168"', entry)
+
+
+class Preset(PresetFile, frozen=True, kw_only=True):
+    """A preset, with its settings read."""
+
+    name: str
+    settings: Sampling
+    op_settings: dict[str, Sampling] = {}  # op -> settings of its own
+
+    def settings_for(self, op_name: str) -> dict[str, float]:
+        """{"seconds"} or {"warmup", "iterations", "trials"}."""
+        return msgspec.to_builtins(self.op_settings.get(op_name, self.settings))
+
+
+def presets_file() -> Path:
+    return paths.CONFIGS_DIR / "presets.toml"
+
+
+def preset_names() -> list[str]:
+    return list(read_toml(presets_file()))
+
+
+def load_preset(name: str) -> Preset:
+    """A preset by name; a UsageError names file, key and what was expected."""
+    path = presets_file()
+    tables = read_toml(path)
+    if name not in tables:
+        raise unknown("preset", name, tables, hint=f"presets are in {path}")
+    preset = decode({name: tables[name]}, dict[str, PresetFile], path)[name]
+
+    def sampling(table: dict[str, Any], where: str) -> Sampling:
+        return decode(table, Sampling, path, root=f"$.{name}.settings{where}")
+
+    own = {op: table for op, table in preset.settings.items() if isinstance(table, dict)}
+    common = {key: value for key, value in preset.settings.items() if key not in own}
+    parts = {
+        "name": name,
+        "settings": sampling(common, ""),
+        "op_settings": {op: sampling(table, f".{op}") for op, table in own.items()},
+    }
+    return Preset(**msgspec.structs.asdict(preset) | parts)
+
+
+def parse_seq_lens(text: str) -> tuple[int, ...] | None:
+    """ "4x2048" -> four sequences of 2048, "1024+7168" -> two, and both mixed; None where it is neither."""
+    lens: list[int] = []
+    for part in text.split("+"):
+        m = re.fullmatch(r"\s*(?:([1-9]\d{0,5})\s*x\s*)?([1-9]\d{0,8})\s*", part)
+        if not m:
+            return None
+        lens += [int(m[2])] * int(m[1] or 1)
+    return tuple(lens)

@@ -1,0 +1,370 @@
+"""algo.toml -> Algo, configs/*.toml -> Op: what there is, found by name. Imports no torch: `gdn list` is instant."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from .. import files, paths
+from ..errors import UsageError, one_line, unknown
+from ..parsing import Positive, Text, Wrong, decode, read_toml, wrong
+from .expression import condition
+from .stress import Family, fault
+
+LANGUAGES = ("python", "triton", "cpp", "cuda")
+Language = Annotated[Literal["python", "triton", "cpp", "cuda"], Meta(description=f"one of {', '.join(LANGUAGES)}")]
+# Where an algo can run: `interpreter` is Triton's, on a CPU, good for checks and never timed.
+MODES = ("cuda", "cpu", "interpreter")
+Mode = Literal["cuda", "cpu", "interpreter"]
+DEFAULT_OP = "gdn_decode"
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+
+
+class TensorSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """One input or output: a FlashInfer-Trace dtype name and axis names (None for a scalar)."""
+
+    dtype: Text
+    shape: tuple[str, ...] | None = None
+    note: str = ""  # what its values must be, for whoever calls an algo
+
+
+class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """configs/<op>.toml: the FlashInfer-Trace definition that an op stands for, how its results are judged and shown.
+
+    Raises parsing.Wrong where its parts do not fit each other.
+    """
+
+    definition: Text
+    op_type: Text
+    summary: Text
+    axes: dict[str, Annotated[Positive | Literal["var"], Meta(description="a positive whole number or 'var'")]]
+    inputs: dict[str, TensorSpec]
+    outputs: dict[str, TensorSpec]
+    constraints: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    # output -> greatest relative Frobenius error against float64
+    tolerance: dict[str, Annotated[float, Meta(gt=0)]]
+    reference: Text  # the algo whose source is the definition's reference
+    baseline: Text | None = None  # the algo that the contest ranks against
+    linear_in: tuple[str, ...]  # inputs whose joint negation negates every output
+    label: Text  # how a workload is called in a table: "B={batch_size}"
+    in_place: dict[str, Text] = {}  # output -> the input that it may overwrite
+    stress: dict[str, Family] = {}  # name -> inputs that are hard: `gdn run --stress`
+
+    def __post_init__(self) -> None:
+        for kind, specs in (("inputs", self.inputs), ("outputs", self.outputs)):
+            for name, spec in specs.items():
+                for axis in spec.shape or ():
+                    if axis not in self.axes:
+                        raise Wrong((kind, name, "shape"), f"axes of [axes]: {', '.join(self.axes)}", axis)
+        if set(self.tolerance) != set(self.outputs):
+            raise Wrong(("tolerance",), f"a positive number for each of {', '.join(self.outputs)}", self.tolerance)
+        for name in self.linear_in:
+            if name not in self.inputs:
+                raise Wrong(("linear_in",), f"inputs: {', '.join(self.inputs)}", name)
+        for output, source in self.in_place.items():
+            pair = self.outputs.get(output), self.inputs.get(source)
+            if None in pair or (pair[0].dtype, pair[0].shape) != (pair[1].dtype, pair[1].shape):
+                raise Wrong(("in_place", output), "output = 'input', both of one shape and dtype", source)
+        variable = [name for name, value in self.axes.items() if value in ("var", None)]
+        for name, family in self.stress.items():
+            if found := fault(family, variable):
+                raise Wrong(("stress", name, found.steps[0]), found.expected, found.got)
+
+
+class Op(OpFile, frozen=True, kw_only=True):
+    """An operation."""
+
+    name: str
+    axes: dict[str, int | None]  # None: variable
+
+    @property
+    def var_axes(self) -> tuple[str, ...]:
+        return tuple(name for name, value in self.axes.items() if value is None)
+
+    def shape(self, spec: TensorSpec, axes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape of an input or output at a workload's axes."""
+        known = {name: value for name, value in self.axes.items() if value is not None} | dict(axes)
+        return tuple(known[axis] for axis in spec.shape or ())
+
+
+_COLUMNS = ("gpu", "sms", "up_to")  # of the generated table, beside the constants
+_VALUES = Meta(min_length=1, description="a list of different whole numbers of 32 bits")
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+
+
+class Tune(Struct, frozen=True, forbid_unknown_fields=True):
+    """[tune] of algo.toml: which constants `gdn tune` may choose, and where the chosen ones go."""
+
+    file: Text  # of the algo's folder: what is generated, .h for C++ and CUDA, .py for Triton and Python
+    # axes of the op: their product decides which row of the file is used
+    size: Annotated[tuple[str, ...], Meta(min_length=1, description="at least one axis of the op")]
+    # name -> the values to try, in the order of algo.toml
+    constants: dict[str, Annotated[tuple[Annotated[int, Meta(ge=-(2**31), lt=2**31)], ...], _VALUES]]
+    where: Text | None = None  # a condition on the constants: see expression.py
+
+    def __post_init__(self) -> None:
+        for name, values in self.constants.items():
+            if not _IDENTIFIER.fullmatch(name) or name in _COLUMNS:
+                rule = f"a name that C++ and Python take, and none of {', '.join(_COLUMNS)}"
+                raise Wrong(("constants", name), rule, name)
+            if len(set(values)) < len(values):
+                raise Wrong(("constants", name), _VALUES.description, list(values))
+        if not self.constants:
+            raise Wrong(("constants",), "at least one constant, such as rows = [1, 2, 4]", {})
+        if self.where is not None:
+            try:
+                condition(self.where, self.constants)
+            except ValueError as e:
+                raise Wrong(("where",), f"a condition on the constants, but {e}", self.where) from None
+
+
+_ENTRY = Meta(
+    pattern=r"^[^:/\\\x00-\x1f]+::[A-Za-z_]\w*(?!\n)$", description="'file::symbol', such as 'kernel.cu::run'"
+)
+_SETUP = Meta(
+    pattern=r"^[^:/\\\x00-\x1f]+\.py::[A-Za-z_]\w*(?!\n)$",
+    description="'file.py::function', a Python algo's file of this folder or one it shares",
+)
+_CAPABILITY = Meta(pattern=r"^[0-9]+\.[0-9](?!\n)$", description="a compute capability such as '9.0'")
+
+
+class AlgoFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """algo.toml: what an algo says of itself. Raises parsing.Wrong where its parts do not fit each other."""
+
+    summary: Text
+    language: Language
+    entry_point: Annotated[str, _ENTRY]
+    destination_passing: bool
+    modes: Annotated[tuple[Mode, ...], Meta(min_length=1, description=f"a list of {', '.join(MODES)}")] = msgspec.field(
+        name="devices"
+    )
+    packages: dict[str, str] = {}  # import name -> what pip installs
+    provenance: dict[str, str]
+    tune: Tune | None = None
+    shares: tuple[str, ...] = ()  # files of other algos that are packed with its own: <op>/<algo>/<file>
+    capability: Annotated[str, _CAPABILITY] | None = None  # the least CUDA compute capability
+    specific: bool = False  # built for its GPU's own features (sm_90a), not for what later GPUs have too (sm_90)
+    after: Text | None = None  # the rung below it
+    setup: Annotated[str, _SETUP] | None = (
+        None  # work that is done once for the inputs, and not timed: runner/prepared.py
+    )
+
+    def __post_init__(self) -> None:
+        if "interpreter" in self.modes and self.language != "triton":
+            raise Wrong(("devices",), "'interpreter' only where language is triton", list(self.modes))
+        if self.setup and self.language not in ("python", "triton"):
+            raise Wrong(("setup",), _SETUP.description, self.setup)
+
+
+class Algo(AlgoFile, frozen=True, kw_only=True):
+    """One implementation of an op: a folder with an algo.toml, or a packed solution file."""
+
+    op: str
+    name: str
+    folder: Path | None = None
+    provenance: dict[str, str] = {}
+    shares: tuple[Path, ...] = ()
+    solution: dict[str, Any] | None = None  # a packed file's content, as it was read
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.op}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Broken:
+    """An algo.toml that could not be read: which algo it would be, and the one line that says why."""
+
+    op: str
+    name: str
+    error: UsageError
+
+
+# --- reading TOML -----------------------------------------------------------------------------------------------
+
+
+def read_algo(path: Path, op: str) -> Algo:
+    """Read `<op>/<algo>/algo.toml`; a UsageError names the file, the key and what was expected."""
+    algo, folder = decode(read_toml(path), AlgoFile, path), path.parent
+    if not NAME.fullmatch(folder.name):
+        raise UsageError(f"{folder}: folder name '{folder.name}': expected lower case letters, digits, '.', '_' or '-'")
+    shares, file = _shares(algo, path), algo.entry_point.split("::")[0]
+    for key, named in (("entry_point", algo.entry_point), ("setup", algo.setup)):
+        source = named and named.split("::")[0]
+        if source and not is_source(folder / source, folder) and source not in [shared.name for shared in shares]:
+            raise wrong(path, [key], "a file of this folder, or one that it shares", named)
+    if algo.tune:
+        suffix, named = _TUNED[algo.language], algo.tune.file
+        own = re.fullmatch(rf"[A-Za-z_]\w*\{suffix}", named) and files.inside(folder / named, folder)
+        if not own or named == file:
+            raise wrong(path, ["tune", "file"], f"a file of its own in this folder, such as 'tuned{suffix}'", named)
+    return Algo(**msgspec.structs.asdict(algo) | {"op": op, "name": folder.name, "folder": folder, "shares": shares})
+
+
+def is_source(path: Path, folder: Path) -> bool:
+    """A plain file of `folder`, or a link to one in it: an algo carries away nothing of what lies elsewhere."""
+    return path.is_file() and files.inside(path, folder)
+
+
+_TUNED = {"cpp": ".h", "cuda": ".h", "python": ".py", "triton": ".py"}  # language -> suffix of the generated file
+
+
+def _shares(algo: AlgoFile, path: Path) -> tuple[Path, ...]:
+    """The files that `shares` names, as `<op>/<algo>/<file>`: of this folder of algos, else of gdn's own."""
+    found = []
+    for name in algo.shares:
+        parts = Path(name).parts
+        named = len(parts) == 3 and ".." not in parts and not Path(name).is_absolute()
+        roots = (path.parent.parent.parent, paths.ALGOS_DIR) if named else ()
+        file = next((root.joinpath(*parts) for root in roots if is_source(root.joinpath(*parts), root)), None)
+        if file is None:
+            raise wrong(path, ["shares"], "files of other algos, such as 'gdn_decode/cuda-v5/decode.cuh'", name)
+        if (path.parent / file.name).exists() or file.name in [other.name for other in found]:
+            raise wrong(path, ["shares"], "files whose names are not taken in this folder", name)
+        found.append(file)
+    return tuple(found)
+
+
+def _check_size(path: Path, algo: Algo, op: Op) -> None:
+    for axis in algo.tune.size if algo.tune else ():
+        if axis not in op.axes:
+            raise wrong(path, ["tune", "size"], f"axes of {op.name} ({', '.join(op.axes)})", axis)
+
+
+def read_op(path: Path) -> Op:
+    """Read `configs/<op>.toml`; a UsageError names the file, the key and what was expected."""
+    op = decode(read_toml(path), OpFile, path)
+    axes = {name: None if value == "var" else value for name, value in op.axes.items()}
+    return Op(**msgspec.structs.asdict(op) | {"name": path.stem, "axes": axes})
+
+
+# --- finding ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Registry:
+    """All ops and algos of this installation and of the user's own folders."""
+
+    ops: dict[str, Op]
+    algos: tuple[Algo, ...]
+    broken: tuple[Broken, ...]
+
+    def op(self, name: str) -> Op:
+        if name not in self.ops:
+            raise unknown("op", name, self.ops)
+        return self.ops[name]
+
+    def of(self, op: str) -> list[Algo]:
+        """The algos of an op, in ladder order: a rung after the one that it names, else by name."""
+        return [a for a in self.algos if a.op == op]
+
+    def find(self, name: str, op: str | None = None) -> Algo:
+        """By full name, or by short name: the one in `op`; without it decode's, else the only op that has it."""
+        if "/" in name:
+            wanted_op, short = name.split("/", 1)
+            self.op(wanted_op)
+            if op and wanted_op != op:
+                raise UsageError(f"'{name}' is not an algo of {op}", hint="drop --op, or name one of its algos")
+            op = wanted_op
+        else:
+            short = name
+        found = [a for a in (*self.algos, *self.broken) if a.name == short and op in (None, a.op)]
+        if len(found) > 1:
+            found = [a for a in found if a.op == DEFAULT_OP] or found
+        if not found:
+            known = [a.name for a in self.algos if op in (None, a.op)]
+            raise unknown(f"algo of {op}" if op else "algo", short, known, hint="`gdn list` shows all")
+        if len(found) > 1:
+            full = ", ".join(f"{a.op}/{a.name}" for a in found)
+            raise UsageError(f"several ops have '{short}': {full}", hint="add --op")
+        if isinstance(found[0], Broken):
+            raise found[0].error
+        return found[0]
+
+    def reference(self, op: Op) -> Algo:
+        """The shipped algo that an op is judged by: a folder of the user's may stand in for any other one."""
+        return read_algo(paths.ALGOS_DIR / op.name / op.reference / "algo.toml", op.name)
+
+
+def _ladder(algos: list[Algo], reference: str | None = None) -> list[Algo]:
+    """Climb each ladder from its lowest rung; the algos that belong to none (peers, baselines) come last, by name.
+
+    The reference is the lowest rung of all, even where nothing stands on it yet.
+    """
+    names = {a.name for a in algos}
+    above: dict[str | None, list[Algo]] = {}
+    for algo in sorted(algos, key=lambda a: a.name):
+        above.setdefault(algo.after if algo.after in names else None, []).append(algo)
+    climbed: dict[str, Algo] = {}
+
+    def climb(algo: Algo) -> None:
+        if algo.name not in climbed:
+            climbed[algo.name] = algo
+            for next_rung in above.get(algo.name, []):
+                climb(next_rung)
+
+    # a ring (`after` pointing at each other) has no lowest rung: the last pass picks those up
+    lowest = sorted(above.get(None, []), key=lambda a: (a.name != reference, a.name not in above, a.name))
+    for algo in lowest + algos:
+        climb(algo)
+    return list(climbed.values())
+
+
+def names(text: str | None, option: str = "--algo") -> list[str]:
+    """What an option names, with commas between; [] where it is not given. UsageError where it is, and names nothing:
+    that is a variable that was left empty, and not everything that there is."""
+    found = [name.strip() for name in (text or "").split(",") if name.strip()]
+    if text is not None and not found:
+        raise UsageError(f"{option} '{text}' names nothing", hint="name one, or leave it out")
+    return found
+
+
+def own_folders(option: str | None) -> list[Path]:
+    """The user's own algo folders: `--algos`, else `GDN_ALGOS` (several with the path separator between)."""
+    folders = [Path(p).expanduser() for p in (option or "").split(os.pathsep) if p]
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"no such algos folder: {folder}", hint="it holds <op>/<algo>/algo.toml")
+        if next(folder.glob("algo.toml"), None) or next(folder.glob("*/algo.toml"), None):
+            raise UsageError(
+                f"{folder} is inside an algos folder", hint="name the one that holds <op>/<algo>/algo.toml"
+            )
+    return folders
+
+
+def load(own: str | None = None) -> Registry:
+    """Read everything. The user's folders come first: an algo of theirs stands in for ours of the same name."""
+    ops = {p.stem: read_op(p) for p in sorted(paths.CONFIGS_DIR.glob("*.toml")) if "definition" in read_toml(p)}
+    algos: dict[tuple[str, str], Algo | Broken] = {}
+    for root in [*own_folders(own), paths.ALGOS_DIR]:
+        for path in sorted(root.glob("*/*/algo.toml")):
+            op, name = path.parent.parent.name, path.parent.name
+            if (op, name) in algos:
+                continue
+            try:
+                if op not in ops:
+                    raise UsageError(f"{path}: folder '{op}': expected an op, one of {', '.join(ops)}")
+                if not path.is_file():
+                    raise UsageError(f"{path}: not a plain file")
+                algos[op, name] = read_algo(path, op)
+                _check_size(path, algos[op, name], ops[op])
+            except UsageError as e:
+                algos[op, name] = Broken(op, name, e)
+            except Exception as e:  # whatever is wrong with one, the others go on
+                algos[op, name] = Broken(op, name, UsageError(f"{path}: cannot be read: {one_line(e)}"))
+    # decode first: it is what most people come for
+    order = sorted(ops, key=lambda name: (name != DEFAULT_OP, not name.startswith("gdn"), name))
+    whole = [a for a in algos.values() if isinstance(a, Algo)]
+    return Registry(
+        ops={name: ops[name] for name in order},
+        algos=tuple(a for name in order for a in _ladder([a for a in whole if a.op == name], ops[name].reference)),
+        broken=tuple(a for a in algos.values() if isinstance(a, Broken)),
+    )

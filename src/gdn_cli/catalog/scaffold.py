@@ -1,0 +1,42 @@
+"""`gdn new`: copy a rung of the ladder to start the next one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from .. import files, paths
+from ..errors import UsageError
+from .pack import STAY_BEHIND
+from .registry import NAME, Algo, Registry, is_source
+from .tuned_table import EVIDENCE
+
+
+def new(registry: Registry, name: str, source: Algo, into: Path | None) -> Path:
+    """Copy `source` to `<into>/<op>/<name>`, mark whose successor it is, and return the folder. Overwrites nothing."""
+    if not NAME.fullmatch(name):
+        raise UsageError(f"'{name}' is no name for an algo", hint="use lower case letters, digits, '.', '_' and '-'")
+    if into is None and not paths.IN_CHECKOUT:
+        raise UsageError("an installed gdn has no folder for new algos", hint="--into DIR names one of yours")
+    folder = (into or paths.ALGOS_DIR) / source.op / name
+    if folder.exists() or any(a.name == name and a.op == source.op for a in registry.algos):
+        raise UsageError(f"{source.op}/{name} exists already", hint="choose another name, or delete its folder first")
+    text = re.sub(r"(?m)^after *=.*\n", "", (source.folder / "algo.toml").read_text(encoding="utf-8"))
+    # behind `summary`, so that it stays in the top table whatever tables follow
+    text = re.sub(r"(?m)^(summary *=.*\n)", rf'\g<1>after = "{source.name}"\n', text, count=1)
+    temporary, hint = folder.with_name(f".{name}.{os.getpid()}"), "--into DIR names another algos folder"
+    try:
+        temporary.mkdir(parents=True)
+        for path in source.folder.iterdir():  # sources lie flat: see pack.py
+            stays = path.name in STAY_BEHIND and path.name != EVIDENCE or path.name.startswith(".")
+            if is_source(path, source.folder) and not stays:
+                shutil.copy(path, temporary)
+        files.write(temporary / "algo.toml", text, hint=hint)  # last: without it the folder is no algo
+        temporary.rename(folder)
+    except OSError as e:
+        raise files.failure(folder, e, hint) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder

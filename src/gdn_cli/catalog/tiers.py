@@ -1,0 +1,35 @@
+"""The timing tiers, what each can do, and the names under which floors are recorded. gdn_cli.timing measures them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tier:
+    """What a tier can do: which mode it times, in which states of L2, whether calls of several algos can take turns
+    in it (what `gdn compare` needs), whether it times anything but solutions (what a floor needs), whether the host's
+    part in a call counts, which other work on the host can lengthen, and whether a subject's buffers change places."""
+
+    mode: str
+    l2: tuple[str, ...] = ()
+    interleaves: bool = True
+    floors: bool = True
+    host: bool = False
+    moves: bool = False
+    restores: bool = False  # can put back what a call overwrites (`--in-place`) before the next one, untimed, L2 cold
+
+
+# in the order of `--tier all`; the first that fits a mode is the default there
+TIERS = {
+    "cupti": Tier("cuda", ("cold", "warm"), moves=True, restores=True),
+    "events": Tier("cuda", ("cold", "warm"), host=True, moves=True, restores=True),
+    "graph": Tier("cuda", ("cold", "warm")),
+    "nvbench": Tier("cuda", ("cold",), interleaves=False),
+    "fib": Tier("cuda", ("cold",), interleaves=False, floors=False, host=True),
+    "wall": Tier("cpu", host=True, restores=True),
+}
+
+
+# the algo names under which floors are recorded: what floor.py measures
+FLOORS = COPY, EMPTY, COPY_RATE = "copy", "empty", "copy-rate"

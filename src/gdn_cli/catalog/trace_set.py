@@ -1,0 +1,223 @@
+"""Reads the workloads of a FlashInfer-Trace folder, the contest's own included. Imports neither torch nor numpy.
+
+Tensors are read later, by `dataset`; `tracefolder` writes such folders.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from ..errors import GdnError, MissingError
+from ..files import inside
+from ..parsing import Positive, Text, Wrong, decode, json_of, read_text
+from .registry import Op
+from .workloads import Workload, embedded
+
+_LFS_POINTER = "version https://git-lfs"
+
+
+class Axis(Struct, frozen=True):
+    value: Positive | None = None  # None: variable
+
+
+class Tensor(Struct, frozen=True):
+    dtype: Text
+    shape: list[str] | None  # names of axes; None: a scalar
+
+
+class Definition(Struct, frozen=True):
+    """definitions/**/*.json, as far as gdn reads it. Raises parsing.Wrong for an axis that it does not have."""
+
+    axes: dict[str, Axis]
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+
+    def __post_init__(self) -> None:
+        for kind, tensors in (("inputs", self.inputs), ("outputs", self.outputs)):
+            for name, tensor in tensors.items():
+                if unknown := set(tensor.shape or ()) - set(self.axes):
+                    raise Wrong((kind, name, "shape"), "axes of the definition", min(unknown))
+
+
+class Random(Struct, frozen=True, tag_field="type", tag="random"):
+    """An input that is drawn."""
+
+
+class Scalar(Struct, frozen=True, tag_field="type", tag="scalar"):
+    value: Annotated[int | float, Meta(description="a number")]
+
+    def __post_init__(self) -> None:
+        if self.value != self.value:
+            raise Wrong(("value",), "a number", self.value)
+
+
+class Safetensors(Struct, frozen=True, tag_field="type", tag="safetensors"):
+    path: Text
+    tensor_key: Text
+
+
+class RowWorkload(Struct, frozen=True):
+    uuid: Text
+    axes: dict[str, Positive]
+    inputs: dict[str, Random | Scalar | Safetensors]
+
+
+class Row(Struct, frozen=True):
+    """A line of workloads/**/*.jsonl."""
+
+    workload: RowWorkload
+
+
+def known(op: Op, root: Path | None) -> list[Workload]:
+    """The workloads to choose from: those of a folder where one is given, else the embedded twins."""
+    return embedded(op) if root is None else from_folder(op, root)
+
+
+def from_folder(op: Op, root: Path) -> list[Workload]:
+    """The op's workloads in a FlashInfer-Trace folder, in its order. Tensors are read later, by `dataset`.
+
+    Files are found as flashinfer-bench's TraceSet.from_path finds them: definitions/**/*.json, workloads/**/*.jsonl.
+    The definition's inputs and outputs must be ours. What is wrong is one MissingError line.
+    """
+    root = Path(root)
+    if not root.exists():
+        raise MissingError(f"no such data set folder: {root}", hint="`gdn data build DIR` writes one")
+    if not root.is_dir():
+        raise MissingError(f"{root} is a file, not a data set folder", hint="name the folder that has definitions/")
+    absent = [name for name in ("definitions", "workloads") if not (root / name).is_dir()]
+    if absent:
+        raise MissingError(
+            f"{root} is no FlashInfer-Trace data set: it has no {'/ and no '.join(absent)}/",
+            hint="name the folder that holds both, or write one with `gdn data build DIR`",
+        )
+    path, definition = _find_definition(op, root)
+    _same_definition(op, path, definition)
+    workloads: list[Workload] = []
+    others: set[str] = set()
+    for file in sorted((root / "workloads").rglob("*.jsonl")):
+        for number, line in enumerate(_lines(file), 1):
+            # lines of other definitions need not be ours to judge; a folder of all of FlashInfer has thousands
+            if file.stem != op.definition and f'"{op.definition}"' not in line:
+                others.add(file.stem)
+                continue
+            if line.strip():
+                workload = _row(op, f"{file}:{number}", line, len(workloads), root)
+                if workload is not None:
+                    workloads.append(workload)
+    if not workloads:
+        raise MissingError(f"{root / 'workloads'} has no workloads of {op.definition}", hint=f"it has {_some(others)}")
+    return workloads
+
+
+def _some(names: set[str] | list[str]) -> str:
+    names = sorted(names)
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "") or "none"
+
+
+def _read(path: Path) -> str:
+    text = read_text(path, MissingError)
+    if text.startswith(_LFS_POINTER):
+        raise lfs_error(path)
+    return text
+
+
+def _lines(path: Path) -> Iterator[str]:
+    return iter(_read(path).split("\n"))
+
+
+def blob(root: Path, name: str, where: str) -> Path:
+    """The file of tensors that a workload names: below the data set's root, links followed. MissingError, which begins
+    with `where` it is named, for one that leads elsewhere."""
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise MissingError(f"{where}: path '{name}' leads out of the data set", hint="paths start at its root")
+    path, homes = root / name, [root]
+    if (snapshot := Path(os.path.realpath(root)).parent).name == "snapshots":
+        homes.append(snapshot.parent / "blobs")  # Hugging Face's cache: a snapshot's files are links into it
+    if not any(inside(path, home) for home in homes):
+        raise MissingError(f"{where}: path '{name}' is a link that leads out of the data set", hint="copy the file")
+    return path
+
+
+def lfs_error(path: Path) -> MissingError:
+    return MissingError(
+        f"{path}: a git-LFS pointer, the data itself was not downloaded",
+        hint="run `git lfs pull` in the data set's folder",
+    )
+
+
+def _json(where: Any, text: str) -> dict[str, Any]:
+    return decode(json_of(text, where, MissingError), dict[str, Any], where, MissingError)
+
+
+def _find_definition(op: Op, root: Path) -> tuple[Path, dict]:
+    files = sorted((root / "definitions").rglob("*.json"))
+    names = set()
+    # the file that has the name first: then the others need not be read
+    for path in sorted(files, key=lambda p: p.stem != op.definition):
+        try:
+            definition = _json(path, _read(path))
+        except GdnError:
+            if path.stem == op.definition:
+                raise
+            continue
+        if definition.get("name") == op.definition:
+            return path, definition
+        names.add(str(definition.get("name")))
+    raise MissingError(
+        f"{root / 'definitions'} has no definition {op.definition} ({op.name})", hint=f"it has {_some(names)}"
+    )
+
+
+def _same_definition(op: Op, path: Path, definition: dict) -> None:
+    """Same inputs and outputs, in order. Fixed axes are compared by value: their names are nobody's business."""
+    hint = "the folder is made for another version of the definition"
+    found = decode(definition, Definition, path, partial(MissingError, hint=hint))
+    axes = {name: name if axis.value is None else axis.value for name, axis in found.axes.items()}
+    theirs = {
+        kind: {name: (s.dtype, None if s.shape is None else [axes[a] for a in s.shape]) for name, s in specs.items()}
+        for kind, specs in (("inputs", found.inputs), ("outputs", found.outputs))
+    }
+    for kind, specs in (("inputs", op.inputs), ("outputs", op.outputs)):
+        if list(theirs[kind]) != list(specs):
+            raise MissingError(
+                f"{path}: its {kind} are {', '.join(theirs[kind])}; those of {op.name} are {', '.join(specs)}",
+                hint=hint,
+            )
+        for name, spec in specs.items():
+            shape = None if spec.shape is None else [a if op.axes[a] is None else op.axes[a] for a in spec.shape]
+            if theirs[kind][name] != (spec.dtype, shape):
+                raise MissingError(
+                    f"{path}: {name} is {_spec(*theirs[kind][name])}; that of {op.name} is {_spec(spec.dtype, shape)}",
+                    hint=hint,
+                )
+
+
+def _spec(dtype: str, shape: Sequence[Any] | None) -> str:
+    return f"{dtype} scalar" if shape is None else f"{dtype} [{', '.join(map(str, shape))}]"
+
+
+def _row(op: Op, where: str, line: str, index: int, root: Path) -> Workload | None:
+    """One line of a JSONL file; None for another definition's."""
+    row = _json(where, line)
+    if row.get("definition") != op.definition:
+        return None
+    if row.get("solution") or row.get("evaluation"):
+        raise MissingError(f"{where}: a trace, not a workload", hint="traces belong in traces/")
+    found = decode(row, Row, where, MissingError).workload
+    axes = found.axes
+    # flashinfer-bench ignores fixed axes in a row; a fixed axis of another value is another op
+    fixed = {k: v for k, v in axes.items() if op.axes.get(k) is not None}
+    if set(axes) - set(fixed) != set(op.var_axes) or any(op.axes[k] != v for k, v in fixed.items()):
+        got = ", ".join(f"{k}={v}" for k, v in axes.items()) or "none"
+        raise MissingError(f"{where}: axes {got}; those of {op.name} are {', '.join(op.var_axes)}")
+    for key, spec in found.inputs.items():
+        if isinstance(spec, Safetensors):
+            blob(root, spec.path, f"{where}: input {key}")
+    inputs = row["workload"]["inputs"]
+    return Workload(found.uuid, {a: axes[a] for a in op.var_axes}, index=index, origin="dataset", inputs=inputs)

@@ -1,0 +1,265 @@
+"""Which constants a kernel takes for which size, by GPU: `tuning.json`, and the source file that is made of it; and the
+candidates for it.
+
+A kernel takes the rows of the GPU whose number of SMs is nearest to its own (the first of equals), and of these the
+first with size <= up_to. `nearest` is the same rule, so that a record can say whose rows were used. Where an algo runs
+on a CPU, the CPU's name and the number of CPUs that the process may use stand for the GPU and its SMs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec import structs
+
+from .. import errors, files
+from ..errors import UsageError, unknown
+from ..parsing import json_of, read_text
+from ..schema.record_types import Environment
+from .expression import condition
+from .pack import pack, source_hash
+from .registry import Algo, Op, Tune
+from .workloads import Workload
+
+EVIDENCE = "tuning.json"
+
+ENDLESS = 2**63 - 1  # INT64_MAX: the up_to of a GPU's last row
+UNTUNED = "untuned"  # the GPU of rows that an author estimated
+CANDIDATE = "candidate"  # the GPU of the one row that a candidate is tried with
+MOST = 1000  # candidates: more are a mistake, not a space to search
+
+
+@dataclass(frozen=True)
+class Row:
+    """These constants hold on this GPU up to this size."""
+
+    gpu: str
+    sms: int
+    up_to: int
+    constants: dict[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"gpu": self.gpu, "sms": self.sms, "up_to": self.up_to, **self.constants}
+
+
+# --- the file -----------------------------------------------------------------------------------------------------
+
+
+def render(tune: Tune, rows: Sequence[Row]) -> str:
+    """The file's whole text. Constants stand in the order of algo.toml."""
+    size = " * ".join(tune.size)
+    what = f"Written by `gdn tune`: which constants for which size ({size}), by GPU. The evidence is in tuning.json."
+    table = [{"gpu": r.gpu, "sms": r.sms, "up_to": r.up_to} | {n: r.constants[n] for n in tune.constants} for r in rows]
+    if tune.file.endswith(".py"):
+        lines = [f'"""{what}"""', "TUNED = [", *(f"    {json.dumps(row)}," for row in table), "]"]
+    else:
+        fields = f"const char* gpu; int sms; int64_t up_to; int {', '.join(tune.constants)};"
+        lines = [
+            f"// {what}",
+            "#pragma once",
+            "#include <cstdint>",
+            f"struct Tuned {{ {fields} }};   // constants in the order of algo.toml",
+            "constexpr Tuned TUNED[] = {",
+            *(f"    {{{', '.join(json.dumps(value) for value in row.values())}}}," for row in table),
+            "};",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+class _Entry(msgspec.Struct):
+    """What tuning.json holds of a GPU: each row is {"gpu", "sms", "up_to"} and the constants. The evidence is more."""
+
+    rows: list[dict[str, int | str]]
+
+
+def load(algo: Algo) -> dict[str, Any]:
+    """What tuning.json in the algo's folder holds, by GPU; {} without the file. UsageError for one that gdn did not
+    write."""
+    file = algo.folder / EVIDENCE
+    files.place(file, within=algo.folder)
+    if not file.exists():
+        return {}
+    hint = "mend it, or move it away"
+    try:
+        gpus = json_of(read_text(file), f"{file} is not what gdn wrote")["gpus"]
+        rows(algo.tune, gpus)
+    except UsageError as e:
+        raise UsageError(e.message, hint=hint) from None
+    except (ValueError, KeyError, TypeError) as e:
+        raise UsageError(f"{file} is not what gdn wrote: {errors.one_line(e)}", hint=hint) from None
+    return gpus
+
+
+def rows(tune: Tune, gpus: dict[str, Any]) -> list[Row]:
+    """The rows of all GPUs, in the order of the generated file. ValueError, with what is wrong, for rows of another
+    form."""
+    found = []
+    for row in (row for entry in msgspec.convert(gpus, dict[str, _Entry]).values() for row in entry.rows):
+        gpu, sms, up_to = (row.pop(key, None) for key in ("gpu", "sms", "up_to"))
+        if not isinstance(gpu, str) or any(type(n) is not int for n in (sms, up_to, *row.values())):
+            raise ValueError(f"a row of '{gpu}' has not the form that gdn writes")
+        if gpu != UNTUNED and set(row) != set(tune.constants):
+            there, wanted = ", ".join(row), ", ".join(tune.constants)
+            raise ValueError(f"its rows of '{gpu}' hold {there}, algo.toml names {wanted}")
+        found.append(Row(gpu, sms, up_to, row))
+    return found
+
+
+def dumps(document: dict[str, Any], width: int = 140) -> str:
+    """JSON with as much on a line as fits: a candidate, a row."""
+
+    def lines(value: Any, indent: int) -> str:
+        flat = json.dumps(value)
+        if len(flat) + indent <= width or not isinstance(value, (dict, list)):
+            return flat
+        space = " " * (indent + 1)
+        if isinstance(value, dict):
+            inside = [f"{space}{json.dumps(key)}: {lines(v, indent + 1)}" for key, v in value.items()]
+            return "{\n" + ",\n".join(inside) + "\n" + " " * indent + "}"
+        return "[\n" + ",\n".join(space + lines(v, indent + 1) for v in value) + "\n" + " " * indent + "]"
+
+    return lines(document, 0) + "\n"
+
+
+# --- rows ---------------------------------------------------------------------------------------------------------
+
+
+def nearest(rows: Sequence[Row], sms: int) -> list[Row]:
+    """The rows that a kernel uses on so many SMs: those of the GPU that is nearest, the first of equals."""
+    if not rows:
+        return []
+    first = min(rows, key=lambda row: abs(row.sms - sms))
+    return [row for row in rows if (row.gpu, row.sms) == (first.gpu, first.sms)]
+
+
+def at(rows: Sequence[Row], size: int) -> Row:
+    """The row of one GPU that holds at a size."""
+    return next(row for row in rows if size <= row.up_to)
+
+
+def size_of(op: Op, tune: Tune, workload: Workload) -> int:
+    """What the kernel compares with up_to: the product of the axes of `tune.size`."""
+    axes = {name: value for name, value in op.axes.items() if value is not None} | workload.axes
+    return math.prod(axes[axis] for axis in tune.size)
+
+
+def table(gpu: str, sms: int, chosen: Sequence[tuple[int, dict[str, int]]]) -> list[Row]:
+    """The rows of a GPU from what was chosen for the measured sizes, ascending.
+
+    Neighbours with equal constants are one row. Between two measured sizes the boundary is their geometric middle,
+    rounded down: what lies between was not measured, and sizes go up by factors.
+    """
+    rows = []
+    for i, (size, constants) in enumerate(chosen):
+        following = chosen[i + 1] if i + 1 < len(chosen) else None
+        if following and following[1] == constants:
+            continue
+        rows.append(Row(gpu, sms, math.isqrt(size * following[0]) if following else ENDLESS, constants))
+    return rows
+
+
+def merge(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
+    """The file's rows with those of one GPU new: the other GPUs keep theirs, an author's estimates go.
+
+    The GPU keeps its place. A kernel tells GPUs apart by their number of SMs only: of two with as many the one that was
+    tuned last stands first, and is used on both.
+    """
+    gpu, sms = new[0].gpu, new[0].sms
+    old = [row for row in old if row.gpu != UNTUNED]
+    place = next((i for i, row in enumerate(old) if row.gpu == gpu or row.sms == sms), len(old))
+    return [row for row in old[:place] if row.gpu != gpu] + list(new) + [row for row in old[place:] if row.gpu != gpu]
+
+
+def used(algo: Algo | None, solution: dict[str, Any] | None, environment: Environment) -> Row | None:
+    """The first of the rows that a tuned algo takes on the GPU of a worker's environment; None where there is no table:
+    a packed solution has no tuning.json, and a candidate rows of its own.
+
+    Its `gpu` is the one that the rows were measured on, or "untuned" for an author's estimates.
+    """
+    if algo is None or algo.tune is None or algo.solution or solution is None or environment.sms is None:
+        return None
+    try:
+        return next(iter(nearest(rows(algo.tune, load(algo)), environment.sms)), None)
+    except UsageError:
+        return None
+
+
+# --- candidates -----------------------------------------------------------------------------------------------------
+
+
+def candidates(algo: Algo) -> tuple[list[dict[str, int]], int]:
+    """The constants of every candidate, in the order of algo.toml, and how many `where` leaves out.
+
+    Raises UsageError where that is none, or more than anybody waits for.
+    """
+    tune, path = algo.tune, algo.folder / "algo.toml"
+    count = math.prod(map(len, tune.constants.values()))
+    if count > 100 * MOST:
+        raise UsageError(f"{path}: [tune.constants] stands for {count} candidates", hint="name fewer values")
+    every = [dict(zip(tune.constants, values, strict=True)) for values in itertools.product(*tune.constants.values())]
+    kept = every
+    if tune.where:
+        holds = condition(tune.where, tune.constants)
+        try:
+            kept = [constants for constants in every if holds(constants)]
+        except ZeroDivisionError:
+            raise UsageError(f"{path}: $.tune.where: '{tune.where}' divides by zero") from None
+    if not kept:
+        raise UsageError(f"{path}: $.tune.where: '{tune.where}' leaves no candidate")
+    if len(kept) > MOST:
+        raise UsageError(f"{path}: [tune] stands for {len(kept)} candidates", hint=f"at most {MOST}: name fewer values")
+    return kept, len(every) - len(kept)
+
+
+def narrowed(algo: Algo, only: Sequence[str], where: str | None = None) -> Algo:
+    """The algo with fewer values to try: each of `only` is "NAME=V[,V...]", of values that its algo.toml declares;
+    `where` is one more condition beside its own."""
+    constants = dict(algo.tune.constants)
+    condition_ = algo.tune.where
+    if where:
+        condition_ = f"({condition_}) and ({where})" if condition_ else where
+        try:
+            condition(condition_, constants)
+        except ValueError as e:
+            raise UsageError(f"--where '{where}': {e}", hint='such as "rows * warps <= 16"') from None
+    for text in only:
+        name, _, values = text.partition("=")
+        if (name := name.strip()) not in constants:
+            raise unknown("constant", name, constants)
+        declared = constants[name]
+        wanted = [value.strip() for value in values.split(",")]
+        if not set(wanted) <= {str(value) for value in declared}:
+            hint = f"algo.toml declares {name} = {', '.join(map(str, declared))}"
+            raise UsageError(f"--only {text}: expected values to try", hint=hint)
+        constants[name] = tuple(value for value in declared if str(value) in wanted)
+    return structs.replace(algo, tune=structs.replace(algo.tune, constants=constants, where=condition_))
+
+
+def label(constants: dict[str, int]) -> str:
+    return ",".join(f"{name}={value}" for name, value in constants.items())
+
+
+def candidate(algo: Algo, op: Op, constants: dict[str, int]) -> Algo:
+    """The algo as it would be with these constants at every size; its folder is not touched."""
+    row = Row(CANDIDATE, 0, ENDLESS, constants)
+    name = f"{algo.name}[{label(constants)}]"
+    solution = pack(algo, op, name=f"{op.name}-{name}")
+    generated = {"path": algo.tune.file, "content": render(algo.tune, [row])}
+    sources = sorted([*_own(algo, solution), generated], key=lambda source: source["path"])
+    return structs.replace(algo, name=name, solution=solution | {"sources": sources})
+
+
+def own_hash(algo: Algo, op: Op) -> str:
+    """The hash of the algo's sources without the generated file: what a tuning rests on."""
+    solution = pack(algo, op)
+    return source_hash(solution | {"sources": _own(algo, solution)})
+
+
+def _own(algo: Algo, solution: dict[str, Any]) -> list[dict[str, str]]:
+    return [source for source in solution["sources"] if source["path"] != algo.tune.file]

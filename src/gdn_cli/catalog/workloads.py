@@ -1,0 +1,290 @@
+"""Workloads: which calls to make of an op, and how a user picks some of them. Imports neither torch nor numpy.
+
+A workload is axes and, for a FlashInfer-Trace folder, the places of its tensors. The contest's 54 decode and 100
+prefill workloads are embedded as twins: real uuids and axes, tensors drawn from the uuid (see `twins`). Ops that the
+contest does not have have twins of their own: OWN.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from ..errors import UsageError, unknown
+from ..parsing import Positive, to_json
+from .presets import Preset, parse_seq_lens, presets_file
+from .registry import Op
+
+# The axes of ops that are not the contest's: one workload of each size along one axis.
+_LENGTHS = [{"batch_size": 1, "seq_len": n} for n in (128, 256, 512, 1024, 2048, 4096)]
+OWN: dict[str, list[dict[str, int]]] = {
+    "attention_fwd": _LENGTHS,
+    "attention_fwd_causal": _LENGTHS,
+    "gdn_decode_bf16": [{"batch_size": n} for n in (1, 2, 4, 8, 16, 32, 48, 64, 128, 256)],
+}
+# Generated twins get their uuid from this and their axes: the same axes have the same tensors everywhere.
+_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "gdn:workload")
+
+
+class Workload(Struct, frozen=True):
+    """The axes and inputs of one call."""
+
+    uuid: str
+    axes: dict[str, Positive]  # the op's variable axes, all of them
+    index: int | None = None  # place in the contest's (or the folder's) order; None for a generated twin
+    origin: str = "twin"  # "twin": tensors drawn from the uuid; "dataset": a FlashInfer-Trace folder's
+    inputs: dict[str, dict[str, Any]] | None = None  # FlashInfer-Trace input specs, for origin "dataset"
+    seq_lens: tuple[int, ...] | None = None  # prefill twins made for given lengths
+    stress: str | None = None  # the op's family of hard inputs that the tensors are of
+
+    def to_json(self) -> dict[str, Any]:
+        return to_json(self)
+
+
+# --- embedded ---------------------------------------------------------------------------------------------------
+
+
+@cache
+def contest() -> dict[str, Any]:
+    """data/contest.json: by definition, the workloads in dataset order, their sources and published statistics."""
+    return json.loads((Path(__file__).parent / "data" / "contest.json").read_text(encoding="utf-8"))["definitions"]
+
+
+def embedded(op: Op) -> list[Workload]:
+    """The contest's workloads of this op as twins, in dataset order; those of OWN for an op that it does not have."""
+    if op.definition in contest():
+        rows = contest()[op.definition]["workloads"]
+        return [Workload(row["uuid"], dict(row["axes"]), index=i) for i, row in enumerate(rows)]
+    return [Workload(_uuid(op, axes), dict(axes), index=i) for i, axes in enumerate(OWN.get(op.name, []))]
+
+
+def _uuid(op: Op, axes: Mapping[str, int], seq_lens: Sequence[int] | None = None) -> str:
+    parts = {"seq_lens": "+".join(map(str, seq_lens))} if seq_lens else axes
+    return str(uuid.uuid5(_NAMESPACE, f"{op.definition}?" + "&".join(f"{k}={parts[k]}" for k in sorted(parts))))
+
+
+def twin(op: Op, wanted: Mapping[str, int], seq_lens: Sequence[int] | None = None) -> Workload | None:
+    """A twin at axes that no workload has, or None where `wanted` leaves an axis open.
+
+    batch_size may be left out (1) beside another axis, and len_cu_seqlens always (num_seqs + 1).
+    """
+    axes = dict(wanted)
+    if seq_lens is not None:
+        axes |= {"total_seq_len": sum(seq_lens), "num_seqs": len(seq_lens)}
+    if "len_cu_seqlens" in op.var_axes:
+        if "num_seqs" in axes:
+            axes.setdefault("len_cu_seqlens", axes["num_seqs"] + 1)
+        elif "len_cu_seqlens" in axes:
+            axes["num_seqs"] = axes["len_cu_seqlens"] - 1
+    if axes and "batch_size" in op.var_axes:
+        axes.setdefault("batch_size", 1)
+    if set(axes) != set(op.var_axes):
+        return None
+    if "num_seqs" in axes:
+        if axes["len_cu_seqlens"] != axes["num_seqs"] + 1:
+            raise UsageError(
+                f"len_cu_seqlens={axes['len_cu_seqlens']} with num_seqs={axes['num_seqs']}",
+                hint="len_cu_seqlens is num_seqs + 1: leave it out",
+            )
+        if not 1 <= axes["num_seqs"] <= axes["total_seq_len"]:
+            raise UsageError(
+                f"num_seqs={axes['num_seqs']} sequences do not fit total_seq_len={axes['total_seq_len']}",
+                hint="each sequence has at least one token",
+            )
+    axes = {name: axes[name] for name in op.var_axes}
+    if seq_lens is not None and len(seq_lens) == 1:
+        seq_lens = None  # one sequence: the axes say it all, and the twin is the same
+    return Workload(_uuid(op, axes, seq_lens), axes, seq_lens=None if seq_lens is None else tuple(seq_lens))
+
+
+def stressed(op: Op, names: Sequence[str] = (), first: int | None = None) -> list[Workload]:
+    """A workload of each of the op's families of hard inputs, or of those that are named; so many of them."""
+    for name in names:
+        if name not in op.stress:
+            raise unknown(f"hard input of {op.name}", name, op.stress)
+    if not op.stress:
+        raise UsageError(f"{op.name} declares no hard inputs", hint=f"[stress.NAME] in configs/{op.name}.toml does")
+    found = []
+    for name in [n for n in op.stress if n in names or not names][:first]:
+        family = op.stress[name]
+        axes, lengths = family.axes, family.seq_lens
+        if lengths is not None:
+            axes = {"total_seq_len": sum(lengths), "num_seqs": len(lengths), "len_cu_seqlens": len(lengths) + 1}
+        made = uuid.uuid5(_NAMESPACE, f"{op.definition}?stress={name}")
+        found.append(Workload(str(made), {axis: axes[axis] for axis in op.var_axes}, seq_lens=lengths, stress=name))
+    return found
+
+
+# --- selecting --------------------------------------------------------------------------------------------------
+
+
+def select(
+    op: Op,
+    workloads: Sequence[Workload],
+    *,
+    chosen: Sequence[str] = (),
+    first: int | None = None,
+    preset: Preset | None = None,
+) -> list[Workload]:
+    """The workloads that `--workload`, `-n` and `--preset` mean; a UsageError says what there is instead.
+
+    chosen  each one of: an index ("12"), a range of them ("0-9"), a uuid prefix of at least 4 hex digits, or an axis
+            filter ("batch_size=64", "total_seq_len=8192,num_seqs=1"). Digits that are a valid index are an index.
+            The result is the union in the order of the data set. Axes that no workload has, but that leave none
+            open (decode: batch_size; attention: seq_len, batch_size is 1 if not given; prefill: total_seq_len and
+            num_seqs, or "seq_lens=4x2048"), give a twin drawn at those axes, behind the others; with a data set
+            folder too (the twin's origin says so).
+    first   so many of the result, from its start.
+    preset  its workloads, in its order; with `chosen` given as well, that decides and the preset only gives settings.
+    """
+    if first is not None and first < 1:
+        raise UsageError(f"-n {first}", hint="expected 1 or more")
+    if chosen:
+        picked = _union(op, workloads, chosen)
+    elif preset is not None:
+        picked = _preset(op, workloads, preset)
+    else:
+        picked = list(workloads)
+    if not picked:
+        raise UsageError(
+            f"{op.name} has no workloads of its own",
+            hint=f"name axes: --workload {','.join(f'{axis}=...' for axis in op.var_axes)}",
+        )
+    return picked[:first]
+
+
+def _union(op: Op, workloads: Sequence[Workload], chosen: Sequence[str]) -> list[Workload]:
+    places: set[int] = set()
+    twins: dict[str, Workload] = {}
+    # "3,7" is two indices; within an axis filter the comma means "and"
+    tokens = [t.strip() for text in chosen for t in ([text] if "=" in text else text.split(","))]
+    for token in tokens:
+        if "=" in token:
+            wanted, seq_lens = _parse_filter(op, token)
+            found = _having(op, workloads, wanted, seq_lens)
+            if isinstance(found, Workload):
+                twins[found.uuid] = found
+            else:
+                places.update(found)
+        else:
+            places.update(_named(op, workloads, token))
+    return [workloads[i] for i in sorted(places)] + list(twins.values())
+
+
+def _named(op: Op, workloads: Sequence[Workload], token: str) -> list[int]:
+    """Places of an index, a range, or a uuid prefix."""
+    count = len(workloads)
+    what = f"an index 0-{count - 1}, a range such as 0-9, " if count else ""
+    hint = f"expected {what}a uuid prefix of at least 4 hex digits, or an axis filter such as {op.var_axes[0]}=64"
+    if m := re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", token):
+        low, high = int(m[1]), int(m[2] or m[1])
+        if low <= high < count:
+            return list(range(low, high + 1))
+    exact = [i for i, w in enumerate(workloads) if w.uuid == token]
+    if exact:
+        return exact
+    if len(token) >= 4:
+        found = [i for i, w in enumerate(workloads) if w.uuid.lower().startswith(token.lower())]
+        if len(found) > 1:
+            names = [workloads[i].uuid for i in found[:8]] + ["..."] * (len(found) > 8)
+            raise UsageError(
+                f"uuid prefix '{token}' fits {len(found)} workloads of {op.name}: {', '.join(names)}",
+                hint="give more digits",
+            )
+        if found:
+            return found
+    if m:
+        raise UsageError(
+            f"no workload '{token}' of {op.name}: its {count} workloads have "
+            f"{f'indices 0-{count - 1}' if count else 'no indices'}",
+            hint=hint,
+        )
+    raise UsageError(f"no workload '{token}' of {op.name}", hint=hint)
+
+
+def _parse_filter(op: Op, token: str) -> tuple[dict[str, int], tuple[int, ...] | None]:
+    wanted: dict[str, int] = {}
+    seq_lens = None
+    for part in token.split(","):
+        axis, _, text = (s.strip() for s in part.partition("="))
+        if axis == "seq_lens" and "num_seqs" in op.var_axes:
+            if not (seq_lens := parse_seq_lens(text)):
+                raise UsageError(f"seq_lens='{text}'", hint="expected lengths such as seq_lens=4x2048 or 1024+7168")
+            continue
+        if op.axes.get(axis) is not None:
+            raise UsageError(
+                f"axis '{axis}' of {op.name} is always {op.axes[axis]}", hint=f"choose by {', '.join(op.var_axes)}"
+            )
+        if axis not in op.axes:
+            raise unknown(f"axis of {op.name}", axis, op.var_axes)
+        if not re.fullmatch(r"\d{1,9}", text) or int(text) < 1:
+            raise UsageError(f"axis {axis}='{text}'", hint=f"expected a positive whole number, such as {axis}=64")
+        wanted[axis] = int(text)
+    if seq_lens and wanted:
+        raise UsageError(f"'{token}': seq_lens stands alone", hint="it fixes total_seq_len and num_seqs")
+    return wanted, seq_lens
+
+
+def _having(
+    op: Op, workloads: Sequence[Workload], wanted: Mapping[str, int], seq_lens: tuple[int, ...] | None
+) -> list[int] | Workload:
+    """Places of the workloads with these axes, else the twin drawn at them."""
+    made = twin(op, {}, seq_lens) if seq_lens else None
+    if made is not None and made.seq_lens is None:
+        wanted = made.axes
+    if made is not None and made.seq_lens is not None:  # lengths, not axes, decide: only the twin itself has them
+        found = [i for i, w in enumerate(workloads) if w.uuid == made.uuid]
+    else:
+        found = [i for i, w in enumerate(workloads) if all(w.axes.get(k) == v for k, v in wanted.items())]
+    made = made or twin(op, wanted)
+    if found or made is not None:
+        return found or made
+    axes = ", ".join(f"{k}={v}" for k, v in wanted.items())
+    missing = [a for a in op.var_axes if a not in wanted and a not in ("len_cu_seqlens", "batch_size")]
+    missing = missing or [a for a in op.var_axes if a not in wanted]
+    raise UsageError(
+        f"no workload of {op.name} has {axes}",
+        hint=f"there are {present(workloads, wanted)}; add {' and '.join(missing)} for a twin drawn at those axes",
+    )
+
+
+def present(workloads: Sequence[Workload], axes: Mapping[str, Any] | Sequence[str]) -> str:
+    """The values that axes have among the workloads, for a message: "batch_size 1, 4, 8"."""
+    texts = []
+    for axis in axes:
+        values = [str(v) for v in sorted({w.axes[axis] for w in workloads if axis in w.axes})]
+        if len(values) > 12:
+            values = [*values[:8], "...", f"{values[-1]} ({len(values)} values)"]
+        texts.append(f"{axis} {', '.join(values) or '(none)'}")
+    return "; ".join(texts)
+
+
+def _preset(op: Op, workloads: Sequence[Workload], preset: Preset) -> list[Workload]:
+    where = f"{presets_file()}: $.{preset.name}.workloads"
+    if op.name not in preset.workloads:
+        raise UsageError(f"{where}: no workloads for {op.name}, it has {', '.join(preset.workloads) or 'none'}")
+    entries = preset.workloads[op.name]
+    if entries == "all":
+        return list(workloads)
+    picked: dict[str, Workload] = {}
+    for i, entry in enumerate(entries):
+        for axis in entry:
+            if axis not in op.var_axes and not (axis == "seq_lens" and "num_seqs" in op.var_axes):
+                raise UsageError(
+                    f"{where}.{op.name}[{i}].{axis}: expected an axis of {op.name}: {', '.join(op.var_axes)}"
+                )
+        seq_lens = parse_seq_lens(entry["seq_lens"]) if "seq_lens" in entry else None
+        try:
+            found = _having(op, workloads, {k: v for k, v in entry.items() if k != "seq_lens"}, seq_lens)
+        except UsageError as e:
+            raise UsageError(f"{where}.{op.name}[{i}]: {e.message}", hint=e.hint) from None
+        workload = found if isinstance(found, Workload) else workloads[found[0]]
+        picked[workload.uuid] = workload
+    return list(picked.values())

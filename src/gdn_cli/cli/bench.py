@@ -1,0 +1,191 @@
+"""`gdn run` (is it right?), `gdn bench` (right, and how fast?) and `gdn floors` (how fast could it be here?)."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from .. import errors
+from . import options as o
+
+
+@o.grouped
+def run(
+    algos: o.Algos,
+    which: o.HardInputs,
+    trust: o.Trust,
+    place: o.Place,
+    output: o.Output,
+    solutions: o.Solutions = None,
+    gpus: o.Gpus = None,
+    in_place: o.InPlace = False,
+) -> None:
+    """Check algos on workloads: are they right?
+
+    Without --algo: every algo that can run here. Without workloads: the preset `quick`.
+    """
+    work = Work(
+        "check", algos, which, place=place, trust=trust, solutions=solutions or [], gpus=gpus, in_place=in_place
+    )
+    raise typer.Exit(carry_out(work, output))
+
+
+@o.grouped
+def bench(
+    algos: o.Algos,
+    which: o.Selection,
+    sampling: o.Sampling,
+    trust: o.Trust,
+    place: o.Place,
+    output: o.Output,
+    solutions: o.Solutions = None,
+    gpus: o.Gpus = None,
+    in_place: o.InPlace = False,
+) -> None:
+    """Check algos, then time them beside the reference and the floors.
+
+    Without --algo: every algo that can be timed here. Without workloads: the preset `quick`.
+    """
+    work = Work("bench", algos, which, sampling, place, trust, solutions or [], gpus, in_place)
+    raise typer.Exit(carry_out(work, output))
+
+
+@o.grouped
+def floors(which: o.Selection, sampling: o.Sampling, place: o.Place, output: o.Output, op: o.OpName = None) -> None:
+    """Time what no algo can beat here: a copy of the same bytes, an empty launch, the rate of a large copy."""
+    raise typer.Exit(carry_out(Work("floor", o.Algos(op=op), which, sampling, place), output))
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a command of this file was asked to do. `official`: with the contest's counts, whatever the preset."""
+
+    command: str  # check, bench or floor
+    algos: o.Algos
+    which: o.Selection
+    sampling: o.Sampling = o.Sampling()
+    place: o.Place = o.Place()
+    trust: o.Trust = o.Trust()
+    solutions: list[Path] = field(default_factory=list)
+    gpus: str | None = None
+    in_place: bool = False
+    official: bool = False
+
+    @property
+    def stress(self) -> bool:
+        """Whether its inputs are hard ones."""
+        return getattr(self.which, "stress", False)
+
+
+def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
+    """Run, show and keep a campaign; returns the exit code.
+
+    `elsewhere` has an engine and a place to run at other than this machine (cli/modal.py).
+    """
+    from ..catalog import registry
+    from ..machine import inventory
+    from ..records import store
+    from ..run import execute, planning
+
+    which, command = work.which, work.command
+    tiers, overrides = work.sampling.checked()
+    chosen, device = work.place.on(work.gpus)
+    place = elsewhere.place if elsewhere else partial(inventory.place, among=chosen)
+    preset, loaded = which.official() if work.official else which.loaded()
+    known = registry.load(work.algos.algos)
+    if command == "floor":
+        entries, named = planning.anywhere(known, work.algos.op, device), False
+    else:
+        entries, named = planning.choose(
+            known, work.algos.algo, work.algos.op, work.solutions, device, timed=command == "bench", place=place
+        )
+    if work.in_place:
+        entries = planning.overwriting(known, entries, named)
+    parts = which.parts(known, entries, loaded, overrides)
+    if work.in_place:  # the contest's rules are another call's
+        parts = [replace(part, scored=False) for part in parts]
+    elif command == "bench":
+        parts = planning.unscored(parts, named)
+    settings = planning.Settings(
+        command, which.dataset, tiers, work.trust.strict, work.place.timeout, chosen, place, work.trust.sandbox,
+        work.in_place,
+    )  # fmt: skip
+    plan = planning.prepare(known, parts, settings)
+    options = {"workload": which.workload, "n": which.n, "preset": preset, "dataset": bool(which.dataset)}
+    options |= {"tier": work.sampling.tier, "l2": work.sampling.l2} | ({"gpus": work.gpus} if work.gpus else {})
+    options |= {name: True for name in ("stress", "in_place") if getattr(work, name)}
+    name = {"check": "run", "floor": "floors"}.get(command, command)
+    writer = store.open_document(name, options, output.out)
+    document = writer.document
+    if elsewhere:
+        elsewhere.begin(plan, writer)
+    else:
+        work.trust.tell(work.solutions)
+
+    def finish() -> None:
+        """What is only known of all records together."""
+        if elsewhere:
+            elsewhere.finish(document)
+        if work.stress:
+            from ..catalog import stress
+
+            document.largest = stress.largest(document.records)
+        for part in parts if command == "bench" else ():
+            if part.scored:
+                from ..records import score
+
+                asked = {e.algo.name for e in part.entries}
+                found = score.scores(document, part.op, [w.uuid for w in part.workloads])
+                rows = [s for s in found if s.algo in asked and s.algo != s.against]
+                document.scores = [*(document.scores or []), *rows]
+
+    perform(plan, writer, known, output.json, finish, elsewhere.engine if elsewhere else None)
+    code = errors.INTERRUPTED if document.interrupted else execute.exit_code(document, named)
+    return writer.exit_code(code)
+
+
+def perform(plan: Any, writer: Any, known: Any, json: bool, finish: Any, engine: Any = None) -> None:
+    """Run a plan, `finish` its document with what is only known at the end, keep it and show it.
+
+    An error that ends the run before its end is raised once what there was by then is kept and shown.
+    """
+    from .. import files, report
+    from ..records import history, store
+    from ..run import execute
+
+    document = writer.document
+    if json and writer.stream and files.is_stdout(writer.path):
+        raise errors.UsageError("--json has stdout to itself", hint="drop --json, or --out")
+    failed = None
+    try:
+        with report.progress() if engine is None else contextlib.nullcontext(lambda *_: None) as progress:
+            execute.run(plan, writer, progress, report.say, engine)
+    except KeyboardInterrupt:
+        pass  # the document says so
+    except (errors.GdnError, OSError) as e:
+        failed = e if isinstance(e, errors.GdnError) else errors.MissingError(f"this machine cannot go on: {e}")
+        if not document.records:
+            raise failed from None
+    finish()
+    if document.records:
+        writer.keep()
+        if document.command != "run":
+            try:
+                history.History().keep(store.plain(writer.news), writer.path)
+            except errors.GdnError as e:
+                writer.forgotten = True
+                report.say(str(e))
+    report.show(document, known, json, writer.path, writer.unsaved)
+    if failed:
+        raise failed
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(run)
+    app.command()(bench)
+    app.command()(floors)

@@ -1,0 +1,22 @@
+"""`gdn doctor`: what is here, what is missing for which command, and the command that mends it."""
+
+from __future__ import annotations
+
+import typer
+
+from .. import errors
+from . import options as o
+
+
+def doctor(dataset: o.Dataset = None, json: o.AsJson = False) -> None:
+    """Say what is here, what is missing, and how to get it."""
+    from .. import report
+    from ..run import doctor as d
+
+    findings = d.examine(dataset)
+    report.show_doctor(findings, json)
+    raise typer.Exit(errors.MISSING if any(f["state"] == "bad" for f in findings) else errors.OK)
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(doctor)

@@ -1,0 +1,92 @@
+"""`gdn history`: the benches of this user over time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from .. import errors
+from . import options as o
+
+Files = Annotated[Optional[list[Path]], typer.Argument(metavar="[FILE]...", help="Record files, with --import.")]
+Names = Annotated[
+    Optional[str], typer.Option("--algo", metavar="NAME[,NAME...]", help="The times of these algos over commits.")
+]
+Tier = Annotated[Optional[str], typer.Option("--tier", metavar="T", help="Only this tier.")]
+On = Annotated[Optional[str], typer.Option("--device", metavar="TEXT", help="Only devices with TEXT in their name.")]
+Runs = Annotated[int, typer.Option("-n", metavar="N", min=1, help="With --algo: the last N runs of each table.")]
+Import = Annotated[bool, typer.Option("--import", help="Take in record files (each comes in once).")]
+Export = Annotated[
+    Optional[str],
+    typer.Option("--export", metavar="FILE|-", help="Write the records: .csv, .jsonl, or - for JSON lines on stdout."),
+]
+Forget = Annotated[
+    Optional[str], typer.Option("--forget", metavar="RUN", help="Remove one run, by its id; its record file stays.")
+]
+_EXPORTS = (".csv", ".jsonl", ".ndjson")
+
+
+def history(
+    files: Files = None,
+    algo: Names = None,
+    op: o.OpName = None,
+    tier: Tier = None,
+    device: On = None,
+    n: Runs = 20,
+    import_: Import = False,
+    export: Export = None,
+    forget: Forget = None,
+    json: o.AsJson = False,
+) -> None:
+    """Show the benches kept so far: all algos, or some algos' times over commits.
+
+    Every bench is kept, in the user's data folder (GDN_HOME moves it).
+    """
+    from .. import report
+    from ..catalog.registry import names as listed
+    from ..records import history as store
+    from ..report import history as shown
+
+    names = tuple(listed(algo))
+    where = store.Filter(names, op, tier, device)
+    if import_ and (export or where != store.Filter()):
+        raise errors.UsageError("--import goes with nothing else", hint="gdn history --import FILE...")
+    if import_ != bool(files):
+        wrong = "--import needs files" if import_ else f"{files[0]}: a file, and nothing to do with it"
+        raise errors.UsageError(wrong, hint="gdn history --import FILE...")
+    if forget is not None and (import_ or export or where != store.Filter()):
+        raise errors.UsageError("--forget goes with nothing else", hint="gdn history --forget RUN")
+    if export and export != "-" and Path(export).suffix not in _EXPORTS:
+        raise errors.UsageError(f"--export {export}: expected - or a name that ends in {', '.join(_EXPORTS)}")
+    if export == "-" and json:
+        raise errors.UsageError("--export - writes JSON lines to stdout", hint="drop --json, or name a file")
+
+    kept = store.History()
+    try:
+        if import_:
+            found = [(path, store.read(path)) for path in files]  # all are read before any is kept
+            shown.show_imported([(path, kept.keep(document, path)) for path, document in found], json)
+        elif forget is not None:
+            shown.show_forgotten(kept.forget(forget), json)
+        elif export:
+            count = shown.export(kept.rows(where), export)
+            if export != "-":
+                shown.show_exported(count, export, json)
+        else:
+            series = kept.series()
+            empty = "nothing that is kept fits these options" if series else shown.EMPTY
+            if names:
+                shown.show_timeline(store.timeline(series, where, n), json, empty)
+            else:
+                shown.show_overview(store.overview(series, where), json, empty)
+    finally:
+        for notice in kept.notices:
+            report.say(notice)
+    if kept.damaged:
+        raise typer.Exit(errors.MISSING)
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(history)

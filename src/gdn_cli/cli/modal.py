@@ -1,0 +1,359 @@
+"""`gdn modal`: run, bench and profile on a GPU that Modal rents out; setup, status and logs around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from .. import errors
+from . import options as o
+from .bench import Work, carry_out
+
+modal = typer.Typer(
+    name="modal", help="Run on a GPU at Modal what runs here otherwise.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is rented."""
+
+    gpu: Annotated[
+        Optional[str],
+        typer.Option("--gpu", metavar="G", help="B200 (default), H200, H100!, B200:2, ...; another one is an error."),
+    ] = None
+    image: Annotated[
+        Optional[str], typer.Option("--image", metavar="I", help="gdn (default), or flashinfer: the contest's own.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class Containers(Machine):
+    """What is rented, and how the algos share it."""
+
+    parallel: Annotated[
+        int, typer.Option("--parallel", metavar="N", min=1, help="Containers side by side, an algo in each.")
+    ] = 1
+    together: Annotated[
+        bool, typer.Option("--together", help="All in one container, the algos' calls taking turns, and who is faster.")
+    ] = False
+
+
+@dataclass(frozen=True)
+class Errand:
+    """How long to wait for it."""
+
+    max_minutes: Annotated[
+        Optional[float], typer.Option("--max-minutes", metavar="M", min=1, help="Stop everything after so long.")
+    ] = None
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Send it off and leave; --resume FILE fetches what came of it.")
+    ] = False
+    resume: Annotated[
+        Optional[Path],
+        typer.Option("--resume", metavar="FILE", help="Go on with a run: fetch what was sent, and repeat what failed."),
+    ] = None
+
+
+_WITH_RESUME = ("max_minutes", "detach", "resume", "json", "out")  # it takes everything else from its file
+
+
+@modal.command()
+@o.grouped
+def run(
+    ctx: typer.Context,
+    algos: o.Algos,
+    which: o.Selection,
+    rented: Containers,
+    errand: Errand,
+    output: o.Output,
+    solutions: o.Solutions = None,
+    tier: o.Tier = None,
+    timeout: o.Timeout = 300.0,
+) -> None:
+    """Check and time algos with the official harness's settings: its calls and trials, all of its workloads."""
+    groups = (algos, which, o.Sampling(tier=tier), o.Place(timeout=timeout), rented)
+    raise typer.Exit(_carried("run", ctx, _asked(solutions, *groups), errand, output))
+
+
+@modal.command()
+@o.grouped
+def bench(
+    ctx: typer.Context,
+    algos: o.Algos,
+    which: o.Selection,
+    sampling: o.Sampling,
+    place: o.Place,
+    rented: Containers,
+    errand: Errand,
+    output: o.Output,
+    solutions: o.Solutions = None,
+    strict: o.Strict = False,
+) -> None:
+    """`gdn bench`, at Modal: check algos, then time them beside the reference and the floors."""
+    asked = _asked(solutions, algos, which, sampling, place, rented) | {"strict": strict}
+    raise typer.Exit(_carried("bench", ctx, asked, errand, output))
+
+
+def _asked(solutions: list[Path] | None, *groups: Any) -> dict[str, Any]:
+    """All options of these groups by name, as the run's file keeps them: with absolute paths, since --resume may be
+    called elsewhere."""
+    asked: dict[str, Any] = {"solutions": [str(path.absolute()) for path in solutions or []], "strict": False}
+    for group in groups:
+        asked |= asdict(group)
+    return asked | {"dataset": str(asked["dataset"].absolute()) if asked["dataset"] else None}
+
+
+def _carried(command: str, ctx: typer.Context, asked: dict[str, Any], errand: Errand, output: o.Output) -> int:
+    old = None
+    if errand.resume:
+        old = _resumed(ctx, errand.resume, "run", "bench")
+        command, asked = old.modal.command, old.modal.asked
+        output = replace(output, out=output.out or errand.resume)
+    elsewhere = _Elsewhere(command, asked, errand, old)
+    which = o.pick(o.Selection, asked | {"dataset": Path(asked["dataset"]) if asked["dataset"] else None})
+    work = Work(
+        "bench", o.pick(o.Algos, asked), which, o.pick(o.Sampling, asked), o.pick(o.Place, asked),
+        o.Trust(strict=asked["strict"]), [Path(path) for path in asked["solutions"]], official=command == "run",
+    )  # fmt: skip
+    try:
+        code = carry_out(work, output, elsewhere)
+    except errors.GdnError as e:
+        _left(elsewhere.writer, e.code)
+        raise
+    left = _left(elsewhere.writer, code)
+    return elsewhere.writer.exit_code(errors.OK if left and errand.detach and code != errors.INTERRUPTED else code)
+
+
+def _resumed(ctx: typer.Context, file: Path, *commands: str) -> Any:
+    """The document of the run that --resume goes on with: one of these commands', and what it is of stands in it."""
+    from ..remote import resume
+
+    old = resume.read(file)
+    if (command := old.modal.command) not in commands:
+        raise errors.UsageError(f"{file} is a run of {command}", hint=f"gdn modal {command} --resume {file}")
+    for p in ctx.command.params:
+        given = ctx.get_parameter_source(p.name)
+        if p.name not in _WITH_RESUME and given and given.name == "COMMANDLINE":
+            hint = "drop it, or leave --resume out to begin anew"
+            raise errors.UsageError(f"--resume takes {p.opts[0]} from {file}", hint=hint)
+    return old
+
+
+def _left(writer: Any, code: int) -> bool:
+    """Say how to go on with a run that did not bring everything home; True where some of it is still at Modal."""
+    from .. import report
+
+    if writer is None:
+        return False
+    rented = writer.document.modal
+    again = f"gdn modal {rented.command} --resume {writer.path}"
+    if rented.calls:
+        writer.keep()
+        if writer.unsaved:
+            report.say(f"the run could not be kept: {writer.unsaved}")
+        report.say(f"left running at Modal; fetch it with: {again}")
+        return True
+    if code in (errors.REMOTE, errors.INTERRUPTED) and writer.document.records:
+        report.say(f"to repeat what is lacking: {again}")
+    return False
+
+
+class _Elsewhere:
+    """What carry_out needs to run a campaign at Modal."""
+
+    def __init__(self, command: str, asked: dict[str, Any], errand: Errand, old: Any) -> None:
+        from ..remote import engine
+
+        self.asked, self.command, self.old, self.writer = asked, command, old, None
+        self.engine, self.place = _engine(o.pick(Containers, asked), errand), engine.place
+
+    def begin(self, plan: Any, writer: Any) -> None:
+        self.engine.begin(plan, writer, self.command, self.asked, self.old)
+        self.writer = writer
+
+    def finish(self, document: Any) -> None:
+        self.engine.finish(document)
+
+
+def _engine(rented: Containers, errand: Errand) -> Any:
+    from .. import report
+    from ..remote import engine, settings
+
+    found = settings.load()
+    rent = engine.Rent(
+        found.parse(rented.gpu), found.chosen(rented.image), rented.parallel, rented.together, errand.max_minutes,
+        errand.detach,
+    )  # fmt: skip
+    if rent.gpu.count > 1:
+        report.say(f"{rent.gpu}: the container gets {rent.gpu.count} GPUs, and gdn works on the first")
+    return engine.Engine(found, rent, report.say)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What to look at, and with what."""
+
+    workload: Annotated[
+        Optional[str],
+        typer.Option("--workload", "-w", metavar="W", help="An index, a uuid prefix, or axes (batch_size=64)."),
+    ] = None
+    tool: Annotated[
+        str,
+        typer.Option("--tool", metavar="T", help="torch, proton, or (if Modal lets you) ncu, sanitizer."),
+    ] = "torch"
+    check: Annotated[
+        Optional[str], typer.Option("--check", metavar="C[,C]", help="sanitizer: memcheck, racecheck, ...")
+    ] = None
+    l2: o.L2 = "cold"
+    seconds: o.Seconds = None
+    dataset: o.Dataset = None
+
+
+@modal.command()
+@o.grouped
+def profile(
+    ctx: typer.Context,
+    algos: o.Algos,
+    look: Look,
+    rented: Machine,
+    errand: Errand,
+    names: Annotated[
+        Optional[list[str]], typer.Argument(metavar="[A [B]]", help="Algos or packed solutions, or kept profiles.")
+    ] = None,
+    timeout: o.Timeout = 300.0,
+    json: o.AsJson = False,
+    out: Annotated[Optional[Path], typer.Option("--out", metavar="DIR", help="The folder of profiles.")] = None,
+) -> None:
+    """`gdn profile`, at Modal: one algo on one workload, or two and what differs. The folder is kept here."""
+    from .. import paths, profilers
+    from ..catalog import registry
+    from ..profile import session
+    from ..remote import engine, profiles
+    from . import profile as here
+
+    if errand.resume:
+        raise typer.Exit(_fetched(ctx, errand, out, json))
+    if look.tool in profilers.TOOLS and "cuda" not in profilers.TOOLS[look.tool].modes:
+        raise errors.UsageError(f"--tool {look.tool} needs no GPU", hint=f"gdn profile --tool {look.tool} does it here")
+    folder = out or paths.profiles_dir()
+    settings = here.Look(**asdict(look)).settings(o.Place("cuda", timeout), folder)
+    work = _engine(Containers(rented.gpu, rented.image, together=True), errand)
+
+    def profiled(live: list[str]) -> Any:
+        known = registry.load(algos.algos)
+        found = session.subjects(known, live, algos.op, look.tool, look.workload, look.dataset, "cuda", engine.place)[1]
+        yield from profiles.made(work, found, settings)
+
+    names = here.named(names, algos.algo)
+    if errand.detach:
+        raise typer.Exit(_sent_off(work, names, folder, profiled, json))
+    raise typer.Exit(here.looked_at(names, folder, json, profiled))
+
+
+def _sent_off(work: Any, names: list[str], folder: Path, profiled: Callable[[list[str]], Any], json: bool) -> int:
+    """Leave profiles at Modal, and a file with what it takes to fetch them."""
+    from .. import report
+    from ..profile import session
+    from ..records import store
+
+    live = [name for name in names if session.find(name, folder) is None]
+    if not live:
+        raise errors.UsageError(f"{' and '.join(names)}: kept here already", hint="drop --detach to see it")
+    writer = store.open_document("profile", {}, None)
+    work.note(writer.document, "profile", {"names": names, "folder": str(folder.absolute())})
+    try:
+        list(profiled(live))
+    finally:
+        _left(writer, errors.OK)
+    if json:
+        report.show_json(store.plain(writer.document))
+    return writer.exit_code(errors.OK)
+
+
+def _fetched(ctx: typer.Context, errand: Errand, out: Path | None, json: bool) -> int:
+    """Show the profiles that were left there. The file is of no more use once they have come, or are lost."""
+    from ..remote import profiles
+    from .profile import looked_at
+
+    file = errand.resume
+    old = _resumed(ctx, file, "profile").modal
+    folder = out or Path(old.asked["folder"])
+    work = _engine(Containers(old.gpu, old.image, together=True), Errand(errand.max_minutes))
+    (call,) = old.calls
+    try:
+        code = looked_at(old.asked["names"], folder, json, lambda _: profiles.fetched(work, call, folder))
+    except errors.GdnError:
+        if not work.sent:
+            file.unlink(missing_ok=True)
+        raise
+    if code != errors.MISSING:  # else they could not be kept here
+        file.unlink(missing_ok=True)
+    return code
+
+
+@modal.command()
+def setup(
+    dataset: o.Dataset = None,
+    op: o.OpName = None,
+    preset: o.PresetName = None,
+    n: o.First = None,
+    no_data: Annotated[bool, typer.Option("--no-data", help="The token and the volumes only.")] = False,
+    json: o.AsJson = False,
+) -> None:
+    """Check the token, make the volumes, upload the data set (the twins, or --dataset DIR). Safe to repeat.
+
+    The data set is for --dataset and for the contest's own tools; twins are drawn in the container, and need none.
+    """
+    import tempfile
+
+    from .. import report
+    from ..remote import settings, setup
+    from .data import written
+
+    found = settings.load()
+    with tempfile.TemporaryDirectory(prefix="gdn-twins-") as folder:
+
+        def twins() -> Path | None:
+            if no_data:
+                return None
+            report.say("data set: drawing the twins")
+            written(Path(folder), o.Algos(op=op), o.Workloads(preset=preset, n=n))
+            return Path(folder)
+
+        done = setup.setup(found, None if no_data else dataset, twins, report.say)
+    if json:
+        report.show_json(done)
+    else:
+        report.say(f"ready: {done['uploaded']} files uploaded, {done['kept']} were there")
+
+
+@modal.command()
+def status(json: o.AsJson = False) -> None:
+    """The apps that are alive at Modal, and the runs that were left there."""
+    from .. import report
+    from ..remote import resume, settings
+
+    found = settings.load()
+    report.show_remote(*resume.status(found), as_json=json)
+
+
+@modal.command()
+def logs(
+    app: Annotated[Optional[str], typer.Argument(metavar="[APP]", help="An app's id; the newest without it.")] = None,
+    lines: Annotated[int, typer.Option("-n", metavar="N", min=1, help="The last N lines.")] = 100,
+) -> None:
+    """What an app's containers wrote."""
+    from .. import report
+    from ..remote import resume, settings
+
+    for line in resume.logs(settings.load(), app, lines):
+        report.put(line)
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(modal)

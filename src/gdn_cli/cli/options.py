@@ -1,0 +1,320 @@
+"""Options that several commands share: groups, each written once as a dataclass, and what they mean together.
+
+A command takes a group as one parameter, and `@grouped` makes options of its fields:
+
+    @grouped
+    def run(algos: Algos, which: Selection, output: Output) -> None: ...
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Optional, TypeVar, get_type_hints
+
+import typer
+from msgspec import structs
+
+from ..errors import UsageError, unknown
+
+G = TypeVar("G")
+
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
+OpName = Annotated[Optional[str], typer.Option("--op", metavar="OP", help="Which op, such as gdn_prefill.")]
+OwnAlgos = Annotated[
+    Optional[str],
+    typer.Option("--algos", envvar="GDN_ALGOS", metavar="DIR", help="Your own folder of <op>/<algo>/algo.toml."),
+]
+Solutions = Annotated[
+    Optional[list[Path]], typer.Argument(metavar="[SOLUTION.json]...", help="Packed solutions, anyone's.")
+]
+Gpus = Annotated[
+    Optional[str],
+    typer.Option(
+        "--gpus",
+        metavar="N[,N...]",
+        help="Spread the algos over these GPUs, or `all`; with fewer algos than GPUs, the workloads. "
+        "Ratios stay on one GPU.",
+    ),
+]
+Dataset = Annotated[
+    Optional[Path],
+    typer.Option("--dataset", envvar="FIB_DATASET_PATH", metavar="DIR", help="A FlashInfer-Trace folder."),
+]
+Tier = Annotated[
+    Optional[str],
+    typer.Option("--tier", metavar="T[,T...]", help="cupti, events, graph, nvbench, fib (GPU), wall (CPU), or `all`."),
+]
+Timeout = Annotated[float, typer.Option("--timeout", metavar="S", min=1.0, help="Seconds that one algo may take.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Probe for cheats and faults on every workload; no fall-back.")]
+First = Annotated[Optional[int], typer.Option("-n", metavar="N", min=1, help="The first N workloads of the selection.")]
+PresetName = Annotated[
+    Optional[str],
+    typer.Option("--preset", metavar="NAME", help="One of configs/presets.toml: quick, contest, sweep, peers."),
+]
+InPlace = Annotated[
+    bool,
+    typer.Option("--in-place", help="Outputs overwrite the inputs that the op says they may: decode's state."),
+]
+L2 = Annotated[str, typer.Option("--l2", metavar="STATE", help="The GPU's L2 before each call: cold or warm.")]
+Seconds = Annotated[
+    Optional[float],
+    typer.Option("--seconds", metavar="S", min=0.01, help="How long to sample each measurement at most."),
+]
+
+
+@dataclass(frozen=True)
+class Algos:
+    """Which algos, and where they are looked up."""
+
+    algo: Annotated[
+        Optional[str],
+        typer.Option(
+            "--algo", envvar="ALGO", metavar="NAME[,NAME...]", help="Algos by name, or `all` of --op (else of decode)."
+        ),
+    ] = None
+    op: OpName = None
+    algos: OwnAlgos = None
+
+
+@dataclass(frozen=True)
+class OneAlgo(Algos):
+    """Which algo, for a command that takes one."""
+
+    algo: Annotated[Optional[str], typer.Option("--algo", envvar="ALGO", metavar="NAME", help="The algo's name.")] = (
+        None
+    )
+
+    def one(self, command: str) -> str:
+        """Its name; UsageError where there is none, or more than one."""
+        if not self.algo:
+            raise UsageError("which algo?", hint=f"gdn {command} --algo NAME; `gdn list` shows all")
+        if "," in self.algo or self.algo == "all":
+            raise UsageError(f"{command} takes one algo, not '{self.algo}'", hint="call it once for each")
+        return self.algo
+
+
+@dataclass(frozen=True)
+class Workloads:
+    """Which of the workloads that gdn knows itself."""
+
+    workload: Annotated[
+        Optional[list[str]],
+        typer.Option(
+            "--workload",
+            "-w",
+            metavar="W",
+            help="An index, a range (0-9), a uuid prefix, or axes (batch_size=64). Repeat.",
+        ),
+    ] = None
+    n: First = None
+    preset: PresetName = None
+
+    def loaded(self, otherwise: str | None = "quick") -> tuple[str | None, Any]:
+        """The name of the preset in use, and the preset: `otherwise` where nothing else says which workloads."""
+        from ..catalog import presets
+
+        name = self.preset
+        if name is None and not (self.workload or self.n or getattr(self, "dataset", None)):
+            name = otherwise
+        return name, presets.load_preset(name) if name else None
+
+    def official(self) -> tuple[str, Any]:
+        """The same with the contest's counts: all of its workloads where nothing else says which."""
+        from ..catalog import presets
+
+        contest = presets.load_preset("contest")
+        loaded = presets.load_preset(self.preset) if self.preset else contest
+        counts = structs.replace(loaded, settings=contest.settings, op_settings=contest.op_settings)
+        return self.preset or contest.name, counts
+
+
+@dataclass(frozen=True)
+class Selection(Workloads):
+    """Which workloads, gdn's own or a folder's."""
+
+    dataset: Dataset = None
+
+    def parts(self, known: Any, entries: list[Any], preset: Any, overrides: dict[str, Any]) -> list[Any]:
+        """The algos by op, each op with its workloads (campaign.parts)."""
+        from ..run import planning
+
+        return planning.parts(
+            known, entries, chosen=self.workload or [], first=self.n, preset=preset, dataset=self.dataset,
+            overrides=overrides,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class HardInputs(Selection):
+    """The same, or the op's hard inputs."""
+
+    stress: Annotated[
+        bool,
+        typer.Option("--stress", help="Hard inputs of the op's config, in place of workloads; --workload names some."),
+    ] = False
+
+    def loaded(self, otherwise: str | None = "quick") -> tuple[str | None, Any]:
+        """Hard inputs are of no preset, and of no folder."""
+        if not self.stress:
+            return super().loaded(otherwise)
+        if self.preset or self.dataset:
+            other = "--preset" if self.preset else "--dataset"
+            hint = "--workload NAME chooses among the hard inputs"
+            raise UsageError(f"--stress and {other} exclude each other", hint=hint)
+        return None, None
+
+    def parts(self, known: Any, entries: list[Any], preset: Any, overrides: dict[str, Any]) -> list[Any]:
+        from ..run import planning
+
+        if not self.stress:
+            return super().parts(known, entries, preset, overrides)
+        return planning.hard(known, entries, self.workload or [], self.n)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to time."""
+
+    tier: Tier = None
+    l2: L2 = "cold"
+    target: Annotated[
+        Optional[float],
+        typer.Option("--target", metavar="X", help="Sample until the median is known to this share of it (0.01)."),
+    ] = None
+    seconds: Seconds = None
+
+    def checked(self) -> tuple[tuple[str, ...], dict[str, Any]]:
+        """The tiers that were asked for, and timing.Plan's fields that go before a preset's. Raises UsageError."""
+        from ..catalog.tiers import TIERS
+
+        check_choice("l2 state", self.l2, ("cold", "warm"))
+        check_finite("--seconds", self.seconds)
+        if self.target is not None and not 0 < self.target < 1:
+            raise UsageError(f"--target {self.target:g}: expected a share between 0 and 1, such as 0.01")
+        tiers = tuple(name.strip() for name in (self.tier or "").split(",") if name.strip())
+        for name in tiers:
+            check_choice("tier", name, [*TIERS, "all"])
+        fields: dict[str, Any] = {"l2": self.l2}
+        if self.seconds or self.target:  # then the preset's exact counts no longer hold
+            fields["iterations"] = None
+        return tiers, fields | self.bounds
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """Of --seconds and --target those that were given."""
+        return {name: value for name in ("seconds", "target") if (value := getattr(self, name))}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where algos run, and for how long at most."""
+
+    device: Annotated[str, typer.Option("--device", metavar="D", help="auto, cuda or cpu.")] = "auto"
+    timeout: Timeout = 300.0
+
+    def __post_init__(self) -> None:
+        check_choice("device", self.device, ("auto", "cuda", "cpu"))
+        check_finite("--timeout", self.timeout)
+
+    def on(self, gpus: str | None) -> tuple[tuple[Any, ...], str]:
+        """The GPUs of --gpus, () without it; and the device, which with it can only be a GPU."""
+        if gpus is None:
+            return (), self.device
+        if self.device == "cpu":
+            raise UsageError("--gpus and --device cpu exclude each other", hint="drop one of them")
+        from ..machine import inventory
+
+        return inventory.chosen(gpus), "cuda"
+
+
+@dataclass(frozen=True)
+class Trust:
+    """How far the algos are trusted."""
+
+    strict: Strict = False
+    sandbox: Annotated[
+        bool,
+        typer.Option(
+            "--sandbox",
+            help="Run the algos' code in bubblewrap: no network, no home, read-only but for its own folder.",
+        ),
+    ] = False
+
+    def tell(self, solutions: list[Path]) -> None:
+        """Say once whose rights packed files get, before any of their code runs. MissingError: no sandbox here."""
+        from .. import report
+        from ..runner import sandbox as bubblewrap
+
+        if self.sandbox:
+            bubblewrap.find()
+        elif solutions:
+            what = "a packed file's code runs" if len(solutions) == 1 else "the packed files' code runs"
+            report.say(
+                f"{what} with your rights on this machine; --sandbox takes away its network, your home and your files"
+            )
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where the result goes."""
+
+    json: AsJson = False
+    out: Annotated[Optional[Path], typer.Option("--out", metavar="FILE", help="Write the records to FILE.")] = None
+
+
+def check_choice(kind: str, value: str, known: Any) -> None:
+    if value not in known:
+        raise unknown(kind, value, known)
+
+
+def check_finite(option: str, value: float | None) -> None:
+    if value is not None and not math.isfinite(value):
+        raise UsageError(f"{option} {value}: expected a number of seconds")
+
+
+def listed(text: str | None) -> tuple[str, ...]:
+    """The names in "a, b,c"."""
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+
+
+# --- groups -------------------------------------------------------------------------------------------------------
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as typer takes it: each parameter that is a dataclass becomes one option for each of its fields."""
+    hints = get_type_hints(command, include_extras=True)
+    parameters, groups = [], {}
+    for name, parameter in inspect.signature(command).parameters.items():
+        kind = hints[name]
+        if not dataclasses.is_dataclass(kind):
+            parameters.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        groups[name] = kind
+        types = get_type_hints(kind, include_extras=True)
+        for field in dataclasses.fields(kind):
+            parameters.append(
+                inspect.Parameter(
+                    field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name]
+                )
+            )
+
+    @functools.wraps(command)
+    def called(**given: Any) -> None:
+        made = {name: pick(kind, given) for name, kind in groups.items()}
+        fields = {field.name for kind in groups.values() for field in dataclasses.fields(kind)}
+        command(**made, **{name: value for name, value in given.items() if name not in fields})
+
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {p.name: p.annotation for p in parameters}
+    return called
+
+
+def pick(group: type[G], values: Mapping[str, Any]) -> G:
+    """A group from values by name, of which it takes its own."""
+    return group(**{field.name: values[field.name] for field in dataclasses.fields(group) if field.name in values})

@@ -1,0 +1,74 @@
+"""`gdn pack`: solution.json for flashinfer-bench, and the proof that it stands alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from .. import errors
+from . import options as o
+
+
+@o.grouped
+def pack(
+    algos: o.OneAlgo,
+    out: Annotated[
+        Optional[Path], typer.Option("--out", "-o", metavar="FILE", help="Where to write (else solution.json here).")
+    ] = None,
+    name: Annotated[Optional[str], typer.Option("--name", help="The solution's name (else <op>-<algo>).")] = None,
+    author: Annotated[Optional[str], typer.Option("--author", help="The solution's author, such as your team.")] = None,
+    prove: Annotated[bool, typer.Option("--prove", help="Load, build and run the file in a clean process.")] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="S", min=1.0, help="Seconds that the proof may take.")
+    ] = 300.0,
+    json: o.AsJson = False,
+) -> None:
+    """Pack one algo into a solution.json that flashinfer-bench takes."""
+    import json as j
+
+    from .. import files, report
+    from ..catalog import pack as p
+    from ..catalog import registry
+
+    known = registry.load(algos.algos)
+    found = known.find(algos.one("pack"), algos.op)
+    if found.setup:
+        raise errors.UsageError(
+            f"{found.full_name} does work that is in no time ({found.setup}): no judge would run it",
+            hint="do that work in the entry point, and drop `setup` from algo.toml",
+        )
+    solution = p.pack(found, known.ops[found.op], name=name, author=author or p.AUTHOR)
+    file = out or Path("solution.json")
+    to_stdout = files.is_stdout(file)
+    if to_stdout and json:
+        raise errors.UsageError("--json has stdout to itself", hint="drop --json, or name another file with -o")
+    if prove and files.place(file).stream:
+        raise errors.UsageError(f"--prove reads the file back, and {file} keeps nothing", hint="-o names a file")
+    files.write(file, j.dumps(solution, indent=2) + "\n")
+    summary = {"file": str(file), "name": solution["name"], "definition": solution["definition"]}
+    summary |= {
+        "source_hash": p.source_hash(solution),
+        "sources": [s["path"] for s in solution["sources"]],
+        "proof": None,
+    }
+    if not json:
+        text = f"{file}: {solution['name']} for {solution['definition']}, {', '.join(summary['sources'])}"
+        (report.say if to_stdout else report.put)(text)
+    if prove:
+        from ..run import prove as proof
+
+        summary["proof"] = list(proof.prove(file, found.packages, known, timeout))
+        if not json:
+            report.show_proof(summary["proof"])
+    if json:
+        report.show_json(summary)
+    if any(step["state"] == "failed" for step in summary["proof"] or []):
+        raise typer.Exit(errors.FAILED)
+    if any((step["step"], step["state"]) == ("build", "skipped") for step in summary["proof"] or []):
+        raise typer.Exit(errors.MISSING)  # nothing was proved
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(pack)

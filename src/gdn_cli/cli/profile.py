@@ -1,0 +1,150 @@
+"""`gdn profile`: why is it slow?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from .. import errors
+from . import options as o
+
+
+@dataclass(frozen=True)
+class Look:
+    """What to look at, and with what."""
+
+    workload: Annotated[
+        Optional[str],
+        typer.Option("--workload", "-w", metavar="W", help="An index, a uuid prefix, or axes (batch_size=64)."),
+    ] = None
+    tool: Annotated[
+        Optional[str],
+        typer.Option("--tool", metavar="T", help="ncu, proton, torch, nsys, sanitizer (GPU), cpu, or sass (neither)."),
+    ] = None
+    arch: Annotated[
+        Optional[str], typer.Option("--arch", metavar="A[,A]", help="sass: compile for these, such as sm_90a,sm_100a.")
+    ] = None
+    check: Annotated[
+        Optional[str],
+        typer.Option("--check", metavar="C[,C]", help="sanitizer: memcheck, racecheck, initcheck, synccheck."),
+    ] = None
+    clocks: Annotated[
+        str, typer.Option("--clocks", metavar="C", help="ncu: none leaves the GPU's clocks alone, base locks them.")
+    ] = "none"
+    l2: o.L2 = "cold"
+    seconds: o.Seconds = None
+    dataset: o.Dataset = None
+
+    def settings(self, place: o.Place, folder: Path) -> Any:
+        """What was asked for, checked before anything runs (profiling.Settings)."""
+        from .. import profilers
+        from ..profile import session
+
+        tool = self.tool
+        if tool:
+            o.check_choice("tool", tool, profilers.TOOLS)
+        for option, value, owner in (("--arch", self.arch, "sass"), ("--check", self.check, "sanitizer")):
+            if value and tool != owner:
+                raise errors.UsageError(f"{option} is for --tool {owner}", hint=f"add --tool {owner}, or drop {option}")
+        o.check_choice("clocks", self.clocks, ("none", "base"))
+        o.Sampling(l2=self.l2, seconds=self.seconds).checked()
+        if tool and place.device != "auto" and place.device not in (modes := profilers.TOOLS[tool].modes):
+            where = f"looks at what runs on {' or '.join(modes)}" if modes else "runs nothing"
+            raise errors.UsageError(f"--tool {tool} {where}", hint=f"drop --device {place.device}")
+        archs = tuple(profilers.module("sass").parse_arch(a) for a in o.listed(self.arch))
+        checks = profilers.module("sanitizer").checks(o.listed(self.check)) if tool == "sanitizer" else ()
+        return session.Settings(
+            tool or "", folder, self.l2, self.clocks, archs, checks, self.dataset, self.seconds, place.timeout
+        )
+
+
+@o.grouped
+def profile(
+    algos: o.Algos,
+    look: Look,
+    place: o.Place,
+    names: Annotated[
+        Optional[list[str]],
+        typer.Argument(metavar="[A [B]]", help="Algos or packed solutions, or profiles that are kept."),
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="The profiles that are kept.")] = False,
+    json: o.AsJson = False,
+    out: Annotated[
+        Optional[Path], typer.Option("--out", metavar="DIR", help="The folder of profiles, instead of gdn's own.")
+    ] = None,
+) -> None:
+    """Look at one algo on one workload with a profiler, and say what holds it back; or at two, and what differs.
+
+    What came of it is kept: `gdn profile --list` names the folders, `gdn profile NAME` shows one again.
+    """
+    from .. import paths, report
+    from ..profile import session
+
+    folder = out or paths.profiles_dir()
+    if list_:
+        damaged: list[str] = []
+        report.show_profile_list(session.kept(folder, damaged.append), json)
+        for line in damaged:
+            report.say(line)
+        raise typer.Exit(errors.MISSING if damaged else errors.OK)
+
+    def profiled(live: list[str]) -> Iterator[dict[str, Any]]:
+        from ..catalog import registry
+
+        settings, known = look.settings(place, folder), registry.load(algos.algos)
+        tool, found = session.subjects(known, live, algos.op, look.tool, look.workload, look.dataset, place.device)
+        with report.progress() as progress:
+            for subject in found:
+                yield session.run(subject, replace(settings, tool=tool), progress, report.say)
+
+    raise typer.Exit(looked_at(named(names, algos.algo), folder, json, profiled))
+
+
+def named(names: list[str] | None, algo: str | None) -> list[str]:
+    """The one name or two that were given as arguments, or else by --algo."""
+    from ..catalog.registry import names as listed
+
+    names = names or listed(algo)
+    if not 1 <= len(names) <= 2:
+        hint = "gdn profile --algo A, gdn profile A B, or gdn profile --list"
+        raise errors.UsageError(f"expected one algo or two, got {len(names) or 'none'}", hint=hint)
+    return names
+
+
+def looked_at(
+    names: list[str], folder: Path, json: bool, profiled: Callable[[list[str]], Iterator[dict[str, Any]]]
+) -> int:
+    """Show the profiles of one name or two, and what differs; those that are not kept in `folder` are made by
+    `profiled(names)`. Returns the exit code."""
+    from .. import report
+    from ..profile import session
+
+    documents: list[Any] = [session.find(name, folder) for name in names]
+    live = [name for name, document in zip(names, documents, strict=True) if document is None]
+    if live:
+        made: list[Any] = []
+        try:
+            made.extend(profiled(live))
+        except errors.GdnError:
+            if made and not json:  # the first of two is there, and worth its time
+                report.show_profiles(made, None, json)
+            raise
+        documents = [document or made.pop(0) for document in documents]
+    different = None
+    if len(documents) == 2:
+        from ..profile import differences
+
+        different = differences.difference(*documents)
+    report.show_profiles(documents, different, json)
+    for document in documents:
+        if "unkept" in document:
+            report.say(document["unkept"])
+    return session.exit_code(documents)
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(profile)

@@ -1,0 +1,31 @@
+"""`gdn schema`: what a file of records, a worker's reply or an algo.toml may hold, as JSON Schema."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .. import errors
+
+
+def schema(
+    what: Annotated[
+        str,
+        typer.Argument(metavar="[record|reply|algo]", help="A file of records, a worker's reply, or an algo.toml."),
+    ] = "record",
+) -> None:
+    """Print the JSON Schema of what gdn writes and reads, made from its types."""
+    from .. import parsing, report
+    from ..catalog import registry
+    from ..records import messages
+    from ..schema import record_types
+
+    forms = {"record": record_types.Document, "reply": messages.Reply, "algo": registry.AlgoFile}
+    if what not in forms:
+        raise errors.unknown("schema", what, forms)
+    report.show_json(parsing.schema(forms[what]))
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(schema)

@@ -1,0 +1,114 @@
+"""`gdn tune`: which constants are fastest on this GPU?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Optional
+
+import typer
+
+from .. import errors
+from . import options as o
+
+
+@dataclass(frozen=True)
+class Sampling(o.Sampling):
+    """How to time the final."""
+
+    target: Annotated[
+        Optional[float],
+        typer.Option(
+            "--target", metavar="X", help="Sample the final until its ratios are known to this share (0.005)."
+        ),
+    ] = None
+    seconds: Annotated[
+        Optional[float],
+        typer.Option("--seconds", metavar="S", min=0.01, help="How long to sample the final of each workload (1)."),
+    ] = None
+
+
+@o.grouped
+def tune(
+    algos: o.OneAlgo,
+    which: o.Selection,
+    sampling: Sampling,
+    place: o.Place,
+    gpus: Annotated[
+        Optional[str],
+        typer.Option(
+            "--gpus", metavar="N[,N...]", help="Check on these GPUs, or `all`, and time each size on one of them."
+        ),
+    ] = None,
+    in_place: o.InPlace = False,
+    only: Annotated[
+        Optional[list[str]],
+        typer.Option("--only", metavar="C=V[,V...]", help="Try only these values of a constant. Repeat."),
+    ] = None,
+    where: Annotated[
+        Optional[str],
+        typer.Option("--where", metavar="EXPR", help='Try only where this holds, such as "rows * warps <= 16".'),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what an earlier run has measured.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be tried; run and write nothing.")
+    ] = False,
+    json: o.AsJson = False,
+) -> None:
+    """Try the constants that an algo.toml declares, and write the fastest for each size beside it.
+
+    Without workloads: the preset `sweep`. A run that was stopped goes on where it ended.
+    """
+    from .. import report
+    from ..catalog import registry
+    from ..machine import inventory
+    from ..run import planning
+    from ..tune import search
+
+    tiers, _ = sampling.checked()
+    algo = algos.one("tune")
+    chosen_gpus, device = place.on(gpus)
+    preset, loaded = which.loaded("sweep")
+    known = registry.load(algos.algos)
+    (entry,) = planning.rivals(known, [algo], algos.op, device, partial(inventory.place, among=chosen_gpus))
+    if in_place:
+        (entry,) = planning.overwriting(known, [entry], named=True)
+    (part,) = which.parts(known, [entry], loaded, {})
+    plan = search.plan(known, entry, part.workloads, preset, only or [], where)
+    if dry_run:
+        report.show_tuning({"command": "tune", "dry_run": True, **plan.to_json()}, part.op, json)
+        return
+    if entry.place.mode is None:
+        reason, hint = entry.place.reason, entry.place.hint
+        raise errors.MissingError(f"{plan.algo.full_name} cannot run here: {reason}", hint=hint)
+    chosen = planning.tiers_for(entry.place.mode, tiers, "compare")
+    if len(chosen) > 1:
+        raise errors.UsageError(f"tune takes one tier, not {', '.join(chosen)}", hint=f"--tier {chosen[0]}")
+    settings = search.Settings(
+        chosen[0], sampling.l2, dataset=which.dataset, timeout_s=place.timeout, fresh=fresh, gpus=chosen_gpus,
+        in_place=in_place, **sampling.bounds,
+    )  # fmt: skip
+    failed = None
+    with search.alone(plan.algo, report.say):
+        with report.progress() as progress:
+            work = search.Tuning(plan, settings, progress, report.say)
+            try:
+                work.run()
+            except KeyboardInterrupt:
+                work.interrupted = True
+            except (errors.GdnError, OSError) as e:
+                failed = e if isinstance(e, errors.GdnError) else errors.MissingError(f"this machine cannot go on: {e}")
+                if isinstance(e, errors.GdnError) and not work.choices:
+                    raise failed from None
+        report.show_tuning(work.to_json(), part.op, json)
+        if work.log.unsaved:
+            report.say(f"not all that was measured could be kept: {work.log.unsaved}")
+        if failed:
+            raise failed
+    if work.interrupted:
+        raise typer.Exit(errors.INTERRUPTED)
+    raise typer.Exit(errors.MISSING if work.log.unsaved else errors.OK)
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(tune)

@@ -1,0 +1,23 @@
+"""`gdn worker`: serve one request on stdin, for whatever carries requests to a machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+
+def worker(
+    events: Annotated[
+        Optional[Path], typer.Option(metavar="FILE", help="Append each record to FILE as it is made.")
+    ] = None,
+) -> None:
+    """Serve one request: JSON on stdin, the reply on stdout."""
+    from ..worker import serve as w
+
+    w.end(w.main(events))
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(worker)

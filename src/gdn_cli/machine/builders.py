@@ -1,0 +1,31 @@
+"""What the builders of kernels need in their environment: the compilers within reach, and caches in gdn's folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+
+from .. import paths
+from . import inventory
+
+
+def with_builders(env: Mapping[str, str], mode: str, gpu: inventory.Gpu | None = None) -> dict[str, str]:
+    """An environment in which flashinfer-bench's builders work. `gpu` is the only one in it; None: CUDA's choice."""
+    env = dict(env)
+    # ninja and the like live beside the interpreter of a virtual environment that nobody activated
+    env["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), env.get("PATH", "")])
+    if home := inventory.cuda_home():
+        env["CUDA_HOME"] = str(home)
+    gpus = ((gpu,) if gpu else inventory.gpus()) if mode == "cuda" else ()
+    if gpu and gpus or len(gpus) > 1:  # the one that is locked, whatever order CUDA would put them in
+        env["CUDA_VISIBLE_DEVICES"] = gpus[0].uuid
+    # flashinfer-bench's cache key knows neither the GPU nor the Python that a build was made for, nor that list
+    target = gpus[0].capability if gpus else "cpu"
+    if asked := env.get(inventory.ARCHITECTURES):
+        target += f"-for-{re.sub(r'[^0-9A-Za-z.+]+', '_', asked)}"
+    python = f"py{sys.version_info.major}{sys.version_info.minor}"
+    env.setdefault("FIB_CACHE_PATH", str(paths.builds_dir() / f"{python}-{target}"))
+    env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(paths.builds_dir() / "inductor"))  # else in the temporary folder
+    return env

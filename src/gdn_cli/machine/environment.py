@@ -1,0 +1,288 @@
+"""Where a number comes from: GPU, driver, clocks, versions, threads. Read in the worker, kept with every record."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from .. import __version__, paths
+from ..schema.record_types import Environment, GpuState, Timing
+from . import host_load, inventory
+
+_PACKAGES = {"torch": "torch", "triton": "triton", "flashinfer-bench": "flashinfer_bench", "apache-tvm-ffi": "tvm_ffi"}
+_PEERS = {"flashinfer-python": "flashinfer", "fla-core": "fla", "flash-qla": "flash_qla"}
+
+
+def versions() -> dict[str, str]:
+    """Versions by package metadata: flashinfer-bench's own __version__ is 0.0.0.dev0 in its release."""
+    from importlib import metadata
+
+    found = {"gdn": __version__, "python": platform.python_version()}
+    for name in [*_PACKAGES, *_PEERS]:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def describe(mode: str) -> Environment:
+    """The environment of a worker that runs in `mode`. Imports torch."""
+    import torch
+
+    found = Environment(versions=versions() | {"torch": str(torch.__version__)}, cpus=os.cpu_count())
+    if mode == "cuda":
+        _describe_gpu(found)
+        found.cuda = torch.version.cuda
+        found.architectures = os.environ.get(inventory.ARCHITECTURES)  # else built for this GPU, see `specific`
+    else:
+        found.cpu, found.threads = cpu_name(), torch.get_num_threads()
+    if hasattr(os, "sched_getaffinity"):  # for a GPU too: the host launches what runs there
+        mine = os.sched_getaffinity(0)
+        found.cpus, found.affinity = len(mine), ranges(mine)
+    return found
+
+
+def _describe_gpu(found: Environment) -> None:
+    """The GPU in use: what does not change while it runs."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(0)
+    found.gpu, found.capability = properties.name, f"{properties.major}.{properties.minor}"
+    found.sms, found.l2_bytes = properties.multi_processor_count, properties.L2_cache_size
+    if mine := _which(str(properties.uuid)):
+        found.gpu_index, found.gpu_uuid = mine.index, mine.uuid
+    if opened := _opened():
+        nvml, handle = opened
+        with contextlib.suppress(Exception):  # a container may hide it: rather nothing than a guess
+            found.driver = nvml.nvmlSystemGetDriverVersion()
+            found.max_sm_clock_mhz = nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)
+
+
+def _which(uuid: str) -> inventory.Gpu | None:
+    """The GPU that has this UUID in torch, which leaves GPU- or MIG- away from it; else the only one there is."""
+    visible = inventory.gpus()
+    same = [gpu for gpu in visible if gpu.uuid.endswith(uuid)]
+    return same[0] if same else visible[0] if len(visible) == 1 else None
+
+
+# Why NVML says that clocks are held down (nvml.h, nvmlClocksEventReason*). Not among them: an idle GPU, and clocks that
+# somebody set, which is what one does for a steady measurement.
+_THROTTLES = {
+    0x04: "sw_power_cap",
+    0x08: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal",
+    0x40: "hw_thermal",
+    0x80: "hw_power_brake",
+}
+
+
+def gpu_state(brief: bool = False, own: int = 1) -> GpuState:
+    """The GPU in use at this moment, as far as NVML tells here: hidden, it tells nothing.
+
+    `own` are gdn's own processes on the GPU, which do not count as others. `brief`, between batches: only what may
+    change while a measurement runs, the SM clock and what holds it down.
+    """
+    found = GpuState()
+    if (opened := _opened()) is None:
+        return found
+    nvml, handle = opened
+    readings: dict[str, Callable[[], Any]] = {
+        "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+        "throttle": lambda: _throttle(nvml, handle),
+    }
+    if not brief:
+        readings |= {
+            "memory_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
+            "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+            "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+            "other_processes": lambda: _others(nvml.nvmlDeviceGetComputeRunningProcesses(handle), own),
+        }
+    for name, read in readings.items():
+        with contextlib.suppress(Exception):  # not supported by this GPU, this driver or this container
+            setattr(found, name, read())
+    return found
+
+
+def _throttle(nvml: Any, handle: Any) -> list[str]:
+    try:
+        bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+    except (AttributeError, nvml.NVMLError):  # the name before driver 535
+        bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    return [name for bit, name in _THROTTLES.items() if bits & bit]
+
+
+def _others(processes: list[Any], own: int) -> int:
+    """All but our own, which are among them since torch opened the GPU.
+
+    By number and not by pid: in a container NVML gives the host's pids, or with some drivers a thread's.
+    """
+    return max(0, len({p.pid for p in processes}) - own)
+
+
+# --- doubts about a number ----------------------------------------------------------------------------------------
+
+_HOT_C = 85  # an H100 SXM is made for 87 at most, and slows down at 89 (nvidia-smi -q)
+_MOVED = 0.03  # of the highest SM clock
+_SPREAD = 0.10  # half the distance of the quartiles, as a share of the median: Timing.spread
+_TICKS_US = 0.2  # a distance of quartiles below this is the clock's (CUPTI ticks every 32 ns), not noise
+
+# reason -> (what slowed the GPU, what to do about it)
+_SLOWED = {
+    "sw_power_cap": ("its power cap", "let it rest"),
+    "sw_thermal": ("its temperature", "let it cool"),
+    "hw_thermal": ("its temperature", "let it cool"),
+    "hw_power_brake": ("the power brake of its server", "see to the power supply"),
+    "hw_slowdown": ("its protection against heat and overload", "let it rest"),
+    "sync_boost": ("the others of its sync boost group", "take it out of the group"),
+}
+
+
+def doubts(before: GpuState, during: list[GpuState], after: GpuState, timing: Timing, target: float) -> list[str]:
+    """Why a number is not to be trusted as it stands, each with what to do about it; [] if all is well.
+
+    before, during, after  gpu_state()'s readings; before and between the samples, and right behind the last
+    target                 the plan's: half the width of the median's 95 % interval, as a share of the median
+    """
+    said = [*_shared([before, *during, after]), *_slowed([*during, after]), *_moved(during)]
+    return [*said, *(host_load.doubts(timing) or _noisy(timing, target))]  # a cause says more than what comes of it
+
+
+def _shared(states: list[GpuState]) -> list[str]:
+    most = max(state.other_processes or 0 for state in states)
+    if most == 0:
+        return []
+    if most == 1:
+        return ["another process was on the GPU while this was measured: end it, or measure again when it is done"]
+    return [f"{most} other processes were on the GPU while this was measured: end them, or measure when they are done"]
+
+
+def _slowed(states: list[GpuState]) -> list[str]:
+    """What held the clocks down, and heat. Not of the state before: what idles there need not hold under load."""
+    reasons = {reason for state in states for reason in state.throttle or ()}
+    if reasons & {"hw_thermal", "hw_power_brake"}:  # NVML sets hw_slowdown along with these, which say more
+        reasons.discard("hw_slowdown")
+    causes = dict.fromkeys(cause for reason, cause in _SLOWED.items() if reason in reasons)
+    said = [
+        f"the GPU was slowed by {what} while this was measured: {advice}, or compare within this run only"
+        for what, advice in causes
+    ]
+    hottest = max((state.temperature_c or 0 for state in states), default=0)
+    if hottest >= _HOT_C:
+        said.append(f"the GPU was at {hottest} °C while this was measured: let it cool, or see to its cooling")
+    return said
+
+
+def _moved(during: list[GpuState]) -> list[str]:
+    clocks = [state.sm_mhz for state in during if state.sm_mhz is not None]
+    if len(clocks) > 1 and clocks[0] < clocks[1]:  # the rise from idle, which the first reading may still catch
+        clocks = clocks[1:]
+    low, high = min(clocks, default=0), max(clocks, default=0)
+    if high - low <= _MOVED * high:
+        return []
+    return [
+        f"the SM clock moved between {low} and {high} MHz while this was measured: "
+        "lock it (nvidia-smi --lock-gpu-clocks), or compare within this run only"
+    ]
+
+
+def _noisy(timing: Timing, target: float) -> list[str]:
+    median, said = timing.median_us, []
+    if median and None not in (timing.ci_low_us, timing.ci_high_us):
+        interval = (timing.ci_high_us - timing.ci_low_us) / 2 / median
+        if timing.stopped == "time" and interval > target:
+            said.append(
+                f"the median is known to ±{_percent(interval)} only, not to the target of {_percent(target)}: "
+                "give it more time (--seconds)"
+            )
+    if timing.spread > _SPREAD and timing.high_us - timing.low_us > _TICKS_US:
+        said.append(
+            f"the middle half of the samples spreads over ±{_percent(timing.spread)} of the median: "
+            "end what else runs on this machine, and measure again"
+        )
+    return said
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}".rstrip("0").rstrip(".") + " %"
+
+
+@lru_cache
+def _opened() -> tuple[Any, Any] | None:
+    """(pynvml, handle of the GPU in use), open for the rest of the process: nvmlInit takes milliseconds."""
+    import torch
+
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+    except Exception:  # no library, no driver, no permission, no GPU that torch can use
+        return None
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers as Linux writes lists of CPUs: {0, 1, 2, 3, 8} -> "0-3,8"."""
+    runs: list[list[int]] = []
+    for n in sorted(numbers):
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in runs)
+
+
+def cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def commit() -> dict[str, str | bool]:
+    """The git commit of this checkout, and whether anything in it differs from it; {} for an installed wheel.
+
+    Where sources travelled without their .git (a cluster, a container), `GDN_COMMIT` says it.
+    """
+    import subprocess
+
+    if given := os.environ.get("GDN_COMMIT"):
+        return {"commit": given.removesuffix("-dirty"), "dirty": given.endswith("-dirty")}
+    if not paths.IN_CHECKOUT:
+        return {}
+
+    def git(*args: str) -> str | None:
+        try:
+            command = ["git", "-C", str(paths.ALGOS_DIR.parent), *args]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    head = git("rev-parse", "--short=12", "HEAD")
+    return {"commit": head, "dirty": bool(git("status", "--porcelain"))} if head else {}
+
+
+# --- for report/ and history/, which still work on plain JSON: these go when they take the types -------------------
+
+
+def device(found: dict[str, Any]) -> str | None:
+    """Environment.device of a plain one."""
+    if found.get("gpu"):
+        return found["gpu"] + rented(found)
+    threads = f", {found['threads']} threads" if found.get("threads") else ""
+    return found["cpu"] + threads + rented(found) if found.get("cpu") else None
+
+
+def rented(found: dict[str, Any]) -> str:
+    """What goes behind the name of a device that is not one's own, " (modal)", and "" behind one that is."""
+    return f" ({found['where']})" if found.get("where") else ""

@@ -1,0 +1,265 @@
+"""What the host did while rounds of calls were timed: whether they had their CPUs to themselves.
+
+Four witnesses, none of which looks at the times that it judges:
+
+- how long threads of this process stood ready and got no CPU (Linux: the second number of schedstat, of every thread);
+- how often the process was preempted (ru_nivcsw), which alone says little: two threads that share one CPU are preempted
+  10,000 times a second, a thread beside a busy neighbour 130 times, and one that has a CPU to itself 30 to 200 times;
+- how long a fixed piece of work takes on the CPUs that the calls ran on, against the least that it ever took in this
+  process. On a virtual AMD EPYC of two CPUs it is steady within 1 % and takes 20 to 70 % more when another guest has
+  the core's other thread, which the guest's own kernel cannot see (no steal time); so it does when the clock falls;
+- how much of the CPUs other processes used (/proc/stat), in the whole measurement: its ticks are 10 ms. A neighbour on
+  the other thread of a core makes nobody wait, and where it always was, nothing was ever quicker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..schema.record_types import HostLoad, Timing
+
+_TASKS, _STAT = Path("/proc/self/task"), Path("/proc/stat")
+_WAITED = 0.10  # of a round: the longest that threads may have waited for a CPU, all of them together
+_PREEMPTED = 1000  # times a second
+_SLOWER = 1.10  # the yardstick over the least that it ever took
+_USED = 0.2  # of a round: a thread that ran for less did not carry the calls
+_OTHERS = 0.10  # of the CPUs that this process may use: how much of them others may have had
+_MOST_CPUS = 16  # that the yardstick is laid on, of those that were used
+_APART = 0.05  # how far the rounds' medians may lie from all samples' median: half the distance of their quartiles
+_TICK_US = 0.05  # less than that is the clock's, whatever the share
+FEW = 5  # samples that cannot be trusted by themselves
+
+
+class Round(NamedTuple):
+    """What the host did during one round."""
+
+    began: float  # seconds, on the clock of time.perf_counter
+    ended: float
+    waited_s: float  # of all threads together; 0 where the kernel does not say
+    preempted: int
+    yardsticks: tuple[tuple[str, float], ...]  # (kind of CPU, microseconds), just before and just behind it
+
+    @property
+    def waiting(self) -> bool:
+        """Whether others had the CPUs that this process's threads were ready for."""
+        lasted = self.ended - self.began
+        return self.waited_s > _WAITED * lasted or self.preempted > max(3, _PREEMPTED * lasted)
+
+    @property
+    def slowed(self) -> bool:
+        """Whether a CPU that was used did less than it can. It may show only later how much that is."""
+        return any(us > _SLOWER * _best[kind] for kind, us in self.yardsticks)
+
+    @property
+    def disturbed(self) -> bool:
+        return self.waiting or self.slowed
+
+
+def load_of(
+    rounds: Sequence[Round],
+    counts: Sequence[bool],
+    medians_us: Iterable[float],
+    shared: tuple[float, int] = (0.0, 0),
+) -> HostLoad:
+    """rounds: all that were taken; counts: which of them count; medians_us: of those; shared: Witness.shared's."""
+    kept = [r for r, counted in zip(rounds, counts, strict=True) if counted]
+    others, cpus = shared
+    return HostLoad(
+        rounds_us=tuple(float(f"{x:.4g}") for x in medians_us), span_s=kept[-1].ended - kept[0].began,
+        taken=len(rounds), aside=len(rounds) - len(kept), waiting=sum(r.waiting for r in rounds),
+        slowed=sum(r.slowed for r in rounds), preempted=sum(r.preempted for r in rounds), others=others, cpus=cpus,
+    )  # fmt: skip
+
+
+# --- witnesses ----------------------------------------------------------------------------------------------------
+
+
+class Witness:
+    """Looks on while rounds of calls are made."""
+
+    def __init__(self) -> None:
+        self._cpus: tuple[int | None, ...] = ()  # that the last round ran on
+        self._began = time.perf_counter(), _busy(), time.process_time()
+
+    def look_on(self, work: Callable[[], Any]) -> tuple[Any, Round]:
+        """What `work` returns, and what the host did meanwhile."""
+        yardsticks = _yardsticks(self._cpus)
+        before, preempted, began = _threads(), _preempted(), time.perf_counter()
+        result = work()
+        ended = time.perf_counter()
+        preempted, after = _preempted() - preempted, _threads()
+        self._cpus = _used(before, after, ended - began)
+        waited = sum(waited - before.get(thread, (0, 0))[1] for thread, (_, waited) in after.items())
+        yardsticks += _yardsticks(self._cpus)
+        return result, Round(began, ended, waited / 1e9, preempted, yardsticks)
+
+    def shared(self) -> tuple[float, int]:
+        """(CPUs that other processes have used since the beginning, of so many)."""
+        began, (before, _), own = self._began
+        now, cpus = _busy()
+        lasted = time.perf_counter() - began
+        if not cpus or lasted <= 0:
+            return 0.0, 0
+        return round(max(0.0, now - before - (time.process_time() - own)) / lasted, 3), cpus
+
+
+def _busy() -> tuple[float, int]:
+    """(seconds that the CPUs which this process may use were busy with anything, how many they are); (0, 0) where the
+    system does not say."""
+    try:
+        mine = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
+        lines = [line.split() for line in _STAT.read_text().splitlines()]
+        ticks = os.sysconf("SC_CLK_TCK")
+        # user, nice, system, idle, iowait, irq, softirq, steal
+        found = [sum(map(int, n[1:4] + n[6:9])) / ticks for n in lines if n and n[0] in mine]
+    except (AttributeError, OSError, ValueError):
+        return 0.0, 0
+    return sum(found), len(found)
+
+
+def _threads() -> dict[str, tuple[int, int]]:
+    """Thread -> nanoseconds that it ran, and that it was ready to run and did not; {} where the kernel does not say."""
+    found = {}
+    try:
+        names = os.listdir(_TASKS)
+    except OSError:
+        return {}
+    for name in names:
+        try:
+            ran, waited, _ = (_TASKS / name / "schedstat").read_text().split()
+        except (OSError, ValueError):  # it has ended, or this kernel keeps no such count
+            continue
+        found[name] = int(ran), int(waited)
+    return found
+
+
+def _used(
+    before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]], lasted: float
+) -> tuple[int | None, ...]:
+    """The CPUs that the threads which ran were on at last; (None,), where this one is, if the system does not say."""
+    busy = [name for name, (ran, _) in after.items() if ran - before.get(name, (0, 0))[0] > _USED * lasted * 1e9]
+    cpus = set()
+    for name in busy if hasattr(os, "sched_setaffinity") else ():
+        try:  # the name, in brackets, may hold anything
+            cpus.add(int((_TASKS / name / "stat").read_text().rpartition(")")[2].split()[36]))
+        except (OSError, ValueError, IndexError):
+            continue
+    ordered = sorted(cpus)
+    return tuple(ordered[:: -(-len(ordered) // _MOST_CPUS)]) if ordered else (None,)
+
+
+def _preempted() -> int:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+# --- the yardstick ------------------------------------------------------------------------------------------------
+
+_best: dict[str, float] = {}  # kind of CPU -> the least that the yardstick took on one, in microseconds
+_BLOCK = bytes(16384)
+_TRIES = 50
+
+
+def _yardsticks(cpus: tuple[int | None, ...]) -> tuple[tuple[str, float], ...]:
+    """(kind of CPU, microseconds) on each of these, from a thread of its own: this one stays where it is."""
+    if not cpus:
+        return ()
+    if cpus == (None,):
+        return tuple(_noted("", us) for us in _yardstick())
+    found: list[tuple[str, float]] = []
+
+    def visit() -> None:
+        for cpu in cpus:
+            try:
+                os.sched_setaffinity(0, {cpu})
+            except OSError:  # taken from this process meanwhile
+                continue
+            found.extend(_noted(_kind(cpu), us) for us in _yardstick())
+
+    thread = threading.Thread(target=visit)
+    thread.start()
+    thread.join()
+    return tuple(found)
+
+
+def _noted(kind: str, us: float) -> tuple[str, float]:
+    _best[kind] = min(us, _best.get(kind, us))
+    return kind, us
+
+
+def _yardstick() -> list[float]:
+    """Microseconds for a fixed piece of work that needs a core's arithmetic and no memory: the least of five.
+
+    [] where other threads of this process do not stop, as they may have the same core: OpenMP's spin on for a while.
+    """
+    found: list[float] = []
+    for _ in range(_TRIES):
+        own, mine, began = time.process_time_ns(), time.thread_time_ns(), time.perf_counter_ns()
+        hashlib.blake2b(_BLOCK).digest()
+        took, mine, own = time.perf_counter_ns() - began, time.thread_time_ns() - mine, time.process_time_ns() - own
+        if own < 1.5 * mine:
+            found.append(took / 1e3)
+        if len(found) == 5:
+            break
+    return [min(found)] if found else []
+
+
+@lru_cache
+def _kind(cpu: int) -> str:
+    """What CPUs that can do equally much have in common: there are some with quick and with slow cores."""
+    try:
+        return Path(f"/sys/devices/system/cpu/cpu{cpu}/cpufreq/cpuinfo_max_freq").read_text().strip()
+    except OSError:  # a virtual one
+        return ""
+
+
+# --- what it means ------------------------------------------------------------------------------------------------
+
+
+def apart(medians_us: Sequence[float]) -> bool:
+    """Whether the medians of rounds disagree: a fifth of them on either side may, as one of five."""
+    if len(medians_us) < 2:
+        return False
+    low, middle, high = statistics.quantiles(medians_us, n=4, method="inclusive")
+    return (high - low) / 2 > max(_APART * middle, _TICK_US)
+
+
+def doubts(timing: Timing) -> list[str]:
+    """Why a time that the host took part in is not to be trusted, each with what to do about it.
+
+    Nothing is said of a timing that has no `host`.
+    """
+    if not (host := timing.host):
+        return []
+    said, again = [], "end what else runs on this machine, and measure again"
+    of = f"{host.taken} round{'s' * (host.taken > 1)}"
+    if not host.aside:  # else enough rounds were as they should be
+        if host.waiting * 5 > host.taken:
+            said.append(f"threads had to wait for a CPU in {host.waiting} of {of}: {again}")
+        if host.slowed * 5 > host.taken:
+            said.append(
+                f"a CPU did less than it can in {host.slowed} of {of}, as it does when another thread has its core "
+                f"or its clock falls: {again}"
+            )
+    if not said and host.others > _OTHERS * host.cpus > 0:
+        said.append(f"other processes used {host.others:.2g} of {host.cpus} CPUs: {again}")
+    if not said and apart(rounds := host.rounds_us):
+        said.append(
+            f"the rounds disagree: the medians of {len(rounds)} lie between {min(rounds):.4g} and "
+            f"{max(rounds):.4g} us: {again}"
+        )
+    if (count := timing.samples) <= FEW:
+        seconds = -(-timing.median_us * (FEW + 1) // 1e6)
+        said.append(f"only {count} sample{'s' * (count > 1)}: give it more time (--seconds {seconds:.0f})")
+    return said

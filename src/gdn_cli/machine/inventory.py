@@ -1,0 +1,307 @@
+"""What this machine has, without importing torch: GPUs, compilers, packages; and whether an algo can run on it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from .. import paths
+from ..catalog.registry import Algo
+from ..errors import MissingError, UsageError
+
+
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    capability: str  # "9.0"
+    driver: str
+    uuid: str = ""  # NVML's: "GPU-8932f937-...", or "MIG-..." of a slice of one
+    index: int = 0  # nvidia-smi's; of a slice, its GPU's
+
+    def to_json(self) -> dict[str, Any]:
+        """What a record says of where it was made."""
+        return {"index": self.index, "uuid": self.uuid, "name": self.name}
+
+    def fits(self, algo: Algo) -> bool:
+        """Whether it has the compute capability that the algo needs."""
+        return not algo.capability or _version(self.capability) >= _version(algo.capability)
+
+
+# The builders' word for what to compile for, such as "8.0 9.0a"; unset, their GPU's capability.
+ARCHITECTURES = "TVM_FFI_CUDA_ARCH_LIST"
+
+
+def specific(capability: str) -> str | None:
+    """The architecture that has all that a GPU of this capability has: "9.0" -> "9.0a"; None before 9.0."""
+    return f"{capability}a" if _version(capability) >= (9, 0) else None
+
+
+def _version(capability: str) -> tuple[int, ...]:
+    return tuple(map(int, capability.split(".")))
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """The GPUs that a CUDA process started here would see, in its order; none where the driver or NVML is missing.
+
+    `CUDA_VISIBLE_DEVICES` is read as CUDA reads it (CUDA programming guide, "Environment Variables"): unset is all of
+    them, otherwise the indices or the beginnings of UUIDs in it up to the first that names no GPU, and none at all
+    where one is named twice. A process sees one MIG slice, the first; a slice that NVML does not know is not there.
+    NVML counts by PCI bus. CUDA does so under CUDA_DEVICE_ORDER=PCI_BUS_ID only, and by default puts the fastest first,
+    by a rule of its own: cores times clock stands for it, and GPUs of one model keep their order under both.
+    """
+    return _gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID")
+
+
+@lru_cache
+def _gpus(wanted: str | None, by_bus: bool) -> tuple[Gpu, ...]:
+    """`wanted` is the value of CUDA_VISIBLE_DEVICES: cached by it, since a process may change it for its children."""
+    if wanted is not None and wanted.strip() in ("", "-1"):
+        return ()
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no library, no driver, no permission: all of them mean that there is no GPU to use
+        return ()
+    try:
+        if wanted is not None and wanted.startswith("MIG-"):
+            return _slice(pynvml, wanted.split(",")[0])
+        found = [_gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(i), i) for i in range(pynvml.nvmlDeviceGetCount())]
+        if not by_bus and len({g.name for g in found}) > 1:
+            found = _fastest_first(pynvml, found)
+        return tuple(found if wanted is None else _visible(found, wanted))
+    except pynvml.NVMLError:
+        return ()
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(nvml: Any, handle: Any, index: int) -> Gpu:
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    driver, uuid = nvml.nvmlSystemGetDriverVersion(), nvml.nvmlDeviceGetUUID(handle)
+    return Gpu(nvml.nvmlDeviceGetName(handle), f"{major}.{minor}", driver, uuid, index)
+
+
+def _fastest_first(nvml: Any, found: list[Gpu]) -> list[Gpu]:
+    def speed(gpu: Gpu) -> int:
+        handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
+        return nvml.nvmlDeviceGetNumGpuCores(handle) * nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)
+
+    try:
+        return sorted(found, key=speed, reverse=True)  # stable, in reverse too
+    except nvml.NVMLError:  # a driver that does not tell: the bus order is the better guess than no GPU
+        return found
+
+
+def _slice(nvml: Any, uuid: str) -> tuple[Gpu, ...]:
+    """A MIG slice: a name and a UUID of its own, and the capability and the index of the GPU that it is of."""
+    mine = nvml.nvmlDeviceGetHandleByUUID(uuid)
+    whole = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mine)
+    gpu = _gpu(nvml, whole, nvml.nvmlDeviceGetIndex(whole))
+    return (replace(gpu, name=nvml.nvmlDeviceGetName(mine), uuid=uuid),)
+
+
+def _visible(found: list[Gpu], wanted: str) -> list[Gpu]:
+    """The GPUs that CUDA_VISIBLE_DEVICES=`wanted` leaves of `found`.
+
+    The cases that the guide is silent on are as in torch.cuda._parse_visible_devices: the first entry says whether all
+    are UUIDs or indices, an index is what the entry begins with ("1st" is 1), and a repeated GPU means none.
+    """
+    by_uuid, chosen = wanted.startswith("GPU-"), []
+    for entry in wanted.split(","):
+        if by_uuid:
+            named = [g for g in found if g.uuid.startswith(entry)] if entry.startswith("GPU-") else []
+        else:
+            digits = re.match(r"\s*\+?(\d+)", entry)
+            named = found[int(digits[1]) :][:1] if digits else []
+        if len(named) != 1:  # no such GPU, or several that begin so
+            break
+        chosen += named
+    return chosen if len(set(chosen)) == len(chosen) else []
+
+
+def chosen(text: str) -> tuple[Gpu, ...]:
+    """The GPUs that `--gpus` names: `all`, or numbers and beginnings of UUIDs with commas between them.
+
+    Numbers count the visible GPUs from 0 in CUDA's order, as torch does: what CUDA_VISIBLE_DEVICES leaves out is not
+    there. UsageError for what names no GPU or one twice, MissingError where there is none at all.
+    """
+    wanted, shown = [entry.strip() for entry in text.split(",")], text or "''"
+    for entry in wanted if text.strip() != "all" else ():
+        if not re.fullmatch(r"[0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+", entry):
+            said = f"'{entry}' names no GPU" if entry else "names no GPU"
+            raise UsageError(f"--gpus {shown}: {said}", hint="--gpus all, or numbers or UUIDs such as --gpus 0,1")
+    found = gpus()
+    if not found:
+        raise MissingError(f"--gpus {shown}: no GPU here", hint=MODAL)
+    if text.strip() == "all":
+        return found
+    picked: list[Gpu] = []
+    for entry in wanted:
+        named = found[int(entry) :][:1] if entry.isdigit() else [g for g in found if g.uuid.startswith(entry)]
+        if len(named) != 1:
+            problem = f"{len(named)} GPUs begin so" if named else f"no GPU {entry} here"
+            raise UsageError(f"--gpus {shown}: {problem}", hint=_there(found))
+        if named[0] in picked:
+            raise UsageError(f"--gpus {shown} names a GPU twice", hint="name each once")
+        picked += named
+    return tuple(picked)
+
+
+def _there(found: Sequence[Gpu]) -> str:
+    setting = os.environ.get("CUDA_VISIBLE_DEVICES")
+    why = "" if setting is None else f", as CUDA_VISIBLE_DEVICES={setting} has it"
+    return (f"there are GPUs 0 to {len(found) - 1}" if len(found) > 1 else "there is only GPU 0") + why
+
+
+def near(gpu: Gpu) -> frozenset[int]:
+    """The CPUs on the GPU's side of the host, by NVML; empty where it does not tell."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        try:
+            words = pynvml.nvmlDeviceGetCpuAffinity(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid), _WORDS)
+        finally:
+            pynvml.nvmlShutdown()
+    except Exception:  # not supported, not permitted, no NVML: then no CPU is nearer than another
+        return frozenset()
+    return frozenset(64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1)
+
+
+_WORDS = 64  # of 64 CPUs each
+
+
+def has_package(module: str) -> bool:
+    """Whether a top-level module can be found; it is not imported."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def cuda_home() -> Path | None:
+    """The CUDA toolkit's own folder: CUDA_HOME, else that of nvcc, else /usr/local/cuda, else PyPI's nvcc wheel.
+
+    flashinfer-bench's builder takes `CUDA_HOME/bin/nvcc`, `CUDA_HOME/include` and `CUDA_HOME/lib64`. Where the nvcc on
+    PATH is a wrapper script, its folder has no libraries, so a folder counts only when it has the headers as well.
+    """
+    places = [Path(p) for p in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if p]
+    if nvcc := shutil.which("nvcc"):
+        places.append(Path(nvcc).resolve().parent.parent)
+    places += [Path("/usr/local/cuda"), *sorted(Path("/usr/local").glob("cuda-*"), reverse=True)]
+    for place in places:
+        if (place / "bin" / "nvcc").is_file() and (place / "include" / "cuda_runtime.h").is_file():
+            return place
+    return _wheel_cuda_home()
+
+
+def _wheel_cuda_home() -> Path | None:
+    """nvcc from the extra `gdn[cuda]`: site-packages/nvidia/cu13, which lacks the names that a linker looks for."""
+    for entry in sys.path:
+        wheel = Path(entry) / "nvidia" / "cu13"
+        if not ((wheel / "bin" / "nvcc").is_file() and (wheel / "include" / "cuda_runtime.h").is_file()):
+            continue
+        try:
+            return _linked_home(wheel, paths.builds_dir() / "cuda-home")
+        except (
+            OSError,
+            MissingError,
+        ):  # nowhere to put the links: then nothing can be built there either, and doctor says so
+            return None
+    return None
+
+
+def _linked_home(wheel: Path, home: Path) -> Path:
+    """`home` with the names that a builder asks for, each a link into the wheel. Safe to repeat, and by two at once."""
+    libraries = home / "lib64"
+    paths.make(libraries)
+    links = {home / name: wheel / name for name in ("bin", "include", "nvvm")}
+    links |= {libraries / lib.name: lib for lib in (wheel / "lib").glob("*.*")}
+    # -lcudart wants libcudart.so, and the wheel has libcudart.so.13 only
+    links |= {libraries / (lib.name.split(".so")[0] + ".so"): lib for lib in (wheel / "lib").glob("lib*.so.*")}
+    for link, target in links.items():
+        if not (link.is_symlink() and link.readlink() == target):
+            temporary = link.with_name(f".{link.name}.{os.getpid()}.{threading.get_ident()}")
+            temporary.symlink_to(target)
+            temporary.replace(link)
+    return home
+
+
+def cxx() -> str | None:
+    """The C++ compiler that the builder would call."""
+    return shutil.which((os.environ.get("CXX") or "c++").split()[-1])  # CXX may be "ccache g++"
+
+
+# --- can it run here? -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an algo runs here (`mode`: cuda, cpu or interpreter), or why it cannot and what would mend that."""
+
+    mode: str | None
+    reason: str | None = None
+    hint: str | None = None
+
+
+GET_NVCC = "install the CUDA toolkit, or pip install " + ("-e '.[cuda]'" if paths.IN_CHECKOUT else "'gdn[cuda]'")
+MODAL = "`gdn modal run` takes it to a B200"
+
+
+def place(
+    algo: Algo,
+    device: str = "auto",
+    among: Sequence[Gpu] = (),
+    missing: Callable[[Algo, str], Place | None] | None = None,
+) -> Place:
+    """Choose where to run: the GPU where there is one, else the CPU, else Triton's interpreter.
+
+    `among` are the GPUs to choose from, one of which must do; () is the one that a CUDA process takes by itself.
+    `missing(algo, mode)` says what stands in the way on another machine; left out, this one is looked at.
+    """
+    missing = missing or partial(_missing, among=among)
+    wanted = {"auto": ("cuda", "cpu", "interpreter"), "cuda": ("cuda",), "cpu": ("cpu", "interpreter")}[device]
+    modes = [mode for mode in wanted if mode in algo.modes]
+    if not modes:
+        option = "--gpus" if among else f"--device {device}"
+        return Place(None, f"does not run on {device}", f"it runs on {', '.join(algo.modes)}: drop {option}")
+    problem = None
+    for mode in modes:
+        problem = missing(algo, mode)
+        if problem is None:
+            return Place(mode)
+    return problem
+
+
+# What the worker itself needs: import name -> what pip installs.
+_WORKER = {"torch": "torch", "flashinfer_bench": "flashinfer-bench"}
+
+
+def _missing(algo: Algo, mode: str, among: Sequence[Gpu]) -> Place | None:
+    if mode == "cuda":
+        able = among or gpus()[:1]
+        if not able:
+            return Place(None, "no GPU here", MODAL)
+        if not any(gpu.fits(algo) for gpu in able):
+            have = ", ".join(dict.fromkeys(gpu.capability for gpu in able))
+            who = "this GPU has" if len(able) == 1 else "these GPUs have"
+            return Place(None, f"needs compute capability {algo.capability}, {who} {have}", MODAL)
+    triton = {"triton": "triton"} if algo.language == "triton" else {}
+    for module, wheel in (_WORKER | triton | algo.packages).items():
+        if not has_package(module):
+            return Place(None, f"package {wheel} missing", f"pip install {wheel}")
+    if algo.language == "cuda" and cuda_home() is None:
+        return Place(None, "no nvcc here", GET_NVCC)
+    if algo.language == "cpp" and cxx() is None:
+        return Place(None, "no C++ compiler here", "install g++ or clang++, or set CXX")
+    return None

@@ -1,0 +1,213 @@
+"""One holder per GPU, and one for the CPUs: two commands that time on one device at once would both measure the other.
+
+The lock is flock's on a file that all users of this machine share, so the kernel frees it when its holder ends, however
+it ends, and a file that is left behind means nothing. It does not reach into containers with a /tmp of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import stat
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ..text import shown
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+_POLL_S = 0.1
+_held: dict[Path, int] = {}  # this process's locks: file -> descriptor
+_umask = threading.Lock()  # the process has one umask for all of its threads
+
+
+Says = Callable[[str], None]
+CPU = "cpu"  # all of this machine's: threads of one command are moved to where another one's were
+
+
+@contextmanager
+def gpu(
+    uuid: str, waiting: Callable[[str], None], name: str = "", given_up: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
+    """Hold the GPU's lock: `shared` for its UUID, as NVML has it ("GPU-..." or "MIG-...")."""
+    with shared(uuid, waiting, name, given_up, "another command may time on it meanwhile"):
+        yield
+
+
+def cpu(waiting: Says, given_up: Callable[[], bool] = lambda: False) -> AbstractContextManager[None]:
+    """`shared` for all CPUs of this machine. Who wants a GPU too takes that first: no two then wait for each other."""
+    return shared(CPU, waiting, "the CPU", given_up, "another command may time on it meanwhile")
+
+
+@contextmanager
+def shared(
+    key: str,
+    waiting: Callable[[str], None],
+    name: str = "",
+    given_up: Callable[[], bool] = lambda: False,
+    without: str = "another command may do so meanwhile",
+) -> Iterator[None]:
+    """Hold what all users of this machine know as `key`; see `hold`. `name` is the key by default."""
+    with hold(_file(key), waiting, name or key, given_up, without):
+        yield
+
+
+@contextmanager
+def hold(
+    path: Path,
+    waiting: Callable[[str], None],
+    name: str,
+    given_up: Callable[[], bool] = lambda: False,
+    without: str | None = None,
+) -> Iterator[None]:
+    """Hold the lock on a file, however long it takes; Ctrl-C and SIGTERM end the wait as they end anything.
+
+    waiting   is told, once, whom this waits for; or why there is no lock here, and then the block runs without one
+    name      what `waiting` calls it, such as "GPU 0"
+    given_up  is asked while this waits: True ends it with KeyboardInterrupt, which only the main thread gets by itself
+    without   what may happen where there is no lock; None where that is not worth a line
+
+    Within one process a second holder of the same file goes straight through.
+    """
+    if path in _held:
+        yield
+        return
+    try:
+        _held[path] = _take(path, lambda holder: waiting(f"{name} is in use by {holder}; waiting"), given_up)
+    except _NoLock as e:
+        if without:
+            waiting(f"no lock on {name} ({e}): {without}")
+    try:
+        yield
+    finally:
+        if (fd := _held.pop(path, None)) is not None:  # None too in a forked child, whose copy is closed already
+            _free(fd)
+
+
+class _NoLock(Exception):
+    """No lock can be had here; the message says why."""
+
+
+def _file(what: str) -> Path:
+    """The lock's file. /tmp and not TMPDIR, which each user may set differently; GDN_LOCK_DIR moves it, for tests."""
+    folder = os.environ.get("GDN_LOCK_DIR") or ("/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir())
+    return Path(folder) / f"gdn-{re.sub(r'[^A-Za-z0-9.-]', '_', what)}.lock"  # old names of MIG slices have slashes
+
+
+def _take(path: Path, busy: Callable[[str], None], given_up: Callable[[], bool]) -> int:
+    """The descriptor that holds the lock on `path`; `busy(holder)` is called once if another one has it."""
+    if fcntl is None:
+        raise _NoLock("this system has no flock")
+    told = False
+    while True:
+        fd = _open(path)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_still(path, fd):  # else somebody tidied /tmp just now, and the next one would lock another file
+                _sign(fd)
+                return fd
+            holder = None
+        except BlockingIOError:
+            holder = _holder(fd)
+        except OSError as e:  # a file system without locks
+            os.close(fd)
+            raise _NoLock(f"{path}: {e.strerror}") from None
+        os.close(fd)
+        if holder is None:
+            continue
+        if not told:
+            busy(holder)
+            told = True
+        if given_up():
+            raise KeyboardInterrupt
+        time.sleep(_POLL_S)
+
+
+def _open(path: Path) -> int:
+    """The file, made for all users if it is not there, and a plain file whoever made it.
+
+    Other users can put anything at this name: a link would have us write into what it points to. Without O_CREAT first,
+    because in a sticky folder the kernel refuses that for a file of another user (fs.protected_regular).
+    """
+    flags = os.O_RDWR | os.O_NOFOLLOW  # and Python's own: no program that this one starts gets the descriptor
+    try:
+        try:
+            fd = os.open(path, flags)
+        except FileNotFoundError:
+            fd = _create(path, flags)
+    except OSError as e:
+        raise _NoLock(f"{path}: {e.strerror}") from None
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(fd)
+        raise _NoLock(f"{path}: not a plain file")
+    return fd
+
+
+def _create(path: Path, flags: int) -> int:
+    """Make the file with its rights from the first moment: a chmod later would leave one for others to trip over."""
+    with _umask:
+        umask = os.umask(0)
+        try:
+            return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:  # another command was as quick
+            return os.open(path, flags)
+        finally:
+            os.umask(umask)
+
+
+def _is_still(path: Path, fd: int) -> bool:
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+def _sign(fd: int) -> None:
+    """Write who holds it, over what an earlier holder wrote; a full disk takes only the name from the lock."""
+    command = textwrap.shorten(shlex.join(["gdn", *sys.argv[1:]]), 60, placeholder=" ...")
+    who = json.dumps({"pid": os.getpid(), "command": command, "since": time.time()})
+    with suppress(OSError):
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, who.encode(), 0)
+
+
+def _holder(fd: int) -> str:
+    """`gdn bench ...` (pid 123, since 14:05), as far as the file says so: any user may have written it."""
+    try:
+        who: dict[str, Any] = json.loads(os.pread(fd, 4096, 0))
+        command = shown(str(who["command"])[:80]).replace("`", "")
+        pid, since = str(int(who["pid"]))[:10], time.localtime(float(who["since"]))
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError, OSError):  # or it took the lock this moment
+        return "another command"
+    today = since[:3] == time.localtime()[:3]
+    return f"`{command}` (pid {pid}, since {time.strftime('%H:%M' if today else '%Y-%m-%d %H:%M', since)})"
+
+
+def _free(fd: int) -> None:
+    with suppress(OSError):
+        os.ftruncate(fd, 0)
+    fcntl.flock(fd, fcntl.LOCK_UN)  # closing frees nothing while a child that C code forked has a copy
+    os.close(fd)
+
+
+def _forget() -> None:
+    """In a forked child: a copy of the descriptor would hold the lock for as long as the child lives."""
+    while _held:
+        os.close(_held.popitem()[1])
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

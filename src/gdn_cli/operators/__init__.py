@@ -1,0 +1,1 @@
+"""An algo as a PyTorch operator for other programs."""

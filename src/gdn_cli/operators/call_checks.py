@@ -1,0 +1,241 @@
+"""What a call of an algo takes and gives, in torch's terms: schemas, checks, shapes, the docstring."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from numbers import Real
+from typing import Any
+
+import torch
+
+from ..catalog import seqlens
+from ..catalog.dtypes import torch_dtype
+from ..catalog.expression import condition
+from ..catalog.registry import Algo, Op, Registry
+
+ALIGNMENT = 16  # bytes: of every address on a GPU; wide loads and the copy engine take no less (tensor.cuh)
+
+
+class Contract:
+    """An op's inputs and outputs in torch's terms, for the devices of one algo: schemas, checks, shapes.
+
+    known  where another op is looked for that takes what this one does not
+    """
+
+    def __init__(self, op: Op, algo: Algo, known: Registry | None = None) -> None:
+        self.op, self.algo, self.known = op, algo, known
+        self.names, self.outputs = tuple(op.inputs), tuple(op.outputs)
+        self.tuple = f"({', '.join(self.outputs)}{',' if len(self.outputs) == 1 else ''})"
+        self.tensors = tuple(name for name, spec in op.inputs.items() if spec.shape is not None)
+        interpreted = "interpreter" in algo.modes and os.environ.get("TRITON_INTERPRET") == "1"
+        self.devices = tuple(
+            device for device in ("cuda", "cpu") if device in algo.modes or (device == "cpu" and interpreted)
+        )
+        self.constraints = tuple(_over_axes(op))
+        self._agreed: set[tuple] = set()  # shapes that were found right: a call costs the host more than the GPU
+
+    def schema(self, *, into: bool) -> str:
+        """The operator's schema; `into`: with the outputs as arguments that it writes to."""
+        arguments = [f"{'Tensor' if name in self.tensors else f'{self._scalar(name).__name__}?'} {name}"
+                     for name in self.names]  # fmt: skip
+        if into:
+            arguments += [f"Tensor({chr(ord('a') + i)}!) {name}" for i, name in enumerate(self.outputs)]
+            return f"({', '.join(arguments)}) -> ()"
+        returns = ", ".join(["Tensor"] * len(self.outputs))
+        return f"({', '.join(arguments)}) -> {f'({returns})' if len(self.outputs) > 1 else returns}"
+
+    def of_python(self) -> inspect.Signature:
+        """What inspect.signature tells: scalars at the end may be left out."""
+        kind, parameters = inspect.Parameter.POSITIONAL_OR_KEYWORD, []
+        for i, name in enumerate(self.names):
+            is_tensor = name in self.tensors
+            default = None if self.optional(i) else inspect.Parameter.empty
+            annotation = torch.Tensor if is_tensor else self._scalar(name) | None
+            parameters.append(inspect.Parameter(name, kind, default=default, annotation=annotation))
+        out = inspect.Parameter(
+            "out", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=tuple[torch.Tensor, ...] | None
+        )
+        return inspect.Signature([*parameters, out], return_annotation=tuple[torch.Tensor, ...])
+
+    def _scalar(self, name: str) -> type:
+        return int if "int" in self.op.inputs[name].dtype else float
+
+    def optional(self, i: int) -> bool:
+        """Whether the i-th input may be left out: a scalar with nothing but scalars behind it."""
+        return not any(name in self.tensors for name in self.names[i:])
+
+    def document(self, operator: str) -> str:
+        def line(name: str, spec: Any) -> str:
+            shape = "a number, or None for the default" if spec.shape is None else f"[{', '.join(spec.shape)}]"
+            return f"    {name:<{width}}  {spec.dtype:<8}  {shape}" + (f", {spec.note}" if spec.note else "")
+
+        width = max(map(len, (*self.names, *self.outputs)))
+        fixed = ", ".join(f"{name} = {value}" for name, value in self.op.axes.items() if value is not None)
+        return "\n".join([
+            f"{self.op.name} by {self.algo.name}: {self.algo.summary}.", "", f"{self.op.summary}.", "",
+            "Inputs:", *(line(*item) for item in self.op.inputs.items()), "",
+            "Returns a tuple of:", *(line(*item) for item in self.op.outputs.items()), "",
+            f"The definition has {fixed}.", "The algo may take other head counts.",
+            f"out={self.tuple} writes into these tensors instead of new ones, and returns them.",
+            f"Runs on {' and '.join(self.devices)}; all tensors contiguous and on one device. No backward.",
+            *([f"On a GPU every tensor begins at a multiple of {ALIGNMENT} bytes; one of .clone() does."]
+              if "cuda" in self.devices else []),
+            f"As an operator: torch.ops.{operator}, torch.ops.{operator}_out.",
+        ])  # fmt: skip
+
+    def kinds(self, inputs: Sequence[Any]) -> None:
+        """Ranks, dtypes and devices: all that is known of fake tensors without a guard on their sizes. And that nobody
+        wants gradients: an operator without a backward would leave them out with no more than a warning."""
+        where, grad = None, torch.is_grad_enabled()
+        for name, x in zip(self.names, inputs, strict=True):
+            if name in self.tensors:
+                self._kind(name, self.op.inputs[name], x)
+                if grad and x.requires_grad:
+                    raise RuntimeError(
+                        f"{name}: requires grad, and {self.algo.name} has no backward; call it under torch.no_grad()"
+                    )
+                where = where or (name, x.device)
+                if x.device != where[1]:
+                    raise ValueError(f"{name}: expected on {where[1]}, where {where[0]} is, got {x.device}")
+        if where and where[1].type not in (*self.devices, "meta"):
+            raise ValueError(f"{self.algo.name} runs on {' and '.join(self.devices)}, got tensors on {where[1]}")
+
+    def _kind(self, name: str, spec: Any, x: torch.Tensor) -> None:
+        if x.dtype != torch_dtype(spec.dtype):
+            got = str(x.dtype).removeprefix("torch.")
+            raise TypeError(f"{name}: expected {spec.dtype}, got {got}{self._cure(name, spec, x.dtype)}")
+        if x.dim() != len(spec.shape):
+            raise ValueError(
+                f"{name}: expected {len(spec.shape)} dimensions [{', '.join(spec.shape)}], got {list(x.shape)}"
+            )
+
+    def _cure(self, name: str, spec: Any, dtype: torch.dtype) -> str:
+        """What to do about an input of another dtype: a conversion that loses nothing, or the op that takes it so."""
+        if dtype in _WHOLE and torch_dtype(spec.dtype) in _WHOLE:
+            return f"; call .to(torch.{spec.dtype}) on it"
+        for op in self.known.ops.values() if self.known else ():
+            of = op.inputs.get(name)
+            if of and torch_dtype(of.dtype) == dtype and _shapes(op) == _shapes(self.op):
+                names = [a.name for a in self.known.of(op.name) if set(self.devices) & set(a.modes)]
+                if self.algo.name in names or len(names) == 1:
+                    name = self.algo.name if self.algo.name in names else names[0]
+                    return f"; {op.name} takes it: load('{name}', op='{op.name}')"
+                return f"; {op.name} takes it: load(..., op='{op.name}') with one of {', '.join(names)}"
+        return ""
+
+    def number(self, name: str, x: Any) -> int | float | None:
+        """A scalar as the operator takes it: Python's numbers and NumPy's, none that would be waited for."""
+        if x is None or isinstance(x, (int, float)):
+            return x
+        if isinstance(x, Real):  # NumPy's
+            return self._scalar(name)(x)
+        kind, cure = type(x).__name__, ""
+        if getattr(x, "ndim", None) == 0:
+            cure = "; call .item() on it" + (", which waits for the GPU" if getattr(x, "is_cuda", False) else "")
+        raise TypeError(f"{name}: expected a number or None, got {kind}{cure}")
+
+    def sizes(self, inputs: Sequence[Any]) -> None:
+        """Whether every tensor is contiguous and aligned, and sizes agree with each other and the op's constraints.
+
+        An axis that the definition fixes at 1 must be 1 (a second token would be dropped); other fixed ones, such as
+        head counts, are up to the algo.
+        """
+        tensors = [(name, x) for name, x in zip(self.names, inputs, strict=True) if name in self.tensors]
+        for name, x in tensors:
+            if not x.is_contiguous():
+                raise ValueError(f"{name}: expected contiguous; call .contiguous() on it")
+            _aligned(name, x, "call .clone() on it")
+        shapes = tuple([x.shape for _, x in tensors])
+        if shapes in self._agreed:
+            return
+        axes: dict[str, tuple[int, str]] = {}
+        for name, x in tensors:
+            for axis, size in zip(self.op.inputs[name].shape, x.shape, strict=True):
+                first, owner = axes.setdefault(axis, (size, name))
+                if size != first:
+                    raise ValueError(f"{name}: expected {axis} = {first}, as {owner} has it, got {size}")
+                if self.op.axes[axis] == 1 and size != 1:
+                    raise ValueError(f"{name}: expected {axis} = 1, got {size}")
+        known = {axis: size for axis, (size, _) in axes.items()}
+        for text, holds in self.constraints:
+            try:
+                right = holds(known)
+            except ZeroDivisionError:
+                right = False
+            if not right:
+                got = ", ".join(f"{axis} = {size}" for axis, size in known.items() if re.search(rf"\b{axis}\b", text))
+                raise ValueError(f"expected {text}, got {got}")
+        if len(self._agreed) < 1000:
+            self._agreed.add(shapes)
+
+    def values(self, inputs: Sequence[Any]) -> None:
+        """Whether cu_seqlens cuts the tokens into sequences: on a CPU only, reading it on a GPU would wait for that."""
+        if "cu_seqlens" in self.names:
+            ends = inputs[self.names.index("cu_seqlens")]
+            if ends.device.type == "cpu" and (wrong := seqlens.fault(ends, inputs[0].shape[0])):
+                raise ValueError(f"cu_seqlens: {wrong}")
+
+    def shapes(self, inputs: Sequence[Any]) -> list[list[int]]:
+        """The outputs' shapes, from the inputs' own sizes (symbols, where those are symbols)."""
+        axes: dict[str, Any] = {}
+        for name, x in zip(self.names, inputs, strict=True):
+            if name in self.tensors:
+                for axis, size in zip(self.op.inputs[name].shape, x.shape, strict=True):
+                    axes.setdefault(axis, size)
+        return [[axes[axis] for axis in spec.shape] for spec in self.op.outputs.values()]
+
+    def empty(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        like = next(x for name, x in zip(self.names, inputs, strict=True) if name in self.tensors)
+        specs = self.op.outputs.values()
+        return [
+            like.new_empty(shape, dtype=torch_dtype(spec.dtype))
+            for shape, spec in zip(self.shapes(inputs), specs, strict=True)
+        ]
+
+    def results(self, inputs: Sequence[Any], outputs: Sequence[Any], whose: str, *, sizes: bool = True) -> None:
+        """Whether `outputs` (given or returned: `whose` says it) are what the op has for these inputs."""
+        if len(outputs) != len(self.outputs):
+            raise ValueError(f"{whose}: expected {len(self.outputs)} outputs, got {len(outputs)}")
+        device = next(x.device for name, x in zip(self.names, inputs, strict=True) if name in self.tensors)
+        for (name, spec), shape, x in zip(self.op.outputs.items(), self.shapes(inputs), outputs, strict=True):
+            self._kind(f"{whose}: {name}", spec, x)
+            if x.device != device:
+                raise ValueError(f"{whose}: {name}: expected on {device}, where the inputs are, got {x.device}")
+            if sizes and list(x.shape) != shape:
+                raise ValueError(f"{whose}: {name}: expected shape {shape}, got {list(x.shape)}")
+            if sizes and not x.is_contiguous():
+                raise ValueError(f"{whose}: {name}: expected contiguous")
+
+    def places(self, outputs: Sequence[Any]) -> None:
+        """Whether given outputs are aligned."""
+        for name, x in zip(self.outputs, outputs, strict=True):
+            _aligned(f"out: {name}", x, "give one that torch.empty made")
+
+
+_WHOLE = (torch.int32, torch.int64)
+
+
+def _shapes(op: Op) -> list[tuple]:
+    return [(name, spec.shape) for name, spec in op.inputs.items()]
+
+
+def _aligned(name: str, x: torch.Tensor, cure: str) -> None:
+    """On a GPU, a load of 16 bytes from any other address takes the context down, and everything with it.
+
+    A CPU's loads take any address, and tensors in files of safetensors begin at multiples of 8 bytes.
+    """
+    if x.data_ptr() % ALIGNMENT and x.is_cuda:
+        raise ValueError(f"{name}: expected a pointer aligned to {ALIGNMENT} bytes; {cure}")
+
+
+def _over_axes(op: Op) -> Iterator[tuple[str, Callable[[dict[str, int]], bool]]]:
+    """The definition's constraints that need sizes only: one on a tensor's values would have to wait for the device."""
+    for text in op.constraints:
+        try:
+            holds = condition(text, op.axes)
+        except ValueError:
+            continue
+        yield text, holds

@@ -1,0 +1,265 @@
+"""An algo as a callable for other programs: `decode = load("cuda-v4")`, in torch.compile and CUDA graphs as well.
+
+The algo is built as for every command (registry, pack, flashinfer-bench's builder), but in the calling process. Around
+it stand two operators of torch.library: `gdn::<op>__<algo>` returns new tensors, `gdn::<op>__<algo>_out` writes into
+given ones. Each has a fake implementation that derives the shapes from the inputs' own, so a compiler needs no values
+and no fixed sizes. Nothing here synchronises or asks the device for a value.
+
+Streams: flashinfer-bench hands torch's tensors to TVM-FFI as they are, which takes torch's current stream of their
+device for the call; Triton launches on torch's current stream too, of the current device, which is therefore set.
+
+Threads: a call may come from any. A new one has no CUDA context current before it has launched something, and what asks
+the driver for more than a launch fails there, so each thread gets the device's context at its first call.
+
+Autocast ends where a call begins: an algo's own products have the precision that its definition says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ..catalog import pack, registry
+from ..catalog.registry import Algo, Op
+from ..errors import GdnError, MissingError
+from ..machine import inventory
+from ..machine.builders import with_builders
+from ..runner import build, prepared
+from .call_checks import Contract
+
+NAMESPACE = "gdn"
+# What with_builders sets that a build in this process needs; the rest is no business of the caller's.
+_FOR_BUILDING = ("CUDA_HOME", "PATH", "FIB_CACHE_PATH")
+
+_lock = threading.Lock()
+_loaded: dict[tuple, Callable[..., tuple[torch.Tensor, ...]]] = {}
+_operators: set[str] = set()
+# Not torch.library.custom_op: its first call imports torch._dynamo, 3 to 6 s, where an eager call needs nothing of it.
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+
+
+def load(
+    name: str, op: str | None = None, algos: str | os.PathLike | None = None
+) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """Build an algo and return it as a function of the definition's inputs.
+
+    name   "cuda-v4", or in full "gdn_decode/cuda-v4"; see `gdn list`
+    op     which op's, where several have an algo of that name (without it decode's, as on the command line)
+    algos  a folder of your own with <op>/<algo>/algo.toml; without it those of the environment variable GDN_ALGOS
+
+    The function takes the inputs by position or by name, all contiguous and on one device, on a GPU at addresses that
+    are multiples of 16 bytes, as torch's own are. Scalars are Python's numbers or NumPy's, and may be left out (None:
+    the definition's default). It returns a tuple with the outputs as new tensors, one output included. With `out=` (a
+    tuple of such tensors in the order of the outputs) it writes there and returns these. They go to the algo as they
+    are: `out=(output, state)`, the state updated in place, is for algos that read each element before they write it;
+    ask the algo's source. Its own docstring has the shapes and dtypes, and what the values must be.
+
+    A call raises TypeError or ValueError before anything runs on inputs that are not the op's. `cu_seqlens` is among
+    them on a CPU; on a GPU a look at it would wait for the device, so there it is the caller's. There is no backward:
+    inputs that require grad are refused, unless under torch.no_grad(). Call it once before capturing a CUDA graph:
+    Triton compiles at its first call, and CUDA loads a kernel at its first launch. Under torch.compile the sizes may be
+    dynamic; another scale compiles anew.
+
+    Any thread may call it, on tensors of any GPU, and torch.autocast around a call changes nothing in it. There is a
+    warning where an algo was built so that it takes a slower way than the one it has for this GPU.
+
+    Loading the same algo again gives the same function; sources that have changed since give another.
+    Raises UsageError (no such algo), MissingError (no GPU, nvcc or package here), GdnError (it does not build).
+    """
+    known = registry.load(os.fspath(algos) if algos is not None else os.environ.get("GDN_ALGOS"))
+    algo = known.find(name, op)
+    of = known.ops[algo.op]
+    solution = pack.pack(algo, of)
+    digest = pack.source_hash(solution)
+    key = (algo.op, algo.name, algo.modes, digest)
+    with _lock:
+        if key not in _loaded:
+            kernel = _built(algo, of, pack.definition(of, known), solution)
+            if slower := kernel.fallback():
+                warnings.warn(f"{algo.full_name}: {slower}", stacklevel=2)
+            _loaded[key] = _function(algo, Contract(of, algo, known), kernel, _operator_name(algo, digest))
+        return _loaded[key]
+
+
+# --- building ---------------------------------------------------------------------------------------------------
+
+
+def _built(algo: Algo, op: Op, definition: dict[str, Any], solution: dict[str, Any]) -> build.Kernel:
+    place = inventory.place(algo)
+    if place.mode is None:
+        raise MissingError(f"{algo.full_name}: {place.reason}", hint=place.hint)
+    if place.mode == "interpreter" and os.environ.get("TRITON_INTERPRET") != "1":  # a worker sets it, a library may not
+        hint = "TRITON_INTERPRET=1, set before Triton is imported, runs it on the CPU, slowly"
+        raise MissingError(f"{algo.full_name}: no GPU here", hint=hint)
+    wanted = with_builders(os.environ, place.mode)
+    with _environment({name: wanted[name] for name in _FOR_BUILDING if name in wanted}):
+        try:
+            specific = algo.specific and place.mode == "cuda"
+            return prepared.built(definition, solution, algo.setup, specific=specific)
+        except build.BuildFailed as e:
+            raise (MissingError if e.missing else GdnError)(f"{algo.full_name} does not build: {e}") from None
+
+
+@contextlib.contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+# --- the operators, and the function around them ----------------------------------------------------------------
+
+
+def _operator_name(algo: Algo, digest: str) -> str:
+    """gdn_decode__cuda_v4; with the sources' hash behind it where other sources have that name already."""
+    plain = re.sub(r"\W", "_", f"{algo.op}__{algo.name}")
+    hashed = f"{plain}__{digest}"
+    for name in itertools.chain((plain, hashed), (f"{hashed}_{i}" for i in itertools.count(2))):
+        if not {name, f"{name}_out"} & _operators:
+            return name
+    raise AssertionError("there is always another number")
+
+
+def _register(contract: Contract, kernel: build.Kernel, name: str) -> None:
+    takes = len(contract.names)
+
+    def returning(*inputs: Any) -> Any:
+        contract.kinds(inputs)
+        contract.sizes(inputs)
+        contract.values(inputs)
+        with _around(inputs):
+            if kernel.destination_passing:
+                outputs = contract.empty(inputs)
+                kernel(list(inputs), outputs)
+            else:
+                outputs = _returned(inputs)
+        return tuple(outputs) if len(outputs) > 1 else outputs[0]
+
+    def writing(*arguments: Any) -> None:
+        inputs, outputs = arguments[:takes], arguments[takes:]
+        contract.kinds(inputs)
+        contract.sizes(inputs)
+        contract.values(inputs)
+        contract.results(inputs, outputs, "out")
+        contract.places(outputs)
+        with _around(inputs):
+            if kernel.destination_passing:
+                kernel(list(inputs), list(outputs))
+            else:
+                for given, result in zip(outputs, _returned(inputs), strict=True):
+                    given.copy_(result)
+        torch.autograd.graph.increment_version(outputs)
+
+    def _returned(inputs: tuple) -> list[torch.Tensor]:
+        outputs = [x.contiguous() for x in kernel.returns(list(inputs))]
+        contract.results(inputs, outputs, f"{contract.algo.name} is at fault")
+        return outputs
+
+    def fake_returning(*inputs: Any) -> Any:
+        contract.kinds(inputs)
+        outputs = contract.empty(inputs)
+        return tuple(outputs) if len(outputs) > 1 else outputs[0]
+
+    def fake_writing(*arguments: Any) -> None:
+        inputs, outputs = arguments[:takes], arguments[takes:]
+        contract.kinds(inputs)
+        contract.results(inputs, outputs, "out", sizes=False)
+
+    for operator, real, fake, into in (
+        (name, returning, fake_returning, False),
+        (f"{name}_out", writing, fake_writing, True),
+    ):
+        _library.define(operator + contract.schema(into=into), tags=(torch.Tag.pt2_compliant_tag,))
+        _library.impl(operator, real, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{NAMESPACE}::{operator}", fake, lib=_library)
+        _operators.add(operator)
+
+
+_this_thread = threading.local()
+_NOTHING = contextlib.nullcontext()
+
+
+def _around(inputs: Sequence[Any]) -> Any:
+    """What holds during a call: the tensors' device with its context, and no autocast."""
+    device = next(x.device for x in inputs if isinstance(x, torch.Tensor))
+    plain = torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else None
+    if device.type != "cuda":
+        return plain or _NOTHING
+    if getattr(_this_thread, "bound", False) and plain is None:
+        return torch.cuda.device(device)
+    return _first(device, plain or _NOTHING)
+
+
+@contextlib.contextmanager
+def _first(device: torch.device, plain: Any) -> Iterator[None]:
+    """Triton launches on the current device, which need not be the one of the tensors. Torch binds no context where the
+    thread counts on this device already; a call of CUDA's runtime that needs one does, such as this one."""
+    with torch.cuda.device(device), plain:
+        if not getattr(_this_thread, "bound", False):
+            torch.cuda.mem_get_info(device)
+            _this_thread.bound = True
+        yield
+
+
+def _function(
+    algo: Algo, contract: Contract, kernel: build.Kernel, operator: str
+) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """The function that load returns: what torch's dispatcher would refuse in its own words is refused in ours."""
+    _register(contract, kernel, operator)
+    returning = getattr(getattr(torch.ops, NAMESPACE), operator).default
+    writing = getattr(getattr(torch.ops, NAMESPACE), f"{operator}_out").default
+    names, outputs, tensors = contract.names, contract.outputs, frozenset(contract.tensors)
+    optional = frozenset(name for i, name in enumerate(names) if contract.optional(i))
+
+    def call(*args: Any, out: Any = None, **named: Any) -> tuple[torch.Tensor, ...]:
+        inputs = args if len(args) == len(names) and not named else _bound(args, named)
+        for i, (name, x) in enumerate(zip(names, inputs, strict=True)):
+            if name in tensors:
+                if not isinstance(x, torch.Tensor):
+                    raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+            elif x is not None and not isinstance(x, (int, float)):
+                inputs = (*inputs[:i], contract.number(name, x), *inputs[i + 1 :])
+        if out is None:
+            result = returning(*inputs)
+            return result if len(outputs) > 1 else (result,)
+        if not isinstance(out, (tuple, list)) or not all(isinstance(x, torch.Tensor) for x in out):
+            raise TypeError(f"out: expected a tuple of tensors {contract.tuple}")
+        if len(out) != len(outputs):
+            raise ValueError(f"out: expected a tuple of tensors {contract.tuple}, got {len(out)}")
+        writing(*inputs, *out)
+        return tuple(out)
+
+    def _bound(args: tuple, named: dict[str, Any]) -> list[Any]:
+        if len(args) > len(names):
+            raise TypeError(f"{algo.name} takes {len(names)} inputs ({', '.join(names)}), got {len(args)}")
+        values = dict(zip(names, args))  # noqa: B905  fewer may come by position
+        for name, value in named.items():
+            if name not in names:
+                raise TypeError(f"{algo.name} has no input '{name}'; it takes {', '.join(names)}")
+            if name in values:
+                raise TypeError(f"{algo.name} got '{name}' twice, by position and by name")
+            values[name] = value
+        missing = [name for name in names if name not in values and name not in optional]
+        if missing:
+            raise TypeError(f"{algo.name} needs {', '.join(missing)} as well")
+        return [values.get(name) for name in names]
+
+    call.__name__ = call.__qualname__ = operator
+    call.__doc__ = contract.document(f"{NAMESPACE}.{operator}")
+    call.__signature__ = contract.of_python()
+    return call

@@ -1,0 +1,371 @@
+"""What holds a kernel back: a verdict in words, from a survey (times and floors) and, where there are, counters.
+
+    launch       the time goes into starting kernels, not into running them
+    bandwidth    bytes move about as fast as this machine moves any
+    instruction  the SMs issue about as much as they can, or one pipe does
+    latency      none of these is near its limit: warps wait, and too few others have work
+    unclear      the figures do not decide it, and say so
+
+The limits are those of the same run wherever it measured them: the rate of a large copy rather than a data sheet's, and
+the time of a plain copy of the same bytes, which is latency-bound itself where it runs far below that rate. After the
+roofline model (Williams et al., CACM 2009) and the limiter analysis of Nsight Compute's guide ("over 60 % of a peak").
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .. import units
+from ..profilers import Found, Table, stalls
+
+HIGH = 0.6  # of a peak: it holds the kernel back
+LOW = 0.5  # of a peak: it does not; between the two nothing is said
+_AT_FLOOR = 0.8  # a copy's time over the kernel's: so little is left that nothing else can hold it back much
+_FLOOR_OFF = 1.25  # a copy that takes so much longer than the algo was measured while something else ran
+_CACHED = 1.1  # of the large copy's rate
+_LAUNCHES = 3.0  # a kernel that takes less than so many empty launches is mostly start and end
+_IDLE = 0.4  # of a call's span without any kernel
+_MANY = 4  # launches a call
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`bound`: launch, bandwidth, instruction, latency or unclear. `why` has the numbers, `next` what to try."""
+
+    bound: str
+    summary: str
+    why: tuple[str, ...]
+    next: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Case:
+    """The figures that decide; None where nothing measured it. Shares are of 1."""
+
+    time_us: float
+    span_us: float | None  # first start to last end, the host running ahead as in gdn bench
+    alone_us: float | None  # the same of a call that found the GPU idle, so that the host shows
+    launches: int | None
+    empty_us: float | None
+    copy_us: float | None
+    large_rate: float | None  # GB/s
+    moved: int
+    traffic: float | None  # GB/s by the counters
+    dram_peak: float | None
+    l2_peak: float | None
+    issue: float | None
+    pipe: float | None
+    pipe_name: str
+    waves: float | None
+    occupancy: float | None
+    sm_active: float | None
+    registers: float | None
+    occupancy_max: float | None
+    occupancy_limit: str
+    spills: float | None
+    read_excess: float | None  # bytes read from DRAM over those that must be
+    stalls: tuple[tuple[str, float | None], ...]  # the reasons that hold the warps most, with their shares in %
+    counters: bool
+    on_gpu: bool
+    most: str = ""  # the ops or functions that take the most time, with their shares
+    parts: tuple[tuple[str, float], ...] = ()  # what a call runs and its microseconds, the longest first
+
+    @property
+    def useful(self) -> float:
+        """GB/s of the bytes that must move."""
+        return self.moved / self.time_us / 1e3
+
+    @property
+    def bandwidth(self) -> float:
+        """How near the machine's own copy rate; without that rate, DRAM's peak decides."""
+        if not self.large_rate:
+            return self.dram_peak or 0.0
+        share = max(self.useful, self.traffic or 0.0) / self.large_rate
+        return (self.at_floor or 0.0) if self.cached else share
+
+    @property
+    def cached(self) -> bool:
+        """Whether bytes move faster than a large copy's: then they come from a cache, and only the copy of the same
+        bytes, which finds them there too, is a measure."""
+        return bool(self.large_rate) and self.useful > _CACHED * self.large_rate
+
+    @property
+    def at_floor(self) -> float | None:
+        return self.copy_us / self.time_us if self.copy_us else None
+
+    @property
+    def floor_rate(self) -> float | None:
+        """How near the copy of the same bytes comes to the rate of a large one."""
+        return self.moved / self.copy_us / 1e3 / self.large_rate if self.copy_us and self.large_rate else None
+
+    @property
+    def work(self) -> tuple[float, str]:
+        """The busiest of the issue slots and the pipes."""
+        shares = [(self.issue or 0.0, "issue slots"), (self.pipe or 0.0, f"{self.pipe_name} pipe")]
+        return max(shares)
+
+
+def judge(survey: dict[str, Any] | None, found: tuple[Found, ...]) -> Verdict | None:
+    """The verdict on a call; None where not even its time is known.
+
+    survey  what session.py keeps of the plain run: time_us, copy_us, empty_us, large_rate (GB/s), bytes_moved, ran
+    found   what a tool found of each kernel; the one that takes the most time stands for the call
+    """
+    if not survey or not survey.get("time_us"):
+        return None
+    case = _case(survey, found)
+    rules = (_disturbed, _launch, _bandwidth, _instruction, _latency)
+    return _with_parts(case, next((verdict for rule in rules if (verdict := rule(case))), None) or _unclear(case))
+
+
+def _most(found: tuple[Found, ...]) -> str:
+    """The first three of the functions, else of the ops, that a tool saw."""
+    tables: dict[str, Table] = {t.key: t for f in found for t in f.tables}
+    table = tables.get("functions") or tables.get("ops")
+    at = next((i for i, (_, unit) in enumerate(table.columns) if unit == "%"), None) if table else None
+    if table is None or at is None:
+        return ""
+    rows = [row for row in table.rows if row[at] is not None and not str(row[0]).startswith("(all")][:3]
+    return units.listed(f"{row[0]} ({row[at]:.0f} %)" for row in rows)
+
+
+def _parts(ran: list[dict[str, Any]]) -> tuple[tuple[str, float], ...]:
+    """What runs, equal names together."""
+    times: dict[str, float] = {}
+    for each in ran:
+        times[each["name"]] = times.get(each["name"], 0.0) + each["us"]
+    return tuple(sorted(times.items(), key=lambda part: -part[1]))
+
+
+def _with_parts(c: _Case, verdict: Verdict) -> Verdict:
+    """A call of several kernels and copies: what they are, and that a copy of its own is no part of the op."""
+    if len(c.parts) < 2:
+        return verdict
+    total = sum(us for _, us in c.parts)
+    why, more = f"the figures are of the longest of {len(c.parts)} different ones that a call runs", []
+    if copied := sum(us for name, us in c.parts if name.startswith(("Memcpy", "Memset"))):
+        why += f"; copies and fills take {units.duration(copied)} of {units.duration(total)}"
+        if copied > 0.1 * total:
+            more = [f"no copy beside the kernel: {_pc(copied / total)} of the time (read the input, write the output)"]
+    if verdict.bound != "launch" and c.alone_us and c.alone_us > 1.5 * total:
+        why += f"; a call that finds the GPU idle takes {units.duration(c.alone_us)}: the host is slower"
+        more.append("less work on the host between launches, or a CUDA graph, unless calls are queued ahead")
+    return Verdict(verdict.bound, verdict.summary, (*verdict.why, why), (*more, *verdict.next))
+
+
+def _case(survey: dict[str, Any], found: tuple[Found, ...]) -> _Case:
+    kernels = [f for f in found if f.name and f.value("time_us")]
+    main = max(kernels, key=lambda f: f.value("time_us")) if kernels else Found("")
+    ran = survey.get("ran") or []
+
+    def share(key: str) -> float | None:
+        value = main.value(key)
+        return None if value is None else value / 100
+
+    read, must = main.value("dram_read"), survey.get("bytes_in")
+    # a kernel that does a part of the call need not read all of the inputs
+    alone = len(ran) <= 1 and len(kernels) <= 1
+    pipe = next((f for f in main.facts if f.key == "pipe"), None)
+    waits = next((t for t in main.tables if t.key == "stalls"), None)
+    return _Case(
+        time_us=survey["time_us"],
+        span_us=survey.get("span_us"),
+        alone_us=max(r["start_us"] + r["us"] for r in ran) if ran else None,
+        launches=survey.get("launches") or len(ran) or None,
+        empty_us=survey.get("empty_us"),
+        copy_us=survey.get("copy_us"),
+        large_rate=survey.get("large_rate"),
+        moved=survey["bytes_moved"],
+        traffic=main.value("dram_rate"),
+        dram_peak=share("dram_peak"),
+        l2_peak=share("l2_peak"),
+        issue=share("issue"),
+        pipe=share("pipe"),
+        pipe_name=pipe.note if pipe else "",
+        waves=main.value("waves"),
+        occupancy=share("occupancy"),
+        occupancy_max=share("occupancy_max"),
+        occupancy_limit=main.value("occupancy_limit") or "",
+        sm_active=share("sm_active"),
+        registers=main.value("registers"),
+        spills=main.value("spills"),
+        read_excess=read / must if alone and read and must else None,
+        stalls=tuple((str(row[0]), row[1]) for row in waits.rows[:2]) if waits else (),
+        counters=main.value("issue") is not None,
+        on_gpu=survey.get("tier") != "wall",
+        most=_most(found),
+        parts=_parts(ran),
+    )
+
+
+# --- the rules, in the order in which they are asked ----------------------------------------------------------------
+
+
+def _disturbed(c: _Case) -> Verdict | None:
+    if not c.at_floor or c.at_floor < _FLOOR_OFF:
+        return None
+    why = [f"{_copy(c)}: no copy is so much slower, unless something else ran meanwhile"]
+    return Verdict("unclear", "unclear: the floor of this run cannot be right", *_two(why, ["measure again, alone"]))
+
+
+def _launch(c: _Case) -> Verdict | None:
+    many = (c.launches or 1) > 1
+    # a few launches can be queued ahead, or put into a graph: a gap between two of them is not yet what holds it back
+    idle = 1 - c.time_us / c.span_us if (c.launches or 1) >= _MANY and c.span_us else 0.0
+    mean = c.time_us / (c.launches or 1)
+    short = bool(c.empty_us) and mean < _LAUNCHES * c.empty_us
+    if not (idle >= _IDLE or short):
+        return None
+    why = []
+    if many:
+        why.append(f"{c.launches:.0f} kernels and copies a call, {units.duration(mean)} each in the mean")
+    if idle >= _IDLE:
+        why.append(f"of {units.duration(c.span_us)} from the first start to the last end, nothing runs in {_pc(idle)}")
+    if short:
+        what = "that is" if many else f"it takes {units.duration(c.time_us)},"
+        why.append(f"{what} {mean / c.empty_us:.1f} times an empty launch ({units.duration(c.empty_us)})")
+    more = (
+        ["one kernel instead of several: what one writes and the next reads can stay in registers", "a CUDA graph"]
+        if many
+        else ["nothing inside the kernel: do more work per launch, or let launches overlap (programmatic launch)"]
+    )
+    return Verdict(
+        "launch", "launch-bound: the time goes into starting kernels, not into running them", *_two(why, more)
+    )
+
+
+def _bandwidth(c: _Case) -> Verdict | None:
+    floor, rate = c.at_floor or 0.0, c.floor_rate or 0.0
+    work, what = c.work
+    at_floor = floor >= _AT_FLOOR and (rate >= HIGH or c.cached)
+    in_l2 = bool(c.l2_peak) and c.l2_peak >= 0.8 and not at_floor and c.bandwidth < HIGH
+    if not in_l2 and not (c.bandwidth >= HIGH and (at_floor or c.bandwidth >= work)):
+        return None
+    why = []
+    if in_l2:
+        why.append(f"L2 at {_pc(c.l2_peak)} of its peak, DRAM far below its own ({_pc(c.bandwidth)})")
+    else:
+        why.append(_rate(c))
+    if floor:
+        why.append(_copy(c))
+    if c.read_excess and c.read_excess > 1.1:
+        why.append(f"it reads {c.read_excess:.2f} times the bytes that it must")
+    more = []
+    if c.read_excess and c.read_excess > 1.1:
+        more.append("read each byte once: what is read twice costs as much as what is needed")
+    if at_floor:
+        left = 1 - floor
+        more.append(f"{_pc(left)} is left to a plain copy; beyond that only fewer bytes help (a 16-bit state, fusing)")
+        if work >= HIGH:
+            more.append(f"for these {_pc(left)}: {what} {_pc(work)} busy as well, so fewer instructions per byte")
+    elif in_l2:
+        more.append("fewer sectors: wider and aligned accesses, reuse in registers or shared memory")
+    else:
+        more.append("more bytes in flight: wider loads, several per thread before the first use, bulk copies")
+    return Verdict(
+        "bandwidth",
+        f"bandwidth-bound: {'L2' if in_l2 else 'bytes'} move about as fast as "
+        f"{'it can' if in_l2 else 'this machine moves any'}",
+        *_two(why, more),
+    )
+
+
+def _instruction(c: _Case) -> Verdict | None:
+    work, what = c.work
+    if work < HIGH or (c.bandwidth >= HIGH and c.bandwidth >= work):
+        return None
+    why = [f"{what} {_pc(work)} busy while an SM is active; bytes at {_pc(c.bandwidth)} of the large copy's rate"]
+    if c.at_floor:
+        why.append(_copy(c))
+    if c.spills:
+        why.append(f"{c.spills:,.0f} requests of spilled registers among them")
+    more = ["fewer instructions for the same work: wider loads, packed math, addresses computed once"]
+    if what == "issue slots":
+        more.append("--tool sass shows the mix; the hot lines show where")
+    if c.spills:
+        more.append("no spills: fewer values alive at once, or fewer threads a CTA")
+    return Verdict(
+        "instruction",
+        f"instruction-bound: the {what} {'is' if what.endswith('pipe') else 'are'} the limit",
+        *_two(why, more),
+    )
+
+
+def _latency(c: _Case) -> Verdict | None:
+    work, what = c.work
+    if not c.counters or c.bandwidth >= LOW or work >= LOW:
+        return None
+    why = [f"nothing is near its limit: bytes at {_pc(c.bandwidth)} of the large copy's rate, {what} {_pc(work)} busy"]
+    if c.occupancy is not None:
+        grid = f", {c.waves:.2f} waves of CTAs" if c.waves is not None else ""
+        why.append(f"{_pc(c.occupancy)} of the warps that an SM can hold are there{grid}")
+    if c.at_floor:
+        why.append(_copy(c))
+    if c.stalls:
+        named = (f"{name} ({share:.0f} %)" if share is not None else name for name, share in c.stalls)
+        why.append(f"warps wait most with: {units.listed(named)}")
+    more = []
+    few = c.waves is not None and c.waves < 1
+    if few:
+        more.append("more CTAs or warps: smaller tiles, so that every SM has work and loads in flight")
+    elif c.occupancy_max is not None and c.occupancy_max < 0.5 and c.occupancy_limit:
+        more.append(f"more warps: {c.occupancy_limit} allow {_pc(c.occupancy_max)} of an SM's")
+    more += [f"{name}: {advice}" for name, _ in c.stalls if (advice := stalls.advice(name))]
+    if len(more) <= few:
+        more.append("a shorter chain: fewer steps that need the step before (barriers, shuffles, a second pass)")
+    if c.empty_us and c.empty_us / c.time_us > 0.2:
+        more.append(
+            f"of {units.duration(c.time_us)} an empty launch is {units.duration(c.empty_us)}: only the rest can be won"
+        )
+    return Verdict("latency", "latency-bound: warps wait, and too few others have work meanwhile", *_two(why, more))
+
+
+def _unclear(c: _Case) -> Verdict:
+    work, what = c.work
+    if c.counters:
+        why = [f"bytes at {_pc(c.bandwidth)} of the large copy's rate, {what} {_pc(work)} busy: neither decides it"]
+        more = ["gdn profile A B beside a variant with fewer bytes, and one with fewer instructions"]
+    else:
+        against = "a copy's rate in the same cache" if c.cached else "the large copy's rate"
+        why = [f"bytes at {_pc(c.bandwidth)} of {against}; there are no counters of what else is busy"]
+        more = (
+            ["--tool ncu has the counters"] if c.on_gpu else [] if c.most else ["--tool cpu shows where the time goes"]
+        )
+    if c.at_floor:
+        why.append(_copy(c))
+    if c.most:
+        why.append(f"the most of the time goes to {c.most}")
+        more.insert(0, "what takes the most, first")
+    return Verdict("unclear", "unclear: these figures do not say what holds it back", *_two(why, more))
+
+
+def _two(why: list[str], more: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return tuple(why), tuple(more)
+
+
+def _rate(c: _Case) -> str:
+    """The useful rate, and the counters' where they tell another."""
+    against = f"the large copy's {c.large_rate:.0f} GB/s" if c.large_rate else "DRAM's peak"
+    if c.cached:
+        against = "a copy's rate in the same cache"
+    text = f"{c.useful:.0f} GB/s of bytes that must move"
+    if c.traffic:
+        text += f", {c.traffic:.0f} GB/s in DRAM by the counters"
+    return f"{text}: {_pc(c.bandwidth)} of {against}"
+
+
+def _copy(c: _Case) -> str:
+    """How far the copy of the same bytes is, and what it is bound by itself."""
+    copy, took = units.duration(c.copy_us), units.duration(c.time_us)
+    text = f"a plain copy of these bytes takes {copy}, {_pc(c.at_floor)} of its {took}"
+    if c.floor_rate is not None and c.floor_rate < LOW:
+        text += f", and is latency-bound itself ({_pc(c.floor_rate)} of the large copy's rate)"
+    return text
+
+
+def _pc(share: float) -> str:
+    return f"{100 * share:.0f} %"

@@ -1,0 +1,1 @@
+"""What was measured: the document of a command, comparisons, scores, statistics and the history."""

@@ -1,0 +1,148 @@
+"""Samples that took turns -> is the candidate faster than the baseline? And the same against a saved record.
+
+The statistics are in statistics.py; here they meet the records.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..catalog.tiers import FLOORS
+from ..errors import UsageError
+from ..schema.record_types import Compared, Document, Environment, Overall, Record
+from . import statistics
+
+# what a time depends on besides the algo: a saved record that differs in one of these is compared with a warning
+_ORIGIN = ("where", "gpu", "cpu", "driver", "cuda", "threads")
+
+
+def between(document: Document, baselines: dict[str, str], threshold: float) -> None:
+    """Compare every algo of a document with the baseline of its op; sets `comparisons` and `overall`.
+
+    The samples in their order (`rounds_us`) leave the records, which keep each one's histogram.
+    """
+    rounds: dict[tuple, dict[str, Record]] = {}
+    for record in document.records:
+        if record.rounds_us:
+            rounds.setdefault((record.op, record.mode, record.tier, record.uuid), {})[record.algo] = record
+    found = []
+    for (op, *_), records in rounds.items():
+        base = records.pop(baselines[op], None)
+        for record in records.values() if base else ():
+            compared = statistics.compare(base.rounds_us, record.rounds_us, threshold=threshold)
+            times = statistics.centre(base.rounds_us), statistics.centre(record.rounds_us)
+            found.append(_pair(base, record, baselines[op], times, compared))
+    for record in document.records:
+        record.rounds_us = None
+    _finish(document, found, threshold)
+
+
+def against(document: Document, saved: Document, name: str, algo: str | None, threshold: float) -> None:
+    """Compare every algo of a document with one of a saved document; sets `comparisons`, `overall` and `warnings`.
+
+    `algo` is the saved one's name; None takes the one of the same name, else the only one there is.
+    """
+    document.warnings = _differences(document, saved, name, algo)
+    found = []
+    for record in document.records:
+        if not record.timing or record.algo in FLOORS or not record.workload:
+            continue
+        if base := _saved(saved, record, algo):
+            compared = statistics.unpaired(base.timing, record.timing, threshold=threshold)
+            times = base.timing.median_us, record.timing.median_us
+            found.append(_pair(base, record, f"{base.algo} of {name}", times, compared))
+    _finish(document, found, threshold)
+
+
+def _pair(
+    base: Record, record: Record, name: str, times_us: tuple[float, float], compared: statistics.Comparison
+) -> Compared:
+    """`name` is what the baseline is called."""
+    return Compared(
+        op=record.op, mode=record.mode, tier=record.tier, baseline=name, algo=record.algo, workload=record.workload,
+        doubted=bool(base.doubts or record.doubts), baseline_us=times_us[0], us=times_us[1], **compared.to_json(),
+    )  # fmt: skip
+
+
+def verdict(item: dict[str, Any]) -> str:
+    """What a comparison, or an overall one, has for a verdict, with a mark where a time of it is in doubt. Of plain
+    JSON, which report/ still works on."""
+    return f"{item.get('verdict', '')}{' ?' if item.get('doubted') else ''}"
+
+
+def check_saved(
+    saved: Document,
+    name: str,
+    op: str,
+    algos: list[str],
+    algo: str | None,
+    tiers: set[str],
+    in_place: bool = False,
+) -> str:
+    """The name of the saved algo to compare with; UsageError where there is none, or where its tier is another."""
+    records = [r for r in saved.records if r.op == op and r.timing and r.algo not in FLOORS]
+    records = [r for r in records if r.in_place == in_place]
+    there = list(dict.fromkeys(r.algo for r in records))
+    if not there:
+        how = " in place" if in_place else ""
+        hint = f"`gdn bench{' --in-place' if in_place else ''} --out FILE` writes such a file"
+        raise UsageError(f"{name} holds no times of {op}{how}", hint=hint)
+    if algo is None:
+        same = [a for a in algos if a in there]
+        own = list(dict.fromkeys(r.algo for r in records if not r.added))
+        algo = same[0] if same else own[0] if len(own) == 1 else None
+    if algo not in there:
+        hint = f"name one: {name}:{there[0]}; there are {', '.join(there)}"
+        raise UsageError(f"{name} holds no times of {algo or ' or '.join(algos)}", hint=hint)
+    timed_in = {r.tier for r in records if r.algo == algo}
+    if not timed_in & tiers:
+        hint = f"--tier {sorted(timed_in)[0]} takes the same one"
+        raise UsageError(
+            f"{name} was timed in tier {', '.join(sorted(timed_in))}, this would be {', '.join(sorted(tiers))}: "
+            "times of different tiers are not compared",
+            hint=hint,
+        )
+    return algo
+
+
+def _saved(saved: Document, record: Record, algo: str) -> Record | None:
+    def of(r: Record) -> tuple:
+        return r.op, r.mode, r.tier, r.uuid, r.in_place
+
+    return next((r for r in saved.records if r.algo == algo and r.timing and r.workload and of(r) == of(record)), None)
+
+
+def _differences(document: Document, saved: Document, name: str, algo: str | None) -> list[str]:
+    """Differences between the two setups, in words."""
+    found = []
+    for mode, here in document.environments.items():
+        ours = [r for r in saved.records if r.mode == mode and algo in (None, r.algo)]
+        there = saved.environment(ours[0]) if ours else Environment()
+        for key in _ORIGIN:
+            found += _differs(name, key, getattr(there, key), getattr(here, key))
+        for package in dict.fromkeys([*here.versions, *there.versions]):
+            found += _differs(name, package, there.versions.get(package), here.versions.get(package))
+    return found + _differs(name, "L2", saved.options.get("l2"), document.options.get("l2"))
+
+
+def _differs(name: str, what: str, there: Any, here: Any) -> list[str]:
+    if there == here:
+        return []
+    return [f"{what} differs: {there or 'not known'} in {name}, {here or 'not known'} here"]
+
+
+def _finish(document: Document, found: list[Compared], threshold: float) -> None:
+    document.comparisons, document.overall = found, []
+    sets: dict[tuple, list[Compared]] = {}
+    for each in found:
+        sets.setdefault((each.op, each.mode, each.tier, each.baseline, each.algo), []).append(each)
+    for (op, mode, tier, baseline, algo), each in sets.items():
+        whole = statistics.geometric(each, threshold=threshold)
+        found = [one.verdict for one in each]
+        document.overall.append(
+            Overall(
+                op=op, mode=mode, tier=tier, baseline=baseline, algo=algo, **whole.to_json(), workloads=len(each),
+                verdicts={name: found.count(name) for name in (statistics.FASTER, statistics.SAME, statistics.SLOWER)},
+                doubted=any(one.doubted for one in each),
+            )
+        )  # fmt: skip

@@ -1,0 +1,44 @@
+"""Why a process ended before its work was done, in a status and a line."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from ..schema.statuses import Status
+
+
+def death(returncode: int, ooms_before: int | None = None) -> tuple[Status, str]:
+    """(status, reason) of a process that ended too soon: crashed, killed, out_of_memory or exited.
+
+    returncode   as subprocess has it: minus the signal's number where one ended it
+    ooms_before  `ooms()` from before it was started. A SIGKILL says nothing of who sent it: out of memory is only what
+                 the kernel has counted as that since.
+    """
+    if returncode == -signal.SIGKILL:
+        if ooms_before is not None and ooms() > ooms_before:
+            return Status.OUT_OF_MEMORY, "killed by the kernel: out of memory"
+        return Status.KILLED, "killed from outside (SIGKILL)"
+    if returncode < 0:
+        try:
+            name = signal.Signals(-returncode).name
+        except ValueError:
+            name = f"signal {-returncode}"
+        return Status.CRASHED, f"crashed with {name}"
+    return Status.EXITED, f"the process ended with exit code {returncode} before it was done"
+
+
+def ooms() -> int:
+    """How many processes the kernel has killed for memory: of this control group where it says so, else of all."""
+    try:
+        own = Path("/proc/self/cgroup").read_text().split("::", 1)[1].split("\n", 1)[0]
+        files = [f"/sys/fs/cgroup{own}/memory.events", "/sys/fs/cgroup/memory.events"]
+    except (OSError, IndexError):
+        files = []
+    for file in [*files, "/proc/vmstat"]:
+        try:
+            counts = dict(line.split() for line in Path(file).read_text().splitlines())
+            return int(counts["oom_kill"])
+        except (OSError, KeyError, ValueError):
+            continue
+    return 0

@@ -1,0 +1,150 @@
+"""The folder with a copy of every document that was timed, and the index beside them, which is made from them.
+
+A document is written once, whole, under its run's id, and only `forget` removes it: so commands that work at once need
+no lock. They are copies because a record file is its user's: it is moved, deleted, or goes on with `--resume`. The
+index spares reading all documents for a table. It is a cache: one that is damaged, or another version's, is made anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from ... import files, paths
+from ...errors import GdnError, MissingError, UsageError, unknown
+from ...text import whole
+from . import documents, earlier
+from .documents import Document, Series
+from .query import Filter
+
+SHORT = 6  # letters of a run's id that tables show, and the least that names one
+# what an unreadable file raises, besides OSError: MessagePack or JSON that is none, or none of ours; no UTF-8; too deep
+_DAMAGE = (msgspec.MsgspecError, UnicodeError, RecursionError)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What became of a document: how many of its records the history has now, and whether it had them already."""
+
+    records: int
+    known: bool = False
+
+
+class Index(msgspec.Struct):
+    version: Literal[1]  # a new one whenever documents.py makes something else of a document
+    runs: dict[str, list[Series]]
+
+
+def default() -> Path:
+    """The folder, in the user's data folder beside the runs; `GDN_HOME` moves it."""
+    return paths.runs_dir().parent / "history"
+
+
+class History:
+    """The runs in a folder. `notices` are lines for the user; `damaged` documents were left out."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or default()
+        self.index = self.folder / "index.msgpack"
+        self.notices: list[str] = []
+        self.damaged: list[Path] = []
+
+    def keep(self, document: dict[str, Any], path: Path | None = None) -> Kept:
+        """Add a document, whose record file is `path`; the same one again changes nothing, and a check (`gdn run`)
+        times nothing: 0 records. Raises MissingError where it cannot be written, UsageError where it is none."""
+        typed = documents.convert(document, path or "the document")
+        if not (found := documents.parts(typed)):
+            return Kept(0)
+        target = self.folder / f"{documents.key(typed, found)}.json"
+        count = sum(len(part.records) for part in found)
+        if target.exists():
+            return Kept(count, known=True)
+        # an option may be a file's name that is not UTF-8; JSON has no NaN
+        text = whole(json.dumps(document | {"file": str(path.absolute()) if path else None}, ensure_ascii=False))
+        try:
+            paths.make(self.folder)
+            files.write(target, msgspec.json.encode(json.loads(text)), hint=None)
+        except GdnError as e:
+            raise MissingError(f"the history cannot be written: {e.message}") from None
+        return Kept(count)
+
+    def series(self) -> list[Series]:
+        """The series of all runs, in the order of time."""
+        if line := earlier.take_over(self):
+            self.notices.append(line)
+        index, damage = self._read_index()
+        names = {path.stem for path in self.folder.glob("*.json")}
+        runs = {name: found for name, found in index.items() if name in names}
+        for name in sorted(names - index.keys()):
+            if document := self._read(name):
+                runs[name] = documents.series(document, name)
+        if damage:
+            self.notices.append(f"the history's index was not readable ({damage}): made anew from {len(runs)} runs")
+        if damage or runs.keys() != index.keys():
+            with contextlib.suppress(OSError, GdnError):  # then the next command reads the documents as well
+                if damage:
+                    self.index.unlink()
+                files.write(self.index, msgspec.msgpack.encode(Index(1, runs)), sync=False)
+        return sorted((s for found in runs.values() for s in found), key=lambda s: (s.time, s.run))
+
+    def rows(self, where: Filter) -> Iterator[dict[str, Any]]:
+        """Every record with all that is known of it, oldest first. Raises UsageError as Filter does."""
+        for run, wanted in itertools.groupby(where.of(self.series()), key=lambda s: s.run):
+            if document := self._read(run):
+                yield from documents.rows(document, list(wanted))
+
+    def forget(self, name: str) -> list[Series]:
+        """Remove a run by its id, or by the first letters of it, six at least; its record file stays. Returns what it
+        had. Raises UsageError for an id that no run has, with the nearest; MissingError where it cannot be removed.
+        """
+        series = self.series()[::-1]
+        runs = list(dict.fromkeys(s.run for s in series))
+        found = [run for run in runs if len(name) >= SHORT and run.startswith(name)]
+        if not runs:
+            raise unknown("run", name, ())
+        if len(found) > 1:
+            raise UsageError(f"several runs begin with '{name}': {', '.join(found)}", hint="name one whole")
+        if not found:
+            near = difflib.get_close_matches(name[:SHORT], [run[:SHORT] for run in runs], n=3, cutoff=0.5)
+            advice = f"did you mean {' or '.join(near)}? " if near else ""
+            raise UsageError(
+                f"unknown run '{name}'", hint=advice + "`gdn history --algo NAME` shows the ids of its runs"
+            )
+        path = self.folder / f"{found[0]}.json"
+        try:
+            path.unlink(missing_ok=True)  # another command may have done so
+        except OSError as e:
+            raise MissingError(f"the history cannot be written: {path}: {e.strerror}") from None
+        return [s for s in series if s.run == found[0]]
+
+    def _read_index(self) -> tuple[dict[str, list[Series]], str | None]:
+        """The runs in the index, and why it cannot be read; one that is not there yet is empty."""
+        try:
+            return msgspec.msgpack.decode(self.index.read_bytes(), type=Index).runs, None
+        except (FileNotFoundError, NotADirectoryError):
+            return {}, None
+        except OSError as e:
+            return {}, e.strerror
+        except _DAMAGE as e:
+            return {}, str(e)
+
+    def _read(self, name: str) -> Document | None:
+        """A document; None for one that another command forgot meanwhile, or that is damaged, with a notice."""
+        path = self.folder / f"{name}.json"
+        try:
+            return documents.decode(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, *_DAMAGE) as e:
+            self.damaged.append(path)
+            why = f"it is damaged, or a newer gdn's: {e}"
+            self.notices.append(f"{path} is left out ({why}); move it away, and --import the run's record file")
+            return None

@@ -1,0 +1,310 @@
+"""Statistics of samples, and of two algos' samples that were taken in turns: "is B faster than A?", answered honestly.
+
+A ratio here is baseline time / candidate time: above 1, the candidate is faster. Its interval comes from a bootstrap
+over rounds, in blocks, for three reasons that a plain two-sample test does not know:
+
+- what drifts (clocks, temperature) drifts for both: rounds are drawn as pairs, so that it cancels;
+- neighbouring rounds are alike: blocks of them are drawn, about n^(1/3) long (Kuensch 1989; Politis and Romano 1992;
+  Hall, Horowitz and Jing 1995). Simulated with a correlation of 0.3 from one sample of an algo to its next, drawing
+  single rounds calls A/A different 4 to 6 times in 100 at level 0.99, drawing blocks 1 to 2 times;
+- in A B B A the first call of a round may cost more: blocks are even, so that each algo is first equally often.
+
+The interval is the bootstrap's standard error times Student's t, with the number of blocks for its degrees of freedom.
+Percentiles of the draws are too narrow where there are few rounds (Hesterberg 2015, The American Statistician 69): in
+the same simulations, even widened for that, they were wrong 2 to 5 times in 100 at 12 rounds, and no better at 400.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, lru_cache
+from statistics import NormalDist, quantiles
+from typing import Any
+
+from ..schema.record_types import Compared, Timing
+
+FASTER, SLOWER, SAME = "FASTER", "SLOWER", "SAME"
+LEVEL = 0.99  # of a comparison's interval: A/A is to say SAME at least 19 times of 20, with room
+# A smaller difference is nobody's gain, and less than what the moment and the addresses do to equal code: 0.1 to 0.6 %
+# (standard deviation over the workloads of one size in results/h200/decode-contest.json).
+THRESHOLD = 0.005
+ROUNDS = 400  # settle most comparisons: at 2 % noise the interval is +-0.5 %, and 2 % is always found
+# The standard deviation of log(time) between two runs of one kernel on one kind of GPU. Measured: 0.7 % root mean
+# square, over results/h200/decode-sweep.json and decode-contest.json (three algos of one kernel, B = 1 to 64).
+BETWEEN_RUNS = 0.01
+
+_RESAMPLES = 2000
+_BLOCKS_FROM = 16  # rounds; fewer are resampled one by one
+_LEAST = 40  # rounds before `enough` believes a narrow interval
+_AT_ONCE = 1 << 17  # numbers of a resample in memory at a time: they stay in the cache
+
+
+# --- one algo's samples -------------------------------------------------------------------------------------------
+
+
+def median_interval(samples: Sequence[float], level: float = 0.95) -> tuple[float, float]:
+    """(low, high): the interval of the median at `level`, whatever the distribution; in the samples' unit.
+
+    Two order statistics, as many ranks from either end as the binomial distribution with p = 1/2 allows (David and
+    Nagaraja, Order Statistics, 2003, section 7.1): exact to 60 samples, by its normal approximation beyond. Too few
+    samples for the level (five at 0.95) give their smallest and largest. Samples count as independent.
+    """
+    ordered = sorted(samples)
+    rank = _rank(len(ordered), level)
+    return ordered[rank - 1], ordered[-rank]
+
+
+@cache
+def _rank(n: int, level: float) -> int:
+    """The greatest r, counted from 1, with P(Binomial(n, 1/2) < r) <= (1 - level) / 2; at least 1."""
+    tail = (1 - level) / 2
+    if n > 60:
+        return max(1, math.floor((n + 1 - NormalDist().inv_cdf(1 - tail) * math.sqrt(n)) / 2))
+    rank, below = 0, 1
+    while below <= tail * 2**n:  # below: how many of the 2^n outcomes have at most `rank` heads
+        rank += 1
+        below += math.comb(n, rank)
+    return max(1, rank)
+
+
+def centre(samples: Sequence[float]) -> float:
+    """The interquartile mean (midmean): the mean of the middle half, the samples at its borders counted in part.
+
+    CUPTI's clock on an H200 ticks every 32 ns, 1.6 % of a kernel of 2 us. A median of such samples is a tick; a mean
+    over several ticks resolves far less than one, because a kernel starts anywhere within a tick. The outer quarters,
+    where the outliers are, have no say. If the noise is much below a tick, the middle half may be all one tick: then
+    it is off by up to a quarter of one.
+    """
+    ordered = sorted(samples)
+    return math.fsum(w * x for w, x in zip(_weights(len(ordered)), ordered, strict=True))
+
+
+@lru_cache(maxsize=64)
+def _weights(n: int) -> tuple[float, ...]:
+    """What each of n sorted samples counts in the midmean: its share of the ranks from n/4 to 3n/4."""
+    if n < 1:
+        raise ValueError("no samples")
+    ends = [min(max(i, n / 4), 3 * n / 4) for i in range(n + 1)]
+    return tuple((b - a) / (n / 2) for a, b in zip(ends, ends[1:], strict=False))
+
+
+# --- two algos ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A candidate against a baseline at one workload, or over a set of them (`geometric`)."""
+
+    ratio: float  # baseline time / candidate time: above 1, the candidate is faster
+    low: float  # the ratio's interval at `level`
+    high: float
+    verdict: str  # of the candidate: FASTER, SLOWER or SAME
+    rounds: int  # samples of each; of the one with fewer, where they were not paired
+    log_sd: float  # the standard error of log(ratio)
+    df: float  # degrees of freedom that the error is known with
+    run_sd: float  # the part of it that all workloads of one saved record share; 0 where rounds were paired
+    level: float
+    threshold: float
+    method: str  # where the numbers come from, in words
+
+    @property
+    def half_width(self) -> float:
+        """Half the width of the interval of log(ratio): 0.005 is about +-0.5 %."""
+        return math.log(self.high / self.low) / 2
+
+    @property
+    def resolution(self) -> float:
+        """The smallest difference, as a share, that would have had a verdict: what SAME means here."""
+        return max(self.threshold, math.expm1(self.half_width))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"resolution": self.resolution}
+
+
+def compare(
+    baseline: Sequence[float],
+    candidate: Sequence[float],
+    *,
+    level: float = LEVEL,
+    threshold: float = THRESHOLD,
+    resamples: int = _RESAMPLES,
+    seed: int = 0,
+) -> Comparison:
+    """The ratio of midmeans of two algos, whose n-th samples were taken next to each other (A B B A ...).
+
+    SAME: the interval holds 1, or the ratio is less than `threshold` away from it. The same samples give the same
+    answer (fixed seed). Raises ValueError for lengths that differ, fewer than two rounds, and times that are not
+    positive. Do not stop sampling by the verdict, which would find a difference sooner or later: see `enough`.
+    """
+    a, b = list(map(float, baseline)), list(map(float, candidate))
+    if len(a) != len(b):
+        raise ValueError(f"{len(a)} and {len(b)} samples: rounds have one of each")
+    if len(a) < 2:
+        raise ValueError("two rounds are the least that have a spread")
+    if not all(0 < x < math.inf for x in a + b):
+        raise ValueError("times must be positive numbers")
+    log_sd, df = _bootstrap(a, b, resamples, seed)
+    method = f"paired rounds, bootstrap of {resamples}"
+    return _judged(math.log(centre(a) / centre(b)), log_sd, df, len(a), level, threshold, method)
+
+
+def _bootstrap(a: list[float], b: list[float], resamples: int, seed: int) -> tuple[float, float]:
+    """(standard error of the log ratio of midmeans, degrees of freedom), by circular blocks of paired rounds."""
+    import numpy as np
+    from numpy.lib.stride_tricks import sliding_window_view
+
+    n = len(a)
+    if n < _BLOCKS_FROM:
+        length = 1
+    else:
+        length = 2 * max(1, round(n ** (1 / 3) / 2))
+        n -= n % 2  # whole A B B A: over the seam of the circle, too
+    blocks = -(-n // length)
+    pairs = np.array([a[:n], b[:n]])
+    windows = sliding_window_view(np.concatenate([pairs, pairs[:, : length - 1]], axis=1), length, axis=1)
+    weights = np.array(_weights(n))
+    starts = np.random.default_rng(seed).integers(0, n, (resamples, blocks))
+    rows = max(1, _AT_ONCE // (2 * n))
+    logs = []
+    for first in range(0, resamples, rows):
+        drawn = windows[:, starts[first : first + rows]].reshape(2, -1, blocks * length)[:, :, :n]
+        drawn.sort(axis=2)
+        centres = drawn @ weights
+        logs.append(np.log(centres[0] / centres[1]))
+    df = n // length - 1
+    # a resample's spread is that of `blocks` draws around their own mean: narrow by this factor
+    return float(np.concatenate(logs).std() * math.sqrt((df + 1) / df)), df
+
+
+def enough(baseline: Sequence[float], *candidates: Sequence[float], target: float = THRESHOLD) -> bool:
+    """Whether sampling may stop: every candidate's interval of log(ratio) is within +-`target`, after 40 rounds.
+
+    The width decides, never the verdict. At the default SAME means that the times are within about 1 %. Quick enough
+    to be asked after every batch that doubles the rounds.
+    """
+    if len(baseline) < _LEAST:
+        return False
+    return all(compare(baseline, c, resamples=300).half_width <= target for c in candidates)
+
+
+def unpaired(
+    baseline: Sequence[float] | Timing,
+    candidate: Sequence[float] | Timing,
+    *,
+    level: float = LEVEL,
+    threshold: float = THRESHOLD,
+    between: float = BETWEEN_RUNS,
+) -> Comparison:
+    """The same for times that were not taken in turns, such as a saved record's; `method` says what it rests on.
+
+    Each is a list of samples, or the `timing` of a record: by its histogram, else (older records) by its quartiles,
+    and then both by quartiles, the spread as if it were normal. What two runs differ by for reasons of their own
+    (clocks, temperature, addresses, another card) is in no sample: `between`, its standard deviation as a share, is
+    added, and all workloads of a run share it. The caller sees to it that tier, L2 and device are the same.
+    """
+    samples = [_samples(t) for t in (baseline, candidate)]
+    if all(samples):
+        found = [_by_samples(s) for s in samples]
+        method = "two runs, by their samples"
+    else:
+        found = [_by_quartiles(s or t) for s, t in zip(samples, (baseline, candidate), strict=True)]
+        method = "two runs, by quartiles only"
+    (a, a_sd, a_n), (b, b_sd, b_n) = found
+    rounds = min(a_n, b_n)
+    log_sd = math.sqrt(a_sd**2 + b_sd**2 + between**2)
+    return _judged(math.log(a / b), log_sd, max(1, rounds - 1), rounds, level, threshold, method, between)
+
+
+def _samples(times: Sequence[float] | Timing) -> list[float]:
+    if not isinstance(times, Timing):
+        return list(map(float, times))
+    return [us for us, count in times.histogram for _ in range(count)]
+
+
+def _by_samples(samples: list[float]) -> tuple[float, float, int]:
+    """(midmean, its relative standard error, samples): from the winsorised variance (Tukey and McLaughlin 1963)."""
+    middle, n = centre(samples), len(samples)
+    if n < 2:
+        return middle, 0.0, n
+    low, _, high = quantiles(samples, n=4, method="inclusive")
+    held = [min(max(x, low), high) for x in samples]
+    mean = math.fsum(held) / n
+    sd = math.sqrt(math.fsum((x - mean) ** 2 for x in held) / (n - 1))
+    return middle, sd / 0.5 / math.sqrt(n) / middle, n
+
+
+def _by_quartiles(times: list[float] | Timing) -> tuple[float, float, int]:
+    """(Tukey's trimean, its relative standard error for a normal distribution, samples)."""
+    if isinstance(times, Timing):
+        low, median, high, n = times.low_us, times.median_us, times.high_us, times.samples
+    else:
+        n = len(times)
+        low, median, high = quantiles(times, n=4, method="inclusive") if n > 1 else times * 3
+    trimean = (low + 2 * median + high) / 4
+    # sd = IQR / 1.349, and the trimean's error is 1.10 sd / sqrt(n)
+    return trimean, 0.81 * (high - low) / math.sqrt(n) / trimean, n
+
+
+def geometric(
+    comparisons: Sequence[Comparison | Compared], *, level: float = LEVEL, threshold: float = THRESHOLD
+) -> Comparison | None:
+    """The geometric mean of the ratios over workloads, judged by the same rule; None where there are none.
+
+    Workloads err independently of each other (their variances add up), but for what all of them share through a
+    saved run (`run_sd`), which no number of workloads averages out.
+    """
+    if not comparisons:
+        return None
+    k = len(comparisons)
+    own = [max(0.0, c.log_sd**2 - c.run_sd**2) / k**2 for c in comparisons]
+    shared = math.fsum(c.run_sd for c in comparisons) / k
+    # Welch and Satterthwaite: how well the sum of variances is known, each known with its own degrees of freedom
+    known = math.fsum(v**2 / c.df for v, c in zip(own, comparisons, strict=True))
+    df = math.fsum(own) ** 2 / known if known else min(c.df for c in comparisons)
+    log_ratio = math.fsum(math.log(c.ratio) for c in comparisons) / k
+    rounds = sum(c.rounds for c in comparisons)
+    method = f"geometric mean of {k} workload{'s' * (k > 1)}"
+    log_sd = math.sqrt(math.fsum(own) + shared**2)
+    return _judged(log_ratio, log_sd, df, rounds, level, threshold, method, shared)
+
+
+def _judged(
+    log_ratio: float,
+    log_sd: float,
+    df: float,
+    rounds: int,
+    level: float,
+    threshold: float,
+    method: str,
+    run_sd: float = 0.0,
+) -> Comparison:
+    half = _student((1 + level) / 2, df) * log_sd
+    # two rounds may say next to nothing: bounded, so that JSON can hold it
+    ratio, low, high = (math.exp(min(max(x, -300.0), 300.0)) for x in (log_ratio, log_ratio - half, log_ratio + half))
+    if low <= 1 <= high or abs(ratio - 1) < threshold:
+        verdict = SAME
+    else:
+        verdict = FASTER if ratio > 1 else SLOWER
+    return Comparison(ratio, low, high, verdict, rounds, log_sd, df, run_sd, level, threshold, method)
+
+
+@lru_cache(maxsize=256)
+def _student(p: float, df: float) -> float:
+    """Student's t quantile at p > 1/2: exact for 1 and 2 degrees of freedom, else within 1 % at 3 and 0.1 % from 6 on.
+
+    The expansion about the normal quantile is Abramowitz and Stegun's 26.7.5.
+    """
+    if df < 2:
+        return math.tan(math.pi * (p - 0.5))
+    if df < 3:
+        return (2 * p - 1) * math.sqrt(2 / (4 * p * (1 - p)))
+    z = NormalDist().inv_cdf(p)
+    return (
+        z
+        + (z**3 + z) / (4 * df)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * df**3)
+        + (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * df**4)
+    )

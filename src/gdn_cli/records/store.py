@@ -1,0 +1,193 @@
+"""The file that a command leaves: one record for each measurement (an algo on a workload in a tier), with where every
+number comes from. What it holds is in schema/record_types.py.
+
+It is rewritten whole after every workload (see files.py), so an interrupted command keeps what it has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from .. import files, paths
+from ..catalog import tuned_table
+from ..catalog.pack import source_hash
+from ..catalog.registry import Algo, Op
+from ..catalog.tiers import COPY, FLOORS
+from ..errors import MISSING, OK, GdnError, MissingError, UsageError
+from ..machine import environment
+from ..machine.inventory import Gpu
+from ..parsing import json_of, read_text
+from ..schema.record_types import SCHEMA, Document, Environment, GpuName, Record, Status, document_of
+
+__all__ = ["COPY", "FLOORS", "Writer", "dumps", "load", "open_document", "plain"]
+
+
+class Work(Protocol):
+    """What a document has to know of a job (jobs.Job)."""
+
+    op: Op
+    algo: Algo | None
+    solution: dict[str, Any] | None
+    rivals: tuple[tuple[Algo, dict[str, Any]], ...]
+    mode: str
+    gpu: Gpu | None
+    added: bool
+
+
+@dataclass
+class Writer:
+    """A document while its command fills it, and the file that it goes to."""
+
+    document: Document
+    path: Path
+    earlier: int = 0  # so many of the records are an earlier run's, which this one goes on with
+    stream: bool = False  # the file is a pipe or a device
+    written: int = 0  # so many records are in the file
+    unsaved: str | None = None  # why the file could not be written the last time
+    forgotten: bool = False  # the history could not take it
+
+    @property
+    def news(self) -> Document:
+        """Without an earlier run's records: those were kept when they were made."""
+        return msgspec.structs.replace(self.document, records=self.document.records[self.earlier :])
+
+    def save(self) -> None:
+        """Write the file anew, while the command goes on. A disk that is full later on costs no measurement, and is
+        told at the end (`unsaved`). A stream cannot be written anew: it gets all at the end."""
+        if not self.stream:
+            self._write(sync=False)
+
+    def keep(self) -> None:
+        """Write what the command ends with."""
+        if not (self.stream and self.written):
+            self._write(sync=True)
+
+    def _write(self, sync: bool) -> None:
+        count = len(self.document.records)
+        try:
+            files.write(self.path, dumps(self.document) + "\n", hint=None, sync=sync)
+            self.unsaved, self.written = None, count
+        except GdnError as e:
+            there = f"; it has the first {self.written} of {count} records" if self.written else ""
+            self.unsaved = e.message + there
+
+    def exit_code(self, code: int) -> int:
+        """A command's exit code: 0 means that what was asked for is also kept."""
+        return MISSING if code == OK and (self.unsaved or self.forgotten) else code
+
+    def add(self, job: Work, record: Record, env: Environment | None = None) -> Record:
+        """Add what a worker said of one measurement, with where the algo's sources come from."""
+        algos = {algo.name: (algo, solution) for algo, solution in (*job.rivals, (job.algo, job.solution)) if algo}
+        algo, solution = algos.get(record.algo, (None, None))
+        found = tuned_table.used(algo, solution, env or Environment())
+        whole = msgspec.structs.replace(
+            record,
+            op=job.op.name,
+            mode=job.mode,
+            source_hash=source_hash(solution) if solution else None,
+            gpu=GpuName(**job.gpu.to_json()) if job.gpu else record.gpu,
+            added=job.added,
+            in_place=job.in_place,
+            setup=algo.setup if algo else None,
+            tuned_for=found and found.gpu,
+            tuned_nearest=found and found.gpu != env.gpu,
+        )
+        if job.gpu:  # known even where the worker died before it said anything
+            known = {"gpu": job.gpu.name, "gpu_index": job.gpu.index, "gpu_uuid": job.gpu.uuid}
+            env = msgspec.structs.replace(env or Environment(), **known)
+        there = self.document.environments
+        if env and not (job.place in there and there[job.place].versions):
+            there[job.place] = env
+        self.document.records.append(whole)
+        return whole
+
+    def add_unpackable(self, op: str, algo: str, mode: str, reason: str) -> None:
+        """An algo that never became a job keeps its row all the same."""
+        row = {"op": op, "algo": algo, "source_hash": None, "mode": mode, "tier": None, "workload": None}
+        self.document.records.append(Record(**row, status=Status.UNPACKABLE, reason=reason))
+
+
+def open_document(command: str, options: dict[str, Any], out: Path | None) -> Writer:
+    """A document that will save to `out`, or to the user's runs folder; a place that cannot be written is an error.
+
+    Nothing is written yet: a file that is there already stays until there is a record to put in its place.
+    """
+    named, now = out is not None, datetime.now(timezone.utc)
+    if out is None:
+        out = paths.runs_dir() / f"{now:%Y%m%d-%H%M%S}-{command}-{os.getpid()}.json"
+    hint = "--out FILE or GDN_HOME names another place"
+    try:
+        if not named:
+            paths.make(out.parent)
+        files.check(out, hint=hint)
+    except GdnError as e:
+        if named:
+            raise
+        raise MissingError(e.message, hint=hint) from None
+    document = Document(
+        schema=SCHEMA, command=command, time=f"{now:%Y-%m-%dT%H:%M:%SZ}", options=options, interrupted=False,
+        records=[], **environment.commit(),
+    )  # fmt: skip
+    return Writer(document, out, stream=files.place(out).stream)
+
+
+# --- the file -----------------------------------------------------------------------------------------------------
+
+_WRITES = "`gdn bench --out FILE` writes such a file"
+
+
+def load(path: Path) -> Document:
+    """Read a document back, one of schema 1 as what it would be today; UsageError with the file's name and the place in
+    it for anything else."""
+    found = json_of(read_text(path), f"{path} holds no records of gdn")
+    if not isinstance(found, dict) or not isinstance(found.get("records"), list):
+        raise UsageError(f"{path} holds no records of gdn", hint=_WRITES)
+    if found.get("schema") not in (1, SCHEMA):
+        raise UsageError(f"{path} has schema {found.get('schema')!r:.40}, this gdn reads 1 and {SCHEMA}", hint=_WRITES)
+    try:
+        return document_of(found)
+    except msgspec.ValidationError as e:
+        said, _, place = str(e).partition(" - at ")
+        at = re.sub(r"`|key in ", "", place) or "$"
+        raise UsageError(f"{path}: {at}: {said[:1].lower()}{said[1:].replace('`', '')}", hint=_WRITES) from None
+
+
+def plain(document: Document) -> dict[str, Any]:
+    """A document as the plain JSON that it is in its file: what report/ and history/ work on, until they take types."""
+    return json.loads(json.dumps(msgspec.to_builtins(document)))
+
+
+def dumps(document: Any) -> str:
+    """JSON with a record, a score, a comparison a line: readable, small, and good to diff."""
+    fields = msgspec.to_builtins(document) if isinstance(document, Document) else document
+    if not isinstance(fields, dict) or "records" not in fields:
+        return json.dumps(fields, indent=1)
+    return "{\n" + ",\n".join(f" {json.dumps(k)}: {_lines(v)}" for k, v in fields.items()) + "\n}"
+
+
+def _lines(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n" + ",\n".join("  " + json.dumps(item) for item in value) + "\n ]"
+    return json.dumps(value, indent=1).replace("\n", "\n ")
+
+
+# --- for report/ and history/, which still work on plain JSON: these go when they take the types -------------------
+
+
+def place(record: dict[str, Any]) -> str:
+    """Record.place of a plain one."""
+    index = (record.get("gpu") or {}).get("index")
+    return record["mode"] if index is None else f"{record['mode']}:{index}"
+
+
+def environment_of(document: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
+    """Document.environment of a plain one."""
+    return (document.get("environments") or {}).get(place(record)) or {}

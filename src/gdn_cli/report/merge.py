@@ -1,0 +1,161 @@
+"""Record files, or the document that a command writes -> one book.
+
+A later file's record of the same (op, algo, mode, tier, l2, workload, device) takes the place of an earlier one's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .. import paths
+from ..catalog.registry import Registry
+from ..catalog.tiers import FLOORS, TIERS
+from ..errors import MissingError, UsageError, unknown
+from ..records import store
+from ..schema.record_types import Document, Record, document_of
+from .book import Book, Group, Measurement, Source, label_of, ladder
+
+
+def newest() -> Path:
+    """The newest bench of the runs folder; their names begin with their time."""
+    folder = paths.runs_dir()
+    found = sorted(folder.glob("*-bench-*.json"))
+    if not found:
+        raise MissingError(f"no record of a bench in {folder}", hint="`gdn bench` makes one; or name a FILE.json")
+    return found[-1]
+
+
+def read(files: Iterable[Path], *, base: Path | None = None) -> list[Source]:
+    """Read record files of any schema; a UsageError names the file and what is wrong with it.
+
+    `base` is the folder that relative names start from.
+    """
+    return [
+        Source(file.name if file.is_absolute() else file.as_posix(), store.load((base or Path()) / file))
+        for file in files
+    ]
+
+
+def source(name: str, document: Document | dict[str, Any]) -> Source:
+    """A document as a part of a book; UsageError with its name and the path in it where something has a wrong type."""
+    # dicts, until every caller hands over Documents
+    if not isinstance(document, Document):
+        try:
+            document = document_of(document)
+        except msgspec.ValidationError as e:
+            raise UsageError(
+                f"{name or 'these records'}: {e}", hint="`gdn bench --out FILE` writes such a file"
+            ) from None
+    return Source(name, document)
+
+
+# --- merging --------------------------------------------------------------------------------------------------------
+
+
+def gather(
+    sources: list[Source],
+    registry: Registry,
+    *,
+    op: str | None = None,
+    algos: tuple[str, ...] = (),
+    tiers: tuple[str, ...] = (),
+) -> Book:
+    """Merge record files into a book. `op` and `tiers` narrow; `algos` chooses and orders (floors always stay).
+
+    Raises UsageError for a name that no record has.
+    """
+    batches = [[_measurement(r, source, registry) for r in source.document.records] for source in sources]
+    every = [m for batch in batches for m in batch]
+    if op and op not in {m.op for m in every}:
+        raise unknown("op", op, [m.op for m in every], hint="these files hold no other")
+    for kind, names, there in (("algo", algos, [m.algo for m in every]), ("tier", tiers, [m.tier for m in every])):
+        for name in names:
+            if name not in there:
+                raise unknown(kind, name, [n for n in there if n], hint="these files hold no other")
+    kept, replaced = _merge(batches)
+    kept = [
+        m
+        for m in kept
+        if op in (None, m.op)
+        and (not tiers or m.tier is None or m.tier in tiers)
+        and (not algos or m.algo in algos or m.algo in FLOORS)
+    ]
+    order = {name: i for i, name in enumerate(registry.ops)}
+    kept.sort(key=lambda m: order.get(m.op, len(order)))  # stable: within an op as the files have them
+    return Book(sources, _groups(kept, registry, algos), kept, registry, replaced, tiers, algos)
+
+
+def _measurement(record: Record, source: Source, registry: Registry) -> Measurement:
+    label, order = label_of(registry.ops.get(record.op), record.workload.axes) if record.workload else ("", ())
+    if record.timing:
+        l2 = record.timing.l2
+    else:  # what it would have been timed with
+        l2 = source.document.options.get("l2") if record.mode == "cuda" else None
+    return Measurement(record, source, label, order, source.device(record.place), l2)
+
+
+def _merge(batches: list[list[Measurement]]) -> tuple[list[Measurement], dict[tuple[str, str], int]]:
+    kept: list[Measurement] = []
+    replaced: dict[tuple[str, str], int] = {}
+    for batch in batches:
+        last = {m.key: m for m in batch}
+        # a later check that fails takes the times away: a kernel that is wrong has none, whichever tier it had them in
+        failed = {m.case for m in batch if not m.passed and m.tier is None}
+        passed = {m.case for m in batch if m.passed}
+        seen = {(m.op, m.algo, m.record.mode) for m in batch}
+        stays = []
+        for old in kept:
+            whole = old.workload is None and (old.op, old.algo, old.record.mode) in seen
+            mended = not old.passed and (whole or old.tier is None and old.case in passed)
+            if old.key in last or old.case in failed or mended:
+                pair = old.source.name, batch[0].source.name
+                replaced[pair] = replaced.get(pair, 0) + 1
+            else:
+                stays.append(old)
+        kept = stays + [m for m in batch if last[m.key] is m or not m.passed]  # no failure is hidden
+    return kept, replaced
+
+
+def _groups(kept: list[Measurement], registry: Registry, algos: tuple[str, ...]) -> list[Group]:
+    groups: dict[tuple, Group] = {}
+    for m in kept:
+        if m.tier and m.timing:
+            key = m.op, m.device, m.tier, m.l2, m.record.in_place
+            groups.setdefault(key, Group(*key[:4], known=registry.ops.get(m.op), in_place=m.record.in_place))
+    for m in kept:
+        for (op, device, tier, l2, in_place), group in groups.items():
+            # a failure that no tier is named for is one in all of them
+            if (
+                (op, device, in_place) != (m.op, m.device, m.record.in_place)
+                or (m.tier, m.l2) != (tier, l2)
+                and (m.tier or m.passed)
+            ):
+                continue
+            if m.passed and not m.timing:
+                continue
+            if m.algo in FLOORS and m.workload is None:
+                group.machine[m.algo] = m
+            else:
+                group.measured.append(m)
+    for group in groups.values():
+        there = list(dict.fromkeys(m.algo for m in group.measured))
+        known = ladder(registry, group.op)
+        chosen = algos or [
+            *(a for a in known.order if not known.peer(a)),
+            *(a for a in there if a not in known.order),  # somebody's own
+            *(a for a in known.order if known.peer(a)),
+        ]
+        group.algos = [a for a in (*FLOORS, *(a for a in chosen if a not in FLOORS)) if a in there]
+    ops, devices = list(dict.fromkeys(m.op for m in kept)), list(dict.fromkeys(m.device for m in kept))
+    ranks = list(TIERS)
+    return sorted(
+        groups.values(),
+        key=lambda g: (
+            ops.index(g.op), devices.index(g.device),
+            ranks.index(g.tier) if g.tier in ranks else len(ranks), g.l2 != "cold", g.in_place,
+        ),
+    )  # fmt: skip

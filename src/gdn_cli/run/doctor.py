@@ -1,0 +1,164 @@
+"""What is here: each finding says what it is for and, where something is wanting, the command that mends it.
+
+State `ok`; `missing`: some commands cannot run here; `bad`: something is here and broken.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+from .. import parsing, paths, profilers
+from ..catalog import registry, trace_set
+from ..errors import GdnError, MissingError
+from ..machine import inventory
+
+Finding = dict[str, str | None]  # state, what, found, for and mend
+
+
+def examine(dataset: Path | None = None) -> list[Finding]:
+    """All findings, in the order in which a new user meets them."""
+    return [
+        *_python(),
+        *(_package(*p) for p in _PACKAGES),
+        _cxx(),
+        _gpu(),
+        _nvcc(),
+        *(_profiler(name) for name in profilers.TOOLS),
+        _dataset(dataset),
+        _modal_token(),
+        *(_writable(what, folder) for what, folder in _folders().items()),
+        *_algos(),
+    ]
+
+
+def _finding(state: str, what: str, found: str, purpose: str, mend: str | None = None) -> Finding:
+    return {"state": state, "what": what, "found": found, "for": purpose, "mend": mend}
+
+
+def _python() -> list[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    fits = (3, 10) <= sys.version_info[:2] <= (3, 13)
+    return [_finding("ok" if fits else "bad", "Python", version, "all", None if fits else "use Python 3.10 to 3.13")]
+
+
+# distribution, import name, what it is for, what mends its absence
+_PACKAGES = [
+    ("torch", "torch", "run, bench", "pip install torch"),
+    ("triton", "triton", "Triton algos", "pip install triton"),
+    ("flashinfer-bench", "flashinfer_bench", "run, bench, pack --prove", "pip install flashinfer-bench"),
+    ("ninja", "ninja", "C++ and CUDA algos", "pip install ninja"),
+    ("flashinfer-python", "flashinfer", "fi-baseline", "pip install flashinfer-python"),
+    ("fla-core", "fla", "fla-upstream", "pip install fla-core"),
+    ("flash-qla", "flash_qla", "flashqla", "pip install flash-qla"),
+    ("cupti-python", "cupti", "fib, of newer versions", "pip install cupti-python"),
+    ("cuda-bench", "cuda.bench", "tier nvbench", "pip install 'cuda-bench[cu13]'"),
+    ("matplotlib", "matplotlib", "gdn report", "pip install matplotlib"),
+    ("modal", "modal", "a B200 at Modal", "pip install modal"),
+]
+
+
+def _package(name: str, module: str, purpose: str, mend: str) -> Finding:
+    if not inventory.has_package(module):
+        return _finding("missing", name, "not installed", purpose, mend)
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        version = "version unknown"
+    return _finding("ok", name, version, purpose)
+
+
+def _cxx() -> Finding:
+    path = inventory.cxx()
+    mend = None if path else "apt-get install g++, or set CXX"
+    return _finding("ok" if path else "missing", "C++ compiler", path or "none", "C++ and CUDA algos", mend)
+
+
+def _gpu() -> Finding:
+    found = inventory.gpus()
+    if not found:
+        return _finding("missing", "GPU", "none", "CUDA algos, GPU times", inventory.MODAL)
+    names = ", ".join(f"{g.name} (sm_{g.capability.replace('.', '')})" for g in found)
+    return _finding("ok", "GPU", f"{names}, driver {found[0].driver}", "CUDA algos, GPU times")
+
+
+def _nvcc() -> Finding:
+    home = inventory.cuda_home()
+    mend = None if home else inventory.GET_NVCC
+    return _finding("ok" if home else "missing", "nvcc", str(home or "none"), "CUDA algos, pack --prove", mend)
+
+
+def _profiler(name: str) -> Finding:
+    try:
+        profilers.module(name).find()
+    except GdnError as e:
+        return _finding("missing", f"--tool {name}", e.message, "profile", e.hint)
+    return _finding("ok", f"--tool {name}", "here", "profile")
+
+
+def _dataset(folder: Path | None) -> Finding:
+    purpose = "--dataset (the twins need none)"
+    if folder is None:
+        return _finding("missing", "dataset", "none chosen", purpose, "set FIB_DATASET_PATH, or `gdn data build DIR`")
+    counts, problems = [], []
+    for op in registry.load().ops.values():
+        try:
+            counts.append(f"{len(trace_set.from_folder(op, folder))} {op.name}")
+        except GdnError as e:
+            problems.append(e)
+    if counts:
+        return _finding("ok", "dataset", f"{', '.join(counts)} workloads", purpose)
+    return _finding("bad", "dataset", problems[0].message, purpose, problems[0].hint)
+
+
+def _modal_token() -> Finding:
+    by_env = bool(os.environ.get("MODAL_TOKEN_ID") and os.environ.get("MODAL_TOKEN_SECRET"))
+    file = Path(os.environ.get("MODAL_CONFIG_PATH", Path.home() / ".modal.toml"))
+    if by_env or _has_token(file):
+        return _finding(
+            "ok", "Modal token", "in the environment" if by_env else "in Modal's config file", "a B200 at Modal"
+        )
+    return _finding("missing", "Modal token", "none", "a B200 at Modal", "modal setup")
+
+
+def _has_token(file: Path) -> bool:
+    """Whether any profile in Modal's config file has a token; the token itself is looked at by Modal only."""
+    try:
+        return any(isinstance(profile, dict) and "token_id" in profile for profile in parsing.read_toml(file).values())
+    except GdnError:
+        return False
+
+
+def _folders() -> dict[str, Callable[[], Path]]:
+    triton = os.environ.get("TRITON_CACHE_DIR")
+    return {
+        "records": paths.runs_dir,
+        "builds": paths.builds_dir,
+        "Triton's cache": lambda: Path(triton) if triton else Path.home() / ".triton",
+    }
+
+
+def _writable(what: str, place: Callable[[], Path]) -> Finding:
+    """Write a file there for real: permissions, full disks and read-only mounts all show."""
+    try:
+        folder = paths.make(place())
+    except MissingError as e:
+        return _finding("bad", what, e.message, "run, bench", e.hint)
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as e:
+        return _finding("bad", what, f"{folder}: {e.strerror}", "run, bench", "chmod it, or set GDN_HOME elsewhere")
+    return _finding("ok", what, str(folder), "run, bench")
+
+
+def _algos() -> list[Finding]:
+    try:
+        broken = registry.load(os.environ.get("GDN_ALGOS")).broken
+    except GdnError as e:
+        return [_finding("bad", "GDN_ALGOS", e.message, "your own algos", e.hint)]
+    return [_finding("bad", "algo.toml", str(b.error), f"{b.op}/{b.name}", "correct that key") for b in broken]

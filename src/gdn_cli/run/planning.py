@@ -1,0 +1,396 @@
+"""What a command is to do: options -> algos, where each runs, on which workloads -> jobs, which
+execute.py carries out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from msgspec import structs
+
+from ..catalog import trace_set, workloads
+from ..catalog.pack import definition, pack, read_solution, source_hash
+from ..catalog.presets import Preset
+from ..catalog.registry import DEFAULT_OP, Algo, Op, Registry
+from ..catalog.registry import names as listed
+from ..catalog.tiers import FLOORS, TIERS
+from ..catalog.workloads import Workload
+from ..errors import UsageError
+from ..machine import gpu_sharing, inventory
+from ..machine.inventory import Gpu
+from ..schema.record_types import Missing
+from .jobs import Job
+
+# (algo, --device) -> where it runs on the machine in question: machine.place for this one.
+Placing = Callable[[Algo, str], inventory.Place]
+
+NOT_TIMED = "no GPU here, and Triton's interpreter is for checks, not for times"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An algo and where it runs here, or why it cannot."""
+
+    algo: Algo
+    place: inventory.Place
+
+
+@dataclass(frozen=True)
+class Part:
+    """One op's share of a command."""
+
+    op: Op
+    entries: list[Entry]
+    workloads: list[Workload]
+    plan: dict[str, Any]  # how long to measure: timing.Plan's fields
+    scored: bool = False  # whether these workloads make a contest's score
+    gpu: Gpu | None = None  # the one that this share of it runs on
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to run the parts, whatever they are."""
+
+    command: str  # check, bench, floor or compare
+    dataset: Path | None = None
+    tiers: tuple[str, ...] = ()  # none: the default of the mode, and another out loud where that cannot be had
+    strict: bool = False
+    timeout_s: float = 300.0
+    gpus: tuple[Gpu, ...] = ()  # to spread the parts over; none: the one that a CUDA process takes by itself
+    place: Placing = inventory.place
+    sandbox: bool = False
+    in_place: bool = False  # outputs are the inputs that their ops say they may be
+
+
+def choose(
+    registry: Registry,
+    names: str | None,
+    op: str | None,
+    files: list[Path],
+    device: str,
+    *,
+    timed: bool,
+    place: Placing = inventory.place,
+) -> tuple[list[Entry], bool]:
+    """The algos of `--algo` (names, full names, `all`) and packed files; without either, what can run here.
+
+    Returns the entries, and whether the user named them one by one. With `timed`, Triton's interpreter is no place;
+    `place` says which there are.
+    """
+    if op:
+        registry.op(op)
+    algos = [read_solution(file, registry) for file in files]
+    for file, algo in zip(files, algos, strict=True):
+        if op and algo.op != op:
+            raise UsageError(f"{file} is a solution of {algo.op}, not of {op}", hint="drop --op")
+    wanted = listed(names)
+    every = not wanted and not files
+    for name in wanted or (["all"] if every else []):
+        algos += registry.of(op or DEFAULT_OP) if name == "all" else [registry.find(name, op)]
+    entries = []
+    for algo in _distinct(algos, registry):
+        where = place(algo, device)
+        if timed and where.mode == "interpreter":
+            where = inventory.Place(None, NOT_TIMED, inventory.MODAL)
+        entries.append(Entry(algo, where))
+    if every or "all" in wanted:  # what is broken is among them, and says so
+        unread = {"summary": "", "language": "", "entry_point": "", "destination_passing": False, "modes": ()}
+        entries += [
+            Entry(Algo(op=b.op, name=b.name, **unread), inventory.Place(None, str(b.error)))
+            for b in registry.broken
+            if b.op == (op or DEFAULT_OP)
+        ]
+    if every and timed:
+        # times of the GPU and of the CPU do not belong side by side: with a GPU here, the GPU's algos
+        best = "cuda" if any(e.place.mode == "cuda" for e in entries) else "cpu"
+        entries = [e for e in entries if e.place.mode in (None, best)]
+    return entries, bool(files) or any(name != "all" for name in wanted)
+
+
+def rivals(
+    registry: Registry, names: list[str], op: str | None, device: str, place: Placing = inventory.place
+) -> list[Entry]:
+    """The algos of a comparison in the order in which they were named: names, full names, packed files.
+
+    One that is named twice is compared with itself, as `NAME@2`. All are of one op.
+    """
+    entries: list[Entry] = []
+    for name in names:
+        algo = read_solution(Path(name), registry) if name.endswith(".json") else registry.find(name, op)
+        if entries and algo.op != entries[0].algo.op:
+            first = entries[0].algo.full_name
+            raise UsageError(f"{first} and {algo.full_name} are of different ops", hint="--op says which is meant")
+        taken = [e.algo.name for e in entries]
+        if algo.name in taken:
+            count = 1 + sum(t == algo.name or t.startswith(f"{algo.name}@") for t in taken)
+            algo = structs.replace(algo, name=f"{algo.name}@{count}")
+        where = place(algo, device)
+        if where.mode == "interpreter":
+            where = inventory.Place(None, NOT_TIMED, inventory.MODAL)
+        entries.append(Entry(algo, where))
+    return entries
+
+
+def anywhere(registry: Registry, op: str | None, device: str) -> list[Entry]:
+    """For floors, which need no algo: the best place here, in the shape of the op's reference."""
+    algo = registry.reference(registry.op(op or DEFAULT_OP))
+    return [Entry(algo, inventory.place(algo, device))]
+
+
+def _distinct(algos: list[Algo], registry: Registry) -> list[Algo]:
+    """One of each, every one with a name of its own: the same file or folder twice is one algo; another one of the
+    same name, or with the name of the reference or of the floor that it is compared with, gets a mark behind it."""
+    found: dict[tuple[str, str], Algo] = {}
+    for algo in algos:
+        source = source_hash(algo.solution) if algo.solution else str(algo.folder)
+        if (algo.full_name, source) in found:
+            continue
+        reference = registry.reference(registry.ops[algo.op])
+        taken = {a.full_name for a in found.values()} | {f"{algo.op}/{floor}" for floor in FLOORS}
+        if algo.full_name in taken or (algo.name == reference.name and algo.folder != reference.folder):
+            marked = structs.replace(algo, name=f"{algo.name}@{source[:6] if algo.solution else 'own'}")
+        else:
+            marked = algo
+        found[algo.full_name, source] = marked
+    return list(found.values())
+
+
+def overwriting(registry: Registry, entries: list[Entry], named: bool) -> list[Entry]:
+    """What `--in-place` leaves of these. UsageError for an op that has no such call; for an algo that cannot make one,
+    where the user `named` it: else it has no place to run."""
+    for name in dict.fromkeys(e.algo.op for e in entries):
+        if not registry.op(name).in_place:
+            able = ", ".join(op.name for op in registry.ops.values() if op.in_place)
+            raise UsageError(f"--in-place: {name} declares no output that may be an input", hint=f"{able} do")
+
+    def why_not(algo: Algo) -> str | None:
+        if algo.setup:
+            return f"--in-place: {algo.full_name} keeps what its setup made of the inputs"
+        if not algo.destination_passing:
+            return f"--in-place: {algo.full_name} returns its results, and cannot write where it is told"
+        return None
+
+    hint = "destination_passing = true in algo.toml, with a kernel that reads each element before it writes it"
+    return _without(entries, why_not, hint, named)
+
+
+def unscored(parts: list[Part], named: bool) -> list[Part]:
+    """The parts without algos that can have no score where one is asked for; UsageError where the user `named` one."""
+
+    def why_not(algo: Algo) -> str | None:
+        return f"{algo.full_name} has no score: its setup ({algo.setup}) is not timed" if algo.setup else None
+
+    hint = "leave it out, or choose the same workloads by --workload"
+    return [replace(p, entries=_without(p.entries, why_not, hint, named)) if p.scored else p for p in parts]
+
+
+def _without(entries: list[Entry], why_not: Callable[[Algo], str | None], hint: str, named: bool) -> list[Entry]:
+    found = []
+    for entry in entries:
+        why = why_not(entry.algo) if named or entry.place.mode else None
+        if why and named:
+            raise UsageError(why, hint=hint)
+        found.append(replace(entry, place=inventory.Place(None, why, hint)) if why else entry)
+    return found
+
+
+def hard(registry: Registry, entries: list[Entry], chosen: list[str], first: int | None) -> list[Part]:
+    """Group the algos by op, with each op's hard inputs, all or those that are chosen by name."""
+    ops = map(registry.op, dict.fromkeys(e.algo.op for e in entries))
+    return [
+        Part(op, [e for e in entries if e.algo.op == op.name], workloads.stressed(op, chosen, first), {}) for op in ops
+    ]
+
+
+def parts(
+    registry: Registry,
+    entries: list[Entry],
+    *,
+    chosen: list[str],
+    first: int | None,
+    preset: Preset | None,
+    dataset: Path | None,
+    overrides: dict[str, Any],
+) -> list[Part]:
+    """Group the algos by op, and select the workloads of each op; `overrides` go before the preset's settings."""
+    found = []
+    for name in dict.fromkeys(e.algo.op for e in entries):
+        op = registry.op(name)
+        known = trace_set.known(op, dataset)
+        picked = workloads.select(op, known, chosen=chosen, first=first, preset=preset)
+        plan = preset.settings_for(name) if preset else {}
+        # a part of the set makes no score, and the contest has none for an op that it does not have
+        scored = bool(preset and preset.scored) and not (chosen or first) and op.definition in workloads.contest()
+        found.append(Part(op, [e for e in entries if e.algo.op == name], picked, plan | overrides, scored))
+    return found
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a command will do, known before anything is run or written."""
+
+    jobs: list[Job]
+    missing: list[Missing]  # algos that cannot run here
+    unpackable: list[tuple[str, str, str, str]]  # op, algo, mode, reason
+    # `key` of a job, or (op, uuid) of a workload -> where its records belong, whenever they come
+    order: dict[tuple[str, ...], int] = field(default_factory=dict)
+
+
+def prepare(registry: Registry, work: list[Part], settings: Settings) -> Plan:
+    """Pack everything and choose tiers. An algo that cannot be packed does not stop the others; a wrong tier does."""
+    plan = Plan([], [], [])
+    for part in work:
+        for entry in part.entries:
+            if entry.place.mode is None:
+                why = {"reason": entry.place.reason, "hint": entry.place.hint}
+                plan.missing.append(Missing(op=part.op.name, algo=entry.algo.name, **why))
+        made = [job for share in _shares(part, settings.gpus) for job in _jobs(registry, share, settings, plan)]
+        plan.jobs.extend(_in_order(part, made, plan))
+    if len(settings.gpus) > 1:
+        apart = gpu_sharing.cpus(list(dict.fromkeys(job.gpu for job in plan.jobs)))
+        plan.jobs[:] = [replace(job, cpus=apart[job.gpu]) for job in plan.jobs]
+        plan.unpackable[:] = dict.fromkeys(plan.unpackable)  # each once, however many GPUs were to have it
+    return plan
+
+
+def _shares(part: Part, gpus: Sequence[Gpu]) -> list[Part]:
+    """What each GPU gets of a part, so that whatever is compared was measured on one GPU.
+
+    With at least as many algos as GPUs, or GPUs of different kinds, each algo goes to one GPU, with all workloads.
+    With fewer, each workload does, with all algos; workloads that share a row of the table stay together. Either way
+    a GPU measures floors and references of its own (see _jobs).
+    """
+    if not gpus:
+        return [part]
+    ready = [e for e in part.entries if e.place.mode]
+    able = {i: (1, [g for g in gpus if g.fits(e.algo)]) for i, e in enumerate(ready)}
+    usable = [g for g in gpus if any(g in gs for _, gs in able.values())]
+    if len(ready) < len(usable) and len({g.name for g in usable}) == 1:
+        labels = [part.op.label.format(**w.axes) for w in part.workloads]
+        to = gpu_sharing.deal({label: (labels.count(label), usable) for label in labels})
+        mine = {g: [w for w, label in zip(part.workloads, labels, strict=True) if to[label] == g] for g in usable}
+        return [replace(part, entries=ready, workloads=ws, gpu=g) for g, ws in mine.items() if ws]
+    on = gpu_sharing.deal(able)
+    split = {g: [e for i, e in enumerate(ready) if on[i] == g] for g in usable}
+    return [replace(part, entries=entries, gpu=g) for g, entries in split.items() if entries]
+
+
+def _in_order(part: Part, made: list[Job], plan: Plan) -> list[Job]:
+    """A part's jobs as one GPU would do them, each GPU's its own in turn. What their records will be sorted by is
+    numbered: GPUs that work at once finish in any order, and a table should not."""
+    named = [e.algo.name for e in part.entries]
+    modes = list(dict.fromkeys(job.mode for job in made))
+
+    def turn(job: Job) -> tuple[int, int, bool]:
+        if job.algo is None or job.added:
+            return -1, modes.index(job.mode), job.added
+        return named.index(job.algo.name), 0, False
+
+    found = sorted(made, key=turn)
+    for place in [*map(key, found), *((part.op.name, w.uuid) for w in part.workloads)]:
+        plan.order.setdefault(place, len(plan.order))
+    return found
+
+
+def key(job: Job) -> tuple[str, str, str]:
+    """The same for what several GPUs do of one algo."""
+    return job.op.name, job.mode, name(job)
+
+
+def name(job: Job) -> str:
+    """What a user calls it."""
+    if job.rivals:
+        return " : ".join(algo.name for algo, _ in job.rivals)
+    return job.algo.full_name if job.algo else f"{job.op.name}, floors"
+
+
+def _jobs(registry: Registry, part: Part, settings: Settings, plan: Plan) -> Iterator[Job]:
+    """One job for each algo that can run; a bench puts the floors and the references of each mode in front."""
+    make = partial(_job, settings, part, definition(part.op, registry))
+    ready = [e for e in part.entries if e.place.mode]
+    modes = list(dict.fromkeys(e.place.mode for e in ready))
+    if settings.command == "compare":
+        yield from _comparisons(make, part, ready, plan)
+        return
+    if settings.command == "floor":
+        yield from (make("floor", None, mode) for mode in modes)
+        return
+    for mode in modes if settings.command == "bench" else []:
+        yield make("floor", None, mode)
+        for algo in _yardsticks(registry, part, mode, settings):
+            if not any(e.algo.name == algo.name and e.place.mode == mode for e in ready):
+                yield replace(make("bench", algo, mode), added=True)
+    for entry in ready:
+        try:
+            yield make(settings.command, entry.algo, entry.place.mode)
+        except UsageError as e:
+            plan.unpackable.append((part.op.name, entry.algo.name, entry.place.mode, str(e)))
+
+
+def _yardsticks(registry: Registry, part: Part, mode: str, settings: Settings) -> list[Algo]:
+    """What an op's algos are measured against: its reference; where a score is asked for, its baseline as well."""
+    found = [registry.reference(part.op)]
+    if settings.in_place:
+        return [algo for algo in found if algo.destination_passing]
+    if part.scored and part.op.baseline:
+        baseline = registry.find(part.op.baseline, part.op.name)
+        if settings.place(baseline, mode).mode == mode and (part.gpu is None or part.gpu.fits(baseline)):
+            found.append(baseline)
+    return found
+
+
+def _comparisons(make: Callable[..., Job], part: Part, ready: list[Entry], plan: Plan) -> Iterator[Job]:
+    """One job for all algos that run in the same mode."""
+    for mode in dict.fromkeys(e.place.mode for e in ready):
+        rivals = []
+        for entry in ready:
+            try:
+                if entry.place.mode == mode:
+                    rivals.append((entry.algo, pack(entry.algo, part.op)))
+            except UsageError as e:
+                plan.unpackable.append((part.op.name, entry.algo.name, mode, str(e)))
+        if rivals:
+            yield replace(make("compare", None, mode), rivals=tuple(rivals))
+
+
+def _job(settings: Settings, part: Part, described: dict[str, Any], command: str, algo: Algo | None, mode: str) -> Job:
+    timed = command != "check"
+    return Job(
+        command=command,
+        op=part.op,
+        definition=described,
+        solution=pack(algo, part.op) if algo else None,
+        mode=mode,
+        workloads=tuple(part.workloads),
+        algo=algo,
+        dataset=settings.dataset,
+        tiers=tiers_for(mode, settings.tiers, command) if timed else (),
+        plan=part.plan,
+        fallback=timed and not settings.tiers and not settings.strict and command != "compare",
+        strict=settings.strict,
+        sandbox=settings.sandbox,
+        in_place=settings.in_place,
+        timeout_s=settings.timeout_s,
+        gpu=part.gpu,
+    )
+
+
+def tiers_for(mode: str, wanted: tuple[str, ...], command: str = "bench") -> tuple[str, ...]:
+    """The tiers to time a mode in: the user's that fit it, else the first that does. `all` is all that fit."""
+    able = {"floor": lambda tier: tier.floors, "compare": lambda tier: tier.interleaves}.get(command, lambda tier: True)
+    fitting = [name for name, tier in TIERS.items() if tier.mode == mode]
+    chosen = fitting if "all" in wanted else [name for name in wanted if name in fitting]
+    if not wanted:
+        chosen = fitting[:1]
+    if not chosen:
+        place = {"cuda": "on a GPU", "cpu": "on the CPU"}[mode]
+        hint = f"use {' or '.join(fitting)}"
+        raise UsageError(f"tier '{','.join(wanted)}' does not time what runs {place}", hint=hint)
+    kept = tuple(dict.fromkeys(name for name in chosen if able(TIERS[name])))
+    if not kept and command == "compare":
+        takes_turns = ", ".join(name for name in fitting if TIERS[name].interleaves)
+        raise UsageError(f"calls of several algos cannot take turns in {', '.join(chosen)}", hint=f"use {takes_turns}")
+    return kept

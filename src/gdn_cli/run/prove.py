@@ -1,0 +1,116 @@
+"""Proof that a packed file stands alone: loaded, matched and built by flashinfer-bench in a clean process and an empty
+directory, with an empty build cache; CUDA compiled for each of ARCHITECTURES; then run where a device allows.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..catalog import workloads
+from ..catalog.pack import definition, read_solution
+from ..catalog.registry import Algo, Op, Registry
+from ..machine import inventory
+from ..schema.record_types import Status
+from .jobs import Job, Outcome, execute
+
+Step = dict[str, str]  # step, state and detail
+ARCHITECTURES = ("9.0a", "10.0a")  # H100 and H200; B200
+_ALWAYS_THERE = {"torch", "triton", "numpy"}
+
+
+def prove(file: Path, packages: dict[str, str], registry: Registry, timeout_s: float) -> Iterator[Step]:
+    """Yield the steps as they end: {"step", "state": ok | skipped | failed, "detail"}. Stops at the first that failed.
+
+    `packages` maps import names to what pip installs, as algo.toml declares them; a foreign file has none.
+    """
+    algo = read_solution(file, registry)
+    op = registry.ops[algo.op]
+    yield _step("read", "ok", f"{len(algo.solution['sources'])} sources, {file.stat().st_size} bytes of JSON")
+    step = _imports(algo, packages)
+    yield step
+    if step["state"] == "failed":
+        return
+    place = inventory.place(algo)
+    missing = next((wheel for module, wheel in packages.items() if not inventory.has_package(module)), None)
+    if missing:
+        yield _step("build", "skipped", f"package {missing} is not here: pip install {missing}")
+        return
+    if algo.language == "cpp" and not inventory.cxx():
+        yield _step("build", "skipped", "no C++ compiler here")
+        return
+    if algo.language == "cuda" and inventory.cuda_home() is None:
+        yield _step("build", "skipped", f"no nvcc here: {inventory.GET_NVCC}")
+        return
+    with tempfile.TemporaryDirectory(prefix="gdn-prove-") as cache:
+        env = {"FIB_CACHE_PATH": f"{cache}/built", "GDN_ALGOS": ""}
+        if algo.language == "cuda":
+            arch = env | {"FIB_CACHE_PATH": f"{cache}/archs", inventory.ARCHITECTURES: " ".join(ARCHITECTURES)}
+            outcome = execute(_job(algo, op, registry, "cpu", (), arch, timeout_s))
+            yield from _built(outcome, ", ".join(f"sm_{a.replace('.', '')}" for a in ARCHITECTURES))
+        else:
+            outcome = execute(_job(algo, op, registry, place.mode or "cpu", (), env, timeout_s))
+            yield from _built(outcome, "")
+        if outcome.status is not Status.DONE or outcome.proof["state"] == "failed":
+            return
+        if place.mode is None:
+            yield _step("run", "skipped", f"{place.reason}; {place.hint}")
+            return
+        small = min(workloads.embedded(op), key=lambda w: sum(w.axes.values()))
+        yield _ran(execute(_job(algo, op, registry, place.mode, (small,), env, timeout_s)), op, small, place.mode)
+
+
+def _step(name: str, state: str, detail: str) -> Step:
+    return {"step": name, "state": state, "detail": detail}
+
+
+def _job(algo: Algo, op: Op, registry: Registry, mode: str, work: tuple, env: dict[str, str], timeout_s: float) -> Job:
+    return Job("prove", op, definition(op, registry), algo.solution, mode, work, algo, timeout_s=timeout_s, env=env)
+
+
+def _imports(algo: Algo, packages: dict[str, str]) -> Step:
+    """Top-level modules that the sources import, against what the solution declares that it needs."""
+    declared = {name.lower().replace("-", "_") for name in algo.solution["spec"].get("dependencies") or []}
+    declared |= set(packages) | _ALWAYS_THERE | set(sys.stdlib_module_names)
+    found: set[str] = set()
+    for source in algo.solution["sources"]:
+        if source["path"].endswith(".py"):
+            try:
+                tree = ast.parse(source["content"])
+            except SyntaxError as e:
+                return _step("imports", "failed", f"{source['path']}:{e.lineno}: not valid Python: {e.msg}")
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Import):
+                    found |= {alias.name.split(".")[0] for alias in node.names}
+                elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                    found.add((node.module or "").split(".")[0])
+    if undeclared := sorted(found - declared):
+        names = ", ".join(undeclared)
+        return _step(
+            "imports", "failed", f"{names}: imported, but not among [packages] of algo.toml: a judge may lack it"
+        )
+    outside = sorted(found - set(sys.stdlib_module_names))
+    return _step("imports", "ok", f"needs {', '.join(outside)}" if outside else "needs no package")
+
+
+def _built(outcome: Outcome, targets: str) -> Iterator[Step]:
+    if outcome.status is not Status.DONE:
+        yield _step("build", "failed", outcome.reason or outcome.status)
+        return
+    how = f" for {targets}" if targets else ""
+    yield _step("build", "ok", f"by flashinfer-bench{how}, in {outcome.build_s:.1f} s")
+    yield {"step": "signature", **outcome.proof}
+
+
+def _ran(outcome: Outcome, op: Op, workload: workloads.Workload, mode: str) -> Step:
+    label = f"{op.label.format(**workload.axes)} on {mode}"
+    if outcome.status is not Status.DONE:
+        return _step("run", "failed", f"{label}: {outcome.reason or outcome.status}")
+    record = outcome.records[0]
+    if not record.passed:
+        return _step("run", "failed", f"{label}: {record.reason}")
+    errors = ", ".join(f"{name} {error:.1e}" for name, error in record.check.errors.items())
+    return _step("run", "ok", f"{label}: right, relative error {errors}")

@@ -1,0 +1,210 @@
+"""Solution -> callable, through flashinfer-bench's own builders: what is run here is what a judge runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import MissingError
+from ..machine import inventory, locks
+from . import build_cache
+
+
+class BuildFailed(Exception):
+    """The builder's reason, whole: a missing package, a compiler's errors, a signature that does not match."""
+
+    def __init__(self, message: str, *, missing: bool = False) -> None:
+        super().__init__(message)
+        self.missing = missing  # a package that is not here, a cache that cannot be written: not the algo's fault
+
+
+class Kernel:
+    """A built solution, called in destination-passing style whatever its own style is.
+
+    `kernel(inputs, outputs)` fills `outputs` (tensors in the definition's order). For a value-returning solution
+    `returns(inputs)` gives what it returned, so that a check sees its shapes and dtypes before anything is copied.
+    """
+
+    def __init__(self, runnable: Any) -> None:
+        self.runnable = runnable
+        self.entry_point = runnable._callable  # flashinfer-bench wraps it in a variadic one
+        self.destination_passing = runnable.metadata.destination_passing_style
+        self.module = _module_of(runnable)
+
+    def backend(self, inputs: list) -> str | None:
+        """Which way the algo takes on these inputs, in its own words; None where it has but one, or does not say.
+
+        A Python module says it by `backend(*inputs)`, a library by `fallback()`.
+        """
+        if callable(tell := getattr(self.module, "backend", None)):
+            return str(tell(*inputs))
+        return self.fallback()
+
+    def fallback(self) -> str | None:
+        """The slower way that a library takes on the current device where it could have a faster one, and why; or None.
+
+        A C++ or CUDA algo tells by a second function, TVM_FFI_DLL_EXPORT_TYPED_FUNC(fallback, ...): no arguments, a
+        text, empty where it takes the fastest way that it has.
+        """
+        binary = self.runnable.metadata.misc.get("binary")
+        if binary is None:  # Python's
+            return None
+        import tvm_ffi
+
+        library = tvm_ffi.load_module(str(binary))
+        return str(library.get_function("fallback")()) or None if library.implements_function("fallback") else None
+
+    def __call__(self, inputs: list, outputs: list) -> None:
+        """One call, as a judge times it: a value-returning solution allocates its own results."""
+        if self.destination_passing:
+            self.runnable(*inputs, *outputs)
+        else:
+            self.runnable(*inputs)
+
+    def returns(self, inputs: list) -> list:
+        result = self.runnable(*inputs)
+        return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def _module_of(runnable: Any) -> Any:
+    """The Python module that holds the entry point, for the extras that an algo may offer (None for C++ and CUDA)."""
+    return sys.modules.get(runnable.metadata.misc.get("module_name", ""))
+
+
+def build(definition: dict[str, Any], solution: dict[str, Any], *, specific: bool = False) -> Kernel:
+    """Build a solution; raises BuildFailed with the full cause.
+
+    `specific` (algo.toml): for all that this GPU has, such as sm_90a, where the builder takes what later GPUs have too,
+    such as sm_90. Whoever has set TVM_FFI_CUDA_ARCH_LIST has chosen.
+    """
+    from flashinfer_bench.data import Definition, Solution
+    from pydantic import ValidationError
+
+    if arch := _own_architecture() if specific else None:
+        # the builder's cache key knows the name, and not the architecture
+        solution = solution | {"name": f"{solution['name']}-sm_{arch.replace('.', '')}"}
+    try:
+        parsed = Definition.model_validate(definition), Solution.model_validate(solution)
+    except ValidationError as e:
+        first = e.errors()[0]
+        raise BuildFailed(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    cache = _cache()
+    try:
+        with _alone(parsed[1].hash(), solution["name"]), _compiling_for(arch):
+            return Kernel(_built(*parsed))
+    except Exception as e:  # builders wrap most causes in BuildError, and let some through
+        raise _cause(e, cache) from None
+
+
+def _built(definition: Any, solution: Any) -> Any:
+    """What the builder makes of it. A library that is in the cache already, and is damaged, is compiled again."""
+    from flashinfer_bench.compile import BuilderRegistry
+
+    registry = BuilderRegistry.get_instance()
+    library = build_cache.library(registry, solution)
+    if library is None or solution.hash() in registry._cache:  # it is loaded already
+        return registry.build(definition, solution)
+    was_there = build_cache.drop_damaged(library)
+    try:
+        runnable = registry.build(definition, solution)
+    except Exception:
+        if not was_there or registry._cache.pop(solution.hash(), None) is None:
+            raise
+        build_cache.drop(library)  # whole, and yet it cannot be loaded: made for what is no longer installed
+        runnable = registry.build(definition, solution)
+    build_cache.sign(library)
+    return runnable
+
+
+def _own_architecture() -> str | None:
+    """ "9.0a" on a GPU of compute capability 9.0; None where a list is set, or no GPU has features of its own."""
+    import torch
+
+    if os.environ.get(inventory.ARCHITECTURES) or not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    return inventory.specific(f"{major}.{minor}")
+
+
+@contextlib.contextmanager
+def _compiling_for(arch: str | None) -> Iterator[None]:
+    if arch is None:
+        yield
+        return
+    os.environ[inventory.ARCHITECTURES] = arch
+    try:
+        yield
+    finally:
+        del os.environ[inventory.ARCHITECTURES]
+
+
+def reference(definition: dict[str, Any]) -> Kernel:
+    """The definition's own reference, as flashinfer-bench builds it; MissingError where the cache is unfit."""
+    from flashinfer_bench.compile import BuilderRegistry
+    from flashinfer_bench.data import Definition
+
+    parsed = Definition.model_validate(definition)
+    try:
+        _cache()
+        with _alone(parsed.name, f"the reference of {parsed.name}"):
+            return Kernel(BuilderRegistry.get_instance().build_reference(parsed))
+    except BuildFailed as e:
+        raise MissingError(str(e)) from None
+
+
+def _cache() -> Path:
+    """The folder of builds, which is there from now on; BuildFailed where it cannot be used."""
+    from flashinfer_bench.env import get_fib_cache_path
+
+    if wrong := build_cache.unusable(folder := get_fib_cache_path()):
+        raise BuildFailed(wrong, missing=True)
+    return folder
+
+
+_threads: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # a lock on a file is the whole process's
+
+
+@contextlib.contextmanager
+def _alone(key: str, name: str) -> Iterator[None]:
+    """One process at a time builds what has this key; who waits says for whom, on stderr.
+
+    flashinfer-bench writes a Python solution's files anew for each process, into the same folder, and imports them
+    there: without a lock a second process may import one that the first is just writing. Its C++ builder has a lock.
+    """
+    from flashinfer_bench.env import get_fib_cache_path
+
+    folder = get_fib_cache_path() / "locks"
+    with contextlib.suppress(OSError):  # then there is no lock, and the builder tells what is wrong
+        folder.mkdir(parents=True, exist_ok=True)
+    file = folder / re.sub(r"[^A-Za-z0-9._-]", "_", key)
+    with _threads[key], locks.hold(file, _say, f"the build of {name}"):
+        yield
+
+
+def _say(line: str) -> None:
+    print(f"gdn: {line}", file=sys.stderr, flush=True)
+
+
+def _cause(e: BaseException, cache: Path) -> BuildFailed:
+    """The innermost message, with a compiler's error lines rather than its whole command line."""
+    if isinstance(e, BuildFailed):
+        return e
+    if fault := build_cache.machines_fault(e, cache):
+        return BuildFailed(fault, missing=True)
+    text = str(e)
+    while e.__cause__ is not None or e.__context__ is not None:
+        e = e.__cause__ or e.__context__
+        if str(e) and str(e) not in text:
+            text = f"{text}\n{e}"
+    lines = [line for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"error\s*:|fatal", line)]  # ptxas pads its colons
+    if isinstance(e, ModuleNotFoundError):
+        return BuildFailed(f"package '{e.name}' is missing: {lines[0]}", missing=True)
+    return BuildFailed("\n".join(errors[:8] or lines[:12]) or type(e).__name__)

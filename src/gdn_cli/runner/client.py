@@ -1,0 +1,316 @@
+"""The worker's side of a runner: starts it, sends it what to do, and takes nothing from it on trust but times."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from ..records import exit_reasons
+from ..records.messages import Answer, Measured, Said
+from ..schema.record_types import Status
+from . import channel, process, shared_memory
+from .calls import Strange
+
+_PATIENCE_S = 10.0  # for a runner that has closed its line to end
+
+
+class Died(Exception):
+    """The runner ended before it answered: what its end was, and whose turn it was where that is known."""
+
+    def __init__(self, status: Status, reason: str, exit_code: int | None, turn: int | None = None) -> None:
+        super().__init__(reason)
+        self.status, self.reason, self.exit_code, self.turn = status, reason, exit_code, turn
+
+
+class Raised(Exception):
+    """What an algo's code raised."""
+
+    def __init__(self, said: Said) -> None:
+        super().__init__(said.text)
+        self.one_line, self.trace, self.kind, self.missing = said.line, said.trace, said.kind, said.missing
+
+
+class OutOfMemory(Raised, MemoryError):
+    pass
+
+
+class NotThere(Raised, LookupError):
+    pass
+
+
+class Runner:
+    """One process that runs algos' code, for a worker that runs in a mode: cuda, cpu or interpreter."""
+
+    def __init__(self, mode: str, started: process.Started) -> None:
+        self.device = "cuda" if mode == "cuda" else "cpu"
+        self.line, self.process, self.ooms, self.wrapped = started
+        self.numbers: dict[int, int] = {}  # a storage's address here -> its number
+        self.regions: dict[
+            int, tuple[Any, shared_memory.Region, torch.Tensor]
+        ] = {}  # number -> tensor kept, region, bytes
+        self.count = 0
+        self.dropped: list[tuple[int, int]] = []  # results that nobody has a use for, and their storages
+        self.mark: shared_memory.Region | None = None
+
+    # --- asking
+
+    def ask(self, do: str, _descriptors: tuple[int, ...] = (), **fields: Any) -> Answer:
+        """Send a command, and wait for its answer. Raises Died, and what the algo raised as Raised."""
+        if self.dropped:
+            fields["dropped"], self.dropped = self.dropped, []
+        try:
+            self.line.send({"do": do} | fields, _descriptors)
+            answer = msgspec.convert(self.line.receive(), Answer)
+        except (EOFError, OSError):
+            raise self._death() from None
+        except (channel.Garbled, msgspec.ValidationError) as e:
+            self.close()
+            nonsense = e if isinstance(e, channel.Garbled) else f"what is no answer: {e}"
+            raise Died(Status.CRASHED, f"the process that ran it sent {nonsense}", None) from None
+        if said := answer.raised:
+            raise {"out_of_memory": OutOfMemory, "lookup": NotThere}.get(said.kind, Raised)(said)
+        return answer
+
+    def _death(self) -> Died:
+        try:
+            code = self.process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:  # it closed its line and lives on
+            self.process.kill()
+            self.process.wait()
+            return Died(Status.EXITED, "the process closed its line before it was done", None, self.turn())
+        if self.wrapped and code > 128:  # as a shell has it
+            code = 128 - code
+        return Died(*exit_reasons.death(code, self.ooms), code, self.turn())
+
+    def usable(self) -> bool:
+        """Whether it can still be worked with: a fault on a GPU leaves nothing that can."""
+        try:
+            self.ask("pull", storages=[])
+            return True
+        except Raised:
+            return False
+
+    def close(self) -> None:
+        """End the process. What it started besides is the keeper's to end."""
+        self.line.close()
+        self.process.kill()
+        self.process.wait()
+
+    # --- tensors
+
+    def forget(self) -> None:
+        """All tensors that were sent or received, and results that are kept for them."""
+        for _, region, _ in self.regions.values():
+            region.close()
+        self.numbers.clear()
+        self.regions.clear()
+        self.ask("forget")
+
+    def number(self, x: torch.Tensor) -> int | None:
+        """The number of the tensor's storage, which is shared from now on; None where it has no bytes."""
+        storage = x.untyped_storage()
+        if not storage.nbytes():
+            return None
+        if (found := self.numbers.get(storage.data_ptr())) is not None:
+            return found
+        number = self._share(storage.nbytes(), storage.data_ptr() % shared_memory.ALIGN)
+        self.numbers[storage.data_ptr()] = number
+        region = self.regions[number][1]
+        self.regions[number] = x, region, shared_memory.all_bytes(x)  # kept: its address must not become another's
+        return number
+
+    def _share(self, nbytes: int, place: int) -> int:
+        self.count += 1
+        region = shared_memory.Region(nbytes)
+        self.ask("share", (region.descriptor,), storage=self.count, nbytes=nbytes, place=place)
+        region.close()
+        self.regions[self.count] = None, region, None
+        return self.count
+
+    def form(self, x: Any) -> Any:
+        """An argument as it travels."""
+        return shared_memory.form(x, self.number(x)) if isinstance(x, torch.Tensor) else x
+
+    def push(self, tensors: Sequence[Any]) -> None:
+        """Give the runner the bytes that these tensors' storages hold here."""
+        numbers = self._numbers(tensors)
+        for number in numbers:
+            _, region, there = self.regions[number]
+            region.bytes.copy_(there)
+        self._settle()
+        if numbers:
+            self.ask("push", storages=numbers)
+
+    def pull(self, tensors: Sequence[Any]) -> None:
+        """Get the bytes that they hold there: of results, and of storages that were pushed."""
+        results = [x for x in tensors if isinstance(x, torch.Tensor) and hasattr(x, "_gdn_result")]
+        numbers = self._numbers([x for x in tensors if not hasattr(x, "_gdn_result")])
+        asked = [(x, *x._gdn_result) for x in results if x.numel()]
+        if not (numbers or asked):
+            return
+        self.ask("pull", storages=numbers, results=[[number, storage] for _, number, storage in asked])
+        for number in numbers:
+            _, region, here = self.regions[number]
+            here.copy_(region.bytes)
+        for x, _, storage in asked:
+            x.copy_(self.regions[storage][1].bytes.view(x.dtype)[: x.numel()].view(x.shape))
+
+    def _numbers(self, tensors: Sequence[Any]) -> list[int]:
+        found = (self.number(x) for x in tensors if isinstance(x, torch.Tensor))
+        return list(dict.fromkeys(n for n in found if n is not None))
+
+    def _settle(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def received(self, said: Any, wanted: Sequence[tuple]) -> list[Any]:
+        """The results that a runner speaks of: a tensor each, not yet pulled, where it is of the form that is due."""
+        found = []
+        for i, one in enumerate(_list(said)):
+            if not isinstance(one, dict) or "number" not in one:
+                found.append(Strange(str(one.get("type", "?") if isinstance(one, dict) else "?")[:80]))
+                continue
+            form = tuple(_list(one.get("shape"))), str(one.get("dtype")), str(one.get("device"))
+            due = wanted[i] if i < len(wanted) else None
+            if due is None or form[:2] != (tuple(due[0]), str(due[1])) or not form[2].startswith(self.device):
+                found.append(Strange("Tensor", form))
+                continue
+            x = torch.empty(due[0], dtype=due[1], device=self.device)
+            storage = self._share(x.nbytes, -1) if x.nbytes else 0
+            x._gdn_result = int(one["number"]), storage
+            x._gdn_about = int(one.get("address") or 0), one.get("odd")
+            weakref.finalize(x, self._drop, int(one["number"]), storage)
+            found.append(x)
+        return found
+
+    def _drop(self, result: int, storage: int) -> None:
+        """A result that nobody here has a use for any more: the runner may free it with the next command."""
+        self.dropped.append((result, storage))
+        self.regions.pop(storage, None)
+
+    # --- kernels
+
+    def build(self, name: str, definition: dict, solution: dict, **how: Any) -> tuple[Kernel, Answer]:
+        """(the kernel, what its build says). Raises Raised with kind build_failed."""
+        said = self.ask("build", name=name, definition=definition, solution=solution, **how)
+        return Kernel(self, name, said.destination_passing, how.get("setup")), said
+
+    def watched(self) -> None:
+        """Have the runner say whose turn it is, for `Died.turn`."""
+        if self.mark is None:
+            self.mark = shared_memory.Region(8)
+            self.ask("watch", (self.mark.descriptor,))
+            self.mark.close()
+        self.mark.bytes[0] = 255
+
+    def turns(self, kernels: list[str], inputs: list, outputs: list, **how: Any) -> Answer:
+        """Several kernels' times on the same buffers, their calls taking turns."""
+        form = self.form
+        said = self.ask(
+            "turns", kernels=kernels, inputs=[form(x) for x in inputs], outputs=[form(x) for x in outputs], **how
+        )
+        if not len(kernels) == len(said.records) == len(said.rounds) and not said.replaced:
+            raise Died(Status.CRASHED, "the process that ran it sent no time", None)
+        return said if said.replaced else _measured(said)
+
+    def turn(self) -> int | None:
+        """Which kernel of `turns` was at work last."""
+        return int(self.mark.bytes[0]) if self.mark is not None and int(self.mark.bytes[0]) != 255 else None
+
+
+class Kernel:
+    """A kernel in a runner, with the methods of calls.Here, and what else can be asked of it."""
+
+    def __init__(self, runner: Runner, name: str, destination_passing: bool, setup: str | None = None) -> None:
+        self.runner, self.name, self.destination_passing, self.setup = runner, name, destination_passing, setup
+
+    def push(self, tensors: Sequence[Any]) -> None:
+        self.runner.push(tensors)
+
+    def pull(self, tensors: Sequence[Any]) -> None:
+        self.runner.pull(tensors)
+
+    def ask(self, do: str, inputs: list, outputs: list, **more: Any) -> Answer:
+        form = self.runner.form
+        return self.runner.ask(
+            do, kernel=self.name, inputs=[form(x) for x in inputs], outputs=[form(x) for x in outputs], **more
+        )
+
+    def run(self, inputs: list, outputs: list, wanted: Sequence[tuple] = ()) -> list:
+        said = self.ask("run", inputs, outputs)
+        return outputs if self.destination_passing else self.runner.received(said.results, wanted)
+
+    def address(self, result: torch.Tensor) -> int:
+        return result._gdn_about[0]
+
+    def odd(self, results: Sequence[Any]) -> list[str | None]:
+        return [getattr(x, "_gdn_about", (0, None))[1] for x in results]
+
+    def at_return(self, inputs: list, outputs: list, wanted: Sequence[tuple] = ()) -> tuple[list, list]:
+        said = self.ask("at_return", inputs, outputs)
+        seen = self.runner.received(said.seen, wanted)
+        results = outputs if self.destination_passing else self.runner.received(said.results, wanted)
+        self.pull([*seen, *results])
+        return results, seen
+
+    def late(
+        self, inputs: list, outputs: list, late: list, zeroed: Sequence[int], copies: list, wanted: Sequence[tuple] = ()
+    ) -> list:
+        self.push([*late, *copies])
+        form = self.runner.form
+        said = self.ask(
+            "late", inputs, outputs, late=[form(x) for x in late], zeroed=list(zeroed), copies=[form(x) for x in copies]
+        )
+        results = outputs if self.destination_passing else self.runner.received(said.results, wanted)
+        self.pull([*copies, *results])
+        return results
+
+    def seconds(self, inputs: list, outputs: list) -> float:
+        return self.ask("seconds", inputs, outputs).seconds
+
+    def trace(self, inputs: list, outputs: list) -> tuple[Counter[str], int]:
+        said = self.ask("trace", inputs, outputs)
+        ran = said.ran if isinstance(said.ran, dict) else {}
+        return Counter({name: n for name, n in ran.items() if isinstance(n, int)}), int(said.ns)
+
+    def time(self, inputs: list, outputs: list, **how: Any) -> tuple[Measured, list[str]]:
+        """A tier's part of a record, and which parts of the timer were replaced by then."""
+        said = _measured(self.ask("time", inputs, outputs, **how))
+        if len(said.records) != 1:
+            raise Died(Status.CRASHED, "the process that ran it sent no time", None)
+        return said.records[0], said.replaced
+
+    def survey(self, inputs: list, outputs: list, **how: Any) -> Any:
+        """What one call puts on the GPU."""
+        return self.ask("survey", inputs, outputs, **how).ran
+
+    def seconds_outside(self, inputs: list, outputs: list, times: int) -> float:
+        """How long a call takes by the worker's clock, of so many in a row."""
+        began = time.perf_counter()
+        self.ask("again", inputs, outputs, times=times)
+        return (time.perf_counter() - began) / times
+
+    def backend(self, inputs: list) -> str | None:
+        form = self.runner.form
+        return self.runner.ask("backend", kernel=self.name, inputs=[form(x) for x in inputs]).backend
+
+
+def _measured(answer: Answer) -> Answer:
+    """What a runner says of times: each has one, or says why not."""
+    for each in answer.records:
+        if (each.timing is None or each.doubts is None) and (each.timing or each.status is Status.PASSED):
+            raise Died(Status.CRASHED, "the process that ran it sent no time", None)
+        if each.timing:
+            each.status, each.reason = Status.PASSED, None
+    return answer
+
+
+def _list(x: Any) -> list:
+    return x if isinstance(x, list) else []

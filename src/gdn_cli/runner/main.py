@@ -1,0 +1,381 @@
+"""The process that runs an algo's code, started by process.py: a copy of its worker, or
+`python -m gdn_cli.runner.main DESCRIPTOR DEVICE`.
+
+It reads a command from the socket, does it, and answers, one after the other. It gives no verdict, holds no descriptor
+that records go to, and never sees what is right. Whatever happens here is the algo's fate.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from .. import bounded
+from ..errors import GdnError, one_line
+from ..records.messages import Answer, Said
+from . import channel
+
+_COMMANDS = {}
+
+
+def command(function: Any) -> Any:
+    """A method that a worker can ask for, by its name."""
+    _COMMANDS[function.__name__] = function
+    return function
+
+
+class Runner:
+    """Kernels by name, copies of the worker's storages, and results that the worker still has a use for."""
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        from . import calls, shared_memory
+
+        self.torch, self.calls, self.shared = torch, calls, shared_memory
+        self.device = device  # "cuda" or "cpu"
+        self.kernels: dict[str, Any] = {}
+        self.storages: dict[int, tuple[Any, Any, int]] = {}  # number -> region, block, where in it the bytes begin
+        self.tensors: dict[tuple, Any] = {}  # the same object for the same form: some kernels go by a tensor's identity
+        self.results: dict[int, Any] = {}
+        self.count = 0
+        self.turn = shared_memory.Region(8)  # which kernel is at work, for a worker that finds this process dead
+        self.as_it_was: dict[str, Any] = {}
+
+    def serve(self, line: channel.Channel) -> None:
+        """Until the worker closes the line."""
+        with self.torch.no_grad():
+            while True:
+                try:
+                    message, descriptors = line.receive_with(1)
+                except (EOFError, OSError, channel.Garbled):
+                    return
+                try:
+                    for number, storage in message.pop("dropped", ()):
+                        self.results.pop(number, None)
+                        self.storages.pop(storage, None)
+                    answer = _COMMANDS[message.pop("do")](self, *descriptors, **message) or Answer()
+                except Exception as e:
+                    answer = Answer(raised=self._raised(e))
+                line.send(bounded.clipped(msgspec.to_builtins(answer)))
+
+    def _raised(self, e: Exception) -> Said:
+        """An exception, with what kind of trouble it is."""
+        from .. import timing
+        from .build import BuildFailed
+
+        kinds = {
+            "build_failed": isinstance(e, BuildFailed),
+            "out_of_memory": isinstance(e, (MemoryError, self.torch.cuda.OutOfMemoryError))
+            or "can't allocate memory" in str(e),  # torch's CPU allocator raises a plain RuntimeError
+            "tier_unavailable": isinstance(e, timing.TierUnavailable),
+            "refused": isinstance(e, GdnError),
+            "lookup": isinstance(e, LookupError),
+        }
+        kind = next((kind for kind, so in kinds.items() if so), "error")
+        if kind == "out_of_memory" and self.device == "cuda":
+            self.torch.cuda.empty_cache()
+        trace = "".join(traceback.format_exception(e)).splitlines()[-12:]
+        return Said(text=str(e), line=one_line(e), trace=trace, kind=kind, missing=getattr(e, "missing", False))
+
+    # --- tensors
+
+    @command
+    def share(self, descriptor: int, storage: int, nbytes: int, place: int) -> None:
+        """A storage of the worker's: it gets a copy here, whose bytes travel through this memory; with a `place` below
+        0 it only receives a result."""
+        region = self.shared.Region(nbytes, descriptor)
+        region.close()
+        if place < 0:
+            self.storages[storage] = region, None, 0
+            return
+        block, begin = self.shared.room(nbytes, self.device, place)
+        self.storages[storage] = region, block[begin : begin + nbytes], begin
+
+    @command
+    def forget(self) -> None:
+        """All storages and results; the kernels stay."""
+        self.storages.clear()
+        self.tensors.clear()
+        self.results.clear()
+        if self.device == "cuda":
+            self.torch.cuda.empty_cache()
+
+    @command
+    def push(self, storages: list[int]) -> None:
+        for number in storages:
+            region, block, _ = self.storages[number]
+            block.data.copy_(region.bytes)
+        self._settle()
+
+    @command
+    def pull(self, storages: list[int], results: list[list[int]] = ()) -> None:
+        """Copy to the worker: whole storages, and results, each into a storage of its own."""
+        for number in storages:
+            region, block, _ = self.storages[number]
+            region.bytes.copy_(block)
+        for number, storage in results:
+            x = self.results[number]
+            if x.numel():
+                region = self.storages[storage][0]
+                region.bytes.view(x.dtype)[: x.numel()].view(x.shape).copy_(x)
+        self._settle()
+
+    def _settle(self) -> None:
+        if self.device == "cuda":
+            self.torch.cuda.synchronize()
+
+    def _given(self, values: list[Any]) -> list[Any]:
+        """The call's arguments: tensors for their forms, scalars as they are."""
+        return [self._tensor(x) if isinstance(x, dict) else x for x in values]
+
+    def _tensor(self, form: dict[str, Any]) -> Any:
+        key = tuple(tuple(x) if isinstance(x, list) else x for x in form.values())
+        if key not in self.tensors:
+            _, block, begin = self.storages.get(form["storage"], (None, None, 0))
+            self.tensors[key] = self.shared.formed(form, block, begin, self.device)
+        return self.tensors[key]
+
+    def _described(self, results: Any) -> list[dict[str, Any]]:
+        """What came back, each with a number by which the worker can ask for its bytes."""
+        found = []
+        for x, odd in zip(results, self.calls.Here.odd(None, results), strict=True):
+            if not isinstance(x, self.torch.Tensor):
+                found.append({"type": type(x).__name__})
+                continue
+            self.count += 1
+            self.results[self.count] = x
+            shape, dtype, device = self.calls.described(x)
+            found.append(
+                {"number": self.count, "shape": shape, "dtype": dtype, "device": device, "odd": odd,
+                 "address": x.data_ptr() if odd is None else 0}
+            )  # fmt: skip
+        return found
+
+    # --- kernels
+
+    @command
+    def build(
+        self,
+        name: str,
+        definition: dict,
+        solution: dict,
+        specific: bool = False,
+        prove: bool = False,
+        setup: str | None = None,
+    ) -> Answer:
+        from . import prepared, signature
+
+        self._remember()
+        began = time.perf_counter()
+        kernel = prepared.built(definition, solution, setup, specific=specific)
+        self.kernels[name] = kernel
+        build_s = time.perf_counter() - began
+        proof = signature.match(kernel.entry_point, definition, solution) if prove else None
+        return Answer(destination_passing=kernel.destination_passing, build_s=build_s, proof=proof)
+
+    @command
+    def backend(self, kernel: str, inputs: list) -> Answer:
+        """What the algo says of the way that it takes for these inputs; None where it does not tell."""
+        found = self.kernels[kernel].backend(self._given(inputs))
+        return Answer(backend=None if found is None else str(found))
+
+    @command
+    def run(self, kernel: str, inputs: list, outputs: list) -> Answer:
+        return self._call(kernel, "run", self._given(inputs), self._given(outputs))
+
+    @command
+    def late(self, kernel: str, inputs: list, outputs: list, late: list, zeroed: list, copies: list) -> Answer:
+        more = self._given(late), zeroed, self._given(copies)
+        return self._call(kernel, "late", self._given(inputs), self._given(outputs), *more)
+
+    @command
+    def at_return(self, kernel: str, inputs: list, outputs: list) -> Answer:
+        here = self.calls.Here(self.kernels[kernel])
+        results, seen = here.at_return(self._given(inputs), self._given(outputs))
+        given = [] if here.destination_passing else self._described(results)
+        return Answer(results=given, seen=self._described(seen))
+
+    def _call(self, kernel: str, how: str, *arguments: Any) -> Answer:
+        here = self.calls.Here(self.kernels[kernel])
+        results = getattr(here, how)(*arguments)
+        return Answer(results=None if here.destination_passing else self._described(results))
+
+    @command
+    def seconds(self, kernel: str, inputs: list, outputs: list) -> Answer:
+        here = self.calls.Here(self.kernels[kernel])
+        return Answer(seconds=here.seconds(self._given(inputs), self._given(outputs)))
+
+    @command
+    def trace(self, kernel: str, inputs: list, outputs: list) -> Answer:
+        ran, took = self.calls.Here(self.kernels[kernel]).trace(self._given(inputs), self._given(outputs))
+        return Answer(ran=dict(ran), ns=took)
+
+    # --- times
+
+    @command
+    def time(self, kernel: str, inputs: list, outputs: list, definition: dict, tier: str, **how: Any) -> Answer:
+        """One tier's part of a record, of calls on these very buffers."""
+        from ..timing import Plan, Subject
+        from . import measuring
+
+        subject = Subject.of(
+            self.kernels[kernel], self._given(inputs), self._given(outputs), definition=definition
+        )  # fmt: skip
+        found = measuring.timed(tier, subject, Plan(**how.pop("plan")), gpu=self.device == "cuda", **how)
+        return Answer(records=[found], replaced=self._replaced())
+
+    @command
+    def again(self, kernel: str, inputs: list, outputs: list, times: int) -> None:
+        """So many calls in a row, for a clock outside."""
+        from ..timing.subject import bound
+
+        call = bound(self.kernels[kernel], self._given(inputs), self._given(outputs))
+        for _ in range(times):
+            call()
+        self._settle()
+
+    @command
+    def turns(
+        self, kernels: list[str], inputs: list, outputs: list, linear: list[int], tier: str, plan: dict, own: int
+    ) -> Answer:
+        """Several kernels on the same buffers, their calls taking turns; other values in `linear` each time."""
+        from .. import timing
+        from ..records import statistics
+        from ..timing import Plan, Subject
+        from ..timing.subject import overwritten
+        from . import measuring
+
+        inputs, outputs, plan = self._given(inputs), self._given(outputs), Plan(**plan)
+        again = overwritten(inputs, outputs)
+        refresh = _Scaling([inputs[i] for i in linear], again) if linear or again else None
+        subjects = [
+            Subject.of(_Marked(self.turn, i, self.kernels[name]), inputs, outputs, refresh=refresh)
+            for i, name in enumerate(kernels)
+        ]
+        enough = (lambda each: statistics.enough(*each, target=plan.target)) if len(kernels) > 1 else None
+        with measuring.Watch(plan, self.device == "cuda", own) as watch:
+            timings, rounds = timing.interleave(tier, subjects, plan, watch, enough)
+        records = [watch.measured(timed) for timed in timings]
+        return Answer(records=records, rounds=rounds, replaced=self._replaced())
+
+    @command
+    def survey(self, kernel: str, inputs: list, outputs: list, definition: dict, l2: str) -> Answer:
+        """What one call puts on the GPU."""
+        from ..timing import Subject
+        from . import survey
+
+        subject = Subject.of(self.kernels[kernel], self._given(inputs), self._given(outputs), definition=definition)
+        return Answer(ran=survey.ran(subject, l2))
+
+    @command
+    def watch(self, descriptor: int) -> None:
+        """Memory in which the number of the kernel at work is to stand."""
+        self.turn = self.shared.Region(8, descriptor)
+        self.turn.close()
+
+    # --- what times are taken with
+
+    def _remember(self) -> None:
+        """What the timers are made of, before any of the algo's code has run."""
+        if not self.as_it_was:
+            self.as_it_was = {name: _found(name) for name in _TIMED_WITH}
+
+    def _replaced(self) -> list[str]:
+        """What of it is something else by now: an algo that makes its own clock."""
+        return [name for name, was in self.as_it_was.items() if _found(name) is not was]
+
+
+# --- the timers' parts: an algo has no business to replace one of them
+_TIMED_WITH = (
+    "time:perf_counter", "time:perf_counter_ns", "time:monotonic", "statistics:median", "statistics:quantiles",
+    "torch.cuda:Event", "torch.cuda:Event.record", "torch.cuda:Event.elapsed_time", "torch.cuda:synchronize",
+    "torch.cuda:CUDAGraph.replay", "gdn_cli.timing:measure", "gdn_cli.timing:interleave", "gdn_cli.timing:summarise",
+    "gdn_cli.timing:Subject.of", "gdn_cli.timing.wall:Sampler", "gdn_cli.timing.wall:Sampler.take",
+    "gdn_cli.timing.wall:perf_counter_ns", "gdn_cli.runner.build:Kernel.__call__", "gdn_cli.runner.measuring:timed",
+)  # fmt: skip
+
+
+def _found(name: str) -> Any:
+    module, path = name.split(":")
+    found: Any = importlib.import_module(module)
+    for part in path.split("."):
+        found = found.__dict__.get(part) if isinstance(found, type) else getattr(found, part, None)
+    return found
+
+
+class _Marked:
+    """A kernel that says before each call whose turn it is."""
+
+    def __init__(self, turn: Any, i: int, kernel: Any) -> None:
+        self.turn, self.i, self.kernel = memoryview(turn.bytes.numpy()), i, kernel
+
+    def bind(self, inputs: list, outputs: list) -> Callable[[], None]:
+        from ..timing.subject import bound
+
+        self.turn[0] = self.i
+        kernel_call = bound(self.kernel, inputs, outputs)
+
+        def call() -> None:
+            self.turn[0] = self.i
+            kernel_call()
+
+        return call
+
+
+class _Scaling:
+    """Other values in the same buffers: the linear inputs times -1, 1/2, -1/2, 1, ..., by 1 at most as in a check; of
+    those that a call overwrites in place, the values before it."""
+
+    def __init__(self, linear: list[Any], overwritten: list[Any]) -> None:
+        self.kept = [(x, x.clone(), any(x is y for y in linear)) for x in overwritten]
+        self.linear = [x for x in linear if not any(x is y for y in overwritten)]
+        self.scale, self.turn = 1.0, 0
+
+    def __call__(self) -> None:
+        scale = (-1.0, 0.5, -0.5, 1.0)[self.turn % 4]
+        self.turn += 1
+        for x in self.linear:
+            x.mul_(scale / self.scale)
+        for x, was, scaled in self.kept:
+            x.copy_(was)
+            if scaled:
+                x.mul_(scale)
+        self.scale = scale
+
+
+def _die_with_parent(worker: int) -> None:
+    """Have Linux end this process when its worker dies in a way that lets it clean up nothing."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if worker and os.getppid() != worker:  # it died before the line above
+            os._exit(1)
+
+
+def main(descriptor: int, device: str, worker: int = 0) -> None:
+    _die_with_parent(worker)
+    line = channel.inherited(descriptor)
+    code = 0
+    try:
+        Runner(device).serve(line)
+    except SystemExit as e:  # an algo that leaves by itself
+        code = e.code if isinstance(e.code, int) else int(e.code is not None)
+        if isinstance(e.code, str):
+            print(e.code, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # at once: threads that an algo left running must not keep it
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

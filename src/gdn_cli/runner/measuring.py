@@ -1,0 +1,67 @@
+"""A tier's part of a record: the timing with the state of the GPU around it, or why it cannot be had."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .. import timing
+from ..machine import environment
+from ..records.messages import Measured
+from ..schema.record_types import GpuState, GpuStates, Status, Timing
+from ..timing import Plan, Subject
+
+_NOISY = 0.01  # a median that is not even known to so much is in doubt, whatever was asked for
+
+
+def timed(tier: str, subject: Subject, plan: Plan, *, gpu: bool, fallback: bool, own: int = 1) -> Measured:
+    """Time a subject in a tier.
+
+    gpu       whether it runs on a GPU, whose state is then read before, between and after
+    fallback  whether events may stand in for cupti
+    own       how many processes of gdn's own are on the GPU
+    """
+    with Watch(plan, gpu, own) as watch:
+        try:
+            found = timing.measure(tier, subject, plan, watch)
+        except torch.cuda.OutOfMemoryError as e:  # of this tier's buffers: the other tiers may have room
+            torch.cuda.empty_cache()
+            return Measured(tier=tier, status=Status.OUT_OF_MEMORY, reason=f"{tier}: {str(e).splitlines()[0]}")
+        except timing.TierUnavailable as e:
+            if not fallback or tier != "cupti":
+                return Measured(tier=tier, status=Status.TIER_UNAVAILABLE, reason=f"{tier}: {e}")
+            found = timing.measure("events", subject, plan, watch)
+            found.note = f"cupti not available ({e}): timed with CUDA events instead"
+    return watch.measured(found)
+
+
+class Watch:
+    """Reads the GPU's state before, between and after the batches of a measurement."""
+
+    def __init__(self, plan: Plan, gpu: bool, own: int) -> None:
+        self.plan, self.on_gpu, self.own = plan, gpu, own
+        self.states: list[GpuState] = []
+
+    def __call__(self, brief: bool = True) -> None:
+        if self.on_gpu:
+            self.states.append(environment.gpu_state(brief, self.own))
+
+    def __enter__(self) -> Watch:
+        self(brief=False)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self(brief=False)
+
+    def measured(self, timed: Timing) -> Measured:
+        before, *during, after = self.states or [GpuState(), GpuState()]
+        doubts = environment.doubts(before, during, after, timed, max(self.plan.target, _NOISY))
+        state = GpuStates(before=before, during=_few(during), after=after) if self.on_gpu else None
+        return Measured(tier=timed.tier, timing=timed, doubts=doubts, gpu_state=state)
+
+
+def _few(states: list[GpuState]) -> list[GpuState]:
+    """The first, the middle and the last of many, each once: enough to see a trend."""
+    kept = states if len(states) <= 3 else [states[0], states[len(states) // 2], states[-1]]
+    return [state for i, state in enumerate(kept) if not i or state != kept[i - 1]]

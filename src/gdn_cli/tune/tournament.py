@@ -1,0 +1,136 @@
+"""Candidates that took turns -> who stays, who goes into the final, and who is chosen for which size.
+
+Three rounds. In the first all candidates of a size meet in groups, each group led by the fastest so far, through which
+groups are compared. The best of it meet each other, where there was more than one group. The final is measured to
+the full target, and only its samples decide. Nothing here runs anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..records import statistics
+
+AT_ONCE = 10  # candidates that take turns in one process
+DROP = math.log(1.1)  # slower than the best of its size by more: out of the race there
+CLOSE = math.log(1.02)  # as good as the best, as far as the coarse rounds can tell
+BEST = 3  # of a size that go into its final
+FIRST, AGAIN, FINAL = 1, 2, 3  # the rounds
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Candidates that took turns at one size, which may have several workloads."""
+
+    round: int
+    names: tuple[str, ...]  # the first leads: it has met the others of its round before
+    us: Mapping[str, Mapping[str, float]]  # workload -> candidate -> midmean in us, of those that came through
+    samples: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # the same, of a final
+
+    def speed(self, name: str) -> float | None:
+        """-log of the geometric mean of its times; None where it did not come through every workload."""
+        times = [times.get(name) for times in self.us.values()]
+        return -math.fsum(math.log(t) for t in times) / len(times) if times and all(times) else None
+
+
+def standing(meetings: Sequence[Meeting], number: int, out: Collection[str] = ()) -> dict[str, float]:
+    """Candidate -> log of its speed in a round of one size, the fastest first; only differences mean anything.
+
+    Each meeting's times are shifted so that its leader has the speed that it had before: what has drifted since, has
+    drifted for all of a meeting.
+    """
+    found: dict[str, float] = {}
+    for meeting in meetings:
+        if meeting.round != number:
+            continue
+        speeds = {name: meeting.speed(name) for name in meeting.names}
+        led_by = speeds[meeting.names[0]]
+        shift = found[meeting.names[0]] - led_by if led_by is not None and meeting.names[0] in found else 0.0
+        for name, speed in speeds.items():
+            if speed is not None:
+                found.setdefault(name, speed + shift)
+    kept = [(name, speed) for name, speed in found.items() if name not in out]
+    return dict(sorted(kept, key=lambda item: -item[1]))
+
+
+def latest(meetings: Sequence[Meeting], out: Collection[str] = ()) -> dict[str, float]:
+    """The standing of the last coarse round that a size had."""
+    return standing(meetings, AGAIN, out) or standing(meetings, FIRST, out)
+
+
+def racing(speeds: Mapping[str, float]) -> list[str]:
+    """Who is not yet out of the race, the fastest first."""
+    best = max(speeds.values(), default=0.0)
+    return [name for name, speed in speeds.items() if speed >= best - DROP]
+
+
+def again(meetings: Sequence[Meeting], out: Collection[str]) -> list[str]:
+    """Who meets in the second round of a size; [] where the first has compared all that matter in one process."""
+    names = racing(standing(meetings, FIRST, out))[:AT_ONCE]
+    return names if len(names) > BEST and sum(m.round == FIRST for m in meetings) > 1 else []
+
+
+def finals(sizes: Mapping[int, Sequence[Meeting]], out: Collection[str]) -> dict[int, list[str]]:
+    """Who meets in the final of each size, the fastest first.
+
+    Besides the best, what the smaller sizes lead one to expect: of candidates that are as good, a table wants the one
+    that it has already.
+    """
+    found: dict[int, list[str]] = {}
+    expected: str | None = None
+    for size, meetings in sorted(sizes.items()):
+        speeds = latest(meetings, out)
+        in_race = racing(speeds)
+        names = list(speeds)[: max(2, min(BEST, len(in_race)))]
+        if not names:
+            continue
+        if expected in in_race:
+            names.append(expected)
+        if expected not in speeds or speeds[expected] < speeds[names[0]] - CLOSE:
+            expected = names[0]
+        found[size] = list(dict.fromkeys(names))
+    return found
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen for a size, and how it stands to the others of the final."""
+
+    size: int
+    chosen: str
+    fastest: str
+    second: str | None = None  # the second fastest
+    ahead: statistics.Comparison | None = None  # the fastest against the second: above 1, the fastest is faster
+    behind: statistics.Comparison | None = None  # the fastest against the chosen, where that is another one
+
+
+def choose(sizes: Mapping[int, Sequence[Meeting]], out: Collection[str] = ()) -> list[Choice]:
+    """For each size, ascending: the fastest of the final; or what the next smaller size has, if it is the SAME.
+
+    SAME is `paired`'s: the interval of the ratio holds 1, or the two differ by less than half a percent. An interval
+    may be wide because there was little time: then more than 2 % is no longer called the same.
+    """
+    found: list[Choice] = []
+    for size, meetings in sorted(sizes.items()):
+        order = list(standing(meetings, FINAL, out))
+        if not order:
+            continue
+        final = next(m for m in meetings if m.round == FINAL and order[0] in m.names)
+        fastest, second = order[0], order[1] if len(order) > 1 else None
+        before = found[-1].chosen if found else None
+        chosen, behind = fastest, None
+        if before in order and before != fastest:
+            behind = against(final, before, fastest)
+            same = behind.verdict == statistics.SAME and math.log(behind.ratio) <= CLOSE
+            chosen = before if same else fastest
+        ahead = against(final, second, fastest) if second else None
+        found.append(Choice(size, chosen, fastest, second, ahead, behind if chosen != fastest else None))
+    return found
+
+
+def against(meeting: Meeting, baseline: str, candidate: str) -> statistics.Comparison:
+    """Two candidates of a meeting, over all its workloads."""
+    each = [statistics.compare(samples[baseline], samples[candidate]) for samples in meeting.samples.values()]
+    return statistics.geometric(each) if len(each) > 1 else each[0]

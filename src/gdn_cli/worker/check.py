@@ -1,0 +1,187 @@
+"""Candidate against reference -> record_types.Check.
+
+Two rules side by side. The official one (flashinfer-bench): an element fails when its absolute *and* its relative error
+exceed 1e-2; no NaN, no Inf; shape and dtype match. It is blind below 1e-2, so a second one is scale-aware: the relative
+Frobenius error |out - ref| / |ref| of each output, against the definition's reference computed in float64.
+Outputs hold a marked NaN before the call, so that an element that nothing wrote is told from one computed as NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ..catalog.dtypes import torch_dtype
+from ..catalog.registry import Op
+from ..runner import calls
+from ..runner.build import Kernel
+from ..schema.record_types import Check
+
+ATOL = RTOL = 1e-2  # the contest's
+# A quiet NaN that no arithmetic produces, by element size in bytes.
+_MARK = {2: (torch.int16, 0x7FED), 4: (torch.int32, 0x7FEDBEEF), 8: (torch.int64, 0x7FFDBEEF7FEDBEEF)}
+_F16_MARK = 0x7EED  # float16 has a narrower exponent: 0x7FED would be a NaN too, but keep one per dtype
+
+
+def allocate(
+    op: Op, axes: dict[str, int], device: str, empty: Callable[..., torch.Tensor] = torch.empty
+) -> list[torch.Tensor]:
+    """One tensor for each output, every element the marked NaN. `empty` makes them, as torch.empty does."""
+    specs = op.outputs.values()
+    return [poison(empty(op.shape(spec, axes), dtype=torch_dtype(spec.dtype), device=device)) for spec in specs]
+
+
+def poison(out: torch.Tensor) -> torch.Tensor:
+    """Fill an output with the marked NaN, and return it."""
+    as_int, mark = _mark(out)
+    out.view(as_int).fill_(mark)
+    return out
+
+
+def unwritten(out: torch.Tensor) -> int:
+    """How many elements of an output still hold the marked NaN."""
+    as_int, mark = _mark(out)
+    return int((out.view(as_int) == mark).sum())
+
+
+def _mark(t: torch.Tensor) -> tuple[torch.dtype, int]:
+    as_int, mark = _MARK[t.element_size()]
+    return (as_int, _F16_MARK) if t.dtype == torch.float16 else (as_int, mark)
+
+
+def _bits(t: torch.Tensor) -> torch.Tensor:
+    """The tensor's bits as integers: compares NaNs and signed zeros as they are."""
+    return t.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[t.element_size()])
+
+
+def oracle(reference: Kernel, inputs: list) -> list[torch.Tensor]:
+    """The definition's reference in float64: its arithmetic follows the dtype of what comes in."""
+    wide = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs]
+    return reference.returns(wide)
+
+
+def finite(tensors: list[torch.Tensor]) -> bool:
+    return all(bool(torch.isfinite(t).all()) for t in tensors)
+
+
+def check(
+    kernel: Any,
+    op: Op,
+    axes: dict[str, int],
+    inputs: list,
+    expected: list[torch.Tensor],
+    *,
+    in_place: Mapping[int, int] | None = None,
+    by_element: bool = True,
+) -> Check:
+    """Call the kernel once on `inputs` and judge what it wrote; `expected` is the float64 oracle's.
+
+    kernel      one in a runner (runner.client.Kernel), or one of this process (build.Kernel)
+    in_place    number of an output -> that of the input that it is to overwrite; it has its values back afterwards
+    by_element  whether the contest's rule can fail it; else that is only reported
+    """
+    in_place = in_place or {}
+    kernel = calls.of(kernel)
+    device = expected[0].device
+    before = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
+    outputs = allocate(op, axes, str(device)) if kernel.destination_passing else []
+    for output, source in in_place.items():
+        outputs[output] = inputs[source]
+    kernel.push([*inputs, *outputs])
+    outputs = kernel.run(inputs, outputs, wanted(op, axes))
+    kernel.pull([*inputs, *outputs])
+    verdict = results(op, axes, outputs, expected, kernel.destination_passing, by_element)
+    for source in in_place.values():
+        inputs[source].copy_(before[source])
+    kernel.push([inputs[source] for source in in_place.values()])
+    for name, old, new in zip(op.inputs, before, inputs, strict=True):
+        if isinstance(old, torch.Tensor) and not torch.equal(_bits(old), _bits(new)):
+            verdict.inputs_changed.append(name)
+    if verdict.inputs_changed:
+        verdict.fail(f"changed its inputs: {', '.join(verdict.inputs_changed)}")
+    return verdict
+
+
+def wanted(op: Op, axes: dict[str, int]) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Each output's shape and dtype."""
+    return [(op.shape(spec, axes), torch_dtype(spec.dtype)) for spec in op.outputs.values()]
+
+
+def results(
+    op: Op,
+    axes: dict[str, int],
+    outputs: list,
+    expected: list[torch.Tensor],
+    marked: bool = True,
+    by_element: bool = True,
+) -> Check:
+    """Judge outputs; `marked` says whether they held the marked NaN before."""
+    verdict = Check()
+    if len(outputs) != len(op.outputs):
+        verdict.official = False
+        verdict.fail(f"returned {len(outputs)} outputs, expected {len(op.outputs)}")
+        return verdict
+    for (name, spec), out, ref in zip(op.outputs.items(), outputs, expected, strict=True):
+        _judge(verdict, op, name, spec.dtype, op.shape(spec, axes), out, ref, marked, by_element)
+    verdict.max_abs_error, verdict.max_rel_error = _number(verdict.max_abs_error), _number(verdict.max_rel_error)
+    verdict.errors = {name: _number(error) for name, error in verdict.errors.items()}
+    return verdict
+
+
+def _number(error: float) -> float | None:
+    """None for NaN and Inf, which JSON has not."""
+    return error if math.isfinite(error) else None
+
+
+def _judge(
+    verdict: Check,
+    op: Op,
+    name: str,
+    dtype: str,
+    shape: tuple,
+    out: Any,
+    ref: torch.Tensor,
+    marked: bool,
+    by_element: bool,
+) -> None:
+    got = calls.described(out)
+    if got != (shape, f"torch.{dtype}", str(ref.device)):
+        what = got if isinstance(got, str) else f"{got[0]} {got[1]}"
+        where = f" on {got[2]}" if got[:2] == (shape, f"torch.{dtype}") else ""
+        verdict.official = False
+        verdict.fail(f"{name}: expected {shape} {dtype}{f' on {ref.device}' if where else ''}, got {what}{where}")
+        return
+    if marked and out.numel():
+        if missing := unwritten(out):
+            verdict.official = False
+            verdict.unwritten[name] = missing
+            verdict.fail(f"{name}: {missing} of {out.numel()} elements were not written")
+            return
+    if not bool(torch.isfinite(out).all()):
+        verdict.official = False
+        verdict.errors[name] = math.nan
+        verdict.fail(f"{name}: {int((~torch.isfinite(out)).sum())} of {out.numel()} elements are NaN or Inf")
+        return
+    if not out.numel():
+        verdict.errors[name] = 0.0
+        return
+    # the official rule compares in float32 with the reference rounded to the output's dtype
+    got, want = out.float(), ref.to(out.dtype).float()
+    absolute = (got - want).abs()
+    relative = absolute / (want.abs() + 1e-8)
+    beyond = int(((absolute > ATOL) & (relative > RTOL)).sum())
+    verdict.max_abs_error = max(verdict.max_abs_error, float(absolute.max()))
+    verdict.max_rel_error = max(verdict.max_rel_error, float(relative.max()))
+    verdict.official = verdict.official and not beyond
+    if beyond and by_element:
+        verdict.fail(
+            f"{name}: {beyond} of {out.numel()} elements beyond 1e-2, largest error {float(absolute.max()):.2g}"
+        )
+    scale = float(ref.norm())
+    error = float((out.double() - ref).norm())
+    verdict.errors[name] = error / scale if scale > 0 else (0.0 if error == 0 else math.inf)
+    if verdict.errors[name] > op.tolerance[name]:
+        verdict.fail(f"{name}: relative error {verdict.errors[name]:.2g}, at most {op.tolerance[name]:g} allowed")

@@ -1,0 +1,149 @@
+"""Workload -> tensors: a twin's are drawn, a data set's are read and checked against the definition.
+
+What is wrong with a file is one MissingError line that names it, before any of it reaches a kernel.
+"""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+
+from ..catalog import seqlens
+from ..catalog.registry import Op
+from ..catalog.trace_set import blob, lfs_error
+from ..catalog.workloads import Workload
+from ..errors import GdnError, MissingError
+from ..parsing import json_of
+from . import synthetic
+
+# safetensors' names of the dtypes that definitions use
+DTYPE_CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32"}
+_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
+
+
+def load_inputs(op: Op, workload: Workload, device: str = "cpu", root: Path | None = None) -> list[Any]:
+    """The call's inputs in the definition's order, tensors on `device`, scalars as Python numbers.
+
+    root is the FlashInfer-Trace folder, needed for origin "dataset". Inputs that its row calls random, or leaves out,
+    are drawn as the workload's twin would have them: blindly drawn ones make no valid call (`cu_seqlens`), or one
+    that overflows (`k` not normalised). `drawn` names them.
+    """
+    blobs: dict[Path, dict] = {}  # headers; several inputs share a file
+    values = []
+    for name in op.inputs:
+        spec = (workload.inputs or {}).get(name, {"type": "random"})
+        if workload.origin == "twin" or spec["type"] == "random":
+            value = synthetic.draw(op, workload, name)
+        elif spec["type"] == "scalar":
+            value = _scalar(op, workload, name, spec["value"])
+        else:
+            value = _read(op, workload, name, spec, root, blobs)
+        if name == "cu_seqlens" and (wrong := seqlens.fault(value, workload.axes["total_seq_len"])):
+            where = f"workload {workload.uuid}: cu_seqlens"
+            if name not in drawn(op, workload):
+                where = f"{Path(root or '') / spec['path']}: tensor '{spec['tensor_key']}'"
+            raise MissingError(f"{where} {wrong}")
+        values.append(_placed(value.to(device)) if isinstance(value, torch.Tensor) else value)
+    return values
+
+
+_LINE = 64  # bytes of a cache line, at which torch's own tensors begin
+
+
+def _placed(value: torch.Tensor) -> torch.Tensor:
+    """The tensor from the beginning of a cache line on, as a caller's is. numpy's memory begins 16, 32 or 48 bytes
+    behind one, another one in each process: a state that did made cpp-v1's 15 us up to 20."""
+    return value.clone() if value.data_ptr() % _LINE else value
+
+
+def drawn(op: Op, workload: Workload) -> list[str]:
+    """Names of the inputs that do not come from a file or a row but are drawn from the uuid."""
+    if workload.origin == "twin":
+        return list(op.inputs)
+    return [n for n in op.inputs if (workload.inputs or {}).get(n, {"type": "random"})["type"] == "random"]
+
+
+def _scalar(op: Op, workload: Workload, name: str, value: float) -> float:
+    if op.inputs[name].shape is not None:
+        raise MissingError(f"workload {workload.uuid}: input {name} is a scalar, {op.definition} has a tensor there")
+    return value
+
+
+def _read(
+    op: Op, workload: Workload, name: str, spec: dict, root: Path | None, blobs: dict[Path, dict]
+) -> torch.Tensor:
+    if root is None:
+        raise MissingError(
+            f"workload {workload.uuid}: input {name} is in {spec['path']}, of a data set that is not given",
+            hint="name its folder: --dataset DIR, or FIB_DATASET_PATH",
+        )
+    path = blob(Path(root), spec["path"], f"workload {workload.uuid}: input {name}")
+    if path not in blobs:
+        blobs[path] = blob_header(path)[0]
+    key, there = spec["tensor_key"], blobs[path]
+    if key not in there:
+        raise MissingError(f"{path}: no tensor '{key}' for input {name}; it has {', '.join(there) or 'none'}")
+    want = op.inputs[name]
+    if want.shape is None:
+        raise MissingError(f"{path}: tensor '{key}' for input {name}, which is a scalar in {op.definition}")
+    dtype, shape = there[key]
+    if shape != op.shape(want, workload.axes):
+        raise MissingError(
+            f"{path}: tensor '{key}' has shape {list(shape)}, {op.definition} at "
+            f"{', '.join(f'{k}={v}' for k, v in workload.axes.items())} "
+            f"has {list(op.shape(want, workload.axes))}"
+        )
+    if dtype != DTYPE_CODES[want.dtype]:
+        raise MissingError(f"{path}: tensor '{key}' is {dtype}, {op.definition} has {DTYPE_CODES[want.dtype]}")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            tensor = file.get_tensor(key)
+    except (OSError, safetensors.SafetensorError) as e:
+        raise MissingError(f"{path}: {e}") from None
+    return tensor
+
+
+def blob_header(path: Path) -> tuple[dict[str, tuple[str, tuple[int, ...]]], dict[str, str]]:
+    """What a safetensors file says it has: name -> (dtype code, shape), and its metadata. Reads no tensor.
+
+    The format: 8 bytes with the header's length N (little endian), N bytes of JSON, then the tensors back to back.
+    """
+    try:
+        size, kind = path.stat().st_size, path.stat().st_mode
+        if not stat.S_ISREG(kind):
+            raise MissingError(f"{path}: not a plain file")
+        with path.open("rb") as file:
+            start = file.read(64)
+            if start.startswith(b"version https://git-lfs"):
+                raise lfs_error(path)
+            length = int.from_bytes(start[:8], "little")
+            if size >= 8 and length > _MAX_HEADER_BYTES:
+                raise MissingError(f"{path}: not a safetensors file")
+            if size < 8 + length or size < 8:
+                raise _cut_short(path, size, f"its header alone ends at {8 + length}" if size >= 8 else "no header")
+            file.seek(8)
+            raw = file.read(length)
+    except FileNotFoundError:
+        raise MissingError(f"no such file: {path}", hint="the data set is not complete: download it again") from None
+    except OSError as e:
+        raise MissingError(f"{path}: cannot be read: {e.strerror}") from None
+    try:
+        header = json_of(raw, path, MissingError)
+        metadata = header.pop("__metadata__", {})
+        tensors = {name: (t["dtype"], tuple(t["shape"])) for name, t in header.items()}
+        end = 8 + length + max((t["data_offsets"][1] for t in header.values()), default=0)
+    except (GdnError, ValueError, LookupError, TypeError, AttributeError):
+        raise MissingError(f"{path}: not a safetensors file: its header is not what it should be") from None
+    if size < end:
+        raise _cut_short(path, size, f"its header promises {end}")
+    if size > end:
+        raise MissingError(f"{path}: {size - end} bytes more than its header accounts for", hint="download it again")
+    return tensors, metadata
+
+
+def _cut_short(path: Path, size: int, why: str) -> MissingError:
+    return MissingError(f"{path}: cut short: {size} bytes, {why}", hint="download it again")

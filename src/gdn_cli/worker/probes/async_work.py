@@ -1,0 +1,107 @@
+"""Work that is not done, or not ordered, when a call returns."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import torch
+
+from .. import check
+from .harness import FACTOR, Case, Caught, same_bits
+
+_LATE_S = 5.0  # how long to look whether a wrong result still becomes another one: only where there is one
+
+
+def late_work(case: Case) -> str | None:
+    """2 calls on a CPU, 3 on a GPU (4 where something is wrong)."""
+    return _late_on_gpu(case) if case.gpu else _late_on_cpu(case)
+
+
+def _late_on_cpu(case: Case) -> str | None:
+    """The outputs' bytes at the moment of the return must already be the result.
+
+    Memory that a kernel returns may hold an older right result, and a thread still at work on an earlier call may fill
+    buffers just in time: hence a second call, with other values.
+    """
+    for factor in (1.0, FACTOR if case.linear else 1.0):
+        case.write(case.scaled(factor))
+        results, seen = _at_return(case)
+        if not case.wrong(seen, factor):
+            continue
+        began = time.monotonic()  # not yet there, or wrong in itself? That is for the other probes to say
+        while time.monotonic() - began < _LATE_S:
+            case.kernel.pull(results)
+            for name, out, then in zip(case.op.outputs, results, seen, strict=True):
+                if not same_bits(out, then):
+                    return f"{name} was not complete when the call returned: work goes on where no timer sees it"
+            time.sleep(0.001)
+    return None
+
+
+def _at_return(case: Case) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """One call's results, and copies of them as they were when it returned."""
+    case.fill(case.outputs, check.poison)
+    results, seen = case.ask(case.kernel.at_return, case.inputs, case.outputs, case.wanted)
+    _plain(case, results)
+    return results, seen
+
+
+def _plain(case: Case, results: list) -> None:
+    """Catch what has the form of a result, and may be computed only when it is read."""
+    case.form(results)
+    for name, odd in zip(case.op.outputs, case.kernel.odd(results), strict=True):
+        if odd:
+            raise Caught(f"{name}: returned a {odd}, no plain tensor: it may put work off until it is read")
+
+
+# powers of two, so that outputs scale by exactly as much; small enough for float16
+_UNUSED = itertools.cycle(sign * 2.0**e for e in (-1, 1, -2, -3, -4) for sign in (-1, 1))
+
+
+def _late_on_gpu(case: Case) -> str | None:
+    """Inputs that become right late on the current stream, outputs copied on it right after the call.
+
+    A kernel on another stream that does not wait reads zeros; one that nothing waits for writes behind the copies. The
+    stream is not the default one, so that work on the legacy stream counts as elsewhere too. Whether the copies come
+    before late writes is a matter of microseconds: hence three attempts. Where results are returned, their memory may
+    hold an older right result, even one of an earlier probe: hence values in each that were not asked for lately.
+    """
+    copies = check.allocate(case.op, case.axes, str(case.device))
+    for _ in range(3):
+        factor = next(_UNUSED) if case.linear and not case.fills else 1.0
+        late = case.scaled(factor)
+        case.fill([*case.outputs, *copies], check.poison)
+        zeroed = [*case.linear, *case.other]  # integers stay: they are addresses
+        results = case.ask(
+            case.kernel.late, case.inputs, case.outputs, late, zeroed, copies, case.wanted
+        )  # fmt: skip
+        _plain(case, results)
+        if not (wrong := case.wrong(copies, factor)):
+            continue
+        if _comes_right(case, results, factor):
+            return (
+                f"{wrong[0]} was not complete for what follows on the current stream: "
+                "work goes on where no timer sees it"
+            )
+        # wrong for good: because the inputs came late, or whatever happens? That is for the other probes to say
+        case.write(late)
+        case.settle()
+        if _comes_right(case, case.call(fill=None), factor):
+            return (
+                f"{wrong[0]} was computed before its inputs were there: the work does not wait for the current "
+                "stream, torch.cuda.current_stream()"
+            )
+    return None
+
+
+def _comes_right(case: Case, results: list[torch.Tensor], factor: float) -> bool:
+    """Whether results become right in a while, as a thread may make them."""
+    began = time.monotonic()
+    while case.wrong(results, factor):
+        if time.monotonic() - began > _LATE_S:
+            return False
+        time.sleep(0.001)
+        case.kernel.pull(results)
+        case.settle()
+    return True

@@ -1,0 +1,234 @@
+"""Results that are remembered: by address, by value, by a fingerprint."""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+from collections import Counter
+
+import torch
+
+from .. import check
+from .harness import FACTOR, Case, Guards, same_bits
+
+_UNSEEN = (0.25, -0.25)  # two more, which no other probe uses: what a kernel remembers has no results for them
+
+
+def pointer_cache(case: Case) -> str | None:
+    """4 calls. The outputs hold the old results while the new ones are asked for, as in a loop that takes times."""
+    old = case.kept()
+    if case.linear:
+        case.write(case.scaled(FACTOR))
+        results = case.call(fill=None)
+        if wrong := case.wrong(results, FACTOR):
+            return _stale(case, wrong, old, results)
+    # the other inputs: no results are known for new ones, but a call on other buffers must give the same
+    turned = [x.flip(tuple(range(x.dim()))) if i in case.other else x for i, x in enumerate(case.original)]
+    case.write(turned)
+    here = case.kept(fill=None)
+    elsewhere = case.scaled(
+        FACTOR, [x.clone() if i in (*case.linear, *case.other) else x for i, x in enumerate(turned)]
+    )
+    outputs = check.allocate(case.op, case.axes, str(case.device), Guards().empty) if case.fills else []
+    there = case.call(elsewhere, outputs)
+    if not check.finite(here) and not check.finite(there):
+        return None  # values that no workload has: nothing follows from them
+    factor = FACTOR if case.linear else 1.0
+    if wrong := case.differs(there, [x.double() * factor for x in here]):
+        return _stale(case, wrong, old, here)
+    return None
+
+
+def _stale(case: Case, wrong: tuple[str, float], old: list, new: list) -> str | None:
+    """The line about a wrong result on new values, unless it has become wrong on the old ones too (1 call)."""
+    name, error = wrong
+    i = list(case.op.outputs).index(name)
+    stayed = same_bits(old[i], new[i])
+    case.restore()
+    if case.wrong(case.call()):
+        return None
+    if stayed:
+        return f"{name} stayed the same when the same buffers got new values: an old result came back"
+    return f"{name} is wrong when the same buffers get new values, relative error {error:.2g}: something is remembered"
+
+
+def content_cache(case: Case) -> str | None:
+    """5 calls (6 where results are returned), and those that tell fresh from repeated values: 2 on a GPU, mostly 9 on a
+    CPU (2 where one takes long)."""
+    if case.fills:
+        old = case.kept()
+    else:
+        first, old = case.call(), case.call()
+        for i, name in enumerate(case.op.outputs):
+            where = case.kernel.address
+            if first[i].numel() and where(first[i]) == where(old[i]):
+                case.refresh(2 * GROUPS + 1)
+                if where(case.call()[i]) != where(old[i]):  # else it is so for all: overwritten-results
+                    return f"{name}: a second call with the same values returned the first one's tensor"
+        old = [x.clone() for x in old]
+        del first
+    return _fingerprint(case, old) or _skipped_repeats(case)
+
+
+def _fingerprint(case: Case, old: list[torch.Tensor]) -> str | None:
+    """Change single elements deep inside the inputs and look whether the outputs follow.
+
+    How much they should is asked of the kernel itself, with the linear inputs scaled in all of their elements, which no
+    fingerprint of them overlooks. First one element of each linear input moves far away, then two elements change
+    places in a row of each of the others, which leaves norms and ranges as they are.
+    """
+    if not case.linear:
+        return None
+    outliers = {i: _outlier(case.original[i]) for i in case.linear}
+    swapped = {i: _swapped(case.original[i]) for i in case.other}
+    for changed, factor in zip((outliers, swapped), _UNSEEN, strict=True):
+        if not changed:
+            continue
+        values = [changed.get(i, x) for i, x in enumerate(case.original)]
+        case.write(values)
+        results = case.kept()
+        case.write(case.scaled(factor, values))
+        asked = case.call()
+        for name, before, now, scaled in zip(case.op.outputs, old, results, asked, strict=True):
+            follows = scaled.double() / factor
+            least = 2 * case.op.tolerance[name] * float(follows.norm()) / math.sqrt(max(follows.numel(), 1))
+            moved = float((follows - before.double()).abs().max()) if follows.numel() else 0.0
+            if moved > least and same_bits(before, now):
+                inside = ", ".join(x for i, x in enumerate(case.op.inputs) if i in changed)
+                return f"{name} stayed the same when single elements of {inside} changed: it goes by a fingerprint"
+    return None
+
+
+def _deep(x: torch.Tensor) -> int:
+    """An index deep inside, and on no regular stride that a fingerprint might take."""
+    n = x.numel()
+    start = int(0.618 * n)
+    return next((i for i in range(start, n) if math.gcd(i, 2 * 3 * 5 * 7) == 1), start)
+
+
+def _outlier(x: torch.Tensor) -> torch.Tensor:
+    """x with one element far from all the others."""
+    y = x.clone()
+    if x.numel():
+        flat, i = y.view(-1), _deep(x)
+        largest = float(x.abs().max())
+        far = min(8 * largest, torch.finfo(x.dtype).max / 16) or 1.0
+        flat[i] = -math.copysign(far, float(flat[i]))
+    return y
+
+
+def _swapped(x: torch.Tensor) -> torch.Tensor:
+    """x with an element deep inside in the place of another one of its row."""
+    y = x.clone()
+    if x.numel() and x.dim():
+        rows = y.view(-1, x.shape[-1])
+        row, i = divmod(_deep(x), x.shape[-1])
+        different = (rows[row] != rows[row, i]).nonzero().view(-1)
+        if len(different):
+            j = int(different[len(different) // 2])
+            rows[row, [i, j]] = rows[row, [j, i]]
+    return y
+
+
+def _skipped_repeats(case: Case) -> str | None:
+    """Fresh values, the same values again, other fresh ones, and so on: whoever does less for the repeats is caught.
+
+    Each repeat follows right on its fresh values, so that remembering the last call alone is enough to be seen.
+    """
+    if case.gpu:
+        try:
+            return _fewer_kernels(case)
+        except LookupError:  # no trace of any kernel: then by the clock
+            pass
+    ratio = _faster_when_repeated(case)
+    if ratio is None:
+        return None
+    return (
+        f"values that it has just seen take {ratio:.0%} of the time that fresh ones take: "
+        "results are remembered by their inputs' content"
+    )
+
+
+_FASTER = 0.6  # a repeat must take less than this share of the fresh values' time
+GROUPS = 40  # of two calls on fresh values, each followed by its repeat
+_LONG_S = 0.1  # where a call takes longer than this, one call and its repeat make a group
+
+
+def _faster_when_repeated(case: Case) -> float | None:
+    """By the clock: the repeats' median share of the time that fresh values take, where that is small beyond doubt.
+
+    Each group compares the faster of two calls on fresh values with the faster of their repeats. Of 40 groups nearly
+    all must say that repeats take less than 60 %, and the search ends as soon as more than one, and one in eight, do
+    not: with an honest kernel mostly after the second. Nothing but the values differs between a call and its repeat,
+    and an extra call after each group keeps them from being the even and the odd ones. So however noisy the machine
+    is, either is as likely to be the slower one, and 40 coins fall like that once in 1.6 million times. (On two cores
+    with ten busy processes at most four groups in ten looked like it: then once in 10^9.) A cheat whose bookkeeping
+    costs more than 60 % of its work goes free; it wins little.
+    """
+    ratios: list[float] = []
+    failed, k, collecting = 0, 0, gc.isenabled()
+    gc.disable()
+    try:
+        while len(ratios) < GROUPS:
+            fresh = repeat = math.inf
+            for _ in range(2):
+                k += 1
+                fresh = min(fresh, _seconds(case, k))
+                repeat = min(repeat, _seconds(case, k))
+                if repeat > max(_LONG_S, _FASTER * fresh):
+                    return None  # honest, and too long to be asked twice
+                if fresh > _LONG_S:
+                    break
+            ratios.append(repeat / fresh)
+            failed += ratios[-1] > _FASTER
+            if failed > 1 + len(ratios) // 8:
+                return None
+            _seconds(case, k)
+    finally:
+        if collecting:
+            gc.enable()
+    return statistics.median(ratios)
+
+
+def _seconds(case: Case, k: int) -> float:
+    case.refresh(k)
+    case.fill(case.outputs, check.poison)
+    case.settle()
+    return case.ask(case.kernel.seconds, case.inputs, case.outputs)
+
+
+_ROUNDS = 5
+
+
+def _fewer_kernels(case: Case) -> str | None:
+    """By a trace of the GPU: kernels that run for fresh values and not for repeats, or that take much less then.
+
+    Five rounds must agree, and the first that looks honest ends it. Raises LookupError where no trace can be had.
+    """
+    missing: set[str] | None = None
+    fresh_ns, repeat_ns = [], []
+    for k in range(1, _ROUNDS + 1):
+        fresh, took = _trace(case, k)
+        repeat, took_again = _trace(case, k)
+        fresh_ns.append(took)
+        repeat_ns.append(took_again)
+        gone = set(fresh - repeat)  # those that run less often count
+        missing = gone if missing is None else missing & gone
+        if not missing and max(repeat_ns) >= _FASTER * min(fresh_ns):
+            return None
+    if missing:
+        name = min(missing, key=lambda name: (repeat[name], name))
+        less = "less often" if repeat[name] else "not at all"
+        more = f", and {len(missing) - 1} more kernels less often" if len(missing) > 1 else ""
+        what = f"{name[:60]} runs {less}{more}"
+    else:
+        what = f"its kernels take {max(repeat_ns) / min(fresh_ns):.0%} of the time that fresh ones take"
+    return f"for values that were just seen {what}: results are remembered by their inputs' content"
+
+
+def _trace(case: Case, k: int) -> tuple[Counter[str], int]:
+    """What one call runs on the GPU: kernels and copies by name, and the sum of their times in ns."""
+    case.refresh(k)
+    case.fill(case.outputs, check.poison)
+    return case.ask(case.kernel.trace, case.inputs, case.outputs)

@@ -1,0 +1,188 @@
+"""A kernel below the probes: its buffers, its calls, its right results; and what every probe says with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...catalog.registry import Op
+from ...errors import one_line
+from ...runner import calls, client
+from .. import check
+
+FACTOR = -0.5  # new values with known results; a power of two, so that no rounding comes with it
+GUARD = 256 * 1024  # bytes on each side of an output: 64 KiB is one head's state, 126 KiB a chunk of 63 tokens
+_ALIGN = 4096  # bytes: no kernel asks its outputs for more
+_PATTERN = 0xA5
+
+
+class Caught(Exception):
+    """What a probe found, in one line."""
+
+
+class Case:
+    """What every probe needs. The kernel's own buffers (`inputs`, and `outputs` with guards) stay where they are."""
+
+    def __init__(self, kernel: Any, op: Op, axes: dict[str, int], inputs: list, expected: list[torch.Tensor]) -> None:
+        self.kernel, self.op, self.axes, self.inputs, self.expected = calls.of(kernel), op, axes, inputs, expected
+        self.wanted = check.wanted(op, axes)
+        self.device = expected[0].device
+        self.gpu = self.device.type == "cuda"
+        self.original = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
+        floats = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and x.is_floating_point()]
+        linear = [i for i, name in enumerate(op.inputs) if name in op.linear_in]
+        self.linear = linear if set(linear) <= set(floats) else []
+        self.other = [i for i in floats if i not in self.linear]
+        self.guards = Guards()
+        self.outputs = check.allocate(op, axes, str(self.device), self.guards.empty) if self.fills else []
+
+    @property
+    def fills(self) -> bool:
+        """Whether the kernel fills outputs that it is given."""
+        return self.kernel.destination_passing
+
+    def write(self, values: list) -> None:
+        """Put values into the inputs where they lie. Through `.data`: a tensor's version, too, is something to cache
+        by, and the caller's next batch need not bump it."""
+        for x, value in zip(self.inputs, values, strict=True):
+            if isinstance(x, torch.Tensor):
+                x.data.copy_(value)
+        self.kernel.push(self.inputs)
+
+    def restore(self) -> None:
+        self.write(self.original)
+        self.settle()
+
+    def settle(self) -> None:
+        if self.gpu:
+            torch.cuda.synchronize()
+
+    def fill(self, outputs: list, with_what: Callable[[torch.Tensor], Any]) -> None:
+        """What outputs hold before a call."""
+        for out in outputs:
+            with_what(out)
+        self.kernel.push(outputs)
+
+    def scaled(self, factor: float, values: list | None = None) -> list:
+        """The values (the original ones where None), those in which the op is linear times `factor`."""
+        values = self.original if values is None else values
+        return [x * factor if i in self.linear else x for i, x in enumerate(values)]
+
+    def refresh(self, k: int) -> None:
+        """Put values into the inputs that the kernel has never seen; k = 1, 2, ... gives other ones each time.
+
+        Every element of the linear inputs (of all, where there are none) is another one. The results are of no
+        interest, so the factors need not be powers of two: 1 + k/128 shows in bfloat16 as well. It allocates nothing:
+        what the memory allocator was left with would show in the time of the call that follows.
+        """
+        for i in self.linear or self.other:
+            torch.mul(self.original[i], 1 + k / 128, out=self.inputs[i].data)
+        self.kernel.push([self.inputs[i] for i in self.linear or self.other])
+
+    def ask(self, how: Callable[..., Any], *arguments: Any) -> Any:
+        """One of the kernel's methods. What the kernel raises is caught; running out of memory is not its fault, and
+        where a trace cannot be had is for the caller."""
+        try:
+            return how(*arguments)
+        except Exception as e:
+            if out_of_memory(e) or isinstance(e, (LookupError, client.Died)):
+                raise
+            raise Caught(f"raised {one_line(e)}") from e
+
+    def call(
+        self,
+        inputs: list | None = None,
+        outputs: list | None = None,
+        fill: Callable[[torch.Tensor], Any] | None = check.poison,
+    ) -> list[torch.Tensor]:
+        """One call to its end; gives the outputs. `fill` says what those given hold before it (None: what is there)."""
+        outputs = self.outputs if outputs is None else outputs
+        if inputs is not None:
+            self.kernel.push(inputs)
+        if fill:
+            self.fill(outputs, fill)
+        results = self.ask(self.kernel.run, self.inputs if inputs is None else inputs, outputs, self.wanted)
+        if self.gpu:
+            self.ask(torch.cuda.synchronize)
+        self.kernel.pull(results)
+        self.form(results)
+        return results
+
+    def kept(self, **how: Any) -> list[torch.Tensor]:
+        """One call, and copies of its results that are safe from the next."""
+        return [x.clone() for x in self.call(**how)]
+
+    def form(self, results: list) -> None:
+        """Catch what is not the tensors that the op has as outputs."""
+        if len(results) != len(self.op.outputs):
+            raise Caught(f"returned {len(results)} outputs, expected {len(self.op.outputs)}")
+        for (name, spec), out, want in zip(self.op.outputs.items(), results, self.expected, strict=True):
+            got, due = calls.described(out), (tuple(want.shape), f"torch.{spec.dtype}", str(want.device))
+            if isinstance(got, str):
+                raise Caught(f"{name}: returned a {got}, expected a tensor")
+            if got != due:
+                raise Caught(f"{name}: returned {got[0]} {got[1]} on {got[2]}, expected {due[0]} {due[1]} on {due[2]}")
+
+    def wrong(self, results: list[torch.Tensor], factor: float = 1.0) -> tuple[str, float] | None:
+        """The first output that is not `factor` times the oracle's, and its relative error; None when all are right."""
+        return self.differs(results, [x * factor for x in self.expected])
+
+    def differs(self, results: list, wanted: list, share: float = 2.0) -> tuple[str, float] | None:
+        """The first output whose relative error against `wanted` is over this share of its tolerance, and the error.
+
+        Twice the tolerance by default: the check has settled how exact the kernel is, and what a probe looks for
+        (an old result, zeros, nothing at all) is off by a large part of the whole.
+        """
+        for name, out, want in zip(self.op.outputs, results, wanted, strict=True):
+            error = relative_error(out, want)
+            if not error <= share * self.op.tolerance[name]:  # NaN is wrong too
+                return name, error
+        return None
+
+
+class Guards:
+    """Makes outputs with GUARD bytes of a pattern on both sides, and says where something was written there."""
+
+    def __init__(self) -> None:
+        self.blocks: list[tuple[torch.Tensor, int, int]] = []  # bytes, where the output begins, where it ends
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+        """As torch.empty; the tensor begins at a multiple of 4096 bytes, so that vector stores may be used on it."""
+        size = math.prod(shape) * dtype.itemsize
+        block = torch.full((size + 2 * GUARD + _ALIGN,), _PATTERN, dtype=torch.uint8, device=device)
+        begin = GUARD + -(block.data_ptr() + GUARD) % _ALIGN
+        self.blocks.append((block, begin, begin + size))
+        return block[begin : begin + size].view(dtype).view(shape)
+
+    def broken(self) -> list[str | None]:
+        """For each output that was made: None, or which bytes around it were overwritten."""
+        return [self._broken(*block) for block in self.blocks]
+
+    @staticmethod
+    def _broken(block: torch.Tensor, begin: int, end: int) -> str | None:
+        for side, where in ((begin - 1 - (block[:begin] != _PATTERN).nonzero(), "before its first"),
+                            ((block[end:] != _PATTERN).nonzero(), "behind its last")):  # fmt: skip
+            if len(side):
+                near, far = int(side.min()) + 1, int(side.max()) + 1
+                return f"{len(side)} bytes written, {near if near == far else f'{near} to {far}'} {where}"
+        return None
+
+
+def relative_error(out: torch.Tensor, want: torch.Tensor) -> float:
+    """|out - want| / |want| (Frobenius), as worker/check.py has it: infinite where only `want` is all zero."""
+    out, want = out.double(), want.double()
+    size, off = float(want.norm()), float((out - want).norm())
+    return off / size if size > 0 else (0.0 if off == 0 else off * math.inf)
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether all bits are the same: NaNs and signed zeros count as what they are."""
+    as_int = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return torch.equal(a.view(as_int), b.view(as_int))
+
+
+def out_of_memory(e: BaseException) -> bool:
+    return isinstance(e, (MemoryError, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in str(e)

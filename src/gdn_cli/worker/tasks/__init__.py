@@ -1,0 +1,14 @@
+"""What a worker can be asked to do: check, time and probe an algo, let several take turns, time the floors, be the
+target of a profiler.
+
+Each task is a generator of records, one for each workload and tier, made as soon as they can be. An algo's code runs in
+a runner (isolation/), never here; only a profiler's target runs it itself, and gives no verdict.
+"""
+
+from .common import BuildFailed
+from .comparison import compare
+from .floors import floors
+from .survey import Target, profile
+from .trial import algo
+
+__all__ = ["BuildFailed", "Target", "algo", "compare", "floors", "profile"]

@@ -1,0 +1,220 @@
+"""What the tasks share: an algo built in a runner, a workload's tensors with what is right on them, and records
+whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from ... import errors
+from ...catalog.registry import Op
+from ...catalog.workloads import Workload
+from ...errors import GdnError, MissingError
+from ...records.messages import Answer, Measured
+from ...records.request import Rival, Serving
+from ...runner import client, prepared, process
+from ...schema.record_types import Call, Check, Record, Status
+from ...timing import floor
+from .. import check, dataset, probes
+
+
+class BuildFailed(GdnError):
+    """The algo cannot be built; the code says whether that is its fault or a package's that is missing here."""
+
+
+def runner_of(request: Serving) -> client.Runner:
+    """The process for the algo's code; one that was started while this one imported torch, where there is one."""
+    started, request.started = request.started, None
+    return client.Runner(request.mode, started or process.of(request))
+
+
+def built(runner: client.Runner, request: Serving, of: Serving | Rival, **how: Any) -> tuple[client.Kernel, Answer]:
+    """What `of`, the request itself or one of its rivals, holds the solution of."""
+    specific = of.specific and request.mode == "cuda"
+    try:
+        return runner.build(
+            of.name, request.definition, of.solution, specific=specific, setup=of.setup, **how
+        )  # fmt: skip
+    except client.Raised as e:
+        if e.kind != "build_failed":
+            raise BuildFailed(e.one_line, code=errors.FAILED) from None
+        raise BuildFailed(str(e), code=errors.MISSING if e.missing else errors.FAILED) from None
+
+
+def smallest(request: Serving, i: int) -> bool:
+    """Without `--strict` each algo is probed once, where that costs least: on its smallest workload."""
+    sizes = [size(request.op, workload) for workload in request.workloads]
+    return i == sizes.index(min(sizes))
+
+
+def size(op: Op, workload: Workload) -> int:
+    return floor.bytes_moved(op, workload.axes)
+
+
+def begun(request: Serving, workload: Workload | None, algo: str) -> Record:
+    """A record before anything is known: of an algo (or a floor) on a workload, or on none."""
+    call = workload and Call(
+        uuid=workload.uuid, axes=dict(workload.axes), index=workload.index, origin=workload.origin,
+        stress=workload.stress or UNSET,
+    )  # fmt: skip
+    return Record(
+        op=request.op.name, algo=algo, source_hash=None, mode=request.mode, tier=None, workload=call,
+        status=Status.PASSED, reason=None,
+    )  # fmt: skip
+
+
+def guarded(
+    request: Serving, workload: Workload, names: Iterable[str], work: Callable[..., list[Record]], *args: Any
+) -> list[Record]:
+    """One workload's records, whatever happens, which then befell all of `names`. Its tensors are gone by then: never
+    two workloads in memory."""
+    try:
+        with torch.no_grad():
+            return work(request, workload, *args)
+    except client.Died:
+        raise
+    except GdnError as e:  # the workload's data, not the algo
+        failed = {"status": Status.REFUSED, "reason": str(e), "code": e.code}
+    except (torch.cuda.OutOfMemoryError, MemoryError) as e:
+        torch.cuda.empty_cache()
+        failed = out_of_memory(e)
+    except client.Raised as e:
+        failed = raised(e)
+    except Exception as e:
+        if "can't allocate memory" in str(e):  # torch's CPU allocator raises a plain RuntimeError
+            failed = out_of_memory(e)
+        else:
+            failed = {"status": Status.ERROR, "reason": errors.one_line(e), "trace": _trace(e)}
+    return [r for name in names for r in each_tier(request, replace(begun(request, workload, name), **failed))]
+
+
+def raised(e: client.Raised) -> dict[str, Any]:
+    """The status of a record whose algo raised this, with the reason."""
+    if e.kind == "out_of_memory":
+        return out_of_memory(e)
+    return {"status": Status.ERROR, "reason": e.one_line, "trace": e.trace}
+
+
+def out_of_memory(e: Exception) -> dict[str, Any]:
+    return {"status": Status.OUT_OF_MEMORY, "reason": str(e).splitlines()[0] if str(e) else "out of memory"}
+
+
+def each_tier(request: Serving, record: Record) -> list[Record]:
+    """What befell the algo before it was timed befell it in every tier: a record each, as one is due for each."""
+    return [replace(record, tier=tier) for tier in request.timing.tiers or [None]]
+
+
+def with_time(record: Record, found: Measured, kernel: client.Kernel | None = None) -> Record:
+    """The record with what a tier measured, or why it did not; the time says what of the algo is not in it."""
+    if kernel and kernel.setup and found.timing:
+        said = found.timing.note
+        found.timing.note = f"{prepared.NOTE}; {said}" if said else prepared.NOTE
+    fate = {} if found.status is Status.PASSED else {"status": found.status, "reason": found.reason}
+    about = {"timing": found.timing, "doubts": found.doubts, "gpu_state": found.gpu_state}
+    return replace(record, tier=found.tier, **about, **fate)
+
+
+def wrong(record: Record, reason: str, **more: Any) -> Record:
+    return replace(record, status=Status.WRONG, reason=reason, **more)
+
+
+def forget(runner: client.Runner) -> None:
+    with contextlib.suppress(client.Died, client.Raised):  # whoever finds it dead says so with the next command
+        runner.forget()
+
+
+class Case:
+    """A workload's tensors, what is right on them, and a way to other values with known results.
+
+    Scaling the inputs in which the op is linear by a power of two scales every output by exactly as much, so that new
+    values in the same buffers need no second oracle. By 1 at most: the contest's rule has an absolute part, which a
+    result twice as large would miss at half the error.
+    """
+
+    def __init__(self, request: Serving, workload: Workload, reference: Any) -> None:
+        self.op, self.axes = request.op, workload.axes
+        self.stress = self.op.stress[workload.stress] if workload.stress else None
+        if self.stress and self.stress.tolerance:
+            self.op = replace(self.op, tolerance=dict.fromkeys(self.op.outputs, self.stress.tolerance))
+        pairs = self.op.in_place.items() if request.in_place else ()
+        outputs, inputs = list(self.op.outputs), list(self.op.inputs)
+        self.in_place = {outputs.index(output): inputs.index(source) for output, source in pairs}
+        root = Path(request.dataset) if request.dataset else None
+        self.inputs = dataset.load_inputs(self.op, workload, "cuda" if request.mode == "cuda" else "cpu", root)
+        self.expected = check.oracle(reference, self.inputs)
+        if not check.finite(self.expected):
+            raise MissingError(
+                f"workload {workload.uuid}: the reference gives NaN or Inf on it, so its inputs are no use"
+            )
+        self.linear = [x for name, x in zip(self.op.inputs, self.inputs, strict=True) if name in self.op.linear_in]
+        self.scale, self._scales = 1.0, itertools.cycle([-1.0, 0.5, -0.5, 1.0])
+
+    def refresh(self) -> None:
+        """Other values in the same buffers."""
+        scale = next(self._scales)
+        for x in self.linear:
+            x.mul_(scale / self.scale)
+        self.scale = scale
+
+    @property
+    def right(self) -> list:
+        """What is right on the values that are in the buffers now."""
+        return [x * self.scale for x in self.expected]
+
+    def check(self, kernel: Any) -> Check:
+        """The contest's rule has an absolute part: of hard inputs, whose results may be of any size, it says little."""
+        by_element = self.stress is None
+        return check.check(
+            kernel, self.op, self.axes, self.inputs, self.right, in_place=self.in_place, by_element=by_element
+        )
+
+    def outputs(self) -> list:
+        """Buffers to write to; in place, the inputs' own among them."""
+        made = check.allocate(self.op, self.axes, str(self.inputs[0].device))
+        return [self.inputs[self.in_place[i]] if i in self.in_place else x for i, x in enumerate(made)]
+
+    def poison(self, outputs: list) -> list:
+        """The outputs with marks in those that are no inputs."""
+        return [x if i in self.in_place else check.poison(x) for i, x in enumerate(outputs)]
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """What is overwritten in place has its values back at the end."""
+        before = {i: self.inputs[i].clone() for i in self.in_place.values()}
+        try:
+            yield
+        finally:
+            for i, was in before.items():
+                self.inputs[i].copy_(was)
+
+
+def judged(record: Record, case: Case, kernel: client.Kernel, probed: bool) -> Record:
+    """The record with the check, and the probes where they are asked for."""
+    verdict = case.check(kernel)
+    record = replace(record, check=verdict)
+    if not verdict.passed:
+        record = wrong(record, verdict.reason)
+    elif probed:
+        record.probes = probes.run(kernel, case.op, case.axes, case.inputs, case.expected)
+        if caught := [f"probe {name}: {what}" for name, what in record.probes.items() if what]:
+            record = wrong(record, caught[0])
+    record.backend = kernel.backend(case.inputs)
+    return record
+
+
+def stale(record: Record, verdict: Check) -> Record:
+    """What becomes of a record whose algo was right before it was timed, and is not behind it."""
+    reason = f"right at first, wrong on new values in the same buffers after it was timed: {verdict.reason}"
+    return wrong(record, reason, check=verdict)
+
+
+def _trace(e: BaseException) -> list[str]:
+    return "".join(traceback.format_exception(e)).splitlines()[-12:]

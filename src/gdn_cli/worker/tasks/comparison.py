@@ -1,0 +1,217 @@
+"""Several algos on the same buffers in one process, their calls taking turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+
+from ...catalog.workloads import Workload
+from ...records.messages import Measured, Reply
+from ...records.request import Serving
+from ...runner import build, client
+from ...schema.record_types import Record, Status
+from ...timing import floor
+from .common import (
+    BuildFailed,
+    Case,
+    begun,
+    built,
+    each_tier,
+    forget,
+    guarded,
+    judged,
+    raised,
+    runner_of,
+    smallest,
+    stale,
+    with_time,
+    wrong,
+)
+
+
+def compare(request: Serving, reply: Reply) -> Iterator[Record]:
+    """Several algos on the same buffers in one process, their calls taking turns.
+
+    One that kills the process loses its place; the others go on in another one.
+    """
+    reference = build.reference(request.definition)
+    field = _Field(request)
+    yield from field.built()
+    for i, workload in enumerate(request.workloads):
+        probed = request.strict or smallest(request, i)
+        while True:
+            try:
+                yield from guarded(request, workload, field.kernels, field.meet, reference, probed)
+                break
+            except client.Died as e:
+                yield from field.without(e, request.workloads[i:])
+                if not field.kernels:
+                    return
+
+
+class _Field:
+    """The rivals that are left, in the process that they share."""
+
+    def __init__(self, request: Serving) -> None:
+        self.request, self.rivals = request, list(request.rivals)
+        self.runner: client.Runner | None = None
+        self.kernels: dict[str, client.Kernel] = {}
+        self._at: str | None = None
+        self.meeting: list[str] = []
+
+    @property
+    def at(self) -> str | None:
+        """Whose code runs now, where it is one's alone; the command hears of it, in case that it never ends."""
+        return self._at
+
+    @at.setter
+    def at(self, name: str | None) -> None:
+        self._at = name
+        self.request.at(name)
+
+    def built(self) -> Iterator[Record]:
+        """Build all that are left in a new process; the records of those that cannot be built."""
+        while True:
+            self.runner, self.kernels = runner_of(self.request), {}
+            try:
+                for rival in list(self.rivals):
+                    self.at = rival.name
+                    try:
+                        self.kernels[rival.name] = built(self.runner, self.request, rival)[0]
+                    except BuildFailed as e:
+                        self.rivals.remove(rival)
+                        yield from self._out(rival.name, Status.BUILD_FAILED, str(e), [None], code=e.code)
+                self.at = None
+                return
+            except client.Died as e:
+                yield from self._dropped(e, [None])
+
+    def without(self, end: client.Died, workloads: Sequence[Workload]) -> Iterator[Record]:
+        """Go on without the one whose turn it was; its records for the workloads that it will not see."""
+        yield from self._dropped(end, workloads)
+        yield from self.built()
+
+    def _dropped(self, end: client.Died, workloads: Sequence[Workload | None]) -> Iterator[Record]:
+        self.runner.close()
+        guilty = self.at
+        if guilty is None and end.turn is not None and end.turn < len(self.meeting):
+            guilty = self.meeting[end.turn]
+        names = [rival.name for rival in self.rivals]
+        for name in [guilty] if guilty else names:
+            self.rivals = [rival for rival in self.rivals if rival.name != name]
+            self.kernels.pop(name, None)
+            yield from self._out(name, end.status, end.reason, workloads)
+
+    def _out(
+        self, name: str, status: Status, reason: str, workloads: Sequence[Workload | None], code: int | None = None
+    ) -> Iterator[Record]:
+        for workload in workloads:
+            if workload is None or name in self.request.turns.get(workload.uuid, [name]):
+                failed = replace(begun(self.request, workload, name), status=status, reason=reason, code=code)
+                yield from each_tier(self.request, failed)
+
+    def meet(self, request: Serving, workload: Workload, reference: Any, probed: bool) -> list[Record]:
+        """One workload's records: of each algo its timing, and its samples in the order in which they were taken."""
+        named = request.turns.get(workload.uuid, self.kernels)
+        kernels = {name: self.kernels[name] for name in named if name in self.kernels}
+        if not kernels:
+            return []
+        try:
+            return self._met(request, workload, reference, kernels, probed)
+        finally:
+            forget(self.runner)
+
+    def _met(
+        self, request: Serving, workload: Workload, reference: Any, kernels: dict[str, client.Kernel], probed: bool
+    ) -> list[Record]:
+        case = Case(request, workload, reference)
+        found = {}
+        for name, kernel in kernels.items():
+            record = begun(request, workload, name)
+            found[name] = self._of_one(record, judged, case, kernel, probed)
+            if found[name].passed:
+                found[name].bytes_moved = floor.bytes_moved(case.op, workload.axes)
+        self.at = None
+        right = {name: record for name, record in found.items() if record.passed}
+        records = [r for record in found.values() if not record.passed for r in each_tier(request, record)]
+        for tier in request.timing.tiers if right else []:
+            records += self._in_turns(request, tier, case, right)
+        case.refresh()
+        for name, record in right.items():
+            again = self._of_one(record, _again, case, kernels[name])
+            if not again.passed:
+                records = [r for r in records if r.algo != name] + each_tier(request, again)
+        self.at = None
+        return records
+
+    def _of_one(
+        self, record: Record, work: Callable[..., Record], case: Case, kernel: client.Kernel, *more: Any
+    ) -> Record:
+        """What `work` says of one algo; what it raises is its own doing, and if that leaves the process unusable, as a
+        fault on a GPU does, the others go on in another one."""
+        self.at = record.algo
+        try:
+            return work(record, case, kernel, *more)
+        except client.Raised as e:
+            failed = raised(e)
+            if not self.runner.usable():
+                raise client.Died(failed["status"], failed["reason"], None) from None
+            return replace(record, **failed)
+
+    def _guilty(self, case: Case, outputs: list, names: list[str]) -> str | None:
+        """Who it was that raised while calls took turns. On a GPU a fault shows some calls later: there each one is
+        called often by itself, and without a result it is the one whose turn it was."""
+        for rival in self.rivals if self.request.mode == "cuda" else ():
+            if rival.name in names:
+                alone = runner_of(self.request)
+                try:
+                    kernel = built(alone, self.request, rival)[0]
+                    kernel.push([*case.inputs, *outputs])
+                    kernel.seconds_outside(case.inputs, outputs, _OFTEN)
+                except (client.Raised, client.Died, BuildFailed):
+                    return rival.name
+                finally:
+                    alone.close()
+        turn = self.runner.turn()
+        return names[turn] if turn is not None and turn < len(names) else None
+
+    def _in_turns(self, request: Serving, tier: str, case: Case, right: dict[str, Record]) -> list[Record]:
+        outputs = case.outputs()  # the same buffers for all: where they lie in memory costs everyone the same
+        self.runner.push([*case.inputs, *outputs])
+        gpu = request.mode == "cuda"
+        if gpu:
+            torch.cuda.empty_cache()
+        self.meeting = list(right)
+        self.runner.watched()
+        linear = [i for i, name in enumerate(case.op.inputs) if name in case.op.linear_in]
+        try:
+            said = self.runner.turns(
+                self.meeting, case.inputs, outputs, linear=linear, tier=tier, plan=request.timing.plan,
+                own=1 + gpu,
+            )  # fmt: skip
+        except client.Raised as e:
+            if e.kind != "tier_unavailable":
+                self.at = self._guilty(case, outputs, self.meeting)
+                failed = raised(e)
+                raise client.Died(failed["status"], failed["reason"], None) from None
+            gone = Measured(tier=tier, status=Status.TIER_UNAVAILABLE, reason=f"{tier}: {e}")
+            return [with_time(record, gone) for record in right.values()]
+        if said.replaced:
+            reason = f"probe timer: replaced {', '.join(said.replaced[:3])}"
+            return [wrong(record, reason, tier=tier) for record in right.values()]
+        return [
+            replace(with_time(record, found, self.kernels[name]), rounds_us=samples)
+            for (name, record), found, samples in zip(right.items(), said.records, said.rounds, strict=True)
+        ]
+
+
+_OFTEN = 300  # calls
+
+
+def _again(record: Record, case: Case, kernel: client.Kernel) -> Record:
+    """What becomes of an algo that is wrong on new values, after it was timed."""
+    verdict = case.check(kernel)
+    return record if verdict.passed else stale(record, verdict)

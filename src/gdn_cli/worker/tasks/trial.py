@@ -1,0 +1,103 @@
+"""One algo, workload after workload: is it right, how long does it take, and does what it did while it was timed hold
+against what can be seen from outside?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ...catalog.workloads import Workload
+from ...records.messages import Reply
+from ...records.request import Serving
+from ...runner import build, client
+from ...schema.record_types import Record
+from ...timing import floor
+from .. import check
+from .common import Case, begun, built, each_tier, forget, guarded, judged, runner_of, smallest, stale, with_time, wrong
+
+
+def algo(request: Serving, reply: Reply) -> Iterator[Record]:
+    """`check`, `bench` and `prove`: one algo, workload after workload."""
+    runner = runner_of(request)
+    reference = build.reference(request.definition)  # before any of the algo's code runs
+    kernel, said = built(runner, request, request, prove=request.command == "prove")
+    reply.build_s, reply.proof = said.build_s, said.proof
+    for i, workload in enumerate(request.workloads):
+        probed = request.strict or (request.command == "bench" and smallest(request, i))
+        yield from guarded(request, workload, [request.name], _measured, kernel, reference, probed)
+
+
+def _measured(
+    request: Serving, workload: Workload, kernel: client.Kernel, reference: Any, probed: bool
+) -> list[Record]:
+    """Check and, where it is right and a time is asked for, time it in each tier and check again on new values, so
+    that a kernel that remembers what it returned, or that is right only once, loses its time."""
+    try:
+        case = Case(request, workload, reference)
+        record = judged(begun(request, workload, request.name), case, kernel, probed)
+        if request.command != "bench" or not record.passed:
+            return each_tier(request, record)
+        record.bytes_moved = floor.bytes_moved(case.op, workload.axes)
+        outputs = case.outputs()
+        records = [timed(request, record, tier, case, kernel, outputs) for tier in request.timing.tiers]
+        case.refresh()
+        again = case.check(kernel)
+        return records if again.passed else each_tier(request, stale(record, again))
+    finally:
+        forget(kernel.runner)
+
+
+_IN_PLACE = ("wall", "events", "cupti")  # tiers whose last call writes the very buffers that they are given
+
+
+def timed(request: Serving, record: Record, tier: str, case: Case, kernel: client.Kernel, outputs: list) -> Record:
+    """The record with one tier's time: what the runner measured, and what can be held against it from outside."""
+    kernel.push([*case.inputs, *case.poison(outputs)])
+    gpu = request.mode == "cuda"
+    if gpu:
+        torch.cuda.empty_cache()  # the runner needs the room
+    found, replaced = kernel.time(
+        case.inputs, outputs, definition=request.definition, tier=tier, plan=request.timing.plan,
+        fallback=request.timing.fallback, own=1 + gpu,
+    )  # fmt: skip
+    if replaced:
+        return wrong(record, f"probe timer: replaced {', '.join(replaced[:3])}", tier=tier)
+    if found.timing is None:
+        return with_time(record, found, kernel)
+    if kernel.destination_passing and found.tier in _IN_PLACE:
+        with case.kept():
+            kernel.pull(outputs)
+            verdict = check.results(case.op, case.axes, outputs, case.right)
+        if not verdict.passed:
+            reason = f"right when it was checked, wrong while it was timed: {verdict.reason}"
+            return wrong(record, reason, tier=tier, check=verdict)
+    own_clock = tier == "wall" and not kernel.setup  # a clock outside would time the setup as well
+    if own_clock and (doubt := _outside(kernel, case.inputs, outputs, found.timing.median_us)):
+        found.doubts.append(doubt)
+    return with_time(record, found, kernel)
+
+
+_TRAIN_S, _TRAINS, _SLOWER, _SLACK_US = 0.01, 5, 2.0, 5.0
+
+
+def _outside(kernel: client.Kernel, inputs: list, outputs: list, median_us: float) -> str | None:
+    """What the worker's own clock has to say against a time that the algo's process took.
+
+    Trains of calls, the fastest counts: a busy machine makes some of them longer, and a wrong clock all of them.
+    """
+    times = max(1, min(5000, int(_TRAIN_S * 1e6 / median_us)))
+    best = math.inf
+    for _ in range(_TRAINS):
+        best = min(best, kernel.seconds_outside(inputs, outputs, times) * 1e6)
+        if best <= _SLOWER * median_us + _SLACK_US + _CALL_US / times:
+            return None
+    return (
+        f"by a clock outside its process a call takes {best:.3g} us, by the one inside {median_us:.3g}: "
+        "see what it does to the clock, or measure again"
+    )
+
+
+_CALL_US = 2000.0  # that asking for a train may take

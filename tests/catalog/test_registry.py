@@ -1,0 +1,312 @@
+"""Algos and ops as files say they are: names, ladders, broken files, the user's own folders. No torch in here."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+from gdn_cli import paths
+from gdn_cli.catalog import registry
+from gdn_cli.catalog.registry import Algo, Registry
+from gdn_cli.errors import UsageError
+
+OPS = registry.load().ops
+
+
+def algo(full_name: str, after: str | None = None) -> Algo:
+    op, name = full_name.split("/")
+    return Algo(
+        op=op, name=name, summary="", language="python", entry_point="main.py::run", destination_passing=True,
+        modes=("cpu",), after=after,
+    )  # fmt: skip
+
+
+def known(*full_names: str, broken=()) -> Registry:
+    return Registry(OPS, tuple(algo(n) for n in full_names), tuple(broken))
+
+
+# --- names ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "op", "found"),
+    [
+        ("both", None, "gdn_decode/both"),  # decode first
+        ("both", "gdn_prefill", "gdn_prefill/both"),
+        ("gdn_prefill/both", None, "gdn_prefill/both"),
+        ("gdn_prefill/both", "gdn_prefill", "gdn_prefill/both"),
+        ("only", None, "gdn_prefill/only"),  # the only op that has it
+        ("attention_fwd/all", None, "attention_fwd/all"),
+    ],
+)
+def test_a_name_is_found(name, op, found):
+    r = known("gdn_decode/both", "gdn_prefill/both", "gdn_prefill/only", "gdn_decode/all", "attention_fwd/all")
+    assert r.find(name, op).full_name == found
+
+
+@pytest.mark.parametrize(
+    ("name", "op", "message", "hint"),
+    [
+        ("two", None, "several ops have 'two': gdn_prefill/two, attention_fwd/two", "add --op"),
+        ("cuda-v9", None, "unknown algo 'cuda-v9'", "did you mean cuda-v4 or cuda-v1?"),
+        ("cuda-v1", "gdn_prefill", "unknown algo of gdn_prefill 'cuda-v1'", "there are: two"),
+        ("gdn_prefill/cuda-v1", None, "unknown algo of gdn_prefill 'cuda-v1'", "there are: two"),
+        ("gdn_decode/cuda-v1", "gdn_prefill", "'gdn_decode/cuda-v1' is not an algo of gdn_prefill", "drop --op"),
+        ("gdn_decod/cuda-v1", None, "unknown op 'gdn_decod'", "did you mean gdn_decode"),
+        ("xyzzy", "gdn_decode", "unknown algo of gdn_decode 'xyzzy'", "there are: cuda-v1, cuda-v4"),
+        ("", None, "unknown algo ''", "there are: "),
+    ],
+)
+def test_a_name_is_not_found(name, op, message, hint):
+    r = known("gdn_decode/cuda-v1", "gdn_decode/cuda-v4", "gdn_prefill/two", "attention_fwd/two")
+    with pytest.raises(UsageError) as e:
+        r.find(name, op)
+    assert e.value.message == message and e.value.code == 2
+    assert hint in e.value.hint
+
+
+def test_an_unknown_op_names_the_nearest():
+    with pytest.raises(UsageError, match="unknown op 'gdn_prefil'; did you mean gdn_prefill"):
+        registry.load().op("gdn_prefil")
+
+
+# --- the ladder -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rungs", "order"),
+    [
+        ({"b": None, "a": None, "pt-z": None}, ["a", "b", "pt-z"]),
+        ({"a": "b", "b": "c", "c": None}, ["c", "b", "a"]),
+        ({"v1": "pt-r", "v2": "v1", "fi": None, "pt-r": None}, ["pt-r", "v1", "v2", "fi"]),  # no ladder's come last
+        ({"z": None, "y2": "z", "y10": "z", "x": "y2"}, ["z", "y10", "y2", "x"]),  # two rungs on one: each with its own
+        ({"a": "not-here", "b": "a"}, ["a", "b"]),  # the rung below was deleted: its successor stays
+        ({"a": "a"}, ["a"]),
+    ],
+)
+def test_ladder_order(rungs, order):
+    algos = [algo(f"gdn_decode/{name}", after) for name, after in rungs.items()]
+    assert [a.name for a in registry._ladder(algos)] == order
+    assert [a.name for a in registry._ladder(algos[::-1])] == order
+
+
+def test_the_reference_is_the_lowest_rung():
+    algos = [algo(f"gdn_decode/{name}", after) for name, after in {"fi": None, "a": None, "b": "a", "pt": None}.items()]
+    assert [a.name for a in registry._ladder(algos, "pt")] == ["pt", "a", "b", "fi"]
+
+
+def test_a_ring_of_rungs_loses_none_and_does_not_hang():
+    algos = [algo(f"gdn_decode/{name}", after) for name, after in {"a": "b", "b": "a", "c": "b", "d": None}.items()]
+    assert sorted(a.name for a in registry._ladder(algos)) == ["a", "b", "c", "d"]
+
+
+def test_the_shipped_ladders_have_no_missing_rung():
+    r = registry.load()
+    for op in r.ops:
+        names = [a.name for a in r.of(op)]
+        assert names[0] == r.ops[op].reference
+        for a in r.of(op):
+            assert a.after is None or names.index(a.after) < names.index(a.name), a.full_name
+
+
+# --- what ships -------------------------------------------------------------------------------------------------
+
+
+def test_every_shipped_algo_and_config_loads():
+    r = registry.load()
+    assert r.broken == ()
+    folders = {f"{p.parent.parent.name}/{p.parent.name}" for p in paths.ALGOS_DIR.glob("*/*/algo.toml")}
+    assert {a.full_name for a in r.algos} == folders and len(folders) >= 14
+    assert list(r.ops) == ["gdn_decode", "gdn_decode_bf16", "gdn_prefill", "attention_fwd", "attention_fwd_causal"]
+    for op in r.ops.values():
+        assert r.reference(op).language == "python" and "cpu" in r.reference(op).modes
+        assert op.baseline is None or r.find(op.baseline, op.name)
+        assert op.label.format(**dict.fromkeys(op.var_axes, 1))
+    for a in r.algos:
+        assert a.provenance.keys() >= {"source", "license"} and a.provenance["license"] == "Apache-2.0", a.full_name
+        assert a.entry_point.endswith("::run") and "\n" not in a.summary, a.full_name
+        assert not {"cpu", "interpreter"} <= set(a.modes), a.full_name
+
+
+def test_the_definitions_are_the_contests():
+    d, p, a = OPS["gdn_decode"], OPS["gdn_prefill"], OPS["attention_fwd"]
+    assert d.definition == "gdn_decode_qk4_v8_d128_k_last" and d.var_axes == ("batch_size",)
+    assert list(d.inputs) == ["q", "k", "v", "state", "A_log", "a", "dt_bias", "b", "scale"]
+    assert list(d.outputs) == ["output", "new_state"]
+    assert list(p.inputs) == ["q", "k", "v", "state", "A_log", "a", "dt_bias", "b", "cu_seqlens", "scale"]
+    assert d.shape(d.inputs["state"], {"batch_size": 3}) == (3, 8, 128, 128)
+    assert d.shape(d.inputs["scale"], {"batch_size": 3}) == () and d.inputs["scale"].shape is None
+    assert p.shape(p.outputs["output"], {"total_seq_len": 7, "num_seqs": 2, "len_cu_seqlens": 3}) == (7, 8, 128)
+    assert p.shape(p.inputs["cu_seqlens"], {"total_seq_len": 7, "num_seqs": 2, "len_cu_seqlens": 3}) == (3,)
+    assert a.shape(a.outputs["output"], {"batch_size": 2, "seq_len": 5}) == (2, 8, 5, 64)
+
+
+# --- broken algo.toml -------------------------------------------------------------------------------------------
+
+# name of the folder -> (how write_algo is told, what the error says after the file's name)
+BROKEN = {
+    "no-key": (dict(drop=("summary",)), "$.summary: expected text, it is missing"),
+    "no-language": (
+        dict(drop=("language",)),
+        "$.language: expected one of python, triton, cpp, cuda, it is missing",
+    ),
+    "no-devices": (dict(drop=("devices",)), "$.devices: expected a list of cuda, cpu, interpreter, it is missing"),
+    "no-provenance": (dict(drop=("provenance",)), "$.provenance: expected a table, it is missing"),
+    "text-for-bool": (
+        dict(destination_passing="yes"),
+        "$.destination_passing: expected true or false, got 'yes'",
+    ),
+    "number-for-bool": (dict(destination_passing=1), "$.destination_passing: expected true or false, got 1"),
+    "number-for-text": (dict(summary=3), "$.summary: expected text, got 3"),
+    "blank-text": (dict(summary="  "), "$.summary: expected text, got '  '"),
+    "text-for-list": (dict(devices="cpu"), "$.devices: expected a list of cuda, cpu, interpreter, got 'cpu'"),
+    "empty-list": (dict(devices=[]), "$.devices: expected a list of cuda, cpu, interpreter, got []"),
+    "unknown-device": (
+        dict(devices=["cpu", "tpu"]),
+        "$.devices: expected a list of cuda, cpu, interpreter, got ['cpu', 'tpu']",
+    ),
+    "interpreted-python": (
+        dict(devices=["interpreter"]),
+        "$.devices: expected 'interpreter' only where language is triton, got ['interpreter']",
+    ),
+    "unknown-language": (
+        dict(language="rust"),
+        "$.language: expected one of python, triton, cpp, cuda, got 'rust'",
+    ),
+    "no-entry-file": (
+        dict(entry_point="gone.py::run"),
+        "expected a file of this folder, or one that it shares, got 'gone.py::run'",
+    ),
+    "no-symbol": (
+        dict(entry_point="main.py"),
+        "$.entry_point: expected 'file::symbol', such as 'kernel.cu::run', got 'main.py'",
+    ),
+    "entry-outside": (
+        dict(entry_point="../x/main.py::run"),
+        "$.entry_point: expected 'file::symbol', such as 'kernel.cu::run', got '../x/main.py::run'",
+    ),
+    "unknown-key": (dict(sumary="typo"), "$.sumary: there is no such key; did you mean summary or shares?"),
+    "capability": (dict(capability="sm_90"), "$.capability: expected a compute capability such as '9.0', got 'sm_90'"),
+    "specific": (dict(specific="sm_90a"), "$.specific: expected true or false, got 'sm_90a'"),
+    "package-list": (dict(extra="[packages]\nfla = ['fla-core']"), "$.packages.fla: expected text, got ['fla-core']"),
+    "after-list": (dict(after=["a"]), "$.after: expected text, got ['a']"),
+    "Upper": ({}, "folder name 'Upper': expected lower case letters, digits, '.', '_' or '-'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_algo_toml_names_file_key_and_expectation(name, tmp_path, write_algo):
+    keys, says = BROKEN[name]
+    folder = write_algo(tmp_path, name, "def run(): ...", **keys)
+    r = registry.load(str(tmp_path))
+    (broken,) = r.broken
+    assert (broken.op, broken.name) == ("gdn_decode", name)
+    assert broken.error.code == 2 and str(broken.error).startswith(str(folder)) and str(broken.error).endswith(says)
+    assert r.find("pt-reference").folder == paths.ALGOS_DIR / "gdn_decode" / "pt-reference"  # the rest stands
+    with pytest.raises(UsageError) as e:
+        r.find(name)
+    assert e.value is broken.error
+
+
+def test_files_that_are_no_toml(tmp_path, write_algo):
+    (write_algo(tmp_path, "bad-toml", "#") / "algo.toml").write_text('summary = "open\nlanguage = 1\n')
+    (write_algo(tmp_path, "not-utf8", "#") / "algo.toml").write_bytes(b"summary = '\xff'\n")
+    (write_algo(tmp_path, "no-op", "#", op="gdn_encode"))
+    says = {b.name: str(b.error) for b in registry.load(str(tmp_path)).broken}
+    assert re.match(
+        rf"{re.escape(str(tmp_path))}/gdn_decode/bad-toml/algo.toml: not valid TOML: .*line 1", says["bad-toml"]
+    )
+    assert "not-utf8/algo.toml: not UTF-8 text" in says["not-utf8"]
+    assert says["no-op"].endswith(f"folder 'gdn_encode': expected an op, one of {', '.join(sorted(OPS))}")
+
+
+def test_broken_algos_do_not_take_the_list_down(tmp_path, write_algo, gdn):
+    write_algo(tmp_path, "whole", "def run(): ...")
+    for name, (keys, _) in BROKEN.items():
+        write_algo(tmp_path, name, "def run(): ...", **keys)
+    done = gdn("list", "--json", "--algos", tmp_path)
+    assert done.code == 0 and done.err == ""
+    assert {a["algo"] for a in done.json["algos"]} >= {"whole", "pt-reference", "cuda-v4", "sdpa"}
+    assert {b["algo"] for b in done.json["broken"]} == set(BROKEN)
+    shown = gdn("list", env={"GDN_ALGOS": str(tmp_path)})
+    text = " ".join(shown.out.split())
+    assert shown.code == 0 and "whole" in text and "pt-reference" in text
+    for name, (_, says) in BROKEN.items():
+        assert f"broken gdn_decode/{name}:" in text
+        assert says in text or " ".join(says.split()) in text
+
+
+def test_a_broken_rung_of_another_op_is_in_nobodys_way(tmp_path, write_algo):
+    """Someone's broken prefill/pt-reference must not stop `--algo pt-reference`, which is decode's."""
+    write_algo(tmp_path, "pt-reference", "#", op="gdn_prefill", drop=("summary",))
+    r = registry.load(str(tmp_path))
+    assert len(r.broken) == 1
+    assert r.find("pt-reference").full_name == "gdn_decode/pt-reference"
+    with pytest.raises(UsageError, match=r"\$\.summary"):
+        r.find("gdn_prefill/pt-reference")
+    with pytest.raises(UsageError, match=r"\$\.summary"):
+        r.find("pt-reference", "gdn_prefill")
+
+
+# --- the user's own folders -------------------------------------------------------------------------------------
+
+
+def test_the_users_folder_stands_in_for_ours(tmp_path, write_algo):
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    write_algo(mine, "cpp-v1", "#", summary="mine")
+    write_algo(other, "cpp-v1", "#", summary="other")
+    write_algo(other, "extra", "#", summary="other")
+    r = registry.load(os.pathsep.join((str(mine), str(other))))
+    assert r.find("cpp-v1").summary == "mine" and r.find("extra").summary == "other"
+    assert [a.full_name for a in r.algos].count("gdn_decode/cpp-v1") == 1
+    assert registry.load().find("cpp-v1").language == "cpp"
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(UsageError, match=f"no such algos folder: {tmp_path}/none; it holds <op>/<algo>/algo.toml"):
+        registry.load(str(tmp_path / "none"))
+
+
+def test_all_fields_arrive(tmp_path, write_algo):
+    write_algo(
+        tmp_path, "full", {"kernel.cu": "//"}, language="cuda", entry_point="kernel.cu::run", devices=["cuda"],
+        destination_passing=True, capability="9.0", specific=True, after="cuda-v4", summary="all of it",
+        extra='[packages]\nfla = "fla-core"',
+    )  # fmt: skip
+    a = registry.load(str(tmp_path)).find("full")
+    assert a == Algo(
+        op="gdn_decode", name="full", summary="all of it", language="cuda", entry_point="kernel.cu::run",
+        destination_passing=True, modes=("cuda",), folder=tmp_path / "gdn_decode" / "full",
+        packages={"fla": "fla-core"}, provenance={"source": "a test", "license": "Apache-2.0"},
+        capability="9.0", specific=True, after="cuda-v4",
+    )  # fmt: skip
+
+
+# --- configs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('op_type = "gdn"', "", "$.op_type: expected text, it is missing"),
+        ("head_size = 128", "head_size = 0", "$.axes.head_size: expected a positive whole number or 'var', got 0"),
+        ('shape = ["num_v_heads"]', 'shape = ["heads"]', "$.inputs.A_log.shape: expected axes of [axes]: "),
+        ("new_state = 1e-5", "", "$.tolerance: expected a positive number for each of output, new_state"),
+        ('label = "B={batch_size}"', 'label = "B"\nlable = 1', "$.lable: there is no such key"),
+        (
+            "scale = { dtype",
+            "scale = { type",
+            "$.inputs.scale.type: there is no such key; ",
+        ),
+    ],
+)
+def test_a_broken_config_names_file_key_and_expectation(old, new, says, tmp_path):
+    text = (paths.CONFIGS_DIR / "gdn_decode.toml").read_text()
+    assert old in text
+    path = tmp_path / "gdn_decode.toml"
+    path.write_text(text.replace(old, new))
+    with pytest.raises(UsageError) as e:
+        registry.read_op(path)
+    assert str(e.value).startswith(f"{path}: {says}")

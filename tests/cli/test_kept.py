@@ -1,0 +1,371 @@
+"""Exit code 0 means that what was asked for is also kept; what cannot be kept is shown, with one line that says so."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+
+import helpers
+import profiles
+import pytest
+import reports
+import test_files
+from tune import test_search as test_tune
+
+from gdn_cli import errors, files
+from gdn_cli.catalog import pack, registry, scaffold
+from gdn_cli.cli import bench
+from gdn_cli.errors import GdnError, MissingError, UsageError
+from gdn_cli.profile import session
+from gdn_cli.records import history, store
+from gdn_cli.report import history as shown
+from gdn_cli.run import execute, planning
+from gdn_cli.schema.record_types import document_of
+from gdn_cli.tune import journal
+
+KNOWN = registry.load()
+
+
+@pytest.fixture
+def full(monkeypatch):
+    """full(): from now on no new file fits on the disk; full(False): it does again."""
+
+    def set(is_full: bool = True):
+        def fail(*args):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(files, "_temporary", fail if is_full else real)
+
+    real = files._temporary
+    yield set
+    set(False)
+
+
+# --- records ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def performed(tmp_path, monkeypatch):
+    """performed(*steps, out) -> the Writer of a bench in which each step adds a record, or does what it does."""
+    monkeypatch.setenv("GDN_HOME", str(tmp_path / "home"))
+    made = document_of(reports.bench((1, 8)))
+
+    def perform(*steps, out, json=False, command="bench"):
+        opened = store.open_document(command, {}, out)
+
+        def run(plan, writer, *rest):
+            for record, step in zip(made.records, steps, strict=False):
+                writer.document.environments = made.environments
+                writer.document.records.append(record)
+                step()
+                writer.save()
+
+        monkeypatch.setattr(execute, "run", run)
+        bench.perform(None, opened, KNOWN, json, lambda: None)
+        return opened
+
+    return perform
+
+
+def nothing():
+    pass
+
+
+def test_a_disk_that_fills_up_costs_no_result_and_is_exit_3(performed, full, tmp_path, capfd):
+    out = tmp_path / "x.json"
+    document = performed(nothing, full, nothing, out=out)
+    done = capfd.readouterr()
+    assert document.exit_code(errors.OK) == errors.MISSING and document.exit_code(errors.FAILED) == errors.FAILED
+    why = f"cannot write {out}: No space left on device; it has the first 1 of 3 records"
+    assert f"gdn: the records could not be kept: {why}\n" in done.err
+    assert "x floor" in done.out and "copy" in done.out and f"records: {out}" not in done.out
+    assert len(json.loads(out.read_text())["records"]) == 1  # whole, and not half of three
+
+
+def test_a_disk_that_has_room_again_has_it_all(performed, full, tmp_path):
+    document = performed(nothing, full, partial(full, False), out=tmp_path / "x.json")
+    assert document.exit_code(errors.OK) == errors.OK and document.unsaved is None
+    assert len(json.loads((tmp_path / "x.json").read_text())["records"]) == 3
+
+
+def test_a_run_that_this_machine_ends_shows_what_it_has(performed, tmp_path, capfd):
+    def fail():
+        raise OSError(errno.ENOSPC, "No space left on device", "/tmp/gdn-x/request.json")
+
+    with pytest.raises(MissingError, match="this machine cannot go on: .*No space left on device: '/tmp/gdn-x"):
+        performed(nothing, fail, out=tmp_path / "x.json")
+    assert "copy" in capfd.readouterr().out
+    assert len(json.loads((tmp_path / "x.json").read_text())["records"]) == 2
+
+
+def test_a_history_that_cannot_take_it_is_exit_3(performed, tmp_path, capfd):
+    assert performed(nothing, out=tmp_path / "a.json").exit_code(errors.OK) == errors.OK
+    folder = history.default()
+    folder.rename(folder.with_name("away"))
+    folder.write_text("a file where the folder should be")
+    assert performed(nothing, out=tmp_path / "b.json").exit_code(errors.OK) == errors.MISSING
+    assert "gdn: the history cannot be written: " in capfd.readouterr().err
+    assert (tmp_path / "b.json").is_file()
+
+
+_RUN = "run", "--algo", "pt-reference", "-w", "0", "-w", "1"
+
+
+def test_a_stream_gets_one_document_at_the_end(tmp_path, gdn):
+    done = gdn(*_RUN, "--out", "/dev/stdout")
+    document, end = json.JSONDecoder().raw_decode(done.out)
+    assert done.code == 0 and len(document["records"]) == 2 and not document["interrupted"]
+    assert "pt-reference" in done.out[end:] and '"schema"' not in done.out[end:]
+    refused = gdn(*_RUN, "--out", "/dev/stdout", "--json")
+    assert (refused.code, refused.out) == (errors.USAGE, "") and "--json has stdout to itself" in refused.err
+
+
+def test_a_device_as_out_stays_one_and_a_full_one_is_exit_3(gdn):
+    assert gdn(*_RUN, "--out", "/dev/null").code == 0
+    done = gdn(*_RUN, "--out", "/dev/full")
+    assert done.code == errors.MISSING and "passed" in done.out
+    assert done.err == "gdn: the records could not be kept: cannot write /dev/full: No space left on device\n"
+    assert all(os.path.exists(name) and not os.path.isfile(name) for name in ("/dev/null", "/dev/full"))
+
+
+def test_a_screen_that_cannot_be_written_to_is_exit_3():
+    with open("/dev/full", "w") as out:
+        for args in (["list"], ["list", "--json"], ["--help"]):
+            command = [sys.executable, "-m", "gdn_cli", *args]
+            done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, env=helpers.environment())
+            assert done.returncode == errors.MISSING
+            assert done.stderr == "gdn: cannot write what there is to say: No space left on device\n"
+
+
+# --- what is packed, drawn, exported ------------------------------------------------------------------------------
+
+
+def limited(kilobytes: int, *args, cwd) -> helpers.Done:
+    """`gdn ARGS` where no file may hold more: a write comes half through, then fails."""
+    command = ["bash", "-c", f'ulimit -f {kilobytes}; exec "$@"', "bash", sys.executable, "-m", "gdn_cli", *args]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=helpers.environment())
+    return helpers.Done(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("args", "file"),
+    [
+        (["pack", "--algo", "cpp-v1", "-o", "x.json"], "x.json"),
+        (["report", "a.json", "-o", "x.html"], "x.html"),
+        (["report", "a.json", "-o", "x.csv"], "x.csv"),
+        (["report", "--update", "x.md"], "x.md"),
+    ],
+)
+def test_an_older_file_outlives_a_write_that_breaks_off(args, file, tmp_path):
+    reports.write(tmp_path, reports.bench(), "a.json")
+    old = "<!-- gdn report a.json -->\n<!-- /gdn report -->\n" + "old\n" * 400
+    (tmp_path / file).write_text(old)
+    before = sorted(p.name for p in tmp_path.iterdir())
+    done = limited(1, *args, cwd=tmp_path)
+    assert (done.code, done.out) == (errors.MISSING, ""), done.err
+    assert f"cannot write {file}: File too large" in done.err and "Traceback" not in done.err
+    assert (tmp_path / file).read_text() == old and sorted(p.name for p in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.jsonl"])
+def test_an_older_export_outlives_one_that_breaks_off(name, tmp_path):
+    file = tmp_path / name
+    file.write_text("old")
+    with test_files.no_file_above(10_000), pytest.raises(MissingError, match="File too large"):
+        shown.export(({"op": "x" * 100} for _ in range(1000)), str(file))
+    assert file.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == [name]
+    assert shown.export(({"op": "x" * 100} for _ in range(1000)), str(file)) == 1000
+
+
+def test_a_solution_can_go_into_a_pipe(gdn, tmp_path):
+    done = gdn("pack", "--algo", "cpp-v1", "-o", "/dev/stdout", cwd=tmp_path)
+    assert done.code == 0 and json.loads(done.out)["name"] == "gdn_decode-cpp-v1"
+    assert done.err.startswith("gdn: /dev/stdout: gdn_decode-cpp-v1")
+    for more, says in ((["--prove"], "--prove reads the file back"), (["--json"], "--json has stdout to itself")):
+        done = gdn("pack", "--algo", "cpp-v1", "-o", "/dev/stdout", *more)
+        assert (done.code, done.out) == (errors.USAGE, "") and says in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_can_go_into_a_pipe(gdn, tmp_path):
+    file = reports.write(tmp_path, reports.bench(), "a.json")
+    plain, stream = (gdn("report", file, "-f", "md", "-o", out) for out in ("-", "/dev/stdout"))
+    assert plain.code == stream.code == 0 and plain.out == stream.out != ""
+
+
+@pytest.mark.parametrize(
+    ("out", "says"),
+    [
+        ("../x.png", "leads out of"),
+        ("{tmp}/x.png", "leads out of"),
+        ("away/x.png", "leads out of"),
+        ("link.png", "leads out of"),
+        ("x.sh", "a figure goes into a file that ends in .png"),
+        ("README.md", "a figure goes into a file that ends in .png"),
+        ("-", "a figure goes into a file that ends in .png"),
+    ],
+)
+def test_update_writes_below_its_folder_and_only_figures(out, says, tmp_path, gdn):
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    reports.write(folder, reports.bench(), "a.json")
+    (folder / "away").symlink_to(tmp_path)
+    (folder / "link.png").symlink_to("../x.png")
+    (tmp_path / "x.png").write_text("theirs")
+    text = "<!-- gdn report a.json -->\nold\n<!-- /gdn report -->\n"
+    text += f"<!-- gdn report a.json --format png -o {out.format(tmp=tmp_path)} -->\n<!-- /gdn report -->\n"
+    (folder / "README.md").write_text(text)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    done = gdn("report", "--update", folder / "README.md")
+    assert (done.code, done.out) == (errors.USAGE, "") and "README.md:4: " in done.err and says in done.err
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_a_new_algo_is_there_whole_or_not_at_all(tmp_path, full):
+    full()
+    with pytest.raises(MissingError, match="No space left on device"):
+        scaffold.new(KNOWN, "mine", KNOWN.find("cpp-v1"), tmp_path)
+    assert list((tmp_path / "gdn_decode").iterdir()) == []
+    full(False)
+    folder = scaffold.new(KNOWN, "mine", KNOWN.find("cpp-v1"), tmp_path)
+    ours = KNOWN.find("cpp-v1").folder
+    own = {p.name for p in pack.sources(KNOWN.find("cpp-v1")) if p.parent == ours}
+    assert {p.name for p in folder.iterdir()} == own | {"algo.toml"}
+
+
+# --- gdn tune ---------------------------------------------------------------------------------------------------
+
+race = test_tune.race
+by_tile = test_tune.by_tile
+
+
+def test_a_journal_that_cannot_be_written_costs_no_measurement(race, monkeypatch):
+    append, calls = files.append, []
+
+    def fails_at_first(path, text):
+        calls.append(text)
+        if 3 <= len(calls) < 6:
+            raise MissingError(f"cannot write {path}: No space left on device")
+        append(path, text)
+
+    monkeypatch.setattr(files, "append", fails_at_first)
+    work = race(test_tune.Workers(by_tile), 1)
+    assert work.choices and work.log.unsaved is None
+    lines = [json.loads(line) for line in work.log.path.read_text().splitlines()]
+    assert lines == work.log.lines and len(lines) > 10
+
+
+def test_a_journal_on_a_full_disk_is_said_at_the_end(race, full, monkeypatch):
+    class Filling(test_tune.Workers):
+        def __call__(self, *args, **more):
+            full()
+            monkeypatch.setattr(files, "append", lambda path, text: files.write(path, text))
+            return super().__call__(*args, **more)
+
+    with pytest.raises(GdnError, match="No space left on device; what was measured is kept"):
+        race(Filling(by_tile), 1)
+
+
+def key() -> dict:
+    return {"op": "gdn_decode", "algo": "x"}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"\xff\xfe\n", b"[1]\n", b"\n", b'{"step": "else"}\n', b'{"step": "time", "round": 1}\n', b'{"step": []}\n',
+        b"[" * 5000 + b"\n", b'{"step": "key", "x": ' + b"9" * 10_000 + b"}\n", b'{"step": "check", "na\n',
+    ],
+)  # fmt: skip
+def test_a_damaged_journal_is_one_clear_line_and_loses_nothing(damage, tmp_path, monkeypatch):
+    monkeypatch.setenv("GDN_HOME", str(tmp_path))
+    first = journal.Journal(key())
+    line = {"step": "check", "name": "n", "workload": "w", "status": "passed", "reason": None, "at": None}
+    first.add(**line)
+    whole = first.path.read_bytes()
+    first.path.write_bytes(whole[: whole.index(b"\n") + 1] + damage + whole[whole.index(b"\n") + 1 :])
+    damaged = first.path.read_bytes()
+    with pytest.raises(MissingError) as e:
+        journal.Journal(key())
+    assert str(first.path) in e.value.message and "the file is damaged" in e.value.message and "--fresh" in e.value.hint
+    assert "\n" not in str(e.value) and first.path.read_bytes() == damaged
+    assert journal.Journal(key(), fresh=True).kept == {"check": 0, "time": 0}
+
+
+def test_half_a_line_at_the_end_is_what_a_killed_run_leaves(tmp_path, monkeypatch):
+    monkeypatch.setenv("GDN_HOME", str(tmp_path))
+    first = journal.Journal(key())
+    with first.path.open("a") as f:
+        f.write('{"step": "check", "na')
+    assert journal.Journal(key()).lines == first.lines
+    assert first.path.read_text().endswith("}\n")
+
+
+def test_tune_writes_its_files_only_into_the_algo_s_folder(race, tmp_path):
+    (tmp_path / "theirs").write_text('{"gpus": {}}')
+    (race.folder / "tuning.json").symlink_to(tmp_path / "theirs")
+    with pytest.raises(UsageError, match="tuning.json leads out of"):
+        race(test_tune.Workers(by_tile), 1)
+    assert (tmp_path / "theirs").read_text() == '{"gpus": {}}'
+
+
+# --- profiles ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept_profile(tmp_path):
+    """A profile that is kept in `tmp_path`."""
+    document = profiles.v4()
+    folder = tmp_path / document["name"]
+    folder.mkdir()
+    return session.keep(folder, document)
+
+
+def test_a_profile_that_cannot_be_kept_is_shown_and_exit_3(kept_profile, full, tmp_path):
+    assert "unkept" not in kept_profile and session.exit_code([kept_profile | {"status": "passed"}]) == errors.OK
+    full()
+    again = session.keep(tmp_path, kept_profile | {"status": "passed"})
+    assert again["unkept"].endswith("cannot write " + str(tmp_path / "profile.json") + ": No space left on device")
+    assert session.exit_code([again]) == errors.MISSING
+    assert session.exit_code([again | {"status": "wrong"}]) == errors.FAILED
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"schema": 1}', '{"schema": 99, "tool": "ncu"}', "[" * 5000, "\x00" * 99]
+)
+def test_a_damaged_profile_is_one_clear_line_and_hides_no_other(text, kept_profile, tmp_path, gdn):
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "profile.json").write_text(text)
+    done = gdn("profile", "--list", "--json", "--out", tmp_path)
+    assert done.code == errors.MISSING and [row["name"] for row in done.json["profiles"]] == [kept_profile["name"]]
+    assert done.err.startswith(f"gdn: {tmp_path}/bad/profile.json") and len(done.err.splitlines()) == 1
+    done = gdn("profile", "bad", "--out", tmp_path)
+    assert (done.code, done.out) == (errors.MISSING, "") and f"{tmp_path}/bad/profile.json" in done.err
+    assert "Traceback" not in done.err
+
+
+# --- --algo that names nothing ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["", ",", " , "])
+@pytest.mark.parametrize(
+    "command", ["run", "bench", "tune", "pack", "profile", "history", "report a.json", "data build d"]
+)
+def test_an_algo_that_names_nothing_is_wrong_usage(command, value, tmp_path, gdn):
+    reports.write(tmp_path, reports.bench(), "a.json")
+    done = gdn(*command.split(), "--algo", value, cwd=tmp_path)
+    assert (done.code, done.out) == (errors.USAGE, "") and "Traceback" not in done.err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json"]
+
+
+def test_an_empty_variable_is_one_that_is_not_set(tmp_path, gdn):
+    assert gdn("pack", "--algo", "pt-reference", "-o", tmp_path / "x.json", env={"ALGO": ""}).code == 0
+    done = gdn("list", env={"ALGO": ""})
+    assert done.code == 0
+    with pytest.raises(UsageError, match="--algo ',' names nothing"):
+        planning.choose(KNOWN, ",", None, [], "cpu", timed=False)
+    assert planning.choose(KNOWN, None, None, [], "cpu", timed=False)[0]

@@ -1,0 +1,425 @@
+"""`gdn modal` as a user drives it, against a server on this machine that speaks Modal's protocol (modal_server.py):
+what is declared and uploaded, every error, both interrupts, and the table that comes of the replies."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import grpclib
+import helpers
+import modal_server
+import profiles
+import pytest
+import reports
+from modal_server import Server, failure
+from remote.test_remote import carried, job, rented, work_of
+
+from gdn_cli import errors, paths
+from gdn_cli.catalog.tiers import COPY, COPY_RATE, EMPTY
+from gdn_cli.machine import inventory
+from gdn_cli.records import history
+from gdn_cli.remote import container, modal_client, settings, wire
+
+SETTINGS = settings.load()
+
+
+def rent(server: Server, *args, **env) -> helpers.Done:
+    """Run `gdn modal ARGS` against the server."""
+    return helpers.gdn("modal", *args, env=server.env | env)
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def measured(device: str = "NVIDIA B200", uuid: str = "GPU-1", us: float = 2.0):
+    """An answer for Server.answer: a container whose GPU is `device`, on which everything passes, in `us`."""
+
+    def answer(number: int, data: bytes) -> bytes:
+        content = wire.decode(data)
+        if why := settings.mismatch(content["gpu"], [device]):
+            return wire.encode({"devices": [device], "answers": [], "error": {"kind": "gpu", "reason": why}})
+        where = reports.GPU | {"gpu": device, "where": "modal", "image": "gdn", "asked": "B200", "gpu_uuid": uuid}
+        answers = [
+            {"status": "done", "records": _records(piece["request"], us), "environment": where}
+            for piece in content["work"]
+        ]
+        return wire.encode({"devices": [device], "answers": answers, "error": None})
+
+    return answer
+
+
+def _records(request: dict, us: float) -> list[dict]:
+    plain = {"op": request["op"]["name"], "source_hash": None, "mode": request["mode"]}
+    plain |= {"status": "passed", "reason": None, "bytes_moved": 1_000_000, "tier": "cupti"}
+    plain |= {"timing": reports.timing(us), "doubts": []}
+    if request["command"] == "floor":
+        copies = [plain | {"algo": COPY, "workload": w} for w in request["workloads"]]
+        return copies + [plain | {"algo": name, "workload": None} for name in (EMPTY, COPY_RATE)]
+    check = {"passed": True, "official": True, "errors": {"output": 1e-3, "new_state": 1e-7}}
+    rivals = [{"algo": r["name"], "rounds_us": [us, us * 1.001] * 40} for r in request["rivals"]]
+    rivals = rivals or [{"algo": request["name"]}]
+    return [plain | {"check": check, "workload": w} | rival for w in request["workloads"] for rival in rivals]
+
+
+# --- what is rented ---------------------------------------------------------------------------------------------
+
+
+def test_what_is_declared_and_uploaded_and_the_table_that_comes_back(tmp_path):
+    out = tmp_path / "records.json"
+    args = ("run", "--algo", "cuda-v4", "-w", "0-2", "--gpu", "B200:2", "--timeout", "100", "--parallel", "2")
+    with Server(answer=measured("NVIDIA B200")) as s:
+        refused = rent(s, *args)
+        done = rent(s, *args[:5], *args[7:], "--out", out)
+    assert (refused.code, refused.out) == (errors.REMOTE, "")  # one GPU where two were asked for
+    assert "asked for B200:2, and the container has NVIDIA B200\n" in refused.err and "Traceback" not in refused.err
+
+    first, second = s.functions
+    assert (first.resources.gpu_config.gpu_type, first.resources.gpu_config.count) == ("B200", 2)
+    assert (second.resources.gpu_config.gpu_type, second.resources.gpu_config.count) == ("B200", 1)
+    assert second.timeout_secs == 100 + SETTINGS.limits.start and second.retry_policy.retries == 0
+    scaling = second.autoscaler_settings
+    assert (scaling.max_containers, scaling.min_containers, scaling.scaledown_window) == (2, 0, 2)
+    assert second.resources.milli_cpu == 4000 and second.resources.memory_mb == 16384
+    volumes = {v.mount_path: (v.volume_id, v.read_only) for v in second.volume_mounts}
+    assert volumes == {"/data": ("vo-flashinfer-trace", True), "/cache": ("vo-gdn-cache", False)}
+    assert (second.module_name, second.implementation_name) == ("gdn_cli.remote.container", "serve")
+    assert not second.function_serialized  # by name: the two sides' Pythons need not agree
+    assert not second.secret_ids and second.app_name == "gdn"
+
+    built = "\n".join(line for image in s.images for line in image.dockerfile_commands)
+    assert f"FROM {SETTINGS.chosen(None).base}" in built and "ENTRYPOINT []" in built
+    assert all(pin in built for pin in settings.pins()) and f"RUN {SETTINGS.chosen(None).smoke}" in built
+    assert not any(image.gpu_config.count for image in s.images)  # it builds, and is proved, on CPU time
+
+    mine = {name: s.contents[sha] for id in second.mount_ids for name, sha in s.mounts[id].items()}
+    there = carried(tmp_path / "carried")
+    root = next(iter(mine)).partition("/gdn_cli/")[0]  # where Modal mounts sources
+    expected = {f"{root}/{p.relative_to(there).as_posix()}": p.read_bytes() for p in there.rglob("*") if p.is_file()}
+    assert mine == expected and f"{root}/gdn_cli/profilers/stalls.toml" in mine
+
+    assert done.code == 0 and "gdn_decode | NVIDIA B200 (modal) | tier cupti, L2 cold" in done.out
+    assert re.search(r"^ +cuda-v4( \*)? +2\.00 us .* 1\.00x .* 1\.00$", done.out, re.M)
+    assert "gdn: Modal: B200, 2 containers, 3 calls of at most 6 min: 17 min of container time at most" in done.err
+    assert "gdn_decode/cuda-v4: 3 of 3 passed, NVIDIA B200 (modal)" in done.err
+    document = json.loads(out.read_text())
+    assert document["command"] == "bench" and document["environments"]["cuda"]["where"] == "modal"
+    assert [r["gpu"] for r in document["records"]] == [{"uuid": "GPU-1", "name": "NVIDIA B200"}] * len(
+        document["records"]
+    )
+    assert document["modal"]["calls"] == []
+    requests = [wire.decode(data)["work"][0]["request"] for data in list(s.calls.values())[-3:]]
+    assert [r["command"] for r in requests] == ["floor", "bench", "bench"]
+    plan = requests[2]["timing"]["plan"]
+    assert (plan["warmup"], plan["iterations"], plan["trials"]) == (10, 50, 3)  # the official harness's
+    assert modal_server.TOKEN[1] == s.metadata["x-modal-token-secret"]
+
+
+def test_a_plain_run_takes_the_contests_whole_set(tmp_path):
+    with Server(answer=measured()) as s:
+        done = rent(s, "run", "--algo", "cuda-v4", "--json", "--together", "--out", tmp_path / "r.json")
+    (data,) = s.calls.values()
+    pieces = wire.decode(data)["work"]
+    assert [len(p["request"]["workloads"]) for p in pieces] == [54] * 4  # floors, reference, baseline, cuda-v4
+    assert done.code == 0 and [x["algo"] for x in done.json["scores"]] == ["cuda-v4", "cuda-v4"]
+    assert "fi-baseline" in {r["algo"] for r in done.json["records"]}
+    assert done.json == json.loads((tmp_path / "r.json").read_text())
+
+
+def test_rivals_in_one_container_get_the_table_and_who_is_faster():
+    with Server(answer=measured()) as s:
+        done = rent(s, "bench", "--algo", "cuda-v1,cuda-v4", "-w", "0", "--together")
+    assert done.code == 0 and len(s.calls) == 1 and "cuda-v4 against cuda-v1" in done.out and "SAME" in done.out
+    assert re.search(r"^B=1 +copy .*\n +pt-reference .*\n +cuda-v1 .*\n +cuda-v4 ", done.out, re.M)
+
+
+def test_the_history_tells_a_rented_gpu_from_ones_own(tmp_path):
+    with Server(answer=measured()) as s:
+        assert rent(s, "bench", "--algo", "cuda-v4", "-w", "0", GDN_HOME=str(tmp_path)).code == 0
+    kept = history.History(tmp_path / "history").series()
+    assert {row.device for row in kept} == {"NVIDIA B200 (modal)"}
+
+
+@pytest.mark.slow
+def test_a_cpu_algo_end_to_end_through_modals_own_client(tmp_path):
+    """The function is called as Modal calls it, on the uploaded files alone."""
+    with Server() as s:
+        done = rent(s, "bench", "--algo", "pt-reference", "--device", "cpu", "-w", "0", "--seconds", "0.05", "--json")
+    document = done.json
+    assert done.code == 0 and "Created objects" in done.err  # Modal talks, and not on stdout
+    assert {r["status"] for r in document["records"]} == {"passed"}
+    assert {r["algo"] for r in document["records"]} == {"copy", "empty", "copy-rate", "pt-reference"}
+    assert document["environments"]["cpu"]["where"] == "modal"
+    assert not s.functions[0].resources.gpu_config.count
+
+
+@pytest.mark.filterwarnings("ignore:The serve function is executing locally")
+def test_modals_own_local_call_is_the_same_function():
+    app, function = modal_client.declare(SETTINGS, SETTINGS.chosen(None), SETTINGS.parse("B200"), 60, 1)
+    data = rented().parcel(work_of(job("cuda-v4", "cuda")), SETTINGS.parse("B200"))
+    reply = wire.decode(function.local(data))
+    assert reply["error"]["kind"] == "gpu" or inventory.gpus()
+    assert {k: v for k, v in reply.items() if k != "seconds"} == {
+        k: v for k, v in wire.decode(container.serve(data)).items() if k != "seconds"
+    }
+    assert app.name == "gdn"
+
+
+# --- errors: one line, no traceback -----------------------------------------------------------------------------
+
+UNAUTHENTICATED, INVALID = grpclib.Status.UNAUTHENTICATED, grpclib.Status.INVALID_ARGUMENT
+EXHAUSTED = grpclib.Status.RESOURCE_EXHAUSTED
+BUILD = ["Collecting torch==2.11.0", "as-TESTSECRET", "\x1b[31mERROR: No matching distribution found\x1b[0m"]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "env", "code", "says"),
+    [
+        ({}, {"MODAL_TOKEN_ID": "", "MODAL_TOKEN_SECRET": ""}, 3, "gdn: not logged in to Modal run `modal setup`, or"),
+        (
+            {"failing": {"ClientHello": (UNAUTHENTICATED, "Token ID ak-TESTTOKEN / as-TESTSECRET is malformed")}},
+            {}, 4, "gdn: Modal does not accept the token: Token ID *** / *** is malformed run `modal setup`",
+        ),
+        (
+            {"failing": {"FunctionCreate": (INVALID, "Invalid GPU type: 'B200'")}},
+            {}, 4, "gdn: Modal has no such GPU: Invalid GPU type: 'B200' --gpu takes B200, H200, H100!, ",
+        ),
+        (
+            {"failing": {"FunctionCreate": (EXHAUSTED, "GPU limit of your workspace: 0")}},
+            {}, 4, "gdn: Modal does not grant it: GPU limit of your workspace: 0 see your workspace's limits",
+        ),
+        (
+            {"image_result": failure("FAILURE", "pip failed"), "image_logs": BUILD},
+            {}, 4, "gdn: the image could not be built: Image build for im-1 failed with the exception: ",
+        ),
+        ({"answer": measured("NVIDIA H200")}, {}, 4, "gdn: asked for B200, and the container has NVIDIA H200 nothing"),
+    ],
+    ids=["no-token", "wrong-token", "no-such-gpu", "limit", "image", "other-gpu"],
+)  # fmt: skip
+def test_what_ends_everything_is_one_line(behaviour, env, code, says):
+    with Server(**behaviour) as s:
+        done = rent(s, "run", "--algo", "cuda-v4", "-w", "0", "--json", **env)
+    said = done.err[done.err.rindex("gdn: ") :]
+    assert done.code == code and done.out == "" and words(said).startswith(says), done.err
+    assert "Traceback" not in done.err and modal_server.TOKEN[1] not in done.err
+    if "image_logs" in behaviour:
+        assert "ERROR: No matching distribution found" in said and "modal image logs im-1" in said
+
+
+def test_a_call_that_is_lost_costs_its_own_algo(tmp_path):
+    """Remote time limit, remote memory, an exception of a type that is unknown here; the others keep their results."""
+    unknown = b"\x80\x04\x8c\x12no_such_module_xyz\x94\x8c\x05Oops!\x94\x93\x94)R\x94."
+    with pytest.raises(ModuleNotFoundError):
+        pickle.loads(unknown)
+    fates = {
+        "cuda-v1": failure("TIMEOUT", "Task's current input hit its timeout of 340s"),
+        "cuda-v4": failure("FAILURE", "Runner failed with exit code 137: out of memory"),
+        "cuda-v5": failure("FAILURE", "Oops()", unknown, "Traceback ...:\n  File ...\nno_such_module_xyz.Oops: dear\n"),
+    }
+
+    def answer(number: int, data: bytes):
+        name = wire.decode(data)["work"][0]["request"]["solution"] or {"name": ""}
+        return fates.get(name["name"].removeprefix("gdn_decode-")) or measured()(number, data)
+
+    args = ("bench", "--algo", "cuda-v1,cuda-v4,cuda-v5,fla-recurrent", "-w", "0")
+    with Server(answer=answer) as s:
+        done = rent(s, *args, "--out", tmp_path / "r.json", GDN_HOME=str(tmp_path))
+        assert done.code == errors.REMOTE and "Traceback" not in done.out + done.err
+        said = words(done.out)
+        assert (
+            "failed cuda-v1: remote failed, Modal ended the container at its time limit; --timeout gives more" in said
+        )
+        assert (
+            "failed cuda-v4: remote failed, the container ran out of memory (Runner failed with exit code 137" in said
+        )
+        assert re.search(
+            "failed cuda-v5: remote failed, the container failed: no_such_module_xyz.Oops: dear; 1 work", said
+        )
+        assert re.search(r"fla-recurrent( \*)? +2\.00 us", done.out)
+        assert f"gdn modal bench --resume {tmp_path / 'r.json'}" in done.err
+
+        fates.clear()  # and only what failed is sent again
+        before = len(s.calls)
+        refused = rent(s, "bench", "--resume", tmp_path / "r.json", "--algo", "cuda-v1")
+        again = rent(s, "bench", "--resume", tmp_path / "r.json", GDN_HOME=str(tmp_path))
+    assert refused.code == errors.USAGE and "--resume takes --algo from" in refused.err
+    sent = [wire.decode(data)["work"][0]["request"]["solution"]["name"] for data in list(s.calls.values())[before:]]
+    assert again.code == 0 and sent == ["gdn_decode-cuda-v1", "gdn_decode-cuda-v4", "gdn_decode-cuda-v5"]
+    records = json.loads((tmp_path / "r.json").read_text())["records"]
+    assert {r["status"] for r in records} == {"passed"} and len(records) == 8
+    runs = {row.algo: row.runs for row in history.overview(history.History(tmp_path / "history").series())}
+    assert runs["fla-recurrent"] == 1  # what was kept is not counted twice
+
+
+def test_no_connection_is_known_soon(tmp_path):
+    """At most `connect` seconds, 12, which a dozen of a test's would be too many of."""
+    assert SETTINGS.limits.connect <= 15
+    code = "from gdn_cli import errors\nfrom gdn_cli.remote import modal_client as cloud\n"
+    code += "try: cloud.connect(0.5)\nexcept errors.GdnError as e: print(e.code, e)"
+    server = {"MODAL_SERVER_URL": "http://127.0.0.1:9", "MODAL_TOKEN_ID": "ak-x", "MODAL_TOKEN_SECRET": "as-x"}
+    done = helpers.python("-c", code, env=server)
+    assert done.out.startswith("4 no connection to Modal (no answer within 0.5 s); see to the network"), done.err
+
+
+def test_without_the_package_modal_it_is_said_how_to_get_it(tmp_path):
+    (tmp_path / "modal.py").write_text("raise ModuleNotFoundError(\"No module named 'modal'\", name='modal')\n")
+    done = helpers.gdn("modal", "status", env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{paths.PACKAGE.parent}"})
+    assert done.code == errors.MISSING and words(done.err).endswith("modal is missing here pip install modal")
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ("run --algo cuda-v4 --gpu B200,H100", "--gpu B200,H100: expected a GPU one name, such as B200"),
+        ("run --algo cuda-v4 --image nosuch", "unknown image 'nosuch'"),
+        ("run --algo cuda-v9", "unknown algo 'cuda-v9' did you mean cuda-v"),
+        ("profile --algo cuda-v4 --tool sass", "--tool sass needs no GPU gdn profile --tool sass does it here"),
+        ("bench --resume nowhere.json", "nowhere.json: cannot be read"),
+        ("run --algo cuda-v4 --parallel 0", "Invalid value for '--parallel'"),
+        ("setup --dataset nowhere", "nowhere is no FlashInfer-Trace data set"),
+    ],
+)
+def test_wrong_usage_reaches_no_network(args, says, tmp_path):
+    env = {"MODAL_SERVER_URL": "http://127.0.0.1:9", "MODAL_TOKEN_ID": "ak-x", "MODAL_TOKEN_SECRET": "as-x"}
+    done = helpers.gdn("modal", *args.split(), env=env, cwd=tmp_path)
+    assert done.code in (errors.USAGE, errors.MISSING) and says in words(done.err), done.err
+
+
+# --- Ctrl-C -----------------------------------------------------------------------------------------------------
+
+
+def interrupted(server: Server, when, *args, sig=signal.SIGINT) -> helpers.Done:
+    """`gdn modal ARGS`, which gets a signal as soon as `when(server)`."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gdn_cli", "modal", *map(str, args)], env=helpers.environment(**server.env),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's `&` has it ignored
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 120
+        while not when(server):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(sig)
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    return helpers.Done(process.returncode, out, err)
+
+
+def test_ctrl_c_while_waiting_stops_the_app_and_keeps_what_has_arrived(tmp_path):
+    out = tmp_path / "r.json"
+    first = measured()
+    with Server(answer=lambda n, data: first(n, data) if n < 2 else None) as s:
+        done = interrupted(
+            s, lambda s: out.exists() and len(json.loads(out.read_text())["records"]) == 4,
+            "bench", "--algo", "cuda-v4", "-w", "0", "--json", "--out", out,
+        )  # fmt: skip
+    assert done.code == errors.INTERRUPTED and "Traceback" not in done.err
+    document = done.json
+    assert document["interrupted"] and document == json.loads(out.read_text())
+    assert [r["algo"] for r in document["records"]] == ["copy", "empty", "copy-rate", "pt-reference"]
+    assert len(s.disconnects) == 1  # the app is stopped, and its container with it
+    assert document["modal"]["calls"] == [] and f"gdn modal bench --resume {out}" in done.err
+
+
+def test_ctrl_c_before_the_start_leaves_nothing_behind():
+    with Server(create_delay=30) as s:
+        done = interrupted(s, lambda s: "FunctionCreate" in s.rpcs, "bench", "--algo", "cuda-v4", "-w", "0", "--json")
+    assert done.code == errors.INTERRUPTED and "Traceback" not in done.err
+    assert done.json["records"] == [] and done.json["interrupted"]
+    assert s.calls == {} and len(s.disconnects) == 1
+
+
+# --- runs that are left there, setup, status, logs --------------------------------------------------------------
+
+
+def test_a_run_that_was_left_is_listed_and_fetched(tmp_path):
+    home = {"GDN_HOME": str(tmp_path)}
+    with Server(answer=lambda n, data: None) as s:
+        done = rent(s, "bench", "--algo", "cuda-v4", "-w", "0", "--detach", **home)
+        assert done.code == 0 and s.app_states == [modal_server.pb.APP_STATE_DETACHED] and len(s.calls) == 3
+        file = re.search(r"gdn modal bench --resume (\S+)", done.err)[1]
+        assert [len(c["keys"]) for c in json.loads(open(file).read())["modal"]["calls"]] == [1, 1, 1]
+        s.answer = lambda n, data: measured()(n, data) if n else None
+        listed = rent(s, "status", "--json", **home).json
+        shown = rent(s, "status", **home).out
+        s.answer = measured()
+        fetched = rent(s, "bench", "--resume", file, **home)
+        emptied = rent(s, "status", "--json", **home).json
+    assert [a["app"] for a in listed["apps"]] == ["ap-" + "0" * 22]  # gdn's, and nobody else's
+    assert listed["runs"] == [{"command": "bench", "file": file, "calls": 3, "done": 2, "under way": 1, "lost": 0}]
+    assert "3 calls left behind: 2 done, 1 under way" in shown and f"--resume {file}" in shown
+    assert fetched.code == 0 and re.search(r"cuda-v4( \*)? +2\.00 us", fetched.out) and len(s.calls) == 3
+    assert "container time" not in fetched.err and emptied["runs"] == []
+
+
+def test_a_profile_that_was_left_is_listed_and_fetched(tmp_path):
+    home = {"GDN_HOME": str(tmp_path)}
+    made = profiles.v4(environment=profiles.GPU | {"gpu": "NVIDIA B200", "where": "modal"})
+    del made["folder"]
+    answer = {"document": made, "files": {"log": wire.text_of(b"LOG")}, "left": []}
+    with Server(answer=lambda n, data: None) as s:
+        done = rent(s, "profile", "cuda-v4", "-w", "0", "--detach", **home)
+        file = re.search(r"gdn modal profile --resume (\S+)", done.err)[1]
+        shown = rent(s, "status", **home).out
+        wrong = [rent(s, "bench", "--resume", file, **home), rent(s, "profile", "--resume", file, "-w", "1", **home)]
+        s.answer = lambda n, data: wire.encode({"devices": [], "error": None, "answers": [answer]})
+        fetched = rent(s, "profile", "--resume", file, **home)
+        again = rent(s, "profile", "--resume", file, **home)
+    assert (done.code, done.out, len(s.calls)) == (0, "", 1) and "1 call left behind: 1 under way" in shown
+    assert f"gdn modal profile --resume {file}" in shown and wrong[0].code == wrong[1].code == errors.USAGE
+    assert f"is a run of profile gdn modal profile --resume {file}" in words(wrong[0].err)
+    assert "--resume takes --workload from" in wrong[1].err
+    assert fetched.code == 0 and "latency-bound" in fetched.out and "NVIDIA B200 (modal)" in fetched.out
+    assert (tmp_path / "profiles" / made["name"] / "log").read_bytes() == b"LOG"
+    assert again.code == errors.USAGE and f"{file}: cannot be read" in again.err  # it has come, and is kept
+
+
+def test_setup_makes_the_volumes_and_uploads_what_is_lacking(tmp_path):
+    files = {
+        "definitions/gdn/d.json": b"{}", "workloads/gdn/d.jsonl": b"{}\n", "blob/workloads/a.safetensors": b"\0" * 99,
+    }  # fmt: skip
+    for name, data in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "traces").mkdir()
+    with Server() as s:
+        first = rent(s, "setup", "--dataset", tmp_path)
+        again = rent(s, "setup", "--dataset", tmp_path, "--json")
+        bare = rent(s, "setup", "--no-data", "--json")
+    assert first.code == 0 and s.volumes == {"flashinfer-trace": files, "gdn-cache": {}}
+    for step in ("token: Modal accepts it", "volume flashinfer-trace: there", "uploading 1 to 3 of 3 files"):
+        assert step in first.err
+    assert again.json["kept"] == 1 and again.json["uploaded"] == 2  # texts again, tensors not
+    assert bare.json["uploaded"] == 0 and bare.code == 0
+
+
+def test_logs_have_no_secrets():
+    with Server() as s:
+        done = rent(s, "logs", "-n", "5")
+        s.app_name = "something-else"
+        none = rent(s, "logs")
+    assert done.out == "LINE-ONE\nwith *** in it\n"
+    assert none.code == errors.USAGE and "no app of gdn is alive" in none.err
+
+
+def test_no_secret_reaches_records_parcels_or_what_is_packed(tmp_path):
+    secret = {"HF_TOKEN": "hf-PRIVATE", "MY_PASSWORD": "pw-PRIVATE"}
+    with Server(answer=measured()) as s:
+        done = rent(s, "bench", "--algo", "cuda-v4", "-w", "0", "--out", tmp_path / "r.json", **secret)
+        assert done.code == 0
+        packed = helpers.gdn("pack", "--algo", "cuda-v4", "--out", tmp_path / "s.json", env=s.env | secret)
+    texts = [done.out, done.err, (tmp_path / "r.json").read_text(), (tmp_path / "s.json").read_text(), packed.out]
+    texts += [json.dumps(wire.decode(data)) for data in s.calls.values()]
+    texts += ["\n".join(line for image in s.images for line in image.dockerfile_commands)]
+    texts += [data.decode("utf-8", "replace") for data in s.contents.values()]
+    for value in (*modal_server.TOKEN, *secret.values()):
+        assert not any(value in text for text in texts), value

@@ -1,0 +1,145 @@
+"""Every algo that runs without a GPU against the float64 oracle, built as it ships. New folders are picked up here."""
+
+from __future__ import annotations
+
+import math
+
+import helpers
+import pytest
+
+from gdn_cli.catalog import registry
+from gdn_cli.machine import inventory
+
+REGISTRY = registry.load()
+
+# Small and odd on purpose: one row, primes, no power of two, both sides of a chunk of 64 tokens, empty sequences.
+CASES = {
+    "gdn_decode": {
+        "B=1, scale None": dict(batch_size=1),
+        "B=3, scale 0": dict(batch_size=3, scale=0.0),
+        "B=5, scale 0.3": dict(batch_size=5, scale=0.3),
+        "still": dict(batch_size=3, case="still"),
+        "forgetful": dict(batch_size=3, case="forgetful"),
+        "repeated": dict(batch_size=3, case="repeated"),
+    },
+    "gdn_prefill": {
+        "one token, scale None": dict(lengths=(1,)),
+        "empty ones between, scale 0": dict(lengths=(5, 0, 3), scale=0.0),
+        "empty ones at the ends, scale 0.3": dict(lengths=(0, 2, 0), scale=0.3),
+        "only an empty one": dict(lengths=(0,)),
+        "around a chunk": dict(lengths=(63, 64, 65)),
+        "two chunks": dict(lengths=(130, 1)),
+        "still": dict(lengths=(70, 5), case="still"),
+        "forgetful": dict(lengths=(70, 5), case="forgetful"),
+        "repeated": dict(lengths=(70, 5), case="repeated"),
+    },
+    "attention_fwd": {
+        "one token": dict(batch_size=1, seq_len=1),
+        "two batches": dict(batch_size=2, seq_len=5),
+        "odd": dict(batch_size=1, seq_len=67),
+    },
+}
+
+
+CASES["gdn_decode_bf16"] = CASES["gdn_decode"]
+CASES["attention_fwd_causal"] = CASES["attention_fwd"]
+
+
+def here(mode: str):
+    return [a for a in REGISTRY.algos if mode in a.modes]
+
+
+# Triton's interpreter takes a second or two for a sequence of all heads. The files of edges have its other cases,
+# with one head or two.
+INTERPRETED = {"B=1, scale None", "B=3, scale 0", "one token, scale None", "around a chunk"}
+
+
+def cases_of(algo, mode: str) -> list[str]:
+    """All of its op's; where torch.compile compiles anew for B = 1, which takes many seconds, those of one size."""
+    names = list(CASES[algo.op])
+    if mode == "interpreter" and algo.op.startswith("gdn_"):
+        return [n for n in names if n in INTERPRETED]
+    compiles = any("torch.compile(" in p.read_text() for p in algo.folder.glob("*.py"))
+    return [n for n in names if CASES[algo.op][n].get("batch_size") == 3] if compiles else names
+
+
+@pytest.fixture(scope="module")
+def verdicts(interpreter):
+    """(algo, mode) -> case -> verdict; each algo is built once, when its first case is asked for."""
+    known: dict[tuple[str, str], dict[str, dict]] = {}
+
+    def ask(algo, mode: str, case: str) -> dict:
+        if (key := (algo.full_name, mode)) not in known:
+            if algo.language == "cpp" and not inventory.cxx():
+                pytest.skip("no C++ compiler here")
+            names = cases_of(algo, mode)
+            if mode == "cpu":
+                found = helpers.judge(algo.full_name, [CASES[algo.op][name] for name in names])
+            else:
+                found = interpreter(helpers.judge, algo.full_name, [CASES[algo.op][name] for name in names])
+            known[key] = dict(zip(names, found, strict=True))
+        return known[key][case]
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("algo", "mode", "case"),
+    [
+        pytest.param(a, mode, case, id=f"{a.full_name}-{mode}-{case}")
+        for mode in ("cpu", "interpreter")
+        for a in here(mode)
+        for case in cases_of(a, mode)
+    ],
+)
+def test_an_algo_agrees_with_the_oracle(algo, mode, case, verdicts):
+    verdict = verdicts(algo, mode, case)
+    assert verdict["wrong"] == []
+    tolerance = REGISTRY.ops[algo.op].tolerance
+    assert set(verdict["errors"]) == set(tolerance)
+    for name, error in verdict["errors"].items():
+        assert not math.isnan(error), f"{name} has a NaN, or elements that nothing wrote"
+        assert error <= tolerance[name], name
+
+
+def test_every_algo_that_runs_without_a_gpu_is_tested():
+    names = {a.full_name for mode in ("cpu", "interpreter") for a in here(mode)}
+    assert names >= {
+        "gdn_decode/pt-reference", "gdn_decode/pt-compiled", "gdn_decode/cpp-v1", "gdn_decode/fla-recurrent",
+        "gdn_prefill/pt-reference", "gdn_prefill/pt-chunk", "gdn_prefill/fla-chunk", "attention_fwd/pt-reference",
+        "attention_fwd/sdpa",
+        "gdn_decode_bf16/pt-reference", "attention_fwd/flashcore-triton", "attention_fwd/sdpa-flash",
+        "attention_fwd/sdpa-math", "attention_fwd_causal/pt-reference", "attention_fwd_causal/sdpa-causal",
+    }  # fmt: skip
+    assert all(cases_of(a, mode) for a in REGISTRY.algos for mode in a.modes)
+
+
+# --- the definitions' references ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", REGISTRY.ops.values(), ids=REGISTRY.ops)
+def test_the_reference_in_float64_is_the_oracle(op):
+    """check.py judges by the reference fed with float64: it must itself be right to float64's last digits."""
+    import oracle
+
+    from gdn_cli.catalog import pack
+    from gdn_cli.runner import build
+    from gdn_cli.worker import check
+
+    reference = build.reference(pack.definition(op, REGISTRY))
+    for name, case in CASES[op.name].items():
+        inputs = oracle.inputs(op.name, **case)
+        exact = getattr(oracle, op.name)(*inputs)
+        exact = exact if isinstance(exact, tuple) else (exact,)
+        found = check.oracle(reference, inputs)
+        assert len(found) == len(op.outputs)
+        for out, x in zip(found, exact, strict=True):
+            assert str(out.dtype) == "torch.float64"
+            assert oracle.error(out, x) < 1e-12, name
+
+
+def test_sdpa_tells_its_backend():
+    import oracle
+
+    _, kernel = helpers.built("sdpa", "cpu")
+    assert kernel.module.backend(*oracle.inputs("attention_fwd", seq_len=5)) in ("math", "flash_attention")

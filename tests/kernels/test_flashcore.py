@@ -1,0 +1,593 @@
+"""The flashcore kernels on a CPU (emulator/): fragments, swizzles, masks, splits and merges against float64.
+
+What ptxas, memory and timing make of them is for a GPU to say. Lanes that read the wrong partner, a wait or a barrier
+too little, and rows that share a maximum show here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import re
+import shutil
+import subprocess
+
+import helpers
+import oracle
+import pytest
+import torch
+import torch.nn.functional as F
+from emulator import emulation
+
+from gdn_cli.catalog import registry, tuned_table
+from gdn_cli.machine import inventory
+from gdn_cli.worker import check
+
+FWD = helpers.OURS / "attention_fwd"
+REGISTRY = registry.load()
+V4 = REGISTRY.find("attention_fwd/flashcore-v4")
+CAUSAL = REGISTRY.find("attention_fwd_causal/flashcore-v4-causal")
+FIELDS = ("rows", "warps", "tiles", "keys", "stages", "splits", "wgmma")
+
+
+def cuts_of(algo) -> list[tuple[int, ...]]:
+    """The cuts in use: those of the file that `gdn tune` writes."""
+    rows = tuned_table.rows(algo.tune, tuned_table.load(algo))
+    return [tuple(row.constants[name] for name in FIELDS) for row in rows]
+
+
+def instead() -> list[tuple[int, tuple[int, ...]]]:
+    """(up to, cut) of launch.cuh's rows that stand in for those that cannot run; the last one is endless."""
+    text = (V4.folder / "launch.cuh").read_text()
+    rows = re.findall(r'\{"", 0, ([^,]+), ([\d, ]+)\}', text[text.index("INSTEAD[] = {") :])
+    return [(int(end) if end.isdigit() else tuned_table.ENDLESS, tuple(map(int, cut.split(", ")))) for end, cut in rows]
+
+
+USUAL = (64, 8, 1, 64, 2, 2, 0)
+WIDE = (128, 8, 1, 128, 3, 1, 1)
+AHEAD = (128, 16, 1, 64, 2, 2, 2)
+ONCE = (32, 16, 1, 64, 1, 1, 3)
+# the cuts in use, and each way to cut once more: one part and many, one row group and many, more stages than steps
+CUTS = sorted({
+    *cuts_of(V4), *cuts_of(CAUSAL), *(cut for _, cut in instead()), USUAL, WIDE, AHEAD, ONCE,
+    (64, 4, 1, 64, 1, 1, 0), (64, 4, 1, 32, 3, 1, 0), (32, 4, 2, 32, 2, 2, 0), (64, 4, 1, 32, 2, 4, 0),
+    (128, 8, 2, 64, 3, 2, 0), (64, 4, 1, 64, 3, 1, 1), (64, 8, 1, 128, 2, 2, 2), (256, 16, 1, 64, 2, 1, 1),
+    (32, 8, 1, 64, 2, 1, 3), (64, 16, 1, 32, 2, 1, 3),
+})  # fmt: skip
+
+DRIVER = """
+#include <cstdint>
+@INCLUDES@
+using namespace flashcore;
+@BEGIN@
+extern "C" int attend(int rung, int causal, const int* cut, int mode, void** t, int S, int heads, int only) {
+  const Problem p{(__half*)t[0], (__half*)t[1], (__half*)t[2], (__half*)t[3], S};
+  const auto blocks = [&](int rows) { return uint32_t(S + rows - 1) / rows; };
+  emulated::mode = mode;
+  const uint32_t h = heads;
+  @BODY@
+  return 1;
+}
+"""
+SIMPLE = """
+  if (rung == @N@)
+    return emulated::launch({blocks(@ROWS@), h, 1}, @THREADS@, @SHARED@, 1, [&] { flashcore_v@N@(p); },
+                            [&](dim at) { return only < 0 || int(at.x) == only; }), 0;
+"""
+SPLIT = """
+template <typename C, bool CAUSAL>
+int split(const Problem& p, uint32_t blocks, uint32_t heads, int only) {
+  const dim grid = CAUSAL ? dim{@SPLITS@, heads, blocks} : dim{@SPLITS@, blocks, heads};
+  emulated::launch(grid, C::THREADS, C::shared(@SPLITS@), @SPLITS@, [&] { flashcore_v4<C, CAUSAL>(p); },
+                   [&](dim at) { return only < 0 || int(CAUSAL ? blocks - 1 - at.z : at.y) == only; });
+  return 0;
+}
+"""
+CUT = """
+  if (std::equal(cut, cut + 7, (const int[]){@NUMBERS@}))
+    return (causal ? @RUN@<@CUT@, true> : @RUN@<@CUT@, false>)(p, blocks(@ROWS@), h, only);
+"""
+WIDELY = """
+template <typename C, bool CAUSAL>
+int wide(const Problem& p, uint32_t blocks, uint32_t heads, int only) {
+  const auto map = [&](const __half* of, int rows) { return TensorMap{of, p.S, int(heads), rows}; };
+  const Maps maps{map(p.q, C::ROWS), map(p.k, C::KEYS), map(p.v, C::KEYS)};
+  const dim grid = CAUSAL ? dim{C::SPLITS, heads, blocks} : dim{C::SPLITS, blocks, heads};
+  emulated::launch(grid, C::THREADS, C::SHARED, C::SPLITS, [&] { flashcore_v4_wide<C, CAUSAL>(maps, p); },
+                   [&](dim at) { return only < 0 || int(CAUSAL ? blocks - 1 - at.z : at.y) == only; });
+  return 0;
+}
+"""
+
+AT_ONCE = """
+template <typename C, bool CAUSAL>
+int once(const Problem& p, uint32_t blocks, uint32_t heads, int only) {
+  if (p.S > C::MOST_KEYS) return 2;
+  const auto map = [&](const __half* of, int rows) { return TensorMap{of, p.S, int(heads), rows}; };
+  const Maps maps{map(p.q, C::ROWS), map(p.k, C::KEYS), map(p.v, C::KEYS)};
+  const dim grid = CAUSAL ? dim{1, heads, blocks} : dim{1, blocks, heads};
+  emulated::launch(grid, C::THREADS, C::SHARED, 1, [&] { flashcore_v4_once<C, CAUSAL>(maps, p); },
+                   [&](dim at) { return only < 0 || int(CAUSAL ? blocks - 1 - at.z : at.y) == only; });
+  return 0;
+}
+"""
+RUN = {0: "split", 1: "wide", 2: "wide", 3: "once"}  # by wgmma
+
+
+def typed(cut: tuple[int, ...]) -> str:
+    """The C++ type of a cut."""
+    rows, warps, tiles, keys, stages, splits, wgmma = cut
+    if wgmma == 3:
+        return f"OnceCut<{rows}, {warps}, {keys}, {stages}>"
+    if wgmma:
+        return f"WideCut<{rows}, {warps}, {keys}, {stages}, {splits}, {str(wgmma == 2).lower()}>"
+    return f"Cut<{rows}, {warps}, {tiles}, {keys}, {stages}, {splits}>"
+
+
+def compiled(folder, rung: str, begin: str, body: str, *flags: str):
+    """A library of one rung's attention.cuh, and the address of its `attend`."""
+    parts = ("parts.cuh", "wgmma.cuh", "once.cuh") if rung == "flashcore-v4" else ()
+    for file in ("flashcore-v1/problem.cuh", *(f"{rung}/{name}" for name in ("attention.cuh", *parts))):
+        shutil.copy(FWD / file, folder)
+    includes = "".join(f'#include "{name}"\n' for name in ("attention.cuh", *parts))
+    text = DRIVER.replace("@INCLUDES@", includes).replace("@BEGIN@", begin).replace("@BODY@", body)
+    (folder / "driver.cpp").write_text(text)
+    return emulation.compiled(folder, *flags)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """library("v1"), ...: "v4" as on sm_90, "v4-sm80" as on a GPU without clusters."""
+
+    @functools.cache
+    def of(name: str):
+        folder = tmp_path_factory.mktemp(name)
+        if not name.startswith("v4"):
+            n = name[1:]
+            shared = "V3_SHARED" if n == "3" else "0"
+            threads = "V1_ROWS" if n == "1" else f"V{n}_THREADS"
+            body = SIMPLE.replace("@SHARED@", shared).replace("@THREADS@", threads)
+            body = body.replace("@ROWS@", f"V{n}_ROWS").replace("@N@", n)
+            return compiled(folder, f"flashcore-v{n}", "", body)
+        arch, splits = ("800", "1") if name == "v4-sm80" else ("900", "C::SPLITS")
+        body = "".join(
+            CUT.replace("@NUMBERS@", ", ".join(map(str, cut))).replace("@ROWS@", str(cut[0]))
+            .replace("@CUT@", typed(cut)).replace("@RUN@", RUN[cut[-1]])
+            for cut in (CUTS if arch == "900" else [USUAL])
+        )  # fmt: skip
+        begin = "#include <algorithm>\n" + SPLIT.replace("@SPLITS@", splits) + WIDELY + AT_ONCE
+        return compiled(folder, "flashcore-v4", begin, body, f"-D__CUDA_ARCH__={arch}")
+
+    return of
+
+
+PLAIN, EARLY, REVERSED = 0, 1, 2  # emulated::Mode
+MODES = (PLAIN, EARLY, REVERSED, EARLY | REVERSED)
+
+
+def attend(library, rung: str, given, cut=USUAL, causal=False, mode=PLAIN, only=-1) -> torch.Tensor:
+    """The output, [heads, S, 64]; NaN where nothing was written, which the guard behind it must stay."""
+    heads, S, _ = given[0].shape
+    guard = 4096
+    flat = torch.full((heads * S * 64 + guard,), float("nan"), dtype=torch.float16)
+    table = (ctypes.c_void_p * 4)(*(x.data_ptr() for x in (*given, flat)))
+    numbers = (ctypes.c_int * 7)(*cut)
+    assert library(rung).attend(int(rung[1]), int(causal), numbers, mode, table, S, heads, only) == 0
+    assert flat[-guard:].isnan().all(), "a write behind the output"
+    return flat[:-guard].view(heads, S, 64)
+
+
+def draw(S: int, heads: int = 1, seed: int = 0) -> list[torch.Tensor]:
+    g = torch.Generator().manual_seed(seed * 10000 + S)
+    return [torch.randn(heads, S, 64, generator=g).half() for _ in range(3)]
+
+
+def exact(given, rows=slice(None), causal=False) -> torch.Tensor:
+    """softmax(q k^T / 8) v of some rows in float64, [heads, rows, 64]; the oracle's formula, a matrix at a time."""
+    q, k, v = (x.double() for x in given)
+    s = q[:, rows] @ k.mT / 8
+    if causal:
+        at = torch.arange(k.shape[1], device=k.device)
+        s.masked_fill_(at[None, :] > at[rows][:, None], float("-inf"))
+    p = (s - s.amax(dim=-1, keepdim=True)).exp_()
+    return p @ v / p.sum(dim=-1, keepdim=True)
+
+
+def error(x: torch.Tensor, right: torch.Tensor) -> float:
+    """Relative Frobenius error; NaN where anything is."""
+    return float((x.double() - right).norm() / right.norm())
+
+
+# rounding the output to float16 is 2e-4; v3 and v4 also round the probabilities
+LIMIT = {"v1": 2.5e-4, "v2": 2.5e-4, "v3": 3.5e-4, "v4": 3.5e-4}
+RUNGS = list(LIMIT)
+LENGTHS = (1, 15, 16, 17, 63, 64, 65, 127, 128, 511, 512, 513, 1000)
+
+
+def test_exact_is_the_oracle():
+    for op, causal in (("attention_fwd", False), ("attention_fwd_causal", True)):
+        q, k, v = oracle.inputs(op, seq_len=9, heads=2)
+        right = torch.from_numpy(getattr(oracle, op)(q, k, v)[0])
+        assert error(exact([x[0] for x in (q, k, v)], causal=causal), right) < 1e-14
+
+
+@pytest.mark.parametrize("S", LENGTHS)
+@pytest.mark.parametrize("rung", RUNGS)
+def test_lengths(library, rung, S):
+    given = draw(S)
+    assert error(attend(library, rung, given), exact(given)) < LIMIT[rung]
+
+
+@pytest.mark.parametrize("rung, rows", [("v1", 32), ("v2", 32), ("v3", 64), ("v4", 64)])
+def test_4096_by_its_last_block_of_rows(library, rung, rows):
+    """The whole walk over the keys; all blocks would take minutes here."""
+    S = 4096
+    given, last = draw(S), (S - 1) // rows
+    found = attend(library, rung, given, only=last)[:, last * rows :]
+    assert error(found, exact(given, slice(last * rows, None))) < LIMIT[rung]
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 7])
+def test_every_batch_and_head_is_its_own(library, rung, batch_size):
+    given = draw(17, 8 * batch_size)
+    assert error(attend(library, rung, given), exact(given)) < LIMIT[rung]
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("cut", CUTS, ids=lambda cut: "x".join(map(str, cut)))
+def test_every_cut(library, cut, causal):
+    """Less than a step, whole steps, and a split that is left without keys."""
+    for S in (1, 65, 200):
+        given = draw(S)
+        assert error(attend(library, "v4", given, cut, causal), exact(given, causal=causal)) < LIMIT["v4"], S
+
+
+@pytest.mark.parametrize("cut", [WIDE, AHEAD], ids=["wide", "ahead"])
+@pytest.mark.parametrize("S", [15, 63, 64, 65, 127, 128, 129, 511, 512, 513])
+def test_lengths_by_warpgroups(library, S, cut):
+    """On both sides of a tile's border, and of a block's; keys that only some of the warpgroups see."""
+    given = draw(S)
+    for causal in (False, True):
+        right = exact(given, causal=causal)
+        assert error(attend(library, "v4", given, cut, causal), right) < LIMIT["v4"], causal
+
+
+@pytest.mark.parametrize("S", [15, 16, 17, 63, 64, 65, 127, 128, 449, 511, 512])
+@pytest.mark.parametrize("cut", [ONCE, (32, 8, 1, 64, 2, 1, 3)], ids=["once", "twice"])
+def test_lengths_at_once(library, S, cut):
+    """Tiles that only some of the rows see, and warps without any."""
+    given = draw(S)
+    for causal in (False, True):
+        right = exact(given, causal=causal)
+        assert error(attend(library, "v4", given, cut, causal), right) < LIMIT["v4"], causal
+
+
+@pytest.mark.parametrize("S", LENGTHS)
+def test_causal_lengths(library, S):
+    given, cut = draw(S), host_cut(CAUSAL, 1, S)
+    assert error(attend(library, "v4", given, cut, causal=True), exact(given, causal=True)) < LIMIT["v4"]
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("S, heads", [(S, heads) for S in (16, 65, 128) for heads in (8, 24)])
+def test_the_cut_of_each_size(library, causal, S, heads):
+    algo = CAUSAL if causal else V4
+    given = draw(S, heads)
+    found = attend(library, "v4", given, host_cut(algo, heads, S), causal)
+    assert error(found, exact(given, causal=causal)) < LIMIT["v4"]
+
+
+def host_cut(algo, heads: int, S: int) -> tuple[int, ...]:
+    """The cut that the host takes on sm_90a: the row of this size, or the next one that has room for as many keys."""
+    rows = tuned_table.nearest(tuned_table.rows(algo.tune, tuned_table.load(algo)), 132)
+    cuts = [
+        tuple(row.constants[name] for name in FIELDS) for row in rows[rows.index(tuned_table.at(rows, heads * S)) :]
+    ]
+    return next(c for c in cuts if c[6] != 3 or S <= c[3] * c[4] * 16 * c[1] // c[0])
+
+
+def test_what_stands_in_is_there_for_every_size():
+    """launch.cuh goes through these rows without looking for their end; they run wherever the others do not."""
+    rows = instead()
+    assert (
+        len(rows) >= 2 and rows[-1][0] == tuned_table.ENDLESS and all(cut[-1] == 0 and len(cut) == 7 for _, cut in rows)
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("rung, cut", [("v2", USUAL), ("v3", USUAL), *(("v4", cut) for cut in CUTS)])
+def test_the_order_of_threads_and_of_copies_changes_nothing(library, rung, cut, mode):
+    """A barrier or a wait too little shows as a bit that depends on who was first."""
+    given = draw(200)
+    assert torch.equal(attend(library, rung, given, cut, mode=mode), attend(library, rung, given, cut))
+
+
+def test_before_sm_90_the_same_code_splits_nothing(library):
+    given = draw(130)
+    assert error(attend(library, "v4-sm80", given), exact(given)) < LIMIT["v4"]
+
+
+# --- extremes -------------------------------------------------------------------------------------------------------
+
+
+def large_logits(S):
+    """Scores of up to 1e4: the two nearest are 10 apart at least, or equal."""
+    q, k, v = (torch.zeros(1, S, 64) for _ in range(3))
+    q[..., 0] = 250.0
+    k[..., 0] = (torch.arange(S) * 37 % 320).float()
+    v = draw(S)[2].float()
+    return q, k, v
+
+
+def equal_logits(S):
+    q, k, v = draw(S)
+    return q, k[:, :1].expand(k.shape), v
+
+
+def equal_large_logits(S):
+    """All scores are 16 * 65504^2 * 4: the rounding of that alone is an exponent of thousands."""
+    _, _, v = draw(S)
+    return torch.full((1, S, 64), 65504.0), torch.full((1, S, 64), 65504.0), v
+
+
+def one_hot(S):
+    q, k, v = draw(S)
+    q[:, 3 % S] = 0
+    q[:, 3 % S, 5] = 60000.0
+    k[:, 7 % S, 5] = 60000.0
+    return q, k, v
+
+
+def rising(S):
+    """Every key beats all before it: the maximum moves at each step, for each row."""
+    q, k, v = draw(S)
+    q[..., 0], k[..., 0] = 30.0, torch.arange(S) * 0.1
+    return q, k, v
+
+
+def all_negative(S):
+    """No score is above 0, so that the greatest bits are not the greatest score's; and many are equal."""
+    q, k, v = draw(S)
+    return -q.abs(), k.abs(), v
+
+
+def far_below(S):
+    """The same far from 0: rounding of the scaled maximum would show."""
+    q, k, v = large_logits(S)
+    k[..., 0] -= 400.0
+    return q, k, v
+
+
+def widest_values(S):
+    """v at both ends of float16, and all at one end in the first columns: sums that must not leave float16."""
+    q, k, v = draw(S)
+    v = torch.where(v > 0, 65504.0, -65504.0)
+    v[..., :8] = 65504.0
+    return q, k, v
+
+
+def rounded_up(S):
+    """All probabilities but one are just above 0.5 + 2^-12, and rounded up: their sum of v is 5e-4 too much."""
+    q, k, v = (torch.zeros(1, S, 64) for _ in range(3))
+    score = 8 * math.log(0.5 + 2.0**-12 + 2.0**-18)
+    first = torch.tensor(score).half().float()
+    q[..., 0], q[..., 1] = 1.0, 2.0**-6
+    k[:, 1:, 0], k[:, 1:, 1] = first, (score - first) * 2**6
+    return q, k, v + 65504.0
+
+
+def smallest(S):
+    return tuple(torch.where(x > 0, 2.0**-24, -(2.0**-24)) for x in draw(S))
+
+
+EXTREMES = [
+    large_logits, equal_logits, equal_large_logits, one_hot, rising, all_negative, far_below, widest_values, rounded_up,
+    smallest,
+]  # fmt: skip
+
+
+def good_enough(found: torch.Tensor, right: torch.Tensor) -> bool:
+    """Finite where the float64 result fits float16, and near it; below its subnormals, to half a unit of them."""
+    assert right.abs().max() < 65504 + 1e-6
+    half_a_unit = float((found.double() - right).abs().max()) <= 2.0**-25 * 1.001
+    return bool(found.isfinite().all()) and (half_a_unit or error(found, right) < 1e-3)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("make", EXTREMES, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("rung", RUNGS)
+def test_extremes(library, rung, make, causal):
+    if causal and rung != "v4":
+        return
+    for S in (17, 200):
+        given = [x.half().contiguous() for x in make(S)]
+        right = exact(given, causal=causal)
+        for cut in (USUAL, WIDE, AHEAD, ONCE) if rung == "v4" else (USUAL,):
+            assert good_enough(attend(library, rung, given, cut, causal), right), (S, cut)
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_scores_that_float32_cannot_tell_apart_stay_finite(library, rung):
+    """Sums of +-65504^2: which of two equal ones is greater depends on the order of the sum, for anyone."""
+    q, k, v = draw(130)
+    given = [torch.where(q > 0, 65504.0, -65504.0).half(), torch.where(k > 0, 65504.0, -65504.0).half(), v]
+    for cut in (USUAL, WIDE, AHEAD, ONCE) if rung == "v4" else (USUAL,):
+        found = attend(library, rung, given, cut)
+        assert found.isfinite().all() and found.abs().max() <= v.abs().max()
+
+
+def test_a_row_without_the_sharp_key_is_left_alone(library):
+    """The maximum and the sum are a row's, not a tile's: one hot row must not push its neighbours to 0 / 0."""
+    given = [x.half() for x in one_hot(64)]
+    for rung in RUNGS:
+        found, right = attend(library, rung, given), exact(given)
+        assert max(error(found[:, i], right[:, i]) for i in range(64)) < 2e-3
+
+
+def test_the_cuts_to_try_are_those_that_fit():
+    """gdn tune tries no cut that does not compile or that sm_90 has no shared memory for."""
+    for algo in (V4, CAUSAL):
+        for c in tuned_table.candidates(algo)[0]:
+            if c["wgmma"] == 3:
+                groups = c["warps"] * 16 // c["rows"]
+                assert c["tiles"] == c["splits"] == 1 and groups > 1 and groups * c["rows"] == c["warps"] * 16
+                assert groups * c["stages"] * c["keys"] <= 512
+                shared = c["rows"] * 128 + groups * (c["stages"] * (c["keys"] * 256 + 16) + c["rows"] * 66 * 4) + 8
+                assert shared <= 227 * 1024
+                continue
+            if c["wgmma"]:
+                groups, own = c["warps"] // 4, c["rows"] // 64
+                assert c["rows"] % 64 == 0 and groups % own == 0 and c["tiles"] == 1 and c["stages"] >= 2
+                parts = groups // own * c["splits"]
+                shared = c["rows"] * 128 + 2048 + groups // own * c["stages"] * (c["keys"] * 256 + 32) + 8
+                shared += parts * c["rows"] // c["splits"] * 66 * 4 if parts > 1 else 0
+                assert c["keys"] in (64, 128) and shared <= 227 * 1024
+                continue
+            row_groups = c["rows"] // (16 * c["tiles"])
+            key_groups = c["warps"] // row_groups
+            assert row_groups * key_groups == c["warps"] and c["rows"] // c["splits"] % 16 == 0
+            parts = key_groups * c["splits"]
+            shared = c["rows"] * 128 + 2 * c["stages"] * c["keys"] * key_groups * 128
+            shared += parts * c["rows"] // c["splits"] * 66 * 4 if parts > 1 else 0
+            assert shared <= 227 * 1024
+
+
+@pytest.fixture(scope="module")
+def compiled_cuts(tmp_path_factory):
+    """compiled_cuts("-arch=sm_90a", ...): the cuts in use in one file, what nvcc made of it and what it said."""
+    if inventory.cuda_home() is None:
+        pytest.skip("no nvcc here")
+    folder = tmp_path_factory.mktemp("cuts")
+    names = ("attention", "cluster", "once", "parts", "tensor_map", "warpgroup", "wgmma")
+    files = ("flashcore-v1/problem.cuh", "flashcore-v3/ptx.cuh", *(f"flashcore-v4/{name}.cuh" for name in names))
+    for file in files:
+        shutil.copy(FWD / file, folder)
+    kernels = [(cut, causal) for algo, causal in ((V4, "false"), (CAUSAL, "true")) for cut in set(cuts_of(algo))]
+    text = ""
+    for cut, causal in kernels:
+        name = {"split": "flashcore_v4", "wide": "flashcore_v4_wide", "once": "flashcore_v4_once"}[RUN[cut[-1]]]
+        given = "const __grid_constant__ Maps, " if cut[-1] else ""
+        text += f"template __global__ void {name}<{typed(cut)}, {causal}>({given}const __grid_constant__ Problem);\n"
+    includes = '#include "attention.cuh"\n#include "once.cuh"\n#include "tensor_map.cuh"\n#include "wgmma.cuh"\n'
+    (folder / "cuts.cu").write_text(includes + "namespace flashcore {\n" + text + "}\n")
+
+    def run(*flags: str) -> tuple[str, str]:
+        nvcc = inventory.cuda_home() / "bin" / "nvcc"
+        command = [nvcc, "-std=c++17", "-O2", *flags, "-o", "made", "cuts.cu"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return (folder / "made").read_text(errors="replace"), done.stderr + done.stdout
+
+    run.kernels = kernels
+    return run
+
+
+def test_the_cuts_in_use_compile_without_spills(compiled_cuts):
+    _, said = compiled_cuts("-arch=sm_90a", "-Xptxas", "-v", "-cubin")
+    spilled = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
+    assert spilled == [("0", "0")] * (len(compiled_cuts.kernels) + 1)  # and flashcore_compiled_for
+    assert "serialized" not in said  # products that wait for each other, one by one
+
+
+def test_what_is_compiled_without_wgmma_says_so(compiled_cuts):
+    """The host asks how many threads flashcore_compiled_for may have: fewer than COMPILED_WITH_WGMMA on sm_90."""
+
+    def threads(ptx: str) -> int:
+        return int(re.search(r"\.entry \w*flashcore_compiled_for\w*\(\)\s*\.maxntid (\d+)", ptx)[1])
+
+    with_it, without = (compiled_cuts(f"-arch={arch}", "-ptx")[0] for arch in ("sm_90a", "sm_90"))
+    least = int(re.search(r"COMPILED_WITH_WGMMA = (\d+)", (FWD / "flashcore-v4" / "tensor_map.cuh").read_text())[1])
+    assert threads(with_it) == least > threads(without)
+    assert "wgmma" in with_it and "wgmma.mma_async" not in without
+
+
+# --- on a GPU, with its own arithmetic --------------------------------------------------------------------------------
+
+ON_GPU = [
+    a for op in ("attention_fwd", "attention_fwd_causal") for a in REGISTRY.of(op) if a.name.startswith("flashcore")
+]
+on_gpu = pytest.mark.parametrize("algo", [pytest.param(a, id=a.full_name) for a in ON_GPU])
+gpu = pytest.mark.gpu
+
+
+@functools.cache
+def built(full_name: str):
+    return helpers.built(full_name, "cuda")
+
+
+def on_device(algo, given) -> torch.Tensor:
+    """The algo's output for [B, 8, S, 64] on the GPU; its inputs must stay as they are."""
+    if (place := inventory.place(algo, "cuda")).mode is None:
+        pytest.skip(f"{algo.full_name}: {place.reason}")
+    op, kernel = built(algo.full_name)
+    B, _, S, _ = given[0].shape
+    outputs, before = check.allocate(op, {"batch_size": B, "seq_len": S}, "cuda"), [x.clone() for x in given]
+    kernel(given, outputs)
+    assert all(torch.equal(x, was) for x, was in zip(given, before, strict=True))
+    return outputs[0]
+
+
+def drawn(B: int, S: int) -> list[torch.Tensor]:
+    g = torch.Generator("cuda").manual_seed(B * 10000 + S)
+    return [torch.randn(B, 8, S, 64, generator=g, device="cuda").half() for _ in range(3)]
+
+
+def right_of(given, causal: bool) -> torch.Tensor:
+    """exact, a batch entry at a time: 8 heads of 4096 rows are a gigabyte of scores."""
+    return torch.stack([exact(entry, causal=causal) for entry in zip(*given, strict=True)])
+
+
+@gpu
+@pytest.mark.parametrize("S", [*LENGTHS, 4096])
+@on_gpu
+def test_gpu_lengths_and_batches_are_no_worse_than_pytorchs(algo, S):
+    causal = algo.op == "attention_fwd_causal"
+    slack = 1.02 if S >= 128 else 1.1  # which way single roundings fell: more in a few thousand elements
+    for B in (1, 2, 3, 7):
+        given = drawn(B, S)
+        found, right = on_device(algo, given), right_of(given, causal)
+        theirs = error(F.scaled_dot_product_attention(*given, is_causal=causal), right)
+        mine = error(found, right)
+        assert mine < 2e-3 and mine <= slack * theirs + 1e-6, (B, mine, theirs)
+
+
+@gpu
+@on_gpu
+def test_gpu_few_heads_with_many_keys(algo):
+    """A size by its elements, but no sequence that a cut of that size was made for."""
+    if not algo.name.startswith("flashcore-v4"):
+        return
+    causal = algo.op == "attention_fwd_causal"
+    for heads, S in ((1, 4096), (2, 2048), (3, 600)):
+        given = [x[:, :heads].contiguous() for x in drawn(1, S)]
+        found = torch.empty_like(given[0])
+        built(algo.full_name)[1](given, [found])
+        assert error(found, right_of(given, causal)) < LIMIT["v4"], (heads, S)
+
+
+@gpu
+@pytest.mark.parametrize("make", EXTREMES, ids=lambda make: make.__name__)
+@on_gpu
+def test_gpu_extremes(algo, make):
+    causal = algo.op == "attention_fwd_causal"
+    for S in (17, 200, 512, 1000):
+        given = [x.half().expand(8, -1, -1)[None].contiguous().cuda() for x in make(S)]
+        assert good_enough(on_device(algo, given), right_of(given, causal)), S
+
+
+@gpu
+@on_gpu
+def test_gpu_one_launch_and_nothing_allocated(algo):
+    given = drawn(1, 512)
+    on_device(algo, given)
+    op, kernel = built(algo.full_name)
+    outputs = check.allocate(op, {"batch_size": 1, "seq_len": 512}, "cuda")
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        kernel(given, outputs)
+        torch.cuda.synchronize()
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    assert len([e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]) == 1

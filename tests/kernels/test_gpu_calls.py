@@ -1,0 +1,285 @@
+"""On a GPU: every rung from new threads, which have no CUDA context current, and at addresses that no kernel takes.
+
+A fault here takes the context down, and every later test of the process with it: the first failure is the one to read.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import sys
+import threading
+
+import helpers
+import oracle
+import pytest
+import torch
+from operators.test_call_checks import shifted
+
+from gdn_cli import load
+from gdn_cli.catalog import registry
+from gdn_cli.machine import inventory
+from gdn_cli.worker import check
+
+pytestmark = pytest.mark.gpu
+
+REGISTRY = registry.load()
+RUNGS = [pytest.param(a, id=a.full_name) for a in REGISTRY.algos if "cuda" in a.modes]
+# written here: these the judge calls as they are, without `load` around them
+OURS = [p for p in RUNGS if p.values[0].language in ("cuda", "triton") and not p.values[0].packages]
+CASES = {
+    "gdn_decode": [dict(batch_size=3)],
+    "gdn_decode_bf16": [dict(batch_size=3)],
+    # cuda-chunk: a long one, which its wgmma kernels have; many, which it walks in order of length; short ones
+    "gdn_prefill": [dict(lengths=(1100,)), dict(lengths=(130,) * 40), dict(lengths=(5, 64, 3))],
+    "attention_fwd": [dict(batch_size=2, seq_len=512), dict(batch_size=1, seq_len=2048)],
+    "attention_fwd_causal": [dict(batch_size=2, seq_len=512), dict(batch_size=1, seq_len=2048)],
+}
+NEW = 4  # threads
+
+
+def in_new_threads(work) -> list:
+    """What `work(i)` gives in each of some threads that begin it together; what one raises is raised here."""
+    results: list = [None] * NEW
+    start = threading.Barrier(NEW)
+
+    def body(i: int) -> None:
+        try:
+            start.wait()
+            results[i] = work(i)
+        except BaseException as e:
+            results[i] = e
+
+    threads = [threading.Thread(target=body, args=(i,)) for i in range(NEW)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+def here(algo):
+    if (place := inventory.place(algo, "cuda")).mode is None:
+        pytest.skip(f"{algo.full_name}: {place.reason}")
+
+
+def rung(algo):
+    here(algo)
+    return load(algo.full_name)
+
+
+def on(device: str, inputs: list) -> list:
+    return [x.to(device) if isinstance(x, torch.Tensor) else x for x in inputs]
+
+
+@functools.cache
+def _exact(op: str, case: str) -> tuple:
+    exact = getattr(oracle, op)(*oracle.inputs(op, **json.loads(case)))
+    return exact if isinstance(exact, tuple) else (exact,)
+
+
+def right(op, outputs, case: dict) -> None:
+    """Whether they are what float64 gives for `oracle.inputs(**case)`."""
+    exact = _exact(op.name, json.dumps(case))
+    for (name, bound), x, y in zip(op.tolerance.items(), outputs, exact, strict=True):
+        assert oracle.error(x, y) <= bound, name  # NaN is not
+
+
+def called(call, inputs: list):
+    """The outputs; a skip where one of PyTorch's backends does not take the shape, as it says itself."""
+    try:
+        return call(*inputs)
+    except RuntimeError as e:
+        if "does not run here" in str(e):
+            pytest.skip(str(e))
+        raise
+
+
+# --- threads ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algo", RUNGS)
+def test_every_rung_from_four_new_threads_at_once(algo):
+    """The main thread's bits, so the main thread's way; of a peer, which may choose as it likes, the right values."""
+    call, op = rung(algo), REGISTRY.ops[algo.op]
+    for case in CASES[algo.op]:
+        inputs = on("cuda", oracle.inputs(algo.op, **case))
+        first = called(call, inputs)
+        torch.cuda.synchronize()
+        for outputs in in_new_threads(lambda _, inputs=inputs: call(*inputs)):
+            right(op, outputs, case)
+            if not algo.packages:
+                assert all(torch.equal(a, b) for a, b in zip(first, outputs, strict=True)), case
+
+
+@pytest.mark.parametrize("algo", OURS)
+def test_what_a_judge_calls_from_new_threads(algo):
+    here(algo)
+    op, kernel = helpers.built(algo.full_name, "cuda")
+    for case in CASES[algo.op]:
+        given = oracle.inputs(algo.op, **case)
+        inputs = on("cuda", given)
+        outputs = [check.allocate(op, helpers.axes_of(op, given), "cuda") for _ in range(NEW)]  # filled with NaN
+        torch.cuda.synchronize()
+        in_new_threads(lambda i, inputs=inputs, outputs=outputs: kernel(inputs, outputs[i]))
+        torch.cuda.synchronize()
+        for each in outputs:
+            right(op, each, case)
+
+
+FRESH = """
+import sys, json, torch, oracle
+from kernels import test_gpu_calls as t
+from gdn_cli import load; from gdn_cli.catalog import registry
+name, case = sys.argv[1], json.loads(sys.argv[2])
+op = t.REGISTRY.ops[name.split("/")[0]]
+made = []
+def make():
+    made.append((load(name), t.on("cuda", oracle.inputs(op.name, **case))))
+    torch.cuda.synchronize()
+maker = t.threading.Thread(target=make); maker.start(); maker.join()
+call, inputs = made[0]
+for outputs in t.in_new_threads(lambda _: call(*inputs)):
+    t.right(op, outputs, case)
+print("right")
+"""
+
+
+@pytest.mark.parametrize("algo", OURS)
+def test_the_first_calls_of_a_process_come_from_four_new_threads(algo):
+    """Nothing has been asked of the device, no kernel loaded, and the main thread never has a context."""
+    here(algo)
+    path = os.pathsep.join([str(helpers.TESTS), *sys.path])
+    case = json.dumps(CASES[algo.op][0])
+    env = {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
+    done = helpers.python("-c", FRESH, algo.full_name, case, env=env)
+    assert (done.code, done.out) == (0, "right\n"), done.err
+
+
+@pytest.mark.parametrize("algo", [p for p in OURS if p.values[0].language == "cuda"])
+def test_a_binding_launches_where_its_tensors_are(algo):
+    """From the main thread and from a new one, with another device current, which stays so."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU only")
+    here(algo)
+    op, kernel = helpers.built(algo.full_name, "cuda")
+    case = CASES[algo.op][0]
+    given = oracle.inputs(algo.op, **case)
+    inputs = on("cuda:1", given)
+    outputs = check.allocate(op, helpers.axes_of(op, given), "cuda:1")
+
+    def work(_):
+        kernel(inputs, outputs)  # all threads write the same
+        assert torch.cuda.current_device() == 0
+
+    for run in (work, lambda _: in_new_threads(work)):
+        for x in outputs:
+            x.zero_()
+        torch.cuda.synchronize("cuda:1")
+        run(0)
+        torch.cuda.synchronize("cuda:1")
+        right(op, outputs, case)
+
+
+# --- addresses --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algo", RUNGS)
+def test_load_refuses_an_odd_address_of_any_tensor(algo):
+    call, op = rung(algo), REGISTRY.ops[algo.op]
+    case = CASES[algo.op][-1]
+    inputs = on("cuda", oracle.inputs(algo.op, **case))
+    first = called(call, inputs)
+    for i, (name, x) in enumerate(zip(op.inputs, inputs, strict=True)):
+        if isinstance(x, torch.Tensor):
+            odd = [*inputs[:i], shifted(x), *inputs[i + 1 :]]
+            with pytest.raises(ValueError, match=f"^{name}: expected a pointer aligned to 16 bytes; call .clone"):
+                call(*odd)
+            odd[i] = odd[i].clone()
+            right(op, call(*odd), case)
+    for i, name in enumerate(op.outputs):
+        out = [torch.empty_like(x) for x in first]
+        out[i] = shifted(out[i])
+        with pytest.raises(ValueError, match=f"^out: {name}: expected a pointer aligned to 16 bytes"):
+            call(*inputs, out=tuple(out))
+    torch.cuda.synchronize()  # the context lives
+    right(op, call(*inputs), case)
+
+
+@pytest.mark.parametrize("algo", OURS)
+def test_a_binding_refuses_an_odd_address_of_any_tensor(algo):
+    here(algo)
+    op, kernel = helpers.built(algo.full_name, "cuda")
+    case = CASES[algo.op][-1]
+    given = oracle.inputs(algo.op, **case)
+    inputs = on("cuda", given)
+    outputs = check.allocate(op, helpers.axes_of(op, given), "cuda")
+    tensors = [*inputs, *outputs]
+    for i, (name, x) in enumerate(zip((*op.inputs, *op.outputs), tensors, strict=True)):
+        if isinstance(x, torch.Tensor):
+            odd = [*tensors[:i], shifted(x), *tensors[i + 1 :]]
+            said = rf"{name}: expected a pointer aligned to (16|32) bytes; call \.clone\(\) on it"
+            with pytest.raises(ValueError, match=said):
+                kernel(odd[: len(inputs)], odd[len(inputs) :])
+    torch.cuda.synchronize()
+    kernel(inputs, outputs)
+    right(op, outputs, case)
+
+
+# --- autocast ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algo", [p for p in RUNGS if not p.values[0].packages])
+def test_autocast_around_a_call_changes_nothing_in_it(algo):
+    call = rung(algo)
+    inputs = on("cuda", oracle.inputs(algo.op, **CASES[algo.op][-1]))
+    plain = called(call, inputs)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        cast = call(*inputs)
+    assert all(torch.equal(a, b) for a, b in zip(plain, cast, strict=True))
+
+
+# --- a slower way -----------------------------------------------------------------------------------------------
+
+WITH_WGMMA = ["gdn_prefill/cuda-chunk", "attention_fwd/flashcore-v4", "attention_fwd_causal/flashcore-v4-causal"]
+LOADED = """
+import sys, warnings
+from gdn_cli import load
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    load(sys.argv[1]), load(sys.argv[1])
+print([str(w.message) for w in seen if w.category is UserWarning])
+"""
+
+
+@pytest.mark.parametrize("name", WITH_WGMMA)
+@pytest.mark.parametrize("built_for", ["9.0a", "9.0"])
+def test_a_build_without_wgmma_says_so(name, built_for):
+    algo = REGISTRY.find(name)
+    here(algo)
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("no GPU with wgmma here")
+    env = {"PYTHONPATH": os.pathsep.join(sys.path), "TVM_FFI_CUDA_ARCH_LIST": built_for}
+    env |= {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
+    env["FIB_CACHE_PATH"] = (
+        f"{os.environ['FIB_CACHE_PATH']}-{built_for}"  # the cache does not know what it was built for
+    )
+    done = helpers.python("-c", LOADED, name, env=env)
+    assert done.code == 0, done.err
+    why = "mma.sync in place of wgmma, which is not in a build for sm_90, only for sm_90a"
+    assert done.out == (f"{[f'{name}: {why}']}\n" if built_for == "9.0" else "[]\n")
+
+
+@pytest.mark.parametrize("name", WITH_WGMMA)
+def test_gdns_own_build_takes_what_its_gpu_has(name):
+    algo = REGISTRY.find(name)
+    here(algo)
+    _, kernel = helpers.built(name, "cuda")
+    inputs = on("cuda", oracle.inputs(algo.op, **CASES[algo.op][0]))
+    assert kernel.fallback() is None and kernel.backend(inputs) is None
+    assert re.search(r"-sm_\w+$", kernel.runnable.metadata.solution_name)

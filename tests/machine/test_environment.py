@@ -1,0 +1,355 @@
+"""gdn_cli.machine.environment: readings of the GPU, and what they say about a number."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import SimpleNamespace
+
+import building
+import pytest
+
+from gdn_cli.machine import environment
+from gdn_cli.schema.record_types import GpuState
+
+# --- readings -----------------------------------------------------------------------------------------------------
+
+
+class NVMLError(Exception):
+    pass
+
+
+class Nvml:
+    """pynvml for one GPU. `bits`: its clock event reasons, `pids`: the processes with a context on it."""
+
+    NVMLError, NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = NVMLError, 1, 2, 0
+
+    def __init__(self, bits: int = 0, pids: tuple[int, ...] = (42,)):
+        self.bits, self.pids, self.opened = bits, pids, 0
+
+    def nvmlInit(self):
+        self.opened += 1
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        assert uuid == "GPU-8932f937-d72c"
+        return "handle"
+
+    def nvmlDeviceGetClockInfo(self, handle, clock):
+        assert handle == "handle"
+        return {self.NVML_CLOCK_SM: 1980, self.NVML_CLOCK_MEM: 3201}[clock]
+
+    def nvmlDeviceGetTemperature(self, handle, sensor):
+        assert sensor == self.NVML_TEMPERATURE_GPU
+        return 41
+
+    def nvmlDeviceGetPowerUsage(self, handle):
+        return 123456  # milliwatts
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle):
+        return self.bits
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):
+        return [SimpleNamespace(pid=pid) for pid in self.pids]
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    """nvml(**settings): that pynvml, and a torch that sees its GPU."""
+    import torch
+
+    def install(**settings):
+        environment._opened.cache_clear()
+        fake = Nvml(**settings)
+        monkeypatch.setitem(sys.modules, "pynvml", fake)
+        properties = SimpleNamespace(uuid="8932f937-d72c")
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: properties)
+        return fake
+
+    yield install
+    environment._opened.cache_clear()
+
+
+STATE = {
+    "sm_mhz": 1980,
+    "memory_mhz": 3201,
+    "temperature_c": 41,
+    "power_w": 123.456,
+    "throttle": [],
+    "other_processes": 0,
+}
+
+
+def test_a_reading(nvml):
+    nvml()
+    assert environment.gpu_state() == GpuState(**STATE)
+    assert environment.gpu_state(brief=True) == GpuState(sm_mhz=1980, throttle=[])
+
+
+def test_nvml_is_opened_once(nvml):
+    fake = nvml()
+    for _ in range(3):
+        environment.gpu_state()
+    assert fake.opened == 1
+
+
+# the bits of nvml.h, NVML_CLOCKS_EVENT_REASON_*
+@pytest.mark.parametrize(
+    ("bits", "reasons"),
+    [
+        (1, []),  # GPU_IDLE
+        (2, []),  # APPLICATIONS_CLOCKS_SETTING
+        (4, ["sw_power_cap"]),
+        (8, ["hw_slowdown"]),
+        (16, ["sync_boost"]),
+        (32, ["sw_thermal"]),
+        (64, ["hw_thermal"]),
+        (128, ["hw_power_brake"]),
+        (256, []),  # DISPLAY_CLOCK_SETTING
+        (4 | 32 | 1, ["sw_power_cap", "sw_thermal"]),
+    ],
+)
+def test_throttle_reasons(bits, reasons, nvml):
+    nvml(bits=bits)
+    assert environment.gpu_state().throttle == reasons
+
+
+def test_the_bits_are_pynvml_s():
+    pynvml = pytest.importorskip("pynvml")
+    names = {
+        "sw_power_cap": "SwPowerCap",
+        "hw_slowdown": "HwSlowdown",
+        "sync_boost": "SyncBoost",
+        "sw_thermal": "SwThermalSlowdown",
+        "hw_thermal": "HwThermalSlowdown",
+        "hw_power_brake": "HwPowerBrakeSlowdown",
+    }
+    theirs = {getattr(pynvml, f"nvmlClocksThrottleReason{theirs}"): ours for ours, theirs in names.items()}
+    assert theirs == environment._THROTTLES
+    # and the functions that are called by name are there, by one name or the other
+    assert {name for name in vars(Nvml) if name.startswith("nvml")} <= set(dir(pynvml))
+    assert hasattr(pynvml, "nvmlDeviceGetCurrentClocksThrottleReasons")
+
+
+@pytest.mark.parametrize("lacking", ["pynvml", "driver"])
+def test_the_older_name_of_the_reasons(lacking, nvml, monkeypatch):
+    fake = nvml(bits=1)
+    if lacking == "pynvml":
+        monkeypatch.delattr(Nvml, "nvmlDeviceGetCurrentClocksEventReasons")
+    else:
+        fake.nvmlDeviceGetCurrentClocksEventReasons = fails
+    fake.nvmlDeviceGetCurrentClocksThrottleReasons = lambda handle: 64
+    assert environment.gpu_state().throttle == ["hw_thermal"]
+
+
+@pytest.mark.parametrize(
+    ("pids", "others"),
+    [
+        ((), 0),
+        ((os.getpid(),), 0),
+        ((1234567,), 0),  # in a container: the host's number of this process
+        ((os.getpid(), 7), 1),
+        ((7, 7, 8, 9), 2),  # one process may be listed twice
+    ],
+)
+def test_other_processes(pids, others, nvml):
+    nvml(pids=pids)
+    assert environment.gpu_state().other_processes == others
+
+
+def fails(*args):
+    raise NVMLError("Not Supported")
+
+
+@pytest.mark.parametrize(
+    ("function", "keys"),
+    [
+        ("nvmlDeviceGetClockInfo", {"sm_mhz", "memory_mhz"}),
+        ("nvmlDeviceGetTemperature", {"temperature_c"}),
+        ("nvmlDeviceGetPowerUsage", {"power_w"}),
+        ("nvmlDeviceGetCurrentClocksEventReasons", {"throttle"}),
+        ("nvmlDeviceGetComputeRunningProcesses", {"other_processes"}),
+    ],
+)
+def test_what_is_not_told_is_left_out(function, keys, nvml):
+    setattr(nvml(), function, fails)
+    assert environment.gpu_state() == GpuState(**{k: v for k, v in STATE.items() if k not in keys})
+
+
+@pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetHandleByUUID"])
+def test_a_hidden_nvml(function, nvml):
+    setattr(nvml(), function, fails)
+    assert environment.gpu_state() == GpuState()
+
+
+def test_no_gpu_in_torch(nvml, monkeypatch):
+    import torch
+
+    nvml()
+    monkeypatch.setattr(torch.cuda, "get_device_properties", fails)
+    assert environment.gpu_state() == GpuState()
+
+
+def test_the_cpu(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {8, 0, 2, 1, 3}, raising=False)
+    found = environment.describe("cpu")
+    assert (found.cpus, found.affinity) == (5, "0-3,8")
+    monkeypatch.delattr(os, "sched_getaffinity")  # macOS
+    found = environment.describe("cpu")
+    assert found.cpus == os.cpu_count() and found.affinity is None
+
+
+def test_what_was_asked_for_at_compile_time(monkeypatch):
+    monkeypatch.setattr(environment, "_describe_gpu", lambda found: None)
+    monkeypatch.delenv("TVM_FFI_CUDA_ARCH_LIST", raising=False)
+    assert environment.describe("cuda").architectures is None
+    monkeypatch.setenv("TVM_FFI_CUDA_ARCH_LIST", "8.0 9.0a")
+    assert environment.describe("cuda").architectures == "8.0 9.0a"
+    assert environment.describe("cpu").architectures is None
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ([], ""),
+        ([5], "5"),
+        ([1, 0], "0-1"),
+        ([0, 2, 4], "0,2,4"),
+        ({9, 10, 11, 3, 63, 64}, "3,9-11,63-64"),
+    ],
+)
+def test_ranges(numbers, text):
+    assert environment.ranges(numbers) == text
+
+
+# --- doubts -------------------------------------------------------------------------------------------------------
+
+FINE = {"low_us": 99.0, "high_us": 101.0, "ci_low_us": 99.5, "ci_high_us": 100.5, "stopped": "target"}
+
+
+def doubts(before=None, during=None, after=None, target=0.01, **timing) -> list[str]:
+    before, *during, after = (GpuState(**STATE | (d or {})) for d in (before, *(during or [{}, {}]), after))
+    us = timing.pop("median_us", 100.0)
+    return environment.doubts(before, during, after, building.timing(us, **FINE | timing), target)
+
+
+def test_silent_when_all_is_well():
+    assert doubts() == []
+    unknown, fine = GpuState(), building.timing(100.0, **FINE)
+    assert environment.doubts(unknown, [], unknown, fine, 0.01) == []
+    assert environment.doubts(unknown, [unknown, unknown], unknown, fine, 0.01) == []
+    idle = GpuState(sm_mhz=345, temperature_c=30, throttle=[])
+    assert environment.doubts(idle, [GpuState(**STATE)], idle, fine, 0.01) == []
+
+
+def slowed(by: str, advice: str) -> str:
+    return f"the GPU was slowed by {by} while this was measured: {advice}, or compare within this run only"
+
+
+POWER = slowed("its power cap", "let it rest")
+HEAT = slowed("its temperature", "let it cool")
+BRAKE = slowed("the power brake of its server", "see to the power supply")
+
+
+@pytest.mark.parametrize(
+    ("reasons", "said"),
+    [
+        (["sw_power_cap"], [POWER]),
+        (["sw_thermal"], [HEAT]),
+        (["hw_thermal"], [HEAT]),
+        (["hw_power_brake"], [BRAKE]),
+        (["hw_slowdown"], [slowed("its protection against heat and overload", "let it rest")]),
+        (["sync_boost"], [slowed("the others of its sync boost group", "take it out of the group")]),
+        (["hw_slowdown", "hw_thermal"], [HEAT]),
+        (["hw_slowdown", "hw_power_brake"], [BRAKE]),
+        (["hw_slowdown", "hw_thermal", "sw_thermal", "sw_power_cap"], [POWER, HEAT]),
+    ],
+)
+def test_throttled(reasons, said):
+    assert doubts(during=[{}, {"throttle": reasons}, {}]) == said
+    assert doubts(after={"throttle": reasons}) == said
+    assert doubts(before={"throttle": reasons}) == []
+
+
+def moved(low: int, high: int) -> list[str]:
+    return [
+        f"the SM clock moved between {low} and {high} MHz while this was measured: "
+        "lock it (nvidia-smi --lock-gpu-clocks), or compare within this run only"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("clocks", "said"),
+    [
+        ([2000, 1940, 2000], []),  # 3 % exactly
+        ([2000, 1939, 2000], moved(1939, 2000)),
+        ([2000, 1500], moved(1500, 2000)),
+        ([345, 1980, 1980], []),  # still rising from idle
+        ([345, 1980], []),
+        ([345, 1500, 1980], moved(1500, 1980)),
+        ([345], []),
+    ],
+)
+def test_clocks(clocks, said):
+    assert doubts(during=[{"sm_mhz": mhz} for mhz in clocks]) == said
+
+
+def test_clocks_before_and_after_are_the_idle_gpu_s():
+    assert doubts(before={"sm_mhz": 345}, after={"sm_mhz": 345}) == []
+
+
+def test_hot():
+    hot = ["the GPU was at 88 °C while this was measured: let it cool, or see to its cooling"]
+    assert doubts(during=[{"temperature_c": 84}], after={"temperature_c": 84}) == []
+    assert doubts(during=[{"temperature_c": 85}, {"temperature_c": 88}]) == hot
+    assert doubts(after={"temperature_c": 88}) == hot
+    assert doubts(after={"temperature_c": 85}) == [hot[0].replace("88", "85")]
+
+
+def test_shared():
+    one = ["another process was on the GPU while this was measured: end it, or measure again when it is done"]
+    two = ["2 other processes were on the GPU while this was measured: end them, or measure when they are done"]
+    assert doubts(before={"other_processes": 1}) == one
+    assert doubts(during=[{"other_processes": 1}, {"other_processes": 1}], after={"other_processes": 1}) == one
+    assert doubts(before={"other_processes": 1}, during=[{"other_processes": 2}]) == two
+    assert doubts(after={"other_processes": 2}) == two
+
+
+def known(interval: str, target: str) -> list[str]:
+    return [
+        f"the median is known to ±{interval} % only, not to the target of {target} %: give it more time (--seconds)"
+    ]
+
+
+def test_an_interval_wider_than_the_target():
+    wide = {"ci_low_us": 98.0, "ci_high_us": 102.5}  # half of 4.5 in 100
+    assert doubts(stopped="time", **wide) == known("2.25", "1")
+    assert doubts(stopped="time", **wide, target=0.005) == known("2.25", "0.5")
+    assert doubts(stopped="time", **wide, target=0.03) == []
+    assert doubts(stopped="count", **wide) == []  # asked for exactly so
+    assert doubts(stopped="time") == []  # narrow at the last moment
+    assert doubts(stopped="time", ci_low_us=None, ci_high_us=None) == []
+    assert doubts(stopped="time", ci_low_us=80.0, ci_high_us=120.0) == known("20", "1")
+
+
+def test_spread():
+    said = "the middle half of the samples spreads over ±{} % of the median: " + (
+        "end what else runs on this machine, and measure again"
+    )
+    assert doubts(low_us=90.0, high_us=110.0) == []  # 10 % exactly
+    assert doubts(low_us=98.0, high_us=123.0) == [said.format("12.5")]
+    assert doubts(median_us=0.58, low_us=0.51, high_us=0.67) == []  # an empty launch: a few ticks of the clock
+    assert doubts(median_us=0.0, low_us=0.0, high_us=1.0, spread=0.0) == []
+
+
+def test_all_at_once_in_order():
+    during = [{"throttle": ["sw_power_cap"], "temperature_c": 90, "other_processes": 1}, {"sm_mhz": 1200}]
+    said = doubts(during=during, stopped="time", ci_low_us=90.0, ci_high_us=110.0, low_us=80.0, high_us=120.0)
+    firsts = [" ".join(line.split()[:4]) for line in said]
+    assert firsts == [
+        "another process was on",
+        "the GPU was slowed",
+        "the GPU was at",
+        "the SM clock moved",
+        "the median is known",
+        "the middle half of",
+    ]

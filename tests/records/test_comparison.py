@@ -1,0 +1,276 @@
+"""`gdn compare`: what samples that took turns become, what a saved record is compared with, and when a gate closes."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import building
+import helpers
+import pytest
+
+from gdn_cli import errors
+from gdn_cli.catalog import registry
+from gdn_cli.cli import compare
+from gdn_cli.errors import UsageError
+from gdn_cli.records import comparison, peers, store
+from gdn_cli.records.store import plain
+from gdn_cli.report import book, terminal
+from gdn_cli.run import planning
+from gdn_cli.schema.record_types import Document, Record
+from gdn_cli.timing import summarise
+
+REGISTRY = registry.load()
+
+
+def record(algo: str, samples: list[float], uuid: str = "u1", tier: str = "cupti", **more) -> Record:
+    timing = summarise(tier, samples, l2="cold")
+    return building.record(algo, None, uuid, tier=tier, timing=timing, rounds_us=samples, **more)
+
+
+def document(*found: Record, **env) -> Document:
+    here = {"gpu": "NVIDIA H200", "driver": "580", "versions": {"torch": "2.11", "triton": "3.6"}} | env
+    return building.document(*found, command="compare", options={"l2": "cold"}, environments={"cuda": here})
+
+
+def wave(level: float) -> list[float]:
+    """200 samples around a level, the same pattern at each level."""
+    return [level * (1 + 0.01 * ((i * 7) % 5 - 2)) for i in range(200)]
+
+
+def test_a_ratio_above_one_is_faster_and_the_samples_leave_the_records():
+    d = document(record("a", wave(2.0)), record("b", wave(1.6)), record("c", wave(2.5)), record("d", wave(2.004)))
+    comparison.between(d, {"gdn_decode": "a"}, 0.005)
+    found = {c.algo: c for c in d.comparisons}
+    assert {name: c.verdict for name, c in found.items()} == {"b": "FASTER", "c": "SLOWER", "d": "SAME"}
+    assert found["b"].ratio == pytest.approx(1.25) and found["c"].ratio == pytest.approx(0.8)
+    assert found["b"].baseline_us == pytest.approx(2.0) and found["b"].us == pytest.approx(1.6)
+    assert all(c.baseline == "a" and c.tier == "cupti" and c.rounds == 200 for c in found.values())
+    assert not any(r.rounds_us for r in d.records)
+
+
+def test_the_geometric_mean_is_over_the_workloads_of_one_tier():
+    d = document(
+        record("a", wave(2.0)), record("b", wave(1.0)),
+        record("a", wave(2.0), "u2"), record("b", wave(4.0), "u2"),
+        record("a", wave(5.0), tier="events"), record("b", wave(4.0), tier="events"),
+    )  # fmt: skip
+    comparison.between(d, {"gdn_decode": "a"}, 0.005)
+    overall = {o.tier: o for o in d.overall}
+    assert overall["cupti"].ratio == pytest.approx(1.0)  # twice as fast, half as fast
+    assert overall["cupti"].verdicts == {"FASTER": 1, "SAME": 0, "SLOWER": 1} and overall["cupti"].workloads == 2
+    assert overall["events"].ratio == pytest.approx(1.25) and overall["events"].workloads == 1
+
+
+def test_a_verdict_on_a_time_in_doubt_is_marked():
+    d = document(
+        record("a", wave(2.0)), record("b", wave(1.0)), record("c", wave(1.0)),
+        record("a", wave(2.0), "u2"), record("b", wave(1.0), "u2", doubts=["noisy"]),
+    )  # fmt: skip
+    comparison.between(d, {"gdn_decode": "a"}, 0.005)
+    said = [(c.algo, c.workload.uuid, comparison.verdict(plain(c))) for c in d.comparisons]
+    assert said == [("b", "u1", "FASTER"), ("c", "u1", "FASTER"), ("b", "u2", "FASTER ?")]
+    assert {o.algo: comparison.verdict(plain(o)) for o in d.overall} == {"b": "FASTER ?", "c": "FASTER"}
+    assert comparison.verdict({"verdict": "SAME"}) == "SAME"  # of a file from before doubts were kept here
+
+
+def test_without_the_baseline_nothing_is_compared():
+    d = document(record("b", wave(1.0)))
+    comparison.between(d, {"gdn_decode": "a"}, 0.005)
+    assert d.comparisons == d.overall == []
+
+
+# --- a saved record -------------------------------------------------------------------------------------------------
+
+
+def test_a_saved_record_is_the_baseline_and_what_differs_is_said():
+    saved = document(record("a", wave(2.0)), record("copy", wave(1.0)), driver="570")
+    d = document(record("a", wave(1.6)))
+    comparison.against(d, saved, "old.json", "a", 0.005)
+    (c,) = d.comparisons
+    assert (c.baseline, c.algo, c.verdict) == ("a of old.json", "a", "FASTER")
+    assert c.ratio == pytest.approx(1.25, rel=1e-3)
+    assert d.warnings == ["driver differs: 570 in old.json, 580 here"]
+
+
+@pytest.mark.parametrize(
+    ("algos", "algo", "chosen"),
+    [(["b"], None, "b"), (["x"], None, None), (["x"], "a", "a"), (["b", "a"], None, "b")],
+)
+def test_which_saved_algo(algos, algo, chosen):
+    saved = document(record("a", wave(2.0)), record("b", wave(1.0)), record("pt-reference", wave(9.0), added=True))
+    if chosen:
+        assert comparison.check_saved(saved, "f.json", "gdn_decode", algos, algo, {"cupti"}) == chosen
+    else:
+        with pytest.raises(UsageError, match="f.json holds no times of x; name one: f.json:a; there are a, b"):
+            comparison.check_saved(saved, "f.json", "gdn_decode", algos, algo, {"cupti"})
+
+
+def test_the_only_algo_that_was_asked_for_is_meant():
+    saved = document(record("a", wave(2.0)), record("pt-reference", wave(9.0), added=True))
+    assert comparison.check_saved(saved, "f.json", "gdn_decode", ["x"], None, {"cupti"}) == "a"
+
+
+def test_tiers_are_not_compared():
+    saved = document(record("a", wave(2.0), tier="events"))
+    with pytest.raises(UsageError, match="f.json was timed in tier events, this would be cupti: .*--tier events"):
+        comparison.check_saved(saved, "f.json", "gdn_decode", ["a"], None, {"cupti"})
+    with pytest.raises(UsageError, match="holds no times of gdn_prefill"):
+        comparison.check_saved(saved, "f.json", "gdn_prefill", ["a"], None, {"cupti"})
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_an_algo_that_is_named_twice_is_compared_with_itself():
+    found = planning.rivals(REGISTRY, ["cpp-v1", "pt-reference", "cpp-v1", "cpp-v1"], None, "cpu")
+    assert [e.algo.name for e in found] == ["cpp-v1", "pt-reference", "cpp-v1@2", "cpp-v1@3"]
+    with pytest.raises(UsageError, match="gdn_decode/cpp-v1 and gdn_prefill/pt-chunk are of different ops"):
+        planning.rivals(REGISTRY, ["cpp-v1", "pt-chunk"], None, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("code", "ratios", "gate", "end"),
+    [
+        (0, [0.98, 1.2], None, 0),
+        (0, [0.98, 1.2], 0.99, 1),
+        (0, [0.995], 0.99, 0),
+        (3, [0.5], 0.99, 1),  # a regression that was seen goes before what could not be seen
+        (3, [1.5], 0.99, 3),
+        (1, [1.5], 0.99, 1),
+    ],
+)
+def test_gate(code, ratios, gate, end, capsys):
+    d = SimpleNamespace(interrupted=False, overall=[SimpleNamespace(ratio=r) for r in ratios])
+    assert compare._code(code, d, gate) == end
+    assert ("a regression: " in capsys.readouterr().err) is (end == 1 and code != 1)
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory, gdn):
+    """One `gdn compare`, and the bench of one of the two to compare with later."""
+    folder = tmp_path_factory.mktemp("compare")
+    args = "-w", "0", "-n", "1", "--seconds", "0.2"
+    done = gdn("compare", "pt-reference", "cpp-v1", *args, "--json", "--out", folder / "c.json", "--gate", "0.01")
+    bench = gdn("bench", "--algo", "pt-reference", *args, "--out", folder / "b.json", "--json")
+    return done, bench, folder
+
+
+def test_compare_says_by_how_much(compared):
+    done, _, folder = compared
+    assert done.code == 0 and done.err == "" and done.json == json.loads((folder / "c.json").read_text())
+    (c,), (overall,) = done.json["comparisons"], done.json["overall"]
+    assert (c["baseline"], c["algo"], c["tier"]) == ("pt-reference", "cpp-v1", "wall")
+    assert c["verdict"] in ("FASTER", "SAME", "SLOWER")  # the machine may be busy: no time is judged here
+    assert c["low"] < c["ratio"] < c["high"] and overall["ratio"] == pytest.approx(c["ratio"])
+    assert [r["algo"] for r in done.json["records"]] == ["pt-reference", "cpp-v1"]
+    assert all(r["source_hash"] and r["timing"]["samples"] == c["rounds"] for r in done.json["records"])
+
+
+def test_a_gate_that_is_missed_is_exit_1(compared, gdn):
+    """Against a record of times that nothing reaches."""
+    _, _, folder = compared
+    saved = json.loads((folder / "b.json").read_text())
+    for r in saved["records"]:
+        r["timing"] |= {"median_us": 1e-6, "low_us": 1e-6, "high_us": 1e-6, "histogram": [[1e-6, 100]]}
+    (folder / "unreachable.json").write_text(json.dumps(saved))
+    args = f"{folder / 'unreachable.json'}:pt-reference", "cpp-v1", "-w", "0", "-n", "1", "--seconds", "0.1"
+    done = gdn("compare", *args, "--gate", "0.99")
+    assert done.code == errors.FAILED and "gdn: a regression: 0.000 is below the gate 0.99" in done.err
+    assert "cpp-v1 against pt-reference of unreachable.json" in done.out and "SLOWER" in done.out
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ("cpp-v1", "one algo is nothing to compare\n  gdn compare A B"),
+        ("cpp-v1 cppv1", "unknown algo 'cppv1'"),
+        ("cpp-v1 nothing.json", "nothing.json: cannot be read: No such file"),
+        ("cpp-v1 pt-reference --tier fib", "tier 'fib' does not time what runs on the CPU"),
+        ("cpp-v1 pt-reference --gate 0", "--gate 0: expected a ratio such as 0.99"),
+        ("cpp-v1 pt-reference --target 2", "--target 2: expected a share between 0 and 1"),
+    ],
+)
+def test_wrong_usage_is_one_line(args, said, gdn, tmp_path):
+    done = gdn("compare", *args.split(), cwd=tmp_path)
+    assert done.code == errors.USAGE and done.out == "" and done.err.startswith(f"gdn: {said}")
+
+
+def test_two_files_of_records_are_one_too_many(compared, gdn):
+    _, _, folder = compared
+    done = gdn("compare", folder / "b.json", folder / "c.json")
+    assert done.code == errors.USAGE and "two files of records" in done.err
+    (folder / "broken.json").write_text("{")
+    assert "broken.json: not valid JSON: " in gdn("compare", "cpp-v1", folder / "broken.json").err
+
+
+def test_the_table_fits_80_columns(compared, capsys, monkeypatch):
+    done, *_ = compared
+    monkeypatch.setenv("COLUMNS", "80")
+    terminal.show(done.json, REGISTRY, False, helpers.TESTS / "x.json")
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("B=1") and done.json["comparisons"][0]["verdict"] in line for line in lines)
+    table = lines[1 : lines.index("")]  # below the title, above what a terminal may wrap
+    assert len(table) == 2 and max(len(line.rstrip()) for line in table) <= 80
+
+
+def test_records_are_read_back_as_they_were_written(compared):
+    _, _, folder = compared
+    assert plain(store.load(folder / "b.json")) == json.loads((folder / "b.json").read_text())
+
+
+# --- the best peer ------------------------------------------------------------------------------------------------
+
+
+def with_peers() -> Document:
+    at_8 = {"uuid": "u2", "axes": {"batch_size": 8}}
+    d = document(
+        record("cuda-v5", wave(2.0)), record("cuda-v4", wave(1.0)), record("fi-baseline", wave(3.0)),
+        record("fla-upstream", wave(2.5)),
+        record("cuda-v5", wave(2.0), **at_8), record("fi-baseline", wave(1.0), **at_8),
+        record("fla-upstream", wave(4.0), **at_8, doubts=["noisy"]),
+    )  # fmt: skip
+    comparison.between(d, {"gdn_decode": "cuda-v5"}, 0.005)
+    peers.best(d, lambda op, algo: book.ladder(REGISTRY, op).peer(algo))
+    return d
+
+
+def test_the_best_peer_is_the_fastest_that_is_no_rung():
+    d = with_peers()
+    found = {b.workload.uuid: b for b in d.best_peers}
+    assert {uuid: (b.algo, b.peer, b.doubted) for uuid, b in found.items()} == {
+        "u1": ("cuda-v5", "fla-upstream", False), "u2": ("cuda-v5", "fi-baseline", False),
+    }  # fmt: skip
+    assert found["u1"].ratio == pytest.approx(1.25) and found["u1"].us == pytest.approx(2.0)
+    assert found["u1"].low <= found["u1"].ratio <= found["u1"].high and found["u1"].peer_us == 2.5
+    (overall,) = d.best_peers_overall
+    assert overall.ratio == pytest.approx((1.25 * 0.5) ** 0.5)
+    assert (overall.workloads, overall.least, overall.slower) == (2, pytest.approx(0.5), 1)
+
+
+def test_the_best_peers_are_kept_in_the_file(tmp_path):
+    d = with_peers()
+    (tmp_path / "out.json").write_text(store.dumps(d))
+    read = store.load(tmp_path / "out.json")
+    assert read.best_peers == d.best_peers and read.best_peers_overall == d.best_peers_overall
+
+
+def test_among_rungs_alone_no_peer_is_named():
+    d = document(record("cuda-v5", wave(2.0)), record("cuda-v4", wave(1.0)))
+    comparison.between(d, {"gdn_decode": "cuda-v5"}, 0.005)
+    peers.best(d, lambda op, algo: book.ladder(REGISTRY, op).peer(algo))
+    assert d.best_peers is None and "best_peers" not in plain(d)
+
+
+def test_times_of_all_stand_side_by_side_with_the_best_peer(capsys, tmp_path):
+    terminal.show(with_peers(), REGISTRY, False, tmp_path / "out.json")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    first, second = [i for i, line in enumerate(lines) if line[:1] == ["workload"]][:2]
+    assert lines[first + 1 : first + 3] == [
+        ["B=1", "2.00", "1.00", "3.00", "2.50"],
+        ["B=8", "2.00", "-", "1.00", "4.00"],
+    ]
+    assert any(line[:1] == ["gdn_decode"] and line[-1] == "us" for line in lines[:first])
+    best = [" ".join(line) for line in lines[second + 1 : second + 5] if line]
+    assert best[0].startswith("B=1 fla-upstream 1.250x 1.2") and best[1].startswith("B=8 fi-baseline 0.500x 0.5")
+    assert best[2] == "all 0.791x least 0.500x, below 1 at 1 of 2"

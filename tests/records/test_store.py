@@ -1,0 +1,296 @@
+"""The types of records: what is read, what is refused in one line, and whose fault a status is."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import building
+import helpers
+import msgspec
+import pytest
+
+from gdn_cli.errors import FAILED, MISSING, OK, REMOTE, GdnError, UsageError
+from gdn_cli.records import messages, score, store
+from gdn_cli.run import execute, jobs
+from gdn_cli.schema import record_types
+from gdn_cli.schema.record_types import Blame, Record, Status
+from gdn_cli.worker import serve
+
+RESULTS = helpers.TESTS.parent / "results"
+_DELETE = object()
+
+
+def committed():
+    found = (json.loads(file.read_text()) for file in sorted(RESULTS.glob("*/*.json")))
+    return [d for d in found if isinstance(d, dict) and d.get("schema") in (1, 2) and "records" in d]
+
+
+# --- what is read ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not RESULTS.exists(), reason="the records are in a checkout only")
+def test_every_committed_file_is_read_and_nothing_of_it_is_lost():
+    documents = committed()
+    assert len(documents) > 20 and {d["schema"] for d in documents} == {1, 2}
+    for old in documents:
+        new = store.plain(record_types.document_of(old))
+        assert not list(lost(old, new))
+
+
+def lost(old, new, where="$"):
+    """Where a value of the old JSON is not in the new one. Schema 1's clocks are a state behind the measurement."""
+    if isinstance(old, dict):
+        for key, value in old.items():
+            if key == "clocks":
+                yield from lost(value, new["gpu_state"]["after"], f"{where}.{key}")
+            elif key in new or value not in (None, [], {}, False):
+                yield from lost(value, new.get(key), f"{where}.{key}")
+    elif isinstance(old, list):
+        if not isinstance(new, (list, tuple)) or len(old) != len(new):
+            yield where
+        else:
+            for i, pair in enumerate(zip(old, new, strict=True)):
+                yield from lost(*pair, f"{where}[{i}]")
+    elif old != new or type(old) is not type(new):
+        yield where
+
+
+def test_a_record_of_schema_1_is_what_it_would_be_today(tmp_path):
+    timing = {"tier": "cupti", "median_us": 2.0, "low_us": 2.0, "high_us": 2.0, "samples": 9}
+    old = {"op": "gdn_decode", "algo": "a", "mode": "cuda", "status": "passed"}
+    found = [old | {"timing": timing, "clocks": {"sm_mhz": 1980}}, old | {"status": "wrong"}]
+    (tmp_path / "old.json").write_text(json.dumps({"schema": 1, "command": "bench", "records": found}))
+    a, b = store.load(tmp_path / "old.json").records
+    assert (a.tier, a.timing.histogram, a.timing.ci_low_us, a.timing.stopped) == ("cupti", (), None, "count")
+    assert (a.gpu_state.after.sm_mhz, a.median_us) == (1980, 2.0)
+    assert (b.tier, b.timing, b.workload, b.median_us) == (None, None, None, None)
+
+
+def test_a_fresh_record_is_written_as_the_schema_says(gdn, tmp_path):
+    """Keys, and what must be there: by the schema that `gdn schema` prints."""
+    done = gdn("schema", "record")
+    assert done.code == 0
+    made = gdn("run", "--algo", "pt-reference", "-w", "0", "--out", tmp_path / "x.json")
+    assert made.code == 0, made.err
+    written = json.loads((tmp_path / "x.json").read_text())
+    assert list(wrong_keys(written, done.json, done.json["$defs"])) == []
+    assert store.plain(store.load(tmp_path / "x.json")) == written
+
+
+def wrong_keys(value, schema, defs, where="$"):
+    if "$ref" in schema:
+        schema = defs[schema["$ref"].rsplit("/", 1)[1]]
+    if "anyOf" in schema:
+        found = [list(wrong_keys(value, each, defs, where)) for each in schema["anyOf"]]
+        yield from min(found, key=len)
+    elif schema.get("type") == "object":
+        if not isinstance(value, dict):
+            yield where
+            return
+        properties, more = schema.get("properties", {}), schema.get("additionalProperties")
+        if not properties and more is None:  # anything
+            return
+        yield from (f"{where}.{key}" for key in schema.get("required", ()) if key not in value)
+        for key, inner in value.items():
+            known = properties.get(key, more)
+            if known is None:
+                yield f"{where}.{key}"
+            elif isinstance(known, dict):
+                yield from wrong_keys(inner, known, defs, f"{where}.{key}")
+    elif schema.get("type") == "array" and isinstance(value, list):
+        for i, inner in enumerate(value):
+            yield from wrong_keys(inner, schema.get("items") or {}, defs, f"{where}[{i}]")
+    elif "type" in schema and not isinstance(value, KINDS[schema["type"]]):
+        yield where
+
+
+KINDS = {
+    "string": str, "integer": int, "number": (int, float), "boolean": bool, "null": type(None), "array": list,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ["record", "reply"])
+def test_schema_names_every_field(what, gdn):
+    done = gdn("schema", what)
+    form = {"record": record_types.Document, "reply": messages.Reply}[what]
+    assert done.json["$defs"][form.__name__]["properties"].keys() == set(form.__struct_fields__)
+    assert done.json["$defs"]["Record"]["properties"].keys() == set(Record.__struct_fields__)
+    assert set(done.json["$defs"]["Status"]["enum"]) == {status.value for status in Status}
+
+
+def test_an_unknown_schema_is_one_line(gdn):
+    done = gdn("schema", "recrod")
+    assert (done.code, done.out) == (2, "") and "unknown schema 'recrod'\n  did you mean record?" in done.err
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+GOOD = {
+    "schema": 2, "command": "compare", "time": "2026-11-21T14:12:11Z", "options": {"l2": "cold"},
+    "environments": {"cuda": {"gpu": "NVIDIA H200", "sms": 132, "versions": {"torch": "2.11"}}},
+    "missing": [{"op": "gdn_decode", "algo": "c", "reason": "no nvcc"}],
+    "modal": {"gpu": "B200", "image": "gdn", "command": "run", "calls": [{"id": "fc", "keys": ["k"], "limit_s": 60}]},
+    "comparisons": [
+        {"op": "gdn_decode", "mode": "cuda", "tier": "cupti", "baseline": "a", "algo": "b", "ratio": 1.1, "low": 1.0,
+         "high": 1.2, "verdict": "FASTER", "rounds": 9, "log_sd": 0.1, "df": 8, "level": 0.99, "threshold": 0.005,
+         "method": "m", "resolution": 0.01},
+    ],
+    "records": [
+        {"op": "gdn_decode", "algo": "a", "source_hash": None, "mode": "cuda", "tier": "cupti",
+         "workload": {"uuid": "u", "axes": {"batch_size": 1}, "index": 0, "origin": "twin"}, "status": "passed",
+         "reason": None, "check": {"passed": True, "errors": {"output": 1e-3}, "max_abs_error": None},
+         "timing": {"tier": "cupti", "median_us": 2.0, "low_us": 1.9, "high_us": 2.1, "samples": 9, "kernels": 1,
+                    "histogram": [[2.0, 9]], "host": None},
+         "doubts": [], "gpu_state": {"before": {"sm_mhz": 345}, "during": [], "after": {"throttle": ["hw_thermal"]}}},
+    ],
+}  # fmt: skip
+R, T = "records.0.", "records.0.timing."
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("schema", 3, "has schema 3, this gdn reads 1 and 2"),
+        ("schema", "2", "has schema '2'"),
+        ("schema", _DELETE, "has schema None"),
+        ("schema", [2] * 99, "has schema [2, 2"),
+        ("records", _DELETE, "holds no records"),
+        ("records", {}, "holds no records"),
+        ("records", "[]", "holds no records"),
+        ("command", _DELETE, "$: object missing required field command"),
+        ("command", 7, "$.command: expected str, got int"),
+        ("options", [], "$.options: expected object, got array"),
+        ("environments", [], "$.environments: expected object"),
+        ("environments.cuda", "H200", "$.environments[...]: expected object, got str"),
+        ("environments.cuda.sms", "132", ".sms: expected int"),
+        ("environments.cuda.versions.torch", 2.11, ".versions[...]: expected str"),
+        ("missing", [7], "$.missing[0]: expected object"),
+        ("missing.0.algo", None, "$.missing[0].algo: expected str, got null"),
+        ("modal.calls", {}, "$.modal.calls: expected array"),
+        ("modal.calls.0.limit_s", -1, "$.modal.calls[0].limit_s: expected"),
+        ("comparisons.0.ratio", 0, "$.comparisons[0].ratio: expected float > 0.0"),
+        ("comparisons.0.verdict", None, "$.comparisons[0].verdict: expected str"),
+        ("records.0", None, "$.records[0]: expected object, got null"),
+        ("records.0", [], "$.records[0]: expected object, got array"),
+        (R + "op", _DELETE, "$.records[0]: object missing required field op"),
+        (R + "algo", 1, "$.records[0].algo: expected str, got int"),
+        (R + "status", "fine", "$.records[0].status: invalid enum value 'fine'"),
+        (R + "status", None, "$.records[0].status: expected str"),
+        (R + "workload", "u", "$.records[0].workload: expected object"),
+        (R + "workload.axes", {"batch_size": "1"}, "$.records[0].workload.axes[...]: expected int, got str"),
+        (R + "check.passed", 1, "$.records[0].check.passed: expected bool"),
+        (R + "check.errors.output", float("nan"), "NaN"),
+        (R + "code", "3", "$.records[0].code: expected int"),
+        (R + "doubts", "noisy", "$.records[0].doubts: expected array"),
+        (R + "doubts", [1], "$.records[0].doubts[0]: expected str"),
+        (R + "gpu_state.before", None, "$.records[0].gpu_state.before: expected object"),
+        (R + "gpu_state.after.throttle", "hot", "$.records[0].gpu_state.after.throttle: expected array"),
+        (R + "rounds_us", [1.0, -1.0], "$.records[0].rounds_us[1]: expected float > 0.0"),
+        (R + "unfinished", -1, "$.records[0].unfinished: expected int >= 0"),
+        (R + "timing", [], "$.records[0].timing: expected object"),
+        (T + "median_us", "2", "$.records[0].timing.median_us: expected float, got str"),
+        (T + "median_us", 0, "$.records[0].timing.median_us: expected float > 0.0"),
+        (T + "median_us", -2.0, "$.records[0].timing.median_us: expected float > 0.0"),
+        (T + "median_us", True, "$.records[0].timing.median_us: expected float, got bool"),
+        (T + "median_us", float("nan"), "NaN"),
+        (T + "low_us", float("-inf"), "no 64 bits hold"),
+        (T + "high_us", "1e999", "no 64 bits hold"),
+        (T + "samples", 10**30, "no 64 bits hold"),
+        (T + "samples", 0, "$.records[0].timing.samples: expected int >= 1"),
+        (T + "kernels", -1, "$.records[0].timing.kernels: expected"),
+        (T + "histogram", [[2.0]], "$.records[0].timing.histogram[0]: expected array of length 2"),
+        (T + "histogram", [[2.0, "9"]], "$.records[0].timing.histogram[0][1]: expected int"),
+        (T + "host", {"taken": 1}, "$.records[0].timing.host: object missing required field"),
+        (R + "reason", "\\ud800", "half a character"),
+        (R + "reason", [[["deep"]]], "$.records[0].reason: expected str"),
+        (R + "answer", "bomb", "nested more than 100 deep"),
+    ],
+)
+def test_a_malformed_document_is_one_line_with_file_and_path(key, value, said, tmp_path):
+    document = copy.deepcopy(GOOD)
+    *path, last = (int(step) if step.isdigit() else step for step in key.split("."))
+    inner = document
+    for step in path:
+        inner = inner[step]
+    if value is _DELETE:
+        del inner[last]
+    else:
+        inner[last] = value
+    text = json.dumps(document).replace('"1e999"', "1e999").replace('"\\\\ud800"', '"\\ud800"')
+    text = text.replace('"bomb"', "[" * 500 + "]" * 500)
+    refused(tmp_path, text, said)
+
+
+def refused(folder, text: str, said: str) -> None:
+    file = folder / "bad.json"
+    file.write_text(text)
+    with pytest.raises(UsageError) as e:
+        store.load(file)
+    assert e.value.message.startswith(str(file)) and said in e.value.message
+    assert "\n" not in e.value.message and len(e.value.message) < 400
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", "3", '"x"', "[" * 100_000, '{"records": 3}', "\x00"])
+def test_what_is_no_document_is_one_line(text, tmp_path):
+    refused(tmp_path, text, "holds no records of gdn")
+
+
+def test_a_good_document_is_good(tmp_path):
+    (tmp_path / "good.json").write_text(json.dumps(GOOD))
+    assert store.load(tmp_path / "good.json").records[0].median_us == 2.0
+
+
+# --- whose fault ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "blame", "exit"),
+    [
+        ("passed", None, Blame.NONE, OK),
+        ("wrong", None, Blame.ALGO, FAILED),
+        ("crashed", None, Blame.ALGO, FAILED),
+        ("unpackable", None, Blame.ALGO, FAILED),
+        ("build_failed", FAILED, Blame.ALGO, FAILED),
+        ("build_failed", MISSING, Blame.MACHINE, MISSING),  # nvcc, or a package, is not here
+        ("tier_unavailable", None, Blame.MACHINE, MISSING),
+        ("refused", MISSING, Blame.MACHINE, MISSING),  # the data
+        ("remote_failed", REMOTE, Blame.REMOTE, REMOTE),
+        ("crashed", REMOTE, Blame.REMOTE, REMOTE),
+    ],
+)
+def test_everybody_asks_the_record_whose_fault_it_is(status, code, blame, exit):
+    record = building.record("a", status=status, code=code)
+    assert record.blame is blame and jobs.Outcome(record.status, code=code).blame is blame
+    assert execute.exit_code(building.document(record), True) == exit
+    (found,) = score.scores(
+        building.document(record, building.record("b", 1.0)), score_op(reference="b"),
+    )[:1]  # fmt: skip
+    assert (found.official == 0.0) is (blame is Blame.ALGO)
+
+
+def score_op(**more):
+
+    from gdn_cli.catalog import registry
+
+    return msgspec.structs.replace(registry.load().ops["gdn_decode"], baseline=None, **more)
+
+
+def test_every_status_says_whose_fault_it_is():
+    assert {status.blame for status in Status} == set(Blame)
+    assert [s for s in Status if s.blame is Blame.NONE] == [Status.DONE, Status.PASSED]
+
+
+# --- the worker's side ----------------------------------------------------------------------------------------------
+
+
+def test_events_travel_whatever_an_algo_has_said():
+    record = building.record("a", status="error", reason="half a character: \ud800", trace=["x"])
+    assert msgspec.convert(json.loads(serve._json(record)), Record) == record
+    nobody = messages.Event(at=None)
+    assert json.loads(serve._json(nobody)) == {"at": None}  # which is not the same as nothing said
+
+
+def test_a_name_that_is_no_file_is_one_line(tmp_path):
+    with pytest.raises(GdnError, match="none.json: cannot be read"):
+        store.load(tmp_path / "none.json")

@@ -1,0 +1,625 @@
+"""What travels to Modal and what runs there, without Modal: settings, parcels, the container's function, its caches,
+resuming; and every algo's request by a worker that has the carried files and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import building
+import helpers
+import msgspec
+import pytest
+from packaging.requirements import Requirement
+
+import gdn_cli
+from gdn_cli import errors, paths
+from gdn_cli.catalog import pack, registry
+from gdn_cli.catalog.workloads import embedded
+from gdn_cli.errors import RemoteError, UsageError
+from gdn_cli.machine import inventory
+from gdn_cli.parsing import to_json
+from gdn_cli.profile import session
+from gdn_cli.records import store
+from gdn_cli.records.store import Writer
+from gdn_cli.remote import build_cache, container, engine, modal_client, profiles, resume, settings, wire
+from gdn_cli.run import execute, jobs, planning
+from gdn_cli.schema.record_types import Environment, RemoteCall, Status
+
+REGISTRY = registry.load()
+SETTINGS = settings.load()
+B200 = SETTINGS.parse("B200")
+PACKAGE = Path(gdn_cli.__file__).parent
+
+
+def job(name: str, mode: str, workloads: int = 1, command: str = "check", **more) -> jobs.Job:
+    algo = REGISTRY.find(name)
+    op = REGISTRY.ops[algo.op]
+    known = sorted(embedded(op), key=lambda w: max(w.axes.values()))
+    return jobs.Job(
+        command, op, pack.definition(op, REGISTRY), pack.pack(algo, op), mode, tuple(known[:workloads]), algo, **more
+    )
+
+
+def work_of(*wanted: jobs.Job) -> engine.Work:
+    return engine.Work([engine.piece(j) for j in wanted], list(wanted), 60)
+
+
+def rented(**more) -> engine.Engine:
+    return engine.Engine(SETTINGS, engine.Rent(B200, SETTINGS.chosen(None), **more), lambda line: None)
+
+
+# --- what a GPU's name means ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "sent_as", "devices", "fits"),
+    [
+        (None, "B200", ["NVIDIA B200"], True),
+        ("b200", "B200", ["NVIDIA B200"], True),
+        ("B200:2", "B200:2", ["NVIDIA B200", "NVIDIA B200"], True),
+        ("B200:2", "B200:2", ["NVIDIA B200"], False),
+        ("B200", "B200", ["NVIDIA B200", "NVIDIA B200"], False),
+        ("B200", "B200", ["NVIDIA B300 SXM6 AC"], False),
+        ("B200", "B200", ["NVIDIA GB200"], False),
+        ("B200", "B200", [], False),
+        ("H100!", "H100!", ["NVIDIA H100 80GB HBM3"], True),
+        ("H100!", "H100!", ["NVIDIA H200"], False),
+        ("H100", "H100!", ["NVIDIA H100 80GB HBM3"], True),  # without its `!` Modal may give an H200
+        ("H100", "H100!", ["NVIDIA H100 80GB HBM3 MIG 1g.10gb"], False),
+        ("H200", "H200", ["NVIDIA H200"], True),
+        ("A100-80GB", "A100-80GB", ["NVIDIA A100-SXM4-80GB"], True),
+        ("A100-80GB", "A100-80GB", ["NVIDIA A100 80GB PCIe"], True),
+        ("A100-80GB", "A100-80GB", ["NVIDIA A100-SXM4-40GB"], False),
+        ("A100", "A100", ["NVIDIA A100-SXM4-40GB"], True),
+        ("L4", "L4", ["NVIDIA L40S"], False),
+        ("L40S", "L40S", ["NVIDIA L40S"], True),
+        ("A10", "A10", ["NVIDIA A10G"], True),
+        ("T4", "T4", ["Tesla T4"], True),
+        ("RTX-PRO-6000", "RTX-PRO-6000", ["NVIDIA RTX PRO 6000 Blackwell Server Edition"], True),
+    ],
+)
+def test_only_the_gpu_that_was_asked_for_will_do(asked, sent_as, devices, fits):
+    gpu = SETTINGS.parse(asked)
+    assert str(gpu) == sent_as
+    why = settings.mismatch(json.loads(json.dumps(gpu.to_json())), devices)
+    assert (why is None) == fits
+    if why:
+        assert why == f"asked for {sent_as}, and the container has {', '.join(devices) or 'no GPU'}"
+
+
+@pytest.mark.parametrize("asked", ["B200,H100", "B200+", "B200:0", "B200:16", "", " ", "B200:", "a b", "B200!!"])
+def test_what_is_not_one_gpu_by_name_is_refused(asked):
+    if not asked.strip():
+        assert asked != "" or SETTINGS.parse(asked) == B200  # an empty option is none
+        return
+    with pytest.raises(UsageError, match="expected a GPU"):
+        SETTINGS.parse(asked)
+
+
+# --- configs/modal.toml and the pins ----------------------------------------------------------------------------
+
+
+def test_the_image_has_what_pyproject_pins_and_nothing_is_named_twice(monkeypatch):
+    project = registry.read_toml(paths.PYPROJECT)["project"]
+    pins = {r.name: r for r in map(Requirement, settings.pins())}
+    assert len(pins) == len(settings.pins())
+    assert all([s.operator for s in r.specifier] == ["=="] for r in pins.values())
+    wanted = [Requirement(r) for r in project["dependencies"] + project["optional-dependencies"]["peers"]]
+    only_here = {"typer", "rich", "modal", "tomli", "matplotlib", "jinja2"}  # what no worker imports
+    for requirement in wanted:
+        if requirement.name not in only_here:
+            pinned = next(iter(pins[requirement.name].specifier)).version
+            assert requirement.specifier.contains(pinned), f"{requirement} and the image's {pinned}"
+    for algo in REGISTRY.algos:
+        assert set(algo.packages.values()) <= set(pins), algo.full_name
+        assert engine.place(algo).mode == (algo.modes[0] if "cuda" not in algo.modes else "cuda")
+    # the same list of an installed wheel, as its metadata has it
+    lines = [f"{pin} ; extra == 'image'" for pin in settings.pins()] + ["pytest>=8; extra == 'dev'", "numpy>=1.26"]
+    monkeypatch.setattr(paths, "IN_CHECKOUT", False)
+    monkeypatch.setattr(settings.metadata, "requires", lambda name: lines)
+    assert [line.split(" ;")[0] for line in lines[:-2]] == settings.pins()
+
+
+def test_images_are_dated_and_proved_without_a_gpu():
+    assert set(SETTINGS.images) == {"gdn", "flashinfer"}
+    for image in SETTINGS.images.values():
+        tag = image.base.split(":")[1]
+        assert re.search(r"\d", tag) and "latest" not in tag
+        assert all(word in image.smoke for word in ("nvcc", "c++", "ninja", "torch", "flashinfer_bench"))
+        assert "cuda.init" not in image.smoke and "is_available" not in image.smoke
+    assert SETTINGS.chosen(None).python == "3.12" and "devel" in SETTINGS.chosen(None).base
+    kept = settings.packages(SETTINGS.chosen("flashinfer"))
+    assert not any(pin.startswith(("torch==", "triton==")) for pin in kept) and "ninja==1.13.2" in kept
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('gpu = "B200"', "gpu = 1", "$.gpu: expected text, got 1"),
+        ("idle = 2", "idle = 0", "$.limits.idle: expected a positive whole number, got 0"),
+        ("queue = 900", "cue = 900", "$.limits.cue: there is no such key; did you mean queue?"),
+        (
+            'python = ""',
+            "python = 3",
+            "$.images.flashinfer.python: expected a version such as '3.12', or '', got 3",
+        ),
+        ('image = "gdn"', 'image = "other"', "$.image: expected one of gdn, flashinfer, got 'other'"),
+        ("[environment]", "[enviroment]", "$.enviroment: there is no such key"),
+    ],
+)
+def test_a_wrong_key_in_modal_toml_is_named(old, new, says, tmp_path, monkeypatch):
+    text = (paths.CONFIGS_DIR / "modal.toml").read_text()
+    assert old in text
+    (tmp_path / "modal.toml").write_text(text.replace(old, new))
+    monkeypatch.setattr(paths, "CONFIGS_DIR", tmp_path)
+    with pytest.raises(UsageError, match=re.escape(says)):
+        settings.load()
+
+
+# --- parcels ----------------------------------------------------------------------------------------------------
+
+
+def test_all_54_workloads_travel_as_one_request_and_come_back_as_they_were():
+    op = REGISTRY.ops["gdn_decode"]
+    whole = job("cuda-v4", "cuda", 54, "bench", tiers=("cupti",))
+    data = rented().parcel(work_of(whole), B200)
+    content = wire.decode(data)
+    (only,) = content["work"]
+    assert len(only["request"]["workloads"]) == 54 == len(embedded(op))
+    assert only == {"request": to_json(whole.request()), "timeout_s": 300.0}
+    assert content["gpu"]["asked"] == "B200" and len(data) < 100_000
+    outcome = jobs.Outcome(Status.TIMED_OUT, "r", [building.record("a", 2.0)], Environment(gpu="x"), ["last"], 3)
+    assert wire.outcome_of(json.loads(json.dumps(msgspec.to_builtins(outcome)))) == outcome
+    with pytest.raises(RemoteError, match="not a reply of gdn: .*status"):
+        wire.outcome_of({"records": []})
+    assert wire.bytes_of(wire.text_of(bytes(range(256)) * 9)) == bytes(range(256)) * 9
+
+
+@pytest.mark.parametrize("data", [b"", b"no zlib", wire.zlib.compress(b"[]"), wire.zlib.compress(b'{"schema": 99}')])
+def test_what_is_no_parcel_is_refused_in_one_line(data):
+    with pytest.raises(RemoteError, match="not a reply of gdn|speaks schema 99, this gdn 2"):
+        wire.decode(data)
+    reply = wire.decode(container.serve(data))  # the other side says so as well, and does not raise
+    assert reply["error"]["kind"] == "container" and reply["answers"] == []
+
+
+def test_a_dataset_is_read_where_it_is_mounted():
+    here = job("pt-reference", "cpu", dataset=Path("/somewhere/here"))
+    assert engine.piece(here)["request"]["dataset"] == "/data"
+    assert here.request().dataset == "/somewhere/here"
+
+
+def test_a_secret_of_this_machine_does_not_travel(monkeypatch):
+    for name in ("MODAL_TOKEN_SECRET", "HF_TOKEN", "SOME_PASSWORD"):
+        monkeypatch.setenv(name, "s3cr3t-value")
+    content = wire.decode(rented().parcel(work_of(job("pt-reference", "cpu")), None))
+    assert "s3cr3t-value" not in json.dumps(content) and set(content["env"]) <= {"GDN_COMMIT"}
+
+
+@pytest.mark.parametrize("algo", REGISTRY.algos, ids=lambda a: a.full_name)
+def test_every_request_arrives_as_it_is_with_every_file_that_a_source_names(algo):
+    mine = job(algo.full_name, algo.modes[0])
+    (there,) = wire.decode(rented().parcel(work_of(mine), B200))["work"]
+    assert there["request"] == to_json(mine.request())
+    sources = {s["path"]: s["content"] for s in there["request"]["solution"]["sources"]}
+    named = set()
+    for name, text in sources.items():
+        if name.endswith(".py"):
+            tree = ast.parse(text)
+            named |= {
+                f"{n.module.split('.')[0]}.py" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level
+            }
+        else:
+            named |= set(re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.M))
+    assert named <= set(sources), f"left behind: {named - set(sources)}"
+    assert algo.entry_point.split("::")[0] in sources
+
+
+# --- the container ----------------------------------------------------------------------------------------------
+
+
+def carried(folder: Path) -> Path:
+    """gdn's own files as they are mounted (cloud._IGNORED stays here); cli/test_modal.py has the mount agree."""
+
+    def ignored(where: str, names: list[str]) -> set[str]:
+        inside = Path(where).relative_to(PACKAGE)
+        return {
+            n
+            for n in names
+            if any(fnmatch.fnmatch(f"x/{inside / n}", f"*{p.removeprefix('**')}") for p in modal_client._IGNORED)
+        }
+
+    shutil.copytree(PACKAGE, folder / "gdn_cli", ignore=ignored)
+    return folder
+
+
+_SERVE = """
+import sys
+from gdn_cli.remote import container
+assert container.__file__.startswith(sys.argv[1]), container.__file__
+sys.stdout.buffer.write(container.serve(sys.stdin.buffer.read()))
+assert not {"modal", "typer", "rich"} & set(sys.modules)
+"""
+
+
+def serve_alone(root: Path, data: bytes, gpu: bool = False) -> dict:
+    """container.serve in a process of its own, in an empty folder, with the carried files and no others."""
+    empty = root.parent / f"empty-{os.urandom(4).hex()}"
+    empty.mkdir()
+    hidden = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES") if gpu else ""}
+    packages = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and not Path(p, "gdn_cli").exists()]
+    path = os.pathsep.join([str(root), *packages])
+    env = {"PATH": os.environ["PATH"], "HOME": str(empty), "PYTHONPATH": path}
+    env |= {name: value for name, value in hidden.items() if value is not None}
+    done = subprocess.run(
+        [sys.executable, "-c", _SERVE, str(root)], input=data, capture_output=True, cwd=empty, env=env
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return wire.decode(done.stdout)
+
+
+# A language each: the builders are what the carried files could fall short of. That every algo's request arrives as a
+# worker here would get it, with all of its files, is tested above; on a GPU the next test has every algo.
+HERE = [("gdn_decode/cpp-v1", "cpu"), ("gdn_decode/triton-v2", "interpreter"), ("gdn_decode/pt-reference", "cpu")]
+
+
+@pytest.mark.slow
+def test_algos_get_their_verdicts_with_only_the_carried_files(tmp_path):
+    languages = {REGISTRY.find(name).language for name, _ in HERE}
+    assert languages == {a.language for a in REGISTRY.algos if set(a.modes) != {"cuda"}}
+    root = carried(tmp_path / "root")
+    assert (root / "gdn_cli" / "profilers" / "stalls.toml").is_file() and not (root / "gdn_cli" / "algos").exists()
+    assert not list(root.rglob("__pycache__")) and not (root / "gdn_cli" / "configs").exists()
+    parts = [HERE[:1], HERE[1:]]  # at about the same time to their end
+    data = [rented().parcel(work_of(*(job(name, mode) for name, mode in part)), None) for part in parts]
+    with ThreadPoolExecutor(2) as pool:
+        replies = list(pool.map(lambda d: serve_alone(root, d), data))
+    for part, reply in zip(parts, replies, strict=True):
+        assert reply["error"] is None
+        for (name, mode), answer in zip(part, reply["answers"], strict=True):
+            outcome = wire.outcome_of(answer)
+            assert (outcome.status, [r.status for r in outcome.records]) == ("done", ["passed"]), (name, outcome)
+            assert outcome.environment.where == "modal" and outcome.environment.image == "gdn"
+            if name == "gdn_decode/pt-reference":  # to the last bit what this machine's command says
+                here = jobs.execute(job(name, mode))
+                assert here.records[0].check == outcome.records[0].check
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [a.full_name for a in REGISTRY.algos if "cuda" in a.modes])
+def test_a_gpu_algo_gets_its_verdict_with_only_the_carried_files(tmp_path, name):
+    if (place := inventory.place(REGISTRY.find(name), "cuda")).mode is None:
+        pytest.skip(f"{name}: {place.reason}")
+    device = inventory.gpus()[0].name
+    gpu = settings.Gpu(device, len(inventory.gpus()), (tuple(re.split(r"[\s\-_]+", device.upper())),))
+    wanted = job(name, "cuda")
+    reply = serve_alone(carried(tmp_path / "root"), rented().parcel(work_of(wanted), gpu), gpu=True)
+    assert reply["error"] is None
+    there, here = wire.outcome_of(reply["answers"][0]), jobs.execute(wanted)
+    verdicts = [[(r.status, r.reason) for r in outcome.records] for outcome in (there, here)]
+    assert verdicts[0] == verdicts[1] and there.status == here.status
+    assert there.environment["gpu"] == device and there.environment["asked"] == str(gpu)
+
+
+def test_a_crash_and_a_hang_cost_their_own_algo_only(tmp_path, write_algo):
+    head = "from .right import run as right\nimport os, signal\n\n"
+    run = f"def run({helpers.DECODE_ARGS}):\n    {{}}\n    return right({helpers.DECODE_ARGS})\n"
+    # pt-reference's workloads in the order of their size: B = 1, then 4
+    write_algo(tmp_path, "aborts", head + run.format("if q.shape[0] > 1: os.write(2, b'LAST-WORDS\\n'); os.abort()"))
+    write_algo(tmp_path, "hangs", head + "while True: signal.pause()\n" + run.format("pass"))
+    known, op = registry.load(str(tmp_path)), REGISTRY.ops["gdn_decode"]
+    few = (embedded(op)[0], next(w for w in embedded(op) if w.axes["batch_size"] > 1))
+    described = pack.definition(op, known)
+    wanted = [
+        jobs.Job("check", op, described, pack.pack(known.find(n), op), "cpu", few, known.find(n), timeout_s=s)
+        for n, s in (("aborts", 300.0), ("hangs", 4.0))
+    ]
+    content = rented().parcel(work_of(*wanted), None)
+    before = dict(os.environ)
+    reply = wire.decode(container.serve(content))
+    assert dict(os.environ) == before
+    crashed, hung = map(wire.outcome_of, reply["answers"])
+    assert (crashed.status, [r.status for r in crashed.records]) == ("crashed", ["passed"])
+    assert "LAST-WORDS" in crashed.tail and crashed.environment.where == "modal"
+    assert (hung.status, hung.records, hung.reason) == ("timed_out", [], "no end after 4 s; --timeout gives more")
+
+
+def test_another_gpu_than_was_asked_for_is_said_before_anything_runs(monkeypatch):
+    monkeypatch.setattr(inventory, "gpus", lambda: (inventory.Gpu("NVIDIA H200", "9.0", "1"),))
+    monkeypatch.setattr(jobs, "serve", lambda *_: pytest.fail("it ran all the same"))
+    reply = wire.decode(container.serve(rented().parcel(work_of(job("cuda-v4", "cuda")), B200)))
+    assert reply["devices"] == ["NVIDIA H200"] and reply["answers"] == []
+    assert reply["error"] == {"kind": "gpu", "reason": "asked for B200, and the container has NVIDIA H200"}
+    with pytest.raises(RemoteError, match="asked for B200, and the container has NVIDIA H200") as caught:
+        rented().checked(reply)
+    assert caught.value.code == errors.REMOTE
+
+
+def test_each_environment_says_where_it_is_and_what_was_asked_for(monkeypatch):
+    gpu = inventory.Gpu("NVIDIA B200", "10.0", "580", "GPU-1")
+    monkeypatch.setattr(inventory, "gpus", lambda: (gpu,))
+    described = {"gpu": gpu.name, "gpu_index": 0, "gpu_uuid": gpu.uuid}
+    monkeypatch.setattr(jobs, "serve", lambda *_: jobs.Outcome(Status.DONE, environment=Environment(**described)))
+    reply = wire.decode(container.serve(rented().parcel(work_of(job("cuda-v4", "cuda")), B200)))
+    label = {"where": "modal", "image": "gdn", "asked": "B200", "gpus": ["NVIDIA B200"]}
+    assert reply["answers"][0]["environment"] == described | label
+
+
+@pytest.mark.slow
+def test_a_profile_is_made_there_and_its_folder_unpacked_here(tmp_path):
+    tool, (subject,) = session.subjects(REGISTRY, ["pt-reference"], None, "torch", "0", None, "cpu")
+    asked = session.Settings(tool, tmp_path / "here", seconds=0.05)
+    again, theirs = session.received(json.loads(json.dumps(session.sent(subject, asked))), tmp_path / "x")
+    assert (again.op, again.workload, again.solution) == (subject.op, subject.workload, subject.solution)
+    assert theirs == session.Settings(tool, tmp_path / "x", seconds=0.05)
+    pieces = [{"profile": session.sent(subject, asked), "cuda": False, "sources": ["x"]}]
+    work = rented()
+    (answer,) = wire.decode(container.serve(work.parcel(engine.Work(pieces, [], 60), None)))["answers"]
+    document = profiles._unpacked(answer, asked.folder, work.say)
+    folder = Path(document["folder"])
+    assert folder.parent == tmp_path / "here" and (folder / "trace.json.gz").read_bytes()[:2] == b"\x1f\x8b"
+    kept = session.load(folder)
+    assert kept["environment"]["where"] == "modal" and kept["status"] == "passed" and kept["algo"] == "pt-reference"
+    assert kept["survey"]["time_us"] == document["survey"]["time_us"] > 0
+
+
+def test_profiles_are_of_one_container_and_a_refusal_is_passed_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(inventory, "gpus", lambda: ())
+    tool, subjects = session.subjects(
+        REGISTRY, ["cuda-v4", "cuda-v1"], None, "torch", "0", None, "cuda", place=engine.place
+    )
+    asked = session.Settings(tool, tmp_path)
+    answers = [
+        {"document": {"name": f"of-{i}", "status": "passed"}, "files": {"a.txt": wire.text_of(b"A")}, "left": []}
+        for i in range(2)
+    ]
+    fake = Cloud([wire.encode({"devices": [], "error": None, "answers": answers})]).install(monkeypatch)
+    made = list(profiles.made(rented(), subjects, asked))
+    assert [Path(d["folder"]).name for d in made] == ["of-0", "of-1"] and len(fake.parcels) == 1
+    assert [(Path(d["folder"]) / "a.txt").read_text() for d in made] == ["A", "A"]
+    refused = {"failed": {"message": "no ncu here", "hint": "take torch", "code": errors.MISSING}}
+    Cloud([wire.encode({"devices": [], "error": None, "answers": [refused]})]).install(monkeypatch)
+    with pytest.raises(errors.GdnError, match="at Modal: no ncu here; take torch") as caught:
+        list(profiles.made(rented(), subjects[:1], asked))
+    assert caught.value.code == errors.MISSING
+    Cloud([modal_client.CallFailed("lost")]).install(monkeypatch)
+    with pytest.raises(RemoteError, match="lost"):
+        list(profiles.made(rented(), subjects[:1], asked))
+
+
+def test_what_was_built_is_kept_for_the_next_container(tmp_path, monkeypatch):
+    volume, first, second = tmp_path / "volume", tmp_path / "first", tmp_path / "second"
+    volume.mkdir()
+    monkeypatch.setattr(container, "CACHE", str(volume))
+    seen = []
+    for _ in range(2):
+        with container._built("key/1", "gdn-cache") as env:
+            file = Path(env["TRITON_CACHE_DIR"]) / "deep" / "kernel.cubin"
+            seen.append(file.exists())
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(b"cubin")
+        written = (volume / "key_1.tar.gz").stat().st_mtime_ns
+        seen.append(written)
+    assert seen[0] is False and seen[2] is True and seen[1] == seen[3]  # nothing new, nothing written
+    assert not build_cache.restore(volume, "another", first)
+    (volume / "broken.tar.gz").write_bytes(b"not an archive")
+    assert not build_cache.restore(volume, "broken", second)
+
+
+# --- calls, bounds, and what comes back -------------------------------------------------------------------------
+
+
+class Cloud:
+    """cloud.py's calls: each has a list of what `wait` gives (bytes, None, an exception to raise)."""
+
+    CallFailed, Unreachable = modal_client.CallFailed, modal_client.Unreachable
+
+    def __init__(self, *scripts):
+        self.scripts, self.parcels, self.cancelled, self.declared = list(scripts), [], [], None
+
+    def install(self, monkeypatch):
+        for name in ("connect", "declare", "session", "recall"):
+            monkeypatch.setattr(modal_client, name, getattr(self, name))
+        monkeypatch.setattr(engine, "_WAIT_S", 0.0)
+        return self
+
+    def connect(self, seconds):
+        pass
+
+    def declare(self, *declared):
+        self.declared = declared
+        return None, None
+
+    def session(self, app, function, detach):
+        import contextlib
+
+        return contextlib.nullcontext(SimpleNamespace(id="ap-1", spawn=self.spawn))
+
+    def recall(self, id):
+        return self.spawn(None, id)
+
+    def spawn(self, data, id=None):
+        number, script = len(self.parcels), self.scripts.pop(0)
+        self.parcels.append(data)
+
+        def wait(seconds):
+            got = script.pop(0) if len(script) > 1 else script[0]
+            if isinstance(got, BaseException):
+                raise got
+            return got
+
+        return SimpleNamespace(id=id or f"fc-{number}", wait=wait, cancel=lambda: self.cancelled.append(number))
+
+
+def passed(j: jobs.Job, **environment) -> bytes:
+    """The reply of a container in which everything passed."""
+    records = [building.record(j.algo.name, None, w.uuid, tier=None) for w in j.workloads]
+    env = Environment(gpu="NVIDIA B200", where="modal", **environment)
+    outcome = msgspec.to_builtins(jobs.Outcome(Status.DONE, records=records, environment=env))
+    return wire.encode({"devices": [], "error": None, "answers": [outcome]})
+
+
+def test_one_lost_call_leaves_the_others(monkeypatch):
+    a, b, c = job("cuda-v1", "cuda"), job("cuda-v4", "cuda"), job("cuda-v5", "cuda")
+    fake = Cloud(
+        [None, passed(a)],
+        [modal_client.CallFailed("Modal ended the container")],
+        [modal_client.Unreachable("gone"), passed(c)],
+    ).install(monkeypatch)
+    got = {j.algo.name: o for j, o in rented(containers=9)([a, b, c])}
+    assert {name: o.status for name, o in got.items()} == {
+        "cuda-v1": "done", "cuda-v4": "remote_failed", "cuda-v5": "done"
+    }  # fmt: skip
+    assert got["cuda-v4"].code == errors.REMOTE and got["cuda-v4"].reason == "Modal ended the container"
+    _, image, gpu, limit, containers = fake.declared
+    assert (image.name, str(gpu), limit) == ("gdn", "B200", 300 + SETTINGS.limits.start)
+    assert containers == min(3, SETTINGS.limits.containers)
+
+
+def test_a_long_silence_is_a_lost_connection(monkeypatch):
+    Cloud([modal_client.Unreachable("no connection to Modal")]).install(monkeypatch)
+    monkeypatch.setattr(engine, "_SILENCE_S", -1.0)
+    with pytest.raises(RemoteError, match="no connection to Modal"):
+        list(rented()([job("cuda-v4", "cuda")]))
+
+
+def test_what_does_not_come_in_time_is_cancelled(monkeypatch):
+    a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
+    fake = Cloud([passed(a)], [None]).install(monkeypatch)
+    got = [(j.algo.name, o.status, o.reason) for j, o in rented(minutes=1e-6)([a, b])]
+    assert got[0][:2] == ("cuda-v1", "done") and fake.cancelled == [1]
+    assert got[1][:2] == ("cuda-v4", "remote_failed") and "--max-minutes" in got[1][2]
+
+
+def test_what_runs_on_a_cpu_rents_no_gpu(monkeypatch):
+    j = job("cpp-v1", "cpu")
+    fake = Cloud([passed(j)]).install(monkeypatch)
+    assert [o.status for _, o in rented()([j])] == ["done"] and fake.declared[2] is None
+    assert wire.decode(fake.parcels[0])["gpu"] is None
+
+
+@pytest.mark.parametrize(
+    ("count", "more", "says"),
+    [
+        (1, {}, "Modal: B200, 1 container, 1 call of at most 9 min: 9 min of container time at most"),
+        (3, {}, "Modal: B200, 1 container, 3 calls of at most 9 min: 27 min of container time at most"),
+        (3, {"containers": 2}, "Modal: B200, 2 containers, 3 calls of at most 9 min: 27 min of container time at most"),
+        (3, {"minutes": 5}, "Modal: B200, 1 container, 3 calls of at most 5 min: 5 min of container time at most"),
+        (3, {"minutes": 5, "detach": True}, "Modal: B200, 1 container, 3 calls of at most 5 min: 15 min of"),
+        (3, {"together": True}, "Modal: B200, 1 container, 1 call of at most 19 min: 19 min of"),
+        (99, {"containers": 99}, "Modal: B200, 4 containers, 99 calls of"),
+    ],
+)
+def test_the_bill_is_said_before_the_start(count, more, says, monkeypatch):
+    said = []
+    work = rented(**more)
+    work.say = said.append
+    wanted = [job("cuda-v4", "cuda")] * count
+    replies = [modal_client.CallFailed("x")]
+    fake = Cloud(*[replies] * count).install(monkeypatch)
+    monkeypatch.setattr(fake, "session", lambda *_: pytest.fail("started") if not said else Cloud.session(fake, *_))
+    monkeypatch.setattr(modal_client, "session", fake.session)
+    list(work(wanted))
+    assert said[0].startswith(says)
+
+
+def test_together_puts_the_named_algos_into_turns_and_all_into_one_parcel(monkeypatch):
+    tiers = ("cupti", "fib")
+    floor = job("pt-reference", "cuda", command="floor", tiers=tiers)
+    yardstick = job("pt-reference", "cuda", command="bench", tiers=tiers, added=True)
+    a, b = (job(n, "cuda", command="bench", tiers=tiers) for n in ("cuda-v4", "fla-recurrent"))
+    made = engine.together([floor, yardstick, a, b])
+    assert [j.command for j in made] == ["floor", "bench", "compare"]
+    assert [algo.name for algo, _ in made[2].rivals] == ["cuda-v4", "fla-recurrent"]
+    assert made[2].tiers == ("cupti",) and made[2].timeout_s == 600 and made[2].due == 2
+    assert engine.together([floor, yardstick, a]) == [floor, yardstick, a]
+    old, fresh = rented(together=True)._split(made)
+    assert (old, len(fresh), len(fresh[0].pieces)) == ([], 1, 3)
+    with pytest.raises(UsageError, match="use --tier cupti"):
+        engine.together([job(n, "cuda", command="bench", tiers=("fib",)) for n in ("cuda-v4", "fla-recurrent")])
+
+
+def test_times_of_several_gpus_are_said_to_be_so(tmp_path, monkeypatch):
+    a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
+    Cloud([passed(a, gpu_uuid="GPU-1")], [passed(b, gpu_uuid="GPU-2")]).install(monkeypatch)
+    work, document = rented(containers=2), building.document()
+    execute.run(planning.Plan([a, b], [], []), Writer(document, tmp_path / "run.json"), lambda *_: None, print, work)
+    work.finish(document)
+    assert "2 GPUs of one kind" in document.warnings[0] and "--together" in document.warnings[0]
+    del document.records[0]
+    document.warnings = None
+    work.finish(document)
+    assert document.warnings is None
+
+
+def test_records_stand_in_the_order_of_the_jobs_whenever_they_come(tmp_path, monkeypatch):
+    a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
+    Cloud([None, passed(a)], [passed(b)]).install(monkeypatch)
+    writer, came = Writer(building.document(), tmp_path / "run.json"), []
+    save = writer.save
+    monkeypatch.setattr(writer, "save", lambda: (came.append([r.algo for r in writer.document.records]), save()))
+    order = {planning.key(a): 0, planning.key(b): 1}
+    execute.run(planning.Plan([a, b], [], [], order), writer, lambda *_: None, print, rented(containers=2))
+    assert came == [["cuda-v4"], ["cuda-v4", "cuda-v1"], ["cuda-v1", "cuda-v4"]]
+    assert [r["algo"] for r in json.loads((tmp_path / "run.json").read_text())["records"]] == ["cuda-v1", "cuda-v4"]
+
+
+# --- going on with a run ----------------------------------------------------------------------------------------
+
+
+def test_only_what_did_not_pass_is_repeated(tmp_path, monkeypatch):
+    a, b = job("cuda-v1", "cuda", 2, "bench"), job("cuda-v4", "cuda", 2, "bench")
+    first = building.document()
+    Cloud([passed(a)], [modal_client.CallFailed("lost")]).install(monkeypatch)
+    execute.run(planning.Plan([a, b], [], []), Writer(first, tmp_path / "run.json"), lambda *_: None, print, rented())
+    assert [(r.algo, r.status) for r in first.records] == [
+        ("cuda-v1", "passed"), ("cuda-v1", "passed"), ("cuda-v4", "remote_failed"),
+    ]  # fmt: skip
+    assert first.records[-1].unfinished == 2 and execute.exit_code(first, True) == errors.REMOTE
+    old, again = store.load(tmp_path / "run.json"), Writer(building.document(), tmp_path / "run.json")
+    left = resume.resume([a, b], old, again)
+    assert left == [b] and again.document.environments["cuda"].gpu == "NVIDIA B200"
+    again.add(b, building.record("cuda-v4"))
+    assert again.earlier == 2 and [r.algo for r in again.news.records] == ["cuda-v4"]
+    for record in old.records:
+        record.source_hash = "another"
+    assert resume.resume([a, b], old, Writer(building.document(), tmp_path / "x.json")) == [a, b]
+
+
+def test_calls_that_were_left_behind_are_fetched_and_not_sent_again(monkeypatch):
+    a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
+    fake = Cloud([passed(a)], [passed(b)]).install(monkeypatch)
+    work = rented()
+    work.earlier = [RemoteCall(id="fc-old", keys=[engine.key(a)], limit_s=540)]
+    assert [j.algo.name for j, _ in work([a, b])] == ["cuda-v1", "cuda-v4"]
+    assert fake.parcels[0] is None and fake.parcels[1] is not None and work.sent == []
+
+
+def test_calls_that_were_left_behind_are_not_forgotten_without_a_connection(monkeypatch):
+    a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
+    Cloud().install(monkeypatch)
+    monkeypatch.setattr(
+        modal_client, "connect", lambda seconds: (_ for _ in ()).throw(modal_client.Unreachable("no network"))
+    )
+    work = rented()
+    work.earlier = [RemoteCall(id=f"fc-{j.algo.name}", keys=[engine.key(j)], limit_s=540) for j in (a, b)]
+    with pytest.raises(RemoteError, match="no network"):
+        list(work([a, b]))
+    assert work.sent == work.earlier
+
+
+def test_a_file_that_is_no_run_of_modal_is_refused(tmp_path):
+    file = tmp_path / "bench.json"
+    file.write_text(json.dumps({"schema": 2, "command": "bench", "records": []}))
+    with pytest.raises(UsageError, match="no run of `gdn modal`"):
+        resume.read(file)

@@ -1,0 +1,238 @@
+"""Tables of a report: their cells against values computed by hand, and the same cells in every renderer."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import reports
+from rich.console import Console
+
+from gdn_cli import units
+from gdn_cli.catalog import registry
+from gdn_cli.errors import UsageError
+from gdn_cli.report import command_tables, csv_table, html, markdown, merge, notes, screen, tables
+from gdn_cli.report.book import Book
+from gdn_cli.report.table import Cell, Mark, Name, Table, numbers, words
+
+REGISTRY = registry.load()
+
+
+def book_of(*records: dict, **more) -> Book:
+    return merge.gather([merge.source("x.json", reports.document(list(records), **more))], REGISTRY)
+
+
+def texts(table: Table) -> list[list[str]]:
+    return [[cell.plain for cell in row.cells] for row in table.rows]
+
+
+def marks(table: Table, mark: Mark) -> list[str]:
+    return [cell.text for row in table.rows for cell in row.cells if cell.mark is mark]
+
+
+def few(**doubtful) -> list[dict]:
+    """At 8 sequences, which move 8 MB: copy 2 us, the reference 30, two rungs 4 and 5, and one that is wrong."""
+    times = {"copy": 2.0, "pt-reference": 30.0, "cuda-v1": 5.0, "cuda-v4": 4.0}
+    found = [reports.record(algo, 8, us, doubts=doubtful.get(algo.replace("-", "_"))) for algo, us in times.items()]
+    return [*found, reports.record("own", 8, None, status="wrong", reason="off")]
+
+
+# --- values ---------------------------------------------------------------------------------------------------------
+
+
+def test_bench():
+    (made,) = command_tables.of(book_of(*few()), "bench")
+    assert made.title == "gdn_decode | NVIDIA H200 | tier cupti, L2 cold"
+    assert [c.name for c in made.columns] == ["workload", "algo", "median", "spread", "speedup", "GB/s", "x floor"]
+    assert texts(made) == [
+        ["B=8", "copy", "2.00 us", "±1%", "", "4000", "1.00"],
+        ["", "pt-reference", "30.0 us", "±1%", "1.00x", "267", "15.0"],
+        ["", "cuda-v1", "5.00 us", "±1%", "6.00x", "1600", "2.50"],
+        ["", "cuda-v4 *", "4.00 us", "±1%", "7.50x", "2000", "2.00"],
+        ["", "own", "wrong", "", "", "", ""],
+    ]
+    assert marks(made, Mark.BEST) == ["cuda-v4"] and marks(made, Mark.BAD) == ["wrong"]
+    assert made.notes == ["copy: the floor, the fastest plain copy of the bytes that the op must move"]
+
+
+def test_bench_in_doubt():
+    (made,) = command_tables.of(book_of(*few(cuda_v4=["noisy"])), "bench")
+    assert marks(made, Mark.BEST) == [] and marks(made, Mark.DOUBTED) == ["±1%", "7.50x"]
+    (made,) = command_tables.of(book_of(*few(pt_reference=["noisy"])), "bench")
+    assert marks(made, Mark.BEST) == ["cuda-v4"] and marks(made, Mark.DOUBTED) == ["±1%", "1.00x", "6.00x", "7.50x"]
+    assert tables.DOUBTED in made.notes
+
+
+def test_workloads_of_one_size_share_a_row():
+    (made,) = command_tables.of(
+        book_of(*(reports.record("cuda-v4", 8, us, n=n) for n, us in enumerate((2.0, 6.0)))), "bench"
+    )
+    assert texts(made)[0][:3] == ["B=8 (2)", "cuda-v4", "4.00 us"] and tables.SHARED in made.notes
+
+
+def test_several_tiers_stand_side_by_side():
+    _, made = command_tables.of(book_of(*few(), reports.record("cuda-v4", 8, 9.0, "events")), "bench")
+    assert texts(made)[2:] == [["", "cuda-v1", "5.00 us", "-"], ["", "cuda-v4", "4.00 us", "9.00 us"]]
+    (section,) = tables.findings.tiers(book_of(*few(), reports.record("cuda-v4", 8, 9.0, "events")), "gdn_decode")
+    assert texts(tables.tiers(section)) == [["cuda-v4", "B=8", "4.00 us", "9.00 us (+5.00 us)"]]
+
+
+def test_run_and_floors():
+    (made,) = command_tables.of(book_of(*few()), "run")
+    assert texts(made)[3] == ["", "cuda-v4", "passed", "1/1", "1.8e-03", "6.0e-08"]
+    assert texts(made)[4] == ["", "own", "wrong", "0/1", "1.8e-03", "6.0e-08"]
+    assert texts(made)[5] == ["at most", "", "", "", "0.005", "1e-05"] and made.rows[5].quiet
+    (made,) = command_tables.of(book_of(reports.record("copy", 8, 2.0, how="torch copy_")), "floors")
+    assert texts(made) == [["B=8", "cupti", "2.00 us", "±1%", "4000", "torch copy_"]]
+
+
+def test_times_and_ladder():
+    book = book_of(*few(cuda_v1=["noisy"]))
+    made = tables.times(book.groups[0], "auto", floors=True)
+    assert texts(made) == [
+        ["copy", "2.00"], ["pt-reference", "30.00 15.0x"], ["cuda-v1", "5.00 2.50x ?"], ["cuda-v4", "4.00 2.00x *"],
+        ["own", "wrong"],
+    ]  # fmt: skip
+    assert texts(tables.over_floor(book.groups[0]))[1:3] == [["cuda-v1", "2.50"], ["cuda-v4", "2.00"]]
+    assert texts(tables.ladder(book, book.groups[0])) == [
+        ["pt-reference", "", "30.0 us", "1.00x", "", "15.0x", "1/1"],
+        ["cuda-v1", "pt-reference", "5.00 us ?", "6.00x", "6.00x", "2.50x", "1/1"],
+        ["cuda-v4", "cuda-v1", "4.00 us", "7.50x", "1.25x", "2.00x", "1/1"],
+        ["own", "", "", "", "", "", "0/1"],
+        ["copy", "", "2.00 us", "", "", "", "1/1"],
+    ]
+
+
+def test_comparisons_and_scores():
+    more = reports.compared({8: (1.25, 1.2, 1.3, "FASTER"), 64: (0.9, 0.8, 0.95, "SLOWER")})
+    more["comparisons"][1]["doubted"] = True
+    book = book_of(*few(), **more | {"scores": reports.everything()["scores"]})
+    mean = (1.25 * 0.9) ** 0.5
+    row = ["cuda-v4 against cuda-v1, cupti", f"{mean:.3f}x", f"{mean - 0.004:.3f} to {mean + 0.004:.3f}", "SLOWER"]
+    assert texts(tables.overall(book, "gdn_decode")) == [[*row, "1", "0", "1"]]
+    assert texts(tables.scores(book.scores("gdn_decode"))) == [
+        ["cuda-v4", "cupti", "fi-baseline", "1.71x", "2/2", "B=1 62%, B=64 38%"]
+    ]
+    turns, _ = command_tables.of(book, "compare")
+    assert texts(turns) == [
+        ["B=8", "2.00 us", "2.00 us", "1.250x", "1.200 to 1.300", "FASTER"],
+        ["B=64", "2.00 us", "2.00 us", "0.900x", "0.800 to 0.950", "SLOWER ?"],
+        ["all", "", "", *row[1:]],
+    ]
+    assert marks(turns, Mark.GOOD) == ["FASTER"] and marks(turns, Mark.BAD) == ["SLOWER"]
+    assert any(note.startswith("SAME: no difference beyond 1.0%") for note in turns.notes)
+
+
+# --- renderers ------------------------------------------------------------------------------------------------------
+
+
+class _Cells(HTMLParser):
+    """The rows of HTML's tables, the first that of the columns' names."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.inside = False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        self.inside = tag in ("td", "th") or self.inside and tag in ("b", "small", "span")
+        if tag == "small":
+            self.rows[-1][-1] += " "
+
+    def handle_endtag(self, tag):
+        self.inside = self.inside and tag not in ("td", "th")
+
+    def handle_data(self, data):
+        if self.inside:
+            self.rows[-1][-1] += data
+
+
+def test_all_renderers_show_the_same_cells():
+    made = Table("x", [*words("algo", "note"), *numbers("time")])
+    made.add(Name("a<b>|c"), "plain & simple", Cell("2.00 us", Mark.BEST))
+    made.add("own", Cell("wrong", Mark.BAD), Cell("4.00 us", Mark.DOUBTED, "+2.00 us"))
+    made.add("third", Cell("FASTER", Mark.GOOD), "")
+    names, cells = ["algo", "note", "time"], [["a<b>|c", "plain & simple"], ["own", "wrong"], ["third", "FASTER"]]
+
+    rows = list(csv.reader(io.StringIO(csv_table.csv_text(made))))
+    assert rows == [names, [*cells[0], "2.00 us *"], [*cells[1], "4.00 us +2.00 us ?"], [*cells[2], ""]]
+
+    page = html.table(made)
+    found = [[cell.strip() for cell in row] for row in _Cells(page).rows]
+    assert found == [names, [*cells[0], "2.00 us"], [*cells[1], "4.00 us ? +2.00 us"], [*cells[2], ""]]
+    assert "<b>2.00 us</b>" in page and '<span class="bad">wrong</span>' in page and "a<b>" not in page
+
+    lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in markdown.table(made).splitlines()]
+    assert [c.strip() for c in lines[0]] == names and lines[1] == ["---", "---", "---:"]
+    assert [c.strip() for c in lines[2]] == [r"`a<b>\|c`", "plain &amp; simple", "**2.00 us**"]
+    assert [c.strip() for c in lines[3]] == ["own", "wrong", "4.00 us +2.00 us ?"]
+
+    out = Console(file=io.StringIO(), width=100, highlight=False)
+    screen.print_table(out, made)
+    shown = [re.split(r" {2,}", line.strip()) for line in out.file.getvalue().splitlines()]
+    assert shown[0] == ["x"] and shown[1] == names and shown[5:] == [[""]]
+    assert shown[2:5] == [[*cells[0], "2.00 us *"], [*cells[1], "4.00 us +2.00 us ?"], cells[2]]
+
+
+def test_text_in_html_is_escaped_and_seen():
+    made = Table("\x1b[2J", words("<i>\x07"))
+    made.add("</td><script>\u202e")
+    page = html.table(made)
+    assert "<script" not in page and "<i>" not in page and "\x1b" not in page and "\x07" not in page
+    assert r"&lt;/td&gt;&lt;script&gt;\u202e" in page and r"\x1b[2J" in page
+
+
+# --- records --------------------------------------------------------------------------------------------------------
+
+
+def test_a_failure_is_not_hidden_by_a_later_record_of_the_same_call():
+    """Two rented GPUs without numbers share a place."""
+    gone = reports.record("cuda-v4", 8, None, status="crashed", reason="signal 11")
+    book = book_of(*few(), gone, reports.record("cuda-v4", 8, 4.5))
+    assert book.groups[0].median_us("cuda-v4", "B=8") is None
+    assert [n.text for n in notes.notes(book) if "signal" in n.text][0].startswith("cuda-v4 at B=8 (")
+
+
+def test_notes_in_brief_say_a_doubt_once():
+    records = [reports.record("cuda-v4", b, 4.0, doubts=[f"spreads over ±{b}.5 %"]) for b in (1, 8)]
+    assert [n.text for n in notes.notes(book_of(*records), brief=True)] == [
+        "cuda-v4 at B=1 and B=8 (cupti): spreads over ±1.5 % (and 1 more such)"
+    ]
+    assert len(notes.notes(book_of(*records))) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"op": 1}, "$.records[0].op: expected str, got int"),
+        ({"status": "fine"}, "$.records[0].status: invalid enum value 'fine'"),
+        ({"workload": {"axes": {"batch_size": "1"}}}, "$.records[0].workload.axes[...]: expected int, got str"),
+        ({"timing": reports.timing(1.0) | {"median_us": -1.0}}, "$.records[0].timing.median_us: expected float > 0.0"),
+        ({"timing": reports.timing(1.0) | {"histogram": [[0.0, 1]]}}, "timing.histogram[0][0]: expected float > 0.0"),
+    ],
+)  # fmt: skip
+def test_a_malformed_document_is_one_line_with_the_file_and_the_path(change, said, tmp_path):
+    reports.write(tmp_path, reports.document([reports.record("cuda-v4", 8, 4.0) | change]), "x.json")
+    with pytest.raises(UsageError) as e:
+        merge.read([Path("x.json")], base=tmp_path)
+    assert (
+        e.value.message.startswith(f"{tmp_path / 'x.json'}: ")
+        and said in e.value.message
+        and "\n" not in e.value.message
+    )
+
+
+def test_a_small_number_keeps_two_digits():
+    assert [units.three(x) for x in (0.0363, 0.0042, 0.0996, 0.0)] == ["0.036", "0.0042", "0.100", "0.000"]
+    assert [units.size(n) for n in (0, 999, 1024, 534784, 999_960, 3.2e9)] == [
+        "0 B", "999 B", "1.02 KB", "535 KB", "1.00 MB", "3.20 GB",
+    ]  # fmt: skip

@@ -1,0 +1,100 @@
+"""Who may import whom: three storeys of rooms, held by reading the sources. Imports inside functions count as well."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import helpers
+import pytest
+
+import gdn_cli
+
+PACKAGE = Path(gdn_cli.__file__).parent
+
+# A room is a folder, or a file that lies loose. It imports from its own storey and from those below.
+STOREYS = {
+    "top": "cli report remote tune profile run",  # the command
+    "middle": "worker runner operators profilers timing",  # processes that may import torch at the top of a file
+    "bottom": "records machine catalog schema errors paths units text files parsing bounded",  # what all of them know
+}
+STOREY = {room: name for name, rooms in STOREYS.items() for room in rooms.split()}
+HEIGHT = {name: height for height, name in enumerate(reversed(STOREYS))}
+
+# package -> the only room that may import it
+ONLY_IN = {"typer": "cli", "rich": "report", "matplotlib": "report", "modal": "remote"}
+# what costs a second or more to import: only at the top of files of the middle storey
+HEAVY = {"torch", "triton", "numpy", "safetensors", "matplotlib", "flashinfer_bench", "flashinfer", "fla", "modal"}
+
+
+def modules() -> dict[Path, str]:
+    """Every source file -> its room. Not the package's own __init__ and __main__, which only show the way in."""
+    found = {path: path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in sorted(PACKAGE.rglob("*.py"))}
+    return {path: room for path, room in found.items() if room not in ("__init__", "__main__")}
+
+
+def imports(path: Path) -> list[tuple[ast.stmt, str]]:
+    """(statement, what it imports as an absolute name) of a file, wherever in it."""
+    package = ("gdn_cli", *path.relative_to(PACKAGE).parts[:-1]) if PACKAGE in path.parents else ()
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [(node, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = list(package[: len(package) - node.level + 1]) if node.level else []
+            base += node.module.split(".") if node.module else []
+            found += [(node, ".".join([*base, alias.name])) for alias in node.names]
+    return found
+
+
+def arrows() -> list[tuple[str, str, str]]:
+    """(room, the other room that it imports from, where) of every import between rooms."""
+    found = []
+    for path, room in modules().items():
+        for node, full in imports(path):
+            parts = full.split(".")
+            if parts[0] == "gdn_cli" and len(parts) > 1 and parts[1] not in (room, "__version__"):
+                found.append((room, parts[1], f"{path.relative_to(PACKAGE)}:{node.lineno} imports {full}"))
+    return found
+
+
+def test_every_room_has_its_storey():
+    assert set(modules().values()) == set(STOREY), "STOREYS in this file must name every room, once"
+
+
+def test_no_import_points_up():
+    assert [where for room, other, where in arrows() if HEIGHT[STOREY[other]] > HEIGHT[STOREY[room]]] == []
+
+
+def test_no_cycle_between_rooms():
+    below = {room: {other for a, other, _ in arrows() if a == room} for room in STOREY}
+    while free := [room for room, others in below.items() if not others & set(below)]:
+        for room in free:
+            del below[room]
+    assert [where for room, other, where in arrows() if room in below and other in below] == []
+
+
+@pytest.mark.parametrize("package", ONLY_IN)
+def test_a_package_lives_in_one_room(package):
+    users = {room for path, room in modules().items() for _, full in imports(path) if full.split(".")[0] == package}
+    assert users == {ONLY_IN[package]}
+
+
+def test_only_the_middle_storey_imports_torch_at_its_top():
+    heavy = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno} imports {full}"
+        for path, room in modules().items()
+        if STOREY[room] != "middle"
+        for node, full in imports(path)
+        if full.split(".")[0] in HEAVY and node.col_offset == 0
+    ]
+    assert heavy == []
+
+
+def test_algos_stand_alone():
+    """An algo is packed and sent away: gdn is not there when it runs, and neither are typer, rich and modal."""
+    sources = sorted(helpers.OURS.glob("*/*/*.py"))
+    assert len(sources) >= 8
+    for path in sources:
+        foreign = {full.split(".")[0] for _, full in imports(path)} & {"gdn_cli", "flashinfer_bench", *ONLY_IN}
+        assert not foreign, f"{path} imports {foreign}"

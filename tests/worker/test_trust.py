@@ -1,0 +1,464 @@
+"""What an algo's code may try: to change the verdict, to forge records, to stay behind, to flood, to read what is not
+for it. All that must be its own undoing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from types import SimpleNamespace
+
+import building
+import helpers
+import pytest
+
+from gdn_cli import bounded, errors
+from gdn_cli.catalog import registry
+from gdn_cli.records import below_floor
+from gdn_cli.run import execute, jobs, keeper, planning, redaction
+from gdn_cli.run.jobs import Job, Outcome
+from gdn_cli.schema.record_types import Record, Status
+
+REGISTRY = registry.load()
+DECODE = REGISTRY.ops["gdn_decode"]
+_ZEROS = f"def run({helpers.DECODE_ARGS}):\n    return torch.zeros_like(v), torch.zeros_like(state)\n"
+_RIGHT = f"\ndef run({helpers.DECODE_ARGS}):\n    return right({helpers.DECODE_ARGS})\n"
+_TOP = "import os, shlex, sys, time, json, signal, subprocess, ctypes\nimport torch\nfrom .right import run as right\n"
+# the functions on the stack, gdn's own among them
+_WHO = """
+def who_asks():
+    frame, names = sys._getframe(), []
+    while frame:
+        names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return names
+"""
+SECRET = "hunter2-correct-horse"
+
+# each is all zeros, and makes of what judges whatever it can reach
+PATCHES = {
+    "what-a-check-calls": (
+        "torch.equal = lambda *_: True\ntorch.Tensor.abs = lambda self: torch.zeros_like(self)\n"
+        "torch.Tensor.norm = lambda self, *_, **__: torch.zeros(())\n"
+        "torch.Tensor.__gt__ = lambda self, _: torch.zeros_like(self, dtype=torch.bool)"
+    ),
+    "check-and-oracle": (
+        "import gc\nfrom gdn_cli.runner import build; from gdn_cli.worker import check, probes\n"
+        "check.oracle = lambda reference, inputs: [torch.zeros_like(inputs[2]).double(), torch.zeros_like(inputs[3])]\n"
+        "check.check = lambda *_: check.Check()\ncheck.results = lambda *_, **__: check.Check()\n"
+        "check._judge = lambda *_: None\nbuild.reference = lambda _: None\nprobes.run = lambda *_, **__: {}\n"
+        "for x in gc.get_objects():\n    if isinstance(x, dict) and 'passed' in x:\n        x['passed'] = True"
+    ),
+}
+FORGED = {"workload": {}, "status": "passed", "reason": None, "tier": "wall", "timing": {"median_us": 0.5}}
+ALGOS = {
+    **{f"patches-{name}": f"{_TOP}{body}\n{_ZEROS}" for name, body in PATCHES.items()},
+    # writes records to whatever it finds open or named, says that all is done, and leaves
+    "forges": _TOP
+    + textwrap.dedent(f"""
+        line = json.dumps({FORGED!r}) + "\\n"
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                os.write(int(name), line.encode())
+            except OSError:
+                pass
+        ancestor = os.getppid()
+        while ancestor > 1:  # as root every descriptor of the worker can be opened again
+            for folder in (f"/proc/{{ancestor}}/fd",):
+                for name in os.listdir(folder) if os.access(folder, os.R_OK) else []:
+                    try:
+                        if "pipe:" in os.readlink(f"{{folder}}/{{name}}"):
+                            fd = os.open(f"{{folder}}/{{name}}", os.O_WRONLY | os.O_NONBLOCK)
+                            os.write(fd, line.encode())
+                    except OSError:
+                        pass
+            if b"keeper" in open(f"/proc/{{ancestor}}/cmdline", "rb").read():
+                break
+            ancestor = int(open(f"/proc/{{ancestor}}/stat").read().rsplit(")", 1)[1].split()[1])
+        for word in sys.argv + open("/proc/self/cmdline").read().split("\\0"):
+            if os.path.exists(word) and not os.path.isdir(word) and not word.endswith((".py", "python")):
+                open(word, "a").write(line)
+        os._exit(0)
+        """)
+    + _RIGHT,
+    # right whenever it is checked; while it is timed it does nothing, and the outputs stay as they were
+    "sleeps-while-timed": _TOP
+    + _WHO
+    + f"""
+def run({helpers.DECODE_ARGS}, output, new_state):
+    if {{"time", "again"}} & {{*who_asks()}}:
+        return
+    out, new = right({helpers.DECODE_ARGS})
+    output.copy_(out)
+    new_state.copy_(new)
+""",
+    "makes-its-own-clock": _TOP + "now = time.perf_counter_ns\ntime.perf_counter_ns = lambda: now() // 100\n" + _RIGHT,
+    "stays-behind": _TOP
+    + textwrap.dedent("""
+        for command in ("sleep 300", "sh -c 'sleep 301 & sleep 302 & exit 0'", "setsid -f sleep 303"):
+            command = shlex.split(command)
+            subprocess.Popen(command, start_new_session=True, stdin=-3, stdout=-3, stderr=-3)
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.execvp("sleep", ["sleep", "304"])
+            os._exit(0)
+        open(os.path.join(os.environ["TMPDIR"], "left.txt"), "w").write("x")
+        """)
+    + _RIGHT,
+    "floods": _TOP + "os.write(2, b'x' * 3_000_000)\nprint('\\nEND', flush=True)\nos._exit(5)\n" + _RIGHT,
+    "raises-a-book": _TOP + "\n" + _RIGHT.replace("return", "raise ValueError('y' * 3_000_000); return"),
+    "removes-its-folder": _TOP + "import shutil\nshutil.rmtree(os.environ['TMPDIR'])\n" + _RIGHT,
+    "kills-itself": _TOP + "os.kill(os.getpid(), signal.SIGKILL)\n" + _RIGHT,
+    "tells-secrets": _TOP
+    + textwrap.dedent("""
+        found = [n for n in os.environ if any(w in n.upper() for w in ("TOKEN", "SECRET", "KEY"))]
+        print("FOUND", found, "MODAL_TOKEN_ID" in os.environ, "HARMLESS" in os.environ, "WANTED" in os.environ)
+        print("SAYS", "hunter2-" + "correct-horse", flush=True)
+        raise RuntimeError("it is " + "hunter2-" + "correct-horse")
+        """)
+    + _RIGHT,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tried(tmp_path_factory, gdn, write_algo):
+    """One `gdn bench --json` of all of them, and which of their `sleep`s were alive when it ended."""
+    folder = tmp_path_factory.mktemp("trust")
+    for name, source in ALGOS.items():
+        write_algo(folder, name, source, destination_passing=name == "sleeps-while-timed")
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    env = {"MODAL_TOKEN_ID": SECRET, "HARMLESS": "1", "WANTED": "1", "GDN_PASS_ENV": "WANTED", "TMPDIR": str(temporary)}
+    done = gdn("bench", "--algos", folder, "--algo", ",".join(ALGOS), "-w", "0", "--seconds", "0.05", "--json", env=env)
+    found = SimpleNamespace(done=done, document=done.json, sleeping=_sleepers(), left=list(temporary.iterdir()))
+    for pid in found.sleeping:  # whatever was found: the tests leave no process behind either
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return found
+
+
+def _sleepers() -> list[int]:
+    found = []
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError, ValueError):
+            words = open(f"/proc/{int(name)}/cmdline").read().split("\0")
+            if words[0] == "sleep" and words[1] in ("300", "301", "302", "303", "304"):
+                found.append(int(name))
+    return found
+
+
+def of(tried, algo: str) -> dict:
+    (record,) = (r for r in tried.document["records"] if r["algo"] == algo)
+    return record
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_zeros_are_wrong_whatever_an_algo_patches(tried, name):
+    record = of(tried, f"patches-{name}")
+    assert record["status"] == "wrong" and "timing" not in record
+    assert record["check"]["errors"]["output"] == 1.0 and not record["check"]["official"]
+
+
+def test_records_that_an_algo_writes_are_none(tried):
+    record = of(tried, "forges")
+    assert record["status"] in ("exited", "crashed") and "timing" not in record and record["unfinished"] == 1
+
+
+def test_calls_that_do_nothing_while_they_are_timed_have_no_time(tried):
+    record = of(tried, "sleeps-while-timed")
+    assert record["status"] == "wrong" and "timing" not in record
+    assert record["reason"].startswith("right when it was checked, wrong while it was timed: output: ")
+
+
+def test_a_clock_of_its_own_is_found(tried):
+    assert of(tried, "makes-its-own-clock")["reason"] == "probe timer: replaced time:perf_counter_ns"
+
+
+def test_nothing_outlives_its_command(tried):
+    assert of(tried, "stays-behind")["status"] == "passed"
+    assert tried.sleeping == []
+    assert [path.name for path in tried.left if path.name.startswith("gdn-")] == []
+
+
+def test_what_an_algo_prints_and_raises_is_bounded(tried):
+    flood, book = of(tried, "floods"), of(tried, "raises-a-book")
+    assert flood["status"] == "exited" and flood["tail"][-1] == "END" and len(json.dumps(flood)) < 50_000
+    assert book["status"] == "error" and len(json.dumps(book)) < 400_000
+
+
+def test_an_algo_that_deletes_its_folder_hurts_itself_at_most(tried):
+    assert of(tried, "removes-its-folder")["status"] in ("passed", "build_failed", "error", "refused")
+
+
+def test_a_kill_is_called_one(tried):
+    record = of(tried, "kills-itself")
+    assert (record["status"], record["reason"]) == ("killed", "killed from outside (SIGKILL)")
+
+
+def test_secrets_reach_neither_the_algo_nor_the_record(tried):
+    record = of(tried, "tells-secrets")
+    assert record["status"] == "build_failed" and "it is ***" in record["reason"]
+    text = "\n".join(record["tail"])
+    assert "FOUND [] False False True" in text and "SAYS ***" in text
+    assert SECRET not in tried.done.out + tried.done.err
+
+
+def test_the_others_are_timed_all_the_same(tried):
+    assert of(tried, "pt-reference")["status"] == "passed" and of(tried, "pt-reference")["timing"]["median_us"] > 0
+    assert tried.done.code == errors.FAILED and "Traceback" not in tried.done.err
+
+
+def test_a_comparison_goes_on_without_the_rival_that_crashes(tmp_path, gdn, write_algo):
+    write_algo(tmp_path, "honest", _TOP + _RIGHT)
+    crash = _RIGHT.replace("    return", "    calls.append(1)\n    if len(calls) > 3: ctypes.string_at(0)\n    return")
+    write_algo(tmp_path, "late-crash", f"{_TOP}calls = []\n{crash}")
+    write_algo(tmp_path, "leaves", f"{_TOP}os._exit(7)\n{_RIGHT}")
+    raises = _RIGHT.replace("    return", "    if 'turns' in who_asks(): raise ValueError('tired')\n    return")
+    write_algo(tmp_path, "tires", f"{_TOP}{_WHO}{raises}")
+    done = gdn(
+        "compare", "honest", "leaves", "late-crash", "tires", "pt-reference", "--algos", tmp_path, "-w", "0",
+        "--seconds", "0.1", "--json",
+    )  # fmt: skip
+    found = {r["algo"]: (r["status"], r["reason"]) for r in done.json["records"]}
+    assert found["late-crash"] == ("crashed", "crashed with SIGSEGV")
+    assert found["leaves"] == ("exited", "the process ended with exit code 7 before it was done")
+    assert found["tires"] == ("error", "ValueError: tired")
+    assert found["honest"][0] == found["pt-reference"][0] == "passed"
+    assert done.code == errors.FAILED and len(done.json["comparisons"]) == 1
+
+
+# --- what is owed -----------------------------------------------------------------------------------------------------
+
+
+def job(command: str = "bench", **more) -> Job:
+    workloads = planning.workloads.select(DECODE, planning.trace_set.known(DECODE, None), chosen=["0-1"])
+    fields = {"tiers": ("wall",), "algo": REGISTRY.find("cpp-v1")} | more
+    return Job(command, DECODE, {}, None, "cpu", tuple(workloads), **fields)
+
+
+def record(job: Job, i: int, **more) -> Record:
+    return building.record(**{"algo": "cpp-v1", "uuid": job.workloads[i].uuid, "tier": "wall"} | more)
+
+
+def test_a_worker_that_owes_records_has_failed():
+    one = job()
+    assert one.owed([]) == {"cpp-v1": 2}
+    assert one.owed([record(one, 0)]) == {"cpp-v1": 1}
+    assert one.owed([record(one, 0), record(one, 0)]) == {"cpp-v1": 1}  # the same twice is not two
+    assert one.owed([record(one, 0), record(one, 1)]) == {}
+    (fate,) = execute._fates(one, Outcome(Status.DONE), [record(one, 0)])
+    assert (fate.status, fate.reason) == (Status.EXITED, "it answered with 1 of 2 records")
+    assert execute._fates(one, Outcome(Status.DONE), [record(one, 0), record(one, 1)]) == []
+
+
+def test_records_of_something_else_were_not_asked_for():
+    one = job()
+    assert one.asked(record(one, 1)) and one.asked(record(one, 1, uuid=None, status="build_failed"))
+    assert not one.asked(record(one, 1, algo="cuda-v4"))
+    assert not one.asked(record(one, 1, uuid="another"))
+
+
+def test_a_comparison_that_hangs_blames_whose_code_ran():
+    algos = tuple((REGISTRY.find(name), {}) for name in ("pt-reference", "cpp-v1"))
+    one = job("compare", algo=None, rivals=algos)
+    end = Outcome(Status.TIMED_OUT, "no end after 3 s", at="cpp-v1")
+    assert [(f.algo, f.unfinished) for f in execute._fates(one, end, [])] == [("cpp-v1", 2)]
+    end.at = None  # their calls took turns
+    assert [f.algo for f in execute._fates(one, end, [])] == ["pt-reference", "cpp-v1"]
+
+
+@pytest.mark.parametrize(("us", "in_doubt"), [(9.75, False), (9.65, True), (20.0, False)])
+def test_a_time_below_the_copy_is_in_doubt(us, in_doubt):
+    def timed(algo: str, us: float, doubts: tuple[str, ...] = ()) -> Record:
+        return building.record(algo, us, doubts=list(doubts))
+
+    floor, mine = timed("copy", 10.0, ("noise",)), timed("mine", us)
+    below_floor.doubt([floor, mine], mine)
+    assert not mine.doubts  # against a floor that is in doubt itself nothing follows
+    for order in (0, 1):  # the floor may come before or behind
+        records = [timed("copy", 10.0), timed("mine", us)]
+        for i, whole in enumerate(records if order else reversed(records)):
+            below_floor.doubt((records if order else records[::-1])[: i + 1], whole)
+        assert bool(records[1].doubts) is in_doubt and not records[0].doubts
+
+
+# --- the keeper, bounds, the environment ------------------------------------------------------------------------------
+
+
+def test_what_a_killed_command_started_ends_with_it(tmp_path, write_algo):
+    """SIGKILL leaves the command no time for anything: its keeper ends what is left, and the folder goes too."""
+    mark = tmp_path / "pid"
+    hang = f"open({str(mark)!r}, 'w').write(str(os.getpid()))\nsubprocess.Popen(['setsid', '-f', 'sleep', '305'])\n"
+    write_algo(tmp_path, "hangs", f"{_TOP}{hang}while True: time.sleep(1)\n{_RIGHT}")
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gdn_cli", "run", "--algos", str(tmp_path), "--algo", "hangs", "-w", "0"],
+        env=helpers.environment(TMPDIR=str(temporary)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        _until(lambda: mark.exists() and mark.read_text() and _sleeping("305"))
+        process.kill()
+        process.wait()
+        _until(
+            lambda: not helpers.alive(int(mark.read_text())) and not _sleeping("305") and not any(temporary.iterdir())
+        )
+    finally:
+        process.kill()
+        for pid in _sleeping("305"):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _sleeping(seconds: str) -> list[int]:
+    done = subprocess.run(["pgrep", "-f", f"^sleep {seconds}$"], capture_output=True, text=True)
+    return [int(pid) for pid in done.stdout.split()]
+
+
+def _until(condition) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -SEGV $$", -signal.SIGSEGV), ("kill -9 $$", -9)]
+)
+def test_a_keeper_ends_as_its_command_did(script, code, tmp_path):
+    folder = tmp_path / "its"
+    folder.mkdir()
+    command = [sys.executable, "-I", "-S", keeper.__file__, str(folder), "--", "sh", "-c", script]
+    assert subprocess.run(command).returncode == code
+    assert not folder.exists()
+
+
+def test_head_and_tail_of_an_output_are_kept():
+    kept = bounded.Output(edge=10)
+    for part in (b"0123456", b"789ab", b"c" * 1000, b"the end"):
+        kept.add(part)
+    assert kept.text() == f"0123456789\n... {kept.size - 20} bytes left out ...\nccc" + "the end"
+    short = bounded.Output(edge=10)
+    short.add(b"all of it, 17 b.")
+    assert short.text() == "all of it, 17 b."
+    assert bounded.clip("x" * 10, 10) == "x" * 10 and bounded.clip("a" * 6 + "b" * 6, 10).startswith("aaaaa\n... 2 ")
+
+
+def test_the_environment_is_an_allow_list():
+    env = {"PATH": "/bin", "CUDA_HOME": "/cuda", "HF_TOKEN": "t", "AWS_SECRET_ACCESS_KEY": "s", "GITHUB_TOKEN": "g",
+           "MODAL_TOKEN_SECRET": "m", "GDN_TOKEN": "x", "SOMETHING": "1", "OMP_NUM_THREADS": "2", "MINE": "3",
+           redaction.PASS: "MINE,HF_TOKEN"}  # fmt: skip
+    assert set(redaction.allowed(env)) == {"PATH", "CUDA_HOME", "OMP_NUM_THREADS", "MINE", redaction.PASS}
+
+
+def test_values_of_secrets_are_masked_wherever_they_stand():
+    env = {"A_TOKEN": "abcdefgh", "B_KEY": "abcdefgh-longer", "C_KEY": "true"}
+    found = redaction.masked(
+        {"x": ["abcdefgh-longer", "an abcdefgh!"], "abcdefgh": 1, "t": "true"}, redaction.values(env)
+    )
+    assert found == {"x": ["***", "an ***!"], "***": 1, "t": "true"}
+
+
+# --- garbage from the worker's side -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("writes", "status", "says"),
+    [
+        ("events: nonsense", "crashed", "a record came that its worker did not write"),
+        ("events: [1]", "crashed", "a record came that its worker did not write"),
+        ("reply: nonsense", "crashed", "a reply came that its worker did not write"),
+        ("reply: {}", "crashed", "a reply came that its worker did not write"),
+        ("reply: " + "[" * 5000, "crashed", "a reply came that its worker did not write"),
+        ("nothing", "exited", "the process ended with exit code 0 before it was done"),
+    ],
+)
+def test_garbage_is_that_workers_failure(writes, status, says, tmp_path, monkeypatch):
+    where, _, text = writes.partition(": ")
+    script = tmp_path / "python"
+    body = {
+        "events": f"eval \"last=\\${{$#}}\"; printf '%s\\n' '{text}' > \"$last\"",
+        "reply": f"printf '%s' '{text}'",
+        "nothing": "true",
+    }[where]
+    script.write_text(f"#!/bin/sh\n{body}\n")
+    script.chmod(0o755)
+    wrapped = (str(script),)
+    request = jobs.Job("floor", DECODE, {}, None, "cpu", ()).request()
+    outcome = jobs.serve(request, dict(os.environ), 60.0, wrap=wrapped)
+    assert (outcome.status, outcome.reason) == (status, says)
+
+
+# --- the sandbox ------------------------------------------------------------------------------------------------------
+
+
+def _sandbox_works() -> bool:
+    command = [
+        "bwrap",
+        "--ro-bind",
+        "/",
+        "/",
+        "--proc",
+        "/proc",
+        "--dev",
+        "/dev",
+        "--unshare-net",
+        "--unshare-pid",
+        "true",
+    ]
+    return shutil.which("bwrap") is not None and subprocess.run(command, capture_output=True).returncode == 0
+
+
+def test_a_sandbox_has_no_network_no_home_and_writes_nothing_outside(tmp_path, gdn, write_algo):
+    if not _sandbox_works():
+        pytest.skip("no bubblewrap that works here")
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "letter.txt").write_text("private")
+    body = f"""
+        import socket
+        tried = []
+        for what in (
+            lambda: open({str(home / "letter.txt")!r}).read(),
+            lambda: open({str(tmp_path / "written")!r}, "w"),
+            lambda: open(torch.__file__, "a"),
+            lambda: socket.create_connection(("127.0.0.1", 9), timeout=1),
+            lambda: open(os.path.join(os.environ["TMPDIR"], "mine"), "w").write("x"),
+        ):
+            try:
+                what()
+                tried.append("done")
+            except OSError as e:
+                tried.append(e.__class__.__name__)
+        print("TRIED", tried, flush=True)
+        os._exit(4)
+        """
+    write_algo(tmp_path, "curious", _TOP + textwrap.dedent(body) + _RIGHT)
+    write_algo(tmp_path, "honest", _TOP + _RIGHT)
+    done = gdn(
+        "run", "--sandbox", "--algos", tmp_path, "--algo", "curious,honest", "-w", "0", "--json",
+        env={"HOME": str(home)},
+    )  # fmt: skip
+    found = {r["algo"]: r for r in done.json["records"]}
+    said = found["curious"]["tail"][-1]
+    assert said.startswith("TRIED ['FileNotFoundError', ") and said.endswith("'done']"), said
+    assert said.count("done") == 1  # the last: its own folder
+    assert found["honest"]["status"] == "passed" and not (tmp_path / "written").exists()
+
+
+def test_a_sandbox_that_is_not_there_is_missing(gdn, tmp_path):
+    done = gdn("run", "--sandbox", "--algo", "pt-reference", "-w", "0", env={"PATH": str(tmp_path)})
+    assert done.code == errors.MISSING and "bubblewrap" in done.err and "Traceback" not in done.err
+
+
+def test_a_packed_file_is_said_to_run_with_ones_rights(tmp_path, gdn):
+    file = tmp_path / "solution.json"
+    assert gdn("pack", "--algo", "pt-reference", "-o", file).code == 0
+    done = gdn("run", file, "-w", "0", "--device", "cpu")
+    assert done.code == 0 and done.err.count("runs with your rights") == 1
