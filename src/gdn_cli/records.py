@@ -38,6 +38,10 @@ class Work(Protocol):
     mode: str
     gpu: Gpu | None
     added: bool
+    in_place: bool
+
+    @property
+    def place(self) -> str: ...
 
 
 @dataclass
