@@ -38,6 +38,7 @@ LAYERS = """
     machine  workloads
     presets
     registry
+    profile_types
     files  parsing  paths
     messages  paired  fates
     record_types

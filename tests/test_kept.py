@@ -10,13 +10,27 @@ import sys
 from functools import partial
 
 import helpers
+import msgspec
 import profiles
 import pytest
 import reports
 import test_files
 import test_tune
 
-from gdn_cli import campaign, errors, files, history, journal, pack, profiling, records, registry, running, scaffold
+from gdn_cli import (
+    campaign,
+    differences,
+    errors,
+    files,
+    history,
+    journal,
+    pack,
+    profiling,
+    records,
+    registry,
+    running,
+    scaffold,
+)
 from gdn_cli.commands import bench
 from gdn_cli.errors import GdnError, MissingError, UsageError
 from gdn_cli.record_types import document_of
@@ -314,19 +328,19 @@ def test_tune_writes_its_files_only_into_the_algo_s_folder(race, tmp_path):
 @pytest.fixture
 def kept_profile(tmp_path):
     """A profile that is kept in `tmp_path`."""
-    document = profiles.v4()
-    folder = tmp_path / document["name"]
+    profile = profiles.typed(profiles.v4())
+    folder = tmp_path / profile.name
     folder.mkdir()
-    return profiling.keep(folder, document)
+    return profiling.keep(folder, profile)
 
 
 def test_a_profile_that_cannot_be_kept_is_shown_and_exit_3(kept_profile, full, tmp_path):
-    assert "unkept" not in kept_profile and profiling.exit_code([kept_profile | {"status": "passed"}]) == errors.OK
+    assert not kept_profile.unkept and profiling.exit_code([kept_profile]) == errors.OK
     full()
-    again = profiling.keep(tmp_path, kept_profile | {"status": "passed"})
-    assert again["unkept"].endswith("cannot write " + str(tmp_path / "profile.json") + ": No space left on device")
+    again = profiling.keep(tmp_path, kept_profile)
+    assert again.unkept.endswith("cannot write " + str(tmp_path / "profile.json") + ": No space left on device")
     assert profiling.exit_code([again]) == errors.MISSING
-    assert profiling.exit_code([again | {"status": "wrong"}]) == errors.FAILED
+    assert profiling.exit_code([profiles.typed(profiles.v4(status="wrong")), again]) == errors.FAILED
 
 
 @pytest.mark.parametrize(
@@ -336,11 +350,57 @@ def test_a_damaged_profile_is_one_clear_line_and_hides_no_other(text, kept_profi
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "profile.json").write_text(text)
     done = gdn("profile", "--list", "--json", "--out", tmp_path)
-    assert done.code == errors.MISSING and [row["name"] for row in done.json["profiles"]] == [kept_profile["name"]]
+    assert done.code == errors.MISSING and [row["name"] for row in done.json["profiles"]] == [kept_profile.name]
     assert done.err.startswith(f"gdn: {tmp_path}/bad/profile.json") and len(done.err.splitlines()) == 1
     done = gdn("profile", "bad", "--out", tmp_path)
     assert (done.code, done.out) == (errors.MISSING, "") and f"{tmp_path}/bad/profile.json" in done.err
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "says"),
+    [
+        (["status"], "fine", "$.status: expected one of "),
+        (["schema"], 2, "$.schema: expected 1, got 2"),
+        (["tool"], "gdb", "$.tool: expected one of ncu, proton, "),
+        (["survey", "time_us"], -1, "$.survey.time_us: expected "),
+        (["reading", "found", 0, "facts", 1, "value"], [], "$.reading.found[0].facts[1].value: expected "),
+        (["reading", "found", 0, "tables", 0, "rows", 1], ["wait"], "rows[1]: expected a value for each column"),
+    ],
+)
+def test_a_damaged_value_of_a_profile_is_named(at, value, says, tmp_path):
+    document = profiles.v4()
+    table = document
+    for step in at[:-1]:
+        table = table[step]
+    table[at[-1]] = value
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps(document))
+    with pytest.raises(MissingError) as e:
+        profiling.load(file)
+    assert e.value.message.startswith(f"{file}: $.") and says in e.value.message and "\n" not in str(e.value)
+
+
+def test_texts_where_figures_should_be_are_passed_over(tmp_path):
+    document = profiles.v4()
+    for fact in document["reading"]["found"][0]["facts"]:
+        fact["value"] = "text"
+    for row in document["reading"]["found"][0]["tables"][0]["rows"]:
+        row[1:3] = ["text", None]
+    (tmp_path / "profile.json").write_text(json.dumps(document))
+    assert profiling.load(tmp_path).verdict.bound == "unclear"
+    found = differences.difference(profiling.load(tmp_path), profiles.typed(profiles.fla()))
+    assert [row.key for row in found.rows[:1]] == ["survey_us"]
+
+
+RECORDED = sorted((helpers.OURS.parent / "results" / "h200" / "profiles").glob("*-B*.json"))
+
+
+@pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.stem)
+def test_a_recorded_profile_is_read_and_written_without_loss(file):
+    document = json.loads(file.read_text())
+    read = msgspec.to_builtins(profiles.typed(document))
+    assert json.loads(json.dumps(read)) == document and list(read) == list(document)
 
 
 # --- --algo that names nothing ------------------------------------------------------------------------------------

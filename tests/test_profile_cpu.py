@@ -8,9 +8,11 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from gdn_cli import jobs, machine, pack, profilers, registry
+from gdn_cli.parsing import to_json
 from gdn_cli.profilers import Ask, Reading, Reply, cpu, perf, symbols
 from gdn_cli.request import Profiling
 from gdn_cli.workloads import embedded
@@ -64,7 +66,7 @@ def profiled(
         assert record.passed, record
         replies.append(Reply(run, "done", answer=record.answer, tail=tuple(outcome.tail)))
     reading = module.read(ask, folder, replies)
-    assert Reading.from_json(reading.to_json()) == reading
+    assert msgspec.convert(to_json(reading), Reading) == reading
     return reading
 
 

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import building
 import helpers
 import msgspec
+import profiles as documents
 import pytest
 from packaging.requirements import Requirement
 
@@ -362,12 +363,12 @@ def test_a_profile_is_made_there_and_its_folder_unpacked_here(tmp_path):
     pieces = [{"profile": profiling.sent(subject, asked), "cuda": False, "sources": ["x"]}]
     work = rented()
     (answer,) = parcel.decode(container.serve(work.parcel(engine.Work(pieces, [], 60), None)))["answers"]
-    document = profiles._unpacked(answer, asked.folder, work.say)
-    folder = Path(document["folder"])
+    profile = profiles._unpacked(answer, asked.folder, work.say)
+    folder = Path(profile.folder)
     assert folder.parent == tmp_path / "here" and (folder / "trace.json.gz").read_bytes()[:2] == b"\x1f\x8b"
     kept = profiling.load(folder)
-    assert kept["environment"]["where"] == "modal" and kept["status"] == "passed" and kept["algo"] == "pt-reference"
-    assert kept["survey"]["time_us"] == document["survey"]["time_us"] > 0
+    assert kept.environment.where == "modal" and kept.passed and kept.algo == "pt-reference"
+    assert kept == profile and kept.survey.time_us > 0
 
 
 def test_profiles_are_of_one_container_and_a_refusal_is_passed_on(tmp_path, monkeypatch):
@@ -377,13 +378,13 @@ def test_profiles_are_of_one_container_and_a_refusal_is_passed_on(tmp_path, monk
     )
     asked = profiling.Settings(tool, tmp_path)
     answers = [
-        {"document": {"name": f"of-{i}", "status": "passed"}, "files": {"a.txt": parcel.text_of(b"A")}, "left": []}
+        {"document": documents.v4(name=f"of-{i}"), "files": {"a.txt": parcel.text_of(b"A")}, "left": []}
         for i in range(2)
     ]
     fake = Cloud([parcel.encode({"devices": [], "error": None, "answers": answers})]).install(monkeypatch)
     made = list(profiles.made(rented(), subjects, asked))
-    assert [Path(d["folder"]).name for d in made] == ["of-0", "of-1"] and len(fake.parcels) == 1
-    assert [(Path(d["folder"]) / "a.txt").read_text() for d in made] == ["A", "A"]
+    assert [Path(p.folder).name for p in made] == ["of-0", "of-1"] and len(fake.parcels) == 1
+    assert [(Path(p.folder) / "a.txt").read_text() for p in made] == ["A", "A"]
     refused = {"failed": {"message": "no ncu here", "hint": "take torch", "code": errors.MISSING}}
     Cloud([parcel.encode({"devices": [], "error": None, "answers": [refused]})]).install(monkeypatch)
     with pytest.raises(errors.GdnError, match="at Modal: no ncu here; take torch") as caught:

@@ -90,7 +90,7 @@ def profile(
             report.say(line)
         raise typer.Exit(errors.MISSING if damaged else errors.OK)
 
-    def profiled(live: list[str]) -> Iterator[dict[str, Any]]:
+    def profiled(live: list[str]) -> Iterator[Any]:
         from .. import registry
 
         settings, known = look.settings(place, folder), registry.load(algos.algos)
@@ -113,15 +113,13 @@ def named(names: list[str] | None, algo: str | None) -> list[str]:
     return names
 
 
-def looked_at(
-    names: list[str], folder: Path, json: bool, profiled: Callable[[list[str]], Iterator[dict[str, Any]]]
-) -> int:
+def looked_at(names: list[str], folder: Path, json: bool, profiled: Callable[[list[str]], Iterator[Any]]) -> int:
     """Show the profiles of one name or two, and what differs; those that are not kept in `folder` are made by
     `profiled(names)`. Returns the exit code."""
-    from .. import profiling, report
+    from .. import differences, profiling, report
 
-    documents: list[Any] = [profiling.find(name, folder) for name in names]
-    live = [name for name, document in zip(names, documents, strict=True) if document is None]
+    profiles: list[Any] = [profiling.find(name, folder) for name in names]
+    live = [name for name, profile in zip(names, profiles, strict=True) if profile is None]
     if live:
         made: list[Any] = []
         try:
@@ -130,17 +128,13 @@ def looked_at(
             if made and not json:  # the first of two is there, and worth its time
                 report.show_profiles(made, None, json)
             raise
-        documents = [document or made.pop(0) for document in documents]
-    different = None
-    if len(documents) == 2:
-        from .. import differences
-
-        different = differences.difference(*documents)
-    report.show_profiles(documents, different, json)
-    for document in documents:
-        if "unkept" in document:
-            report.say(document["unkept"])
-    return profiling.exit_code(documents)
+        profiles = [profile or made.pop(0) for profile in profiles]
+    difference = differences.difference(*profiles) if len(profiles) == 2 else None
+    report.show_profiles(profiles, difference, json)
+    for profile in profiles:
+        if profile.unkept:
+            report.say(profile.unkept)
+    return profiling.exit_code(profiles)
 
 
 def register(app: typer.Typer) -> None:

@@ -70,17 +70,16 @@ def _profile(piece: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="gdn-profiles-") as folder:
         try:
             subject, settings = profiling.received(piece["profile"], Path(folder))
-            document = profiling.run(subject, settings, lambda *_: None, lambda line: None)
+            profile = profiling.run(subject, settings, lambda *_: None, lambda line: None)
         except GdnError as e:
             return {"failed": {"message": e.message, "hint": e.hint, "code": e.code}}
-        if document["environment"]:
-            origin = _labelled(msgspec.convert(document["environment"], Environment), content)
-            document["environment"] = msgspec.to_builtins(origin)
-        files, left = _files(Path(document.pop("folder")), document["reading"]["files"])
-    return {"document": document, "files": files, "left": left}
+        profile.environment = _labelled(profile.environment, content)
+        files, left = _files(Path(profile.folder), profile.reading.files)
+        profile.folder = msgspec.UNSET
+    return {"document": msgspec.to_builtins(profile), "files": files, "left": left}
 
 
-def _files(folder: Path, first: list[str]) -> tuple[dict[str, str], list[str]]:
+def _files(folder: Path, first: tuple[str, ...]) -> tuple[dict[str, str], list[str]]:
     """A profile's files as text by name, as far as they may travel; and the names of those that stayed behind."""
     names = [*first, *sorted(p.name for p in folder.iterdir() if p.name not in first and p.is_file())]
     files, left, room = {}, [], _FILES_MIB << 20
