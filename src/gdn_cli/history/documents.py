@@ -78,6 +78,7 @@ class Record(msgspec.Struct):
     bytes_moved: int | float | None = None
     how: str | None = None
     backend: str | None = None
+    in_place: bool = False  # another call: its times are compared with none of the usual one
     doubts: list[Any] | None = None
     gpu_state: dict[str, Any] | None = None
     clocks: dict[str, Any] | None = None  # schema 1: the state after the samples
@@ -321,6 +322,8 @@ def parts(document: Document) -> list[Part]:
         only = tiers.get(r.mode, set())
         tier = (r.timing.tier if r.timing else None) or r.tier or (next(iter(only)) if len(only) == 1 else None)
         l2 = r.timing.l2 if r.timing else l2s.get((r.mode, tier), asked if r.mode == "cuda" and tier else None)
+        if r.in_place and tier:
+            tier = f"{tier}, in place"
         key = (r.op, r.algo, r.source_hash, r.mode, tier, l2, _places(r))
         found.setdefault(key, Part(*key)).records.append(r)
     return _joined(list(found.values()), document)
