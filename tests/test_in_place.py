@@ -9,7 +9,7 @@ import helpers
 import pytest
 import torch
 
-from gdn_cli import campaign, check, comparison, machine, registry, score, timing, tuning
+from gdn_cli import campaign, check, comparison, machine, race, registry, score, timing, tuning
 from gdn_cli.errors import UsageError
 from gdn_cli.history import documents
 from gdn_cli.isolation import runner
@@ -286,16 +286,13 @@ def test_the_history_keeps_them_apart():
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_tune_asks_for_them_and_keeps_what_it_measured_apart(in_place, monkeypatch):
-    work = object.__new__(tuning.Tuning)
-    work.settings, work.gpus = tuning.Settings("wall", in_place=in_place), (None,)
-    algo = REGISTRY.find("cpp-v1")
-    work.plan = SimpleNamespace(
-        op=OP, algo=algo, mode="cpu", definition={}, candidates={"a": (algo, {})}, space={}, sizes={1: []}
-    )
-    jobs = [work._check_job("a", [], None)]
-    monkeypatch.setattr(tuning, "execute", lambda job, *_, **__: jobs.append(job))
+    settings, algo = tuning.Settings("wall", in_place=in_place), REGISTRY.find("cpp-v1")
+    plan = tuning.Plan(OP, algo, "cpu", {}, {"a": {}}, {"a": algo}, 0, {1: []}, None)
+    monkeypatch.setattr(tuning.Plan, "space", tuning.Space((), None, {}))
     monkeypatch.setattr(tuning.tuned, "own_hash", lambda algo, op: "hash")
-    work.homes, work.cpus, work.stop, work.progress = {1: None}, {}, SimpleNamespace(is_set=bool), lambda *_: None
-    work._time(tuning.FIRST, {1: ["a"]}, [], "a group")
+    work = tuning.State(plan, settings, lambda *_: None, lambda *_: None, (None,), {}, None, {}, homes={1: None})
+    jobs = [race._job(work, "check", [], None)]
+    monkeypatch.setattr(race, "execute", lambda job, *_, **__: jobs.append(job))
+    race._time(work, race.FIRST, {1: ["a"]}, [], "a group")
     assert [job.in_place for job in jobs] == [in_place] * 2 and [job.command for job in jobs] == ["check", "compare"]
-    assert work._key().get("in_place", False) == in_place
+    assert tuning._key(plan, settings, None).get("in_place", False) == in_place

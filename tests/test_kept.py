@@ -33,7 +33,7 @@ from gdn_cli import (
 )
 from gdn_cli.commands import bench
 from gdn_cli.errors import GdnError, MissingError, UsageError
-from gdn_cli.record_types import document_of
+from gdn_cli.record_types import Status, document_of
 from gdn_cli.report import history as shown
 
 KNOWN = registry.load()
@@ -263,9 +263,9 @@ def test_a_journal_that_cannot_be_written_costs_no_measurement(race, monkeypatch
 
     monkeypatch.setattr(files, "append", fails_at_first)
     work = race(test_tune.Workers(by_tile), 1)
-    assert work.choices and work.log.unsaved is None
-    lines = [json.loads(line) for line in work.log.path.read_text().splitlines()]
-    assert lines == work.log.lines and len(lines) > 10
+    assert work.choices and work.journal.unsaved is None
+    lines = [json.loads(line) for line in work.journal.path.read_text().splitlines()]
+    assert lines[1:] == [msgspec.to_builtins(line) for line in work.journal.lines] and len(lines) > 10
 
 
 def test_a_journal_on_a_full_disk_is_said_at_the_end(race, full, monkeypatch):
@@ -287,14 +287,16 @@ def key() -> dict:
     "damage",
     [
         b"\xff\xfe\n", b"[1]\n", b"\n", b'{"step": "else"}\n', b'{"step": "time", "round": 1}\n', b'{"step": []}\n',
+        b'{"step": "check", "name": "n", "workload": "w", "status": "fine", "reason": null, "at": null}\n',
+        b'{"step": "time", "round": 1, "names": ["n"], "workload": "w", "gpu": null, "doubts": [], '
+        b'"results": {"n": {"status": "passed", "us": 0}}}\n',
         b"[" * 5000 + b"\n", b'{"step": "key", "x": ' + b"9" * 10_000 + b"}\n", b'{"step": "check", "na\n',
     ],
 )  # fmt: skip
 def test_a_damaged_journal_is_one_clear_line_and_loses_nothing(damage, tmp_path, monkeypatch):
     monkeypatch.setenv("GDN_HOME", str(tmp_path))
     first = journal.Journal(key())
-    line = {"step": "check", "name": "n", "workload": "w", "status": "passed", "reason": None, "at": None}
-    first.add(**line)
+    first.add(journal.Check("n", "w", Status.PASSED, None, None))
     whole = first.path.read_bytes()
     first.path.write_bytes(whole[: whole.index(b"\n") + 1] + damage + whole[whole.index(b"\n") + 1 :])
     damaged = first.path.read_bytes()
