@@ -15,7 +15,7 @@ def timing(us: float = 100.0, tier: str = "cupti", **more) -> Timing:
 def record(algo: str = "a", us: float | None = None, uuid: str | None = "u1", **more) -> Record:
     """A record of decode: passed, and timed where there is a time; `more` are other fields, those of `Call` among them.
     Without a uuid it is of no workload."""
-    call = {key: more.pop(key) for key in ("index", "axes", "origin") if key in more}
+    call = {key: more.pop(key) for key in ("index", "axes", "origin", "stress") if key in more}
     fields = {
         "op": "gdn_decode", "source_hash": None, "mode": "cuda", "tier": "cupti", "reason": None,
         "workload": uuid and Call(uuid=uuid, **{"axes": {"batch_size": 1}} | call),

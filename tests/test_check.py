@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -199,7 +198,7 @@ def test_nothing_written_at_all():
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_the_mark_is_a_nan_that_arithmetic_does_not_make(dtype):
-    op = Op(**{**structs.asdict(TOY), "outputs": {"y": TensorSpec(dtype, ("n", "two"))}})
+    op = structs.replace(TOY, outputs={"y": TensorSpec(dtype, ("n", "two"))}, tolerance={"y": 1.0})
     (marked,) = check.allocate(op, {"n": 5}, "cpu")
     assert marked.shape == (5, 2) and str(marked.dtype) == f"torch.{dtype}" and bool(marked.isnan().all())
     zero = torch.zeros(5, 2, dtype=marked.dtype)
@@ -260,7 +259,7 @@ def test_the_oracle_calls_the_reference_in_float64():
 
 def test_new_values_are_no_stricter_than_the_first_ones(monkeypatch):
     """Refreshed inputs are scaled; at twice the values, an error of 0.006 would be 0.012, beyond the absolute 1e-2."""
-    op = replace(TOY, linear_in=("x",), tolerance={"y": 1.0, "z": 1.0})
+    op = structs.replace(TOY, linear_in=("x",), tolerance={"y": 1.0, "z": 1.0})
     tensors = [torch.full((N,), 0.3), torch.tensor([3, 4]), None]
     monkeypatch.setattr(common.dataset, "load_inputs", lambda *_: tensors)
 
@@ -268,8 +267,8 @@ def test_new_values_are_no_stricter_than_the_first_ones(monkeypatch):
         def returns(self, inputs):
             return [inputs[0], torch.ones(N, 2).double() * inputs[0][:1] / 0.3]
 
-    request = SimpleNamespace(op=op, mode="cpu", dataset=None)
-    case = common.Case(request, SimpleNamespace(axes={"n": N}, uuid="u"), Reference())
+    request = SimpleNamespace(op=op, mode="cpu", dataset=None, in_place=False)
+    case = common.Case(request, SimpleNamespace(axes={"n": N}, uuid="u", stress=None), Reference())
     off = Fake(lambda x, i, scale, y, z: (y.copy_(x * 1.02), z.fill_(x[0].item() / 0.3)))
     seen = set()
     for _ in range(12):

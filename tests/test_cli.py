@@ -212,12 +212,12 @@ def test_a_missing_gpu_in_json(gdn):
     ],
 )
 def test_exit_codes(statuses, missing, named, code):
-    document = SimpleNamespace(records=[{"status": s} for s in statuses], missing=[{}] * missing)
+    document = SimpleNamespace(records=[building.record(status=s) for s in statuses], missing=[None] * missing)
     assert running.exit_code(document, named) == code
 
 
 def test_a_tier_that_the_added_reference_lacks_is_no_failure():
-    found = [{"status": "tier_unavailable", "added": True}, {"status": "passed"}]
+    found = [building.record(status="tier_unavailable", added=True), building.record()]
     assert running.exit_code(SimpleNamespace(records=found, missing=[]), True) == 0
 
 
@@ -362,7 +362,7 @@ def test_new_copies_a_rung_and_puts_it_on_the_ladder(tmp_path, gdn):
     assert r.broken == () and r.find("cpp-v2").after == "cpp-v1"
     names = [a.name for a in r.of("gdn_decode")]
     assert names.index("cpp-v2") > names.index("cpp-v1")
-    assert r.find("cpp-v2").constants == REGISTRY.find("cpp-v1").constants
+    assert r.find("cpp-v2").entry_point == REGISTRY.find("cpp-v1").entry_point
 
     again = gdn("new", "cpp-v2", "--from", "cpp-v1", "--into", tmp_path)
     assert again.code == 2 and "gdn_decode/cpp-v2 exists already" in again.err

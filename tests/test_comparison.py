@@ -9,12 +9,12 @@ import building
 import helpers
 import pytest
 
-from gdn_cli import campaign, comparison, errors, records, registry
+from gdn_cli import campaign, comparison, errors, peers, records, registry
 from gdn_cli.commands import compare
 from gdn_cli.errors import UsageError
 from gdn_cli.record_types import Document, Record
 from gdn_cli.records import plain
-from gdn_cli.report import terminal
+from gdn_cli.report import book, terminal
 from gdn_cli.timing import summarise
 
 REGISTRY = registry.load()
@@ -214,3 +214,60 @@ def test_the_table_fits_80_columns(compared, capsys, monkeypatch):
 def test_records_are_read_back_as_they_were_written(compared):
     _, _, folder = compared
     assert plain(records.load(folder / "b.json")) == json.loads((folder / "b.json").read_text())
+
+
+# --- the best peer ------------------------------------------------------------------------------------------------
+
+
+def with_peers() -> Document:
+    at_8 = {"uuid": "u2", "axes": {"batch_size": 8}}
+    d = document(
+        record("cuda-v5", wave(2.0)), record("cuda-v4", wave(1.0)), record("fi-baseline", wave(3.0)),
+        record("fla-upstream", wave(2.5)),
+        record("cuda-v5", wave(2.0), **at_8), record("fi-baseline", wave(1.0), **at_8),
+        record("fla-upstream", wave(4.0), **at_8, doubts=["noisy"]),
+    )  # fmt: skip
+    comparison.between(d, {"gdn_decode": "cuda-v5"}, 0.005)
+    peers.best(d, lambda op, algo: book.ladder(REGISTRY, op).peer(algo))
+    return d
+
+
+def test_the_best_peer_is_the_fastest_that_is_no_rung():
+    d = with_peers()
+    found = {b.workload.uuid: b for b in d.best_peers}
+    assert {uuid: (b.algo, b.peer, b.doubted) for uuid, b in found.items()} == {
+        "u1": ("cuda-v5", "fla-upstream", False), "u2": ("cuda-v5", "fi-baseline", False),
+    }  # fmt: skip
+    assert found["u1"].ratio == pytest.approx(1.25) and found["u1"].us == pytest.approx(2.0)
+    assert found["u1"].low <= found["u1"].ratio <= found["u1"].high and found["u1"].peer_us == 2.5
+    (overall,) = d.best_peers_overall
+    assert overall.ratio == pytest.approx((1.25 * 0.5) ** 0.5)
+    assert (overall.workloads, overall.least, overall.slower) == (2, pytest.approx(0.5), 1)
+
+
+def test_the_best_peers_are_kept_in_the_file(tmp_path):
+    d = with_peers()
+    (tmp_path / "out.json").write_text(records.dumps(d))
+    read = records.load(tmp_path / "out.json")
+    assert read.best_peers == d.best_peers and read.best_peers_overall == d.best_peers_overall
+
+
+def test_among_rungs_alone_no_peer_is_named():
+    d = document(record("cuda-v5", wave(2.0)), record("cuda-v4", wave(1.0)))
+    comparison.between(d, {"gdn_decode": "cuda-v5"}, 0.005)
+    peers.best(d, lambda op, algo: book.ladder(REGISTRY, op).peer(algo))
+    assert d.best_peers is None and "best_peers" not in plain(d)
+
+
+def test_times_of_all_stand_side_by_side_with_the_best_peer(capsys, tmp_path):
+    terminal.show(with_peers(), REGISTRY, False, tmp_path / "out.json")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    first, second = [i for i, line in enumerate(lines) if line[:1] == ["workload"]][:2]
+    assert lines[first + 1 : first + 3] == [
+        ["B=1", "2.00", "1.00", "3.00", "2.50"],
+        ["B=8", "2.00", "-", "1.00", "4.00"],
+    ]
+    assert any(line[:1] == ["gdn_decode"] and line[-1] == "us" for line in lines[:first])
+    best = [" ".join(line) for line in lines[second + 1 : second + 5] if line]
+    assert best[0].startswith("B=1 fla-upstream 1.250x 1.2") and best[1].startswith("B=8 fi-baseline 0.500x 0.5")
+    assert best[2] == "all 0.791x least 0.500x, below 1 at 1 of 2"

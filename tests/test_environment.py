@@ -339,7 +339,6 @@ def test_spread():
     assert doubts(low_us=98.0, high_us=123.0) == [said.format("12.5")]
     assert doubts(median_us=0.58, low_us=0.51, high_us=0.67) == []  # an empty launch: a few ticks of the clock
     assert doubts(median_us=0.0, low_us=0.0, high_us=1.0, spread=0.0) == []
-    assert environment.doubts({}, [], {}, {}, 0.01) == []
 
 
 def test_all_at_once_in_order():

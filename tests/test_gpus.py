@@ -22,6 +22,7 @@ import building
 import helpers
 import pytest
 import two_gpus
+from msgspec import structs
 
 from gdn_cli import (
     build,
@@ -154,7 +155,7 @@ def test_one_of_several_gpus_will_do(monkeypatch):
     assert machine.place(algo, "cuda", (SMALL, G0)).mode == "cuda"
     old = replace(SMALL, capability="7.5")
     assert machine.place(algo, "cuda", (SMALL, old)).reason == "needs compute capability 9.0, these GPUs have 6.1, 7.5"
-    on_cpu = replace(algo, modes=("cpu",))
+    on_cpu = structs.replace(algo, modes=("cpu",))
     assert machine.place(on_cpu, "cuda", (G0,)).hint == "it runs on cpu: drop --gpus"
 
 
@@ -169,7 +170,7 @@ def plan_of(algos: list[Algo], gpus: tuple[Gpu, ...], chosen: list[str], command
 
 def named(*names: str, capability: str | None = None) -> list[Algo]:
     algo = REGISTRY.find("pt-reference")
-    return [replace(algo, name=name, capability=capability) for name in names]
+    return [structs.replace(algo, name=name, capability=capability) for name in names]
 
 
 def work(plan: campaign.Plan) -> dict[int, list[tuple[str, bool, list[int]]]]:

@@ -165,7 +165,7 @@ CASES = [  # reader, a good text, what of it is replaced, by what, the file, wha
         "$.spec.dependencies[0]: exp",
     ),
     (read_folder, ROW, '"u"', "null", "w.jsonl:1", "$.workload.uuid: expected text, got None"),
-    (read_folder, ROW, "0.5", "NaN", "w.jsonl:1", "$.workload.inputs.scale.value: expected a number, got nan"),
+    (read_folder, ROW, "0.5", "NaN", "w.jsonl:1", "not valid JSON: it has NaN, which is no number"),
     (read_folder, ROW, "0.5", "1e999", "w.jsonl:1", "a number that no 64 bits hold"),
     (read_folder, ROW, "0.5", "true", "w.jsonl:1", "$.workload.inputs.scale.value: expected a number, got True"),
     (read_folder, ROW, '"scalar"', "{}", "w.jsonl:1", "$.workload.inputs.scale.type: expected 'random' or 'scalar'"),

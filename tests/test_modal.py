@@ -101,7 +101,7 @@ def test_what_is_declared_and_uploaded_and_the_table_that_comes_back(tmp_path):
     there = carried(tmp_path / "carried")
     root = next(iter(mine)).partition("/gdn_cli/")[0]  # where Modal mounts sources
     expected = {f"{root}/{p.relative_to(there).as_posix()}": p.read_bytes() for p in there.rglob("*") if p.is_file()}
-    assert mine == expected and f"{root}/gdn_cli/profilers/sampler.cpp" in mine
+    assert mine == expected and f"{root}/gdn_cli/profilers/stalls.toml" in mine
 
     assert done.code == 0 and "gdn_decode | NVIDIA B200 (modal) | tier cupti, L2 cold" in done.out
     assert re.search(r"^ +cuda-v4( \*)? +2\.00 us .* 1\.00x .* 1\.00$", done.out, re.M)

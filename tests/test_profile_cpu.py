@@ -12,6 +12,7 @@ import pytest
 
 from gdn_cli import jobs, machine, pack, profilers, registry
 from gdn_cli.profilers import Ask, Reading, Reply, cpu, perf, symbols
+from gdn_cli.request import Profiling
 from gdn_cli.workloads import embedded
 
 CPP = """
@@ -55,7 +56,7 @@ def profiled(
     for run in module.runs(ask, folder):
         job = jobs.Job(
             "profile", op, definition, solution, mode, (workload,), algo=algo, wrap=run.wrap, env=run.env,
-            profile={"task": tool, "params": run.params, "l2": l2},
+            profile=Profiling(tool, run.params, l2),
         )  # fmt: skip
         outcome = jobs.execute(job)
         assert outcome.status == "done", (outcome.reason, outcome.tail)

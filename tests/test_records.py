@@ -267,11 +267,10 @@ def test_everybody_asks_the_record_whose_fault_it_is(status, code, blame, exit):
 
 
 def score_op(**more):
-    from dataclasses import replace
 
     from gdn_cli import registry
 
-    return replace(registry.load().ops["gdn_decode"], baseline=None, **more)
+    return msgspec.structs.replace(registry.load().ops["gdn_decode"], baseline=None, **more)
 
 
 def test_every_status_says_whose_fault_it_is():

@@ -275,8 +275,8 @@ def test_algos_get_their_verdicts_with_only_the_carried_files(tmp_path):
     languages = {REGISTRY.find(name).language for name, _ in HERE}
     assert languages == {a.language for a in REGISTRY.algos if set(a.modes) != {"cuda"}}
     root = carried(tmp_path / "root")
-    assert (root / "gdn_cli" / "profilers" / "sampler.cpp").is_file() and not (root / "gdn_cli" / "algos").exists()
-    assert not list(root.rglob("__pycache__")) and not list(root.rglob("*.toml"))
+    assert (root / "gdn_cli" / "profilers" / "stalls.toml").is_file() and not (root / "gdn_cli" / "algos").exists()
+    assert not list(root.rglob("__pycache__")) and not (root / "gdn_cli" / "configs").exists()
     parts = [HERE[:1], HERE[1:]]  # at about the same time to their end
     data = [rented().parcel(work_of(*(job(name, mode) for name, mode in part)), None) for part in parts]
     with ThreadPoolExecutor(2) as pool:

@@ -13,6 +13,7 @@ import pytest
 
 from gdn_cli import errors, jobs, machine, pack, profilers, registry
 from gdn_cli.profilers import Ask, Reply, Run, sanitizer, tools
+from gdn_cli.request import Profiling
 from gdn_cli.workloads import embedded, select
 
 LOGS = helpers.TESTS / "data" / "sanitizer"
@@ -265,15 +266,15 @@ def replies(algo, known, mode: str, folder: Path, *checks: str, timeout_s: float
     asked = Ask("sanitizer", solution, mode, checks=checks)
 
     def reply(run: Run) -> Reply:
-        profile = {"task": "sanitizer", "params": run.params, "l2": "cold"}
+        profile = Profiling("sanitizer", run.params)
         job = jobs.Job(
             "profile", op, definition, solution, mode, work, algo,
             profile=profile, wrap=run.wrap, env=run.env, timeout_s=timeout_s,
         )  # fmt: skip
         outcome = jobs.execute(job)
-        record = outcome.records[0] if outcome.records else {}
-        assert record.get("status", "passed") == "passed", record
-        return Reply(run, outcome.status, outcome.reason, record.get("answer", {}), tuple(outcome.tail))
+        record = next(iter(outcome.records), None)
+        assert record is None or record.passed, record
+        return Reply(run, outcome.status.value, outcome.reason, record and record.answer or {}, tuple(outcome.tail))
 
     with ThreadPoolExecutor(4) as pool:
         return list(pool.map(reply, sanitizer.runs(asked, folder)))

@@ -15,6 +15,7 @@ from gdn_cli import check, jobs, machine, pack, registry, workloads
 from gdn_cli.errors import FAILED, MISSING, USAGE, GdnError, MissingError, UsageError
 from gdn_cli.profilers import Ask, Reply, Run, disassembly, sass, symbols, tools
 from gdn_cli.profilers.disassembly import Attributes, Instruction, Kernel
+from gdn_cli.request import Profiling
 
 DATA = Path(__file__).parent / "data" / "sass"  # rows.cu, and what CUDA 13's tools print of it for sm_90a
 LISTING, ELF, USAGE_TEXT = ((DATA / f"rows.{kind}.txt").read_text() for kind in ("nvdisasm", "elf", "usage"))
@@ -343,16 +344,15 @@ def profiled(known: registry.Registry, name: str, folder: Path, *archs: str):
     asked = Ask("sass", solution, None, archs=archs)
     replies = []
     for run in sass.runs(asked, folder):
-        profile = {"task": "sass", "params": run.params, "l2": "cold"}
+        profile = Profiling("sass", run.params)
         workload = workloads.twin(op, {"batch_size": 1})
         job = jobs.Job(
-            "profile", op, definition, solution, "cpu", (workload,), profile=profile, wrap=run.wrap, env=run.env
+            "profile", op, definition, solution, "cpu", (workload,), algo, profile=profile, wrap=run.wrap, env=run.env
         )
         outcome = jobs.execute(job)
-        record = outcome.records[0] if outcome.records else {}
-        passed = record.get("status") == "passed"
-        status, reason = (outcome.status, outcome.reason) if passed else (record.get("status"), record.get("reason"))
-        replies.append(Reply(run, status or outcome.status, reason, record.get("answer") or {}, tuple(outcome.tail)))
+        record = next(iter(outcome.records), None)
+        fate = record if record and not record.passed else outcome
+        replies.append(Reply(run, fate.status.value, fate.reason, record and record.answer or {}, tuple(outcome.tail)))
     return sass.read(asked, folder, replies)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 
 import building
 import msgspec
 import pytest
+from msgspec import structs
 
 from gdn_cli import records, registry, score
 from gdn_cli.record_types import Document, Record, Score
@@ -146,7 +146,7 @@ def test_other_ops_stay_out():
 
 
 def test_an_op_without_a_baseline_has_one_rule():
-    found = score.scores(document(*REFERENCE, *MINE), replace(OP, baseline=None))
+    found = score.scores(document(*REFERENCE, *MINE), structs.replace(OP, baseline=None))
     assert [(s.algo, s.rule) for s in found] == [("pt-reference", "reference"), ("mine", "reference")]
 
 

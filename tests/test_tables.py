@@ -212,26 +212,22 @@ def test_notes_in_brief_say_a_doubt_once():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"op": 1}, "Expected `str`, got `int` - at `$.records[0].op`"),
-        ({"status": "fine"}, "Invalid enum value 'fine' - at `$.records[0].status`"),
-        ({"workload": {"axes": {"batch_size": "1"}}}, "got `str` - at `$.records[0].workload.axes[...]`"),
-        ({"timing": reports.timing(1.0) | {"median_us": -1.0}}, "timing.median_us: expected a positive number"),
-        ({"timing": reports.timing(1.0) | {"histogram": [[0.0, 1]]}}, "$.records[0].timing.histogram: expected pairs"),
+        ({"op": 1}, "$.records[0].op: expected str, got int"),
+        ({"status": "fine"}, "$.records[0].status: invalid enum value 'fine'"),
+        ({"workload": {"axes": {"batch_size": "1"}}}, "$.records[0].workload.axes[...]: expected int, got str"),
+        ({"timing": reports.timing(1.0) | {"median_us": -1.0}}, "$.records[0].timing.median_us: expected float > 0.0"),
+        ({"timing": reports.timing(1.0) | {"histogram": [[0.0, 1]]}}, "timing.histogram[0][0]: expected float > 0.0"),
     ],
 )  # fmt: skip
 def test_a_malformed_document_is_one_line_with_the_file_and_the_path(change, said, tmp_path):
     reports.write(tmp_path, reports.document([reports.record("cuda-v4", 8, 4.0) | change]), "x.json")
     with pytest.raises(UsageError) as e:
         gather.read([Path("x.json")], base=tmp_path)
-    assert e.value.message.startswith("x.json: ") and said in e.value.message and "\n" not in e.value.message
-
-
-def test_a_clock_too_coarse_for_a_call_breaks_no_table():
-    records = [reports.record(algo, 8, 1.0) for algo in ("copy", "pt-reference", "cuda-v4")]
-    for r in records:
-        r["timing"]["median_us"] = 0.0
-    (made,) = command_tables.of(book_of(*records), "bench")
-    assert texts(made)[0] == ["B=8", "copy", "", "", "", "", ""]
+    assert (
+        e.value.message.startswith(f"{tmp_path / 'x.json'}: ")
+        and said in e.value.message
+        and "\n" not in e.value.message
+    )
 
 
 def test_a_small_number_keeps_two_digits():

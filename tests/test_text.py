@@ -112,7 +112,15 @@ def show(evil: str, command: str) -> None:
 
 
 def listed(evil: str) -> None:
-    row = {"op": "gdn_decode", "algo": evil, "language": evil, "devices": [evil], "after": None, "summary": evil}
+    row = {
+        "op": "gdn_decode",
+        "algo": evil,
+        "language": evil,
+        "devices": [evil],
+        "after": None,
+        "setup": None,
+        "summary": evil,
+    }
     rows = [row | {"here": None, "reason": evil, "hint": evil}, row | {"here": "cpu", "reason": None, "hint": None}]
     terminal.show_list(rows, [{"op": evil, "algo": evil, "error": f"{evil}: {evil}"}], False)
 

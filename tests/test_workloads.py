@@ -214,13 +214,17 @@ def test_nothing_to_take():
 
 
 def test_the_presets_that_ship():
-    assert presets.preset_names() == ["quick", "contest", "sweep"]
+    assert presets.preset_names() == ["quick", "contest", "sweep", "peers"]
     quick, contest, sweep = map(presets.load_preset, ("quick", "contest", "sweep"))
     assert quick.settings_for("gdn_decode") == quick.settings_for("gdn_prefill") == {"seconds": 0.3}
     assert contest.settings_for("gdn_decode") == {"warmup": 10, "iterations": 50, "trials": 3}
     assert contest.settings_for("attention_fwd") == {"warmup": 10, "iterations": 50, "trials": 3}
     assert contest.settings_for("gdn_prefill") == {"warmup": 1, "iterations": 5, "trials": 3}
     assert set(sweep.settings_for("gdn_decode")) == {"seconds"}
+    peers = presets.load_preset("peers")
+    assert select(PREFILL, embedded(PREFILL), preset=peers) == select(PREFILL, embedded(PREFILL), preset=sweep)
+    sizes = [w.axes["batch_size"] for w in select(DECODE, embedded(DECODE), preset=peers)]
+    assert len(sizes) == 27 and {1, 3, 33, 64, 129, 255, 256} < set(sizes)
 
     def chosen(op, preset):
         return select(op, embedded(op), preset=preset)

@@ -61,6 +61,7 @@ class Settings:
     gpus: tuple[Gpu, ...] = ()  # to spread the parts over; none: the one that a CUDA process takes by itself
     place: Placing = machine.place
     sandbox: bool = False
+    in_place: bool = False  # outputs are the inputs that their ops say they may be
 
 
 def choose(
@@ -154,6 +155,53 @@ def _distinct(algos: list[Algo], registry: Registry) -> list[Algo]:
             marked = algo
         found[algo.full_name, source] = marked
     return list(found.values())
+
+
+def overwriting(registry: Registry, entries: list[Entry], named: bool) -> list[Entry]:
+    """What `--in-place` leaves of these. UsageError for an op that has no such call; for an algo that cannot make one,
+    where the user `named` it: else it has no place to run."""
+    for name in dict.fromkeys(e.algo.op for e in entries):
+        if not registry.op(name).in_place:
+            able = ", ".join(op.name for op in registry.ops.values() if op.in_place)
+            raise UsageError(f"--in-place: {name} declares no output that may be an input", hint=f"{able} do")
+
+    def why_not(algo: Algo) -> str | None:
+        if algo.setup:
+            return f"--in-place: {algo.full_name} keeps what its setup made of the inputs"
+        if not algo.destination_passing:
+            return f"--in-place: {algo.full_name} returns its results, and cannot write where it is told"
+        return None
+
+    hint = "destination_passing = true in algo.toml, with a kernel that reads each element before it writes it"
+    return _without(entries, why_not, hint, named)
+
+
+def unscored(parts: list[Part], named: bool) -> list[Part]:
+    """The parts without algos that can have no score where one is asked for; UsageError where the user `named` one."""
+
+    def why_not(algo: Algo) -> str | None:
+        return f"{algo.full_name} has no score: its setup ({algo.setup}) is not timed" if algo.setup else None
+
+    hint = "leave it out, or choose the same workloads by --workload"
+    return [replace(p, entries=_without(p.entries, why_not, hint, named)) if p.scored else p for p in parts]
+
+
+def _without(entries: list[Entry], why_not: Callable[[Algo], str | None], hint: str, named: bool) -> list[Entry]:
+    found = []
+    for entry in entries:
+        why = why_not(entry.algo) if named or entry.place.mode else None
+        if why and named:
+            raise UsageError(why, hint=hint)
+        found.append(replace(entry, place=machine.Place(None, why, hint)) if why else entry)
+    return found
+
+
+def hard(registry: Registry, entries: list[Entry], chosen: list[str], first: int | None) -> list[Part]:
+    """Group the algos by op, with each op's hard inputs, all or those that are chosen by name."""
+    ops = map(registry.op, dict.fromkeys(e.algo.op for e in entries))
+    return [
+        Part(op, [e for e in entries if e.algo.op == op.name], workloads.stressed(op, chosen, first), {}) for op in ops
+    ]
 
 
 def parts(
@@ -271,7 +319,7 @@ def _jobs(registry: Registry, part: Part, settings: Settings, plan: Plan) -> Ite
         return
     for mode in modes if settings.command == "bench" else []:
         yield make("floor", None, mode)
-        for algo in _yardsticks(registry, part, mode, settings.place):
+        for algo in _yardsticks(registry, part, mode, settings):
             if not any(e.algo.name == algo.name and e.place.mode == mode for e in ready):
                 yield replace(make("bench", algo, mode), added=True)
     for entry in ready:
@@ -281,12 +329,14 @@ def _jobs(registry: Registry, part: Part, settings: Settings, plan: Plan) -> Ite
             plan.unpackable.append((part.op.name, entry.algo.name, entry.place.mode, str(e)))
 
 
-def _yardsticks(registry: Registry, part: Part, mode: str, place: Placing) -> list[Algo]:
+def _yardsticks(registry: Registry, part: Part, mode: str, settings: Settings) -> list[Algo]:
     """What an op's algos are measured against: its reference; where a score is asked for, its baseline as well."""
     found = [registry.reference(part.op)]
+    if settings.in_place:
+        return [algo for algo in found if algo.destination_passing]
     if part.scored and part.op.baseline:
         baseline = registry.find(part.op.baseline, part.op.name)
-        if place(baseline, mode).mode == mode and (part.gpu is None or part.gpu.fits(baseline)):
+        if settings.place(baseline, mode).mode == mode and (part.gpu is None or part.gpu.fits(baseline)):
             found.append(baseline)
     return found
 
@@ -321,6 +371,7 @@ def _job(settings: Settings, part: Part, described: dict[str, Any], command: str
         fallback=timed and not settings.tiers and not settings.strict and command != "compare",
         strict=settings.strict,
         sandbox=settings.sandbox,
+        in_place=settings.in_place,
         timeout_s=settings.timeout_s,
         gpu=part.gpu,
     )

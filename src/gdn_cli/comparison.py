@@ -70,12 +70,23 @@ def verdict(item: dict[str, Any]) -> str:
     return f"{item.get('verdict', '')}{' ?' if item.get('doubted') else ''}"
 
 
-def check_saved(saved: Document, name: str, op: str, algos: list[str], algo: str | None, tiers: set[str]) -> str:
+def check_saved(
+    saved: Document,
+    name: str,
+    op: str,
+    algos: list[str],
+    algo: str | None,
+    tiers: set[str],
+    in_place: bool = False,
+) -> str:
     """The name of the saved algo to compare with; UsageError where there is none, or where its tier is another."""
     records = [r for r in saved.records if r.op == op and r.timing and r.algo not in FLOORS]
+    records = [r for r in records if r.in_place == in_place]
     there = list(dict.fromkeys(r.algo for r in records))
     if not there:
-        raise UsageError(f"{name} holds no times of {op}", hint="`gdn bench --out FILE` writes such a file")
+        how = " in place" if in_place else ""
+        hint = f"`gdn bench{' --in-place' if in_place else ''} --out FILE` writes such a file"
+        raise UsageError(f"{name} holds no times of {op}{how}", hint=hint)
     if algo is None:
         same = [a for a in algos if a in there]
         own = list(dict.fromkeys(r.algo for r in records if not r.added))
@@ -96,7 +107,7 @@ def check_saved(saved: Document, name: str, op: str, algos: list[str], algo: str
 
 def _saved(saved: Document, record: Record, algo: str) -> Record | None:
     def of(r: Record) -> tuple:
-        return r.op, r.mode, r.tier, r.uuid
+        return r.op, r.mode, r.tier, r.uuid, r.in_place
 
     return next((r for r in saved.records if r.algo == algo and r.timing and r.workload and of(r) == of(record)), None)
 

@@ -61,6 +61,7 @@ class Job:
     fallback: bool = False  # whether events may stand in for cupti
     strict: bool = False  # probe every workload
     sandbox: bool = False  # run the algo's code in bubblewrap
+    in_place: bool = False  # outputs are the inputs that the op says they may be
     profile: Profiling | None = None  # what a profiler's target is to do
     wrap: tuple[str, ...] = ()  # a command line that goes in front of the worker's: a profiler's
     added: bool = False  # gdn put it in to compare with; the user did not ask for it
@@ -115,14 +116,16 @@ class Job:
             definition=self.definition,
             solution=self.solution,
             specific=bool(self.algo and self.algo.specific and self.command != "prove"),  # a judge's build
+            setup=self.algo.setup if self.algo else None,
             mode=self.mode,
             workloads=self.workloads,
             dataset=str(self.dataset.absolute()) if self.dataset else None,
-            rivals=tuple(Rival(algo.name, solution, algo.specific) for algo, solution in self.rivals),
+            rivals=tuple(Rival(algo.name, solution, algo.specific, algo.setup) for algo, solution in self.rivals),
             turns=self.turns,
             timing=Timing(self.tiers, self.plan, self.fallback),
             strict=self.strict,
             sandbox=self.sandbox,
+            in_place=self.in_place,
             profile=self.profile,
         )
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from . import build, jobs, machine, pack, registry
+from . import build, jobs, machine, pack, prepared, registry
 from .contract import Contract
 from .errors import GdnError, MissingError
 from .registry import Algo, Op
@@ -99,7 +99,8 @@ def _built(algo: Algo, op: Op, definition: dict[str, Any], solution: dict[str, A
     wanted = jobs.environ(jobs.Job("check", op, definition, solution, place.mode, ()))
     with _environment({name: wanted[name] for name in _FOR_BUILDING if name in wanted}):
         try:
-            return build.build(definition, solution, specific=algo.specific and place.mode == "cuda")
+            specific = algo.specific and place.mode == "cuda"
+            return prepared.built(definition, solution, algo.setup, specific=specific)
         except build.BuildFailed as e:
             raise (MissingError if e.missing else GdnError)(f"{algo.full_name} does not build: {e}") from None
 

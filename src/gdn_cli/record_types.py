@@ -36,6 +36,7 @@ class Call(msgspec.Struct, kw_only=True):
     axes: dict[str, int] = {}
     index: int | None = None  # place in the contest's (or the folder's) order; None for a generated workload
     origin: str = "twin"  # or "dataset"
+    stress: str | msgspec.UnsetType = msgspec.UNSET  # the family of hard inputs (`gdn run --stress`)
 
 
 class Check(msgspec.Struct, kw_only=True):
@@ -148,6 +149,8 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     tuned_for: str | None = None  # the GPU that its constants were tuned on
     tuned_nearest: bool | None = None  # whether that is another GPU than this one
     added: bool = False  # gdn put it in to compare with
+    in_place: bool = False  # outputs overwrote inputs (`--in-place`)
+    setup: str | None = None  # of the algo: what was done once for the inputs and is in no time
     rounds_us: list[Positive] | None = None  # samples in their order, until they have been compared
     trace: list[str] | None = None  # of an exception
     unfinished: Count | None = None  # workloads that the worker did not come to
@@ -259,6 +262,47 @@ class Overall(Compared):
     verdicts: dict[str, Count]  # verdict -> workloads
 
 
+class BestPeer(msgspec.Struct, kw_only=True):
+    """The fastest peer at one workload of a comparison, beside the first algo."""
+
+    op: str
+    mode: str
+    tier: str
+    algo: str  # the first
+    workload: Call
+    us: Positive
+    peer: str
+    peer_us: Positive
+    ratio: Positive  # the peer's time / the first's: above 1, the first is faster
+    low: Positive
+    high: Positive
+    doubted: bool = False
+
+
+class BestPeers(msgspec.Struct, kw_only=True):
+    """The same over all workloads."""
+
+    op: str
+    mode: str
+    tier: str
+    algo: str
+    workloads: Count
+    ratio: Positive  # the geometric mean
+    least: Positive
+    slower: Count  # workloads at which the first is slower
+
+
+class Largest(msgspec.Struct, kw_only=True):
+    """An algo's largest error on hard inputs."""
+
+    op: str
+    algo: str
+    mode: str
+    error: NotNegative | None  # relative, Frobenius; None: not finite
+    output: str
+    stress: str  # which input
+
+
 class Share(msgspec.Struct, kw_only=True):
     """What one workload gives to a score."""
 
@@ -339,6 +383,9 @@ class Document(msgspec.Struct, kw_only=True, omit_defaults=True):
     modal: Rented | None = None
     comparisons: list[Compared] | None = None
     overall: list[Overall] | None = None
+    best_peers: list[BestPeer] | None = None
+    best_peers_overall: list[BestPeers] | None = None
+    largest: list[Largest] | None = None
     scores: list[Score] | None = None
     records: list[Record]
 
@@ -356,10 +403,10 @@ def document_of(plain: Any) -> Document:
 
 
 def _upgraded(record: Any) -> Any:
-    """A record of schema 1 as what it would be today: its `clocks` were read with the measurement."""
+    """A record of schema 1 as what it would be today: its `clocks` were read behind the measurement."""
     if not isinstance(record, dict):
         return record
     timing, clocks = record.get("timing"), record.get("clocks")
     tier = timing.get("tier") if isinstance(timing, dict) else None
-    state = {"gpu_state": {"before": {}, "during": [clocks], "after": {}}} if clocks else {}
+    state = {"gpu_state": {"before": {}, "during": [], "after": clocks}} if clocks else {}
     return {"source_hash": None, "tier": tier, "workload": None, "reason": None} | state | record

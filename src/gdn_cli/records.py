@@ -82,6 +82,8 @@ class Writer:
             source_hash=source_hash(solution) if solution else None,
             gpu=GpuName(**job.gpu.to_json()) if job.gpu else record.gpu,
             added=job.added,
+            in_place=job.in_place,
+            setup=algo.setup if algo else None,
             tuned_for=found and found.gpu,
             tuned_nearest=found and found.gpu != env.gpu,
         )

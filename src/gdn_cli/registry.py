@@ -16,6 +16,7 @@ from . import files, paths
 from .errors import UsageError, one_line, unknown
 from .expression import condition
 from .parsing import Positive, Text, Wrong, decode, read_toml, wrong
+from .stress import Family, fault
 
 LANGUAGES = ("python", "triton", "cpp", "cuda")
 Language = Annotated[Literal["python", "triton", "cpp", "cuda"], Meta(description=f"one of {', '.join(LANGUAGES)}")]
@@ -54,6 +55,8 @@ class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     baseline: Text | None = None  # the algo that the contest ranks against
     linear_in: tuple[str, ...]  # inputs whose joint negation negates every output
     label: Text  # how a workload is called in a table: "B={batch_size}"
+    in_place: dict[str, Text] = {}  # output -> the input that it may overwrite
+    stress: dict[str, Family] = {}  # name -> inputs that are hard: `gdn run --stress`
 
     def __post_init__(self) -> None:
         for kind, specs in (("inputs", self.inputs), ("outputs", self.outputs)):
@@ -66,6 +69,14 @@ class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for name in self.linear_in:
             if name not in self.inputs:
                 raise Wrong(("linear_in",), f"inputs: {', '.join(self.inputs)}", name)
+        for output, source in self.in_place.items():
+            pair = self.outputs.get(output), self.inputs.get(source)
+            if None in pair or (pair[0].dtype, pair[0].shape) != (pair[1].dtype, pair[1].shape):
+                raise Wrong(("in_place", output), "output = 'input', both of one shape and dtype", source)
+        variable = [name for name, value in self.axes.items() if value in ("var", None)]
+        for name, family in self.stress.items():
+            if found := fault(family, variable):
+                raise Wrong(("stress", name, found.steps[0]), found.expected, found.got)
 
 
 class Op(OpFile, frozen=True, kw_only=True):
@@ -118,6 +129,10 @@ class Tune(Struct, frozen=True, forbid_unknown_fields=True):
 _ENTRY = Meta(
     pattern=r"^[^:/\\\x00-\x1f]+::[A-Za-z_]\w*(?!\n)$", description="'file::symbol', such as 'kernel.cu::run'"
 )
+_SETUP = Meta(
+    pattern=r"^[^:/\\\x00-\x1f]+\.py::[A-Za-z_]\w*(?!\n)$",
+    description="'file.py::function', a Python algo's file of this folder or one it shares",
+)
 _CAPABILITY = Meta(pattern=r"^[0-9]+\.[0-9](?!\n)$", description="a compute capability such as '9.0'")
 
 
@@ -138,10 +153,13 @@ class AlgoFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     capability: Annotated[str, _CAPABILITY] | None = None  # the least CUDA compute capability
     specific: bool = False  # built for its GPU's own features (sm_90a), not for what later GPUs have too (sm_90)
     after: Text | None = None  # the rung below it
+    setup: Annotated[str, _SETUP] | None = None  # work that is done once for the inputs, and not timed: prepared.py
 
     def __post_init__(self) -> None:
         if "interpreter" in self.modes and self.language != "triton":
             raise Wrong(("devices",), "'interpreter' only where language is triton", list(self.modes))
+        if self.setup and self.language not in ("python", "triton"):
+            raise Wrong(("setup",), _SETUP.description, self.setup)
 
 
 class Algo(AlgoFile, frozen=True, kw_only=True):
@@ -177,8 +195,10 @@ def read_algo(path: Path, op: str) -> Algo:
     if not NAME.fullmatch(folder.name):
         raise UsageError(f"{folder}: folder name '{folder.name}': expected lower case letters, digits, '.', '_' or '-'")
     shares, file = _shares(algo, path), algo.entry_point.split("::")[0]
-    if not is_source(folder / file, folder) and file not in [shared.name for shared in shares]:
-        raise wrong(path, ["entry_point"], "a file of this folder, or one that it shares", algo.entry_point)
+    for key, named in (("entry_point", algo.entry_point), ("setup", algo.setup)):
+        source = named and named.split("::")[0]
+        if source and not is_source(folder / source, folder) and source not in [shared.name for shared in shares]:
+            raise wrong(path, [key], "a file of this folder, or one that it shares", named)
     if algo.tune:
         suffix, named = _TUNED[algo.language], algo.tune.file
         own = re.fullmatch(rf"[A-Za-z_]\w*\{suffix}", named) and files.inside(folder / named, folder)

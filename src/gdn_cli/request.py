@@ -18,6 +18,7 @@ class Rival(Struct, frozen=True):
     name: str
     solution: dict[str, Any]
     specific: bool = False  # registry.Algo's
+    setup: str | None = None  # registry.Algo's
 
 
 class Timing(Struct, frozen=True):
@@ -46,6 +47,7 @@ class Request(Struct, kw_only=True):
     definition: dict[str, Any]
     solution: dict[str, Any] | None
     specific: bool = False
+    setup: str | None = None
     mode: Literal["cuda", "cpu", "interpreter"]
     workloads: tuple[Workload, ...]
     dataset: str | None = None
@@ -54,6 +56,7 @@ class Request(Struct, kw_only=True):
     timing: Timing = Timing()
     strict: bool = False  # probe every workload
     sandbox: bool = False  # run the algo's code in bubblewrap
+    in_place: bool = False  # outputs are the inputs that the op says they may be
     profile: Profiling | None = None
     seal: str = ""  # in front of each record: what the algo's code cannot know
 

@@ -34,6 +34,8 @@ def scores(document: Document, op: Op, expected: Sequence[str] | None = None) ->
     A document without times has no scores.
     """
     records = [r for r in document.records if r.op == op.name and r.algo not in FLOORS]
+    # of another call than the contest's: in place, or with work that is in no time
+    records = [r for r in records if not (r.in_place or r.setup)]
     gone = {m.algo: m.reason for m in document.missing if m.op == op.name}
     known = {r.uuid: r.workload for r in records if r.workload}
     uuids = list(dict.fromkeys(known if expected is None else expected))

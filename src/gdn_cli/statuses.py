@@ -42,6 +42,9 @@ class Status(str, Enum):
     FAILED = "failed", Blame.MACHINE  # a profiler
     REMOTE_FAILED = "remote_failed", Blame.REMOTE
 
+    def __str__(self) -> str:  # else Python 3.11 and later write "Status.PASSED"
+        return self.value
+
     @property
     def words(self) -> str:
         """As a person reads it: "out of memory"."""

@@ -54,6 +54,7 @@ class Settings:
     dataset: Path | None = None
     timeout_s: float = 300.0
     fresh: bool = False
+    in_place: bool = False
     gpus: tuple[Gpu, ...] = ()  # of one kind; none: the one that a CUDA process takes by itself
 
 
@@ -197,7 +198,11 @@ class Tuning:
             "seconds": s.seconds,
             "target": s.target,
             "dataset": str(s.dataset.absolute()) if s.dataset else None,
-        }
+        } | self._how()
+
+    def _how(self) -> dict[str, Any]:
+        """That calls are in place, where they are."""
+        return {"in_place": True} if self.settings.in_place else {}
 
     def run(self) -> None:
         """Check, time, choose and write. Raises GdnError where nothing can be chosen."""
@@ -305,6 +310,7 @@ class Tuning:
         return Job(
             "check", self.plan.op, self.plan.definition, algo.solution, self.plan.mode, tuple(workloads), algo,
             dataset=self.settings.dataset, timeout_s=self.settings.timeout_s, gpu=gpu,
+            in_place=self.settings.in_place,
         )  # fmt: skip
 
     def _verdict(self, outcome: Outcome, workload: Workload) -> dict[str, Any]:
@@ -391,6 +397,7 @@ class Tuning:
             turns={uuid: tuple(names) for uuid, names in wanted.items()},
             dataset=s.dataset, tiers=(s.tier,), plan={"seconds": seconds, "target": target, "l2": s.l2},
             timeout_s=s.timeout_s * len(rivals), gpu=gpu, cpus=self.cpus.get(gpu, frozenset()),
+            in_place=s.in_place,
         )  # fmt: skip
         found: dict[str, dict[str, dict[str, Any]]] = {uuid: {} for uuid in wanted}
         seen: dict[str, list[Record]] = {uuid: [] for uuid in wanted}
@@ -467,7 +474,7 @@ class Tuning:
         found |= {key: value for key, value in about.items() if value is not None}
         found |= {"versions": env.versions, **environment.commit()}
         found |= {"source_hash": tuned.own_hash(self.plan.algo, self.plan.op), "date": self.time}
-        found |= {"tier": s.tier, "l2": s.l2 if self.plan.mode == "cuda" else None}
+        found |= {"tier": s.tier, "l2": s.l2 if self.plan.mode == "cuda" else None, **self._how()}
         found |= {"seconds": s.seconds, "target": s.target, "preset": self.plan.preset, "space": self.plan.space}
         found["doubts"] = list(self.doubts.values())
         found["left_out"] = self.left_out()
@@ -516,7 +523,7 @@ class Tuning:
     def to_json(self) -> dict[str, Any]:
         """The command's document."""
         found = {"command": "tune", "dry_run": False, "time": self.time, **environment.commit()}
-        found |= {"interrupted": self.interrupted, "mode": self.plan.mode, "tier": self.settings.tier}
+        found |= {"interrupted": self.interrupted, "mode": self.plan.mode, "tier": self.settings.tier, **self._how()}
         found |= self.plan.to_json() | {"resumed": self.log.kept, "left_out": self.left_out()}
         found |= {"progress": str(self.log.path), "written": self.written}
         return found | {"result": self.evidence() if self.choices else None}

@@ -13,6 +13,7 @@ Gated delta net (K is head_size):
   cu_seqlens  see `sequence_lengths`
   scale       1 / sqrt(K)
 Other ops: N(0, 1), scale as above.
+A workload of `gdn run --stress` has these values but for what its family changes: see `_stressed`.
 
 The contest's tensors are captured from a served model and are not public here: a twin has the same cost and the same
 numerical trouble, not the same bits.
@@ -30,6 +31,7 @@ import torch
 from .dtypes import DTYPES
 from .errors import UsageError
 from .registry import Op
+from .stress import TOKENS
 from .workloads import Workload
 
 VERSION = 1  # of the drawing; change it when a tensor would come out different
@@ -81,6 +83,12 @@ def sequence_lengths(workload: Workload) -> tuple[int, ...]:
 
 def draw(op: Op, workload: Workload, name: str) -> torch.Tensor | float:
     """One input of the op: a CPU tensor of the definition's shape and dtype, or a Python float."""
+    if workload.stress:
+        return _stressed(op, workload, name, _drawn(op, workload, name))
+    return _drawn(op, workload, name)
+
+
+def _drawn(op: Op, workload: Workload, name: str) -> torch.Tensor | float:
     spec = op.inputs[name]
     head_size = op.axes.get("head_size") or 1
     if spec.shape is None:
@@ -106,6 +114,32 @@ def draw(op: Op, workload: Workload, name: str) -> torch.Tensor | float:
     if op.op_type == "gdn" and name == "state":
         x *= _STATE_RMS
     return torch.from_numpy(x).to(dtype)
+
+
+_GATES = {"A_log": 0.25, "a": 1.0, "b": 1.0, "dt_bias": 0.25}  # input -> its standard deviation
+_FORGETS = 60.0  # of a: softplus and exp(A_log) leave nothing of a state
+
+
+def _stressed(op: Op, workload: Workload, name: str, x: torch.Tensor | float) -> torch.Tensor | float:
+    """One input of a family of hard inputs (stress.py), made of the twin's: x."""
+    family, shape = op.stress[workload.stress], op.inputs[name].shape
+    if name in _GATES and family.gates:
+        mean = getattr(family.gates, name, 0.0)
+        drawn = mean + _GATES[name] * stream(workload, f"stress {name}").standard_normal(x.shape)
+        x = torch.from_numpy(drawn).to(x.dtype)
+    if name == "a" and family.forget_every:
+        x[:: family.forget_every] = _FORGETS
+    if name == "q" and family.logits != 1:
+        x = x * family.logits
+    if name == "state" and family.state is not None:
+        x = x * (family.state / float(_STATE_RMS))
+    if name == "k" and family.keys != "own":
+        tokens = next(i for i, axis in enumerate(shape) if axis in TOKENS)
+        x = x.narrow(tokens, 0, min(1, x.shape[tokens])).expand(x.shape).contiguous()
+        if family.keys == "alternating":
+            signs = 1 - 2 * (torch.arange(x.shape[tokens]) % 2).to(x.dtype)
+            x = x * signs.reshape([-1 if i == tokens else 1 for i in range(x.dim())])
+    return x
 
 
 def inputs(op: Op, workload: Workload) -> dict[str, torch.Tensor | float]:

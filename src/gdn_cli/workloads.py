@@ -42,6 +42,7 @@ class Workload(Struct, frozen=True):
     origin: str = "twin"  # "twin": tensors drawn from the uuid; "dataset": a FlashInfer-Trace folder's
     inputs: dict[str, dict[str, Any]] | None = None  # FlashInfer-Trace input specs, for origin "dataset"
     seq_lens: tuple[int, ...] | None = None  # prefill twins made for given lengths
+    stress: str | None = None  # the op's family of hard inputs that the tensors are of
 
     def to_json(self) -> dict[str, Any]:
         return to_json(self)
@@ -101,6 +102,24 @@ def twin(op: Op, wanted: Mapping[str, int], seq_lens: Sequence[int] | None = Non
     if seq_lens is not None and len(seq_lens) == 1:
         seq_lens = None  # one sequence: the axes say it all, and the twin is the same
     return Workload(_uuid(op, axes, seq_lens), axes, seq_lens=None if seq_lens is None else tuple(seq_lens))
+
+
+def stressed(op: Op, names: Sequence[str] = (), first: int | None = None) -> list[Workload]:
+    """A workload of each of the op's families of hard inputs, or of those that are named; so many of them."""
+    for name in names:
+        if name not in op.stress:
+            raise unknown(f"hard input of {op.name}", name, op.stress)
+    if not op.stress:
+        raise UsageError(f"{op.name} declares no hard inputs", hint=f"[stress.NAME] in configs/{op.name}.toml does")
+    found = []
+    for name in [n for n in op.stress if n in names or not names][:first]:
+        family = op.stress[name]
+        axes, lengths = family.axes, family.seq_lens
+        if lengths is not None:
+            axes = {"total_seq_len": sum(lengths), "num_seqs": len(lengths), "len_cu_seqlens": len(lengths) + 1}
+        made = uuid.uuid5(_NAMESPACE, f"{op.definition}?stress={name}")
+        found.append(Workload(str(made), {axis: axes[axis] for axis in op.var_axes}, seq_lens=lengths, stress=name))
+    return found
 
 
 # --- selecting --------------------------------------------------------------------------------------------------

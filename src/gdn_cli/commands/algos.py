@@ -32,6 +32,7 @@ def list_(op: o.OpName = None, algos: o.OwnAlgos = None, json: o.AsJson = False)
                     "reason": place.reason,
                     "hint": place.hint,
                     "after": algo.after,
+                    "setup": algo.setup,
                     "summary": algo.summary,
                 }
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,21 @@ from . import options as o
 @o.grouped
 def run(
     algos: o.Algos,
-    which: o.Selection,
+    which: o.HardInputs,
     trust: o.Trust,
     place: o.Place,
     output: o.Output,
     solutions: o.Solutions = None,
     gpus: o.Gpus = None,
+    in_place: o.InPlace = False,
 ) -> None:
     """Check algos on workloads: are they right?
 
     Without --algo: every algo that can run here. Without workloads: the preset `quick`.
     """
-    work = Work("check", algos, which, place=place, trust=trust, solutions=solutions or [], gpus=gpus)
+    work = Work(
+        "check", algos, which, place=place, trust=trust, solutions=solutions or [], gpus=gpus, in_place=in_place
+    )
     raise typer.Exit(carry_out(work, output))
 
 
@@ -42,12 +45,13 @@ def bench(
     output: o.Output,
     solutions: o.Solutions = None,
     gpus: o.Gpus = None,
+    in_place: o.InPlace = False,
 ) -> None:
     """Check algos, then time them beside the reference and the floors.
 
     Without --algo: every algo that can be timed here. Without workloads: the preset `quick`.
     """
-    work = Work("bench", algos, which, sampling, place, trust, solutions or [], gpus)
+    work = Work("bench", algos, which, sampling, place, trust, solutions or [], gpus, in_place)
     raise typer.Exit(carry_out(work, output))
 
 
@@ -69,7 +73,13 @@ class Work:
     trust: o.Trust = o.Trust()
     solutions: list[Path] = field(default_factory=list)
     gpus: str | None = None
+    in_place: bool = False
     official: bool = False
+
+    @property
+    def stress(self) -> bool:
+        """Whether its inputs are hard ones."""
+        return getattr(self.which, "stress", False)
 
 
 def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
@@ -91,13 +101,21 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
         entries, named = campaign.choose(
             known, work.algos.algo, work.algos.op, work.solutions, device, timed=command == "bench", place=place
         )
+    if work.in_place:
+        entries = campaign.overwriting(known, entries, named)
     parts = which.parts(known, entries, loaded, overrides)
+    if work.in_place:  # the contest's rules are another call's
+        parts = [replace(part, scored=False) for part in parts]
+    elif command == "bench":
+        parts = campaign.unscored(parts, named)
     settings = campaign.Settings(
-        command, which.dataset, tiers, work.trust.strict, work.place.timeout, chosen, place, work.trust.sandbox
-    )
+        command, which.dataset, tiers, work.trust.strict, work.place.timeout, chosen, place, work.trust.sandbox,
+        work.in_place,
+    )  # fmt: skip
     plan = campaign.prepare(known, parts, settings)
     options = {"workload": which.workload, "n": which.n, "preset": preset, "dataset": bool(which.dataset)}
     options |= {"tier": work.sampling.tier, "l2": work.sampling.l2} | ({"gpus": work.gpus} if work.gpus else {})
+    options |= {name: True for name in ("stress", "in_place") if getattr(work, name)}
     name = {"check": "run", "floor": "floors"}.get(command, command)
     writer = records.open_document(name, options, output.out)
     document = writer.document
@@ -110,6 +128,10 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
         """What is only known of all records together."""
         if elsewhere:
             elsewhere.finish(document)
+        if work.stress:
+            from .. import stress
+
+            document.largest = stress.largest(document.records)
         for part in parts if command == "bench" else ():
             if part.scored:
                 from .. import score

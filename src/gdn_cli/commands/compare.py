@@ -36,6 +36,7 @@ def compare(
     output: o.Output,
     op: o.OpName = None,
     algos: o.OwnAlgos = None,
+    in_place: o.InPlace = False,
     threshold: Annotated[
         float,
         typer.Option("--threshold", metavar="X", min=0.0, help="Treat smaller relative differences as equal."),
@@ -49,7 +50,8 @@ def compare(
 
     A is the baseline. A file of records (`gdn bench --out FILE`) may stand for A: FILE, or FILE:ALGO.
     """
-    from .. import campaign, comparison, paired, records, registry, running
+    from .. import campaign, comparison, paired, peers, records, registry, running
+    from ..report import book
 
     tiers, overrides = sampling.checked()
     if gate is not None and not 0 < gate < 100:
@@ -60,22 +62,28 @@ def compare(
     entries = campaign.rivals(known, live, op, place.device)
     if len(entries) + bool(saved) < 2:
         raise errors.UsageError("one algo is nothing to compare", hint="gdn compare A B, or gdn compare RECORDS.json B")
+    if in_place:
+        entries = campaign.overwriting(known, entries, named=True)
     # a preset's counts are a judge's; a comparison samples until the ratio is known
     overrides = {"seconds": 2.0, "target": paired.THRESHOLD, "iterations": None} | {
         k: v for k, v in overrides.items() if v
     }
     parts = which.parts(known, entries, loaded, overrides)
-    settings = campaign.Settings("compare", which.dataset, tiers, trust.strict, place.timeout, sandbox=trust.sandbox)
+    settings = campaign.Settings(
+        "compare", which.dataset, tiers, trust.strict, place.timeout, sandbox=trust.sandbox, in_place=in_place
+    )
     plan = campaign.prepare(known, parts, settings)
     trust.tell([Path(name) for name in live if name.endswith(".json")])
     chosen = {"names": names, "workload": which.workload, "n": which.n, "preset": preset}
     chosen |= {"tier": sampling.tier, "l2": sampling.l2, "threshold": threshold, "gate": gate}
+    if in_place:
+        chosen["in_place"] = True
     if saved:
         file, algo = saved
         base = records.load(file)
         timed_in = {tier for job in plan.jobs for tier in job.tiers}
         ours = [e.algo.name for e in entries]
-        algo = comparison.check_saved(base, file.name, parts[0].op.name, ours, algo, timed_in)
+        algo = comparison.check_saved(base, file.name, parts[0].op.name, ours, algo, timed_in, in_place)
     writer = records.open_document("compare", chosen, output.out)
     document = writer.document
 
@@ -84,6 +92,7 @@ def compare(
             comparison.against(document, base, file.name, algo, threshold)
         else:
             comparison.between(document, {part.op.name: part.entries[0].algo.name for part in parts}, threshold)
+            peers.best(document, lambda op, algo: book.ladder(known, op).peer(algo))
 
     perform(plan, writer, known, output.json, finish)
     raise typer.Exit(writer.exit_code(_code(running.exit_code(document, True), document, gate)))

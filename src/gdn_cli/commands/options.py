@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Optional, TypeVar, get_type_hints
 
 import typer
+from msgspec import structs
 
 from ..errors import UsageError, unknown
 
@@ -53,7 +54,12 @@ Timeout = Annotated[float, typer.Option("--timeout", metavar="S", min=1.0, help=
 Strict = Annotated[bool, typer.Option("--strict", help="Probe for cheats and faults on every workload; no fall-back.")]
 First = Annotated[Optional[int], typer.Option("-n", metavar="N", min=1, help="The first N workloads of the selection.")]
 PresetName = Annotated[
-    Optional[str], typer.Option("--preset", metavar="NAME", help="quick, contest or sweep (configs/presets.toml).")
+    Optional[str],
+    typer.Option("--preset", metavar="NAME", help="One of configs/presets.toml: quick, contest, sweep, peers."),
+]
+InPlace = Annotated[
+    bool,
+    typer.Option("--in-place", help="Outputs overwrite the inputs that the op says they may: decode's state."),
 ]
 L2 = Annotated[str, typer.Option("--l2", metavar="STATE", help="The GPU's L2 before each call: cold or warm.")]
 Seconds = Annotated[
@@ -124,7 +130,7 @@ class Workloads:
 
         contest = presets.load_preset("contest")
         loaded = presets.load_preset(self.preset) if self.preset else contest
-        counts = dataclasses.replace(loaded, settings=contest.settings, op_settings=contest.op_settings)
+        counts = structs.replace(loaded, settings=contest.settings, op_settings=contest.op_settings)
         return self.preset or contest.name, counts
 
 
@@ -142,6 +148,33 @@ class Selection(Workloads):
             known, entries, chosen=self.workload or [], first=self.n, preset=preset, dataset=self.dataset,
             overrides=overrides,
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class HardInputs(Selection):
+    """The same, or the op's hard inputs."""
+
+    stress: Annotated[
+        bool,
+        typer.Option("--stress", help="Hard inputs of the op's config, in place of workloads; --workload names some."),
+    ] = False
+
+    def loaded(self, otherwise: str | None = "quick") -> tuple[str | None, Any]:
+        """Hard inputs are of no preset, and of no folder."""
+        if not self.stress:
+            return super().loaded(otherwise)
+        if self.preset or self.dataset:
+            other = "--preset" if self.preset else "--dataset"
+            hint = "--workload NAME chooses among the hard inputs"
+            raise UsageError(f"--stress and {other} exclude each other", hint=hint)
+        return None, None
+
+    def parts(self, known: Any, entries: list[Any], preset: Any, overrides: dict[str, Any]) -> list[Any]:
+        from .. import campaign
+
+        if not self.stress:
+            return super().parts(known, entries, preset, overrides)
+        return campaign.hard(known, entries, self.workload or [], self.n)
 
 
 @dataclass(frozen=True)

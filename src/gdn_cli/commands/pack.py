@@ -33,6 +33,11 @@ def pack(
 
     known = registry.load(algos.algos)
     found = known.find(algos.one("pack"), algos.op)
+    if found.setup:
+        raise errors.UsageError(
+            f"{found.full_name} does work that is in no time ({found.setup}): no judge would run it",
+            hint="do that work in the entry point, and drop `setup` from algo.toml",
+        )
     solution = p.pack(found, known.ops[found.op], name=name, author=author or p.AUTHOR)
     file = out or Path("solution.json")
     to_stdout = files.is_stdout(file)

@@ -40,6 +40,7 @@ def tune(
             "--gpus", metavar="N[,N...]", help="Check on these GPUs, or `all`, and time each size on one of them."
         ),
     ] = None,
+    in_place: o.InPlace = False,
     only: Annotated[
         Optional[list[str]],
         typer.Option("--only", metavar="C=V[,V...]", help="Try only these values of a constant. Repeat."),
@@ -66,6 +67,8 @@ def tune(
     preset, loaded = which.loaded("sweep")
     known = registry.load(algos.algos)
     (entry,) = campaign.rivals(known, [algo], algos.op, device, partial(machine.place, among=chosen_gpus))
+    if in_place:
+        (entry,) = campaign.overwriting(known, [entry], named=True)
     (part,) = which.parts(known, [entry], loaded, {})
     plan = tuning.plan(known, entry, part.workloads, preset, only or [], where)
     if dry_run:
@@ -79,7 +82,7 @@ def tune(
         raise errors.UsageError(f"tune takes one tier, not {', '.join(chosen)}", hint=f"--tier {chosen[0]}")
     settings = tuning.Settings(
         chosen[0], sampling.l2, dataset=which.dataset, timeout_s=place.timeout, fresh=fresh, gpus=chosen_gpus,
-        **sampling.bounds,
+        in_place=in_place, **sampling.bounds,
     )  # fmt: skip
     failed = None
     with tuning.alone(plan.algo, report.say):

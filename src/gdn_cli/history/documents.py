@@ -123,8 +123,10 @@ def parts(document: Document) -> list[Part]:
 
 
 def tier_of(record: Record) -> str | None:
-    """The tier that a record's time is shown under: what it measured in, or was to."""
-    return record.timing.tier if record.timing else record.tier
+    """The tier that a record's time is shown under: what it measured in, or was to. Calls in place are other calls,
+    whose times compare with none of the usual ones."""
+    tier = record.timing.tier if record.timing else record.tier
+    return f"{tier}, in place" if tier and record.in_place else tier
 
 
 def _joined(found: dict[tuple[str | None, ...], Part], document: Document) -> list[Part]:

@@ -198,7 +198,7 @@ class Runner:
     def build(self, name: str, definition: dict, solution: dict, **how: Any) -> tuple[Kernel, Answer]:
         """(the kernel, what its build says). Raises Raised with kind build_failed."""
         said = self.ask("build", name=name, definition=definition, solution=solution, **how)
-        return Kernel(self, name, said.destination_passing), said
+        return Kernel(self, name, said.destination_passing, how.get("setup")), said
 
     def watched(self) -> None:
         """Have the runner say whose turn it is, for `Died.turn`."""
@@ -226,8 +226,8 @@ class Runner:
 class Kernel:
     """A kernel in a runner, with the methods of calls.Here, and what else can be asked of it."""
 
-    def __init__(self, runner: Runner, name: str, destination_passing: bool) -> None:
-        self.runner, self.name, self.destination_passing = runner, name, destination_passing
+    def __init__(self, runner: Runner, name: str, destination_passing: bool, setup: str | None = None) -> None:
+        self.runner, self.name, self.destination_passing, self.setup = runner, name, destination_passing, setup
 
     def push(self, tensors: Sequence[Any]) -> None:
         self.runner.push(tensors)

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -162,12 +163,20 @@ class Runner:
     # --- kernels
 
     @command
-    def build(self, name: str, definition: dict, solution: dict, specific: bool = False, prove: bool = False) -> Answer:
-        from .. import build, signature
+    def build(
+        self,
+        name: str,
+        definition: dict,
+        solution: dict,
+        specific: bool = False,
+        prove: bool = False,
+        setup: str | None = None,
+    ) -> Answer:
+        from .. import prepared, signature
 
         self._remember()
         began = time.perf_counter()
-        kernel = build.build(definition, solution, specific=specific)
+        kernel = prepared.built(definition, solution, setup, specific=specific)
         self.kernels[name] = kernel
         build_s = time.perf_counter() - began
         proof = signature.match(kernel.entry_point, definition, solution) if prove else None
@@ -227,9 +236,11 @@ class Runner:
     @command
     def again(self, kernel: str, inputs: list, outputs: list, times: int) -> None:
         """So many calls in a row, for a clock outside."""
-        function, inputs, outputs = self.kernels[kernel], self._given(inputs), self._given(outputs)
+        from ..timing.subject import bound
+
+        call = bound(self.kernels[kernel], self._given(inputs), self._given(outputs))
         for _ in range(times):
-            function(inputs, outputs)
+            call()
         self._settle()
 
     @command
@@ -239,12 +250,14 @@ class Runner:
         """Several kernels on the same buffers, their calls taking turns; other values in `linear` each time."""
         from .. import paired, timing
         from ..timing import Plan, Subject
+        from ..timing.subject import overwritten
         from . import measuring
 
         inputs, outputs, plan = self._given(inputs), self._given(outputs), Plan(**plan)
-        refresh = _Scaling([inputs[i] for i in linear]) if linear else None
+        again = overwritten(inputs, outputs)
+        refresh = _Scaling([inputs[i] for i in linear], again) if linear or again else None
         subjects = [
-            Subject.of(self._marked(i, self.kernels[name]), inputs, outputs, refresh=refresh)
+            Subject.of(_Marked(self.turn, i, self.kernels[name]), inputs, outputs, refresh=refresh)
             for i, name in enumerate(kernels)
         ]
         enough = (lambda each: paired.enough(*each, target=plan.target)) if len(kernels) > 1 else None
@@ -252,16 +265,6 @@ class Runner:
             timings, rounds = timing.interleave(tier, subjects, plan, watch, enough)
         records = [watch.measured(timed) for timed in timings]
         return Answer(records=records, rounds=rounds, replaced=self._replaced())
-
-    def _marked(self, i: int, kernel: Any) -> Any:
-        """The kernel, that says before each call whose turn it is."""
-        turn = memoryview(self.turn.bytes.numpy())
-
-        def call(inputs: list, outputs: list) -> None:
-            turn[0] = i
-            kernel(inputs, outputs)
-
-        return call
 
     @command
     def survey(self, kernel: str, inputs: list, outputs: list, definition: dict, l2: str) -> Answer:
@@ -308,17 +311,43 @@ def _found(name: str) -> Any:
     return found
 
 
-class _Scaling:
-    """Other values in the same buffers: the linear inputs times -1, 1/2, -1/2, 1, ..., by 1 at most as in a check."""
+class _Marked:
+    """A kernel that says before each call whose turn it is."""
 
-    def __init__(self, linear: list[Any]) -> None:
-        self.linear, self.scale, self.turn = linear, 1.0, 0
+    def __init__(self, turn: Any, i: int, kernel: Any) -> None:
+        self.turn, self.i, self.kernel = memoryview(turn.bytes.numpy()), i, kernel
+
+    def bind(self, inputs: list, outputs: list) -> Callable[[], None]:
+        from ..timing.subject import bound
+
+        self.turn[0] = self.i
+        kernel_call = bound(self.kernel, inputs, outputs)
+
+        def call() -> None:
+            self.turn[0] = self.i
+            kernel_call()
+
+        return call
+
+
+class _Scaling:
+    """Other values in the same buffers: the linear inputs times -1, 1/2, -1/2, 1, ..., by 1 at most as in a check; of
+    those that a call overwrites in place, the values before it."""
+
+    def __init__(self, linear: list[Any], overwritten: list[Any]) -> None:
+        self.kept = [(x, x.clone(), any(x is y for y in linear)) for x in overwritten]
+        self.linear = [x for x in linear if not any(x is y for y in overwritten)]
+        self.scale, self.turn = 1.0, 0
 
     def __call__(self) -> None:
         scale = (-1.0, 0.5, -0.5, 1.0)[self.turn % 4]
         self.turn += 1
         for x in self.linear:
             x.mul_(scale / self.scale)
+        for x, was, scaled in self.kept:
+            x.copy_(was)
+            if scaled:
+                x.mul_(scale)
         self.scale = scale
 
 

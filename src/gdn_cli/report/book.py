@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from .. import units
-from ..record_types import Compared, Document, Environment, Overall, Record, Score, Timing
+from ..record_types import BestPeer, BestPeers, Compared, Document, Environment, Overall, Record, Score, Timing
 from ..registry import Op, Registry
 from ..timing import COPY, FLOORS
 
@@ -112,7 +112,7 @@ class Measurement:
     @property
     def case(self) -> tuple:
         """The same call on the same device, whatever the tier."""
-        return self.op, self.algo, self.record.mode, self.device, self.workload
+        return self.op, self.algo, self.record.mode, self.device, self.workload, self.record.in_place
 
     @property
     def key(self) -> tuple:
@@ -173,6 +173,7 @@ class Group:
     tier: str
     l2: str | None
     known: Op | None  # the op, where this installation knows it
+    in_place: bool = False  # whether outputs overwrote inputs
     measured: list[Measurement] = field(default_factory=list)
     algos: list[str] = field(default_factory=list)  # floors, the ladder from its lowest rung, unknown ones, peers
     # floors of the machine, whatever the workload: an empty launch, a large copy
@@ -231,7 +232,8 @@ class Group:
     @property
     def how(self) -> str:
         """cupti, L2 cold."""
-        return f"{self.tier}, L2 {self.l2}" if self.l2 else self.tier
+        l2 = f", L2 {self.l2}" if self.l2 else ""
+        return f"{self.tier}{l2}{', in place' if self.in_place else ''}"
 
 
 @dataclass
@@ -270,6 +272,12 @@ class Book:
     def overall(self, op: str) -> list[tuple[Source, Overall]]:
         return self._latest(op, lambda document: document.overall)
 
+    def best_peers(self, op: str) -> list[tuple[Source, BestPeer]]:
+        return self._latest(op, lambda document: document.best_peers)
+
+    def best_peers_overall(self, op: str) -> list[tuple[Source, BestPeers]]:
+        return self._latest(op, lambda document: document.best_peers_overall)
+
     def scores(self, op: str) -> list[tuple[Source, Score]]:
         return self._latest(op, lambda document: document.scores)
 
@@ -285,7 +293,7 @@ class Book:
                     found[(source.device(item.mode), *same, which)] = source, item
         return list(found.values())
 
-    def _wanted(self, item: Compared | Score) -> bool:
+    def _wanted(self, item: Compared | BestPeer | BestPeers | Score) -> bool:
         return (not self.tiers or item.tier in self.tiers) and (not self.algos or item.algo in self.algos)
 
 

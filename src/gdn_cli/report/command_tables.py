@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from .. import units
 from ..timing import COPY, FLOORS, TIERS
-from . import tables
+from . import side_by_side, tables
 from .book import Book, Point, fastest
 from .table import Cell, Column, Mark, Table, became, doubtful, numbers, words, worst
 
@@ -63,6 +63,8 @@ def _title(op: str, rows: list[Point], *more: str) -> str:
     l2 = sorted({m.timing.l2 for p in rows for m in p.measured if m.timing} - {None})
     if tiers := list(dict.fromkeys(p.first.tier for p in rows if p.first.tier)):
         parts.append(f"tier {', '.join(tiers)}" + (f", L2 {'/'.join(l2)}" if l2 else ""))
+    if any(m.record.in_place for p in rows for m in p.measured):
+        parts.append("in place")
     return " | ".join([*parts, *more])
 
 
@@ -206,6 +208,13 @@ def _apart(rows: list[Point]) -> Iterator[str]:
 
 
 def _compare(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
+    for tier in dict.fromkeys(p.first.tier for p in rows if p.median_us is not None):
+        mine = [p for p in rows if p.first.tier == tier]
+        made = [side_by_side.times(mine)] if len({p.first.algo for p in mine}) > 2 else []
+        for table in [*made, side_by_side.best_peers(book, op, tier)]:
+            if table:
+                table.title = _title(op, mine, table.title)
+                yield table
     yield from _turns(book, op, rows)
     if failed := [p for p in rows if p.median_us is None]:
         made = Table(f"{op} | not compared", words("workload", "algo", "verdict"))
@@ -226,8 +235,16 @@ def _turns(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
 
 # --- gdn run --------------------------------------------------------------------------------------------------------
 
+_NUMBERS = "numbers: the largest relative Frobenius error of each output, against float64"
+
 
 def _check(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
+    if any(m.record.workload and m.record.workload.stress for p in rows for m in p.measured):
+        for made in side_by_side.errors(book, op, rows):
+            made.title = _title(op, rows, f"hard inputs, {made.title}")
+            made.notes += [_NUMBERS, "passed: within its limits (! is beyond), inputs left alone"]
+            yield made
+        return
     known = book.registry.ops.get(op)
     outputs = list(known.outputs) if known else []
     head = [*words("workload", "algo"), *_gpus(rows), *words("verdict"), *numbers("passed", *outputs)]
@@ -246,6 +263,6 @@ def _check(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
     if known:
         limits = (f"{limit:g}" for limit in known.tolerance.values())
         made.add("at most", "", *([""] if _gpus(rows) else []), "", "", *limits, quiet=True)
-    made.notes.append("numbers: the largest relative Frobenius error of each output, against float64")
+    made.notes.append(_NUMBERS)
     made.notes.append("passed: by the contest's rule, within these limits, inputs left alone")
     yield made

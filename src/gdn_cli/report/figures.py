@@ -382,5 +382,6 @@ def _lines(
 
 
 def _name(group: Group, part: str, i: int = 0) -> str:
-    name = "-".join(slug(x) for x in (group.op, part, group.device, group.tier, group.l2 or "") if x)
+    how = group.tier, group.l2 or "", "in-place" if group.in_place else ""
+    name = "-".join(slug(x) for x in (group.op, part, group.device, *how) if x)
     return f"{name}-{i}" if i else name

@@ -286,9 +286,9 @@ class Tiers:
 
 def tiers(book: Book, op: str) -> list[Tiers]:
     """One for each device on which an op was timed in several ways."""
-    devices: dict[str, list[Group]] = {}
+    devices: dict[tuple[str, bool], list[Group]] = {}
     for group in book.of(op):
-        devices.setdefault(group.device, []).append(group)
+        devices.setdefault((group.device, group.in_place), []).append(group)
     found = []
     for groups in devices.values():
         states = {g.l2 for g in groups if g.l2}
@@ -373,7 +373,7 @@ def to_json(book: Book) -> dict[str, Any]:
             for label in g.labels for algo in g.algos if (point := g.points.get((algo, label)))
         ]  # fmt: skip
         ladder_ = [vars(r) for r in rungs(book, g)]
-        head = {"op": g.op, "device": g.device, "tier": g.tier, "l2": g.l2}
+        head = {"op": g.op, "device": g.device, "tier": g.tier, "l2": g.l2, "in_place": g.in_place}
         groups.append(head | {"files": [s.name for s in g.sources], "points": points, "ladder": ladder_})
     return {
         "files": [{"file": s.name} | {k: getattr(s.document, k) for k in ("time", "commit")} for s in book.sources],

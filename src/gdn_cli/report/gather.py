@@ -123,12 +123,16 @@ def _groups(kept: list[Measurement], registry: Registry, algos: tuple[str, ...])
     groups: dict[tuple, Group] = {}
     for m in kept:
         if m.tier and m.timing:
-            key = m.op, m.device, m.tier, m.l2
-            groups.setdefault(key, Group(*key, known=registry.ops.get(m.op)))
+            key = m.op, m.device, m.tier, m.l2, m.record.in_place
+            groups.setdefault(key, Group(*key[:4], known=registry.ops.get(m.op), in_place=m.record.in_place))
     for m in kept:
-        for (op, device, tier, l2), group in groups.items():
+        for (op, device, tier, l2, in_place), group in groups.items():
             # a failure that no tier is named for is one in all of them
-            if (op, device) != (m.op, m.device) or (m.tier, m.l2) != (tier, l2) and (m.tier or m.passed):
+            if (
+                (op, device, in_place) != (m.op, m.device, m.record.in_place)
+                or (m.tier, m.l2) != (tier, l2)
+                and (m.tier or m.passed)
+            ):
                 continue
             if m.passed and not m.timing:
                 continue
@@ -151,6 +155,6 @@ def _groups(kept: list[Measurement], registry: Registry, algos: tuple[str, ...])
         groups.values(),
         key=lambda g: (
             ops.index(g.op), devices.index(g.device),
-            ranks.index(g.tier) if g.tier in ranks else len(ranks), g.l2 != "cold",
+            ranks.index(g.tier) if g.tier in ranks else len(ranks), g.l2 != "cold", g.in_place,
         ),
     )  # fmt: skip

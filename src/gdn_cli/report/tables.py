@@ -258,6 +258,7 @@ def every_record(book: Book) -> Table:
         row["over_floor"] = m.median_us / floor if floor else None
         row["speedup"] = reference / m.median_us if reference and m.algo != COPY else None
         row |= {"doubts": "; ".join(r.doubts or []), "how": r.how, "backend": r.backend}
+        row |= {"in_place": r.in_place, "setup": r.setup}
         row |= {f"axis_{a}": m.axes.get(a) for a in axes}
         rows.append(row | {f"error_{name}": _errors(m).get(name) for name in outputs})
     made = Table("Records", words(*(rows[0] if rows else ())))

@@ -54,7 +54,9 @@ def show_list(rows: list[dict[str, Any]], broken: list[dict[str, Any]], as_json:
     for op in dict.fromkeys(r["op"] for r in rows):
         made = Table(op, [*words("algo", "language", "runs on"), Column("here", folds=True)])
         for r in (r for r in rows if r["op"] == op):
-            here = Cell(f"yes, on {r['here']}", Mark.GOOD) if r["here"] else Cell(f"no: {r['reason']}", Mark.WARN)
+            setup = "; setup not timed" if r["setup"] else ""
+            yes, no = f"yes, on {r['here']}{setup}", f"no: {r['reason']}{setup}"
+            here = Cell(yes, Mark.GOOD) if r["here"] else Cell(no, Mark.WARN)
             made.add(r["algo"], r["language"], ", ".join(r["devices"]), here)
         print_table(out, made)
     for b in broken:

@@ -63,7 +63,8 @@ def _show_result(out: Console, document: dict[str, Any], op: Op) -> None:
     where = result["gpu"] + (f" (GPU {', '.join(map(str, gpus))})" if several else "")
     head = [*words("workload"), *(numbers("GPU") if several else []), *words("chosen"), *numbers("time", "to second")]
     head += [*words("99 % interval"), Column("second", folds=True)]
-    made = Table(f"{op.name}/{document['algo']} | {where} | tier {result['tier']}{l2}", head)
+    in_place = " | in place" if result.get("in_place") else ""
+    made = Table(f"{op.name}/{document['algo']} | {where} | tier {result['tier']}{l2}{in_place}", head)
     for w in result["workloads"]:
         near = w["chosen"] != w["fastest"]
         ratio, low, high = w["ratio"] or (None, None, None)

@@ -6,14 +6,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import UNSET
 from msgspec.structs import replace
 
-from .. import check, dataset, errors, probes
+from .. import check, dataset, errors, prepared, probes
 from ..errors import GdnError, MissingError
 from ..isolation import client, process
 from ..messages import Answer, Measured
@@ -38,7 +39,9 @@ def built(runner: client.Runner, request: Serving, of: Serving | Rival, **how: A
     """What `of`, the request itself or one of its rivals, holds the solution of."""
     specific = of.specific and request.mode == "cuda"
     try:
-        return runner.build(of.name, request.definition, of.solution, specific=specific, **how)
+        return runner.build(
+            of.name, request.definition, of.solution, specific=specific, setup=of.setup, **how
+        )  # fmt: skip
     except client.Raised as e:
         if e.kind != "build_failed":
             raise BuildFailed(e.one_line, code=errors.FAILED) from None
@@ -58,7 +61,8 @@ def size(op: Op, workload: Workload) -> int:
 def begun(request: Serving, workload: Workload | None, algo: str) -> Record:
     """A record before anything is known: of an algo (or a floor) on a workload, or on none."""
     call = workload and Call(
-        uuid=workload.uuid, axes=dict(workload.axes), index=workload.index, origin=workload.origin
+        uuid=workload.uuid, axes=dict(workload.axes), index=workload.index, origin=workload.origin,
+        stress=workload.stress or UNSET,
     )  # fmt: skip
     return Record(
         op=request.op.name, algo=algo, source_hash=None, mode=request.mode, tier=None, workload=call,
@@ -107,8 +111,11 @@ def each_tier(request: Serving, record: Record) -> list[Record]:
     return [replace(record, tier=tier) for tier in request.timing.tiers or [None]]
 
 
-def with_time(record: Record, found: Measured) -> Record:
-    """The record with what a tier measured, or why it did not."""
+def with_time(record: Record, found: Measured, kernel: client.Kernel | None = None) -> Record:
+    """The record with what a tier measured, or why it did not; the time says what of the algo is not in it."""
+    if kernel and kernel.setup and found.timing:
+        said = found.timing.note
+        found.timing.note = f"{prepared.NOTE}; {said}" if said else prepared.NOTE
     fate = {} if found.status is Status.PASSED else {"status": found.status, "reason": found.reason}
     about = {"timing": found.timing, "doubts": found.doubts, "gpu_state": found.gpu_state}
     return replace(record, tier=found.tier, **about, **fate)
@@ -133,6 +140,12 @@ class Case:
 
     def __init__(self, request: Serving, workload: Workload, reference: Any) -> None:
         self.op, self.axes = request.op, workload.axes
+        self.stress = self.op.stress[workload.stress] if workload.stress else None
+        if self.stress and self.stress.tolerance:
+            self.op = replace(self.op, tolerance=dict.fromkeys(self.op.outputs, self.stress.tolerance))
+        pairs = self.op.in_place.items() if request.in_place else ()
+        outputs, inputs = list(self.op.outputs), list(self.op.inputs)
+        self.in_place = {outputs.index(output): inputs.index(source) for output, source in pairs}
         root = Path(request.dataset) if request.dataset else None
         self.inputs = dataset.load_inputs(self.op, workload, "cuda" if request.mode == "cuda" else "cpu", root)
         self.expected = check.oracle(reference, self.inputs)
@@ -156,10 +169,30 @@ class Case:
         return [x * self.scale for x in self.expected]
 
     def check(self, kernel: Any) -> Check:
-        return check.check(kernel, self.op, self.axes, self.inputs, self.right)
+        """The contest's rule has an absolute part: of hard inputs, whose results may be of any size, it says little."""
+        by_element = self.stress is None
+        return check.check(
+            kernel, self.op, self.axes, self.inputs, self.right, in_place=self.in_place, by_element=by_element
+        )
 
     def outputs(self) -> list:
-        return check.allocate(self.op, self.axes, str(self.inputs[0].device))
+        """Buffers to write to; in place, the inputs' own among them."""
+        made = check.allocate(self.op, self.axes, str(self.inputs[0].device))
+        return [self.inputs[self.in_place[i]] if i in self.in_place else x for i, x in enumerate(made)]
+
+    def poison(self, outputs: list) -> list:
+        """The outputs with marks in those that are no inputs."""
+        return [x if i in self.in_place else check.poison(x) for i, x in enumerate(outputs)]
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """What is overwritten in place has its values back at the end."""
+        before = {i: self.inputs[i].clone() for i in self.in_place.values()}
+        try:
+            yield
+        finally:
+            for i, was in before.items():
+                self.inputs[i].copy_(was)
 
 
 def judged(record: Record, case: Case, kernel: client.Kernel, probed: bool) -> Record:

@@ -204,8 +204,8 @@ class _Field:
             reason = f"probe timer: replaced {', '.join(said.replaced[:3])}"
             return [wrong(record, reason, tier=tier) for record in right.values()]
         return [
-            replace(with_time(record, found), rounds_us=samples)
-            for record, found, samples in zip(right.values(), said.records, said.rounds, strict=True)
+            replace(with_time(record, found, self.kernels[name]), rounds_us=samples)
+            for (name, record), found, samples in zip(right.items(), said.records, said.rounds, strict=True)
         ]
 
 

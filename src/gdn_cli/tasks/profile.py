@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from .. import build, check, dataset, errors, profilers
+from .. import build, check, dataset, errors, prepared, profilers
 from ..messages import Floors, Reply, Survey
 from ..record_types import Record
 from ..request import Serving
@@ -33,7 +33,7 @@ class Target:
         """The algo in this process, which is the one that the tool looks at: nothing here gives a verdict."""
         specific = self.request.specific and self.mode == "cuda"
         try:
-            return build.build(self.definition, self.solution, specific=specific)
+            return prepared.built(self.definition, self.solution, self.request.setup, specific=specific)
         except build.BuildFailed as e:
             raise BuildFailed(str(e), code=errors.MISSING if e.missing else errors.FAILED) from None
 
@@ -62,7 +62,7 @@ def profile(request: Serving, reply: Reply) -> Iterator[Record]:
 def _inside(request: Serving, workload: Workload) -> list[Record]:
     """A tool's own part, in the process that the tool looks at."""
     ask = request.profile
-    answer = profilers.module(ask["task"]).inside(Target(request, workload), ask["params"])
+    answer = profilers.module(ask.task).inside(Target(request, workload), ask.params)
     return [replace(begun(request, workload, request.name), answer=answer)]
 
 

@@ -55,7 +55,7 @@ _IN_PLACE = ("wall", "events", "cupti")  # tiers whose last call writes the very
 
 def timed(request: Serving, record: Record, tier: str, case: Case, kernel: client.Kernel, outputs: list) -> Record:
     """The record with one tier's time: what the runner measured, and what can be held against it from outside."""
-    kernel.push([*case.inputs, *map(check.poison, outputs)])
+    kernel.push([*case.inputs, *case.poison(outputs)])
     gpu = request.mode == "cuda"
     if gpu:
         torch.cuda.empty_cache()  # the runner needs the room
@@ -66,16 +66,18 @@ def timed(request: Serving, record: Record, tier: str, case: Case, kernel: clien
     if replaced:
         return wrong(record, f"probe timer: replaced {', '.join(replaced[:3])}", tier=tier)
     if found.timing is None:
-        return with_time(record, found)
+        return with_time(record, found, kernel)
     if kernel.destination_passing and found.tier in _IN_PLACE:
-        kernel.pull(outputs)
-        verdict = check.results(case.op, case.axes, outputs, case.right)
+        with case.kept():
+            kernel.pull(outputs)
+            verdict = check.results(case.op, case.axes, outputs, case.right)
         if not verdict.passed:
             reason = f"right when it was checked, wrong while it was timed: {verdict.reason}"
             return wrong(record, reason, tier=tier, check=verdict)
-    if tier == "wall" and (doubt := _outside(kernel, case.inputs, outputs, found.timing.median_us)):
+    own_clock = tier == "wall" and not kernel.setup  # a clock outside would time the setup as well
+    if own_clock and (doubt := _outside(kernel, case.inputs, outputs, found.timing.median_us)):
         found.doubts.append(doubt)
-    return with_time(record, found)
+    return with_time(record, found, kernel)
 
 
 _TRAIN_S, _TRAINS, _SLOWER, _SLACK_US = 0.01, 5, 2.0, 5.0

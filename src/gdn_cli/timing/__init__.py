@@ -19,13 +19,14 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ..paired import median_interval
 from ..record_types import Timing
 from .sampling import Enough, Row, Watch, collect
+from .subject import Subject
 
 
 @dataclass(frozen=True)
@@ -40,16 +41,17 @@ class Tier:
     floors: bool = True
     host: bool = False
     moves: bool = False
+    restores: bool = False  # can put back what a call overwrites (`--in-place`) before the next one, untimed, L2 cold
 
 
 # in the order of `--tier all`; the first that fits a mode is the default there
 TIERS = {
-    "cupti": Tier("cuda", ("cold", "warm"), moves=True),
-    "events": Tier("cuda", ("cold", "warm"), host=True, moves=True),
+    "cupti": Tier("cuda", ("cold", "warm"), moves=True, restores=True),
+    "events": Tier("cuda", ("cold", "warm"), host=True, moves=True, restores=True),
     "graph": Tier("cuda", ("cold", "warm")),
     "nvbench": Tier("cuda", ("cold",), interleaves=False),
     "fib": Tier("cuda", ("cold",), interleaves=False, floors=False, host=True),
-    "wall": Tier("cpu", host=True),
+    "wall": Tier("cpu", host=True, restores=True),
 }
 
 
@@ -77,45 +79,6 @@ class Plan:
     target: float = 0.01
     in_a_row: bool = False
     l2: str = "cold"  # of the GPU: cold (a 256 MB write before each call, or rotating buffers) or warm
-
-
-@dataclass
-class Subject:
-    """What is timed: a call on buffers of its own.
-
-    `kernel` is the build.Kernel behind the call, None for a floor; `refresh` puts other values into the inputs.
-    """
-
-    call: Callable[[], Any]
-    inputs: list[Any]
-    outputs: list[Any]
-    kernel: Any = None
-    definition: dict[str, Any] | None = None
-    refresh: Callable[[], None] | None = None
-    rebuild: Callable[[list[Any], list[Any]], Callable[[], Any]] | None = None  # the same call on other buffers
-
-    @classmethod
-    def of(cls, kernel: Any, inputs: list[Any], outputs: list[Any], **more: Any) -> Subject:
-        """A built solution on these buffers."""
-
-        def bind(inputs: list[Any], outputs: list[Any]) -> Callable[[], Any]:
-            return lambda: kernel(inputs, outputs)
-
-        return cls(bind(inputs, outputs), inputs, outputs, kernel, rebuild=bind, **more)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all buffers."""
-        return sum(x.nbytes for x in [*self.inputs, *self.outputs] if hasattr(x, "nbytes"))
-
-    def copy(self, least: int = 0) -> Subject:
-        """The same call with equal values, on buffers of its own where they have `least` bytes and more."""
-
-        def own(x: Any) -> Any:
-            return x.clone() if hasattr(x, "clone") and x.nbytes >= least else x
-
-        inputs, outputs = ([own(x) for x in values] for values in (self.inputs, self.outputs))
-        return replace(self, call=self.rebuild(inputs, outputs), inputs=inputs, outputs=outputs, refresh=None)
 
 
 class Sample(NamedTuple):
@@ -193,7 +156,7 @@ class Warmed:
 
 def measure(tier: str, subject: Subject, plan: Plan, watch: Watch = lambda: None) -> Timing:
     """Time one subject in a tier. Raises TierUnavailable, with what to install."""
-    module = _module(tier, plan)
+    module = _module(tier, plan, [subject])
     began = time.perf_counter()
     if not hasattr(module, "Sampler"):  # a tier with a loop of its own
         timed = module.measure(subject, plan)
@@ -233,7 +196,7 @@ def _places(subject: Subject, plan: Plan) -> list[Subject]:
     with fresh values, which are in one set of buffers only. What is small stays: some kernels plan by the identity of
     a tensor of lengths.
     """
-    if plan.iterations or subject.refresh or not subject.rebuild:
+    if plan.iterations or (subject.refresh and not subject.in_place) or not subject.rebuild:
         return [subject]
     large = sum(x.nbytes for x in [*subject.inputs, *subject.outputs] if getattr(x, "nbytes", 0) >= _PAGE)
     if not large or large * (_PLACES - 1) > _ROOM * _free_bytes():
@@ -273,7 +236,7 @@ def interleave(
         able = ", ".join(name for name, t in TIERS.items() if t.interleaves and t.mode == TIERS[tier].mode)
         raise TierUnavailable(f"calls of several algos cannot take turns in it; {able} can")
     began = time.perf_counter()
-    sampler = _module(tier, plan).Sampler(subjects, plan)
+    sampler = _module(tier, plan, subjects).Sampler(subjects, plan)
     turns = _turns(len(subjects))
 
     def take(count: int) -> list[Row]:
@@ -316,7 +279,10 @@ def _turns(count: int) -> Iterator[list[int]]:
         yield back + there
 
 
-def _module(tier: str, plan: Plan) -> Any:
+def _module(tier: str, plan: Plan, subjects: list[Subject]) -> Any:
+    if not TIERS[tier].restores and any(subject.in_place for subject in subjects):
+        able = ", ".join(name for name, t in TIERS.items() if t.restores and t.mode == TIERS[tier].mode)
+        raise TierUnavailable(f"it cannot put back what a call overwrites in place before the next one; {able} can")
     states = TIERS[tier].l2
     if states and plan.l2 not in states:
         raise TierUnavailable(f"it times with L2 {' or '.join(states)} only; use --l2 {states[0]}")

@@ -65,6 +65,8 @@ class Sampler(Warmed):
                 if self.warm:
                     rest()
                     subject.call()
+                    if subject.in_place:
+                        subject.refresh()
                 before()
                 subject.call()
             torch.cuda.synchronize()

@@ -54,6 +54,8 @@ class Sampler(Warmed):
                 subject.refresh()
             if self.warm:
                 subject.call()  # puts into L2 what the timed one finds there
+                if subject.in_place:
+                    subject.refresh()
             else:
                 self.flush()
             begin.record()

@@ -32,6 +32,8 @@ def measure(subject: Subject, plan: Plan) -> Timing:
     """One sample per trial: the number that the evaluator makes of its iterations."""
     if subject.kernel is None or subject.definition is None:
         raise TierUnavailable("flashinfer-bench times solutions only, not floors")
+    if hasattr(subject.kernel, "bind"):
+        raise TierUnavailable("flashinfer-bench's evaluator calls a solution with the op's inputs, not with a setup's")
     if plan.l2 != "cold":
         raise TierUnavailable("flashinfer-bench's evaluator has no mode for a warm L2; use --l2 cold")
     plan = plan if plan.iterations else _CONTEST

@@ -1,0 +1,66 @@
+"""An algo with work that is done once for its inputs and is in no time: `setup` of algo.toml, "file.py::function".
+
+The function gets the op's inputs and returns a tuple with what the entry point gets in their place. Where a call is
+timed it runs once, before; everywhere else each call runs it, so that a check and the probes see the op itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from . import build
+from .build import BuildFailed, Kernel
+from .errors import one_line
+
+NOTE = "setup not timed"
+
+
+class Prepared(Kernel):
+    """A built solution whose entry point is its setup, with what is to be called behind that."""
+
+    def __init__(self, kernel: Kernel, entry_point: str, destination_passing: bool) -> None:
+        super().__init__(kernel.runnable)
+        self.destination_passing = destination_passing
+        file, _, symbol = entry_point.partition("::")
+        try:
+            self.module = importlib.import_module(f"{self.module.__package__}.{file.removesuffix('.py')}")
+        except Exception as e:  # whatever its code does
+            raise BuildFailed(f"{file}: {one_line(e)}", missing=isinstance(e, ModuleNotFoundError)) from None
+        if not callable(entry := getattr(self.module, symbol, None)):
+            raise BuildFailed(f"{file} has no function {symbol}")
+        self.entry = entry
+
+    def _ready(self, inputs: list) -> list:
+        """What the entry point gets in place of the inputs."""
+        found = self.entry_point(*inputs)
+        if not isinstance(found, (tuple, list)):
+            raise TypeError(f"the setup returned {type(found).__name__}, expected a tuple")
+        return list(found)
+
+    def bind(self, inputs: list, outputs: list) -> Callable[[], Any]:
+        """The call on these buffers alone, after its setup."""
+        given = [*self._ready(inputs), *(outputs if self.destination_passing else [])]
+        return lambda: self.entry(*given)
+
+    def __call__(self, inputs: list, outputs: list) -> None:
+        self.bind(inputs, outputs)()
+
+    def returns(self, inputs: list) -> list:
+        result = self.entry(*self._ready(inputs))
+        return list(result) if isinstance(result, (tuple, list)) else [result]
+
+    def backend(self, inputs: list) -> str | None:
+        return super().backend(self._ready(inputs))
+
+
+def built(definition: dict[str, Any], solution: dict[str, Any], setup: str | None, *, specific: bool = False) -> Kernel:
+    """build.build, of an algo with a setup as well. flashinfer-bench's builder holds the arguments of an entry point
+    against the definition's, which are the setup's."""
+    if setup is None:
+        return build.build(definition, solution, specific=specific)
+    spec = solution["spec"]
+    first = solution | {"spec": spec | {"entry_point": setup, "destination_passing_style": False}}
+    kernel = build.build(definition, first, specific=specific)
+    return Prepared(kernel, spec["entry_point"], spec["destination_passing_style"])

@@ -1,0 +1,80 @@
+"""Inputs that are hard, as configs/<op>.toml declares them: [stress.NAME]. Imports no torch; twins.py draws them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from .parsing import Positive, Text, Wrong
+from .record_types import Largest, NotNegative, Number, Record
+from .record_types import Positive as PositiveNumber
+
+TOKENS = ("total_seq_len", "seq_len")  # the axis along which keys can be alike
+
+
+class Gates(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the gates' inputs are drawn around: A_log N(A_log, 0.25^2), a N(a, 1), b N(b, 1), dt_bias N(0, 0.25^2)."""
+
+    A_log: Number
+    a: Number
+    b: Number
+
+
+class Family(Struct, frozen=True, forbid_unknown_fields=True):
+    """One [stress.NAME]: axes, and what differs from the values that a twin at them would have.
+
+    keys          each its own; all of a head alike; alike but for their signs, which alternate along the tokens
+    forget_every  of so many tokens the first has a = 60: all that was kept is forgotten there
+    state         root mean square of the state
+    logits        times as large as a twin's: a factor on q
+    tolerance     in place of the op's, where no kernel comes closer
+    """
+
+    summary: Text
+    axes: dict[str, Positive] = {}
+    seq_lens: tuple[Annotated[int, Meta(ge=0)], ...] | None = (
+        None  # of packed sequences, in place of axes; 0 is one without tokens
+    )
+    keys: Literal["own", "equal", "alternating"] = "own"
+    gates: Gates | None = None
+    forget_every: Annotated[int, Meta(ge=0)] = 0
+    state: NotNegative | None = None
+    logits: Number = 1.0
+    tolerance: PositiveNumber | None = None
+
+
+def fault(family: Family, variable: Sequence[str]) -> Wrong | None:
+    """What of a family does not fit an op with these variable axes; the steps lead from the family."""
+    if "num_seqs" in variable:
+        if not family.seq_lens or family.axes:
+            return Wrong(("seq_lens",), "lengths such as [0, 1, 64], and no axes", family.seq_lens)
+    elif family.seq_lens is not None or set(family.axes) != set(variable):
+        return Wrong(("axes",), f"a positive whole number for each of {', '.join(variable)}, and no more", family.axes)
+    if family.keys != "own" and not any(name in TOKENS for name in variable):
+        return Wrong(("keys",), "'own': this op has one token a sequence", family.keys)
+    return None
+
+
+def largest(records: Iterable[Record]) -> list[Largest]:
+    """Of each algo's checks of hard inputs the largest relative Frobenius error, with the output and the input that it
+    is of; a result that is no number is larger than any (None)."""
+    found: dict[tuple, Largest] = {}
+    for record in records:
+        if not (record.workload and record.workload.stress):
+            continue
+        for output, error in (record.check.errors if record.check else {}).items():
+            key = record.op, record.algo, record.mode
+            if key not in found or size(error) > size(found[key].error):
+                found[key] = Largest(
+                    op=record.op, algo=record.algo, mode=record.mode, error=error, output=output,
+                    stress=record.workload.stress,
+                )  # fmt: skip
+    return list(found.values())
+
+
+def size(error: float | None) -> float:
+    """What sorts an error: None is larger than any."""
+    return math.inf if error is None else error

@@ -1,0 +1,301 @@
+"""`--in-place`: an output is the input that the op says it may be, and every call finds it as it was before."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import building
+import helpers
+import pytest
+import torch
+
+from gdn_cli import campaign, check, comparison, machine, registry, score, timing, tuning
+from gdn_cli.errors import UsageError
+from gdn_cli.history import documents
+from gdn_cli.isolation import runner
+from gdn_cli.record_types import Record
+from gdn_cli.records import plain
+from gdn_cli.report import gather
+from gdn_cli.timing import Plan, Subject, TierUnavailable, cupti, events
+
+REGISTRY = registry.load()
+OP = REGISTRY.ops["gdn_decode"]
+
+# right wherever it writes; and right only where its results lie apart from its inputs
+DECODE = f"""
+from .right import run as right
+def run({helpers.DECODE_ARGS}, output, new_state):
+    y, s = right({helpers.DECODE_ARGS})
+    output.copy_(y); new_state.copy_(s)
+"""
+TOO_EARLY = DECODE.replace("    y, s", "    new_state.zero_()\n    y, s")
+RETURNS = "from .right import run\n"
+
+
+def write_all(folder):
+    for name, source, passing in (("good", DECODE, True), ("early", TOO_EARLY, True), ("returns", RETURNS, False)):
+        helpers.write_algo(folder, name, source, destination_passing=passing)
+    return folder
+
+
+def entries(folder, *names: str) -> list[campaign.Entry]:
+    known = registry.load(str(folder))
+    return [campaign.Entry(known.find(name), machine.Place("cpu")) for name in names]
+
+
+# --- which calls there are ----------------------------------------------------------------------------------------
+
+
+def test_an_op_says_which_output_may_be_which_input():
+    assert {name: op.in_place for name, op in REGISTRY.ops.items() if op.in_place} == {
+        "gdn_decode": {"new_state": "state"},
+        "gdn_decode_bf16": {"new_state": "state"},
+    }
+
+
+@pytest.mark.parametrize(
+    "pair", ['{ new_state = "q" }', '{ output = "state" }', '{ nothing = "state" }', "{ new_state = 3 }"]
+)
+def test_a_pair_that_cannot_be_one_is_refused(pair, tmp_path):
+    text = (registry.paths.CONFIGS_DIR / "gdn_decode.toml").read_text(encoding="utf-8")
+    file = tmp_path / "gdn_decode.toml"
+    file.write_text(text.replace('{ new_state = "state" }', pair), encoding="utf-8")
+    with pytest.raises(
+        UsageError, match=r"\$\.in_place\.\w+: expected (output = 'input', both of one shape and dtype|text)"
+    ):
+        registry.read_op(file)
+
+
+def test_who_cannot_is_refused_by_name_and_left_out_of_all(tmp_path):
+    write_all(tmp_path)
+    helpers.write_algo(tmp_path, "ready", DECODE, destination_passing=True, setup="main.py::run")
+    for name, says in (("returns", "cannot write where it is told"), ("ready", "keeps what its setup made")):
+        with pytest.raises(UsageError, match=f"--in-place: gdn_decode/{name} .*{says}"):
+            campaign.overwriting(REGISTRY, entries(tmp_path, "good", name), named=True)
+    found = campaign.overwriting(REGISTRY, entries(tmp_path, "good", "returns"), named=False)
+    assert [e.place.mode for e in found] == ["cpu", None] and "returns its results" in found[1].place.reason
+
+
+def test_an_op_without_such_an_output_is_refused():
+    some = [campaign.Entry(REGISTRY.find("gdn_prefill/pt-reference"), machine.Place("cpu"))]
+    with pytest.raises(UsageError, match="--in-place: gdn_prefill declares no output that may be an input") as e:
+        campaign.overwriting(REGISTRY, some, named=False)
+    assert e.value.hint == "gdn_decode, gdn_decode_bf16 do"
+
+
+# --- calls and times ----------------------------------------------------------------------------------------------
+
+
+def step(seen: list[float]):
+    """A kernel that adds one to its state and keeps what it found there."""
+
+    def call(inputs, outputs):
+        seen.append(float(inputs[0][0]))
+        outputs[0].copy_(inputs[0] + 1)
+
+    return call
+
+
+def test_every_call_that_is_timed_finds_the_state_as_it_was():
+    seen, state = [], torch.zeros(8)
+    subject = Subject.of(step(seen), [state], [state])
+    assert subject.in_place and not Subject.of(step([]), [state], [torch.zeros(8)]).in_place
+    timing.measure("wall", subject, Plan(warmup=0, iterations=20, in_a_row=True))
+    assert len(seen) == 20 and set(seen) == {0.0} and float(state[0]) == 1
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """A log of what the GPU's tiers do around two calls of a kernel that adds one to its state, without a GPU."""
+    log, state = [], torch.zeros(8)
+
+    class Event:
+        def __init__(self, enable_timing):
+            pass
+
+        def record(self):
+            log.append("event")
+
+        def elapsed_time(self, other):
+            return 1.0
+
+    def call(inputs, outputs):
+        log.append(f"call on {float(state[0]):g}")
+        state.add_(1)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(cupti, "rest", lambda: log.append("rest"))
+    monkeypatch.setattr(cupti, "begin", lambda: log.append("begin"))
+    monkeypatch.setattr(cupti, "cut", lambda ran, count: [timing.Sample(1.0)] * count)
+    monkeypatch.setattr(events, "_HEAD_START", 0)
+    subject = Subject.of(call, [state], [state])
+    restore = subject.refresh
+    subject.refresh = lambda: log.append("restore") or restore()
+
+    def took(module, warm: bool) -> list[str]:
+        log.clear()
+        state.zero_()
+        sampler = object.__new__(module.Sampler)
+        sampler.subjects, sampler.warm, sampler.busy_s, sampler.alone = [subject], warm, 0.0, [1]
+        sampler.flush = lambda: log.append("flush")
+        sampler.trace = SimpleNamespace(kernels=lambda loop: loop())
+        sampler.take([0, 0])
+        return list(log)
+
+    return took
+
+
+def test_on_a_gpu_the_state_is_put_back_where_it_is_not_timed(on_gpu):
+    assert on_gpu(events, False) == ["restore", "flush", "event", "call on 0", "event"] * 2
+    assert on_gpu(cupti, False) == ["rest", "restore", "flush", "call on 0"] * 2
+    warm = ["restore", "call on 0", "restore"]
+    assert on_gpu(events, True) == [*warm, "event", "call on 0", "event"] * 2
+    assert on_gpu(cupti, True) == ["rest", "restore", "rest", "call on 0", "restore", "begin", "call on 0"] * 2
+
+
+def test_a_copy_in_another_place_is_in_place_too_and_starts_from_the_same_values():
+    seen, state = [], torch.zeros(8)
+    subject = Subject.of(step(seen), [state], [state])
+    subject.call()
+    for least in (0, 10**6):  # buffers of its own, and the same ones because they are small
+        other = subject.copy(least)
+        assert other.in_place and other.outputs[0] is other.inputs[0] and (other.inputs[0] is state) == bool(least)
+        other.call()
+        other.refresh()
+        other.call()
+    assert seen == [0.0] * 5
+
+
+def test_in_turns_the_state_has_the_values_that_are_due():
+    v, state = torch.ones(4), torch.full((4,), 2.0)
+    refresh = runner._Scaling([v, state], [state])
+    found = []
+    for _ in range(5):
+        refresh()
+        found.append((float(v[0]), float(state[0])))
+        state.fill_(77)  # what a call leaves there
+    assert found == [(-1, -2), (0.5, 1), (-0.5, -1), (1, 2), (-1, -2)]
+    runner._Scaling([v], [])()
+    assert float(v[0]) == 1  # minus what the last one was
+
+
+@pytest.mark.parametrize("tier", [name for name, tier in timing.TIERS.items() if not tier.restores])
+def test_a_tier_that_cannot_put_the_state_back_says_so(tier):
+    state = torch.zeros(8)
+    with pytest.raises(TierUnavailable, match="cannot put back what a call overwrites in place .*; cupti, events can"):
+        timing.measure(tier, Subject.of(step([]), [state], [state]), Plan())
+    assert set(timing.TIERS) - {"graph", "nvbench", "fib"} == {n for n, t in timing.TIERS.items() if t.restores}
+
+
+# --- checks -------------------------------------------------------------------------------------------------------
+
+
+class Steps:
+    """A kernel of this process."""
+
+    destination_passing = True
+
+    def __init__(self, early: bool) -> None:
+        self.early = early
+
+    def __call__(self, inputs, outputs):
+        if self.early:
+            outputs[1].zero_()
+        y = inputs[0] + inputs[1]
+        outputs[0].copy_(y)
+        outputs[1].copy_(2 * inputs[1])
+
+
+TOY = registry.Op(
+    name="toy", definition="toy", op_type="toy", summary="toy", axes={"n": None},
+    inputs={"x": registry.TensorSpec("float32", ("n",)), "s": registry.TensorSpec("float32", ("n",))},
+    outputs={"y": registry.TensorSpec("float32", ("n",)), "t": registry.TensorSpec("float32", ("n",))},
+    tolerance={"y": 1e-6, "t": 1e-6}, reference="none", linear_in=("x", "s"), label="n={n}", in_place={"t": "s"},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("early", "apart", "in_place"), [(False, True, True), (True, True, False)])
+def test_a_check_in_place_sees_who_reads_too_late_and_leaves_the_inputs(early, apart, in_place):
+    x, s = torch.ones(4), torch.full((4,), 3.0)
+    right = [(x + s).double(), (2 * s).double()]
+    for pairs, passes in (({}, apart), ({1: 1}, in_place)):
+        verdict = check.check(Steps(early), TOY, {"n": 4}, [x, s], right, in_place=pairs)
+        assert verdict.passed == passes and not verdict.inputs_changed
+        assert torch.equal(s, torch.full((4,), 3.0))
+
+
+@pytest.fixture(scope="module")
+def bench_in_place(tmp_path_factory, gdn):
+    """One bench of three throw-away algos."""
+    folder = write_all(tmp_path_factory.mktemp("algos"))
+    args = "bench --in-place --algo good,early --tier wall --seconds 0.05 -w 901e --json".split()
+    return gdn(*args, "--algos", folder, "--out", folder / "out.json").json
+
+
+def test_records_say_that_they_are_in_place(bench_in_place):
+    assert bench_in_place["options"]["in_place"] is True
+    found = {r["algo"]: r for r in bench_in_place["records"] if r["workload"]}
+    assert set(found) == {"copy", "good", "early"}  # the reference returns its results
+    assert all(r["in_place"] is True for r in bench_in_place["records"])
+    assert found["good"]["status"] == "passed" and found["good"]["timing"]["median_us"] > 0
+    assert found["good"]["probes"] and not any(found["good"]["probes"].values())
+    assert found["early"]["status"] == "wrong" and found["early"]["check"]["inputs_changed"] == []
+
+
+# --- what is read of them -----------------------------------------------------------------------------------------
+
+
+def record(us: float, **more) -> Record:
+    timed = timing.summarise("cupti", [us], l2="cold")
+    return building.record("cuda-v5", tier="cupti", timing=timed, **more)
+
+
+def test_a_report_never_has_them_in_one_group_with_others():
+    source = gather.source("a.json", building.document(record(3.0), record(2.0, in_place=True)))
+    book = gather.gather([source], REGISTRY)
+    assert [(g.how, g.median_us("cuda-v5", "B=1")) for g in book.groups] == [
+        ("cupti, L2 cold", 3.0),
+        ("cupti, L2 cold, in place", 2.0),
+    ]
+    assert [m.record.in_place for m in book.measured] == [False, True]  # neither took the other's place
+
+
+def test_they_have_no_score_and_are_compared_with_their_like_alone():
+    others = building.document(record(2.0, in_place=True), record(1.0, setup="main.py::ready"))
+    assert score.scores(others, OP) == []
+    assert [s.algo for s in score.scores(building.document(record(2.0)), OP)] == ["cuda-v5"] * 2
+    saved = building.document(record(2.0, in_place=True))
+    with pytest.raises(UsageError, match="a.json holds no times of gdn_decode"):
+        comparison.check_saved(saved, "a.json", "gdn_decode", ["cuda-v5"], None, {"cupti"})
+    assert comparison.check_saved(saved, "a.json", "gdn_decode", ["cuda-v5"], None, {"cupti"}, True) == "cuda-v5"
+
+
+def test_a_saved_time_is_of_the_same_kind_of_call():
+    both = building.document(record(3.0), record(2.0, in_place=True))
+    now = building.document(record(1.0, in_place=True))
+    comparison.against(now, both, "a.json", "cuda-v5", 0.005)
+    assert [c.baseline_us for c in now.comparisons] == [2.0]
+
+
+def test_the_history_keeps_them_apart():
+    made = plain(building.document(record(3.0), record(2.0, in_place=True), time="2026-11-21T14:12:11Z"))
+    found = documents.series(documents.convert(made, "a.json"), "run")
+    assert [(s.tier, s.measured) for s in found] == [("cupti", 1), ("cupti, in place", 1)]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_tune_asks_for_them_and_keeps_what_it_measured_apart(in_place, monkeypatch):
+    work = object.__new__(tuning.Tuning)
+    work.settings, work.gpus = tuning.Settings("wall", in_place=in_place), (None,)
+    algo = REGISTRY.find("cpp-v1")
+    work.plan = SimpleNamespace(
+        op=OP, algo=algo, mode="cpu", definition={}, candidates={"a": (algo, {})}, space={}, sizes={1: []}
+    )
+    jobs = [work._check_job("a", [], None)]
+    monkeypatch.setattr(tuning, "execute", lambda job, *_, **__: jobs.append(job))
+    monkeypatch.setattr(tuning.tuned, "own_hash", lambda algo, op: "hash")
+    work.homes, work.cpus, work.stop, work.progress = {1: None}, {}, SimpleNamespace(is_set=bool), lambda *_: None
+    work._time(tuning.FIRST, {1: ["a"]}, [], "a group")
+    assert [job.in_place for job in jobs] == [in_place] * 2 and [job.command for job in jobs] == ["check", "compare"]
+    assert work._key().get("in_place", False) == in_place
