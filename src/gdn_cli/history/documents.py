@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from .. import paths, registry
+from .. import paths
 from ..errors import UsageError
 from ..record_types import Document, Environment, Record
+from ..registry import Op, label_of, read_op
 from ..statuses import Blame
 
 # every column of an exported record, in this order
@@ -152,7 +153,7 @@ def _series(part: Part, document: Stored, run: str) -> Series:
     measured = [r for r in part.records if r.median_us is not None]
     labels: dict[str, list[Record]] = {}
     for r in measured:
-        labels.setdefault(_label(r) or "all", []).append(r)  # a floor of the machine has no workload
+        labels.setdefault(_label(r)[0] or "all", []).append(r)  # a floor of the machine has no workload
     return Series(
         one.op, one.algo, _device(where), one.mode, part.tier, part.l2,
         run, document.time, document.command, document.commit, bool(document.dirty), bool(document.interrupted),
@@ -164,7 +165,7 @@ def _series(part: Part, document: Stored, run: str) -> Series:
         mean_us=statistics.geometric_mean(r.median_us for r in measured) if measured else None,
         medians_us={label: statistics.median(r.median_us for r in found) for label, found in labels.items()},
         doubted_labels=[label for label, found in labels.items() if any(r.doubts for r in found)],
-        sizes={label: list(map(float, _axes(found[0]).values())) for label, found in labels.items()},
+        sizes={label: list(_label(found[0])[1]) for label, found in labels.items()},
     )  # fmt: skip
 
 
@@ -182,7 +183,7 @@ def rows(document: Stored, wanted: list[Series]) -> Iterator[Row]:
         for r in part.records:
             row = {} if r.workload is None else msgspec.to_builtins(r.workload)
             timing = {} if r.timing is None else msgspec.to_builtins(r.timing)
-            row |= timing | msgspec.to_builtins(r) | head | {"label": _label(r), "doubts": r.doubts or []}
+            row |= timing | msgspec.to_builtins(r) | head | {"label": _label(r)[0], "doubts": r.doubts or []}
             row["how"] = r.how or timing.get("how")  # of a floor, of a tier
             row["histogram"] = [list(bin) for bin in timing.get("histogram", ())] or None
             yield {name: row.get(name) for name in EXPORTED}
@@ -204,32 +205,23 @@ def _device(where: Environment) -> str | None:
     return f"{name} ({where.where})" if name and where.where else name
 
 
-def _axes(record: Record) -> dict[str, int]:
-    return record.workload.axes if record.workload else {}
-
-
 def _workload(record: Record) -> str:
-    return _text([record.uuid, _axes(record)])
+    return _text([record.uuid, record.workload.axes if record.workload else {}])
 
 
-def _label(record: Record) -> str | None:
-    """How tables call the workload: by its op's pattern; by its axes where the op, or an axis, is not here."""
+def _label(record: Record) -> tuple[str | None, tuple[float, ...]]:
+    """How tables call the workload, and what sorts it."""
     if not record.workload:
-        return None
-    axes = record.workload.axes
-    try:
-        label = _pattern(record.op).format(**axes)
-    except (LookupError, ValueError, TypeError):
-        label = ""
-    return label or " ".join(f"{k}={v}" for k, v in axes.items())
+        return None, ()
+    return label_of(_op(record.op), record.workload.axes)
 
 
 @lru_cache
-def _pattern(op: str) -> str:
+def _op(name: str) -> Op | None:
     try:
-        return registry.read_op(paths.CONFIGS_DIR / f"{op}.toml").label
+        return read_op(paths.CONFIGS_DIR / f"{name}.toml")
     except (UsageError, ValueError):  # no such file, or no name of a file
-        return ""
+        return None
 
 
 def _text(value: object) -> str:
