@@ -48,8 +48,8 @@ def here(mode: str):
     return [a for a in REGISTRY.algos if mode in a.modes]
 
 
-# Triton's interpreter takes a second or two for a sequence of all heads. test_decode_edges.py and test_prefill_edges.py
-# have its other cases with one head or two.
+# Triton's interpreter takes a second or two for a sequence of all heads. The files of edges have its other cases,
+# with one head or two.
 INTERPRETED = {"B=1, scale None", "B=3, scale 0", "one token, scale None", "around a chunk"}
 
 

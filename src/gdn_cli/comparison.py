@@ -138,11 +138,11 @@ def _finish(document: Document, found: list[Compared], threshold: float) -> None
         sets.setdefault((each.op, each.mode, each.tier, each.baseline, each.algo), []).append(each)
     for (op, mode, tier, baseline, algo), each in sets.items():
         whole = paired.geometric(each, threshold=threshold)
-        verdicts = [one.verdict for one in each]
+        found = [one.verdict for one in each]
         document.overall.append(
             Overall(
                 op=op, mode=mode, tier=tier, baseline=baseline, algo=algo, **whole.to_json(), workloads=len(each),
-                verdicts={verdict: verdicts.count(verdict) for verdict in (paired.FASTER, paired.SAME, paired.SLOWER)},
+                verdicts={name: found.count(name) for name in (paired.FASTER, paired.SAME, paired.SLOWER)},
                 doubted=any(one.doubted for one in each),
             )
         )  # fmt: skip

@@ -12,21 +12,36 @@ import re
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
 from . import environment, files, paths, tuned
 from .errors import MISSING, OK, GdnError, MissingError, UsageError
+from .machine import Gpu
 from .pack import source_hash
 from .parsing import json_of, read_text
 from .record_types import SCHEMA, Document, Environment, GpuName, Record, Status, document_of
+from .registry import Algo, Op
 from .timing import COPY, FLOORS
 
-if TYPE_CHECKING:
-    from .jobs import Job
-
 __all__ = ["COPY", "FLOORS", "Writer", "dumps", "load", "open_document"]
+
+
+class Work(Protocol):
+    """What a document has to know of a job (jobs.Job)."""
+
+    op: Op
+    algo: Algo | None
+    solution: dict[str, Any] | None
+    rivals: tuple[tuple[Algo, dict[str, Any]], ...]
+    mode: str
+    gpu: Gpu | None
+    added: bool
+    in_place: bool
+
+    @property
+    def place(self) -> str: ...
 
 
 @dataclass
@@ -70,7 +85,7 @@ class Writer:
         """A command's exit code: 0 means that what was asked for is also kept."""
         return MISSING if code == OK and (self.unsaved or self.forgotten) else code
 
-    def add(self, job: Job, record: Record, env: Environment | None = None) -> Record:
+    def add(self, job: Work, record: Record, env: Environment | None = None) -> Record:
         """Add what a worker said of one measurement, with where the algo's sources come from."""
         algos = {algo.name: (algo, solution) for algo, solution in (*job.rivals, (job.algo, job.solution)) if algo}
         algo, solution = algos.get(record.algo, (None, None))

@@ -1,4 +1,4 @@
-"""Inputs that are hard, as configs/<op>.toml declares them: [stress.NAME]. Imports no torch; twins.py draws them."""
+"""Inputs that are hard, as configs/<op>.toml declares them: [stress.NAME]. twins.py draws them."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Subject:
 
 
 def bound(kernel: Any, inputs: list[Any], outputs: list[Any]) -> Callable[[], Any]:
-    """A kernel's call on these buffers; what it does once for the inputs (prepared.py) is done here, and not in it."""
+    """A kernel's call on these buffers; what is done once for the inputs (prepared.py) is done here."""
     return kernel.bind(inputs, outputs) if hasattr(kernel, "bind") else lambda: kernel(inputs, outputs)
 
 
