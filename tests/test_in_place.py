@@ -9,12 +9,10 @@ import helpers
 import pytest
 import torch
 
-from gdn_cli import campaign, check, comparison, machine, race, registry, score, timing, tuning
+from gdn_cli import campaign, check, comparison, history, machine, race, registry, score, timing, tuning
 from gdn_cli.errors import UsageError
-from gdn_cli.history import documents
 from gdn_cli.isolation import runner
 from gdn_cli.record_types import Record
-from gdn_cli.records import plain
 from gdn_cli.report import gather
 from gdn_cli.timing import Plan, Subject, TierUnavailable, cupti, events
 
@@ -278,10 +276,10 @@ def test_a_saved_time_is_of_the_same_kind_of_call():
     assert [c.baseline_us for c in now.comparisons] == [2.0]
 
 
-def test_the_history_keeps_them_apart():
-    made = plain(building.document(record(3.0), record(2.0, in_place=True), time="2026-11-21T14:12:11Z"))
-    found = documents.series(documents.convert(made, "a.json"), "run")
-    assert [(s.tier, s.measured) for s in found] == [("cupti", 1), ("cupti, in place", 1)]
+def test_the_history_keeps_them_apart(tmp_path):
+    kept = history.History(tmp_path)
+    kept.keep(building.document(record(3.0), record(2.0, in_place=True), time="2026-11-21T14:12:11Z"))
+    assert [(s.tier, s.measured) for s in kept.series()] == [("cupti", 1), ("cupti, in place", 1)]
 
 
 @pytest.mark.parametrize("in_place", [False, True])

@@ -31,7 +31,7 @@ def test_every_committed_file_is_read_and_nothing_of_it_is_lost():
     documents = committed()
     assert len(documents) > 20 and {d["schema"] for d in documents} == {1, 2}
     for old in documents:
-        new = records.plain(record_types.document_of(old))
+        new = json.loads(records.dumps(record_types.document_of(old)))
         assert not list(lost(old, new))
 
 
@@ -72,7 +72,7 @@ def test_a_fresh_record_is_written_as_the_schema_says(gdn, tmp_path):
     assert made.code == 0, made.err
     written = json.loads((tmp_path / "x.json").read_text())
     assert list(wrong_keys(written, done.json, done.json["$defs"])) == []
-    assert records.plain(records.load(tmp_path / "x.json")) == written
+    assert json.loads(records.dumps(records.load(tmp_path / "x.json"))) == written
 
 
 def wrong_keys(value, schema, defs, where="$"):

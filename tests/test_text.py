@@ -23,7 +23,7 @@ from rich.text import Text
 from gdn_cli import differences, history, registry, text
 from gdn_cli.parsing import to_json
 from gdn_cli.profile_types import Listed
-from gdn_cli.record_types import Status
+from gdn_cli.record_types import Status, document_of
 from gdn_cli.report import csv_table, drawing, figures, gather, html, markdown, profile, screen, tables, terminal, tune
 from gdn_cli.report import history as shown_history
 from gdn_cli.report.book import Book
@@ -130,14 +130,14 @@ def listed(evil: str) -> None:
 
 def kept(evil: str) -> history.History:
     """A history of this test's own (GDN_HOME) with two runs of an algo that is called so."""
-    records = [reports.record(evil, 1, 2.0), reports.record(evil, 8, None, status=evil, reason=evil)]
+    records = [reports.record(evil, 1, 2.0), reports.record(evil, 8, None, status="wrong", reason=evil)]
     records[0]["source_hash"] = evil
     head = planted(reports.document([]), evil, RECORD) | {"options": {evil: evil}}
     store = history.History()
-    store.keep(head | {"records": records}, Path("/x") / evil.replace("\0", ""))
+    store.keep(document_of(head | {"records": records}), Path("/x") / evil.replace("\0", ""))
     other = {"cuda": head["environments"]["cuda"] | {"versions": {evil: evil}}}
     later = head | {"time": "2026-11-22T14:12:11Z", "records": records, "environments": other}
-    store.keep(later)
+    store.keep(document_of(later))
     return store
 
 

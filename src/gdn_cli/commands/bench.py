@@ -151,7 +151,7 @@ def perform(plan: Any, writer: Any, known: Any, json: bool, finish: Any, engine:
 
     An error that ends the run before its end is raised once what there was by then is kept and shown.
     """
-    from .. import files, history, records, report, running
+    from .. import files, history, report, running
 
     document = writer.document
     if json and writer.stream and files.is_stdout(writer.path):
@@ -171,7 +171,7 @@ def perform(plan: Any, writer: Any, known: Any, json: bool, finish: Any, engine:
         writer.keep()
         if document.command != "run":
             try:
-                history.History().keep(records.plain(writer.news), writer.path)
+                history.History().keep(writer.news, writer.path)
             except errors.GdnError as e:
                 writer.forgotten = True
                 report.say(str(e))

@@ -269,7 +269,7 @@ def _sent_off(work: Any, names: list[str], folder: Path, profiled: Callable[[lis
     finally:
         _left(writer, errors.OK)
     if json:
-        report.show_json(records.plain(writer.document))
+        report.show_json(writer.document)
     return writer.exit_code(errors.OK)
 
 

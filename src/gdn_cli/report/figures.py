@@ -11,9 +11,10 @@ from typing import Any
 from .. import units
 from ..errors import UsageError
 from ..record_types import Compared
+from ..registry import label_of
 from ..timing import COPY, EMPTY, FLOORS
 from . import findings, provenance
-from .book import Book, Group, label_of, ladder
+from .book import Book, Group, ladder
 from .drawing import (
     GREY,
     INK,

@@ -14,9 +14,9 @@ import msgspec
 from .. import paths, records
 from ..errors import MissingError, UsageError, unknown
 from ..record_types import Document, Record, document_of
-from ..registry import Registry
+from ..registry import Registry, label_of
 from ..timing import FLOORS, TIERS
-from .book import Book, Group, Measurement, Source, label_of, ladder
+from .book import Book, Group, Measurement, Source, ladder
 
 
 def newest() -> Path:

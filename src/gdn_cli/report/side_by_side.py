@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 
 from .. import stress, units
 from ..record_types import BestPeer, Check
-from .book import Book, Point, label_of
+from ..registry import label_of
+from .book import Book, Point
 from .table import Cell, Column, Mark, Table, doubtful, numbers, words
 
 _NAME = 9  # characters that an algo's name is wide above its column

@@ -7,9 +7,10 @@ from typing import Any
 
 from .. import units
 from ..record_types import Compared, Overall, Score
+from ..registry import label_of
 from ..timing import COPY, FLOORS
 from . import findings, notes, provenance
-from .book import Book, Group, Measurement, Source, label_of
+from .book import Book, Group, Measurement, Source
 from .findings import Tiers
 from .table import Cell, Column, Mark, Name, Table, Words, became, doubtful, numbers, words, worst
 
