@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Optional, TypeVar, get_type_hints
 
 import typer
+from msgspec import structs
 
 from ..errors import UsageError, unknown
 
@@ -124,7 +125,7 @@ class Workloads:
 
         contest = presets.load_preset("contest")
         loaded = presets.load_preset(self.preset) if self.preset else contest
-        counts = dataclasses.replace(loaded, settings=contest.settings, op_settings=contest.op_settings)
+        counts = structs.replace(loaded, settings=contest.settings, op_settings=contest.op_settings)
         return self.preset or contest.name, counts
 
 
