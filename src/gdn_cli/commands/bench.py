@@ -85,7 +85,7 @@ class Work:
 def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
     """Run, show and keep a campaign; returns the exit code.
 
-    `elsewhere` has an engine and a place to run at other than this machine (commands/modal.py).
+    `elsewhere` runs it at another place than this machine (remote.engine.Engine).
     """
     from .. import campaign, machine, records, registry, running
 
@@ -141,7 +141,7 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
                 rows = [s for s in found if s.algo in asked and s.algo != s.against]
                 document.scores = [*(document.scores or []), *rows]
 
-    perform(plan, writer, known, output.json, finish, elsewhere.engine if elsewhere else None)
+    perform(plan, writer, known, output.json, finish, elsewhere)
     code = errors.INTERRUPTED if document.interrupted else running.exit_code(document, named)
     return writer.exit_code(code)
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-from msgspec import Struct
 
 from .. import files, profiling
 from ..errors import GdnError, RemoteError
-from ..pack import source_hash
-from ..parsing import decode
 from ..profile_types import Profile
 from ..record_types import RemoteCall
 from . import parcel
-from .engine import Engine, Work, answers
+from .engine import Engine, Work
+from .parcel import Reply
 from .settings import DATA
 
 _PROCESSES = 5  # that a profile takes at most, each with its own time limit
@@ -26,41 +24,33 @@ def made(engine: Engine, subjects: list[profiling.Subject], settings: profiling.
     """The profile of each subject, whose folder is here by then; none where they are left there (--detach). Raises
     what the profile of one was refused for."""
     away = replace(settings, dataset=Path(DATA)) if settings.dataset else settings
-    pieces = [
-        {"profile": profiling.sent(subject, away), "cuda": True, "sources": [source_hash(subject.solution)]}
-        for subject in subjects
-    ]
-    limit_s = engine.bounded(settings.timeout_s * _PROCESSES * len(pieces))
-    yield from _arrived(engine, Work(pieces, [], limit_s), settings.folder)
+    limit_s = engine.bounded(settings.timeout_s * _PROCESSES * len(subjects))
+    wanted = [profiling.sent(subject, away) for subject in subjects]
+    yield from _arrived(engine, Work([], limit_s, wanted), settings.folder)
 
 
 def fetched(engine: Engine, call: RemoteCall, folder: Path) -> Iterator[Profile]:
     """The profiles of what an earlier command left there: `call` is of its Engine.sent."""
-    yield from _arrived(engine, Work([], [], call.limit_s, call.id), folder)
+    yield from _arrived(engine, Work([], call.limit_s, earlier=call), folder)
 
 
 def _arrived(engine: Engine, work: Work, folder: Path) -> Iterator[Profile]:
-    for answer in answers(engine, work):
-        if failed := answer.get("failed"):
-            raise GdnError(f"at Modal: {failed['message']}", code=failed["code"], hint=failed["hint"])
-        yield _unpacked(answer, folder, engine.say)
+    with contextlib.closing(engine.carry([work])) as arriving:
+        _, reply = next(arriving, (work, Reply()))
+    if reply.lost:
+        raise RemoteError(reply.lost)
+    for arrived in reply.profiles:
+        if refused := arrived.refused:
+            raise GdnError(f"at Modal: {refused.message}", code=refused.code, hint=refused.hint)
+        yield _unpacked(arrived, folder, engine.say)
 
 
-class _Arrived(Struct):
-    """A profile that was made there, with the files of its folder, and the names of those that were too large."""
-
-    document: Profile
-    files: dict[str, str]  # as parcel.text_of makes them
-    left: list[str]
-
-
-def _unpacked(answer: Any, profiles: Path, say: Callable[[str], None]) -> Profile:
-    arrived = decode(answer, _Arrived, "a profile from Modal", RemoteError)
+def _unpacked(arrived: parcel.Profile, profiles: Path, say: Callable[[str], None]) -> Profile:
     profile = arrived.document
     folder, lost = profiling.new_folder(profiles, [profile.name]), []
-    for name, text in arrived.files.items():
+    for name, packed in arrived.files.items():
         try:  # a full disk costs a file, not the profile
-            files.write(folder / Path(name).name, parcel.bytes_of(text), hint=None)
+            files.write(folder / Path(name).name, zlib.decompress(packed), hint=None)
         except GdnError as e:
             lost.append(e.message)
     if arrived.left:
