@@ -183,7 +183,10 @@ def test_all_54_workloads_travel_as_one_request_and_come_back_as_they_were():
     assert (to_json(only.request), only.timeout_s) == (to_json(whole.request()), 300.0)
     assert content.gpu == B200 and len(data) < 100_000
     outcome = jobs.Outcome(Status.TIMED_OUT, "r", [building.record("a", 2.0)], Environment(gpu="x"), ["last"], 3)
-    reply = Reply(outcomes=[outcome], profiles=[Profile({"x": "\ud800"}, {"a": bytes(range(256)) * 9})])
+    reply = Reply(
+        outcomes=[outcome],
+        profiles=[Profile(documents.typed(documents.v4(label="\ud800")), {"a": bytes(range(256)) * 9})],
+    )
     assert answered(parcel.encode(reply)) == reply
     with pytest.raises(RemoteError, match="not a reply of gdn: .*status"):
         answered(parcel.encode(Reply(outcomes=[{"records": []}])))
@@ -385,7 +388,9 @@ def test_profiles_are_of_one_container_and_a_refusal_is_passed_on(tmp_path, monk
         REGISTRY, ["cuda-v4", "cuda-v1"], None, "torch", "0", None, "cuda", place=engine.place
     )
     asked = profiling.Settings(tool, tmp_path)
-    there = [Profile(documents.v4(name=f"of-{i}"), {"a.txt": parcel.zlib.compress(b"A")}) for i in range(2)]
+    there = [
+        Profile(documents.typed(documents.v4(name=f"of-{i}")), {"a.txt": parcel.zlib.compress(b"A")}) for i in range(2)
+    ]
     fake = Cloud([parcel.encode(Reply(profiles=there))]).install(monkeypatch)
     made = list(profiles.made(rented(), subjects, asked))
     assert [Path(p.folder).name for p in made] == ["of-0", "of-1"] and len(fake.parcels) == 1

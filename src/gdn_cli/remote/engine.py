@@ -25,7 +25,7 @@ from ..records import Writer
 from ..registry import Algo
 from ..timing import TIERS
 from . import cloud, parcel, sent
-from .parcel import Cache, Parcel, Piece, ProfileDocument, Reply
+from .parcel import Cache, Parcel, Piece, Reply, Wanted
 from .settings import DATA, Gpu, Image, Settings, pins
 
 _WAIT_S = 0.5  # for a reply, over all calls: how late one may be noticed
@@ -54,19 +54,19 @@ class Work:
 
     jobs: list[Job]
     limit_s: int
-    profiles: list[ProfileDocument] = field(default_factory=list)  # to make: profiling.sent of each
+    profiles: list[Wanted] = field(default_factory=list)  # to make: profiling.sent of each
     earlier: RemoteCall | None = None  # another command has sent it
     call: cloud.Call | None = None
 
     @property
     def cuda(self) -> bool:
-        return "cuda" in [*(job.mode for job in self.jobs), *(wanted["mode"] for wanted in self.profiles)]
+        return "cuda" in [*(job.mode for job in self.jobs), *(wanted["subject"]["mode"] for wanted in self.profiles)]
 
     @property
     def sources(self) -> list[str]:
         """The hashes of the algos that are built for it."""
         solutions = [solution for job in self.jobs for solution in (job.solution, *(s for _, s in job.rivals))]
-        solutions += [wanted["solution"] for wanted in self.profiles]
+        solutions += [wanted["subject"]["solution"] for wanted in self.profiles]
         return sorted(source_hash(solution) for solution in solutions if solution)
 
 
