@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
+
+from gdn_cli.parsing import to_json
 from gdn_cli.profilers import Fact, Found, Reading, Table
+from gdn_cli.schema.profile_types import Profile
 
 GPU = {"gpu": "NVIDIA H200", "driver": "580.159.04", "cuda": "13.0", "sms": 132}
 MEANINGS = {
@@ -122,9 +126,11 @@ def document(algo: str, *found: Found, us: float | None = 2.1, batch_size: int =
         "schema": 1, "name": name, "folder": f"/home/someone/.local/share/gdn/profiles/{name}",
         "time": "2026-11-21T17:45:00Z", "commit": "1c78cc43113f", "dirty": False, "tool": "ncu", "op": "gdn_decode",
         "algo": algo, "source_hash": f"{algo}-1", "mode": "cuda", "l2": "cold",
-        "workload": {"uuid": f"0000{batch_size:04d}-aaaa", "index": 0, "axes": {"batch_size": batch_size}},
+        "workload": {
+            "uuid": f"0000{batch_size:04d}-aaaa", "index": 0, "axes": {"batch_size": batch_size}, "origin": "twin",
+        },
         "label": f"B={batch_size}", "environment": GPU, "status": "passed", "reason": None,
-        "survey": None if us is None else survey(us), "reading": reading.to_json(), "verdict": verdict("latency"),
+        "survey": None if us is None else survey(us), "reading": to_json(reading), "verdict": verdict("latency"),
     }  # fmt: skip
     return json.loads(json.dumps(made | more))
 
@@ -135,3 +141,7 @@ def v4(**more: Any) -> dict[str, Any]:
 
 def fla(**more: Any) -> dict[str, Any]:
     return document("fla-recurrent", kernel(FLA, FLA_1, FLA_STALLS), **{"us": 2.08} | more)
+
+
+def typed(document: dict[str, Any]) -> Profile:
+    return msgspec.convert(document, Profile)

@@ -13,6 +13,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import helpers
+import msgspec
 import profiles
 import pytest
 import reports
@@ -21,11 +22,14 @@ from rich.text import Text
 
 from gdn_cli import text
 from gdn_cli.catalog import registry
+from gdn_cli.parsing import to_json
 from gdn_cli.profile import differences
 from gdn_cli.records import history
 from gdn_cli.report import csv_table, drawing, figures, html, markdown, merge, profile, screen, tables, terminal, tune
 from gdn_cli.report import history as shown_history
 from gdn_cli.report.book import Book
+from gdn_cli.schema.profile_types import Listed
+from gdn_cli.schema.record_types import Status, document_of
 
 REGISTRY = registry.load()
 OP = REGISTRY.ops["gdn_decode"]
@@ -129,14 +133,14 @@ def listed(evil: str) -> None:
 
 def kept(evil: str) -> history.History:
     """A history of this test's own (GDN_HOME) with two runs of an algo that is called so."""
-    records = [reports.record(evil, 1, 2.0), reports.record(evil, 8, None, status=evil, reason=evil)]
+    records = [reports.record(evil, 1, 2.0), reports.record(evil, 8, None, status="wrong", reason=evil)]
     records[0]["source_hash"] = evil
     head = planted(reports.document([]), evil, RECORD) | {"options": {evil: evil}}
     store = history.History()
-    store.keep(head | {"records": records}, Path("/x") / evil.replace("\0", ""))
+    store.keep(document_of(head | {"records": records}), Path("/x") / evil.replace("\0", ""))
     other = {"cuda": head["environments"]["cuda"] | {"versions": {evil: evil}}}
     later = head | {"time": "2026-11-22T14:12:11Z", "records": records, "environments": other}
-    store.keep(later)
+    store.keep(document_of(later))
     return store
 
 
@@ -153,15 +157,19 @@ def profiled(evil: str, between: bool) -> None:
     found = [planted(d, evil, PROFILE) for d in (profiles.v4(status="wrong", reason="x"), profiles.fla())]
     found[0] |= {"name": f"{evil}1"}
     found[1] |= {"name": f"{evil}2"}
-    difference = planted(differences.difference(profiles.v4(), profiles.fla()), evil, PROFILE) if between else None
-    if difference:
-        difference |= {"a": f"{evil}1", "b": f"{evil}2"}
-    profile.show_profiles(found, difference, False)
+    pair = [profiles.typed(d) for d in found]
+    difference = None
+    if between:
+        plain = to_json(differences.difference(profiles.typed(profiles.v4()), profiles.typed(profiles.fla())))
+        plain = planted(plain, evil, PROFILE) | {"a": f"{evil}1", "b": f"{evil}2"}
+        difference = msgspec.convert(plain, differences.Difference)
+    profile.show_profiles(pair, difference, False)
 
 
 def profile_list(evil: str) -> None:
-    row = {"time": "2026", "name": evil, "device": evil, "bound": evil, "status": "passed", "time_us": 1.0}
-    profile.show_profile_list([row, row | {"status": evil, "device": "other"}], False)
+    row = Listed(evil, "2026", evil, evil, evil, evil, Status.PASSED, 1.0, evil, evil, evil)
+    other = msgspec.structs.replace(row, status=Status.WRONG, device="other")
+    profile.show_profile_list([row, other], False)
 
 
 def tuned(evil: str, dry_run: bool) -> None:

@@ -10,6 +10,7 @@ import sys
 from functools import partial
 
 import helpers
+import msgspec
 import profiles
 import pytest
 import reports
@@ -20,11 +21,11 @@ from gdn_cli import errors, files
 from gdn_cli.catalog import pack, registry, scaffold
 from gdn_cli.cli import bench
 from gdn_cli.errors import GdnError, MissingError, UsageError
-from gdn_cli.profile import session
+from gdn_cli.profile import differences, session
 from gdn_cli.records import history, store
 from gdn_cli.report import history as shown
 from gdn_cli.run import execute, planning
-from gdn_cli.schema.record_types import document_of
+from gdn_cli.schema.record_types import Status, document_of
 from gdn_cli.tune import journal
 
 KNOWN = registry.load()
@@ -254,9 +255,9 @@ def test_a_journal_that_cannot_be_written_costs_no_measurement(race, monkeypatch
 
     monkeypatch.setattr(files, "append", fails_at_first)
     work = race(test_tune.Workers(by_tile), 1)
-    assert work.choices and work.log.unsaved is None
-    lines = [json.loads(line) for line in work.log.path.read_text().splitlines()]
-    assert lines == work.log.lines and len(lines) > 10
+    assert work.choices and work.journal.unsaved is None
+    lines = [json.loads(line) for line in work.journal.path.read_text().splitlines()]
+    assert lines[1:] == [msgspec.to_builtins(line) for line in work.journal.lines] and len(lines) > 10
 
 
 def test_a_journal_on_a_full_disk_is_said_at_the_end(race, full, monkeypatch):
@@ -278,14 +279,16 @@ def key() -> dict:
     "damage",
     [
         b"\xff\xfe\n", b"[1]\n", b"\n", b'{"step": "else"}\n', b'{"step": "time", "round": 1}\n', b'{"step": []}\n',
+        b'{"step": "check", "name": "n", "workload": "w", "status": "fine", "reason": null, "at": null}\n',
+        b'{"step": "time", "round": 1, "names": ["n"], "workload": "w", "gpu": null, "doubts": [], '
+        b'"results": {"n": {"status": "passed", "us": 0}}}\n',
         b"[" * 5000 + b"\n", b'{"step": "key", "x": ' + b"9" * 10_000 + b"}\n", b'{"step": "check", "na\n',
     ],
 )  # fmt: skip
 def test_a_damaged_journal_is_one_clear_line_and_loses_nothing(damage, tmp_path, monkeypatch):
     monkeypatch.setenv("GDN_HOME", str(tmp_path))
     first = journal.Journal(key())
-    line = {"step": "check", "name": "n", "workload": "w", "status": "passed", "reason": None, "at": None}
-    first.add(**line)
+    first.add(journal.Check("n", "w", Status.PASSED, None, None))
     whole = first.path.read_bytes()
     first.path.write_bytes(whole[: whole.index(b"\n") + 1] + damage + whole[whole.index(b"\n") + 1 :])
     damaged = first.path.read_bytes()
@@ -319,19 +322,19 @@ def test_tune_writes_its_files_only_into_the_algo_s_folder(race, tmp_path):
 @pytest.fixture
 def kept_profile(tmp_path):
     """A profile that is kept in `tmp_path`."""
-    document = profiles.v4()
-    folder = tmp_path / document["name"]
+    profile = profiles.typed(profiles.v4())
+    folder = tmp_path / profile.name
     folder.mkdir()
-    return session.keep(folder, document)
+    return session.keep(folder, profile)
 
 
 def test_a_profile_that_cannot_be_kept_is_shown_and_exit_3(kept_profile, full, tmp_path):
-    assert "unkept" not in kept_profile and session.exit_code([kept_profile | {"status": "passed"}]) == errors.OK
+    assert not kept_profile.unkept and session.exit_code([kept_profile]) == errors.OK
     full()
-    again = session.keep(tmp_path, kept_profile | {"status": "passed"})
-    assert again["unkept"].endswith("cannot write " + str(tmp_path / "profile.json") + ": No space left on device")
+    again = session.keep(tmp_path, kept_profile)
+    assert again.unkept.endswith("cannot write " + str(tmp_path / "profile.json") + ": No space left on device")
     assert session.exit_code([again]) == errors.MISSING
-    assert session.exit_code([again | {"status": "wrong"}]) == errors.FAILED
+    assert session.exit_code([profiles.typed(profiles.v4(status="wrong")), again]) == errors.FAILED
 
 
 @pytest.mark.parametrize(
@@ -341,11 +344,57 @@ def test_a_damaged_profile_is_one_clear_line_and_hides_no_other(text, kept_profi
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "profile.json").write_text(text)
     done = gdn("profile", "--list", "--json", "--out", tmp_path)
-    assert done.code == errors.MISSING and [row["name"] for row in done.json["profiles"]] == [kept_profile["name"]]
+    assert done.code == errors.MISSING and [row["name"] for row in done.json["profiles"]] == [kept_profile.name]
     assert done.err.startswith(f"gdn: {tmp_path}/bad/profile.json") and len(done.err.splitlines()) == 1
     done = gdn("profile", "bad", "--out", tmp_path)
     assert (done.code, done.out) == (errors.MISSING, "") and f"{tmp_path}/bad/profile.json" in done.err
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "says"),
+    [
+        (["status"], "fine", "$.status: expected one of "),
+        (["schema"], 2, "$.schema: expected 1, got 2"),
+        (["tool"], "gdb", "$.tool: expected one of ncu, proton, "),
+        (["survey", "time_us"], -1, "$.survey.time_us: expected "),
+        (["reading", "found", 0, "facts", 1, "value"], [], "$.reading.found[0].facts[1].value: expected "),
+        (["reading", "found", 0, "tables", 0, "rows", 1], ["wait"], "rows[1]: expected a value for each column"),
+    ],
+)
+def test_a_damaged_value_of_a_profile_is_named(at, value, says, tmp_path):
+    document = profiles.v4()
+    table = document
+    for step in at[:-1]:
+        table = table[step]
+    table[at[-1]] = value
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps(document))
+    with pytest.raises(MissingError) as e:
+        session.load(file)
+    assert e.value.message.startswith(f"{file}: $.") and says in e.value.message and "\n" not in str(e.value)
+
+
+def test_texts_where_figures_should_be_are_passed_over(tmp_path):
+    document = profiles.v4()
+    for fact in document["reading"]["found"][0]["facts"]:
+        fact["value"] = "text"
+    for row in document["reading"]["found"][0]["tables"][0]["rows"]:
+        row[1:3] = ["text", None]
+    (tmp_path / "profile.json").write_text(json.dumps(document))
+    assert session.load(tmp_path).verdict.bound == "unclear"
+    found = differences.difference(session.load(tmp_path), profiles.typed(profiles.fla()))
+    assert [row.key for row in found.rows[:1]] == ["survey_us"]
+
+
+RECORDED = sorted((helpers.OURS.parent / "results" / "h200" / "profiles").glob("*-B*.json"))
+
+
+@pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.stem)
+def test_a_recorded_profile_is_read_and_written_without_loss(file):
+    document = json.loads(file.read_text())
+    read = msgspec.to_builtins(profiles.typed(document))
+    assert json.loads(json.dumps(read)) == document and list(read) == list(document)
 
 
 # --- --algo that names nothing ------------------------------------------------------------------------------------

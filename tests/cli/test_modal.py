@@ -19,13 +19,15 @@ import profiles
 import pytest
 import reports
 from modal_server import Server, failure
-from remote.test_remote import carried, job, rented, work_of
+from remote.test_remote import answered, carried, job, opened, rented, work_of
 
 from gdn_cli import errors, paths
 from gdn_cli.catalog.tiers import COPY, COPY_RATE, EMPTY
 from gdn_cli.machine import inventory
+from gdn_cli.parsing import to_json
 from gdn_cli.records import history
 from gdn_cli.remote import container, modal_client, settings, wire
+from gdn_cli.remote.wire import Profile, Reply
 
 SETTINGS = settings.load()
 
@@ -43,15 +45,15 @@ def measured(device: str = "NVIDIA B200", uuid: str = "GPU-1", us: float = 2.0):
     """An answer for Server.answer: a container whose GPU is `device`, on which everything passes, in `us`."""
 
     def answer(number: int, data: bytes) -> bytes:
-        content = wire.decode(data)
-        if why := settings.mismatch(content["gpu"], [device]):
-            return wire.encode({"devices": [device], "answers": [], "error": {"kind": "gpu", "reason": why}})
+        content = opened(data)
+        if why := content.gpu.mismatch([device]):
+            return wire.encode(Reply(wrong_gpu=why))
         where = reports.GPU | {"gpu": device, "where": "modal", "image": "gdn", "asked": "B200", "gpu_uuid": uuid}
-        answers = [
-            {"status": "done", "records": _records(piece["request"], us), "environment": where}
-            for piece in content["work"]
+        outcomes = [
+            {"status": "done", "records": _records(to_json(piece.request), us), "environment": where}
+            for piece in content.jobs
         ]
-        return wire.encode({"devices": [device], "answers": answers, "error": None})
+        return wire.encode(Reply(outcomes=outcomes))
 
     return answer
 
@@ -90,7 +92,7 @@ def test_what_is_declared_and_uploaded_and_the_table_that_comes_back(tmp_path):
     assert second.resources.milli_cpu == 4000 and second.resources.memory_mb == 16384
     volumes = {v.mount_path: (v.volume_id, v.read_only) for v in second.volume_mounts}
     assert volumes == {"/data": ("vo-flashinfer-trace", True), "/cache": ("vo-gdn-cache", False)}
-    assert (second.module_name, second.implementation_name) == ("gdn_cli.remote.container", "serve")
+    assert (second.module_name, second.implementation_name) == ("gdn_cli.remote.modal_client", "serve")
     assert not second.function_serialized  # by name: the two sides' Pythons need not agree
     assert not second.secret_ids and second.app_name == "gdn"
 
@@ -115,9 +117,9 @@ def test_what_is_declared_and_uploaded_and_the_table_that_comes_back(tmp_path):
         document["records"]
     )
     assert document["modal"]["calls"] == []
-    requests = [wire.decode(data)["work"][0]["request"] for data in list(s.calls.values())[-3:]]
-    assert [r["command"] for r in requests] == ["floor", "bench", "bench"]
-    plan = requests[2]["timing"]["plan"]
+    requests = [opened(data).jobs[0].request for data in list(s.calls.values())[-3:]]
+    assert [r.command for r in requests] == ["floor", "bench", "bench"]
+    plan = requests[2].timing.plan
     assert (plan["warmup"], plan["iterations"], plan["trials"]) == (10, 50, 3)  # the official harness's
     assert modal_server.TOKEN[1] == s.metadata["x-modal-token-secret"]
 
@@ -126,8 +128,8 @@ def test_a_plain_run_takes_the_contests_whole_set(tmp_path):
     with Server(answer=measured()) as s:
         done = rent(s, "run", "--algo", "cuda-v4", "--json", "--together", "--out", tmp_path / "r.json")
     (data,) = s.calls.values()
-    pieces = wire.decode(data)["work"]
-    assert [len(p["request"]["workloads"]) for p in pieces] == [54] * 4  # floors, reference, baseline, cuda-v4
+    jobs = opened(data).jobs  # floors, reference, baseline, cuda-v4
+    assert [len(piece.request.workloads) for piece in jobs] == [54] * 4
     assert done.code == 0 and [x["algo"] for x in done.json["scores"]] == ["cuda-v4", "cuda-v4"]
     assert "fi-baseline" in {r["algo"] for r in done.json["records"]}
     assert done.json == json.loads((tmp_path / "r.json").read_text())
@@ -164,11 +166,9 @@ def test_a_cpu_algo_end_to_end_through_modals_own_client(tmp_path):
 def test_modals_own_local_call_is_the_same_function():
     app, function = modal_client.declare(SETTINGS, SETTINGS.chosen(None), SETTINGS.parse("B200"), 60, 1)
     data = rented().parcel(work_of(job("cuda-v4", "cuda")), SETTINGS.parse("B200"))
-    reply = wire.decode(function.local(data))
-    assert reply["error"]["kind"] == "gpu" or inventory.gpus()
-    assert {k: v for k, v in reply.items() if k != "seconds"} == {
-        k: v for k, v in wire.decode(container.serve(data)).items() if k != "seconds"
-    }
+    reply = answered(function.local(data))
+    assert reply.wrong_gpu or inventory.gpus()
+    assert reply == answered(container.serve(data))
     assert app.name == "gdn"
 
 
@@ -225,7 +225,7 @@ def test_a_call_that_is_lost_costs_its_own_algo(tmp_path):
     }
 
     def answer(number: int, data: bytes):
-        name = wire.decode(data)["work"][0]["request"]["solution"] or {"name": ""}
+        name = opened(data).jobs[0].request.solution or {"name": ""}
         return fates.get(name["name"].removeprefix("gdn_decode-")) or measured()(number, data)
 
     args = ("bench", "--algo", "cuda-v1,cuda-v4,cuda-v5,fla-recurrent", "-w", "0")
@@ -250,7 +250,7 @@ def test_a_call_that_is_lost_costs_its_own_algo(tmp_path):
         refused = rent(s, "bench", "--resume", tmp_path / "r.json", "--algo", "cuda-v1")
         again = rent(s, "bench", "--resume", tmp_path / "r.json", GDN_HOME=str(tmp_path))
     assert refused.code == errors.USAGE and "--resume takes --algo from" in refused.err
-    sent = [wire.decode(data)["work"][0]["request"]["solution"]["name"] for data in list(s.calls.values())[before:]]
+    sent = [opened(data).jobs[0].request.solution["name"] for data in list(s.calls.values())[before:]]
     assert again.code == 0 and sent == ["gdn_decode-cuda-v1", "gdn_decode-cuda-v4", "gdn_decode-cuda-v5"]
     records = json.loads((tmp_path / "r.json").read_text())["records"]
     assert {r["status"] for r in records} == {"passed"} and len(records) == 8
@@ -365,13 +365,13 @@ def test_a_profile_that_was_left_is_listed_and_fetched(tmp_path):
     home = {"GDN_HOME": str(tmp_path)}
     made = profiles.v4(environment=profiles.GPU | {"gpu": "NVIDIA B200", "where": "modal"})
     del made["folder"]
-    answer = {"document": made, "files": {"log": wire.text_of(b"LOG")}, "left": []}
+    answer = wire.encode(Reply(profiles=[Profile(made, {"log": wire.zlib.compress(b"LOG")})]))
     with Server(answer=lambda n, data: None) as s:
         done = rent(s, "profile", "cuda-v4", "-w", "0", "--detach", **home)
         file = re.search(r"gdn modal profile --resume (\S+)", done.err)[1]
         shown = rent(s, "status", **home).out
         wrong = [rent(s, "bench", "--resume", file, **home), rent(s, "profile", "--resume", file, "-w", "1", **home)]
-        s.answer = lambda n, data: wire.encode({"devices": [], "error": None, "answers": [answer]})
+        s.answer = lambda n, data: answer
         fetched = rent(s, "profile", "--resume", file, **home)
         again = rent(s, "profile", "--resume", file, **home)
     assert (done.code, done.out, len(s.calls)) == (0, "", 1) and "1 call left behind: 1 under way" in shown
@@ -418,7 +418,7 @@ def test_no_secret_reaches_records_parcels_or_what_is_packed(tmp_path):
         assert done.code == 0
         packed = helpers.gdn("pack", "--algo", "cuda-v4", "--out", tmp_path / "s.json", env=s.env | secret)
     texts = [done.out, done.err, (tmp_path / "r.json").read_text(), (tmp_path / "s.json").read_text(), packed.out]
-    texts += [json.dumps(wire.decode(data)) for data in s.calls.values()]
+    texts += [wire.zlib.decompress(data).decode() for data in s.calls.values()]
     texts += ["\n".join(line for image in s.images for line in image.dockerfile_commands)]
     texts += [data.decode("utf-8", "replace") for data in s.contents.values()]
     for value in (*modal_server.TOKEN, *secret.values()):

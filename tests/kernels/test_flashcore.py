@@ -282,9 +282,7 @@ def test_the_cut_of_each_size(library, causal, S, heads):
 def host_cut(algo, heads: int, S: int) -> tuple[int, ...]:
     """The cut that the host takes on sm_90a: the row of this size, or the next one that has room for as many keys."""
     rows = tuned_table.nearest(tuned_table.rows(algo.tune, tuned_table.load(algo)), 132)
-    cuts = [
-        tuple(row.constants[name] for name in FIELDS) for row in rows[rows.index(tuned_table.at(rows, heads * S)) :]
-    ]
+    cuts = [tuple(row.constants[name] for name in FIELDS) for row in rows if heads * S <= row.up_to]
     return next(c for c in cuts if c[6] != 3 or S <= c[3] * c[4] * 16 * c[1] // c[0])
 
 

@@ -38,7 +38,7 @@ from gdn_cli.run import execute as execution
 from gdn_cli.run import jobs, planning
 from gdn_cli.runner import build
 from gdn_cli.schema.record_types import Environment, GpuName, Status, document_of
-from gdn_cli.tune import search
+from gdn_cli.tune import evidence, race, search
 
 REGISTRY = registry.load()
 DECODE = REGISTRY.ops["gdn_decode"]
@@ -685,7 +685,7 @@ class Workers:
 
 @pytest.fixture
 def tune(tmp_path, monkeypatch, write_algo):
-    """tune(workers, gpus, *batch sizes) -> the Tuning after its run: tile = 1, 2, 3."""
+    """tune(workers, gpus, *batch sizes) -> the State after its run: tile = 1, 2, 3."""
     toml = '[tune]\nfile = "tuned.py"\nsize = ["batch_size"]\n[tune.constants]\ntile = [1, 2, 3]\n'
     guess = 'TUNED = [\n    {"gpu": "untuned", "sms": 0, "up_to": 9223372036854775807, "tile": 1},\n]\n'
     write_algo(tmp_path / "own", "slow", {"main.py": "run = None", "tuned.py": guess}, extra=toml, devices=["cuda"])
@@ -693,11 +693,12 @@ def tune(tmp_path, monkeypatch, write_algo):
     monkeypatch.setenv("GDN_HOME", str(tmp_path / "home"))
 
     def run(workers: Workers, gpus: tuple[Gpu, ...], *batches: int):
-        monkeypatch.setattr(search, "execute", workers)
+        monkeypatch.setattr(race, "execute", workers)
         entry = planning.Entry(known.find("slow"), inventory.Place("cuda"))
         plan = search.plan(known, entry, [twin(DECODE, {"batch_size": b}) for b in batches], None)
-        work = search.Tuning(plan, search.Settings("cupti", gpus=gpus), lambda *line: None, lambda line: None)
-        work.run()
+        work = search.begin(plan, search.Settings("cupti", gpus=gpus), lambda *line: None, lambda line: None)
+        race.run(work)
+        evidence.write(work)
         return work
 
     run.evidence = tmp_path / "own" / "gdn_decode" / "slow" / "tuning.json"
@@ -723,7 +724,7 @@ def test_tune_times_each_size_on_one_gpu_and_all_gpus_at_once(tune, capsys):
     assert [row["gpu"] for row in rows] == [gpu.to_json() for gpu in (G0, G1, G0, G1)]
     from gdn_cli import report
 
-    report.show_tuning(work.to_json(), DECODE, False)
+    report.show_tuning(work.plan, work, False)
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("gdn_decode/slow | NVIDIA H200 (GPU 0, 1) | ") and out[1].split()[:2] == [
         "workload",

@@ -8,12 +8,14 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from gdn_cli import profilers
 from gdn_cli.catalog import pack, registry
 from gdn_cli.catalog.workloads import embedded
 from gdn_cli.machine import inventory
+from gdn_cli.parsing import to_json
 from gdn_cli.profilers import Ask, Reading, Reply, cpu, perf, symbols
 from gdn_cli.records.request import Profiling
 from gdn_cli.run import jobs
@@ -67,7 +69,7 @@ def profiled(
         assert record.passed, record
         replies.append(Reply(run, "done", answer=record.answer, tail=tuple(outcome.tail)))
     reading = module.read(ask, folder, replies)
-    assert Reading.from_json(reading.to_json()) == reading
+    assert msgspec.convert(to_json(reading), Reading) == reading
     return reading
 
 

@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import helpers
+import msgspec
 import pytest
 
 from gdn_cli import errors, profilers
 from gdn_cli.machine import inventory
+from gdn_cli.parsing import to_json
 from gdn_cli.profilers import Ask, Reply, Run, nsys, tools
 
 REPORTS = helpers.TESTS / "data" / "nsys"
@@ -103,7 +105,7 @@ def test_a_call_is_its_range_and_the_work_that_it_started(fake):
     assert kernels[0].value("share") == pytest.approx(100 * 2.1 / 3.2) and kernels[1].value("time_us") == 1.1
     assert reading.files[0] == "report.nsys-rep" and "report_cuda_gpu_trace.csv" in reading.files
     assert not (fake / "report.sqlite").exists()
-    assert profilers.Reading.from_json(reading.to_json()) == reading
+    assert msgspec.convert(to_json(reading), profilers.Reading) == reading
 
 
 def test_what_overlaps_is_busy_once():

@@ -9,12 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import helpers
+import msgspec
 import pytest
 
 from gdn_cli import errors, profilers
 from gdn_cli.catalog import pack, registry
 from gdn_cli.catalog.workloads import embedded, select
 from gdn_cli.machine import inventory
+from gdn_cli.parsing import to_json
 from gdn_cli.profilers import Ask, Reply, Run, sanitizer, tools
 from gdn_cli.records.request import Profiling
 from gdn_cli.run import jobs
@@ -196,7 +198,7 @@ def test_all_clean(tmp_path):
     assert [(f.key, f.value) for f in read.found[0].facts] == [(check, "clean") for check in sanitizer.CHECKS]
     assert "findings" not in tables(read) and read.failed is None
     assert read.files == ("memcheck.log", "racecheck.log", "initcheck.log", "synccheck.log")
-    assert profilers.Reading.from_json(read.to_json()) == read
+    assert msgspec.convert(to_json(read), profilers.Reading) == read
 
 
 def test_one_check_that_cannot_run_hides_no_other_and_is_never_clean(tmp_path):

@@ -26,9 +26,9 @@ import msgspec
 import pytest
 
 from gdn_cli import errors, files, paths
-from gdn_cli.records import history, store
-from gdn_cli.records.history import documents
+from gdn_cli.records import history
 from gdn_cli.report import history as history_report
+from gdn_cli.schema.record_types import document_of
 
 RESULTS = helpers.TESTS.parent / "results"
 GPU = {
@@ -70,17 +70,22 @@ def bench(*found, day=1, **more):
     }  # fmt: skip
 
 
+def keep(document, path=None):
+    """Add a document, given as plain JSON."""
+    return history.History().keep(document_of(document), path)
+
+
 @pytest.fixture
 def kept(tmp_path, monkeypatch):
     """kept(document, ...) adds documents to a history of this test's own, and returns it."""
     monkeypatch.setenv("GDN_HOME", str(tmp_path / "home"))
 
-    def keep(*documents):
+    def keep_all(*documents):
         for document in documents:
-            history.History().keep(document)
+            keep(document)
         return history.History()
 
-    return keep
+    return keep_all
 
 
 def everything(**where):
@@ -140,10 +145,10 @@ def test_what_was_only_checked_is_not_kept(kept):
 
 
 @pytest.mark.parametrize("name", ["h200/decode-contest", "epyc-2cpu/decode-quick"])
-def test_documents_of_schema_1_come_in_as_they_are_and_as_they_are_read(name, kept):
+def test_documents_of_schema_1_come_in(name, kept):
     old = json.loads((RESULTS / f"{name}.json").read_text())
     assert old["schema"] == 1
-    kept(old, store.plain(store.load(RESULTS / f"{name}.json")))  # the same measurements: once
+    kept(old, old)  # the same measurements: once
     rows = everything()
     wanted = {
         (r["op"], r["algo"], r["workload"]["uuid"], r["timing"]["tier"], r["timing"]["l2"], r["timing"]["median_us"])
@@ -154,14 +159,15 @@ def test_documents_of_schema_1_come_in_as_they_are_and_as_they_are_read(name, ke
     clocks = {r["workload"]["uuid"]: r.get("clocks") for r in old["records"] if r["algo"] == "cuda-v4"}
     for r in rows:
         if r["algo"] == "cuda-v4":
-            assert r["gpu_state"] == {"after": clocks[r["uuid"]]} and clocks[r["uuid"]]["sm_mhz"] > 0
+            after = clocks[r["uuid"]]
+            assert after["sm_mhz"] > 0 and r["gpu_state"] == {"before": {}, "during": [], "after": after}
 
 
 def test_the_same_document_comes_in_once_and_another_of_the_same_second_as_well(kept):
     one, other = bench(record("cuda-v4", 2.05)), bench(record("cuda-v4", 2.06))
-    store = kept(one, one, json.loads(json.dumps(one)))
-    assert store.keep(one) == history.Kept(1, known=True)
-    assert store.keep(other) == history.Kept(1)
+    kept(one, one, json.loads(json.dumps(one)))
+    assert keep(one) == history.Kept(1, known=True)
+    assert keep(other) == history.Kept(1)
     assert sorted(r["median_us"] for r in everything()) == [2.05, 2.06]
 
 
@@ -317,7 +323,7 @@ import sys
 from records import test_history as t
 sys.stdin.readline()  # all begin at once
 for i in range(25):
-    t.history.History().keep(t.bench(t.record(f"algo-{sys.argv[1]}", 1.0 + i), t.record("shared", 1.0 + i)))
+    t.keep(t.bench(t.record(f"algo-{sys.argv[1]}", 1.0 + i), t.record("shared", 1.0 + i)))
 """
 
 
@@ -418,8 +424,8 @@ def test_the_index_answers_where_it_has_a_run(kept, monkeypatch):
     kept(bench(record("a", 2.0), day=1))
     asked()
     kept(bench(record("b", 3.0), day=2))
-    read, decode = [], documents.decode
-    monkeypatch.setattr(documents, "decode", lambda data: read.append(data) or decode(data))
+    read, one = [], history.History._read
+    monkeypatch.setattr(history.History, "_read", lambda store, run: read.append(run) or one(store, run))
     assert [s.algo for s in asked()] == ["a", "b"] and len(read) == 1
     assert [s.algo for s in asked()] == ["a", "b"] and len(read) == 1
 
@@ -454,7 +460,7 @@ def test_a_damaged_document_is_one_clear_line_and_hides_no_other(text, kept, gdn
 def unkept(document) -> str:
     """The one line that says why a document is not in the history."""
     with pytest.raises(errors.MissingError) as e:
-        history.History().keep(document)
+        keep(document)
     return str(e.value)
 
 
@@ -638,8 +644,8 @@ def test_wrong_usage_is_one_line_and_exit_2(args, says, kept, gdn, tmp_path):
 def test_import_takes_record_files_once(kept, gdn, tmp_path):
     document = bench(record("a", 2.0), record("a", None, 8))
     made = tmp_path / "made.json"
-    made.write_text(store.dumps(document))
-    history.History().keep(document, made)
+    made.write_text(json.dumps(document))
+    keep(document, made)
     old, check = RESULTS / "h200" / "decode-sweep.json", RESULTS / "h200" / "prefill-contest.json"
     count = len(json.loads(old.read_text())["records"])  # all of them timed
     done = gdn("history", "--import", made, old, check)
@@ -695,8 +701,7 @@ def test_one_run_is_forgotten_and_all_of_it(kept, gdn, tmp_path):
     file = tmp_path / "second.json"
     others = bench(record("a", 1.0), record("c", 3.0, 7), day=2, environments={"cuda": GPU | {"driver": "999"}})
     file.write_text(json.dumps(others))
-    store = history.History()
-    store.keep(others, file)
+    keep(others, file)
     (run,) = {r["run"] for r in everything(algos=("c",))}
     done = gdn("history", "--forget", run[:6])
     said = "2 records of gdn_decode/a and gdn_decode/c; its record file stays: " + str(file)
@@ -706,7 +711,7 @@ def test_one_run_is_forgotten_and_all_of_it(kept, gdn, tmp_path):
     index_file().unlink()
     assert asked() == before and {r["commit"] for r in everything()} == {"01c78cc43113"}
     # the same run comes in again, and can be forgotten by its whole id
-    assert store.keep(others).known is False
+    assert keep(others).known is False
     facts = gdn("history", "--forget", run, "--json").json["forgotten"]
     assert facts == {
         "run": run, "time": "2026-11-02T14:12:11Z", "command": "bench", "records": 2,
@@ -783,5 +788,5 @@ def test_a_larger_one_is_answered_from_all_of_it(kept):
 
 if __name__ == "__main__":
     for document in large(*map(int, sys.argv[1:4])):
-        history.History().keep(document)
+        keep(document)
     print(f"{history.default()}: {sum(p.stat().st_size for p in history.default().iterdir()) / 1e6:.1f} MB")

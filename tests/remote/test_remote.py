@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import building
 import helpers
-import msgspec
+import profiles as documents
 import pytest
 from packaging.requirements import Requirement
 
@@ -32,6 +32,7 @@ from gdn_cli.profile import session
 from gdn_cli.records import store
 from gdn_cli.records.store import Writer
 from gdn_cli.remote import build_cache, container, engine, modal_client, profiles, resume, settings, wire
+from gdn_cli.remote.wire import Cache, Parcel, Profile, Refusal, Reply
 from gdn_cli.run import execute, jobs, planning
 from gdn_cli.schema.record_types import Environment, RemoteCall, Status
 
@@ -51,7 +52,15 @@ def job(name: str, mode: str, workloads: int = 1, command: str = "check", **more
 
 
 def work_of(*wanted: jobs.Job) -> engine.Work:
-    return engine.Work([engine.piece(j) for j in wanted], list(wanted), 60)
+    return engine.Work(list(wanted), 60)
+
+
+def opened(data: bytes) -> Parcel:
+    return wire.decode(data, Parcel)
+
+
+def answered(data: bytes) -> Reply:
+    return wire.decode(data, Reply)
 
 
 def rented(**more) -> engine.Engine:
@@ -91,7 +100,7 @@ def rented(**more) -> engine.Engine:
 def test_only_the_gpu_that_was_asked_for_will_do(asked, sent_as, devices, fits):
     gpu = SETTINGS.parse(asked)
     assert str(gpu) == sent_as
-    why = settings.mismatch(json.loads(json.dumps(gpu.to_json())), devices)
+    why = gpu.mismatch(devices)
     assert (why is None) == fits
     if why:
         assert why == f"asked for {sent_as}, and the container has {', '.join(devices) or 'no GPU'}"
@@ -173,45 +182,48 @@ def test_all_54_workloads_travel_as_one_request_and_come_back_as_they_were():
     op = REGISTRY.ops["gdn_decode"]
     whole = job("cuda-v4", "cuda", 54, "bench", tiers=("cupti",))
     data = rented().parcel(work_of(whole), B200)
-    content = wire.decode(data)
-    (only,) = content["work"]
-    assert len(only["request"]["workloads"]) == 54 == len(embedded(op))
-    assert only == {"request": to_json(whole.request()), "timeout_s": 300.0}
-    assert content["gpu"]["asked"] == "B200" and len(data) < 100_000
+    content = opened(data)
+    (only,) = content.jobs
+    assert len(only.request.workloads) == 54 == len(embedded(op))
+    assert (to_json(only.request), only.timeout_s) == (to_json(whole.request()), 300.0)
+    assert content.gpu == B200 and len(data) < 100_000
     outcome = jobs.Outcome(Status.TIMED_OUT, "r", [building.record("a", 2.0)], Environment(gpu="x"), ["last"], 3)
-    assert wire.outcome_of(json.loads(json.dumps(msgspec.to_builtins(outcome)))) == outcome
+    reply = Reply(
+        outcomes=[outcome],
+        profiles=[Profile(documents.typed(documents.v4(label="\ud800")), {"a": bytes(range(256)) * 9})],
+    )
+    assert answered(wire.encode(reply)) == reply
     with pytest.raises(RemoteError, match="not a reply of gdn: .*status"):
-        wire.outcome_of({"records": []})
-    assert wire.bytes_of(wire.text_of(bytes(range(256)) * 9)) == bytes(range(256)) * 9
+        answered(wire.encode(Reply(outcomes=[{"records": []}])))
 
 
 @pytest.mark.parametrize("data", [b"", b"no zlib", wire.zlib.compress(b"[]"), wire.zlib.compress(b'{"schema": 99}')])
 def test_what_is_no_parcel_is_refused_in_one_line(data):
-    with pytest.raises(RemoteError, match="not a reply of gdn|speaks schema 99, this gdn 2"):
-        wire.decode(data)
-    reply = wire.decode(container.serve(data))  # the other side says so as well, and does not raise
-    assert reply["error"]["kind"] == "container" and reply["answers"] == []
+    with pytest.raises(RemoteError, match="not a reply of gdn|speaks schema 99, this gdn 3"):
+        answered(data)
+    reply = answered(container.serve(data))  # the other side says so as well, and does not raise
+    assert reply.lost.startswith("the container failed: RemoteError: ") and reply.outcomes == []
 
 
 def test_a_dataset_is_read_where_it_is_mounted():
     here = job("pt-reference", "cpu", dataset=Path("/somewhere/here"))
-    assert engine.piece(here)["request"]["dataset"] == "/data"
+    assert engine.piece(here).request.dataset == "/data"
     assert here.request().dataset == "/somewhere/here"
 
 
 def test_a_secret_of_this_machine_does_not_travel(monkeypatch):
     for name in ("MODAL_TOKEN_SECRET", "HF_TOKEN", "SOME_PASSWORD"):
         monkeypatch.setenv(name, "s3cr3t-value")
-    content = wire.decode(rented().parcel(work_of(job("pt-reference", "cpu")), None))
-    assert "s3cr3t-value" not in json.dumps(content) and set(content["env"]) <= {"GDN_COMMIT"}
+    data = rented().parcel(work_of(job("pt-reference", "cpu")), None)
+    assert b"s3cr3t-value" not in wire.zlib.decompress(data) and set(opened(data).env) <= {"GDN_COMMIT"}
 
 
 @pytest.mark.parametrize("algo", REGISTRY.algos, ids=lambda a: a.full_name)
 def test_every_request_arrives_as_it_is_with_every_file_that_a_source_names(algo):
     mine = job(algo.full_name, algo.modes[0])
-    (there,) = wire.decode(rented().parcel(work_of(mine), B200))["work"]
-    assert there["request"] == to_json(mine.request())
-    sources = {s["path"]: s["content"] for s in there["request"]["solution"]["sources"]}
+    (there,) = opened(rented().parcel(work_of(mine), B200)).jobs
+    assert to_json(there.request) == to_json(mine.request())
+    sources = {s["path"]: s["content"] for s in there.request.solution["sources"]}
     named = set()
     for name, text in sources.items():
         if name.endswith(".py"):
@@ -252,7 +264,7 @@ assert not {"modal", "typer", "rich"} & set(sys.modules)
 """
 
 
-def serve_alone(root: Path, data: bytes, gpu: bool = False) -> dict:
+def serve_alone(root: Path, data: bytes, gpu: bool = False) -> Reply:
     """container.serve in a process of its own, in an empty folder, with the carried files and no others."""
     empty = root.parent / f"empty-{os.urandom(4).hex()}"
     empty.mkdir()
@@ -265,7 +277,7 @@ def serve_alone(root: Path, data: bytes, gpu: bool = False) -> dict:
         [sys.executable, "-c", _SERVE, str(root)], input=data, capture_output=True, cwd=empty, env=env
     )
     assert done.returncode == 0, done.stderr.decode()
-    return wire.decode(done.stdout)
+    return answered(done.stdout)
 
 
 # A language each: the builders are what the carried files could fall short of. That every algo's request arrives as a
@@ -285,9 +297,8 @@ def test_algos_get_their_verdicts_with_only_the_carried_files(tmp_path):
     with ThreadPoolExecutor(2) as pool:
         replies = list(pool.map(lambda d: serve_alone(root, d), data))
     for part, reply in zip(parts, replies, strict=True):
-        assert reply["error"] is None
-        for (name, mode), answer in zip(part, reply["answers"], strict=True):
-            outcome = wire.outcome_of(answer)
+        assert reply.lost is None
+        for (name, mode), outcome in zip(part, reply.outcomes, strict=True):
             assert (outcome.status, [r.status for r in outcome.records]) == ("done", ["passed"]), (name, outcome)
             assert outcome.environment.where == "modal" and outcome.environment.image == "gdn"
             if name == "gdn_decode/pt-reference":  # to the last bit what this machine's command says
@@ -304,11 +315,11 @@ def test_a_gpu_algo_gets_its_verdict_with_only_the_carried_files(tmp_path, name)
     gpu = settings.Gpu(device, len(inventory.gpus()), (tuple(re.split(r"[\s\-_]+", device.upper())),))
     wanted = job(name, "cuda")
     reply = serve_alone(carried(tmp_path / "root"), rented().parcel(work_of(wanted), gpu), gpu=True)
-    assert reply["error"] is None
-    there, here = wire.outcome_of(reply["answers"][0]), jobs.execute(wanted)
+    assert (reply.lost, reply.wrong_gpu) == (None, None)
+    there, here = reply.outcomes[0], jobs.execute(wanted)
     verdicts = [[(r.status, r.reason) for r in outcome.records] for outcome in (there, here)]
     assert verdicts[0] == verdicts[1] and there.status == here.status
-    assert there.environment["gpu"] == device and there.environment["asked"] == str(gpu)
+    assert there.environment.gpu == device and there.environment.asked == str(gpu)
 
 
 def test_a_crash_and_a_hang_cost_their_own_algo_only(tmp_path, write_algo):
@@ -326,9 +337,9 @@ def test_a_crash_and_a_hang_cost_their_own_algo_only(tmp_path, write_algo):
     ]
     content = rented().parcel(work_of(*wanted), None)
     before = dict(os.environ)
-    reply = wire.decode(container.serve(content))
+    reply = answered(container.serve(content))
     assert dict(os.environ) == before
-    crashed, hung = map(wire.outcome_of, reply["answers"])
+    crashed, hung = reply.outcomes
     assert (crashed.status, [r.status for r in crashed.records]) == ("crashed", ["passed"])
     assert "LAST-WORDS" in crashed.tail and crashed.environment.where == "modal"
     assert (hung.status, hung.records, hung.reason) == ("timed_out", [], "no end after 4 s; --timeout gives more")
@@ -337,11 +348,12 @@ def test_a_crash_and_a_hang_cost_their_own_algo_only(tmp_path, write_algo):
 def test_another_gpu_than_was_asked_for_is_said_before_anything_runs(monkeypatch):
     monkeypatch.setattr(inventory, "gpus", lambda: (inventory.Gpu("NVIDIA H200", "9.0", "1"),))
     monkeypatch.setattr(jobs, "serve", lambda *_: pytest.fail("it ran all the same"))
-    reply = wire.decode(container.serve(rented().parcel(work_of(job("cuda-v4", "cuda")), B200)))
-    assert reply["devices"] == ["NVIDIA H200"] and reply["answers"] == []
-    assert reply["error"] == {"kind": "gpu", "reason": "asked for B200, and the container has NVIDIA H200"}
+    wanted = job("cuda-v4", "cuda")
+    data = container.serve(rented().parcel(work_of(wanted), B200))
+    assert answered(data) == Reply(wrong_gpu="asked for B200, and the container has NVIDIA H200")
+    Cloud([data]).install(monkeypatch)
     with pytest.raises(RemoteError, match="asked for B200, and the container has NVIDIA H200") as caught:
-        rented().checked(reply)
+        list(rented()([wanted]))
     assert caught.value.code == errors.REMOTE
 
 
@@ -350,9 +362,9 @@ def test_each_environment_says_where_it_is_and_what_was_asked_for(monkeypatch):
     monkeypatch.setattr(inventory, "gpus", lambda: (gpu,))
     described = {"gpu": gpu.name, "gpu_index": 0, "gpu_uuid": gpu.uuid}
     monkeypatch.setattr(jobs, "serve", lambda *_: jobs.Outcome(Status.DONE, environment=Environment(**described)))
-    reply = wire.decode(container.serve(rented().parcel(work_of(job("cuda-v4", "cuda")), B200)))
+    reply = answered(container.serve(rented().parcel(work_of(job("cuda-v4", "cuda")), B200)))
     label = {"where": "modal", "image": "gdn", "asked": "B200", "gpus": ["NVIDIA B200"]}
-    assert reply["answers"][0]["environment"] == described | label
+    assert reply.outcomes[0].environment == Environment(**described | label)
 
 
 @pytest.mark.slow
@@ -362,15 +374,15 @@ def test_a_profile_is_made_there_and_its_folder_unpacked_here(tmp_path):
     again, theirs = session.received(json.loads(json.dumps(session.sent(subject, asked))), tmp_path / "x")
     assert (again.op, again.workload, again.solution) == (subject.op, subject.workload, subject.solution)
     assert theirs == session.Settings(tool, tmp_path / "x", seconds=0.05)
-    pieces = [{"profile": session.sent(subject, asked), "cuda": False, "sources": ["x"]}]
-    work = rented()
-    (answer,) = wire.decode(container.serve(work.parcel(engine.Work(pieces, [], 60), None)))["answers"]
-    document = profiles._unpacked(answer, asked.folder, work.say)
-    folder = Path(document["folder"])
+    wanted, work = engine.Work([], 60, [session.sent(subject, asked)]), rented()
+    assert not wanted.cuda
+    (made,) = answered(container.serve(work.parcel(wanted, None))).profiles
+    profile = profiles._unpacked(made, asked.folder, work.say)
+    folder = Path(profile.folder)
     assert folder.parent == tmp_path / "here" and (folder / "trace.json.gz").read_bytes()[:2] == b"\x1f\x8b"
     kept = session.load(folder)
-    assert kept["environment"]["where"] == "modal" and kept["status"] == "passed" and kept["algo"] == "pt-reference"
-    assert kept["survey"]["time_us"] == document["survey"]["time_us"] > 0
+    assert kept.environment.where == "modal" and kept.passed and kept.algo == "pt-reference"
+    assert kept == profile and kept.survey.time_us > 0
 
 
 def test_profiles_are_of_one_container_and_a_refusal_is_passed_on(tmp_path, monkeypatch):
@@ -379,16 +391,15 @@ def test_profiles_are_of_one_container_and_a_refusal_is_passed_on(tmp_path, monk
         REGISTRY, ["cuda-v4", "cuda-v1"], None, "torch", "0", None, "cuda", place=engine.place
     )
     asked = session.Settings(tool, tmp_path)
-    answers = [
-        {"document": {"name": f"of-{i}", "status": "passed"}, "files": {"a.txt": wire.text_of(b"A")}, "left": []}
-        for i in range(2)
+    there = [
+        Profile(documents.typed(documents.v4(name=f"of-{i}")), {"a.txt": wire.zlib.compress(b"A")}) for i in range(2)
     ]
-    fake = Cloud([wire.encode({"devices": [], "error": None, "answers": answers})]).install(monkeypatch)
+    fake = Cloud([wire.encode(Reply(profiles=there))]).install(monkeypatch)
     made = list(profiles.made(rented(), subjects, asked))
-    assert [Path(d["folder"]).name for d in made] == ["of-0", "of-1"] and len(fake.parcels) == 1
-    assert [(Path(d["folder"]) / "a.txt").read_text() for d in made] == ["A", "A"]
-    refused = {"failed": {"message": "no ncu here", "hint": "take torch", "code": errors.MISSING}}
-    Cloud([wire.encode({"devices": [], "error": None, "answers": [refused]})]).install(monkeypatch)
+    assert [Path(p.folder).name for p in made] == ["of-0", "of-1"] and len(fake.parcels) == 1
+    assert [(Path(p.folder) / "a.txt").read_text() for p in made] == ["A", "A"]
+    refused = Profile(refused=Refusal("no ncu here", "take torch", errors.MISSING))
+    Cloud([wire.encode(Reply(profiles=[refused]))]).install(monkeypatch)
     with pytest.raises(errors.GdnError, match="at Modal: no ncu here; take torch") as caught:
         list(profiles.made(rented(), subjects[:1], asked))
     assert caught.value.code == errors.MISSING
@@ -401,9 +412,9 @@ def test_what_was_built_is_kept_for_the_next_container(tmp_path, monkeypatch):
     volume, first, second = tmp_path / "volume", tmp_path / "first", tmp_path / "second"
     volume.mkdir()
     monkeypatch.setattr(container, "CACHE", str(volume))
-    seen = []
+    seen, committed = [], []
     for _ in range(2):
-        with container._built("key/1", "gdn-cache") as env:
+        with container._built(Cache("key/1", "gdn-cache"), committed.append) as env:
             file = Path(env["TRITON_CACHE_DIR"]) / "deep" / "kernel.cubin"
             seen.append(file.exists())
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -411,6 +422,7 @@ def test_what_was_built_is_kept_for_the_next_container(tmp_path, monkeypatch):
         written = (volume / "key_1.tar.gz").stat().st_mtime_ns
         seen.append(written)
     assert seen[0] is False and seen[2] is True and seen[1] == seen[3]  # nothing new, nothing written
+    assert committed == ["gdn-cache"]
     assert not build_cache.restore(volume, "another", first)
     (volume / "broken.tar.gz").write_bytes(b"not an archive")
     assert not build_cache.restore(volume, "broken", second)
@@ -443,7 +455,7 @@ class Cloud:
     def session(self, app, function, detach):
         import contextlib
 
-        return contextlib.nullcontext(SimpleNamespace(id="ap-1", spawn=self.spawn))
+        return contextlib.nullcontext(self.spawn)
 
     def recall(self, id):
         return self.spawn(None, id)
@@ -465,8 +477,7 @@ def passed(j: jobs.Job, **environment) -> bytes:
     """The reply of a container in which everything passed."""
     records = [building.record(j.algo.name, None, w.uuid, tier=None) for w in j.workloads]
     env = Environment(gpu="NVIDIA B200", where="modal", **environment)
-    outcome = msgspec.to_builtins(jobs.Outcome(Status.DONE, records=records, environment=env))
-    return wire.encode({"devices": [], "error": None, "answers": [outcome]})
+    return wire.encode(Reply(outcomes=[jobs.Outcome(Status.DONE, records=records, environment=env)]))
 
 
 def test_one_lost_call_leaves_the_others(monkeypatch):
@@ -505,7 +516,7 @@ def test_what_runs_on_a_cpu_rents_no_gpu(monkeypatch):
     j = job("cpp-v1", "cpu")
     fake = Cloud([passed(j)]).install(monkeypatch)
     assert [o.status for _, o in rented()([j])] == ["done"] and fake.declared[2] is None
-    assert wire.decode(fake.parcels[0])["gpu"] is None
+    assert opened(fake.parcels[0]).gpu is None
 
 
 @pytest.mark.parametrize(
@@ -543,8 +554,8 @@ def test_together_puts_the_named_algos_into_turns_and_all_into_one_parcel(monkey
     assert [algo.name for algo, _ in made[2].rivals] == ["cuda-v4", "fla-recurrent"]
     assert made[2].tiers == ("cupti",) and made[2].timeout_s == 600 and made[2].due == 2
     assert engine.together([floor, yardstick, a]) == [floor, yardstick, a]
-    old, fresh = rented(together=True)._split(made)
-    assert (old, len(fresh), len(fresh[0].pieces)) == ([], 1, 3)
+    (work,) = rented(together=True)._split(made)
+    assert work.earlier is None and len(work.jobs) == 3
     with pytest.raises(UsageError, match="use --tier cupti"):
         engine.together([job(n, "cuda", command="bench", tiers=("fib",)) for n in ("cuda-v4", "fla-recurrent")])
 

@@ -6,15 +6,18 @@ import io
 import json
 import re
 
+import msgspec
 import profiles
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
 from gdn_cli import units
-from gdn_cli.profile.differences import difference
+from gdn_cli.parsing import to_json
+from gdn_cli.profile import differences
 from gdn_cli.profilers import Found, Table
 from gdn_cli.report import profile
+from gdn_cli.schema.profile_types import Listed
 
 LONGER = "first [a] which is longer than a line of eighty letters, and so it is folded"
 LONG = "kernel_cutlass_gdn_decode_tensorptrf32gmemalign16odiv8_" + "o11281" * 15
@@ -33,7 +36,8 @@ def lines(capsys) -> list[str]:
 
 
 def shown(capsys, *documents: dict, between: bool = False) -> list[str]:
-    profile.show_profiles(list(documents), difference(*documents) if between else None, False)
+    found = [profiles.typed(d) for d in documents]
+    profile.show_profiles(found, differences.difference(*found) if between else None, False)
     return lines(capsys)
 
 
@@ -254,13 +258,13 @@ def test_kernels_of_one_name_are_told_apart_by_their_parameters(capsys, width):
 
 def test_what_is_not_there_is_not_shown(capsys, width):
     document = profiles.v4(
-        survey=None, verdict=None, environment={}, label=None, workload=None, mode=None, l2="cold", tool="sass",
+        survey=None, verdict=None, environment={}, label="", workload={}, mode=None, l2="cold", tool="sass",
         reading={"found": [], "notes": [], "files": [], "failed": None},
     )  # fmt: skip
     assert shown(capsys, document) == ["gdn_decode cuda-v4 | sass", "", f"folder: {document['folder']}"]
-    document |= {"reading": None, "status": "timed_out", "reason": None, "mode": "cpu", "environment": {"cpu": "EPYC"}}
+    document |= {"status": "timed_out", "reason": None, "mode": "cpu", "environment": {"cpu": "EPYC"}}
     assert shown(capsys, document)[:2] == ["gdn_decode cuda-v4 | EPYC | sass", "timed out  no reason is known"]
-    bare = profiles.survey(5.1, copy_us=None, empty_us=None, large_rate=None, bytes_moved=None, ran=None)
+    bare = profiles.survey(5.1, copy_us=None, empty_us=None, large_rate=None, bytes_moved=0, ran=None)
     assert "time     5.10 us (cupti)" in shown(capsys, profiles.v4(survey=bare))
     assert not [line for line in shown(capsys, profiles.v4(survey=bare | {"time_us": None})) if line[:6] == "time  "]
 
@@ -302,10 +306,10 @@ def test_how_a_file_is_opened(capsys, width, file, how):
 
 def test_colours(monkeypatch):
     wrong = profiles.v4(status="wrong", reason="off")
-    text = coloured(monkeypatch, profile.show_profiles, [wrong], None, False)
+    text = coloured(monkeypatch, profile.show_profiles, [profiles.typed(wrong)], None, False)
     assert "\x1b[31mwrong\x1b[0m" in text and "\x1b[1mlatency-bound\x1b[0m: the kernel" in text
-    documents = [profiles.v4(), profiles.fla()]
-    text = coloured(monkeypatch, profile.show_profiles, documents, difference(*documents), False)
+    found = [profiles.typed(profiles.v4()), profiles.typed(profiles.fla())]
+    text = coloured(monkeypatch, profile.show_profiles, found, differences.difference(*found), False)
     green = re.findall(r"\x1b\[32m(.+?)\x1b", text)
     assert [cell.strip() for cell in green[:4]] == ["2.85 us", "91,392", "12.3 %", "0.710 cycles"]
 
@@ -391,7 +395,7 @@ def test_a_long_comparison_is_cut(capsys, width):
     a = profiles.document("x", profiles.kernel("k", values, profiles.V4_STALLS))
     b = profiles.document("y", profiles.kernel("k", {k: 2 * v for k, v in values.items()}, profiles.FLA_STALLS))
     found = shown(capsys, a, b, between=True)
-    count = len(difference(a, b)["rows"])
+    count = len(differences.difference(profiles.typed(a), profiles.typed(b)).rows)
     assert f"{count - 20} more differ: --json has them" in found
     assert len(part(found, "what differs ", f"{count - 20} more")) == 21
 
@@ -400,19 +404,20 @@ def test_a_long_comparison_is_cut(capsys, width):
 
 
 def test_json(capsys):
-    a, b = profiles.v4(), profiles.fla()
-    for found in (None, difference(a, b)):
-        profile.show_profiles([a, b], found, True)
-        assert json.loads(capsys.readouterr().out) == {"profiles": [a, b], "difference": found}
+    documents = [profiles.v4(), profiles.fla()]
+    found = [profiles.typed(d) for d in documents]
+    for between in (None, differences.difference(*found)):
+        profile.show_profiles(found, between, True)
+        assert json.loads(capsys.readouterr().out) == {"profiles": documents, "difference": to_json(between)}
 
 
-def row(algo: str, time: str, label: str = "B1", **more) -> dict:
+def row(algo: str, time: str, label: str = "B1", **more) -> Listed:
     name = f"{re.sub('[-:]', '', time[:10])}-{time[11:19].replace(':', '')}-gdn_decode-{algo}-{label}-ncu"
     found = {
         "name": name, "time": time, "tool": "ncu", "op": "gdn_decode", "algo": algo, "label": "B=1", "time_us": 2.1,
         "bound": "latency", "device": "NVIDIA H200", "status": "passed", "folder": f"/x/{name}",
     }  # fmt: skip
-    return found | more
+    return msgspec.convert(found | more, Listed)
 
 
 def test_the_list(capsys, width):
@@ -447,5 +452,5 @@ def test_a_list_of_several_gpus_and_long_names(capsys, width):
     found = lines(capsys)
     assert found[0] == "profiles, the newest first" and too_wide(found, width) == []
     if width == 120:  # names stay whole where there is room
-        assert [line.split()[0] for line in found[2:]] == [r["name"] for r in (rows[2], rows[1], rows[0])]
+        assert [line.split()[0] for line in found[2:]] == [r.name for r in (rows[2], rows[1], rows[0])]
         assert found[3].endswith("latency  -")

@@ -117,7 +117,7 @@ def test_comparisons_and_scores():
     assert texts(tables.scores(book.scores("gdn_decode"))) == [
         ["cuda-v4", "cupti", "fi-baseline", "1.71x", "2/2", "B=1 62%, B=64 38%"]
     ]
-    turns, _ = command_tables.of(book, "compare")
+    _, turns, _ = command_tables.of(book, "compare")
     assert texts(turns) == [
         ["B=8", "2.00 us", "2.00 us", "1.250x", "1.200 to 1.300", "FASTER"],
         ["B=64", "2.00 us", "2.00 us", "0.900x", "0.800 to 0.950", "SLOWER ?"],

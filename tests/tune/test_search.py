@@ -25,7 +25,8 @@ from gdn_cli.machine import inventory
 from gdn_cli.records import store
 from gdn_cli.run import jobs, planning
 from gdn_cli.schema.record_types import Environment, Status
-from gdn_cli.tune import search, tournament
+from gdn_cli.tune import evidence, search, tournament
+from gdn_cli.tune import race as racing
 from gdn_cli.tune.tournament import AGAIN, FINAL, FIRST, Meeting
 
 CPP = Tune("tuned.h", ("batch_size", "num_v_heads"), {"lanes": (8, 16, 32), "rows": (1, 2, 4)}, "rows * lanes <= 64")
@@ -144,7 +145,7 @@ def test_neighbours_with_equal_constants_are_one_row_and_boundaries_are_geometri
     assert tuned_table.table("G", 132, chosen) == rows_of("G", 132, (22, A), (128, B), (ENDLESS, C))
     assert tuned_table.table("G", 132, [(8, A)]) == rows_of("G", 132, (ENDLESS, A))
     near = tuned_table.table("G", 1, [(1, A), (2, B)])
-    assert [tuned_table.at(near, size).constants for size in (1, 2, 10**12)] == [A, B, B]
+    assert [next(row for row in near if size <= row.up_to).constants for size in (1, 2, 10**12)] == [A, B, B]
 
 
 def test_a_kernel_takes_the_rows_of_the_nearest_gpu():
@@ -425,7 +426,7 @@ WIDE = '[tune]\nfile = "tuned.py"\nsize = ["batch_size"]\n[tune.constants]\ntile
 
 @pytest.fixture
 def race(tmp_path, write_algo, monkeypatch):
-    """race(workers, *batch sizes) -> the Tuning after its run; 25 candidates, tile = 1 to 25."""
+    """race(workers, *batch sizes) -> the State after its run; 25 candidates, tile = 1 to 25."""
     (tmp_path / "own").mkdir()
     algo, op = tunable(tmp_path / "own", write_algo, WIDE)
     (algo.folder / "tuned.py").write_text(GUESS.replace('"rows": 1, "policy": 0', '"tile": 1'))
@@ -434,12 +435,12 @@ def race(tmp_path, write_algo, monkeypatch):
     said: list[str] = []
 
     def run(workers: Workers, *batches: int, **more):
-        monkeypatch.setattr(search, "execute", workers)
+        monkeypatch.setattr(racing, "execute", workers)
         entry = planning.Entry(algo, inventory.Place("cpu"))
         plan = search.plan(known, entry, [twin(op, {"batch_size": b}) for b in batches], None)
-        work = search.Tuning(plan, search.Settings("wall", **more), lambda *line: None, said.append)
-        work.said = said
-        work.run()
+        work = search.begin(plan, search.Settings("wall", **more), lambda *line: None, said.append)
+        racing.run(work)
+        evidence.write(work)
         return work
 
     run.folder, run.said = algo.folder, said
@@ -478,7 +479,7 @@ def test_who_crashes_while_it_is_timed_is_found_and_left_out(race):
     best = "slow[tile=12]"
     workers = Workers(by_tile, crash={(best, 4)})
     work = race(workers, 1, 4, 64)
-    assert work.out == {best: {"status": "crashed", "reason": "crashed with SIGSEGV", "at": "B=4"}}
+    assert work.out == {best: search.LeftOut({"tile": 12}, Status.CRASHED, "crashed with SIGSEGV", "B=4")}
     assert [c.chosen for c in work.choices] == ["slow[tile=11]", "slow[tile=11]", "slow[tile=24]"]
     again = Workers(by_tile, crash={(best, 4)})
     assert race(again, 1, 4, 64).choices == work.choices and again.jobs == []
@@ -510,8 +511,8 @@ def test_a_second_run_measures_nothing_and_fresh_all(race):
 
 def test_evidence_names_no_folders_of_this_machine():
     said = "/tmp/home/builds/py311-cpu/x_1__71/kernel.cu:14:68: error: a/b is no number"
-    assert search._without_folders(said) == "kernel.cu:14:68: error: a/b is no number"
-    assert search._without_folders(None) is None
+    assert racing._without_folders(said) == "kernel.cu:14:68: error: a/b is no number"
+    assert racing._without_folders(None) is None
 
 
 def test_nothing_right_is_nothing_written(race):

@@ -14,15 +14,13 @@ from gdn_cli.catalog import registry
 from gdn_cli.catalog.tiers import TIERS
 from gdn_cli.errors import UsageError
 from gdn_cli.machine import inventory
-from gdn_cli.records import comparison, score
-from gdn_cli.records.history import documents
-from gdn_cli.records.store import plain
+from gdn_cli.records import comparison, history, score
 from gdn_cli.report import merge
 from gdn_cli.run import planning
 from gdn_cli.runner import main
 from gdn_cli.schema.record_types import Record
 from gdn_cli.timing import Plan, Subject, TierUnavailable, cupti, events
-from gdn_cli.tune import search
+from gdn_cli.tune import race, search
 from gdn_cli.worker import check
 
 REGISTRY = registry.load()
@@ -285,24 +283,21 @@ def test_a_saved_time_is_of_the_same_kind_of_call():
     assert [c.baseline_us for c in now.comparisons] == [2.0]
 
 
-def test_the_history_keeps_them_apart():
-    made = plain(building.document(record(3.0), record(2.0, in_place=True), time="2026-11-21T14:12:11Z"))
-    found = documents.series(documents.convert(made, "a.json"), "run")
-    assert [(s.tier, s.measured) for s in found] == [("cupti", 1), ("cupti, in place", 1)]
+def test_the_history_keeps_them_apart(tmp_path):
+    kept = history.History(tmp_path)
+    kept.keep(building.document(record(3.0), record(2.0, in_place=True), time="2026-11-21T14:12:11Z"))
+    assert [(s.tier, s.measured) for s in kept.series()] == [("cupti", 1), ("cupti, in place", 1)]
 
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_tune_asks_for_them_and_keeps_what_it_measured_apart(in_place, monkeypatch):
-    work = object.__new__(search.Tuning)
-    work.settings, work.gpus = search.Settings("wall", in_place=in_place), (None,)
-    algo = REGISTRY.find("cpp-v1")
-    work.plan = SimpleNamespace(
-        op=OP, algo=algo, mode="cpu", definition={}, candidates={"a": (algo, {})}, space={}, sizes={1: []}
-    )
-    jobs = [work._check_job("a", [], None)]
-    monkeypatch.setattr(search, "execute", lambda job, *_, **__: jobs.append(job))
+    settings, algo = search.Settings("wall", in_place=in_place), REGISTRY.find("cpp-v1")
+    plan = search.Plan(OP, algo, "cpu", {}, {"a": {}}, {"a": algo}, 0, {1: []}, None)
+    monkeypatch.setattr(search.Plan, "space", search.Space((), None, {}))
     monkeypatch.setattr(search.tuned_table, "own_hash", lambda algo, op: "hash")
-    work.homes, work.cpus, work.stop, work.progress = {1: None}, {}, SimpleNamespace(is_set=bool), lambda *_: None
-    work._time(search.FIRST, {1: ["a"]}, [], "a group")
+    work = search.State(plan, settings, lambda *_: None, lambda *_: None, (None,), {}, None, {}, homes={1: None})
+    jobs = [race._job(work, "check", [], None)]
+    monkeypatch.setattr(race, "execute", lambda job, *_, **__: jobs.append(job))
+    race._time(work, race.FIRST, {1: ["a"]}, [], "a group")
     assert [job.in_place for job in jobs] == [in_place] * 2 and [job.command for job in jobs] == ["check", "compare"]
-    assert work._key().get("in_place", False) == in_place
+    assert search._key(plan, settings, None).get("in_place", False) == in_place

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from .. import files, paths
+from .. import files, paths, units
 from ..errors import UsageError, one_line, unknown
 from ..parsing import Positive, Text, Wrong, decode, read_toml, wrong
 from .expression import condition
@@ -244,6 +245,23 @@ def read_op(path: Path) -> Op:
     op = decode(read_toml(path), OpFile, path)
     axes = {name: None if value == "var" else value for name, value in op.axes.items()}
     return Op(**msgspec.structs.asdict(op) | {"name": path.stem, "axes": axes})
+
+
+def label_axes(op: Op | None, axes: dict[str, int]) -> list[str]:
+    """The axes that a label of this op shows, in its order."""
+    if op is None:
+        return list(axes)
+    named = [name for _, name, _, _ in string.Formatter().parse(op.label) if name]
+    return named if all(name in axes for name in named) else list(axes)
+
+
+def label_of(op: Op | None, axes: dict[str, int]) -> tuple[str, tuple[float, ...]]:
+    """A workload's label, and what sorts it by size."""
+    shown = label_axes(op, axes)
+    order = tuple(float(axes[name]) if units.is_positive(axes[name]) else 0.0 for name in shown)
+    if op is not None and all(f"{{{name}}}" in op.label for name in shown):
+        return op.label.format(**axes), order
+    return " ".join(f"{name}={axes[name]}" for name in shown) or "one size", order
 
 
 # --- finding ----------------------------------------------------------------------------------------------------

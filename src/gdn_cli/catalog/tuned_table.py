@@ -35,6 +35,10 @@ CANDIDATE = "candidate"  # the GPU of the one row that a candidate is tried with
 MOST = 1000  # candidates: more are a mistake, not a space to search
 
 
+Constants = dict[str, int]
+Gpus = dict[str, Any]  # what tuning.json holds of each GPU: its rows are read, the rest is kept
+
+
 @dataclass(frozen=True)
 class Row:
     """These constants hold on this GPU up to this size."""
@@ -42,9 +46,9 @@ class Row:
     gpu: str
     sms: int
     up_to: int
-    constants: dict[str, int]
+    constants: Constants
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, int | str]:
         return {"gpu": self.gpu, "sms": self.sms, "up_to": self.up_to, **self.constants}
 
 
@@ -78,7 +82,7 @@ class _Entry(msgspec.Struct):
     rows: list[dict[str, int | str]]
 
 
-def load(algo: Algo) -> dict[str, Any]:
+def load(algo: Algo) -> Gpus:
     """What tuning.json in the algo's folder holds, by GPU; {} without the file. UsageError for one that gdn did not
     write."""
     file = algo.folder / EVIDENCE
@@ -96,7 +100,7 @@ def load(algo: Algo) -> dict[str, Any]:
     return gpus
 
 
-def rows(tune: Tune, gpus: dict[str, Any]) -> list[Row]:
+def rows(tune: Tune, gpus: Gpus) -> list[Row]:
     """The rows of all GPUs, in the order of the generated file. ValueError, with what is wrong, for rows of another
     form."""
     found = []
@@ -111,7 +115,7 @@ def rows(tune: Tune, gpus: dict[str, Any]) -> list[Row]:
     return found
 
 
-def dumps(document: dict[str, Any], width: int = 140) -> str:
+def dumps(document: Any, width: int = 140) -> str:
     """JSON with as much on a line as fits: a candidate, a row."""
 
     def lines(value: Any, indent: int) -> str:
@@ -138,18 +142,13 @@ def nearest(rows: Sequence[Row], sms: int) -> list[Row]:
     return [row for row in rows if (row.gpu, row.sms) == (first.gpu, first.sms)]
 
 
-def at(rows: Sequence[Row], size: int) -> Row:
-    """The row of one GPU that holds at a size."""
-    return next(row for row in rows if size <= row.up_to)
-
-
 def size_of(op: Op, tune: Tune, workload: Workload) -> int:
     """What the kernel compares with up_to: the product of the axes of `tune.size`."""
     axes = {name: value for name, value in op.axes.items() if value is not None} | workload.axes
     return math.prod(axes[axis] for axis in tune.size)
 
 
-def table(gpu: str, sms: int, chosen: Sequence[tuple[int, dict[str, int]]]) -> list[Row]:
+def table(gpu: str, sms: int, chosen: Sequence[tuple[int, Constants]]) -> list[Row]:
     """The rows of a GPU from what was chosen for the measured sizes, ascending.
 
     Neighbours with equal constants are one row. Between two measured sizes the boundary is their geometric middle,
@@ -176,7 +175,7 @@ def merge(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
     return [row for row in old[:place] if row.gpu != gpu] + list(new) + [row for row in old[place:] if row.gpu != gpu]
 
 
-def used(algo: Algo | None, solution: dict[str, Any] | None, environment: Environment) -> Row | None:
+def used(algo: Algo | None, solution: object, environment: Environment) -> Row | None:
     """The first of the rows that a tuned algo takes on the GPU of a worker's environment; None where there is no table:
     a packed solution has no tuning.json, and a candidate rows of its own.
 
@@ -193,7 +192,7 @@ def used(algo: Algo | None, solution: dict[str, Any] | None, environment: Enviro
 # --- candidates -----------------------------------------------------------------------------------------------------
 
 
-def candidates(algo: Algo) -> tuple[list[dict[str, int]], int]:
+def candidates(algo: Algo) -> tuple[list[Constants], int]:
     """The constants of every candidate, in the order of algo.toml, and how many `where` leaves out.
 
     Raises UsageError where that is none, or more than anybody waits for.
@@ -241,25 +240,25 @@ def narrowed(algo: Algo, only: Sequence[str], where: str | None = None) -> Algo:
     return structs.replace(algo, tune=structs.replace(algo.tune, constants=constants, where=condition_))
 
 
-def label(constants: dict[str, int]) -> str:
+def label(constants: Constants) -> str:
     return ",".join(f"{name}={value}" for name, value in constants.items())
 
 
-def candidate(algo: Algo, op: Op, constants: dict[str, int]) -> Algo:
+def candidate(algo: Algo, op: Op, constants: Constants) -> Algo:
     """The algo as it would be with these constants at every size; its folder is not touched."""
     row = Row(CANDIDATE, 0, ENDLESS, constants)
     name = f"{algo.name}[{label(constants)}]"
     solution = pack(algo, op, name=f"{op.name}-{name}")
     generated = {"path": algo.tune.file, "content": render(algo.tune, [row])}
-    sources = sorted([*_own(algo, solution), generated], key=lambda source: source["path"])
+    sources = sorted([*_own(algo, solution["sources"]), generated], key=lambda source: source["path"])
     return structs.replace(algo, name=name, solution=solution | {"sources": sources})
 
 
 def own_hash(algo: Algo, op: Op) -> str:
     """The hash of the algo's sources without the generated file: what a tuning rests on."""
     solution = pack(algo, op)
-    return source_hash(solution | {"sources": _own(algo, solution)})
+    return source_hash(solution | {"sources": _own(algo, solution["sources"])})
 
 
-def _own(algo: Algo, solution: dict[str, Any]) -> list[dict[str, str]]:
-    return [source for source in solution["sources"] if source["path"] != algo.tune.file]
+def _own(algo: Algo, sources: list[dict[str, str]]) -> list[dict[str, str]]:
+    return [source for source in sources if source["path"] != algo.tune.file]

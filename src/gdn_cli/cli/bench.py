@@ -85,7 +85,7 @@ class Work:
 def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
     """Run, show and keep a campaign; returns the exit code.
 
-    `elsewhere` has an engine and a place to run at other than this machine (cli/modal.py).
+    `elsewhere` runs it at another place than this machine (remote.engine.Engine).
     """
     from ..catalog import registry
     from ..machine import inventory
@@ -144,7 +144,7 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
                 rows = [s for s in found if s.algo in asked and s.algo != s.against]
                 document.scores = [*(document.scores or []), *rows]
 
-    perform(plan, writer, known, output.json, finish, elsewhere.engine if elsewhere else None)
+    perform(plan, writer, known, output.json, finish, elsewhere)
     code = errors.INTERRUPTED if document.interrupted else execute.exit_code(document, named)
     return writer.exit_code(code)
 
@@ -155,7 +155,7 @@ def perform(plan: Any, writer: Any, known: Any, json: bool, finish: Any, engine:
     An error that ends the run before its end is raised once what there was by then is kept and shown.
     """
     from .. import files, report
-    from ..records import history, store
+    from ..records import history
     from ..run import execute
 
     document = writer.document
@@ -176,7 +176,7 @@ def perform(plan: Any, writer: Any, known: Any, json: bool, finish: Any, engine:
         writer.keep()
         if document.command != "run":
             try:
-                history.History().keep(store.plain(writer.news), writer.path)
+                history.History().keep(writer.news, writer.path)
             except errors.GdnError as e:
                 writer.forgotten = True
                 report.say(str(e))

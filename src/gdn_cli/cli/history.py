@@ -47,16 +47,18 @@ def history(
     from .. import report
     from ..catalog.registry import names as listed
     from ..records import history as store
+    from ..records import store as store_module
     from ..report import history as shown
 
     names = tuple(listed(algo))
     where = store.Filter(names, op, tier, device)
-    if import_ and (export or where != store.Filter()):
+    other = bool(export) or where != store.Filter()
+    if import_ and other:
         raise errors.UsageError("--import goes with nothing else", hint="gdn history --import FILE...")
     if import_ != bool(files):
         wrong = "--import needs files" if import_ else f"{files[0]}: a file, and nothing to do with it"
         raise errors.UsageError(wrong, hint="gdn history --import FILE...")
-    if forget is not None and (import_ or export or where != store.Filter()):
+    if forget is not None and (import_ or other):
         raise errors.UsageError("--forget goes with nothing else", hint="gdn history --forget RUN")
     if export and export != "-" and Path(export).suffix not in _EXPORTS:
         raise errors.UsageError(f"--export {export}: expected - or a name that ends in {', '.join(_EXPORTS)}")
@@ -66,7 +68,7 @@ def history(
     kept = store.History()
     try:
         if import_:
-            found = [(path, store.read(path)) for path in files]  # all are read before any is kept
+            found = [(path, store_module.load(path)) for path in files]  # all are read before any is kept
             shown.show_imported([(path, kept.keep(document, path)) for path, document in found], json)
         elif forget is not None:
             shown.show_forgotten(kept.forget(forget), json)

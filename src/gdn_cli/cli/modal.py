@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, Optional, TypeVar
 
+import msgspec
 import typer
 
 from .. import errors
 from . import options as o
 from .bench import Work, carry_out
 
+T = TypeVar("T")
 modal = typer.Typer(
     name="modal", help="Run on a GPU at Modal what runs here otherwise.", no_args_is_help=True, rich_markup_mode=None
 )
@@ -59,6 +61,22 @@ class Errand:
     ] = None
 
 
+@dataclass(frozen=True)
+class Asked(o.Algos, o.Selection, o.Sampling, o.Place, Containers):
+    """What a run or a bench was asked for, as its file keeps it."""
+
+    solutions: tuple[Path, ...] = ()
+    strict: bool = False
+
+
+@dataclass(frozen=True)
+class AskedProfiles:
+    """The same of profiles: algos or packed solutions, and the folder for them."""
+
+    names: list[str]
+    folder: Path
+
+
 _WITH_RESUME = ("max_minutes", "detach", "resume", "json", "out")  # it takes everything else from its file
 
 
@@ -76,8 +94,8 @@ def run(
     timeout: o.Timeout = 300.0,
 ) -> None:
     """Check and time algos with the official harness's settings: its calls and trials, all of its workloads."""
-    groups = (algos, which, o.Sampling(tier=tier), o.Place(timeout=timeout), rented)
-    raise typer.Exit(_carried("run", ctx, _asked(solutions, *groups), errand, output))
+    asked = _asked(solutions, algos, which, rented, tier=tier, timeout=timeout)
+    raise typer.Exit(_carried("run", ctx, asked, errand, output))
 
 
 @modal.command()
@@ -95,31 +113,26 @@ def bench(
     strict: o.Strict = False,
 ) -> None:
     """`gdn bench`, at Modal: check algos, then time them beside the reference and the floors."""
-    asked = _asked(solutions, algos, which, sampling, place, rented) | {"strict": strict}
+    asked = _asked(solutions, algos, which, sampling, place, rented, strict=strict)
     raise typer.Exit(_carried("bench", ctx, asked, errand, output))
 
 
-def _asked(solutions: list[Path] | None, *groups: Any) -> dict[str, Any]:
-    """All options of these groups by name, as the run's file keeps them: with absolute paths, since --resume may be
-    called elsewhere."""
-    asked: dict[str, Any] = {"solutions": [str(path.absolute()) for path in solutions or []], "strict": False}
+def _asked(solutions: list[Path] | None, *groups: Any, **more: Any) -> Asked:
+    """All of it, with absolute paths: --resume may be called elsewhere."""
     for group in groups:
-        asked |= asdict(group)
-    return asked | {"dataset": str(asked["dataset"].absolute()) if asked["dataset"] else None}
+        more |= asdict(group)
+    more["dataset"] = more["dataset"] and more["dataset"].absolute()
+    return Asked(**more, solutions=tuple(path.absolute() for path in solutions or []))
 
 
-def _carried(command: str, ctx: typer.Context, asked: dict[str, Any], errand: Errand, output: o.Output) -> int:
+def _carried(command: str, ctx: typer.Context, asked: Asked, errand: Errand, output: o.Output) -> int:
     old = None
     if errand.resume:
-        old = _resumed(ctx, errand.resume, "run", "bench")
-        command, asked = old.modal.command, old.modal.asked
-        output = replace(output, out=output.out or errand.resume)
-    elsewhere = _Elsewhere(command, asked, errand, old)
-    which = o.pick(o.Selection, asked | {"dataset": Path(asked["dataset"]) if asked["dataset"] else None})
-    work = Work(
-        "bench", o.pick(o.Algos, asked), which, o.pick(o.Sampling, asked), o.pick(o.Place, asked),
-        o.Trust(strict=asked["strict"]), [Path(path) for path in asked["solutions"]], official=command == "run",
-    )  # fmt: skip
+        old, asked = _resumed(ctx, errand.resume, Asked, "run", "bench")
+        command, output = old.modal.command, replace(output, out=output.out or errand.resume)
+    elsewhere = _engine(asked, errand, command, asked, old)
+    trust, official = o.Trust(strict=asked.strict), command == "run"
+    work = Work("bench", asked, asked, asked, asked, trust, list(asked.solutions), official=official)
     try:
         code = carry_out(work, output, elsewhere)
     except errors.GdnError as e:
@@ -129,8 +142,8 @@ def _carried(command: str, ctx: typer.Context, asked: dict[str, Any], errand: Er
     return elsewhere.writer.exit_code(errors.OK if left and errand.detach and code != errors.INTERRUPTED else code)
 
 
-def _resumed(ctx: typer.Context, file: Path, *commands: str) -> Any:
-    """The document of the run that --resume goes on with: one of these commands', and what it is of stands in it."""
+def _resumed(ctx: typer.Context, file: Path, form: type[T], *commands: str) -> tuple[Any, T]:
+    """The document of the run that --resume goes on with: one of these commands', and what it was asked for."""
     from ..remote import resume
 
     old = resume.read(file)
@@ -141,7 +154,10 @@ def _resumed(ctx: typer.Context, file: Path, *commands: str) -> Any:
         if p.name not in _WITH_RESUME and given and given.name == "COMMANDLINE":
             hint = "drop it, or leave --resume out to begin anew"
             raise errors.UsageError(f"--resume takes {p.opts[0]} from {file}", hint=hint)
-    return old
+    try:
+        return old, msgspec.convert(old.modal.asked, form, dec_hook=lambda kind, value: kind(value))
+    except msgspec.ValidationError as e:
+        raise errors.UsageError(f"{file}: $.modal.asked: {e}", hint="leave --resume out to begin anew") from None
 
 
 def _left(writer: Any, code: int) -> bool:
@@ -163,24 +179,7 @@ def _left(writer: Any, code: int) -> bool:
     return False
 
 
-class _Elsewhere:
-    """What carry_out needs to run a campaign at Modal."""
-
-    def __init__(self, command: str, asked: dict[str, Any], errand: Errand, old: Any) -> None:
-        from ..remote import engine
-
-        self.asked, self.command, self.old, self.writer = asked, command, old, None
-        self.engine, self.place = _engine(o.pick(Containers, asked), errand), engine.place
-
-    def begin(self, plan: Any, writer: Any) -> None:
-        self.engine.begin(plan, writer, self.command, self.asked, self.old)
-        self.writer = writer
-
-    def finish(self, document: Any) -> None:
-        self.engine.finish(document)
-
-
-def _engine(rented: Containers, errand: Errand) -> Any:
+def _engine(rented: Containers, errand: Errand, command: str, asked: Asked | AskedProfiles, old: Any = None) -> Any:
     from .. import report
     from ..remote import engine, settings
 
@@ -191,7 +190,7 @@ def _engine(rented: Containers, errand: Errand) -> Any:
     )  # fmt: skip
     if rent.gpu.count > 1:
         report.say(f"{rent.gpu}: the container gets {rent.gpu.count} GPUs, and gdn works on the first")
-    return engine.Engine(found, rent, report.say)
+    return engine.Engine(found, rent, report.say, command, asked, old)
 
 
 @dataclass(frozen=True)
@@ -242,14 +241,15 @@ def profile(
         raise errors.UsageError(f"--tool {look.tool} needs no GPU", hint=f"gdn profile --tool {look.tool} does it here")
     folder = out or paths.profiles_dir()
     settings = here.Look(**asdict(look)).settings(o.Place("cuda", timeout), folder)
-    work = _engine(Containers(rented.gpu, rented.image, together=True), errand)
+    names = here.named(names, algos.algo)
+    asked = AskedProfiles(names, folder.absolute())
+    work = _engine(Containers(rented.gpu, rented.image, together=True), errand, "profile", asked)
 
     def profiled(live: list[str]) -> Any:
         known = registry.load(algos.algos)
         found = session.subjects(known, live, algos.op, look.tool, look.workload, look.dataset, "cuda", engine.place)[1]
         yield from profiles.made(work, found, settings)
 
-    names = here.named(names, algos.algo)
     if errand.detach:
         raise typer.Exit(_sent_off(work, names, folder, profiled, json))
     raise typer.Exit(here.looked_at(names, folder, json, profiled))
@@ -265,13 +265,13 @@ def _sent_off(work: Any, names: list[str], folder: Path, profiled: Callable[[lis
     if not live:
         raise errors.UsageError(f"{' and '.join(names)}: kept here already", hint="drop --detach to see it")
     writer = store.open_document("profile", {}, None)
-    work.note(writer.document, "profile", {"names": names, "folder": str(folder.absolute())})
+    work.note(writer.document)
     try:
         list(profiled(live))
     finally:
         _left(writer, errors.OK)
     if json:
-        report.show_json(store.plain(writer.document))
+        report.show_json(writer.document)
     return writer.exit_code(errors.OK)
 
 
@@ -281,12 +281,13 @@ def _fetched(ctx: typer.Context, errand: Errand, out: Path | None, json: bool) -
     from .profile import looked_at
 
     file = errand.resume
-    old = _resumed(ctx, file, "profile").modal
-    folder = out or Path(old.asked["folder"])
-    work = _engine(Containers(old.gpu, old.image, together=True), Errand(errand.max_minutes))
+    document, asked = _resumed(ctx, file, AskedProfiles, "profile")
+    old, folder = document.modal, out or asked.folder
+    rented = Containers(old.gpu, old.image, together=True)
+    work = _engine(rented, Errand(errand.max_minutes), "profile", asked)
     (call,) = old.calls
     try:
-        code = looked_at(old.asked["names"], folder, json, lambda _: profiles.fetched(work, call, folder))
+        code = looked_at(asked.names, folder, json, lambda _: profiles.fetched(work, call, folder))
     except errors.GdnError:
         if not work.sent:
             file.unlink(missing_ok=True)
@@ -327,9 +328,9 @@ def setup(
 
         done = setup.setup(found, None if no_data else dataset, twins, report.say)
     if json:
-        report.show_json(done)
+        report.show_json(msgspec.to_builtins(done))
     else:
-        report.say(f"ready: {done['uploaded']} files uploaded, {done['kept']} were there")
+        report.say(f"ready: {done.uploaded} files uploaded, {done.kept} were there")
 
 
 @modal.command()
@@ -338,8 +339,8 @@ def status(json: o.AsJson = False) -> None:
     from .. import report
     from ..remote import resume, settings
 
-    found = settings.load()
-    report.show_remote(*resume.status(found), as_json=json)
+    there = msgspec.to_builtins(resume.status(settings.load()))
+    report.show_remote(there["apps"], there["runs"], as_json=json)
 
 
 @modal.command()

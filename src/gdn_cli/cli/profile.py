@@ -92,7 +92,7 @@ def profile(
             report.say(line)
         raise typer.Exit(errors.MISSING if damaged else errors.OK)
 
-    def profiled(live: list[str]) -> Iterator[dict[str, Any]]:
+    def profiled(live: list[str]) -> Iterator[Any]:
         from ..catalog import registry
 
         settings, known = look.settings(place, folder), registry.load(algos.algos)
@@ -115,16 +115,14 @@ def named(names: list[str] | None, algo: str | None) -> list[str]:
     return names
 
 
-def looked_at(
-    names: list[str], folder: Path, json: bool, profiled: Callable[[list[str]], Iterator[dict[str, Any]]]
-) -> int:
+def looked_at(names: list[str], folder: Path, json: bool, profiled: Callable[[list[str]], Iterator[Any]]) -> int:
     """Show the profiles of one name or two, and what differs; those that are not kept in `folder` are made by
     `profiled(names)`. Returns the exit code."""
     from .. import report
-    from ..profile import session
+    from ..profile import differences, session
 
-    documents: list[Any] = [session.find(name, folder) for name in names]
-    live = [name for name, document in zip(names, documents, strict=True) if document is None]
+    profiles: list[Any] = [session.find(name, folder) for name in names]
+    live = [name for name, profile in zip(names, profiles, strict=True) if profile is None]
     if live:
         made: list[Any] = []
         try:
@@ -133,17 +131,13 @@ def looked_at(
             if made and not json:  # the first of two is there, and worth its time
                 report.show_profiles(made, None, json)
             raise
-        documents = [document or made.pop(0) for document in documents]
-    different = None
-    if len(documents) == 2:
-        from ..profile import differences
-
-        different = differences.difference(*documents)
-    report.show_profiles(documents, different, json)
-    for document in documents:
-        if "unkept" in document:
-            report.say(document["unkept"])
-    return session.exit_code(documents)
+        profiles = [profile or made.pop(0) for profile in profiles]
+    difference = differences.difference(*profiles) if len(profiles) == 2 else None
+    report.show_profiles(profiles, difference, json)
+    for profile in profiles:
+        if profile.unkept:
+            report.say(profile.unkept)
+    return session.exit_code(profiles)
 
 
 def register(app: typer.Typer) -> None:

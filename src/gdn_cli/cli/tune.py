@@ -63,7 +63,7 @@ def tune(
     from ..catalog import registry
     from ..machine import inventory
     from ..run import planning
-    from ..tune import search
+    from ..tune import evidence, race, search
 
     tiers, _ = sampling.checked()
     algo = algos.one("tune")
@@ -76,12 +76,11 @@ def tune(
     (part,) = which.parts(known, [entry], loaded, {})
     plan = search.plan(known, entry, part.workloads, preset, only or [], where)
     if dry_run:
-        report.show_tuning({"command": "tune", "dry_run": True, **plan.to_json()}, part.op, json)
-        return
-    if entry.place.mode is None:
+        return report.show_tuning(plan, None, json)
+    if plan.mode is None:
         reason, hint = entry.place.reason, entry.place.hint
         raise errors.MissingError(f"{plan.algo.full_name} cannot run here: {reason}", hint=hint)
-    chosen = planning.tiers_for(entry.place.mode, tiers, "compare")
+    chosen = planning.tiers_for(plan.mode, tiers, "compare")
     if len(chosen) > 1:
         raise errors.UsageError(f"tune takes one tier, not {', '.join(chosen)}", hint=f"--tier {chosen[0]}")
     settings = search.Settings(
@@ -91,23 +90,26 @@ def tune(
     failed = None
     with search.alone(plan.algo, report.say):
         with report.progress() as progress:
-            work = search.Tuning(plan, settings, progress, report.say)
+            state = search.begin(plan, settings, progress, report.say)
             try:
-                work.run()
+                race.run(state)
+                evidence.write(state)
             except KeyboardInterrupt:
-                work.interrupted = True
-            except (errors.GdnError, OSError) as e:
-                failed = e if isinstance(e, errors.GdnError) else errors.MissingError(f"this machine cannot go on: {e}")
-                if isinstance(e, errors.GdnError) and not work.choices:
-                    raise failed from None
-        report.show_tuning(work.to_json(), part.op, json)
-        if work.log.unsaved:
-            report.say(f"not all that was measured could be kept: {work.log.unsaved}")
+                state.interrupted = True
+            except OSError as e:
+                failed = errors.MissingError(f"this machine cannot go on: {e}")
+            except errors.GdnError as e:
+                if not state.choices:
+                    raise
+                failed = e
+        report.show_tuning(plan, state, json)
+        if unsaved := state.journal.unsaved:
+            report.say(f"not all that was measured could be kept: {unsaved}")
         if failed:
             raise failed
-    if work.interrupted:
+    if state.interrupted:
         raise typer.Exit(errors.INTERRUPTED)
-    raise typer.Exit(errors.MISSING if work.log.unsaved else errors.OK)
+    raise typer.Exit(errors.MISSING if unsaved else errors.OK)
 
 
 def register(app: typer.Typer) -> None:

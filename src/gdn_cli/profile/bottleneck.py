@@ -13,11 +13,9 @@ roofline model (Williams et al., CACM 2009) and the limiter analysis of Nsight C
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
-
 from .. import units
-from ..profilers import Found, Table, stalls
+from ..profilers import stalls
+from ..schema.profile_types import Found, Ran, Survey, Table, Verdict
 
 HIGH = 0.6  # of a peak: it holds the kernel back
 LOW = 0.5  # of a peak: it does not; between the two nothing is said
@@ -29,50 +27,48 @@ _IDLE = 0.4  # of a call's span without any kernel
 _MANY = 4  # launches a call
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """`bound`: launch, bandwidth, instruction, latency or unclear. `why` has the numbers, `next` what to try."""
-
-    bound: str
-    summary: str
-    why: tuple[str, ...]
-    next: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
 class _Case:
     """The figures that decide; None where nothing measured it. Shares are of 1."""
 
-    time_us: float
-    span_us: float | None  # first start to last end, the host running ahead as in gdn bench
-    alone_us: float | None  # the same of a call that found the GPU idle, so that the host shows
-    launches: int | None
-    empty_us: float | None
-    copy_us: float | None
-    large_rate: float | None  # GB/s
-    moved: int
-    traffic: float | None  # GB/s by the counters
-    dram_peak: float | None
-    l2_peak: float | None
-    issue: float | None
-    pipe: float | None
-    pipe_name: str
-    waves: float | None
-    occupancy: float | None
-    sm_active: float | None
-    registers: float | None
-    occupancy_max: float | None
-    occupancy_limit: str
-    spills: float | None
-    read_excess: float | None  # bytes read from DRAM over those that must be
-    stalls: tuple[tuple[str, float | None], ...]  # the reasons that hold the warps most, with their shares in %
-    counters: bool
-    on_gpu: bool
-    most: str = ""  # the ops or functions that take the most time, with their shares
-    parts: tuple[tuple[str, float], ...] = ()  # what a call runs and its microseconds, the longest first
+    def __init__(self, survey: Survey, found: tuple[Found, ...]) -> None:
+        kernels = [f for f in found if f.name and f.number("time_us")]
+        main = max(kernels, key=lambda f: f.number("time_us"), default=Found(""))
+        ran = survey.ran or []
+
+        def share(key: str) -> float | None:
+            value = main.number(key)
+            return None if value is None else value / 100
+
+        self.time_us = survey.time_us
+        self.span_us = survey.span_us  # first start to last end, the host running ahead as in gdn bench
+        # the same of a call that found the GPU idle, so that the host shows
+        self.alone_us = max((r.start_us + r.us for r in ran), default=None)
+        self.launches = survey.launches or len(ran) or 1
+        self.empty_us = survey.empty_us
+        self.copy_us = survey.copy_us
+        self.large_rate = survey.large_rate
+        self.moved = survey.bytes_moved or 0
+        self.on_gpu = survey.tier != "wall"
+        self.traffic = main.number("dram_rate")  # GB/s by the counters
+        self.dram_peak = share("dram_peak")
+        self.l2_peak = share("l2_peak")
+        self.issue = share("issue")
+        self.pipe = share("pipe")
+        self.pipe_name = next((f.note for f in main.facts if f.key == "pipe"), "")
+        self.waves = main.number("waves")
+        self.occupancy = share("occupancy")
+        self.occupancy_max = share("occupancy_max")
+        self.occupancy_limit = main.value("occupancy_limit") or ""
+        self.spills = main.number("spills")
+        # bytes read from DRAM over those that must be: a kernel that does a part of the call need not read all
+        read, alone = main.number("dram_read"), len(ran) <= 1 and len(kernels) <= 1
+        self.read_excess = read / survey.bytes_in if alone and read and survey.bytes_in else None
+        # the reasons that hold the warps most, with their shares in %
+        waits = next((t.rows[:2] for t in main.tables if t.key == "stalls" and len(t.columns) > 1), ())
+        self.stalls = [(str(row[0]), row[1]) for row in waits]
+        self.counters = main.value("issue") is not None
+        self.most = _most(found)  # the ops or functions that take the most time, with their shares
+        self.parts = _parts(ran)  # what a call runs and its microseconds, the longest first
 
     @property
     def useful(self) -> float:
@@ -109,15 +105,15 @@ class _Case:
         return max(shares)
 
 
-def judge(survey: dict[str, Any] | None, found: tuple[Found, ...]) -> Verdict | None:
+def judge(survey: Survey | None, found: tuple[Found, ...]) -> Verdict | None:
     """The verdict on a call; None where not even its time is known.
 
-    survey  what session.py keeps of the plain run: time_us, copy_us, empty_us, large_rate (GB/s), bytes_moved, ran
+    survey  what the plain run measured
     found   what a tool found of each kernel; the one that takes the most time stands for the call
     """
-    if not survey or not survey.get("time_us"):
+    if not survey or not survey.time_us:
         return None
-    case = _case(survey, found)
+    case = _Case(survey, found)
     rules = (_disturbed, _launch, _bandwidth, _instruction, _latency)
     return _with_parts(case, next((verdict for rule in rules if (verdict := rule(case))), None) or _unclear(case))
 
@@ -129,16 +125,16 @@ def _most(found: tuple[Found, ...]) -> str:
     at = next((i for i, (_, unit) in enumerate(table.columns) if unit == "%"), None) if table else None
     if table is None or at is None:
         return ""
-    rows = [row for row in table.rows if row[at] is not None and not str(row[0]).startswith("(all")][:3]
+    rows = [row for row in table.rows if isinstance(row[at], (int, float)) and not str(row[0]).startswith("(all")][:3]
     return units.listed(f"{row[0]} ({row[at]:.0f} %)" for row in rows)
 
 
-def _parts(ran: list[dict[str, Any]]) -> tuple[tuple[str, float], ...]:
+def _parts(ran: list[Ran]) -> list[tuple[str, float]]:
     """What runs, equal names together."""
     times: dict[str, float] = {}
     for each in ran:
-        times[each["name"]] = times.get(each["name"], 0.0) + each["us"]
-    return tuple(sorted(times.items(), key=lambda part: -part[1]))
+        times[each.name] = times.get(each.name, 0.0) + each.us
+    return sorted(times.items(), key=lambda part: -part[1])
 
 
 def _with_parts(c: _Case, verdict: Verdict) -> Verdict:
@@ -154,52 +150,7 @@ def _with_parts(c: _Case, verdict: Verdict) -> Verdict:
     if verdict.bound != "launch" and c.alone_us and c.alone_us > 1.5 * total:
         why += f"; a call that finds the GPU idle takes {units.duration(c.alone_us)}: the host is slower"
         more.append("less work on the host between launches, or a CUDA graph, unless calls are queued ahead")
-    return Verdict(verdict.bound, verdict.summary, (*verdict.why, why), (*more, *verdict.next))
-
-
-def _case(survey: dict[str, Any], found: tuple[Found, ...]) -> _Case:
-    kernels = [f for f in found if f.name and f.value("time_us")]
-    main = max(kernels, key=lambda f: f.value("time_us")) if kernels else Found("")
-    ran = survey.get("ran") or []
-
-    def share(key: str) -> float | None:
-        value = main.value(key)
-        return None if value is None else value / 100
-
-    read, must = main.value("dram_read"), survey.get("bytes_in")
-    # a kernel that does a part of the call need not read all of the inputs
-    alone = len(ran) <= 1 and len(kernels) <= 1
-    pipe = next((f for f in main.facts if f.key == "pipe"), None)
-    waits = next((t for t in main.tables if t.key == "stalls"), None)
-    return _Case(
-        time_us=survey["time_us"],
-        span_us=survey.get("span_us"),
-        alone_us=max(r["start_us"] + r["us"] for r in ran) if ran else None,
-        launches=survey.get("launches") or len(ran) or None,
-        empty_us=survey.get("empty_us"),
-        copy_us=survey.get("copy_us"),
-        large_rate=survey.get("large_rate"),
-        moved=survey["bytes_moved"],
-        traffic=main.value("dram_rate"),
-        dram_peak=share("dram_peak"),
-        l2_peak=share("l2_peak"),
-        issue=share("issue"),
-        pipe=share("pipe"),
-        pipe_name=pipe.note if pipe else "",
-        waves=main.value("waves"),
-        occupancy=share("occupancy"),
-        occupancy_max=share("occupancy_max"),
-        occupancy_limit=main.value("occupancy_limit") or "",
-        sm_active=share("sm_active"),
-        registers=main.value("registers"),
-        spills=main.value("spills"),
-        read_excess=read / must if alone and read and must else None,
-        stalls=tuple((str(row[0]), row[1]) for row in waits.rows[:2]) if waits else (),
-        counters=main.value("issue") is not None,
-        on_gpu=survey.get("tier") != "wall",
-        most=_most(found),
-        parts=_parts(ran),
-    )
+    return Verdict(verdict.bound, verdict.summary, [*verdict.why, why], [*more, *verdict.next])
 
 
 # --- the rules, in the order in which they are asked ----------------------------------------------------------------
@@ -209,14 +160,14 @@ def _disturbed(c: _Case) -> Verdict | None:
     if not c.at_floor or c.at_floor < _FLOOR_OFF:
         return None
     why = [f"{_copy(c)}: no copy is so much slower, unless something else ran meanwhile"]
-    return Verdict("unclear", "unclear: the floor of this run cannot be right", *_two(why, ["measure again, alone"]))
+    return Verdict("unclear", "unclear: the floor of this run cannot be right", why, ["measure again, alone"])
 
 
 def _launch(c: _Case) -> Verdict | None:
-    many = (c.launches or 1) > 1
+    many = c.launches > 1
     # a few launches can be queued ahead, or put into a graph: a gap between two of them is not yet what holds it back
-    idle = 1 - c.time_us / c.span_us if (c.launches or 1) >= _MANY and c.span_us else 0.0
-    mean = c.time_us / (c.launches or 1)
+    idle = 1 - c.time_us / c.span_us if c.launches >= _MANY and c.span_us else 0.0
+    mean = c.time_us / c.launches
     short = bool(c.empty_us) and mean < _LAUNCHES * c.empty_us
     if not (idle >= _IDLE or short):
         return None
@@ -233,9 +184,7 @@ def _launch(c: _Case) -> Verdict | None:
         if many
         else ["nothing inside the kernel: do more work per launch, or let launches overlap (programmatic launch)"]
     )
-    return Verdict(
-        "launch", "launch-bound: the time goes into starting kernels, not into running them", *_two(why, more)
-    )
+    return Verdict("launch", "launch-bound: the time goes into starting kernels, not into running them", why, more)
 
 
 def _bandwidth(c: _Case) -> Verdict | None:
@@ -270,7 +219,8 @@ def _bandwidth(c: _Case) -> Verdict | None:
         "bandwidth",
         f"bandwidth-bound: {'L2' if in_l2 else 'bytes'} move about as fast as "
         f"{'it can' if in_l2 else 'this machine moves any'}",
-        *_two(why, more),
+        why,
+        more,
     )
 
 
@@ -291,7 +241,8 @@ def _instruction(c: _Case) -> Verdict | None:
     return Verdict(
         "instruction",
         f"instruction-bound: the {what} {'is' if what.endswith('pipe') else 'are'} the limit",
-        *_two(why, more),
+        why,
+        more,
     )
 
 
@@ -306,7 +257,7 @@ def _latency(c: _Case) -> Verdict | None:
     if c.at_floor:
         why.append(_copy(c))
     if c.stalls:
-        named = (f"{name} ({share:.0f} %)" if share is not None else name for name, share in c.stalls)
+        named = (f"{name} ({share:.0f} %)" if isinstance(share, (int, float)) else name for name, share in c.stalls)
         why.append(f"warps wait most with: {units.listed(named)}")
     more = []
     few = c.waves is not None and c.waves < 1
@@ -321,7 +272,7 @@ def _latency(c: _Case) -> Verdict | None:
         more.append(
             f"of {units.duration(c.time_us)} an empty launch is {units.duration(c.empty_us)}: only the rest can be won"
         )
-    return Verdict("latency", "latency-bound: warps wait, and too few others have work meanwhile", *_two(why, more))
+    return Verdict("latency", "latency-bound: warps wait, and too few others have work meanwhile", why, more)
 
 
 def _unclear(c: _Case) -> Verdict:
@@ -340,11 +291,7 @@ def _unclear(c: _Case) -> Verdict:
     if c.most:
         why.append(f"the most of the time goes to {c.most}")
         more.insert(0, "what takes the most, first")
-    return Verdict("unclear", "unclear: these figures do not say what holds it back", *_two(why, more))
-
-
-def _two(why: list[str], more: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    return tuple(why), tuple(more)
+    return Verdict("unclear", "unclear: these figures do not say what holds it back", why, more)
 
 
 def _rate(c: _Case) -> str:

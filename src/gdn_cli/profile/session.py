@@ -8,13 +8,13 @@ tool found, the survey and the verdict go into `profile.json`, beside the tool's
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +26,17 @@ from ..catalog.registry import Algo, Op, Registry
 from ..catalog.workloads import Workload
 from ..errors import GdnError, MissingError, UsageError
 from ..machine import environment, inventory, locks
-from ..parsing import read_json, to_json
-from ..profilers import Ask, Reading, Reply, Run
-from ..records.messages import Survey
+from ..parsing import decode, read_json, wrong
+from ..profilers import Ask, Reply, Run
+from ..records import messages
 from ..records.request import Profiling
 from ..records.store import dumps
 from ..run import planning
 from ..run.jobs import Job, execute
-from ..schema.record_types import Environment, Record, Status
+from ..schema.profile_types import Found, Listed, Profile, Ran, Survey, Verdict
+from ..schema.record_types import Call, Environment, Record, Status
 from . import bottleneck
 
-SCHEMA = 1
 _FILE = "profile.json"
 _ELSEWHERE = "--out DIR or GDN_HOME names another place"
 
@@ -124,116 +124,94 @@ def _mode(tool: str, entry: planning.Entry) -> str:
 
 def sent(subject: Subject, settings: Settings) -> dict[str, Any]:
     """A subject and how to profile it, as JSON for another machine."""
-    return {
-        "op": to_json(subject.op),
-        "algo": subject.algo.name,
-        "mode": subject.mode,
-        "workload": subject.workload.to_json(),
-        "definition": subject.definition,
-        "solution": subject.solution,
-        "settings": asdict(settings) | {"folder": None, "dataset": str(settings.dataset) if settings.dataset else None},
-    }
+    algo = msgspec.structs.replace(subject.algo, folder=None, shares=(), solution=None)
+    away = {"subject": replace(subject, algo=algo), "settings": replace(settings, folder=Path())}
+    return msgspec.to_builtins(away, enc_hook=str)
 
 
 def received(d: dict[str, Any], folder: Path) -> tuple[Subject, Settings]:
     """What `sent` gave; the profile is to go into `folder`."""
-    op, solution, spec = msgspec.convert(d["op"], Op), d["solution"], d["solution"]["spec"]
-    algo = Algo(
-        op=op.name,
-        name=d["algo"],
-        summary="",
-        language=spec["language"],
-        entry_point=spec["entry_point"],
-        destination_passing=spec["destination_passing_style"],
-        modes=(d["mode"],),
-        solution=solution,
-    )
-    subject = Subject(op, algo, d["mode"], msgspec.convert(d["workload"], Workload), d["definition"], solution)
-    asked = d["settings"] | {key: tuple(d["settings"][key]) for key in ("archs", "checks")}
-    dataset = Path(asked["dataset"]) if asked["dataset"] else None
-    return subject, Settings(**asked | {"folder": folder, "dataset": dataset})
+    read = partial(msgspec.convert, dec_hook=lambda form, value: form(value))  # paths
+    return read(d["subject"], Subject), replace(read(d["settings"], Settings), folder=folder)
 
 
 # What runs now, how many of how many processes are done.
 Progress = Callable[[str, int, int], None]
 
 
-def run(subject: Subject, settings: Settings, progress: Progress, say: Callable[[str], None]) -> dict[str, Any]:
-    """Profile one subject; returns the document, which `profile.json` in its folder holds as well.
+def run(subject: Subject, settings: Settings, progress: Progress, say: Callable[[str], None]) -> Profile:
+    """Profile one subject; `profile.json` in its folder holds what is returned.
 
     Raises GdnError where nothing could be found out; then no folder is left behind.
     """
     tool = profilers.module(settings.tool)
     tool.find()
-    folder = _folder(settings, subject)
+    # named so that a person finds it again: when, what, on what, by which tool
+    stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
+    words = [stamp, subject.op.name, subject.algo.name, subject.label, settings.tool]
+    folder = new_folder(settings.folder, words)
     try:
         with contextlib.ExitStack() as held:
             if subject.mode == "cuda" and profilers.TOOLS[settings.tool].timed:
                 gpu = inventory.gpus()[0]
                 held.enter_context(locks.gpu(gpu.uuid, say, f"GPU {gpu.index}"))
-            document = _profiled(subject, settings, folder, progress)
+            profile = _profiled(subject, settings, folder, progress)
     except BaseException as e:
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(e, OSError) and e.errno in files.MACHINE:  # a tool's files did not fit on the disk
             raise files.failure(e.filename or folder, e, _ELSEWHERE) from None
         raise
-    return keep(folder, document)
+    return keep(folder, profile)
 
 
-def keep(folder: Path, document: dict[str, Any]) -> dict[str, Any]:
-    """Write a profile's document into its folder; returns it with where it lies, and with `unkept`, the one line that
-    says why, where it could not be written: it can be shown all the same."""
+def keep(folder: Path, profile: Profile) -> Profile:
+    """Write a profile into its folder; returns it with where it lies, and with `unkept`, the one line that says why,
+    where it could not be written: it can be shown all the same."""
+    profile = msgspec.structs.replace(profile, folder=msgspec.UNSET, unkept=msgspec.UNSET)
     try:
-        files.write(folder / _FILE, dumps(document) + "\n", hint=None)
+        files.write(folder / _FILE, dumps(msgspec.to_builtins(profile)) + "\n", hint=None)
     except GdnError as e:
-        return _at(folder, document) | {"unkept": f"the profile could not be kept: {e.message}"}
-    return _at(folder, document)
+        profile.unkept = f"the profile could not be kept: {e.message}"
+    profile.folder = str(folder.absolute())
+    return profile
 
 
-def _profiled(subject: Subject, settings: Settings, folder: Path, progress: Progress) -> dict[str, Any]:
+def _profiled(subject: Subject, settings: Settings, folder: Path, progress: Progress) -> Profile:
     tool = profilers.module(settings.tool)
     name = f"{subject.algo.full_name} {subject.label}"
     progress(f"{name}: survey", 0, 1)
     survey, origin, status, reason = _survey(subject, settings)
     ask = Ask(
         settings.tool, subject.solution, subject.mode, settings.l2, settings.clocks, settings.archs, settings.checks,
-        survey.get("bytes_in", 0), survey.get("bytes_out", 0), subject.algo.specific,
+        survey.bytes_in if survey else 0, survey.bytes_out if survey else 0, subject.algo.specific,
     )  # fmt: skip
     replies = []
     runs = tool.runs(ask, folder)
     for i, each in enumerate(runs):
         progress(f"{name}: {settings.tool} {each.name}", i + 1, len(runs) + 1)
         replies.append(_ran(subject, settings, each))
-    reading = tool.read(ask, folder, replies)
+    reading, workload = tool.read(ask, folder, replies), subject.workload
     if reading.failed and status is Status.PASSED:
         status, reason = Status.FAILED, reading.failed
-    document = {
-        "schema": SCHEMA,
-        "name": folder.name,
-        "time": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    return Profile(
+        name=folder.name,
+        time=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         **environment.commit(),
-        "tool": settings.tool,
-        "op": subject.op.name,
-        "algo": subject.algo.name,
-        "source_hash": source_hash(subject.solution),
-        "mode": subject.mode,
-        "l2": settings.l2 if subject.mode == "cuda" else None,
-        "workload": {k: v for k, v in subject.workload.to_json().items() if k in ("uuid", "index", "axes", "origin")},
-        "label": subject.label,
-        "environment": msgspec.to_builtins(origin or Environment()),
-        "status": status.value,
-        "reason": reason,
-        "survey": survey or None,
-        "verdict": None,
-        "reading": json.loads(json.dumps(reading.to_json())),
-    }
-    return _judged(document)
-
-
-def _folder(settings: Settings, subject: Subject) -> Path:
-    """Named so that a person finds it again: when, what, on what, by which tool."""
-    stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
-    return new_folder(settings.folder, [stamp, subject.op.name, subject.algo.name, subject.label, settings.tool])
+        tool=settings.tool,
+        op=subject.op.name,
+        algo=subject.algo.name,
+        source_hash=source_hash(subject.solution),
+        mode=subject.mode,
+        l2=settings.l2 if subject.mode == "cuda" else None,
+        workload=Call(uuid=workload.uuid, axes=workload.axes, index=workload.index, origin=workload.origin),
+        label=subject.label,
+        environment=origin or Environment(),
+        status=status,
+        reason=reason,
+        survey=survey,
+        verdict=_verdict(settings.tool, survey, reading.found),
+        reading=reading,
+    )
 
 
 def new_folder(parent: Path, words: list[str]) -> Path:
@@ -254,11 +232,10 @@ def new_folder(parent: Path, words: list[str]) -> Path:
 # --- the processes --------------------------------------------------------------------------------------------------
 
 
-def _survey(subject: Subject, settings: Settings) -> tuple[dict[str, Any], Environment | None, Status, str | None]:
-    """What a plain worker says: the survey, where it ran, the status and the reason. {} for a tool that compiles
-    only."""
-    if subject.mode is None:
-        return {}, None, Status.PASSED, None
+def _survey(subject: Subject, settings: Settings) -> tuple[Survey | None, Environment | None, Status, str | None]:
+    """What a plain worker says: the survey, where it ran, the status and the reason."""
+    if subject.mode is None:  # a tool that compiles only
+        return None, None, Status.PASSED, None
     timed = profilers.TOOLS[settings.tool].timed
     job = replace(
         _job(subject, settings, Profiling("survey", l2=settings.l2)),
@@ -274,30 +251,31 @@ def _survey(subject: Subject, settings: Settings) -> tuple[dict[str, Any], Envir
         tail = f" ({outcome.tail[-1][:160]})" if outcome.tail and not record else ""
         first, *rest = (reason or status.value).splitlines()
         raise GdnError(f"{subject.algo.full_name}: {first}{tail}", code=code, hint="\n  ".join(rest) or None)
-    return _surveyed(record) if record else {}, outcome.environment, status, reason
+    return _surveyed(record) if record else None, outcome.environment, status, reason
 
 
-def _surveyed(record: Record) -> dict[str, Any]:
-    """The parts of a survey's record that a profile keeps. Times in microseconds, rates in GB/s."""
+def _surveyed(record: Record) -> Survey | None:
+    """The parts of a survey's record that a profile keeps."""
     if record.answer is None:
-        return {}
-    survey = msgspec.convert(record.answer, Survey)
-    kept: dict[str, Any] = {"bytes_in": survey.bytes_in, "bytes_out": survey.bytes_out}
-    if timing := record.timing:
-        floors = survey.floors
-        kept |= {
-            "tier": record.tier,
-            "time_us": timing.median_us,
-            "span_us": timing.span_us,
-            "launches": timing.kernels,
-            "copy_us": floors.copy_us,
-            "empty_us": floors.empty_us,
-            "large_rate": floors.large_bytes / floors.large_us / 1e3 if floors.large_us else None,
-            "bytes_moved": survey.bytes_in + survey.bytes_out,
-            "ran": survey.ran,
-            "doubts": record.doubts or [],
-        }
-    return kept
+        return None
+    said, timing = msgspec.convert(record.answer, messages.Survey), record.timing
+    if timing is None:
+        return Survey(bytes_in=said.bytes_in, bytes_out=said.bytes_out)
+    floors = said.floors
+    return Survey(
+        bytes_in=said.bytes_in,
+        bytes_out=said.bytes_out,
+        tier=record.tier,
+        time_us=timing.median_us,
+        span_us=timing.span_us,
+        launches=timing.kernels,
+        copy_us=floors.copy_us,
+        empty_us=floors.empty_us,
+        large_rate=floors.large_bytes / floors.large_us / 1e3 if floors.large_us else None,
+        bytes_moved=said.bytes_in + said.bytes_out,
+        ran=msgspec.convert(said.ran, list[Ran] | None),
+        doubts=record.doubts or [],
+    )
 
 
 def _ran(subject: Subject, settings: Settings, each: Run) -> Reply:
@@ -327,72 +305,59 @@ def _job(subject: Subject, settings: Settings, asked: Profiling) -> Job:
 # --- profiles that are kept -----------------------------------------------------------------------------------------
 
 
-def load(path: Path) -> dict[str, Any] | None:
+def load(path: Path) -> Profile | None:
     """A kept profile, from its folder or its file; None where that is none. MissingError, with the file's name, for a
     profile.json that is damaged, or that this gdn cannot read."""
     file = path / _FILE if path.is_dir() else path
     if not file.exists():
         return None
+    damaged = partial(MissingError, hint="delete its folder, or profile again")
     try:
-        document = read_json(file, MissingError)
-        if document["schema"] != SCHEMA or document["tool"] not in profilers.TOOLS:
-            known = f"this gdn reads schema {SCHEMA} of {', '.join(profilers.TOOLS)}"
-            raise MissingError(f"{file}: schema {document['schema']!r} of tool {document['tool']!r:.40}; {known}")
-        reading = document["reading"]
-        document["reading"] = reading | {"files": list(profilers.kept(file.parent, *reading["files"]))}
-        return _judged(_at(file.parent, document))
+        profile = decode(read_json(file, damaged), Profile, file, damaged)
+        if profile.tool not in profilers.TOOLS:
+            raise wrong(file, ["tool"], f"one of {', '.join(profilers.TOOLS)}", profile.tool, damaged)
     except GdnError:
         if file.name != _FILE:  # a packed solution, anything
             return None
         raise
-    except (ValueError, LookupError, TypeError, AttributeError) as e:
-        if file.name != _FILE:
-            return None
-        raise MissingError(
-            f"{file} is damaged: {errors.one_line(e)}", hint="delete its folder, or profile again"
-        ) from None
+    reading = profile.reading
+    profile.reading = msgspec.structs.replace(reading, files=profilers.kept(file.parent, *reading.files))
+    profile.verdict = _verdict(profile.tool, profile.survey, reading.found)
+    profile.folder = str(file.parent.absolute())
+    return profile
 
 
-def _judged(document: dict[str, Any]) -> dict[str, Any]:
-    """With this gdn's verdict on the figures, which are what is kept."""
-    timed = profilers.TOOLS[document["tool"]].timed
-    found = Reading.from_json(document["reading"]).found
-    verdict = bottleneck.judge(document["survey"], found) if timed else None
-    return document | {"verdict": verdict.to_json() if verdict else None}
+def _verdict(tool: str, survey: Survey | None, found: tuple[Found, ...]) -> Verdict | None:
+    """This gdn's verdict on the figures, which are what is kept."""
+    return bottleneck.judge(survey, found) if profilers.TOOLS[tool].timed else None
 
 
-def _at(folder: Path, document: dict[str, Any]) -> dict[str, Any]:
-    """With where it lies, which the file itself does not say: it may be moved."""
-    return document | {"folder": str(folder.absolute())}
-
-
-def find(name: str, folder: Path) -> dict[str, Any] | None:
+def find(name: str, folder: Path) -> Profile | None:
     """The kept profile of that name in `folder`, or of that path; None where there is none."""
     paths_ = [Path(name)] if os.sep in name or name.endswith(".json") else [folder / name, Path(name)]
     return next((found for path in paths_ if (found := load(path))), None)
 
 
-def kept(folder: Path, damaged: Callable[[str], None]) -> list[dict[str, Any]]:
-    """What `gdn profile --list` shows of each profile in `folder`, and in its folders; the newest first. `damaged` gets
-    a line for each that cannot be read."""
+def kept(folder: Path, damaged: Callable[[str], None]) -> list[Listed]:
+    """What `gdn profile --list` shows of each profile in `folder`, and in its folders. `damaged` gets a line for each
+    that cannot be read."""
     rows = []
     for file in sorted(folder.glob(f"*/{_FILE}")) + sorted(folder.glob("*.json")):
         try:
-            document = load(file)
+            p = load(file)
         except GdnError as e:
             damaged(str(e))
             continue
-        if document:
-            verdict, survey = document["verdict"] or {}, document["survey"] or {}
-            gpu = environment.device(document["environment"])
-            row = {key: document[key] for key in ("name", "time", "tool", "op", "algo", "label", "status")}
-            row |= {"time_us": survey.get("time_us"), "bound": verdict.get("bound"), "device": gpu}
-            rows.append(row | {"folder": str(file.parent if file.name == _FILE else file)})
-    return sorted(rows, key=lambda row: (row["time"], row["name"]), reverse=True)
+        if p:
+            us, bound = p.survey and p.survey.time_us or None, p.verdict and p.verdict.bound
+            place = str(file.parent if file.name == _FILE else file)
+            head = p.name, p.time, p.tool, p.op, p.algo, p.label, p.status
+            rows.append(Listed(*head, us, bound, p.environment.device, place))
+    return rows
 
 
-def exit_code(documents: list[dict[str, Any]]) -> int:
+def exit_code(profiles: list[Profile]) -> int:
     """1 where an algo is wrong, or failed the tool's own check; 3 where a profile could not be kept."""
-    if any(d["status"] != "passed" for d in documents):
+    if not all(p.passed for p in profiles):
         return errors.FAILED
-    return errors.MISSING if any("unkept" in d for d in documents) else errors.OK
+    return errors.MISSING if any(p.unkept for p in profiles) else errors.OK

@@ -23,12 +23,15 @@ Only `inside` and what it calls import torch. Nothing here starts a process: pro
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from ..schema.profile_types import Fact, Found, Reading, Table
+
+__all__ = ["TOOLS", "Ask", "Fact", "Found", "Reading", "Reply", "Run", "Table", "Tool", "kept", "module", "source_line"]
 
 
 @dataclass(frozen=True)
@@ -97,70 +100,9 @@ class Reply:
     tail: tuple[str, ...] = ()  # last lines of the process's output
 
 
-# --- what a tool found --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Fact:
-    """One figure. `unit`: us, B, GB/s, %, x, cycles, count, or "" for a text. `better`: lower, higher or "" (neither).
-
-    The same thing has the same key in every profile: two profiles are compared by their keys.
-    """
-
-    key: str
-    label: str
-    value: float | str | None
-    unit: str = ""
-    group: str = ""  # facts of one group stand together under its name
-    note: str = ""  # a few words behind the figure: "1.02x what must be read"
-    better: str = ""
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows under a title. A column is (name, unit) with Fact's units; the first column says what a row is about."""
-
-    key: str
-    title: str
-    columns: tuple[tuple[str, str], ...]
-    rows: tuple[tuple[Any, ...], ...]
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Found:
-    """What was found of one kernel (or of the call as a whole, with the name "")."""
-
-    name: str
-    facts: tuple[Fact, ...] = ()
-    tables: tuple[Table, ...] = ()
-
-    def value(self, key: str) -> Any:
-        """The value of a fact, None where there is none."""
-        return next((fact.value for fact in self.facts if fact.key == key), None)
-
-
-@dataclass(frozen=True)
-class Reading:
-    """All that a tool found. `failed` says why the algo failed the tool's check (a race, a fault): exit code 1."""
-
-    found: tuple[Found, ...] = ()
-    notes: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()  # kept in the profile's folder, the one to open first in front
-    failed: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, d: dict[str, Any]) -> Reading:
-        """What `to_json` gave, through JSON and back; ValueError for anything else."""
-        return msgspec.convert(d, cls)
-
-
 def kept(folder: Path, *names: str) -> tuple[str, ...]:
     """Those of the names that are files in the folder."""
-    return tuple(name for name in names if (folder / name).is_file())
+    return tuple(name for name in names if os.path.isfile(folder / name))
 
 
 def source_line(sources: Mapping[str, str], file: str, line: int) -> str:

@@ -27,7 +27,7 @@ from ..machine.inventory import Gpu
 from ..parsing import json_of, read_text
 from ..schema.record_types import SCHEMA, Document, Environment, GpuName, Record, Status, document_of
 
-__all__ = ["COPY", "FLOORS", "Writer", "dumps", "load", "open_document", "plain"]
+__all__ = ["COPY", "FLOORS", "Writer", "dumps", "load", "open_document"]
 
 
 class Work(Protocol):
@@ -40,6 +40,10 @@ class Work(Protocol):
     mode: str
     gpu: Gpu | None
     added: bool
+    in_place: bool
+
+    @property
+    def place(self) -> str: ...
 
 
 @dataclass
@@ -160,11 +164,6 @@ def load(path: Path) -> Document:
         raise UsageError(f"{path}: {at}: {said[:1].lower()}{said[1:].replace('`', '')}", hint=_WRITES) from None
 
 
-def plain(document: Document) -> dict[str, Any]:
-    """A document as the plain JSON that it is in its file: what report/ and history/ work on, until they take types."""
-    return json.loads(json.dumps(msgspec.to_builtins(document)))
-
-
 def dumps(document: Any) -> str:
     """JSON with a record, a score, a comparison a line: readable, small, and good to diff."""
     fields = msgspec.to_builtins(document) if isinstance(document, Document) else document
@@ -177,17 +176,3 @@ def _lines(value: Any) -> str:
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return "[\n" + ",\n".join("  " + json.dumps(item) for item in value) + "\n ]"
     return json.dumps(value, indent=1).replace("\n", "\n ")
-
-
-# --- for report/ and history/, which still work on plain JSON: these go when they take the types -------------------
-
-
-def place(record: dict[str, Any]) -> str:
-    """Record.place of a plain one."""
-    index = (record.get("gpu") or {}).get("index")
-    return record["mode"] if index is None else f"{record['mode']}:{index}"
-
-
-def environment_of(document: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
-    """Document.environment of a plain one."""
-    return (document.get("environments") or {}).get(place(record)) or {}

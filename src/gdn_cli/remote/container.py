@@ -10,122 +10,107 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from ..errors import GdnError, one_line
 from ..machine import inventory
-from ..records.request import Request
 from ..run import jobs
 from ..schema.record_types import Environment
 from . import build_cache, wire
-from .settings import CACHE, mismatch
+from .settings import CACHE
+from .wire import Cache, Parcel, Piece, Profile, Refusal, Reply, Wanted
 
 _FILES_MIB = 64  # of a profile's files, the ones to open first before the others
+Commit = Callable[[str], None]  # makes what was written to a volume last
 
 
-def serve(data: bytes) -> bytes:
+def serve(data: bytes, commit: Commit = lambda volume: None) -> bytes:
     """Do a parcel's work, one piece after the other; whatever happens, the answer is a reply."""
-    began = time.monotonic()
     try:
-        content = wire.decode(data)
-        devices = [gpu.name for gpu in inventory.gpus()]
-        reply: dict[str, Any] = {"devices": devices, "error": None, "answers": []}
-        if content["gpu"] and (why := mismatch(content["gpu"], devices)):
-            return wire.encode(reply | {"error": {"kind": "gpu", "reason": why}})
-        with _built(**content["cache"]) as env:
-            for piece in content["work"]:
-                reply["answers"].append(_piece(piece, env | content["env"], content))
+        reply = _served(wire.decode(data, Parcel), commit)
     except Exception as e:  # a type that the other side may not know says nothing there
-        reply = {"devices": [], "answers": [], "error": {"kind": "container", "reason": one_line(e)}}
-    return wire.encode(reply | {"seconds": time.monotonic() - began})
+        reply = Reply(lost=f"the container failed: {one_line(e)}")
+    return wire.encode(reply)
 
 
-def _piece(piece: dict[str, Any], env: dict[str, str], content: dict[str, Any]) -> dict[str, Any]:
-    with _environment(env):
-        if "profile" in piece:
-            return _profile(piece, content)
-        request = msgspec.convert(piece["request"], Request)
-        outcome = jobs.serve(request, jobs.environ_of(request.mode), piece["timeout_s"])
+def _served(content: Parcel, commit: Commit) -> Reply:
+    if content.gpu and (why := content.gpu.mismatch([gpu.name for gpu in inventory.gpus()])):
+        return Reply(wrong_gpu=why)
+    with _built(content.cache, commit) as env, _environment(env | content.env):
+        return Reply(
+            outcomes=[_outcome(piece, content) for piece in content.jobs],
+            profiles=[_profile(wanted, content) for wanted in content.profiles],
+        )
+
+
+def _outcome(piece: Piece, content: Parcel) -> jobs.Outcome:
+    outcome = jobs.serve(piece.request, jobs.environ_of(piece.request.mode), piece.timeout_s)
     if outcome.environment:
-        outcome.environment = _labelled(outcome.environment, content)
-    return msgspec.to_builtins(outcome)
+        _label(outcome.environment, content)
+    return outcome
 
 
-def _labelled(environment: Environment, content: dict[str, Any]) -> Environment:
+def _label(environment: Environment, content: Parcel) -> None:
     """Where the numbers come from: measured at Modal, in which image, on which of its GPUs."""
-    environment.where, environment.image = "modal", content["image"]
-    if content["gpu"] and environment.gpu:
-        environment.asked, environment.gpus = content["gpu"]["asked"], [gpu.name for gpu in inventory.gpus()]
-    return environment
+    environment.where, environment.image = "modal", content.image
+    if content.gpu and environment.gpu:
+        environment.asked, environment.gpus = str(content.gpu), [gpu.name for gpu in inventory.gpus()]
 
 
-def _profile(piece: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
+def _profile(wanted: Wanted, content: Parcel) -> Profile:
     """A profile made as `gdn profile` makes it here: its document, and the files of its folder."""
     from ..profile import session
 
     with tempfile.TemporaryDirectory(prefix="gdn-profiles-") as folder:
         try:
-            subject, settings = session.received(piece["profile"], Path(folder))
-            document = session.run(subject, settings, lambda *_: None, lambda line: None)
+            subject, settings = session.received(wanted, Path(folder))
+            made = session.run(subject, settings, lambda *_: None, lambda line: None)
         except GdnError as e:
-            return {"failed": {"message": e.message, "hint": e.hint, "code": e.code}}
-        if document["environment"]:
-            origin = _labelled(msgspec.convert(document["environment"], Environment), content)
-            document["environment"] = msgspec.to_builtins(origin)
-        files, left = _files(Path(document.pop("folder")), document["reading"]["files"])
-    return {"document": document, "files": files, "left": left}
+            return Profile(refused=Refusal(e.message, e.hint, e.code))
+        _label(made.environment, content)
+        files, left = _files(Path(made.folder), made.reading.files)
+        made.folder = msgspec.UNSET
+    return Profile(made, files, left)
 
 
-def _files(folder: Path, first: list[str]) -> tuple[dict[str, str], list[str]]:
-    """A profile's files as text by name, as far as they may travel; and the names of those that stayed behind."""
+def _files(folder: Path, first: Sequence[str]) -> tuple[dict[str, bytes], list[str]]:
+    """A profile's files by name, compressed, as far as they may travel; and the names of those that stayed behind."""
     names = [*first, *sorted(p.name for p in folder.iterdir() if p.name not in first and p.is_file())]
     files, left, room = {}, [], _FILES_MIB << 20
     for name in names:
-        text = wire.text_of((folder / name).read_bytes())
-        if len(text) <= room:
-            files[name] = text
-            room -= len(text)
+        packed = zlib.compress((folder / name).read_bytes(), 1)
+        if len(packed) <= room:
+            files[name] = packed
+            room -= len(packed)
         else:
             left.append(name)
     return files, left
 
 
 @contextlib.contextmanager
-def _built(key: str, volume: str) -> Iterator[dict[str, str]]:
+def _built(cache: Cache, commit: Commit) -> Iterator[dict[str, str]]:
     """The builders' folders on the local disk, with what an earlier container built; what is new is kept behind."""
     with tempfile.TemporaryDirectory(prefix="gdn-built-") as folder:
         root, mounted = Path(folder), Path(CACHE)
         if mounted.is_dir():
-            build_cache.restore(mounted, key, root)
+            build_cache.restore(mounted, cache.key, root)
         before = build_cache.state(root)
         yield build_cache.environment(root)
-        if mounted.is_dir() and build_cache.state(root) != before and build_cache.keep(mounted, key, root):
-            _commit(volume)
-
-
-def _commit(volume: str) -> None:
-    """Modal commits a volume in the background some time; this makes it certain. What is lost costs a build only."""
-    if os.environ.get("MODAL_IS_REMOTE") == "1":
-        from . import modal_client
-
-        with contextlib.suppress(Exception):
-            modal_client.commit(volume)
+        if mounted.is_dir() and build_cache.state(root) != before and build_cache.keep(mounted, cache.key, root):
+            commit(cache.volume)
 
 
 @contextlib.contextmanager
 def _environment(more: dict[str, str]) -> Iterator[None]:
     """These variables, and gdn's own package within the worker's reach: it was mounted, not installed."""
     package = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(
-        dict.fromkeys(p for p in [package, *os.environ.get("PYTHONPATH", "").split(os.pathsep)] if p)
-    )
+    paths = [package, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     kept = dict(os.environ)
-    os.environ.update(more | {"PYTHONPATH": path})
+    os.environ.update(more | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths)))})
     try:
         yield
     finally:

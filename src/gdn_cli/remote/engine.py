@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from .. import errors
 from ..catalog.pack import source_hash
@@ -21,14 +22,14 @@ from ..catalog.registry import Algo
 from ..catalog.tiers import TIERS
 from ..errors import RemoteError, UsageError
 from ..machine import environment, inventory
-from ..parsing import to_json
 from ..records import comparison, statistics
 from ..records.store import Writer
 from ..run import planning
 from ..run.jobs import Job, Outcome
 from ..schema.record_types import Document, RemoteCall, Rented, Status
-from . import resume, wire
+from . import modal_client, resume, wire
 from .settings import DATA, Gpu, Image, Settings, pins
+from .wire import Cache, Parcel, Piece, Reply, Wanted
 
 _WAIT_S = 0.5  # for a reply, over all calls: how late one may be noticed
 _SEVERAL = (
@@ -52,12 +53,24 @@ class Rent:
 
 @dataclass
 class Work:
-    """What one container is to do, and under which id Modal does it. `limit_s` bounds its time there."""
+    """What one container is to do, in at most `limit_s` seconds there."""
 
-    pieces: list[dict[str, Any]]
     jobs: list[Job]
     limit_s: int
-    call: Any = None
+    profiles: list[Wanted] = field(default_factory=list)  # to make: profiling.sent of each
+    earlier: RemoteCall | None = None  # another command has sent it
+    call: modal_client.Call | None = None
+
+    @property
+    def cuda(self) -> bool:
+        return "cuda" in [*(job.mode for job in self.jobs), *(wanted["subject"]["mode"] for wanted in self.profiles)]
+
+    @property
+    def sources(self) -> list[str]:
+        """The hashes of the algos that are built for it."""
+        solutions = [solution for job in self.jobs for solution in (job.solution, *(s for _, s in job.rivals))]
+        solutions += [wanted["subject"]["solution"] for wanted in self.profiles]
+        return sorted(source_hash(solution) for solution in solutions if solution)
 
 
 def place(algo: Algo, device: str = "auto") -> inventory.Place:
@@ -76,17 +89,11 @@ def _lacking(algo: Algo, mode: str) -> inventory.Place | None:
 
 def together(jobs: list[Job]) -> list[Job]:
     """The timed algos of an op in one process, their calls taking turns; floors and yardsticks as they were."""
-    found: list[Job] = []
-    for job in jobs:
-        if job.command != "bench" or job.added:
-            found.append(job)
-            continue
-        rivals = [j for j in jobs if (j.command, j.op.name, j.mode, j.added) == ("bench", job.op.name, job.mode, False)]
-        if len(rivals) < 2:
-            found.append(job)
-        elif job is rivals[0]:
-            found.append(_interleaved(rivals))
-    return found
+    groups: dict[object, list[Job]] = {}
+    for i, job in enumerate(jobs):
+        alone = job.command != "bench" or job.added
+        groups.setdefault(i if alone else (job.op.name, job.mode), []).append(job)
+    return [_interleaved(rivals) if len(rivals) > 1 else rivals[0] for rivals in groups.values()]
 
 
 def _interleaved(rivals: list[Job]) -> Job:
@@ -105,8 +112,7 @@ def _interleaved(rivals: list[Job]) -> Job:
 
 def key(job: Job) -> str:
     """A job's name from one command to the next."""
-    algos = [algo.name for algo, _ in job.rivals] or [job.algo.name if job.algo else ""]
-    return f"{job.command} {job.op.name} {'+'.join(algos)} {job.mode}"
+    return f"{job.command} {job.op.name} {'+'.join(job.names)} {job.mode}"
 
 
 @dataclass
@@ -118,34 +124,39 @@ class Engine:
     settings: Settings
     rent: Rent
     say: Callable[[str], None]
+    command: str = "bench"
+    asked: object = None  # the command's own options: a dataclass
+    resumed: Document | None = None  # what this goes on with
     earlier: list[RemoteCall] = field(default_factory=list)
     sent: list[RemoteCall] = field(default_factory=list)
+    writer: Writer | None = None
+
+    place = staticmethod(place)
 
     def __call__(self, jobs: list[Job]) -> Iterator[tuple[Job, Outcome]]:
-        old, fresh = self._split(jobs)
-        if old or fresh:
-            with contextlib.closing(self.carry(old, fresh)) as answers:
+        if jobs:
+            with contextlib.closing(self.carry(self._split(jobs))) as answers:
                 for work, reply in answers:
                     yield from self._outcomes(work, reply)
 
     # --- around a campaign ----------------------------------------------------------------------------------------
 
-    def begin(
-        self, plan: planning.Plan, writer: Writer, command: str, asked: dict[str, Any], old: Document | None
-    ) -> None:
+    def begin(self, plan: planning.Plan, writer: Writer) -> None:
         """Make the plan fit: what takes turns, and what an earlier run has already."""
+        self.writer = writer
         if self.rent.together:
             plan.jobs[:] = together(plan.jobs)
-        if old:
+        if old := self.resumed:
             plan.jobs[:] = resume.resume(plan.jobs, old, writer)
             self.earlier = old.modal.calls
             writer.document.comparisons, writer.document.overall = old.comparisons, old.overall
-        self.note(writer.document, command, asked)
+        self.note(writer.document)
 
-    def note(self, document: Document, command: str, asked: dict[str, Any]) -> None:
+    def note(self, document: Document) -> None:
         """Have the document say what was asked, and which calls are under way, whenever it is saved."""
+        asked = msgspec.to_builtins(self.asked, enc_hook=str)
         document.modal = Rented(
-            gpu=str(self.rent.gpu), image=self.rent.image.name, command=command, asked=asked, calls=self.sent
+            gpu=str(self.rent.gpu), image=self.rent.image.name, command=self.command, asked=asked, calls=self.sent
         )
 
     def finish(self, document: Document) -> None:
@@ -162,65 +173,52 @@ class Engine:
 
     # --- what there is to do --------------------------------------------------------------------------------------
 
-    def _split(self, jobs: list[Job]) -> tuple[list[Work], list[Work]]:
+    def _split(self, jobs: list[Job]) -> list[Work]:
         """The jobs whose answers an earlier command's calls will have, and those to be sent now."""
         by_key = {key(job): job for job in jobs}
-        old, taken = [], set()
-        for call in self.earlier:
-            if set(call.keys) <= set(by_key):
-                old.append(Work([], [by_key[k] for k in call.keys], call.limit_s, call=call.id))
-                taken |= set(call.keys)
-        left = [job for job in jobs if key(job) not in taken]
-        parts = [left] if self.rent.together and left else [[job] for job in left]
-        fresh = [
-            Work([piece(job) for job in part], part, self.bounded(sum(job.timeout_s for job in part))) for part in parts
-        ]
-        return old, fresh
+        sent = [call for call in self.earlier if set(call.keys) <= set(by_key)]
+        work = [Work([by_key[k] for k in call.keys], call.limit_s, earlier=call) for call in sent]
+        taken = {k for call in sent for k in call.keys}
+        fresh = [job for job in jobs if key(job) not in taken]
+        for part in [fresh] if self.rent.together and fresh else [[job] for job in fresh]:
+            work.append(Work(part, self.bounded(sum(job.timeout_s for job in part))))
+        return work
 
     def bounded(self, seconds: float) -> int:
         """A container's time for so much work: with its start, and not more than --max-minutes."""
         whole = seconds + self.settings.limits.start
         return max(1, math.ceil(min(whole, self.rent.minutes * 60 if self.rent.minutes else whole)))
 
-    @property
-    def containers(self) -> int:
-        return min(self.rent.containers, self.settings.limits.containers)
-
-    def gpu(self, work: list[Work]) -> Gpu | None:
-        """None where nothing needs one: then none is paid for."""
-        return self.rent.gpu if any(piece["cuda"] for w in work for piece in w.pieces) else None
+    def containers(self, calls: int) -> int:
+        """How many run side by side."""
+        return min(self.rent.containers, self.settings.limits.containers, calls)
 
     # --- there and back -------------------------------------------------------------------------------------------
 
-    def carry(self, old: list[Work], fresh: list[Work]) -> Iterator[tuple[Work, dict[str, Any] | CallLost]]:
-        """Send the fresh work, and give each one's reply as it comes, with those of old calls."""
-        from . import modal_client
-
-        for work in old:  # before anything can fail: they are there, and paid for
-            self._keep(work, work.call)
+    def carry(self, work: list[Work]) -> Iterator[tuple[Work, Reply]]:
+        """Send what is not there yet, and give each one's reply as it comes. RemoteError where the GPU is another one:
+        no other container will be better, and its times are no use."""
+        old, fresh = [w for w in work if w.earlier], [w for w in work if not w.earlier]
+        self.sent.extend(w.earlier for w in old)  # before anything can fail: they are there, and paid for
         modal_client.connect(self.settings.limits.connect)
-        gpu = self.gpu(fresh)
+        gpu = self.rent.gpu if any(w.cuda for w in fresh) else None  # else none is paid for
         if fresh:
             self.say(self.bill(fresh, gpu))
         with contextlib.ExitStack() as stack:
-            for work in old:
-                work.call = modal_client.recall(work.call)
+            for w in old:
+                w.call = modal_client.recall(w.earlier.id)
             if fresh:
-                containers = min(self.containers, len(fresh))
-                declared = modal_client.declare(
-                    self.settings, self.rent.image, gpu, max(w.limit_s for w in fresh), containers
-                )
-                running = stack.enter_context(modal_client.session(*declared, self.rent.detach))
-                for work in fresh:
-                    work.call = running.spawn(self.parcel(work, gpu))
+                limit_s, containers = max(w.limit_s for w in fresh), self.containers(len(fresh))
+                declared = modal_client.declare(self.settings, self.rent.image, gpu, limit_s, containers)
+                spawn = stack.enter_context(modal_client.session(*declared, self.rent.detach))
+                for w in fresh:
+                    w.call = spawn(self.parcel(w, gpu))
                     if self.rent.detach:  # else it ends with the app, and the app with this command
-                        self._keep(work, work.call.id)
+                        keys = [key(job) for job in w.jobs]
+                        self.sent.append(RemoteCall(id=w.call.id, keys=keys, limit_s=w.limit_s))
                 if self.rent.detach:
                     return
             yield from self._arriving([*old, *fresh])
-
-    def _keep(self, work: Work, id: str) -> None:
-        self.sent.append(RemoteCall(id=id, keys=[key(job) for job in work.jobs], limit_s=work.limit_s))
 
     @cached_property
     def commit(self) -> dict[str, str]:
@@ -229,74 +227,59 @@ class Engine:
         return {"GDN_COMMIT": found["commit"] + ("-dirty" if found.get("dirty") else "")} if found else {}
 
     def parcel(self, work: Work, gpu: Gpu | None) -> bytes:
-        pieces = [{k: v for k, v in piece.items() if k not in ("cuda", "sources")} for piece in work.pieces]
-        sources = sorted(s for piece in work.pieces for s in piece["sources"])
-        facts = "\0".join([self.rent.image.base, *pins(), str(gpu), *sources])
-        return wire.encode(
-            {
-                "work": pieces,
-                "gpu": gpu.to_json() if gpu else None,
-                "image": self.rent.image.name,
-                "env": {name: str(value) for name, value in self.settings.environment.items()} | self.commit,
-                "cache": {
-                    "key": hashlib.sha256(facts.encode()).hexdigest()[:24],
-                    "volume": self.settings.volumes.cache,
-                },
-            }
+        facts = "\0".join([self.rent.image.base, *pins(), str(gpu), *work.sources])
+        content = Parcel(
+            image=self.rent.image.name,
+            gpu=gpu,
+            cache=Cache(hashlib.sha256(facts.encode()).hexdigest()[:24], self.settings.volumes.cache),
+            env={name: str(value) for name, value in self.settings.environment.items()} | self.commit,
+            jobs=[piece(job) for job in work.jobs],
+            profiles=work.profiles,
         )
+        return wire.encode(content)
 
-    def _arriving(self, waiting: list[Work]) -> Iterator[tuple[Work, dict[str, Any] | CallLost]]:
-        from . import modal_client
-
+    def _arriving(self, waiting: list[Work]) -> Iterator[tuple[Work, Reply]]:
         patience = self.patience(waiting)
         deadline, heard = time.monotonic() + patience, time.monotonic()
         while waiting:
             for work in list(waiting):
                 left = deadline - time.monotonic()
-                reply: Any = None
+                reply = None
                 try:
                     data = work.call.wait(max(0.0, min(_WAIT_S / len(waiting), left)))
-                    reply = wire.decode(data) if data is not None else None
+                    reply = wire.decode(data, Reply) if data is not None else None
                     heard = time.monotonic()
                 except modal_client.CallFailed as e:
-                    reply = CallLost(str(e))
+                    reply = Reply(lost=str(e))
                 except modal_client.Unreachable:  # what runs there is paid for: not given up at the first silence
                     if time.monotonic() - heard > _SILENCE_S:
                         raise
                     time.sleep(_WAIT_S)
                 if reply is None and left <= 0:
                     work.call.cancel()
-                    reply = CallLost(
-                        f"no reply within {patience / 60:.0f} minutes: Modal had no {self.rent.gpu} free, or "
-                        "--max-minutes was too short"
-                    )
-                if reply is not None:
-                    waiting.remove(work)
-                    self.sent[:] = [call for call in self.sent if call.id != work.call.id]
-                    yield work, self.checked(reply)
+                    why = f"Modal had no {self.rent.gpu} free, or --max-minutes was too short"
+                    reply = Reply(lost=f"no reply within {patience / 60:.0f} minutes: {why}")
+                if reply is None:
+                    continue
+                waiting.remove(work)
+                self.sent[:] = [call for call in self.sent if call.id != work.call.id]
+                if reply.wrong_gpu:
+                    raise RemoteError(reply.wrong_gpu, hint="nothing was measured; name a GPU that Modal has: --gpu")
+                yield work, reply
 
     def patience(self, waiting: list[Work]) -> float:
         """Seconds until nothing more is waited for."""
         if self.rent.minutes:
             return self.rent.minutes * 60
-        rounds = math.ceil(len(waiting) / self.containers)
+        rounds = math.ceil(len(waiting) / self.containers(len(waiting)))
         return rounds * max(w.limit_s for w in waiting) + self.settings.limits.queue
 
-    def checked(self, reply: dict[str, Any] | CallLost) -> dict[str, Any] | CallLost:
-        """RemoteError where the GPU is another one: no other container will be better, and its times are no use."""
-        if isinstance(reply, CallLost) or not reply["error"]:
-            return reply
-        if reply["error"]["kind"] == "gpu":
-            raise RemoteError(reply["error"]["reason"], hint="nothing was measured; name a GPU that Modal has: --gpu")
-        return CallLost(f"the container failed: {reply['error']['reason']}")
-
-    def _outcomes(self, work: Work, reply: dict[str, Any] | CallLost) -> Iterator[tuple[Job, Outcome]]:
-        if isinstance(reply, CallLost):
+    def _outcomes(self, work: Work, reply: Reply) -> Iterator[tuple[Job, Outcome]]:
+        if reply.lost:
             for job in work.jobs:
-                yield job, Outcome(Status.REMOTE_FAILED, reply.reason, code=errors.REMOTE)
+                yield job, Outcome(Status.REMOTE_FAILED, reply.lost, code=errors.REMOTE)
             return
-        for job, answer in zip(work.jobs, reply["answers"], strict=True):
-            outcome = wire.outcome_of(answer)
+        for job, outcome in zip(work.jobs, reply.outcomes, strict=True):
             passed = sum(r.passed for r in outcome.records)
             device = outcome.environment and outcome.environment.device
             where = f", {device}" if device else ""
@@ -307,7 +290,7 @@ class Engine:
 
     def bill(self, work: list[Work], gpu: Gpu | None) -> str:
         """Which GPU, how many containers, at most how long: said before anything is started."""
-        containers = min(self.containers, len(work))
+        containers = self.containers(len(work))
         each = max(w.limit_s for w in work)
         whole = sum(w.limit_s for w in work)
         if self.rent.minutes and not self.rent.detach:
@@ -317,35 +300,10 @@ class Engine:
         return f"Modal: {what}, {calls}: {_minutes(whole)} of container time at most"
 
 
-@dataclass(frozen=True)
-class CallLost:
-    """A call that brought no answers, and why."""
-
-    reason: str
-
-
-def piece(job: Job) -> dict[str, Any]:
+def piece(job: Job) -> Piece:
     """A job as it travels: the request that a worker here would get, with the dataset where it is mounted."""
-    sent = replace(job, dataset=Path(DATA)) if job.dataset else job
-    solutions = [job.solution] if job.solution else [solution for _, solution in job.rivals]
-    return {
-        "request": to_json(sent.request()),
-        "timeout_s": job.timeout_s,
-        "cuda": job.mode == "cuda",
-        "sources": [source_hash(solution) for solution in solutions] or [job.command],
-    }
-
-
-def answers(engine: Engine, work: Work) -> list[dict[str, Any]]:
-    """What a container answers to each piece of work, which may have been sent before; [] where it is left there
-    (--detach). Raises RemoteError where the call is lost."""
-    old, fresh = ([work], []) if work.call else ([], [work])
-    with contextlib.closing(engine.carry(old, fresh)) as arriving:
-        for _, reply in arriving:
-            if isinstance(reply, CallLost):
-                raise RemoteError(reply.reason)
-            return reply["answers"]
-    return []
+    there = replace(job, dataset=Path(DATA)) if job.dataset else job
+    return Piece(there.request(), job.timeout_s)
 
 
 def _minutes(seconds: float) -> str:

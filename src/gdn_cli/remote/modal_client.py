@@ -12,14 +12,16 @@ import io
 import re
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from ..errors import GdnError, MissingError, RemoteError, one_line
 from ..text import display, unguarded
 from . import container
-from .settings import CACHE, DATA, Gpu, Image, Settings, packages
+from .settings import CACHE, DATA, Gpu, Image, Settings, load, packages
 
 LOGIN = "run `modal setup`, or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"
 _SECRETS = ("token_id", "token_secret", "oauth_refresh_token", "oauth_client_secret", "oauth_jwt_key")
@@ -39,25 +41,24 @@ class CallFailed(Exception):
 # --- what is declared ---------------------------------------------------------------------------------------------
 
 
-def image_of(image: Image) -> Any:
-    """The image, with gdn's own files mounted last: a change in them rebuilds nothing."""
+def serve(data: bytes) -> bytes:
+    """What Modal calls in a container."""
+    return container.serve(data, commit)
+
+
+def declare(settings: Settings, image: Image, gpu: Gpu | None, timeout_s: int, containers: int) -> tuple[Any, Any]:
+    """(app, function): what is rented, and its bounds. The function is `serve`."""
     import modal
 
     built = modal.Image.from_registry(image.base, add_python=image.python or None).entrypoint([])
     built = built.uv_pip_install(*packages(image)).run_commands(image.smoke)
-    # by default only .py files would go along
-    return built.add_local_python_source("gdn_cli", ignore=_IGNORED)
-
-
-def declare(settings: Settings, image: Image, gpu: Gpu | None, timeout_s: int, containers: int) -> tuple[Any, Any]:
-    """(app, function): what is rented, and its bounds. The function is container.serve."""
-    import modal
-
+    # mounted last, so that a change rebuilds nothing; by default only .py files would go along
+    built = built.add_local_python_source("gdn_cli", ignore=_IGNORED)
     app = modal.App(settings.app, include_source=False)
     dataset = modal.Volume.from_name(settings.volumes.dataset, create_if_missing=True)
     cache = modal.Volume.from_name(settings.volumes.cache, create_if_missing=True)
     rent = app.function(
-        image=image_of(image),
+        image=built,
         gpu=str(gpu) if gpu else None,
         timeout=timeout_s,
         retries=0,
@@ -68,7 +69,7 @@ def declare(settings: Settings, image: Image, gpu: Gpu | None, timeout_s: int, c
         volumes={DATA: dataset.with_mount_options(read_only=True), CACHE: cache},
         include_source=False,
     )
-    return app, rent(container.serve)
+    return app, rent(serve)
 
 
 # --- talking to it ------------------------------------------------------------------------------------------------
@@ -134,24 +135,18 @@ def recall(id: str) -> Call:
         return Call(modal.FunctionCall.from_id(id))
 
 
-class Session:
-    """A running app."""
-
-    def __init__(self, function: Any) -> None:
-        self._function = function
-
-    def spawn(self, parcel: bytes) -> Call:
-        with _translated():
-            return Call(self._function.spawn(parcel))
-
-
 @contextlib.contextmanager
-def session(app: Any, function: Any, detach: bool) -> Iterator[Session]:
-    """Build the image where that is needed, start the app, and stop it at the end, unless it is to be left running.
+def session(app: Any, function: Any, detach: bool) -> Iterator[Callable[[bytes], Call]]:
+    """Build the image where that is needed, start the app, and stop it at the end, unless it is to be left running;
+    what comes is a function that calls the app's own with a parcel.
 
     Modal talks on stderr meanwhile. Ctrl-C comes out as KeyboardInterrupt, once the app is stopped.
     """
     import modal
+
+    def spawn(parcel: bytes) -> Call:
+        with _translated():
+            return Call(function.spawn(parcel))
 
     interrupted = False
     talk = _Tee(unguarded(sys.stderr))
@@ -162,7 +157,7 @@ def session(app: Any, function: Any, detach: bool) -> Iterator[Session]:
         with _translated(talk, anything=True):
             stack.enter_context(app.run(detach=detach))
         try:
-            yield Session(function)
+            yield spawn
         except KeyboardInterrupt:
             interrupted = True
             raise
@@ -208,10 +203,12 @@ class _Tee(io.TextIOBase):
 
 
 def commit(volume: str) -> None:
-    """In a container: make what was written to the volume last."""
+    """In a container: make what was written to the volume last. Modal does so in the background some time; what is lost
+    costs a build only."""
     import modal
 
-    modal.Volume.from_name(volume).commit()
+    with contextlib.suppress(Exception):
+        modal.Volume.from_name(volume).commit()
 
 
 class Volume:
@@ -242,21 +239,25 @@ class Volume:
                 batch.put_file(path, f"/{name}")
 
 
-def apps(name: str) -> list[dict[str, Any]]:
+class App(Struct):
+    """An app that is alive."""
+
+    app: str  # its id
+    state: str
+    created: str  # 2026-11-21T14:12:00Z
+
+
+def apps(name: str) -> list[App]:
     """The apps of this name that are alive, the newest first."""
     import modal
 
     with _translated():
         found = [app.info() for app in modal.Environment.from_context().apps.list() if app.description == name]
     rows = [
-        {
-            "app": info.app_id,
-            "state": info.lifecycle.state.value,
-            "created": info.lifecycle.created_at.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        }
+        App(info.app_id, info.lifecycle.state.value, info.lifecycle.created_at.strftime("%Y-%m-%dT%H:%M:%SZ"))
         for info in found
     ]
-    return sorted(rows, key=lambda row: row["created"], reverse=True)
+    return sorted(rows, key=lambda row: row.created, reverse=True)
 
 
 def logs(app: str, lines: int) -> list[str]:
@@ -326,11 +327,7 @@ def _said(e: Exception, talk: _Tee | None) -> GdnError:
     if isinstance(e, kinds.NotFoundError):
         return RemoteError(f"Modal knows nothing of it: {text}", hint="`gdn modal status` lists what there is")
     if "gpu" in text.lower():
-        from . import settings
-
-        return RemoteError(
-            f"Modal has no such GPU: {text}", hint=f"--gpu takes {', '.join(settings.load().gpus.known)}"
-        )
+        return RemoteError(f"Modal has no such GPU: {text}", hint=f"--gpu takes {', '.join(load().gpus.known)}")
     return RemoteError(f"Modal refused: {text}")
 
 

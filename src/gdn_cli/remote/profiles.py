@@ -2,56 +2,62 @@
 
 from __future__ import annotations
 
+import contextlib
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from .. import files
-from ..catalog.pack import source_hash
-from ..errors import GdnError
+from ..errors import GdnError, RemoteError
 from ..profile import session
+from ..schema.profile_types import Profile
 from ..schema.record_types import RemoteCall
 from . import wire
-from .engine import Engine, Work, answers
+from .engine import Engine, Work
 from .settings import DATA
+from .wire import Reply
 
 _PROCESSES = 5  # that a profile takes at most, each with its own time limit
 
 
-def made(engine: Engine, subjects: list[session.Subject], settings: session.Settings) -> Iterator[dict[str, Any]]:
-    """The document of each subject, whose folder is here by then; none where they are left there (--detach). Raises
+def made(engine: Engine, subjects: list[session.Subject], settings: session.Settings) -> Iterator[Profile]:
+    """The profile of each subject, whose folder is here by then; none where they are left there (--detach). Raises
     what the profile of one was refused for."""
     away = replace(settings, dataset=Path(DATA)) if settings.dataset else settings
-    pieces = [
-        {"profile": session.sent(subject, away), "cuda": True, "sources": [source_hash(subject.solution)]}
-        for subject in subjects
-    ]
-    limit_s = engine.bounded(settings.timeout_s * _PROCESSES * len(pieces))
-    yield from _arrived(engine, Work(pieces, [], limit_s), settings.folder)
+    limit_s = engine.bounded(settings.timeout_s * _PROCESSES * len(subjects))
+    wanted = [session.sent(subject, away) for subject in subjects]
+    yield from _arrived(engine, Work([], limit_s, wanted), settings.folder)
 
 
-def fetched(engine: Engine, call: RemoteCall, folder: Path) -> Iterator[dict[str, Any]]:
-    """The documents of what an earlier command left there: `call` is of its Engine.sent."""
-    yield from _arrived(engine, Work([], [], call.limit_s, call.id), folder)
+def fetched(engine: Engine, call: RemoteCall, folder: Path) -> Iterator[Profile]:
+    """The profiles of what an earlier command left there: `call` is of its Engine.sent."""
+    yield from _arrived(engine, Work([], call.limit_s, earlier=call), folder)
 
 
-def _arrived(engine: Engine, work: Work, folder: Path) -> Iterator[dict[str, Any]]:
-    for answer in answers(engine, work):
-        if failed := answer.get("failed"):
-            raise GdnError(f"at Modal: {failed['message']}", code=failed["code"], hint=failed["hint"])
-        yield _unpacked(answer, folder, engine.say)
+def _arrived(engine: Engine, work: Work, folder: Path) -> Iterator[Profile]:
+    with contextlib.closing(engine.carry([work])) as arriving:
+        _, reply = next(arriving, (work, Reply()))
+    if reply.lost:
+        raise RemoteError(reply.lost)
+    for arrived in reply.profiles:
+        if refused := arrived.refused:
+            raise GdnError(f"at Modal: {refused.message}", code=refused.code, hint=refused.hint)
+        yield _unpacked(arrived, folder, engine.say)
 
 
-def _unpacked(answer: dict[str, Any], profiles: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    document = answer["document"]
-    folder, lost = session.new_folder(profiles, [document["name"]]), []
-    for name, text in answer["files"].items():
+def _unpacked(arrived: wire.Profile, profiles: Path, say: Callable[[str], None]) -> Profile:
+    profile = arrived.document
+    folder, lost = session.new_folder(profiles, [profile.name]), []
+    for name, packed in arrived.files.items():
         try:  # a full disk costs a file, not the profile
-            files.write(folder / Path(name).name, wire.bytes_of(text), hint=None)
+            files.write(folder / Path(name).name, zlib.decompress(packed), hint=None)
         except GdnError as e:
             lost.append(e.message)
-    if answer["left"]:
-        say(f"too large to come along: {', '.join(answer['left'])}")
-    kept = session.keep(folder, document | {"name": folder.name})
-    return {"unkept": f"not all of the profile could be kept: {lost[0]}"} | kept if lost else kept
+    if arrived.left:
+        say(f"too large to come along: {', '.join(arrived.left)}")
+    profile.name = folder.name
+    profile = session.keep(folder, profile)
+    if lost and not profile.unkept:
+        profile.unkept = f"not all of the profile could be kept: {lost[0]}"
+    return profile

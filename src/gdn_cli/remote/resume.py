@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
-from typing import Any
+
+import msgspec
+from msgspec import Struct, field
 
 from .. import paths
 from ..catalog.pack import source_hash
 from ..catalog.tiers import FLOORS
 from ..errors import GdnError, UsageError
-from ..parsing import json_of, read_text
 from ..records import store
 from ..records.store import Writer
 from ..run.jobs import Job
-from ..schema.record_types import Document, Record
+from ..schema.record_types import Document, Record, Rented
+from . import modal_client
+from .modal_client import App
 from .settings import Settings
 
 
@@ -54,22 +58,36 @@ def resume(jobs: list[Job], old: Document, writer: Writer) -> list[Job]:
     return left
 
 
-def status(settings: Settings) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(the apps that are alive, the runs that were left there, each with how many of its calls are done)."""
-    from . import modal_client
+class Left(Struct):
+    """A run that was left there, and what became of its calls."""
 
+    command: str
+    file: str
+    calls: int
+    done: int
+    under_way: int = field(name="under way")
+    lost: int
+
+
+class Status(Struct):
+    """What is at Modal."""
+
+    apps: list[App]
+    runs: list[Left]
+
+
+def status(settings: Settings) -> Status:
+    """The apps that are alive, and the runs that were left there."""
     modal_client.connect(settings.limits.connect)
     runs = []
-    for run in pending():
-        states = [_state(call["id"]) for call in run["calls"]]
-        counts = {state: states.count(state) for state in ("done", "under way", "lost")}
-        runs.append({"command": run["command"], "file": run["file"], "calls": len(states)} | counts)
-    return modal_client.apps(settings.app), runs
+    for file, run in pending():
+        states = [_state(call.id) for call in run.calls]
+        counts = [states.count(state) for state in ("done", "under way", "lost")]
+        runs.append(Left(run.command, str(file), len(states), *counts))
+    return Status(modal_client.apps(settings.app), runs)
 
 
 def _state(id: str) -> str:
-    from . import modal_client
-
     try:
         return "under way" if modal_client.recall(id).wait(0) is None else "done"
     except (modal_client.CallFailed, GdnError):
@@ -78,26 +96,27 @@ def _state(id: str) -> str:
 
 def logs(settings: Settings, app: str | None, lines: int) -> list[str]:
     """The last lines of an app, the newest that is alive if none is named."""
-    from . import modal_client
-
     modal_client.connect(settings.limits.connect)
     if app is None:
         alive = modal_client.apps(settings.app)
         if not alive:
             raise UsageError("no app of gdn is alive at Modal", hint="`modal app list` has the ids of those that ended")
-        app = alive[0]["app"]
+        app = alive[0].app
     return modal_client.logs(app, lines)
 
 
-def pending(folder: Path | None = None) -> list[dict[str, Any]]:
+class _Kept(Struct):
+    """Of a run's file, what says whether it is of interest here."""
+
+    modal: Rented
+
+
+def pending() -> list[tuple[Path, Rented]]:
     """The runs in gdn's folder whose calls had not come back when their file was last written, newest first."""
     found = []
-    for path in sorted((folder or paths.runs_dir()).glob("*.json"), reverse=True):
-        try:
-            text = read_text(path)
-            run = json_of(text, path)["modal"] if '"calls"' in text else {}
-            if run.get("calls"):
-                found.append({"command": run["command"], "file": str(path), "calls": run["calls"]})
-        except (UsageError, KeyError, TypeError, AttributeError):
-            continue
+    for path in sorted(paths.runs_dir().glob("*.json"), reverse=True):
+        with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeError, RecursionError):
+            run = msgspec.json.decode(path.read_bytes(), type=_Kept).modal
+            if run.calls:
+                found.append((path, run))
     return found

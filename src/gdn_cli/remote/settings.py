@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
@@ -19,8 +18,7 @@ DATA, CACHE = "/data", "/cache"  # where the volumes are mounted
 _EXTRA = "image"  # the extra of pyproject.toml that pins what the image holds
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(Struct, frozen=True):
     """What was asked for, `B200:2`: a model as Modal calls it, and how many in one container."""
 
     model: str  # upper case, with Modal's `!` where only that one will do
@@ -30,23 +28,19 @@ class Gpu:
     def __str__(self) -> str:
         return f"{self.model}:{self.count}" if self.count > 1 else self.model
 
-    def to_json(self) -> dict[str, Any]:
-        return {"asked": str(self), "count": self.count, "words": [list(w) for w in self.words]}
+    def mismatch(self, devices: list[str]) -> str | None:
+        """Why these devices are not what was asked for; None if they are.
 
+        A name's words are compared whole: an L40S is no L4, a GB200 no B200. A slice of a GPU is not the GPU.
+        """
 
-def mismatch(gpu: dict[str, Any], devices: list[str]) -> str | None:
-    """Why these devices are not what `gpu` (Gpu.to_json) asked for; None if they are.
+        def fits(device: str) -> bool:
+            words = re.split(r"[\s\-_]+", device.upper())
+            return "MIG" not in words and any(set(wanted) <= set(words) for wanted in self.words)
 
-    A name's words are compared whole: an L40S is no L4, a GB200 no B200. A slice of a GPU is not the GPU.
-    """
-
-    def fits(device: str) -> bool:
-        words = re.split(r"[\s\-_]+", device.upper())
-        return "MIG" not in words and any(set(wanted) <= set(words) for wanted in gpu["words"])
-
-    if len(devices) == gpu["count"] and all(map(fits, devices)):
-        return None
-    return f"asked for {gpu['asked']}, and the container has {', '.join(devices) or 'no GPU'}"
+        if len(devices) == self.count and all(map(fits, devices)):
+            return None
+        return f"asked for {self}, and the container has {', '.join(devices) or 'no GPU'}"
 
 
 class ImageTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -147,6 +141,6 @@ def pins() -> list[str]:
     return [found[1] for line in required if (found := marked.fullmatch(line))]
 
 
-def packages(image: Image, pinned: list[str] | None = None) -> list[str]:
+def packages(image: Image) -> list[str]:
     """What is installed on top of an image's base."""
-    return [pin for pin in pinned or pins() if pin.split("==")[0] not in image.keeps]
+    return [pin for pin in pins() if pin.split("==")[0] not in image.keeps]

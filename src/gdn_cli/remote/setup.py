@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from ..errors import MissingError
 from .settings import Settings
@@ -15,9 +14,18 @@ _BATCH = 32  # files that go up together: what is up is not sent again after an 
 _KINDS = ("definitions", "workloads", "blob", "solutions")  # folders of a FlashInfer-Trace data set that a worker reads
 
 
+class Stocked(Struct):
+    """What `setup` did; files of the data set, and bytes that went up."""
+
+    volumes: list[str]
+    uploaded: int = 0
+    kept: int = 0
+    bytes: int = 0
+
+
 def setup(
     settings: Settings, dataset: Path | None, twins: Callable[[], Path | None], say: Callable[[str], None]
-) -> dict[str, Any]:
+) -> Stocked:
     """Check the login, make both volumes, and upload what the data set's volume lacks of `dataset`: of the folder
     `twins()`, made once Modal has answered, where that is None."""
     from . import modal_client
@@ -29,12 +37,12 @@ def setup(
     for use, name in names.items():
         volumes[use] = modal_client.Volume(name)
         say(f"volume {name}: there ({use})")
-    done = {"volumes": list(names.values()), "uploaded": 0, "kept": 0, "bytes": 0}
+    done = Stocked(list(names.values()))
     if dataset is None and (folder := twins()):
         files = _files(folder)
     there = volumes["dataset"].files()
     lacking = {name: path for name, path in files.items() if there.get(name) != path.stat().st_size or _small(path)}
-    done["kept"] = len(files) - len(lacking)
+    done.kept = len(files) - len(lacking)
     if files and not lacking:
         say(f"data set: all {len(files)} files are there")
     names = list(lacking)
@@ -43,8 +51,8 @@ def setup(
         size = sum(path.stat().st_size for path in batch.values())
         say(f"data set: uploading {i + 1} to {i + len(batch)} of {len(names)} files ({size / 2**20:.1f} MiB)")
         volumes["dataset"].upload(batch)
-        done["uploaded"] += len(batch)
-        done["bytes"] += size
+        done.uploaded += len(batch)
+        done.bytes += size
     return done
 
 

@@ -7,13 +7,11 @@ makes a book of files, or of the document that a command writes.
 from __future__ import annotations
 
 import statistics
-import string
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from .. import units
 from ..catalog.registry import Op, Registry
 from ..catalog.tiers import COPY, FLOORS
 from ..schema.record_types import BestPeer, BestPeers, Compared, Document, Environment, Overall, Record, Score, Timing
@@ -295,26 +293,6 @@ class Book:
 
     def _wanted(self, item: Compared | BestPeer | BestPeers | Score) -> bool:
         return (not self.tiers or item.tier in self.tiers) and (not self.algos or item.algo in self.algos)
-
-
-# --- labels ---------------------------------------------------------------------------------------------------------
-
-
-def label_axes(op: Op | None, axes: dict[str, int]) -> list[str]:
-    """The axes that a label of this op shows, in its order."""
-    if op is None:
-        return list(axes)
-    named = [name for _, name, _, _ in string.Formatter().parse(op.label) if name]
-    return named if all(name in axes for name in named) else list(axes)
-
-
-def label_of(op: Op | None, axes: dict[str, int]) -> tuple[str, tuple[float, ...]]:
-    """A workload's label, and what sorts it by size."""
-    shown = label_axes(op, axes)
-    order = tuple(float(axes[name]) if units.is_positive(axes[name]) else 0.0 for name in shown)
-    if op is not None and all(f"{{{name}}}" in op.label for name in shown):
-        return op.label.format(**axes), order
-    return " ".join(f"{name}={axes[name]}" for name in shown) or "one size", order
 
 
 # --- the ladder -----------------------------------------------------------------------------------------------------

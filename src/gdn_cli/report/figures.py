@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import units
+from ..catalog.registry import label_of
 from ..catalog.tiers import COPY, EMPTY, FLOORS
 from ..errors import UsageError
 from ..schema.record_types import Compared
 from . import findings, provenance
-from .book import Book, Group, label_of, ladder
+from .book import Book, Group, ladder
 from .drawing import (
     GREY,
     INK,

@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 
 from .. import units
+from ..catalog.registry import label_axes
 from ..catalog.tiers import COPY, COPY_RATE, EMPTY, FLOORS
 from . import notes
-from .book import Book, Group, Measurement, label_axes, ladder
+from .book import Book, Group, Measurement, ladder
 
 # --- over one axis --------------------------------------------------------------------------------------------------
 

@@ -6,22 +6,21 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import msgspec
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
 
 from .. import files, units
-from ..records.history import EXPORTED, SHORT, Group, Kept, Overview, Place, Series, most_measured
+from ..records.history import EXPORTED, SHORT, Group, Kept, Overview, Place, Row, Series, most_measured
 from ..text import csv_cell, shown
-from ..units import digits
-from ..units import duration as _us
-from .screen import console, new_table, put, show_json, styled
+from .screen import console, print_table, put, show_json, styled
+from .table import Cell, Column, Mark, Table, numbers, words
 
 _MOST_LABELS = 6
+_FAILED = Cell("failed", Mark.BAD)
 _ROW = (  # of a timeline's JSON
     "run", "time", "command", "commit", "dirty", "interrupted", "source_hash", "measured", "failed", "doubted",
     "medians_us", "doubted_labels", "driver", "versions", "source_changed", "changes",
@@ -37,17 +36,16 @@ def show_overview(rows: list[Overview], as_json: bool, empty: str = EMPTY) -> No
     if not rows:
         return out.print(empty, soft_wrap=True)
     tables: dict[str, Table] = {}
+    columns = [Column("algo", folds=True), *numbers("runs"), *words("first", "last run", "commit")]
+    columns += numbers("best", "last")
     for row in rows:
-        columns = ["algo", ">runs", "<first", "<last run", "<commit", ">best", ">last"]
-        table = tables.setdefault(_title(row.op, row), new_table(columns))
-        table.add_row(
-            row.algo, str(row.runs), row.first[:10], row.last[:10], _commit(row),
-            _us(row.best_us) + ("?" if row.best_doubted else "") if row.best_us else "",
-            _us(row.last_us) + ("?" if row.doubted else "") if row.last_us else styled(("failed", "red")),
-        )  # fmt: skip
-    for title, table in tables.items():
-        out.print(styled((title, "bold")), soft_wrap=True)
-        out.print(table, "", sep="\n")
+        title = _title(row.op, row)
+        best = _doubted(units.duration(row.best_us), row.best_doubted) if row.best_us else ""
+        last = _doubted(units.duration(row.last_us), row.doubted > 0) if row.last_us else _FAILED
+        table = tables.setdefault(title, Table(title, columns))
+        table.add(row.algo, str(row.runs), row.first[:10], row.last[:10], _commit(row), best, last)
+    for table in tables.values():
+        print_table(out, table)
     for row in rows:
         if row.failed and row.last_us:
             of = row.failed + row.measured
@@ -60,7 +58,7 @@ def show_overview(rows: list[Overview], as_json: bool, empty: str = EMPTY) -> No
 def show_timeline(groups: list[Group], as_json: bool, empty: str = EMPTY) -> None:
     """A table for each algo, device and tier: a line for each run, newest last."""
     if as_json:
-        return show_json({"groups": [_group_json(group) for group in groups]})
+        return show_json({"groups": [_plain(group) for group in groups]})
     out = console()
     if not groups:
         return out.print(empty, soft_wrap=True)
@@ -72,37 +70,29 @@ def show_timeline(groups: list[Group], as_json: bool, empty: str = EMPTY) -> Non
     _legend(out, [row for group in groups for row in group.rows])
 
 
-def _group_json(group: Group) -> dict[str, Any]:
-    found = msgspec.structs.asdict(group)
-    return found | {"rows": [{name: getattr(row, name) for name in _ROW} for row in group.rows]}
+def _plain(group: Group) -> Row:
+    rows = [{name: getattr(row, name) for name in _ROW} for row in group.rows]
+    return msgspec.structs.asdict(group) | {"rows": rows}
 
 
-def _show_group(out: Any, group: Group) -> None:
+def _show_group(out: Console, group: Group) -> None:
     rows = group.rows
     failed = any(row.failed for row in rows)
     commits = max(len(shown(_commit(row))) for row in rows)
     width = out.width - sum(2 + n for n in (16, SHORT, commits, 6, *([7] if failed else [])))
     labels = _fitting(group, width)
-    table = new_table(
-        ["<time (UTC)", "<run", "<commit", "<source", *([">failed"] if failed else []), *(f">{x}" for x in labels)]
-    )
+    head = [*words("time (UTC)", "run", "commit", "source"), *numbers(*["failed"] * failed, *labels)]
+    table = Table("", head)
     for i, row in enumerate(rows):
-        changed = i == 0 or row.source_changed
-        cells: list[str | Text] = [
-            row.time[:16].replace("T", " "),
-            row.run[:SHORT],
-            _commit(row),
-            (row.source_hash or "-")[:6] if changed else "",
-        ]
-        if failed:
-            of = row.failed + row.measured
-            cells.append(styled((f"{row.failed}/{of}", "red")) if row.failed else "")
-        table.add_row(*cells, *(_cell(row, label) for label in labels))
+        source = (row.source_hash or "-")[:6] if i == 0 or row.source_changed else ""
+        of = f"{row.failed}/{row.failed + row.measured}" if row.failed else ""
+        cells = [_minute(row), row.run[:SHORT], _commit(row), source, *[Cell(of, Mark.BAD)] * failed]
+        table.add(*cells, *(_cell(row, label) for label in labels))
     out.print(styled((_title(f"{group.op}/{group.algo}", group), "bold")), soft_wrap=True)
-    out.print(table)
+    print_table(out, table)
     for row in rows:
         if row.changes:
-            _note(out, f"since {row.time[:16].replace('T', ' ')}:", ", ".join(row.changes), "yellow")
+            _note(out, f"since {_minute(row)}:", ", ".join(row.changes), "yellow")
     if hidden := len(group.labels) - len(labels):
         _note(out, f"({hidden} more columns with --json)", "")
     out.print()
@@ -120,7 +110,15 @@ def _fitting(group: Group, width: int) -> list[str]:
 
 def _cell(row: Series, label: str) -> str:
     value = row.medians_us.get(label)
-    return "" if value is None else digits(value) + ("?" if label in row.doubted_labels else "")
+    return "" if value is None else _doubted(units.digits(value), label in row.doubted_labels)
+
+
+def _doubted(figure: str, doubted: bool) -> str:
+    return figure + "?" * doubted
+
+
+def _minute(row: Series) -> str:
+    return row.time[:16].replace("T", " ")
 
 
 def _commit(row: Series | Overview) -> str:
@@ -133,14 +131,14 @@ def _title(name: str, place: Place) -> str:
     return f"{name} | {place.device or place.mode or 'unknown device'} | {tier}{l2}"
 
 
-def _legend(out: Any, rows: list[Series] | list[Overview]) -> None:
+def _legend(out: Console, rows: list[Series] | list[Overview]) -> None:
     if any(row.dirty and row.commit for row in rows):
         _note(out, "+:", "with changes that were not committed")
     if any(row.doubted for row in rows):
         _note(out, "?:", "some of it was measured on a throttled or noisy machine (`doubts` in the export)")
 
 
-def _note(out: Any, word: str, text: str, style: str = "dim") -> None:
+def _note(out: Console, word: str, text: str, style: str = "dim") -> None:
     out.print(styled((word, style), f" {text}" if text else ""), soft_wrap=True)
 
 
@@ -170,32 +168,30 @@ def show_forgotten(found: list[Series], as_json: bool) -> None:
     put(f"forgotten: run {run.run}, {run.command or 'bench'} of {run.time}, {what}{stays}")
 
 
-def export(rows: Iterator[dict[str, Any]], target: str) -> int:
+def export(rows: Iterable[Row], target: str) -> int:
     """Write records to a file: CSV for .csv, else a JSON document a line; `-` is stdout. Returns how many.
 
     A file appears whole or not at all. Raises GdnError where it cannot be written.
     """
     if target == "-":
-        return _write_lines(rows, sys.stdout)
+        return _write(rows, sys.stdout, as_csv=False)
     path = Path(target)
     with files.opened(path, hint=None) as f, io.TextIOWrapper(f, encoding="utf-8", newline="") as text:
-        return (_write_csv if path.suffix == ".csv" else _write_lines)(rows, text)
+        return _write(rows, text, as_csv=path.suffix == ".csv")
 
 
-def _write_lines(rows: Iterator[dict[str, Any]], f: TextIO) -> int:
-    count = 0
-    for count, row in enumerate(rows, 1):  # noqa: B007
-        f.write(json.dumps(row) + "\n")
-    return count
-
-
-def _write_csv(rows: Iterator[dict[str, Any]], f: TextIO) -> int:
-    """Lists and tables as JSON in their cell; true and false as JSON too; nothing where there is none; text is text."""
+def _write(rows: Iterable[Row], f: TextIO, as_csv: bool) -> int:
+    """In CSV, lists and tables are JSON in their cell; true and false are JSON too; nothing is where there is none."""
     writer = csv.writer(f, lineterminator="\n")
-    writer.writerow(EXPORTED)
+    if as_csv:
+        writer.writerow(EXPORTED)
     count = 0
-    for count, row in enumerate(rows, 1):  # noqa: B007
-        writer.writerow(json.dumps(v) if isinstance(v, (bool, dict, list)) else csv_cell(v) for v in row.values())
+    for row in rows:
+        if as_csv:
+            writer.writerow(json.dumps(v) if isinstance(v, (bool, dict, list)) else csv_cell(v) for v in row.values())
+        else:
+            f.write(json.dumps(row) + "\n")
+        count += 1
     return count
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from .. import paths
-from ..catalog.registry import Registry
+from ..catalog.registry import Registry, label_of
 from ..catalog.tiers import FLOORS, TIERS
 from ..errors import MissingError, UsageError, unknown
 from ..records import store
 from ..schema.record_types import Document, Record, document_of
-from .book import Book, Group, Measurement, Source, label_of, ladder
+from .book import Book, Group, Measurement, Source, ladder
 
 
 def newest() -> Path:

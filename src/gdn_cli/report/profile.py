@@ -6,15 +6,18 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.table import Table as RichTable
 
 from .. import units
-from ..machine import environment
 from ..profile import differences
+from ..profile.differences import Difference
 from ..profilers import symbols
+from ..schema.profile_types import Fact, Found, Listed, Profile, Ran
+from ..schema.profile_types import Table as Told
+from ..schema.statuses import Status
 from .screen import block, console, print_table, put, show_json, styled
 from .table import Cell, Column, Mark, Table, numbers, words
 
@@ -38,36 +41,36 @@ _OPEN = (
 )
 
 
-def show_profiles(documents: list[dict[str, Any]], difference: dict[str, Any] | None, as_json: bool) -> None:
+def show_profiles(profiles: list[Profile], difference: Difference | None, as_json: bool) -> None:
     """Profiles, each on a screen of its own; with `difference`, two of them beside each other instead."""
     if as_json:
-        return show_json({"profiles": documents, "difference": difference})
+        return show_json(msgspec.to_builtins({"profiles": profiles, "difference": difference}))
     out = console()
     if difference is not None:
-        a, b = (next(d for d in documents if d["name"] == difference[side]) for side in "ab")
+        a, b = (next(p for p in profiles if p.name == name) for name in (difference.a, difference.b))
         return _show_difference(out, difference, a, b)
-    for i, document in enumerate(documents):
+    for i, profile in enumerate(profiles):
         if i:
             out.print()
-        _show_profile(out, document)
+        _show_profile(out, profile)
 
 
-def show_profile_list(rows: list[dict[str, Any]], as_json: bool) -> None:
+def show_profile_list(rows: list[Listed], as_json: bool) -> None:
     """The profiles that are kept here, the newest first."""
-    rows = sorted(rows, key=lambda row: (row["time"], row["name"]), reverse=True)
+    rows = sorted(rows, key=lambda row: (row.time, row.name), reverse=True)
     if as_json:
-        return show_json({"profiles": rows})
+        return show_json(msgspec.to_builtins({"profiles": rows}))
     if not rows:
         return put("no profiles are kept here")
-    devices = list(dict.fromkeys(row["device"] or "-" for row in rows))
+    devices = list(dict.fromkeys(row.device or "-" for row in rows))
     where = f" | {devices[0]}" if len(devices) == 1 and devices[0] != "-" else ""
     # a name says the op, the algo, the workload and the tool, and is what other commands take: it stays whole if it can
     head = [Column("profile", folds=True), *numbers("time"), *words("bound"), *words("device")[: len(devices) > 1]]
     made = Table("", head)
     for row in rows:
-        bound = row["bound"] or "-" if row["status"] == "passed" else Cell(row["status"].replace("_", " "), Mark.BAD)
-        device = [row["device"] or "-"][: len(devices) > 1]
-        made.add(row["name"], units.figure(row["time_us"], "us"), bound, *device)
+        bound = row.bound or "-" if row.status is Status.PASSED else Cell(row.status.words, Mark.BAD)
+        device = [row.device or "-"][: len(devices) > 1]
+        made.add(row.name, units.figure(row.time_us, "us"), bound, *device)
     out = console()
     _line(out, (f"profiles, the newest first{where}", "bold"))
     print_table(out, made)
@@ -81,34 +84,33 @@ def short(name: str) -> str:
     return symbols.own(name).partition("<")[0] or name
 
 
-def _cut(name: str) -> str:
-    return name if len(name) <= _NAME else f"{name[: _NAME - 3]}..."
-
-
 # --- one profile --------------------------------------------------------------------------------------------------
 
 
-def _show_profile(out: Console, document: dict[str, Any]) -> None:
-    reading = document.get("reading") or {"found": [], "notes": [], "files": [], "failed": None}
-    title = [f"{document['op']} {document['algo']}", *_where(document)]
-    _line(out, (" | ".join(title), "bold"))
+def _show_profile(out: Console, profile: Profile) -> None:
+    reading = profile.reading
+    _line(out, (" | ".join([f"{profile.op} {profile.algo}", *_where(profile)]), "bold"))
     grid = _grid()
-    for word, text in _states(document, reading):
-        grid.add_row(styled((word, "red")), block(text))
-    _verdict(grid, document.get("verdict"))
-    for word, text in _survey(document, reading):
+    _judged(grid, profile)
+    for word, text in _survey(profile):
         grid.add_row(styled((word, "yellow" if word == "doubt (?)" else "dim")), text)
     if grid.row_count:
         out.print(grid)
-    for found in reading["found"]:
-        _show_found(out, _telling(found, document.get("verdict")), reading["found"])
-    if reading["notes"]:
+    for found in reading.found:
+        _show_found(out, found, profile)
+    if reading.notes:
         out.print()
-    for note in reading["notes"]:
+    for note in reading.notes:
         grid = _grid()
         grid.add_row("note", note, style="dim")
         out.print(grid)
-    _files(out, document, reading["files"])
+    out.print()
+    _line(out, (f"folder: {profile.folder}", "dim"))
+    if reading.files:
+        out.print(styled((f"files: {', '.join(reading.files)}", "dim")))
+        first = str(Path(profile.folder) / reading.files[0])
+        if how := next((how for end, how in _OPEN if first.endswith(end)), None):
+            _line(out, (f"open: {how.format(shlex.quote(first))}", "dim"))
 
 
 def _line(out: Console, *parts: str | tuple[str, str]) -> None:
@@ -116,118 +118,100 @@ def _line(out: Console, *parts: str | tuple[str, str]) -> None:
     out.print(styled(*parts), soft_wrap=True)
 
 
-def _grid() -> RichTable:
+def _grid(gap: int = _GAP) -> RichTable:
     """A word, and beside it a text that folds below itself."""
-    grid = RichTable.grid(padding=(0, _GAP, 0, 0))
+    grid = RichTable.grid(padding=(0, gap, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     return grid
 
 
-def _where(document: dict[str, Any]) -> list[str]:
-    env = document.get("environment") or {}
-    machine = differences.gpu(document) or env.get("cpu")
-    machine = machine and machine + environment.rented(env)
-    l2 = f"L2 {document['l2']}" if document.get("l2") and document.get("mode") == "cuda" else None
-    return [part for part in (document.get("label"), machine, document["tool"], l2) if part]
+def _where(profile: Profile) -> list[str]:
+    l2 = f"L2 {profile.l2}" if profile.l2 and profile.mode == "cuda" else None
+    env = msgspec.structs.replace(profile.environment, threads=None)
+    return [part for part in (profile.label, env.device, profile.tool, l2) if part]
 
 
-def _states(document: dict[str, Any], reading: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    if document["status"] != "passed":
-        yield document["status"].replace("_", " "), document.get("reason") or "no reason is known"
-    if reading["failed"]:
-        yield "failed", reading["failed"]
-
-
-def _verdict(grid: RichTable, verdict: dict[str, Any] | None) -> None:
+def _judged(grid: RichTable, profile: Profile) -> None:
+    """What went wrong, and the verdict."""
+    if not profile.passed:
+        grid.add_row(styled((profile.status.words, "red")), block(profile.reason or "no reason is known"))
+    if profile.reading.failed:
+        grid.add_row(styled(("failed", "red")), block(profile.reading.failed))
+    verdict = profile.verdict
     if not verdict:
         return
-    bound, _, rest = verdict["summary"].partition(":")
+    bound, _, rest = verdict.summary.partition(":")
     grid.add_row(styled(("verdict", "dim")), styled((bound, "bold"), ":" if rest else "", rest))
-    for word, texts in (("why", verdict["why"]), ("try", verdict["next"])):
+    for word, texts in (("why", verdict.why), ("try", verdict.next)):
         for i, text in enumerate(texts):
             grid.add_row("" if i else styled((word, "dim")), _item(text) if len(texts) > 1 else text)
 
 
 def _item(text: str) -> RichTable:
     """One of several: where it is folded, one still sees where the next begins."""
-    item = RichTable.grid(padding=(0, 1, 0, 0))
-    item.add_column(no_wrap=True)
-    item.add_column(overflow="fold")
+    item = _grid(1)
     item.add_row("-", text)
     return item
 
 
-def _survey(document: dict[str, Any], reading: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _survey(profile: Profile) -> Iterator[tuple[str, str]]:
     """What gdn itself measured, without the tool: the time against the floors, and what a call runs."""
-    survey = document.get("survey")
+    survey = profile.survey
     if not survey:
         return
-    if us := survey.get("time_us"):
-        parts = [f"{units.figure(us, 'us')} ({survey['tier']})"]
-        if copy := survey.get("copy_us"):
+    if us := survey.time_us:
+        parts = [f"{units.figure(us, 'us')} ({survey.tier})"]
+        if copy := survey.copy_us:
             parts.append(f"{units.figure(us / copy, 'x')} the floor: a copy takes {units.figure(copy, 'us')}")
-        if empty := survey.get("empty_us"):
+        if empty := survey.empty_us:
             parts.append(f"an empty launch {units.figure(empty, 'us')}")
-        if (moved := survey.get("bytes_moved")) and (rate := moved / us / 1e3):
-            large = f", a large copy {units.figure(survey['large_rate'], 'GB/s')}" if survey.get("large_rate") else ""
-            parts.append(f"{units.size(moved)} at {units.figure(rate, 'GB/s')}{large}")
+        if moved := survey.bytes_moved:
+            large = f", a large copy {units.figure(survey.large_rate, 'GB/s')}" if survey.large_rate else ""
+            parts.append(f"{units.size(moved)} at {units.figure(moved / us / 1e3, 'GB/s')}{large}")
         yield "time", "; ".join(parts)
-        span = survey.get("span_us")
+        span = survey.span_us
         if span and span > us * (1 + differences.SAME):
             yield "", f"{units.duration(span)} from the first start to the last end: the GPU waits between its kernels"
-    ran = survey.get("ran") or []
-    seen = [found["name"] for found in reading["found"] if found["name"]]
+    ran = survey.ran or []
+    seen = [short(found.name) for found in profile.reading.kernels]
     # a tool's name of a kernel and CUPTI's may differ: mangled, cut
-    unseen = [r["name"] for r in ran if seen and short(r["name"]) not in map(short, seen)]
+    unseen = [r.name for r in ran if seen and short(r.name) not in seen]
     if len(ran) > 1 or unseen:
-        yield "runs", ", ".join(_ran(ran, unseen, document["tool"]))
-    elif not ran and (survey.get("launches") or 0) > 1:
-        yield "runs", f"{survey['launches']} kernels"
-    for doubt in survey.get("doubts") or []:
+        yield "runs", ", ".join(_ran(ran, unseen, profile.tool))
+    elif not ran and (survey.launches or 0) > 1:
+        yield "runs", f"{survey.launches} kernels"
+    for doubt in survey.doubts or []:
         yield "doubt (?)", doubt
 
 
-def _ran(ran: list[dict[str, Any]], unseen: list[str], tool: str) -> Iterator[str]:
-    counts = Counter(r["name"] for r in ran)
+def _ran(ran: list[Ran], unseen: list[str], tool: str) -> Iterator[str]:
+    counts = Counter(r.name for r in ran)
     for name, n in counts.items():
-        us = sum(r["us"] for r in ran if r["name"] == name)
+        us = sum(r.us for r in ran if r.name == name)
         many = f"{n}x " if n > 1 else ""
         yield f"{many}{short(name)} {units.figure(us, 'us')}" + (f" (not seen by {tool})" if name in unseen else "")
-
-
-def _files(out: Console, document: dict[str, Any], files: list[str]) -> None:
-    folder = document["folder"]
-    out.print()
-    _line(out, (f"folder: {folder}", "dim"))
-    if files:
-        out.print(styled((f"files: {', '.join(files)}", "dim")))
-        first = str(Path(folder) / files[0])
-        if how := next((how for end, how in _OPEN if first.endswith(end)), None):
-            _line(out, (f"open: {how.format(shlex.quote(first))}", "dim"))
 
 
 # --- what was found of a kernel -----------------------------------------------------------------------------------
 
 
-def _show_found(out: Console, found: dict[str, Any], among: list[dict[str, Any]]) -> None:
+def _show_found(out: Console, found: Found, profile: Profile) -> None:
+    """What is worth a place on the screen; --json has all of it."""
+    among = profile.reading.found
     out.print()
-    if found["name"]:
-        out.print(styled((_called(found["name"], [f["name"] for f in among]), "bold")))
+    if found.name:
+        out.print(styled((_called(found.name, [f.name for f in among]), "bold")))
     elif len(among) > 1:
         out.print(styled(("the call", "bold")))
-    _show_facts(out, found["facts"])
-    for i, table in enumerate(found["tables"]):
-        if i or found["facts"]:
+    facts = [fact for fact in found.facts if fact.key not in _QUIET or (found.number(fact.key) or 0) >= 1]
+    _show_facts(out, facts)
+    # which pipes are busy matters where instructions are the limit, or may be
+    busy = profile.verdict and profile.verdict.bound in ("instruction", "unclear")
+    for i, table in enumerate(t for t in found.tables if busy or t.key != "pipes"):
+        if i or facts:
             out.print()
         _show_table(out, table)
-
-
-def _telling(found: dict[str, Any], verdict: dict[str, Any] | None) -> dict[str, Any]:
-    """What is worth a place on the screen; --json has all of it."""
-    busy = verdict and verdict["bound"] in ("instruction", "unclear")  # then it matters which pipes are
-    facts = [f for f in found["facts"] if f["key"] not in _QUIET or (f["value"] or 0) >= 1]
-    return found | {"facts": facts, "tables": [t for t in found["tables"] if busy or t["key"] != "pipes"]}
 
 
 def _called(name: str, names: list[str]) -> str:
@@ -235,7 +219,7 @@ def _called(name: str, names: list[str]) -> str:
     return short(name) if sum(short(other) == short(name) for other in names) == 1 else name
 
 
-def _show_facts(out: Console, facts: list[dict[str, Any]]) -> None:
+def _show_facts(out: Console, facts: list[Fact]) -> None:
     """Facts by group, their figures below each other; a note folds beside its figure."""
     grid = RichTable.grid(padding=(0, _GAP, 0, 0))
     grid.add_column(no_wrap=True)
@@ -243,20 +227,20 @@ def _show_facts(out: Console, facts: list[dict[str, Any]]) -> None:
     grid.add_column(overflow="fold", style="dim")
     group = None
     for fact in facts:
-        if fact["group"] and fact["group"] != group:
-            grid.add_row(styled((fact["group"], "dim")))
-        group = fact["group"]
-        grid.add_row(f"  {fact['label']}", units.figure(fact["value"], fact["unit"]), fact["note"] or "")
+        if fact.group and fact.group != group:
+            grid.add_row(styled((fact.group, "dim")))
+        group = fact.group
+        grid.add_row(f"  {fact.label}", units.figure(fact.value, fact.unit), fact.note)
     if facts:
         out.print(grid)
 
 
-def _show_table(out: Console, table: dict[str, Any]) -> None:
-    rows = table["rows"] if len(table["rows"]) <= _ROWS + 1 else table["rows"][:_ROWS]
-    shown_units = ["" if unit == "cycles" else unit for _, unit in table["columns"]]  # the column's name says those
+def _show_table(out: Console, table: Told) -> None:
+    rows = table.rows if len(table.rows) <= _ROWS + 1 else table.rows[:_ROWS]
+    shown_units = ["" if unit == "cycles" else unit for _, unit in table.columns]  # the column's name says those
     cells = [[units.figure(x, unit) for x, unit in zip(row, shown_units, strict=True)] for row in rows]
     columns = []
-    for i, (name, unit) in enumerate(table["columns"]):
+    for i, (name, unit) in enumerate(table.columns):
         number = i > 0 and bool(rows) and bool(unit or not any(isinstance(row[i], str) for row in rows))
         # a long name over narrow figures is folded, or the table would be all names
         most = max(_HEADER, *(len(row[i]) for row in cells)) if number else None
@@ -264,70 +248,69 @@ def _show_table(out: Console, table: dict[str, Any]) -> None:
     made = Table("", columns)
     for row in cells:
         made.add(*row)
-    out.print(styled((table["title"], "dim")))
+    out.print(styled((table.title, "dim")))
     print_table(out, made)
-    if hidden := len(table["rows"]) - len(rows):
+    if hidden := len(table.rows) - len(rows):
         out.print(styled((f"and {hidden} more: profile.json has all rows", "dim")))
-    if table["note"]:
-        out.print(styled((table["note"], "dim")))
+    if table.note:
+        out.print(styled((table.note, "dim")))
 
 
 # --- two profiles -------------------------------------------------------------------------------------------------
 
 
-def _show_difference(out: Console, difference: dict[str, Any], a: dict[str, Any], b: dict[str, Any]) -> None:
-    _line(out, (" | ".join([a["op"], *_where(a)]), "bold"))
-    for side, document in (("A", a), ("B", b)):
-        _line(out, f"{side}  ", (document["algo"], "bold"), "  ", (document["name"], "dim"))
-    out.print(difference["summary"])
-    for text in difference["warnings"]:
+def _show_difference(out: Console, difference: Difference, a: Profile, b: Profile) -> None:
+    _line(out, (" | ".join([a.op, *_where(a)]), "bold"))
+    for side, profile in (("A", a), ("B", b)):
+        _line(out, f"{side}  ", (profile.algo, "bold"), "  ", (profile.name, "dim"))
+    out.print(difference.summary)
+    for text in difference.warnings:
         out.print(styled(("warning", "yellow"), f" {text}"))
     out.print()
     _show_rows(out, difference, a, b)
-    for side, document in (("A", a), ("B", b)):
+    for side, profile in (("A", a), ("B", b)):
         grid = _grid()
-        for word, text in _states(document, document.get("reading") or {"failed": None}):
-            grid.add_row(styled((word, "red")), block(text))
-        _verdict(grid, document.get("verdict"))
+        _judged(grid, profile)
         if grid.row_count:
             out.print()
-            out.print(styled((f"{side}  {document['algo']}", "bold")))
+            out.print(styled((f"{side}  {profile.algo}", "bold")))
             out.print(grid)
     out.print()
-    for side, document in (("A", a), ("B", b)):
-        _line(out, (f"{side}: {document['folder']}", "dim"))
+    for side, profile in (("A", a), ("B", b)):
+        _line(out, (f"{side}: {profile.folder}", "dim"))
 
 
-def _show_rows(out: Console, difference: dict[str, Any], a: dict[str, Any], b: dict[str, Any]) -> None:
-    rows, names = difference["rows"], [pair["a"] for pair in difference["pairs"]]
-    times = next((i for i, row in enumerate(rows) if row["group"] != "time"), len(rows))  # at the head
-    several = len({row["kernel"] for row in rows[times:]}) > 1
-    heads = (Column(f"{side} {d['algo']}", number=True, most=16) for side, d in (("A", a), ("B", b)))
+def _show_rows(out: Console, difference: Difference, a: Profile, b: Profile) -> None:
+    rows, names = difference.rows, [pair.a for pair in difference.pairs]
+    times = next((i for i, row in enumerate(rows) if row.group != "time"), len(rows))  # at the head
+    several = len({row.kernel for row in rows[times:]}) > 1
+    heads = (Column(f"{side} {p.algo}", number=True, most=16) for side, p in (("A", a), ("B", b)))
     made = Table("", [Column("what differs", folds=True), *heads, *numbers("B/A"), *words("kernel")[:several]])
     for row in rows[:_MOST]:
         cells = (
-            Cell(units.figure(row[side], row["unit"]), Mark.GOOD if row["better"] == side else Mark.NONE)
-            for side in "ab"
+            Cell(units.figure(value, row.unit), Mark.GOOD if row.better == side else Mark.NONE)
+            for side, value in (("a", row.a), ("b", row.b))
         )
-        ratio = units.times(row["ratio"]) if row["ratio"] is not None else ""
-        kernel = [_cut(_called(row["kernel"], names)) if row["kernel"] else "the call"][:several]
-        made.add(row["label"], *cells, ratio, *kernel)
+        ratio = units.times(row.ratio) if row.ratio is not None else ""
+        kernel = _called(row.kernel, names) if row.kernel else "the call"
+        kernel = kernel if len(kernel) <= _NAME else f"{kernel[: _NAME - 3]}..."
+        made.add(row.label, *cells, ratio, *[kernel][:several])
     print_table(out, made)
-    for line in _left_out(difference, len(rows)):
+    for line in _left_out(difference):
         out.print(styled((line, "dim")))
 
 
-def _left_out(difference: dict[str, Any], rows: int) -> Iterator[str]:
-    if rows > _MOST:
+def _left_out(difference: Difference) -> Iterator[str]:
+    if (rows := len(difference.rows)) > _MOST:
         yield f"{rows - _MOST} more differ: --json has them"
-    if n := difference["same"]:
+    if n := difference.same:
         yield f"{units.count(n, 'fact is', 'facts are')} the same within {100 * differences.SAME:.0f} %"
-    if n := difference["small"]:
+    if n := difference.small:
         yield f"{units.count(n, 'fact differs', 'facts differ')} by too little to matter"
     for side in "ab":
-        names = [only["kernel"] for only in difference["only"] if only["side"] == side]
+        names = [only.kernel for only in difference.only if only.side == side]
         if names:
             yield f"only {side.upper()} runs {units.listed(list(dict.fromkeys(map(short, names))), most=5)}"
-    pairs = difference["pairs"]
-    if pairs and short(pairs[0]["a"]) != short(pairs[0]["b"]):
-        yield f"A's {short(pairs[0]['a'])} stands against B's {short(pairs[0]['b'])}"
+    if pair := next(iter(difference.pairs), None):
+        if short(pair.a) != short(pair.b):
+            yield f"A's {short(pair.a)} stands against B's {short(pair.b)}"

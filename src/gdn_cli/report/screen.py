@@ -100,14 +100,6 @@ def rich_table(columns: Iterable[Column]) -> RichTable:
     return made
 
 
-def new_table(columns: list[str]) -> RichTable:
-    """Columns whose name begins with '>' are numbers, set to the right; '<' must stay whole; others may fold."""
-    return rich_table(
-        Column(name.removeprefix(">").removeprefix("<"), number=name[:1] == ">", folds=name[:1] not in ("<", ">"))
-        for name in columns
-    )
-
-
 def show_json(document: Any) -> None:
     sys.stdout.write(dumps(document) + "\n")
 

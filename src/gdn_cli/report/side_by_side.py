@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 
 from .. import units
 from ..catalog import stress
+from ..catalog.registry import label_of
 from ..schema.record_types import BestPeer, Check
-from .book import Book, Point, label_of
+from .book import Book, Point
 from .table import Cell, Column, Mark, Table, doubtful, numbers, words
 
 _NAME = 9  # characters that an algo's name is wide above its column

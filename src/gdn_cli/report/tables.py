@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import units
+from ..catalog.registry import label_of
 from ..catalog.tiers import COPY, FLOORS
 from ..schema.record_types import Compared, Overall, Score
 from . import findings, notes, provenance
-from .book import Book, Group, Measurement, Source, label_of
+from .book import Book, Group, Measurement, Source
 from .findings import Tiers
 from .table import Cell, Column, Mark, Name, Table, Words, became, doubtful, numbers, words, worst
 

@@ -2,106 +2,114 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from .. import units
-from ..catalog.registry import Op
 from .screen import console, print_table, show_json, styled
 from .table import Column, Table, numbers, words
+
+if TYPE_CHECKING:
+    from ..catalog.tuned_table import Constants
+    from ..tune.evidence import Evidence
+    from ..tune.search import LeftOut, Plan, State
 
 _ROWS = 40  # candidates of a dry run; --json has them all
 _RULE = 60  # characters of a `where` that are shown: what fits a line
 
 
-def show_tuning(document: dict[str, Any], op: Op, as_json: bool) -> None:
-    """`gdn tune`'s document, of a dry run as well."""
+def show_tuning(plan: Plan, state: State | None, as_json: bool) -> None:
+    """What `gdn tune` has found; without a state, what it would try."""
     if as_json:
-        return show_json(document)
+        from ..tune.evidence import document
+
+        return show_json(document(plan, state))
     out = console()
-    if document["dry_run"]:
-        _show_plan(out, document, op)
-    elif document["result"]:
-        _show_result(out, document, op)
+    if state is None:
+        return _show_plan(out, plan)
+    if state.result:
+        _show_result(out, state.result, plan)
     else:
-        out.print(styled((f"{op.name}/{document['algo']}", "bold"), " | nothing is chosen yet"))
-    _left_out(out, document.get("left_out", []), len(document["candidates"]))
-    if document.get("interrupted"):
+        out.print(styled((f"{plan.op.name}/{plan.algo.name}", "bold"), " | nothing is chosen yet"))
+    _show_left_out(out, list(state.out.values()), len(plan.constants))
+    if state.interrupted:
         out.print(styled(("interrupted", "red"), ": what was measured is kept; the same command goes on from here"))
-    for file in document.get("written", []):
-        out.print(styled((f"written: {file}", "dim")), soft_wrap=True)
+    for file in state.written:
+        _quietly(out, f"written: {file}")
 
 
-def _show_plan(out: Console, document: dict[str, Any], op: Op) -> None:
-    space, found = document["space"], document["candidates"]
-    out.print(styled((f"{op.name}/{document['algo']}", "bold"), " | dry run: nothing is run or written"))
-    excluded = document["excluded"]
-    rule = space["where"] if len(space["where"] or "") <= _RULE else "`where`, which --json has whole"
-    where = [f", {excluded} more are left out by ", (rule, "bold")] if excluded else []
+def _quietly(out: Console, text: str) -> None:
+    out.print(styled((text, "dim")), soft_wrap=True)
+
+
+def _show_plan(out: Console, plan: Plan) -> None:
+    space, found = plan.space, list(plan.constants.values())
+    out.print(styled((f"{plan.op.name}/{plan.algo.name}", "bold"), " | dry run: nothing is run or written"))
+    rule = space.where if len(space.where or "") <= _RULE else "`where`, which --json has whole"
+    where = [f", {plan.excluded} more are left out by ", (rule, "bold")] if plan.excluded else []
     out.print(styled(units.count(len(found), "candidate"), *where), soft_wrap=True)
-    made = Table("", numbers(*space["constants"]))
+    made = Table("", numbers(*space.constants))
     for constants in found[:_ROWS]:
         made.add(*map(str, constants.values()))
     print_table(out, made)
     if len(found) > _ROWS:
-        out.print(styled((f"and {len(found) - _ROWS} more; --json has them all", "dim")))
+        _quietly(out, f"and {len(found) - _ROWS} more; --json has them all")
     out.print()
     made = Table("", [Column("workload"), Column("size", number=True), Column("uuid")])
-    for w in document["workloads"]:
-        made.add(op.label.format(**w["axes"]), str(w["size"]), w["uuid"][:8])
+    for size, workloads in plan.sizes.items():
+        for w in workloads:
+            made.add(plan.label(w), str(size), w.uuid[:8])
     print_table(out, made)
-    out.print(styled((f"size: {' * '.join(space['size'])}", "dim")))
-    out.print(styled((f"would be written: {document['file']}", "dim")), soft_wrap=True)
+    _quietly(out, f"size: {' * '.join(space.size)}")
+    _quietly(out, f"would be written: {plan.algo.folder / plan.algo.tune.file}")
 
 
-def _show_result(out: Console, document: dict[str, Any], op: Op) -> None:
-    result = document["result"]
-    l2 = f", L2 {result['l2']}" if result["l2"] else ""
-    gpus = sorted({w["gpu"]["index"] for w in result["workloads"] if w.get("gpu")})
+def _show_result(out: Console, result: Evidence, plan: Plan) -> None:
+    l2 = f", L2 {result.l2}" if result.l2 else ""
+    in_place = " | in place" if result.in_place else ""
+    gpus = sorted({w.gpu["index"] for w in result.workloads if w.gpu})
     several = len(gpus) > 1
-    where = result["gpu"] + (f" (GPU {', '.join(map(str, gpus))})" if several else "")
+    where = result.gpu + (f" (GPU {', '.join(map(str, gpus))})" if several else "")
     head = [*words("workload"), *(numbers("GPU") if several else []), *words("chosen"), *numbers("time", "to second")]
     head += [*words("99 % interval"), Column("second", folds=True)]
-    in_place = " | in place" if result.get("in_place") else ""
-    made = Table(f"{op.name}/{document['algo']} | {where} | tier {result['tier']}{l2}{in_place}", head)
-    for w in result["workloads"]:
-        near = w["chosen"] != w["fastest"]
-        ratio, low, high = w["ratio"] or (None, None, None)
-        interval = ("", "") if ratio is None else (f"{ratio:.3f}x", f"{low:.3f} to {high:.3f}")
-        cells = [_constants(w["chosen"]) + (" ~" if near else ""), units.duration(w["chosen_us"]), *interval]
-        gpu = [str(w["gpu"]["index"])] if several else []
-        made.add(op.label.format(**w["axes"]), *gpu, *cells, _constants(w["second"]) if w["second"] else "")
+    made = Table(f"{plan.op.name}/{plan.algo.name} | {where} | tier {result.tier}{l2}{in_place}", head)
+    notes = ["to second: the second fastest's time over the fastest's, calls taking turns"]
+    near = "~ no slower than the fastest as far as can be told, and what the size before it has"
+    for w in result.workloads:
+        chosen = _constants(w.chosen)
+        if w.chosen != w.fastest:
+            chosen, notes[1:] = f"{chosen} ~", [near]
+        ratio, low, high = w.ratio or (0, 0, 0)
+        interval = (f"{ratio:.3f}x", f"{low:.3f} to {high:.3f}") if ratio else ("", "")
+        gpu = [str(w.gpu["index"])] if several else []
+        second = _constants(w.second) if w.second else ""
+        made.add(plan.op.label.format(**w.axes), *gpu, chosen, units.duration(w.chosen_us), *interval, second)
     print_table(out, made)
-    made = Table("", [*words("size up to"), *numbers(*result["space"]["constants"])])
-    for row in result["rows"]:
-        last = row is result["rows"][-1]
-        made.add("any" if last else str(row["up_to"]), *(str(row[name]) for name in result["space"]["constants"]))
+    made = Table("", [*words("size up to"), *numbers(*result.space.constants)])
+    for row in result.rows:
+        last = row is result.rows[-1]
+        made.add("any" if last else str(row["up_to"]), *(str(row[name]) for name in result.space.constants))
     print_table(out, made)
-    notes = [f"size: {' * '.join(result['space']['size'])}"]
-    notes.append("to second: the second fastest's time over the fastest's, calls taking turns")
-    if any(w["chosen"] != w["fastest"] for w in result["workloads"]):
-        notes.append("~ no slower than the fastest as far as can be told, and what the size before it has")
-    for text in notes:
-        out.print(styled((text, "dim")), soft_wrap=True)
-    for text in result["doubts"]:
+    for text in (f"size: {' * '.join(result.space.size)}", *notes):
+        _quietly(out, text)
+    for text in result.doubts:
         out.print(styled(("doubt", "yellow"), f" {text}"), soft_wrap=True)
 
 
-def _left_out(out: Console, rows: list[dict[str, Any]], count: int) -> None:
+def _show_left_out(out: Console, found: list[LeftOut], count: int) -> None:
     """The candidates that are wrong or cannot be built, each reason once."""
-    together: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        lines = (row["reason"] or "").splitlines()
-        together.setdefault((row["status"], lines[0] if lines else ""), []).append(row)
-    for (status, reason), found in together.items():
-        who = "; ".join(_constants(row["constants"]) for row in found[:4])
-        more = f" and {len(found) - 4} more" if len(found) > 4 else ""
-        text = f" {status.replace('_', ' ')}, {who}{more}: {reason}"
+    together: dict[tuple[str, str], list[str]] = {}
+    for one in found:
+        first = (one.reason or "").partition("\n")[0]
+        together.setdefault((one.status.words, first), []).append(_constants(one.constants))
+    for (status, reason), who in together.items():
+        more = f" and {len(who) - 4} more" if len(who) > 4 else ""
+        text = f" {status}, {'; '.join(who[:4])}{more}: {reason}"
         out.print(styled(("left out", "yellow"), text), soft_wrap=True)
-    if rows:
-        out.print(styled((f"{len(rows)} of {count} candidates were left out", "dim")))
+    if found:
+        _quietly(out, f"{len(found)} of {count} candidates were left out")
 
 
-def _constants(constants: dict[str, int]) -> str:
+def _constants(constants: Constants) -> str:
     return " ".join(f"{name}={value}" for name, value in constants.items())

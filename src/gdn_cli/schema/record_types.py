@@ -36,7 +36,7 @@ class Call(msgspec.Struct, kw_only=True):
     axes: dict[str, int] = {}
     index: int | None = None  # place in the contest's (or the folder's) order; None for a generated workload
     origin: str = "twin"  # or "dataset"
-    stress: str | msgspec.UnsetType = msgspec.UNSET  # the family of hard inputs (`gdn run --stress`)
+    stress: str | msgspec.UnsetType | None = msgspec.UNSET  # the family of hard inputs (`gdn run --stress`)
 
 
 class Check(msgspec.Struct, kw_only=True):

@@ -5,22 +5,60 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
 
 from .. import files, paths
 from ..errors import GdnError, MissingError, UsageError
-from ..parsing import json_of, read_text
+from ..parsing import decode, json_of, read_text
+from ..schema.record_types import Environment, Positive, Status
 
-# the keys of a line that are read when a run goes on
-_KEYS = {
-    "key": (),
-    "environment": ("environment",),
-    "check": ("name", "workload", "status", "reason", "at"),
-    "time": ("round", "names", "workload", "gpu", "results", "doubts"),
-}
-_DAMAGED = "--fresh measures anew; or delete that line, and the rest is kept"
+
+class Key(Struct, tag_field="step", tag="key"):
+    """What all measurements depend on, for a person to read: the file's name stands for it."""
+
+
+class Where(Struct, tag_field="step", tag="environment"):
+    """Where all of it was measured: a run that only goes on may start no worker that says so."""
+
+    environment: Environment
+
+
+class Check(Struct, tag_field="step", tag="check"):
+    """What a check says of a candidate on a workload."""
+
+    name: str
+    workload: str
+    status: Status
+    reason: str | None
+    at: str | None  # the workload in words; None where it has no part in it
+
+
+class Result(Struct, omit_defaults=True):
+    """What became of a candidate that took turns."""
+
+    status: Status
+    reason: str | None = None
+    us: Positive | None = None  # the midmean, where it came through
+    samples: list[Positive] = []  # of a final, which they decide
+
+
+class Time(Struct, tag_field="step", tag="time"):
+    """The candidates that took turns on a workload."""
+
+    round: int
+    names: list[str]
+    workload: str
+    gpu: str | None  # its UUID
+    results: dict[str, Result]
+    doubts: list[str]
+
+
+Line = Key | Where | Check | Time
+L = TypeVar("L", Where, Check, Time)
 
 
 class Journal:
@@ -28,19 +66,18 @@ class Journal:
 
     def __init__(self, key: dict[str, Any], fresh: bool = False) -> None:
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
-        self.lock = threading.Lock()
+        self.key, self.lock = key, threading.Lock()
         self.path = paths.tunes_dir() / f"{key['op']}-{key['algo']}-{digest}.jsonl"
         self.unsaved: str | None = None  # why the file could not take the last line
         paths.make(self.path.parent)
-        self.lines = [] if fresh or not self.path.exists() else list(_whole_lines(self.path))
-        self.lines = self.lines or [{"step": "key"} | key]
+        self.lines = [] if fresh or not self.path.exists() else _whole_lines(self.path)
         try:
             self._write()  # anew, without the half line that a killed run may leave at the end
         except UsageError as e:
             raise MissingError(e.message, hint=e.hint) from None
-        self.kept = {step: sum(line["step"] == step for line in self.lines) for step in ("check", "time")}
+        self.kept = {"check": len(self.all(Check)), "time": len(self.all(Time))}
 
-    def add(self, **line: Any) -> None:
+    def add(self, line: Line) -> None:
         """Keep a line. A disk that is full by now costs no measurement: `unsaved` says so, as long as lines are left
         out, and the next line brings them along."""
         with self.lock:
@@ -49,39 +86,39 @@ class Journal:
                 if self.unsaved:
                     self._write()
                 else:
-                    files.append(self.path, json.dumps(line) + "\n")
+                    files.append(self.path, _text(line))
                 self.unsaved = None
             except GdnError as e:
                 self.unsaved = e.message
 
-    def find(self, **wanted: Any) -> dict[str, Any] | None:
-        """The last line that has these values."""
-        found = (line for line in reversed(self.lines) if all(line.get(k) == v for k, v in wanted.items()))
-        return next(found, None)
+    def all(self, kind: type[L]) -> list[L]:
+        return [line for line in self.lines if isinstance(line, kind)]
+
+    def find(self, kind: type[L], **wanted: Any) -> L | None:
+        """The last line of a kind that has these values."""
+        lines = (line for line in reversed(self.lines) if isinstance(line, kind))
+        return next((line for line in lines if all(getattr(line, k) == v for k, v in wanted.items())), None)
 
     def _write(self) -> None:
-        text = "".join(json.dumps(line) + "\n" for line in self.lines)
+        text = json.dumps({"step": "key"} | self.key) + "\n" + "".join(map(_text, self.lines))
         files.write(self.path, text, hint="GDN_HOME names another place", sync=False)
 
 
-def _whole_lines(file: Path) -> Iterator[dict[str, Any]]:
+def _text(line: Line) -> str:
+    return json.dumps(msgspec.to_builtins(line)) + "\n"
+
+
+def _whole_lines(file: Path) -> list[Line]:
     """The lines of an earlier run. MissingError names one that is damaged; the last may be half a line, as a killed run
     leaves it, and is measured again."""
-    *lines, _ = _text(file).split("\n")
-    for number, line in enumerate(lines, 1):
-        try:
-            found = json_of(line, f"{file}:{number}", MissingError)
-            if not all(key in found for key in _KEYS[found["step"]]):
-                raise KeyError
-        except MissingError as e:
-            raise MissingError(f"{e.message}; the file is damaged", hint=_DAMAGED) from None
-        except (KeyError, TypeError):
-            raise MissingError(f"{file}:{number}: not a line of gdn's; the file is damaged", hint=_DAMAGED) from None
-        yield found
-
-
-def _text(file: Path) -> str:
     try:
-        return read_text(file, MissingError)
+        *lines, _ = read_text(file, MissingError).split("\n")
+        found = [_line(text, f"{file}:{number}") for number, text in enumerate(lines, 1)]
     except MissingError as e:
-        raise MissingError(f"{e.message}; the file is damaged", hint=_DAMAGED) from None
+        hint = "--fresh measures anew; or delete that line, and the rest is kept"
+        raise MissingError(f"{e.message}; the file is damaged", hint=hint) from None
+    return [line for line in found if not isinstance(line, Key)]
+
+
+def _line(text: str, where: str) -> Line:
+    return decode(json_of(text, where, MissingError), Line, where, MissingError)

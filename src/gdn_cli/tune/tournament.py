@@ -55,11 +55,6 @@ def standing(meetings: Sequence[Meeting], number: int, out: Collection[str] = ()
     return dict(sorted(kept, key=lambda item: -item[1]))
 
 
-def latest(meetings: Sequence[Meeting], out: Collection[str] = ()) -> dict[str, float]:
-    """The standing of the last coarse round that a size had."""
-    return standing(meetings, AGAIN, out) or standing(meetings, FIRST, out)
-
-
 def racing(speeds: Mapping[str, float]) -> list[str]:
     """Who is not yet out of the race, the fastest first."""
     best = max(speeds.values(), default=0.0)
@@ -81,7 +76,7 @@ def finals(sizes: Mapping[int, Sequence[Meeting]], out: Collection[str]) -> dict
     found: dict[int, list[str]] = {}
     expected: str | None = None
     for size, meetings in sorted(sizes.items()):
-        speeds = latest(meetings, out)
+        speeds = standing(meetings, AGAIN, out) or standing(meetings, FIRST, out)  # of its last coarse round
         in_race = racing(speeds)
         names = list(speeds)[: max(2, min(BEST, len(in_race)))]
         if not names:

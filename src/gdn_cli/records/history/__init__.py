@@ -6,11 +6,11 @@ has to read a hundred thousand records to answer.
 
 from __future__ import annotations
 
-from .documents import EXPORTED, Place, Series, read
+from .documents import EXPORTED, Place, Row, Series
 from .query import Filter, Group, Overview, most_measured, overview, timeline
 from .store import SHORT, History, Kept, default
 
 __all__ = [
-    "EXPORTED", "SHORT", "Filter", "Group", "History", "Kept", "Overview", "Place", "Series", "default",
-    "most_measured", "overview", "read", "timeline",
+    "EXPORTED", "SHORT", "Filter", "Group", "History", "Kept", "Overview", "Place", "Row", "Series",
+    "default", "most_measured", "overview", "timeline",
 ]  # fmt: skip

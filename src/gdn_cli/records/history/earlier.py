@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ... import paths
 from ...errors import MissingError, UsageError
-from .documents import read
+from .. import store
 
 if TYPE_CHECKING:
     from .store import History
@@ -28,7 +28,7 @@ def take_over(history: History) -> str | None:
     taken = 0
     for path in listed:
         try:
-            taken += path is not None and history.keep(read(path), path).records > 0
+            taken += path is not None and history.keep(store.load(path), path).records > 0
         except UsageError:  # it is gone, or another program's by now
             continue
         except MissingError as e:

@@ -14,15 +14,16 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from ... import files, paths
 from ...errors import GdnError, MissingError, UsageError, unknown
+from ...schema.record_types import SCHEMA, Document
 from ...text import whole
 from . import documents, earlier
-from .documents import Document, Series
+from .documents import Row, Series, Stored
 from .query import Filter
 
 SHORT = 6  # letters of a run's id that tables show, and the least that names one
@@ -39,7 +40,7 @@ class Kept:
 
 
 class Index(msgspec.Struct):
-    version: Literal[1]  # a new one whenever documents.py makes something else of a document
+    version: Literal[2]  # a new one whenever documents.py makes something else of a document
     runs: dict[str, list[Series]]
 
 
@@ -57,18 +58,16 @@ class History:
         self.notices: list[str] = []
         self.damaged: list[Path] = []
 
-    def keep(self, document: dict[str, Any], path: Path | None = None) -> Kept:
+    def keep(self, document: Document, path: Path | None = None) -> Kept:
         """Add a document, whose record file is `path`; the same one again changes nothing, and a check (`gdn run`)
-        times nothing: 0 records. Raises MissingError where it cannot be written, UsageError where it is none."""
-        typed = documents.convert(document, path or "the document")
-        if not (found := documents.parts(typed)):
-            return Kept(0)
-        target = self.folder / f"{documents.key(typed, found)}.json"
-        count = sum(len(part.records) for part in found)
-        if target.exists():
-            return Kept(count, known=True)
+        times nothing: 0 records. Raises MissingError where it cannot be written."""
+        count = sum(len(part.records) for part in documents.parts(document))
+        target = self.folder / f"{documents.run_id(document)}.json"
+        if not count or target.exists():
+            return Kept(count, known=count > 0)
+        fields = msgspec.structs.asdict(document) | {"schema": SCHEMA, "file": str(path.absolute()) if path else None}
         # an option may be a file's name that is not UTF-8; JSON has no NaN
-        text = whole(json.dumps(document | {"file": str(path.absolute()) if path else None}, ensure_ascii=False))
+        text = whole(json.dumps(msgspec.to_builtins(Stored(**fields)), ensure_ascii=False))
         try:
             paths.make(self.folder)
             files.write(target, msgspec.json.encode(json.loads(text)), hint=None)
@@ -92,10 +91,10 @@ class History:
             with contextlib.suppress(OSError, GdnError):  # then the next command reads the documents as well
                 if damage:
                     self.index.unlink()
-                files.write(self.index, msgspec.msgpack.encode(Index(1, runs)), sync=False)
+                files.write(self.index, msgspec.msgpack.encode(Index(2, runs)), sync=False)
         return sorted((s for found in runs.values() for s in found), key=lambda s: (s.time, s.run))
 
-    def rows(self, where: Filter) -> Iterator[dict[str, Any]]:
+    def rows(self, where: Filter) -> Iterator[Row]:
         """Every record with all that is known of it, oldest first. Raises UsageError as Filter does."""
         for run, wanted in itertools.groupby(where.of(self.series()), key=lambda s: s.run):
             if document := self._read(run):
@@ -108,16 +107,15 @@ class History:
         series = self.series()[::-1]
         runs = list(dict.fromkeys(s.run for s in series))
         found = [run for run in runs if len(name) >= SHORT and run.startswith(name)]
-        if not runs:
-            raise unknown("run", name, ())
         if len(found) > 1:
             raise UsageError(f"several runs begin with '{name}': {', '.join(found)}", hint="name one whole")
+        if not runs:
+            raise unknown("run", name, ())
         if not found:
             near = difflib.get_close_matches(name[:SHORT], [run[:SHORT] for run in runs], n=3, cutoff=0.5)
             advice = f"did you mean {' or '.join(near)}? " if near else ""
-            raise UsageError(
-                f"unknown run '{name}'", hint=advice + "`gdn history --algo NAME` shows the ids of its runs"
-            )
+            hint = advice + "`gdn history --algo NAME` shows the ids of its runs"
+            raise UsageError(f"unknown run '{name}'", hint=hint)
         path = self.folder / f"{found[0]}.json"
         try:
             path.unlink(missing_ok=True)  # another command may have done so
@@ -136,11 +134,11 @@ class History:
         except _DAMAGE as e:
             return {}, str(e)
 
-    def _read(self, name: str) -> Document | None:
+    def _read(self, name: str) -> Stored | None:
         """A document; None for one that another command forgot meanwhile, or that is damaged, with a notice."""
         path = self.folder / f"{name}.json"
         try:
-            return documents.decode(path.read_bytes())
+            return msgspec.json.decode(path.read_bytes(), type=Stored)
         except FileNotFoundError:
             return None
         except (OSError, *_DAMAGE) as e:

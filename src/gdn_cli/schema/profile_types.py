@@ -1,0 +1,163 @@
+"""What a profile is made of: the one place that says so. `profile.json` holds a Profile.
+
+Times are in microseconds, rates in GB/s.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from ..parsing import Wrong
+from .record_types import Call, Count, Environment, NotNegative, Number, Status
+
+SCHEMA = 1
+
+Value = int | Number | str | None
+Untimed = NotNegative | None | UnsetType  # UNSET where nothing was timed
+
+
+class Fact(Struct, frozen=True):
+    """One figure. `unit`: us, B, GB/s, %, x, cycles, count, or "" for a text. `better`: lower, higher or "" (neither).
+
+    The same thing has the same key in every profile: two profiles are compared by their keys.
+    """
+
+    key: str
+    label: str
+    value: Value
+    unit: str = ""
+    group: str = ""  # facts of one group stand together under its name
+    note: str = ""  # a few words behind the figure: "1.02x what must be read"
+    better: str = ""
+
+
+class Table(Struct, frozen=True):
+    """Rows under a title. A column is (name, unit) with Fact's units; the first column says what a row is about."""
+
+    key: str
+    title: str
+    columns: tuple[tuple[str, str], ...]
+    rows: tuple[tuple[Value, ...], ...]
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for i, row in enumerate(self.rows):
+            if len(row) != len(self.columns):
+                raise Wrong(("rows", i), "a value for each column", row)
+
+
+class Found(Struct, frozen=True):
+    """What was found of one kernel (or of the call as a whole, with the name "")."""
+
+    name: str
+    facts: tuple[Fact, ...] = ()
+    tables: tuple[Table, ...] = ()
+
+    def value(self, key: str) -> Value:
+        """The value of a fact, None where there is none."""
+        return next((fact.value for fact in self.facts if fact.key == key), None)
+
+    def number(self, key: str) -> float | None:
+        """The same, and None for a text as well."""
+        value = self.value(key)
+        return None if isinstance(value, str) else value
+
+
+class Reading(Struct, frozen=True):
+    """All that a tool found. `failed` says why the algo failed the tool's check (a race, a fault): exit code 1."""
+
+    found: tuple[Found, ...] = ()
+    notes: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()  # kept in the profile's folder, the one to open first in front
+    failed: str | None = None
+
+    @property
+    def kernels(self) -> list[Found]:
+        return [found for found in self.found if found.name]
+
+    @property
+    def whole(self) -> Found:
+        """What was found of the call as a whole."""
+        return next((found for found in self.found if not found.name), Found(""))
+
+
+class Verdict(Struct, frozen=True):
+    """`bound`: launch, bandwidth, instruction, latency or unclear. `why` has the numbers, `next` what to try."""
+
+    bound: str
+    summary: str
+    why: list[str]
+    next: list[str]
+
+
+class Ran(Struct, frozen=True):
+    """A kernel or a copy that one call put on the GPU; `start_us` is after the first one's start."""
+
+    name: str
+    start_us: Number
+    us: NotNegative
+
+
+class Survey(Struct, kw_only=True):
+    """What gdn itself measured, without the tool. What a time is needed for is left out where nothing was timed."""
+
+    bytes_in: Count  # what the op must read and write at this workload, each tensor once
+    bytes_out: Count
+    tier: str | UnsetType = UNSET
+    time_us: Untimed = UNSET
+    span_us: Untimed = UNSET  # first start to last end, where several kernels ran
+    launches: Count | Untimed = UNSET
+    copy_us: Untimed = UNSET  # a plain copy of the same bytes
+    empty_us: Untimed = UNSET  # an empty launch
+    large_rate: Untimed = UNSET  # of a large copy
+    bytes_moved: Count | UnsetType = UNSET
+    ran: list[Ran] | None | UnsetType = UNSET  # None where nothing tells
+    doubts: list[str] | UnsetType = UNSET
+
+
+class Profile(Struct, kw_only=True):
+    """One algo on one workload below one tool."""
+
+    schema: Literal[1] = SCHEMA
+    name: str  # of its folder
+    time: str  # 2026-11-21T14:12:00Z
+    commit: str | UnsetType = UNSET  # of this checkout; left out by an installed wheel
+    dirty: bool | UnsetType = UNSET
+    tool: str
+    op: str
+    algo: str
+    source_hash: str | None
+    mode: str | None  # None for a tool that compiles and runs nothing
+    l2: str | None  # cold or warm; None on a CPU
+    workload: Call
+    label: str
+    environment: Environment
+    status: Status
+    reason: str | None
+    survey: Survey | None
+    verdict: Verdict | None
+    reading: Reading
+    folder: str | UnsetType = UNSET  # where it lies, which its file does not say: it may be moved
+    unkept: str | UnsetType = UNSET  # why it could not be written
+
+    @property
+    def passed(self) -> bool:
+        return self.status is Status.PASSED
+
+
+class Listed(Struct):
+    """A profile in the list of those that are kept."""
+
+    name: str
+    time: str
+    tool: str
+    op: str
+    algo: str
+    label: str
+    status: Status
+    time_us: float | None
+    bound: str | None  # its verdict
+    device: str | None
+    folder: str

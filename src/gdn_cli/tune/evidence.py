@@ -1,0 +1,157 @@
+"""What a tuning has found, for `--json`, the terminal and the algo's folder. Times are in microseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from msgspec import Struct, to_builtins
+
+from .. import files
+from ..catalog import tuned_table
+from ..catalog.tuned_table import Constants, Row
+from ..machine import environment
+from ..parsing import to_json
+from ..records.statistics import Comparison
+from ..schema.record_types import Environment
+from .journal import Where
+from .search import LeftOut, Plan, Space, State
+from .tournament import Choice
+
+SCHEMA = 1
+Ratio = tuple[float, float, float]  # and its interval
+
+
+class Measured(Struct, kw_only=True, omit_defaults=True):
+    """A workload with what is chosen for its size. A candidate's time is of the last round that it was in."""
+
+    uuid: str
+    axes: dict[str, int]
+    size: int
+    gpu: dict[str, int | str] | None = None  # that it was timed on
+    chosen: Constants
+    chosen_us: float
+    fastest: Constants
+    second: Constants | None
+    ratio: Ratio | None  # of the second's time to the fastest's
+    ratio_of_chosen: Ratio | None = None  # the neighbouring size's constants: no slower, as far as can be told
+    candidates: list[dict[str, int | float]]  # constants, us and round, the fastest first
+
+
+class Evidence(Struct, kw_only=True, omit_defaults=True):
+    """What one GPU's rows rest on, as tuning.json holds it."""
+
+    gpu: str  # or a CPU's name, with the CPUs that the process may use for its SMs
+    sms: int
+    driver: str | None = None
+    cuda: str | None = None
+    threads: int | None = None
+    versions: dict[str, str]
+    commit: str | None = None
+    dirty: bool | None = None
+    source_hash: str
+    date: str
+    tier: str
+    l2: str | None
+    in_place: bool = False
+    seconds: float
+    target: float
+    preset: str | None
+    space: Space
+    doubts: list[str]
+    left_out: list[LeftOut]
+    rows: list[dict[str, int | str]]
+    workloads: list[Measured]
+
+
+def document(plan: Plan, state: State | None = None) -> dict[str, Any]:
+    """The command's document; without a state, a dry run's."""
+    sizes = [(size, w) for size, workloads in plan.sizes.items() for w in workloads]
+    found = {"command": "tune", "dry_run": state is None}
+    if state:
+        found |= {"time": state.time, **environment.commit(), "interrupted": state.interrupted, "mode": plan.mode}
+        found |= {"tier": state.settings.tier} | ({"in_place": True} if state.settings.in_place else {})
+    found |= {
+        "op": plan.op.name,
+        "algo": plan.algo.name,
+        "file": str(plan.algo.folder / plan.algo.tune.file),
+        "space": plan.space,
+        "preset": plan.preset,
+        "candidates": list(plan.constants.values()),
+        "excluded": plan.excluded,
+        "workloads": [{"uuid": w.uuid, "axes": w.axes, "size": size} for size, w in sizes],
+    }
+    if state:
+        found |= {"resumed": state.journal.kept, "left_out": list(state.out.values())}
+        found |= {"progress": str(state.journal.path), "written": state.written, "result": state.result}
+    return to_builtins(found)
+
+
+def write(state: State) -> None:
+    """The generated file and the evidence, each whole or not at all."""
+    tune, folder, new = state.plan.algo.tune, state.plan.algo.folder, _rows(state)
+    gpu, sms = new[0].gpu, new[0].sms
+    state.result = _evidence(state, new)
+    rows = tuned_table.merge(tuned_table.rows(tune, state.held), new)
+    measured = state.held | {gpu: to_json(state.result)}
+    held = {row.gpu: measured[row.gpu] for row in rows}  # in the order of the rows
+    whole = {"schema": SCHEMA, "algo": state.plan.algo.full_name, "file": tune.file, "gpus": held}
+    for file, text in ((tuned_table.EVIDENCE, tuned_table.dumps(whole)), (tune.file, tuned_table.render(tune, rows))):
+        files.write(folder / file, text, within=folder, hint="what was measured is kept")
+        state.written.append(str(folder / file))
+    if alike := [row.gpu for row in rows if row.sms == sms and row.gpu != gpu]:
+        state.say(f"{alike[0]} has as many SMs as {gpu}: kernels tell them apart by that only, and use {gpu}'s")
+
+
+def _environment(state: State) -> Environment:
+    line = state.journal.find(Where)
+    return line.environment if line else Environment()
+
+
+def _rows(state: State) -> list[Row]:
+    env = _environment(state)
+    gpu, sms = (env.gpu, env.sms) if env.sms is not None else (env.cpu, env.cpus)
+    return tuned_table.table(gpu, sms, [(c.size, state.plan.constants[c.chosen]) for c in state.choices])
+
+
+def _evidence(state: State, rows: list[Row]) -> Evidence:
+    plan, s, env = state.plan, state.settings, _environment(state)
+    where = {name: getattr(env, name) for name in ("driver", "cuda", "threads", "versions")}
+    how = {name: getattr(s, name) for name in ("tier", "in_place", "seconds", "target")}
+    return Evidence(
+        gpu=rows[0].gpu,
+        sms=rows[0].sms,
+        source_hash=tuned_table.own_hash(plan.algo, plan.op),
+        date=state.time,
+        l2=s.l2 if plan.mode == "cuda" else None,
+        preset=plan.preset,
+        space=plan.space,
+        doubts=list(state.doubts.values()),
+        left_out=list(state.out.values()),
+        rows=[row.to_json() for row in rows],
+        workloads=[row for choice in state.choices for row in _measured(state, choice)],
+        **where, **environment.commit(), **how,
+    )  # fmt: skip
+
+
+def _measured(state: State, choice: Choice) -> Iterator[Measured]:
+    """The workloads of a size."""
+    constants, gpu = state.plan.constants, state.homes[choice.size]
+    for w in state.plan.sizes[choice.size]:
+        times: dict[str, tuple[int, float]] = {}
+        for meeting in sorted(state.meetings[choice.size], key=lambda m: m.round):
+            times |= {name: (meeting.round, us) for name, us in meeting.us[w.uuid].items() if name not in state.out}
+        order = sorted(times.items(), key=lambda item: (-item[1][0], item[1][1]))
+        yield Measured(
+            uuid=w.uuid, axes=w.axes, size=choice.size, gpu=gpu.to_json() if gpu else None,
+            chosen=constants[choice.chosen],
+            chosen_us=times[choice.chosen][1],
+            fastest=constants[choice.fastest],
+            second=constants[choice.second] if choice.second else None,
+            ratio=_ratio(choice.ahead), ratio_of_chosen=_ratio(choice.behind),
+            candidates=[constants[name] | {"us": us, "round": number} for name, (number, us) in order],
+        )  # fmt: skip
+
+
+def _ratio(comparison: Comparison | None) -> Ratio | None:
+    return (comparison.ratio, comparison.low, comparison.high) if comparison else None
