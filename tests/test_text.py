@@ -11,6 +11,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from types import SimpleNamespace
 
 import helpers
 import msgspec
@@ -22,6 +23,7 @@ from rich.text import Text
 
 from gdn_cli import text
 from gdn_cli.catalog import registry
+from gdn_cli.catalog.workloads import Workload
 from gdn_cli.parsing import to_json
 from gdn_cli.profile import differences
 from gdn_cli.records import history
@@ -30,6 +32,8 @@ from gdn_cli.report import history as shown_history
 from gdn_cli.report.book import Book
 from gdn_cli.schema.profile_types import Listed
 from gdn_cli.schema.record_types import Status, document_of
+from gdn_cli.tune.evidence import Evidence, Measured
+from gdn_cli.tune.search import LeftOut, Space
 
 REGISTRY = registry.load()
 OP = REGISTRY.ops["gdn_decode"]
@@ -173,24 +177,23 @@ def profile_list(evil: str) -> None:
 
 
 def tuned(evil: str, dry_run: bool) -> None:
-    space = {"constants": {"rows": [1], evil: [2]}, "where": evil, "size": [evil]}
-    document = {"dry_run": dry_run, "algo": evil, "file": evil, "excluded": 1, "space": space, "written": [evil]}
-    document |= {
-        "candidates": [{"rows": 1, evil: 2}],
-        "workloads": [{"uuid": evil, "axes": {"batch_size": 1}, "size": 1}],
-    }
-    document["left_out"] = [{"status": evil, "reason": evil, "constants": {evil: 1}}]
-    chosen = {
-        "chosen": {evil: 1},
-        "fastest": {evil: 1},
-        "second": {evil: 2},
-        "chosen_us": 1.0,
-        "ratio": (1.0, 1.0, 1.0),
-    }
-    row = {"axes": {"batch_size": 1}, "gpu": None} | chosen
-    result = {"gpu": evil, "tier": evil, "l2": evil, "space": space, "doubts": [evil]}
-    document["result"] = result | {"workloads": [row], "rows": [{"rows": 1, evil: 2, "up_to": 9}]}
-    tune.show_tuning(document, OP, False)
+    constants = {"rows": 1, evil: 2}
+    space = Space((evil,), evil, {"rows": (1,), evil: (2,)})
+    plan = SimpleNamespace(
+        op=OP, algo=SimpleNamespace(name=evil, folder=Path(evil), tune=SimpleNamespace(file=evil)), space=space,
+        constants={"c": constants}, excluded=1, sizes={1: [Workload(evil, {"batch_size": 1})]}, label=lambda w: evil,
+    )  # fmt: skip
+    measured = Measured(
+        uuid=evil, axes={"batch_size": 1}, size=1, chosen=constants, chosen_us=1.0, fastest=constants,
+        second=constants, ratio=(1.0, 1.0, 1.0), candidates=[],
+    )  # fmt: skip
+    result = Evidence(
+        gpu=evil, sms=1, versions={}, source_hash="", date="", tier=evil, l2=evil, seconds=1.0, target=0.1,
+        preset=None, space=space, doubts=[evil], left_out=[], rows=[constants | {"up_to": 9}], workloads=[measured],
+    )  # fmt: skip
+    left_out = {"c": LeftOut({evil: 1}, Status.WRONG, evil, evil)}
+    state = SimpleNamespace(result=result, out=left_out, interrupted=True, written=[evil])
+    tune.show_tuning(plan, None if dry_run else state, False)
 
 
 def doctor(evil: str) -> None:

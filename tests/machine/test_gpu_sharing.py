@@ -633,9 +633,9 @@ def test_the_page_keeps_gpus_of_one_run_apart():
 
 def places(document: dict) -> list[tuple[str, tuple[str, ...], int]]:
     return sorted(
-        (s.algo, s.places, len(s.records))
-        for s in documents.parts(documents.convert(document, "x"))
-        if s.algo != "copy"
+        (p.records[0].algo, tuple(dict.fromkeys(r.place for r in p.records)), len(p.records))
+        for p in documents.parts(document_of(document))
+        if p.records[0].algo != "copy"
     )
 
 
@@ -650,8 +650,9 @@ def test_the_history_joins_the_workloads_that_gpus_of_a_kind_shared():
     """A mean over a GPU's share of the workloads would compare with no other run."""
     shared = bench(record("a", 0, 6.0), record("a", 1, 5.0, 4))
     assert places(shared) == [("a", ("cuda:0", "cuda:1"), 2)]
-    common = documents._common(("cuda:0", "cuda:1"), documents.convert(shared, "x"))
-    assert common == {"gpu": "NVIDIA H200", "driver": "580.1", "versions": {}}  # neither's number and UUID
+    (part,) = documents.parts(document_of(shared))
+    common = part.environment(document_of(shared))
+    assert common == Environment(gpu="NVIDIA H200", driver="580.1")  # neither's number and UUID
     shared["environments"]["cuda:1"]["gpu"] = "NVIDIA B200"
     assert places(shared) == [("a", ("cuda:0",), 1), ("a", ("cuda:1",), 1)]
 

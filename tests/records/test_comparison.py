@@ -13,8 +13,8 @@ from gdn_cli import errors
 from gdn_cli.catalog import registry
 from gdn_cli.cli import compare
 from gdn_cli.errors import UsageError
+from gdn_cli.parsing import to_json
 from gdn_cli.records import comparison, peers, store
-from gdn_cli.records.store import plain
 from gdn_cli.report import book, terminal
 from gdn_cli.run import planning
 from gdn_cli.schema.record_types import Document, Record
@@ -68,9 +68,9 @@ def test_a_verdict_on_a_time_in_doubt_is_marked():
         record("a", wave(2.0), "u2"), record("b", wave(1.0), "u2", doubts=["noisy"]),
     )  # fmt: skip
     comparison.between(d, {"gdn_decode": "a"}, 0.005)
-    said = [(c.algo, c.workload.uuid, comparison.verdict(plain(c))) for c in d.comparisons]
+    said = [(c.algo, c.workload.uuid, comparison.verdict(to_json(c))) for c in d.comparisons]
     assert said == [("b", "u1", "FASTER"), ("c", "u1", "FASTER"), ("b", "u2", "FASTER ?")]
-    assert {o.algo: comparison.verdict(plain(o)) for o in d.overall} == {"b": "FASTER ?", "c": "FASTER"}
+    assert {o.algo: comparison.verdict(to_json(o)) for o in d.overall} == {"b": "FASTER ?", "c": "FASTER"}
     assert comparison.verdict({"verdict": "SAME"}) == "SAME"  # of a file from before doubts were kept here
 
 
@@ -216,7 +216,7 @@ def test_the_table_fits_80_columns(compared, capsys, monkeypatch):
 
 def test_records_are_read_back_as_they_were_written(compared):
     _, _, folder = compared
-    assert plain(store.load(folder / "b.json")) == json.loads((folder / "b.json").read_text())
+    assert to_json(store.load(folder / "b.json")) == json.loads((folder / "b.json").read_text())
 
 
 # --- the best peer ------------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def test_among_rungs_alone_no_peer_is_named():
     d = document(record("cuda-v5", wave(2.0)), record("cuda-v4", wave(1.0)))
     comparison.between(d, {"gdn_decode": "cuda-v5"}, 0.005)
     peers.best(d, lambda op, algo: book.ladder(REGISTRY, op).peer(algo))
-    assert d.best_peers is None and "best_peers" not in plain(d)
+    assert d.best_peers is None and "best_peers" not in to_json(d)
 
 
 def test_times_of_all_stand_side_by_side_with_the_best_peer(capsys, tmp_path):

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gdn_cli.catalog import registry, stress, workloads
 from gdn_cli.errors import UsageError
-from gdn_cli.records.store import plain
+from gdn_cli.parsing import to_json
 from gdn_cli.schema.record_types import Check
 from gdn_cli.worker import check, dataset
 
@@ -228,6 +228,6 @@ def test_the_largest_is_of_hard_inputs_alone():
     of_none = building.record("a", uuid=None)
     assert stress.largest([usual, of_none]) == []
     (largest,) = stress.largest([found, usual])
-    assert plain(largest) == {
+    assert to_json(largest) == {
         "op": "gdn_decode", "algo": "a", "mode": "cpu", "error": 2.0, "output": "y", "stress": "s",
     }  # fmt: skip

@@ -36,7 +36,7 @@ class Survey(msgspec.Struct, kw_only=True):
     bytes_in: Count  # of the op's inputs
     bytes_out: Count
     floors: Floors | None = None
-    ran: Any = None  # what one call puts on the GPU (isolation/survey.py)
+    ran: Any = None  # what one call puts on the GPU (runner/survey.py)
 
 
 class Said(msgspec.Struct):

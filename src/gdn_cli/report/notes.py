@@ -89,7 +89,8 @@ def file_notes(book: Book) -> list[Note]:
     for source in book.sources:
         name = f"{source.name}: " if source.name else ""
         if source.document.interrupted is True:
-            found.append(Note("interrupted", f"{name}it has what was measured by then"))
+            what = f"{name}it has" if name else "the above is"
+            found.append(Note("interrupted", f"{what} what was measured by then"))
         found += [Note("warning", f"{name}{text}") for text in source.document.warnings or []]
     for (old, new), n in book.replaced.items():
         found.append(Note("replaced", f"{units.count(n, 'record')} of {old} gave way to those of {new}"))

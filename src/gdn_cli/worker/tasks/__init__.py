@@ -2,7 +2,7 @@
 target of a profiler.
 
 Each task is a generator of records, one for each workload and tier, made as soon as they can be. An algo's code runs in
-a runner (isolation/), never here; only a profiler's target runs it itself, and gives no verdict.
+a runner (runner/), never here; only a profiler's target runs it itself, and gives no verdict.
 """
 
 from .common import BuildFailed
