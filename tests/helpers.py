@@ -133,14 +133,14 @@ def built(algo_name: str, mode: str):
     """(op, kernel): the algo built in this process as the worker would, with the worker's paths to the compilers."""
     from gdn_cli.catalog import pack, registry
     from gdn_cli.run import jobs
-    from gdn_cli.runner import build
+    from gdn_cli.runner import prepared
 
     known = registry.load()
     algo = known.find(algo_name)
     op = known.ops[algo.op]
     definition, solution = pack.definition(op, known), pack.pack(algo, op)
     with mock.patch.dict(os.environ, jobs.environ(jobs.Job("check", op, definition, solution, mode, ()))):
-        return op, build.build(definition, solution, specific=algo.specific and mode == "cuda")
+        return op, prepared.built(definition, solution, algo.setup, specific=algo.specific and mode == "cuda")
 
 
 def judge(algo_name: str, cases: list[dict], device: str = "cpu") -> list[dict]:
