@@ -78,8 +78,12 @@ def declare(settings: Settings, image: Image, gpu: Gpu | None, timeout_s: int, c
 def connect(seconds: float) -> None:
     """Greet Modal, so that a wrong token or no connection is known before anything is packed, built or paid for."""
     import asyncio
+    import logging
 
     import modal
+
+    # a call that Ctrl-C cuts short leaves a task of Modal's client behind, and asyncio logs its end as a traceback
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
     async def hello() -> None:
         client = await modal.Client.from_env.aio()
