@@ -120,7 +120,7 @@ def decode(value: Any, form: type[T], where: object, kind: Kind = UsageError, ro
         key = said.split("`", 1)[1][:-1]
         known = [name for node in _nodes(form, steps)[0] for name in node.get("properties", ())]
         place = f"{where}: {root}{_path([*steps, key])}"
-        raise kind(f"{place}: there is no such key", hint=unknown("key", key, known).hint)
+        raise kind(f"{place}: unknown key", hint=unknown("key", key, known).hint)
     missing = said.startswith("Object missing required field `")
     expected, steps = _expected(form, [*steps, said.split("`")[1]] if missing else steps)
     raise wrong(where, steps, expected, ... if missing else _found(value, steps), kind, root)

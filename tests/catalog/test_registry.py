@@ -187,7 +187,7 @@ BROKEN = {
         dict(entry_point="../x/main.py::run"),
         "$.entry_point: expected 'file::symbol', such as 'kernel.cu::run', got '../x/main.py::run'",
     ),
-    "unknown-key": (dict(sumary="typo"), "$.sumary: there is no such key; did you mean summary or shares?"),
+    "unknown-key": (dict(sumary="typo"), "$.sumary: unknown key; did you mean summary or shares?"),
     "capability": (dict(capability="sm_90"), "$.capability: expected a compute capability such as '9.0', got 'sm_90'"),
     "specific": (dict(specific="sm_90a"), "$.specific: expected true or false, got 'sm_90a'"),
     "package-list": (dict(extra="[packages]\nfla = ['fla-core']"), "$.packages.fla: expected text, got ['fla-core']"),
@@ -294,11 +294,11 @@ def test_all_fields_arrive(tmp_path, write_algo):
         ("head_size = 128", "head_size = 0", "$.axes.head_size: expected a positive whole number or 'var', got 0"),
         ('shape = ["num_v_heads"]', 'shape = ["heads"]', "$.inputs.A_log.shape: expected axes of [axes]: "),
         ("new_state = 1e-5", "", "$.tolerance: expected a positive number for each of output, new_state"),
-        ('label = "B={batch_size}"', 'label = "B"\nlable = 1', "$.lable: there is no such key"),
+        ('label = "B={batch_size}"', 'label = "B"\nlable = 1', "$.lable: unknown key"),
         (
             "scale = { dtype",
             "scale = { type",
-            "$.inputs.scale.type: there is no such key; ",
+            "$.inputs.scale.type: unknown key; ",
         ),
     ],
 )

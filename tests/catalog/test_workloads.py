@@ -286,7 +286,7 @@ GOOD = '[p]\nsummary = "s"\n[p.settings]\nseconds = 1\n[p.workloads]\ngdn_decode
             "iterations: expected a positive whole",
         ),
         ("seconds = 1", "seconds = 1\n[p.settings.gdn_decode]\nwarmup = 1.5", "$.p.settings.gdn_decode.warmup"),
-        ("[p.workloads]", "[p.workload]", "$.p.workload: there is no such key; did you mean workloads?"),
+        ("[p.workloads]", "[p.workload]", "$.p.workload: unknown key; did you mean workloads?"),
         ("[{ batch_size = 2 }]", '"some"', '$.p.workloads.gdn_decode: expected "all", or a list of axes'),
         ("[{ batch_size = 2 }]", "[]", '$.p.workloads.gdn_decode: expected "all", or a list of axes'),
         ("[{ batch_size = 2 }]", "[3]", "$.p.workloads.gdn_decode[0]: expected axes such as"),

@@ -13,7 +13,8 @@ from msgspec import structs
 
 from gdn_cli.catalog import registry
 from gdn_cli.records import score, store
-from gdn_cli.schema.record_types import Document, Record, Score
+from gdn_cli.schema.record_types import Document, Record
+from gdn_cli.schema.scores import Score
 
 CONTEST = helpers.TESTS.parent / "results" / "h200" / "decode-contest.json"
 OP = registry.load().ops["gdn_decode"]  # reference: pt-reference, baseline: fi-baseline

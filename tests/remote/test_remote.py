@@ -156,14 +156,14 @@ def test_images_are_dated_and_proved_without_a_gpu():
     [
         ('gpu = "B200"', "gpu = 1", "$.gpu: expected text, got 1"),
         ("idle = 2", "idle = 0", "$.limits.idle: expected a positive whole number, got 0"),
-        ("queue = 900", "cue = 900", "$.limits.cue: there is no such key; did you mean queue?"),
+        ("queue = 900", "cue = 900", "$.limits.cue: unknown key; did you mean queue?"),
         (
             'python = ""',
             "python = 3",
             "$.images.flashinfer.python: expected a version such as '3.12', or '', got 3",
         ),
         ('image = "gdn"', 'image = "other"', "$.image: expected one of gdn, flashinfer, got 'other'"),
-        ("[environment]", "[enviroment]", "$.enviroment: there is no such key"),
+        ("[environment]", "[enviroment]", "$.enviroment: unknown key"),
     ],
 )
 def test_a_wrong_key_in_modal_toml_is_named(old, new, says, tmp_path, monkeypatch):

@@ -259,7 +259,7 @@ def test_tune_is_read(tmp_path, write_algo):
         ("[1, 4]", "4", "$.tune.constants.rows: expected a list of different whole numbers"),
         ("rows = [1, 4]", "up_to = [1]", "$.tune.constants.up_to: expected a name that C++ and Python take"),
         ("rows = [1, 4]\npolicy = [0, 1]", "", "$.tune.constants: expected at least one constant"),
-        ("where =", "were =", "$.tune.were: there is no such key"),
+        ("where =", "were =", "$.tune.were: unknown key"),
     ],
 )
 def test_a_wrong_tune_names_file_and_key(old, new, says, tmp_path, write_algo):

@@ -132,7 +132,7 @@ def test_the_reference_is_the_oracle(op, name, references):
     ("gdn_prefill", 'summary = "s"\nseq_lens = [3, -1]', "$.stress.x.seq_lens[1]: expected a whole number, 0 or more"),
     ("gdn_prefill", 'summary = "s"\naxes = { total_seq_len = 3 }', "$.stress.x.seq_lens: expected lengths such as"),
     ("gdn_prefill", 'summary = "s"\nseq_lens = [3]\nkeys = "same"', "$.stress.x.keys: expected one of alternating"),
-    ("gdn_prefill", 'summary = "s"\nseq_lens = [3]\nspeed = 1', "$.stress.x.speed: there is no such key"),
+    ("gdn_prefill", 'summary = "s"\nseq_lens = [3]\nspeed = 1', "$.stress.x.speed: unknown key"),
     ("gdn_prefill", 'summary = "s"\nseq_lens = [3]\ntolerance = 0', "$.stress.x.tolerance: expected a positive num"),
     ("gdn_prefill", 'summary = "s"\nseq_lens = [3]\ngates = { a = 1 }', "$.stress.x.gates.A_log: expected a number"),
     ("gdn_prefill", 'summary = "s"\nseq_lens = [3]\nforget_every = -1', "$.stress.x.forget_every: expected a whole"),

@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from ..parsing import Positive, Text, Wrong
-from ..schema.record_types import Largest, NotNegative, Number, Record
-from ..schema.record_types import Positive as PositiveNumber
+from ..schema.numbers import NotNegative, Number
+from ..schema.numbers import Positive as PositiveNumber
+from ..schema.record_types import Largest, Record
 
 TOKENS = ("total_seq_len", "seq_len")  # the axis along which keys can be alike
 
@@ -60,7 +61,7 @@ def fault(family: Family, variable: Sequence[str]) -> Wrong | None:
 
 def largest(records: Iterable[Record]) -> list[Largest]:
     """Of each algo's checks of hard inputs the largest relative Frobenius error, with the output and the input that it
-    is of; a result that is no number is larger than any (None)."""
+    is of; NaN and Inf (None) count as larger than any number."""
     found: dict[tuple, Largest] = {}
     for record in records:
         if not (record.workload and record.workload.stress):

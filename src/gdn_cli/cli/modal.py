@@ -152,12 +152,12 @@ def _resumed(ctx: typer.Context, file: Path, form: type[T], *commands: str) -> t
     for p in ctx.command.params:
         given = ctx.get_parameter_source(p.name)
         if p.name not in _WITH_RESUME and given and given.name == "COMMANDLINE":
-            hint = "drop it, or leave --resume out to begin anew"
+            hint = "drop it, or drop --resume to start over"
             raise errors.UsageError(f"--resume takes {p.opts[0]} from {file}", hint=hint)
     try:
         return old, msgspec.convert(old.modal.asked, form, dec_hook=lambda kind, value: kind(value))
     except msgspec.ValidationError as e:
-        raise errors.UsageError(f"{file}: $.modal.asked: {e}", hint="leave --resume out to begin anew") from None
+        raise errors.UsageError(f"{file}: $.modal.asked: {e}", hint="drop --resume to start over") from None
 
 
 def _left(writer: Any, code: int) -> bool:

@@ -36,7 +36,7 @@ from ..runner import build, prepared
 from .call_checks import Contract
 
 NAMESPACE = "gdn"
-# What with_builders sets that a build in this process needs; the rest is no business of the caller's.
+# What with_builders sets that a build in this process needs; the caller's other variables stay as they are.
 _FOR_BUILDING = ("CUDA_HOME", "PATH", "FIB_CACHE_PATH")
 
 _lock = threading.Lock()

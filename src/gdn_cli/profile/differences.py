@@ -255,7 +255,7 @@ class _Rows:
         elif abs(a - b) < rule.least:
             self.small += 1
         else:
-            # the least difference is added to both, so that next to nothing against nothing is no large factor
+            # added to both, so that two values near zero do not give a large factor
             effect = abs(math.log((abs(b) + rule.least or 1.0) / (abs(a) + rule.least or 1.0)))
             self.add(fact, b, rule.weight * min(effect, _LARGEST) * share, kernel)
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from ..schema.record_types import Count, Environment, GpuStates, NotNegative, Positive, Record, Status, Timing
+from ..schema.numbers import Count, NotNegative, Positive
+from ..schema.record_types import Environment, GpuStates, Record, Status, Timing
 
 
 class Measured(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -14,7 +14,8 @@ from collections.abc import Container, Iterable, Sequence
 
 from ..catalog.registry import Op
 from ..catalog.tiers import FLOORS
-from ..schema.record_types import Blame, Call, Document, Gap, Record, Score, Share
+from ..schema.record_types import Blame, Call, Document, Record
+from ..schema.scores import Gap, Score, Share
 
 REFERENCE, BASELINE = "reference", "baseline"
 

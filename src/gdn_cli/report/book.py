@@ -14,7 +14,8 @@ from typing import Any
 
 from ..catalog.registry import Op, Registry
 from ..catalog.tiers import COPY, FLOORS
-from ..schema.record_types import BestPeer, BestPeers, Compared, Document, Environment, Overall, Record, Score, Timing
+from ..schema.record_types import BestPeer, BestPeers, Compared, Document, Environment, Overall, Record, Timing
+from ..schema.scores import Score
 
 _GPU, _CPU = "GPU (not named)", "CPU (not named)"
 

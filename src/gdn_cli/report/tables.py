@@ -8,7 +8,8 @@ from typing import Any
 from .. import units
 from ..catalog.registry import label_of
 from ..catalog.tiers import COPY, FLOORS
-from ..schema.record_types import Compared, Overall, Score
+from ..schema.record_types import Compared, Overall
+from ..schema.scores import Score
 from . import findings, notes, provenance
 from .book import Book, Group, Measurement, Source
 from .findings import Tiers

@@ -10,7 +10,8 @@ from typing import Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from ..parsing import Wrong
-from .record_types import Call, Count, Environment, NotNegative, Number, Status
+from .numbers import Count, NotNegative, Number
+from .record_types import Call, Environment, Status
 
 SCHEMA = 1
 

@@ -14,7 +14,8 @@ from msgspec import Struct
 from .. import files, paths
 from ..errors import GdnError, MissingError, UsageError
 from ..parsing import decode, json_of, read_text
-from ..schema.record_types import Environment, Positive, Status
+from ..schema.numbers import Positive
+from ..schema.record_types import Environment, Status
 
 
 class Key(Struct, tag_field="step", tag="key"):

@@ -1,0 +1,15 @@
+"""Bounds of the numbers in what gdn reads back."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+from msgspec import Meta
+
+# JSON that anybody may have written: a bound on both sides keeps out NaN and the infinities as well
+_LARGEST = sys.float_info.max
+Positive = Annotated[float, Meta(gt=0, le=_LARGEST)]
+NotNegative = Annotated[float, Meta(ge=0, le=_LARGEST)]
+Number = Annotated[float, Meta(ge=-_LARGEST, le=_LARGEST)]
+Count = Annotated[int, Meta(ge=0)]
