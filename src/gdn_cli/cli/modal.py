@@ -197,10 +197,7 @@ def _engine(rented: Containers, errand: Errand, command: str, asked: Asked | Ask
 class Look:
     """What to look at, and with what."""
 
-    workload: Annotated[
-        Optional[str],
-        typer.Option("--workload", "-w", metavar="W", help="An index, a uuid prefix, or axes (batch_size=64)."),
-    ] = None
+    workload: o.OneWorkload = None
     tool: Annotated[
         str,
         typer.Option("--tool", metavar="T", help="torch, proton, or (if Modal lets you) ncu, sanitizer."),

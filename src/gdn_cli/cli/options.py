@@ -42,6 +42,10 @@ Gpus = Annotated[
         "Ratios stay on one GPU.",
     ),
 ]
+OneWorkload = Annotated[
+    Optional[str],
+    typer.Option("--workload", "-w", metavar="W", help="An index, a uuid prefix, or axes (batch_size=64)."),
+]
 Dataset = Annotated[
     Optional[Path],
     typer.Option("--dataset", envvar="FIB_DATASET_PATH", metavar="DIR", help="A FlashInfer-Trace folder."),

@@ -17,10 +17,7 @@ from . import options as o
 class Look:
     """What to look at, and with what."""
 
-    workload: Annotated[
-        Optional[str],
-        typer.Option("--workload", "-w", metavar="W", help="An index, a uuid prefix, or axes (batch_size=64)."),
-    ] = None
+    workload: o.OneWorkload = None
     tool: Annotated[
         Optional[str],
         typer.Option("--tool", metavar="T", help="ncu, proton, torch, nsys, sanitizer (GPU), cpu, or sass (neither)."),
