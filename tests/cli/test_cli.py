@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import building
 import helpers
 import pytest
+import reports
 
 from gdn_cli import __version__, errors, paths, units
 from gdn_cli.catalog import pack, registry
@@ -510,7 +511,7 @@ def test_bytes_moved_are_each_input_and_output_once(bench):
 
 def test_rows_of_the_table_derive_from_the_records(bench):
     placed = [r for r in bench.records if r["workload"]]
-    book = merge.gather([merge.source("", bench.document)], REGISTRY)
+    book = merge.gather([reports.source("", bench.document)], REGISTRY)
     rows = {(row.first.algo, row.first.label): row for row in book.rows("gdn_decode")}
     assert [key for key in rows] == [
         (a, b) for b in ("B=1", "B=3") for a in ("copy", "pt-reference", "copycat", "wrong")
@@ -547,7 +548,7 @@ def table_of(document: dict, width: int = 80, known=REGISTRY) -> list[str]:
     out = io.StringIO()
     with contextlib.redirect_stdout(out), pytest.MonkeyPatch.context() as patch:
         patch.setattr(screen, "_WIDE", width)
-        report.show(document, known, False, saved=paths.runs_dir() / "x.json")
+        report.show(reports.typed(document), known, False, saved=paths.runs_dir() / "x.json")
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 

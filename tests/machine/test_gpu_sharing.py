@@ -21,6 +21,7 @@ from types import SimpleNamespace
 import building
 import helpers
 import pytest
+import reports
 import two_gpus
 from msgspec import structs
 
@@ -550,7 +551,7 @@ APART = bench(
 
 
 def test_ratios_in_the_table_are_to_the_rows_own_gpu(capsys):
-    terminal.show(APART, REGISTRY, False, Path("x.json"))
+    terminal.show(reports.typed(APART), REGISTRY, False, Path("x.json"))
     lines = capsys.readouterr().out.splitlines()
     cells = {line.removeprefix("B=1").split()[0]: line.removeprefix("B=1").split() for line in lines[2:6]}
     assert lines[0] == "gdn_decode | NVIDIA H200 (GPU 0, 1) | tier cupti, L2 cold"
@@ -566,13 +567,14 @@ def test_ratios_in_the_table_are_to_the_rows_own_gpu(capsys):
 def test_where_a_row_is_of_one_gpu_the_fastest_is_marked(capsys):
     found = [record(name, 0, us) for name, us in (("copy", 3.0), ("pt-reference", 30.0), ("a", 6.0))]
     found += [record(name, 1, us, 4) for name, us in (("copy", 1.0), ("pt-reference", 10.0), ("a", 11.0))]
-    terminal.show(bench(*found), REGISTRY, False, Path("x.json"))
+    terminal.show(reports.typed(bench(*found)), REGISTRY, False, Path("x.json"))
     out = capsys.readouterr().out
     assert "a *" in out and "pt-reference *" in out and "not ranked" not in out and "differs by" not in out
 
 
 def test_what_one_gpu_failed_at_is_shown_beside_what_the_other_measured(capsys):
-    terminal.show(bench(record("copy", 0, 3.0), record("copy", 1, None), record("a", 1, 5.0)), REGISTRY, False, Path())
+    found = record("copy", 0, 3.0), record("copy", 1, None), record("a", 1, 5.0)
+    terminal.show(reports.typed(bench(*found)), REGISTRY, False, Path())
     out = capsys.readouterr().out
     assert "failed copy at B=1 (00000000) on GPU 1: crashed, crashed" in out
     assert [line.split()[-1] for line in out.splitlines() if "  a  " in line] == ["200"]  # GB/s, and nothing x floor
@@ -582,7 +584,7 @@ def test_one_gpu_by_name_is_in_the_title_and_needs_no_column(capsys):
     unpackable = record("b", 1, None) | {"status": "unpackable", "workload": None}
     document = bench(record("copy", 1, 1.0), record("a", 1, 5.0))
     document["records"].append({k: v for k, v in unpackable.items() if k != "gpu"})
-    terminal.show(document, REGISTRY, False, Path("x.json"))
+    terminal.show(reports.typed(document), REGISTRY, False, Path("x.json"))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("gdn_decode | NVIDIA H200 (GPU 1) | ") and "GPU" not in lines[1]
     assert not any("GPU:" in line for line in lines)
@@ -594,7 +596,7 @@ def test_of_rented_gpus_none_is_the_fastest_where_there_were_several(uuids, mark
     found = [record("pt-reference", 0, 30.0), record("a", 0, 6.0)]
     found = [r | {"gpu": {"uuid": uuid, "name": "NVIDIA B200"}} for r, uuid in zip(found, uuids, strict=True)]
     document = bench() | {"records": found, "environments": {"cuda": {"gpu": "NVIDIA B200", "where": "modal"}}}
-    terminal.show(document, REGISTRY, False, Path("x.json"))
+    terminal.show(reports.typed(document), REGISTRY, False, Path("x.json"))
     out = capsys.readouterr().out
     assert out.startswith("gdn_decode | NVIDIA B200 (modal) | tier cupti, L2 cold\n") and "GPU " not in out
     assert re.search(rf"^ +a{' [*]' if marked else ''} +6\.00 us .* 5\.00x", out, re.M), out
@@ -603,9 +605,9 @@ def test_of_rented_gpus_none_is_the_fastest_where_there_were_several(uuids, mark
 
 def test_tiers_that_the_host_takes_part_in_say_so(capsys):
     found = [r | {"tier": "events"} for r in APART["records"]]
-    terminal.show(bench(*found), REGISTRY, False, Path("x.json"))
+    terminal.show(reports.typed(bench(*found)), REGISTRY, False, Path("x.json"))
     assert "events: the host takes part in these times" in capsys.readouterr().out
-    terminal.show(APART, REGISTRY, False, Path("x.json"))
+    terminal.show(reports.typed(APART), REGISTRY, False, Path("x.json"))
     assert "the host takes part" not in capsys.readouterr().out
 
 
@@ -622,13 +624,13 @@ def test_scores_divide_times_of_one_gpu():
 
 
 def test_the_page_keeps_gpus_of_one_run_apart():
-    groups = merge.gather([merge.source("x.json", APART)], REGISTRY).groups
+    groups = merge.gather([reports.source("x.json", APART)], REGISTRY).groups
     assert [(g.device, g.algos) for g in groups] == [
         ("NVIDIA H200, GPU 0", ["copy", "pt-reference", "a"]), ("NVIDIA H200, GPU 1", ["copy", "pt-reference", "b"]),
     ]  # fmt: skip
     assert [g.over_floor(g.algos[-1], "B=1") for g in groups] == [2.0, 5.0]
     one = bench(*(r for r in APART["records"] if r["gpu"]["index"] == 1))
-    assert [g.device for g in merge.gather([merge.source("x.json", one)], REGISTRY).groups] == ["NVIDIA H200"]
+    assert [g.device for g in merge.gather([reports.source("x.json", one)], REGISTRY).groups] == ["NVIDIA H200"]
 
 
 def places(document: dict) -> list[tuple[str, tuple[str, ...], int]]:
@@ -723,9 +725,9 @@ def test_tune_times_each_size_on_one_gpu_and_all_gpus_at_once(tune, capsys):
     assert [c.chosen for c in work.choices] == ["slow[tile=2]"] * 4
     rows = json.loads(tune.evidence.read_text())["gpus"]["NVIDIA H200"]["workloads"]
     assert [row["gpu"] for row in rows] == [gpu.to_json() for gpu in (G0, G1, G0, G1)]
-    from gdn_cli import report
+    from gdn_cli.report import tune as shown
 
-    report.show_tuning(work.plan, work, False)
+    shown.show_tuning(work.plan, work, False)
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("gdn_decode/slow | NVIDIA H200 (GPU 0, 1) | ") and out[1].split()[:2] == [
         "workload",

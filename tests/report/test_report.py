@@ -44,7 +44,7 @@ REGISTRY = registry.load()
 
 
 def book_of(*documents: dict, **narrow):
-    sources = [merge.source(f"{i}.json", json.loads(json.dumps(d))) for i, d in enumerate(documents)]
+    sources = [reports.source(f"{i}.json", json.loads(json.dumps(d))) for i, d in enumerate(documents)]
     return merge.gather(sources, REGISTRY, **narrow)
 
 
@@ -369,7 +369,7 @@ def test_a_headline_is_of_times_that_are_not_in_doubt():
 def test_the_terminal_gives_no_star_and_no_plain_ratio_to_what_is_in_doubt(capsys):
     def lines(*where):
         document = doubting(reports.bench((1,)), *where)
-        terminal.show(document, REGISTRY, False, Path("x.json"))
+        terminal.show(reports.typed(document), REGISTRY, False, Path("x.json"))
         found = capsys.readouterr().out.splitlines()
         return {algo: next(line for line in found if f" {algo} " in line) for algo in ("cuda-v1", "cuda-v4")}
 

@@ -23,7 +23,7 @@ REGISTRY = registry.load()
 
 
 def book_of(*records: dict, **more) -> Book:
-    return merge.gather([merge.source("x.json", reports.document(list(records), **more))], REGISTRY)
+    return merge.gather([reports.source("x.json", reports.document(list(records), **more))], REGISTRY)
 
 
 def texts(table: Table) -> list[list[str]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import building
 import helpers
 import pytest
+import reports
 
 from gdn_cli import errors, paths
 from gdn_cli.catalog import expression, pack, registry, scaffold, tuned_table
@@ -189,7 +190,7 @@ def test_the_screen_says_so_too(capsys):
     r |= {"workload": {"uuid": "u", "axes": {"batch_size": 1}}, "tuned_nearest": True}
     found = [r | {"algo": "x", "tuned_for": "H200"}, r | {"algo": "y", "tuned_for": "untuned"}]
     document = {"schema": 2, "command": "run", "environments": {}, "missing": [], "records": found}
-    terminal.show(document, registry.load(), False, Path("x.json"))
+    terminal.show(reports.typed(document), registry.load(), False, Path("x.json"))
     out = capsys.readouterr().out
     assert "note x: tuned for H200, the nearest to this GPU" in out
     assert "note y: not tuned yet: its constants are its author's estimates" in out

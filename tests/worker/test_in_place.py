@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import building
 import helpers
 import pytest
+import reports
 import torch
 
 from gdn_cli import timing
@@ -257,7 +258,7 @@ def record(us: float, **more) -> Record:
 
 
 def test_a_report_never_has_them_in_one_group_with_others():
-    source = merge.source("a.json", building.document(record(3.0), record(2.0, in_place=True)))
+    source = reports.source("a.json", building.document(record(3.0), record(2.0, in_place=True)))
     book = merge.gather([source], REGISTRY)
     assert [(g.how, g.median_us("cuda-v5", "B=1")) for g in book.groups] == [
         ("cupti, L2 cold", 3.0),

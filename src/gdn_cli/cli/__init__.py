@@ -21,8 +21,14 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for module in (bench, compare, tune, profile, modal, history, report, algos, pack, data, doctor, schema, worker):
-    module.register(app)
+for command in (
+    bench.run, bench.bench, bench.floors, compare.compare, tune.tune, profile.profile, modal.modal, history.history,
+    report.report, algos.list_, algos.new, pack.pack, data.data, doctor.doctor, schema.schema, worker.worker,
+):  # fmt: skip
+    if isinstance(command, typer.Typer):
+        app.add_typer(command)
+    else:
+        app.command(command.__name__.rstrip("_"))(command)
 
 
 def _version(show: bool) -> None:

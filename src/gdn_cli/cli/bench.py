@@ -154,8 +154,9 @@ def perform(plan: Any, writer: Any, known: Any, json: bool, finish: Any, engine:
 
     An error that ends the run before its end is raised once what there was by then is kept and shown.
     """
-    from .. import files, report
+    from .. import files
     from ..records import history
+    from ..report import screen, terminal
     from ..run import execute
 
     document = writer.document
@@ -163,8 +164,8 @@ def perform(plan: Any, writer: Any, known: Any, json: bool, finish: Any, engine:
         raise errors.UsageError("--json has stdout to itself", hint="drop --json, or --out")
     failed = None
     try:
-        with report.progress() if engine is None else contextlib.nullcontext(lambda *_: None) as progress:
-            execute.run(plan, writer, progress, report.say, engine)
+        with screen.progress() if engine is None else contextlib.nullcontext(lambda *_: None) as progress:
+            execute.run(plan, writer, progress, screen.say, engine)
     except KeyboardInterrupt:
         pass  # the document says so
     except (errors.GdnError, OSError) as e:
@@ -179,13 +180,7 @@ def perform(plan: Any, writer: Any, known: Any, json: bool, finish: Any, engine:
                 history.History().keep(writer.news, writer.path)
             except errors.GdnError as e:
                 writer.forgotten = True
-                report.say(str(e))
-    report.show(document, known, json, writer.path, writer.unsaved)
+                screen.say(str(e))
+    terminal.show(document, known, json, writer.path, writer.unsaved)
     if failed:
         raise failed
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(run)
-    app.command()(bench)
-    app.command()(floors)

@@ -106,9 +106,9 @@ def _code(code: int, document: Any, gate: float | None) -> int:
         return errors.INTERRUPTED
     ratios = [overall.ratio for overall in document.overall]
     if code != errors.FAILED and gate is not None and any(ratio < gate for ratio in ratios):
-        from .. import report
+        from ..report import screen
 
-        report.say(f"a regression: {min(ratios):.3f} is below the gate {gate:g}")
+        screen.say(f"a regression: {min(ratios):.3f} is below the gate {gate:g}")
         return errors.FAILED
     return code
 
@@ -134,7 +134,3 @@ def _split(names: list[str]) -> tuple[tuple[Path, str | None] | None, list[str]]
         else:
             saved = file, algo or None
     return saved, live
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(compare)

@@ -22,7 +22,7 @@ from msgspec import structs
 
 from ..errors import UsageError, unknown
 
-G = TypeVar("G")
+G, R = TypeVar("G"), TypeVar("R")
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
 OpName = Annotated[Optional[str], typer.Option("--op", metavar="OP", help="Which op, such as gdn_prefill.")]
@@ -252,14 +252,14 @@ class Trust:
 
     def tell(self, solutions: list[Path]) -> None:
         """Say once whose rights packed files get, before any of their code runs. MissingError: no sandbox here."""
-        from .. import report
+        from ..report import screen
         from ..runner import sandbox as bubblewrap
 
         if self.sandbox:
             bubblewrap.find()
         elif solutions:
             what = "a packed file's code runs" if len(solutions) == 1 else "the packed files' code runs"
-            report.say(
+            screen.say(
                 f"{what} with your rights on this machine; --sandbox takes away its network, your home and your files"
             )
 
@@ -290,7 +290,7 @@ def listed(text: str | None) -> tuple[str, ...]:
 # --- groups -------------------------------------------------------------------------------------------------------
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
+def grouped(command: Callable[..., R]) -> Callable[..., R]:
     """The command as typer takes it: each parameter that is a dataclass becomes one option for each of its fields."""
     hints = get_type_hints(command, include_extras=True)
     parameters, groups = [], {}
@@ -309,10 +309,10 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             )
 
     @functools.wraps(command)
-    def called(**given: Any) -> None:
+    def called(**given: Any) -> R:
         made = {name: pick(kind, given) for name, kind in groups.items()}
         fields = {field.name for kind in groups.values() for field in dataclasses.fields(kind)}
-        command(**made, **{name: value for name, value in given.items() if name not in fields})
+        return command(**made, **{name: value for name, value in given.items() if name not in fields})
 
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {p.name: p.annotation for p in parameters}

@@ -59,9 +59,10 @@ def tune(
 
     Without workloads: the preset `sweep`. A run that was stopped goes on where it ended.
     """
-    from .. import report
     from ..catalog import registry
     from ..machine import inventory
+    from ..report import screen
+    from ..report import tune as shown
     from ..run import planning
     from ..tune import evidence, race, search
 
@@ -76,7 +77,7 @@ def tune(
     (part,) = which.parts(known, [entry], loaded, {})
     plan = search.plan(known, entry, part.workloads, preset, only or [], where)
     if dry_run:
-        return report.show_tuning(plan, None, json)
+        return shown.show_tuning(plan, None, json)
     if plan.mode is None:
         reason, hint = entry.place.reason, entry.place.hint
         raise errors.MissingError(f"{plan.algo.full_name} cannot run here: {reason}", hint=hint)
@@ -88,9 +89,9 @@ def tune(
         in_place=in_place, **sampling.bounds,
     )  # fmt: skip
     failed = None
-    with search.alone(plan.algo, report.say):
-        with report.progress() as progress:
-            state = search.begin(plan, settings, progress, report.say)
+    with search.alone(plan.algo, screen.say):
+        with screen.progress() as progress:
+            state = search.begin(plan, settings, progress, screen.say)
             try:
                 race.run(state)
                 evidence.write(state)
@@ -102,15 +103,11 @@ def tune(
                 if not state.choices:
                     raise
                 failed = e
-        report.show_tuning(plan, state, json)
+        shown.show_tuning(plan, state, json)
         if unsaved := state.journal.unsaved:
-            report.say(f"not all that was measured could be kept: {unsaved}")
+            screen.say(f"not all that was measured could be kept: {unsaved}")
         if failed:
             raise failed
     if state.interrupted:
         raise typer.Exit(errors.INTERRUPTED)
     raise typer.Exit(errors.MISSING if unsaved else errors.OK)
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(tune)

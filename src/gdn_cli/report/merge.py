@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from .. import paths
 from ..catalog.registry import Registry, label_of
 from ..catalog.tiers import FLOORS, TIERS
-from ..errors import MissingError, UsageError, unknown
+from ..errors import MissingError, unknown
 from ..records import store
-from ..schema.record_types import Document, Record, document_of
+from ..schema.record_types import Record
 from .book import Book, Group, Measurement, Source, ladder
 
 
@@ -38,19 +35,6 @@ def read(files: Iterable[Path], *, base: Path | None = None) -> list[Source]:
         Source(file.name if file.is_absolute() else file.as_posix(), store.load((base or Path()) / file))
         for file in files
     ]
-
-
-def source(name: str, document: Document | dict[str, Any]) -> Source:
-    """A document as a part of a book; UsageError with its name and the path in it where something has a wrong type."""
-    # dicts, until every caller hands over Documents
-    if not isinstance(document, Document):
-        try:
-            document = document_of(document)
-        except msgspec.ValidationError as e:
-            raise UsageError(
-                f"{name or 'these records'}: {e}", hint="`gdn bench --out FILE` writes such a file"
-            ) from None
-    return Source(name, document)
 
 
 # --- merging --------------------------------------------------------------------------------------------------------
