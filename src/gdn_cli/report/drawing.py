@@ -62,20 +62,9 @@ def styles_of(book: Book, op: str) -> dict[str, Style]:
 
 def axes(figure: Any, what: str, axis: str) -> Any:
     ax = figure.subplots()
-    dress(ax)
     ax.set_title(what, loc="left", pad=6)
     ax.set_xlabel(axis)
     return ax
-
-
-def dress(ax: Any) -> None:
-    for side in ("top", "right", "left"):
-        ax.spines[side].set_visible(False)
-    ax.spines["bottom"].set_color(GREY)
-    ax.grid(axis="y", color="#d0d0d0", linewidth=0.5, zorder=0)
-    ax.set_axisbelow(True)
-    ax.tick_params(color=GREY, length=3)
-    ax.tick_params(axis="y", length=0)
 
 
 def bars_only(ax: Any) -> None:
@@ -135,36 +124,23 @@ def log_y(ax: Any, values: Iterable[float]) -> None:
 
 
 def series(ax: Any, lines: dict[str, list], styles: dict[str, Style], joined: bool) -> None:
+    """A line with marks for each algo, or marks alone."""
     for algo, points in lines.items():
+        if algo in FLOORS:
+            name, dashes, look = f"{algo} (floor)", "-", {"color": GREY, "linewidth": 2.4, "marker": "_", "zorder": 2}
+        else:
+            name, dashes = algo, styles[algo].dashes
+            look = {
+                "color": styles[algo].colour, "linewidth": 1.2, "marker": styles[algo].marker,
+                "markersize": 5.0 if joined else 3.6, "markeredgecolor": "white", "markeredgewidth": 0.5, "zorder": 3,
+            }  # fmt: skip
         xs, ys = zip(*points, strict=True)
-        ax.plot(xs, ys, **_look(algo, styles, joined), zorder=2 if algo in FLOORS else 3)
+        ax.plot(xs, ys, linestyle=dashes if joined else "none", label=plain(name, 40), **look)
 
 
-def _look(algo: str, styles: dict[str, Style], joined: bool) -> dict[str, Any]:
-    if algo in FLOORS:
-        return {"color": GREY, "linewidth": 2.4, "linestyle": "-" if joined else "none", "marker": "_"}
-    style = styles[algo]
-    return {
-        "color": style.colour, "linewidth": 1.2, "linestyle": style.dashes if joined else "none",
-        "marker": style.marker, "markersize": 5.0 if joined else 3.6, "markeredgecolor": "white",
-        "markeredgewidth": 0.5,
-    }  # fmt: skip
-
-
-def legend_handles(lines: dict[str, list], styles: dict[str, Style], joined: bool) -> list[tuple[Any, str]]:
-    from matplotlib.lines import Line2D
-
-    return [
-        (Line2D([], [], **_look(algo, styles, joined)), f"{algo} (floor)" if algo in FLOORS else algo) for algo in lines
-    ]
-
-
-def legend(figure: Any, handles: list[tuple[Any, str]]) -> None:
-    names = [plain(name, 40) for _, name in handles]
-    figure.legend(
-        [handle for handle, _ in handles], names, loc="outside lower left", ncols=_columns(names), frameon=False,
-        handlelength=2.6, columnspacing=1.2, handletextpad=0.5, labelspacing=0.35, borderpad=0.1,
-    )  # fmt: skip
+def legend(figure: Any, ax: Any) -> None:
+    handles, names = ax.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower left", ncols=_columns(names))
 
 
 def _columns(names: Iterable[str]) -> int:
@@ -217,7 +193,6 @@ def strips(figure: Any, names: Iterable[str], labels: list[str], low: float, hig
     names = list(names)
     every = list(figure.subplots(len(names), 1, sharey=True, squeeze=False)[:, 0])
     for ax, name in zip(every, names, strict=True):
-        dress(ax)
         ax.set_title(plain(name, 52), loc="left", pad=3)
         ax.set_ylim(low, high)
         ax.set_xlim(-0.7, len(labels) - 0.3)
@@ -252,7 +227,13 @@ def _figure(drawing: Drawing, width: float, height: float, heading: Sequence[str
             "font.family": "DejaVu Sans", "font.size": _TEXT, "axes.titlesize": _TEXT, "axes.labelsize": _TEXT,
             "xtick.labelsize": _TEXT, "ytick.labelsize": _TEXT, "legend.fontsize": _TEXT, "axes.titlecolor": GREY,
             "axes.labelcolor": GREY, "text.color": INK, "xtick.labelcolor": INK, "ytick.labelcolor": INK,
-            "svg.fonttype": "none", "svg.hashsalt": drawing.name, "hatch.linewidth": 0.6, "path.simplify": False,
+            "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False, "axes.edgecolor": GREY,
+            "axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True, "grid.color": "#d0d0d0",
+            "grid.linewidth": 0.5, "xtick.color": GREY, "ytick.color": GREY, "xtick.major.size": 3,
+            "ytick.major.size": 0, "ytick.minor.size": 0, "legend.frameon": False, "legend.handlelength": 2.6,
+            "legend.columnspacing": 1.2, "legend.handletextpad": 0.5, "legend.labelspacing": 0.35,
+            "legend.borderpad": 0.1, "svg.fonttype": "none",
+            "svg.hashsalt": drawing.name, "hatch.linewidth": 0.6, "path.simplify": False,
         }
     )  # fmt: skip
     figure = Figure((width, height), layout="constrained")

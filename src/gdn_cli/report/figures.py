@@ -24,7 +24,6 @@ from .drawing import (
     bars_only,
     height_for,
     legend,
-    legend_handles,
     log_x,
     log_y,
     plain,
@@ -65,11 +64,9 @@ def _latency(book: Book, group: Group, part: Slice, i: int) -> Drawing:
             xs, ys = zip(*floor, strict=True)
             ax.fill_between(xs, ys, min(values) / 10, color=PALE, linewidth=0, zorder=0)
         series(ax, lines, styles, part.joined)
-        handles = legend_handles(lines, styles, part.joined)
         if empty_us:
-            line = ax.axhline(empty_us, color=GREY, linewidth=1.2, linestyle=(0, (1, 2)), zorder=1)
-            handles.append((line, "empty launch"))
-        legend(figure, handles)
+            ax.axhline(empty_us, color=GREY, linewidth=1.2, linestyle=(0, (1, 2)), label="empty launch", zorder=1)
+        legend(figure, ax)
 
     words = f"Both axes are logarithmic; lower is faster. {_peers(book, group)}"
     if COPY in lines:
@@ -130,7 +127,7 @@ def over_floor(book: Book, group: Group) -> list[Drawing]:
         ax.axhline(1.0, color=GREY, linewidth=2.0, zorder=1)
         series(ax, shown, styles, part.joined)
         ax.fill_between(ax.get_xlim(), 1.0, ax.get_ylim()[0], color=PALE, linewidth=0, zorder=0)
-        legend(figure, legend_handles(shown, styles, part.joined))
+        legend(figure, ax)
 
     def extent(algo: str) -> str:
         ys = [y for _, y in lines[algo]]
