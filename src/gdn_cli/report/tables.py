@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from .. import units
 from ..catalog.registry import label_of
@@ -219,8 +218,12 @@ def environments(book: Book) -> Table:
 
 def hashes(book: Book) -> Table | None:
     made = Table("Sources that ran", words("op", "algo", "hash", "files"), prose=True)
-    for op, algo, source_hash, files in provenance.hashes(book):
-        made.add(op, algo, source_hash, ", ".join(files))
+    found: dict[tuple[str, str, str], dict[str, None]] = {}
+    for m in book.measured:
+        if m.record.source_hash:
+            found.setdefault((m.op, m.algo, m.record.source_hash), {})[m.source.name] = None
+    for what, files in found.items():
+        made.add(*what, ", ".join(files))
     return made if made.rows else None
 
 
@@ -238,33 +241,30 @@ def every_record(book: Book) -> Table:
     axes = list(dict.fromkeys(name for m in book.measured for name in m.axes))
     outputs = list(dict.fromkeys(name for m in book.measured for name in _errors(m)))
     medians = {(m.op, m.algo, *m.key[2:]): m.median_us for m in book.measured}
-    rows = []
+
+    def other(m: Measurement, algo: str | None) -> float | None:
+        """What another algo took for the same."""
+        return medians.get((m.op, algo, *m.key[2:])) if m.workload and m.median_us and algo != m.algo else None
+
+    made = Table("Records", [])
     for m in book.measured:
-        r, env = m.record, m.source.environment(m.record.place)
+        r, env, document = m.record, m.source.environment(m.record.place), m.source.document
         known = book.registry.ops.get(m.op)
-
-        def against(algo: str | None, m: Measurement = m) -> float | None:
-            other = medians.get((m.op, algo, *m.key[2:])) if m.workload else None
-            return other if other and m.median_us and algo != m.algo else None
-
-        floor, reference = against(COPY), against(known.reference if known else None)
-        row: dict[str, Any] = {
-            "file": m.source.name, "time": m.source.document.time, "commit": m.source.commit, "op": m.op,
+        floor, reference = other(m, COPY), other(m, known.reference) if known and m.algo != COPY else None
+        row: dict[str, str | float | bool | None] = {
+            "file": m.source.name, "time": document.time, "commit": m.source.commit, "op": m.op,
             "algo": m.algo, "source_hash": r.source_hash, "mode": r.mode, "device": m.device, "driver": env.driver,
             "max_sm_clock_mhz": env.max_sm_clock_mhz, "tier": m.tier, "l2": m.l2,
             "workload": r.workload and r.workload.uuid, "index": r.workload and r.workload.index, "label": m.label,
             "status": r.status.value, "reason": r.reason,
+            **{key: m.timing and getattr(m.timing, key) for key in _TIMING},
+            "bytes_moved": r.bytes_moved, "over_floor": floor and m.median_us / floor,
+            "speedup": reference and reference / m.median_us,
+            "doubts": "; ".join(r.doubts or []), "how": r.how, "backend": r.backend, "in_place": r.in_place,
+            "setup": r.setup, **{f"axis_{name}": m.axes.get(name) for name in axes},
+            **{f"error_{name}": _errors(m).get(name) for name in outputs},
         }  # fmt: skip
-        row |= {key: m.timing and getattr(m.timing, key) for key in _TIMING}
-        row["bytes_moved"] = r.bytes_moved
-        row["over_floor"] = m.median_us / floor if floor else None
-        row["speedup"] = reference / m.median_us if reference and m.algo != COPY else None
-        row |= {"doubts": "; ".join(r.doubts or []), "how": r.how, "backend": r.backend}
-        row |= {"in_place": r.in_place, "setup": r.setup}
-        row |= {f"axis_{a}": m.axes.get(a) for a in axes}
-        rows.append(row | {f"error_{name}": _errors(m).get(name) for name in outputs})
-    made = Table("Records", words(*(rows[0] if rows else ())))
-    for row in rows:
+        made.columns = words(*row)
         made.add(*("" if value is None else str(value) for value in row.values()))
     return made
 
