@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -13,16 +12,6 @@ from . import options as o
 from .bench import perform
 
 
-@dataclass(frozen=True)
-class Sampling(o.Sampling):
-    """How to time what takes turns."""
-
-    target: Annotated[
-        Optional[float],
-        typer.Option("--target", metavar="X", help="Sample until the ratio is known to this share (0.005)."),
-    ] = None
-
-
 @o.grouped
 def compare(
     names: Annotated[
@@ -30,7 +19,7 @@ def compare(
         typer.Argument(metavar="A B...", help="Algos, packed solutions, or one file of records to compare with."),
     ],
     which: o.Selection,
-    sampling: Sampling,
+    sampling: o.Sampling,
     trust: o.Trust,
     place: o.Place,
     output: o.Output,

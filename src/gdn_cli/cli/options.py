@@ -39,7 +39,7 @@ Gpus = Annotated[
         "--gpus",
         metavar="N[,N...]",
         help="Spread the algos over these GPUs, or `all`; with fewer algos than GPUs, the workloads. "
-        "Ratios stay on one GPU.",
+        "Ratios stay on one GPU, and so does a size that is tuned.",
     ),
 ]
 OneWorkload = Annotated[
@@ -189,7 +189,11 @@ class Sampling:
     l2: L2 = "cold"
     target: Annotated[
         Optional[float],
-        typer.Option("--target", metavar="X", help="Sample until the median is known to this share of it (0.01)."),
+        typer.Option(
+            "--target",
+            metavar="X",
+            help="Sample until medians are known to this share (0.01), ratios to 0.005.",
+        ),
     ] = None
     seconds: Seconds = None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Optional
 
@@ -12,34 +11,13 @@ from .. import errors
 from . import options as o
 
 
-@dataclass(frozen=True)
-class Sampling(o.Sampling):
-    """How to time the final."""
-
-    target: Annotated[
-        Optional[float],
-        typer.Option(
-            "--target", metavar="X", help="Sample the final until its ratios are known to this share (0.005)."
-        ),
-    ] = None
-    seconds: Annotated[
-        Optional[float],
-        typer.Option("--seconds", metavar="S", min=0.01, help="How long to sample the final of each workload (1)."),
-    ] = None
-
-
 @o.grouped
 def tune(
     algos: o.OneAlgo,
     which: o.Selection,
-    sampling: Sampling,
+    sampling: o.Sampling,
     place: o.Place,
-    gpus: Annotated[
-        Optional[str],
-        typer.Option(
-            "--gpus", metavar="N[,N...]", help="Check on these GPUs, or `all`, and time each size on one of them."
-        ),
-    ] = None,
+    gpus: o.Gpus = None,
     in_place: o.InPlace = False,
     only: Annotated[
         Optional[list[str]],
