@@ -76,11 +76,6 @@ class Work:
     in_place: bool = False
     official: bool = False
 
-    @property
-    def stress(self) -> bool:
-        """Whether its inputs are hard ones."""
-        return getattr(self.which, "stress", False)
-
 
 def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
     """Run, show and keep a campaign; returns the exit code.
@@ -118,7 +113,8 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
     plan = planning.prepare(known, parts, settings)
     options = {"workload": which.workload, "n": which.n, "preset": preset, "dataset": bool(which.dataset)}
     options |= {"tier": work.sampling.tier, "l2": work.sampling.l2} | ({"gpus": work.gpus} if work.gpus else {})
-    options |= {name: True for name in ("stress", "in_place") if getattr(work, name)}
+    options |= {"stress": True} if which.stress else {}
+    options |= {"in_place": True} if work.in_place else {}
     name = {"check": "run", "floor": "floors"}.get(command, command)
     writer = store.open_document(name, options, output.out)
     document = writer.document
@@ -131,7 +127,7 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
         """What is only known of all records together."""
         if elsewhere:
             elsewhere.finish(document)
-        if work.stress:
+        if which.stress:
             from ..catalog import stress
 
             document.largest = stress.largest(document.records)

@@ -80,7 +80,7 @@ def _select(known: Any, op: str | None, which: o.Workloads) -> dict[str, list]:
     found, refused = {}, []
     for one in [known.op(op)] if op else list(known.ops.values()):
         try:
-            every = trace_set.known(one, getattr(which, "dataset", None))
+            every = trace_set.known(one, which.dataset)
             found[one.name] = workloads.select(one, every, chosen=which.workload or [], first=which.n, preset=preset)
         except errors.GdnError as e:
             if op:

@@ -15,12 +15,17 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Optional, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Optional, TypedDict, TypeVar, get_type_hints
 
 import typer
 from msgspec import structs
 
 from ..errors import UsageError, unknown
+
+if TYPE_CHECKING:
+    from ..catalog.presets import Preset
+    from ..catalog.registry import Registry
+    from ..run.planning import Entry, Part
 
 G, R = TypeVar("G"), TypeVar("R")
 
@@ -119,16 +124,23 @@ class Workloads:
     n: First = None
     preset: PresetName = None
 
-    def loaded(self, otherwise: str | None = "quick") -> tuple[str | None, Any]:
+    dataset: ClassVar[Path | None] = None  # what the groups below have an option for
+    stress: ClassVar[bool] = False
+
+    def loaded(self, otherwise: str | None = "quick") -> tuple[str | None, Preset | None]:
         """The name of the preset in use, and the preset: `otherwise` where nothing else says which workloads."""
         from ..catalog import presets
 
+        if self.stress and (self.preset or self.dataset):
+            other = "--preset" if self.preset else "--dataset"
+            hint = "--workload NAME chooses among the hard inputs"
+            raise UsageError(f"--stress and {other} exclude each other", hint=hint)
         name = self.preset
-        if name is None and not (self.workload or self.n or getattr(self, "dataset", None)):
+        if name is None and not (self.workload or self.n or self.dataset or self.stress):
             name = otherwise
         return name, presets.load_preset(name) if name else None
 
-    def official(self) -> tuple[str, Any]:
+    def official(self) -> tuple[str, Preset]:
         """The same with the contest's counts: all of its workloads where nothing else says which."""
         from ..catalog import presets
 
@@ -137,21 +149,23 @@ class Workloads:
         counts = structs.replace(loaded, settings=contest.settings, op_settings=contest.op_settings)
         return self.preset or contest.name, counts
 
+    def parts(self, known: Registry, entries: list[Entry], preset: Preset | None, plan: PlanFields) -> list[Part]:
+        """The algos by op, each op with its workloads; `plan` goes before the preset's (planning.parts)."""
+        from ..run import planning
+
+        if self.stress:
+            return planning.hard(known, entries, self.workload or [], self.n)
+        return planning.parts(
+            known, entries, chosen=self.workload or [], first=self.n, preset=preset, dataset=self.dataset,
+            overrides=plan,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Selection(Workloads):
     """Which workloads, gdn's own or a folder's."""
 
     dataset: Dataset = None
-
-    def parts(self, known: Any, entries: list[Any], preset: Any, overrides: dict[str, Any]) -> list[Any]:
-        """The algos by op, each op with its workloads (campaign.parts)."""
-        from ..run import planning
-
-        return planning.parts(
-            known, entries, chosen=self.workload or [], first=self.n, preset=preset, dataset=self.dataset,
-            overrides=overrides,
-        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -163,22 +177,14 @@ class HardInputs(Selection):
         typer.Option("--stress", help="Hard inputs of the op's config, in place of workloads; --workload names some."),
     ] = False
 
-    def loaded(self, otherwise: str | None = "quick") -> tuple[str | None, Any]:
-        """Hard inputs are of no preset, and of no folder."""
-        if not self.stress:
-            return super().loaded(otherwise)
-        if self.preset or self.dataset:
-            other = "--preset" if self.preset else "--dataset"
-            hint = "--workload NAME chooses among the hard inputs"
-            raise UsageError(f"--stress and {other} exclude each other", hint=hint)
-        return None, None
 
-    def parts(self, known: Any, entries: list[Any], preset: Any, overrides: dict[str, Any]) -> list[Any]:
-        from ..run import planning
+class PlanFields(TypedDict, total=False):
+    """Fields of timing.Plan that were asked for."""
 
-        if not self.stress:
-            return super().parts(known, entries, preset, overrides)
-        return planning.hard(known, entries, self.workload or [], self.n)
+    l2: str
+    seconds: float
+    target: float
+    iterations: None  # a preset's exact counts no longer hold
 
 
 @dataclass(frozen=True)
@@ -197,24 +203,22 @@ class Sampling:
     ] = None
     seconds: Seconds = None
 
-    def checked(self) -> tuple[tuple[str, ...], dict[str, Any]]:
-        """The tiers that were asked for, and timing.Plan's fields that go before a preset's. Raises UsageError."""
+    def checked(self) -> tuple[tuple[str, ...], PlanFields]:
+        """The tiers that were asked for, and what goes before a preset's settings. Raises UsageError."""
         from ..catalog.tiers import TIERS
 
         check_choice("l2 state", self.l2, ("cold", "warm"))
         check_finite("--seconds", self.seconds)
         if self.target is not None and not 0 < self.target < 1:
             raise UsageError(f"--target {self.target:g}: expected a share between 0 and 1, such as 0.01")
-        tiers = tuple(name.strip() for name in (self.tier or "").split(",") if name.strip())
+        tiers = listed(self.tier)
         for name in tiers:
             check_choice("tier", name, [*TIERS, "all"])
-        fields: dict[str, Any] = {"l2": self.l2}
-        if self.seconds or self.target:  # then the preset's exact counts no longer hold
-            fields["iterations"] = None
-        return tiers, fields | self.bounds
+        counts: PlanFields = {"iterations": None} if self.bounds else {}
+        return tiers, {"l2": self.l2} | counts | self.bounds
 
     @property
-    def bounds(self) -> dict[str, float]:
+    def bounds(self) -> PlanFields:
         """Of --seconds and --target those that were given."""
         return {name: value for name in ("seconds", "target") if (value := getattr(self, name))}
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from .. import units
-from .screen import console, print_table, show_json, styled
+from .screen import console, print_table, remark, show_json, styled
 from .table import Column, Table, numbers, words
 
 if TYPE_CHECKING:
@@ -36,11 +36,7 @@ def show_tuning(plan: Plan, state: State | None, as_json: bool) -> None:
     if state.interrupted:
         out.print(styled(("interrupted", "red"), ": what was measured is kept; the same command goes on from here"))
     for file in state.written:
-        _quietly(out, f"written: {file}")
-
-
-def _quietly(out: Console, text: str) -> None:
-    out.print(styled((text, "dim")), soft_wrap=True)
+        remark(out, f"written: {file}")
 
 
 def _show_plan(out: Console, plan: Plan) -> None:
@@ -54,15 +50,15 @@ def _show_plan(out: Console, plan: Plan) -> None:
         made.add(*map(str, constants.values()))
     print_table(out, made)
     if len(found) > _ROWS:
-        _quietly(out, f"and {len(found) - _ROWS} more; --json has them all")
+        remark(out, f"and {len(found) - _ROWS} more; --json has them all")
     out.print()
     made = Table("", [Column("workload"), Column("size", number=True), Column("uuid")])
     for size, workloads in plan.sizes.items():
         for w in workloads:
             made.add(plan.label(w), str(size), w.uuid[:8])
     print_table(out, made)
-    _quietly(out, f"size: {' * '.join(space.size)}")
-    _quietly(out, f"would be written: {plan.algo.folder / plan.algo.tune.file}")
+    remark(out, f"size: {' * '.join(space.size)}")
+    remark(out, f"would be written: {plan.algo.folder / plan.algo.tune.file}")
 
 
 def _show_result(out: Console, result: Evidence, plan: Plan) -> None:
@@ -92,9 +88,9 @@ def _show_result(out: Console, result: Evidence, plan: Plan) -> None:
         made.add("any" if last else str(row["up_to"]), *(str(row[name]) for name in result.space.constants))
     print_table(out, made)
     for text in (f"size: {' * '.join(result.space.size)}", *notes):
-        _quietly(out, text)
+        remark(out, text)
     for text in result.doubts:
-        out.print(styled(("doubt", "yellow"), f" {text}"), soft_wrap=True)
+        remark(out, "doubt", text, "yellow")
 
 
 def _show_left_out(out: Console, found: list[LeftOut], count: int) -> None:
@@ -105,10 +101,9 @@ def _show_left_out(out: Console, found: list[LeftOut], count: int) -> None:
         together.setdefault((one.status.words, first), []).append(_constants(one.constants))
     for (status, reason), who in together.items():
         more = f" and {len(who) - 4} more" if len(who) > 4 else ""
-        text = f" {status}, {'; '.join(who[:4])}{more}: {reason}"
-        out.print(styled(("left out", "yellow"), text), soft_wrap=True)
+        remark(out, "left out", f"{status}, {'; '.join(who[:4])}{more}: {reason}", "yellow")
     if found:
-        _quietly(out, f"{len(found)} of {count} candidates were left out")
+        remark(out, f"{len(found)} of {count} candidates were left out")
 
 
 def _constants(constants: Constants) -> str:
