@@ -7,6 +7,7 @@ bytes.
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import textwrap
 import warnings
@@ -165,23 +166,17 @@ def uprights(ax: Any, xs: Sequence[float], ends: Sequence[tuple[float, float] | 
 
 def workload_ticks(ax: Any, labels: list[str], named: bool) -> None:
     """A name in the middle of each run of equal labels, as far as there is room, and a line between the runs."""
-    runs: list[tuple[str, int, int]] = []
-    for i, label in enumerate(labels):
-        if runs and runs[-1][0] == label:
-            runs[-1] = (label, runs[-1][1], i)
-        else:
-            runs.append((label, i, i))
+    runs = [(label, list(found)) for label, found in itertools.groupby(range(len(labels)), key=labels.__getitem__)]
     if len(runs) < len(labels):
-        for _, first, _last in runs[1:]:
-            ax.axvline(first - 0.5, color="#c4c4c4", linewidth=0.5, zorder=0)
+        for _, places in runs[1:]:
+            ax.axvline(places[0] - 0.5, color="#c4c4c4", linewidth=0.5, zorder=0)
     if not named:
         ax.set_xticks([])
         return
     scale = 310 / (ax.get_xlim()[1] - ax.get_xlim()[0])
     ticks: list[tuple[float, str]] = []
-    for label, first, last in runs:
-        middle = (first + last) / 2
-        name = plain(label, 24)
+    for label, places in runs:
+        middle, name = (places[0] + places[-1]) / 2, plain(label, 24)
         if not ticks or (middle - ticks[-1][0]) * scale >= 2.9 * (len(name) + len(ticks[-1][1])) + 5:
             ticks.append((middle, name))
     ax.tick_params(axis="x", length=0, pad=7)  # below the lowest number of the other axis

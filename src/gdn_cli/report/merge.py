@@ -5,6 +5,7 @@ A later file's record of the same (op, algo, mode, tier, l2, workload, device) t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -110,21 +111,16 @@ def _groups(kept: list[Measurement], registry: Registry, algos: tuple[str, ...])
         if m.tier and m.timing:
             key = m.op, m.device, m.tier, m.l2, m.record.in_place
             groups.setdefault(key, Group(*key[:4], known=registry.ops.get(m.op), in_place=m.record.in_place))
-    for m in kept:
-        for (op, device, tier, l2, in_place), group in groups.items():
-            # a failure that no tier is named for is one in all of them
-            if (
-                (op, device, in_place) != (m.op, m.device, m.record.in_place)
-                or (m.tier, m.l2) != (tier, l2)
-                and (m.tier or m.passed)
-            ):
-                continue
-            if m.passed and not m.timing:
-                continue
-            if m.algo in FLOORS and m.workload is None:
-                group.machine[m.algo] = m
-            else:
-                group.measured.append(m)
+    for m, group in itertools.product(kept, groups.values()):
+        here = (m.op, m.device, m.record.in_place) == (group.op, group.device, group.in_place)
+        # a failure that no tier is named for is one in all of them
+        everywhere = not m.tier and not m.passed
+        if not here or (m.tier, m.l2) != (group.tier, group.l2) and not everywhere or m.passed and not m.timing:
+            continue
+        if m.algo in FLOORS and m.workload is None:
+            group.machine[m.algo] = m
+        else:
+            group.measured.append(m)
     for group in groups.values():
         there = list(dict.fromkeys(m.algo for m in group.measured))
         known = ladder(registry, group.op)
