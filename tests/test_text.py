@@ -31,7 +31,7 @@ from gdn_cli.parsing import to_json
 from gdn_cli.profile import differences
 from gdn_cli.records import history
 from gdn_cli.remote import modal_client, resume
-from gdn_cli.report import csv_table, drawing, figures, html, markdown, merge, profile, screen, tables, terminal, tune
+from gdn_cli.report import drawing, figures, html, markdown, merge, profile, screen, table, tables, terminal, tune
 from gdn_cli.report import history as shown_history
 from gdn_cli.report.book import Book
 from gdn_cli.schema.profile_types import Listed
@@ -299,7 +299,7 @@ def test_markdown_and_csv_hold_text(evil):
     assert harmless(made) and made.encode()
     seen = CORPUS[evil]
     assert seen in re.sub(r"\\([\\`*_{}\[\]()#+\-.!|$~])", r"\1", made)
-    rows = list(csv.DictReader(io.StringIO(csv_table.csv_text(tables.every_record(book(evil))), newline="")))
+    rows = list(csv.DictReader(io.StringIO(table.csv_text(tables.every_record(book(evil))), newline="")))
     assert harmless("".join(v for row in rows for v in row.values())) and seen in {row["algo"] for row in rows}
 
 

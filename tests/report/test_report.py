@@ -23,8 +23,8 @@ import reports
 from gdn_cli import errors, units
 from gdn_cli.catalog import registry
 from gdn_cli.errors import UsageError
+from gdn_cli.report import drawing as drawn
 from gdn_cli.report import (
-    csv_table,
     figures,
     findings,
     html,
@@ -33,10 +33,10 @@ from gdn_cli.report import (
     merge,
     notes,
     outline,
+    table,
     tables,
     terminal,
 )
-from gdn_cli.report import drawing as drawn
 
 ROOT = helpers.TESTS.parent
 H200 = ROOT / "results" / "h200"
@@ -49,7 +49,7 @@ def book_of(*documents: dict, **narrow):
 
 
 def sheet(book) -> str:
-    return csv_table.csv_text(tables.every_record(book))
+    return table.csv_text(tables.every_record(book))
 
 
 def results(*names: str):

@@ -15,7 +15,7 @@ from rich.console import Console
 from gdn_cli import units
 from gdn_cli.catalog import registry
 from gdn_cli.errors import UsageError
-from gdn_cli.report import command_tables, csv_table, html, markdown, merge, notes, screen, tables
+from gdn_cli.report import command_tables, html, markdown, merge, notes, screen, table, tables
 from gdn_cli.report.book import Book
 from gdn_cli.report.table import Cell, Mark, Name, Table, numbers, words
 
@@ -163,7 +163,7 @@ def test_all_renderers_show_the_same_cells():
     made.add("third", Cell("FASTER", Mark.GOOD), "")
     names, cells = ["algo", "note", "time"], [["a<b>|c", "plain & simple"], ["own", "wrong"], ["third", "FASTER"]]
 
-    rows = list(csv.reader(io.StringIO(csv_table.csv_text(made))))
+    rows = list(csv.reader(io.StringIO(table.csv_text(made))))
     assert rows == [names, [*cells[0], "2.00 us *"], [*cells[1], "4.00 us +2.00 us ?"], [*cells[2], ""]]
 
     page = html.table(made)

@@ -87,12 +87,12 @@ class Asked:
         return o.listed(self.part) or usual
 
     def made(self, book: Book, kind: str) -> bytes:
-        from ..report import csv_table, html, markdown, outline, tables
+        from ..report import html, markdown, outline, table, tables
 
         if kind == "png":
             return self.png(book)[0]
         if kind == "csv":
-            return csv_table.csv_text(tables.every_record(book)).encode()
+            return table.csv_text(tables.every_record(book)).encode()
         if kind == "md":
             parts = self.parts(markdown.PARTS, markdown.USUAL, "Markdown")
             return markdown.markdown(book, parts, self.unit, self.title).encode()

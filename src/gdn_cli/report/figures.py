@@ -13,7 +13,7 @@ from ..catalog.registry import label_of
 from ..catalog.tiers import COPY, EMPTY, FLOORS
 from ..errors import UsageError
 from ..schema.record_types import Compared
-from . import findings, provenance
+from . import findings, tables
 from .book import Book, Group, ladder
 from .drawing import (
     GREY,
@@ -34,7 +34,6 @@ from .drawing import (
     uprights,
 )
 from .findings import Slice, Tiers
-from .tables import pair_name
 
 _HATCHES = ("", "///", "\\\\\\", "--", "xx", "||")  # dense ones make large files
 
@@ -301,7 +300,7 @@ def compare(book: Book, op: str) -> list[Drawing]:
     at = {workload: i for i, workload in enumerate(labels)}
     rows: dict[str, list[tuple[int, Compared]]] = {}
     for c in sorted(found, key=lambda c: at[_workload(c)]):
-        rows.setdefault(pair_name(c), []).append((at[_workload(c)], c))
+        rows.setdefault(tables.pair_name(c), []).append((at[_workload(c)], c))
     ends = [x for c in found for x in (c.low, c.high)]
     low, high = min(*ends, 0.99), max(*ends, 1.01)
     margin = (high - low) * 0.08
@@ -349,7 +348,7 @@ def one(book: Book, part: str) -> tuple[Drawing, list[str]]:
         if part in PARTS:
             for group in book.of(op):
                 for drawing in PARTS[part](book, group)[:1]:
-                    found.setdefault((op, group.device), (drawing, f"{op} on {provenance.origin(group)}"))
+                    found.setdefault((op, group.device), (drawing, f"{op} on {tables.origin(group)}"))
         else:
             drawings = compare(book, op)
             if part == "tiers":

@@ -9,7 +9,7 @@ from ..catalog.registry import label_of
 from ..catalog.tiers import COPY, FLOORS
 from ..schema.record_types import Compared, Overall
 from ..schema.scores import Score
-from . import findings, notes, provenance
+from . import findings, notes
 from .book import Book, Group, Measurement, Source
 from .findings import Tiers
 from .table import Cell, Column, Mark, Name, Table, Words, became, doubtful, numbers, words, worst
@@ -202,13 +202,53 @@ def lead(group: Group) -> Words:
     """What a group's numbers are of, and which files they are from."""
     files: list[str] = []
     for s in group.sources:
-        origin = f" ({s.time[:10]}{f', commit {s.commit}' if s.commit else ''})"
-        files += ["; " if not files else ", ", Name(s.name), origin]
-    return (Name(group.op), f" on {provenance.origin(group)}", *files, ":")
+        made = f" ({s.time[:10]}{f', commit {s.commit}' if s.commit else ''})"
+        files += ["; " if not files else ", ", Name(s.name), made]
+    return (Name(group.op), f" on {origin(group)}", *files, ":")
+
+
+def origin(group: Group) -> str:
+    """One line: device, driver, clocks, tier, L2."""
+    every = [s.environment(place) for s in group.sources for place in group.places]
+    drivers, clocks = {env.driver for env in every} - {None}, {env.max_sm_clock_mhz for env in every} - {None}
+    within = [f"driver {'/'.join(sorted(drivers))}"] if drivers else []
+    within += [f"SM clock {'/'.join(sorted(map(str, clocks)))} MHz"] if clocks else []
+    both = ", ".join(within)
+    return f"{group.device}{f' ({both})' if both else ''}, tier {group.how}"
+
+
+def _environment(source: Source, place: str) -> dict[str, str]:
+    """What a file says of a place where its records were made, in words."""
+    env = source.environment(place)
+    given = [f"{k} {v}" for k, v in source.document.options.items() if v not in (None, False, [], {})]
+    found = {
+        "file": source.name, "measured": source.time, "commit": source.commit or "not known",
+        "command": f"gdn {source.document.command}", "options": ", ".join(given) or "none",
+        "device": source.device(place), "driver": env.driver, "CUDA": env.cuda, "compute capability": env.capability,
+        "SMs": env.sms, "CPUs": env.cpus, "threads": env.threads, "compiled for": env.architectures,
+        "L2": env.l2_bytes and f"{env.l2_bytes / 2**20:.0f} MiB",
+        "greatest SM clock": env.max_sm_clock_mhz and f"{env.max_sm_clock_mhz} MHz", "affinity": env.affinity or None,
+    }  # fmt: skip
+    told = {what: str(value) for what, value in found.items() if value is not None}
+    return told | _states(source, place) | env.versions
+
+
+def _states(source: Source, place: str) -> dict[str, str]:
+    """The clocks and temperatures that were read while measuring."""
+    mine = [r.gpu_state for r in source.document.records if r.place == place and r.gpu_state]
+    states = [state for read in mine for state in (*read.during, read.after)]
+    found = {}
+    for key, word, unit in (
+        ("sm_mhz", "SM clock", "MHz"), ("memory_mhz", "memory clock", "MHz"), ("temperature_c", "temperature", "°C"),
+    ):  # fmt: skip
+        if values := [value for state in states if (value := getattr(state, key))]:
+            low, high = min(values), max(values)
+            found[f"{word}, measuring"] = f"{low:g} {unit}" if low == high else f"{low:g} to {high:g} {unit}"
+    return found
 
 
 def environments(book: Book) -> Table:
-    places = [provenance.environment(source, place) for source in book.sources for place in source.places]
+    places = [_environment(source, place) for source in book.sources for place in source.places]
     names = list(dict.fromkeys(name for place in places for name in place if name != "file"))
     made = Table("Where it was measured", words("", *(place["file"] for place in places)), prose=True)
     for name in names:
