@@ -19,21 +19,8 @@ try:
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
-__all__ = [
-    "Positive",
-    "Text",
-    "Wrong",
-    "decode",
-    "json_of",
-    "read_json",
-    "read_text",
-    "read_toml",
-    "schema",
-    "to_json",
-    "wrong",
-]
-
 T = TypeVar("T")
+Json = dict[str, Any]  # a table whose keys and values are somebody else's
 Kind = Callable[..., GdnError]  # UsageError or MissingError
 # What fields of Structs have in common.
 Text = Annotated[str, Meta(pattern=r"\S", description="text")]
@@ -79,7 +66,7 @@ def json_of(text: str | bytes, where: object, kind: Kind = UsageError) -> Any:
     return value
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> Json:
     """The table in a TOML file; UsageError with the file's name where it cannot be read, or is none."""
     try:
         value = tomllib.loads(read_text(path))
@@ -139,7 +126,7 @@ def to_json(value: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
-def schema(form: Any) -> dict[str, Any]:
+def schema(form: Any) -> Json:
     """The JSON Schema of a Struct, or of a type made of some."""
     return msgspec.json.schema(form)
 
@@ -184,12 +171,12 @@ def _steps(at: str, error: msgspec.ValidationError, value: Any, form: Any) -> li
     return steps
 
 
-def _nodes(form: Any, steps: list[str | int]) -> tuple[list[dict[str, Any]], list[str | int]]:
+def _nodes(form: Any, steps: list[str | int]) -> tuple[list[Json], list[str | int]]:
     """The parts of a form's schema that the value at `steps` may be. Where a list is described as a whole, that is
     said of its items too: the steps end there."""
     whole = schema(form)
 
-    def opened(node: dict[str, Any]) -> list[dict[str, Any]]:
+    def opened(node: Json) -> list[Json]:
         if "$ref" in node:  # a Struct's own description is its docstring
             named = whole["$defs"][node["$ref"].rsplit("/", 1)[1]]
             return opened({key: of for key, of in named.items() if key != "description"})
@@ -225,7 +212,7 @@ _WORDS = {
 }
 
 
-def _words(node: dict[str, Any]) -> str:
+def _words(node: Json) -> str:
     if names := node.get("enum"):
         return f"one of {', '.join(names)}" if len(names) > 1 else repr(names[0])
     word = _WORDS.get(node.get("type", ""), "another value")

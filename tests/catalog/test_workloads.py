@@ -18,6 +18,7 @@ from gdn_cli.catalog.presets import Preset, Sampling
 from gdn_cli.catalog.trace_set import from_folder
 from gdn_cli.catalog.workloads import Workload, embedded, select
 from gdn_cli.errors import MissingError, UsageError
+from gdn_cli.parsing import to_json
 
 OPS = registry.load().ops
 DECODE, PREFILL, ATTENTION = OPS["gdn_decode"], OPS["gdn_prefill"], OPS["attention_fwd"]
@@ -72,7 +73,7 @@ def test_a_workload_survives_json():
         select(PREFILL, [], chosen=["seq_lens=2x8"])[0],
         Workload("u", {"batch_size": 2}, 7, "dataset", {"scale": {"type": "scalar", "value": 0.5}}),
     ):
-        again = msgspec.convert(json.loads(json.dumps(w.to_json())), Workload)
+        again = msgspec.convert(to_json(w), Workload)
         assert again == w and again.seq_lens == w.seq_lens
 
 

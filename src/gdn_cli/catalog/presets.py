@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from .. import paths
 from ..errors import unknown
-from ..parsing import Positive, Text, Wrong, decode, read_toml
+from ..parsing import Json, Positive, Text, Wrong, decode, read_toml
 
 Entry = Annotated[
     dict[str, Positive | str], Meta(min_length=1, description="axes such as { batch_size = 1 }, positive whole numbers")
@@ -45,7 +45,7 @@ class PresetFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One table of configs/presets.toml."""
 
     summary: Text
-    settings: dict[str, Any]  # a Sampling's keys; those of an op that differs are a table of its name
+    settings: Json  # a Sampling's keys; those of an op that differs are a table of its name
     workloads: dict[str, Entries]
     scored: bool = False  # whether a contest makes its score from these workloads
 
@@ -88,7 +88,7 @@ def load_preset(name: str) -> Preset:
         raise unknown("preset", name, tables, hint=f"presets are in {path}")
     preset = decode({name: tables[name]}, dict[str, PresetFile], path)[name]
 
-    def sampling(table: dict[str, Any], where: str) -> Sampling:
+    def sampling(table: Json, where: str) -> Sampling:
         return decode(table, Sampling, path, root=f"$.{name}.settings{where}")
 
     own = {op: table for op, table in preset.settings.items() if isinstance(table, dict)}

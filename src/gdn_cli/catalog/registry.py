@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -17,10 +17,9 @@ from .. import files, paths, units
 from ..errors import UsageError, one_line, unknown
 from ..parsing import Positive, Text, Wrong, decode, read_toml, wrong
 from .expression import condition
+from .formats import Language, Solution
 from .stress import Family, fault
 
-LANGUAGES = ("python", "triton", "cpp", "cuda")
-Language = Annotated[Literal["python", "triton", "cpp", "cuda"], Meta(description=f"one of {', '.join(LANGUAGES)}")]
 # Where an algo can run: `interpreter` is Triton's, on a CPU, good for checks and never timed.
 MODES = ("cuda", "cpu", "interpreter")
 Mode = Literal["cuda", "cpu", "interpreter"]
@@ -173,7 +172,7 @@ class Algo(AlgoFile, frozen=True, kw_only=True):
     folder: Path | None = None
     provenance: dict[str, str] = {}
     shares: tuple[Path, ...] = ()
-    solution: dict[str, Any] | None = None  # a packed file's content, as it was read
+    solution: Solution | None = None  # a packed file's content, as it was read
 
     @property
     def full_name(self) -> str:
@@ -286,30 +285,33 @@ class Registry:
 
     def find(self, name: str, op: str | None = None) -> Algo:
         """By full name, or by short name: the one in `op`; without it decode's, else the only op that has it."""
-        if "/" in name:
-            wanted_op, short = name.split("/", 1)
-            self.op(wanted_op)
-            if op and wanted_op != op:
-                raise UsageError(f"'{name}' is not an algo of {op}", hint="drop --op, or name one of its algos")
-            op = wanted_op
-        else:
-            short = name
-        found = [a for a in (*self.algos, *self.broken) if a.name == short and op in (None, a.op)]
-        if len(found) > 1:
-            found = [a for a in found if a.op == DEFAULT_OP] or found
-        if not found:
-            known = [a.name for a in self.algos if op in (None, a.op)]
-            raise unknown(f"algo of {op}" if op else "algo", short, known, hint="`gdn list` shows all")
-        if len(found) > 1:
-            full = ", ".join(f"{a.op}/{a.name}" for a in found)
-            raise UsageError(f"several ops have '{short}': {full}", hint="add --op")
-        if isinstance(found[0], Broken):
-            raise found[0].error
-        return found[0]
+        if given := name.rpartition("/")[0]:
+            self.op(given)
+        there = {(a.op, a.name): a for a in (*self.algos, *self.broken)}
+        found = there[named(name, op, there, hint="`gdn list` shows all")]
+        if isinstance(found, Broken):
+            raise found.error
+        return found
 
     def reference(self, op: Op) -> Algo:
         """The shipped algo that an op is judged by: a folder of the user's may stand in for any other one."""
         return read_algo(paths.ALGOS_DIR / op.name / op.reference / "algo.toml", op.name)
+
+
+def named(name: str, op: str | None, known: Iterable[tuple[str, str]], hint: str) -> tuple[str, str]:
+    """Which (op, algo) of `known` a name means: `op/algo`, or a short name as `Registry.find` takes it."""
+    given, _, short = name.rpartition("/")
+    if given and op and given != op:
+        raise UsageError(f"'{name}' is not an algo of {op}", hint="drop --op, or name one of its algos")
+    op = given or op
+    there = [pair for pair in known if op in (None, pair[0])]
+    found = [pair for pair in there if pair[1] == short]
+    found = [pair for pair in found if pair[0] == DEFAULT_OP] or found
+    if not found:
+        raise unknown(f"algo of {op}" if op else "algo", short, [algo for _, algo in there], hint=hint)
+    if len(found) > 1:
+        raise UsageError(f"several ops have '{short}': {', '.join(map('/'.join, found))}", hint="add --op")
+    return found[0]
 
 
 def _ladder(algos: list[Algo], reference: str | None = None) -> list[Algo]:

@@ -6,43 +6,21 @@ Tensors are read later, by `dataset`; `tracefolder` writes such folders.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
 from ..errors import GdnError, MissingError
 from ..files import inside
-from ..parsing import Positive, Text, Wrong, decode, json_of, read_text
+from ..parsing import Json, Positive, Text, Wrong, decode, json_of, read_text, wrong
+from .formats import Calls
 from .registry import Op
 from .workloads import Workload, embedded
 
 _LFS_POINTER = "version https://git-lfs"
-
-
-class Axis(Struct, frozen=True):
-    value: Positive | None = None  # None: variable
-
-
-class Tensor(Struct, frozen=True):
-    dtype: Text
-    shape: list[str] | None  # names of axes; None: a scalar
-
-
-class Definition(Struct, frozen=True):
-    """definitions/**/*.json, as far as gdn reads it. Raises parsing.Wrong for an axis that it does not have."""
-
-    axes: dict[str, Axis]
-    inputs: dict[str, Tensor]
-    outputs: dict[str, Tensor]
-
-    def __post_init__(self) -> None:
-        for kind, tensors in (("inputs", self.inputs), ("outputs", self.outputs)):
-            for name, tensor in tensors.items():
-                if unknown := set(tensor.shape or ()) - set(self.axes):
-                    raise Wrong((kind, name, "shape"), "axes of the definition", min(unknown))
 
 
 class Random(Struct, frozen=True, tag_field="type", tag="random"):
@@ -151,11 +129,11 @@ def lfs_error(path: Path) -> MissingError:
     )
 
 
-def _json(where: Any, text: str) -> dict[str, Any]:
-    return decode(json_of(text, where, MissingError), dict[str, Any], where, MissingError)
+def _json(where: object, text: str) -> Json:
+    return decode(json_of(text, where, MissingError), Json, where, MissingError)
 
 
-def _find_definition(op: Op, root: Path) -> tuple[Path, dict]:
+def _find_definition(op: Op, root: Path) -> tuple[Path, Json]:
     files = sorted((root / "definitions").rglob("*.json"))
     names = set()
     # the file that has the name first: then the others need not be read
@@ -174,32 +152,29 @@ def _find_definition(op: Op, root: Path) -> tuple[Path, dict]:
     )
 
 
-def _same_definition(op: Op, path: Path, definition: dict) -> None:
+def _same_definition(op: Op, path: Path, definition: Json) -> None:
     """Same inputs and outputs, in order. Fixed axes are compared by value: their names are nobody's business."""
     hint = "the folder is made for another version of the definition"
-    found = decode(definition, Definition, path, partial(MissingError, hint=hint))
-    axes = {name: name if axis.value is None else axis.value for name, axis in found.axes.items()}
-    theirs = {
-        kind: {name: (s.dtype, None if s.shape is None else [axes[a] for a in s.shape]) for name, s in specs.items()}
-        for kind, specs in (("inputs", found.inputs), ("outputs", found.outputs))
-    }
-    for kind, specs in (("inputs", op.inputs), ("outputs", op.outputs)):
-        if list(theirs[kind]) != list(specs):
-            raise MissingError(
-                f"{path}: its {kind} are {', '.join(theirs[kind])}; those of {op.name} are {', '.join(specs)}",
-                hint=hint,
-            )
-        for name, spec in specs.items():
-            shape = None if spec.shape is None else [a if op.axes[a] is None else op.axes[a] for a in spec.shape]
-            if theirs[kind][name] != (spec.dtype, shape):
-                raise MissingError(
-                    f"{path}: {name} is {_spec(*theirs[kind][name])}; that of {op.name} is {_spec(spec.dtype, shape)}",
-                    hint=hint,
-                )
+    failed = partial(MissingError, hint=hint)
+    calls = decode(definition, Calls, path, failed)
+    axes = {name: axis.get("value") for name, axis in calls["axes"].items()}
+    for kind, theirs, ours in (("inputs", calls["inputs"], op.inputs), ("outputs", calls["outputs"], op.outputs)):
+        for name, tensor in theirs.items():
+            if unknown := set(tensor["shape"] or ()) - set(axes):
+                raise wrong(path, [kind, name, "shape"], "axes of the definition", min(unknown), failed)
+        if list(theirs) != list(ours):
+            raise failed(f"{path}: its {kind} are {', '.join(theirs)}; those of {op.name} are {', '.join(ours)}")
+        for name, spec in ours.items():
+            found, should = _said(**theirs[name], axes=axes), _said(spec.shape, spec.dtype, op.axes)
+            if found != should:
+                raise failed(f"{path}: {name} is {found}; that of {op.name} is {should}")
 
 
-def _spec(dtype: str, shape: Sequence[Any] | None) -> str:
-    return f"{dtype} scalar" if shape is None else f"{dtype} [{', '.join(map(str, shape))}]"
+def _said(shape: Sequence[str] | None, dtype: str, axes: Mapping[str, int | None]) -> str:
+    """A tensor in words: "float32 [batch_size, 128]"."""
+    if shape is None:
+        return f"{dtype} scalar"
+    return f"{dtype} [{', '.join(str(axes[axis] or axis) for axis in shape)}]"
 
 
 def _row(op: Op, where: str, line: str, index: int, root: Path) -> Workload | None:

@@ -20,9 +20,10 @@ from msgspec import structs
 
 from .. import errors, files
 from ..errors import UsageError, unknown
-from ..parsing import json_of, read_text
+from ..parsing import Json, json_of, read_text
 from ..schema.record_types import Environment
 from .expression import condition
+from .formats import Source
 from .pack import pack, source_hash
 from .registry import Algo, Op, Tune
 from .workloads import Workload
@@ -36,7 +37,7 @@ MOST = 1000  # candidates: more are a mistake, not a space to search
 
 
 Constants = dict[str, int]
-Gpus = dict[str, Any]  # what tuning.json holds of each GPU: its rows are read, the rest is kept
+Gpus = dict[str, Json]  # what tuning.json holds of each GPU: its rows are read, the rest is kept
 
 
 @dataclass(frozen=True)
@@ -260,5 +261,5 @@ def own_hash(algo: Algo, op: Op) -> str:
     return source_hash(solution | {"sources": _own(algo, solution["sources"])})
 
 
-def _own(algo: Algo, sources: list[dict[str, str]]) -> list[dict[str, str]]:
+def _own(algo: Algo, sources: list[Source]) -> list[Source]:
     return [source for source in sources if source["path"] != algo.tune.file]

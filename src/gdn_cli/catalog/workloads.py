@@ -7,7 +7,6 @@ contest does not have have twins of their own: OWN.
 
 from __future__ import annotations
 
-import json
 import re
 import uuid
 from collections.abc import Mapping, Sequence
@@ -15,10 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, convert
+from msgspec.structs import replace
 
 from ..errors import UsageError, unknown
-from ..parsing import Positive, to_json
+from ..parsing import Json, Positive, read_json
+from .formats import Input
 from .presets import Preset, parse_seq_lens, presets_file
 from .registry import Op
 
@@ -40,28 +41,32 @@ class Workload(Struct, frozen=True):
     axes: dict[str, Positive]  # the op's variable axes, all of them
     index: int | None = None  # place in the contest's (or the folder's) order; None for a generated twin
     origin: str = "twin"  # "twin": tensors drawn from the uuid; "dataset": a FlashInfer-Trace folder's
-    inputs: dict[str, dict[str, Any]] | None = None  # FlashInfer-Trace input specs, for origin "dataset"
+    inputs: dict[str, Input] | None = None  # FlashInfer-Trace input specs, for origin "dataset"
     seq_lens: tuple[int, ...] | None = None  # prefill twins made for given lengths
     stress: str | None = None  # the op's family of hard inputs that the tensors are of
-
-    def to_json(self) -> dict[str, Any]:
-        return to_json(self)
 
 
 # --- embedded ---------------------------------------------------------------------------------------------------
 
 
+class Contest(Struct):
+    """The contest's workloads of a definition, in dataset order."""
+
+    workloads: list[Workload]
+    sequence_lengths: Json = {}  # published statistics
+
+
 @cache
-def contest() -> dict[str, Any]:
-    """data/contest.json: by definition, the workloads in dataset order, their sources and published statistics."""
-    return json.loads((Path(__file__).parent / "data" / "contest.json").read_text(encoding="utf-8"))["definitions"]
+def contest() -> dict[str, Contest]:
+    """data/contest.json, by definition."""
+    found = read_json(Path(__file__).parent / "data" / "contest.json")
+    return convert(found["definitions"], dict[str, Contest])
 
 
 def embedded(op: Op) -> list[Workload]:
     """The contest's workloads of this op as twins, in dataset order; those of OWN for an op that it does not have."""
     if op.definition in contest():
-        rows = contest()[op.definition]["workloads"]
-        return [Workload(row["uuid"], dict(row["axes"]), index=i) for i, row in enumerate(rows)]
+        return [replace(w, index=i) for i, w in enumerate(contest()[op.definition].workloads)]
     return [Workload(_uuid(op, axes), dict(axes), index=i) for i, axes in enumerate(OWN.get(op.name, []))]
 
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import asdict
+
 from ..catalog.tiers import FLOORS
 from ..errors import UsageError
-from ..schema.record_types import Compared, Document, Environment, Overall, Record
+from ..schema.record_types import Compared, Comparison, Document, Environment, Overall, Record
 from . import statistics
 
 # what a time depends on besides the algo: a saved record that differs in one of these is compared with a warning
@@ -54,20 +56,12 @@ def against(document: Document, saved: Document, name: str, algo: str | None, th
     _finish(document, found, threshold)
 
 
-def _pair(
-    base: Record, record: Record, name: str, times_us: tuple[float, float], compared: statistics.Comparison
-) -> Compared:
+def _pair(base: Record, record: Record, name: str, times_us: tuple[float, float], compared: Comparison) -> Compared:
     """`name` is what the baseline is called."""
     return Compared(
         op=record.op, mode=record.mode, tier=record.tier, baseline=name, algo=record.algo, workload=record.workload,
-        doubted=bool(base.doubts or record.doubts), baseline_us=times_us[0], us=times_us[1], **compared.to_json(),
+        doubted=bool(base.doubts or record.doubts), baseline_us=times_us[0], us=times_us[1], **asdict(compared),
     )  # fmt: skip
-
-
-def verdict(item: dict[str, Any]) -> str:
-    """What a comparison, or an overall one, has for a verdict, with a mark where a time of it is in doubt. Of plain
-    JSON, which report/ still works on."""
-    return f"{item.get('verdict', '')}{' ?' if item.get('doubted') else ''}"
 
 
 def check_saved(
@@ -141,7 +135,7 @@ def _finish(document: Document, found: list[Compared], threshold: float) -> None
         found = [one.verdict for one in each]
         document.overall.append(
             Overall(
-                op=op, mode=mode, tier=tier, baseline=baseline, algo=algo, **whole.to_json(), workloads=len(each),
+                op=op, mode=mode, tier=tier, baseline=baseline, algo=algo, **asdict(whole), workloads=len(each),
                 verdicts={name: found.count(name) for name in (statistics.FASTER, statistics.SAME, statistics.SLOWER)},
                 doubted=any(one.doubted for one in each),
             )

@@ -18,13 +18,14 @@ import msgspec
 
 from .. import files, paths
 from ..catalog import tuned_table
+from ..catalog.formats import Solution
 from ..catalog.pack import source_hash
 from ..catalog.registry import Algo, Op
 from ..catalog.tiers import COPY, FLOORS
 from ..errors import MISSING, OK, GdnError, MissingError, UsageError
 from ..machine import environment
 from ..machine.inventory import Gpu
-from ..parsing import json_of, read_text
+from ..parsing import Json, json_of, read_text
 from ..schema.record_types import SCHEMA, Document, Environment, GpuName, Record, Status, document_of
 
 __all__ = ["COPY", "FLOORS", "Writer", "dumps", "load", "open_document"]
@@ -35,8 +36,8 @@ class Work(Protocol):
 
     op: Op
     algo: Algo | None
-    solution: dict[str, Any] | None
-    rivals: tuple[tuple[Algo, dict[str, Any]], ...]
+    solution: Solution | None
+    rivals: tuple[tuple[Algo, Solution], ...]
     mode: str
     gpu: Gpu | None
     added: bool
@@ -119,7 +120,7 @@ class Writer:
         self.document.records.append(Record(**row, status=Status.UNPACKABLE, reason=reason))
 
 
-def open_document(command: str, options: dict[str, Any], out: Path | None) -> Writer:
+def open_document(command: str, options: Json, out: Path | None) -> Writer:
     """A document that will save to `out`, or to the user's runs folder; a place that cannot be written is an error.
 
     Nothing is written yet: a file that is there already stays until there is a record to put in its place.

@@ -8,13 +8,14 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from ... import paths
 from ...catalog.registry import Op, label_of, read_op
 from ...errors import UsageError
+from ...parsing import Json
 from ...schema.record_types import Document, Environment, Record
 from ...schema.statuses import Blame
 
@@ -26,7 +27,7 @@ EXPORTED = (
     "median_us", "low_us", "high_us", "ci_low_us", "ci_high_us", "span_us", "samples", "kernels", "bytes_moved",
     "stopped", "note", "how", "backend", "doubts", "histogram", "gpu_state",
 )  # fmt: skip
-Row = dict[str, Any]  # an exported record, as plain JSON
+Row = Json  # an exported record
 
 
 class Stored(Document):

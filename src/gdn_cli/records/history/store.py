@@ -22,7 +22,7 @@ from ... import files, paths
 from ...errors import GdnError, MissingError, UsageError, unknown
 from ...schema.record_types import SCHEMA, Document
 from ...text import whole
-from . import documents, earlier
+from . import documents
 from .documents import Row, Series, Stored
 from .query import Filter
 
@@ -77,8 +77,10 @@ class History:
 
     def series(self) -> list[Series]:
         """The series of all runs, in the order of time."""
-        if line := earlier.take_over(self):
-            self.notices.append(line)
+        old = self.folder.with_name("history.sqlite")
+        if old.is_file():
+            hint = f"`gdn history --import {paths.runs_dir()}/*.json` takes in its record files; move it away then"
+            self.notices.append(f"{old} is an earlier gdn's history, and is not read: {hint}")
         index, damage = self._read_index()
         names = {path.stem for path in self.folder.glob("*.json")}
         runs = {name: found for name, found in index.items() if name in names}
