@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
@@ -126,6 +127,18 @@ def to_json(value: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
+def lined(value: Any, indent: int = 0) -> str:
+    """JSON with each table of a list on a line: readable, small, and good to diff."""
+    if isinstance(value, dict) and value:
+        brackets, inside = "{}", [f"{json.dumps(key)}: {lined(item, indent + 1)}" for key, item in value.items()]
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        brackets, inside = "[]", list(map(json.dumps, value))
+    else:
+        return json.dumps(value)
+    space = "\n" + " " * (indent + 1)
+    return brackets[0] + space + f",{space}".join(inside) + space[:-1] + brackets[1]
+
+
 def schema(form: Any) -> Json:
     """The JSON Schema of a Struct, or of a type made of some."""
     return msgspec.json.schema(form)
@@ -147,26 +160,24 @@ def _found(value: Any, steps: Sequence[str | int]) -> Any:
 
 def _steps(at: str, error: msgspec.ValidationError, value: Any, form: Any) -> list[str | int]:
     """The keys that lead to what an error is about, `at` in msgspec's words. Where these have `[...]` for any key of a
-    table of names, it is the first one that makes the same error alone."""
+    table of names, it is the one without which, and without those before it, there is another error or none."""
 
-    def alone(inner: Any, steps: list[str | int], key: str) -> Any:
-        if not steps:
-            return {key: inner[key]}
-        copy = dict(inner) if isinstance(inner, dict) else list(inner)
-        copy[steps[0]] = alone(inner[steps[0]], steps[1:], key)
-        return copy
-
-    def fails(key: str) -> bool:
+    def same() -> bool:
         try:
-            msgspec.convert(alone(value, steps, key), form)
+            msgspec.convert(value, form)
         except msgspec.ValidationError as e:
             return str(e) == str(error)
         return False
 
-    steps: list[str | int] = []
+    value, steps = copy.deepcopy(value), []
     for index, name in re.findall(r"\[(\d+|\.\.\.)\]|\.([^.\[]+)", at):
         if index == "...":
-            name = next(filter(fails, _found(value, steps)))
+            table = _found(value, steps)
+            for name in list(table):
+                item = table.pop(name)
+                if not same():
+                    break
+            table[name] = item
         steps.append(name or int(index))
     return steps
 

@@ -14,7 +14,7 @@ from gdn_cli.catalog import registry
 from gdn_cli.cli import compare
 from gdn_cli.errors import UsageError
 from gdn_cli.parsing import to_json
-from gdn_cli.records import comparison, peers, store
+from gdn_cli.records import comparison, store
 from gdn_cli.report import book, terminal
 from gdn_cli.run import planning
 from gdn_cli.schema.record_types import Document, Record
@@ -231,7 +231,7 @@ def with_peers() -> Document:
         record("fla-upstream", wave(4.0), **at_8, doubts=["noisy"]),
     )  # fmt: skip
     comparison.between(d, {"gdn_decode": "cuda-v5"}, 0.005)
-    peers.best(d, lambda op, algo: book.ladder(REGISTRY, op).peer(algo))
+    comparison.best_peers(d, lambda op, algo: book.ladder(REGISTRY, op).peer(algo))
     return d
 
 
@@ -258,7 +258,7 @@ def test_the_best_peers_are_kept_in_the_file(tmp_path):
 def test_among_rungs_alone_no_peer_is_named():
     d = document(record("cuda-v5", wave(2.0)), record("cuda-v4", wave(1.0)))
     comparison.between(d, {"gdn_decode": "cuda-v5"}, 0.005)
-    peers.best(d, lambda op, algo: book.ladder(REGISTRY, op).peer(algo))
+    comparison.best_peers(d, lambda op, algo: book.ladder(REGISTRY, op).peer(algo))
     assert d.best_peers is None and "best_peers" not in to_json(d)
 
 

@@ -196,8 +196,8 @@ def test_tiers_l2_states_devices_and_ops_are_never_mixed(kept):
     other = {"environments": {"cuda": GPU | {"gpu": "NVIDIA B200"}, "cpu": CPU | {"threads": 1}}}
     places = [
         ("NVIDIA H200", "cupti", "cold"), ("NVIDIA H200", "cupti", "warm"), ("NVIDIA H200", "events", "cold"),
-        ("NVIDIA B200", "cupti", "cold"), ("AMD EPYC (2 threads)", "wall", None),
-        ("AMD EPYC (1 threads)", "wall", None),
+        ("NVIDIA B200", "cupti", "cold"), ("AMD EPYC, 2 threads", "wall", None),
+        ("AMD EPYC, 1 threads", "wall", None),
     ]  # fmt: skip
     medians = dict(zip(places, (1.0, 2.0, 3.0, 4.0, 5.0, 6.0), strict=True))
 
@@ -207,7 +207,7 @@ def test_tiers_l2_states_devices_and_ops_are_never_mixed(kept):
             for (device, tier, l2), us in medians.items() if device in devices
         ]  # fmt: skip
 
-    ours, theirs = ("NVIDIA H200", "AMD EPYC (2 threads)"), ("NVIDIA B200", "AMD EPYC (1 threads)")
+    ours, theirs = ("NVIDIA H200", "AMD EPYC, 2 threads"), ("NVIDIA B200", "AMD EPYC, 1 threads")
     for day in (1, 2):
         kept(bench(*made(ours, day), day=day), bench(*made(theirs, day), day=day, **other))
     kept(bench(record("a", 7.0, op="gdn_prefill"), day=1))

@@ -233,12 +233,6 @@ def _shares(algo: AlgoFile, path: Path) -> tuple[Path, ...]:
     return tuple(found)
 
 
-def _check_size(path: Path, algo: Algo, op: Op) -> None:
-    for axis in algo.tune.size if algo.tune else ():
-        if axis not in op.axes:
-            raise wrong(path, ["tune", "size"], f"axes of {op.name} ({', '.join(op.axes)})", axis)
-
-
 def read_op(path: Path) -> Op:
     """Read `configs/<op>.toml`; a UsageError names the file, the key and what was expected."""
     op = decode(read_toml(path), OpFile, path)
@@ -375,7 +369,9 @@ def load(own: str | None = None) -> Registry:
                 if not path.is_file():
                     raise UsageError(f"{path}: not a plain file")
                 algos[op, name] = read_algo(path, op)
-                _check_size(path, algos[op, name], ops[op])
+                for axis in algos[op, name].tune.size if algos[op, name].tune else ():
+                    if axis not in ops[op].axes:
+                        raise wrong(path, ["tune", "size"], f"axes of {op} ({', '.join(ops[op].axes)})", axis)
             except UsageError as e:
                 algos[op, name] = Broken(op, name, e)
             except Exception as e:  # whatever is wrong with one, the others go on

@@ -6,7 +6,7 @@ Tensors are read later, by `dataset`; `tracefolder` writes such folders.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 from ..errors import GdnError, MissingError
 from ..files import inside
 from ..parsing import Json, Positive, Text, Wrong, decode, json_of, read_text, wrong
+from ..units import listed
 from .formats import Calls
 from .registry import Op
 from .workloads import Workload, embedded
@@ -40,16 +41,12 @@ class Safetensors(Struct, frozen=True, tag_field="type", tag="safetensors"):
     tensor_key: Text
 
 
-class RowWorkload(Struct, frozen=True):
+class Row(Struct, frozen=True):
+    """The workload of a line of workloads/**/*.jsonl."""
+
     uuid: Text
     axes: dict[str, Positive]
     inputs: dict[str, Random | Scalar | Safetensors]
-
-
-class Row(Struct, frozen=True):
-    """A line of workloads/**/*.jsonl."""
-
-    workload: RowWorkload
 
 
 def known(op: Op, root: Path | None) -> list[Workload]:
@@ -79,7 +76,7 @@ def from_folder(op: Op, root: Path) -> list[Workload]:
     workloads: list[Workload] = []
     others: set[str] = set()
     for file in sorted((root / "workloads").rglob("*.jsonl")):
-        for number, line in enumerate(_lines(file), 1):
+        for number, line in enumerate(_read(file).split("\n"), 1):
             # lines of other definitions need not be ours to judge; a folder of all of FlashInfer has thousands
             if file.stem != op.definition and f'"{op.definition}"' not in line:
                 others.add(file.stem)
@@ -93,9 +90,8 @@ def from_folder(op: Op, root: Path) -> list[Workload]:
     return workloads
 
 
-def _some(names: set[str] | list[str]) -> str:
-    names = sorted(names)
-    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "") or "none"
+def _some(names: set[str]) -> str:
+    return listed(sorted(names), most=10) or "none"
 
 
 def _read(path: Path) -> str:
@@ -103,10 +99,6 @@ def _read(path: Path) -> str:
     if text.startswith(_LFS_POINTER):
         raise lfs_error(path)
     return text
-
-
-def _lines(path: Path) -> Iterator[str]:
-    return iter(_read(path).split("\n"))
 
 
 def blob(root: Path, name: str, where: str) -> Path:
@@ -147,9 +139,8 @@ def _find_definition(op: Op, root: Path) -> tuple[Path, Json]:
         if definition.get("name") == op.definition:
             return path, definition
         names.add(str(definition.get("name")))
-    raise MissingError(
-        f"{root / 'definitions'} has no definition {op.definition} ({op.name})", hint=f"it has {_some(names)}"
-    )
+    lacks = f"{root / 'definitions'} has no definition {op.definition} ({op.name})"
+    raise MissingError(lacks, hint=f"it has {_some(names)}")
 
 
 def _same_definition(op: Op, path: Path, definition: Json) -> None:
@@ -184,7 +175,7 @@ def _row(op: Op, where: str, line: str, index: int, root: Path) -> Workload | No
         return None
     if row.get("solution") or row.get("evaluation"):
         raise MissingError(f"{where}: a trace, not a workload", hint="traces belong in traces/")
-    found = decode(row, Row, where, MissingError).workload
+    found = decode(row.get("workload"), Row, where, MissingError, "$.workload")
     axes = found.axes
     # flashinfer-bench ignores fixed axes in a row; a fixed axis of another value is another op
     fixed = {k: v for k, v in axes.items() if op.axes.get(k) is not None}

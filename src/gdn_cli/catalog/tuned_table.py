@@ -13,7 +13,6 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 from msgspec import structs
@@ -114,22 +113,6 @@ def rows(tune: Tune, gpus: Gpus) -> list[Row]:
             raise ValueError(f"its rows of '{gpu}' hold {there}, algo.toml names {wanted}")
         found.append(Row(gpu, sms, up_to, row))
     return found
-
-
-def dumps(document: Any, width: int = 140) -> str:
-    """JSON with as much on a line as fits: a candidate, a row."""
-
-    def lines(value: Any, indent: int) -> str:
-        flat = json.dumps(value)
-        if len(flat) + indent <= width or not isinstance(value, (dict, list)):
-            return flat
-        space = " " * (indent + 1)
-        if isinstance(value, dict):
-            inside = [f"{space}{json.dumps(key)}: {lines(v, indent + 1)}" for key, v in value.items()]
-            return "{\n" + ",\n".join(inside) + "\n" + " " * indent + "}"
-        return "[\n" + ",\n".join(space + lines(v, indent + 1) for v in value) + "\n" + " " * indent + "]"
-
-    return lines(document, 0) + "\n"
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------

@@ -186,32 +186,24 @@ def _union(op: Op, workloads: Sequence[Workload], chosen: Sequence[str]) -> list
 def _named(op: Op, workloads: Sequence[Workload], token: str) -> list[int]:
     """Places of an index, a range, or a uuid prefix."""
     count = len(workloads)
-    what = f"an index 0-{count - 1}, a range such as 0-9, " if count else ""
-    hint = f"expected {what}a uuid prefix of at least 4 hex digits, or an axis filter such as {op.var_axes[0]}=64"
     if m := re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", token):
         low, high = int(m[1]), int(m[2] or m[1])
         if low <= high < count:
             return list(range(low, high + 1))
-    exact = [i for i, w in enumerate(workloads) if w.uuid == token]
-    if exact:
+    if exact := [i for i, w in enumerate(workloads) if w.uuid == token]:
         return exact
-    if len(token) >= 4:
-        found = [i for i, w in enumerate(workloads) if w.uuid.lower().startswith(token.lower())]
-        if len(found) > 1:
-            names = [workloads[i].uuid for i in found[:8]] + ["..."] * (len(found) > 8)
-            raise UsageError(
-                f"uuid prefix '{token}' fits {len(found)} workloads of {op.name}: {', '.join(names)}",
-                hint="give more digits",
-            )
-        if found:
-            return found
-    if m:
-        raise UsageError(
-            f"no workload '{token}' of {op.name}: its {count} workloads have "
-            f"{f'indices 0-{count - 1}' if count else 'no indices'}",
-            hint=hint,
-        )
-    raise UsageError(f"no workload '{token}' of {op.name}", hint=hint)
+    found = [i for i, w in enumerate(workloads) if len(token) >= 4 and w.uuid.lower().startswith(token.lower())]
+    if len(found) > 1:
+        names = [workloads[i].uuid for i in found[:8]] + ["..."] * (len(found) > 8)
+        fits = f"uuid prefix '{token}' fits {len(found)} workloads of {op.name}: {', '.join(names)}"
+        raise UsageError(fits, hint="give more digits")
+    if not found:
+        indices = f"indices 0-{count - 1}" if count else "no indices"
+        has = f": its {count} workloads have {indices}" if m else ""
+        what = f"an index 0-{count - 1}, a range such as 0-9, " if count else ""
+        hint = f"expected {what}a uuid prefix of at least 4 hex digits, or an axis filter such as {op.var_axes[0]}=64"
+        raise UsageError(f"no workload '{token}' of {op.name}{has}", hint=hint)
+    return found
 
 
 def _parse_filter(op: Op, token: str) -> tuple[dict[str, int], tuple[int, ...] | None]:
@@ -241,15 +233,13 @@ def _having(
     op: Op, workloads: Sequence[Workload], wanted: Mapping[str, int], seq_lens: tuple[int, ...] | None
 ) -> list[int] | Workload:
     """Places of the workloads with these axes, else the twin drawn at them."""
-    made = twin(op, {}, seq_lens) if seq_lens else None
-    if made is not None and made.seq_lens is None:
-        wanted = made.axes
-    if made is not None and made.seq_lens is not None:  # lengths, not axes, decide: only the twin itself has them
+    made = twin(op, wanted, seq_lens)
+    if made and made.seq_lens:  # lengths, not axes, decide: only the twin itself has them
         found = [i for i, w in enumerate(workloads) if w.uuid == made.uuid]
     else:
-        found = [i for i, w in enumerate(workloads) if all(w.axes.get(k) == v for k, v in wanted.items())]
-    made = made or twin(op, wanted)
-    if found or made is not None:
+        axes = made.axes if seq_lens else wanted
+        found = [i for i, w in enumerate(workloads) if all(w.axes.get(k) == v for k, v in axes.items())]
+    if found or made:
         return found or made
     axes = ", ".join(f"{k}={v}" for k, v in wanted.items())
     missing = [a for a in op.var_axes if a not in wanted and a not in ("len_cu_seqlens", "batch_size")]

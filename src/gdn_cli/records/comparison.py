@@ -1,17 +1,20 @@
-"""Samples that took turns -> is the candidate faster than the baseline? And the same against a saved record.
+"""Samples that took turns -> is the candidate faster than the baseline, and which peer is the fastest? And the same
+against a saved record.
 
 The statistics are in statistics.py; here they meet the records.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import asdict
 
 from ..catalog.tiers import FLOORS
 from ..errors import UsageError
-from ..schema.record_types import Compared, Comparison, Document, Environment, Overall, Record
+from ..schema.record_types import BestPeer, BestPeers, Compared, Comparison, Document, Environment, Overall, Record
 from . import statistics
 
 # what a time depends on besides the algo: a saved record that differs in one of these is compared with a warning
@@ -62,6 +65,39 @@ def _pair(base: Record, record: Record, name: str, times_us: tuple[float, float]
         op=record.op, mode=record.mode, tier=record.tier, baseline=name, algo=record.algo, workload=record.workload,
         doubted=bool(base.doubts or record.doubts), baseline_us=times_us[0], us=times_us[1], **asdict(compared),
     )  # fmt: skip
+
+
+def best_peers(document: Document, is_peer: Callable[[str, str], bool]) -> None:
+    """Set `best_peers` and `best_peers_overall` of a document whose algos took turns with a first one (its
+    comparisons' baseline). A ratio is the best peer's time over the first's: above 1, the first is faster.
+
+    is_peer  (op, algo) -> whether it is something to compare with and no rung (`Ladder.peer`)
+    """
+    fastest: dict[tuple, Compared] = {}
+    for c in document.comparisons or ():
+        if is_peer(c.op, c.algo):
+            key = c.op, c.mode, c.tier, c.baseline, c.workload.uuid
+            fastest[key] = min(fastest.get(key, c), c, key=lambda one: one.us)
+    if not fastest:
+        return
+    document.best_peers = [
+        BestPeer(
+            op=c.op, mode=c.mode, tier=c.tier, algo=c.baseline, workload=c.workload, us=c.baseline_us,
+            peer=c.algo, peer_us=c.us, ratio=1 / c.ratio, low=1 / c.high, high=1 / c.low, doubted=c.doubted,
+        )
+        for c in fastest.values()
+    ]  # fmt: skip
+    together: dict[tuple, list[float]] = {}
+    for row in document.best_peers:
+        together.setdefault((row.op, row.mode, row.tier, row.algo), []).append(row.ratio)
+    document.best_peers_overall = [
+        BestPeers(
+            op=op, mode=mode, tier=tier, algo=algo, workloads=len(ratios),
+            ratio=math.exp(math.fsum(map(math.log, ratios)) / len(ratios)),
+            least=min(ratios), slower=sum(ratio < 1 for ratio in ratios),
+        )
+        for (op, mode, tier, algo), ratios in together.items()
+    ]  # fmt: skip
 
 
 def check_saved(

@@ -168,6 +168,11 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
         return self.timing.median_us if self.timing and self.passed else None
 
     @property
+    def timed_in(self) -> str | None:
+        """The tier of its time, which goes before the one that was asked for."""
+        return self.timing.tier if self.timing else self.tier
+
+    @property
     def uuid(self) -> str | None:
         """Of its workload."""
         return self.workload.uuid if self.workload else None

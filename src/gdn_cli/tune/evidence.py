@@ -10,7 +10,7 @@ from .. import files
 from ..catalog import tuned_table
 from ..catalog.tuned_table import Constants, Row
 from ..machine import environment
-from ..parsing import Json, to_json
+from ..parsing import Json, lined, to_json
 from ..schema.record_types import Comparison, Environment, GpuName
 from .journal import Space, Where
 from .search import LeftOut, Plan, State
@@ -94,7 +94,7 @@ def write(state: State) -> None:
     measured = state.held | {gpu: to_json(state.result)}
     held = {row.gpu: measured[row.gpu] for row in rows}  # in the order of the rows
     whole = {"schema": SCHEMA, "algo": state.plan.algo.full_name, "file": tune.file, "gpus": held}
-    for file, text in ((tuned_table.EVIDENCE, tuned_table.dumps(whole)), (tune.file, tuned_table.render(tune, rows))):
+    for file, text in ((tuned_table.EVIDENCE, lined(whole) + "\n"), (tune.file, tuned_table.render(tune, rows))):
         files.write(folder / file, text, within=folder, hint="what was measured is kept")
         state.written.append(str(folder / file))
     if alike := [row.gpu for row in rows if row.sms == sms and row.gpu != gpu]:

@@ -136,12 +136,11 @@ def _whole_lines(file: Path) -> list[Line]:
     leaves it, and is measured again."""
     try:
         *lines, _ = read_text(file, MissingError).split("\n")
-        found = [_line(text, f"{file}:{number}") for number, text in enumerate(lines, 1)]
+        found = []
+        for number, text in enumerate(lines, 1):
+            where = f"{file}:{number}"
+            found.append(decode(json_of(text, where, MissingError), Line, where, MissingError))
     except MissingError as e:
         hint = "--fresh measures anew; or delete that line, and the rest is kept"
         raise MissingError(f"{e.message}; the file is damaged", hint=hint) from None
     return [line for line in found if not isinstance(line, Key)]
-
-
-def _line(text: str, where: str) -> Line:
-    return decode(json_of(text, where, MissingError), Line, where, MissingError)

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from ...catalog import registry
+from ...catalog.tiers import FLOORS
 from ...errors import unknown
-from ..store import FLOORS
 from .documents import Place, Series
 
 _SHOWS = "`gdn history` shows what is kept"

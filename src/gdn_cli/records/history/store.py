@@ -40,7 +40,7 @@ class Kept:
 
 
 class Index(msgspec.Struct):
-    version: Literal[2]  # a new one whenever documents.py makes something else of a document
+    version: Literal[3]  # a new one whenever documents.py makes something else of a document
     runs: dict[str, list[Series]]
 
 
@@ -93,7 +93,7 @@ class History:
             with contextlib.suppress(OSError, GdnError):  # then the next command reads the documents as well
                 if damage:
                     self.index.unlink()
-                files.write(self.index, msgspec.msgpack.encode(Index(2, runs)), sync=False)
+                files.write(self.index, msgspec.msgpack.encode(Index(3, runs)), sync=False)
         return sorted((s for found in runs.values() for s in found), key=lambda s: (s.time, s.run))
 
     def rows(self, where: Filter) -> Iterator[Row]:
