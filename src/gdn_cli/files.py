@@ -106,16 +106,9 @@ def beside(
 
 
 def append(path: Path, text: str) -> None:
-    """Put lines behind a file of gdn's own, all or none of them. Raises as `write` does."""
-    with _told(path, "GDN_HOME names another place"), path.open("ab", buffering=0) as file:
-        before, data = file.seek(0, os.SEEK_END), text.encode()
-        try:
-            while data:
-                data = data[file.write(data) :]
-        except OSError:
-            with contextlib.suppress(OSError):
-                file.truncate(before)
-            raise
+    """Put lines behind a file of gdn's own. Raises as `write` does; a part of them may be there then."""
+    with _told(path, "GDN_HOME names another place"), path.open("ab") as file:
+        file.write(text.encode())
 
 
 def check(path: Path, *, hint: str | None = OTHER_PLACE) -> None:

@@ -332,12 +332,12 @@ def _ladder(algos: list[Algo], reference: str | None = None) -> list[Algo]:
     return list(climbed.values())
 
 
-def names(text: str | None, option: str = "--algo") -> list[str]:
-    """What an option names, with commas between; [] where it is not given. UsageError where it is, and names nothing:
+def names(text: str | None) -> list[str]:
+    """What --algo names, with commas between; [] where it is not given. UsageError where it is, and names nothing:
     that is a variable that was left empty, and not everything that there is."""
     found = [name.strip() for name in (text or "").split(",") if name.strip()]
     if text is not None and not found:
-        raise UsageError(f"{option} '{text}' names nothing", hint="name one, or leave it out")
+        raise UsageError(f"--algo '{text}' names nothing", hint="name one, or leave it out")
     return found
 
 

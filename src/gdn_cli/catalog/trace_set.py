@@ -1,6 +1,6 @@
 """Reads the workloads of a FlashInfer-Trace folder, the contest's own included. Imports neither torch nor numpy.
 
-Tensors are read later, by `dataset`; `tracefolder` writes such folders.
+Tensors are read later, by worker/dataset.py; worker/trace_set_writer.py writes such folders.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def known(op: Op, root: Path | None) -> list[Workload]:
 
 
 def from_folder(op: Op, root: Path) -> list[Workload]:
-    """The op's workloads in a FlashInfer-Trace folder, in its order. Tensors are read later, by `dataset`.
+    """The op's workloads in a FlashInfer-Trace folder, in its order. Tensors are read later.
 
     Files are found as flashinfer-bench's TraceSet.from_path finds them: definitions/**/*.json, workloads/**/*.jsonl.
     The definition's inputs and outputs must be ours. What is wrong is one MissingError line.

@@ -42,11 +42,8 @@ def between(document: Document, baselines: dict[str, str], threshold: float) -> 
     _finish(document, found, threshold)
 
 
-def against(document: Document, saved: Document, name: str, algo: str | None, threshold: float) -> None:
-    """Compare every algo of a document with one of a saved document; sets `comparisons`, `overall` and `warnings`.
-
-    `algo` is the saved one's name; None takes the one of the same name, else the only one there is.
-    """
+def against(document: Document, saved: Document, name: str, algo: str, threshold: float) -> None:
+    """Compare every algo of a document with `algo` of a saved one; sets `comparisons`, `overall` and `warnings`."""
     document.warnings = _differences(document, saved, name, algo)
     found = []
     for record in document.records:
@@ -124,13 +121,11 @@ def check_saved(
     if algo not in there:
         hint = f"name one: {name}:{there[0]}; there are {', '.join(there)}"
         raise UsageError(f"{name} holds no times of {algo or ' or '.join(algos)}", hint=hint)
-    timed_in = {r.tier for r in records if r.algo == algo}
-    if not timed_in & tiers:
-        hint = f"--tier {sorted(timed_in)[0]} takes the same one"
+    timed_in = sorted({r.tier for r in records if r.algo == algo})
+    if not tiers.intersection(timed_in):
+        was = f"{name} was timed in tier {', '.join(timed_in)}, this would be {', '.join(sorted(tiers))}"
         raise UsageError(
-            f"{name} was timed in tier {', '.join(sorted(timed_in))}, this would be {', '.join(sorted(tiers))}: "
-            "times of different tiers are not compared",
-            hint=hint,
+            f"{was}: times of different tiers are not compared", hint=f"--tier {timed_in[0]} takes the same one"
         )
     return algo
 
@@ -142,11 +137,11 @@ def _saved(saved: Document, record: Record, algo: str) -> Record | None:
     return next((r for r in saved.records if r.algo == algo and r.timing and r.workload and of(r) == of(record)), None)
 
 
-def _differences(document: Document, saved: Document, name: str, algo: str | None) -> list[str]:
+def _differences(document: Document, saved: Document, name: str, algo: str) -> list[str]:
     """Differences between the two setups, in words."""
     found = []
     for mode, here in document.environments.items():
-        ours = [r for r in saved.records if r.mode == mode and algo in (None, r.algo)]
+        ours = [r for r in saved.records if r.mode == mode and r.algo == algo]
         there = saved.environment(ours[0]) if ours else Environment()
         for key in _ORIGIN:
             found += _differs(name, key, getattr(there, key), getattr(here, key))
