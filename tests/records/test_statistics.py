@@ -240,7 +240,8 @@ def test_enough_goes_by_the_width_alone():
 
 def record(samples: list[float], keep: tuple[str, ...] = ("histogram",)) -> Timing:
     """A record's timing, as `timing.summarise` makes it; an older one has no histogram."""
-    low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
+    several = samples if len(samples) > 1 else samples * 2
+    low, median, high = statistics.quantiles(several, n=4, method="inclusive")
     counts = tuple(sorted((x, samples.count(x)) for x in set(samples)))
     about = {"low_us": low, "high_us": high, "samples": len(samples)}
     return building.timing(median, **about, histogram=counts if keep else ())
@@ -248,8 +249,7 @@ def record(samples: list[float], keep: tuple[str, ...] = ("histogram",)) -> Timi
 
 def test_histogram_says_what_the_samples_say():
     a, b = rounds(random.Random(9), 300, 2.05, slower=0.1)
-    by_samples, by_record = stats.unpaired(a, b), stats.unpaired(record(a), b)
-    assert by_record == by_samples
+    by_samples = stats.unpaired(record(a), record(b))
     assert by_samples.verdict == SLOWER
     assert by_samples.ratio == pytest.approx(stats.compare(a, b).ratio)
     assert by_samples.rounds == 300
@@ -259,7 +259,7 @@ def test_quartiles_have_to_do_where_nothing_else_is(monkeypatch):
     monkeypatch.setattr(stats, "BETWEEN_RUNS", 0)
     rng = random.Random(10)
     a, b = [rng.gauss(20, 0.4) for _ in range(2000)], [rng.gauss(22, 0.4) for _ in range(500)]
-    known, guessed = stats.unpaired(a, b), stats.unpaired(record(a, keep=()), b)
+    known, guessed = stats.unpaired(record(a), record(b)), stats.unpaired(record(a, keep=()), record(b))
     assert known.method != guessed.method and "quartiles" in guessed.method
     assert guessed.ratio == pytest.approx(known.ratio, rel=0.002)
     assert guessed.rounds == 500
@@ -271,16 +271,16 @@ def test_quartiles_have_to_do_where_nothing_else_is(monkeypatch):
 
 def test_quartiles_give_tukeys_trimean():
     skew = building.timing(2.1, low_us=2.0, high_us=2.6)
-    assert stats.unpaired(skew, [1.1]).ratio == pytest.approx((2.0 + 2 * 2.1 + 2.6) / 4 / 1.1)
+    assert stats.unpaired(skew, record([1.1])).ratio == pytest.approx((2.0 + 2 * 2.1 + 2.6) / 4 / 1.1)
 
 
 def test_two_runs_are_never_as_sure_as_two_in_turns():
     a, b = rounds(random.Random(11), 5000, 20, slower=0.02)
     assert stats.compare(a, b, resamples=100).verdict == SLOWER
-    apart = stats.unpaired(a, b)
+    apart = stats.unpaired(record(a), record(b))
     assert apart.verdict == SAME  # 2 % is within what two runs of one kernel differ by, at this level
     assert apart.half_width > 2.5 * stats.BETWEEN_RUNS
-    alone = stats.unpaired([20.0], [10.0])
+    alone = stats.unpaired(record([20.0]), record([10.0]))
     assert alone.half_width > 0.5  # one sample has no spread: that is no certainty
 
 
@@ -329,4 +329,5 @@ def test_what_a_saved_run_shares_does_not_average_out():
     whole = stats.geometric([one] * 25)
     assert whole.log_sd == pytest.approx(math.hypot(own / 5, shared))
     assert whole.run_sd == pytest.approx(shared)
-    assert stats.geometric([stats.unpaired([2.0, 2.1] * 50, [2.0, 2.1] * 50)] * 54).half_width > 0.025
+    alike = record([2.0, 2.1] * 50)
+    assert stats.geometric([stats.unpaired(alike, alike)] * 54).half_width > 0.025

@@ -155,37 +155,25 @@ def enough(baseline: Sequence[float], *candidates: Sequence[float], target: floa
     return all(compare(baseline, c, resamples=300).half_width <= target for c in candidates)
 
 
-def unpaired(
-    baseline: Sequence[float] | Timing, candidate: Sequence[float] | Timing, *, threshold: float = THRESHOLD
-) -> Comparison:
-    """The same for times that were not taken in turns, such as a saved record's; `method` says what it rests on.
+def unpaired(baseline: Timing, candidate: Timing, *, threshold: float = THRESHOLD) -> Comparison:
+    """The same for times that were not taken in turns, such as a saved record's; `method` says what it rests on: the
+    histograms, or where one has none (older records) the quartiles of both, their spread as if it were normal.
 
-    Each is a list of samples, or the `timing` of a record: by its histogram, else (older records) by its quartiles,
-    and then both by quartiles, the spread as if it were normal. What two runs differ by for reasons of their own
-    (clocks, temperature, addresses, another card) is in no sample: BETWEEN_RUNS, its standard deviation as a share, is
-    added, and all workloads of a run share it. The caller sees to it that tier, L2 and device are the same.
+    What two runs differ by for reasons of their own (clocks, temperature, addresses, another card) is in no sample:
+    BETWEEN_RUNS, its standard deviation as a share, is added, and all workloads of a run share it. The caller sees to
+    it that tier, L2 and device are the same.
     """
-    samples = [_samples(t) for t in (baseline, candidate)]
-    if all(samples):
-        found = [_by_samples(s) for s in samples]
-        method = "two runs, by their samples"
-    else:
-        found = [_by_quartiles(s or t) for s, t in zip(samples, (baseline, candidate), strict=True)]
-        method = "two runs, by quartiles only"
-    (a, a_sd, a_n), (b, b_sd, b_n) = found
+    whole = bool(baseline.histogram and candidate.histogram)
+    (a, a_sd, a_n), (b, b_sd, b_n) = map(_by_samples if whole else _by_quartiles, (baseline, candidate))
     rounds = min(a_n, b_n)
     log_sd = math.sqrt(a_sd**2 + b_sd**2 + BETWEEN_RUNS**2)
+    method = f"two runs, by {'their samples' if whole else 'quartiles only'}"
     return _judged(math.log(a / b), log_sd, max(1, rounds - 1), rounds, threshold, method, BETWEEN_RUNS)
 
 
-def _samples(times: Sequence[float] | Timing) -> list[float]:
-    if not isinstance(times, Timing):
-        return list(map(float, times))
-    return [us for us, count in times.histogram for _ in range(count)]
-
-
-def _by_samples(samples: list[float]) -> tuple[float, float, int]:
+def _by_samples(times: Timing) -> tuple[float, float, int]:
     """(midmean, its relative standard error, samples): from the winsorised variance (Tukey and McLaughlin 1963)."""
+    samples = [us for us, count in times.histogram for _ in range(count)]
     middle, n = centre(samples), len(samples)
     if n < 2:
         return middle, 0.0, n
@@ -196,16 +184,11 @@ def _by_samples(samples: list[float]) -> tuple[float, float, int]:
     return middle, sd / 0.5 / math.sqrt(n) / middle, n
 
 
-def _by_quartiles(times: list[float] | Timing) -> tuple[float, float, int]:
+def _by_quartiles(times: Timing) -> tuple[float, float, int]:
     """(Tukey's trimean, its relative standard error for a normal distribution, samples)."""
-    if isinstance(times, Timing):
-        low, median, high, n = times.low_us, times.median_us, times.high_us, times.samples
-    else:
-        n = len(times)
-        low, median, high = quantiles(times, n=4, method="inclusive") if n > 1 else times * 3
-    trimean = (low + 2 * median + high) / 4
+    trimean = (times.low_us + 2 * times.median_us + times.high_us) / 4
     # sd = IQR / 1.349, and the trimean's error is 1.10 sd / sqrt(n)
-    return trimean, 0.81 * (high - low) / math.sqrt(n) / trimean, n
+    return trimean, 0.81 * (times.high_us - times.low_us) / math.sqrt(times.samples) / trimean, times.samples
 
 
 def geometric(comparisons: Sequence[Comparison], *, threshold: float = THRESHOLD) -> Comparison | None:
