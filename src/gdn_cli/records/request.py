@@ -23,7 +23,7 @@ class Rival(Struct, frozen=True):
     setup: str | None = None  # registry.Algo's
 
 
-class Plan(TypedDict, total=False):
+class PlanFields(TypedDict, total=False):
     """How long to measure: those of timing.Plan's fields that are not as they are there."""
 
     warmup: int
@@ -39,7 +39,7 @@ class Timing(Struct, frozen=True):
     """How to time, in each of some tiers."""
 
     tiers: tuple[str, ...] = ()
-    plan: Plan = {}
+    plan: PlanFields = {}
     fallback: bool = False  # whether events may stand in for cupti
 
 

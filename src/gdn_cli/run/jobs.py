@@ -34,7 +34,7 @@ from ..machine import inventory
 from ..machine.builders import with_builders
 from ..records import exit_reasons
 from ..records.messages import Event, Reply
-from ..records.request import Plan, Profiling, Request, Rival, Timing
+from ..records.request import PlanFields, Profiling, Request, Rival, Timing
 from ..schema.record_types import Blame, Environment, Record, Status, blame
 from . import redaction
 
@@ -64,7 +64,7 @@ class Job:
     turns: dict[str, tuple[str, ...]] = field(default_factory=dict)  # workload -> which rivals meet there, else all
     dataset: Path | None = None
     tiers: tuple[str, ...] = ()
-    plan: Plan = field(default_factory=dict)
+    plan: PlanFields = field(default_factory=dict)
     fallback: bool = False  # whether events may stand in for cupti
     strict: bool = False  # probe every workload
     sandbox: bool = False  # run the algo's code in bubblewrap
