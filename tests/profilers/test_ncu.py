@@ -612,7 +612,7 @@ def events(monkeypatch):
 @pytest.mark.parametrize("l2, before", [("cold", "flush"), ("warm", "call")])
 def test_each_round_shows_one_call(events, l2, before):
     target = SimpleNamespace(subject=SimpleNamespace(call=lambda: events.append("call")), l2=l2)
-    assert ncu.inside(target, {"rounds": 2}) == {"rounds": 2}
+    assert ncu.inside(target, rounds=2) == {"rounds": 2}
     warmup, rounds = events[:6], events[6:]
     assert warmup.count("call") == 3
     assert rounds == [before, "synchronize", "start", "call", "synchronize", "stop"] * 2
@@ -622,7 +622,7 @@ def test_a_call_that_takes_long_has_fewer_rounds(events, monkeypatch):
     clock = iter(range(0, 1000, 4))
     monkeypatch.setattr(ncu, "perf_counter", lambda: next(clock))
     target = SimpleNamespace(subject=SimpleNamespace(call=lambda: None), l2="cold")
-    assert ncu.inside(target, {"rounds": 7}) == {"rounds": 3}  # begun at 0, 4 and 8 s, not at 12
+    assert ncu.inside(target, rounds=7) == {"rounds": 3}  # begun at 0, 4 and 8 s, not at 12
 
 
 @pytest.mark.gpu
@@ -630,5 +630,5 @@ def test_a_call_that_takes_long_has_fewer_rounds(events, monkeypatch):
 def test_inside_on_a_gpu(l2):
     x = torch.zeros(1, device="cuda")
     target = SimpleNamespace(subject=SimpleNamespace(call=lambda: x.add_(1)), l2=l2)
-    assert ncu.inside(target, {"rounds": 2}) == {"rounds": 2}
+    assert ncu.inside(target, rounds=2) == {"rounds": 2}
     assert x.item() == 3 + 2 * (2 if l2 == "warm" else 1)

@@ -33,7 +33,7 @@ def lend(monkeypatch, tmp_path):
 
     def lend(texts):
         ran = tuple(Instruction(16 * i, text, {"wait": 10 - i}) for i, text in enumerate(texts))
-        run = Run(ncu_lines.NAME, params={ncu_lines.NAME: {"arch": "sm_90"}})
+        run = Run(ncu_lines.NAME, params={"arch": "sm_90"})
         reply = Reply(run, "done", answer={"binary": "k.so"})
         (launch,) = ncu_lines.lent(ASK, tmp_path, reply, [Launch("k()", {}, ran)])
         assert [(i.offset, i.text, i.reasons) for i in launch.code] == [(i.offset, i.text, i.reasons) for i in ran]
@@ -63,6 +63,6 @@ def test_other_code_gets_none(lend, at, text):
 
 
 def test_a_build_that_failed_costs_nothing(tmp_path):
-    failed = Reply(Run(ncu_lines.NAME, params={ncu_lines.NAME: {"arch": "sm_90"}}), "done", answer={"failed": {}})
+    failed = Reply(Run(ncu_lines.NAME, params={"arch": "sm_90"}), "done", answer={"failed": {}})
     launches = [Launch("k()", {})]
     assert ncu_lines.lent(ASK, tmp_path, failed, launches) is launches is ncu_lines.lent(ASK, tmp_path, None, launches)

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import GdnError, MissingError
 from ..parsing import read_toml
-from . import Ask, Reading, Reply, Run, kept, ncu_facts, ncu_lines, ncu_reader, symbols, tools
+from . import Ask, Reading, Reply, Run, kept, log_text, ncu_facts, ncu_lines, ncu_reader, sass, symbols, tools
 from .ncu_facts import Kernel
 from .ncu_reader import Launch
 
@@ -84,10 +84,11 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
     ]
 
 
-def inside(target: Any, params: dict[str, Any]) -> dict[str, Any]:
-    """Warm up, then in each round flush L2 (or warm it) and let ncu see one call. Returns how many rounds it were."""
-    if ncu_lines.NAME in params:
-        return ncu_lines.inside(target, params)
+def inside(target: Any, rounds: int = 0, **lines: str) -> dict[str, int] | sass.Answer:
+    """Warm up, then in each round flush L2 (or warm it) and let ncu see one call. Returns how many rounds it were.
+    Without rounds it is the run of ncu_lines."""
+    if not rounds:
+        return sass.inside(target, **lines)
     import torch
 
     from ..timing.kernels import Flush
@@ -98,7 +99,7 @@ def inside(target: Any, params: dict[str, Any]) -> dict[str, Any]:
         flush()
         call()
     began, done = perf_counter(), 0
-    while done < params["rounds"] and (not done or perf_counter() - began < _ROUNDS_S):
+    while done < rounds and (not done or perf_counter() - began < _ROUNDS_S):
         before()
         torch.cuda.synchronize()
         torch.cuda.profiler.start()
@@ -145,8 +146,7 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
 
 def _report(folder: Path, reply: Reply) -> _Report:
     name = reply.run.name
-    path = folder / f"{name}.log"
-    log = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    log = log_text(folder / f"{name}.log")
     if trouble := _trouble(log, reply):
         raise trouble
     report = folder / f"{name}.ncu-rep"
@@ -158,8 +158,8 @@ def _report(folder: Path, reply: Reply) -> _Report:
         raise MissingError(f"ncu-report sees no kernel in {report.name}", hint=ncu_reader.GET_PACKAGE)
     if not launches:
         raise _nothing()
-    rounds = reply.answer.get("rounds") or reply.run.params["rounds"]
-    return _Report(launches, max(passes) if passes else None, rounds)
+    rounds = reply.said(dict[str, int]).get("rounds") or reply.run.params["rounds"]
+    return _Report(launches, max(passes, default=None), rounds)
 
 
 def _rounds(report: _Report, notes: list[str]) -> dict[str, tuple[tuple[Launch, ...], ...]]:
@@ -246,8 +246,7 @@ def _doubts(ask: Ask, bench: _Report, full: _Report, kernels: list[Kernel], show
 
 
 def _no_lines(ask: Ask) -> str:
-    language = (ask.solution.get("spec") or {}).get("language") or ask.solution.get("language")
-    if language in ("cuda", "cpp"):
+    if ask.language in ("cuda", "cpp"):
         why = "flashinfer-bench's builder compiles CUDA C++ without -lineinfo"
     else:
         why = "what compiled the kernel left none"

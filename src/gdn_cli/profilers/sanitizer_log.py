@@ -63,7 +63,7 @@ _BARRIERS = {
 }
 
 
-def parse(text: str, buffers: dict[str, list[int]] | None = None) -> Log:
+def parse(text: str, buffers: dict[str, tuple[int, int]] | None = None) -> Log:
     """What a log of any of the four checks says. `buffers` names tensors: name -> [address, bytes]."""
     log, calls, races = Log(), 0, False
     for head, details in _reports(text):
@@ -104,7 +104,7 @@ def _reports(text: str) -> Iterator[tuple[str, list[str]]]:
         yield head, details
 
 
-def _fault(head: str, details: list[str], buffers: dict[str, list[int]]) -> Finding:
+def _fault(head: str, details: list[str], buffers: dict[str, tuple[int, int]]) -> Finding:
     """A report about one place in a kernel."""
     frames = [_place(line[3:]) for line in details if line.startswith("at ")][:1]
     frames += [_place(line.split(":", 1)[1].strip()) for line in details if line.startswith("Device Frame:")]
@@ -164,7 +164,7 @@ def _short(function: str) -> str:
     return name.split()[-1] if name else function
 
 
-def _address(details: list[str], buffers: dict[str, list[int]]) -> str:
+def _address(details: list[str], buffers: dict[str, tuple[int, int]]) -> str:
     """Where the address lies: by the tensor's name where it is one of the call's."""
     access = next((m for line in details if (m := _ADDRESS.match(line))), None)
     nearest = next((m for line in details if (m := _NEAREST.match(line))), None)
