@@ -253,10 +253,10 @@ def test_hot_instructions_by_their_offset():
     whole = launch("v4-1")
     assert len(whole.code) == 224 and whole.samples == whole.number("smsp__pcsamp_sample_count") == 131
     hot = ncu_reader.hot_instructions(whole, 3)
-    assert [(h.where, h.offsets, h.samples, h.stall) for h in hot] == [
-        ("+0x400", (0x400,), 23, "long scoreboard"),
-        ("+0x720", (0x720,), 20, "long scoreboard"),
-        ("+0x0", (0,), 14, "no instruction"),
+    assert [(h.where, h.samples, h.stall) for h in hot] == [
+        ("+0x400", 23, "long scoreboard"),
+        ("+0x720", 20, "long scoreboard"),
+        ("+0x0", 14, "no instruction"),
     ]
     assert hot[1].text == "LOP3.LUT R16, R8, 0xffff0000, RZ, 0xc0, !PT"
     assert hot[1].share == pytest.approx(100 * 20 / 131)
@@ -269,7 +269,6 @@ def test_hot_lines_where_there_is_line_information():
     assert sum(h.samples for h in hot) == whole.samples == 145
     assert (hot[0].where, hot[0].stall, hot[0].samples) == ("kernel.py:107", "long scoreboard", 44)
     assert hot[0].text == "b_a = tl.load(a + i_bh).to(tl.float32) + tl.load(dt_bias + i_hv)"
-    assert hot[0].offsets[0] == 0x400  # the hottest of the line's instructions
     assert {h.where for h in hot} >= {"standard.py:263", "standard.py:293"}  # inlined: where it is written
 
 

@@ -57,7 +57,6 @@ class Kernel:
     symbol: str
     instructions: tuple[Instruction, ...]
     labels: Mapping[str, int]  # label -> offset
-    padding: int = 0  # instructions that only fill the section up
 
 
 class Place(NamedTuple):
@@ -103,8 +102,7 @@ def _kernel(symbol: str, part: str) -> Kernel:
             waiting.append(found[1])
             if not found[1].startswith(".L"):  # a function, of a library maybe: the line above it is none of its own
                 frames, whole = [], True
-    kept = _without_padding(instructions, labels)
-    return Kernel(symbol, tuple(kept), labels, len(instructions) - len(kept))
+    return Kernel(symbol, tuple(_without_padding(instructions, labels)), labels)
 
 
 def _without_padding(instructions: list[Instruction], labels: Mapping[str, int]) -> list[Instruction]:

@@ -8,13 +8,14 @@ first kind, where they are right, everything else is of the second. See ncu.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 
 from .. import units
 from ..parsing import read_toml
 from . import Fact, Found, Table, facts, stalls
-from .ncu_reader import Hot, Launch
+from .ncu_reader import Hot, Launch, hot_instructions, hot_lines
 
 TIME = "gpu__time_duration.sum"
 READ, WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
@@ -38,9 +39,6 @@ class Kernel:
     full_name: str
     rounds: tuple[tuple[Launch, ...], ...]
     full: Launch | None = None
-    hot: tuple[Hot, ...] = ()
-    samples: int = 0
-    has_lines: bool = False
 
     @property
     def name(self) -> str:
@@ -49,6 +47,15 @@ class Kernel:
     @property
     def launches(self) -> int:
         return len(self.rounds[0]) if self.rounds else 1
+
+    @cached_property
+    def lines(self) -> list[Hot]:
+        return hot_lines(self.full) if self.full else []
+
+    @cached_property
+    def hot(self) -> list[Hot]:
+        """The source lines with most samples, else the instructions."""
+        return self.lines or (hot_instructions(self.full) if self.full else [])
 
     def over_rounds(self, *keys: str) -> list[float]:
         """The metrics' sum over each round's launches; [] where a launch lacks one."""
@@ -269,9 +276,10 @@ def _stall_table(launch: Launch) -> list[Table]:
 
 def _hot_table(kernel: Kernel) -> list[Table]:
     rows = [(hot.where, hot.share, hot.stall, hot.text) for hot in kernel.hot]
-    thin = "" if kernel.samples >= 300 else " (few: the shares are rough)"
-    note = f"{kernel.samples:,} samples{thin}, each at what a warp was about to issue, not at what it waited for"
-    return facts.table("ncu.hot" if kernel.has_lines else "offsets.hot", rows, note)
+    samples = kernel.full.samples if kernel.full else 0
+    thin = "" if samples >= 300 else " (few: the shares are rough)"
+    note = f"{samples:,} samples{thin}, each at what a warp was about to issue, not at what it waited for"
+    return facts.table("ncu.hot" if kernel.lines else "offsets.hot", rows, note)
 
 
 _PIPES = read_toml(Path(__file__).with_name("ncu.toml"))["pipes"]

@@ -11,6 +11,8 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from . import symbols
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -151,17 +153,8 @@ def _place(text: str) -> tuple[str, str]:
     """(function, file:line or the offset in its code) of a place as the log has it."""
     m = _NEW.match(text) or _OLD.match(text)
     if not m:
-        return _short(text), ""
-    return _short(m["function"]), (m["source"] or f"+{m['offset']}").rsplit("/", 1)[-1]
-
-
-def _short(function: str) -> str:
-    """A function's name without its return type, template arguments and parameters."""
-    name = function.replace("(anonymous namespace)::", "").replace("<unnamed>::", "")
-    while (inner := re.sub(r"<[^<>]*>", "", name)) != name:
-        name = inner
-    name = name.split("(")[0].strip()
-    return name.split()[-1] if name else function
+        return symbols.bare(text), ""
+    return symbols.bare(m["function"]), (m["source"] or f"+{m['offset']}").rsplit("/", 1)[-1]
 
 
 def _address(details: list[str], buffers: dict[str, tuple[int, int]]) -> str:

@@ -53,3 +53,8 @@ def own(name: str) -> str:
         if depth == 0 and plain[i : i + 2] == "::":
             begin = i + 2
     return plain[begin:]
+
+
+def bare(name: str) -> str:
+    """The same without template arguments."""
+    return own(name).partition("<")[0] or name

@@ -81,7 +81,7 @@ def show_profile_list(rows: list[Listed], as_json: bool) -> None:
 
 def short(name: str) -> str:
     """A kernel's own name: without namespaces, template arguments and parameters."""
-    return symbols.own(name).partition("<")[0] or name
+    return symbols.bare(name)
 
 
 # --- one profile --------------------------------------------------------------------------------------------------
