@@ -196,7 +196,7 @@ def test_stalls_are_ranked_by_their_share_of_all_reasons():
     every = ncu_facts.stall_shares(launch("v4-1"))
     assert every["long_scoreboard"] == (pytest.approx(25.776, abs=0.001), pytest.approx(3.0502, abs=0.0001))
     assert sum(share for share, _ in every.values()) == pytest.approx(100)
-    assert stall.rows[1] == ("long scoreboard", *every["long_scoreboard"], stalls.meaning("long_scoreboard"))
+    assert stall.rows[1] == ("long scoreboard", *every["long_scoreboard"], stalls.of("long_scoreboard").meaning)
     assert stall.note.startswith("a warp issues every 11.8 cycles")
 
 
@@ -235,9 +235,9 @@ def test_each_reason_says_what_it_means_and_what_to_try():
         assert stalls.canonical(reason) == stalls.canonical(stall.label) == reason
         assert 0 < len(stall.meaning) <= 60, reason
         assert stall.advice or reason == "misc"
-    assert stalls.advice("stall_lg") == stalls.REASONS["lg_throttle"].advice
-    assert (stalls.meaning("quantum_flux"), stalls.advice("quantum_flux")) == ("", "")
-    assert stalls.label("quantum_flux") == "quantum flux"
+    assert stalls.of("stall_lg").advice == stalls.REASONS["lg_throttle"].advice
+    assert (stalls.of("quantum_flux").meaning, stalls.of("quantum_flux").advice) == ("", "")
+    assert stalls.of("quantum_flux").label == "quantum flux"
 
 
 def test_the_reasons_of_real_reports_are_all_known():

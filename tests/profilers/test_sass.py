@@ -316,7 +316,7 @@ def test_the_newest_tool_that_can_read_a_cubin_is_taken(tmp_path, monkeypatch):
         ({"status": "refused", "reason": "nvcc fatal   : Unsupported gpu architecture 'compute_130a'"}, USAGE,
          "nvcc does not know sm_90a: Unsupported gpu architecture 'compute_130a'; another --arch, or a newer CUDA "
          "toolkit"),
-        ({"status": "done", "answer": {"failed": {"message": "no GPU", "hint": "ncu", "code": MISSING}}}, MISSING,
+        ({"status": "refused", "reason": "no GPU; ncu", "code": MISSING, "tail": ("said",)}, MISSING,
          "sm_90a: no GPU; ncu"),
         ({"status": "crashed", "reason": "crashed with SIGABRT", "tail": ("a", "LLVM ERROR: no such target")}, FAILED,
          "sm_90a: crashed with SIGABRT: LLVM ERROR: no such target"),
@@ -355,7 +355,8 @@ def profiled(known: registry.Registry, name: str, folder: Path, *archs: str):
         outcome = jobs.execute(job)
         record = next(iter(outcome.records), None)
         fate = record if record and not record.passed else outcome
-        replies.append(Reply(run, fate.status.value, fate.reason, record and record.answer or {}, tuple(outcome.tail)))
+        answer = record.answer if record else None
+        replies.append(Reply(run, fate.status.value, fate.reason, answer, tuple(outcome.tail), fate.code))
     return sass.read(asked, folder, replies)
 
 

@@ -71,34 +71,20 @@ class _Case:
         self.parts = Counter()  # what a call runs and its microseconds
         for each in ran:
             self.parts[each.name] += each.us
-
-    @property
-    def useful(self) -> float:
-        """GB/s of the bytes that must move."""
-        return self.moved / self.time_us / 1e3
-
-    @property
-    def bandwidth(self) -> float:
-        """How near the machine's own copy rate; without that rate, DRAM's peak decides."""
-        if not self.large_rate:
-            return self.dram_peak or 0.0
-        share = max(self.useful, self.traffic or 0.0) / self.large_rate
-        return (self.at_floor or 0.0) if self.cached else share
-
-    @property
-    def cached(self) -> bool:
-        """Whether bytes move faster than a large copy's: then they come from a cache, and only the copy of the same
-        bytes, which finds them there too, is a measure."""
-        return bool(self.large_rate) and self.useful > _CACHED * self.large_rate
-
-    @property
-    def at_floor(self) -> float | None:
-        return self.copy_us / self.time_us if self.copy_us else None
-
-    @property
-    def floor_rate(self) -> float | None:
-        """How near the copy of the same bytes comes to the rate of a large one."""
-        return self.moved / self.copy_us / 1e3 / self.large_rate if self.copy_us and self.large_rate else None
+        # GB/s of the bytes that must move; where that is more than a large copy's, they come from a cache, and only
+        # the copy of the same bytes, which finds them there too, is a measure
+        self.useful = self.moved / self.time_us / 1e3
+        self.cached = bool(self.large_rate) and self.useful > _CACHED * self.large_rate
+        self.at_floor = self.copy_us / self.time_us if self.copy_us else None
+        # how near the copy of the same bytes comes to the rate of a large one
+        self.floor_rate = None
+        if self.copy_us and self.large_rate:
+            self.floor_rate = self.moved / self.copy_us / 1e3 / self.large_rate
+        # how near the machine's own copy rate; without that rate, DRAM's peak decides
+        self.bandwidth = self.dram_peak or 0.0
+        if self.large_rate:
+            near = max(self.useful, self.traffic or 0.0) / self.large_rate
+            self.bandwidth = (self.at_floor or 0.0) if self.cached else near
 
 
 def judge(survey: Survey | None, found: tuple[Found, ...]) -> Verdict | None:
@@ -241,7 +227,7 @@ def _latency(c: _Case) -> Verdict | None:
         more.append("more CTAs or warps: smaller tiles, so that every SM has work and loads in flight")
     elif c.occupancy_max is not None and c.occupancy_max < 0.5 and c.occupancy_limit:
         more.append(f"more warps: {c.occupancy_limit} allow {_pc(c.occupancy_max)} of an SM's")
-    more += [f"{name}: {advice}" for name, _ in c.stalls if (advice := stalls.advice(name))]
+    more += [f"{name}: {advice}" for name, _ in c.stalls if (advice := stalls.of(name).advice)]
     if len(more) <= few:
         more.append("a shorter chain: fewer steps that need the step before (barriers, shuffles, a second pass)")
     if c.empty_us and c.empty_us / c.time_us > 0.2:

@@ -284,7 +284,8 @@ def _ran(subject: Subject, settings: Settings, each: Run) -> Reply:
     outcome = execute(replace(_job(subject, settings, asked), wrap=each.wrap, env=each.env))
     record = next(iter(outcome.records), None)
     fate = record if record and not record.passed else outcome
-    return Reply(each, fate.status.value, fate.reason, record and record.answer or {}, tuple(outcome.tail))
+    answer = record.answer if record else None
+    return Reply(each, fate.status.value, fate.reason, answer, tuple(outcome.tail), fate.code)
 
 
 def _job(subject: Subject, settings: Settings, asked: Profiling) -> Job:

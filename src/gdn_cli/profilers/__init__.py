@@ -102,6 +102,7 @@ class Reply:
     reason: str | None = None
     answer: Any = None  # what inside returned, as JSON has it
     tail: tuple[str, ...] = ()  # last lines of the process's output
+    code: int | None = None  # the exit code of what `inside` was refused for
 
     def said(self, form: type[T]) -> T:
         """The answer, as far as there is one."""

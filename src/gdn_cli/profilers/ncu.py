@@ -148,7 +148,8 @@ def _report(folder: Path, reply: Reply) -> _Report:
         raise trouble
     report = folder / f"{name}.ncu-rep"
     if not report.is_file():
-        raise MissingError(f"ncu left no report: {_last(log) or _last(chr(10).join(reply.tail)) or 'and no reason'}")
+        said = _lines(*reply.tail, log) or ["and no reason"]
+        raise MissingError(f"ncu left no report: {said[-1]}")
     passes = [int(n) for n in re.findall(r"(\d+) pass(?:es)?\s*$", log, re.MULTILINE)]
     launches = ncu_reader.launches(report)
     if not launches and passes:  # the log has kernels
@@ -252,23 +253,17 @@ def _trouble(log: str, reply: Reply) -> GdnError | None:
         if re.search(known["log"], said + "\n".join(reply.tail)):
             return MissingError(known["message"], hint=known["hint"])
     if reply.status != "done":
-        tail = _last("\n".join(reply.tail))
-        more = f" ({tail})" if tail and tail not in (reply.reason or "") else ""
-        return GdnError(f"the target below ncu: {_first(reply.reason or '') or reply.status.replace('_', ' ')}{more}")
+        first = _lines(reply.reason or "")[:1] or [reply.status.replace("_", " ")]
+        last = [line for line in _lines(*reply.tail)[-1:] if line not in (reply.reason or "")]
+        return GdnError(f"the target below ncu: {first[0]}{f' ({last[0]})' if last else ''}")
     if "No kernels were profiled" in log:
         return _nothing()
     if "Failed to profile" in said:
-        return MissingError(f"ncu could not profile the kernel: {_first(said)}")
+        return MissingError(f"ncu could not profile the kernel: {_lines(said)[0]}")
     return None
 
 
-def _first(text: str) -> str:
-    return next((_bare(line) for line in text.splitlines() if _bare(line)), "")
-
-
-def _last(text: str) -> str:
-    return next((_bare(line) for line in reversed(text.splitlines()) if _bare(line)), "")
-
-
-def _bare(line: str) -> str:
-    return re.sub(r"^==\w+==\s*", "", line.strip())[:200]
+def _lines(*texts: str) -> list[str]:
+    """What stands behind ncu's marks."""
+    bare = (re.sub(r"^==\w+==\s*", "", line.strip())[:200] for text in texts for line in text.splitlines())
+    return [line for line in bare if line]

@@ -265,7 +265,7 @@ def _stall_table(launch: Launch) -> list[Table]:
     if stalls.NOT_SELECTED in shares:  # no loss: behind those that are
         shares[stalls.NOT_SELECTED] = shares.pop(stalls.NOT_SELECTED)
     rows = [
-        (stalls.label(reason), share, cycles, stalls.meaning(reason))
+        (stalls.of(reason).label, share, cycles, stalls.of(reason).meaning)
         for reason, (share, cycles) in shares.items()
         if share >= _SMALL_STALL
     ]

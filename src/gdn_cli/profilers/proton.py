@@ -163,7 +163,7 @@ class Kernel:
     def tables(self, sources: dict[str, str]) -> list[Table]:
         total = self.reasons.total()
         reasons = (
-            (stalls.label(reason), 100 * n / total, n, stalls.meaning(reason))
+            (stalls.of(reason).label, 100 * n / total, n, stalls.of(reason).meaning)
             for reason, n in self.reasons.most_common()
             if n
         )

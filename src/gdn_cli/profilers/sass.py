@@ -132,37 +132,21 @@ class Compiled(Struct):
     shared: int
 
 
-class Failed(Struct):
-    """Why nothing was compiled."""
-
-    message: str = ""
-    hint: str | None = None
-    code: int = FAILED
-
-
 class Answer(Struct):
     """What `inside` answers: `binary`, the library that the builder made, or Triton's kernels."""
 
     binary: str | None = None
     kernels: list[Compiled] | None = None
     notes: list[str] = []
-    failed: Failed | None = None
 
 
 def inside(target: Any, arch: str, folder: str) -> Answer:
     """Compile."""
-    try:
-        if target.solution["spec"]["language"] != "cuda":
-            return _by_triton(target, arch, folder)
+    if target.solution["spec"]["language"] == "cuda":
         binary = target.kernel.runnable.metadata.misc.get("binary")
         if binary is None:
             raise UsageError("its binding is not tvm-ffi: sass reads what that builder makes", hint="--tool ncu")
         return Answer(str(binary))
-    except GdnError as e:
-        return Answer(failed=Failed(e.message, e.hint, e.code))
-
-
-def _by_triton(target: Any, arch: str, folder: str) -> Answer:
     from .triton_cross_compile import compiled
 
     major, minor, _ = _split(arch)
@@ -221,13 +205,12 @@ def _cubins(reply: Reply, answer: Answer, folder: Path) -> list[tuple[Path, int 
         return [(path, None) for path in _extracted(Path(answer.binary), arch, folder)]
     if answer.kernels is not None:
         return [(folder / kernel.cubin, kernel.shared) for kernel in answer.kernels]
-    # what `inside` said, or what became of its process
-    failed = answer.failed or Failed(reply.reason or f"the process ended as '{reply.status}'")
-    if unknown := re.search(r"Unsupported gpu architecture '\w+'", failed.message):
+    reason = reply.reason or f"the process ended as '{reply.status}'"
+    if unknown := re.search(r"Unsupported gpu architecture '\w+'", reason):
         raise UsageError(f"nvcc does not know {arch}: {unknown[0]}", hint="another --arch, or a newer CUDA toolkit")
-    first = next((line.strip() for line in failed.message.splitlines() if line.strip()), reply.status)
-    last = f": {reply.tail[-1][:200]}" if reply.tail and not answer.failed else ""
-    raise GdnError(f"{arch}: {first}{last}", code=failed.code, hint=failed.hint)
+    first = next(line.strip() for line in reason.splitlines() if line.strip())
+    last = f": {reply.tail[-1][:200]}" if reply.tail and reply.code is None else ""
+    raise GdnError(f"{arch}: {first}{last}", code=reply.code or FAILED)
 
 
 def _extracted(binary: Path, arch: str, folder: Path) -> list[Path]:
