@@ -112,7 +112,7 @@ def test_a_run_for_each_check_each_tensor_an_allocation_of_its_own(nowhere, tmp_
 
 def test_faults_are_in_words_with_the_tensor_and_counted_by_place(tmp_path):
     read = reading(tmp_path, memcheck="memcheck.log")
-    assert tables(read)["checks"] == (("memcheck", "4 errors", sanitizer.CHECKS["memcheck"]),)
+    assert tables(read)["checks"] == (("memcheck", "4 errors", sanitizer.CHECKS["memcheck"].looks_for),)
     assert tables(read)["findings"] == (
         ("memcheck", "writes 4 B of global memory", "decode_kernel", "kernel.cu:57",
          "thread (0,0,0) in block (3,0,0)", "1 B behind new_state", 2),

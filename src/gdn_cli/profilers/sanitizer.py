@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from .. import errors
@@ -24,17 +25,7 @@ from ..parsing import read_toml
 from . import Ask, Fact, Found, Reading, Reply, Run, facts, kept, log_text, tools
 from .sanitizer_log import Finding, Log, parse
 
-CHECKS = {
-    "memcheck": "accesses out of bounds, misaligned, or of memory that was given back",
-    "racecheck": "threads of a block that race in shared memory",
-    "initcheck": "reads of global memory that nothing has written",
-    "synccheck": "barriers that not all of their threads reach",
-}
-
 _TOOL = "compute-sanitizer"
-_PADDING = 65536  # bytes: the state of one head, so that a loop that takes a head too many is seen
-_PRINTED = 1000  # errors that are written out; all are counted
-
 _GENERAL = (
     "--target-processes=application-only",  # no compiler that an algo may start
     "--launch-timeout=0",  # importing torch from a cold disk takes longer than its ten seconds; the run has a limit
@@ -42,15 +33,21 @@ _GENERAL = (
     "--check-exit-code=no",  # the reply says how it ended
     "--show-backtrace=device",
     "--demangle=simple",
-    f"--print-limit={_PRINTED}",
+    "--print-limit=1000",  # errors that are written out; all are counted
 )
-_OPTIONS = {
-    # PyTorch asks for some things that fail by design: errors of API calls are no findings
-    "memcheck": (f"--padding={_PADDING}", "--leak-check=no", "--report-api-errors=no"),
-    "racecheck": ("--racecheck-report=analysis",),
-    "initcheck": (),
-    "synccheck": (),
-}
+
+
+class Check(Struct, frozen=True):
+    """One of the tool's: see sanitizer.toml."""
+
+    looks_for: str
+    nouns: tuple[str, str]
+    where: str
+    options: tuple[str, ...] = ()
+
+
+_KNOWN = read_toml(Path(__file__).with_suffix(".toml"))
+CHECKS = msgspec.convert(_KNOWN["checks"], dict[str, Check])
 
 
 def checks(names: Iterable[str]) -> tuple[str, ...]:
@@ -89,7 +86,7 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
     return [
         Run(
             check,
-            wrap=(tool, f"--tool={check}", f"--log-file={log}{check}.log", *_GENERAL, *_OPTIONS[check]),
+            wrap=(tool, f"--tool={check}", f"--log-file={log}{check}.log", *_GENERAL, *CHECKS[check].options),
             env={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
         )
         for check in checks(ask.checks)
@@ -138,13 +135,6 @@ def _attached() -> bool | None:
 
 # --- verdicts -----------------------------------------------------------------------------------------------------
 
-_NOUNS = {
-    "memcheck": ("fault", "faults", "of"),
-    "racecheck": ("race", "races", "in the shared memory of"),
-    "initcheck": ("read of unwritten memory", "reads of unwritten memory", "by"),
-    "synccheck": ("barrier error", "barrier errors", "in"),
-}
-
 
 @dataclass(frozen=True)
 class _Verdict:
@@ -163,10 +153,10 @@ class _Verdict:
     def failed(self) -> str | None:
         if self.cannot or not self.log.errors:
             return None
-        *nouns, where = _NOUNS[self.check]
+        words = CHECKS[self.check]
         kernels = dict.fromkeys(f.kernel for f in self.log.findings if f.error and f.kernel)
-        at = f" {where} {', '.join(f'`{kernel}`' for kernel in kernels)}" if kernels else ""
-        return f"{self.check}: {_count(self.log.errors, *nouns)}{at}"
+        at = f" {words.where} {', '.join(f'`{kernel}`' for kernel in kernels)}" if kernels else ""
+        return f"{self.check}: {_count(self.log.errors, *words.nouns)}{at}"
 
 
 def _count(n: int, one: str, several: str) -> str:
@@ -181,7 +171,7 @@ def _verdict(reply: Reply, text: str) -> _Verdict:
         if not log.whole:
             log.errors, log.warnings = log.shown, len(log.findings) - log.shown
         return _Verdict(check, log)
-    for known in read_toml(Path(__file__).with_suffix(".toml"))["cannot"]:
+    for known in _KNOWN["cannot"]:
         if said := next((remark for remark in log.remarks if known["log"] in remark), None):
             cause = known["cause"]
             more = f" ({said})" if "itself failed" in cause else ""
@@ -208,7 +198,7 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
         for v in verdicts
     )
     tables = (
-        *facts.table("checks", ((v.check, str(v), CHECKS[v.check]) for v in verdicts)),
+        *facts.table("checks", ((v.check, str(v), CHECKS[v.check].looks_for) for v in verdicts)),
         *facts.table("findings", (row for v in verdicts for row in _rows(v))),
     )
     return Reading(
@@ -231,7 +221,7 @@ def _rows(verdict: _Verdict) -> Iterator[tuple[str | int, ...]]:
 
 
 def _notes(verdicts: list[_Verdict]) -> Iterator[str]:
-    yield f"one call on this workload for each check, every tensor with {_PADDING // 1024} KiB of nobody's behind it"
+    yield "one call on this workload for each check, every tensor with 64 KiB of nobody's behind it"
     for v in verdicts:
         if v.cannot:
             yield f"{v.check} was not run: {v.cannot}{f'; {v.mend}' if v.mend else ''}"

@@ -72,7 +72,7 @@ def inside(target: Any, trace: str, calls: int) -> Answer:
     call, before = target.subject.call, (lambda: None)
     if target.mode == "cuda":
         before = _before(call, target.l2)
-    host_us = _host_times(call, before, target.mode, calls)
+    host_us = _host_times(call, before, _waiter(target.mode), calls)
     seen = profiled(call, target.mode, calls, before, Path(trace))
     return Answer(host_us=host_us, calls=seen.calls, ops=seen.ops, gpu=seen.gpu)
 
@@ -81,20 +81,17 @@ def _before(call: Callable[[], Any], l2: str) -> Callable[[], Any]:
     """What runs in front of each call, so that L2 is cold or warm; the last kernel of it is a mark."""
     from ..timing.kernels import Flush, begin, rest
 
-    if l2 == "cold":
-        return Flush()
-
-    def warm() -> None:
-        rest()
-        call()
-        begin()
-
-    return warm
+    return Flush() if l2 == "cold" else lambda: (rest(), call(), begin())
 
 
-def _host_times(call: Callable[[], Any], before: Callable[[], Any], mode: str, calls: int) -> list[float]:
+def _waiter(mode: str) -> Callable[[], Any]:
+    import torch
+
+    return torch.cuda.synchronize if mode == "cuda" else lambda: None
+
+
+def _host_times(call: Callable[[], Any], before: Callable[[], Any], wait: Callable[[], Any], calls: int) -> list[float]:
     """Microseconds until each call returned; on a GPU with nothing else queued, and the kernels may still run."""
-    wait = _waiter(mode)
     for _ in range(3):
         before()
         call()
@@ -107,12 +104,6 @@ def _host_times(call: Callable[[], Any], before: Callable[[], Any], mode: str, c
         times.append((time.perf_counter_ns() - start) / 1e3)
     wait()
     return times
-
-
-def _waiter(mode: str) -> Callable[[], Any]:
-    import torch
-
-    return torch.cuda.synchronize if mode == "cuda" else lambda: None
 
 
 def profiled(
@@ -149,7 +140,7 @@ def profiled(
     on_gpu = torch.autograd.DeviceType.CUDA
     events = list(profile.events())
     ran = [
-        (e.time_range.start, e.time_range.end - e.time_range.start, e.name)
+        (e.time_range.start, e.time_range.elapsed_us(), e.name)
         for e in events
         if e.device_type == on_gpu and e.name != CALL and not getattr(e, "is_user_annotation", False)
     ]
