@@ -356,7 +356,7 @@ def stand_in(tmp_path, monkeypatch):
         written = {name: {"log": log, "report": found is not None} for (name, found), log in told}
         (tmp_path / "given").write_text(json.dumps(written))
         monkeypatch.setattr(ncu_reader, "launches", lambda path: given[path.stem])
-        asked = Ask(**{"tool": "ncu", "solution": {"spec": {"language": "cuda"}}, "mode": "cuda"} | ask)
+        asked = Ask({"spec": {"language": "cuda"}}, **ask)
         replies = []
         for run in ncu.runs(asked, tmp_path / "folder"):
             done = subprocess.run(

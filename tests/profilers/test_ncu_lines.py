@@ -8,7 +8,7 @@ from gdn_cli.profilers import Ask, Reply, Run, disassembly, ncu_lines, sass
 from gdn_cli.profilers.ncu_reader import Instruction, Launch, Line, hot_lines
 
 SOURCE = "int a;\nfloat x = p[i];\n\nif (x > 0)   y = x;\n"
-ASK = Ask("ncu", {"spec": {"language": "cuda"}, "sources": [{"path": "k.cu", "content": SOURCE}]}, "cuda")
+ASK = Ask({"spec": {"language": "cuda"}, "sources": [{"path": "k.cu", "content": SOURCE}]})
 # as nvdisasm prints them, with the innermost frame in front
 BUILT = [
     ("LDG.E R4, desc[UR4][R2.64]", (("/build/k.cu", 2),)),

@@ -27,7 +27,7 @@ DONE = {"attached": True, "buffers": BUFFERS}
 
 
 def ask(*checks: str) -> Ask:
-    return Ask("sanitizer", {}, "cuda", checks=checks)
+    return Ask({}, checks=checks)
 
 
 def reading(folder: Path, **logs: str | Reply):
@@ -268,7 +268,7 @@ def replies(algo, known, mode: str, folder: Path, *checks: str, timeout_s: float
     op = known.ops[algo.op]
     definition, solution = pack.definition(op, known), pack.pack(algo, op)
     work = tuple(select(op, embedded(op), chosen=["batch_size=1"])[:1])
-    asked = Ask("sanitizer", solution, mode, checks=checks)
+    asked = Ask(solution, checks=checks)
 
     def reply(run: Run) -> Reply:
         profile = Profiling("sanitizer", run.params)

@@ -254,7 +254,7 @@ def test_what_is_no_architecture(text):
 
 
 def ask(language: str, *archs: str) -> Ask:
-    return Ask("sass", {"spec": {"language": language}, "sources": []}, None, archs=archs)
+    return Ask({"spec": {"language": language}, "sources": []}, archs=archs)
 
 
 def test_algos_that_no_builder_compiles_are_refused(tmp_path):
@@ -344,7 +344,7 @@ def profiled(known: registry.Registry, name: str, folder: Path, *archs: str):
     algo = known.find(name)
     op = known.ops[algo.op]
     definition, solution = pack.definition(op, known), pack.pack(algo, op)
-    asked = Ask("sass", solution, None, archs=archs)
+    asked = Ask(solution, archs=archs)
     replies = []
     for run in sass.runs(asked, folder):
         profile = Profiling("sass", run.params)

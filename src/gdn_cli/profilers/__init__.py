@@ -61,9 +61,7 @@ _MODULES = {"torch": "torch_profiler"}  # a module named torch beside `import to
 class Ask:
     """What is to be profiled, and how."""
 
-    tool: str
     solution: dict[str, Any]  # packed: language, sources, entry point
-    mode: str | None  # where it runs; None for a tool that compiles only
     l2: str = "cold"
     clocks: str = "none"  # ncu's --clock-control: none leaves the clocks as they are, base locks them
     archs: tuple[str, ...] = ()  # sass: sm_90a, ...

@@ -56,5 +56,5 @@ def _outside(text: str) -> Iterator[tuple[int, str]]:
 
 
 def bare(name: str) -> str:
-    """The same without template arguments."""
+    """The same without template arguments: how tables call a kernel."""
     return own(name).partition("<")[0] or name
