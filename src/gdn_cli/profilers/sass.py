@@ -21,9 +21,11 @@ from msgspec import Struct
 from .. import files, paths
 from ..errors import FAILED, GdnError, MissingError, UsageError
 from ..machine import inventory
+from ..parsing import read_toml
 from . import Ask, Fact, Found, Reading, Reply, Run, disassembly, facts, kept, symbols, tools
 from .disassembly import Attributes, Kernel
 
+_DATA = read_toml(Path(__file__).with_suffix(".toml"))
 _DEFAULT = "sm_90a"
 GET_TOOLS = "install the CUDA toolkit, or pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
 _RESERVED = 1024  # bytes of shared memory that the driver takes of each CTA
@@ -57,9 +59,8 @@ def find() -> None:
 def runs(ask: Ask, folder: Path) -> list[Run]:
     """One run for each architecture."""
     language = ask.language
-    if language not in ("cuda", "triton"):
-        message, hint = _NOT_OURS[language]
-        raise UsageError(message, hint=hint)
+    if refused := _DATA["refused"].get(language):
+        raise UsageError(refused["why"], hint=refused["mend"])
     if language == "cuda" and inventory.cuda_home() is None:
         raise MissingError("no nvcc here", hint=inventory.GET_NVCC)
     if language == "triton" and not inventory.has_package("triton"):
@@ -68,16 +69,6 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
     for arch in archs:
         _known(arch, language)
     return [Run(arch, env=environment(arch, language), params={"arch": arch, "folder": str(folder)}) for arch in archs]
-
-
-_NOT_OURS = {
-    "python": (
-        "a Python algo's kernels (CuTe DSL, PyTorch, a package's own) are chosen as it runs: sass compiles CUDA C++ "
-        "and Triton algos",
-        "--tool ncu gives registers and hot instructions, on a GPU",
-    ),
-    "cpp": ("a C++ algo has no GPU code", "--tool cpu says where its time goes"),
-}
 
 
 def here(language: str, specific: bool) -> str:
@@ -333,12 +324,6 @@ def _header(found: Found, code: _Code) -> list[str]:
     ]  # fmt: skip
 
 
-# Warps and CTAs that an SM holds, KiB of shared memory it has: CUDA C++ Programming Guide, "Technical Specifications
-# per Compute Capability".
-_LIMITS = {
-    (8, 0): (64, 32, 164), (8, 6): (48, 16, 100), (8, 9): (48, 24, 100), (9, 0): (64, 32, 228), (10, 0): (64, 32, 228),
-    (10, 3): (64, 32, 228),
-}  # fmt: skip
 _REGISTERS = 16384  # of each of an SM's four partitions, handed out to a warp in units of 256
 
 
@@ -347,7 +332,8 @@ def occupancy(arch: str, registers: int, threads: int, shared: int) -> tuple[flo
 
     registers a thread, threads a CTA, and shared memory a CTA in bytes, without the KiB that the driver adds.
     """
-    if (limits := _LIMITS.get(_split(arch)[:2])) is None:
+    major, minor, _ = _split(arch)
+    if (limits := _DATA["limits"].get(f"{major}.{minor}")) is None:
         return None
     most_warps, most_ctas, kib = limits
     warps = -(-threads // 32)
