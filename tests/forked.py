@@ -2,8 +2,12 @@
 
     forked.run(args, env, cwd, stdin, timeout) -> subprocess.CompletedProcess, as subprocess.run gives it
 
-The server has imported what `gdn --help` imports and has done nothing else. Each command gets its own environment,
+A server has imported what `gdn --help` imports and has done nothing else. Each command gets its own environment,
 folder and streams. Where Python itself would read a variable at its start, `helpers.gdn` starts a new process.
+
+Commands that run algos come from a second server, which has imported torch, too: that takes a worker 1.7 s of CPU time.
+Their keeper and worker are forked from the command, with the parents, streams and environment that they have else.
+What is wrapped (a profiler) or sandboxed is a new process here, too.
 """
 
 from __future__ import annotations
@@ -12,15 +16,25 @@ import atexit
 import contextlib
 import json
 import os
+import runpy
+import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
+import types
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from gdn_cli.runner import process
+
 _STATUS = struct.Struct("<i")
-_server: tuple[int, socket.socket, subprocess.Popen] | None = None
+_WITH_WORKERS = ("run", "bench", "compare", "profile", "tune", "prove", "pack")  # commands that start some
+_servers: dict[bool, tuple[int, socket.socket, subprocess.Popen]] = {}  # whether it has torch -> of which process, it
+_Popen = subprocess.Popen
+_old_streams = []  # never collected: what they hold is their parent's to write
 
 
 def run(args: list[str], env: dict[str, str], cwd: Path | None, stdin: str, timeout: float):
@@ -28,7 +42,8 @@ def run(args: list[str], env: dict[str, str], cwd: Path | None, stdin: str, time
     pipes = [os.pipe() for _ in range(3)]
     (given, write), *read = pipes
     with ours:
-        socket.send_fds(_connection(), [b"x"], [theirs.fileno(), given, *(end for _, end in read)])
+        server = _connection(bool(args) and args[0] in _WITH_WORKERS)
+        socket.send_fds(server, [b"x"], [theirs.fileno(), given, *(end for _, end in read)])
         theirs.close()
         for descriptor in (given, *(end for _, end in read)):
             os.close(descriptor)
@@ -53,29 +68,36 @@ def _read(descriptor: int) -> str:
         return pipe.read()
 
 
-def _connection() -> socket.socket:
+def _connection(torch: bool) -> socket.socket:
     """To this process's server, which is started with the first command."""
-    global _server
-    if _server is None or _server[0] != os.getpid():
+    if torch not in _servers or _servers[torch][0] != os.getpid():
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, __file__, str(theirs.fileno()), *(["torch"] if torch else [])]
         with theirs:
-            process = subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()])
-        _server = os.getpid(), ours, process
-        atexit.register(_end, ours, process)
-    return _server[1]
+            server = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        _servers[torch] = os.getpid(), ours, server
+        atexit.register(_end, ours, server)
+    return _servers[torch][1]
 
 
-def _end(line: socket.socket, process: subprocess.Popen) -> None:
+def _end(line: socket.socket, server: subprocess.Popen) -> None:
     line.close()
-    process.wait()
+    server.wait()
 
 
 # --- the server -------------------------------------------------------------------------------------------------------
 
 
-def serve(line: socket.socket) -> None:
+def serve(line: socket.socket, torch: bool) -> None:
     """Until the other end is closed: a child for each command, which nobody waits for here."""
     from gdn_cli import cli  # noqa: F401
+
+    if torch:
+        import flashinfer_bench  # noqa: F401  # and torch
+
+        from gdn_cli.run import jobs
+
+        jobs.subprocess = types.SimpleNamespace(**vars(subprocess) | {"Popen": _start})
 
     while True:
         data, descriptors, _, _ = socket.recv_fds(line, 1, 4)
@@ -118,10 +140,7 @@ def _gdn(args: list[str], env: dict[str, str], cwd: str) -> None:
     os.chdir(cwd)
     sys.argv = [str(Path(cli.__file__).parent.parent / "__main__.py"), *args]
     sys.modules["__main__"].__package__ = "gdn_cli"  # "Usage: python -m gdn_cli", as click has it
-    sys.path[0] = cwd
-    sys.stdin = sys.__stdin__ = open(0, closefd=False)
-    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)
-    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    _new_streams(cwd)
     code = 0
     try:
         cli.main()
@@ -141,5 +160,78 @@ def _gdn(args: list[str], env: dict[str, str], cwd: str) -> None:
         os._exit(code)
 
 
+def _new_streams(cwd: str) -> None:
+    tempfile.tempdir = None  # the folder for temporary files is another
+    _old_streams.append((sys.stdin, sys.stdout, sys.stderr))
+    sys.path[0] = cwd
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)
+    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)
+    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+
+
+# --- in a command: its workers ----------------------------------------------------------------------------------------
+
+
+def _fork(work: Callable[[], None]) -> process.Forked:
+    """A child that does this work, with what its starter asks of a Popen."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(1)
+    child = process.Forked(pid)
+    child.terminate = lambda: os.kill(pid, signal.SIGTERM)
+    return child
+
+
+def _start(command: list[str], **how) -> subprocess.Popen | process.Forked:
+    """What run/jobs.py starts: a keeper with a worker below it. Anything that is not just that is a new process."""
+    inner = command[command.index("--") + 1 :] if "--" in command else []
+    if inner[1:3] != ["-m", "gdn_cli.worker.serve"] or "--runner" not in inner:
+        return subprocess.Popen(command, **how)
+    (out, out_in), (err, err_in) = os.pipe(), os.pipe()
+
+    def keeper() -> None:
+        os.setsid()
+        for number, descriptor in enumerate((how["stdin"].fileno(), out_in, err_in)):
+            os.dup2(descriptor, number)
+        _close_all_but(how["pass_fds"])
+        os.environ.clear()
+        os.environ.update(how["env"])
+        os.chdir(how["cwd"])
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        _new_streams(str(how["cwd"]))
+        subprocess.Popen = lambda command, **_: _fork(lambda: _run(command[2], command[3:]))
+        _run(command[3], command[4:])
+
+    child = _fork(keeper)
+    os.close(out_in)
+    os.close(err_in)
+    child.stdout, child.stderr = os.fdopen(out, "rb"), os.fdopen(err, "rb")
+    return child
+
+
+def _run(what: str, args: list[str]) -> None:
+    """`python FILE ARGS`, or `python -m MODULE ARGS`."""
+    sys.argv = [what, *args]
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if what.endswith(".py"):
+        runpy.run_path(what, run_name="__main__")
+    else:
+        subprocess.Popen = _Popen  # the worker's own children are real ones
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+
+
+def _close_all_but(kept) -> None:
+    for name in os.listdir("/dev/fd"):
+        if int(name) > 2 and int(name) not in kept:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+
+
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(socket.socket(fileno=int(sys.argv[1])), "torch" in sys.argv)

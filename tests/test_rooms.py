@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import helpers
@@ -27,12 +28,14 @@ ONLY_IN = {"typer": "cli", "rich": "report", "matplotlib": "report", "modal": "r
 HEAVY = {"torch", "triton", "numpy", "safetensors", "matplotlib", "flashinfer_bench", "flashinfer", "fla", "modal"}
 
 
+@functools.cache
 def modules() -> dict[Path, str]:
     """Every source file -> its room. Not the package's own __init__ and __main__, which only show the way in."""
     found = {path: path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in sorted(PACKAGE.rglob("*.py"))}
     return {path: room for path, room in found.items() if room not in ("__init__", "__main__")}
 
 
+@functools.cache
 def imports(path: Path) -> list[tuple[ast.stmt, str]]:
     """(statement, what it imports as an absolute name) of a file, wherever in it."""
     package = ("gdn_cli", *path.relative_to(PACKAGE).parts[:-1]) if PACKAGE in path.parents else ()
@@ -47,6 +50,7 @@ def imports(path: Path) -> list[tuple[ast.stmt, str]]:
     return found
 
 
+@functools.cache
 def arrows() -> list[tuple[str, str, str]]:
     """(room, the other room that it imports from, where) of every import between rooms."""
     found = []

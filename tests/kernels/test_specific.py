@@ -96,7 +96,7 @@ def test_sass_compiles_what_runs_here(monkeypatch):
     monkeypatch.setattr(inventory, "gpus", lambda: (gpu,))
     assert [sass.here("cuda", specific) for specific in (False, True)] == ["sm_90", "sm_90a"]
     assert sass.here("triton", True) == "sm_90"
-    assert Ask("sass", {}, None).specific is False
+    assert Ask({}).specific is False
 
 
 def test_both_flashcore_champions_ask_for_it():

@@ -55,7 +55,7 @@ def profiled(
     algo = next(a for a in known.algos if (a.name, a.op) == (name, op.name))
     definition, solution = pack.definition(op, known), pack.pack(algo, op)
     workload = min(embedded(op), key=lambda w: w.axes["batch_size"])
-    ask = Ask(tool, solution, mode, l2=l2, bytes_in=3_000_000, bytes_out=1_000_000)
+    ask = Ask(solution, l2=l2, bytes_in=3_000_000, bytes_out=1_000_000)
     module, replies = profilers.module(tool), []
     module.find()
     for run in module.runs(ask, folder):

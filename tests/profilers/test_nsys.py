@@ -18,7 +18,7 @@ from gdn_cli.parsing import to_json
 from gdn_cli.profilers import Ask, Reply, Run, nsys, tools
 
 REPORTS = helpers.TESTS / "data" / "nsys"
-ASK = Ask("nsys", {}, "cuda")
+ASK = Ask({})
 DECODE = "void decode_kernel<(int)8, (bool)1>(const float *, float *)"
 
 # Writes to stdout and reads stdin wherever it can: the target's own must survive that.

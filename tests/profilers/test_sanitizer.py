@@ -27,7 +27,7 @@ DONE = {"attached": True, "buffers": BUFFERS}
 
 
 def ask(*checks: str) -> Ask:
-    return Ask("sanitizer", {}, "cuda", checks=checks)
+    return Ask({}, checks=checks)
 
 
 def reading(folder: Path, **logs: str | Reply):
@@ -112,7 +112,7 @@ def test_a_run_for_each_check_each_tensor_an_allocation_of_its_own(nowhere, tmp_
 
 def test_faults_are_in_words_with_the_tensor_and_counted_by_place(tmp_path):
     read = reading(tmp_path, memcheck="memcheck.log")
-    assert tables(read)["checks"] == (("memcheck", "4 errors", sanitizer.CHECKS["memcheck"]),)
+    assert tables(read)["checks"] == (("memcheck", "4 errors", sanitizer.CHECKS["memcheck"].looks_for),)
     assert tables(read)["findings"] == (
         ("memcheck", "writes 4 B of global memory", "decode_kernel", "kernel.cu:57",
          "thread (0,0,0) in block (3,0,0)", "1 B behind new_state", 2),
@@ -268,7 +268,7 @@ def replies(algo, known, mode: str, folder: Path, *checks: str, timeout_s: float
     op = known.ops[algo.op]
     definition, solution = pack.definition(op, known), pack.pack(algo, op)
     work = tuple(select(op, embedded(op), chosen=["batch_size=1"])[:1])
-    asked = Ask("sanitizer", solution, mode, checks=checks)
+    asked = Ask(solution, checks=checks)
 
     def reply(run: Run) -> Reply:
         profile = Profiling("sanitizer", run.params)

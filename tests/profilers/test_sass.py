@@ -34,9 +34,9 @@ def instructions(*texts: str) -> list[Instruction]:
 
 
 def test_a_listing_has_each_kernel_without_what_fills_it_up():
-    assert [(symbols.own(k.symbol), len(k.instructions), k.padding) for k in (ROWS, CROWDED)] == [
-        ("rows<__nv_bfloat16, 3>", 41, 15),  # the function that it calls is behind it, and is counted
-        ("crowded", 163, 13),
+    assert [(symbols.own(k.symbol), len(k.instructions)) for k in (ROWS, CROWDED)] == [
+        ("rows<__nv_bfloat16, 3>", 41),  # the function that it calls is behind it, and is counted
+        ("crowded", 163),
     ]
     assert ROWS.instructions[0].text == "LDC R1, c[0x0][0x28]"
     assert (ROWS.instructions[-1].offset, ROWS.instructions[-1].name) == (0x280, "RET")
@@ -254,7 +254,7 @@ def test_what_is_no_architecture(text):
 
 
 def ask(language: str, *archs: str) -> Ask:
-    return Ask("sass", {"spec": {"language": language}, "sources": []}, None, archs=archs)
+    return Ask({"spec": {"language": language}, "sources": []}, archs=archs)
 
 
 def test_algos_that_no_builder_compiles_are_refused(tmp_path):
@@ -316,7 +316,7 @@ def test_the_newest_tool_that_can_read_a_cubin_is_taken(tmp_path, monkeypatch):
         ({"status": "refused", "reason": "nvcc fatal   : Unsupported gpu architecture 'compute_130a'"}, USAGE,
          "nvcc does not know sm_90a: Unsupported gpu architecture 'compute_130a'; another --arch, or a newer CUDA "
          "toolkit"),
-        ({"status": "done", "answer": {"failed": {"message": "no GPU", "hint": "ncu", "code": MISSING}}}, MISSING,
+        ({"status": "refused", "reason": "no GPU; ncu", "code": MISSING, "tail": ("said",)}, MISSING,
          "sm_90a: no GPU; ncu"),
         ({"status": "crashed", "reason": "crashed with SIGABRT", "tail": ("a", "LLVM ERROR: no such target")}, FAILED,
          "sm_90a: crashed with SIGABRT: LLVM ERROR: no such target"),
@@ -344,7 +344,7 @@ def profiled(known: registry.Registry, name: str, folder: Path, *archs: str):
     algo = known.find(name)
     op = known.ops[algo.op]
     definition, solution = pack.definition(op, known), pack.pack(algo, op)
-    asked = Ask("sass", solution, None, archs=archs)
+    asked = Ask(solution, archs=archs)
     replies = []
     for run in sass.runs(asked, folder):
         profile = Profiling("sass", run.params)
@@ -355,7 +355,8 @@ def profiled(known: registry.Registry, name: str, folder: Path, *archs: str):
         outcome = jobs.execute(job)
         record = next(iter(outcome.records), None)
         fate = record if record and not record.passed else outcome
-        replies.append(Reply(run, fate.status.value, fate.reason, record and record.answer or {}, tuple(outcome.tail)))
+        answer = record.answer if record else None
+        replies.append(Reply(run, fate.status.value, fate.reason, answer, tuple(outcome.tail), fate.code))
     return sass.read(asked, folder, replies)
 
 

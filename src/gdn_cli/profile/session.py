@@ -84,10 +84,8 @@ def subjects(
 ) -> tuple[str, list[Subject]]:
     """The tool (without one: cpu where the first algo runs on the CPU, else ncu), and what each name stands for.
 
-    Raises UsageError and MissingError where the tool cannot look at an algo, or the algo cannot run here.
+    Raises UsageError and MissingError where a tool cannot look at an algo, or the algo cannot run here.
     """
-    if tool and tool not in profilers.TOOLS:
-        raise errors.unknown("tool", tool, profilers.TOOLS)
     if tool is None:
         first = planning.rivals(registry, names[:1], op, device, place)[0]
         tool = "cpu" if first.place.mode == "cpu" else "ncu"
@@ -181,10 +179,9 @@ def _profiled(subject: Subject, settings: Settings, folder: Path, progress: Prog
     name = f"{subject.algo.full_name} {subject.label}"
     progress(f"{name}: survey", 0, 1)
     survey, origin, status, reason = _survey(subject, settings)
-    ask = Ask(
-        settings.tool, subject.solution, subject.mode, settings.l2, settings.clocks, settings.archs, settings.checks,
-        survey.bytes_in if survey else 0, survey.bytes_out if survey else 0, subject.algo.specific,
-    )  # fmt: skip
+    must = (survey.bytes_in, survey.bytes_out) if survey else (0, 0)
+    asked = (settings.l2, settings.clocks, settings.archs, settings.checks)
+    ask = Ask(subject.solution, *asked, *must, specific=subject.algo.specific)
     replies = []
     runs = tool.runs(ask, folder)
     for i, each in enumerate(runs):
@@ -284,7 +281,8 @@ def _ran(subject: Subject, settings: Settings, each: Run) -> Reply:
     outcome = execute(replace(_job(subject, settings, asked), wrap=each.wrap, env=each.env))
     record = next(iter(outcome.records), None)
     fate = record if record and not record.passed else outcome
-    return Reply(each, fate.status.value, fate.reason, record and record.answer or {}, tuple(outcome.tail))
+    answer = record.answer if record else None
+    return Reply(each, fate.status.value, fate.reason, answer, tuple(outcome.tail), fate.code)
 
 
 def _job(subject: Subject, settings: Settings, asked: Profiling) -> Job:

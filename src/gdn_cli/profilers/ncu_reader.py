@@ -145,7 +145,6 @@ class Hot:
     samples: int
     stall: str  # the main reason there; "" where every sample issued
     text: str
-    offsets: tuple[int, ...]  # of the instructions, bytes behind the function's first; the hottest in front
 
 
 def hot_instructions(launch: Launch, count: int = 6) -> list[Hot]:
@@ -168,7 +167,5 @@ def _ranked(places: list[tuple[str, str, list[Instruction]]], total: int, count:
     found = []
     for where, text, code in places:
         reasons = sum((Counter(i.reasons) for i in code), Counter())
-        samples = sum(i.samples for i in code)
-        offsets = tuple(i.offset for i in sorted(code, key=lambda i: -i.samples))
-        found.append(Hot(where, 100 * samples / total, samples, stalls.main(reasons), text, offsets))
+        found.append(Hot(where, 100 * reasons.total() / total, reasons.total(), stalls.main(reasons), text))
     return sorted(found, key=lambda hot: -hot.samples)[:count]

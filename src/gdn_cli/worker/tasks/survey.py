@@ -64,7 +64,7 @@ def profile(request: Serving, reply: Reply) -> Iterator[Record]:
 def _inside(request: Serving, workload: Workload) -> list[Record]:
     """A tool's own part, in the process that the tool looks at."""
     ask = request.profile
-    answer = profilers.module(ask.task).inside(Target(request, workload), ask.params)
+    answer = profilers.module(ask.task).inside(Target(request, workload), **ask.params)
     return [replace(begun(request, workload, request.name), answer=answer)]
 
 
