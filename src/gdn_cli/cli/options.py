@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Optional, TypedDict, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Optional, TypeVar, get_type_hints
 
 import typer
 from msgspec import structs
@@ -25,6 +25,7 @@ from ..errors import UsageError, unknown
 if TYPE_CHECKING:
     from ..catalog.presets import Preset
     from ..catalog.registry import Registry
+    from ..records.request import PlanFields
     from ..run.planning import Entry, Part
 
 G, R = TypeVar("G"), TypeVar("R")
@@ -178,15 +179,6 @@ class HardInputs(Selection):
     ] = False
 
 
-class PlanFields(TypedDict, total=False):
-    """Fields of timing.Plan that were asked for."""
-
-    l2: str
-    seconds: float
-    target: float
-    iterations: None  # a preset's exact counts no longer hold
-
-
 @dataclass(frozen=True)
 class Sampling:
     """How to time."""
@@ -214,7 +206,7 @@ class Sampling:
         tiers = listed(self.tier)
         for name in tiers:
             check_choice("tier", name, [*TIERS, "all"])
-        counts: PlanFields = {"iterations": None} if self.bounds else {}
+        counts = {"iterations": None} if self.bounds else {}  # a preset's exact counts no longer hold
         return tiers, {"l2": self.l2} | counts | self.bounds
 
     @property
