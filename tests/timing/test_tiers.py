@@ -641,7 +641,7 @@ def cuda_v4():
     found = registry.load()
     op = found.ops["gdn_decode"]
     [algo] = [a for a in found.algos if a.op == op.name and a.name == "cuda-v4"]
-    if (place := inventory.place(algo, "cuda")).mode is None:
+    if (place := inventory.HERE.place(algo, "cuda")).mode is None:
         pytest.skip(place.reason)
     definition = pack.definition(op, found)
     kernel = build.build(definition, pack.pack(algo, op))

@@ -293,7 +293,7 @@ def test_a_cheat_is_caught_on_a_gpu(name, make, monkeypatch):
     ],
 )
 def test_no_honest_algo_is_caught_on_a_gpu(algo, chosen):
-    if (place := inventory.place(algo, "cuda")).mode is None:
+    if (place := inventory.HERE.place(algo, "cuda")).mode is None:
         pytest.skip(f"{algo.full_name}: {place.reason}")
     op, kernel = helpers.built(algo.full_name, "cuda")
     work = Work(op, chosen, "cuda")

@@ -15,15 +15,14 @@ def list_(op: o.OpName = None, algos: o.OwnAlgos = None, json: o.AsJson = False)
     """Show the algos, and which of them can run here."""
     from .. import report
     from ..catalog import registry
-    from ..machine import inventory
 
     known = registry.load(algos)
     if op:
         known.op(op)
-    rows = []
+    rows, machine = [], o.machine()
     for algo in known.algos:
         if op in (None, algo.op):
-            place = inventory.place(algo)
+            place = machine.place(algo)
             rows.append(
                 {
                     "op": algo.op,

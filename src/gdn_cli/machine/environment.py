@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ def _describe_gpu(found: Environment) -> None:
     properties = torch.cuda.get_device_properties(0)
     found.gpu, found.capability = properties.name, f"{properties.major}.{properties.minor}"
     found.sms, found.l2_bytes = properties.multi_processor_count, properties.L2_cache_size
-    if mine := _which(str(properties.uuid)):
+    if mine := _which(str(properties.uuid), inventory.gpus()):
         found.gpu_index, found.gpu_uuid = mine.index, mine.uuid
     if opened := _opened():
         nvml, handle = opened
@@ -64,9 +64,8 @@ def _describe_gpu(found: Environment) -> None:
             found.max_sm_clock_mhz = nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)
 
 
-def _which(uuid: str) -> inventory.Gpu | None:
+def _which(uuid: str, visible: Sequence[inventory.Gpu]) -> inventory.Gpu | None:
     """The GPU that has this UUID in torch, which leaves GPU- or MIG- away from it; else the only one there is."""
-    visible = inventory.gpus()
     same = [gpu for gpu in visible if gpu.uuid.endswith(uuid)]
     return same[0] if same else visible[0] if len(visible) == 1 else None
 

@@ -74,6 +74,13 @@ def load(
     Loading the same algo again gives the same function; sources that have changed since give another.
     Raises UsageError (no such algo), MissingError (no GPU, nvcc or package here), GdnError (it does not build).
     """
+    return on(inventory.HERE, name, op, algos)
+
+
+def on(
+    machine: inventory.Machine, name: str, op: str | None = None, algos: str | os.PathLike | None = None
+) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """`load`, for what `machine` has."""
     known = registry.load(os.fspath(algos) if algos is not None else os.environ.get("GDN_ALGOS"))
     algo = known.find(name, op)
     of = known.ops[algo.op]
@@ -82,9 +89,9 @@ def load(
     key = (algo.op, algo.name, algo.modes, digest)
     with _lock:
         if key not in _loaded:
-            kernel = _built(algo, of, pack.definition(of, known), solution)
+            kernel = _built(machine, algo, of, pack.definition(of, known), solution)
             if slower := kernel.fallback():
-                warnings.warn(f"{algo.full_name}: {slower}", stacklevel=2)
+                warnings.warn(f"{algo.full_name}: {slower}", stacklevel=3)
             _loaded[key] = _function(algo, Contract(of, algo, known), kernel, _operator_name(algo, digest))
         return _loaded[key]
 
@@ -92,14 +99,16 @@ def load(
 # --- building ---------------------------------------------------------------------------------------------------
 
 
-def _built(algo: Algo, op: Op, definition: dict[str, Any], solution: dict[str, Any]) -> build.Kernel:
-    place = inventory.place(algo)
+def _built(
+    machine: inventory.Machine, algo: Algo, op: Op, definition: dict[str, Any], solution: dict[str, Any]
+) -> build.Kernel:
+    place = machine.place(algo)
     if place.mode is None:
         raise MissingError(f"{algo.full_name}: {place.reason}", hint=place.hint)
     if place.mode == "interpreter" and os.environ.get("TRITON_INTERPRET") != "1":  # a worker sets it, a library may not
         hint = "TRITON_INTERPRET=1, set before Triton is imported, runs it on the CPU, slowly"
         raise MissingError(f"{algo.full_name}: no GPU here", hint=hint)
-    wanted = with_builders(os.environ, place.mode)
+    wanted = with_builders(os.environ, place.mode, machine=machine)
     with _environment({name: wanted[name] for name in _FOR_BUILDING if name in wanted}):
         try:
             specific = algo.specific and place.mode == "cuda"

@@ -25,7 +25,8 @@ from ..catalog.pack import definition, pack, source_hash
 from ..catalog.registry import Algo, Op, Registry
 from ..catalog.workloads import Workload
 from ..errors import GdnError, MissingError, UsageError
-from ..machine import environment, inventory, locks
+from ..machine import environment, locks
+from ..machine.inventory import HERE, Machine
 from ..parsing import decode, read_json, wrong
 from ..profilers import Ask, Reply, Run
 from ..records import messages
@@ -80,7 +81,7 @@ def subjects(
     workload: str | None,
     dataset: Path | None,
     device: str = "auto",
-    place: planning.Placing = inventory.place,
+    place: planning.Placing = HERE.place,
 ) -> tuple[str, list[Subject]]:
     """The tool (without one: cpu where the first algo runs on the CPU, else ncu), and what each name stands for.
 
@@ -117,8 +118,8 @@ def _mode(tool: str, entry: planning.Entry) -> str:
             f"--tool {tool} looks at what runs on {where}, and {entry.algo.full_name} does not",
             hint=f"use {' or '.join(able)}",
         )
-    compiled = entry.algo.language in ("cuda", "triton") and not inventory.gpus()
-    hint = f"{place.hint}; --tool sass needs no GPU" if compiled and place.hint else place.hint
+    compiled = entry.algo.language in ("cuda", "triton") and (place.reason or "").startswith("no GPU here")
+    hint = f"{place.hint}; --tool sass needs no GPU" if compiled else place.hint
     raise MissingError(f"{entry.algo.full_name} cannot run here: {place.reason}", hint=hint)
 
 
@@ -139,13 +140,15 @@ def received(d: dict[str, Any], folder: Path) -> tuple[Subject, Settings]:
 Progress = Callable[[str, int, int], None]
 
 
-def run(subject: Subject, settings: Settings, progress: Progress, say: Callable[[str], None]) -> Profile:
+def run(
+    subject: Subject, settings: Settings, progress: Progress, say: Callable[[str], None], machine: Machine = HERE
+) -> Profile:
     """Profile one subject; `profile.json` in its folder holds what is returned.
 
     Raises GdnError where nothing could be found out; then no folder is left behind.
     """
     tool = profilers.module(settings.tool)
-    tool.find()
+    tool.find(machine)
     # named so that a person finds it again: when, what, on what, by which tool
     stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
     words = [stamp, subject.op.name, subject.algo.name, subject.label, settings.tool]
@@ -153,9 +156,9 @@ def run(subject: Subject, settings: Settings, progress: Progress, say: Callable[
     try:
         with contextlib.ExitStack() as held:
             if subject.mode == "cuda" and profilers.TOOLS[settings.tool].timed:
-                gpu = inventory.gpus()[0]
+                gpu = machine.gpus()[0]
                 held.enter_context(locks.gpu(gpu.uuid, say, f"GPU {gpu.index}"))
-            profile = _profiled(subject, settings, folder, progress)
+            profile = _profiled(subject, settings, folder, progress, machine)
     except BaseException as e:
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(e, OSError) and e.errno in files.MACHINE:  # a tool's files did not fit on the disk
@@ -176,20 +179,21 @@ def keep(folder: Path, profile: Profile) -> Profile:
     return profile
 
 
-def _profiled(subject: Subject, settings: Settings, folder: Path, progress: Progress) -> Profile:
+def _profiled(subject: Subject, settings: Settings, folder: Path, progress: Progress, machine: Machine) -> Profile:
     tool = profilers.module(settings.tool)
     name = f"{subject.algo.full_name} {subject.label}"
     progress(f"{name}: survey", 0, 1)
-    survey, origin, status, reason = _survey(subject, settings)
+    survey, origin, status, reason = _survey(subject, settings, machine)
     ask = Ask(
         settings.tool, subject.solution, subject.mode, settings.l2, settings.clocks, settings.archs, settings.checks,
         survey.bytes_in if survey else 0, survey.bytes_out if survey else 0, subject.algo.specific,
+        machine,
     )  # fmt: skip
     replies = []
     runs = tool.runs(ask, folder)
     for i, each in enumerate(runs):
         progress(f"{name}: {settings.tool} {each.name}", i + 1, len(runs) + 1)
-        replies.append(_ran(subject, settings, each))
+        replies.append(_ran(subject, settings, each, machine))
     reading, workload = tool.read(ask, folder, replies), subject.workload
     if reading.failed and status is Status.PASSED:
         status, reason = Status.FAILED, reading.failed
@@ -232,13 +236,15 @@ def new_folder(parent: Path, words: list[str]) -> Path:
 # --- the processes --------------------------------------------------------------------------------------------------
 
 
-def _survey(subject: Subject, settings: Settings) -> tuple[Survey | None, Environment | None, Status, str | None]:
+def _survey(
+    subject: Subject, settings: Settings, machine: Machine
+) -> tuple[Survey | None, Environment | None, Status, str | None]:
     """What a plain worker says: the survey, where it ran, the status and the reason."""
     if subject.mode is None:  # a tool that compiles only
         return None, None, Status.PASSED, None
     timed = profilers.TOOLS[settings.tool].timed
     job = replace(
-        _job(subject, settings, Profiling("survey", l2=settings.l2)),
+        _job(subject, settings, Profiling("survey", l2=settings.l2), machine),
         tiers=planning.tiers_for(subject.mode, ()) if timed else (),
         plan={"l2": settings.l2} | ({"seconds": settings.seconds} if settings.seconds else {}),
         fallback=True,
@@ -278,16 +284,16 @@ def _surveyed(record: Record) -> Survey | None:
     )
 
 
-def _ran(subject: Subject, settings: Settings, each: Run) -> Reply:
+def _ran(subject: Subject, settings: Settings, each: Run, machine: Machine) -> Reply:
     """One target process below the tool."""
     asked = Profiling(settings.tool, each.params, settings.l2)
-    outcome = execute(replace(_job(subject, settings, asked), wrap=each.wrap, env=each.env))
+    outcome = execute(replace(_job(subject, settings, asked, machine), wrap=each.wrap, env=each.env))
     record = next(iter(outcome.records), None)
     fate = record if record and not record.passed else outcome
     return Reply(each, fate.status.value, fate.reason, record and record.answer or {}, tuple(outcome.tail))
 
 
-def _job(subject: Subject, settings: Settings, asked: Profiling) -> Job:
+def _job(subject: Subject, settings: Settings, asked: Profiling, machine: Machine) -> Job:
     return Job(
         command="profile",
         op=subject.op,
@@ -299,6 +305,7 @@ def _job(subject: Subject, settings: Settings, asked: Profiling) -> Job:
         dataset=settings.dataset,
         profile=asked,
         timeout_s=settings.timeout_s,
+        machine=machine,
     )
 
 

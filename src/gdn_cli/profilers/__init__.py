@@ -12,7 +12,7 @@
 
 A tool's module has
 
-    find()                     MissingError, with the mend, where the tool cannot be had here
+    find(machine)              MissingError, with the mend, where the tool cannot be had here
     runs(ask, folder)          the target processes it wants, in order
     inside(target, params)     what one of them does: called in the worker, which runs below the tool
     read(ask, folder, replies) what came of it; `replies` are inside's answers, in the order of `runs`
@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..machine.inventory import HERE, Machine
 from ..schema.profile_types import Fact, Found, Reading, Table
 
 __all__ = ["TOOLS", "Ask", "Fact", "Found", "Reading", "Reply", "Run", "Table", "Tool", "kept", "module", "source_line"]
@@ -76,6 +77,7 @@ class Ask:
     bytes_in: int = 0  # what the op must read and write at this workload, each tensor once
     bytes_out: int = 0
     specific: bool = False  # gdn builds it for all that its GPU has (runner/build.py)
+    machine: Machine = HERE
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import Any
 
 from ..errors import GdnError, MissingError
+from ..machine.inventory import HERE, Machine
 from ..parsing import read_toml
 from . import Ask, Reading, Reply, Run, kept, ncu_facts, ncu_lines, ncu_reader, symbols, tools
 from .ncu_facts import Kernel
@@ -44,14 +45,14 @@ _SHOWN, _MOST = 4, 0.95  # kernels of a call that are shown: so many, or those w
 GET_NCU = "install Nsight Compute (with the CUDA toolkit, or the package nsight-compute), or put ncu on PATH"
 
 
-def find() -> None:
+def find(machine: Machine = HERE) -> None:
     """MissingError where there is no ncu here, or nothing that reads its reports."""
-    _ncu()
-    ncu_reader.find()
+    _ncu(machine)
+    ncu_reader.find(machine)
 
 
-def _ncu() -> str:
-    return tools.first("ncu", "nsight-compute/*/ncu", hint=GET_NCU)
+def _ncu(machine: Machine = HERE) -> str:
+    return tools.first("ncu", "nsight-compute/*/ncu", hint=GET_NCU, machine=machine)
 
 
 # --- the target processes -------------------------------------------------------------------------------------------
@@ -65,7 +66,7 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
     starts another process.
     """
     common = (
-        _ncu(), "--target-processes", "application-only", "--profile-from-start", "off",
+        _ncu(ask.machine), "--target-processes", "application-only", "--profile-from-start", "off",
         "--clock-control", ask.clocks, "--force-overwrite",
     )  # fmt: skip
 

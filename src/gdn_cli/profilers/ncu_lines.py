@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import GdnError
-from ..machine import inventory
 from . import Ask, Reply, Run, disassembly, sass, source_line
 from .ncu_reader import Launch, Line
 
@@ -21,15 +20,16 @@ NAME = "lines"
 
 def runs(ask: Ask, folder: Path) -> list[Run]:
     """The run that compiles; none where there is nothing to gain, or no nvcc or disassembler here."""
-    if ask.solution["spec"]["language"] != "cuda" or inventory.cuda_home() is None or not inventory.gpus():
+    machine = ask.machine
+    if ask.solution["spec"]["language"] != "cuda" or machine.cuda_home() is None or not machine.gpus():
         return []
     try:
-        sass.find()
+        sass.find(machine)
     except GdnError:
         return []
-    arch = sass.here("cuda", ask.specific)
+    arch = sass.here("cuda", ask.specific, machine)
     params = {"arch": arch, "folder": str(folder)}
-    return [Run(NAME, env=sass.environment(arch, "cuda"), params={NAME: params})]
+    return [Run(NAME, env=sass.environment(arch, "cuda", machine), params={NAME: params})]
 
 
 def inside(target: Any, params: dict[str, Any]) -> dict[str, Any]:

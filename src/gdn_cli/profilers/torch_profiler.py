@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import GdnError, MissingError
-from ..machine import inventory
+from ..machine.inventory import HERE, Machine
 from . import Ask, Fact, Found, Reading, Reply, Run, Table, kept, symbols
 
 TRACE = "trace.json.gz"
@@ -22,8 +22,8 @@ _SECONDS = 3.0  # for the calls below the profiler, and as much for those before
 _EVENTS = 40_000  # of the host in one trace: more are slow to read, here and in a browser
 
 
-def find() -> None:
-    if not inventory.has_package("torch"):
+def find(machine: Machine = HERE) -> None:
+    if not machine.has_package("torch"):
         raise MissingError("torch is missing", hint="pip install torch")
 
 

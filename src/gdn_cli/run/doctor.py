@@ -16,19 +16,20 @@ from .. import parsing, paths, profilers
 from ..catalog import registry, trace_set
 from ..errors import GdnError, MissingError
 from ..machine import inventory
+from ..machine.inventory import HERE, Machine
 
 Finding = dict[str, str | None]  # state, what, found, for and mend
 
 
-def examine(dataset: Path | None = None) -> list[Finding]:
+def examine(dataset: Path | None = None, machine: Machine = HERE) -> list[Finding]:
     """All findings, in the order in which a new user meets them."""
     return [
         *_python(),
-        *(_package(*p) for p in _PACKAGES),
-        _cxx(),
-        _gpu(),
-        _nvcc(),
-        *(_profiler(name) for name in profilers.TOOLS),
+        *(_package(machine, *p) for p in _PACKAGES),
+        _cxx(machine),
+        _gpu(machine),
+        _nvcc(machine),
+        *(_profiler(machine, name) for name in profilers.TOOLS),
         _dataset(dataset),
         _modal_token(),
         *(_writable(what, folder) for what, folder in _folders().items()),
@@ -62,8 +63,8 @@ _PACKAGES = [
 ]
 
 
-def _package(name: str, module: str, purpose: str, mend: str) -> Finding:
-    if not inventory.has_package(module):
+def _package(machine: Machine, name: str, module: str, purpose: str, mend: str) -> Finding:
+    if not machine.has_package(module):
         return _finding("missing", name, "not installed", purpose, mend)
     try:
         version = metadata.version(name)
@@ -72,29 +73,29 @@ def _package(name: str, module: str, purpose: str, mend: str) -> Finding:
     return _finding("ok", name, version, purpose)
 
 
-def _cxx() -> Finding:
-    path = inventory.cxx()
+def _cxx(machine: Machine) -> Finding:
+    path = machine.cxx()
     mend = None if path else "apt-get install g++, or set CXX"
     return _finding("ok" if path else "missing", "C++ compiler", path or "none", "C++ and CUDA algos", mend)
 
 
-def _gpu() -> Finding:
-    found = inventory.gpus()
+def _gpu(machine: Machine) -> Finding:
+    found = machine.gpus()
     if not found:
         return _finding("missing", "GPU", "none", "CUDA algos, GPU times", inventory.MODAL)
     names = ", ".join(f"{g.name} (sm_{g.capability.replace('.', '')})" for g in found)
     return _finding("ok", "GPU", f"{names}, driver {found[0].driver}", "CUDA algos, GPU times")
 
 
-def _nvcc() -> Finding:
-    home = inventory.cuda_home()
+def _nvcc(machine: Machine) -> Finding:
+    home = machine.cuda_home()
     mend = None if home else inventory.GET_NVCC
     return _finding("ok" if home else "missing", "nvcc", str(home or "none"), "CUDA algos, pack --prove", mend)
 
 
-def _profiler(name: str) -> Finding:
+def _profiler(machine: Machine, name: str) -> Finding:
     try:
-        profilers.module(name).find()
+        profilers.module(name).find(machine)
     except GdnError as e:
         return _finding("missing", f"--tool {name}", e.message, "profile", e.hint)
     return _finding("ok", f"--tool {name}", "here", "profile")

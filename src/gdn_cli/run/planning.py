@@ -20,11 +20,11 @@ from ..catalog.tiers import FLOORS, TIERS
 from ..catalog.workloads import Workload
 from ..errors import UsageError
 from ..machine import gpu_sharing, inventory
-from ..machine.inventory import Gpu
+from ..machine.inventory import Gpu, Machine
 from ..schema.record_types import Missing
 from .jobs import Job
 
-# (algo, --device) -> where it runs on the machine in question: machine.place for this one.
+# (algo, --device) -> where it runs on the machine in question: Machine.place for this one.
 Placing = Callable[[Algo, str], inventory.Place]
 
 NOT_TIMED = "no GPU here, and Triton's interpreter is for checks, not for times"
@@ -60,9 +60,10 @@ class Settings:
     strict: bool = False
     timeout_s: float = 300.0
     gpus: tuple[Gpu, ...] = ()  # to spread the parts over; none: the one that a CUDA process takes by itself
-    place: Placing = inventory.place
+    place: Placing = inventory.HERE.place
     sandbox: bool = False
     in_place: bool = False  # outputs are the inputs that their ops say they may be
+    machine: Machine = inventory.HERE
 
 
 def choose(
@@ -73,7 +74,7 @@ def choose(
     device: str,
     *,
     timed: bool,
-    place: Placing = inventory.place,
+    place: Placing = inventory.HERE.place,
 ) -> tuple[list[Entry], bool]:
     """The algos of `--algo` (names, full names, `all`) and packed files; without either, what can run here.
 
@@ -111,7 +112,7 @@ def choose(
 
 
 def rivals(
-    registry: Registry, names: list[str], op: str | None, device: str, place: Placing = inventory.place
+    registry: Registry, names: list[str], op: str | None, device: str, place: Placing = inventory.HERE.place
 ) -> list[Entry]:
     """The algos of a comparison in the order in which they were named: names, full names, packed files.
 
@@ -134,10 +135,10 @@ def rivals(
     return entries
 
 
-def anywhere(registry: Registry, op: str | None, device: str) -> list[Entry]:
+def anywhere(registry: Registry, op: str | None, device: str, place: Placing = inventory.HERE.place) -> list[Entry]:
     """For floors, which need no algo: the best place here, in the shape of the op's reference."""
     algo = registry.reference(registry.op(op or DEFAULT_OP))
-    return [Entry(algo, inventory.place(algo, device))]
+    return [Entry(algo, place(algo, device))]
 
 
 def _distinct(algos: list[Algo], registry: Registry) -> list[Algo]:
@@ -250,7 +251,7 @@ def prepare(registry: Registry, work: list[Part], settings: Settings) -> Plan:
         made = [job for share in _shares(part, settings.gpus) for job in _jobs(registry, share, settings, plan)]
         plan.jobs.extend(_in_order(part, made, plan))
     if len(settings.gpus) > 1:
-        apart = gpu_sharing.cpus(list(dict.fromkeys(job.gpu for job in plan.jobs)))
+        apart = gpu_sharing.cpus(list(dict.fromkeys(job.gpu for job in plan.jobs)), settings.machine)
         plan.jobs[:] = [replace(job, cpus=apart[job.gpu]) for job in plan.jobs]
         plan.unpackable[:] = dict.fromkeys(plan.unpackable)  # each once, however many GPUs were to have it
     return plan
@@ -375,6 +376,7 @@ def _job(settings: Settings, part: Part, described: dict[str, Any], command: str
         in_place=settings.in_place,
         timeout_s=settings.timeout_s,
         gpu=part.gpu,
+        machine=settings.machine,
     )
 
 
