@@ -266,7 +266,8 @@ def test_algos_that_no_builder_compiles_are_refused(tmp_path):
 
 
 def test_what_is_missing_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(tools, "versions", lambda name, machine: [] if name == "nvdisasm" else [((13, 0, 1), Path("x"))])
+    found = {"nvdisasm": [], "cuobjdump": [((13, 0, 1), Path("x"))]}
+    monkeypatch.setattr(tools, "versions", lambda name, machine: found[name])
     with pytest.raises(MissingError, match="no nvdisasm here; .*nvidia-cuda-nvdisasm"):
         sass.find()
     machine = Machine(cuda_home=lambda: None, has_package=lambda name: False)

@@ -204,7 +204,7 @@ def test_the_mark_is_a_nan_that_arithmetic_does_not_make(dtype):
     zero = torch.zeros(5, 2, dtype=marked.dtype)
     for made in (zero / zero, torch.full_like(zero, math.nan), (zero - 1).sqrt(), torch.full_like(zero, math.inf) * 0):
         assert bool(made.isnan().all())
-        assert not bool((check._bits(made) == check._bits(marked)).any())
+        assert check.unwritten(made) == 0 and check.unwritten(marked) == 10
 
 
 def test_empty_outputs_pass():
@@ -276,5 +276,5 @@ def test_new_values_are_no_stricter_than_the_first_ones(monkeypatch):
         case.refresh()
         assert not torch.equal(tensors[0], before)
         assert case.check(off).official
-        seen.add(case.scale)
+        seen.add(case.refresh.scale)
     assert max(map(abs, seen)) == 1 and len(seen) > 2

@@ -24,7 +24,7 @@ from gdn_cli.runner import build, calls
 from gdn_cli.worker import check, dataset, probes
 from gdn_cli.worker.probes import async_work as late_probe
 from gdn_cli.worker.probes import caching
-from gdn_cli.worker.probes.harness import GUARD, Guards, same_bits
+from gdn_cli.worker.probes.harness import GUARD, Guards
 
 REGISTRY = registry.load()
 DECODE = REGISTRY.ops["gdn_decode"]
@@ -63,7 +63,7 @@ class Work:
         before = [x.clone() if isinstance(x, torch.Tensor) else x for x in self.inputs]
         found = probes.run(kernel, op or self.op, self.axes, self.inputs, self.expected, names)
         for x, was in zip(self.inputs, before, strict=True):
-            assert same_bits(x, was) if isinstance(x, torch.Tensor) else x == was
+            assert check.same_bits(x, was) if isinstance(x, torch.Tensor) else x == was
         return found
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from .. import paths
 from . import inventory
@@ -31,3 +32,17 @@ def with_builders(
     env.setdefault("FIB_CACHE_PATH", str(paths.builds_dir() / f"{python}-{target}"))
     env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(paths.builds_dir() / "inductor"))  # else in the temporary folder
     return env
+
+
+@contextlib.contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """This process's environment with these variables, for as long as the block runs."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value

@@ -28,10 +28,11 @@ from typing import Any
 import torch
 
 from ..catalog import pack, registry
-from ..catalog.registry import Algo, Op
+from ..catalog.registry import Algo
 from ..errors import GdnError, MissingError
 from ..machine import inventory
-from ..machine.builders import with_builders
+from ..machine.builders import environment, with_builders
+from ..parsing import Json
 from ..runner import build, prepared
 from .call_checks import Contract
 
@@ -89,7 +90,7 @@ def on(
     key = (algo.op, algo.name, algo.modes, digest)
     with _lock:
         if key not in _loaded:
-            kernel = _built(machine, algo, of, pack.definition(of, known), solution)
+            kernel = _built(machine, algo, pack.definition(of, known), solution)
             if slower := kernel.fallback():
                 warnings.warn(f"{algo.full_name}: {slower}", stacklevel=3)
             _loaded[key] = _function(algo, Contract(of, algo, known), kernel, _operator_name(algo, digest))
@@ -99,9 +100,7 @@ def on(
 # --- building ---------------------------------------------------------------------------------------------------
 
 
-def _built(
-    machine: inventory.Machine, algo: Algo, op: Op, definition: dict[str, Any], solution: dict[str, Any]
-) -> build.Kernel:
+def _built(machine: inventory.Machine, algo: Algo, definition: Json, solution: Json) -> build.Kernel:
     place = machine.place(algo)
     if place.mode is None:
         raise MissingError(f"{algo.full_name}: {place.reason}", hint=place.hint)
@@ -109,26 +108,12 @@ def _built(
         hint = "TRITON_INTERPRET=1, set before Triton is imported, runs it on the CPU, slowly"
         raise MissingError(f"{algo.full_name}: no GPU here", hint=hint)
     wanted = with_builders(os.environ, place.mode, machine=machine)
-    with _environment({name: wanted[name] for name in _FOR_BUILDING if name in wanted}):
+    with environment({name: wanted[name] for name in _FOR_BUILDING if name in wanted}):
         try:
             specific = algo.specific and place.mode == "cuda"
             return prepared.built(definition, solution, algo.setup, specific=specific)
         except build.BuildFailed as e:
             raise (MissingError if e.missing else GdnError)(f"{algo.full_name} does not build: {e}") from None
-
-
-@contextlib.contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 # --- the operators, and the function around them ----------------------------------------------------------------
@@ -148,9 +133,7 @@ def _register(contract: Contract, kernel: build.Kernel, name: str) -> None:
     takes = len(contract.names)
 
     def returning(*inputs: Any) -> Any:
-        contract.kinds(inputs)
-        contract.sizes(inputs)
-        contract.values(inputs)
+        contract.inputs(inputs)
         with _around(inputs):
             if kernel.destination_passing:
                 outputs = contract.empty(inputs)
@@ -161,9 +144,7 @@ def _register(contract: Contract, kernel: build.Kernel, name: str) -> None:
 
     def writing(*arguments: Any) -> None:
         inputs, outputs = arguments[:takes], arguments[takes:]
-        contract.kinds(inputs)
-        contract.sizes(inputs)
-        contract.values(inputs)
+        contract.inputs(inputs)
         contract.results(inputs, outputs, "out")
         contract.places(outputs)
         with _around(inputs):
@@ -233,7 +214,9 @@ def _function(
     returning = getattr(getattr(torch.ops, NAMESPACE), operator).default
     writing = getattr(getattr(torch.ops, NAMESPACE), f"{operator}_out").default
     names, outputs, tensors = contract.names, contract.outputs, frozenset(contract.tensors)
-    optional = frozenset(name for i, name in enumerate(names) if contract.optional(i))
+    taken = contract.of_python()
+    inputs_only = [parameter for parameter in taken.parameters.values() if parameter.name != "out"]
+    bind = taken.replace(parameters=inputs_only).bind
 
     def call(*args: Any, out: Any = None, **named: Any) -> tuple[torch.Tensor, ...]:
         inputs = args if len(args) == len(names) and not named else _bound(args, named)
@@ -254,21 +237,13 @@ def _function(
         return tuple(out)
 
     def _bound(args: tuple, named: dict[str, Any]) -> list[Any]:
-        if len(args) > len(names):
-            raise TypeError(f"{algo.name} takes {len(names)} inputs ({', '.join(names)}), got {len(args)}")
-        values = dict(zip(names, args))  # noqa: B905  fewer may come by position
-        for name, value in named.items():
-            if name not in names:
-                raise TypeError(f"{algo.name} has no input '{name}'; it takes {', '.join(names)}")
-            if name in values:
-                raise TypeError(f"{algo.name} got '{name}' twice, by position and by name")
-            values[name] = value
-        missing = [name for name in names if name not in values and name not in optional]
-        if missing:
-            raise TypeError(f"{algo.name} needs {', '.join(missing)} as well")
+        try:
+            values = bind(*args, **named).arguments
+        except TypeError as e:
+            raise TypeError(f"{algo.name} takes {', '.join(names)}: {e}") from None
         return [values.get(name) for name in names]
 
     call.__name__ = call.__qualname__ = operator
     call.__doc__ = contract.document(f"{NAMESPACE}.{operator}")
-    call.__signature__ = contract.of_python()
+    call.__signature__ = taken
     return call

@@ -34,7 +34,7 @@ from ..records.request import Profiling
 from ..records.store import dumps
 from ..run import planning
 from ..run.jobs import Job, execute
-from ..schema.profile_types import Found, Listed, Profile, Ran, Survey, Verdict
+from ..schema.profile_types import Found, Listed, Profile, Survey, Verdict
 from ..schema.record_types import Call, Environment, Record, Status
 from . import bottleneck
 
@@ -279,7 +279,7 @@ def _surveyed(record: Record) -> Survey | None:
         empty_us=floors.empty_us,
         large_rate=floors.large_bytes / floors.large_us / 1e3 if floors.large_us else None,
         bytes_moved=said.bytes_in + said.bytes_out,
-        ran=msgspec.convert(said.ran, list[Ran] | None),
+        ran=said.ran,
         doubts=record.doubts or [],
     )
 

@@ -21,11 +21,14 @@ class Rival(Struct, frozen=True):
     setup: str | None = None  # registry.Algo's
 
 
+PlanFields = dict[str, int | float | str | bool | None]  # timing.Plan's, those that were chosen
+
+
 class Timing(Struct, frozen=True):
     """How to time: each tier, with timing.Plan's fields."""
 
     tiers: tuple[str, ...] = ()
-    plan: dict[str, int | float | str | bool | None] = {}
+    plan: PlanFields = {}
     fallback: bool = False  # whether events may stand in for cupti
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from msgspec import structs
 
@@ -21,6 +20,8 @@ from ..catalog.workloads import Workload
 from ..errors import UsageError
 from ..machine import gpu_sharing, inventory
 from ..machine.inventory import Gpu, Machine
+from ..parsing import Json
+from ..records.request import PlanFields
 from ..schema.record_types import Missing
 from .jobs import Job
 
@@ -45,7 +46,7 @@ class Part:
     op: Op
     entries: list[Entry]
     workloads: list[Workload]
-    plan: dict[str, Any]  # how long to measure: timing.Plan's fields
+    plan: PlanFields  # how long to measure
     scored: bool = False  # whether these workloads make a contest's score
     gpu: Gpu | None = None  # the one that this share of it runs on
 
@@ -91,12 +92,7 @@ def choose(
     every = not wanted and not files
     for name in wanted or (["all"] if every else []):
         algos += registry.of(op or DEFAULT_OP) if name == "all" else [registry.find(name, op)]
-    entries = []
-    for algo in _distinct(algos, registry):
-        where = place(algo, device)
-        if timed and where.mode == "interpreter":
-            where = inventory.Place(None, NOT_TIMED, inventory.MODAL)
-        entries.append(Entry(algo, where))
+    entries = [_entry(algo, place(algo, device), timed) for algo in _distinct(algos, registry)]
     if every or "all" in wanted:  # what is broken is among them, and says so
         unread = {"summary": "", "language": "", "entry_point": "", "destination_passing": False, "modes": ()}
         entries += [
@@ -128,11 +124,14 @@ def rivals(
         if algo.name in taken:
             count = 1 + sum(t == algo.name or t.startswith(f"{algo.name}@") for t in taken)
             algo = structs.replace(algo, name=f"{algo.name}@{count}")
-        where = place(algo, device)
-        if where.mode == "interpreter":
-            where = inventory.Place(None, NOT_TIMED, inventory.MODAL)
-        entries.append(Entry(algo, where))
+        entries.append(_entry(algo, place(algo, device), timed=True))
     return entries
+
+
+def _entry(algo: Algo, place: inventory.Place, timed: bool) -> Entry:
+    """Times of what Triton's interpreter runs mean nothing."""
+    nowhere = timed and place.mode == "interpreter"
+    return Entry(algo, inventory.Place(None, NOT_TIMED, inventory.MODAL) if nowhere else place)
 
 
 def anywhere(registry: Registry, op: str | None, device: str, place: Placing = inventory.HERE.place) -> list[Entry]:
@@ -214,7 +213,7 @@ def parts(
     first: int | None,
     preset: Preset | None,
     dataset: Path | None,
-    overrides: dict[str, Any],
+    overrides: PlanFields,
 ) -> list[Part]:
     """Group the algos by op, and select the workloads of each op; `overrides` go before the preset's settings."""
     found = []
@@ -357,7 +356,7 @@ def _comparisons(make: Callable[..., Job], part: Part, ready: list[Entry], plan:
             yield replace(make("compare", None, mode), rivals=tuple(rivals))
 
 
-def _job(settings: Settings, part: Part, described: dict[str, Any], command: str, algo: Algo | None, mode: str) -> Job:
+def _job(settings: Settings, part: Part, described: Json, command: str, algo: Algo | None, mode: str) -> Job:
     timed = command != "check"
     return Job(
         command=command,

@@ -14,16 +14,21 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from .. import bounded
 from ..errors import GdnError, one_line
-from ..records.messages import Answer, Said
+from ..parsing import Json
+from ..records.messages import Answer, Form, Result, Said
 from . import channel
 
+if TYPE_CHECKING:
+    from . import build
+
 _COMMANDS = {}
+_VALUES = {"inputs", "outputs", "late", "copies"}  # the arguments that are a call's, tensors among them
 
 
 def command(function: Any) -> Any:
@@ -42,13 +47,13 @@ class Runner:
 
         self.torch, self.calls, self.shared = torch, calls, shared_memory
         self.device = device  # "cuda" or "cpu"
-        self.kernels: dict[str, Any] = {}
+        self.kernels: dict[str, build.Kernel] = {}
         self.storages: dict[int, tuple[Any, Any, int]] = {}  # number -> region, block, where in it the bytes begin
-        self.tensors: dict[tuple, Any] = {}  # the same object for the same form: some kernels go by a tensor's identity
+        self.tensors: dict[Form, Any] = {}  # the same object for the same form: some kernels go by a tensor's identity
         self.results: dict[int, Any] = {}
         self.count = 0
         self.turn = shared_memory.Region(8)  # which kernel is at work, for a worker that finds this process dead
-        self.as_it_was: dict[str, Any] = {}
+        self.as_it_was: dict[str, object] = {}
 
     def serve(self, line: channel.Channel) -> None:
         """Until the worker closes the line."""
@@ -62,7 +67,8 @@ class Runner:
                     for number, storage in message.pop("dropped", ()):
                         self.results.pop(number, None)
                         self.storages.pop(storage, None)
-                    answer = _COMMANDS[message.pop("do")](self, *descriptors, **message) or Answer()
+                    do = _COMMANDS[message.pop("do")]
+                    answer = do(self, *descriptors, **self._meant(message)) or Answer()
                 except Exception as e:
                     answer = Answer(raised=self._raised(e))
                 line.send(bounded.clipped(msgspec.to_builtins(answer)))
@@ -133,31 +139,33 @@ class Runner:
         if self.device == "cuda":
             self.torch.cuda.synchronize()
 
-    def _given(self, values: list[Any]) -> list[Any]:
-        """The call's arguments: tensors for their forms, scalars as they are."""
-        return [self._tensor(x) if isinstance(x, dict) else x for x in values]
+    def _meant(self, message: Json) -> Json:
+        """A command's arguments with the kernel for its name, and with tensors for their forms."""
+        if "kernel" in message:
+            message["kernel"] = self.kernels[message["kernel"]]
+        for name in _VALUES & set(message):
+            values = message[name]
+            message[name] = [self._tensor(msgspec.convert(x, Form)) if isinstance(x, dict) else x for x in values]
+        return message
 
-    def _tensor(self, form: dict[str, Any]) -> Any:
-        key = tuple(tuple(x) if isinstance(x, list) else x for x in form.values())
-        if key not in self.tensors:
-            _, block, begin = self.storages.get(form["storage"], (None, None, 0))
-            self.tensors[key] = self.shared.formed(form, block, begin, self.device)
-        return self.tensors[key]
+    def _tensor(self, form: Form) -> Any:
+        if form not in self.tensors:
+            _, block, begin = self.storages.get(form.storage, (None, None, 0))
+            self.tensors[form] = self.shared.formed(form, block, begin, self.device)
+        return self.tensors[form]
 
-    def _described(self, results: Any) -> list[dict[str, Any]]:
+    def _described(self, results: Any) -> list[Result]:
         """What came back, each with a number by which the worker can ask for its bytes."""
         found = []
         for x, odd in zip(results, self.calls.Here.odd(None, results), strict=True):
             if not isinstance(x, self.torch.Tensor):
-                found.append({"type": type(x).__name__})
+                found.append(Result(type=type(x).__name__))
                 continue
             self.count += 1
             self.results[self.count] = x
             shape, dtype, device = self.calls.described(x)
-            found.append(
-                {"number": self.count, "shape": shape, "dtype": dtype, "device": device, "odd": odd,
-                 "address": x.data_ptr() if odd is None else 0}
-            )  # fmt: skip
+            address = x.data_ptr() if odd is None else 0
+            found.append(Result(number=self.count, shape=shape, dtype=dtype, device=device, odd=odd, address=address))
         return found
 
     # --- kernels
@@ -183,62 +191,56 @@ class Runner:
         return Answer(destination_passing=kernel.destination_passing, build_s=build_s, proof=proof)
 
     @command
-    def backend(self, kernel: str, inputs: list) -> Answer:
+    def backend(self, kernel: Any, inputs: list) -> Answer:
         """What the algo says of the way that it takes for these inputs; None where it does not tell."""
-        found = self.kernels[kernel].backend(self._given(inputs))
+        found = kernel.backend(inputs)
         return Answer(backend=None if found is None else str(found))
 
     @command
-    def run(self, kernel: str, inputs: list, outputs: list) -> Answer:
-        return self._call(kernel, "run", self._given(inputs), self._given(outputs))
+    def run(self, kernel: Any, inputs: list, outputs: list) -> Answer:
+        return self._returned(kernel, self.calls.Here(kernel).run(inputs, outputs))
 
     @command
-    def late(self, kernel: str, inputs: list, outputs: list, late: list, zeroed: list, copies: list) -> Answer:
-        more = self._given(late), zeroed, self._given(copies)
-        return self._call(kernel, "late", self._given(inputs), self._given(outputs), *more)
+    def late(self, kernel: Any, inputs: list, outputs: list, late: list, zeroed: list, copies: list) -> Answer:
+        return self._returned(kernel, self.calls.Here(kernel).late(inputs, outputs, late, zeroed, copies))
 
     @command
-    def at_return(self, kernel: str, inputs: list, outputs: list) -> Answer:
-        here = self.calls.Here(self.kernels[kernel])
-        results, seen = here.at_return(self._given(inputs), self._given(outputs))
-        given = [] if here.destination_passing else self._described(results)
-        return Answer(results=given, seen=self._described(seen))
+    def at_return(self, kernel: Any, inputs: list, outputs: list) -> Answer:
+        results, seen = self.calls.Here(kernel).at_return(inputs, outputs)
+        answer = self._returned(kernel, results)
+        answer.seen = self._described(seen)
+        return answer
 
-    def _call(self, kernel: str, how: str, *arguments: Any) -> Answer:
-        here = self.calls.Here(self.kernels[kernel])
-        results = getattr(here, how)(*arguments)
-        return Answer(results=None if here.destination_passing else self._described(results))
+    def _returned(self, kernel: Any, results: list) -> Answer:
+        return Answer(results=[] if kernel.destination_passing else self._described(results))
 
     @command
-    def seconds(self, kernel: str, inputs: list, outputs: list) -> Answer:
-        here = self.calls.Here(self.kernels[kernel])
-        return Answer(seconds=here.seconds(self._given(inputs), self._given(outputs)))
+    def seconds(self, kernel: Any, inputs: list, outputs: list) -> Answer:
+        return Answer(seconds=self.calls.Here(kernel).seconds(inputs, outputs))
 
     @command
-    def trace(self, kernel: str, inputs: list, outputs: list) -> Answer:
-        ran, took = self.calls.Here(self.kernels[kernel]).trace(self._given(inputs), self._given(outputs))
-        return Answer(ran=dict(ran), ns=took)
+    def trace(self, kernel: Any, inputs: list, outputs: list) -> Answer:
+        ran, took = self.calls.Here(kernel).trace(inputs, outputs)
+        return Answer(counts=dict(ran), ns=took)
 
     # --- times
 
     @command
-    def time(self, kernel: str, inputs: list, outputs: list, definition: dict, tier: str, **how: Any) -> Answer:
+    def time(self, kernel: Any, inputs: list, outputs: list, definition: dict, tier: str, **how: Any) -> Answer:
         """One tier's part of a record, of calls on these very buffers."""
         from ..timing import Plan, Subject
         from . import measuring
 
-        subject = Subject.of(
-            self.kernels[kernel], self._given(inputs), self._given(outputs), definition=definition
-        )  # fmt: skip
+        subject = Subject.of(kernel, inputs, outputs, definition=definition)
         found = measuring.timed(tier, subject, Plan(**how.pop("plan")), gpu=self.device == "cuda", **how)
         return Answer(records=[found], replaced=self._replaced())
 
     @command
-    def again(self, kernel: str, inputs: list, outputs: list, times: int) -> None:
+    def again(self, kernel: Any, inputs: list, outputs: list, times: int) -> None:
         """So many calls in a row, for a clock outside."""
         from ..timing.subject import bound
 
-        call = bound(self.kernels[kernel], self._given(inputs), self._given(outputs))
+        call = bound(kernel, inputs, outputs)
         for _ in range(times):
             call()
         self._settle()
@@ -254,9 +256,8 @@ class Runner:
         from ..timing.subject import overwritten
         from . import measuring
 
-        inputs, outputs, plan = self._given(inputs), self._given(outputs), Plan(**plan)
-        again = overwritten(inputs, outputs)
-        refresh = _Scaling([inputs[i] for i in linear], again) if linear or again else None
+        plan, again = Plan(**plan), overwritten(inputs, outputs)
+        refresh = self.calls.Scaling([inputs[i] for i in linear], again) if linear or again else None
         subjects = [
             Subject.of(_Marked(self.turn, i, self.kernels[name]), inputs, outputs, refresh=refresh)
             for i, name in enumerate(kernels)
@@ -268,12 +269,12 @@ class Runner:
         return Answer(records=records, rounds=rounds, replaced=self._replaced())
 
     @command
-    def survey(self, kernel: str, inputs: list, outputs: list, definition: dict, l2: str) -> Answer:
+    def survey(self, kernel: Any, inputs: list, outputs: list, definition: dict, l2: str) -> Answer:
         """What one call puts on the GPU."""
         from ..timing import Subject
         from . import survey
 
-        subject = Subject.of(self.kernels[kernel], self._given(inputs), self._given(outputs), definition=definition)
+        subject = Subject.of(kernel, inputs, outputs, definition=definition)
         return Answer(ran=survey.ran(subject, l2))
 
     @command
@@ -329,27 +330,6 @@ class _Marked:
             kernel_call()
 
         return call
-
-
-class _Scaling:
-    """Other values in the same buffers: the linear inputs times -1, 1/2, -1/2, 1, ..., by 1 at most as in a check; of
-    those that a call overwrites in place, the values before it."""
-
-    def __init__(self, linear: list[Any], overwritten: list[Any]) -> None:
-        self.kept = [(x, x.clone(), any(x is y for y in linear)) for x in overwritten]
-        self.linear = [x for x in linear if not any(x is y for y in overwritten)]
-        self.scale, self.turn = 1.0, 0
-
-    def __call__(self) -> None:
-        scale = (-1.0, 0.5, -0.5, 1.0)[self.turn % 4]
-        self.turn += 1
-        for x in self.linear:
-            x.mul_(scale / self.scale)
-        for x, was, scaled in self.kept:
-            x.copy_(was)
-            if scaled:
-                x.mul_(scale)
-        self.scale = scale
 
 
 def _die_with_parent(worker: int) -> None:

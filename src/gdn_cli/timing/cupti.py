@@ -12,34 +12,18 @@ from time import perf_counter
 
 import torch
 
-from . import Plan, Sample, Subject, TierUnavailable, Warmed
-from .kernels import BEGINS, REST, Flush, begin, rest
+from . import Sample, TierUnavailable
+from .kernels import BEGINS, REST, Flush, Flushed, begin, rest
 from .trace import Ran, Trace
 
 _KERNELS_PER_TRACE = 100_000  # a token loop launches that many in one call: a trace must still fit in memory
 
 
-class Sampler(Warmed):
+class Sampler(Flushed):
     """Times calls by the kernels that they leave in a trace; L2 is flushed, or warmed by the same call, before each."""
 
     trace: Trace | None = None
     alone: Sequence[int] = ()  # kernels of each subject without a flush; empty where a call is too slow for that
-
-    def __init__(self, subjects: list[Subject], plan: Plan) -> None:
-        self.subjects, self.warm = subjects, plan.l2 == "warm"
-        self.flush = Flush()
-        self.busy_s = 0.0
-        try:
-            self._warm_up(plan)
-        except BaseException:
-            self.close()
-            raise
-
-    def _round(self) -> None:
-        for subject in self.subjects:
-            self.flush()
-            subject.call()
-        torch.cuda.synchronize()
 
     def _prepare(self) -> None:
         # a flush could be taken for an algo's kernel, or hide one: without any, a call must leave as many

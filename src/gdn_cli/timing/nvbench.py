@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 import torch
 
 from .. import errors, paths
-from . import Plan, Sample, Subject, TierUnavailable, Warmed
+from . import Sample, Subject, TierUnavailable, Warmed
 
 T = TypeVar("T")
 
@@ -45,21 +45,19 @@ _FILE = "samples.json"  # the samples are beside it, in samples.json-bin/
 class Sampler(Warmed):
     """Times calls of one subject in batches: a batch is one measurement of nvbench."""
 
-    def __init__(self, subjects: list[Subject], plan: Plan) -> None:
-        if plan.l2 != "cold":
+    waits = True  # of a slow call nobody has looked whether it does
+
+    def _open(self) -> None:
+        if self.warm:
             raise TierUnavailable("nvbench overwrites L2 before each call that it times by itself; use --l2 cold")
-        [self.subject] = subjects
-        self.busy_s = 0.0
+        [self.subject] = self.subjects
         self.session = _session()
-        self.waits = True  # of a slow call nobody has looked whether it does
-        self.cold = plan.warmup == 0
-        self._warm_up(plan)
 
     def _round(self) -> None:
         self.session.do(partial(_call, self.subject))
 
     def _prepare(self) -> None:
-        if self.cold:
+        if self.plan.warmup == 0:
             self._round()  # the compiler would keep the host, and look like a wait
         self.waits = self.session.do(partial(_waits, self.subject))
 
@@ -88,7 +86,7 @@ class Sampler(Warmed):
         return {"how": how + "that is held until the call is queued"}
 
     def close(self) -> None:
-        self.subject = None
+        self.subject, self.subjects = None, []
 
 
 # --- in nvbench's thread ------------------------------------------------------------------------------------------

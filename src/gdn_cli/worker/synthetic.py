@@ -83,9 +83,8 @@ def sequence_lengths(workload: Workload) -> tuple[int, ...]:
 
 def draw(op: Op, workload: Workload, name: str) -> torch.Tensor | float:
     """One input of the op: a CPU tensor of the definition's shape and dtype, or a Python float."""
-    if workload.stress:
-        return _stressed(op, workload, name, _drawn(op, workload, name))
-    return _drawn(op, workload, name)
+    x = _drawn(op, workload, name)
+    return _stressed(op, workload, name, x) if workload.stress else x
 
 
 def _drawn(op: Op, workload: Workload, name: str) -> torch.Tensor | float:

@@ -8,7 +8,7 @@ import time
 import torch
 
 from .. import check
-from .harness import FACTOR, Case, Caught, same_bits
+from .harness import FACTOR, Case, Caught
 
 _LATE_S = 5.0  # how long to look whether a wrong result still becomes another one: only where there is one
 
@@ -33,7 +33,7 @@ def _late_on_cpu(case: Case) -> str | None:
         while time.monotonic() - began < _LATE_S:
             case.kernel.pull(results)
             for name, out, then in zip(case.op.outputs, results, seen, strict=True):
-                if not same_bits(out, then):
+                if not check.same_bits(out, then):
                     return f"{name} was not complete when the call returned: work goes on where no timer sees it"
             time.sleep(0.001)
     return None

@@ -137,7 +137,7 @@ class Case:
         (an old result, zeros, nothing at all) is off by a large part of the whole.
         """
         for name, out, want in zip(self.op.outputs, results, wanted, strict=True):
-            error = relative_error(out, want)
+            error = check.relative_error(out, want)
             if not error <= share * self.op.tolerance[name]:  # NaN is wrong too
                 return name, error
         return None
@@ -169,19 +169,6 @@ class Guards:
                 near, far = int(side.min()) + 1, int(side.max()) + 1
                 return f"{len(side)} bytes written, {near if near == far else f'{near} to {far}'} {where}"
         return None
-
-
-def relative_error(out: torch.Tensor, want: torch.Tensor) -> float:
-    """|out - want| / |want| (Frobenius), as worker/check.py has it: infinite where only `want` is all zero."""
-    out, want = out.double(), want.double()
-    size, off = float(want.norm()), float((out - want).norm())
-    return off / size if size > 0 else (0.0 if off == 0 else off * math.inf)
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether all bits are the same: NaNs and signed zeros count as what they are."""
-    as_int = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
-    return torch.equal(a.view(as_int), b.view(as_int))
 
 
 def out_of_memory(e: BaseException) -> bool:
