@@ -42,7 +42,7 @@ class Work:
     def check(self, kernel) -> check.Check:
         """On copies of the inputs: what a kernel does to them is no matter of the next one."""
         inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in self.inputs]
-        return check.check(kernel, OP, self.axes, inputs, self.expected)
+        return check.check(helpers.local(kernel), OP, self.axes, inputs, self.expected)
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +247,7 @@ def test_every_probe_catches_its_cheat_on_a_bfloat16_state(probe, make, monkeypa
     monkeypatch.setattr(async_work, "_LATE_S", 60.0 if probe == "late-work" else 0.1)
     small, kernel = Work(1), make(**cheat.keys())
     assert not cheat.checked or small.check(kernel).passed
-    found = probes.run(kernel, OP, small.axes, small.inputs, small.expected, [probe])
+    found = probes.run(helpers.local(kernel), OP, small.axes, small.inputs, small.expected, [probe])
     assert found[probe] and cheat.says in found[probe]
 
 
@@ -259,7 +259,7 @@ def test_a_write_of_one_element_behind_the_state_is_seen(make):
         new_state.as_strided((1,), (1,), end).zero_()
     """
     kernel = make(cheats.source(body, True), destination_passing=True)
-    found = probes.run(kernel, OP, small.axes, small.inputs, small.expected, ["out-of-bounds"])
+    found = probes.run(helpers.local(kernel), OP, small.axes, small.inputs, small.expected, ["out-of-bounds"])
     assert found == {"out-of-bounds": "new_state: 2 bytes written, 1 to 2 behind its last"}
 
 

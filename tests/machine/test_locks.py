@@ -271,7 +271,7 @@ def test_a_long_command_is_shortened(monkeypatch, file):
 
 
 def without(reason: str) -> str:
-    return f"no lock on GPU 0 ({reason}): another command may time on it meanwhile"
+    return f"no lock on GPU 0 ({reason}): another command may use it meanwhile"
 
 
 def told() -> list[str]:

@@ -225,7 +225,7 @@ def test_a_check_in_place_sees_who_reads_too_late_and_leaves_the_inputs(early, a
     x, s = torch.ones(4), torch.full((4,), 3.0)
     right = [(x + s).double(), (2 * s).double()]
     for pairs, passes in (({}, apart), ({1: 1}, in_place)):
-        verdict = check.check(Steps(early), TOY, {"n": 4}, [x, s], right, in_place=pairs)
+        verdict = check.check(helpers.local(Steps(early)), TOY, {"n": 4}, [x, s], right, in_place=pairs)
         assert verdict.passed == passes and not verdict.inputs_changed
         assert torch.equal(s, torch.full((4,), 3.0))
 

@@ -56,12 +56,12 @@ class Work:
         self.expected = check.oracle(build.reference(pack.definition(op, REGISTRY)), self.inputs)
 
     def check(self, kernel) -> check.Check:
-        return check.check(kernel, self.op, self.axes, self.inputs, self.expected)
+        return check.check(helpers.local(kernel), self.op, self.axes, self.inputs, self.expected)
 
     def probe(self, kernel, names=None, op=None) -> dict[str, str | None]:
         """The probes' findings; the inputs must come back bit for bit."""
         before = [x.clone() if isinstance(x, torch.Tensor) else x for x in self.inputs]
-        found = probes.run(kernel, op or self.op, self.axes, self.inputs, self.expected, names)
+        found = probes.run(helpers.local(kernel), op or self.op, self.axes, self.inputs, self.expected, names)
         for x, was in zip(self.inputs, before, strict=True):
             assert check.same_bits(x, was) if isinstance(x, torch.Tensor) else x == was
         return found
@@ -260,7 +260,7 @@ def test_an_empty_workload_is_not_caught(make):
         x[:0] if op.inputs[name].shape and "batch_size" in op.inputs[name].shape else x for name, x in one.items()
     ]
     expected = check.oracle(build.reference(pack.definition(op, REGISTRY)), inputs)
-    assert caught(probes.run(kernel, op, {"batch_size": 0}, inputs, expected)) == {}
+    assert caught(probes.run(helpers.local(kernel), op, {"batch_size": 0}, inputs, expected)) == {}
 
 
 # --- on a GPU -----------------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -67,20 +68,24 @@ def _gpus(wanted: str | None, by_bus: bool) -> tuple[Gpu, ...]:
     if wanted is not None and wanted.strip() in ("", "-1"):
         return ()
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
+        with _nvml() as nvml:
+            if wanted is not None and wanted.startswith("MIG-"):
+                return _slice(nvml, wanted.split(",")[0])
+            found = [_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(i), i) for i in range(nvml.nvmlDeviceGetCount())]
+            if not by_bus and len({g.name for g in found}) > 1:
+                found = _fastest_first(nvml, found)
+            return tuple(found if wanted is None else _visible(found, wanted))
     except Exception:  # no library, no driver, no permission: all of them mean that there is no GPU to use
         return ()
+
+
+@contextmanager
+def _nvml() -> Iterator[Any]:
+    import pynvml
+
+    pynvml.nvmlInit()
     try:
-        if wanted is not None and wanted.startswith("MIG-"):
-            return _slice(pynvml, wanted.split(",")[0])
-        found = [_gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(i), i) for i in range(pynvml.nvmlDeviceGetCount())]
-        if not by_bus and len({g.name for g in found}) > 1:
-            found = _fastest_first(pynvml, found)
-        return tuple(found if wanted is None else _visible(found, wanted))
-    except pynvml.NVMLError:
-        return ()
+        yield pynvml
     finally:
         pynvml.nvmlShutdown()
 
@@ -132,13 +137,8 @@ def _visible(found: list[Gpu], wanted: str) -> list[Gpu]:
 def near(gpu: Gpu) -> frozenset[int]:
     """The CPUs on the GPU's side of the host, by NVML; empty where it does not tell."""
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        try:
-            words = pynvml.nvmlDeviceGetCpuAffinity(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid), _WORDS)
-        finally:
-            pynvml.nvmlShutdown()
+        with _nvml() as nvml:
+            words = nvml.nvmlDeviceGetCpuAffinity(nvml.nvmlDeviceGetHandleByUUID(gpu.uuid), _WORDS)
     except Exception:  # not supported, not permitted, no NVML: then no CPU is nearer than another
         return frozenset()
     return frozenset(64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1)
@@ -179,10 +179,7 @@ def _wheel_cuda_home() -> Path | None:
             continue
         try:
             return _linked_home(wheel, paths.builds_dir() / "cuda-home")
-        except (
-            OSError,
-            MissingError,
-        ):  # nowhere to put the links: then nothing can be built there either, and doctor says so
+        except (OSError, MissingError):  # no place for the links: nothing can be built there either, as doctor says
             return None
     return None
 

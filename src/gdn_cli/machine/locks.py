@@ -32,47 +32,30 @@ _umask = threading.Lock()  # the process has one umask for all of its threads
 
 Says = Callable[[str], None]
 GivenUp = Callable[[], bool]
-CPU = "cpu"  # all of this machine's: threads of one command are moved to where another one's were
 
 
-_MEASURED = "another command may time on it meanwhile"
+def shared(key: str, waiting: Says, name: str = "", given_up: GivenUp = lambda: False) -> AbstractContextManager[None]:
+    """Hold what all users of this machine know as `key`; see `hold`. `name` is the key by default."""
+    return hold(_file(key), waiting, name or key, given_up, tell=True)
 
 
-def gpu(uuid: str, waiting: Says, name: str = "", given_up: GivenUp = lambda: False) -> AbstractContextManager[None]:
-    """Hold the GPU's lock: `shared` for its UUID, as NVML has it ("GPU-..." or "MIG-...")."""
-    return shared(uuid, waiting, name, given_up, _MEASURED)
+gpu = shared  # a GPU's key is its UUID, as NVML has it ("GPU-..." or "MIG-...")
 
 
 def cpu(waiting: Says, given_up: GivenUp = lambda: False) -> AbstractContextManager[None]:
-    """`shared` for all CPUs of this machine. Who wants a GPU too takes that first: no two then wait for each other."""
-    return shared(CPU, waiting, "the CPU", given_up, _MEASURED)
-
-
-def shared(
-    key: str,
-    waiting: Says,
-    name: str = "",
-    given_up: GivenUp = lambda: False,
-    without: str = "another command may do so meanwhile",
-) -> AbstractContextManager[None]:
-    """Hold what all users of this machine know as `key`; see `hold`. `name` is the key by default."""
-    return hold(_file(key), waiting, name or key, given_up, without)
+    """`shared` for all CPUs of this machine: threads of one command are moved to where another one's were. Who wants a
+    GPU too takes that first: no two then wait for each other."""
+    return shared("cpu", waiting, "the CPU", given_up)
 
 
 @contextmanager
-def hold(
-    path: Path,
-    waiting: Says,
-    name: str,
-    given_up: GivenUp = lambda: False,
-    without: str | None = None,
-) -> Iterator[None]:
+def hold(path: Path, waiting: Says, name: str, given_up: GivenUp = lambda: False, tell: bool = False) -> Iterator[None]:
     """Hold the lock on a file, however long it takes; Ctrl-C and SIGTERM end the wait as they end anything.
 
     waiting   is told, once, whom this waits for; or why there is no lock here, and then the block runs without one
     name      what `waiting` calls it, such as "GPU 0"
     given_up  is asked while this waits: True ends it with KeyboardInterrupt, which only the main thread gets by itself
-    without   what may happen where there is no lock; None where that is not worth a line
+    tell      whether it is worth a line that there is no lock
 
     Within one process a second holder of the same file goes straight through.
     """
@@ -82,8 +65,8 @@ def hold(
     try:
         _held[path] = _take(path, lambda holder: waiting(f"{name} is in use by {holder}; waiting"), given_up)
     except _NoLock as e:
-        if without:
-            waiting(f"no lock on {name} ({e}): {without}")
+        if tell:
+            waiting(f"no lock on {name} ({e}): another command may use it meanwhile")
     try:
         yield
     finally:

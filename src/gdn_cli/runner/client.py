@@ -14,7 +14,6 @@ import torch
 
 from ..records import exit_reasons
 from ..records.messages import Answer, Measured, Result, Said
-from ..schema.profile_types import Ran
 from ..schema.record_types import Status
 from . import channel, process, shared_memory
 from .calls import Strange
@@ -218,7 +217,8 @@ class Runner:
 
 
 class Kernel:
-    """A kernel in a runner, with the methods of calls.Here, and what else can be asked of it."""
+    """A kernel in a runner, with the methods of calls.Here, and what else can be asked of it. `wanted` says for each
+    output its (shape, dtype)."""
 
     def __init__(self, runner: Runner, name: str, destination_passing: bool, setup: str | None = None) -> None:
         self.runner, self.name, self.destination_passing, self.setup = runner, name, destination_passing, setup
@@ -236,7 +236,7 @@ class Kernel:
     def _results(self, said: Answer, outputs: list, wanted: Sequence[tuple]) -> list:
         return outputs if self.destination_passing else self.runner.received(said.results, wanted)
 
-    def run(self, inputs: list, outputs: list, wanted: Sequence[tuple] = ()) -> list:
+    def run(self, inputs: list, outputs: list, wanted: Sequence[tuple]) -> list:
         return self._results(self.ask("run", inputs, outputs), outputs, wanted)
 
     def address(self, result: torch.Tensor) -> int:
@@ -245,7 +245,7 @@ class Kernel:
     def odd(self, results: Sequence[Any]) -> list[str | None]:
         return [x._gdn_result[0].odd if hasattr(x, "_gdn_result") else None for x in results]
 
-    def at_return(self, inputs: list, outputs: list, wanted: Sequence[tuple] = ()) -> tuple[list, list]:
+    def at_return(self, inputs: list, outputs: list, wanted: Sequence[tuple]) -> tuple[list, list]:
         said = self.ask("at_return", inputs, outputs)
         seen = self.runner.received(said.seen, wanted)
         results = self._results(said, outputs, wanted)
@@ -253,7 +253,7 @@ class Kernel:
         return results, seen
 
     def late(
-        self, inputs: list, outputs: list, late: list, zeroed: Sequence[int], copies: list, wanted: Sequence[tuple] = ()
+        self, inputs: list, outputs: list, late: list, zeroed: Sequence[int], copies: list, wanted: Sequence[tuple]
     ) -> list:
         self.push([*late, *copies])
         forms = self.runner.forms
@@ -275,10 +275,6 @@ class Kernel:
         if len(said.records) != 1:
             raise Died(Status.CRASHED, "the process that ran it sent no time", None)
         return said.records[0], said.replaced
-
-    def survey(self, inputs: list, outputs: list, **how: Any) -> list[Ran] | None:
-        """What one call puts on the GPU."""
-        return self.ask("survey", inputs, outputs, **how).ran
 
     def seconds_outside(self, inputs: list, outputs: list, times: int) -> float:
         """How long a call takes by the worker's clock, of so many in a row."""

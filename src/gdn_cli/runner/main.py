@@ -27,18 +27,12 @@ from . import channel
 if TYPE_CHECKING:
     from . import build
 
-_COMMANDS = {}
 _VALUES = {"inputs", "outputs", "late", "copies"}  # the arguments that are a call's, tensors among them
 
 
-def command(function: Any) -> Any:
-    """A method that a worker can ask for, by its name."""
-    _COMMANDS[function.__name__] = function
-    return function
-
-
 class Runner:
-    """Kernels by name, copies of the worker's storages, and results that the worker still has a use for."""
+    """Kernels by name, copies of the worker's storages, and results that the worker still has a use for. What the
+    worker can ask for by a name is the method `do_` and that name."""
 
     def __init__(self, device: str) -> None:
         import torch
@@ -67,8 +61,8 @@ class Runner:
                     for number, storage in message.pop("dropped", ()):
                         self.results.pop(number, None)
                         self.storages.pop(storage, None)
-                    do = _COMMANDS[message.pop("do")]
-                    answer = do(self, *descriptors, **self._meant(message)) or Answer()
+                    do = getattr(self, f"do_{message.pop('do')}")
+                    answer = do(*descriptors, **self._meant(message)) or Answer()
                 except Exception as e:
                     answer = Answer(raised=self._raised(e))
                 line.send(bounded.clipped(msgspec.to_builtins(answer)))
@@ -80,8 +74,7 @@ class Runner:
 
         kinds = {
             "build_failed": isinstance(e, BuildFailed),
-            "out_of_memory": isinstance(e, (MemoryError, self.torch.cuda.OutOfMemoryError))
-            or "can't allocate memory" in str(e),  # torch's CPU allocator raises a plain RuntimeError
+            "out_of_memory": self.calls.out_of_memory(e),
             "tier_unavailable": isinstance(e, timing.TierUnavailable),
             "refused": isinstance(e, GdnError),
             "lookup": isinstance(e, LookupError),
@@ -94,8 +87,7 @@ class Runner:
 
     # --- tensors
 
-    @command
-    def share(self, descriptor: int, storage: int, nbytes: int, place: int) -> None:
+    def do_share(self, descriptor: int, storage: int, nbytes: int, place: int) -> None:
         """A storage of the worker's: it gets a copy here, whose bytes travel through this memory; with a `place` below
         0 it only receives a result."""
         region = self.shared.Region(nbytes, descriptor)
@@ -106,8 +98,7 @@ class Runner:
         block, begin = self.shared.room(nbytes, self.device, place)
         self.storages[storage] = region, block[begin : begin + nbytes], begin
 
-    @command
-    def forget(self) -> None:
+    def do_forget(self) -> None:
         """All storages and results; the kernels stay."""
         self.storages.clear()
         self.tensors.clear()
@@ -115,15 +106,13 @@ class Runner:
         if self.device == "cuda":
             self.torch.cuda.empty_cache()
 
-    @command
-    def push(self, storages: list[int]) -> None:
+    def do_push(self, storages: list[int]) -> None:
         for number in storages:
             region, block, _ = self.storages[number]
             block.data.copy_(region.bytes)
         self._settle()
 
-    @command
-    def pull(self, storages: list[int], results: list[list[int]] = ()) -> None:
+    def do_pull(self, storages: list[int], results: list[list[int]] = ()) -> None:
         """Copy to the worker: whole storages, and results, each into a storage of its own."""
         for number in storages:
             region, block, _ = self.storages[number]
@@ -170,8 +159,7 @@ class Runner:
 
     # --- kernels
 
-    @command
-    def build(
+    def do_build(
         self,
         name: str,
         definition: dict,
@@ -190,22 +178,18 @@ class Runner:
         proof = signature.match(kernel.entry_point, definition, solution) if prove else None
         return Answer(destination_passing=kernel.destination_passing, build_s=build_s, proof=proof)
 
-    @command
-    def backend(self, kernel: Any, inputs: list) -> Answer:
+    def do_backend(self, kernel: Any, inputs: list) -> Answer:
         """What the algo says of the way that it takes for these inputs; None where it does not tell."""
         found = kernel.backend(inputs)
         return Answer(backend=None if found is None else str(found))
 
-    @command
-    def run(self, kernel: Any, inputs: list, outputs: list) -> Answer:
+    def do_run(self, kernel: Any, inputs: list, outputs: list) -> Answer:
         return self._returned(kernel, self.calls.Here(kernel).run(inputs, outputs))
 
-    @command
-    def late(self, kernel: Any, inputs: list, outputs: list, late: list, zeroed: list, copies: list) -> Answer:
+    def do_late(self, kernel: Any, inputs: list, outputs: list, late: list, zeroed: list, copies: list) -> Answer:
         return self._returned(kernel, self.calls.Here(kernel).late(inputs, outputs, late, zeroed, copies))
 
-    @command
-    def at_return(self, kernel: Any, inputs: list, outputs: list) -> Answer:
+    def do_at_return(self, kernel: Any, inputs: list, outputs: list) -> Answer:
         results, seen = self.calls.Here(kernel).at_return(inputs, outputs)
         answer = self._returned(kernel, results)
         answer.seen = self._described(seen)
@@ -214,19 +198,16 @@ class Runner:
     def _returned(self, kernel: Any, results: list) -> Answer:
         return Answer(results=[] if kernel.destination_passing else self._described(results))
 
-    @command
-    def seconds(self, kernel: Any, inputs: list, outputs: list) -> Answer:
+    def do_seconds(self, kernel: Any, inputs: list, outputs: list) -> Answer:
         return Answer(seconds=self.calls.Here(kernel).seconds(inputs, outputs))
 
-    @command
-    def trace(self, kernel: Any, inputs: list, outputs: list) -> Answer:
+    def do_trace(self, kernel: Any, inputs: list, outputs: list) -> Answer:
         ran, took = self.calls.Here(kernel).trace(inputs, outputs)
         return Answer(counts=dict(ran), ns=took)
 
     # --- times
 
-    @command
-    def time(self, kernel: Any, inputs: list, outputs: list, definition: dict, tier: str, **how: Any) -> Answer:
+    def do_time(self, kernel: Any, inputs: list, outputs: list, definition: dict, tier: str, **how: Any) -> Answer:
         """One tier's part of a record, of calls on these very buffers."""
         from ..timing import Plan, Subject
         from . import measuring
@@ -235,8 +216,7 @@ class Runner:
         found = measuring.timed(tier, subject, Plan(**how.pop("plan")), gpu=self.device == "cuda", **how)
         return Answer(records=[found], replaced=self._replaced())
 
-    @command
-    def again(self, kernel: Any, inputs: list, outputs: list, times: int) -> None:
+    def do_again(self, kernel: Any, inputs: list, outputs: list, times: int) -> None:
         """So many calls in a row, for a clock outside."""
         from ..timing.subject import bound
 
@@ -245,8 +225,7 @@ class Runner:
             call()
         self._settle()
 
-    @command
-    def turns(
+    def do_turns(
         self, kernels: list[str], inputs: list, outputs: list, linear: list[int], tier: str, plan: dict, own: int
     ) -> Answer:
         """Several kernels on the same buffers, their calls taking turns; other values in `linear` each time."""
@@ -268,8 +247,7 @@ class Runner:
         records = [watch.measured(timed) for timed in timings]
         return Answer(records=records, rounds=rounds, replaced=self._replaced())
 
-    @command
-    def survey(self, kernel: Any, inputs: list, outputs: list, definition: dict, l2: str) -> Answer:
+    def do_survey(self, kernel: Any, inputs: list, outputs: list, definition: dict, l2: str) -> Answer:
         """What one call puts on the GPU."""
         from ..timing import Subject
         from . import survey
@@ -277,8 +255,7 @@ class Runner:
         subject = Subject.of(kernel, inputs, outputs, definition=definition)
         return Answer(ran=survey.ran(subject, l2))
 
-    @command
-    def watch(self, descriptor: int) -> None:
+    def do_watch(self, descriptor: int) -> None:
         """Memory in which the number of the kernel at work is to stand."""
         self.turn = self.shared.Region(8, descriptor)
         self.turn.close()

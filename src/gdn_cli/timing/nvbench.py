@@ -48,8 +48,6 @@ class Sampler(Warmed):
     waits = True  # of a slow call nobody has looked whether it does
 
     def _open(self) -> None:
-        if self.warm:
-            raise TierUnavailable("nvbench overwrites L2 before each call that it times by itself; use --l2 cold")
         [self.subject] = self.subjects
         self.session = _session()
 
@@ -124,12 +122,6 @@ def _cold(subject: Subject, count: int, waits: bool, state: Any, folder: Path) -
     def plain(launch: Any) -> None:
         subject.call()
 
-    def refreshed(launch: Any, timer: Any) -> None:
-        subject.refresh()
-        timer.start()
-        subject.call()
-        timer.stop()
-
     state.set_min_samples(count)
     state.set_timeout(_NEVER_S)
     state.set_blocking_kernel_timeout(_HELD_S)
@@ -138,10 +130,7 @@ def _cold(subject: Subject, count: int, waits: bool, state: Any, folder: Path) -
     state.set_disable_blocking_kernel(False)  # an earlier measurement with sync=True has left it disabled
     folder.mkdir(mode=0o700, exist_ok=True)
     try:
-        if subject.refresh:
-            state.exec(refreshed, batched=False, sync=waits, timer=True)
-        else:
-            state.exec(plain, batched=False, sync=waits)
+        state.exec(plain, batched=False, sync=waits)
         return _read(folder, count)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

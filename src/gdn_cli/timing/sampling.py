@@ -137,7 +137,7 @@ def _counted(take: Take, plan: Plan, watch: Watch, step: int) -> Taken:
     count = min(units, max(_ROUNDS, plan.trials))
     witness, rounds = Witness(), []
     for i in range(count):
-        _round(take, _APART_S)
+        _settle(take, _APART_S)
         share = (units * (i + 1) // count - units * i // count) * step
         rounds.append(witness.look_on(lambda share=share: take(share)))
         watch()
@@ -152,7 +152,7 @@ def _rounds(take: Take, plan: Plan, watch: Watch, enough: Enough) -> Taken:
     one_s = 0.0
     while True:
         if one_s < _ROUND_S:  # else they are apart by themselves
-            _round(take, _SETTLE_S)
+            _settle(take, _SETTLE_S)
         rows, what = witness.look_on(lambda: _round(take, _ROUND_S))
         one_s = (what.ended - what.began) / len(rows)
         rounds.append((rows[:: (len(rows) // _KEPT) | 1], what))  # an odd step: in turns, each is first equally often
@@ -170,6 +170,11 @@ def _rounds(take: Take, plan: Plan, watch: Watch, enough: Enough) -> Taken:
                 return _host(witness, rounds, "time", kept)
         if time.perf_counter() - began >= plan.seconds + _PATIENCE_S:
             return _host(witness, rounds, "time", kept if left_alone else None)
+
+
+def _settle(take: Take, lasts: float) -> None:
+    """Calls that do not count, for so many seconds."""
+    _round(take, lasts)
 
 
 def _round(take: Take, lasts: float) -> list[Row]:

@@ -87,12 +87,11 @@ def check(
 ) -> Check:
     """Call the kernel once on `inputs` and judge what it wrote; `expected` is the float64 oracle's.
 
-    kernel      one in a runner (runner.client.Kernel), or one of this process (build.Kernel)
+    kernel      one in a runner (runner.client.Kernel)
     in_place    number of an output -> that of the input that it is to overwrite; it has its values back afterwards
     by_element  whether the contest's rule can fail it; else that is only reported
     """
     in_place = in_place or {}
-    kernel = calls.of(kernel)
     device = expected[0].device
     before = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
     outputs = allocate(op, axes, str(device)) if kernel.destination_passing else []

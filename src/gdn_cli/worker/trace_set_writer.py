@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -52,7 +51,10 @@ def build(
     root = Path(root)
     by_name = {d["name"]: d for d in definitions}
     types = {name: d["op_type"] for name, d in by_name.items()}
-    places = _solution_places(root, solutions, types)
+    places = {
+        root / "solutions" / s["author"] / types[s["definition"]] / s["definition"] / f"{s['name']}.json": s
+        for s in solutions
+    }
     into: dict[str, Any] = {"within": root, "hint": None}  # what lies elsewhere, nobody would read back
     for op in ops:
         for workload in workloads_by_op[op.name]:
@@ -183,26 +185,6 @@ def _refuse_small_disk(root: Path, needed: int) -> None:
             f"{root}: the tensors need {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free",
             hint="free some, or write fewer workloads (-n, --workload)",
         )
-
-
-def _solution_places(root: Path, solutions: Sequence[dict], types: Mapping[str, str]) -> dict[Path, dict]:
-    places: dict[Path, dict] = {}
-    names: set[str] = set()
-    for s in solutions:
-        for key in ("name", "author"):
-            if not re.fullmatch(r"[\w][\w. +-]*", s[key]):  # they become file names
-                raise UsageError(f"solution {key} '{s[key]}': expected letters, digits, '.', '_', '-', '+' or spaces")
-        if s["name"] in names:
-            raise UsageError(f"two solutions are called '{s['name']}'", hint="flashinfer-bench wants one of a name")
-        if s["definition"] not in types:
-            raise UsageError(
-                f"solution '{s['name']}' is for {s['definition']}, which is not among "
-                f"{', '.join(types) or 'the definitions'}"
-            )
-        names.add(s["name"])
-        folder = root / "solutions" / s["author"] / types[s["definition"]] / s["definition"]
-        places[folder / f"{s['name']}.json"] = s
-    return places
 
 
 def _refuse_same_names(root: Path, places: Mapping[Path, dict]) -> None:

@@ -32,9 +32,9 @@ import torch
 
 from ...catalog.registry import Op
 from ...errors import one_line, unknown
-from ...runner import client
+from ...runner import calls, client
 from . import async_work, buffers, caching
-from .harness import Case, Caught, out_of_memory
+from .harness import Case, Caught
 
 PROBES: dict[str, Callable[[Case], str | None]] = {
     "inputs-changed": buffers.inputs_changed,
@@ -75,7 +75,7 @@ def run(
             try:
                 found[name] = _probed(case, PROBES[name])
             except (RuntimeError, client.Raised) as e:
-                if out_of_memory(e) or not case.gpu:
+                if calls.out_of_memory(e) or not case.gpu:
                     raise
                 # a fault on a GPU leaves its context unusable: every later call would fail with the same words
                 found[name] = f"left the GPU unusable: {one_line(e)}"

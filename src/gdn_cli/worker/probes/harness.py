@@ -27,7 +27,7 @@ class Case:
     """What every probe needs. The kernel's own buffers (`inputs`, and `outputs` with guards) stay where they are."""
 
     def __init__(self, kernel: Any, op: Op, axes: dict[str, int], inputs: list, expected: list[torch.Tensor]) -> None:
-        self.kernel, self.op, self.axes, self.inputs, self.expected = calls.of(kernel), op, axes, inputs, expected
+        self.kernel, self.op, self.axes, self.inputs, self.expected = kernel, op, axes, inputs, expected
         self.wanted = check.wanted(op, axes)
         self.device = expected[0].device
         self.gpu = self.device.type == "cuda"
@@ -88,7 +88,7 @@ class Case:
         try:
             return how(*arguments)
         except Exception as e:
-            if out_of_memory(e) or isinstance(e, (LookupError, client.Died)):
+            if calls.out_of_memory(e) or isinstance(e, (LookupError, client.Died)):
                 raise
             raise Caught(f"raised {one_line(e)}") from e
 
@@ -169,7 +169,3 @@ class Guards:
                 near, far = int(side.min()) + 1, int(side.max()) + 1
                 return f"{len(side)} bytes written, {near if near == far else f'{near} to {far}'} {where}"
         return None
-
-
-def out_of_memory(e: BaseException) -> bool:
-    return isinstance(e, (MemoryError, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in str(e)

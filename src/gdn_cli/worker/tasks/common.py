@@ -85,17 +85,8 @@ def guarded(
         raise
     except GdnError as e:  # the workload's data, not the algo
         failed = {"status": Status.REFUSED, "reason": str(e), "code": e.code}
-    except (torch.cuda.OutOfMemoryError, MemoryError) as e:
-        torch.cuda.empty_cache()
-        failed = out_of_memory(e)
-    except client.Raised as e:
-        failed = raised(e)
     except Exception as e:
-        if "can't allocate memory" in str(e):  # torch's CPU allocator raises a plain RuntimeError
-            failed = out_of_memory(e)
-        else:
-            trace = "".join(traceback.format_exception(e)).splitlines()[-12:]
-            failed = {"status": Status.ERROR, "reason": errors.one_line(e), "trace": trace}
+        failed = befell(e)
     finally:
         with contextlib.suppress(client.Died, client.Raised):  # whoever finds it dead says so with the next command
             if runner:
@@ -112,15 +103,14 @@ class Fate(TypedDict, total=False):
     trace: list[str]
 
 
-def raised(e: client.Raised) -> Fate:
-    """What befell an algo that raised this."""
-    if e.kind == "out_of_memory":
-        return out_of_memory(e)
-    return {"status": Status.ERROR, "reason": e.one_line, "trace": e.trace}
-
-
-def out_of_memory(e: Exception) -> Fate:
-    return {"status": Status.OUT_OF_MEMORY, "reason": str(e).splitlines()[0] if str(e) else "out of memory"}
+def befell(e: Exception) -> Fate:
+    """What befell an algo that raised this, or whose work did."""
+    if calls.out_of_memory(e):
+        torch.cuda.empty_cache()
+        return {"status": Status.OUT_OF_MEMORY, "reason": str(e).splitlines()[0] if str(e) else "out of memory"}
+    known = isinstance(e, client.Raised)
+    trace = e.trace if known else "".join(traceback.format_exception(e)).splitlines()[-12:]
+    return {"status": Status.ERROR, "reason": errors.one_line(e), "trace": trace}
 
 
 def each_tier(request: Serving, record: Record) -> list[Record]:

@@ -17,12 +17,12 @@ from ...timing import floor
 from .common import (
     BuildFailed,
     Case,
+    befell,
     begun,
     built,
     each_tier,
     guarded,
     judged,
-    raised,
     runner_of,
     smallest,
     stale,
@@ -142,7 +142,7 @@ class _Field:
         try:
             return work(record, case, kernel, *more)
         except client.Raised as e:
-            failed = raised(e)
+            failed = befell(e)
             if not self.runner.usable():
                 raise client.Died(failed["status"], failed["reason"], None) from None
             return replace(record, **failed)
@@ -181,7 +181,7 @@ class _Field:
         except client.Raised as e:
             if e.kind != "tier_unavailable":
                 self.turn(self._guilty(case, outputs, self.meeting))
-                failed = raised(e)
+                failed = befell(e)
                 raise client.Died(failed["status"], failed["reason"], None) from None
             gone = Measured(tier=tier, status=Status.TIER_UNAVAILABLE, reason=f"{tier}: {e}")
             return [with_time(record, gone) for record in right.values()]
