@@ -24,7 +24,7 @@ from gdn_cli.runner import build
 from gdn_cli.timing import floor
 from gdn_cli.worker import check, dataset, probes, synthetic
 from gdn_cli.worker.probes import async_work, caching
-from gdn_cli.worker.probes.harness import FACTOR, same_bits
+from gdn_cli.worker.probes.harness import FACTOR
 
 REGISTRY = registry.load()
 OP, DECODE = REGISTRY.ops["gdn_decode_bf16"], REGISTRY.ops["gdn_decode"]
@@ -136,7 +136,7 @@ def test_powers_of_two_scale_the_results_exactly(work, reference):
         inputs = [x * factor if n in OP.linear_in else x for n, x in zip(OP.inputs, work.inputs, strict=True)]
         assert all(x.dtype == y.dtype for x, y in zip(inputs, work.inputs, strict=True) if isinstance(x, torch.Tensor))
         for a, b in zip(once, reference.returns(inputs), strict=True):
-            assert same_bits(a * factor, b)
+            assert check.same_bits(a * factor, b)
 
 
 # --- what the tolerances see ------------------------------------------------------------------------------------
@@ -341,7 +341,7 @@ def test_fi_baseline_hands_over_what_flashinfer_updates_in_place(monkeypatch, wo
         for out, exact in zip(outputs, work.expected, strict=True):
             assert oracle.error(out, exact) < 1.8e-3
     for x, was in zip(work.inputs, before, strict=True):
-        assert not isinstance(x, torch.Tensor) or same_bits(x, was)
+        assert not isinstance(x, torch.Tensor) or check.same_bits(x, was)
 
 
 def test_the_installed_flashinfer_takes_the_call():

@@ -15,7 +15,6 @@ import pytest
 import torch
 from msgspec import structs
 
-from gdn_cli import errors
 from gdn_cli.catalog import pack, registry
 from gdn_cli.catalog.workloads import embedded, select
 from gdn_cli.machine import inventory
@@ -408,11 +407,6 @@ def test_special_values_come_back_too(right):
     assert list(work.probe(Fake(right), names)) == names  # that they come back is what `probe` itself asserts
 
 
-def test_a_probe_that_does_not_exist_is_named(decode):
-    with pytest.raises(errors.UsageError, match="unknown probe 'late-wrok'; did you mean late-work?"):
-        decode.probe(None, ["late-wrok"])
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.int64])
 @pytest.mark.parametrize("shape", [(), (0, 4), (3,), (5, 7)])
 def test_guards_are_around_each_output_and_name_what_is_overwritten(dtype, shape):
@@ -483,7 +477,7 @@ def test_long_calls_are_few(repeat, calls, monkeypatch, right, decode):
 
 def test_noise_alone_does_not_look_like_a_cheat(monkeypatch, right, decode):
     """No accusation in 2000 searches where each call takes from a tenth to ten times as long as it should."""
-    case = probes.Case(Fake(right), DECODE, decode.axes, decode.inputs, decode.expected)
+    case = probes.Case(helpers.local(Fake(right)), DECODE, decode.axes, decode.inputs, decode.expected)
     rng = random.Random(1)
     for _ in range(2000):
         noise = [lambda n: 0.001 * 10 ** rng.uniform(-1, 1)] * 2
@@ -512,7 +506,7 @@ def stand_in(monkeypatch, decode, right):
 
     def make(function, destination_passing: bool) -> probes.Case:
         kernel = Fake(lambda *args: function(late, *args), destination_passing)
-        case = probes.Case(kernel, DECODE, decode.axes, decode.inputs, decode.expected)
+        case = probes.Case(helpers.local(kernel), DECODE, decode.axes, decode.inputs, decode.expected)
         case.gpu = True
         return case
 

@@ -1,9 +1,8 @@
 """An algo as a callable for other programs: `decode = load("cuda-v4")`, in torch.compile and CUDA graphs as well.
 
-The algo is built as for every command (registry, pack, flashinfer-bench's builder), but in the calling process. Around
-it stand two operators of torch.library: `gdn::<op>__<algo>` returns new tensors, `gdn::<op>__<algo>_out` writes into
-given ones. Each has a fake implementation that derives the shapes from the inputs' own, so a compiler needs no values
-and no fixed sizes. Nothing here synchronises or asks the device for a value.
+The algo is built as for every command, but in the calling process. Around it stand two operators of torch.library:
+`gdn::<op>__<algo>` returns new tensors, `gdn::<op>__<algo>_out` writes into given ones. Their fake implementations
+derive the shapes from the inputs' own. Nothing here synchronises or asks the device for a value.
 
 Streams: flashinfer-bench hands torch's tensors to TVM-FFI as they are, which takes torch's current stream of their
 device for the call; Triton launches on torch's current stream too, of the current device, which is therefore set.
@@ -69,8 +68,7 @@ def load(
     Triton compiles at its first call, and CUDA loads a kernel at its first launch. Under torch.compile the sizes may be
     dynamic; another scale compiles anew.
 
-    Any thread may call it, on tensors of any GPU, and torch.autocast around a call changes nothing in it. There is a
-    warning where an algo was built so that it takes a slower way than the one it has for this GPU.
+    Any thread may call it, on tensors of any GPU. A warning says where it takes a slower way than it has for this GPU.
 
     Loading the same algo again gives the same function; sources that have changed since give another.
     Raises UsageError (no such algo), MissingError (no GPU, nvcc or package here), GdnError (it does not build).

@@ -221,9 +221,8 @@ def interleave(
 ) -> tuple[list[Timing], list[list[float]]]:
     """Time several subjects in turns, A B B A and so on: their records, and each one's samples in their order.
 
-    The n-th samples of all of them were taken next to each other, so that what drifts drifts for all; every second
-    round goes backwards, since the first call of a round may cost more. Which of them begins is drawn (`_turns`).
-    `enough` says of the samples so far whether they will do; without it, the first subject's median decides.
+    The n-th samples of all were taken next to each other: what drifts drifts for all. `enough` says of the samples so
+    far whether they will do; without it, the first subject's median decides.
     """
     if not TIERS[tier].interleaves:
         able = ", ".join(name for name, t in TIERS.items() if t.interleaves and t.mode == TIERS[tier].mode)

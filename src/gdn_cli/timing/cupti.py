@@ -1,8 +1,7 @@
 """Tier `cupti`: the time that a call's kernels ran on the GPU, from CUPTI's activity records (trace.py).
 
-Host time, launch gaps before the first kernel and the events' own cost are not in it. Several kernels: a sample is the
-sum of their times, its span runs from the first start to the last end. Kernels of the harness have names of their own
-(kernels.py) and cut the trace into calls; how many kernels a call leaves is compared with a trace without any flush.
+Host time and launch gaps are not in it. Several kernels: a sample is the sum of their times, its span runs from the
+first start to the last end. Kernels of the harness cut the trace into calls by their names (kernels.py).
 """
 
 from __future__ import annotations

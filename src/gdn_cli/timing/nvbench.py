@@ -3,10 +3,9 @@
 Before each call nvbench overwrites L2, waits for that, and holds the stream with a kernel of its own until the host has
 queued the call between two CUDA events. No launch latency is in a sample, and what the events cost is.
 
-nvbench runs once in a process, reports at the end of that run, and takes no benchmark after it. A worker times many
-subjects one after the other, so the run stays open: one benchmark, in a thread of its own, whose body does not return
-but times what it is handed (`_Session`). How many calls, the stopping rule of all tiers decides (timing/__init__.py);
-each one's time is in a file that nvbench writes after every measurement (`--jsonbin`).
+nvbench runs once in a process, and takes no benchmark after that. A worker times many subjects, so the run stays open:
+one benchmark, in a thread of its own, whose body times what it is handed and does not return (`_Session`). Each call's
+time is in a file that nvbench writes after every measurement (`--jsonbin`).
 """
 
 from __future__ import annotations

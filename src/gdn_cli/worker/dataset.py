@@ -26,9 +26,8 @@ DTYPE_CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": 
 def load_inputs(op: Op, workload: Workload, device: str = "cpu", root: Path | None = None) -> list[Any]:
     """The call's inputs in the definition's order, tensors on `device`, scalars as Python numbers.
 
-    root is the FlashInfer-Trace folder, needed for origin "dataset". Inputs that its row calls random, or leaves out,
-    are drawn as the workload's twin would have them: blindly drawn ones make no valid call (`cu_seqlens`), or one
-    that overflows (`k` not normalised). `drawn` names them.
+    root is the FlashInfer-Trace folder, needed for origin "dataset". Inputs that its row calls random, or leaves out
+    (`drawn`), are the twin's: blindly drawn ones make no valid call, or one that overflows.
     """
     blobs: dict[Path, dict] = {}  # headers; several inputs share a file
     values = []

@@ -74,9 +74,8 @@ class Case:
     def refresh(self, k: int) -> None:
         """Put values into the inputs that the kernel has never seen; k = 1, 2, ... gives other ones each time.
 
-        Every element of the linear inputs (of all, where there are none) is another one. The results are of no
-        interest, so the factors need not be powers of two: 1 + k/128 shows in bfloat16 as well. It allocates nothing:
-        what the memory allocator was left with would show in the time of the call that follows.
+        Every element of the linear inputs (of all, where there are none) is another one: bfloat16 has 1 + k/128.
+        It allocates nothing: what the allocator was left with would show in the time of the call that follows.
         """
         for i in self.linear or self.other:
             torch.mul(self.original[i], 1 + k / 128, out=self.inputs[i].data)

@@ -32,10 +32,7 @@ from .common import (
 
 
 def compare(request: Serving, reply: Reply) -> Iterator[Record]:
-    """Several algos on the same buffers in one process, their calls taking turns.
-
-    One that kills the process loses its place; the others go on in another one.
-    """
+    """One that kills the process loses its place; the others go on in another one."""
     reference = build.reference(request.definition)
     field = _Field(request)
     yield from field.built()
