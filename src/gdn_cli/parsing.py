@@ -20,7 +20,6 @@ except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
 __all__ = [
-    "Json",
     "Positive",
     "Text",
     "Wrong",
@@ -35,7 +34,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-Json = dict[str, Any]  # an object of JSON whose keys others choose, such as a solution or a definition
+Json = dict[str, Any]  # a table whose keys and values are somebody else's
 Kind = Callable[..., GdnError]  # UsageError or MissingError
 # What fields of Structs have in common.
 Text = Annotated[str, Meta(pattern=r"\S", description="text")]

@@ -31,8 +31,8 @@ def run(
 ) -> None:
     """Run everything, job after job, each in its own worker; the document has it all at any moment.
 
-    Jobs of different GPUs run side by side. What times on a GPU or on the CPU waits until nobody else does: `say` gets
-    the line that tells for whom. With an `engine` nothing runs here.
+    Jobs of different GPUs run side by side. `say` gets the line that tells for whom a timing waits. With an `engine`
+    nothing runs here.
     """
     document = writer.document
     document.missing.extend(plan.missing)

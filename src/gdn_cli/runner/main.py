@@ -1,8 +1,8 @@
 """The process that runs an algo's code, started by process.py: a copy of its worker, or
 `python -m gdn_cli.runner.main DESCRIPTOR DEVICE`.
 
-It reads a command from the socket, does it, and answers, one after the other. It gives no verdict, holds no descriptor
-that records go to, and never sees what is right. Whatever happens here is the algo's fate.
+It does what it is told on the socket. It gives no verdict, holds no descriptor that records go to, and never sees what
+is right. Whatever happens here is the algo's fate.
 """
 
 from __future__ import annotations

@@ -45,8 +45,7 @@ def build(
 ) -> dict[str, int]:
     """Write the folder, or complete it: a blob that is there and whole is kept. One workload in memory at a time.
 
-    Returns counts: blobs written and kept, bytes written, solutions.
-    Refuses a folder with something else in it, the contest's own data set included: the twins have its uuids.
+    Returns counts. Refuses a folder with something else in it, the contest's own data set too: twins have its uuids.
     """
     root = Path(root)
     by_name = {d["name"]: d for d in definitions}

@@ -132,8 +132,7 @@ class Case:
     def differs(self, results: list, wanted: list, share: float = 2.0) -> tuple[str, float] | None:
         """The first output whose relative error against `wanted` is over this share of its tolerance, and the error.
 
-        Twice the tolerance by default: the check has settled how exact the kernel is, and what a probe looks for
-        (an old result, zeros, nothing at all) is off by a large part of the whole.
+        Twice the tolerance by default: what a probe looks for (an old result, zeros) is off by a large part of all.
         """
         for name, out, want in zip(self.op.outputs, results, wanted, strict=True):
             error = check.relative_error(out, want)

@@ -133,10 +133,8 @@ def wrong(record: Record, reason: str, **more: Any) -> Record:
 
 
 class Case:
-    """A workload's tensors, what is right on them, and a way to other values with known results.
-
-    Scaling the inputs in which the op is linear by a power of two scales every output by exactly as much, so that new
-    values in the same buffers need no second oracle.
+    """A workload's tensors, what is right on them, and a way to other values with known results: scaling the inputs in
+    which the op is linear by a power of two scales every output by exactly as much.
     """
 
     def __init__(self, request: Serving, workload: Workload, reference: Any) -> None:
