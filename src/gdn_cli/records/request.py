@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta, Struct
 
@@ -21,11 +21,20 @@ class Rival(Struct, frozen=True):
     setup: str | None = None  # registry.Algo's
 
 
-PlanFields = dict[str, int | float | str | bool | None]  # timing.Plan's, those that were chosen
+class PlanFields(TypedDict, total=False):
+    """How long to measure: those of timing.Plan's fields that are not as they are there."""
+
+    warmup: int
+    iterations: int | None
+    trials: int
+    seconds: float
+    target: float
+    in_a_row: bool
+    l2: str
 
 
 class Timing(Struct, frozen=True):
-    """How to time: each tier, with timing.Plan's fields."""
+    """How to time, in each of some tiers."""
 
     tiers: tuple[str, ...] = ()
     plan: PlanFields = {}
