@@ -32,7 +32,7 @@ _VALUES = {"inputs", "outputs", "late", "copies"}  # the arguments that are a ca
 
 class Runner:
     """Kernels by name, copies of the worker's storages, and results that the worker still has a use for. What the
-    worker can ask for by a name is the method `do_` and that name."""
+    worker asks for by a name is the method of that name."""
 
     def __init__(self, device: str) -> None:
         import torch
@@ -61,7 +61,7 @@ class Runner:
                     for number, storage in message.pop("dropped", ()):
                         self.results.pop(number, None)
                         self.storages.pop(storage, None)
-                    do = getattr(self, f"do_{message.pop('do')}")
+                    do = getattr(self, message.pop("do"))
                     answer = do(*descriptors, **self._meant(message)) or Answer()
                 except Exception as e:
                     answer = Answer(raised=self._raised(e))
@@ -87,7 +87,7 @@ class Runner:
 
     # --- tensors
 
-    def do_share(self, descriptor: int, storage: int, nbytes: int, place: int) -> None:
+    def share(self, descriptor: int, storage: int, nbytes: int, place: int) -> None:
         """A storage of the worker's: it gets a copy here, whose bytes travel through this memory; with a `place` below
         0 it only receives a result."""
         region = self.shared.Region(nbytes, descriptor)
@@ -98,7 +98,7 @@ class Runner:
         block, begin = self.shared.room(nbytes, self.device, place)
         self.storages[storage] = region, block[begin : begin + nbytes], begin
 
-    def do_forget(self) -> None:
+    def forget(self) -> None:
         """All storages and results; the kernels stay."""
         self.storages.clear()
         self.tensors.clear()
@@ -106,13 +106,13 @@ class Runner:
         if self.device == "cuda":
             self.torch.cuda.empty_cache()
 
-    def do_push(self, storages: list[int]) -> None:
+    def push(self, storages: list[int]) -> None:
         for number in storages:
             region, block, _ = self.storages[number]
             block.data.copy_(region.bytes)
         self._settle()
 
-    def do_pull(self, storages: list[int], results: list[list[int]] = ()) -> None:
+    def pull(self, storages: list[int], results: list[list[int]] = ()) -> None:
         """Copy to the worker: whole storages, and results, each into a storage of its own."""
         for number in storages:
             region, block, _ = self.storages[number]
@@ -159,7 +159,7 @@ class Runner:
 
     # --- kernels
 
-    def do_build(
+    def build(
         self,
         name: str,
         definition: dict,
@@ -178,18 +178,18 @@ class Runner:
         proof = signature.match(kernel.entry_point, definition, solution) if prove else None
         return Answer(destination_passing=kernel.destination_passing, build_s=build_s, proof=proof)
 
-    def do_backend(self, kernel: Any, inputs: list) -> Answer:
+    def backend(self, kernel: Any, inputs: list) -> Answer:
         """What the algo says of the way that it takes for these inputs; None where it does not tell."""
         found = kernel.backend(inputs)
         return Answer(backend=None if found is None else str(found))
 
-    def do_run(self, kernel: Any, inputs: list, outputs: list) -> Answer:
+    def run(self, kernel: Any, inputs: list, outputs: list) -> Answer:
         return self._returned(kernel, self.calls.Here(kernel).run(inputs, outputs))
 
-    def do_late(self, kernel: Any, inputs: list, outputs: list, late: list, zeroed: list, copies: list) -> Answer:
+    def late(self, kernel: Any, inputs: list, outputs: list, late: list, zeroed: list, copies: list) -> Answer:
         return self._returned(kernel, self.calls.Here(kernel).late(inputs, outputs, late, zeroed, copies))
 
-    def do_at_return(self, kernel: Any, inputs: list, outputs: list) -> Answer:
+    def at_return(self, kernel: Any, inputs: list, outputs: list) -> Answer:
         results, seen = self.calls.Here(kernel).at_return(inputs, outputs)
         answer = self._returned(kernel, results)
         answer.seen = self._described(seen)
@@ -198,16 +198,16 @@ class Runner:
     def _returned(self, kernel: Any, results: list) -> Answer:
         return Answer(results=[] if kernel.destination_passing else self._described(results))
 
-    def do_seconds(self, kernel: Any, inputs: list, outputs: list) -> Answer:
+    def seconds(self, kernel: Any, inputs: list, outputs: list) -> Answer:
         return Answer(seconds=self.calls.Here(kernel).seconds(inputs, outputs))
 
-    def do_trace(self, kernel: Any, inputs: list, outputs: list) -> Answer:
+    def trace(self, kernel: Any, inputs: list, outputs: list) -> Answer:
         ran, took = self.calls.Here(kernel).trace(inputs, outputs)
         return Answer(counts=dict(ran), ns=took)
 
     # --- times
 
-    def do_time(self, kernel: Any, inputs: list, outputs: list, definition: dict, tier: str, **how: Any) -> Answer:
+    def time(self, kernel: Any, inputs: list, outputs: list, definition: dict, tier: str, **how: Any) -> Answer:
         """One tier's part of a record, of calls on these very buffers."""
         from ..timing import Plan, Subject
         from . import measuring
@@ -216,7 +216,7 @@ class Runner:
         found = measuring.timed(tier, subject, Plan(**how.pop("plan")), gpu=self.device == "cuda", **how)
         return Answer(records=[found], replaced=self._replaced())
 
-    def do_again(self, kernel: Any, inputs: list, outputs: list, times: int) -> None:
+    def again(self, kernel: Any, inputs: list, outputs: list, times: int) -> None:
         """So many calls in a row, for a clock outside."""
         from ..timing.subject import bound
 
@@ -225,7 +225,7 @@ class Runner:
             call()
         self._settle()
 
-    def do_turns(
+    def turns(
         self, kernels: list[str], inputs: list, outputs: list, linear: list[int], tier: str, plan: dict, own: int
     ) -> Answer:
         """Several kernels on the same buffers, their calls taking turns; other values in `linear` each time."""
@@ -247,7 +247,7 @@ class Runner:
         records = [watch.measured(timed) for timed in timings]
         return Answer(records=records, rounds=rounds, replaced=self._replaced())
 
-    def do_survey(self, kernel: Any, inputs: list, outputs: list, definition: dict, l2: str) -> Answer:
+    def survey(self, kernel: Any, inputs: list, outputs: list, definition: dict, l2: str) -> Answer:
         """What one call puts on the GPU."""
         from ..timing import Subject
         from . import survey
@@ -255,7 +255,7 @@ class Runner:
         subject = Subject.of(kernel, inputs, outputs, definition=definition)
         return Answer(ran=survey.ran(subject, l2))
 
-    def do_watch(self, descriptor: int) -> None:
+    def watch(self, descriptor: int) -> None:
         """Memory in which the number of the kernel at work is to stand."""
         self.turn = self.shared.Region(8, descriptor)
         self.turn.close()
