@@ -143,6 +143,32 @@ def built(algo_name: str, mode: str):
         return op, prepared.built(definition, solution, algo.setup, specific=algo.specific and mode == "cuda")
 
 
+def local(kernel):
+    """A kernel of this process with the methods of a runner's: checks and probes are written against these."""
+    from gdn_cli.runner import calls
+
+    class Local(calls.Here):
+        def push(self, tensors):
+            pass
+
+        def pull(self, tensors):
+            pass
+
+        def run(self, inputs, outputs, wanted=()):
+            return super().run(inputs, outputs)
+
+        def at_return(self, inputs, outputs, wanted=()):
+            return super().at_return(inputs, outputs)
+
+        def late(self, inputs, outputs, late, zeroed, copies, wanted=()):
+            return super().late(inputs, outputs, late, zeroed, copies)
+
+        def address(self, result):
+            return result.data_ptr()
+
+    return Local(kernel)
+
+
 def judge(algo_name: str, cases: list[dict], device: str = "cpu") -> list[dict]:
     """Build an algo as it ships, call it on `oracle.inputs(**case)` and compare with the oracle: a verdict a case.
 

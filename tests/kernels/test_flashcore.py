@@ -517,7 +517,7 @@ def built(full_name: str):
 
 def on_device(algo, given) -> torch.Tensor:
     """The algo's output for [B, 8, S, 64] on the GPU; its inputs must stay as they are."""
-    if (place := inventory.place(algo, "cuda")).mode is None:
+    if (place := inventory.HERE.place(algo, "cuda")).mode is None:
         pytest.skip(f"{algo.full_name}: {place.reason}")
     op, kernel = built(algo.full_name)
     B, _, S, _ = given[0].shape

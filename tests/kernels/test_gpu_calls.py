@@ -64,7 +64,7 @@ def in_new_threads(work) -> list:
 
 
 def here(algo):
-    if (place := inventory.place(algo, "cuda")).mode is None:
+    if (place := inventory.HERE.place(algo, "cuda")).mode is None:
         pytest.skip(f"{algo.full_name}: {place.reason}")
 
 

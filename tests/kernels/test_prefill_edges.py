@@ -223,7 +223,7 @@ def test_every_constant_that_can_be_tuned_is_right(algo, interpreter):
 def on_gpu(name: str):
     """The kernel, built once for all tests of one algo in a row."""
     algo = REGISTRY.find(name)
-    if (place := inventory.place(algo, "cuda")).mode is None:
+    if (place := inventory.HERE.place(algo, "cuda")).mode is None:
         pytest.skip(f"{name}: {place.reason}")
     return build_here(algo, pack.pack(algo, OP), "cuda")
 

@@ -91,11 +91,10 @@ def test_the_worker_is_told_but_for_a_proof(tmp_path, write_algo):
     assert [rival.specific for rival in rivals] == [True, False]
 
 
-def test_sass_compiles_what_runs_here(monkeypatch):
-    gpu = SimpleNamespace(capability="9.0")
-    monkeypatch.setattr(inventory, "gpus", lambda: (gpu,))
-    assert [sass.here("cuda", specific) for specific in (False, True)] == ["sm_90", "sm_90a"]
-    assert sass.here("triton", True) == "sm_90"
+def test_sass_compiles_what_runs_here():
+    machine = inventory.Machine(gpus=lambda: (inventory.Gpu("a GPU", "9.0", "580"),))
+    assert [sass.here("cuda", specific, machine) for specific in (False, True)] == ["sm_90", "sm_90a"]
+    assert sass.here("triton", True, machine) == "sm_90"
     assert Ask({}).specific is False
 
 

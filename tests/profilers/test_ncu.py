@@ -572,25 +572,24 @@ def test_ncu_is_looked_for(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tools, "PACKAGES", tmp_path / "opt")
     monkeypatch.setattr(tools, "LOCAL", tmp_path / "local")
-    monkeypatch.setattr(tools.inventory, "cuda_home", lambda: tmp_path / "cuda")
+    machine = inventory.Machine(cuda_home=lambda: tmp_path / "cuda", has_package=lambda name: False)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     with pytest.raises(MissingError, match="no ncu here") as e:
-        ncu.find()
+        ncu.find(machine)
     assert "install Nsight Compute" in e.value.hint and e.value.code == 3
     toolkit = make("cuda", "bin", "ncu")
-    monkeypatch.setattr(ncu_reader.inventory, "has_package", lambda name: False)
     with pytest.raises(
         MissingError, match="the package ncu-report is missing.*; pip install 'ncu-report>=2026.3'"
     ) as e:
-        ncu.find()
+        ncu.find(machine)
     assert e.value.code == 3
-    assert ncu._ncu() == toolkit
+    assert ncu._ncu(machine) == toolkit
     make("opt", "nsight-compute", "2024.1.1", "ncu")
     newest = make("opt", "nsight-compute", "2024.10.0", "ncu")
     make("opt", "nsight-compute", "2024.9.2", "ncu")
-    assert ncu._ncu() == newest
+    assert ncu._ncu(machine) == newest
     on_path = make("bin", "ncu")
-    assert ncu._ncu() == on_path
+    assert ncu._ncu(machine) == on_path
 
 
 # --- inside ---------------------------------------------------------------------------------------------------------

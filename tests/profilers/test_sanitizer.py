@@ -69,32 +69,32 @@ def executable(path: Path) -> Path:
 
 @pytest.fixture
 def nowhere(tmp_path, monkeypatch):
-    """No compute-sanitizer on PATH, in a toolkit or in a wheel; the toolkit is an empty folder."""
+    """No compute-sanitizer on PATH, in a toolkit or in a wheel."""
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
-    monkeypatch.setattr(inventory, "cuda_home", lambda: tmp_path / "toolkit")
     monkeypatch.setattr(tools, "LOCAL", tmp_path / "local")
     return tmp_path
 
 
 def test_it_is_looked_for_on_path_then_in_toolkits_then_in_the_wheel(nowhere):
+    machine = inventory.Machine(cuda_home=lambda: nowhere / "toolkit")
     with pytest.raises(errors.MissingError, match="no compute-sanitizer here; it comes with the CUDA toolkit"):
-        sanitizer.find()
+        sanitizer.find(machine)
     folder = nowhere / "site" / "nvidia" / "cu13"
     wheel = executable(folder / "bin" / "compute-sanitizer")
     with pytest.raises(errors.MissingError):  # the wheel that lacks the launcher
-        sanitizer.find()
+        sanitizer.find(machine)
     executable(folder / "compute-sanitizer" / "TreeLauncherSubreaper")
-    assert sanitizer.executable() == wheel
+    assert sanitizer.executable(machine) == wheel
     old = executable(nowhere / "local" / "cuda-9.2" / "bin" / "compute-sanitizer")
-    assert sanitizer.executable() == old
+    assert sanitizer.executable(machine) == old
     new = executable(nowhere / "local" / "cuda-13.0" / "bin" / "compute-sanitizer")
-    assert sanitizer.executable() == new
+    assert sanitizer.executable(machine) == new
     toolkit = executable(nowhere / "toolkit" / "bin" / "compute-sanitizer")
-    assert sanitizer.executable() == toolkit
+    assert sanitizer.executable(machine) == toolkit
     path = executable(nowhere / "path" / "compute-sanitizer")
-    assert sanitizer.executable() == path
-    sanitizer.find()
+    assert sanitizer.executable(machine) == path
+    sanitizer.find(machine)
 
 
 def test_a_run_for_each_check_each_tensor_an_allocation_of_its_own(nowhere, tmp_path):
@@ -366,7 +366,7 @@ def built(algo, known) -> None:
 
 
 def on_this_gpu(algo) -> None:
-    if (place := inventory.place(algo, "cuda")).mode is None:
+    if (place := inventory.HERE.place(algo, "cuda")).mode is None:
         pytest.skip(f"{algo.full_name}: {place.reason}")
     try:
         sanitizer.find()

@@ -14,6 +14,7 @@ import pytest
 from gdn_cli.catalog import pack, registry, workloads
 from gdn_cli.errors import FAILED, MISSING, USAGE, GdnError, MissingError, UsageError
 from gdn_cli.machine import inventory
+from gdn_cli.machine.inventory import HERE, Gpu, Machine
 from gdn_cli.profilers import Ask, Reply, Run, disassembly, sass, symbols, tools
 from gdn_cli.profilers.disassembly import Attributes, Instruction, Kernel
 from gdn_cli.records.request import Profiling
@@ -253,8 +254,8 @@ def test_what_is_no_architecture(text):
         sass.parse_arch(text)
 
 
-def ask(language: str, *archs: str) -> Ask:
-    return Ask({"spec": {"language": language}, "sources": []}, archs=archs)
+def ask(language: str, *archs: str, machine: Machine = HERE) -> Ask:
+    return Ask({"spec": {"language": language}, "sources": []}, archs=archs, machine=machine)
 
 
 def test_algos_that_no_builder_compiles_are_refused(tmp_path):
@@ -265,24 +266,23 @@ def test_algos_that_no_builder_compiles_are_refused(tmp_path):
 
 
 def test_what_is_missing_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(tools, "versions", lambda name: [] if name == "nvdisasm" else [((13, 0, 1), Path("x"))])
+    found = {"nvdisasm": [], "cuobjdump": [((13, 0, 1), Path("x"))]}
+    monkeypatch.setattr(tools, "versions", lambda name, machine: found[name])
     with pytest.raises(MissingError, match="no nvdisasm here; .*nvidia-cuda-nvdisasm"):
         sass.find()
-    monkeypatch.setattr(inventory, "cuda_home", lambda: None)
+    machine = Machine(cuda_home=lambda: None, has_package=lambda name: False)
     with pytest.raises(MissingError, match="no nvcc here"):
-        sass.runs(ask("cuda"), tmp_path)
-    monkeypatch.setattr(inventory, "has_package", lambda name: False)
+        sass.runs(ask("cuda", machine=machine), tmp_path)
     with pytest.raises(MissingError, match="pip install triton"):
-        sass.runs(ask("triton"), tmp_path)
+        sass.runs(ask("triton", machine=machine), tmp_path)
 
 
-def test_without_an_architecture_it_is_this_gpu_s_or_hoppers(tmp_path, monkeypatch):
-    monkeypatch.setattr(inventory, "has_package", lambda name: True)
-    monkeypatch.setattr(inventory, "gpus", lambda: ())
-    assert [run.name for run in sass.runs(ask("triton"), tmp_path)] == ["sm_90a"]
-    monkeypatch.setattr(inventory, "gpus", lambda: (inventory.Gpu("a card", "10.0", "580"),))
-    assert [run.name for run in sass.runs(ask("triton"), tmp_path)] == ["sm_100"]
-    assert [run.name for run in sass.runs(ask("triton", "90a", "sm_90a"), tmp_path)] == ["sm_90a"]
+def test_without_an_architecture_it_is_this_gpu_s_or_hoppers(tmp_path):
+    machine = Machine(gpus=lambda: (), has_package=lambda name: True)
+    assert [run.name for run in sass.runs(ask("triton", machine=machine), tmp_path)] == ["sm_90a"]
+    machine = Machine(gpus=lambda: (Gpu("a card", "10.0", "580"),), has_package=lambda name: True)
+    assert [run.name for run in sass.runs(ask("triton", machine=machine), tmp_path)] == ["sm_100"]
+    assert [run.name for run in sass.runs(ask("triton", "90a", "sm_90a", machine=machine), tmp_path)] == ["sm_90a"]
 
 
 def tool(path: Path, version: str, prints: str | None) -> Path:
@@ -300,14 +300,14 @@ def test_the_newest_tool_that_can_read_a_cubin_is_taken(tmp_path, monkeypatch):
     new = tool(tmp_path / "nvidia" / "cu13" / "bin" / "nvdisasm", "13.10.1", None)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
     monkeypatch.setattr(tools.sys, "path", [str(tmp_path)])
-    monkeypatch.setattr(inventory, "cuda_home", lambda: None)
+    machine = Machine(cuda_home=lambda: None)
     monkeypatch.setattr(tools, "LOCAL", tmp_path / "local")
     monkeypatch.setattr(tools, "triton_bin", lambda: None)
-    assert tools.versions("nvdisasm") == [((13, 10, 1), new.resolve()), ((12, 8, 55), old.resolve())]
-    assert sass._Code._read("nvdisasm", tmp_path / "x.cubin") == ("code\n", "12.8.55")
+    assert tools.versions("nvdisasm", machine) == [((13, 10, 1), new.resolve()), ((12, 8, 55), old.resolve())]
+    assert sass._Code._read("nvdisasm", tmp_path / "x.cubin", machine=machine) == ("code\n", "12.8.55")
     tool(old, "12.8.55", None)
     with pytest.raises(GdnError, match="no nvdisasm here reads x.cubin: the newest is 13.10.1; pip install -U"):
-        sass._Code._read("nvdisasm", tmp_path / "x.cubin")
+        sass._Code._read("nvdisasm", tmp_path / "x.cubin", machine=machine)
 
 
 @pytest.mark.parametrize(

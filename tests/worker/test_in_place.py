@@ -18,7 +18,7 @@ from gdn_cli.machine import inventory
 from gdn_cli.records import comparison, history, score
 from gdn_cli.report import merge
 from gdn_cli.run import planning
-from gdn_cli.runner import main
+from gdn_cli.runner import calls
 from gdn_cli.schema.record_types import Record
 from gdn_cli.timing import Plan, Subject, TierUnavailable, cupti, events
 from gdn_cli.tune import race, search
@@ -175,14 +175,14 @@ def test_a_copy_in_another_place_is_in_place_too_and_starts_from_the_same_values
 
 def test_in_turns_the_state_has_the_values_that_are_due():
     v, state = torch.ones(4), torch.full((4,), 2.0)
-    refresh = main._Scaling([v, state], [state])
+    refresh = calls.Scaling([v, state], [state])
     found = []
     for _ in range(5):
         refresh()
         found.append((float(v[0]), float(state[0])))
         state.fill_(77)  # what a call leaves there
     assert found == [(-1, -2), (0.5, 1), (-0.5, -1), (1, 2), (-1, -2)]
-    main._Scaling([v], [])()
+    calls.Scaling([v], [])()
     assert float(v[0]) == 1  # minus what the last one was
 
 
@@ -226,7 +226,7 @@ def test_a_check_in_place_sees_who_reads_too_late_and_leaves_the_inputs(early, a
     x, s = torch.ones(4), torch.full((4,), 3.0)
     right = [(x + s).double(), (2 * s).double()]
     for pairs, passes in (({}, apart), ({1: 1}, in_place)):
-        verdict = check.check(Steps(early), TOY, {"n": 4}, [x, s], right, in_place=pairs)
+        verdict = check.check(helpers.local(Steps(early)), TOY, {"n": 4}, [x, s], right, in_place=pairs)
         assert verdict.passed == passes and not verdict.inputs_changed
         assert torch.equal(s, torch.full((4,), 3.0))
 

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from .. import __version__, errors, text
-from . import algos, bench, compare, data, doctor, history, modal, pack, profile, report, schema, tune, worker
+from . import algos, bench, compare, data, doctor, history, modal, options, pack, profile, report, schema, tune, worker
 
 app = typer.Typer(
     name="gdn",
@@ -42,9 +42,13 @@ def _top(version: bool = typer.Option(False, "--version", callback=_version, is_
     pass
 
 
-def main() -> None:
-    """Run the command; an error that was foreseen is one line on stderr and its exit code, never a traceback."""
+def main(machine: Any = None) -> None:
+    """Run the command; an error that was foreseen is one line on stderr and its exit code, never a traceback.
+
+    `machine` is the inventory.Machine to work on; without one, each command looks at this one.
+    """
     text.guard()
+    options.MACHINE.set(machine)
     received: list[int] = []
 
     def leave(number: int, frame: Any) -> None:

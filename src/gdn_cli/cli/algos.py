@@ -14,13 +14,13 @@ from . import options as o
 def list_(op: o.OpName = None, algos: o.OwnAlgos = None, json: o.AsJson = False) -> None:
     """Show the algos, and which of them can run here."""
     from ..catalog import registry
-    from ..machine import inventory
     from ..report import terminal
 
     known = registry.load(algos)
     if op:
         known.op(op)
-    found = [(algo, inventory.place(algo)) for algo in known.algos if op in (None, algo.op)]
+    machine = o.machine()
+    found = [(algo, machine.place(algo)) for algo in known.algos if op in (None, algo.op)]
     terminal.show_list(found, [b for b in known.broken if op in (None, b.op)], json)
 
 

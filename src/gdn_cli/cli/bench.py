@@ -83,18 +83,18 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
     `elsewhere` runs it at another place than this machine (remote.engine.Engine).
     """
     from ..catalog import registry
-    from ..machine import inventory
     from ..records import store
     from ..run import execute, planning
 
     which, command = work.which, work.command
     tiers, overrides = work.sampling.checked()
     chosen, device = work.place.on(work.gpus)
-    place = elsewhere.place if elsewhere else partial(inventory.place, among=chosen)
+    machine = o.machine()
+    place = elsewhere.place if elsewhere else partial(machine.place, among=chosen)
     preset, loaded = which.official() if work.official else which.loaded()
     known = registry.load(work.algos.algos)
     if command == "floor":
-        entries, named = planning.anywhere(known, work.algos.op, device), False
+        entries, named = planning.anywhere(known, work.algos.op, device, machine.place), False
     else:
         entries, named = planning.choose(
             known, work.algos.algo, work.algos.op, work.solutions, device, timed=command == "bench", place=place
@@ -108,7 +108,7 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
         parts = planning.unscored(parts, named)
     settings = planning.Settings(
         command, which.dataset, tiers, work.trust.strict, work.place.timeout, chosen, place, work.trust.sandbox,
-        work.in_place,
+        work.in_place, machine,
     )  # fmt: skip
     plan = planning.prepare(known, parts, settings)
     options = {"workload": which.workload, "n": which.n, "preset": preset, "dataset": bool(which.dataset)}

@@ -50,7 +50,8 @@ def compare(
     preset, loaded = which.loaded()
     known = registry.load(algos)
     saved, live = _split(names)
-    entries = planning.rivals(known, live, op, place.device)
+    machine = o.machine()
+    entries = planning.rivals(known, live, op, place.device, machine.place)
     if len(entries) + bool(saved) < 2:
         raise errors.UsageError("one algo is nothing to compare", hint="gdn compare A B, or gdn compare RECORDS.json B")
     if in_place:
@@ -61,7 +62,14 @@ def compare(
     }
     parts = which.parts(known, entries, loaded, overrides)
     settings = planning.Settings(
-        "compare", which.dataset, tiers, trust.strict, place.timeout, sandbox=trust.sandbox, in_place=in_place
+        "compare",
+        which.dataset,
+        tiers,
+        trust.strict,
+        place.timeout,
+        sandbox=trust.sandbox,
+        in_place=in_place,
+        machine=machine,
     )
     plan = planning.prepare(known, parts, settings)
     trust.tell([Path(name) for name in live if name.endswith(".json")])

@@ -13,6 +13,6 @@ def doctor(dataset: o.Dataset = None, json: o.AsJson = False) -> None:
     from ..report import terminal
     from ..run import doctor as d
 
-    findings = d.examine(dataset)
+    findings = d.examine(dataset, o.machine())
     terminal.show_doctor(findings, json)
     raise typer.Exit(errors.MISSING if any(f["state"] == "bad" for f in findings) else errors.OK)

@@ -13,6 +13,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Optional, TypeVar, get_type_hints
@@ -25,10 +26,12 @@ from ..errors import UsageError, unknown
 if TYPE_CHECKING:
     from ..catalog.presets import Preset
     from ..catalog.registry import Registry
+    from ..machine.inventory import Machine
     from ..records.request import PlanFields
     from ..run.planning import Entry, Part
 
 G, R = TypeVar("G"), TypeVar("R")
+MACHINE: ContextVar[Machine | None] = ContextVar("MACHINE", default=None)
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
 OpName = Annotated[Optional[str], typer.Option("--op", metavar="OP", help="Which op, such as gdn_prefill.")]
@@ -232,9 +235,7 @@ class Place:
             return (), self.device
         if self.device == "cpu":
             raise UsageError("--gpus and --device cpu exclude each other", hint="drop one of them")
-        from ..machine import inventory
-
-        return inventory.chosen(gpus), "cuda"
+        return machine().chosen(gpus), "cuda"
 
 
 @dataclass(frozen=True)
@@ -270,6 +271,15 @@ class Output:
 
     json: AsJson = False
     out: Annotated[Optional[Path], typer.Option("--out", metavar="FILE", help="Write the records to FILE.")] = None
+
+
+def machine() -> Machine:
+    """The machine that the command works on: made once for it, if whoever called the program has not brought one."""
+    from ..machine.inventory import Machine
+
+    if MACHINE.get() is None:
+        MACHINE.set(Machine())
+    return MACHINE.get()
 
 
 def check_choice(kind: str, value: str, known: Any) -> None:

@@ -60,7 +60,7 @@ def pack(
     if prove:
         from ..run import prove as proof
 
-        summary["proof"] = list(proof.prove(file, found.packages, known, timeout))
+        summary["proof"] = list(proof.prove(file, found.packages, known, timeout, o.machine()))
         if not json:
             terminal.show_proof(summary["proof"])
     if json:

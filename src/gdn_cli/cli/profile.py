@@ -95,10 +95,13 @@ def profile(
         from ..catalog import registry
 
         settings, known = look.settings(place, folder), registry.load(algos.algos)
-        tool, found = session.subjects(known, live, algos.op, look.tool, look.workload, look.dataset, place.device)
+        machine = o.machine()
+        tool, found = session.subjects(
+            known, live, algos.op, look.tool, look.workload, look.dataset, place.device, machine.place
+        )
         with screen.progress() as progress:
             for subject in found:
-                yield session.run(subject, replace(settings, tool=tool), progress, screen.say)
+                yield session.run(subject, replace(settings, tool=tool), progress, screen.say, machine)
 
     raise typer.Exit(looked_at(named(names, algos.algo), folder, json, profiled))
 

@@ -38,7 +38,6 @@ def tune(
     Without workloads: the preset `sweep`. A run that was stopped goes on where it ended.
     """
     from ..catalog import registry
-    from ..machine import inventory
     from ..report import screen
     from ..report import tune as shown
     from ..run import planning
@@ -49,7 +48,8 @@ def tune(
     chosen_gpus, device = place.on(gpus)
     preset, loaded = which.loaded("sweep")
     known = registry.load(algos.algos)
-    (entry,) = planning.rivals(known, [algo], algos.op, device, partial(inventory.place, among=chosen_gpus))
+    machine = o.machine()
+    (entry,) = planning.rivals(known, [algo], algos.op, device, partial(machine.place, among=chosen_gpus))
     if in_place:
         (entry,) = planning.overwriting(known, [entry], named=True)
     (part,) = which.parts(known, [entry], loaded, {})
@@ -64,7 +64,7 @@ def tune(
         raise errors.UsageError(f"tune takes one tier, not {', '.join(chosen)}", hint=f"--tier {chosen[0]}")
     settings = search.Settings(
         chosen[0], sampling.l2, dataset=which.dataset, timeout_s=place.timeout, fresh=fresh, gpus=chosen_gpus,
-        in_place=in_place, **sampling.bounds,
+        in_place=in_place, machine=machine, **sampling.bounds,
     )  # fmt: skip
     failed = None
     with search.alone(plan.algo, screen.say):

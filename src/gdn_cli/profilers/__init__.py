@@ -2,7 +2,7 @@
 
 A tool's module has
 
-    find()                     MissingError, with the mend, where the tool cannot be had here
+    find(machine)              MissingError, with the mend, where the tool cannot be had here
     runs(ask, folder)          the target processes it wants, in order
     inside(target, **params)   what one of them does: called in the worker, which runs below the tool
     read(ask, folder, replies) what came of it; `replies` are inside's answers, in the order of `runs`
@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..errors import GdnError
+from ..machine.inventory import HERE, Machine
 from ..schema.profile_types import Fact, Found, Reading, Table
 
 __all__ = ["TOOLS", "Ask", "Fact", "Found", "Reading", "Reply", "Run", "Table", "Tool", "kept", "module", "source_line"]
@@ -69,6 +70,7 @@ class Ask:
     bytes_in: int = 0  # what the op must read and write at this workload, each tensor once
     bytes_out: int = 0
     specific: bool = False  # gdn builds it for all that its GPU has (runner/build.py)
+    machine: Machine = HERE
 
     @property
     def language(self) -> str:

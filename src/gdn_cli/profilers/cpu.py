@@ -18,13 +18,14 @@ from msgspec import Struct
 
 from .. import paths
 from ..errors import MissingError
+from ..machine.inventory import HERE, Machine
 from . import Ask, Fact, Found, Reading, Reply, Run, facts, kept, perf, torch_profiler
 
 _COUNTED_S, _SAMPLED_S = 1.0, 2.5  # seconds of calls: counted, then sampled
 _OPS_CALLS = 10
 
 
-def find() -> None:
+def find(machine: Machine = HERE) -> None:
     if os.name != "posix":
         raise MissingError(f"the cpu profile needs getrusage, which {sys.platform} has not", hint="run it on Linux")
 

@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import Any
 
 from ..errors import GdnError, MissingError
+from ..machine.inventory import HERE, Machine
 from ..parsing import read_toml
 from . import Ask, Reading, Reply, Run, kept, log_text, ncu_facts, ncu_lines, ncu_reader, sass, symbols, tools
 from .ncu_facts import Kernel
@@ -45,14 +46,14 @@ _SHOWN, _MOST = 4, 0.95  # kernels of a call that are shown: so many, or those w
 GET_NCU = "install Nsight Compute (with the CUDA toolkit, or the package nsight-compute), or put ncu on PATH"
 
 
-def find() -> None:
+def find(machine: Machine = HERE) -> None:
     """MissingError where there is no ncu here, or nothing that reads its reports."""
-    _ncu()
-    ncu_reader.find()
+    _ncu(machine)
+    ncu_reader.find(machine)
 
 
-def _ncu() -> str:
-    return tools.first("ncu", "nsight-compute/*/ncu", hint=GET_NCU)
+def _ncu(machine: Machine = HERE) -> str:
+    return tools.first("ncu", "nsight-compute/*/ncu", hint=GET_NCU, machine=machine)
 
 
 # --- the target processes -------------------------------------------------------------------------------------------
@@ -68,8 +69,8 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
 
     def command(name: str, *options: str) -> tuple[str, ...]:
         return (
-            _ncu(), "--target-processes", "application-only", "--profile-from-start", "off", "--clock-control",
-            ask.clocks, "--force-overwrite", "--export", str(folder / name), "--log-file", str(folder / f"{name}.log"),
+            _ncu(ask.machine), "--target-processes", "application-only", "--profile-from-start", "off",
+            "--clock-control", ask.clocks, "--force-overwrite", "--export", str(folder / name), "--log-file", str(folder / f"{name}.log"),
             "--cache-control", *options,
         )  # fmt: skip
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import GdnError
-from ..machine import inventory
 from . import Ask, Reply, Run, disassembly, sass, source_line
 from .ncu_reader import Launch, Line
 
@@ -20,14 +19,15 @@ NAME = "lines"
 
 def runs(ask: Ask, folder: Path) -> list[Run]:
     """The run that compiles; none where there is nothing to gain, or no nvcc or disassembler here."""
-    if ask.language != "cuda" or inventory.cuda_home() is None or not inventory.gpus():
+    machine = ask.machine
+    if ask.language != "cuda" or machine.cuda_home() is None or not machine.gpus():
         return []
     try:
-        sass.find()
+        sass.find(machine)
     except GdnError:
         return []
-    arch = sass.here("cuda", ask.specific)
-    return [Run(NAME, env=sass.environment(arch, "cuda"), params={"arch": arch, "folder": str(folder)})]
+    arch = sass.here("cuda", ask.specific, machine)
+    return [Run(NAME, env=sass.environment(arch, "cuda", machine), params={"arch": arch, "folder": str(folder)})]
 
 
 def lent(ask: Ask, folder: Path, reply: Reply | None, launches: list[Launch]) -> list[Launch]:

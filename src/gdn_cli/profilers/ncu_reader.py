@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..errors import MissingError
-from ..machine import inventory
+from ..machine.inventory import HERE, Machine
 from . import source_line, stalls, symbols
 
 GET_PACKAGE = "pip install 'ncu-report>=2026.3' (or gdn[profile]); it must be as new as the ncu that made the report"
@@ -87,9 +87,9 @@ class Launch:
         return "" if None in found else f"({', '.join(f'{n:.0f}' for n in found)})"
 
 
-def find() -> None:
+def find(machine: Machine = HERE) -> None:
     """MissingError where the package is not installed."""
-    if not inventory.has_package("ncu_report"):
+    if not machine.has_package("ncu_report"):
         raise MissingError("the package ncu-report is missing, which reads what ncu measures", hint=GET_PACKAGE)
 
 

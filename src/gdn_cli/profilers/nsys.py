@@ -22,6 +22,7 @@ from statistics import fmean, median
 from typing import Any
 
 from ..errors import MissingError
+from ..machine.inventory import HERE, Machine
 from . import Ask, Found, Reading, Reply, Run, facts, kept, log_text, tools, torch_profiler
 
 CALLS = 50
@@ -54,18 +55,20 @@ exit $code
 """
 
 
-def find() -> None:
+def find(machine: Machine = HERE) -> None:
     """MissingError where there is no nsys here."""
-    _nsys()
+    _nsys(machine)
 
 
-def _nsys() -> str:
-    return tools.first("nsys", "nsight-systems/*/bin/nsys", "nsight-systems-cli/*/bin/nsys", hint=GET_NSYS)
+def _nsys(machine: Machine = HERE) -> str:
+    return tools.first(
+        "nsys", "nsight-systems/*/bin/nsys", "nsight-systems-cli/*/bin/nsys", hint=GET_NSYS, machine=machine
+    )
 
 
 def runs(ask: Ask, folder: Path) -> list[Run]:
     script = _APART.format(options=" ".join(_OPTIONS))
-    return [Run("trace", ("sh", "-c", script, "nsys", _nsys(), str(folder)), params={"calls": CALLS})]
+    return [Run("trace", ("sh", "-c", script, "nsys", _nsys(ask.machine), str(folder)), params={"calls": CALLS})]
 
 
 def inside(target: Any, calls: int) -> dict[str, int]:

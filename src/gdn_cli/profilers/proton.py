@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from ..errors import GdnError, MissingError
+from ..machine.inventory import HERE, Machine
 from . import Ask, Fact, Found, Reading, Reply, Run, Table, facts, kept, source_line, stalls, symbols
 
 _CALLS, _SAMPLED = 100, 300
@@ -29,7 +30,7 @@ _CALL, _BEFORE = "call", "flush"  # scopes
 _MOST = 15  # lines of a table
 
 
-def find() -> None:
+def find(machine: Machine = HERE) -> None:
     spec = importlib.util.find_spec("triton")
     for place in (spec.submodule_search_locations or ()) if spec else ():
         if (Path(place) / "profiler" / "__init__.py").is_file() and any((Path(place) / "_C").glob("libproton*")):

@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from .. import errors
 from ..errors import MissingError
+from ..machine.inventory import HERE, Machine
 from ..parsing import read_toml
 from . import Ask, Fact, Found, Reading, Reply, Run, facts, kept, log_text, tools
 from .sanitizer_log import Finding, Log, parse
@@ -59,13 +60,13 @@ def checks(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(check for check in CHECKS if check in names or not names)
 
 
-def find() -> None:
-    executable()
+def find(machine: Machine = HERE) -> None:
+    executable(machine)
 
 
-def executable() -> Path:
+def executable(machine: Machine = HERE) -> Path:
     """Raises MissingError where there is none that works."""
-    for place in tools.executables(_TOOL):
+    for place in tools.executables(_TOOL, machine=machine):
         if _whole(place.resolve().parent):
             return place
     raise MissingError(
@@ -81,7 +82,7 @@ def _whole(folder: Path) -> bool:
 
 
 def runs(ask: Ask, folder: Path) -> list[Run]:
-    tool = str(executable())
+    tool = str(executable(ask.machine))
     log = f"{folder}/".replace("%", "%%")  # it puts process ids and variables in place of what follows a %
     return [
         Run(

@@ -21,6 +21,7 @@ from msgspec import Struct
 from .. import files, paths
 from ..errors import FAILED, GdnError, MissingError, UsageError
 from ..machine import inventory
+from ..machine.inventory import HERE, Machine
 from ..parsing import read_toml
 from . import Ask, Fact, Found, Reading, Reply, Run, disassembly, facts, kept, symbols, tools
 from .disassembly import Attributes, Kernel
@@ -46,10 +47,10 @@ def _split(arch: str) -> tuple[int, int, str]:
     return int(found[1]), int(found[2]), found[3]
 
 
-def find() -> None:
+def find(machine: Machine = HERE) -> None:
     """MissingError where cuobjdump or nvdisasm is not here."""
     for name in ("cuobjdump", "nvdisasm"):
-        if not tools.versions(name):
+        if not tools.versions(name, machine):
             raise MissingError(f"no {name} here", hint=GET_TOOLS)
 
 
@@ -61,29 +62,32 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
     language = ask.language
     if refused := _DATA["refused"].get(language):
         raise UsageError(refused["why"], hint=refused["mend"])
-    if language == "cuda" and inventory.cuda_home() is None:
+    if language == "cuda" and ask.machine.cuda_home() is None:
         raise MissingError("no nvcc here", hint=inventory.GET_NVCC)
-    if language == "triton" and not inventory.has_package("triton"):
+    if language == "triton" and not ask.machine.has_package("triton"):
         raise MissingError("package triton missing", hint="pip install triton")
-    archs = list(dict.fromkeys(parse_arch(arch) for arch in ask.archs)) or [here(language, ask.specific)]
+    archs = list(dict.fromkeys(parse_arch(arch) for arch in ask.archs)) or [here(language, ask.specific, ask.machine)]
     for arch in archs:
-        _known(arch, language)
-    return [Run(arch, env=environment(arch, language), params={"arch": arch, "folder": str(folder)}) for arch in archs]
+        _known(arch, language, ask.machine)
+    return [
+        Run(arch, env=environment(arch, language, ask.machine), params={"arch": arch, "folder": str(folder)})
+        for arch in archs
+    ]
 
 
-def here(language: str, specific: bool) -> str:
+def here(language: str, specific: bool, machine: Machine = HERE) -> str:
     """What a run on this machine is compiled for: the GPU's plain capability, as the builder takes it, or with the 'a'
     (runner/build.py), which Triton adds itself."""
-    gpus = inventory.gpus()
+    gpus = machine.gpus()
     if not gpus:
         return _DEFAULT
     own = inventory.specific(gpus[0].capability) if specific and language == "cuda" else None
     return parse_arch(own or gpus[0].capability)
 
 
-def _known(arch: str, language: str) -> None:
+def _known(arch: str, language: str, machine: Machine) -> None:
     """A UsageError where the ptxas that will be called says that it does not know the architecture."""
-    compilers, whose = [inventory.cuda_home() / "bin" / "ptxas"], "the ptxas of nvcc"
+    compilers, whose = [machine.cuda_home() / "bin" / "ptxas"], "the ptxas of nvcc"
     if language == "triton":
         compilers, whose = sorted((tools.triton_bin() or Path("/nowhere")).glob("ptxas*")), "Triton's ptxas"
     helps = "".join(tools.output(compiler, "--help") or "" for compiler in compilers)
@@ -93,7 +97,7 @@ def _known(arch: str, language: str) -> None:
         raise UsageError(f"{whose} does not know {arch}", hint=f"it knows {', '.join(names)}")
 
 
-def environment(arch: str, language: str) -> dict[str, str]:
+def environment(arch: str, language: str, machine: Machine = HERE) -> dict[str, str]:
     """The worker's: the builder compiles for this architecture, with a line table, into a cache of its own."""
     if language == "triton":
         return {"TRITON_INTERPRET": "0"}  # nothing is compiled where it is set
@@ -101,7 +105,7 @@ def environment(arch: str, language: str) -> dict[str, str]:
     flags = f"{os.environ.get('NVCC_APPEND_FLAGS', '')} -lineinfo".strip()
     # the builder's cache key knows neither the architecture nor the compiler nor its flags
     made_by = [
-        tools.output(inventory.cuda_home() / "bin" / "nvcc", "--version"),
+        tools.output(machine.cuda_home() / "bin" / "nvcc", "--version"),
         flags,
         os.environ.get("NVCC_PREPEND_FLAGS"),
     ]
@@ -238,8 +242,8 @@ class _Code:
         self.ptxas, self.arch = disassembly.assembler(elf), disassembly.architecture(elf) or arch
 
     @staticmethod
-    def _read(name: str, cubin: Path, *options: str) -> tuple[str, str]:
-        versions = tools.versions(name)
+    def _read(name: str, cubin: Path, *options: str, machine: Machine = HERE) -> tuple[str, str]:
+        versions = tools.versions(name, machine)
         for version, tool in versions:
             if text := tools.output(tool, *options, cubin):
                 return text, ".".join(map(str, version))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from ..errors import MissingError
-from ..machine import inventory
+from ..machine.inventory import HERE, Machine
 from . import Ask, Fact, Found, Reading, Reply, Run, Table, facts, kept, symbols
 
 TRACE = "trace.json.gz"
@@ -56,8 +56,8 @@ class Answer(Profiled, kw_only=True):
     host_us: list[float]
 
 
-def find() -> None:
-    if not inventory.has_package("torch"):
+def find(machine: Machine = HERE) -> None:
+    if not machine.has_package("torch"):
         raise MissingError("torch is missing", hint="pip install torch")
 
 

@@ -74,8 +74,8 @@ class Work:
 
 
 def place(algo: Algo, device: str = "auto") -> inventory.Place:
-    """Where an algo runs in the container: machine.place for a machine with a GPU and the pinned packages."""
-    return inventory.place(algo, device, missing=_lacking)
+    """Where an algo runs in the container: Machine.place for one with a GPU and the pinned packages."""
+    return inventory.placed(algo, device, _lacking)
 
 
 def _lacking(algo: Algo, mode: str) -> inventory.Place | None:
