@@ -70,7 +70,8 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
     def command(name: str, *options: str) -> tuple[str, ...]:
         return (
             _ncu(ask.machine), "--target-processes", "application-only", "--profile-from-start", "off",
-            "--clock-control", ask.clocks, "--force-overwrite", "--export", str(folder / name), "--log-file", str(folder / f"{name}.log"),
+            "--clock-control",
+            ask.clocks, "--force-overwrite", "--export", str(folder / name), "--log-file", str(folder / f"{name}.log"),
             "--cache-control", *options,
         )  # fmt: skip
 
