@@ -13,8 +13,11 @@ from unittest import mock
 
 import forked
 
+from gdn_cli.catalog import registry
+
 TESTS = Path(__file__).resolve().parent
 OURS = TESTS.parent / "algos"
+REGISTRY = registry.load()  # as it ships: read once for all test files
 # PYTHONPATH of a process that imports what lies here
 PATH = os.pathsep.join(p for p in (str(TESTS), os.environ.get("PYTHONPATH")) if p)
 

@@ -22,7 +22,6 @@ from markupsafe import escape
 from rich.text import Text
 
 from gdn_cli import text
-from gdn_cli.catalog import registry
 from gdn_cli.catalog.registry import Broken
 from gdn_cli.catalog.workloads import Workload
 from gdn_cli.errors import UsageError
@@ -39,7 +38,7 @@ from gdn_cli.schema.record_types import Status, document_of
 from gdn_cli.tune.evidence import Evidence, Measured
 from gdn_cli.tune.search import LeftOut, Space
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 OP = REGISTRY.ops["gdn_decode"]
 
 # what somebody wrote -> what a reader sees of it

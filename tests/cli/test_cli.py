@@ -33,7 +33,7 @@ from gdn_cli.run import execute as execution
 from gdn_cli.run import jobs, planning
 from gdn_cli.schema.record_types import Status
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 DECODE = REGISTRY.ops["gdn_decode"]
 PASSES = f"from .right import run as right\n\ndef run({helpers.DECODE_ARGS}):\n    {{}}\n"
 RIGHT = PASSES.format(f"return right({helpers.DECODE_ARGS})")

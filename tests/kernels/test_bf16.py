@@ -26,7 +26,7 @@ from gdn_cli.worker import check, dataset, probes, synthetic
 from gdn_cli.worker.probes import async_work, caching
 from gdn_cli.worker.probes.harness import FACTOR
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 OP, DECODE = REGISTRY.ops["gdn_decode_bf16"], REGISTRY.ops["gdn_decode"]
 FI = REGISTRY.find("fi-baseline", OP.name)
 

@@ -20,12 +20,12 @@ import torch
 import torch.nn.functional as F
 from emulator import emulation
 
-from gdn_cli.catalog import registry, tuned_table
+from gdn_cli.catalog import tuned_table
 from gdn_cli.machine import inventory
 from gdn_cli.worker import check
 
 FWD = helpers.OURS / "attention_fwd"
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 V4 = REGISTRY.find("attention_fwd/flashcore-v4")
 CAUSAL = REGISTRY.find("attention_fwd_causal/flashcore-v4-causal")
 FIELDS = ("rows", "warps", "tiles", "keys", "stages", "splits", "wgmma")

@@ -7,10 +7,10 @@ import textwrap
 
 import helpers
 
-from gdn_cli.catalog import pack, registry
+from gdn_cli.catalog import pack
 from gdn_cli.machine import inventory
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 
 # What the package's docstring says, 0.1.3: batches, log g, V-first states where asked for, no empty sequences.
 STAND_IN = textwrap.dedent("""

@@ -17,7 +17,7 @@ import torch
 from kernels.test_algos import CASES, cases_of
 
 from gdn_cli import errors
-from gdn_cli.catalog import pack, registry
+from gdn_cli.catalog import pack
 from gdn_cli.catalog.workloads import embedded, select
 from gdn_cli.machine import inventory
 from gdn_cli.run import jobs
@@ -25,7 +25,7 @@ from gdn_cli.worker import check
 
 pytestmark = pytest.mark.gpu
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 MODE = "cuda"
 ON_GPU = [pytest.param(a, id=a.full_name) for a in REGISTRY.algos if MODE in a.modes]
 # PyTorch's backends one by one: each has shapes that it does not take, and says so

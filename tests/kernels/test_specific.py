@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from types import SimpleNamespace
 
+import helpers
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ from gdn_cli.profilers import Ask, sass
 from gdn_cli.run import jobs
 from gdn_cli.runner import build
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 OP = REGISTRY.ops["gdn_decode"]
 ALGO = REGISTRY.find("gdn_decode/cuda-v1")
 

@@ -41,7 +41,7 @@ from gdn_cli.runner import build
 from gdn_cli.schema.record_types import Environment, GpuName, Status, document_of
 from gdn_cli.tune import evidence, race, search
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 DECODE = REGISTRY.ops["gdn_decode"]
 G0, G1, G2 = two_gpus.GPUS[:3]
 SMALL = Gpu("GT 1030", "6.1", "580.1", "GPU-small", 3)
@@ -794,6 +794,7 @@ def run({helpers.DECODE_ARGS}):
 """
 
 
+@pytest.mark.slow
 def test_gdn_run_on_two_gpus_one_of_which_loses_its_worker(tmp_path, write_algo):
     for name, does in (("good", "pass"), ("bad", "os.abort()"), ("fine", "pass")):
         write_algo(tmp_path, name, BODY.format(does), devices=["cuda"])

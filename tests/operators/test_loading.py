@@ -15,11 +15,10 @@ import torch
 
 import gdn_cli
 from gdn_cli import errors, load
-from gdn_cli.catalog import registry
 from gdn_cli.machine import inventory
 from gdn_cli.operators import loading
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 DECODE = REGISTRY.ops["gdn_decode"]
 README = helpers.TESTS.parent / "README.md"
 ON_CPU = ["cpp-v1", "pt-reference"]

@@ -93,8 +93,10 @@ def burner(tmp_path_factory, write_algo):
 
 
 @pytest.mark.skipif(inventory.cxx() is None, reason="no C++ compiler")
-@pytest.mark.skipif(perf.missing() is not None, reason="perf cannot be used here")
+@pytest.mark.slow
 def test_perf_finds_the_function_and_the_line_that_take_the_time(burner, tmp_path):
+    if perf.missing() is not None:
+        pytest.skip("perf cannot be used here")
     (found,) = (reading := profiled("cpu", "burner", tmp_path, algos=burner)).found
     functions = table(found, "functions")
     name, library, share, count = functions.rows[0]
@@ -111,6 +113,7 @@ def test_perf_finds_the_function_and_the_line_that_take_the_time(burner, tmp_pat
 
 
 @pytest.mark.skipif(inventory.cxx() is None, reason="no C++ compiler")
+@pytest.mark.slow
 def test_without_perf_a_cpp_algo_has_its_figures_and_torchs_ops(burner, tmp_path, monkeypatch):
     monkeypatch.setattr(perf.shutil, "which", lambda name: None)
     reading = profiled("cpu", "burner", tmp_path, algos=burner)

@@ -432,6 +432,7 @@ def test_line_information_changes_no_instruction_and_spills_are_ptxas_own(tmp_pa
 
 @needs_tools
 @needs_triton
+@pytest.mark.slow
 def test_triton_compiles_without_a_gpu(tmp_path):
     reading = profiled(registry.load(), "fla-recurrent", tmp_path, "sm_90a", "sm_100a")
     assert [found.name for found in reading.found] == ["gdn_decode_kernel (sm_90a)", "gdn_decode_kernel (sm_100a)"]
@@ -475,6 +476,7 @@ ASKS_FIRST = "import torch\n\ndef run(*args):\n    torch.cuda.get_device_propert
 
 @needs_tools
 @needs_triton
+@pytest.mark.slow
 def test_launches_are_compiled_once_each_and_the_first_config_is_taken(tmp_path, write_algo):
     write_algo(
         tmp_path, "launches", {"main.py": LAUNCHES}, language="triton", destination_passing=True, devices=["cuda"]

@@ -11,7 +11,6 @@ import pytest
 import reports
 
 from gdn_cli import errors
-from gdn_cli.catalog import registry
 from gdn_cli.cli import compare
 from gdn_cli.errors import UsageError
 from gdn_cli.parsing import to_json
@@ -21,7 +20,7 @@ from gdn_cli.run import planning
 from gdn_cli.schema.record_types import Document, Record
 from gdn_cli.timing import summarise
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 
 
 def record(algo: str, samples: list[float], uuid: str = "u1", tier: str = "cupti", **more) -> Record:

@@ -36,7 +36,7 @@ from gdn_cli.remote.wire import Cache, Parcel, Profile, Refusal, Reply
 from gdn_cli.run import execute, jobs, planning
 from gdn_cli.schema.record_types import Environment, RemoteCall, Status
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 SETTINGS = settings.load()
 B200 = SETTINGS.parse("B200")
 PACKAGE = Path(gdn_cli.__file__).parent
@@ -322,6 +322,7 @@ def test_a_gpu_algo_gets_its_verdict_with_only_the_carried_files(tmp_path, name)
     assert there.environment.gpu == device and there.environment.asked == str(gpu)
 
 
+@pytest.mark.slow
 def test_a_crash_and_a_hang_cost_their_own_algo_only(tmp_path, write_algo):
     head = "from .right import run as right\nimport os, signal\n\n"
     run = f"def run({helpers.DECODE_ARGS}):\n    {{}}\n    return right({helpers.DECODE_ARGS})\n"

@@ -21,7 +21,6 @@ import pytest
 import reports
 
 from gdn_cli import errors, units
-from gdn_cli.catalog import registry
 from gdn_cli.errors import UsageError
 from gdn_cli.report import drawing as drawn
 from gdn_cli.report import (
@@ -40,7 +39,7 @@ from gdn_cli.report import (
 
 ROOT = helpers.TESTS.parent
 H200 = ROOT / "results" / "h200"
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 
 
 def book_of(*documents: dict, **narrow):

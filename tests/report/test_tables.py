@@ -8,18 +8,18 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import helpers
 import pytest
 import reports
 from rich.console import Console
 
 from gdn_cli import units
-from gdn_cli.catalog import registry
 from gdn_cli.errors import UsageError
 from gdn_cli.report import command_tables, html, markdown, merge, notes, screen, table, tables
 from gdn_cli.report.book import Book
 from gdn_cli.report.table import Cell, Mark, Name, Table, numbers, words
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 
 
 def book_of(*records: dict, **more) -> Book:

@@ -612,6 +612,7 @@ def tuned_here(tmp_path_factory, gdn):
     return algo, stopped, before, went_on, written, lines, more, log[0].read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_measured_and_writes_nothing(tuned_here):
     _, stopped, before, went_on, *_ = tuned_here
     assert stopped.code == errors.INTERRUPTED and stopped.json["interrupted"] and stopped.json["result"] is None
@@ -620,6 +621,7 @@ def test_ctrl_c_keeps_what_was_measured_and_writes_nothing(tuned_here):
     assert f"going on with {went_on.json['resumed']['check']} checks and 0 timings" in went_on.err
 
 
+@pytest.mark.slow
 def test_tune_finds_the_planted_constants_and_leaves_the_wrong_out(tuned_here):
     algo, _, _, done, written, *_ = tuned_here
     assert done.code == 0
@@ -638,6 +640,7 @@ def test_tune_finds_the_planted_constants_and_leaves_the_wrong_out(tuned_here):
         assert w["second"] == slow and w["ratio"][0] > 1 and len(w["candidates"]) == 2  # 12 ms beside one
 
 
+@pytest.mark.slow
 def test_a_second_run_only_measures_what_is_new(tuned_here):
     algo, *_, lines, done, all_lines = tuned_here
     assert done.code == 0 and all_lines[: len(lines)] == lines

@@ -10,6 +10,7 @@ import shutil
 import uuid
 import weakref
 
+import helpers
 import msgspec
 import numpy as np
 import oracle
@@ -18,14 +19,14 @@ import torch
 from safetensors.torch import save_file
 
 from gdn_cli import parsing
-from gdn_cli.catalog import pack, registry
+from gdn_cli.catalog import pack
 from gdn_cli.catalog.trace_set import from_folder
 from gdn_cli.catalog.workloads import Workload, contest, embedded, select
 from gdn_cli.errors import MissingError, UsageError
 from gdn_cli.worker import synthetic, trace_set_writer
 from gdn_cli.worker.dataset import blob_header, drawn, load_inputs
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 OPS = REGISTRY.ops
 DECODE, PREFILL, ATTENTION = OPS["gdn_decode"], OPS["gdn_prefill"], OPS["attention_fwd"]
 

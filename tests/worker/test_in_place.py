@@ -24,7 +24,7 @@ from gdn_cli.timing import Plan, Subject, TierUnavailable, cupti, events
 from gdn_cli.tune import race, search
 from gdn_cli.worker import check
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 OP = REGISTRY.ops["gdn_decode"]
 
 # right wherever it writes; and right only where its results lie apart from its inputs

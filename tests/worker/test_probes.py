@@ -25,7 +25,7 @@ from gdn_cli.worker.probes import async_work as late_probe
 from gdn_cli.worker.probes import caching
 from gdn_cli.worker.probes.harness import GUARD, Guards
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 DECODE = REGISTRY.ops["gdn_decode"]
 SMALL = {
     "gdn_decode": ["batch_size=1", "batch_size=3"],
@@ -205,6 +205,7 @@ def test_no_honest_algo_is_caught(algo, chosen):
 
 
 @pytest.mark.parametrize("algo", [a.full_name for a in REGISTRY.algos if "interpreter" in a.modes])
+@pytest.mark.slow
 def test_no_honest_algo_is_caught_in_tritons_interpreter(algo, interpreter):
     found = interpreter(interpreted, algo)
     assert list(found) == list(probes.PROBES) and caught(found) == {}

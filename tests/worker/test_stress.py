@@ -15,7 +15,7 @@ from gdn_cli.parsing import to_json
 from gdn_cli.schema.record_types import Check
 from gdn_cli.worker import check, dataset
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 EVERY = [(op.name, name) for op in REGISTRY.ops.values() for name in op.stress]
 MOST = 150  # tokens that the oracle's loops are given
 
