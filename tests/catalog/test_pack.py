@@ -316,6 +316,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, Run)
 
 
 @pytest.mark.skipif(not inventory.cxx(), reason="no C++ compiler here")
+@pytest.mark.slow
 def test_cpp_is_compiled_and_a_wrong_style_is_seen(tmp_path, gdn, write_algo):
     """Takes 11 arguments; said to return its results, it would be handed 9."""
     write_algo(tmp_path / "algos", "cpp-x", {"k.cpp": CPP}, language="cpp", entry_point="k.cpp::run")

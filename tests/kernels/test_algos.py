@@ -82,14 +82,15 @@ def verdicts(interpreter):
     return ask
 
 
-# below Triton's interpreter: a case takes seconds, and those of the edges' tests that are not slow run there, too
-LONG = ((), (pytest.mark.slow,))
+def marks(algo, mode: str) -> list:
+    """A case takes seconds below Triton's interpreter and by torch.compile; tests of the edges run there, too."""
+    return [pytest.mark.slow] if mode == "interpreter" or algo.name == "pt-compiled" else []
 
 
 @pytest.mark.parametrize(
     ("algo", "mode", "case"),
     [
-        pytest.param(a, mode, case, id=f"{a.full_name}-{mode}-{case}", marks=LONG[mode == "interpreter"])
+        pytest.param(a, mode, case, id=f"{a.full_name}-{mode}-{case}", marks=marks(a, mode))
         for mode in ("cpu", "interpreter")
         for a in here(mode)
         for case in cases_of(a, mode)

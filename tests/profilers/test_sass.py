@@ -372,6 +372,7 @@ def v4(tmp_path_factory):
 
 @needs_tools
 @needs_nvcc
+@pytest.mark.slow
 def test_cuda_cpp_is_what_its_source_says(v4):
     reading, folder = v4
     assert [found.name for found in reading.found] == ["gdn_decode_v4 (sm_90a)", "gdn_decode_v4 (sm_100a)"]

@@ -239,6 +239,7 @@ def bench_in_place(tmp_path_factory, gdn):
     return gdn(*args, "--algos", folder, "--out", folder / "out.json").json
 
 
+@pytest.mark.slow
 def test_records_say_that_they_are_in_place(bench_in_place):
     assert bench_in_place["options"]["in_place"] is True
     found = {r["algo"]: r for r in bench_in_place["records"] if r["workload"]}
