@@ -22,14 +22,20 @@ V5 = helpers.OURS / "gdn_decode" / "cuda-v5"
 
 
 def without_ptx(source: str) -> str:
-    """access.cuh or gates.cuh with plain C++ for its few lines of PTX: loads, stores, exp2."""
+    """access.cuh or gates.cuh with plain C++ for its few lines of PTX: loads, stores, asynchronous copies, exp2."""
     head = "template <int BYTES, int HOW> void "
     load = head + "load(uint32_t* w, const void* p) { std::memcpy(w, p, BYTES); }\n"
     store = head + "store(void* p, const uint32_t* w) { std::memcpy(p, w, BYTES); }\n"
     source, n = re.subn(r"#define GDN_LOAD.*?#undef GDN_LOAD\n", load, source, flags=re.S)
     source, m = re.subn(r"#define GDN_STORE.*?#undef GDN_STORE\n", store, source, flags=re.S)
+    copies = (
+        "template <int BYTES> void copy_async(void* to, const void* from) { emulated::ask({to, from, BYTES}); }\n"
+        "inline void commit_copies() { emulated::commit_copies(); }\n"
+        "inline void wait_for_copies(int pending) { emulated::wait_for_copies(pending); }\n"
+    )
+    source, c = re.subn(r"template <int BYTES>\n[^\n]* copy_async\(.*?\n(?=// Those bytes)", copies, source, flags=re.S)
     source, k = re.subn(r'asm\("ex2\.approx.*?;\n', "y = exp2f(x);\n", source)
-    assert (n, m, k) in {(1, 1, 0), (0, 0, 1)}, "it has other PTX than this knows"
+    assert (n, m, c, k) in {(1, 1, 1, 0), (0, 0, 0, 1)}, "it has other PTX than this knows"
     assert "asm" not in source
     return source
 

@@ -72,24 +72,10 @@ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
   product<half_at>(d, a, b0, b1);
 }
 
-inline void land(const emulated::Copy& copy) {
-  if (copy.from) std::memcpy(copy.to, copy.from, 16);
-  else std::memset(copy.to, 0, 16);
-}
-inline void copy16(uint32_t to, const void* from, bool there) {
-  const emulated::Copy copy{at(to), there ? from : nullptr};
-  if (emulated::mode & emulated::EARLY) land(copy);
-  else emulated::me->copies.back().push_back(copy);
-}
-inline void commit_copies() { emulated::me->copies.push_back({}); }
+inline void copy16(uint32_t to, const void* from, bool there) { emulated::ask({at(to), there ? from : nullptr}); }
+inline void commit_copies() { emulated::commit_copies(); }
 template <int N>
-void wait_for_copies() {
-  auto& groups = emulated::me->copies;
-  while (groups.size() > N + 1) {  // the last one is not ended
-    for (const emulated::Copy& copy : groups.front()) land(copy);
-    groups.erase(groups.begin());
-  }
-}
+void wait_for_copies() { emulated::wait_for_copies(N); }
 
 inline float exp2_approx(float x) { return exp2f(x); }
 

@@ -22,8 +22,8 @@ namespace gdn {
 template <typename T, size_t I>
 void launch(const Arguments<T>& p, int64_t heads, cudaStream_t stream) {
   constexpr Tuned t = TUNED[I];
-  constexpr int TILES = V / (t.warps * (32 / t.lanes) * t.rows);
-  constexpr auto kernel = gdn_decode_v5<T, t.lanes, t.rows, t.warps, t.load, t.store, t.resident>;
+  constexpr int TILES = V / (t.warps * (32 / t.lanes) * t.rows * t.passes);
+  constexpr auto kernel = gdn_decode_v5<T, t.lanes, t.rows, t.passes, t.warps, t.load, t.store, t.resident>;
   kernel<<<static_cast<uint32_t>(heads * TILES), t.warps * 32, 0, stream>>>(p);
 }
 
