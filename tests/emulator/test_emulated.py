@@ -39,8 +39,8 @@ int run(int lanes, int rows, int passes, int warps, void** t, float scale, uint3
   @CUTS@
   return 1;
 }
-extern "C" int decode(int bf16, int lanes, int rows, int passes, int warps, void** t, float scale, uint32_t B, uint32_t H,
-                      uint32_t HV) {
+extern "C" int decode(int bf16, int lanes, int rows, int passes, int warps, void** t, float scale, uint32_t B,
+                      uint32_t H, uint32_t HV) {
   return (bf16 ? run<__nv_bfloat16> : run<float>)(lanes, rows, passes, warps, t, scale, B, H, HV);
 }
 extern "C" uint32_t divide(uint32_t n, uint32_t d) { return gdn::Divisor(d).divide(n); }
