@@ -18,32 +18,26 @@ from gdn_cli.machine import inventory
 
 HERE = helpers.TESTS / "emulator"
 CACHE = helpers.TESTS.parent / ".pytest_cache" / "emulated"
-V5 = helpers.OURS / "gdn_decode" / "cuda-v5"
+CUDA = helpers.OURS / "_cuda"
 
 
 def without_ptx(source: str) -> str:
-    """access.cuh or gates.cuh with plain C++ for its few lines of PTX: loads, stores, asynchronous copies, exp2."""
+    """access.cuh or gates.cuh with plain C++ for its few lines of PTX: loads, stores, exp2."""
     head = "template <int BYTES, int HOW> void "
     load = head + "load(uint32_t* w, const void* p) { std::memcpy(w, p, BYTES); }\n"
     store = head + "store(void* p, const uint32_t* w) { std::memcpy(p, w, BYTES); }\n"
     source, n = re.subn(r"#define GDN_LOAD.*?#undef GDN_LOAD\n", load, source, flags=re.S)
     source, m = re.subn(r"#define GDN_STORE.*?#undef GDN_STORE\n", store, source, flags=re.S)
-    copies = (
-        "template <int BYTES> void copy_async(void* to, const void* from) { emulated::ask({to, from, BYTES}); }\n"
-        "inline void commit_copies() { emulated::commit_copies(); }\n"
-        "inline void wait_for_copies(int pending) { emulated::wait_for_copies(pending); }\n"
-    )
-    source, c = re.subn(r"template <int BYTES>\n[^\n]* copy_async\(.*?\n(?=// Those bytes)", copies, source, flags=re.S)
     source, k = re.subn(r'asm\("ex2\.approx.*?;\n', "y = exp2f(x);\n", source)
-    assert (n, m, c, k) in {(1, 1, 1, 0), (0, 0, 0, 1)}, "it has other PTX than this knows"
+    assert (n, m, k) in {(1, 1, 0), (0, 0, 1)}, "it has other PTX than this knows"
     assert "asm" not in source
     return source
 
 
 def library(folder: Path, driver: str, kernel: Path) -> ctypes.CDLL:
-    """A library of `driver`, which includes `kernel`; both may include cuda-v5's access.cuh and gates.cuh."""
+    """A library of `driver`, which includes `kernel`; both may include _cuda's access.cuh and gates.cuh."""
     for file in ("access.cuh", "gates.cuh"):
-        (folder / file).write_text(without_ptx((V5 / file).read_text()))
+        (folder / file).write_text(without_ptx(next(CUDA.glob(f"*/{file}")).read_text()))
     shutil.copy(kernel, folder)
     (folder / "driver.cpp").write_text(driver)
     return compiled(folder)

@@ -14,7 +14,6 @@ import pytest
 import torch
 from emulator import emulation
 
-V5 = emulation.V5
 CUTS = [
     (lanes, rows, passes, warps)
     for lanes, rows, passes, warps in itertools.product((8, 16, 32), (1, 2, 4, 8), (1, 2, 4), (1, 2, 4, 8))
@@ -50,7 +49,7 @@ extern "C" uint32_t divide(uint32_t n, uint32_t d) { return gdn::Divisor(d).divi
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     cuts = "\n  ".join(f"CUT{cut}" for cut in CUTS)
-    return emulation.library(tmp_path_factory.mktemp("decode"), DRIVER.replace("@CUTS@", cuts), V5 / "decode.cuh")
+    return emulation.library(tmp_path_factory.mktemp("decode"), DRIVER.replace("@CUTS@", cuts), emulation.CUDA / "gdn" / "decode.cuh")
 
 
 def inputs(B: int, H: int, HV: int, dtype=torch.float32) -> list:

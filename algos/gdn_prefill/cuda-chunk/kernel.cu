@@ -9,7 +9,7 @@
 
 #include <tvm/ffi/extra/cuda/base.h>
 
-#include "choice.cuh"
+#include "tuned_row.cuh"
 #include "device.cuh"
 #include "lengths.h"
 #include "ways.h"

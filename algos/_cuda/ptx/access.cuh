@@ -71,37 +71,6 @@ __device__ __forceinline__ void store(void* p, const uint32_t* w) {
 }
 #undef GDN_STORE
 
-// BYTES (8 or 16) bytes of global memory to shared memory, on their way until waited for; sm_80 on.
-template <int BYTES>
-__device__ __forceinline__ void copy_async(void* to, const void* from) {
-  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-  if constexpr (BYTES == 16)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(at), "l"(from) : "memory");
-  else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" :: "r"(at), "l"(from), "n"(BYTES) : "memory");
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Until at most so many of this thread's groups of copies are under way. `pending` is known when this is compiled.
-__device__ __forceinline__ void wait_for_copies(int pending) {
-  if (pending == 0) asm volatile("cp.async.wait_group 0;" ::: "memory");
-  else if (pending == 1) asm volatile("cp.async.wait_group 1;" ::: "memory");
-  else if (pending == 2) asm volatile("cp.async.wait_group 2;" ::: "memory");
-  else asm volatile("cp.async.wait_group 3;" ::: "memory");  // of at most four
-}
-
-// Those bytes, in registers.
-template <int BYTES>
-__device__ __forceinline__ void copied(uint32_t* w, const void* p) {
-  if constexpr (BYTES == 16) {
-    const uint4 u = *static_cast<const uint4*>(p);
-    w[0] = u.x, w[1] = u.y, w[2] = u.z, w[3] = u.w;
-  } else {
-    const uint2 u = *static_cast<const uint2*>(p);
-    w[0] = u.x, w[1] = u.y;
-  }
-}
-
 __device__ __forceinline__ float low(uint32_t w) { return __uint_as_float(w << 16); }  // bf16 is the upper half of a float
 __device__ __forceinline__ float high(uint32_t w) { return __uint_as_float(w & 0xffff0000u); }
 

@@ -9,12 +9,12 @@
 #include <type_traits>
 #include <utility>
 
-#include "attention.cuh"
-#include "binding.cuh"
-#include "choice.cuh"
-#include "once.cuh"
+#include "flashcore.cuh"
+#include "attention_binding.cuh"
+#include "tuned_row.cuh"
+#include "flashcore_once.cuh"
 #include "tensor_map.cuh"
-#include "wgmma.cuh"
+#include "flashcore_wgmma.cuh"
 
 namespace flashcore {
 
@@ -46,7 +46,7 @@ static Device device(int id) {
   return found;
 }
 
-// What stands in for rows of TUNED that cannot run: cuts of attention.cuh, which runs everywhere; the best of all of them in
+// What stands in for rows of TUNED that cannot run: cuts of flashcore.cuh, which runs everywhere; the best of all of them in
 // one run on an H200, for B, S of 1, 512, of 1, 1024 to 4, 256, and of 4, 512 and beyond.
 constexpr Tuned INSTEAD[] = {
     {"", 0, 5792, 32, 8, 1, 64, 1, 1, 0},
@@ -61,8 +61,8 @@ using Rows = std::make_index_sequence<ROWS_ALL>;
 constexpr const Tuned& row(size_t i) { return i < ROWS_TUNED ? TUNED[i] : INSTEAD[i - ROWS_TUNED]; }
 
 // The kernels, by `wgmma`.
-constexpr bool narrow(size_t i) { return row(i).wgmma == 0; }  // attention.cuh
-constexpr bool once(size_t i) { return row(i).wgmma == 3; }    // once.cuh; else wgmma.cuh
+constexpr bool narrow(size_t i) { return row(i).wgmma == 0; }  // flashcore.cuh
+constexpr bool once(size_t i) { return row(i).wgmma == 3; }    // flashcore_once.cuh; else flashcore_wgmma.cuh
 
 // Lazily, so that only one of them must be possible.
 template <size_t I>
@@ -99,7 +99,7 @@ bool possible(const Device& on, int S) {
   }
 }
 
-// The row of TUNED (choice.cuh), or the next one of that GPU that can do it, or what stands in for it; where this GPU has less
+// The row of TUNED (tuned_row.cuh), or the next one of that GPU that can do it, or what stands in for it; where this GPU has less
 // shared memory than it asks for (sm_86 and its like have 99 KiB), the one that asks for least.
 template <size_t... I>
 size_t chosen(const Device& on, int64_t heads, int S, std::index_sequence<I...>) {

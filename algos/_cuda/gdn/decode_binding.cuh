@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "choice.cuh"
+#include "tuned_row.cuh"
 #include "decode.cuh"
 #include "device.cuh"
 #include "tensor.cuh"

@@ -34,6 +34,7 @@
 #include <cstdint>
 
 #include "access.cuh"
+#include "async_copy.cuh"
 #include "gates.cuh"
 
 namespace gdn {
@@ -102,6 +103,18 @@ __device__ __forceinline__ void load_bf16(float* x, const __nv_bfloat16* p) {
   }
 }
 
+// BYTES (8 or 16) bytes of shared memory.
+template <int BYTES>
+__device__ __forceinline__ void read(uint32_t* w, const void* p) {
+  if constexpr (BYTES == 16) {
+    const uint4 u = *static_cast<const uint4*>(p);
+    w[0] = u.x, w[1] = u.y, w[2] = u.z, w[3] = u.w;
+  } else {
+    const uint2 u = *static_cast<const uint2*>(p);
+    w[0] = u.x, w[1] = u.y;
+  }
+}
+
 // sum of a[i] * b[i], in CHAINS sums that do not wait for each other.
 template <int N, int CHAINS>
 __device__ __forceinline__ float dot(const float* a, const float* b) {
@@ -144,6 +157,7 @@ gdn_decode_v5(const __grid_constant__ Arguments<T> p) {
   constexpr int WORDS = EACH * int(sizeof(T)) / 4, ACCESSES = CHUNK / EACH;
   constexpr int GROUPS = 32 / LANES, PASS = WARPS * GROUPS * ROWS, TILE = PASS * PASSES, TILES = V / TILE;
   static_assert(V % TILE == 0 && 2 * ROWS <= LANES, "a CTA stays in one head; a lane has a sum at most");
+  static_assert(PASSES == 1 || PASSES == 2 || PASSES == 4);
 
   // Row r of a lane is r * STRIDE rows behind its first. All offsets behind the state's are of 32 bits.
   constexpr uint32_t STRIDE = WARPS * GROUPS, ROW = K * sizeof(T), ACCESS = LANES * EACH * sizeof(T);
@@ -166,9 +180,9 @@ gdn_decode_v5(const __grid_constant__ Arguments<T> p) {
       for (int j = 0; j < ACCESSES; ++j)
 #pragma unroll
         for (int i = 0; i < PIECES; ++i)
-          copy_async<PIECE>(ahead[pass - 1][r][j][i][threadIdx.x],
-                            from + pass * PASS * ROW + r * STRIDE * ROW + j * ACCESS + i * PIECE);
-    commit_copies();
+          ptx::copy_async<PIECE>(ahead[pass - 1][r][j][i][threadIdx.x],
+                                 from + pass * PASS * ROW + r * STRIDE * ROW + j * ACCESS + i * PIECE);
+    ptx::commit_copies();
   }
   if constexpr (LOAD == LOAD_FIRST)
     if (static_cast<int64_t>(reinterpret_cast<uintptr_t>(p.state)) < 0) return;  // never: see above
@@ -199,13 +213,17 @@ gdn_decode_v5(const __grid_constant__ Arguments<T> p) {
 #pragma unroll
   for (int pass = 0; pass < PASSES; ++pass) {
     if (pass > 0) {
-      wait_for_copies(PASSES - 1 - pass);
+      switch (PASSES - 1 - pass) {  // how many passes may still be on their way: known when this is compiled
+        case 0: ptx::wait_for_copies<0>(); break;
+        case 1: ptx::wait_for_copies<1>(); break;
+        default: ptx::wait_for_copies<2>();
+      }
 #pragma unroll
       for (int r = 0; r < ROWS; ++r)
 #pragma unroll
         for (int j = 0; j < ACCESSES; ++j)
 #pragma unroll
-          for (int i = 0; i < PIECES; ++i) copied<PIECE>(&w[r][j][i * PIECE / 4], ahead[pass - 1][r][j][i][threadIdx.x]);
+          for (int i = 0; i < PIECES; ++i) read<PIECE>(&w[r][j][i * PIECE / 4], ahead[pass - 1][r][j][i][threadIdx.x]);
     }
     float sums[2 * ROWS];                                                 // x of each row, then y of each
 #pragma unroll
