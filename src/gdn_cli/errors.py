@@ -18,10 +18,12 @@ INTERRUPTED = 130
 class GdnError(Exception):
     """An error with one line for the user (`message`), the next step (`hint`, maybe of lines) and an exit code."""
 
-    def __init__(self, message: str, *, code: int = FAILED, hint: str | None = None) -> None:
+    code = FAILED
+
+    def __init__(self, message: str, *, code: int | None = None, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
-        self.code = code
+        self.code = self.code if code is None else code
         self.hint = hint
 
     def __str__(self) -> str:
@@ -29,18 +31,15 @@ class GdnError(Exception):
 
 
 class UsageError(GdnError):
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message, code=USAGE, hint=hint)
+    code = USAGE
 
 
 class MissingError(GdnError):
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message, code=MISSING, hint=hint)
+    code = MISSING
 
 
 class RemoteError(GdnError):
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message, code=REMOTE, hint=hint)
+    code = REMOTE
 
 
 def unknown(kind: str, name: str, known: Iterable[str], *, hint: str | None = None) -> UsageError:

@@ -95,11 +95,7 @@ def beside(
     """
     target = place(path, within=within, hint=hint).path
     with _told(path, hint):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        old = target.stat() if target.exists() else None
-        if old and not os.access(target, os.W_OK):
-            raise PermissionError(errno.EACCES, "the file is not to be written to")
-        temporary = _temporary(target, mark)
+        temporary, old = _temporary(target, mark), target.stat() if target.exists() else None
         try:
             yield temporary
             _finish(temporary, old, sync)
@@ -110,16 +106,9 @@ def beside(
 
 
 def append(path: Path, text: str) -> None:
-    """Put lines behind a file of gdn's own, all or none of them. Raises as `write` does."""
-    with _told(path, "GDN_HOME names another place"), path.open("ab", buffering=0) as file:
-        before, data = file.seek(0, os.SEEK_END), text.encode()
-        try:
-            while data:
-                data = data[file.write(data) :]
-        except OSError:
-            with contextlib.suppress(OSError):
-                file.truncate(before)
-            raise
+    """Put lines behind a file of gdn's own. Raises as `write` does; a part of them may be there then."""
+    with _told(path, "GDN_HOME names another place"), path.open("ab") as file:
+        file.write(text.encode())
 
 
 def check(path: Path, *, hint: str | None = OTHER_PLACE) -> None:
@@ -132,9 +121,6 @@ def check(path: Path, *, hint: str | None = OTHER_PLACE) -> None:
             if not os.access(to.path, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         else:
-            to.path.parent.mkdir(parents=True, exist_ok=True)
-            if to.path.exists() and not os.access(to.path, os.W_OK):
-                raise PermissionError(errno.EACCES, "the file is not to be written to")
             _temporary(to.path, "").unlink()
 
 
@@ -203,6 +189,9 @@ def _place(path: Path) -> Place:
 
 def _temporary(target: Path, mark: str) -> Path:
     """A new file beside `target`, with the rights that the umask leaves. Nobody can have put a link at its name."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists() and not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, "the file is not to be written to")
     path = target.with_name(f".{target.name[:80]}.{mark or secrets.token_hex(4)}")
     if mark:
         path.unlink(missing_ok=True)

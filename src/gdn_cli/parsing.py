@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
@@ -19,21 +20,8 @@ try:
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
-__all__ = [
-    "Positive",
-    "Text",
-    "Wrong",
-    "decode",
-    "json_of",
-    "read_json",
-    "read_text",
-    "read_toml",
-    "schema",
-    "to_json",
-    "wrong",
-]
-
 T = TypeVar("T")
+Json = dict[str, Any]  # a table whose keys and values are somebody else's
 Kind = Callable[..., GdnError]  # UsageError or MissingError
 # What fields of Structs have in common.
 Text = Annotated[str, Meta(pattern=r"\S", description="text")]
@@ -79,7 +67,7 @@ def json_of(text: str | bytes, where: object, kind: Kind = UsageError) -> Any:
     return value
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> Json:
     """The table in a TOML file; UsageError with the file's name where it cannot be read, or is none."""
     try:
         value = tomllib.loads(read_text(path))
@@ -139,7 +127,19 @@ def to_json(value: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
-def schema(form: Any) -> dict[str, Any]:
+def lined(value: Any, indent: int = 0) -> str:
+    """JSON with each table of a list on a line: readable, small, and good to diff."""
+    if isinstance(value, dict) and value:
+        brackets, inside = "{}", [f"{json.dumps(key)}: {lined(item, indent + 1)}" for key, item in value.items()]
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        brackets, inside = "[]", list(map(json.dumps, value))
+    else:
+        return json.dumps(value)
+    space = "\n" + " " * (indent + 1)
+    return brackets[0] + space + f",{space}".join(inside) + space[:-1] + brackets[1]
+
+
+def schema(form: Any) -> Json:
     """The JSON Schema of a Struct, or of a type made of some."""
     return msgspec.json.schema(form)
 
@@ -160,36 +160,34 @@ def _found(value: Any, steps: Sequence[str | int]) -> Any:
 
 def _steps(at: str, error: msgspec.ValidationError, value: Any, form: Any) -> list[str | int]:
     """The keys that lead to what an error is about, `at` in msgspec's words. Where these have `[...]` for any key of a
-    table of names, it is the first one that makes the same error alone."""
+    table of names, it is the one without which, and without those before it, there is another error or none."""
 
-    def alone(inner: Any, steps: list[str | int], key: str) -> Any:
-        if not steps:
-            return {key: inner[key]}
-        copy = dict(inner) if isinstance(inner, dict) else list(inner)
-        copy[steps[0]] = alone(inner[steps[0]], steps[1:], key)
-        return copy
-
-    def fails(key: str) -> bool:
+    def same() -> bool:
         try:
-            msgspec.convert(alone(value, steps, key), form)
+            msgspec.convert(value, form)
         except msgspec.ValidationError as e:
             return str(e) == str(error)
         return False
 
-    steps: list[str | int] = []
+    value, steps = copy.deepcopy(value), []
     for index, name in re.findall(r"\[(\d+|\.\.\.)\]|\.([^.\[]+)", at):
         if index == "...":
-            name = next(filter(fails, _found(value, steps)))
+            table = _found(value, steps)
+            for name in list(table):
+                item = table.pop(name)
+                if not same():
+                    break
+            table[name] = item
         steps.append(name or int(index))
     return steps
 
 
-def _nodes(form: Any, steps: list[str | int]) -> tuple[list[dict[str, Any]], list[str | int]]:
+def _nodes(form: Any, steps: list[str | int]) -> tuple[list[Json], list[str | int]]:
     """The parts of a form's schema that the value at `steps` may be. Where a list is described as a whole, that is
     said of its items too: the steps end there."""
     whole = schema(form)
 
-    def opened(node: dict[str, Any]) -> list[dict[str, Any]]:
+    def opened(node: Json) -> list[Json]:
         if "$ref" in node:  # a Struct's own description is its docstring
             named = whole["$defs"][node["$ref"].rsplit("/", 1)[1]]
             return opened({key: of for key, of in named.items() if key != "description"})
@@ -225,7 +223,7 @@ _WORDS = {
 }
 
 
-def _words(node: dict[str, Any]) -> str:
+def _words(node: Json) -> str:
     if names := node.get("enum"):
         return f"one of {', '.join(names)}" if len(names) > 1 else repr(names[0])
     word = _WORDS.get(node.get("type", ""), "another value")

@@ -12,12 +12,13 @@ from collections import Counter
 import msgspec
 import pytest
 
-from gdn_cli import paths
+from gdn_cli import parsing, paths
 from gdn_cli.catalog import presets, registry
-from gdn_cli.catalog.presets import Preset, Sampling
+from gdn_cli.catalog.presets import Preset
 from gdn_cli.catalog.trace_set import from_folder
 from gdn_cli.catalog.workloads import Workload, embedded, select
 from gdn_cli.errors import MissingError, UsageError
+from gdn_cli.parsing import to_json
 
 OPS = registry.load().ops
 DECODE, PREFILL, ATTENTION = OPS["gdn_decode"], OPS["gdn_prefill"], OPS["attention_fwd"]
@@ -72,7 +73,7 @@ def test_a_workload_survives_json():
         select(PREFILL, [], chosen=["seq_lens=2x8"])[0],
         Workload("u", {"batch_size": 2}, 7, "dataset", {"scale": {"type": "scalar", "value": 0.5}}),
     ):
-        again = msgspec.convert(json.loads(json.dumps(w.to_json())), Workload)
+        again = msgspec.convert(to_json(w), Workload)
         assert again == w and again.seq_lens == w.seq_lens
 
 
@@ -216,7 +217,7 @@ def test_nothing_to_take():
 
 
 def test_the_presets_that_ship():
-    assert presets.preset_names() == ["quick", "contest", "sweep", "peers"]
+    assert list(parsing.read_toml(presets.presets_file())) == ["quick", "contest", "sweep", "peers"]
     quick, contest, sweep = map(presets.load_preset, ("quick", "contest", "sweep"))
     assert quick.settings_for("gdn_decode") == quick.settings_for("gdn_prefill") == {"seconds": 0.3}
     assert contest.settings_for("gdn_decode") == {"warmup": 10, "iterations": 50, "trials": 3}
@@ -310,7 +311,7 @@ def test_a_broken_preset_names_file_and_key(tmp_path, monkeypatch, old, new, say
 
 def test_a_preset_entry_that_leaves_an_axis_open_needs_a_workload_that_has_it():
     entries = [{"total_seq_len": 8192}, {"total_seq_len": 7}]
-    preset = Preset(name="p", summary="s", settings=Sampling(seconds=1.0), workloads={"gdn_prefill": entries})
+    preset = Preset(name="p", summary="s", settings={"seconds": 1.0}, workloads={"gdn_prefill": entries})
     with pytest.raises(UsageError, match=r"gdn_prefill\[1\]: no workload of gdn_prefill has total_seq_len=7"):
         select(PREFILL, embedded(PREFILL), preset=preset)
 

@@ -271,8 +271,11 @@ def test_a_journal_on_a_full_disk_is_said_at_the_end(race, full, monkeypatch):
         race(Filling(by_tile), 1)
 
 
-def key() -> dict:
-    return {"op": "gdn_decode", "algo": "x"}
+def key() -> journal.Key:
+    return journal.Key(
+        op="op", algo="a", source_hash="0", space=journal.Space(("n",), None, {}), gpu="a CPU", driver=None,
+        versions={}, dataset=None, tier="wall", l2="cold", seconds=1.0, target=0.01,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

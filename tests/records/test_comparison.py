@@ -14,7 +14,7 @@ from gdn_cli.catalog import registry
 from gdn_cli.cli import compare
 from gdn_cli.errors import UsageError
 from gdn_cli.parsing import to_json
-from gdn_cli.records import comparison, peers, store
+from gdn_cli.records import comparison, store
 from gdn_cli.report import book, terminal
 from gdn_cli.run import planning
 from gdn_cli.schema.record_types import Document, Record
@@ -68,10 +68,10 @@ def test_a_verdict_on_a_time_in_doubt_is_marked():
         record("a", wave(2.0), "u2"), record("b", wave(1.0), "u2", doubts=["noisy"]),
     )  # fmt: skip
     comparison.between(d, {"gdn_decode": "a"}, 0.005)
-    said = [(c.algo, c.workload.uuid, comparison.verdict(to_json(c))) for c in d.comparisons]
-    assert said == [("b", "u1", "FASTER"), ("c", "u1", "FASTER"), ("b", "u2", "FASTER ?")]
-    assert {o.algo: comparison.verdict(to_json(o)) for o in d.overall} == {"b": "FASTER ?", "c": "FASTER"}
-    assert comparison.verdict({"verdict": "SAME"}) == "SAME"  # of a file from before doubts were kept here
+    assert {c.verdict for c in d.comparisons} == {"FASTER"}
+    said = [(c.algo, c.workload.uuid, c.doubted) for c in d.comparisons]
+    assert said == [("b", "u1", False), ("c", "u1", False), ("b", "u2", True)]
+    assert {o.algo: o.doubted for o in d.overall} == {"b": True, "c": False}
 
 
 def test_without_the_baseline_nothing_is_compared():
@@ -231,7 +231,7 @@ def with_peers() -> Document:
         record("fla-upstream", wave(4.0), **at_8, doubts=["noisy"]),
     )  # fmt: skip
     comparison.between(d, {"gdn_decode": "cuda-v5"}, 0.005)
-    peers.best(d, lambda op, algo: book.ladder(REGISTRY, op).peer(algo))
+    comparison.best_peers(d, lambda op, algo: book.ladder(REGISTRY, op).peer(algo))
     return d
 
 
@@ -258,7 +258,7 @@ def test_the_best_peers_are_kept_in_the_file(tmp_path):
 def test_among_rungs_alone_no_peer_is_named():
     d = document(record("cuda-v5", wave(2.0)), record("cuda-v4", wave(1.0)))
     comparison.between(d, {"gdn_decode": "cuda-v5"}, 0.005)
-    peers.best(d, lambda op, algo: book.ladder(REGISTRY, op).peer(algo))
+    comparison.best_peers(d, lambda op, algo: book.ladder(REGISTRY, op).peer(algo))
     assert d.best_peers is None and "best_peers" not in to_json(d)
 
 

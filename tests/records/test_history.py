@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import errno
 import io
@@ -14,7 +13,6 @@ import math
 import os
 import random
 import re
-import sqlite3
 import statistics
 import subprocess
 import sys
@@ -198,8 +196,8 @@ def test_tiers_l2_states_devices_and_ops_are_never_mixed(kept):
     other = {"environments": {"cuda": GPU | {"gpu": "NVIDIA B200"}, "cpu": CPU | {"threads": 1}}}
     places = [
         ("NVIDIA H200", "cupti", "cold"), ("NVIDIA H200", "cupti", "warm"), ("NVIDIA H200", "events", "cold"),
-        ("NVIDIA B200", "cupti", "cold"), ("AMD EPYC (2 threads)", "wall", None),
-        ("AMD EPYC (1 threads)", "wall", None),
+        ("NVIDIA B200", "cupti", "cold"), ("AMD EPYC, 2 threads", "wall", None),
+        ("AMD EPYC, 1 threads", "wall", None),
     ]  # fmt: skip
     medians = dict(zip(places, (1.0, 2.0, 3.0, 4.0, 5.0, 6.0), strict=True))
 
@@ -209,7 +207,7 @@ def test_tiers_l2_states_devices_and_ops_are_never_mixed(kept):
             for (device, tier, l2), us in medians.items() if device in devices
         ]  # fmt: skip
 
-    ours, theirs = ("NVIDIA H200", "AMD EPYC (2 threads)"), ("NVIDIA B200", "AMD EPYC (1 threads)")
+    ours, theirs = ("NVIDIA H200", "AMD EPYC, 2 threads"), ("NVIDIA B200", "AMD EPYC, 1 threads")
     for day in (1, 2):
         kept(bench(*made(ours, day), day=day), bench(*made(theirs, day), day=day, **other))
     kept(bench(record("a", 7.0, op="gdn_prefill"), day=1))
@@ -497,58 +495,14 @@ def test_a_home_that_cannot_be_written_costs_a_line(kept, tmp_path):
 # --- the database of an earlier gdn -----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def earlier(kept, tmp_path):
-    """earlier(path, ...) writes the database of a gdn that kept these record files; None: one that had none."""
-    file = history.default().with_name("history.sqlite")
-
-    def make(*listed):
-        file.parent.mkdir(exist_ok=True)
-        with contextlib.closing(sqlite3.connect(file)) as db:
-            db.execute("CREATE TABLE runs (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, file TEXT)")
-            rows = [(str(i), str(path) if path else None) for i, path in enumerate(listed)]
-            db.executemany("INSERT INTO runs (key, file) VALUES (?, ?)", rows)
-            db.commit()
-        return file
-
-    return make
-
-
-def test_what_an_earlier_gdn_kept_is_taken_in_once_and_its_database_stays(earlier, gdn, tmp_path):
-    there, gone, other = (tmp_path / name for name in ("there.json", "gone.json", "other.json"))
-    there.write_text(json.dumps(bench(record("a", 2.0))))
-    other.write_text("not a record any more")
-    old = earlier(there, gone, other, None)
-    content, aside = old.read_bytes(), old.with_name("history.sqlite.old")
-    done = gdn("history", "--json")
-    assert done.code == 0 and [row["algo"] for row in done.json["algos"]] == ["a"]
-    said = "the history of an earlier gdn had 4 runs, 1 with a record file to take in; it is kept as "
-    assert done.err == f"gdn: {said}{aside}\n"
-    assert aside.read_bytes() == content and not old.exists()
-    assert gdn("history", "--json").err == ""
-    earlier(there)  # an earlier gdn runs once more
-    assert "had 1 runs, 1 with" in gdn("history").err and old.with_name("history.sqlite.old1").exists()
-    assert aside.read_bytes() == content and len(everything()) == 1
-
-
-def test_a_database_that_cannot_be_read_stays_as_well(earlier, kept, gdn):
+def test_the_database_of_an_earlier_gdn_is_named_and_left_alone(kept, gdn):
     kept(bench(record("a", 2.0)))
-    old = earlier()
-    old.write_bytes(b"these are notes of mine, and no database at all\n" * 20)
+    old = history.default().with_name("history.sqlite")
+    old.write_bytes(b"SQLite format 3")
     done = gdn("history", "--json")
     assert done.code == 0 and [row["algo"] for row in done.json["algos"]] == ["a"]
-    aside = old.with_name("history.sqlite.old")
-    assert f"cannot be read (file is not a database); it is kept as {aside}; `gdn history --import" in done.err
-    assert aside.read_bytes().startswith(b"these are notes") and done.err.count("\n") == 1
-
-
-def test_a_database_that_cannot_be_taken_over_yet_waits(earlier, full, tmp_path):
-    (tmp_path / "x.json").write_text(json.dumps(bench(record("a", 2.0))))
-    old = earlier(tmp_path / "x.json")
-    full()
-    assert asked("cannot be taken over yet: the history cannot be written: ") == [] and old.exists()
-    full(False)
-    assert [s.algo for s in asked("1 with a record file")] == ["a"] and not old.exists()
+    assert f"{old} is an earlier gdn's history, and is not read: `gdn history --import " in done.err
+    assert done.err.count("\n") == 1 and old.read_bytes() == b"SQLite format 3"
 
 
 # --- the command ------------------------------------------------------------------------------------------------

@@ -175,13 +175,13 @@ def test_given_lengths_are_taken_as_they_are():
 def statistics(workloads) -> dict[str, float]:
     lengths = np.array([n for w in workloads for n in synthetic.sequence_lengths(w)])
     counts = np.histogram(lengths, [1, 33, 129, 513, 2049, 1 << 20])[0]
-    published = contest()[PREFILL.definition]["sequence_lengths"]
+    published = contest()[PREFILL.definition].sequence_lengths
     figures = {f"p{p}": float(np.percentile(lengths, p)) for p in (50, 90, 95, 99)} | {"max": int(lengths.max())}
     return figures | dict(zip(published["buckets"], map(int, counts), strict=True))
 
 
 def published() -> dict[str, float]:
-    stats = contest()[PREFILL.definition]["sequence_lengths"]
+    stats = contest()[PREFILL.definition].sequence_lengths
     return {k: stats[k] for k in ("p50", "p90", "p95", "p99", "max")} | stats["buckets"]
 
 

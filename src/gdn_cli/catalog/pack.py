@@ -9,20 +9,18 @@ from __future__ import annotations
 import ast
 import hashlib
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Annotated, Any
-
-from msgspec import Meta, Struct
 
 from ..errors import UsageError, one_line
-from ..parsing import Wrong, decode, read_json, read_text
-from .registry import Algo, Language, Op, Registry, is_source
+from ..parsing import decode, read_json, read_text, wrong
+from .formats import Definition, Solution, Tensor
+from .registry import Algo, Op, Registry, TensorSpec, is_source
 
 SUFFIXES = (".py", ".cu", ".cuh", ".cpp", ".cxx", ".cc", ".c", ".h", ".hpp")
 STAY_BEHIND = ("algo.toml", "README.md", "tuning.json")  # of the folder, not of the solution
 AUTHOR = "gdn"
 
 
-def pack(algo: Algo, op: Op, *, name: str | None = None, author: str = AUTHOR) -> dict[str, Any]:
+def pack(algo: Algo, op: Op, *, name: str | None = None, author: str = AUTHOR) -> Solution:
     """The algo as a flashinfer-bench Solution with every field of its spec set.
 
     Solution names are unique in a dataset, short algo names are not (`fi-baseline` is in two ops): hence `<op>-<algo>`.
@@ -102,14 +100,14 @@ def _refuse_absolute_siblings(path: Path, siblings: set[str]) -> None:
                 )
 
 
-def definition(op: Op, registry: Registry) -> dict[str, Any]:
+def definition(op: Op, registry: Registry) -> Definition:
     """The op as a FlashInfer-Trace Definition; its reference is the source of the op's reference algo."""
     algo = registry.reference(op)
     axes = {
         name: {"type": "var"} if value is None else {"type": "const", "value": value} for name, value in op.axes.items()
     }
 
-    def tensors(specs: dict) -> dict[str, Any]:
+    def tensors(specs: dict[str, TensorSpec]) -> dict[str, Tensor]:
         return {name: {"shape": list(s.shape) if s.shape else None, "dtype": s.dtype} for name, s in specs.items()}
 
     return {
@@ -125,7 +123,7 @@ def definition(op: Op, registry: Registry) -> dict[str, Any]:
     }
 
 
-def source_hash(solution: dict[str, Any]) -> str:
+def source_hash(solution: Solution) -> str:
     """12 hex digits over what decides the build: language, entry point, calling style, binding and every source."""
     spec = solution["spec"]
     parts = [spec["language"], spec["entry_point"], str(spec["destination_passing_style"]), str(spec.get("binding"))]
@@ -136,69 +134,36 @@ def source_hash(solution: dict[str, Any]) -> str:
 # --- a packed file, anyone's ------------------------------------------------------------------------------------
 
 
-Given = Annotated[str, Meta(min_length=1)]
-
-
-class Source(Struct, frozen=True):
-    path: Given
-    content: Given
-
-
-class Spec(Struct, frozen=True):
-    """A flashinfer-bench BuildSpec, as far as gdn reads it."""
-
-    language: Language
-    entry_point: Given
-    target_hardware: Annotated[list[str], Meta(min_length=1)]
-    dependencies: list[str] | None = None
-    binding: str | None = None
-    destination_passing_style: bool = True  # flashinfer-bench's default
-
-
-class Solution(Struct, frozen=True):
-    """A packed solution.json. Raises parsing.Wrong where its parts do not fit each other."""
-
-    name: Given
-    definition: Given
-    author: Given
-    spec: Spec
-    sources: Annotated[list[Source], Meta(min_length=1)]
-    description: str | None = None
-
-    def __post_init__(self) -> None:
-        if not self.name.isprintable() or len(self.name) > 200:
-            raise Wrong(("name",), "printable text of at most 200 characters", self.name)
-        names, entry_point = [source.path for source in self.sources], self.spec.entry_point
-        if len(set(names)) < len(names):
-            raise Wrong(("sources",), "files of different names", names)
-        if entry_point.count("::") != 1 or entry_point.split("::")[0] not in names:
-            raise Wrong(("spec", "entry_point"), "'<one of the sources>::<symbol>'", entry_point)
-
-
 def read_solution(path: Path, registry: Registry) -> Algo:
     """Read a packed solution.json as an algo. Nothing is written; a UsageError says what is wrong with the file."""
-    solution = read_json(path)
-    packed = decode(solution, Solution, path)
-    for file in (source.path for source in packed.sources):
+    solution = decode(read_json(path), Solution, path)
+    name, spec, files = solution["name"], solution["spec"], [source["path"] for source in solution["sources"]]
+    if not name.isprintable() or len(name) > 200:
+        raise wrong(path, ["name"], "printable text of at most 200 characters", name)
+    if len(set(files)) < len(files):
+        raise wrong(path, ["sources"], "files of different names", files)
+    entry_point = spec["entry_point"]
+    if entry_point.count("::") != 1 or entry_point.split("::")[0] not in files:
+        raise wrong(path, ["spec", "entry_point"], "'<one of the sources>::<symbol>'", entry_point)
+    for file in files:
         parts = PurePosixPath(file).parts + PureWindowsPath(file).parts
         if not file.isprintable() or not PurePosixPath(file).name or len(file) > 200:
             raise UsageError(f"{path}: source {file!r:.60} is no name for a file")
         if ".." in parts or PurePosixPath(file).is_absolute() or PureWindowsPath(file).anchor:
             raise UsageError(f"{path}: source '{file}' would be written outside its folder; refused")
-    spec = packed.spec
-    op = next((op for op in registry.ops.values() if op.definition == packed.definition), None)
-    if op is None:
-        known = ", ".join(op.definition for op in registry.ops.values())
-        raise UsageError(f"{path}: definition '{packed.definition}' is not one of gdn's ops", hint=f"gdn knows {known}")
-    solution["spec"] |= {"destination_passing_style": spec.destination_passing_style, "binding": spec.binding}
+    ops = {op.definition: op.name for op in registry.ops.values()}
+    if solution["definition"] not in ops:
+        wanted = f"definition '{solution['definition']}' is not one of gdn's ops"
+        raise UsageError(f"{path}: {wanted}", hint=f"gdn knows {', '.join(ops)}")
+    spec.setdefault("destination_passing_style", True)  # flashinfer-bench's default
     return Algo(
-        op=op.name,
-        name=packed.name,
-        summary=packed.description or f"packed by {packed.author}",
-        language=spec.language,
-        entry_point=spec.entry_point,
-        destination_passing=spec.destination_passing_style,
-        modes=_modes(spec.language, spec.target_hardware),
+        op=ops[solution["definition"]],
+        name=name,
+        summary=solution.get("description") or f"packed by {solution['author']}",
+        language=spec["language"],
+        entry_point=entry_point,
+        destination_passing=spec["destination_passing_style"],
+        modes=_modes(spec["language"], spec["target_hardware"]),
         solution=solution,
     )
 

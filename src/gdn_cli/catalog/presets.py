@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from .. import paths
 from ..errors import unknown
-from ..parsing import Positive, Text, Wrong, decode, read_toml
+from ..parsing import Json, Positive, Text, Wrong, decode, read_toml
 
 Entry = Annotated[
     dict[str, Positive | str], Meta(min_length=1, description="axes such as { batch_size = 1 }, positive whole numbers")
@@ -41,11 +41,12 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
             raise Wrong((given[0],), "no value beside seconds", counts[given[0]])
 
 
-class PresetFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Preset(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One table of configs/presets.toml."""
 
+    name: str = ""  # the table's
     summary: Text
-    settings: dict[str, Any]  # a Sampling's keys; those of an op that differs are a table of its name
+    settings: Json  # a Sampling's keys; those of an op that differs are a table of its name
     workloads: dict[str, Entries]
     scored: bool = False  # whether a contest makes its score from these workloads
 
@@ -59,25 +60,15 @@ class PresetFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                     if key == "seq_lens" and (not parse_seq_lens(str(value)) or len(entry) > 1):
                         raise Wrong(steps, 'only lengths such as "4x2048" or "1024+7168"', entry)
 
-
-class Preset(PresetFile, frozen=True, kw_only=True):
-    """A preset, with its settings read."""
-
-    name: str
-    settings: Sampling
-    op_settings: dict[str, Sampling] = {}  # op -> settings of its own
-
-    def settings_for(self, op_name: str) -> dict[str, float]:
-        """{"seconds"} or {"warmup", "iterations", "trials"}."""
-        return msgspec.to_builtins(self.op_settings.get(op_name, self.settings))
+    def settings_for(self, op_name: str | None) -> dict[str, float]:
+        """{"seconds"} or {"warmup", "iterations", "trials"}; of None those of an op without a table of its own."""
+        common = {key: value for key, value in self.settings.items() if not isinstance(value, dict)}
+        own = self.settings.get(op_name)
+        return own if isinstance(own, dict) else common
 
 
 def presets_file() -> Path:
     return paths.CONFIGS_DIR / "presets.toml"
-
-
-def preset_names() -> list[str]:
-    return list(read_toml(presets_file()))
 
 
 def load_preset(name: str) -> Preset:
@@ -86,19 +77,11 @@ def load_preset(name: str) -> Preset:
     tables = read_toml(path)
     if name not in tables:
         raise unknown("preset", name, tables, hint=f"presets are in {path}")
-    preset = decode({name: tables[name]}, dict[str, PresetFile], path)[name]
-
-    def sampling(table: dict[str, Any], where: str) -> Sampling:
-        return decode(table, Sampling, path, root=f"$.{name}.settings{where}")
-
-    own = {op: table for op, table in preset.settings.items() if isinstance(table, dict)}
-    common = {key: value for key, value in preset.settings.items() if key not in own}
-    parts = {
-        "name": name,
-        "settings": sampling(common, ""),
-        "op_settings": {op: sampling(table, f".{op}") for op, table in own.items()},
-    }
-    return Preset(**msgspec.structs.asdict(preset) | parts)
+    preset = decode({name: tables[name]}, dict[str, Preset], path)[name]
+    for op in [None, *(key for key, value in preset.settings.items() if isinstance(value, dict))]:
+        where = f"$.{name}.settings" + (f".{op}" if op else "")
+        decode(preset.settings_for(op), Sampling, path, root=where)
+    return msgspec.structs.replace(preset, name=name)
 
 
 def parse_seq_lens(text: str) -> tuple[int, ...] | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -17,10 +17,9 @@ from .. import files, paths, units
 from ..errors import UsageError, one_line, unknown
 from ..parsing import Positive, Text, Wrong, decode, read_toml, wrong
 from .expression import condition
+from .formats import Language, Solution
 from .stress import Family, fault
 
-LANGUAGES = ("python", "triton", "cpp", "cuda")
-Language = Annotated[Literal["python", "triton", "cpp", "cuda"], Meta(description=f"one of {', '.join(LANGUAGES)}")]
 # Where an algo can run: `interpreter` is Triton's, on a CPU, good for checks and never timed.
 MODES = ("cuda", "cpu", "interpreter")
 Mode = Literal["cuda", "cpu", "interpreter"]
@@ -173,7 +172,7 @@ class Algo(AlgoFile, frozen=True, kw_only=True):
     folder: Path | None = None
     provenance: dict[str, str] = {}
     shares: tuple[Path, ...] = ()
-    solution: dict[str, Any] | None = None  # a packed file's content, as it was read
+    solution: Solution | None = None  # a packed file's content, as it was read
 
     @property
     def full_name(self) -> str:
@@ -234,12 +233,6 @@ def _shares(algo: AlgoFile, path: Path) -> tuple[Path, ...]:
     return tuple(found)
 
 
-def _check_size(path: Path, algo: Algo, op: Op) -> None:
-    for axis in algo.tune.size if algo.tune else ():
-        if axis not in op.axes:
-            raise wrong(path, ["tune", "size"], f"axes of {op.name} ({', '.join(op.axes)})", axis)
-
-
 def read_op(path: Path) -> Op:
     """Read `configs/<op>.toml`; a UsageError names the file, the key and what was expected."""
     op = decode(read_toml(path), OpFile, path)
@@ -286,30 +279,33 @@ class Registry:
 
     def find(self, name: str, op: str | None = None) -> Algo:
         """By full name, or by short name: the one in `op`; without it decode's, else the only op that has it."""
-        if "/" in name:
-            wanted_op, short = name.split("/", 1)
-            self.op(wanted_op)
-            if op and wanted_op != op:
-                raise UsageError(f"'{name}' is not an algo of {op}", hint="drop --op, or name one of its algos")
-            op = wanted_op
-        else:
-            short = name
-        found = [a for a in (*self.algos, *self.broken) if a.name == short and op in (None, a.op)]
-        if len(found) > 1:
-            found = [a for a in found if a.op == DEFAULT_OP] or found
-        if not found:
-            known = [a.name for a in self.algos if op in (None, a.op)]
-            raise unknown(f"algo of {op}" if op else "algo", short, known, hint="`gdn list` shows all")
-        if len(found) > 1:
-            full = ", ".join(f"{a.op}/{a.name}" for a in found)
-            raise UsageError(f"several ops have '{short}': {full}", hint="add --op")
-        if isinstance(found[0], Broken):
-            raise found[0].error
-        return found[0]
+        if given := name.rpartition("/")[0]:
+            self.op(given)
+        there = {(a.op, a.name): a for a in (*self.algos, *self.broken)}
+        found = there[named(name, op, there, hint="`gdn list` shows all")]
+        if isinstance(found, Broken):
+            raise found.error
+        return found
 
     def reference(self, op: Op) -> Algo:
         """The shipped algo that an op is judged by: a folder of the user's may stand in for any other one."""
         return read_algo(paths.ALGOS_DIR / op.name / op.reference / "algo.toml", op.name)
+
+
+def named(name: str, op: str | None, known: Iterable[tuple[str, str]], hint: str) -> tuple[str, str]:
+    """Which (op, algo) of `known` a name means: `op/algo`, or a short name as `Registry.find` takes it."""
+    given, _, short = name.rpartition("/")
+    if given and op and given != op:
+        raise UsageError(f"'{name}' is not an algo of {op}", hint="drop --op, or name one of its algos")
+    op = given or op
+    there = [pair for pair in known if op in (None, pair[0])]
+    found = [pair for pair in there if pair[1] == short]
+    found = [pair for pair in found if pair[0] == DEFAULT_OP] or found
+    if not found:
+        raise unknown(f"algo of {op}" if op else "algo", short, [algo for _, algo in there], hint=hint)
+    if len(found) > 1:
+        raise UsageError(f"several ops have '{short}': {', '.join(map('/'.join, found))}", hint="add --op")
+    return found[0]
 
 
 def _ladder(algos: list[Algo], reference: str | None = None) -> list[Algo]:
@@ -336,12 +332,12 @@ def _ladder(algos: list[Algo], reference: str | None = None) -> list[Algo]:
     return list(climbed.values())
 
 
-def names(text: str | None, option: str = "--algo") -> list[str]:
-    """What an option names, with commas between; [] where it is not given. UsageError where it is, and names nothing:
+def names(text: str | None) -> list[str]:
+    """What --algo names, with commas between; [] where it is not given. UsageError where it is, and names nothing:
     that is a variable that was left empty, and not everything that there is."""
     found = [name.strip() for name in (text or "").split(",") if name.strip()]
     if text is not None and not found:
-        raise UsageError(f"{option} '{text}' names nothing", hint="name one, or leave it out")
+        raise UsageError(f"--algo '{text}' names nothing", hint="name one, or leave it out")
     return found
 
 
@@ -373,7 +369,9 @@ def load(own: str | None = None) -> Registry:
                 if not path.is_file():
                     raise UsageError(f"{path}: not a plain file")
                 algos[op, name] = read_algo(path, op)
-                _check_size(path, algos[op, name], ops[op])
+                for axis in algos[op, name].tune.size if algos[op, name].tune else ():
+                    if axis not in ops[op].axes:
+                        raise wrong(path, ["tune", "size"], f"axes of {op} ({', '.join(ops[op].axes)})", axis)
             except UsageError as e:
                 algos[op, name] = Broken(op, name, e)
             except Exception as e:  # whatever is wrong with one, the others go on

@@ -1,48 +1,27 @@
 """Reads the workloads of a FlashInfer-Trace folder, the contest's own included. Imports neither torch nor numpy.
 
-Tensors are read later, by `dataset`; `tracefolder` writes such folders.
+Tensors are read later, by worker/dataset.py; worker/trace_set_writer.py writes such folders.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
 from ..errors import GdnError, MissingError
 from ..files import inside
-from ..parsing import Positive, Text, Wrong, decode, json_of, read_text
+from ..parsing import Json, Positive, Text, Wrong, decode, json_of, read_text, wrong
+from ..units import listed
+from .formats import Calls
 from .registry import Op
 from .workloads import Workload, embedded
 
 _LFS_POINTER = "version https://git-lfs"
-
-
-class Axis(Struct, frozen=True):
-    value: Positive | None = None  # None: variable
-
-
-class Tensor(Struct, frozen=True):
-    dtype: Text
-    shape: list[str] | None  # names of axes; None: a scalar
-
-
-class Definition(Struct, frozen=True):
-    """definitions/**/*.json, as far as gdn reads it. Raises parsing.Wrong for an axis that it does not have."""
-
-    axes: dict[str, Axis]
-    inputs: dict[str, Tensor]
-    outputs: dict[str, Tensor]
-
-    def __post_init__(self) -> None:
-        for kind, tensors in (("inputs", self.inputs), ("outputs", self.outputs)):
-            for name, tensor in tensors.items():
-                if unknown := set(tensor.shape or ()) - set(self.axes):
-                    raise Wrong((kind, name, "shape"), "axes of the definition", min(unknown))
 
 
 class Random(Struct, frozen=True, tag_field="type", tag="random"):
@@ -62,16 +41,12 @@ class Safetensors(Struct, frozen=True, tag_field="type", tag="safetensors"):
     tensor_key: Text
 
 
-class RowWorkload(Struct, frozen=True):
+class Row(Struct, frozen=True):
+    """The workload of a line of workloads/**/*.jsonl."""
+
     uuid: Text
     axes: dict[str, Positive]
     inputs: dict[str, Random | Scalar | Safetensors]
-
-
-class Row(Struct, frozen=True):
-    """A line of workloads/**/*.jsonl."""
-
-    workload: RowWorkload
 
 
 def known(op: Op, root: Path | None) -> list[Workload]:
@@ -80,7 +55,7 @@ def known(op: Op, root: Path | None) -> list[Workload]:
 
 
 def from_folder(op: Op, root: Path) -> list[Workload]:
-    """The op's workloads in a FlashInfer-Trace folder, in its order. Tensors are read later, by `dataset`.
+    """The op's workloads in a FlashInfer-Trace folder, in its order. Tensors are read later.
 
     Files are found as flashinfer-bench's TraceSet.from_path finds them: definitions/**/*.json, workloads/**/*.jsonl.
     The definition's inputs and outputs must be ours. What is wrong is one MissingError line.
@@ -101,7 +76,7 @@ def from_folder(op: Op, root: Path) -> list[Workload]:
     workloads: list[Workload] = []
     others: set[str] = set()
     for file in sorted((root / "workloads").rglob("*.jsonl")):
-        for number, line in enumerate(_lines(file), 1):
+        for number, line in enumerate(_read(file).split("\n"), 1):
             # lines of other definitions need not be ours to judge; a folder of all of FlashInfer has thousands
             if file.stem != op.definition and f'"{op.definition}"' not in line:
                 others.add(file.stem)
@@ -115,9 +90,8 @@ def from_folder(op: Op, root: Path) -> list[Workload]:
     return workloads
 
 
-def _some(names: set[str] | list[str]) -> str:
-    names = sorted(names)
-    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "") or "none"
+def _some(names: set[str]) -> str:
+    return listed(sorted(names), most=10) or "none"
 
 
 def _read(path: Path) -> str:
@@ -125,10 +99,6 @@ def _read(path: Path) -> str:
     if text.startswith(_LFS_POINTER):
         raise lfs_error(path)
     return text
-
-
-def _lines(path: Path) -> Iterator[str]:
-    return iter(_read(path).split("\n"))
 
 
 def blob(root: Path, name: str, where: str) -> Path:
@@ -151,11 +121,11 @@ def lfs_error(path: Path) -> MissingError:
     )
 
 
-def _json(where: Any, text: str) -> dict[str, Any]:
-    return decode(json_of(text, where, MissingError), dict[str, Any], where, MissingError)
+def _json(where: object, text: str) -> Json:
+    return decode(json_of(text, where, MissingError), Json, where, MissingError)
 
 
-def _find_definition(op: Op, root: Path) -> tuple[Path, dict]:
+def _find_definition(op: Op, root: Path) -> tuple[Path, Json]:
     files = sorted((root / "definitions").rglob("*.json"))
     names = set()
     # the file that has the name first: then the others need not be read
@@ -169,37 +139,33 @@ def _find_definition(op: Op, root: Path) -> tuple[Path, dict]:
         if definition.get("name") == op.definition:
             return path, definition
         names.add(str(definition.get("name")))
-    raise MissingError(
-        f"{root / 'definitions'} has no definition {op.definition} ({op.name})", hint=f"it has {_some(names)}"
-    )
+    lacks = f"{root / 'definitions'} has no definition {op.definition} ({op.name})"
+    raise MissingError(lacks, hint=f"it has {_some(names)}")
 
 
-def _same_definition(op: Op, path: Path, definition: dict) -> None:
+def _same_definition(op: Op, path: Path, definition: Json) -> None:
     """Same inputs and outputs, in order. Fixed axes are compared by value: their names are nobody's business."""
     hint = "the folder is made for another version of the definition"
-    found = decode(definition, Definition, path, partial(MissingError, hint=hint))
-    axes = {name: name if axis.value is None else axis.value for name, axis in found.axes.items()}
-    theirs = {
-        kind: {name: (s.dtype, None if s.shape is None else [axes[a] for a in s.shape]) for name, s in specs.items()}
-        for kind, specs in (("inputs", found.inputs), ("outputs", found.outputs))
-    }
-    for kind, specs in (("inputs", op.inputs), ("outputs", op.outputs)):
-        if list(theirs[kind]) != list(specs):
-            raise MissingError(
-                f"{path}: its {kind} are {', '.join(theirs[kind])}; those of {op.name} are {', '.join(specs)}",
-                hint=hint,
-            )
-        for name, spec in specs.items():
-            shape = None if spec.shape is None else [a if op.axes[a] is None else op.axes[a] for a in spec.shape]
-            if theirs[kind][name] != (spec.dtype, shape):
-                raise MissingError(
-                    f"{path}: {name} is {_spec(*theirs[kind][name])}; that of {op.name} is {_spec(spec.dtype, shape)}",
-                    hint=hint,
-                )
+    failed = partial(MissingError, hint=hint)
+    calls = decode(definition, Calls, path, failed)
+    axes = {name: axis.get("value") for name, axis in calls["axes"].items()}
+    for kind, theirs, ours in (("inputs", calls["inputs"], op.inputs), ("outputs", calls["outputs"], op.outputs)):
+        for name, tensor in theirs.items():
+            if unknown := set(tensor["shape"] or ()) - set(axes):
+                raise wrong(path, [kind, name, "shape"], "axes of the definition", min(unknown), failed)
+        if list(theirs) != list(ours):
+            raise failed(f"{path}: its {kind} are {', '.join(theirs)}; those of {op.name} are {', '.join(ours)}")
+        for name, spec in ours.items():
+            found, should = _said(**theirs[name], axes=axes), _said(spec.shape, spec.dtype, op.axes)
+            if found != should:
+                raise failed(f"{path}: {name} is {found}; that of {op.name} is {should}")
 
 
-def _spec(dtype: str, shape: Sequence[Any] | None) -> str:
-    return f"{dtype} scalar" if shape is None else f"{dtype} [{', '.join(map(str, shape))}]"
+def _said(shape: Sequence[str] | None, dtype: str, axes: Mapping[str, int | None]) -> str:
+    """A tensor in words: "float32 [batch_size, 128]"."""
+    if shape is None:
+        return f"{dtype} scalar"
+    return f"{dtype} [{', '.join(str(axes[axis] or axis) for axis in shape)}]"
 
 
 def _row(op: Op, where: str, line: str, index: int, root: Path) -> Workload | None:
@@ -209,7 +175,7 @@ def _row(op: Op, where: str, line: str, index: int, root: Path) -> Workload | No
         return None
     if row.get("solution") or row.get("evaluation"):
         raise MissingError(f"{where}: a trace, not a workload", hint="traces belong in traces/")
-    found = decode(row, Row, where, MissingError).workload
+    found = decode(row.get("workload"), Row, where, MissingError, "$.workload")
     axes = found.axes
     # flashinfer-bench ignores fixed axes in a row; a fixed axis of another value is another op
     fixed = {k: v for k, v in axes.items() if op.axes.get(k) is not None}

@@ -13,16 +13,16 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 from msgspec import structs
 
 from .. import errors, files
 from ..errors import UsageError, unknown
-from ..parsing import json_of, read_text
+from ..parsing import Json, json_of, read_text
 from ..schema.record_types import Environment
 from .expression import condition
+from .formats import Source
 from .pack import pack, source_hash
 from .registry import Algo, Op, Tune
 from .workloads import Workload
@@ -36,7 +36,7 @@ MOST = 1000  # candidates: more are a mistake, not a space to search
 
 
 Constants = dict[str, int]
-Gpus = dict[str, Any]  # what tuning.json holds of each GPU: its rows are read, the rest is kept
+Gpus = dict[str, Json]  # what tuning.json holds of each GPU: its rows are read, the rest is kept
 
 
 @dataclass(frozen=True)
@@ -113,22 +113,6 @@ def rows(tune: Tune, gpus: Gpus) -> list[Row]:
             raise ValueError(f"its rows of '{gpu}' hold {there}, algo.toml names {wanted}")
         found.append(Row(gpu, sms, up_to, row))
     return found
-
-
-def dumps(document: Any, width: int = 140) -> str:
-    """JSON with as much on a line as fits: a candidate, a row."""
-
-    def lines(value: Any, indent: int) -> str:
-        flat = json.dumps(value)
-        if len(flat) + indent <= width or not isinstance(value, (dict, list)):
-            return flat
-        space = " " * (indent + 1)
-        if isinstance(value, dict):
-            inside = [f"{space}{json.dumps(key)}: {lines(v, indent + 1)}" for key, v in value.items()]
-            return "{\n" + ",\n".join(inside) + "\n" + " " * indent + "}"
-        return "[\n" + ",\n".join(space + lines(v, indent + 1) for v in value) + "\n" + " " * indent + "]"
-
-    return lines(document, 0) + "\n"
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------
@@ -260,5 +244,5 @@ def own_hash(algo: Algo, op: Op) -> str:
     return source_hash(solution | {"sources": _own(algo, solution["sources"])})
 
 
-def _own(algo: Algo, sources: list[dict[str, str]]) -> list[dict[str, str]]:
+def _own(algo: Algo, sources: list[Source]) -> list[Source]:
     return [source for source in sources if source["path"] != algo.tune.file]

@@ -7,7 +7,6 @@ contest does not have have twins of their own: OWN.
 
 from __future__ import annotations
 
-import json
 import re
 import uuid
 from collections.abc import Mapping, Sequence
@@ -15,10 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, convert
+from msgspec.structs import replace
 
 from ..errors import UsageError, unknown
-from ..parsing import Positive, to_json
+from ..parsing import Json, Positive, read_json
+from .formats import Input
 from .presets import Preset, parse_seq_lens, presets_file
 from .registry import Op
 
@@ -40,28 +41,32 @@ class Workload(Struct, frozen=True):
     axes: dict[str, Positive]  # the op's variable axes, all of them
     index: int | None = None  # place in the contest's (or the folder's) order; None for a generated twin
     origin: str = "twin"  # "twin": tensors drawn from the uuid; "dataset": a FlashInfer-Trace folder's
-    inputs: dict[str, dict[str, Any]] | None = None  # FlashInfer-Trace input specs, for origin "dataset"
+    inputs: dict[str, Input] | None = None  # FlashInfer-Trace input specs, for origin "dataset"
     seq_lens: tuple[int, ...] | None = None  # prefill twins made for given lengths
     stress: str | None = None  # the op's family of hard inputs that the tensors are of
-
-    def to_json(self) -> dict[str, Any]:
-        return to_json(self)
 
 
 # --- embedded ---------------------------------------------------------------------------------------------------
 
 
+class Contest(Struct):
+    """The contest's workloads of a definition, in dataset order."""
+
+    workloads: list[Workload]
+    sequence_lengths: Json = {}  # published statistics
+
+
 @cache
-def contest() -> dict[str, Any]:
-    """data/contest.json: by definition, the workloads in dataset order, their sources and published statistics."""
-    return json.loads((Path(__file__).parent / "data" / "contest.json").read_text(encoding="utf-8"))["definitions"]
+def contest() -> dict[str, Contest]:
+    """data/contest.json, by definition."""
+    found = read_json(Path(__file__).parent / "data" / "contest.json")
+    return convert(found["definitions"], dict[str, Contest])
 
 
 def embedded(op: Op) -> list[Workload]:
     """The contest's workloads of this op as twins, in dataset order; those of OWN for an op that it does not have."""
     if op.definition in contest():
-        rows = contest()[op.definition]["workloads"]
-        return [Workload(row["uuid"], dict(row["axes"]), index=i) for i, row in enumerate(rows)]
+        return [replace(w, index=i) for i, w in enumerate(contest()[op.definition].workloads)]
     return [Workload(_uuid(op, axes), dict(axes), index=i) for i, axes in enumerate(OWN.get(op.name, []))]
 
 
@@ -181,32 +186,24 @@ def _union(op: Op, workloads: Sequence[Workload], chosen: Sequence[str]) -> list
 def _named(op: Op, workloads: Sequence[Workload], token: str) -> list[int]:
     """Places of an index, a range, or a uuid prefix."""
     count = len(workloads)
-    what = f"an index 0-{count - 1}, a range such as 0-9, " if count else ""
-    hint = f"expected {what}a uuid prefix of at least 4 hex digits, or an axis filter such as {op.var_axes[0]}=64"
     if m := re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", token):
         low, high = int(m[1]), int(m[2] or m[1])
         if low <= high < count:
             return list(range(low, high + 1))
-    exact = [i for i, w in enumerate(workloads) if w.uuid == token]
-    if exact:
+    if exact := [i for i, w in enumerate(workloads) if w.uuid == token]:
         return exact
-    if len(token) >= 4:
-        found = [i for i, w in enumerate(workloads) if w.uuid.lower().startswith(token.lower())]
-        if len(found) > 1:
-            names = [workloads[i].uuid for i in found[:8]] + ["..."] * (len(found) > 8)
-            raise UsageError(
-                f"uuid prefix '{token}' fits {len(found)} workloads of {op.name}: {', '.join(names)}",
-                hint="give more digits",
-            )
-        if found:
-            return found
-    if m:
-        raise UsageError(
-            f"no workload '{token}' of {op.name}: its {count} workloads have "
-            f"{f'indices 0-{count - 1}' if count else 'no indices'}",
-            hint=hint,
-        )
-    raise UsageError(f"no workload '{token}' of {op.name}", hint=hint)
+    found = [i for i, w in enumerate(workloads) if len(token) >= 4 and w.uuid.lower().startswith(token.lower())]
+    if len(found) > 1:
+        names = [workloads[i].uuid for i in found[:8]] + ["..."] * (len(found) > 8)
+        fits = f"uuid prefix '{token}' fits {len(found)} workloads of {op.name}: {', '.join(names)}"
+        raise UsageError(fits, hint="give more digits")
+    if not found:
+        indices = f"indices 0-{count - 1}" if count else "no indices"
+        has = f": its {count} workloads have {indices}" if m else ""
+        what = f"an index 0-{count - 1}, a range such as 0-9, " if count else ""
+        hint = f"expected {what}a uuid prefix of at least 4 hex digits, or an axis filter such as {op.var_axes[0]}=64"
+        raise UsageError(f"no workload '{token}' of {op.name}{has}", hint=hint)
+    return found
 
 
 def _parse_filter(op: Op, token: str) -> tuple[dict[str, int], tuple[int, ...] | None]:
@@ -236,15 +233,13 @@ def _having(
     op: Op, workloads: Sequence[Workload], wanted: Mapping[str, int], seq_lens: tuple[int, ...] | None
 ) -> list[int] | Workload:
     """Places of the workloads with these axes, else the twin drawn at them."""
-    made = twin(op, {}, seq_lens) if seq_lens else None
-    if made is not None and made.seq_lens is None:
-        wanted = made.axes
-    if made is not None and made.seq_lens is not None:  # lengths, not axes, decide: only the twin itself has them
+    made = twin(op, wanted, seq_lens)
+    if made and made.seq_lens:  # lengths, not axes, decide: only the twin itself has them
         found = [i for i, w in enumerate(workloads) if w.uuid == made.uuid]
     else:
-        found = [i for i, w in enumerate(workloads) if all(w.axes.get(k) == v for k, v in wanted.items())]
-    made = made or twin(op, wanted)
-    if found or made is not None:
+        axes = made.axes if seq_lens else wanted
+        found = [i for i, w in enumerate(workloads) if all(w.axes.get(k) == v for k, v in axes.items())]
+    if found or made:
         return found or made
     axes = ", ".join(f"{k}={v}" for k, v in wanted.items())
     missing = [a for a in op.var_axes if a not in wanted and a not in ("len_cu_seqlens", "batch_size")]

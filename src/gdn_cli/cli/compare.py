@@ -51,7 +51,7 @@ def compare(
     A is the baseline. A file of records (`gdn bench --out FILE`) may stand for A: FILE, or FILE:ALGO.
     """
     from ..catalog import registry
-    from ..records import comparison, peers, statistics, store
+    from ..records import comparison, statistics, store
     from ..report import book
     from ..run import execute, planning
 
@@ -94,7 +94,7 @@ def compare(
             comparison.against(document, base, file.name, algo, threshold)
         else:
             comparison.between(document, {part.op.name: part.entries[0].algo.name for part in parts}, threshold)
-            peers.best(document, lambda op, algo: book.ladder(known, op).peer(algo))
+            comparison.best_peers(document, lambda op, algo: book.ladder(known, op).peer(algo))
 
     perform(plan, writer, known, output.json, finish)
     raise typer.Exit(writer.exit_code(_code(execute.exit_code(document, True), document, gate)))

@@ -134,7 +134,7 @@ class Workloads:
 
         contest = presets.load_preset("contest")
         loaded = presets.load_preset(self.preset) if self.preset else contest
-        counts = structs.replace(loaded, settings=contest.settings, op_settings=contest.op_settings)
+        counts = structs.replace(loaded, settings=contest.settings)
         return self.preset or contest.name, counts
 
 

@@ -1,15 +1,20 @@
-"""Samples that took turns -> is the candidate faster than the baseline? And the same against a saved record.
+"""Samples that took turns -> is the candidate faster than the baseline, and which peer is the fastest? And the same
+against a saved record.
 
 The statistics are in statistics.py; here they meet the records.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
+
+from msgspec.structs import asdict
 
 from ..catalog.tiers import FLOORS
 from ..errors import UsageError
-from ..schema.record_types import Compared, Document, Environment, Overall, Record
+from ..schema.record_types import BestPeer, BestPeers, Compared, Comparison, Document, Environment, Overall, Record
 from . import statistics
 
 # what a time depends on besides the algo: a saved record that differs in one of these is compared with a warning
@@ -37,11 +42,8 @@ def between(document: Document, baselines: dict[str, str], threshold: float) -> 
     _finish(document, found, threshold)
 
 
-def against(document: Document, saved: Document, name: str, algo: str | None, threshold: float) -> None:
-    """Compare every algo of a document with one of a saved document; sets `comparisons`, `overall` and `warnings`.
-
-    `algo` is the saved one's name; None takes the one of the same name, else the only one there is.
-    """
+def against(document: Document, saved: Document, name: str, algo: str, threshold: float) -> None:
+    """Compare every algo of a document with `algo` of a saved one; sets `comparisons`, `overall` and `warnings`."""
     document.warnings = _differences(document, saved, name, algo)
     found = []
     for record in document.records:
@@ -54,20 +56,45 @@ def against(document: Document, saved: Document, name: str, algo: str | None, th
     _finish(document, found, threshold)
 
 
-def _pair(
-    base: Record, record: Record, name: str, times_us: tuple[float, float], compared: statistics.Comparison
-) -> Compared:
+def _pair(base: Record, record: Record, name: str, times_us: tuple[float, float], compared: Comparison) -> Compared:
     """`name` is what the baseline is called."""
     return Compared(
         op=record.op, mode=record.mode, tier=record.tier, baseline=name, algo=record.algo, workload=record.workload,
-        doubted=bool(base.doubts or record.doubts), baseline_us=times_us[0], us=times_us[1], **compared.to_json(),
+        doubted=bool(base.doubts or record.doubts), baseline_us=times_us[0], us=times_us[1], **asdict(compared),
     )  # fmt: skip
 
 
-def verdict(item: dict[str, Any]) -> str:
-    """What a comparison, or an overall one, has for a verdict, with a mark where a time of it is in doubt. Of plain
-    JSON, which report/ still works on."""
-    return f"{item.get('verdict', '')}{' ?' if item.get('doubted') else ''}"
+def best_peers(document: Document, is_peer: Callable[[str, str], bool]) -> None:
+    """Set `best_peers` and `best_peers_overall` of a document whose algos took turns with a first one (its
+    comparisons' baseline). A ratio is the best peer's time over the first's: above 1, the first is faster.
+
+    is_peer  (op, algo) -> whether it is something to compare with and no rung (`Ladder.peer`)
+    """
+    fastest: dict[tuple, Compared] = {}
+    for c in document.comparisons or ():
+        if is_peer(c.op, c.algo):
+            key = c.op, c.mode, c.tier, c.baseline, c.workload.uuid
+            fastest[key] = min(fastest.get(key, c), c, key=lambda one: one.us)
+    if not fastest:
+        return
+    document.best_peers = [
+        BestPeer(
+            op=c.op, mode=c.mode, tier=c.tier, algo=c.baseline, workload=c.workload, us=c.baseline_us,
+            peer=c.algo, peer_us=c.us, ratio=1 / c.ratio, low=1 / c.high, high=1 / c.low, doubted=c.doubted,
+        )
+        for c in fastest.values()
+    ]  # fmt: skip
+    together: dict[tuple, list[float]] = {}
+    for row in document.best_peers:
+        together.setdefault((row.op, row.mode, row.tier, row.algo), []).append(row.ratio)
+    document.best_peers_overall = [
+        BestPeers(
+            op=op, mode=mode, tier=tier, algo=algo, workloads=len(ratios),
+            ratio=math.exp(math.fsum(map(math.log, ratios)) / len(ratios)),
+            least=min(ratios), slower=sum(ratio < 1 for ratio in ratios),
+        )
+        for (op, mode, tier, algo), ratios in together.items()
+    ]  # fmt: skip
 
 
 def check_saved(
@@ -94,13 +121,11 @@ def check_saved(
     if algo not in there:
         hint = f"name one: {name}:{there[0]}; there are {', '.join(there)}"
         raise UsageError(f"{name} holds no times of {algo or ' or '.join(algos)}", hint=hint)
-    timed_in = {r.tier for r in records if r.algo == algo}
-    if not timed_in & tiers:
-        hint = f"--tier {sorted(timed_in)[0]} takes the same one"
+    timed_in = sorted({r.tier for r in records if r.algo == algo})
+    if not tiers.intersection(timed_in):
+        was = f"{name} was timed in tier {', '.join(timed_in)}, this would be {', '.join(sorted(tiers))}"
         raise UsageError(
-            f"{name} was timed in tier {', '.join(sorted(timed_in))}, this would be {', '.join(sorted(tiers))}: "
-            "times of different tiers are not compared",
-            hint=hint,
+            f"{was}: times of different tiers are not compared", hint=f"--tier {timed_in[0]} takes the same one"
         )
     return algo
 
@@ -112,11 +137,11 @@ def _saved(saved: Document, record: Record, algo: str) -> Record | None:
     return next((r for r in saved.records if r.algo == algo and r.timing and r.workload and of(r) == of(record)), None)
 
 
-def _differences(document: Document, saved: Document, name: str, algo: str | None) -> list[str]:
+def _differences(document: Document, saved: Document, name: str, algo: str) -> list[str]:
     """Differences between the two setups, in words."""
     found = []
     for mode, here in document.environments.items():
-        ours = [r for r in saved.records if r.mode == mode and algo in (None, r.algo)]
+        ours = [r for r in saved.records if r.mode == mode and r.algo == algo]
         there = saved.environment(ours[0]) if ours else Environment()
         for key in _ORIGIN:
             found += _differs(name, key, getattr(there, key), getattr(here, key))
@@ -141,7 +166,7 @@ def _finish(document: Document, found: list[Compared], threshold: float) -> None
         found = [one.verdict for one in each]
         document.overall.append(
             Overall(
-                op=op, mode=mode, tier=tier, baseline=baseline, algo=algo, **whole.to_json(), workloads=len(each),
+                op=op, mode=mode, tier=tier, baseline=baseline, algo=algo, **asdict(whole), workloads=len(each),
                 verdicts={name: found.count(name) for name in (statistics.FASTER, statistics.SAME, statistics.SLOWER)},
                 doubted=any(one.doubted for one in each),
             )

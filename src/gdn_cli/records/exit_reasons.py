@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from pathlib import Path
 
@@ -32,13 +33,10 @@ def ooms() -> int:
     """How many processes the kernel has killed for memory: of this control group where it says so, else of all."""
     try:
         own = Path("/proc/self/cgroup").read_text().split("::", 1)[1].split("\n", 1)[0]
-        files = [f"/sys/fs/cgroup{own}/memory.events", "/sys/fs/cgroup/memory.events"]
     except (OSError, IndexError):
-        files = []
-    for file in [*files, "/proc/vmstat"]:
-        try:
+        own = ""
+    for file in (f"/sys/fs/cgroup{own}/memory.events", "/sys/fs/cgroup/memory.events", "/proc/vmstat"):
+        with contextlib.suppress(OSError, KeyError, ValueError):
             counts = dict(line.split() for line in Path(file).read_text().splitlines())
             return int(counts["oom_kill"])
-        except (OSError, KeyError, ValueError):
-            continue
     return 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta, Struct
 
+from ..catalog.formats import Definition, Solution
 from ..catalog.registry import Op
 from ..catalog.workloads import Workload
+from ..parsing import Json
 from ..schema.record_types import SCHEMA
 
 
@@ -16,16 +18,28 @@ class Rival(Struct, frozen=True):
     """One algo of a comparison, packed."""
 
     name: str
-    solution: dict[str, Any]
+    solution: Solution
     specific: bool = False  # registry.Algo's
     setup: str | None = None  # registry.Algo's
 
 
+class PlanFields(TypedDict, total=False):
+    """How long to measure: those of timing.Plan's fields that are not as they are there."""
+
+    warmup: int
+    iterations: int | None
+    trials: int
+    seconds: float
+    target: float
+    in_a_row: bool
+    l2: str
+
+
 class Timing(Struct, frozen=True):
-    """How to time: each tier, with timing.Plan's fields."""
+    """How to time, in each of some tiers."""
 
     tiers: tuple[str, ...] = ()
-    plan: dict[str, int | float | str | bool | None] = {}
+    plan: PlanFields = {}
     fallback: bool = False  # whether events may stand in for cupti
 
 
@@ -33,7 +47,7 @@ class Profiling(Struct, frozen=True):
     """What a profiler's target is to do: `survey`, or a tool's own part with what that asks for."""
 
     task: str
-    params: dict[str, Any] = {}
+    params: Json = {}
     l2: str = "cold"
 
 
@@ -44,8 +58,8 @@ class Request(Struct, kw_only=True):
     command: Literal["check", "bench", "prove", "floor", "compare", "profile"]
     op: Op
     name: str | None = None  # of the algo; None where there are several, or none
-    definition: dict[str, Any]
-    solution: dict[str, Any] | None
+    definition: Definition
+    solution: Solution | None
     specific: bool = False
     setup: str | None = None
     mode: Literal["cuda", "cpu", "interpreter"]

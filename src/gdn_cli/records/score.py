@@ -16,6 +16,7 @@ from ..catalog.registry import Op
 from ..catalog.tiers import FLOORS
 from ..schema.record_types import Blame, Call, Document, Record
 from ..schema.scores import Gap, Score, Share
+from ..units import count
 
 REFERENCE, BASELINE = "reference", "baseline"
 
@@ -55,17 +56,12 @@ def scores(document: Document, op: Op, expected: Sequence[str] | None = None) ->
     return found
 
 
-def _tier(record: Record) -> str | None:
-    """What it was timed in goes before what was asked for."""
-    return record.timing.tier if record.timing else record.tier
-
-
 def _places(in_mode: list[Record], algo: str) -> list[tuple[str, str | None]]:
     """(tier, L2) that an algo has scores in: its own tiers, or all there are where it never came to be timed."""
-    timed = list(dict.fromkeys((_tier(r), r.timing.l2) for r in in_mode if r.median_us))
+    timed = list(dict.fromkeys((r.timed_in, r.timing.l2) for r in in_mode if r.median_us))
     mine = [r for r in in_mode if r.algo == algo and r.workload]
-    own = {(_tier(r), r.timing.l2) for r in mine if r.median_us}
-    only_failed = {_tier(r) for r in mine} - {None} - {tier for tier, _ in own}
+    own = {(r.timed_in, r.timing.l2) for r in mine if r.median_us}
+    only_failed = {r.timed_in for r in mine} - {None} - {tier for tier, _ in own}
     places = [p for p in timed if p in own or p[0] in only_failed or not (own or only_failed)]
     return places + [(tier, None) for tier in sorted(only_failed - {tier for tier, _ in timed})]
 
@@ -73,8 +69,8 @@ def _places(in_mode: list[Record], algo: str) -> list[tuple[str, str | None]]:
 def _belongs(record: Record, tier: str, l2: str | None) -> bool:
     """Whether a record speaks for this tier and L2; one without a time, or of no workload, speaks for what it can."""
     if record.median_us:
-        return (_tier(record), record.timing.l2) == (tier, l2)
-    return not record.workload or _tier(record) in (None, tier)
+        return (record.timed_in, record.timing.l2) == (tier, l2)
+    return not record.workload or record.timed_in in (None, tier)
 
 
 def _score(
@@ -163,16 +159,12 @@ class _Outcome:
 def _reason(kinds: list[str], other: str, alone: str | None) -> str | None:
     """The one line about what is lacking; `alone` says that there is nothing to compare with at all."""
     parts = []
-    if count := kinds.count(FAILED):
-        parts.append(f"{_workloads(count)} failed: one failed trace makes the official score 0")
-    if count := kinds.count(UNMEASURED):
-        parts.append(f"{_workloads(count)} without a time: the official score is over all of them")
+    if n := kinds.count(FAILED):
+        parts.append(f"{count(n, 'workload')} failed: one failed trace makes the official score 0")
+    if n := kinds.count(UNMEASURED):
+        parts.append(f"{count(n, 'workload')} without a time: the official score is over all of them")
     if alone:
         parts.append(alone)
-    elif count := kinds.count(UNCOMPARED):
-        parts.append(f"{_workloads(count)} left out: no time of {other}, there")
+    elif n := kinds.count(UNCOMPARED):
+        parts.append(f"{count(n, 'workload')} left out: no time of {other}, there")
     return "; ".join(parts) or None
-
-
-def _workloads(count: int) -> str:
-    return f"{count} workload{'s' * (count > 1)}"

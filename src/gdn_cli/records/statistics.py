@@ -18,12 +18,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
 from statistics import NormalDist, quantiles
-from typing import Any
 
-from ..schema.record_types import Compared, Timing
+from ..schema.record_types import Comparison, Timing
 
 FASTER, SLOWER, SAME = "FASTER", "SLOWER", "SAME"
 LEVEL = 0.99  # of a comparison's interval: A/A is to say SAME at least 19 times of 20, with room
@@ -93,44 +91,12 @@ def _weights(n: int) -> tuple[float, ...]:
 # --- two algos ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A candidate against a baseline at one workload, or over a set of them (`geometric`)."""
-
-    ratio: float  # baseline time / candidate time: above 1, the candidate is faster
-    low: float  # the ratio's interval at `level`
-    high: float
-    verdict: str  # of the candidate: FASTER, SLOWER or SAME
-    rounds: int  # samples of each; of the one with fewer, where they were not paired
-    log_sd: float  # the standard error of log(ratio)
-    df: float  # degrees of freedom that the error is known with
-    run_sd: float  # the part of it that all workloads of one saved record share; 0 where rounds were paired
-    level: float
-    threshold: float
-    method: str  # where the numbers come from, in words
-
-    @property
-    def half_width(self) -> float:
-        """Half the width of the interval of log(ratio): 0.005 is about +-0.5 %."""
-        return math.log(self.high / self.low) / 2
-
-    @property
-    def resolution(self) -> float:
-        """The smallest difference, as a share, that would have had a verdict: what SAME means here."""
-        return max(self.threshold, math.expm1(self.half_width))
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"resolution": self.resolution}
-
-
 def compare(
     baseline: Sequence[float],
     candidate: Sequence[float],
     *,
-    level: float = LEVEL,
     threshold: float = THRESHOLD,
     resamples: int = _RESAMPLES,
-    seed: int = 0,
 ) -> Comparison:
     """The ratio of midmeans of two algos, whose n-th samples were taken next to each other (A B B A ...).
 
@@ -145,12 +111,12 @@ def compare(
         raise ValueError("two rounds are the least that have a spread")
     if not all(0 < x < math.inf for x in a + b):
         raise ValueError("times must be positive numbers")
-    log_sd, df = _bootstrap(a, b, resamples, seed)
+    log_sd, df = _bootstrap(a, b, resamples)
     method = f"paired rounds, bootstrap of {resamples}"
-    return _judged(math.log(centre(a) / centre(b)), log_sd, df, len(a), level, threshold, method)
+    return _judged(math.log(centre(a) / centre(b)), log_sd, df, len(a), threshold, method)
 
 
-def _bootstrap(a: list[float], b: list[float], resamples: int, seed: int) -> tuple[float, float]:
+def _bootstrap(a: list[float], b: list[float], resamples: int) -> tuple[float, float]:
     """(standard error of the log ratio of midmeans, degrees of freedom), by circular blocks of paired rounds."""
     import numpy as np
     from numpy.lib.stride_tricks import sliding_window_view
@@ -165,7 +131,7 @@ def _bootstrap(a: list[float], b: list[float], resamples: int, seed: int) -> tup
     pairs = np.array([a[:n], b[:n]])
     windows = sliding_window_view(np.concatenate([pairs, pairs[:, : length - 1]], axis=1), length, axis=1)
     weights = np.array(_weights(n))
-    starts = np.random.default_rng(seed).integers(0, n, (resamples, blocks))
+    starts = np.random.default_rng(0).integers(0, n, (resamples, blocks))
     rows = max(1, _AT_ONCE // (2 * n))
     logs = []
     for first in range(0, resamples, rows):
@@ -189,42 +155,25 @@ def enough(baseline: Sequence[float], *candidates: Sequence[float], target: floa
     return all(compare(baseline, c, resamples=300).half_width <= target for c in candidates)
 
 
-def unpaired(
-    baseline: Sequence[float] | Timing,
-    candidate: Sequence[float] | Timing,
-    *,
-    level: float = LEVEL,
-    threshold: float = THRESHOLD,
-    between: float = BETWEEN_RUNS,
-) -> Comparison:
-    """The same for times that were not taken in turns, such as a saved record's; `method` says what it rests on.
+def unpaired(baseline: Timing, candidate: Timing, *, threshold: float = THRESHOLD) -> Comparison:
+    """The same for times that were not taken in turns, such as a saved record's; `method` says what it rests on: the
+    histograms, or where one has none (older records) the quartiles of both, their spread as if it were normal.
 
-    Each is a list of samples, or the `timing` of a record: by its histogram, else (older records) by its quartiles,
-    and then both by quartiles, the spread as if it were normal. What two runs differ by for reasons of their own
-    (clocks, temperature, addresses, another card) is in no sample: `between`, its standard deviation as a share, is
-    added, and all workloads of a run share it. The caller sees to it that tier, L2 and device are the same.
+    What two runs differ by for reasons of their own (clocks, temperature, addresses, another card) is in no sample:
+    BETWEEN_RUNS, its standard deviation as a share, is added, and all workloads of a run share it. The caller sees to
+    it that tier, L2 and device are the same.
     """
-    samples = [_samples(t) for t in (baseline, candidate)]
-    if all(samples):
-        found = [_by_samples(s) for s in samples]
-        method = "two runs, by their samples"
-    else:
-        found = [_by_quartiles(s or t) for s, t in zip(samples, (baseline, candidate), strict=True)]
-        method = "two runs, by quartiles only"
-    (a, a_sd, a_n), (b, b_sd, b_n) = found
+    whole = bool(baseline.histogram and candidate.histogram)
+    (a, a_sd, a_n), (b, b_sd, b_n) = map(_by_samples if whole else _by_quartiles, (baseline, candidate))
     rounds = min(a_n, b_n)
-    log_sd = math.sqrt(a_sd**2 + b_sd**2 + between**2)
-    return _judged(math.log(a / b), log_sd, max(1, rounds - 1), rounds, level, threshold, method, between)
+    log_sd = math.sqrt(a_sd**2 + b_sd**2 + BETWEEN_RUNS**2)
+    method = f"two runs, by {'their samples' if whole else 'quartiles only'}"
+    return _judged(math.log(a / b), log_sd, max(1, rounds - 1), rounds, threshold, method, BETWEEN_RUNS)
 
 
-def _samples(times: Sequence[float] | Timing) -> list[float]:
-    if not isinstance(times, Timing):
-        return list(map(float, times))
-    return [us for us, count in times.histogram for _ in range(count)]
-
-
-def _by_samples(samples: list[float]) -> tuple[float, float, int]:
+def _by_samples(times: Timing) -> tuple[float, float, int]:
     """(midmean, its relative standard error, samples): from the winsorised variance (Tukey and McLaughlin 1963)."""
+    samples = [us for us, count in times.histogram for _ in range(count)]
     middle, n = centre(samples), len(samples)
     if n < 2:
         return middle, 0.0, n
@@ -235,21 +184,14 @@ def _by_samples(samples: list[float]) -> tuple[float, float, int]:
     return middle, sd / 0.5 / math.sqrt(n) / middle, n
 
 
-def _by_quartiles(times: list[float] | Timing) -> tuple[float, float, int]:
+def _by_quartiles(times: Timing) -> tuple[float, float, int]:
     """(Tukey's trimean, its relative standard error for a normal distribution, samples)."""
-    if isinstance(times, Timing):
-        low, median, high, n = times.low_us, times.median_us, times.high_us, times.samples
-    else:
-        n = len(times)
-        low, median, high = quantiles(times, n=4, method="inclusive") if n > 1 else times * 3
-    trimean = (low + 2 * median + high) / 4
+    trimean = (times.low_us + 2 * times.median_us + times.high_us) / 4
     # sd = IQR / 1.349, and the trimean's error is 1.10 sd / sqrt(n)
-    return trimean, 0.81 * (high - low) / math.sqrt(n) / trimean, n
+    return trimean, 0.81 * (times.high_us - times.low_us) / math.sqrt(times.samples) / trimean, times.samples
 
 
-def geometric(
-    comparisons: Sequence[Comparison | Compared], *, level: float = LEVEL, threshold: float = THRESHOLD
-) -> Comparison | None:
+def geometric(comparisons: Sequence[Comparison], *, threshold: float = THRESHOLD) -> Comparison | None:
     """The geometric mean of the ratios over workloads, judged by the same rule; None where there are none.
 
     Workloads err independently of each other (their variances add up), but for what all of them share through a
@@ -267,7 +209,7 @@ def geometric(
     rounds = sum(c.rounds for c in comparisons)
     method = f"geometric mean of {k} workload{'s' * (k > 1)}"
     log_sd = math.sqrt(math.fsum(own) + shared**2)
-    return _judged(log_ratio, log_sd, df, rounds, level, threshold, method, shared)
+    return _judged(log_ratio, log_sd, df, rounds, threshold, method, shared)
 
 
 def _judged(
@@ -275,19 +217,22 @@ def _judged(
     log_sd: float,
     df: float,
     rounds: int,
-    level: float,
     threshold: float,
     method: str,
     run_sd: float = 0.0,
 ) -> Comparison:
-    half = _student((1 + level) / 2, df) * log_sd
+    half = _student((1 + LEVEL) / 2, df) * log_sd
     # two rounds may say next to nothing: bounded, so that JSON can hold it
     ratio, low, high = (math.exp(min(max(x, -300.0), 300.0)) for x in (log_ratio, log_ratio - half, log_ratio + half))
     if low <= 1 <= high or abs(ratio - 1) < threshold:
         verdict = SAME
     else:
         verdict = FASTER if ratio > 1 else SLOWER
-    return Comparison(ratio, low, high, verdict, rounds, log_sd, df, run_sd, level, threshold, method)
+    resolution = max(threshold, math.expm1(math.log(high / low) / 2))
+    return Comparison(
+        ratio=ratio, low=low, high=high, verdict=verdict, rounds=rounds, log_sd=log_sd, df=df, run_sd=run_sd,
+        level=LEVEL, threshold=threshold, method=method, resolution=resolution,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=256)

@@ -18,16 +18,14 @@ import msgspec
 
 from .. import files, paths
 from ..catalog import tuned_table
+from ..catalog.formats import Solution
 from ..catalog.pack import source_hash
 from ..catalog.registry import Algo, Op
-from ..catalog.tiers import COPY, FLOORS
 from ..errors import MISSING, OK, GdnError, MissingError, UsageError
 from ..machine import environment
 from ..machine.inventory import Gpu
-from ..parsing import json_of, read_text
+from ..parsing import Json, json_of, lined, read_text
 from ..schema.record_types import SCHEMA, Document, Environment, GpuName, Record, Status, document_of
-
-__all__ = ["COPY", "FLOORS", "Writer", "dumps", "load", "open_document"]
 
 
 class Work(Protocol):
@@ -35,8 +33,8 @@ class Work(Protocol):
 
     op: Op
     algo: Algo | None
-    solution: dict[str, Any] | None
-    rivals: tuple[tuple[Algo, dict[str, Any]], ...]
+    solution: Solution | None
+    rivals: tuple[tuple[Algo, Solution], ...]
     mode: str
     gpu: Gpu | None
     added: bool
@@ -119,7 +117,7 @@ class Writer:
         self.document.records.append(Record(**row, status=Status.UNPACKABLE, reason=reason))
 
 
-def open_document(command: str, options: dict[str, Any], out: Path | None) -> Writer:
+def open_document(command: str, options: Json, out: Path | None) -> Writer:
     """A document that will save to `out`, or to the user's runs folder; a place that cannot be written is an error.
 
     Nothing is written yet: a file that is there already stays until there is a record to put in its place.
@@ -167,12 +165,5 @@ def load(path: Path) -> Document:
 def dumps(document: Any) -> str:
     """JSON with a record, a score, a comparison a line: readable, small, and good to diff."""
     fields = msgspec.to_builtins(document) if isinstance(document, Document) else document
-    if not isinstance(fields, dict) or "records" not in fields:
-        return json.dumps(fields, indent=1)
-    return "{\n" + ",\n".join(f" {json.dumps(k)}: {_lines(v)}" for k, v in fields.items()) + "\n}"
-
-
-def _lines(value: Any) -> str:
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return "[\n" + ",\n".join("  " + json.dumps(item) for item in value) + "\n ]"
-    return json.dumps(value, indent=1).replace("\n", "\n ")
+    whole = isinstance(fields, dict) and "records" in fields
+    return lined(fields) if whole else json.dumps(fields, indent=1)

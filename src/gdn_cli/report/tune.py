@@ -68,7 +68,7 @@ def _show_plan(out: Console, plan: Plan) -> None:
 def _show_result(out: Console, result: Evidence, plan: Plan) -> None:
     l2 = f", L2 {result.l2}" if result.l2 else ""
     in_place = " | in place" if result.in_place else ""
-    gpus = sorted({w.gpu["index"] for w in result.workloads if w.gpu})
+    gpus = sorted({w.gpu.index for w in result.workloads if w.gpu})
     several = len(gpus) > 1
     where = result.gpu + (f" (GPU {', '.join(map(str, gpus))})" if several else "")
     head = [*words("workload"), *(numbers("GPU") if several else []), *words("chosen"), *numbers("time", "to second")]
@@ -82,7 +82,7 @@ def _show_result(out: Console, result: Evidence, plan: Plan) -> None:
             chosen, notes[1:] = f"{chosen} ~", [near]
         ratio, low, high = w.ratio or (0, 0, 0)
         interval = (f"{ratio:.3f}x", f"{low:.3f} to {high:.3f}") if ratio else ("", "")
-        gpu = [str(w.gpu["index"])] if several else []
+        gpu = [str(w.gpu.index)] if several else []
         second = _constants(w.second) if w.second else ""
         made.add(plan.op.label.format(**w.axes), *gpu, chosen, units.duration(w.chosen_us), *interval, second)
     print_table(out, made)

@@ -26,6 +26,7 @@ import msgspec
 from msgspec import structs
 
 from .. import bounded
+from ..catalog.formats import Definition, Solution
 from ..catalog.registry import Algo, Op
 from ..catalog.tiers import COPY, FLOORS
 from ..catalog.workloads import Workload
@@ -33,7 +34,7 @@ from ..machine import inventory
 from ..machine.builders import with_builders
 from ..records import exit_reasons
 from ..records.messages import Event, Reply
-from ..records.request import Profiling, Request, Rival, Timing
+from ..records.request import PlanFields, Profiling, Request, Rival, Timing
 from ..schema.record_types import Blame, Environment, Record, Status, blame
 from . import redaction
 
@@ -54,16 +55,16 @@ class Job:
 
     command: str
     op: Op
-    definition: dict[str, Any]
-    solution: dict[str, Any] | None
+    definition: Definition
+    solution: Solution | None
     mode: str  # cuda, cpu or interpreter
     workloads: tuple[Workload, ...]
     algo: Algo | None = None
-    rivals: tuple[tuple[Algo, dict[str, Any]], ...] = ()  # of a comparison: each algo and its solution
+    rivals: tuple[tuple[Algo, Solution], ...] = ()  # of a comparison: each algo and its solution
     turns: dict[str, tuple[str, ...]] = field(default_factory=dict)  # workload -> which rivals meet there, else all
     dataset: Path | None = None
     tiers: tuple[str, ...] = ()
-    plan: dict[str, Any] = field(default_factory=dict)
+    plan: PlanFields = field(default_factory=dict)
     fallback: bool = False  # whether events may stand in for cupti
     strict: bool = False  # probe every workload
     sandbox: bool = False  # run the algo's code in bubblewrap

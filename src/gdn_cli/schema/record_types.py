@@ -6,11 +6,13 @@ where they have it. `gdn schema record` prints the JSON Schema that is made from
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from ..parsing import Json
 from .numbers import Count, NotNegative, Number, Positive
 from .scores import Score
 from .statuses import Blame, Status, blame
@@ -166,6 +168,11 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
         return self.timing.median_us if self.timing and self.passed else None
 
     @property
+    def timed_in(self) -> str | None:
+        """The tier of its time, which goes before the one that was asked for."""
+        return self.timing.tier if self.timing else self.tier
+
+    @property
     def uuid(self) -> str | None:
         """Of its workload."""
         return self.workload.uuid if self.workload else None
@@ -223,8 +230,30 @@ class Missing(msgspec.Struct, kw_only=True, omit_defaults=True):
     hint: str | None = None
 
 
-class Compared(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A candidate against a baseline on one workload (records/statistics.py: Comparison)."""
+class Comparison(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A candidate against a baseline at one workload, or over a set of them (records/statistics.py makes it)."""
+
+    ratio: Positive  # baseline time / candidate time: above 1, the candidate is faster
+    low: Positive  # the ratio's interval at `level`
+    high: Positive
+    verdict: str  # of the candidate: FASTER, SLOWER or SAME
+    rounds: Count  # samples of each; of the one with fewer, where they were not paired
+    log_sd: NotNegative  # the standard error of log(ratio)
+    df: int | Number  # degrees of freedom that the error is known with
+    run_sd: NotNegative = _written(0.0)  # the part of it that all workloads of one saved record share
+    level: Number
+    threshold: Number
+    method: str  # where the numbers come from, in words
+    resolution: Number  # the smallest difference, as a share, that would have had a verdict: what SAME means here
+
+    @property
+    def half_width(self) -> float:
+        """Half the width of the interval of log(ratio): 0.005 is about +-0.5 %."""
+        return math.log(self.high / self.low) / 2
+
+
+class Compared(Comparison, kw_only=True, omit_defaults=True):
+    """One with what was compared."""
 
     op: str
     mode: str
@@ -235,18 +264,6 @@ class Compared(msgspec.Struct, kw_only=True, omit_defaults=True):
     doubted: bool = _written(False)  # a time of the two is in doubt
     baseline_us: Positive | None = None
     us: Positive | None = None
-    ratio: Positive  # baseline time / candidate time: above 1, the candidate is faster
-    low: Positive  # the ratio's interval at `level`
-    high: Positive
-    verdict: str  # of the candidate: FASTER, SLOWER or SAME
-    rounds: Count
-    log_sd: NotNegative
-    df: int | Number
-    run_sd: NotNegative = _written(0.0)
-    level: Number
-    threshold: Number
-    method: str
-    resolution: Number  # the smallest difference, as a share, that would have had a verdict
 
 
 class Overall(Compared):
@@ -311,7 +328,7 @@ class Rented(msgspec.Struct, kw_only=True, omit_defaults=True):
     gpu: str
     image: str
     command: str
-    asked: dict[str, Any] = msgspec.field(default_factory=lambda: {})  # the command's own options
+    asked: Json = msgspec.field(default_factory=lambda: {})  # the command's own options
     calls: list[RemoteCall] = msgspec.field(default_factory=lambda: [])
 
 
@@ -321,7 +338,7 @@ class Document(msgspec.Struct, kw_only=True, omit_defaults=True):
     schema: int
     command: str
     time: str = ""  # 2026-11-21T14:12:00Z
-    options: dict[str, Any] = {}  # as they were given
+    options: Json = {}  # as they were given
     commit: str | None = None
     dirty: bool | None = None
     interrupted: bool | msgspec.UnsetType = msgspec.UNSET  # it has what was measured by then

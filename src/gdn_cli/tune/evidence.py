@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from msgspec import Struct, to_builtins
 
@@ -11,11 +10,10 @@ from .. import files
 from ..catalog import tuned_table
 from ..catalog.tuned_table import Constants, Row
 from ..machine import environment
-from ..parsing import to_json
-from ..records.statistics import Comparison
-from ..schema.record_types import Environment
-from .journal import Where
-from .search import LeftOut, Plan, Space, State
+from ..parsing import Json, lined, to_json
+from ..schema.record_types import Comparison, Environment, GpuName
+from .journal import Space, Where
+from .search import LeftOut, Plan, State
 from .tournament import Choice
 
 SCHEMA = 1
@@ -28,7 +26,7 @@ class Measured(Struct, kw_only=True, omit_defaults=True):
     uuid: str
     axes: dict[str, int]
     size: int
-    gpu: dict[str, int | str] | None = None  # that it was timed on
+    gpu: GpuName | None = None  # that it was timed on
     chosen: Constants
     chosen_us: float
     fastest: Constants
@@ -64,7 +62,7 @@ class Evidence(Struct, kw_only=True, omit_defaults=True):
     workloads: list[Measured]
 
 
-def document(plan: Plan, state: State | None = None) -> dict[str, Any]:
+def document(plan: Plan, state: State | None = None) -> Json:
     """The command's document; without a state, a dry run's."""
     sizes = [(size, w) for size, workloads in plan.sizes.items() for w in workloads]
     found = {"command": "tune", "dry_run": state is None}
@@ -96,7 +94,7 @@ def write(state: State) -> None:
     measured = state.held | {gpu: to_json(state.result)}
     held = {row.gpu: measured[row.gpu] for row in rows}  # in the order of the rows
     whole = {"schema": SCHEMA, "algo": state.plan.algo.full_name, "file": tune.file, "gpus": held}
-    for file, text in ((tuned_table.EVIDENCE, tuned_table.dumps(whole)), (tune.file, tuned_table.render(tune, rows))):
+    for file, text in ((tuned_table.EVIDENCE, lined(whole) + "\n"), (tune.file, tuned_table.render(tune, rows))):
         files.write(folder / file, text, within=folder, hint="what was measured is kept")
         state.written.append(str(folder / file))
     if alike := [row.gpu for row in rows if row.sms == sms and row.gpu != gpu]:
@@ -143,7 +141,7 @@ def _measured(state: State, choice: Choice) -> Iterator[Measured]:
             times |= {name: (meeting.round, us) for name, us in meeting.us[w.uuid].items() if name not in state.out}
         order = sorted(times.items(), key=lambda item: (-item[1][0], item[1][1]))
         yield Measured(
-            uuid=w.uuid, axes=w.axes, size=choice.size, gpu=gpu.to_json() if gpu else None,
+            uuid=w.uuid, axes=w.axes, size=choice.size, gpu=GpuName(**gpu.to_json()) if gpu else None,
             chosen=constants[choice.chosen],
             chosen_us=times[choice.chosen][1],
             fastest=constants[choice.fastest],

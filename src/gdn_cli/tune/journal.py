@@ -18,8 +18,30 @@ from ..schema.numbers import Positive
 from ..schema.record_types import Environment, Status
 
 
-class Key(Struct, tag_field="step", tag="key"):
-    """What all measurements depend on, for a person to read: the file's name stands for it."""
+class Space(Struct):
+    """What is tried: [tune] of algo.toml, perhaps narrowed."""
+
+    size: tuple[str, ...]
+    where: str | None
+    constants: dict[str, tuple[int, ...]]
+
+
+class Key(Struct, kw_only=True, omit_defaults=True, tag_field="step", tag="key"):
+    """What all measurements depend on: another one of these, and all is measured anew. The file's name has its hash."""
+
+    op: str
+    algo: str
+    source_hash: str
+    space: Space
+    gpu: str  # or a CPU
+    driver: str | None
+    versions: dict[str, str | None]
+    dataset: str | None
+    tier: str
+    l2: str
+    seconds: float
+    target: float
+    in_place: bool = False
 
 
 class Where(Struct, tag_field="step", tag="environment"):
@@ -65,10 +87,10 @@ L = TypeVar("L", Where, Check, Time)
 class Journal:
     """The measurements of a tuning, a JSON line each, in the file of this algo, space, GPU and settings."""
 
-    def __init__(self, key: dict[str, Any], fresh: bool = False) -> None:
-        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
+    def __init__(self, key: Key, fresh: bool = False) -> None:
+        digest = hashlib.sha256(msgspec.json.encode(key, order="deterministic")).hexdigest()[:12]
         self.key, self.lock = key, threading.Lock()
-        self.path = paths.tunes_dir() / f"{key['op']}-{key['algo']}-{digest}.jsonl"
+        self.path = paths.tunes_dir() / f"{key.op}-{key.algo}-{digest}.jsonl"
         self.unsaved: str | None = None  # why the file could not take the last line
         paths.make(self.path.parent)
         self.lines = [] if fresh or not self.path.exists() else _whole_lines(self.path)
@@ -101,7 +123,7 @@ class Journal:
         return next((line for line in lines if all(getattr(line, k) == v for k, v in wanted.items())), None)
 
     def _write(self) -> None:
-        text = json.dumps({"step": "key"} | self.key) + "\n" + "".join(map(_text, self.lines))
+        text = "".join(map(_text, [self.key, *self.lines]))
         files.write(self.path, text, hint="GDN_HOME names another place", sync=False)
 
 
@@ -114,12 +136,11 @@ def _whole_lines(file: Path) -> list[Line]:
     leaves it, and is measured again."""
     try:
         *lines, _ = read_text(file, MissingError).split("\n")
-        found = [_line(text, f"{file}:{number}") for number, text in enumerate(lines, 1)]
+        found = []
+        for number, text in enumerate(lines, 1):
+            where = f"{file}:{number}"
+            found.append(decode(json_of(text, where, MissingError), Line, where, MissingError))
     except MissingError as e:
         hint = "--fresh measures anew; or delete that line, and the rest is kept"
         raise MissingError(f"{e.message}; the file is damaged", hint=hint) from None
     return [line for line in found if not isinstance(line, Key)]
-
-
-def _line(text: str, where: str) -> Line:
-    return decode(json_of(text, where, MissingError), Line, where, MissingError)

@@ -20,12 +20,11 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from .. import files, paths
 from ..catalog import tuned_table
+from ..catalog.formats import Definition
 from ..catalog.pack import definition
 from ..catalog.registry import Algo, Op, Registry
 from ..catalog.tuned_table import Constants, Gpus
@@ -36,7 +35,7 @@ from ..machine.inventory import Gpu
 from ..records import statistics
 from ..run import planning
 from ..schema.record_types import Status
-from .journal import Journal
+from .journal import Journal, Key, Space
 from .tournament import Choice, Meeting
 
 if TYPE_CHECKING:
@@ -61,14 +60,6 @@ class Settings:
     gpus: tuple[Gpu, ...] = ()  # of one kind; none: the one that a CUDA process takes by itself
 
 
-class Space(msgspec.Struct):
-    """What is tried: [tune] of algo.toml, perhaps narrowed."""
-
-    size: tuple[str, ...]
-    where: str | None
-    constants: dict[str, tuple[int, ...]]
-
-
 @dataclass(frozen=True)
 class Plan:
     """What will be tried, known before anything is run. Sizes ascend; each has its workloads."""
@@ -76,7 +67,7 @@ class Plan:
     op: Op
     algo: Algo
     mode: str | None  # None: it cannot run here, and can only be looked at
-    definition: dict[str, Any]
+    definition: Definition
     constants: dict[str, Constants]  # of each candidate, by name
     algos: dict[str, Algo]  # candidate -> the algo as it would be
     excluded: int  # by `where`
@@ -180,21 +171,19 @@ def begin(plan: Plan, settings: Settings, progress: Progress, say: Callable[[str
     return State(plan, settings, progress, say, gpus, held, journal, {size: [] for size in plan.sizes})
 
 
-def _key(plan: Plan, settings: Settings, gpu: Gpu | None) -> dict[str, Any]:
-    """What a measurement depends on: another one of these, and it is measured anew."""
+def _key(plan: Plan, settings: Settings, gpu: Gpu | None) -> Key:
     found = environment.versions()
-    key = {
-        "op": plan.op.name,
-        "algo": plan.algo.name,
-        "source_hash": tuned_table.own_hash(plan.algo, plan.op),
-        "space": msgspec.to_builtins(plan.space),
-        "gpu": gpu.name if gpu else environment.cpu_name(),
-        "driver": gpu.driver if gpu else None,
-        "versions": {name: found.get(name) for name in ("torch", "triton")},
-        "dataset": str(settings.dataset.absolute()) if settings.dataset else None,
-    }
-    key |= {name: getattr(settings, name) for name in ("tier", "l2", "seconds", "target")}
-    return key | ({"in_place": True} if settings.in_place else {})
+    return Key(
+        op=plan.op.name,
+        algo=plan.algo.name,
+        source_hash=tuned_table.own_hash(plan.algo, plan.op),
+        space=plan.space,
+        gpu=gpu.name if gpu else environment.cpu_name(),
+        driver=gpu.driver if gpu else None,
+        versions={name: found.get(name) for name in ("torch", "triton")},
+        dataset=str(settings.dataset.absolute()) if settings.dataset else None,
+        **{name: getattr(settings, name) for name in ("tier", "l2", "seconds", "target", "in_place")},
+    )
 
 
 def check_folder(algo: Algo) -> Gpus:

@@ -8,13 +8,14 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from ... import paths
 from ...catalog.registry import Op, label_of, read_op
 from ...errors import UsageError
+from ...parsing import Json
 from ...schema.record_types import Document, Environment, Record
 from ...schema.statuses import Blame
 
@@ -26,7 +27,7 @@ EXPORTED = (
     "median_us", "low_us", "high_us", "ci_low_us", "ci_high_us", "span_us", "samples", "kernels", "bytes_moved",
     "stopped", "note", "how", "backend", "doubts", "histogram", "gpu_state",
 )  # fmt: skip
-Row = dict[str, Any]  # an exported record, as plain JSON
+Row = Json  # an exported record
 
 
 class Stored(Document):
@@ -126,8 +127,7 @@ def parts(document: Document) -> list[Part]:
 def tier_of(record: Record) -> str | None:
     """The tier that a record's time is shown under: what it measured in, or was to. Calls in place are other calls,
     whose times compare with none of the usual ones."""
-    tier = record.timing.tier if record.timing else record.tier
-    return f"{tier}, in place" if tier and record.in_place else tier
+    return f"{record.timed_in}, in place" if record.timed_in and record.in_place else record.timed_in
 
 
 def _joined(found: dict[tuple[str | None, ...], Part], document: Document) -> list[Part]:
@@ -136,7 +136,7 @@ def _joined(found: dict[tuple[str | None, ...], Part], document: Document) -> li
     whole: dict[tuple[str | None, ...], Part] = {}
     kept = []
     for (*key, _), part in found.items():
-        first = whole.setdefault((*key, _device(part.environment(document))), part)
+        first = whole.setdefault((*key, part.environment(document).device), part)
         if first is part or set(map(_workload, part.records)) & set(map(_workload, first.records)):
             kept.append(part)
         else:
@@ -155,7 +155,7 @@ def _series(part: Part, document: Stored, run: str) -> Series:
     for r in measured:
         labels.setdefault(_label(r)[0] or "all", []).append(r)  # a floor of the machine has no workload
     return Series(
-        one.op, one.algo, _device(where), one.mode, part.tier, part.l2,
+        one.op, one.algo, where.device, one.mode, part.tier, part.l2,
         run, document.time, document.command, document.commit, bool(document.dirty), bool(document.interrupted),
         document.file, one.source_hash, where.driver, where.versions or None, len(part.records),
         measured=len(measured),
@@ -197,12 +197,6 @@ def run_id(document: Document) -> str:
         times = [t.median_us, t.low_us, t.high_us, t.samples] if t else []
         facts.append(_text([r.op, r.algo, r.mode, r.source_hash, tier_of(r), _workload(r), r.status, times]))
     return _hash([document.time, document.command, document.commit, sorted(facts)])
-
-
-def _device(where: Environment) -> str | None:
-    """A GPU's name; a CPU's with its threads, since as many others would be another device."""
-    name = where.gpu or (f"{where.cpu} ({where.threads} threads)" if where.cpu else None)
-    return f"{name} ({where.where})" if name and where.where else name
 
 
 def _workload(record: Record) -> str:

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from ...catalog import registry
-from ...errors import UsageError, unknown
-from ..store import FLOORS
+from ...catalog.tiers import FLOORS
+from ...errors import unknown
 from .documents import Place, Series
 
 _SHOWS = "`gdn history` shows what is kept"
@@ -27,16 +27,16 @@ class Filter:
         if not series:
             return []
         shown = [s for s in series if s.shown]
-        if self.op:
-            _check("op", self.op, [s.op for s in shown])
-        if self.tier:
-            _check("tier", self.tier, [s.tier for s in series if s.tier])
+        tiers = [s.tier for s in series if s.tier]
+        for kind, name, there in (("op", self.op, [s.op for s in shown]), ("tier", self.tier, tiers)):
+            if name and name not in there:
+                raise unknown(kind, name, there, hint=_SHOWS)
         devices = [s.device for s in series if s.device]
         part = (self.device or "").lower()
         if part and not any(part in device.lower() for device in devices):
             raise unknown("device", self.device, devices, hint=_SHOWS)
-        known = list(dict.fromkeys((s.op, s.algo) for s in shown))
-        named = {_find(name, self.op, known) for name in self.algos}
+        known = sorted({(s.op, s.algo) for s in shown})
+        named = {registry.named(name, self.op, known, _SHOWS) for name in self.algos}
         return [
             s
             for s in series
@@ -45,27 +45,6 @@ class Filter:
             and self.tier in (None, s.tier)
             and part in (s.device or "").lower()
         ]
-
-
-def _check(kind: str, name: str, known: list[str]) -> None:
-    if name not in known:
-        raise unknown(kind, name, known, hint=_SHOWS)
-
-
-def _find(name: str, op: str | None, known: list[tuple[str, str]]) -> tuple[str, str]:
-    """(op, algo) as the registry finds them: a short name means decode's, else the only op's that has it."""
-    given, _, short = name.rpartition("/")
-    if given and op and given != op:
-        raise UsageError(f"'{name}' is not an algo of {op}", hint="drop --op, or name one of its algos")
-    op = given or op
-    found = [pair for pair in known if pair[1] == short and op in (None, pair[0])]
-    found = [pair for pair in found if pair[0] == registry.DEFAULT_OP] or found
-    if not found:
-        names = [algo for of, algo in known if op in (None, of)]
-        raise unknown(f"algo of {op}" if op else "algo", short, names, hint=_SHOWS)
-    if len(found) > 1:
-        raise UsageError(f"several ops have '{short}': {', '.join(sorted(map('/'.join, found)))}", hint="add --op")
-    return found[0]
 
 
 class Overview(Place):

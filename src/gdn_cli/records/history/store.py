@@ -22,7 +22,7 @@ from ... import files, paths
 from ...errors import GdnError, MissingError, UsageError, unknown
 from ...schema.record_types import SCHEMA, Document
 from ...text import whole
-from . import documents, earlier
+from . import documents
 from .documents import Row, Series, Stored
 from .query import Filter
 
@@ -40,7 +40,7 @@ class Kept:
 
 
 class Index(msgspec.Struct):
-    version: Literal[2]  # a new one whenever documents.py makes something else of a document
+    version: Literal[3]  # a new one whenever documents.py makes something else of a document
     runs: dict[str, list[Series]]
 
 
@@ -77,8 +77,10 @@ class History:
 
     def series(self) -> list[Series]:
         """The series of all runs, in the order of time."""
-        if line := earlier.take_over(self):
-            self.notices.append(line)
+        old = self.folder.with_name("history.sqlite")
+        if old.is_file():
+            hint = f"`gdn history --import {paths.runs_dir()}/*.json` takes in its record files; move it away then"
+            self.notices.append(f"{old} is an earlier gdn's history, and is not read: {hint}")
         index, damage = self._read_index()
         names = {path.stem for path in self.folder.glob("*.json")}
         runs = {name: found for name, found in index.items() if name in names}
@@ -91,7 +93,7 @@ class History:
             with contextlib.suppress(OSError, GdnError):  # then the next command reads the documents as well
                 if damage:
                     self.index.unlink()
-                files.write(self.index, msgspec.msgpack.encode(Index(2, runs)), sync=False)
+                files.write(self.index, msgspec.msgpack.encode(Index(3, runs)), sync=False)
         return sorted((s for found in runs.values() for s in found), key=lambda s: (s.time, s.run))
 
     def rows(self, where: Filter) -> Iterator[Row]:

@@ -1,0 +1,86 @@
+"""The JSON of flashinfer-bench, a Definition and a Solution, as far as gdn reads and writes it.
+
+Both stay tables on their whole way: they come from files, go to flashinfer-bench's own models as they are, and a
+Solution is anyone's. `decode` in parsing.py holds a file to these types; keys that are not named here are dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypedDict
+
+from msgspec import Meta
+
+from ..parsing import Positive, Text
+
+LANGUAGES = ("python", "triton", "cpp", "cuda")
+Language = Annotated[Literal["python", "triton", "cpp", "cuda"], Meta(description=f"one of {', '.join(LANGUAGES)}")]
+Given = Annotated[str, Meta(min_length=1)]
+
+
+class Source(TypedDict):
+    path: Given
+    content: Given
+
+
+class _Spec(TypedDict):
+    language: Language
+    target_hardware: Annotated[list[str], Meta(min_length=1)]
+    entry_point: Given
+
+
+class Spec(_Spec, total=False):
+    """flashinfer-bench's BuildSpec."""
+
+    dependencies: list[str] | None
+    destination_passing_style: bool
+    binding: str | None
+
+
+class _Solution(TypedDict):
+    name: Given
+    definition: Given
+    author: Given
+    spec: Spec
+    sources: Annotated[list[Source], Meta(min_length=1)]
+
+
+class Solution(_Solution, total=False):
+    description: str | None
+
+
+class Axis(TypedDict, total=False):
+    type: str
+    value: Positive | None  # None, or none at all: variable
+
+
+class Tensor(TypedDict):
+    shape: list[str] | None  # names of axes; None: a scalar
+    dtype: Text
+
+
+class Calls(TypedDict):
+    """A definition's calls: all that gdn reads of another's file."""
+
+    axes: dict[str, Axis]
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+
+
+class Input(TypedDict, total=False):
+    """One input of a workload; each type has its own keys (trace_set.py)."""
+
+    type: Literal["random", "scalar", "safetensors"]
+    value: float
+    path: str
+    tensor_key: str
+
+
+class Definition(Calls):
+    """One that gdn writes."""
+
+    name: str
+    description: str
+    op_type: str
+    tags: list[str]
+    constraints: list[str]
+    reference: str
