@@ -49,7 +49,8 @@ extern "C" uint32_t divide(uint32_t n, uint32_t d) { return gdn::Divisor(d).divi
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     cuts = "\n  ".join(f"CUT{cut}" for cut in CUTS)
-    return emulation.library(tmp_path_factory.mktemp("decode"), DRIVER.replace("@CUTS@", cuts), emulation.CUDA / "gdn" / "decode.cuh")
+    kernel = emulation.CUDA / "gdn" / "decode.cuh"
+    return emulation.library(tmp_path_factory.mktemp("decode"), DRIVER.replace("@CUTS@", cuts), kernel)
 
 
 def inputs(B: int, H: int, HV: int, dtype=torch.float32) -> list:

@@ -42,7 +42,7 @@ def cuts_of(algo) -> list[tuple[int, ...]]:
 def instead() -> list[tuple[int, tuple[int, ...]]]:
     """(up to, cut) of launch.cuh's rows that stand in for those that cannot run; the last one is endless."""
     text = (CUDA / "flashcore_launch.cuh").read_text()
-    rows = re.findall(r'\{"", 0, ([^,]+), ([\d, ]+)\}', text[text.index("INSTEAD[] = {") :])
+    rows = re.findall(r'\{"", 0, ANY, ([^,]+), ([\d, ]+)\}', text[text.index("INSTEAD[] = {") :])
     return [(int(end) if end.isdigit() else tuned_table.ENDLESS, tuple(map(int, cut.split(", ")))) for end, cut in rows]
 
 
@@ -286,7 +286,9 @@ def test_the_cut_of_each_size(library, causal, S, heads):
 def host_cut(algo, heads: int, S: int) -> tuple[int, ...]:
     """The cut that the host takes on sm_90a: the row of this size, or the next one that has room for as many keys."""
     rows = tuned_table.nearest(tuned_table.rows(algo.tune, tuned_table.load(algo)), 132)
-    cuts = [tuple(row.constants[name] for name in FIELDS) for row in rows if heads * S <= row.up_to]
+    cuts = [
+        tuple(row.constants[name] for name in FIELDS) for row in rows if S <= row.length_up_to and heads <= row.up_to
+    ]
     return next(c for c in cuts if c[6] != 3 or S <= c[3] * c[4] * 16 * c[1] // c[0])
 
 

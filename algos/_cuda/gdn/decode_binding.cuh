@@ -70,7 +70,7 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
 
   const CurrentDevice current(device.device_id);
   auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
-  const size_t row = chosen(sms(device.device_id), B * HV);
+  const size_t row = chosen(TUNED, sms(device.device_id), B * HV);
   launch<T>(row, p, B * HV, stream, std::make_index_sequence<ROWS_TUNED>{});
   TVM_FFI_CHECK_CUDA_ERROR(cudaGetLastError());
 }
