@@ -13,8 +13,11 @@ from unittest import mock
 
 import forked
 
+from gdn_cli.catalog import registry
+
 TESTS = Path(__file__).resolve().parent
 OURS = TESTS.parent / "algos"
+REGISTRY = registry.load()  # as it ships: read once for all test files
 # PYTHONPATH of a process that imports what lies here
 PATH = os.pathsep.join(p for p in (str(TESTS), os.environ.get("PYTHONPATH")) if p)
 
@@ -141,6 +144,32 @@ def built(algo_name: str, mode: str):
     definition, solution = pack.definition(op, known), pack.pack(algo, op)
     with mock.patch.dict(os.environ, jobs.environ(jobs.Job("check", op, definition, solution, mode, ()))):
         return op, prepared.built(definition, solution, algo.setup, specific=algo.specific and mode == "cuda")
+
+
+def local(kernel):
+    """A kernel of this process with the methods of a runner's: checks and probes are written against these."""
+    from gdn_cli.runner import calls
+
+    class Local(calls.Here):
+        def push(self, tensors):
+            pass
+
+        def pull(self, tensors):
+            pass
+
+        def run(self, inputs, outputs, wanted=()):
+            return super().run(inputs, outputs)
+
+        def at_return(self, inputs, outputs, wanted=()):
+            return super().at_return(inputs, outputs)
+
+        def late(self, inputs, outputs, late, zeroed, copies, wanted=()):
+            return super().late(inputs, outputs, late, zeroed, copies)
+
+        def address(self, result):
+            return result.data_ptr()
+
+    return Local(kernel)
 
 
 def judge(algo_name: str, cases: list[dict], device: str = "cpu") -> list[dict]:

@@ -8,6 +8,9 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from gdn_cli.report.book import Source
+from gdn_cli.schema.record_types import Document, document_of
+
 GPU = {
     "versions": {"gdn": "0.1.0", "python": "3.12.3", "torch": "2.11.0+cu130"},
     "gpu": "NVIDIA H200", "capability": "9.0", "sms": 132, "l2_bytes": 62914560, "driver": "580.159.04",
@@ -25,6 +28,15 @@ ALGOS = {
     "cuda-v4": (1.9, 0.28),
     "fi-baseline": (3.7, 0.47),
 }
+
+
+def typed(document: Document | dict[str, Any]) -> Document:
+    return document if isinstance(document, Document) else document_of(document)
+
+
+def source(name: str, document: Document | dict[str, Any]) -> Source:
+    """A document as a part of a book."""
+    return Source(name, typed(document))
 
 
 def workload(batch_size: int, n: int = 0) -> dict[str, Any]:

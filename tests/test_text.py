@@ -22,12 +22,15 @@ from markupsafe import escape
 from rich.text import Text
 
 from gdn_cli import text
-from gdn_cli.catalog import registry
+from gdn_cli.catalog.registry import Broken
 from gdn_cli.catalog.workloads import Workload
+from gdn_cli.errors import UsageError
+from gdn_cli.machine.inventory import Place
 from gdn_cli.parsing import to_json
 from gdn_cli.profile import differences
 from gdn_cli.records import history
-from gdn_cli.report import csv_table, drawing, figures, html, markdown, merge, profile, screen, tables, terminal, tune
+from gdn_cli.remote import modal_client, resume
+from gdn_cli.report import drawing, figures, html, markdown, merge, profile, screen, table, tables, terminal, tune
 from gdn_cli.report import history as shown_history
 from gdn_cli.report.book import Book
 from gdn_cli.schema.profile_types import Listed
@@ -35,7 +38,7 @@ from gdn_cli.schema.record_types import Status, document_of
 from gdn_cli.tune.evidence import Evidence, Measured
 from gdn_cli.tune.search import LeftOut, Space
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 OP = REGISTRY.ops["gdn_decode"]
 
 # what somebody wrote -> what a reader sees of it
@@ -118,21 +121,13 @@ def show(evil: str, command: str) -> None:
         found["records"] = [r for r in found["records"] if r["algo"] == "copy" or r["status"] != "passed"]
         for r in found["records"]:
             r["how"] = evil
-    terminal.show(found, REGISTRY, False, Path("/x") / evil.replace("\0", ""))
+    terminal.show(reports.typed(found), REGISTRY, False, Path("/x") / evil.replace("\0", ""))
 
 
 def listed(evil: str) -> None:
-    row = {
-        "op": "gdn_decode",
-        "algo": evil,
-        "language": evil,
-        "devices": [evil],
-        "after": None,
-        "setup": None,
-        "summary": evil,
-    }
-    rows = [row | {"here": None, "reason": evil, "hint": evil}, row | {"here": "cpu", "reason": None, "hint": None}]
-    terminal.show_list(rows, [{"op": evil, "algo": evil, "error": f"{evil}: {evil}"}], False)
+    algo = SimpleNamespace(op="gdn_decode", name=evil, language=evil, modes=[evil], setup=None)
+    found = [(algo, Place(None, evil, evil)), (algo, Place("cpu"))]
+    terminal.show_list(found, [Broken(evil, evil, UsageError(f"{evil}: {evil}"))], False)
 
 
 def kept(evil: str) -> history.History:
@@ -201,12 +196,12 @@ def doctor(evil: str) -> None:
 
 
 def remote(evil: str) -> None:
-    run = {"command": evil, "file": evil, "calls": 1, "done": 1, "under way": 0, "lost": 0}
-    terminal.show_remote([{"app": evil, "state": evil, "created": evil}], [run], False)
+    run = resume.Left(evil, evil, 1, 1, 0, 0)
+    terminal.show_remote(resume.Status([modal_client.App(evil, evil, evil)], [run]), False)
 
 
 def workloads(evil: str) -> None:
-    terminal.show_workloads([{"op": evil, "index": None, "uuid": evil, "axes": {evil: 1}}], False)
+    terminal.show_workloads({evil: [Workload(evil, {evil: 1})]}, False)
 
 
 SCREENS = {
@@ -275,7 +270,7 @@ def test_several_lines_stay_where_a_compiler_says_them(capsys, monkeypatch):
     reason = "a.cu(1): error: \x1b[2J\n\ta.cu(2): error: [/]"
     r = {"op": "gdn_decode", "algo": "a\nb", "mode": "cuda", "tier": None, "workload": None, "status": "build_failed"}
     found = {"schema": 2, "command": "run", "environments": {}, "missing": [], "records": [r | {"reason": reason}]}
-    terminal.show(found, REGISTRY, False, Path("x.json"))
+    terminal.show(reports.typed(found), REGISTRY, False, Path("x.json"))
     lines = capsys.readouterr().out.splitlines()
     at = lines.index(r"failed a\nb: build failed, a.cu(1): error: \x1b[2J")
     assert lines[at + 1].strip() == "a.cu(2): error: [/]"
@@ -294,7 +289,7 @@ def test_what_is_seen_stays_as_it_is():
 
 
 def book(evil: str) -> Book:
-    return merge.gather([merge.source(evil, json.loads(json.dumps(bench(evil))))], REGISTRY)
+    return merge.gather([reports.source(evil, json.loads(json.dumps(bench(evil))))], REGISTRY)
 
 
 @pytest.mark.parametrize("evil", CORPUS, ids=ascii)
@@ -303,7 +298,7 @@ def test_markdown_and_csv_hold_text(evil):
     assert harmless(made) and made.encode()
     seen = CORPUS[evil]
     assert seen in re.sub(r"\\([\\`*_{}\[\]()#+\-.!|$~])", r"\1", made)
-    rows = list(csv.DictReader(io.StringIO(csv_table.csv_text(tables.every_record(book(evil))), newline="")))
+    rows = list(csv.DictReader(io.StringIO(table.csv_text(tables.every_record(book(evil))), newline="")))
     assert harmless("".join(v for row in rows for v in row.values())) and seen in {row["algo"] for row in rows}
 
 
@@ -449,7 +444,6 @@ def test_a_progress_bar_names_an_algo_as_it_is(monkeypatch):
 
 def test_modal_s_lines_are_shown(monkeypatch, capsys):
     from gdn_cli.cli import modal
-    from gdn_cli.remote import resume
 
     monkeypatch.setattr(resume, "logs", lambda *_: ["\x1b]0;t\x07 [/]"])
     modal.logs()

@@ -15,8 +15,7 @@ from unittest import mock
 from msgspec import structs
 
 from gdn_cli import cli
-from gdn_cli.machine import inventory
-from gdn_cli.machine.inventory import Gpu
+from gdn_cli.machine.inventory import Gpu, Machine
 from gdn_cli.records.request import Request
 from gdn_cli.run import jobs, planning
 
@@ -34,12 +33,9 @@ def request(job: jobs.Job, plain=jobs.Job.request) -> Request:
 if __name__ == "__main__":
     here = GPUS[: int(os.environ.get("PRETEND", "2"))]
     sys.argv[0] = str(Path(sys.argv[0]).with_name("gdn"))
+    machine = Machine(lambda: here, lambda gpu: frozenset(), lambda module: True, lambda: None)
     with (
-        mock.patch.object(inventory, "gpus", lambda: here),
-        mock.patch.object(inventory, "near", lambda gpu: frozenset()),
-        mock.patch.object(inventory, "has_package", lambda module: True),
-        mock.patch.object(inventory, "cuda_home", lambda: None),
         mock.patch.object(jobs.Job, "request", request),
         mock.patch.object(planning, "tiers_for", lambda mode, wanted, command="bench": ("wall",)),
     ):
-        cli.main()
+        cli.main(machine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 EDGE = 64 * 1024  # of a longer output, so much of the beginning and as much of the end
@@ -39,10 +40,15 @@ def clip(text: str, most: int = 2 * EDGE) -> str:
 
 def clipped(what: Any, most: int = 2 * EDGE) -> Any:
     """JSON with every text in it clipped."""
+    return mapped(what, lambda text: clip(text, most), lambda key: clip(str(key), 1024))
+
+
+def mapped(what: Any, text: Callable[[str], str], key: Callable[[Any], Any]) -> Any:
+    """JSON with every text in it, and every key, as these functions have it."""
     if isinstance(what, str):
-        return clip(what, most)
+        return text(what)
     if isinstance(what, dict):
-        return {clip(str(key), 1024): clipped(value, most) for key, value in what.items()}
+        return {key(name): mapped(value, text, key) for name, value in what.items()}
     if isinstance(what, (list, tuple)):
-        return [clipped(value, most) for value in what]
+        return [mapped(value, text, key) for value in what]
     return what

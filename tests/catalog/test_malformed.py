@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import helpers
 import pytest
 
 from gdn_cli import parsing, paths
@@ -13,7 +14,7 @@ from gdn_cli.catalog.trace_set import from_folder
 from gdn_cli.errors import GdnError
 from gdn_cli.remote import settings
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 DECODE = REGISTRY.ops["gdn_decode"]
 ALGO = """
 summary = "s"

@@ -13,7 +13,7 @@ from gdn_cli.machine import inventory
 from gdn_cli.run import prove
 from gdn_cli.runner import signature
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 DECODE = REGISTRY.ops["gdn_decode"]
 SHIPPED = [pytest.param(a, id=a.full_name) for a in REGISTRY.algos]
 

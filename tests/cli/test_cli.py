@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import building
 import helpers
 import pytest
+import reports
 
 from gdn_cli import __version__, errors, paths, units
 from gdn_cli.catalog import pack, registry
@@ -32,7 +33,7 @@ from gdn_cli.run import execute as execution
 from gdn_cli.run import jobs, planning
 from gdn_cli.schema.record_types import Status
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 DECODE = REGISTRY.ops["gdn_decode"]
 PASSES = f"from .right import run as right\n\ndef run({helpers.DECODE_ARGS}):\n    {{}}\n"
 RIGHT = PASSES.format(f"return right({helpers.DECODE_ARGS})")
@@ -229,26 +230,25 @@ def test_a_tier_that_the_added_reference_lacks_is_no_failure():
 # --- which algos ------------------------------------------------------------------------------------------------
 
 
-def test_all_means_what_can_run_here(monkeypatch):
-    monkeypatch.setattr(inventory, "gpus", lambda: ())
-    entries, named = planning.choose(REGISTRY, None, None, [], "auto", timed=True)
+def test_all_means_what_can_run_here():
+    place = inventory.Machine(gpus=lambda: ()).place
+    entries, named = planning.choose(REGISTRY, None, None, [], "auto", timed=True, place=place)
     assert not named and [e.algo for e in entries] == REGISTRY.of("gdn_decode")
     assert {e.algo.name for e in entries if e.place.mode == "cpu"} >= {"pt-reference", "pt-compiled"}
     assert {e.place.mode for e in entries} <= {"cpu", None}  # times of the interpreter mean nothing
-    entries, named = planning.choose(REGISTRY, "all", "gdn_prefill", [], "cpu", timed=False)
+    entries, named = planning.choose(REGISTRY, "all", "gdn_prefill", [], "cpu", timed=False, place=place)
     assert not named and [e.algo for e in entries] == REGISTRY.of("gdn_prefill")
-    entries, named = planning.choose(REGISTRY, "sdpa, pt-reference,sdpa", None, [], "auto", timed=False)
+    entries, named = planning.choose(REGISTRY, "sdpa, pt-reference,sdpa", None, [], "auto", timed=False, place=place)
     assert named and [e.algo.full_name for e in entries] == ["attention_fwd/sdpa", "gdn_decode/pt-reference"]
 
 
-def test_with_a_gpu_all_means_the_gpus(monkeypatch):
-    monkeypatch.setattr(inventory, "gpus", lambda: (inventory.Gpu("H200", "9.0", "580"),))
-    monkeypatch.setattr(inventory, "has_package", lambda module: True)
-    monkeypatch.setattr(inventory, "cuda_home", lambda: "/cuda")
-    entries, _ = planning.choose(REGISTRY, None, None, [], "auto", timed=True)
+def test_with_a_gpu_all_means_the_gpus():
+    gpus = (inventory.Gpu("H200", "9.0", "580"),)
+    place = inventory.Machine(lambda: gpus, has_package=lambda module: True, cuda_home=lambda: "/cuda").place
+    entries, _ = planning.choose(REGISTRY, None, None, [], "auto", timed=True, place=place)
     assert {e.place.mode for e in entries} == {"cuda"}
     assert {e.algo.name for e in entries} == {a.name for a in REGISTRY.of("gdn_decode") if "cuda" in a.modes}
-    (cpp,), _ = planning.choose(REGISTRY, "cpp-v1", None, [], "auto", timed=True)
+    (cpp,), _ = planning.choose(REGISTRY, "cpp-v1", None, [], "auto", timed=True, place=place)
     assert cpp.place.mode == "cpu"  # named: it runs where it can
 
 
@@ -270,8 +270,8 @@ def test_two_files_of_the_same_name_are_two_algos(tmp_path):
 
 
 @pytest.mark.parametrize(("have", "need", "fits"), [("9.0", "9.0", True), ("8.9", "9.0", False), ("10.0", "9.0", True)])
-def test_capabilities_compare_as_numbers(have, need, fits, monkeypatch):
-    monkeypatch.setattr(inventory, "gpus", lambda: (inventory.Gpu("GPU", have, "1"),))
+def test_capabilities_compare_as_numbers(have, need, fits):
+    machine = inventory.Machine(gpus=lambda: (inventory.Gpu("GPU", have, "1"),))
     algo = registry.Algo(
         op="gdn_decode",
         name="x",
@@ -282,7 +282,7 @@ def test_capabilities_compare_as_numbers(have, need, fits, monkeypatch):
         modes=("cuda",),
         capability=need,
     )
-    assert (inventory.place(algo).mode == "cuda") is fits
+    assert (machine.place(algo).mode == "cuda") is fits
 
 
 GPU_TIERS = ("cupti", "events", "graph", "nvbench", "fib")
@@ -338,8 +338,8 @@ def test_what_times_on_a_device_holds_its_lock(mode, tiers, held, monkeypatch, t
     monkeypatch.setattr(execution.locks, "gpu", gpu)
     monkeypatch.setattr(execution.locks, "cpu", cpu)
     monkeypatch.setattr(execution, "execute", execute)
-    monkeypatch.setattr(inventory, "gpus", lambda: (inventory.Gpu("H200", "9.0", "580", "GPU-7", 3),))
-    job = jobs.Job("bench", DECODE, {}, None, mode, (), tiers=tiers)
+    machine = inventory.Machine(gpus=lambda: (inventory.Gpu("H200", "9.0", "580", "GPU-7", 3),))
+    job = jobs.Job("bench", DECODE, {}, None, mode, (), tiers=tiers, machine=machine)
     writer = store.Writer(building.document(), tmp_path / "x.json")
     execution.run(planning.Plan([job, job], [], []), writer, lambda *_: None, print)
     assert log == [*held, "run", "run", *(["free"] if held else [])]  # once, around all of it
@@ -510,7 +510,7 @@ def test_bytes_moved_are_each_input_and_output_once(bench):
 
 def test_rows_of_the_table_derive_from_the_records(bench):
     placed = [r for r in bench.records if r["workload"]]
-    book = merge.gather([merge.source("", bench.document)], REGISTRY)
+    book = merge.gather([reports.source("", bench.document)], REGISTRY)
     rows = {(row.first.algo, row.first.label): row for row in book.rows("gdn_decode")}
     assert [key for key in rows] == [
         (a, b) for b in ("B=1", "B=3") for a in ("copy", "pt-reference", "copycat", "wrong")
@@ -547,7 +547,7 @@ def table_of(document: dict, width: int = 80, known=REGISTRY) -> list[str]:
     out = io.StringIO()
     with contextlib.redirect_stdout(out), pytest.MonkeyPatch.context() as patch:
         patch.setattr(screen, "_WIDE", width)
-        report.show(document, known, False, saved=paths.runs_dir() / "x.json")
+        report.show(reports.typed(document), known, False, saved=paths.runs_dir() / "x.json")
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
@@ -700,5 +700,5 @@ def test_a_broken_tensor_file_is_exit_3_and_one_clear_line(folder, tmp_path, gdn
     done = gdn("run", "--algo", "pt-reference", "--dataset", broken, "--json")
     first, last = done.json["records"]
     assert first["status"] == "passed"
-    assert f"{second}: cut short: 900000 bytes, its header promises " in last["reason"]
+    assert f"{second}: cut short, or not a safetensors file: " in last["reason"]
     assert done.code == errors.MISSING

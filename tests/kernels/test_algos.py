@@ -7,10 +7,9 @@ import math
 import helpers
 import pytest
 
-from gdn_cli.catalog import registry
 from gdn_cli.machine import inventory
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 
 # Small and odd on purpose: one row, primes, no power of two, both sides of a chunk of 64 tokens, empty sequences.
 CASES = {
@@ -83,10 +82,14 @@ def verdicts(interpreter):
     return ask
 
 
+# below Triton's interpreter: a case takes seconds, and those of the edges' tests that are not slow run there, too
+LONG = ((), (pytest.mark.slow,))
+
+
 @pytest.mark.parametrize(
     ("algo", "mode", "case"),
     [
-        pytest.param(a, mode, case, id=f"{a.full_name}-{mode}-{case}")
+        pytest.param(a, mode, case, id=f"{a.full_name}-{mode}-{case}", marks=LONG[mode == "interpreter"])
         for mode in ("cpu", "interpreter")
         for a in here(mode)
         for case in cases_of(a, mode)

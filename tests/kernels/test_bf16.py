@@ -24,9 +24,9 @@ from gdn_cli.runner import build
 from gdn_cli.timing import floor
 from gdn_cli.worker import check, dataset, probes, synthetic
 from gdn_cli.worker.probes import async_work, caching
-from gdn_cli.worker.probes.harness import FACTOR, same_bits
+from gdn_cli.worker.probes.harness import FACTOR
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 OP, DECODE = REGISTRY.ops["gdn_decode_bf16"], REGISTRY.ops["gdn_decode"]
 FI = REGISTRY.find("fi-baseline", OP.name)
 
@@ -42,7 +42,7 @@ class Work:
     def check(self, kernel) -> check.Check:
         """On copies of the inputs: what a kernel does to them is no matter of the next one."""
         inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in self.inputs]
-        return check.check(kernel, OP, self.axes, inputs, self.expected)
+        return check.check(helpers.local(kernel), OP, self.axes, inputs, self.expected)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_powers_of_two_scale_the_results_exactly(work, reference):
         inputs = [x * factor if n in OP.linear_in else x for n, x in zip(OP.inputs, work.inputs, strict=True)]
         assert all(x.dtype == y.dtype for x, y in zip(inputs, work.inputs, strict=True) if isinstance(x, torch.Tensor))
         for a, b in zip(once, reference.returns(inputs), strict=True):
-            assert same_bits(a * factor, b)
+            assert check.same_bits(a * factor, b)
 
 
 # --- what the tolerances see ------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def test_every_probe_catches_its_cheat_on_a_bfloat16_state(probe, make, monkeypa
     monkeypatch.setattr(async_work, "_LATE_S", 60.0 if probe == "late-work" else 0.1)
     small, kernel = Work(1), make(**cheat.keys())
     assert not cheat.checked or small.check(kernel).passed
-    found = probes.run(kernel, OP, small.axes, small.inputs, small.expected, [probe])
+    found = probes.run(helpers.local(kernel), OP, small.axes, small.inputs, small.expected, [probe])
     assert found[probe] and cheat.says in found[probe]
 
 
@@ -259,7 +259,7 @@ def test_a_write_of_one_element_behind_the_state_is_seen(make):
         new_state.as_strided((1,), (1,), end).zero_()
     """
     kernel = make(cheats.source(body, True), destination_passing=True)
-    found = probes.run(kernel, OP, small.axes, small.inputs, small.expected, ["out-of-bounds"])
+    found = probes.run(helpers.local(kernel), OP, small.axes, small.inputs, small.expected, ["out-of-bounds"])
     assert found == {"out-of-bounds": "new_state: 2 bytes written, 1 to 2 behind its last"}
 
 
@@ -341,7 +341,7 @@ def test_fi_baseline_hands_over_what_flashinfer_updates_in_place(monkeypatch, wo
         for out, exact in zip(outputs, work.expected, strict=True):
             assert oracle.error(out, exact) < 1.8e-3
     for x, was in zip(work.inputs, before, strict=True):
-        assert not isinstance(x, torch.Tensor) or same_bits(x, was)
+        assert not isinstance(x, torch.Tensor) or check.same_bits(x, was)
 
 
 def test_the_installed_flashinfer_takes_the_call():

@@ -12,16 +12,17 @@ import math
 import os
 from unittest import mock
 
+import helpers
 import oracle
 import pytest
 import torch
 
-from gdn_cli.catalog import pack, registry, tuned_table
+from gdn_cli.catalog import pack, tuned_table
 from gdn_cli.machine import inventory
 from gdn_cli.run import jobs
 from gdn_cli.runner import build
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 OP = REGISTRY.ops["gdn_decode"]
 TOLERANCE = {"output": 5e-3, "new_state": 1e-5}
 
@@ -205,6 +206,7 @@ def test_at_the_edges_on_the_cpu(algo):
 
 
 @pytest.mark.parametrize("algo", named(TRITON))
+@pytest.mark.slow
 def test_at_the_edges_below_the_interpreter(algo, interpreter):
     skip_old_interpreters(algo)
     work = {name: one | {"B": min(one["B"], 2)} for name, one in SMALL.items()}
@@ -227,7 +229,7 @@ def test_every_constant_that_can_be_tuned_is_right(algo, interpreter):
 def on_gpu(name: str):
     """The kernel, built once for all tests of one algo in a row."""
     algo = REGISTRY.find(name)
-    if (place := inventory.place(algo, "cuda")).mode is None:
+    if (place := inventory.HERE.place(algo, "cuda")).mode is None:
         pytest.skip(f"{name}: {place.reason}")
     return build_here(algo, pack.pack(algo, OP), "cuda")
 

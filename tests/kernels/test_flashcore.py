@@ -20,14 +20,14 @@ import torch
 import torch.nn.functional as F
 from emulator import emulation
 
-from gdn_cli.catalog import registry, tuned_table
+from gdn_cli.catalog import tuned_table
 from gdn_cli.machine import inventory
 from gdn_cli.worker import check
 
 FWD = helpers.OURS / "attention_fwd"
 CUDA = helpers.OURS / "_cuda" / "attention"
 PTX = helpers.OURS / "_cuda" / "ptx"
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 V4 = REGISTRY.find("attention_fwd/flashcore-v4")
 CAUSAL = REGISTRY.find("attention_fwd_causal/flashcore-v4-causal")
 FIELDS = ("rows", "warps", "tiles", "keys", "stages", "splits", "wgmma")
@@ -522,7 +522,7 @@ def built(full_name: str):
 
 def on_device(algo, given) -> torch.Tensor:
     """The algo's output for [B, 8, S, 64] on the GPU; its inputs must stay as they are."""
-    if (place := inventory.place(algo, "cuda")).mode is None:
+    if (place := inventory.HERE.place(algo, "cuda")).mode is None:
         pytest.skip(f"{algo.full_name}: {place.reason}")
     op, kernel = built(algo.full_name)
     B, _, S, _ = given[0].shape

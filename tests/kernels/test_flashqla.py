@@ -7,10 +7,10 @@ import textwrap
 
 import helpers
 
-from gdn_cli.catalog import pack, registry
+from gdn_cli.catalog import pack
 from gdn_cli.machine import inventory
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 
 # What the package's docstring says, 0.1.3: batches, log g, V-first states where asked for, no empty sequences.
 STAND_IN = textwrap.dedent("""
@@ -57,12 +57,12 @@ def test_the_call_is_what_the_package_takes(tmp_path):
     assert all(output < 5e-3 and state < 1e-5 for output, state in found.values()), found
 
 
-def test_without_the_package_one_line_says_what_to_install(monkeypatch):
+def test_without_the_package_one_line_says_what_to_install():
     algo = REGISTRY.find("gdn_prefill/flashqla")
-    monkeypatch.setattr(inventory, "has_package", lambda module: module != "flash_qla")
     for capability, reason, hint in (
         ("9.0", "package flash-qla missing", "pip install flash-qla"),
         ("8.0", "needs compute capability 9.0, this GPU has 8.0", inventory.MODAL),
     ):
-        monkeypatch.setattr(inventory, "gpus", lambda capability=capability: (inventory.Gpu("one", capability, "580"),))
-        assert inventory.place(algo) == inventory.Place(None, reason, hint)
+        gpus = (inventory.Gpu("one", capability, "580"),)
+        machine = inventory.Machine(gpus=lambda gpus=gpus: gpus, has_package=lambda module: module != "flash_qla")
+        assert machine.place(algo) == inventory.Place(None, reason, hint)

@@ -17,7 +17,7 @@ import torch
 from kernels.test_algos import CASES, cases_of
 
 from gdn_cli import errors
-from gdn_cli.catalog import pack, registry
+from gdn_cli.catalog import pack
 from gdn_cli.catalog.workloads import embedded, select
 from gdn_cli.machine import inventory
 from gdn_cli.run import jobs
@@ -25,7 +25,7 @@ from gdn_cli.worker import check
 
 pytestmark = pytest.mark.gpu
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 MODE = "cuda"
 ON_GPU = [pytest.param(a, id=a.full_name) for a in REGISTRY.algos if MODE in a.modes]
 # PyTorch's backends one by one: each has shapes that it does not take, and says so
@@ -58,7 +58,7 @@ def work(op, chosen: list[str]) -> tuple:
 
 
 def job(algo, command: str, chosen: list[str], **more) -> jobs.Job:
-    place = inventory.place(algo, MODE)
+    place = inventory.HERE.place(algo, MODE)
     if place.mode is None:
         pytest.skip(f"{algo.full_name}: {place.reason}")
     op = REGISTRY.ops[algo.op]
@@ -95,7 +95,7 @@ def verdicts(algo_name: str) -> dict[str, dict]:
 )
 def test_ours_agree_with_the_oracle_at_the_edges(algo, case):
     """Scales, extreme gates and empty sequences, as test_algos has them for the CPU."""
-    if (place := inventory.place(algo, MODE)).mode is None:
+    if (place := inventory.HERE.place(algo, MODE)).mode is None:
         pytest.skip(f"{algo.full_name}: {place.reason}")
     verdict = verdicts(algo.full_name)[case]
     assert verdict["wrong"] == []
@@ -145,7 +145,7 @@ def test_the_floors_of_this_gpu():
 
 def test_an_algo_is_compared_with_itself_on_the_same_buffers():
     algo = REGISTRY.find("cuda-v4")
-    if (place := inventory.place(algo, MODE)).mode is None:
+    if (place := inventory.HERE.place(algo, MODE)).mode is None:
         pytest.skip(place.reason)
     result = helpers.gdn("compare", "cuda-v4", "cuda-v4", "-w", "batch_size=4", "-n", "1", "--json", gpu=True)
     assert result.code == errors.OK, result.err + result.out
@@ -158,7 +158,7 @@ def test_an_algo_is_compared_with_itself_on_the_same_buffers():
 
 def test_gdn_bench_with_its_floor_and_its_origin():
     algo = REGISTRY.find("cuda-v4")
-    if (place := inventory.place(algo, MODE)).mode is None:
+    if (place := inventory.HERE.place(algo, MODE)).mode is None:
         pytest.skip(place.reason)
     result = helpers.gdn(
         "bench", "--algo", algo.name, "-w", "batch_size=4", "-n", "1", "--seconds", "0.1", "--json", gpu=True
@@ -181,7 +181,7 @@ class Call:
     """A built kernel with inputs and outputs of its own that stay where they are."""
 
     def __init__(self, algo, chosen: str) -> None:
-        if (place := inventory.place(algo, MODE)).mode is None:
+        if (place := inventory.HERE.place(algo, MODE)).mode is None:
             pytest.skip(f"{algo.full_name}: {place.reason}")
         from gdn_cli.worker import dataset
 

@@ -19,13 +19,12 @@ import torch
 from operators.test_call_checks import shifted
 
 from gdn_cli import load
-from gdn_cli.catalog import registry
 from gdn_cli.machine import inventory
 from gdn_cli.worker import check
 
 pytestmark = pytest.mark.gpu
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 RUNGS = [pytest.param(a, id=a.full_name) for a in REGISTRY.algos if "cuda" in a.modes]
 # written here: these the judge calls as they are, without `load` around them
 OURS = [p for p in RUNGS if p.values[0].language in ("cuda", "triton") and not p.values[0].packages]
@@ -64,7 +63,7 @@ def in_new_threads(work) -> list:
 
 
 def here(algo):
-    if (place := inventory.place(algo, "cuda")).mode is None:
+    if (place := inventory.HERE.place(algo, "cuda")).mode is None:
         pytest.skip(f"{algo.full_name}: {place.reason}")
 
 

@@ -12,17 +12,18 @@ import math
 import os
 from unittest import mock
 
+import helpers
 import oracle
 import pytest
 import torch
 from kernels.test_decode_edges import covering, error, named
 
-from gdn_cli.catalog import pack, registry, tuned_table
+from gdn_cli.catalog import pack, tuned_table
 from gdn_cli.machine import inventory
 from gdn_cli.run import jobs
 from gdn_cli.runner import build
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 OP = REGISTRY.ops["gdn_prefill"]
 OURS = [a for a in REGISTRY.of(OP.name) if not a.packages]
 # one launch or a few, nothing that asks the host: these must live in CUDA graphs and on any stream
@@ -203,6 +204,7 @@ def test_at_the_edges_on_the_cpu(algo):
 
 
 @pytest.mark.parametrize("algo", named([a for a in TRITON if "interpreter" in a.modes]))
+@pytest.mark.slow
 def test_at_the_edges_below_the_interpreter(algo, interpreter):
     shorter = {name: one | {"lengths": (300,)} for name, one in LONG.items()}  # it takes seconds for a thousand tokens
     found = interpreter(interpreted, algo.full_name, SMALL | shorter)
@@ -223,7 +225,7 @@ def test_every_constant_that_can_be_tuned_is_right(algo, interpreter):
 def on_gpu(name: str):
     """The kernel, built once for all tests of one algo in a row."""
     algo = REGISTRY.find(name)
-    if (place := inventory.place(algo, "cuda")).mode is None:
+    if (place := inventory.HERE.place(algo, "cuda")).mode is None:
         pytest.skip(f"{name}: {place.reason}")
     return build_here(algo, pack.pack(algo, OP), "cuda")
 

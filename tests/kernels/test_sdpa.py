@@ -7,9 +7,7 @@ import oracle
 import pytest
 import torch
 
-from gdn_cli.catalog import registry
-
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 PINNED = ("flash", "cudnn", "efficient", "math")
 ON_CPU = ("flash", "math")
 

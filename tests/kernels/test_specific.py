@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from types import SimpleNamespace
 
+import helpers
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ from gdn_cli.profilers import Ask, sass
 from gdn_cli.run import jobs
 from gdn_cli.runner import build
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 OP = REGISTRY.ops["gdn_decode"]
 ALGO = REGISTRY.find("gdn_decode/cuda-v1")
 
@@ -91,12 +92,11 @@ def test_the_worker_is_told_but_for_a_proof(tmp_path, write_algo):
     assert [rival.specific for rival in rivals] == [True, False]
 
 
-def test_sass_compiles_what_runs_here(monkeypatch):
-    gpu = SimpleNamespace(capability="9.0")
-    monkeypatch.setattr(inventory, "gpus", lambda: (gpu,))
-    assert [sass.here("cuda", specific) for specific in (False, True)] == ["sm_90", "sm_90a"]
-    assert sass.here("triton", True) == "sm_90"
-    assert Ask("sass", {}, None).specific is False
+def test_sass_compiles_what_runs_here():
+    machine = inventory.Machine(gpus=lambda: (inventory.Gpu("a GPU", "9.0", "580"),))
+    assert [sass.here("cuda", specific, machine) for specific in (False, True)] == ["sm_90", "sm_90a"]
+    assert sass.here("triton", True, machine) == "sm_90"
+    assert Ask({}).specific is False
 
 
 def test_both_flashcore_champions_ask_for_it():

@@ -124,7 +124,7 @@ def test_the_bits_are_pynvml_s():
         "hw_power_brake": "HwPowerBrakeSlowdown",
     }
     theirs = {getattr(pynvml, f"nvmlClocksThrottleReason{theirs}"): ours for ours, theirs in names.items()}
-    assert theirs == environment._THROTTLES
+    assert theirs == {bit: slowed.name for bit, slowed in environment._SLOWED.items()}
     # and the functions that are called by name are there, by one name or the other
     assert {name for name in vars(Nvml) if name.startswith("nvml")} <= set(dir(pynvml))
     assert hasattr(pynvml, "nvmlDeviceGetCurrentClocksThrottleReasons")

@@ -21,6 +21,7 @@ from types import SimpleNamespace
 import building
 import helpers
 import pytest
+import reports
 import two_gpus
 from msgspec import structs
 
@@ -30,7 +31,7 @@ from gdn_cli.catalog.registry import Algo
 from gdn_cli.catalog.workloads import embedded, select, twin
 from gdn_cli.errors import MissingError, UsageError
 from gdn_cli.machine import environment, gpu_sharing, inventory, locks
-from gdn_cli.machine.inventory import Gpu
+from gdn_cli.machine.inventory import Gpu, Machine
 from gdn_cli.records import score, store
 from gdn_cli.records.history import documents
 from gdn_cli.report import merge, terminal
@@ -40,11 +41,18 @@ from gdn_cli.runner import build
 from gdn_cli.schema.record_types import Environment, GpuName, Status, document_of
 from gdn_cli.tune import evidence, race, search
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 DECODE = REGISTRY.ops["gdn_decode"]
 G0, G1, G2 = two_gpus.GPUS[:3]
-NEAR = inventory.near
 SMALL = Gpu("GT 1030", "6.1", "580.1", "GPU-small", 3)
+
+
+def having(*gpus: Gpu, near=lambda gpu: frozenset()) -> Machine:
+    """A machine with these GPUs, and all packages."""
+    return Machine(gpus=lambda: gpus, near=near, has_package=lambda module: True)
+
+
+BOTH = having(G0, G1)
 
 
 @pytest.fixture(autouse=True)
@@ -52,8 +60,6 @@ def host(monkeypatch, tmp_path):
     """Two GPUs, that nobody else holds."""
     monkeypatch.setenv("GDN_LOCK_DIR", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(inventory, "gpus", lambda: (G0, G1))
-    monkeypatch.setattr(inventory, "near", lambda gpu: frozenset())
 
 
 # --- which GPUs -----------------------------------------------------------------------------------------------------
@@ -71,9 +77,8 @@ def host(monkeypatch, tmp_path):
         ("GPU-c,0", [2, 0]),
     ],
 )
-def test_gpus_by_number_and_uuid(text, expected, monkeypatch):
-    monkeypatch.setattr(inventory, "gpus", lambda: (G0, G1, G2))
-    assert [g.index for g in inventory.chosen(text)] == expected
+def test_gpus_by_number_and_uuid(text, expected):
+    assert [g.index for g in having(G0, G1, G2).chosen(text)] == expected
 
 
 @pytest.mark.parametrize(
@@ -93,30 +98,28 @@ def test_gpus_by_number_and_uuid(text, expected, monkeypatch):
 )
 def test_what_names_no_gpu_is_one_line(text, says):
     with pytest.raises(UsageError) as e:
-        inventory.chosen(text)
+        BOTH.chosen(text)
     assert str(e.value).startswith(says) and "\n" not in e.value.message
 
 
 def test_numbers_are_those_of_the_visible_ones(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
-    monkeypatch.setattr(inventory, "gpus", lambda: (G2,))
-    assert inventory.chosen("0") == (G2,)
+    assert having(G2).chosen("0") == (G2,)
     with pytest.raises(UsageError, match="no GPU 1 here; there is only GPU 0, as CUDA_VISIBLE_DEVICES=2 has it"):
-        inventory.chosen("1")
+        having(G2).chosen("1")
 
 
-def test_two_uuids_that_begin_so(monkeypatch):
-    monkeypatch.setattr(inventory, "gpus", lambda: (replace(G0, uuid="GPU-a1"), replace(G1, uuid="GPU-a2")))
+def test_two_uuids_that_begin_so():
+    machine = having(replace(G0, uuid="GPU-a1"), replace(G1, uuid="GPU-a2"))
     with pytest.raises(UsageError, match="--gpus GPU-a: 2 GPUs begin so"):
-        inventory.chosen("GPU-a")
+        machine.chosen("GPU-a")
 
 
-def test_no_gpu_is_missing_and_nonsense_is_nonsense_all_the_same(monkeypatch):
-    monkeypatch.setattr(inventory, "gpus", lambda: ())
+def test_no_gpu_is_missing_and_nonsense_is_nonsense_all_the_same():
     with pytest.raises(MissingError, match="--gpus all: no GPU here"):
-        inventory.chosen("all")
+        having().chosen("all")
     with pytest.raises(UsageError):
-        inventory.chosen("x")
+        having().chosen("x")
 
 
 @pytest.mark.parametrize(
@@ -132,8 +135,7 @@ def test_the_commands_say_so(args, code, says):
     assert done.returncode == code and done.stdout == "" and done.stderr.startswith(says)
 
 
-def test_one_of_several_gpus_will_do(monkeypatch):
-    monkeypatch.setattr(inventory, "has_package", lambda module: True)
+def test_one_of_several_gpus_will_do():
     algo = Algo(
         op="gdn_decode",
         name="x",
@@ -144,13 +146,11 @@ def test_one_of_several_gpus_will_do(monkeypatch):
         modes=("cuda",),
         capability="9.0",
     )
-    assert inventory.place(algo, "cuda", (SMALL, G0)).mode == "cuda"
+    assert BOTH.place(algo, "cuda", (SMALL, G0)).mode == "cuda"
     old = replace(SMALL, capability="7.5")
-    assert (
-        inventory.place(algo, "cuda", (SMALL, old)).reason == "needs compute capability 9.0, these GPUs have 6.1, 7.5"
-    )
+    assert BOTH.place(algo, "cuda", (SMALL, old)).reason == "needs compute capability 9.0, these GPUs have 6.1, 7.5"
     on_cpu = structs.replace(algo, modes=("cpu",))
-    assert inventory.place(on_cpu, "cuda", (G0,)).hint == "it runs on cpu: drop --gpus"
+    assert BOTH.place(on_cpu, "cuda", (G0,)).hint == "it runs on cpu: drop --gpus"
 
 
 # --- what goes where ------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_one_of_several_gpus_will_do(monkeypatch):
 def plan_of(algos: list[Algo], gpus: tuple[Gpu, ...], chosen: list[str], command: str = "bench") -> planning.Plan:
     entries = [planning.Entry(algo, inventory.Place("cuda")) for algo in algos]
     part = planning.Part(DECODE, entries, select(DECODE, embedded(DECODE), chosen=chosen), {"l2": "cold"})
-    return planning.prepare(REGISTRY, [part], planning.Settings(command, gpus=gpus))
+    return planning.prepare(REGISTRY, [part], planning.Settings(command, gpus=gpus, machine=BOTH))
 
 
 def named(*names: str, capability: str | None = None) -> list[Algo]:
@@ -251,12 +251,12 @@ def test_each_worker_gets_whole_cores_near_its_gpu(monkeypatch):
     sides = {0: range(0, 8), 1: range(0, 8), 2: range(8, 16)}
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(32)))
     monkeypatch.setattr(gpu_sharing, "_siblings", lambda cpu: {cpu % 16, cpu % 16 + 16})
-    monkeypatch.setattr(inventory, "near", lambda g: frozenset(c + h for c in sides[g.index] for h in (0, 16)))
-    assert gpu_sharing.cpus((G0, G1, G2)) == {
+    machine = having(near=lambda g: frozenset(c + h for c in sides[g.index] for h in (0, 16)))
+    assert gpu_sharing.cpus((G0, G1, G2), machine) == {
         G0: {*range(0, 4), *range(16, 20)}, G1: {*range(4, 8), *range(20, 24)}, G2: {*range(8, 16), *range(24, 32)},
     }  # fmt: skip
-    monkeypatch.setattr(inventory, "near", lambda g: frozenset() if g == G2 else frozenset(range(8)))
-    apart = gpu_sharing.cpus((G0, G1, G2))  # one of them does not tell: then all share all
+    machine = having(near=lambda g: frozenset() if g == G2 else frozenset(range(8)))
+    apart = gpu_sharing.cpus((G0, G1, G2), machine)  # one of them does not tell: then all share all
     assert sorted(len(cpus) for cpus in apart.values()) == [10, 10, 12]
     assert frozenset().union(*apart.values()) == set(range(32)) and all(len(c) % 2 == 0 for c in apart.values())
 
@@ -265,7 +265,7 @@ def test_each_worker_gets_whole_cores_near_its_gpu(monkeypatch):
 def test_one_gpu_or_few_cores_share_nothing_out(gpus, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
     monkeypatch.setattr(gpu_sharing, "_siblings", lambda cpu: {cpu})
-    assert gpu_sharing.cpus(gpus) == {gpu: frozenset() for gpu in gpus}
+    assert gpu_sharing.cpus(gpus, BOTH) == {gpu: frozenset() for gpu in gpus}
 
 
 def test_the_cpus_near_a_gpu_are_nvml_s(monkeypatch):
@@ -276,7 +276,7 @@ def test_the_cpus_near_a_gpu_are_nvml_s(monkeypatch):
         nvmlDeviceGetCpuAffinity=lambda handle, words: known[handle],
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    assert NEAR(G0) == {1, 63, 64} and NEAR(G1) == frozenset()
+    assert inventory.near(G0) == {1, 63, 64} and inventory.near(G1) == frozenset()
 
 
 def test_its_functions_are_pynvml_s():
@@ -285,13 +285,11 @@ def test_its_functions_are_pynvml_s():
     assert pynvml.nvmlDeviceGetHandleByUUID
 
 
-def test_the_worker_finds_its_gpu_by_the_uuid_that_torch_has(monkeypatch):
-    assert environment._which("bbbbbbbb") == G1
-    assert environment._which("another") is None
-    monkeypatch.setattr(inventory, "gpus", lambda: (G2,))
-    assert environment._which("another") == G2  # a slice, which torch may call by its GPU
-    monkeypatch.setattr(inventory, "gpus", lambda: ())
-    assert environment._which("another") is None
+def test_the_worker_finds_its_gpu_by_the_uuid_that_torch_has():
+    assert environment._which("bbbbbbbb", (G0, G1)) == G1
+    assert environment._which("another", (G0, G1)) is None
+    assert environment._which("another", (G2,)) == G2  # a slice, which torch may call by its GPU
+    assert environment._which("another", ()) is None
 
 
 def test_this_host_tells_its_cores():
@@ -306,7 +304,18 @@ def test_this_host_tells_its_cores():
 def job_on(gpu: Gpu | None, algo: str = "a", sizes=(1, 2), mode: str = "cuda", **more) -> jobs.Job:
     tiers = more.pop("tiers", ("cupti",))
     workloads = tuple(twin(DECODE, {"batch_size": n}) for n in sizes)
-    return jobs.Job("bench", DECODE, {}, {"sources": []}, mode, workloads, named(algo)[0], tiers=tiers, gpu=gpu, **more)
+    return jobs.Job(
+        "bench",
+        DECODE,
+        {},
+        {"sources": []},
+        mode,
+        workloads,
+        named(algo)[0],
+        tiers=tiers,
+        gpu=gpu,
+        **{"machine": BOTH} | more,
+    )
 
 
 def run(monkeypatch, tmp_path, execute, *work: jobs.Job, order=None, say=print):
@@ -550,7 +559,7 @@ APART = bench(
 
 
 def test_ratios_in_the_table_are_to_the_rows_own_gpu(capsys):
-    terminal.show(APART, REGISTRY, False, Path("x.json"))
+    terminal.show(reports.typed(APART), REGISTRY, False, Path("x.json"))
     lines = capsys.readouterr().out.splitlines()
     cells = {line.removeprefix("B=1").split()[0]: line.removeprefix("B=1").split() for line in lines[2:6]}
     assert lines[0] == "gdn_decode | NVIDIA H200 (GPU 0, 1) | tier cupti, L2 cold"
@@ -566,13 +575,14 @@ def test_ratios_in_the_table_are_to_the_rows_own_gpu(capsys):
 def test_where_a_row_is_of_one_gpu_the_fastest_is_marked(capsys):
     found = [record(name, 0, us) for name, us in (("copy", 3.0), ("pt-reference", 30.0), ("a", 6.0))]
     found += [record(name, 1, us, 4) for name, us in (("copy", 1.0), ("pt-reference", 10.0), ("a", 11.0))]
-    terminal.show(bench(*found), REGISTRY, False, Path("x.json"))
+    terminal.show(reports.typed(bench(*found)), REGISTRY, False, Path("x.json"))
     out = capsys.readouterr().out
     assert "a *" in out and "pt-reference *" in out and "not ranked" not in out and "differs by" not in out
 
 
 def test_what_one_gpu_failed_at_is_shown_beside_what_the_other_measured(capsys):
-    terminal.show(bench(record("copy", 0, 3.0), record("copy", 1, None), record("a", 1, 5.0)), REGISTRY, False, Path())
+    found = record("copy", 0, 3.0), record("copy", 1, None), record("a", 1, 5.0)
+    terminal.show(reports.typed(bench(*found)), REGISTRY, False, Path())
     out = capsys.readouterr().out
     assert "failed copy at B=1 (00000000) on GPU 1: crashed, crashed" in out
     assert [line.split()[-1] for line in out.splitlines() if "  a  " in line] == ["200"]  # GB/s, and nothing x floor
@@ -582,7 +592,7 @@ def test_one_gpu_by_name_is_in_the_title_and_needs_no_column(capsys):
     unpackable = record("b", 1, None) | {"status": "unpackable", "workload": None}
     document = bench(record("copy", 1, 1.0), record("a", 1, 5.0))
     document["records"].append({k: v for k, v in unpackable.items() if k != "gpu"})
-    terminal.show(document, REGISTRY, False, Path("x.json"))
+    terminal.show(reports.typed(document), REGISTRY, False, Path("x.json"))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("gdn_decode | NVIDIA H200 (GPU 1) | ") and "GPU" not in lines[1]
     assert not any("GPU:" in line for line in lines)
@@ -594,7 +604,7 @@ def test_of_rented_gpus_none_is_the_fastest_where_there_were_several(uuids, mark
     found = [record("pt-reference", 0, 30.0), record("a", 0, 6.0)]
     found = [r | {"gpu": {"uuid": uuid, "name": "NVIDIA B200"}} for r, uuid in zip(found, uuids, strict=True)]
     document = bench() | {"records": found, "environments": {"cuda": {"gpu": "NVIDIA B200", "where": "modal"}}}
-    terminal.show(document, REGISTRY, False, Path("x.json"))
+    terminal.show(reports.typed(document), REGISTRY, False, Path("x.json"))
     out = capsys.readouterr().out
     assert out.startswith("gdn_decode | NVIDIA B200 (modal) | tier cupti, L2 cold\n") and "GPU " not in out
     assert re.search(rf"^ +a{' [*]' if marked else ''} +6\.00 us .* 5\.00x", out, re.M), out
@@ -603,9 +613,9 @@ def test_of_rented_gpus_none_is_the_fastest_where_there_were_several(uuids, mark
 
 def test_tiers_that_the_host_takes_part_in_say_so(capsys):
     found = [r | {"tier": "events"} for r in APART["records"]]
-    terminal.show(bench(*found), REGISTRY, False, Path("x.json"))
+    terminal.show(reports.typed(bench(*found)), REGISTRY, False, Path("x.json"))
     assert "events: the host takes part in these times" in capsys.readouterr().out
-    terminal.show(APART, REGISTRY, False, Path("x.json"))
+    terminal.show(reports.typed(APART), REGISTRY, False, Path("x.json"))
     assert "the host takes part" not in capsys.readouterr().out
 
 
@@ -622,13 +632,13 @@ def test_scores_divide_times_of_one_gpu():
 
 
 def test_the_page_keeps_gpus_of_one_run_apart():
-    groups = merge.gather([merge.source("x.json", APART)], REGISTRY).groups
+    groups = merge.gather([reports.source("x.json", APART)], REGISTRY).groups
     assert [(g.device, g.algos) for g in groups] == [
         ("NVIDIA H200, GPU 0", ["copy", "pt-reference", "a"]), ("NVIDIA H200, GPU 1", ["copy", "pt-reference", "b"]),
     ]  # fmt: skip
     assert [g.over_floor(g.algos[-1], "B=1") for g in groups] == [2.0, 5.0]
     one = bench(*(r for r in APART["records"] if r["gpu"]["index"] == 1))
-    assert [g.device for g in merge.gather([merge.source("x.json", one)], REGISTRY).groups] == ["NVIDIA H200"]
+    assert [g.device for g in merge.gather([reports.source("x.json", one)], REGISTRY).groups] == ["NVIDIA H200"]
 
 
 def places(document: dict) -> list[tuple[str, tuple[str, ...], int]]:
@@ -697,7 +707,9 @@ def tune(tmp_path, monkeypatch, write_algo):
         monkeypatch.setattr(race, "execute", workers)
         entry = planning.Entry(known.find("slow"), inventory.Place("cuda"))
         plan = search.plan(known, entry, [twin(DECODE, {"batch_size": b}) for b in batches], None)
-        work = search.begin(plan, search.Settings("cupti", gpus=gpus), lambda *line: None, lambda line: None)
+        work = search.begin(
+            plan, search.Settings("cupti", gpus=gpus, machine=BOTH), lambda *line: None, lambda line: None
+        )
         race.run(work)
         evidence.write(work)
         return work
@@ -723,9 +735,9 @@ def test_tune_times_each_size_on_one_gpu_and_all_gpus_at_once(tune, capsys):
     assert [c.chosen for c in work.choices] == ["slow[tile=2]"] * 4
     rows = json.loads(tune.evidence.read_text())["gpus"]["NVIDIA H200"]["workloads"]
     assert [row["gpu"] for row in rows] == [gpu.to_json() for gpu in (G0, G1, G0, G1)]
-    from gdn_cli import report
+    from gdn_cli.report import tune as shown
 
-    report.show_tuning(work.plan, work, False)
+    shown.show_tuning(work.plan, work, False)
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("gdn_decode/slow | NVIDIA H200 (GPU 0, 1) | ") and out[1].split()[:2] == [
         "workload",
@@ -782,6 +794,7 @@ def run({helpers.DECODE_ARGS}):
 """
 
 
+@pytest.mark.slow
 def test_gdn_run_on_two_gpus_one_of_which_loses_its_worker(tmp_path, write_algo):
     for name, does in (("good", "pass"), ("bad", "os.abort()"), ("fine", "pass")):
         write_algo(tmp_path, name, BODY.format(does), devices=["cuda"])

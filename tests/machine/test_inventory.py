@@ -223,7 +223,7 @@ def test_no_pynvml(nvml, monkeypatch):
 def test_place_asks_for_the_capability_of_the_first_visible(nvml, monkeypatch):
     nvml(*ALIKE[:1], SMALL)
     algo = SimpleNamespace(modes=("cuda",), capability="9.0", language="python", packages={})
-    monkeypatch.setattr(inventory, "has_package", lambda module: True)
-    assert inventory.place(algo).mode == "cuda"
+    machine = inventory.Machine(has_package=lambda module: True)
+    assert machine.place(algo).mode == "cuda"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
-    assert inventory.place(algo).reason == "needs compute capability 9.0, this GPU has 6.1"
+    assert machine.place(algo).reason == "needs compute capability 9.0, this GPU has 6.1"

@@ -21,7 +21,7 @@ from gdn_cli import load
 from gdn_cli.catalog import registry
 from gdn_cli.operators.call_checks import Contract
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 DECODE = REGISTRY.ops["gdn_decode"]
 ALIGNED = "expected a pointer aligned to 16 bytes; call .clone() on it"
 

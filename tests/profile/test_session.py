@@ -81,6 +81,7 @@ def test_two_kept_profiles_are_compared(profiled, folder, tmp_path):
     assert first["b"] == pytest.approx(2 * first["a"]) and first["better"] == "a"
 
 
+@pytest.mark.slow
 def test_a_wrong_algo_is_profiled_and_says_so(tmp_path):
     source = "from .right import run as right\n\ndef run(*x):\n    o, s = right(*x)\n    return o + 1, s\n"
     helpers.write_algo(tmp_path, "off", source)

@@ -55,7 +55,7 @@ def profiled(
     algo = next(a for a in known.algos if (a.name, a.op) == (name, op.name))
     definition, solution = pack.definition(op, known), pack.pack(algo, op)
     workload = min(embedded(op), key=lambda w: w.axes["batch_size"])
-    ask = Ask(tool, solution, mode, l2=l2, bytes_in=3_000_000, bytes_out=1_000_000)
+    ask = Ask(solution, l2=l2, bytes_in=3_000_000, bytes_out=1_000_000)
     module, replies = profilers.module(tool), []
     module.find()
     for run in module.runs(ask, folder):
@@ -93,8 +93,10 @@ def burner(tmp_path_factory, write_algo):
 
 
 @pytest.mark.skipif(inventory.cxx() is None, reason="no C++ compiler")
-@pytest.mark.skipif(perf.missing() is not None, reason="perf cannot be used here")
+@pytest.mark.slow
 def test_perf_finds_the_function_and_the_line_that_take_the_time(burner, tmp_path):
+    if perf.missing() is not None:
+        pytest.skip("perf cannot be used here")
     (found,) = (reading := profiled("cpu", "burner", tmp_path, algos=burner)).found
     functions = table(found, "functions")
     name, library, share, count = functions.rows[0]
@@ -111,6 +113,7 @@ def test_perf_finds_the_function_and_the_line_that_take_the_time(burner, tmp_pat
 
 
 @pytest.mark.skipif(inventory.cxx() is None, reason="no C++ compiler")
+@pytest.mark.slow
 def test_without_perf_a_cpp_algo_has_its_figures_and_torchs_ops(burner, tmp_path, monkeypatch):
     monkeypatch.setattr(perf.shutil, "which", lambda name: None)
     reading = profiled("cpu", "burner", tmp_path, algos=burner)

@@ -196,7 +196,7 @@ def test_stalls_are_ranked_by_their_share_of_all_reasons():
     every = ncu_facts.stall_shares(launch("v4-1"))
     assert every["long_scoreboard"] == (pytest.approx(25.776, abs=0.001), pytest.approx(3.0502, abs=0.0001))
     assert sum(share for share, _ in every.values()) == pytest.approx(100)
-    assert stall.rows[1] == ("long scoreboard", *every["long_scoreboard"], stalls.meaning("long_scoreboard"))
+    assert stall.rows[1] == ("long scoreboard", *every["long_scoreboard"], stalls.of("long_scoreboard").meaning)
     assert stall.note.startswith("a warp issues every 11.8 cycles")
 
 
@@ -235,9 +235,9 @@ def test_each_reason_says_what_it_means_and_what_to_try():
         assert stalls.canonical(reason) == stalls.canonical(stall.label) == reason
         assert 0 < len(stall.meaning) <= 60, reason
         assert stall.advice or reason == "misc"
-    assert stalls.advice("stall_lg") == stalls.REASONS["lg_throttle"].advice
-    assert (stalls.meaning("quantum_flux"), stalls.advice("quantum_flux")) == ("", "")
-    assert stalls.label("quantum_flux") == "quantum flux"
+    assert stalls.of("stall_lg").advice == stalls.REASONS["lg_throttle"].advice
+    assert (stalls.of("quantum_flux").meaning, stalls.of("quantum_flux").advice) == ("", "")
+    assert stalls.of("quantum_flux").label == "quantum flux"
 
 
 def test_the_reasons_of_real_reports_are_all_known():
@@ -253,10 +253,10 @@ def test_hot_instructions_by_their_offset():
     whole = launch("v4-1")
     assert len(whole.code) == 224 and whole.samples == whole.number("smsp__pcsamp_sample_count") == 131
     hot = ncu_reader.hot_instructions(whole, 3)
-    assert [(h.where, h.offsets, h.samples, h.stall) for h in hot] == [
-        ("+0x400", (0x400,), 23, "long scoreboard"),
-        ("+0x720", (0x720,), 20, "long scoreboard"),
-        ("+0x0", (0,), 14, "no instruction"),
+    assert [(h.where, h.samples, h.stall) for h in hot] == [
+        ("+0x400", 23, "long scoreboard"),
+        ("+0x720", 20, "long scoreboard"),
+        ("+0x0", 14, "no instruction"),
     ]
     assert hot[1].text == "LOP3.LUT R16, R8, 0xffff0000, RZ, 0xc0, !PT"
     assert hot[1].share == pytest.approx(100 * 20 / 131)
@@ -269,7 +269,6 @@ def test_hot_lines_where_there_is_line_information():
     assert sum(h.samples for h in hot) == whole.samples == 145
     assert (hot[0].where, hot[0].stall, hot[0].samples) == ("kernel.py:107", "long scoreboard", 44)
     assert hot[0].text == "b_a = tl.load(a + i_bh).to(tl.float32) + tl.load(dt_bias + i_hv)"
-    assert hot[0].offsets[0] == 0x400  # the hottest of the line's instructions
     assert {h.where for h in hot} >= {"standard.py:263", "standard.py:293"}  # inlined: where it is written
 
 
@@ -357,7 +356,7 @@ def stand_in(tmp_path, monkeypatch):
         written = {name: {"log": log, "report": found is not None} for (name, found), log in told}
         (tmp_path / "given").write_text(json.dumps(written))
         monkeypatch.setattr(ncu_reader, "launches", lambda path: given[path.stem])
-        asked = Ask(**{"tool": "ncu", "solution": {"spec": {"language": "cuda"}}, "mode": "cuda"} | ask)
+        asked = Ask({"spec": {"language": "cuda"}}, **ask)
         replies = []
         for run in ncu.runs(asked, tmp_path / "folder"):
             done = subprocess.run(
@@ -573,25 +572,24 @@ def test_ncu_is_looked_for(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tools, "PACKAGES", tmp_path / "opt")
     monkeypatch.setattr(tools, "LOCAL", tmp_path / "local")
-    monkeypatch.setattr(tools.inventory, "cuda_home", lambda: tmp_path / "cuda")
+    machine = inventory.Machine(cuda_home=lambda: tmp_path / "cuda", has_package=lambda name: False)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     with pytest.raises(MissingError, match="no ncu here") as e:
-        ncu.find()
+        ncu.find(machine)
     assert "install Nsight Compute" in e.value.hint and e.value.code == 3
     toolkit = make("cuda", "bin", "ncu")
-    monkeypatch.setattr(ncu_reader.inventory, "has_package", lambda name: False)
     with pytest.raises(
         MissingError, match="the package ncu-report is missing.*; pip install 'ncu-report>=2026.3'"
     ) as e:
-        ncu.find()
+        ncu.find(machine)
     assert e.value.code == 3
-    assert ncu._ncu() == toolkit
+    assert ncu._ncu(machine) == toolkit
     make("opt", "nsight-compute", "2024.1.1", "ncu")
     newest = make("opt", "nsight-compute", "2024.10.0", "ncu")
     make("opt", "nsight-compute", "2024.9.2", "ncu")
-    assert ncu._ncu() == newest
+    assert ncu._ncu(machine) == newest
     on_path = make("bin", "ncu")
-    assert ncu._ncu() == on_path
+    assert ncu._ncu(machine) == on_path
 
 
 # --- inside ---------------------------------------------------------------------------------------------------------
@@ -612,7 +610,7 @@ def events(monkeypatch):
 @pytest.mark.parametrize("l2, before", [("cold", "flush"), ("warm", "call")])
 def test_each_round_shows_one_call(events, l2, before):
     target = SimpleNamespace(subject=SimpleNamespace(call=lambda: events.append("call")), l2=l2)
-    assert ncu.inside(target, {"rounds": 2}) == {"rounds": 2}
+    assert ncu.inside(target, rounds=2) == {"rounds": 2}
     warmup, rounds = events[:6], events[6:]
     assert warmup.count("call") == 3
     assert rounds == [before, "synchronize", "start", "call", "synchronize", "stop"] * 2
@@ -622,7 +620,7 @@ def test_a_call_that_takes_long_has_fewer_rounds(events, monkeypatch):
     clock = iter(range(0, 1000, 4))
     monkeypatch.setattr(ncu, "perf_counter", lambda: next(clock))
     target = SimpleNamespace(subject=SimpleNamespace(call=lambda: None), l2="cold")
-    assert ncu.inside(target, {"rounds": 7}) == {"rounds": 3}  # begun at 0, 4 and 8 s, not at 12
+    assert ncu.inside(target, rounds=7) == {"rounds": 3}  # begun at 0, 4 and 8 s, not at 12
 
 
 @pytest.mark.gpu
@@ -630,5 +628,5 @@ def test_a_call_that_takes_long_has_fewer_rounds(events, monkeypatch):
 def test_inside_on_a_gpu(l2):
     x = torch.zeros(1, device="cuda")
     target = SimpleNamespace(subject=SimpleNamespace(call=lambda: x.add_(1)), l2=l2)
-    assert ncu.inside(target, {"rounds": 2}) == {"rounds": 2}
+    assert ncu.inside(target, rounds=2) == {"rounds": 2}
     assert x.item() == 3 + 2 * (2 if l2 == "warm" else 1)

@@ -8,7 +8,7 @@ from gdn_cli.profilers import Ask, Reply, Run, disassembly, ncu_lines, sass
 from gdn_cli.profilers.ncu_reader import Instruction, Launch, Line, hot_lines
 
 SOURCE = "int a;\nfloat x = p[i];\n\nif (x > 0)   y = x;\n"
-ASK = Ask("ncu", {"spec": {"language": "cuda"}, "sources": [{"path": "k.cu", "content": SOURCE}]}, "cuda")
+ASK = Ask({"spec": {"language": "cuda"}, "sources": [{"path": "k.cu", "content": SOURCE}]})
 # as nvdisasm prints them, with the innermost frame in front
 BUILT = [
     ("LDG.E R4, desc[UR4][R2.64]", (("/build/k.cu", 2),)),
@@ -33,7 +33,7 @@ def lend(monkeypatch, tmp_path):
 
     def lend(texts):
         ran = tuple(Instruction(16 * i, text, {"wait": 10 - i}) for i, text in enumerate(texts))
-        run = Run(ncu_lines.NAME, params={ncu_lines.NAME: {"arch": "sm_90"}})
+        run = Run(ncu_lines.NAME, params={"arch": "sm_90"})
         reply = Reply(run, "done", answer={"binary": "k.so"})
         (launch,) = ncu_lines.lent(ASK, tmp_path, reply, [Launch("k()", {}, ran)])
         assert [(i.offset, i.text, i.reasons) for i in launch.code] == [(i.offset, i.text, i.reasons) for i in ran]
@@ -63,6 +63,6 @@ def test_other_code_gets_none(lend, at, text):
 
 
 def test_a_build_that_failed_costs_nothing(tmp_path):
-    failed = Reply(Run(ncu_lines.NAME, params={ncu_lines.NAME: {"arch": "sm_90"}}), "done", answer={"failed": {}})
+    failed = Reply(Run(ncu_lines.NAME, params={"arch": "sm_90"}), "done", answer={"failed": {}})
     launches = [Launch("k()", {})]
     assert ncu_lines.lent(ASK, tmp_path, failed, launches) is launches is ncu_lines.lent(ASK, tmp_path, None, launches)

@@ -18,7 +18,7 @@ from gdn_cli.parsing import to_json
 from gdn_cli.profilers import Ask, Reply, Run, nsys, tools
 
 REPORTS = helpers.TESTS / "data" / "nsys"
-ASK = Ask("nsys", {}, "cuda")
+ASK = Ask({})
 DECODE = "void decode_kernel<(int)8, (bool)1>(const float *, float *)"
 
 # Writes to stdout and reads stdin wherever it can: the target's own must survive that.
@@ -65,17 +65,17 @@ def read(folder: Path, *tail: str, status: str = "done"):
 
 def test_it_is_looked_for_on_path_then_among_the_packages_newest_first(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
-    monkeypatch.setattr(inventory, "cuda_home", lambda: tmp_path / "cuda")
+    machine = inventory.Machine(cuda_home=lambda: tmp_path / "cuda")
     monkeypatch.setattr(tools, "PACKAGES", tmp_path / "opt")
     monkeypatch.setattr(tools, "LOCAL", tmp_path / "local")
     with pytest.raises(errors.MissingError, match="no nsys here; install Nsight Systems"):
-        nsys.find()
+        nsys.find(machine)
     for place in ("cuda/bin", "opt/nsight-systems/2023.4.4/bin", "opt/nsight-systems-cli/2025.10.1/bin", "path"):
         tool = tmp_path / place / "nsys"
         tool.parent.mkdir(parents=True)
         tool.write_text("#!/bin/sh\n")
         tool.chmod(0o755)
-        assert nsys._nsys() == str(tool)
+        assert nsys._nsys(machine) == str(tool)
 
 
 def test_the_targets_request_reply_and_exit_code_pass_by_what_nsys_reads_and_writes(fake):

@@ -19,7 +19,7 @@ SOLUTION = {
     "spec": {"language": "triton"},
     "sources": [{"path": "kernel.py", "content": "import triton\n    m = tl.sum(s * k)\n    s = tl.load(p_s)\n"}],
 }
-ASK = Ask("proton", SOLUTION, "cuda")
+ASK = Ask(SOLUTION)
 TIMES, SAMPLES = (Run(name) for name in ("times", "samples"))
 
 

@@ -27,7 +27,7 @@ DONE = {"attached": True, "buffers": BUFFERS}
 
 
 def ask(*checks: str) -> Ask:
-    return Ask("sanitizer", {}, "cuda", checks=checks)
+    return Ask({}, checks=checks)
 
 
 def reading(folder: Path, **logs: str | Reply):
@@ -69,32 +69,32 @@ def executable(path: Path) -> Path:
 
 @pytest.fixture
 def nowhere(tmp_path, monkeypatch):
-    """No compute-sanitizer on PATH, in a toolkit or in a wheel; the toolkit is an empty folder."""
+    """No compute-sanitizer on PATH, in a toolkit or in a wheel."""
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
-    monkeypatch.setattr(inventory, "cuda_home", lambda: tmp_path / "toolkit")
     monkeypatch.setattr(tools, "LOCAL", tmp_path / "local")
     return tmp_path
 
 
 def test_it_is_looked_for_on_path_then_in_toolkits_then_in_the_wheel(nowhere):
+    machine = inventory.Machine(cuda_home=lambda: nowhere / "toolkit")
     with pytest.raises(errors.MissingError, match="no compute-sanitizer here; it comes with the CUDA toolkit"):
-        sanitizer.find()
+        sanitizer.find(machine)
     folder = nowhere / "site" / "nvidia" / "cu13"
     wheel = executable(folder / "bin" / "compute-sanitizer")
     with pytest.raises(errors.MissingError):  # the wheel that lacks the launcher
-        sanitizer.find()
+        sanitizer.find(machine)
     executable(folder / "compute-sanitizer" / "TreeLauncherSubreaper")
-    assert sanitizer.executable() == wheel
+    assert sanitizer.executable(machine) == wheel
     old = executable(nowhere / "local" / "cuda-9.2" / "bin" / "compute-sanitizer")
-    assert sanitizer.executable() == old
+    assert sanitizer.executable(machine) == old
     new = executable(nowhere / "local" / "cuda-13.0" / "bin" / "compute-sanitizer")
-    assert sanitizer.executable() == new
+    assert sanitizer.executable(machine) == new
     toolkit = executable(nowhere / "toolkit" / "bin" / "compute-sanitizer")
-    assert sanitizer.executable() == toolkit
+    assert sanitizer.executable(machine) == toolkit
     path = executable(nowhere / "path" / "compute-sanitizer")
-    assert sanitizer.executable() == path
-    sanitizer.find()
+    assert sanitizer.executable(machine) == path
+    sanitizer.find(machine)
 
 
 def test_a_run_for_each_check_each_tensor_an_allocation_of_its_own(nowhere, tmp_path):
@@ -112,7 +112,7 @@ def test_a_run_for_each_check_each_tensor_an_allocation_of_its_own(nowhere, tmp_
 
 def test_faults_are_in_words_with_the_tensor_and_counted_by_place(tmp_path):
     read = reading(tmp_path, memcheck="memcheck.log")
-    assert tables(read)["checks"] == (("memcheck", "4 errors", sanitizer.CHECKS["memcheck"]),)
+    assert tables(read)["checks"] == (("memcheck", "4 errors", sanitizer.CHECKS["memcheck"].looks_for),)
     assert tables(read)["findings"] == (
         ("memcheck", "writes 4 B of global memory", "decode_kernel", "kernel.cu:57",
          "thread (0,0,0) in block (3,0,0)", "1 B behind new_state", 2),
@@ -268,7 +268,7 @@ def replies(algo, known, mode: str, folder: Path, *checks: str, timeout_s: float
     op = known.ops[algo.op]
     definition, solution = pack.definition(op, known), pack.pack(algo, op)
     work = tuple(select(op, embedded(op), chosen=["batch_size=1"])[:1])
-    asked = Ask("sanitizer", solution, mode, checks=checks)
+    asked = Ask(solution, checks=checks)
 
     def reply(run: Run) -> Reply:
         profile = Profiling("sanitizer", run.params)
@@ -366,7 +366,7 @@ def built(algo, known) -> None:
 
 
 def on_this_gpu(algo) -> None:
-    if (place := inventory.place(algo, "cuda")).mode is None:
+    if (place := inventory.HERE.place(algo, "cuda")).mode is None:
         pytest.skip(f"{algo.full_name}: {place.reason}")
     try:
         sanitizer.find()

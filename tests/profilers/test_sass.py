@@ -14,6 +14,7 @@ import pytest
 from gdn_cli.catalog import pack, registry, workloads
 from gdn_cli.errors import FAILED, MISSING, USAGE, GdnError, MissingError, UsageError
 from gdn_cli.machine import inventory
+from gdn_cli.machine.inventory import HERE, Gpu, Machine
 from gdn_cli.profilers import Ask, Reply, Run, disassembly, sass, symbols, tools
 from gdn_cli.profilers.disassembly import Attributes, Instruction, Kernel
 from gdn_cli.records.request import Profiling
@@ -34,9 +35,9 @@ def instructions(*texts: str) -> list[Instruction]:
 
 
 def test_a_listing_has_each_kernel_without_what_fills_it_up():
-    assert [(symbols.own(k.symbol), len(k.instructions), k.padding) for k in (ROWS, CROWDED)] == [
-        ("rows<__nv_bfloat16, 3>", 41, 15),  # the function that it calls is behind it, and is counted
-        ("crowded", 163, 13),
+    assert [(symbols.own(k.symbol), len(k.instructions)) for k in (ROWS, CROWDED)] == [
+        ("rows<__nv_bfloat16, 3>", 41),  # the function that it calls is behind it, and is counted
+        ("crowded", 163),
     ]
     assert ROWS.instructions[0].text == "LDC R1, c[0x0][0x28]"
     assert (ROWS.instructions[-1].offset, ROWS.instructions[-1].name) == (0x280, "RET")
@@ -253,8 +254,8 @@ def test_what_is_no_architecture(text):
         sass.parse_arch(text)
 
 
-def ask(language: str, *archs: str) -> Ask:
-    return Ask("sass", {"spec": {"language": language}, "sources": []}, None, archs=archs)
+def ask(language: str, *archs: str, machine: Machine = HERE) -> Ask:
+    return Ask({"spec": {"language": language}, "sources": []}, archs=archs, machine=machine)
 
 
 def test_algos_that_no_builder_compiles_are_refused(tmp_path):
@@ -265,24 +266,23 @@ def test_algos_that_no_builder_compiles_are_refused(tmp_path):
 
 
 def test_what_is_missing_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(tools, "versions", lambda name: [] if name == "nvdisasm" else [((13, 0, 1), Path("x"))])
+    found = {"nvdisasm": [], "cuobjdump": [((13, 0, 1), Path("x"))]}
+    monkeypatch.setattr(tools, "versions", lambda name, machine: found[name])
     with pytest.raises(MissingError, match="no nvdisasm here; .*nvidia-cuda-nvdisasm"):
         sass.find()
-    monkeypatch.setattr(inventory, "cuda_home", lambda: None)
+    machine = Machine(cuda_home=lambda: None, has_package=lambda name: False)
     with pytest.raises(MissingError, match="no nvcc here"):
-        sass.runs(ask("cuda"), tmp_path)
-    monkeypatch.setattr(inventory, "has_package", lambda name: False)
+        sass.runs(ask("cuda", machine=machine), tmp_path)
     with pytest.raises(MissingError, match="pip install triton"):
-        sass.runs(ask("triton"), tmp_path)
+        sass.runs(ask("triton", machine=machine), tmp_path)
 
 
-def test_without_an_architecture_it_is_this_gpu_s_or_hoppers(tmp_path, monkeypatch):
-    monkeypatch.setattr(inventory, "has_package", lambda name: True)
-    monkeypatch.setattr(inventory, "gpus", lambda: ())
-    assert [run.name for run in sass.runs(ask("triton"), tmp_path)] == ["sm_90a"]
-    monkeypatch.setattr(inventory, "gpus", lambda: (inventory.Gpu("a card", "10.0", "580"),))
-    assert [run.name for run in sass.runs(ask("triton"), tmp_path)] == ["sm_100"]
-    assert [run.name for run in sass.runs(ask("triton", "90a", "sm_90a"), tmp_path)] == ["sm_90a"]
+def test_without_an_architecture_it_is_this_gpu_s_or_hoppers(tmp_path):
+    machine = Machine(gpus=lambda: (), has_package=lambda name: True)
+    assert [run.name for run in sass.runs(ask("triton", machine=machine), tmp_path)] == ["sm_90a"]
+    machine = Machine(gpus=lambda: (Gpu("a card", "10.0", "580"),), has_package=lambda name: True)
+    assert [run.name for run in sass.runs(ask("triton", machine=machine), tmp_path)] == ["sm_100"]
+    assert [run.name for run in sass.runs(ask("triton", "90a", "sm_90a", machine=machine), tmp_path)] == ["sm_90a"]
 
 
 def tool(path: Path, version: str, prints: str | None) -> Path:
@@ -300,14 +300,14 @@ def test_the_newest_tool_that_can_read_a_cubin_is_taken(tmp_path, monkeypatch):
     new = tool(tmp_path / "nvidia" / "cu13" / "bin" / "nvdisasm", "13.10.1", None)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
     monkeypatch.setattr(tools.sys, "path", [str(tmp_path)])
-    monkeypatch.setattr(inventory, "cuda_home", lambda: None)
+    machine = Machine(cuda_home=lambda: None)
     monkeypatch.setattr(tools, "LOCAL", tmp_path / "local")
     monkeypatch.setattr(tools, "triton_bin", lambda: None)
-    assert tools.versions("nvdisasm") == [((13, 10, 1), new.resolve()), ((12, 8, 55), old.resolve())]
-    assert sass._Code._read("nvdisasm", tmp_path / "x.cubin") == ("code\n", "12.8.55")
+    assert tools.versions("nvdisasm", machine) == [((13, 10, 1), new.resolve()), ((12, 8, 55), old.resolve())]
+    assert sass._Code._read("nvdisasm", tmp_path / "x.cubin", machine=machine) == ("code\n", "12.8.55")
     tool(old, "12.8.55", None)
     with pytest.raises(GdnError, match="no nvdisasm here reads x.cubin: the newest is 13.10.1; pip install -U"):
-        sass._Code._read("nvdisasm", tmp_path / "x.cubin")
+        sass._Code._read("nvdisasm", tmp_path / "x.cubin", machine=machine)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_the_newest_tool_that_can_read_a_cubin_is_taken(tmp_path, monkeypatch):
         ({"status": "refused", "reason": "nvcc fatal   : Unsupported gpu architecture 'compute_130a'"}, USAGE,
          "nvcc does not know sm_90a: Unsupported gpu architecture 'compute_130a'; another --arch, or a newer CUDA "
          "toolkit"),
-        ({"status": "done", "answer": {"failed": {"message": "no GPU", "hint": "ncu", "code": MISSING}}}, MISSING,
+        ({"status": "refused", "reason": "no GPU; ncu", "code": MISSING, "tail": ("said",)}, MISSING,
          "sm_90a: no GPU; ncu"),
         ({"status": "crashed", "reason": "crashed with SIGABRT", "tail": ("a", "LLVM ERROR: no such target")}, FAILED,
          "sm_90a: crashed with SIGABRT: LLVM ERROR: no such target"),
@@ -344,7 +344,7 @@ def profiled(known: registry.Registry, name: str, folder: Path, *archs: str):
     algo = known.find(name)
     op = known.ops[algo.op]
     definition, solution = pack.definition(op, known), pack.pack(algo, op)
-    asked = Ask("sass", solution, None, archs=archs)
+    asked = Ask(solution, archs=archs)
     replies = []
     for run in sass.runs(asked, folder):
         profile = Profiling("sass", run.params)
@@ -355,7 +355,8 @@ def profiled(known: registry.Registry, name: str, folder: Path, *archs: str):
         outcome = jobs.execute(job)
         record = next(iter(outcome.records), None)
         fate = record if record and not record.passed else outcome
-        replies.append(Reply(run, fate.status.value, fate.reason, record and record.answer or {}, tuple(outcome.tail)))
+        answer = record.answer if record else None
+        replies.append(Reply(run, fate.status.value, fate.reason, answer, tuple(outcome.tail), fate.code))
     return sass.read(asked, folder, replies)
 
 
@@ -431,6 +432,7 @@ def test_line_information_changes_no_instruction_and_spills_are_ptxas_own(tmp_pa
 
 @needs_tools
 @needs_triton
+@pytest.mark.slow
 def test_triton_compiles_without_a_gpu(tmp_path):
     reading = profiled(registry.load(), "fla-recurrent", tmp_path, "sm_90a", "sm_100a")
     assert [found.name for found in reading.found] == ["gdn_decode_kernel (sm_90a)", "gdn_decode_kernel (sm_100a)"]
@@ -474,6 +476,7 @@ ASKS_FIRST = "import torch\n\ndef run(*args):\n    torch.cuda.get_device_propert
 
 @needs_tools
 @needs_triton
+@pytest.mark.slow
 def test_launches_are_compiled_once_each_and_the_first_config_is_taken(tmp_path, write_algo):
     write_algo(
         tmp_path, "launches", {"main.py": LAUNCHES}, language="triton", destination_passing=True, devices=["cuda"]

@@ -37,7 +37,7 @@ RAN = [
 
 def test_kernels_are_told_from_flushes_and_from_each_other():
     calls = torch_profiler.of_calls(RAN[::-1])
-    assert calls == [[["a", 0, 2], ["b", 3, 4]], [["a", 0, 2], ["b", 1, 5]], [["a", 0, 2], ["b", 3, 4]]]
+    assert calls == [[("a", 0, 2), ("b", 3, 4)], [("a", 0, 2), ("b", 1, 5)], [("a", 0, 2), ("b", 3, 4)]]
     facts = {fact.key: fact.value for fact in torch_profiler.gpu_facts(calls)}
     assert facts == {"time_us": 6, "span_us": 7, "gpu_busy": pytest.approx(600 / 7), "idle_us": 1, "launches": 2}
     (kernels,) = torch_profiler.kernels_table(calls)
@@ -52,10 +52,9 @@ def test_a_call_that_the_profiler_saw_nothing_of():
 
 
 def test_rows_beyond_the_last_are_added_up():
-    ops = [{"name": torch_profiler.CALL, "count": 2, "self_us": 10.0, "total_us": 40.0}]
-    ops += [{"name": f"op{i}", "count": 2, "self_us": 10.0, "total_us": 10.0} for i in range(3)]
-    rows = torch_profiler.ops_table({"calls": 2, "ops": ops}, most=3).rows
-    assert rows == (
+    ops = [torch_profiler.Op(name, 2, 10.0) for name in (torch_profiler.CALL, "op0", "op1", "op2")]
+    (table,) = torch_profiler.ops_table(torch_profiler.Profiled(calls=2, ops=ops), most=3)
+    assert table.rows == (
         ("(outside any op)", 1.0, 5.0, 25.0),
         ("op0", 1.0, 5.0, 25.0),
         ("(all others)", 2.0, 10.0, 50.0),
@@ -65,7 +64,7 @@ def test_rows_beyond_the_last_are_added_up():
 def test_a_run_that_ended_badly_is_one_line():
     reply = Reply(Run("torch"), "crashed", "crashed with SIGSEGV")
     with pytest.raises(GdnError, match="below the profiler: crashed with SIGSEGV"):
-        torch_profiler.answer_of(reply)
+        reply.answered(torch_profiler.Answer)
 
 
 @pytest.mark.gpu

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import building
 import helpers
 import pytest
+import reports
 
 from gdn_cli import errors
-from gdn_cli.catalog import registry
 from gdn_cli.cli import compare
 from gdn_cli.errors import UsageError
 from gdn_cli.parsing import to_json
@@ -20,7 +20,7 @@ from gdn_cli.run import planning
 from gdn_cli.schema.record_types import Document, Record
 from gdn_cli.timing import summarise
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 
 
 def record(algo: str, samples: list[float], uuid: str = "u1", tier: str = "cupti", **more) -> Record:
@@ -207,7 +207,7 @@ def test_two_files_of_records_are_one_too_many(compared, gdn):
 def test_the_table_fits_80_columns(compared, capsys, monkeypatch):
     done, *_ = compared
     monkeypatch.setenv("COLUMNS", "80")
-    terminal.show(done.json, REGISTRY, False, helpers.TESTS / "x.json")
+    terminal.show(reports.typed(done.json), REGISTRY, False, helpers.TESTS / "x.json")
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("B=1") and done.json["comparisons"][0]["verdict"] in line for line in lines)
     table = lines[1 : lines.index("")]  # below the title, above what a terminal may wrap
@@ -263,7 +263,7 @@ def test_among_rungs_alone_no_peer_is_named():
 
 
 def test_times_of_all_stand_side_by_side_with_the_best_peer(capsys, tmp_path):
-    terminal.show(with_peers(), REGISTRY, False, tmp_path / "out.json")
+    terminal.show(reports.typed(with_peers()), REGISTRY, False, tmp_path / "out.json")
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     first, second = [i for i, line in enumerate(lines) if line[:1] == ["workload"]][:2]
     assert lines[first + 1 : first + 3] == [

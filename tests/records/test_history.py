@@ -697,6 +697,7 @@ def test_a_beginning_that_several_runs_share_forgets_none(kept, gdn):
     assert [r["run"] for r in everything()] == ["01234567bb"]
 
 
+@pytest.mark.slow
 def test_a_bench_is_kept_by_itself(kept, gdn):
     done = gdn("bench", "--algo", "pt-reference", "-w", "batch_size=1", "--seconds", "0.01", "--json")
     rows = {(r["algo"], r["uuid"], r["median_us"]) for r in everything()}

@@ -36,7 +36,7 @@ from gdn_cli.remote.wire import Cache, Parcel, Profile, Refusal, Reply
 from gdn_cli.run import execute, jobs, planning
 from gdn_cli.schema.record_types import Environment, RemoteCall, Status
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 SETTINGS = settings.load()
 B200 = SETTINGS.parse("B200")
 PACKAGE = Path(gdn_cli.__file__).parent
@@ -309,7 +309,7 @@ def test_algos_get_their_verdicts_with_only_the_carried_files(tmp_path):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", [a.full_name for a in REGISTRY.algos if "cuda" in a.modes])
 def test_a_gpu_algo_gets_its_verdict_with_only_the_carried_files(tmp_path, name):
-    if (place := inventory.place(REGISTRY.find(name), "cuda")).mode is None:
+    if (place := inventory.HERE.place(REGISTRY.find(name), "cuda")).mode is None:
         pytest.skip(f"{name}: {place.reason}")
     device = inventory.gpus()[0].name
     gpu = settings.Gpu(device, len(inventory.gpus()), (tuple(re.split(r"[\s\-_]+", device.upper())),))
@@ -322,6 +322,7 @@ def test_a_gpu_algo_gets_its_verdict_with_only_the_carried_files(tmp_path, name)
     assert there.environment.gpu == device and there.environment.asked == str(gpu)
 
 
+@pytest.mark.slow
 def test_a_crash_and_a_hang_cost_their_own_algo_only(tmp_path, write_algo):
     head = "from .right import run as right\nimport os, signal\n\n"
     run = f"def run({helpers.DECODE_ARGS}):\n    {{}}\n    return right({helpers.DECODE_ARGS})\n"
@@ -346,10 +347,10 @@ def test_a_crash_and_a_hang_cost_their_own_algo_only(tmp_path, write_algo):
 
 
 def test_another_gpu_than_was_asked_for_is_said_before_anything_runs(monkeypatch):
-    monkeypatch.setattr(inventory, "gpus", lambda: (inventory.Gpu("NVIDIA H200", "9.0", "1"),))
+    machine = inventory.Machine(gpus=lambda: (inventory.Gpu("NVIDIA H200", "9.0", "1"),))
     monkeypatch.setattr(jobs, "serve", lambda *_: pytest.fail("it ran all the same"))
     wanted = job("cuda-v4", "cuda")
-    data = container.serve(rented().parcel(work_of(wanted), B200))
+    data = container.serve(rented().parcel(work_of(wanted), B200), machine=machine)
     assert answered(data) == Reply(wrong_gpu="asked for B200, and the container has NVIDIA H200")
     Cloud([data]).install(monkeypatch)
     with pytest.raises(RemoteError, match="asked for B200, and the container has NVIDIA H200") as caught:
@@ -359,10 +360,10 @@ def test_another_gpu_than_was_asked_for_is_said_before_anything_runs(monkeypatch
 
 def test_each_environment_says_where_it_is_and_what_was_asked_for(monkeypatch):
     gpu = inventory.Gpu("NVIDIA B200", "10.0", "580", "GPU-1")
-    monkeypatch.setattr(inventory, "gpus", lambda: (gpu,))
+    machine = inventory.Machine(gpus=lambda: (gpu,))
     described = {"gpu": gpu.name, "gpu_index": 0, "gpu_uuid": gpu.uuid}
     monkeypatch.setattr(jobs, "serve", lambda *_: jobs.Outcome(Status.DONE, environment=Environment(**described)))
-    reply = answered(container.serve(rented().parcel(work_of(job("cuda-v4", "cuda")), B200)))
+    reply = answered(container.serve(rented().parcel(work_of(job("cuda-v4", "cuda")), B200), machine=machine))
     label = {"where": "modal", "image": "gdn", "asked": "B200", "gpus": ["NVIDIA B200"]}
     assert reply.outcomes[0].environment == Environment(**described | label)
 
@@ -386,7 +387,6 @@ def test_a_profile_is_made_there_and_its_folder_unpacked_here(tmp_path):
 
 
 def test_profiles_are_of_one_container_and_a_refusal_is_passed_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(inventory, "gpus", lambda: ())
     tool, subjects = session.subjects(
         REGISTRY, ["cuda-v4", "cuda-v1"], None, "torch", "0", None, "cuda", place=engine.place
     )

@@ -21,10 +21,9 @@ import pytest
 import reports
 
 from gdn_cli import errors, units
-from gdn_cli.catalog import registry
 from gdn_cli.errors import UsageError
+from gdn_cli.report import drawing as drawn
 from gdn_cli.report import (
-    csv_table,
     figures,
     findings,
     html,
@@ -33,23 +32,23 @@ from gdn_cli.report import (
     merge,
     notes,
     outline,
+    table,
     tables,
     terminal,
 )
-from gdn_cli.report import drawing as drawn
 
 ROOT = helpers.TESTS.parent
 H200 = ROOT / "results" / "h200"
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 
 
 def book_of(*documents: dict, **narrow):
-    sources = [merge.source(f"{i}.json", json.loads(json.dumps(d))) for i, d in enumerate(documents)]
+    sources = [reports.source(f"{i}.json", json.loads(json.dumps(d))) for i, d in enumerate(documents)]
     return merge.gather(sources, REGISTRY, **narrow)
 
 
 def sheet(book) -> str:
-    return csv_table.csv_text(tables.every_record(book))
+    return table.csv_text(tables.every_record(book))
 
 
 def results(*names: str):
@@ -369,7 +368,7 @@ def test_a_headline_is_of_times_that_are_not_in_doubt():
 def test_the_terminal_gives_no_star_and_no_plain_ratio_to_what_is_in_doubt(capsys):
     def lines(*where):
         document = doubting(reports.bench((1,)), *where)
-        terminal.show(document, REGISTRY, False, Path("x.json"))
+        terminal.show(reports.typed(document), REGISTRY, False, Path("x.json"))
         found = capsys.readouterr().out.splitlines()
         return {algo: next(line for line in found if f" {algo} " in line) for algo in ("cuda-v1", "cuda-v4")}
 

@@ -8,22 +8,22 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import helpers
 import pytest
 import reports
 from rich.console import Console
 
 from gdn_cli import units
-from gdn_cli.catalog import registry
 from gdn_cli.errors import UsageError
-from gdn_cli.report import command_tables, csv_table, html, markdown, merge, notes, screen, tables
+from gdn_cli.report import command_tables, html, markdown, merge, notes, screen, table, tables
 from gdn_cli.report.book import Book
 from gdn_cli.report.table import Cell, Mark, Name, Table, numbers, words
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 
 
 def book_of(*records: dict, **more) -> Book:
-    return merge.gather([merge.source("x.json", reports.document(list(records), **more))], REGISTRY)
+    return merge.gather([reports.source("x.json", reports.document(list(records), **more))], REGISTRY)
 
 
 def texts(table: Table) -> list[list[str]]:
@@ -163,7 +163,7 @@ def test_all_renderers_show_the_same_cells():
     made.add("third", Cell("FASTER", Mark.GOOD), "")
     names, cells = ["algo", "note", "time"], [["a<b>|c", "plain & simple"], ["own", "wrong"], ["third", "FASTER"]]
 
-    rows = list(csv.reader(io.StringIO(csv_table.csv_text(made))))
+    rows = list(csv.reader(io.StringIO(table.csv_text(made))))
     assert rows == [names, [*cells[0], "2.00 us *"], [*cells[1], "4.00 us +2.00 us ?"], [*cells[2], ""]]
 
     page = html.table(made)

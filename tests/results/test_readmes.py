@@ -7,12 +7,11 @@ import shutil
 import helpers
 import pytest
 
-from gdn_cli.catalog import registry
 from gdn_cli.timing import floor
 
 pytestmark = pytest.mark.records
 ROOT = helpers.TESTS.parent
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 
 
 def test_our_readme_is_what_its_records_say(gdn, tmp_path):

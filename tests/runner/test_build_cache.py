@@ -279,4 +279,4 @@ def test_the_lock_of_a_gpu_says_what_may_happen_without_it(tmp_path, monkeypatch
     said: list[str] = []
     with locks.gpu("GPU-1", said.append, "GPU 0"), locks.hold(tmp_path / "none" / "x", busy, "it"):
         pass
-    assert len(said) == 1 and said[0].endswith(": another command may time on it meanwhile")
+    assert len(said) == 1 and said[0].endswith(": another command may use it meanwhile")

@@ -16,7 +16,7 @@ from gdn_cli.runner.calls import Strange
 from gdn_cli.schema.record_types import Status
 from gdn_cli.worker import check, dataset
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 DECODE = REGISTRY.ops["gdn_decode"]
 DEFINITION = pack.definition(DECODE, REGISTRY)
 (WORK,) = select(DECODE, embedded(DECODE), chosen=["batch_size=3"])[:1]

@@ -17,7 +17,7 @@ from gdn_cli.run import planning
 from gdn_cli.runner import prepared
 from gdn_cli.runner.build import BuildFailed
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 READY = [a for a in REGISTRY.algos if a.setup]
 
 # the entry point gets what the setup has made: the inputs in one tuple
@@ -95,6 +95,7 @@ def test_an_entry_point_that_is_not_there_does_not_build_and_a_setup_that_return
         prepared_of(monkeypatch, lambda x: 3, print).bind([1], [])
 
 
+@pytest.mark.slow
 def test_a_bench_says_what_is_in_no_time(tmp_path, gdn):
     helpers.write_algo(tmp_path, "ready", SETUP, setup="main.py::ready")
     done = gdn("bench", "--algo", "ready", "--tier", "wall", "--seconds", "0.05", "-w", "901e", "--algos", tmp_path)

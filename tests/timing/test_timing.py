@@ -11,7 +11,7 @@ import torch
 
 from gdn_cli import timing
 from gdn_cli.machine import host_load
-from gdn_cli.timing import Plan, Sample, Subject, TierUnavailable, cupti, graph, sampling, wall
+from gdn_cli.timing import Plan, Sample, Subject, TierUnavailable, cupti, graph, kernels, sampling, wall
 
 
 @pytest.fixture(autouse=True)
@@ -187,14 +187,14 @@ def traced(clock, monkeypatch):
         clock[0] += seconds
         ran.append((round(clock[0] * 1e9), 1000, name))
 
-    def kernels(work):
+    def recorded(work):
         ran.clear()
         work()
         return list(ran)
 
-    opened = SimpleNamespace(kernels=kernels, close=lambda: None, how="pretended")
+    opened = SimpleNamespace(kernels=recorded, close=lambda: None, how="pretended")
     monkeypatch.setattr(cupti, "begin", lambda: launch(BEGIN))
-    monkeypatch.setattr(cupti, "Flush", lambda: lambda: launch(FLUSH))
+    monkeypatch.setattr(kernels, "Flush", lambda: lambda: launch(FLUSH))
     monkeypatch.setattr(cupti.Trace, "open", lambda: (log.append("open"), opened)[1])
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
 

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gdn_cli.timing import Plan, Sample, Subject, TierUnavailable, cupti, trace
+from gdn_cli.timing import Plan, Sample, Subject, TierUnavailable, cupti, kernels, trace
 from gdn_cli.timing.trace import Trace
 
 KERNEL, MEMCPY, MEMSET = 10, 1, 2
@@ -388,7 +388,7 @@ def test_a_refusal_says_what_helps(lib, monkeypatch, status, words):
 @pytest.fixture
 def sampler(lib, monkeypatch):
     monkeypatch.setattr(cupti, "begin", lambda: lib.run("gdn_begin", 1))
-    monkeypatch.setattr(cupti, "Flush", lambda: lambda: lib.run("gdn_l2_flush", 60))
+    monkeypatch.setattr(kernels, "Flush", lambda: lambda: lib.run("gdn_l2_flush", 60))
 
     def make(*durations):
         subjects = [Subject(lambda d=d: [lib.run(f"k{i}", ns) for i, ns in enumerate(d)], [], []) for d in durations]
@@ -420,7 +420,6 @@ def test_a_sampler_that_cannot_be_made_leaves_nothing_open(sampler, lib):
 @pytest.mark.gpu
 @pytest.mark.parametrize("source", [trace.Activity, trace.Profiler])
 def test_each_source_sees_every_kernel_copy_and_graph_node(source):
-    from gdn_cli.timing import kernels
 
     flush = kernels.Flush()
     x, y = torch.randn(2**20, device="cuda"), torch.empty(2**20, device="cuda")
@@ -467,7 +466,6 @@ def test_each_source_sees_every_kernel_copy_and_graph_node(source):
 @pytest.mark.gpu
 def test_times_are_nanoseconds_whoever_traced_before():
     """torch's profiler sets CUPTI's clock to the processor's cycle counter: twice as fast on many."""
-    from gdn_cli.timing import kernels
 
     def median_ns(source):
         opened = source()

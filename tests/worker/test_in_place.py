@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import building
 import helpers
 import pytest
+import reports
 import torch
 
 from gdn_cli import timing
@@ -17,13 +18,13 @@ from gdn_cli.machine import inventory
 from gdn_cli.records import comparison, history, score
 from gdn_cli.report import merge
 from gdn_cli.run import planning
-from gdn_cli.runner import main
+from gdn_cli.runner import calls
 from gdn_cli.schema.record_types import Record
 from gdn_cli.timing import Plan, Subject, TierUnavailable, cupti, events
 from gdn_cli.tune import race, search
 from gdn_cli.worker import check
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 OP = REGISTRY.ops["gdn_decode"]
 
 # right wherever it writes; and right only where its results lie apart from its inputs
@@ -174,14 +175,14 @@ def test_a_copy_in_another_place_is_in_place_too_and_starts_from_the_same_values
 
 def test_in_turns_the_state_has_the_values_that_are_due():
     v, state = torch.ones(4), torch.full((4,), 2.0)
-    refresh = main._Scaling([v, state], [state])
+    refresh = calls.Scaling([v, state], [state])
     found = []
     for _ in range(5):
         refresh()
         found.append((float(v[0]), float(state[0])))
         state.fill_(77)  # what a call leaves there
     assert found == [(-1, -2), (0.5, 1), (-0.5, -1), (1, 2), (-1, -2)]
-    main._Scaling([v], [])()
+    calls.Scaling([v], [])()
     assert float(v[0]) == 1  # minus what the last one was
 
 
@@ -225,7 +226,7 @@ def test_a_check_in_place_sees_who_reads_too_late_and_leaves_the_inputs(early, a
     x, s = torch.ones(4), torch.full((4,), 3.0)
     right = [(x + s).double(), (2 * s).double()]
     for pairs, passes in (({}, apart), ({1: 1}, in_place)):
-        verdict = check.check(Steps(early), TOY, {"n": 4}, [x, s], right, in_place=pairs)
+        verdict = check.check(helpers.local(Steps(early)), TOY, {"n": 4}, [x, s], right, in_place=pairs)
         assert verdict.passed == passes and not verdict.inputs_changed
         assert torch.equal(s, torch.full((4,), 3.0))
 
@@ -257,7 +258,7 @@ def record(us: float, **more) -> Record:
 
 
 def test_a_report_never_has_them_in_one_group_with_others():
-    source = merge.source("a.json", building.document(record(3.0), record(2.0, in_place=True)))
+    source = reports.source("a.json", building.document(record(3.0), record(2.0, in_place=True)))
     book = merge.gather([source], REGISTRY)
     assert [(g.how, g.median_us("cuda-v5", "B=1")) for g in book.groups] == [
         ("cupti, L2 cold", 3.0),

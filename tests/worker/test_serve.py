@@ -26,7 +26,7 @@ from gdn_cli.parsing import to_json
 from gdn_cli.records import exit_reasons as ends
 from gdn_cli.run import jobs
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 DECODE = REGISTRY.ops["gdn_decode"]
 
 # Each runs on B = 1, then 2, then 3.

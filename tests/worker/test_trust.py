@@ -19,13 +19,12 @@ import helpers
 import pytest
 
 from gdn_cli import bounded, errors
-from gdn_cli.catalog import registry
 from gdn_cli.records import below_floor
 from gdn_cli.run import execute, jobs, keeper, planning, redaction
 from gdn_cli.run.jobs import Job, Outcome
 from gdn_cli.schema.record_types import Record, Status
 
-REGISTRY = registry.load()
+REGISTRY = helpers.REGISTRY
 DECODE = REGISTRY.ops["gdn_decode"]
 _ZEROS = f"def run({helpers.DECODE_ARGS}):\n    return torch.zeros_like(v), torch.zeros_like(state)\n"
 _RIGHT = f"\ndef run({helpers.DECODE_ARGS}):\n    return right({helpers.DECODE_ARGS})\n"
@@ -215,6 +214,7 @@ def test_the_others_are_timed_all_the_same(tried):
     assert tried.done.code == errors.FAILED and "Traceback" not in tried.done.err
 
 
+@pytest.mark.slow
 def test_a_comparison_goes_on_without_the_rival_that_crashes(tmp_path, gdn, write_algo):
     write_algo(tmp_path, "honest", _TOP + _RIGHT)
     crash = _RIGHT.replace("    return", "    calls.append(1)\n    if len(calls) > 3: ctypes.string_at(0)\n    return")
@@ -415,6 +415,7 @@ def _sandbox_works() -> bool:
     return shutil.which("bwrap") is not None and subprocess.run(command, capture_output=True).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_sandbox_has_no_network_no_home_and_writes_nothing_outside(tmp_path, gdn, write_algo):
     if not _sandbox_works():
         pytest.skip("no bubblewrap that works here")

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from .. import __version__, errors, text
-from . import algos, bench, compare, data, doctor, history, modal, pack, profile, report, schema, tune, worker
+from . import algos, bench, compare, data, doctor, history, modal, options, pack, profile, report, schema, tune, worker
 
 app = typer.Typer(
     name="gdn",
@@ -21,8 +21,14 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for module in (bench, compare, tune, profile, modal, history, report, algos, pack, data, doctor, schema, worker):
-    module.register(app)
+for command in (
+    bench.run, bench.bench, bench.floors, compare.compare, tune.tune, profile.profile, modal.modal, history.history,
+    report.report, algos.list_, algos.new, pack.pack, data.data, doctor.doctor, schema.schema, worker.worker,
+):  # fmt: skip
+    if isinstance(command, typer.Typer):
+        app.add_typer(command)
+    else:
+        app.command(command.__name__.rstrip("_"))(command)
 
 
 def _version(show: bool) -> None:
@@ -36,9 +42,13 @@ def _top(version: bool = typer.Option(False, "--version", callback=_version, is_
     pass
 
 
-def main() -> None:
-    """Run the command; an error that was foreseen is one line on stderr and its exit code, never a traceback."""
+def main(machine: Any = None) -> None:
+    """Run the command; an error that was foreseen is one line on stderr and its exit code, never a traceback.
+
+    `machine` is the inventory.Machine to work on; without one, each command looks at this one.
+    """
     text.guard()
+    options.MACHINE.set(machine)
     received: list[int] = []
 
     def leave(number: int, frame: Any) -> None:

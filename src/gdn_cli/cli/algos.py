@@ -13,33 +13,15 @@ from . import options as o
 
 def list_(op: o.OpName = None, algos: o.OwnAlgos = None, json: o.AsJson = False) -> None:
     """Show the algos, and which of them can run here."""
-    from .. import report
     from ..catalog import registry
-    from ..machine import inventory
+    from ..report import terminal
 
     known = registry.load(algos)
     if op:
         known.op(op)
-    rows = []
-    for algo in known.algos:
-        if op in (None, algo.op):
-            place = inventory.place(algo)
-            rows.append(
-                {
-                    "op": algo.op,
-                    "algo": algo.name,
-                    "language": algo.language,
-                    "devices": list(algo.modes),
-                    "here": place.mode,
-                    "reason": place.reason,
-                    "hint": place.hint,
-                    "after": algo.after,
-                    "setup": algo.setup,
-                    "summary": algo.summary,
-                }
-            )
-    broken = [{"op": b.op, "algo": b.name, "error": str(b.error)} for b in known.broken if op in (None, b.op)]
-    report.show_list(rows, broken, json)
+    machine = o.machine()
+    found = [(algo, machine.place(algo)) for algo in known.algos if op in (None, algo.op)]
+    terminal.show_list(found, [b for b in known.broken if op in (None, b.op)], json)
 
 
 def new(
@@ -53,18 +35,13 @@ def new(
     ] = None,
 ) -> None:
     """Copy a rung to start the next one."""
-    from .. import report
     from ..catalog import registry, scaffold
+    from ..report import screen
 
     known = registry.load(algos)
     into = into or next(iter(registry.own_folders(algos)), None)
     folder = scaffold.new(known, name, known.find(source, op), into)
     where = f" --algos {shlex.quote(str(into))}" if into else ""
     commands = f"`gdn run --algo {name}{where}` and `gdn bench --algo {name},{source}{where}`"
-    report.put(str(folder))
-    report.put(f"  next: edit it, then {commands}")
-
-
-def register(app: typer.Typer) -> None:
-    app.command("list")(list_)
-    app.command()(new)
+    screen.put(str(folder))
+    screen.put(f"  next: edit it, then {commands}")

@@ -76,11 +76,6 @@ class Work:
     in_place: bool = False
     official: bool = False
 
-    @property
-    def stress(self) -> bool:
-        """Whether its inputs are hard ones."""
-        return getattr(self.which, "stress", False)
-
 
 def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
     """Run, show and keep a campaign; returns the exit code.
@@ -88,18 +83,18 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
     `elsewhere` runs it at another place than this machine (remote.engine.Engine).
     """
     from ..catalog import registry
-    from ..machine import inventory
     from ..records import store
     from ..run import execute, planning
 
     which, command = work.which, work.command
     tiers, overrides = work.sampling.checked()
     chosen, device = work.place.on(work.gpus)
-    place = elsewhere.place if elsewhere else partial(inventory.place, among=chosen)
+    machine = o.machine()
+    place = elsewhere.place if elsewhere else partial(machine.place, among=chosen)
     preset, loaded = which.official() if work.official else which.loaded()
     known = registry.load(work.algos.algos)
     if command == "floor":
-        entries, named = planning.anywhere(known, work.algos.op, device), False
+        entries, named = planning.anywhere(known, work.algos.op, device, machine.place), False
     else:
         entries, named = planning.choose(
             known, work.algos.algo, work.algos.op, work.solutions, device, timed=command == "bench", place=place
@@ -113,12 +108,13 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
         parts = planning.unscored(parts, named)
     settings = planning.Settings(
         command, which.dataset, tiers, work.trust.strict, work.place.timeout, chosen, place, work.trust.sandbox,
-        work.in_place,
+        work.in_place, machine,
     )  # fmt: skip
     plan = planning.prepare(known, parts, settings)
     options = {"workload": which.workload, "n": which.n, "preset": preset, "dataset": bool(which.dataset)}
     options |= {"tier": work.sampling.tier, "l2": work.sampling.l2} | ({"gpus": work.gpus} if work.gpus else {})
-    options |= {name: True for name in ("stress", "in_place") if getattr(work, name)}
+    options |= {"stress": True} if which.stress else {}
+    options |= {"in_place": True} if work.in_place else {}
     name = {"check": "run", "floor": "floors"}.get(command, command)
     writer = store.open_document(name, options, output.out)
     document = writer.document
@@ -131,7 +127,7 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
         """What is only known of all records together."""
         if elsewhere:
             elsewhere.finish(document)
-        if work.stress:
+        if which.stress:
             from ..catalog import stress
 
             document.largest = stress.largest(document.records)
@@ -154,8 +150,9 @@ def perform(plan: Any, writer: Any, known: Any, json: bool, finish: Any, engine:
 
     An error that ends the run before its end is raised once what there was by then is kept and shown.
     """
-    from .. import files, report
+    from .. import files
     from ..records import history
+    from ..report import screen, terminal
     from ..run import execute
 
     document = writer.document
@@ -163,8 +160,8 @@ def perform(plan: Any, writer: Any, known: Any, json: bool, finish: Any, engine:
         raise errors.UsageError("--json has stdout to itself", hint="drop --json, or --out")
     failed = None
     try:
-        with report.progress() if engine is None else contextlib.nullcontext(lambda *_: None) as progress:
-            execute.run(plan, writer, progress, report.say, engine)
+        with screen.progress() if engine is None else contextlib.nullcontext(lambda *_: None) as progress:
+            execute.run(plan, writer, progress, screen.say, engine)
     except KeyboardInterrupt:
         pass  # the document says so
     except (errors.GdnError, OSError) as e:
@@ -179,13 +176,7 @@ def perform(plan: Any, writer: Any, known: Any, json: bool, finish: Any, engine:
                 history.History().keep(writer.news, writer.path)
             except errors.GdnError as e:
                 writer.forgotten = True
-                report.say(str(e))
-    report.show(document, known, json, writer.path, writer.unsaved)
+                screen.say(str(e))
+    terminal.show(document, known, json, writer.path, writer.unsaved)
     if failed:
         raise failed
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(run)
-    app.command()(bench)
-    app.command()(floors)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -13,16 +12,6 @@ from . import options as o
 from .bench import perform
 
 
-@dataclass(frozen=True)
-class Sampling(o.Sampling):
-    """How to time what takes turns."""
-
-    target: Annotated[
-        Optional[float],
-        typer.Option("--target", metavar="X", help="Sample until the ratio is known to this share (0.005)."),
-    ] = None
-
-
 @o.grouped
 def compare(
     names: Annotated[
@@ -30,7 +19,7 @@ def compare(
         typer.Argument(metavar="A B...", help="Algos, packed solutions, or one file of records to compare with."),
     ],
     which: o.Selection,
-    sampling: Sampling,
+    sampling: o.Sampling,
     trust: o.Trust,
     place: o.Place,
     output: o.Output,
@@ -61,7 +50,8 @@ def compare(
     preset, loaded = which.loaded()
     known = registry.load(algos)
     saved, live = _split(names)
-    entries = planning.rivals(known, live, op, place.device)
+    machine = o.machine()
+    entries = planning.rivals(known, live, op, place.device, machine.place)
     if len(entries) + bool(saved) < 2:
         raise errors.UsageError("one algo is nothing to compare", hint="gdn compare A B, or gdn compare RECORDS.json B")
     if in_place:
@@ -72,7 +62,14 @@ def compare(
     }
     parts = which.parts(known, entries, loaded, overrides)
     settings = planning.Settings(
-        "compare", which.dataset, tiers, trust.strict, place.timeout, sandbox=trust.sandbox, in_place=in_place
+        "compare",
+        which.dataset,
+        tiers,
+        trust.strict,
+        place.timeout,
+        sandbox=trust.sandbox,
+        in_place=in_place,
+        machine=machine,
     )
     plan = planning.prepare(known, parts, settings)
     trust.tell([Path(name) for name in live if name.endswith(".json")])
@@ -106,9 +103,9 @@ def _code(code: int, document: Any, gate: float | None) -> int:
         return errors.INTERRUPTED
     ratios = [overall.ratio for overall in document.overall]
     if code != errors.FAILED and gate is not None and any(ratio < gate for ratio in ratios):
-        from .. import report
+        from ..report import screen
 
-        report.say(f"a regression: {min(ratios):.3f} is below the gate {gate:g}")
+        screen.say(f"a regression: {min(ratios):.3f} is below the gate {gate:g}")
         return errors.FAILED
     return code
 
@@ -134,7 +131,3 @@ def _split(names: list[str]) -> tuple[tuple[Path, str | None] | None, list[str]]
         else:
             saved = file, algo or None
     return saved, live
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(compare)

@@ -28,21 +28,21 @@ def build(
 
     Everything is about 2 GB; --op, -w, -n and --preset make it smaller. Safe to repeat: what is there is kept.
     """
-    from .. import report
+    from ..report import screen
 
     counts = written(folder, algos, which)
     if json:
-        report.show_json({"folder": str(folder)} | counts)
+        screen.show_json({"folder": str(folder)} | counts)
     else:
-        report.put(f"{folder}: " + ", ".join(f"{value} {key.replace('_', ' ')}" for key, value in counts.items()))
+        screen.put(f"{folder}: " + ", ".join(f"{value} {key.replace('_', ' ')}" for key, value in counts.items()))
         where = shlex.quote(str(folder))
-        report.put(f"  next: gdn run --dataset {where}, or flashinfer-bench run --local {where}")
+        screen.put(f"  next: gdn run --dataset {where}, or flashinfer-bench run --local {where}")
 
 
 def written(folder: Path, algos: o.Algos, which: o.Workloads) -> dict[str, int]:
     """Write the folder; returns how many files of each kind it was."""
-    from .. import report
     from ..catalog import pack, registry
+    from ..report import screen
     from ..worker import trace_set_writer
 
     known = registry.load(algos.algos)
@@ -51,7 +51,7 @@ def written(folder: Path, algos: o.Algos, which: o.Workloads) -> dict[str, int]:
     names = registry.names(algos.algo) if algos.algo != "all" else None
     picked = [known.find(name, algos.op) for name in names] if names else [a for o in ops for a in known.of(o.name)]
     solutions = [pack.pack(a, known.ops[a.op]) for a in picked if a.op in chosen]
-    with report.progress() as progress:
+    with screen.progress() as progress:
         return trace_set_writer.build(
             folder,
             ops,
@@ -66,15 +66,10 @@ def written(folder: Path, algos: o.Algos, which: o.Workloads) -> dict[str, int]:
 @o.grouped
 def list_(which: o.Selection, op: o.OpName = None, json: o.AsJson = False) -> None:
     """Show the workloads: index, uuid, axes."""
-    from .. import report
     from ..catalog import registry
+    from ..report import terminal
 
-    rows = [
-        {"op": name, "index": w.index, "uuid": w.uuid, "axes": w.axes, "origin": w.origin}
-        for name, found in _select(registry.load(), op, which).items()
-        for w in found
-    ]
-    report.show_workloads(rows, json)
+    terminal.show_workloads(_select(registry.load(), op, which), json)
 
 
 def _select(known: Any, op: str | None, which: o.Workloads) -> dict[str, list]:
@@ -85,7 +80,7 @@ def _select(known: Any, op: str | None, which: o.Workloads) -> dict[str, list]:
     found, refused = {}, []
     for one in [known.op(op)] if op else list(known.ops.values()):
         try:
-            every = trace_set.known(one, getattr(which, "dataset", None))
+            every = trace_set.known(one, which.dataset)
             found[one.name] = workloads.select(one, every, chosen=which.workload or [], first=which.n, preset=preset)
         except errors.GdnError as e:
             if op:
@@ -94,7 +89,3 @@ def _select(known: Any, op: str | None, which: o.Workloads) -> dict[str, list]:
     if not found:
         raise refused[0]
     return found
-
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(data)

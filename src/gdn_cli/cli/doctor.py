@@ -10,13 +10,9 @@ from . import options as o
 
 def doctor(dataset: o.Dataset = None, json: o.AsJson = False) -> None:
     """Say what is here, what is missing, and how to get it."""
-    from .. import report
+    from ..report import terminal
     from ..run import doctor as d
 
-    findings = d.examine(dataset)
-    report.show_doctor(findings, json)
+    findings = d.examine(dataset, o.machine())
+    terminal.show_doctor(findings, json)
     raise typer.Exit(errors.MISSING if any(f["state"] == "bad" for f in findings) else errors.OK)
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(doctor)

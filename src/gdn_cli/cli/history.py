@@ -44,11 +44,11 @@ def history(
 
     Every bench is kept, in the user's data folder (GDN_HOME moves it).
     """
-    from .. import report
     from ..catalog.registry import names as listed
     from ..records import history as store
     from ..records import store as store_module
     from ..report import history as shown
+    from ..report import screen
 
     names = tuple(listed(algo))
     where = store.Filter(names, op, tier, device)
@@ -85,10 +85,6 @@ def history(
                 shown.show_overview(store.overview(series, where), json, empty)
     finally:
         for notice in kept.notices:
-            report.say(notice)
+            screen.say(notice)
     if kept.damaged:
         raise typer.Exit(errors.MISSING)
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(history)

@@ -162,7 +162,7 @@ def _resumed(ctx: typer.Context, file: Path, form: type[T], *commands: str) -> t
 
 def _left(writer: Any, code: int) -> bool:
     """Say how to go on with a run that did not bring everything home; True where some of it is still at Modal."""
-    from .. import report
+    from ..report import screen
 
     if writer is None:
         return False
@@ -171,17 +171,17 @@ def _left(writer: Any, code: int) -> bool:
     if rented.calls:
         writer.keep()
         if writer.unsaved:
-            report.say(f"the run could not be kept: {writer.unsaved}")
-        report.say(f"left running at Modal; fetch it with: {again}")
+            screen.say(f"the run could not be kept: {writer.unsaved}")
+        screen.say(f"left running at Modal; fetch it with: {again}")
         return True
     if code in (errors.REMOTE, errors.INTERRUPTED) and writer.document.records:
-        report.say(f"to repeat what is lacking: {again}")
+        screen.say(f"to repeat what is lacking: {again}")
     return False
 
 
 def _engine(rented: Containers, errand: Errand, command: str, asked: Asked | AskedProfiles, old: Any = None) -> Any:
-    from .. import report
     from ..remote import engine, settings
+    from ..report import screen
 
     found = settings.load()
     rent = engine.Rent(
@@ -189,8 +189,8 @@ def _engine(rented: Containers, errand: Errand, command: str, asked: Asked | Ask
         errand.detach,
     )  # fmt: skip
     if rent.gpu.count > 1:
-        report.say(f"{rent.gpu}: the container gets {rent.gpu.count} GPUs, and gdn works on the first")
-    return engine.Engine(found, rent, report.say, command, asked, old)
+        screen.say(f"{rent.gpu}: the container gets {rent.gpu.count} GPUs, and gdn works on the first")
+    return engine.Engine(found, rent, screen.say, command, asked, old)
 
 
 @dataclass(frozen=True)
@@ -254,9 +254,9 @@ def profile(
 
 def _sent_off(work: Any, names: list[str], folder: Path, profiled: Callable[[list[str]], Any], json: bool) -> int:
     """Leave profiles at Modal, and a file with what it takes to fetch them."""
-    from .. import report
     from ..profile import session
     from ..records import store
+    from ..report import screen
 
     live = [name for name in names if session.find(name, folder) is None]
     if not live:
@@ -268,7 +268,7 @@ def _sent_off(work: Any, names: list[str], folder: Path, profiled: Callable[[lis
     finally:
         _left(writer, errors.OK)
     if json:
-        report.show_json(writer.document)
+        screen.show_json(writer.document)
     return writer.exit_code(errors.OK)
 
 
@@ -309,8 +309,8 @@ def setup(
     """
     import tempfile
 
-    from .. import report
     from ..remote import settings, setup
+    from ..report import screen
     from .data import written
 
     found = settings.load()
@@ -319,25 +319,24 @@ def setup(
         def twins() -> Path | None:
             if no_data:
                 return None
-            report.say("data set: drawing the twins")
+            screen.say("data set: drawing the twins")
             written(Path(folder), o.Algos(op=op), o.Workloads(preset=preset, n=n))
             return Path(folder)
 
-        done = setup.setup(found, None if no_data else dataset, twins, report.say)
+        done = setup.setup(found, None if no_data else dataset, twins, screen.say)
     if json:
-        report.show_json(msgspec.to_builtins(done))
+        screen.show_json(msgspec.to_builtins(done))
     else:
-        report.say(f"ready: {done.uploaded} files uploaded, {done.kept} were there")
+        screen.say(f"ready: {done.uploaded} files uploaded, {done.kept} were there")
 
 
 @modal.command()
 def status(json: o.AsJson = False) -> None:
     """The apps that are alive at Modal, and the runs that were left there."""
-    from .. import report
     from ..remote import resume, settings
+    from ..report import terminal
 
-    there = msgspec.to_builtins(resume.status(settings.load()))
-    report.show_remote(there["apps"], there["runs"], as_json=json)
+    terminal.show_remote(resume.status(settings.load()), json)
 
 
 @modal.command()
@@ -346,12 +345,8 @@ def logs(
     lines: Annotated[int, typer.Option("-n", metavar="N", min=1, help="The last N lines.")] = 100,
 ) -> None:
     """What an app's containers wrote."""
-    from .. import report
     from ..remote import resume, settings
+    from ..report import screen
 
     for line in resume.logs(settings.load(), app, lines):
-        report.put(line)
-
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(modal)
+        screen.put(line)

@@ -13,16 +13,25 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Optional, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Optional, TypeVar, get_type_hints
 
 import typer
 from msgspec import structs
 
 from ..errors import UsageError, unknown
 
-G = TypeVar("G")
+if TYPE_CHECKING:
+    from ..catalog.presets import Preset
+    from ..catalog.registry import Registry
+    from ..machine.inventory import Machine
+    from ..records.request import PlanFields
+    from ..run.planning import Entry, Part
+
+G, R = TypeVar("G"), TypeVar("R")
+MACHINE: ContextVar[Machine | None] = ContextVar("MACHINE", default=None)
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
 OpName = Annotated[Optional[str], typer.Option("--op", metavar="OP", help="Which op, such as gdn_prefill.")]
@@ -39,7 +48,7 @@ Gpus = Annotated[
         "--gpus",
         metavar="N[,N...]",
         help="Spread the algos over these GPUs, or `all`; with fewer algos than GPUs, the workloads. "
-        "Ratios stay on one GPU.",
+        "Ratios stay on one GPU, and so does a size that is tuned.",
     ),
 ]
 OneWorkload = Annotated[
@@ -119,16 +128,23 @@ class Workloads:
     n: First = None
     preset: PresetName = None
 
-    def loaded(self, otherwise: str | None = "quick") -> tuple[str | None, Any]:
+    dataset: ClassVar[Path | None] = None  # what the groups below have an option for
+    stress: ClassVar[bool] = False
+
+    def loaded(self, otherwise: str | None = "quick") -> tuple[str | None, Preset | None]:
         """The name of the preset in use, and the preset: `otherwise` where nothing else says which workloads."""
         from ..catalog import presets
 
+        if self.stress and (self.preset or self.dataset):
+            other = "--preset" if self.preset else "--dataset"
+            hint = "--workload NAME chooses among the hard inputs"
+            raise UsageError(f"--stress and {other} exclude each other", hint=hint)
         name = self.preset
-        if name is None and not (self.workload or self.n or getattr(self, "dataset", None)):
+        if name is None and not (self.workload or self.n or self.dataset or self.stress):
             name = otherwise
         return name, presets.load_preset(name) if name else None
 
-    def official(self) -> tuple[str, Any]:
+    def official(self) -> tuple[str, Preset]:
         """The same with the contest's counts: all of its workloads where nothing else says which."""
         from ..catalog import presets
 
@@ -137,21 +153,23 @@ class Workloads:
         counts = structs.replace(loaded, settings=contest.settings)
         return self.preset or contest.name, counts
 
+    def parts(self, known: Registry, entries: list[Entry], preset: Preset | None, plan: PlanFields) -> list[Part]:
+        """The algos by op, each op with its workloads; `plan` goes before the preset's (planning.parts)."""
+        from ..run import planning
+
+        if self.stress:
+            return planning.hard(known, entries, self.workload or [], self.n)
+        return planning.parts(
+            known, entries, chosen=self.workload or [], first=self.n, preset=preset, dataset=self.dataset,
+            overrides=plan,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Selection(Workloads):
     """Which workloads, gdn's own or a folder's."""
 
     dataset: Dataset = None
-
-    def parts(self, known: Any, entries: list[Any], preset: Any, overrides: dict[str, Any]) -> list[Any]:
-        """The algos by op, each op with its workloads (campaign.parts)."""
-        from ..run import planning
-
-        return planning.parts(
-            known, entries, chosen=self.workload or [], first=self.n, preset=preset, dataset=self.dataset,
-            overrides=overrides,
-        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -163,23 +181,6 @@ class HardInputs(Selection):
         typer.Option("--stress", help="Hard inputs of the op's config, in place of workloads; --workload names some."),
     ] = False
 
-    def loaded(self, otherwise: str | None = "quick") -> tuple[str | None, Any]:
-        """Hard inputs are of no preset, and of no folder."""
-        if not self.stress:
-            return super().loaded(otherwise)
-        if self.preset or self.dataset:
-            other = "--preset" if self.preset else "--dataset"
-            hint = "--workload NAME chooses among the hard inputs"
-            raise UsageError(f"--stress and {other} exclude each other", hint=hint)
-        return None, None
-
-    def parts(self, known: Any, entries: list[Any], preset: Any, overrides: dict[str, Any]) -> list[Any]:
-        from ..run import planning
-
-        if not self.stress:
-            return super().parts(known, entries, preset, overrides)
-        return planning.hard(known, entries, self.workload or [], self.n)
-
 
 @dataclass(frozen=True)
 class Sampling:
@@ -189,28 +190,30 @@ class Sampling:
     l2: L2 = "cold"
     target: Annotated[
         Optional[float],
-        typer.Option("--target", metavar="X", help="Sample until the median is known to this share of it (0.01)."),
+        typer.Option(
+            "--target",
+            metavar="X",
+            help="Sample until medians are known to this share (0.01), ratios to 0.005.",
+        ),
     ] = None
     seconds: Seconds = None
 
-    def checked(self) -> tuple[tuple[str, ...], dict[str, Any]]:
-        """The tiers that were asked for, and timing.Plan's fields that go before a preset's. Raises UsageError."""
+    def checked(self) -> tuple[tuple[str, ...], PlanFields]:
+        """The tiers that were asked for, and what goes before a preset's settings. Raises UsageError."""
         from ..catalog.tiers import TIERS
 
         check_choice("l2 state", self.l2, ("cold", "warm"))
         check_finite("--seconds", self.seconds)
         if self.target is not None and not 0 < self.target < 1:
             raise UsageError(f"--target {self.target:g}: expected a share between 0 and 1, such as 0.01")
-        tiers = tuple(name.strip() for name in (self.tier or "").split(",") if name.strip())
+        tiers = listed(self.tier)
         for name in tiers:
             check_choice("tier", name, [*TIERS, "all"])
-        fields: dict[str, Any] = {"l2": self.l2}
-        if self.seconds or self.target:  # then the preset's exact counts no longer hold
-            fields["iterations"] = None
-        return tiers, fields | self.bounds
+        counts = {"iterations": None} if self.bounds else {}  # a preset's exact counts no longer hold
+        return tiers, {"l2": self.l2} | counts | self.bounds
 
     @property
-    def bounds(self) -> dict[str, float]:
+    def bounds(self) -> PlanFields:
         """Of --seconds and --target those that were given."""
         return {name: value for name in ("seconds", "target") if (value := getattr(self, name))}
 
@@ -232,9 +235,7 @@ class Place:
             return (), self.device
         if self.device == "cpu":
             raise UsageError("--gpus and --device cpu exclude each other", hint="drop one of them")
-        from ..machine import inventory
-
-        return inventory.chosen(gpus), "cuda"
+        return machine().chosen(gpus), "cuda"
 
 
 @dataclass(frozen=True)
@@ -252,14 +253,14 @@ class Trust:
 
     def tell(self, solutions: list[Path]) -> None:
         """Say once whose rights packed files get, before any of their code runs. MissingError: no sandbox here."""
-        from .. import report
+        from ..report import screen
         from ..runner import sandbox as bubblewrap
 
         if self.sandbox:
             bubblewrap.find()
         elif solutions:
             what = "a packed file's code runs" if len(solutions) == 1 else "the packed files' code runs"
-            report.say(
+            screen.say(
                 f"{what} with your rights on this machine; --sandbox takes away its network, your home and your files"
             )
 
@@ -270,6 +271,15 @@ class Output:
 
     json: AsJson = False
     out: Annotated[Optional[Path], typer.Option("--out", metavar="FILE", help="Write the records to FILE.")] = None
+
+
+def machine() -> Machine:
+    """The machine that the command works on: made once for it, if whoever called the program has not brought one."""
+    from ..machine.inventory import Machine
+
+    if MACHINE.get() is None:
+        MACHINE.set(Machine())
+    return MACHINE.get()
 
 
 def check_choice(kind: str, value: str, known: Any) -> None:
@@ -290,7 +300,7 @@ def listed(text: str | None) -> tuple[str, ...]:
 # --- groups -------------------------------------------------------------------------------------------------------
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
+def grouped(command: Callable[..., R]) -> Callable[..., R]:
     """The command as typer takes it: each parameter that is a dataclass becomes one option for each of its fields."""
     hints = get_type_hints(command, include_extras=True)
     parameters, groups = [], {}
@@ -309,10 +319,10 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             )
 
     @functools.wraps(command)
-    def called(**given: Any) -> None:
+    def called(**given: Any) -> R:
         made = {name: pick(kind, given) for name, kind in groups.items()}
         fields = {field.name for kind in groups.values() for field in dataclasses.fields(kind)}
-        command(**made, **{name: value for name, value in given.items() if name not in fields})
+        return command(**made, **{name: value for name, value in given.items() if name not in fields})
 
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {p.name: p.annotation for p in parameters}

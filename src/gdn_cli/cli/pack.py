@@ -28,9 +28,10 @@ def pack(
     """Pack one algo into a solution.json that flashinfer-bench takes."""
     import json as j
 
-    from .. import files, report
+    from .. import files
     from ..catalog import pack as p
     from ..catalog import registry
+    from ..report import screen, terminal
 
     known = registry.load(algos.algos)
     found = known.find(algos.one("pack"), algos.op)
@@ -55,20 +56,16 @@ def pack(
     }
     if not json:
         text = f"{file}: {solution['name']} for {solution['definition']}, {', '.join(summary['sources'])}"
-        (report.say if to_stdout else report.put)(text)
+        (screen.say if to_stdout else screen.put)(text)
     if prove:
         from ..run import prove as proof
 
-        summary["proof"] = list(proof.prove(file, found.packages, known, timeout))
+        summary["proof"] = list(proof.prove(file, found.packages, known, timeout, o.machine()))
         if not json:
-            report.show_proof(summary["proof"])
+            terminal.show_proof(summary["proof"])
     if json:
-        report.show_json(summary)
+        screen.show_json(summary)
     if any(step["state"] == "failed" for step in summary["proof"] or []):
         raise typer.Exit(errors.FAILED)
     if any((step["step"], step["state"]) == ("build", "skipped") for step in summary["proof"] or []):
         raise typer.Exit(errors.MISSING)  # nothing was proved
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(pack)

@@ -78,25 +78,30 @@ def profile(
 
     What came of it is kept: `gdn profile --list` names the folders, `gdn profile NAME` shows one again.
     """
-    from .. import paths, report
+    from .. import paths
     from ..profile import session
+    from ..report import profile as shown
+    from ..report import screen
 
     folder = out or paths.profiles_dir()
     if list_:
         damaged: list[str] = []
-        report.show_profile_list(session.kept(folder, damaged.append), json)
+        shown.show_profile_list(session.kept(folder, damaged.append), json)
         for line in damaged:
-            report.say(line)
+            screen.say(line)
         raise typer.Exit(errors.MISSING if damaged else errors.OK)
 
     def profiled(live: list[str]) -> Iterator[Any]:
         from ..catalog import registry
 
         settings, known = look.settings(place, folder), registry.load(algos.algos)
-        tool, found = session.subjects(known, live, algos.op, look.tool, look.workload, look.dataset, place.device)
-        with report.progress() as progress:
+        machine = o.machine()
+        tool, found = session.subjects(
+            known, live, algos.op, look.tool, look.workload, look.dataset, place.device, machine.place
+        )
+        with screen.progress() as progress:
             for subject in found:
-                yield session.run(subject, replace(settings, tool=tool), progress, report.say)
+                yield session.run(subject, replace(settings, tool=tool), progress, screen.say, machine)
 
     raise typer.Exit(looked_at(named(names, algos.algo), folder, json, profiled))
 
@@ -115,8 +120,9 @@ def named(names: list[str] | None, algo: str | None) -> list[str]:
 def looked_at(names: list[str], folder: Path, json: bool, profiled: Callable[[list[str]], Iterator[Any]]) -> int:
     """Show the profiles of one name or two, and what differs; those that are not kept in `folder` are made by
     `profiled(names)`. Returns the exit code."""
-    from .. import report
     from ..profile import differences, session
+    from ..report import profile as shown
+    from ..report import screen
 
     profiles: list[Any] = [session.find(name, folder) for name in names]
     live = [name for name, profile in zip(names, profiles, strict=True) if profile is None]
@@ -126,16 +132,12 @@ def looked_at(names: list[str], folder: Path, json: bool, profiled: Callable[[li
             made.extend(profiled(live))
         except errors.GdnError:
             if made and not json:  # the first of two is there, and worth its time
-                report.show_profiles(made, None, json)
+                shown.show_profiles(made, None, json)
             raise
         profiles = [profile or made.pop(0) for profile in profiles]
     difference = differences.difference(*profiles) if len(profiles) == 2 else None
-    report.show_profiles(profiles, difference, json)
+    shown.show_profiles(profiles, difference, json)
     for profile in profiles:
         if profile.unkept:
-            report.say(profile.unkept)
+            screen.say(profile.unkept)
     return session.exit_code(profiles)
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(profile)

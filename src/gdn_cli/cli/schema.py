@@ -16,16 +16,13 @@ def schema(
     ] = "record",
 ) -> None:
     """Print the JSON Schema of what gdn writes and reads, made from its types."""
-    from .. import parsing, report
+    from .. import parsing
     from ..catalog import registry
     from ..records import messages
+    from ..report import screen
     from ..schema import record_types
 
     forms = {"record": record_types.Document, "reply": messages.Reply, "algo": registry.AlgoFile}
     if what not in forms:
         raise errors.unknown("schema", what, forms)
-    report.show_json(parsing.schema(forms[what]))
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(schema)
+    screen.show_json(parsing.schema(forms[what]))

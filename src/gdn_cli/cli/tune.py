@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Optional
 
@@ -12,34 +11,13 @@ from .. import errors
 from . import options as o
 
 
-@dataclass(frozen=True)
-class Sampling(o.Sampling):
-    """How to time the final."""
-
-    target: Annotated[
-        Optional[float],
-        typer.Option(
-            "--target", metavar="X", help="Sample the final until its ratios are known to this share (0.005)."
-        ),
-    ] = None
-    seconds: Annotated[
-        Optional[float],
-        typer.Option("--seconds", metavar="S", min=0.01, help="How long to sample the final of each workload (1)."),
-    ] = None
-
-
 @o.grouped
 def tune(
     algos: o.OneAlgo,
     which: o.Selection,
-    sampling: Sampling,
+    sampling: o.Sampling,
     place: o.Place,
-    gpus: Annotated[
-        Optional[str],
-        typer.Option(
-            "--gpus", metavar="N[,N...]", help="Check on these GPUs, or `all`, and time each size on one of them."
-        ),
-    ] = None,
+    gpus: o.Gpus = None,
     in_place: o.InPlace = False,
     only: Annotated[
         Optional[list[str]],
@@ -59,9 +37,9 @@ def tune(
 
     Without workloads: the preset `sweep`. A run that was stopped goes on where it ended.
     """
-    from .. import report
     from ..catalog import registry
-    from ..machine import inventory
+    from ..report import screen
+    from ..report import tune as shown
     from ..run import planning
     from ..tune import evidence, race, search
 
@@ -70,13 +48,14 @@ def tune(
     chosen_gpus, device = place.on(gpus)
     preset, loaded = which.loaded("sweep")
     known = registry.load(algos.algos)
-    (entry,) = planning.rivals(known, [algo], algos.op, device, partial(inventory.place, among=chosen_gpus))
+    machine = o.machine()
+    (entry,) = planning.rivals(known, [algo], algos.op, device, partial(machine.place, among=chosen_gpus))
     if in_place:
         (entry,) = planning.overwriting(known, [entry], named=True)
     (part,) = which.parts(known, [entry], loaded, {})
     plan = search.plan(known, entry, part.workloads, preset, only or [], where)
     if dry_run:
-        return report.show_tuning(plan, None, json)
+        return shown.show_tuning(plan, None, json)
     if plan.mode is None:
         reason, hint = entry.place.reason, entry.place.hint
         raise errors.MissingError(f"{plan.algo.full_name} cannot run here: {reason}", hint=hint)
@@ -85,12 +64,12 @@ def tune(
         raise errors.UsageError(f"tune takes one tier, not {', '.join(chosen)}", hint=f"--tier {chosen[0]}")
     settings = search.Settings(
         chosen[0], sampling.l2, dataset=which.dataset, timeout_s=place.timeout, fresh=fresh, gpus=chosen_gpus,
-        in_place=in_place, **sampling.bounds,
+        in_place=in_place, machine=machine, **sampling.bounds,
     )  # fmt: skip
     failed = None
-    with search.alone(plan.algo, report.say):
-        with report.progress() as progress:
-            state = search.begin(plan, settings, progress, report.say)
+    with search.alone(plan.algo, screen.say):
+        with screen.progress() as progress:
+            state = search.begin(plan, settings, progress, screen.say)
             try:
                 race.run(state)
                 evidence.write(state)
@@ -102,15 +81,11 @@ def tune(
                 if not state.choices:
                     raise
                 failed = e
-        report.show_tuning(plan, state, json)
+        shown.show_tuning(plan, state, json)
         if unsaved := state.journal.unsaved:
-            report.say(f"not all that was measured could be kept: {unsaved}")
+            screen.say(f"not all that was measured could be kept: {unsaved}")
         if failed:
             raise failed
     if state.interrupted:
         raise typer.Exit(errors.INTERRUPTED)
     raise typer.Exit(errors.MISSING if unsaved else errors.OK)
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(tune)

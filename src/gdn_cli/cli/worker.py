@@ -17,7 +17,3 @@ def worker(
     from ..worker import serve as w
 
     w.end(w.main(events))
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(worker)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from .. import paths
 from . import inventory
 
 
-def with_builders(env: Mapping[str, str], mode: str, gpu: inventory.Gpu | None = None) -> dict[str, str]:
+def with_builders(
+    env: Mapping[str, str], mode: str, gpu: inventory.Gpu | None = None, machine: inventory.Machine = inventory.HERE
+) -> dict[str, str]:
     """An environment in which flashinfer-bench's builders work. `gpu` is the only one in it; None: CUDA's choice."""
     env = dict(env)
     # ninja and the like live beside the interpreter of a virtual environment that nobody activated
     env["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), env.get("PATH", "")])
-    if home := inventory.cuda_home():
+    if home := machine.cuda_home():
         env["CUDA_HOME"] = str(home)
-    gpus = ((gpu,) if gpu else inventory.gpus()) if mode == "cuda" else ()
+    gpus = ((gpu,) if gpu else machine.gpus()) if mode == "cuda" else ()
     if gpu and gpus or len(gpus) > 1:  # the one that is locked, whatever order CUDA would put them in
         env["CUDA_VISIBLE_DEVICES"] = gpus[0].uuid
     # flashinfer-bench's cache key knows neither the GPU nor the Python that a build was made for, nor that list
@@ -29,3 +32,17 @@ def with_builders(env: Mapping[str, str], mode: str, gpu: inventory.Gpu | None =
     env.setdefault("FIB_CACHE_PATH", str(paths.builds_dir() / f"{python}-{target}"))
     env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(paths.builds_dir() / "inductor"))  # else in the temporary folder
     return env
+
+
+@contextlib.contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """This process's environment with these variables, for as long as the block runs."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value

@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import __version__, paths
 from ..schema.record_types import Environment, GpuState, Timing
 from . import host_load, inventory
 
-_PACKAGES = {"torch": "torch", "triton": "triton", "flashinfer-bench": "flashinfer_bench", "apache-tvm-ffi": "tvm_ffi"}
-_PEERS = {"flashinfer-python": "flashinfer", "fla-core": "fla", "flash-qla": "flash_qla"}
+_PACKAGES = ("torch", "triton", "flashinfer-bench", "apache-tvm-ffi", "flashinfer-python", "fla-core", "flash-qla")
 
 
 def versions() -> dict[str, str]:
@@ -23,11 +22,9 @@ def versions() -> dict[str, str]:
     from importlib import metadata
 
     found = {"gdn": __version__, "python": platform.python_version()}
-    for name in [*_PACKAGES, *_PEERS]:
-        try:
+    for name in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 
@@ -55,7 +52,7 @@ def _describe_gpu(found: Environment) -> None:
     properties = torch.cuda.get_device_properties(0)
     found.gpu, found.capability = properties.name, f"{properties.major}.{properties.minor}"
     found.sms, found.l2_bytes = properties.multi_processor_count, properties.L2_cache_size
-    if mine := _which(str(properties.uuid)):
+    if mine := _which(str(properties.uuid), inventory.gpus()):
         found.gpu_index, found.gpu_uuid = mine.index, mine.uuid
     if opened := _opened():
         nvml, handle = opened
@@ -64,22 +61,29 @@ def _describe_gpu(found: Environment) -> None:
             found.max_sm_clock_mhz = nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)
 
 
-def _which(uuid: str) -> inventory.Gpu | None:
+def _which(uuid: str, visible: Sequence[inventory.Gpu]) -> inventory.Gpu | None:
     """The GPU that has this UUID in torch, which leaves GPU- or MIG- away from it; else the only one there is."""
-    visible = inventory.gpus()
     same = [gpu for gpu in visible if gpu.uuid.endswith(uuid)]
     return same[0] if same else visible[0] if len(visible) == 1 else None
 
 
-# Why NVML says that clocks are held down (nvml.h, nvmlClocksEventReason*). Not among them: an idle GPU, and clocks that
-# somebody set, which is what one does for a steady measurement.
-_THROTTLES = {
-    0x04: "sw_power_cap",
-    0x08: "hw_slowdown",
-    0x10: "sync_boost",
-    0x20: "sw_thermal",
-    0x40: "hw_thermal",
-    0x80: "hw_power_brake",
+class _Slowed(NamedTuple):
+    """Why clocks are held down: its name in a record, what slowed the GPU, and what to do about it."""
+
+    name: str
+    cause: str
+    advice: str
+
+
+# By NVML's bit (nvml.h, nvmlClocksEventReason*). Not among them: an idle GPU, and clocks that somebody set, which is
+# what one does for a steady measurement.
+_SLOWED = {
+    0x04: _Slowed("sw_power_cap", "its power cap", "let it rest"),
+    0x20: _Slowed("sw_thermal", "its temperature", "let it cool"),
+    0x40: _Slowed("hw_thermal", "its temperature", "let it cool"),
+    0x80: _Slowed("hw_power_brake", "the power brake of its server", "see to the power supply"),
+    0x08: _Slowed("hw_slowdown", "its protection against heat and overload", "let it rest"),
+    0x10: _Slowed("sync_boost", "the others of its sync boost group", "take it out of the group"),
 }
 
 
@@ -115,7 +119,7 @@ def _throttle(nvml: Any, handle: Any) -> list[str]:
         bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
     except (AttributeError, nvml.NVMLError):  # the name before driver 535
         bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-    return [name for bit, name in _THROTTLES.items() if bits & bit]
+    return [slowed.name for bit, slowed in sorted(_SLOWED.items()) if bits & bit]
 
 
 def _others(processes: list[Any], own: int) -> int:
@@ -132,16 +136,6 @@ _HOT_C = 85  # an H100 SXM is made for 87 at most, and slows down at 89 (nvidia-
 _MOVED = 0.03  # of the highest SM clock
 _SPREAD = 0.10  # half the distance of the quartiles, as a share of the median: Timing.spread
 _TICKS_US = 0.2  # a distance of quartiles below this is the clock's (CUPTI ticks every 32 ns), not noise
-
-# reason -> (what slowed the GPU, what to do about it)
-_SLOWED = {
-    "sw_power_cap": ("its power cap", "let it rest"),
-    "sw_thermal": ("its temperature", "let it cool"),
-    "hw_thermal": ("its temperature", "let it cool"),
-    "hw_power_brake": ("the power brake of its server", "see to the power supply"),
-    "hw_slowdown": ("its protection against heat and overload", "let it rest"),
-    "sync_boost": ("the others of its sync boost group", "take it out of the group"),
-}
 
 
 def doubts(before: GpuState, during: list[GpuState], after: GpuState, timing: Timing, target: float) -> list[str]:
@@ -168,7 +162,7 @@ def _slowed(states: list[GpuState]) -> list[str]:
     reasons = {reason for state in states for reason in state.throttle or ()}
     if reasons & {"hw_thermal", "hw_power_brake"}:  # NVML sets hw_slowdown along with these, which say more
         reasons.discard("hw_slowdown")
-    causes = dict.fromkeys(cause for reason, cause in _SLOWED.items() if reason in reasons)
+    causes = dict.fromkeys((slowed.cause, slowed.advice) for slowed in _SLOWED.values() if slowed.name in reasons)
     said = [
         f"the GPU was slowed by {what} while this was measured: {advice}, or compare within this run only"
         for what, advice in causes
@@ -239,12 +233,10 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def cpu_name() -> str:
-    try:
+    with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
     return platform.processor() or platform.machine()
 
 
@@ -270,19 +262,3 @@ def commit() -> dict[str, str | bool]:
 
     head = git("rev-parse", "--short=12", "HEAD")
     return {"commit": head, "dirty": bool(git("status", "--porcelain"))} if head else {}
-
-
-# --- for report/ and history/, which still work on plain JSON: these go when they take the types -------------------
-
-
-def device(found: dict[str, Any]) -> str | None:
-    """Environment.device of a plain one."""
-    if found.get("gpu"):
-        return found["gpu"] + rented(found)
-    threads = f", {found['threads']} threads" if found.get("threads") else ""
-    return found["cpu"] + threads + rented(found) if found.get("cpu") else None
-
-
-def rented(found: dict[str, Any]) -> str:
-    """What goes behind the name of a device that is not one's own, " (modal)", and "" behind one that is."""
-    return f" ({found['where']})" if found.get("where") else ""

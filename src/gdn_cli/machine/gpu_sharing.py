@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TypeVar
 
-from . import inventory
-from .inventory import Gpu
+from .inventory import HERE, Gpu, Machine
 
 T = TypeVar("T", bound=Hashable)
 _LEAST = 2  # cores for a lane of its own: below that it would wait for itself
@@ -51,7 +50,7 @@ def side_by_side(work: Sequence[Callable[[], None]], stop: threading.Event) -> N
 # --- the host's share -----------------------------------------------------------------------------------------------
 
 
-def cpus(gpus: Sequence[Gpu]) -> dict[Gpu, frozenset[int]]:
+def cpus(gpus: Sequence[Gpu], machine: Machine = HERE) -> dict[Gpu, frozenset[int]]:
     """GPU -> the CPUs of its worker: near it, whole cores, and no other worker's, so that none waits for another's.
 
     Empty sets, which mean all CPUs, where there is one GPU only, or too few cores to share out.
@@ -60,7 +59,7 @@ def cpus(gpus: Sequence[Gpu]) -> dict[Gpu, frozenset[int]]:
     if len(gpus) < 2 or not hasattr(os, "sched_getaffinity"):
         return everywhere
     mine = frozenset(os.sched_getaffinity(0))
-    sides = {gpu: inventory.near(gpu) & mine or mine for gpu in gpus}
+    sides = {gpu: machine.near(gpu) & mine or mine for gpu in gpus}
     if any(a != b and a & b for a in sides.values() for b in sides.values()):
         sides = dict.fromkeys(gpus, mine)
     found = {}

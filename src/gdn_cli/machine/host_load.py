@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import Any, NamedTuple
 
 from ..schema.record_types import HostLoad, Timing
@@ -157,11 +158,7 @@ def _used(
 
 
 def _preempted() -> int:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 0
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+    return getrusage(RUSAGE_SELF).ru_nivcsw
 
 
 # --- the yardstick ------------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -67,20 +68,24 @@ def _gpus(wanted: str | None, by_bus: bool) -> tuple[Gpu, ...]:
     if wanted is not None and wanted.strip() in ("", "-1"):
         return ()
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
+        with _nvml() as nvml:
+            if wanted is not None and wanted.startswith("MIG-"):
+                return _slice(nvml, wanted.split(",")[0])
+            found = [_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(i), i) for i in range(nvml.nvmlDeviceGetCount())]
+            if not by_bus and len({g.name for g in found}) > 1:
+                found = _fastest_first(nvml, found)
+            return tuple(found if wanted is None else _visible(found, wanted))
     except Exception:  # no library, no driver, no permission: all of them mean that there is no GPU to use
         return ()
+
+
+@contextmanager
+def _nvml() -> Iterator[Any]:
+    import pynvml
+
+    pynvml.nvmlInit()
     try:
-        if wanted is not None and wanted.startswith("MIG-"):
-            return _slice(pynvml, wanted.split(",")[0])
-        found = [_gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(i), i) for i in range(pynvml.nvmlDeviceGetCount())]
-        if not by_bus and len({g.name for g in found}) > 1:
-            found = _fastest_first(pynvml, found)
-        return tuple(found if wanted is None else _visible(found, wanted))
-    except pynvml.NVMLError:
-        return ()
+        yield pynvml
     finally:
         pynvml.nvmlShutdown()
 
@@ -129,50 +134,11 @@ def _visible(found: list[Gpu], wanted: str) -> list[Gpu]:
     return chosen if len(set(chosen)) == len(chosen) else []
 
 
-def chosen(text: str) -> tuple[Gpu, ...]:
-    """The GPUs that `--gpus` names: `all`, or numbers and beginnings of UUIDs with commas between them.
-
-    Numbers count the visible GPUs from 0 in CUDA's order, as torch does: what CUDA_VISIBLE_DEVICES leaves out is not
-    there. UsageError for what names no GPU or one twice, MissingError where there is none at all.
-    """
-    wanted, shown = [entry.strip() for entry in text.split(",")], text or "''"
-    for entry in wanted if text.strip() != "all" else ():
-        if not re.fullmatch(r"[0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+", entry):
-            said = f"'{entry}' names no GPU" if entry else "names no GPU"
-            raise UsageError(f"--gpus {shown}: {said}", hint="--gpus all, or numbers or UUIDs such as --gpus 0,1")
-    found = gpus()
-    if not found:
-        raise MissingError(f"--gpus {shown}: no GPU here", hint=MODAL)
-    if text.strip() == "all":
-        return found
-    picked: list[Gpu] = []
-    for entry in wanted:
-        named = found[int(entry) :][:1] if entry.isdigit() else [g for g in found if g.uuid.startswith(entry)]
-        if len(named) != 1:
-            problem = f"{len(named)} GPUs begin so" if named else f"no GPU {entry} here"
-            raise UsageError(f"--gpus {shown}: {problem}", hint=_there(found))
-        if named[0] in picked:
-            raise UsageError(f"--gpus {shown} names a GPU twice", hint="name each once")
-        picked += named
-    return tuple(picked)
-
-
-def _there(found: Sequence[Gpu]) -> str:
-    setting = os.environ.get("CUDA_VISIBLE_DEVICES")
-    why = "" if setting is None else f", as CUDA_VISIBLE_DEVICES={setting} has it"
-    return (f"there are GPUs 0 to {len(found) - 1}" if len(found) > 1 else "there is only GPU 0") + why
-
-
 def near(gpu: Gpu) -> frozenset[int]:
     """The CPUs on the GPU's side of the host, by NVML; empty where it does not tell."""
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        try:
-            words = pynvml.nvmlDeviceGetCpuAffinity(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid), _WORDS)
-        finally:
-            pynvml.nvmlShutdown()
+        with _nvml() as nvml:
+            words = nvml.nvmlDeviceGetCpuAffinity(nvml.nvmlDeviceGetHandleByUUID(gpu.uuid), _WORDS)
     except Exception:  # not supported, not permitted, no NVML: then no CPU is nearer than another
         return frozenset()
     return frozenset(64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1)
@@ -213,10 +179,7 @@ def _wheel_cuda_home() -> Path | None:
             continue
         try:
             return _linked_home(wheel, paths.builds_dir() / "cuda-home")
-        except (
-            OSError,
-            MissingError,
-        ):  # nowhere to put the links: then nothing can be built there either, and doctor says so
+        except (OSError, MissingError):  # no place for the links: nothing can be built there either, as doctor says
             return None
     return None
 
@@ -258,22 +221,20 @@ GET_NVCC = "install the CUDA toolkit, or pip install " + ("-e '.[cuda]'" if path
 MODAL = "`gdn modal run` takes it to a B200"
 
 
-def place(
+def placed(
     algo: Algo,
-    device: str = "auto",
-    among: Sequence[Gpu] = (),
-    missing: Callable[[Algo, str], Place | None] | None = None,
+    device: str,
+    missing: Callable[[Algo, str], Place | None],
+    gpus: bool = False,
 ) -> Place:
     """Choose where to run: the GPU where there is one, else the CPU, else Triton's interpreter.
 
-    `among` are the GPUs to choose from, one of which must do; () is the one that a CUDA process takes by itself.
-    `missing(algo, mode)` says what stands in the way on another machine; left out, this one is looked at.
+    `missing(algo, mode)` says what stands in the way on the machine in question.
     """
-    missing = missing or partial(_missing, among=among)
     wanted = {"auto": ("cuda", "cpu", "interpreter"), "cuda": ("cuda",), "cpu": ("cpu", "interpreter")}[device]
     modes = [mode for mode in wanted if mode in algo.modes]
     if not modes:
-        option = "--gpus" if among else f"--device {device}"
+        option = "--gpus" if gpus else f"--device {device}"
         return Place(None, f"does not run on {device}", f"it runs on {', '.join(algo.modes)}: drop {option}")
     problem = None
     for mode in modes:
@@ -287,21 +248,75 @@ def place(
 _WORKER = {"torch": "torch", "flashinfer_bench": "flashinfer-bench"}
 
 
-def _missing(algo: Algo, mode: str, among: Sequence[Gpu]) -> Place | None:
-    if mode == "cuda":
-        able = among or gpus()[:1]
-        if not able:
-            return Place(None, "no GPU here", MODAL)
-        if not any(gpu.fits(algo) for gpu in able):
-            have = ", ".join(dict.fromkeys(gpu.capability for gpu in able))
-            who = "this GPU has" if len(able) == 1 else "these GPUs have"
-            return Place(None, f"needs compute capability {algo.capability}, {who} {have}", MODAL)
-    triton = {"triton": "triton"} if algo.language == "triton" else {}
-    for module, wheel in (_WORKER | triton | algo.packages).items():
-        if not has_package(module):
-            return Place(None, f"package {wheel} missing", f"pip install {wheel}")
-    if algo.language == "cuda" and cuda_home() is None:
-        return Place(None, "no nvcc here", GET_NVCC)
-    if algo.language == "cpp" and cxx() is None:
-        return Place(None, "no C++ compiler here", "install g++ or clang++, or set CXX")
-    return None
+@dataclass(frozen=True)
+class Machine:
+    """What a command asks of the machine that it works on: made once, and handed down to whatever wants to know.
+
+    Each is looked for when it is asked for, and not before. A test says what its own machine has.
+    """
+
+    gpus: Callable[[], tuple[Gpu, ...]] = gpus
+    near: Callable[[Gpu], frozenset[int]] = near
+    has_package: Callable[[str], bool] = has_package
+    cuda_home: Callable[[], Path | None] = cuda_home
+    cxx: Callable[[], str | None] = cxx
+
+    def chosen(self, text: str) -> tuple[Gpu, ...]:
+        """The GPUs that `--gpus` names: `all`, or numbers and beginnings of UUIDs with commas between them.
+
+        Numbers count the visible GPUs from 0 in CUDA's order, as torch does: what CUDA_VISIBLE_DEVICES leaves out is
+        not there. UsageError for what names no GPU or one twice, MissingError where there is none at all.
+        """
+        wanted, shown = [entry.strip() for entry in text.split(",")], text or "''"
+        for entry in wanted if text.strip() != "all" else ():
+            if not re.fullmatch(r"[0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+", entry):
+                said = f"'{entry}' names no GPU" if entry else "names no GPU"
+                raise UsageError(f"--gpus {shown}: {said}", hint="--gpus all, or numbers or UUIDs such as --gpus 0,1")
+        found = self.gpus()
+        if not found:
+            raise MissingError(f"--gpus {shown}: no GPU here", hint=MODAL)
+        if text.strip() == "all":
+            return found
+        picked: list[Gpu] = []
+        for entry in wanted:
+            named = found[int(entry) :][:1] if entry.isdigit() else [g for g in found if g.uuid.startswith(entry)]
+            if len(named) != 1:
+                problem = f"{len(named)} GPUs begin so" if named else f"no GPU {entry} here"
+                raise UsageError(f"--gpus {shown}: {problem}", hint=_there(found))
+            if named[0] in picked:
+                raise UsageError(f"--gpus {shown} names a GPU twice", hint="name each once")
+            picked += named
+        return tuple(picked)
+
+    def place(self, algo: Algo, device: str = "auto", among: Sequence[Gpu] = ()) -> Place:
+        """Where the algo runs here. `among` are the GPUs to choose from, one of which must do; () is the one that a
+        CUDA process takes by itself."""
+        return placed(algo, device, partial(self._missing, among=among), bool(among))
+
+    def _missing(self, algo: Algo, mode: str, among: Sequence[Gpu]) -> Place | None:
+        if mode == "cuda":
+            able = among or self.gpus()[:1]
+            if not able:
+                return Place(None, "no GPU here", MODAL)
+            if not any(gpu.fits(algo) for gpu in able):
+                have = ", ".join(dict.fromkeys(gpu.capability for gpu in able))
+                who = "this GPU has" if len(able) == 1 else "these GPUs have"
+                return Place(None, f"needs compute capability {algo.capability}, {who} {have}", MODAL)
+        triton = {"triton": "triton"} if algo.language == "triton" else {}
+        for module, wheel in (_WORKER | triton | algo.packages).items():
+            if not self.has_package(module):
+                return Place(None, f"package {wheel} missing", f"pip install {wheel}")
+        if algo.language == "cuda" and self.cuda_home() is None:
+            return Place(None, "no nvcc here", GET_NVCC)
+        if algo.language == "cpp" and self.cxx() is None:
+            return Place(None, "no C++ compiler here", "install g++ or clang++, or set CXX")
+        return None
+
+
+HERE = Machine()  # where nobody has handed one down
+
+
+def _there(found: Sequence[Gpu]) -> str:
+    setting = os.environ.get("CUDA_VISIBLE_DEVICES")
+    why = "" if setting is None else f", as CUDA_VISIBLE_DEVICES={setting} has it"
+    return (f"there are GPUs 0 to {len(found) - 1}" if len(found) > 1 else "there is only GPU 0") + why

@@ -6,6 +6,7 @@ it ends, and a file that is left behind means nothing. It does not reach into co
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -19,65 +20,42 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+import msgspec
 
 from ..text import shown
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 _POLL_S = 0.1
 _held: dict[Path, int] = {}  # this process's locks: file -> descriptor
 _umask = threading.Lock()  # the process has one umask for all of its threads
 
-
 Says = Callable[[str], None]
-CPU = "cpu"  # all of this machine's: threads of one command are moved to where another one's were
+GivenUp = Callable[[], bool]
 
 
-@contextmanager
-def gpu(
-    uuid: str, waiting: Callable[[str], None], name: str = "", given_up: Callable[[], bool] = lambda: False
-) -> Iterator[None]:
-    """Hold the GPU's lock: `shared` for its UUID, as NVML has it ("GPU-..." or "MIG-...")."""
-    with shared(uuid, waiting, name, given_up, "another command may time on it meanwhile"):
-        yield
-
-
-def cpu(waiting: Says, given_up: Callable[[], bool] = lambda: False) -> AbstractContextManager[None]:
-    """`shared` for all CPUs of this machine. Who wants a GPU too takes that first: no two then wait for each other."""
-    return shared(CPU, waiting, "the CPU", given_up, "another command may time on it meanwhile")
-
-
-@contextmanager
-def shared(
-    key: str,
-    waiting: Callable[[str], None],
-    name: str = "",
-    given_up: Callable[[], bool] = lambda: False,
-    without: str = "another command may do so meanwhile",
-) -> Iterator[None]:
+def shared(key: str, waiting: Says, name: str = "", given_up: GivenUp = lambda: False) -> AbstractContextManager[None]:
     """Hold what all users of this machine know as `key`; see `hold`. `name` is the key by default."""
-    with hold(_file(key), waiting, name or key, given_up, without):
-        yield
+    return hold(_file(key), waiting, name or key, given_up, tell=True)
+
+
+gpu = shared  # a GPU's key is its UUID, as NVML has it ("GPU-..." or "MIG-...")
+
+
+def cpu(waiting: Says, given_up: GivenUp = lambda: False) -> AbstractContextManager[None]:
+    """`shared` for all CPUs of this machine: threads of one command are moved to where another one's were. Who wants a
+    GPU too takes that first: no two then wait for each other."""
+    return shared("cpu", waiting, "the CPU", given_up)
 
 
 @contextmanager
-def hold(
-    path: Path,
-    waiting: Callable[[str], None],
-    name: str,
-    given_up: Callable[[], bool] = lambda: False,
-    without: str | None = None,
-) -> Iterator[None]:
+def hold(path: Path, waiting: Says, name: str, given_up: GivenUp = lambda: False, tell: bool = False) -> Iterator[None]:
     """Hold the lock on a file, however long it takes; Ctrl-C and SIGTERM end the wait as they end anything.
 
     waiting   is told, once, whom this waits for; or why there is no lock here, and then the block runs without one
     name      what `waiting` calls it, such as "GPU 0"
     given_up  is asked while this waits: True ends it with KeyboardInterrupt, which only the main thread gets by itself
-    without   what may happen where there is no lock; None where that is not worth a line
+    tell      whether it is worth a line that there is no lock
 
     Within one process a second holder of the same file goes straight through.
     """
@@ -87,8 +65,8 @@ def hold(
     try:
         _held[path] = _take(path, lambda holder: waiting(f"{name} is in use by {holder}; waiting"), given_up)
     except _NoLock as e:
-        if without:
-            waiting(f"no lock on {name} ({e}): {without}")
+        if tell:
+            waiting(f"no lock on {name} ({e}): another command may use it meanwhile")
     try:
         yield
     finally:
@@ -106,10 +84,8 @@ def _file(what: str) -> Path:
     return Path(folder) / f"gdn-{re.sub(r'[^A-Za-z0-9.-]', '_', what)}.lock"  # old names of MIG slices have slashes
 
 
-def _take(path: Path, busy: Callable[[str], None], given_up: Callable[[], bool]) -> int:
+def _take(path: Path, busy: Says, given_up: GivenUp) -> int:
     """The descriptor that holds the lock on `path`; `busy(holder)` is called once if another one has it."""
-    if fcntl is None:
-        raise _NoLock("this system has no flock")
     told = False
     while True:
         fd = _open(path)
@@ -175,10 +151,18 @@ def _is_still(path: Path, fd: int) -> bool:
         return False
 
 
+class _Holder(msgspec.Struct):
+    """What the file of a lock says of who has it."""
+
+    pid: Annotated[int, msgspec.Meta(ge=0, lt=10**10)]
+    command: str
+    since: float  # seconds since 1970
+
+
 def _sign(fd: int) -> None:
     """Write who holds it, over what an earlier holder wrote; a full disk takes only the name from the lock."""
     command = textwrap.shorten(shlex.join(["gdn", *sys.argv[1:]]), 60, placeholder=" ...")
-    who = json.dumps({"pid": os.getpid(), "command": command, "since": time.time()})
+    who = json.dumps({"pid": os.getpid(), "command": command, "since": time.time()})  # argv may be no UTF-8
     with suppress(OSError):
         os.ftruncate(fd, 0)
         os.pwrite(fd, who.encode(), 0)
@@ -187,13 +171,18 @@ def _sign(fd: int) -> None:
 def _holder(fd: int) -> str:
     """`gdn bench ...` (pid 123, since 14:05), as far as the file says so: any user may have written it."""
     try:
-        who: dict[str, Any] = json.loads(os.pread(fd, 4096, 0))
-        command = shown(str(who["command"])[:80]).replace("`", "")
-        pid, since = str(int(who["pid"]))[:10], time.localtime(float(who["since"]))
-    except (KeyError, TypeError, ValueError, OverflowError, RecursionError, OSError):  # or it took the lock this moment
+        who = msgspec.json.decode(os.pread(fd, 4096, 0), type=_Holder)
+        command, since = shown(who.command[:80]).replace("`", ""), time.localtime(who.since)
+    except (
+        msgspec.MsgspecError,
+        ValueError,
+        OverflowError,
+        RecursionError,
+        OSError,
+    ):  # or it has just begun
         return "another command"
     today = since[:3] == time.localtime()[:3]
-    return f"`{command}` (pid {pid}, since {time.strftime('%H:%M' if today else '%Y-%m-%d %H:%M', since)})"
+    return f"`{command}` (pid {who.pid}, since {time.strftime('%H:%M' if today else '%Y-%m-%d %H:%M', since)})"
 
 
 def _free(fd: int) -> None:
@@ -209,5 +198,4 @@ def _forget() -> None:
         os.close(_held.popitem()[1])
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_forget)

@@ -86,6 +86,15 @@ class Contract:
             f"As an operator: torch.ops.{operator}, torch.ops.{operator}_out.",
         ])  # fmt: skip
 
+    def inputs(self, inputs: Sequence[Any]) -> None:
+        """Whether a call may be made with these. On a GPU a look at `cu_seqlens` would wait for it."""
+        self.kinds(inputs)
+        self.sizes(inputs)
+        if "cu_seqlens" in self.names:
+            ends = inputs[self.names.index("cu_seqlens")]
+            if ends.device.type == "cpu" and (wrong := seqlens.fault(ends, inputs[0].shape[0])):
+                raise ValueError(f"cu_seqlens: {wrong}")
+
     def kinds(self, inputs: Sequence[Any]) -> None:
         """Ranks, dtypes and devices: all that is known of fake tensors without a guard on their sizes. And that nobody
         wants gradients: an operator without a backward would leave them out with no more than a warning."""
@@ -171,16 +180,9 @@ class Contract:
         if len(self._agreed) < 1000:
             self._agreed.add(shapes)
 
-    def values(self, inputs: Sequence[Any]) -> None:
-        """Whether cu_seqlens cuts the tokens into sequences: on a CPU only, reading it on a GPU would wait for that."""
-        if "cu_seqlens" in self.names:
-            ends = inputs[self.names.index("cu_seqlens")]
-            if ends.device.type == "cpu" and (wrong := seqlens.fault(ends, inputs[0].shape[0])):
-                raise ValueError(f"cu_seqlens: {wrong}")
-
     def shapes(self, inputs: Sequence[Any]) -> list[list[int]]:
         """The outputs' shapes, from the inputs' own sizes (symbols, where those are symbols)."""
-        axes: dict[str, Any] = {}
+        axes: dict[str, int | torch.SymInt] = {}
         for name, x in zip(self.names, inputs, strict=True):
             if name in self.tensors:
                 for axis, size in zip(self.op.inputs[name].shape, x.shape, strict=True):
@@ -189,11 +191,8 @@ class Contract:
 
     def empty(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         like = next(x for name, x in zip(self.names, inputs, strict=True) if name in self.tensors)
-        specs = self.op.outputs.values()
-        return [
-            like.new_empty(shape, dtype=torch_dtype(spec.dtype))
-            for shape, spec in zip(self.shapes(inputs), specs, strict=True)
-        ]
+        dtypes = [torch_dtype(spec.dtype) for spec in self.op.outputs.values()]
+        return [like.new_empty(shape, dtype=dtype) for shape, dtype in zip(self.shapes(inputs), dtypes, strict=True)]
 
     def results(self, inputs: Sequence[Any], outputs: Sequence[Any], whose: str, *, sizes: bool = True) -> None:
         """Whether `outputs` (given or returned: `whose` says it) are what the op has for these inputs."""

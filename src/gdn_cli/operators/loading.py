@@ -1,9 +1,8 @@
 """An algo as a callable for other programs: `decode = load("cuda-v4")`, in torch.compile and CUDA graphs as well.
 
-The algo is built as for every command (registry, pack, flashinfer-bench's builder), but in the calling process. Around
-it stand two operators of torch.library: `gdn::<op>__<algo>` returns new tensors, `gdn::<op>__<algo>_out` writes into
-given ones. Each has a fake implementation that derives the shapes from the inputs' own, so a compiler needs no values
-and no fixed sizes. Nothing here synchronises or asks the device for a value.
+The algo is built as for every command, but in the calling process. Around it stand two operators of torch.library:
+`gdn::<op>__<algo>` returns new tensors, `gdn::<op>__<algo>_out` writes into given ones. Their fake implementations
+derive the shapes from the inputs' own. Nothing here synchronises or asks the device for a value.
 
 Streams: flashinfer-bench hands torch's tensors to TVM-FFI as they are, which takes torch's current stream of their
 device for the call; Triton launches on torch's current stream too, of the current device, which is therefore set.
@@ -28,10 +27,11 @@ from typing import Any
 import torch
 
 from ..catalog import pack, registry
-from ..catalog.registry import Algo, Op
+from ..catalog.registry import Algo
 from ..errors import GdnError, MissingError
 from ..machine import inventory
-from ..machine.builders import with_builders
+from ..machine.builders import environment, with_builders
+from ..parsing import Json
 from ..runner import build, prepared
 from .call_checks import Contract
 
@@ -68,12 +68,18 @@ def load(
     Triton compiles at its first call, and CUDA loads a kernel at its first launch. Under torch.compile the sizes may be
     dynamic; another scale compiles anew.
 
-    Any thread may call it, on tensors of any GPU, and torch.autocast around a call changes nothing in it. There is a
-    warning where an algo was built so that it takes a slower way than the one it has for this GPU.
+    Any thread may call it, on tensors of any GPU. A warning says where it takes a slower way than it has for this GPU.
 
     Loading the same algo again gives the same function; sources that have changed since give another.
     Raises UsageError (no such algo), MissingError (no GPU, nvcc or package here), GdnError (it does not build).
     """
+    return on(inventory.HERE, name, op, algos)
+
+
+def on(
+    machine: inventory.Machine, name: str, op: str | None = None, algos: str | os.PathLike | None = None
+) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """`load`, for what `machine` has."""
     known = registry.load(os.fspath(algos) if algos is not None else os.environ.get("GDN_ALGOS"))
     algo = known.find(name, op)
     of = known.ops[algo.op]
@@ -82,9 +88,9 @@ def load(
     key = (algo.op, algo.name, algo.modes, digest)
     with _lock:
         if key not in _loaded:
-            kernel = _built(algo, of, pack.definition(of, known), solution)
+            kernel = _built(machine, algo, pack.definition(of, known), solution)
             if slower := kernel.fallback():
-                warnings.warn(f"{algo.full_name}: {slower}", stacklevel=2)
+                warnings.warn(f"{algo.full_name}: {slower}", stacklevel=3)
             _loaded[key] = _function(algo, Contract(of, algo, known), kernel, _operator_name(algo, digest))
         return _loaded[key]
 
@@ -92,34 +98,20 @@ def load(
 # --- building ---------------------------------------------------------------------------------------------------
 
 
-def _built(algo: Algo, op: Op, definition: dict[str, Any], solution: dict[str, Any]) -> build.Kernel:
-    place = inventory.place(algo)
+def _built(machine: inventory.Machine, algo: Algo, definition: Json, solution: Json) -> build.Kernel:
+    place = machine.place(algo)
     if place.mode is None:
         raise MissingError(f"{algo.full_name}: {place.reason}", hint=place.hint)
     if place.mode == "interpreter" and os.environ.get("TRITON_INTERPRET") != "1":  # a worker sets it, a library may not
         hint = "TRITON_INTERPRET=1, set before Triton is imported, runs it on the CPU, slowly"
         raise MissingError(f"{algo.full_name}: no GPU here", hint=hint)
-    wanted = with_builders(os.environ, place.mode)
-    with _environment({name: wanted[name] for name in _FOR_BUILDING if name in wanted}):
+    wanted = with_builders(os.environ, place.mode, machine=machine)
+    with environment({name: wanted[name] for name in _FOR_BUILDING if name in wanted}):
         try:
             specific = algo.specific and place.mode == "cuda"
             return prepared.built(definition, solution, algo.setup, specific=specific)
         except build.BuildFailed as e:
             raise (MissingError if e.missing else GdnError)(f"{algo.full_name} does not build: {e}") from None
-
-
-@contextlib.contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 # --- the operators, and the function around them ----------------------------------------------------------------
@@ -139,9 +131,7 @@ def _register(contract: Contract, kernel: build.Kernel, name: str) -> None:
     takes = len(contract.names)
 
     def returning(*inputs: Any) -> Any:
-        contract.kinds(inputs)
-        contract.sizes(inputs)
-        contract.values(inputs)
+        contract.inputs(inputs)
         with _around(inputs):
             if kernel.destination_passing:
                 outputs = contract.empty(inputs)
@@ -152,9 +142,7 @@ def _register(contract: Contract, kernel: build.Kernel, name: str) -> None:
 
     def writing(*arguments: Any) -> None:
         inputs, outputs = arguments[:takes], arguments[takes:]
-        contract.kinds(inputs)
-        contract.sizes(inputs)
-        contract.values(inputs)
+        contract.inputs(inputs)
         contract.results(inputs, outputs, "out")
         contract.places(outputs)
         with _around(inputs):
@@ -224,7 +212,9 @@ def _function(
     returning = getattr(getattr(torch.ops, NAMESPACE), operator).default
     writing = getattr(getattr(torch.ops, NAMESPACE), f"{operator}_out").default
     names, outputs, tensors = contract.names, contract.outputs, frozenset(contract.tensors)
-    optional = frozenset(name for i, name in enumerate(names) if contract.optional(i))
+    taken = contract.of_python()
+    inputs_only = [parameter for parameter in taken.parameters.values() if parameter.name != "out"]
+    bind = taken.replace(parameters=inputs_only).bind
 
     def call(*args: Any, out: Any = None, **named: Any) -> tuple[torch.Tensor, ...]:
         inputs = args if len(args) == len(names) and not named else _bound(args, named)
@@ -245,21 +235,13 @@ def _function(
         return tuple(out)
 
     def _bound(args: tuple, named: dict[str, Any]) -> list[Any]:
-        if len(args) > len(names):
-            raise TypeError(f"{algo.name} takes {len(names)} inputs ({', '.join(names)}), got {len(args)}")
-        values = dict(zip(names, args))  # noqa: B905  fewer may come by position
-        for name, value in named.items():
-            if name not in names:
-                raise TypeError(f"{algo.name} has no input '{name}'; it takes {', '.join(names)}")
-            if name in values:
-                raise TypeError(f"{algo.name} got '{name}' twice, by position and by name")
-            values[name] = value
-        missing = [name for name in names if name not in values and name not in optional]
-        if missing:
-            raise TypeError(f"{algo.name} needs {', '.join(missing)} as well")
+        try:
+            values = bind(*args, **named).arguments
+        except TypeError as e:
+            raise TypeError(f"{algo.name} takes {', '.join(names)}: {e}") from None
         return [values.get(name) for name in names]
 
     call.__name__ = call.__qualname__ = operator
     call.__doc__ = contract.document(f"{NAMESPACE}.{operator}")
-    call.__signature__ = contract.of_python()
+    call.__signature__ = taken
     return call

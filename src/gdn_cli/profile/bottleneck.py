@@ -13,9 +13,11 @@ roofline model (Williams et al., CACM 2009) and the limiter analysis of Nsight C
 
 from __future__ import annotations
 
+from collections import Counter
+
 from .. import units
 from ..profilers import stalls
-from ..schema.profile_types import Found, Ran, Survey, Table, Verdict
+from ..schema.profile_types import Found, Survey, Verdict
 
 HIGH = 0.6  # of a peak: it holds the kernel back
 LOW = 0.5  # of a peak: it does not; between the two nothing is said
@@ -50,59 +52,39 @@ class _Case:
         self.moved = survey.bytes_moved or 0
         self.on_gpu = survey.tier != "wall"
         self.traffic = main.number("dram_rate")  # GB/s by the counters
-        self.dram_peak = share("dram_peak")
-        self.l2_peak = share("l2_peak")
-        self.issue = share("issue")
-        self.pipe = share("pipe")
-        self.pipe_name = next((f.note for f in main.facts if f.key == "pipe"), "")
+        self.dram_peak, self.l2_peak = share("dram_peak"), share("l2_peak")
+        pipe = next((f"{f.note} pipe" for f in main.facts if f.key == "pipe"), "")
+        # the busiest of the issue slots and the pipes
+        self.work = max((share("issue") or 0.0, "issue slots"), (share("pipe") or 0.0, pipe))
         self.waves = main.number("waves")
-        self.occupancy = share("occupancy")
-        self.occupancy_max = share("occupancy_max")
-        self.occupancy_limit = main.value("occupancy_limit") or ""
+        self.occupancy, self.occupancy_max = share("occupancy"), share("occupancy_max")
+        self.occupancy_limit = main.value("occupancy_limit")
         self.spills = main.number("spills")
         # bytes read from DRAM over those that must be: a kernel that does a part of the call need not read all
         read, alone = main.number("dram_read"), len(ran) <= 1 and len(kernels) <= 1
-        self.read_excess = read / survey.bytes_in if alone and read and survey.bytes_in else None
+        self.read_excess = read / survey.bytes_in if alone and read and survey.bytes_in else 0.0
         # the reasons that hold the warps most, with their shares in %
-        waits = next((t.rows[:2] for t in main.tables if t.key == "stalls" and len(t.columns) > 1), ())
-        self.stalls = [(str(row[0]), row[1]) for row in waits]
+        waits = main.table("stalls")
+        self.stalls = [(str(row[0]), row[1]) for row in waits.rows[:2]] if waits and len(waits.columns) > 1 else []
         self.counters = main.value("issue") is not None
         self.most = _most(found)  # the ops or functions that take the most time, with their shares
-        self.parts = _parts(ran)  # what a call runs and its microseconds, the longest first
-
-    @property
-    def useful(self) -> float:
-        """GB/s of the bytes that must move."""
-        return self.moved / self.time_us / 1e3
-
-    @property
-    def bandwidth(self) -> float:
-        """How near the machine's own copy rate; without that rate, DRAM's peak decides."""
-        if not self.large_rate:
-            return self.dram_peak or 0.0
-        share = max(self.useful, self.traffic or 0.0) / self.large_rate
-        return (self.at_floor or 0.0) if self.cached else share
-
-    @property
-    def cached(self) -> bool:
-        """Whether bytes move faster than a large copy's: then they come from a cache, and only the copy of the same
-        bytes, which finds them there too, is a measure."""
-        return bool(self.large_rate) and self.useful > _CACHED * self.large_rate
-
-    @property
-    def at_floor(self) -> float | None:
-        return self.copy_us / self.time_us if self.copy_us else None
-
-    @property
-    def floor_rate(self) -> float | None:
-        """How near the copy of the same bytes comes to the rate of a large one."""
-        return self.moved / self.copy_us / 1e3 / self.large_rate if self.copy_us and self.large_rate else None
-
-    @property
-    def work(self) -> tuple[float, str]:
-        """The busiest of the issue slots and the pipes."""
-        shares = [(self.issue or 0.0, "issue slots"), (self.pipe or 0.0, f"{self.pipe_name} pipe")]
-        return max(shares)
+        self.parts = Counter()  # what a call runs and its microseconds
+        for each in ran:
+            self.parts[each.name] += each.us
+        # GB/s of the bytes that must move; where that is more than a large copy's, they come from a cache, and only
+        # the copy of the same bytes, which finds them there too, is a measure
+        self.useful = self.moved / self.time_us / 1e3
+        self.cached = bool(self.large_rate) and self.useful > _CACHED * self.large_rate
+        self.at_floor = self.copy_us / self.time_us if self.copy_us else None
+        # how near the copy of the same bytes comes to the rate of a large one
+        self.floor_rate = None
+        if self.copy_us and self.large_rate:
+            self.floor_rate = self.moved / self.copy_us / 1e3 / self.large_rate
+        # how near the machine's own copy rate; without that rate, DRAM's peak decides
+        self.bandwidth = self.dram_peak or 0.0
+        if self.large_rate:
+            near = max(self.useful, self.traffic or 0.0) / self.large_rate
+            self.bandwidth = (self.at_floor or 0.0) if self.cached else near
 
 
 def judge(survey: Survey | None, found: tuple[Found, ...]) -> Verdict | None:
@@ -120,8 +102,7 @@ def judge(survey: Survey | None, found: tuple[Found, ...]) -> Verdict | None:
 
 def _most(found: tuple[Found, ...]) -> str:
     """The first three of the functions, else of the ops, that a tool saw."""
-    tables: dict[str, Table] = {t.key: t for f in found for t in f.tables}
-    table = tables.get("functions") or tables.get("ops")
+    table = next((table for key in ("functions", "ops") for f in found if (table := f.table(key))), None)
     at = next((i for i, (_, unit) in enumerate(table.columns) if unit == "%"), None) if table else None
     if table is None or at is None:
         return ""
@@ -129,21 +110,13 @@ def _most(found: tuple[Found, ...]) -> str:
     return units.listed(f"{row[0]} ({row[at]:.0f} %)" for row in rows)
 
 
-def _parts(ran: list[Ran]) -> list[tuple[str, float]]:
-    """What runs, equal names together."""
-    times: dict[str, float] = {}
-    for each in ran:
-        times[each.name] = times.get(each.name, 0.0) + each.us
-    return sorted(times.items(), key=lambda part: -part[1])
-
-
 def _with_parts(c: _Case, verdict: Verdict) -> Verdict:
     """A call of several kernels and copies: what they are, and that a copy of its own is no part of the op."""
     if len(c.parts) < 2:
         return verdict
-    total = sum(us for _, us in c.parts)
+    total = c.parts.total()
     why, more = f"the figures are of the longest of {len(c.parts)} different ones that a call runs", []
-    if copied := sum(us for name, us in c.parts if name.startswith(("Memcpy", "Memset"))):
+    if copied := sum(us for name, us in c.parts.items() if name.startswith(("Memcpy", "Memset"))):
         why += f"; copies and fills take {units.duration(copied)} of {units.duration(total)}"
         if copied > 0.1 * total:
             more = [f"no copy beside the kernel: {_pc(copied / total)} of the time (read the input, write the output)"]
@@ -195,16 +168,14 @@ def _bandwidth(c: _Case) -> Verdict | None:
     if not in_l2 and not (c.bandwidth >= HIGH and (at_floor or c.bandwidth >= work)):
         return None
     why = []
-    if in_l2:
-        why.append(f"L2 at {_pc(c.l2_peak)} of its peak, DRAM far below its own ({_pc(c.bandwidth)})")
-    else:
-        why.append(_rate(c))
+    l2 = f"L2 at {_pc(c.l2_peak)} of its peak, DRAM far below its own ({_pc(c.bandwidth)})" if in_l2 else ""
+    why.append(l2 or _rate(c))
     if floor:
         why.append(_copy(c))
-    if c.read_excess and c.read_excess > 1.1:
+    if c.read_excess > 1.1:
         why.append(f"it reads {c.read_excess:.2f} times the bytes that it must")
     more = []
-    if c.read_excess and c.read_excess > 1.1:
+    if c.read_excess > 1.1:
         more.append("read each byte once: what is read twice costs as much as what is needed")
     if at_floor:
         left = 1 - floor
@@ -215,13 +186,8 @@ def _bandwidth(c: _Case) -> Verdict | None:
         more.append("fewer sectors: wider and aligned accesses, reuse in registers or shared memory")
     else:
         more.append("more bytes in flight: wider loads, several per thread before the first use, bulk copies")
-    return Verdict(
-        "bandwidth",
-        f"bandwidth-bound: {'L2' if in_l2 else 'bytes'} move about as fast as "
-        f"{'it can' if in_l2 else 'this machine moves any'}",
-        why,
-        more,
-    )
+    fast = "L2 move about as fast as it can" if in_l2 else "bytes move about as fast as this machine moves any"
+    return Verdict("bandwidth", f"bandwidth-bound: {fast}", why, more)
 
 
 def _instruction(c: _Case) -> Verdict | None:
@@ -238,12 +204,8 @@ def _instruction(c: _Case) -> Verdict | None:
         more.append("--tool sass shows the mix; the hot lines show where")
     if c.spills:
         more.append("no spills: fewer values alive at once, or fewer threads a CTA")
-    return Verdict(
-        "instruction",
-        f"instruction-bound: the {what} {'is' if what.endswith('pipe') else 'are'} the limit",
-        why,
-        more,
-    )
+    verb = "is" if what.endswith("pipe") else "are"
+    return Verdict("instruction", f"instruction-bound: the {what} {verb} the limit", why, more)
 
 
 def _latency(c: _Case) -> Verdict | None:
@@ -265,7 +227,7 @@ def _latency(c: _Case) -> Verdict | None:
         more.append("more CTAs or warps: smaller tiles, so that every SM has work and loads in flight")
     elif c.occupancy_max is not None and c.occupancy_max < 0.5 and c.occupancy_limit:
         more.append(f"more warps: {c.occupancy_limit} allow {_pc(c.occupancy_max)} of an SM's")
-    more += [f"{name}: {advice}" for name, _ in c.stalls if (advice := stalls.advice(name))]
+    more += [f"{name}: {advice}" for name, _ in c.stalls if (advice := stalls.of(name).advice)]
     if len(more) <= few:
         more.append("a shorter chain: fewer steps that need the step before (barriers, shuffles, a second pass)")
     if c.empty_us and c.empty_us / c.time_us > 0.2:

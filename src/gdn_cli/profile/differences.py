@@ -6,74 +6,42 @@ Pure. Nothing is measured here, and a fact that only one of the two knows is not
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from ..errors import UsageError
+from ..parsing import read_toml
 from ..schema.profile_types import Fact, Found, Profile, Value
 
 # Two equal runs differ by about this: CUPTI's clock on an H200 ticks every 32 ns, 1.6 % of a kernel of 2 us.
 SAME = 0.02
 
 
-@dataclass(frozen=True)
-class _Rule:
-    """How much a change of a fact can change the time, and the least difference that is one at all (fact's unit)."""
+class _Part(Struct, frozen=True):
+    """How the rows of a table are compared."""
 
+    unit: str
     weight: float
-    least: float = 0.0
+    prefix: str = ""
+    better: str = ""
 
 
-# A fact's place is its weight times |log(B / A)|, the factor by which it changed. The order of the weights:
-#
-#   10  what the time is proportional to where it is the limit: bytes from DRAM, launches (each costs as much as a
-#       small kernel takes)
-#    8  instructions, and the cycles that one waits (stalls): their product is how long a warp lives
-#    6  spills, and parts of a call in microseconds: both are causes that one can go and remove
-#    4  traffic below DRAM and wasted work: it costs time once it is the limit, which is rarer
-#    2  occupancy and its kin: they hide latency, or do not need to; half cause, half symptom
-#    1  the launch's shape and registers: whatever they do to the time is seen in the facts above, and
-#       rates, hit rates and percentages of a peak: mostly bytes or instructions over the time, so they repeat it
-_RULES = {
-    "dram_read": _Rule(10, 4096), "dram_written": _Rule(10, 4096), "launches": _Rule(10), "kernels": _Rule(10),
-    "instructions": _Rule(8, 64),
-    "spills": _Rule(6),
-    "l2_read": _Rule(4, 4096), "l2_written": _Rule(4, 4096),
-    "bank_conflicts": _Rule(4, 64), "sectors_excess": _Rule(4, 1), "thread_efficiency": _Rule(4, 1),
-    "occupancy": _Rule(2, 1), "waves": _Rule(2, 0.02), "warps_eligible": _Rule(2, 0.05), "sm_active": _Rule(2, 1),
-    "tensor_pipe": _Rule(2, 1),
-    "registers": _Rule(1), "shared": _Rule(1, 64), "ctas": _Rule(1), "threads": _Rule(1), "cluster": _Rule(1),
-    "occupancy_max": _Rule(1, 1), "occupancy_limit": _Rule(1),
-    "l1_hit": _Rule(1, 5), "l2_hit": _Rule(1, 5), "dram_rate": _Rule(1, 10), "dram_peak": _Rule(1, 1),
-    "l1_peak": _Rule(1, 1), "l2_peak": _Rule(1, 1), "issue": _Rule(1, 1), "pipe": _Rule(1, 1), "share": _Rule(1, 1),
-}  # fmt: skip
-_BY_UNIT = {"us": _Rule(6, 0.02), "B": _Rule(2, 1024), "%": _Rule(1, 1), "GB/s": _Rule(1, 10), "x": _Rule(1, 0.02)}
-_OTHER = _Rule(1)
+class _Rules(Struct, frozen=True):
+    """What differences.toml says."""
 
-# Tables whose rows are parts of a whole: the unit of the column that counts (the last one with it), the weight, what
-# stands before a row's name, and which is better. A part's effect is its change over the larger whole, so that
-# 0.01 -> 0.05 cycles of 10 rank below 2.4 -> 3.6.
-_PARTS = {
-    "stalls": ("cycles", 8, "stall: ", "lower"),
-    "samples": ("%", 6, "state: ", ""),
-    "kernels": ("us", 6, "kernel: ", "lower"),
-    "copies": ("us", 6, "", "lower"),
-    "ops": ("us", 6, "op: ", "lower"),
-    "api": ("us", 4, "host: ", "lower"),
-    "functions": ("%", 4, "function: ", ""),
-    "mix": ("count", 4, "", ""),
-}
+    facts: dict[str, tuple[float, float]]  # weight, and the least difference
+    units: dict[str, tuple[float, float]]
+    parts: dict[str, _Part]
+    holds: dict[str, list[str]]
 
-# What a verdict says holds the kernel back counts more; a fact that speaks against the time's own change, less: a
-# kernel is not faster because it executes more instructions.
-_HOLDS = {
-    "bandwidth": ("memory",),
-    "instruction": ("instructions", "mix"),
-    "latency": ("stalls", "samples", "occupancy"),
-    "launch": ("launch", "kernels", "copies", "ops", "api"),
-}
+
+_RULES = msgspec.convert(read_toml(Path(__file__).with_suffix(".toml")), _Rules)
+_OTHER = (1.0, 0.0)
+# A fact of what holds the kernel back counts more; one that speaks against the time's own change, less: a kernel is not
+# faster because it executes more instructions.
 _HELD, _AGAINST = 1.5, 0.5
 _TEXT = math.log(1.5)  # the effect of a text that differs: it has no ratio
 _LARGEST = math.log(32)  # no factor counts for more: 0 -> 1 is one
@@ -139,7 +107,7 @@ def difference(a: Profile, b: Profile) -> Difference:
         _facts(found, one, other, share, first=i == 0)
         _parts(found, one, other, share)
     faster = next((row.better for row in found.rows if row.weight >= _TIMES), "")
-    held = {group for p in (a, b) if p.verdict for group in _HOLDS.get(p.verdict.bound, ())}
+    held = {group for p in (a, b) if p.verdict for group in _RULES.holds.get(p.verdict.bound, ())}
     for row in found.rows:
         if row.weight < _TIMES:
             row.weight *= _HELD if row.group in held else 1.0
@@ -167,21 +135,17 @@ def _comparable(a: Profile, b: Profile) -> None:
 
 def _warnings(a: Profile, b: Profile) -> list[str]:
     """What else differs besides the algo, and what makes a comparison worth less."""
-    found, (x, y) = [], (a.environment, b.environment)
-    for label, one, other in (
-        ("GPU", x.gpu, y.gpu),
-        ("CPU", x.cpu, y.cpu),
-        ("driver", x.driver, y.driver),
-        ("CUDA", x.cuda, y.cuda),
-        ("mode", a.mode, b.mode),
-        ("L2", a.l2, b.l2),
-    ):
-        if one != other:
-            found.append(f"not the same {label}: {one or 'unknown'} in A, {other or 'unknown'} in B")
+    x, y = a.environment, b.environment
+    pairs = {"GPU": (x.gpu, y.gpu), "CPU": (x.cpu, y.cpu), "driver": (x.driver, y.driver), "CUDA": (x.cuda, y.cuda)}
+    pairs |= {"mode": (a.mode, b.mode), "L2": (a.l2, b.l2)}
+    found = [
+        f"not the same {label}: {one or 'unknown'} in A, {other or 'unknown'} in B"
+        for label, (one, other) in pairs.items()
+        if one != other
+    ]
     for side, p in (("A", a), ("B", b)):
         if not p.passed:
-            reason = f": {p.reason}" if p.reason else ""
-            found.append(f"{side}, {p.algo}, is {p.status.words}{reason}")
+            found.append(f"{side}, {p.algo}, is {p.status.words}{f': {p.reason}' if p.reason else ''}")
     return found
 
 
@@ -242,22 +206,20 @@ class _Rows:
 
     def compare(self, fact: Fact, b: Value, share: float, kernel: str) -> None:
         """A row for a fact of A and B's value of it, if they differ; `share` is the kernel's part of the call."""
-        a, rule = fact.value, _RULES.get(fact.key) or _BY_UNIT.get(fact.unit, _OTHER)
+        a, (weight, least) = fact.value, _RULES.facts.get(fact.key) or _RULES.units.get(fact.unit, _OTHER)
         if a is None or b is None:
             return
-        if isinstance(a, str) or isinstance(b, str):
-            if a == b:
-                self.same += 1
-            else:
-                self.add(fact, b, rule.weight * _TEXT * share, kernel)
-        elif _near(a, b):
+        text = isinstance(a, str) or isinstance(b, str)
+        if a == b if text else _near(a, b):
             self.same += 1
-        elif abs(a - b) < rule.least:
+        elif text:
+            self.add(fact, b, weight * _TEXT * share, kernel)
+        elif abs(a - b) < least:
             self.small += 1
         else:
             # added to both, so that two values near zero do not give a large factor
-            effect = abs(math.log((abs(b) + rule.least or 1.0) / (abs(a) + rule.least or 1.0)))
-            self.add(fact, b, rule.weight * min(effect, _LARGEST) * share, kernel)
+            effect = abs(math.log((abs(b) + least or 1.0) / (abs(a) + least or 1.0)))
+            self.add(fact, b, weight * min(effect, _LARGEST) * share, kernel)
 
     def add(self, fact: Fact, b: Value, weight: float, kernel: str) -> None:
         a, ratio, better = fact.value, None, ""
@@ -306,10 +268,10 @@ def _facts(found: _Rows, a: Found, b: Found, share: float, first: bool = False, 
 
 
 def _parts(found: _Rows, a: Found, b: Found, share: float) -> None:
-    """The rows of the tables in _PARTS, by their first column. One that a table lacks is not known there, but ranks as
-    if it were 0: tables leave their smallest rows out."""
-    for key, (unit, weight, prefix, better) in _PARTS.items():
-        one, other = _column(a, key, unit), _column(b, key, unit)
+    """The rows of the tables with a rule, by their first column. One that a table lacks is not known there, but ranks
+    as if it were 0: tables leave their smallest rows out."""
+    for key, rule in _RULES.parts.items():
+        one, other = _column(a, key, rule.unit), _column(b, key, rule.unit)
         if one is None or other is None:
             continue
         whole = max(sum(one.values()), sum(other.values()))
@@ -321,30 +283,29 @@ def _parts(found: _Rows, a: Found, b: Found, share: float) -> None:
             elif change < SAME * whole:
                 found.small += 1
             else:
-                fact = Fact(f"{key}: {name}", prefix + name, x, unit, key, better=better)
-                found.add(fact, y, weight * change / whole * share, a.name)
+                fact = Fact(f"{key}: {name}", rule.prefix + name, x, rule.unit, key, better=rule.better)
+                found.add(fact, y, rule.weight * change / whole * share, a.name)
 
 
 def _column(found: Found, key: str, unit: str) -> dict[str, float] | None:
-    """First column -> the column of this unit; None without such a table."""
-    table = next((table for table in found.tables if table.key == key), None)
+    """First column -> the last column of this unit; None without such a table."""
+    table = found.table(key)
     at = max((i for i, (_, u) in enumerate(table.columns) if i and u == unit), default=None) if table else None
-    if at is None:
-        return None
-    return {str(row[0]): row[at] for row in table.rows if isinstance(row[at], (int, float))}
+    return None if at is None else {str(row[0]): row[at] for row in table.rows if isinstance(row[at], (int, float))}
 
 
 def _summary(a: Profile, b: Profile, rows: list[Row]) -> str:
     """In a line: who is faster and by how much, and what differs most besides."""
-    one, other = (a.algo, b.algo) if a.algo != b.algo else ("A", "B")
+    names = {"a": a.algo, "b": b.algo} if a.algo != b.algo else {"a": "A", "b": "B"}
     said = "no time is known of both"
     if rows and rows[0].weight >= _TIMES and min(rows[0].a, rows[0].b) > 0:
-        x, y = rows[0].a, rows[0].b
-        if rows[0].better:
-            who = one if rows[0].better == "a" else other
-            said = f"{who} is {max(x, y) / min(x, y):.2f}x faster: {_us(min(x, y))} against {_us(max(x, y))}"
+        times = (rows[0].a, rows[0].b)
+        if better := rows[0].better:
+            low, high = sorted(times)
+            said = f"{names[better]} is {high / low:.2f}x faster: {_us(low)} against {_us(high)}"
         else:
-            said = f"{one} and {other} take the same time within {100 * SAME:.0f} %: {_us(x)} and {_us(y)}"
+            same = f"take the same time within {100 * SAME:.0f} %"
+            said = f"{names['a']} and {names['b']} {same}: {' and '.join(map(_us, times))}"
     most = [row.label for row in rows if row.weight < _TIMES][:2]
     return said + (f"; what differs most besides: {' and '.join(most)}" if most else "")
 

@@ -25,7 +25,8 @@ from ..catalog.pack import definition, pack, source_hash
 from ..catalog.registry import Algo, Op, Registry
 from ..catalog.workloads import Workload
 from ..errors import GdnError, MissingError, UsageError
-from ..machine import environment, inventory, locks
+from ..machine import environment, locks
+from ..machine.inventory import HERE, Machine
 from ..parsing import decode, read_json, wrong
 from ..profilers import Ask, Reply, Run
 from ..records import messages
@@ -33,7 +34,7 @@ from ..records.request import Profiling
 from ..records.store import dumps
 from ..run import planning
 from ..run.jobs import Job, execute
-from ..schema.profile_types import Found, Listed, Profile, Ran, Survey, Verdict
+from ..schema.profile_types import Found, Listed, Profile, Survey, Verdict
 from ..schema.record_types import Call, Environment, Record, Status
 from . import bottleneck
 
@@ -80,14 +81,12 @@ def subjects(
     workload: str | None,
     dataset: Path | None,
     device: str = "auto",
-    place: planning.Placing = inventory.place,
+    place: planning.Placing = HERE.place,
 ) -> tuple[str, list[Subject]]:
     """The tool (without one: cpu where the first algo runs on the CPU, else ncu), and what each name stands for.
 
-    Raises UsageError and MissingError where the tool cannot look at an algo, or the algo cannot run here.
+    Raises UsageError and MissingError where a tool cannot look at an algo, or the algo cannot run here.
     """
-    if tool and tool not in profilers.TOOLS:
-        raise errors.unknown("tool", tool, profilers.TOOLS)
     if tool is None:
         first = planning.rivals(registry, names[:1], op, device, place)[0]
         tool = "cpu" if first.place.mode == "cpu" else "ncu"
@@ -117,8 +116,8 @@ def _mode(tool: str, entry: planning.Entry) -> str:
             f"--tool {tool} looks at what runs on {where}, and {entry.algo.full_name} does not",
             hint=f"use {' or '.join(able)}",
         )
-    compiled = entry.algo.language in ("cuda", "triton") and not inventory.gpus()
-    hint = f"{place.hint}; --tool sass needs no GPU" if compiled and place.hint else place.hint
+    compiled = entry.algo.language in ("cuda", "triton") and (place.reason or "").startswith("no GPU here")
+    hint = f"{place.hint}; --tool sass needs no GPU" if compiled else place.hint
     raise MissingError(f"{entry.algo.full_name} cannot run here: {place.reason}", hint=hint)
 
 
@@ -139,13 +138,15 @@ def received(d: dict[str, Any], folder: Path) -> tuple[Subject, Settings]:
 Progress = Callable[[str, int, int], None]
 
 
-def run(subject: Subject, settings: Settings, progress: Progress, say: Callable[[str], None]) -> Profile:
+def run(
+    subject: Subject, settings: Settings, progress: Progress, say: Callable[[str], None], machine: Machine = HERE
+) -> Profile:
     """Profile one subject; `profile.json` in its folder holds what is returned.
 
     Raises GdnError where nothing could be found out; then no folder is left behind.
     """
     tool = profilers.module(settings.tool)
-    tool.find()
+    tool.find(machine)
     # named so that a person finds it again: when, what, on what, by which tool
     stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
     words = [stamp, subject.op.name, subject.algo.name, subject.label, settings.tool]
@@ -153,9 +154,9 @@ def run(subject: Subject, settings: Settings, progress: Progress, say: Callable[
     try:
         with contextlib.ExitStack() as held:
             if subject.mode == "cuda" and profilers.TOOLS[settings.tool].timed:
-                gpu = inventory.gpus()[0]
+                gpu = machine.gpus()[0]
                 held.enter_context(locks.gpu(gpu.uuid, say, f"GPU {gpu.index}"))
-            profile = _profiled(subject, settings, folder, progress)
+            profile = _profiled(subject, settings, folder, progress, machine)
     except BaseException as e:
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(e, OSError) and e.errno in files.MACHINE:  # a tool's files did not fit on the disk
@@ -176,20 +177,19 @@ def keep(folder: Path, profile: Profile) -> Profile:
     return profile
 
 
-def _profiled(subject: Subject, settings: Settings, folder: Path, progress: Progress) -> Profile:
+def _profiled(subject: Subject, settings: Settings, folder: Path, progress: Progress, machine: Machine) -> Profile:
     tool = profilers.module(settings.tool)
     name = f"{subject.algo.full_name} {subject.label}"
     progress(f"{name}: survey", 0, 1)
-    survey, origin, status, reason = _survey(subject, settings)
-    ask = Ask(
-        settings.tool, subject.solution, subject.mode, settings.l2, settings.clocks, settings.archs, settings.checks,
-        survey.bytes_in if survey else 0, survey.bytes_out if survey else 0, subject.algo.specific,
-    )  # fmt: skip
+    survey, origin, status, reason = _survey(subject, settings, machine)
+    must = (survey.bytes_in, survey.bytes_out) if survey else (0, 0)
+    asked = (settings.l2, settings.clocks, settings.archs, settings.checks)
+    ask = Ask(subject.solution, *asked, *must, specific=subject.algo.specific, machine=machine)
     replies = []
     runs = tool.runs(ask, folder)
     for i, each in enumerate(runs):
         progress(f"{name}: {settings.tool} {each.name}", i + 1, len(runs) + 1)
-        replies.append(_ran(subject, settings, each))
+        replies.append(_ran(subject, settings, each, machine))
     reading, workload = tool.read(ask, folder, replies), subject.workload
     if reading.failed and status is Status.PASSED:
         status, reason = Status.FAILED, reading.failed
@@ -232,13 +232,15 @@ def new_folder(parent: Path, words: list[str]) -> Path:
 # --- the processes --------------------------------------------------------------------------------------------------
 
 
-def _survey(subject: Subject, settings: Settings) -> tuple[Survey | None, Environment | None, Status, str | None]:
+def _survey(
+    subject: Subject, settings: Settings, machine: Machine
+) -> tuple[Survey | None, Environment | None, Status, str | None]:
     """What a plain worker says: the survey, where it ran, the status and the reason."""
     if subject.mode is None:  # a tool that compiles only
         return None, None, Status.PASSED, None
     timed = profilers.TOOLS[settings.tool].timed
     job = replace(
-        _job(subject, settings, Profiling("survey", l2=settings.l2)),
+        _job(subject, settings, Profiling("survey", l2=settings.l2), machine),
         tiers=planning.tiers_for(subject.mode, ()) if timed else (),
         plan={"l2": settings.l2} | ({"seconds": settings.seconds} if settings.seconds else {}),
         fallback=True,
@@ -273,21 +275,22 @@ def _surveyed(record: Record) -> Survey | None:
         empty_us=floors.empty_us,
         large_rate=floors.large_bytes / floors.large_us / 1e3 if floors.large_us else None,
         bytes_moved=said.bytes_in + said.bytes_out,
-        ran=msgspec.convert(said.ran, list[Ran] | None),
+        ran=said.ran,
         doubts=record.doubts or [],
     )
 
 
-def _ran(subject: Subject, settings: Settings, each: Run) -> Reply:
+def _ran(subject: Subject, settings: Settings, each: Run, machine: Machine) -> Reply:
     """One target process below the tool."""
     asked = Profiling(settings.tool, each.params, settings.l2)
-    outcome = execute(replace(_job(subject, settings, asked), wrap=each.wrap, env=each.env))
+    outcome = execute(replace(_job(subject, settings, asked, machine), wrap=each.wrap, env=each.env))
     record = next(iter(outcome.records), None)
     fate = record if record and not record.passed else outcome
-    return Reply(each, fate.status.value, fate.reason, record and record.answer or {}, tuple(outcome.tail))
+    answer = record.answer if record else None
+    return Reply(each, fate.status.value, fate.reason, answer, tuple(outcome.tail), fate.code)
 
 
-def _job(subject: Subject, settings: Settings, asked: Profiling) -> Job:
+def _job(subject: Subject, settings: Settings, asked: Profiling, machine: Machine) -> Job:
     return Job(
         command="profile",
         op=subject.op,
@@ -299,6 +302,7 @@ def _job(subject: Subject, settings: Settings, asked: Profiling) -> Job:
         dataset=settings.dataset,
         profile=asked,
         timeout_s=settings.timeout_s,
+        machine=machine,
     )
 
 

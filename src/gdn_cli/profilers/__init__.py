@@ -1,20 +1,10 @@
-"""Profilers: one file per tool, around one small target process.
-
-| tool      | what it tells                                                            | needs |
-|-----------|--------------------------------------------------------------------------|-------|
-| ncu       | a kernel's counters, stalls and hot lines, by Nsight Compute             | GPU   |
-| proton    | kernel times by scope, and where the samples of the program counter fall | GPU   |
-| torch     | what a call does on the host and on the GPU, with a Chrome trace         | any   |
-| nsys      | the same by Nsight Systems                                               | GPU   |
-| sanitizer | memory faults and races, by compute-sanitizer                            | GPU   |
-| sass      | registers, spills and machine code, compiled only                        | nvcc  |
-| cpu       | where a CPU algo's time goes                                             | CPU   |
+"""Profilers: one file per tool (TOOLS says what each is for), around one small target process.
 
 A tool's module has
 
-    find()                     MissingError, with the mend, where the tool cannot be had here
+    find(machine)              MissingError, with the mend, where the tool cannot be had here
     runs(ask, folder)          the target processes it wants, in order
-    inside(target, params)     what one of them does: called in the worker, which runs below the tool
+    inside(target, **params)   what one of them does: called in the worker, which runs below the tool
     read(ask, folder, replies) what came of it; `replies` are inside's answers, in the order of `runs`
 
 Only `inside` and what it calls import torch. Nothing here starts a process: profile/session.py does.
@@ -27,11 +17,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
+
+from ..errors import GdnError
+from ..machine.inventory import HERE, Machine
 from ..schema.profile_types import Fact, Found, Reading, Table
 
 __all__ = ["TOOLS", "Ask", "Fact", "Found", "Reading", "Reply", "Run", "Table", "Tool", "kept", "module", "source_line"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -66,9 +62,7 @@ _MODULES = {"torch": "torch_profiler"}  # a module named torch beside `import to
 class Ask:
     """What is to be profiled, and how."""
 
-    tool: str
     solution: dict[str, Any]  # packed: language, sources, entry point
-    mode: str | None  # where it runs; None for a tool that compiles only
     l2: str = "cold"
     clocks: str = "none"  # ncu's --clock-control: none leaves the clocks as they are, base locks them
     archs: tuple[str, ...] = ()  # sass: sm_90a, ...
@@ -76,6 +70,16 @@ class Ask:
     bytes_in: int = 0  # what the op must read and write at this workload, each tensor once
     bytes_out: int = 0
     specific: bool = False  # gdn builds it for all that its GPU has (runner/build.py)
+    machine: Machine = HERE
+
+    @property
+    def language(self) -> str:
+        return self.solution["spec"]["language"]
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Path -> text."""
+        return {source["path"]: source["content"] for source in self.solution["sources"]}
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ class Run:
     name: str
     wrap: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
-    params: dict[str, Any] = field(default_factory=dict)
+    params: dict[str, str | float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -96,13 +100,30 @@ class Reply:
     run: Run
     status: str
     reason: str | None = None
-    answer: dict[str, Any] = field(default_factory=dict)  # what inside returned
+    answer: Any = None  # what inside returned, as JSON has it
     tail: tuple[str, ...] = ()  # last lines of the process's output
+    code: int | None = None  # the exit code of what `inside` was refused for
+
+    def said(self, form: type[T]) -> T:
+        """The answer, as far as there is one."""
+        return msgspec.convert(self.answer or {}, form)
+
+    def answered(self, form: type[T]) -> T:
+        """The answer; GdnError with the reason where there is none."""
+        if self.status != "done" or not self.answer:
+            last = f" ({self.tail[-1][:200]})" if self.tail and not self.reason else ""
+            raise GdnError(f"the algo's process below the profiler: {self.reason or self.status}{last}")
+        return self.said(form)
 
 
 def kept(folder: Path, *names: str) -> tuple[str, ...]:
     """Those of the names that are files in the folder."""
     return tuple(name for name in names if os.path.isfile(folder / name))
+
+
+def log_text(path: Path) -> str:
+    """What a tool's log says; nothing where it left none."""
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 def source_line(sources: Mapping[str, str], file: str, line: int) -> str:

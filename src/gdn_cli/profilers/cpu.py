@@ -14,27 +14,30 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from .. import paths
 from ..errors import MissingError
-from . import Ask, Fact, Found, Reading, Reply, Run, kept, perf, torch_profiler
+from ..machine.inventory import HERE, Machine
+from . import Ask, Fact, Found, Reading, Reply, Run, facts, kept, perf, torch_profiler
 
 _COUNTED_S, _SAMPLED_S = 1.0, 2.5  # seconds of calls: counted, then sampled
 _OPS_CALLS = 10
 
 
-def find() -> None:
+def find(machine: Machine = HERE) -> None:
     if os.name != "posix":
         raise MissingError(f"the cpu profile needs getrusage, which {sys.platform} has not", hint="run it on Linux")
 
 
 def runs(ask: Ask, folder: Path) -> list[Run]:
-    compiled, why = ask.solution["spec"]["language"] == "cpp", perf.missing()
+    compiled, why = ask.language == "cpp", perf.missing()
     env = _with_lines() if compiled else {}
-    params = {"do": "measure", "why": why, "ops": not compiled or why is not None}
-    params |= {"counted_s": _COUNTED_S, "sampled_s": 0.0 if why else _SAMPLED_S, "cache": env.get("FIB_CACHE_PATH")}
+    params = {"counted_s": _COUNTED_S, "sampled_s": 0.0 if why else _SAMPLED_S, "cache": env.get("FIB_CACHE_PATH")}
+    params |= {"ops": not compiled or why is not None, "why": why}
     measure = Run("measure", () if why else perf.record(folder), env, params)
     # built first, so that no compiler is sampled
-    return [Run("build", env=env, params={"do": "build"}), measure] if compiled else [measure]
+    return [Run("build", env=env, params={"counted_s": 0.0}), measure] if compiled else [measure]
 
 
 def _with_lines() -> dict[str, str]:
@@ -47,26 +50,53 @@ def _with_lines() -> dict[str, str]:
 # --- in the worker ------------------------------------------------------------------------------------------------
 
 
-def inside(target: Any, params: dict[str, Any]) -> dict[str, Any]:
-    if params["do"] == "build":
-        return {"built": bool(target.kernel)}
+class Counted(Struct):
+    """What calls cost by the kernel's books, of all threads (getrusage): microseconds and counts, of all calls."""
+
+    calls: int
+    wall_us: float
+    median_us: float
+    user_us: float
+    system_us: float
+    minor: int  # page faults
+    major: int
+    voluntary: int  # switches to another thread
+    involuntary: int
+
+
+class Answer(Struct):
+    """What `inside` answers; of a run that only builds, nothing but the first."""
+
+    built: bool = True
+    counted: Counted | None = None
+    cpus: int = 0
+    torch_threads: int = 0
+    pid: int = 0
+    span: tuple[float, float] | None = None  # of the calls that are sampled, by time.monotonic()
+    mapped: dict[str, int] = {}
+    ops: torch_profiler.Profiled | None = None
+
+
+def inside(
+    target: Any, counted_s: float, sampled_s: float = 0.0, cache: str | None = None, ops: bool = False, why: str = ""
+) -> Answer:
+    """`why` is for `read`."""
+    if not counted_s:
+        return Answer(bool(target.kernel))
     import torch
 
     call = target.subject.call
     for _ in range(3):
         call()
-    answer: dict[str, Any] = {
-        "counted": counted(call, params["counted_s"]),
-        "cpus": _cpus(),
-        "torch_threads": torch.get_num_threads(),
-        "pid": os.getpid(),
-    }
-    if params["sampled_s"]:
+    answer = Answer(
+        counted=counted(call, counted_s), cpus=_cpus(), torch_threads=torch.get_num_threads(), pid=os.getpid()
+    )
+    if sampled_s:
         began = time.monotonic()
-        _calls(call, params["sampled_s"])
-        answer |= {"span": [began, time.monotonic()], "mapped": _mapped(params["cache"])}
-    if params["ops"]:
-        answer["ops"] = torch_profiler.profiled(call, "cpu", _OPS_CALLS)
+        _calls(call, sampled_s)
+        answer.span, answer.mapped = (began, time.monotonic()), _mapped(cache)
+    if ops:
+        answer.ops = torch_profiler.profiled(call, "cpu", _OPS_CALLS)
     return answer
 
 
@@ -98,69 +128,60 @@ def _calls(call: Callable[[], Any], seconds: float) -> list[float]:
     return times
 
 
-_COUNTS = {"ru_minflt": "minor", "ru_majflt": "major", "ru_nvcsw": "voluntary", "ru_nivcsw": "involuntary"}
-
-
-def counted(call: Callable[[], Any], seconds: float) -> dict[str, Any]:
-    """What calls cost by the kernel's books, of all threads (getrusage): wall and CPU microseconds, and counts."""
+def counted(call: Callable[[], Any], seconds: float) -> Counted:
     import resource
 
     before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter_ns()
     times = _calls(call, seconds)
     wall_us, after = (time.perf_counter_ns() - began) / 1e3, resource.getrusage(resource.RUSAGE_SELF)
-    return {
-        "calls": len(times),
-        "wall_us": wall_us,
-        "median_us": statistics.median(times),
-        "user_us": (after.ru_utime - before.ru_utime) * 1e6,
-        "system_us": (after.ru_stime - before.ru_stime) * 1e6,
-    } | {name: getattr(after, key) - getattr(before, key) for key, name in _COUNTS.items()}
+    return Counted(
+        len(times),
+        wall_us,
+        statistics.median(times),
+        (after.ru_utime - before.ru_utime) * 1e6,
+        (after.ru_stime - before.ru_stime) * 1e6,
+        after.ru_minflt - before.ru_minflt,
+        after.ru_majflt - before.ru_majflt,
+        after.ru_nvcsw - before.ru_nvcsw,
+        after.ru_nivcsw - before.ru_nivcsw,
+    )
 
 
 # --- afterwards ---------------------------------------------------------------------------------------------------
 
 
 def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
-    for reply in replies:
-        torch_profiler.answer_of(reply)
-    answer, params = replies[-1].answer, replies[-1].run.params
+    answer = [reply.answered(Answer) for reply in replies][-1]
     notes, tables = [], []
-    if params["why"]:
-        notes.append(f"no functions: {params['why']}")
+    if why := replies[-1].run.params["why"]:
+        notes.append(f"no functions: {why}")
     else:
-        sources = {Path(s["path"]).name: s["content"] for s in ask.solution["sources"]}
-        spots = perf.read(folder, answer["pid"], answer["span"])
-        tables += perf.tables(spots, perf.Code(answer["mapped"], sources))
+        sources = {Path(path).name: text for path, text in ask.sources.items()}
+        spots = perf.read(folder, answer.pid, answer.span)
+        tables += perf.tables(spots, perf.Code(answer.mapped, sources))
         if not tables:
             notes.append("no samples fell into the calls")
-    if "ops" in answer:
-        tables.append(torch_profiler.ops_table(answer["ops"]))
-    found = Found("", tuple(facts(ask, answer)), tuple(tables))
-    return Reading((found,), tuple(notes), kept(folder, perf.DATA))
+    if answer.ops:
+        tables += torch_profiler.ops_table(answer.ops)
+    return Reading((Found("", _facts(ask, answer), tuple(tables)),), tuple(notes), kept(folder, perf.DATA))
 
 
-def facts(ask: Ask, answer: dict[str, Any]) -> list[Fact]:
+def _facts(ask: Ask, answer: Answer) -> tuple[Fact, ...]:
     """Figures per call."""
-    seen = answer["counted"]
-    calls, time_us = seen["calls"], seen["median_us"]
-    cpu_us = seen["user_us"] + seen["system_us"]
+    seen = answer.counted
+    calls, cpu_us = seen.calls, seen.user_us + seen.system_us
     moved = ask.bytes_in + ask.bytes_out
-    threads = f"of {answer['cpus']} CPUs, waiting awake counts too"
-    if ask.solution["spec"]["language"] != "cpp":
-        threads += f"; torch uses {answer['torch_threads']} threads"
-    made = [
-        Fact("time_us", "duration", time_us, "us", "time", f"wall, median of {calls} calls", "lower"),
-        Fact("cpu_us", "CPU time", cpu_us / calls, "us", "time", "all threads, per call", "lower"),
-        Fact("system_us", "CPU time in the kernel", seen["system_us"] / calls, "us", "time", "per call", "lower"),
-        Fact("threads_busy", "threads busy", cpu_us / seen["wall_us"], "x", "time", threads),
-        Fact("rate", "rate", moved / time_us / 1e3 if moved else None, "GB/s", "memory", "each tensor once", "higher"),
-    ]
-    for key, label, name, note in (
-        ("faults_minor", "page faults, minor", "minor", "new or unmapped pages"),
-        ("faults_major", "page faults, major", "major", "read from disk"),
-        ("switches_voluntary", "switches, waiting", "voluntary", "a thread went to sleep"),
-        ("switches_forced", "switches, forced", "involuntary", "another thread took the CPU"),
-    ):
-        group = "memory" if name in ("minor", "major") else "threads"
-        made.append(Fact(key, label, seen[name] / calls, "count", group, f"per call: {note}", "lower"))
-    return made
+    threads = f"of {answer.cpus} CPUs, waiting awake counts too"
+    if ask.language != "cpp":
+        threads += f"; torch uses {answer.torch_threads} threads"
+    return (
+        facts.fact("time_us", seen.median_us, f"wall, median of {calls} calls"),
+        facts.fact("cpu_us", cpu_us / calls),
+        facts.fact("system_us", seen.system_us / calls),
+        facts.fact("threads_busy", cpu_us / seen.wall_us, threads),
+        facts.fact("rate", moved / seen.median_us / 1e3 if moved else None),
+        facts.fact("faults_minor", seen.minor / calls),
+        facts.fact("faults_major", seen.major / calls),
+        facts.fact("switches_voluntary", seen.voluntary / calls),
+        facts.fact("switches_forced", seen.involuntary / calls),
+    )

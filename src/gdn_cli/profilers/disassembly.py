@@ -57,7 +57,6 @@ class Kernel:
     symbol: str
     instructions: tuple[Instruction, ...]
     labels: Mapping[str, int]  # label -> offset
-    padding: int = 0  # instructions that only fill the section up
 
 
 class Place(NamedTuple):
@@ -103,8 +102,7 @@ def _kernel(symbol: str, part: str) -> Kernel:
             waiting.append(found[1])
             if not found[1].startswith(".L"):  # a function, of a library maybe: the line above it is none of its own
                 frames, whole = [], True
-    kept = _without_padding(instructions, labels)
-    return Kernel(symbol, tuple(kept), labels, len(instructions) - len(kept))
+    return Kernel(symbol, tuple(_without_padding(instructions, labels)), labels)
 
 
 def _without_padding(instructions: list[Instruction], labels: Mapping[str, int]) -> list[Instruction]:
@@ -120,10 +118,8 @@ def _without_padding(instructions: list[Instruction], labels: Mapping[str, int])
 def place(instruction: Instruction, sources: Iterable[str] = ()) -> Place:
     """The innermost line that lies in one of `sources` (paths as a solution has them), named by that path; where none
     does, or none are given, the innermost of all, by the file's own name."""
-    for file, line in instruction.frames:
-        if source := source_of(file, sources):
-            return Place(source, line)
-    return Place(*instruction.frames[0]) if instruction.frames else Place(None, None)
+    own = (Place(source, line) for file, line in instruction.frames if (source := source_of(file, sources)))
+    return next(own, Place(*(instruction.frames or [(None, None)])[0]))
 
 
 def source_of(file: str, sources: Iterable[str]) -> str | None:
@@ -227,12 +223,7 @@ def mix(instructions: Iterable[Instruction]) -> list[tuple[str, int, float, str]
     return rows
 
 
-_SPACES = _OPCODES["spaces"]
-
-
-def space(instruction: Instruction) -> str | None:
-    """The memory that a load or store with a width of its own goes to."""
-    return _SPACES.get(instruction.name)
+_SPACES = _OPCODES["spaces"]  # the memory that a load or store with a width of its own goes to
 
 
 def bits(instruction: Instruction) -> int:
@@ -257,7 +248,7 @@ _WIDTH_NOTES = {
 
 def widths(instructions: Iterable[Instruction]) -> list[tuple[str, str, int, int, str]]:
     """(memory, opcode, bits per thread, how many, note), the memories in `_SPACES`' order, the widest first."""
-    counts = Counter((space(i), i.name, bits(i)) for i in instructions if space(i))
+    counts = Counter((_SPACES[i.name], i.name, bits(i)) for i in instructions if i.name in _SPACES)
     order = {name: at for at, name in enumerate(_SPACES)}
     rows = []
     for (where, name, width), count in sorted(counts.items(), key=lambda item: (order[item[0][1]], -item[0][2])):
@@ -316,19 +307,10 @@ def annotated(
             label = names[i.offset]
             out.append(f"{label}:" if label.startswith(".L") else f"\n{symbols.own(label.rsplit('$', 1)[-1])}:")
         if i.frames != above:
-            above = i.frames
-            out += ["", f"    // {_chain(i, sources)}{_source_line(i, sources)}".rstrip()]
+            above, at = i.frames, place(i, sources)
+            chain = [f"{source_of(file, sources) or file.rsplit('/', 1)[-1]}:{line}" for file, line in i.frames]
+            text = source_line(sources, at.file or "", at.line or 0)
+            out += ["", f"    // {' <- '.join(chain) or 'no source line'}    {text}".rstrip()]
         predicated = i.text if i.text.startswith("@") else f"     {i.text}"
         out.append(f"/*{i.offset:04x}*/ {predicated}{'    // spill' if i.offset in spills else ''}")
     return "\n".join(out) + "\n"
-
-
-def _chain(instruction: Instruction, sources: Iterable[str]) -> str:
-    named = [f"{source_of(file, sources) or file.rsplit('/', 1)[-1]}:{line}" for file, line in instruction.frames]
-    return " <- ".join(named) or "no source line"
-
-
-def _source_line(instruction: Instruction, sources: Mapping[str, str]) -> str:
-    at = place(instruction, sources)
-    text = source_line(sources, at.file or "", at.line or 0)
-    return f"    {text}" if text else ""

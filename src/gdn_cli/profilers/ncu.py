@@ -10,14 +10,16 @@ For CUDA C++ a run in front of both compiles once more, for the source lines (nc
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from ..errors import GdnError, MissingError
+from ..machine.inventory import HERE, Machine
 from ..parsing import read_toml
-from . import Ask, Reading, Reply, Run, kept, ncu_facts, ncu_lines, ncu_reader, symbols, tools
+from . import Ask, Reading, Reply, Run, kept, log_text, ncu_facts, ncu_lines, ncu_reader, sass, symbols, tools
 from .ncu_facts import Kernel
 from .ncu_reader import Launch
 
@@ -44,14 +46,14 @@ _SHOWN, _MOST = 4, 0.95  # kernels of a call that are shown: so many, or those w
 GET_NCU = "install Nsight Compute (with the CUDA toolkit, or the package nsight-compute), or put ncu on PATH"
 
 
-def find() -> None:
+def find(machine: Machine = HERE) -> None:
     """MissingError where there is no ncu here, or nothing that reads its reports."""
-    _ncu()
-    ncu_reader.find()
+    _ncu(machine)
+    ncu_reader.find(machine)
 
 
-def _ncu() -> str:
-    return tools.first("ncu", "nsight-compute/*/ncu", hint=GET_NCU)
+def _ncu(machine: Machine = HERE) -> str:
+    return tools.first("ncu", "nsight-compute/*/ncu", hint=GET_NCU, machine=machine)
 
 
 # --- the target processes -------------------------------------------------------------------------------------------
@@ -64,30 +66,30 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
     algo's, and ncu would wait for one that outlives the worker. sys.executable is an interpreter, never a launcher that
     starts another process.
     """
-    common = (
-        _ncu(), "--target-processes", "application-only", "--profile-from-start", "off",
-        "--clock-control", ask.clocks, "--force-overwrite",
-    )  # fmt: skip
 
     def command(name: str, *options: str) -> tuple[str, ...]:
-        files = ("--export", str(folder / name), "--log-file", str(folder / f"{name}.log"))
-        return (*common, *files, *options)
+        return (
+            _ncu(ask.machine), "--target-processes", "application-only", "--profile-from-start", "off",
+            "--clock-control",
+            ask.clocks, "--force-overwrite", "--export", str(folder / name), "--log-file", str(folder / f"{name}.log"),
+            "--cache-control", *options,
+        )  # fmt: skip
 
-    single = ("--cache-control", "none", "--launch-count", str(_BENCH_LAUNCHES), "--metrics", ",".join(METRICS))
+    single = ("none", "--launch-count", str(_BENCH_LAUNCHES), "--metrics", ",".join(METRICS))
     caches = "none" if ask.l2 == "warm" else "all"
-    full = ("--set", "full", "--import-source", "yes")
-    every = ("--cache-control", caches, "--launch-count", str(_FULL_LAUNCHES), *full)
+    full = (caches, "--launch-count", str(_FULL_LAUNCHES), "--set", "full", "--import-source", "yes")
     return [
         *ncu_lines.runs(ask, folder),
         Run(BENCH, command(BENCH, *single), params={"rounds": _ROUNDS}),
-        Run(FULL, command(FULL, *every), params={"rounds": 1}),
+        Run(FULL, command(FULL, *full), params={"rounds": 1}),
     ]
 
 
-def inside(target: Any, params: dict[str, Any]) -> dict[str, Any]:
-    """Warm up, then in each round flush L2 (or warm it) and let ncu see one call. Returns how many rounds it were."""
-    if ncu_lines.NAME in params:
-        return ncu_lines.inside(target, params)
+def inside(target: Any, rounds: int = 0, **lines: str) -> dict[str, int] | sass.Answer:
+    """Warm up, then in each round flush L2 (or warm it) and let ncu see one call. Returns how many rounds it were.
+    Without rounds it is the run of ncu_lines."""
+    if not rounds:
+        return sass.inside(target, **lines)
     import torch
 
     from ..timing.kernels import Flush
@@ -98,7 +100,7 @@ def inside(target: Any, params: dict[str, Any]) -> dict[str, Any]:
         flush()
         call()
     began, done = perf_counter(), 0
-    while done < params["rounds"] and (not done or perf_counter() - began < _ROUNDS_S):
+    while done < rounds and (not done or perf_counter() - began < _ROUNDS_S):
         before()
         torch.cuda.synchronize()
         torch.cuda.profiler.start()
@@ -124,20 +126,18 @@ class _Report:
 def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     """The kernels with most of a call's time. Raises MissingError or GdnError where a run came to nothing."""
     compiled = next((reply for reply in replies if reply.run.name == ncu_lines.NAME), None)
-    reports = {reply.run.name: _report(folder, reply) for reply in replies if reply is not compiled}
-    bench, full = reports[BENCH], reports[FULL]
-    notes: list[str] = []
-    rounds = _rounds(bench, notes)
+    bench, full = (_report(folder, reply) for reply in replies if reply is not compiled)
+    rounds, doubts = _rounds(bench)
     launches = ncu_lines.lent(ask, folder, compiled, full.launches)
     kernels = sorted(_kernels(rounds, launches), key=lambda kernel: -kernel.time_us)
     shown = _most(kernels)
-    alone = len(kernels) == 1
-    must = (ask.bytes_in, ask.bytes_out)
-    found = [] if alone else [ncu_facts.call(kernels, *must)]
-    call_us = sum(kernel.time_us for kernel in kernels)
-    found += [ncu_facts.found(kernel, *(must if alone else (0, 0)), None if alone else call_us) for kernel in shown]
-    notes = [_how(ask, bench, full), *notes, *_doubts(ask, bench, full, kernels, shown)]
-    if launches is not full.launches and any(kernel.has_lines for kernel in shown):
+    must, call_us = (ask.bytes_in, ask.bytes_out), sum(kernel.time_us for kernel in kernels)
+    if len(kernels) == 1:
+        found = [ncu_facts.found(kernels[0], *must)]
+    else:
+        found = [ncu_facts.call(kernels, *must), *(ncu_facts.found(kernel, 0, 0, call_us) for kernel in shown)]
+    notes = [_how(ask, bench, full), *doubts, *_doubts(ask, bench, full, kernels, shown)]
+    if launches is not full.launches and any(kernel.lines for kernel in shown):
         notes.append("source lines: of a build with -lineinfo, whose instructions are those that ran, one for one")
     files = kept(folder, f"{FULL}.ncu-rep", f"{BENCH}.ncu-rep", f"{FULL}.log", f"{BENCH}.log")
     return Reading(tuple(found), tuple(notes), files)
@@ -145,29 +145,29 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
 
 def _report(folder: Path, reply: Reply) -> _Report:
     name = reply.run.name
-    path = folder / f"{name}.log"
-    log = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    log = log_text(folder / f"{name}.log")
     if trouble := _trouble(log, reply):
         raise trouble
     report = folder / f"{name}.ncu-rep"
     if not report.is_file():
-        raise MissingError(f"ncu left no report: {_last(log) or _last(chr(10).join(reply.tail)) or 'and no reason'}")
+        said = _lines(*reply.tail, log) or ["and no reason"]
+        raise MissingError(f"ncu left no report: {said[-1]}")
     passes = [int(n) for n in re.findall(r"(\d+) pass(?:es)?\s*$", log, re.MULTILINE)]
     launches = ncu_reader.launches(report)
     if not launches and passes:  # the log has kernels
         raise MissingError(f"ncu-report sees no kernel in {report.name}", hint=ncu_reader.GET_PACKAGE)
     if not launches:
         raise _nothing()
-    rounds = reply.answer.get("rounds") or reply.run.params["rounds"]
-    return _Report(launches, max(passes) if passes else None, rounds)
+    rounds = reply.said(dict[str, int]).get("rounds") or reply.run.params["rounds"]
+    return _Report(launches, max(passes, default=None), rounds)
 
 
-def _rounds(report: _Report, notes: list[str]) -> dict[str, tuple[tuple[Launch, ...], ...]]:
-    """Kernel -> its launches in each round, in the order in which the kernels first ran."""
-    count = report.rounds
+def _rounds(report: _Report) -> tuple[dict[str, tuple[tuple[Launch, ...], ...]], list[str]]:
+    """Kernel -> its launches in each round, in the order in which the kernels first ran; and doubts about it."""
+    count, doubts = report.rounds, []
     if len(report.launches) >= _BENCH_LAUNCHES:  # where a round ends is not known
         count = 1
-        notes.append(f"a call launches very many kernels: all figures are of the first {_BENCH_LAUNCHES:,} launches")
+        doubts.append(f"a call launches very many kernels: all figures are of the first {_BENCH_LAUNCHES:,} launches")
     by_name: dict[str, list[Launch]] = {}
     for launch in report.launches:
         by_name.setdefault(launch.full_name, []).append(launch)
@@ -178,26 +178,16 @@ def _rounds(report: _Report, notes: list[str]) -> dict[str, tuple[tuple[Launch, 
         if len(launches) != each * count:
             uneven.append(symbols.short(name))
     if uneven:
-        notes.append(f"doubt: calls differ in how often they launch {_list(uneven)}")
-    return rounds
+        doubts.append(f"doubt: calls differ in how often they launch {_list(uneven)}")
+    return rounds, doubts
 
 
 def _kernels(rounds: dict[str, tuple[tuple[Launch, ...], ...]], full: list[Launch]) -> list[Kernel]:
-    """Each kernel with its rounds and, where the full run has it, its longest launch there, with its hot places."""
+    """Each kernel with its rounds and, where the full run has it, its longest launch there."""
     longest: dict[str, Launch] = {}
-    for launch in full:
-        at = longest.setdefault(launch.full_name, launch)
-        if (launch.number(ncu_facts.TIME) or 0) > (at.number(ncu_facts.TIME) or 0):
-            longest[launch.full_name] = launch
-    kernels = []
-    for name in dict.fromkeys([*rounds, *longest]):
-        kernel = Kernel(name, rounds.get(name, ()), longest.get(name))
-        if launch := kernel.full:
-            by_line = ncu_reader.hot_lines(launch)
-            hot = by_line or ncu_reader.hot_instructions(launch)
-            kernel = replace(kernel, hot=tuple(hot), samples=launch.samples, has_lines=bool(by_line))
-        kernels.append(kernel)
-    return kernels
+    for launch in sorted(full, key=lambda launch: -(launch.number(ncu_facts.TIME) or 0)):
+        longest.setdefault(launch.full_name, launch)
+    return [Kernel(name, rounds.get(name, ()), longest.get(name)) for name in dict.fromkeys([*rounds, *longest])]
 
 
 def _most(kernels: list[Kernel]) -> list[Kernel]:
@@ -221,37 +211,28 @@ def _how(ask: Ask, bench: _Report, full: _Report) -> str:
     return f"duration, DRAM and busy SMs: {rounds}, {state}; everything else: {passes} of one call, {replay}"
 
 
-def _doubts(ask: Ask, bench: _Report, full: _Report, kernels: list[Kernel], shown: list[Kernel]) -> list[str]:
-    notes = []
+def _doubts(ask: Ask, bench: _Report, full: _Report, kernels: list[Kernel], shown: list[Kernel]) -> Iterator[str]:
     if bench.passes and bench.passes > 1:
-        notes.append(
-            f"doubt: the bench-like run needed {bench.passes} passes a launch here, and all but the first find L2 warm"
-        )
+        first = f"the bench-like run needed {bench.passes} passes a launch here"
+        yield f"doubt: {first}, and all but the first find L2 warm"
     if ask.clocks != "none":
-        notes.append(f"clocks: ncu's --clock-control {ask.clocks}, not as they are in gdn bench")
+        yield f"clocks: ncu's --clock-control {ask.clocks}, not as they are in gdn bench"
     if len(full.launches) >= _FULL_LAUNCHES:
-        notes.append(f"counters, stalls and hot places: of the first {_FULL_LAUNCHES} launches of a call only")
+        yield f"counters, stalls and hot places: of the first {_FULL_LAUNCHES} launches of a call only"
     if len(kernels) > 1 and ask.l2 != "warm":
-        notes.append("each kernel's cache figures are with L2 emptied before it, not as the kernel before left it")
+        yield "each kernel's cache figures are with L2 emptied before it, not as the kernel before left it"
     if hidden := kernels[len(shown) :]:
         total = sum(kernel.time_us for kernel in kernels) or 1.0
         share = sum(kernel.time_us for kernel in hidden) / total
         names = _list([kernel.name for kernel in hidden])
-        notes.append(f"not shown: {len(hidden)} more kernels with {share:.1%} of the time: {names}")
-    if any(kernel.hot and not kernel.has_lines for kernel in shown):
-        notes.append(_no_lines(ask))
-    elif not any(kernel.hot for kernel in shown):
-        notes.append("no hot places: ncu's sampler found no warp")
-    return notes
-
-
-def _no_lines(ask: Ask) -> str:
-    language = (ask.solution.get("spec") or {}).get("language") or ask.solution.get("language")
-    if language in ("cuda", "cpp"):
-        why = "flashinfer-bench's builder compiles CUDA C++ without -lineinfo"
-    else:
+        yield f"not shown: {len(hidden)} more kernels with {share:.1%} of the time: {names}"
+    if any(kernel.hot and not kernel.lines for kernel in shown):
         why = "what compiled the kernel left none"
-    return f"no source lines: {why}; hot places are machine instructions, which --tool sass lists"
+        if ask.language in ("cuda", "cpp"):
+            why = "flashinfer-bench's builder compiles CUDA C++ without -lineinfo"
+        yield f"no source lines: {why}; hot places are machine instructions, which --tool sass lists"
+    elif not any(kernel.hot for kernel in shown):
+        yield "no hot places: ncu's sampler found no warp"
 
 
 def _list(names: list[str]) -> str:
@@ -274,23 +255,17 @@ def _trouble(log: str, reply: Reply) -> GdnError | None:
         if re.search(known["log"], said + "\n".join(reply.tail)):
             return MissingError(known["message"], hint=known["hint"])
     if reply.status != "done":
-        tail = _last("\n".join(reply.tail))
-        more = f" ({tail})" if tail and tail not in (reply.reason or "") else ""
-        return GdnError(f"the target below ncu: {_first(reply.reason or '') or reply.status.replace('_', ' ')}{more}")
+        first = _lines(reply.reason or "")[:1] or [reply.status.replace("_", " ")]
+        last = [line for line in _lines(*reply.tail)[-1:] if line not in (reply.reason or "")]
+        return GdnError(f"the target below ncu: {first[0]}{f' ({last[0]})' if last else ''}")
     if "No kernels were profiled" in log:
         return _nothing()
     if "Failed to profile" in said:
-        return MissingError(f"ncu could not profile the kernel: {_first(said)}")
+        return MissingError(f"ncu could not profile the kernel: {_lines(said)[0]}")
     return None
 
 
-def _first(text: str) -> str:
-    return next((_bare(line) for line in text.splitlines() if _bare(line)), "")
-
-
-def _last(text: str) -> str:
-    return next((_bare(line) for line in reversed(text.splitlines()) if _bare(line)), "")
-
-
-def _bare(line: str) -> str:
-    return re.sub(r"^==\w+==\s*", "", line.strip())[:200]
+def _lines(*texts: str) -> list[str]:
+    """What stands behind ncu's marks."""
+    bare = (re.sub(r"^==\w+==\s*", "", line.strip())[:200] for text in texts for line in text.splitlines())
+    return [line for line in bare if line]

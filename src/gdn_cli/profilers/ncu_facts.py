@@ -8,12 +8,14 @@ first kind, where they are right, everything else is of the second. See ncu.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 
+from .. import units
 from ..parsing import read_toml
-from . import Fact, Found, Table, stalls
-from .ncu_reader import Hot, Launch
+from . import Fact, Found, Table, facts, stalls
+from .ncu_reader import Hot, Launch, hot_instructions, hot_lines
 
 TIME = "gpu__time_duration.sum"
 READ, WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
@@ -27,6 +29,8 @@ _WARP = 32
 _SHOWN_STALLS, _SMALL_STALL = 6, 3.0  # no more rows than that, none of a smaller share in %
 _SHOWN_PIPES = 5
 
+Told = dict[str, float | str | None | tuple[float | str | None, str]]  # key -> value, or value and note
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -35,9 +39,6 @@ class Kernel:
     full_name: str
     rounds: tuple[tuple[Launch, ...], ...]
     full: Launch | None = None
-    hot: tuple[Hot, ...] = ()
-    samples: int = 0
-    has_lines: bool = False
 
     @property
     def name(self) -> str:
@@ -46,6 +47,15 @@ class Kernel:
     @property
     def launches(self) -> int:
         return len(self.rounds[0]) if self.rounds else 1
+
+    @cached_property
+    def lines(self) -> list[Hot]:
+        return hot_lines(self.full) if self.full else []
+
+    @cached_property
+    def hot(self) -> list[Hot]:
+        """The source lines with most samples, else the instructions."""
+        return self.lines or (hot_instructions(self.full) if self.full else [])
 
     def over_rounds(self, *keys: str) -> list[float]:
         """The metrics' sum over each round's launches; [] where a launch lacks one."""
@@ -62,52 +72,44 @@ class Kernel:
         return (self.median(TIME) or 0.0) / 1e3
 
 
-class Facts(list):
-    """Collects facts of the `group` that is set; a value of None leaves its fact out."""
-
-    group = ""
-
-    def add(self, key: str, label: str, value: float | str | None, unit: str, note: str = "", better: str = "") -> None:
-        if unit in ("count", "B") and isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if value is not None:
-            self.append(Fact(key, label, value, unit, self.group, note, better))
-
-
 def found(kernel: Kernel, bytes_in: int, bytes_out: int, call_us: float | None = None) -> Found:
     """What is known of a kernel. `bytes_in` and `bytes_out`: what must be read and written by it, 0 where that is not
     known (a part of a call); `call_us`: the time of a call that has other kernels as well."""
-    facts, launch = Facts(), _merged(kernel)
+    launch = _merged(kernel)
     pipes = busiest_pipes(launch)
-    facts.group = "time"
-    _time(facts, kernel, call_us)
-    facts.group = "memory"
-    _dram(facts, kernel.median(READ), kernel.median(WRITTEN), kernel.time_us, bytes_in, bytes_out)
-    facts.add("dram_peak", "DRAM, of its peak", _dram_peak(kernel), "%", "", "higher")
-    _caches(facts, launch, kernel.launches, bytes_in, bytes_out)
-    _patterns(facts, launch)
-    facts.group = "occupancy"
-    _occupancy(facts, kernel, launch)
-    facts.group = "instructions"
-    _instructions(facts, launch, pipes)
-    facts.group = "launch"
-    _geometry(facts, launch)
-    tables = (_stall_table(launch), _hot_table(kernel), _pipe_table(pipes))
-    return Found(kernel.name, tuple(facts), tuple(table for table in tables if table))
+    told: Told = {key: launch.number(*words.metrics) for key, words in facts.WORDS.items() if words.metrics}
+    told |= _time(kernel, call_us)
+    told |= _dram(kernel.median(READ), kernel.median(WRITTEN), kernel.time_us, bytes_in, bytes_out)
+    told |= _l2(launch, *((bytes_in, bytes_out) if kernel.launches == 1 else (0, 0))) | _patterns(launch)
+    told |= _occupancy(kernel, launch) | _instructions(launch, pipes)
+    told |= {key: (told[key], launch.sizes(what)) for key, what in (("ctas", "grid"), ("threads", "block"))}
+    told |= {"dram_peak": _dram_peak(kernel), "cluster": launch.number("launch__cluster_size") or None}
+    return Found(kernel.name, _facts(told), (*_stall_table(launch), *_hot_table(kernel), *_pipe_table(pipes)))
 
 
 def call(kernels: list[Kernel], bytes_in: int, bytes_out: int) -> Found:
     """A call of several kernels as a whole."""
-    facts = Facts()
-    facts.group = "time"
     time_us = sum(kernel.time_us for kernel in kernels)
     launches = sum(kernel.launches for kernel in kernels)
-    facts.add("time_us", "duration", time_us or None, "us", "the kernels' own times, summed", "lower")
-    facts.add("launches", "launches", launches, "count", f"{len(kernels)} different kernels")
-    read, written = _summed(kernels, READ), _summed(kernels, WRITTEN)
-    facts.group = "memory"
-    _dram(facts, read, written, time_us, bytes_in, bytes_out)
-    return Found("", tuple(facts))
+    told: Told = {
+        "time_us": (time_us or None, "the kernels' own times, summed"),
+        "ncu.launches": (launches, f"{len(kernels)} different kernels"),
+    }
+    return Found(
+        "", _facts(told | _dram(_summed(kernels, READ), _summed(kernels, WRITTEN), time_us, bytes_in, bytes_out))
+    )
+
+
+def _facts(told: Told) -> tuple[Fact, ...]:
+    """What is known of it, in facts.toml's order."""
+    made = []
+    for key, words in facts.WORDS.items():
+        value, note = each if isinstance(each := told.get(key), tuple) else (each, "")
+        if words.unit in ("count", "B") and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if value is not None:
+            made.append(facts.fact(key, value, note))
+    return tuple(made)
 
 
 def _summed(kernels: list[Kernel], key: str) -> float | None:
@@ -125,32 +127,32 @@ def _ns(launch: Launch) -> float:
     return launch.number(TIME) or 0.0
 
 
-# --- groups of facts ------------------------------------------------------------------------------------------------
+# --- what no metric alone says --------------------------------------------------------------------------------------
 
 
-def _time(facts: Facts, kernel: Kernel, call_us: float | None) -> None:
+def _time(kernel: Kernel, call_us: float | None) -> Told:
     times = [ns / 1e3 for ns in kernel.over_rounds(TIME)]
-    note = f"{min(times):.2f} to {max(times):.2f} in {len(times)} rounds" if len(times) > 1 else ""
+    told: Told = {}
     if times:
-        facts.add("time_us", "duration", median(times), "us", note, "lower")
+        note = f"{min(times):.2f} to {max(times):.2f} in {len(times)} rounds" if len(times) > 1 else ""
+        told["time_us"] = median(times), note
     if call_us:
-        facts.add("share", "share of the call", 100 * kernel.time_us / call_us, "%")
+        told["share"] = 100 * kernel.time_us / call_us
     if kernel.launches > 1:
-        note = "facts of time and DRAM are their sum, the others of the longest"
-        facts.add("launches", "launches", kernel.launches, "count", note)
+        told["ncu.launches"] = kernel.launches, "facts of time and DRAM are their sum, the others of the longest"
+    return told
 
 
-def _dram(
-    facts: Facts, read: float | None, written: float | None, time_us: float, bytes_in: int, bytes_out: int
-) -> None:
+def _dram(read: float | None, written: float | None, time_us: float, bytes_in: int, bytes_out: int) -> Told:
     """Bytes between L2 and DRAM, and how fast they went."""
-    facts.add("dram_read", "read from DRAM", read, "B", _ratio(read, bytes_in, "read"), "lower")
     note = _ratio(written, bytes_out, "written")
-    if note:
-        note += ": L2 keeps some, and puts older lines out"
-    facts.add("dram_written", "written to DRAM", written, "B", note)
+    told: Told = {
+        "dram_read": (read, _ratio(read, bytes_in, "read")),
+        "dram_written": (written, f"{note}: L2 keeps some, and puts older lines out" if note else ""),
+    }
     if time_us and read is not None and written is not None:
-        facts.add("dram_rate", "DRAM throughput", (read + written) / time_us / 1e3, "GB/s", "", "higher")
+        told["dram_rate"] = (read + written) / time_us / 1e3
+    return told
 
 
 def _dram_peak(kernel: Kernel) -> float | None:
@@ -167,26 +169,18 @@ def _dram_peak(kernel: Kernel) -> float | None:
     return None if None in own else median(own)
 
 
-def _caches(facts: Facts, launch: Launch, launches: int, bytes_in: int, bytes_out: int) -> None:
-    asked = launch.number(f"{L2}_op_read.sum")
-    stored = launch.number(f"{L2}_op_write.sum")
+def _l2(launch: Launch, bytes_in: int, bytes_out: int) -> Told:
+    asked, stored = launch.number(f"{L2}_op_read.sum"), launch.number(f"{L2}_op_write.sum")
     if stored is not None:
         stored += sum(launch.number(f"{L2}_op_{way}.sum") or 0 for way in ("red", "atom"))
-    alone = launches == 1
-    for key, label, sectors, must, what in (
-        ("l2_read", "SMs read from L2", asked, bytes_in, "read"),
-        ("l2_written", "SMs wrote to L2", stored, bytes_out, "written"),
-    ):
-        moved = None if sectors is None else sectors * _SECTOR
-        facts.add(key, label, moved, "B", _ratio(moved, must if alone else 0, what), "lower")
-    facts.add("l2_peak", "L2, of its peak", launch.number("lts__throughput.avg.pct_of_peak_sustained_elapsed"), "%")
-    facts.add("l2_hit", "L2 hits", launch.number("lts__t_sector_hit_rate.pct"), "%")
-    l1 = "l1tex__throughput.avg.pct_of_peak_sustained"
-    facts.add("l1_peak", "L1, of its peak", launch.number(f"{l1}_active", f"{l1}_elapsed"), "%")
-    facts.add("l1_hit", "L1 hits", launch.number("l1tex__t_sector_hit_rate.pct"), "%")
+    read, written = (None if sectors is None else sectors * _SECTOR for sectors in (asked, stored))
+    return {
+        "l2_read": (read, _ratio(read, bytes_in, "read")),
+        "l2_written": (written, _ratio(written, bytes_out, "written")),
+    }
 
 
-def _patterns(facts: Facts, launch: Launch) -> None:
+def _patterns(launch: Launch) -> Told:
     """What the access patterns cost beyond what the data needs.
 
     Bank conflicts are wavefronts beyond the ideal, by the addresses of each access. The raw conflict counters of L1 are
@@ -197,49 +191,37 @@ def _patterns(facts: Facts, launch: Launch) -> None:
     if conflicts is None and wavefronts is not None and ideal is not None:
         conflicts = wavefronts - ideal
     note = f"of {wavefronts:,.0f} shared-memory wavefronts" if wavefronts else ""
-    facts.add("bank_conflicts", "bank conflicts", conflicts, "count", note, "lower")
     sectors = launch.number("memory_l2_theoretical_sectors_global")
     excess = launch.number("derived__memory_l2_theoretical_sectors_global_excessive")
-    if sectors and excess is not None:
-        note = "of the sectors that global accesses ask for"
-        facts.add("sectors_excess", "sectors not needed", 100 * excess / sectors, "%", note, "lower")
+    return {
+        "bank_conflicts": (conflicts, note),
+        "sectors_excess": 100 * excess / sectors if sectors and excess is not None else None,
+    }
 
 
 _LIMITS = ("registers", "shared_mem", "warps", "blocks", "barriers")  # of the CTAs that an SM holds
 
 
-def _occupancy(facts: Facts, kernel: Kernel, launch: Launch) -> None:
-    facts.add("occupancy", "warps, achieved", launch.number("sm__warps_active.avg.pct_of_peak_sustained_active"), "%")
-    most = launch.number("sm__maximum_warps_per_active_cycle_pct")
-    facts.add("occupancy_max", "warps, at most", most, "%")
+def _occupancy(kernel: Kernel, launch: Launch) -> Told:
+    told: Told = {}
     limits = {name: n for name in _LIMITS if (n := launch.number(f"launch__occupancy_limit_{name}"))}
     if limits:
         least = min(limits.values())
         binding = [name.replace("_mem", " memory") for name, n in limits.items() if n == least]
         if len(binding) > 1 and binding[-1] == "barriers":  # as many as blocks unless a kernel has named ones
             del binding[-1]
-        facts.add("occupancy_limit", "limited by", _and(binding), "", f"{least:.0f} CTAs fit on an SM")
-    facts.add("registers", "registers a thread", launch.number("launch__registers_per_thread"), "count")
-    own = launch.total("launch__shared_mem_per_block_dynamic", "launch__shared_mem_per_block_static")
+        told["occupancy_limit"] = units.listed(binding), f"{least:.0f} CTAs fit on an SM"
     driver = launch.number("launch__shared_mem_per_block_driver")
-    facts.add("shared", "shared memory a CTA", own, "B", f"and {driver:,.0f} B of the driver's" if driver else "")
-    _spills(facts, launch)
-    facts.add(
-        "sm_active", "SMs busy", _sm_active(kernel, launch), "%", "active cycles of the elapsed ones, in the mean"
+    own = launch.total("launch__shared_mem_per_block_dynamic", "launch__shared_mem_per_block_static")
+    told["shared"] = own, f"and {driver:,.0f} B of the driver's" if driver else ""
+    told["spills"] = (
+        launch.number("derived__local_spilling_requests", "sass__inst_executed_register_spilling"),
+        "requests",
     )
-    eligible = launch.number("smsp__warps_eligible.avg.per_cycle_active")
-    facts.add(
-        "warps_eligible", "eligible warps", eligible, "count", "ready to issue, per scheduler and cycle", "higher"
-    )
-
-
-def _spills(facts: Facts, launch: Launch) -> None:
-    spilled = launch.number("derived__local_spilling_requests", "sass__inst_executed_register_spilling")
-    if spilled is not None:
-        facts.add("spills", "spills", spilled, "count", "requests", "lower")
-        return
-    local = launch.total("smsp__sass_inst_executed_op_local_ld.sum", "smsp__sass_inst_executed_op_local_st.sum")
-    facts.add("spills", "spills", local, "count", "accesses to local memory: arrays count, too", "lower")
+    if told["spills"][0] is None:
+        local = launch.total("smsp__sass_inst_executed_op_local_ld.sum", "smsp__sass_inst_executed_op_local_st.sum")
+        told["spills"] = local, "accesses to local memory: arrays count, too"
+    return told | {"sm_active": _sm_active(kernel, launch)}
 
 
 def _sm_active(kernel: Kernel, launch: Launch) -> float | None:
@@ -251,26 +233,15 @@ def _sm_active(kernel: Kernel, launch: Launch) -> float | None:
     return 100 * a / e if a is not None and e else None
 
 
-def _instructions(facts: Facts, launch: Launch, pipes: dict[str, float]) -> None:
-    facts.add("instructions", "instructions", launch.number(INSTRUCTIONS), "count", "of a whole warp each", "lower")
-    issue = launch.number("smsp__issue_active.avg.pct_of_peak_sustained_active")
-    facts.add("issue", "issue slots used", issue, "%", "of active cycles")
-    if pipes:
-        name = max(pipes, key=pipes.get)
-        facts.add("pipe", "busiest pipe", pipes[name], "%", name)
+def _instructions(launch: Launch, pipes: dict[str, float]) -> Told:
+    busiest = max(pipes, key=pipes.get, default="")
     tensor = launch.number("sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active")
-    facts.add("tensor_pipe", "tensor pipe", tensor, "%", "HFMA2.MMA counts, too" if tensor else "")
     threads = launch.number("smsp__thread_inst_executed_per_inst_executed.ratio")
-    share = None if threads is None else 100 * threads / _WARP
-    facts.add("thread_efficiency", "threads active", share, "%", "of a warp's 32, per instruction", "higher")
-
-
-def _geometry(facts: Facts, launch: Launch) -> None:
-    facts.add("ctas", "CTAs", launch.number("launch__grid_size"), "count", launch.sizes("grid"))
-    threads = launch.number("launch__block_size")
-    facts.add("threads", "threads a CTA", threads, "count", launch.sizes("block"))
-    facts.add("cluster", "CTAs a cluster", launch.number("launch__cluster_size") or None, "count")
-    facts.add("waves", "waves", launch.number("launch__waves_per_multiprocessor"), "x", "CTAs by those that fit")
+    return {
+        "pipe": (pipes.get(busiest), busiest),
+        "tensor_pipe": (tensor, "HFMA2.MMA counts, too" if tensor else ""),
+        "thread_efficiency": None if threads is None else 100 * threads / _WARP,
+    }
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------
@@ -289,32 +260,26 @@ def stall_shares(launch: Launch) -> dict[str, tuple[float, float]]:
     return {reason: (100 * value / total, value) for reason, value in ranked if value}
 
 
-def _stall_table(launch: Launch) -> Table | None:
+def _stall_table(launch: Launch) -> list[Table]:
     shares = {reason: both for reason, both in stall_shares(launch).items() if reason != stalls.SELECTED}
     if stalls.NOT_SELECTED in shares:  # no loss: behind those that are
         shares[stalls.NOT_SELECTED] = shares.pop(stalls.NOT_SELECTED)
     rows = [
-        (stalls.label(reason), share, cycles, stalls.meaning(reason))
+        (stalls.of(reason).label, share, cycles, stalls.of(reason).meaning)
         for reason, (share, cycles) in shares.items()
         if share >= _SMALL_STALL
-    ][:_SHOWN_STALLS]
-    if not rows:
-        return None
+    ]
     latency = sum(cycles for _, cycles in shares.values()) + 1
-    columns = (("reason", ""), ("share", "%"), ("cycles", "cycles"), ("meaning", ""))
     note = f"a warp issues every {latency:.1f} cycles: one issues, the rest it waits for these"
-    return Table("stalls", "why warps wait", columns, tuple(rows), note)
+    return facts.table("stalls", rows[:_SHOWN_STALLS], note)
 
 
-def _hot_table(kernel: Kernel) -> Table | None:
-    if not kernel.hot:
-        return None
-    rows = tuple((hot.where, hot.share, hot.stall, hot.text) for hot in kernel.hot)
-    title = "hot source lines" if kernel.has_lines else "hot instructions, by their offset"
-    columns = (("where", ""), ("share", "%"), ("main stall", ""), ("source", ""))
-    thin = "" if kernel.samples >= 300 else " (few: the shares are rough)"
-    note = f"{kernel.samples:,} samples{thin}, each at what a warp was about to issue, not at what it waited for"
-    return Table("hot", title, columns, rows, note)
+def _hot_table(kernel: Kernel) -> list[Table]:
+    rows = [(hot.where, hot.share, hot.stall, hot.text) for hot in kernel.hot]
+    samples = kernel.full.samples if kernel.full else 0
+    thin = "" if samples >= 300 else " (few: the shares are rough)"
+    note = f"{samples:,} samples{thin}, each at what a warp was about to issue, not at what it waited for"
+    return facts.table("ncu.hot" if kernel.lines else "offsets.hot", rows, note)
 
 
 _PIPES = read_toml(Path(__file__).with_name("ncu.toml"))["pipes"]
@@ -332,15 +297,9 @@ def busiest_pipes(launch: Launch) -> dict[str, float]:
     }
 
 
-def _pipe_table(pipes: dict[str, float]) -> Table | None:
-    ranked = sorted(((share, pipe) for pipe, share in pipes.items() if share >= 0.05), reverse=True)[:_SHOWN_PIPES]
-    rows = tuple((pipe, share, _PIPES[pipe]) for share, pipe in ranked)
-    columns = (("pipe", ""), ("busy", "%"), ("runs", ""))
-    return Table("pipes", "busiest pipes", columns, rows, "of active cycles") if rows else None
-
-
-def _and(words: list[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+def _pipe_table(pipes: dict[str, float]) -> list[Table]:
+    ranked = sorted(((share, pipe) for pipe, share in pipes.items() if share >= 0.05), reverse=True)
+    return facts.table("pipes", [(pipe, share, _PIPES[pipe]) for share, pipe in ranked[:_SHOWN_PIPES]])
 
 
 def _ratio(moved: float | None, must: int, what: str) -> str:

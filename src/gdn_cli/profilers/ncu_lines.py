@@ -9,10 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ..errors import GdnError
-from ..machine import inventory
 from . import Ask, Reply, Run, disassembly, sass, source_line
 from .ncu_reader import Launch, Line
 
@@ -21,32 +19,27 @@ NAME = "lines"
 
 def runs(ask: Ask, folder: Path) -> list[Run]:
     """The run that compiles; none where there is nothing to gain, or no nvcc or disassembler here."""
-    if ask.solution["spec"]["language"] != "cuda" or inventory.cuda_home() is None or not inventory.gpus():
+    machine = ask.machine
+    if ask.language != "cuda" or machine.cuda_home() is None or not machine.gpus():
         return []
     try:
-        sass.find()
+        sass.find(machine)
     except GdnError:
         return []
-    arch = sass.here("cuda", ask.specific)
-    params = {"arch": arch, "folder": str(folder)}
-    return [Run(NAME, env=sass.environment(arch, "cuda"), params={NAME: params})]
-
-
-def inside(target: Any, params: dict[str, Any]) -> dict[str, Any]:
-    return sass.inside(target, params[NAME])
+    arch = sass.here("cuda", ask.specific, machine)
+    return [Run(NAME, env=sass.environment(arch, "cuda", machine), params={"arch": arch, "folder": str(folder)})]
 
 
 def lent(ask: Ask, folder: Path, reply: Reply | None, launches: list[Launch]) -> list[Launch]:
     """The launches, with lines where their code is the build's; as they are where nothing was compiled or read."""
-    binary = reply.answer.get("binary") if reply else None
+    binary = reply and reply.said(sass.Answer).binary
     if not binary:
         return launches
-    sources = {source["path"]: source["content"] for source in ask.solution["sources"]}
     try:
-        kernels = sass.code(Path(binary), reply.run.params[NAME]["arch"], folder)
+        kernels = sass.code(Path(binary), reply.run.params["arch"], folder)
     except GdnError:
         return launches
-    return [_with_lines(launch, kernels, sources) for launch in launches]
+    return [_with_lines(launch, kernels, ask.sources) for launch in launches]
 
 
 def _with_lines(launch: Launch, kernels: list[disassembly.Kernel], sources: dict[str, str]) -> Launch:

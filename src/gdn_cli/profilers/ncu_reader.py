@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..errors import MissingError
-from ..machine import inventory
+from ..machine.inventory import HERE, Machine
 from . import source_line, stalls, symbols
 
 GET_PACKAGE = "pip install 'ncu-report>=2026.3' (or gdn[profile]); it must be as new as the ncu that made the report"
@@ -87,9 +87,9 @@ class Launch:
         return "" if None in found else f"({', '.join(f'{n:.0f}' for n in found)})"
 
 
-def find() -> None:
+def find(machine: Machine = HERE) -> None:
     """MissingError where the package is not installed."""
-    if not inventory.has_package("ncu_report"):
+    if not machine.has_package("ncu_report"):
         raise MissingError("the package ncu-report is missing, which reads what ncu measures", hint=GET_PACKAGE)
 
 
@@ -145,7 +145,6 @@ class Hot:
     samples: int
     stall: str  # the main reason there; "" where every sample issued
     text: str
-    offsets: tuple[int, ...]  # of the instructions, bytes behind the function's first; the hottest in front
 
 
 def hot_instructions(launch: Launch, count: int = 6) -> list[Hot]:
@@ -168,7 +167,5 @@ def _ranked(places: list[tuple[str, str, list[Instruction]]], total: int, count:
     found = []
     for where, text, code in places:
         reasons = sum((Counter(i.reasons) for i in code), Counter())
-        samples = sum(i.samples for i in code)
-        offsets = tuple(i.offset for i in sorted(code, key=lambda i: -i.samples))
-        found.append(Hot(where, 100 * samples / total, samples, stalls.main(reasons), text, offsets))
+        found.append(Hot(where, 100 * reasons.total() / total, reasons.total(), stalls.main(reasons), text))
     return sorted(found, key=lambda hot: -hot.samples)[:count]

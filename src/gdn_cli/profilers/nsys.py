@@ -18,11 +18,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from ..errors import MissingError
-from . import Ask, Fact, Found, Reading, Reply, Run, Table, kept, tools, torch_profiler
+from ..machine.inventory import HERE, Machine
+from . import Ask, Found, Reading, Reply, Run, facts, kept, log_text, tools, torch_profiler
 
 CALLS = 50
 GET_NSYS = "install Nsight Systems (the package nsight-systems-cli of NVIDIA's repository), or put nsys on PATH"
@@ -54,44 +55,43 @@ exit $code
 """
 
 
-def find() -> None:
+def find(machine: Machine = HERE) -> None:
     """MissingError where there is no nsys here."""
-    _nsys()
+    _nsys(machine)
 
 
-def _nsys() -> str:
-    return tools.first("nsys", "nsight-systems/*/bin/nsys", "nsight-systems-cli/*/bin/nsys", hint=GET_NSYS)
+def _nsys(machine: Machine = HERE) -> str:
+    return tools.first(
+        "nsys", "nsight-systems/*/bin/nsys", "nsight-systems-cli/*/bin/nsys", hint=GET_NSYS, machine=machine
+    )
 
 
 def runs(ask: Ask, folder: Path) -> list[Run]:
     script = _APART.format(options=" ".join(_OPTIONS))
-    return [Run("trace", ("sh", "-c", script, "nsys", _nsys(), str(folder)), params={"calls": CALLS})]
+    return [Run("trace", ("sh", "-c", script, "nsys", _nsys(ask.machine), str(folder)), params={"calls": CALLS})]
 
 
-def inside(target: Any, params: dict[str, Any]) -> dict[str, Any]:
+def inside(target: Any, calls: int) -> dict[str, int]:
     """The calls between the profiler's start and stop, each a range of its own."""
     import torch
 
     from ..timing.kernels import Flush
 
-    subject = target.subject
     before: Callable[[], Any] = Flush() if target.l2 == "cold" else lambda: None
 
-    def once() -> None:
-        before()
-        torch.cuda.nvtx.range_push(_RANGE)
-        subject.call()
-        torch.cuda.nvtx.range_pop()
-        torch.cuda.synchronize()
+    def some(count: int) -> None:
+        for _ in range(count):
+            before()
+            torch.cuda.nvtx.range_push(_RANGE)
+            target.subject.call()
+            torch.cuda.nvtx.range_pop()
+            torch.cuda.synchronize()
 
-    for _ in range(3):
-        once()
-    cudart = torch.cuda.cudart()
-    cudart.cudaProfilerStart()
-    for _ in range(params["calls"]):
-        once()
-    cudart.cudaProfilerStop()
-    return {"calls": params["calls"]}
+    some(3)
+    torch.cuda.cudart().cudaProfilerStart()
+    some(calls)
+    torch.cuda.cudart().cudaProfilerStop()
+    return {"calls": calls}
 
 
 # --- reports ------------------------------------------------------------------------------------------------------
@@ -105,12 +105,15 @@ class Event:
     start: int
     ns: int
     correlation: str = ""
-    kernel: bool = True
     megabytes: float | None = None
 
     @property
     def end(self) -> int:
         return self.start + self.ns
+
+    @property
+    def kernel(self) -> bool:
+        return not self.name.startswith("[CUDA ")
 
 
 @dataclass
@@ -126,6 +129,10 @@ class Call:
         return [e for e in self.gpu if e.kernel]
 
     @property
+    def copies(self) -> list[Event]:
+        return [e for e in self.gpu if not e.kernel]
+
+    @property
     def busy_ns(self) -> int:
         return torch_profiler.busy((e.start, e.ns) for e in self.gpu)
 
@@ -134,52 +141,33 @@ class Call:
         return max(e.end for e in self.gpu) - min(e.start for e in self.gpu) if self.gpu else 0
 
 
-def rows(path: Path) -> list[dict[str, str]]:
+def _events(folder: Path, report: str) -> list[Event]:
     """A report's rows. What nsys says in front of the header is no part of it. Raises MissingError."""
+    path = folder / f"report_{report}.csv"
     lines = path.read_text(errors="replace").splitlines()
     start = next((i for i, line in enumerate(lines) if line.lstrip('"').startswith("Start (ns)")), None)
     if start is None:
         raise MissingError(f"nsys: nothing in {path.name}", hint="the calls were not seen; nsys.log may say why")
-    return list(csv.DictReader(lines[start:]))
-
-
-def _events(path: Path, made: Callable[[dict[str, str]], Event]) -> list[Event]:
     try:
-        return [made(row) for row in rows(path) if row["Duration (ns)"]]
+        return [_event(row) for row in csv.DictReader(lines[start:]) if row["Duration (ns)"]]
     except KeyError as e:
         raise MissingError(f"nsys: {path.name} has no column {e}", hint=f"another version may; {GET_NSYS}") from None
 
 
-def _range(row: dict[str, str]) -> Event:
-    return Event(row["Name"].lstrip(":"), _ns(row["Start (ns)"]), _ns(row["Duration (ns)"]))
-
-
-def _api(row: dict[str, str]) -> Event:
-    # "CorrID" in this report, "CorrId" in the GPU's
-    return Event(row["Name"], _ns(row["Start (ns)"]), _ns(row["Duration (ns)"]), row["CorrID"])
-
-
-def _gpu(row: dict[str, str]) -> Event:
-    name, size = row["Name"], row["Bytes (MB)"]
-    return Event(
-        name, _ns(row["Start (ns)"]), _ns(row["Duration (ns)"]), row["CorrId"],
-        not name.startswith("[CUDA "), float(size.replace(",", "")) if size else None,
-    )  # fmt: skip
-
-
-def _ns(text: str) -> int:
-    return round(float(text.replace(",", "")))
+def _event(row: dict[str, str]) -> Event:
+    start, ns, size = ((row.get(key) or "").replace(",", "") for key in ("Start (ns)", "Duration (ns)", "Bytes (MB)"))
+    number = row.get("CorrID") or row.get("CorrId") or ""  # of the API's report, of the GPU's
+    return Event(row["Name"].lstrip(":"), round(float(start)), round(float(ns)), number, float(size) if size else None)
 
 
 def calls(folder: Path) -> list[Call]:
     """The calls of the reports in the folder, in order."""
-    gpu, api, ranges = (folder / f"report_{name}.csv" for name in _REPORTS)
-    found = [Call(r, [], []) for r in _events(ranges, _range) if r.name == _RANGE]
-    found.sort(key=lambda call: call.range.start)
+    gpu, api, ranges = (_events(folder, report) for report in _REPORTS)
+    found = sorted((Call(r, [], []) for r in ranges if r.name == _RANGE), key=lambda call: call.range.start)
     work = defaultdict(list)
-    for e in _events(gpu, _gpu):
+    for e in gpu:
         work[e.correlation].append(e)
-    for e in _events(api, _api):
+    for e in api:
         call = next((c for c in found if c.range.start <= e.start <= c.range.end), None)
         if call is not None:
             call.api.append(e)
@@ -193,11 +181,11 @@ def calls(folder: Path) -> list[Call]:
 def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     """Raises MissingError where nsys made no report or none of the calls is in it."""
     (reply,) = replies
-    log = _text(folder / "nsys.log")
+    said = "\n".join([log_text(folder / "nsys.log"), *reply.tail])
     if reply.status != "done":
-        raise _failed(reply.reason or reply.status, "\n".join([log, *reply.tail]))
+        raise _failed(reply.reason or reply.status, said)
     if not (folder / "report.nsys-rep").is_file():
-        raise _failed("it left no report", "\n".join([log, *reply.tail]))
+        raise _failed("it left no report", said)
     _stats(folder)
     found = calls(folder)
     if not any(call.gpu for call in found):
@@ -233,70 +221,53 @@ def _failed(what: str, said: str) -> MissingError:
         return MissingError("nsys here is only a placeholder of the CUDA toolkit", hint=GET_NSYS)
     if re.search(r"unrecogni[sz]ed option|could not be found|[Uu]nknown report", said):
         return MissingError("this nsys is too old: it does not know what is asked of it", hint=GET_NSYS)
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    last = next((line for line in reversed(lines) if re.search(r"error|fail|cannot", line, re.I)), "")
-    return MissingError(f"nsys: {what}{f': {last[:200]}' if last and last not in what else ''}")
-
-
-def _text(path: Path) -> str:
-    return path.read_text(errors="replace") if path.is_file() else ""
-
-
-def _median_us(values: Iterable[int]) -> float:
-    return median(values) / 1e3
+    lines = [line.strip() for line in said.splitlines() if re.search(r"error|fail|cannot", line, re.I)]
+    return MissingError(f"nsys: {what}{f': {lines[-1][:200]}' if lines and lines[-1] not in what else ''}")
 
 
 def _whole(found: list[Call]) -> Found:
     """The call: times, counts, and what its kernels, API calls and copies are."""
-    facts = (
-        Fact("time_us", "duration", _median_us(c.busy_ns for c in found), "us", "time", "the GPU is busy", "lower"),
-        Fact("span_us", "first start to last end", _median_us(c.span_ns for c in found), "us", "time", better="lower"),
-        Fact("gap_us", "idle in between", _median_us(c.span_ns - c.busy_ns for c in found), "us", "time", "", "lower"),
-        Fact("host_us", "host time", _median_us(c.range.ns for c in found), "us", "time", "until it returns", "lower"),
-        Fact("launches", "launches", _mean(len(c.kernels) for c in found), "count", "launch", "", "lower"),
-        Fact("api_calls", "API calls", _mean(len(c.api) for c in found), "count", "launch", "", "lower"),
-    )
-    head = (("times a call", "count"), ("median", "us"), ("a call", "us"))
-    api = _table(found, lambda c: c.api)
-    kernels = _table(found, lambda c: c.kernels)
-    copies = _table(found, lambda c: [e for e in c.gpu if not e.kernel])
     sizes = {e.name: e.megabytes * 1e6 for c in found for e in c.gpu if e.megabytes is not None}
-    tables = [Table("kernels", "Kernels", (("kernel", ""), *head), kernels)]
-    if copies:
-        rows = tuple((*row, sizes.get(row[0])) for row in copies)
-        tables.append(Table("copies", "Copies and fills", (("operation", ""), *head, ("size", "B")), rows))
-    note = "nsys's own cost is in these times"
-    tables.append(Table("api", "CUDA calls of the host", (("function", ""), *head), api, note))
-    return Found("", facts, tuple(tables))
+    copies = _rows(c.copies for c in found)
+    return Found(
+        "",
+        (
+            facts.fact("time_us", median(c.busy_ns for c in found) / 1e3, "the GPU is busy"),
+            facts.fact("span_us", median(c.span_ns for c in found) / 1e3),
+            facts.fact("gap_us", median(c.span_ns - c.busy_ns for c in found) / 1e3),
+            facts.fact("host_us", median(c.range.ns for c in found) / 1e3, "until it returns"),
+            facts.fact("launches", fmean(len(c.kernels) for c in found)),
+            facts.fact("api_calls", fmean(len(c.api) for c in found)),
+        ),
+        (
+            *facts.table("nsys.kernels", _rows(c.kernels for c in found)),
+            *facts.table("copies", ((*row, sizes.get(row[0])) for row in copies)),
+            *facts.table("api", _rows(c.api for c in found)),
+        ),
+    )
 
 
-def _table(found: list[Call], of: Callable[[Call], list[Event]]) -> tuple[tuple[Any, ...], ...]:
+def _rows(calls: Iterable[list[Event]]) -> list[tuple[str, float, float, float]]:
     """(name, how often in a call, median time, time in a call), the one that takes most in front."""
-    times = defaultdict(list)
-    for call in found:
-        for e in of(call):
-            times[e.name].append(e.ns)
-    made = [(n, len(t) / len(found), _median_us(t), sum(t) / len(found) / 1e3) for n, t in times.items()]
-    return tuple(sorted(made, key=lambda row: -row[3]))
+    found, times = list(calls), defaultdict(list)
+    for e in (e for events in found for e in events):
+        times[e.name].append(e.ns)
+    made = [(n, len(ns) / len(found), median(ns) / 1e3, sum(ns) / len(found) / 1e3) for n, ns in times.items()]
+    return sorted(made, key=lambda row: -row[3])
 
 
 def _kernels(found: list[Call]) -> list[Found]:
     """The kernels of a call. `share`: of the time of all of its kernels."""
-    made = _table(found, lambda c: c.kernels)
+    made = _rows(c.kernels for c in found)
     total = sum(row[3] for row in made)
     return [
         Found(
             name,
             (
-                Fact("time_us", "duration", us, "us", "time", "median", "lower"),
-                Fact("share", "share of the call", 100 * a_call / total, "%", "time"),
-                Fact("launches", "launches", times, "count", "launch", "in a call", "lower"),
+                facts.fact("time_us", us, "median"),
+                facts.fact("share", 100 * a_call / total),
+                facts.fact("launches", times, "in a call"),
             ),
         )
         for name, times, us, a_call in made
     ]
-
-
-def _mean(counts: Iterable[int]) -> float:
-    counts = list(counts)
-    return sum(counts) / len(counts)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from . import Table, source_line, symbols, tools
+from . import Table, facts, source_line, symbols, tools
 
 DATA = "perf.data"
 INSTALL = "perf would show functions and source lines: apt-get install linux-perf (Ubuntu: linux-tools-generic)"
@@ -81,22 +81,14 @@ def tables(spots: Counter[Spot], code: Code) -> list[Table]:
     for spot, n in spots.items():
         functions[_function(spot), Path(spot.library).name] += n
     rows = [(*where, 100 * n / total, n) for where, n in functions.most_common(_MOST) if 100 * n / total >= _LEAST]
-    if not rows:
-        return []
-    if (rest := total - sum(row[-1] for row in rows)) > 0:
+    if rows and (rest := total - sum(row[-1] for row in rows)) > 0:
         rows.append(("(all others)", "", 100 * rest / total, rest))
-    columns = (("function", ""), ("library", ""), ("share", "%"), ("samples", "count"))
-    found = [Table("functions", "where the CPU time goes", columns, tuple(rows), f"{total} samples of CPU time")]
-    if lines := code.lines(spots):
-        hot = [
-            (where, 100 * n / total, function, code.text(where))
-            for (where, function), n in lines.most_common(_MOST)
-            if 100 * n / total >= _LEAST
-        ]
-        columns = (("where", ""), ("share", "%"), ("function", ""), ("source", ""))
-        note = f"an inlined function's time is at its own lines; `perf annotate -i {DATA}` shows the instructions"
-        found.append(Table("hot", "hot lines", columns, tuple(hot), note))
-    return found
+    hot = (
+        (where, 100 * n / total, function, code.text(where))
+        for (where, function), n in code.lines(spots).most_common(_MOST)
+        if 100 * n / total >= _LEAST
+    )
+    return [*facts.table("functions", rows, f"{total} samples of CPU time"), *facts.table("cpu.hot", hot)]
 
 
 def _function(spot: Spot) -> str:

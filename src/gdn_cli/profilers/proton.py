@@ -10,14 +10,19 @@ were "file:line@function"; `mode` came to `proton.start` when "cupti_pcsampling"
 from __future__ import annotations
 
 import importlib.util
-import json
+import inspect
 import re
-from collections.abc import Iterator
+from collections import Counter
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
 from ..errors import GdnError, MissingError
-from . import Ask, Fact, Found, Reading, Reply, Run, Table, kept, source_line, stalls, symbols, torch_profiler
+from ..machine.inventory import HERE, Machine
+from . import Ask, Fact, Found, Reading, Reply, Run, Table, facts, kept, source_line, stalls, symbols
 
 _CALLS, _SAMPLED = 100, 300
 _SECONDS = 10.0  # for either, from the first call on
@@ -25,7 +30,7 @@ _CALL, _BEFORE = "call", "flush"  # scopes
 _MOST = 15  # lines of a table
 
 
-def find() -> None:
+def find(machine: Machine = HERE) -> None:
     spec = importlib.util.find_spec("triton")
     for place in (spec.submodule_search_locations or ()) if spec else ():
         if (Path(place) / "profiler" / "__init__.py").is_file() and any((Path(place) / "_C").glob("libproton*")):
@@ -45,9 +50,14 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
 # --- in the worker ------------------------------------------------------------------------------------------------
 
 
-def inside(target: Any, params: dict[str, Any]) -> dict[str, Any]:
-    import time
+class Answer(Struct):
+    """What `inside` answers; `failed`: why proton cannot start."""
 
+    calls: int
+    failed: str | None = None
+
+
+def inside(target: Any, path: str, calls: int, mode: str | None) -> Answer:
     import torch
 
     try:
@@ -59,38 +69,35 @@ def inside(target: Any, params: dict[str, Any]) -> dict[str, Any]:
     call = target.subject.call
     before = call if target.l2 == "warm" else Flush()
     try:  # before the first call: proton knows the source lines of what is loaded, and the graphs made, from here on
-        _start(proton, params["path"], params["mode"])
+        _start(proton, path, mode)
     except (RuntimeError, TypeError, ValueError) as e:  # what this Triton, driver or GPU cannot do
-        return {"calls": 0, "failed": str(e).splitlines()[0] if str(e) else type(e).__name__}
+        return Answer(0, str(e).splitlines()[0] if str(e) else type(e).__name__)
     for _ in range(3):
         before()
         call()
     torch.cuda.synchronize()
-    calls, began = 0, time.perf_counter()
+    done, began = 0, perf_counter()
     try:
-        while calls < params["calls"] and (calls < 10 or time.perf_counter() - began < _SECONDS):
+        while done < calls and (done < 10 or perf_counter() - began < _SECONDS):
             with proton.scope(_BEFORE):
                 before()
             with proton.scope(_CALL):
                 call()
-            calls += 1
-            if calls % 10 == 0:
+            done += 1
+            if done % 10 == 0:
                 torch.cuda.synchronize()  # so that the clock sees what has been done, not what has been queued
         torch.cuda.synchronize()
     finally:
         proton.finalize()
-    return {"calls": calls, "failed": None}
+    return Answer(done)
 
 
 def _start(proton: Any, path: str, mode: str | None) -> None:
     """proton.start in this Triton's words."""
-    import inspect
-
-    more = {}
     if mode and "mode" in inspect.signature(proton.start).parameters:
-        more["mode"] = mode
-    backend = f"cupti_{mode}" if mode and not more else "cupti"
-    proton.start(path, context="shadow", backend=backend, **more)
+        proton.start(path, context="shadow", backend="cupti", mode=mode)
+    else:
+        proton.start(path, context="shadow", backend=f"cupti_{mode}" if mode else "cupti")
 
 
 # --- afterwards ---------------------------------------------------------------------------------------------------
@@ -98,48 +105,42 @@ def _start(proton: Any, path: str, mode: str | None) -> None:
 
 def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     times, samples = replies
-    answer = torch_profiler.answer_of(times)
-    if answer["failed"]:
-        raise MissingError(
-            f"proton cannot start: {answer['failed']}", hint="`gdn profile --tool torch` times kernels too"
-        )
+    answer = times.answered(Answer)
+    if answer.failed:
+        raise MissingError(f"proton cannot start: {answer.failed}", hint="`gdn profile --tool torch` times kernels too")
     kernels = load(folder / "times.hatchet")
     if not kernels:
         raise MissingError(
             "proton saw no kernel of the call",
             hint="another profiler may hold CUPTI in this process: run without nsys, ncu or compute-sanitizer",
         )
-    notes = ["times are means: proton keeps sums only"]
     sampled: dict[str, Kernel] = {}
     if reason := _no_samples(samples):
-        notes.append(f"no samples of the program counter: {reason}")
+        note = f"no samples of the program counter: {reason}"
     else:
         sampled = load(folder / "samples.hatchet")
-        if not any(kernel.samples for kernel in sampled.values()):
-            notes.append("no samples of the program counter fell into the call")
-        else:
-            notes.append("samples: proton slows kernels down while it takes them; times are from a run without")
+        note = "no samples of the program counter fell into the call"
+        if any(kernel.samples for kernel in sampled.values()):
+            note = "samples: proton slows kernels down while it takes them; times are from a run without"
     total_ns = sum(kernel.ns for kernel in kernels.values())
     launches = sum(kernel.count for kernel in kernels.values())
-    calls = answer["calls"]
     whole = (
-        Fact(
-            "time_us", "duration", total_ns / calls / 1e3, "us", "time", f"all kernels, mean of {calls} calls", "lower"
-        ),
-        Fact("launches", "launches", launches / calls, "count", "launch", "per call", "lower"),
+        facts.fact("time_us", total_ns / answer.calls / 1e3, f"all kernels, mean of {answer.calls} calls"),
+        facts.fact("launches", launches / answer.calls, "per call"),
     )
-    sources = {Path(s["path"]).name: s["content"] for s in ask.solution["sources"]}
+    sources = {Path(path).name: text for path, text in ask.sources.items()}
     found = [Found("", whole)] if len(kernels) > 1 else []
     for name, kernel in sorted(kernels.items(), key=lambda item: -item[1].ns):
-        more = sampled.get(name)
-        found.append(Found(name, kernel.facts(calls, total_ns), tuple(more.tables(sources)) if more else ()))
-    return Reading(tuple(found), tuple(notes), kept(folder, "times.hatchet", "samples.hatchet"))
+        tables = sampled.get(name, Kernel()).tables(sources)
+        found.append(Found(name, kernel.facts(answer.calls, total_ns), tuple(tables)))
+    notes = ("times are means: proton keeps sums only", note)
+    return Reading(tuple(found), notes, kept(folder, "times.hatchet", "samples.hatchet"))
 
 
 def _no_samples(reply: Reply) -> str | None:
     """Why the second run has none, None where it may have some."""
     try:
-        return torch_profiler.answer_of(reply)["failed"]
+        return reply.answered(Answer).failed
     except GdnError as e:
         return e.message
 
@@ -149,85 +150,84 @@ class Kernel:
 
     def __init__(self) -> None:
         self.count, self.ns, self.samples = 0, 0, 0
-        self.reasons: dict[str, int] = {}
-        self.lines: dict[tuple[str, int], dict[str, int]] = {}
+        self.reasons: Counter[str] = Counter()
+        self.lines: dict[tuple[str, int], Counter[str]] = {}
 
     def facts(self, calls: int, total_ns: int) -> tuple[Fact, ...]:
         each = self.ns / self.count / 1e3 if self.count else None
-        share = 100 * self.ns / total_ns if total_ns else None
         return (
-            Fact("time_us", "duration", each, "us", "time", f"mean of {self.count} launches", "lower"),
-            Fact("share", "share of the call", share, "%", "time"),
-            Fact("launches", "launches", self.count / calls, "count", "launch", "per call", "lower"),
+            facts.fact("time_us", each, f"mean of {self.count} launches"),
+            facts.fact("share", 100 * self.ns / total_ns if total_ns else None),
+            facts.fact("launches", self.count / calls, "per call"),
         )
 
-    def tables(self, sources: dict[str, str]) -> Iterator[Table]:
-        total = sum(self.reasons.values())
-        if not total:
-            return
-        rows = [
-            (stalls.label(reason), 100 * n / total, n, stalls.meaning(reason))
-            for reason, n in sorted(self.reasons.items(), key=lambda item: -item[1])
+    def tables(self, sources: dict[str, str]) -> list[Table]:
+        total = self.reasons.total()
+        reasons = (
+            (stalls.of(reason).label, 100 * n / total, n, stalls.of(reason).meaning)
+            for reason, n in self.reasons.most_common()
             if n
-        ]
-        columns = (("reason", ""), ("share", "%"), ("samples", "count"), ("meaning", ""))
+        )
+        ranked = sorted(self.lines.items(), key=lambda item: -item[1].total())
+        hot = (
+            (f"{Path(file).name}:{line}", 100 * at.total() / total, stalls.main(at), _text(sources, file, line))
+            for (file, line), at in ranked[:_MOST]
+            if at.total()
+        )
         note = f"{self.samples} samples of warps; proton has no count of warps that were ready and not selected"
-        yield Table("samples", "what the warps did when sampled", columns, tuple(rows), note)
-        if self.lines:
-            columns = (("where", ""), ("share", "%"), ("main stall", ""), ("source", ""))
-            note = "of all samples of the kernel"
-            yield Table("hot", "hot lines", columns, tuple(self._hot(total, sources)), note)
+        return [*facts.table("samples", reasons, note), *facts.table("hot", hot)]
 
-    def _hot(self, total: int, sources: dict[str, str]) -> Iterator[tuple[Any, ...]]:
-        ranked = sorted(self.lines.items(), key=lambda item: -sum(item[1].values()))
-        for (file, line), reasons in ranked[:_MOST]:
-            n = sum(reasons.values())
-            if not n:
-                continue
-            source = source_line(sources, Path(file).name, line)
-            yield f"{Path(file).name}:{line}", 100 * n / total, stalls.main(reasons), source
+
+def _text(sources: dict[str, str], file: str, line: int) -> str:
+    return source_line(sources, Path(file).name, line)
+
+
+class Frame(Struct, frozen=True):
+    name: str = ""
+
+
+class Node(Struct):
+    """A node of the tree. Each has its own part only: a kernel's lines are not in the kernel's figures."""
+
+    frame: Frame = Frame()  # the last root, which tells of the device, has none
+    children: list[Node] = []
+    metrics: dict[str, int | float | str | None] = {}
 
 
 def load(path: Path) -> dict[str, Kernel]:
     """The kernels below the calls' scope in a .hatchet file, by their short names; none where there is no file."""
     try:
-        tree = json.loads(path.read_text())
+        tree = msgspec.json.decode(path.read_bytes(), type=list[Node])
     except FileNotFoundError:
         return {}
-    except ValueError:
-        raise GdnError(f"{path.name} is no JSON: proton was stopped while it wrote it") from None
+    except msgspec.DecodeError:
+        raise GdnError(f"{path.name} is no JSON of proton's: it was stopped while it wrote it") from None
     found: dict[str, Kernel] = {}
-    for root in tree:
-        if "frame" in root:  # the last entry tells of the device
-            for scope in root["children"]:
-                if scope["frame"]["name"] == _CALL:
-                    _collect(scope, found, None)
+    for scope in (scope for root in tree for scope in root.children if scope.frame.name == _CALL):
+        _collect(scope, found, None)
     return {name: kernel for name, kernel in found.items() if kernel.count or kernel.ns or kernel.samples}
 
 
-def _collect(node: dict[str, Any], found: dict[str, Kernel], kernel: Kernel | None) -> None:
-    """Add up what is below a node. Each has its own part only: a kernel's lines are not in the kernel's figures."""
-    for child in node["children"]:
-        name, metrics = child["frame"]["name"], child["metrics"]
-        line, mine = _line(name), kernel
-        if line is None and (metrics or any(_line(c["frame"]["name"]) for c in child["children"])):
-            mine = found.setdefault(symbols.short(name), Kernel())
+def _collect(node: Node, found: dict[str, Kernel], kernel: Kernel | None) -> None:
+    """Add up what is below a node."""
+    for child in node.children:
+        line, mine = _line(child.frame.name), kernel
+        if line is None and (child.metrics or any(_line(c.frame.name) for c in child.children)):
+            mine = found.setdefault(symbols.short(child.frame.name), Kernel())
         if mine is not None:
-            _add(mine, metrics, line)
+            _add(mine, child.metrics, line)
         _collect(child, found, mine)
 
 
-def _add(kernel: Kernel, metrics: dict[str, Any], line: tuple[str, int] | None) -> None:
+def _add(kernel: Kernel, metrics: dict[str, int | float | str | None], line: tuple[str, int] | None) -> None:
     if line is None:
         kernel.count += int(metrics.get("count", 0))
         kernel.ns += int(metrics.get("time (ns)", 0))
     kernel.samples += int(metrics.get("num_samples", 0))
-    for key, n in metrics.items():
-        if key.startswith("stalled_"):
-            kernel.reasons[key] = kernel.reasons.get(key, 0) + int(n)
-            if line:
-                at = kernel.lines.setdefault(line, {})
-                at[key] = at.get(key, 0) + int(n)
+    reasons = {key: int(n) for key, n in metrics.items() if key.startswith("stalled_")}
+    kernel.reasons.update(reasons)
+    if line and reasons:
+        kernel.lines.setdefault(line, Counter()).update(reasons)
 
 
 def _line(name: str) -> tuple[str, int] | None:

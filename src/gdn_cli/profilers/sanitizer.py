@@ -16,22 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
 from .. import errors
 from ..errors import MissingError
-from . import Ask, Fact, Found, Reading, Reply, Run, Table, kept, tools
+from ..machine.inventory import HERE, Machine
+from ..parsing import read_toml
+from . import Ask, Fact, Found, Reading, Reply, Run, facts, kept, log_text, tools
 from .sanitizer_log import Finding, Log, parse
 
-CHECKS = {
-    "memcheck": "accesses out of bounds, misaligned, or of memory that was given back",
-    "racecheck": "threads of a block that race in shared memory",
-    "initcheck": "reads of global memory that nothing has written",
-    "synccheck": "barriers that not all of their threads reach",
-}
-
 _TOOL = "compute-sanitizer"
-_PADDING = 65536  # bytes: the state of one head, so that a loop that takes a head too many is seen
-_PRINTED = 1000  # errors that are written out; all are counted
-
 _GENERAL = (
     "--target-processes=application-only",  # no compiler that an algo may start
     "--launch-timeout=0",  # importing torch from a cold disk takes longer than its ten seconds; the run has a limit
@@ -39,15 +34,21 @@ _GENERAL = (
     "--check-exit-code=no",  # the reply says how it ended
     "--show-backtrace=device",
     "--demangle=simple",
-    f"--print-limit={_PRINTED}",
+    "--print-limit=1000",  # errors that are written out; all are counted
 )
-_OPTIONS = {
-    # PyTorch asks for some things that fail by design: errors of API calls are no findings
-    "memcheck": (f"--padding={_PADDING}", "--leak-check=no", "--report-api-errors=no"),
-    "racecheck": ("--racecheck-report=analysis",),
-    "initcheck": (),
-    "synccheck": (),
-}
+
+
+class Check(Struct, frozen=True):
+    """One of the tool's: see sanitizer.toml."""
+
+    looks_for: str
+    nouns: tuple[str, str]
+    where: str
+    options: tuple[str, ...] = ()
+
+
+_KNOWN = read_toml(Path(__file__).with_suffix(".toml"))
+CHECKS = msgspec.convert(_KNOWN["checks"], dict[str, Check])
 
 
 def checks(names: Iterable[str]) -> tuple[str, ...]:
@@ -59,13 +60,13 @@ def checks(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(check for check in CHECKS if check in names or not names)
 
 
-def find() -> None:
-    executable()
+def find(machine: Machine = HERE) -> None:
+    executable(machine)
 
 
-def executable() -> Path:
+def executable(machine: Machine = HERE) -> Path:
     """Raises MissingError where there is none that works."""
-    for place in tools.executables(_TOOL):
+    for place in tools.executables(_TOOL, machine=machine):
         if _whole(place.resolve().parent):
             return place
     raise MissingError(
@@ -81,47 +82,46 @@ def _whole(folder: Path) -> bool:
 
 
 def runs(ask: Ask, folder: Path) -> list[Run]:
-    tool = str(executable())
+    tool = str(executable(ask.machine))
+    log = f"{folder}/".replace("%", "%%")  # it puts process ids and variables in place of what follows a %
     return [
         Run(
             check,
-            wrap=(tool, f"--tool={check}", f"--log-file={_escaped(folder / _log(check))}", *_GENERAL, *_OPTIONS[check]),
+            wrap=(tool, f"--tool={check}", f"--log-file={log}{check}.log", *_GENERAL, *CHECKS[check].options),
             env={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
         )
         for check in checks(ask.checks)
     ]
 
 
-def _log(check: str) -> str:
-    return f"{check}.log"
-
-
-def _escaped(path: Path) -> str:
-    return str(path).replace("%", "%%")  # it puts process ids and variables in place of what follows a %
-
-
 # --- in the worker ------------------------------------------------------------------------------------------------
 
 
-def inside(target: Any, params: dict[str, Any]) -> dict[str, Any]:
-    """One call on outputs that nothing has written. A fault of CUDA is an answer: {"error": its line}."""
+class Answer(Struct):
+    """What `inside` answers. `buffers`: name of a tensor -> [address, bytes]; `error`: a fault of CUDA, in a line."""
+
+    buffers: dict[str, tuple[int, int]] = {}
+    attached: bool | None = None
+    error: str | None = None
+
+
+def inside(target: Any) -> Answer:
+    """One call on outputs that nothing has written."""
     import torch
 
     subject = target.subject
     outputs = [torch.empty_like(x) for x in subject.outputs]
     call = subject.rebuild(subject.inputs, outputs)
-    names = [*target.op.inputs, *target.op.outputs]
-    tensors = zip(names, [*subject.inputs, *outputs], strict=True)
-    answer: dict[str, Any] = {
-        "buffers": {name: [x.data_ptr(), x.nbytes] for name, x in tensors if isinstance(x, torch.Tensor)}
-    }
+    tensors = zip([*target.op.inputs, *target.op.outputs], [*subject.inputs, *outputs], strict=True)
+    answer = Answer({name: (x.data_ptr(), x.nbytes) for name, x in tensors if isinstance(x, torch.Tensor)})
     try:
         call()
         if target.mode == "cuda":
             torch.cuda.synchronize()
     except Exception as e:  # of the algo or of a context that a fault has left unusable: the log says where
-        answer["error"] = errors.one_line(e)
-    return answer | {"attached": _attached()}
+        answer.error = errors.one_line(e)
+    answer.attached = _attached()
+    return answer
 
 
 def _attached() -> bool | None:
@@ -135,23 +135,6 @@ def _attached() -> bool | None:
 
 
 # --- verdicts -----------------------------------------------------------------------------------------------------
-
-# the log's words, the cause in ours, and the mend
-_CANNOT = (
-    ("Device not supported", f"{_TOOL} does not know this GPU", "the one of a newer CUDA toolkit may"),
-    ("unsupported driver", "the driver is too old for it", f"update the driver, or use an older toolkit's {_TOOL}"),
-    ("No attachable process", "it could not reach the process", "it needs a free port from 49152 on"),
-    ("Could not connect", "it could not reach the process", "it needs a free port from 49152 on"),
-    ("Internal Sanitizer", f"{_TOOL} itself failed", "another version of it may do better"),
-    ("Internal error", f"{_TOOL} itself failed", "another version of it may do better"),
-    ("before first instrumented", "the process ended before it used the GPU", "see the log"),
-)
-_NOUNS = {
-    "memcheck": ("fault", "faults", "of"),
-    "racecheck": ("race", "races", "in the shared memory of"),
-    "initcheck": ("read of unwritten memory", "reads of unwritten memory", "by"),
-    "synccheck": ("barrier error", "barrier errors", "in"),
-}
 
 
 @dataclass(frozen=True)
@@ -171,10 +154,10 @@ class _Verdict:
     def failed(self) -> str | None:
         if self.cannot or not self.log.errors:
             return None
-        *nouns, where = _NOUNS[self.check]
+        words = CHECKS[self.check]
         kernels = dict.fromkeys(f.kernel for f in self.log.findings if f.error and f.kernel)
-        at = f" {where} {', '.join(f'`{kernel}`' for kernel in kernels)}" if kernels else ""
-        return f"{self.check}: {_count(self.log.errors, *nouns)}{at}"
+        at = f" {words.where} {', '.join(f'`{kernel}`' for kernel in kernels)}" if kernels else ""
+        return f"{self.check}: {_count(self.log.errors, *words.nouns)}{at}"
 
 
 def _count(n: int, one: str, several: str) -> str:
@@ -183,67 +166,53 @@ def _count(n: int, one: str, several: str) -> str:
 
 def _verdict(reply: Reply, text: str) -> _Verdict:
     """What a run's log and its process's end say of its check."""
-    check, answer = reply.run.name, reply.answer
-    log = parse(text, answer.get("buffers"))
+    check, answer = reply.run.name, reply.said(Answer)
+    log = parse(text, answer.buffers)
     if log.shown:  # whatever happened afterwards, they are there
         if not log.whole:
             log.errors, log.warnings = log.shown, len(log.findings) - log.shown
         return _Verdict(check, log)
-    for words, cause, mend in _CANNOT:
-        if said := next((remark for remark in log.remarks if words in remark), None):
+    for known in _KNOWN["cannot"]:
+        if said := next((remark for remark in log.remarks if known["log"] in remark), None):
+            cause = known["cause"]
             more = f" ({said})" if "itself failed" in cause else ""
             died = f": {reply.reason}" if "ended before" in cause and reply.reason else ""
-            return _Verdict(check, log, f"{cause}{more}{died}", mend)
+            return _Verdict(check, log, f"{cause}{more}{died}", known["mend"])
     if reply.status != "done":
         return _Verdict(check, log, reply.reason or reply.status)
-    if answer.get("attached") is False:
+    if answer.attached is False:
         return _Verdict(check, log, f"{_TOOL} did not look into the process", "another version of it may")
     if not log.whole:
         return _Verdict(check, log, "its log has no summary")
-    if log.errors or not answer.get("error"):
-        return _Verdict(check, log)
-    return _Verdict(check, log, f"the call failed: {answer['error']}")
+    failed = answer.error and not log.errors
+    return _Verdict(check, log, f"the call failed: {answer.error}" if failed else None)
 
 
 def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     """A verdict for each check; MissingError where not one of them could be had."""
-    verdicts = [_verdict(reply, _text(folder / _log(reply.run.name))) for reply in replies]
+    verdicts = [_verdict(reply, log_text(folder / f"{reply.run.name}.log")) for reply in replies]
     if all(v.cannot for v in verdicts):
         first = verdicts[0]
         raise MissingError(f"{_TOOL} gave no verdict: {first.cannot}", hint=first.mend)
-    facts = tuple(
+    told = (
         Fact(v.check, v.check, None if v.cannot else str(v), group="checks", note=str(v) if v.cannot else "")
         for v in verdicts
     )
-    tables = [
-        Table(
-            "checks",
-            "Checks",
-            (("check", ""), ("verdict", ""), ("looks for", "")),
-            tuple((v.check, str(v), CHECKS[v.check]) for v in verdicts),
-        )
-    ]
-    if rows := tuple(row for v in verdicts for row in _rows(v)):
-        columns = [(name, "") for name in ("check", "what", "kernel", "where", "first thread", "address")]
-        tables.append(Table("findings", "Findings", (*columns, ("times", "count")), rows))
+    tables = (
+        *facts.table("checks", ((v.check, str(v), CHECKS[v.check].looks_for) for v in verdicts)),
+        *facts.table("findings", (row for v in verdicts for row in _rows(v))),
+    )
     return Reading(
-        (Found("", facts, tuple(tables)),),
+        (Found("", tuple(told), tables),),
         notes=tuple(_notes(verdicts)),
-        files=kept(folder, *(_log(v.check) for v in sorted(verdicts, key=lambda v: not v.failed))),
+        files=kept(folder, *(f"{v.check}.log" for v in sorted(verdicts, key=lambda v: not v.failed))),
         failed="; ".join(v.failed for v in verdicts if v.failed) or None,
     )
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-def _rows(verdict: _Verdict) -> Iterator[tuple[Any, ...]]:
+def _rows(verdict: _Verdict) -> Iterator[tuple[str | int, ...]]:
     """Findings of one kind at one place are one row, with the first one's thread and address."""
-    groups: dict[tuple, list[Finding]] = {}
+    groups: dict[tuple[bool, str, str, str], list[Finding]] = {}
     for f in verdict.log.findings:
         groups.setdefault((f.error, f.what, f.kernel, f.where), []).append(f)
     for (error, what, kernel, where), found in groups.items():
@@ -253,21 +222,22 @@ def _rows(verdict: _Verdict) -> Iterator[tuple[Any, ...]]:
 
 
 def _notes(verdicts: list[_Verdict]) -> Iterator[str]:
-    yield f"one call on this workload for each check, every tensor with {_PADDING // 1024} KiB of nobody's behind it"
+    yield "one call on this workload for each check, every tensor with 64 KiB of nobody's behind it"
     for v in verdicts:
         if v.cannot:
             yield f"{v.check} was not run: {v.cannot}{f'; {v.mend}' if v.mend else ''}"
         elif v.check != "racecheck" and (more := v.log.errors - v.log.shown) > 0:
             yield f"{v.check}: {more:,} of its {v.log.errors:,} errors are counted but not in the log"
     by = {v.check: v.log for v in verdicts if not v.cannot}
-    if "racecheck" in by and by["racecheck"].warnings:
+    races = by.get("racecheck", Log())
+    if races.warnings:
         yield "racecheck warns of hazards that may be meant, among threads of one warp above all: they fail nothing"
-    if "racecheck" in by and by["racecheck"].errors:
+    if races.errors:
         yield (
             "racecheck takes a lane's arrival at an mbarrier for that lane's alone: where one arrives for its warp, "
             "behind a __syncwarp, let all of them arrive to see whether a race is left"
         )
-    if any("hazards reached" in remark for remark in getattr(by.get("racecheck"), "remarks", ())):
+    if any("hazards reached" in remark for remark in races.remarks):
         yield "racecheck met more hazards than it keeps: there may be others"
-    if "synccheck" in by and by["synccheck"].errors:
+    if by.get("synccheck", Log()).errors:
         yield "synccheck also reports warps that meet in one named barrier from different places, which PTX allows"

@@ -11,6 +11,8 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from . import symbols
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -63,7 +65,7 @@ _BARRIERS = {
 }
 
 
-def parse(text: str, buffers: dict[str, list[int]] | None = None) -> Log:
+def parse(text: str, buffers: dict[str, tuple[int, int]] | None = None) -> Log:
     """What a log of any of the four checks says. `buffers` names tensors: name -> [address, bytes]."""
     log, calls, races = Log(), 0, False
     for head, details in _reports(text):
@@ -104,7 +106,7 @@ def _reports(text: str) -> Iterator[tuple[str, list[str]]]:
         yield head, details
 
 
-def _fault(head: str, details: list[str], buffers: dict[str, list[int]]) -> Finding:
+def _fault(head: str, details: list[str], buffers: dict[str, tuple[int, int]]) -> Finding:
     """A report about one place in a kernel."""
     frames = [_place(line[3:]) for line in details if line.startswith("at ")][:1]
     frames += [_place(line.split(":", 1)[1].strip()) for line in details if line.startswith("Device Frame:")]
@@ -151,20 +153,11 @@ def _place(text: str) -> tuple[str, str]:
     """(function, file:line or the offset in its code) of a place as the log has it."""
     m = _NEW.match(text) or _OLD.match(text)
     if not m:
-        return _short(text), ""
-    return _short(m["function"]), (m["source"] or f"+{m['offset']}").rsplit("/", 1)[-1]
+        return symbols.bare(text), ""
+    return symbols.bare(m["function"]), (m["source"] or f"+{m['offset']}").rsplit("/", 1)[-1]
 
 
-def _short(function: str) -> str:
-    """A function's name without its return type, template arguments and parameters."""
-    name = function.replace("(anonymous namespace)::", "").replace("<unnamed>::", "")
-    while (inner := re.sub(r"<[^<>]*>", "", name)) != name:
-        name = inner
-    name = name.split("(")[0].strip()
-    return name.split()[-1] if name else function
-
-
-def _address(details: list[str], buffers: dict[str, list[int]]) -> str:
+def _address(details: list[str], buffers: dict[str, tuple[int, int]]) -> str:
     """Where the address lies: by the tensor's name where it is one of the call's."""
     access = next((m for line in details if (m := _ADDRESS.match(line))), None)
     nearest = next((m for line in details if (m := _NEAREST.match(line))), None)

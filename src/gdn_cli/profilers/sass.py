@@ -12,16 +12,21 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from .. import files, paths
 from ..errors import FAILED, GdnError, MissingError, UsageError
 from ..machine import inventory
-from . import Ask, Fact, Found, Reading, Reply, Run, Table, disassembly, kept, symbols, tools
+from ..machine.inventory import HERE, Machine
+from ..parsing import read_toml
+from . import Ask, Fact, Found, Reading, Reply, Run, disassembly, facts, kept, symbols, tools
 from .disassembly import Attributes, Kernel
 
+_DATA = read_toml(Path(__file__).with_suffix(".toml"))
 _DEFAULT = "sm_90a"
 GET_TOOLS = "install the CUDA toolkit, or pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
 _RESERVED = 1024  # bytes of shared memory that the driver takes of each CTA
@@ -42,10 +47,10 @@ def _split(arch: str) -> tuple[int, int, str]:
     return int(found[1]), int(found[2]), found[3]
 
 
-def find() -> None:
+def find(machine: Machine = HERE) -> None:
     """MissingError where cuobjdump or nvdisasm is not here."""
     for name in ("cuobjdump", "nvdisasm"):
-        if not tools.versions(name):
+        if not tools.versions(name, machine):
             raise MissingError(f"no {name} here", hint=GET_TOOLS)
 
 
@@ -54,53 +59,45 @@ def find() -> None:
 
 def runs(ask: Ask, folder: Path) -> list[Run]:
     """One run for each architecture."""
-    language = ask.solution["spec"]["language"]
-    if language not in ("cuda", "triton"):
-        raise UsageError(*_NOT_OURS[language][:1], hint=_NOT_OURS[language][1])
-    if language == "cuda" and inventory.cuda_home() is None:
+    language = ask.language
+    if refused := _DATA["refused"].get(language):
+        raise UsageError(refused["why"], hint=refused["mend"])
+    if language == "cuda" and ask.machine.cuda_home() is None:
         raise MissingError("no nvcc here", hint=inventory.GET_NVCC)
-    if language == "triton" and not inventory.has_package("triton"):
+    if language == "triton" and not ask.machine.has_package("triton"):
         raise MissingError("package triton missing", hint="pip install triton")
-    archs = list(dict.fromkeys(parse_arch(arch) for arch in ask.archs)) or [here(language, ask.specific)]
+    archs = list(dict.fromkeys(parse_arch(arch) for arch in ask.archs)) or [here(language, ask.specific, ask.machine)]
     for arch in archs:
-        _known(arch, language)
-    return [Run(arch, env=environment(arch, language), params={"arch": arch, "folder": str(folder)}) for arch in archs]
+        _known(arch, language, ask.machine)
+    return [
+        Run(arch, env=environment(arch, language, ask.machine), params={"arch": arch, "folder": str(folder)})
+        for arch in archs
+    ]
 
 
-_NOT_OURS = {
-    "python": (
-        "a Python algo's kernels (CuTe DSL, PyTorch, a package's own) are chosen as it runs: sass compiles CUDA C++ "
-        "and Triton algos",
-        "--tool ncu gives registers and hot instructions, on a GPU",
-    ),
-    "cpp": ("a C++ algo has no GPU code", "--tool cpu says where its time goes"),
-}
-
-
-def here(language: str, specific: bool) -> str:
+def here(language: str, specific: bool, machine: Machine = HERE) -> str:
     """What a run on this machine is compiled for: the GPU's plain capability, as the builder takes it, or with the 'a'
     (runner/build.py), which Triton adds itself."""
-    gpus = inventory.gpus()
+    gpus = machine.gpus()
     if not gpus:
         return _DEFAULT
     own = inventory.specific(gpus[0].capability) if specific and language == "cuda" else None
     return parse_arch(own or gpus[0].capability)
 
 
-def _known(arch: str, language: str) -> None:
+def _known(arch: str, language: str, machine: Machine) -> None:
     """A UsageError where the ptxas that will be called says that it does not know the architecture."""
-    if language == "cuda":
-        compilers, whose = [inventory.cuda_home() / "bin" / "ptxas"], "the ptxas of nvcc"
-    else:
-        compilers, whose = sorted(tools.triton_bin().glob("ptxas*")) if tools.triton_bin() else [], "Triton's ptxas"
-    helps = [text for compiler in compilers if (text := tools.output(compiler, "--help"))]
-    known = {name for text in helps for name in re.findall(r"'(sm_\d+[af]?)'", text)}
+    compilers, whose = [machine.cuda_home() / "bin" / "ptxas"], "the ptxas of nvcc"
+    if language == "triton":
+        compilers, whose = sorted((tools.triton_bin() or Path("/nowhere")).glob("ptxas*")), "Triton's ptxas"
+    helps = "".join(tools.output(compiler, "--help") or "" for compiler in compilers)
+    known = set(re.findall(r"'(sm_\d+[af]?)'", helps))
     if known and arch not in known:
         names = sorted(known, key=lambda name: (_split(name)[:2], name))
         raise UsageError(f"{whose} does not know {arch}", hint=f"it knows {', '.join(names)}")
 
 
-def environment(arch: str, language: str) -> dict[str, str]:
+def environment(arch: str, language: str, machine: Machine = HERE) -> dict[str, str]:
     """The worker's: the builder compiles for this architecture, with a line table, into a cache of its own."""
     if language == "triton":
         return {"TRITON_INTERPRET": "0"}  # nothing is compiled where it is set
@@ -108,7 +105,7 @@ def environment(arch: str, language: str) -> dict[str, str]:
     flags = f"{os.environ.get('NVCC_APPEND_FLAGS', '')} -lineinfo".strip()
     # the builder's cache key knows neither the architecture nor the compiler nor its flags
     made_by = [
-        tools.output(inventory.cuda_home() / "bin" / "nvcc", "--version"),
+        tools.output(machine.cuda_home() / "bin" / "nvcc", "--version"),
         flags,
         os.environ.get("NVCC_PREPEND_FLAGS"),
     ]
@@ -123,27 +120,35 @@ def environment(arch: str, language: str) -> dict[str, str]:
 # --- in the worker ------------------------------------------------------------------------------------------------
 
 
-def inside(target: Any, params: dict[str, Any]) -> dict[str, Any]:
-    """Compile. {"binary": the library that the builder made}, what `offline.compiled` found, or {"failed": why}."""
-    try:
-        return _compiled(target, params)
-    except GdnError as e:
-        return {"failed": {"message": e.message, "hint": e.hint, "code": e.code}}
+class Compiled(Struct):
+    """A kernel that Triton made: the cubin's name in the profile's folder, bytes of dynamic shared memory."""
+
+    cubin: str
+    shared: int
 
 
-def _compiled(target: Any, params: dict[str, Any]) -> dict[str, Any]:
+class Answer(Struct):
+    """What `inside` answers: `binary`, the library that the builder made, or Triton's kernels."""
+
+    binary: str | None = None
+    kernels: list[Compiled] | None = None
+    notes: list[str] = []
+
+
+def inside(target: Any, arch: str, folder: str) -> Answer:
+    """Compile."""
     if target.solution["spec"]["language"] == "cuda":
         binary = target.kernel.runnable.metadata.misc.get("binary")
         if binary is None:
             raise UsageError("its binding is not tvm-ffi: sass reads what that builder makes", hint="--tool ncu")
-        return {"binary": str(binary)}
+        return Answer(str(binary))
     from .triton_cross_compile import compiled
 
-    major, minor, _ = _split(params["arch"])
-    answer = compiled(target.subject.call, major * 10 + minor, Path(params["folder"]))
+    major, minor, _ = _split(arch)
+    kernels, notes = compiled(target.subject.call, major * 10 + minor, Path(folder))
     sizes = ", ".join(f"{name}={size}" for name, size in target.workload.axes.items())
-    answer["notes"].insert(0, f"compiled as a call with {sizes} launches it: other sizes may compile to other code")
-    return answer
+    first = f"compiled as a call with {sizes} launches it: other sizes may compile to other code"
+    return Answer(kernels=kernels, notes=[first, *notes])
 
 
 # --- behind -------------------------------------------------------------------------------------------------------
@@ -151,14 +156,14 @@ def _compiled(target: Any, params: dict[str, Any]) -> dict[str, Any]:
 
 def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     """Each kernel for each architecture: its facts, its tables, and its code as a file."""
-    sources = {source["path"]: source["content"] for source in ask.solution["sources"]}
+    sources = ask.sources
     found: list[Found] = []
     notes: list[str] = []
     listings: list[str] = []
     cubins: list[str] = []
     for reply in replies:
-        arch = reply.run.params["arch"]
-        for cubin, shared in _cubins(reply, folder):
+        arch, answer = reply.run.params["arch"], reply.said(Answer)
+        for cubin, shared in _cubins(reply, answer, folder):
             code = _Code(cubin, arch)
             for kernel in disassembly.kernels(code.text):
                 short = symbols.own(kernel.symbol)
@@ -174,8 +179,8 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
             notes.append(f"{code.arch}: ptxas {code.ptxas or 'unknown'}, nvdisasm {code.nvdisasm}")
             if code.arch != arch:
                 notes.append(f"asked for {arch}: Triton compiles for {code.arch}")
-        notes += reply.answer.get("notes", ())
-        if "binary" in reply.answer and arch.endswith(("a", "f")):
+        notes += answer.notes
+        if answer.binary and arch.endswith(("a", "f")):
             plain = arch.rstrip("af")
             usual = f"compiled for {plain}, as the builder does unless {inventory.ARCHITECTURES} is set"
             notes.append(
@@ -188,24 +193,19 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     return Reading(tuple(found), tuple(dict.fromkeys(notes)), kept(folder, *listings, *cubins))
 
 
-def _cubins(reply: Reply, folder: Path) -> list[tuple[Path, int | None]]:
+def _cubins(reply: Reply, answer: Answer, folder: Path) -> list[tuple[Path, int | None]]:
     """The cubins of a reply, in `folder`, each with its dynamic shared memory (None: only a launch knows)."""
-    arch, answer = reply.run.params["arch"], reply.answer
-    if "binary" in answer:
-        return [(path, None) for path in _extracted(Path(answer["binary"]), arch, folder)]
-    if "kernels" in answer:
-        return [(folder / kernel["cubin"], kernel["shared"]) for kernel in answer["kernels"]]
-    raise _failed(reply, arch)
-
-
-def _failed(reply: Reply, arch: str) -> GdnError:
-    """Why there is nothing to read: what `inside` said, or what became of its process."""
-    said = reply.answer.get("failed") or {"message": reply.reason or f"the process ended as '{reply.status}'"}
-    if unknown := re.search(r"Unsupported gpu architecture '\w+'", said["message"]):
-        return UsageError(f"nvcc does not know {arch}: {unknown[0]}", hint="another --arch, or a newer CUDA toolkit")
-    lines = [line.strip() for line in said["message"].splitlines() if line.strip()] or [reply.status]
-    last = f": {reply.tail[-1][:200]}" if reply.tail and not said.get("code") else ""
-    return GdnError(f"{arch}: {lines[0]}{last}", code=said.get("code", FAILED), hint=said.get("hint"))
+    arch = reply.run.params["arch"]
+    if answer.binary:
+        return [(path, None) for path in _extracted(Path(answer.binary), arch, folder)]
+    if answer.kernels is not None:
+        return [(folder / kernel.cubin, kernel.shared) for kernel in answer.kernels]
+    reason = reply.reason or f"the process ended as '{reply.status}'"
+    if unknown := re.search(r"Unsupported gpu architecture '\w+'", reason):
+        raise UsageError(f"nvcc does not know {arch}: {unknown[0]}", hint="another --arch, or a newer CUDA toolkit")
+    first = next(line.strip() for line in reason.splitlines() if line.strip())
+    last = f": {reply.tail[-1][:200]}" if reply.tail and reply.code is None else ""
+    raise GdnError(f"{arch}: {first}{last}", code=reply.code or FAILED)
 
 
 def _extracted(binary: Path, arch: str, folder: Path) -> list[Path]:
@@ -242,8 +242,8 @@ class _Code:
         self.ptxas, self.arch = disassembly.assembler(elf), disassembly.architecture(elf) or arch
 
     @staticmethod
-    def _read(name: str, cubin: Path, *options: str) -> tuple[str, str]:
-        versions = tools.versions(name)
+    def _read(name: str, cubin: Path, *options: str, machine: Machine = HERE) -> tuple[str, str]:
+        versions = tools.versions(name, machine)
         for version, tool in versions:
             if text := tools.output(tool, *options, cubin):
                 return text, ".".join(map(str, version))
@@ -257,68 +257,56 @@ def _found(name: str, kernel: Kernel, code: _Code, dynamic: int | None, sources:
     usage, attributes = code.usage[kernel.symbol], code.attributes.get(kernel.symbol, Attributes())
     shared = _shared(kernel, max(0, usage["SHARED"] - code.reserved), dynamic)
     constants = sum(size for key, size in usage.items() if key.startswith("CONSTANT"))
-    facts = [Fact("registers", "registers", usage["REG"], "count", "occupancy", "a thread", "lower"), shared]
+    made = [facts.fact("sass.registers", usage["REG"]), shared]
     if threads := attributes.threads or attributes.max_threads:
         note = "" if attributes.threads else "its launch bound: a launch may have fewer"
-        facts.append(Fact("threads", "threads", threads, "count", "occupancy", note))
+        made.append(facts.fact("sass.threads", threads, note))
         if shared.value is not None and (limit := occupancy(code.arch, usage["REG"], threads, shared.value)):
-            share, by = limit
-            facts.append(Fact("occupancy_max", "theoretical occupancy", share, "%", "occupancy", "", "higher"))
-            facts.append(Fact("occupancy_limit", "limited by", by, "", "occupancy"))
-    facts += [
-        Fact("sass_instructions", "machine instructions", len(kernel.instructions), "count", "instructions"),
+            made += [facts.fact("sass.occupancy_max", limit[0]), facts.fact("occupancy_limit", limit[1])]
+    made += [
+        facts.fact("sass_instructions", len(kernel.instructions)),
         _spills(kernel, attributes, code.ptxas),
-        Fact("stack", "stack frame", usage["STACK"], "B", "instructions", "a thread", "lower"),
-        Fact("constants", "constant banks", constants, "B", "instructions", "parameters included"),
+        facts.fact("stack", usage["STACK"]),
+        facts.fact("constants", constants),
     ]
-    return Found(name, tuple(facts), _tables(kernel, sources))
+    tables = (
+        *facts.table("mix", disassembly.mix(kernel.instructions)),
+        *facts.table("widths", disassembly.widths(kernel.instructions)),
+        *facts.table("loops", _loops(kernel, sources)),
+    )
+    return Found(name, tuple(made), tables)
 
 
 def _shared(kernel: Kernel, static: int, dynamic: int | None) -> Fact:
     """Bytes of shared memory a CTA; None where only a launch says how much of it there is."""
-    used = any(i.name in _SHARED for i in kernel.instructions)
-    value, note = static + (dynamic or 0), ""
     if dynamic is None and static:
-        note = "static; a launch may add to it"
-    elif dynamic is None and used:
-        value, note = None, "dynamic: a launch says how much"
-    elif value:
-        note = "without the driver's own KiB"
-    return Fact("shared", "shared memory", value, "B", "occupancy", note, "lower")
+        return facts.fact("sass.shared", static, "static; a launch may add to it")
+    if dynamic is None and any(i.name in _SHARED for i in kernel.instructions):
+        return facts.fact("sass.shared", None, "dynamic: a launch says how much")
+    value = static + (dynamic or 0)
+    return facts.fact("sass.shared", value, "without the driver's own KiB" if value else "")
 
 
 def _spills(kernel: Kernel, attributes: Attributes, ptxas: str | None) -> Fact:
     """Bytes a thread that are stored for want of registers; None where an old ptxas did not mark what spills."""
     stores, loads = disassembly.spilled(kernel.instructions, attributes.spills)
-    value, note = stores, f"stored a thread; {loads} B loaded again" if stores or loads else ""
     marks = ptxas is not None and tuple(map(int, ptxas.split(".")[:2])) >= _MARKS_SPILLS
     if not marks and not attributes.spills and any(i.name == "STL" for i in kernel.instructions):
-        value, note = None, "local memory is used, for spills or for arrays: this ptxas does not say"
-    return Fact("spills", "spills", value, "B", "instructions", note, "lower")
+        note = "local memory is used, for spills or for arrays: this ptxas does not say"
+        return facts.fact("sass.spills", None, note)
+    return facts.fact("sass.spills", stores, f"stored a thread; {loads} B loaded again" if stores or loads else "")
 
 
 _MARKS_SPILLS = (12, 8)  # the oldest ptxas that was seen to
 _SHARED = ("LDS", "STS", "LDSM", "STSM", "ATOMS", "LDGSTS", "UBLKCP", "UTMALDG", "UTMASTG")
 
 
-def _tables(kernel: Kernel, sources: Mapping[str, str]) -> tuple[Table, ...]:
+def _loops(kernel: Kernel, sources: Mapping[str, str]) -> Iterator[tuple[str, str, int, int]]:
     places = {i.offset: disassembly.place(i, sources) for i in kernel.instructions}
-    mix = Table(
-        "mix", "instruction mix", (("kind", ""), ("instructions", "count"), ("share", "%"), ("which", "")),
-        tuple(disassembly.mix(kernel.instructions)), "each instruction of the code once, however often it runs",
-    )  # fmt: skip
-    widths = Table(
-        "widths", "width of loads and stores",
-        (("memory", ""), ("instruction", ""), ("bits a thread", "count"), ("instructions", "count"), ("note", "")),
-        tuple(disassembly.widths(kernel.instructions)),
-    )  # fmt: skip
-    rows = []
     for loop in disassembly.loops(kernel):
         at = places[loop.last]
         where = f"{at.file.rsplit('/', 1)[-1]}:{at.line}" if at.file else ""
-        rows.append((where, f"{loop.first:04x}-{loop.last:04x}", loop.instructions, loop.accesses))
-    columns = (("source", ""), ("offsets", ""), ("instructions", "count"), ("loads and stores", "count"))
-    return (mix, widths, *([Table("loops", "loops", columns, tuple(rows))] if rows else []))
+        yield where, f"{loop.first:04x}-{loop.last:04x}", loop.instructions, loop.accesses
 
 
 def _header(found: Found, code: _Code) -> list[str]:
@@ -340,12 +328,6 @@ def _header(found: Found, code: _Code) -> list[str]:
     ]  # fmt: skip
 
 
-# Warps and CTAs that an SM holds, KiB of shared memory it has: CUDA C++ Programming Guide, "Technical Specifications
-# per Compute Capability".
-_LIMITS = {
-    (8, 0): (64, 32, 164), (8, 6): (48, 16, 100), (8, 9): (48, 24, 100), (9, 0): (64, 32, 228), (10, 0): (64, 32, 228),
-    (10, 3): (64, 32, 228),
-}  # fmt: skip
 _REGISTERS = 16384  # of each of an SM's four partitions, handed out to a warp in units of 256
 
 
@@ -354,7 +336,8 @@ def occupancy(arch: str, registers: int, threads: int, shared: int) -> tuple[flo
 
     registers a thread, threads a CTA, and shared memory a CTA in bytes, without the KiB that the driver adds.
     """
-    if (limits := _LIMITS.get(_split(arch)[:2])) is None:
+    major, minor, _ = _split(arch)
+    if (limits := _DATA["limits"].get(f"{major}.{minor}")) is None:
         return None
     most_warps, most_ctas, kib = limits
     warps = -(-threads // 32)

@@ -20,8 +20,8 @@ class Stall(msgspec.Struct, frozen=True):
     """A reason's words: see stalls.toml."""
 
     label: str
-    meaning: str = ""
-    advice: str = ""
+    meaning: str = ""  # in at most 60 characters
+    advice: str = ""  # what to try where this reason holds the warps most
 
 
 SELECTED = "selected"  # not a stall: the warp issued
@@ -55,25 +55,12 @@ def canonical(name: str) -> str:
     return _ALIASES.get(bare, bare)
 
 
-def label(reason: str) -> str:
-    return _stall(reason).label
-
-
-def meaning(reason: str) -> str:
-    """What the reason means, in at most 60 characters; "" for one that stalls.toml does not know."""
-    return _stall(reason).meaning
-
-
-def advice(reason: str) -> str:
-    """What to try where this reason holds the warps most; "" where nothing is known to help."""
-    return _stall(reason).advice
-
-
-def _stall(reason: str) -> Stall:
+def of(reason: str) -> Stall:
+    """The words of a reason in any tool's spelling; one that stalls.toml does not know has but a label."""
     return REASONS.get(canonical(reason)) or Stall(canonical(reason).replace("_", " "))
 
 
 def main(reasons: Mapping[str, int]) -> str:
     """The label of the reason with most samples; "" where every sample issued."""
     waits = {reason: n for reason, n in reasons.items() if canonical(reason) != SELECTED and n}
-    return label(max(waits, key=waits.__getitem__)) if waits else ""
+    return of(max(waits, key=waits.__getitem__)).label if waits else ""

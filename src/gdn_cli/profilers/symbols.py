@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Iterator
 from functools import cache
 
 
@@ -30,15 +31,9 @@ def short(name: str) -> str:
     """A function's name without return type, parameters and unnamed namespaces; of any other text, the text."""
     plain = re.sub(r"\(anonymous namespace\)::|<unnamed>::", "", demangle(name))
     plain = re.sub(r" \[clone [^]]*\]|\.(constprop|isra|part|cold)\.?\d*", "", plain)
-    depth, begin = 0, 0
-    for i, c in enumerate(plain):
-        if c in "<{[":
-            depth += 1
-        elif c in ">}]":
-            depth -= 1
-        elif depth:
-            continue
-        elif c == " ":
+    begin = 0
+    for i, c in _outside(plain):
+        if c == " ":
             begin = i + 1
         elif c == "(" and i > begin and not plain[:i].endswith("operator"):
             return plain[begin:i]
@@ -47,9 +42,19 @@ def short(name: str) -> str:
 
 def own(name: str) -> str:
     """A function's own name, as `short`, without namespaces either; template arguments stay."""
-    plain, depth, begin = short(name), 0, 0
-    for i, c in enumerate(plain):
-        depth += (c == "<") - (c == ">")
-        if depth == 0 and plain[i : i + 2] == "::":
-            begin = i + 2
-    return plain[begin:]
+    plain = short(name)
+    return plain[max((i + 2 for i, c in _outside(plain) if plain.startswith("::", i)), default=0) :]
+
+
+def _outside(text: str) -> Iterator[tuple[int, str]]:
+    """The characters, with their places, that no brackets of templates or lambdas are around."""
+    depth = 0
+    for i, c in enumerate(text):
+        depth += (c in "<{[") - (c in ">}]")
+        if not depth and c not in ">}]":
+            yield i, c
+
+
+def bare(name: str) -> str:
+    """The same without template arguments: how tables call a kernel."""
+    return own(name).partition("<")[0] or name

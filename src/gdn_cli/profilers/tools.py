@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import MissingError
-from ..machine import inventory
+from ..machine.inventory import HERE, Machine
 
 PACKAGES, LOCAL = Path("/opt/nvidia"), Path("/usr/local")
 
 
-def executables(name: str, *packages: str) -> list[Path]:
+def executables(name: str, *packages: str, machine: Machine = HERE) -> list[Path]:
     """All of this name that are here, the one to prefer first; `packages` are patterns below /opt/nvidia.
 
     What is on PATH was put there by somebody. Packages of one tool are newer than the toolkit's, and of several the
@@ -26,7 +26,7 @@ def executables(name: str, *packages: str) -> list[Path]:
     """
     places = [Path(there)] if (there := shutil.which(name)) else []
     places += sorted((place for pattern in packages for place in PACKAGES.glob(pattern)), key=_version, reverse=True)
-    toolkits = [home] if (home := inventory.cuda_home()) else []
+    toolkits = [home] if (home := machine.cuda_home()) else []
     toolkits += [LOCAL / "cuda", *sorted(LOCAL.glob("cuda-*"), key=_version, reverse=True)]
     places += [toolkit / "bin" / name for toolkit in toolkits]
     places += [wheel for entry in sys.path for wheel in sorted(Path(entry).glob(f"nvidia/*/bin/{name}"), reverse=True)]
@@ -37,9 +37,9 @@ def _version(place: Path) -> list[int]:
     return [int(n) for n in re.findall(r"\d+", str(place))]
 
 
-def first(name: str, *packages: str, hint: str) -> str:
+def first(name: str, *packages: str, hint: str, machine: Machine = HERE) -> str:
     """The one to prefer; MissingError where there is none."""
-    for place in executables(name, *packages):
+    for place in executables(name, *packages, machine=machine):
         return str(place)
     raise MissingError(f"no {name} here", hint=hint)
 
@@ -63,10 +63,10 @@ def output(*command: str | Path, cwd: str | None = None) -> str | None:
     return done.stdout if done and done.returncode == 0 else None
 
 
-def versions(name: str) -> list[tuple[tuple[int, ...], Path]]:
+def versions(name: str, machine: Machine = HERE) -> list[tuple[tuple[int, ...], Path]]:
     """All of this name that are here, Triton's too, the newest first: a cubin may be of a newer CUDA than the first on
     PATH."""
-    places = executables(name)
+    places = executables(name, machine=machine)
     if triton := triton_bin():
         places.append(triton / name)
     found = []

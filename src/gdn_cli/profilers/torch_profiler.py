@@ -5,15 +5,18 @@ Times of whole calls are taken before the profiler is on: it adds about a micros
 
 from __future__ import annotations
 
-import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
-from ..errors import GdnError, MissingError
-from ..machine import inventory
-from . import Ask, Fact, Found, Reading, Reply, Run, Table, kept, symbols
+from msgspec import Struct
+
+from ..errors import MissingError
+from ..machine.inventory import HERE, Machine
+from . import Ask, Fact, Found, Reading, Reply, Run, Table, facts, kept, symbols
 
 TRACE = "trace.json.gz"
 CALL = "gdn_call"  # the name of a call's range in the trace
@@ -22,8 +25,39 @@ _SECONDS = 3.0  # for the calls below the profiler, and as much for those before
 _EVENTS = 40_000  # of the host in one trace: more are slow to read, here and in a browser
 
 
-def find() -> None:
-    if not inventory.has_package("torch"):
+class Op(Struct):
+    """An op of the host, over all calls; the one named CALL stands for the calls themselves: its own time is what no op
+    took."""
+
+    name: str
+    count: int = 0
+    self_us: float = 0.0
+
+
+class Ran(NamedTuple):
+    """What ran on the GPU; `start` is counted from the first of its call, in us."""
+
+    name: str
+    start: float
+    us: float
+
+
+class Profiled(Struct, kw_only=True):
+    """Calls below the profiler; `gpu` has what ran on the GPU in each."""
+
+    calls: int
+    ops: list[Op]
+    gpu: list[list[Ran]] | None = None
+
+
+class Answer(Profiled, kw_only=True):
+    """What `inside` answers."""
+
+    host_us: list[float]
+
+
+def find(machine: Machine = HERE) -> None:
+    if not machine.has_package("torch"):
         raise MissingError("torch is missing", hint="pip install torch")
 
 
@@ -34,36 +68,33 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
 # --- in the worker ------------------------------------------------------------------------------------------------
 
 
-def inside(target: Any, params: dict[str, Any]) -> dict[str, Any]:
+def inside(target: Any, trace: str, calls: int) -> Answer:
     call, before = target.subject.call, (lambda: None)
     if target.mode == "cuda":
         before = _before(call, target.l2)
-    host_us = _host_times(call, before, target.mode, params["calls"])
-    return {"host_us": host_us} | profiled(call, target.mode, params["calls"], before, Path(params["trace"]))
+    host_us = _host_times(call, before, _waiter(target.mode), calls)
+    seen = profiled(call, target.mode, calls, before, Path(trace))
+    return Answer(host_us=host_us, calls=seen.calls, ops=seen.ops, gpu=seen.gpu)
 
 
 def _before(call: Callable[[], Any], l2: str) -> Callable[[], Any]:
     """What runs in front of each call, so that L2 is cold or warm; the last kernel of it is a mark."""
     from ..timing.kernels import Flush, begin, rest
 
-    if l2 == "cold":
-        return Flush()
-
-    def warm() -> None:
-        rest()
-        call()
-        begin()
-
-    return warm
+    return Flush() if l2 == "cold" else lambda: (rest(), call(), begin())
 
 
-def _host_times(call: Callable[[], Any], before: Callable[[], Any], mode: str, calls: int) -> list[float]:
+def _waiter(mode: str) -> Callable[[], Any]:
+    import torch
+
+    return torch.cuda.synchronize if mode == "cuda" else lambda: None
+
+
+def _host_times(call: Callable[[], Any], before: Callable[[], Any], wait: Callable[[], Any], calls: int) -> list[float]:
     """Microseconds until each call returned; on a GPU with nothing else queued, and the kernels may still run."""
-    wait = _waiter(mode)
     for _ in range(3):
         before()
         call()
-    wait()
     times, began = [], time.perf_counter()
     while len(times) < calls and (len(times) < 3 or time.perf_counter() - began < _SECONDS):
         before()
@@ -75,24 +106,14 @@ def _host_times(call: Callable[[], Any], before: Callable[[], Any], mode: str, c
     return times
 
 
-def _waiter(mode: str) -> Callable[[], Any]:
-    import torch
-
-    return torch.cuda.synchronize if mode == "cuda" else lambda: None
-
-
 def profiled(
     call: Callable[[], Any],
     mode: str,
     calls: int,
     before: Callable[[], Any] = lambda: None,
     trace: Path | None = None,
-) -> dict[str, Any]:
-    """Up to `calls` calls below torch.profiler: {"calls", "ops" of the host, "gpu"}.
-
-    An op is {"name", "count", "self_us", "total_us"}, over all calls; the first one stands for the call itself, and
-    its own time is what no op took. "gpu" has for each call what ran on the GPU: [name, start, duration] in us.
-    """
+) -> Profiled:
+    """Up to `calls` calls below torch.profiler, fewer where they take long or do much."""
     import torch
 
     kinds = [torch.profiler.ProfilerActivity.CPU]
@@ -119,126 +140,99 @@ def profiled(
     on_gpu = torch.autograd.DeviceType.CUDA
     events = list(profile.events())
     ran = [
-        (e.time_range.start, e.time_range.end - e.time_range.start, e.name)
+        (e.time_range.start, e.time_range.elapsed_us(), e.name)
         for e in events
         if e.device_type == on_gpu and e.name != CALL and not getattr(e, "is_user_annotation", False)
     ]
-    return {
-        "calls": calls,
-        "ops": _ops([e for e in events if e.name == CALL and e.device_type != on_gpu]),
-        "gpu": of_calls(ran) if mode == "cuda" else None,
-    }
+    ops = _ops([e for e in events if e.name == CALL and e.device_type != on_gpu])
+    return Profiled(calls=calls, ops=ops, gpu=of_calls(ran) if mode == "cuda" else None)
 
 
-def _ops(roots: list[Any]) -> list[dict[str, Any]]:
+def _ops(roots: list[Any]) -> list[Op]:
     """What ran in these ranges, by name."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Op] = {}
     left = list(roots)
     while left:
         event = left.pop()
         left += event.cpu_children
-        op = found.setdefault(event.name, {"name": event.name, "count": 0, "self_us": 0.0, "total_us": 0.0})
-        op["count"] += 1
-        op["self_us"] += event.self_cpu_time_total
-        op["total_us"] += event.cpu_time_total
-    return sorted(found.values(), key=lambda op: op["name"] != CALL)
+        op = found.setdefault(event.name, Op(event.name))
+        op.count += 1
+        op.self_us += event.self_cpu_time_total
+    return list(found.values())
 
 
-def of_calls(ran: list[tuple[float, float, str]]) -> list[list[list[Any]]]:
-    """(start, duration, name) of all that ran, cut at the marks: each call's own, as [name, start, duration] with the
-    start counted from its first."""
+def of_calls(ran: list[tuple[float, float, str]]) -> list[list[Ran]]:
+    """(start, duration, name) of all that ran, cut at the marks: each call's own."""
     from ..timing.kernels import BEGINS, REST
 
-    calls: list[list[list[Any]]] = []
-    current: list[list[Any]] | None = None
+    calls: list[list[Ran]] = []
+    current: list[Ran] | None = None
+    first = 0.0
     for start, us, name in sorted(ran):
         if name.startswith(BEGINS):
             calls.append(current := [])
         elif name.startswith(REST):
             current = None
         elif current is not None:
-            current.append([name, start, us])
-    for call in calls:
-        first = call[0][1] if call else 0.0
-        for row in call:
-            row[1] -= first
+            first = first if current else start
+            current.append(Ran(name, start - first, us))
     return calls
 
 
 # --- afterwards ---------------------------------------------------------------------------------------------------
 
 
-def answer_of(reply: Reply) -> dict[str, Any]:
-    """What inside returned; GdnError with the reason where it did not return."""
-    if reply.status != "done" or not reply.answer:
-        last = f" ({reply.tail[-1][:200]})" if reply.tail and not reply.reason else ""
-        raise GdnError(f"the algo's process below the profiler: {reply.reason or reply.status}{last}")
-    return reply.answer
-
-
 def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
-    answer = answer_of(replies[0])
-    facts, tables, notes = [], [], []
-    host_us = statistics.median(answer["host_us"])
-    if answer["gpu"] is None:
-        facts.append(Fact("time_us", "duration", host_us, "us", "time", "wall, not profiled", "lower"))
+    answer = replies[0].answered(Answer)
+    made, tables, notes = [], [], []
+    host_us = median(answer.host_us)
+    if answer.gpu is None:
+        made.append(facts.fact("time_us", host_us, "wall, not profiled"))
     else:
-        note = "until the call returns, GPU idle before it, not profiled"
-        facts.append(Fact("host_us", "host time", host_us, "us", "time", note, "lower"))
-        facts += gpu_facts(answer["gpu"])
-        tables += kernels_table(answer["gpu"])
-        if not any(answer["gpu"]):
+        made.append(facts.fact("host_us", host_us, "until the call returns, GPU idle before it, not profiled"))
+        made += gpu_facts(answer.gpu)
+        tables += kernels_table(answer.gpu)
+        if not any(answer.gpu):
             notes.append("torch.profiler saw no kernel of the call: another profiler may hold CUPTI in this process")
-    facts.append(Fact("ops", "host ops", _host_ops(answer), "count", "time", "per call", "lower"))
-    tables.append(ops_table(answer))
-    notes.append(f"{TRACE} shows {answer['calls']} calls: each is a range {CALL}")
-    found = Found("", tuple(facts), tuple(tables))
+    made.append(facts.fact("ops", sum(op.count for op in answer.ops if op.name != CALL) / answer.calls))
+    notes.append(f"{TRACE} shows {answer.calls} calls: each is a range {CALL}")
+    found = Found("", tuple(made), (*tables, *ops_table(answer)))
     return Reading((found,), tuple(notes), kept(folder, TRACE))
 
 
-def _host_ops(answer: dict[str, Any]) -> float:
-    return sum(op["count"] for op in answer["ops"] if op["name"] != CALL) / answer["calls"]
-
-
-def ops_table(answer: dict[str, Any], most: int = 20) -> Table:
+def ops_table(seen: Profiled, most: int = 20) -> list[Table]:
     """The host's ops by the time that they took themselves."""
-    calls, total = answer["calls"], sum(op["self_us"] for op in answer["ops"])
+    calls, total = seen.calls, sum(op.self_us for op in seen.ops)
     rows = [
         (
-            "(outside any op)" if op["name"] == CALL else op["name"],
-            op["count"] / calls,
-            op["self_us"] / calls,
-            100 * op["self_us"] / total if total else None,
+            "(outside any op)" if op.name == CALL else op.name,
+            op.count / calls,
+            op.self_us / calls,
+            100 * op.self_us / total if total else None,
         )
-        for op in sorted(answer["ops"], key=lambda op: -op["self_us"])
+        for op in sorted(seen.ops, key=lambda op: (-op.self_us, op.name != CALL))
     ]
     if len(rows) > most:
         rest = rows[most - 1 :]
         rows[most - 1 :] = [("(all others)", *(sum(row[i] or 0 for row in rest) for i in (1, 2, 3)))]
-    columns = (("op", ""), ("per call", "count"), ("self per call", "us"), ("share", "%"))
-    note = "below the profiler, which adds about 1 us to each op; outside any op: Python, and calls that are no ops"
-    return Table("ops", "host ops by self time", columns, tuple(rows), note)
+    return facts.table("ops", rows)
 
 
-def gpu_facts(calls: list[list[list[Any]]]) -> list[Fact]:
+def gpu_facts(calls: list[list[Ran]]) -> list[Fact]:
     """What the GPU did in a call, medians over the calls."""
     seen = [call for call in calls if call]
     if not seen:
         return []
-    times = [busy((start, us) for _, start, us in call) for call in seen]
-    span = [max(start + us for _, start, us in call) for call in seen]
+    times = [busy((r.start, r.us) for r in call) for call in seen]
+    span = [max(r.start + r.us for r in call) for call in seen]
     share = [100 * b / s if s else 100.0 for b, s in zip(times, span, strict=True)]
     idle = [s - b for b, s in zip(times, span, strict=True)]
-    mid = statistics.median
-    total = mid(sum(us for _, _, us in call) for call in seen)
     return [
-        Fact("time_us", "duration", total, "us", "time", "kernels, copies and fills added up", "lower"),
-        Fact(
-            "span_us", "span on the GPU", mid(span), "us", "time", "first start to last end, GPU idle before", "lower"
-        ),
-        Fact("gpu_busy", "GPU busy", mid(share), "%", "time", "of that span", "higher"),
-        Fact("idle_us", "idle between kernels", mid(idle), "us", "time", "of that span", "lower"),
-        Fact("launches", "launches", mid(map(len, seen)), "count", "launch", "per call, copies and fills too", "lower"),
+        facts.fact("time_us", median(sum(r.us for r in call) for call in seen), "kernels, copies and fills added up"),
+        facts.fact("torch.span_us", median(span)),
+        facts.fact("gpu_busy", median(share)),
+        facts.fact("idle_us", median(idle)),
+        facts.fact("launches", median(map(len, seen)), "per call, copies and fills too"),
     ]
 
 
@@ -251,18 +245,17 @@ def busy(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def kernels_table(calls: list[list[list[Any]]]) -> list[Table]:
+def kernels_table(calls: list[list[Ran]]) -> list[Table]:
     """What ran on the GPU by name, most time first; none where nothing ran."""
-    sums: dict[str, tuple[int, float]] = {}
-    for name, _, us in (row for call in calls for row in call):
-        count, total = sums.get(symbols.short(name), (0, 0.0))
-        sums[symbols.short(name)] = count + 1, total + us
-    if not sums:
-        return []
-    whole = sum(us for _, us in sums.values())
-    rows = [
-        (name, count / len(calls), us / len(calls), 100 * us / whole if whole else None)
-        for name, (count, us) in sorted(sums.items(), key=lambda item: -item[1][1])
-    ]
-    columns = (("kernel", ""), ("launches", "count"), ("per call", "us"), ("share", "%"))
-    return [Table("kernels", "GPU kernels", columns, tuple(rows), "means over the calls")]
+    counts, times = Counter(), Counter()
+    for ran in (ran for call in calls for ran in call):
+        counts[symbols.short(ran.name)] += 1
+        times[symbols.short(ran.name)] += ran.us
+    whole = times.total()
+    return facts.table(
+        "kernels",
+        (
+            (name, counts[name] / len(calls), us / len(calls), 100 * us / whole if whole else None)
+            for name, us in times.most_common()
+        ),
+    )

@@ -10,10 +10,14 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import files
 from ..errors import GdnError, MissingError, one_line
+from .sass import Compiled
+
+if TYPE_CHECKING:
+    from triton.compiler import CompiledKernel
 
 
 class _Driver:
@@ -37,13 +41,12 @@ class _Driver:
         return divmod(self.target.arch, 10)
 
 
-def compiled(call: Callable[[], None], capability: int, folder: Path) -> dict[str, Any]:
-    """Compile what `call` launches for a compute capability (90, 100, ...); nothing is run.
+def compiled(call: Callable[[], None], capability: int, folder: Path) -> tuple[list[Compiled], list[str]]:
+    """Compile what `call` launches for a compute capability (90, 100, ...), and notes on it; nothing is run.
 
-    {"kernels": [{"cubin": a file in `folder`, "shared": bytes of dynamic shared memory}], "notes": [...]}. A
-    MissingError where nothing was launched, a GdnError where Triton cannot compile a kernel.
+    A MissingError where nothing was launched, a GdnError where Triton cannot compile a kernel.
     """
-    kernels: dict[str, Any] = {}  # by hash: a second launch of the same code is none of its own
+    kernels: dict[str, CompiledKernel] = {}  # by hash: a second launch of the same code is none of its own
     notes: list[str] = []
     with _compiling(capability, kernels, notes):
         try:
@@ -65,12 +68,12 @@ def compiled(call: Callable[[], None], capability: int, folder: Path) -> dict[st
         target = re.search(r"^\.target (sm_\w+)", kernel.asm["ptx"], flags=re.M)
         file = f"{kernel.metadata.name}.{target[1] if target else f'sm_{capability}'}{number}.cubin"
         files.write(folder / file, kernel.asm["cubin"])
-        found.append({"cubin": file, "shared": kernel.metadata.shared})
-    return {"kernels": found, "notes": notes}
+        found.append(Compiled(file, kernel.metadata.shared))
+    return found, notes
 
 
 @contextlib.contextmanager
-def _compiling(capability: int, kernels: dict[str, Any], notes: list[str]) -> Iterator[None]:
+def _compiling(capability: int, kernels: dict[str, CompiledKernel], notes: list[str]) -> Iterator[None]:
     """Have every launch compile its kernel into `kernels` instead."""
     from triton.runtime import Autotuner, JITFunction, driver
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from ..schema.numbers import Count, NotNegative, Positive
+from ..schema.profile_types import Ran
 from ..schema.record_types import Environment, GpuStates, Record, Status, Timing
 
 
@@ -37,7 +36,30 @@ class Survey(msgspec.Struct, kw_only=True):
     bytes_in: Count  # of the op's inputs
     bytes_out: Count
     floors: Floors | None = None
-    ran: Any = None  # what one call puts on the GPU (runner/survey.py)
+    ran: list[Ran] | None = None  # what one call puts on the GPU (runner/survey.py)
+
+
+class Form(msgspec.Struct, frozen=True):
+    """A tensor of a worker's: the number of its storage, None where it has no bytes, and where it lies in that."""
+
+    storage: int | None
+    dtype: str  # without "torch."
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+class Result(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What a kernel returned: a tensor, with a number by which its bytes can be asked for, or the type of another
+    thing."""
+
+    type: str = "Tensor"
+    number: int | None = None
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    device: str = ""
+    odd: str | None = None  # the type, where it may be computed only when it is read
+    address: int = 0
 
 
 class Said(msgspec.Struct):
@@ -62,10 +84,11 @@ class Answer(msgspec.Struct):
     replaced: list[str] = []  # parts of the timer that are something else by now
     seconds: NotNegative = 0.0
     ns: NotNegative = 0.0
-    ran: Any = None  # kernels of one call: how often by name (trace), or each with its time (survey)
+    counts: dict[str, int] = {}  # kernels of one call: how often, by name (trace)
+    ran: list[Ran] | None = None  # the same, each with its time (survey)
     backend: str | None = None
-    results: Any = None  # each with its form, by Runner._described; read by `Runner.received`
-    seen: Any = None
+    results: list[Result] = []
+    seen: list[Result] = []
 
 
 class Reply(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from ..errors import GdnError, one_line
-from ..machine import inventory
+from ..machine.inventory import HERE, Machine
 from ..run import jobs
 from ..schema.record_types import Environment
 from . import build_cache, wire
@@ -28,50 +28,50 @@ _FILES_MIB = 64  # of a profile's files, the ones to open first before the other
 Commit = Callable[[str], None]  # makes what was written to a volume last
 
 
-def serve(data: bytes, commit: Commit = lambda volume: None) -> bytes:
+def serve(data: bytes, commit: Commit = lambda volume: None, machine: Machine = HERE) -> bytes:
     """Do a parcel's work, one piece after the other; whatever happens, the answer is a reply."""
     try:
-        reply = _served(wire.decode(data, Parcel), commit)
+        reply = _served(wire.decode(data, Parcel), commit, machine)
     except Exception as e:  # a type that the other side may not know says nothing there
         reply = Reply(lost=f"the container failed: {one_line(e)}")
     return wire.encode(reply)
 
 
-def _served(content: Parcel, commit: Commit) -> Reply:
-    if content.gpu and (why := content.gpu.mismatch([gpu.name for gpu in inventory.gpus()])):
+def _served(content: Parcel, commit: Commit, machine: Machine) -> Reply:
+    if content.gpu and (why := content.gpu.mismatch([gpu.name for gpu in machine.gpus()])):
         return Reply(wrong_gpu=why)
     with _built(content.cache, commit) as env, _environment(env | content.env):
         return Reply(
-            outcomes=[_outcome(piece, content) for piece in content.jobs],
-            profiles=[_profile(wanted, content) for wanted in content.profiles],
+            outcomes=[_outcome(piece, content, machine) for piece in content.jobs],
+            profiles=[_profile(wanted, content, machine) for wanted in content.profiles],
         )
 
 
-def _outcome(piece: Piece, content: Parcel) -> jobs.Outcome:
-    outcome = jobs.serve(piece.request, jobs.environ_of(piece.request.mode), piece.timeout_s)
+def _outcome(piece: Piece, content: Parcel, machine: Machine) -> jobs.Outcome:
+    outcome = jobs.serve(piece.request, jobs.environ_of(piece.request.mode, machine=machine), piece.timeout_s)
     if outcome.environment:
-        _label(outcome.environment, content)
+        _label(outcome.environment, content, machine)
     return outcome
 
 
-def _label(environment: Environment, content: Parcel) -> None:
+def _label(environment: Environment, content: Parcel, machine: Machine) -> None:
     """Where the numbers come from: measured at Modal, in which image, on which of its GPUs."""
     environment.where, environment.image = "modal", content.image
     if content.gpu and environment.gpu:
-        environment.asked, environment.gpus = str(content.gpu), [gpu.name for gpu in inventory.gpus()]
+        environment.asked, environment.gpus = str(content.gpu), [gpu.name for gpu in machine.gpus()]
 
 
-def _profile(wanted: Wanted, content: Parcel) -> Profile:
+def _profile(wanted: Wanted, content: Parcel, machine: Machine) -> Profile:
     """A profile made as `gdn profile` makes it here: its document, and the files of its folder."""
     from ..profile import session
 
     with tempfile.TemporaryDirectory(prefix="gdn-profiles-") as folder:
         try:
             subject, settings = session.received(wanted, Path(folder))
-            made = session.run(subject, settings, lambda *_: None, lambda line: None)
+            made = session.run(subject, settings, lambda *_: None, lambda line: None, machine)
         except GdnError as e:
             return Profile(refused=Refusal(e.message, e.hint, e.code))
-        _label(made.environment, content)
+        _label(made.environment, content, machine)
         files, left = _files(Path(made.folder), made.reading.files)
         made.folder = msgspec.UNSET
     return Profile(made, files, left)

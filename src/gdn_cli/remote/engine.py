@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from .. import errors
+from .. import errors, units
 from ..catalog.pack import source_hash
 from ..catalog.registry import Algo
 from ..catalog.tiers import TIERS
@@ -74,8 +74,8 @@ class Work:
 
 
 def place(algo: Algo, device: str = "auto") -> inventory.Place:
-    """Where an algo runs in the container: machine.place for a machine with a GPU and the pinned packages."""
-    return inventory.place(algo, device, missing=_lacking)
+    """Where an algo runs in the container: Machine.place for one with a GPU and the pinned packages."""
+    return inventory.placed(algo, device, _lacking)
 
 
 def _lacking(algo: Algo, mode: str) -> inventory.Place | None:
@@ -295,9 +295,8 @@ class Engine:
         whole = sum(w.limit_s for w in work)
         if self.rent.minutes and not self.rent.detach:
             whole = min(whole, containers * self.rent.minutes * 60)
-        what = f"{gpu or 'CPU only'}, {containers} container{'s' * (containers > 1)}"
-        calls = f"{len(work)} call{'s' * (len(work) > 1)} of at most {_minutes(each)}"
-        return f"Modal: {what}, {calls}: {_minutes(whole)} of container time at most"
+        what = f"{gpu or 'CPU only'}, {units.count(containers, 'container')}, {units.count(len(work), 'call')}"
+        return f"Modal: {what} of at most {_minutes(each)}: {_minutes(whole)} of container time at most"
 
 
 def piece(job: Job) -> Piece:

@@ -8,7 +8,6 @@ exception of a type that is unknown here arrives as ExecutionError.
 from __future__ import annotations
 
 import contextlib
-import io
 import re
 import sys
 from collections import deque
@@ -169,7 +168,7 @@ def session(app: Any, function: Any, detach: bool) -> Iterator[Callable[[bytes],
         raise KeyboardInterrupt
 
 
-class _Tee(io.TextIOBase):
+class _Tee:
     """Hands on what is written to it, without secrets and as a display at most, and remembers the last lines."""
 
     def __init__(self, to: Any) -> None:
@@ -184,18 +183,8 @@ class _Tee(io.TextIOBase):
         self.to.write(display(text))
         return len(text)
 
-    def flush(self) -> None:
-        self.to.flush()
-
-    def isatty(self) -> bool:
-        return self.to.isatty()
-
-    def fileno(self) -> int:
-        return self.to.fileno()
-
-    @property
-    def encoding(self) -> str:
-        return self.to.encoding
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.to, name)
 
     def last(self) -> list[str]:
         """The last lines with anything on them, without a terminal's colours."""

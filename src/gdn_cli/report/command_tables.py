@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from .. import units
+from ..catalog import stress
+from ..catalog.registry import label_of
 from ..catalog.tiers import COPY, FLOORS, TIERS
-from . import side_by_side, tables
+from ..schema.record_types import BestPeer, Check
+from . import tables
 from .book import Book, Point, fastest
 from .table import Cell, Column, Mark, Table, became, doubtful, numbers, words, worst
 
@@ -210,8 +213,8 @@ def _apart(rows: list[Point]) -> Iterator[str]:
 def _compare(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
     for tier in dict.fromkeys(p.first.tier for p in rows if p.median_us is not None):
         mine = [p for p in rows if p.first.tier == tier]
-        made = [side_by_side.times(mine)] if len({p.first.algo for p in mine}) > 2 else []
-        for table in [*made, side_by_side.best_peers(book, op, tier)]:
+        made = [_all_times(mine)] if len({p.first.algo for p in mine}) > 2 else []
+        for table in [*made, _best_peers(book, op, tier)]:
             if table:
                 table.title = _title(op, mine, table.title)
                 yield table
@@ -240,7 +243,7 @@ _NUMBERS = "numbers: the largest relative Frobenius error of each output, agains
 
 def _check(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
     if any(m.record.workload and m.record.workload.stress for p in rows for m in p.measured):
-        for made in side_by_side.errors(book, op, rows):
+        for made in _errors(book, op, rows):
             made.title = _title(op, rows, f"hard inputs, {made.title}")
             made.notes += [_NUMBERS, "passed: within its limits (! is beyond), inputs left alone"]
             yield made
@@ -266,3 +269,86 @@ def _check(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
     made.notes.append(_NUMBERS)
     made.notes.append("passed: by the contest's rule, within these limits, inputs left alone")
     yield made
+
+
+# --- a column for each algo -------------------------------------------------------------------------------------------
+
+_NAME = 9  # characters that an algo's name is wide above its column
+
+
+def _algos(names: list[str]) -> list[Column]:
+    return [Column(name, number=True, most=_NAME) for name in names]
+
+
+def _all_times(rows: list[Point]) -> Table:
+    """Every algo's time at each size, titled with the unit; "-" where it has none."""
+    medians = {(p.first.algo, p.first.label): p.median_us for p in rows}
+    algos, labels = (list(dict.fromkeys(key[i] for key in medians)) for i in range(2))
+    unit = units.table_unit([us for us in medians.values() if us is not None], "auto")
+    made = Table(unit or "times", [*words("workload"), *_algos(algos)])
+    for label in labels:
+        row = (medians.get((algo, label)) for algo in algos)
+        made.add(label, *("-" if us is None else units.cell(us, unit) for us in row))
+    return made
+
+
+def _best_peers(book: Book, op: str, tier: str) -> Table | None:
+    """At each workload the fastest peer, and how many times as long as the first algo it takes; None without peers."""
+    best: list[BestPeer] = [b for _, b in book.best_peers(op) if b.tier == tier]
+    if not best:
+        return None
+    columns = [*words("workload", "best peer"), *numbers("best/first"), *words("99 % interval")]
+    made = Table("the best peer", columns)
+    for b in best:
+        label, _ = label_of(book.registry.ops.get(op), b.workload.axes)
+        made.add(label, b.peer, f"{b.ratio:.3f}x", doubtful(f"{b.low:.3f} to {b.high:.3f}", b.doubted))
+    for _, b in book.best_peers_overall(op):
+        if b.tier == tier:
+            said = f"least {b.least:.3f}x, below 1 at {b.slower} of {b.workloads}"
+            made.add("all", "", f"{b.ratio:.3f}x", said, gap=True)
+    return made
+
+
+def _errors(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
+    """Hard inputs by algos: relative Frobenius errors (of the worse output), absolute ones, and each algo's largest by
+    the name of its input."""
+    records = [m.record for p in rows for m in p.measured]
+    found = {(r.workload.stress, r.algo): r for r in records if r.workload}
+    families, algos = (list(dict.fromkeys(key[i] for key in found)) for i in range(2))
+
+    def cell(name: str, algo: str, value: Callable[[Check], float | None]) -> str | Cell:
+        record = found.get((name, algo))
+        if record is None:
+            return "-"
+        if not record.check or not record.check.errors:
+            return Cell(record.status.words, Mark.BAD)
+        text = _number(value(record.check))
+        return text if record.passed else Cell(f"{text} !", Mark.BAD)
+
+    for what, value in (("relative errors", _relative), ("largest absolute errors", _absolute)):
+        made = Table(what, [*words("input"), *_algos(algos)])
+        for name in families:
+            made.add(name, *(cell(name, algo, value) for algo in algos))
+        yield made
+    made = Table(
+        "the largest relative error of each", [*words("algo"), *numbers("largest"), *words("of", "at", "at most")]
+    )
+    known = book.registry.ops.get(op)
+    for row in sorted(stress.largest(records), key=lambda row: stress.size(row.error), reverse=True):
+        family = known.stress.get(row.stress) if known else None
+        limit = (family and family.tolerance) or (known and known.tolerance.get(row.output))
+        made.add(row.algo, _number(row.error), row.output, row.stress, f"{limit:g}" if limit else "")
+    yield made
+
+
+def _relative(check: Check) -> float | None:
+    errors = list(check.errors.values())
+    return None if None in errors else max(errors)
+
+
+def _absolute(check: Check) -> float | None:
+    return check.max_abs_error if _relative(check) is not None else None
+
+
+def _number(error: float | None) -> str:
+    return "no number" if error is None else f"{error:.1e}"

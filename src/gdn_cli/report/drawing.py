@@ -7,6 +7,7 @@ bytes.
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import textwrap
 import warnings
@@ -62,20 +63,9 @@ def styles_of(book: Book, op: str) -> dict[str, Style]:
 
 def axes(figure: Any, what: str, axis: str) -> Any:
     ax = figure.subplots()
-    dress(ax)
     ax.set_title(what, loc="left", pad=6)
     ax.set_xlabel(axis)
     return ax
-
-
-def dress(ax: Any) -> None:
-    for side in ("top", "right", "left"):
-        ax.spines[side].set_visible(False)
-    ax.spines["bottom"].set_color(GREY)
-    ax.grid(axis="y", color="#d0d0d0", linewidth=0.5, zorder=0)
-    ax.set_axisbelow(True)
-    ax.tick_params(color=GREY, length=3)
-    ax.tick_params(axis="y", length=0)
 
 
 def bars_only(ax: Any) -> None:
@@ -135,36 +125,23 @@ def log_y(ax: Any, values: Iterable[float]) -> None:
 
 
 def series(ax: Any, lines: dict[str, list], styles: dict[str, Style], joined: bool) -> None:
+    """A line with marks for each algo, or marks alone."""
     for algo, points in lines.items():
+        if algo in FLOORS:
+            name, dashes, look = f"{algo} (floor)", "-", {"color": GREY, "linewidth": 2.4, "marker": "_", "zorder": 2}
+        else:
+            name, dashes = algo, styles[algo].dashes
+            look = {
+                "color": styles[algo].colour, "linewidth": 1.2, "marker": styles[algo].marker,
+                "markersize": 5.0 if joined else 3.6, "markeredgecolor": "white", "markeredgewidth": 0.5, "zorder": 3,
+            }  # fmt: skip
         xs, ys = zip(*points, strict=True)
-        ax.plot(xs, ys, **_look(algo, styles, joined), zorder=2 if algo in FLOORS else 3)
+        ax.plot(xs, ys, linestyle=dashes if joined else "none", label=plain(name, 40), **look)
 
 
-def _look(algo: str, styles: dict[str, Style], joined: bool) -> dict[str, Any]:
-    if algo in FLOORS:
-        return {"color": GREY, "linewidth": 2.4, "linestyle": "-" if joined else "none", "marker": "_"}
-    style = styles[algo]
-    return {
-        "color": style.colour, "linewidth": 1.2, "linestyle": style.dashes if joined else "none",
-        "marker": style.marker, "markersize": 5.0 if joined else 3.6, "markeredgecolor": "white",
-        "markeredgewidth": 0.5,
-    }  # fmt: skip
-
-
-def legend_handles(lines: dict[str, list], styles: dict[str, Style], joined: bool) -> list[tuple[Any, str]]:
-    from matplotlib.lines import Line2D
-
-    return [
-        (Line2D([], [], **_look(algo, styles, joined)), f"{algo} (floor)" if algo in FLOORS else algo) for algo in lines
-    ]
-
-
-def legend(figure: Any, handles: list[tuple[Any, str]]) -> None:
-    names = [plain(name, 40) for _, name in handles]
-    figure.legend(
-        [handle for handle, _ in handles], names, loc="outside lower left", ncols=_columns(names), frameon=False,
-        handlelength=2.6, columnspacing=1.2, handletextpad=0.5, labelspacing=0.35, borderpad=0.1,
-    )  # fmt: skip
+def legend(figure: Any, ax: Any) -> None:
+    handles, names = ax.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower left", ncols=_columns(names))
 
 
 def _columns(names: Iterable[str]) -> int:
@@ -189,23 +166,17 @@ def uprights(ax: Any, xs: Sequence[float], ends: Sequence[tuple[float, float] | 
 
 def workload_ticks(ax: Any, labels: list[str], named: bool) -> None:
     """A name in the middle of each run of equal labels, as far as there is room, and a line between the runs."""
-    runs: list[tuple[str, int, int]] = []
-    for i, label in enumerate(labels):
-        if runs and runs[-1][0] == label:
-            runs[-1] = (label, runs[-1][1], i)
-        else:
-            runs.append((label, i, i))
+    runs = [(label, list(found)) for label, found in itertools.groupby(range(len(labels)), key=labels.__getitem__)]
     if len(runs) < len(labels):
-        for _, first, _last in runs[1:]:
-            ax.axvline(first - 0.5, color="#c4c4c4", linewidth=0.5, zorder=0)
+        for _, places in runs[1:]:
+            ax.axvline(places[0] - 0.5, color="#c4c4c4", linewidth=0.5, zorder=0)
     if not named:
         ax.set_xticks([])
         return
     scale = 310 / (ax.get_xlim()[1] - ax.get_xlim()[0])
     ticks: list[tuple[float, str]] = []
-    for label, first, last in runs:
-        middle = (first + last) / 2
-        name = plain(label, 24)
+    for label, places in runs:
+        middle, name = (places[0] + places[-1]) / 2, plain(label, 24)
         if not ticks or (middle - ticks[-1][0]) * scale >= 2.9 * (len(name) + len(ticks[-1][1])) + 5:
             ticks.append((middle, name))
     ax.tick_params(axis="x", length=0, pad=7)  # below the lowest number of the other axis
@@ -217,7 +188,6 @@ def strips(figure: Any, names: Iterable[str], labels: list[str], low: float, hig
     names = list(names)
     every = list(figure.subplots(len(names), 1, sharey=True, squeeze=False)[:, 0])
     for ax, name in zip(every, names, strict=True):
-        dress(ax)
         ax.set_title(plain(name, 52), loc="left", pad=3)
         ax.set_ylim(low, high)
         ax.set_xlim(-0.7, len(labels) - 0.3)
@@ -252,7 +222,13 @@ def _figure(drawing: Drawing, width: float, height: float, heading: Sequence[str
             "font.family": "DejaVu Sans", "font.size": _TEXT, "axes.titlesize": _TEXT, "axes.labelsize": _TEXT,
             "xtick.labelsize": _TEXT, "ytick.labelsize": _TEXT, "legend.fontsize": _TEXT, "axes.titlecolor": GREY,
             "axes.labelcolor": GREY, "text.color": INK, "xtick.labelcolor": INK, "ytick.labelcolor": INK,
-            "svg.fonttype": "none", "svg.hashsalt": drawing.name, "hatch.linewidth": 0.6, "path.simplify": False,
+            "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False, "axes.edgecolor": GREY,
+            "axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True, "grid.color": "#d0d0d0",
+            "grid.linewidth": 0.5, "xtick.color": GREY, "ytick.color": GREY, "xtick.major.size": 3,
+            "ytick.major.size": 0, "ytick.minor.size": 0, "legend.frameon": False, "legend.handlelength": 2.6,
+            "legend.columnspacing": 1.2, "legend.handletextpad": 0.5, "legend.labelspacing": 0.35,
+            "legend.borderpad": 0.1, "svg.fonttype": "none",
+            "svg.hashsalt": drawing.name, "hatch.linewidth": 0.6, "path.simplify": False,
         }
     )  # fmt: skip
     figure = Figure((width, height), layout="constrained")

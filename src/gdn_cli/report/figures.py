@@ -13,7 +13,7 @@ from ..catalog.registry import label_of
 from ..catalog.tiers import COPY, EMPTY, FLOORS
 from ..errors import UsageError
 from ..schema.record_types import Compared
-from . import findings, provenance
+from . import findings, tables
 from .book import Book, Group, ladder
 from .drawing import (
     GREY,
@@ -24,7 +24,6 @@ from .drawing import (
     bars_only,
     height_for,
     legend,
-    legend_handles,
     log_x,
     log_y,
     plain,
@@ -35,7 +34,6 @@ from .drawing import (
     uprights,
 )
 from .findings import Slice, Tiers
-from .tables import pair_name
 
 _HATCHES = ("", "///", "\\\\\\", "--", "xx", "||")  # dense ones make large files
 
@@ -65,11 +63,9 @@ def _latency(book: Book, group: Group, part: Slice, i: int) -> Drawing:
             xs, ys = zip(*floor, strict=True)
             ax.fill_between(xs, ys, min(values) / 10, color=PALE, linewidth=0, zorder=0)
         series(ax, lines, styles, part.joined)
-        handles = legend_handles(lines, styles, part.joined)
         if empty_us:
-            line = ax.axhline(empty_us, color=GREY, linewidth=1.2, linestyle=(0, (1, 2)), zorder=1)
-            handles.append((line, "empty launch"))
-        legend(figure, handles)
+            ax.axhline(empty_us, color=GREY, linewidth=1.2, linestyle=(0, (1, 2)), label="empty launch", zorder=1)
+        legend(figure, ax)
 
     words = f"Both axes are logarithmic; lower is faster. {_peers(book, group)}"
     if COPY in lines:
@@ -130,7 +126,7 @@ def over_floor(book: Book, group: Group) -> list[Drawing]:
         ax.axhline(1.0, color=GREY, linewidth=2.0, zorder=1)
         series(ax, shown, styles, part.joined)
         ax.fill_between(ax.get_xlim(), 1.0, ax.get_ylim()[0], color=PALE, linewidth=0, zorder=0)
-        legend(figure, legend_handles(shown, styles, part.joined))
+        legend(figure, ax)
 
     def extent(algo: str) -> str:
         ys = [y for _, y in lines[algo]]
@@ -304,7 +300,7 @@ def compare(book: Book, op: str) -> list[Drawing]:
     at = {workload: i for i, workload in enumerate(labels)}
     rows: dict[str, list[tuple[int, Compared]]] = {}
     for c in sorted(found, key=lambda c: at[_workload(c)]):
-        rows.setdefault(pair_name(c), []).append((at[_workload(c)], c))
+        rows.setdefault(tables.pair_name(c), []).append((at[_workload(c)], c))
     ends = [x for c in found for x in (c.low, c.high)]
     low, high = min(*ends, 0.99), max(*ends, 1.01)
     margin = (high - low) * 0.08
@@ -352,7 +348,7 @@ def one(book: Book, part: str) -> tuple[Drawing, list[str]]:
         if part in PARTS:
             for group in book.of(op):
                 for drawing in PARTS[part](book, group)[:1]:
-                    found.setdefault((op, group.device), (drawing, f"{op} on {provenance.origin(group)}"))
+                    found.setdefault((op, group.device), (drawing, f"{op} on {tables.origin(group)}"))
         else:
             drawings = compare(book, op)
             if part == "tiers":

@@ -5,6 +5,8 @@ Every page, table and figure is made from these, so that they cannot disagree. T
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -158,30 +160,21 @@ def headline(book: Book, group: Group) -> list[str]:
         found = [r for r in rungs(book, group, trusted=trusted) if r.algo in group.rivals]
         return sorted((r for r in found if r.mean_us and r.right == r.of), key=lambda r: r.mean_us)
 
-    whole, said = ranked(trusted=True), []
-    if len(whole) > 1 and whole[0].algo == ranked(trusted=False)[0].algo:
-        best = whole[0]
-        firsts = sum(group.fastest(label) == best.algo for label in group.labels)
-        more = []
-        if best.speedup and best.algo != ladder(book.registry, group.op).reference:
-            more.append(f"{units.times(best.speedup)} as fast as the reference")
-        if best.over_floor:
-            more.append(f"{units.times(best.over_floor)} the copy floor")
-        over = "" if best.of == 1 else f" over {units.count(best.of, 'workload')}"
-        mean = "takes" if best.of == 1 else "takes, in the geometric mean,"
-        said.append(
-            f"{best.algo} {mean} {units.duration(best.mean_us)}{over}"
-            + (f": {units.listed(more)}" if more else "")
-            + f".{_firsts(firsts, len(group.labels))}"
-        )
-    said += machine_floors(group)
-    return said
-
-
-def _firsts(firsts: int, sizes: int) -> str:
-    if sizes == 1:
-        return ""
-    return f" It is the fastest at {'all' if firsts == sizes else f'{firsts} of'} {sizes} sizes."
+    whole, said = ranked(trusted=True), machine_floors(group)
+    if len(whole) < 2 or whole[0].algo != ranked(trusted=False)[0].algo:
+        return said
+    best, sizes = whole[0], len(group.labels)
+    more = []
+    if best.speedup and best.algo != ladder(book.registry, group.op).reference:
+        more.append(f"{units.times(best.speedup)} as fast as the reference")
+    if best.over_floor:
+        more.append(f"{units.times(best.over_floor)} the copy floor")
+    mean = f"{best.algo} takes {units.duration(best.mean_us)}"
+    if best.of > 1:
+        mean = f"{best.algo} takes, in the geometric mean, {units.duration(best.mean_us)} over {best.of} workloads"
+    firsts = sum(group.fastest(label) == best.algo for label in group.labels)
+    where = f" It is the fastest at {'all' if firsts == sizes else f'{firsts} of'} {sizes} sizes." if sizes > 1 else ""
+    return [mean + (f": {units.listed(more)}" if more else "") + f".{where}", *said]
 
 
 def machine_floors(group: Group) -> list[str]:
@@ -214,53 +207,41 @@ class Spread:
 def spreads(group: Group, algo: str) -> list[Spread]:
     """An algo's workloads from small to large."""
     found = []
-    measured = [m for m in group.measured if m.algo == algo and m.median_us is not None and m.label]
-    index = {label: i for i, label in enumerate(group.labels)}
-    for m in sorted(measured, key=lambda m: (index[m.label], _place(m))):
-        base = group.median_us(algo, m.label) or m.median_us
+    for m in _timed(group):
+        if m.algo != algo:
+            continue
+        base, t = group.median_us(algo, m.label) or m.median_us, m.timing
 
         def pair(low: float | None, high: float | None, base: float = base) -> tuple[float, float] | None:
             return None if low is None or high is None else (100 * (low / base - 1), 100 * (high / base - 1))
 
-        t = m.timing
-        found.append(
-            Spread(
-                m.label,
-                m.workload,
-                100 * (m.median_us / base - 1),
-                pair(t.low_us, t.high_us) or pair(m.median_us, m.median_us),
-                pair(t.ci_low_us, t.ci_high_us),
-                pair(*_percentiles(t.histogram)) if t.histogram else None,
-            )
-        )
+        quartiles = pair(t.low_us, t.high_us) or pair(m.median_us, m.median_us)
+        most = pair(*_percentiles(t.histogram)) if t.histogram else None
+        median, _ = pair(m.median_us, m.median_us)
+        found.append(Spread(m.label, m.workload, median, quartiles, pair(t.ci_low_us, t.ci_high_us), most))
     return found
 
 
 def in_order(group: Group) -> dict[str, str]:
     """workload -> its label, of all that have a time, from small to large."""
-    index = {label: i for i, label in enumerate(group.labels)}
-    timed = [m for m in group.measured if m.median_us is not None and m.label]
-    return {m.workload: m.label for m in sorted(timed, key=lambda m: (index[m.label], _place(m)))}
+    return {m.workload: m.label for m in _timed(group)}
 
 
-def _place(m: Measurement) -> tuple[int, str]:
-    index = m.record.workload.index
-    return (1 << 30 if index is None else index), m.workload
+def _timed(group: Group) -> list[Measurement]:
+    """What has a time, from small to large."""
+
+    def place(m: Measurement) -> tuple[int, int, str]:
+        index = m.record.workload.index
+        return group.labels.index(m.label), 1 << 30 if index is None else index, m.workload
+
+    return sorted((m for m in group.measured if m.median_us is not None and m.label), key=place)
 
 
 def _percentiles(histogram: Sequence[tuple[float, int]]) -> tuple[float, float]:
     """The 1st and the 99th percentile of samples given as (value, how often), ascending."""
-    total = sum(n for _, n in histogram)
-
-    def at(share: float) -> float:
-        seen = 0
-        for value, n in histogram:
-            seen += n
-            if seen >= share * total:
-                return value
-        return histogram[-1][0]
-
-    return at(0.01), at(0.99)
+    seen = list(itertools.accumulate(n for _, n in histogram))
+    low, high = (histogram[bisect.bisect_left(seen, share * seen[-1])][0] for share in (0.01, 0.99))
+    return low, high
 
 
 # --- tiers side by side ---------------------------------------------------------------------------------------------
@@ -347,13 +328,10 @@ _TIE = 1.02  # closer than this, two algos have no order that a tier could keep
 def _turned(both: list[tuple[str, str, float, float]]) -> list[str]:
     """Pairs of algos that one tier puts the other way round."""
     found = []
-    for i, (label, a, a_own, a_other) in enumerate(both):
-        for other_label, b, b_own, b_other in both[i + 1 :]:
-            if label != other_label or {a, b} & set(FLOORS):
-                continue
-            clear = all(max(x, y) > _TIE * min(x, y) for x, y in ((a_own, b_own), (a_other, b_other)))
-            if clear and (a_own < b_own) != (a_other < b_other):
-                found.append(f"{a} and {b} at {label}")
+    for (label, a, a_own, a_other), (other, b, b_own, b_other) in itertools.combinations(both, 2):
+        clear = all(max(x, y) > _TIE * min(x, y) for x, y in ((a_own, b_own), (a_other, b_other)))
+        if label == other and clear and not {a, b} & set(FLOORS) and (a_own < b_own) != (a_other < b_other):
+            found.append(f"{a} and {b} at {label}")
     return found
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from .. import files, units
 from ..records.history import EXPORTED, SHORT, Group, Kept, Overview, Place, Row, Series, most_measured
 from ..text import csv_cell, shown
-from .screen import console, print_table, put, show_json, styled
+from .screen import console, print_table, put, remark, show_json, styled
 from .table import Cell, Column, Mark, Table, numbers, words
 
 _MOST_LABELS = 6
@@ -49,9 +49,9 @@ def show_overview(rows: list[Overview], as_json: bool, empty: str = EMPTY) -> No
     for row in rows:
         if row.failed and row.last_us:
             of = row.failed + row.measured
-            _note(out, "failed:", f"{row.algo}: {row.failed} of {of} workloads in its last run", "red")
-    _note(out, "runs, first, last run:", "on any device, in any tier")
-    _note(out, "last:", "the geometric mean over the workloads of the last run; best: of all runs with the same ones")
+            remark(out, "failed:", f"{row.algo}: {row.failed} of {of} workloads in its last run", "red")
+    remark(out, "runs, first, last run:", "on any device, in any tier")
+    remark(out, "last:", "the geometric mean over the workloads of the last run; best: of all runs with the same ones")
     _legend(out, rows)
 
 
@@ -64,9 +64,9 @@ def show_timeline(groups: list[Group], as_json: bool, empty: str = EMPTY) -> Non
         return out.print(empty, soft_wrap=True)
     for group in groups:
         _show_group(out, group)
-    _note(out, "numbers:", "the median over the workloads of each column, in us")
-    _note(out, "run:", "its id, which `gdn history --forget RUN` takes")
-    _note(out, "source:", "the hash of the sources that ran, where it is not that of the line above")
+    remark(out, "numbers:", "the median over the workloads of each column, in us")
+    remark(out, "run:", "its id, which `gdn history --forget RUN` takes")
+    remark(out, "source:", "the hash of the sources that ran, where it is not that of the line above")
     _legend(out, [row for group in groups for row in group.rows])
 
 
@@ -92,9 +92,9 @@ def _show_group(out: Console, group: Group) -> None:
     print_table(out, table)
     for row in rows:
         if row.changes:
-            _note(out, f"since {_minute(row)}:", ", ".join(row.changes), "yellow")
+            remark(out, f"since {_minute(row)}:", ", ".join(row.changes), "yellow")
     if hidden := len(group.labels) - len(labels):
-        _note(out, f"({hidden} more columns with --json)", "")
+        remark(out, f"({hidden} more columns with --json)", "")
     out.print()
 
 
@@ -133,13 +133,9 @@ def _title(name: str, place: Place) -> str:
 
 def _legend(out: Console, rows: list[Series] | list[Overview]) -> None:
     if any(row.dirty and row.commit for row in rows):
-        _note(out, "+:", "with changes that were not committed")
+        remark(out, "+:", "with changes that were not committed")
     if any(row.doubted for row in rows):
-        _note(out, "?:", "some of it was measured on a throttled or noisy machine (`doubts` in the export)")
-
-
-def _note(out: Console, word: str, text: str, style: str = "dim") -> None:
-    out.print(styled((word, style), f" {text}" if text else ""), soft_wrap=True)
+        remark(out, "?:", "some of it was measured on a throttled or noisy machine (`doubts` in the export)")
 
 
 # --- files ----------------------------------------------------------------------------------------------------------

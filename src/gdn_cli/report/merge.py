@@ -5,18 +5,16 @@ A later file's record of the same (op, algo, mode, tier, l2, workload, device) t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from .. import paths
 from ..catalog.registry import Registry, label_of
 from ..catalog.tiers import FLOORS, TIERS
-from ..errors import MissingError, UsageError, unknown
+from ..errors import MissingError, unknown
 from ..records import store
-from ..schema.record_types import Document, Record, document_of
+from ..schema.record_types import Record
 from .book import Book, Group, Measurement, Source, ladder
 
 
@@ -38,19 +36,6 @@ def read(files: Iterable[Path], *, base: Path | None = None) -> list[Source]:
         Source(file.name if file.is_absolute() else file.as_posix(), store.load((base or Path()) / file))
         for file in files
     ]
-
-
-def source(name: str, document: Document | dict[str, Any]) -> Source:
-    """A document as a part of a book; UsageError with its name and the path in it where something has a wrong type."""
-    # dicts, until every caller hands over Documents
-    if not isinstance(document, Document):
-        try:
-            document = document_of(document)
-        except msgspec.ValidationError as e:
-            raise UsageError(
-                f"{name or 'these records'}: {e}", hint="`gdn bench --out FILE` writes such a file"
-            ) from None
-    return Source(name, document)
 
 
 # --- merging --------------------------------------------------------------------------------------------------------
@@ -126,21 +111,16 @@ def _groups(kept: list[Measurement], registry: Registry, algos: tuple[str, ...])
         if m.tier and m.timing:
             key = m.op, m.device, m.tier, m.l2, m.record.in_place
             groups.setdefault(key, Group(*key[:4], known=registry.ops.get(m.op), in_place=m.record.in_place))
-    for m in kept:
-        for (op, device, tier, l2, in_place), group in groups.items():
-            # a failure that no tier is named for is one in all of them
-            if (
-                (op, device, in_place) != (m.op, m.device, m.record.in_place)
-                or (m.tier, m.l2) != (tier, l2)
-                and (m.tier or m.passed)
-            ):
-                continue
-            if m.passed and not m.timing:
-                continue
-            if m.algo in FLOORS and m.workload is None:
-                group.machine[m.algo] = m
-            else:
-                group.measured.append(m)
+    for m, group in itertools.product(kept, groups.values()):
+        here = (m.op, m.device, m.record.in_place) == (group.op, group.device, group.in_place)
+        # a failure that no tier is named for is one in all of them
+        everywhere = not m.tier and not m.passed
+        if not here or (m.tier, m.l2) != (group.tier, group.l2) and not everywhere or m.passed and not m.timing:
+            continue
+        if m.algo in FLOORS and m.workload is None:
+            group.machine[m.algo] = m
+        else:
+            group.measured.append(m)
     for group in groups.values():
         there = list(dict.fromkeys(m.algo for m in group.measured))
         known = ladder(registry, group.op)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from .. import units
 from ..catalog.tiers import FLOORS
 from ..schema.record_types import Status
 from ..text import shown
-from .book import Book, Group, Measurement, Source, ladder
+from .book import Book, Group, Measurement, ladder
 
 # --- checks ---------------------------------------------------------------------------------------------------------
 
@@ -28,24 +27,21 @@ class Checked:
 
 def checks(book: Book, op: str) -> list[Checked]:
     """How many workloads each algo is right on, whether it was timed or not."""
-    cases: dict[tuple, dict[str | None, list[Measurement]]] = {}
+    cases: dict[tuple, dict[str, list[Measurement]]] = {}
     for m in book.measured:
-        if m.op == op and m.algo not in FLOORS and (m.record.check or not m.passed):
+        if m.op == op and m.algo not in FLOORS and m.workload and (m.record.check or not m.passed):
             cases.setdefault((m.algo, m.device, m.record.mode), {}).setdefault(m.workload, []).append(m)
-    order = {name: i for i, name in enumerate(book.algos or ladder(book.registry, op).order)}
+    order = list(book.algos or ladder(book.registry, op).order)
     found = []
-    for (algo, device, mode), workloads in cases.items():
-        judged = {w: ms for w, ms in workloads.items() if w is not None}
-        if not judged:
-            continue
+    for case, workloads in cases.items():
         errors: dict[str, float] = {}
-        for m in (m for ms in judged.values() for m in ms):
-            for name, error in (m.record.check.errors if m.record.check else {}).items():
+        for check in (m.record.check for ms in workloads.values() for m in ms if m.record.check):
+            for name, error in check.errors.items():
                 if error is not None:
                     errors[name] = max(error, errors.get(name, 0.0))
-        right = sum(all(map(_right, ms)) for ms in judged.values())
-        found.append(Checked(algo, device, mode, right, len(judged), errors))
-    return sorted(found, key=lambda c: order.get(c.algo, len(order)))
+        right = sum(all(map(_right, ms)) for ms in workloads.values())
+        found.append(Checked(*case, right, len(workloads), errors))
+    return sorted(found, key=lambda c: order.index(c.algo) if c.algo in order else len(order))
 
 
 def _right(m: Measurement) -> bool:
@@ -162,26 +158,23 @@ def _where(ms: list[Measurement], *, named: bool = False) -> str:
 
 def _mixed(group: Group) -> Iterator[Note]:
     """Where one group's numbers have several origins: they stand side by side all the same, so it must be said."""
-    told: list[tuple[str, Callable[[Source, str], Any]]] = [
-        ("drivers", lambda s, place: s.environment(place).driver),
-        ("greatest SM clocks", lambda s, place: s.environment(place).max_sm_clock_mhz),
-        ("commits", lambda s, place: s.commit),
-    ]
-    for what, read in told:
-        seen = {str(x): s.name for s in group.sources for place in group.places if (x := read(s, place))}
+    told: dict[str, dict[str, str]] = {}  # what -> value -> a file that has it
+    versions: dict[str, dict[str, str]] = {}
+    for s in group.sources:
+        for env in map(s.environment, group.places):
+            single = {"drivers": env.driver, "greatest SM clocks": env.max_sm_clock_mhz, "commits": s.commit}
+            for found, values in ((told, single), (versions, env.versions)):
+                for what, value in values.items():
+                    if value:
+                        found.setdefault(what, {})[str(value)] = s.name
+    for what, seen in told.items():
         if len(seen) > 1:
             which = "; ".join(f"{value} in {name}" for value, name in seen.items())
             yield Note("mixed", f"{group.op}, {group.how}: several {what} are together: {which}")
-    versions: dict[str, dict[str, None]] = {}
-    for s in group.sources:
-        for place in group.places:
-            for name, version in s.environment(place).versions.items():
-                versions.setdefault(name, {})[version] = None
     differing = [f"{name} {units.listed(seen)}" for name, seen in versions.items() if len(seen) > 1]
     if differing:
         yield Note("mixed", f"{group.op}, {group.how}: several versions are together: {'; '.join(differing)}")
     for algo in group.rivals:
-        hashes = dict.fromkeys(m.record.source_hash for m in group.measured if m.algo == algo)
-        known = [h for h in hashes if h]
+        known = list(dict.fromkeys(h for m in group.measured if m.algo == algo and (h := m.record.source_hash)))
         if len(known) > 1:
             yield Note("mixed", f"{group.op}, {algo}: two states of its sources are together: {units.listed(known)}")

@@ -14,7 +14,7 @@ from rich.table import Table as RichTable
 from .. import units
 from ..profile import differences
 from ..profile.differences import Difference
-from ..profilers import symbols
+from ..profilers.symbols import bare as short
 from ..schema.profile_types import Fact, Found, Listed, Profile, Ran
 from ..schema.profile_types import Table as Told
 from ..schema.statuses import Status
@@ -37,7 +37,6 @@ _OPEN = (
     (".hatchet", "proton-viewer -m time/ms {}"),
     ("perf.data", "perf report -i {}"),
     ("trace.json.gz", "https://ui.perfetto.dev or chrome://tracing, with {}"),
-    ("trace.json", "https://ui.perfetto.dev or chrome://tracing, with {}"),
 )
 
 
@@ -76,14 +75,6 @@ def show_profile_list(rows: list[Listed], as_json: bool) -> None:
     print_table(out, made)
 
 
-# --- names --------------------------------------------------------------------------------------------------------
-
-
-def short(name: str) -> str:
-    """A kernel's own name: without namespaces, template arguments and parameters."""
-    return symbols.own(name).partition("<")[0] or name
-
-
 # --- one profile --------------------------------------------------------------------------------------------------
 
 
@@ -98,12 +89,12 @@ def _show_profile(out: Console, profile: Profile) -> None:
         out.print(grid)
     for found in reading.found:
         _show_found(out, found, profile)
+    notes = _grid()
+    for note in reading.notes:
+        notes.add_row("note", note, style="dim")
     if reading.notes:
         out.print()
-    for note in reading.notes:
-        grid = _grid()
-        grid.add_row("note", note, style="dim")
-        out.print(grid)
+        out.print(notes)
     out.print()
     _line(out, (f"folder: {profile.folder}", "dim"))
     if reading.files:

@@ -59,6 +59,11 @@ def block(text: str) -> Text:
     return Text(shown(text, lines=True))
 
 
+def remark(out: Console, word: str, text: str | Text = "", style: str = "dim") -> None:
+    """A line of its own, never folded, so that a path or a command stays whole: a word in a style, and what it says."""
+    out.print(styled((word, style), *([" ", text] if text else [])), soft_wrap=True)
+
+
 _STYLES = {Mark.BAD: "red", Mark.GOOD: "green", Mark.WARN: "yellow", Mark.DOUBTED: "yellow", Mark.QUIET: "dim"}
 
 

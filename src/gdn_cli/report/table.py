@@ -5,10 +5,14 @@ Whatever is shown as a table is made of these, once; the terminal, HTML, Markdow
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
+
+from ..text import csv_cell
 
 if TYPE_CHECKING:
     from ..schema.record_types import Record
@@ -105,3 +109,13 @@ def worst(errors: Iterable[float | None]) -> str:
     """The largest error; nothing where none could be measured (unwritten, NaN, a wrong shape)."""
     known = [error for error in errors if error is not None]
     return f"{max(known):.1e}" if known else ""
+
+
+def csv_text(table: Table) -> str:
+    """The columns' names, then a line for each row; no cell runs as a formula."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(csv_cell(column.name) for column in table.columns)
+    for row in table.rows:
+        writer.writerow(csv_cell(cell.plain) for cell in row.cells)
+    return file.getvalue()

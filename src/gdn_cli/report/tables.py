@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from .. import units
 from ..catalog.registry import label_of
 from ..catalog.tiers import COPY, FLOORS
 from ..schema.record_types import Compared, Overall
 from ..schema.scores import Score
-from . import findings, notes, provenance
+from . import findings, notes
 from .book import Book, Group, Measurement, Source
 from .findings import Tiers
 from .table import Cell, Column, Mark, Name, Table, Words, became, doubtful, numbers, words, worst
@@ -203,13 +202,53 @@ def lead(group: Group) -> Words:
     """What a group's numbers are of, and which files they are from."""
     files: list[str] = []
     for s in group.sources:
-        origin = f" ({s.time[:10]}{f', commit {s.commit}' if s.commit else ''})"
-        files += ["; " if not files else ", ", Name(s.name), origin]
-    return (Name(group.op), f" on {provenance.origin(group)}", *files, ":")
+        made = f" ({s.time[:10]}{f', commit {s.commit}' if s.commit else ''})"
+        files += ["; " if not files else ", ", Name(s.name), made]
+    return (Name(group.op), f" on {origin(group)}", *files, ":")
+
+
+def origin(group: Group) -> str:
+    """One line: device, driver, clocks, tier, L2."""
+    every = [s.environment(place) for s in group.sources for place in group.places]
+    drivers, clocks = {env.driver for env in every} - {None}, {env.max_sm_clock_mhz for env in every} - {None}
+    within = [f"driver {'/'.join(sorted(drivers))}"] if drivers else []
+    within += [f"SM clock {'/'.join(sorted(map(str, clocks)))} MHz"] if clocks else []
+    both = ", ".join(within)
+    return f"{group.device}{f' ({both})' if both else ''}, tier {group.how}"
+
+
+def _environment(source: Source, place: str) -> dict[str, str]:
+    """What a file says of a place where its records were made, in words."""
+    env = source.environment(place)
+    given = [f"{k} {v}" for k, v in source.document.options.items() if v not in (None, False, [], {})]
+    found = {
+        "file": source.name, "measured": source.time, "commit": source.commit or "not known",
+        "command": f"gdn {source.document.command}", "options": ", ".join(given) or "none",
+        "device": source.device(place), "driver": env.driver, "CUDA": env.cuda, "compute capability": env.capability,
+        "SMs": env.sms, "CPUs": env.cpus, "threads": env.threads, "compiled for": env.architectures,
+        "L2": env.l2_bytes and f"{env.l2_bytes / 2**20:.0f} MiB",
+        "greatest SM clock": env.max_sm_clock_mhz and f"{env.max_sm_clock_mhz} MHz", "affinity": env.affinity or None,
+    }  # fmt: skip
+    told = {what: str(value) for what, value in found.items() if value is not None}
+    return told | _states(source, place) | env.versions
+
+
+def _states(source: Source, place: str) -> dict[str, str]:
+    """The clocks and temperatures that were read while measuring."""
+    mine = [r.gpu_state for r in source.document.records if r.place == place and r.gpu_state]
+    states = [state for read in mine for state in (*read.during, read.after)]
+    found = {}
+    for key, word, unit in (
+        ("sm_mhz", "SM clock", "MHz"), ("memory_mhz", "memory clock", "MHz"), ("temperature_c", "temperature", "°C"),
+    ):  # fmt: skip
+        if values := [value for state in states if (value := getattr(state, key))]:
+            low, high = min(values), max(values)
+            found[f"{word}, measuring"] = f"{low:g} {unit}" if low == high else f"{low:g} to {high:g} {unit}"
+    return found
 
 
 def environments(book: Book) -> Table:
-    places = [provenance.environment(source, place) for source in book.sources for place in source.places]
+    places = [_environment(source, place) for source in book.sources for place in source.places]
     names = list(dict.fromkeys(name for place in places for name in place if name != "file"))
     made = Table("Where it was measured", words("", *(place["file"] for place in places)), prose=True)
     for name in names:
@@ -219,8 +258,12 @@ def environments(book: Book) -> Table:
 
 def hashes(book: Book) -> Table | None:
     made = Table("Sources that ran", words("op", "algo", "hash", "files"), prose=True)
-    for op, algo, source_hash, files in provenance.hashes(book):
-        made.add(op, algo, source_hash, ", ".join(files))
+    found: dict[tuple[str, str, str], dict[str, None]] = {}
+    for m in book.measured:
+        if m.record.source_hash:
+            found.setdefault((m.op, m.algo, m.record.source_hash), {})[m.source.name] = None
+    for what, files in found.items():
+        made.add(*what, ", ".join(files))
     return made if made.rows else None
 
 
@@ -238,33 +281,30 @@ def every_record(book: Book) -> Table:
     axes = list(dict.fromkeys(name for m in book.measured for name in m.axes))
     outputs = list(dict.fromkeys(name for m in book.measured for name in _errors(m)))
     medians = {(m.op, m.algo, *m.key[2:]): m.median_us for m in book.measured}
-    rows = []
+
+    def other(m: Measurement, algo: str | None) -> float | None:
+        """What another algo took for the same."""
+        return medians.get((m.op, algo, *m.key[2:])) if m.workload and m.median_us and algo != m.algo else None
+
+    made = Table("Records", [])
     for m in book.measured:
-        r, env = m.record, m.source.environment(m.record.place)
+        r, env, document = m.record, m.source.environment(m.record.place), m.source.document
         known = book.registry.ops.get(m.op)
-
-        def against(algo: str | None, m: Measurement = m) -> float | None:
-            other = medians.get((m.op, algo, *m.key[2:])) if m.workload else None
-            return other if other and m.median_us and algo != m.algo else None
-
-        floor, reference = against(COPY), against(known.reference if known else None)
-        row: dict[str, Any] = {
-            "file": m.source.name, "time": m.source.document.time, "commit": m.source.commit, "op": m.op,
+        floor, reference = other(m, COPY), other(m, known.reference) if known and m.algo != COPY else None
+        row: dict[str, str | float | bool | None] = {
+            "file": m.source.name, "time": document.time, "commit": m.source.commit, "op": m.op,
             "algo": m.algo, "source_hash": r.source_hash, "mode": r.mode, "device": m.device, "driver": env.driver,
             "max_sm_clock_mhz": env.max_sm_clock_mhz, "tier": m.tier, "l2": m.l2,
             "workload": r.workload and r.workload.uuid, "index": r.workload and r.workload.index, "label": m.label,
             "status": r.status.value, "reason": r.reason,
+            **{key: m.timing and getattr(m.timing, key) for key in _TIMING},
+            "bytes_moved": r.bytes_moved, "over_floor": floor and m.median_us / floor,
+            "speedup": reference and reference / m.median_us,
+            "doubts": "; ".join(r.doubts or []), "how": r.how, "backend": r.backend, "in_place": r.in_place,
+            "setup": r.setup, **{f"axis_{name}": m.axes.get(name) for name in axes},
+            **{f"error_{name}": _errors(m).get(name) for name in outputs},
         }  # fmt: skip
-        row |= {key: m.timing and getattr(m.timing, key) for key in _TIMING}
-        row["bytes_moved"] = r.bytes_moved
-        row["over_floor"] = m.median_us / floor if floor else None
-        row["speedup"] = reference / m.median_us if reference and m.algo != COPY else None
-        row |= {"doubts": "; ".join(r.doubts or []), "how": r.how, "backend": r.backend}
-        row |= {"in_place": r.in_place, "setup": r.setup}
-        row |= {f"axis_{a}": m.axes.get(a) for a in axes}
-        rows.append(row | {f"error_{name}": _errors(m).get(name) for name in outputs})
-    made = Table("Records", words(*(rows[0] if rows else ())))
-    for row in rows:
+        made.columns = words(*row)
         made.add(*("" if value is None else str(value) for value in row.values()))
     return made
 

@@ -2,84 +2,102 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..catalog.registry import Registry
+import msgspec
+
+from .. import units
 from ..text import shown
-from .screen import block, console, print_table, say, show_json, styled
+from .screen import block, console, print_table, remark, say, show_json, styled
 from .table import Cell, Column, Mark, Table, words
 
 if TYPE_CHECKING:
+    from ..catalog.registry import Algo, Broken, Registry
+    from ..catalog.workloads import Workload
+    from ..machine.inventory import Place
+    from ..remote.resume import Status
     from ..schema.record_types import Document
 
 # --- gdn run, gdn bench, gdn floors, gdn compare --------------------------------------------------------------------
 
 
-def show(
-    document: Document | dict[str, Any], registry: Registry, as_json: bool, saved: Path, unsaved: str | None = None
-) -> None:
+def show(document: Document, registry: Registry, as_json: bool, saved: Path, unsaved: str | None = None) -> None:
     """Show a command's document: the tables, then what went wrong, what is missing here, and where the records are."""
     if unsaved:
         say(f"the records could not be kept: {unsaved}")
     if as_json:
         return show_json(document)
     from . import command_tables, merge, notes  # here: `gdn list` shows no records
+    from .book import Source
 
     out = console()
-    book = merge.gather([merge.source("", document)], registry)
+    book = merge.gather([Source("", document)], registry)
     legend: dict[str, None] = {}
-    for made in command_tables.of(book, book.sources[0].document.command):
+    for made in command_tables.of(book, document.command):
         print_table(out, made)
         legend |= dict.fromkeys("".join(note) for note in made.notes)
     for note in [*notes.notes(book, brief=True), *notes.tuned(book), *notes.file_notes(book)]:
-        # not folded, so that a path or a command stays whole
-        kind = note.kind, "red" if note.grave else "yellow"
-        out.print(styled(kind, " ", block(note.text)), soft_wrap=True)
+        remark(out, note.kind, block(note.text), "red" if note.grave else "yellow")
         for line in note.tail:
-            out.print(styled((f"    {line}", "dim")), soft_wrap=True)
+            remark(out, f"    {line}")
     for text in legend:
-        out.print(styled((text, "dim")), soft_wrap=True)
+        remark(out, text)
     if book.measured and not unsaved:
-        out.print(styled((f"records: {saved}", "dim")), soft_wrap=True)
+        remark(out, f"records: {saved}")
 
 
 # --- gdn list, gdn data list, gdn doctor, gdn pack ------------------------------------------------------------------
 
 
-def show_list(rows: list[dict[str, Any]], broken: list[dict[str, Any]], as_json: bool) -> None:
+def show_list(found: list[tuple[Algo, Place]], broken: list[Broken], as_json: bool) -> None:
+    """The algos with where each of them runs here, and the folders that hold none."""
     if as_json:
-        return show_json({"algos": rows, "broken": broken})
+        rows = [
+            {
+                "op": algo.op, "algo": algo.name, "language": algo.language, "devices": algo.modes, "here": place.mode,
+                "reason": place.reason, "hint": place.hint, "after": algo.after, "setup": algo.setup,
+                "summary": algo.summary,
+            }
+            for algo, place in found
+        ]  # fmt: skip
+        return show_json(
+            {"algos": rows, "broken": [{"op": b.op, "algo": b.name, "error": str(b.error)} for b in broken]}
+        )
     out = console()
-    for op in dict.fromkeys(r["op"] for r in rows):
-        made = Table(op, [*words("algo", "language", "runs on"), Column("here", folds=True)])
-        for r in (r for r in rows if r["op"] == op):
-            setup = "; setup not timed" if r["setup"] else ""
-            yes, no = f"yes, on {r['here']}{setup}", f"no: {r['reason']}{setup}"
-            here = Cell(yes, Mark.GOOD) if r["here"] else Cell(no, Mark.WARN)
-            made.add(r["algo"], r["language"], ", ".join(r["devices"]), here)
+    tables: dict[str, Table] = {}
+    for algo, place in found:
+        columns = [*words("algo", "language", "runs on"), Column("here", folds=True)]
+        setup = "; setup not timed" if algo.setup else ""
+        yes, no = Cell(f"yes, on {place.mode}{setup}", Mark.GOOD), Cell(f"no: {place.reason}{setup}", Mark.WARN)
+        made = tables.setdefault(algo.op, Table(algo.op, columns))
+        made.add(algo.name, algo.language, ", ".join(algo.modes), yes if place.mode else no)
+    for made in tables.values():
         print_table(out, made)
     for b in broken:
-        out.print(styled(("broken", "red"), f" {b['op']}/{b['algo']}: {b['error']}"))
-    hints = dict.fromkeys(r["hint"] for r in rows if r["hint"])
-    if hints:
+        out.print(styled(("broken", "red"), f" {b.op}/{b.name}: {b.error}"))
+    if hints := dict.fromkeys(place.hint for _, place in found if place.hint):
         out.print(styled((f"to run the others: {'; '.join(hints)}", "dim")))
 
 
-def show_workloads(rows: list[dict[str, Any]], as_json: bool) -> None:
+def show_workloads(found: dict[str, list[Workload]], as_json: bool) -> None:
+    """The workloads of each op."""
+    rows = [(op, w) for op, workloads in found.items() for w in workloads]
     if as_json:
-        return show_json({"workloads": rows})
+        keys = ("index", "uuid", "axes", "origin")
+        return show_json({"workloads": [{"op": op} | {key: getattr(w, key) for key in keys} for op, w in rows]})
     made = Table("", [Column("op"), Column("index", number=True), Column("uuid"), Column("axes", folds=True)])
-    for r in rows:
-        index = "-" if r["index"] is None else str(r["index"])
-        made.add(r["op"], index, r["uuid"][:8], " ".join(f"{k}={v}" for k, v in r["axes"].items()))
+    for op, w in rows:
+        axes = " ".join(f"{name}={size}" for name, size in w.axes.items())
+        made.add(op, "-" if w.index is None else str(w.index), w.uuid[:8], axes)
     print_table(console(), made)
 
 
 _STATES = {"ok": Cell("ok", Mark.GOOD), "bad": Cell("!!", Mark.BAD), "failed": Cell("!!", Mark.BAD)}
 
 
-def show_doctor(findings: list[dict[str, Any]], as_json: bool) -> None:
+def show_doctor(findings: list[dict[str, str | None]], as_json: bool) -> None:
     if as_json:
         return show_json({"findings": findings})
     made = Table("", [*words("", "what"), Column("found", folds=True), Column("for", folds=True)])
@@ -90,7 +108,7 @@ def show_doctor(findings: list[dict[str, Any]], as_json: bool) -> None:
     print_table(console(), made)
 
 
-def show_proof(steps: list[dict[str, Any]]) -> None:
+def show_proof(steps: Iterable[Mapping[str, str]]) -> None:
     made = Table("", [*words("", "step"), Column("what was seen", folds=True)], prose=True)
     for step in steps:
         made.add(_STATES.get(step["state"], Cell("--", Mark.WARN)), shown(step["step"]), step["detail"])
@@ -100,18 +118,19 @@ def show_proof(steps: list[dict[str, Any]]) -> None:
 # --- gdn modal status -----------------------------------------------------------------------------------------------
 
 
-def show_remote(apps: list[dict[str, Any]], runs: list[dict[str, Any]], as_json: bool) -> None:
+def show_remote(there: Status, as_json: bool) -> None:
     if as_json:
-        return show_json({"apps": apps, "runs": runs})
+        return show_json(msgspec.to_builtins(there))
     out = console()
     made = Table("", words("app", "state", "created"))
-    for a in apps:
-        made.add(a["app"], a["state"], a["created"].replace("T", " ").replace("Z", " UTC"))
-    if apps:
+    for a in there.apps:
+        made.add(a.app, a.state, a.created.replace("T", " ").replace("Z", " UTC"))
+    if there.apps:
         print_table(out, made)
     else:
         out.print("no app is alive at Modal")
-    for run in runs:
-        states = ", ".join(f"{run[key]} {key}" for key in ("done", "under way", "lost") if run[key])
-        out.print(f"{run['calls']} call{'s' * (run['calls'] > 1)} left behind: {states}", soft_wrap=True)
-        out.print(f"  gdn modal {run['command']} --resume {run['file']}", soft_wrap=True)
+    for run in there.runs:
+        counts = {"done": run.done, "under way": run.under_way, "lost": run.lost}
+        states = ", ".join(f"{n} {state}" for state, n in counts.items() if n)
+        out.print(f"{units.count(run.calls, 'call')} left behind: {states}", soft_wrap=True)
+        out.print(f"  gdn modal {run.command} --resume {run.file}", soft_wrap=True)

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from .. import units
 from ..catalog.tuned_table import ENDLESS
-from .screen import console, print_table, show_json, styled
+from .screen import console, print_table, remark, show_json, styled
 from .table import Column, Table, numbers, words
 
 if TYPE_CHECKING:
@@ -38,11 +38,7 @@ def show_tuning(plan: Plan, state: State | None, as_json: bool) -> None:
     if state.interrupted:
         out.print(styled(("interrupted", "red"), ": what was measured is kept; the same command goes on from here"))
     for file in state.written:
-        _quietly(out, f"written: {file}")
-
-
-def _quietly(out: Console, text: str) -> None:
-    out.print(styled((text, "dim")), soft_wrap=True)
+        remark(out, f"written: {file}")
 
 
 def _show_plan(out: Console, plan: Plan) -> None:
@@ -56,7 +52,7 @@ def _show_plan(out: Console, plan: Plan) -> None:
         made.add(*map(str, constants.values()))
     print_table(out, made)
     if len(found) > _ROWS:
-        _quietly(out, f"and {len(found) - _ROWS} more; --json has them all")
+        remark(out, f"and {len(found) - _ROWS} more; --json has them all")
     out.print()
     lengths = ["length"] if space.length else []
     made = Table("", [*words("workload"), *numbers(*lengths, "size"), *words("uuid")])
@@ -64,8 +60,8 @@ def _show_plan(out: Console, plan: Plan) -> None:
         for w in workloads:
             made.add(plan.label(w), *map(str, size if lengths else size[1:]), w.uuid[:8])
     print_table(out, made)
-    _quietly(out, _meaning(space))
-    _quietly(out, f"would be written: {plan.algo.folder / plan.algo.tune.file}")
+    remark(out, _meaning(space))
+    remark(out, f"would be written: {plan.algo.folder / plan.algo.tune.file}")
 
 
 def _meaning(space: Space) -> str:
@@ -101,9 +97,9 @@ def _show_result(out: Console, result: Evidence, plan: Plan) -> None:
         made.add(*bounds, *(str(row[name]) for name in result.space.constants))
     print_table(out, made)
     for text in (_meaning(result.space), *notes):
-        _quietly(out, text)
+        remark(out, text)
     for text in result.doubts:
-        out.print(styled(("doubt", "yellow"), f" {text}"), soft_wrap=True)
+        remark(out, "doubt", text, "yellow")
 
 
 def _show_left_out(out: Console, found: list[LeftOut], count: int) -> None:
@@ -114,10 +110,9 @@ def _show_left_out(out: Console, found: list[LeftOut], count: int) -> None:
         together.setdefault((one.status.words, first), []).append(_constants(one.constants))
     for (status, reason), who in together.items():
         more = f" and {len(who) - 4} more" if len(who) > 4 else ""
-        text = f" {status}, {'; '.join(who[:4])}{more}: {reason}"
-        out.print(styled(("left out", "yellow"), text), soft_wrap=True)
+        remark(out, "left out", f"{status}, {'; '.join(who[:4])}{more}: {reason}", "yellow")
     if found:
-        _quietly(out, f"{len(found)} of {count} candidates were left out")
+        remark(out, f"{len(found)} of {count} candidates were left out")
 
 
 def _constants(constants: Constants) -> str:

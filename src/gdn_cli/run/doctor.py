@@ -5,6 +5,7 @@ State `ok`; `missing`: some commands cannot run here; `bad`: something is here a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -16,22 +17,25 @@ from .. import parsing, paths, profilers
 from ..catalog import registry, trace_set
 from ..errors import GdnError, MissingError
 from ..machine import inventory
+from ..machine.inventory import HERE, Machine
 
 Finding = dict[str, str | None]  # state, what, found, for and mend
 
 
-def examine(dataset: Path | None = None) -> list[Finding]:
+def examine(dataset: Path | None = None, machine: Machine = HERE) -> list[Finding]:
     """All findings, in the order in which a new user meets them."""
     return [
         *_python(),
-        *(_package(*p) for p in _PACKAGES),
-        _cxx(),
-        _gpu(),
-        _nvcc(),
-        *(_profiler(name) for name in profilers.TOOLS),
+        *(_package(machine, *p) for p in _PACKAGES),
+        _there("C++ compiler", machine.cxx(), "C++ and CUDA algos", "apt-get install g++, or set CXX"),
+        _gpu(machine),
+        _there("nvcc", str(machine.cuda_home() or ""), "CUDA algos, pack --prove", inventory.GET_NVCC),
+        *(_profiler(machine, name) for name in profilers.TOOLS),
         _dataset(dataset),
         _modal_token(),
-        *(_writable(what, folder) for what, folder in _folders().items()),
+        _writable("records", paths.runs_dir),
+        _writable("builds", paths.builds_dir),
+        _writable("Triton's cache", _triton_cache),
         *_algos(),
     ]
 
@@ -62,39 +66,31 @@ _PACKAGES = [
 ]
 
 
-def _package(name: str, module: str, purpose: str, mend: str) -> Finding:
-    if not inventory.has_package(module):
-        return _finding("missing", name, "not installed", purpose, mend)
-    try:
-        version = metadata.version(name)
-    except metadata.PackageNotFoundError:
-        version = "version unknown"
-    return _finding("ok", name, version, purpose)
+def _there(what: str, found: str | None, purpose: str, mend: str, absent: str = "none") -> Finding:
+    """What is here, or is missing and can be had."""
+    return _finding("ok", what, found, purpose) if found else _finding("missing", what, absent, purpose, mend)
 
 
-def _cxx() -> Finding:
-    path = inventory.cxx()
-    mend = None if path else "apt-get install g++, or set CXX"
-    return _finding("ok" if path else "missing", "C++ compiler", path or "none", "C++ and CUDA algos", mend)
+def _package(machine: Machine, name: str, module: str, purpose: str, mend: str) -> Finding:
+    found = None
+    if machine.has_package(module):
+        try:
+            found = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found = "version unknown"
+    return _there(name, found, purpose, mend, "not installed")
 
 
-def _gpu() -> Finding:
-    found = inventory.gpus()
-    if not found:
-        return _finding("missing", "GPU", "none", "CUDA algos, GPU times", inventory.MODAL)
+def _gpu(machine: Machine) -> Finding:
+    found = machine.gpus()
     names = ", ".join(f"{g.name} (sm_{g.capability.replace('.', '')})" for g in found)
-    return _finding("ok", "GPU", f"{names}, driver {found[0].driver}", "CUDA algos, GPU times")
+    here = f"{names}, driver {found[0].driver}" if found else None
+    return _there("GPU", here, "CUDA algos, GPU times", inventory.MODAL)
 
 
-def _nvcc() -> Finding:
-    home = inventory.cuda_home()
-    mend = None if home else inventory.GET_NVCC
-    return _finding("ok" if home else "missing", "nvcc", str(home or "none"), "CUDA algos, pack --prove", mend)
-
-
-def _profiler(name: str) -> Finding:
+def _profiler(machine: Machine, name: str) -> Finding:
     try:
-        profilers.module(name).find()
+        profilers.module(name).find(machine)
     except GdnError as e:
         return _finding("missing", f"--tool {name}", e.message, "profile", e.hint)
     return _finding("ok", f"--tool {name}", "here", "profile")
@@ -116,44 +112,31 @@ def _dataset(folder: Path | None) -> Finding:
 
 
 def _modal_token() -> Finding:
-    by_env = bool(os.environ.get("MODAL_TOKEN_ID") and os.environ.get("MODAL_TOKEN_SECRET"))
-    file = Path(os.environ.get("MODAL_CONFIG_PATH", Path.home() / ".modal.toml"))
-    if by_env or _has_token(file):
-        return _finding(
-            "ok", "Modal token", "in the environment" if by_env else "in Modal's config file", "a B200 at Modal"
-        )
-    return _finding("missing", "Modal token", "none", "a B200 at Modal", "modal setup")
-
-
-def _has_token(file: Path) -> bool:
-    """Whether any profile in Modal's config file has a token; the token itself is looked at by Modal only."""
-    try:
-        return any(isinstance(profile, dict) and "token_id" in profile for profile in parsing.read_toml(file).values())
-    except GdnError:
-        return False
-
-
-def _folders() -> dict[str, Callable[[], Path]]:
-    triton = os.environ.get("TRITON_CACHE_DIR")
-    return {
-        "records": paths.runs_dir,
-        "builds": paths.builds_dir,
-        "Triton's cache": lambda: Path(triton) if triton else Path.home() / ".triton",
-    }
+    file, found = Path(os.environ.get("MODAL_CONFIG_PATH", Path.home() / ".modal.toml")), None
+    if os.environ.get("MODAL_TOKEN_ID") and os.environ.get("MODAL_TOKEN_SECRET"):
+        found = "in the environment"
+    else:
+        with contextlib.suppress(GdnError):  # whether any profile in it has one; Modal alone looks at the token itself
+            if any(isinstance(of, dict) and "token_id" in of for of in parsing.read_toml(file).values()):
+                found = "in Modal's config file"
+    return _there("Modal token", found, "a B200 at Modal", "modal setup")
 
 
 def _writable(what: str, place: Callable[[], Path]) -> Finding:
     """Write a file there for real: permissions, full disks and read-only mounts all show."""
+    folder = None
     try:
         folder = paths.make(place())
+        with tempfile.TemporaryFile(dir=folder):
+            return _finding("ok", what, str(folder), "run, bench")
     except MissingError as e:
         return _finding("bad", what, e.message, "run, bench", e.hint)
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
     except OSError as e:
         return _finding("bad", what, f"{folder}: {e.strerror}", "run, bench", "chmod it, or set GDN_HOME elsewhere")
-    return _finding("ok", what, str(folder), "run, bench")
+
+
+def _triton_cache() -> Path:
+    return Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton")
 
 
 def _algos() -> list[Finding]:

@@ -11,7 +11,7 @@ from functools import partial
 
 from .. import errors
 from ..catalog.tiers import COPY
-from ..machine import gpu_sharing, inventory, locks
+from ..machine import gpu_sharing, locks
 from ..machine.inventory import Gpu
 from ..records import below_floor
 from ..records.store import Writer
@@ -31,8 +31,8 @@ def run(
 ) -> None:
     """Run everything, job after job, each in its own worker; the document has it all at any moment.
 
-    Jobs of different GPUs run side by side. What times on a GPU or on the CPU waits until nobody else does: `say` gets
-    the line that tells for whom. With an `engine` nothing runs here.
+    Jobs of different GPUs run side by side. `say` gets the line that tells for whom a timing waits. With an `engine`
+    nothing runs here.
     """
     document = writer.document
     document.missing.extend(plan.missing)
@@ -64,7 +64,7 @@ def _lane(
     """One GPU's jobs, or those of none, one after the other."""
     with contextlib.ExitStack() as held:
         if any(job.mode == "cuda" and job.tiers for job in jobs):
-            gpu = gpu or inventory.gpus()[0]
+            gpu = gpu or jobs[0].machine.gpus()[0]
             held.enter_context(locks.gpu(gpu.uuid, say, f"GPU {gpu.index}", given_up))
         if any(job.mode == "cpu" and job.tiers for job in jobs):
             held.enter_context(locks.cpu(say, given_up))

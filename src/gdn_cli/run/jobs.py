@@ -76,6 +76,7 @@ class Job:
     env: dict[str, str] = field(default_factory=dict)
     gpu: inventory.Gpu | None = None  # the one to run on; None is the one that a CUDA process takes by itself
     cpus: frozenset[int] = frozenset()  # the only ones to run on; empty is all
+    machine: inventory.Machine = inventory.HERE
 
     @property
     def place(self) -> str:
@@ -364,16 +365,18 @@ def _end(process: subprocess.Popen) -> None:
 
 def environ(job: Job) -> dict[str, str]:
     """The environment of a job's worker."""
-    return environ_of(job.mode, job.gpu) | job.env
+    return environ_of(job.mode, job.gpu, job.machine) | job.env
 
 
-def environ_of(mode: str, gpu: inventory.Gpu | None = None) -> dict[str, str]:
+def environ_of(
+    mode: str, gpu: inventory.Gpu | None = None, machine: inventory.Machine = inventory.HERE
+) -> dict[str, str]:
     """A worker's environment: of ours what `redaction.allowed` lets through, with the builders' tools within reach and
     their caches in gdn's own folder; and with `gpu`, which None leaves to CUDA, as the only one."""
     env = redaction.allowed(os.environ)
     # relative entries would point into the worker's empty directory
     if path := env.get("PYTHONPATH"):
         env["PYTHONPATH"] = os.pathsep.join(os.path.abspath(p) for p in path.split(os.pathsep) if p)
-    env = with_builders(env, mode, gpu)
+    env = with_builders(env, mode, gpu, machine)
     env.setdefault("PYTHONUNBUFFERED", "1")
     return env

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from msgspec import structs
 
@@ -20,11 +19,13 @@ from ..catalog.tiers import FLOORS, TIERS
 from ..catalog.workloads import Workload
 from ..errors import UsageError
 from ..machine import gpu_sharing, inventory
-from ..machine.inventory import Gpu
+from ..machine.inventory import Gpu, Machine
+from ..parsing import Json
+from ..records.request import PlanFields
 from ..schema.record_types import Missing
 from .jobs import Job
 
-# (algo, --device) -> where it runs on the machine in question: machine.place for this one.
+# (algo, --device) -> where it runs on the machine in question: Machine.place for this one.
 Placing = Callable[[Algo, str], inventory.Place]
 
 NOT_TIMED = "no GPU here, and Triton's interpreter is for checks, not for times"
@@ -45,7 +46,7 @@ class Part:
     op: Op
     entries: list[Entry]
     workloads: list[Workload]
-    plan: dict[str, Any]  # how long to measure: timing.Plan's fields
+    plan: PlanFields  # how long to measure
     scored: bool = False  # whether these workloads make a contest's score
     gpu: Gpu | None = None  # the one that this share of it runs on
 
@@ -60,9 +61,10 @@ class Settings:
     strict: bool = False
     timeout_s: float = 300.0
     gpus: tuple[Gpu, ...] = ()  # to spread the parts over; none: the one that a CUDA process takes by itself
-    place: Placing = inventory.place
+    place: Placing = inventory.HERE.place
     sandbox: bool = False
     in_place: bool = False  # outputs are the inputs that their ops say they may be
+    machine: Machine = inventory.HERE
 
 
 def choose(
@@ -73,7 +75,7 @@ def choose(
     device: str,
     *,
     timed: bool,
-    place: Placing = inventory.place,
+    place: Placing = inventory.HERE.place,
 ) -> tuple[list[Entry], bool]:
     """The algos of `--algo` (names, full names, `all`) and packed files; without either, what can run here.
 
@@ -90,12 +92,7 @@ def choose(
     every = not wanted and not files
     for name in wanted or (["all"] if every else []):
         algos += registry.of(op or DEFAULT_OP) if name == "all" else [registry.find(name, op)]
-    entries = []
-    for algo in _distinct(algos, registry):
-        where = place(algo, device)
-        if timed and where.mode == "interpreter":
-            where = inventory.Place(None, NOT_TIMED, inventory.MODAL)
-        entries.append(Entry(algo, where))
+    entries = [_entry(algo, place(algo, device), timed) for algo in _distinct(algos, registry)]
     if every or "all" in wanted:  # what is broken is among them, and says so
         unread = {"summary": "", "language": "", "entry_point": "", "destination_passing": False, "modes": ()}
         entries += [
@@ -111,7 +108,7 @@ def choose(
 
 
 def rivals(
-    registry: Registry, names: list[str], op: str | None, device: str, place: Placing = inventory.place
+    registry: Registry, names: list[str], op: str | None, device: str, place: Placing = inventory.HERE.place
 ) -> list[Entry]:
     """The algos of a comparison in the order in which they were named: names, full names, packed files.
 
@@ -127,17 +124,20 @@ def rivals(
         if algo.name in taken:
             count = 1 + sum(t == algo.name or t.startswith(f"{algo.name}@") for t in taken)
             algo = structs.replace(algo, name=f"{algo.name}@{count}")
-        where = place(algo, device)
-        if where.mode == "interpreter":
-            where = inventory.Place(None, NOT_TIMED, inventory.MODAL)
-        entries.append(Entry(algo, where))
+        entries.append(_entry(algo, place(algo, device), timed=True))
     return entries
 
 
-def anywhere(registry: Registry, op: str | None, device: str) -> list[Entry]:
+def _entry(algo: Algo, place: inventory.Place, timed: bool) -> Entry:
+    """Times of what Triton's interpreter runs mean nothing."""
+    nowhere = timed and place.mode == "interpreter"
+    return Entry(algo, inventory.Place(None, NOT_TIMED, inventory.MODAL) if nowhere else place)
+
+
+def anywhere(registry: Registry, op: str | None, device: str, place: Placing = inventory.HERE.place) -> list[Entry]:
     """For floors, which need no algo: the best place here, in the shape of the op's reference."""
     algo = registry.reference(registry.op(op or DEFAULT_OP))
-    return [Entry(algo, inventory.place(algo, device))]
+    return [Entry(algo, place(algo, device))]
 
 
 def _distinct(algos: list[Algo], registry: Registry) -> list[Algo]:
@@ -213,7 +213,7 @@ def parts(
     first: int | None,
     preset: Preset | None,
     dataset: Path | None,
-    overrides: dict[str, Any],
+    overrides: PlanFields,
 ) -> list[Part]:
     """Group the algos by op, and select the workloads of each op; `overrides` go before the preset's settings."""
     found = []
@@ -250,7 +250,7 @@ def prepare(registry: Registry, work: list[Part], settings: Settings) -> Plan:
         made = [job for share in _shares(part, settings.gpus) for job in _jobs(registry, share, settings, plan)]
         plan.jobs.extend(_in_order(part, made, plan))
     if len(settings.gpus) > 1:
-        apart = gpu_sharing.cpus(list(dict.fromkeys(job.gpu for job in plan.jobs)))
+        apart = gpu_sharing.cpus(list(dict.fromkeys(job.gpu for job in plan.jobs)), settings.machine)
         plan.jobs[:] = [replace(job, cpus=apart[job.gpu]) for job in plan.jobs]
         plan.unpackable[:] = dict.fromkeys(plan.unpackable)  # each once, however many GPUs were to have it
     return plan
@@ -356,7 +356,7 @@ def _comparisons(make: Callable[..., Job], part: Part, ready: list[Entry], plan:
             yield replace(make("compare", None, mode), rivals=tuple(rivals))
 
 
-def _job(settings: Settings, part: Part, described: dict[str, Any], command: str, algo: Algo | None, mode: str) -> Job:
+def _job(settings: Settings, part: Part, described: Json, command: str, algo: Algo | None, mode: str) -> Job:
     timed = command != "check"
     return Job(
         command=command,
@@ -375,6 +375,7 @@ def _job(settings: Settings, part: Part, described: dict[str, Any], command: str
         in_place=settings.in_place,
         timeout_s=settings.timeout_s,
         gpu=part.gpu,
+        machine=settings.machine,
     )
 
 

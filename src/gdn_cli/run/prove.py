@@ -14,6 +14,7 @@ from ..catalog import workloads
 from ..catalog.pack import definition, read_solution
 from ..catalog.registry import Algo, Op, Registry
 from ..machine import inventory
+from ..machine.inventory import HERE, Machine
 from ..schema.record_types import Status
 from .jobs import Job, Outcome, execute
 
@@ -22,7 +23,9 @@ ARCHITECTURES = ("9.0a", "10.0a")  # H100 and H200; B200
 _ALWAYS_THERE = {"torch", "triton", "numpy"}
 
 
-def prove(file: Path, packages: dict[str, str], registry: Registry, timeout_s: float) -> Iterator[Step]:
+def prove(
+    file: Path, packages: dict[str, str], registry: Registry, timeout_s: float, machine: Machine = HERE
+) -> Iterator[Step]:
     """Yield the steps as they end: {"step", "state": ok | skipped | failed, "detail"}. Stops at the first that failed.
 
     `packages` maps import names to what pip installs, as algo.toml declares them; a foreign file has none.
@@ -34,25 +37,32 @@ def prove(file: Path, packages: dict[str, str], registry: Registry, timeout_s: f
     yield step
     if step["state"] == "failed":
         return
-    place = inventory.place(algo)
-    missing = next((wheel for module, wheel in packages.items() if not inventory.has_package(module)), None)
+    place = machine.place(algo)
+    missing = next((wheel for module, wheel in packages.items() if not machine.has_package(module)), None)
     if missing:
         yield _step("build", "skipped", f"package {missing} is not here: pip install {missing}")
         return
-    if algo.language == "cpp" and not inventory.cxx():
+    if algo.language == "cpp" and not machine.cxx():
         yield _step("build", "skipped", "no C++ compiler here")
         return
-    if algo.language == "cuda" and inventory.cuda_home() is None:
+    if algo.language == "cuda" and machine.cuda_home() is None:
         yield _step("build", "skipped", f"no nvcc here: {inventory.GET_NVCC}")
         return
+
+    def job(mode: str, work: tuple[workloads.Workload, ...], env: dict[str, str]) -> Job:
+        described = definition(op, registry)
+        return Job(
+            "prove", op, described, algo.solution, mode, work, algo, timeout_s=timeout_s, env=env, machine=machine
+        )
+
     with tempfile.TemporaryDirectory(prefix="gdn-prove-") as cache:
         env = {"FIB_CACHE_PATH": f"{cache}/built", "GDN_ALGOS": ""}
         if algo.language == "cuda":
             arch = env | {"FIB_CACHE_PATH": f"{cache}/archs", inventory.ARCHITECTURES: " ".join(ARCHITECTURES)}
-            outcome = execute(_job(algo, op, registry, "cpu", (), arch, timeout_s))
+            outcome = execute(job("cpu", (), arch))
             yield from _built(outcome, ", ".join(f"sm_{a.replace('.', '')}" for a in ARCHITECTURES))
         else:
-            outcome = execute(_job(algo, op, registry, place.mode or "cpu", (), env, timeout_s))
+            outcome = execute(job(place.mode or "cpu", (), env))
             yield from _built(outcome, "")
         if outcome.status is not Status.DONE or outcome.proof["state"] == "failed":
             return
@@ -60,15 +70,11 @@ def prove(file: Path, packages: dict[str, str], registry: Registry, timeout_s: f
             yield _step("run", "skipped", f"{place.reason}; {place.hint}")
             return
         small = min(workloads.embedded(op), key=lambda w: sum(w.axes.values()))
-        yield _ran(execute(_job(algo, op, registry, place.mode, (small,), env, timeout_s)), op, small, place.mode)
+        yield _ran(execute(job(place.mode, (small,), env)), op, small, place.mode)
 
 
 def _step(name: str, state: str, detail: str) -> Step:
     return {"step": name, "state": state, "detail": detail}
-
-
-def _job(algo: Algo, op: Op, registry: Registry, mode: str, work: tuple, env: dict[str, str], timeout_s: float) -> Job:
-    return Job("prove", op, definition(op, registry), algo.solution, mode, work, algo, timeout_s=timeout_s, env=env)
 
 
 def _imports(algo: Algo, packages: dict[str, str]) -> Step:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from .. import bounded
+
 # What builds and runs kernels. All else of the user's environment stays with the user.
 _ALLOWED = frozenset(
     """
@@ -49,14 +51,10 @@ def values(env: Mapping[str, str] | None = None) -> list[str]:
 def masked(what: Any, secrets: Iterable[str]) -> Any:
     """JSON, or a text, with each of these values replaced by "***"."""
     secrets = list(secrets)
-    if not secrets:
-        return what
-    if isinstance(what, str):
+
+    def hidden(text: str) -> str:
         for value in secrets:
-            what = what.replace(value, "***")
-        return what
-    if isinstance(what, dict):
-        return {masked(key, secrets): masked(value, secrets) for key, value in what.items()}
-    if isinstance(what, (list, tuple)):
-        return [masked(value, secrets) for value in what]
-    return what
+            text = text.replace(value, "***")
+        return text
+
+    return bounded.mapped(what, hidden, lambda key: hidden(str(key))) if secrets else what

@@ -14,6 +14,8 @@ from typing import Any
 
 from ..errors import MissingError
 from ..machine import inventory, locks
+from ..machine.builders import environment
+from ..parsing import Json
 from . import build_cache
 
 
@@ -78,7 +80,7 @@ def _module_of(runnable: Any) -> Any:
     return sys.modules.get(runnable.metadata.misc.get("module_name", ""))
 
 
-def build(definition: dict[str, Any], solution: dict[str, Any], *, specific: bool = False) -> Kernel:
+def build(definition: Json, solution: Json, *, specific: bool = False) -> Kernel:
     """Build a solution; raises BuildFailed with the full cause.
 
     `specific` (algo.toml): for all that this GPU has, such as sm_90a, where the builder takes what later GPUs have too,
@@ -97,7 +99,7 @@ def build(definition: dict[str, Any], solution: dict[str, Any], *, specific: boo
         raise BuildFailed(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     cache = _cache()
     try:
-        with _alone(parsed[1].hash(), solution["name"]), _compiling_for(arch):
+        with _alone(parsed[1].hash(), solution["name"]), environment({inventory.ARCHITECTURES: arch} if arch else {}):
             return Kernel(_built(*parsed))
     except Exception as e:  # builders wrap most causes in BuildError, and let some through
         raise _cause(e, cache) from None
@@ -133,19 +135,7 @@ def _own_architecture() -> str | None:
     return inventory.specific(f"{major}.{minor}")
 
 
-@contextlib.contextmanager
-def _compiling_for(arch: str | None) -> Iterator[None]:
-    if arch is None:
-        yield
-        return
-    os.environ[inventory.ARCHITECTURES] = arch
-    try:
-        yield
-    finally:
-        del os.environ[inventory.ARCHITECTURES]
-
-
-def reference(definition: dict[str, Any]) -> Kernel:
+def reference(definition: Json) -> Kernel:
     """The definition's own reference, as flashinfer-bench builds it; MissingError where the cache is unfit."""
     from flashinfer_bench.compile import BuilderRegistry
     from flashinfer_bench.data import Definition

@@ -1,8 +1,7 @@
 """What can be done with a kernel in its own process: call it, look at its results at the moment of the return, have its
 inputs come late, time one call, list what it runs.
 
-`Here` does it with a kernel of this process; `client.Kernel` has the same methods and asks a runner, which has a
-`Here`. Checks and probes are written against these methods alone.
+`client.Kernel` has the same methods and asks a runner, which has a `Here`.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,28 +40,18 @@ def described(x: Any) -> str | tuple[tuple[int, ...], str, str]:
     return type(x).__name__
 
 
-def of(kernel: Any) -> Any:
-    """A kernel with these methods: itself, or `Here` around a callable of this process."""
-    return kernel if hasattr(kernel, "run") else Here(kernel)
+def out_of_memory(e: BaseException) -> bool:
+    """Whether memory ran out; torch's CPU allocator raises a plain RuntimeError."""
+    return isinstance(e, (MemoryError, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in str(e)
 
 
 class Here:
-    """A kernel of this process: a build.Kernel, or what is called as one.
-
-    `push` and `pull` carry tensors between the caller's memory and the kernel's, which are the same here. `wanted` says
-    for each output its (shape, dtype), which only another process needs to know beforehand.
-    """
+    """A kernel of this process: a build.Kernel, or what is called as one."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel, self.destination_passing = kernel, kernel.destination_passing
 
-    def push(self, tensors: Sequence[Any]) -> None:
-        pass
-
-    def pull(self, tensors: Sequence[Any]) -> None:
-        pass
-
-    def run(self, inputs: list, outputs: list, wanted: Sequence[tuple] = ()) -> list:
+    def run(self, inputs: list, outputs: list) -> list:
         """One call to its end; gives the outputs, those given or those returned."""
         results = self._call(inputs, outputs)
         if _on_gpu(inputs):
@@ -74,16 +64,12 @@ class Here:
         self.kernel(inputs, outputs)
         return outputs
 
-    def address(self, result: torch.Tensor) -> int:
-        """Where a result lies in the kernel's memory."""
-        return result.data_ptr()
-
     def odd(self, results: Sequence[Any]) -> list[str | None]:
         """For each result the name of its type, where that is a tensor which may be computed when it is read."""
         plain = (torch.Tensor, torch.nn.Parameter)
         return [type(x).__name__ if isinstance(x, torch.Tensor) and type(x) not in plain else None for x in results]
 
-    def at_return(self, inputs: list, outputs: list, wanted: Sequence[tuple] = ()) -> tuple[list, list]:
+    def at_return(self, inputs: list, outputs: list) -> tuple[list, list]:
         """One call on a CPU: its results, and copies of them as they were when it returned.
 
         `string_at` copies without giving up the interpreter's lock, and with a long switch interval no other thread
@@ -106,9 +92,7 @@ class Here:
             seen.append(flat.as_strided(out.shape, out.stride(), offset))
         return results, seen
 
-    def late(
-        self, inputs: list, outputs: list, late: list, zeroed: Sequence[int], copies: list, wanted: Sequence[tuple] = ()
-    ) -> list:
+    def late(self, inputs: list, outputs: list, late: list, zeroed: Sequence[int], copies: list) -> list:
         """One call on a GPU whose inputs become right late on the current stream; gives its results.
 
         late    the inputs' values, written on the stream after a wait, right before the call
@@ -162,16 +146,35 @@ class Here:
             torch.cuda.synchronize()
 
         try:
-            trace = Trace.open()
-            try:
+            with closing(Trace.open()) as trace:
                 ran = trace.kernels(work)
-            finally:
-                trace.close()
         except TierUnavailable as e:
             raise LookupError(one_line(e)) from e
         if not ran:
             raise LookupError("nothing in the trace")
         return Counter(name for _, _, name in ran), sum(duration for _, duration, _ in ran)
+
+
+class Scaling:
+    """Other values in the same buffers: the linear inputs times -1, 1/2, -1/2, 1, ...; of those that a call overwrites
+    in place, the values before it. By 1 at most: the contest's rule has an absolute part, which a result twice as large
+    would miss at half the error."""
+
+    def __init__(self, linear: list[Any], overwritten: Sequence[Any] = ()) -> None:
+        self.kept = [(x, x.clone(), any(x is y for y in linear)) for x in overwritten]
+        self.linear = [x for x in linear if not any(x is y for y in overwritten)]
+        self.scale, self.turn = 1.0, 0
+
+    def __call__(self) -> None:
+        scale = (-1.0, 0.5, -0.5, 1.0)[self.turn % 4]
+        self.turn += 1
+        for x in self.linear:
+            x.mul_(scale / self.scale)
+        for x, was, scaled in self.kept:
+            x.copy_(was)
+            if scaled:
+                x.mul_(scale)
+        self.scale = scale
 
 
 def _on_gpu(inputs: list) -> bool:

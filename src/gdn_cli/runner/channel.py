@@ -10,7 +10,10 @@ import json
 import os
 import socket
 import struct
-from typing import Any
+
+import msgspec
+
+from ..parsing import Json
 
 _MOST = 256 << 20  # bytes of a frame: all samples of a long comparison are some 40 MiB
 _LENGTH = struct.Struct("<Q")
@@ -26,23 +29,23 @@ class Channel:
     def __init__(self, end: socket.socket) -> None:
         self.end = end
 
-    def send(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+    def send(self, message: Json, descriptors: tuple[int, ...] = ()) -> None:
         """Raises OSError where the other side is gone."""
-        data = json.dumps(message).encode()
+        data = json.dumps(msgspec.to_builtins(message)).encode()
         if descriptors:
             socket.send_fds(self.end, [_LENGTH.pack(len(data))], list(descriptors))
         else:
             self.end.sendall(_LENGTH.pack(len(data)))
         self.end.sendall(data)
 
-    def receive(self) -> dict[str, Any]:
+    def receive(self) -> Json:
         """The next message. Raises EOFError where the other side is gone, Garbled where it sent anything else.
 
         Descriptors that came along are closed: the worker wants none from a runner.
         """
         return _parsed(self._exactly(self._length(self._exactly(_LENGTH.size))))
 
-    def receive_with(self, most: int) -> tuple[dict[str, Any], list[int]]:
+    def receive_with(self, most: int) -> tuple[Json, list[int]]:
         """The same with at most so many descriptors."""
         head, descriptors, _, _ = socket.recv_fds(self.end, _LENGTH.size, most)
         if not head:
@@ -71,7 +74,7 @@ class Channel:
         self.end.close()
 
 
-def _parsed(data: bytes) -> dict[str, Any]:
+def _parsed(data: bytes) -> Json:
     try:
         message = json.loads(data)
     except (ValueError, RecursionError):

@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from ..records import exit_reasons
-from ..records.messages import Answer, Measured, Said
+from ..records.messages import Answer, Measured, Result, Said
 from ..schema.record_types import Status
 from . import channel, process, shared_memory
 from .calls import Strange
@@ -52,9 +52,7 @@ class Runner:
         self.device = "cuda" if mode == "cuda" else "cpu"
         self.line, self.process, self.ooms, self.wrapped = started
         self.numbers: dict[int, int] = {}  # a storage's address here -> its number
-        self.regions: dict[
-            int, tuple[Any, shared_memory.Region, torch.Tensor]
-        ] = {}  # number -> tensor kept, region, bytes
+        self.regions: dict[int, tuple[Any, shared_memory.Region, Any]] = {}  # number -> tensor kept, region, bytes
         self.count = 0
         self.dropped: list[tuple[int, int]] = []  # results that nobody has a use for, and their storages
         self.mark: shared_memory.Region | None = None
@@ -134,9 +132,9 @@ class Runner:
         self.regions[self.count] = None, region, None
         return self.count
 
-    def form(self, x: Any) -> Any:
-        """An argument as it travels."""
-        return shared_memory.form(x, self.number(x)) if isinstance(x, torch.Tensor) else x
+    def forms(self, values: Sequence[Any]) -> list[Any]:
+        """A call's arguments as they travel."""
+        return [shared_memory.form(x, self.number(x)) if isinstance(x, torch.Tensor) else x for x in values]
 
     def push(self, tensors: Sequence[Any]) -> None:
         """Give the runner the bytes that these tensors' storages hold here."""
@@ -155,7 +153,7 @@ class Runner:
         asked = [(x, *x._gdn_result) for x in results if x.numel()]
         if not (numbers or asked):
             return
-        self.ask("pull", storages=numbers, results=[[number, storage] for _, number, storage in asked])
+        self.ask("pull", storages=numbers, results=[[result.number, storage] for _, result, storage in asked])
         for number in numbers:
             _, region, here = self.regions[number]
             here.copy_(region.bytes)
@@ -170,24 +168,20 @@ class Runner:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
-    def received(self, said: Any, wanted: Sequence[tuple]) -> list[Any]:
+    def received(self, results: Sequence[Result], wanted: Sequence[tuple]) -> list[Any]:
         """The results that a runner speaks of: a tensor each, not yet pulled, where it is of the form that is due."""
         found = []
-        for i, one in enumerate(_list(said)):
-            if not isinstance(one, dict) or "number" not in one:
-                found.append(Strange(str(one.get("type", "?") if isinstance(one, dict) else "?")[:80]))
-                continue
-            form = tuple(_list(one.get("shape"))), str(one.get("dtype")), str(one.get("device"))
-            due = wanted[i] if i < len(wanted) else None
-            if due is None or form[:2] != (tuple(due[0]), str(due[1])) or not form[2].startswith(self.device):
+        for i, one in enumerate(results):
+            form, due = (one.shape, one.dtype, one.device), wanted[i] if i < len(wanted) else None
+            if one.number is None:
+                found.append(Strange(one.type[:80]))
+            elif due is None or form[:2] != (tuple(due[0]), str(due[1])) or not one.device.startswith(self.device):
                 found.append(Strange("Tensor", form))
-                continue
-            x = torch.empty(due[0], dtype=due[1], device=self.device)
-            storage = self._share(x.nbytes, -1) if x.nbytes else 0
-            x._gdn_result = int(one["number"]), storage
-            x._gdn_about = int(one.get("address") or 0), one.get("odd")
-            weakref.finalize(x, self._drop, int(one["number"]), storage)
-            found.append(x)
+            else:
+                x = torch.empty(due[0], dtype=due[1], device=self.device)
+                x._gdn_result = one, self._share(x.nbytes, -1) if x.nbytes else 0
+                weakref.finalize(x, self._drop, one.number, x._gdn_result[1])
+                found.append(x)
         return found
 
     def _drop(self, result: int, storage: int) -> None:
@@ -212,10 +206,7 @@ class Runner:
 
     def turns(self, kernels: list[str], inputs: list, outputs: list, **how: Any) -> Answer:
         """Several kernels' times on the same buffers, their calls taking turns."""
-        form = self.form
-        said = self.ask(
-            "turns", kernels=kernels, inputs=[form(x) for x in inputs], outputs=[form(x) for x in outputs], **how
-        )
+        said = self.ask("turns", kernels=kernels, inputs=self.forms(inputs), outputs=self.forms(outputs), **how)
         if not len(kernels) == len(said.records) == len(said.rounds) and not said.replaced:
             raise Died(Status.CRASHED, "the process that ran it sent no time", None)
         return said if said.replaced else _measured(said)
@@ -226,7 +217,8 @@ class Runner:
 
 
 class Kernel:
-    """A kernel in a runner, with the methods of calls.Here, and what else can be asked of it."""
+    """A kernel in a runner, with the methods of calls.Here, and what else can be asked of it. `wanted` says for each
+    output its (shape, dtype)."""
 
     def __init__(self, runner: Runner, name: str, destination_passing: bool, setup: str | None = None) -> None:
         self.runner, self.name, self.destination_passing, self.setup = runner, name, destination_passing, setup
@@ -238,37 +230,35 @@ class Kernel:
         self.runner.pull(tensors)
 
     def ask(self, do: str, inputs: list, outputs: list, **more: Any) -> Answer:
-        form = self.runner.form
-        return self.runner.ask(
-            do, kernel=self.name, inputs=[form(x) for x in inputs], outputs=[form(x) for x in outputs], **more
-        )
+        forms = self.runner.forms
+        return self.runner.ask(do, kernel=self.name, inputs=forms(inputs), outputs=forms(outputs), **more)
 
-    def run(self, inputs: list, outputs: list, wanted: Sequence[tuple] = ()) -> list:
-        said = self.ask("run", inputs, outputs)
+    def _results(self, said: Answer, outputs: list, wanted: Sequence[tuple]) -> list:
         return outputs if self.destination_passing else self.runner.received(said.results, wanted)
 
+    def run(self, inputs: list, outputs: list, wanted: Sequence[tuple]) -> list:
+        return self._results(self.ask("run", inputs, outputs), outputs, wanted)
+
     def address(self, result: torch.Tensor) -> int:
-        return result._gdn_about[0]
+        return result._gdn_result[0].address
 
     def odd(self, results: Sequence[Any]) -> list[str | None]:
-        return [getattr(x, "_gdn_about", (0, None))[1] for x in results]
+        return [x._gdn_result[0].odd if hasattr(x, "_gdn_result") else None for x in results]
 
-    def at_return(self, inputs: list, outputs: list, wanted: Sequence[tuple] = ()) -> tuple[list, list]:
+    def at_return(self, inputs: list, outputs: list, wanted: Sequence[tuple]) -> tuple[list, list]:
         said = self.ask("at_return", inputs, outputs)
         seen = self.runner.received(said.seen, wanted)
-        results = outputs if self.destination_passing else self.runner.received(said.results, wanted)
+        results = self._results(said, outputs, wanted)
         self.pull([*seen, *results])
         return results, seen
 
     def late(
-        self, inputs: list, outputs: list, late: list, zeroed: Sequence[int], copies: list, wanted: Sequence[tuple] = ()
+        self, inputs: list, outputs: list, late: list, zeroed: Sequence[int], copies: list, wanted: Sequence[tuple]
     ) -> list:
         self.push([*late, *copies])
-        form = self.runner.form
-        said = self.ask(
-            "late", inputs, outputs, late=[form(x) for x in late], zeroed=list(zeroed), copies=[form(x) for x in copies]
-        )
-        results = outputs if self.destination_passing else self.runner.received(said.results, wanted)
+        forms = self.runner.forms
+        said = self.ask("late", inputs, outputs, late=forms(late), zeroed=list(zeroed), copies=forms(copies))
+        results = self._results(said, outputs, wanted)
         self.pull([*copies, *results])
         return results
 
@@ -277,8 +267,7 @@ class Kernel:
 
     def trace(self, inputs: list, outputs: list) -> tuple[Counter[str], int]:
         said = self.ask("trace", inputs, outputs)
-        ran = said.ran if isinstance(said.ran, dict) else {}
-        return Counter({name: n for name, n in ran.items() if isinstance(n, int)}), int(said.ns)
+        return Counter(said.counts), int(said.ns)
 
     def time(self, inputs: list, outputs: list, **how: Any) -> tuple[Measured, list[str]]:
         """A tier's part of a record, and which parts of the timer were replaced by then."""
@@ -287,10 +276,6 @@ class Kernel:
             raise Died(Status.CRASHED, "the process that ran it sent no time", None)
         return said.records[0], said.replaced
 
-    def survey(self, inputs: list, outputs: list, **how: Any) -> Any:
-        """What one call puts on the GPU."""
-        return self.ask("survey", inputs, outputs, **how).ran
-
     def seconds_outside(self, inputs: list, outputs: list, times: int) -> float:
         """How long a call takes by the worker's clock, of so many in a row."""
         began = time.perf_counter()
@@ -298,8 +283,7 @@ class Kernel:
         return (time.perf_counter() - began) / times
 
     def backend(self, inputs: list) -> str | None:
-        form = self.runner.form
-        return self.runner.ask("backend", kernel=self.name, inputs=[form(x) for x in inputs]).backend
+        return self.runner.ask("backend", kernel=self.name, inputs=self.runner.forms(inputs)).backend
 
 
 def _measured(answer: Answer) -> Answer:
@@ -310,7 +294,3 @@ def _measured(answer: Answer) -> Answer:
         if each.timing:
             each.status, each.reason = Status.PASSED, None
     return answer
-
-
-def _list(x: Any) -> list:
-    return x if isinstance(x, list) else []

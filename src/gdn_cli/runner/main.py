@@ -1,8 +1,8 @@
 """The process that runs an algo's code, started by process.py: a copy of its worker, or
 `python -m gdn_cli.runner.main DESCRIPTOR DEVICE`.
 
-It reads a command from the socket, does it, and answers, one after the other. It gives no verdict, holds no descriptor
-that records go to, and never sees what is right. Whatever happens here is the algo's fate.
+It does what it is told on the socket. It gives no verdict, holds no descriptor that records go to, and never sees what
+is right. Whatever happens here is the algo's fate.
 """
 
 from __future__ import annotations
@@ -14,26 +14,25 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from .. import bounded
 from ..errors import GdnError, one_line
-from ..records.messages import Answer, Said
+from ..parsing import Json
+from ..records.messages import Answer, Form, Result, Said
 from . import channel
 
-_COMMANDS = {}
+if TYPE_CHECKING:
+    from . import build
 
-
-def command(function: Any) -> Any:
-    """A method that a worker can ask for, by its name."""
-    _COMMANDS[function.__name__] = function
-    return function
+_VALUES = {"inputs", "outputs", "late", "copies"}  # the arguments that are a call's, tensors among them
 
 
 class Runner:
-    """Kernels by name, copies of the worker's storages, and results that the worker still has a use for."""
+    """Kernels by name, copies of the worker's storages, and results that the worker still has a use for. What the
+    worker asks for by a name is the method of that name."""
 
     def __init__(self, device: str) -> None:
         import torch
@@ -42,13 +41,13 @@ class Runner:
 
         self.torch, self.calls, self.shared = torch, calls, shared_memory
         self.device = device  # "cuda" or "cpu"
-        self.kernels: dict[str, Any] = {}
+        self.kernels: dict[str, build.Kernel] = {}
         self.storages: dict[int, tuple[Any, Any, int]] = {}  # number -> region, block, where in it the bytes begin
-        self.tensors: dict[tuple, Any] = {}  # the same object for the same form: some kernels go by a tensor's identity
+        self.tensors: dict[Form, Any] = {}  # the same object for the same form: some kernels go by a tensor's identity
         self.results: dict[int, Any] = {}
         self.count = 0
         self.turn = shared_memory.Region(8)  # which kernel is at work, for a worker that finds this process dead
-        self.as_it_was: dict[str, Any] = {}
+        self.as_it_was: dict[str, object] = {}
 
     def serve(self, line: channel.Channel) -> None:
         """Until the worker closes the line."""
@@ -62,7 +61,8 @@ class Runner:
                     for number, storage in message.pop("dropped", ()):
                         self.results.pop(number, None)
                         self.storages.pop(storage, None)
-                    answer = _COMMANDS[message.pop("do")](self, *descriptors, **message) or Answer()
+                    do = getattr(self, message.pop("do"))
+                    answer = do(*descriptors, **self._meant(message)) or Answer()
                 except Exception as e:
                     answer = Answer(raised=self._raised(e))
                 line.send(bounded.clipped(msgspec.to_builtins(answer)))
@@ -74,8 +74,7 @@ class Runner:
 
         kinds = {
             "build_failed": isinstance(e, BuildFailed),
-            "out_of_memory": isinstance(e, (MemoryError, self.torch.cuda.OutOfMemoryError))
-            or "can't allocate memory" in str(e),  # torch's CPU allocator raises a plain RuntimeError
+            "out_of_memory": self.calls.out_of_memory(e),
             "tier_unavailable": isinstance(e, timing.TierUnavailable),
             "refused": isinstance(e, GdnError),
             "lookup": isinstance(e, LookupError),
@@ -88,7 +87,6 @@ class Runner:
 
     # --- tensors
 
-    @command
     def share(self, descriptor: int, storage: int, nbytes: int, place: int) -> None:
         """A storage of the worker's: it gets a copy here, whose bytes travel through this memory; with a `place` below
         0 it only receives a result."""
@@ -100,7 +98,6 @@ class Runner:
         block, begin = self.shared.room(nbytes, self.device, place)
         self.storages[storage] = region, block[begin : begin + nbytes], begin
 
-    @command
     def forget(self) -> None:
         """All storages and results; the kernels stay."""
         self.storages.clear()
@@ -109,14 +106,12 @@ class Runner:
         if self.device == "cuda":
             self.torch.cuda.empty_cache()
 
-    @command
     def push(self, storages: list[int]) -> None:
         for number in storages:
             region, block, _ = self.storages[number]
             block.data.copy_(region.bytes)
         self._settle()
 
-    @command
     def pull(self, storages: list[int], results: list[list[int]] = ()) -> None:
         """Copy to the worker: whole storages, and results, each into a storage of its own."""
         for number in storages:
@@ -133,36 +128,37 @@ class Runner:
         if self.device == "cuda":
             self.torch.cuda.synchronize()
 
-    def _given(self, values: list[Any]) -> list[Any]:
-        """The call's arguments: tensors for their forms, scalars as they are."""
-        return [self._tensor(x) if isinstance(x, dict) else x for x in values]
+    def _meant(self, message: Json) -> Json:
+        """A command's arguments with the kernel for its name, and with tensors for their forms."""
+        if "kernel" in message:
+            message["kernel"] = self.kernels[message["kernel"]]
+        for name in _VALUES & set(message):
+            values = message[name]
+            message[name] = [self._tensor(msgspec.convert(x, Form)) if isinstance(x, dict) else x for x in values]
+        return message
 
-    def _tensor(self, form: dict[str, Any]) -> Any:
-        key = tuple(tuple(x) if isinstance(x, list) else x for x in form.values())
-        if key not in self.tensors:
-            _, block, begin = self.storages.get(form["storage"], (None, None, 0))
-            self.tensors[key] = self.shared.formed(form, block, begin, self.device)
-        return self.tensors[key]
+    def _tensor(self, form: Form) -> Any:
+        if form not in self.tensors:
+            _, block, begin = self.storages.get(form.storage, (None, None, 0))
+            self.tensors[form] = self.shared.formed(form, block, begin, self.device)
+        return self.tensors[form]
 
-    def _described(self, results: Any) -> list[dict[str, Any]]:
+    def _described(self, results: Any) -> list[Result]:
         """What came back, each with a number by which the worker can ask for its bytes."""
         found = []
         for x, odd in zip(results, self.calls.Here.odd(None, results), strict=True):
             if not isinstance(x, self.torch.Tensor):
-                found.append({"type": type(x).__name__})
+                found.append(Result(type=type(x).__name__))
                 continue
             self.count += 1
             self.results[self.count] = x
             shape, dtype, device = self.calls.described(x)
-            found.append(
-                {"number": self.count, "shape": shape, "dtype": dtype, "device": device, "odd": odd,
-                 "address": x.data_ptr() if odd is None else 0}
-            )  # fmt: skip
+            address = x.data_ptr() if odd is None else 0
+            found.append(Result(number=self.count, shape=shape, dtype=dtype, device=device, odd=odd, address=address))
         return found
 
     # --- kernels
 
-    @command
     def build(
         self,
         name: str,
@@ -182,68 +178,53 @@ class Runner:
         proof = signature.match(kernel.entry_point, definition, solution) if prove else None
         return Answer(destination_passing=kernel.destination_passing, build_s=build_s, proof=proof)
 
-    @command
-    def backend(self, kernel: str, inputs: list) -> Answer:
+    def backend(self, kernel: Any, inputs: list) -> Answer:
         """What the algo says of the way that it takes for these inputs; None where it does not tell."""
-        found = self.kernels[kernel].backend(self._given(inputs))
+        found = kernel.backend(inputs)
         return Answer(backend=None if found is None else str(found))
 
-    @command
-    def run(self, kernel: str, inputs: list, outputs: list) -> Answer:
-        return self._call(kernel, "run", self._given(inputs), self._given(outputs))
+    def run(self, kernel: Any, inputs: list, outputs: list) -> Answer:
+        return self._returned(kernel, self.calls.Here(kernel).run(inputs, outputs))
 
-    @command
-    def late(self, kernel: str, inputs: list, outputs: list, late: list, zeroed: list, copies: list) -> Answer:
-        more = self._given(late), zeroed, self._given(copies)
-        return self._call(kernel, "late", self._given(inputs), self._given(outputs), *more)
+    def late(self, kernel: Any, inputs: list, outputs: list, late: list, zeroed: list, copies: list) -> Answer:
+        return self._returned(kernel, self.calls.Here(kernel).late(inputs, outputs, late, zeroed, copies))
 
-    @command
-    def at_return(self, kernel: str, inputs: list, outputs: list) -> Answer:
-        here = self.calls.Here(self.kernels[kernel])
-        results, seen = here.at_return(self._given(inputs), self._given(outputs))
-        given = [] if here.destination_passing else self._described(results)
-        return Answer(results=given, seen=self._described(seen))
+    def at_return(self, kernel: Any, inputs: list, outputs: list) -> Answer:
+        results, seen = self.calls.Here(kernel).at_return(inputs, outputs)
+        answer = self._returned(kernel, results)
+        answer.seen = self._described(seen)
+        return answer
 
-    def _call(self, kernel: str, how: str, *arguments: Any) -> Answer:
-        here = self.calls.Here(self.kernels[kernel])
-        results = getattr(here, how)(*arguments)
-        return Answer(results=None if here.destination_passing else self._described(results))
+    def _returned(self, kernel: Any, results: list) -> Answer:
+        return Answer(results=[] if kernel.destination_passing else self._described(results))
 
-    @command
-    def seconds(self, kernel: str, inputs: list, outputs: list) -> Answer:
-        here = self.calls.Here(self.kernels[kernel])
-        return Answer(seconds=here.seconds(self._given(inputs), self._given(outputs)))
+    def seconds(self, kernel: Any, inputs: list, outputs: list) -> Answer:
+        return Answer(seconds=self.calls.Here(kernel).seconds(inputs, outputs))
 
-    @command
-    def trace(self, kernel: str, inputs: list, outputs: list) -> Answer:
-        ran, took = self.calls.Here(self.kernels[kernel]).trace(self._given(inputs), self._given(outputs))
-        return Answer(ran=dict(ran), ns=took)
+    def trace(self, kernel: Any, inputs: list, outputs: list) -> Answer:
+        ran, took = self.calls.Here(kernel).trace(inputs, outputs)
+        return Answer(counts=dict(ran), ns=took)
 
     # --- times
 
-    @command
-    def time(self, kernel: str, inputs: list, outputs: list, definition: dict, tier: str, **how: Any) -> Answer:
+    def time(self, kernel: Any, inputs: list, outputs: list, definition: dict, tier: str, **how: Any) -> Answer:
         """One tier's part of a record, of calls on these very buffers."""
         from ..timing import Plan, Subject
         from . import measuring
 
-        subject = Subject.of(
-            self.kernels[kernel], self._given(inputs), self._given(outputs), definition=definition
-        )  # fmt: skip
+        subject = Subject.of(kernel, inputs, outputs, definition=definition)
         found = measuring.timed(tier, subject, Plan(**how.pop("plan")), gpu=self.device == "cuda", **how)
         return Answer(records=[found], replaced=self._replaced())
 
-    @command
-    def again(self, kernel: str, inputs: list, outputs: list, times: int) -> None:
+    def again(self, kernel: Any, inputs: list, outputs: list, times: int) -> None:
         """So many calls in a row, for a clock outside."""
         from ..timing.subject import bound
 
-        call = bound(self.kernels[kernel], self._given(inputs), self._given(outputs))
+        call = bound(kernel, inputs, outputs)
         for _ in range(times):
             call()
         self._settle()
 
-    @command
     def turns(
         self, kernels: list[str], inputs: list, outputs: list, linear: list[int], tier: str, plan: dict, own: int
     ) -> Answer:
@@ -254,9 +235,8 @@ class Runner:
         from ..timing.subject import overwritten
         from . import measuring
 
-        inputs, outputs, plan = self._given(inputs), self._given(outputs), Plan(**plan)
-        again = overwritten(inputs, outputs)
-        refresh = _Scaling([inputs[i] for i in linear], again) if linear or again else None
+        plan, again = Plan(**plan), overwritten(inputs, outputs)
+        refresh = self.calls.Scaling([inputs[i] for i in linear], again) if linear or again else None
         subjects = [
             Subject.of(_Marked(self.turn, i, self.kernels[name]), inputs, outputs, refresh=refresh)
             for i, name in enumerate(kernels)
@@ -267,16 +247,14 @@ class Runner:
         records = [watch.measured(timed) for timed in timings]
         return Answer(records=records, rounds=rounds, replaced=self._replaced())
 
-    @command
-    def survey(self, kernel: str, inputs: list, outputs: list, definition: dict, l2: str) -> Answer:
+    def survey(self, kernel: Any, inputs: list, outputs: list, definition: dict, l2: str) -> Answer:
         """What one call puts on the GPU."""
         from ..timing import Subject
         from . import survey
 
-        subject = Subject.of(self.kernels[kernel], self._given(inputs), self._given(outputs), definition=definition)
+        subject = Subject.of(kernel, inputs, outputs, definition=definition)
         return Answer(ran=survey.ran(subject, l2))
 
-    @command
     def watch(self, descriptor: int) -> None:
         """Memory in which the number of the kernel at work is to stand."""
         self.turn = self.shared.Region(8, descriptor)
@@ -329,27 +307,6 @@ class _Marked:
             kernel_call()
 
         return call
-
-
-class _Scaling:
-    """Other values in the same buffers: the linear inputs times -1, 1/2, -1/2, 1, ..., by 1 at most as in a check; of
-    those that a call overwrites in place, the values before it."""
-
-    def __init__(self, linear: list[Any], overwritten: list[Any]) -> None:
-        self.kept = [(x, x.clone(), any(x is y for y in linear)) for x in overwritten]
-        self.linear = [x for x in linear if not any(x is y for y in overwritten)]
-        self.scale, self.turn = 1.0, 0
-
-    def __call__(self) -> None:
-        scale = (-1.0, 0.5, -0.5, 1.0)[self.turn % 4]
-        self.turn += 1
-        for x in self.linear:
-            x.mul_(scale / self.scale)
-        for x, was, scaled in self.kept:
-            x.copy_(was)
-            if scaled:
-                x.mul_(scale)
-        self.scale = scale
 
 
 def _die_with_parent(worker: int) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import one_line
+from ..parsing import Json
 from . import build
 from .build import BuildFailed, Kernel
 
@@ -55,7 +56,7 @@ class Prepared(Kernel):
         return super().backend(self._ready(inputs))
 
 
-def built(definition: dict[str, Any], solution: dict[str, Any], setup: str | None, *, specific: bool = False) -> Kernel:
+def built(definition: Json, solution: Json, setup: str | None, *, specific: bool = False) -> Kernel:
     """build.build, of an algo with a setup as well. flashinfer-bench's builder holds the arguments of an entry point
     against the definition's, which are the setup's."""
     if setup is None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import tempfile
-from typing import Any
 
 import torch
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
+from ..records.messages import Form
 
 ALIGN = 4096  # bytes: a copy of a storage begins at the same place in a page
 
@@ -58,22 +55,16 @@ def room(nbytes: int, device: str, place: int) -> tuple[torch.Tensor, int]:
     return block, (place - block.data_ptr()) % ALIGN
 
 
-def form(x: torch.Tensor, storage: int | None) -> dict[str, Any]:
-    """A tensor as JSON: the number of its storage (None where it has no bytes) and where it lies in that."""
-    return {
-        "storage": storage,
-        "dtype": str(x.dtype).removeprefix("torch."),
-        "shape": list(x.shape),
-        "stride": list(x.stride()),
-        "offset": x.storage_offset(),
-    }
+def form(x: torch.Tensor, storage: int | None) -> Form:
+    """A tensor as it travels; `storage` is the number of its storage."""
+    return Form(storage, str(x.dtype).removeprefix("torch."), tuple(x.shape), x.stride(), x.storage_offset())
 
 
-def formed(form: dict[str, Any], block: torch.Tensor | None, begin: int, device: str) -> torch.Tensor:
+def formed(form: Form, block: torch.Tensor | None, begin: int, device: str) -> torch.Tensor:
     """The tensor that a form stands for, in a block in which the storage's bytes begin at `begin`."""
-    dtype = getattr(torch, form["dtype"])
+    dtype = getattr(torch, form.dtype)
     if block is None:
-        return torch.empty(form["shape"], dtype=dtype, device=device)
-    offset = begin // dtype.itemsize + form["offset"]
+        return torch.empty(form.shape, dtype=dtype, device=device)
+    offset = begin // dtype.itemsize + form.offset
     empty = torch.empty(0, dtype=dtype, device=device)
-    return empty.set_(block.untyped_storage(), offset, tuple(form["shape"]), tuple(form["stride"]))
+    return empty.set_(block.untyped_storage(), offset, form.shape, form.stride)

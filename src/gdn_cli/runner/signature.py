@@ -6,8 +6,10 @@ import inspect
 import re
 from typing import Any
 
+from ..parsing import Json
 
-def match(function: Any, definition: dict[str, Any], solution: dict[str, Any]) -> dict[str, Any]:
+
+def match(function: Any, definition: Json, solution: Json) -> dict[str, str]:
     """{"state": ok | skipped | failed, "detail"} for a built entry point."""
     inputs, outputs = list(definition["inputs"]), list(definition["outputs"])
     passing = solution["spec"]["destination_passing_style"]

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import closing
 
 import torch
 
 from .. import timing
+from ..schema.profile_types import Ran
 from ..timing import Subject
 
 
-def ran(subject: Subject, l2: str) -> list[dict[str, Any]] | None:
-    """What one call puts on the GPU, in order: name, start and duration in microseconds; None where nothing tells."""
+def ran(subject: Subject, l2: str) -> list[Ran] | None:
+    """What one call puts on the GPU, in order; None where nothing tells."""
     from ..timing.kernels import Flush, begin
     from ..timing.trace import Trace
 
-    try:
-        trace = Trace.open()
-    except timing.TierUnavailable:
-        return None
     before = subject.call if l2 == "warm" else Flush()
 
     def once() -> None:
@@ -29,12 +26,11 @@ def ran(subject: Subject, l2: str) -> list[dict[str, Any]] | None:
         torch.cuda.synchronize()
 
     try:
-        once()
-        found = trace.kernels(once)
+        with closing(Trace.open()) as trace:
+            once()
+            found = trace.kernels(once)
     except timing.TierUnavailable:
         return None
-    finally:
-        trace.close()
     first = next((i for i, (_, _, name) in enumerate(found) if name.startswith("gdn_begin")), len(found)) + 1
     started = found[first][0] if first < len(found) else 0
-    return [{"name": name, "start_us": (at - started) / 1e3, "us": us / 1e3} for at, us, name in found[first:]]
+    return [Ran(name, (at - started) / 1e3, us / 1e3) for at, us, name in found[first:]]

@@ -65,6 +65,9 @@ class Found(Struct, frozen=True):
         value = self.value(key)
         return None if isinstance(value, str) else value
 
+    def table(self, key: str) -> Table | None:
+        return next((table for table in self.tables if table.key == key), None)
+
 
 class Reading(Struct, frozen=True):
     """All that a tool found. `failed` says why the algo failed the tool's check (a race, a fault): exit code 1."""

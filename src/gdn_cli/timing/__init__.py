@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 from ..catalog.tiers import TIERS
 from ..records.statistics import median_interval
-from ..schema.record_types import Timing
-from .sampling import Enough, Row, Watch, collect
+from ..schema.record_types import HostLoad, Timing
+from .sampling import Enough, Row, Taken, Watch, collect
 from .subject import Subject
 
 
@@ -97,6 +97,19 @@ class Warmed:
 
     slow = False
 
+    def __init__(self, subjects: list[Subject], plan: Plan) -> None:
+        self.subjects, self.plan, self.warm = subjects, plan, plan.l2 == "warm"
+        self.busy_s = 0.0
+        try:
+            self._open()
+            self._warm_up(plan)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        """What a tier needs before the first call."""
+
     def _warm_up(self, plan: Plan) -> None:
         self._rounds = plan.warmup
         if self._rounds:
@@ -121,6 +134,17 @@ class Warmed:
     def _prepare(self) -> None:
         """What a tier does once, after the calls."""
 
+    def take(self, order: Sequence[int]) -> list[Sample]:
+        """A sample of each of these subjects, in this order."""
+        raise NotImplementedError
+
+    def about(self, i: int, samples: list[Sample]) -> dict[str, str]:
+        """What the record of a subject says besides: how it was timed, a note."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing is timed any more."""
+
 
 # --- measuring ----------------------------------------------------------------------------------------------------
 
@@ -144,14 +168,12 @@ def measure(tier: str, subject: Subject, plan: Plan, watch: Watch = lambda: None
         if TIERS[tier].moves and not sampler.slow and len(found := _places(subject, plan)) > 1:
             sampler.close()
             places, sampler = found, module.Sampler(found, replace(plan, warmup=min(plan.warmup, 1)))
-        taken = collect(sampler, take, plan, watch, on_cpu=_on_cpu(tier))
+        taken = collect(sampler, take, plan, watch, on_cpu=TIERS[tier].mode == "cpu")
         samples = [sample for (sample,) in taken.rows]
         about = _about(sampler, 0, samples, plan)
     finally:
         sampler.close()
-    took = {"stopped": taken.stopped, "busy_s": sampler.busy_s, "took_s": time.perf_counter() - began}
-    took["host"] = taken.host
-    return _timing(tier, samples, plan, places=len(places), **about, **took)
+    return _timing(tier, samples, plan, places=len(places), **about, **_took(sampler, taken, began))
 
 
 _PLACES = 4
@@ -199,9 +221,8 @@ def interleave(
 ) -> tuple[list[Timing], list[list[float]]]:
     """Time several subjects in turns, A B B A and so on: their records, and each one's samples in their order.
 
-    The n-th samples of all of them were taken next to each other, so that what drifts drifts for all; every second
-    round goes backwards, since the first call of a round may cost more. Which of them begins is drawn (`_turns`).
-    `enough` says of the samples so far whether they will do; without it, the first subject's median decides.
+    The n-th samples of all were taken next to each other: what drifts drifts for all. `enough` says of the samples so
+    far whether they will do; without it, the first subject's median decides.
     """
     if not TIERS[tier].interleaves:
         able = ", ".join(name for name, t in TIERS.items() if t.interleaves and t.mode == TIERS[tier].mode)
@@ -219,19 +240,14 @@ def interleave(
         return list(zip(*columns, strict=True))
 
     try:
-        taken = collect(sampler, take, plan, watch, enough, on_cpu=_on_cpu(tier), step=2)
+        taken = collect(sampler, take, plan, watch, enough, on_cpu=TIERS[tier].mode == "cpu", step=2)
         each = [list(column) for column in zip(*taken.rows, strict=True)]
         notes = [_about(sampler, i, samples, plan) for i, samples in enumerate(each)]
     finally:
         sampler.close()
-    took = {"stopped": taken.stopped, "busy_s": sampler.busy_s, "took_s": time.perf_counter() - began}
-    took["host"] = taken.host
+    took = _took(sampler, taken, began)
     timings = [_timing(tier, samples, plan, **about, **took) for samples, about in zip(each, notes, strict=True)]
     return timings, [[s.us for s in samples] for samples in each]
-
-
-def _on_cpu(tier: str) -> bool:
-    return TIERS[tier].mode == "cpu"
 
 
 def _turns(count: int) -> Iterator[list[int]]:
@@ -260,16 +276,19 @@ def _module(tier: str, plan: Plan, subjects: list[Subject]) -> Any:
     return importlib.import_module(f".{tier}", __package__)
 
 
+def _took(sampler: Warmed, taken: Taken, began: float) -> dict[str, float | str | HostLoad | None]:
+    took_s = time.perf_counter() - began
+    return {"stopped": taken.stopped, "busy_s": sampler.busy_s, "took_s": took_s, "host": taken.host}
+
+
 def _timing(tier: str, samples: list[Sample], plan: Plan, **more: Any) -> Timing:
-    seen: dict[str, Any] = {}
     if samples[0].kernels is not None:
-        seen["kernels"] = statistics.median(s.kernels for s in samples)
-        seen["span_us"] = statistics.median(s.span_us for s in samples)
-    l2 = plan.l2 if TIERS[tier].l2 else None
-    return summarise(tier, [s.us for s in samples], l2=l2, **seen, **more)
+        more["kernels"] = statistics.median(s.kernels for s in samples)
+        more["span_us"] = statistics.median(s.span_us for s in samples)
+    return summarise(tier, [s.us for s in samples], l2=plan.l2 if TIERS[tier].l2 else None, **more)
 
 
-def _about(sampler: Warmed, i: int, samples: list[Sample], plan: Plan) -> dict[str, Any]:
+def _about(sampler: Warmed, i: int, samples: list[Sample], plan: Plan) -> dict[str, str]:
     """What the tier says of a subject's samples; that they are so few, where its calls are slow."""
     found = sampler.about(i, samples)
     if not sampler.slow:

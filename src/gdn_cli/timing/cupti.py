@@ -1,8 +1,7 @@
 """Tier `cupti`: the time that a call's kernels ran on the GPU, from CUPTI's activity records (trace.py).
 
-Host time, launch gaps before the first kernel and the events' own cost are not in it. Several kernels: a sample is the
-sum of their times, its span runs from the first start to the last end. Kernels of the harness have names of their own
-(kernels.py) and cut the trace into calls; how many kernels a call leaves is compared with a trace without any flush.
+Host time and launch gaps are not in it. Several kernels: a sample is the sum of their times, its span runs from the
+first start to the last end. Kernels of the harness cut the trace into calls by their names (kernels.py).
 """
 
 from __future__ import annotations
@@ -12,34 +11,18 @@ from time import perf_counter
 
 import torch
 
-from . import Plan, Sample, Subject, TierUnavailable, Warmed
-from .kernels import BEGINS, REST, Flush, begin, rest
+from . import Sample, TierUnavailable
+from .kernels import BEGINS, REST, Flush, Flushed, begin, rest
 from .trace import Ran, Trace
 
 _KERNELS_PER_TRACE = 100_000  # a token loop launches that many in one call: a trace must still fit in memory
 
 
-class Sampler(Warmed):
+class Sampler(Flushed):
     """Times calls by the kernels that they leave in a trace; L2 is flushed, or warmed by the same call, before each."""
 
     trace: Trace | None = None
     alone: Sequence[int] = ()  # kernels of each subject without a flush; empty where a call is too slow for that
-
-    def __init__(self, subjects: list[Subject], plan: Plan) -> None:
-        self.subjects, self.warm = subjects, plan.l2 == "warm"
-        self.flush = Flush()
-        self.busy_s = 0.0
-        try:
-            self._warm_up(plan)
-        except BaseException:
-            self.close()
-            raise
-
-    def _round(self) -> None:
-        for subject in self.subjects:
-            self.flush()
-            subject.call()
-        torch.cuda.synchronize()
 
     def _prepare(self) -> None:
         # a flush could be taken for an algo's kernel, or hide one: without any, a call must leave as many

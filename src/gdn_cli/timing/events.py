@@ -12,29 +12,16 @@ from time import perf_counter
 
 import torch
 
-from . import Plan, Sample, Subject, Warmed
-from .kernels import Flush
+from . import Sample
+from .kernels import Flushed
 
 _BATCH = 50  # calls in flight between two synchronisations: keeps the launch queue from filling
-_HEAD_START = (
-    60  # flushes of about 70 us each before a warm batch: the host needs some 40 us for a call with its events
-)
+# flushes of about 70 us each before a warm batch: the host needs some 40 us for a call with its events
+_HEAD_START = 60
 
 
-class Sampler(Warmed):
+class Sampler(Flushed):
     """Times calls one by one, fifty in flight."""
-
-    def __init__(self, subjects: list[Subject], plan: Plan) -> None:
-        self.subjects, self.warm = subjects, plan.l2 == "warm"
-        self.flush = Flush()
-        self.busy_s = 0.0
-        self._warm_up(plan)
-
-    def _round(self) -> None:
-        for subject in self.subjects:
-            self.flush()
-            subject.call()
-        torch.cuda.synchronize()
 
     def take(self, order: Sequence[int]) -> list[Sample]:
         began = perf_counter()
@@ -63,9 +50,3 @@ class Sampler(Warmed):
             end.record()
         torch.cuda.synchronize()
         return [Sample(begin.elapsed_time(end) * 1e3) for begin, end in pairs]
-
-    def about(self, i: int, samples: list[Sample]) -> dict[str, str]:
-        return {}
-
-    def close(self) -> None:
-        pass

@@ -34,8 +34,6 @@ def measure(subject: Subject, plan: Plan) -> Timing:
         raise TierUnavailable("flashinfer-bench times solutions only, not floors")
     if hasattr(subject.kernel, "bind"):
         raise TierUnavailable("flashinfer-bench's evaluator calls a solution with the op's inputs, not with a setup's")
-    if plan.l2 != "cold":
-        raise TierUnavailable("flashinfer-bench's evaluator has no mode for a warm L2; use --l2 cold")
     plan = plan if plan.iterations else _CONTEST
     version = _version()
     name, method = f"flashinfer-bench {version}", METHODS.get(version, "how it times is unknown")
@@ -48,8 +46,6 @@ def measure(subject: Subject, plan: Plan) -> Timing:
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")  # each workload is to say it, not the first one only
         for _ in range(plan.trials):
-            if subject.refresh:
-                subject.refresh()
             samples.append(trial())
     fell_back = any("cupti" in str(w.message).lower() for w in warned)
     note = "without cupti-python 13 or newer it fell back to CUDA events" if fell_back else None

@@ -1,8 +1,7 @@
 """The floors: what this machine needs, in the same run, to move the bytes of an op, to launch nothing, to copy a lot.
 
-The copy moves what the op must move (each input once, each output once), half of it read and half of it written, as in
-GDN decode, whose state comes and goes. Several plain copies take turns and the fastest is timed, so that the floor is
-the machine's and not one copy loop's.
+The copy moves what the op must move (each input once, each output once), half of it read and half of it written. Of
+several plain copies the fastest is timed: the floor is the machine's and not one copy loop's.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from time import perf_counter
 
 import torch
 
-from . import Plan, Sample, Subject, TierUnavailable, Warmed
+from ..errors import one_line
+from . import Sample, Subject, TierUnavailable, Warmed
 
 _NODES = 20  # at least so many calls in a graph: the launch of the graph itself is then a small part
 _MOST_SETS = 400
@@ -21,11 +22,8 @@ _BATCH = 50  # replays in flight
 class Sampler(Warmed):
     """One graph per subject, replayed in the order asked for."""
 
-    def __init__(self, subjects: list[Subject], plan: Plan) -> None:
-        self.subjects, self.plan = subjects, plan
-        self.busy_s = 0.0
+    def _open(self) -> None:
         self.graphs, self.kept = [], []
-        self._warm_up(plan)
 
     def _round(self) -> None:
         _on_the_side(self.subjects)
@@ -63,10 +61,8 @@ class Sampler(Warmed):
                 self.graphs[i].replay()
                 last.record()
             torch.cuda.synchronize()
-            samples += [
-                Sample(first.elapsed_time(last) * 1e3 / self.nodes[i])
-                for i, (first, last) in zip(batch, pairs, strict=True)
-            ]
+            for i, (first, last) in zip(batch, pairs, strict=True):
+                samples.append(Sample(first.elapsed_time(last) * 1e3 / self.nodes[i]))
         self.busy_s += perf_counter() - began
         return samples
 
@@ -107,6 +103,5 @@ def _capture(copies: list[Subject], nodes: int) -> tuple[torch.cuda.CUDAGraph, l
                 results.append(copies[n % len(copies)].call())  # what it returns keeps memory of its own
     except Exception as e:
         torch.cuda.synchronize()
-        lines = str(e).splitlines() or [type(e).__name__]
-        raise TierUnavailable(f"a call cannot be captured in a CUDA graph: {lines[0][:120]}") from None
+        raise TierUnavailable(f"a call cannot be captured in a CUDA graph: {one_line(e)[:120]}") from None
     return graph, results

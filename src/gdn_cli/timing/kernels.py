@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from . import Warmed
+
 BEGINS = ("gdn_l2_flush", "gdn_begin")  # what follows one of these in a trace is a call that is timed,
 REST = "gdn_rest"  # and what follows this one is not
 _MEGABYTES = 256  # over four times the L2 of an H200 (60 MB), twice that of a B200 (126 MB)
@@ -58,3 +60,16 @@ class Flush:
 
     def __call__(self) -> None:
         gdn_l2_flush[(self.buffer.numel() // 4096,)](self.buffer, 4096)
+
+
+class Flushed(Warmed):
+    """What the tiers share that flush L2 before a call."""
+
+    def _open(self) -> None:
+        self.flush = Flush()
+
+    def _round(self) -> None:
+        for subject in self.subjects:
+            self.flush()
+            subject.call()
+        torch.cuda.synchronize()

@@ -3,10 +3,9 @@
 Before each call nvbench overwrites L2, waits for that, and holds the stream with a kernel of its own until the host has
 queued the call between two CUDA events. No launch latency is in a sample, and what the events cost is.
 
-nvbench runs once in a process, reports at the end of that run, and takes no benchmark after it. A worker times many
-subjects one after the other, so the run stays open: one benchmark, in a thread of its own, whose body does not return
-but times what it is handed (`_Session`). How many calls, the stopping rule of all tiers decides (timing/__init__.py);
-each one's time is in a file that nvbench writes after every measurement (`--jsonbin`).
+nvbench runs once in a process, and takes no benchmark after that. A worker times many subjects, so the run stays open:
+one benchmark, in a thread of its own, whose body times what it is handed and does not return (`_Session`). Each call's
+time is in a file that nvbench writes after every measurement (`--jsonbin`).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from typing import Any, TypeVar
 import torch
 
 from .. import errors, paths
-from . import Plan, Sample, Subject, TierUnavailable, Warmed
+from . import Sample, Subject, TierUnavailable, Warmed
 
 T = TypeVar("T")
 
@@ -45,21 +44,17 @@ _FILE = "samples.json"  # the samples are beside it, in samples.json-bin/
 class Sampler(Warmed):
     """Times calls of one subject in batches: a batch is one measurement of nvbench."""
 
-    def __init__(self, subjects: list[Subject], plan: Plan) -> None:
-        if plan.l2 != "cold":
-            raise TierUnavailable("nvbench overwrites L2 before each call that it times by itself; use --l2 cold")
-        [self.subject] = subjects
-        self.busy_s = 0.0
+    waits = True  # of a slow call nobody has looked whether it does
+
+    def _open(self) -> None:
+        [self.subject] = self.subjects
         self.session = _session()
-        self.waits = True  # of a slow call nobody has looked whether it does
-        self.cold = plan.warmup == 0
-        self._warm_up(plan)
 
     def _round(self) -> None:
         self.session.do(partial(_call, self.subject))
 
     def _prepare(self) -> None:
-        if self.cold:
+        if self.plan.warmup == 0:
             self._round()  # the compiler would keep the host, and look like a wait
         self.waits = self.session.do(partial(_waits, self.subject))
 
@@ -88,7 +83,7 @@ class Sampler(Warmed):
         return {"how": how + "that is held until the call is queued"}
 
     def close(self) -> None:
-        self.subject = None
+        self.subject, self.subjects = None, []
 
 
 # --- in nvbench's thread ------------------------------------------------------------------------------------------
@@ -126,12 +121,6 @@ def _cold(subject: Subject, count: int, waits: bool, state: Any, folder: Path) -
     def plain(launch: Any) -> None:
         subject.call()
 
-    def refreshed(launch: Any, timer: Any) -> None:
-        subject.refresh()
-        timer.start()
-        subject.call()
-        timer.stop()
-
     state.set_min_samples(count)
     state.set_timeout(_NEVER_S)
     state.set_blocking_kernel_timeout(_HELD_S)
@@ -140,10 +129,7 @@ def _cold(subject: Subject, count: int, waits: bool, state: Any, folder: Path) -
     state.set_disable_blocking_kernel(False)  # an earlier measurement with sync=True has left it disabled
     folder.mkdir(mode=0o700, exist_ok=True)
     try:
-        if subject.refresh:
-            state.exec(refreshed, batched=False, sync=waits, timer=True)
-        else:
-            state.exec(plain, batched=False, sync=waits)
+        state.exec(plain, batched=False, sync=waits)
         return _read(folder, count)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..parsing import Json
+
 
 @dataclass
 class Subject:
@@ -19,7 +21,7 @@ class Subject:
     inputs: list[Any]
     outputs: list[Any]
     kernel: Any = None
-    definition: dict[str, Any] | None = None
+    definition: Json | None = None
     refresh: Callable[[], None] | None = None
     rebuild: Callable[[list[Any], list[Any]], Callable[[], Any]] | None = None  # the same call on other buffers
 

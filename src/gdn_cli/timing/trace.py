@@ -3,11 +3,9 @@
 Two sources, the better one first. Both are CUPTI's activity records; starts compare within one trace only.
 
 libcupti itself, by ctypes: the copy that torch has loaded, no package needed. Records are read from CUPTI's buffers as
-CUPTI lays them out: under a microsecond each. (cupti-python 13.0 builds a numpy record and a Python object for each,
-tens of microseconds, and as much again for three of its fields.)
+CUPTI lays them out, under a microsecond each (by cupti-python 13.0 tens of them).
 
-torch's profiler, where there is no libcupti that can be asked. It records every launch as well, and starts anew for
-each trace.
+torch's profiler, where there is no libcupti that can be asked.
 """
 
 from __future__ import annotations

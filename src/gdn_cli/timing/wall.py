@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter_ns
 
-from . import Plan, Sample, Subject, Warmed
+from . import Sample, Warmed
 
 
 class Sampler(Warmed):
     """Times calls one by one."""
-
-    def __init__(self, subjects: list[Subject], plan: Plan) -> None:
-        self.subjects = subjects
-        self.busy_s = 0.0
-        self._warm_up(plan)
 
     def _round(self) -> None:
         for subject in self.subjects:
@@ -33,9 +28,3 @@ class Sampler(Warmed):
             samples.append(Sample((perf_counter_ns() - start) / 1e3))
         self.busy_s += (perf_counter_ns() - began) / 1e9
         return samples
-
-    def about(self, i: int, samples: list[Sample]) -> dict[str, str]:
-        return {}
-
-    def close(self) -> None:
-        pass

@@ -137,7 +137,13 @@ def check(state: State, names: Sequence[str], workloads: Sequence[Workload], gpu
 
 def _job(state: State, command: str, workloads: Sequence[Workload], gpu: Gpu | None, **more: Any) -> Job:
     plan, s = state.plan, state.settings
-    more = {"solution": None, "dataset": s.dataset, "timeout_s": s.timeout_s, "in_place": s.in_place} | more
+    more = {
+        "solution": None,
+        "machine": s.machine,
+        "dataset": s.dataset,
+        "timeout_s": s.timeout_s,
+        "in_place": s.in_place,
+    } | more
     return Job(command, plan.op, plan.definition, mode=plan.mode, workloads=tuple(workloads), gpu=gpu, **more)
 
 

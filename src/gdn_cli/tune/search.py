@@ -30,8 +30,8 @@ from ..catalog.registry import Algo, Op, Registry
 from ..catalog.tuned_table import Constants, Gpus, Size
 from ..catalog.workloads import Workload
 from ..errors import UsageError
-from ..machine import environment, inventory, locks
-from ..machine.inventory import Gpu
+from ..machine import environment, locks
+from ..machine.inventory import HERE, Gpu, Machine
 from ..records import statistics
 from ..run import planning
 from ..schema.record_types import Status
@@ -58,6 +58,7 @@ class Settings:
     fresh: bool = False
     in_place: bool = False
     gpus: tuple[Gpu, ...] = ()  # of one kind; none: the one that a CUDA process takes by itself
+    machine: Machine = HERE
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ def begin(plan: Plan, settings: Settings, progress: Progress, say: Callable[[str
     if len({gpu.name for gpu in settings.gpus}) > 1:
         kinds = ", ".join(f"GPU {gpu.index} {gpu.name}" for gpu in settings.gpus)
         raise UsageError(f"tune takes GPUs of one kind, not {kinds}", hint="--gpus names those of one kind")
-    gpus = ((settings.gpus or inventory.gpus()[:1]) if plan.mode == "cuda" else ()) or (None,)
+    gpus = ((settings.gpus or settings.machine.gpus()[:1]) if plan.mode == "cuda" else ()) or (None,)
     held = check_folder(plan.algo)
     journal = Journal(_key(plan, settings, gpus[0]), settings.fresh)
     return State(plan, settings, progress, say, gpus, held, journal, {size: [] for size in plan.sizes})

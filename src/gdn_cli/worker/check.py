@@ -52,9 +52,17 @@ def _mark(t: torch.Tensor) -> tuple[torch.dtype, int]:
     return (as_int, _F16_MARK) if t.dtype == torch.float16 else (as_int, mark)
 
 
-def _bits(t: torch.Tensor) -> torch.Tensor:
-    """The tensor's bits as integers: compares NaNs and signed zeros as they are."""
-    return t.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[t.element_size()])
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether all bits are the same: NaNs and signed zeros count as what they are."""
+    as_int = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return torch.equal(a.view(as_int), b.view(as_int))
+
+
+def relative_error(out: torch.Tensor, want: torch.Tensor) -> float:
+    """|out - want| / |want| (Frobenius): infinite where only `want` is all zero."""
+    out, want = out.double(), want.double()
+    size, off = float(want.norm()), float((out - want).norm())
+    return off / size if size > 0 else (0.0 if off == 0 else math.inf)
 
 
 def oracle(reference: Kernel, inputs: list) -> list[torch.Tensor]:
@@ -79,12 +87,11 @@ def check(
 ) -> Check:
     """Call the kernel once on `inputs` and judge what it wrote; `expected` is the float64 oracle's.
 
-    kernel      one in a runner (runner.client.Kernel), or one of this process (build.Kernel)
+    kernel      one in a runner (runner.client.Kernel)
     in_place    number of an output -> that of the input that it is to overwrite; it has its values back afterwards
     by_element  whether the contest's rule can fail it; else that is only reported
     """
     in_place = in_place or {}
-    kernel = calls.of(kernel)
     device = expected[0].device
     before = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
     outputs = allocate(op, axes, str(device)) if kernel.destination_passing else []
@@ -98,7 +105,7 @@ def check(
         inputs[source].copy_(before[source])
     kernel.push([inputs[source] for source in in_place.values()])
     for name, old, new in zip(op.inputs, before, inputs, strict=True):
-        if isinstance(old, torch.Tensor) and not torch.equal(_bits(old), _bits(new)):
+        if isinstance(old, torch.Tensor) and not same_bits(old, new):
             verdict.inputs_changed.append(name)
     if verdict.inputs_changed:
         verdict.fail(f"changed its inputs: {', '.join(verdict.inputs_changed)}")
@@ -125,7 +132,8 @@ def results(
         verdict.fail(f"returned {len(outputs)} outputs, expected {len(op.outputs)}")
         return verdict
     for (name, spec), out, ref in zip(op.outputs.items(), outputs, expected, strict=True):
-        _judge(verdict, op, name, spec.dtype, op.shape(spec, axes), out, ref, marked, by_element)
+        due = op.shape(spec, axes), f"torch.{spec.dtype}", str(ref.device)
+        _judge(verdict, name, due, op.tolerance[name], out, ref, marked, by_element)
     verdict.max_abs_error, verdict.max_rel_error = _number(verdict.max_abs_error), _number(verdict.max_rel_error)
     verdict.errors = {name: _number(error) for name, error in verdict.errors.items()}
     return verdict
@@ -137,29 +145,21 @@ def _number(error: float) -> float | None:
 
 
 def _judge(
-    verdict: Check,
-    op: Op,
-    name: str,
-    dtype: str,
-    shape: tuple,
-    out: Any,
-    ref: torch.Tensor,
-    marked: bool,
-    by_element: bool,
+    verdict: Check, name: str, due: tuple, tolerance: float, out: Any, ref: torch.Tensor, marked: bool, by_element: bool
 ) -> None:
+    """One output; `due` is its shape, its dtype and its device."""
     got = calls.described(out)
-    if got != (shape, f"torch.{dtype}", str(ref.device)):
-        what = got if isinstance(got, str) else f"{got[0]} {got[1]}"
-        where = f" on {got[2]}" if got[:2] == (shape, f"torch.{dtype}") else ""
+    if got != due:
+        elsewhere = got[:2] == due[:2]
+        shown = [x if isinstance(x, str) else f"{x[0]} {x[1]}{f' on {x[2]}' if elsewhere else ''}" for x in (due, got)]
         verdict.official = False
-        verdict.fail(f"{name}: expected {shape} {dtype}{f' on {ref.device}' if where else ''}, got {what}{where}")
+        verdict.fail(f"{name}: expected {shown[0].replace('torch.', '')}, got {shown[1]}")
         return
-    if marked and out.numel():
-        if missing := unwritten(out):
-            verdict.official = False
-            verdict.unwritten[name] = missing
-            verdict.fail(f"{name}: {missing} of {out.numel()} elements were not written")
-            return
+    if marked and (missing := unwritten(out)):
+        verdict.official = False
+        verdict.unwritten[name] = missing
+        verdict.fail(f"{name}: {missing} of {out.numel()} elements were not written")
+        return
     if not bool(torch.isfinite(out).all()):
         verdict.official = False
         verdict.errors[name] = math.nan
@@ -180,8 +180,6 @@ def _judge(
         verdict.fail(
             f"{name}: {beyond} of {out.numel()} elements beyond 1e-2, largest error {float(absolute.max()):.2g}"
         )
-    scale = float(ref.norm())
-    error = float((out.double() - ref).norm())
-    verdict.errors[name] = error / scale if scale > 0 else (0.0 if error == 0 else math.inf)
-    if verdict.errors[name] > op.tolerance[name]:
-        verdict.fail(f"{name}: relative error {verdict.errors[name]:.2g}, at most {op.tolerance[name]:g} allowed")
+    verdict.errors[name] = relative_error(out, ref)
+    if verdict.errors[name] > tolerance:
+        verdict.fail(f"{name}: relative error {verdict.errors[name]:.2g}, at most {tolerance:g} allowed")

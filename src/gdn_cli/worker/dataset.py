@@ -16,21 +16,18 @@ from ..catalog import seqlens
 from ..catalog.registry import Op
 from ..catalog.trace_set import blob, lfs_error
 from ..catalog.workloads import Workload
-from ..errors import GdnError, MissingError
-from ..parsing import json_of
+from ..errors import MissingError
 from . import synthetic
 
 # safetensors' names of the dtypes that definitions use
 DTYPE_CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32"}
-_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 
 def load_inputs(op: Op, workload: Workload, device: str = "cpu", root: Path | None = None) -> list[Any]:
     """The call's inputs in the definition's order, tensors on `device`, scalars as Python numbers.
 
-    root is the FlashInfer-Trace folder, needed for origin "dataset". Inputs that its row calls random, or leaves out,
-    are drawn as the workload's twin would have them: blindly drawn ones make no valid call (`cu_seqlens`), or one
-    that overflows (`k` not normalised). `drawn` names them.
+    root is the FlashInfer-Trace folder, needed for origin "dataset". Inputs that its row calls random, or leaves out
+    (`drawn`), are the twin's: blindly drawn ones make no valid call, or one that overflows.
     """
     blobs: dict[Path, dict] = {}  # headers; several inputs share a file
     values = []
@@ -39,7 +36,10 @@ def load_inputs(op: Op, workload: Workload, device: str = "cpu", root: Path | No
         if workload.origin == "twin" or spec["type"] == "random":
             value = synthetic.draw(op, workload, name)
         elif spec["type"] == "scalar":
-            value = _scalar(op, workload, name, spec["value"])
+            if op.inputs[name].shape is not None:
+                there = f"{op.definition} has a tensor there"
+                raise MissingError(f"workload {workload.uuid}: input {name} is a scalar, {there}")
+            value = spec["value"]
         else:
             value = _read(op, workload, name, spec, root, blobs)
         if name == "cu_seqlens" and (wrong := seqlens.fault(value, workload.axes["total_seq_len"])):
@@ -65,12 +65,6 @@ def drawn(op: Op, workload: Workload) -> list[str]:
     if workload.origin == "twin":
         return list(op.inputs)
     return [n for n in op.inputs if (workload.inputs or {}).get(n, {"type": "random"})["type"] == "random"]
-
-
-def _scalar(op: Op, workload: Workload, name: str, value: float) -> float:
-    if op.inputs[name].shape is not None:
-        raise MissingError(f"workload {workload.uuid}: input {name} is a scalar, {op.definition} has a tensor there")
-    return value
 
 
 def _read(
@@ -108,42 +102,20 @@ def _read(
 
 
 def blob_header(path: Path) -> tuple[dict[str, tuple[str, tuple[int, ...]]], dict[str, str]]:
-    """What a safetensors file says it has: name -> (dtype code, shape), and its metadata. Reads no tensor.
-
-    The format: 8 bytes with the header's length N (little endian), N bytes of JSON, then the tensors back to back.
-    """
+    """What a safetensors file says it has: name -> (dtype code, shape), and its metadata. Reads no tensor."""
     try:
-        size, kind = path.stat().st_size, path.stat().st_mode
-        if not stat.S_ISREG(kind):
+        if not stat.S_ISREG(path.stat().st_mode):
             raise MissingError(f"{path}: not a plain file")
         with path.open("rb") as file:
-            start = file.read(64)
-            if start.startswith(b"version https://git-lfs"):
+            if file.read(64).startswith(b"version https://git-lfs"):
                 raise lfs_error(path)
-            length = int.from_bytes(start[:8], "little")
-            if size >= 8 and length > _MAX_HEADER_BYTES:
-                raise MissingError(f"{path}: not a safetensors file")
-            if size < 8 + length or size < 8:
-                raise _cut_short(path, size, f"its header alone ends at {8 + length}" if size >= 8 else "no header")
-            file.seek(8)
-            raw = file.read(length)
+        with safetensors.safe_open(path, framework="pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  it is no dict
+            return {name: (x.get_dtype(), tuple(x.get_shape())) for name, x in slices.items()}, file.metadata() or {}
     except FileNotFoundError:
         raise MissingError(f"no such file: {path}", hint="the data set is not complete: download it again") from None
     except OSError as e:
-        raise MissingError(f"{path}: cannot be read: {e.strerror}") from None
-    try:
-        header = json_of(raw, path, MissingError)
-        metadata = header.pop("__metadata__", {})
-        tensors = {name: (t["dtype"], tuple(t["shape"])) for name, t in header.items()}
-        end = 8 + length + max((t["data_offsets"][1] for t in header.values()), default=0)
-    except (GdnError, ValueError, LookupError, TypeError, AttributeError):
-        raise MissingError(f"{path}: not a safetensors file: its header is not what it should be") from None
-    if size < end:
-        raise _cut_short(path, size, f"its header promises {end}")
-    if size > end:
-        raise MissingError(f"{path}: {size - end} bytes more than its header accounts for", hint="download it again")
-    return tensors, metadata
-
-
-def _cut_short(path: Path, size: int, why: str) -> MissingError:
-    return MissingError(f"{path}: cut short: {size} bytes, {why}", hint="download it again")
+        raise MissingError(f"{path}: cannot be read: {e.strerror or e}") from None
+    except safetensors.SafetensorError as e:
+        why = (str(e).splitlines() or [""])[0]
+        raise MissingError(f"{path}: cut short, or not a safetensors file: {why}", hint="download it again") from None

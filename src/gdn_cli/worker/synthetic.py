@@ -63,9 +63,8 @@ def stream(workload: Workload, name: str, salt: int = VERSION) -> np.random.Gene
 def sequence_lengths(workload: Workload) -> tuple[int, ...]:
     """Lengths of a prefill workload's sequences: num_seqs of them, each at least 1, their sum total_seq_len.
 
-    Drawn from the published distribution under the condition that they add up: of 256 draws of num_seqs lengths the
-    one whose sum comes nearest is taken, and the little that is missing is spread in proportion. Over the contest's
-    100 workloads this meets the published statistics (tests/test_dataset.py says how closely).
+    Of 256 draws of num_seqs lengths from the published distribution the one whose sum comes nearest is taken, and the
+    little that is missing is spread in proportion (tests/worker/test_dataset.py says how closely that meets it).
     """
     if workload.seq_lens is not None:
         return workload.seq_lens
@@ -83,9 +82,8 @@ def sequence_lengths(workload: Workload) -> tuple[int, ...]:
 
 def draw(op: Op, workload: Workload, name: str) -> torch.Tensor | float:
     """One input of the op: a CPU tensor of the definition's shape and dtype, or a Python float."""
-    if workload.stress:
-        return _stressed(op, workload, name, _drawn(op, workload, name))
-    return _drawn(op, workload, name)
+    x = _drawn(op, workload, name)
+    return _stressed(op, workload, name, x) if workload.stress else x
 
 
 def _drawn(op: Op, workload: Workload, name: str) -> torch.Tensor | float:

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,11 +23,11 @@ import safetensors.torch
 import torch
 
 from .. import files
-from ..catalog.dtypes import ITEMSIZE
 from ..catalog.registry import Op
 from ..catalog.workloads import Workload, embedded
 from ..errors import GdnError, MissingError, UsageError
-from ..parsing import json_of, read_json, read_text
+from ..parsing import Json, json_of, read_json, read_text
+from ..timing import floor
 from . import synthetic
 from .dataset import DTYPE_CODES, blob_header
 
@@ -40,19 +39,21 @@ def build(
     root: Path,
     ops: Sequence[Op],
     workloads_by_op: Mapping[str, Sequence[Workload]],  # by op.name; twins
-    solutions: Sequence[dict[str, Any]],
-    definitions: Sequence[dict[str, Any]],
-    progress: Callable[[int, int, str], None] | None = None,  # (blobs done, blobs in all, what is being written)
+    solutions: Sequence[Json],
+    definitions: Sequence[Json],
+    progress: Callable[[int, int, str], None] = lambda done, total, what: None,  # blobs; what is being written
 ) -> dict[str, int]:
     """Write the folder, or complete it: a blob that is there and whole is kept. One workload in memory at a time.
 
-    Returns counts: blobs written and kept, bytes written, solutions.
-    Refuses a folder with something else in it, the contest's own data set included: the twins have its uuids.
+    Returns counts. Refuses a folder with something else in it, the contest's own data set too: twins have its uuids.
     """
     root = Path(root)
     by_name = {d["name"]: d for d in definitions}
     types = {name: d["op_type"] for name, d in by_name.items()}
-    places = _solution_places(root, solutions, types)
+    places = {
+        root / "solutions" / s["author"] / types[s["definition"]] / s["definition"] / f"{s['name']}.json": s
+        for s in solutions
+    }
     into: dict[str, Any] = {"within": root, "hint": None}  # what lies elsewhere, nobody would read back
     for op in ops:
         for workload in workloads_by_op[op.name]:
@@ -65,11 +66,11 @@ def build(
         _refuse_same_names(root, places)
         jobs = [(op, w, root / _blob(op, w)) for op in ops for w in workloads_by_op[op.name]]
         waiting = [not _whole(op, w, path) for op, w, path in jobs]
-        _refuse_small_disk(root, sum(_bytes(op, w) for (op, w, _), wait in zip(jobs, waiting, strict=True) if wait))
+        sizes = [floor.bytes_of(op, op.inputs, w.axes) for op, w, _ in jobs]
+        _refuse_small_disk(root, sum(size for size, wait in zip(sizes, waiting, strict=True) if wait))
         report = {"written": 0, "kept": waiting.count(False), "bytes": 0, "solutions": len(places)}
         for done, ((op, workload, path), wait) in enumerate(zip(jobs, waiting, strict=True)):
-            if progress:
-                progress(done, len(jobs), f"{op.name} {op.label.format(**workload.axes)}")
+            progress(done, len(jobs), f"{op.name} {op.label.format(**workload.axes)}")
             if wait:
                 report["written"] += 1
                 report["bytes"] += _write_blob(op, workload, path, root)
@@ -81,8 +82,7 @@ def build(
             files.write(path, _rows(op, workloads_by_op[op.name], path), **into)
         for path, solution in places.items():
             files.write(path, _pretty(solution), **into)
-        if progress:
-            progress(len(jobs), len(jobs), "done")
+        progress(len(jobs), len(jobs), "done")
     return report
 
 
@@ -103,7 +103,7 @@ def _rows(op: Op, workloads: Sequence[Workload], path: Path) -> str:
     return "".join(rows[uuid] + "\n" for uuid in sorted(rows, key=lambda uuid: place.get(uuid, len(place))))
 
 
-def _row(op: Op, workload: Workload) -> dict[str, Any]:
+def _row(op: Op, workload: Workload) -> Json:
     inputs: dict[str, dict] = {}
     for name, spec in op.inputs.items():
         if spec.shape is None:
@@ -125,17 +125,6 @@ def _specs(op: Op, workload: Workload) -> dict[str, tuple[str, tuple[int, ...]]]
         for name, spec in op.inputs.items()
         if spec.shape is not None
     }
-
-
-def _bytes(op: Op, workload: Workload) -> int:
-    total = 0
-    for spec in op.inputs.values():
-        if spec.shape is not None:
-            size = ITEMSIZE[spec.dtype]
-            for n in op.shape(spec, workload.axes):
-                size *= n
-            total += size
-    return total
 
 
 def _whole(op: Op, workload: Workload, path: Path) -> bool:
@@ -195,26 +184,6 @@ def _refuse_small_disk(root: Path, needed: int) -> None:
             f"{root}: the tensors need {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free",
             hint="free some, or write fewer workloads (-n, --workload)",
         )
-
-
-def _solution_places(root: Path, solutions: Sequence[dict], types: Mapping[str, str]) -> dict[Path, dict]:
-    places: dict[Path, dict] = {}
-    names: set[str] = set()
-    for s in solutions:
-        for key in ("name", "author"):
-            if not re.fullmatch(r"[\w][\w. +-]*", s[key]):  # they become file names
-                raise UsageError(f"solution {key} '{s[key]}': expected letters, digits, '.', '_', '-', '+' or spaces")
-        if s["name"] in names:
-            raise UsageError(f"two solutions are called '{s['name']}'", hint="flashinfer-bench wants one of a name")
-        if s["definition"] not in types:
-            raise UsageError(
-                f"solution '{s['name']}' is for {s['definition']}, which is not among "
-                f"{', '.join(types) or 'the definitions'}"
-            )
-        names.add(s["name"])
-        folder = root / "solutions" / s["author"] / types[s["definition"]] / s["definition"]
-        places[folder / f"{s['name']}.json"] = s
-    return places
 
 
 def _refuse_same_names(root: Path, places: Mapping[Path, dict]) -> None:

@@ -31,10 +31,10 @@ from typing import Any
 import torch
 
 from ...catalog.registry import Op
-from ...errors import one_line, unknown
-from ...runner import client
+from ...errors import one_line
+from ...runner import calls, client
 from . import async_work, buffers, caching
-from .harness import Case, Caught, out_of_memory
+from .harness import Case, Caught
 
 PROBES: dict[str, Callable[[Case], str | None]] = {
     "inputs-changed": buffers.inputs_changed,
@@ -65,9 +65,6 @@ def run(
     What the kernel raises is that probe's catch. Running out of memory is not: it is raised, as from any other call.
     """
     chosen = list(PROBES if names is None else names)
-    for name in chosen:
-        if name not in PROBES:
-            raise unknown("probe", name, PROBES)
     found: dict[str, str | None] = {}
     with torch.no_grad():
         case = Case(kernel, op, axes, inputs, expected)
@@ -75,7 +72,7 @@ def run(
             try:
                 found[name] = _probed(case, PROBES[name])
             except (RuntimeError, client.Raised) as e:
-                if out_of_memory(e) or not case.gpu:
+                if calls.out_of_memory(e) or not case.gpu:
                     raise
                 # a fault on a GPU leaves its context unusable: every later call would fail with the same words
                 found[name] = f"left the GPU unusable: {one_line(e)}"

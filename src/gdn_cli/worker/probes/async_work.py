@@ -8,7 +8,7 @@ import time
 import torch
 
 from .. import check
-from .harness import FACTOR, Case, Caught, same_bits
+from .harness import FACTOR, Case, Caught
 
 _LATE_S = 5.0  # how long to look whether a wrong result still becomes another one: only where there is one
 
@@ -33,7 +33,7 @@ def _late_on_cpu(case: Case) -> str | None:
         while time.monotonic() - began < _LATE_S:
             case.kernel.pull(results)
             for name, out, then in zip(case.op.outputs, results, seen, strict=True):
-                if not same_bits(out, then):
+                if not check.same_bits(out, then):
                     return f"{name} was not complete when the call returned: work goes on where no timer sees it"
             time.sleep(0.001)
     return None
@@ -62,10 +62,9 @@ _UNUSED = itertools.cycle(sign * 2.0**e for e in (-1, 1, -2, -3, -4) for sign in
 def _late_on_gpu(case: Case) -> str | None:
     """Inputs that become right late on the current stream, outputs copied on it right after the call.
 
-    A kernel on another stream that does not wait reads zeros; one that nothing waits for writes behind the copies. The
-    stream is not the default one, so that work on the legacy stream counts as elsewhere too. Whether the copies come
-    before late writes is a matter of microseconds: hence three attempts. Where results are returned, their memory may
-    hold an older right result, even one of an earlier probe: hence values in each that were not asked for lately.
+    A kernel on another stream that does not wait reads zeros; one that nothing waits for writes behind the copies.
+    Whether these come before late writes is a matter of microseconds: hence three attempts. Memory that is returned may
+    hold an older right result: hence values in each that were not asked for lately.
     """
     copies = check.allocate(case.op, case.axes, str(case.device))
     for _ in range(3):
@@ -73,9 +72,7 @@ def _late_on_gpu(case: Case) -> str | None:
         late = case.scaled(factor)
         case.fill([*case.outputs, *copies], check.poison)
         zeroed = [*case.linear, *case.other]  # integers stay: they are addresses
-        results = case.ask(
-            case.kernel.late, case.inputs, case.outputs, late, zeroed, copies, case.wanted
-        )  # fmt: skip
+        results = case.ask(case.kernel.late, case.inputs, case.outputs, late, zeroed, copies, case.wanted)
         _plain(case, results)
         if not (wrong := case.wrong(copies, factor)):
             continue

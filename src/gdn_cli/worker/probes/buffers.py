@@ -6,7 +6,7 @@ import torch
 
 from .. import check
 from .caching import GROUPS
-from .harness import FACTOR, Case, Guards, same_bits
+from .harness import FACTOR, Case, Guards
 
 
 def inputs_changed(case: Case) -> str | None:
@@ -17,7 +17,7 @@ def inputs_changed(case: Case) -> str | None:
         changed = [
             name
             for name, x, right in zip(case.op.inputs, case.inputs, case.original, strict=True)
-            if isinstance(x, torch.Tensor) and not same_bits(x, right)
+            if isinstance(x, torch.Tensor) and not check.same_bits(x, right)
         ]
         if changed:
             return f"changed {', '.join(changed)} in call {n} of 3: every input must come back as it was"
@@ -75,7 +75,7 @@ def overwritten_results(case: Case) -> str | None:
     def changed() -> str | None:
         case.kernel.pull(results)
         pairs = zip(case.op.outputs, results, kept, strict=True)
-        return next((name for name, now, then in pairs if not same_bits(now, then)), None)
+        return next((name for name, now, then in pairs if not check.same_bits(now, then)), None)
 
     if case.linear:
         case.write(case.scaled(FACTOR))

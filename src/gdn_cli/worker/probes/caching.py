@@ -10,7 +10,7 @@ from collections import Counter
 import torch
 
 from .. import check
-from .harness import FACTOR, Case, Guards, same_bits
+from .harness import FACTOR, Case, Guards
 
 _UNSEEN = (0.25, -0.25)  # two more, which no other probe uses: what a kernel remembers has no results for them
 
@@ -44,7 +44,7 @@ def _stale(case: Case, wrong: tuple[str, float], old: list, new: list) -> str | 
     """The line about a wrong result on new values, unless it has become wrong on the old ones too (1 call)."""
     name, error = wrong
     i = list(case.op.outputs).index(name)
-    stayed = same_bits(old[i], new[i])
+    stayed = check.same_bits(old[i], new[i])
     case.restore()
     if case.wrong(case.call()):
         return None
@@ -94,7 +94,7 @@ def _fingerprint(case: Case, old: list[torch.Tensor]) -> str | None:
             follows = scaled.double() / factor
             least = 2 * case.op.tolerance[name] * float(follows.norm()) / math.sqrt(max(follows.numel(), 1))
             moved = float((follows - before.double()).abs().max()) if follows.numel() else 0.0
-            if moved > least and same_bits(before, now):
+            if moved > least and check.same_bits(before, now):
                 inside = ", ".join(x for i, x in enumerate(case.op.inputs) if i in changed)
                 return f"{name} stayed the same when single elements of {inside} changed: it goes by a fingerprint"
     return None

@@ -27,7 +27,7 @@ class Case:
     """What every probe needs. The kernel's own buffers (`inputs`, and `outputs` with guards) stay where they are."""
 
     def __init__(self, kernel: Any, op: Op, axes: dict[str, int], inputs: list, expected: list[torch.Tensor]) -> None:
-        self.kernel, self.op, self.axes, self.inputs, self.expected = calls.of(kernel), op, axes, inputs, expected
+        self.kernel, self.op, self.axes, self.inputs, self.expected = kernel, op, axes, inputs, expected
         self.wanted = check.wanted(op, axes)
         self.device = expected[0].device
         self.gpu = self.device.type == "cuda"
@@ -74,9 +74,8 @@ class Case:
     def refresh(self, k: int) -> None:
         """Put values into the inputs that the kernel has never seen; k = 1, 2, ... gives other ones each time.
 
-        Every element of the linear inputs (of all, where there are none) is another one. The results are of no
-        interest, so the factors need not be powers of two: 1 + k/128 shows in bfloat16 as well. It allocates nothing:
-        what the memory allocator was left with would show in the time of the call that follows.
+        Every element of the linear inputs (of all, where there are none) is another one: bfloat16 has 1 + k/128.
+        It allocates nothing: what the allocator was left with would show in the time of the call that follows.
         """
         for i in self.linear or self.other:
             torch.mul(self.original[i], 1 + k / 128, out=self.inputs[i].data)
@@ -88,7 +87,7 @@ class Case:
         try:
             return how(*arguments)
         except Exception as e:
-            if out_of_memory(e) or isinstance(e, (LookupError, client.Died)):
+            if calls.out_of_memory(e) or isinstance(e, (LookupError, client.Died)):
                 raise
             raise Caught(f"raised {one_line(e)}") from e
 
@@ -133,11 +132,10 @@ class Case:
     def differs(self, results: list, wanted: list, share: float = 2.0) -> tuple[str, float] | None:
         """The first output whose relative error against `wanted` is over this share of its tolerance, and the error.
 
-        Twice the tolerance by default: the check has settled how exact the kernel is, and what a probe looks for
-        (an old result, zeros, nothing at all) is off by a large part of the whole.
+        Twice the tolerance by default: what a probe looks for (an old result, zeros) is off by a large part of all.
         """
         for name, out, want in zip(self.op.outputs, results, wanted, strict=True):
-            error = relative_error(out, want)
+            error = check.relative_error(out, want)
             if not error <= share * self.op.tolerance[name]:  # NaN is wrong too
                 return name, error
         return None
@@ -169,20 +167,3 @@ class Guards:
                 near, far = int(side.min()) + 1, int(side.max()) + 1
                 return f"{len(side)} bytes written, {near if near == far else f'{near} to {far}'} {where}"
         return None
-
-
-def relative_error(out: torch.Tensor, want: torch.Tensor) -> float:
-    """|out - want| / |want| (Frobenius), as worker/check.py has it: infinite where only `want` is all zero."""
-    out, want = out.double(), want.double()
-    size, off = float(want.norm()), float((out - want).norm())
-    return off / size if size > 0 else (0.0 if off == 0 else off * math.inf)
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether all bits are the same: NaNs and signed zeros count as what they are."""
-    as_int = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
-    return torch.equal(a.view(as_int), b.view(as_int))
-
-
-def out_of_memory(e: BaseException) -> bool:
-    return isinstance(e, (MemoryError, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in str(e)

@@ -1,8 +1,6 @@
-"""What a worker can be asked to do: check, time and probe an algo, let several take turns, time the floors, be the
-target of a profiler.
+"""What a worker can be asked to do. Each task is a generator of records, made as soon as they can be.
 
-Each task is a generator of records, one for each workload and tier, made as soon as they can be. An algo's code runs in
-a runner (runner/), never here; only a profiler's target runs it itself, and gives no verdict.
+An algo's code runs in a runner (runner/), never here; only a profiler's target runs it itself, and gives no verdict.
 """
 
 from .common import BuildFailed

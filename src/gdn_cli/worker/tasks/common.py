@@ -4,11 +4,10 @@ whatever happens."""
 from __future__ import annotations
 
 import contextlib
-import itertools
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from msgspec import UNSET
@@ -20,7 +19,7 @@ from ...catalog.workloads import Workload
 from ...errors import GdnError, MissingError
 from ...records.messages import Answer, Measured
 from ...records.request import Rival, Serving
-from ...runner import client, prepared, process
+from ...runner import calls, client, prepared, process
 from ...schema.record_types import Call, Check, Record, Status
 from ...timing import floor
 from .. import check, dataset, probes
@@ -40,9 +39,7 @@ def built(runner: client.Runner, request: Serving, of: Serving | Rival, **how: A
     """What `of`, the request itself or one of its rivals, holds the solution of."""
     specific = of.specific and request.mode == "cuda"
     try:
-        return runner.build(
-            of.name, request.definition, of.solution, specific=specific, setup=of.setup, **how
-        )  # fmt: skip
+        return runner.build(of.name, request.definition, of.solution, specific=specific, setup=of.setup, **how)
     except client.Raised as e:
         if e.kind != "build_failed":
             raise BuildFailed(e.one_line, code=errors.FAILED) from None
@@ -72,10 +69,15 @@ def begun(request: Serving, workload: Workload | None, algo: str) -> Record:
 
 
 def guarded(
-    request: Serving, workload: Workload, names: Iterable[str], work: Callable[..., list[Record]], *args: Any
+    request: Serving,
+    workload: Workload,
+    names: Iterable[str],
+    work: Callable[..., list[Record]],
+    *args: Any,
+    runner: client.Runner | None = None,
 ) -> list[Record]:
-    """One workload's records, whatever happens, which then befell all of `names`. Its tensors are gone by then: never
-    two workloads in memory."""
+    """One workload's records, whatever happens, which then befell all of `names`. Its tensors are gone by then, in the
+    runner too: never two workloads in memory."""
     try:
         with torch.no_grad():
             return work(request, workload, *args)
@@ -83,28 +85,32 @@ def guarded(
         raise
     except GdnError as e:  # the workload's data, not the algo
         failed = {"status": Status.REFUSED, "reason": str(e), "code": e.code}
-    except (torch.cuda.OutOfMemoryError, MemoryError) as e:
-        torch.cuda.empty_cache()
-        failed = out_of_memory(e)
-    except client.Raised as e:
-        failed = raised(e)
     except Exception as e:
-        if "can't allocate memory" in str(e):  # torch's CPU allocator raises a plain RuntimeError
-            failed = out_of_memory(e)
-        else:
-            failed = {"status": Status.ERROR, "reason": errors.one_line(e), "trace": _trace(e)}
+        failed = befell(e)
+    finally:
+        with contextlib.suppress(client.Died, client.Raised):  # whoever finds it dead says so with the next command
+            if runner:
+                runner.forget()
     return [r for name in names for r in each_tier(request, replace(begun(request, workload, name), **failed))]
 
 
-def raised(e: client.Raised) -> dict[str, Any]:
-    """The status of a record whose algo raised this, with the reason."""
-    if e.kind == "out_of_memory":
-        return out_of_memory(e)
-    return {"status": Status.ERROR, "reason": e.one_line, "trace": e.trace}
+class Fate(TypedDict, total=False):
+    """What a record says of an algo that came to no result."""
+
+    status: Status
+    reason: str
+    code: int
+    trace: list[str]
 
 
-def out_of_memory(e: Exception) -> dict[str, Any]:
-    return {"status": Status.OUT_OF_MEMORY, "reason": str(e).splitlines()[0] if str(e) else "out of memory"}
+def befell(e: Exception) -> Fate:
+    """What befell an algo that raised this, or whose work did."""
+    if calls.out_of_memory(e):
+        torch.cuda.empty_cache()
+        return {"status": Status.OUT_OF_MEMORY, "reason": str(e).splitlines()[0] if str(e) else "out of memory"}
+    known = isinstance(e, client.Raised)
+    trace = e.trace if known else "".join(traceback.format_exception(e)).splitlines()[-12:]
+    return {"status": Status.ERROR, "reason": errors.one_line(e), "trace": trace}
 
 
 def each_tier(request: Serving, record: Record) -> list[Record]:
@@ -126,17 +132,9 @@ def wrong(record: Record, reason: str, **more: Any) -> Record:
     return replace(record, status=Status.WRONG, reason=reason, **more)
 
 
-def forget(runner: client.Runner) -> None:
-    with contextlib.suppress(client.Died, client.Raised):  # whoever finds it dead says so with the next command
-        runner.forget()
-
-
 class Case:
-    """A workload's tensors, what is right on them, and a way to other values with known results.
-
-    Scaling the inputs in which the op is linear by a power of two scales every output by exactly as much, so that new
-    values in the same buffers need no second oracle. By 1 at most: the contest's rule has an absolute part, which a
-    result twice as large would miss at half the error.
+    """A workload's tensors, what is right on them, and a way to other values with known results: scaling the inputs in
+    which the op is linear by a power of two scales every output by exactly as much.
     """
 
     def __init__(self, request: Serving, workload: Workload, reference: Any) -> None:
@@ -154,20 +152,13 @@ class Case:
             raise MissingError(
                 f"workload {workload.uuid}: the reference gives NaN or Inf on it, so its inputs are no use"
             )
-        self.linear = [x for name, x in zip(self.op.inputs, self.inputs, strict=True) if name in self.op.linear_in]
-        self.scale, self._scales = 1.0, itertools.cycle([-1.0, 0.5, -0.5, 1.0])
-
-    def refresh(self) -> None:
-        """Other values in the same buffers."""
-        scale = next(self._scales)
-        for x in self.linear:
-            x.mul_(scale / self.scale)
-        self.scale = scale
+        linear = [x for name, x in zip(self.op.inputs, self.inputs, strict=True) if name in self.op.linear_in]
+        self.refresh = calls.Scaling(linear)
 
     @property
     def right(self) -> list:
         """What is right on the values that are in the buffers now."""
-        return [x * self.scale for x in self.expected]
+        return [x * self.refresh.scale for x in self.expected]
 
     def check(self, kernel: Any) -> Check:
         """The contest's rule has an absolute part: of hard inputs, whose results may be of any size, it says little."""
@@ -214,7 +205,3 @@ def stale(record: Record, verdict: Check) -> Record:
     """What becomes of a record whose algo was right before it was timed, and is not behind it."""
     reason = f"right at first, wrong on new values in the same buffers after it was timed: {verdict.reason}"
     return wrong(record, reason, check=verdict)
-
-
-def _trace(e: BaseException) -> list[str]:
-    return "".join(traceback.format_exception(e)).splitlines()[-12:]

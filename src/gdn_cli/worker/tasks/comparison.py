@@ -17,13 +17,12 @@ from ...timing import floor
 from .common import (
     BuildFailed,
     Case,
+    befell,
     begun,
     built,
     each_tier,
-    forget,
     guarded,
     judged,
-    raised,
     runner_of,
     smallest,
     stale,
@@ -33,10 +32,7 @@ from .common import (
 
 
 def compare(request: Serving, reply: Reply) -> Iterator[Record]:
-    """Several algos on the same buffers in one process, their calls taking turns.
-
-    One that kills the process loses its place; the others go on in another one.
-    """
+    """One that kills the process loses its place; the others go on in another one."""
     reference = build.reference(request.definition)
     field = _Field(request)
     yield from field.built()
@@ -44,7 +40,8 @@ def compare(request: Serving, reply: Reply) -> Iterator[Record]:
         probed = request.strict or smallest(request, i)
         while True:
             try:
-                yield from guarded(request, workload, field.kernels, field.meet, reference, probed)
+                meet = field.meet, reference, probed
+                yield from guarded(request, workload, field.kernels, *meet, runner=field.runner)
                 break
             except client.Died as e:
                 yield from field.without(e, request.workloads[i:])
@@ -59,17 +56,12 @@ class _Field:
         self.request, self.rivals = request, list(request.rivals)
         self.runner: client.Runner | None = None
         self.kernels: dict[str, client.Kernel] = {}
-        self._at: str | None = None
+        self.at: str | None = None
         self.meeting: list[str] = []
 
-    @property
-    def at(self) -> str | None:
+    def turn(self, name: str | None) -> None:
         """Whose code runs now, where it is one's alone; the command hears of it, in case that it never ends."""
-        return self._at
-
-    @at.setter
-    def at(self, name: str | None) -> None:
-        self._at = name
+        self.at = name
         self.request.at(name)
 
     def built(self) -> Iterator[Record]:
@@ -78,13 +70,13 @@ class _Field:
             self.runner, self.kernels = runner_of(self.request), {}
             try:
                 for rival in list(self.rivals):
-                    self.at = rival.name
+                    self.turn(rival.name)
                     try:
                         self.kernels[rival.name] = built(self.runner, self.request, rival)[0]
                     except BuildFailed as e:
                         self.rivals.remove(rival)
                         yield from self._out(rival.name, Status.BUILD_FAILED, str(e), [None], code=e.code)
-                self.at = None
+                self.turn(None)
                 return
             except client.Died as e:
                 yield from self._dropped(e, [None])
@@ -119,22 +111,13 @@ class _Field:
         kernels = {name: self.kernels[name] for name in named if name in self.kernels}
         if not kernels:
             return []
-        try:
-            return self._met(request, workload, reference, kernels, probed)
-        finally:
-            forget(self.runner)
-
-    def _met(
-        self, request: Serving, workload: Workload, reference: Any, kernels: dict[str, client.Kernel], probed: bool
-    ) -> list[Record]:
-        case = Case(request, workload, reference)
-        found = {}
+        case, found = Case(request, workload, reference), {}
         for name, kernel in kernels.items():
             record = begun(request, workload, name)
             found[name] = self._of_one(record, judged, case, kernel, probed)
             if found[name].passed:
                 found[name].bytes_moved = floor.bytes_moved(case.op, workload.axes)
-        self.at = None
+        self.turn(None)
         right = {name: record for name, record in found.items() if record.passed}
         records = [r for record in found.values() if not record.passed for r in each_tier(request, record)]
         for tier in request.timing.tiers if right else []:
@@ -144,7 +127,7 @@ class _Field:
             again = self._of_one(record, _again, case, kernels[name])
             if not again.passed:
                 records = [r for r in records if r.algo != name] + each_tier(request, again)
-        self.at = None
+        self.turn(None)
         return records
 
     def _of_one(
@@ -152,11 +135,11 @@ class _Field:
     ) -> Record:
         """What `work` says of one algo; what it raises is its own doing, and if that leaves the process unusable, as a
         fault on a GPU does, the others go on in another one."""
-        self.at = record.algo
+        self.turn(record.algo)
         try:
             return work(record, case, kernel, *more)
         except client.Raised as e:
-            failed = raised(e)
+            failed = befell(e)
             if not self.runner.usable():
                 raise client.Died(failed["status"], failed["reason"], None) from None
             return replace(record, **failed)
@@ -188,14 +171,14 @@ class _Field:
         self.runner.watched()
         linear = [i for i, name in enumerate(case.op.inputs) if name in case.op.linear_in]
         try:
+            plan = request.timing.plan
             said = self.runner.turns(
-                self.meeting, case.inputs, outputs, linear=linear, tier=tier, plan=request.timing.plan,
-                own=1 + gpu,
-            )  # fmt: skip
+                self.meeting, case.inputs, outputs, linear=linear, tier=tier, plan=plan, own=1 + gpu
+            )
         except client.Raised as e:
             if e.kind != "tier_unavailable":
-                self.at = self._guilty(case, outputs, self.meeting)
-                failed = raised(e)
+                self.turn(self._guilty(case, outputs, self.meeting))
+                failed = befell(e)
                 raise client.Died(failed["status"], failed["reason"], None) from None
             gone = Measured(tier=tier, status=Status.TIER_UNAVAILABLE, reason=f"{tier}: {e}")
             return [with_time(record, gone) for record in right.values()]

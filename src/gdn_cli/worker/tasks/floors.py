@@ -38,10 +38,8 @@ def _copy(request: Serving, workload: Workload, moved: int) -> list[Record]:
 
 def timed_floor(request: Serving, tier: str, subject: Subject) -> Measured:
     """One tier's part of a floor's record, measured in this process: a floor is no algo's code."""
-    plan = Plan(**request.timing.plan)
-    return measuring.timed(
-        tier, subject, plan, gpu=request.mode == "cuda", fallback=request.timing.fallback
-    )  # fmt: skip
+    plan, gpu = Plan(**request.timing.plan), request.mode == "cuda"
+    return measuring.timed(tier, subject, plan, gpu=gpu, fallback=request.timing.fallback)
 
 
 def _machine(request: Serving) -> Iterator[Record]:

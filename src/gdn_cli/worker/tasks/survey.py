@@ -64,7 +64,7 @@ def profile(request: Serving, reply: Reply) -> Iterator[Record]:
 def _inside(request: Serving, workload: Workload) -> list[Record]:
     """A tool's own part, in the process that the tool looks at."""
     ask = request.profile
-    answer = profilers.module(ask.task).inside(Target(request, workload), ask.params)
+    answer = profilers.module(ask.task).inside(Target(request, workload), **ask.params)
     return [replace(begun(request, workload, request.name), answer=answer)]
 
 
@@ -88,7 +88,7 @@ def _surveyed(request: Serving, workload: Workload) -> list[Record]:
     if not record.passed:  # a time does not make it right
         found.status, found.reason = record.status, record.reason
     if request.mode == "cuda":
-        survey.ran = kernel.survey(case.inputs, outputs, definition=request.definition, l2=l2)
+        survey.ran = kernel.ask("survey", case.inputs, outputs, definition=request.definition, l2=l2).ran
     runner.close()
     copy, how = floor.fastest_copy(moved, request.mode, l2)
     large, large_bytes = floor.large_copy(request.mode)

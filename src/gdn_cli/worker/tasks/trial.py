@@ -16,7 +16,7 @@ from ...runner import build, client
 from ...schema.record_types import Record
 from ...timing import floor
 from .. import check
-from .common import Case, begun, built, each_tier, forget, guarded, judged, runner_of, smallest, stale, with_time, wrong
+from .common import Case, begun, built, each_tier, guarded, judged, runner_of, smallest, stale, with_time, wrong
 
 
 def algo(request: Serving, reply: Reply) -> Iterator[Record]:
@@ -27,7 +27,7 @@ def algo(request: Serving, reply: Reply) -> Iterator[Record]:
     reply.build_s, reply.proof = said.build_s, said.proof
     for i, workload in enumerate(request.workloads):
         probed = request.strict or (request.command == "bench" and smallest(request, i))
-        yield from guarded(request, workload, [request.name], _measured, kernel, reference, probed)
+        yield from guarded(request, workload, [request.name], _measured, kernel, reference, probed, runner=runner)
 
 
 def _measured(
@@ -35,19 +35,16 @@ def _measured(
 ) -> list[Record]:
     """Check and, where it is right and a time is asked for, time it in each tier and check again on new values, so
     that a kernel that remembers what it returned, or that is right only once, loses its time."""
-    try:
-        case = Case(request, workload, reference)
-        record = judged(begun(request, workload, request.name), case, kernel, probed)
-        if request.command != "bench" or not record.passed:
-            return each_tier(request, record)
-        record.bytes_moved = floor.bytes_moved(case.op, workload.axes)
-        outputs = case.outputs()
-        records = [timed(request, record, tier, case, kernel, outputs) for tier in request.timing.tiers]
-        case.refresh()
-        again = case.check(kernel)
-        return records if again.passed else each_tier(request, stale(record, again))
-    finally:
-        forget(kernel.runner)
+    case = Case(request, workload, reference)
+    record = judged(begun(request, workload, request.name), case, kernel, probed)
+    if request.command != "bench" or not record.passed:
+        return each_tier(request, record)
+    record.bytes_moved = floor.bytes_moved(case.op, workload.axes)
+    outputs = case.outputs()
+    records = [timed(request, record, tier, case, kernel, outputs) for tier in request.timing.tiers]
+    case.refresh()
+    again = case.check(kernel)
+    return records if again.passed else each_tier(request, stale(record, again))
 
 
 _IN_PLACE = ("wall", "events", "cupti")  # tiers whose last call writes the very buffers that they are given
