@@ -41,8 +41,8 @@ def test_it_is_followed_when_it_changes(folder):
 
 
 def test_a_folder_of_ones_own_may_share_what_ships_with_gdn(tmp_path):
-    helpers.write_algo(tmp_path, "mine", "from .right import run\n", shares=["gdn_decode/cuda-v5/decode.cuh"])
-    text = (helpers.OURS / "gdn_decode" / "cuda-v5" / "decode.cuh").read_text(encoding="utf-8")
+    helpers.write_algo(tmp_path, "mine", "from .right import run\n", shares=["_cuda/gdn/decode.cuh"])
+    text = (helpers.OURS / "_cuda" / "gdn" / "decode.cuh").read_text(encoding="utf-8")
     assert packed(load(tmp_path), "mine")["decode.cuh"] == text
 
 

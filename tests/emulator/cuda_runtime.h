@@ -104,7 +104,7 @@ struct Warp {
   int registers = 0;                             // of each lane
 };
 
-struct Copy { void* to; const void* from; };
+struct Copy { void* to; const void* from; int bytes = 16; };  // without `from`: zeros
 
 struct Fiber {
   jmp_buf here;
@@ -261,6 +261,24 @@ inline void launch(dim grid_, uint32_t threads, size_t shared, uint32_t cluster,
 }
 inline void launch(uint32_t blocks, uint32_t threads, const std::function<void()>& kernel) {
   launch({blocks, 1, 1}, threads, 0, 1, kernel);
+}
+
+// Asynchronous copies of a thread (cp.async), in groups.
+inline void land(const Copy& copy) {
+  if (copy.from) std::memcpy(copy.to, copy.from, copy.bytes);
+  else std::memset(copy.to, 0, copy.bytes);
+}
+inline void ask(const Copy& copy) {
+  if (mode & EARLY) land(copy);
+  else me->copies.back().push_back(copy);
+}
+inline void commit_copies() { me->copies.push_back({}); }
+inline void wait_for_copies(size_t pending) {
+  auto& groups = me->copies;
+  while (groups.size() > pending + 1) {  // the last one is not ended
+    for (const Copy& copy : groups.front()) land(copy);
+    groups.erase(groups.begin());
+  }
 }
 
 }  // namespace emulated

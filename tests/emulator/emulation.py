@@ -18,7 +18,7 @@ from gdn_cli.machine import inventory
 
 HERE = helpers.TESTS / "emulator"
 CACHE = helpers.TESTS.parent / ".pytest_cache" / "emulated"
-V5 = helpers.OURS / "gdn_decode" / "cuda-v5"
+CUDA = helpers.OURS / "_cuda"
 
 
 def without_ptx(source: str) -> str:
@@ -35,9 +35,9 @@ def without_ptx(source: str) -> str:
 
 
 def library(folder: Path, driver: str, kernel: Path) -> ctypes.CDLL:
-    """A library of `driver`, which includes `kernel`; both may include cuda-v5's access.cuh and gates.cuh."""
+    """A library of `driver`, which includes `kernel`; both may include _cuda's access.cuh and gates.cuh."""
     for file in ("access.cuh", "gates.cuh"):
-        (folder / file).write_text(without_ptx((V5 / file).read_text()))
+        (folder / file).write_text(without_ptx(next(CUDA.glob(f"*/{file}")).read_text()))
     shutil.copy(kernel, folder)
     (folder / "driver.cpp").write_text(driver)
     return compiled(folder)

@@ -14,32 +14,33 @@ import pytest
 import torch
 from emulator import emulation
 
-V5 = emulation.V5
 CUTS = [
-    (lanes, rows, warps)
-    for lanes, rows, warps in itertools.product((8, 16, 32), (1, 2, 4, 8), (1, 2, 4, 8))
-    if warps * (32 // lanes) * rows <= 128 and 2 * rows <= lanes and rows * 128 // lanes <= 32
+    (lanes, rows, passes, warps)
+    for lanes, rows, passes, warps in itertools.product((8, 16, 32), (1, 2, 4, 8), (1, 2, 4), (1, 2, 4, 8))
+    if warps * (32 // lanes) * rows * passes <= 128 and 2 * rows <= lanes and rows * 128 // lanes <= 32
+    if passes == 1 or (rows >= 4 and warps in (1, 4))
 ]
 
 DRIVER = """
 #include "decode.cuh"
-template <typename T, int LANES, int ROWS, int WARPS>
+template <typename T, int LANES, int ROWS, int PASSES, int WARPS>
 void launch(const gdn::Arguments<T>& p, uint32_t heads) {
-  emulated::launch(heads * (128 / (WARPS * (32 / LANES) * ROWS)), WARPS * 32,
-                   [&] { gdn::gdn_decode_v5<T, LANES, ROWS, WARPS, 0, 0, 1>(p); });
+  emulated::launch(heads * (128 / (WARPS * (32 / LANES) * ROWS * PASSES)), WARPS * 32,
+                   [&] { gdn::gdn_decode_v5<T, LANES, ROWS, PASSES, WARPS, 0, 0, 1>(p); });
 }
 template <typename T>
-int run(int lanes, int rows, int warps, void** t, float scale, uint32_t B, uint32_t H, uint32_t HV) {
+int run(int lanes, int rows, int passes, int warps, void** t, float scale, uint32_t B, uint32_t H, uint32_t HV) {
   using bf = __nv_bfloat16;
   const gdn::Arguments<T> p = {(T*)t[0], (bf*)t[1], (bf*)t[2], (bf*)t[3], (bf*)t[4], (bf*)t[5], (float*)t[6],
                                (float*)t[7], (T*)t[8], (bf*)t[9], scale, HV, gdn::Divisor(HV), gdn::Divisor(HV / H)};
-#define CUT(l, r, w) if (lanes == l && rows == r && warps == w) return launch<T, l, r, w>(p, B * HV), 0;
+#define CUT(l, r, n, w) \
+  if (lanes == l && rows == r && passes == n && warps == w) return launch<T, l, r, n, w>(p, B * HV), 0;
   @CUTS@
   return 1;
 }
-extern "C" int decode(int bf16, int lanes, int rows, int warps, void** t, float scale, uint32_t B, uint32_t H,
-                      uint32_t HV) {
-  return (bf16 ? run<__nv_bfloat16> : run<float>)(lanes, rows, warps, t, scale, B, H, HV);
+extern "C" int decode(int bf16, int lanes, int rows, int passes, int warps, void** t, float scale, uint32_t B,
+                      uint32_t H, uint32_t HV) {
+  return (bf16 ? run<__nv_bfloat16> : run<float>)(lanes, rows, passes, warps, t, scale, B, H, HV);
 }
 extern "C" uint32_t divide(uint32_t n, uint32_t d) { return gdn::Divisor(d).divide(n); }
 """
@@ -48,7 +49,8 @@ extern "C" uint32_t divide(uint32_t n, uint32_t d) { return gdn::Divisor(d).divi
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     cuts = "\n  ".join(f"CUT{cut}" for cut in CUTS)
-    return emulation.library(tmp_path_factory.mktemp("decode"), DRIVER.replace("@CUTS@", cuts), V5 / "decode.cuh")
+    kernel = emulation.CUDA / "gdn" / "decode.cuh"
+    return emulation.library(tmp_path_factory.mktemp("decode"), DRIVER.replace("@CUTS@", cuts), kernel)
 
 
 def inputs(B: int, H: int, HV: int, dtype=torch.float32) -> list:
@@ -62,7 +64,7 @@ def inputs(B: int, H: int, HV: int, dtype=torch.float32) -> list:
     return [q, k, v, state, A_log, a, dt_bias, b]
 
 
-def decode(library, cut: tuple[int, int, int], given: list, scale: float, in_place: bool = False):
+def decode(library, cut: tuple[int, int, int, int], given: list, scale: float, in_place: bool = False):
     q, k, v, state, A_log, a, dt_bias, b = given
     B, _, HV, _ = v.shape
     output = torch.full_like(v, float("nan"))
@@ -88,7 +90,10 @@ def test_every_cut_of_a_row(library, cut):
     assert error(output, right_output) < 3e-3  # one rounding to bf16
 
 
-@pytest.mark.parametrize("cut", [(8, 1, 4), (16, 4, 2), (32, 8, 1)], ids=lambda cut: "x".join(map(str, cut)))
+BF16 = [(8, 1, 1, 4), (16, 4, 1, 2), (32, 8, 1, 1), (16, 4, 2, 4), (32, 8, 4, 4)]
+
+
+@pytest.mark.parametrize("cut", BF16, ids=lambda cut: "x".join(map(str, cut)))
 def test_a_state_in_bf16(library, cut):
     given = inputs(B=1, H=2, HV=4, dtype=torch.bfloat16)
     output, new_state = decode(library, cut, given, 0.1)
@@ -100,8 +105,8 @@ def test_a_state_in_bf16(library, cut):
 
 def test_in_place(library):
     given = inputs(B=2, H=2, HV=2)
-    apart, new_state = decode(library, (16, 2, 2), given, 0.1)
-    output, same = decode(library, (16, 2, 2), given, 0.1, in_place=True)
+    apart, new_state = decode(library, (16, 2, 1, 2), given, 0.1)
+    output, same = decode(library, (16, 2, 1, 2), given, 0.1, in_place=True)
     assert torch.equal(output, apart) and torch.equal(same, new_state)
 
 
@@ -110,7 +115,7 @@ def test_gates_at_their_ends(library, A_log, a):
     """At A_log = 10, a = -10 a softplus of 4.5e-5 decides, which log(1 + x) would lose."""
     given = inputs(B=1, H=1, HV=1)
     given[4], given[5], given[6] = torch.full((1,), A_log), torch.full((1, 1, 1), a).bfloat16(), torch.zeros(1)
-    _, new_state = decode(library, (16, 2, 2), given, 0.1)
+    _, new_state = decode(library, (16, 2, 1, 2), given, 0.1)
     assert error(new_state, oracle.gdn_decode(*given, 0.1)[1]) < 3e-6
 
 

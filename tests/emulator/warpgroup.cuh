@@ -6,7 +6,7 @@
 // is asked for (EARLY), or when somebody waits for its barrier.
 #pragma once
 
-#include "ptx.cuh"
+#include "mma_f16.cuh"
 
 #define FLASHCORE_COPY_ENGINE 1
 #define FLASHCORE_WGMMA 1
@@ -163,7 +163,7 @@ inline void make(emulated::Warp& warp, int rows, const emulated::Product& p) {
     }
 }
 
-// `value` as in ptx.cuh's product. A fence stands in front of it: but for registers of d that products under way add to
+// `value` as in mma_f16.cuh's product. A fence stands in front of it: but for registers of d that products under way add to
 // already, with a left side that is in shared memory or has been read before and not written since.
 template <float (*value)(const uint32_t*, int)>
 void ask(float* d, int n, const uint32_t* a, uint64_t a_matrix, uint64_t b_matrix, bool add, bool turned) {

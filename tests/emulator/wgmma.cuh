@@ -7,7 +7,7 @@
 #include <map>
 #include <vector>
 
-#include "matrix.cuh"
+#include "mma_bf16.cuh"
 #include "warpgroup.cuh"
 
 namespace gdn {

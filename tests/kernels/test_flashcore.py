@@ -25,6 +25,8 @@ from gdn_cli.machine import inventory
 from gdn_cli.worker import check
 
 FWD = helpers.OURS / "attention_fwd"
+CUDA = helpers.OURS / "_cuda" / "attention"
+PTX = helpers.OURS / "_cuda" / "ptx"
 REGISTRY = helpers.REGISTRY
 V4 = REGISTRY.find("attention_fwd/flashcore-v4")
 CAUSAL = REGISTRY.find("attention_fwd_causal/flashcore-v4-causal")
@@ -39,8 +41,8 @@ def cuts_of(algo) -> list[tuple[int, ...]]:
 
 def instead() -> list[tuple[int, tuple[int, ...]]]:
     """(up to, cut) of launch.cuh's rows that stand in for those that cannot run; the last one is endless."""
-    text = (V4.folder / "launch.cuh").read_text()
-    rows = re.findall(r'\{"", 0, ([^,]+), ([\d, ]+)\}', text[text.index("INSTEAD[] = {") :])
+    text = (CUDA / "flashcore_launch.cuh").read_text()
+    rows = re.findall(r'\{"", 0, ANY, ([^,]+), ([\d, ]+)\}', text[text.index("INSTEAD[] = {") :])
     return [(int(end) if end.isdigit() else tuned_table.ENDLESS, tuple(map(int, cut.split(", ")))) for end, cut in rows]
 
 
@@ -126,11 +128,13 @@ def typed(cut: tuple[int, ...]) -> str:
 
 
 def compiled(folder, rung: str, begin: str, body: str, *flags: str):
-    """A library of one rung's attention.cuh, and the address of its `attend`."""
-    parts = ("parts.cuh", "wgmma.cuh", "once.cuh") if rung == "flashcore-v4" else ()
-    for file in ("flashcore-v1/problem.cuh", *(f"{rung}/{name}" for name in ("attention.cuh", *parts))):
-        shutil.copy(FWD / file, folder)
-    includes = "".join(f'#include "{name}"\n' for name in ("attention.cuh", *parts))
+    """A library of one rung's kernel, and the address of its `attend`."""
+    kernels = [FWD / rung / "attention.cuh"]
+    if rung == "flashcore-v4":
+        kernels = [CUDA / f"flashcore{name}.cuh" for name in ("", "_parts", "_wgmma", "_once")]
+    for file in (CUDA / "problem.cuh", *kernels):
+        shutil.copy(file, folder)
+    includes = "".join(f'#include "{kernel.name}"\n' for kernel in kernels)
     text = DRIVER.replace("@INCLUDES@", includes).replace("@BEGIN@", begin).replace("@BODY@", body)
     (folder / "driver.cpp").write_text(text)
     return emulation.compiled(folder, *flags)
@@ -282,7 +286,9 @@ def test_the_cut_of_each_size(library, causal, S, heads):
 def host_cut(algo, heads: int, S: int) -> tuple[int, ...]:
     """The cut that the host takes on sm_90a: the row of this size, or the next one that has room for as many keys."""
     rows = tuned_table.nearest(tuned_table.rows(algo.tune, tuned_table.load(algo)), 132)
-    cuts = [tuple(row.constants[name] for name in FIELDS) for row in rows if heads * S <= row.up_to]
+    cuts = [
+        tuple(row.constants[name] for name in FIELDS) for row in rows if S <= row.length_up_to and heads <= row.up_to
+    ]
     return next(c for c in cuts if c[6] != 3 or S <= c[3] * c[4] * 16 * c[1] // c[0])
 
 
@@ -458,17 +464,16 @@ def compiled_cuts(tmp_path_factory):
     if inventory.cuda_home() is None:
         pytest.skip("no nvcc here")
     folder = tmp_path_factory.mktemp("cuts")
-    names = ("attention", "cluster", "once", "parts", "tensor_map", "warpgroup", "wgmma")
-    files = ("flashcore-v1/problem.cuh", "flashcore-v3/ptx.cuh", *(f"flashcore-v4/{name}.cuh" for name in names))
-    for file in files:
-        shutil.copy(FWD / file, folder)
+    for file in (*CUDA.glob("*.cuh"), *PTX.glob("*.cuh")):
+        shutil.copy(file, folder)
     kernels = [(cut, causal) for algo, causal in ((V4, "false"), (CAUSAL, "true")) for cut in set(cuts_of(algo))]
     text = ""
     for cut, causal in kernels:
         name = {"split": "flashcore_v4", "wide": "flashcore_v4_wide", "once": "flashcore_v4_once"}[RUN[cut[-1]]]
         given = "const __grid_constant__ Maps, " if cut[-1] else ""
         text += f"template __global__ void {name}<{typed(cut)}, {causal}>({given}const __grid_constant__ Problem);\n"
-    includes = '#include "attention.cuh"\n#include "once.cuh"\n#include "tensor_map.cuh"\n#include "wgmma.cuh"\n'
+    names = ("flashcore", "flashcore_once", "tensor_map", "flashcore_wgmma")
+    includes = "".join(f'#include "{name}.cuh"\n' for name in names)
     (folder / "cuts.cu").write_text(includes + "namespace flashcore {\n" + text + "}\n")
 
     def run(*flags: str) -> tuple[str, str]:
@@ -496,7 +501,7 @@ def test_what_is_compiled_without_wgmma_says_so(compiled_cuts):
         return int(re.search(r"\.entry \w*flashcore_compiled_for\w*\(\)\s*\.maxntid (\d+)", ptx)[1])
 
     with_it, without = (compiled_cuts(f"-arch={arch}", "-ptx")[0] for arch in ("sm_90a", "sm_90"))
-    least = int(re.search(r"COMPILED_WITH_WGMMA = (\d+)", (FWD / "flashcore-v4" / "tensor_map.cuh").read_text())[1])
+    least = int(re.search(r"COMPILED_WITH_WGMMA = (\d+)", (PTX / "tensor_map.cuh").read_text())[1])
     assert threads(with_it) == least > threads(without)
     assert "wgmma" in with_it and "wgmma.mma_async" not in without
 

@@ -26,7 +26,7 @@ USUAL = (1, 2, 2)
 PLAIN, MODES = 0, range(8)  # emulated::Mode: EARLY, REVERSED, TURNS and their sums
 
 DRIVER = """
-#include "prefill.cuh"
+#include "recurrent.cuh"
 template <int WARPS, int SPLIT, int AHEAD>
 int launch(const gdn::Arguments& p, uint32_t heads) {
   using L = gdn::Layout<WARPS, SPLIT, AHEAD>;
@@ -51,7 +51,7 @@ extern "C" int prefill(int warps, int split, int ahead, int mode, void** t, floa
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     cuts = "\n  ".join(f"CUT{cut}" for cut in CUTS)
-    kernel = ALGO.folder / "prefill.cuh"
+    kernel = emulation.CUDA / "gdn" / "recurrent.cuh"
     return emulation.library(tmp_path_factory.mktemp("prefill"), DRIVER.replace("@CUTS@", cuts), kernel)
 
 
@@ -163,7 +163,7 @@ def test_the_cuts_in_use_compile_without_spills(tmp_path, arch):
     rows = tuned_table.rows(ALGO.tune, tuned_table.load(ALGO))
     cuts = {",".join(str(row.constants[name]) for name in CONSTANTS) for row in rows}
     kernel = "template __global__ void gdn::gdn_prefill_recurrent<{}>(const __grid_constant__ gdn::Arguments);\n"
-    (tmp_path / "cuts.cu").write_text('#include "prefill.cuh"\n' + "".join(map(kernel.format, sorted(cuts))))
+    (tmp_path / "cuts.cu").write_text('#include "recurrent.cuh"\n' + "".join(map(kernel.format, sorted(cuts))))
     command = [inventory.cuda_home() / "bin" / "nvcc", "-std=c++17", "-O2", f"-arch={arch}", "-cubin", "-Xptxas", "-v"]
     shared = {ALGO.folder.parent.parent.joinpath(path).parent for path in ALGO.shares}
     command += [f"-I{folder}" for folder in (ALGO.folder, *sorted(shared))] + ["-o", "cuts.cubin", "cuts.cu"]

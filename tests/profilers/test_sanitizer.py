@@ -381,7 +381,7 @@ def bugs(tmp_path, write_algo):
         write_algo(
             tmp_path / "algos", name, {"kernel.cu": planted(launches)},
             language="cuda", entry_point="kernel.cu::run", destination_passing=True, devices=["cuda"],
-            shares=["gdn_decode/cuda-v1/tensor.cuh", "gdn_decode/cuda-v1/device.cuh"],
+            shares=["_cuda/ffi/tensor.cuh", "_cuda/ffi/device.cuh"],
         )  # fmt: skip
     known = registry.load(str(tmp_path / "algos"))
     algos = [known.find("three"), known.find("diverges")]

@@ -19,7 +19,7 @@ import reports
 from gdn_cli import errors, paths
 from gdn_cli.catalog import expression, pack, registry, scaffold, tuned_table
 from gdn_cli.catalog.registry import Tune
-from gdn_cli.catalog.tuned_table import ENDLESS, Row
+from gdn_cli.catalog.tuned_table import ENDLESS, Row, Size
 from gdn_cli.catalog.workloads import twin
 from gdn_cli.errors import GdnError, MissingError, UsageError
 from gdn_cli.machine import inventory
@@ -143,10 +143,33 @@ A, B, C = ({"lanes": n, "rows": 1} for n in (8, 16, 32))
 
 def test_neighbours_with_equal_constants_are_one_row_and_boundaries_are_geometric_middles():
     chosen = [(8, A), (16, A), (32, B), (512, C), (2048, C)]
-    assert tuned_table.table("G", 132, chosen) == rows_of("G", 132, (22, A), (128, B), (ENDLESS, C))
-    assert tuned_table.table("G", 132, [(8, A)]) == rows_of("G", 132, (ENDLESS, A))
-    near = tuned_table.table("G", 1, [(1, A), (2, B)])
+    tune = Tune("tuned.h", ("batch_size",), {"lanes": (8,)})
+
+    def table(sms, chosen):
+        return tuned_table.table(tune, "G", sms, [(Size(1, size), constants) for size, constants in chosen])
+
+    assert table(132, chosen) == rows_of("G", 132, (22, A), (128, B), (ENDLESS, C))
+    assert table(132, [(8, A)]) == rows_of("G", 132, (ENDLESS, A))
+    near = table(1, [(1, A), (2, B)])
     assert [next(row for row in near if size <= row.up_to).constants for size in (1, 2, 10**12)] == [A, B, B]
+
+
+def test_rows_of_each_length_by_themselves():
+    """1 x 512 and 2 x 256 are one size as a product, and have rows of their own where seq_len is the length."""
+    tune = Tune("tuned.h", ("batch_size",), {"lanes": (8, 16, 32), "rows": (1,)}, length=("seq_len",))
+    chosen = [(Size(256, 1), A), (Size(256, 2), B), (Size(512, 1), C), (Size(512, 4), C)]
+    rows = tuned_table.table(tune, "G", 132, chosen)
+    assert [(row.length_up_to, row.up_to, row.constants) for row in rows] == [
+        (362, 1, A), (362, ENDLESS, B), (ENDLESS, ENDLESS, C),
+    ]  # fmt: skip
+    text = tuned_table.render(tune, rows)
+    assert "length (seq_len) and size (batch_size)" in text and "int64_t length_up_to, up_to; int lanes, rows;" in text
+    assert '{"G", 132, 362, 1, 8, 1}' in text
+    kept = {"G": {"rows": [row.to_json() for row in rows]}}
+    assert tuned_table.rows(tune, kept) == rows
+    del kept["G"]["rows"][0]["length_up_to"]
+    with pytest.raises(ValueError, match="a row of 'G' has not the form"):
+        tuned_table.rows(tune, kept)
 
 
 def test_a_kernel_takes_the_rows_of_the_nearest_gpu():
@@ -570,7 +593,7 @@ def test_workloads_of_one_size_decide_together(race):
     """Twice as fast on one, 1.5 times as slow on the other: the geometric mean is for tile 1."""
     workers = Workers(lambda name, batch: 100 if tile(name) > 1 else {1: 50, 2: 150}[batch])
     work = race(workers, 1)
-    one = work.plan.sizes[1][0]
+    one = work.plan.sizes[Size(1, 1)][0]
     meeting = Meeting(FINAL, ("a", "b"), {"u": {"a": 100, "b": 50}, "v": {"a": 100, "b": 150}})
     assert meeting.speed("b") > meeting.speed("a") and one.axes == {"batch_size": 1}
     assert Meeting(FINAL, ("a",), {"u": {"a": 1}, "v": {}}).speed("a") is None

@@ -1,8 +1,8 @@
 // Attention forward, flashcore-v1: scalar and simple, the rung that the others must agree with and leave behind.
-// The kernel is in attention.cuh, the binding in binding.cuh.
+// The kernel is in attention.cuh, the binding in attention_binding.cuh.
 
 #include "attention.cuh"
-#include "binding.cuh"
+#include "attention_binding.cuh"
 
 using flashcore::Problem;
 namespace ffi = tvm::ffi;

@@ -1,8 +1,8 @@
 // Attention forward, flashcore-v2: tiles of keys and values in shared memory, online softmax, still scalar.
-// The kernel is in attention.cuh, the binding is flashcore-v1's.
+// The kernel is in attention.cuh, the binding in attention_binding.cuh.
 
 #include "attention.cuh"
-#include "binding.cuh"
+#include "attention_binding.cuh"
 
 using flashcore::Problem;
 namespace ffi = tvm::ffi;

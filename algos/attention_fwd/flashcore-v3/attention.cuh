@@ -17,7 +17,7 @@
 #pragma once
 
 #include "problem.cuh"
-#include "ptx.cuh"
+#include "mma_f16.cuh"
 
 #ifdef __CUDACC__
 

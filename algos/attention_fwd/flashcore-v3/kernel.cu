@@ -1,8 +1,8 @@
 // Attention forward, flashcore-v3: tensor cores, probabilities in registers, swizzled tiles by cp.async.
-// The kernel is in attention.cuh, its instructions in ptx.cuh, the binding is flashcore-v1's.
+// The kernel is in attention.cuh, its instructions in mma_f16.cuh, the binding in attention_binding.cuh.
 
 #include "attention.cuh"
-#include "binding.cuh"
+#include "attention_binding.cuh"
 
 using flashcore::Problem;
 namespace ffi = tvm::ffi;

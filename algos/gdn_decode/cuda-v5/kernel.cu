@@ -1,9 +1,9 @@
 // GDN decode, cuda-v5: registers only, the state's loads before everything else, one reduction for both dots; how many
 // lanes have a row, rows a warp and warps a CTA is chosen by measurement for each size (tuned.h, by `gdn tune`).
-// The kernel is in decode.cuh, the binding in binding.cuh.
+// The kernel is in decode.cuh, the binding in decode_binding.cuh.
 
 #include "tuned.h"
 
-#include "binding.cuh"
+#include "decode_binding.cuh"
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, gdn::run<float>);

@@ -1,8 +1,8 @@
-// GDN decode with the state in bfloat16: cuda-v5's kernel and binding (decode.cuh, binding.cuh, which this folder
+// GDN decode with the state in bfloat16: cuda-v5's kernel and binding (decode.cuh, decode_binding.cuh, which this folder
 // shares) with constants of its own, since a row has half the bytes.
 
 #include "tuned.h"
 
-#include "binding.cuh"
+#include "decode_binding.cuh"
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, gdn::run<__nv_bfloat16>);

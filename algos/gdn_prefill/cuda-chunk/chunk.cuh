@@ -11,7 +11,7 @@
 #include <cstdint>
 
 #include "call.h"
-#include "matrix.cuh"
+#include "mma_bf16.cuh"
 
 namespace gdn {
 

@@ -9,7 +9,7 @@
 
 #include <tvm/ffi/extra/cuda/base.h>
 
-#include "choice.cuh"
+#include "tuned_row.cuh"
 #include "device.cuh"
 #include "lengths.h"
 #include "ways.h"
@@ -28,7 +28,7 @@ void prefill(const Call& call, const Allocate& allocate, int device, void* on) {
   const CurrentDevice current(device);
   const auto stream = static_cast<cudaStream_t>(on);
   const int count = sms(device);
-  const Tuned& row = TUNED[chosen(count, int64_t{p.N} * p.HV)];
+  const Tuned& row = TUNED[chosen(TUNED, count, int64_t{p.N} * p.HV)];
   if (short_ones(p.T, p.N, p.HV, row.recurrent, count)) return walk_tokens(p, device, stream);
   if (!walk_wide(p, row.segments, allocate, device, stream)) walk_narrow(p, row.segments, allocate, device, stream);
 }

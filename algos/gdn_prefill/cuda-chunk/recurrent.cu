@@ -1,7 +1,7 @@
 // The launch of cuda-recurrent's kernel for sequences that are short on average.
 #include "tuned.h"
 
-#include "launch_recurrent.cuh"
+#include "recurrent_launch.cuh"
 #include "ways.h"
 
 namespace gdn {

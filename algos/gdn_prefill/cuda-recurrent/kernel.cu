@@ -1,5 +1,5 @@
 // GDN prefill, cuda-recurrent: the state stays in registers from a sequence's first token to its last, 16 tokens a step
-// on tensor cores; one launch. The kernel is in prefill.cuh; here what it is given is checked, the constants for this GPU
+// on tensor cores; one launch. The kernel is in recurrent.cuh; here what it is given is checked, the constants for this GPU
 // and size are taken from recurrent.h, and it is launched on the current stream. No allocation, no synchronisation.
 
 #include <tvm/ffi/container/tensor.h>
@@ -14,7 +14,7 @@
 #include "recurrent.h"
 
 #include "device.cuh"
-#include "launch_recurrent.cuh"
+#include "recurrent_launch.cuh"
 #include "tensor.cuh"
 
 namespace gdn {

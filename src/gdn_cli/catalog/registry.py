@@ -95,7 +95,7 @@ class Op(OpFile, frozen=True, kw_only=True):
         return tuple(known[axis] for axis in spec.shape or ())
 
 
-_COLUMNS = ("gpu", "sms", "up_to")  # of the generated table, beside the constants
+_COLUMNS = ("gpu", "sms", "length_up_to", "up_to")  # of the generated table, beside the constants
 _VALUES = Meta(min_length=1, description="a list of different whole numbers of 32 bits")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
@@ -109,6 +109,8 @@ class Tune(Struct, frozen=True, forbid_unknown_fields=True):
     # name -> the values to try, in the order of algo.toml
     constants: dict[str, Annotated[tuple[Annotated[int, Meta(ge=-(2**31), lt=2**31)], ...], _VALUES]]
     where: Text | None = None  # a condition on the constants: see expression.py
+    # axes of the op: rows are looked up by their product first, then by size; none: by size alone
+    length: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, values in self.constants.items():
@@ -369,9 +371,10 @@ def load(own: str | None = None) -> Registry:
                 if not path.is_file():
                     raise UsageError(f"{path}: not a plain file")
                 algos[op, name] = read_algo(path, op)
-                for axis in algos[op, name].tune.size if algos[op, name].tune else ():
-                    if axis not in ops[op].axes:
-                        raise wrong(path, ["tune", "size"], f"axes of {op} ({', '.join(ops[op].axes)})", axis)
+                for key in ("size", "length") if algos[op, name].tune else ():
+                    for axis in getattr(algos[op, name].tune, key):
+                        if axis not in ops[op].axes:
+                            raise wrong(path, ["tune", key], f"axes of {op} ({', '.join(ops[op].axes)})", axis)
             except UsageError as e:
                 algos[op, name] = Broken(op, name, e)
             except Exception as e:  # whatever is wrong with one, the others go on

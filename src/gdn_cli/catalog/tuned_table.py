@@ -2,8 +2,9 @@
 candidates for it.
 
 A kernel takes the rows of the GPU whose number of SMs is nearest to its own (the first of equals), and of these the
-first with size <= up_to. `nearest` is the same rule, so that a record can say whose rows were used. Where an algo runs
-on a CPU, the CPU's name and the number of CPUs that the process may use stand for the GPU and its SMs.
+first with size <= up_to; where algo.toml names a `length`, with length <= length_up_to as well. `nearest` is the same
+rule, so that a record can say whose rows were used. Where an algo runs on a CPU, the CPU's name and the number of CPUs
+that the process may use stand for the GPU and its SMs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import msgspec
 from msgspec import structs
@@ -41,15 +43,17 @@ Gpus = dict[str, Json]  # what tuning.json holds of each GPU: its rows are read,
 
 @dataclass(frozen=True)
 class Row:
-    """These constants hold on this GPU up to this size."""
+    """These constants hold on this GPU up to this size, and up to this length where the table has lengths."""
 
     gpu: str
     sms: int
     up_to: int
     constants: Constants
+    length_up_to: int | None = None
 
     def to_json(self) -> dict[str, int | str]:
-        return {"gpu": self.gpu, "sms": self.sms, "up_to": self.up_to, **self.constants}
+        length = {} if self.length_up_to is None else {"length_up_to": self.length_up_to}
+        return {"gpu": self.gpu, "sms": self.sms, **length, "up_to": self.up_to, **self.constants}
 
 
 # --- the file -----------------------------------------------------------------------------------------------------
@@ -57,13 +61,16 @@ class Row:
 
 def render(tune: Tune, rows: Sequence[Row]) -> str:
     """The file's whole text. Constants stand in the order of algo.toml."""
-    size = " * ".join(tune.size)
-    what = f"Written by `gdn tune`: which constants for which size ({size}), by GPU. The evidence is in tuning.json."
-    table = [{"gpu": r.gpu, "sms": r.sms, "up_to": r.up_to} | {n: r.constants[n] for n in tune.constants} for r in rows]
+    size = f"size ({' * '.join(tune.size)})"
+    if tune.length:
+        size = f"length ({' * '.join(tune.length)}) and {size}"
+    what = f"Written by `gdn tune`: which constants for which {size}, by GPU. The evidence is in tuning.json."
+    table = [replace(r, constants={n: r.constants[n] for n in tune.constants}).to_json() for r in rows]
     if tune.file.endswith(".py"):
         lines = [f'"""{what}"""', "TUNED = [", *(f"    {json.dumps(row)}," for row in table), "]"]
     else:
-        fields = f"const char* gpu; int sms; int64_t up_to; int {', '.join(tune.constants)};"
+        up_to = "length_up_to, up_to" if tune.length else "up_to"
+        fields = f"const char* gpu; int sms; int64_t {up_to}; int {', '.join(tune.constants)};"
         lines = [
             f"// {what}",
             "#pragma once",
@@ -106,12 +113,14 @@ def rows(tune: Tune, gpus: Gpus) -> list[Row]:
     found = []
     for row in (row for entry in msgspec.convert(gpus, dict[str, _Entry]).values() for row in entry.rows):
         gpu, sms, up_to = (row.pop(key, None) for key in ("gpu", "sms", "up_to"))
-        if not isinstance(gpu, str) or any(type(n) is not int for n in (sms, up_to, *row.values())):
+        length = row.pop("length_up_to", None if gpu != UNTUNED else ENDLESS) if tune.length else None
+        lengths = (length,) if tune.length else ()
+        if not isinstance(gpu, str) or any(type(n) is not int for n in (sms, up_to, *lengths, *row.values())):
             raise ValueError(f"a row of '{gpu}' has not the form that gdn writes")
         if gpu != UNTUNED and set(row) != set(tune.constants):
             there, wanted = ", ".join(row), ", ".join(tune.constants)
             raise ValueError(f"its rows of '{gpu}' hold {there}, algo.toml names {wanted}")
-        found.append(Row(gpu, sms, up_to, row))
+        found.append(Row(gpu, sms, up_to, row, length))
     return found
 
 
@@ -126,18 +135,38 @@ def nearest(rows: Sequence[Row], sms: int) -> list[Row]:
     return [row for row in rows if (row.gpu, row.sms) == (first.gpu, first.sms)]
 
 
-def size_of(op: Op, tune: Tune, workload: Workload) -> int:
-    """What the kernel compares with up_to: the product of the axes of `tune.size`."""
+class Size(NamedTuple):
+    """What the kernel looks a row up by: the products of the axes of `tune.length` (1 without any) and `tune.size`."""
+
+    length: int
+    size: int
+
+
+def size_of(op: Op, tune: Tune, workload: Workload) -> Size:
     axes = {name: value for name, value in op.axes.items() if value is not None} | workload.axes
-    return math.prod(axes[axis] for axis in tune.size)
+    return Size(*(math.prod(axes[axis] for axis in named) for named in (tune.length, tune.size)))
 
 
-def table(gpu: str, sms: int, chosen: Sequence[tuple[int, Constants]]) -> list[Row]:
+def table(tune: Tune, gpu: str, sms: int, chosen: Sequence[tuple[Size, Constants]]) -> list[Row]:
     """The rows of a GPU from what was chosen for the measured sizes, ascending.
 
-    Neighbours with equal constants are one row. Between two measured sizes the boundary is their geometric middle,
-    rounded down: what lies between was not measured, and sizes go up by factors.
+    Neighbours with equal constants are one row. Between two measured sizes, or lengths, the boundary is their geometric
+    middle, rounded down: what lies between was not measured, and sizes go up by factors.
     """
+    if not tune.length:
+        return _of_one_length(gpu, sms, [(size.size, constants) for size, constants in chosen])
+    lengths: dict[int, list[tuple[int, Constants]]] = {}
+    for size, constants in chosen:
+        lengths.setdefault(size.length, []).append((size.size, constants))
+    ends = [math.isqrt(a * b) for a, b in itertools.pairwise(lengths)] + [ENDLESS]
+    return [
+        replace(row, length_up_to=end)
+        for end, of_one in zip(ends, lengths.values(), strict=True)
+        for row in _of_one_length(gpu, sms, of_one)
+    ]
+
+
+def _of_one_length(gpu: str, sms: int, chosen: Sequence[tuple[int, Constants]]) -> list[Row]:
     rows = []
     for i, (size, constants) in enumerate(chosen):
         following = chosen[i + 1] if i + 1 < len(chosen) else None
@@ -230,7 +259,7 @@ def label(constants: Constants) -> str:
 
 def candidate(algo: Algo, op: Op, constants: Constants) -> Algo:
     """The algo as it would be with these constants at every size; its folder is not touched."""
-    row = Row(CANDIDATE, 0, ENDLESS, constants)
+    row = Row(CANDIDATE, 0, ENDLESS, constants, ENDLESS if algo.tune.length else None)
     name = f"{algo.name}[{label(constants)}]"
     solution = pack(algo, op, name=f"{op.name}-{name}")
     generated = {"path": algo.tune.file, "content": render(algo.tune, [row])}

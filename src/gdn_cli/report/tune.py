@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from .. import units
+from ..catalog.tuned_table import ENDLESS
 from .screen import console, print_table, remark, show_json, styled
 from .table import Column, Table, numbers, words
 
 if TYPE_CHECKING:
     from ..catalog.tuned_table import Constants
     from ..tune.evidence import Evidence
+    from ..tune.journal import Space
     from ..tune.search import LeftOut, Plan, State
 
 _ROWS = 40  # candidates of a dry run; --json has them all
@@ -52,13 +54,19 @@ def _show_plan(out: Console, plan: Plan) -> None:
     if len(found) > _ROWS:
         remark(out, f"and {len(found) - _ROWS} more; --json has them all")
     out.print()
-    made = Table("", [Column("workload"), Column("size", number=True), Column("uuid")])
+    lengths = ["length"] if space.length else []
+    made = Table("", [*words("workload"), *numbers(*lengths, "size"), *words("uuid")])
     for size, workloads in plan.sizes.items():
         for w in workloads:
-            made.add(plan.label(w), str(size), w.uuid[:8])
+            made.add(plan.label(w), *map(str, size if lengths else size[1:]), w.uuid[:8])
     print_table(out, made)
-    remark(out, f"size: {' * '.join(space.size)}")
+    remark(out, _meaning(space))
     remark(out, f"would be written: {plan.algo.folder / plan.algo.tune.file}")
+
+
+def _meaning(space: Space) -> str:
+    length = f"length: {' * '.join(space.length)}; " if space.length else ""
+    return f"{length}size: {' * '.join(space.size)}"
 
 
 def _show_result(out: Console, result: Evidence, plan: Plan) -> None:
@@ -82,12 +90,13 @@ def _show_result(out: Console, result: Evidence, plan: Plan) -> None:
         second = _constants(w.second) if w.second else ""
         made.add(plan.op.label.format(**w.axes), *gpu, chosen, units.duration(w.chosen_us), *interval, second)
     print_table(out, made)
-    made = Table("", [*words("size up to"), *numbers(*result.space.constants)])
+    keys = {"length_up_to": "length up to", "up_to": "size up to"} if result.space.length else {"up_to": "size up to"}
+    made = Table("", [*words(*keys.values()), *numbers(*result.space.constants)])
     for row in result.rows:
-        last = row is result.rows[-1]
-        made.add("any" if last else str(row["up_to"]), *(str(row[name]) for name in result.space.constants))
+        bounds = ["any" if row[key] == ENDLESS else str(row[key]) for key in keys]
+        made.add(*bounds, *(str(row[name]) for name in result.space.constants))
     print_table(out, made)
-    for text in (f"size: {' * '.join(result.space.size)}", *notes):
+    for text in (_meaning(result.space), *notes):
         remark(out, text)
     for text in result.doubts:
         remark(out, "doubt", text, "yellow")

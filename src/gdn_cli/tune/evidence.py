@@ -8,7 +8,7 @@ from msgspec import Struct, to_builtins
 
 from .. import files
 from ..catalog import tuned_table
-from ..catalog.tuned_table import Constants, Row
+from ..catalog.tuned_table import Constants, Row, Size
 from ..machine import environment
 from ..parsing import Json, lined, to_json
 from ..schema.record_types import Comparison, Environment, GpuName
@@ -26,6 +26,7 @@ class Measured(Struct, kw_only=True, omit_defaults=True):
     uuid: str
     axes: dict[str, int]
     size: int
+    length: int | None = None  # where algo.toml names one
     gpu: GpuName | None = None  # that it was timed on
     chosen: Constants
     chosen_us: float
@@ -77,12 +78,16 @@ def document(plan: Plan, state: State | None = None) -> Json:
         "preset": plan.preset,
         "candidates": list(plan.constants.values()),
         "excluded": plan.excluded,
-        "workloads": [{"uuid": w.uuid, "axes": w.axes, "size": size} for size, w in sizes],
+        "workloads": [{"uuid": w.uuid, "axes": w.axes, **_looked_up(plan, size)} for size, w in sizes],
     }
     if state:
         found |= {"resumed": state.journal.kept, "left_out": list(state.out.values())}
         found |= {"progress": str(state.journal.path), "written": state.written, "result": state.result}
     return to_builtins(found)
+
+
+def _looked_up(plan: Plan, size: Size) -> dict[str, int]:
+    return size._asdict() if plan.algo.tune.length else {"size": size.size}
 
 
 def write(state: State) -> None:
@@ -109,7 +114,8 @@ def _environment(state: State) -> Environment:
 def _rows(state: State) -> list[Row]:
     env = _environment(state)
     gpu, sms = (env.gpu, env.sms) if env.sms is not None else (env.cpu, env.cpus)
-    return tuned_table.table(gpu, sms, [(c.size, state.plan.constants[c.chosen]) for c in state.choices])
+    chosen = [(c.size, state.plan.constants[c.chosen]) for c in state.choices]
+    return tuned_table.table(state.plan.algo.tune, gpu, sms, chosen)
 
 
 def _evidence(state: State, rows: list[Row]) -> Evidence:
@@ -134,14 +140,15 @@ def _evidence(state: State, rows: list[Row]) -> Evidence:
 
 def _measured(state: State, choice: Choice) -> Iterator[Measured]:
     """The workloads of a size."""
-    constants, gpu = state.plan.constants, state.homes[choice.size]
+    constants, gpu, tune = state.plan.constants, state.homes[choice.size], state.plan.algo.tune
     for w in state.plan.sizes[choice.size]:
         times: dict[str, tuple[int, float]] = {}
         for meeting in sorted(state.meetings[choice.size], key=lambda m: m.round):
             times |= {name: (meeting.round, us) for name, us in meeting.us[w.uuid].items() if name not in state.out}
         order = sorted(times.items(), key=lambda item: (-item[1][0], item[1][1]))
         yield Measured(
-            uuid=w.uuid, axes=w.axes, size=choice.size, gpu=GpuName(**gpu.to_json()) if gpu else None,
+            uuid=w.uuid, axes=w.axes, size=choice.size.size, length=choice.size.length if tune.length else None,
+            gpu=GpuName(**gpu.to_json()) if gpu else None,
             chosen=constants[choice.chosen],
             chosen_us=times[choice.chosen][1],
             fastest=constants[choice.fastest],

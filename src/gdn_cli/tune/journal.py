@@ -18,12 +18,13 @@ from ..schema.numbers import Positive
 from ..schema.record_types import Environment, Status
 
 
-class Space(Struct):
+class Space(Struct, omit_defaults=True):
     """What is tried: [tune] of algo.toml, perhaps narrowed."""
 
     size: tuple[str, ...]
     where: str | None
     constants: dict[str, tuple[int, ...]]
+    length: tuple[str, ...] = ()
 
 
 class Key(Struct, kw_only=True, omit_defaults=True, tag_field="step", tag="key"):

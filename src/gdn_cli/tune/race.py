@@ -16,6 +16,7 @@ from typing import Any
 
 from .. import errors
 from ..catalog import tuned_table
+from ..catalog.tuned_table import Size
 from ..catalog.workloads import Workload
 from ..errors import GdnError, MissingError
 from ..machine import gpu_sharing, locks
@@ -29,7 +30,7 @@ from .search import State
 from .tournament import AGAIN, AT_ONCE, FINAL, FIRST, Meeting
 
 COARSE_S, COARSE_TARGET = 0.3, 0.02  # of a group and workload in the first rounds, at most
-Groups = dict[int, list[str]]  # size -> the candidates that meet there, the leader first
+Groups = dict[Size, list[str]]  # size -> the candidates that meet there, the leader first
 
 
 def run(state: State) -> None:
@@ -60,9 +61,9 @@ def run(state: State) -> None:
         raise GdnError("no candidate came through the final of every size", hint="`gdn run` shows why")
 
 
-def _homes(state: State) -> dict[int, Gpu | None]:
+def _homes(state: State) -> dict[Size, Gpu | None]:
     """Each size stays on one GPU: that of an earlier run, where it is here, else the one with the least to do."""
-    items: dict[int, tuple[int, Sequence[Gpu | None]]] = {}
+    items: dict[Size, tuple[int, Sequence[Gpu | None]]] = {}
     for size, workloads in state.plan.sizes.items():
         lines = [state.journal.find(Time, workload=w.uuid) for w in workloads]
         before = {line.gpu for line in lines if line}
@@ -86,15 +87,15 @@ def _rounds(state: State, ends: Sequence[Workload]) -> None:
     _each_gpu(state, lambda sizes: _meet(state, FINAL, {s: finals[s] for s in sizes if s in finals}, "final"))
 
 
-def _each_gpu(state: State, work: Callable[[list[int]], None]) -> None:
+def _each_gpu(state: State, work: Callable[[list[Size]], None]) -> None:
     """Do `work` with the sizes of each GPU, all GPUs at once."""
-    sizes: dict[Gpu | None, list[int]] = {}
+    sizes: dict[Gpu | None, list[Size]] = {}
     for size, gpu in state.homes.items():
         sizes.setdefault(gpu, []).append(size)
     gpu_sharing.side_by_side([partial(work, mine) for mine in sizes.values()], state.stop)
 
 
-def _coarse(state: State, groups: list[list[str]], sizes: list[int]) -> None:
+def _coarse(state: State, groups: list[list[str]], sizes: list[Size]) -> None:
     """The rounds before the final."""
     for number, group in enumerate(groups, 1):
         leaders = {size: list(tournament.standing(state.meetings[size], FIRST, state.out))[:1] for size in sizes}
@@ -175,7 +176,7 @@ def _meet(state: State, number: int, groups: Groups, what: str) -> None:
     """Have the candidates of each size take turns, all these sizes in one process. A worker that dies is asked again
     without the candidates that fail on the workload where it died."""
 
-    def lacking() -> list[tuple[int, Workload]]:
+    def lacking() -> list[tuple[Size, Workload]]:
         sizes = [(size, w) for size in groups for w in state.plan.sizes[size]]
         return [(size, w) for size, w in sizes if not _timed(state, number, size, groups[size], w)]
 
@@ -196,13 +197,13 @@ def _left(state: State, groups: Groups) -> Groups:
     return {size: names for size, names in found.items() if names}
 
 
-def _timed(state: State, number: int, size: int, names: list[str], workload: Workload) -> Time | None:
+def _timed(state: State, number: int, size: Size, names: list[str], workload: Workload) -> Time | None:
     """The line of what is measured already: only on the GPU that the size is timed on."""
     gpu = state.homes[size]
     return state.journal.find(Time, workload=workload.uuid, round=number, names=names, gpu=gpu and gpu.uuid)
 
 
-def _meeting(state: State, number: int, size: int, names: list[str]) -> Meeting:
+def _meeting(state: State, number: int, size: Size, names: list[str]) -> Meeting:
     """The lines of a size's workloads together; a candidate that failed at one of them is out."""
     us, samples = {}, {}
     for w in state.plan.sizes[size]:

@@ -27,7 +27,7 @@ from ..catalog import tuned_table
 from ..catalog.formats import Definition
 from ..catalog.pack import definition
 from ..catalog.registry import Algo, Op, Registry
-from ..catalog.tuned_table import Constants, Gpus
+from ..catalog.tuned_table import Constants, Gpus, Size
 from ..catalog.workloads import Workload
 from ..errors import UsageError
 from ..machine import environment, locks
@@ -72,7 +72,7 @@ class Plan:
     constants: dict[str, Constants]  # of each candidate, by name
     algos: dict[str, Algo]  # candidate -> the algo as it would be
     excluded: int  # by `where`
-    sizes: dict[int, list[Workload]]
+    sizes: dict[Size, list[Workload]]
     preset: str | None
 
     @property
@@ -81,7 +81,7 @@ class Plan:
 
     @property
     def space(self) -> Space:
-        return Space(self.algo.tune.size, self.algo.tune.where, self.algo.tune.constants)
+        return Space(self.algo.tune.size, self.algo.tune.where, self.algo.tune.constants, self.algo.tune.length)
 
     def label(self, workload: Workload) -> str:
         return self.op.label.format(**workload.axes)
@@ -111,7 +111,7 @@ def plan(
     space, excluded = tuned_table.candidates(algo)
     algos = {c.name: c for c in (tuned_table.candidate(algo, op, constants) for constants in space)}
     constants = dict(zip(algos, space, strict=True))
-    sizes: dict[int, list[Workload]] = {}
+    sizes: dict[Size, list[Workload]] = {}
     for workload in sorted(workloads, key=lambda w: tuned_table.size_of(op, algo.tune, w)):
         sizes.setdefault(tuned_table.size_of(op, algo.tune, workload), []).append(workload)
     return Plan(op, algo, entry.place.mode, definition(op, registry), constants, algos, excluded, sizes, preset)
@@ -138,9 +138,9 @@ class State:
     gpus: tuple[Gpu | None, ...]  # None: a CPU, or the GPU that a CUDA process takes by itself
     held: Gpus  # what the folder's tuning.json holds
     journal: Journal
-    meetings: dict[int, list[Meeting]]  # by size
+    meetings: dict[Size, list[Meeting]]  # by size
     out: dict[str, LeftOut] = field(default_factory=dict)  # by candidate
-    homes: dict[int, Gpu | None] = field(default_factory=dict)  # size -> the GPU that it is timed on
+    homes: dict[Size, Gpu | None] = field(default_factory=dict)  # size -> the GPU that it is timed on
     cpus: dict[Gpu | None, frozenset[int]] = field(default_factory=dict)
     choices: list[Choice] = field(default_factory=list)
     doubts: dict[str, str] = field(default_factory=dict)  # a doubt without its figures -> with them

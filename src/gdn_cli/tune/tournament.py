@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..catalog.tuned_table import Size
 from ..records import statistics
 
 AT_ONCE = 10  # candidates that take turns in one process
@@ -67,13 +68,13 @@ def again(meetings: Sequence[Meeting], out: Collection[str]) -> list[str]:
     return names if len(names) > BEST and sum(m.round == FIRST for m in meetings) > 1 else []
 
 
-def finals(sizes: Mapping[int, Sequence[Meeting]], out: Collection[str]) -> dict[int, list[str]]:
+def finals(sizes: Mapping[Size, Sequence[Meeting]], out: Collection[str]) -> dict[Size, list[str]]:
     """Who meets in the final of each size, the fastest first.
 
     Besides the best, what the smaller sizes lead one to expect: of candidates that are as good, a table wants the one
     that it has already.
     """
-    found: dict[int, list[str]] = {}
+    found: dict[Size, list[str]] = {}
     expected: str | None = None
     for size, meetings in sorted(sizes.items()):
         speeds = standing(meetings, AGAIN, out) or standing(meetings, FIRST, out)  # of its last coarse round
@@ -93,7 +94,7 @@ def finals(sizes: Mapping[int, Sequence[Meeting]], out: Collection[str]) -> dict
 class Choice:
     """What was chosen for a size, and how it stands to the others of the final."""
 
-    size: int
+    size: Size
     chosen: str
     fastest: str
     second: str | None = None  # the second fastest
@@ -101,7 +102,7 @@ class Choice:
     behind: statistics.Comparison | None = None  # the fastest against the chosen, where that is another one
 
 
-def choose(sizes: Mapping[int, Sequence[Meeting]], out: Collection[str] = ()) -> list[Choice]:
+def choose(sizes: Mapping[Size, Sequence[Meeting]], out: Collection[str] = ()) -> list[Choice]:
     """For each size, ascending: the fastest of the final; or what the next smaller size has, if it is the SAME.
 
     SAME is `paired`'s: the interval of the ratio holds 1, or the two differ by less than half a percent. An interval

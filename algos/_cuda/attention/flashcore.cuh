@@ -32,7 +32,7 @@
 // through distributed shared memory. Written here.
 #pragma once
 
-#include "parts.cuh"
+#include "flashcore_parts.cuh"
 
 namespace flashcore {
 

@@ -1,10 +1,10 @@
-// Attention forward, flashcore-v4 by warpgroups: the cut of attention.cuh for sizes at which the products count, on sm_90a.
+// Attention forward, flashcore-v4 by warpgroups: the cut of flashcore.cuh for sizes at which the products count, on sm_90a.
 //
 // wgmma multiplies 64 rows by a whole tile of keys, which it reads from shared memory itself: a tile is read once for 64
 // rows where mma.sync reads it once for 16 or 32, and no thread spends an instruction on it. So:
 //
 //   - ROWS / 64 warpgroups side by side, KEY_GROUPS times: each has 64 rows, and KEYS keys of every step. The keys are
-//     split over SPLITS CTAs besides, and all parts are merged as in attention.cuh (parts.cuh).
+//     split over SPLITS CTAs besides, and all parts are merged as in flashcore.cuh (flashcore_parts.cuh).
 //   - One thread of each group of keys asks the copy engine for its tiles, swizzled as wgmma wants them, STAGES of them
 //     ahead; barriers in shared memory say when one is there and when it may be written again. Warpgroups do not wait for
 //     each other but there: while one has its exps, another has its products. (A warp that only loads would be simpler:
@@ -13,7 +13,7 @@
 //     exps), so that what counts is that both run at the same time: 4 warpgroups an SM, in one CTA or in several.
 //     AHEAD: a warpgroup also asks for the next scores before its own values' product, and does its exps under that one.
 //   - One instruction for scale, base and maximum: exp2(fma(s, c, -m c)), with m c rounded once for a row: all that is
-//     summed is wrong by the same factor. Where that factor shows (m c beyond 256) it is exp2((s - m) c), as in attention.cuh.
+//     summed is wrong by the same factor. Where that factor shows (m c beyond 256) it is exp2((s - m) c), as in flashcore.cuh.
 //   - What instructions are left is time that nothing hides, so: the sum of a row's probabilities is one more column of the
 //     values' product, by values that are 1; maxima are taken three at a time, as integers; and whether a maximum rose is
 //     not asked: of a warp's 16 nearly always one did.
@@ -22,11 +22,11 @@
 //
 // CAUSAL: a warpgroup does the tiles that its rows see, and lets the others go by.
 //
-// Grid, splits and owners as in attention.cuh. Provenance: FlashAttention-3 (arXiv 2407.08608) for products ahead of the
+// Grid, splits and owners as in flashcore.cuh. Provenance: FlashAttention-3 (arXiv 2407.08608) for products ahead of the
 // exps. Written here.
 #pragma once
 
-#include "parts.cuh"
+#include "flashcore_parts.cuh"
 #include "warpgroup.cuh"
 
 namespace flashcore {

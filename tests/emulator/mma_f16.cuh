@@ -1,7 +1,8 @@
-// What flashcore-v3/ptx.cuh says in PTX, on the CPU of cuda_runtime.h: written from the PTX ISA's tables of fragments.
+// What _cuda/ptx/mma_f16.cuh says in PTX, on the CPU of cuda_runtime.h: written from the PTX ISA's tables of fragments.
 #pragma once
 
 #include "cuda_fp16.h"
+#include "async_copy.cuh"
 
 namespace flashcore {
 
@@ -10,12 +11,7 @@ inline uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(static_cast<const char*>(p) - emulated::me->cta->base) + emulated::FIRST_ADDRESS;
 }
 
-// The 16 bytes at an address of this CTA's shared memory.
-inline char* at(uint32_t address) {
-  const uint32_t offset = address - emulated::FIRST_ADDRESS;
-  if (offset % 16 || offset + 16 > emulated::me->cta->bytes) emulated::fail("an address outside of shared memory, or odd");
-  return emulated::me->cta->base + offset;
-}
+using ptx::at;
 
 inline float half_at(const uint32_t* words, int i) {
   return __half2float({static_cast<uint16_t>(words[i / 2] >> i % 2 * 16)});
@@ -42,7 +38,7 @@ void matrices(uint32_t (&r)[4], uint32_t row) {
 inline void load_matrices(uint32_t (&r)[4], uint32_t row) { matrices<false>(r, row); }
 inline void load_transposed(uint32_t (&r)[4], uint32_t row) { matrices<true>(r, row); }
 
-// `element` reads number i of words of two: float16 here, bfloat16 in matrix.cuh.
+// `element` reads number i of words of two: float16 here, bfloat16 in mma_bf16.cuh.
 template <float (*element)(const uint32_t*, int)>
 void product(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   static const char tag = 0;
@@ -72,24 +68,9 @@ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
   product<half_at>(d, a, b0, b1);
 }
 
-inline void land(const emulated::Copy& copy) {
-  if (copy.from) std::memcpy(copy.to, copy.from, 16);
-  else std::memset(copy.to, 0, 16);
-}
-inline void copy16(uint32_t to, const void* from, bool there) {
-  const emulated::Copy copy{at(to), there ? from : nullptr};
-  if (emulated::mode & emulated::EARLY) land(copy);
-  else emulated::me->copies.back().push_back(copy);
-}
-inline void commit_copies() { emulated::me->copies.push_back({}); }
-template <int N>
-void wait_for_copies() {
-  auto& groups = emulated::me->copies;
-  while (groups.size() > N + 1) {  // the last one is not ended
-    for (const emulated::Copy& copy : groups.front()) land(copy);
-    groups.erase(groups.begin());
-  }
-}
+using ptx::commit_copies;
+using ptx::copy16;
+using ptx::wait_for_copies;
 
 inline float exp2_approx(float x) { return exp2f(x); }
 

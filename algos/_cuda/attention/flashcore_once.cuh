@@ -1,19 +1,19 @@
 // Attention forward, flashcore-v4 for short sequences: all of a block's keys and values at once, by the copy engine.
 //
-// attention.cuh has 33 copies of 16 bytes to ask for in each thread, and barriers of the whole CTA between its steps. Here a
+// flashcore.cuh has 33 copies of 16 bytes to ask for in each thread, and barriers of the whole CTA between its steps. Here a
 // thread asks for a tile at a time, and every tile has room of its own in shared memory and a barrier that is used once:
 // nothing is overwritten, nobody says that a tile is free, and a warp waits for nothing but its own tiles.
 //
-// The products are those of attention.cuh, by mma.sync: the copy engine's swizzle is the one that ldmatrix reads. The warps
+// The products are those of flashcore.cuh, by mma.sync: the copy engine's swizzle is the one that ldmatrix reads. The warps
 // are ROWS / 16 groups of rows x GROUPS of keys; group g has tiles g, g + GROUPS, ... of KEYS keys. So a CTA serves up to
 // KEYS * GROUPS * STAGES keys, and the host takes another kernel beyond that.
 //
 // CAUSAL: a CTA brings what its rows see; a warp leaves out tiles that none of its rows see.
 //
-// Grid as in attention.cuh, without splits. Needs sm_90, not sm_90a. Written here.
+// Grid as in flashcore.cuh, without splits. Needs sm_90, not sm_90a. Written here.
 #pragma once
 
-#include "parts.cuh"
+#include "flashcore_parts.cuh"
 #include "warpgroup.cuh"
 
 namespace flashcore {
@@ -72,7 +72,7 @@ flashcore_v4_once(const __grid_constant__ Maps maps, const __grid_constant__ Pro
 
   const int my_rows = warp % C::ROW_GROUPS * 16, group = warp / C::ROW_GROUPS, g = lane / 4, t = lane % 4;
   const int row = first + my_rows, limit = CAUSAL ? min(p.S, row + 16) : p.S;  // of the warp; keys that any row of it sees
-  // Where a lane points for 16 x 16 elements, as in attention.cuh.
+  // Where a lane points for 16 x 16 elements, as in flashcore.cuh.
   const int r = lane % 8, half = lane / 8 % 2, other = lane / 16;
   const uint32_t down = (half * 8 + r) * ROW + ((other ^ r) << 4);
   const uint32_t across = (other * 8 + r) * ROW + ((half ^ r) << 4);

@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "async_copy.cuh"
+
 namespace flashcore {
 
 // The CTA's dynamic shared memory, and an address in it as the instructions below take it.
@@ -41,19 +43,9 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], const uint32_t (&a)[
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// 16 bytes from global to shared memory, past L1 and past the registers. Where not `there`: zeros, and `from` may point
-// anywhere, since nothing is read.
-__device__ __forceinline__ void copy16(uint32_t to, const void* from, bool there) {
-  const int bytes = there ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
-
-// Ends a group of this thread's copies; wait_for_copies<N>: until at most the N youngest groups are under way.
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N>
-__device__ __forceinline__ void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
+using ptx::commit_copies;
+using ptx::copy16;
+using ptx::wait_for_copies;
 
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;

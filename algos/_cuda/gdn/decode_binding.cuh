@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "choice.cuh"
+#include "tuned_row.cuh"
 #include "decode.cuh"
 #include "device.cuh"
 #include "tensor.cuh"
@@ -22,8 +22,8 @@ namespace gdn {
 template <typename T, size_t I>
 void launch(const Arguments<T>& p, int64_t heads, cudaStream_t stream) {
   constexpr Tuned t = TUNED[I];
-  constexpr int TILES = V / (t.warps * (32 / t.lanes) * t.rows);
-  constexpr auto kernel = gdn_decode_v5<T, t.lanes, t.rows, t.warps, t.load, t.store, t.resident>;
+  constexpr int TILES = V / (t.warps * (32 / t.lanes) * t.rows * t.passes);
+  constexpr auto kernel = gdn_decode_v5<T, t.lanes, t.rows, t.passes, t.warps, t.load, t.store, t.resident>;
   kernel<<<static_cast<uint32_t>(heads * TILES), t.warps * 32, 0, stream>>>(p);
 }
 
@@ -70,7 +70,7 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
 
   const CurrentDevice current(device.device_id);
   auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
-  const size_t row = chosen(sms(device.device_id), B * HV);
+  const size_t row = chosen(TUNED, sms(device.device_id), B * HV);
   launch<T>(row, p, B * HV, stream, std::make_index_sequence<ROWS_TUNED>{});
   TVM_FFI_CHECK_CUDA_ERROR(cudaGetLastError());
 }

@@ -1,7 +1,7 @@
 // Instructions that C++ has no words for. Of sm_90: copies of a tile by the copy engine, and the barriers that say when they
 // are done. Of sm_90a: products of a whole warpgroup (wgmma), which read shared memory by themselves.
 //
-// A warpgroup is four warps, and has 64 rows of a product: warp w rows 16 w to 16 w + 15, as fragments of ptx.cuh side by
+// A warpgroup is four warps, and has 64 rows of a product: warp w rows 16 w to 16 w + 15, as fragments of mma_f16.cuh side by
 // side, so that d[n] is what mma.m16n8k16 has as d for columns 8 n to 8 n + 7.
 //
 // A tile in shared memory is rows of 64 f16, 128 bytes, at a multiple of 1024 bytes; piece c of row r, 16 bytes, is in

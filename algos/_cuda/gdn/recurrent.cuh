@@ -100,7 +100,7 @@ struct Layout {
 #ifdef __CUDACC__
 
 #include "gates.cuh"
-#include "matrix.cuh"
+#include "mma_bf16.cuh"
 
 namespace gdn {
 

@@ -1,11 +1,11 @@
-// What gdn's prefill takes beside flashcore-v3's ptx.cuh: products of bf16, and three instructions more. Fragments are laid
+// What gdn's prefill takes beside mma_f16.cuh: products of bf16, and three instructions more. Fragments are laid
 // out as there, of bf16 instead of f16; a pair of accumulators d, column by column, is an a of the next product: no lane has
 // to ask another for it.
 #pragma once
 
 #include <cuda_bf16.h>
 
-#include "ptx.cuh"
+#include "mma_f16.cuh"
 
 namespace gdn {
 

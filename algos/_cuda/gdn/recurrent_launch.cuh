@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <utility>
 
-#include "choice.cuh"
-#include "prefill.cuh"
+#include "tuned_row.cuh"
+#include "recurrent.cuh"
 
 namespace gdn {
 

@@ -9,12 +9,12 @@
 #include <type_traits>
 #include <utility>
 
-#include "attention.cuh"
-#include "binding.cuh"
-#include "choice.cuh"
-#include "once.cuh"
+#include "flashcore.cuh"
+#include "attention_binding.cuh"
+#include "tuned_row.cuh"
+#include "flashcore_once.cuh"
 #include "tensor_map.cuh"
-#include "wgmma.cuh"
+#include "flashcore_wgmma.cuh"
 
 namespace flashcore {
 
@@ -46,12 +46,14 @@ static Device device(int id) {
   return found;
 }
 
-// What stands in for rows of TUNED that cannot run: cuts of attention.cuh, which runs everywhere; the best of all of them in
-// one run on an H200, for B, S of 1, 512, of 1, 1024 to 4, 256, and of 4, 512 and beyond.
+// What stands in for rows of TUNED that cannot run: cuts of flashcore.cuh, which runs everywhere; the best of all of them in
+// one run on an H200, for B, S of 1, 512, of 1, 1024 to 4, 256, and of 4, 512 and beyond. `up_to` is of heads * S here; 5792
+// and 11585 are the geometric middles between the sizes measured, 4096, 8192 and 16384.
+constexpr int64_t ANY = std::numeric_limits<int64_t>::max();
 constexpr Tuned INSTEAD[] = {
-    {"", 0, 5792, 32, 8, 1, 64, 1, 1, 0},
-    {"", 0, 11585, 32, 4, 2, 64, 1, 1, 0},
-    {"", 0, std::numeric_limits<int64_t>::max(), 64, 4, 2, 64, 1, 1, 0},
+    {"", 0, ANY, 5792, 32, 8, 1, 64, 1, 1, 0},
+    {"", 0, ANY, 11585, 32, 4, 2, 64, 1, 1, 0},
+    {"", 0, ANY, ANY, 64, 4, 2, 64, 1, 1, 0},
 };
 
 using gdn::ROWS_TUNED;
@@ -61,8 +63,8 @@ using Rows = std::make_index_sequence<ROWS_ALL>;
 constexpr const Tuned& row(size_t i) { return i < ROWS_TUNED ? TUNED[i] : INSTEAD[i - ROWS_TUNED]; }
 
 // The kernels, by `wgmma`.
-constexpr bool narrow(size_t i) { return row(i).wgmma == 0; }  // attention.cuh
-constexpr bool once(size_t i) { return row(i).wgmma == 3; }    // once.cuh; else wgmma.cuh
+constexpr bool narrow(size_t i) { return row(i).wgmma == 0; }  // flashcore.cuh
+constexpr bool once(size_t i) { return row(i).wgmma == 3; }    // flashcore_once.cuh; else flashcore_wgmma.cuh
 
 // Lazily, so that only one of them must be possible.
 template <size_t I>
@@ -99,18 +101,17 @@ bool possible(const Device& on, int S) {
   }
 }
 
-// The row of TUNED (choice.cuh), or the next one of that GPU that can do it, or what stands in for it; where this GPU has less
+// The row of TUNED (tuned_row.cuh), or the next one of that GPU that can do it, or what stands in for it; where this GPU has less
 // shared memory than it asks for (sm_86 and its like have 99 KiB), the one that asks for least.
 template <size_t... I>
 size_t chosen(const Device& on, int64_t heads, int S, std::index_sequence<I...>) {
   const int shared[] = {shared_of<I>(on)...};
   const bool can[] = {possible<I>(on, S)...};
-  const int64_t size = heads * S;
-  size_t at = gdn::chosen(on.sms, size);
+  size_t at = gdn::chosen(TUNED, on.sms, S, heads);
   const auto same_gpu = [](size_t i) { return i + 1 < ROWS_TUNED && row(i + 1).sms == row(i).sms; };
   while (on.wgmma && !can[at] && same_gpu(at)) ++at;
   if (!can[at])
-    for (at = ROWS_TUNED; size > row(at).up_to;) ++at;
+    for (at = ROWS_TUNED; heads * S > row(at).up_to;) ++at;
   if (shared[at] <= on.shared) return at;
   at = ROWS_TUNED;
   for (size_t i = 0; i < ROWS_ALL; ++i)

@@ -25,20 +25,30 @@ inline int sms(int device) {
 
 constexpr size_t ROWS_TUNED = sizeof(TUNED) / sizeof(TUNED[0]);
 
-// The row of a table like TUNED: of the GPU whose SMs are nearest in number (the first of equals), the first that holds
-// the size.
-template <typename Row, size_t ROWS>
-inline size_t chosen(const Row (&table)[ROWS], int sms, int64_t size) {
+// The row of a table like TUNED: of the GPU whose SMs are nearest in number (the first of equals), the first for which
+// `holds(row)`.
+template <typename Row, size_t ROWS, typename Holds>
+inline size_t first_row(const Row (&table)[ROWS], int sms, Holds holds) {
   int nearest = std::numeric_limits<int>::max();
   for (const Row& row : table) {
     if (std::abs(row.sms - sms) < std::abs(nearest - sms) || nearest == std::numeric_limits<int>::max()) nearest = row.sms;
   }
   size_t at = ROWS;
   for (size_t i = 0; i < ROWS && at == ROWS; ++i) {
-    if (table[i].sms == nearest && size <= table[i].up_to) at = i;
+    if (table[i].sms == nearest && holds(table[i])) at = i;
   }
   return at;
 }
-inline size_t chosen(int sms, int64_t size) { return chosen(TUNED, sms, size); }
+
+// The row for a size, of a table without lengths.
+template <typename Row, size_t ROWS>
+inline size_t chosen(const Row (&table)[ROWS], int sms, int64_t size) {
+  return first_row(table, sms, [=](const Row& row) { return size <= row.up_to; });
+}
+// The row for a length and a size: algo.toml says what both are.
+template <typename Row, size_t ROWS>
+inline size_t chosen(const Row (&table)[ROWS], int sms, int64_t length, int64_t size) {
+  return first_row(table, sms, [=](const Row& row) { return length <= row.length_up_to && size <= row.up_to; });
+}
 
 }  // namespace gdn

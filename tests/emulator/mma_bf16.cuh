@@ -1,11 +1,11 @@
-// What cuda-recurrent/matrix.cuh says in PTX, on the CPU of cuda_runtime.h: ptx.cuh has all but products of bf16, warpgroup.cuh
+// What _cuda/ptx/mma_bf16.cuh says in PTX, on the CPU of cuda_runtime.h: mma_f16.cuh has all but products of bf16, warpgroup.cuh
 // has the barriers.
 #pragma once
 
 #include <map>
 
 #include "cuda_bf16.h"
-#include "ptx.cuh"
+#include "mma_f16.cuh"
 #include "warpgroup.cuh"
 
 namespace gdn {

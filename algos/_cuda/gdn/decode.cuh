@@ -4,11 +4,15 @@
 //   x = S k,  y = S q,  z = k.q                     on the old state S [V, K], k-last, K = V = 128
 //   d = beta (v - g x),   o = scale (g y + d z),   S' = g S + d k^T
 //
-// LANES lanes have one row of S, a warp has 32 / LANES rows at a time and ROWS of these groups in registers; a CTA has
-// WARPS warps, all of one head, and registers are kept few enough for RESIDENT warps on an SM. S is loaded before anything
-// else and leaves the registers once.
+// LANES lanes have one row of S, a warp has 32 / LANES rows at a time and ROWS of these groups in registers, and does that
+// PASSES times; a CTA has WARPS warps, all of one head, and registers are kept few enough for RESIDENT warps on an SM. S is
+// loaded before anything else and leaves the registers once.
 //
 // What is not the textbook, and why:
+//   - With several passes the first one's rows come to registers, and those of all others by asynchronous copies to shared
+//     memory, asked for at the same time: bytes are in flight from the first to the last moment, and one wave of CTAs does
+//     what takes two and a half otherwise. A thread reads back what it has copied itself, so no barrier is needed. (Loads to
+//     registers one pass ahead lost: ptxas sinks them behind the arithmetic of the pass before.)
 //   - The grid is flat and the state's address needs nothing but block and thread index: its loads stand in the first
 //     lines of the code. What else is wanted (other pointers, divisions by HV) comes behind a branch that is never
 //     taken, which ptxas does not move it across: with L2 cold, each line of constants or instructions that is missing
@@ -30,6 +34,7 @@
 #include <cstdint>
 
 #include "access.cuh"
+#include "async_copy.cuh"
 #include "gates.cuh"
 
 namespace gdn {
@@ -98,6 +103,18 @@ __device__ __forceinline__ void load_bf16(float* x, const __nv_bfloat16* p) {
   }
 }
 
+// BYTES (8 or 16) bytes of shared memory.
+template <int BYTES>
+__device__ __forceinline__ void read(uint32_t* w, const void* p) {
+  if constexpr (BYTES == 16) {
+    const uint4 u = *static_cast<const uint4*>(p);
+    w[0] = u.x, w[1] = u.y, w[2] = u.z, w[3] = u.w;
+  } else {
+    const uint2 u = *static_cast<const uint2*>(p);
+    w[0] = u.x, w[1] = u.y;
+  }
+}
+
 // sum of a[i] * b[i], in CHAINS sums that do not wait for each other.
 template <int N, int CHAINS>
 __device__ __forceinline__ float dot(const float* a, const float* b) {
@@ -132,14 +149,15 @@ __device__ __forceinline__ void reduce_scatter(float* v, uint32_t lane) {
   }
 }
 
-template <typename T, int LANES, int ROWS, int WARPS, int LOAD, int STORE, int RESIDENT>
+template <typename T, int LANES, int ROWS, int PASSES, int WARPS, int LOAD, int STORE, int RESIDENT>
 __global__ void __launch_bounds__(WARPS * 32, RESIDENT > WARPS ? RESIDENT / WARPS : 1)
 gdn_decode_v5(const __grid_constant__ Arguments<T> p) {
   constexpr int CHUNK = K / LANES;                                        // elements of a row that a lane has
   constexpr int EACH = CHUNK * int(sizeof(T)) < WIDEST ? CHUNK : WIDEST / int(sizeof(T));  // of one access
   constexpr int WORDS = EACH * int(sizeof(T)) / 4, ACCESSES = CHUNK / EACH;
-  constexpr int GROUPS = 32 / LANES, TILE = WARPS * GROUPS * ROWS, TILES = V / TILE;
+  constexpr int GROUPS = 32 / LANES, PASS = WARPS * GROUPS * ROWS, TILE = PASS * PASSES, TILES = V / TILE;
   static_assert(V % TILE == 0 && 2 * ROWS <= LANES, "a CTA stays in one head; a lane has a sum at most");
+  static_assert(PASSES == 1 || PASSES == 2 || PASSES == 4);
 
   // Row r of a lane is r * STRIDE rows behind its first. All offsets behind the state's are of 32 bits.
   constexpr uint32_t STRIDE = WARPS * GROUPS, ROW = K * sizeof(T), ACCESS = LANES * EACH * sizeof(T);
@@ -151,6 +169,21 @@ gdn_decode_v5(const __grid_constant__ Arguments<T> p) {
   for (int r = 0; r < ROWS; ++r)
 #pragma unroll
     for (int j = 0; j < ACCESSES; ++j) load<WORDS * 4, LOAD>(w[r][j], from + r * STRIDE * ROW + j * ACCESS);
+  // A thread's PIECES of an access in the passes to come, PIECE bytes each, the threads of a warp side by side.
+  constexpr int PIECE = WORDS * 4 < 16 ? WORDS * 4 : 16, PIECES = WORDS * 4 / PIECE;
+  alignas(16) __shared__ char ahead[PASSES > 1 ? PASSES - 1 : 1][ROWS][ACCESSES][PIECES][WARPS * 32][PIECE];
+#pragma unroll
+  for (int pass = 1; pass < PASSES; ++pass) {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+      for (int j = 0; j < ACCESSES; ++j)
+#pragma unroll
+        for (int i = 0; i < PIECES; ++i)
+          ptx::copy_async<PIECE>(ahead[pass - 1][r][j][i][threadIdx.x],
+                                 from + pass * PASS * ROW + r * STRIDE * ROW + j * ACCESS + i * PIECE);
+    ptx::commit_copies();
+  }
   if constexpr (LOAD == LOAD_FIRST)
     if (static_cast<int64_t>(reinterpret_cast<uintptr_t>(p.state)) < 0) return;  // never: see above
 
@@ -168,53 +201,73 @@ gdn_decode_v5(const __grid_constant__ Arguments<T> p) {
   constexpr uint32_t COPIES = ROWS == 1 ? LANES : LANES / (2 * ROWS);
   const uint32_t r_own = ROWS == 1 ? 0 : lane % (LANES / 2) / COPIES;
   const uint32_t own = blockIdx.x * TILE + first + r_own * STRIDE;        // of all B * HV * V rows
-  const float v_own = __bfloat162float(p.v[own]);
+  float v_own[PASSES];
+#pragma unroll
+  for (int pass = 0; pass < PASSES; ++pass) v_own[pass] = __bfloat162float(p.v[own + pass * PASS]);
   const float x_gate = __bfloat162float(p.a[i_bh]) + p.dt_bias[i_hv];
   const float g = decay(p.A_log[i_hv], x_gate), beta = sigmoid(__bfloat162float(p.b[i_bh]));
 
   // With one row nothing else fills the time that 16 dependent additions take: two chains of 8.
   constexpr int CHAINS = ROWS == 1 && CHUNK == 16 ? 2 : 1;
   float z = dot<CHUNK, CHAINS>(k, q);
-  float sums[2 * ROWS];                                                   // x of each row, then y of each
 #pragma unroll
-  for (int r = 0; r < ROWS; ++r) {
-    float s[CHUNK];
+  for (int pass = 0; pass < PASSES; ++pass) {
+    if (pass > 0) {
+      switch (PASSES - 1 - pass) {  // how many passes may still be on their way: known when this is compiled
+        case 0: ptx::wait_for_copies<0>(); break;
+        case 1: ptx::wait_for_copies<1>(); break;
+        default: ptx::wait_for_copies<2>();
+      }
 #pragma unroll
-    for (int j = 0; j < ACCESSES; ++j) unpack<EACH>(s + j * EACH, w[r][j], p.state);
-    sums[r] = dot<CHUNK, CHAINS>(s, k), sums[ROWS + r] = dot<CHUNK, CHAINS>(s, q);
-  }
-  float x, y;
-  if constexpr (ROWS == 1) {
+      for (int r = 0; r < ROWS; ++r)
 #pragma unroll
-    for (int m = LANES / 2; m > 0; m /= 2) {
-      sums[0] += __shfl_xor_sync(0xffffffffu, sums[0], m);
-      sums[1] += __shfl_xor_sync(0xffffffffu, sums[1], m);
-      z += __shfl_xor_sync(0xffffffffu, z, m);
+        for (int j = 0; j < ACCESSES; ++j)
+#pragma unroll
+          for (int i = 0; i < PIECES; ++i) read<PIECE>(&w[r][j][i * PIECE / 4], ahead[pass - 1][r][j][i][threadIdx.x]);
     }
-    x = sums[0], y = sums[1];
-  } else {
+    float sums[2 * ROWS];                                                 // x of each row, then y of each
 #pragma unroll
-    for (int m = LANES / 2; m > 0; m /= 2) z += __shfl_xor_sync(0xffffffffu, z, m);
-    reduce_scatter<2 * ROWS, LANES>(sums, lane);
-    const float other = __shfl_xor_sync(0xffffffffu, sums[0], LANES / 2);  // x meets y
-    x = lane < LANES / 2 ? sums[0] : other, y = lane < LANES / 2 ? other : sums[0];
-  }
-  const float d_own = beta * (v_own - g * x);
-  if ((ROWS == 1 || lane < LANES / 2) && lane % COPIES == 0)
-    p.output[own] = __float2bfloat16(p.scale * (g * y + d_own * z));
+    for (int r = 0; r < ROWS; ++r) {
+      float s[CHUNK];
+#pragma unroll
+      for (int j = 0; j < ACCESSES; ++j) unpack<EACH>(s + j * EACH, w[r][j], p.state);
+      sums[r] = dot<CHUNK, CHAINS>(s, k), sums[ROWS + r] = dot<CHUNK, CHAINS>(s, q);
+    }
+    float x, y;
+    if constexpr (ROWS == 1) {
+#pragma unroll
+      for (int m = LANES / 2; m > 0; m /= 2) {
+        sums[0] += __shfl_xor_sync(0xffffffffu, sums[0], m);
+        sums[1] += __shfl_xor_sync(0xffffffffu, sums[1], m);
+        if (pass == 0) z += __shfl_xor_sync(0xffffffffu, z, m);
+      }
+      x = sums[0], y = sums[1];
+    } else {
+      if (pass == 0) {
+#pragma unroll
+        for (int m = LANES / 2; m > 0; m /= 2) z += __shfl_xor_sync(0xffffffffu, z, m);
+      }
+      reduce_scatter<2 * ROWS, LANES>(sums, lane);
+      const float other = __shfl_xor_sync(0xffffffffu, sums[0], LANES / 2);  // x meets y
+      x = lane < LANES / 2 ? sums[0] : other, y = lane < LANES / 2 ? other : sums[0];
+    }
+    const float d_own = beta * (v_own[pass] - g * x);
+    if ((ROWS == 1 || lane < LANES / 2) && lane % COPIES == 0)
+      p.output[own + pass * PASS] = __float2bfloat16(p.scale * (g * y + d_own * z));
 
-  char* to = reinterpret_cast<char*>(p.new_state) + at;
+    char* to = reinterpret_cast<char*>(p.new_state) + at + pass * PASS * ROW;
 #pragma unroll
-  for (int r = 0; r < ROWS; ++r) {
-    const float d = ROWS == 1 ? d_own : __shfl_sync(0xffffffffu, d_own, r * COPIES, LANES);
+    for (int r = 0; r < ROWS; ++r) {
+      const float d = ROWS == 1 ? d_own : __shfl_sync(0xffffffffu, d_own, r * COPIES, LANES);
 #pragma unroll
-    for (int j = 0; j < ACCESSES; ++j) {
-      float s[EACH];
-      unpack<EACH>(s, w[r][j], p.state);
+      for (int j = 0; j < ACCESSES; ++j) {
+        float s[EACH];
+        unpack<EACH>(s, w[r][j], p.state);
 #pragma unroll
-      for (int i = 0; i < EACH; ++i) s[i] = fmaf(d, k[j * EACH + i], g * s[i]);
-      pack<EACH>(w[r][j], s, p.state);
-      store<WORDS * 4, STORE>(to + r * STRIDE * ROW + j * ACCESS, w[r][j]);
+        for (int i = 0; i < EACH; ++i) s[i] = fmaf(d, k[j * EACH + i], g * s[i]);
+        pack<EACH>(w[r][j], s, p.state);
+        store<WORDS * 4, STORE>(to + r * STRIDE * ROW + j * ACCESS, w[r][j]);
+      }
     }
   }
 }

@@ -1,10 +1,10 @@
 // Partial results of rows of attention, (m, l, o), each right in itself: weighed against each other and written out.
-// A warp has 16 rows of a part, as fragments (ptx.cuh): row g in [0], row g + 8 in [1] of m and l.
+// A warp has 16 rows of a part, as fragments (mma_f16.cuh): row g in [0], row g + 8 in [1] of m and l.
 #pragma once
 
 #include "cluster.cuh"
 #include "problem.cuh"
-#include "ptx.cuh"
+#include "mma_f16.cuh"
 
 namespace flashcore {
 
