@@ -10,7 +10,7 @@ is summed before p is rounded to float16, and what is stored is held to float16'
 Not split: a program walks all keys of its rows. Triton has no clusters to merge parts in, and a second launch, or parts
 that meet in global memory, is what flashcore-v4 is there to avoid. So small blocks of rows have to fill the SMs.
 
-At (1, 8, 512, 64) on an H200, L2 cold: est. 7 to 9 us, not measured yet.
+At (1, 8, 512, 64) on an H200, L2 cold: est. 7 to 9 us, 10.8 measured.
 
 Grid: (blocks of rows, B * heads). Provenance: FlashAttention-2 (arXiv 2307.08691). Written here.
 """

@@ -6,7 +6,7 @@
 // kept. Both walks read k and v from memory as they go; the 32 rows of a warp ask for the same key at the same time,
 // which is one request, and all other sharing is left to L1 and L2.
 //
-// At (1, 8, 512, 64) on an H200, L2 cold: est. 230 us, not measured yet.
+// At (1, 8, 512, 64) on an H200, L2 cold: est. 230 us; 743 measured.
 //
 // Grid: x = block of 32 rows, y = head (batch * H + head). CTA: one warp.
 // Provenance: Attention Is All You Need (arXiv 1706.03762). Written here.

