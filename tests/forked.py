@@ -172,22 +172,37 @@ def _new_streams(cwd: str) -> None:
 # --- in a command: its workers ----------------------------------------------------------------------------------------
 
 
-def _fork(work: Callable[[], None]) -> process.Forked:
+class _Child(process.Forked):
+    """As Popen: one that somebody else has waited for ended somehow."""
+
+    def poll(self) -> int | None:
+        try:
+            return super().poll()
+        except ChildProcessError:
+            self.returncode = 0
+            return 0
+
+    def terminate(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)
+
+
+def _fork(work: Callable[[], None]) -> _Child:
     """A child that does this work, with what its starter asks of a Popen."""
     pid = os.fork()
     if pid == 0:
+        code = 1
         try:
             work()
+        except SystemExit as e:
+            code = e.code if isinstance(e.code, int) else 1
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
-            os._exit(1)
-    child = process.Forked(pid)
-    child.terminate = lambda: os.kill(pid, signal.SIGTERM)
-    return child
+            os._exit(code)
+    return _Child(pid)
 
 
-def _start(command: list[str], **how) -> subprocess.Popen | process.Forked:
+def _start(command: list[str], **how) -> subprocess.Popen | _Child:
     """What run/jobs.py starts: a keeper with a worker below it. Anything that is not just that is a new process."""
     inner = command[command.index("--") + 1 :] if "--" in command else []
     if inner[1:3] != ["-m", "gdn_cli.worker.serve"] or "--runner" not in inner:

@@ -23,6 +23,7 @@ from rich.text import Text
 
 from gdn_cli import text
 from gdn_cli.catalog.registry import Broken
+from gdn_cli.catalog.tuned_table import Size
 from gdn_cli.catalog.workloads import Workload
 from gdn_cli.errors import UsageError
 from gdn_cli.machine.inventory import Place
@@ -176,7 +177,8 @@ def tuned(evil: str, dry_run: bool) -> None:
     space = Space((evil,), evil, {"rows": (1,), evil: (2,)})
     plan = SimpleNamespace(
         op=OP, algo=SimpleNamespace(name=evil, folder=Path(evil), tune=SimpleNamespace(file=evil)), space=space,
-        constants={"c": constants}, excluded=1, sizes={1: [Workload(evil, {"batch_size": 1})]}, label=lambda w: evil,
+        constants={"c": constants}, excluded=1, label=lambda w: evil,
+        sizes={Size(1, 1): [Workload(evil, {"batch_size": 1})]},
     )  # fmt: skip
     measured = Measured(
         uuid=evil, axes={"batch_size": 1}, size=1, chosen=constants, chosen_us=1.0, fastest=constants,

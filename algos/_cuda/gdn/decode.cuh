@@ -8,6 +8,8 @@
 // PASSES times; a CTA has WARPS warps, all of one head, and registers are kept few enough for RESIDENT warps on an SM. S is
 // loaded before anything else and leaves the registers once.
 //
+// Steps, as in docs/kernels/decode-v5.md: 1 load S, 2 load the rest, 3 gates, 4 dots, 5 reduce, 6 update and store.
+//
 // What is not the textbook, and why:
 //   - With several passes the first one's rows come to registers, and those of all others by asynchronous copies to shared
 //     memory, asked for at the same time: bytes are in flight from the first to the last moment, and one wave of CTAs does
@@ -159,7 +161,7 @@ gdn_decode_v5(const __grid_constant__ Arguments<T> p) {
   static_assert(V % TILE == 0 && 2 * ROWS <= LANES, "a CTA stays in one head; a lane has a sum at most");
   static_assert(PASSES == 1 || PASSES == 2 || PASSES == 4);
 
-  // Row r of a lane is r * STRIDE rows behind its first. All offsets behind the state's are of 32 bits.
+  // 1. Load S. Row r of a lane is r * STRIDE rows behind its first. All offsets behind the state's are of 32 bits.
   constexpr uint32_t STRIDE = WARPS * GROUPS, ROW = K * sizeof(T), ACCESS = LANES * EACH * sizeof(T);
   const uint32_t lane = threadIdx.x % LANES, first = threadIdx.x / LANES;
   const uint64_t at = static_cast<uint64_t>(blockIdx.x) * (TILE * ROW) + (first * ROW + lane * EACH * sizeof(T));
@@ -187,6 +189,7 @@ gdn_decode_v5(const __grid_constant__ Arguments<T> p) {
   if constexpr (LOAD == LOAD_FIRST)
     if (static_cast<int64_t>(reinterpret_cast<uintptr_t>(p.state)) < 0) return;  // never: see above
 
+  // 2. Load k, q, v and the gates' inputs
   const uint32_t i_bh = blockIdx.x / TILES;                               // batch * HV + value head
   const uint32_t i_h = p.by_group.divide(i_bh);                           // batch * H + query/key head
   const uint32_t i_hv = i_bh - p.by_HV.divide(i_bh) * p.HV;
@@ -204,10 +207,11 @@ gdn_decode_v5(const __grid_constant__ Arguments<T> p) {
   float v_own[PASSES];
 #pragma unroll
   for (int pass = 0; pass < PASSES; ++pass) v_own[pass] = __bfloat162float(p.v[own + pass * PASS]);
+  // 3. Gates
   const float x_gate = __bfloat162float(p.a[i_bh]) + p.dt_bias[i_hv];
   const float g = decay(p.A_log[i_hv], x_gate), beta = sigmoid(__bfloat162float(p.b[i_bh]));
 
-  // With one row nothing else fills the time that 16 dependent additions take: two chains of 8.
+  // 4. Dots. With one row nothing else fills the time that 16 dependent additions take: two chains of 8.
   constexpr int CHAINS = ROWS == 1 && CHUNK == 16 ? 2 : 1;
   float z = dot<CHUNK, CHAINS>(k, q);
 #pragma unroll
@@ -233,6 +237,7 @@ gdn_decode_v5(const __grid_constant__ Arguments<T> p) {
       for (int j = 0; j < ACCESSES; ++j) unpack<EACH>(s + j * EACH, w[r][j], p.state);
       sums[r] = dot<CHUNK, CHAINS>(s, k), sums[ROWS + r] = dot<CHUNK, CHAINS>(s, q);
     }
+    // 5. Reduce
     float x, y;
     if constexpr (ROWS == 1) {
 #pragma unroll
@@ -255,6 +260,7 @@ gdn_decode_v5(const __grid_constant__ Arguments<T> p) {
     if ((ROWS == 1 || lane < LANES / 2) && lane % COPIES == 0)
       p.output[own + pass * PASS] = __float2bfloat16(p.scale * (g * y + d_own * z));
 
+    // 6. Update and store
     char* to = reinterpret_cast<char*>(p.new_state) + at + pass * PASS * ROW;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
