@@ -357,12 +357,10 @@ def test_new_copies_a_rung_and_puts_it_on_the_ladder(tmp_path, gdn):
     done = gdn("new", "cpp-v2", "--from", "cpp-v1", "--into", tmp_path)
     folder = tmp_path / "gdn_decode" / "cpp-v2"
     assert done.code == 0 and done.out.startswith(f"{folder}\n") and "gdn bench --algo cpp-v2,cpp-v1" in done.out
-    ours = REGISTRY.find("cpp-v1").folder
-    # what it shares with another algo stays there: algo.toml says where
-    sources = sorted(p.name for p in pack.sources(REGISTRY.find("cpp-v1")) if p.parent == ours)
-    assert sorted(p.name for p in folder.iterdir()) == sorted([*sources, "algo.toml"])
-    for name in sources:
-        assert (folder / name).read_bytes() == (ours / name).read_bytes()
+    sources = pack.sources(REGISTRY.find("cpp-v1"))  # what it shares comes along, to be changed as well
+    assert sorted(p.name for p in folder.iterdir()) == sorted([*(p.name for p in sources), "algo.toml"])
+    for path in sources:
+        assert (folder / path.name).read_bytes() == path.read_bytes()
     r = registry.load(str(tmp_path))
     assert r.broken == () and r.find("cpp-v2").after == "cpp-v1"
     names = [a.name for a in r.of("gdn_decode")]
