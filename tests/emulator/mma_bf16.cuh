@@ -45,7 +45,7 @@ inline uint32_t thread_again() { return threadIdx.x; }
 inline char* pinned(char* p) { return p; }
 
 template <int THREADS>
-void meet(int barrier) {
+void named_barrier_sync(int barrier) {
   emulated::Barrier& b = emulated::me->cta->named[barrier];
   b.expected = THREADS;
   emulated::wait(b, emulated::arrive(b));
@@ -58,15 +58,15 @@ class Barrier {
 
  public:
   explicit Barrier(uint32_t address) : address(address) {}
-  void init(int warps) const { flashcore::init_barrier(address, warps); }
+  void init(int warps) const { flashcore::mbarrier_init(address, warps); }
   void arrive(uint32_t lane) const {
     __syncwarp();
-    if (lane == 0) flashcore::arrive(address);
+    if (lane == 0) flashcore::mbarrier_arrive(address);
   }
-  void wait(uint32_t phase) const { flashcore::wait_for(address, phase % 2); }
+  void wait(uint32_t phase) const { flashcore::mbarrier_wait(address, phase % 2); }
 };
 
-inline void meet_partner(uint32_t pair) {
+inline void named_barrier_sync_partner(uint32_t pair) {
   static std::map<uint32_t, emulated::Barrier> barriers;  // one CTA at a time
   emulated::Barrier& barrier = barriers.try_emplace(pair, emulated::Barrier{64}).first->second;
   emulated::wait(barrier, emulated::arrive(barrier));

@@ -42,22 +42,22 @@ inline void check_phase(emulated::Transaction& t) {
   if (t.barrier.arrived > t.barrier.expected) emulated::fail("more threads arrive at a barrier than it counts");
   if (t.barrier.arrived == t.barrier.expected && t.bytes == 0) t.barrier.arrived = 0, ++t.barrier.generation;
 }
-inline void init_barrier(uint32_t barrier, int count) {
+inline void mbarrier_init(uint32_t barrier, int count) {
   if (barrier % 8 || barrier - emulated::FIRST_ADDRESS + 8 > emulated::me->cta->bytes) emulated::fail("a barrier elsewhere");
   emulated::me->cta->transactions[barrier] = {{count}};
 }
-inline void barriers_initialised() {}
-inline void arrive_and_expect(uint32_t barrier, uint32_t bytes) {
+inline void mbarrier_init_fence() {}
+inline void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
   auto& t = transaction(barrier);
   t.bytes += bytes;
   ++t.barrier.arrived;
   check_phase(t);
 }
-inline void arrive(uint32_t barrier) {
-  arrive_and_expect(barrier, 0);
+inline void mbarrier_arrive(uint32_t barrier) {
+  mbarrier_arrive_expect_tx(barrier, 0);
   if (emulated::mode & emulated::TURNS) emulated::end_turn();
 }
-inline void wait_for(uint32_t barrier, uint32_t parity) {
+inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   auto& t = transaction(barrier);
   const auto copies = std::move(t.copies);
   t.copies.clear();
@@ -68,7 +68,7 @@ inline void wait_for(uint32_t barrier, uint32_t parity) {
   if ((t.barrier.generation & 1) == parity) emulated::fail("a barrier that is two phases ahead of who waits for it");
 }
 
-inline void prefetch_map(const CUtensorMap&) {}
+inline void prefetch_tensor_map(const CUtensorMap&) {}
 
 // What `copy` brings: `bytes` that count for the barrier.
 template <typename Copy>
@@ -104,11 +104,11 @@ inline void copy_boxes(uint32_t to, const CUtensorMap& map, const std::array<int
     }
   });
 }
-inline void copy_tile(uint32_t to, const CUtensorMap& map, int row, int head, uint32_t barrier) {
+inline void tma_load_tile(uint32_t to, const CUtensorMap& map, int row, int head, uint32_t barrier) {
   copy_boxes(to, map, {row, head, 0}, barrier);
 }
 
-inline void meet_warpgroup(int number) {
+inline void warpgroup_sync(int number) {
   if (number < 1 || number > 15) emulated::fail("a barrier that there is not");
   emulated::Barrier& barrier = emulated::me->cta->named[number];
   barrier.expected = 128;
@@ -202,11 +202,11 @@ void ask(float* d, int n, const uint32_t* a, uint64_t a_matrix, uint64_t b_matri
   });
 }
 
-inline void open_products() {
+inline void warpgroup_arrive() {
   static const char tag = 0;
   emulated::together(&tag, [](emulated::Lane*) { emulated::me->warp->open = true; });
 }
-inline void commit_products() {
+inline void warpgroup_commit() {
   static const char tag = 0;
   emulated::together(&tag, [](emulated::Lane*) {
     emulated::me->warp->products.push_back({});
@@ -214,7 +214,7 @@ inline void commit_products() {
   });
 }
 template <int N>
-void wait_for_products() {
+void warpgroup_wait() {
   static const char tag = 0;
   const int rows = static_cast<int>(threadIdx.x) / 32 % 4 * 16;
   emulated::together(&tag, [&](emulated::Lane*) {
@@ -237,8 +237,8 @@ void wait_for_products() {
 }
 
 template <typename T>
-void hold(T&) {}
-inline void written_for_products() {}
+void warpgroup_fence_operand(T&) {}
+inline void fence_proxy_async() {}
 
 template <int N>
 void multiply(float (&d)[N][4], uint64_t a, uint64_t b, bool add) {

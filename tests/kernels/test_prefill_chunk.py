@@ -16,14 +16,14 @@ from emulator import emulation
 FOLDER = helpers.OURS / "gdn_prefill" / "cuda-chunk"
 
 DRIVER = """
-#include "hopper.cuh"
-#include "ordered.cuh"
-#include "prepare.cuh"
-#include "scan.cuh"
-#include "lengths.h"
-#include "segments.cuh"
+#include "inter_chunk_sm90.cuh"
+#include "inter_chunk_sm90_tiles.cuh"
+#include "intra_chunk.cuh"
+#include "context_parallel_scan.cuh"
+#include "dispatch_rule.h"
+#include "context_parallel.cuh"
 using namespace gdn;
-// A map as wide.cu's make_map has it.
+// A map as launch_sm90.cu's make_map has it.
 CUtensorMap map(const Prefill& p, const void* base, int64_t heads, int halves) {
   return {base, {64, p.T, 2, heads}, {2, heads * D * 2, 128, D * 2}, {64, CHUNK, halves, 1}};
 }
@@ -159,18 +159,18 @@ extern "C" void scan_segments(int mode, void** t, int HV, int N, int T, int segm
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chunk")
-    files = ("hopper", "prepare", "state", "split", "segments", "scan", "order", "ordered")
-    for file in (*(f"{name}.cuh" for name in files), "call.h", "lengths.h"):
-        shutil.copy(FOLDER / file, folder)
+    for file in FOLDER.glob("*.*h"):
+        if file.name not in ("wgmma_bf16.cuh", "tensor_maps.cuh", "launch.cuh", "tuned.h"):  # emulated, or of the host
+            shutil.copy(file, folder)
     chunk, n = re.subn(
         r"__device__ __forceinline__ uint32_t transposed\(.*?\n}\n", "", (FOLDER / "chunk.cuh").read_text(), flags=re.S
     )
     assert n == 1 and "asm" not in chunk, "chunk.cuh has other PTX than emulator/matrix.cuh"
     (folder / "chunk.cuh").write_text(chunk)
-    descriptors = re.search(r"struct Along .*?\n(?=\n#define)", (FOLDER / "wgmma.cuh").read_text(), re.S)[0]
+    descriptors = re.search(r"struct KMajor .*?\n(?=\n#define)", (FOLDER / "wgmma_bf16.cuh").read_text(), re.S)[0]
     assert "further" in descriptors and "asm" not in descriptors
     (folder / "descriptors.cuh").write_text(descriptors)  # for emulator/wgmma.cuh
-    return emulation.library(folder, DRIVER, FOLDER / "prepare.cuh")
+    return emulation.library(folder, DRIVER, FOLDER / "intra_chunk.cuh")
 
 
 def inputs(lengths, H, HV, *, seed=0, state_scale=1.0):
@@ -230,7 +230,7 @@ def check_items(library, plan, cu, HV, ctas):
     order = check_order(library, plan, cu, HV, ctas).tolist()
     pieces = 2 if plan[1] == HALVES else 1
     rows = [(n * HV + hv) * 128 + 64 * half for n in order for hv in range(HV) for half in range(pieces)]
-    first, later = range(min(ctas, len(rows))), range(ctas, len(rows))  # of first ones the copy engine brings no state
+    first, later = range(min(ctas, len(rows))), range(ctas, len(rows))  # of first ones TMA brings no state
     assert plan[0] == (0 if plan[1] == IN_TURN else len(rows))  # each CTA has asked once in vain
     if plan[1] == IN_TURN:
         later = [item for cta in first for item in range(cta + ctas, len(rows), ctas)]
@@ -365,7 +365,7 @@ def test_chunk_after_chunk_beside_a_plan(library, room):
 
 
 SPLIT = 0  # four warps share 16 rows
-ONE, TWO = 14, 23  # warpgroups, and stages: hopper.cuh as wide.cu launches it
+ONE, TWO = 14, 23  # warpgroups, and stages: inter_chunk_sm90.cuh as launch_sm90.cu launches it
 CUTS = [SPLIT, 1, 2, 4, 8, 12, ONE, 22, TWO]
 EACH = [SPLIT, 8, ONE, TWO]
 
@@ -497,7 +497,7 @@ CUT = [
     ((8192, 3, 8, 40), 26),  # three do not have so many SMs that the mean of 42 counts
     ((3028, 5, 8, 40), 10),  # the mean is short
     ((8192, 4, 8, 40), 32),  # the mean
-    ((8192, 9, 8, 64), 0),  # ordered.cu's
+    ((8192, 9, 8, 64), 0),  # launch_sm90_tiles.cu's
     ((8192, 1, 16, 64), 32),
     ((8192, 1, 32, 64), 0),  # in two: as long as the whole
 ]
@@ -559,7 +559,7 @@ def test_a_segment_for_all_is_no_segment(library, warps):
     assert all(map(torch.equal, prefill(library, warps, given, segment=100), whole))
 
 
-# Items in order of length (ordered.cuh): lengths, value heads, and which way for each of CTAS
+# Items in order of length (inter_chunk_sm90_tiles.cuh): lengths, value heads, and which way for each of CTAS
 ORDERS = {
     "one": ([70], 1, (IN_TURN, HALVES, HALVES)),
     "one very long": ([20, 64 * 4 + 5, 0, 64], 2, (LONGEST_FIRST, LONGEST_FIRST, HALVES)),

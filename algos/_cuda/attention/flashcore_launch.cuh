@@ -21,7 +21,7 @@ namespace flashcore {
 // What is asked of a device, once for each of the first 64.
 struct Device {
   int sms = 0;
-  bool clusters = false;  // and the copy engine
+  bool clusters = false;  // and TMA
   bool wgmma = false;     // the code that runs on it is sm_90a's, not sm_90's
   int shared = 0;         // bytes of shared memory that a CTA may have
 };

@@ -1,10 +1,10 @@
-// Attention forward, flashcore-v4 for short sequences: all of a block's keys and values at once, by the copy engine.
+// Attention forward, flashcore-v4 for short sequences: all of a block's keys and values at once, by TMA.
 //
 // flashcore.cuh has 33 copies of 16 bytes to ask for in each thread, and barriers of the whole CTA between its steps. Here a
 // thread asks for a tile at a time, and every tile has room of its own in shared memory and a barrier that is used once:
 // nothing is overwritten, nobody says that a tile is free, and a warp waits for nothing but its own tiles.
 //
-// The products are those of flashcore.cuh, by mma.sync: the copy engine's swizzle is the one that ldmatrix reads. The warps
+// The products are those of flashcore.cuh, by mma.sync: TMA's swizzle is the one that ldmatrix reads. The warps
 // are ROWS / 16 groups of rows x GROUPS of keys; group g has tiles g, g + GROUPS, ... of KEYS keys. So a CTA serves up to
 // KEYS * GROUPS * STAGES keys, and the host takes another kernel beyond that.
 //
@@ -26,7 +26,7 @@ struct OnceCut {
   static constexpr int ROW_GROUPS = ROWS / 16, GROUPS = WARPS / ROW_GROUPS, TILES = GROUPS * STAGES;
   static constexpr int MOST_KEYS = TILES * KEYS;
   static_assert(ROW_GROUPS * 16 == ROWS && ROW_GROUPS * GROUPS == WARPS && GROUPS > 1, "warps tile rows and keys");
-  static_assert(KEYS % 16 == 0 && KEYS <= 256, "whole matrices, and what the copy engine takes at a time");
+  static_assert(KEYS % 16 == 0 && KEYS <= 256, "whole matrices, and what TMA takes at a time");
 
   // Bytes of shared memory: queries, keys and values, what is merged, barriers: for the queries, and for each tile.
   static constexpr int QUERIES = ROWS * ROW, TILE = KEYS * ROW;
@@ -55,13 +55,13 @@ flashcore_v4_once(const __grid_constant__ Maps maps, const __grid_constant__ Pro
   // Each warp asks for its share of the tiles, the last one for the queries.
   if (lane == 0) {
     const auto load = [&](uint32_t to, const TensorMap& map, int row, int bytes, uint32_t there) {
-      arrive_and_expect(there, bytes);
-      copy_tile(to, map, row, head, there);
+      mbarrier_arrive_expect_tx(there, bytes);
+      tma_load_tile(to, map, row, head, there);
     };
-    if (warp == C::WARPS - 1) prefetch_map(maps.q), init_barrier(q_there, 1);
-    if (warp < tiles) prefetch_map(maps.k), prefetch_map(maps.v);
-    for (int i = warp; i < tiles; i += C::WARPS) init_barrier(k_there + i * 8, 1), init_barrier(v_there + i * 8, 1);
-    barriers_initialised();
+    if (warp == C::WARPS - 1) prefetch_tensor_map(maps.q), mbarrier_init(q_there, 1);
+    if (warp < tiles) prefetch_tensor_map(maps.k), prefetch_tensor_map(maps.v);
+    for (int i = warp; i < tiles; i += C::WARPS) mbarrier_init(k_there + i * 8, 1), mbarrier_init(v_there + i * 8, 1);
+    mbarrier_init_fence();
     if (warp == C::WARPS - 1) load(q_tile, maps.q, first, C::QUERIES, q_there);
     for (int i = warp; i < tiles; i += C::WARPS) {
       load(k_tiles + i * C::TILE, maps.k, i * KEYS, C::TILE, k_there + i * 8);
@@ -83,7 +83,7 @@ flashcore_v4_once(const __grid_constant__ Maps maps, const __grid_constant__ Pro
   for (int n = 0; n < D / 8; ++n)
 #pragma unroll
     for (int e = 0; e < 4; ++e) o[n][e] = 0.f;
-  wait_for(q_there, 0);
+  mbarrier_wait(q_there, 0);
 #pragma unroll
   for (int c = 0; c < D / 16; ++c) load_matrices(q[c], (q_tile + my_rows * ROW + down) ^ (c << 5));
 
@@ -98,7 +98,7 @@ flashcore_v4_once(const __grid_constant__ Maps maps, const __grid_constant__ Pro
     for (int n = 0; n < KEYS / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) s[n][e] = 0.f;
-    wait_for(k_there + tile * 8, 0);
+    mbarrier_wait(k_there + tile * 8, 0);
 #pragma unroll
     for (int c = 0; c < D / 16; ++c)
 #pragma unroll
@@ -139,7 +139,7 @@ flashcore_v4_once(const __grid_constant__ Maps maps, const __grid_constant__ Pro
         }
     }
 
-    wait_for(v_there + tile * 8, 0);
+    mbarrier_wait(v_there + tile * 8, 0);
 #pragma unroll
     for (int c = 0; c < KEYS / 16; ++c) {
       uint32_t e[4];                                                  // the probabilities, as the left side

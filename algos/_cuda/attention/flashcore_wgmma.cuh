@@ -5,7 +5,7 @@
 //
 //   - ROWS / 64 warpgroups side by side, KEY_GROUPS times: each has 64 rows, and KEYS keys of every step. The keys are
 //     split over SPLITS CTAs besides, and all parts are merged as in flashcore.cuh (flashcore_parts.cuh).
-//   - One thread of each group of keys asks the copy engine for its tiles, swizzled as wgmma wants them, STAGES of them
+//   - One thread of each group of keys asks TMA for its tiles, swizzled as wgmma wants them, STAGES of them
 //     ahead; barriers in shared memory say when one is there and when it may be written again. Warpgroups do not wait for
 //     each other but there: while one has its exps, another has its products. (A warp that only loads would be simpler:
 //     ptxas counts it as a whole warpgroup, and leaves the others 96 registers of 128.)
@@ -182,26 +182,26 @@ flashcore_v4_wide(const __grid_constant__ Maps maps, const __grid_constant__ Pro
   const auto load = [&](const TensorMap& map, int i, uint32_t tiles, uint32_t there, uint32_t free) {
     if (loads && i < count) {
       const int at = tile(i);
-      if (i >= STAGES) wait_for(free + at * 8, (i / STAGES - 1) & 1);
-      arrive_and_expect(there + at * 8, C::TILE);
-      copy_tile(tiles + at * C::TILE, map, (begin + i) * C::STEP + group * KEYS, head, there + at * 8);
+      if (i >= STAGES) mbarrier_wait(free + at * 8, (i / STAGES - 1) & 1);
+      mbarrier_arrive_expect_tx(there + at * 8, C::TILE);
+      tma_load_tile(tiles + at * C::TILE, map, (begin + i) * C::STEP + group * KEYS, head, there + at * 8);
     }
   };
   const auto load_k = [&](int i) { load(maps.k, i, k_tiles, k_there, k_free); };
   const auto load_v = [&](int i) { load(maps.v, i, v_tiles, v_there, v_free); };
   if (loads) {
-    if (group == 0) prefetch_map(maps.q);
-    prefetch_map(maps.k), prefetch_map(maps.v);
-    if (group == 0) init_barrier(q_there, 1);
+    if (group == 0) prefetch_tensor_map(maps.q);
+    prefetch_tensor_map(maps.k), prefetch_tensor_map(maps.v);
+    if (group == 0) mbarrier_init(q_there, 1);
 #pragma unroll
     for (int i = 0; i < STAGES; ++i) {
-      init_barrier(k_there + tile(i) * 8, 1), init_barrier(k_free + tile(i) * 8, 4 * C::ROW_GROUPS);
-      init_barrier(v_there + tile(i) * 8, 1), init_barrier(v_free + tile(i) * 8, 4 * C::ROW_GROUPS);
+      mbarrier_init(k_there + tile(i) * 8, 1), mbarrier_init(k_free + tile(i) * 8, 4 * C::ROW_GROUPS);
+      mbarrier_init(v_there + tile(i) * 8, 1), mbarrier_init(v_free + tile(i) * 8, 4 * C::ROW_GROUPS);
     }
-    barriers_initialised();
+    mbarrier_init_fence();
     if (group == 0 && count > 0) {
-      arrive_and_expect(q_there, C::QUERIES);
-      copy_tile(q_tile, maps.q, first, head, q_there);
+      mbarrier_arrive_expect_tx(q_there, C::QUERIES);
+      tma_load_tile(q_tile, maps.q, first, head, q_there);
     }
 #pragma unroll
     for (int i = 0; i < STAGES; ++i) load_k(i), load_v(i);
@@ -209,16 +209,16 @@ flashcore_v4_wide(const __grid_constant__ Maps maps, const __grid_constant__ Pro
   if (threadIdx.x < C::ONES / 16) {
     constexpr uint32_t TWO = 0x3c003c00;                              // 1 and 1
     reinterpret_cast<uint4*>(memory + C::ONES_AT)[threadIdx.x] = {TWO, TWO, TWO, TWO};
-    written_for_products();
+    fence_proxy_async();
   }
   __syncthreads();                                                    // the barriers and the ones are there
 
   const int start = begin * C::STEP + group * KEYS, row = first + my_rows;    // the first key, the warp's first row
   const int limit = CAUSAL ? min(p.S, first + my_rows / 64 * 64 + 64) : p.S;  // keys that the warpgroup's rows see
   const int mine = min(count, (limit - start + C::STEP - 1) / C::STEP);       // steps of it; 0 or less: none
-  const auto wait_tile = [&](uint32_t there, int i) { wait_for(there + tile(i) * 8, i / STAGES & 1); };
+  const auto wait_tile = [&](uint32_t there, int i) { mbarrier_wait(there + tile(i) * 8, i / STAGES & 1); };
   const auto free_tile = [&](uint32_t free, int i) {
-    if (lane == 0) arrive(free + tile(i) * 8);
+    if (lane == 0) mbarrier_arrive(free + tile(i) * 8);
   };
 
   float s[KEYS / 8][4];
@@ -232,18 +232,18 @@ flashcore_v4_wide(const __grid_constant__ Maps maps, const __grid_constant__ Pro
 
   const auto scores = [&](int i) {                                    // asks for them
     const uint64_t q = matrix_at(q_tile + my_rows / 64 * 64 * ROW), k = matrix_at(k_tiles + tile(i) * C::TILE);
-    open_products();
+    warpgroup_arrive();
 #pragma unroll
     for (int c = 0; c < D / 16; ++c) multiply(s, q + c * NEXT_COLUMNS, k + c * NEXT_COLUMNS, c > 0);
-    commit_products();
+    warpgroup_commit();
   };
   const auto output = [&](int i) {
     const uint64_t v = matrix_at(v_tiles + tile(i) * C::TILE, q_tile + C::ONES_AT);
-    hold(o), hold(sums), hold(e);
-    open_products();
+    warpgroup_fence_operand(o), warpgroup_fence_operand(sums), warpgroup_fence_operand(e);
+    warpgroup_arrive();
 #pragma unroll
     for (int c = 0; c < KEYS / 16; ++c) multiply_add(o, sums, e[c], v + c * NEXT_ROWS);
-    commit_products();
+    warpgroup_commit();
   };
   const auto hide = [&](int i) {                                      // what a row does not see
     const int key = start + i * C::STEP;
@@ -258,13 +258,13 @@ flashcore_v4_wide(const __grid_constant__ Maps maps, const __grid_constant__ Pro
   };
 
   // What is loaded into the place of step i - 1 is asked for while step i is under way: others may be so far behind.
-  if (count > 0) wait_for(q_there, 0);
+  if (count > 0) mbarrier_wait(q_there, 0);
   if constexpr (C::AHEAD) {
     if (mine > 0) {
       wait_tile(k_there, 0);
       scores(0);
-      wait_for_products<0>();
-      hold(s);
+      warpgroup_wait<0>();
+      warpgroup_fence_operand(s);
       free_tile(k_free, 0);
       hide(0);
       to_probabilities(s, m, w);
@@ -277,13 +277,13 @@ flashcore_v4_wide(const __grid_constant__ Maps maps, const __grid_constant__ Pro
         output(i - 1);
         load_k(i - 1 + STAGES);
         if (i > 1) load_v(i - 2 + STAGES);
-        wait_for_products<1>();
-        hold(s);
+        warpgroup_wait<1>();
+        warpgroup_fence_operand(s);
         free_tile(k_free, i);
         hide(i);
         to_probabilities(s, m, w);
-        wait_for_products<0>();
-        hold(o), hold(sums), hold(e);
+        warpgroup_wait<0>();
+        warpgroup_fence_operand(o), warpgroup_fence_operand(sums), warpgroup_fence_operand(e);
         free_tile(v_free, i - 1);
         scale(o, sums, w);
         to_left_side(e, s);
@@ -291,8 +291,8 @@ flashcore_v4_wide(const __grid_constant__ Maps maps, const __grid_constant__ Pro
       wait_tile(v_there, mine - 1);
       output(mine - 1);
       if (mine > 1) load_v(mine - 2 + STAGES);
-      wait_for_products<0>();
-      hold(o), hold(sums);
+      warpgroup_wait<0>();
+      warpgroup_fence_operand(o), warpgroup_fence_operand(sums);
       free_tile(v_free, mine - 1);
     }
   } else {
@@ -301,8 +301,8 @@ flashcore_v4_wide(const __grid_constant__ Maps maps, const __grid_constant__ Pro
       wait_tile(k_there, i);
       scores(i);
       if (i > 0) load_k(i - 1 + STAGES);
-      wait_for_products<0>();
-      hold(s);
+      warpgroup_wait<0>();
+      warpgroup_fence_operand(s);
       free_tile(k_free, i);
       hide(i);
       to_probabilities(s, m, w);
@@ -311,8 +311,8 @@ flashcore_v4_wide(const __grid_constant__ Maps maps, const __grid_constant__ Pro
       wait_tile(v_there, i);
       output(i);
       if (i > 0) load_v(i - 1 + STAGES);
-      wait_for_products<0>();
-      hold(o), hold(sums);
+      warpgroup_wait<0>();
+      warpgroup_fence_operand(o), warpgroup_fence_operand(sums);
       free_tile(v_free, i);
     }
   }
@@ -328,7 +328,7 @@ flashcore_v4_wide(const __grid_constant__ Maps maps, const __grid_constant__ Pro
 
   __half* const to = p.output + (static_cast<int64_t>(head) * p.S + first) * D;
   if constexpr (C::PARTS == 1) {
-    meet_warpgroup(1 + warp / 4);                                     // all its products have read the queries
+    warpgroup_sync(1 + warp / 4);                                     // all its products have read the queries
     write_out(memory + my_rows * ROW, o, l, to + my_rows * D, p.S - first - my_rows);
   } else {
     const Parts<C::PARTS, C::OWN> parts(memory + C::PARTS_AT);

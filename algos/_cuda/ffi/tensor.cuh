@@ -10,7 +10,7 @@ namespace gdn {
 
 namespace ffi = tvm::ffi;
 
-// Every address on a GPU is a multiple of so many bytes: what wide loads and the copy engine take. gdn_cli.load asks for as much.
+// Every address on a GPU is a multiple of so many bytes: what wide loads and TMA take. gdn_cli.load asks for as much.
 constexpr size_t ALIGNMENT = 16;
 
 // The pointer of a dense tensor of this dtype and shape on this device, aligned to `align` bytes, on a CPU to an element's; or a

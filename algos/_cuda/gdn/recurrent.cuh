@@ -199,7 +199,7 @@ __device__ __forceinline__ void step(float (&s)[K / 8 / SPLIT][4], char* tile, c
       const float(&from)[4] = n < 2 ? x[n] : y[1];
       mine[32 * n] = {from[0], from[1], from[2], from[3]};
     }
-    meet_partner(warp);
+    named_barrier_sync_partner(warp);
 #pragma unroll
     for (int n = 0; n < 3; ++n) {
       float(&to)[4] = n < 2 ? x[n] : y[0];

@@ -43,7 +43,7 @@ __device__ __forceinline__ char* pinned(char* p) {
 
 // THREADS of the CTA, at one of its barriers 1 to 15.
 template <int THREADS>
-__device__ __forceinline__ void meet(int barrier) {
+__device__ __forceinline__ void named_barrier_sync(int barrier) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
 }
 
@@ -86,7 +86,7 @@ class Barrier {
 };
 
 // The two warps that share a tile of rows, `pair` of the CTA.
-__device__ __forceinline__ void meet_partner(uint32_t pair) {
+__device__ __forceinline__ void named_barrier_sync_partner(uint32_t pair) {
   asm volatile("bar.sync %0, 64;" ::"r"(pair + 2) : "memory");
 }
 

@@ -1,4 +1,4 @@
-// What the copy engine is told of a tensor: made on the host by the driver, for every call, in well under a microsecond.
+// What TMA is told of a tensor: made on the host by the driver, for every call, in well under a microsecond.
 #pragma once
 
 #include <cuda.h>

@@ -1,11 +1,11 @@
-// Instructions that C++ has no words for. Of sm_90: copies of a tile by the copy engine, and the barriers that say when they
+// Instructions that C++ has no words for. Of sm_90: copies of a tile by TMA, and the barriers that say when they
 // are done. Of sm_90a: products of a whole warpgroup (wgmma), which read shared memory by themselves.
 //
 // A warpgroup is four warps, and has 64 rows of a product: warp w rows 16 w to 16 w + 15, as fragments of mma_f16.cuh side by
 // side, so that d[n] is what mma.m16n8k16 has as d for columns 8 n to 8 n + 7.
 //
 // A tile in shared memory is rows of 64 f16, 128 bytes, at a multiple of 1024 bytes; piece c of row r, 16 bytes, is in
-// place c ^ (r % 8): the copy engine writes it so and wgmma reads it so (128-byte swizzle).
+// place c ^ (r % 8): TMA writes it so and wgmma reads it so (128-byte swizzle).
 #pragma once
 
 #include <cuda.h>
@@ -16,7 +16,7 @@
 
 namespace flashcore {
 
-// Compiled for what has no copy engine, kernels that use it are empty; the host launches none before sm_90.
+// Compiled for what has no TMA, kernels that use it are empty; the host launches none before sm_90.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define FLASHCORE_COPY_ENGINE 1
 #else
@@ -31,7 +31,7 @@ namespace flashcore {
 #define FLASHCORE_WGMMA 0
 #endif
 
-// For the copy engine: where a matrix [heads, S, 64] of f16 lies, and how many rows of it are a tile. Rows behind the
+// For TMA: where a matrix [heads, S, 64] of f16 lies, and how many rows of it are a tile. Rows behind the
 // last one are read as zeros.
 using TensorMap = CUtensorMap;
 
@@ -52,22 +52,22 @@ __device__ __forceinline__ char* tile_memory() {
 }
 
 // A barrier in shared memory, at this address: a phase ends when `count` threads have arrived and all bytes that were
-// announced have landed. Phases count from 0; wait_for takes the parity of the one to wait for.
-__device__ __forceinline__ void init_barrier(uint32_t barrier, int count) {
+// announced have landed. Phases count from 0; mbarrier_wait takes the parity of the one to wait for.
+__device__ __forceinline__ void mbarrier_init(uint32_t barrier, int count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
-// Initialised barriers, for the copy engine; the CTA's threads need a __syncthreads besides.
-__device__ __forceinline__ void barriers_initialised() {
+// Initialised barriers, for TMA; the CTA's threads need a __syncthreads besides.
+__device__ __forceinline__ void mbarrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-__device__ __forceinline__ void arrive(uint32_t barrier) {
+__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-__device__ __forceinline__ void arrive_and_expect(uint32_t barrier, uint32_t bytes) {
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void wait_for(uint32_t barrier, uint32_t parity) {
+__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n"
       ".reg .pred done;\n"
@@ -78,12 +78,12 @@ __device__ __forceinline__ void wait_for(uint32_t barrier, uint32_t parity) {
       : "memory");
 }
 
-__device__ __forceinline__ void prefetch_map(const TensorMap& map) {
+__device__ __forceinline__ void prefetch_tensor_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
 // The tile of `map` that begins at `row` of `head`, to shared memory; its bytes count for the barrier.
-__device__ __forceinline__ void copy_tile(uint32_t to, const TensorMap& map, int row, int head, uint32_t barrier) {
+__device__ __forceinline__ void tma_load_tile(uint32_t to, const TensorMap& map, int row, int head, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
           "r"(to), "l"(&map), "r"(0), "r"(row), "r"(head), "r"(barrier)
@@ -95,35 +95,35 @@ __device__ __forceinline__ void copy_tile(uint32_t to, const TensorMap& map, int
 #if FLASHCORE_WGMMA
 
 // The threads of one warpgroup meet; `number` is from 1 to 15.
-__device__ __forceinline__ void meet_warpgroup(int number) {
+__device__ __forceinline__ void warpgroup_sync(int number) {
   asm volatile("bar.sync %0, 128;" ::"r"(number) : "memory");
 }
 
 __device__ __forceinline__ bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
 
 // Before the first product, and wherever a register that a product reads or adds to was written since.
-__device__ __forceinline__ void open_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// Ends a group of products; wait_for_products<N>: until at most the N youngest groups are under way.
-__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void warpgroup_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// Ends a group of products; warpgroup_wait<N>: until at most the N youngest groups are under way.
+__device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N>
-__device__ __forceinline__ void wait_for_products() {
+__device__ __forceinline__ void warpgroup_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
 // What this thread has written to shared memory, for products of the whole CTA: in front of a barrier.
-__device__ __forceinline__ void written_for_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // The compiler does not know that products write their registers later: nothing of these moves across this point.
-__device__ __forceinline__ void hold(float (&d)[4]) {
+__device__ __forceinline__ void warpgroup_fence_operand(float (&d)[4]) {
   asm volatile("" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])::"memory");
 }
 template <int N>
-__device__ __forceinline__ void hold(float (&d)[N][4]) {
+__device__ __forceinline__ void warpgroup_fence_operand(float (&d)[N][4]) {
 #pragma unroll
-  for (int n = 0; n < N; ++n) hold(d[n]);
+  for (int n = 0; n < N; ++n) warpgroup_fence_operand(d[n]);
 }
 template <int N>
-__device__ __forceinline__ void hold(uint32_t (&d)[N][4]) {
+__device__ __forceinline__ void warpgroup_fence_operand(uint32_t (&d)[N][4]) {
 #pragma unroll
   for (int n = 0; n < N; ++n) asm volatile("" : "+r"(d[n][0]), "+r"(d[n][1]), "+r"(d[n][2]), "+r"(d[n][3])::"memory");
 }

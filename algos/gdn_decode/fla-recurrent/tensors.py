@@ -1,6 +1,6 @@
 """What every Triton rung asks of its tensors before it launches. fla-recurrent has the file, the others share it."""
 
-ALIGNMENT = 16  # bytes: what wide loads and the copy engine take, on a GPU; as tensor.cuh of the CUDA rungs has it
+ALIGNMENT = 16  # bytes: what wide loads and TMA take, on a GPU; as tensor.cuh of the CUDA rungs has it
 
 
 def check(**tensors):

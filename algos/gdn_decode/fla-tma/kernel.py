@@ -6,7 +6,7 @@
 
 Changed from fla-recurrent:
   - a grid of at most `per_sm` programs for each SM; a program walks every grid-th tile of `rows` rows.
-  - the state is read and written through tensor descriptors, by the copy engine and past the registers. The engine is
+  - the state is read and written through tensor descriptors, by TMA and past the registers. The engine is
     the producer: the loop is pipelined, so that it is `stages` - 1 tiles ahead of the arithmetic, and the stores of a
     tile run behind the next one's sums. Triton's own warp_specialize is not used: on sm_90 it turns the pipelining off,
     and triton 3.6 fails to compile it for sm_100.
@@ -14,7 +14,7 @@ Changed from fla-recurrent:
     allocate, and a CUDA graph or another stream has copies of its own. Made on the device they would need both.
 
 Grid: (min(tiles, per_sm * SMs),). Rows are counted in int32: 2^31 of them are 1 TiB of state,
-and byte offsets are the copy engine's.
+and byte offsets are TMA's.
 Provenance: as fla-recurrent. Written here.
 """
 

@@ -18,14 +18,14 @@ namespace gdn {
 constexpr int CHUNK = 64;       // tokens
 constexpr int SIDE = 16;        // of a block of the CHUNK x CHUNK matrices
 
-struct Plan;                     // order.cuh
+struct Plan;                     // tile_scheduler.cuh
 struct Prefill : Call {
   char* prepared;                // [numbers of chunks, HV] of Prepared
-  float* ends;                   // [numbers of segments, HV, 128, 128]; see segments.cuh
+  float* ends;                   // [numbers of segments, HV, 128, 128]; see context_parallel.cuh
   float* transfers;              // the same
   int segment;                   // chunks of a segment; 0: a sequence is one
   int ctas;                      // that walk what is in the plan
-  Plan* plan;                    // of what is walked in order of length; see order.cuh
+  Plan* plan;                    // of what is walked in order of length; see tile_scheduler.cuh
 
   // Sequence n has the tokens from its border to the next. Whatever cu_seqlens holds, no memory but the tensors' is touched.
   // q of 2^31 tokens would be 512 GiB. The first and the last are known without a look: one sequence waits for none.
@@ -37,7 +37,7 @@ struct Prefill : Call {
   }
 };
 
-// What the chunks' own tokens say, made for all chunks at once (prepare.cuh) and used one after the other (state.cuh), as
+// What the chunks' own tokens say, made for all chunks at once (intra_chunk.cuh) and used one after the other (inter_chunk_sm80.cuh), as
 // matrix instructions and bulk copies of sm_90 take it: rows of 128 bytes, their eight pieces of 16 bytes swapped by the
 // "128-byte swizzle", at a multiple of 1024 bytes. Above the diagonal stand zeros, but for T's upper right quarter, which is
 // not to be read: the gates lie there. T's diagonal of ones is left out: sums of T R begin with R itself, which is then
@@ -46,7 +46,7 @@ enum Gate {
   IN,    // e^(G_t): what is left of the state before the chunk
   OUT,   // e^(G_C - G_t): what is left of token t behind the chunk; IN of the last token is e^(G_C)
   BETA,
-  SUM,   // G_t itself, of log2: for M beside the walk (hopper.cuh)
+  SUM,   // G_t itself, of log2: for M beside the walk (inter_chunk_sm90.cuh)
 };
 __host__ __device__ constexpr int in_matrix(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
 __host__ __device__ constexpr int gate_at(int which, int token) {
@@ -85,7 +85,7 @@ __device__ __forceinline__ int sequence_of(const Prefill& p, int number, int uni
   return low;
 }
 
-// The segment of a sequence and value head that a CTA walks: all of a sequence, or what blockIdx.z counts (segments.cuh).
+// The segment of a sequence and value head that a CTA walks: all of a sequence, or what blockIdx.z counts (context_parallel.cuh).
 struct Segment {
   const Prefill& p;
   int hv, h, n, count;             // value head, head, sequence, how many chunks
@@ -160,7 +160,7 @@ __device__ __forceinline__ void left_parts(uint32_t (&high)[4], uint32_t (&low)[
 
 // Rows of 128 elements into a tile: row r of `from` + r * stride elements, zeros from row `count` on.
 template <int PIECES>
-__device__ __forceinline__ void copy_tile(uint32_t to, const __nv_bfloat16* from, int64_t stride, int count, int thread,
+__device__ __forceinline__ void tma_load_tile(uint32_t to, const __nv_bfloat16* from, int64_t stride, int count, int thread,
                                           int threads) {
 #pragma unroll 1
   for (int i = thread; i < CHUNK * PIECES; i += threads) {

@@ -1,9 +1,17 @@
-// GDN prefill, cuda-chunk: two launches, or four, or one. prepare.cuh makes, for all chunks at once, what their own tokens say;
-// with wgmma but for M, which the walk makes beside itself. hopper.cuh or, without wgmma, state.cuh and split.cuh go from chunk
-// to chunk; for few heads and long sequences segments.cuh lets them do so in several places at once. Short sequences go to
-// cuda-recurrent's kernel. From where on, and in how many segments, is chosen by measurement for each number of sequences and
-// heads (tuned.h, by `gdn tune`). The host reads no cu_seqlens and never waits: what it knows of lengths is their mean, and
-// that one is often much longer than the others.
+// GDN prefill, cuda-chunk: chunks of 64 tokens, as the folder's listing tells it.
+//
+//   binding.cpp, call.h            what is given is checked
+//   kernel.cu, dispatch*.h         which way a call takes, by its number of tokens, sequences and heads
+//   intra_chunk.cuh                launch 1: for all chunks at once, T = (I + mask(...))^-1 and the gates; without wgmma M, too
+//   inter_chunk_sm90*.cuh          launch 2 on sm_90a: from chunk to chunk by wgmma and TMA, M made beside it; _tiles: many
+//                                  sequences that differ in length, in the order of tile_scheduler.cuh
+//   inter_chunk_sm80*.cuh          launch 2 elsewhere: by mma.sync
+//   context_parallel*.cuh          two launches more for few heads and long sequences: segments side by side
+//   launch*.cu, launch.cuh         grids, shared memory, tensor_maps.cuh
+//
+// Short sequences go to cuda-recurrent's kernel. From where on, and in how many segments, is chosen by measurement for each
+// number of sequences and heads (tuned.h, by `gdn tune`). The host reads no cu_seqlens and never waits: what it knows of lengths
+// is their mean, and that one is often much longer than the others.
 
 #include "tuned.h"
 
@@ -11,8 +19,8 @@
 
 #include "tuned_row.cuh"
 #include "device.cuh"
-#include "lengths.h"
-#include "ways.h"
+#include "dispatch_rule.h"
+#include "dispatch.h"
 
 namespace gdn {
 

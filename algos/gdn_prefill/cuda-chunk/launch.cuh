@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <limits>
 
-#include "lengths.h"
-#include "prepare.cuh"
-#include "ways.h"
+#include "dispatch_rule.h"
+#include "intra_chunk.cuh"
+#include "dispatch.h"
 
 namespace gdn {
 
@@ -26,7 +26,7 @@ static void launch(dim3 grid, int threads, int shared, int device, cudaStream_t 
   check(cudaGetLastError());
 }
 
-// WIDE: `keys` is a map of k as copy_box takes it, and 8 KB for a chunk and value head are made; else 16, with M. ORDERED: the
+// WIDE: `keys` is a map of k as tma_load_box takes it, and 8 KB for a chunk and value head are made; else 16, with M. ORDERED: the
 // plan, too.
 template <bool WIDE, bool ORDERED = false>
 static void prepare(const Prefill& p, const CUtensorMap& keys, int device, cudaStream_t stream) {

@@ -16,7 +16,7 @@ from ..catalog.dtypes import torch_dtype
 from ..catalog.expression import condition
 from ..catalog.registry import Algo, Op, Registry
 
-ALIGNMENT = 16  # bytes: of every address on a GPU; wide loads and the copy engine take no less (tensor.cuh)
+ALIGNMENT = 16  # bytes: of every address on a GPU; wide loads and TMA take no less (tensor.cuh)
 
 
 class Contract:

@@ -1,6 +1,6 @@
 // What cuda-chunk/wgmma.cuh says in PTX, on the CPU of cuda_runtime.h: written from the PTX ISA. Its descriptors are no PTX,
-// and are its own: the test cuts them out of it. What orders generic accesses with those of products and of the copy engine
-// (shared_written) does nothing here, where they are in order.
+// and are its own: the test cuts them out of it. What orders generic accesses with those of products and of TMA
+// (fence_proxy_async) does nothing here, where they are in order.
 #pragma once
 
 #include <functional>
@@ -12,18 +12,18 @@
 
 namespace gdn {
 
-using flashcore::arrive;
-using flashcore::arrive_and_expect;
-using flashcore::barriers_initialised;
-using flashcore::commit_products;
-using flashcore::hold;
-using flashcore::init_barrier;
-using flashcore::meet_warpgroup;
-using flashcore::open_products;
-using flashcore::prefetch_map;
+using flashcore::mbarrier_arrive;
+using flashcore::mbarrier_arrive_expect_tx;
+using flashcore::mbarrier_init_fence;
+using flashcore::warpgroup_commit;
+using flashcore::warpgroup_fence_operand;
+using flashcore::mbarrier_init;
+using flashcore::warpgroup_sync;
+using flashcore::warpgroup_arrive;
+using flashcore::prefetch_tensor_map;
 using flashcore::tile_memory;
-using flashcore::wait_for;
-using flashcore::wait_for_products;
+using flashcore::mbarrier_wait;
+using flashcore::warpgroup_wait;
 
 #include "descriptors.cuh"
 
@@ -35,13 +35,13 @@ void product(float (&d)[N][4], const uint32_t (&a)[4], uint64_t b, int add) {
 inline void product(float (&d)[8][4], uint64_t a, uint64_t b, int add) {
   flashcore::ask<bf16_at>(&d[0][0], 32, nullptr, a, b, add, false);
 }
-inline void product_across(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b, int add) {
+inline void product_mn(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b, int add) {
   flashcore::ask<bf16_at>(&d[0][0], 64, a, 0, b, add, true);
 }
 
 // A warp that wants more registers waits until others have given up as many.
 template <int N>
-void fewer_registers() {
+void warpgroup_reg_dealloc() {
   static_assert(N >= 24 && N <= 256 && N % 8 == 0);
   static const char tag = 0;
   emulated::together(&tag, [](emulated::Lane*) {
@@ -53,7 +53,7 @@ void fewer_registers() {
   });
 }
 template <int N>
-void more_registers() {
+void warpgroup_reg_alloc() {
   static_assert(N >= 24 && N <= 256 && N % 8 == 0);
   static const char tag = 0;
   emulated::together(&tag, [](emulated::Lane*) {
@@ -65,31 +65,31 @@ void more_registers() {
   });
 }
 
-inline void copy_bulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+inline void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   if (bytes % 16 || reinterpret_cast<uintptr_t>(from) % 16) emulated::fail("a copy of odd bytes");
   flashcore::bring(barrier, bytes, [=] {
     for (uint32_t i = 0; i < bytes; i += 16) std::memcpy(flashcore::at(to + i), static_cast<const char*>(from) + i, 16);
   });
 }
-inline void fetch_to_L2(const void* from, uint32_t bytes) {
+inline void prefetch_l2(const void* from, uint32_t bytes) {
   if (bytes % 16 || reinterpret_cast<uintptr_t>(from) % 16) emulated::fail("a copy of odd bytes");
 }
-inline void copy_box(uint32_t to, const CUtensorMap& map, int token, int half, int head, uint32_t barrier) {
+inline void tma_load_box(uint32_t to, const CUtensorMap& map, int token, int half, int head, uint32_t barrier) {
   flashcore::copy_boxes(to, map, {token, half, head}, barrier);
 }
 
 inline std::vector<int> states_asked;  // their rows, for tests of the order
-inline void copy_state(uint32_t to, const CUtensorMap& map, int row, uint32_t barrier) {
+inline void tma_load_state(uint32_t to, const CUtensorMap& map, int row, uint32_t barrier) {
   states_asked.push_back(row);
   flashcore::copy_boxes(to, map, {row, 0, 0}, barrier);
 }
 
-inline bool elected() {
+inline bool elect_one() {
   static const char tag = 0;
   emulated::together(&tag, [](emulated::Lane*) {});
   return emulated::me->lane == (emulated::mode & emulated::REVERSED ? 31 : 0);
 }
-inline void shared_written() {}
+inline void fence_proxy_async() {}
 
 // Rows of a matrix to the addresses of eight lanes; a lane has columns 2t and 2t + 1 of row g, or, TRANSPOSED, the other way
 // round.
@@ -114,9 +114,9 @@ void store_to(uint32_t row, const uint32_t (&r)[4]) {
 }
 inline void store_transposed(uint32_t row, const uint32_t (&r)[4]) { store_to<true>(row, r); }
 inline void store_matrices(uint32_t row, const uint32_t (&r)[4]) { store_to<false>(row, r); }
-// The copy engine reads when it is asked (EARLY), or when its thread waits for that: who writes there before shows.
+// TMA reads when it is asked (EARLY), or when its thread waits for that: who writes there before shows.
 inline std::map<const void*, std::vector<std::function<void()>>> stores;  // of each thread
-inline void store_bulk(void* to, uint32_t from, uint32_t bytes) {
+inline void bulk_store(void* to, uint32_t from, uint32_t bytes) {
   if (bytes % 16 || reinterpret_cast<uintptr_t>(to) % 16) emulated::fail("a copy of odd bytes");
   const auto store = [=] {
     for (uint32_t i = 0; i < bytes; i += 16) std::memcpy(static_cast<char*>(to) + i, flashcore::at(from + i), 16);
@@ -124,7 +124,7 @@ inline void store_bulk(void* to, uint32_t from, uint32_t bytes) {
   if (emulated::mode & emulated::EARLY) store();
   else stores[emulated::me].push_back(store);
 }
-inline void stores_read() {
+inline void bulk_stores_read() {
   for (const auto& store : stores[emulated::me]) store();
   stores.erase(emulated::me);
 }

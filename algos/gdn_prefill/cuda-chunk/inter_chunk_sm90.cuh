@@ -1,36 +1,38 @@
-// From chunk to chunk on Hopper: state.cuh's arithmetic with a warpgroup's products (wgmma), for 64 rows of V.
+// From chunk to chunk on Hopper: inter_chunk_sm80.cuh's arithmetic with a warpgroup's products (wgmma), for 64 rows of V.
 //
 //   R = beta (V - e^G K S^T),   D = R + (T - I) R,   O = scale e^G Q S^T + M D,   S' = e^(G_C) S + D^T (e^(G_C - G) K)
 //
 // S^T never exists: the state's 64 rows are the left operand, in registers, of S K^T and S Q^T; what these leave in the
-// accumulators is, packed to bf16, what the next product takes on its left (state.cuh). The tiles come by the copy engine, as
+// accumulators is, packed to bf16, what the next product takes on its left (inter_chunk_sm80.cuh). The tiles come by TMA, as
 // it swizzles them, up to STAGES - 1 chunks ahead. Products are in flight while others' results are packed, in this order:
 //
 //   tensor core   S K^T | S Q^T, first half | R (T - I)^T | S Q^T, second half | D^T K       | D M^T
 //   meanwhile            R                                 D packed, S decayed   O decayed     S packed for the next chunk
 //
-// A thread of another warpgroup asks for the tiles. Outputs are laid where V was, and two warps of that warpgroup put them to
-// global memory, in whole rows. When the warps that multiply did both, it took 500 of a chunk's 2400 cycles. Where products
+// The producer, one thread of another warpgroup, loads the tiles by TMA. The consumers stage their outputs where V was, and two
+// warps of the producer's warpgroup store them, in whole rows (the epilogue). When the consumers did both, it took 500 of a
+// chunk's 2400 cycles. Where products
 // under way write overlapping parts of one accumulator, ptxas has each of them waited for: so the triangle of T is two halves
 // with accumulators of their own, and M, zeros above its diagonal, is multiplied whole.
 //
-// T and the gates are prepared; M is made here, by one more warpgroup, from K and Q where they lie for the walk: preparation
-// reads no Q and writes half as much. The maker has a chunk's time for a third of that.
+// T and the gates are prepared; M = mask(Q K^T) is made here, by one more warpgroup, from K and Q where they lie for the
+// consumers: preparation reads no Q and writes half as much. The maker of M has a chunk's time for a third of that.
 //
-// One warpgroup that walks has one item, two have several: see Item; and ordered.cuh, which has many sequences that are not cut.
+// A CTA with one consumer warpgroup has one work tile, one with two has several: see WorkTile; and inter_chunk_sm90_tiles.cuh, for many
+// sequences that are not cut.
 #pragma once
 
 #include "gates.cuh"
-#include "segments.cuh"
-#include "wgmma.cuh"
+#include "context_parallel.cuh"
+#include "wgmma_bf16.cuh"
 
 namespace gdn {
 
 constexpr int GROUP_ROWS = 64, V_TILE = CHUNK * GROUP_ROWS * 2;
 
 struct Maps {
-  CUtensorMap q, k, v;  // boxes: see copy_box
-  CUtensorMap state;    // copy_state
+  CUtensorMap q, k, v;  // boxes: see tma_load_box
+  CUtensorMap state;    // tma_load_state
 };
 
 template <int GROUPS>
@@ -39,14 +41,14 @@ struct GroupStage {
   char v[GROUPS][V_TILE];     // and, when V has been read, the outputs
   Prepared prepared;
 };
-// A stage of the ring has a chunk; in ordered.cuh also the state in front of an item: four blocks of 32 columns, see copy_state.
+// A stage of the ring has a chunk; in inter_chunk_sm90_tiles.cuh also the state in front of an item: four blocks of 32 columns, see tma_load_state.
 template <int GROUPS_, int STAGES_>
 struct GroupShared {
   static constexpr int GROUPS = GROUPS_, STAGES = STAGES_;
   static constexpr bool LOOPS = GROUPS > 1;  // a CTA has several items
   GroupStage<GROUPS> stages[STAGES];
-  uint64_t full[STAGES], laid[STAGES], empty[STAGES];  // a stage's tiles are there; its outputs are; it is free
-  uint64_t made[STAGES];                               // M is there, or who makes it needs nothing of this state's stage
+  uint64_t full[STAGES], outputs_ready[STAGES], empty[STAGES];  // a stage's tiles are there; its outputs are staged; it is free
+  uint64_t m_ready[STAGES];                               // M is there, or who makes it needs nothing of this state's stage
 };
 template <int GROUPS> constexpr int STATE_BLOCK = GROUPS * GROUP_ROWS * 128;  // bytes
 static_assert(4 * STATE_BLOCK<1> <= sizeof(GroupStage<1>) && 4 * STATE_BLOCK<2> <= sizeof(GroupStage<2>));
@@ -55,35 +57,35 @@ constexpr int group_shared() { return sizeof(GroupShared<GROUPS, STAGES>); }
 
 #if FLASHCORE_WGMMA
 
-// Which stage it is the turn of, and the parity of its barriers' phase, `i` behind those that have had theirs. Everyone waits
+// Which stage is next, and the parity of its barriers' phase, `i` after those that are done. Everyone waits
 // for each stage's `full`, and it is not freed before: parity tells a phase only from the next one. `made` is the same number
-// for the barriers of that name: with one counter for all, ptxas keeps what it needs of it in local memory.
+// for the barriers `m_ready`: with one counter for all, ptxas keeps what it needs of it in local memory.
 template <int STAGES>
-struct Turn {
+struct PipelineState {
   int begun = 0, made = 0;
   __device__ __forceinline__ int stage(int i = 0) const { return (begun + i) % STAGES; }
   __device__ __forceinline__ uint32_t parity(int i = 0) const { return (begun + i) / STAGES & 1; }
-  __device__ __forceinline__ uint32_t made_at(uint64_t (&barriers)[STAGES], int i) const {
+  __device__ __forceinline__ uint32_t m_ready_at(uint64_t (&barriers)[STAGES], int i) const {
     return shared_address(&barriers[(made + i) % STAGES]);
   }
-  __device__ __forceinline__ void wait_for_made(uint64_t (&barriers)[STAGES], int i) const {
-    wait_for(made_at(barriers, i), (made + i) / STAGES & 1);
+  __device__ __forceinline__ void wait_for_m(uint64_t (&barriers)[STAGES], int i) const {
+    mbarrier_wait(m_ready_at(barriers, i), (made + i) / STAGES & 1);
   }
   // The same as the whole warp has it; and then `count` chunks have had their turn.
   template <bool LOOPS>
-  __device__ __forceinline__ Turn take(int count) {
-    const Turn now = LOOPS ? Turn{__shfl_sync(0xffffffffu, begun, 0), __shfl_sync(0xffffffffu, made, 0)} : *this;
+  __device__ __forceinline__ PipelineState take(int count) {
+    const PipelineState now = LOOPS ? PipelineState{__shfl_sync(0xffffffffu, begun, 0), __shfl_sync(0xffffffffu, made, 0)} : *this;
     begun += count, made += count;
     return now;
   }
 };
 
-// The one thread that asks for all chunks' tiles; before the last of them, `last`.
+// The producer: one thread loads all chunks' tiles; before the last of them, `last`.
 struct Nothing {
   __device__ __forceinline__ void operator()() const {}
 };
 template <bool OUTPUTS, typename Shared, typename Last = Nothing>
-__device__ __forceinline__ void ask(const Prefill& p, const Maps& maps, Shared& s, Turn<Shared::STAGES>& turn,
+__device__ __forceinline__ void produce(const Prefill& p, const Maps& maps, Shared& s, PipelineState<Shared::STAGES>& pipe,
                                     const Segment& at, int half, bool values, const Last& last = {}) {
   constexpr int GROUPS = Shared::GROUPS;
   const uint32_t bytes = D_TILE + (OUTPUTS ? D_TILE : 0) + (values ? GROUPS * V_TILE : 0) + MATRIX;
@@ -91,66 +93,66 @@ __device__ __forceinline__ void ask(const Prefill& p, const Maps& maps, Shared& 
   int token = at.first;
 #pragma unroll 1
   for (int chunk = 0; chunk < at.count; ++chunk, token += CHUNK, prepared += int64_t{p.HV} * MATRIX) {
-    auto& stage = s.stages[turn.stage(chunk)];
-    const uint32_t full = shared_address(&s.full[turn.stage(chunk)]);
+    auto& stage = s.stages[pipe.stage(chunk)];
+    const uint32_t full = shared_address(&s.full[pipe.stage(chunk)]);
     if (chunk == at.count - 1) last();
-    wait_for(shared_address(&s.empty[turn.stage(chunk)]), turn.parity(chunk) ^ 1);  // as new, it is as if a phase had ended
-    arrive_and_expect(full, bytes);
-    copy_box(shared_address(stage.k), maps.k, token, 0, at.h, full);
-    if (values) copy_box(shared_address(stage.v), maps.v, token, half, at.hv, full);
-    copy_bulk(shared_address(stage.prepared.T), prepared, MATRIX, full);
-    if constexpr (OUTPUTS) copy_box(shared_address(stage.q), maps.q, token, 0, at.h, full);
+    mbarrier_wait(shared_address(&s.empty[pipe.stage(chunk)]), pipe.parity(chunk) ^ 1);  // as new, it is as if a phase had ended
+    mbarrier_arrive_expect_tx(full, bytes);
+    tma_load_box(shared_address(stage.k), maps.k, token, 0, at.h, full);
+    if (values) tma_load_box(shared_address(stage.v), maps.v, token, half, at.hv, full);
+    bulk_load(shared_address(stage.prepared.T), prepared, MATRIX, full);
+    if constexpr (OUTPUTS) tma_load_box(shared_address(stage.q), maps.q, token, 0, at.h, full);
   }
-  turn.begun += at.count;
+  pipe.begun += at.count;
 }
 
-// The warps that put the outputs of all chunks, laid where V was: eight lanes a token, so that rows are whole.
-constexpr int PUTTING = 2;  // warps
+// The epilogue: warps that store the outputs of all chunks, staged where V was. Eight lanes a token, so that rows are whole.
+constexpr int STORE_WARPS = 2;  // warps
 // A stage is free, as far as a warp of theirs knows.
-__device__ __forceinline__ void set_free(uint64_t& empty) {
-  shared_written();  // the copy engine brings something else here
+__device__ __forceinline__ void release_stage(uint64_t& empty) {
+  fence_proxy_async();  // TMA brings something else here
   __syncwarp();
-  if (threadIdx.x % 32 < ARRIVALS) arrive(shared_address(&empty));
+  if (threadIdx.x % 32 < ARRIVALS) mbarrier_arrive(shared_address(&empty));
 }
 template <typename Shared>
-__device__ __forceinline__ void put(const Prefill& p, Shared& s, Turn<Shared::STAGES>& turn, const Segment& at, int half,
+__device__ __forceinline__ void store_outputs(const Prefill& p, Shared& s, PipelineState<Shared::STAGES>& pipe, const Segment& at, int half,
                                     int thread) {
   constexpr int GROUPS = Shared::GROUPS;
   const int first = thread / 8, piece = thread % 8;
-  const uint32_t own = in_matrix(first, piece);  // 8 rows further are 1024 bytes further: PUTTING warps take a multiple of 8
+  const uint32_t own = in_matrix(first, piece);  // 8 rows further are 1024 bytes further: STORE_WARPS warps take a multiple of 8
   const int64_t row = static_cast<int64_t>(p.HV) * D;
   __nv_bfloat16* to = p.output + (at.first + first) * row + at.hv * D + half * GROUP_ROWS + piece * 8;
   int left = at.tokens - first;
 #pragma unroll 1
   for (int chunk = 0; chunk < at.count; ++chunk, left -= CHUNK) {
-    const int stage = turn.stage(chunk);
-    wait_for(shared_address(&s.laid[stage]), turn.parity(chunk));
+    const int stage = pipe.stage(chunk);
+    mbarrier_wait(shared_address(&s.outputs_ready[stage]), pipe.parity(chunk));
 #pragma unroll 1
-    for (int i = 0; i < CHUNK; i += PUTTING * 4) {
+    for (int i = 0; i < CHUNK; i += STORE_WARPS * 4) {
 #pragma unroll
       for (int group = 0; group < GROUPS; ++group)
         if (i < left)
           store16(to + group * GROUP_ROWS, *reinterpret_cast<const uint4*>(s.stages[stage].v[group] + own + i * 128));
-      to += PUTTING * 4 * row;
+      to += STORE_WARPS * 4 * row;
     }
-    set_free(s.empty[stage]);
+    release_stage(s.empty[stage]);
   }
-  turn.begun += at.count;
+  pipe.begun += at.count;
 }
 
 // d += X M^T, for all of M; X as left operands of 16 tokens each.
 __device__ __forceinline__ void square_times(float (&d)[8][4], const uint32_t (&X)[4][4], uint32_t M) {
-  const Along m(M);
+  const KMajor m(M);
 #pragma unroll
-  for (int u = 0; u < 4; ++u) product(d, X[u], further(m, u * 32), 1);
+  for (int u = 0; u < 4; ++u) product(d, X[u], advance(m, u * 32), 1);
 }
 // d += X T^T, T as it is stored; tokens 0 to 31 and 32 to 63. Its upper right quarter is never read: the gates lie there.
 __device__ __forceinline__ void triangle_times(float (&d)[2][4][4], const uint32_t (&X)[4][4], uint32_t T) {
-  const Along b(T);
+  const KMajor b(T);
 #pragma unroll
   for (int u = 0; u < 4; ++u) {
-    if (u < 2) product(d[0], X[u], further(b, u * 32), 1);
-    product(d[1], X[u], further(b, 4096 + u * 32), 1);
+    if (u < 2) product(d[0], X[u], advance(b, u * 32), 1);
+    product(d[1], X[u], advance(b, 4096 + u * 32), 1);
   }
 }
 
@@ -167,7 +169,7 @@ __device__ __forceinline__ void clear_rows(char* tile, int count, int thread) {
 }
 
 template <bool OUTPUTS, typename Shared>
-__device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, Shared& s, Turn<Shared::STAGES>& turn,
+__device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Shared& s, PipelineState<Shared::STAGES>& pipe,
                                            const Segment& at, bool values) {
   constexpr int GROUPS = Shared::GROUPS;
   constexpr bool LEAN = OUTPUTS && GROUPS > 1;  // registers are few: V and gates not before they are used
@@ -177,13 +179,13 @@ __device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, 
   const uint32_t v_at = in_matrix(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
   const int count = __shfl_sync(0xffffffffu, at.count, 0);  // of a loop with lanes apart, ptxas would wait for each product
   uint32_t outputs[4][4] = {};  // of the chunk before, of 16 tokens each
-  const auto own = turn.template take<Shared::LOOPS>(count);
-  const auto lay = [&](int chunk) {  // a chunk's outputs where its V was; this warp needs nothing of the chunk any more
+  const auto own = pipe.template take<Shared::LOOPS>(count);
+  const auto stage_outputs = [&](int chunk) {  // a chunk's outputs, where its V was; this warp needs nothing of the chunk any more
     const int stage = own.stage(chunk);
 #pragma unroll
     for (int j = 0; j < 4; ++j) store_transposed(shared_address(s.stages[stage].v[group]) + v_at + j * 2048, outputs[j]);
     __syncwarp();
-    if (lane < ARRIVALS) arrive(shared_address(&s.laid[stage]));
+    if (lane < ARRIVALS) mbarrier_arrive(shared_address(&s.outputs_ready[stage]));
   };
 
   uint32_t before[8][4];  // S in front of a chunk, as left operands
@@ -196,27 +198,27 @@ __device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, 
     const char* const prepared = reinterpret_cast<const char*>(&stage.prepared);
     const uint32_t k_tile = shared_address(stage.k), q_tile = shared_address(stage.q);
     const uint32_t v_tile = shared_address(stage.v[group]);
-    const Along keys(k_tile), queries(q_tile);
-    const Across<D_TILE / 2> keys_across(k_tile);
+    const KMajor keys(k_tile), queries(q_tile);
+    const MNMajor<D_TILE / 2> keys_mn(k_tile);
     const uint32_t T = shared_address(prepared), M = T + sizeof(Prepared) / 2;
-    wait_for(shared_address(&s.full[own.stage(chunk)]), own.parity(chunk));
+    mbarrier_wait(shared_address(&s.full[own.stage(chunk)]), own.parity(chunk));
     const int left = at.tokens - chunk * CHUNK;
     if (left < CHUNK) {  // rows of the next sequence, or of nobody: zeros in K and V, for 0 x NaN is none. Q's reach no output
       clear_rows(stage.k, left, thread), clear_rows(stage.k + D_TILE / 2, left, thread);
       clear_rows(stage.v[group], left, thread);
-      shared_written();
-      meet_warpgroup(group + 1);
+      fence_proxy_async();
+      warpgroup_sync(group + 1);
     }
 
     float x[8][4], o[8][4];
     float d[2][4][4];  // R, and then D; in the place of x it would have ptxas wait for each product
-    open_products();
+    warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < 8; ++step)
-      product(x, before[step], further(keys, step / 4 * (D_TILE / 2) + step % 4 * 32), step > 0);
-    commit_products();
+      product(x, before[step], advance(keys, step / 4 * (D_TILE / 2) + step % 4 * 32), step > 0);
+    warpgroup_commit();
     if constexpr (OUTPUTS) {
-      if (chunk > 0) lay(chunk - 1);
+      if (chunk > 0) stage_outputs(chunk - 1);
     }
     uint32_t v[4][4] = {};
     float2 in[8];
@@ -242,14 +244,14 @@ __device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, 
       }
     }
     if constexpr (OUTPUTS) {
-      open_products();
+      warpgroup_arrive();
 #pragma unroll
-      for (int step = 0; step < 4; ++step) product(o, before[step], further(queries, step * 32), step > 0);
-      commit_products();
+      for (int step = 0; step < 4; ++step) product(o, before[step], advance(queries, step * 32), step > 0);
+      warpgroup_commit();
     }
 
-    wait_for_products<OUTPUTS ? 1 : 0>();
-    hold(x);
+    warpgroup_wait<OUTPUTS ? 1 : 0>();
+    warpgroup_fence_operand(x);
     const float kept = gates_of(prepared, IN, 7, 3).y;
     uint32_t R[4][4];
 #pragma unroll
@@ -270,13 +272,13 @@ __device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, 
       as_left(R[j], d[j / 2][2 * (j % 2)], d[j / 2][2 * (j % 2) + 1]);
     }
 
-    open_products();
+    warpgroup_arrive();
     triangle_times(d, R, T);
-    commit_products();
+    warpgroup_commit();
     if constexpr (OUTPUTS) {
 #pragma unroll
-      for (int step = 4; step < 8; ++step) product(o, before[step], further(queries, D_TILE / 2 + (step - 4) * 32), 1);
-      commit_products();
+      for (int step = 4; step < 8; ++step) product(o, before[step], advance(queries, D_TILE / 2 + (step - 4) * 32), 1);
+      warpgroup_commit();
     }
 #pragma unroll
     for (int j = 0; j < 16; ++j)
@@ -284,8 +286,8 @@ __device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, 
       for (int c = 0; c < 4; ++c) S[j][c] *= kept;
 #pragma unroll
     for (int i = 0; i < 8 && !OUTPUTS; ++i) out[i] = gates_of(prepared, OUT, i, t);
-    wait_for_products<OUTPUTS ? 1 : 0>();
-    hold(d[0]), hold(d[1]);
+    warpgroup_wait<OUTPUTS ? 1 : 0>();
+    warpgroup_fence_operand(d[0]), warpgroup_fence_operand(d[1]);
     uint32_t plain[4][4], decayed[4][4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -299,40 +301,40 @@ __device__ __forceinline__ void group_walk(float (&S)[16][4], const Prefill& p, 
       }
       as_left(decayed[j], later[0], later[1]);
     }
-    open_products();
+    warpgroup_arrive();
 #pragma unroll
-    for (int u = 0; u < 4; ++u) product_across(S, decayed[u], further(keys_across, u * 2048), 1);
-    commit_products();
+    for (int u = 0; u < 4; ++u) product_mn(S, decayed[u], advance(keys_mn, u * 2048), 1);
+    warpgroup_commit();
     if constexpr (OUTPUTS) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) as_left(plain[j], d[j / 2][2 * (j % 2)], d[j / 2][2 * (j % 2) + 1]);
-      wait_for_products<1>();
-      hold(o);
+      warpgroup_wait<1>();
+      warpgroup_fence_operand(o);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const float2 in = gates_of(prepared, IN, i, t);
 #pragma unroll
         for (int c = 0; c < 4; ++c) o[i][c] *= p.scale * (c % 2 ? in.y : in.x);
       }
-      own.wait_for_made(s.made, chunk);
-      open_products();
+      own.wait_for_m(s.m_ready, chunk);
+      warpgroup_arrive();
       square_times(o, plain, M);
-      commit_products();
+      warpgroup_commit();
     }
-    wait_for_products<OUTPUTS ? 1 : 0>();
-    hold(S);
-    if (!OUTPUTS && lane < ARRIVALS) arrive(shared_address(&s.empty[own.stage(chunk)]));
+    warpgroup_wait<OUTPUTS ? 1 : 0>();
+    warpgroup_fence_operand(S);
+    if (!OUTPUTS && lane < ARRIVALS) mbarrier_arrive(shared_address(&s.empty[own.stage(chunk)]));
 #pragma unroll
     for (int step = 0; step < 8; ++step) as_left(before[step], S[2 * step], S[2 * step + 1]);
     if constexpr (OUTPUTS) {
-      wait_for_products<0>();
-      hold(o);
+      warpgroup_wait<0>();
+      warpgroup_fence_operand(o);
 #pragma unroll
       for (int j = 0; j < 4; ++j) as_left(outputs[j], o[2 * j], o[2 * j + 1]);
     }
   }
   if constexpr (OUTPUTS) {
-    if (count > 0) lay(count - 1);
+    if (count > 0) stage_outputs(count - 1);
   }
 }
 
@@ -342,11 +344,11 @@ __device__ __forceinline__ void group_begin(Shared& s) {
   if (threadIdx.x == 0) {
 #pragma unroll
     for (int i = 0; i < Shared::STAGES; ++i) {
-      init_barrier(shared_address(&s.full[i]), 1), init_barrier(shared_address(&s.laid[i]), WALKING);
-      init_barrier(shared_address(&s.empty[i]), OUTPUTS ? PUTTING * ARRIVALS : WALKING);
-      init_barrier(shared_address(&s.made[i]), MAKING);
+      mbarrier_init(shared_address(&s.full[i]), 1), mbarrier_init(shared_address(&s.outputs_ready[i]), WALKING);
+      mbarrier_init(shared_address(&s.empty[i]), OUTPUTS ? STORE_WARPS * ARRIVALS : WALKING);
+      mbarrier_init(shared_address(&s.m_ready[i]), MAKING);
     }
-    barriers_initialised();
+    mbarrier_init_fence();
   }
   __syncthreads();
 }
@@ -354,31 +356,31 @@ __device__ __forceinline__ void group_begin(Shared& s) {
 
 // What a maker does: M of all chunks of an item, from K and Q as they are in the stage, up to STAGES - 1 chunks ahead of the
 // walk. A warp has 16 rows. What other sequences' rows of K and Q hold reaches nothing: columns behind the diagonal are zeros,
-// and rows behind the end make outputs that are not put.
+// and rows behind the end make outputs that are not stored.
 template <typename Shared>
-__device__ __forceinline__ void make(const Prefill& p, Shared& s, Turn<Shared::STAGES>& turn, const Segment& at) {
+__device__ __forceinline__ void make_m(const Prefill& p, Shared& s, PipelineState<Shared::STAGES>& pipe, const Segment& at) {
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int count = __shfl_sync(0xffffffffu, at.count, 0);
-  const auto own = turn.template take<Shared::LOOPS>(count);
+  const auto own = pipe.template take<Shared::LOOPS>(count);
 #pragma unroll 1
   for (int chunk = 0; chunk < count; ++chunk) {
     auto& stage = s.stages[own.stage(chunk)];
-    const Along queries(shared_address(stage.q)), keys(shared_address(stage.k));
-    wait_for(shared_address(&s.full[own.stage(chunk)]), own.parity(chunk));
+    const KMajor queries(shared_address(stage.q)), keys(shared_address(stage.k));
+    mbarrier_wait(shared_address(&s.full[own.stage(chunk)]), own.parity(chunk));
     float d[8][4];
-    open_products();
+    warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < 8; ++step) {
       const uint32_t bytes = step / 4 * (D_TILE / 2) + step % 4 * 32;
-      product(d, further(queries, bytes), further(keys, bytes), step > 0);
+      product(d, advance(queries, bytes), advance(keys, bytes), step > 0);
     }
-    commit_products();
+    warpgroup_commit();
     const char* const prepared = reinterpret_cast<const char*>(&stage.prepared);
     const float G[2] = {*reinterpret_cast<const float*>(prepared + gate_at(SUM, warp * 16 + g)),
                         *reinterpret_cast<const float*>(prepared + gate_at(SUM, warp * 16 + g + 8))};
     const uint32_t to = shared_address(stage.prepared.M) + in_matrix(warp * 16 + lane % 16, 0);
-    wait_for_products<0>();
-    hold(d);
+    warpgroup_wait<0>();
+    warpgroup_fence_operand(d);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       uint32_t words[4] = {};
@@ -397,27 +399,27 @@ __device__ __forceinline__ void make(const Prefill& p, Shared& s, Turn<Shared::S
       }
       store_matrices(to ^ (2 * j + lane / 16) << 4, words);
     }
-    shared_written();
+    fence_proxy_async();
     __syncwarp();
-    if (lane < ARRIVALS) arrive(own.made_at(s.made, chunk));
+    if (lane < ARRIVALS) mbarrier_arrive(own.m_ready_at(s.m_ready, chunk));
   }
 }
 
 #endif  // FLASHCORE_WGMMA
 
-// GROUPS warpgroups that walk, one that makes M where there are outputs, and one that asks and puts. They share their registers
+// GROUPS consumer warpgroups, one that makes M where there are outputs, and the producer's with the epilogue. They share their registers
 // out anew, in multiples of 8: all together no more than the launch gives, or the kernel stands still.
 __host__ __device__ constexpr int group_threads(int groups, bool outputs) { return (groups + outputs + 1) * 128; }
-__host__ __device__ constexpr int asking(bool outputs) { return outputs ? 32 : 40; }
-__host__ __device__ constexpr int making(int groups) { return groups > 1 ? 64 : 104; }
-__host__ __device__ constexpr int multiplying(int groups, bool outputs) { return !outputs ? 232 : groups > 1 ? 208 : 248; }
+__host__ __device__ constexpr int producer_registers(bool outputs) { return outputs ? 32 : 40; }
+__host__ __device__ constexpr int maker_registers(int groups) { return groups > 1 ? 64 : 104; }
+__host__ __device__ constexpr int consumer_registers(int groups, bool outputs) { return !outputs ? 232 : groups > 1 ? 208 : 248; }
 
-// What a CTA walks: 64 GROUPS rows of V of a value head and segment. One warpgroup has one of them, grid (2, HV, numbers of
+// A CTA's work tile: 64 GROUPS rows of V of a value head and segment. One warpgroup has one of them, grid (2, HV, numbers of
 // segments); two have those from their CTA's number on in steps of the grid.
 template <int GROUPS>
-struct Item {
+struct WorkTile {
   int half, hv, slot;
-  __device__ __forceinline__ Item(const Prefill& p, int number) {
+  __device__ __forceinline__ WorkTile(const Prefill& p, int number) {
     if constexpr (GROUPS > 1) half = 0, slot = number / p.HV, hv = number - slot * p.HV;
     else half = blockIdx.x, hv = blockIdx.y, slot = blockIdx.z;
   }
@@ -430,9 +432,9 @@ __device__ __forceinline__ void each_item(const Prefill& p, int items, const Cod
   if constexpr (GROUPS > 1) {
 #pragma unroll 1
     for (int item = blockIdx.x; item < items; item += gridDim.x)
-      code(Item<GROUPS>(p, item), item == static_cast<int>(blockIdx.x));
+      code(WorkTile<GROUPS>(p, item), item == static_cast<int>(blockIdx.x));
   } else {
-    code(Item<GROUPS>(p, 0), true);
+    code(WorkTile<GROUPS>(p, 0), true);
   }
 }
 
@@ -440,36 +442,36 @@ template <int GROUPS, int STAGES>
 __global__ void __launch_bounds__(group_threads(GROUPS, true), 1)
 gdn_prefill_group(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps, const int items) {
 #if FLASHCORE_WGMMA
-  constexpr int MAKER = GROUPS * 4, ASKER = MAKER + 4;  // their first warps
+  constexpr int MAKER = GROUPS * 4, PRODUCER = MAKER + 4;  // their first warps
   auto& s = *reinterpret_cast<GroupShared<GROUPS, STAGES>*>(tile_memory());
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float S[16][4];
   if (!p.segment && warp < MAKER) {  // before anything that needs cu_seqlens
-    const float* const start = p.state + static_cast<int64_t>(Item<GROUPS>(p, blockIdx.x).row(p) + warp * 16) * D;
+    const float* const start = p.state + static_cast<int64_t>(WorkTile<GROUPS>(p, blockIdx.x).row(p) + warp * 16) * D;
 #pragma unroll
     for (int j = 0; j < 16; ++j) load_state(S[j], start, 0, j, lane);
   }
-  if (warp == ASKER && elected()) prefetch_map(maps.k), prefetch_map(maps.v), prefetch_map(maps.q);
+  if (warp == PRODUCER && elect_one()) prefetch_tensor_map(maps.k), prefetch_tensor_map(maps.v), prefetch_tensor_map(maps.q);
   group_begin<true>(s);
-  Turn<STAGES> turn;
-  if (warp >= ASKER) {
-    fewer_registers<asking(true)>();
-    const int other = warp - ASKER;
-    const bool asks = other == 0 && elected();
-    each_item<GROUPS>(p, items, [&](const Item<GROUPS>& of, bool) {
+  PipelineState<STAGES> pipe;
+  if (warp >= PRODUCER) {
+    warpgroup_reg_dealloc<producer_registers(true)>();
+    const int other = warp - PRODUCER;
+    const bool produces = other == 0 && elect_one();
+    each_item<GROUPS>(p, items, [&](const WorkTile<GROUPS>& of, bool) {
       const Segment at(p, of.hv, of.slot);
-      if (asks) ask<true>(p, maps, s, turn, at, of.half, true);
-      if (other > 0 && other <= PUTTING) put(p, s, turn, at, of.half, threadIdx.x - (ASKER + 1) * 32);
+      if (produces) produce<true>(p, maps, s, pipe, at, of.half, true);
+      if (other > 0 && other <= STORE_WARPS) store_outputs(p, s, pipe, at, of.half, threadIdx.x - (PRODUCER + 1) * 32);
     });
     return;
   }
   if (warp >= MAKER) {
-    fewer_registers<making(GROUPS)>();
-    each_item<GROUPS>(p, items, [&](const Item<GROUPS>& of, bool) { make(p, s, turn, Segment(p, of.hv, of.slot)); });
+    warpgroup_reg_dealloc<maker_registers(GROUPS)>();
+    each_item<GROUPS>(p, items, [&](const WorkTile<GROUPS>& of, bool) { make_m(p, s, pipe, Segment(p, of.hv, of.slot)); });
     return;
   }
-  more_registers<multiplying(GROUPS, true)>();
-  each_item<GROUPS>(p, items, [&](const Item<GROUPS>& of, bool first) {
+  warpgroup_reg_alloc<consumer_registers(GROUPS, true)>();
+  each_item<GROUPS>(p, items, [&](const WorkTile<GROUPS>& of, bool first) {
     const Segment at(p, of.hv, of.slot);
     if (!at.there()) return;
     const int row = of.half * GROUP_ROWS + warp * 16;
@@ -478,7 +480,7 @@ gdn_prefill_group(const __grid_constant__ Prefill p, const __grid_constant__ Map
 #pragma unroll
       for (int j = 0; j < 16; ++j) load_state(S[j], start, row, j, lane);
     }
-    group_walk<true>(S, p, s, turn, at, true);
+    consume<true>(S, p, s, pipe, at, true);
     if (!at.last) return;
 #pragma unroll
     for (int j = 0; j < 16; ++j) store_state(at.end(), S[j], row, j, lane);
@@ -498,20 +500,20 @@ gdn_prefill_group_transfer(const __grid_constant__ Prefill p, const __grid_const
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = blockIdx.x % HALF * GROUPS;
   const int row = half * GROUP_ROWS + warp * 16;
   const bool values = blockIdx.x < HALF;
-  if (warp == GROUPS * 4 && elected()) prefetch_map(maps.k), prefetch_map(maps.v);
+  if (warp == GROUPS * 4 && elect_one()) prefetch_tensor_map(maps.k), prefetch_tensor_map(maps.v);
   const Segment at(p, blockIdx.y, blockIdx.z + sequence_of<0>(p, blockIdx.z, p.segment * CHUNK, lane));
   if (!at.there() || at.last || (at.opens && !values)) return;
   group_begin<false>(s);
-  Turn<STAGES> turn;
+  PipelineState<STAGES> pipe;
   if (warp >= GROUPS * 4) {
-    if constexpr (GIVES) fewer_registers<asking(false)>();
-    if (warp == GROUPS * 4 && elected()) ask<false>(p, maps, s, turn, at, half, values);
+    if constexpr (GIVES) warpgroup_reg_dealloc<producer_registers(false)>();
+    if (warp == GROUPS * 4 && elect_one()) produce<false>(p, maps, s, pipe, at, half, values);
     return;
   }
-  if constexpr (GIVES) more_registers<multiplying(GROUPS, false)>();
+  if constexpr (GIVES) warpgroup_reg_alloc<consumer_registers(GROUPS, false)>();
   float S[16][4];
   begin_transfer(S, at, values, row, lane);
-  group_walk<false>(S, p, s, turn, at, values);
+  consume<false>(S, p, s, pipe, at, values);
   const int64_t to = at.state_at(at.slot);
   if (values) {
 #pragma unroll

@@ -1,5 +1,5 @@
-// In which order items are walked where sequences differ in length: longest first, so that none is left for the end. One CTA
-// of the preparation sorts, beside the others; the host reads no cu_seqlens. The walk (ordered.cuh) takes items in this
+// The tile scheduler where sequences differ in length: longest first, so that none is left for the end. One CTA
+// of the preparation sorts, beside the others; the host reads no cu_seqlens. The consumers (inter_chunk_sm90_tiles.cuh) take work tiles in this
 // order, whoever is free the next one; or each CTA takes its turn, where lengths hardly differ.
 #pragma once
 
@@ -13,7 +13,7 @@ enum Way : uint32_t {
   HALVES,         // the same, of halves of V
 };
 
-// What there is to walk, and which way is through with it first. An SM walks a chunk of a whole item in FULL and of a half,
+// What there is to do, and which way is through with it first. An SM walks a chunk of a whole item in FULL and of a half,
 // alone, in HALF (us / 10 on an H200; only the ratios count): halves cost more in all, but the longest sequence is through
 // sooner. TAKING is what a CTA's place in the order, instead of its number, may cost once.
 struct Load {
@@ -34,8 +34,8 @@ struct Load {
   }
 };
 
-// An item, in one load. In the plan it stands for all of a sequence's, and `what` is that sequence; see ordered.cuh.
-struct alignas(16) Piece {
+// An item, in one load. In the plan it stands for all of a sequence's, and `what` is that sequence; see inter_chunk_sm90_tiles.cuh.
+struct alignas(16) ScheduledTile {
   uint32_t what;
   int first, tokens;  // its first token, how many
   int unused;
@@ -44,8 +44,8 @@ struct alignas(16) Piece {
 struct alignas(16) Plan {
   uint32_t taken;  // items, beside the first one of each CTA
   Way way;
-  // [N], in the order of the walk. Among sequences of as many chunks, or of BINS - 1 and more, any may come first.
-  __device__ __forceinline__ Piece* pieces() { return reinterpret_cast<Piece*>(this + 1); }
+  // [N], in the order in which they are taken. Among sequences of as many chunks, or of BINS - 1 and more, any may come first.
+  __device__ __forceinline__ ScheduledTile* pieces() { return reinterpret_cast<ScheduledTile*>(this + 1); }
 };
 
 constexpr int BINS = 256;  // by chunks, and as many threads

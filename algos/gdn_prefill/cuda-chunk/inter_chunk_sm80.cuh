@@ -72,9 +72,9 @@ struct Chunks : Segment {
                                        V_ROWS * v_stride);
       } else {  // the last of a sequence
         const int rows = static_cast<int>(left);
-        copy_tile<D_PIECES>(k_tile, p.k + from, stride, rows, thread, THREADS);
-        if constexpr (OUTPUTS) copy_tile<D_PIECES>(q_tile, p.q + from, stride, rows, thread, THREADS);
-        copy_tile<TILES * 2>(v_tile, p.v + v_from, v_stride, rows, thread, THREADS);
+        tma_load_tile<D_PIECES>(k_tile, p.k + from, stride, rows, thread, THREADS);
+        if constexpr (OUTPUTS) tma_load_tile<D_PIECES>(q_tile, p.q + from, stride, rows, thread, THREADS);
+        tma_load_tile<TILES * 2>(v_tile, p.v + v_from, v_stride, rows, thread, THREADS);
       }
       const char* const prepared = p.prepared + (static_cast<int64_t>(number + chunk) * p.HV + hv) * sizeof(Prepared);
       copy_matrix<THREADS, true>(shared_address(stage.prepared.T), prepared, thread);

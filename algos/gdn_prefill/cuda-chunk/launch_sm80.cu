@@ -1,9 +1,9 @@
-// The launches of cuda-chunk without wgmma: the preparation, then from chunk to chunk by warps (state.cuh, split.cuh); and scan.
+// The launches of cuda-chunk without wgmma: the preparation, then from chunk to chunk by warps (inter_chunk_sm80.cuh, inter_chunk_sm80_split.cuh); and scan.
 #include "launch.cuh"
-#include "scan.cuh"
-#include "segments.cuh"
-#include "split.cuh"
-#include "state.cuh"
+#include "context_parallel_scan.cuh"
+#include "context_parallel.cuh"
+#include "inter_chunk_sm80_split.cuh"
+#include "inter_chunk_sm80.cuh"
 
 namespace gdn {
 

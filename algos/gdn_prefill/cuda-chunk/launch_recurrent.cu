@@ -2,7 +2,7 @@
 #include "tuned.h"
 
 #include "recurrent_launch.cuh"
-#include "ways.h"
+#include "dispatch.h"
 
 namespace gdn {
 

@@ -1,9 +1,9 @@
-// state.cuh for few heads: four warps share the 16 rows of S that one has there. Each of them has 32 columns of S, 16 of the
+// inter_chunk_sm80.cuh for few heads: four warps share the 16 rows of S that one has there. Each of them has 32 columns of S, 16 of the
 // chunk's tokens and a fourth of all products; what the others need of it goes through shared memory as fragments, lane for
 // lane: S, then R, then D, with a barrier each. Three exchanges cost less than three fourths of the products.
 #pragma once
 
-#include "state.cuh"
+#include "inter_chunk_sm80.cuh"
 
 namespace gdn {
 

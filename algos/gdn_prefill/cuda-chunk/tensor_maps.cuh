@@ -1,22 +1,22 @@
-// What the copy engine is told of the tensors (hopper.cuh's Maps), for the launches by warpgroups: wide.cu and ordered.cu.
+// What TMA is told of the tensors (inter_chunk_sm90.cuh's Maps), for the launches by warpgroups: launch_sm90.cu and launch_sm90_tiles.cu.
 #pragma once
 
-#include "hopper.cuh"
+#include "inter_chunk_sm90.cuh"
 #include "tensor_map.cuh"
-#include "ways.h"
+#include "dispatch.h"
 
 namespace gdn {
 
 // A map that the driver does not make is an exception: nothing slower runs in its place.
 
-// [T, heads, 128] bf16 for copy_box: 64 tokens of one head, `halves` times 64 columns; tokens from T on are zeros.
+// [T, heads, 128] bf16 for tma_load_box: 64 tokens of one head, `halves` times 64 columns; tokens from T on are zeros.
 inline void make_map(CUtensorMap& map, const void* base, int64_t T, int heads, uint32_t halves) {
   const cuuint64_t tokens = static_cast<cuuint64_t>(T), count = static_cast<cuuint64_t>(heads);
   check(flashcore::make_tensor_map<4>(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, base, {64, tokens, 2, count},
                                       {count * D * 2, 128, D * 2}, {64, CHUNK, halves, 1}));
 }
 
-// All states' rows for copy_state: 64 or 128 of them, in four blocks of 32 columns.
+// All states' rows for tma_load_state: 64 or 128 of them, in four blocks of 32 columns.
 inline void make_state_map(CUtensorMap& map, const Prefill& p, uint32_t rows) {
   check(flashcore::make_tensor_map<3>(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, p.state,
                                       {32, static_cast<cuuint64_t>(p.N) * p.HV * D, D / 32}, {D * 4, 128}, {32, rows, D / 32}));
@@ -34,7 +34,7 @@ inline void make_maps(const Prefill& p, Maps& one, Maps& two) {
 #pragma GCC visibility push(hidden)
 namespace gdn {
 
-// ordered.cu: the preparation and the walk in order of length, no sequence cut; false, with nothing done, where each half of V
+// launch_sm90_tiles.cu: the preparation and the walk in order of length, no sequence cut; false, with nothing done, where each half of V
 // can have an SM.
 bool walk_ordered(Prefill p, Maps one, Maps two, const Allocate& allocate, int device, cudaStream_t stream);
 

@@ -1,7 +1,7 @@
-// From segment to segment (segments.cuh): the state behind each of them, where L was.
+// From segment to segment (context_parallel.cuh): the state behind each of them, where L was.
 #pragma once
 
-#include "segments.cuh"
+#include "context_parallel.cuh"
 
 namespace gdn {
 

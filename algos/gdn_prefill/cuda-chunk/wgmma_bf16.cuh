@@ -1,5 +1,5 @@
 // What gdn's prefill takes beside flashcore-v4's warpgroup.cuh: products of bf16 whose left side is in registers, boxes of
-// four dimensions, plain copies by the copy engine, and a few instructions more. Only where that has wgmma.
+// four dimensions, plain copies by TMA, and a few instructions more. Only where that has wgmma.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -10,38 +10,38 @@ namespace gdn {
 
 #if FLASHCORE_WGMMA
 
-using flashcore::arrive;
-using flashcore::arrive_and_expect;
-using flashcore::barriers_initialised;
-using flashcore::commit_products;
-using flashcore::hold;
-using flashcore::init_barrier;
-using flashcore::meet_warpgroup;
-using flashcore::open_products;
-using flashcore::prefetch_map;
+using flashcore::mbarrier_arrive;
+using flashcore::mbarrier_arrive_expect_tx;
+using flashcore::mbarrier_init_fence;
+using flashcore::warpgroup_commit;
+using flashcore::warpgroup_fence_operand;
+using flashcore::mbarrier_init;
+using flashcore::warpgroup_sync;
+using flashcore::warpgroup_arrive;
+using flashcore::prefetch_tensor_map;
 using flashcore::tile_memory;
-using flashcore::wait_for;
-using flashcore::wait_for_products;
+using flashcore::mbarrier_wait;
+using flashcore::warpgroup_wait;
 
 // --- products ---------------------------------------------------------------------------------------------------------
 
 // What tells a product where B is, in two words of which the second, HIGH, is a constant: 128-byte swizzle, and 1024 bytes
-// from eight rows to the next eight. Along rows: B's k runs along the rows of the tile from `at` on, a row for each n.
-struct Along {
+// from eight rows to the next eight. KMajor rows: B's k runs along the rows of the tile from `at` on, a row for each n.
+struct KMajor {
   uint32_t word;
   static constexpr uint32_t HIGH = 1u << 30 | 1024 / 16;
-  __device__ __forceinline__ explicit Along(uint32_t at) : word((at >> 4 & 0x3fff) | 1u << 16) {}
+  __device__ __forceinline__ explicit KMajor(uint32_t at) : word((at >> 4 & 0x3fff) | 1u << 16) {}
 };
-// Across: a row for each k, n along it; n = 64 and more in the tile NEXT bytes further.
+// MNMajor: a row for each k, n along it; n = 64 and more in the tile NEXT bytes further.
 template <uint32_t NEXT>
-struct Across {
+struct MNMajor {
   uint32_t word;
   static constexpr uint32_t HIGH = 1u << 30 | 1024 / 16;
-  __device__ __forceinline__ explicit Across(uint32_t at) : word((at >> 4 & 0x3fff) | NEXT / 16 << 16) {}
+  __device__ __forceinline__ explicit MNMajor(uint32_t at) : word((at >> 4 & 0x3fff) | NEXT / 16 << 16) {}
 };
 // The same, `bytes` further.
 template <typename B>
-__device__ __forceinline__ uint64_t further(const B& b, uint32_t bytes) {
+__device__ __forceinline__ uint64_t advance(const B& b, uint32_t bytes) {
   return static_cast<uint64_t>(B::HIGH) << 32 | (b.word + bytes / 16);
 }
 
@@ -61,7 +61,7 @@ __device__ __forceinline__ uint64_t further(const B& b, uint32_t bytes) {
   "{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                                            \
   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS "}, {" A "}, " B ", p, 1, 1, " #ACROSS ";\n}"
 
-// d = A B, or d += A B where `add`; b from Along, product_across from Across. d is under way until wait_for_products.
+// d = A B, or d += A B where `add`; b from KMajor, product_mn from MNMajor. d is under way until warpgroup_wait.
 __device__ __forceinline__ void product(float (&d)[4][4], const uint32_t (&a)[4], uint64_t b, int add) {
   asm volatile(GDN_PRODUCT(32, GDN_R8_0 ", " GDN_R8_1, "%16, %17, %18, %19", "%20", "%21", 0) : GDN_D4(0) : GDN_A_B);
 }
@@ -70,14 +70,14 @@ __device__ __forceinline__ void product(float (&d)[8][4], const uint32_t (&a)[4]
                : GDN_D8(0)
                : GDN_A_B);
 }
-__device__ __forceinline__ void product_across(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b, int add) {
+__device__ __forceinline__ void product_mn(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b, int add) {
   asm volatile(GDN_PRODUCT(128, GDN_R8_0 ", " GDN_R8_1 ", " GDN_R8_2 ", " GDN_R8_3 ", " GDN_R8_4 ", " GDN_R8_5 ", " GDN_R8_6 ", "
                            GDN_R8_7, "%64, %65, %66, %67", "%68", "%69", 1)
                : GDN_D8(0), GDN_D8(8)
                : GDN_A_B);
 }
 
-// d = A B^T or d += A B^T, both Along.
+// d = A B^T or d += A B^T, both KMajor.
 __device__ __forceinline__ void product(float (&d)[8][4], uint64_t a, uint64_t b, int add) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
                "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" GDN_R8_0 ", " GDN_R8_1 ", " GDN_R8_2 ", " GDN_R8_3
@@ -100,59 +100,59 @@ __device__ __forceinline__ void product(float (&d)[8][4], uint64_t a, uint64_t b
 #undef GDN_D4
 #undef GDN_D
 
-// Registers of each thread of a warpgroup from here on, all of it; more_registers waits until others of the CTA have given up
+// Registers of each thread of a warpgroup from here on, all of it; warpgroup_reg_alloc waits until others of the CTA have given up
 // as many.
 template <int N>
-__device__ __forceinline__ void fewer_registers() {
+__device__ __forceinline__ void warpgroup_reg_dealloc() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 template <int N>
-__device__ __forceinline__ void more_registers() {
+__device__ __forceinline__ void warpgroup_reg_alloc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 
 // --- copies -----------------------------------------------------------------------------------------------------------
 
 // `bytes` from global to shared memory, both multiples of 16; they count for the barrier.
-__device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+__device__ __forceinline__ void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
                "r"(bytes), "r"(barrier)
                : "memory");
 }
-// One box of `map` (make_map in wide.cu), [1 or 2 halves][64 tokens][64 columns] of `head` from `half` and `token` on; zeros
+// One box of `map` (make_map in launch_sm90.cu), [1 or 2 halves][64 tokens][64 columns] of `head` from `half` and `token` on; zeros
 // from token T on.
-__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, int token, int half, int head, uint32_t barrier) {
+__device__ __forceinline__ void tma_load_box(uint32_t to, const CUtensorMap& map, int token, int half, int head, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
       "l"(&map), "r"(0), "r"(token), "r"(half), "r"(head), "r"(barrier)
       : "memory");
 }
 // One box of `map` (make_state_map), [4 blocks][64 or 128 rows][32 columns] of float, from `row` of all states' rows on.
-__device__ __forceinline__ void copy_state(uint32_t to, const CUtensorMap& map, int row, uint32_t barrier) {
+__device__ __forceinline__ void tma_load_state(uint32_t to, const CUtensorMap& map, int row, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
       "l"(&map), "r"(0), "r"(row), "r"(0), "r"(barrier)
       : "memory");
 }
 // Tells L2 to fetch `bytes`, a multiple of 16, as the address is.
-__device__ __forceinline__ void fetch_to_L2(const void* from, uint32_t bytes) {
+__device__ __forceinline__ void prefetch_l2(const void* from, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
-// `bytes` from shared to global memory by the copy engine, and until it has read all that this thread has asked it for.
-__device__ __forceinline__ void store_bulk(void* to, uint32_t from, uint32_t bytes) {
+// `bytes` from shared to global memory by TMA, and until it has read all that this thread has asked it for.
+__device__ __forceinline__ void bulk_store(void* to, uint32_t from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(to), "r"(from),
                "r"(bytes)
                : "memory");
 }
-__device__ __forceinline__ void stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void bulk_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 // One lane of a warp that is all here, the same one each time.
-__device__ __forceinline__ bool elected() {
+__device__ __forceinline__ bool elect_one() {
   uint32_t one;
   asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(one));
   return one;
 }
-// What this thread has read and written in shared memory comes before what products and the copy engine do there.
-__device__ __forceinline__ void shared_written() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// What this thread has read and written in shared memory comes before what products and TMA do there.
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Four 8 x 8 matrices of bf16, transposed on their way: what load_transposed would have from these addresses.
 __device__ __forceinline__ void store_transposed(uint32_t row, const uint32_t (&r)[4]) {

@@ -17,14 +17,14 @@
 
 #include "chunk.cuh"
 #include "gates.cuh"
-#include "order.cuh"
-#include "wgmma.cuh"
+#include "tile_scheduler.cuh"
+#include "wgmma_bf16.cuh"
 
 namespace gdn {
 
 constexpr int PREPARE_THREADS = 256;
 constexpr int PREPARE_CTAS = 4;           // an SM
-constexpr int K_ASKER = 5;                // the warp that asks the copy engine, of those that have no part in k k^T and no gates
+constexpr int K_ASKER = 5;                // the warp that asks TMA, of those that have no part in k k^T and no gates
 constexpr int PAIR = 2;                   // value heads at a time
 // Blocks up to the diagonal, row by row, and below it.
 constexpr int UP_TO = 10, BELOW = 6;
@@ -338,7 +338,7 @@ __device__ __forceinline__ void make_T(char* T, char* operands, const PrepareSha
         }
       }
   }
-  meet<128>(barrier);
+  named_barrier_sync<128>(barrier);
   lane = thread_again() % 32;  // so that no address waits in a register
   Words X[3];
 #pragma unroll
@@ -386,7 +386,7 @@ __device__ __forceinline__ void make_M(char* M, const PrepareShared& s, const Ga
 
 // T, M or both from shared to global memory, when the four warps of a group have made them.
 __device__ __forceinline__ void put_made(char* to, const Prepared& made, bool T, bool M, int barrier, int thread) {
-  meet<128>(barrier);
+  named_barrier_sync<128>(barrier);
   uint4* const all = reinterpret_cast<uint4*>(to);
   const uint4* const from = reinterpret_cast<const uint4*>(&made);
 #pragma unroll
@@ -434,8 +434,8 @@ __device__ __forceinline__ Task next_task(Task task, const Prefill& p, const Sha
   return task;
 }
 
-// WIDE: by wgmma and the copy engine, of a tile as copy_box lays it; T and the gates only, 8 KB for a chunk and value head.
-// Else by mma.sync, and M, too: 16 KB; share.each = 0. ORDERED: one more in x, in front, for the order of sequences (order.cuh).
+// WIDE: by wgmma and TMA, of a tile as tma_load_box lays it; T and the gates only, 8 KB for a chunk and value head.
+// Else by mma.sync, and M, too: 16 KB; share.each = 0. ORDERED: one more in x, in front, for the order of sequences (tile_scheduler.cuh).
 template <bool WIDE, bool ORDERED = false>
 __global__ void __launch_bounds__(PREPARE_THREADS, PREPARE_CTAS)
 gdn_prefill_prepare(const __grid_constant__ Prefill p, const __grid_constant__ CUtensorMap keys,
@@ -471,12 +471,12 @@ gdn_prefill_prepare(const __grid_constant__ Prefill p, const __grid_constant__ C
   const Task own = first_task(p, share, static_cast<int>(blockIdx.x) - ORDERED, lane);
   if (own.numbers == 0) return;
 #if FLASHCORE_WGMMA
-  if (WIDE && warp == K_ASKER && elected()) {
+  if (WIDE && warp == K_ASKER && elect_one()) {
     const uint32_t full = shared_address(&s.full);
-    init_barrier(full, 1);
-    barriers_initialised();
-    arrive_and_expect(full, D_TILE);
-    copy_box(shared_address(s.k), keys, own.begin, 0, own.h, full);
+    mbarrier_init(full, 1);
+    mbarrier_init_fence();
+    mbarrier_arrive_expect_tx(full, D_TILE);
+    tma_load_box(shared_address(s.k), keys, own.begin, 0, own.h, full);
     s.tasks[0] = own;
   }
 #endif
@@ -501,28 +501,28 @@ gdn_prefill_prepare(const __grid_constant__ Prefill p, const __grid_constant__ C
       }
       if (warp == K_ASKER) {
         const Task found = next_task(task, p, share, lane);
-        if (elected()) s.tasks[turn ^ 1] = found;
+        if (elect_one()) s.tasks[turn ^ 1] = found;
       }
-      if (half == 0 || count < CHUNK) wait_for(shared_address(&s.full), turn);
+      if (half == 0 || count < CHUNK) mbarrier_wait(shared_address(&s.full), turn);
       if (count < CHUNK) {  // rows of the next sequence: they may be NaN
         const int pieces = (CHUNK - count) * 8;
         for (int i = thread; i < 2 * pieces; i += PREPARE_THREADS)
           *reinterpret_cast<uint4*>(s.k + i / pieces * (D_TILE / 2) + count * 128 + i % pieces * 16) = {0, 0, 0, 0};
-        shared_written();
+        fence_proxy_async();
         __syncthreads();
       }
       if (half == 0) {
         float d[8][4];
-        const Along k(shared_address(s.k));
-        open_products();
+        const KMajor k(shared_address(s.k));
+        warpgroup_arrive();
 #pragma unroll
         for (int step = 0; step < 8; ++step) {
-          const uint64_t columns = further(k, step / 4 * (D_TILE / 2) + step % 4 * 32);
+          const uint64_t columns = advance(k, step / 4 * (D_TILE / 2) + step % 4 * 32);
           product(d, columns, columns, step > 0);
         }
-        commit_products();
-        wait_for_products<0>();
-        hold(d);
+        warpgroup_commit();
+        warpgroup_wait<0>();
+        warpgroup_fence_operand(d);
 #pragma unroll
         for (int j = 0; j < 4; ++j)
           if (j <= row) put_products(s, reinterpret_cast<const Block&>(d[2 * j]), true, row, j, lane);
@@ -560,15 +560,15 @@ gdn_prefill_prepare(const __grid_constant__ Prefill p, const __grid_constant__ C
         }
       }
 #if FLASHCORE_WGMMA
-      if (WIDE && thread_again() % 128 == 0) stores_read();
+      if (WIDE && thread_again() % 128 == 0) bulk_stores_read();
 #endif
       __syncthreads();  // the products and the gates are there, and nobody reads the tiles or T any more
 #if FLASHCORE_WGMMA
       if (WIDE && next.numbers > 0) {
-        if (warp == K_ASKER && first == 0 && elected()) {
+        if (warp == K_ASKER && first == 0 && elect_one()) {
           const uint32_t full = shared_address(&s.full);
-          arrive_and_expect(full, D_TILE);
-          copy_box(shared_address(s.next_k), keys, next.begin, 0, next.h, full);
+          mbarrier_arrive_expect_tx(full, D_TILE);
+          tma_load_box(shared_address(s.next_k), keys, next.begin, 0, next.h, full);
         }
         if (gating && !there(first + PAIR)) raw.ask_tokens(p, next, head(next, gated), lane);
       }
@@ -583,13 +583,13 @@ gdn_prefill_prepare(const __grid_constant__ Prefill p, const __grid_constant__ C
       if constexpr (WIDE) {
 #if FLASHCORE_WGMMA
         if (makes_T) {
-          shared_written();
-          meet<128>(barrier);
-          if (thread_again() % 128 == 0) store_bulk(result(task, first + m), shared_address(T), MATRIX);
+          fence_proxy_async();
+          named_barrier_sync<128>(barrier);
+          if (thread_again() % 128 == 0) bulk_store(result(task, first + m), shared_address(T), MATRIX);
         }
 #endif
       } else {
-        if (both) meet<128>(barrier);  // M comes where the operands were
+        if (both) named_barrier_sync<128>(barrier);  // M comes where the operands were
         if (makes_M) make_M(s.made[m].M, s, s.gates[m], p.scale, 3 - row, lane);
         put_made(result(task, first + m), s.made[m], makes_T, makes_M, barrier, thread % 128);
       }
@@ -597,7 +597,7 @@ gdn_prefill_prepare(const __grid_constant__ Prefill p, const __grid_constant__ C
     if (!WIDE || next.numbers == 0) break;
   }
 #if FLASHCORE_WGMMA
-  if (WIDE && thread_again() % 128 == 0) stores_read();
+  if (WIDE && thread_again() % 128 == 0) bulk_stores_read();
 #endif
 }
 

@@ -20,7 +20,7 @@ inline bool short_ones(int64_t T, int64_t N, int64_t HV, int64_t tokens, int64_t
   return longest_of(T, N) <= tokens && (!many || T / N <= CHUNK * 3 / 4);
 }
 
-// Whether not every half of V, of all sequences and value heads, can have an SM. Then none is cut, and ordered.cu has them.
+// Whether not every half of V, of all sequences and value heads, can have an SM. Then none is cut, and launch_sm90_tiles.cu has them.
 inline bool crowded(int64_t N, int64_t HV, int64_t sms) { return 2 * N * HV > sms; }
 
 // Chunks of a segment, 0: none is cut. All tokens in as many parts as make `segments` with those of all value heads, and as if

@@ -1,4 +1,4 @@
-// Long sequences of few heads, exactly: a sequence is cut into segments of `segment` chunks that are walked side by side.
+// Long sequences of few heads, exactly: a sequence is cut into segments of `segment` chunks that run side by side (context parallelism).
 //
 // What a segment does to the state before it is S' = S Phi + L. Two launches between preparation and outputs make that known:
 // gdn_prefill_transfer walks all segments but a sequence's last: the first from the sequence's state, which gives the state
@@ -8,8 +8,8 @@
 // scan's lanes take it. A sequence of one segment has no part in this.
 #pragma once
 
-#include "split.cuh"
-#include "state.cuh"
+#include "inter_chunk_sm80_split.cuh"
+#include "inter_chunk_sm80.cuh"
 
 namespace gdn {
 

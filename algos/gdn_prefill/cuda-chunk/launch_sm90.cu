@@ -1,13 +1,13 @@
-// The launches of cuda-chunk where there is wgmma: the preparation, then from chunk to chunk by warpgroups (hopper.cuh); many
-// sequences that are not cut go to ordered.cu.
+// The launches of cuda-chunk where there is wgmma: the preparation, then from chunk to chunk by warpgroups (inter_chunk_sm90.cuh); many
+// sequences that are not cut go to launch_sm90_tiles.cu.
 #include <algorithm>
 
 #include "launch.cuh"
-#include "maps.cuh"
+#include "tensor_maps.cuh"
 
 namespace gdn {
 
-// Whether hopper.cuh is there, and not empty.
+// Whether inter_chunk_sm90.cuh is there, and not empty.
 static bool has_wgmma(int device) {
   static std::array<std::atomic<int>, 64> known{};  // 0: not asked yet, 1: no, 2: yes
   const bool kept = device >= 0 && device < 64;

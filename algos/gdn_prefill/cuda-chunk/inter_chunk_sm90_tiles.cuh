@@ -1,0 +1,224 @@
+// inter_chunk_sm90.cuh's inter-chunk recurrence where sequences may differ in length: work tiles longest first (tile_scheduler.cuh), each CTA taking the
+// next one when it has loaded nearly all of those before; a tile is all of V, for two warpgroups, or half of it, for one that has
+// the SM to itself. Which of both, and whether they simply take turns, lengths say; so each CTA has the code of both, and runs
+// one.
+//
+// A CTA begins as inter_chunk_sm90.cuh's does, each warp by itself: the plan and what it says of the CTA's first item come side by side,
+// that is one access instead of cu_seqlens', and then the first state goes straight to registers. The producer takes
+// the items after it. Their states come through the ring of stages; with each goes what item it is, and behind the last one a
+// stage that says so.
+#pragma once
+
+#include "inter_chunk_sm90.cuh"
+#include "tile_scheduler.cuh"
+
+namespace gdn {
+
+template <int GROUPS, int STAGES>
+struct OrderedShared : GroupShared<GROUPS, STAGES> {
+  static constexpr bool LOOPS = true;
+  ScheduledTile published[STAGES];  // of a stage with a state: whose it is
+  ScheduledTile first;         // the CTA's first item, whose state takes no stage
+  uint32_t walked[GROUPS * 4];  // by each warp: what, so that it takes no register
+};
+constexpr uint32_t NO_ITEM = 0xffffffffu;
+// A CTA's memory and threads are for both ways.
+constexpr int FULL_STAGES = 3, HALF_STAGES = 4;
+constexpr int ORDERED_THREADS = group_threads(2, true);
+constexpr int ORDERED_MAKER = 8, ORDERED_PRODUCER = 12;  // the roles' first warps; with one consumer, the second warpgroup rests
+constexpr int ordered_shared() {
+  constexpr int full = sizeof(OrderedShared<2, FULL_STAGES>), half = sizeof(OrderedShared<1, HALF_STAGES>);
+  return full > half ? full : half;
+}
+
+#if FLASHCORE_WGMMA
+
+// WorkTile number `item` of all in their order, each sequence HALVES items for each value head. `what` is then which half of V of
+// which sequence and value head: its state's rows are those of all states from GROUP_ROWS * what on. Less than NO_ITEM: there
+// are at most 32767 sequences and 65535 value heads.
+template <uint32_t HALVES>
+__device__ __forceinline__ ScheduledTile tile_of(const Prefill& p, uint32_t item) {
+  const uint32_t number = item / HALVES, place = number / p.HV;
+  const uint4 x = *reinterpret_cast<const uint4*>(p.plan->pieces() + place);
+  return {(x.x * p.HV + number - place * p.HV) * 2 + item % HALVES, static_cast<int>(x.y), static_cast<int>(x.z), 0};
+}
+struct TileSegment : Segment {
+  int half;
+  __device__ __forceinline__ TileSegment(const Prefill& p, const ScheduledTile& piece) : TileSegment(p, piece, piece.what / 2 / p.HV) {}
+  __device__ __forceinline__ TileSegment(const Prefill& p, const ScheduledTile& piece, int n)
+      : Segment(p, piece.what / 2 - n * p.HV, n, piece.first, piece.tokens), half(piece.what & 1) {}
+};
+
+// A state's way through the pipeline: the producer loads it,
+template <typename Shared>
+__device__ __forceinline__ void produce_state(const Maps& maps, Shared& s, PipelineState<Shared::STAGES>& pipe, int row) {
+  const int stage = pipe.stage();
+  const uint32_t full = shared_address(&s.full[stage]);
+  mbarrier_wait(shared_address(&s.empty[stage]), pipe.parity() ^ 1);
+  mbarrier_arrive_expect_tx(full, 4 * STATE_BLOCK<Shared::GROUPS>);
+  tma_load_state(shared_address(&s.stages[stage]), maps.state, row, full);
+  ++pipe.begun;
+}
+// the consumers take it from there, each from `row` on,
+template <typename Shared>
+__device__ __forceinline__ void consume_state(float (&S)[16][4], Shared& s, PipelineState<Shared::STAGES>& pipe, int row, int lane) {
+  const int stage = pipe.stage();
+  mbarrier_wait(shared_address(&s.full[stage]), pipe.parity());
+  const char* const tile = reinterpret_cast<const char*>(&s.stages[stage]);
+  row += lane / 4;
+#pragma unroll
+  for (int j = 0; j < 16; ++j)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int at = j / 4 * STATE_BLOCK<Shared::GROUPS> + in_matrix(row + half * 8, j % 4 * 2 + lane % 4 / 2) + lane % 2 * 8;
+      const float2 pair = *reinterpret_cast<const float2*>(tile + at);
+      S[j][2 * half] = pair.x, S[j][2 * half + 1] = pair.y;
+    }
+  __syncwarp();
+  if (lane < ARRIVALS) mbarrier_arrive(shared_address(&s.outputs_ready[stage]));
+  ++pipe.begun, ++pipe.made;
+}
+// the makers of M pass it on, and the epilogue frees its stage when it is taken and all have seen it.
+template <typename Shared>
+__device__ __forceinline__ void pass_state(Shared& s, PipelineState<Shared::STAGES>& pipe) {
+  mbarrier_wait(shared_address(&s.full[pipe.stage()]), pipe.parity());
+  __syncwarp();
+  if (threadIdx.x % 32 < ARRIVALS) mbarrier_arrive(pipe.m_ready_at(s.m_ready, 0));
+  ++pipe.begun, ++pipe.made;
+}
+template <typename Shared>
+__device__ __forceinline__ void free_state(Shared& s, PipelineState<Shared::STAGES>& pipe) {
+  mbarrier_wait(shared_address(&s.outputs_ready[pipe.stage()]), pipe.parity());
+  mbarrier_wait(shared_address(&s.m_ready[pipe.stage()]), pipe.parity());
+  release_stage(s.empty[pipe.stage()]);
+  ++pipe.begun;
+}
+
+// Puts the piece for the next state's stage, which is free then; whoever waits for the stage reads it.
+template <typename Shared>
+__device__ __forceinline__ void publish(Shared& s, const PipelineState<Shared::STAGES>& pipe, const ScheduledTile& piece) {
+  mbarrier_wait(shared_address(&s.empty[pipe.stage()]), pipe.parity() ^ 1);
+  s.published[pipe.stage()] = piece;
+}
+// Which item is next, for all lanes of a warp.
+template <typename Shared>
+__device__ __forceinline__ ScheduledTile next_published(Shared& s, PipelineState<Shared::STAGES>& pipe) {
+  pipe.made = pipe.begun;  // it is; told to the compiler, which has no registers for both here
+  const PipelineState<Shared::STAGES> now{__shfl_sync(0xffffffffu, pipe.begun, 0)};
+  mbarrier_wait(shared_address(&s.full[now.stage()]), now.parity());
+  ScheduledTile piece = s.published[now.stage()];
+  piece.what = __shfl_sync(0xffffffffu, piece.what, 0);
+  return piece;
+}
+// `code` for each item of this CTA, the first one first, and `pass` in front of those whose states come through the ring.
+template <typename Shared, typename Pass, typename Code>
+__device__ __forceinline__ void for_each_tile(Shared& s, PipelineState<Shared::STAGES>& pipe, const Pass& pass, const Code& code) {
+  ScheduledTile piece = s.first;
+#pragma unroll 1
+  for (;;) {
+    code(piece);
+    piece = next_published(s, pipe);
+    if (piece.what == NO_ITEM) return;
+    pass();
+  }
+}
+
+// The producer. It takes the next work tile before its last chunk: the pipeline is full then, and what is loaded
+// is consumed while the counter answers. Earlier, a CTA with a long way to go would keep an item from those that are idle.
+template <typename Shared>
+__device__ __forceinline__ void produce_in_order(const Prefill& p, const Maps& maps, Shared& s, PipelineState<Shared::STAGES>& pipe,
+                                             Way way) {
+  constexpr uint32_t HALVES = 2 / Shared::GROUPS;
+  const uint32_t items = static_cast<uint32_t>(p.N) * p.HV * HALVES;
+  uint32_t item = blockIdx.x;
+  ScheduledTile piece = s.first;
+#pragma unroll 1
+  for (;;) {
+    const TileSegment at(p, piece);
+    const auto take = [&] { item = way == IN_TURN ? item + gridDim.x : gridDim.x + atomicAdd(&p.plan->taken, 1u); };
+    if (at.count == 0) take();
+    produce<true>(p, maps, s, pipe, at, at.half, true, take);
+    if (item >= items) break;
+    piece = tile_of<HALVES>(p, item);
+    publish(s, pipe, piece);
+    produce_state(maps, s, pipe, static_cast<int>(piece.what * GROUP_ROWS));
+  }
+  publish(s, pipe, {NO_ITEM, 0, 0, 0});
+  mbarrier_arrive(shared_address(&s.full[pipe.stage()]));
+}
+
+// What each role does: works through its first item's chunks, hears which item is next, passes its state's stage on, and so on.
+template <int GROUPS, int STAGES>
+__device__ __forceinline__ void consume_in_order(const Prefill& p, const Maps& maps, const ScheduledTile& first, Way way) {
+  constexpr int MAKER = ORDERED_MAKER, PRODUCER = ORDERED_PRODUCER;
+  auto& s = *reinterpret_cast<OrderedShared<GROUPS, STAGES>*>(tile_memory());
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+  if (threadIdx.x == 0) s.first = first;
+  group_begin<true>(s);
+  PipelineState<STAGES> pipe;
+  if (warp >= PRODUCER) {
+    warpgroup_reg_dealloc<producer_registers(true)>();
+    const int other = warp - PRODUCER;
+    if (other == 0 && elect_one()) produce_in_order(p, maps, s, pipe, way);
+    if (other == 0 || other > STORE_WARPS) return;
+    for_each_tile(s, pipe, [&] { free_state(s, pipe); }, [&](const ScheduledTile& piece) {
+      const TileSegment at(p, piece);
+      store_outputs(p, s, pipe, at, at.half, threadIdx.x - (PRODUCER + 1) * 32);
+    });
+    return;
+  }
+  if (warp >= MAKER) {
+    warpgroup_reg_dealloc<maker_registers(GROUPS)>();
+    for_each_tile(s, pipe, [&] { pass_state(s, pipe); }, [&](const ScheduledTile& piece) { make_m(p, s, pipe, TileSegment(p, piece)); });
+    return;
+  }
+  if (warp >= GROUPS * 4) return;
+  warpgroup_reg_alloc<consumer_registers(GROUPS, true)>();
+  float S[16][4];
+  const auto take = [&] {
+    const int thread = thread_again();  // so that no address waits in a register while chunks are consumed
+    consume_state(S, s, pipe, thread / 32 * 16, thread % 32);
+  };
+  {
+    const int thread = thread_again();
+    const float* const start = p.state + static_cast<int64_t>(s.first.what) * GROUP_ROWS * D;
+#pragma unroll
+    for (int j = 0; j < 16; ++j) load_state(S[j], start, thread / 32 * 16, j, thread % 32);
+  }
+  for_each_tile(s, pipe, take, [&](const ScheduledTile& piece) {
+    s.walked[thread_again() / 32] = piece.what;
+    consume<true>(S, p, s, pipe, TileSegment(p, piece), true);
+    const int thread = thread_again();
+    float* const end = p.new_state + static_cast<int64_t>(s.walked[thread / 32]) * GROUP_ROWS * D;
+#pragma unroll
+    for (int j = 0; j < 16; ++j) store_state(end, S[j], thread / 32 * 16, j, thread % 32);
+  });
+}
+
+#endif  // FLASHCORE_WGMMA
+
+// p.ctas CTAs, as many as can be resident; `one` and `two` are for one warpgroup's boxes and for two. p.segment is 0.
+__global__ void __launch_bounds__(ORDERED_THREADS, 1)
+gdn_prefill_ordered(const __grid_constant__ Prefill p, const __grid_constant__ Maps one, const __grid_constant__ Maps two) {
+#if FLASHCORE_WGMMA
+  // The first item as a whole one and as a half, before it is known which it is: with the way itself, three loads at once.
+  const uint32_t items = static_cast<uint32_t>(p.N) * p.HV;
+  ScheduledTile half, whole;
+  if (threadIdx.x == 0) half = tile_of<2>(p, min(blockIdx.x, 2 * items - 1)), whole = tile_of<1>(p, min(blockIdx.x, items - 1));
+  const uint32_t said = p.plan->way;
+  if (threadIdx.x / 32 == ORDERED_PRODUCER && elect_one()) {
+    prefetch_tensor_map(two.k), prefetch_tensor_map(two.v), prefetch_tensor_map(two.q), prefetch_tensor_map(two.state);
+    prefetch_tensor_map(one.k), prefetch_tensor_map(one.v), prefetch_tensor_map(one.q), prefetch_tensor_map(one.state);
+    // the first state, where CTAs take turns, comes from DRAM while that is being read
+    if (blockIdx.x < items) prefetch_l2(p.state + static_cast<int64_t>(blockIdx.x) * D * D, D * D * sizeof(float));
+  }
+  const Way way = static_cast<Way>(__shfl_sync(0xffffffffu, said, 0));
+  if (way == HALVES) {
+    if (blockIdx.x < 2 * items) consume_in_order<1, HALF_STAGES>(p, one, half, way);
+  } else {
+    if (blockIdx.x < items) consume_in_order<2, FULL_STAGES>(p, two, whole, way);
+  }
+#endif
+}
+
+}  // namespace gdn
