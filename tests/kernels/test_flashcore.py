@@ -42,8 +42,9 @@ def cuts_of(algo) -> list[tuple[int, ...]]:
 def instead() -> list[tuple[int, tuple[int, ...]]]:
     """(up to, cut) of launch.cuh's rows that stand in for those that cannot run; the last one is endless."""
     text = (CUDA / "flashcore_launch.cuh").read_text()
-    rows = re.findall(r'\{"", 0, ANY, ([^,]+), ([\d, ]+)\}', text[text.index("INSTEAD[] = {") :])
-    return [(int(end) if end.isdigit() else tuned_table.ENDLESS, tuple(map(int, cut.split(", ")))) for end, cut in rows]
+    rows = re.findall(r'\{"", 0, ANY, ([^,]+), ([\d, ]+), MMA_SYNC\}', text[text.index("INSTEAD[] = {") :])
+    ends = [int(end) if end.isdigit() else tuned_table.ENDLESS for end, _ in rows]
+    return [(end, (*map(int, cut.split(", ")), 0)) for end, (_, cut) in zip(ends, rows, strict=True)]  # MMA_SYNC = 0
 
 
 USUAL = (64, 8, 1, 64, 2, 2, 0)
@@ -132,7 +133,7 @@ def compiled(folder, rung: str, begin: str, body: str, *flags: str):
     kernels = [FWD / rung / "attention.cuh"]
     if rung == "flashcore-v4":
         kernels = [CUDA / f"flashcore{name}.cuh" for name in ("", "_parts", "_wgmma", "_once")]
-    for file in (CUDA / "problem.cuh", *kernels):
+    for file in (CUDA / "problem.cuh", CUDA / "online_softmax.cuh", *kernels):
         shutil.copy(file, folder)
     includes = "".join(f'#include "{kernel.name}"\n' for kernel in kernels)
     text = DRIVER.replace("@INCLUDES@", includes).replace("@BEGIN@", begin).replace("@BODY@", body)

@@ -26,6 +26,8 @@
 // CAUSAL: row i sees keys 0 .. i. A CTA splits only the keys that its rows see, a warp leaves out tiles that none of its
 // rows see, and the blocks with most keys start first.
 //
+// Steps, as in docs/kernels/flashcore.md: 1 load, 2 scores, 3 online softmax, 4 product with V, 5 merge, 6 store.
+//
 // Grid: x = split (the cluster's dimension), y = block of rows, z = head; CAUSAL: y = head, z = block, the last first.
 // Before sm_90 there are no clusters: the same code with SPLITS = 1.
 // Provenance: FlashAttention-2 (arXiv 2307.08691); split keys as in Flash-Decoding (Dao et al., 2023), here merged
@@ -36,7 +38,7 @@
 
 namespace flashcore {
 
-// How the work is cut: see algo.toml.
+// How the work is cut: see algo.toml; Path MMA_SYNC (flashcore_launch.cuh).
 template <int ROWS_, int WARPS_, int TILES_, int KEYS_, int STAGES_, int SPLITS_>
 struct Cut {
   static constexpr int ROWS = ROWS_, WARPS = WARPS_, TILES = TILES_, KEYS = KEYS_, STAGES = STAGES_, SPLITS = SPLITS_;
@@ -93,6 +95,7 @@ __global__ void __launch_bounds__(C::THREADS, C::RESIDENT) flashcore_v4(const __
   const int steps = (seen + STEP - 1) / STEP, each = (steps + SPLITS - 1) / SPLITS;
   const int begin = rank * each, count = min(each, steps - begin);    // of this CTA; count may be 0 or less
 
+  // --- 1. Load: ask for Q, and for the first STAGES tiles of K and V ---
   // Bytes and rows from here on are 32 bits behind three pointers: this code runs before the first byte is asked for.
   const int my_row = threadIdx.x / 8, my_piece = threadIdx.x % 8;
   const int64_t start = head + my_row * D + my_piece * 8;
@@ -124,10 +127,7 @@ __global__ void __launch_bounds__(C::THREADS, C::RESIDENT) flashcore_v4(const __
   for (int a = 0; a < TILES; ++a) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) m[a][h] = -INFINITY, l[a][h] = 0.f;
-#pragma unroll
-    for (int n = 0; n < D / 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) o[a][n][e] = 0.f;
+    clear(o[a]);
   }
 
 #pragma unroll 1
@@ -137,6 +137,7 @@ __global__ void __launch_bounds__(C::THREADS, C::RESIDENT) flashcore_v4(const __
     const uint32_t k_tile = k_tiles + i % STAGES * C::TILE + my_keys * ROW + across;
     const uint32_t v_tile = v_tiles + i % STAGES * C::TILE + my_keys * ROW + down;
 
+    // --- 2. Scores: S = Q K^T, of the warp's rows and KEYS keys ---
     // Groups end in the order k0 v0 k1 v1 ...; younger than k_i are those of STAGES - 1 stages, and at first v0.
     if (i == 0) {
       wait_for_copies<2 * STAGES - 1>();
@@ -156,11 +157,7 @@ __global__ void __launch_bounds__(C::THREADS, C::RESIDENT) flashcore_v4(const __
     float s[TILES][KEYS / 8][4];
     if (any) {
 #pragma unroll
-      for (int a = 0; a < TILES; ++a)
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; ++n)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) s[a][n][e] = 0.f;
+      for (int a = 0; a < TILES; ++a) clear(s[a]);
 #pragma unroll
       for (int c = 0; c < D / 16; ++c) {
 #pragma unroll
@@ -187,30 +184,12 @@ __global__ void __launch_bounds__(C::THREADS, C::RESIDENT) flashcore_v4(const __
             }
       }
 
+      // --- 3. Online softmax: scores become probabilities; m, l and o are brought up to date ---
 #pragma unroll
-      for (int a = 0; a < TILES; ++a) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          float most = m[a][h];
-#pragma unroll
-          for (int n = 0; n < KEYS / 8; ++n) most = fmaxf(most, fmaxf(s[a][n][2 * h], s[a][n][2 * h + 1]));
-          most = quad_max(most);
-          const float from = most == -INFINITY ? 0.f : most;          // no key yet: -inf - 0 stays -inf, -inf + inf is NaN
-          const float w = weight(m[a][h], from);
-          m[a][h] = most, l[a][h] *= w;
-#pragma unroll
-          for (int n = 0; n < D / 8; ++n) o[a][n][2 * h] *= w, o[a][n][2 * h + 1] *= w;
-#pragma unroll
-          for (int n = 0; n < KEYS / 8; ++n)
-#pragma unroll
-            for (int e = 2 * h; e < 2 * h + 2; ++e) {
-              s[a][n][e] = weight(s[a][n][e], from);
-              l[a][h] += s[a][n][e];
-            }
-        }
-      }
+      for (int a = 0; a < TILES; ++a) online_softmax(s[a], m[a], l[a], o[a]);
     }
 
+    // --- 4. Product: O += P V, and K of step i + STAGES asked for ---
     wait_for_copies<2 * STAGES - 2>();
     __syncthreads();                                                  // v_i is there; all are done with k_i
     load(k_tiles, k_from, i + STAGES);
@@ -220,9 +199,7 @@ __global__ void __launch_bounds__(C::THREADS, C::RESIDENT) flashcore_v4(const __
       for (int c = 0; c < KEYS / 16; ++c) {
         uint32_t e[TILES][4];                                         // the probabilities, as the left side
 #pragma unroll
-        for (int a = 0; a < TILES; ++a)
-#pragma unroll
-          for (int x = 0; x < 4; ++x) e[a][x] = pack(s[a][2 * c + x / 2][x % 2 * 2], s[a][2 * c + x / 2][x % 2 * 2 + 1]);
+        for (int a = 0; a < TILES; ++a) to_left_side(e[a], s[a], c);
 #pragma unroll
         for (int n = 0; n < D / 16; ++n) {
           uint32_t v[4];
@@ -237,6 +214,7 @@ __global__ void __launch_bounds__(C::THREADS, C::RESIDENT) flashcore_v4(const __
     }
   }
 
+  // --- 5. Merge: a row's sum of its four lanes, then what PARTS warps have of it, in the owner's shared memory ---
 #pragma unroll
   for (int a = 0; a < TILES; ++a)
 #pragma unroll
@@ -244,7 +222,7 @@ __global__ void __launch_bounds__(C::THREADS, C::RESIDENT) flashcore_v4(const __
 
   __half* const to_row = p.output + head + first * D;
   if constexpr (PARTS == 1) {
-    // A warp has its rows to itself: through the queries' place, which only it has read.
+    // --- 6. Store: a warp has its rows to itself; through the place of Q, which only it has read ---
 #pragma unroll
     for (int a = 0; a < TILES; ++a)
       write_out(memory + (my_rows + a * 16) * ROW, o[a], l[a], to_row + (my_rows + a * 16) * D,
@@ -261,6 +239,7 @@ __global__ void __launch_bounds__(C::THREADS, C::RESIDENT) flashcore_v4(const __
     } else {
       __syncthreads();
     }
+    // --- 6. Store: the owner weighs the parts and writes its rows ---
     parts.template write_out<C::THREADS>(to_row + rank * OWN * D, p.S - first - rank * OWN);
   }
 }

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <limits>
 #include <string>
-#include <type_traits>
 #include <utility>
 
 #include "flashcore.cuh"
@@ -46,14 +45,22 @@ static Device device(int id) {
   return found;
 }
 
+// Which kernel a row of TUNED is for: its `wgmma`, as in algo.toml.
+enum Path {
+  MMA_SYNC = 0,     // flashcore.cuh: products by mma.sync, keys step by step; runs everywhere
+  WGMMA = 1,        // flashcore_wgmma.cuh: products by wgmma, for sizes at which they count; sm_90a
+  WGMMA_AHEAD = 2,  // the same, the next step's scores asked for before the exponentials of this one
+  AT_ONCE = 3,      // flashcore_once.cuh: products by mma.sync, all keys asked for at once; sm_90
+};
+
 // What stands in for rows of TUNED that cannot run: cuts of flashcore.cuh, which runs everywhere; the best of all of them in
 // one run on an H200, for B, S of 1, 512, of 1, 1024 to 4, 256, and of 4, 512 and beyond. `up_to` is of heads * S here; 5792
 // and 11585 are the geometric middles between the sizes measured, 4096, 8192 and 16384.
 constexpr int64_t ANY = std::numeric_limits<int64_t>::max();
 constexpr Tuned INSTEAD[] = {
-    {"", 0, ANY, 5792, 32, 8, 1, 64, 1, 1, 0},
-    {"", 0, ANY, 11585, 32, 4, 2, 64, 1, 1, 0},
-    {"", 0, ANY, ANY, 64, 4, 2, 64, 1, 1, 0},
+    {"", 0, ANY, 5792, 32, 8, 1, 64, 1, 1, MMA_SYNC},
+    {"", 0, ANY, 11585, 32, 4, 2, 64, 1, 1, MMA_SYNC},
+    {"", 0, ANY, ANY, 64, 4, 2, 64, 1, 1, MMA_SYNC},
 };
 
 using gdn::ROWS_TUNED;
@@ -62,29 +69,33 @@ using Rows = std::make_index_sequence<ROWS_ALL>;
 
 constexpr const Tuned& row(size_t i) { return i < ROWS_TUNED ? TUNED[i] : INSTEAD[i - ROWS_TUNED]; }
 
-// The kernels, by `wgmma`.
-constexpr bool narrow(size_t i) { return row(i).wgmma == 0; }  // flashcore.cuh
-constexpr bool once(size_t i) { return row(i).wgmma == 3; }    // flashcore_once.cuh; else flashcore_wgmma.cuh
+constexpr Path path(size_t i) { return static_cast<Path>(row(i).wgmma); }
 
-// Lazily, so that only one of them must be possible.
+// The type of a row's cut. Lazily, so that only one of them must be possible.
+template <size_t I, Path = path(I)>
+struct CutFor;
 template <size_t I>
-struct Narrow {
+struct CutFor<I, MMA_SYNC> {
   using type = Cut<row(I).rows, row(I).warps, row(I).tiles, row(I).keys, row(I).stages, row(I).splits>;
 };
 template <size_t I>
-struct Wide {
-  using type = WideCut<row(I).rows, row(I).warps, row(I).keys, row(I).stages, row(I).splits, row(I).wgmma == 2>;
+struct CutFor<I, WGMMA> {
+  using type = WideCut<row(I).rows, row(I).warps, row(I).keys, row(I).stages, row(I).splits, false>;
 };
 template <size_t I>
-struct Once {
+struct CutFor<I, WGMMA_AHEAD> {
+  using type = WideCut<row(I).rows, row(I).warps, row(I).keys, row(I).stages, row(I).splits, true>;
+};
+template <size_t I>
+struct CutFor<I, AT_ONCE> {
   using type = OnceCut<row(I).rows, row(I).warps, row(I).keys, row(I).stages>;
 };
 template <size_t I>
-using CutOf = typename std::conditional_t<narrow(I), Narrow<I>, std::conditional_t<once(I), Once<I>, Wide<I>>>::type;
+using CutOf = typename CutFor<I>::type;
 
 template <size_t I>
 constexpr int shared_of(const Device& on) {
-  if constexpr (narrow(I)) {
+  if constexpr (path(I) == MMA_SYNC) {
     return CutOf<I>::shared(on.clusters ? CutOf<I>::SPLITS : 1);
   } else {
     return CutOf<I>::SHARED;
@@ -94,10 +105,10 @@ constexpr int shared_of(const Device& on) {
 // Whether a row's kernel is there, and made for sequences of S: few heads may have longer ones than a size was tuned with.
 template <size_t I>
 bool possible(const Device& on, int S) {
-  if constexpr (once(I)) {
+  if constexpr (path(I) == AT_ONCE) {
     return on.clusters && S <= CutOf<I>::MOST_KEYS;
   } else {
-    return narrow(I) || on.wgmma;
+    return path(I) == MMA_SYNC || on.wgmma;
   }
 }
 
@@ -143,9 +154,9 @@ static void launch(const Problem& p, uint32_t heads, cudaStream_t stream, int id
     TVM_FFI_CHECK_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
     if (kept) allowed[id].store(true, std::memory_order_relaxed);
   };
-  if constexpr (!narrow(I)) {
+  if constexpr (path(I) != MMA_SYNC) {
     constexpr auto kernel = [] {
-      if constexpr (once(I)) return flashcore_v4_once<C, CAUSAL>;
+      if constexpr (path(I) == AT_ONCE) return flashcore_v4_once<C, CAUSAL>;
       else return flashcore_v4_wide<C, CAUSAL>;
     }();
     Maps maps;

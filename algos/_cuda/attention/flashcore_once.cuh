@@ -10,6 +10,8 @@
 //
 // CAUSAL: a CTA brings what its rows see; a warp leaves out tiles that none of its rows see.
 //
+// Steps as in flashcore.cuh: 1 load, 2 scores, 3 online softmax, 4 product with V, 5 merge, 6 store.
+//
 // Grid as in flashcore.cuh, without splits. Needs sm_90, not sm_90a. Written here.
 #pragma once
 
@@ -18,7 +20,7 @@
 
 namespace flashcore {
 
-// How the work is cut: see algo.toml, `wgmma` = 3.
+// How the work is cut: see algo.toml; Path AT_ONCE (flashcore_launch.cuh).
 template <int ROWS_, int WARPS_, int KEYS_, int STAGES_>
 struct OnceCut {
   static constexpr int ROWS = ROWS_, WARPS = WARPS_, KEYS = KEYS_, STAGES = STAGES_, SPLITS = 1;
@@ -52,6 +54,7 @@ flashcore_v4_once(const __grid_constant__ Maps maps, const __grid_constant__ Pro
   const uint32_t q_there = q_tile + C::BARRIERS_AT, k_there = q_there + 8, v_there = k_there + C::TILES * 8;
   const int lane = threadIdx.x % 32, warp = of_warp(threadIdx.x / 32);
 
+  // --- 1. Load: all of Q, K and V that the block needs ---
   // Each warp asks for its share of the tiles, the last one for the queries.
   if (lane == 0) {
     const auto load = [&](uint32_t to, const TensorMap& map, int row, int bytes, uint32_t there) {
@@ -79,10 +82,7 @@ flashcore_v4_once(const __grid_constant__ Maps maps, const __grid_constant__ Pro
 
   uint32_t q[D / 16][4];
   float o[D / 8][4], m[2] = {-INFINITY, -INFINITY}, l[2] = {0.f, 0.f};  // l: this lane's part of a row's sum
-#pragma unroll
-  for (int n = 0; n < D / 8; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) o[n][e] = 0.f;
+  clear(o);
   mbarrier_wait(q_there, 0);
 #pragma unroll
   for (int c = 0; c < D / 16; ++c) load_matrices(q[c], (q_tile + my_rows * ROW + down) ^ (c << 5));
@@ -93,11 +93,9 @@ flashcore_v4_once(const __grid_constant__ Maps maps, const __grid_constant__ Pro
     if (key >= limit) break;
     const uint32_t k_tile = k_tiles + tile * C::TILE + across, v_tile = v_tiles + tile * C::TILE + down;
 
+    // --- 2. Scores: S = Q K^T ---
     float s[KEYS / 8][4];
-#pragma unroll
-    for (int n = 0; n < KEYS / 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) s[n][e] = 0.f;
+    clear(s);
     mbarrier_wait(k_there + tile * 8, 0);
 #pragma unroll
     for (int c = 0; c < D / 16; ++c)
@@ -119,32 +117,15 @@ flashcore_v4_once(const __grid_constant__ Maps maps, const __grid_constant__ Pro
         }
     }
 
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float most = m[h];
-#pragma unroll
-      for (int n = 0; n < KEYS / 8; ++n) most = fmaxf(most, fmaxf(s[n][2 * h], s[n][2 * h + 1]));
-      most = quad_max(most);
-      const float from = most == -INFINITY ? 0.f : most;              // no key yet: -inf - 0 stays -inf, -inf + inf is NaN
-      const float w = weight(m[h], from);
-      m[h] = most, l[h] *= w;
-#pragma unroll
-      for (int n = 0; n < D / 8; ++n) o[n][2 * h] *= w, o[n][2 * h + 1] *= w;
-#pragma unroll
-      for (int n = 0; n < KEYS / 8; ++n)
-#pragma unroll
-        for (int e = 2 * h; e < 2 * h + 2; ++e) {
-          s[n][e] = weight(s[n][e], from);
-          l[h] += s[n][e];
-        }
-    }
+    // --- 3. Online softmax ---
+    online_softmax(s, m, l, o);
 
+    // --- 4. Product: O += P V ---
     mbarrier_wait(v_there + tile * 8, 0);
 #pragma unroll
     for (int c = 0; c < KEYS / 16; ++c) {
       uint32_t e[4];                                                  // the probabilities, as the left side
-#pragma unroll
-      for (int x = 0; x < 4; ++x) e[x] = pack(s[2 * c + x / 2][x % 2 * 2], s[2 * c + x / 2][x % 2 * 2 + 1]);
+      to_left_side(e, s, c);
 #pragma unroll
       for (int n = 0; n < D / 16; ++n) {
         uint32_t v[4];
@@ -154,6 +135,8 @@ flashcore_v4_once(const __grid_constant__ Maps maps, const __grid_constant__ Pro
       }
     }
   }
+
+  // --- 5. Merge: a row's sum of its four lanes, then what GROUPS warps have of it; 6. store ---
 #pragma unroll
   for (int h = 0; h < 2; ++h) l[h] = quad_sum(l[h]);
 

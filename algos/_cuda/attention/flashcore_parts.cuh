@@ -3,29 +3,15 @@
 #pragma once
 
 #include "cluster.cuh"
-#include "problem.cuh"
 #include "mma_f16.cuh"
+#include "online_softmax.cuh"
+#include "problem.cuh"
 
 namespace flashcore {
 
 constexpr int ROW = D * 2;  // bytes of a row of f16
 
 #ifdef __CUDACC__
-
-// The greatest, or the sum, over the four lanes that share a row.
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(0xffffffffu, x, 1);
-  return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-
-constexpr float EXPONENT = 1.4426950408889634f * SCALE;  // log2(e) / sqrt(D)
-
-// exp(SCALE * (m - most)), 0 for a part that has seen no key; `most` must be finite.
-__device__ __forceinline__ float weight(float m, float most) { return exp2_approx((m - most) * EXPONENT); }
 
 // A warp's 16 rows that are in one part, by way of 16 rows of shared memory that only this warp uses now: to rows of 128
 // bytes at `to`, of which `left` are there.

@@ -22,6 +22,9 @@
 //
 // CAUSAL: a warpgroup does the tiles that its rows see, and lets the others go by.
 //
+// Steps as in flashcore.cuh: 1 load, 2 scores, 3 online softmax, 4 product with V, 5 merge, 6 store. 1 to 4 are lambdas
+// here, since AHEAD has them in another order: 2 of step i stands before 4 of step i - 1.
+//
 // Grid, splits and owners as in flashcore.cuh. Provenance: FlashAttention-3 (arXiv 2407.08608) for products ahead of the
 // exps. Written here.
 #pragma once
@@ -31,7 +34,7 @@
 
 namespace flashcore {
 
-// How the work is cut: see algo.toml; AHEAD where its `wgmma` is 2.
+// How the work is cut: see algo.toml; Path WGMMA, or with AHEAD WGMMA_AHEAD (flashcore_launch.cuh).
 template <int ROWS_, int WARPS_, int KEYS_, int STAGES_, int SPLITS_, bool AHEAD_>
 struct WideCut {
   static constexpr int ROWS = ROWS_, WARPS = WARPS_, KEYS = KEYS_, STAGES = STAGES_, SPLITS = SPLITS_;
@@ -115,8 +118,7 @@ __device__ __forceinline__ void to_probabilities(float (&s)[N][4], float (&m)[2]
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float most = fmaxf(m[h], top[h]);
-    from[h] = most == -INFINITY ? 0.f : most;                         // no key yet: -inf - 0 stays -inf, -inf + inf is NaN
-    w[h] = weight(m[h], from[h]), m[h] = most;
+    from[h] = raise_maximum(m[h], most, w[h]);
     large |= fabsf(from[h]) > LARGE;
   }
   large = any_lane(large);
@@ -140,16 +142,11 @@ __device__ __forceinline__ void to_probabilities(float (&s)[N][4], float (&m)[2]
 template <int N>
 __device__ __forceinline__ void to_left_side(uint32_t (&p)[N / 2][4], const float (&s)[N][4]) {
 #pragma unroll
-  for (int c = 0; c < N / 2; ++c)
-#pragma unroll
-    for (int x = 0; x < 4; ++x) p[c][x] = pack(s[2 * c + x / 2][x % 2 * 2], s[2 * c + x / 2][x % 2 * 2 + 1]);
+  for (int c = 0; c < N / 2; ++c) to_left_side(p[c], s, c);
 }
 
 __device__ __forceinline__ void scale(float (&o)[D / 8][4], float (&sums)[4], const float (&w)[2]) {
-#pragma unroll
-  for (int n = 0; n < D / 8; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) o[n][e] *= w[e / 2];
+  scale_row(o, 0, w[0]), scale_row(o, 1, w[1]);
   sums[0] *= w[0], sums[2] *= w[1];
 }
 
@@ -177,6 +174,7 @@ flashcore_v4_wide(const __grid_constant__ Maps maps, const __grid_constant__ Pro
   const int group = warp / (4 * C::ROW_GROUPS), my_rows = warp % (4 * C::ROW_GROUPS) * 16, g = lane / 4, t = lane % 4;
   const bool loads = my_rows == C::ROWS - 64 && lane == 0;            // of a warpgroup that sees all that the CTA sees
 
+  // --- 1. Load: Q, and the first STAGES tiles of K and V of each group of keys ---
   const auto tile = [&](int i) { return i % STAGES * GROUPS + group; };
   // The group's tile of keys or values for step i: by the thread that loads, where there is such a step.
   const auto load = [&](const TensorMap& map, int i, uint32_t tiles, uint32_t there, uint32_t free) {
@@ -225,27 +223,17 @@ flashcore_v4_wide(const __grid_constant__ Maps maps, const __grid_constant__ Pro
   uint32_t e[KEYS / 16][4];                                           // the probabilities, as the left side
   float o[D / 8][4], sums[4] = {0.f, 0.f, 0.f, 0.f};                  // of a row in [0] and in [1], of the other in [2], [3]
   float m[2] = {-INFINITY, -INFINITY}, w[2];
-#pragma unroll
-  for (int n = 0; n < D / 8; ++n)
-#pragma unroll
-    for (int x = 0; x < 4; ++x) o[n][x] = 0.f;
+  clear(o);
 
-  const auto scores = [&](int i) {                                    // asks for them
+  // --- 2. Scores: S = Q K^T, asked for; hide, once they are there: keys that a row does not see ---
+  const auto scores = [&](int i) {
     const uint64_t q = matrix_at(q_tile + my_rows / 64 * 64 * ROW), k = matrix_at(k_tiles + tile(i) * C::TILE);
     warpgroup_arrive();
 #pragma unroll
     for (int c = 0; c < D / 16; ++c) multiply(s, q + c * NEXT_COLUMNS, k + c * NEXT_COLUMNS, c > 0);
     warpgroup_commit();
   };
-  const auto output = [&](int i) {
-    const uint64_t v = matrix_at(v_tiles + tile(i) * C::TILE, q_tile + C::ONES_AT);
-    warpgroup_fence_operand(o), warpgroup_fence_operand(sums), warpgroup_fence_operand(e);
-    warpgroup_arrive();
-#pragma unroll
-    for (int c = 0; c < KEYS / 16; ++c) multiply_add(o, sums, e[c], v + c * NEXT_ROWS);
-    warpgroup_commit();
-  };
-  const auto hide = [&](int i) {                                      // what a row does not see
+  const auto hide = [&](int i) {
     const int key = start + i * C::STEP;
     if (key + KEYS <= p.S && !(CAUSAL && key + KEYS > row + 1)) return;
 #pragma unroll
@@ -256,7 +244,17 @@ flashcore_v4_wide(const __grid_constant__ Maps maps, const __grid_constant__ Pro
         if (column >= p.S || (CAUSAL && column > row + x / 2 * 8 + g)) s[n][x] = -INFINITY;
       }
   };
+  // --- 4. Product: O += P V, and the sums of P, asked for ---
+  const auto output = [&](int i) {
+    const uint64_t v = matrix_at(v_tiles + tile(i) * C::TILE, q_tile + C::ONES_AT);
+    warpgroup_fence_operand(o), warpgroup_fence_operand(sums), warpgroup_fence_operand(e);
+    warpgroup_arrive();
+#pragma unroll
+    for (int c = 0; c < KEYS / 16; ++c) multiply_add(o, sums, e[c], v + c * NEXT_ROWS);
+    warpgroup_commit();
+  };
 
+  // --- The steps in order; 3 is to_probabilities, scale and to_left_side ---
   // What is loaded into the place of step i - 1 is asked for while step i is under way: others may be so far behind.
   if (count > 0) mbarrier_wait(q_there, 0);
   if constexpr (C::AHEAD) {
@@ -324,6 +322,8 @@ flashcore_v4_wide(const __grid_constant__ Maps maps, const __grid_constant__ Pro
     wait_tile(v_there, i);
     free_tile(v_free, i);
   }
+
+  // --- 5. Merge, 6. store ---
   const float l[2] = {sums[0], sums[2]};                              // [1] and [3] were not scaled
 
   __half* const to = p.output + (static_cast<int64_t>(head) * p.S + first) * D;
