@@ -3,6 +3,7 @@
 # make test-all   those that are marked slow, too
 # make verify-results   whether README's tables are what the committed records say
 # make test-gpu   the tests that need a GPU, on a machine that has one
+# make compile_commands.json   where the kernels' headers lie, for editors
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
 	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 STAMP := .venv/.installed-$(shell cat pyproject.toml 2>/dev/null | cksum | cut -d' ' -f1)
@@ -26,6 +27,9 @@ verify-results: $(STAMP)
 
 test-gpu: $(STAMP)
 	.venv/bin/python -m pytest -m gpu
+
+compile_commands.json: $(STAMP) algos/_cuda/compile_commands.py
+	.venv/bin/python algos/_cuda/compile_commands.py > $@
 
 lint: $(STAMP)
 	.venv/bin/ruff check .

@@ -52,5 +52,56 @@ def decode() -> None:
     write("decode-v5", 730, 356, parts)
 
 
+def arrow(words: str, *points: tuple[float, float], label: tuple[float, float]) -> str:
+    """A line through the points, with a head at the last one, and its words at `label`."""
+    line = " ".join(f"{x:g},{y:g}" for x, y in points)
+    return f'<polyline points="{line}" class="line" marker-end="url(#head)"/>{text(*label, words, "small")}'
+
+
+def prefill_chunk() -> None:
+    """A chunk's way through the four roles of a CTA, and a consumer's time in it."""
+    head = '<path d="M0 0 8 4 0 8z" fill="#888"/>'
+    size = 'viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto"'
+    title = "The roles of a CTA with four stages; chunk i and chunk i + 4 share a stage"
+    parts = [f'<defs><marker id="head" {size}>{head}</marker></defs>', text(10, 20, title)]
+
+    # Of chunk i, where a chunk takes 150 and the consumers begin at `origin`: begin, length, y, colour, step and role.
+    origin = 430
+    roles = [(-336, 96, 44, "memory", "6 producer"), (-220, 66, 104, "compute", "7 maker of M")]
+    roles += [(0, 148, 164, "compute", "8-12 consumers"), (166, 36, 224, "store", "13 epilogue")]
+    for begin, wide, y, kind, role in roles:
+        parts += [text(10, y + 17, role, "small")]
+        for number in range(-4, 5):
+            x = origin + 150 * number + begin
+            if 94 <= x and x + wide <= 860:
+                chunk = f"i {number:+d}".replace("+", "+ ").replace("-", "- ") if number else "i"
+                parts += [f'<g opacity="{0.5 if number % 4 else 1}">{box(x, y, wide, 26, kind, chunk)}</g>']
+    full, ready, staged, free = origin - 240, origin - 154, origin + 158, origin + 202
+    parts += [arrow("full", (full, 70), (full, 90), (full + 20, 90), (full + 20, 103), label=(full + 25, 88))]
+    last = origin + 100
+    parts += [arrow("m_ready", (ready, 130), (ready, 147), (last, 147), (last, 163), label=(ready + 6, 143))]
+    bend = (staged, 208), (staged + 16, 208)
+    parts += [arrow("outputs_ready", (staged, 190), *bend, (staged + 16, 223), label=(staged - 84, 206))]
+    parts += [arrow("empty", (free, 224), (free, 84), (free + 68, 84), (free + 68, 71), label=(free + 6, 81))]
+
+    top = 300
+    title = "A consumer warpgroup in chunk i: products run while others' results are packed (not to scale)"
+    parts += [text(10, top - 14, title)]
+    parts += [text(10, top + 17, "tensor cores", "small"), text(10, top + 57, "registers", "small")]
+    products = [(0, 134, "8 S K^T"), (136, 78, "8 S Q^T"), (246, 84, "10 (T - I) R"), (332, 76, "10 S Q^T")]
+    products += [(432, 134, "11 D^T K"), (568, 92, "12 M D")]
+    parts += [box(100 + x, top, wide, 26, "compute", words) for x, wide, words in products]
+    work = [(14, 66, "store", "12 O, i - 1"), (82, 52, "memory", "V, gates"), (136, 108, "compute", "9 R")]
+    work += [(246, 84, "compute", "11 e^G_C S"), (332, 98, "compute", "10 D packed")]
+    work += [(432, 134, "compute", "12 e^G O"), (568, 92, "compute", "11 S packed")]
+    parts += [box(100 + x, top + 40, wide, 26, kind, words) for x, wide, kind, words in work]
+    parts += [f'<g opacity="0.4">{box(764, top, 96, 26, "compute", "8 S K^T, i + 1")}</g>']
+    parts += [arrow("full", (100, top + 86), (100, top + 28), label=(104, top + 84))]
+    parts += [arrow("outputs_ready of i - 1", (178, top + 66), (178, top + 92), label=(184, top + 90))]
+    parts += [arrow("m_ready", (668, top + 86), (668, top + 28), label=(672, top + 84))]
+    write("prefill-chunk", 870, top + 102, parts)
+
+
 if __name__ == "__main__":
     decode()
+    prefill_chunk()

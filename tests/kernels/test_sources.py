@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import helpers
 import pytest
 
@@ -29,3 +32,16 @@ def test_names_are_those_of_one_file():
     """A packed solution is one folder: no two headers of _cuda may have one name."""
     names = [path.name for path in (helpers.OURS / "_cuda").glob("*/*")]
     assert len(names) == len(set(names))
+
+
+def test_editors_find_every_header():
+    """`make compile_commands.json`: each include of ours is in a folder of the command, or beside the file."""
+    script = helpers.OURS / "_cuda" / "compile_commands.py"
+    done = helpers.python(str(script))
+    assert done.code == 0, done.err
+    commands = {Path(command["file"]): command["arguments"] for command in done.json}
+    assert {path for path in SOURCES if path.suffix in (".cu", ".cuh", ".cpp", ".h")} == set(commands)
+    for path, arguments in commands.items():
+        folders = [path.parent, *(Path(a[2:]) for a in arguments if a.startswith("-I"))]
+        for name in re.findall(r'#include "([^"]+)"', path.read_text(encoding="utf-8")):
+            assert any((folder / name).is_file() for folder in folders), f"{path}: {name}"

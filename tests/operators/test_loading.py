@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import helpers
+import numpy as np
 import oracle
 import pytest
 import torch
@@ -179,6 +180,64 @@ def test_out_is_written_and_returned(name):
     assert outputs[0] is out[0] and outputs[1] is out[1]
     agree(out, inputs)
     assert all(x._version > version for x, version in zip(out, before, strict=True))  # autograd wants to know
+
+
+@pytest.fixture
+def checks(monkeypatch):
+    """How often the inputs of a call were checked."""
+    seen, check = [], loading.Contract.inputs
+    monkeypatch.setattr(loading.Contract, "inputs", lambda self, inputs: (seen.append(1), check(self, inputs)))
+    return seen
+
+
+def outs(inputs: list) -> tuple:
+    return torch.empty_like(inputs[2]), torch.empty_like(inputs[3])
+
+
+def test_tensors_like_those_of_a_checked_call_go_straight_to_the_library(needs_cxx, checks):
+    decode = loaded("cpp-v1")
+    for number, (batch_size, due) in enumerate([(6, 1), (6, 1), (6, 1), (7, 2), (6, 2), (7, 2)]):
+        inputs = oracle.inputs("gdn_decode", batch_size=batch_size, seed=number)
+        out = outs(inputs)
+        before = [x._version for x in out]
+        assert decode(*inputs, out=out) is out
+        agree(out, inputs)
+        assert len(checks) == due and [x._version for x in out] == [v + 1 for v in before]
+
+
+def test_what_differs_is_checked_again(needs_cxx, checks):
+    decode, inputs = loaded("cpp-v1"), oracle.inputs("gdn_decode", batch_size=2)
+    decode(*inputs, out=outs(inputs))
+    across = inputs[0].transpose(0, 2).contiguous().transpose(0, 2)
+    wanting = inputs[3].clone().requires_grad_()
+    for at, x, error in ((0, across, ValueError), (0, inputs[0].half(), TypeError), (3, wanting, RuntimeError),
+                         (1, inputs[1][:1], ValueError), (8, "1", TypeError), (2, None, TypeError)):  # fmt: skip
+        changed = [*inputs[:at], x, *inputs[at + 1 :]]
+        with pytest.raises(error):
+            decode(*changed, out=outs(inputs))
+    with pytest.raises(ValueError, match="out: expected a tuple"):
+        decode(*inputs, out=outs(inputs)[:1])
+    with torch.no_grad():
+        decode(*inputs[:3], wanting, *inputs[4:], out=outs(inputs))
+    decode(*inputs[:8], np.float64(0.5), out=(out := outs(inputs)))  # NumPy's: the operator's, and right
+    agree(out, [*inputs[:8], 0.5])
+
+
+def test_whoever_traces_or_watches_gets_the_operator(needs_cxx, checks):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    decode, inputs, names = loaded("cpp-v1"), oracle.inputs("gdn_decode", batch_size=2), []
+    decode(*inputs, out=outs(inputs))
+    out = outs(inputs)
+    with Watch():
+        decode(*inputs, out=out)
+    assert [name for name in names if "cpp_v1_out" in name]
+    agree(out, inputs)
 
 
 @pytest.mark.parametrize("name", ON_CPU)

@@ -20,6 +20,9 @@
 //
 // A CTA with one consumer warpgroup has one work tile, one with two has several: see WorkTile; and inter_chunk_sm90_tiles.cuh, for many
 // sequences that are not cut.
+//
+// Steps, as in docs/kernels/prefill-chunk.md: 6 load (producer), 7 M (its maker), 8 S K^T and S Q^T, 9 R, 10 D, 11 S', 12 O
+// (consumers), 13 store (epilogue).
 #pragma once
 
 #include "gates.cuh"
@@ -95,6 +98,7 @@ __device__ __forceinline__ void produce(const Prefill& p, const Maps& maps, Shar
   for (int chunk = 0; chunk < at.count; ++chunk, token += CHUNK, prepared += int64_t{p.HV} * MATRIX) {
     auto& stage = s.stages[pipe.stage(chunk)];
     const uint32_t full = shared_address(&s.full[pipe.stage(chunk)]);
+    // 6. Load
     if (chunk == at.count - 1) last();
     mbarrier_wait(shared_address(&s.empty[pipe.stage(chunk)]), pipe.parity(chunk) ^ 1);  // as new, it is as if a phase had ended
     mbarrier_arrive_expect_tx(full, bytes);
@@ -125,6 +129,7 @@ __device__ __forceinline__ void store_outputs(const Prefill& p, Shared& s, Pipel
   int left = at.tokens - first;
 #pragma unroll 1
   for (int chunk = 0; chunk < at.count; ++chunk, left -= CHUNK) {
+    // 13. Store
     const int stage = pipe.stage(chunk);
     mbarrier_wait(shared_address(&s.outputs_ready[stage]), pipe.parity(chunk));
 #pragma unroll 1
@@ -210,6 +215,7 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
       warpgroup_sync(group + 1);
     }
 
+    // 8. S K^T, S Q^T
     float x[8][4], o[8][4];
     float d[2][4][4];  // R, and then D; in the place of x it would have ptxas wait for each product
     warpgroup_arrive();
@@ -217,6 +223,7 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
     for (int step = 0; step < 8; ++step)
       product(x, before[step], advance(keys, step / 4 * (D_TILE / 2) + step % 4 * 32), step > 0);
     warpgroup_commit();
+    // 12 of the chunk before: O to its stage
     if constexpr (OUTPUTS) {
       if (chunk > 0) stage_outputs(chunk - 1);
     }
@@ -250,6 +257,7 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
       warpgroup_commit();
     }
 
+    // 9. R
     warpgroup_wait<OUTPUTS ? 1 : 0>();
     warpgroup_fence_operand(x);
     const float kept = gates_of(prepared, IN, 7, 3).y;
@@ -272,6 +280,7 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
       as_left(R[j], d[j / 2][2 * (j % 2)], d[j / 2][2 * (j % 2) + 1]);
     }
 
+    // 10. D = R + (T - I) R
     warpgroup_arrive();
     triangle_times(d, R, T);
     warpgroup_commit();
@@ -280,6 +289,7 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
       for (int step = 4; step < 8; ++step) product(o, before[step], advance(queries, D_TILE / 2 + (step - 4) * 32), 1);
       warpgroup_commit();
     }
+    // 11. S' = e^(G_C) S + D^T K: the decay, under 10
 #pragma unroll
     for (int j = 0; j < 16; ++j)
 #pragma unroll
@@ -301,10 +311,12 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
       }
       as_left(decayed[j], later[0], later[1]);
     }
+    // 11. The product
     warpgroup_arrive();
 #pragma unroll
     for (int u = 0; u < 4; ++u) product_mn(S, decayed[u], advance(keys_mn, u * 2048), 1);
     warpgroup_commit();
+    // 12. O = scale e^G Q S^T + M D
     if constexpr (OUTPUTS) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) as_left(plain[j], d[j / 2][2 * (j % 2)], d[j / 2][2 * (j % 2) + 1]);
@@ -321,6 +333,7 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
       square_times(o, plain, M);
       warpgroup_commit();
     }
+    // 11. S packed for the next chunk, under 12's product
     warpgroup_wait<OUTPUTS ? 1 : 0>();
     warpgroup_fence_operand(S);
     if (!OUTPUTS && lane < ARRIVALS) mbarrier_arrive(shared_address(&s.empty[own.stage(chunk)]));
@@ -365,6 +378,7 @@ __device__ __forceinline__ void make_m(const Prefill& p, Shared& s, PipelineStat
 #pragma unroll 1
   for (int chunk = 0; chunk < count; ++chunk) {
     auto& stage = s.stages[own.stage(chunk)];
+    // 7. M
     const KMajor queries(shared_address(stage.q)), keys(shared_address(stage.k));
     mbarrier_wait(shared_address(&s.full[own.stage(chunk)]), own.parity(chunk));
     float d[8][4];

@@ -13,6 +13,8 @@
 // substitution in float, row by row in accumulators, then twice y + y x y. Products are of f16, which has as many digits as
 // tf32 in half of the instructions; larger than 65504 are numbers only where the state explodes. An accumulator is the next
 // product's left operand.
+//
+// Steps, as in docs/kernels/prefill-chunk.md: 1 find the chunk and load K, 2 gates, 3 K K^T, 4 inverse, 5 store.
 #pragma once
 
 #include "chunk.cuh"
@@ -308,6 +310,7 @@ __device__ __forceinline__ void put_diagonal(char* T, const Block& x, int i, int
 template <bool WIDE>
 __device__ __forceinline__ void make_T(char* T, char* operands, const PrepareShared& s, const Gates& gates, int i, int barrier,
                                        int lane) {
+  // 4. Inverse: the block on the diagonal, and n
   Block n[3] = {};
   {
     Block x, own;
@@ -340,6 +343,7 @@ __device__ __forceinline__ void make_T(char* T, char* operands, const PrepareSha
   }
   named_barrier_sync<128>(barrier);
   lane = thread_again() % 32;  // so that no address waits in a register
+  // 4. Inverse: X, and the blocks of T below the diagonal
   Words X[3];
 #pragma unroll
   for (int j = 2; j >= 0; --j)
@@ -468,6 +472,7 @@ gdn_prefill_prepare(const __grid_constant__ Prefill p, const __grid_constant__ C
     prefetch(p.A_log + hv), prefetch(p.dt_bias + hv);
   }
 
+  // 1. Find the chunk, load K
   const Task own = first_task(p, share, static_cast<int>(blockIdx.x) - ORDERED, lane);
   if (own.numbers == 0) return;
 #if FLASHCORE_WGMMA
@@ -495,6 +500,7 @@ gdn_prefill_prepare(const __grid_constant__ Prefill p, const __grid_constant__ C
 #if FLASHCORE_WGMMA
       __syncthreads();  // the task is there, and nobody is at the one before it
       const int count = task.count();
+      // 2. Gates
       if (gating) {
         raw.ask_head(p, head(task, gated));  // not before: it would wait in registers
         make_gates(s.gates[gated], raw, count, lane);
@@ -511,6 +517,7 @@ gdn_prefill_prepare(const __grid_constant__ Prefill p, const __grid_constant__ C
         fence_proxy_async();
         __syncthreads();
       }
+      // 3. K K^T
       if (half == 0) {
         float d[8][4];
         const KMajor k(shared_address(s.k));
@@ -529,6 +536,7 @@ gdn_prefill_prepare(const __grid_constant__ Prefill p, const __grid_constant__ C
       }
 #endif
     } else {
+      // 1 to 3 without TMA and wgmma, and Q K^T
       const int count = task.count(), token = thread / D_PIECES, piece = thread % D_PIECES;
       const int64_t stride = static_cast<int64_t>(p.H) * D, at = (int64_t{task.begin} + token) * stride + task.h * D + piece * 8;
       const int64_t step = PREPARE_THREADS / D_PIECES * stride;
@@ -565,6 +573,7 @@ gdn_prefill_prepare(const __grid_constant__ Prefill p, const __grid_constant__ C
       __syncthreads();  // the products and the gates are there, and nobody reads the tiles or T any more
 #if FLASHCORE_WGMMA
       if (WIDE && next.numbers > 0) {
+        // 1. of the next chunk, under 4 and 5
         if (warp == K_ASKER && first == 0 && elect_one()) {
           const uint32_t full = shared_address(&s.full);
           mbarrier_arrive_expect_tx(full, D_TILE);
@@ -576,10 +585,12 @@ gdn_prefill_prepare(const __grid_constant__ Prefill p, const __grid_constant__ C
       const bool both = there(first + 1), makes_T = both || half == 0, makes_M = !WIDE && (both || half == 1);
       const int m = both ? half : 0, barrier = 1 + half, lane = thread_again() % 32;
       char* const T = WIDE ? s.T[m] : s.made[m].T;
+      // 4. Inverse
       if (makes_T) {
         make_T<WIDE>(T, WIDE ? s.operands[m] : s.made[both ? m : 1].M, s, s.gates[m], row, barrier, lane);
         if (row == 0) put_gates(T, s.gates[m], thread_again() % 32);  // it has nothing else to do there
       }
+      // 5. Store T - I and the gates
       if constexpr (WIDE) {
 #if FLASHCORE_WGMMA
         if (makes_T) {

@@ -40,6 +40,11 @@ class Kernel:
         self.destination_passing = runnable.metadata.destination_passing_style
         self.module = _module_of(runnable)
 
+    @property
+    def is_library(self) -> bool:
+        """Whether it is compiled from C++ or CUDA: no Python runs in a call."""
+        return self.runnable.metadata.misc.get("binary") is not None
+
     def backend(self, inputs: list) -> str | None:
         """Which way the algo takes on these inputs, in its own words; None where it has but one, or does not say.
 
@@ -55,12 +60,11 @@ class Kernel:
         A C++ or CUDA algo tells by a second function, TVM_FFI_DLL_EXPORT_TYPED_FUNC(fallback, ...): no arguments, a
         text, empty where it takes the fastest way that it has.
         """
-        binary = self.runnable.metadata.misc.get("binary")
-        if binary is None:  # Python's
+        if not self.is_library:
             return None
         import tvm_ffi
 
-        library = tvm_ffi.load_module(str(binary))
+        library = tvm_ffi.load_module(str(self.runnable.metadata.misc["binary"]))
         return str(library.get_function("fallback")()) or None if library.implements_function("fallback") else None
 
     def __call__(self, inputs: list, outputs: list) -> None:
