@@ -102,6 +102,68 @@ def prefill_chunk() -> None:
     write("prefill-chunk", 870, top + 102, parts)
 
 
+def flashcore() -> None:
+    """A block of rows, cut over two CTAs of eight warps; a warp's time by each of the three kernels."""
+    parts = [
+        text(10, 20, "A block of 64 rows x 512 keys: SPLITS = 2 CTAs, each with 4 row groups x 2 key groups of warps")
+    ]
+    for key in range(8):  # KEYS keys each; a step has the two key groups of a CTA
+        cta, step, group = key // 4, key % 4 // 2, key % 2
+        x = 70 + 80 * key + 20 * cta
+        if group == 0:
+            parts += [text(x + 78, 42, f"CTA {cta}, step {step}", "small mid")]
+        for rows in range(4):
+            shade = 1 if group == 0 else 0.6
+            warp = box(x, 50 + 22 * rows, 78, 20, "compute", f"warp {rows + 4 * group}")
+            parts += [f'<g opacity="{shade}">{warp}</g>']
+    parts += [text(10, 65 + 22 * rows, f"row {16 * rows} on", "small") for rows in range(4)]
+    parts += [text(10, 164, "5 merge", "small"), text(10, 191, "6 store", "small")]
+    for cta in range(2):
+        x = 70 + 340 * cta
+        parts += [
+            box(
+                x,
+                148,
+                318,
+                24,
+                "memory",
+                f"4 parts (m, l, o) of rows {32 * cta} to {32 * cta + 31}: 2 CTAs x 2 key groups",
+            )
+        ]
+        parts += [box(x, 175, 318, 24, "store", f"CTA {cta} weighs them, divides by l, writes")]
+
+    parts += [
+        text(
+            10,
+            236,
+            "A warp's time (not to scale): 1 load, 2 scores, 3 online softmax, 4 product with V, 5 merge, 6 store",
+        )
+    ]
+    parts += [
+        text(10, 263, "MMA_SYNC", "small"),
+        text(10, 309, "AT_ONCE", "small"),
+        text(10, 355, "WGMMA_AHEAD", "small"),
+    ]
+    parts += [box(110, 248, 76, 24, "memory", "1 STAGES"), box(110, 294, 120, 24, "memory", "1 all tiles")]
+    for step in range(3):
+        x = 188 + 134 * step
+        names = ((6, "2 S"), (46, "3"), (92, "4 O"))
+        parts += [box(x + at, 248, 38, 24, "compute", name) for at, name in names]
+        parts += [f'<path d="M{x + 3} 244v32M{x + 88} 244v32" class="line"/>']
+    parts += [box(232 + 40 * n, 294, 38, 24, "compute", name) for n, name in enumerate(("2 S", "3", "4 O") * 2)]
+    for x, y in ((588, 248), (472, 294)):
+        parts += [box(x, y, 38, 24, "memory", "5"), box(x + 40, y, 38, 24, "store", "6")]
+    parts += [text(672, 263, "| barrier", "small"), text(556, 309, "no barriers between steps", "small")]
+    parts += [box(110, 340, 38, 50, "memory", "1"), text(10, 384, "2, 4; below: 3", "small")]
+    products = ((150, "2 S0"), (254, "2 S1"), (306, "4 O0"), (378, "2 S2"), (430, "4 O1"), (502, "4 O2"))
+    parts += [box(x, 340, 50, 24, "compute", words) for x, words in products]
+    softmax = ((202, 50, "3 P0"), (306, 70, "3 P1"), (430, 70, "3 P2"))
+    parts += [box(x, 366, wide, 24, "compute", words) for x, wide, words in softmax]
+    parts += [box(554, 340, 38, 50, "memory", "5"), box(594, 340, 38, 50, "store", "6")]
+    write("flashcore", 740, 402, parts)
+
+
 if __name__ == "__main__":
     decode()
     prefill_chunk()
+    flashcore()
