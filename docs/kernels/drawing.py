@@ -1,4 +1,4 @@
-"""The drawings of this folder: `python docs/kernels/drawing.py` writes each .svg anew. Plain SVG, no packages."""
+"""The drawings of this folder: `python docs/kernels/drawing.py` writes each .svg. Plain SVG, no packages."""
 
 from __future__ import annotations
 
