@@ -273,6 +273,7 @@ def test_a_graph_of_steps_in_place_advances_the_state(algo):
     kernel = on_gpu(algo.full_name)
     args = inputs(31, 4, 8, device="cuda")
     start, output = args[3].clone(), torch.empty_like(args[2])
+    torch.cuda.synchronize()  # a new stream does not wait for the one that makes the inputs
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         kernel(args, [output, args[3]])  # what is compiled or loaded at a first call

@@ -219,6 +219,7 @@ def test_a_cuda_graph_replays_to_the_same_result(algo):
     call = Call(algo, SMALL[algo.op])
     call()
     eager = call.results()
+    torch.cuda.synchronize()  # a new stream does not wait for the one that makes the inputs
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         call()

@@ -258,6 +258,7 @@ def test_a_graph_follows_its_cu_seqlens(algo):
     kernel = on_gpu(algo.full_name)
     args = inputs((100, 0, 28, 1, 127), (4, 8), device="cuda")
     results = [torch.empty_like(args[2]), torch.empty_like(args[3])]
+    torch.cuda.synchronize()  # a new stream does not wait for the one that makes the inputs
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         kernel(args, results)  # what is compiled or loaded at a first call
