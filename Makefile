@@ -26,7 +26,7 @@ verify-results: $(STAMP)
 	.venv/bin/python -m pytest -m records
 
 test-gpu: $(STAMP)
-	.venv/bin/python -m pytest -m gpu
+	.venv/bin/python -m pytest -m gpu -n auto --dist worksteal
 
 compile_commands.json: $(STAMP) algos/_cuda/compile_commands.py
 	.venv/bin/python algos/_cuda/compile_commands.py > $@
