@@ -10,7 +10,7 @@ namespace gdn {
 // through shared memory. Phi does not depend on S: each lane has a ring of what it takes itself, so no barrier is needed for it.
 // Not registers: all loads that are under way where a loop goes back count as one, and the first product waits for the last.
 constexpr int SCAN_THREADS = 128;
-constexpr int SCAN_AHEAD = 2;  // steps that Phi and L are asked for ahead, 72 KB each: L2 wants 64 KB under way
+constexpr int SCAN_AHEAD = 2;  // steps that Phi and L are loaded ahead, 72 KB each: L2 wants 64 KB under way
 struct ScanShared {
   uint4 phi[SCAN_AHEAD][4][2][4][SCAN_THREADS];  // [quarter][k-step][n-tile]
   float L[SCAN_AHEAD][4][16][32];                // a warp's
@@ -28,16 +28,16 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) gdn_prefill_scan(const __grid
   const int unit = p.segment * CHUNK, begin = p.border(n);
   const int first = begin / unit + n, steps = (p.border(n + 1) - begin + unit - 1) / unit - 1;
   if (steps < 1) return;
-  const int64_t stride = static_cast<int64_t>(p.HV) * D * D, at = first * stride + hv * D * D;
+  const int64_t stride = static_cast<int64_t>(p.HV) * HEAD_DIM * HEAD_DIM, at = first * stride + hv * HEAD_DIM * HEAD_DIM;
   float* end = p.ends + at;  // the state behind the first; of the others L, and then the state
   float S[4][4], original[4][4];
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     load_state(S[j], end, row, warp * 4 + j, lane);
-    load_state(original[j], p.state + (static_cast<int64_t>(n) * p.HV + hv) * D * D, row, warp * 4 + j, lane);
+    load_state(original[j], p.state + (static_cast<int64_t>(n) * p.HV + hv) * HEAD_DIM * HEAD_DIM, row, warp * 4 + j, lane);
   }
-  // For the first segment, in the place of the last, which nothing stands behind: new_state may be state, and the walk's CTA that
-  // writes it could be done before the one that reads it begins.
+  // For the first segment, in the place of the last, which nothing stands behind: new_state may be state, and the inter-chunk CTA
+  // that writes it could be done before the one that reads it begins.
   const auto keep = [&] {
 #pragma unroll
     for (int j = 0; j < 4; ++j) store_state(end + (steps - 1) * stride, original[j], row, warp * 4 + j, lane);
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) gdn_prefill_scan(const __grid
   if (steps == 1) return keep();
 
   const uint4* transfer = reinterpret_cast<const uint4*>(p.transfers + at + stride) + warp * 4 * 32 + lane;
-  const float* addend = end + (row + lane / 8) * D + warp * 32 + lane % 8 * 4;
+  const float* addend = end + (row + lane / 8) * HEAD_DIM + warp * 32 + lane % 8 * 4;
   // One k-step of a quarter of what step `step` takes, at which `transfer` and `addend` stand; with its last one L.
   const auto ask = [&](int step, int quarter, int k) {
     if (step < steps) {
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) gdn_prefill_scan(const __grid
       if (quarter == 3 && k == 1) {
         const uint32_t L = shared_address(&s.L[step % SCAN_AHEAD][warp][lane / 8][s.piece_of(lane / 8, lane % 8)]);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) copy16(L + i * 4 * 32 * 4, addend + i * 4 * D, true);
+        for (int i = 0; i < 4; ++i) copy16(L + i * 4 * 32 * 4, addend + i * 4 * HEAD_DIM, true);
         transfer += stride / 4, addend += stride;
       }
     }

@@ -1,4 +1,4 @@
-// From chunk to chunk: the state, and the outputs. For the state S [V, K] before a chunk and its tokens' rows of Q, K, V,
+// From chunk to chunk: the state, and the outputs. Letters: chunk.cuh. For the state S before a chunk,
 //
 //   R = beta (V - e^G K S^T),   D = R + (T - I) R,   O = scale e^G Q S^T + M D,   S' = e^(G_C) S + D^T (e^(G_C - G) K).
 //
@@ -15,7 +15,7 @@ namespace gdn {
 // What a chunk takes, for 16 TILES rows of V.
 template <int TILES>
 struct Stage {
-  char k[D_TILE], q[D_TILE];
+  char k[QK_TILE], q[QK_TILE];
   char v[CHUNK * TILES * 32];      // and, when V has been read, the outputs
   Prepared prepared;
 };
@@ -57,24 +57,24 @@ struct Chunks : Segment {
     if (chunk < count) {
       const int thread = thread_again();  // no address waits in a register
       Stage<TILES>& stage = stages[chunk % STAGES];
-      const int64_t stride = static_cast<int64_t>(p.H) * D, v_stride = static_cast<int64_t>(p.HV) * D;
+      const int64_t stride = static_cast<int64_t>(p.H) * HEAD_DIM, v_stride = static_cast<int64_t>(p.HV) * HEAD_DIM;
       const uint32_t k_tile = shared_address(stage.k), q_tile = shared_address(stage.q), v_tile = shared_address(stage.v);
       const int64_t done = static_cast<int64_t>(chunk) * CHUNK, left = tokens - done;
-      const int64_t from = ((first + done) * p.H + h) * D, v_from = ((first + done) * p.HV + hv) * D + v0;
+      const int64_t from = ((first + done) * p.H + h) * HEAD_DIM, v_from = ((first + done) * p.HV + hv) * HEAD_DIM + v0;
       if (left >= CHUNK) {
-        constexpr int ROWS = THREADS / D_PIECES, V_PIECES = TILES * 2, V_ROWS = THREADS / V_PIECES;
-        const int at = in_tile<D_PIECES>(thread / D_PIECES, thread % D_PIECES);
-        const int64_t own = from + thread / D_PIECES * stride + thread % D_PIECES * 8;
-        copy_pieces<D_PIECES, THREADS>(k_tile + at, p.k + own, ROWS * stride);
-        if constexpr (OUTPUTS) copy_pieces<D_PIECES, THREADS>(q_tile + at, p.q + own, ROWS * stride);
+        constexpr int ROWS = THREADS / QK_PIECES, V_PIECES = TILES * 2, V_ROWS = THREADS / V_PIECES;
+        const int at = in_tile<QK_PIECES>(thread / QK_PIECES, thread % QK_PIECES);
+        const int64_t own = from + thread / QK_PIECES * stride + thread % QK_PIECES * 8;
+        copy_pieces<QK_PIECES, THREADS>(k_tile + at, p.k + own, ROWS * stride);
+        if constexpr (OUTPUTS) copy_pieces<QK_PIECES, THREADS>(q_tile + at, p.q + own, ROWS * stride);
         copy_pieces<V_PIECES, THREADS>(v_tile + in_tile<V_PIECES>(thread / V_PIECES, thread % V_PIECES),
                                        p.v + v_from + thread / V_PIECES * v_stride + thread % V_PIECES * 8,
                                        V_ROWS * v_stride);
       } else {  // the last of a sequence
         const int rows = static_cast<int>(left);
-        tma_load_tile<D_PIECES>(k_tile, p.k + from, stride, rows, thread, THREADS);
-        if constexpr (OUTPUTS) tma_load_tile<D_PIECES>(q_tile, p.q + from, stride, rows, thread, THREADS);
-        tma_load_tile<TILES * 2>(v_tile, p.v + v_from, v_stride, rows, thread, THREADS);
+        copy_tile<QK_PIECES>(k_tile, p.k + from, stride, rows, thread, THREADS);
+        if constexpr (OUTPUTS) copy_tile<QK_PIECES>(q_tile, p.q + from, stride, rows, thread, THREADS);
+        copy_tile<TILES * 2>(v_tile, p.v + v_from, v_stride, rows, thread, THREADS);
       }
       const char* const prepared = p.prepared + (static_cast<int64_t>(number + chunk) * p.HV + hv) * sizeof(Prepared);
       copy_matrix<THREADS, true>(shared_address(stage.prepared.T), prepared, thread);
@@ -98,7 +98,7 @@ struct Chunks : Segment {
     const int64_t at = static_cast<int64_t>(chunk) * CHUNK + token;
     if (at < tokens) {
       const uint4 words = *reinterpret_cast<const uint4*>(stage.v + in_tile<TILES * 2>(token, piece));
-      *reinterpret_cast<uint4*>(p.output + ((first + at) * p.HV + hv) * D + v0 + piece * 8) = words;
+      *reinterpret_cast<uint4*>(p.output + ((first + at) * p.HV + hv) * HEAD_DIM + v0 + piece * 8) = words;
     }
   }
 };
@@ -111,7 +111,7 @@ __device__ __forceinline__ void state_times(float (&d)[2][4], const uint32_t (&S
 #pragma unroll
   for (int step = 0; step < 8; ++step) {
     uint32_t right[4];
-    load_matrices(right, tile + in_tile<D_PIECES>(row + lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2));
+    load_matrices(right, tile + in_tile<QK_PIECES>(row + lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2));
     multiply_add(sum[step % CHAINS][0], S[step], right[0], right[1]);
     multiply_add(sum[step % CHAINS][1], S[step], right[2], right[3]);
   }
@@ -128,7 +128,7 @@ __device__ __forceinline__ void state_times_two(float (&d)[2][4], float (&d2)[2]
                                                 uint32_t tile2, int row, int lane) {
 #pragma unroll
   for (int step = 0; step < 8; ++step) {
-    const int at = in_tile<D_PIECES>(row + lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2);
+    const int at = in_tile<QK_PIECES>(row + lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2);
     uint32_t right[4], right2[4];
     load_matrices(right, tile + at), load_matrices(right2, tile2 + at);
     multiply_add(d[0], S[step], right[0], right[1]), multiply_add(d[1], S[step], right[2], right[3]);
@@ -148,7 +148,7 @@ __device__ __forceinline__ void block_times(float (&d)[2][4], const uint32_t (&X
 __device__ __forceinline__ void keys_times(float (&S0)[4], float (&S1)[4], const uint32_t (&X)[4], uint32_t k_tile, int row,
                                            int j, int lane) {
   uint32_t right[4];
-  load_transposed(right, k_tile + in_tile<D_PIECES>(row + lane / 8 % 2 * 8 + lane % 8, j + lane / 16));
+  load_transposed(right, k_tile + in_tile<QK_PIECES>(row + lane / 8 % 2 * 8 + lane % 8, j + lane / 16));
   multiply_add(S0, X, right[0], right[1]);
   multiply_add(S1, X, right[2], right[3]);
 }
@@ -190,9 +190,9 @@ __device__ __forceinline__ void put_transposed(char* tile, const float (&o)[2][4
     }
 }
 
-// Tokens 16 I to 16 I + 15 of a chunk, for the warp's 16 rows of V: R and D, what they add to the state, the outputs.
+// Tokens 16 BLOCK to 16 BLOCK + 15 of a chunk, for the warp's 16 rows of V: R and D, what they add to the state, the outputs.
 // `before` is the state in front of the chunk, S what has become of it so far. `values`: else V is zero.
-template <int WARPS, int I, bool OUTPUTS = true>
+template <int WARPS, int BLOCK, bool OUTPUTS = true>
 __device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&before)[8][4], float (&S)[16][4],
                                        uint32_t (&R)[4][4], uint32_t (&plain)[4][4], float scale, int warp, int lane,
                                        bool values = true) {
@@ -202,31 +202,31 @@ __device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&bef
   float in[2][2], out[2][2], beta[2][2];
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
-    const int token = I * 16 + e * 8 + 2 * t;
+    const int token = BLOCK * 16 + e * 8 + 2 * t;
     pair_of(in[e], stage.prepared.gate(IN, token)), pair_of(out[e], stage.prepared.gate(OUT, token));
     pair_of(beta[e], stage.prepared.gate(BETA, token));
   }
   float x[2][4] = {}, o[2][4] = {};
-  if constexpr (OUTPUTS) state_times_two(x, o, before, k_tile, shared_address(stage.q), I * 16, lane);
-  else state_times<2>(x, before, k_tile, I * 16, lane);
+  if constexpr (OUTPUTS) state_times_two(x, o, before, k_tile, shared_address(stage.q), BLOCK * 16, lane);
+  else state_times<2>(x, before, k_tile, BLOCK * 16, lane);
   uint32_t v[4];
-  load_transposed(v, v_tile + in_tile<PIECES>(I * 16 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2));
+  load_transposed(v, v_tile + in_tile<PIECES>(BLOCK * 16 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2));
   if constexpr (!OUTPUTS)
 #pragma unroll
     for (int i = 0; i < 4; ++i) v[i] = values ? v[i] : 0;
   rest_of(x, v, in, beta);
-  as_left(R[I], x[0], x[1]);
+  as_left(R[BLOCK], x[0], x[1]);
 
   float d[2][4] = {};
   const uint32_t T = shared_address(stage.prepared.T);
 #pragma unroll
-  for (int u = 0; u < I; ++u) block_times(d, R[u], T, I, u, lane);  // these wait for nothing of this block
+  for (int u = 0; u < BLOCK; ++u) block_times(d, R[u], T, BLOCK, u, lane);  // these wait for nothing of this block
 #pragma unroll
   for (int e = 0; e < 2; ++e)
 #pragma unroll
     for (int c = 0; c < 4; ++c) d[e][c] += x[e][c];
-  block_times(d, R[I], T, I, I, lane);
-  if constexpr (OUTPUTS) as_left(plain[I], d[0], d[1]);
+  block_times(d, R[BLOCK], T, BLOCK, BLOCK, lane);
+  if constexpr (OUTPUTS) as_left(plain[BLOCK], d[0], d[1]);
   scaled(d, out);
   uint32_t decayed[4];
   as_left(decayed, d[0], d[1]);
@@ -236,31 +236,31 @@ __device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&bef
 #pragma unroll
       for (int c = 0; c < 4; ++c) o[e][c] *= scale * in[e][c % 2];
 #pragma unroll
-    for (int u = 0; u <= I; ++u) block_times(o, plain[u], shared_address(stage.prepared.M), I, u, lane);
+    for (int u = 0; u <= BLOCK; ++u) block_times(o, plain[u], shared_address(stage.prepared.M), BLOCK, u, lane);
     __syncwarp();  // V has been read
-    put_transposed<PIECES>(stage.v, o, I * 16, warp * 2, lane);
+    put_transposed<PIECES>(stage.v, o, BLOCK * 16, warp * 2, lane);
   }
 #pragma unroll
-  for (int j = 0; j < 16; j += 2) keys_times(S[j], S[j + 1], decayed, k_tile, I * 16, j, lane);
+  for (int j = 0; j < 16; j += 2) keys_times(S[j], S[j + 1], decayed, k_tile, BLOCK * 16, j, lane);
 }
 
 // The accumulators of eight columns from 8 j on, from a state [128, 128] or to it: rows g and g + 8 behind `row`.
 __device__ __forceinline__ void load_state(float (&S)[4], const float* state, int row, int j, int lane) {
-  const float* at = state + (row + lane / 4) * D + 8 * j + 2 * (lane % 4);
-  const float2 x = *reinterpret_cast<const float2*>(at), y = *reinterpret_cast<const float2*>(at + 8 * D);
+  const float* at = state + (row + lane / 4) * HEAD_DIM + 8 * j + 2 * (lane % 4);
+  const float2 x = *reinterpret_cast<const float2*>(at), y = *reinterpret_cast<const float2*>(at + 8 * HEAD_DIM);
   S[0] = x.x, S[1] = x.y, S[2] = y.x, S[3] = y.y;
 }
 __device__ __forceinline__ void store_state(float* state, const float (&S)[4], int row, int j, int lane) {
-  float* at = state + (row + lane / 4) * D + 8 * j + 2 * (lane % 4);
+  float* at = state + (row + lane / 4) * HEAD_DIM + 8 * j + 2 * (lane % 4);
   *reinterpret_cast<float2*>(at) = make_float2(S[0], S[1]);
-  *reinterpret_cast<float2*>(at + 8 * D) = make_float2(S[2], S[3]);
+  *reinterpret_cast<float2*>(at + 8 * HEAD_DIM) = make_float2(S[2], S[3]);
 }
 
 template <int WARPS, int STAGES>
 constexpr int state_shared() { return STAGES * sizeof(Stage<WARPS>); }
 
 template <int WARPS, int STAGES>
-__global__ void __launch_bounds__(WARPS * 32) gdn_prefill_state(const __grid_constant__ Prefill p) {
+__global__ void __launch_bounds__(WARPS * 32) gdn_prefill_inter_chunk_sm80(const __grid_constant__ Prefill p) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, v0 = blockIdx.x * WARPS * 16, hv = blockIdx.y;
   Chunks<WARPS, STAGES, WARPS * 32> chunks(shared_memory(), p, hv, v0);
   if (!chunks.there()) return;

@@ -23,7 +23,7 @@ __device__ __forceinline__ void take(uint32_t (&x)[4], const uint4& from) {
 }
 
 template <int STAGES>
-__global__ void __launch_bounds__(SPLIT_THREADS, 1) gdn_prefill_split(const __grid_constant__ Prefill p) {
+__global__ void __launch_bounds__(SPLIT_THREADS, 1) gdn_prefill_inter_chunk_sm80_split(const __grid_constant__ Prefill p) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4;
   const int v0 = blockIdx.x * 16, hv = blockIdx.y;
   Exchange& x = *reinterpret_cast<Exchange*>(shared_memory() + STAGES * sizeof(Stage<1>));

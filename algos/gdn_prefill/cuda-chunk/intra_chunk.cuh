@@ -60,18 +60,18 @@ struct Share {
 };
 // A CTA for each chunk and head where `room` CTAs, so many fit at once, are enough for the chunks that there are at the least;
 // else as many CTAs as fit.
-inline Share share_of(int64_t T, int64_t N, int64_t H, int64_t room) {
-  const int64_t numbers = T / CHUNK + N, all = numbers * H;
-  if ((T + CHUNK - 1) / CHUNK * H <= room) return {static_cast<int>(numbers), 0, 0};
+inline Share share_of(int64_t num_tokens, int64_t N, int64_t H, int64_t room) {
+  const int64_t numbers = num_tokens / CHUNK + N, all = numbers * H;
+  if ((num_tokens + CHUNK - 1) / CHUNK * H <= room) return {static_cast<int>(numbers), 0, 0};
   return {static_cast<int>(numbers), static_cast<int>(all / room), static_cast<int>(all % room)};
 }
 
 constexpr int OPERAND = SIDE * SIDE * 2;  // bytes; see put_operand
 struct PrepareShared {
   union {
-    struct { char k[D_TILE], q[D_TILE]; };
+    struct { char k[QK_TILE], q[QK_TILE]; };
     Prepared made[PAIR];                  // when these have been read
-    struct { char next_k[D_TILE], T[PAIR][MATRIX]; };  // WIDE: the next chunk's K comes while T is made
+    struct { char next_k[QK_TILE], T[PAIR][MATRIX]; };  // WIDE: the next chunk's K comes while T is made
   };
   // k k^T: accumulators, as each lane has them, and f16, as it takes them on the right of products; q k^T: accumulators
   float4 k_diagonal[4][2][32];
@@ -147,15 +147,15 @@ __device__ __forceinline__ void put_gates(char* T, const Gates& gates, int lane)
 // d = X K^T: X 16 rows of a tile from `left` on, K the first N blocks of 16 rows of the other.
 template <int N>
 __device__ __forceinline__ void products(float (&d)[4][2][4], uint32_t left, uint32_t right, int lane) {
-  left += in_tile<D_PIECES>(lane % 16, lane / 16), right += in_tile<D_PIECES>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+  left += in_tile<QK_PIECES>(lane % 16, lane / 16), right += in_tile<QK_PIECES>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll 4
-  for (int step = 0; step < D / 16; ++step) {
+  for (int step = 0; step < HEAD_DIM / 16; ++step) {
     uint32_t x[4];
     load_matrices(x, left ^ step * 32);
 #pragma unroll
     for (int j = 0; j < N; ++j) {
       uint32_t y[4];  // both n-tiles of 8 tokens
-      load_matrices(y, (right ^ step * 32) + j * SIDE * D * 2);
+      load_matrices(y, (right ^ step * 32) + j * SIDE * HEAD_DIM * 2);
       multiply_add(d[j][0], x, y[0], y[1]);
       multiply_add(d[j][1], x, y[2], y[3]);
     }
@@ -451,8 +451,8 @@ gdn_prefill_prepare(const __grid_constant__ Prefill p, const __grid_constant__ C
 #endif
   const int thread = threadIdx.x, warp = __shfl_sync(0xffffffffu, thread / 32, 0), lane = thread % 32;
   if (ORDERED && blockIdx.x == 0) {
-    static_assert(BINS == PREPARE_THREADS && sizeof(OrderShared) <= sizeof(PrepareShared));
-    if (blockIdx.y == 0 && blockIdx.z == 0) make_order(p, reinterpret_cast<OrderShared&>(s));
+    static_assert(BINS == PREPARE_THREADS && sizeof(SortShared) <= sizeof(PrepareShared));
+    if (blockIdx.y == 0 && blockIdx.z == 0) sort_tiles(p, reinterpret_cast<SortShared&>(s));
     return;
   }
   const int group = p.HV / p.H;
@@ -480,7 +480,7 @@ gdn_prefill_prepare(const __grid_constant__ Prefill p, const __grid_constant__ C
     const uint32_t full = shared_address(&s.full);
     mbarrier_init(full, 1);
     mbarrier_init_fence();
-    mbarrier_arrive_expect_tx(full, D_TILE);
+    mbarrier_arrive_expect_tx(full, QK_TILE);
     tma_load_box(shared_address(s.k), keys, own.begin, 0, own.h, full);
     s.tasks[0] = own;
   }
@@ -513,7 +513,7 @@ gdn_prefill_prepare(const __grid_constant__ Prefill p, const __grid_constant__ C
       if (count < CHUNK) {  // rows of the next sequence: they may be NaN
         const int pieces = (CHUNK - count) * 8;
         for (int i = thread; i < 2 * pieces; i += PREPARE_THREADS)
-          *reinterpret_cast<uint4*>(s.k + i / pieces * (D_TILE / 2) + count * 128 + i % pieces * 16) = {0, 0, 0, 0};
+          *reinterpret_cast<uint4*>(s.k + i / pieces * (QK_TILE / 2) + count * 128 + i % pieces * 16) = {0, 0, 0, 0};
         fence_proxy_async();
         __syncthreads();
       }
@@ -524,7 +524,7 @@ gdn_prefill_prepare(const __grid_constant__ Prefill p, const __grid_constant__ C
         warpgroup_arrive();
 #pragma unroll
         for (int step = 0; step < 8; ++step) {
-          const uint64_t columns = advance(k, step / 4 * (D_TILE / 2) + step % 4 * 32);
+          const uint64_t columns = advance(k, step / 4 * (QK_TILE / 2) + step % 4 * 32);
           product(d, columns, columns, step > 0);
         }
         warpgroup_commit();
@@ -537,21 +537,21 @@ gdn_prefill_prepare(const __grid_constant__ Prefill p, const __grid_constant__ C
 #endif
     } else {
       // 1 to 3 without TMA and wgmma, and Q K^T
-      const int count = task.count(), token = thread / D_PIECES, piece = thread % D_PIECES;
-      const int64_t stride = static_cast<int64_t>(p.H) * D, at = (int64_t{task.begin} + token) * stride + task.h * D + piece * 8;
-      const int64_t step = PREPARE_THREADS / D_PIECES * stride;
-      const uint32_t k_tile = shared_address(s.k), to = k_tile + in_tile<D_PIECES>(token, piece);
+      const int count = task.count(), token = thread / QK_PIECES, piece = thread % QK_PIECES;
+      const int64_t stride = static_cast<int64_t>(p.H) * HEAD_DIM, at = (int64_t{task.begin} + token) * stride + task.h * HEAD_DIM + piece * 8;
+      const int64_t step = PREPARE_THREADS / QK_PIECES * stride;
+      const uint32_t k_tile = shared_address(s.k), to = k_tile + in_tile<QK_PIECES>(token, piece);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const bool inside = token + i * (PREPARE_THREADS / D_PIECES) < count;
+        const bool inside = token + i * (PREPARE_THREADS / QK_PIECES) < count;
         copy16(to + i * PREPARE_THREADS * 16, p.k + at + i * step, inside);
-        copy16(to + D_TILE + i * PREPARE_THREADS * 16, p.q + at + i * step, inside);
+        copy16(to + QK_TILE + i * PREPARE_THREADS * 16, p.q + at + i * step, inside);
       }
       commit_copies();
       if (gating) make_gates(s.gates[gated], raw, count, lane);
       wait_for_copies<0>();
       __syncthreads();
-      const uint32_t rows = k_tile + half * D_TILE + row * SIDE * D * 2;
+      const uint32_t rows = k_tile + half * QK_TILE + row * SIDE * HEAD_DIM * 2;
       if (row == 0) make_products<0>(s, half == 0, rows, k_tile, lane);
       if (row == 1) make_products<1>(s, half == 0, rows, k_tile, lane);
       if (row == 2) make_products<2>(s, half == 0, rows, k_tile, lane);
@@ -576,7 +576,7 @@ gdn_prefill_prepare(const __grid_constant__ Prefill p, const __grid_constant__ C
         // 1. of the next chunk, under 4 and 5
         if (warp == K_ASKER && first == 0 && elect_one()) {
           const uint32_t full = shared_address(&s.full);
-          mbarrier_arrive_expect_tx(full, D_TILE);
+          mbarrier_arrive_expect_tx(full, QK_TILE);
           tma_load_box(shared_address(s.next_k), keys, next.begin, 0, next.h, full);
         }
         if (gating && !there(first + PAIR)) raw.ask_tokens(p, next, head(next, gated), lane);
