@@ -18,7 +18,8 @@ FOLDER = helpers.OURS / "gdn_prefill" / "cuda-chunk"
 DRIVER = """
 #include "inter_chunk_sm90.cuh"
 #include "inter_chunk_sm90_tiles.cuh"
-#include "intra_chunk.cuh"
+#include "intra_chunk_sm90.cuh"
+#include "intra_chunk_sm80.cuh"
 #include "context_parallel_scan.cuh"
 #include "dispatch_rule.h"
 #include "context_parallel.cuh"
@@ -27,20 +28,20 @@ using namespace gdn;
 CUtensorMap map(const Prefill& p, const void* base, int64_t heads, int halves) {
   return {base, {64, p.num_tokens, 2, heads}, {2, heads * HEAD_DIM * 2, 128, HEAD_DIM * 2}, {64, CHUNK, halves, 1}};
 }
-// WIDE: T and the gates; else M, too. Where there is room for a plan: that, too. With more chunks than `room`, a
-// CTA goes through several.
-int room = 1 << 30;
-extern "C" void fit(int ctas) { room = ctas; }
+// The intra-chunk kernel. wide: sm_90a's, T and the gates; else M, too. Where there is room for a plan: that, too. With
+// more chunks than `resident` CTAs, a CTA goes through several.
+int resident = 1 << 30;
+extern "C" void fit(int ctas) { resident = ctas; }
 void prepare(const Prefill& p, int parts, bool wide) {
   const CUtensorMap keys = map(p, p.k, p.H, 2);
-  const uint32_t ordered = p.plan != nullptr;
-  const auto kernel = ordered ? gdn_prefill_prepare<true, true>
-                              : wide ? gdn_prefill_prepare<true> : gdn_prefill_prepare<false>;
-  const Share share = share_of(p.num_tokens, p.N, p.H, wide ? room : 1 << 30);
-  if (share.each && parts > 1) emulated::fail("parts of a group of heads where a CTA has several chunks");
-  const dim grid = share.each ? dim{room + ordered, 1, 1}
-                              : dim{share.numbers + ordered, uint32_t(p.H), uint32_t(parts)};
-  emulated::launch(grid, PREPARE_THREADS, sizeof(PrepareShared), 1, [&] { kernel(p, keys, share); });
+  const uint32_t sorts = p.plan != nullptr;
+  const auto kernel = sorts ? gdn_prefill_intra_chunk_sm90<true>
+                            : wide ? gdn_prefill_intra_chunk_sm90<false> : gdn_prefill_intra_chunk_sm80;
+  const IntraSchedule schedule = intra_schedule(p.num_tokens, p.N, p.H, wide ? resident : 1 << 30);
+  if (schedule.each && parts > 1) emulated::fail("parts of a group of heads where a CTA has several chunks");
+  const dim grid = schedule.each ? dim{resident + sorts, 1, 1}
+                                 : dim{schedule.numbers + sorts, uint32_t(p.H), uint32_t(parts)};
+  emulated::launch(grid, INTRA_THREADS, sizeof(IntraShared), 1, [&] { kernel(p, keys, schedule); });
 }
 uint32_t parts(const Prefill& p) {
   return p.segment ? p.cu_seqlens[p.N] / (p.segment * CHUNK) + p.N : p.N;
@@ -111,8 +112,8 @@ extern "C" void order(int mode, void** t, int N, int64_t T, int ctas) {
   Prefill p{};
   p.cu_seqlens = (int64_t*)t[0], p.plan = (Plan*)t[1], p.H = p.HV = 1, p.N = N, p.num_tokens = T, p.ctas = ctas;
   emulated::mode = mode;
-  emulated::launch({1, 2, 2}, PREPARE_THREADS, sizeof(PrepareShared), 1,
-                   [&] { gdn_prefill_prepare<true, true>(p, CUtensorMap{}, Share{}); });
+  emulated::launch({1, 2, 2}, INTRA_THREADS, sizeof(IntraShared), 1,
+                   [&] { gdn_prefill_intra_chunk_sm90<true>(p, CUtensorMap{}, IntraSchedule{}); });
 }
 extern "C" int prefill(int warps, int mode, int members, int segment, void** t, float scale, int H, int HV, int N,
                        int T) {
@@ -175,7 +176,7 @@ def library(tmp_path_factory):
     descriptors = re.search(r"struct KMajor .*?\n(?=\n#define)", (FOLDER / "wgmma_bf16.cuh").read_text(), re.S)[0]
     assert "further" in descriptors and "asm" not in descriptors
     (folder / "descriptors.cuh").write_text(descriptors)  # for emulator/wgmma.cuh
-    return emulation.library(folder, DRIVER, FOLDER / "intra_chunk.cuh")
+    return emulation.library(folder, DRIVER, FOLDER / "intra_chunk_steps.cuh")
 
 
 def inputs(lengths, H, HV, *, seed=0, state_scale=1.0):
@@ -310,7 +311,7 @@ def test_what_is_prepared(library, wide):
 
 @pytest.fixture
 def room(library):
-    """How many CTAs of the preparation fit at once: with fewer than chunks a CTA has several."""
+    """How many CTAs of the intra-chunk kernel are resident: with fewer than chunks a CTA has several."""
     yield library.fit
     library.fit(1 << 30)
 

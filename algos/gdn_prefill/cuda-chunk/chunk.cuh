@@ -57,7 +57,7 @@ struct Prefill : Call {
   }
 };
 
-// What the chunks' own tokens say, made for all chunks at once (intra_chunk.cuh) and used one after the other (inter_chunk_sm80.cuh), as
+// What the chunks' own tokens say, made for all chunks at once (intra_chunk_*.cuh) and used one after the other (inter_chunk_*.cuh), as
 // wgmma and TMA take it: rows of 128 bytes, their eight pieces of 16 bytes permuted by the
 // 128-byte swizzle, at a multiple of 1024 bytes. Above the diagonal stand zeros, but for T's upper right quarter, which is
 // not to be read: the gates lie there. T's diagonal of ones is left out: sums of T R begin with R itself, which is then

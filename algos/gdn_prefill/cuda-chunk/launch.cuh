@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "dispatch_rule.h"
-#include "intra_chunk.cuh"
+#include "intra_chunk_steps.cuh"
 #include "dispatch.h"
 
 namespace gdn {
@@ -26,16 +26,16 @@ static void launch(dim3 grid, int threads, int shared, int device, cudaStream_t 
   check(cudaGetLastError());
 }
 
-// WIDE: `keys` is a map of k as tma_load_box takes it, and 8 KB for a chunk and value head are made; else 16, with M. ORDERED: the
-// plan, too.
-template <bool WIDE, bool ORDERED = false>
+// KERNEL: gdn_prefill_intra_chunk_sm90 or _sm80. PERSISTENT: with more chunks than can be resident, a CTA has several (sm90); else each
+// chunk and head has a CTA of its own. SORTS: one CTA more, which sorts the sequences.
+template <auto KERNEL, bool PERSISTENT, bool SORTS = false>
 static void launch_intra_chunk(const Prefill& p, const CUtensorMap& keys, int device, cudaStream_t stream) {
-  const int members = p.HV / p.H, room = PREPARE_CTAS * sms_of(device) - ORDERED;
-  // Each chunk and head has a CTA on its own by mma.sync.
-  const Share share = share_of(p.num_tokens, p.N, p.H, WIDE ? room : std::numeric_limits<int64_t>::max());
-  const int parts = int64_t{share.numbers} * p.H < 2 * sms_of(device) ? members : 1;  // with few chunks, a CTA for each value head
-  const dim3 grid = share.each > 0 ? dim3(room + ORDERED) : dim3(share.numbers + ORDERED, p.H, parts);
-  launch<gdn_prefill_prepare<WIDE, ORDERED>>(grid, PREPARE_THREADS, sizeof(PrepareShared), device, stream, p, keys, share);
+  const int group = p.HV / p.H, resident = INTRA_CTAS * sms_of(device) - SORTS;
+  const IntraSchedule schedule =
+      intra_schedule(p.num_tokens, p.N, p.H, PERSISTENT ? resident : std::numeric_limits<int64_t>::max());
+  const int parts = int64_t{schedule.numbers} * p.H < 2 * sms_of(device) ? group : 1;  // with few chunks, a CTA for each value head
+  const dim3 grid = schedule.each > 0 ? dim3(resident + SORTS) : dim3(schedule.numbers + SORTS, p.H, parts);
+  launch<KERNEL>(grid, INTRA_THREADS, sizeof(IntraShared), device, stream, p, keys, schedule);
 }
 
 // Cuts the sequences, in place: see segment_chunks. How many parts there are then, of all.

@@ -1,5 +1,6 @@
 // The launches of cuda-chunk without wgmma: the intra-chunk kernel, then inter_chunk_sm80.cuh or inter_chunk_sm80_split.cuh; and the
 // scan, which sm_90a takes as well.
+#include "intra_chunk_sm80.cuh"
 #include "launch.cuh"
 #include "context_parallel_scan.cuh"
 #include "context_parallel.cuh"
@@ -15,7 +16,7 @@ void launch_scan(const Prefill& p, int device, cudaStream_t stream) {
 // Four warps for the same rows while there are few heads.
 void launch_sm80(Prefill p, int segments, const Allocate& allocate, int device, cudaStream_t stream) {
   const uint32_t parts = allocate_workspace(p, segments, sizeof(Prepared), device, allocate);
-  launch_intra_chunk<false>(p, {}, device, stream);
+  launch_intra_chunk<gdn_prefill_intra_chunk_sm80, false>(p, {}, device, stream);
   constexpr int WARPS = 4, STAGES = 2, SHARED = state_shared<WARPS, STAGES>();
   const dim3 split_grid(HEAD_DIM / 16, p.HV, parts), grid(HEAD_DIM / 16 / WARPS, p.HV, parts);
   if (p.segment) {

@@ -2,6 +2,7 @@
 // launch_sm90_tiles.cu.
 #include <algorithm>
 
+#include "intra_chunk_sm90.cuh"
 #include "launch.cuh"
 #include "tensor_maps.cuh"
 
@@ -61,7 +62,7 @@ bool launch_sm90(Prefill p, int segments, const Allocate& allocate, int device, 
   make_maps(p, one, two);
   const uint32_t parts = allocate_workspace(p, segments, MATRIX, device, allocate);
   if (!p.segment && launch_sm90_tiles(p, one, two, allocate, device, stream)) return true;
-  launch_intra_chunk<true>(p, one.k, device, stream);
+  launch_intra_chunk<gdn_prefill_intra_chunk_sm90<false>, true>(p, one.k, device, stream);
   launch_inter_chunk_sm90(p, one, two, parts, device, stream);
   return true;
 }
