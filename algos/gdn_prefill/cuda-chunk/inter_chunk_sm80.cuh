@@ -21,7 +21,7 @@ struct Stage {
 };
 
 // A thread's pieces of a tile of 64 rows of PIECES pieces, one in every THREADS / PIECES rows: `to` and `from` are its first,
-// `step` the distance to its next in elements. Straight-line code: what is asked for stands in every chunk's chain.
+// `step` the distance to its next in elements. Straight-line code: the loads of a chunk stand in the chain of the one before.
 template <int PIECES, int THREADS>
 __device__ __forceinline__ void copy_pieces(uint32_t to, const __nv_bfloat16* from, int64_t step) {
   constexpr int ROWS = THREADS / PIECES;
@@ -43,7 +43,7 @@ __device__ __forceinline__ void copy_matrix(uint32_t to, const char* from, int t
   }
 }
 
-// The chunks of one segment of a sequence and value head, for 16 TILES rows of V from v0 on, asked for STAGES - 1 chunks
+// The chunks of one segment of a sequence and value head, for 16 TILES rows of V from v0 on, loaded STAGES - 1 chunks
 // ahead. Without OUTPUTS, without what only these take.
 template <int TILES, int STAGES, int THREADS, bool OUTPUTS = true>
 struct Chunks : Segment {
@@ -53,7 +53,7 @@ struct Chunks : Segment {
   __device__ __forceinline__ Chunks(char* memory, const Prefill& p_, int hv_, int v0_)
       : Segment(p_, hv_), stages(reinterpret_cast<Stage<TILES>*>(memory)), v0(v0_) {}
 
-  __device__ __forceinline__ void ask(int chunk) {
+  __device__ __forceinline__ void load(int chunk) {
     if (chunk < count) {
       const int thread = thread_again();  // no address waits in a register
       Stage<TILES>& stage = stages[chunk % STAGES];
@@ -84,17 +84,17 @@ struct Chunks : Segment {
   }
   __device__ __forceinline__ void begin() {
 #pragma unroll 1
-    for (int chunk = 0; chunk < STAGES - 1; ++chunk) ask(chunk);
+    for (int chunk = 0; chunk < STAGES - 1; ++chunk) load(chunk);
   }
   // This chunk, when it is there; all warps have left the one before it behind.
   __device__ __forceinline__ Stage<TILES>& next(int chunk) {
     wait_for_copies<STAGES - 2>();
     __syncthreads();
-    ask(chunk + STAGES - 1);
+    load(chunk + STAGES - 1);
     return stages[chunk % STAGES];
   }
   // Row `token` of the chunk's outputs, 8 columns of it.
-  __device__ __forceinline__ void put(const Stage<TILES>& stage, int chunk, int token, int piece) const {
+  __device__ __forceinline__ void store(const Stage<TILES>& stage, int chunk, int token, int piece) const {
     const int64_t at = static_cast<int64_t>(chunk) * CHUNK + token;
     if (at < tokens) {
       const uint4 words = *reinterpret_cast<const uint4*>(stage.v + in_tile<TILES * 2>(token, piece));
@@ -180,7 +180,7 @@ __device__ __forceinline__ void rest_of(float (&x)[2][4], const uint32_t (&v)[4]
 // Outputs of 16 rows of V and 16 tokens from `row` on into the tile, a token's columns side by side again. V of these is
 // read by this warp alone, and before.
 template <int PIECES>
-__device__ __forceinline__ void put_transposed(char* tile, const float (&o)[2][4], int row, int piece, int lane) {
+__device__ __forceinline__ void stage_transposed(char* tile, const float (&o)[2][4], int row, int piece, int lane) {
 #pragma unroll
   for (int e = 0; e < 2; ++e)
 #pragma unroll
@@ -238,7 +238,7 @@ __device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&bef
 #pragma unroll
     for (int u = 0; u <= BLOCK; ++u) block_times(o, plain[u], shared_address(stage.prepared.M), BLOCK, u, lane);
     __syncwarp();  // V has been read
-    put_transposed<PIECES>(stage.v, o, BLOCK * 16, warp * 2, lane);
+    stage_transposed<PIECES>(stage.v, o, BLOCK * 16, warp * 2, lane);
   }
 #pragma unroll
   for (int j = 0; j < 16; j += 2) keys_times(S[j], S[j + 1], decayed, k_tile, BLOCK * 16, j, lane);
@@ -289,7 +289,7 @@ __global__ void __launch_bounds__(WARPS * 32) gdn_prefill_inter_chunk_sm80(const
     tokens<WARPS, 3>(stage, before, S, R, plain, p.scale, warp, lane);
     __syncwarp();  // the outputs of this warp's rows lie in the tile: 32 bytes of each token
 #pragma unroll
-    for (int i = 0; i < CHUNK * 2; i += 32) chunks.put(stage, chunk, (i + lane) / 2, warp * 2 + lane % 2);
+    for (int i = 0; i < CHUNK * 2; i += 32) chunks.store(stage, chunk, (i + lane) / 2, warp * 2 + lane % 2);
   }
 
   if (!chunks.last) return;

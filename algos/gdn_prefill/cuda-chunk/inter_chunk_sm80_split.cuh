@@ -105,9 +105,9 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 1) gdn_prefill_inter_chunk_sm80
         take(left, x.plain[u][lane]);
         block_times(o, left, M, warp, u, lane);
       }
-    put_transposed<2>(stage.v, o, warp * 16, 0, lane);
+    stage_transposed<2>(stage.v, o, warp * 16, 0, lane);
     __syncwarp();
-    chunks.put(stage, chunk, warp * 16 + lane / 2, lane % 2);
+    chunks.store(stage, chunk, warp * 16 + lane / 2, lane % 2);
   }
 
   if (!chunks.last) return;

@@ -15,8 +15,8 @@
 // under way write overlapping parts of one accumulator, ptxas waits for each of them: so the triangle of T is two halves
 // with accumulators of their own, and M, zeros above its diagonal, is multiplied whole.
 //
-// T and the gates are prepared; M = mask(Q K^T) is made here, by one more warpgroup, from K and Q where they lie for the
-// consumers: preparation reads no Q and writes half as much. The maker of M has a chunk's time for a third of that.
+// T and the gates come from the intra-chunk kernel; M = mask(Q K^T) is made here, by one more warpgroup, from K and Q where they lie for
+// the consumers: the intra-chunk kernel reads no Q and writes half as much. The maker of M has a chunk's time for a third of that.
 //
 // A CTA with one consumer warpgroup has one work tile, one with two has several: see WorkTile; for many sequences that are not cut,
 // inter_chunk_sm90_tiles.cuh.
@@ -181,7 +181,7 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
   constexpr bool LEAN = OUTPUTS && GROUPS > 1;  // registers are few: V and gates not before they are used
   const int group = GROUPS > 1 ? threadIdx.x / 128 : 0, thread = threadIdx.x % 128;
   const int warp = thread / 32, lane = thread % 32, t = lane % 4;
-  // where a lane points for 16 tokens and the warp's 16 columns of V, in the layout of gdn's copies
+  // where a lane points for 16 tokens and the warp's 16 columns of V, as TMA lays it out
   const uint32_t v_at = in_matrix(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
   const int count = __shfl_sync(0xffffffffu, at.count, 0);  // of a loop with lanes apart, ptxas would wait for each product
   uint32_t outputs[4][4] = {};  // of the chunk before, of 16 tokens each

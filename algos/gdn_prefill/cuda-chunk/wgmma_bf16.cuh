@@ -138,7 +138,7 @@ __device__ __forceinline__ void tma_load_state(uint32_t to, const CUtensorMap& m
 __device__ __forceinline__ void prefetch_l2(const void* from, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
-// `bytes` from shared to global memory by TMA, and until it has read all that this thread has asked it for.
+// `bytes` from shared to global memory by TMA, and until it has read all stores of this thread.
 __device__ __forceinline__ void bulk_store(void* to, uint32_t from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(to), "r"(from),
                "r"(bytes)
