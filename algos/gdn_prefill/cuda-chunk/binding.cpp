@@ -14,8 +14,8 @@
 
 namespace gdn {
 
-// q, k [num_tokens, H, 128] bf16; v [num_tokens, HV, 128] bf16; state [N, HV, 128, 128] f32; A_log, dt_bias [HV] f32;
-// a, b [num_tokens, HV] bf16; cu_seqlens [N + 1] i64, from 0 on, never falling, num_tokens at the end; scale None or 0: 1/sqrt(128).
+// q, k [num_tokens, H, 128] bf16; v [num_tokens, HV, 128] bf16; state [N, HV, 128, 128] f32; A_log, dt_bias [HV] f32; a, b
+// [num_tokens, HV] bf16; cu_seqlens [N + 1] i64, from 0 on, never falling, num_tokens at the end; scale None or 0: 1/sqrt(128).
 // Writes output [num_tokens, HV, 128] bf16 and new_state like state, which may be state itself. HV a multiple of H.
 void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView state, ffi::TensorView A_log,
          ffi::TensorView a, ffi::TensorView dt_bias, ffi::TensorView b, ffi::TensorView cu_seqlens,

@@ -4,17 +4,18 @@
 // device without a sum over sequences, no two chunks have the same, and there are at most num_tokens / 64 + N numbers. What is past
 // the end of a sequence counts as tokens with k = q = v = 0 and no decay, which leave the state as it is.
 //
-// One letter, one meaning, in all files here; the letters are those of pt-chunk's equations. C = 64 (CHUNK), s and t count its tokens.
+// One letter, one meaning, in all files here; the letters are those of pt-chunk's equations. C = 64 (CHUNK), s and t count its
+// tokens.
 //
 //   letter     shape       what
 //   N, H, HV               sequences, query/key heads, value heads
-//   Q, K, V    [C, 128]    a chunk's rows of q, k, v; `rows of V` are those of S, one for each of V's columns
-//   S          [128, 128]  the state, a row for each column of V; S' behind the chunk
+//   Q, K, V    [C, 128]    a chunk's rows of q, k, v
+//   S          [128, 128]  the state, a row for each column of V (so `rows of V` in comments are rows of S); S' behind the chunk
 //   G          [C]         G_t = log g_1 + ... + log g_t; in memory of log2
 //   beta       [C]
 //   A          [C, C]      A_ts = beta_t e^(G_t - G_s) k_t.k_s for s < t, else 0
 //   T          [C, C]      (I + A)^-1; stored without the ones on its diagonal, as T - I
-//   M          [C, C]      M_ts = scale e^(G_t - G_s) q_t.k_s for s <= t, else 0
+//   M          [C, C]      M_ts = scale e^(G_t - G_s) q_t.k_s for s <= t, else 0; pt-chunk's times scale
 //   R          [C, 128]    beta (V - e^G K S^T), the right-hand side of (I + A) D = R
 //   D          [C, 128]    T R, what a chunk's tokens write to the state; pt-chunk's U - W S^T
 //   O          [C, 128]    the outputs
@@ -57,11 +58,11 @@ struct Prefill : Call {
   }
 };
 
-// What the chunks' own tokens say, made for all chunks at once (intra_chunk_*.cuh) and used one after the other (inter_chunk_*.cuh), as
-// wgmma and TMA take it: rows of 128 bytes, their eight pieces of 16 bytes permuted by the
-// 128-byte swizzle, at a multiple of 1024 bytes. Above the diagonal stand zeros, but for T's upper right quarter, which is
-// not to be read: the gates lie there. T's diagonal of ones is left out: sums of T R begin with R itself, which is then
-// rounded for what stands below the diagonal alone.
+// What the chunks' own tokens say, made for all chunks at once (intra_chunk_*.cuh) and used one after the other
+// (inter_chunk_*.cuh), as wgmma and TMA take it: rows of 128 bytes, their eight pieces of 16 bytes permuted by the 128-byte
+// swizzle, at a multiple of 1024 bytes. Above the diagonal stand zeros, but for T's upper right quarter, which is not to be read:
+// the gates lie there. T's diagonal of ones is left out: sums of T R begin with R itself, which is then rounded for what stands
+// below the diagonal alone.
 enum Gate {
   IN,    // e^(G_t): what is left of the state before the chunk
   OUT,   // e^(G_C - G_t): what is left of token t behind the chunk; IN of the last token is e^(G_C)
@@ -105,7 +106,8 @@ __device__ __forceinline__ int sequence_of(const Prefill& p, int number, int uni
   return low;
 }
 
-// The segment of a sequence and value head whose chunks a CTA goes through: all of a sequence, or what blockIdx.z counts (context_parallel.cuh).
+// The segment of a sequence and value head whose chunks a CTA goes through: all of a sequence, or what blockIdx.z counts
+// (context_parallel.cuh).
 struct Segment {
   const Prefill& p;
   int hv, h, n, count;             // value head, head, sequence, how many chunks

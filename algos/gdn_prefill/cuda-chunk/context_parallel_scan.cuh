@@ -5,10 +5,10 @@
 
 namespace gdn {
 
-// 16 rows of S for a CTA, 32 columns of those for a warp. Of Phi a warp takes what makes its columns, two of the eight k-steps
-// (a quarter) at a time. It begins with the two of its own columns, whose S it has in registers while the others' comes
-// through shared memory. Phi does not depend on S: each lane has a circular buffer of what it takes itself, so no barrier is needed for it.
-// Not registers: all loads that are under way where a loop goes back count as one, and the first product waits for the last.
+// 16 rows of S for a CTA, 32 columns of those for a warp. Of Phi a warp takes what makes its columns, two of the eight k-steps (a
+// quarter) at a time. It begins with the two of its own columns, whose S it has in registers while the others' comes through
+// shared memory. Phi does not depend on S: each lane has a circular buffer of what it takes itself, so no barrier is needed for
+// it. Not registers: all loads that are under way where a loop goes back count as one, and the first product waits for the last.
 constexpr int SCAN_THREADS = 128;
 constexpr int SCAN_AHEAD = 2;  // steps that Phi and L are loaded ahead, 72 KB each: L2 wants 64 KB under way
 struct ScanShared {

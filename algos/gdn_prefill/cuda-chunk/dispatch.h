@@ -1,4 +1,5 @@
-// What kernel.cu dispatches to: one function for each launch_*.cu. These are compiled by themselves, side by side where there are cores.
+// What kernel.cu dispatches to: one function for each launch_*.cu. These are compiled by themselves, side by side where there are
+// cores.
 #pragma once
 
 #include <cuda.h>

@@ -6,6 +6,9 @@
 // so on): what one product leaves in its accumulators is, packed to bf16, what the next takes on its left. So between the
 // chunks there is no exchange between warps at all; those of a CTA share the chunk's tiles, which cp.async brings in while
 // the chunk before is worked on. S itself stays float.
+//
+// Steps, numbered as in docs/kernels/prefill-chunk.md: 6 load, 8 S K^T and S Q^T, 9 R, 10 D, 11 S', 12 O, 13 store. M (7) comes from the
+// intra-chunk kernel. 8 to 12 are done for 16 tokens at a time.
 #pragma once
 
 #include "chunk.cuh"
@@ -206,9 +209,11 @@ __device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&bef
     pair_of(in[e], stage.prepared.gate(IN, token)), pair_of(out[e], stage.prepared.gate(OUT, token));
     pair_of(beta[e], stage.prepared.gate(BETA, token));
   }
+  // 8. S K^T, S Q^T
   float x[2][4] = {}, o[2][4] = {};
   if constexpr (OUTPUTS) state_times_two(x, o, before, k_tile, shared_address(stage.q), BLOCK * 16, lane);
   else state_times<2>(x, before, k_tile, BLOCK * 16, lane);
+  // 9. R
   uint32_t v[4];
   load_transposed(v, v_tile + in_tile<PIECES>(BLOCK * 16 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2));
   if constexpr (!OUTPUTS)
@@ -217,6 +222,7 @@ __device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&bef
   rest_of(x, v, in, beta);
   as_left(R[BLOCK], x[0], x[1]);
 
+  // 10. D = R + (T - I) R
   float d[2][4] = {};
   const uint32_t T = shared_address(stage.prepared.T);
 #pragma unroll
@@ -230,6 +236,7 @@ __device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&bef
   scaled(d, out);
   uint32_t decayed[4];
   as_left(decayed, d[0], d[1]);
+  // 12. O = scale e^G Q S^T + M D
   if constexpr (OUTPUTS) {
 #pragma unroll
     for (int e = 0; e < 2; ++e)
@@ -240,6 +247,7 @@ __device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&bef
     __syncwarp();  // V has been read
     stage_transposed<PIECES>(stage.v, o, BLOCK * 16, warp * 2, lane);
   }
+  // 11. S' = e^(G_C) S + D^T K: the product
 #pragma unroll
   for (int j = 0; j < 16; j += 2) keys_times(S[j], S[j + 1], decayed, k_tile, BLOCK * 16, j, lane);
 }
@@ -273,12 +281,13 @@ __global__ void __launch_bounds__(WARPS * 32) gdn_prefill_inter_chunk_sm80(const
 
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks.count; ++chunk) {
-    Stage<WARPS>& stage = chunks.next(chunk);
+    Stage<WARPS>& stage = chunks.next(chunk);  // 6. Load a later one
     const int warp = thread_again() / 32, lane = thread_again() % 32;
     uint32_t before[8][4], R[4][4], plain[4][4];
     const float kept = *stage.prepared.gate(IN, CHUNK - 1);
 #pragma unroll
     for (int step = 0; step < 8; ++step) as_left(before[step], S[2 * step], S[2 * step + 1]);
+    // 11. The decay
 #pragma unroll
     for (int j = 0; j < 16; ++j)
 #pragma unroll
@@ -287,6 +296,7 @@ __global__ void __launch_bounds__(WARPS * 32) gdn_prefill_inter_chunk_sm80(const
     tokens<WARPS, 1>(stage, before, S, R, plain, p.scale, warp, lane);
     tokens<WARPS, 2>(stage, before, S, R, plain, p.scale, warp, lane);
     tokens<WARPS, 3>(stage, before, S, R, plain, p.scale, warp, lane);
+    // 13. Store
     __syncwarp();  // the outputs of this warp's rows lie in the tile: 32 bytes of each token
 #pragma unroll
     for (int i = 0; i < CHUNK * 2; i += 32) chunks.store(stage, chunk, (i + lane) / 2, warp * 2 + lane % 2);

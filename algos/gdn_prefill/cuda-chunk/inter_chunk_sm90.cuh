@@ -15,8 +15,9 @@
 // under way write overlapping parts of one accumulator, ptxas waits for each of them: so the triangle of T is two halves
 // with accumulators of their own, and M, zeros above its diagonal, is multiplied whole.
 //
-// T and the gates come from the intra-chunk kernel; M = mask(Q K^T) is made here, by one more warpgroup, from K and Q where they lie for
-// the consumers: the intra-chunk kernel reads no Q and writes half as much. The maker of M has a chunk's time for a third of that.
+// T and the gates come from the intra-chunk kernel; M = mask(Q K^T) is made here, by one more warpgroup, from K and Q where they
+// lie for the consumers: the intra-chunk kernel reads no Q and writes half as much. The maker of M has a chunk's time for a third
+// of that.
 //
 // A CTA with one consumer warpgroup has one work tile, one with two has several: see WorkTile; for many sequences that are not cut,
 // inter_chunk_sm90_tiles.cuh.
@@ -44,8 +45,8 @@ struct GroupStage {
   char v[GROUPS][V_TILE];     // and, when V has been read, the outputs
   Prepared prepared;
 };
-// A stage of the pipeline has a chunk; in inter_chunk_sm90_tiles.cuh also the state in front of a tile: four blocks of 32 columns, see
-// tma_load_state.
+// A stage of the pipeline has a chunk; in inter_chunk_sm90_tiles.cuh also the state in front of a tile: four blocks of 32
+// columns, see tma_load_state.
 template <int GROUPS_, int STAGES_>
 struct GroupShared {
   static constexpr int GROUPS = GROUPS_, STAGES = STAGES_;
@@ -120,8 +121,8 @@ __device__ __forceinline__ void release_stage(uint64_t& empty) {
   if (threadIdx.x % 32 < ARRIVALS) mbarrier_arrive(shared_address(&empty));
 }
 template <typename Shared>
-__device__ __forceinline__ void store_outputs(const Prefill& p, Shared& s, PipelineState<Shared::STAGES>& pipe, const Segment& at, int half,
-                                    int thread) {
+__device__ __forceinline__ void store_outputs(const Prefill& p, Shared& s, PipelineState<Shared::STAGES>& pipe, const Segment& at,
+                                              int half, int thread) {
   constexpr int GROUPS = Shared::GROUPS;
   const int first = thread / 8, piece = thread % 8;
   const uint32_t own = in_matrix(first, piece);  // 8 rows further are 1024 bytes further: STORE_WARPS warps take a multiple of 8
@@ -421,8 +422,8 @@ __device__ __forceinline__ void make_m(const Prefill& p, Shared& s, PipelineStat
 
 #endif  // FLASHCORE_WGMMA
 
-// GROUPS consumer warpgroups, one that makes M where there are outputs, and the producer's with the epilogue. They share their registers
-// out anew, in multiples of 8: all together no more than the launch gives, or the kernel stands still.
+// GROUPS consumer warpgroups, one that makes M where there are outputs, and the producer's with the epilogue. They share their
+// registers out anew, in multiples of 8: all together no more than the launch gives, or the kernel stands still.
 __host__ __device__ constexpr int group_threads(int groups, bool outputs) { return (groups + outputs + 1) * 128; }
 __host__ __device__ constexpr int producer_registers(bool outputs) { return outputs ? 32 : 40; }
 __host__ __device__ constexpr int maker_registers(int groups) { return groups > 1 ? 64 : 104; }
@@ -481,7 +482,8 @@ gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
   }
   if (warp >= MAKER) {
     warpgroup_reg_dealloc<maker_registers(GROUPS)>();
-    for_each_static_tile<GROUPS>(p, tiles, [&](const WorkTile<GROUPS>& of, bool) { make_m(p, s, pipe, Segment(p, of.hv, of.slot)); });
+    for_each_static_tile<GROUPS>(p, tiles,
+                                 [&](const WorkTile<GROUPS>& of, bool) { make_m(p, s, pipe, Segment(p, of.hv, of.slot)); });
     return;
   }
   warpgroup_reg_alloc<consumer_registers(GROUPS, true)>();
@@ -502,8 +504,8 @@ gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
 #endif
 }
 
-// grid (4 / GROUPS, HV, num_tokens / tokens of a segment): the first half makes L, the second Phi. A sequence that begins in unit u of all
-// tokens, and whose m first segments move, ends in unit u + m or behind: so units can be their numbers.
+// grid (4 / GROUPS, HV, num_tokens / tokens of a segment): the first half makes L, the second Phi. A sequence that begins in unit
+// u of all tokens, and whose m first segments move, ends in unit u + m or behind: so units can be their numbers.
 template <int GROUPS, int STAGES>
 __global__ void __launch_bounds__(group_threads(GROUPS, false), 1)
 gdn_prefill_transfer_sm90(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps) {

@@ -1,7 +1,7 @@
 // inter_chunk_sm90.cuh's recurrence where sequences may differ in length: a persistent kernel. Work tiles come longest first
-// (tile_scheduler.cuh); a CTA takes its next one when it has loaded nearly all chunks of the one before. A tile is all of V, for two
-// consumer warpgroups, or half of it, for one that has the SM to itself. Which of both, and whether the schedule is static, depends
-// on the lengths, which only the device knows; so each CTA has the code of both, and runs one.
+// (tile_scheduler.cuh); a CTA takes its next one when it has loaded nearly all chunks of the one before. A tile is all of V, for
+// two consumer warpgroups, or half of it, for one that has the SM to itself. Which of both, and whether the schedule is static,
+// depends on the lengths, which only the device knows; so each CTA has the code of both, and runs one.
 //
 // A CTA begins as inter_chunk_sm90.cuh's does, each warp by itself: the plan and the CTA's first tile are read side by side,
 // one access instead of cu_seqlens', and then the first state goes straight to registers. The producer takes the tiles after it.
@@ -32,8 +32,8 @@ constexpr int tiles_shared() {
 
 #if FLASHCORE_WGMMA
 
-// Work tile `index` in the plan's order, where each sequence has HALVES tiles for each value head. `what` is then which half of V of
-// which sequence and value head: its state's rows are those of all states from GROUP_ROWS * what on. Less than NO_TILE: there
+// Work tile `index` in the plan's order, where each sequence has HALVES tiles for each value head. `what` is then which half of V
+// of which sequence and value head: its state's rows are those of all states from GROUP_ROWS * what on. Less than NO_TILE: there
 // are at most 32767 sequences and 65535 value heads.
 template <uint32_t HALVES>
 __device__ __forceinline__ ScheduledTile tile_of(const Prefill& p, uint32_t index) {
@@ -200,7 +200,8 @@ __device__ __forceinline__ void run_tiles(const Prefill& p, const Maps& maps, co
 
 // p.ctas CTAs, as many as can be resident; `one` and `two` have the boxes of one consumer warpgroup and of two. p.segment is 0.
 __global__ void __launch_bounds__(TILES_THREADS, 1)
-gdn_prefill_inter_chunk_sm90_tiles(const __grid_constant__ Prefill p, const __grid_constant__ Maps one, const __grid_constant__ Maps two) {
+gdn_prefill_inter_chunk_sm90_tiles(const __grid_constant__ Prefill p, const __grid_constant__ Maps one,
+                                   const __grid_constant__ Maps two) {
 #if FLASHCORE_WGMMA
   // The first tile as a whole and as a half one, before it is known which: with the schedule itself, three loads at once.
   const uint32_t tiles = static_cast<uint32_t>(p.N) * p.HV;
@@ -211,7 +212,8 @@ gdn_prefill_inter_chunk_sm90_tiles(const __grid_constant__ Prefill p, const __gr
     prefetch_tensor_map(two.k), prefetch_tensor_map(two.v), prefetch_tensor_map(two.q), prefetch_tensor_map(two.state);
     prefetch_tensor_map(one.k), prefetch_tensor_map(one.v), prefetch_tensor_map(one.q), prefetch_tensor_map(one.state);
     // of a static schedule the first state comes from DRAM while that is being read
-    if (blockIdx.x < tiles) prefetch_l2(p.state + static_cast<int64_t>(blockIdx.x) * HEAD_DIM * HEAD_DIM, HEAD_DIM * HEAD_DIM * sizeof(float));
+    constexpr int STATE = HEAD_DIM * HEAD_DIM;
+    if (blockIdx.x < tiles) prefetch_l2(p.state + static_cast<int64_t>(blockIdx.x) * STATE, STATE * sizeof(float));
   }
   const Schedule schedule = static_cast<Schedule>(__shfl_sync(0xffffffffu, said, 0));
   if (schedule == HALVES) {

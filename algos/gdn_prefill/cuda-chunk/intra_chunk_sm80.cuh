@@ -1,5 +1,5 @@
-// The intra-chunk kernel for GPUs without wgmma: K and Q come by cp.async, products are made by mma.sync, and M is made here: 16 KB for
-// a chunk and value head. A CTA has one chunk. Steps: intra_chunk_steps.cuh; letters: chunk.cuh.
+// The intra-chunk kernel for GPUs without wgmma: K and Q come by cp.async, products are made by mma.sync, and M is made here: 16
+// KB for a chunk and value head. A CTA has one chunk. Steps: intra_chunk_steps.cuh; letters: chunk.cuh.
 #pragma once
 
 #include "intra_chunk_steps.cuh"

@@ -1,5 +1,5 @@
-// The intra-chunk kernel for sm_90a: K comes by TMA, K K^T is made by wgmma, and TMA stores T - I and the gates, 8 KB for a chunk and
-// value head. M is made in inter_chunk_sm90.cuh. Steps: intra_chunk_steps.cuh; letters: chunk.cuh.
+// The intra-chunk kernel for sm_90a: K comes by TMA, K K^T is made by wgmma, and TMA stores T - I and the gates, 8 KB for a chunk
+// and value head. M is made in inter_chunk_sm90.cuh. Steps: intra_chunk_steps.cuh; letters: chunk.cuh.
 //
 // With more chunks than CTAs can be resident, a CTA goes through several: the next chunk's K comes to the place of this one's when
 // that has been multiplied, and its raw gates to registers, while this one's inverse is made.

@@ -31,8 +31,8 @@
 namespace gdn {
 
 constexpr int INTRA_THREADS = 256;
-// An SM. Two, each going through several chunks, lost: 8x1024 38.4 us instead of 37.1, 32x256 43.7 instead of 42.3; registers for three
-// gained 0.1 us or less at 8192 tokens (ladder, H200).
+// An SM. Two, each going through several chunks, lost: 8x1024 38.4 us instead of 37.1, 32x256 43.7 instead of 42.3; registers for
+// three gained 0.1 us or less at 8192 tokens (ladder, H200).
 constexpr int INTRA_CTAS = 4;
 constexpr int PAIR = 2;                   // value heads at a time
 // How many of the 4 x 4 blocks of a matrix are on the diagonal and below it, and below it; their numbers, row by row.
@@ -59,8 +59,8 @@ struct ChunkTile {
 };
 
 // Which CTA has which chunks and heads. each = 0: CTA (x, y) has chunk x of head y. Else CTA x has `each` numbers in a row, the
-// first `more` CTAs one more, where those of head 0 are followed by head 1's. In a row and not in steps of the grid: numbers without a
-// chunk come at regular distances where sequences are equally long, and so each CTA has its part of them.
+// first `more` CTAs one more, where those of head 0 are followed by head 1's. In a row and not in steps of the grid: numbers
+// without a chunk come at regular distances where sequences are equally long, and so each CTA has its part of them.
 struct IntraSchedule {
   int numbers;                            // of chunks, for each head
   int each, more;

@@ -27,17 +27,17 @@ static void launch(dim3 grid, int threads, int shared, int device, cudaStream_t 
   check(cudaGetLastError());
 }
 
-// KERNEL: gdn_prefill_intra_chunk_sm90 or _sm80. PERSISTENT (sm90): with more chunks than can be resident, a CTA has several: 1x32768
-// 210.0 us instead of 212.5, 4x2048 with 16/32 heads 103.3 instead of 108.0, within 1 % up to 528 chunks times heads (ladder, H200,
-// whole op). Else each chunk and head has a CTA of its own. SORTS: one CTA more, which sorts the sequences.
+// KERNEL: gdn_prefill_intra_chunk_sm90 or _sm80. PERSISTENT (sm90): with more chunks than can be resident, a CTA has several:
+// 1x32768 210.0 us instead of 212.5, 4x2048 with 16/32 heads 103.3 instead of 108.0, within 1 % up to 528 chunks times heads
+// (ladder, H200, whole op). Else each chunk and head has a CTA of its own. SORTS: one CTA more, which sorts the sequences.
 template <auto KERNEL, bool PERSISTENT, bool SORTS = false>
 static void launch_intra_chunk(const Prefill& p, const CUtensorMap& keys, int device, cudaStream_t stream) {
   const int group = p.HV / p.H, resident = INTRA_CTAS * sms_of(device) - SORTS;
   const IntraSchedule schedule =
       intra_schedule(p.num_tokens, p.N, p.H, PERSISTENT ? resident : std::numeric_limits<int64_t>::max());
-  // With few chunks a CTA for each value head: K K^T is made for each of them again, but SMs would be idle. With many it loses: 17.7 us
-  // in a lab, two heads a CTA 14.4 at 8192 tokens (ladder, H200, both with M). The border, two CTAs an SM of the four that fit, not
-  // measured alone.
+  // With few chunks a CTA for each value head: K K^T is made for each of them again, but SMs would be idle. With many it loses:
+  // 17.7 us in a lab, two heads a CTA 14.4 at 8192 tokens (ladder, H200, both with M). The border, two CTAs an SM of the four
+  // that fit, not measured alone.
   const int parts = int64_t{schedule.numbers} * p.H < 2 * sms_of(device) ? group : 1;
   const dim3 grid = schedule.each > 0 ? dim3(resident + SORTS) : dim3(schedule.numbers + SORTS, p.H, parts);
   launch<KERNEL>(grid, INTRA_THREADS, sizeof(IntraShared), device, stream, p, keys, schedule);

@@ -9,7 +9,8 @@ namespace gdn {
 
 // A map that the driver does not make is an exception: nothing slower runs in its place.
 
-// [num_tokens, heads, 128] bf16 for tma_load_box: 64 tokens of one head, `halves` times 64 columns; tokens from num_tokens on are zeros.
+// [num_tokens, heads, 128] bf16 for tma_load_box: 64 tokens of one head, `halves` times 64 columns; tokens from num_tokens on are
+// zeros.
 inline void make_map(CUtensorMap& map, const void* base, int64_t num_tokens, int heads, uint32_t halves) {
   const cuuint64_t tokens = static_cast<cuuint64_t>(num_tokens), count = static_cast<cuuint64_t>(heads);
   check(flashcore::make_tensor_map<4>(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, base, {64, tokens, 2, count},
@@ -19,7 +20,8 @@ inline void make_map(CUtensorMap& map, const void* base, int64_t num_tokens, int
 // All states' rows for tma_load_state: 64 or 128 of them, in four blocks of 32 columns.
 inline void make_state_map(CUtensorMap& map, const Prefill& p, uint32_t rows) {
   check(flashcore::make_tensor_map<3>(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, p.state,
-                                      {32, static_cast<cuuint64_t>(p.N) * p.HV * HEAD_DIM, HEAD_DIM / 32}, {HEAD_DIM * 4, 128}, {32, rows, HEAD_DIM / 32}));
+                                      {32, static_cast<cuuint64_t>(p.N) * p.HV * HEAD_DIM, HEAD_DIM / 32}, {HEAD_DIM * 4, 128},
+                                      {32, rows, HEAD_DIM / 32}));
 }
 
 // For one warpgroup's boxes, and for two.
@@ -34,8 +36,8 @@ inline void make_maps(const Prefill& p, Maps& one, Maps& two) {
 #pragma GCC visibility push(hidden)
 namespace gdn {
 
-// launch_sm90_tiles.cu: both kernels with the tile scheduler, no sequence cut; false, with nothing done, where the half tiles are no
-// more than one wave.
+// launch_sm90_tiles.cu: both kernels with the tile scheduler, no sequence cut; false, with nothing done, where the half tiles are
+// no more than one wave.
 bool launch_sm90_tiles(Prefill p, Maps one, Maps two, const Allocate& allocate, int device, cudaStream_t stream);
 
 }  // namespace gdn

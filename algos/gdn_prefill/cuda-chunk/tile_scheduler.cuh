@@ -1,6 +1,7 @@
-// The tile scheduler where sequences differ in length: longest first, so that no long one is left for the end. One more CTA of the
-// intra-chunk launch sorts the sequences while the others work; the host reads no cu_seqlens. The CTAs of inter_chunk_sm90_tiles.cuh
-// then take work tiles in this order from a counter (dynamic), or by their own number where lengths hardly differ (static).
+// The tile scheduler where sequences differ in length: longest first, so that no long one is left for the end. One more CTA of
+// the intra-chunk launch sorts the sequences while the others work; the host reads no cu_seqlens. The CTAs of
+// inter_chunk_sm90_tiles.cuh then take work tiles in this order from a counter (dynamic), or by their own number where lengths
+// hardly differ (static).
 #pragma once
 
 #include "chunk.cuh"

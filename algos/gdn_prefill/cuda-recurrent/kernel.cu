@@ -21,9 +21,10 @@ namespace gdn {
 
 struct Table { static constexpr const auto& rows = TUNED; };
 
-// q, k [num_tokens, H, 128] bf16; v [num_tokens, HV, 128] bf16; state [N, HV, 128, 128] f32; A_log, dt_bias [HV] f32;
-// a, b [num_tokens, HV] bf16; cu_seqlens [N + 1] int64, from 0 up to num_tokens, read on the device; scale None or 0: 1/sqrt(128).
-// Writes output [num_tokens, HV, 128] bf16 and new_state like state, which may be state itself. Any N, num_tokens >= 0 and H >= 1, HV a multiple of H.
+// q, k [num_tokens, H, 128] bf16; v [num_tokens, HV, 128] bf16; state [N, HV, 128, 128] f32; A_log, dt_bias [HV] f32; a, b
+// [num_tokens, HV] bf16; cu_seqlens [N + 1] int64, from 0 up to num_tokens, read on the device; scale None or 0: 1/sqrt(128).
+// Writes output [num_tokens, HV, 128] bf16 and new_state like state, which may be state itself. Any N, num_tokens >= 0 and H >=
+// 1, HV a multiple of H.
 void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView state, ffi::TensorView A_log,
          ffi::TensorView a, ffi::TensorView dt_bias, ffi::TensorView b, ffi::TensorView cu_seqlens,
          ffi::Optional<double> scale, ffi::TensorView output, ffi::TensorView new_state) {
