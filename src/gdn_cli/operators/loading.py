@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from ..catalog import pack, registry
+from ..catalog import batch_invariance, pack, registry
 from ..catalog.registry import Algo
 from ..errors import GdnError, MissingError
 from ..machine import inventory
@@ -50,13 +50,16 @@ _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
 def load(
-    name: str, op: str | None = None, algos: str | os.PathLike | None = None
+    name: str, op: str | None = None, algos: str | os.PathLike | None = None, *, batch_invariant: bool = False
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
     """Build an algo and return it as a function of the definition's inputs.
 
     name   "cuda-v4", or in full "gdn_decode/cuda-v4"; see `gdn list`
     op     which op's, where several have an algo of that name (without it decode's, as on the command line)
     algos  a folder of your own with <op>/<algo>/algo.toml; without it those of the environment variable GDN_ALGOS
+    batch_invariant
+           the bits of a sequence's results do not depend on its neighbours, nor on how many they are: for algos whose
+           algo.toml says how. It costs time: `gdn compare NAME --batch-invariant` shows how much
 
     The function takes the inputs by position or by name, all contiguous and on one device, on a GPU at addresses that
     are multiples of 16 bytes, as torch's own are. Scalars are Python's numbers or NumPy's, and may be left out (None:
@@ -74,18 +77,26 @@ def load(
     Any thread may call it, on tensors of any GPU. A warning says where it takes a slower way than it has for this GPU.
 
     Loading the same algo again gives the same function; sources that have changed since give another.
-    Raises UsageError (no such algo), MissingError (no GPU, nvcc or package here), GdnError (it does not build).
+    Raises UsageError (no such algo, or not batch-invariant), MissingError (no GPU, nvcc or package here), GdnError
+    (it does not build).
     """
-    return on(inventory.HERE, name, op, algos)
+    return on(inventory.HERE, name, op, algos, batch_invariant=batch_invariant)
 
 
 def on(
-    machine: inventory.Machine, name: str, op: str | None = None, algos: str | os.PathLike | None = None
+    machine: inventory.Machine,
+    name: str,
+    op: str | None = None,
+    algos: str | os.PathLike | None = None,
+    *,
+    batch_invariant: bool = False,
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
     """`load`, for what `machine` has."""
     known = registry.load(os.fspath(algos) if algos is not None else os.environ.get("GDN_ALGOS"))
     algo = known.find(name, op)
     of = known.ops[algo.op]
+    if batch_invariant:
+        algo = batch_invariance.variant(algo, of)
     solution = pack.pack(algo, of)
     digest = pack.source_hash(solution)
     key = (algo.op, algo.name, algo.modes, digest)

@@ -158,45 +158,6 @@ def _distinct(algos: list[Algo], registry: Registry) -> list[Algo]:
     return list(found.values())
 
 
-def overwriting(registry: Registry, entries: list[Entry], named: bool) -> list[Entry]:
-    """What `--in-place` leaves of these. UsageError for an op that has no such call; for an algo that cannot make one,
-    where the user `named` it: else it has no place to run."""
-    for name in dict.fromkeys(e.algo.op for e in entries):
-        if not registry.op(name).in_place:
-            able = ", ".join(op.name for op in registry.ops.values() if op.in_place)
-            raise UsageError(f"--in-place: {name} declares no output that may be an input", hint=f"{able} do")
-
-    def why_not(algo: Algo) -> str | None:
-        if algo.setup:
-            return f"--in-place: {algo.full_name} keeps what its setup made of the inputs"
-        if not algo.destination_passing:
-            return f"--in-place: {algo.full_name} returns its results, and cannot write where it is told"
-        return None
-
-    hint = "destination_passing = true in algo.toml, with a kernel that reads each element before it writes it"
-    return _without(entries, why_not, hint, named)
-
-
-def unscored(parts: list[Part], named: bool) -> list[Part]:
-    """The parts without algos that can have no score where one is asked for; UsageError where the user `named` one."""
-
-    def why_not(algo: Algo) -> str | None:
-        return f"{algo.full_name} has no score: its setup ({algo.setup}) is not timed" if algo.setup else None
-
-    hint = "leave it out, or choose the same workloads by --workload"
-    return [replace(p, entries=_without(p.entries, why_not, hint, named)) if p.scored else p for p in parts]
-
-
-def _without(entries: list[Entry], why_not: Callable[[Algo], str | None], hint: str, named: bool) -> list[Entry]:
-    found = []
-    for entry in entries:
-        why = why_not(entry.algo) if named or entry.place.mode else None
-        if why and named:
-            raise UsageError(why, hint=hint)
-        found.append(replace(entry, place=inventory.Place(None, why, hint)) if why else entry)
-    return found
-
-
 def hard(registry: Registry, entries: list[Entry], chosen: list[str], first: int | None) -> list[Part]:
     """Group the algos by op, with each op's hard inputs, all or those that are chosen by name."""
     ops = map(registry.op, dict.fromkeys(e.algo.op for e in entries))
