@@ -7,6 +7,7 @@ whole batch is held against float64, since that build has constants of its own.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from unittest import mock
 
@@ -18,6 +19,7 @@ from kernels import test_prefill_edges as prefill
 from msgspec import structs
 
 from gdn_cli.catalog import batch_invariance, pack, tuned_table
+from gdn_cli.catalog.expression import condition
 from gdn_cli.errors import UsageError
 from gdn_cli.machine import inventory
 from gdn_cli.run import jobs
@@ -174,18 +176,26 @@ def test_a_table_holds_what_algo_toml_says(algo):
     wanted = algo.tune.invariant
     assert {row.sms for row in table} == {row.sms for row in tuned}
     assert all(wanted.constants.items() <= row.constants.items() for row in table)
-    if wanted.size:
-        assert all(row.up_to == tuned_table.ENDLESS for row in table)
+    holds = condition(wanted.where, algo.tune.constants) if wanted.where else lambda _: True
+    assert all(holds(row.constants) for row in table)
     assert ("#define GDN_BATCH_INVARIANT" in of_table(algo)) == algo.tune.file.endswith(".h")
     assert "GDN_BATCH_INVARIANT" not in (algo.folder / algo.tune.file).read_text()
 
 
-def test_the_row_of_a_size_at_every_length():
-    algo = REGISTRY.find("attention_fwd/flashcore-v4")
+def test_rows_that_do_not_meet_the_condition_give_way():
+    algo = REGISTRY.find("cuda-v5")
+    invariant = structs.replace(algo.tune.invariant, constants={}, where="lanes == 16")
+    algo = structs.replace(algo, tune=structs.replace(algo.tune, invariant=invariant))
     tuned = tuned_table.rows(algo.tune, tuned_table.load(algo))
-    for row in batch_invariance.rows(algo):
-        at = [r for r in tuned if r.length_up_to == row.length_up_to]
-        assert row.constants == next(r for r in at if algo.tune.invariant.size <= r.up_to).constants
+    table = batch_invariance.rows(algo)
+    assert [row.constants["lanes"] for row in tuned].count(16) < len(tuned)
+    assert {row.constants["lanes"] for row in table} == {16}
+    for old, following in itertools.pairwise(tuned):
+        (new,) = [row for row in table if old.up_to <= row.up_to][:1]
+        assert new.constants == (old if old.constants["lanes"] == 16 else following).constants
+    none = structs.replace(algo.tune.invariant, where="lanes == 8 and rows == 2")
+    with pytest.raises(UsageError, match=r"\$.tune.invariant.where: 'lanes == 8 and rows == 2' leaves no row"):
+        batch_invariance.rows(structs.replace(algo, tune=structs.replace(algo.tune, invariant=none)))
 
 
 def test_an_algo_that_is_so_anyway_is_its_own_build():
@@ -204,7 +214,7 @@ def test_what_cannot_be_made():
         batch_invariance.variant(packed, op)
     wrong = structs.replace(algo.tune.invariant, constants={"lanes": 32, "rows": 8})
     left_out = structs.replace(algo, tune=structs.replace(algo.tune, invariant=wrong, where="rows * warps <= 8"))
-    with pytest.raises(UsageError, match=r"algo.toml: \$.tune.invariant: `where` leaves out lanes=32,rows=8"):
+    with pytest.raises(UsageError, match=r"algo.toml: \$.tune.invariant: \[tune\] `where` leaves out lanes=32,rows=8"):
         batch_invariance.variant(left_out, op)
 
 
@@ -219,7 +229,7 @@ rows = [1, 2]
 constants = { rows = 1 }
 """
     helpers.write_algo(tmp_path, "mine", {"main.py": "#", "tuned.py": "#"}, extra=tune)
-    tune = tune.replace("constants = {", "size = 4 # ")
+    tune = tune.replace("constants = {", 'where = "rows == 1" # ')
     helpers.write_algo(tmp_path, "yours", {"main.py": "#", "tuned.py": "#"}, extra=tune)
     from gdn_cli.catalog import registry
 
@@ -233,8 +243,8 @@ constants = { rows = 1 }
     "wrong, says",
     [
         ("constants = { row = 1 }", "$.tune.invariant.constants: expected constants of its own: rows"),
-        ("size = 0", "$.tune.invariant.size: expected"),
-        ("", "$.tune.invariant: expected constants, or a size"),
+        ('where = "row == 1"', "$.tune.invariant.where: expected a condition on the constants"),
+        ("", "$.tune.invariant: expected constants, or where"),
         ("sizes = 3", "$.tune.invariant"),
     ],
 )

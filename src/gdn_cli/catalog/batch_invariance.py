@@ -7,7 +7,7 @@ Nondeterminism in LLM Inference", 2025). algo.toml says what an algo has to offe
 
     batch_invariant = true                          it is so as it is
     [tune.invariant] constants = { lanes = 16 }     in each row of its table these constants, which decide the order
-    [tune.invariant] size = 128                     at every size the row of this one, of each length
+    [tune.invariant] where = "keys == 128"          rows that do not meet it give way to the next of their length
 
 The table so made stands in place of the tuned one. In a C++ header `#define GDN_BATCH_INVARIANT` says so to a kernel
 that decides more by size than its table does. tests/kernels/test_batch_invariance.py holds every claim.
@@ -15,6 +15,7 @@ that decides more by size than its table does. tests/kernels/test_batch_invarian
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 from ..errors import UsageError
@@ -52,32 +53,34 @@ def variant(algo: Algo, op: Op) -> Algo:
 
 def rows(algo: Algo) -> list[Row]:
     """The rows of the table, of each GPU that the algo was tuned on."""
-    tune = algo.tune
-    wanted = tune.invariant
-    tuned = tuned_table.rows(tune, tuned_table.load(algo))
-    found: list[Row] = []
-    for row in tuned:
-        if wanted.size and not _holds(row, wanted.size, tuned):
-            continue
-        up_to = ENDLESS if wanted.size else row.up_to
-        found.append(replace(row, up_to=up_to, constants=row.constants | wanted.constants))
-    if not found and set(wanted.constants) == set(tune.constants):
-        found = [Row("any", 0, ENDLESS, dict(wanted.constants), ENDLESS if tune.length else None)]
-    hint = "`gdn tune` measures it"
-    if not found or any(set(row.constants) != set(tune.constants) for row in found):
+    tune, wanted = algo.tune, algo.tune.invariant
+    path = algo.folder / "algo.toml"
+    tuned = [
+        replace(row, constants=row.constants | wanted.constants)
+        for row in tuned_table.rows(tune, tuned_table.load(algo))
+    ]
+    if not tuned and set(wanted.constants) == set(tune.constants):
+        tuned = [Row("any", 0, ENDLESS, dict(wanted.constants), ENDLESS if tune.length else None)]
+    if not tuned or any(set(row.constants) != set(tune.constants) for row in tuned):
+        hint = "`gdn tune` measures it"
         raise UsageError(f"{algo.full_name} has no table of constants to make a batch-invariant one of", hint=hint)
-    fits = condition(tune.where, tune.constants) if tune.where else None
+    holds = condition(wanted.where, tune.constants) if wanted.where else lambda _: True
+    found: list[Row] = []
+    for _, group in itertools.groupby(tuned, lambda row: (row.gpu, row.sms, row.length_up_to)):
+        of_length = list(group)
+        good = [holds(row.constants) for row in of_length]
+        if not any(good):
+            what = tuned_table.label(of_length[0].constants)
+            raise UsageError(f"{path}: $.tune.invariant.where: '{wanted.where}' leaves no row, not {what}")
+        for i, row in enumerate(of_length):
+            at = next(j for j in (*range(i, len(good)), *range(i, -1, -1)) if good[j])
+            found.append(replace(row, constants=of_length[at].constants))
+    fits = condition(tune.where, tune.constants) if tune.where else lambda _: True
     for row in found:
-        if fits and not fits(row.constants):
+        if not fits(row.constants):
             what = tuned_table.label(row.constants)
-            raise UsageError(f"{algo.folder / 'algo.toml'}: $.tune.invariant: `where` leaves out {what}", hint=hint)
+            raise UsageError(f"{path}: $.tune.invariant: [tune] `where` leaves out {what}")
     return _merged(found)
-
-
-def _holds(row: Row, size: int, among: list[Row]) -> bool:
-    """Whether this is the row that a kernel takes for the size, at the row's length."""
-    alike = [r for r in among if (r.gpu, r.sms, r.length_up_to) == (row.gpu, row.sms, row.length_up_to)]
-    return next((r for r in alike if size <= r.up_to), None) is row
 
 
 def _merged(rows: list[Row]) -> list[Row]:

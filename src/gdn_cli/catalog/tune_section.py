@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from ..parsing import Positive, Text, Wrong
+from ..parsing import Text, Wrong
 from .expression import condition
 
 _COLUMNS = ("gpu", "sms", "length_up_to", "up_to")  # of the generated table, beside the constants
@@ -19,7 +19,7 @@ class Invariant(Struct, frozen=True, forbid_unknown_fields=True):
     """[tune.invariant] of algo.toml: how a batch-invariant table is made of the tuned one (batch_invariance.py)."""
 
     constants: dict[str, Annotated[int, Meta(ge=-(2**31), lt=2**31)]] = {}  # these in every row
-    size: Positive | None = None  # the row of this size for every size
+    where: Text | None = None  # a condition on the constants: other rows give way to the next that meets it
 
 
 class Tune(Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,8 +39,8 @@ class Tune(Struct, frozen=True, forbid_unknown_fields=True):
         for name in self.invariant.constants if self.invariant else ():
             if name not in self.constants:
                 raise Wrong(("invariant", "constants"), f"constants of its own: {', '.join(self.constants)}", name)
-        if self.invariant and not (self.invariant.size or self.invariant.constants):
-            raise Wrong(("invariant",), "constants, or a size", {})
+        if self.invariant and not (self.invariant.where or self.invariant.constants):
+            raise Wrong(("invariant",), "constants, or where", {})
         for name, values in self.constants.items():
             if not _IDENTIFIER.fullmatch(name) or name in _COLUMNS:
                 rule = f"a name that C++ and Python take, and none of {', '.join(_COLUMNS)}"
@@ -49,8 +49,12 @@ class Tune(Struct, frozen=True, forbid_unknown_fields=True):
                 raise Wrong(("constants", name), _VALUES.description, list(values))
         if not self.constants:
             raise Wrong(("constants",), "at least one constant, such as rows = [1, 2, 4]", {})
-        if self.where is not None:
+        for steps, where in (
+            (("where",), self.where),
+            (("invariant", "where"), self.invariant and self.invariant.where),
+        ):
             try:
-                condition(self.where, self.constants)
+                if where is not None:
+                    condition(where, self.constants)
             except ValueError as e:
-                raise Wrong(("where",), f"a condition on the constants, but {e}", self.where) from None
+                raise Wrong(steps, f"a condition on the constants, but {e}", where) from None
