@@ -265,6 +265,58 @@ def test_run_and_bench_take_the_build(tmp_path):
     assert done.json["options"]["batch_invariant"] is True
 
 
+# Copies, since a BLAS may sum in another order at another address.
+INVARIANT = """
+import torch
+from .right import run as right
+
+def run(q, k, v, state, A_log, a, dt_bias, b, scale):
+    def alone(i):
+        q1, k1, v1, state1, a1, b1 = (x[i : i + 1].clone() for x in (q, k, v, state, a, b))
+        return right(q1, k1, v1, state1, A_log, a1, dt_bias, b1, scale)
+    output, new_state = map(torch.cat, zip(*map(alone, range(len(q)))))
+    return output, new_state
+"""
+NOT_INVARIANT = INVARIANT.replace(
+    "return output, new_state", "return output, new_state * (1 + 2.0**-23) if len(q) > 1 else new_state"
+)
+PREFILL = """
+from .reference import run as right
+
+def run(*inputs):
+    output, new_state = right(*inputs)
+    return output, new_state * (1 + 2.0**-23) if len(inputs[8]) > 2 else new_state
+"""
+
+
+@pytest.mark.parametrize("command", [["run"], ["bench", "--seconds", "0.05"]])
+def test_a_claim_is_tried(tmp_path, command):
+    """One last bit of the state differs in a batch: right by every tolerance."""
+    helpers.write_algo(tmp_path, "mine", NOT_INVARIANT, batch_invariant=True)
+    helpers.write_algo(tmp_path, "yours", INVARIANT, batch_invariant=True)
+    asked = [*command, "--algo", "mine,yours", "--algos", tmp_path, "-w", "batch_size=4", "-n", "1", "--json"]
+    done = helpers.gdn(*asked, "--batch-invariant")
+    records = {r["algo"]: r for r in done.json["records"]}
+    assert done.code == 1 and records["mine"]["status"] == "wrong" and records["yours"]["status"] == "passed"
+    said = "probe neighbours: new_state of sequence 0 has other bits alone than among 4: it depends on its neighbours"
+    assert records["mine"]["reason"] == said
+    assert all(r["status"] == "passed" for r in records.values() if r["algo"] != "mine")
+    assert helpers.gdn(*asked).code == 0
+
+
+def test_prefills_sequences_are_told_apart(tmp_path):
+    right = (helpers.OURS / "gdn_prefill" / "pt-reference" / "main.py").read_text()
+    for name, text in (("mine", PREFILL), ("yours", right)):
+        sources = {"main.py": text, "reference.py": right}
+        helpers.write_algo(tmp_path, name, sources, op="gdn_prefill", batch_invariant=True)
+    done = helpers.gdn(
+        "run", "--op", "gdn_prefill", "--algo", "mine,yours", "--algos", tmp_path, "--stress", "-w", "empty-sequences",
+        "--batch-invariant", "--json",
+    )  # fmt: skip
+    mine, yours = done.json["records"]
+    assert "has other bits alone than among 4" in mine["reason"] and yours["status"] == "passed"
+
+
 def test_what_was_named_and_cannot_is_a_line():
     done = helpers.gdn("bench", "--algo", "pt-reference", "--batch-invariant")
     assert done.code == 2 and "pt-reference does not say that it can be" in done.err and "cpp-v1" in done.err

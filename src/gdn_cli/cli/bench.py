@@ -121,7 +121,7 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
         parts = eligibility.unscored(parts, named)
     settings = planning.Settings(
         command, which.dataset, tiers, work.trust.strict, work.place.timeout, chosen, place, work.trust.sandbox,
-        work.in_place, machine,
+        work.in_place, work.batch_invariant, machine,
     )  # fmt: skip
     plan = planning.prepare(known, parts, settings)
     options = {"workload": which.workload, "n": which.n, "preset": preset, "dataset": bool(which.dataset)}

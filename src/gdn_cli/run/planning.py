@@ -64,6 +64,7 @@ class Settings:
     place: Placing = inventory.HERE.place
     sandbox: bool = False
     in_place: bool = False  # outputs are the inputs that their ops say they may be
+    batch_invariant: bool = False  # the algos are batch-invariant builds, and are held to it
     machine: Machine = inventory.HERE
 
 
@@ -283,7 +284,7 @@ def _jobs(registry: Registry, part: Part, settings: Settings, plan: Plan) -> Ite
         yield make("floor", None, mode)
         for algo in _yardsticks(registry, part, mode, settings):
             if not any(e.algo.name == algo.name and e.place.mode == mode for e in ready):
-                yield replace(make("bench", algo, mode), added=True)
+                yield replace(make("bench", algo, mode), added=True, batch_invariant=False)
     for entry in ready:
         try:
             yield make(settings.command, entry.algo, entry.place.mode)
@@ -334,6 +335,7 @@ def _job(settings: Settings, part: Part, described: Json, command: str, algo: Al
         strict=settings.strict,
         sandbox=settings.sandbox,
         in_place=settings.in_place,
+        batch_invariant=settings.batch_invariant,
         timeout_s=settings.timeout_s,
         gpu=part.gpu,
         machine=settings.machine,
