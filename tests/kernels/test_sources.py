@@ -45,3 +45,31 @@ def test_editors_find_every_header():
         folders = [path.parent, *(Path(a[2:]) for a in arguments if a.startswith("-I"))]
         for name in re.findall(r'#include "([^"]+)"', path.read_text(encoding="utf-8")):
             assert any((folder / name).is_file() for folder in folders), f"{path}: {name}"
+
+
+LADDERS = sorted(helpers.OURS.glob("*/README.md"))
+OLD = re.compile(r"\b(walk\w*|items?|pieces?|cuts?|copy engine)\b")  # work tile, chunk, configuration, TMA
+
+
+@pytest.mark.parametrize("ladder", LADDERS, ids=lambda path: path.parent.name)
+def test_a_ladder_is_a_log_of_what_exists(ladder):
+    """In the field's words, of algos, files and pages that there are; its end is the present state and a link."""
+    text = ladder.read_text(encoding="utf-8")
+    assert OLD.findall(re.sub(r"`[^`]+`", "", text)) == []
+    assert "docs/kernels/" in text.partition("\n## Present state\n")[2]
+    assert [link for link in re.findall(r"\]\(([^)#:]+)\)", text) if not (ladder.parent / link).exists()] == []
+    algos = {algo.name for algo in helpers.REGISTRY.algos}
+    named = re.findall(r"`((?:pt|cpp|cuda|triton|fla|fi|flashqla|flashcore|sdpa)-[\w-]+)`", text)
+    assert [name for name in named if name not in algos] == []
+    files = {path.name for path in helpers.OURS.rglob("*")}
+    assert [name for name in re.findall(r"`(?:[\w/]+/)?(\w+\.(?:cuh?|h|cpp))`", text) if name not in files] == []
+
+
+@pytest.mark.records
+@pytest.mark.parametrize("ladder", LADDERS, ids=lambda path: path.parent.name)
+def test_a_ladder_names_records_that_there_are(ladder):
+    """But for those that it calls old, which only the history has."""
+    text = " ".join(ladder.read_text(encoding="utf-8").split())
+    names = {Path(name).name for name in re.findall(r"(?<!old record )`([\w/-]+\.json)`", text)} - {"tuning.json"}
+    there = {path.name for path in (helpers.TESTS.parent / "results" / "h200").rglob("*.json")}
+    assert names and names <= there

@@ -13,7 +13,7 @@ import pytest
 from gdn_cli.catalog import pack, registry
 from gdn_cli.errors import UsageError
 from gdn_cli.machine import inventory
-from gdn_cli.run import planning
+from gdn_cli.run import eligibility, planning
 from gdn_cli.runner import prepared
 from gdn_cli.runner.build import BuildFailed
 
@@ -118,12 +118,12 @@ def part(*names: str, scored: bool = True) -> planning.Part:
 
 def test_it_has_no_score():
     with pytest.raises(UsageError, match=r"gdn_prefill/fi-ready has no score: its setup \(ready.py::decay\)") as e:
-        planning.unscored([part("cuda-chunk", "fi-ready")], named=True)
+        eligibility.unscored([part("cuda-chunk", "fi-ready")], named=True)
     assert "--workload" in e.value.hint
-    (left,) = planning.unscored([part("cuda-chunk", "fi-ready")], named=False)
+    (left,) = eligibility.unscored([part("cuda-chunk", "fi-ready")], named=False)
     assert [e.place.mode for e in left.entries] == ["cuda", None]
     whole = part("cuda-chunk", "fi-ready", scored=False)
-    assert planning.unscored([whole], named=True) == [whole]
+    assert eligibility.unscored([whole], named=True) == [whole]
 
 
 def test_it_cannot_be_packed(tmp_path, gdn):

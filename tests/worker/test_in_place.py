@@ -17,7 +17,7 @@ from gdn_cli.errors import UsageError
 from gdn_cli.machine import inventory
 from gdn_cli.records import comparison, history, score
 from gdn_cli.report import merge
-from gdn_cli.run import planning
+from gdn_cli.run import eligibility, planning
 from gdn_cli.runner import calls
 from gdn_cli.schema.record_types import Record
 from gdn_cli.timing import Plan, Subject, TierUnavailable, cupti, events
@@ -77,15 +77,15 @@ def test_who_cannot_is_refused_by_name_and_left_out_of_all(tmp_path):
     helpers.write_algo(tmp_path, "ready", DECODE, destination_passing=True, setup="main.py::run")
     for name, says in (("returns", "cannot write where it is told"), ("ready", "keeps what its setup made")):
         with pytest.raises(UsageError, match=f"--in-place: gdn_decode/{name} .*{says}"):
-            planning.overwriting(REGISTRY, entries(tmp_path, "good", name), named=True)
-    found = planning.overwriting(REGISTRY, entries(tmp_path, "good", "returns"), named=False)
+            eligibility.overwriting(REGISTRY, entries(tmp_path, "good", name), named=True)
+    found = eligibility.overwriting(REGISTRY, entries(tmp_path, "good", "returns"), named=False)
     assert [e.place.mode for e in found] == ["cpu", None] and "returns its results" in found[1].place.reason
 
 
 def test_an_op_without_such_an_output_is_refused():
     some = [planning.Entry(REGISTRY.find("gdn_prefill/pt-reference"), inventory.Place("cpu"))]
     with pytest.raises(UsageError, match="--in-place: gdn_prefill declares no output that may be an input") as e:
-        planning.overwriting(REGISTRY, some, named=False)
+        eligibility.overwriting(REGISTRY, some, named=False)
     assert e.value.hint == "gdn_decode, gdn_decode_bf16 do"
 
 

@@ -3,7 +3,8 @@
 // of them in one; of 13 sequences and more one has an eighth to five sixths.
 //
 // Figures here are us on an H200 (132 SMs), 4 query/key and 8 value heads, L2 cold, from tuning.json where nothing else is said,
-// else from the ladder (algos/gdn_prefill/README.md, "Dispatch"). `recurrent` and `segments` are the constants of tuned.h.
+// else from the ladder (algos/gdn_prefill/README.md, "By what the longest sequence may be"). `recurrent` and `segments` are the
+// constants of tuned.h.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +34,7 @@ inline bool use_recurrent(int64_t num_tokens, int64_t N, int64_t HV, int64_t tok
 
 // Whether not every half tile (64 rows of V of a sequence and value head) can have an SM. Then no sequence is cut, for the GPU is
 // full without, and launch_sm90_tiles.cu has them. Up to there a half tile on an SM of its own is quicker: 1.3 us a chunk, a
-// whole tile 2.0 (ladder, "Order"). The border not measured alone.
+// whole tile 2.0 (ladder, "Longest first"). The border not measured alone.
 inline bool more_than_one_wave(int64_t N, int64_t HV, int64_t sms) { return 2 * N * HV > sms; }
 
 // Chunks of a segment, 0: no sequence is cut. All tokens, as if they were one sequence's, are cut into `segments` / HV parts.

@@ -52,8 +52,8 @@ static void launch_inter_chunk_sm90(const Prefill& p, const Maps& one, const Map
                                     cudaStream_t stream) {
   // How many segments there are if one sequence has nearly all tokens; its last has no transfer. `parts` is the most that there
   // can be. One warpgroup for a CTA of the transfer while all of them (two halves, each for L and for Phi) can have an SM.
-  // Choosing by the segments that there are came with two other changes: together 1x8192 71 us instead of 83 (ladder, "Segments",
-  // H200). Not measured alone.
+  // Choosing by the segments that there are came with two other changes: together 1x8192 71 us instead of 83 (ladder,
+  // "Fewer products", H200). Not measured alone.
   const int64_t unit = int64_t{p.segment} * CHUNK, likely = p.segment ? (p.num_tokens + unit - 1) / unit : p.N;
   const int64_t moved = (likely - 1) * p.HV, count = sms_of(device);
   if (p.segment) {

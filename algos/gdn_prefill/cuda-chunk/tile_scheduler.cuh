@@ -14,10 +14,10 @@ enum Schedule : uint32_t {
   HALVES,         // the same with tiles of half of V
 };
 
-// What there is to do, and which schedule ends first. An SM needs FULL for a chunk of a whole tile and HALF for one of a half tile
-// (us / 10 on an H200: 2.0 and 1.3 us, the ladder's "Order"; only the ratios count): half tiles cost more in all, but the longest
-// sequence ends sooner. TAKING, 1 us, is what it may cost once that a CTA's tile comes from the order and not from its number; not
-// measured alone (a first version that always took the order lost 3.6 us at 16x256, now 1.0 are lost).
+// What there is to do, and which schedule ends first. An SM needs FULL for a chunk of a whole tile and HALF for one of a half
+// tile (us / 10 on an H200: 2.0 and 1.3 us, the ladder's "Longest first"; only the ratios count): half tiles cost more in all,
+// but the longest sequence ends sooner. TAKING, 1 us, is what it may cost once that a CTA's tile comes from the order and not
+// from its number; not measured alone (a first version that always took the order lost 3.6 us at 16x256, now 1.0 are lost).
 struct Load {
   uint32_t longest, shortest, chunks;  // chunks: of the longest sequence, of the shortest, of all
   static constexpr float FULL = 20, HALF = 13, TAKING = 10;

@@ -16,9 +16,9 @@ from msgspec import Meta, Struct
 from .. import files, paths, units
 from ..errors import UsageError, one_line, unknown
 from ..parsing import Positive, Text, Wrong, decode, read_toml, wrong
-from .expression import condition
 from .formats import Language, Solution
 from .stress import Family, fault
+from .tune_section import Tune
 
 # Where an algo can run: `interpreter` is Triton's, on a CPU, good for checks and never timed.
 MODES = ("cuda", "cpu", "interpreter")
@@ -95,39 +95,6 @@ class Op(OpFile, frozen=True, kw_only=True):
         return tuple(known[axis] for axis in spec.shape or ())
 
 
-_COLUMNS = ("gpu", "sms", "length_up_to", "up_to")  # of the generated table, beside the constants
-_VALUES = Meta(min_length=1, description="a list of different whole numbers of 32 bits")
-_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
-
-
-class Tune(Struct, frozen=True, forbid_unknown_fields=True):
-    """[tune] of algo.toml: which constants `gdn tune` may choose, and where the chosen ones go."""
-
-    file: Text  # of the algo's folder: what is generated, .h for C++ and CUDA, .py for Triton and Python
-    # axes of the op: their product decides which row of the file is used
-    size: Annotated[tuple[str, ...], Meta(min_length=1, description="at least one axis of the op")]
-    # name -> the values to try, in the order of algo.toml
-    constants: dict[str, Annotated[tuple[Annotated[int, Meta(ge=-(2**31), lt=2**31)], ...], _VALUES]]
-    where: Text | None = None  # a condition on the constants: see expression.py
-    # axes of the op: rows are looked up by their product first, then by size; none: by size alone
-    length: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name, values in self.constants.items():
-            if not _IDENTIFIER.fullmatch(name) or name in _COLUMNS:
-                rule = f"a name that C++ and Python take, and none of {', '.join(_COLUMNS)}"
-                raise Wrong(("constants", name), rule, name)
-            if len(set(values)) < len(values):
-                raise Wrong(("constants", name), _VALUES.description, list(values))
-        if not self.constants:
-            raise Wrong(("constants",), "at least one constant, such as rows = [1, 2, 4]", {})
-        if self.where is not None:
-            try:
-                condition(self.where, self.constants)
-            except ValueError as e:
-                raise Wrong(("where",), f"a condition on the constants, but {e}", self.where) from None
-
-
 _ENTRY = Meta(
     pattern=r"^[^:/\\\x00-\x1f]+::[A-Za-z_]\w*(?!\n)$", description="'file::symbol', such as 'kernel.cu::run'"
 )
@@ -155,6 +122,7 @@ class AlgoFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     capability: Annotated[str, _CAPABILITY] | None = None  # the least CUDA compute capability
     specific: bool = False  # built for its GPU's own features (sm_90a), not for what later GPUs have too (sm_90)
     after: Text | None = None  # the rung below it
+    batch_invariant: bool = False  # a sequence's bits do not depend on its neighbours, whatever the sizes
     setup: Annotated[str, _SETUP] | None = (
         None  # work that is done once for the inputs, and not timed: runner/prepared.py
     )
@@ -164,6 +132,8 @@ class AlgoFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise Wrong(("devices",), "'interpreter' only where language is triton", list(self.modes))
         if self.setup and self.language not in ("python", "triton"):
             raise Wrong(("setup",), _SETUP.description, self.setup)
+        if self.batch_invariant and self.tune and self.tune.invariant:
+            raise Wrong(("batch_invariant",), "either this or [tune.invariant]", True)
 
 
 class Algo(AlgoFile, frozen=True, kw_only=True):

@@ -59,8 +59,8 @@ class Row:
 # --- the file -----------------------------------------------------------------------------------------------------
 
 
-def render(tune: Tune, rows: Sequence[Row]) -> str:
-    """The file's whole text. Constants stand in the order of algo.toml."""
+def render(tune: Tune, rows: Sequence[Row], batch_invariant: bool = False) -> str:
+    """The file's whole text. Constants stand in the order of algo.toml. `batch_invariant`: see batch_invariance.py."""
     size = f"size ({' * '.join(tune.size)})"
     if tune.length:
         size = f"length ({' * '.join(tune.length)}) and {size}"
@@ -75,6 +75,7 @@ def render(tune: Tune, rows: Sequence[Row]) -> str:
             f"// {what}",
             "#pragma once",
             "#include <cstdint>",
+            *(["#define GDN_BATCH_INVARIANT"] if batch_invariant else []),
             f"struct Tuned {{ {fields} }};   // constants in the order of algo.toml",
             "constexpr Tuned TUNED[] = {",
             *(f"    {{{', '.join(json.dumps(value) for value in row.values())}}}," for row in table),
@@ -260,9 +261,13 @@ def label(constants: Constants) -> str:
 def candidate(algo: Algo, op: Op, constants: Constants) -> Algo:
     """The algo as it would be with these constants at every size; its folder is not touched."""
     row = Row(CANDIDATE, 0, ENDLESS, constants, ENDLESS if algo.tune.length else None)
-    name = f"{algo.name}[{label(constants)}]"
+    return with_table(algo, op, f"{algo.name}[{label(constants)}]", render(algo.tune, [row]))
+
+
+def with_table(algo: Algo, op: Op, name: str, table: str) -> Algo:
+    """The algo under another name, with the text of another table in place of its own; its folder is not touched."""
     solution = pack(algo, op, name=f"{op.name}-{name}")
-    generated = {"path": algo.tune.file, "content": render(algo.tune, [row])}
+    generated = {"path": algo.tune.file, "content": table}
     sources = sorted([*_own(algo, solution["sources"]), generated], key=lambda source: source["path"])
     return structs.replace(algo, name=name, solution=solution | {"sources": sources})
 

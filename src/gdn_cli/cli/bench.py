@@ -24,13 +24,22 @@ def run(
     solutions: o.Solutions = None,
     gpus: o.Gpus = None,
     in_place: o.InPlace = False,
+    batch_invariant: o.BatchInvariant = False,
 ) -> None:
     """Check algos on workloads: are they right?
 
     Without --algo: every algo that can run here. Without workloads: the preset `quick`.
     """
     work = Work(
-        "check", algos, which, place=place, trust=trust, solutions=solutions or [], gpus=gpus, in_place=in_place
+        "check",
+        algos,
+        which,
+        place=place,
+        trust=trust,
+        solutions=solutions or [],
+        gpus=gpus,
+        in_place=in_place,
+        batch_invariant=batch_invariant,
     )
     raise typer.Exit(carry_out(work, output))
 
@@ -46,12 +55,13 @@ def bench(
     solutions: o.Solutions = None,
     gpus: o.Gpus = None,
     in_place: o.InPlace = False,
+    batch_invariant: o.BatchInvariant = False,
 ) -> None:
     """Check algos, then time them beside the reference and the floors.
 
     Without --algo: every algo that can be timed here. Without workloads: the preset `quick`.
     """
-    work = Work("bench", algos, which, sampling, place, trust, solutions or [], gpus, in_place)
+    work = Work("bench", algos, which, sampling, place, trust, solutions or [], gpus, in_place, batch_invariant)
     raise typer.Exit(carry_out(work, output))
 
 
@@ -74,6 +84,7 @@ class Work:
     solutions: list[Path] = field(default_factory=list)
     gpus: str | None = None
     in_place: bool = False
+    batch_invariant: bool = False
     official: bool = False
 
 
@@ -84,7 +95,7 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
     """
     from ..catalog import registry
     from ..records import store
-    from ..run import execute, planning
+    from ..run import eligibility, execute, planning
 
     which, command = work.which, work.command
     tiers, overrides = work.sampling.checked()
@@ -100,21 +111,24 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
             known, work.algos.algo, work.algos.op, work.solutions, device, timed=command == "bench", place=place
         )
     if work.in_place:
-        entries = planning.overwriting(known, entries, named)
+        entries = eligibility.overwriting(known, entries, named)
+    if work.batch_invariant:
+        entries = eligibility.batch_invariant(known, entries, named)
     parts = which.parts(known, entries, loaded, overrides)
     if work.in_place:  # the contest's rules are another call's
         parts = [replace(part, scored=False) for part in parts]
     elif command == "bench":
-        parts = planning.unscored(parts, named)
+        parts = eligibility.unscored(parts, named)
     settings = planning.Settings(
         command, which.dataset, tiers, work.trust.strict, work.place.timeout, chosen, place, work.trust.sandbox,
-        work.in_place, machine,
+        work.in_place, work.batch_invariant, machine,
     )  # fmt: skip
     plan = planning.prepare(known, parts, settings)
     options = {"workload": which.workload, "n": which.n, "preset": preset, "dataset": bool(which.dataset)}
     options |= {"tier": work.sampling.tier, "l2": work.sampling.l2} | ({"gpus": work.gpus} if work.gpus else {})
     options |= {"stress": True} if which.stress else {}
     options |= {"in_place": True} if work.in_place else {}
+    options |= {"batch_invariant": True} if work.batch_invariant else {}
     name = {"check": "run", "floor": "floors"}.get(command, command)
     writer = store.open_document(name, options, output.out)
     document = writer.document

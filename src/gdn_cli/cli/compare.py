@@ -26,6 +26,10 @@ def compare(
     op: o.OpName = None,
     algos: o.OwnAlgos = None,
     in_place: o.InPlace = False,
+    batch_invariant: Annotated[
+        bool,
+        typer.Option("--batch-invariant", help="Beside each algo its batch-invariant build, as NAME@invariant."),
+    ] = False,
     threshold: Annotated[
         float,
         typer.Option("--threshold", metavar="X", min=0.0, help="Treat smaller relative differences as equal."),
@@ -42,7 +46,7 @@ def compare(
     from ..catalog import registry
     from ..records import comparison, statistics, store
     from ..report import book
-    from ..run import execute, planning
+    from ..run import eligibility, execute, planning
 
     tiers, overrides = sampling.checked()
     if gate is not None and not 0 < gate < 100:
@@ -52,10 +56,12 @@ def compare(
     saved, live = _split(names)
     machine = o.machine()
     entries = planning.rivals(known, live, op, place.device, machine.place)
+    if batch_invariant:
+        entries = eligibility.beside_batch_invariant(known, entries)
     if len(entries) + bool(saved) < 2:
         raise errors.UsageError("one algo is nothing to compare", hint="gdn compare A B, or gdn compare RECORDS.json B")
     if in_place:
-        entries = planning.overwriting(known, entries, named=True)
+        entries = eligibility.overwriting(known, entries, named=True)
     # a preset's counts are a judge's; a comparison samples until the ratio is known
     overrides = {"seconds": 2.0, "target": statistics.THRESHOLD, "iterations": None} | {
         k: v for k, v in overrides.items() if v
@@ -77,6 +83,8 @@ def compare(
     chosen |= {"tier": sampling.tier, "l2": sampling.l2, "threshold": threshold, "gate": gate}
     if in_place:
         chosen["in_place"] = True
+    if batch_invariant:
+        chosen["batch_invariant"] = True
     if saved:
         file, algo = saved
         base = store.load(file)

@@ -74,6 +74,12 @@ InPlace = Annotated[
     bool,
     typer.Option("--in-place", help="Outputs overwrite the inputs that the op says they may: decode's state."),
 ]
+BatchInvariant = Annotated[
+    bool,
+    typer.Option(
+        "--batch-invariant", help="Builds whose bits of a sequence do not depend on its neighbours: NAME@invariant."
+    ),
+]
 L2 = Annotated[str, typer.Option("--l2", metavar="STATE", help="The GPU's L2 before each call: cold or warm.")]
 Seconds = Annotated[
     Optional[float],

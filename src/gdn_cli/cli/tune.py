@@ -40,7 +40,7 @@ def tune(
     from ..catalog import registry
     from ..report import screen
     from ..report import tune as shown
-    from ..run import planning
+    from ..run import eligibility, planning
     from ..tune import evidence, race, search
 
     tiers, _ = sampling.checked()
@@ -51,7 +51,7 @@ def tune(
     machine = o.machine()
     (entry,) = planning.rivals(known, [algo], algos.op, device, partial(machine.place, among=chosen_gpus))
     if in_place:
-        (entry,) = planning.overwriting(known, [entry], named=True)
+        (entry,) = eligibility.overwriting(known, [entry], named=True)
     (part,) = which.parts(known, [entry], loaded, {})
     plan = search.plan(known, entry, part.workloads, preset, only or [], where)
     if dry_run:

@@ -13,7 +13,7 @@ the driver for more than a launch fails there, so each thread gets the device's 
 Autocast ends where a call begins: an algo's own products have the precision that its definition says.
 
 The host's time counts where a kernel takes 2 us: an eager call with `out=` of a C++ or CUDA algo, on tensors of shapes,
-types and devices that a call before it had, goes straight to the library (_Straight), past torch's dispatcher.
+types and devices that a call before it had, goes straight to the library (straight_call.py), past torch's dispatcher.
 """
 
 from __future__ import annotations
@@ -29,19 +29,17 @@ from typing import Any
 
 import torch
 
-from ..catalog import pack, registry
+from ..catalog import batch_invariance, pack, registry
 from ..catalog.registry import Algo
 from ..errors import GdnError, MissingError
 from ..machine import inventory
 from ..machine.builders import environment, with_builders
 from ..parsing import Json
 from ..runner import build, prepared
-from .call_checks import ALIGNMENT, Contract
+from .call_checks import Contract
+from .straight_call import FOR_BUILDING, StraightCall, this_thread
 
 NAMESPACE = "gdn"
-# What with_builders sets that a build in this process needs; the caller's other variables stay as they are.
-_FOR_BUILDING = ("CUDA_HOME", "PATH", "FIB_CACHE_PATH")
-
 _lock = threading.Lock()
 _loaded: dict[tuple, Callable[..., tuple[torch.Tensor, ...]]] = {}
 _operators: set[str] = set()
@@ -50,13 +48,16 @@ _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
 def load(
-    name: str, op: str | None = None, algos: str | os.PathLike | None = None
+    name: str, op: str | None = None, algos: str | os.PathLike | None = None, *, batch_invariant: bool = False
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
     """Build an algo and return it as a function of the definition's inputs.
 
     name   "cuda-v4", or in full "gdn_decode/cuda-v4"; see `gdn list`
     op     which op's, where several have an algo of that name (without it decode's, as on the command line)
     algos  a folder of your own with <op>/<algo>/algo.toml; without it those of the environment variable GDN_ALGOS
+    batch_invariant
+           the bits of a sequence's results do not depend on its neighbours, nor on how many they are: for algos whose
+           algo.toml says how. It costs time: `gdn compare NAME --batch-invariant` shows how much
 
     The function takes the inputs by position or by name, all contiguous and on one device, on a GPU at addresses that
     are multiples of 16 bytes, as torch's own are. Scalars are Python's numbers or NumPy's, and may be left out (None:
@@ -74,18 +75,26 @@ def load(
     Any thread may call it, on tensors of any GPU. A warning says where it takes a slower way than it has for this GPU.
 
     Loading the same algo again gives the same function; sources that have changed since give another.
-    Raises UsageError (no such algo), MissingError (no GPU, nvcc or package here), GdnError (it does not build).
+    Raises UsageError (no such algo, or not batch-invariant), MissingError (no GPU, nvcc or package here), GdnError
+    (it does not build).
     """
-    return on(inventory.HERE, name, op, algos)
+    return on(inventory.HERE, name, op, algos, batch_invariant=batch_invariant)
 
 
 def on(
-    machine: inventory.Machine, name: str, op: str | None = None, algos: str | os.PathLike | None = None
+    machine: inventory.Machine,
+    name: str,
+    op: str | None = None,
+    algos: str | os.PathLike | None = None,
+    *,
+    batch_invariant: bool = False,
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
     """`load`, for what `machine` has."""
     known = registry.load(os.fspath(algos) if algos is not None else os.environ.get("GDN_ALGOS"))
     algo = known.find(name, op)
     of = known.ops[algo.op]
+    if batch_invariant:
+        algo = batch_invariance.variant(algo, of)
     solution = pack.pack(algo, of)
     digest = pack.source_hash(solution)
     key = (algo.op, algo.name, algo.modes, digest)
@@ -94,7 +103,7 @@ def on(
             kernel = _built(machine, algo, pack.definition(of, known), solution)
             if slower := kernel.fallback():
                 warnings.warn(f"{algo.full_name}: {slower}", stacklevel=3)
-            _loaded[key] = _function(algo, Contract(of, algo, known), kernel, _operator_name(algo, digest))
+            _loaded[key] = _function(algo, Contract(of, algo, known), kernel, machine, _operator_name(algo, digest))
         return _loaded[key]
 
 
@@ -109,7 +118,7 @@ def _built(machine: inventory.Machine, algo: Algo, definition: Json, solution: J
         hint = "TRITON_INTERPRET=1, set before Triton is imported, runs it on the CPU, slowly"
         raise MissingError(f"{algo.full_name}: no GPU here", hint=hint)
     wanted = with_builders(os.environ, place.mode, machine=machine)
-    with environment({name: wanted[name] for name in _FOR_BUILDING if name in wanted}):
+    with environment({name: wanted[name] for name in FOR_BUILDING if name in wanted}):
         try:
             specific = algo.specific and place.mode == "cuda"
             return prepared.built(definition, solution, algo.setup, specific=specific)
@@ -181,8 +190,6 @@ def _register(contract: Contract, kernel: build.Kernel, name: str) -> None:
         _operators.add(operator)
 
 
-_this_thread = threading.local()
-_MOST_LIKES = 1000  # of a function: a program with ever new sizes is not to grow
 _NOTHING = contextlib.nullcontext()
 
 
@@ -192,7 +199,7 @@ def _around(inputs: Sequence[Any]) -> Any:
     plain = torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else None
     if device.type != "cuda":
         return plain or _NOTHING
-    if getattr(_this_thread, "bound", False) and plain is None:
+    if getattr(this_thread, "bound", False) and plain is None:
         return torch.cuda.device(device)
     return _first(device, plain or _NOTHING)
 
@@ -202,53 +209,14 @@ def _first(device: torch.device, plain: Any) -> Iterator[None]:
     """Triton launches on the current device, which need not be the one of the tensors. Torch binds no context where the
     thread counts on this device already; a call of CUDA's runtime that needs one does, such as this one."""
     with torch.cuda.device(device), plain:
-        if not getattr(_this_thread, "bound", False):
+        if not getattr(this_thread, "bound", False):
             torch.cuda.mem_get_info(device)
-            _this_thread.bound = True
+            this_thread.bound = True
         yield
 
 
-class _Straight:
-    """Calls of a library with `out=` that need no operator: their tensors are like those of a call that was checked,
-    and nobody traces, compiles, watches or differentiates. Where tensors lie is looked at each time."""
-
-    def __init__(self, contract: Contract, kernel: build.Kernel) -> None:
-        self.at = tuple(i for i, name in enumerate(contract.names) if name in contract.tensors)
-        self.scalars = tuple(i for i, name in enumerate(contract.names) if name not in contract.tensors)
-        self.run = kernel.entry_point if kernel.destination_passing and kernel.is_library else None
-        self.looks_inside = "cu_seqlens" in contract.names  # the contract reads them, on a CPU
-        self.checked: set[tuple] = set()
-
-    def like(self, inputs: Sequence[Any], out: Sequence[Any]) -> tuple | None:
-        """What the contract's checks depend on; None where the call must be an operator's."""
-        if (
-            self.run is None
-            or torch._C._len_torch_dispatch_stack()
-            or torch._C._len_torch_function_stack()
-            or torch._C._functorch.peek_interpreter_stack() is not None
-            or torch._C._get_tracing_state() is not None
-        ):
-            return None
-        for i in self.scalars:
-            if inputs[i] is not None and type(inputs[i]) not in (float, int):
-                return None
-        tensors = [inputs[i] for i in self.at]
-        tensors += out
-        grad, address, found = torch.is_grad_enabled(), 0, []
-        for x in tensors:
-            if type(x) is not torch.Tensor or grad and x.requires_grad:
-                return None
-            address |= x.data_ptr()
-            found.append((x.shape, x.dtype, x.get_device(), x.is_contiguous()))
-        device = found[0][2]
-        if device < 0:
-            return None if self.looks_inside or not tensors[0].is_cpu else tuple(found)
-        here = device == torch._C._cuda_getDevice() and getattr(_this_thread, "bound", False)
-        return tuple(found) if here and not address % ALIGNMENT else None
-
-
 def _function(
-    algo: Algo, contract: Contract, kernel: build.Kernel, operator: str
+    algo: Algo, contract: Contract, kernel: build.Kernel, machine: inventory.Machine, operator: str
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
     """The function that load returns: what torch's dispatcher would refuse in its own words is refused in ours."""
     _register(contract, kernel, operator)
@@ -258,17 +226,14 @@ def _function(
     taken = contract.of_python()
     inputs_only = [parameter for parameter in taken.parameters.values() if parameter.name != "out"]
     bind = taken.replace(parameters=inputs_only).bind
-    straight = _Straight(contract, kernel)
+    straight = StraightCall(contract, kernel, machine)
 
     def call(*args: Any, out: Any = None, **named: Any) -> tuple[torch.Tensor, ...]:
         inputs = args if len(args) == len(names) and not named else _bound(args, named)
-        like = None
-        if out is not None and type(out) is tuple and not torch.compiler.is_compiling():
-            like = straight.like(inputs, out)
-            if like in straight.checked:
-                straight.run(*inputs, *out)
-                torch.autograd.graph.increment_version(out)
-                return out
+        may = type(out) is tuple and not torch.compiler.is_compiling() and straight.may(inputs, out)
+        if may and straight.call(False, *inputs, *out):
+            torch.autograd.graph.increment_version(out)
+            return out
         for i, (name, x) in enumerate(zip(names, inputs, strict=True)):
             if name in tensors:
                 if not isinstance(x, torch.Tensor):
@@ -283,8 +248,8 @@ def _function(
         if len(out) != len(outputs):
             raise ValueError(f"out: expected a tuple of tensors {contract.tuple}, got {len(out)}")
         writing(*inputs, *out)
-        if like and len(straight.checked) < _MOST_LIKES:
-            straight.checked.add(like)
+        if may:
+            straight.call(True, *inputs, *out)
         return tuple(out)
 
     def _bound(args: tuple, named: dict[str, Any]) -> list[Any]:

@@ -71,6 +71,7 @@ class Request(Struct, kw_only=True):
     strict: bool = False  # probe every workload
     sandbox: bool = False  # run the algo's code in bubblewrap
     in_place: bool = False  # outputs are the inputs that the op says they may be
+    batch_invariant: bool = False  # a sequence alone must have the bits that it has in its batch
     profile: Profiling | None = None
     seal: str = ""  # in front of each record: what the algo's code cannot know
 

@@ -69,6 +69,7 @@ class Job:
     strict: bool = False  # probe every workload
     sandbox: bool = False  # run the algo's code in bubblewrap
     in_place: bool = False  # outputs are the inputs that the op says they may be
+    batch_invariant: bool = False  # a sequence alone must have the bits that it has in its batch
     profile: Profiling | None = None  # what a profiler's target is to do
     wrap: tuple[str, ...] = ()  # a command line that goes in front of the worker's: a profiler's
     added: bool = False  # gdn put it in to compare with; the user did not ask for it
@@ -134,6 +135,7 @@ class Job:
             strict=self.strict,
             sandbox=self.sandbox,
             in_place=self.in_place,
+            batch_invariant=self.batch_invariant,
             profile=self.profile,
         )
 

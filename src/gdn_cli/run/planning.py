@@ -64,6 +64,7 @@ class Settings:
     place: Placing = inventory.HERE.place
     sandbox: bool = False
     in_place: bool = False  # outputs are the inputs that their ops say they may be
+    batch_invariant: bool = False  # the algos are batch-invariant builds, and are held to it
     machine: Machine = inventory.HERE
 
 
@@ -156,45 +157,6 @@ def _distinct(algos: list[Algo], registry: Registry) -> list[Algo]:
             marked = algo
         found[algo.full_name, source] = marked
     return list(found.values())
-
-
-def overwriting(registry: Registry, entries: list[Entry], named: bool) -> list[Entry]:
-    """What `--in-place` leaves of these. UsageError for an op that has no such call; for an algo that cannot make one,
-    where the user `named` it: else it has no place to run."""
-    for name in dict.fromkeys(e.algo.op for e in entries):
-        if not registry.op(name).in_place:
-            able = ", ".join(op.name for op in registry.ops.values() if op.in_place)
-            raise UsageError(f"--in-place: {name} declares no output that may be an input", hint=f"{able} do")
-
-    def why_not(algo: Algo) -> str | None:
-        if algo.setup:
-            return f"--in-place: {algo.full_name} keeps what its setup made of the inputs"
-        if not algo.destination_passing:
-            return f"--in-place: {algo.full_name} returns its results, and cannot write where it is told"
-        return None
-
-    hint = "destination_passing = true in algo.toml, with a kernel that reads each element before it writes it"
-    return _without(entries, why_not, hint, named)
-
-
-def unscored(parts: list[Part], named: bool) -> list[Part]:
-    """The parts without algos that can have no score where one is asked for; UsageError where the user `named` one."""
-
-    def why_not(algo: Algo) -> str | None:
-        return f"{algo.full_name} has no score: its setup ({algo.setup}) is not timed" if algo.setup else None
-
-    hint = "leave it out, or choose the same workloads by --workload"
-    return [replace(p, entries=_without(p.entries, why_not, hint, named)) if p.scored else p for p in parts]
-
-
-def _without(entries: list[Entry], why_not: Callable[[Algo], str | None], hint: str, named: bool) -> list[Entry]:
-    found = []
-    for entry in entries:
-        why = why_not(entry.algo) if named or entry.place.mode else None
-        if why and named:
-            raise UsageError(why, hint=hint)
-        found.append(replace(entry, place=inventory.Place(None, why, hint)) if why else entry)
-    return found
 
 
 def hard(registry: Registry, entries: list[Entry], chosen: list[str], first: int | None) -> list[Part]:
@@ -322,7 +284,7 @@ def _jobs(registry: Registry, part: Part, settings: Settings, plan: Plan) -> Ite
         yield make("floor", None, mode)
         for algo in _yardsticks(registry, part, mode, settings):
             if not any(e.algo.name == algo.name and e.place.mode == mode for e in ready):
-                yield replace(make("bench", algo, mode), added=True)
+                yield replace(make("bench", algo, mode), added=True, batch_invariant=False)
     for entry in ready:
         try:
             yield make(settings.command, entry.algo, entry.place.mode)
@@ -373,6 +335,7 @@ def _job(settings: Settings, part: Part, described: Json, command: str, algo: Al
         strict=settings.strict,
         sandbox=settings.sandbox,
         in_place=settings.in_place,
+        batch_invariant=settings.batch_invariant,
         timeout_s=settings.timeout_s,
         gpu=part.gpu,
         machine=settings.machine,

@@ -11,6 +11,7 @@
 | content-cache       | results remembered by value, or by a fingerprint of a few elements                         |
 | zero-outputs        | results that are right where they are looked at (outputs full of NaN) and zeros elsewhere  |
 | nondeterminism      | equal calls whose results differ by more than a tenth of the tolerance: a race             |
+| neighbours          | only with `--batch-invariant`: a sequence with other bits alone than in its batch          |
 
 No second oracle is needed: an op is linear in some of its inputs together (`Op.linear_in`), and scaling those by -1/2
 scales every output by exactly as much. For an op that is linear in nothing, the probes that rest on this check less:
@@ -33,7 +34,7 @@ import torch
 from ...catalog.registry import Op
 from ...errors import one_line
 from ...runner import calls, client
-from . import async_work, buffers, caching
+from . import async_work, buffers, caching, neighbours
 from .harness import Case, Caught
 
 PROBES: dict[str, Callable[[Case], str | None]] = {
@@ -45,7 +46,9 @@ PROBES: dict[str, Callable[[Case], str | None]] = {
     "content-cache": caching.content_cache,
     "zero-outputs": buffers.zero_outputs,
     "nondeterminism": buffers.nondeterminism,
+    "neighbours": neighbours.other_bits,
 }
+USUAL = tuple(name for name in PROBES if name != "neighbours")
 
 
 def run(
@@ -60,11 +63,11 @@ def run(
 
     inputs    the call's tensors and scalars; values are changed in place, and are back bit for bit when this returns
     expected  the float64 oracle's outputs for them
-    names     the probes to run, of PROBES; all where None
+    names     the probes to run, of PROBES; the usual ones where None
 
     What the kernel raises is that probe's catch. Running out of memory is not: it is raised, as from any other call.
     """
-    chosen = list(PROBES if names is None else names)
+    chosen = list(USUAL if names is None else names)
     found: dict[str, str | None] = {}
     with torch.no_grad():
         case = Case(kernel, op, axes, inputs, expected)

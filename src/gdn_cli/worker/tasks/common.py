@@ -139,6 +139,7 @@ class Case:
 
     def __init__(self, request: Serving, workload: Workload, reference: Any) -> None:
         self.op, self.axes = request.op, workload.axes
+        self.batch_invariant = request.batch_invariant
         self.stress = self.op.stress[workload.stress] if workload.stress else None
         if self.stress and self.stress.tolerance:
             self.op = replace(self.op, tolerance=dict.fromkeys(self.op.outputs, self.stress.tolerance))
@@ -193,8 +194,8 @@ def judged(record: Record, case: Case, kernel: client.Kernel, probed: bool) -> R
     record = replace(record, check=verdict)
     if not verdict.passed:
         record = wrong(record, verdict.reason)
-    elif probed:
-        record.probes = probes.run(kernel, case.op, case.axes, case.inputs, case.expected)
+    elif names := [*(probes.USUAL if probed else ()), *(["neighbours"] if case.batch_invariant else ())]:
+        record.probes = probes.run(kernel, case.op, case.axes, case.inputs, case.expected, names)
         if caught := [f"probe {name}: {what}" for name, what in record.probes.items() if what]:
             record = wrong(record, caught[0])
     record.backend = kernel.backend(case.inputs)

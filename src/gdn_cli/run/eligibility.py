@@ -1,0 +1,85 @@
+"""What an option leaves of the algos that a command was to take: those that cannot do it are named with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..catalog import batch_invariance
+from ..catalog.registry import Algo, Registry
+from ..errors import UsageError
+from ..machine import inventory
+from .planning import Entry, Part
+
+
+def overwriting(registry: Registry, entries: list[Entry], named: bool) -> list[Entry]:
+    """What `--in-place` leaves of these. UsageError for an op that has no such call; for an algo that cannot make one,
+    where the user `named` it: else it has no place to run."""
+    for name in dict.fromkeys(e.algo.op for e in entries):
+        if not registry.op(name).in_place:
+            able = ", ".join(op.name for op in registry.ops.values() if op.in_place)
+            raise UsageError(f"--in-place: {name} declares no output that may be an input", hint=f"{able} do")
+
+    def why_not(algo: Algo) -> str | None:
+        if algo.setup:
+            return f"--in-place: {algo.full_name} keeps what its setup made of the inputs"
+        if not algo.destination_passing:
+            return f"--in-place: {algo.full_name} returns its results, and cannot write where it is told"
+        return None
+
+    hint = "destination_passing = true in algo.toml, with a kernel that reads each element before it writes it"
+    return _without(entries, why_not, hint, named)
+
+
+def batch_invariant(registry: Registry, entries: list[Entry], named: bool) -> list[Entry]:
+    """The batch-invariant builds of these, for `--batch-invariant`. UsageError for an algo that has none, where the
+    user `named` it: else it has no place to run."""
+    found = []
+    for entry in _without(entries, batch_invariance.why_not, _able(registry, entries), named):
+        if entry.place.mode is None:
+            found.append(entry)
+            continue
+        try:
+            found.append(replace(entry, algo=batch_invariance.variant(entry.algo, registry.op(entry.algo.op))))
+        except UsageError as e:
+            if named:
+                raise
+            found.append(replace(entry, place=inventory.Place(None, e.message, e.hint)))
+    return found
+
+
+def beside_batch_invariant(registry: Registry, entries: list[Entry]) -> list[Entry]:
+    """The rivals of a comparison, each with its batch-invariant build behind it where it has one that differs."""
+    able = [e for e in entries if batch_invariance.offered(e.algo)]
+    if not able:
+        raise UsageError(batch_invariance.why_not(entries[0].algo), hint=_able(registry, entries))
+    variants = {e.algo.name: replace(e, algo=batch_invariance.variant(e.algo, registry.op(e.algo.op))) for e in able}
+    pairs = [(entry, variants.get(entry.algo.name, entry)) for entry in entries]
+    return [e for entry, variant in pairs for e in ([entry] if variant.algo == entry.algo else [entry, variant])]
+
+
+def _able(registry: Registry, entries: list[Entry]) -> str:
+    """What to say after "cannot": which algos of these ops can."""
+    ops = dict.fromkeys(e.algo.op for e in entries)
+    able = [algo.name for op in ops for algo in registry.of(op) if batch_invariance.offered(algo)]
+    return f"{', '.join(able)} can" if able else batch_invariance.HOW
+
+
+def unscored(parts: list[Part], named: bool) -> list[Part]:
+    """The parts without algos that can have no score where one is asked for; UsageError where the user `named` one."""
+
+    def why_not(algo: Algo) -> str | None:
+        return f"{algo.full_name} has no score: its setup ({algo.setup}) is not timed" if algo.setup else None
+
+    hint = "leave it out, or choose the same workloads by --workload"
+    return [replace(p, entries=_without(p.entries, why_not, hint, named)) if p.scored else p for p in parts]
+
+
+def _without(entries: list[Entry], why_not: Callable[[Algo], str | None], hint: str, named: bool) -> list[Entry]:
+    found = []
+    for entry in entries:
+        why = why_not(entry.algo) if named or entry.place.mode else None
+        if why and named:
+            raise UsageError(why, hint=hint)
+        found.append(replace(entry, place=inventory.Place(None, why, hint)) if why else entry)
+    return found

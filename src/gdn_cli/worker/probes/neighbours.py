@@ -1,0 +1,53 @@
+"""What a sequence's bits depend on, for an algo that says: on nothing but the sequence (`--batch-invariant`)."""
+
+from __future__ import annotations
+
+import torch
+
+from .. import check
+from .harness import Case
+
+
+def other_bits(case: Case) -> str | None:
+    """1 call of all, and 1 each of up to three sequences alone: the first, one in the middle, the last."""
+    spans = _spans(case)
+    if len(next(iter(spans.values()), [])) < 2:
+        return None
+    count = len(next(iter(spans.values())))
+    whole = case.kept()
+    for i in sorted({0, count // 2, count - 1}):
+        here = {axis: cut[i] for axis, cut in spans.items()}
+        inputs = [_part(spec.shape, x, here) for spec, x in zip(case.op.inputs.values(), case.original, strict=True)]
+        if "cu_seqlens" in case.op.inputs:
+            ends = list(case.op.inputs).index("cu_seqlens")
+            inputs[ends] = inputs[ends] - inputs[ends][0]
+        axes = case.axes | {axis: span.stop - span.start for axis, span in here.items()}
+        outputs = [spec.shape for spec in case.op.outputs.values()]
+        right = [_part(shape, x, here) for shape, x in zip(outputs, case.expected, strict=True)]
+        alone = Case(case.kernel, case.op, axes, inputs, right).call(inputs)
+        for name, shape, x, y in zip(case.op.outputs, outputs, alone, whole, strict=True):
+            if not check.same_bits(x, _part(shape, y, here)):
+                return f"{name} of sequence {i} has other bits alone than among {count}: it depends on its neighbours"
+    return None
+
+
+def _spans(case: Case) -> dict[str, list[slice]]:
+    """Axis -> where each sequence lies on it; {} for an op whose sequences are not told apart."""
+    if "batch_size" in case.axes:
+        return {"batch_size": [slice(i, i + 1) for i in range(case.axes["batch_size"])]}
+    if not {"num_seqs", "total_seq_len", "len_cu_seqlens"} <= set(case.axes):
+        return {}
+    ends = case.original[list(case.op.inputs).index("cu_seqlens")].tolist()
+    sequences = range(case.axes["num_seqs"])
+    return {
+        "num_seqs": [slice(i, i + 1) for i in sequences],
+        "total_seq_len": [slice(ends[i], ends[i + 1]) for i in sequences],
+        "len_cu_seqlens": [slice(i, i + 2) for i in sequences],
+    }
+
+
+def _part(shape: tuple[str, ...] | None, x: object, where: dict[str, slice]) -> object:
+    """What a sequence has of a tensor: its rows of the first axis, if that is one that sequences share."""
+    if not shape or shape[0] not in where or not isinstance(x, torch.Tensor):
+        return x
+    return x[where[shape[0]]].clone()
