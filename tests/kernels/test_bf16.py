@@ -241,7 +241,7 @@ CAUGHT["nondeterminism"] = cheats.returns(
 )
 
 
-@pytest.mark.parametrize("probe", probes.PROBES)
+@pytest.mark.parametrize("probe", probes.USUAL)
 def test_every_probe_catches_its_cheat_on_a_bfloat16_state(probe, make, monkeypatch):
     cheat = CAUGHT[probe]
     monkeypatch.setattr(async_work, "_LATE_S", 60.0 if probe == "late-work" else 0.1)

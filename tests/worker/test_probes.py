@@ -123,10 +123,10 @@ def test_a_cheat_is_caught_by_its_probe(name, make, decode, patience):
 
 
 def test_every_probe_has_its_cheats():
-    assert {cheat.probe for cheat in cheats.CHEATS.values()} == set(probes.PROBES)
+    assert {cheat.probe for cheat in cheats.CHEATS.values()} == set(probes.USUAL)
 
 
-@pytest.mark.parametrize("probe", probes.PROBES)
+@pytest.mark.parametrize("probe", probes.USUAL)
 def test_a_probe_alone_catches_its_cheats(probe, make, decode, patience):
     """Nothing that another probe did before is needed."""
     for cheat in cheats.CHEATS.values():
@@ -208,7 +208,7 @@ def test_no_honest_algo_is_caught(algo, chosen):
 @pytest.mark.slow
 def test_no_honest_algo_is_caught_in_tritons_interpreter(algo, interpreter):
     found = interpreter(interpreted, algo)
-    assert list(found) == list(probes.PROBES) and caught(found) == {}
+    assert list(found) == list(probes.USUAL) and caught(found) == {}
 
 
 def interpreted(name: str) -> dict[str, str | None]:
@@ -358,7 +358,7 @@ def test_the_number_of_calls_is_what_the_docstring_says(took_s, calls, destinati
     assert "31 on a CPU, 24 for a kernel that takes over 0.1 s, and 25 on a GPU" in " ".join(probes.__doc__.split())
 
 
-@pytest.mark.parametrize("probe", probes.PROBES)
+@pytest.mark.parametrize("probe", probes.USUAL)
 @pytest.mark.parametrize("destination_passing", [True, False])
 def test_what_a_kernel_raises_is_the_probes_catch(probe, destination_passing, decode):
     def fails(*args):
@@ -404,7 +404,7 @@ def test_special_values_come_back_too(right):
     """Bit for bit: NaN with its payload, and negative zero."""
     work = Work(DECODE, "batch_size=1")
     work.inputs[0].view(torch.int16).view(-1)[:2] = torch.tensor([0x7FC1, -0x8000], dtype=torch.int16)
-    names = [name for name in probes.PROBES if name != "late-work"]  # which waits for a NaN to become right
+    names = [name for name in probes.USUAL if name != "late-work"]  # which waits for a NaN to become right
     assert list(work.probe(Fake(right), names)) == names  # that they come back is what `probe` itself asserts
 
 
