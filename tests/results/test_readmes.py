@@ -77,7 +77,8 @@ def test_readme_says_how_long_the_peers_of_its_figure_take(peer):
 
 @pytest.mark.records
 def test_readme_shows_a_bench_that_was_run():
-    made = {(axes["batch_size"], a): us for axes, at in times("decode-quick", H200.parent / "epyc-2cpu") for a, us in at.items()}  # fmt: skip
+    run = times("decode-quick", H200.parent / "epyc-2cpu")
+    made = {(axes["batch_size"], algo): us for axes, at in run for algo, us in at.items()}
     block = (ROOT / "README.md").read_text(encoding="utf-8").split("tier wall\n")[1].split("```")[0]
     size, shown = None, {}
     for line in block.splitlines()[1:]:
