@@ -1,0 +1,49 @@
+"""The documentation: what is generated is as the sources are, and what it tells to type works."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+
+import helpers
+import pytest
+
+ROOT = helpers.TESTS.parent
+sys.path.insert(0, str(ROOT / "docs"))
+import generate  # noqa: E402
+
+RECORDS = (ROOT / "docs" / "records.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["cli.md", "records.md"])
+def test_generated_parts_are_as_the_sources_are(name):
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    assert text == generate.page(name, generate.parts()[name]), f"docs/{name} is stale: run `make pages` and commit it"
+
+
+def test_every_command_is_on_its_page():
+    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert {"## gdn run", "## gdn bench", "### gdn modal run", "### gdn data build"} <= set(text.splitlines())
+    assert max(map(len, re.search(r"## gdn bench\n\n```text\n(.*?)```", text, re.DOTALL)[1].splitlines())) <= 80
+
+
+def test_every_field_of_a_record_is_explained():
+    rows = re.findall(r"^\| `(\w+)` \| (.+) \| (.*) \|$", RECORDS, re.MULTILINE)
+    assert ("median_us", "number", "the time") in rows
+    assert [name for name, _, words in rows if not words.strip()] == []
+
+
+# (command of gdn whose output is read, if any; the line of jq)
+LINES = re.findall(r"^(?:gdn (.*) \| )?(jq .*)$", RECORDS, re.MULTILINE)
+
+
+@pytest.mark.skipif(not shutil.which("jq"), reason="no jq")
+@pytest.mark.parametrize("command, line", LINES)
+def test_jq_lines(gdn, command, line):
+    given = gdn(*command.split()).out if command else None
+    done = subprocess.run(line, shell=True, cwd=ROOT, input=given, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
+    if "@tsv" in line:
+        assert len({row.count("\t") for row in done.stdout.splitlines()}) == 1
