@@ -123,8 +123,6 @@ def parts() -> dict[str, str]:
     return {
         "cli.md": "\n" + "\n".join(list(helps(top))[1:]) + "\n",
         "records.md": "\n## The fields\n\n" + "\n".join(section(*each, found) for each in found.items()) + "\n",
-        + "\n".join(section(cls, form, found) for cls, form in found.items())
-        + "\n",
     }
 
 
