@@ -3,7 +3,7 @@
 # make test-all   those that are marked slow, too
 # make verify-results   whether README's tables are what the committed records say
 # make test-gpu   the tests that need a GPU, on a machine that has one
-# make docs    the documentation as a site: site/index.html
+# make docs    the documentation as a site, to be opened at site/index.html
 # make pages   writes the generated parts of docs/cli.md and docs/records.md again
 # make compile_commands.json   where the kernels' headers lie, for editors
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
@@ -32,8 +32,7 @@ test-gpu: $(STAMP)
 
 docs: $(STAMP)
 	test -x .venv/bin/mkdocs || .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
-	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
-	@echo "open site/index.html"
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
 pages: $(STAMP)
 	.venv/bin/python docs/generate.py

@@ -1,5 +1,5 @@
 """The site's hooks. What pages link to outside docs/ becomes part of the site, so that links work there and in the
-repository alike: Markdown as pages, text as pages of code, pictures and HTML as they are."""
+repository alike: Markdown as pages, text as pages of code, pictures, HTML and JSON as they are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
 LINK = re.compile(r'(\]\(|(?:src|srcset|href)=")(?!\w+:|[#/])([^\s"#?)]+)')
-AS_IT_IS = {".png", ".svg", ".html"}
+AS_IT_IS = {".png", ".svg", ".html", ".json"}
 LANGUAGE = {".cu": "cuda", ".cuh": "cuda", ".h": "cpp"}  # of others the suffix is the name
 
 
@@ -22,15 +22,18 @@ def in_repository(page: str) -> str:
 
 def in_site(path: str) -> str:
     """The page or file of the site for a file of the repository."""
+    if path == "README.md":  # the site has a first page of its own
+        return "index.md"
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
     return path if Path(path).suffix in {".md", *AS_IT_IS} else f"{path}.source.md"
 
 
 def targets(page: str, text: str):
-    """(match, path in the repository) of each link of a page that leads to a file."""
+    """(match, path in the repository) of each link of a page that leads to a file. A folder's is its README."""
     for match in LINK.finditer(text):
-        yield match, posixpath.normpath(posixpath.join(posixpath.dirname(in_repository(page)), match[2]))
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(in_repository(page)), match[2]))
+        yield match, f"{path}/README.md" if (ROOT / path / "README.md").is_file() else path
 
 
 def on_files(files, config):
@@ -56,7 +59,7 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Lead each link to where its file is in the site. A folder has no page there: the words stay without a link."""
+    """Lead each link to where its file is in the site."""
     here = page.file.src_uri
     if here.endswith(".source.md"):
         return markdown

@@ -36,13 +36,14 @@ def test_every_field_of_a_record_is_explained():
 
 
 # (command of gdn whose output is read, if any; the line of jq)
-LINES = re.findall(r"^(?:gdn (.*) \| )?(jq .*)$", RECORDS, re.MULTILINE)
+LINES = re.findall(r"^```sh\n(?:gdn (.*) \|\n  )?(jq .*?)\n```", RECORDS, re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.skipif(not shutil.which("jq"), reason="no jq")
 @pytest.mark.parametrize("command, line", LINES)
 def test_jq_lines(gdn, command, line):
-    given = gdn(*command.split()).out if command else None
+    assert len(LINES) == 7
+    given = gdn(*command.split()).out if command else ""
     done = subprocess.run(line, shell=True, cwd=ROOT, input=given, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
     if "@tsv" in line:
