@@ -6,6 +6,7 @@ A part stands between `<!-- made by: make pages -->` and `<!-- end -->`; what is
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 import tokenize
@@ -115,6 +116,7 @@ def section(cls: type, form: Any, known: dict[type, Any]) -> str:
     return "\n".join([head, "| field | type | what it says |", "|---|---|---|", *rows]) + "\n"
 
 
+@functools.cache
 def parts() -> dict[str, str]:
     """Page -> its generated part."""
     document, record = map(msgspec.inspect.type_info, (record_types.Document, record_types.Record))

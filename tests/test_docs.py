@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -48,3 +49,33 @@ def test_jq_lines(gdn, command, line):
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
     if "@tsv" in line:
         assert len({row.count("\t") for row in done.stdout.splitlines()}) == 1
+
+
+# --- examples -----------------------------------------------------------------------------------------------------
+
+
+def test_the_example_kernel_is_right(gdn):
+    done = gdn("run", "--algos", ROOT / "examples" / "algos", "--algo", "my-decode", "-w", "batch_size=8", "--json")
+    records = [record for record in done.json["records"] if record["algo"] == "my-decode"]
+    assert done.code == 0 and records
+    assert {record["status"] for record in records} == {"passed"}
+
+
+def test_the_example_plots(tmp_path):
+    script, sweep = ROOT / "examples" / "plot.py", ROOT / "results" / "h200" / "decode-sweep.json"
+    command = [sys.executable, script, sweep, "--algo", "cuda-v5", "-o", tmp_path / "a.png"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_workflow_s_commands_exist(gdn, tmp_path):
+    text = (ROOT / "examples" / "github-actions.yml").read_text(encoding="utf-8")
+    commands = re.findall(r"\bgdn ([a-z]+) (.*)", text.partition("jobs:")[2])
+    assert [name for name, _ in commands] == ["run", "pack", "compare"]
+    for name, options in commands:
+        known = gdn(name, "--help").out
+        assert [option for option in re.findall(r"--\w+|-o\b", options) if option not in known] == []
+    packed = tmp_path / "base.json"
+    done = gdn("pack", "--algos", ROOT / "algos", "--name", "base", "-o", packed, env={"ALGO": "cpp-v1"})
+    assert done.code == 0 and json.loads(packed.read_text())["name"] == "base"
