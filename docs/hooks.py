@@ -11,6 +11,7 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
 LINK = re.compile(r'(\]\(|(?:src|srcset|href)=")(?!\w+:|[#/])([^\s"#?)]+)')
+ALSO = ("CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md")  # pages of the site though nothing may link to them
 AS_IT_IS = {".png", ".svg", ".html", ".json"}
 LANGUAGE = {".cu": "cuda", ".cuh": "cuda", ".h": "cpp"}  # of others the suffix is the name
 
@@ -37,6 +38,8 @@ def targets(page: str, text: str):
 
 
 def on_files(files, config):
+    for path in ALSO:
+        files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
     todo = [file.src_uri for file in files.documentation_pages()]
     while todo:
         page = todo.pop()

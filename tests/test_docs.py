@@ -79,3 +79,9 @@ def test_the_workflow_s_commands_exist(gdn, tmp_path):
     packed = tmp_path / "base.json"
     done = gdn("pack", "--algos", ROOT / "algos", "--name", "base", "-o", packed, env={"ALGO": "cpp-v1"})
     assert done.code == 0 and json.loads(packed.read_text())["name"] == "base"
+
+
+def test_load_is_listed_without_torch():
+    code = "import sys, gdn_cli; print('load' in dir(gdn_cli), 'load' in gdn_cli.__all__, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["True", "True", "False"], done.stderr
