@@ -11,20 +11,29 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
 LINK = re.compile(r'(\]\(|(?:src|srcset|href)=")(?!\w+:|[#/])([^\s"#?)]+)')
-ALSO = ("CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md")  # pages of the site though nothing may link to them
+FIRST = "quick-start.md"  # README.md, whose own name mkdocs takes for another index.md
+ALSO = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "examples/README.md",
+)  # pages of the site though nothing may link to them
+LIST = re.compile(r"^((?![-*|>#]|\d+\. |\s).+\n)(?=([-*]|1\.) )", re.MULTILINE)  # right below a paragraph
 AS_IT_IS = {".png", ".svg", ".html", ".json"}
 LANGUAGE = {".cu": "cuda", ".cuh": "cuda", ".h": "cpp"}  # of others the suffix is the name
 
 
 def in_repository(page: str) -> str:
     """Where a page of the site lies: mkdocs knows those of docs/ by their path in it, and the others are ours."""
+    if page == FIRST:
+        return "README.md"
     return f"docs/{page}" if (ROOT / "docs" / page).is_file() else page.removesuffix(".source.md")
 
 
 def in_site(path: str) -> str:
     """The page or file of the site for a file of the repository."""
-    if path == "README.md":  # the site has a first page of its own
-        return "index.md"
+    if path == "README.md":
+        return FIRST
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
     return path if Path(path).suffix in {".md", *AS_IT_IS} else f"{path}.source.md"
@@ -39,7 +48,7 @@ def targets(page: str, text: str):
 
 def on_files(files, config):
     for path in ALSO:
-        files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
+        files.append(File.generated(config, in_site(path), abs_src_path=str(ROOT / path)))
     todo = [file.src_uri for file in files.documentation_pages()]
     while todo:
         page = todo.pop()
@@ -74,4 +83,4 @@ def on_page_markdown(markdown, page, config, files):
             return match[0]  # mkdocs --strict complains of it
         return match[1] + posixpath.relpath(in_site(path), posixpath.dirname(here) or ".")
 
-    return LINK.sub(moved, markdown)
+    return LIST.sub(r"\1\n", LINK.sub(moved, markdown))  # GitHub takes such a list for one, mkdocs wants an empty line
