@@ -18,7 +18,7 @@ ALSO = (
     "CONTRIBUTING.md",
     "examples/README.md",
 )  # pages of the site though nothing may link to them
-LIST = re.compile(r"^((?![-*|>#]|\d+\. |\s).+\n)(?=([-*]|1\.) )", re.MULTILINE)  # right below a paragraph
+LIST = re.compile(r"^((?![-*] |[|>#]|```|\d+\. |\s).+\n)(?=([-*]|1\.) )", re.MULTILINE)  # right below a paragraph
 AS_IT_IS = {".png", ".svg", ".html", ".json"}
 LANGUAGE = {".cu": "cuda", ".cuh": "cuda", ".h": "cpp"}  # of others the suffix is the name
 
@@ -83,4 +83,5 @@ def on_page_markdown(markdown, page, config, files):
             return match[0]  # mkdocs --strict complains of it
         return match[1] + posixpath.relpath(in_site(path), posixpath.dirname(here) or ".")
 
-    return LIST.sub(r"\1\n", LINK.sub(moved, markdown))  # GitHub takes such a list for one, mkdocs wants an empty line
+    # GitHub takes a list right below a paragraph for one, and two spaces for a list in it; mkdocs wants more of both
+    return LIST.sub(r"\1\n", re.sub(r"^  (?=- )", "    ", LINK.sub(moved, markdown), flags=re.MULTILINE))
