@@ -1,4 +1,4 @@
-// The binding of cuda-v5's kernel: checks what it is given, takes the constants for this GPU and size from TUNED
+// The binding of cuda-v5's kernel: checks the arguments, takes the constants for this GPU and size from TUNED
 // (tuned.h, included before this file), and launches on the current stream. No allocation, no synchronisation.
 #pragma once
 

@@ -61,7 +61,7 @@ struct Arguments {
   const __nv_bfloat16* b;      // [num_tokens, HV]
   const float* A_log;          // [HV]
   const float* dt_bias;        // [HV]
-  float* new_state;            // like state, and may be state itself: a lane reads what it later writes, no more
+  float* new_state;            // like state, and may be state itself: a lane reads only elements that it later writes
   __nv_bfloat16* output;       // [num_tokens, HV, 128]
   float scale;
   uint32_t H, HV;

@@ -14,7 +14,7 @@ namespace gdn {
 
 // Launches with more shared memory than the 48 KiB that a kernel has by default; set once on each of the first 64 GPUs, on others
 // each time. The 64 is not measured: more GPUs than a host has.
-// Of this library alone (static): a process may have several builds of it, each with kernels of its own to be told.
+// static: a process may have several builds of this library, and each must set the attributes of its own kernels.
 template <auto KERNEL, typename... Arguments>
 static void launch(dim3 grid, int threads, int shared, int device, cudaStream_t stream, const Arguments&... arguments) {
   static std::array<std::atomic<bool>, 64> ready{};
