@@ -92,10 +92,10 @@ class Server:
             "MODAL_CONFIG_PATH": "/nonexistent/modal.toml", "MODAL_ENVIRONMENT": "main", "MODAL_LOGS_TIMEOUT": "1",
         }  # fmt: skip
 
-    # --- what it was given ----------------------------------------------------------------------------------------
+    # --- its arguments --------------------------------------------------------------------------------------------
 
     def lay_out(self, root: Path) -> Path:
-        """Write what was mounted by the last function below `root`; returns the stand-in for /root."""
+        """Write the files that the last function mounted under `root`; returns the stand-in for /root."""
         for mount in self.functions[-1].mount_ids:
             for name, sha in self.mounts.get(mount, {}).items():
                 path = root / name.lstrip("/")

@@ -123,7 +123,7 @@ def compared(ratios: dict[int, tuple[float, float, float, str]], algo: str = "cu
 
 
 def everything() -> dict[str, Any]:
-    """A document that has one of each: tiers, failures, doubts, comparisons, a score, what is missing."""
+    """A document that has one of each: tiers, failures, doubts, comparisons, a score, missing parts."""
     found = bench((1, 4, 8, 16, 64), ("cupti", "events", "graph", "nvbench", "fib"), each=2)
     records = found["records"]
     fail = {"source_hash": "wrong-1", "check": {"passed": False, "official": True, "errors": {"output": 0.31}}}

@@ -37,7 +37,7 @@ def modules() -> dict[Path, str]:
 
 @functools.cache
 def imports(path: Path) -> list[tuple[ast.stmt, str]]:
-    """(statement, what it imports as an absolute name) of a file, wherever in it."""
+    """(statement, the absolute name that it imports) for all imports of a file."""
     package = ("gdn_cli", *path.relative_to(PACKAGE).parts[:-1]) if PACKAGE in path.parents else ()
     found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -43,7 +43,7 @@ ASK = textwrap.dedent("""
 """)
 
 
-def test_the_call_is_what_the_package_takes(tmp_path):
+def test_the_call_matches_the_packages_signature(tmp_path):
     algo = REGISTRY.find("gdn_prefill/flashqla")
     (tmp_path / "solution").mkdir()
     for source in pack.pack(algo, REGISTRY.ops[algo.op])["sources"]:

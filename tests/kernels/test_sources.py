@@ -35,7 +35,7 @@ def test_names_are_those_of_one_file():
 
 
 def test_editors_find_every_header():
-    """`make compile_commands.json`: each include of ours is in a folder of the command, or beside the file."""
+    """`make compile_commands.json`: each of our includes is in a folder of the command, or next to the file."""
     script = helpers.OURS / "_cuda" / "compile_commands.py"
     done = helpers.python(str(script))
     assert done.code == 0, done.err

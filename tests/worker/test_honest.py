@@ -31,7 +31,7 @@ _RUN = f"def run({helpers.DECODE_ARGS}):\n"
 _CALL = f"right({helpers.DECODE_ARGS})"
 ALGOS = {
     "honest": f"from .right import run as right\n{_RUN}    return {_CALL}\n",
-    # what it returned for these buffers before, whatever is in them now
+    # the earlier result for these buffers, whatever is in them now
     "remembers": (
         "from .right import run as right\nkept = {}\n"
         f"{_RUN}    if q.data_ptr() not in kept:\n        kept[q.data_ptr()] = {_CALL}\n    return kept[q.data_ptr()]\n"
