@@ -130,7 +130,7 @@ class Browser:
 
     @property
     def requests(self) -> list[str]:
-        """What the page asked for since `open`."""
+        """The page's requests since `open`."""
         return [e["params"]["request"]["url"] for e in self.events if e.get("method") == "Network.requestWillBeSent"]
 
     @property

@@ -18,7 +18,7 @@ GPU = {
 }  # fmt: skip
 CPU = {"versions": {"gdn": "0.1.0"}, "cpu": "AMD EPYC", "cpus": 2, "threads": 2, "affinity": "0-1"}
 
-# what a tier reads more than the kernels' own time, in microseconds
+# overhead of each tier over the kernels' own time, in microseconds
 EXTRA = {"cupti": 0.0, "events": 4.0, "graph": 0.3, "nvbench": 0.5, "fib": 35.0, "wall": 0.0}
 # microseconds of a launch, and per sequence
 ALGOS = {

@@ -22,7 +22,7 @@ from gdn_cli.errors import MissingError, UsageError
 
 @contextmanager
 def no_file_above(size: int):
-    """The kernel refuses what a file would hold beyond `size` bytes: a write comes half through, then fails."""
+    """Linux refuses to let a file grow beyond `size` bytes: a write succeeds in part, then fails."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -102,7 +102,7 @@ def test_an_interrupted_write_leaves_the_older_file(tmp_path):
 
 
 def test_a_full_disk(tmp_path):
-    """A real one, of 64 KiB and 8 files."""
+    """A real disk, of 64 KiB and 8 files."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=8", "gdn", str(disk)]
@@ -123,7 +123,7 @@ def test_a_full_disk(tmp_path):
 
 
 def test_a_file_that_is_not_to_be_written_stays():
-    """Renaming would get around a file's own rights. As a user without root's."""
+    """Renaming would bypass a file's own permissions. Run as a user without root's rights."""
     code = """if True:
         import os, pathlib, sys
         from gdn_cli import errors, files

@@ -17,7 +17,7 @@ PACKAGE = Path(gdn_cli.__file__).parent
 STOREYS = {
     "top": "cli report remote tune profile run",  # the command
     "middle": "worker runner operators profilers timing",  # processes that may import torch at the top of a file
-    "bottom": "records machine catalog schema errors paths units text files parsing bounded",  # what all of them know
+    "bottom": "records machine catalog schema errors paths units text files parsing bounded",  # shared by all
 }
 STOREY = {room: name for name, rooms in STOREYS.items() for room in rooms.split()}
 HEIGHT = {name: height for height, name in enumerate(reversed(STOREYS))}

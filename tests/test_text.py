@@ -1,4 +1,4 @@
-"""What others wrote (names, reasons, commits, what a worker printed) only ever shows: over every way out of gdn."""
+"""Foreign text (names, reasons, commits, a worker's output) is only displayed, never interpreted, in all outputs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from gdn_cli.tune.search import LeftOut, Space
 REGISTRY = helpers.REGISTRY
 OP = REGISTRY.ops["gdn_decode"]
 
-# what somebody wrote -> what a reader sees of it
+# foreign text -> how it is displayed
 CORPUS = {
     "\x1b]0;t\x07": r"\x1b]0;t\x07",  # sets the title
     "\x1b]52;c;aGk=\x07": r"\x1b]52;c;aGk=\x07",  # fills the clipboard

@@ -1,4 +1,4 @@
-"""Which workloads there are, how a user picks some, and what a data set folder may look like. No torch in here."""
+"""Workloads: the built-in ones, the user's selection, and valid data set folders. No torch in here."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_it_is_decode_but_for_the_dtype_of_the_state():
 def test_the_bytes_that_it_moves(batch_size, kib):
     axes = {"batch_size": batch_size}
     assert round(floor.bytes_moved(OP, axes) / 1024, 1) == kib
-    state = 2 * batch_size * 8 * 128 * 128 * 2  # what a float32 state takes more
+    state = 2 * batch_size * 8 * 128 * 128 * 2  # additional bytes of a float32 state
     assert floor.bytes_moved(DECODE, axes) - floor.bytes_moved(OP, axes) == state
 
 
@@ -130,7 +130,7 @@ def test_ties_go_to_even_and_the_output_is_made_before(reference):
 
 
 def test_powers_of_two_scale_the_results_exactly(work, reference):
-    """What the probes rest on: a bfloat16 state times a power of two is exact, and so is all that follows."""
+    """An assumption of the probes: a bfloat16 state times a power of two is exact, and so are the results."""
     once = reference.returns(work.inputs)
     for factor in (FACTOR, *caching._UNSEEN):
         inputs = [x * factor if n in OP.linear_in else x for n, x in zip(OP.inputs, work.inputs, strict=True)]
@@ -179,7 +179,7 @@ def run(q, k, v, state, A_log, a, dt_bias, b, scale):
 ROUNDINGS = {
     "    return out, new.bfloat16()": (1.65e-3, 1.66e-3, None),
     "    return out, cut(new).bfloat16()": (1.65e-3, 3.3e-3, "new_state"),
-    # what a tolerance cannot tell from a right one, as configs/gdn_decode_bf16.toml says
+    # errors that a tolerance cannot find, see configs/gdn_decode_bf16.toml
     "    return out, at_random(new).bfloat16()": (1.65e-3, 2.35e-3, None),
     "    out, new = step(q, k, v, state, A_log, a, dt_bias, b, scale, decayed=narrow)\n    return out, new.bfloat16()":
         (2.3e-3, 2.3e-3, None),

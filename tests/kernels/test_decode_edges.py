@@ -130,7 +130,7 @@ def judge(kernel, work: dict, device: str = "cpu") -> dict[str, float]:
 
 
 def wrong(errors: dict[str, dict[str, float]]) -> dict:
-    """What is beyond the tolerance, or NaN."""
+    """Outputs beyond the tolerance, or NaN."""
     return {c: e for c, e in errors.items() if not all(e[name] <= limit for name, limit in TOLERANCE.items())}
 
 

@@ -12,7 +12,7 @@ from gdn_cli.machine import inventory
 
 REGISTRY = helpers.REGISTRY
 
-# What the package's docstring says, 0.1.3: batches, log g, V-first states where asked for, no empty sequences.
+# From the package's docstring, 0.1.3: batches, log g, V-first states where asked for, no empty sequences.
 STAND_IN = textwrap.dedent("""
     import sys; sys.path.insert(0, {tests!r})
     import oracle, torch

@@ -330,7 +330,7 @@ MODES = [0, 1, 2, 3]  # emulated::Mode: which warp is ahead, and when copies lan
     ],
 )
 def test_chunk_after_chunk(library, room, lengths, H, HV):
-    """A CTA that goes through chunks and heads leaves what a CTA for each does, to the bit."""
+    """A CTA that goes through chunks and heads gives the same bits as one CTA for each."""
     given = inputs(lengths, H, HV, seed=5)
     expected = prepared(library, given, 0.25, wide=1)
     for ctas in (1, 2, 3, 5):
@@ -342,7 +342,7 @@ def test_chunk_after_chunk(library, room, lengths, H, HV):
 
 
 def test_chunks_do_not_depend_on_neighbouring_sequences(library, room):
-    """What a tile or a gate had from a sequence of NaN is not there any more in the next chunk."""
+    """NaN that a tile or a gate had from one sequence does not reach the next chunk."""
     lengths = [70, 10, 65, 128]
     clean, given = (inputs(lengths, 1, 2, seed=6) for _ in range(2))
     for x in (given[1], given[5], given[7]):

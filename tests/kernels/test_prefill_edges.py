@@ -160,7 +160,7 @@ def _exact_once(work: str, device: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def wrong(errors: dict[str, dict[str, float]]) -> dict:
-    """What is beyond the tolerance, or NaN."""
+    """Outputs beyond the tolerance, or NaN."""
     return {
         c: e for c, e in errors.items() if not all(e[n] <= LOOSE.get(c, limit) for n, limit in OP.tolerance.items())
     }

@@ -224,7 +224,7 @@ def test_a_disturbed_round_is_set_aside_while_others_are_enough(monkeypatch, clo
 
 
 def test_where_no_round_is_left_alone_all_count_and_are_in_doubt(monkeypatch, clock):
-    """A figure as steady as this one is what a busy neighbour leaves of it."""
+    """Even a figure as steady as this one can come from a busy neighbour."""
     t, _ = measured(monkeypatch, clock, lambda i: WAITS | SLOW)
     assert t.host.aside == 0 and t.host.taken == len(t.host.rounds_us) == t.host.waiting == t.host.slowed
     assert t.stopped == "time" and 1.8 <= t.took_s < 2.0  # patience has an end

@@ -1,4 +1,4 @@
-"""What a call takes and refuses: numbers of all kinds, dtypes, autocast, addresses; and a slower way that is told.
+"""Arguments that a call accepts and refuses: numbers, dtypes, autocast, addresses; and warnings of a slower way.
 
 What only a GPU can show is in kernels/test_gpu_calls.py.
 """

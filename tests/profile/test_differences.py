@@ -176,7 +176,7 @@ def test_a_row_missing_from_a_table_is_unknown_there():
 
 
 def test_a_call_of_many_short_kernels_by_its_tables():
-    """nsys's columns: a launch's median, and what all launches of a call take, which is what counts."""
+    """nsys's columns: a launch's median, and the time of all launches of a call, which decides."""
 
     def profile(name: str, launches: int, us: float) -> dict:
         columns = ("kernel", ""), ("times a call", "count"), ("median", "us"), ("a call", "us")

@@ -50,7 +50,7 @@ def launch(name: str) -> Launch:
 
 
 def facts(name: str, **more) -> Found:
-    """What is found of a launch of the full run where the other run has none."""
+    """The facts of a launch of the full run if the other run has none."""
     only = launch(name)
     return ncu_facts.found(ncu_facts.Kernel(only.full_name, (), only), **{"bytes_in": 0, "bytes_out": 0} | more)
 
@@ -445,7 +445,7 @@ def test_a_call_of_several_kernels(stand_in):
     assert main.value("share") == pytest.approx(100 * 6 / 6.05)
     assert (
         main.value("dram_read") == 400 and note(main, "dram_read") == ""
-    )  # what a part of a call must read is unknown
+    )  # the bytes that a part of a call must read are unknown
     assert main.value("registers") == 40  # of the longest launch
     assert "not shown: 1 more kernels with 0.8% of the time: tiny<int>" in reading.notes
     assert any(n.startswith("each kernel's cache figures are with L2 emptied") for n in reading.notes)

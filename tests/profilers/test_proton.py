@@ -1,4 +1,4 @@
-"""What is read from proton's trees. The CUDA kernel's node is an H200's (Triton 3.6), all its figures but the four
+"""Reading of proton's trees. The CUDA kernel's node is an H200's (Triton 3.6), all its figures but the four
 stall reasons that were not written down; the Triton kernel's nodes follow the same layout."""
 
 from __future__ import annotations

@@ -264,7 +264,7 @@ os.execv(rest[0], rest)
 
 
 def replies(algo, known, mode: str, folder: Path, *checks: str, timeout_s: float = 300) -> list[Reply]:
-    """What the target processes answer, as `gdn profile` starts them."""
+    """The answers of the target processes, started as by `gdn profile`."""
     op = known.ops[algo.op]
     definition, solution = pack.definition(op, known), pack.pack(algo, op)
     work = tuple(select(op, embedded(op), chosen=["batch_size=1"])[:1])

@@ -340,7 +340,7 @@ needs_triton = pytest.mark.skipif(not inventory.has_package("triton"), reason="n
 
 
 def profiled(known: registry.Registry, name: str, folder: Path, *archs: str):
-    """What is read of an algo at batch_size 1, through a worker for each architecture, as `gdn profile` has them."""
+    """The facts of an algo at batch_size 1, through a worker for each architecture, as in `gdn profile`."""
     algo = known.find(name)
     op = known.ops[algo.op]
     definition, solution = pack.definition(op, known), pack.pack(algo, op)

@@ -1,4 +1,4 @@
-"""`gdn compare`: what samples that took turns become, what a saved record is compared with, and when a gate closes."""
+"""`gdn compare`: samples taken in turns, comparisons with saved records, and gates."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def measured(us: float, rng: random.Random) -> float:
 
 def rounds(rng: random.Random, n: int, us: float, slower: float = 0.0, first: float = 0.0, noise: float = 0.02):
     """Two algos' samples in n rounds of A B, B A, ...: noise with a correlation of 0.3 from call to call, a drift of
-    3 %, 1 % of outliers by +20 %, and the clock's ticks; `first` is what a round's first call costs more."""
+    3 %, 1 % of outliers by +20 %, and the clock's ticks; `first` is the extra cost of a round's first call."""
     state, a, b = rng.gauss(0, 1), [], []
     for i in range(2 * n):
         state = 0.3 * state + math.sqrt(1 - 0.3**2) * rng.gauss(0, 1)

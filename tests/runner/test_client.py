@@ -93,7 +93,7 @@ TIME = {"tier": "wall", "median_us": 1.0, "low_us": 1.0, "high_us": 1.0, "sample
 
 
 def timed(*records: dict) -> tuple:
-    """What the worker makes of a runner that sends these for a time."""
+    """The worker's result if the runner sends these for a time."""
     runner = object.__new__(client.Runner)
     runner.line, runner.process, runner.dropped = mock.Mock(), mock.Mock(), []
     runner.line.receive.return_value = {"records": list(records), "replaced": ["time:perf_counter"]}

@@ -54,7 +54,7 @@ def test_it_belongs_to_python(tmp_path):
 
 
 def prepared_of(monkeypatch, ready, run, entry_point="calls_for_test.py::run", passing=False) -> prepared.Prepared:
-    """What the builder made of a setup, with the module of the entry point beside it."""
+    """The builder's result for a setup, with the module of the entry point."""
     here = SimpleNamespace(__package__="solution")
     monkeypatch.setitem(sys.modules, "setup_for_test", here)
     monkeypatch.setitem(sys.modules, "solution.calls_for_test", SimpleNamespace(run=run))

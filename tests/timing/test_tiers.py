@@ -38,7 +38,7 @@ class Gpu:
         self.slept = []
 
     def wait(self):
-        """What a call that synchronises does."""
+        """Like a call that synchronises."""
         self.deadlock = self.deadlock or self.held == "block"
         self.held = None
 

@@ -168,7 +168,7 @@ def test_exact_counts_are_exact_for_slow_calls_too(clock):
 
 
 def test_slow_calls_in_turns_are_still_pairs(clock):
-    """Two rounds, there and back: what a comparison needs at least."""
+    """Two rounds, A B and B A: the minimum for a comparison."""
     log = []
     subjects = [lasting(clock, log, "A", 3.0), lasting(clock, log, "B", 0.01)]
     timings, rounds = timing.interleave("wall", subjects, Plan(seconds=0.3))

@@ -180,7 +180,7 @@ def test_in_turns_the_state_has_the_values_that_are_due():
     for _ in range(5):
         refresh()
         found.append((float(v[0]), float(state[0])))
-        state.fill_(77)  # what a call leaves there
+        state.fill_(77)  # as a call would leave it
     assert found == [(-1, -2), (0.5, 1), (-0.5, -1), (1, 2), (-1, -2)]
     calls.Scaling([v], [])()
     assert float(v[0]) == 1  # minus what the last one was

@@ -274,7 +274,7 @@ def test_a_cheat_is_caught_on_a_gpu(name, make, monkeypatch):
     kernel = make(cheat, device="cuda")
     if cheat.checked:
         assert work.check(kernel).reason is None
-    else:  # whatever it compiles or loads at its first call must not be what makes it late
+    else:  # compiling or loading at its first call must not make it late
         kernel(work.inputs, check.allocate(DECODE, work.axes, "cuda", Guards().empty))
         torch.cuda.synchronize()
     for _ in range(1 if cheat.probe == "content-cache" else 3):  # the second time that one has seen all of the values

@@ -33,7 +33,7 @@ def broken(folder) -> dict[str, str]:
 
 @pytest.fixture
 def secret(tmp_path):
-    """A file beside the folder of algos."""
+    """A file next to the folder of algos."""
     file = tmp_path / "secret.py"
     file.write_text("# what is nobody's business\n")
     return file

@@ -79,11 +79,11 @@ gdn_prefill_intra_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
     const int gated = warp - GATES;
     const bool gating = gated >= 0 && heads.exists(gated);
     const ChunkTile &tile = s.tiles[turn], &next = s.tiles[turn ^ 1];
-    __syncthreads();  // the tile is there, and nobody is at the one before it
+    __syncthreads();  // the tile is ready, and no thread uses the previous one
     const int count = tile.count();
     // 2. Gates
     if (gating) {
-      raw.load_head(p, heads.head(tile, gated));  // not before: it would wait in registers
+      raw.load_head(p, heads.head(tile, gated));  // not earlier, to save registers
       compute_gates(s.gates[gated], raw, count, lane);
     }
     // 1. Find the next chunk
@@ -123,7 +123,7 @@ gdn_prefill_intra_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
       }
       if (thread_again() % 128 == 0) bulk_stores_read();
       __syncthreads();  // the products and the gates are ready, and no thread reads the tiles or T any more
-      // 1. Load the next chunk's K and gates, under 4 and 5
+      // 1. Load the next chunk's K and gates, during 4 and 5
       if (next.numbers > 0) {
         if (warp == K_PRODUCER && first == 0 && elect_one()) load_k(s.next_k, keys, next, s.full);
         if (gating && !heads.exists(first + PAIR)) raw.load_tokens(p, next, heads.head(next, gated), lane);

@@ -1,5 +1,5 @@
-// The steps of the intra-chunk kernel, which makes for all chunks at once what needs no state: the gates, T = (I + A)^-1 and,
-// without wgmma, M. Two kernels go through them: intra_chunk_sm90.cuh (TMA, wgmma) and intra_chunk_sm80.cuh (cp.async, mma.sync).
+// The steps of the intra-chunk kernel, which computes the part that does not depend on the state, for all chunks at once: the gates,
+// T = (I + A)^-1 and, without wgmma, M. Used by intra_chunk_sm90.cuh (TMA, wgmma) and intra_chunk_sm80.cuh (cp.async, mma.sync).
 // Letters: chunk.cuh.
 //
 // Steps, numbered as in the kernels' bodies and in docs/kernels/prefill-chunk.md:
@@ -9,18 +9,18 @@
 //   3. K K^T, left in shared memory in blocks of 16 x 16. Without wgmma Q K^T, too.
 //   4. Inverse: T, a row of blocks for each of four warps.
 //   5. Store T - I and the gates.
-//   7. M, without wgmma. With it, the inter-chunk kernel makes M.
+//   7. M, without wgmma. With wgmma, the inter-chunk kernel computes M.
 //
 // A CTA of two groups of four warps has a chunk, a query/key head and every gridDim.z-th of its value heads, two at a time: all of
-// them where there are chunks enough, one where there are few. K K^T is made once for all of them; then each group has a value
-// head, or where there is one only, the first group has T and the second M. A warp has a row of 16 x 16 blocks of T, and of M
-// the opposite one, the second group the other way round: so each warp and each quarter of the SM has the same to do.
+// them if there are enough chunks, one if there are few. K K^T is computed once for all of them; then each group has a value
+// head, or if there is only one, the first group computes T and the second M. A warp has a row of 16 x 16 blocks of T, and the
+// opposite row of M, the second group the other way round: so each warp and each quarter of the SM has the same amount of work.
 //
 // The inverse by blocks: with E the diagonal blocks of T, T = (I + X) E, where n = -E A below the diagonal blocks and
-// X_ij = n_ij + X_i,j+1 n_j+1,j + ... + X_i,i-1 n_i-1,j. A warp makes its row of n, and of X from the rows above its own, with one
-// barrier in between. E: 4 x 4 by substitution in float, row by row in accumulators, then doubled twice by y + y x y. Products
-// are of f16, which has as many digits as tf32 in half of the instructions; numbers larger than 65504 there are only where the
-// state explodes. An accumulator is the next product's left operand.
+// X_ij = n_ij + X_i,j+1 n_j+1,j + ... + X_i,i-1 n_i-1,j. A warp computes its row of n, then its row of X from the rows above, with
+// one barrier in between. E: 4 x 4 by substitution in float, row by row in accumulators, then doubled twice by y + y x y. Products
+// are in f16, which has the precision of tf32 in half of the instructions; numbers above 65504 only occur if the
+// state diverges. An accumulator is the next product's left operand.
 #pragma once
 
 #include "chunk.cuh"
@@ -31,17 +31,17 @@
 namespace gdn {
 
 constexpr int INTRA_THREADS = 256;
-// An SM. Two, each going through several chunks, lost: 8x1024 38.4 us instead of 37.1, 32x256 43.7 instead of 42.3; registers for
+// Per SM. Two, each going through several chunks, lost: 8x1024 38.4 us instead of 37.1, 32x256 43.7 instead of 42.3; registers for
 // three gained 0.1 us or less at 8192 tokens (ladder, H200).
 constexpr int INTRA_CTAS = 4;
 constexpr int PAIR = 2;                   // value heads at a time
-// How many of the 4 x 4 blocks of a matrix are on the diagonal and below it, and below it; their numbers, row by row.
+// The number of 4 x 4 blocks of a matrix on and below the diagonal, and below it; their indices, row by row.
 constexpr int UP_TO = 10, BELOW = 6;
 __device__ __forceinline__ int up_to(int i, int j) { return i * (i + 1) / 2 + j; }
 __device__ __forceinline__ int below(int i, int j) { return i * (i - 1) / 2 + j; }
 
-// e^(G_t - G_s), of t in a block of 16 and s before it, is e^(G_t - G_u) e^(G_u - G_s) with u the last token before the
-// block: both at most 1, and a token has few of each.
+// e^(G_t - G_s), for t in a block of 16 and s before it, is e^(G_t - G_u) e^(G_u - G_s) with u the last token before the
+// block: both factors are at most 1, and there are few of them per token.
 struct Gates {
   float G[CHUNK];                         // of log2
   float beta[CHUNK];
@@ -50,11 +50,11 @@ struct Gates {
   float right[3][CHUNK - SIDE];           // e^(G_u - G_s), u before block 1, 2, 3
 };
 
-// A CTA's work tile: a chunk of a query/key head; and how many the CTA has from here on.
+// A CTA's work tile: a chunk of a query/key head; and the number of chunks left for the CTA.
 struct ChunkTile {
   int number, h;
-  int begin, left;                        // its first token, how many there are to its sequence's end
-  int numbers;                            // of chunks to go through, this one among them; 0: there is none
+  int begin, left;                        // its first token, number of tokens up to its sequence's end
+  int numbers;                            // of chunks to go through, including this one; 0: none
   __device__ __forceinline__ int count() const { return left < CHUNK ? left : CHUNK; }
 };
 

@@ -317,8 +317,8 @@ def run(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale, output, new_sta
             q, k, A_log, a, dt_bias, b, cu_seqlens, scale, solved, masked, output, T, N,
             H=H, HV=HV, K=K, V=V, C=C, BV=BV, UNIT=unit, num_warps=c["prepare_warps"],
         )  # fmt: skip
-    # The interpreter of triton 3.6 has no loop up to a number that only the device knows, with numpy 2.4: there, where
-    # nothing waits for a device, the longest sequence's chunks are counted here; a step behind the end changes nothing.
+    # The interpreter of triton 3.6 with numpy 2.4 cannot loop up to a number loaded on the device: for it the longest
+    # sequence's chunks are counted here, which needs no wait; steps after a sequence's end change nothing.
     steps = -1 if k.is_cuda else triton.cdiv(int(cu_seqlens.diff().clamp(0, T).max()), C)
     gdn_prefill_advance[(N * HV * (V // BV),)](
         q, k, v, state, cu_seqlens, scale, solved, masked, output, new_state, T,
