@@ -1,4 +1,4 @@
-// The kernel of cuda-v5, for a state of float or of __nv_bfloat16; the arithmetic is float.
+// The kernel of cuda-v5 and of cuda-v5-packed, for a state of float, __nv_bfloat16 or __half; the arithmetic is float.
 //
 //   g = exp(-exp(A_log) * softplus(a + dt_bias)),  beta = sigmoid(b)        one pair per (batch, value head)
 //   x = S k,  y = S q,  z = k.q                     on the old state S [V, K], k-last, K = V = 128
@@ -31,6 +31,7 @@
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -46,6 +47,8 @@ constexpr int K = 128, V = 128;
 // In the order of use: the constant cache is cold too, and the first line of 64 bytes has the first six.
 template <typename T>
 struct Arguments {
+  using State = T;
+  static constexpr bool POOLED = false;
   const T* state;            // [B, HV, V, K]
   const __nv_bfloat16* k;    // [B, H, K]
   const __nv_bfloat16* q;    // [B, H, K]
@@ -61,9 +64,58 @@ struct Arguments {
   Divisor by_HV, by_group;   // group: value heads of one query/key head
 };
 
+// The call of a serving engine: states in the slots of a pool, q, k and v side by side in a row, which q and k leave
+// normalised. Rows and slots may be strided; all strides are of elements.
+template <typename T>
+struct PoolArguments {
+  using State = T;
+  static constexpr bool POOLED = true;
+  const void* slots;         // [B] int32 or int64: a row's slot of the pool; one below first_slot is padding
+  const __nv_bfloat16* qkv;  // [B, 2 H K + HV V]
+  const T* pool;             // [slots, HV, V, K], each slot dense
+  int64_t slot_stride;
+  const __nv_bfloat16* a;    // [B, HV]
+  const __nv_bfloat16* b;    // [B, HV]
+  const float* A_log;        // [HV]
+  const void* dt_bias;       // [HV] float or bfloat16
+  T* new_pool;               // like pool, and may be pool itself
+  const void* new_slots;     // like slots: where the new states go; may be slots itself
+  const bool* has_state;     // [B]; null: all have one. A row without starts from a state of zeros
+  __nv_bfloat16* output;     // [B, HV, V]
+  int64_t new_slot_stride, qkv_stride, a_stride, b_stride;
+  float scale, epsilon;      // epsilon of the norm, under the root; below 0: q and k are taken as they are
+  uint32_t HV, H;
+  int32_t first_slot;
+  uint8_t slot_shift, new_slot_shift, dt_bias_bf16;  // log2 of a slot's bytes: 2 or 3
+  Divisor by_HV, by_group;
+
+#ifdef __CUDACC__
+  // The low word is enough: a pool has less than 2^31 slots, and -1 is -1 in it.
+  static __device__ __forceinline__ int32_t slot(const void* of, uint32_t i, uint8_t shift) {
+    return __ldg(reinterpret_cast<const int32_t*>(static_cast<const char*>(of) + (static_cast<uint64_t>(i) << shift)));
+  }
+#endif
+};
+
 #ifdef __CUDACC__
 
 // N values of T from the words that hold them, and back.
+template <int N>
+__device__ __forceinline__ void unpack(float* x, const uint32_t* w, const __half*) {
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) {
+    const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&w[i]));
+    x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
+  }
+}
+template <int N>
+__device__ __forceinline__ void pack(uint32_t* w, const float* x, const __half*) {
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) {
+    const __half2 pair = __floats2half2_rn(x[2 * i], x[2 * i + 1]);
+    w[i] = *reinterpret_cast<const uint32_t*>(&pair);
+  }
+}
 template <int N>
 __device__ __forceinline__ void unpack(float* x, const uint32_t* w, const float*) {
 #pragma unroll
@@ -151,9 +203,10 @@ __device__ __forceinline__ void reduce_scatter(float* v, uint32_t lane) {
   }
 }
 
-template <typename T, int LANES, int ROWS, int PASSES, int WARPS, int LOAD, int STORE, int RESIDENT>
+template <typename Call, int LANES, int ROWS, int PASSES, int WARPS, int LOAD, int STORE, int RESIDENT>
 __global__ void __launch_bounds__(WARPS * 32, RESIDENT > WARPS ? RESIDENT / WARPS : 1)
-gdn_decode_v5(const __grid_constant__ Arguments<T> p) {
+gdn_decode_v5(const __grid_constant__ Call p) {
+  using T = typename Call::State;
   constexpr int CHUNK = K / LANES;                                        // elements of a row that a lane has
   constexpr int EACH = CHUNK * int(sizeof(T)) < WIDEST ? CHUNK : WIDEST / int(sizeof(T));  // of one access
   constexpr int WORDS = EACH * int(sizeof(T)) / 4, ACCESSES = CHUNK / EACH;
@@ -161,55 +214,120 @@ gdn_decode_v5(const __grid_constant__ Arguments<T> p) {
   static_assert(V % TILE == 0 && 2 * ROWS <= LANES, "a CTA stays in one head; a lane has a sum at most");
   static_assert(PASSES == 1 || PASSES == 2 || PASSES == 4);
 
-  // 1. Load S. Row r of a lane is r * STRIDE rows after its first. All offsets after the state's have 32 bits.
   constexpr uint32_t STRIDE = WARPS * GROUPS, ROW = K * sizeof(T), ACCESS = LANES * EACH * sizeof(T);
   const uint32_t lane = threadIdx.x % LANES, first = threadIdx.x / LANES;
-  const uint64_t at = static_cast<uint64_t>(blockIdx.x) * (TILE * ROW) + (first * ROW + lane * EACH * sizeof(T));
-  const char* from = reinterpret_cast<const char*>(p.state) + at;
+  const uint32_t in_tile = first * ROW + lane * EACH * sizeof(T);         // bytes from the tile's first row
   uint32_t w[ROWS][ACCESSES][WORDS];
-#pragma unroll
-  for (int r = 0; r < ROWS; ++r)
-#pragma unroll
-    for (int j = 0; j < ACCESSES; ++j) load<WORDS * 4, LOAD>(w[r][j], from + r * STRIDE * ROW + j * ACCESS);
   // A thread's PIECES of an access in the later passes, PIECE bytes each, the threads of a warp side by side.
   constexpr int PIECE = WORDS * 4 < 16 ? WORDS * 4 : 16, PIECES = WORDS * 4 / PIECE;
   alignas(16) __shared__ char ahead[PASSES > 1 ? PASSES - 1 : 1][ROWS][ACCESSES][PIECES][WARPS * 32][PIECE];
-#pragma unroll
-  for (int pass = 1; pass < PASSES; ++pass) {
+
+  // 1. Load S. Row r of a lane is r * STRIDE rows after its first. All offsets after the state's have 32 bits.
+  const auto load_state = [&](const char* from, bool there) {
 #pragma unroll
     for (int r = 0; r < ROWS; ++r)
 #pragma unroll
-      for (int j = 0; j < ACCESSES; ++j)
+      for (int j = 0; j < ACCESSES; ++j) {
+        if (there) {
+          load<WORDS * 4, LOAD>(w[r][j], from + r * STRIDE * ROW + j * ACCESS);
+        } else {
 #pragma unroll
-        for (int i = 0; i < PIECES; ++i)
-          ptx::copy_async<PIECE>(ahead[pass - 1][r][j][i][threadIdx.x],
-                                 from + pass * PASS * ROW + r * STRIDE * ROW + j * ACCESS + i * PIECE);
-    ptx::commit_copies();
-  }
-  if constexpr (LOAD == LOAD_FIRST)
-    if (static_cast<int64_t>(reinterpret_cast<uintptr_t>(p.state)) < 0) return;  // never: see above
+          for (int i = 0; i < WORDS; ++i) w[r][j][i] = 0;
+        }
+      }
+#pragma unroll
+    for (int pass = 1; pass < PASSES; ++pass) {
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+        for (int j = 0; j < ACCESSES; ++j)
+#pragma unroll
+          for (int i = 0; i < PIECES; ++i) {
+            char* to = ahead[pass - 1][r][j][i][threadIdx.x];
+            if (there) {
+              ptx::copy_async<PIECE>(to, from + pass * PASS * ROW + r * STRIDE * ROW + j * ACCESS + i * PIECE);
+            } else {
+              for (int n = 0; n < PIECE; n += 4) *reinterpret_cast<uint32_t*>(to + n) = 0;
+            }
+          }
+      ptx::commit_copies();
+    }
+  };
 
   // 2. Load k, q, v and the gates' inputs
-  const uint32_t i_bh = blockIdx.x / TILES;                               // batch * HV + value head
-  const uint32_t i_h = p.by_group.divide(i_bh);                           // batch * H + query/key head
-  const uint32_t i_hv = i_bh - p.by_HV.divide(i_bh) * p.HV;
-  float k[CHUNK], q[CHUNK];
-#pragma unroll
-  for (int j = 0; j < ACCESSES; ++j) {
-    load_bf16<EACH>(k + j * EACH, p.k + (i_h * K + lane * EACH) + j * LANES * EACH);
-    load_bf16<EACH>(q + j * EACH, p.q + (i_h * K + lane * EACH) + j * LANES * EACH);
-  }
   // Several rows: after the reduce-scatter lane r * COPIES of the lower half has x of row r; it also has its v, d and o.
   // One row: all lanes have all of them.
   constexpr uint32_t COPIES = ROWS == 1 ? LANES : LANES / (2 * ROWS);
-  const uint32_t r_own = ROWS == 1 ? 0 : lane % (LANES / 2) / COPIES;
-  const uint32_t own = blockIdx.x * TILE + first + r_own * STRIDE;        // of all B * HV * V rows
-  float v_own[PASSES];
+  uint32_t own;                                                           // its row of all B * HV * V
+  const auto own_row = [&] {
+    const uint32_t r_own = ROWS == 1 ? 0 : lane % (LANES / 2) / COPIES;
+    return blockIdx.x * TILE + first + r_own * STRIDE;
+  };
+  const auto writes = [&] { return (ROWS == 1 || lane < LANES / 2) && lane % COPIES == 0; };
+  float k[CHUNK], q[CHUNK], v_own[PASSES];
+  const auto load_rows = [&](const __nv_bfloat16* k_at, uint32_t i_k, const __nv_bfloat16* q_at, uint32_t i_q,
+                             const __nv_bfloat16* v_at, uint32_t i_v) {
 #pragma unroll
-  for (int pass = 0; pass < PASSES; ++pass) v_own[pass] = __bfloat162float(p.v[own + pass * PASS]);
+    for (int j = 0; j < ACCESSES; ++j) {
+      load_bf16<EACH>(k + j * EACH, k_at + (i_k + lane * EACH) + j * LANES * EACH);
+      load_bf16<EACH>(q + j * EACH, q_at + (i_q + lane * EACH) + j * LANES * EACH);
+    }
+#pragma unroll
+    for (int pass = 0; pass < PASSES; ++pass) v_own[pass] = __bfloat162float(v_at[i_v + pass * PASS]);
+  };
+
   // 3. Gates
-  const float x_gate = __bfloat162float(p.a[i_bh]) + p.dt_bias[i_hv];
-  const float g = decay(p.A_log[i_hv], x_gate), beta = sigmoid(__bfloat162float(p.b[i_bh]));
+  float g, beta;
+  const auto gates = [&](float A_log, float x, float b) { g = decay(A_log, x), beta = sigmoid(b); };
+
+  uint64_t at;                                                            // bytes from the (new) states to the lane's first
+  [[maybe_unused]] T* new_states;                                         // the slot's; null: kept nowhere
+  if constexpr (!Call::POOLED) {
+    at = static_cast<uint64_t>(blockIdx.x) * (TILE * ROW) + in_tile;
+    load_state(reinterpret_cast<const char*>(p.state) + at, true);
+    if constexpr (LOAD == LOAD_FIRST)
+      if (static_cast<int64_t>(reinterpret_cast<uintptr_t>(p.state)) < 0) return;  // never: see above
+    const uint32_t i_bh = blockIdx.x / TILES;                             // batch * HV + value head
+    const uint32_t i_h = p.by_group.divide(i_bh);                         // batch * H + query/key head
+    const uint32_t i_hv = i_bh - p.by_HV.divide(i_bh) * p.HV;
+    own = own_row();
+    load_rows(p.k, i_h * K, p.q, i_h * K, p.v, own);
+    const float x = __bfloat162float(p.a[i_bh]) + p.dt_bias[i_hv];
+    gates(p.A_log[i_hv], x, __bfloat162float(p.b[i_bh]));
+  } else {
+    // The state's address needs the slot, which has to be loaded: the rows of q, k and v come meanwhile.
+    const uint32_t i_bh = blockIdx.x / TILES, i_b = p.by_HV.divide(i_bh), i_hv = i_bh - i_b * p.HV;
+    const int32_t slot = p.slot(p.slots, i_b, p.slot_shift), new_slot = p.slot(p.new_slots, i_b, p.new_slot_shift);
+    const bool there = p.has_state == nullptr || p.has_state[i_b];
+    const __nv_bfloat16* row = p.qkv + static_cast<int64_t>(i_b) * p.qkv_stride;
+    const uint32_t i_h = p.by_group.divide(i_hv);
+    own = own_row();
+    load_rows(row, (p.H + i_h) * K, row, i_h * K, row, 2 * p.H * K + (own - i_b * p.HV * V));
+    const float bias = p.dt_bias_bf16 ? __bfloat162float(static_cast<const __nv_bfloat16*>(p.dt_bias)[i_hv])
+                                      : static_cast<const float*>(p.dt_bias)[i_hv];
+    gates(p.A_log[i_hv], __bfloat162float(p.a[i_b * p.a_stride + i_hv]) + bias,
+          __bfloat162float(p.b[i_b * p.b_stride + i_hv]));
+    if (slot < p.first_slot) {                                            // padding: zeros, and no state
+#pragma unroll
+      for (int pass = 0; pass < PASSES; ++pass)
+        if (writes()) p.output[own + pass * PASS] = __float2bfloat16(0.f);
+      return;
+    }
+    at = (i_hv * V + blockIdx.x % TILES * TILE) * ROW + in_tile;
+    load_state(reinterpret_cast<const char*>(p.pool + slot * p.slot_stride) + at, there);
+    new_states = new_slot < p.first_slot ? nullptr : p.new_pool + new_slot * p.new_slot_stride;
+    if (p.epsilon >= 0.f) {                                               // while S is on its way
+      float kk = dot<CHUNK, 1>(k, k), qq = dot<CHUNK, 1>(q, q);
+#pragma unroll
+      for (int m = LANES / 2; m > 0; m /= 2) {
+        kk += __shfl_xor_sync(0xffffffffu, kk, m);
+        qq += __shfl_xor_sync(0xffffffffu, qq, m);
+      }
+      const float k_norm = rsqrtf(kk + p.epsilon), q_norm = rsqrtf(qq + p.epsilon);
+#pragma unroll
+      for (int i = 0; i < CHUNK; ++i) k[i] *= k_norm, q[i] *= q_norm;
+    }
+  }
 
   // 4. Dots. With one row no other work hides the latency of 16 dependent additions: use two chains of 8.
   constexpr int CHAINS = ROWS == 1 && CHUNK == 16 ? 2 : 1;
@@ -234,7 +352,7 @@ gdn_decode_v5(const __grid_constant__ Arguments<T> p) {
     for (int r = 0; r < ROWS; ++r) {
       float s[CHUNK];
 #pragma unroll
-      for (int j = 0; j < ACCESSES; ++j) unpack<EACH>(s + j * EACH, w[r][j], p.state);
+      for (int j = 0; j < ACCESSES; ++j) unpack<EACH>(s + j * EACH, w[r][j], static_cast<const T*>(nullptr));
       sums[r] = dot<CHUNK, CHAINS>(s, k), sums[ROWS + r] = dot<CHUNK, CHAINS>(s, q);
     }
     // 5. Reduce
@@ -257,21 +375,27 @@ gdn_decode_v5(const __grid_constant__ Arguments<T> p) {
       x = lane < LANES / 2 ? sums[0] : other, y = lane < LANES / 2 ? other : sums[0];
     }
     const float d_own = beta * (v_own[pass] - g * x);
-    if ((ROWS == 1 || lane < LANES / 2) && lane % COPIES == 0)
+    if (writes())
       p.output[own + pass * PASS] = __float2bfloat16(p.scale * (g * y + d_own * z));
 
     // 6. Update and store
-    char* to = reinterpret_cast<char*>(p.new_state) + at + pass * PASS * ROW;
+    char* to;
+    if constexpr (Call::POOLED) {
+      if (new_states == nullptr) continue;
+      to = reinterpret_cast<char*>(new_states) + at + pass * PASS * ROW;
+    } else {
+      to = reinterpret_cast<char*>(p.new_state) + at + pass * PASS * ROW;
+    }
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
       const float d = ROWS == 1 ? d_own : __shfl_sync(0xffffffffu, d_own, r * COPIES, LANES);
 #pragma unroll
       for (int j = 0; j < ACCESSES; ++j) {
         float s[EACH];
-        unpack<EACH>(s, w[r][j], p.state);
+        unpack<EACH>(s, w[r][j], static_cast<const T*>(nullptr));
 #pragma unroll
         for (int i = 0; i < EACH; ++i) s[i] = fmaf(d, k[j * EACH + i], g * s[i]);
-        pack<EACH>(w[r][j], s, p.state);
+        pack<EACH>(w[r][j], s, static_cast<const T*>(nullptr));
         store<WORDS * 4, STORE>(to + r * STRIDE * ROW + j * ACCESS, w[r][j]);
       }
     }

@@ -23,7 +23,7 @@ template <typename T, size_t I>
 void launch(const Arguments<T>& p, int64_t heads, cudaStream_t stream) {
   constexpr Tuned t = TUNED[I];
   constexpr int TILES = V / (t.warps * (32 / t.lanes) * t.rows * t.passes);
-  constexpr auto kernel = gdn_decode_v5<T, t.lanes, t.rows, t.passes, t.warps, t.load, t.store, t.resident>;
+  constexpr auto kernel = gdn_decode_v5<Arguments<T>, t.lanes, t.rows, t.passes, t.warps, t.load, t.store, t.resident>;
   kernel<<<static_cast<uint32_t>(heads * TILES), t.warps * 32, 0, stream>>>(p);
 }
 
