@@ -26,7 +26,7 @@ DRIVER = """
 template <typename T, int LANES, int ROWS, int PASSES, int WARPS>
 void launch(const gdn::Arguments<T>& p, uint32_t heads) {
   emulated::launch(heads * (128 / (WARPS * (32 / LANES) * ROWS * PASSES)), WARPS * 32,
-                   [&] { gdn::gdn_decode_v5<T, LANES, ROWS, PASSES, WARPS, 0, 0, 1>(p); });
+                   [&] { gdn::gdn_decode_v5<gdn::Arguments<T>, LANES, ROWS, PASSES, WARPS, 0, 0, 1>(p); });
 }
 template <typename T>
 int run(int lanes, int rows, int passes, int warps, void** t, float scale, uint32_t B, uint32_t H, uint32_t HV) {

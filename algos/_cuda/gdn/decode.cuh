@@ -216,7 +216,6 @@ gdn_decode_v5(const __grid_constant__ Call p) {
 
   constexpr uint32_t STRIDE = WARPS * GROUPS, ROW = K * sizeof(T), ACCESS = LANES * EACH * sizeof(T);
   const uint32_t lane = threadIdx.x % LANES, first = threadIdx.x / LANES;
-  const uint32_t in_tile = first * ROW + lane * EACH * sizeof(T);         // bytes from the tile's first row
   uint32_t w[ROWS][ACCESSES][WORDS];
   // A thread's PIECES of an access in the later passes, PIECE bytes each, the threads of a warp side by side.
   constexpr int PIECE = WORDS * 4 < 16 ? WORDS * 4 : 16, PIECES = WORDS * 4 / PIECE;
@@ -259,41 +258,35 @@ gdn_decode_v5(const __grid_constant__ Call p) {
   // One row: all lanes have all of them.
   constexpr uint32_t COPIES = ROWS == 1 ? LANES : LANES / (2 * ROWS);
   uint32_t own;                                                           // its row of all B * HV * V
-  const auto own_row = [&] {
-    const uint32_t r_own = ROWS == 1 ? 0 : lane % (LANES / 2) / COPIES;
-    return blockIdx.x * TILE + first + r_own * STRIDE;
-  };
   const auto writes = [&] { return (ROWS == 1 || lane < LANES / 2) && lane % COPIES == 0; };
   float k[CHUNK], q[CHUNK], v_own[PASSES];
-  const auto load_rows = [&](const __nv_bfloat16* k_at, uint32_t i_k, const __nv_bfloat16* q_at, uint32_t i_q,
-                             const __nv_bfloat16* v_at, uint32_t i_v) {
+  const auto load_v = [&](auto v_at) {
+    const uint32_t r_own = ROWS == 1 ? 0 : lane % (LANES / 2) / COPIES;
+    own = blockIdx.x * TILE + first + r_own * STRIDE;
 #pragma unroll
-    for (int j = 0; j < ACCESSES; ++j) {
-      load_bf16<EACH>(k + j * EACH, k_at + (i_k + lane * EACH) + j * LANES * EACH);
-      load_bf16<EACH>(q + j * EACH, q_at + (i_q + lane * EACH) + j * LANES * EACH);
-    }
-#pragma unroll
-    for (int pass = 0; pass < PASSES; ++pass) v_own[pass] = __bfloat162float(v_at[i_v + pass * PASS]);
+    for (int pass = 0; pass < PASSES; ++pass) v_own[pass] = __bfloat162float(*v_at(own + pass * PASS));
   };
 
-  // 3. Gates
   float g, beta;
-  const auto gates = [&](float A_log, float x, float b) { g = decay(A_log, x), beta = sigmoid(b); };
-
   uint64_t at;                                                            // bytes from the (new) states to the lane's first
   [[maybe_unused]] T* new_states;                                         // the slot's; null: kept nowhere
   if constexpr (!Call::POOLED) {
-    at = static_cast<uint64_t>(blockIdx.x) * (TILE * ROW) + in_tile;
+    at = static_cast<uint64_t>(blockIdx.x) * (TILE * ROW) + (first * ROW + lane * EACH * sizeof(T));
     load_state(reinterpret_cast<const char*>(p.state) + at, true);
     if constexpr (LOAD == LOAD_FIRST)
       if (static_cast<int64_t>(reinterpret_cast<uintptr_t>(p.state)) < 0) return;  // never: see above
     const uint32_t i_bh = blockIdx.x / TILES;                             // batch * HV + value head
     const uint32_t i_h = p.by_group.divide(i_bh);                         // batch * H + query/key head
     const uint32_t i_hv = i_bh - p.by_HV.divide(i_bh) * p.HV;
-    own = own_row();
-    load_rows(p.k, i_h * K, p.q, i_h * K, p.v, own);
-    const float x = __bfloat162float(p.a[i_bh]) + p.dt_bias[i_hv];
-    gates(p.A_log[i_hv], x, __bfloat162float(p.b[i_bh]));
+#pragma unroll
+    for (int j = 0; j < ACCESSES; ++j) {
+      load_bf16<EACH>(k + j * EACH, p.k + (i_h * K + lane * EACH) + j * LANES * EACH);
+      load_bf16<EACH>(q + j * EACH, p.q + (i_h * K + lane * EACH) + j * LANES * EACH);
+    }
+    load_v([&](uint32_t i) { return p.v + i; });
+    // 3. Gates
+    const float x_gate = __bfloat162float(p.a[i_bh]) + p.dt_bias[i_hv];
+    g = decay(p.A_log[i_hv], x_gate), beta = sigmoid(__bfloat162float(p.b[i_bh]));
   } else {
     // The state's address needs the slot, which has to be loaded: the rows of q, k and v come meanwhile.
     const uint32_t i_bh = blockIdx.x / TILES, i_b = p.by_HV.divide(i_bh), i_hv = i_bh - i_b * p.HV;
@@ -301,19 +294,24 @@ gdn_decode_v5(const __grid_constant__ Call p) {
     const bool there = p.has_state == nullptr || p.has_state[i_b];
     const __nv_bfloat16* row = p.qkv + static_cast<int64_t>(i_b) * p.qkv_stride;
     const uint32_t i_h = p.by_group.divide(i_hv);
-    own = own_row();
-    load_rows(row, (p.H + i_h) * K, row, i_h * K, row, 2 * p.H * K + (own - i_b * p.HV * V));
+    const __nv_bfloat16* v_row = row + 2 * p.H * K;
+#pragma unroll
+    for (int j = 0; j < ACCESSES; ++j) {
+      load_bf16<EACH>(k + j * EACH, row + ((p.H + i_h) * K + lane * EACH) + j * LANES * EACH);
+      load_bf16<EACH>(q + j * EACH, row + (i_h * K + lane * EACH) + j * LANES * EACH);
+    }
+    load_v([&](uint32_t i) { return v_row + (i - i_b * p.HV * V); });
     const float bias = p.dt_bias_bf16 ? __bfloat162float(static_cast<const __nv_bfloat16*>(p.dt_bias)[i_hv])
                                       : static_cast<const float*>(p.dt_bias)[i_hv];
-    gates(p.A_log[i_hv], __bfloat162float(p.a[i_b * p.a_stride + i_hv]) + bias,
-          __bfloat162float(p.b[i_b * p.b_stride + i_hv]));
+    g = decay(p.A_log[i_hv], __bfloat162float(p.a[i_b * p.a_stride + i_hv]) + bias);
+    beta = sigmoid(__bfloat162float(p.b[i_b * p.b_stride + i_hv]));
     if (slot < p.first_slot) {                                            // padding: zeros, and no state
 #pragma unroll
       for (int pass = 0; pass < PASSES; ++pass)
         if (writes()) p.output[own + pass * PASS] = __float2bfloat16(0.f);
       return;
     }
-    at = (i_hv * V + blockIdx.x % TILES * TILE) * ROW + in_tile;
+    at = (i_hv * V + blockIdx.x % TILES * TILE + first) * ROW + lane * EACH * sizeof(T);
     load_state(reinterpret_cast<const char*>(p.pool + slot * p.slot_stride) + at, there);
     new_states = new_slot < p.first_slot ? nullptr : p.new_pool + new_slot * p.new_slot_stride;
     if (p.epsilon >= 0.f) {                                               // while S is on its way

@@ -1,0 +1,196 @@
+"""The kernel of cuda-v5-packed on a CPU: states in the slots of a pool, strided rows, padding, fresh slots, the norm of q
+and k, for states of float32, bfloat16 and float16, against float64."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import oracle
+import pytest
+import torch
+from emulator import emulation
+
+CUTS = [(8, 1, 1, 4), (16, 1, 1, 8), (16, 2, 1, 4), (16, 4, 1, 1), (16, 4, 2, 1), (32, 8, 1, 2)]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2.5e-3, torch.float16: 4e-4}  # one rounding of the new state
+
+DRIVER = """
+#include "decode.cuh"
+struct Call {
+  void *slots, *qkv, *pool, *a, *b, *A_log, *dt_bias, *new_pool, *new_slots, *has_state, *output;
+  int64_t slot_stride, new_slot_stride, qkv_stride, a_stride, b_stride;
+  float scale, epsilon;
+  int32_t B, H, HV, first_slot, slot_shift, new_slot_shift, dt_bias_bf16;
+};
+template <typename T, int LANES, int ROWS, int PASSES, int WARPS>
+void launch(const gdn::PoolArguments<T>& p, uint32_t heads) {
+  emulated::launch(heads * (128 / (WARPS * (32 / LANES) * ROWS * PASSES)), WARPS * 32,
+                   [&] { gdn::gdn_decode_v5<gdn::PoolArguments<T>, LANES, ROWS, PASSES, WARPS, 0, 0, 1>(p); });
+}
+template <typename T>
+int run(int cut, const Call& c) {
+  using bf = __nv_bfloat16;
+  gdn::PoolArguments<T> p = {c.slots, (bf*)c.qkv, (T*)c.pool, c.slot_stride, (bf*)c.a, (bf*)c.b, (float*)c.A_log,
+      c.dt_bias, (T*)c.new_pool, c.new_slots, (bool*)c.has_state, (bf*)c.output, c.new_slot_stride, c.qkv_stride,
+      c.a_stride, c.b_stride, c.scale, c.epsilon, (uint32_t)c.HV, (uint32_t)c.H, c.first_slot, (uint8_t)c.slot_shift,
+      (uint8_t)c.new_slot_shift, (uint8_t)c.dt_bias_bf16, gdn::Divisor(c.HV), gdn::Divisor(c.HV / c.H)};
+  int i = 0;
+#define CUT(l, r, n, w) if (i++ == cut) return launch<T, l, r, n, w>(p, c.B * c.HV), 0;
+  @CUTS@
+  return 1;
+}
+extern "C" int decode(int dtype, int cut, const Call* c) {
+  return dtype == 0 ? run<float>(cut, *c) : dtype == 1 ? run<__nv_bfloat16>(cut, *c) : run<__half>(cut, *c);
+}
+"""
+
+
+class Call(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in (
+            "slots qkv pool a b A_log dt_bias new_pool new_slots has_state output".split())),
+        *((name, ctypes.c_int64) for name in "slot_stride new_slot_stride qkv_stride a_stride b_stride".split()),
+        ("scale", ctypes.c_float), ("epsilon", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in "B H HV first_slot slot_shift new_slot_shift dt_bias_bf16".split()),
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    cuts = "\n  ".join(f"CUT{cut}" for cut in CUTS)
+    kernel = emulation.CUDA / "gdn" / "decode.cuh"
+    return emulation.library(tmp_path_factory.mktemp("pool"), DRIVER.replace("@CUTS@", cuts), kernel)
+
+
+class Problem:
+    """A call's tensors; `gap` elements lie between rows and between slots, and NaN in them."""
+
+    def __init__(self, H: int, HV: int, slots: list[int], count: int, dtype=torch.float32, gap: int = 0):
+        draw = torch.Generator().manual_seed(len(slots) * 100 + HV)
+        B, width = len(slots), (2 * H + HV) * 128
+        self.H, self.HV = H, HV
+
+        def rows(n: int, width: int, dtype: torch.dtype, gap: int) -> torch.Tensor:
+            whole = torch.full((n, width + gap), math.nan, dtype=dtype)
+            whole[:, :width] = torch.randn(n, width, generator=draw).to(dtype)
+            return whole[:, :width]
+
+        self.qkv = rows(B, width, torch.bfloat16, 8 * gap)
+        self.a, self.b = rows(B, HV, torch.bfloat16, gap), rows(B, HV, torch.bfloat16, 2 * gap)
+        self.pool = rows(count, HV * 128 * 128, dtype, 64 * gap).unflatten(1, (HV, 128, 128))
+        self.A_log, self.dt_bias = (torch.randn(HV, generator=draw) for _ in range(2))
+        self.slots = torch.tensor(slots, dtype=torch.int32)
+        self.output = torch.full((B, HV, 128), math.nan, dtype=torch.bfloat16)
+
+    def call(self, library, cut: int, *, new_slots=None, has_state=None, first_slot=1, epsilon=1e-6, scale=0.1):
+        """Writes `output`, and new states into `pool`."""
+        new_slots, pool = self.slots if new_slots is None else new_slots, self.pool
+        given = Call(
+            *(x.data_ptr() for x in (self.slots, self.qkv, pool, self.a, self.b, self.A_log, self.dt_bias, pool)),
+            new_slots.data_ptr(), None if has_state is None else has_state.data_ptr(), self.output.data_ptr(),
+            pool.stride(0), pool.stride(0), self.qkv.stride(0), self.a.stride(0), self.b.stride(0), scale, epsilon,
+            len(self.slots), self.H, self.HV, first_slot, self.slots.element_size().bit_length() - 1,
+            new_slots.element_size().bit_length() - 1, int(self.dt_bias.dtype == torch.bfloat16),
+        )  # fmt: skip
+        assert library.decode(DTYPES.index(pool.dtype), cut, ctypes.byref(given)) == 0
+
+    def right(self, *, new_slots=None, has_state=None, first_slot=1, epsilon=1e-6, scale=0.1):
+        """(output, {slot: new state}) in float64."""
+        output, states = torch.zeros(self.output.shape, dtype=torch.float64), {}
+        q, k, v = self.qkv.double().split([self.H * 128, self.H * 128, self.HV * 128], dim=1)
+        q, k, v = (x.unflatten(1, (-1, 128)) for x in (q, k, v))
+        if epsilon >= 0:
+            q, k = (x / (x.square().sum(-1, keepdim=True) + epsilon).sqrt() for x in (q, k))
+        for i, slot in enumerate(self.slots.tolist()):
+            if slot < first_slot:
+                continue
+            state = self.pool[slot].double()
+            if has_state is not None and not has_state[i]:
+                state = torch.zeros_like(state)
+            one = [x[i][None, None] for x in (q, k, v)]
+            gates = self.A_log.double(), self.a[i][None, None].double(), self.dt_bias.double()
+            found = oracle.gdn_decode(*one, state[None], *gates, self.b[i][None, None].double(), scale)
+            output[i] = torch.as_tensor(found[0]).reshape(self.HV, 128)
+            target = slot if new_slots is None else int(new_slots[i])
+            if target >= first_slot:
+                states[target] = torch.as_tensor(found[1])[0]
+        return output, states
+
+
+def off(x: torch.Tensor, right: torch.Tensor) -> float:
+    return float((x.double() - right).norm() / (right.norm() or 1))
+
+
+def check(library, problem: Problem, cut: int, **how) -> None:
+    """A call's outputs, the slots that it wrote, and that no bit of another slot changed."""
+    output, states = problem.right(**how)
+    before = problem.pool.clone()
+    problem.call(library, cut, **how)
+    assert off(problem.output, output) < 3e-3
+    for slot in range(len(before)):
+        if slot in states:
+            assert off(problem.pool[slot], states[slot]) < TOLERANCE[before.dtype]
+        else:
+            assert torch.equal(problem.pool[slot], before[slot])
+    padding = problem.slots < how.get("first_slot", 1)
+    assert torch.equal(problem.output[padding], torch.zeros_like(problem.output[padding]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("cut", range(len(CUTS)), ids=lambda i: "x".join(map(str, CUTS[i])))
+def test_slots_of_a_pool(library, cut, dtype):
+    check(library, Problem(1, 3, [3, 1], 5, dtype), cut)
+
+
+@pytest.mark.parametrize("cut", [0, 3, 4])
+def test_strided_rows_and_slots_are_the_same_bits(library, cut):
+    dense, strided = Problem(2, 4, [2, 1, 4], 5), Problem(2, 4, [2, 1, 4], 5, gap=3)
+    for name in ("qkv", "a", "b", "pool"):
+        getattr(strided, name).copy_(getattr(dense, name))
+    strided.A_log, strided.dt_bias = dense.A_log, dense.dt_bias
+    for problem in (dense, strided):
+        problem.call(library, cut)
+    assert torch.equal(dense.output, strided.output) and torch.equal(dense.pool, strided.pool)
+    whole = strided.pool.as_strided((5, strided.pool.stride(0)), (strided.pool.stride(0), 1)) if cut == 0 else None
+    assert whole is None or whole[:-1, 4 * 128 * 128 :].isnan().all()  # nothing between the slots was written
+
+
+@pytest.mark.parametrize("slots", [[0, 2, -1, 1, 0], [-1], [0, 0, 3]])
+def test_padding_is_zeros_and_touches_no_state(library, slots):
+    check(library, Problem(1, 2, slots, 4), 2)
+
+
+def test_slot_0_is_a_state_where_only_negative_slots_are_padding(library):
+    check(library, Problem(1, 2, [0, -1, 2], 3), 1, first_slot=0)
+
+
+def test_slots_of_64_bits_and_a_bias_in_bfloat16(library):
+    problem = Problem(2, 2, [3, -1, 1], 4)
+    problem.slots, problem.dt_bias = problem.slots.long(), problem.dt_bias.bfloat16()
+    check(library, problem, 3)
+
+
+@pytest.mark.parametrize("cut", [2, 4])
+def test_a_fresh_slot_starts_from_zeros_whatever_it_holds(library, cut):
+    problem = Problem(1, 2, [1, 2, 3], 4)
+    problem.pool[2] = math.nan
+    check(library, problem, cut, has_state=torch.tensor([True, False, True]))
+
+
+def test_new_states_may_go_to_other_slots_or_nowhere(library):
+    problem = Problem(1, 2, [1, 2, 3], 8)
+    check(library, problem, 3, new_slots=torch.tensor([5, 6, -1]))
+
+
+def test_without_the_norm_q_and_k_are_taken_as_they_are(library):
+    problem = Problem(1, 2, [1, 2], 3)
+    problem.qkv[:, 128:256] *= 0.1
+    check(library, problem, 2, epsilon=-1.0)
+
+
+def test_keys_of_zeros_divide_by_no_zero(library):
+    problem = Problem(1, 2, [1, 2], 3)
+    problem.qkv[:, :256] = 0
+    problem.call(library, 2)
+    assert torch.equal(problem.output, torch.zeros_like(problem.output)) and problem.pool.isfinite().all()
