@@ -9,7 +9,7 @@ import helpers
 import pytest
 
 from gdn_cli import parsing, paths
-from gdn_cli.catalog import pack, presets, registry
+from gdn_cli.catalog import ops, pack, presets, registry
 from gdn_cli.catalog.trace_set import from_folder
 from gdn_cli.errors import GdnError
 from gdn_cli.remote import settings
@@ -52,7 +52,7 @@ def read_algo(folder: Path, text: str) -> None:
 
 def read_op(folder: Path, text: str) -> None:
     (folder / "op.toml").write_text(text)
-    registry.read_op(folder / "op.toml")
+    ops.read_op(folder / "op.toml")
 
 
 def read_preset(folder: Path, text: str) -> None:

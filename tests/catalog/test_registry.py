@@ -8,7 +8,7 @@ import re
 import pytest
 
 from gdn_cli import paths
-from gdn_cli.catalog import registry
+from gdn_cli.catalog import ops, registry
 from gdn_cli.catalog.registry import Algo, Registry
 from gdn_cli.errors import UsageError
 
@@ -219,7 +219,7 @@ def test_files_that_are_no_toml(tmp_path, write_algo):
         rf"{re.escape(str(tmp_path))}/gdn_decode/bad-toml/algo.toml: not valid TOML: .*line 1", says["bad-toml"]
     )
     assert "not-utf8/algo.toml: not UTF-8 text" in says["not-utf8"]
-    assert says["no-op"].endswith(f"folder 'gdn_encode': expected an op, one of {', '.join(sorted(OPS))}")
+    assert says["no-op"].endswith(f"folder 'gdn_encode': expected an op, one of {', '.join(OPS)}")
 
 
 def test_broken_algos_do_not_take_the_list_down(tmp_path, write_algo, gdn):
@@ -308,5 +308,5 @@ def test_a_broken_config_names_file_key_and_expectation(old, new, says, tmp_path
     path = tmp_path / "gdn_decode.toml"
     path.write_text(text.replace(old, new))
     with pytest.raises(UsageError) as e:
-        registry.read_op(path)
+        ops.read_op(path)
     assert str(e.value).startswith(f"{path}: {says}")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from msgspec import structs
 
-from gdn_cli.catalog.registry import Op, TensorSpec
+from gdn_cli.catalog.ops import Op, TensorSpec
 from gdn_cli.schema.record_types import Check
 from gdn_cli.worker import check
 from gdn_cli.worker.tasks import common

@@ -11,7 +11,7 @@ import reports
 import torch
 
 from gdn_cli import timing
-from gdn_cli.catalog import registry
+from gdn_cli.catalog import ops, registry
 from gdn_cli.catalog.tiers import TIERS
 from gdn_cli.errors import UsageError
 from gdn_cli.machine import inventory
@@ -69,7 +69,7 @@ def test_a_pair_that_cannot_be_one_is_refused(pair, tmp_path):
     with pytest.raises(
         UsageError, match=r"\$\.in_place\.\w+: expected (output = 'input', both of one shape and dtype|text)"
     ):
-        registry.read_op(file)
+        ops.read_op(file)
 
 
 def test_who_cannot_is_refused_by_name_and_left_out_of_all(tmp_path):
@@ -213,10 +213,10 @@ class Steps:
         outputs[1].copy_(2 * inputs[1])
 
 
-TOY = registry.Op(
+TOY = ops.Op(
     name="toy", definition="toy", op_type="toy", summary="toy", axes={"n": None},
-    inputs={"x": registry.TensorSpec("float32", ("n",)), "s": registry.TensorSpec("float32", ("n",))},
-    outputs={"y": registry.TensorSpec("float32", ("n",)), "t": registry.TensorSpec("float32", ("n",))},
+    inputs={"x": ops.TensorSpec("float32", ("n",)), "s": ops.TensorSpec("float32", ("n",))},
+    outputs={"y": ops.TensorSpec("float32", ("n",)), "t": ops.TensorSpec("float32", ("n",))},
     tolerance={"y": 1e-6, "t": 1e-6}, reference="none", linear_in=("x", "s"), label="n={n}", in_place={"t": "s"},
 )  # fmt: skip
 

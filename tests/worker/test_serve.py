@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from gdn_cli import errors
-from gdn_cli.catalog import pack, registry
+from gdn_cli.catalog import ops, pack, registry
 from gdn_cli.catalog.workloads import embedded, select
 from gdn_cli.machine import inventory
 from gdn_cli.parsing import to_json
@@ -268,7 +268,7 @@ def test_a_malformed_request_gets_a_reply_that_says_so(text, reason, gdn):
 
 def test_an_op_travels_as_json_and_arrives_as_it_was():
     for op in REGISTRY.ops.values():
-        assert msgspec.convert(to_json(op), registry.Op) == op
+        assert msgspec.convert(to_json(op), ops.Op) == op
 
 
 @pytest.mark.parametrize(

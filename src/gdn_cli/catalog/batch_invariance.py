@@ -21,7 +21,8 @@ from dataclasses import replace
 from ..errors import UsageError
 from . import tuned_table
 from .expression import condition
-from .registry import Algo, Op
+from .ops import Op
+from .registry import Algo
 from .tuned_table import ENDLESS, Row
 
 HOW = "batch_invariant or [tune.invariant] in its algo.toml says how"

@@ -13,7 +13,8 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from ..errors import UsageError, one_line
 from ..parsing import decode, read_json, read_text, wrong
 from .formats import Definition, Solution, Tensor
-from .registry import Algo, Op, Registry, TensorSpec, is_source
+from .ops import Op, TensorSpec
+from .registry import Algo, Registry, is_source
 
 SUFFIXES = (".py", ".cu", ".cuh", ".cpp", ".cxx", ".cc", ".c", ".h", ".hpp")
 STAY_BEHIND = ("algo.toml", "README.md", "tuning.json")  # of the folder, not of the solution
@@ -151,13 +152,14 @@ def read_solution(path: Path, registry: Registry) -> Algo:
             raise UsageError(f"{path}: source {file!r:.60} is no name for a file")
         if ".." in parts or PurePosixPath(file).is_absolute() or PureWindowsPath(file).anchor:
             raise UsageError(f"{path}: source '{file}' would be written outside its folder; refused")
-    ops = {op.definition: op.name for op in registry.ops.values()}
-    if solution["definition"] not in ops:
+    if not (op := registry.ops.of_definition(solution["definition"])):
         wanted = f"definition '{solution['definition']}' is not one of gdn's ops"
-        raise UsageError(f"{path}: {wanted}", hint=f"gdn knows {', '.join(ops)}")
+        raise UsageError(
+            f"{path}: {wanted}", hint=f"gdn knows {', '.join(o.definition for o in registry.ops.values())}"
+        )
     spec.setdefault("destination_passing_style", True)  # flashinfer-bench's default
     return Algo(
-        op=ops[solution["definition"]],
+        op=op.name,
         name=name,
         summary=solution.get("description") or f"packed by {solution['author']}",
         language=spec["language"],

@@ -1,11 +1,10 @@
-"""algo.toml -> Algo, configs/*.toml -> Op: what there is, found by name. Imports no torch: `gdn list` is instant."""
+"""algo.toml -> Algo, and all ops and algos found by name. Imports no torch: `gdn list` is instant."""
 
 from __future__ import annotations
 
 import os
 import re
-import string
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,11 +12,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from .. import files, paths, units
+from .. import files, paths
 from ..errors import UsageError, one_line, unknown
-from ..parsing import Positive, Text, Wrong, decode, read_toml, wrong
+from ..parsing import Text, Wrong, decode, read_toml, wrong
 from .formats import Language, Solution
-from .stress import Family, fault
+from .ops import Heads, Op, Ops
 from .tune_section import Tune
 
 # Where an algo can run: `interpreter` is Triton's, on a CPU, good for checks and never timed.
@@ -25,74 +24,6 @@ MODES = ("cuda", "cpu", "interpreter")
 Mode = Literal["cuda", "cpu", "interpreter"]
 DEFAULT_OP = "gdn_decode"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
-
-
-class TensorSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """One input or output: a FlashInfer-Trace dtype name and axis names (None for a scalar)."""
-
-    dtype: Text
-    shape: tuple[str, ...] | None = None
-    note: str = ""  # what its values must be, for whoever calls an algo
-
-
-class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """configs/<op>.toml: the FlashInfer-Trace definition that an op stands for, how its results are judged and shown.
-
-    Raises parsing.Wrong where its parts do not fit each other.
-    """
-
-    definition: Text
-    op_type: Text
-    summary: Text
-    axes: dict[str, Annotated[Positive | Literal["var"], Meta(description="a positive whole number or 'var'")]]
-    inputs: dict[str, TensorSpec]
-    outputs: dict[str, TensorSpec]
-    constraints: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
-    # output -> greatest relative Frobenius error against float64
-    tolerance: dict[str, Annotated[float, Meta(gt=0)]]
-    reference: Text  # the algo whose source is the definition's reference
-    baseline: Text | None = None  # the algo that the contest ranks against
-    linear_in: tuple[str, ...]  # inputs whose joint negation negates every output
-    label: Text  # how a workload is called in a table: "B={batch_size}"
-    in_place: dict[str, Text] = {}  # output -> the input that it may overwrite
-    stress: dict[str, Family] = {}  # name -> inputs that are hard: `gdn run --stress`
-
-    def __post_init__(self) -> None:
-        for kind, specs in (("inputs", self.inputs), ("outputs", self.outputs)):
-            for name, spec in specs.items():
-                for axis in spec.shape or ():
-                    if axis not in self.axes:
-                        raise Wrong((kind, name, "shape"), f"axes of [axes]: {', '.join(self.axes)}", axis)
-        if set(self.tolerance) != set(self.outputs):
-            raise Wrong(("tolerance",), f"a positive number for each of {', '.join(self.outputs)}", self.tolerance)
-        for name in self.linear_in:
-            if name not in self.inputs:
-                raise Wrong(("linear_in",), f"inputs: {', '.join(self.inputs)}", name)
-        for output, source in self.in_place.items():
-            pair = self.outputs.get(output), self.inputs.get(source)
-            if None in pair or (pair[0].dtype, pair[0].shape) != (pair[1].dtype, pair[1].shape):
-                raise Wrong(("in_place", output), "output = 'input', both of one shape and dtype", source)
-        variable = [name for name, value in self.axes.items() if value in ("var", None)]
-        for name, family in self.stress.items():
-            if found := fault(family, variable):
-                raise Wrong(("stress", name, found.steps[0]), found.expected, found.got)
-
-
-class Op(OpFile, frozen=True, kw_only=True):
-    """An operation."""
-
-    name: str
-    axes: dict[str, int | None]  # None: variable
-
-    @property
-    def var_axes(self) -> tuple[str, ...]:
-        return tuple(name for name, value in self.axes.items() if value is None)
-
-    def shape(self, spec: TensorSpec, axes: Mapping[str, int]) -> tuple[int, ...]:
-        """The shape of an input or output at a workload's axes."""
-        known = {name: value for name, value in self.axes.items() if value is not None} | dict(axes)
-        return tuple(known[axis] for axis in spec.shape or ())
 
 
 _ENTRY = Meta(
@@ -122,6 +53,7 @@ class AlgoFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     capability: Annotated[str, _CAPABILITY] | None = None  # the least CUDA compute capability
     specific: bool = False  # built for its GPU's own features (sm_90a), not for what later GPUs have too (sm_90)
     after: Text | None = None  # the rung below it
+    heads: tuple[str, ...] = ()  # the only numbers of heads that it takes, "4/8"; none: any
     batch_invariant: bool = False  # a sequence's bits do not depend on its neighbours, whatever the sizes
     setup: Annotated[str, _SETUP] | None = (
         None  # work that is done once for the inputs, and not timed: runner/prepared.py
@@ -205,30 +137,6 @@ def _shares(algo: AlgoFile, path: Path) -> tuple[Path, ...]:
     return tuple(found)
 
 
-def read_op(path: Path) -> Op:
-    """Read `configs/<op>.toml`; a UsageError names the file, the key and what was expected."""
-    op = decode(read_toml(path), OpFile, path)
-    axes = {name: None if value == "var" else value for name, value in op.axes.items()}
-    return Op(**msgspec.structs.asdict(op) | {"name": path.stem, "axes": axes})
-
-
-def label_axes(op: Op | None, axes: dict[str, int]) -> list[str]:
-    """The axes that a label of this op shows, in its order."""
-    if op is None:
-        return list(axes)
-    named = [name for _, name, _, _ in string.Formatter().parse(op.label) if name]
-    return named if all(name in axes for name in named) else list(axes)
-
-
-def label_of(op: Op | None, axes: dict[str, int]) -> tuple[str, tuple[float, ...]]:
-    """A workload's label, and what sorts it by size."""
-    shown = label_axes(op, axes)
-    order = tuple(float(axes[name]) if units.is_positive(axes[name]) else 0.0 for name in shown)
-    if op is not None and all(f"{{{name}}}" in op.label for name in shown):
-        return op.label.format(**axes), order
-    return " ".join(f"{name}={axes[name]}" for name in shown) or "one size", order
-
-
 # --- finding ----------------------------------------------------------------------------------------------------
 
 
@@ -236,32 +144,57 @@ def label_of(op: Op | None, axes: dict[str, int]) -> tuple[str, tuple[float, ...
 class Registry:
     """All ops and algos of this installation and of the user's own folders."""
 
-    ops: dict[str, Op]
+    ops: Ops
     algos: tuple[Algo, ...]
     broken: tuple[Broken, ...]
+    heads: Heads | None = None  # ops, and what is found of them, are at these
 
     def op(self, name: str) -> Op:
+        """Raises UsageError for a name that no op has, and for one at other heads than `self.heads`."""
         if name not in self.ops:
             raise unknown("op", name, self.ops)
-        return self.ops[name]
+        op = self.ops[name]
+        if not self.heads:
+            return op
+        at = self.ops.at(op.family, self.heads)
+        if name not in (op.family, at.name):
+            raise UsageError(f"--op {name} --heads {self.heads}: these are different heads", hint="leave one out")
+        return at
 
     def of(self, op: str) -> list[Algo]:
         """The algos of an op, in ladder order: a rung after the one that it names, else by name."""
-        return [a for a in self.algos if a.op == op]
+        found = self.op(op)
+        return [_moved(a, found) for a in self.algos if a.op == found.family and _takes(a, found)]
 
     def find(self, name: str, op: str | None = None) -> Algo:
         """By full name, or by short name: the one in `op`; without it decode's, else the only op that has it."""
-        if given := name.rpartition("/")[0]:
-            self.op(given)
+        given, _, short = name.rpartition("/")
+        wanted = self.op(given or op) if given or op else None
+        family = self.op(op).family if op else None
         there = {(a.op, a.name): a for a in (*self.algos, *self.broken)}
-        found = there[named(name, op, there, hint="`gdn list` shows all")]
+        full = f"{wanted.family}/{short}" if given and wanted else short
+        found = there[named(full, family, there, hint="`gdn list` shows all")]
         if isinstance(found, Broken):
             raise found.error
-        return found
+        target = wanted or self.op(found.op)
+        if not _takes(found, target):
+            hint = f"other algos of it do: gdn list --op {target.name}"
+            raise UsageError(f"{name} takes {' and '.join(found.heads)} heads, not those of {target.name}", hint=hint)
+        return _moved(found, target)
 
     def reference(self, op: Op) -> Algo:
         """The shipped algo that an op is judged by: a folder of the user's may stand in for any other one."""
-        return read_algo(paths.ALGOS_DIR / op.name / op.reference / "algo.toml", op.name)
+        return _moved(read_algo(paths.ALGOS_DIR / op.family / op.reference / "algo.toml", op.family), op)
+
+
+def _takes(algo: Algo, op: Op) -> bool:
+    own = [f"{op.axes.get('num_q_heads')}/{op.axes.get('num_v_heads')}"]
+    return not algo.heads or own[0] in algo.heads
+
+
+def _moved(algo: Algo, op: Op) -> Algo:
+    """The algo at the heads of this op of its family."""
+    return algo if algo.op == op.name else msgspec.structs.replace(algo, op=op.name)
 
 
 def named(name: str, op: str | None, known: Iterable[tuple[str, str]], hint: str) -> tuple[str, str]:
@@ -326,9 +259,14 @@ def own_folders(option: str | None) -> list[Path]:
     return folders
 
 
-def load(own: str | None = None) -> Registry:
-    """Read everything. The user's folders come first: an algo of theirs stands in for ours of the same name."""
-    ops = {p.stem: read_op(p) for p in sorted(paths.CONFIGS_DIR.glob("*.toml")) if "definition" in read_toml(p)}
+def load(own: str | None = None, heads: str | None = None) -> Registry:
+    """Read everything. The user's folders come first: an algo of theirs stands in for ours of the same name.
+
+    own    folders of algos (own_folders)
+    heads  what --heads says, such as "16/32": all that is found is at these
+    """
+    # decode first: it is what most people come for
+    ops = Ops(paths.CONFIGS_DIR, lambda name: (name != DEFAULT_OP, not name.startswith("gdn"), name))
     algos: dict[tuple[str, str], Algo | Broken] = {}
     for root in [*own_folders(own), paths.ALGOS_DIR]:
         for path in sorted(root.glob("*/*/algo.toml")):
@@ -336,7 +274,7 @@ def load(own: str | None = None) -> Registry:
             if (op, name) in algos:
                 continue
             try:
-                if op not in ops:
+                if op not in list(ops):
                     raise UsageError(f"{path}: folder '{op}': expected an op, one of {', '.join(ops)}")
                 if not path.is_file():
                     raise UsageError(f"{path}: not a plain file")
@@ -349,11 +287,10 @@ def load(own: str | None = None) -> Registry:
                 algos[op, name] = Broken(op, name, e)
             except Exception as e:  # whatever is wrong with one, the others go on
                 algos[op, name] = Broken(op, name, UsageError(f"{path}: cannot be read: {one_line(e)}"))
-    # decode first: it is what most people come for
-    order = sorted(ops, key=lambda name: (name != DEFAULT_OP, not name.startswith("gdn"), name))
     whole = [a for a in algos.values() if isinstance(a, Algo)]
     return Registry(
-        ops={name: ops[name] for name in order},
-        algos=tuple(a for name in order for a in _ladder([a for a in whole if a.op == name], ops[name].reference)),
+        ops=ops,
+        algos=tuple(a for name in ops for a in _ladder([a for a in whole if a.op == name], ops[name].reference)),
         broken=tuple(a for a in algos.values() if isinstance(a, Broken)),
+        heads=Heads.of(heads) if heads else None,
     )

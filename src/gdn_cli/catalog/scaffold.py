@@ -24,9 +24,10 @@ def new(registry: Registry, name: str, source: Algo, into: Path | None) -> Path:
         raise UsageError(f"'{name}' is no name for an algo", hint="use lower case letters, digits, '.', '_' and '-'")
     if into is None and not paths.IN_CHECKOUT:
         raise UsageError("an installed gdn has no folder for new algos", hint="--into DIR names one of yours")
-    folder = (into or paths.ALGOS_DIR) / source.op / name
-    if folder.exists() or any(a.name == name and a.op == source.op for a in registry.algos):
-        raise UsageError(f"{source.op}/{name} exists already", hint="choose another name, or delete its folder first")
+    op = registry.ops[source.op].family
+    folder = (into or paths.ALGOS_DIR) / op / name
+    if folder.exists() or any(a.name == name and a.op == op for a in registry.algos):
+        raise UsageError(f"{op}/{name} exists already", hint="choose another name, or delete its folder first")
     text = re.sub(r"(?m)^after *=.*\n", "", (source.folder / "algo.toml").read_text(encoding="utf-8"))
     text = re.sub(r"(?m)^shares *= *\[[^\]]*\].*\n", "", text)
     # behind `summary`, so that it stays in the top table whatever tables follow

@@ -18,7 +18,7 @@ from ..files import inside
 from ..parsing import Json, Positive, Text, Wrong, decode, json_of, read_text, wrong
 from ..units import listed
 from .formats import Calls
-from .registry import Op
+from .ops import Op
 from .workloads import Workload, embedded
 
 _LFS_POINTER = "version https://git-lfs"

@@ -25,8 +25,9 @@ from ..parsing import Json, json_of, read_text
 from ..schema.record_types import Environment
 from .expression import condition
 from .formats import Source
+from .ops import Op
 from .pack import pack, source_hash
-from .registry import Algo, Op, Tune
+from .registry import Algo, Tune
 from .workloads import Workload
 
 EVIDENCE = "tuning.json"

@@ -20,8 +20,8 @@ from msgspec.structs import replace
 from ..errors import UsageError, unknown
 from ..parsing import Json, Positive, read_json
 from .formats import Input
+from .ops import Op
 from .presets import Preset, parse_seq_lens, presets_file
-from .registry import Op
 
 # The axes of ops that are not the contest's: one workload of each size along one axis.
 _LENGTHS = [{"batch_size": 1, "seq_len": n} for n in (128, 256, 512, 1024, 2048, 4096)]
@@ -64,10 +64,15 @@ def contest() -> dict[str, Contest]:
 
 
 def embedded(op: Op) -> list[Workload]:
-    """The contest's workloads of this op as twins, in dataset order; those of OWN for an op that it does not have."""
-    if op.definition in contest():
-        return [replace(w, index=i) for i, w in enumerate(contest()[op.definition].workloads)]
-    return [Workload(_uuid(op, axes), dict(axes), index=i) for i, axes in enumerate(OWN.get(op.name, []))]
+    """The contest's workloads of this op as twins, in dataset order; those of OWN for an op
+    that it does not have."""
+    if found := contest().get(op.definition):
+        return [replace(w, index=i) for i, w in enumerate(found.workloads)]
+    if found := contest().get(op.family_definition):  # the same axes at other heads
+        sizes = list({tuple(w.axes.items()): w.axes for w in found.workloads}.values())
+    else:
+        sizes = OWN.get(op.family, [])
+    return [Workload(_uuid(op, one), dict(one), index=i) for i, one in enumerate(sizes)]
 
 
 def _uuid(op: Op, axes: Mapping[str, int], seq_lens: Sequence[int] | None = None) -> str:
@@ -115,7 +120,7 @@ def stressed(op: Op, names: Sequence[str] = (), first: int | None = None) -> lis
         if name not in op.stress:
             raise unknown(f"hard input of {op.name}", name, op.stress)
     if not op.stress:
-        raise UsageError(f"{op.name} declares no hard inputs", hint=f"[stress.NAME] in configs/{op.name}.toml does")
+        raise UsageError(f"{op.name} declares no hard inputs", hint=f"[stress.NAME] in configs/{op.family}.toml does")
     found = []
     for name in [n for n in op.stress if n in names or not names][:first]:
         family = op.stress[name]
@@ -263,9 +268,9 @@ def present(workloads: Sequence[Workload], axes: Mapping[str, Any] | Sequence[st
 
 def _preset(op: Op, workloads: Sequence[Workload], preset: Preset) -> list[Workload]:
     where = f"{presets_file()}: $.{preset.name}.workloads"
-    if op.name not in preset.workloads:
-        raise UsageError(f"{where}: no workloads for {op.name}, it has {', '.join(preset.workloads) or 'none'}")
-    entries = preset.workloads[op.name]
+    if op.family not in preset.workloads:
+        raise UsageError(f"{where}: no workloads for {op.family}, it has {', '.join(preset.workloads) or 'none'}")
+    entries = preset.workloads[op.family]
     if entries == "all":
         return list(workloads)
     picked: dict[str, Workload] = {}

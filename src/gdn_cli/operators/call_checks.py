@@ -14,7 +14,8 @@ import torch
 from ..catalog import seqlens
 from ..catalog.dtypes import torch_dtype
 from ..catalog.expression import condition
-from ..catalog.registry import Algo, Op, Registry
+from ..catalog.ops import Op
+from ..catalog.registry import Algo, Registry
 
 ALIGNMENT = 16  # bytes: of every address on a GPU; wide loads and TMA take no less (tensor.cuh)
 

@@ -21,8 +21,9 @@ from typing import Any
 import msgspec
 
 from .. import errors, files, paths, profilers
+from ..catalog.ops import Op
 from ..catalog.pack import definition, pack, source_hash
-from ..catalog.registry import Algo, Op, Registry
+from ..catalog.registry import Algo, Registry
 from ..catalog.workloads import Workload
 from ..errors import GdnError, MissingError, UsageError
 from ..machine import environment, locks

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypedDict
 from msgspec import Meta, Struct
 
 from ..catalog.formats import Definition, Solution
-from ..catalog.registry import Op
+from ..catalog.ops import Op
 from ..catalog.workloads import Workload
 from ..parsing import Json
 from ..schema.record_types import SCHEMA

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterable, Sequence
 
-from ..catalog.registry import Op
+from ..catalog.ops import Op
 from ..catalog.tiers import FLOORS
 from ..schema.record_types import Blame, Call, Document, Record
 from ..schema.scores import Gap, Score, Share

@@ -19,8 +19,9 @@ import msgspec
 from .. import files, paths
 from ..catalog import tuned_table
 from ..catalog.formats import Solution
+from ..catalog.ops import Op
 from ..catalog.pack import source_hash
-from ..catalog.registry import Algo, Op
+from ..catalog.registry import Algo
 from ..errors import MISSING, OK, GdnError, MissingError, UsageError
 from ..machine import environment
 from ..machine.inventory import Gpu

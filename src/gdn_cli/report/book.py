@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ..catalog.registry import Op, Registry
+from ..catalog.ops import Op
+from ..catalog.registry import Registry
 from ..catalog.tiers import COPY, FLOORS
 from ..schema.record_types import BestPeer, BestPeers, Compared, Document, Environment, Overall, Record, Timing
 from ..schema.scores import Score

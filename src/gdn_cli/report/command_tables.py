@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from .. import units
 from ..catalog import stress
-from ..catalog.registry import label_of
+from ..catalog.ops import label_of
 from ..catalog.tiers import COPY, FLOORS, TIERS
 from ..schema.record_types import BestPeer, Check
 from . import tables

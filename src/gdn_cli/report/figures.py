@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import units
-from ..catalog.registry import label_of
+from ..catalog.ops import label_of
 from ..catalog.tiers import COPY, EMPTY, FLOORS
 from ..errors import UsageError
 from ..schema.record_types import Compared

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from .. import units
-from ..catalog.registry import label_axes
+from ..catalog.ops import label_axes
 from ..catalog.tiers import COPY, COPY_RATE, EMPTY, FLOORS
 from . import notes
 from .book import Book, Group, Measurement, ladder

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from .. import paths
-from ..catalog.registry import Registry, label_of
+from ..catalog.ops import label_of
+from ..catalog.registry import Registry
 from ..catalog.tiers import FLOORS, TIERS
 from ..errors import MissingError, unknown
 from ..records import store

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .. import units
-from ..catalog.registry import label_of
+from ..catalog.ops import label_of
 from ..catalog.tiers import COPY, FLOORS
 from ..schema.record_types import Compared, Overall
 from ..schema.scores import Score

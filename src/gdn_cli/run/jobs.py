@@ -27,7 +27,8 @@ from msgspec import structs
 
 from .. import bounded
 from ..catalog.formats import Definition, Solution
-from ..catalog.registry import Algo, Op
+from ..catalog.ops import Op
+from ..catalog.registry import Algo
 from ..catalog.tiers import COPY, FLOORS
 from ..catalog.workloads import Workload
 from ..machine import inventory

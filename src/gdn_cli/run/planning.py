@@ -11,9 +11,10 @@ from pathlib import Path
 from msgspec import structs
 
 from ..catalog import trace_set, workloads
+from ..catalog.ops import Op
 from ..catalog.pack import definition, pack, read_solution, source_hash
 from ..catalog.presets import Preset
-from ..catalog.registry import DEFAULT_OP, Algo, Op, Registry
+from ..catalog.registry import DEFAULT_OP, Algo, Registry
 from ..catalog.registry import names as listed
 from ..catalog.tiers import FLOORS, TIERS
 from ..catalog.workloads import Workload
@@ -83,8 +84,7 @@ def choose(
     Returns the entries, and whether the user named them one by one. With `timed`, Triton's interpreter is no place;
     `place` says which there are.
     """
-    if op:
-        registry.op(op)
+    op = registry.op(op).name if op else None
     algos = [read_solution(file, registry) for file in files]
     for file, algo in zip(files, algos, strict=True):
         if op and algo.op != op:
@@ -99,7 +99,7 @@ def choose(
         entries += [
             Entry(Algo(op=b.op, name=b.name, **unread), inventory.Place(None, str(b.error)))
             for b in registry.broken
-            if b.op == (op or DEFAULT_OP)
+            if b.op == registry.op(op or DEFAULT_OP).family
         ]
     if every and timed:
         # times of the GPU and of the CPU do not belong side by side: with a GPU here, the GPU's algos

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..catalog import workloads
+from ..catalog.ops import Op
 from ..catalog.pack import definition, read_solution
-from ..catalog.registry import Algo, Op, Registry
+from ..catalog.registry import Algo, Registry
 from ..machine import inventory
 from ..machine.inventory import HERE, Machine
 from ..schema.record_types import Status

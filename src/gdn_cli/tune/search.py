@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING
 from .. import files, paths
 from ..catalog import tuned_table
 from ..catalog.formats import Definition
+from ..catalog.ops import Op
 from ..catalog.pack import definition
-from ..catalog.registry import Algo, Op, Registry
+from ..catalog.registry import Algo, Registry
 from ..catalog.tuned_table import Constants, Gpus, Size
 from ..catalog.workloads import Workload
 from ..errors import UsageError

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..catalog.dtypes import torch_dtype
-from ..catalog.registry import Op
+from ..catalog.ops import Op
 from ..runner import calls
 from ..runner.build import Kernel
 from ..schema.record_types import Check

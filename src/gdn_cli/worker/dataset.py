@@ -13,7 +13,7 @@ import safetensors
 import torch
 
 from ..catalog import seqlens
-from ..catalog.registry import Op
+from ..catalog.ops import Op
 from ..catalog.trace_set import blob, lfs_error
 from ..catalog.workloads import Workload
 from ..errors import MissingError

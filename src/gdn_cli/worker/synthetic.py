@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from ..catalog.dtypes import torch_dtype
-from ..catalog.registry import Op
+from ..catalog.ops import Op
 from ..catalog.stress import TOKENS
 from ..catalog.workloads import Workload
 from ..errors import UsageError

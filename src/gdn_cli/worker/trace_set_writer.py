@@ -23,7 +23,7 @@ import safetensors.torch
 import torch
 
 from .. import files
-from ..catalog.registry import Op
+from ..catalog.ops import Op
 from ..catalog.workloads import Workload, embedded
 from ..errors import GdnError, MissingError, UsageError
 from ..parsing import Json, json_of, read_json, read_text

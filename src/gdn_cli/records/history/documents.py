@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from ... import paths
-from ...catalog.registry import Op, label_of, read_op
+from ...catalog.ops import Op, Ops, label_of
 from ...errors import UsageError
 from ...parsing import Json
 from ...schema.record_types import Document, Environment, Record
@@ -210,12 +210,16 @@ def _label(record: Record) -> tuple[str | None, tuple[float, ...]]:
     return label_of(_op(record.op), record.workload.axes)
 
 
-@lru_cache
 def _op(name: str) -> Op | None:
+    return _ops().get(name)
+
+
+@lru_cache
+def _ops() -> Mapping[str, Op]:
     try:
-        return read_op(paths.CONFIGS_DIR / f"{name}.toml")
-    except (UsageError, ValueError):  # no such file, or no name of a file
-        return None
+        return Ops(paths.CONFIGS_DIR, str)
+    except UsageError:  # the labels are then made of the axes
+        return {}
 
 
 def _text(value: object) -> str:

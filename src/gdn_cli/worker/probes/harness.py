@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...catalog.registry import Op
+from ...catalog.ops import Op
 from ...errors import one_line
 from ...runner import calls, client
 from .. import check

@@ -14,7 +14,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from ... import errors
-from ...catalog.registry import Op
+from ...catalog.ops import Op
 from ...catalog.workloads import Workload
 from ...errors import GdnError, MissingError
 from ...records.messages import Answer, Measured

@@ -1,0 +1,210 @@
+"""configs/*.toml -> Op: an operation, and the same operation at other numbers of heads. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta, Struct
+
+from .. import units
+from ..errors import UsageError
+from ..parsing import Positive, Text, Wrong, decode, read_toml
+from .stress import Family, fault
+
+
+class TensorSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """One input or output: a FlashInfer-Trace dtype name and axis names (None for a scalar)."""
+
+    dtype: Text
+    shape: tuple[str, ...] | None = None
+    note: str = ""  # what its values must be, for whoever calls an algo
+
+
+HEADS = ("num_q_heads", "num_k_heads", "num_v_heads")  # the axes that `--heads` sets
+_AT_HEADS = re.compile(r"(?P<family>.+)_qk(?P<qk>[0-9]{1,3})_v(?P<v>[0-9]{1,3})")
+
+
+class Heads(NamedTuple):
+    """Numbers of query/key heads and of value heads, written "4/8"."""
+
+    qk: int
+    v: int
+
+    @classmethod
+    def of(cls, text: str) -> Heads:
+        """Raises UsageError for text of another form, and for value heads that the query heads do not divide."""
+        found = re.fullmatch(r"\s*([0-9]{1,3})\s*/\s*([0-9]{1,3})\s*", text)
+        if not found or not (qk := int(found[1])) or not (v := int(found[2])) or v % qk:
+            hint = "expected query/key heads and value heads, the second a multiple of the first, such as 4/8"
+            raise UsageError(f"heads '{text}'", hint=hint)
+        return cls(qk, v)
+
+    def __str__(self) -> str:
+        return f"{self.qk}/{self.v}"
+
+
+class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """configs/<op>.toml: the FlashInfer-Trace definition that an op stands for, how its results are judged and shown.
+
+    Raises parsing.Wrong where its parts do not fit each other.
+    """
+
+    definition: Text  # {num_q_heads} stands for the value of that axis, here and in the summary
+    op_type: Text
+    summary: Text
+    axes: dict[str, Annotated[Positive | Literal["var"], Meta(description="a positive whole number or 'var'")]]
+    inputs: dict[str, TensorSpec]
+    outputs: dict[str, TensorSpec]
+    constraints: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    # output -> greatest relative Frobenius error against float64
+    tolerance: dict[str, Annotated[float, Meta(gt=0)]]
+    reference: Text  # the algo whose source is the definition's reference
+    baseline: Text | None = None  # the algo that the contest ranks against
+    linear_in: tuple[str, ...]  # inputs whose joint negation negates every output
+    label: Text  # how a workload is called in a table: "B={batch_size}"
+    in_place: dict[str, Text] = {}  # output -> the input that it may overwrite
+    stress: dict[str, Family] = {}  # name -> inputs that are hard: `gdn run --stress`
+    heads: tuple[str, ...] = ()  # numbers of heads with a published definition, "4/8"; any others can be asked for
+
+    def __post_init__(self) -> None:
+        fixed = {name: str(value) for name, value in self.axes.items() if value != "var"}
+        for key in ("definition", "summary"):
+            try:
+                getattr(self, key).format(**fixed)
+            except (KeyError, IndexError, ValueError):
+                raise Wrong((key,), f"text; {{NAME}} may be one of {', '.join(fixed)}", getattr(self, key)) from None
+        for text in self.heads:
+            if not set(HEADS) <= set(fixed):
+                raise Wrong(("heads",), f"nothing, without the fixed axes {', '.join(HEADS)}", list(self.heads))
+            try:
+                Heads.of(text)
+            except UsageError as e:
+                raise Wrong(("heads",), e.hint, text) from None
+        for kind, specs in (("inputs", self.inputs), ("outputs", self.outputs)):
+            for name, spec in specs.items():
+                for axis in spec.shape or ():
+                    if axis not in self.axes:
+                        raise Wrong((kind, name, "shape"), f"axes of [axes]: {', '.join(self.axes)}", axis)
+        if set(self.tolerance) != set(self.outputs):
+            raise Wrong(("tolerance",), f"a positive number for each of {', '.join(self.outputs)}", self.tolerance)
+        for name in self.linear_in:
+            if name not in self.inputs:
+                raise Wrong(("linear_in",), f"inputs: {', '.join(self.inputs)}", name)
+        for output, source in self.in_place.items():
+            pair = self.outputs.get(output), self.inputs.get(source)
+            if None in pair or (pair[0].dtype, pair[0].shape) != (pair[1].dtype, pair[1].shape):
+                raise Wrong(("in_place", output), "output = 'input', both of one shape and dtype", source)
+        variable = [name for name, value in self.axes.items() if value in ("var", None)]
+        for name, family in self.stress.items():
+            if found := fault(family, variable):
+                raise Wrong(("stress", name, found.steps[0]), found.expected, found.got)
+
+
+class Op(OpFile, frozen=True, kw_only=True):
+    """An operation."""
+
+    name: str
+    family: str = ""  # the op of configs/ that this one is; its own name but at other heads
+    family_definition: str = ""  # of the op in configs/
+    axes: dict[str, int | None]  # None: variable
+
+    @property
+    def var_axes(self) -> tuple[str, ...]:
+        return tuple(name for name, value in self.axes.items() if value is None)
+
+    def shape(self, spec: TensorSpec, axes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape of an input or output at a workload's axes."""
+        known = {name: value for name, value in self.axes.items() if value is not None} | dict(axes)
+        return tuple(known[axis] for axis in spec.shape or ())
+
+
+def read_op(path: Path) -> Op:
+    """Read `configs/<op>.toml`; a UsageError names the file, the key and what was expected."""
+    return _op(path.stem, _read(path))
+
+
+def _read(path: Path) -> OpFile:
+    return decode(read_toml(path), OpFile, path)
+
+
+def _op(family: str, file: OpFile, heads: Heads | None = None) -> Op:
+    axes = {name: None if value == "var" else value for name, value in file.axes.items()}
+    made = {"name": family, "family": family, "family_definition": file.definition.format(**axes)}
+    if heads and heads != _own_heads(file):
+        made["name"] = f"{family}_qk{heads.qk}_v{heads.v}"
+        axes |= dict(zip(HEADS, (heads.qk, heads.qk, heads.v), strict=True))
+    made |= {key: getattr(file, key).format(**axes) for key in ("definition", "summary")}
+    return Op(**msgspec.structs.asdict(file) | made | {"axes": axes})
+
+
+def _own_heads(file: OpFile) -> Heads:
+    return Heads(file.axes["num_q_heads"], file.axes["num_v_heads"])
+
+
+class Ops(dict[str, Op]):
+    """The ops by name. One at other heads is made when it is asked for by its name, such as `gdn_decode_qk16_v32`; who
+    goes through all of them gets those of configs/."""
+
+    def __init__(self, folder: Path, first: Callable[[str], Any]) -> None:
+        """Read `folder`/*.toml; `first` sorts their names. UsageError for a file that is wrong."""
+        found = {p.stem: _read(p) for p in folder.glob("*.toml") if "definition" in read_toml(p)}
+        self._files = {name: found[name] for name in sorted(found, key=first)}
+        super().__init__({name: _op(name, file) for name, file in self._files.items()})
+
+    def __missing__(self, name: str) -> Op:
+        found = _AT_HEADS.fullmatch(name)
+        if not found or not (file := self._files.get(found["family"])) or not file.heads:
+            raise KeyError(name)
+        try:
+            return self.at(found["family"], Heads.of(f"{found['qk']}/{found['v']}"))
+        except UsageError:
+            raise KeyError(name) from None
+
+    def __contains__(self, name: object) -> bool:
+        return self.get(name) is not None
+
+    def get(self, name: Any, default: Any = None) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+    def at(self, family: str, heads: Heads) -> Op:
+        """An op of configs/ at other numbers of heads. UsageError for one that has none to choose."""
+        if not (file := self._files[family]).heads:
+            able = ", ".join(name for name, file in self._files.items() if file.heads)
+            raise UsageError(f"{family} has one number of heads", hint=f"--heads is for {able}")
+        return _op(family, file, heads)
+
+    def of_definition(self, definition: str) -> Op | None:
+        """The op that a definition's name stands for."""
+        for name, op in self.items():
+            found = re.search("_qk([0-9]{1,3})_v([0-9]{1,3})(?=_|$)", definition)
+            at = self.get(f"{name}_qk{found[1]}_v{found[2]}") if found and op.heads else None
+            for one in (op, at):
+                if one and one.definition == definition:
+                    return one
+        return None
+
+
+def label_axes(op: Op | None, axes: dict[str, int]) -> list[str]:
+    """The axes that a label of this op shows, in its order."""
+    if op is None:
+        return list(axes)
+    named = [name for _, name, _, _ in string.Formatter().parse(op.label) if name]
+    return named if all(name in axes for name in named) else list(axes)
+
+
+def label_of(op: Op | None, axes: dict[str, int]) -> tuple[str, tuple[float, ...]]:
+    """A workload's label, and what sorts it by size."""
+    shown = label_axes(op, axes)
+    order = tuple(float(axes[name]) if units.is_positive(axes[name]) else 0.0 for name in shown)
+    if op is not None and all(f"{{{name}}}" in op.label for name in shown):
+        return op.label.format(**axes), order
+    return " ".join(f"{name}={axes[name]}" for name in shown) or "one size", order
