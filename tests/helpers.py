@@ -193,6 +193,8 @@ def judge(algo_name: str, cases: list[dict], device: str = "cpu") -> list[dict]:
         before = [x.clone() if isinstance(x, torch.Tensor) else x for x in there]
         if kernel.destination_passing:
             outputs = check.allocate(op, axes, device)  # filled with NaN
+            for output, source in in_place(op).items():
+                outputs[output], before[source] = there[source], None  # it is to change
             kernel(there, outputs)
         else:
             outputs = kernel.returns(there)
@@ -207,6 +209,11 @@ def judge(algo_name: str, cases: list[dict], device: str = "cpu") -> list[dict]:
         errors = {n: oracle.error(out, x) for n, out, x in zip(op.outputs, outputs, exact, strict=True)}
         verdicts.append({"errors": errors, "wrong": wrong})
     return verdicts
+
+
+def in_place(op) -> dict[int, int]:
+    """Number of an output -> that of the input which every call overwrites with it."""
+    return op.overwrites if op.in_place_only else {}
 
 
 def axes_of(op, inputs: list) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""A condition on whole numbers, written as a Python expression: `rows * lanes <= 128`."""
+"""Python expressions over whole numbers: a condition, `rows * lanes <= 128`, or a number, `2 * batch_size + 1`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,22 @@ def condition(text: str, names: Collection[str]) -> Callable[[Mapping[str, int]]
     It may hold these names, numbers, `+ - * / // %`, comparisons, `and`, `or`, `not` and brackets. Raises ValueError,
     with what is wrong, for anything else; the function raises ZeroDivisionError where it divides by zero.
     """
+    value = _function(text, names)
+    return lambda values: bool(value(values))
+
+
+def size(text: str, values: Mapping[str, int]) -> int:
+    """The positive whole number that an expression of `values` is. Raises ValueError, with what is wrong."""
+    try:
+        found = _function(text, values)(values)
+    except ZeroDivisionError:
+        raise ValueError("it divides by zero") from None
+    if type(found) is not int or found < 1:
+        raise ValueError(f"it is {found}, not a positive whole number")
+    return found
+
+
+def _function(text: str, names: Collection[str]) -> Callable[[Mapping[str, int]], int | float | bool]:
     try:
         tree = ast.parse(text.strip(), mode="eval")
         for node in ast.walk(tree.body):
@@ -26,7 +42,7 @@ def condition(text: str, names: Collection[str]) -> Callable[[Mapping[str, int]]
             number = not isinstance(node, ast.Constant) or type(node.value) in (int, float)
             if not isinstance(node, _ALLOWED) or not number:
                 raise ValueError("it holds more than names, numbers, `+ - * / // %`, comparisons, and, or, not")
-        code = compile(tree, "condition", "eval")
+        code = compile(tree, "expression", "eval")
     except (SyntaxError, RecursionError, MemoryError):
         raise ValueError("it is not valid Python") from None
-    return lambda values: bool(eval(code, {"__builtins__": {}}, dict(values)))
+    return lambda values: eval(code, {"__builtins__": {}}, dict(values))

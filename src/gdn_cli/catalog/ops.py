@@ -6,7 +6,7 @@ import re
 import string
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
@@ -14,15 +14,27 @@ from msgspec import Meta, Struct
 from .. import units
 from ..errors import UsageError
 from ..parsing import Positive, Text, Wrong, decode, read_toml
+from .expression import size
 from .stress import Family, fault
 
 
 class TensorSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """One input or output: a FlashInfer-Trace dtype name and axis names (None for a scalar)."""
+    """One input or output: a FlashInfer-Trace dtype name and axis names (None for a scalar).
+
+    parts  of an input: names of consecutive parts of its last axis, each with its size, a number or an expression of
+           fixed axes; together they are the whole axis
+    moves  axes whose product is how many elements a call reads or writes, where that is not all of them
+    keeps  of an output that overwrites an input: the input of whole numbers that names, row by row, which slots
+           (places on the first axis) a call may change. Those from 1 on are slots, others are none. The rest must
+           come back bit for bit
+    """
 
     dtype: Text
     shape: tuple[str, ...] | None = None
     note: str = ""  # what its values must be, for whoever calls an algo
+    parts: dict[str, Text] = {}
+    moves: tuple[str, ...] | None = None
+    keeps: Text | None = None
 
 
 HEADS = ("num_q_heads", "num_k_heads", "num_v_heads")  # the axes that `--heads` sets
@@ -48,6 +60,9 @@ class Heads(NamedTuple):
         return f"{self.qk}/{self.v}"
 
 
+_AXIS = "a positive whole number or 'var', or an expression of axes that are numbers"
+
+
 class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """configs/<op>.toml: the FlashInfer-Trace definition that an op stands for, how its results are judged and shown.
 
@@ -57,7 +72,7 @@ class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     definition: Text  # {num_q_heads} stands for the value of that axis, here and in the summary
     op_type: Text
     summary: Text
-    axes: dict[str, Annotated[Positive | Literal["var"], Meta(description="a positive whole number or 'var'")]]
+    axes: dict[str, Annotated[Positive | str, Meta(description=_AXIS)]]
     inputs: dict[str, TensorSpec]
     outputs: dict[str, TensorSpec]
     constraints: tuple[str, ...] = ()
@@ -66,14 +81,17 @@ class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tolerance: dict[str, Annotated[float, Meta(gt=0)]]
     reference: Text  # the algo whose source is the definition's reference
     baseline: Text | None = None  # the algo that the contest ranks against
-    linear_in: tuple[str, ...]  # inputs whose joint negation negates every output
+    linear_in: tuple[str, ...]  # inputs whose joint negation negates every output; of one with parts, "input.part"
     label: Text  # how a workload is called in a table: "B={batch_size}"
     in_place: dict[str, Text] = {}  # output -> the input that it may overwrite
+    in_place_only: bool = False  # every call does, but of algos that return their results
+    defaults: dict[str, Text] = {}  # variable axis -> its value where only the others are given: an expression of them
     stress: dict[str, Family] = {}  # name -> inputs that are hard: `gdn run --stress`
     heads: tuple[str, ...] = ()  # numbers of heads with a published definition, "4/8"; any others can be asked for
 
     def __post_init__(self) -> None:
-        fixed = {name: str(value) for name, value in self.axes.items() if value != "var"}
+        axes = self._sizes()
+        fixed = {name: value for name, value in axes.items() if value is not None}
         for key in ("definition", "summary"):
             try:
                 getattr(self, key).format(**fixed)
@@ -88,22 +106,66 @@ class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise Wrong(("heads",), e.hint, text) from None
         for kind, specs in (("inputs", self.inputs), ("outputs", self.outputs)):
             for name, spec in specs.items():
-                for axis in spec.shape or ():
-                    if axis not in self.axes:
-                        raise Wrong((kind, name, "shape"), f"axes of [axes]: {', '.join(self.axes)}", axis)
+                self._check_tensor(kind, name, spec, fixed)
         if set(self.tolerance) != set(self.outputs):
             raise Wrong(("tolerance",), f"a positive number for each of {', '.join(self.outputs)}", self.tolerance)
+        linear = [*self.inputs, *(f"{name}.{part}" for name, spec in self.inputs.items() for part in spec.parts)]
         for name in self.linear_in:
-            if name not in self.inputs:
-                raise Wrong(("linear_in",), f"inputs: {', '.join(self.inputs)}", name)
+            if name not in linear:
+                raise Wrong(("linear_in",), f"inputs: {', '.join(linear)}", name)
         for output, source in self.in_place.items():
             pair = self.outputs.get(output), self.inputs.get(source)
             if None in pair or (pair[0].dtype, pair[0].shape) != (pair[1].dtype, pair[1].shape):
                 raise Wrong(("in_place", output), "output = 'input', both of one shape and dtype", source)
-        variable = [name for name, value in self.axes.items() if value in ("var", None)]
+        if self.in_place_only and not self.in_place:
+            raise Wrong(("in_place_only",), "false, without in_place", True)
+        variable = [name for name, value in axes.items() if value is None]
+        for name, text in self.defaults.items():
+            if name not in variable:
+                raise Wrong(("defaults", name), f"a variable axis: {', '.join(variable)}", text)
+            try:
+                size(text, {other: 1 for other in variable if other != name})
+            except ValueError as e:
+                raise Wrong(("defaults", name), f"an expression of the other variable axes ({e})", text) from None
         for name, family in self.stress.items():
             if found := fault(family, variable):
                 raise Wrong(("stress", name, found.steps[0]), found.expected, found.got)
+
+    def _check_tensor(self, kind: str, name: str, spec: TensorSpec, fixed: Mapping[str, int]) -> None:
+        """Raises Wrong where a tensor's keys do not fit the axes, or each other."""
+        for key in ("shape", "moves"):
+            for axis in getattr(spec, key) or ():
+                if axis not in self.axes:
+                    raise Wrong((kind, name, key), f"axes of [axes]: {', '.join(self.axes)}", axis)
+        if spec.parts:
+            whole = fixed.get(spec.shape[-1]) if spec.shape and kind == "inputs" else None
+            if whole is None:
+                raise Wrong((kind, name, "parts"), "nothing, but of an input whose last axis is fixed", spec.parts)
+            try:
+                found = sum(size(text, fixed) for text in spec.parts.values())
+            except ValueError as e:
+                raise Wrong((kind, name, "parts"), f"expressions of fixed axes ({e})", spec.parts) from None
+            if found != whole:
+                raise Wrong((kind, name, "parts"), f"parts that add up to {spec.shape[-1]} = {whole}", found)
+        if spec.keeps:
+            by = self.inputs.get(spec.keeps)
+            if name not in self.in_place or not by or "int" not in by.dtype or len(by.shape or ()) != 1:
+                said = "an input of whole numbers with one axis, for an output of in_place"
+                raise Wrong((kind, name, "keeps"), said, spec.keeps)
+
+    def _sizes(self, heads: Heads | None = None) -> dict[str, int | None]:
+        """Each axis's size, None for a variable one, at these heads or at the file's own. Raises Wrong."""
+        numbers = {name: value for name, value in self.axes.items() if isinstance(value, int)}
+        if heads:
+            numbers |= dict(zip(HEADS, (heads.qk, heads.qk, heads.v), strict=True))
+        found = {}
+        for name, value in self.axes.items():
+            try:
+                variable = value in ("var", None)
+                found[name] = None if variable else numbers[name] if name in numbers else size(value, numbers)
+            except ValueError as e:
+                raise Wrong(("axes", name), f"{_AXIS} ({e})", value) from None
+        return found
 
 
 class Op(OpFile, frozen=True, kw_only=True):
@@ -118,10 +180,44 @@ class Op(OpFile, frozen=True, kw_only=True):
     def var_axes(self) -> tuple[str, ...]:
         return tuple(name for name, value in self.axes.items() if value is None)
 
+    @property
+    def fixed(self) -> dict[str, int]:
+        return {name: value for name, value in self.axes.items() if value is not None}
+
     def shape(self, spec: TensorSpec, axes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape of an input or output at a workload's axes."""
-        known = {name: value for name, value in self.axes.items() if value is not None} | dict(axes)
+        known = self.fixed | dict(axes)
         return tuple(known[axis] for axis in spec.shape or ())
+
+    def moved(self, spec: TensorSpec, axes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape of what a call reads or writes of it: as large as the whole where the file says nothing else."""
+        known = self.fixed | dict(axes)
+        return tuple(known[axis] for axis in (spec.shape if spec.moves is None else spec.moves) or ())
+
+    def parts(self, name: str) -> dict[str, tuple[int, int]]:
+        """An input's parts: where each begins and ends on the last axis."""
+        found, end = {}, 0
+        for part, text in self.inputs[name].parts.items():
+            begin, end = end, end + size(text, self.fixed)
+            found[part] = begin, end
+        return found
+
+    @property
+    def overwrites(self) -> dict[int, int]:
+        """Number of an output -> that of the input which it may overwrite."""
+        inputs, outputs = list(self.inputs), list(self.outputs)
+        return {outputs.index(output): inputs.index(source) for output, source in self.in_place.items()}
+
+    @property
+    def linear(self) -> list[tuple[int, int | None, int | None]]:
+        """What `linear_in` names: the number of an input, and where a part of it begins and ends on the last axis (None
+        and None: all of it)."""
+        found = []
+        for i, name in enumerate(self.inputs):
+            if name in self.linear_in:
+                found.append((i, None, None))
+            found += [(i, *where) for part, where in self.parts(name).items() if f"{name}.{part}" in self.linear_in]
+        return found
 
 
 def read_op(path: Path) -> Op:
@@ -134,11 +230,12 @@ def _read(path: Path) -> OpFile:
 
 
 def _op(family: str, file: OpFile, heads: Heads | None = None) -> Op:
-    axes = {name: None if value == "var" else value for name, value in file.axes.items()}
-    made = {"name": family, "family": family, "family_definition": file.definition.format(**axes)}
-    if heads and heads != _own_heads(file):
-        made["name"] = f"{family}_qk{heads.qk}_v{heads.v}"
-        axes |= dict(zip(HEADS, (heads.qk, heads.qk, heads.v), strict=True))
+    own = file._sizes()
+    made = {"name": family, "family": family, "family_definition": file.definition.format(**own)}
+    other = heads if heads and heads != _own_heads(file) else None
+    if other:
+        made["name"] = f"{family}_qk{other.qk}_v{other.v}"
+    axes = file._sizes(other)
     made |= {key: getattr(file, key).format(**axes) for key in ("definition", "summary")}
     return Op(**msgspec.structs.asdict(file) | made | {"axes": axes})
 

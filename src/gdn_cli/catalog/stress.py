@@ -27,7 +27,9 @@ class Gates(Struct, frozen=True, forbid_unknown_fields=True):
 class Family(Struct, frozen=True, forbid_unknown_fields=True):
     """One [stress.NAME]: axes, and what differs from the values that a twin at them would have.
 
-    keys          each its own; all of a head alike; alike but for their signs, which alternate along the tokens
+    keys          each its own; all of a head alike; alike but for their signs, which alternate along the tokens; all 0,
+                  and the queries too
+    padding       some of the rows that name slots name none (0 or -1), the first and the last among them
     forget_every  of so many tokens the first has a = 60: all that was kept is forgotten there
     state         root mean square of the state
     logits        times as large as a twin's: a factor on q
@@ -39,7 +41,8 @@ class Family(Struct, frozen=True, forbid_unknown_fields=True):
     seq_lens: tuple[Annotated[int, Meta(ge=0)], ...] | None = (
         None  # of packed sequences, in place of axes; 0 is one without tokens
     )
-    keys: Literal["own", "equal", "alternating"] = "own"
+    keys: Literal["own", "equal", "alternating", "zero"] = "own"
+    padding: bool = False
     gates: Gates | None = None
     forget_every: Annotated[int, Meta(ge=0)] = 0
     state: NotNegative | None = None
@@ -54,8 +57,8 @@ def fault(family: Family, variable: Sequence[str]) -> Wrong | None:
             return Wrong(("seq_lens",), "lengths such as [0, 1, 64], and no axes", family.seq_lens)
     elif family.seq_lens is not None or set(family.axes) != set(variable):
         return Wrong(("axes",), f"a positive whole number for each of {', '.join(variable)}, and no more", family.axes)
-    if family.keys != "own" and not any(name in TOKENS for name in variable):
-        return Wrong(("keys",), "'own': this op has one token a sequence", family.keys)
+    if family.keys in ("equal", "alternating") and not any(name in TOKENS for name in variable):
+        return Wrong(("keys",), "'own' or 'zero': this op has one token a sequence", family.keys)
     return None
 
 

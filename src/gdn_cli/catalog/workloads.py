@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from msgspec.structs import replace
 
 from ..errors import UsageError, unknown
 from ..parsing import Json, Positive, read_json
+from .expression import size
 from .formats import Input
 from .ops import Op
 from .presets import Preset, parse_seq_lens, presets_file
@@ -29,6 +31,7 @@ OWN: dict[str, list[dict[str, int]]] = {
     "attention_fwd": _LENGTHS,
     "attention_fwd_causal": _LENGTHS,
     "gdn_decode_bf16": [{"batch_size": n} for n in (1, 2, 4, 8, 16, 32, 48, 64, 128, 256)],
+    "gdn_decode_packed": [{"batch_size": n, "pool_size": 2 * n + 1} for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)],
 }
 # Generated twins get their uuid from this and their axes: the same axes have the same tensors everywhere.
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "gdn:workload")
@@ -83,18 +86,19 @@ def _uuid(op: Op, axes: Mapping[str, int], seq_lens: Sequence[int] | None = None
 def twin(op: Op, wanted: Mapping[str, int], seq_lens: Sequence[int] | None = None) -> Workload | None:
     """A twin at axes that no workload has, or None where `wanted` leaves an axis open.
 
-    batch_size may be left out (1) beside another axis, and len_cu_seqlens always (num_seqs + 1).
+    batch_size may be left out (1) beside another axis, and an axis of the op's `defaults` beside those that its default
+    is made of.
     """
     axes = dict(wanted)
     if seq_lens is not None:
         axes |= {"total_seq_len": sum(seq_lens), "num_seqs": len(seq_lens)}
-    if "len_cu_seqlens" in op.var_axes:
-        if "num_seqs" in axes:
-            axes.setdefault("len_cu_seqlens", axes["num_seqs"] + 1)
-        elif "len_cu_seqlens" in axes:
-            axes["num_seqs"] = axes["len_cu_seqlens"] - 1
+    if "len_cu_seqlens" in axes:
+        axes.setdefault("num_seqs", axes["len_cu_seqlens"] - 1)
     if axes and "batch_size" in op.var_axes:
         axes.setdefault("batch_size", 1)
+    for name, text in op.defaults.items():
+        with suppress(ValueError):  # it is made of an axis that was left open
+            axes.setdefault(name, size(text, axes))
     if set(axes) != set(op.var_axes):
         return None
     if "num_seqs" in axes:
@@ -108,6 +112,11 @@ def twin(op: Op, wanted: Mapping[str, int], seq_lens: Sequence[int] | None = Non
                 f"num_seqs={axes['num_seqs']} sequences do not fit total_seq_len={axes['total_seq_len']}",
                 hint="each sequence has at least one token",
             )
+    if "pool_size" in axes and axes["pool_size"] <= axes["batch_size"]:
+        raise UsageError(
+            f"pool_size={axes['pool_size']} with batch_size={axes['batch_size']}",
+            hint="each row has a slot of its own, and slot 0 is for padding: give batch_size + 1 or more",
+        )
     axes = {name: axes[name] for name in op.var_axes}
     if seq_lens is not None and len(seq_lens) == 1:
         seq_lens = None  # one sequence: the axes say it all, and the twin is the same
@@ -247,7 +256,7 @@ def _having(
     if found or made:
         return found or made
     axes = ", ".join(f"{k}={v}" for k, v in wanted.items())
-    missing = [a for a in op.var_axes if a not in wanted and a not in ("len_cu_seqlens", "batch_size")]
+    missing = [a for a in op.var_axes if a not in wanted and a not in (*op.defaults, "batch_size")]
     missing = missing or [a for a in op.var_axes if a not in wanted]
     raise UsageError(
         f"no workload of {op.name} has {axes}",

@@ -110,8 +110,7 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
         entries, named = planning.choose(
             known, work.algos.algo, work.algos.op, work.solutions, device, timed=command == "bench", place=place
         )
-    if work.in_place:
-        entries = eligibility.overwriting(known, entries, named)
+    entries = eligibility.overwriting(known, entries, named, work.in_place, timed=command == "bench")
     if work.batch_invariant:
         entries = eligibility.batch_invariant(known, entries, named)
     parts = which.parts(known, entries, loaded, overrides)

@@ -60,8 +60,7 @@ def compare(
         entries = eligibility.beside_batch_invariant(known, entries)
     if len(entries) + bool(saved) < 2:
         raise errors.UsageError("one algo is nothing to compare", hint="gdn compare A B, or gdn compare RECORDS.json B")
-    if in_place:
-        entries = eligibility.overwriting(known, entries, named=True)
+    entries = eligibility.overwriting(known, entries, named=True, asked=in_place)
     # a preset's counts are a judge's; a comparison samples until the ratio is known
     overrides = {"seconds": 2.0, "target": statistics.THRESHOLD, "iterations": None} | {
         k: v for k, v in overrides.items() if v
@@ -90,7 +89,8 @@ def compare(
         base = store.load(file)
         timed_in = {tier for job in plan.jobs for tier in job.tiers}
         ours = [e.algo.name for e in entries]
-        algo = comparison.check_saved(base, file.name, parts[0].op.name, ours, algo, timed_in, in_place)
+        always = in_place or parts[0].op.in_place_only
+        algo = comparison.check_saved(base, file.name, parts[0].op.name, ours, algo, timed_in, always)
     writer = store.open_document("compare", chosen, output.out)
     document = writer.document
 

@@ -50,8 +50,7 @@ def tune(
     known = registry.load(algos.algos)
     machine = o.machine()
     (entry,) = planning.rivals(known, [algo], algos.op, device, partial(machine.place, among=chosen_gpus))
-    if in_place:
-        (entry,) = eligibility.overwriting(known, [entry], named=True)
+    (entry,) = eligibility.overwriting(known, [entry], named=True, asked=in_place)
     (part,) = which.parts(known, [entry], loaded, {})
     plan = search.plan(known, entry, part.workloads, preset, only or [], where)
     if dry_run:

@@ -81,6 +81,8 @@ class Contract:
             "Returns a tuple of:", *(line(*item) for item in self.op.outputs.items()), "",
             f"The definition has {fixed}.", "The algo may take other head counts.",
             f"out={self.tuple} writes into these tensors instead of new ones, and returns them.",
+            *(f"It updates {i} in place, given as {o} too; without out= it works on a copy of all of {i}."
+              for o, i in self.op.in_place.items() if self.op.in_place_only),
             f"Runs on {' and '.join(self.devices)}; all tensors contiguous and on one device. No backward.",
             *([f"On a GPU every tensor begins at a multiple of {ALIGNMENT} bytes; one of .clone() does."]
               if "cuda" in self.devices else []),
@@ -195,6 +197,14 @@ class Contract:
         dtypes = [torch_dtype(spec.dtype) for spec in self.op.outputs.values()]
         return [like.new_empty(shape, dtype=dtype) for shape, dtype in zip(self.shapes(inputs), dtypes, strict=True)]
 
+    def overwritten(self, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> list[Any]:
+        """The inputs for a call with new outputs: for an op that is always in place, with copies in these of what it
+        overwrites."""
+        given = list(inputs)
+        for output, source in self.op.overwrites.items() if self.op.in_place_only else ():
+            given[source] = outputs[output].copy_(given[source])
+        return given
+
     def results(self, inputs: Sequence[Any], outputs: Sequence[Any], whose: str, *, sizes: bool = True) -> None:
         """Whether `outputs` (given or returned: `whose` says it) are what the op has for these inputs."""
         if len(outputs) != len(self.outputs):
@@ -233,9 +243,10 @@ def _aligned(name: str, x: torch.Tensor, cure: str) -> None:
 
 def _over_axes(op: Op) -> Iterator[tuple[str, Callable[[dict[str, int]], bool]]]:
     """The definition's constraints that need sizes only: one on a tensor's values would have to wait for the device."""
+    seen = {axis for spec in op.inputs.values() for axis in spec.shape or ()}
     for text in op.constraints:
         try:
-            holds = condition(text, op.axes)
+            holds = condition(text, seen)
         except ValueError:
             continue
         yield text, holds

@@ -147,7 +147,7 @@ def _register(contract: Contract, kernel: build.Kernel, name: str) -> None:
         with _around(inputs):
             if kernel.destination_passing:
                 outputs = contract.empty(inputs)
-                kernel(list(inputs), outputs)
+                kernel(contract.overwritten(inputs, outputs), outputs)
             else:
                 outputs = _returned(inputs)
         return tuple(outputs) if len(outputs) > 1 else outputs[0]

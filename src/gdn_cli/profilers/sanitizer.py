@@ -106,11 +106,11 @@ class Answer(Struct):
 
 
 def inside(target: Any) -> Answer:
-    """One call on outputs that nothing has written."""
+    """One call on outputs that nothing has written, but for those that are inputs."""
     import torch
 
     subject = target.subject
-    outputs = [torch.empty_like(x) for x in subject.outputs]
+    outputs = [x if any(x is y for y in subject.inputs) else torch.empty_like(x) for x in subject.outputs]
     call = subject.rebuild(subject.inputs, outputs)
     tensors = zip([*target.op.inputs, *target.op.outputs], [*subject.inputs, *outputs], strict=True)
     answer = Answer({name: (x.data_ptr(), x.nbytes) for name, x in tensors if isinstance(x, torch.Tensor)})

@@ -12,19 +12,27 @@ from ..machine import inventory
 from .planning import Entry, Part
 
 
-def overwriting(registry: Registry, entries: list[Entry], named: bool) -> list[Entry]:
-    """What `--in-place` leaves of these. UsageError for an op that has no such call; for an algo that cannot make one,
-    where the user `named` it: else it has no place to run."""
-    for name in dict.fromkeys(e.algo.op for e in entries):
-        if not registry.op(name).in_place:
+def overwriting(
+    registry: Registry, entries: list[Entry], named: bool, asked: bool = True, timed: bool = True
+) -> list[Entry]:
+    """What `--in-place` leaves of these, where that is `asked` for. UsageError for an op that has no such call; for an
+    algo that cannot make one, where the user `named` it: else it has no place to run. An op that is always in place has
+    only such algos `timed`; what one returns is still judged."""
+    names = dict.fromkeys(e.algo.op for e in entries)
+    only = {name for name in names if registry.op(name).in_place_only and timed}
+    for name in names:
+        if asked and not registry.op(name).in_place:
             able = ", ".join(op.name for op in registry.ops.values() if op.in_place)
             raise UsageError(f"--in-place: {name} declares no output that may be an input", hint=f"{able} do")
 
     def why_not(algo: Algo) -> str | None:
+        if not asked and algo.op not in only:
+            return None
+        where = "--in-place" if asked else f"{algo.op} is timed in place"
         if algo.setup:
-            return f"--in-place: {algo.full_name} keeps what its setup made of the inputs"
+            return f"{where}: {algo.full_name} keeps what its setup made of the inputs"
         if not algo.destination_passing:
-            return f"--in-place: {algo.full_name} returns its results, and cannot write where it is told"
+            return f"{where}: {algo.full_name} returns its results, and cannot write where it is told"
         return None
 
     hint = "destination_passing = true in algo.toml, with a kernel that reads each element before it writes it"

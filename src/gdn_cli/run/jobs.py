@@ -80,6 +80,10 @@ class Job:
     cpus: frozenset[int] = frozenset()  # the only ones to run on; empty is all
     machine: inventory.Machine = inventory.HERE
 
+    def __post_init__(self) -> None:
+        if self.op.in_place_only and (self.algo is None or self.algo.destination_passing):
+            object.__setattr__(self, "in_place", True)
+
     @property
     def place(self) -> str:
         """What a document calls where the job ran: "cpu", "cuda", or "cuda:1" where GPUs were chosen."""

@@ -295,7 +295,7 @@ def _jobs(registry: Registry, part: Part, settings: Settings, plan: Plan) -> Ite
 def _yardsticks(registry: Registry, part: Part, mode: str, settings: Settings) -> list[Algo]:
     """What an op's algos are measured against: its reference; where a score is asked for, its baseline as well."""
     found = [registry.reference(part.op)]
-    if settings.in_place:
+    if settings.in_place or part.op.in_place_only:
         return [algo for algo in found if algo.destination_passing]
     if part.scored and part.op.baseline:
         baseline = registry.find(part.op.baseline, part.op.name)

@@ -40,6 +40,11 @@ def described(x: Any) -> str | tuple[tuple[int, ...], str, str]:
     return type(x).__name__
 
 
+def part(x: torch.Tensor, begin: int | None, end: int | None) -> torch.Tensor:
+    """A part of the tensor's last axis; the tensor itself, and no view of it, where there is no begin (`Op.linear`)."""
+    return x if begin is None else x[..., begin:end]
+
+
 def out_of_memory(e: BaseException) -> bool:
     """Whether memory ran out; torch's CPU allocator raises a plain RuntimeError."""
     return isinstance(e, (MemoryError, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in str(e)

@@ -226,9 +226,10 @@ class Runner:
         self._settle()
 
     def turns(
-        self, kernels: list[str], inputs: list, outputs: list, linear: list[int], tier: str, plan: dict, own: int
+        self, kernels: list[str], inputs: list, outputs: list, linear: list[list], tier: str, plan: dict, own: int
     ) -> Answer:
-        """Several kernels on the same buffers, their calls taking turns; other values in `linear` each time."""
+        """Several kernels on the same buffers, their calls taking turns; other values in `linear` (Op.linear) each
+        time."""
         from .. import timing
         from ..records import statistics
         from ..timing import Plan, Subject
@@ -236,7 +237,8 @@ class Runner:
         from . import measuring
 
         plan, again = Plan(**plan), overwritten(inputs, outputs)
-        refresh = self.calls.Scaling([inputs[i] for i in linear], again) if linear or again else None
+        scaled = [self.calls.part(inputs[i], begin, end) for i, begin, end in linear]
+        refresh = self.calls.Scaling(scaled, again) if scaled or again else None
         subjects = [
             Subject.of(_Marked(self.turn, i, self.kernels[name]), inputs, outputs, refresh=refresh)
             for i, name in enumerate(kernels)

@@ -1,7 +1,8 @@
 """The floors: what this machine needs, in the same run, to move the bytes of an op, to launch nothing, to copy a lot.
 
-The copy moves what the op must move (each input once, each output once), half of it read and half of it written. Of
-several plain copies the fastest is timed: the floor is the machine's and not one copy loop's.
+The copy moves what the op must move (each input once, each output once; of a pool the slots in use), half of it read
+and half of it written. Of several plain copies the fastest is timed: the floor is the machine's and not one copy
+loop's.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ def bytes_moved(op: Op, axes: dict[str, int]) -> int:
 
 
 def bytes_of(op: Op, specs: dict[str, TensorSpec], axes: dict[str, int]) -> int:
-    """Each of these tensors once, in bytes."""
-    return sum(math.prod(op.shape(spec, axes)) * ITEMSIZE[spec.dtype] for spec in specs.values())
+    """What a call moves of these tensors, each once, in bytes."""
+    return sum(math.prod(op.moved(spec, axes)) * ITEMSIZE[spec.dtype] for spec in specs.values())
 
 
 def fastest_copy(nbytes: int, mode: str, l2: str = "cold") -> tuple[Subject, str]:

@@ -101,6 +101,7 @@ def check(
     outputs = kernel.run(inputs, outputs, wanted(op, axes))
     kernel.pull([*inputs, *outputs])
     verdict = results(op, axes, outputs, expected, kernel.destination_passing, by_element)
+    _kept(verdict, op, before, outputs)
     for source in in_place.values():
         inputs[source].copy_(before[source])
     kernel.push([inputs[source] for source in in_place.values()])
@@ -110,6 +111,22 @@ def check(
     if verdict.inputs_changed:
         verdict.fail(f"changed its inputs: {', '.join(verdict.inputs_changed)}")
     return verdict
+
+
+def _kept(verdict: Check, op: Op, inputs: list, outputs: list) -> None:
+    """Whether slots that no row names (`keeps`) have the bits of the input that the output is made of."""
+    names = list(op.inputs)
+    for (name, spec), out in zip(op.outputs.items(), outputs, strict=False):
+        if spec.keeps and name in verdict.errors:  # else it has not even the form
+            slots, old = inputs[names.index(spec.keeps)], inputs[names.index(op.in_place[name])]
+            other = torch.ones(len(out), dtype=torch.bool, device=out.device)
+            other[slots[slots > 0].long()] = False
+            as_int, _ = _mark(out)
+            changed = (out.view(as_int) != old.view(as_int)).flatten(1).any(1) & other
+            if where := changed.nonzero().flatten().tolist():
+                more = f", and {len(where) - 1} more" if len(where) > 1 else ""
+                verdict.reason = None  # this says more than an error over the whole
+                verdict.fail(f"{name}: slot {where[0]}{more} changed, and no row of {spec.keeps} names it")
 
 
 def wanted(op: Op, axes: dict[str, int]) -> list[tuple[tuple[int, ...], torch.dtype]]:

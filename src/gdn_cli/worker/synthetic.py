@@ -6,11 +6,13 @@ whatever the device: the same bits in every run, in any order, on every machine.
 Gated delta net (K is head_size):
   q, k        N(0, 1), L2-normalised over K (norm in float64, quotient in float32), then rounded to bf16
   v           N(0, 1)
-  state       N(0, 0.17^2) f32: the size at which the recurrence itself settles with inputs such as these
+  state, pool N(0, 0.17^2) f32: the size at which the recurrence itself settles with inputs such as these
   A_log       log U(1, 16)                                     Mamba-2's initialisation (arXiv 2405.21060), which
   dt_bias     softplus^-1(dt), log dt ~ U(log 1e-3, log 1e-1)  Gated DeltaNet keeps (arXiv 2412.06464)
   a, b        N(0, 1): projections of a normalised hidden state
   cu_seqlens  see `sequence_lengths`
+  state_indices  a slot of the pool for each row, drawn without repeats from 1 on
+  packed rows (an input with parts): each part N(0, 1), drawn under the part's own name, none normalised
   scale       1 / sqrt(K)
 Other ops: N(0, 1), scale as above.
 A workload of `gdn run --stress` has these values but for what its family changes: see `_stressed`.
@@ -45,6 +47,7 @@ _DRAWS = 256
 # 2048 (0.05 to 0.4 by head). A state of N(0, 1) is six times what a server ever holds: rounding of its bf16 products
 # alone then reaches the contest's absolute tolerance of 0.01.
 _STATE_RMS = np.float32(0.17)
+_STATES = ("state", "pool")
 # Whatever the seed, the method meets the published figures on average; one seed scatters (p99: 2640 +- 180). Of the
 # first 300 salts this one comes closest with the contest's uuids: each figure within 0.6 of its standard deviation.
 _LENGTHS_SALT = 268
@@ -97,6 +100,9 @@ def _drawn(op: Op, workload: Workload, name: str) -> torch.Tensor | float:
     if name == "cu_seqlens":
         ends = np.cumsum([0, *sequence_lengths(workload)], dtype=np.int64)
         return torch.from_numpy(ends).to(dtype)
+    if name == "state_indices":
+        slots = stream(workload, name).permutation(workload.axes["pool_size"] - 1) + 1
+        return torch.from_numpy(slots[: shape[0]]).to(dtype)
     if not dtype.is_floating_point:
         raise UsageError(f"{op.name}: no twin for '{name}' of {spec.dtype}", hint="take a data set: --dataset DIR")
     rng = stream(workload, name)
@@ -105,11 +111,17 @@ def _drawn(op: Op, workload: Workload, name: str) -> torch.Tensor | float:
     if name == "dt_bias":
         dt = np.exp(rng.uniform(math.log(1e-3), math.log(1e-1), shape))
         return torch.from_numpy(dt + np.log(-np.expm1(-dt))).to(dtype)  # softplus^-1
+    if parts := op.parts(name):
+        drawn = [
+            stream(workload, part).standard_normal((*shape[:-1], end - begin), dtype=np.float32)
+            for part, (begin, end) in parts.items()
+        ]
+        return torch.from_numpy(np.concatenate(drawn, axis=-1)).to(dtype)
     x = rng.standard_normal(shape, dtype=np.float32)
     if op.op_type == "gdn" and name in ("q", "k"):
         # float64: the order in which a CPU adds up must not show in the bits
         x /= np.sqrt(np.square(x, dtype=np.float64).sum(axis=-1, keepdims=True)).astype(np.float32)
-    if op.op_type == "gdn" and name == "state":
+    if op.op_type == "gdn" and name in _STATES:
         x *= _STATE_RMS
     return torch.from_numpy(x).to(dtype)
 
@@ -129,9 +141,15 @@ def _stressed(op: Op, workload: Workload, name: str, x: torch.Tensor | float) ->
         x[:: family.forget_every] = _FORGETS
     if name == "q" and family.logits != 1:
         x = x * family.logits
-    if name == "state" and family.state is not None:
+    if name in _STATES and family.state is not None:
         x = x * (family.state / float(_STATE_RMS))
-    if name == "k" and family.keys != "own":
+    if family.padding and name == "state_indices":
+        x[::4], x[-1] = 0, -1
+    if family.keys == "zero":
+        parts = {name: (0, None)} if name in ("q", "k") else op.parts(name)
+        for i, j in (parts[part] for part in ("q", "k") if part in parts):
+            x[..., i:j] = 0
+    elif name == "k" and family.keys != "own":
         tokens = next(i for i, axis in enumerate(shape) if axis in TOKENS)
         x = x.narrow(tokens, 0, min(1, x.shape[tokens])).expand(x.shape).contiguous()
         if family.keys == "alternating":

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,11 +24,11 @@ import safetensors.torch
 import torch
 
 from .. import files
+from ..catalog.dtypes import ITEMSIZE
 from ..catalog.ops import Op
 from ..catalog.workloads import Workload, embedded
 from ..errors import GdnError, MissingError, UsageError
 from ..parsing import Json, json_of, read_json, read_text
-from ..timing import floor
 from . import synthetic
 from .dataset import DTYPE_CODES, blob_header
 
@@ -66,7 +67,9 @@ def build(
         _refuse_same_names(root, places)
         jobs = [(op, w, root / _blob(op, w)) for op in ops for w in workloads_by_op[op.name]]
         waiting = [not _whole(op, w, path) for op, w, path in jobs]
-        sizes = [floor.bytes_of(op, op.inputs, w.axes) for op, w, _ in jobs]
+        sizes = [
+            sum(math.prod(op.shape(s, w.axes)) * ITEMSIZE[s.dtype] for s in op.inputs.values()) for op, w, _ in jobs
+        ]
         _refuse_small_disk(root, sum(size for size, wait in zip(sizes, waiting, strict=True) if wait))
         report = {"written": 0, "kept": waiting.count(False), "bytes": 0, "solutions": len(places)}
         for done, ((op, workload, path), wait) in enumerate(zip(jobs, waiting, strict=True)):

@@ -26,7 +26,7 @@ Calls of the kernel, all probes together, when nothing is found: 31 on a CPU, 24
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -58,19 +58,21 @@ def run(
     inputs: list,
     expected: list[torch.Tensor],
     names: Iterable[str] | None = None,
+    in_place: Mapping[int, int] | None = None,
 ) -> dict[str, str | None]:
     """Probe a kernel that `check.check` has passed: probe -> None, or one line that says what was caught.
 
     inputs    the call's tensors and scalars; values are changed in place, and are back bit for bit when this returns
     expected  the float64 oracle's outputs for them
     names     the probes to run, of PROBES; the usual ones where None
+    in_place  number of an output -> that of the input which it overwrites, in each call
 
     What the kernel raises is that probe's catch. Running out of memory is not: it is raised, as from any other call.
     """
     chosen = list(USUAL if names is None else names)
     found: dict[str, str | None] = {}
     with torch.no_grad():
-        case = Case(kernel, op, axes, inputs, expected)
+        case = Case(kernel, op, axes, inputs, expected, in_place)
         for name in chosen:
             try:
                 found[name] = _probed(case, PROBES[name])

@@ -6,7 +6,7 @@ import torch
 
 from .. import check
 from .caching import GROUPS
-from .harness import FACTOR, Case, Guards
+from .harness import FACTOR, Case
 
 
 def inputs_changed(case: Case) -> str | None:
@@ -16,8 +16,8 @@ def inputs_changed(case: Case) -> str | None:
         case.kernel.pull(case.inputs)
         changed = [
             name
-            for name, x, right in zip(case.op.inputs, case.inputs, case.original, strict=True)
-            if isinstance(x, torch.Tensor) and not check.same_bits(x, right)
+            for i, (name, x, right) in enumerate(zip(case.op.inputs, case.inputs, case.original, strict=True))
+            if isinstance(x, torch.Tensor) and i not in case.held and not check.same_bits(x, right)
         ]
         if changed:
             return f"changed {', '.join(changed)} in call {n} of 3: every input must come back as it was"
@@ -62,10 +62,8 @@ def nondeterminism(case: Case) -> str | None:
 
 
 def overwritten_results(case: Case) -> str | None:
-    """2 calls whose results must live side by side."""
-    sets = [
-        check.allocate(case.op, case.axes, str(case.device), Guards().empty) if case.fills else [] for _ in range(2)
-    ]
+    """2 calls whose results, but those in place, must live side by side."""
+    sets = [case.fresh() for _ in range(2)]
     results = case.call(outputs=sets[0])
     for name, out in zip(case.op.outputs, sets[0], strict=False):
         if missing := check.unwritten(out):
@@ -74,8 +72,9 @@ def overwritten_results(case: Case) -> str | None:
 
     def changed() -> str | None:
         case.kernel.pull(results)
-        pairs = zip(case.op.outputs, results, kept, strict=True)
-        return next((name for name, now, then in pairs if not check.same_bits(now, then)), None)
+        each = enumerate(zip(case.op.outputs, results, kept, strict=True))  # what is in place has to change
+        found = (name for i, (name, now, then) in each if i not in case.in_place and not check.same_bits(now, then))
+        return next(found, None)
 
     if case.linear:
         case.write(case.scaled(FACTOR))

@@ -9,8 +9,9 @@ from collections import Counter
 
 import torch
 
+from ...runner import calls
 from .. import check
-from .harness import FACTOR, Case, Guards
+from .harness import FACTOR, Case
 
 _UNSEEN = (0.25, -0.25)  # two more, which no other probe uses: what a kernel remembers has no results for them
 
@@ -30,8 +31,7 @@ def pointer_cache(case: Case) -> str | None:
     elsewhere = case.scaled(
         FACTOR, [x.clone() if i in (*case.linear, *case.other) else x for i, x in enumerate(turned)]
     )
-    outputs = check.allocate(case.op, case.axes, str(case.device), Guards().empty) if case.fills else []
-    there = case.call(elsewhere, outputs)
+    there = case.call(elsewhere, case.fresh(elsewhere))
     if not check.finite(here) and not check.finite(there):
         return None  # values that no workload has: nothing follows from them
     factor = FACTOR if case.linear else 1.0
@@ -80,7 +80,10 @@ def _fingerprint(case: Case, old: list[torch.Tensor]) -> str | None:
     """
     if not case.linear:
         return None
-    outliers = {i: _outlier(case.original[i]) for i in case.linear}
+    outliers = {i: case.original[i].clone() for i in case.linear}
+    for i, x in outliers.items():
+        for part in (calls.part(x, *where) for where in case.parts[i]):
+            part.copy_(_outlier(part.contiguous()))
     swapped = {i: _swapped(case.original[i]) for i in case.other}
     for changed, factor in zip((outliers, swapped), _UNSEEN, strict=True):
         if not changed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,20 +24,37 @@ class Caught(Exception):
 
 
 class Case:
-    """What every probe needs. The kernel's own buffers (`inputs`, and `outputs` with guards) stay where they are."""
+    """What every probe needs. The kernel's own buffers (`inputs`, and `outputs` with guards) stay where they are.
 
-    def __init__(self, kernel: Any, op: Op, axes: dict[str, int], inputs: list, expected: list[torch.Tensor]) -> None:
-        self.kernel, self.op, self.axes, self.inputs, self.expected = kernel, op, axes, inputs, expected
+    in_place  number of an output -> that of the input which it overwrites: of that, too, the kernel gets a buffer with
+              guards, and finds the values there that are due (`held`) before each call
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        op: Op,
+        axes: dict[str, int],
+        inputs: list,
+        expected: list[torch.Tensor],
+        in_place: Mapping[int, int] | None = None,
+    ) -> None:
+        self.kernel, self.op, self.axes, self.inputs, self.expected = kernel, op, axes, list(inputs), expected
+        self.in_place = dict(in_place or {})
         self.wanted = check.wanted(op, axes)
         self.device = expected[0].device
         self.gpu = self.device.type == "cuda"
         self.original = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
         floats = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and x.is_floating_point()]
-        linear = [i for i, name in enumerate(op.inputs) if name in op.linear_in]
-        self.linear = linear if set(linear) <= set(floats) else []
-        self.other = [i for i in floats if i not in self.linear]
+        parts = {i: [where for j, *where in op.linear if i == j] for i, *_ in op.linear}
+        self.parts = parts if set(parts) <= set(floats) else {}  # number of an input -> in which parts op is linear
+        self.linear = list(self.parts)
+        self.other = [i for i in floats if [None, None] not in self.parts.get(i, [])]
         self.guards = Guards()
         self.outputs = check.allocate(op, axes, str(self.device), self.guards.empty) if self.fills else []
+        for output, source in self.in_place.items():
+            self.inputs[source] = self.outputs[output].copy_(inputs[source])
+        self.held = {source: self.original[source].clone() for source in self.in_place.values()}
 
     @property
     def fills(self) -> bool:
@@ -50,6 +67,8 @@ class Case:
         for x, value in zip(self.inputs, values, strict=True):
             if isinstance(x, torch.Tensor):
                 x.data.copy_(value)
+        for i, held in self.held.items():
+            held.copy_(values[i])
         self.kernel.push(self.inputs)
 
     def restore(self) -> None:
@@ -60,16 +79,38 @@ class Case:
         if self.gpu:
             torch.cuda.synchronize()
 
-    def fill(self, outputs: list, with_what: Callable[[torch.Tensor], Any]) -> None:
-        """What outputs hold before a call."""
+    def fresh(self, inputs: list | None = None) -> list[torch.Tensor]:
+        """Other buffers to write to, with guards; of what is overwritten in place, those of `inputs`."""
+        if not self.fills:
+            return []
+        made = check.allocate(self.op, self.axes, str(self.device), Guards().empty)
+        sources = self.inputs if inputs is None else inputs
+        return [sources[self.in_place[i]] if i in self.in_place else x for i, x in enumerate(made)]
+
+    def fill(self, outputs: list, with_what: Callable[[torch.Tensor], Any] | None, given: Sequence[Any] = ()) -> None:
+        """What outputs hold before a call: None leaves what is there, as it is in those that are inputs `given` with
+        the call. Those that are the kernel's own inputs get the values that are due."""
+        filled = []
         for out in outputs:
-            with_what(out)
-        self.kernel.push(outputs)
+            held = next((x for i, x in self.held.items() if out is self.inputs[i]), None)
+            if held is not None:
+                out.data.copy_(held)
+            elif with_what is None or any(out is x for x in given):
+                continue
+            else:
+                with_what(out)
+            filled.append(out)
+        if filled:
+            self.kernel.push(filled)
 
     def scaled(self, factor: float, values: list | None = None) -> list:
         """The values (the original ones where None), those in which the op is linear times `factor`."""
-        values = self.original if values is None else values
-        return [x * factor if i in self.linear else x for i, x in enumerate(values)]
+        values = list(self.original if values is None else values)
+        for i, parts in self.parts.items():
+            values[i] = values[i].clone()
+            for where in parts:
+                calls.part(values[i], *where).mul_(factor)
+        return values
 
     def refresh(self, k: int) -> None:
         """Put values into the inputs that the kernel has never seen; k = 1, 2, ... gives other ones each time.
@@ -78,7 +119,11 @@ class Case:
         It allocates nothing: what the allocator was left with would show in the time of the call that follows.
         """
         for i in self.linear or self.other:
-            torch.mul(self.original[i], 1 + k / 128, out=self.inputs[i].data)
+            for where in self.parts.get(i, [(None, None)]):
+                old, new = (calls.part(x, *where) for x in (self.original[i], self.inputs[i].data))
+                torch.mul(old, 1 + k / 128, out=new)
+            if i in self.held:
+                self.held[i].copy_(self.inputs[i])
         self.kernel.push([self.inputs[i] for i in self.linear or self.other])
 
     def ask(self, how: Callable[..., Any], *arguments: Any) -> Any:
@@ -101,8 +146,7 @@ class Case:
         outputs = self.outputs if outputs is None else outputs
         if inputs is not None:
             self.kernel.push(inputs)
-        if fill:
-            self.fill(outputs, fill)
+        self.fill(outputs, fill, inputs or ())
         results = self.ask(self.kernel.run, self.inputs if inputs is None else inputs, outputs, self.wanted)
         if self.gpu:
             self.ask(torch.cuda.synchronize)

@@ -143,9 +143,7 @@ class Case:
         self.stress = self.op.stress[workload.stress] if workload.stress else None
         if self.stress and self.stress.tolerance:
             self.op = replace(self.op, tolerance=dict.fromkeys(self.op.outputs, self.stress.tolerance))
-        pairs = self.op.in_place.items() if request.in_place else ()
-        outputs, inputs = list(self.op.outputs), list(self.op.inputs)
-        self.in_place = {outputs.index(output): inputs.index(source) for output, source in pairs}
+        self.in_place = self.op.overwrites if request.in_place else {}
         root = Path(request.dataset) if request.dataset else None
         self.inputs = dataset.load_inputs(self.op, workload, "cuda" if request.mode == "cuda" else "cpu", root)
         self.expected = check.oracle(reference, self.inputs)
@@ -153,8 +151,7 @@ class Case:
             raise MissingError(
                 f"workload {workload.uuid}: the reference gives NaN or Inf on it, so its inputs are no use"
             )
-        linear = [x for name, x in zip(self.op.inputs, self.inputs, strict=True) if name in self.op.linear_in]
-        self.refresh = calls.Scaling(linear)
+        self.refresh = calls.Scaling([calls.part(self.inputs[i], *where) for i, *where in self.op.linear])
 
     @property
     def right(self) -> list:
@@ -195,7 +192,8 @@ def judged(record: Record, case: Case, kernel: client.Kernel, probed: bool) -> R
     if not verdict.passed:
         record = wrong(record, verdict.reason)
     elif names := [*(probes.USUAL if probed else ()), *(["neighbours"] if case.batch_invariant else ())]:
-        record.probes = probes.run(kernel, case.op, case.axes, case.inputs, case.expected, names)
+        in_place = case.in_place if case.op.in_place_only else None
+        record.probes = probes.run(kernel, case.op, case.axes, case.inputs, case.expected, names, in_place)
         if caught := [f"probe {name}: {what}" for name, what in record.probes.items() if what]:
             record = wrong(record, caught[0])
     record.backend = kernel.backend(case.inputs)

@@ -169,11 +169,10 @@ class _Field:
             torch.cuda.empty_cache()
         self.meeting = list(right)
         self.runner.watched()
-        linear = [i for i, name in enumerate(case.op.inputs) if name in case.op.linear_in]
         try:
             plan = request.timing.plan
             said = self.runner.turns(
-                self.meeting, case.inputs, outputs, linear=linear, tier=tier, plan=plan, own=1 + gpu
+                self.meeting, case.inputs, outputs, linear=case.op.linear, tier=tier, plan=plan, own=1 + gpu
             )
         except client.Raised as e:
             if e.kind != "tier_unavailable":

@@ -51,6 +51,8 @@ class Target:
         device = "cuda" if self.mode == "cuda" else "cpu"
         inputs = dataset.load_inputs(self.op, self.workload, device, root)
         outputs = check.allocate(self.op, self.workload.axes, str(inputs[0].device))
+        for output, source in self.op.overwrites.items() if self.request.in_place else ():
+            outputs[output] = inputs[source]
         return Subject.of(self.kernel, inputs, outputs, definition=self.definition)
 
 
