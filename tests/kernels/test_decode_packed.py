@@ -26,8 +26,10 @@ def inputs(slots: list[int], P: int, H: int, HV: int, device: str = "cpu", scale
 
     pool = randn(P, HV, D, D)
     pool[[i for i in range(P) if i == 0 or i not in slots]] = math.nan
+    q, k = randn(B, H * D) * 3, randn(B, H * D) * 0.2
+    k[1:2] *= 0.005  # what is added below the root shows
     made = [
-        torch.cat([randn(B, H * D) * 3, randn(B, H * D) * 0.2, randn(B, HV * D)], dim=1).bfloat16(),
+        torch.cat([q, k, randn(B, HV * D)], dim=1).bfloat16(),
         randn(B, HV).bfloat16(),
         randn(B, HV).bfloat16(),
         randn(HV) - 1,
