@@ -19,6 +19,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .tensors import check
+
 
 @triton.jit
 def softplus(x):
@@ -73,8 +75,8 @@ def run(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale, output, new
 
     mixed_qkv: [B, 2 H K + HV V] bf16; a, b: [B, HV] bf16; rows of these three may lie apart. A_log, dt_bias: [HV] f32;
     pool: [P, HV, V=128, K=128] f32, k-last, its slots may lie apart; state_indices: [B] int32; scale: float, None or 0
-    for 1/sqrt(128). Writes output: [B, HV, 128] bf16 and the pool's slots; new_pool is the pool. Any address will do:
-    Triton compiles for those that are no multiples of 16 bytes as well.
+    for 1/sqrt(128). Writes output: [B, HV, 128] bf16 and the pool's slots; new_pool is the pool. Rows, slots and indices
+    may begin anywhere: for addresses that are no multiples of 16 bytes Triton compiles other code.
     """
     (B, columns), (_, HV, V, K) = mixed_qkv.shape, pool.shape
     H = (columns - HV * V) // (2 * K)
@@ -86,7 +88,10 @@ def run(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale, output, new
         raise ValueError("new_pool: expected the pool itself, which is updated in place")
     if pool.dtype != torch.float32 or state_indices.dtype != torch.int32:
         raise ValueError(f"expected a float32 pool and int32 indices, got {pool.dtype} and {state_indices.dtype}")
-    for name, x, shape in (("a", a, (B, HV)), ("b", b, (B, HV)), ("output", output, (B, HV, V))):
+    for name, x, shape in (
+        ("a", a, (B, HV)), ("b", b, (B, HV)), ("A_log", A_log, (HV,)), ("dt_bias", dt_bias, (HV,)),
+        ("state_indices", state_indices, (B,)), ("output", output, (B, HV, V)),
+    ):  # fmt: skip
         if x.shape != shape:
             raise ValueError(f"{name}: expected shape {list(shape)}, got {list(x.shape)}")
     for name, x in (("mixed_qkv", mixed_qkv), ("a", a), ("b", b)):
@@ -94,9 +99,9 @@ def run(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale, output, new
             raise ValueError(f"{name}: expected rows without gaps")
     if not pool[:1].is_contiguous() or (len(pool) > 1 and pool.stride(0) < HV * V * K):
         raise ValueError("pool: expected slots [HV, 128, 128] without gaps")
-    for name, x in (("A_log", A_log), ("dt_bias", dt_bias), ("state_indices", state_indices), ("output", output)):
-        if not x.is_contiguous():
-            raise ValueError(f"{name}: expected contiguous; call .contiguous() on it")
+    if not state_indices.is_contiguous():
+        raise ValueError("state_indices: expected contiguous; call .contiguous() on it")
+    check(A_log=A_log, dt_bias=dt_bias, output=output)
     if B == 0:
         return
     BV = 4 if B * HV <= 128 else 16  # gdn_decode/fla-recurrent's on an H200; not measured here yet
