@@ -162,7 +162,10 @@ class Registry:
         return at
 
     def of(self, op: str) -> list[Algo]:
-        """The algos of an op, in ladder order: a rung after the one that it names, else by name."""
+        """The algos of an op, in ladder order: a rung after the one that it names, else by name. None of an op that is
+        not known: a document of records may name any."""
+        if op not in self.ops:
+            return []
         found = self.op(op)
         return [_moved(a, found) for a in self.algos if a.op == found.family and _takes(a, found)]
 
