@@ -389,6 +389,25 @@ def test_failures_and_doubts_are_said_in_words():
         "wrong-v1 at B=1 (7d79fd33) and B=4: wrong, output is off by 0.31; the contest's own rule would pass it",
     ) in said
     assert ("failed", "cuda-v9: crashed, signal 11; 3 workloads not reached") in said
+    crash = {"during": {"uuid": "2640f1e3-x", "axes": {"batch_size": 8}}, "tail": ["in Run(...)"]}
+    failed = {"op": "gdn_decode", "algo": "mine", "mode": "cpu"}
+    wrong = {"first_wrong": {"output": {"index": [0, 5], "expected": 0.25, "instead": "never written"}}}
+    document = reports.everything() | {
+        "records": [
+            failed | {"status": "crashed", "reason": "crashed with SIGSEGV"} | crash,
+            failed | {"status": "build_failed", "reason": "a.cpp:1: error: x\na.cpp:2: error: y"},
+            failed | {"status": "wrong", "reason": "output: 3 of 9 elements were not written", "check": wrong},
+        ]
+    }
+    own = [(n.text, n.tail) for n in notes.notes(book_of(document)) if n.kind == "failed"]
+    assert own == [
+        ("mine at B=8 (2640f1e3): crashed with SIGSEGV", ("in Run(...)",)),
+        ("mine: build failed", ("a.cpp:1: error: x", "a.cpp:2: error: y")),
+        (
+            "mine: wrong, output: 3 of 9 elements were not written; the contest's own rule would pass it",
+            ("output: first wrong at [0, 5]: expected 0.25, never written",),
+        ),
+    ]
     assert ("not run", "fla-upstream: fla is not here (pip install fla-core)") in said
     assert any(
         kind == "doubt" and text.startswith("fi-baseline at B=16 (cupti): the SM clock moved") for kind, text in said

@@ -35,6 +35,21 @@ class Call(msgspec.Struct, kw_only=True):
     stress: str | msgspec.UnsetType | None = msgspec.UNSET  # the family of hard inputs (`gdn run --stress`)
 
 
+class FirstWrong(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The first wrong element of an output, in the order of memory."""
+
+    index: list[Count]
+    expected: Number
+    got: Number | None = None  # None where it is no number:
+    instead: str | None = None  # "NaN", "Inf", "-Inf" or "never written"
+
+    @property
+    def words(self) -> str:
+        """at [0, 3]: expected 1.25, never written."""
+        got = f"{self.got:.4g}" if self.got is not None else self.instead
+        return f"at {self.index}: expected {self.expected:.4g}, {'' if got == 'never written' else 'got '}{got}"
+
+
 class Check(msgspec.Struct, kw_only=True):
     """How the results compare with the float64 reference."""
 
@@ -46,6 +61,7 @@ class Check(msgspec.Struct, kw_only=True):
     errors: dict[str, NotNegative | None] = {}  # output -> relative Frobenius error
     inputs_changed: list[str] = []
     unwritten: dict[str, int] = {}  # output -> elements that nothing wrote
+    first_wrong: dict[str, FirstWrong] | msgspec.UnsetType = msgspec.UNSET  # output -> its first wrong element
 
     def fail(self, reason: str) -> None:
         """Note a rule that failed."""
@@ -150,6 +166,7 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     rounds_us: list[Positive] | None = None  # samples in their order, until they have been compared
     trace: list[str] | None = None  # of an exception
     unfinished: Count | None = None  # workloads that the worker did not come to
+    during: Call | None = None  # the one that it was at when it ended
     tail: list[str] | None = None  # last lines of a worker that ended too soon
     answer: Any = None  # of a profiler's target; a profile has a file of its own
 
