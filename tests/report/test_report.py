@@ -402,7 +402,7 @@ def test_failures_and_doubts_are_said_in_words():
     own = [(n.text, n.tail) for n in notes.notes(book_of(document)) if n.kind == "failed"]
     assert own == [
         ("mine at B=8 (2640f1e3): crashed with SIGSEGV", ("in Run(...)",)),
-        ("mine: build failed", ("a.cpp:1: error: x", "a.cpp:2: error: y")),
+        ("mine: build failed, a.cpp:1: error: x", ("a.cpp:2: error: y",)),
         (
             "mine: wrong, output: 3 of 9 elements were not written; the contest's own rule would pass it",
             ("output: first wrong at [0, 5]: expected 0.25, never written",),
