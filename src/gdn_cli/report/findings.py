@@ -368,7 +368,10 @@ def to_json(book: Book) -> dict[str, Any]:
         "comparisons": [_whole(item) for op in book.ops for _, item in book.comparisons(op)],
         "overall": [_whole(item) for op in book.ops for _, item in book.overall(op)],
         "scores": [_whole(item) for op in book.ops for _, item in book.scores(op)],
-        "notes": [{"op": op, "kind": n.kind, "text": n.text, "lines": n.tail} for op in book.ops for n in notes.notes(book, op)],
+        "notes": [
+            {"op": op, "kind": n.kind, "text": n.text, "lines": n.tail}
+            for op in book.ops for n in notes.notes(book, op)
+        ],
         "file_notes": [{"kind": n.kind, "text": n.text} for n in notes.file_notes(book)],
     }  # fmt: skip
 

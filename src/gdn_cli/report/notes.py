@@ -103,7 +103,7 @@ def _failures(book: Book, measured: list[Measurement]) -> Iterator[Note]:
             together.setdefault((m.record.status, m.record.reason or "", repr(m.record.during)), []).append(m)
     for (status, reason, _), ms in together.items():
         first = ms[0].record
-        said, *lines = reason.splitlines() or [""]  # of a compiler's errors each has a line
+        said, *lines = map(str.strip, reason.splitlines() or [""])  # of a compiler's errors each has a line
         what = said if said.startswith(status.words) else f"{status.words}{f', {said}' if said else ''}"
         text = f"{shown(_where(ms, named=True))}{_during(book, first)}: {what}"
         if status is Status.WRONG and first.check and first.check.official:
