@@ -104,7 +104,7 @@ def _failures(book: Book, measured: list[Measurement]) -> Iterator[Note]:
     for (status, reason, _), ms in together.items():
         first = ms[0].record
         said, *lines = map(str.strip, reason.splitlines() or [""])  # of a compiler's errors each has a line
-        what = said if said.startswith(status.words) else f"{status.words}{f', {said}' if said else ''}"
+        what = said if said.startswith(f"{status.words} with ") else f"{status.words}{f', {said}' if said else ''}"
         text = f"{shown(_where(ms, named=True))}{_during(book, first)}: {what}"
         if status is Status.WRONG and first.check and first.check.official:
             text += "; the contest's own rule would pass it"

@@ -156,8 +156,10 @@ def turns(book: Book, op: str, item: Overall) -> Table:
 
 def turn_notes(book: Book, op: str) -> list[Words]:
     finest = max((c.resolution for _, c in book.comparisons(op)), default=0.0)
+    apart = any(c.run_sd for _, c in book.comparisons(op))
+    how = "of two runs: about 1 % between runs is in the interval" if apart else "calls of both taking turns: A B B A"
     return [
-        "speedup: baseline's time over the candidate's, calls of both taking turns: A B B A.",
+        f"speedup: baseline's time over the candidate's, {how}.",
         f"SAME: no difference beyond {finest:.1%}: the interval holds 1, or it is below --threshold.",
     ]
 

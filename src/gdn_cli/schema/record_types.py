@@ -279,6 +279,7 @@ class Compared(Comparison, kw_only=True, omit_defaults=True):
     algo: str
     workload: Call | None = None
     doubted: bool = _written(False)  # a time of the two is in doubt
+    same_sources: bool = False  # two saved runs of one algo whose sources are the same
     baseline_us: Positive | None = None
     us: Positive | None = None
 
