@@ -101,14 +101,14 @@ class Asked:
 
     def png(self, book: Book) -> tuple[bytes, str]:
         """The one figure that was asked for, and its title with its origin."""
-        from ..report import drawing, figures
+        from ..report import figures, pictures
 
         parts = self.parts(figures.NAMES, ("latency",), "a figure")
         if len(parts) > 1:
             raise errors.UsageError("a png holds one figure", hint="name one --part")
         drawn, heading = figures.one(book, parts[0])
         heading[0] = self.title or heading[0]
-        return drawing.png(drawn, heading), "; ".join(heading)
+        return pictures.png(drawn, heading), "; ".join(heading)
 
 
 @o.grouped
@@ -120,7 +120,7 @@ def report(asked: Asked, update: Update = None, algos: o.OwnAlgos = None, json: 
     from .. import units
     from ..files import is_stdout, write
     from ..report import findings, markdown_blocks
-    from ..report.screen import put, show_json
+    from ..report.screen import put, say, show_json
 
     out = asked.out
     if update:
@@ -151,6 +151,8 @@ def report(asked: Asked, update: Update = None, algos: o.OwnAlgos = None, json: 
         show_json({"written": str(out) if wanted else None} | findings.to_json(book))
     elif not to_stdout:
         put(str(out))
+        if kind == "html":
+            say(f"open {out.resolve().as_uri()}")
 
 
 @o.grouped
