@@ -22,16 +22,17 @@ import reports
 
 from gdn_cli import errors, units
 from gdn_cli.errors import UsageError
-from gdn_cli.report import drawing as drawn
 from gdn_cli.report import (
     figures,
     findings,
+    headlines,
     html,
     markdown,
     markdown_blocks,
     merge,
     notes,
     outline,
+    pictures,
     table,
     tables,
     terminal,
@@ -252,7 +253,7 @@ def test_files_of_schema_1_and_2_are_read_alike(tmp_path):
     assert cells(markdown.markdown(books[0])) == cells(markdown.markdown(books[1]))
     said = [figures.spread(b, b.groups[0])[0].words for b in books]
     assert "interval" in said[0] and "interval" not in said[1]  # schema 1 did not keep it
-    assert html.page(books[1], "old").count("<svg") == 4
+    assert html.page(books[1], "old").count("<svg") == 5
 
 
 # --- findings -------------------------------------------------------------------------------------------------------
@@ -355,13 +356,14 @@ def test_nothing_in_doubt_is_the_fastest_or_a_headline():
 
 def test_a_headline_is_of_times_that_are_not_in_doubt():
     book = book_of(reports.bench())
-    first, *_ = findings.headline(book, book.groups[0])
-    assert first.startswith("cuda-v4 takes") and "3 workloads" in first and "as fast as the reference" in first
+    first, *_ = headlines.headline(book, book.groups[0])
+    assert first.startswith("cuda-v4 takes") and "3 workloads" in first
+    assert "as fast as the best peer at each size" in first and "the reference" not in first
     book = book_of(doubting(reports.bench(), ("pt-reference", 64)))
-    first, *_ = findings.headline(book, book.groups[0])  # the ratio to the reference is over the other two
+    first, *_ = headlines.headline(book, book.groups[0])  # the ratio to the reference is over the other two
     assert first.startswith("cuda-v4 takes") and "2 workloads" in first
     book = book_of(doubting(reports.bench(), *(("cuda-v4", b) for b in (1, 8, 64))))
-    assert findings.headline(book, book.groups[0]) == findings.machine_floors(book.groups[0])
+    assert headlines.headline(book, book.groups[0]) == headlines.machine(book.groups[0])
     assert " ?" in next(r.mean for r in findings.rungs(book, book.groups[0]) if r.algo == "cuda-v4")
 
 
@@ -377,7 +379,7 @@ def test_the_terminal_gives_no_star_and_no_plain_ratio_to_what_is_in_doubt(capsy
     unsure = lines(("cuda-v4", 1))
     assert "*" not in unsure["cuda-v4"] + unsure["cuda-v1"]
     assert "x ?" in unsure["cuda-v4"] and "x ?" not in unsure["cuda-v1"]
-    slow = lines(("pt-reference", 1))  # the star stays, and what is divided by a doubt is one
+    slow = lines(("fi-baseline", 1))  # the star stays, and what is divided by a doubt is one
     assert "cuda-v4 *" in slow["cuda-v4"] and "x ?" in slow["cuda-v4"] and "x ?" in slow["cuda-v1"]
 
 
@@ -513,9 +515,9 @@ def test_the_same_records_give_the_same_bytes(tmp_path):
     file = reports.write(tmp_path, reports.everything())
     script = (
         "import sys, hashlib\nfrom pathlib import Path\nfrom gdn_cli.catalog import registry\n"
-        "from gdn_cli.report import drawing, figures, merge as gather, html\n"
+        "from gdn_cli.report import figures, html, merge as gather, pictures\n"
         f"book = gather.gather(gather.read([Path({str(file)!r})]), registry.load())\n"
-        "png = drawing.png(*figures.one(book, 'latency'))\n"
+        "png = pictures.png(*figures.one(book, 'latency'))\n"
         "made = html.page(book, 'x', ('latency', 'ladder', 'spread', 'tiers', 'environment')).encode(), png\n"
         "print(*(hashlib.sha256(x).hexdigest() for x in made))"
     )
@@ -531,7 +533,7 @@ def test_the_same_records_give_the_same_bytes(tmp_path):
 def test_the_png_is_the_main_figure_and_carries_no_date():
     book = book_of(reports.bench())
     drawing, heading = figures.one(book, "latency")
-    data = drawn.png(drawing, heading)
+    data = pictures.png(drawing, heading)
     assert data[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">I", data[16:20])[0] == 1280
     kinds = re.findall(rb"tEXt|tIME|iTXt|zTXt", data)
     assert kinds == []
@@ -545,8 +547,8 @@ def test_the_png_is_the_main_figure_and_carries_no_date():
 def test_floors_and_peers_look_like_what_they_are():
     book = book_of(reports.bench())
     (drawing,) = figures.latency(book, book.groups[0])
-    svg = drawn.svg(drawing)
-    for name in ("copy (floor)", "empty launch", "fi-baseline", "cuda-v4"):
+    svg = pictures.svg(drawing)
+    for name in ("copy", "empty launch", "fi-baseline", "cuda-v4"):
         assert f">{name}</text>" in svg
     assert "stroke-dasharray" in svg  # the peer, in grey as well
     assert "<metadata" not in svg and "<style" not in svg and "clip" in svg

@@ -112,8 +112,9 @@ def _times(book: Book, op: str, rows: list[Point]) -> Table:
         cells: list[str | Cell] = [units.duration(us), doubtful(f"±{point.spread:.0%}", point.doubted)]
         reference, floor = references.get(_here(point)), floors.get(_here(point))
         if peers:
-            over = headlines.over_peer(point, peers.get(_here(point), [])) if algo != COPY else None
-            cells.append(units.times(over[1]) if over else "")
+            best = headlines.best_of(peers.get(_here(point), ())) if algo != COPY else None
+            over = best and doubtful(units.times(best.median_us / us), point.doubted or best.doubted)
+            cells.append(over or "")
         elif reference and reference.median_us and algo != COPY:
             speedup = units.times(reference.median_us / us)
             cells.append(doubtful(speedup, point.doubted or reference.doubted))

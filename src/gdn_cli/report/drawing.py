@@ -53,12 +53,14 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
 
 
 def styles_of(book: Book, op: str) -> dict[str, Style]:
-    """An algo looks alike in all figures of its op, whatever else is in them: its name chooses, and where two known
-    ones choose the same, the one that is later in the alphabet takes the next."""
+    """An algo looks alike in all figures of its op, whatever else is in them: its name chooses. Where two choose the
+    same the later one takes the next: the highest rungs choose first, then the peers."""
     known = ladder(book.registry, op)
-    own = sorted({a for g in book.of(op) for a in g.rivals} - set(known.order))
+    rungs = [a for a in reversed(known.order) if not known.peer(a)]
+    order = [*rungs[:4], *(a for a in known.order if known.peer(a)), *rungs[4:]]
+    own = sorted({a for g in book.of(op) for a in g.rivals} - set(order))
     taken: dict[str, int] = {}
-    for algo in (*sorted(known.order), *own):
+    for algo in (*order, *own):
         chosen = crc32(algo.encode()) % len(_COLOURS)
         least = min(list(taken.values()).count(i) for i in range(len(_COLOURS)))
         while list(taken.values()).count(chosen) > least:

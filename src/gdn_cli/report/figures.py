@@ -55,15 +55,11 @@ def _latency(book: Book, group: Group, part: Slice, i: int) -> Drawing:
     def draw(figure: Any) -> None:
         ax = axes(figure, "median, us", axis)
         log_x(ax, part, room)
-        floor = lines.get(COPY)
         values = [y for points in lines.values() for _, y in points]
         empty = group.machine.get(EMPTY)
         empty_us = empty.median_us if empty else None
         empty_us = empty_us if empty_us and min(values) / 3 < empty_us < max(values) else None
         log_y(ax, [*values, *([empty_us] if empty_us else [])])
-        if floor:
-            xs, ys = zip(*floor, strict=True)
-            ax.fill_between(xs, ys, min(values) / 10, color=PALE, linewidth=0, zorder=0)
         series(ax, lines, styles, part.joined, first, lambda a, x, y: f"{a}, {axis} {x:g}: {units.duration(y)}")
         if empty_us:
             ax.axhline(empty_us, color=GREY, linewidth=1.2, linestyle=(0, (1, 2)), label="empty launch", zorder=1)
@@ -71,7 +67,7 @@ def _latency(book: Book, group: Group, part: Slice, i: int) -> Drawing:
 
     words = f"Both axes are logarithmic; lower is faster. {_peers(book, group)}{_thick(first, lines)}"
     if COPY in lines:
-        words += "The grey area is below a plain copy of the same bytes. "
+        words += "The grey line is a plain copy of the same bytes. "
     if part.others:
         words += "The sizes differ in their other axes too. "
     if part.left_out:
@@ -142,9 +138,8 @@ def over_floor(book: Book, group: Group) -> list[Drawing]:
         ys = [y for _, y in lines[algo]]
         return f"{algo} ({units.three(min(ys))} to {units.three(max(ys))})"
 
-    words = (
-        f"The line at 1 is a plain copy of the same bytes; lower is faster. {_thick(first, shown)}{tables.BELOW_ONE} "
-    )
+    words = f"The line at 1 is a plain copy of the same bytes; lower is faster. {_thick(first, shown)}"
+    words += f"{tables.BELOW_ONE} " if min(y for points in shown.values() for _, y in points) < 1 else ""
     words += "" if linear else "Both axes are logarithmic. "
     outside = f"Above the frame: {units.listed(map(extent, above))}. " if above else ""
     if partly:

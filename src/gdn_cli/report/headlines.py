@@ -4,6 +4,7 @@ near the GPU's peak a time is."""
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .. import units
@@ -29,19 +30,15 @@ def over_peers(known: Ladder, group: Group, algo: str) -> list[OverPeer]:
     found = []
     for label in group.labels:
         own = group.points.get((algo, label))
-        peers = [p for a in group.rivals if known.peer(a) and a != algo and (p := group.points.get((a, label)))]
-        if over := over_peer(own, peers):
-            found.append(OverPeer(label, over[0].first.algo, over[1]))
+        best = best_of(p for a in group.rivals if known.peer(a) and (p := group.points.get((a, label))))
+        if own and best and own.median_us is not None and not (own.doubted or best.doubted):
+            found.append(OverPeer(label, best.first.algo, best.median_us / own.median_us))
     return found
 
 
-def over_peer(own: Point | None, peers: list[Point]) -> tuple[Point, float] | None:
-    """The best of the peers and its time over one's own; None where one of the two is in doubt."""
-    timed = [p for p in peers if p.median_us is not None]
-    if own is None or own.median_us is None or own.doubted or not timed:
-        return None
-    best = min(timed, key=lambda p: p.median_us)
-    return None if best.doubted else (best, best.median_us / own.median_us)
+def best_of(peers: Iterable[Point]) -> Point | None:
+    """The one with the least time."""
+    return min((p for p in peers if p.median_us is not None), key=lambda p: p.median_us, default=None)
 
 
 def headline(book: Book, group: Group) -> list[str]:

@@ -63,7 +63,8 @@ def _frame(ax: Any, peaks: Peaks, rates: list[headlines.Rate]) -> None:
     from matplotlib.ticker import NullLocator
 
     xs, ys = [r.intensity for r in rates], [r.tflops for r in rates]
-    low, high = min(xs) / 2, max(*xs, peaks.tensor * 1e3 / peaks.dram) * 2.5
+    ridge = peaks.tensor * 1e3 / peaks.dram
+    low, high = min(*xs, ridge / 20) / 2, max(*xs, ridge) * 2.5
     bottom, top = min(ys) / 1.6, peaks.tensor * 2.2
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bottom, top))
     for axis, (least, most) in ((ax.xaxis, (low, high)), (ax.yaxis, (bottom, top))):
@@ -72,11 +73,10 @@ def _frame(ax: Any, peaks: Peaks, rates: list[headlines.Rate]) -> None:
         axis.set_minor_locator(NullLocator())
     look = {"color": GREY, "linewidth": 1.2, "zorder": 1}
     for name, peak in (("tensor cores", peaks.tensor), ("fp32", peaks.fp32)):
-        ridge = peak * 1e3 / peaks.dram
-        ax.plot([max(low, ridge), high], [peak, peak], **look)
+        ax.plot([max(low, peak * 1e3 / peaks.dram), high], [peak, peak], **look)
         text = f"{name} {peak:g}"
         ax.annotate(text, (high, peak), (-2, 3), textcoords="offset points", ha="right", color=GREY)
-    ends = (low, peaks.tensor * 1e3 / peaks.dram)
+    ends = (low, ridge)
     ax.plot(ends, [x * peaks.dram / 1e3 for x in ends], **look)
     at = (low * ends[1]) ** 0.5
     ax.annotate(
