@@ -14,6 +14,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import browser
 import helpers
@@ -37,6 +38,7 @@ from gdn_cli.report import (
     tables,
     terminal,
 )
+from gdn_cli.report.drawing import DARK, in_lines, styles_of
 
 ROOT = helpers.TESTS.parent
 H200 = ROOT / "results" / "h200"
@@ -553,6 +555,66 @@ def test_floors_and_peers_look_like_what_they_are():
     assert "stroke-dasharray" in svg  # the peer, in grey as well
     assert "<metadata" not in svg and "<style" not in svg and "clip" in svg
     assert drawing.description.startswith("Median times over batch size from 1 to 64: copy from 1.66 us to 18.0 us")
+
+
+def test_marks_have_their_values_and_colours_can_be_replaced():
+    book = book_of(reports.bench())
+    (drawing,) = figures.latency(book, book.groups[0])
+    svg = pictures.svg(drawing)
+    for b in (1, 8, 64):
+        us = units.duration(book.groups[0].median_us("cuda-v4", f"B={b}"))
+        assert svg.count(f"<title>cuda-v4, batch size {b}: {us}</title>") == 1
+    colour = styles_of(book, "gdn_decode")["cuda-v4"].colour
+    assert f"var(--c{colour[1:]}, {colour})" in svg and f"--c{colour[1:]}:{DARK[colour]}" in pictures.dark_colours()
+    page = html.page(book, "x")
+    assert "@media screen and (prefers-color-scheme:dark)" in page and pictures.dark_colours() in page
+
+
+def test_a_colour_stays_with_an_algo():
+    every = book_of(reports.bench())
+    few = merge.gather([reports.source("x", reports.bench())], REGISTRY, algos=("cuda-v4",))
+    assert styles_of(every, "gdn_decode")["cuda-v4"] == styles_of(few, "gdn_decode")["cuda-v4"]
+    own = reports.bench()
+    own["records"] = [r | {"algo": "mine"} if r["algo"] == "cuda-v1" else r for r in own["records"]]
+    mine = styles_of(book_of(own), "gdn_decode")
+    known = styles_of(every, "gdn_decode")
+    assert "mine" in mine and all(mine[algo] == style for algo, style in known.items())
+    rungs = [known[a].colour for a in ("cuda-v5", "cuda-v4", "triton-v2", "fi-baseline", "fla-upstream")]
+    assert len(set(rungs)) == 5
+
+
+def test_every_size_has_a_tick():
+    assert in_lines([1, 2, 4], 200) == ["1", "2", "4"]
+    shown = in_lines([1, 2, 4, 8, 16, 32, 48, 64, 128, 256], 220)
+    assert [s.strip() for s in shown] == ["1", "2", "4", "8", "16", "32", "48", "64", "128", "256"]
+    assert [s.count("\n") for s in shown] == [0] * 6 + [1] + [0] * 3
+
+
+def test_an_svg_file_is_whole_and_dark_where_its_reader_is(tmp_path, gdn):
+    file = reports.write(tmp_path, reports.bench())
+    done = gdn("report", file, "-o", tmp_path / "a.svg", "--part", "floor", "--title", "Ours")
+    assert done.code == 0
+    root = ElementTree.parse(tmp_path / "a.svg").getroot()
+    text = (tmp_path / "a.svg").read_text()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg" and root.get("width") == "800"
+    assert "prefers-color-scheme:dark" in text and ">Ours</text>" in text
+    assert "Above the frame: pt-reference" in text  # a picture alone says what it does not show
+
+
+def test_a_roofline_has_the_peaks_and_a_dot_for_each_size():
+    book = book_of(reports.bench())
+    (drawing,) = figures.roofline(book, book.groups[0])
+    svg = pictures.svg(drawing)
+    for words in ("tensor cores 989.5", "fp32 67", "DRAM 4800 GB/s"):
+        assert f">{words}</text>" in svg
+    # 64 sequences: 58.72 MFLOP in 19.82 us, 64 MB
+    assert svg.count("<title>cuda-v4, B=64: 2.96 TFLOP/s, 4% of the peak, 0.918 FLOP/B</title>") == 1
+    assert "data sheet" in drawing.words and "cuda-v4" in drawing.description
+    unknown = reports.bench()
+    for environment in unknown["environments"].values():
+        environment["gpu"] = "NVIDIA Nobody"
+    book = book_of(unknown)
+    assert figures.roofline(book, book.groups[0]) == []
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -98,14 +98,14 @@ def log_x(ax: Any, part: Slice, beside: float = 0.0) -> None:
     places = sorted(set(part.at.values()))
     margin = (places[-1] / places[0]) ** 0.04
     ax.set_xlim(places[0] / margin, places[-1] * margin)
-    ax.set_xticks(places, _in_lines(places, 300 - beside))
+    ax.set_xticks(places, in_lines(places, 72 * ax.figure.get_figwidth() - 60 - beside))
     ax.xaxis.set_minor_locator(NullLocator())
 
 
 _LINES = 3
 
 
-def _in_lines(places: Sequence[float], width: float) -> list[str]:
+def in_lines(places: Sequence[float], width: float) -> list[str]:
     """The places' numbers, each in the first line that has room for it on a logarithmic axis so wide; "" where none
     has."""
     from math import log

@@ -116,6 +116,8 @@ def over_floor(book: Book, group: Group) -> list[Drawing]:
     best = min(max(y for _, y in points) for points in lines.values())
     linear = best < 2.2
     top = max(1.5, min(best * 1.6, max(y for points in lines.values() for _, y in points) * 1.05))
+    most = max(y for points in lines.values() for _, y in points)
+    top = most * 1.05 if most <= 3 else top  # so little more is shown as well
     above = [a for a, points in lines.items() if linear and min(y for _, y in points) > top]
     partly = [a for a, points in lines.items() if linear and a not in above and max(y for _, y in points) > top]
     shown = {a: points for a, points in lines.items() if a not in above}

@@ -116,10 +116,10 @@ class Rate:
 
 
 def rate(book: Book, point: Point) -> Rate | None:
-    """None where the op does not say its operations, or nothing was timed."""
+    """On a GPU; None where the op does not say its operations, or nothing was timed."""
     m, op = point.first, book.registry.ops.get(point.first.op)
     work = op.work(m.axes) if op and m.axes else None
-    if work is None or point.median_us is None:
+    if work is None or point.median_us is None or m.record.mode != "cuda":
         return None
     tflops, most, moved = work / point.median_us / 1e6, peaks(m), m.record.bytes_moved
     return Rate(tflops, most and tflops / most.of(op.peak), work / moved if moved else None)

@@ -16,6 +16,7 @@ from .drawing import DARK, GREY, INK, Drawing, plain
 
 _WIDTH = 5.0  # inches of 72 units
 _TEXT = 9.5  # units
+_FONTS = "'DejaVu Sans', Verdana, sans-serif"  # the two are equally wide
 
 
 def _figure(drawing: Drawing, width: float, height: float, heading: Sequence[str] = ()) -> Any:
@@ -64,7 +65,7 @@ def _saved(
 
 def png(drawing: Drawing, heading: Sequence[str]) -> bytes:
     """The figure as a PNG 1280 pixels wide, its title and origin above it."""
-    heading = [part for line in (*heading, drawing.outside) for part in textwrap.wrap(line, 84)]
+    heading = [part for line in (*heading, drawing.outside) for part in textwrap.wrap(line, 90)]
     _, data = _saved(
         drawing, 6.4, max(3.6, drawing.height) + 0.17 * len(heading), heading, format="png", dpi=200, facecolor="white",
         metadata={"Software": None},
@@ -77,8 +78,26 @@ _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 
 def svg(drawing: Drawing) -> str:
     """The figure as an `<svg>` element to stand in a page, with its title and description; text stays text."""
+    return ElementTree.tostring(_svg(drawing, _WIDTH, drawing.height), encoding="unicode")
+
+
+def svg_file(drawing: Drawing, heading: Sequence[str]) -> bytes:
+    """The figure as a file of its own, 800 pixels wide, its title and origin above it; it is dark where a reader's
+    system is."""
+    heading = [part for line in (*heading, drawing.outside) for part in textwrap.wrap(line, 105)]
+    root = _svg(drawing, 8.0, max(3.4, drawing.height) + 0.17 * len(heading), heading)
+    root.set("xmlns", _SVG)
+    root.set("width", "800")
+    style, ground = ElementTree.Element("style"), ElementTree.Element("rect", width="100%", height="100%")
+    style.text = f"@media (prefers-color-scheme:dark){{svg{{{dark_colours()}}}}}"
+    ground.set("style", "fill: var(--cffffff, #ffffff)")
+    root[2:2] = [style, ground]
+    return ElementTree.tostring(root, encoding="unicode").encode() + b"\n"
+
+
+def _svg(drawing: Drawing, width: float, height: float, heading: Sequence[str] = ()) -> ElementTree.Element:
     metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
-    figure, raw = _saved(drawing, _WIDTH, drawing.height, format="svg", transparent=True, metadata=metadata)
+    figure, raw = _saved(drawing, width, height, heading, format="svg", transparent=True, metadata=metadata)
     root = ElementTree.fromstring(raw)
     _add_hovers(root, figure)
     for parent in root.iter():
@@ -101,6 +120,7 @@ def svg(drawing: Drawing) -> str:
                 element.set("style", f"{key}: {element.attrib.pop(key)}; {element.get('style', '')}")
         if "style" in element.attrib:
             element.set("style", re.sub(r"#[0-9a-f]{6}\b", _replaceable, element.get("style")))
+            element.set("style", element.get("style").replace("'DejaVu Sans'", _FONTS))
     for key in ("width", "height", "version"):
         root.attrib.pop(key, None)
     title, description = ElementTree.Element("title"), ElementTree.Element("desc")
@@ -110,7 +130,7 @@ def svg(drawing: Drawing) -> str:
     root[:0] = [title, description]
     root.set("role", "img")
     root.set("aria-labelledby", f"{drawing.name}-title {drawing.name}-desc")
-    return ElementTree.tostring(root, encoding="unicode")
+    return root
 
 
 def _replaceable(colour: re.Match) -> str:
