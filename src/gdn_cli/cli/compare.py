@@ -121,7 +121,8 @@ def _code(code: int, document: Any, gate: float | None) -> int:
     """An algo that failed goes before the gate, and the gate before what is missing here."""
     if document.interrupted:
         return errors.INTERRUPTED
-    ratios = [one.ratio for one in document.overall if not one.same_sources]  # the same code is never a regression
+    # the same code is never a regression
+    ratios = [one.ratio for one in document.overall if not getattr(one, "same_sources", False)]
     if code != errors.FAILED and gate is not None and any(ratio < gate for ratio in ratios):
         from ..report import screen
 
