@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 from .. import units
@@ -98,7 +99,9 @@ def _times(book: Book, op: str, rows: list[Point]) -> Table:
     for p in rows:
         if is_peer(p.first.algo):
             peers.setdefault(_here(p), []).append(p)
-    rates = {id(p): rate for p in rows if p.first.algo not in FLOORS and (rate := headlines.rate(book, p))}
+    rates = {}  # of an op that moves little for what it computes; else GB/s say it all
+    if known and known.peak == "tensor":
+        rates = {id(p): rate for p in rows if p.first.algo not in FLOORS and (rate := headlines.rate(book, p))}
     against = "x peer" if peers else "speedup"
     head = [*words("workload", "algo"), *_gpus(rows), *numbers("median", "spread", against, "GB/s", "x copy")]
     made = Table(_title(op, rows), [*head, *numbers(*(["TFLOP/s"] if rates else []))])
@@ -126,11 +129,12 @@ def _times(book: Book, op: str, rows: list[Point]) -> Table:
         made.add(label, name, *gpu, *cells, gap=gap, quiet=algo == COPY)
     tiers = {p.first.tier for p in rows}
     groups = [] if _gpus(rows) else [g for g in book.of(op) if g.tier in tiers]
-    made.notes += [said for g in groups if (said := headlines.of_algos(book, g))]
+    for group in groups:  # a line for each sentence
+        made.notes += [s for s in re.split(r"(?<=[.:]) (?=\S)", headlines.of_algos(book, group)) if s]
     if peers:
-        made.notes.append("x peer: the best peer's time over this one's; above 1, it is faster than every peer")
+        made.notes.append("x peer: the best peer's time over this one's; above 1 is faster than all peers")
     if rates:
-        made.notes.append(tables.rate_note(book, op, rows[0].first))
+        made.notes += tables.rate_notes(book, op, rows[0].first)
     if any(len(p.measured) > 1 for p in rows):
         made.notes.append(tables.SHARED)
     if any(p.doubted for p in rows):

@@ -59,11 +59,11 @@ def of_algos(book: Book, group: Group) -> str:
     best = next((r for r in whole if not r.peer), whole[0])
     more, peers = [], over_peers(known, group, best.algo)
     if peers and not best.peer:
-        more.append(f"{_range([p.ratio for p in peers])} as fast as the best peer at each size")
+        more.append(_over_best([p.ratio for p in peers]))
     elif best.speedup and best.algo != known.reference:
         more.append(f"{units.times(best.speedup)} as fast as the reference")
     if best.over_floor:
-        more.append(f"{units.times(best.over_floor)} the time of a plain copy")
+        more.append(f"{units.times(best.over_floor)} a plain copy")
     mean, sizes = f"{best.algo} takes {units.duration(best.mean_us)}", len(group.labels)
     if best.of > 1:
         mean = f"{best.algo} takes {units.duration(best.mean_us)} in the geometric mean over {best.of} workloads"
@@ -75,11 +75,10 @@ def of_algos(book: Book, group: Group) -> str:
     return mean + (f": {units.listed(more)}" if more else "") + f".{where}"
 
 
-def _range(ratios: list[float]) -> str:
-    if len(ratios) == 1:
-        return units.times(ratios[0])
-    mean = statistics.geometric_mean(ratios)
-    return f"{units.times(mean)} ({units.times(min(ratios))} to {units.times(max(ratios))})"
+def _over_best(ratios: list[float]) -> str:
+    said = f"{units.times(statistics.geometric_mean(ratios))} as fast as the best peer"
+    ends = units.times(min(ratios)), units.times(max(ratios))
+    return said + (f" ({ends[0]} to {ends[1]})" if len(ratios) > 1 else "")
 
 
 def machine(group: Group) -> list[str]:

@@ -76,18 +76,18 @@ def rates(book: Book, group: Group) -> Table | None:
     made = _by_size("TFLOP/s", group, group.rivals, cell)
     if not any(c.text for row in made.rows for c in row.cells[1:]):
         return None
-    made.notes.append(rate_note(book, group.op, group.measured[0]))
+    made.notes += (f"{note}." for note in rate_notes(book, group.op, group.measured[0]))
     return made
 
 
-def rate_note(book: Book, op: str, measured: Measurement) -> str:
+def rate_notes(book: Book, op: str, measured: Measurement) -> list[str]:
     """What the operations are, and the peak that a share is of."""
-    text, peaks = "TFLOP/s: of the op's definition, whatever a kernel does instead", headlines.peaks(measured)
-    if peaks is None:
-        return text
-    kind = book.registry.ops[op].peak
-    what = "float16 tensor cores, dense" if kind == "tensor" else "fp32 without tensor cores"
-    return f"{text}; %: of the data sheet's {peaks.of(kind):g} TFLOP/s ({what})"
+    found, peaks = ["TFLOP/s: of the op's definition, whatever a kernel does instead"], headlines.peaks(measured)
+    if peaks:
+        kind = book.registry.ops[op].peak
+        what = "float16 tensor cores, dense" if kind == "tensor" else "fp32 without tensor cores"
+        found.append(f"%: of the data sheet's {peaks.of(kind):g} TFLOP/s ({what})")
+    return found
 
 
 def _by_size(title: str, group: Group, algos: list[str], cell: Callable[[str, str], Cell]) -> Table:
