@@ -37,6 +37,11 @@ def profiles_dir() -> Path:
     return _user_dir("profiles", "XDG_DATA_HOME", ".local/share")
 
 
+def baselines_dir() -> Path:
+    """Records under names of the user's (`gdn bench --save`). Beside the records."""
+    return _user_dir("baselines", "XDG_DATA_HOME", ".local/share")
+
+
 def tunes_dir() -> Path:
     """What `gdn tune` has measured so far: it goes on from there. Beside the records."""
     return _user_dir("tunes", "XDG_DATA_HOME", ".local/share")

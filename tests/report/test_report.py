@@ -12,8 +12,10 @@ import statistics
 import struct
 import subprocess
 import sys
+from copy import deepcopy
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import browser
 import helpers
@@ -22,20 +24,22 @@ import reports
 
 from gdn_cli import errors, units
 from gdn_cli.errors import UsageError
-from gdn_cli.report import drawing as drawn
 from gdn_cli.report import (
     figures,
     findings,
+    headlines,
     html,
     markdown,
     markdown_blocks,
     merge,
     notes,
     outline,
+    pictures,
     table,
     tables,
     terminal,
 )
+from gdn_cli.report.drawing import DARK, in_lines, styles_of
 
 ROOT = helpers.TESTS.parent
 H200 = ROOT / "results" / "h200"
@@ -252,7 +256,7 @@ def test_files_of_schema_1_and_2_are_read_alike(tmp_path):
     assert cells(markdown.markdown(books[0])) == cells(markdown.markdown(books[1]))
     said = [figures.spread(b, b.groups[0])[0].words for b in books]
     assert "interval" in said[0] and "interval" not in said[1]  # schema 1 did not keep it
-    assert html.page(books[1], "old").count("<svg") == 4
+    assert html.page(books[1], "old").count("<svg") == 5
 
 
 # --- findings -------------------------------------------------------------------------------------------------------
@@ -355,13 +359,14 @@ def test_nothing_in_doubt_is_the_fastest_or_a_headline():
 
 def test_a_headline_is_of_times_that_are_not_in_doubt():
     book = book_of(reports.bench())
-    first, *_ = findings.headline(book, book.groups[0])
-    assert first.startswith("cuda-v4 takes") and "3 workloads" in first and "as fast as the reference" in first
+    first, *_ = headlines.headline(book, book.groups[0])
+    assert first.startswith("cuda-v4 takes") and "3 workloads" in first
+    assert "as fast as the best peer (" in first and "the reference" not in first
     book = book_of(doubting(reports.bench(), ("pt-reference", 64)))
-    first, *_ = findings.headline(book, book.groups[0])  # the ratio to the reference is over the other two
+    first, *_ = headlines.headline(book, book.groups[0])  # the ratio to the reference is over the other two
     assert first.startswith("cuda-v4 takes") and "2 workloads" in first
     book = book_of(doubting(reports.bench(), *(("cuda-v4", b) for b in (1, 8, 64))))
-    assert findings.headline(book, book.groups[0]) == findings.machine_floors(book.groups[0])
+    assert headlines.headline(book, book.groups[0]) == headlines.machine(book.groups[0])
     assert " ?" in next(r.mean for r in findings.rungs(book, book.groups[0]) if r.algo == "cuda-v4")
 
 
@@ -377,7 +382,7 @@ def test_the_terminal_gives_no_star_and_no_plain_ratio_to_what_is_in_doubt(capsy
     unsure = lines(("cuda-v4", 1))
     assert "*" not in unsure["cuda-v4"] + unsure["cuda-v1"]
     assert "x ?" in unsure["cuda-v4"] and "x ?" not in unsure["cuda-v1"]
-    slow = lines(("pt-reference", 1))  # the star stays, and what is divided by a doubt is one
+    slow = lines(("fi-baseline", 1))  # the star stays, and what is divided by a doubt is one
     assert "cuda-v4 *" in slow["cuda-v4"] and "x ?" in slow["cuda-v4"] and "x ?" in slow["cuda-v1"]
 
 
@@ -389,6 +394,25 @@ def test_failures_and_doubts_are_said_in_words():
         "wrong-v1 at B=1 (7d79fd33) and B=4: wrong, output is off by 0.31; the contest's own rule would pass it",
     ) in said
     assert ("failed", "cuda-v9: crashed, signal 11; 3 workloads not reached") in said
+    crash = {"during": {"uuid": "2640f1e3-x", "axes": {"batch_size": 8}}, "tail": ["in Run(...)"]}
+    failed = {"op": "gdn_decode", "algo": "mine", "mode": "cpu"}
+    wrong = {"first_wrong": {"output": {"index": [0, 5], "expected": 0.25, "instead": "never written"}}}
+    document = reports.everything() | {
+        "records": [
+            failed | {"status": "crashed", "reason": "crashed with SIGSEGV"} | crash,
+            failed | {"status": "build_failed", "reason": "a.cpp:1: error: x\na.cpp:2: error: y"},
+            failed | {"status": "wrong", "reason": "output: 3 of 9 elements were not written", "check": wrong},
+        ]
+    }
+    own = [(n.text, n.tail) for n in notes.notes(book_of(document)) if n.kind == "failed"]
+    assert own == [
+        ("mine at B=8 (2640f1e3): crashed with SIGSEGV", ("in Run(...)",)),
+        ("mine: build failed, a.cpp:1: error: x", ("a.cpp:2: error: y",)),
+        (
+            "mine: wrong, output: 3 of 9 elements were not written; the contest's own rule would pass it",
+            ("output: first wrong at [0, 5]: expected 0.25, never written",),
+        ),
+    ]
     assert ("not run", "fla-upstream: fla is not here (pip install fla-core)") in said
     assert any(
         kind == "doubt" and text.startswith("fi-baseline at B=16 (cupti): the SM clock moved") for kind, text in said
@@ -494,9 +518,9 @@ def test_the_same_records_give_the_same_bytes(tmp_path):
     file = reports.write(tmp_path, reports.everything())
     script = (
         "import sys, hashlib\nfrom pathlib import Path\nfrom gdn_cli.catalog import registry\n"
-        "from gdn_cli.report import drawing, figures, merge as gather, html\n"
+        "from gdn_cli.report import figures, html, merge as gather, pictures\n"
         f"book = gather.gather(gather.read([Path({str(file)!r})]), registry.load())\n"
-        "png = drawing.png(*figures.one(book, 'latency'))\n"
+        "png = pictures.png(*figures.one(book, 'latency'))\n"
         "made = html.page(book, 'x', ('latency', 'ladder', 'spread', 'tiers', 'environment')).encode(), png\n"
         "print(*(hashlib.sha256(x).hexdigest() for x in made))"
     )
@@ -512,7 +536,7 @@ def test_the_same_records_give_the_same_bytes(tmp_path):
 def test_the_png_is_the_main_figure_and_carries_no_date():
     book = book_of(reports.bench())
     drawing, heading = figures.one(book, "latency")
-    data = drawn.png(drawing, heading)
+    data = pictures.png(drawing, heading)
     assert data[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">I", data[16:20])[0] == 1280
     kinds = re.findall(rb"tEXt|tIME|iTXt|zTXt", data)
     assert kinds == []
@@ -526,12 +550,72 @@ def test_the_png_is_the_main_figure_and_carries_no_date():
 def test_floors_and_peers_look_like_what_they_are():
     book = book_of(reports.bench())
     (drawing,) = figures.latency(book, book.groups[0])
-    svg = drawn.svg(drawing)
-    for name in ("copy (floor)", "empty launch", "fi-baseline", "cuda-v4"):
+    svg = pictures.svg(drawing)
+    for name in ("copy", "empty launch", "fi-baseline", "cuda-v4"):
         assert f">{name}</text>" in svg
     assert "stroke-dasharray" in svg  # the peer, in grey as well
     assert "<metadata" not in svg and "<style" not in svg and "clip" in svg
     assert drawing.description.startswith("Median times over batch size from 1 to 64: copy from 1.66 us to 18.0 us")
+
+
+def test_marks_have_their_values_and_colours_can_be_replaced():
+    book = book_of(reports.bench())
+    (drawing,) = figures.latency(book, book.groups[0])
+    svg = pictures.svg(drawing)
+    for b in (1, 8, 64):
+        us = units.duration(book.groups[0].median_us("cuda-v4", f"B={b}"))
+        assert svg.count(f"<title>cuda-v4, batch size {b}: {us}</title>") == 1
+    colour = styles_of(book, "gdn_decode")["cuda-v4"].colour
+    assert f"var(--c{colour[1:]}, {colour})" in svg and f"--c{colour[1:]}:{DARK[colour]}" in pictures.dark_colours()
+    page = html.page(book, "x")
+    assert "@media screen and (prefers-color-scheme:dark)" in page and pictures.dark_colours() in page
+
+
+def test_a_colour_stays_with_an_algo():
+    every = book_of(reports.bench())
+    few = merge.gather([reports.source("x", reports.bench())], REGISTRY, algos=("cuda-v4",))
+    assert styles_of(every, "gdn_decode")["cuda-v4"] == styles_of(few, "gdn_decode")["cuda-v4"]
+    own = reports.bench()
+    own["records"] = [r | {"algo": "mine"} if r["algo"] == "cuda-v1" else r for r in own["records"]]
+    mine = styles_of(book_of(own), "gdn_decode")
+    known = styles_of(every, "gdn_decode")
+    assert "mine" in mine and all(mine[algo] == style for algo, style in known.items())
+    rungs = [known[a].colour for a in ("cuda-v5", "cuda-v4", "triton-v2", "fi-baseline", "fla-upstream")]
+    assert len(set(rungs)) == 5
+
+
+def test_every_size_has_a_tick():
+    assert in_lines([1, 2, 4], 200) == ["1", "2", "4"]
+    shown = in_lines([1, 2, 4, 8, 16, 32, 48, 64, 128, 256], 220)
+    assert [s.strip() for s in shown] == ["1", "2", "4", "8", "16", "32", "48", "64", "128", "256"]
+    assert [s.count("\n") for s in shown] == [0] * 6 + [1] + [0] * 3
+
+
+def test_an_svg_file_is_whole_and_dark_where_its_reader_is(tmp_path, gdn):
+    file = reports.write(tmp_path, reports.bench())
+    done = gdn("report", file, "-o", tmp_path / "a.svg", "--part", "floor", "--title", "Ours")
+    assert done.code == 0
+    root = ElementTree.parse(tmp_path / "a.svg").getroot()
+    text = (tmp_path / "a.svg").read_text()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg" and root.get("width") == "800"
+    assert "prefers-color-scheme:dark" in text and ">Ours</text>" in text
+    assert "Above the frame: pt-reference" in text  # a picture alone says what it does not show
+
+
+def test_a_roofline_has_the_peaks_and_a_dot_for_each_size():
+    book = book_of(reports.bench())
+    (drawing,) = figures.roofline(book, book.groups[0])
+    svg = pictures.svg(drawing)
+    for words in ("tensor cores 989.5", "fp32 67", "DRAM 4800 GB/s"):
+        assert f">{words}</text>" in svg
+    # 64 sequences: 58.72 MFLOP in 19.82 us, 64 MB
+    assert svg.count("<title>cuda-v4, B=64: 2.96 TFLOP/s, 4% of the peak, 0.918 FLOP/B</title>") == 1
+    assert "data sheet" in drawing.words and "cuda-v4" in drawing.description
+    unknown = deepcopy(reports.bench())
+    for environment in unknown["environments"].values():
+        environment["gpu"] = "NVIDIA Nobody"
+    book = book_of(unknown)
+    assert figures.roofline(book, book.groups[0]) == []
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

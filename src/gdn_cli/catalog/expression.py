@@ -1,4 +1,4 @@
-"""A condition on whole numbers, written as a Python expression: `rows * lanes <= 128`."""
+"""A condition or a value of whole numbers, written as a Python expression: `rows * lanes <= 128`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ _ALLOWED = (
 
 
 def condition(text: str, names: Collection[str]) -> Callable[[Mapping[str, int]], bool]:
-    """The condition as a function of the values of `names`.
+    """The condition as a function of the values of `names`; the same as `formula`, with a truth for a value."""
+    value = formula(text, names)
+    return lambda values: bool(value(values))
+
+
+def formula(text: str, names: Collection[str]) -> Callable[[Mapping[str, int]], float]:
+    """The value as a function of the values of `names`.
 
     It may hold these names, numbers, `+ - * / // %`, comparisons, `and`, `or`, `not` and brackets. Raises ValueError,
     with what is wrong, for anything else; the function raises ZeroDivisionError where it divides by zero.
@@ -26,7 +32,7 @@ def condition(text: str, names: Collection[str]) -> Callable[[Mapping[str, int]]
             number = not isinstance(node, ast.Constant) or type(node.value) in (int, float)
             if not isinstance(node, _ALLOWED) or not number:
                 raise ValueError("it holds more than names, numbers, `+ - * / // %`, comparisons, and, or, not")
-        code = compile(tree, "condition", "eval")
+        code = compile(tree, "formula", "eval")
     except (SyntaxError, RecursionError, MemoryError):
         raise ValueError("it is not valid Python") from None
-    return lambda values: bool(eval(code, {"__builtins__": {}}, dict(values)))
+    return lambda values: eval(code, {"__builtins__": {}}, dict(values))

@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 from .. import files, paths, units
 from ..errors import UsageError, one_line, unknown
 from ..parsing import Positive, Text, Wrong, decode, read_toml, wrong
+from .expression import formula
 from .formats import Language, Solution
 from .stress import Family, fault
 from .tune_section import Tune
@@ -56,6 +57,8 @@ class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     linear_in: tuple[str, ...]  # inputs whose joint negation negates every output
     label: Text  # how a workload is called in a table: "B={batch_size}"
     in_place: dict[str, Text] = {}  # output -> the input that it may overwrite
+    flops: Text | None = None  # floating-point operations of the definition, as a formula of the axes
+    peak: Literal["tensor", "fp32"] | None = None  # the units of a GPU that a kernel would do them with
     stress: dict[str, Family] = {}  # name -> inputs that are hard: `gdn run --stress`
 
     def __post_init__(self) -> None:
@@ -69,6 +72,13 @@ class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for name in self.linear_in:
             if name not in self.inputs:
                 raise Wrong(("linear_in",), f"inputs: {', '.join(self.inputs)}", name)
+        if (self.flops is None) != (self.peak is None):
+            raise Wrong(("flops" if self.flops is None else "peak",), "a value, as flops and peak go together")
+        if self.flops is not None:
+            try:
+                formula(self.flops, self.axes)
+            except ValueError as e:
+                raise Wrong(("flops",), f"a formula of {', '.join(self.axes)} ({e})", self.flops) from None
         for output, source in self.in_place.items():
             pair = self.outputs.get(output), self.inputs.get(source)
             if None in pair or (pair[0].dtype, pair[0].shape) != (pair[1].dtype, pair[1].shape):
@@ -91,8 +101,19 @@ class Op(OpFile, frozen=True, kw_only=True):
 
     def shape(self, spec: TensorSpec, axes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape of an input or output at a workload's axes."""
-        known = {name: value for name, value in self.axes.items() if value is not None} | dict(axes)
+        known = self._sizes(axes)
         return tuple(known[axis] for axis in spec.shape or ())
+
+    def work(self, axes: Mapping[str, int]) -> float | None:
+        """Floating-point operations at a workload's axes; None where the op does not say, or an axis is missing."""
+        try:
+            known = self._sizes(axes)
+            return formula(self.flops, known)(known) if self.flops else None
+        except ValueError:
+            return None
+
+    def _sizes(self, axes: Mapping[str, int]) -> dict[str, int]:
+        return {name: value for name, value in self.axes.items() if value is not None} | dict(axes)
 
 
 _ENTRY = Meta(

@@ -154,7 +154,7 @@ def _survey(profile: Profile) -> Iterator[tuple[str, str]]:
     if us := survey.time_us:
         parts = [f"{units.figure(us, 'us')} ({survey.tier})"]
         if copy := survey.copy_us:
-            parts.append(f"{units.figure(us / copy, 'x')} the floor: a copy takes {units.figure(copy, 'us')}")
+            parts.append(f"{units.figure(us / copy, 'x')} the copy, which takes {units.figure(copy, 'us')}")
         if empty := survey.empty_us:
             parts.append(f"an empty launch {units.figure(empty, 'us')}")
         if moved := survey.bytes_moved:

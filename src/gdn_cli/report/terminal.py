@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # --- gdn run, gdn bench, gdn floors, gdn compare --------------------------------------------------------------------
 
 
-def show(document: Document, registry: Registry, as_json: bool, saved: Path, unsaved: str | None = None) -> None:
+def show(document: Document, registry: Registry, as_json: bool, saved: Path | None, unsaved: str | None = None) -> None:
     """Show a command's document: the tables, then what went wrong, what is missing here, and where the records are."""
     if unsaved:
         say(f"the records could not be kept: {unsaved}")
@@ -44,7 +44,7 @@ def show(document: Document, registry: Registry, as_json: bool, saved: Path, uns
             remark(out, f"    {line}")
     for text in legend:
         remark(out, text)
-    if book.measured and not unsaved:
+    if book.measured and saved and not unsaved:
         remark(out, f"records: {saved}")
 
 

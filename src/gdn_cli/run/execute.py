@@ -9,14 +9,17 @@ import threading
 from collections.abc import Callable, Generator
 from functools import partial
 
+from msgspec.structs import replace
+
 from .. import errors
+from ..catalog.registry import Algo
 from ..catalog.tiers import COPY
 from ..machine import gpu_sharing, locks
 from ..machine.inventory import Gpu
 from ..records import below_floor
 from ..records.store import Writer
-from ..schema.record_types import Blame, Document, Environment, GpuName, Record, Status
-from . import compile_ahead
+from ..schema.record_types import Blame, Call, Document, Environment, GpuName, Record, Status
+from . import compile_ahead, own_files
 from .jobs import Job, Outcome, execute
 from .planning import Plan, key, name
 
@@ -101,14 +104,16 @@ class _Tally:
         if not job.asked(record):  # what was not asked for is not delivered either
             return
         with self.lock:
-            self._keep(job, [record], environment)
-            self.seen[id(job)].append(record)
+            self.seen[id(job)] += self._keep(job, [record], environment)
             self.done += 1
             self.progress(_shown(job), self.done, self.total)
 
     def end(self, job: Job, outcome: Outcome) -> None:
         with self.lock:
             seen = self.seen[id(job)]
+            for record in seen:  # one that crashed, and the others went on without it
+                if record.status is Status.CRASHED and record.tail is None:
+                    record.tail = own_files.pointed(replace(record, tail=outcome.tail), _algos(job)[record.algo]).tail
             self._keep(job, _fates(job, outcome, seen), outcome.environment)
             self.done += job.due - len(seen)
 
@@ -122,14 +127,17 @@ class _Tally:
                 record.gpu = GpuName(uuid=env.gpu_uuid, name=env.gpu)
         self._keep(job, found, env)
 
-    def _keep(self, job: Job, records: list[Record], environment: Environment | None) -> None:
+    def _keep(self, job: Job, records: list[Record], environment: Environment | None) -> list[Record]:
+        kept, algos = [], _algos(job)
         for record in records:
-            whole = self.writer.add(job, record, environment)
+            whole = self.writer.add(job, own_files.pointed(record, algos.get(record.algo)), environment)
+            kept.append(whole)
             below_floor.doubt(self.writer.document.records, whole)
             keys = key(job), (job.op.name, whole.uuid)
             self.ranks[id(whole)] = *(self.order.get(k, math.inf) for k in keys), self.gpus.index(job.gpu)
         if records:
             self.writer.save()
+        return kept
 
     def sort(self) -> None:
         """Put the records into the order in which one GPU would have made them, behind those that were there."""
@@ -160,9 +168,24 @@ def _fates(job: Job, outcome: Outcome, seen: list[Record]) -> list[Record]:
             op=job.op.name, algo=name, source_hash=None, mode=job.mode, tier=job.tiers[0] if job.tiers else None,
             workload=None, status=status, reason=reason, code=outcome.code, tail=outcome.tail,
             unfinished=min(len(job.workloads), -(-owed.get(name, 0) // tiers)),
+            during=_during(job, outcome, seen, name),
         )
         for name in names
     ]  # fmt: skip
+
+
+def _algos(job: Job) -> dict[str, Algo]:
+    return {algo.name: algo for algo in (*(algo for algo, _ in job.rivals), job.algo) if algo}
+
+
+def _during(job: Job, outcome: Outcome, seen: list[Record], name: str) -> Call | None:
+    """The workload that a worker was at when it ended: the first that has no record yet. None where that is not known:
+    it may have ended while the algo was built."""
+    if outcome.build_s is None and not seen or outcome.status in (Status.BUILD_FAILED, Status.REFUSED):
+        return None
+    had = {record.uuid for record in seen if record.algo == name}
+    first = next((w for w in job.workloads if w.uuid not in had), None)
+    return first and Call(uuid=first.uuid, axes=dict(first.axes), index=first.index, origin=first.origin)
 
 
 def exit_code(document: Document, named: bool) -> int:

@@ -36,7 +36,7 @@ from ..records import exit_reasons
 from ..records.messages import Event, Reply
 from ..records.request import PlanFields, Profiling, Request, Rival, Timing
 from ..schema.record_types import Blame, Environment, Record, Status, blame
-from . import redaction
+from . import own_files, redaction
 
 _KEEPER = Path(__file__).with_name("keeper.py")
 _POLL_S = 0.02
@@ -271,7 +271,7 @@ class _Following:
             for stream in (self.events, self.process.stdout, self.process.stderr):
                 stream.close()
         text = bounded.clip(redaction.masked(self.log.text(), self.secrets))
-        self.outcome.tail = [line.rstrip()[:_LINE] for line in text.splitlines() if line.strip()][-20:]
+        self.outcome.tail = [line[:_LINE] for line in own_files.tail(text.splitlines())]
         self._conclude(f"no end after {timeout_s:g} s; --timeout gives more" if timed_out else None)
         return self.outcome
 

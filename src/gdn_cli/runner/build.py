@@ -18,6 +18,8 @@ from ..machine.builders import environment
 from ..parsing import Json
 from . import build_cache
 
+_ERRORS = 5  # of a compiler: the later ones often follow from the first
+
 
 class BuildFailed(Exception):
     """The builder's reason, whole: a missing package, a compiler's errors, a signature that does not match."""
@@ -201,4 +203,5 @@ def _cause(e: BaseException, cache: Path) -> BuildFailed:
     errors = [line for line in lines if re.search(r"error\s*:|fatal", line)]  # ptxas pads its colons
     if isinstance(e, ModuleNotFoundError):
         return BuildFailed(f"package '{e.name}' is missing: {lines[0]}", missing=True)
-    return BuildFailed("\n".join(errors[:8] or lines[:12]) or type(e).__name__)
+    more = [f"and {len(errors) - _ERRORS} more errors"] if len(errors) > _ERRORS else []
+    return BuildFailed("\n".join([*errors[:_ERRORS], *more] or lines[:12]) or type(e).__name__)

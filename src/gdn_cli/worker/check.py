@@ -18,7 +18,7 @@ from ..catalog.dtypes import torch_dtype
 from ..catalog.registry import Op
 from ..runner import calls
 from ..runner.build import Kernel
-from ..schema.record_types import Check
+from ..schema.record_types import Check, FirstWrong
 
 ATOL = RTOL = 1e-2  # the contest's
 # A quiet NaN that no arithmetic produces, by element size in bytes.
@@ -43,8 +43,12 @@ def poison(out: torch.Tensor) -> torch.Tensor:
 
 def unwritten(out: torch.Tensor) -> int:
     """How many elements of an output still hold the marked NaN."""
+    return int(_holds_mark(out).sum())
+
+
+def _holds_mark(out: torch.Tensor) -> torch.Tensor:
     as_int, mark = _mark(out)
-    return int((out.view(as_int) == mark).sum())
+    return out.view(as_int) == mark
 
 
 def _mark(t: torch.Tensor) -> tuple[torch.dtype, int]:
@@ -144,6 +148,21 @@ def _number(error: float) -> float | None:
     return error if math.isfinite(error) else None
 
 
+def _first(
+    verdict: Check, name: str, out: torch.Tensor, ref: torch.Tensor, wrong: torch.Tensor, instead: str | None = None
+) -> None:
+    """Note the first element of an output that is wrong; `instead` is what is there, where that is no number."""
+    at = int(wrong.flatten().int().argmax())
+    index, got = [], float(out.flatten()[at])
+    for size in reversed(out.shape):
+        at, place = divmod(at, size)
+        index.insert(0, place)
+    if not math.isfinite(got) and instead is None:
+        instead = "NaN" if math.isnan(got) else "Inf" if got > 0 else "-Inf"
+    found = FirstWrong(index=index, expected=float(ref[tuple(index)]), got=None if instead else got, instead=instead)
+    verdict.first_wrong = (verdict.first_wrong or {}) | {name: found}
+
+
 def _judge(
     verdict: Check, name: str, due: tuple, tolerance: float, out: Any, ref: torch.Tensor, marked: bool, by_element: bool
 ) -> None:
@@ -157,12 +176,14 @@ def _judge(
         return
     if marked and (missing := unwritten(out)):
         verdict.official = False
+        _first(verdict, name, out, ref, _holds_mark(out), "never written")
         verdict.unwritten[name] = missing
         verdict.fail(f"{name}: {missing} of {out.numel()} elements were not written")
         return
     if not bool(torch.isfinite(out).all()):
         verdict.official = False
         verdict.errors[name] = math.nan
+        _first(verdict, name, out, ref, ~torch.isfinite(out))
         verdict.fail(f"{name}: {int((~torch.isfinite(out)).sum())} of {out.numel()} elements are NaN or Inf")
         return
     if not out.numel():
@@ -172,7 +193,8 @@ def _judge(
     got, want = out.float(), ref.to(out.dtype).float()
     absolute = (got - want).abs()
     relative = absolute / (want.abs() + 1e-8)
-    beyond = int(((absolute > ATOL) & (relative > RTOL)).sum())
+    far = (absolute > ATOL) & (relative > RTOL)
+    beyond = int(far.sum())
     verdict.max_abs_error = max(verdict.max_abs_error, float(absolute.max()))
     verdict.max_rel_error = max(verdict.max_rel_error, float(relative.max()))
     verdict.official = verdict.official and not beyond
@@ -181,5 +203,10 @@ def _judge(
             f"{name}: {beyond} of {out.numel()} elements beyond 1e-2, largest error {float(absolute.max()):.2g}"
         )
     verdict.errors[name] = relative_error(out, ref)
-    if verdict.errors[name] > tolerance:
+    inexact = verdict.errors[name] > tolerance
+    if inexact and not beyond:  # none is far off by itself: the first beyond the output's share of what is allowed
+        far = absolute > tolerance * (want.abs() + want.square().mean().sqrt())
+    if inexact or beyond and by_element:
+        _first(verdict, name, out, ref, far if bool(far.any()) else absolute == absolute.max())
+    if inexact:
         verdict.fail(f"{name}: relative error {verdict.errors[name]:.2g}, at most {tolerance:g} allowed")
