@@ -142,11 +142,12 @@ def select(
 
     chosen  each one of: an index ("12"), a range of them ("0-9"), a uuid prefix of at least 4 hex digits, or an axis
             filter ("batch_size=64", "total_seq_len=8192,num_seqs=1"). Digits that are a valid index are an index.
-              The result is the union in the order of the data set. Axes that no workload has, but that leave none
+            The result is the union in the order of the data set. Axes that no workload has, but that leave none
             open (decode: batch_size; attention: seq_len, batch_size is 1 if not given; prefill: total_seq_len and
             num_seqs, or "seq_lens=4x2048"), give a twin drawn at those axes, after the others; also with a data set
-            folder (the twin's origin says so). first   only this many of the result, from its start. preset  its
-            workloads, in its order; if `chosen` is given too, that selects, and the preset only gives settings.
+            folder (the twin's origin says so).
+    first   only this many of the result, from its start.
+    preset  its workloads, in its order; if `chosen` is given too, that selects, and the preset only gives settings.
     """
     if first is not None and first < 1:
         raise UsageError(f"-n {first}", hint="expected 1 or more")

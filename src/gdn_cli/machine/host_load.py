@@ -1,14 +1,14 @@
 """What the host did while rounds of calls were timed: did they have their CPUs to themselves?
 
-There are four indicators, and none looks at the times that it judges: - how long threads of this process were ready and
-got no CPU (Linux: the second number of schedstat, of every thread); - how often the process was preempted (ru_nivcsw),
-which alone says little: two threads that share one CPU are preempted   10,000 times a second, a thread next to a busy
-neighbour 130 times, one with a CPU to itself 30 to 200 times; - how long a fixed piece of work (the yardstick) takes on
-the CPUs that the calls ran on, against its fastest run in this   process. On a virtual AMD EPYC of two CPUs it is
-steady within 1 % and takes 20 to 70 % more when another guest has the   core's other thread, which the guest's kernel
-cannot see (no steal time), or when the clock falls; - how much CPU time other processes used (/proc/stat) in the whole
-measurement: its ticks are 10 ms. A neighbour on the   other thread of a core makes no thread wait, and if it was always
-there, the yardstick was never faster.
+There are four indicators, and none looks at the times that it judges:
+- how long threads of this process were ready and got no CPU (Linux: the second number of schedstat, of every thread);
+- how often the process was preempted (ru_nivcsw), which alone says little: two threads that share one CPU are preempted
+  10,000 times a second, a thread next to a busy neighbour 130 times, one with a CPU to itself 30 to 200 times;
+- how long a fixed piece of work (the yardstick) takes on the CPUs that the calls ran on, against its fastest run in
+  this process. On a virtual AMD EPYC of two CPUs it is steady within 1 % and takes 20 to 70 % more when another guest
+  has the core's other thread, which the guest's kernel cannot see (no steal time), or when the clock falls;
+- how much CPU time other processes used (/proc/stat) in the whole measurement: its ticks are 10 ms. A neighbour on the
+  other thread of a core makes no thread wait, and if it was always there, the yardstick was never faster.
 """
 
 from __future__ import annotations

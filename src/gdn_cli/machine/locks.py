@@ -52,10 +52,11 @@ def cpu(waiting: Says, given_up: GivenUp = lambda: False) -> AbstractContextMana
 def hold(path: Path, waiting: Says, name: str, given_up: GivenUp = lambda: False, tell: bool = False) -> Iterator[None]:
     """Hold the lock on a file, waiting as long as it takes; Ctrl-C and SIGTERM end the wait as usual.
 
-    waiting   is called once with a line that says who holds the lock, or why there is none; then the block runs without
-    it name      the lock's name in that line, such as "GPU 0" given_up  is called during the wait: True ends it with
-    KeyboardInterrupt, which only the main thread gets by itself tell      whether a line is worthwhile if there is no
-    lock
+    waiting   is called once with a line that says who holds the lock, or why there is none; then the block runs
+              without it
+    name      the lock's name in that line, such as "GPU 0"
+    given_up  is called during the wait: True ends it with KeyboardInterrupt, which only the main thread gets by itself
+    tell      whether a line is worthwhile if there is no lock
 
     Within one process a second holder of the same file goes straight through.
     """

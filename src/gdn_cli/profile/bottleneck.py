@@ -177,7 +177,7 @@ def _bandwidth(c: _Case) -> Verdict | None:
         why.append(f"it reads {c.read_excess:.2f} times the bytes that it must")
     more = []
     if c.read_excess > 1.1:
-        more.append("read each byte once: what is read twice costs as much as what is needed")
+        more.append("read each byte once: a second read costs as much as the first")
     if at_floor:
         left = 1 - floor
         more.append(f"{_pc(left)} is left to a plain copy; beyond that only fewer bytes help (a 16-bit state, fusing)")

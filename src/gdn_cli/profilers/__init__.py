@@ -2,10 +2,10 @@
 
 A tool's module has
 
-     find(machine)              raises MissingError, with the fix, if the tool is not available here
-     runs(ask, folder)          the target processes that it needs, in order
-     inside(target, **params)   the work of a target process: called in the worker, which runs under the tool
-     read(ask, folder, replies) the results; `replies` are inside's answers, in the order of `runs`
+    find(machine)              raises MissingError, with the fix, if the tool is not available here
+    runs(ask, folder)          the target processes that it needs, in order
+    inside(target, **params)   the work of a target process: called in the worker, which runs under the tool
+    read(ask, folder, replies) the results; `replies` are inside's answers, in the order of `runs`
 
 Only `inside` and what it calls import torch. Nothing here starts a process: profile/session.py does.
 """

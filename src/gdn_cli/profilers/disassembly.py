@@ -123,7 +123,7 @@ def place(instruction: Instruction, sources: Iterable[str] = ()) -> Place:
 
 
 def source_of(file: str, sources: Iterable[str]) -> str | None:
-    """Which of the sources a path of the line table is: the builder wrote them into a folder of its own."""
+    """Which of the sources a path of the line table is: the builder wrote them into its own folder."""
     found = [source for source in sources if file == source or file.endswith(f"/{source}")]
     return max(found, key=len, default=None)
 

@@ -289,7 +289,7 @@ def _shared(kernel: Kernel, static: int, dynamic: int | None) -> Fact:
 
 
 def _spills(kernel: Kernel, attributes: Attributes, ptxas: str | None) -> Fact:
-    """Bytes per thread stored for lack of registers; None if an old ptxas did not mark its spills."""
+    """Bytes per thread stored for want of registers; None if an old ptxas did not mark its spills."""
     stores, loads = disassembly.spilled(kernel.instructions, attributes.spills)
     marks = ptxas is not None and tuple(map(int, ptxas.split(".")[:2])) >= _MARKS_SPILLS
     if not marks and not attributes.spills and any(i.name == "STL" for i in kernel.instructions):

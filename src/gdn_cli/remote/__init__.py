@@ -1,13 +1,13 @@
 """Modal: sends a worker's requests to a rented GPU, and brings the replies back.
 
-     settings.py      configs/modal.toml, the pinned packages, what a GPU's name means
-     wire.py          requests and replies as bytes
-     container.py     runs there: the same worker as here, in an empty folder, with its own time limit
-     build_cache.py   compiled code, kept for the next container
-     engine.py        jobs -> calls -> outcomes: how many containers, limits, interrupts
-     resume.py        an unfinished run: which parts of its file stay, and which are fetched or sent again
-     modal_client.py  the only module that imports modal: image, function, session, volumes; its errors as ours
-     setup.py         `gdn modal setup`
+    settings.py      configs/modal.toml, the pinned packages, what a GPU's name means
+    wire.py          requests and replies as bytes
+    container.py     runs there: the same worker as here, in an empty folder, with its own time limit
+    build_cache.py   compiled code, kept for the next container
+    engine.py        jobs -> calls -> outcomes: how many containers, limits, interrupts
+    resume.py        an unfinished run: which parts of its file stay, and which are fetched or sent again
+    modal_client.py  the only module that imports modal: image, function, session, volumes; its errors as ours
+    setup.py         `gdn modal setup`
 
 The container's side does not need Modal: `container.serve(bytes) -> bytes` would work with any other carrier.
 """

@@ -266,7 +266,7 @@ class _Cupti:
         if status == _NO_MORE:
             return end - at
         if status:
-            raise TierUnavailable(f"CUPTI cannot read its own buffer (error {status} behind a record of kind {kind})")
+            raise TierUnavailable(f"CUPTI cannot read its own buffer (error {status} after a record of kind {kind})")
         self._sizes[kind] = this.value - base - at
         return self._sizes[kind]
 
