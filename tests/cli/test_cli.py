@@ -148,7 +148,7 @@ def terminal(columns: int, *args: str) -> str:
         ("bench --algo pt-reference -w 0 --tier cuptti", "gdn: unknown tier 'cuptti' did you mean cupti?"),
         (
             "bench --algo pt-reference -w 0 --tier events",
-            "gdn: tier 'events' does not time what runs on the CPU use wall",
+            "gdn: tier 'events' cannot time algos on the CPU use wall",
         ),
         ("bench --l2 hot", "gdn: unknown l2 state 'hot' "),
         ("run --algo pt-referense", "gdn: unknown algo 'pt-referense' did you mean pt-reference?"),
@@ -387,11 +387,11 @@ def test_new_with_several_folders_takes_the_first(tmp_path, gdn):
     ("args", "says"),
     [
         ("cuda-v4 --from cuda-v1", "gdn_decode/cuda-v4 exists already"),
-        ("Cuda --from cuda-v1", "'Cuda' is no name for an algo"),
-        ("../x --from cuda-v1", "'../x' is no name for an algo"),
-        ("a/b --from cuda-v1", "'a/b' is no name for an algo"),
+        ("Cuda --from cuda-v1", "invalid algo name 'Cuda'"),
+        ("../x --from cuda-v1", "invalid algo name '../x'"),
+        ("a/b --from cuda-v1", "invalid algo name 'a/b'"),
         ("-x --from cuda-v1", "No such option"),
-        (".hidden --from cuda-v1", "'.hidden' is no name for an algo"),
+        (".hidden --from cuda-v1", "invalid algo name '.hidden'"),
         ("mine --from cuda-v9", "unknown algo 'cuda-v9'"),
         ("mine --from fi-baseline --op attention_fwd", "unknown algo of attention_fwd 'fi-baseline'"),
     ],
@@ -683,7 +683,7 @@ def test_a_data_set_that_is_not_there_is_exit_3(tmp_path, gdn):
         ),
         (
             ["--dataset", tmp_path],
-            f"gdn: {tmp_path} is no FlashInfer-Trace data set: it has no definitions/ and no workl",
+            f"gdn: {tmp_path} is not a FlashInfer-Trace data set: it has no definitions/ and no workl",
         ),
     ):
         done = gdn("run", "--algo", "pt-reference", *args)

@@ -266,7 +266,7 @@ def test_a_journal_on_a_full_disk_is_said_at_the_end(race, full, monkeypatch):
             monkeypatch.setattr(files, "append", lambda path, text: files.write(path, text))
             return super().__call__(*args, **more)
 
-    with pytest.raises(GdnError, match="No space left on device; what was measured is kept"):
+    with pytest.raises(GdnError, match="No space left on device; the measurements are kept"):
         race(Filling(by_tile), 1)
 
 

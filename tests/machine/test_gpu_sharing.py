@@ -105,13 +105,13 @@ def test_what_names_no_gpu_is_one_line(text, says):
 def test_numbers_are_those_of_the_visible_ones(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
     assert having(G2).chosen("0") == (G2,)
-    with pytest.raises(UsageError, match="no GPU 1 here; there is only GPU 0, as CUDA_VISIBLE_DEVICES=2 has it"):
+    with pytest.raises(UsageError, match="no GPU 1 here; there is only GPU 0, by CUDA_VISIBLE_DEVICES=2"):
         having(G2).chosen("1")
 
 
 def test_two_uuids_that_begin_so():
     machine = having(replace(G0, uuid="GPU-a1"), replace(G1, uuid="GPU-a2"))
-    with pytest.raises(UsageError, match="--gpus GPU-a: 2 GPUs begin so"):
+    with pytest.raises(UsageError, match="--gpus GPU-a: 2 GPUs have this beginning"):
         machine.chosen("GPU-a")
 
 

@@ -104,8 +104,16 @@ def test_one_that_cannot_run_leaves_a_line_and_no_folder(tmp_path):
     "args, code, words",
     [
         (["cpp-v1", "--tool", "nuc"], 2, "unknown tool 'nuc'\n  did you mean ncu?"),
-        (["cpp-v1", "--tool", "ncu"], 2, "--tool ncu looks at what runs on a GPU, and gdn_decode/cpp-v1 does not\n"),
-        (["cuda-v4", "--tool", "cpu"], 2, "--tool cpu looks at what runs on a CPU, and gdn_decode/cuda-v4 does not\n"),
+        (
+            ["cpp-v1", "--tool", "ncu"],
+            2,
+            "--tool ncu is for algos on a GPU, and gdn_decode/cpp-v1 does not run there\n",
+        ),
+        (
+            ["cuda-v4", "--tool", "cpu"],
+            2,
+            "--tool cpu is for algos on a CPU, and gdn_decode/cuda-v4 does not run",
+        ),
         (["cpp-v1", "--arch", "sm_90a"], 2, "--arch is for --tool sass\n"),
         (["cpp-v1", "--tool", "cpu", "--check", "memcheck"], 2, "--check is for --tool sanitizer\n"),
         (["cuda-v4", "--tool", "sass", "--arch", "hopper"], 2, "hopper"),

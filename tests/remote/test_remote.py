@@ -632,5 +632,5 @@ def test_calls_that_were_left_behind_are_not_forgotten_without_a_connection(monk
 def test_a_file_that_is_no_run_of_modal_is_refused(tmp_path):
     file = tmp_path / "bench.json"
     file.write_text(json.dumps({"schema": 2, "command": "bench", "records": []}))
-    with pytest.raises(UsageError, match="no run of `gdn modal`"):
+    with pytest.raises(UsageError, match="not a run of `gdn modal`"):
         resume.read(file)

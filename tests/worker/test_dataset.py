@@ -397,7 +397,7 @@ def test_too_small_a_disk_is_told_before_anything_is_drawn(tmp_path, monkeypatch
 
 
 def test_only_twins_are_written(written, tmp_path):
-    with pytest.raises(UsageError, match="is of a data set, and only twins are written; leave --dataset out"):
+    with pytest.raises(UsageError, match="is from a data set; only twins are written; leave --dataset out"):
         write(tmp_path / "set", {"gdn_decode": from_folder(DECODE, written[0])})
     assert not (tmp_path / "set").exists()
 

@@ -75,7 +75,7 @@ def test_a_pair_that_cannot_be_one_is_refused(pair, tmp_path):
 def test_who_cannot_is_refused_by_name_and_left_out_of_all(tmp_path):
     write_all(tmp_path)
     helpers.write_algo(tmp_path, "ready", DECODE, destination_passing=True, setup="main.py::run")
-    for name, says in (("returns", "cannot write where it is told"), ("ready", "keeps what its setup made")):
+    for name, says in (("returns", "cannot write into given buffers"), ("ready", "keeps data that its setup made")):
         with pytest.raises(UsageError, match=f"--in-place: gdn_decode/{name} .*{says}"):
             eligibility.overwriting(REGISTRY, entries(tmp_path, "good", name), named=True)
     found = eligibility.overwriting(REGISTRY, entries(tmp_path, "good", "returns"), named=False)
@@ -189,7 +189,7 @@ def test_in_turns_the_state_has_the_values_that_are_due():
 @pytest.mark.parametrize("tier", [name for name, tier in TIERS.items() if not tier.restores])
 def test_a_tier_that_cannot_put_the_state_back_says_so(tier):
     state = torch.zeros(8)
-    with pytest.raises(TierUnavailable, match="cannot put back what a call overwrites in place .*; cupti, events can"):
+    with pytest.raises(TierUnavailable, match="cannot restore inputs that a call overwrites.*; cupti, events can"):
         timing.measure(tier, Subject.of(step([]), [state], [state]), Plan())
     assert set(TIERS) - {"graph", "nvbench", "fib"} == {n for n, t in TIERS.items() if t.restores}
 

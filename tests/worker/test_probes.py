@@ -422,8 +422,8 @@ def test_guards_are_around_each_output_and_name_what_is_overwritten(dtype, shape
     for where, says in (
         (begin - 1, "1 bytes written, 1 before its first"),
         (0, f"1 bytes written, {begin} before its first"),
-        (end, "1 bytes written, 1 behind its last"),
-        (len(block) - 1, f"1 bytes written, {len(block) - end} behind its last"),
+        (end, "1 bytes written, 1 after its last"),
+        (len(block) - 1, f"1 bytes written, {len(block) - end} after its last"),
     ):
         was, block[where] = int(block[where]), 0
         assert guards.broken() == [says, None]
@@ -457,7 +457,7 @@ def clock(monkeypatch, repeat, fresh=lambda n: 0.01):
 def test_repeats_are_accused_on_plain_evidence_alone(repeat, caught, monkeypatch, right, decode):
     clock(monkeypatch, repeat)
     found = decode.probe(Fake(right), ["content-cache"])["content-cache"]
-    assert (found is not None and "of the time that fresh ones take" in found) is caught
+    assert (found is not None and "of the time of fresh ones" in found) is caught
 
 
 def test_fresh_values_fall_on_even_and_on_odd_calls(monkeypatch, right, decode):
@@ -576,7 +576,7 @@ def test_without_a_trace_the_clock_decides(stand_in, right, monkeypatch):
     monkeypatch.setattr(caching, "_trace", no_trace)
     monkeypatch.setattr(caching, "_faster_when_repeated", lambda case: 0.25)
     found = caching._skipped_repeats(stand_in(lambda late, *args: right(*args), True))
-    assert found.startswith("values that it has just seen take 25% of the time that fresh ones take")
+    assert found.startswith("values that it has just seen take 25% of the time of fresh ones")
 
 
 def test_a_gpu_that_is_lost_is_named_once(decode, right, monkeypatch):

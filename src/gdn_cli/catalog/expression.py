@@ -21,17 +21,17 @@ def condition(text: str, names: Collection[str]) -> Callable[[Mapping[str, int]]
 def formula(text: str, names: Collection[str]) -> Callable[[Mapping[str, int]], float]:
     """The value as a function of the values of `names`.
 
-    It may hold these names, numbers, `+ - * / // %`, comparisons, `and`, `or`, `not` and brackets. Raises ValueError,
-    with what is wrong, for anything else; the function raises ZeroDivisionError where it divides by zero.
+    It may contain these names, numbers, `+ - * / // %`, comparisons, `and`, `or`, `not` and brackets. Raises ValueError
+    for anything else, with the reason; the function raises ZeroDivisionError if it divides by zero.
     """
     try:
         tree = ast.parse(text.strip(), mode="eval")
         for node in ast.walk(tree.body):
             if isinstance(node, ast.Name) and node.id not in names:
-                raise ValueError(f"'{node.id}' is none of {', '.join(names)}")
+                raise ValueError(f"'{node.id}' is not one of {', '.join(names)}")
             number = not isinstance(node, ast.Constant) or type(node.value) in (int, float)
             if not isinstance(node, _ALLOWED) or not number:
-                raise ValueError("it holds more than names, numbers, `+ - * / // %`, comparisons, and, or, not")
+                raise ValueError("it has more than names, numbers, `+ - * / // %`, comparisons, and, or, not")
         code = compile(tree, "formula", "eval")
     except (SyntaxError, RecursionError, MemoryError):
         raise ValueError("it is not valid Python") from None

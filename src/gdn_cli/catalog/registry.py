@@ -1,4 +1,4 @@
-"""algo.toml -> Algo, configs/*.toml -> Op: what there is, found by name. Imports no torch: `gdn list` is instant."""
+"""algo.toml -> Algo, configs/*.toml -> Op, found by name. Does not import torch, so that `gdn list` is instant."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .formats import Language, Solution
 from .stress import Family, fault
 from .tune_section import Tune
 
-# Where an algo can run: `interpreter` is Triton's, on a CPU, good for checks and never timed.
+# Where an algo can run. `interpreter` is Triton's, on a CPU: for checks, never timed.
 MODES = ("cuda", "cpu", "interpreter")
 Mode = Literal["cuda", "cpu", "interpreter"]
 DEFAULT_OP = "gdn_decode"
@@ -33,13 +33,13 @@ class TensorSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
     dtype: Text
     shape: tuple[str, ...] | None = None
-    note: str = ""  # what its values must be, for whoever calls an algo
+    note: str = ""  # what its values must be, for an algo's callers
 
 
 class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """configs/<op>.toml: the FlashInfer-Trace definition that an op stands for, how its results are judged and shown.
+    """configs/<op>.toml: the FlashInfer-Trace definition of an op, how its results are checked and shown.
 
-    Raises parsing.Wrong where its parts do not fit each other.
+    Raises parsing.Wrong if its parts are inconsistent.
     """
 
     definition: Text
@@ -55,11 +55,11 @@ class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reference: Text  # the algo whose source is the definition's reference
     baseline: Text | None = None  # the algo that the contest ranks against
     linear_in: tuple[str, ...]  # inputs whose joint negation negates every output
-    label: Text  # how a workload is called in a table: "B={batch_size}"
+    label: Text  # a workload's name in a table: "B={batch_size}"
     in_place: dict[str, Text] = {}  # output -> the input that it may overwrite
     flops: Text | None = None  # floating-point operations of the definition, as a formula of the axes
     peak: Literal["tensor", "fp32"] | None = None  # the units of a GPU that a kernel would do them with
-    stress: dict[str, Family] = {}  # name -> inputs that are hard: `gdn run --stress`
+    stress: dict[str, Family] = {}  # name -> hard inputs: `gdn run --stress`
 
     def __post_init__(self) -> None:
         for kind, specs in (("inputs", self.inputs), ("outputs", self.outputs)):
@@ -127,7 +127,7 @@ _CAPABILITY = Meta(pattern=r"^[0-9]+\.[0-9](?!\n)$", description="a compute capa
 
 
 class AlgoFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """algo.toml: what an algo says of itself. Raises parsing.Wrong where its parts do not fit each other."""
+    """algo.toml: an algo's description. Raises parsing.Wrong if its parts are inconsistent."""
 
     summary: Text
     language: Language
@@ -140,7 +140,7 @@ class AlgoFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     provenance: dict[str, str]
     tune: Tune | None = None
     shares: tuple[str, ...] = ()  # files of other algos that are packed with its own: <op>/<algo>/<file>
-    capability: Annotated[str, _CAPABILITY] | None = None  # the least CUDA compute capability
+    capability: Annotated[str, _CAPABILITY] | None = None  # the lowest CUDA compute capability
     specific: bool = False  # built for its GPU's own features (sm_90a), not for what later GPUs have too (sm_90)
     after: Text | None = None  # the rung below it
     batch_invariant: bool = False  # a sequence's bits do not depend on its neighbours, whatever the sizes
@@ -165,7 +165,7 @@ class Algo(AlgoFile, frozen=True, kw_only=True):
     folder: Path | None = None
     provenance: dict[str, str] = {}
     shares: tuple[Path, ...] = ()
-    solution: Solution | None = None  # a packed file's content, as it was read
+    solution: Solution | None = None  # a packed file's content, unchanged
 
     @property
     def full_name(self) -> str:
@@ -174,7 +174,7 @@ class Algo(AlgoFile, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Broken:
-    """An algo.toml that could not be read: which algo it would be, and the one line that says why."""
+    """An algo.toml that could not be read: the algo's name, and the one line that says why."""
 
     op: str
     name: str
@@ -203,7 +203,7 @@ def read_algo(path: Path, op: str) -> Algo:
 
 
 def is_source(path: Path, folder: Path) -> bool:
-    """A plain file of `folder`, or a link to one in it: an algo carries away nothing of what lies elsewhere."""
+    """Whether it is a plain file of `folder`, or a link to one in it: files from elsewhere are not packed."""
     return path.is_file() and files.inside(path, folder)
 
 
@@ -211,7 +211,7 @@ _TUNED = {"cpp": ".h", "cuda": ".h", "python": ".py", "triton": ".py"}  # langua
 
 
 def _shares(algo: AlgoFile, path: Path) -> tuple[Path, ...]:
-    """The files that `shares` names, as `<op>/<algo>/<file>`: of this folder of algos, else of gdn's own."""
+    """The files that `shares` names, as `<op>/<algo>/<file>`: from this folder of algos, else from gdn's own."""
     found = []
     for name in algo.shares:
         parts = Path(name).parts
@@ -234,7 +234,7 @@ def read_op(path: Path) -> Op:
 
 
 def label_axes(op: Op | None, axes: dict[str, int]) -> list[str]:
-    """The axes that a label of this op shows, in its order."""
+    """The axes that this op's label shows, in its order."""
     if op is None:
         return list(axes)
     named = [name for _, name, _, _ in string.Formatter().parse(op.label) if name]
@@ -242,7 +242,7 @@ def label_axes(op: Op | None, axes: dict[str, int]) -> list[str]:
 
 
 def label_of(op: Op | None, axes: dict[str, int]) -> tuple[str, tuple[float, ...]]:
-    """A workload's label, and what sorts it by size."""
+    """A workload's label, and a key that sorts by size."""
     shown = label_axes(op, axes)
     order = tuple(float(axes[name]) if units.is_positive(axes[name]) else 0.0 for name in shown)
     if op is not None and all(f"{{{name}}}" in op.label for name in shown):
@@ -267,11 +267,11 @@ class Registry:
         return self.ops[name]
 
     def of(self, op: str) -> list[Algo]:
-        """The algos of an op, in ladder order: a rung after the one that it names, else by name."""
+        """The algos of an op, in ladder order: each rung after the one that its `after` names, otherwise by name."""
         return [a for a in self.algos if a.op == op]
 
     def find(self, name: str, op: str | None = None) -> Algo:
-        """By full name, or by short name: the one in `op`; without it decode's, else the only op that has it."""
+        """By full name, or by short name: the one in `op`; without `op` decode's, else the only op that has it."""
         if given := name.rpartition("/")[0]:
             self.op(given)
         there = {(a.op, a.name): a for a in (*self.algos, *self.broken)}
@@ -281,12 +281,13 @@ class Registry:
         return found
 
     def reference(self, op: Op) -> Algo:
-        """The shipped algo that an op is judged by: a folder of the user's may stand in for any other one."""
+        """The shipped algo that defines an op's results: a user's folder may replace any other algo, but not this
+        one."""
         return read_algo(paths.ALGOS_DIR / op.name / op.reference / "algo.toml", op.name)
 
 
 def named(name: str, op: str | None, known: Iterable[tuple[str, str]], hint: str) -> tuple[str, str]:
-    """Which (op, algo) of `known` a name means: `op/algo`, or a short name as `Registry.find` takes it."""
+    """Which (op, algo) of `known` a name means: `op/algo`, or a short name as in `Registry.find`."""
     given, _, short = name.rpartition("/")
     if given and op and given != op:
         raise UsageError(f"'{name}' is not an algo of {op}", hint="drop --op, or name one of its algos")
@@ -302,9 +303,9 @@ def named(name: str, op: str | None, known: Iterable[tuple[str, str]], hint: str
 
 
 def _ladder(algos: list[Algo], reference: str | None = None) -> list[Algo]:
-    """Climb each ladder from its lowest rung; the algos that belong to none (peers, baselines) come last, by name.
+    """Climb each ladder from its lowest rung; algos that are on no ladder (peers, baselines) come last, by name.
 
-    The reference is the lowest rung of all, even where nothing stands on it yet.
+    The reference is the lowest rung of all, even if nothing is above it yet.
     """
     names = {a.name for a in algos}
     above: dict[str | None, list[Algo]] = {}
@@ -318,7 +319,7 @@ def _ladder(algos: list[Algo], reference: str | None = None) -> list[Algo]:
             for next_rung in above.get(algo.name, []):
                 climb(next_rung)
 
-    # a ring (`after` pointing at each other) has no lowest rung: the last pass picks those up
+    # a cycle (`after` pointing at each other) has no lowest rung: the last pass adds those
     lowest = sorted(above.get(None, []), key=lambda a: (a.name != reference, a.name not in above, a.name))
     for algo in lowest + algos:
         climb(algo)
@@ -326,8 +327,8 @@ def _ladder(algos: list[Algo], reference: str | None = None) -> list[Algo]:
 
 
 def names(text: str | None) -> list[str]:
-    """What --algo names, with commas between; [] where it is not given. UsageError where it is, and names nothing:
-    that is a variable that was left empty, and not everything that there is."""
+    """The names in --algo, separated by commas; [] if it is not given. UsageError if it is given but empty: that is a
+    variable left empty by mistake, and does not mean all algos."""
     found = [name.strip() for name in (text or "").split(",") if name.strip()]
     if text is not None and not found:
         raise UsageError(f"--algo '{text}' names nothing", hint="name one, or leave it out")
@@ -335,7 +336,7 @@ def names(text: str | None) -> list[str]:
 
 
 def own_folders(option: str | None) -> list[Path]:
-    """The user's own algo folders: `--algos`, else `GDN_ALGOS` (several with the path separator between)."""
+    """The user's own algo folders: `--algos`, else `GDN_ALGOS` (separated like the entries of PATH)."""
     folders = [Path(p).expanduser() for p in (option or "").split(os.pathsep) if p]
     for folder in folders:
         if not folder.is_dir():
@@ -348,7 +349,7 @@ def own_folders(option: str | None) -> list[Path]:
 
 
 def load(own: str | None = None) -> Registry:
-    """Read everything. The user's folders come first: an algo of theirs stands in for ours of the same name."""
+    """Read everything. The user's folders come first: their algos replace ours of the same name."""
     ops = {p.stem: read_op(p) for p in sorted(paths.CONFIGS_DIR.glob("*.toml")) if "definition" in read_toml(p)}
     algos: dict[tuple[str, str], Algo | Broken] = {}
     for root in [*own_folders(own), paths.ALGOS_DIR]:
@@ -368,9 +369,9 @@ def load(own: str | None = None) -> Registry:
                             raise wrong(path, ["tune", key], f"axes of {op} ({', '.join(ops[op].axes)})", axis)
             except UsageError as e:
                 algos[op, name] = Broken(op, name, e)
-            except Exception as e:  # whatever is wrong with one, the others go on
+            except Exception as e:  # an error in one does not stop the others
                 algos[op, name] = Broken(op, name, UsageError(f"{path}: cannot be read: {one_line(e)}"))
-    # decode first: it is what most people come for
+    # decode first: most users want it
     order = sorted(ops, key=lambda name: (name != DEFAULT_OP, not name.startswith("gdn"), name))
     whole = [a for a in algos.values() if isinstance(a, Algo)]
     return Registry(
