@@ -30,7 +30,7 @@ def fill(output, new_state, results):
 
 @dataclass(frozen=True)
 class Cheat:
-    """An algo, the probe that must catch it, and a part of what it says."""
+    """An algo, the probe that must catch it, and a part of the probe's message."""
 
     probe: str
     says: str
@@ -287,7 +287,7 @@ CHEATS: dict[str, Cheat] = {
 
 
 def _too_many_rows() -> dict[str, str]:
-    """cpp-v1 with a row of zeros behind the last one of the state."""
+    """cpp-v1 with a row of zeros after the last one of the state."""
     folder = OURS / "gdn_decode" / "cpp-v1"
     shared = OURS / "_cuda" / "ffi" / "tensor.cuh"
     sources = {path.name: path.read_text(encoding="utf-8") for path in (*folder.glob("*.[ch]*"), shared)}

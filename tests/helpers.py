@@ -1,4 +1,4 @@
-"""What several test files need: throw-away algos, `gdn` as a process of its own, and kernels against the oracle."""
+"""Shared by several test files: throw-away algos, `gdn` as a process, and kernels against the oracle."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def python(*args: str, env: dict[str, str] | None = None):
 
 
 def alive(pid: int) -> bool:
-    """A process that runs; a zombie, which nobody has waited for yet, is dead."""
+    """Whether a process runs; a zombie, which has not been waited for yet, counts as dead."""
     try:
         with open(f"/proc/{pid}/stat") as f:
             return f.read().rsplit(")", 1)[1].split()[0] != "Z"

@@ -82,7 +82,7 @@ def read_definition(folder: Path, definition: str) -> None:
     read_folder(folder, ROW, definition)
 
 
-CASES = [  # reader, a good text, what of it is replaced, by what, the file, what the line says of the place
+CASES = [  # reader, a good text, the part to replace, its replacement, the file, the place in the message
     (read_algo, ALGO, '"s"', "3", "algo.toml", "$.summary: expected text, got 3"),
     (read_algo, ALGO, '"s"', '" "', "algo.toml", "$.summary: expected text, got ' '"),
     (read_algo, ALGO, '"s"', "2020-01-01", "algo.toml", "$.summary: expected text, got datetime.date"),
@@ -184,7 +184,7 @@ CASES = [  # reader, a good text, what of it is replaced, by what, the file, wha
 
 
 @pytest.mark.parametrize(("reader", "good", "old", "new", "file", "says"), CASES)
-def test_what_is_wrong_is_named_in_one_line(reader, good, old, new, file, says, tmp_path, monkeypatch):
+def test_mistakes_are_named_in_one_line(reader, good, old, new, file, says, tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "CONFIGS_DIR", tmp_path)
     assert old in good
     with pytest.raises(GdnError) as e:

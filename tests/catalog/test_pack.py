@@ -1,4 +1,4 @@
-"""solution.json: what goes in, what is refused, what a foreign file may hold, and the proof that it stands alone."""
+"""solution.json: its contents, refusals, foreign files, and the proof that it works alone."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_flashinfer_bench_would_drop_or_choke_on_is_refused(name, tmp_path, write_algo):
+def test_solutions_that_flashinfer_bench_cannot_take_are_refused(name, tmp_path, write_algo):
     sources, where, why = REFUSED[name]
     folder = write_algo(tmp_path, name, sources)
     with pytest.raises(UsageError) as e:
@@ -114,7 +114,7 @@ def test_what_flashinfer_bench_would_drop_or_choke_on_is_refused(name, tmp_path,
     assert e.value.code == 2 and str(e.value).startswith(f"{folder}/{where}: {why}")
 
 
-def test_a_subfolder_is_refused_and_what_stays_behind_is_not(tmp_path, write_algo):
+def test_a_subfolder_is_refused_but_ignored_files_are_not(tmp_path, write_algo):
     folder = write_algo(tmp_path, "sub", {"main.py": "from .helper import x\n" + RUN, "helper.py": "x = 1\n"})
     for name in ("README.md", ".hidden"):
         (folder / name).write_text("")

@@ -1,4 +1,4 @@
-"""`gdn` as a user drives it: what is printed, what is imported, which exit code; and the tables made from records."""
+"""`gdn` as a user runs it: output, imports, exit codes; and the tables made from records."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def terminal(columns: int, *args: str) -> str:
     return text.decode()
 
 
-# --- wrong usage, and what is missing ---------------------------------------------------------------------------
+# --- wrong usage, and missing parts -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_wrong_usage_is_exit_2_and_one_clear_line(args, says, tmp_path, gdn):
         ("run --device cuda", "gdn modal run"),
     ],
 )
-def test_what_cannot_run_here_is_exit_3_and_says_what_helps(args, says, gdn):
+def test_an_algo_that_cannot_run_here_is_exit_3_and_says_what_helps(args, says, gdn):
     done = gdn(*args.split())
     assert done.code == errors.MISSING and says in words(done.out) and "Traceback" not in done.err
 
@@ -222,7 +222,7 @@ def test_exit_codes(statuses, missing, named, code):
     assert execution.exit_code(document, named) == code
 
 
-def test_a_tier_that_the_added_reference_lacks_is_no_failure():
+def test_a_tier_that_the_added_reference_does_not_have_is_not_a_failure():
     found = [building.record(status="tier_unavailable", added=True), building.record()]
     assert execution.exit_code(SimpleNamespace(records=found, missing=[]), True) == 0
 
@@ -316,7 +316,7 @@ def test_tiers(mode, wanted, command, tiers):
         ("interpreter", (), []),
     ],
 )
-def test_what_times_on_a_device_holds_its_lock(mode, tiers, held, monkeypatch, tmp_path):
+def test_a_command_that_times_on_a_device_holds_its_lock(mode, tiers, held, monkeypatch, tmp_path):
     log = []
 
     @contextlib.contextmanager
@@ -358,7 +358,7 @@ def test_new_copies_a_rung_and_puts_it_on_the_ladder(tmp_path, gdn):
     done = gdn("new", "cpp-v2", "--from", "cpp-v1", "--into", tmp_path)
     folder = tmp_path / "gdn_decode" / "cpp-v2"
     assert done.code == 0 and done.out.startswith(f"{folder}\n") and "gdn bench --algo cpp-v2,cpp-v1" in done.out
-    sources = pack.sources(REGISTRY.find("cpp-v1"))  # what it shares comes along, to be changed as well
+    sources = pack.sources(REGISTRY.find("cpp-v1"))  # shared files are copied too, so that they can be changed
     assert sorted(p.name for p in folder.iterdir()) == sorted([*(p.name for p in sources), "algo.toml"])
     for path in sources:
         assert (folder / path.name).read_bytes() == path.read_bytes()
@@ -429,7 +429,7 @@ def test_doctor_finds_what_is_here_and_what_is_not(tmp_path, gdn):
     assert shown.code == 0 and "modal setup" in shown.out and "flashinfer-bench" in shown.out
 
 
-def test_doctor_calls_what_is_broken_bad(tmp_path, gdn, write_algo):
+def test_doctor_calls_broken_parts_bad(tmp_path, gdn, write_algo):
     (tmp_path / "file").write_text("in the way")
     write_algo(tmp_path / "algos", "bad", "#", drop=("summary",))
     env = {
@@ -585,7 +585,7 @@ def test_tables_fit_80_columns(command):
         assert sum(bool(re.match(rf"(B=\d+)? +{re.escape(n)}( \*)?{cells}$", line)) for line in lines) == 2, n
 
 
-def test_a_row_that_failed_shows_what_became_of_it():
+def test_a_failed_row_shows_its_status():
     found = [
         passed("pt-reference", 1, 10.0),
         passed("a", 1, 0, "timed_out", reason="no end after 3 s", tail=["last words"], unfinished=2, workload=None),
@@ -691,7 +691,7 @@ def test_a_data_set_that_is_not_there_is_exit_3(tmp_path, gdn):
 
 
 def test_a_broken_tensor_file_is_exit_3_and_one_clear_line(folder, tmp_path, gdn):
-    """It is found by the worker, when it reads the workload: what was measured before it is kept."""
+    """The worker finds it when it reads the workload: earlier measurements are kept."""
     broken = tmp_path / "set"
     shutil.copytree(folder, broken)
     (second,) = (p for p in broken.rglob("*.safetensors") if p.stat().st_size > 1_000_000)

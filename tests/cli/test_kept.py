@@ -1,4 +1,4 @@
-"""Exit code 0 means that what was asked for is also kept; what cannot be kept is shown, with one line that says so."""
+"""Exit code 0 means that the results are also saved; if that fails they are shown, with one line that says so."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def full(monkeypatch):
 
 @pytest.fixture
 def performed(tmp_path, monkeypatch):
-    """performed(*steps, out) -> the Writer of a bench in which each step adds a record, or does what it does."""
+    """performed(*steps, out) -> the Writer of a bench in which each step adds a record, or is called."""
     monkeypatch.setenv("GDN_HOME", str(tmp_path / "home"))
     made = document_of(reports.bench((1, 8)))
 
@@ -93,7 +93,7 @@ def test_a_disk_that_has_room_again_has_it_all(performed, full, tmp_path):
     assert len(json.loads((tmp_path / "x.json").read_text())["records"]) == 3
 
 
-def test_a_run_that_this_machine_ends_shows_what_it_has(performed, tmp_path, capfd):
+def test_a_run_that_this_machine_ends_shows_its_results(performed, tmp_path, capfd):
     def fail():
         raise OSError(errno.ENOSPC, "No space left on device", "/tmp/gdn-x/request.json")
 
@@ -142,7 +142,7 @@ def test_a_screen_that_cannot_be_written_to_is_exit_3():
             assert done.stderr == "gdn: cannot write what there is to say: No space left on device\n"
 
 
-# --- what is packed, drawn, exported ------------------------------------------------------------------------------
+# --- packing, drawing, exporting ----------------------------------------------------------------------------------
 
 
 def limited(kilobytes: int, *args, cwd) -> helpers.Done:

@@ -50,7 +50,7 @@ def launch(name: str) -> Launch:
 
 
 def facts(name: str, **more) -> Found:
-    """What is found of a launch of the full run where the other run has none."""
+    """The facts of a launch of the full run if the other run has none."""
     only = launch(name)
     return ncu_facts.found(ncu_facts.Kernel(only.full_name, (), only), **{"bytes_in": 0, "bytes_out": 0} | more)
 
@@ -150,7 +150,7 @@ def test_blocks_limit_a_kernel_of_single_warps():
 
 @pytest.mark.parametrize("name", ["v4-1", "v5-64"])
 def test_a_metric_less_is_a_fact_less(name, monkeypatch):
-    """Other versions of ncu and other GPUs lack metrics: whichever it is, nothing else is lost."""
+    """Other versions of ncu and other GPUs do not have all metrics: a missing one affects no other."""
     whole, keys_asked, number = launch(name), set(), Launch.number
     with monkeypatch.context() as patch:
         patch.setattr(Launch, "number", lambda self, *keys: keys_asked.update(keys) or number(self, *keys))
@@ -200,7 +200,7 @@ def test_stalls_are_ranked_by_their_share_of_all_reasons():
     assert stall.note.startswith("a warp issues every 11.8 cycles")
 
 
-def test_a_warp_that_was_ready_is_no_loss():
+def test_a_warp_that_was_ready_does_not_count_as_a_stall():
     """The largest of all reasons, and still the last row: nothing is to be won there."""
     cycles = {"long_scoreboard": 3, "not_selected": 5, "selected": 1, "wait": 1}
     metric = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
@@ -279,7 +279,7 @@ def test_a_single_pass_has_metrics_and_no_code():
     assert {(found.code, found.samples) for found in rounds} == {((), 0)}
 
 
-def test_what_is_no_report_has_no_launches(tmp_path):
+def test_a_file_that_is_not_a_report_has_no_launches(tmp_path):
     pytest.importorskip("ncu_report")
     (tmp_path / "x.ncu-rep").write_text("a report")
     assert ncu_reader.launches(tmp_path / "x.ncu-rep") == []
@@ -287,7 +287,7 @@ def test_what_is_no_report_has_no_launches(tmp_path):
         ncu_reader.launches(tmp_path / "y.ncu-rep")
 
 
-def test_samples_where_the_warp_issued_are_no_stall():
+def test_samples_where_the_warp_issued_are_not_stalls():
     code = (
         Instruction(0, "A", {"selected": 3}),
         Instruction(16, "B", {"selected": 1, "wait": 1}),
@@ -445,7 +445,7 @@ def test_a_call_of_several_kernels(stand_in):
     assert main.value("share") == pytest.approx(100 * 6 / 6.05)
     assert (
         main.value("dram_read") == 400 and note(main, "dram_read") == ""
-    )  # what a part of a call must read is unknown
+    )  # the bytes that a part of a call must read are unknown
     assert main.value("registers") == 40  # of the longest launch
     assert "not shown: 1 more kernels with 0.8% of the time: tiny<int>" in reading.notes
     assert any(n.startswith("each kernel's cache figures are with L2 emptied") for n in reading.notes)
@@ -488,7 +488,7 @@ def test_very_many_launches(stand_in, monkeypatch):
     assert "counters, stalls and hot places: of the first 1 launches of a call only" in reading.notes
 
 
-def test_what_lines_another_build_lends_are_said(stand_in, monkeypatch):
+def test_source_lines_from_another_build_are_noted(stand_in, monkeypatch):
     code = tuple(replace(i, line=Line("k.cu", 7, "x = y;")) for i in FULL.code)
     monkeypatch.setattr(ncu.ncu_lines, "lent", lambda *_: [replace(FULL, code=code)])
     reading = stand_in([single()] * 3, [FULL])
@@ -533,7 +533,7 @@ CLOCKS = "==ERROR== Try locking the clocks externally (e.g. using 'nvidia-smi --
     ],
 )
 @pytest.mark.parametrize("status", ["done", "exited"])
-def test_what_ncu_says_becomes_one_line_with_the_mend(stand_in, log, says, mend, status):
+def test_errors_of_ncu_become_one_line_with_the_fix(stand_in, log, says, mend, status):
     with pytest.raises(MissingError) as e:
         stand_in(None, None, logs=(log, log), status=status)
     assert says in e.value.message and mend in e.value.hint

@@ -1,4 +1,4 @@
-"""compute-sanitizer: what its logs say, the verdicts, and on a GPU the tool itself on planted bugs."""
+"""compute-sanitizer: its logs, the verdicts, and on a GPU the tool itself on planted bugs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ask(*checks: str) -> Ask:
 
 
 def reading(folder: Path, **logs: str | Reply):
-    """What comes of these logs: check -> a file of LOGS, or a reply and no log."""
+    """The result for these logs: check -> a file of LOGS, or a reply without a log."""
     replies = []
     for check, log in logs.items():
         if isinstance(log, Reply):
@@ -47,7 +47,7 @@ def tables(read) -> dict[str, tuple]:
     return {table.key: table.rows for table in found.tables}
 
 
-# --- what is asked for --------------------------------------------------------------------------------------------
+# --- requests -----------------------------------------------------------------------------------------------------
 
 
 def test_checks_are_all_four_or_those_named_in_the_order_of_running():
@@ -97,7 +97,7 @@ def test_it_is_looked_for_on_path_then_in_toolkits_then_in_the_wheel(nowhere):
     sanitizer.find(machine)
 
 
-def test_a_run_for_each_check_each_tensor_an_allocation_of_its_own(nowhere, tmp_path):
+def test_a_run_for_each_check_and_a_separate_allocation_for_each_tensor(nowhere, tmp_path):
     tool = executable(nowhere / "path" / "compute-sanitizer")
     memory, race = sanitizer.runs(ask("racecheck", "memcheck"), tmp_path / "50% off")
     assert (memory.name, race.name) == ("memcheck", "racecheck")
@@ -126,14 +126,14 @@ def test_faults_are_in_words_with_the_tensor_and_counted_by_place(tmp_path):
     assert read.files == ("memcheck.log",)
 
 
-def test_a_tensor_that_is_none_of_the_calls_is_an_allocation_of_its_size():
+def test_an_unknown_tensor_is_named_by_the_size_of_its_allocation():
     log = sanitizer.parse((LOGS / "memcheck.log").read_text())
     assert [f.address for f in log.findings] == [
         "1 B after an allocation of 524288 B", "5 B after an allocation of 524288 B", "misaligned", "out of bounds",
     ]  # fmt: skip
 
 
-def test_the_older_wording_is_read_too_and_what_was_not_printed_is_said(tmp_path):
+def test_the_older_wording_is_read_too_and_missing_output_is_noted(tmp_path):
     read = reading(tmp_path, memcheck="memcheck-old.log")
     assert [row[1:4] for row in tables(read)["findings"]] == [
         ("reads 8 B of global memory", "device_bootstrap", "+0x3b0"),
@@ -162,7 +162,7 @@ def test_races_name_both_places_and_warnings_fail_nothing(tmp_path):
     assert not any("lane's arrival" in note for note in read.notes)
 
 
-def test_reads_of_what_nothing_wrote_fail_and_copies_of_it_do_not(tmp_path):
+def test_reads_of_unwritten_memory_fail_and_copies_of_it_do_not(tmp_path):
     read = reading(tmp_path, initcheck="initcheck.log")
     assert tables(read)["findings"] == (
         ("initcheck", "reads 4 B of uninitialised global memory", "decode_kernel", "kernel.cu:33",
@@ -227,7 +227,7 @@ def test_one_check_that_cannot_run_hides_no_other_and_is_never_clean(tmp_path):
         ("clean.log", Reply(Run("memcheck"), "out_of_memory", "killed from outside"), "killed from outside"),
     ],
 )  # fmt: skip
-def test_no_verdict_at_all_is_one_line_with_the_mend(tmp_path, log, reply, says):
+def test_a_missing_verdict_is_one_line_with_the_fix(tmp_path, log, reply, says):
     (tmp_path / "memcheck.log").write_bytes((LOGS / log).read_bytes())
     with pytest.raises(errors.MissingError) as raised:
         sanitizer.read(ask("memcheck"), tmp_path, [reply])
@@ -264,7 +264,7 @@ os.execv(rest[0], rest)
 
 
 def replies(algo, known, mode: str, folder: Path, *checks: str, timeout_s: float = 300) -> list[Reply]:
-    """What the target processes answer, as `gdn profile` starts them."""
+    """The answers of the target processes, started as by `gdn profile`."""
     op = known.ops[algo.op]
     definition, solution = pack.definition(op, known), pack.pack(algo, op)
     work = tuple(select(op, embedded(op), chosen=["batch_size=1"])[:1])
@@ -411,7 +411,7 @@ def test_each_planted_bug_is_seen_by_its_own_check_and_by_no_other(tmp_path, bug
     assert [check for check in sanitizer.CHECKS if f"{check}: " in read.failed] == list(by)
     assert read.found[0].value("synccheck") == "clean"
 
-    # what the hardware does at such a barrier is not defined: it may never end
+    # the hardware's behaviour at this barrier is undefined: it may never end
     got = replies(diverges, known, "cuda", tmp_path, "synccheck", timeout_s=40)
     read = sanitizer.read(ask("synccheck"), tmp_path, got)
     assert {(row[0], row[2]) for row in tables(read)["findings"]} == {("synccheck", "diverges")}

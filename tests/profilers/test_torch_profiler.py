@@ -1,4 +1,4 @@
-"""torch.profiler on real torch algos, and what is made of the kernels that it sees."""
+"""torch.profiler on real torch algos, and the tables of the kernels that it sees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gdn compare`: what samples that took turns become, what a saved record is compared with, and when a gate closes."""
+"""`gdn compare`: samples taken in turns, comparisons with saved records, and gates."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ def with_peers() -> Document:
     return d
 
 
-def test_the_best_peer_is_the_fastest_that_is_no_rung():
+def test_the_best_peer_is_the_fastest_that_is_not_a_rung():
     d = with_peers()
     found = {b.workload.uuid: b for b in d.best_peers}
     assert {uuid: (b.algo, b.peer, b.doubted) for uuid, b in found.items()} == {

@@ -256,7 +256,7 @@ def test_kernels_of_one_name_are_told_apart_by_their_parameters(capsys, width):
     assert "a::k<1>(int)" in found and "a::k<2>(int)" in found
 
 
-def test_what_is_not_there_is_not_shown(capsys, width):
+def test_absent_parts_are_not_shown(capsys, width):
     document = profiles.v4(
         survey=None, verdict=None, environment={}, label="", workload={}, mode=None, l2="cold", tool="sass",
         reading={"found": [], "notes": [], "files": [], "failed": None},
@@ -269,7 +269,7 @@ def test_what_is_not_there_is_not_shown(capsys, width):
     assert not [line for line in shown(capsys, profiles.v4(survey=bare | {"time_us": None})) if line[:6] == "time  "]
 
 
-def test_the_screen_has_what_tells_something(capsys, monkeypatch):
+def test_the_screen_shows_only_relevant_tables(capsys, monkeypatch):
     """Which pipes are busy matters where instructions are the limit; a long table is cut; nothing is lost to --json."""
     monkeypatch.setenv("COLUMNS", "80")
     pipes = Table("pipes", "busiest pipes", (("pipe", ""), ("busy", "%")), (("fma", 61.0),))

@@ -1,4 +1,4 @@
-"""`gdn report`: what it computes, against the records themselves; what it writes; and its page in a real browser."""
+"""`gdn report`: its figures against the records themselves; its files; and its page in a real browser."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_algos_are_chosen_and_ordered():
         book_of(reports.bench(), algos=("cuda-v2",))
 
 
-def test_somebodys_own_algo_stands_behind_the_ladder_and_before_the_peers():
+def test_an_own_algo_comes_after_the_ladder_and_before_the_peers():
     document = reports.bench()
     document["records"].append(reports.record("mine", 1, 1.5))
     (group,) = book_of(document).groups
@@ -213,7 +213,7 @@ def test_devices_tiers_and_l2_states_stay_apart():
         assert (row["over_floor"] == "") == (row["tier"] == "fib" or row["algo"] in ("copy", "empty", "copy-rate"))
 
 
-def test_a_later_check_that_fails_takes_the_time_away_and_a_later_pass_mends_it():
+def test_a_later_failed_check_removes_the_time_and_a_later_pass_restores_it():
     good = reports.bench((1, 8))
     check = {"passed": False, "official": False, "errors": {"output": 0.5}}
     wrong = reports.record("cuda-v4", 8, None, None, status="wrong", reason="off", check=check)
@@ -231,7 +231,7 @@ def test_a_later_check_that_fails_takes_the_time_away_and_a_later_pass_mends_it(
     assert notes.notes(book_of(reports.document([crashed]), good), "gdn_decode") == []
 
 
-def test_what_stands_together_though_it_has_several_origins_is_said():
+def test_rows_of_several_origins_in_one_table_are_noted():
     other = reports.document(
         [reports.record("cuda-v4", 8, 3.0, source_hash="cuda-v4-2")], commit="2222", dirty=True,
         environments={"cuda": reports.GPU | {"driver": "590.1", "versions": {"torch": "2.12"}}},
@@ -310,7 +310,7 @@ def test_a_figure_follows_one_axis_and_names_the_others():
     assert row.left_out == ("T=99 N=5",)
 
 
-def test_right_is_what_no_probe_and_no_check_finds_wrong():
+def test_only_a_failed_probe_or_check_counts_as_wrong():
     records = [
         reports.record("cheat", 1, None, status="wrong", reason="probe cached by pointer: equal outputs"),
         reports.record(
@@ -342,7 +342,7 @@ def doubting(document: dict, *where: tuple[str, int]) -> dict:
 
 
 def test_nothing_in_doubt_is_the_fastest_or_a_headline():
-    """Where the first is in doubt nobody is known to be the fastest; another one's doubt costs nobody a star."""
+    """If the first is in doubt, no algo gets the star; a doubt about another one does not change it."""
     (plain,) = book_of(reports.bench()).groups
     assert [plain.fastest(label) for label in plain.labels] == ["cuda-v4", "cuda-v4", "cuda-v1"]
     book = book_of(doubting(reports.bench(), ("cuda-v4", 1), ("cuda-v4", 64), ("fi-baseline", 8)))
@@ -370,7 +370,7 @@ def test_a_headline_is_of_times_that_are_not_in_doubt():
     assert " ?" in next(r.mean for r in findings.rungs(book, book.groups[0]) if r.algo == "cuda-v4")
 
 
-def test_the_terminal_gives_no_star_and_no_plain_ratio_to_what_is_in_doubt(capsys):
+def test_the_terminal_gives_no_star_and_no_plain_ratio_to_doubted_times(capsys):
     def lines(*where):
         document = doubting(reports.bench((1,)), *where)
         terminal.show(reports.typed(document), REGISTRY, False, Path("x.json"))
@@ -382,7 +382,7 @@ def test_the_terminal_gives_no_star_and_no_plain_ratio_to_what_is_in_doubt(capsy
     unsure = lines(("cuda-v4", 1))
     assert "*" not in unsure["cuda-v4"] + unsure["cuda-v1"]
     assert "x ?" in unsure["cuda-v4"] and "x ?" not in unsure["cuda-v1"]
-    slow = lines(("fi-baseline", 1))  # the star stays, and what is divided by a doubt is one
+    slow = lines(("fi-baseline", 1))  # the star stays, and a ratio to a doubted time is doubted
     assert "cuda-v4 *" in slow["cuda-v4"] and "x ?" in slow["cuda-v4"] and "x ?" in slow["cuda-v1"]
 
 
@@ -426,7 +426,7 @@ def test_failures_and_doubts_are_said_in_words():
     assert notes.file_notes(interrupted)[0].kind == "interrupted"
 
 
-# --- what is written --------------------------------------------------------------------------------------------------
+# --- writing ----------------------------------------------------------------------------------------------------------
 
 
 class Tags(HTMLParser):
@@ -498,7 +498,7 @@ def test_the_page_is_whole_and_alone(pages, name):
     assert text.count("<svg") == text.count("<title id=") == text.count("<desc") == text.count("<figcaption") > 5
 
 
-def test_what_comes_from_records_stays_text(pages):
+def test_values_from_records_stay_text(pages):
     text = (pages / "hostile.html").read_text()
     for bad in ("<script", "<img", "<i>", "</style><", "<1>", "]]>", "no_such<"):
         assert bad not in text, bad
@@ -547,7 +547,7 @@ def test_the_png_is_the_main_figure_and_carries_no_date():
         figures.one(book, "compare")
 
 
-def test_floors_and_peers_look_like_what_they_are():
+def test_floors_and_peers_have_their_own_look():
     book = book_of(reports.bench())
     (drawing,) = figures.latency(book, book.groups[0])
     svg = pictures.svg(drawing)
@@ -655,7 +655,7 @@ def test_formats_go_where_they_are_sent(gdn, tmp_path):
 
 
 def test_the_records_of_this_repository_are_read_as_the_readme_says():
-    """`gdn report results/h200/*.json`: what else was measured lies in folders of its own."""
+    """`gdn report results/h200/*.json`: other measurements are in other folders."""
     files = sorted((helpers.OURS.parent / "results").glob("*/*.json"))
     assert len(merge.read(files)) == len(files) > 20
 
@@ -778,7 +778,7 @@ def test_update_keeps_line_endings(tmp_path):
         ("<!-- gdn report a.json --algo x -->\n<!-- /gdn report -->\n", ":1: unknown algo 'x'"),
     ],
 )  # fmt: skip
-def test_update_refuses_a_block_that_is_none_and_writes_nothing(gdn, tmp_path, text, said):
+def test_update_refuses_an_invalid_block_and_writes_nothing(gdn, tmp_path, text, said):
     reports.write(tmp_path, reports.bench(), "a.json")
     (tmp_path / "README.md").write_text(text)
     done = gdn("report", "--update", "README.md", cwd=tmp_path)

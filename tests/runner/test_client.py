@@ -61,7 +61,7 @@ def test_results_are_those_of_this_process_and_nothing_piles_up(runner):
     assert runner.regions == {}
 
 
-def test_results_of_another_form_arrive_as_what_they_are(runner, tmp_path):
+def test_results_of_another_form_arrive_unchanged(runner, tmp_path):
     folder = helpers.write_algo(tmp_path, "odd", ODD)
     kernel = build(runner, registry.read_algo(folder / "algo.toml", "gdn_decode"))
     inputs = dataset.load_inputs(DECODE, WORK, "cpu")
@@ -74,7 +74,7 @@ def test_results_of_another_form_arrive_as_what_they_are(runner, tmp_path):
     runner.forget()
 
 
-def test_what_is_sent_instead_of_an_answer_ends_the_runner():
+def test_anything_but_an_answer_ends_the_runner():
     ours, theirs = channel.pair()
     other = channel.inherited(theirs)
     for data, says in ((b"[1]", "not a JSON object"), (b"{", "not JSON"), (b"[" * 5000, "not JSON")):
@@ -93,7 +93,7 @@ TIME = {"tier": "wall", "median_us": 1.0, "low_us": 1.0, "high_us": 1.0, "sample
 
 
 def timed(*records: dict) -> tuple:
-    """What the worker makes of a runner that sends these for a time."""
+    """The worker's result if the runner sends these for a time."""
     runner = object.__new__(client.Runner)
     runner.line, runner.process, runner.dropped = mock.Mock(), mock.Mock(), []
     runner.line.receive.return_value = {"records": list(records), "replaced": ["time:perf_counter"]}

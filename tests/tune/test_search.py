@@ -1,4 +1,4 @@
-"""`gdn tune`: which candidates there are, who races whom, what is chosen, and the file that a kernel reads."""
+"""`gdn tune`: the candidates, the tournament, the choice, and the file that a kernel reads."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_copy_of_an_algo_keeps_the_rows(tmp_path, write_algo):
     assert pack.pack(copy, op)["sources"] == pack.pack(algo, op)["sources"]  # it is not packed
 
 
-def test_rows_are_read_from_what_is_kept():
+def test_rows_are_read_from_the_kept_files():
     rows = [*rows_of("untuned", 0, (64, {"lanes": 8}), (ENDLESS, {"lanes": 32})), *rows_of("H200", 132, (ENDLESS, A))]
     assert tuned_table.rows(CPP, json.loads(json.dumps(gpus_of(*rows)))) == rows
 
@@ -375,7 +375,7 @@ def test_who_is_much_slower_is_dropped_and_the_best_of_several_groups_meet():
     }  # fmt: skip
 
 
-def test_the_final_has_a_second_and_what_the_smaller_size_leads_one_to_expect():
+def test_the_final_has_close_candidates_and_the_smaller_sizes_winner():
     sizes = {8: [met(FIRST, a=10, b=20, c=30)], 16: [met(FIRST, a=10.1, b=10, c=10.02, d=10.03)]}
     assert tournament.finals(sizes, ()) == {8: ["a", "b"], 16: ["b", "c", "d", "a"]}
 
@@ -562,7 +562,7 @@ def test_a_tier_that_cannot_be_had_is_missing(race):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"gpus": 3}', '{"gpus": {"x": {"rows": [{"gpu": 1e999}]}}}'])
-def test_what_is_in_the_folder_is_never_lost(race, text):
+def test_files_in_the_folder_are_never_lost(race, text):
     evidence = race.folder / "tuning.json"
     evidence.write_text(text)
     workers = Workers(by_tile)
@@ -636,7 +636,7 @@ def tuned_here(tmp_path_factory, gdn):
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_was_measured_and_writes_nothing(tuned_here):
+def test_ctrl_c_keeps_the_measurements_and_writes_nothing(tuned_here):
     _, stopped, before, went_on, *_ = tuned_here
     assert stopped.code == errors.INTERRUPTED and stopped.json["interrupted"] and stopped.json["result"] is None
     assert json.loads(before) == {"gpus": gpus_of(OTHER)}
@@ -664,7 +664,7 @@ def test_tune_finds_the_planted_constants_and_leaves_the_wrong_out(tuned_here):
 
 
 @pytest.mark.slow
-def test_a_second_run_only_measures_what_is_new(tuned_here):
+def test_a_second_run_only_measures_new_candidates(tuned_here):
     algo, *_, lines, done, all_lines = tuned_here
     assert done.code == 0 and all_lines[: len(lines)] == lines
     added = [json.loads(line) for line in all_lines[len(lines) :]]

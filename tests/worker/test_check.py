@@ -1,4 +1,4 @@
-"""check.check's verdicts on hand-made kernels for a hand-made op: what passes, what does not, and for which reason."""
+"""check.check's verdicts on hand-made kernels for a hand-made op: passes, failures, and their reasons."""
 
 from __future__ import annotations
 

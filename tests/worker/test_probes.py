@@ -80,7 +80,7 @@ def built(folder, op=DECODE, mode="cpu"):
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory):
-    """make(cheat or source, op, device) -> its kernel, built anew: nothing is remembered from an earlier test."""
+    """make(cheat or source, op, device) -> its kernel, built again: nothing is remembered from an earlier test."""
 
     numbers = itertools.count()  # flashinfer-bench gives a solution that it has built before, with all it remembers
 
@@ -133,7 +133,7 @@ def test_a_probe_alone_catches_its_cheats(probe, make, decode, patience):
         if cheat.probe == probe and cheat.language == "python":
             patience(cheat)
             kernel = make(cheat)
-            held = []  # what is remembered by address must not meet an address again by chance
+            held = []  # a cheat that remembers addresses must not see one again by chance
             for _ in range(3):  # what goes by the number of calls has had some
                 inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in decode.inputs]
                 held.append(inputs)
@@ -143,7 +143,7 @@ def test_a_probe_alone_catches_its_cheats(probe, make, decode, patience):
 
 
 def test_one_set_of_results_is_not_taken_for_a_memory(make, decode):
-    """It computes every call, and what is remembered is only where the results go."""
+    """It computes every call, and only remembers the address of the results."""
     kernel = make(cheats.CHEATS["has-one-set-of-results"])  # right at every return: nothing is waited for
     assert list(caught(decode.probe(kernel))) == ["overwritten-results"]
 
@@ -191,7 +191,7 @@ def test_an_op_that_is_linear_in_nothing_is_probed_all_the_same(make, decode, pa
         for a in REGISTRY.algos
         if "cpu" in a.modes
         for chosen in SMALL[a.op]
-        # torch.compile compiles anew for B = 1, which takes many seconds
+        # torch.compile compiles again for B = 1, which takes many seconds
         if not (a.name == "pt-compiled" and chosen == "batch_size=1")
     ],
 )
@@ -212,7 +212,7 @@ def test_no_honest_algo_is_caught_in_tritons_interpreter(algo, interpreter):
 
 
 def interpreted(name: str) -> dict[str, str | None]:
-    """For the process of the fixture `interpreter`: what the probes find."""
+    """The probes' findings, for the process of the fixture `interpreter`."""
     op, kernel = helpers.built(name, "interpreter")
     return Work(few_heads(op), SMALL[op.name][0]).probe(kernel)
 
@@ -248,7 +248,7 @@ HONEST = {
 
 
 @pytest.mark.parametrize("name", HONEST)
-def test_what_is_unusual_and_honest_is_not_caught(name, make, decode):
+def test_unusual_honest_algos_are_not_caught(name, make, decode):
     assert caught(decode.probe(make(cheats.source(HONEST[name])))) == {}
 
 
@@ -269,12 +269,12 @@ def test_an_empty_workload_is_not_caught(make):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", cheats.GPU_CHEATS)
 def test_a_cheat_is_caught_on_a_gpu(name, make, monkeypatch):
-    monkeypatch.setattr(late_probe, "_LATE_S", 1.0)  # what is computed too early is waited for in vain
+    monkeypatch.setattr(late_probe, "_LATE_S", 1.0)  # results computed too early are waited for in vain
     cheat, work = cheats.GPU_CHEATS[name], Work(DECODE, "batch_size=1", "cuda")
     kernel = make(cheat, device="cuda")
     if cheat.checked:
         assert work.check(kernel).reason is None
-    else:  # whatever it compiles or loads at its first call must not be what makes it late
+    else:  # compiling or loading at its first call must not make it late
         kernel(work.inputs, check.allocate(DECODE, work.axes, "cuda", Guards().empty))
         torch.cuda.synchronize()
     for _ in range(1 if cheat.probe == "content-cache" else 3):  # the second time that one has seen all of the values
@@ -327,7 +327,7 @@ def test_a_side_stream_that_is_waited_for_is_not_caught(make):
 
 
 class Fake:
-    """As build.Kernel: returns what the function gives, or fills outputs with it; counts its calls."""
+    """Like build.Kernel: returns the function's results, or fills outputs with them; counts its calls."""
 
     def __init__(self, function, destination_passing: bool = False) -> None:
         self.function, self.destination_passing, self.calls = function, destination_passing, 0
@@ -486,7 +486,7 @@ def test_noise_alone_does_not_look_like_a_cheat(monkeypatch, right, decode):
         assert caching._faster_when_repeated(case) is None
 
 
-# --- a GPU's probes without one: what they conclude from what they would see ------------------------------------------
+# --- a GPU's probes without a GPU: their conclusions ------------------------------------------------------------------
 
 
 @pytest.fixture
