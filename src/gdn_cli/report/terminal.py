@@ -10,7 +10,7 @@ import msgspec
 
 from .. import units
 from ..text import shown
-from .screen import block, console, print_table, remark, say, show_json, styled
+from .screen import block, console, print_line, print_table, remark, say, show_json, styled
 from .table import Cell, Column, Mark, Table, words
 
 if TYPE_CHECKING:
@@ -40,12 +40,12 @@ def show(document: Document, registry: Registry, as_json: bool, saved: Path, uns
         legend |= dict.fromkeys("".join(note) for note in made.notes)
     for note in [*notes.notes(book, brief=True), *notes.tuned(book), *notes.file_notes(book)]:
         remark(out, note.kind, block(note.text), "red" if note.grave else "yellow")
-        for line in note.tail:
-            remark(out, f"    {line}")
+        for text in note.tail:
+            remark(out, f"    {text}")
     for text in legend:
         remark(out, text)
     if book.measured and not unsaved:
-        remark(out, f"records: {saved}")
+        remark(out, f"records: {saved}", whole=True)
 
 
 # --- gdn list, gdn data list, gdn doctor, gdn pack ------------------------------------------------------------------
@@ -76,7 +76,7 @@ def show_list(found: list[tuple[Algo, Place]], broken: list[Broken], as_json: bo
     for made in tables.values():
         print_table(out, made)
     for b in broken:
-        out.print(styled(("broken", "red"), f" {b.op}/{b.name}: {b.error}"))
+        print_line(out, styled(("broken", "red"), f" {b.op}/{b.name}: {b.error}"))
     if hints := dict.fromkeys(place.hint for _, place in found if place.hint):
         out.print(styled((f"to run the others: {'; '.join(hints)}", "dim")))
 
@@ -128,9 +128,9 @@ def show_remote(there: Status, as_json: bool) -> None:
     if there.apps:
         print_table(out, made)
     else:
-        out.print("no app is alive at Modal")
+        print_line(out, "no app is alive at Modal")
     for run in there.runs:
         counts = {"done": run.done, "under way": run.under_way, "lost": run.lost}
         states = ", ".join(f"{n} {state}" for state, n in counts.items() if n)
-        out.print(f"{units.count(run.calls, 'call')} left behind: {states}", soft_wrap=True)
-        out.print(f"  gdn modal {run.command} --resume {run.file}", soft_wrap=True)
+        print_line(out, f"{units.count(run.calls, 'call')} left behind: {states}")
+        print_line(out, f"  gdn modal {run.command} --resume {run.file}", whole=True)
