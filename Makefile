@@ -3,6 +3,8 @@
 # make test-all   those that are marked slow, too
 # make verify-results   whether README's tables are what the committed records say
 # make test-gpu   the tests that need a GPU, on a machine that has one
+# make docs    the documentation as a site, to be opened at site/index.html
+# make pages   writes the generated parts of docs/cli.md and docs/records.md again
 # make compile_commands.json   where the kernels' headers lie, for editors
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
 	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
@@ -11,7 +13,7 @@ STAMP := .venv/.installed-$(shell cat pyproject.toml 2>/dev/null | cksum | cut -
 # a file is one process's work; conftest.py puts the long ones first
 XDIST := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: bench test test-all test-gpu verify-results lint clean
+.PHONY: bench test test-all test-gpu verify-results docs pages lint clean
 
 bench: $(STAMP)
 	.venv/bin/gdn bench
@@ -28,6 +30,13 @@ verify-results: $(STAMP)
 test-gpu: $(STAMP)
 	.venv/bin/python -m pytest -m gpu -n auto --dist worksteal
 
+docs: $(STAMP)
+	test -x .venv/bin/mkdocs || .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
+
+pages: $(STAMP)
+	.venv/bin/python docs/generate.py
+
 compile_commands.json: $(STAMP) algos/_cuda/compile_commands.py
 	.venv/bin/python algos/_cuda/compile_commands.py > $@
 
@@ -42,4 +51,4 @@ $(STAMP):
 	@rm -f .venv/.installed-*; touch $@
 
 clean:
-	rm -rf .venv
+	rm -rf .venv site

@@ -3,7 +3,15 @@
 For other programs: `from gdn_cli import load; decode = load("cuda-v4")`, see gdn_cli.operators.loading.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .operators.loading import load
+
 __version__ = "0.1.0"
+__all__ = ["__version__", "load"]
 
 
 def __getattr__(name: str):
@@ -13,3 +21,7 @@ def __getattr__(name: str):
 
         return load
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -338,11 +338,12 @@ def test_what_times_on_a_device_holds_its_lock(mode, tiers, held, monkeypatch, t
     monkeypatch.setattr(execution.locks, "gpu", gpu)
     monkeypatch.setattr(execution.locks, "cpu", cpu)
     monkeypatch.setattr(execution, "execute", execute)
+    monkeypatch.setattr(execution.compile_ahead, "ahead", lambda *_: log.append("compile"))
     machine = inventory.Machine(gpus=lambda: (inventory.Gpu("H200", "9.0", "580", "GPU-7", 3),))
     job = jobs.Job("bench", DECODE, {}, None, mode, (), tiers=tiers, machine=machine)
     writer = store.Writer(building.document(), tmp_path / "x.json")
     execution.run(planning.Plan([job, job], [], []), writer, lambda *_: None, print)
-    assert log == [*held, "run", "run", *(["free"] if held else [])]  # once, around all of it
+    assert log == [*held, "compile", "run", "run", *(["free"] if held else [])]  # once, around all of it
 
 
 def test_a_tier_that_cannot_take_turns_compares_nothing():

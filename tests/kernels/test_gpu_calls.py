@@ -104,7 +104,8 @@ def called(call, inputs: list):
 
 @pytest.mark.parametrize("algo", RUNGS)
 def test_every_rung_from_four_new_threads_at_once(algo):
-    """The main thread's bits, so the main thread's way; of a peer, which may choose as it likes, the right values."""
+    """The main thread's bits, so the main thread's way; of a peer and of torch, which choose as they like, the right
+    values."""
     call, op = rung(algo), REGISTRY.ops[algo.op]
     for case in CASES[algo.op]:
         inputs = on("cuda", oracle.inputs(algo.op, **case))
@@ -112,7 +113,7 @@ def test_every_rung_from_four_new_threads_at_once(algo):
         torch.cuda.synchronize()
         for outputs in in_new_threads(lambda _, inputs=inputs: call(*inputs)):
             right(op, outputs, case)
-            if not algo.packages:
+            if not algo.packages and algo.language != "python":
                 assert all(torch.equal(a, b) for a, b in zip(first, outputs, strict=True)), case
 
 

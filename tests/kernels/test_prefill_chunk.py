@@ -18,60 +18,62 @@ FOLDER = helpers.OURS / "gdn_prefill" / "cuda-chunk"
 DRIVER = """
 #include "inter_chunk_sm90.cuh"
 #include "inter_chunk_sm90_tiles.cuh"
-#include "intra_chunk.cuh"
+#include "intra_chunk_sm90.cuh"
+#include "intra_chunk_sm80.cuh"
 #include "context_parallel_scan.cuh"
 #include "dispatch_rule.h"
 #include "context_parallel.cuh"
 using namespace gdn;
 // A map as launch_sm90.cu's make_map has it.
 CUtensorMap map(const Prefill& p, const void* base, int64_t heads, int halves) {
-  return {base, {64, p.T, 2, heads}, {2, heads * D * 2, 128, D * 2}, {64, CHUNK, halves, 1}};
+  return {base, {64, p.num_tokens, 2, heads}, {2, heads * HEAD_DIM * 2, 128, HEAD_DIM * 2}, {64, CHUNK, halves, 1}};
 }
-// WIDE: T and the gates; else M, too. Where there is room for a plan: that, too. With more chunks than `room`, a
-// CTA goes through several.
-int room = 1 << 30;
-extern "C" void fit(int ctas) { room = ctas; }
+// The intra-chunk kernel. wide: sm_90a's, T and the gates; else M, too. Where there is room for a plan: that, too. With
+// more chunks than `resident` CTAs, a CTA goes through several.
+int resident = 1 << 30;
+extern "C" void fit(int ctas) { resident = ctas; }
 void prepare(const Prefill& p, int parts, bool wide) {
   const CUtensorMap keys = map(p, p.k, p.H, 2);
-  const uint32_t ordered = p.plan != nullptr;
-  const auto kernel = ordered ? gdn_prefill_prepare<true, true>
-                              : wide ? gdn_prefill_prepare<true> : gdn_prefill_prepare<false>;
-  const Share share = share_of(p.T, p.N, p.H, wide ? room : 1 << 30);
-  if (share.each && parts > 1) emulated::fail("parts of a group of heads where a CTA has several chunks");
-  const dim grid = share.each ? dim{room + ordered, 1, 1}
-                              : dim{share.numbers + ordered, uint32_t(p.H), uint32_t(parts)};
-  emulated::launch(grid, PREPARE_THREADS, sizeof(PrepareShared), 1, [&] { kernel(p, keys, share); });
+  const uint32_t sorts = p.plan != nullptr;
+  const auto kernel = sorts ? gdn_prefill_intra_chunk_sm90<true>
+                            : wide ? gdn_prefill_intra_chunk_sm90<false> : gdn_prefill_intra_chunk_sm80;
+  const IntraSchedule schedule = intra_schedule(p.num_tokens, p.N, p.H, wide ? resident : 1 << 30);
+  if (schedule.each && parts > 1) emulated::fail("parts of a group of heads where a CTA has several chunks");
+  const dim grid = schedule.each ? dim{resident + sorts, 1, 1}
+                                 : dim{schedule.numbers + sorts, uint32_t(p.H), uint32_t(parts)};
+  emulated::launch(grid, INTRA_THREADS, sizeof(IntraShared), 1, [&] { kernel(p, keys, schedule); });
 }
 uint32_t parts(const Prefill& p) {
   return p.segment ? p.cu_seqlens[p.N] / (p.segment * CHUNK) + p.N : p.N;
 }
 void scan(const Prefill& p) {
-  emulated::launch({D / 16, uint32_t(p.HV), uint32_t(p.N)}, SCAN_THREADS, sizeof(ScanShared), 1,
+  emulated::launch({HEAD_DIM / 16, uint32_t(p.HV), uint32_t(p.N)}, SCAN_THREADS, sizeof(ScanShared), 1,
                    [&] { gdn_prefill_scan(p); });
 }
 template <int WARPS, int STAGES>
 void transfer(const Prefill& p) {
-  emulated::launch({uint32_t(2 * D / 16 / WARPS), uint32_t(p.HV), parts(p)}, WARPS * 32, state_shared<WARPS, STAGES>(),
-                   1, [&] { gdn_prefill_transfer<WARPS, STAGES>(p); });
+  emulated::launch({uint32_t(2 * HEAD_DIM / 16 / WARPS), uint32_t(p.HV), parts(p)}, WARPS * 32,
+                   state_shared<WARPS, STAGES>(), 1, [&] { gdn_prefill_transfer_sm80<WARPS, STAGES>(p); });
   scan(p);
 }
 template <int WARPS, int STAGES>
 void state(const Prefill& p) {
-  emulated::launch({uint32_t(D / 16 / WARPS), uint32_t(p.HV), parts(p)}, WARPS * 32, state_shared<WARPS, STAGES>(),
-                   1, [&] { gdn_prefill_state<WARPS, STAGES>(p); });
+  emulated::launch({uint32_t(HEAD_DIM / 16 / WARPS), uint32_t(p.HV), parts(p)}, WARPS * 32,
+                   state_shared<WARPS, STAGES>(), 1, [&] { gdn_prefill_inter_chunk_sm80<WARPS, STAGES>(p); });
 }
 template <int STAGES>
 void split(const Prefill& p) {
-  emulated::launch({D / 16, uint32_t(p.HV), parts(p)}, SPLIT_THREADS, split_shared<STAGES>(), 1,
-                   [&] { gdn_prefill_split<STAGES>(p); });
+  emulated::launch({HEAD_DIM / 16, uint32_t(p.HV), parts(p)}, SPLIT_THREADS, split_shared<STAGES>(), 1,
+                   [&] { gdn_prefill_inter_chunk_sm80_split<STAGES>(p); });
 }
 template <int GROUPS>
 Maps maps(const Prefill& p) {
   // floats count as two: boxes are of 128 bytes side by side
-  const CUtensorMap state{p.state, {64, int64_t{p.N} * p.HV * D, 4, 1}, {2, D * 4, 128, 0}, {64, GROUPS * 64, 4, 1}};
+  const CUtensorMap state{
+      p.state, {64, int64_t{p.N} * p.HV * HEAD_DIM, 4, 1}, {2, HEAD_DIM * 4, 128, 0}, {64, GROUPS * 64, 4, 1}};
   return {map(p, p.q, p.H, 2), map(p, p.k, p.H, 2), map(p, p.v, p.HV, GROUPS), state};
 }
-// The kernels of warpgroups; where two walk, CTAS go through all items.
+// The kernels of sm_90a; with two consumer warpgroups, CTAS go through all work tiles.
 template <int GROUPS, int STAGES>
 void groups(const Prefill& p, int members, uint32_t ctas = 1) {
   constexpr int SHARED = group_shared<GROUPS, STAGES>();
@@ -84,33 +86,34 @@ void groups(const Prefill& p, int members, uint32_t ctas = 1) {
   const Maps m = maps<GROUPS>(p);
   prepare(p, members, true);
   if (p.segment) {
-    const uint32_t units = p.T / (p.segment * CHUNK);
-    launch({4 / GROUPS, uint32_t(p.HV), units}, false, [&] { gdn_prefill_group_transfer<GROUPS, STAGES>(p, m); });
+    const uint32_t units = p.num_tokens / (p.segment * CHUNK);
+    launch({4 / GROUPS, uint32_t(p.HV), units}, false, [&] { gdn_prefill_transfer_sm90<GROUPS, STAGES>(p, m); });
     scan(p);
   }
-  const uint32_t items = p.HV * parts(p), many = items < ctas ? items : ctas;
+  const uint32_t tiles = p.HV * parts(p), many = tiles < ctas ? tiles : ctas;
   const dim grid = GROUPS > 1 ? dim{many, 1, 1} : dim{2, uint32_t(p.HV), parts(p)};
-  launch(grid, true, [&] { gdn_prefill_group<GROUPS, STAGES>(p, m, int(items)); });
+  launch(grid, true, [&] { gdn_prefill_inter_chunk_sm90<GROUPS, STAGES>(p, m, int(tiles)); });
 }
 void ordered(const Prefill& p, int members, uint32_t ctas) {
-  static_assert(ordered_shared() <= 227 * 1024);
+  static_assert(tiles_shared() <= 227 * 1024);
   const Maps one = maps<1>(p), two = maps<2>(p);
   prepare(p, members, true);
-  emulated::registers = 65536 / ORDERED_THREADS / 8 * 8;
+  emulated::registers = 65536 / TILES_THREADS / 8 * 8;
   states_asked.clear();
-  emulated::launch({ctas, 1, 1}, ORDERED_THREADS, ordered_shared(), 1, [&] { gdn_prefill_ordered(p, one, two); });
+  emulated::launch({ctas, 1, 1}, TILES_THREADS, tiles_shared(), 1,
+                   [&] { gdn_prefill_inter_chunk_sm90_tiles(p, one, two); });
 }
 extern "C" int way(int longest, int shortest, int chunks, int N, int HV, int ctas) {
-  return Load{uint32_t(longest), uint32_t(shortest), uint32_t(chunks)}.way(N, HV, ctas);
+  return Load{uint32_t(longest), uint32_t(shortest), uint32_t(chunks)}.schedule(N, HV, ctas);
 }
 extern "C" int state_asked(int i) { return i < int(states_asked.size()) ? states_asked[i] : -1; }
 // The plan alone.
 extern "C" void order(int mode, void** t, int N, int64_t T, int ctas) {
   Prefill p{};
-  p.cu_seqlens = (int64_t*)t[0], p.plan = (Plan*)t[1], p.H = p.HV = 1, p.N = N, p.T = T, p.ctas = ctas;
+  p.cu_seqlens = (int64_t*)t[0], p.plan = (Plan*)t[1], p.H = p.HV = 1, p.N = N, p.num_tokens = T, p.ctas = ctas;
   emulated::mode = mode;
-  emulated::launch({1, 2, 2}, PREPARE_THREADS, sizeof(PrepareShared), 1,
-                   [&] { gdn_prefill_prepare<true, true>(p, CUtensorMap{}, Share{}); });
+  emulated::launch({1, 2, 2}, INTRA_THREADS, sizeof(IntraShared), 1,
+                   [&] { gdn_prefill_intra_chunk_sm90<true>(p, CUtensorMap{}, IntraSchedule{}); });
 }
 extern "C" int prefill(int warps, int mode, int members, int segment, void** t, float scale, int H, int HV, int N,
                        int T) {
@@ -140,16 +143,19 @@ extern "C" void prepare(int wide, int mode, int members, void** t, float scale, 
   using bf = __nv_bfloat16;
   Prefill p{};
   p.q = (bf*)t[0], p.k = (bf*)t[1], p.A_log = (float*)t[2], p.a = (bf*)t[3], p.dt_bias = (float*)t[4], p.b = (bf*)t[5];
-  p.cu_seqlens = (int64_t*)t[6], p.prepared = (char*)t[7], p.scale = scale, p.H = H, p.HV = HV, p.N = N, p.T = T;
+  p.cu_seqlens = (int64_t*)t[6], p.prepared = (char*)t[7], p.scale = scale, p.H = H, p.HV = HV, p.N = N;
+  p.num_tokens = T;
   emulated::mode = mode;
   prepare(p, members, wide);
 }
-extern "C" int by_tokens(int64_t T, int64_t N, int64_t HV, int64_t tokens) { return short_ones(T, N, HV, tokens, 132); }
-extern "C" int cut(int64_t T, int64_t N, int64_t HV, int segments) { return segment_of(T, N, HV, segments, 132); }
+extern "C" int by_tokens(int64_t T, int64_t N, int64_t HV, int64_t tokens) {
+  return use_recurrent(T, N, HV, tokens, 132);
+}
+extern "C" int cut(int64_t T, int64_t N, int64_t HV, int segments) { return segment_chunks(T, N, HV, segments, 132); }
 extern "C" void scan_segments(int mode, void** t, int HV, int N, int T, int segment) {
   Prefill p{};
   p.cu_seqlens = (int64_t*)t[0], p.state = (float*)t[1], p.ends = (float*)t[2], p.transfers = (float*)t[3];
-  p.H = p.HV = HV, p.N = N, p.T = T, p.segment = segment;
+  p.H = p.HV = HV, p.N = N, p.num_tokens = T, p.segment = segment;
   emulated::mode = mode;
   scan(p);
 }
@@ -170,7 +176,7 @@ def library(tmp_path_factory):
     descriptors = re.search(r"struct KMajor .*?\n(?=\n#define)", (FOLDER / "wgmma_bf16.cuh").read_text(), re.S)[0]
     assert "further" in descriptors and "asm" not in descriptors
     (folder / "descriptors.cuh").write_text(descriptors)  # for emulator/wgmma.cuh
-    return emulation.library(folder, DRIVER, FOLDER / "intra_chunk.cuh")
+    return emulation.library(folder, DRIVER, FOLDER / "intra_chunk_steps.cuh")
 
 
 def inputs(lengths, H, HV, *, seed=0, state_scale=1.0):
@@ -201,11 +207,11 @@ def prefill(library, warps, given, scale=0.1, mode=0, members=1, segment=0, in_p
     assert guarded[T:].isnan().all(), "a write behind the output"
     assert (plan[4 + 4 * N :] == -1).all(), "a write behind the plan"
     if warps < 0:
-        check_items(library, plan, cu, HV, -warps)
+        check_tiles(library, plan, cu, HV, -warps)
     return output, new_state
 
 
-IN_TURN, LONGEST_FIRST, HALVES = 0, 1, 2
+STATIC, LONGEST_FIRST, HALVES = 0, 1, 2
 
 
 def way(library, lengths, HV, ctas):
@@ -220,19 +226,19 @@ def check_order(library, plan, cu, HV, ctas):
     assert plan[1] == way(library, lengths, HV, ctas)
     assert order.sort().values.tolist() == list(range(len(lengths)))
     assert torch.equal(first, cu[order]) and torch.equal(tokens, lengths[order])
-    assert plan[1] != IN_TURN or torch.equal(order, order.sort().values)
-    assert plan[1] == IN_TURN or (-(-tokens // 64)).clamp(max=255).diff().le(0).all()  # longest first
+    assert plan[1] != STATIC or torch.equal(order, order.sort().values)
+    assert plan[1] == STATIC or (-(-tokens // 64)).clamp(max=255).diff().le(0).all()  # longest first
     return order
 
 
-def check_items(library, plan, cu, HV, ctas):
-    """Each item is walked once, and in order: in the emulator one CTA comes after the other."""
+def check_tiles(library, plan, cu, HV, ctas):
+    """Each work tile is taken once, and in order: in the emulator one CTA comes after the other."""
     order = check_order(library, plan, cu, HV, ctas).tolist()
     pieces = 2 if plan[1] == HALVES else 1
     rows = [(n * HV + hv) * 128 + 64 * half for n in order for hv in range(HV) for half in range(pieces)]
     first, later = range(min(ctas, len(rows))), range(ctas, len(rows))  # of first ones TMA brings no state
-    assert plan[0] == (0 if plan[1] == IN_TURN else len(rows))  # each CTA has asked once in vain
-    if plan[1] == IN_TURN:
+    assert plan[0] == (0 if plan[1] == STATIC else len(rows))  # each CTA has asked once in vain
+    if plan[1] == STATIC:
         later = [item for cta in first for item in range(cta + ctas, len(rows), ctas)]
     assert [library.state_asked(i) for i in range(len(rows))] == [rows[i] for i in later] + [-1] * len(first)
 
@@ -305,7 +311,7 @@ def test_what_is_prepared(library, wide):
 
 @pytest.fixture
 def room(library):
-    """How many CTAs of the preparation fit at once: with fewer than chunks a CTA has several."""
+    """How many CTAs of the intra-chunk kernel are resident: with fewer than chunks a CTA has several."""
     yield library.fit
     library.fit(1 << 30)
 
@@ -399,8 +405,8 @@ def test_heads_and_a_large_state(library, warps):
         assert close(prefill(library, warps, given, mode=mode, members=members), expected)
 
 
-def test_one_warpgroup_or_two_that_go_from_item_to_item(library):
-    """The same arithmetic, whoever walks: a state that came through the ring is the one that was loaded."""
+def test_one_warpgroup_or_two_that_go_from_tile_to_tile(library):
+    """The same arithmetic for one and for two: a state that came through the pipeline is the one that was loaded."""
     for lengths in ([64 * 3 + 5, 0, 20, 64], [64 * 4 + 5, 0, 64]):  # the second: states side by side in the ring
         given = inputs(lengths, 1, 2)
         given[4][:] = -3.0
@@ -541,7 +547,7 @@ def test_scan(library, mode, count):
     axes = pair.reshape(2, count, 2, 8, 2, 4, 2, 16, 8)  # k-step, half, t, odd; n-tile, g
     fragments = axes.permute(1, 2, 3, 7, 8, 5, 0, 4, 6).contiguous()  # k-step, n-tile, g, t; part, half, odd
     fragments[[0, -1]] = float("nan")  # nobody makes those
-    expected, S = [ends[0].double()], ends[0].double()  # transfer has walked the first from the state
+    expected, S = [ends[0].double()], ends[0].double()  # transfer has gone through the first from the state
     for i in range(1, count - 1):
         S = S @ transfers[i].double() + ends[i].double()
         expected.append(S)
@@ -559,21 +565,21 @@ def test_a_segment_for_all_is_no_segment(library, warps):
     assert all(map(torch.equal, prefill(library, warps, given, segment=100), whole))
 
 
-# Items in order of length (inter_chunk_sm90_tiles.cuh): lengths, value heads, and which way for each of CTAS
+# Work tiles in order of length (inter_chunk_sm90_tiles.cuh): lengths, value heads, and which schedule for each of CTAS
 ORDERS = {
-    "one": ([70], 1, (IN_TURN, HALVES, HALVES)),
+    "one": ([70], 1, (STATIC, HALVES, HALVES)),
     "one very long": ([20, 64 * 4 + 5, 0, 64], 2, (LONGEST_FIRST, LONGEST_FIRST, HALVES)),
-    "even": ([64, 50, 1, 64, 33], 2, (IN_TURN, IN_TURN, IN_TURN)),
-    "even, of several chunks": ([130, 192, 150], 1, (IN_TURN, IN_TURN, HALVES)),
+    "even": ([64, 50, 1, 64, 33], 2, (STATIC, STATIC, STATIC)),
+    "even, of several chunks": ([130, 192, 150], 1, (STATIC, STATIC, HALVES)),
     "empty ones": ([0, 129, 0, 0, 3, 70, 0], 1, (LONGEST_FIRST, LONGEST_FIRST, HALVES)),
-    "nothing": ([0, 0, 0, 0, 0, 0], 2, (IN_TURN, IN_TURN, IN_TURN)),
+    "nothing": ([0, 0, 0, 0, 0, 0], 2, (STATIC, STATIC, STATIC)),
 }
 CTAS = (1, 2, 9)
 
 
 @pytest.mark.parametrize("case", ORDERS)
-def test_items_in_order_of_length(library, case):
-    """The same arithmetic as item after item, whoever walks which one, whole or half."""
+def test_tiles_in_order_of_length(library, case):
+    """The same arithmetic as with a static schedule, whichever CTA has which tile, whole or half."""
     lengths, HV, ways = ORDERS[case]
     given = inputs(lengths, 1, HV)
     given[4][:] = -3.0  # slow decay: no chunk is forgotten
@@ -586,7 +592,7 @@ def test_items_in_order_of_length(library, case):
 
 
 @pytest.mark.parametrize("ctas", [1, 9])
-def test_items_in_order_are_none_of_their_neighbours_business(library, ctas):
+def test_tiles_in_order_are_none_of_their_neighbours_business(library, ctas):
     lengths = [10, 70, 10, 65]
     clean, given = (inputs(lengths, 1, 1) for _ in range(2))
     for x in given[:3]:
@@ -600,7 +606,7 @@ def test_items_in_order_are_none_of_their_neighbours_business(library, ctas):
 
 
 def test_heads_in_order(library):
-    """Several heads of q and k, groups of value heads, and more items than CTAs."""
+    """Several heads of q and k, groups of value heads, and more work tiles than CTAs."""
     given = inputs([70, 5, 130], 2, 6)
     expected = right(given)
     for ctas, members in ((4, 1), (100, 3)):
@@ -625,13 +631,13 @@ def test_the_order(library, N, mode):
 def test_which_way(library):
     """Of 8 value heads on 132 SMs: in turn where lengths hardly differ, halves of V where one sequence is long."""
     for lengths, expected in (
-        ([256] * 16, IN_TURN),
-        ([512] * 16, IN_TURN),
-        ([128] * 32, IN_TURN),
-        ([256] * 32, IN_TURN),
-        ([200, 256] * 16, IN_TURN),
-        ([64] * 64, IN_TURN),
-        ([1, 64] * 32, IN_TURN),
+        ([256] * 16, STATIC),
+        ([512] * 16, STATIC),
+        ([128] * 32, STATIC),
+        ([256] * 32, STATIC),
+        ([200, 256] * 16, STATIC),
+        ([64] * 64, STATIC),
+        ([1, 64] * 32, STATIC),
         ([64] * 60 + [330] * 4, LONGEST_FIRST),
         ([4500] + [82] * 45, HALVES),
         ([1000] + [128] * 56, HALVES),

@@ -562,7 +562,7 @@ def test_signature_and_docstring_tell_the_inputs(needs_cxx):
 
 
 def test_the_lines_in_the_readme_run(needs_cxx):
-    section = README.read_text(encoding="utf-8").split("\n## Use it elsewhere\n")[1].split("\n## ")[0]
+    section = README.read_text(encoding="utf-8").split("\n## From Python\n")[1].split("\n## ")[0]
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     assert len([line for line in code.splitlines() if line]) == 5
     names: dict = {}

@@ -1,32 +1,139 @@
-"""The tables of README files against the records and the formulas that they are made from."""
+"""Tables and figures of README and docs against the records and the formulas that they are made from; their links."""
 
 from __future__ import annotations
 
+import math
+import re
 import shutil
 
 import helpers
 import pytest
 
+from gdn_cli.records import store
 from gdn_cli.timing import floor
+from gdn_cli.units import duration, three
 
-pytestmark = pytest.mark.records
 ROOT = helpers.TESTS.parent
 REGISTRY = helpers.REGISTRY
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+# Written by `make docs`, or by a branch that this one does not wait for.
+MADE = {"CHANGELOG.md", "CONTRIBUTING.md", "docs/cli.md", "docs/records.md"}
+H200 = ROOT / "results" / "h200"
+
+FI, FLA = "fi-baseline", "fla-upstream"
+READY = ("fi-ready", "fi-ready-cp", "fla-ready", "flashqla-ready")
+# README's row for each op: the record with the time at a size, the one with the peers, and those.
+ROWS = [
+    ("gdn_decode", "decode-sweep", "cuda-v5", {"batch_size": 64}, "decode-sweep", (FI, FLA)),
+    ("gdn_decode", "decode-in-place", "cuda-v5", {"batch_size": 64}, "decode-in-place", (FI,)),
+    ("gdn_decode_bf16", "decode-bf16-in-place", "cuda-v5-bf16", {"batch_size": 64}, "decode-bf16-in-place", (FI,)),
+    ("gdn_prefill", "prefill-sweep", "cuda-chunk", {"total_seq_len": 8192, "num_seqs": 1}, "prefill-peers", READY),
+    *(
+        (op, name, algo, {"batch_size": 1, "seq_len": 4096}, name, (f"sdpa-cudnn{mask}", f"sdpa-flash{mask}"))
+        for op, name, algo, mask in (
+            ("attention_fwd", "attention-length", "flashcore-v4", ""),
+            ("attention_fwd_causal", "attention-causal-length", "flashcore-v4-causal", "-causal"),
+        )
+    ),
+]
 
 
-def test_our_readme_is_what_its_records_say(gdn, tmp_path):
+def times(name: str, folder=H200) -> list[tuple[dict, dict[str, float]]]:
+    """Of each workload of a record file: its axes, and every algo's median."""
+    found: dict[str, tuple[dict, dict[str, float]]] = {}
+    for record in store.load(folder / f"{name}.json").records:
+        if record.median_us and record.workload:
+            axes = record.workload.axes
+            found.setdefault(str(axes), (axes, {}))[1][record.algo] = record.median_us
+    return list(found.values())
+
+
+def over_peers(name: str, algo: str, peers: tuple[str, ...]) -> list[float]:
+    """The best peer's time over the algo's, at each size."""
+    return [min(at[peer] for peer in peers) / at[algo] for _, at in times(name)]
+
+
+@pytest.mark.records
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[1])
+def test_readme_has_a_row_for_each_op_from_its_records(row):
+    op, name, algo, size, peers_in, peers = row
+    at = next(at for axes, at in times(name) if size.items() <= axes.items())
+    ratios = over_peers(peers_in, algo, peers)
+    mean = math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
+    cells = [duration(at[algo]), three(at[algo] / at["copy"]), *(f"{x:.2f}" for x in (min(ratios), mean))]
+    cells.append(f"{max(ratios):.2f} |")
+    rows = [line.split(" | ") for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()]
+    rows = [row[1:] for row in rows if row[0].startswith(f"| `{op}`")]
+    assert any(row[0] == f"`{algo}`" and [row[1].split(" at ")[0], *row[2:]] == cells for row in rows), cells
+
+
+@pytest.mark.records
+@pytest.mark.parametrize("peer", [FI, FLA])
+def test_readme_says_how_long_the_peers_of_its_figure_take(peer):
+    ratios = over_peers("decode-sweep", "cuda-v5", (peer,))
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert re.search(rf"`{peer}`\)[^;.]* takes {min(ratios):.2f} to {max(ratios):.2f} times", text)
+
+
+@pytest.mark.records
+def test_readme_shows_a_bench_that_was_run():
+    run = times("decode-quick", H200.parent / "epyc-2cpu")
+    made = {(axes["batch_size"], algo): us for axes, at in run for algo, us in at.items()}
+    block = (ROOT / "README.md").read_text(encoding="utf-8").split("tier wall\n")[1].split("```")[0]
+    size, shown = None, {}
+    for line in block.splitlines()[1:]:
+        if row := re.match(r"(?:B=(\d+))? +([\w-]+)(?: \*)? +([\d.]+ [mu]s) ", line):
+            size = int(row[1] or size)
+            shown[size, row[2]] = row[3]
+    assert len(shown) == 8 and shown == {key: duration(made[key]) for key in shown}
+
+
+@pytest.mark.records
+@pytest.mark.parametrize("page", [p for p in PAGES if "\n<!-- gdn report " in (ROOT / p).read_text(encoding="utf-8")])
+def test_a_page_is_what_its_records_say(page, gdn, tmp_path):
     """The figures may differ by a version of matplotlib; the text may not."""
-    text = (ROOT / "README.md").read_text()
-    assert text.count("<!-- gdn report results/") >= 4
-    shutil.copy(ROOT / "README.md", tmp_path)
-    shutil.copytree(ROOT / "results", tmp_path / "results")
-    assert gdn("report", "--update", tmp_path / "README.md").code == 0
-    assert (tmp_path / "README.md").read_text() == text, "run `gdn report --update README.md`"
+    (tmp_path / page).parent.mkdir(exist_ok=True)
+    text = shutil.copy(ROOT / page, tmp_path / page).read_text(encoding="utf-8")
+    (tmp_path / "results").symlink_to(ROOT / "results")
+    assert gdn("report", "--update", tmp_path / page).code == 0
+    assert (tmp_path / page).read_text(encoding="utf-8") == text, f"run `gdn report --update {page}`"
 
 
+@pytest.mark.records
 def test_the_bytes_that_decode_bf16_moves():
     text = (helpers.OURS / "gdn_decode_bf16" / "README.md").read_text()
     for batch_size in (1, 8, 64, 256):
         ops = (REGISTRY.ops[name] for name in ("gdn_decode_bf16", "gdn_decode"))
         narrow, wide = (round(floor.bytes_moved(op, {"batch_size": batch_size}) / 1024, 1) for op in ops)
         assert f"| {batch_size} | {narrow} | {wide} |" in text
+
+
+def anchors(text: str) -> set[str]:
+    """What GitHub and MkDocs make of a page's headings."""
+    found = re.findall(r"^#+ +(.+)$", re.sub(r"```.*?```", "", text, flags=re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in found}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files_and_headings_that_there_are(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    text = re.sub(r"```.*?```|`[^`\n]+`", "", text, flags=re.S)
+    broken = []
+    for link in re.findall(r"\]\(<?([^)>\s]+)>?\)", text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, heading = link.partition("#")
+        target = (ROOT / page).parent / name if name else ROOT / page
+        if name and target.resolve().relative_to(ROOT).as_posix() in MADE and not target.exists():
+            continue
+        if not target.exists() or (heading and heading not in anchors(target.read_text(encoding="utf-8"))):
+            broken.append(link)
+    assert broken == []
+
+
+def test_readme_is_short_and_names_every_page():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    for path in (ROOT / "docs").glob("*.md"):
+        assert path.name == "index.md" or f"({path.name})" in index, path.name

@@ -267,7 +267,7 @@ def test_new_values_are_no_stricter_than_the_first_ones(monkeypatch):
         def returns(self, inputs):
             return [inputs[0], torch.ones(N, 2).double() * inputs[0][:1] / 0.3]
 
-    request = SimpleNamespace(op=op, mode="cpu", dataset=None, in_place=False)
+    request = SimpleNamespace(op=op, mode="cpu", dataset=None, in_place=False, batch_invariant=False)
     case = common.Case(request, SimpleNamespace(axes={"n": N}, uuid="u", stress=None), Reference())
     off = helpers.local(Fake(lambda x, i, scale, y, z: (y.copy_(x * 1.02), z.fill_(x[0].item() / 0.3))))
     seen = set()

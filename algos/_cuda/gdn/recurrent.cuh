@@ -1,16 +1,18 @@
 // The kernel of cuda-recurrent: the state in registers from the first token of a sequence to its last, 16 tokens a step.
 //
-// With g_t, beta_t of a token as in decode, G_t the product of the block's decays up to t and G_ts = G_t / G_s, the 16
-// tokens of a block are one step of the recurrence (exact: the WY form of the delta rule):
+// With g_t, beta_t of a token as in decode and G_t = log g_0 + ... + log g_t of the block's tokens, the 16 tokens of a block
+// are one step of the recurrence (exact: the WY form of the delta rule, with pt-chunk's letters, whose D has the rows d_t):
 //
-//   x_t = S k_t,  y_t = S q_t                                            on the state S [V, K] before the block
-//   d_t = beta_t (v_t - G_t x_t - sum over s < t of G_ts (k_t.k_s) d_s)  so d = T (v - G x), T from k, g, beta alone
-//   o_t = scale (G_t y_t + sum over s <= t of G_ts (q_t.k_s) d_s)
-//   S'  = G_15 S + sum over s of G_15,s d_s k_s^T
+//   x_t = S k_t,  y_t = S q_t                                      on the state S before the block
+//   d_t = beta_t (v_t - e^(G_t) x_t) - sum over s < t of A_ts d_s  A_ts = beta_t e^(G_t - G_s) k_t.k_s
+//   o_t = scale e^(G_t) y_t + sum over s <= t of M_ts d_s          M_ts = scale e^(G_t - G_s) q_t.k_s
+//   S'  = e^(G_15) S + sum over s of e^(G_15 - G_s) d_s k_s^T
+//
+// So D = T (V - e^G x), where T = (I + A)^-1 diag(beta) comes from k, g and beta alone.
 //
 // A warp has 16 rows of S as the f32 accumulators of m16n8k16 products, which are, pair by pair, the left operand of the
 // next product: S to x and y, x to d, d to S', with no shuffle and no shared memory between. k and q are bf16 by
-// definition and enter as they are. T and v - G x enter as sums of two bf16 (16 bits); S in x and y, d and M as one. The
+// definition and enter as they are. T and v - e^G x enter as sums of two bf16 (16 bits); S in x and y, d and M as one. The
 // state itself is never rounded: what a step's rounding of S takes from it, the next step's x sees and puts back.
 //
 // WARPS tiles of 16 rows make a CTA, all of one head of one sequence. SPLIT = 2 gives a tile two warps with half of the
@@ -23,7 +25,7 @@
 // What is not the textbook, and why:
 //   - Arithmetic. Without tensor cores a token costs 3 FMA and more an element of S: 64 sequences of 64 tokens take
 //     52 us of FMA on all 132 SMs of an H200 at 1.98 GHz. Here it is 56 products of 16 x 8 x 16 a tile and step.
-//   - T = (1 + A)^-1 by substitution, in f32: squaring A instead overflows what bf16 can hold when keys repeat. A lane
+//   - (I + A)^-1 by substitution, in f32: squaring A instead overflows what bf16 can hold when keys repeat. A lane
 //     has a row, so 16 tokens would leave half of a warp idle: it takes two blocks.
 //   - Decays within a block are exp2 of differences of sums of log2 g, each g at least 2^-150 (a float has no such
 //     number): never a division by a decay, and no infinity to subtract from another.
@@ -45,31 +47,31 @@
 
 namespace gdn {
 
-constexpr int K = 128, V = 128;
+constexpr int K_DIM = 128, V_DIM = 128;
 constexpr int BLOCK = 16;  // tokens of a step
 constexpr int ROWS = 16;   // of the state, in a tile
 
 struct Arguments {
-  const float* state;          // [N, HV, V, K]
+  const float* state;          // [N, HV, 128, 128]
   const int64_t* cu_seqlens;   // [N + 1]
-  const __nv_bfloat16* k;      // [T, H, K]
-  const __nv_bfloat16* q;      // [T, H, K]
-  const __nv_bfloat16* v;      // [T, HV, V]
-  const __nv_bfloat16* a;      // [T, HV]
-  const __nv_bfloat16* b;      // [T, HV]
+  const __nv_bfloat16* k;      // [num_tokens, H, 128]
+  const __nv_bfloat16* q;      // [num_tokens, H, 128]
+  const __nv_bfloat16* v;      // [num_tokens, HV, 128]
+  const __nv_bfloat16* a;      // [num_tokens, HV]
+  const __nv_bfloat16* b;      // [num_tokens, HV]
   const float* A_log;          // [HV]
   const float* dt_bias;        // [HV]
   float* new_state;            // like state, and may be state itself: a lane reads what it later writes, no more
-  __nv_bfloat16* output;       // [T, HV, V]
+  __nv_bfloat16* output;       // [num_tokens, HV, 128]
   float scale;
   uint32_t H, HV;
-  int64_t T, average;          // tokens in all, and of a sequence, rounded down
+  int64_t num_tokens, average; // of all sequences; of one in the mean, rounded down
   Divisor by_HV, by_group;     // group: value heads of one query/key head
 
   // Sequence n has the tokens from its border to the next. Whatever cu_seqlens holds, no memory but the tensors' is touched.
   __device__ __forceinline__ int64_t border(uint32_t n) const {
     const int64_t x = __ldg(cu_seqlens + n);
-    return x < 0 ? 0 : x < T ? x : T;
+    return x < 0 ? 0 : x < num_tokens ? x : num_tokens;
   }
 };
 
@@ -78,10 +80,10 @@ template <int WARPS, int SPLIT, int AHEAD>
 struct Layout {
   static constexpr int THREADS = (WARPS * SPLIT + AHEAD) * 32;
   static constexpr int ROUND = 2 * AHEAD;  // blocks
-  static constexpr int ROW = K * 2 + 16, V_ROW = WARPS * ROWS * 2 + 16;
+  static constexpr int ROW = K_DIM * 2 + 16, V_ROW = WARPS * ROWS * 2 + 16;
   // a tile: k, q and v of a block, and later its output in the place of v
   static constexpr int Q_AT = BLOCK * ROW, V_AT = 2 * BLOCK * ROW, TILE = V_AT + BLOCK * V_ROW;
-  // what is made of it: T as two bf16 and M[t][s] = scale G_ts (q_t.k_s) as one; G_t, G_15,s
+  // what is made of it: T as two bf16 and M as one; e^(G_t), e^(G_15 - G_s)
   static constexpr int SMALL_ROW = BLOCK * 2 + 16, SMALL = BLOCK * SMALL_ROW;
   static constexpr int T_HIGH = 0, T_LOW = SMALL, M_AT = 2 * SMALL, DECAYS = 3 * SMALL, MADE = DECAYS + 2 * BLOCK * 4;
   // a preparing warp's own, for either block: A, beta; those of one block lie 4 banks from the other's
@@ -147,7 +149,7 @@ struct Place {
   Place() = default;
   // All that can be said without cu_seqlens; the tokens as if all sequences were of one length.
   __device__ __forceinline__ explicit Place(const Arguments& p) {
-    constexpr uint32_t TILES = V / (WARPS * ROWS);
+    constexpr uint32_t TILES = V_DIM / (WARPS * ROWS);
     const uint32_t both = blockIdx.x / TILES;
     sequence = p.by_HV.divide(both), value_head = both - sequence * p.HV, head = p.by_group.divide(value_head);
     row = blockIdx.x % TILES * (WARPS * ROWS);
@@ -168,9 +170,9 @@ struct Place {
 
 // A block for 16 rows, and the columns of this `part` of SPLIT: s in and out; the output goes over v in the tile.
 template <typename L, int SPLIT>
-__device__ __forceinline__ void step(float (&s)[K / 8 / SPLIT][4], char* tile, const char* made, char* told, uint32_t warp,
+__device__ __forceinline__ void step(float (&s)[K_DIM / 8 / SPLIT][4], char* tile, const char* made, char* told, uint32_t warp,
                                      uint32_t part, uint32_t lane, float scale) {
-  constexpr int STEPS = K / 16 / SPLIT;
+  constexpr int STEPS = K_DIM / 16 / SPLIT;
   const uint32_t g = lane / 4, t = lane % 4;
   // the lane's row of the four matrices that make 16 x 16: those below each other first, or those beside each other
   const uint32_t row = lane / 16 * 8 + lane % 8, column = lane / 8 % 2 * 16;
@@ -208,18 +210,18 @@ __device__ __forceinline__ void step(float (&s)[K / 8 / SPLIT][4], char* tile, c
     }
   }
 
-  // d = T (v - G x); of a lane's columns, which are tokens, 2t and 2t + 1 of either half
+  // D = T (V - e^G x); of a lane's columns, which are tokens, 2t and 2t + 1 of either half
   const float* decays = reinterpret_cast<const float*>(made + L::DECAYS) + 2 * t;
-  float d[2][4], G[2][2], to_end[2][2];
+  float d[2][4], decay_in[2][2], decay_out[2][2];
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
     const float2 here = *reinterpret_cast<const float2*>(decays + 8 * n);
     const float2 rest = *reinterpret_cast<const float2*>(decays + BLOCK + 8 * n);
-    G[n][0] = here.x, G[n][1] = here.y, to_end[n][0] = rest.x, to_end[n][1] = rest.y;
+    decay_in[n][0] = here.x, decay_in[n][1] = here.y, decay_out[n][0] = rest.x, decay_out[n][1] = rest.y;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float v_i = i % 2 ? high(v[2 * n + i / 2]) : low(v[2 * n + i / 2]);
-      d[n][i] = fmaf(-G[n][i % 2], x[n][i], v_i);
+      d[n][i] = fmaf(-decay_in[n][i % 2], x[n][i], v_i);
     }
   }
   split(high_part, low_part, d[0], d[1]);
@@ -234,11 +236,11 @@ __device__ __forceinline__ void step(float (&s)[K / 8 / SPLIT][4], char* tile, c
   }
 
   // S' before o: the next block waits for it
-  const float G_end = reinterpret_cast<const float*>(made + L::DECAYS)[BLOCK - 1];
-  float to_go[2][4];
+  const float decay_block = reinterpret_cast<const float*>(made + L::DECAYS)[BLOCK - 1];
+  float decayed[2][4];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) to_go[i / 4][i % 4] = d[i / 4][i % 4] * to_end[i / 4][i % 2];
-  rounded(high_part, to_go[0], to_go[1]);
+  for (int i = 0; i < 8; ++i) decayed[i / 4][i % 4] = d[i / 4][i % 4] * decay_out[i / 4][i % 2];
+  rounded(high_part, decayed[0], decayed[1]);
 #pragma unroll
   for (int j = 0; j < STEPS; ++j) {
     load_transposed(b, keys + row_t * L::ROW + column_t + j * 32);
@@ -246,7 +248,7 @@ __device__ __forceinline__ void step(float (&s)[K / 8 / SPLIT][4], char* tile, c
     for (int n = 0; n < 2; ++n) {
       float(&into)[4] = s[2 * j + n];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) into[i] *= G_end;
+      for (int i = 0; i < 4; ++i) into[i] *= decay_block;
       multiply_add(into, high_part, b[2 * n], b[2 * n + 1]);
     }
   }
@@ -257,7 +259,7 @@ __device__ __forceinline__ void step(float (&s)[K / 8 / SPLIT][4], char* tile, c
 #pragma unroll
   for (int n = 0; n < 2 / SPLIT; ++n) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) y[n][i] *= scale * (part ? G[1][i % 2] : G[n][i % 2]);
+    for (int i = 0; i < 4; ++i) y[n][i] *= scale * (part ? decay_in[1][i % 2] : decay_in[n][i % 2]);
     multiply_add(y[n], high_part, b[2 * n], b[2 * n + 1]);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -274,15 +276,15 @@ __device__ __forceinline__ void advance(const Arguments& p, uint32_t number) {
   const uint32_t lane = threadIdx.x % 32, warp = number / SPLIT, part = SPLIT == 2 ? number % 2 : 0;
   const auto state_at = [](uint32_t thread) {  // its first element: row g, column 2t of its warp's
     const uint32_t number = thread / 32, row = number / SPLIT * ROWS + thread % 32 / 4;
-    const uint32_t column = number % SPLIT * (K / SPLIT) + thread % 4 * 2;
-    return static_cast<uint64_t>(blockIdx.x) * (WARPS * ROWS * K) + row * K + column;
+    const uint32_t column = number % SPLIT * (K_DIM / SPLIT) + thread % 4 * 2;
+    return static_cast<uint64_t>(blockIdx.x) * (WARPS * ROWS * K_DIM) + row * K_DIM + column;
   };
   const float* const from = p.state + state_at(threadIdx.x);
-  float s[K / 8 / SPLIT][4];
+  float s[K_DIM / 8 / SPLIT][4];
 #pragma unroll
-  for (int i = 0; i < K / 4 / SPLIT; ++i) {
+  for (int i = 0; i < K_DIM / 4 / SPLIT; ++i) {
     uint32_t w[2];
-    load<8, LOAD_PLAIN>(w, from + i % 2 * 8 * K + i / 2 * 8);
+    load<8, LOAD_PLAIN>(w, from + i % 2 * 8 * K_DIM + i / 2 * 8);
     s[i / 2][i % 2 * 2] = __uint_as_float(w[0]), s[i / 2][i % 2 * 2 + 1] = __uint_as_float(w[1]);
   }
 
@@ -292,7 +294,7 @@ __device__ __forceinline__ void advance(const Arguments& p, uint32_t number) {
   // its 16 bytes of a token's output: a token has two lanes
   const uint32_t token = part * 8 + lane / 2, half = lane % 2;
   const int last = lane < 32 / SPLIT ? place.length : 0;
-  __nv_bfloat16* output = p.output + ((place.first + token) * p.HV + place.value_head) * V + place.row + warp * ROWS + half * 8;
+  __nv_bfloat16* output = p.output + ((place.first + token) * p.HV + place.value_head) * V_DIM + place.row + warp * ROWS + half * 8;
   char* const of_pair = memory + L::TOLD_AT + warp * (2 * L::TOLD);
   int block = 0;
 #pragma unroll 1
@@ -308,15 +310,15 @@ __device__ __forceinline__ void advance(const Arguments& p, uint32_t number) {
       __syncwarp();
       const uint4 o = *reinterpret_cast<const uint4*>(tile + L::V_AT + token * L::V_ROW + (warp * ROWS + half * 8) * 2);
       if (block * BLOCK + static_cast<int>(token) < last) *reinterpret_cast<uint4*>(output) = o;
-      output += static_cast<int64_t>(BLOCK) * p.HV * V;
+      output += static_cast<int64_t>(BLOCK) * p.HV * V_DIM;
     }
     Barrier(barriers + L::DONE_AT).arrive(lane);
   }
   float* const to = p.new_state + state_at(thread_again());
 #pragma unroll
-  for (int i = 0; i < K / 4 / SPLIT; ++i) {
+  for (int i = 0; i < K_DIM / 4 / SPLIT; ++i) {
     const uint32_t w[2] = {__float_as_uint(s[i / 2][i % 2 * 2]), __float_as_uint(s[i / 2][i % 2 * 2 + 1])};
-    store<8, STORE_PLAIN>(to + i % 2 * 8 * K + i / 2 * 8, w);
+    store<8, STORE_PLAIN>(to + i % 2 * 8 * K_DIM + i / 2 * 8, w);
   }
 }
 
@@ -327,9 +329,9 @@ __device__ __forceinline__ void fetch(const Arguments& p, const Place<WARPS>& pl
   const int64_t token = place.first + static_cast<int64_t>(block) * BLOCK;
   {
     const uint32_t row = lane / 16, column = lane % 16;
-    const int64_t from = ((token + row) * p.H + place.head) * K + column * 8;
+    const int64_t from = ((token + row) * p.H + place.head) * K_DIM + column * 8;
     const __nv_bfloat16 *k = p.k + from, *q = p.q + from;
-    const uint32_t to = tile + row * L::ROW + column * 16, stride = 2 * K * p.H;
+    const uint32_t to = tile + row * L::ROW + column * 16, stride = 2 * K_DIM * p.H;
     const int mine = left - static_cast<int>(row);
 #pragma unroll
     for (int i = 0; i < BLOCK; ++i) {
@@ -340,8 +342,8 @@ __device__ __forceinline__ void fetch(const Arguments& p, const Place<WARPS>& pl
   }
   const uint32_t row = lane / (2 * WARPS), column = lane % (2 * WARPS);
   constexpr int EACH = 16 / WARPS;  // rows
-  const __nv_bfloat16* v = p.v + ((token + row) * p.HV + place.value_head) * V + place.row + column * 8;
-  const uint32_t to = tile + L::V_AT + row * L::V_ROW + column * 16, stride = EACH * V * p.HV;
+  const __nv_bfloat16* v = p.v + ((token + row) * p.HV + place.value_head) * V_DIM + place.row + column * 8;
+  const uint32_t to = tile + L::V_AT + row * L::V_ROW + column * 16, stride = EACH * V_DIM * p.HV;
   const int mine = left - static_cast<int>(row);
 #pragma unroll
   for (int i = 0; i < 2 * WARPS; ++i) {
@@ -350,13 +352,13 @@ __device__ __forceinline__ void fetch(const Arguments& p, const Place<WARPS>& pl
   }
 }
 
-// From two blocks' k and q, and log2 g and beta of each lane's token: T, M, G_t and G_15,s. The first 16 lanes have the
+// From two blocks' k and q, and log2 g and beta of each lane's token: T, M, e^(G_t) and e^(G_15 - G_s). The first 16 lanes have the
 // first block's tokens.
 template <typename L>
 __device__ __forceinline__ void make(const char* tiles, char* both_made, float* own, uint32_t lane, float log2_g, float beta,
                                      float scale, int blocks) {
   const uint32_t g = lane / 4, t = lane % 4, token = lane % 16, half = lane / 16;
-  float sum = log2_g;  // log2 of G_t
+  float sum = log2_g;  // G_t, of log2
 #pragma unroll
   for (uint32_t m = 1; m < BLOCK; m *= 2) {
     const float before = __shfl_sync(0xffffffffu, sum, (token - m) % 16, 16);
@@ -377,7 +379,7 @@ __device__ __forceinline__ void make(const char* tiles, char* both_made, float* 
     const uint32_t left_at = tile + lane % 16 * L::ROW + lane / 16 * 16;
     float kk[2][2][4] = {}, qk[2][2][4] = {};  // k.k and q.k of all pairs
 #pragma unroll
-    for (int j = 0; j < K / 16; ++j)
+    for (int j = 0; j < K_DIM / 16; ++j)
 #pragma unroll
       for (int of = 0; of < COUNT; ++of) {
         uint32_t keys[4], k[4], q[4];
@@ -399,9 +401,9 @@ __device__ __forceinline__ void make(const char* tiles, char* both_made, float* 
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const uint32_t column = 8 * n + 2 * t + i;
-            const float G_ts = exp2_approx(sum_t - __shfl_sync(0xffffffffu, sum, first + column));
-            of_T[i] = column < row ? beta_t * G_ts * kk[of][n][2 * h + i] : 0.f;
-            of_M[i] = column <= row ? scale * G_ts * qk[of][n][2 * h + i] : 0.f;
+            const float decay_ts = exp2_approx(sum_t - __shfl_sync(0xffffffffu, sum, first + column));
+            of_T[i] = column < row ? beta_t * decay_ts * kk[of][n][2 * h + i] : 0.f;
+            of_M[i] = column <= row ? scale * decay_ts * qk[of][n][2 * h + i] : 0.f;
           }
           *reinterpret_cast<float2*>(A + row * L::A_ROW + 8 * n + 2 * t) = make_float2(of_T[0], of_T[1]);
           *reinterpret_cast<uint32_t*>(M + row * L::SMALL_ROW + (8 * n + 2 * t) * 2) = rounded(of_M[0], of_M[1]);
@@ -413,7 +415,7 @@ __device__ __forceinline__ void make(const char* tiles, char* both_made, float* 
   else products(std::integral_constant<int, 1>{});
   __syncwarp();
 
-  // T (1 + A) = 1 from the last column to the first, row t of T in lane t; then T diag(beta)
+  // T (I + A) = I from the last column to the first, row t of T in lane t; then T diag(beta)
   const float* const A = own + half * (L::OWN / 4);
   float row[BLOCK];
 #pragma unroll

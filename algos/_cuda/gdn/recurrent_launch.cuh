@@ -25,7 +25,7 @@ static void launch_recurrent(const Arguments& p, int64_t heads, int device, cuda
     TVM_FFI_CHECK_CUDA_ERROR(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::BYTES));
     if (kept) asked[device].store(true, std::memory_order_relaxed);
   }
-  kernel<<<static_cast<uint32_t>(heads * (V / (WARPS * ROWS))), L::THREADS, L::BYTES, stream>>>(p);
+  kernel<<<static_cast<uint32_t>(heads * (V_DIM / (WARPS * ROWS))), L::THREADS, L::BYTES, stream>>>(p);
   TVM_FFI_CHECK_CUDA_ERROR(cudaGetLastError());
 }
 

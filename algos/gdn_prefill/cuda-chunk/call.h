@@ -9,23 +9,23 @@ struct __nv_bfloat16;
 
 namespace gdn {
 
-constexpr int D = 128;           // K = V
+constexpr int HEAD_DIM = 128;    // of q, k and v
 
 struct Call {
-  const __nv_bfloat16* q;        // [T, H, 128]
-  const __nv_bfloat16* k;        // [T, H, 128]
-  const __nv_bfloat16* v;        // [T, HV, 128]
+  const __nv_bfloat16* q;        // [num_tokens, H, 128]
+  const __nv_bfloat16* k;        // [num_tokens, H, 128]
+  const __nv_bfloat16* v;        // [num_tokens, HV, 128]
   const float* state;            // [N, HV, 128, 128], k-last
   const float* A_log;            // [HV]
-  const __nv_bfloat16* a;        // [T, HV]
+  const __nv_bfloat16* a;        // [num_tokens, HV]
   const float* dt_bias;          // [HV]
-  const __nv_bfloat16* b;        // [T, HV]
+  const __nv_bfloat16* b;        // [num_tokens, HV]
   const int64_t* cu_seqlens;     // [N + 1]
-  __nv_bfloat16* output;         // [T, HV, 128]
+  __nv_bfloat16* output;         // [num_tokens, HV, 128]
   float* new_state;              // like state, and may be state itself
   float scale;
   int H, HV, N;
-  int64_t T;
+  int64_t num_tokens;
 };
 
 // Memory of the device until the call's launches are queued, by the binding, which knows the caller's allocator.

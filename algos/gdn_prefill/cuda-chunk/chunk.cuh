@@ -1,8 +1,29 @@
 // What the kernels of cuda-chunk share: the problem, the cut into chunks, the layouts in shared memory and in between.
 //
 // A chunk is 64 tokens of one sequence. Chunk i of sequence n has number cu_seqlens[n] / 64 + n + i: that is read off on the
-// device without a sum over sequences, no two chunks have the same, and there are at most T / 64 + N numbers. What is past
+// device without a sum over sequences, no two chunks have the same, and there are at most num_tokens / 64 + N numbers. What is past
 // the end of a sequence counts as tokens with k = q = v = 0 and no decay, which leave the state as it is.
+//
+// One letter, one meaning, in all files here; the letters are those of pt-chunk's equations. C = 64 (CHUNK), s and t count its
+// tokens.
+//
+//   letter     shape       what
+//   N, H, HV               sequences, query/key heads, value heads
+//   Q, K, V    [C, 128]    a chunk's rows of q, k, v
+//   S          [128, 128]  the state, a row for each column of V (so `rows of V` in comments are rows of S); S' behind the chunk
+//   G          [C]         G_t = log g_1 + ... + log g_t; in memory of log2
+//   beta       [C]
+//   A          [C, C]      A_ts = beta_t e^(G_t - G_s) k_t.k_s for s < t, else 0
+//   T          [C, C]      (I + A)^-1; stored without the ones on its diagonal, as T - I
+//   M          [C, C]      M_ts = scale e^(G_t - G_s) q_t.k_s for s <= t, else 0; pt-chunk's times scale
+//   R          [C, 128]    beta (V - e^G K S^T), the right-hand side of (I + A) D = R
+//   D          [C, 128]    T R, what a chunk's tokens write to the state; pt-chunk's U - W S^T
+//   O          [C, 128]    the outputs
+//   Phi, L     [128, 128]  of a segment: S' = S Phi + L (context_parallel.cuh)
+//
+// Sizes have names: num_tokens of all sequences, HEAD_DIM of q, k and v. In code, g and t are a lane's row and column pair in a
+// fragment, lane / 4 and lane % 4 (the PTX ISA's groupID and threadID_in_group); d is the accumulator of a product. A `piece`
+// is 16 bytes of a row, which the swizzle moves as one and a lane copies at once.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -24,29 +45,29 @@ struct Prefill : Call {
   float* ends;                   // [numbers of segments, HV, 128, 128]; see context_parallel.cuh
   float* transfers;              // the same
   int segment;                   // chunks of a segment; 0: a sequence is one
-  int ctas;                      // that walk what is in the plan
-  Plan* plan;                    // of what is walked in order of length; see tile_scheduler.cuh
+  int ctas;                      // that share the plan's work tiles
+  Plan* plan;                    // work tiles in order of length; see tile_scheduler.cuh
 
   // Sequence n has the tokens from its border to the next. Whatever cu_seqlens holds, no memory but the tensors' is touched.
   // q of 2^31 tokens would be 512 GiB. The first and the last are known without a look: one sequence waits for none.
   __device__ __forceinline__ int border(int n) const {
     if (n == 0) return 0;
-    if (n == N) return static_cast<int>(T);
+    if (n == N) return static_cast<int>(num_tokens);
     const int64_t x = cu_seqlens[n];
-    return static_cast<int>(x < 0 ? 0 : x < T ? x : T);
+    return static_cast<int>(x < 0 ? 0 : x < num_tokens ? x : num_tokens);
   }
 };
 
-// What the chunks' own tokens say, made for all chunks at once (intra_chunk.cuh) and used one after the other (inter_chunk_sm80.cuh), as
-// matrix instructions and bulk copies of sm_90 take it: rows of 128 bytes, their eight pieces of 16 bytes swapped by the
-// "128-byte swizzle", at a multiple of 1024 bytes. Above the diagonal stand zeros, but for T's upper right quarter, which is
-// not to be read: the gates lie there. T's diagonal of ones is left out: sums of T R begin with R itself, which is then
-// rounded for what stands below the diagonal alone. With G_t the sum of log g up to token t of the chunk:
+// What the chunks' own tokens say, made for all chunks at once (intra_chunk_*.cuh) and used one after the other
+// (inter_chunk_*.cuh), as wgmma and TMA take it: rows of 128 bytes, their eight pieces of 16 bytes permuted by the 128-byte
+// swizzle, at a multiple of 1024 bytes. Above the diagonal stand zeros, but for T's upper right quarter, which is not to be read:
+// the gates lie there. T's diagonal of ones is left out: sums of T R begin with R itself, which is then rounded for what stands
+// below the diagonal alone.
 enum Gate {
   IN,    // e^(G_t): what is left of the state before the chunk
   OUT,   // e^(G_C - G_t): what is left of token t behind the chunk; IN of the last token is e^(G_C)
   BETA,
-  SUM,   // G_t itself, of log2: for M beside the walk (inter_chunk_sm90.cuh)
+  SUM,   // G_t itself, of log2: for the maker of M (inter_chunk_sm90.cuh)
 };
 __host__ __device__ constexpr int in_matrix(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
 __host__ __device__ constexpr int gate_at(int which, int token) {
@@ -54,8 +75,8 @@ __host__ __device__ constexpr int gate_at(int which, int token) {
 }
 constexpr int MATRIX = CHUNK * CHUNK * 2;  // bytes
 struct Prepared {
-  char T[MATRIX];  // (I + A)^-1 - I, A_ts = beta_t e^(G_t - G_s) k_t.k_s for s < t; bf16. And the gates, float
-  char M[MATRIX];  // scale e^(G_t - G_s) q_t.k_s for s <= t; bf16
+  char T[MATRIX];  // T - I, bf16; and the gates, float
+  char M[MATRIX];  // bf16
   __device__ __forceinline__ const float* gate(int which, int token) const {
     return reinterpret_cast<const float*>(T + gate_at(which, token));  // as far as a multiple of 4 tokens
   }
@@ -68,8 +89,8 @@ __host__ __device__ constexpr int in_tile(int row, int piece) {
   const int turn = PIECES >= 8 ? row & 7 : row / (8 / PIECES) & (PIECES - 1);
   return (row * PIECES + (piece ^ turn)) * 16;
 }
-constexpr int D_PIECES = D * 2 / 16;            // of a row of q or k
-constexpr int D_TILE = CHUNK * D * 2;           // bytes
+constexpr int QK_PIECES = HEAD_DIM * 2 / 16;            // of a row of q or k
+constexpr int QK_TILE = CHUNK * HEAD_DIM * 2;           // bytes
 
 // Which sequence has number `number`, where sequence n has cu_seqlens[n] / unit + EACH n and those behind it, with EACH = 1 at
 // least one: each warp for itself, 32 candidates at a time.
@@ -85,7 +106,8 @@ __device__ __forceinline__ int sequence_of(const Prefill& p, int number, int uni
   return low;
 }
 
-// The segment of a sequence and value head that a CTA walks: all of a sequence, or what blockIdx.z counts (context_parallel.cuh).
+// The segment of a sequence and value head whose chunks a CTA goes through: all of a sequence, or what blockIdx.z counts
+// (context_parallel.cuh).
 struct Segment {
   const Prefill& p;
   int hv, h, n, count;             // value head, head, sequence, how many chunks
@@ -94,7 +116,7 @@ struct Segment {
   int before;                      // the slot of `ends` that has the state before it; less than 0: state has
   int first, tokens, number;       // its first token, how many, the number of its first chunk
 
-  // Asked by all lanes of a warp.
+  // By all lanes of a warp.
   __device__ __forceinline__ Segment(const Prefill& p_, int hv_) : Segment(p_, hv_, blockIdx.z) {}
   __device__ __forceinline__ Segment(const Prefill& p_, int hv_, int slot_)
       : p(p_), hv(hv_), h(hv_ / (p_.HV / p_.H)), slot(slot_) {
@@ -117,7 +139,7 @@ struct Segment {
         before(-1), first(first_), tokens(tokens_), number(first_ / CHUNK + n_) {}
   __device__ __forceinline__ bool there() const { return tokens >= 0; }
   // Of this value head, number `i` of states or of what is like them.
-  __device__ __forceinline__ int64_t state_at(int i) const { return (static_cast<int64_t>(i) * p.HV + hv) * D * D; }
+  __device__ __forceinline__ int64_t state_at(int i) const { return (static_cast<int64_t>(i) * p.HV + hv) * HEAD_DIM * HEAD_DIM; }
   // The state before the sequence; where the one before the segment is, and where the one behind the last goes.
   __device__ __forceinline__ const float* original() const { return p.state + state_at(n); }
   __device__ __forceinline__ const float* start() const { return before < 0 ? original() : p.ends + state_at(before); }
@@ -160,7 +182,7 @@ __device__ __forceinline__ void left_parts(uint32_t (&high)[4], uint32_t (&low)[
 
 // Rows of 128 elements into a tile: row r of `from` + r * stride elements, zeros from row `count` on.
 template <int PIECES>
-__device__ __forceinline__ void tma_load_tile(uint32_t to, const __nv_bfloat16* from, int64_t stride, int count, int thread,
+__device__ __forceinline__ void copy_tile(uint32_t to, const __nv_bfloat16* from, int64_t stride, int count, int thread,
                                           int threads) {
 #pragma unroll 1
   for (int i = thread; i < CHUNK * PIECES; i += threads) {

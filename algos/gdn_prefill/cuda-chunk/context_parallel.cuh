@@ -1,11 +1,12 @@
-// Long sequences of few heads, exactly: a sequence is cut into segments of `segment` chunks that run side by side (context parallelism).
+// Context parallelism for long sequences of few heads, exact: a sequence is cut into segments of `segment` chunks that run side
+// by side.
 //
-// What a segment does to the state before it is S' = S Phi + L. Two launches between preparation and outputs make that known:
-// gdn_prefill_transfer walks all segments but a sequence's last: the first from the sequence's state, which gives the state
-// behind it, the others from S = 0 with their values, which gives L, and from S = I without them, which gives Phi.
-// gdn_prefill_scan then goes from segment to segment and leaves the state behind each of them where L was, for the walk that
-// makes the outputs to start from. Products of Phi are of bf16 in two parts; it is left behind as such, in the order in which
-// scan's lanes take it. A sequence of one segment has no part in this.
+// What a segment does to the state before it is S' = S Phi + L. Two launches between the intra-chunk and the inter-chunk kernel
+// make Phi and L known. gdn_prefill_transfer_sm80 (or _sm90) goes through all segments but a sequence's last: the first from the
+// sequence's state, which gives the state behind it, the others from S = 0 with their values, which gives L, and from S = I
+// without them, which gives Phi. gdn_prefill_scan then goes from segment to segment and leaves the state behind each of them
+// where L was, for the inter-chunk kernel to start from. Products of Phi are of bf16 in two parts; it is left behind as such, in
+// the order in which scan's lanes take it. A sequence of one segment has no part in this.
 #pragma once
 
 #include "inter_chunk_sm80_split.cuh"
@@ -37,8 +38,8 @@ __device__ __forceinline__ void begin_transfer(float (&S)[16][4], const Segment&
 
 // grid (2 * 8 / WARPS, HV, numbers of segments): the first half makes L, the second Phi.
 template <int WARPS, int STAGES>
-__global__ void __launch_bounds__(WARPS * 32) gdn_prefill_transfer(const __grid_constant__ Prefill p) {
-  constexpr int HALF = D / 16 / WARPS;
+__global__ void __launch_bounds__(WARPS * 32) gdn_prefill_transfer_sm80(const __grid_constant__ Prefill p) {
+  constexpr int HALF = HEAD_DIM / 16 / WARPS;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, hv = blockIdx.y;
   const bool values = blockIdx.x < HALF;
   const int v0 = static_cast<int>(blockIdx.x) % HALF * WARPS * 16;

@@ -5,12 +5,12 @@
 
 namespace gdn {
 
-// 16 rows of S for a CTA, 32 columns of those for a warp. Of Phi a warp takes what makes its columns, two of the eight k-steps
-// (a quarter) at a time. It begins with the two of its own columns, whose S it has in registers while the others' comes
-// through shared memory. Phi does not depend on S: each lane has a ring of what it takes itself, so no barrier is needed for it.
-// Not registers: all loads that are under way where a loop goes back count as one, and the first product waits for the last.
+// 16 rows of S for a CTA, 32 columns of those for a warp. Of Phi a warp takes what makes its columns, two of the eight k-steps (a
+// quarter) at a time. It begins with the two of its own columns, whose S it has in registers while the others' comes through
+// shared memory. Phi does not depend on S: each lane has a circular buffer of what it takes itself, so no barrier is needed for
+// it. Not registers: all loads that are under way where a loop goes back count as one, and the first product waits for the last.
 constexpr int SCAN_THREADS = 128;
-constexpr int SCAN_AHEAD = 2;  // steps that Phi and L are asked for ahead, 72 KB each: L2 wants 64 KB under way
+constexpr int SCAN_AHEAD = 2;  // steps that Phi and L are loaded ahead, 72 KB each: L2 wants 64 KB under way
 struct ScanShared {
   uint4 phi[SCAN_AHEAD][4][2][4][SCAN_THREADS];  // [quarter][k-step][n-tile]
   float L[SCAN_AHEAD][4][16][32];                // a warp's
@@ -28,16 +28,16 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) gdn_prefill_scan(const __grid
   const int unit = p.segment * CHUNK, begin = p.border(n);
   const int first = begin / unit + n, steps = (p.border(n + 1) - begin + unit - 1) / unit - 1;
   if (steps < 1) return;
-  const int64_t stride = static_cast<int64_t>(p.HV) * D * D, at = first * stride + hv * D * D;
+  const int64_t stride = static_cast<int64_t>(p.HV) * HEAD_DIM * HEAD_DIM, at = first * stride + hv * HEAD_DIM * HEAD_DIM;
   float* end = p.ends + at;  // the state behind the first; of the others L, and then the state
   float S[4][4], original[4][4];
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     load_state(S[j], end, row, warp * 4 + j, lane);
-    load_state(original[j], p.state + (static_cast<int64_t>(n) * p.HV + hv) * D * D, row, warp * 4 + j, lane);
+    load_state(original[j], p.state + (static_cast<int64_t>(n) * p.HV + hv) * HEAD_DIM * HEAD_DIM, row, warp * 4 + j, lane);
   }
-  // For the first segment, in the place of the last, which nothing stands behind: new_state may be state, and the walk's CTA that
-  // writes it could be done before the one that reads it begins.
+  // For the first segment, in the place of the last, which nothing stands behind: new_state may be state, and the inter-chunk CTA
+  // that writes it could be done before the one that reads it begins.
   const auto keep = [&] {
 #pragma unroll
     for (int j = 0; j < 4; ++j) store_state(end + (steps - 1) * stride, original[j], row, warp * 4 + j, lane);
@@ -46,9 +46,9 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) gdn_prefill_scan(const __grid
   if (steps == 1) return keep();
 
   const uint4* transfer = reinterpret_cast<const uint4*>(p.transfers + at + stride) + warp * 4 * 32 + lane;
-  const float* addend = end + (row + lane / 8) * D + warp * 32 + lane % 8 * 4;
+  const float* addend = end + (row + lane / 8) * HEAD_DIM + warp * 32 + lane % 8 * 4;
   // One k-step of a quarter of what step `step` takes, at which `transfer` and `addend` stand; with its last one L.
-  const auto ask = [&](int step, int quarter, int k) {
+  const auto load = [&](int step, int quarter, int k) {
     if (step < steps) {
       const uint32_t to = shared_address(&s.phi[step % SCAN_AHEAD][quarter][k][0][threadIdx.x]);
       const uint4* const from = transfer + ((warp + quarter) % 4 * 2 + k) * 16 * 32;
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) gdn_prefill_scan(const __grid
       if (quarter == 3 && k == 1) {
         const uint32_t L = shared_address(&s.L[step % SCAN_AHEAD][warp][lane / 8][s.piece_of(lane / 8, lane % 8)]);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) copy16(L + i * 4 * 32 * 4, addend + i * 4 * D, true);
+        for (int i = 0; i < 4; ++i) copy16(L + i * 4 * 32 * 4, addend + i * 4 * HEAD_DIM, true);
         transfer += stride / 4, addend += stride;
       }
     }
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) gdn_prefill_scan(const __grid
   for (int step = 1; step <= SCAN_AHEAD; ++step)
 #pragma unroll
     for (int quarter = 0; quarter < 4; ++quarter) {
-      ask(step, quarter, 0), ask(step, quarter, 1);
+      load(step, quarter, 0), load(step, quarter, 1);
       if (step == 1 && quarter == 1) keep();  // it waits; and what loads there are stand in front of it
     }
 
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) gdn_prefill_scan(const __grid
 #pragma unroll
           for (int c = 0; c < 4; ++c)
             L[j][c] = s.L[step % SCAN_AHEAD][warp][g + c / 2 * 8][s.piece_of(g, 2 * j + t / 2) + t % 2 * 2 + c % 2];
-        __syncwarp();  // and has been taken when the next is asked for
+        __syncwarp();  // and has been taken when the next is loaded
       }
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) gdn_prefill_scan(const __grid
           multiply_add(sum[1][j], high[quarter % 2][k], b.z, b.w);
           multiply_add(sum[2][j], low[quarter % 2][k], b.x, b.y);
         }
-        ask(step + SCAN_AHEAD, quarter, k);
+        load(step + SCAN_AHEAD, quarter, k);
         if (quarter < 3 && k == 0) {  // S of the next quarter, behind half of the products that need nothing of the others
           if (quarter == 0) __syncthreads();
 #pragma unroll

@@ -1,4 +1,4 @@
-// From chunk to chunk: the state, and the outputs. For the state S [V, K] before a chunk and its tokens' rows of Q, K, V,
+// From chunk to chunk: the state, and the outputs. Letters: chunk.cuh. For the state S before a chunk,
 //
 //   R = beta (V - e^G K S^T),   D = R + (T - I) R,   O = scale e^G Q S^T + M D,   S' = e^(G_C) S + D^T (e^(G_C - G) K).
 //
@@ -6,6 +6,9 @@
 // so on): what one product leaves in its accumulators is, packed to bf16, what the next takes on its left. So between the
 // chunks there is no exchange between warps at all; those of a CTA share the chunk's tiles, which cp.async brings in while
 // the chunk before is worked on. S itself stays float.
+//
+// Steps, numbered as in docs/kernels/prefill-chunk.md: 6 load, 8 S K^T and S Q^T, 9 R, 10 D, 11 S', 12 O, 13 store. M (7) comes from the
+// intra-chunk kernel. 8 to 12 are done for 16 tokens at a time.
 #pragma once
 
 #include "chunk.cuh"
@@ -15,13 +18,13 @@ namespace gdn {
 // What a chunk takes, for 16 TILES rows of V.
 template <int TILES>
 struct Stage {
-  char k[D_TILE], q[D_TILE];
+  char k[QK_TILE], q[QK_TILE];
   char v[CHUNK * TILES * 32];      // and, when V has been read, the outputs
   Prepared prepared;
 };
 
 // A thread's pieces of a tile of 64 rows of PIECES pieces, one in every THREADS / PIECES rows: `to` and `from` are its first,
-// `step` the distance to its next in elements. Straight-line code: what is asked for stands in every chunk's chain.
+// `step` the distance to its next in elements. Straight-line code: the loads of a chunk stand in the chain of the one before.
 template <int PIECES, int THREADS>
 __device__ __forceinline__ void copy_pieces(uint32_t to, const __nv_bfloat16* from, int64_t step) {
   constexpr int ROWS = THREADS / PIECES;
@@ -43,7 +46,7 @@ __device__ __forceinline__ void copy_matrix(uint32_t to, const char* from, int t
   }
 }
 
-// The chunks of one segment of a sequence and value head, for 16 TILES rows of V from v0 on, asked for STAGES - 1 chunks
+// The chunks of one segment of a sequence and value head, for 16 TILES rows of V from v0 on, loaded STAGES - 1 chunks
 // ahead. Without OUTPUTS, without what only these take.
 template <int TILES, int STAGES, int THREADS, bool OUTPUTS = true>
 struct Chunks : Segment {
@@ -53,28 +56,28 @@ struct Chunks : Segment {
   __device__ __forceinline__ Chunks(char* memory, const Prefill& p_, int hv_, int v0_)
       : Segment(p_, hv_), stages(reinterpret_cast<Stage<TILES>*>(memory)), v0(v0_) {}
 
-  __device__ __forceinline__ void ask(int chunk) {
+  __device__ __forceinline__ void load(int chunk) {
     if (chunk < count) {
       const int thread = thread_again();  // no address waits in a register
       Stage<TILES>& stage = stages[chunk % STAGES];
-      const int64_t stride = static_cast<int64_t>(p.H) * D, v_stride = static_cast<int64_t>(p.HV) * D;
+      const int64_t stride = static_cast<int64_t>(p.H) * HEAD_DIM, v_stride = static_cast<int64_t>(p.HV) * HEAD_DIM;
       const uint32_t k_tile = shared_address(stage.k), q_tile = shared_address(stage.q), v_tile = shared_address(stage.v);
       const int64_t done = static_cast<int64_t>(chunk) * CHUNK, left = tokens - done;
-      const int64_t from = ((first + done) * p.H + h) * D, v_from = ((first + done) * p.HV + hv) * D + v0;
+      const int64_t from = ((first + done) * p.H + h) * HEAD_DIM, v_from = ((first + done) * p.HV + hv) * HEAD_DIM + v0;
       if (left >= CHUNK) {
-        constexpr int ROWS = THREADS / D_PIECES, V_PIECES = TILES * 2, V_ROWS = THREADS / V_PIECES;
-        const int at = in_tile<D_PIECES>(thread / D_PIECES, thread % D_PIECES);
-        const int64_t own = from + thread / D_PIECES * stride + thread % D_PIECES * 8;
-        copy_pieces<D_PIECES, THREADS>(k_tile + at, p.k + own, ROWS * stride);
-        if constexpr (OUTPUTS) copy_pieces<D_PIECES, THREADS>(q_tile + at, p.q + own, ROWS * stride);
+        constexpr int ROWS = THREADS / QK_PIECES, V_PIECES = TILES * 2, V_ROWS = THREADS / V_PIECES;
+        const int at = in_tile<QK_PIECES>(thread / QK_PIECES, thread % QK_PIECES);
+        const int64_t own = from + thread / QK_PIECES * stride + thread % QK_PIECES * 8;
+        copy_pieces<QK_PIECES, THREADS>(k_tile + at, p.k + own, ROWS * stride);
+        if constexpr (OUTPUTS) copy_pieces<QK_PIECES, THREADS>(q_tile + at, p.q + own, ROWS * stride);
         copy_pieces<V_PIECES, THREADS>(v_tile + in_tile<V_PIECES>(thread / V_PIECES, thread % V_PIECES),
                                        p.v + v_from + thread / V_PIECES * v_stride + thread % V_PIECES * 8,
                                        V_ROWS * v_stride);
       } else {  // the last of a sequence
         const int rows = static_cast<int>(left);
-        tma_load_tile<D_PIECES>(k_tile, p.k + from, stride, rows, thread, THREADS);
-        if constexpr (OUTPUTS) tma_load_tile<D_PIECES>(q_tile, p.q + from, stride, rows, thread, THREADS);
-        tma_load_tile<TILES * 2>(v_tile, p.v + v_from, v_stride, rows, thread, THREADS);
+        copy_tile<QK_PIECES>(k_tile, p.k + from, stride, rows, thread, THREADS);
+        if constexpr (OUTPUTS) copy_tile<QK_PIECES>(q_tile, p.q + from, stride, rows, thread, THREADS);
+        copy_tile<TILES * 2>(v_tile, p.v + v_from, v_stride, rows, thread, THREADS);
       }
       const char* const prepared = p.prepared + (static_cast<int64_t>(number + chunk) * p.HV + hv) * sizeof(Prepared);
       copy_matrix<THREADS, true>(shared_address(stage.prepared.T), prepared, thread);
@@ -84,21 +87,21 @@ struct Chunks : Segment {
   }
   __device__ __forceinline__ void begin() {
 #pragma unroll 1
-    for (int chunk = 0; chunk < STAGES - 1; ++chunk) ask(chunk);
+    for (int chunk = 0; chunk < STAGES - 1; ++chunk) load(chunk);
   }
   // This chunk, when it is there; all warps have left the one before it behind.
   __device__ __forceinline__ Stage<TILES>& next(int chunk) {
     wait_for_copies<STAGES - 2>();
     __syncthreads();
-    ask(chunk + STAGES - 1);
+    load(chunk + STAGES - 1);
     return stages[chunk % STAGES];
   }
   // Row `token` of the chunk's outputs, 8 columns of it.
-  __device__ __forceinline__ void put(const Stage<TILES>& stage, int chunk, int token, int piece) const {
+  __device__ __forceinline__ void store(const Stage<TILES>& stage, int chunk, int token, int piece) const {
     const int64_t at = static_cast<int64_t>(chunk) * CHUNK + token;
     if (at < tokens) {
       const uint4 words = *reinterpret_cast<const uint4*>(stage.v + in_tile<TILES * 2>(token, piece));
-      *reinterpret_cast<uint4*>(p.output + ((first + at) * p.HV + hv) * D + v0 + piece * 8) = words;
+      *reinterpret_cast<uint4*>(p.output + ((first + at) * p.HV + hv) * HEAD_DIM + v0 + piece * 8) = words;
     }
   }
 };
@@ -111,7 +114,7 @@ __device__ __forceinline__ void state_times(float (&d)[2][4], const uint32_t (&S
 #pragma unroll
   for (int step = 0; step < 8; ++step) {
     uint32_t right[4];
-    load_matrices(right, tile + in_tile<D_PIECES>(row + lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2));
+    load_matrices(right, tile + in_tile<QK_PIECES>(row + lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2));
     multiply_add(sum[step % CHAINS][0], S[step], right[0], right[1]);
     multiply_add(sum[step % CHAINS][1], S[step], right[2], right[3]);
   }
@@ -128,7 +131,7 @@ __device__ __forceinline__ void state_times_two(float (&d)[2][4], float (&d2)[2]
                                                 uint32_t tile2, int row, int lane) {
 #pragma unroll
   for (int step = 0; step < 8; ++step) {
-    const int at = in_tile<D_PIECES>(row + lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2);
+    const int at = in_tile<QK_PIECES>(row + lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2);
     uint32_t right[4], right2[4];
     load_matrices(right, tile + at), load_matrices(right2, tile2 + at);
     multiply_add(d[0], S[step], right[0], right[1]), multiply_add(d[1], S[step], right[2], right[3]);
@@ -148,7 +151,7 @@ __device__ __forceinline__ void block_times(float (&d)[2][4], const uint32_t (&X
 __device__ __forceinline__ void keys_times(float (&S0)[4], float (&S1)[4], const uint32_t (&X)[4], uint32_t k_tile, int row,
                                            int j, int lane) {
   uint32_t right[4];
-  load_transposed(right, k_tile + in_tile<D_PIECES>(row + lane / 8 % 2 * 8 + lane % 8, j + lane / 16));
+  load_transposed(right, k_tile + in_tile<QK_PIECES>(row + lane / 8 % 2 * 8 + lane % 8, j + lane / 16));
   multiply_add(S0, X, right[0], right[1]);
   multiply_add(S1, X, right[2], right[3]);
 }
@@ -180,7 +183,7 @@ __device__ __forceinline__ void rest_of(float (&x)[2][4], const uint32_t (&v)[4]
 // Outputs of 16 rows of V and 16 tokens from `row` on into the tile, a token's columns side by side again. V of these is
 // read by this warp alone, and before.
 template <int PIECES>
-__device__ __forceinline__ void put_transposed(char* tile, const float (&o)[2][4], int row, int piece, int lane) {
+__device__ __forceinline__ void stage_transposed(char* tile, const float (&o)[2][4], int row, int piece, int lane) {
 #pragma unroll
   for (int e = 0; e < 2; ++e)
 #pragma unroll
@@ -190,9 +193,9 @@ __device__ __forceinline__ void put_transposed(char* tile, const float (&o)[2][4
     }
 }
 
-// Tokens 16 I to 16 I + 15 of a chunk, for the warp's 16 rows of V: R and D, what they add to the state, the outputs.
+// Tokens 16 BLOCK to 16 BLOCK + 15 of a chunk, for the warp's 16 rows of V: R and D, what they add to the state, the outputs.
 // `before` is the state in front of the chunk, S what has become of it so far. `values`: else V is zero.
-template <int WARPS, int I, bool OUTPUTS = true>
+template <int WARPS, int BLOCK, bool OUTPUTS = true>
 __device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&before)[8][4], float (&S)[16][4],
                                        uint32_t (&R)[4][4], uint32_t (&plain)[4][4], float scale, int warp, int lane,
                                        bool values = true) {
@@ -202,65 +205,70 @@ __device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&bef
   float in[2][2], out[2][2], beta[2][2];
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
-    const int token = I * 16 + e * 8 + 2 * t;
+    const int token = BLOCK * 16 + e * 8 + 2 * t;
     pair_of(in[e], stage.prepared.gate(IN, token)), pair_of(out[e], stage.prepared.gate(OUT, token));
     pair_of(beta[e], stage.prepared.gate(BETA, token));
   }
+  // 8. S K^T, S Q^T
   float x[2][4] = {}, o[2][4] = {};
-  if constexpr (OUTPUTS) state_times_two(x, o, before, k_tile, shared_address(stage.q), I * 16, lane);
-  else state_times<2>(x, before, k_tile, I * 16, lane);
+  if constexpr (OUTPUTS) state_times_two(x, o, before, k_tile, shared_address(stage.q), BLOCK * 16, lane);
+  else state_times<2>(x, before, k_tile, BLOCK * 16, lane);
+  // 9. R
   uint32_t v[4];
-  load_transposed(v, v_tile + in_tile<PIECES>(I * 16 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2));
+  load_transposed(v, v_tile + in_tile<PIECES>(BLOCK * 16 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2));
   if constexpr (!OUTPUTS)
 #pragma unroll
     for (int i = 0; i < 4; ++i) v[i] = values ? v[i] : 0;
   rest_of(x, v, in, beta);
-  as_left(R[I], x[0], x[1]);
+  as_left(R[BLOCK], x[0], x[1]);
 
+  // 10. D = R + (T - I) R
   float d[2][4] = {};
   const uint32_t T = shared_address(stage.prepared.T);
 #pragma unroll
-  for (int u = 0; u < I; ++u) block_times(d, R[u], T, I, u, lane);  // these wait for nothing of this block
+  for (int u = 0; u < BLOCK; ++u) block_times(d, R[u], T, BLOCK, u, lane);  // these wait for nothing of this block
 #pragma unroll
   for (int e = 0; e < 2; ++e)
 #pragma unroll
     for (int c = 0; c < 4; ++c) d[e][c] += x[e][c];
-  block_times(d, R[I], T, I, I, lane);
-  if constexpr (OUTPUTS) as_left(plain[I], d[0], d[1]);
+  block_times(d, R[BLOCK], T, BLOCK, BLOCK, lane);
+  if constexpr (OUTPUTS) as_left(plain[BLOCK], d[0], d[1]);
   scaled(d, out);
   uint32_t decayed[4];
   as_left(decayed, d[0], d[1]);
+  // 12. O = scale e^G Q S^T + M D
   if constexpr (OUTPUTS) {
 #pragma unroll
     for (int e = 0; e < 2; ++e)
 #pragma unroll
       for (int c = 0; c < 4; ++c) o[e][c] *= scale * in[e][c % 2];
 #pragma unroll
-    for (int u = 0; u <= I; ++u) block_times(o, plain[u], shared_address(stage.prepared.M), I, u, lane);
+    for (int u = 0; u <= BLOCK; ++u) block_times(o, plain[u], shared_address(stage.prepared.M), BLOCK, u, lane);
     __syncwarp();  // V has been read
-    put_transposed<PIECES>(stage.v, o, I * 16, warp * 2, lane);
+    stage_transposed<PIECES>(stage.v, o, BLOCK * 16, warp * 2, lane);
   }
+  // 11. S' = e^(G_C) S + D^T K: the product
 #pragma unroll
-  for (int j = 0; j < 16; j += 2) keys_times(S[j], S[j + 1], decayed, k_tile, I * 16, j, lane);
+  for (int j = 0; j < 16; j += 2) keys_times(S[j], S[j + 1], decayed, k_tile, BLOCK * 16, j, lane);
 }
 
 // The accumulators of eight columns from 8 j on, from a state [128, 128] or to it: rows g and g + 8 behind `row`.
 __device__ __forceinline__ void load_state(float (&S)[4], const float* state, int row, int j, int lane) {
-  const float* at = state + (row + lane / 4) * D + 8 * j + 2 * (lane % 4);
-  const float2 x = *reinterpret_cast<const float2*>(at), y = *reinterpret_cast<const float2*>(at + 8 * D);
+  const float* at = state + (row + lane / 4) * HEAD_DIM + 8 * j + 2 * (lane % 4);
+  const float2 x = *reinterpret_cast<const float2*>(at), y = *reinterpret_cast<const float2*>(at + 8 * HEAD_DIM);
   S[0] = x.x, S[1] = x.y, S[2] = y.x, S[3] = y.y;
 }
 __device__ __forceinline__ void store_state(float* state, const float (&S)[4], int row, int j, int lane) {
-  float* at = state + (row + lane / 4) * D + 8 * j + 2 * (lane % 4);
+  float* at = state + (row + lane / 4) * HEAD_DIM + 8 * j + 2 * (lane % 4);
   *reinterpret_cast<float2*>(at) = make_float2(S[0], S[1]);
-  *reinterpret_cast<float2*>(at + 8 * D) = make_float2(S[2], S[3]);
+  *reinterpret_cast<float2*>(at + 8 * HEAD_DIM) = make_float2(S[2], S[3]);
 }
 
 template <int WARPS, int STAGES>
 constexpr int state_shared() { return STAGES * sizeof(Stage<WARPS>); }
 
 template <int WARPS, int STAGES>
-__global__ void __launch_bounds__(WARPS * 32) gdn_prefill_state(const __grid_constant__ Prefill p) {
+__global__ void __launch_bounds__(WARPS * 32) gdn_prefill_inter_chunk_sm80(const __grid_constant__ Prefill p) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, v0 = blockIdx.x * WARPS * 16, hv = blockIdx.y;
   Chunks<WARPS, STAGES, WARPS * 32> chunks(shared_memory(), p, hv, v0);
   if (!chunks.there()) return;
@@ -273,12 +281,13 @@ __global__ void __launch_bounds__(WARPS * 32) gdn_prefill_state(const __grid_con
 
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks.count; ++chunk) {
-    Stage<WARPS>& stage = chunks.next(chunk);
+    Stage<WARPS>& stage = chunks.next(chunk);  // 6. Load a later one
     const int warp = thread_again() / 32, lane = thread_again() % 32;
     uint32_t before[8][4], R[4][4], plain[4][4];
     const float kept = *stage.prepared.gate(IN, CHUNK - 1);
 #pragma unroll
     for (int step = 0; step < 8; ++step) as_left(before[step], S[2 * step], S[2 * step + 1]);
+    // 11. The decay
 #pragma unroll
     for (int j = 0; j < 16; ++j)
 #pragma unroll
@@ -287,9 +296,10 @@ __global__ void __launch_bounds__(WARPS * 32) gdn_prefill_state(const __grid_con
     tokens<WARPS, 1>(stage, before, S, R, plain, p.scale, warp, lane);
     tokens<WARPS, 2>(stage, before, S, R, plain, p.scale, warp, lane);
     tokens<WARPS, 3>(stage, before, S, R, plain, p.scale, warp, lane);
+    // 13. Store
     __syncwarp();  // the outputs of this warp's rows lie in the tile: 32 bytes of each token
 #pragma unroll
-    for (int i = 0; i < CHUNK * 2; i += 32) chunks.put(stage, chunk, (i + lane) / 2, warp * 2 + lane % 2);
+    for (int i = 0; i < CHUNK * 2; i += 32) chunks.store(stage, chunk, (i + lane) / 2, warp * 2 + lane % 2);
   }
 
   if (!chunks.last) return;

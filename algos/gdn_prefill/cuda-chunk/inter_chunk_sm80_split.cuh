@@ -1,6 +1,6 @@
-// inter_chunk_sm80.cuh for few heads: four warps share the 16 rows of S that one has there. Each of them has 32 columns of S, 16 of the
-// chunk's tokens and a fourth of all products; what the others need of it goes through shared memory as fragments, lane for
-// lane: S, then R, then D, with a barrier each. Three exchanges cost less than three fourths of the products.
+// inter_chunk_sm80.cuh for few heads: four warps share the 16 rows of S that one has there. Each of them has 32 columns of S, 16
+// of the chunk's tokens and a fourth of all products; what the others need of it goes through shared memory as fragments, lane
+// for lane: S, then R, then D, with a barrier each. Three exchanges cost less than three fourths of the products.
 #pragma once
 
 #include "inter_chunk_sm80.cuh"
@@ -23,7 +23,7 @@ __device__ __forceinline__ void take(uint32_t (&x)[4], const uint4& from) {
 }
 
 template <int STAGES>
-__global__ void __launch_bounds__(SPLIT_THREADS, 1) gdn_prefill_split(const __grid_constant__ Prefill p) {
+__global__ void __launch_bounds__(SPLIT_THREADS, 1) gdn_prefill_inter_chunk_sm80_split(const __grid_constant__ Prefill p) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4;
   const int v0 = blockIdx.x * 16, hv = blockIdx.y;
   Exchange& x = *reinterpret_cast<Exchange*>(shared_memory() + STAGES * sizeof(Stage<1>));
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 1) gdn_prefill_split(const __gr
       as_left(left, S[2 * i], S[2 * i + 1]);
       give(x.S[warp * 2 + i][lane], left);
     }
-    Stage<1>& stage = chunks.next(chunk);  // a barrier: S is there
+    Stage<1>& stage = chunks.next(chunk);  // 6. Load a later one. A barrier: S is there
     const uint32_t k_tile = shared_address(stage.k), q_tile = shared_address(stage.q);
     const uint32_t v_tile = shared_address(stage.v);
 
@@ -58,8 +58,10 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 1) gdn_prefill_split(const __gr
       pair_of(in[e], stage.prepared.gate(IN, token)), pair_of(out[e], stage.prepared.gate(OUT, token));
       pair_of(beta[e], stage.prepared.gate(BETA, token));
     }
+    // 8. S K^T
     float d[2][4] = {}, o[2][4] = {};  // d: R, and then D
     state_times<2>(d, before, k_tile, warp * 16, lane);
+    // 9. R
     uint32_t v[4];
     load_transposed(v, v_tile + in_tile<2>(warp * 16 + lane / 16 * 8 + lane % 8, lane / 8 % 2));
     rest_of(d, v, in, beta);
@@ -68,6 +70,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 1) gdn_prefill_split(const __gr
     give(x.R[warp][lane], R);
     __syncthreads();
 
+    // 10. D = R + (T - I) R
     const uint32_t T = shared_address(stage.prepared.T), M = shared_address(stage.prepared.M);
 #pragma unroll
     for (int u = 0; u < 4; ++u)
@@ -81,9 +84,11 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 1) gdn_prefill_split(const __gr
     scaled(d, out);
     as_left(left, d[0], d[1]);
     give(x.decayed[warp][lane], left);
+    // 8. S Q^T
     state_times<2>(o, before, q_tile, warp * 16, lane);
     __syncthreads();
 
+    // 11. S' = e^(G_C) S + D^T K
     const float kept = *stage.prepared.gate(IN, CHUNK - 1);
 #pragma unroll
     for (int j = 0; j < 4; ++j)
@@ -95,6 +100,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 1) gdn_prefill_split(const __gr
 #pragma unroll
       for (int j = 0; j < 4; j += 2) keys_times(S[j], S[j + 1], left, k_tile, u * 16, warp * 4 + j, lane);
     }
+    // 12. O = scale e^G Q S^T + M D
 #pragma unroll
     for (int e = 0; e < 2; ++e)
 #pragma unroll
@@ -105,9 +111,10 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 1) gdn_prefill_split(const __gr
         take(left, x.plain[u][lane]);
         block_times(o, left, M, warp, u, lane);
       }
-    put_transposed<2>(stage.v, o, warp * 16, 0, lane);
+    stage_transposed<2>(stage.v, o, warp * 16, 0, lane);
+    // 13. Store
     __syncwarp();
-    chunks.put(stage, chunk, warp * 16 + lane / 2, lane % 2);
+    chunks.store(stage, chunk, warp * 16 + lane / 2, lane % 2);
   }
 
   if (!chunks.last) return;

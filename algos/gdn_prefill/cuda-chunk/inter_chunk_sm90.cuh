@@ -12,14 +12,15 @@
 // The producer, one thread of another warpgroup, loads the tiles by TMA. The consumers stage their outputs where V was, and two
 // warps of the producer's warpgroup store them, in whole rows (the epilogue). When the consumers did both, it took 500 of a
 // chunk's 2400 cycles. Where products
-// under way write overlapping parts of one accumulator, ptxas has each of them waited for: so the triangle of T is two halves
+// under way write overlapping parts of one accumulator, ptxas waits for each of them: so the triangle of T is two halves
 // with accumulators of their own, and M, zeros above its diagonal, is multiplied whole.
 //
-// T and the gates are prepared; M = mask(Q K^T) is made here, by one more warpgroup, from K and Q where they lie for the
-// consumers: preparation reads no Q and writes half as much. The maker of M has a chunk's time for a third of that.
+// T and the gates come from the intra-chunk kernel; M = mask(Q K^T) is made here, by one more warpgroup, from K and Q where they
+// lie for the consumers: the intra-chunk kernel reads no Q and writes half as much. The maker of M has a chunk's time for a third
+// of that.
 //
-// A CTA with one consumer warpgroup has one work tile, one with two has several: see WorkTile; and inter_chunk_sm90_tiles.cuh, for many
-// sequences that are not cut.
+// A CTA with one consumer warpgroup has one work tile, one with two has several: see WorkTile; for many sequences that are not cut,
+// inter_chunk_sm90_tiles.cuh.
 //
 // Steps, as in docs/kernels/prefill-chunk.md: 6 load (producer), 7 M (its maker), 8 S K^T and S Q^T, 9 R, 10 D, 11 S', 12 O
 // (consumers), 13 store (epilogue).
@@ -40,15 +41,16 @@ struct Maps {
 
 template <int GROUPS>
 struct GroupStage {
-  char k[D_TILE], q[D_TILE];  // two halves of 64 columns each
+  char k[QK_TILE], q[QK_TILE];  // two halves of 64 columns each
   char v[GROUPS][V_TILE];     // and, when V has been read, the outputs
   Prepared prepared;
 };
-// A stage of the ring has a chunk; in inter_chunk_sm90_tiles.cuh also the state in front of an item: four blocks of 32 columns, see tma_load_state.
+// A stage of the pipeline has a chunk; in inter_chunk_sm90_tiles.cuh also the state in front of a tile: four blocks of 32
+// columns, see tma_load_state.
 template <int GROUPS_, int STAGES_>
 struct GroupShared {
   static constexpr int GROUPS = GROUPS_, STAGES = STAGES_;
-  static constexpr bool LOOPS = GROUPS > 1;  // a CTA has several items
+  static constexpr bool LOOPS = GROUPS > 1;  // a CTA has several tiles
   GroupStage<GROUPS> stages[STAGES];
   uint64_t full[STAGES], outputs_ready[STAGES], empty[STAGES];  // a stage's tiles are there; its outputs are staged; it is free
   uint64_t m_ready[STAGES];                               // M is there, or who makes it needs nothing of this state's stage
@@ -91,7 +93,7 @@ template <bool OUTPUTS, typename Shared, typename Last = Nothing>
 __device__ __forceinline__ void produce(const Prefill& p, const Maps& maps, Shared& s, PipelineState<Shared::STAGES>& pipe,
                                     const Segment& at, int half, bool values, const Last& last = {}) {
   constexpr int GROUPS = Shared::GROUPS;
-  const uint32_t bytes = D_TILE + (OUTPUTS ? D_TILE : 0) + (values ? GROUPS * V_TILE : 0) + MATRIX;
+  const uint32_t bytes = QK_TILE + (OUTPUTS ? QK_TILE : 0) + (values ? GROUPS * V_TILE : 0) + MATRIX;
   const char* prepared = p.prepared + (static_cast<int64_t>(at.number) * p.HV + at.hv) * MATRIX;
   int token = at.first;
 #pragma unroll 1
@@ -119,13 +121,13 @@ __device__ __forceinline__ void release_stage(uint64_t& empty) {
   if (threadIdx.x % 32 < ARRIVALS) mbarrier_arrive(shared_address(&empty));
 }
 template <typename Shared>
-__device__ __forceinline__ void store_outputs(const Prefill& p, Shared& s, PipelineState<Shared::STAGES>& pipe, const Segment& at, int half,
-                                    int thread) {
+__device__ __forceinline__ void store_outputs(const Prefill& p, Shared& s, PipelineState<Shared::STAGES>& pipe, const Segment& at,
+                                              int half, int thread) {
   constexpr int GROUPS = Shared::GROUPS;
   const int first = thread / 8, piece = thread % 8;
   const uint32_t own = in_matrix(first, piece);  // 8 rows further are 1024 bytes further: STORE_WARPS warps take a multiple of 8
-  const int64_t row = static_cast<int64_t>(p.HV) * D;
-  __nv_bfloat16* to = p.output + (at.first + first) * row + at.hv * D + half * GROUP_ROWS + piece * 8;
+  const int64_t row = static_cast<int64_t>(p.HV) * HEAD_DIM;
+  __nv_bfloat16* to = p.output + (at.first + first) * row + at.hv * HEAD_DIM + half * GROUP_ROWS + piece * 8;
   int left = at.tokens - first;
 #pragma unroll 1
   for (int chunk = 0; chunk < at.count; ++chunk, left -= CHUNK) {
@@ -180,7 +182,7 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
   constexpr bool LEAN = OUTPUTS && GROUPS > 1;  // registers are few: V and gates not before they are used
   const int group = GROUPS > 1 ? threadIdx.x / 128 : 0, thread = threadIdx.x % 128;
   const int warp = thread / 32, lane = thread % 32, t = lane % 4;
-  // where a lane points for 16 tokens and the warp's 16 columns of V, in the layout of gdn's copies
+  // where a lane points for 16 tokens and the warp's 16 columns of V, as TMA lays it out
   const uint32_t v_at = in_matrix(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
   const int count = __shfl_sync(0xffffffffu, at.count, 0);  // of a loop with lanes apart, ptxas would wait for each product
   uint32_t outputs[4][4] = {};  // of the chunk before, of 16 tokens each
@@ -204,12 +206,12 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
     const uint32_t k_tile = shared_address(stage.k), q_tile = shared_address(stage.q);
     const uint32_t v_tile = shared_address(stage.v[group]);
     const KMajor keys(k_tile), queries(q_tile);
-    const MNMajor<D_TILE / 2> keys_mn(k_tile);
+    const MNMajor<QK_TILE / 2> keys_mn(k_tile);
     const uint32_t T = shared_address(prepared), M = T + sizeof(Prepared) / 2;
     mbarrier_wait(shared_address(&s.full[own.stage(chunk)]), own.parity(chunk));
     const int left = at.tokens - chunk * CHUNK;
     if (left < CHUNK) {  // rows of the next sequence, or of nobody: zeros in K and V, for 0 x NaN is none. Q's reach no output
-      clear_rows(stage.k, left, thread), clear_rows(stage.k + D_TILE / 2, left, thread);
+      clear_rows(stage.k, left, thread), clear_rows(stage.k + QK_TILE / 2, left, thread);
       clear_rows(stage.v[group], left, thread);
       fence_proxy_async();
       warpgroup_sync(group + 1);
@@ -221,7 +223,7 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
     warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < 8; ++step)
-      product(x, before[step], advance(keys, step / 4 * (D_TILE / 2) + step % 4 * 32), step > 0);
+      product(x, before[step], advance(keys, step / 4 * (QK_TILE / 2) + step % 4 * 32), step > 0);
     warpgroup_commit();
     // 12 of the chunk before: O to its stage
     if constexpr (OUTPUTS) {
@@ -286,7 +288,7 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
     warpgroup_commit();
     if constexpr (OUTPUTS) {
 #pragma unroll
-      for (int step = 4; step < 8; ++step) product(o, before[step], advance(queries, D_TILE / 2 + (step - 4) * 32), 1);
+      for (int step = 4; step < 8; ++step) product(o, before[step], advance(queries, QK_TILE / 2 + (step - 4) * 32), 1);
       warpgroup_commit();
     }
     // 11. S' = e^(G_C) S + D^T K: the decay, under 10
@@ -353,22 +355,21 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
 
 template <bool OUTPUTS, typename Shared>
 __device__ __forceinline__ void group_begin(Shared& s) {
-  constexpr int WALKING = Shared::GROUPS * 4 * ARRIVALS, MAKING = 4 * ARRIVALS;
+  constexpr int CONSUMER_ARRIVALS = Shared::GROUPS * 4 * ARRIVALS, MAKER_ARRIVALS = 4 * ARRIVALS;
   if (threadIdx.x == 0) {
 #pragma unroll
     for (int i = 0; i < Shared::STAGES; ++i) {
-      mbarrier_init(shared_address(&s.full[i]), 1), mbarrier_init(shared_address(&s.outputs_ready[i]), WALKING);
-      mbarrier_init(shared_address(&s.empty[i]), OUTPUTS ? STORE_WARPS * ARRIVALS : WALKING);
-      mbarrier_init(shared_address(&s.m_ready[i]), MAKING);
+      mbarrier_init(shared_address(&s.full[i]), 1), mbarrier_init(shared_address(&s.outputs_ready[i]), CONSUMER_ARRIVALS);
+      mbarrier_init(shared_address(&s.empty[i]), OUTPUTS ? STORE_WARPS * ARRIVALS : CONSUMER_ARRIVALS);
+      mbarrier_init(shared_address(&s.m_ready[i]), MAKER_ARRIVALS);
     }
     mbarrier_init_fence();
   }
   __syncthreads();
 }
 
-
-// What a maker does: M of all chunks of an item, from K and Q as they are in the stage, up to STAGES - 1 chunks ahead of the
-// walk. A warp has 16 rows. What other sequences' rows of K and Q hold reaches nothing: columns behind the diagonal are zeros,
+// The maker of M: M of all chunks of a tile, from K and Q as they are in the stage, up to STAGES - 1 chunks ahead of the
+// consumers. A warp has 16 rows. What other sequences' rows of K and Q hold reaches nothing: columns behind the diagonal are zeros,
 // and rows behind the end make outputs that are not stored.
 template <typename Shared>
 __device__ __forceinline__ void make_m(const Prefill& p, Shared& s, PipelineState<Shared::STAGES>& pipe, const Segment& at) {
@@ -385,7 +386,7 @@ __device__ __forceinline__ void make_m(const Prefill& p, Shared& s, PipelineStat
     warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < 8; ++step) {
-      const uint32_t bytes = step / 4 * (D_TILE / 2) + step % 4 * 32;
+      const uint32_t bytes = step / 4 * (QK_TILE / 2) + step % 4 * 32;
       product(d, advance(queries, bytes), advance(keys, bytes), step > 0);
     }
     warpgroup_commit();
@@ -421,8 +422,8 @@ __device__ __forceinline__ void make_m(const Prefill& p, Shared& s, PipelineStat
 
 #endif  // FLASHCORE_WGMMA
 
-// GROUPS consumer warpgroups, one that makes M where there are outputs, and the producer's with the epilogue. They share their registers
-// out anew, in multiples of 8: all together no more than the launch gives, or the kernel stands still.
+// GROUPS consumer warpgroups, one that makes M where there are outputs, and the producer's with the epilogue. They share their
+// registers out anew, in multiples of 8: all together no more than the launch gives, or the kernel stands still.
 __host__ __device__ constexpr int group_threads(int groups, bool outputs) { return (groups + outputs + 1) * 128; }
 __host__ __device__ constexpr int producer_registers(bool outputs) { return outputs ? 32 : 40; }
 __host__ __device__ constexpr int maker_registers(int groups) { return groups > 1 ? 64 : 104; }
@@ -438,15 +439,15 @@ struct WorkTile {
     else half = blockIdx.x, hv = blockIdx.y, slot = blockIdx.z;
   }
   // Of the matrix of all states' rows.
-  __device__ __forceinline__ int row(const Prefill& p) const { return (slot * p.HV + hv) * D + half * GROUP_ROWS; }
+  __device__ __forceinline__ int row(const Prefill& p) const { return (slot * p.HV + hv) * HEAD_DIM + half * GROUP_ROWS; }
 };
-// `code` for each item of this CTA, and whether it is the first.
+// `code` for each tile of this CTA, and whether it is the first: a static schedule.
 template <int GROUPS, typename Code>
-__device__ __forceinline__ void each_item(const Prefill& p, int items, const Code& code) {
+__device__ __forceinline__ void for_each_static_tile(const Prefill& p, int tiles, const Code& code) {
   if constexpr (GROUPS > 1) {
 #pragma unroll 1
-    for (int item = blockIdx.x; item < items; item += gridDim.x)
-      code(WorkTile<GROUPS>(p, item), item == static_cast<int>(blockIdx.x));
+    for (int number = blockIdx.x; number < tiles; number += gridDim.x)
+      code(WorkTile<GROUPS>(p, number), number == static_cast<int>(blockIdx.x));
   } else {
     code(WorkTile<GROUPS>(p, 0), true);
   }
@@ -454,14 +455,14 @@ __device__ __forceinline__ void each_item(const Prefill& p, int items, const Cod
 
 template <int GROUPS, int STAGES>
 __global__ void __launch_bounds__(group_threads(GROUPS, true), 1)
-gdn_prefill_group(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps, const int items) {
+gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps, const int tiles) {
 #if FLASHCORE_WGMMA
   constexpr int MAKER = GROUPS * 4, PRODUCER = MAKER + 4;  // their first warps
   auto& s = *reinterpret_cast<GroupShared<GROUPS, STAGES>*>(tile_memory());
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float S[16][4];
   if (!p.segment && warp < MAKER) {  // before anything that needs cu_seqlens
-    const float* const start = p.state + static_cast<int64_t>(WorkTile<GROUPS>(p, blockIdx.x).row(p) + warp * 16) * D;
+    const float* const start = p.state + static_cast<int64_t>(WorkTile<GROUPS>(p, blockIdx.x).row(p) + warp * 16) * HEAD_DIM;
 #pragma unroll
     for (int j = 0; j < 16; ++j) load_state(S[j], start, 0, j, lane);
   }
@@ -472,7 +473,7 @@ gdn_prefill_group(const __grid_constant__ Prefill p, const __grid_constant__ Map
     warpgroup_reg_dealloc<producer_registers(true)>();
     const int other = warp - PRODUCER;
     const bool produces = other == 0 && elect_one();
-    each_item<GROUPS>(p, items, [&](const WorkTile<GROUPS>& of, bool) {
+    for_each_static_tile<GROUPS>(p, tiles, [&](const WorkTile<GROUPS>& of, bool) {
       const Segment at(p, of.hv, of.slot);
       if (produces) produce<true>(p, maps, s, pipe, at, of.half, true);
       if (other > 0 && other <= STORE_WARPS) store_outputs(p, s, pipe, at, of.half, threadIdx.x - (PRODUCER + 1) * 32);
@@ -481,11 +482,12 @@ gdn_prefill_group(const __grid_constant__ Prefill p, const __grid_constant__ Map
   }
   if (warp >= MAKER) {
     warpgroup_reg_dealloc<maker_registers(GROUPS)>();
-    each_item<GROUPS>(p, items, [&](const WorkTile<GROUPS>& of, bool) { make_m(p, s, pipe, Segment(p, of.hv, of.slot)); });
+    for_each_static_tile<GROUPS>(p, tiles,
+                                 [&](const WorkTile<GROUPS>& of, bool) { make_m(p, s, pipe, Segment(p, of.hv, of.slot)); });
     return;
   }
   warpgroup_reg_alloc<consumer_registers(GROUPS, true)>();
-  each_item<GROUPS>(p, items, [&](const WorkTile<GROUPS>& of, bool first) {
+  for_each_static_tile<GROUPS>(p, tiles, [&](const WorkTile<GROUPS>& of, bool first) {
     const Segment at(p, of.hv, of.slot);
     if (!at.there()) return;
     const int row = of.half * GROUP_ROWS + warp * 16;
@@ -502,11 +504,11 @@ gdn_prefill_group(const __grid_constant__ Prefill p, const __grid_constant__ Map
 #endif
 }
 
-// grid (4 / GROUPS, HV, T / tokens of a segment): the first half makes L, the second Phi. A sequence that begins in unit u of all
-// tokens, and whose m first segments move, ends in unit u + m or behind: so units can be their numbers.
+// grid (4 / GROUPS, HV, num_tokens / tokens of a segment): the first half makes L, the second Phi. A sequence that begins in unit
+// u of all tokens, and whose m first segments move, ends in unit u + m or behind: so units can be their numbers.
 template <int GROUPS, int STAGES>
 __global__ void __launch_bounds__(group_threads(GROUPS, false), 1)
-gdn_prefill_group_transfer(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps) {
+gdn_prefill_transfer_sm90(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps) {
 #if FLASHCORE_WGMMA
   auto& s = *reinterpret_cast<GroupShared<GROUPS, STAGES>*>(tile_memory());
   constexpr int HALF = 2 / GROUPS;

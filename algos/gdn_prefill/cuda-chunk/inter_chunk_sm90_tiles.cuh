@@ -1,12 +1,11 @@
-// inter_chunk_sm90.cuh's inter-chunk recurrence where sequences may differ in length: work tiles longest first (tile_scheduler.cuh), each CTA taking the
-// next one when it has loaded nearly all of those before; a tile is all of V, for two warpgroups, or half of it, for one that has
-// the SM to itself. Which of both, and whether they simply take turns, lengths say; so each CTA has the code of both, and runs
-// one.
+// inter_chunk_sm90.cuh's recurrence where sequences may differ in length: a persistent kernel. Work tiles come longest first
+// (tile_scheduler.cuh); a CTA takes its next one when it has loaded nearly all chunks of the one before. A tile is all of V, for
+// two consumer warpgroups, or half of it, for one that has the SM to itself. Which of both, and whether the schedule is static,
+// depends on the lengths, which only the device knows; so each CTA has the code of both, and runs one.
 //
-// A CTA begins as inter_chunk_sm90.cuh's does, each warp by itself: the plan and what it says of the CTA's first item come side by side,
-// that is one access instead of cu_seqlens', and then the first state goes straight to registers. The producer takes
-// the items after it. Their states come through the ring of stages; with each goes what item it is, and behind the last one a
-// stage that says so.
+// A CTA begins as inter_chunk_sm90.cuh's does, each warp by itself: the plan and the CTA's first tile are read side by side,
+// one access instead of cu_seqlens', and then the first state goes straight to registers. The producer takes the tiles after it.
+// Their states come through the stages of the pipeline, each with its tile; behind the last one comes a stage with NO_TILE.
 #pragma once
 
 #include "inter_chunk_sm90.cuh"
@@ -15,38 +14,38 @@
 namespace gdn {
 
 template <int GROUPS, int STAGES>
-struct OrderedShared : GroupShared<GROUPS, STAGES> {
+struct TilesShared : GroupShared<GROUPS, STAGES> {
   static constexpr bool LOOPS = true;
-  ScheduledTile published[STAGES];  // of a stage with a state: whose it is
-  ScheduledTile first;         // the CTA's first item, whose state takes no stage
-  uint32_t walked[GROUPS * 4];  // by each warp: what, so that it takes no register
+  ScheduledTile announced[STAGES];  // of a stage with a state: whose it is
+  ScheduledTile first;              // the CTA's first tile, whose state takes no stage
+  uint32_t current[GROUPS * 4];     // `what` of each consumer warp's tile: here it takes no register
 };
-constexpr uint32_t NO_ITEM = 0xffffffffu;
-// A CTA's memory and threads are for both ways.
+constexpr uint32_t NO_TILE = 0xffffffffu;
+// A CTA's memory and threads are for either kind of tile.
 constexpr int FULL_STAGES = 3, HALF_STAGES = 4;
-constexpr int ORDERED_THREADS = group_threads(2, true);
-constexpr int ORDERED_MAKER = 8, ORDERED_PRODUCER = 12;  // the roles' first warps; with one consumer, the second warpgroup rests
-constexpr int ordered_shared() {
-  constexpr int full = sizeof(OrderedShared<2, FULL_STAGES>), half = sizeof(OrderedShared<1, HALF_STAGES>);
+constexpr int TILES_THREADS = group_threads(2, true);
+constexpr int TILES_MAKER = 8, TILES_PRODUCER = 12;  // the roles' first warps; with one consumer, the second warpgroup rests
+constexpr int tiles_shared() {
+  constexpr int full = sizeof(TilesShared<2, FULL_STAGES>), half = sizeof(TilesShared<1, HALF_STAGES>);
   return full > half ? full : half;
 }
 
 #if FLASHCORE_WGMMA
 
-// WorkTile number `item` of all in their order, each sequence HALVES items for each value head. `what` is then which half of V of
-// which sequence and value head: its state's rows are those of all states from GROUP_ROWS * what on. Less than NO_ITEM: there
+// Work tile `index` in the plan's order, where each sequence has HALVES tiles for each value head. `what` is then which half of V
+// of which sequence and value head: its state's rows are those of all states from GROUP_ROWS * what on. Less than NO_TILE: there
 // are at most 32767 sequences and 65535 value heads.
 template <uint32_t HALVES>
-__device__ __forceinline__ ScheduledTile tile_of(const Prefill& p, uint32_t item) {
-  const uint32_t number = item / HALVES, place = number / p.HV;
-  const uint4 x = *reinterpret_cast<const uint4*>(p.plan->pieces() + place);
-  return {(x.x * p.HV + number - place * p.HV) * 2 + item % HALVES, static_cast<int>(x.y), static_cast<int>(x.z), 0};
+__device__ __forceinline__ ScheduledTile tile_of(const Prefill& p, uint32_t index) {
+  const uint32_t number = index / HALVES, place = number / p.HV;
+  const uint4 x = *reinterpret_cast<const uint4*>(p.plan->tiles() + place);
+  return {(x.x * p.HV + number - place * p.HV) * 2 + index % HALVES, static_cast<int>(x.y), static_cast<int>(x.z), 0};
 }
 struct TileSegment : Segment {
   int half;
-  __device__ __forceinline__ TileSegment(const Prefill& p, const ScheduledTile& piece) : TileSegment(p, piece, piece.what / 2 / p.HV) {}
-  __device__ __forceinline__ TileSegment(const Prefill& p, const ScheduledTile& piece, int n)
-      : Segment(p, piece.what / 2 - n * p.HV, n, piece.first, piece.tokens), half(piece.what & 1) {}
+  __device__ __forceinline__ TileSegment(const Prefill& p, const ScheduledTile& tile) : TileSegment(p, tile, tile.what / 2 / p.HV) {}
+  __device__ __forceinline__ TileSegment(const Prefill& p, const ScheduledTile& tile, int n)
+      : Segment(p, tile.what / 2 - n * p.HV, n, tile.first, tile.tokens), half(tile.what & 1) {}
 };
 
 // A state's way through the pipeline: the producer loads it,
@@ -94,64 +93,65 @@ __device__ __forceinline__ void free_state(Shared& s, PipelineState<Shared::STAG
   ++pipe.begun;
 }
 
-// Puts the piece for the next state's stage, which is free then; whoever waits for the stage reads it.
+// Writes the tile whose state comes next, when its stage is free; whoever waits for the stage reads it.
 template <typename Shared>
-__device__ __forceinline__ void publish(Shared& s, const PipelineState<Shared::STAGES>& pipe, const ScheduledTile& piece) {
+__device__ __forceinline__ void announce(Shared& s, const PipelineState<Shared::STAGES>& pipe, const ScheduledTile& tile) {
   mbarrier_wait(shared_address(&s.empty[pipe.stage()]), pipe.parity() ^ 1);
-  s.published[pipe.stage()] = piece;
+  s.announced[pipe.stage()] = tile;
 }
-// Which item is next, for all lanes of a warp.
+// Which tile is next, for all lanes of a warp.
 template <typename Shared>
-__device__ __forceinline__ ScheduledTile next_published(Shared& s, PipelineState<Shared::STAGES>& pipe) {
+__device__ __forceinline__ ScheduledTile next_announced(Shared& s, PipelineState<Shared::STAGES>& pipe) {
   pipe.made = pipe.begun;  // it is; told to the compiler, which has no registers for both here
   const PipelineState<Shared::STAGES> now{__shfl_sync(0xffffffffu, pipe.begun, 0)};
   mbarrier_wait(shared_address(&s.full[now.stage()]), now.parity());
-  ScheduledTile piece = s.published[now.stage()];
-  piece.what = __shfl_sync(0xffffffffu, piece.what, 0);
-  return piece;
+  ScheduledTile tile = s.announced[now.stage()];
+  tile.what = __shfl_sync(0xffffffffu, tile.what, 0);
+  return tile;
 }
-// `code` for each item of this CTA, the first one first, and `pass` in front of those whose states come through the ring.
+// `code` for each tile of this CTA, the first one first, and `pass` in front of those whose states come through the pipeline.
 template <typename Shared, typename Pass, typename Code>
-__device__ __forceinline__ void for_each_tile(Shared& s, PipelineState<Shared::STAGES>& pipe, const Pass& pass, const Code& code) {
-  ScheduledTile piece = s.first;
+__device__ __forceinline__ void for_each_scheduled_tile(Shared& s, PipelineState<Shared::STAGES>& pipe, const Pass& pass,
+                                                        const Code& code) {
+  ScheduledTile tile = s.first;
 #pragma unroll 1
   for (;;) {
-    code(piece);
-    piece = next_published(s, pipe);
-    if (piece.what == NO_ITEM) return;
+    code(tile);
+    tile = next_announced(s, pipe);
+    if (tile.what == NO_TILE) return;
     pass();
   }
 }
 
 // The producer. It takes the next work tile before its last chunk: the pipeline is full then, and what is loaded
-// is consumed while the counter answers. Earlier, a CTA with a long way to go would keep an item from those that are idle.
+// is consumed while the counter answers. Earlier, a CTA with many chunks left would keep a tile from those that are idle.
 template <typename Shared>
-__device__ __forceinline__ void produce_in_order(const Prefill& p, const Maps& maps, Shared& s, PipelineState<Shared::STAGES>& pipe,
-                                             Way way) {
+__device__ __forceinline__ void produce_tiles(const Prefill& p, const Maps& maps, Shared& s, PipelineState<Shared::STAGES>& pipe,
+                                              Schedule schedule) {
   constexpr uint32_t HALVES = 2 / Shared::GROUPS;
-  const uint32_t items = static_cast<uint32_t>(p.N) * p.HV * HALVES;
-  uint32_t item = blockIdx.x;
-  ScheduledTile piece = s.first;
+  const uint32_t tiles = static_cast<uint32_t>(p.N) * p.HV * HALVES;
+  uint32_t index = blockIdx.x;
+  ScheduledTile tile = s.first;
 #pragma unroll 1
   for (;;) {
-    const TileSegment at(p, piece);
-    const auto take = [&] { item = way == IN_TURN ? item + gridDim.x : gridDim.x + atomicAdd(&p.plan->taken, 1u); };
+    const TileSegment at(p, tile);
+    const auto take = [&] { index = schedule == STATIC ? index + gridDim.x : gridDim.x + atomicAdd(&p.plan->taken, 1u); };
     if (at.count == 0) take();
     produce<true>(p, maps, s, pipe, at, at.half, true, take);
-    if (item >= items) break;
-    piece = tile_of<HALVES>(p, item);
-    publish(s, pipe, piece);
-    produce_state(maps, s, pipe, static_cast<int>(piece.what * GROUP_ROWS));
+    if (index >= tiles) break;
+    tile = tile_of<HALVES>(p, index);
+    announce(s, pipe, tile);
+    produce_state(maps, s, pipe, static_cast<int>(tile.what * GROUP_ROWS));
   }
-  publish(s, pipe, {NO_ITEM, 0, 0, 0});
+  announce(s, pipe, {NO_TILE, 0, 0, 0});
   mbarrier_arrive(shared_address(&s.full[pipe.stage()]));
 }
 
-// What each role does: works through its first item's chunks, hears which item is next, passes its state's stage on, and so on.
+// What each role does: its first tile's chunks, then it reads which tile is next, passes its state's stage on, and so on.
 template <int GROUPS, int STAGES>
-__device__ __forceinline__ void consume_in_order(const Prefill& p, const Maps& maps, const ScheduledTile& first, Way way) {
-  constexpr int MAKER = ORDERED_MAKER, PRODUCER = ORDERED_PRODUCER;
-  auto& s = *reinterpret_cast<OrderedShared<GROUPS, STAGES>*>(tile_memory());
+__device__ __forceinline__ void run_tiles(const Prefill& p, const Maps& maps, const ScheduledTile& first, Schedule schedule) {
+  constexpr int MAKER = TILES_MAKER, PRODUCER = TILES_PRODUCER;
+  auto& s = *reinterpret_cast<TilesShared<GROUPS, STAGES>*>(tile_memory());
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (threadIdx.x == 0) s.first = first;
   group_begin<true>(s);
@@ -159,17 +159,18 @@ __device__ __forceinline__ void consume_in_order(const Prefill& p, const Maps& m
   if (warp >= PRODUCER) {
     warpgroup_reg_dealloc<producer_registers(true)>();
     const int other = warp - PRODUCER;
-    if (other == 0 && elect_one()) produce_in_order(p, maps, s, pipe, way);
+    if (other == 0 && elect_one()) produce_tiles(p, maps, s, pipe, schedule);
     if (other == 0 || other > STORE_WARPS) return;
-    for_each_tile(s, pipe, [&] { free_state(s, pipe); }, [&](const ScheduledTile& piece) {
-      const TileSegment at(p, piece);
+    for_each_scheduled_tile(s, pipe, [&] { free_state(s, pipe); }, [&](const ScheduledTile& tile) {
+      const TileSegment at(p, tile);
       store_outputs(p, s, pipe, at, at.half, threadIdx.x - (PRODUCER + 1) * 32);
     });
     return;
   }
   if (warp >= MAKER) {
     warpgroup_reg_dealloc<maker_registers(GROUPS)>();
-    for_each_tile(s, pipe, [&] { pass_state(s, pipe); }, [&](const ScheduledTile& piece) { make_m(p, s, pipe, TileSegment(p, piece)); });
+    for_each_scheduled_tile(s, pipe, [&] { pass_state(s, pipe); },
+                            [&](const ScheduledTile& tile) { make_m(p, s, pipe, TileSegment(p, tile)); });
     return;
   }
   if (warp >= GROUPS * 4) return;
@@ -181,15 +182,15 @@ __device__ __forceinline__ void consume_in_order(const Prefill& p, const Maps& m
   };
   {
     const int thread = thread_again();
-    const float* const start = p.state + static_cast<int64_t>(s.first.what) * GROUP_ROWS * D;
+    const float* const start = p.state + static_cast<int64_t>(s.first.what) * GROUP_ROWS * HEAD_DIM;
 #pragma unroll
     for (int j = 0; j < 16; ++j) load_state(S[j], start, thread / 32 * 16, j, thread % 32);
   }
-  for_each_tile(s, pipe, take, [&](const ScheduledTile& piece) {
-    s.walked[thread_again() / 32] = piece.what;
-    consume<true>(S, p, s, pipe, TileSegment(p, piece), true);
+  for_each_scheduled_tile(s, pipe, take, [&](const ScheduledTile& tile) {
+    s.current[thread_again() / 32] = tile.what;
+    consume<true>(S, p, s, pipe, TileSegment(p, tile), true);
     const int thread = thread_again();
-    float* const end = p.new_state + static_cast<int64_t>(s.walked[thread / 32]) * GROUP_ROWS * D;
+    float* const end = p.new_state + static_cast<int64_t>(s.current[thread / 32]) * GROUP_ROWS * HEAD_DIM;
 #pragma unroll
     for (int j = 0; j < 16; ++j) store_state(end, S[j], thread / 32 * 16, j, thread % 32);
   });
@@ -197,26 +198,28 @@ __device__ __forceinline__ void consume_in_order(const Prefill& p, const Maps& m
 
 #endif  // FLASHCORE_WGMMA
 
-// p.ctas CTAs, as many as can be resident; `one` and `two` are for one warpgroup's boxes and for two. p.segment is 0.
-__global__ void __launch_bounds__(ORDERED_THREADS, 1)
-gdn_prefill_ordered(const __grid_constant__ Prefill p, const __grid_constant__ Maps one, const __grid_constant__ Maps two) {
+// p.ctas CTAs, as many as can be resident; `one` and `two` have the boxes of one consumer warpgroup and of two. p.segment is 0.
+__global__ void __launch_bounds__(TILES_THREADS, 1)
+gdn_prefill_inter_chunk_sm90_tiles(const __grid_constant__ Prefill p, const __grid_constant__ Maps one,
+                                   const __grid_constant__ Maps two) {
 #if FLASHCORE_WGMMA
-  // The first item as a whole one and as a half, before it is known which it is: with the way itself, three loads at once.
-  const uint32_t items = static_cast<uint32_t>(p.N) * p.HV;
+  // The first tile as a whole and as a half one, before it is known which: with the schedule itself, three loads at once.
+  const uint32_t tiles = static_cast<uint32_t>(p.N) * p.HV;
   ScheduledTile half, whole;
-  if (threadIdx.x == 0) half = tile_of<2>(p, min(blockIdx.x, 2 * items - 1)), whole = tile_of<1>(p, min(blockIdx.x, items - 1));
-  const uint32_t said = p.plan->way;
-  if (threadIdx.x / 32 == ORDERED_PRODUCER && elect_one()) {
+  if (threadIdx.x == 0) half = tile_of<2>(p, min(blockIdx.x, 2 * tiles - 1)), whole = tile_of<1>(p, min(blockIdx.x, tiles - 1));
+  const uint32_t said = p.plan->schedule;
+  if (threadIdx.x / 32 == TILES_PRODUCER && elect_one()) {
     prefetch_tensor_map(two.k), prefetch_tensor_map(two.v), prefetch_tensor_map(two.q), prefetch_tensor_map(two.state);
     prefetch_tensor_map(one.k), prefetch_tensor_map(one.v), prefetch_tensor_map(one.q), prefetch_tensor_map(one.state);
-    // the first state, where CTAs take turns, comes from DRAM while that is being read
-    if (blockIdx.x < items) prefetch_l2(p.state + static_cast<int64_t>(blockIdx.x) * D * D, D * D * sizeof(float));
+    // of a static schedule the first state comes from DRAM while that is being read
+    constexpr int STATE = HEAD_DIM * HEAD_DIM;
+    if (blockIdx.x < tiles) prefetch_l2(p.state + static_cast<int64_t>(blockIdx.x) * STATE, STATE * sizeof(float));
   }
-  const Way way = static_cast<Way>(__shfl_sync(0xffffffffu, said, 0));
-  if (way == HALVES) {
-    if (blockIdx.x < 2 * items) consume_in_order<1, HALF_STAGES>(p, one, half, way);
+  const Schedule schedule = static_cast<Schedule>(__shfl_sync(0xffffffffu, said, 0));
+  if (schedule == HALVES) {
+    if (blockIdx.x < 2 * tiles) run_tiles<1, HALF_STAGES>(p, one, half, schedule);
   } else {
-    if (blockIdx.x < items) consume_in_order<2, FULL_STAGES>(p, two, whole, way);
+    if (blockIdx.x < tiles) run_tiles<2, FULL_STAGES>(p, two, whole, schedule);
   }
 #endif
 }

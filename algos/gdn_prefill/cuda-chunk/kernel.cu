@@ -2,7 +2,9 @@
 //
 //   binding.cpp, call.h            what is given is checked
 //   kernel.cu, dispatch*.h         which way a call takes, by its number of tokens, sequences and heads
-//   intra_chunk.cuh                launch 1: for all chunks at once, T = (I + mask(...))^-1 and the gates; without wgmma M, too
+//   chunk.cuh                      what the kernels share: the letters, how sequences are cut into chunks, layouts in memory
+//   intra_chunk_*.cuh              launch 1: for all chunks at once, T = (I + A)^-1 and the gates; without wgmma M, too. _steps: the
+//                                  steps that both kernels, _sm90 and _sm80, are made of
 //   inter_chunk_sm90*.cuh          launch 2 on sm_90a: from chunk to chunk by wgmma and TMA, M made beside it; _tiles: many
 //                                  sequences that differ in length, in the order of tile_scheduler.cuh
 //   inter_chunk_sm80*.cuh          launch 2 elsewhere: by mma.sync
@@ -37,8 +39,8 @@ void prefill(const Call& call, const Allocate& allocate, int device, void* on) {
   const auto stream = static_cast<cudaStream_t>(on);
   const int count = sms(device);
   const Tuned& row = TUNED[chosen(TUNED, count, int64_t{p.N} * p.HV)];
-  if (short_ones(p.T, p.N, p.HV, row.recurrent, count)) return walk_tokens(p, device, stream);
-  if (!walk_wide(p, row.segments, allocate, device, stream)) walk_narrow(p, row.segments, allocate, device, stream);
+  if (use_recurrent(p.num_tokens, p.N, p.HV, row.recurrent, count)) return launch_recurrent(p, device, stream);
+  if (!launch_sm90(p, row.segments, allocate, device, stream)) launch_sm80(p, row.segments, allocate, device, stream);
 }
 
 }  // namespace gdn

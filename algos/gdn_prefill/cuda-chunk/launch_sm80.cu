@@ -1,6 +1,8 @@
-// The launches of cuda-chunk without wgmma: the preparation, then from chunk to chunk by warps (inter_chunk_sm80.cuh, inter_chunk_sm80_split.cuh); and scan.
+// The launches of cuda-chunk without wgmma: the intra-chunk kernel, then inter_chunk_sm80.cuh or inter_chunk_sm80_split.cuh; and
+// the scan, which sm_90a takes as well.
 #include "tuned.h"
 
+#include "intra_chunk_sm80.cuh"
 #include "launch.cuh"
 #include "context_parallel_scan.cuh"
 #include "context_parallel.cuh"
@@ -9,29 +11,34 @@
 
 namespace gdn {
 
-void scan(const Prefill& p, int device, cudaStream_t stream) {
-  launch<gdn_prefill_scan>(dim3(D / 16, p.HV, p.N), SCAN_THREADS, sizeof(ScanShared), device, stream, p);
+void launch_scan(const Prefill& p, int device, cudaStream_t stream) {
+  launch<gdn_prefill_scan>(dim3(HEAD_DIM / 16, p.HV, p.N), SCAN_THREADS, sizeof(ScanShared), device, stream, p);
 }
 
-// Four warps for the same rows while there are few heads; they sum in another order, so not where bits must not depend on N.
+// Up to so many sequences and value heads, uncut, four warps share 16 rows: 8 CTAs for each, up to 384, three an SM of an H200. In
+// the first version a chunk took 2.2 us so and 3.4 with one warp for the rows (ladder, H200); with more of them the SMs are busy
+// either way. 48 not measured alone. Four warps sum in another order, so not where bits must not depend on N.
 #ifdef GDN_BATCH_INVARIANT
 constexpr int64_t SPLIT_UP_TO = 0;
 #else
 constexpr int64_t SPLIT_UP_TO = 48;
 #endif
-void walk_narrow(Prefill p, int segments, const Allocate& allocate, int device, cudaStream_t stream) {
-  const uint32_t parts = make_room(p, segments, sizeof(Prepared), device, allocate);
-  prepare<false>(p, {}, device, stream);
+
+// WARPS tiles of 16 rows of S for a CTA, two stages: 112 KB, so that sm_80's 163 KB have a CTA. Not measured alone.
+void launch_sm80(Prefill p, int segments, const Allocate& allocate, int device, cudaStream_t stream) {
+  const uint32_t parts = allocate_workspace(p, segments, sizeof(Prepared), device, allocate);
+  launch_intra_chunk<gdn_prefill_intra_chunk_sm80, false>(p, {}, device, stream);
   constexpr int WARPS = 4, STAGES = 2, SHARED = state_shared<WARPS, STAGES>();
-  const dim3 split_grid(D / 16, p.HV, parts), grid(D / 16 / WARPS, p.HV, parts);
+  const dim3 split_grid(HEAD_DIM / 16, p.HV, parts), grid(HEAD_DIM / 16 / WARPS, p.HV, parts);
   if (p.segment) {
-    launch<gdn_prefill_transfer<WARPS, STAGES>>(dim3(2 * D / 16 / WARPS, p.HV, parts), WARPS * 32, SHARED, device, stream, p);
-    scan(p, device, stream);
+    launch<gdn_prefill_transfer_sm80<WARPS, STAGES>>(dim3(2 * HEAD_DIM / 16 / WARPS, p.HV, parts), WARPS * 32, SHARED, device, stream,
+                                                     p);
+    launch_scan(p, device, stream);
   }
   if (!p.segment && int64_t{p.N} * p.HV <= SPLIT_UP_TO)
-    launch<gdn_prefill_split<2>>(split_grid, SPLIT_THREADS, split_shared<2>(), device, stream, p);
+    launch<gdn_prefill_inter_chunk_sm80_split<2>>(split_grid, SPLIT_THREADS, split_shared<2>(), device, stream, p);
   else
-    launch<gdn_prefill_state<WARPS, STAGES>>(grid, WARPS * 32, SHARED, device, stream, p);
+    launch<gdn_prefill_inter_chunk_sm80<WARPS, STAGES>>(grid, WARPS * 32, SHARED, device, stream, p);
 }
 
 }  // namespace gdn

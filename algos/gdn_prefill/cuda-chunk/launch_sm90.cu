@@ -1,7 +1,8 @@
-// The launches of cuda-chunk where there is wgmma: the preparation, then from chunk to chunk by warpgroups (inter_chunk_sm90.cuh); many
-// sequences that are not cut go to launch_sm90_tiles.cu.
+// The launches of cuda-chunk where there is wgmma: the intra-chunk kernel, then inter_chunk_sm90.cuh; many sequences that are not
+// cut go to launch_sm90_tiles.cu.
 #include <algorithm>
 
+#include "intra_chunk_sm90.cuh"
 #include "launch.cuh"
 #include "tensor_maps.cuh"
 
@@ -27,42 +28,51 @@ const char* fallback() {
   return answer;
 }
 
-// By warpgroups: one for a CTA while every CTA can have an SM, and else two, which share the tiles. Where sequences are cut there
-// are as many CTAs of those as can be resident; else one for each item, whose state it reads before anything else.
+// GROUPS consumer warpgroups: one while every half tile can have an SM, else two, which share K, Q, T and M of a tile. With two,
+// where sequences are cut, there are as many CTAs as can be resident; else one for each tile, whose state it reads before
+// anything else.
+//
+// <1, 4> and <2, 3>: as many stages as fit, 4 of 56 KB or 3 of 64. Two stages for two warpgroups: 37.1 us instead of 31.2 at
+// 32x256; two CTAs an SM of one warpgroup and two stages each: 35.9; going from tile to tile with one warpgroup: 13.6 instead of
+// 12.7 at 1x512 (ladder, H200, this kernel alone).
 template <int GROUPS, int STAGES>
-static void walk_wide(const Prefill& p, const Maps& maps, uint32_t parts, int device, cudaStream_t stream) {
-  const uint32_t items = p.HV * parts, resident = sms_of(device);
-  const dim3 grid = GROUPS == 1 ? dim3(2, p.HV, parts) : dim3(p.segment ? std::min(items, resident) : items);
-  launch<gdn_prefill_group<GROUPS, STAGES>>(grid, group_threads(GROUPS, true), group_shared<GROUPS, STAGES>(), device, stream,
-                                            p, maps, static_cast<int>(items));
+static void launch_inter_chunk(const Prefill& p, const Maps& maps, uint32_t parts, int device, cudaStream_t stream) {
+  const uint32_t tiles = p.HV * parts, resident = sms_of(device);
+  const dim3 grid = GROUPS == 1 ? dim3(2, p.HV, parts) : dim3(p.segment ? std::min(tiles, resident) : tiles);
+  launch<gdn_prefill_inter_chunk_sm90<GROUPS, STAGES>>(grid, group_threads(GROUPS, true), group_shared<GROUPS, STAGES>(), device, stream,
+                                            p, maps, static_cast<int>(tiles));
 }
 template <int GROUPS, int STAGES>
-static void transfer_wide(const Prefill& p, const Maps& maps, int device, cudaStream_t stream) {
-  const dim3 grid(4 / GROUPS, p.HV, static_cast<uint32_t>(p.T / (p.segment * CHUNK)));
-  launch<gdn_prefill_group_transfer<GROUPS, STAGES>>(grid, group_threads(GROUPS, false), group_shared<GROUPS, STAGES>(), device,
+static void launch_transfer(const Prefill& p, const Maps& maps, int device, cudaStream_t stream) {
+  const dim3 grid(4 / GROUPS, p.HV, static_cast<uint32_t>(p.num_tokens / (p.segment * CHUNK)));
+  launch<gdn_prefill_transfer_sm90<GROUPS, STAGES>>(grid, group_threads(GROUPS, false), group_shared<GROUPS, STAGES>(), device,
                                                      stream, p, maps);
 }
-static void walk_parts(const Prefill& p, const Maps& one, const Maps& two, uint32_t parts, int device, cudaStream_t stream) {
-  // How many segments there are if one sequence has nearly all tokens; its last is not moved. `parts` is the most that there can be.
-  const int64_t unit = int64_t{p.segment} * CHUNK, likely = p.segment ? (p.T + unit - 1) / unit : p.N;
+static void launch_inter_chunk_sm90(const Prefill& p, const Maps& one, const Maps& two, uint32_t parts, int device,
+                                    cudaStream_t stream) {
+  // How many segments there are if one sequence has nearly all tokens; its last has no transfer. `parts` is the most that there
+  // can be. One warpgroup for a CTA of the transfer while all of them (two halves, each for L and for Phi) can have an SM.
+  // Choosing by the segments that there are came with two other changes: together 1x8192 71 us instead of 83 (ladder,
+  // "Fewer products", H200). Not measured alone.
+  const int64_t unit = int64_t{p.segment} * CHUNK, likely = p.segment ? (p.num_tokens + unit - 1) / unit : p.N;
   const int64_t moved = (likely - 1) * p.HV, count = sms_of(device);
   if (p.segment) {
-    if (4 * moved <= count) transfer_wide<1, 4>(p, one, device, stream);
-    else transfer_wide<2, 3>(p, two, device, stream);
-    scan(p, device, stream);
+    if (4 * moved <= count) launch_transfer<1, 4>(p, one, device, stream);
+    else launch_transfer<2, 3>(p, two, device, stream);
+    launch_scan(p, device, stream);
   }
-  if (crowded(likely, p.HV, count)) walk_wide<2, 3>(p, two, parts, device, stream);
-  else walk_wide<1, 4>(p, one, parts, device, stream);
+  if (more_than_one_wave(likely, p.HV, count)) launch_inter_chunk<2, 3>(p, two, parts, device, stream);
+  else launch_inter_chunk<1, 4>(p, one, parts, device, stream);
 }
 
-bool walk_wide(Prefill p, int segments, const Allocate& allocate, int device, cudaStream_t stream) {
+bool launch_sm90(Prefill p, int segments, const Allocate& allocate, int device, cudaStream_t stream) {
   if (!has_wgmma(device)) return false;
   Maps one{}, two{};
   make_maps(p, one, two);
-  const uint32_t parts = make_room(p, segments, MATRIX, device, allocate);
-  if (!p.segment && walk_ordered(p, one, two, allocate, device, stream)) return true;
-  prepare<true>(p, one.k, device, stream);
-  walk_parts(p, one, two, parts, device, stream);
+  const uint32_t parts = allocate_workspace(p, segments, MATRIX, device, allocate);
+  if (!p.segment && launch_sm90_tiles(p, one, two, allocate, device, stream)) return true;
+  launch_intra_chunk<gdn_prefill_intra_chunk_sm90<false>, true>(p, one.k, device, stream);
+  launch_inter_chunk_sm90(p, one, two, parts, device, stream);
   return true;
 }
 

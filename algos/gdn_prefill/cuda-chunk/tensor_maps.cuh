@@ -1,4 +1,4 @@
-// What TMA is told of the tensors (inter_chunk_sm90.cuh's Maps), for the launches by warpgroups: launch_sm90.cu and launch_sm90_tiles.cu.
+// The TMA descriptors of the tensors (inter_chunk_sm90.cuh's Maps), for launch_sm90.cu and launch_sm90_tiles.cu.
 #pragma once
 
 #include "inter_chunk_sm90.cuh"
@@ -9,23 +9,25 @@ namespace gdn {
 
 // A map that the driver does not make is an exception: nothing slower runs in its place.
 
-// [T, heads, 128] bf16 for tma_load_box: 64 tokens of one head, `halves` times 64 columns; tokens from T on are zeros.
-inline void make_map(CUtensorMap& map, const void* base, int64_t T, int heads, uint32_t halves) {
-  const cuuint64_t tokens = static_cast<cuuint64_t>(T), count = static_cast<cuuint64_t>(heads);
+// [num_tokens, heads, 128] bf16 for tma_load_box: 64 tokens of one head, `halves` times 64 columns; tokens from num_tokens on are
+// zeros.
+inline void make_map(CUtensorMap& map, const void* base, int64_t num_tokens, int heads, uint32_t halves) {
+  const cuuint64_t tokens = static_cast<cuuint64_t>(num_tokens), count = static_cast<cuuint64_t>(heads);
   check(flashcore::make_tensor_map<4>(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, base, {64, tokens, 2, count},
-                                      {count * D * 2, 128, D * 2}, {64, CHUNK, halves, 1}));
+                                      {count * HEAD_DIM * 2, 128, HEAD_DIM * 2}, {64, CHUNK, halves, 1}));
 }
 
 // All states' rows for tma_load_state: 64 or 128 of them, in four blocks of 32 columns.
 inline void make_state_map(CUtensorMap& map, const Prefill& p, uint32_t rows) {
   check(flashcore::make_tensor_map<3>(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, p.state,
-                                      {32, static_cast<cuuint64_t>(p.N) * p.HV * D, D / 32}, {D * 4, 128}, {32, rows, D / 32}));
+                                      {32, static_cast<cuuint64_t>(p.N) * p.HV * HEAD_DIM, HEAD_DIM / 32}, {HEAD_DIM * 4, 128},
+                                      {32, rows, HEAD_DIM / 32}));
 }
 
 // For one warpgroup's boxes, and for two.
 inline void make_maps(const Prefill& p, Maps& one, Maps& two) {
-  make_map(one.q, p.q, p.T, p.H, 2), make_map(one.k, p.k, p.T, p.H, 2);
-  make_map(one.v, p.v, p.T, p.HV, 1), make_map(two.v, p.v, p.T, p.HV, 2);
+  make_map(one.q, p.q, p.num_tokens, p.H, 2), make_map(one.k, p.k, p.num_tokens, p.H, 2);
+  make_map(one.v, p.v, p.num_tokens, p.HV, 1), make_map(two.v, p.v, p.num_tokens, p.HV, 2);
   two.q = one.q, two.k = one.k;
 }
 
@@ -34,9 +36,9 @@ inline void make_maps(const Prefill& p, Maps& one, Maps& two) {
 #pragma GCC visibility push(hidden)
 namespace gdn {
 
-// launch_sm90_tiles.cu: the preparation and the walk in order of length, no sequence cut; false, with nothing done, where each half of V
-// can have an SM.
-bool walk_ordered(Prefill p, Maps one, Maps two, const Allocate& allocate, int device, cudaStream_t stream);
+// launch_sm90_tiles.cu: both kernels with the tile scheduler, no sequence cut; false, with nothing done, where the half tiles are
+// no more than one wave.
+bool launch_sm90_tiles(Prefill p, Maps one, Maps two, const Allocate& allocate, int device, cudaStream_t stream);
 
 }  // namespace gdn
 #pragma GCC visibility pop

@@ -1,40 +1,43 @@
-// The tile scheduler where sequences differ in length: longest first, so that none is left for the end. One CTA
-// of the preparation sorts, beside the others; the host reads no cu_seqlens. The consumers (inter_chunk_sm90_tiles.cuh) take work tiles in this
-// order, whoever is free the next one; or each CTA takes its turn, where lengths hardly differ.
+// The tile scheduler where sequences differ in length: longest first, so that no long one is left for the end. One more CTA of
+// the intra-chunk launch sorts the sequences while the others work; the host reads no cu_seqlens. The CTAs of
+// inter_chunk_sm90_tiles.cuh then take work tiles in this order from a counter (dynamic), or by their own number where lengths
+// hardly differ (static).
 #pragma once
 
 #include "chunk.cuh"
 
 namespace gdn {
 
-enum Way : uint32_t {
-  IN_TURN,        // whole items as they come, CTA i those from number i on in steps of all CTAs
-  LONGEST_FIRST,  // whole items, each taken by who is free
-  HALVES,         // the same, of halves of V
+enum Schedule : uint32_t {
+  STATIC,         // whole tiles in the sequences' order: CTA i has tiles i, i + CTAs, i + 2 CTAs, ...
+  LONGEST_FIRST,  // whole tiles, longest first: a CTA that is free takes the next one
+  HALVES,         // the same with tiles of half of V
 };
 
-// What there is to do, and which way is through with it first. An SM walks a chunk of a whole item in FULL and of a half,
-// alone, in HALF (us / 10 on an H200; only the ratios count): halves cost more in all, but the longest sequence is through
-// sooner. TAKING is what a CTA's place in the order, instead of its number, may cost once.
+// What there is to do, and which schedule ends first. An SM needs FULL for a chunk of a whole tile and HALF for one of a half
+// tile (us / 10 on an H200: 2.0 and 1.3 us, the ladder's "Longest first"; only the ratios count): half tiles cost more in all,
+// but the longest sequence ends sooner. TAKING, 1 us, is what it may cost once that a CTA's tile comes from the order and not
+// from its number; not measured alone (a first version that always took the order lost 3.6 us at 16x256, now 1.0 are lost).
 struct Load {
   uint32_t longest, shortest, chunks;  // chunks: of the longest sequence, of the shortest, of all
   static constexpr float FULL = 20, HALF = 13, TAKING = 10;
 
-  // How many chunks the CTA walks that is done last, at the least: the longest item; the mean; some CTA has the mean number of
-  // items, rounded up, and none is shorter than the shortest. Longest first comes near this. `each`: items of a sequence.
-  __host__ __device__ float least(uint32_t items, uint32_t each, uint32_t ctas) const {
-    const float mean = static_cast<float>(chunks) * each / ctas, rounds = (items + ctas - 1) / ctas;
+  // A lower bound for the chunks of the CTA that ends last: the longest tile; the mean; and some CTA has the mean number of tiles,
+  // rounded up, none shorter than the shortest. Longest first comes near this. `each`: tiles of a sequence.
+  __host__ __device__ float least(uint32_t tiles, uint32_t each, uint32_t ctas) const {
+    const float mean = static_cast<float>(chunks) * each / ctas, rounds = (tiles + ctas - 1) / ctas;
     return fmaxf(fmaxf(longest, rounds * shortest), mean);
   }
-  __host__ __device__ Way way(uint32_t N, uint32_t HV, uint32_t ctas) const {
+  __host__ __device__ Schedule schedule(uint32_t N, uint32_t HV, uint32_t ctas) const {
     const float rounds = (N * HV + ctas - 1) / ctas;
     const float in_turn = FULL * longest * rounds;  // at the most
     const float first = FULL * least(N * HV, HV, ctas) + TAKING, halves = HALF * least(2 * N * HV, 2 * HV, ctas) + TAKING;
-    return in_turn <= fminf(first, halves) ? IN_TURN : halves < first ? HALVES : LONGEST_FIRST;
+    return in_turn <= fminf(first, halves) ? STATIC : halves < first ? HALVES : LONGEST_FIRST;
   }
 };
 
-// An item, in one load. In the plan it stands for all of a sequence's, and `what` is that sequence; see inter_chunk_sm90_tiles.cuh.
+// A work tile, read in one load. In the plan one stands for all tiles of a sequence, and `what` is that sequence; see
+// inter_chunk_sm90_tiles.cuh.
 struct alignas(16) ScheduledTile {
   uint32_t what;
   int first, tokens;  // its first token, how many
@@ -42,21 +45,21 @@ struct alignas(16) ScheduledTile {
 };
 
 struct alignas(16) Plan {
-  uint32_t taken;  // items, beside the first one of each CTA
-  Way way;
+  uint32_t taken;  // tiles, without the first one of each CTA
+  Schedule schedule;
   // [N], in the order in which they are taken. Among sequences of as many chunks, or of BINS - 1 and more, any may come first.
-  __device__ __forceinline__ ScheduledTile* pieces() { return reinterpret_cast<ScheduledTile*>(this + 1); }
+  __device__ __forceinline__ ScheduledTile* tiles() { return reinterpret_cast<ScheduledTile*>(this + 1); }
 };
 
 constexpr int BINS = 256;  // by chunks, and as many threads
-struct OrderShared {
+struct SortShared {
   uint32_t bins[BINS];     // how many sequences, then where the next one goes
   uint32_t before[BINS / 32];
   Load load;
 };
 
 // A counting sort by all threads of a CTA.
-__device__ __forceinline__ void make_order(const Prefill& p, OrderShared& s) {
+__device__ __forceinline__ void sort_tiles(const Prefill& p, SortShared& s) {
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const auto tokens_of = [&](int n) { return max(p.border(n + 1) - p.border(n), 0); };
   const auto bin_of = [](int tokens) { return BINS - 1 - min((tokens + CHUNK - 1) / CHUNK, BINS - 1); };
@@ -88,14 +91,14 @@ __device__ __forceinline__ void make_order(const Prefill& p, OrderShared& s) {
   for (int w = 0; w < BINS / 32 - 1; ++w)
     if (w < warp) to += s.before[w];
   s.bins[thread] = to - here;
-  const Way way = s.load.way(p.N, p.HV, p.ctas);
+  const Schedule schedule = s.load.schedule(p.N, p.HV, p.ctas);
   __syncthreads();
 #pragma unroll 1
   for (int n = thread; n < p.N; n += BINS) {
-    const int tokens = tokens_of(n), place = way == IN_TURN ? n : static_cast<int>(atomicAdd(&s.bins[bin_of(tokens)], 1u));
-    p.plan->pieces()[place] = {static_cast<uint32_t>(n), p.border(n), tokens, 0};
+    const int tokens = tokens_of(n), place = schedule == STATIC ? n : static_cast<int>(atomicAdd(&s.bins[bin_of(tokens)], 1u));
+    p.plan->tiles()[place] = {static_cast<uint32_t>(n), p.border(n), tokens, 0};
   }
-  if (thread == 0) p.plan->taken = 0, p.plan->way = way;
+  if (thread == 0) p.plan->taken = 0, p.plan->schedule = schedule;
 }
 
 }  // namespace gdn

@@ -40,9 +40,9 @@ struct MNMajor {
   __device__ __forceinline__ explicit MNMajor(uint32_t at) : word((at >> 4 & 0x3fff) | NEXT / 16 << 16) {}
 };
 // The same, `bytes` further.
-template <typename B>
-__device__ __forceinline__ uint64_t advance(const B& b, uint32_t bytes) {
-  return static_cast<uint64_t>(B::HIGH) << 32 | (b.word + bytes / 16);
+template <typename Descriptor>
+__device__ __forceinline__ uint64_t advance(const Descriptor& b, uint32_t bytes) {
+  return static_cast<uint64_t>(Descriptor::HIGH) << 32 | (b.word + bytes / 16);
 }
 
 #define GDN_D(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
@@ -102,13 +102,13 @@ __device__ __forceinline__ void product(float (&d)[8][4], uint64_t a, uint64_t b
 
 // Registers of each thread of a warpgroup from here on, all of it; warpgroup_reg_alloc waits until others of the CTA have given up
 // as many.
-template <int N>
+template <int REGISTERS>
 __device__ __forceinline__ void warpgroup_reg_dealloc() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
-template <int N>
+template <int REGISTERS>
 __device__ __forceinline__ void warpgroup_reg_alloc() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
 // --- copies -----------------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ __device__ __forceinline__ void bulk_load(uint32_t to, const void* from, uint32_
                : "memory");
 }
 // One box of `map` (make_map in launch_sm90.cu), [1 or 2 halves][64 tokens][64 columns] of `head` from `half` and `token` on; zeros
-// from token T on.
+// from token num_tokens on.
 __device__ __forceinline__ void tma_load_box(uint32_t to, const CUtensorMap& map, int token, int half, int head, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
@@ -138,7 +138,7 @@ __device__ __forceinline__ void tma_load_state(uint32_t to, const CUtensorMap& m
 __device__ __forceinline__ void prefetch_l2(const void* from, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
-// `bytes` from shared to global memory by TMA, and until it has read all that this thread has asked it for.
+// `bytes` from shared to global memory by TMA, and until it has read all stores of this thread.
 __device__ __forceinline__ void bulk_store(void* to, uint32_t from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(to), "r"(from),
                "r"(bytes)

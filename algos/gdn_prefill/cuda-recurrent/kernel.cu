@@ -21,15 +21,16 @@ namespace gdn {
 
 struct Table { static constexpr const auto& rows = TUNED; };
 
-// q, k [T,H,128] bf16; v [T,HV,128] bf16; state [N,HV,128,128] f32; A_log, dt_bias [HV] f32; a, b [T,HV] bf16;
-// cu_seqlens [N+1] int64, from 0 up to T, read on the device; scale None or 0: 1/sqrt(128). Writes output [T,HV,128]
-// bf16 and new_state like state, which may be state itself. Any N, T >= 0 and H >= 1, HV a multiple of H.
+// q, k [num_tokens, H, 128] bf16; v [num_tokens, HV, 128] bf16; state [N, HV, 128, 128] f32; A_log, dt_bias [HV] f32; a, b
+// [num_tokens, HV] bf16; cu_seqlens [N + 1] int64, from 0 up to num_tokens, read on the device; scale None or 0: 1/sqrt(128).
+// Writes output [num_tokens, HV, 128] bf16 and new_state like state, which may be state itself. Any N, num_tokens >= 0 and H >=
+// 1, HV a multiple of H.
 void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView state, ffi::TensorView A_log,
          ffi::TensorView a, ffi::TensorView dt_bias, ffi::TensorView b, ffi::TensorView cu_seqlens,
          ffi::Optional<double> scale, ffi::TensorView output, ffi::TensorView new_state) {
-  if (q.ndim() != 3 || v.ndim() != 3) TVM_FFI_THROW(ValueError) << "q and v: expected 3 dimensions [T, heads, 128]";
+  if (q.ndim() != 3 || v.ndim() != 3) TVM_FFI_THROW(ValueError) << "q and v: expected 3 dimensions [num_tokens, heads, 128]";
   if (state.ndim() != 4) TVM_FFI_THROW(ValueError) << "state: expected 4 dimensions [N, HV, 128, 128]";
-  const int64_t T = q.size(0), H = q.size(1), HV = v.size(1), N = state.size(0);
+  const int64_t num_tokens = q.size(0), H = q.size(1), HV = v.size(1), N = state.size(0);
   if (H < 1 || HV < 1 || HV % H) TVM_FFI_THROW(ValueError) << "HV = " << HV << " is no multiple of H = " << H;
   const DLDevice device = state.device();
   if (device.device_type != kDLCUDA) TVM_FFI_THROW(ValueError) << "state: expected on a CUDA device";
@@ -37,22 +38,22 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
   using bf = __nv_bfloat16;
   const double s = scale.value_or(0.0);
   const Arguments p = {
-      data<const float>(state, "state", f32, {N, HV, V, K}, device),
+      data<const float>(state, "state", f32, {N, HV, V_DIM, K_DIM}, device),
       data<const int64_t>(cu_seqlens, "cu_seqlens", i64, {N + 1}, device),
-      data<const bf>(k, "k", bf16, {T, H, K}, device),
-      data<const bf>(q, "q", bf16, {T, H, K}, device),
-      data<const bf>(v, "v", bf16, {T, HV, V}, device),
-      data<const bf>(a, "a", bf16, {T, HV}, device),
-      data<const bf>(b, "b", bf16, {T, HV}, device),
+      data<const bf>(k, "k", bf16, {num_tokens, H, K_DIM}, device),
+      data<const bf>(q, "q", bf16, {num_tokens, H, K_DIM}, device),
+      data<const bf>(v, "v", bf16, {num_tokens, HV, V_DIM}, device),
+      data<const bf>(a, "a", bf16, {num_tokens, HV}, device),
+      data<const bf>(b, "b", bf16, {num_tokens, HV}, device),
       data<const float>(A_log, "A_log", f32, {HV}, device),
       data<const float>(dt_bias, "dt_bias", f32, {HV}, device),
-      data<float>(new_state, "new_state", f32, {N, HV, V, K}, device),
-      data<bf>(output, "output", bf16, {T, HV, V}, device),
-      static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(K)) : s),
+      data<float>(new_state, "new_state", f32, {N, HV, V_DIM, K_DIM}, device),
+      data<bf>(output, "output", bf16, {num_tokens, HV, V_DIM}, device),
+      static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(K_DIM)) : s),
       static_cast<uint32_t>(H),
       static_cast<uint32_t>(HV),
-      T,
-      N ? T / N : 0,
+      num_tokens,
+      N ? num_tokens / N : 0,
       Divisor(static_cast<uint32_t>(HV)),
       Divisor(static_cast<uint32_t>(HV / H)),
   };

@@ -16,6 +16,7 @@ from ..machine.inventory import Gpu
 from ..records import below_floor
 from ..records.store import Writer
 from ..schema.record_types import Blame, Document, Environment, GpuName, Record, Status
+from . import compile_ahead
 from .jobs import Job, Outcome, execute
 from .planning import Plan, key, name
 
@@ -68,6 +69,7 @@ def _lane(
             held.enter_context(locks.gpu(gpu.uuid, say, f"GPU {gpu.index}", given_up))
         if any(job.mode == "cpu" and job.tiers for job in jobs):
             held.enter_context(locks.cpu(say, given_up))
+        compile_ahead.ahead(jobs, tally.compiling, given_up)
         for job in jobs:
             tally.begin(job)
             outcome = execute(job, partial(tally.add, job), given_up)
@@ -85,6 +87,10 @@ class _Tally:
         self.ranks: dict[int, tuple[float, ...]] = {}  # by record
         self.gpus = list(dict.fromkeys(job.gpu for job in plan.jobs))
         self.lock = threading.Lock()
+
+    def compiling(self, line: str) -> None:
+        with self.lock:
+            self.progress(line, self.done, self.total)
 
     def begin(self, job: Job) -> None:
         with self.lock:

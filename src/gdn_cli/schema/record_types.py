@@ -28,23 +28,23 @@ def _written(default: Any) -> Any:
 class Call(msgspec.Struct, kw_only=True):
     """Which call a record is about: a workload by its uuid and axes."""
 
-    uuid: str | None = None
-    axes: dict[str, int] = {}
-    index: int | None = None  # place in the contest's (or the folder's) order; None for a generated workload
-    origin: str = "twin"  # or "dataset"
+    uuid: str | None = None  # of the workload
+    axes: dict[str, int] = {}  # the sizes that vary, such as batch_size
+    index: int | None = None  # its number in the contest's or the folder's order; None for a generated workload
+    origin: str = "twin"  # twin (drawn from the uuid) or dataset
     stress: str | msgspec.UnsetType | None = msgspec.UNSET  # the family of hard inputs (`gdn run --stress`)
 
 
 class Check(msgspec.Struct, kw_only=True):
     """How the results compare with the float64 reference."""
 
-    passed: bool = True
+    passed: bool = True  # by every rule of gdn
     reason: str | None = None  # the first rule that failed, in words
     official: bool = True  # whether the contest's rule passed
-    max_abs_error: NotNegative | None = 0.0  # None where it is NaN or Inf
-    max_rel_error: NotNegative | None = 0.0
+    max_abs_error: NotNegative | None = 0.0  # largest of an element; None where it is NaN or Inf
+    max_rel_error: NotNegative | None = 0.0  # the same, relative to the reference's element
     errors: dict[str, NotNegative | None] = {}  # output -> relative Frobenius error
-    inputs_changed: list[str] = []
+    inputs_changed: list[str] = []  # names of inputs that the call overwrote
     unwritten: dict[str, int] = {}  # output -> elements that nothing wrote
 
     def fail(self, reason: str) -> None:
@@ -54,102 +54,102 @@ class Check(msgspec.Struct, kw_only=True):
 
 
 class HostLoad(msgspec.Struct, kw_only=True):
-    """What the host did while calls on a CPU were timed (machine/host_load.py)."""
+    """What the host did while calls on a CPU were timed."""
 
     rounds_us: tuple[NotNegative, ...]  # the median of each round that counts, in their order
     span_s: NotNegative  # from the first sample that counts to the last
-    taken: Count  # rounds
-    aside: Count = 0  # of them do not count, because the host disturbed them and the others are enough
-    waiting: Count = 0  # rounds, of all that were taken: others had the CPUs
-    slowed: Count = 0  # and: a CPU did less than it can
-    preempted: Count = 0  # times, in all rounds
-    others: NotNegative = 0.0  # CPUs that other processes used meanwhile,
-    cpus: Count = 0  # of so many; 0 where the system does not say
+    taken: Count  # rounds in all
+    aside: Count = 0  # rounds that do not count, because the host disturbed them and enough others are left
+    waiting: Count = 0  # rounds in which threads had to wait, because others had the CPUs
+    slowed: Count = 0  # rounds in which a CPU did less than it can
+    preempted: Count = 0  # how often a thread was put aside, in all rounds
+    others: NotNegative = 0.0  # how many CPUs other processes used meanwhile
+    cpus: Count = 0  # how many CPUs there are; 0 where the system does not say
 
 
 class Timing(msgspec.Struct, kw_only=True):
     """What one tier measured for one call on one workload. All times in microseconds."""
 
-    tier: str
-    median_us: Positive
+    tier: str  # that measured it: cupti, events, graph, nvbench, fib or wall
+    median_us: Positive  # the time
     low_us: Positive  # the 25th percentile
-    high_us: Positive  # the 75th
-    samples: Annotated[int, Meta(ge=1)]
+    high_us: Positive  # the 75th percentile
+    samples: Annotated[int, Meta(ge=1)]  # how many
     l2: str | None = None  # cold or warm; None on a CPU
     kernels: Annotated[int, Meta(ge=0)] | NotNegative | None = None  # launched by one call, as far as the tier can see
     span_us: NotNegative | None = None  # first start to last end, where several kernels ran
     note: str | None = None  # a fall-back, or a doubt about the number
     how: str | None = None  # what the tier did, where its name does not say it all
-    places: Count = 1  # of the buffers in memory; a sample is the mean of a call in each
-    ci_low_us: Positive | None = None  # the median's 95 % interval
-    ci_high_us: Positive | None = None
+    places: Count = 1  # sets of buffers in memory; a sample is the mean of a call on each
+    ci_low_us: Positive | None = None  # low end of the median's 95 % interval
+    ci_high_us: Positive | None = None  # high end
     stopped: str = "count"  # target (the interval is narrow enough), time (it is not), or count (asked for exactly)
-    busy_s: NotNegative | None = None  # the loop of samples alone
-    took_s: NotNegative | None = None  # the whole measurement, warm-up and bookkeeping included
+    busy_s: NotNegative | None = None  # seconds that the loop of samples took
+    took_s: NotNegative | None = None  # seconds of the whole measurement, with warm-up and bookkeeping
     histogram: tuple[
         tuple[Positive, Annotated[int, Meta(ge=1)]], ...
     ] = ()  # every sample, as (microseconds, how often)
-    host: HostLoad | None = None  # None on a GPU
+    host: HostLoad | None = None  # what disturbed the CPU; None on a GPU
     spread: NotNegative = 0.0  # half the interquartile range, as a share of the median
 
 
 class GpuState(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The GPU at one moment; None where NVML does not say."""
 
-    sm_mhz: int | None = None
-    memory_mhz: int | None = None
-    temperature_c: int | None = None
-    power_w: NotNegative | None = None
+    sm_mhz: int | None = None  # clock of the SMs
+    memory_mhz: int | None = None  # clock of the memory
+    temperature_c: int | None = None  # degrees Celsius
+    power_w: NotNegative | None = None  # watts
     throttle: list[str] | None = None  # why its clocks are held down; [] if nothing holds them
-    other_processes: int | None = None  # with a compute context on it, besides gdn's
+    other_processes: int | None = None  # how many others have a compute context on it
 
 
 class GpuStates(msgspec.Struct, kw_only=True):
     """The GPU around one measurement."""
 
-    before: GpuState
+    before: GpuState  # the first call
     during: list[GpuState]  # the first, the middle and the last of many
-    after: GpuState
+    after: GpuState  # the last call
 
 
 class GpuName(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Which GPU a record was made on, where GPUs were chosen or rented."""
 
-    uuid: str
-    name: str
-    index: int | None = None  # None for a rented one: every container's begin at 0
-    capability: str | None = None
+    uuid: str  # as nvidia-smi has it
+    name: str  # such as NVIDIA H200
+    index: int | None = None  # its number here; None for a rented one
+    capability: str | None = None  # "9.0"
 
 
 class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One measurement: an algo on a workload in a tier."""
 
-    op: str
-    algo: str  # or a floor's name: copy, empty, copy-rate
-    source_hash: str | None  # of the packed sources
+    op: str  # such as gdn_decode
+    algo: str  # its name; or copy, empty or copy-rate, which gdn times itself
+    source_hash: str | None  # hash of the packed sources: equal for equal code
     mode: str  # cuda, cpu or interpreter
-    tier: str | None  # that was asked for; None where nothing was timed
-    workload: Call | None  # None: it is about the algo, or the machine, as a whole
-    status: Status
-    reason: str | None
+    tier: str | None  # the tier that was asked for; None where nothing was timed
+    workload: Call | None  # on what; None: the record is about the algo, or the machine, as a whole
+    status: Status  # passed, or what went wrong
+    reason: str | None  # what went wrong, in words
     code: int | None = None  # the exit code that goes with the status, where the status alone does not say it
-    check: Check | None = None
+    check: Check | None = None  # whether the results are right
     probes: dict[str, str | None] | None = None  # probe -> what it found
-    timing: Timing | None = None
-    bytes_moved: Count | None = None  # that the op must move on this workload
+    timing: Timing | None = None  # how fast
+    bytes_moved: Count | None = None  # bytes that the op must read and write on this workload
     doubts: list[str] | None = None  # why the time is not to be trusted as it stands; None where nothing was timed
-    gpu: GpuName | None = None
-    gpu_state: GpuStates | None = None
+    gpu: GpuName | None = None  # which one, where several were used
+    gpu_state: GpuStates | None = None  # clocks, heat and power around the measurement
     backend: str | None = None  # which of its paths the algo took
-    how: str | None = None  # of a floor: what was copied, and by what
+    how: str | None = None  # of a copy: what was copied, and by what
     tuned_for: str | None = None  # the GPU that its constants were tuned on
-    tuned_nearest: bool | None = None  # whether that is another GPU than this one
-    added: bool = False  # gdn put it in to compare with
+    tuned_nearest: bool | None = None  # true where that is another GPU than this one
+    added: bool = False  # nobody asked for it: gdn added it to compare with
     in_place: bool = False  # outputs overwrote inputs (`--in-place`)
-    setup: str | None = None  # of the algo: what was done once for the inputs and is in no time
+    setup: str | None = None  # the algo's function that prepared the inputs; its time is not counted
     rounds_us: list[Positive] | None = None  # samples in their order, until they have been compared
-    trace: list[str] | None = None  # of an exception
-    unfinished: Count | None = None  # workloads that the worker did not come to
+    trace: list[str] | None = None  # lines of a Python traceback
+    unfinished: Count | None = None  # how many workloads the worker did not come to
     tail: list[str] | None = None  # last lines of a worker that ended too soon
     answer: Any = None  # of a profiler's target; a profile has a file of its own
 
@@ -191,25 +191,25 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
 class Environment(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Where records were made."""
 
-    versions: dict[str, str] = {}
-    where: str | None = None  # modal: not this machine. These three are of the container there:
-    image: str | None = None
-    asked: str | None = None  # the GPU that was asked for
-    gpus: list[str] | None = None  # that it had
-    gpu: str | None = None
-    gpu_index: int | None = None
-    gpu_uuid: str | None = None
-    capability: str | None = None  # "9.0"
-    sms: int | None = None
-    l2_bytes: int | None = None
-    driver: str | None = None
-    max_sm_clock_mhz: int | None = None
-    cuda: str | None = None  # that torch was built with
-    architectures: str | None = None  # that every algo is built for, where somebody asked for it
-    cpu: str | None = None
-    cpus: int | None = None
-    threads: int | None = None  # of torch, on a CPU
-    affinity: str | None = None  # "0-3,8"
+    versions: dict[str, str] = {}  # package -> version
+    where: str | None = None  # modal: a rented GPU, not this machine
+    image: str | None = None  # the container's, at Modal
+    asked: str | None = None  # the GPU that was asked for at Modal
+    gpus: list[str] | None = None  # the GPUs that the container had
+    gpu: str | None = None  # its name
+    gpu_index: int | None = None  # its number here
+    gpu_uuid: str | None = None  # as nvidia-smi has it
+    capability: str | None = None  # the GPU's compute capability: "9.0"
+    sms: int | None = None  # streaming multiprocessors
+    l2_bytes: int | None = None  # size of L2
+    driver: str | None = None  # its version
+    max_sm_clock_mhz: int | None = None  # highest clock of the SMs
+    cuda: str | None = None  # version of CUDA that torch was built with
+    architectures: str | None = None  # TVM_FFI_CUDA_ARCH_LIST, where it was set
+    cpu: str | None = None  # its name
+    cpus: int | None = None  # how many
+    threads: int | None = None  # of torch, where it ran on the CPU
+    affinity: str | None = None  # the CPUs that the process may use: "0-3,8"
 
     @property
     def device(self) -> str | None:
@@ -224,27 +224,27 @@ class Environment(msgspec.Struct, kw_only=True, omit_defaults=True):
 class Missing(msgspec.Struct, kw_only=True, omit_defaults=True):
     """An algo that could not run here."""
 
-    op: str
-    algo: str
-    reason: str | None = None
-    hint: str | None = None
+    op: str  # of the algo
+    algo: str  # its name
+    reason: str | None = None  # why it could not run
+    hint: str | None = None  # what would help
 
 
 class Comparison(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A candidate against a baseline at one workload, or over a set of them (records/statistics.py makes it)."""
 
     ratio: Positive  # baseline time / candidate time: above 1, the candidate is faster
-    low: Positive  # the ratio's interval at `level`
-    high: Positive
+    low: Positive  # low end of the ratio's interval
+    high: Positive  # high end
     verdict: str  # of the candidate: FASTER, SLOWER or SAME
     rounds: Count  # samples of each; of the one with fewer, where they were not paired
     log_sd: NotNegative  # the standard error of log(ratio)
-    df: int | Number  # degrees of freedom that the error is known with
-    run_sd: NotNegative = _written(0.0)  # the part of it that all workloads of one saved record share
-    level: Number
-    threshold: Number
+    df: int | Number  # degrees of freedom of that error
+    run_sd: NotNegative = _written(0.0)  # the part of the error that all workloads of one saved file share
+    level: Number  # of the interval: 0.99
+    threshold: Number  # differences below this share are SAME
     method: str  # where the numbers come from, in words
-    resolution: Number  # the smallest difference, as a share, that would have had a verdict: what SAME means here
+    resolution: Number  # SAME means: no difference larger than this share
 
     @property
     def half_width(self) -> float:
@@ -253,108 +253,106 @@ class Comparison(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Compared(Comparison, kw_only=True, omit_defaults=True):
-    """One with what was compared."""
+    """A candidate against a baseline at one workload, with their names and times."""
 
-    op: str
-    mode: str
-    tier: str
-    baseline: str
-    algo: str
-    workload: Call | None = None
-    doubted: bool = _written(False)  # a time of the two is in doubt
-    baseline_us: Positive | None = None
-    us: Positive | None = None
+    op: str  # such as gdn_decode
+    mode: str  # cuda, cpu or interpreter
+    tier: str  # how it was timed
+    baseline: str  # the algo to compare with
+    algo: str  # the candidate
+    workload: Call | None = None  # on what; None for a mean over several
+    doubted: bool = _written(False)  # one of the two times is in doubt
+    baseline_us: Positive | None = None  # the baseline's time
+    us: Positive | None = None  # the candidate's time
 
 
 class Overall(Compared):
     """The same over a set of workloads: the geometric mean of their ratios."""
 
-    workloads: Count
-    verdicts: dict[str, Count]  # verdict -> workloads
+    workloads: Count  # how many
+    verdicts: dict[str, Count]  # verdict -> how many workloads have it
 
 
 class BestPeer(msgspec.Struct, kw_only=True):
     """The fastest peer at one workload of a comparison, beside the first algo."""
 
-    op: str
-    mode: str
-    tier: str
-    algo: str  # the first
-    workload: Call
-    us: Positive
-    peer: str
-    peer_us: Positive
+    op: str  # such as gdn_decode
+    mode: str  # cuda, cpu or interpreter
+    tier: str  # how it was timed
+    algo: str  # the first algo of the command
+    workload: Call  # on what
+    us: Positive  # the first algo's time
+    peer: str  # the fastest peer
+    peer_us: Positive  # its time
     ratio: Positive  # the peer's time / the first's: above 1, the first is faster
-    low: Positive
-    high: Positive
-    doubted: bool = False
+    low: Positive  # low end of the ratio's interval
+    high: Positive  # high end
+    doubted: bool = False  # one of the two times is in doubt
 
 
 class BestPeers(msgspec.Struct, kw_only=True):
     """The same over all workloads."""
 
-    op: str
-    mode: str
-    tier: str
-    algo: str
-    workloads: Count
-    ratio: Positive  # the geometric mean
-    least: Positive
-    slower: Count  # workloads at which the first is slower
+    op: str  # such as gdn_decode
+    mode: str  # cuda, cpu or interpreter
+    tier: str  # how it was timed
+    algo: str  # the first algo of the command
+    workloads: Count  # how many
+    ratio: Positive  # the geometric mean of the ratios
+    least: Positive  # the smallest ratio
+    slower: Count  # how many workloads the peer wins
 
 
 class Largest(msgspec.Struct, kw_only=True):
     """An algo's largest error on hard inputs."""
 
-    op: str
-    algo: str
-    mode: str
+    op: str  # such as gdn_decode
+    algo: str  # its name
+    mode: str  # cuda, cpu or interpreter
     error: NotNegative | None  # relative, Frobenius; None: not finite
-    output: str
-    stress: str  # which input
+    output: str  # in which output
+    stress: str  # on which input
 
 
 class RemoteCall(msgspec.Struct, kw_only=True):
     """A call at Modal that had not come back when its file was written."""
 
-    id: str
+    id: str  # Modal's
     keys: list[str]  # of the jobs that it carries
-    limit_s: Annotated[int, Meta(gt=0)] | Positive
+    limit_s: Annotated[int, Meta(gt=0)] | Positive  # seconds that it may take
 
 
 class Rented(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What a run at Modal asked for, and what is still under way there."""
 
-    gpu: str
-    image: str
-    command: str
+    gpu: str  # that was asked for
+    image: str  # the container's
+    command: str  # run, bench or profile
     asked: Json = msgspec.field(default_factory=lambda: {})  # the command's own options
-    calls: list[RemoteCall] = msgspec.field(default_factory=lambda: [])
+    calls: list[RemoteCall] = msgspec.field(default_factory=lambda: [])  # still under way there
 
 
 class Document(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The file that a command leaves."""
 
-    schema: int
-    command: str
-    time: str = ""  # 2026-11-21T14:12:00Z
-    options: Json = {}  # as they were given
-    commit: str | None = None
-    dirty: bool | None = None
-    interrupted: bool | msgspec.UnsetType = msgspec.UNSET  # it has what was measured by then
-    environments: dict[str, Environment] = msgspec.field(
-        default_factory=lambda: {}
-    )  # by Record.place; written if empty
-    missing: list[Missing] = msgspec.field(default_factory=lambda: [])
-    warnings: list[str] | None = None
-    modal: Rented | None = None
-    comparisons: list[Compared] | None = None
-    overall: list[Overall] | None = None
-    best_peers: list[BestPeer] | None = None
-    best_peers_overall: list[BestPeers] | None = None
-    largest: list[Largest] | None = None
-    scores: list[Score] | None = None
-    records: list[Record]
+    schema: int  # version of this form: 2
+    command: str  # run, bench, floors, compare ...
+    time: str = ""  # when it began: 2026-11-21T14:12:00Z
+    options: Json = {}  # of the command, as they were given
+    commit: str | None = None  # of the checkout
+    dirty: bool | None = None  # whether it had uncommitted changes
+    interrupted: bool | msgspec.UnsetType = msgspec.UNSET  # the command was stopped; what was measured by then is here
+    environments: dict[str, Environment] = msgspec.field(default_factory=lambda: {})  # where, by cuda:0, cuda or cpu
+    missing: list[Missing] = msgspec.field(default_factory=lambda: [])  # algos that could not run here
+    warnings: list[str] | None = None  # what the command warned of
+    modal: Rented | None = None  # of a run at Modal
+    comparisons: list[Compared] | None = None  # `gdn compare`, a workload each
+    overall: list[Overall] | None = None  # `gdn compare`, over all workloads
+    best_peers: list[BestPeer] | None = None  # `gdn compare` of three or more, a workload each
+    best_peers_overall: list[BestPeers] | None = None  # the same over all workloads
+    largest: list[Largest] | None = None  # `gdn run --stress`
+    scores: list[Score] | None = None  # `gdn bench --preset contest`
+    records: list[Record]  # what was measured
 
     def environment(self, record: Record) -> Environment:
         """Where a record was made; an empty one where the document does not say."""

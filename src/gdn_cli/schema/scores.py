@@ -10,8 +10,8 @@ from .numbers import NotNegative, Positive
 class Share(msgspec.Struct, kw_only=True):
     """What one workload gives to a score."""
 
-    uuid: str
-    index: int | None
+    uuid: str  # of the workload
+    index: int | None  # its number in the contest's order
     label: str  # "B=64"
     speedup: Positive  # the other's time / the algo's
     share: Positive  # of the sum of all speedups; all shares of a score add up to 1
@@ -20,30 +20,30 @@ class Share(msgspec.Struct, kw_only=True):
 class Gap(msgspec.Struct, kw_only=True):
     """A workload that is not in a score."""
 
-    uuid: str
-    index: int | None
-    label: str
+    uuid: str  # of the workload
+    index: int | None  # its number in the contest's order
+    label: str  # "B=64"
     kind: str  # failed, not measured, or nothing to compare with
-    reason: str
+    reason: str  # in words
 
 
 class Score(msgspec.Struct, kw_only=True):
-    """One algo's score by one of the contest's rules, from the medians of one tier (records/score.py)."""
+    """One algo's score by one of the contest's rules, from the medians of one tier."""
 
-    op: str
-    algo: str
-    mode: str
-    tier: str
-    l2: str | None
-    device: str | None
+    op: str  # such as gdn_decode
+    algo: str  # its name
+    mode: str  # cuda, cpu or interpreter
+    tier: str  # how it was timed
+    l2: str | None  # cold or warm; None on a CPU
+    device: str | None  # the GPU or the CPU, by name
     rule: str  # reference or baseline
     against: str  # the reference's or the baseline's name
     value: NotNegative | None  # the mean over the workloads that have both times; None where there are none
     official: NotNegative | None  # 0 where a trace failed, None where workloads are still to be measured
     reason: str | None  # in words: why there is no value, or what the missing workloads mean
-    workloads: int  # that the score should be over
+    workloads: int  # how many the score should be over
     shares: list[Share]  # the greatest first
-    missing: list[Gap]
-    doubtful: int = 0  # of the shares: how many rest on a time that its record doubts
+    missing: list[Gap]  # workloads that are not in it
+    doubtful: int = 0  # how many shares rest on a time that is in doubt
     top_fifth: NotNegative | None = None  # the share of the sum that the best fifth of the workloads makes
     by_label: list[tuple[str, NotNegative]] = []  # (label, share of the sum), the greatest first

@@ -1,0 +1,152 @@
+// The intra-chunk kernel for sm_90a: K comes by TMA, K K^T is made by wgmma, and TMA stores T - I and the gates, 8 KB for a chunk
+// and value head. M is made in inter_chunk_sm90.cuh. Steps: intra_chunk_steps.cuh; letters: chunk.cuh.
+//
+// With more chunks than CTAs can be resident, a CTA goes through several: the next chunk's K comes to the place of this one's when
+// that has been multiplied, and its raw gates to registers, while this one's inverse is made.
+#pragma once
+
+#include "intra_chunk_steps.cuh"
+
+namespace gdn {
+
+// Warps 0 to 3 make K K^T; of the others one is the producer of K, and two make the gates of a value head each.
+constexpr int K_PRODUCER = 5, GATES = 6;
+
+#if FLASHCORE_WGMMA
+
+// 16 x 16 numbers of 16 bits to shared memory: `in` says where a row's piece goes.
+struct StoreMatrix {
+  template <typename In>
+  static __device__ __forceinline__ void words(char* to, const Words& w, const In& in, int lane) {
+    store_matrices(shared_address(to + in(lane % 16, lane / 16)), w);
+  }
+};
+
+// Step 1: one lane has TMA load K of a chunk.
+__device__ __forceinline__ void load_k(const char* to, const CUtensorMap& keys, const ChunkTile& tile, const uint64_t& barrier) {
+  const uint32_t full = shared_address(&barrier);
+  mbarrier_arrive_expect_tx(full, QK_TILE);
+  tma_load_box(shared_address(to), keys, tile.begin, 0, tile.h, full);
+}
+
+// Step 1: zeros in K from the end of the sequence on, where rows of the next one may be NaN. By all threads.
+__device__ __forceinline__ void clear_k(IntraShared& s, int count, int thread) {
+  const int pieces = (CHUNK - count) * 8;
+  for (int i = thread; i < 2 * pieces; i += INTRA_THREADS)
+    *reinterpret_cast<uint4*>(s.k + i / pieces * (QK_TILE / 2) + count * 128 + i % pieces * 16) = {0, 0, 0, 0};
+  fence_proxy_async();
+  __syncthreads();
+}
+
+#endif  // FLASHCORE_WGMMA
+
+// `keys`: a map of k for tma_load_box. SORTS: one more CTA in x, in front, sorts the sequences by length (tile_scheduler.cuh).
+template <bool SORTS>
+__global__ void __launch_bounds__(INTRA_THREADS, INTRA_CTAS)
+gdn_prefill_intra_chunk_sm90(const __grid_constant__ Prefill p, const __grid_constant__ CUtensorMap keys,
+                             const __grid_constant__ IntraSchedule schedule) {
+#if FLASHCORE_WGMMA
+  IntraShared& s = *reinterpret_cast<IntraShared*>(tile_memory());
+  const int thread = threadIdx.x, warp = __shfl_sync(0xffffffffu, thread / 32, 0), lane = thread % 32;
+  if (SORTS && blockIdx.x == 0) {
+    static_assert(BINS == INTRA_THREADS && sizeof(SortShared) <= sizeof(IntraShared));
+    if (blockIdx.y == 0 && blockIdx.z == 0) sort_tiles(p, reinterpret_cast<SortShared&>(s));
+    return;
+  }
+  const ValueHeads heads(p);
+  const int gated = warp - GATES;  // of which of two heads this warp makes the gates; less than 0: of none
+  const bool gating = gated >= 0 && heads.exists(gated);
+  if (gating && schedule.each == 0) {
+    const int hv = blockIdx.y * heads.group + heads.in_group(gated);
+    prefetch(p.A_log + hv), prefetch(p.dt_bias + hv);
+  }
+  // 1. Find the chunk, load K
+  const ChunkTile own = first_chunk(p, schedule, static_cast<int>(blockIdx.x) - SORTS, lane);
+  if (own.numbers == 0) return;
+  if (warp == K_PRODUCER && elect_one()) {
+    mbarrier_init(shared_address(&s.full), 1);
+    mbarrier_init_fence();
+    load_k(s.k, keys, own, s.full);
+    s.tiles[0] = own;
+  }
+  RawGates raw;
+  if (gating) raw.load_tokens(p, own, heads.head(own, gated), lane);
+#pragma unroll 1
+  for (uint32_t turn = 0;; turn ^= 1) {
+    const int thread = thread_again(), warp = __shfl_sync(0xffffffffu, thread / 32, 0), lane = thread % 32;
+    const int half = warp / 4;                            // warpgroup
+    const int row = half ? 7 - warp : warp;               // of blocks of T
+    const int gated = warp - GATES;
+    const bool gating = gated >= 0 && heads.exists(gated);
+    const ChunkTile &tile = s.tiles[turn], &next = s.tiles[turn ^ 1];
+    __syncthreads();  // the tile is there, and nobody is at the one before it
+    const int count = tile.count();
+    // 2. Gates
+    if (gating) {
+      raw.load_head(p, heads.head(tile, gated));  // not before: it would wait in registers
+      compute_gates(s.gates[gated], raw, count, lane);
+    }
+    // 1. Find the next chunk
+    if (warp == K_PRODUCER) {
+      const ChunkTile found = next_chunk(tile, p, schedule, lane);
+      if (elect_one()) s.tiles[turn ^ 1] = found;
+    }
+    if (half == 0 || count < CHUNK) mbarrier_wait(shared_address(&s.full), turn);
+    if (count < CHUNK) clear_k(s, count, thread);
+    // 3. K K^T by the first warpgroup; each warp stores its row of blocks up to the diagonal
+    if (half == 0) {
+      float d[8][4];
+      const KMajor k(shared_address(s.k));
+      warpgroup_arrive();
+#pragma unroll
+      for (int step = 0; step < 8; ++step) {
+        const uint64_t columns = advance(k, step / 4 * (QK_TILE / 2) + step % 4 * 32);
+        product(d, columns, columns, step > 0);
+      }
+      warpgroup_commit();
+      warpgroup_wait<0>();
+      warpgroup_fence_operand(d);
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        if (j <= row) store_products(s, reinterpret_cast<const Block&>(d[2 * j]), true, row, j, lane);
+    }
+
+#pragma unroll 1
+    for (int first = 0; heads.exists(first); first += PAIR) {
+      // 2. Gates of the next two value heads
+      if (first > 0) {
+        __syncthreads();
+        if (gated >= 0 && heads.exists(first + gated)) {
+          raw.load_head(p, heads.head(tile, first + gated)), raw.load_tokens(p, tile, heads.head(tile, first + gated), lane);
+          compute_gates(s.gates[gated], raw, tile.count(), lane);
+        }
+      }
+      if (thread_again() % 128 == 0) bulk_stores_read();
+      __syncthreads();  // the products and the gates are there, and nobody reads the tiles or T any more
+      // 1. Load the next chunk's K and gates, under 4 and 5
+      if (next.numbers > 0) {
+        if (warp == K_PRODUCER && first == 0 && elect_one()) load_k(s.next_k, keys, next, s.full);
+        if (gating && !heads.exists(first + PAIR)) raw.load_tokens(p, next, heads.head(next, gated), lane);
+      }
+      const bool both = heads.exists(first + 1), makes_T = both || half == 0;
+      const int m = both ? half : 0, barrier = 1 + half, lane = thread_again() % 32;
+      char* const T = s.T[m];
+      // 4. Inverse
+      if (makes_T) {
+        invert_row<StoreMatrix>(T, s.operands[m], s, s.gates[m], row, barrier, lane);
+        if (row == 0) store_gates(T, s.gates[m], thread_again() % 32);  // it has nothing else to do there
+      }
+      // 5. Store T - I and the gates
+      if (makes_T) {
+        fence_proxy_async();
+        named_barrier_sync<128>(barrier);
+        if (thread_again() % 128 == 0) bulk_store(heads.result(tile, first + m, MATRIX), shared_address(T), MATRIX);
+      }
+    }
+    if (next.numbers == 0) break;
+  }
+  if (thread_again() % 128 == 0) bulk_stores_read();
+#endif
+}
+
+}  // namespace gdn

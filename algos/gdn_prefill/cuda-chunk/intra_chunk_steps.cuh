@@ -1,0 +1,386 @@
+// The steps of the intra-chunk kernel, which makes for all chunks at once what needs no state: the gates, T = (I + A)^-1 and,
+// without wgmma, M. Two kernels go through them: intra_chunk_sm90.cuh (TMA, wgmma) and intra_chunk_sm80.cuh (cp.async, mma.sync).
+// Letters: chunk.cuh.
+//
+// Steps, numbered as in the kernels' bodies and in docs/kernels/prefill-chunk.md:
+//
+//   1. Find the chunk, load K.
+//   2. Gates: G, beta, and the factors of e^(G_t - G_s).
+//   3. K K^T, left in shared memory in blocks of 16 x 16. Without wgmma Q K^T, too.
+//   4. Inverse: T, a row of blocks for each of four warps.
+//   5. Store T - I and the gates.
+//   7. M, without wgmma. With it, the inter-chunk kernel makes M.
+//
+// A CTA of two groups of four warps has a chunk, a query/key head and every gridDim.z-th of its value heads, two at a time: all of
+// them where there are chunks enough, one where there are few. K K^T is made once for all of them; then each group has a value
+// head, or where there is one only, the first group has T and the second M. A warp has a row of 16 x 16 blocks of T, and of M
+// the opposite one, the second group the other way round: so each warp and each quarter of the SM has the same to do.
+//
+// The inverse by blocks: with E the diagonal blocks of T, T = (I + X) E, where n = -E A below the diagonal blocks and
+// X_ij = n_ij + X_i,j+1 n_j+1,j + ... + X_i,i-1 n_i-1,j. A warp makes its row of n, and of X from the rows above its own, with one
+// barrier in between. E: 4 x 4 by substitution in float, row by row in accumulators, then doubled twice by y + y x y. Products
+// are of f16, which has as many digits as tf32 in half of the instructions; numbers larger than 65504 there are only where the
+// state explodes. An accumulator is the next product's left operand.
+#pragma once
+
+#include "chunk.cuh"
+#include "gates.cuh"
+#include "tile_scheduler.cuh"
+#include "wgmma_bf16.cuh"
+
+namespace gdn {
+
+constexpr int INTRA_THREADS = 256;
+// An SM. Two, each going through several chunks, lost: 8x1024 38.4 us instead of 37.1, 32x256 43.7 instead of 42.3; registers for
+// three gained 0.1 us or less at 8192 tokens (ladder, H200).
+constexpr int INTRA_CTAS = 4;
+constexpr int PAIR = 2;                   // value heads at a time
+// How many of the 4 x 4 blocks of a matrix are on the diagonal and below it, and below it; their numbers, row by row.
+constexpr int UP_TO = 10, BELOW = 6;
+__device__ __forceinline__ int up_to(int i, int j) { return i * (i + 1) / 2 + j; }
+__device__ __forceinline__ int below(int i, int j) { return i * (i - 1) / 2 + j; }
+
+// e^(G_t - G_s), of t in a block of 16 and s before it, is e^(G_t - G_u) e^(G_u - G_s) with u the last token before the
+// block: both at most 1, and a token has few of each.
+struct Gates {
+  float G[CHUNK];                         // of log2
+  float beta[CHUNK];
+  float left[CHUNK];                      // e^(G_t - G_u)
+  float weight[CHUNK];                    // -beta e^(G_t - G_u), of row t of K K^T
+  float right[3][CHUNK - SIDE];           // e^(G_u - G_s), u before block 1, 2, 3
+};
+
+// A CTA's work tile: a chunk of a query/key head; and how many the CTA has from here on.
+struct ChunkTile {
+  int number, h;
+  int begin, left;                        // its first token, how many there are to its sequence's end
+  int numbers;                            // of chunks to go through, this one among them; 0: there is none
+  __device__ __forceinline__ int count() const { return left < CHUNK ? left : CHUNK; }
+};
+
+// Which CTA has which chunks and heads. each = 0: CTA (x, y) has chunk x of head y. Else CTA x has `each` numbers in a row, the
+// first `more` CTAs one more, where those of head 0 are followed by head 1's. In a row and not in steps of the grid: numbers
+// without a chunk come at regular distances where sequences are equally long, and so each CTA has its part of them.
+struct IntraSchedule {
+  int numbers;                            // of chunks, for each head
+  int each, more;
+};
+// A CTA for each chunk and head where all can be resident at once (`resident`: how many CTAs), counted by the fewest chunks that
+// there can be; else `resident` CTAs.
+inline IntraSchedule intra_schedule(int64_t num_tokens, int64_t N, int64_t H, int64_t resident) {
+  const int64_t numbers = num_tokens / CHUNK + N, all = numbers * H;
+  if ((num_tokens + CHUNK - 1) / CHUNK * H <= resident) return {static_cast<int>(numbers), 0, 0};
+  return {static_cast<int>(numbers), static_cast<int>(all / resident), static_cast<int>(all % resident)};
+}
+
+constexpr int OPERAND = SIDE * SIDE * 2;  // bytes; see store_operand
+struct IntraShared {
+  union {
+    struct { char k[QK_TILE], q[QK_TILE]; };
+    Prepared results[PAIR];                             // sm80, when these have been read
+    struct { char next_k[QK_TILE], T[PAIR][MATRIX]; };  // sm90: the next chunk's K comes while T is made
+  };
+  // K K^T: accumulators, as each lane has them, and f16, as it takes them on the right of products; Q K^T: accumulators
+  float4 k_diagonal[4][2][32];
+  uint4 k_below[BELOW][32];
+  union {
+    float4 q_products[UP_TO][2][32];      // sm80
+    char operands[PAIR][6 * OPERAND];     // sm90
+  };
+  Gates gates[PAIR];
+  ChunkTile tiles[2];                     // sm90: this one and the next, in turns
+  uint64_t full;                          // sm90: K is there
+};
+static_assert(INTRA_CTAS * (sizeof(IntraShared) + 1024) <= 228 * 1024);
+
+// Not below -64: what is left then is nothing beside any other number, and differences of sums of 64 such keep an error
+// below 2e-4, a 20th of what bf16 costs.
+constexpr float LEAST_LOG2 = -64.f;
+
+// The raw gates of tokens 2 lane and 2 lane + 1 of a value head.
+struct RawGates {
+  float A_log = 0.f, dt_bias = 0.f;
+  __nv_bfloat16 a[2] = {}, b[2] = {};
+  __device__ __forceinline__ void load_head(const Prefill& p, int hv) { A_log = p.A_log[hv], dt_bias = p.dt_bias[hv]; }
+  __device__ __forceinline__ void load_tokens(const Prefill& p, const ChunkTile& tile, int hv, int lane) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      if (2 * lane + i < tile.left) {
+        const int64_t at = (tile.begin + 2 * lane + i) * static_cast<int64_t>(p.HV) + hv;
+        a[i] = p.a[at], b[i] = p.b[at];
+      }
+  }
+};
+
+__device__ __forceinline__ void store_pair(void* to, float x, float y) { *reinterpret_cast<float2*>(to) = make_float2(x, y); }
+
+// Step 2. A warp makes the gates of a value head: a lane those of tokens 2 lane and 2 lane + 1.
+__device__ __forceinline__ void compute_gates(Gates& to, const RawGates& raw, int count, int lane) {
+  float G[2], beta[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const bool inside = 2 * lane + i < count;
+    G[i] = inside ? fmaxf(log2_decay(raw.A_log, __bfloat162float(raw.a[i]) + raw.dt_bias), LEAST_LOG2) : 0.f;
+    beta[i] = inside ? sigmoid(__bfloat162float(raw.b[i])) : 0.f;
+  }
+  G[1] += G[0];
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const float before = __shfl_sync(0xffffffffu, G[1], lane - (lane < d ? 0 : d));
+    if (lane >= d) G[0] += before, G[1] += before;
+  }
+  store_pair(to.G + 2 * lane, G[0], G[1]), store_pair(to.beta + 2 * lane, beta[0], beta[1]);
+  float own = 0.f;
+#pragma unroll
+  for (int i = 1; i < 4; ++i) {
+    const float u = __shfl_sync(0xffffffffu, G[1], i * 8 - 1);
+    if (lane / 8 == i) own = u;
+    if (lane / 8 < i) store_pair(to.right[i - 1] + 2 * lane, exp2_approx(u - G[0]), exp2_approx(u - G[1]));
+  }
+  const float left[2] = {exp2_approx(G[0] - own), exp2_approx(G[1] - own)};
+  store_pair(to.left + 2 * lane, left[0], left[1]), store_pair(to.weight + 2 * lane, -beta[0] * left[0], -beta[1] * left[1]);
+}
+
+// Step 5, the gates that the inter-chunk kernel takes, of tokens 2 lane and 2 lane + 1: in the upper right quarter of T.
+__device__ __forceinline__ void store_gates(char* T, const Gates& gates, int lane) {
+  const float2 G = *reinterpret_cast<const float2*>(gates.G + 2 * lane);
+  const float end = gates.G[CHUNK - 1];
+  store_pair(T + gate_at(IN, 2 * lane), exp2_approx(G.x), exp2_approx(G.y));
+  store_pair(T + gate_at(OUT, 2 * lane), exp2_approx(end - G.x), exp2_approx(end - G.y));
+  store_pair(T + gate_at(BETA, 2 * lane), gates.beta[2 * lane], gates.beta[2 * lane + 1]);
+  store_pair(T + gate_at(SUM, 2 * lane), G.x, G.y);
+}
+
+// A block as accumulators, and 16-bit numbers of it as a product takes it on its left.
+using Block = float[2][4];
+using Words = uint32_t[4];
+
+__device__ __forceinline__ void f16_words(Words& w, const Block& x) {
+  w[0] = flashcore::pack(x[0][0], x[0][1]), w[1] = flashcore::pack(x[0][2], x[0][3]);
+  w[2] = flashcore::pack(x[1][0], x[1][1]), w[3] = flashcore::pack(x[1][2], x[1][3]);
+}
+// d += a b of f16; b is what load_transposed has of rows of b.
+__device__ __forceinline__ void add_product(Block& d, const Words& a, const Words& b) {
+  flashcore::multiply_add(d[0], a, b[0], b[1]);
+  flashcore::multiply_add(d[1], a, b[2], b[3]);
+}
+
+// Block (i, j) of T or M. Store: how a warp stores 16 x 16 numbers of 16 bits, StoreByLane or StoreMatrix.
+template <typename Store>
+__device__ __forceinline__ void store_block(char* matrix, const Block& x, int i, int j, int lane) {
+  Words w;
+  as_left(w, x[0], x[1]);
+  Store::words(matrix + i * SIDE * 128, w, [&](int row, int piece) { return in_matrix(row, 2 * j + piece); }, lane);
+}
+__device__ __forceinline__ void store_zeros(char* matrix, int i, int j, int lane) {
+  *reinterpret_cast<uint4*>(matrix + in_matrix(i * SIDE + lane / 2, 2 * j + lane % 2)) = {0, 0, 0, 0};
+}
+// What other warps take on the right of products, f16: T_00, T_11, T_22, n_10, n_20, n_21.
+template <typename Store>
+__device__ __forceinline__ void store_operand(char* operands, int number, const Words& w, int lane) {
+  Store::words(operands + number * OPERAND, w, [](int row, int piece) { return in_tile<2>(row, piece); }, lane);
+}
+__device__ __forceinline__ void load_operand(Words& w, const char* operands, int number, int lane) {
+  load_transposed(w, shared_address(operands) + number * OPERAND + in_tile<2>(lane % 16, lane / 16));
+}
+
+using Accumulators = float4[2][32];
+__device__ __forceinline__ void store_products(Accumulators& to, const Block& d, int lane) {
+#pragma unroll
+  for (int e = 0; e < 2; ++e) to[e][lane] = {d[e][0], d[e][1], d[e][2], d[e][3]};
+}
+__device__ __forceinline__ void load_products(Block& d, const Accumulators& from, int lane) {
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const float4 x = from[e][lane];
+    d[e][0] = x.x, d[e][1] = x.y, d[e][2] = x.z, d[e][3] = x.w;
+  }
+}
+// Step 3: block (i, j) of K K^T (`keys`) or Q K^T, j <= i.
+__device__ __forceinline__ void store_products(IntraShared& s, const Block& d, bool keys, int i, int j, int lane) {
+  if (!keys) {
+    store_products(s.q_products[up_to(i, j)], d, lane);
+  } else if (i == j) {
+    store_products(s.k_diagonal[i], d, lane);
+  } else {
+    Words w;
+    f16_words(w, d);
+    s.k_below[below(i, j)][lane] = {transposed(w[0]), transposed(w[1]), transposed(w[2]), transposed(w[3])};
+  }
+}
+
+// x *= a number for each column.
+__device__ __forceinline__ void scale_columns(Block& x, const float* by, int lane) {
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const float2 pair = *reinterpret_cast<const float2*>(by + e * 8 + lane % 4 * 2);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) x[e][c] *= c % 2 ? pair.y : pair.x;
+  }
+}
+// x *= e^(G_t - G_s) by[t], of block (i, i), for s up to t - `strict`; zeros behind.
+__device__ __forceinline__ void weigh_diagonal(Block& x, const Gates& gates, const float (&by)[2], int i, int strict,
+                                               int lane) {
+  const int g = lane / 4, t = lane % 4;
+  const float G[2] = {gates.G[i * SIDE + g], gates.G[i * SIDE + g + 8]};
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const float2 before = *reinterpret_cast<const float2*>(gates.G + i * SIDE + e * 8 + 2 * t);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const int row = g + c / 2 * 8, column = e * 8 + 2 * t + c % 2;
+      if (e == 1 && c < 2) x[e][c] = 0.f;  // above the diagonal
+      else if (e == 0 && c >= 2) x[e][c] *= by[1] * exp2_approx(G[1] - (c % 2 ? before.y : before.x));
+      else x[e][c] = column + strict <= row ? by[c / 2] * exp2_approx(G[c / 2] - (c % 2 ? before.y : before.x)) * x[e][c] : 0.f;
+    }
+  }
+}
+
+// The two 8 x 8 blocks on the diagonal of x.
+__device__ __forceinline__ uint32_t upper(const Block& x) { return flashcore::pack(x[0][0], x[0][1]); }
+__device__ __forceinline__ uint32_t lower(const Block& x) { return flashcore::pack(x[1][2], x[1][3]); }
+
+// y = (I - x)^-1, x zero on the diagonal and above it: 4 x 4 by substitution, twice as many by y + y x y.
+__device__ __forceinline__ void invert_block(Block& y, const Block& x, int lane) {
+  const int g = lane / 4, t = lane % 4, four = lane / 16;
+#pragma unroll
+  for (int e = 0; e < 2; ++e)
+#pragma unroll
+    for (int c = 0; c < 4; ++c) y[e][c] = e == c / 2 && g == 2 * t + c % 2 ? 1.f : 0.f;
+#pragma unroll
+  for (int r = 0; r < 3; ++r) {  // row r of each four, which is done, times column r of x
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const float column = __shfl_sync(0xffffffffu, x[e][2 * e + r % 2], lane / 4 * 4 + four * 2 + r / 2);
+#pragma unroll
+      for (int c = 2 * e; c < 2 * e + 2; ++c)
+        y[e][c] = fmaf(column, __shfl_sync(0xffffffffu, y[e][c], (four * 4 + r) * 4 + t), y[e][c]);
+    }
+  }
+  const bool below = four == 1 && t < 2;
+  float d[4] = {}, done[4] = {y[0][0], y[0][1], y[1][2], y[1][3]};
+  const Words once = {upper(y), 0, 0, lower(y)};
+  flashcore::multiply_add(d, once, transposed(below ? upper(x) : 0), transposed(below ? lower(x) : 0));
+  const Words twice = {flashcore::pack(d[0], d[1]), 0, 0, flashcore::pack(d[2], d[3])};
+  flashcore::multiply_add(done, twice, transposed(once[0]), transposed(once[3]));
+  y[0][0] = done[0], y[0][1] = done[1], y[1][2] = done[2], y[1][3] = done[3];
+  // And 16 x 16: y_11 x_10 y_00 below.
+  float last[4] = {};
+  const Words right = {0, 0, 0, lower(y)};
+  flashcore::multiply_add(last, right, 0, transposed(flashcore::pack(x[0][2], x[0][3])));
+  const Words left = {0, flashcore::pack(last[2], last[3]), 0, 0};
+  flashcore::multiply_add(y[0], left, transposed(upper(y)), 0);
+}
+
+// A block on the diagonal of T without its ones, as it is stored.
+template <typename Store>
+__device__ __forceinline__ void store_diagonal(char* T, const Block& x, int i, int lane) {
+  Block rest;
+#pragma unroll
+  for (int e = 0; e < 2; ++e)
+#pragma unroll
+    for (int c = 0; c < 4; ++c) rest[e][c] = e == c / 2 && lane / 4 == lane % 4 * 2 + c % 2 ? 0.f : x[e][c];
+  store_block<Store>(T, rest, i, i, lane);
+}
+
+// Step 4: row i of T by one of four warps.
+template <typename Store>
+__device__ __forceinline__ void invert_row(char* T, char* operands, const IntraShared& s, const Gates& gates, int i, int barrier,
+                                           int lane) {
+  // 4. Inverse: E, the block on the diagonal, and n
+  Block n[3] = {};
+  {
+    Block x, own;
+    Words left;
+    const float by[2] = {-gates.beta[i * SIDE + lane / 4], -gates.beta[i * SIDE + lane / 4 + 8]};
+    load_products(x, s.k_diagonal[i], lane);
+    weigh_diagonal(x, gates, by, i, 1, lane);
+    invert_block(own, x, lane);
+    if (i < 3) {
+      f16_words(left, own);
+      store_operand<Store>(operands, i, left, lane);
+    }
+    store_diagonal<Store>(T, own, i, lane);
+    if (i % 2 == 0) store_zeros(T, i, i + 1, lane);
+    scale_columns(own, gates.weight + i * SIDE, lane);
+    f16_words(left, own);
+#pragma unroll
+    for (int j = 0; j < 3; ++j)
+      if (j < i) {
+        const uint4 k = s.k_below[below(i, j)][lane];
+        const Words right = {k.x, k.y, k.z, k.w};
+        add_product(n[j], left, right);
+        scale_columns(n[j], gates.right[i - 1] + j * SIDE, lane);
+        if (i < 3) {
+          Words w;
+          f16_words(w, n[j]);
+          store_operand<Store>(operands, 3 + below(i, j), w, lane);
+        }
+      }
+  }
+  named_barrier_sync<128>(barrier);
+  lane = thread_again() % 32;  // so that no address waits in a register
+  // 4. Inverse: X, and the blocks of T below the diagonal
+  Words X[3];
+#pragma unroll
+  for (int j = 2; j >= 0; --j)
+    if (j < i) {
+      Words right;
+      Block result = {};
+#pragma unroll
+      for (int m = 2; m > j; --m)
+        if (m < i) {
+          load_operand(right, operands, 3 + below(m, j), lane);
+          add_product(n[j], X[m], right);
+        }
+      f16_words(X[j], n[j]);
+      load_operand(right, operands, j, lane);
+      add_product(result, X[j], right);
+      store_block<Store>(T, result, i, j, lane);
+    }
+}
+
+// Step 1: the tile itself, if there is a chunk with its number, or the first one behind it. By all lanes of a warp.
+__device__ __forceinline__ void find_chunk(ChunkTile& tile, const Prefill& p, const IntraSchedule& schedule, int lane) {
+#pragma unroll 1
+  for (; tile.numbers > 0; --tile.numbers) {
+    const int n = sequence_of(p, tile.number, CHUNK, lane);
+    const int first = p.border(n), index = tile.number - first / CHUNK - n;
+    tile.begin = first + index * CHUNK, tile.left = p.border(n + 1) - tile.begin;
+    if (index >= 0 && tile.left > 0) return;
+    if (++tile.number == schedule.numbers) tile.number = 0, ++tile.h;
+  }
+}
+__device__ __forceinline__ ChunkTile first_chunk(const Prefill& p, const IntraSchedule& schedule, int cta, int lane) {
+  ChunkTile tile = {cta, static_cast<int>(blockIdx.y), 0, 0, 1};
+  if (schedule.each > 0) {
+    const int first = cta * schedule.each + min(cta, schedule.more);
+    tile.h = first / schedule.numbers, tile.number = first - tile.h * schedule.numbers;
+    tile.numbers = schedule.each + (cta < schedule.more);
+  }
+  find_chunk(tile, p, schedule, lane);
+  return tile;
+}
+// The one behind it: of its own sequence, without a look at cu_seqlens, or the next that there is.
+__device__ __forceinline__ ChunkTile next_chunk(ChunkTile tile, const Prefill& p, const IntraSchedule& schedule, int lane) {
+  --tile.numbers, tile.begin += CHUNK, tile.left -= CHUNK;
+  if (++tile.number == schedule.numbers) tile.number = 0, ++tile.h, tile.left = 0;
+  if (tile.left <= 0) find_chunk(tile, p, schedule, lane);
+  return tile;
+}
+
+// The value heads of a CTA: of those that share the tile's query/key head, from blockIdx.z on in steps of gridDim.z.
+struct ValueHeads {
+  const Prefill& p;
+  int group;                              // value heads of a query/key head
+  __device__ __forceinline__ explicit ValueHeads(const Prefill& p_) : p(p_), group(p_.HV / p_.H) {}
+  __device__ __forceinline__ int in_group(int i) const { return static_cast<int>(blockIdx.z) + i * static_cast<int>(gridDim.z); }
+  __device__ __forceinline__ bool exists(int i) const { return in_group(i) < group; }
+  __device__ __forceinline__ int head(const ChunkTile& tile, int i) const { return tile.h * group + in_group(i); }
+  // Where `bytes` for a chunk and value head go.
+  __device__ __forceinline__ char* result(const ChunkTile& tile, int i, int bytes) const {
+    return p.prepared + (static_cast<int64_t>(tile.number) * p.HV + head(tile, i)) * bytes;
+  }
+};
+
+}  // namespace gdn

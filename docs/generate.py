@@ -1,0 +1,139 @@
+"""The generated parts of docs/cli.md and docs/records.md: `make pages` writes them again.
+
+A part stands between `<!-- made by: make pages -->` and `<!-- end -->`; what is around it is written by hand.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import typer
+from typer.testing import CliRunner
+
+from gdn_cli.cli import app
+from gdn_cli.schema import record_types, scores, statuses
+
+HERE = Path(__file__).parent
+PART = re.compile(r"(?<=<!-- made by: make pages -->\n).*(?=<!-- end -->)", re.DOTALL)
+
+
+def helps(command: Any, *words: str) -> Iterator[str]:
+    """`--help` of a command and of those below it, as on a terminal of 80 columns."""
+    shown = CliRunner().invoke(app, [*words, "--help"], prog_name="gdn", env={"COLUMNS": "80", "NO_COLOR": "1"})
+    lines = "\n".join(line.rstrip() for line in shown.stdout.strip().splitlines())
+    yield f"{'#' * min(len(words) + 1, 3)} {' '.join(['gdn', *words])}\n\n```text\n{lines}\n```\n"
+    for name, below in getattr(command, "commands", {}).items():
+        if not below.hidden:
+            yield from helps(below, *words, name)
+
+
+def comments(form: type) -> dict[str, str]:
+    """Field -> the comment beside it in the sources."""
+    lines, first = inspect.getsourcelines(form)
+    source = "".join(lines)
+    beside = {
+        token.start[0]: token.string.lstrip("# ")
+        for token in tokenize.generate_tokens(iter(lines).__next__)
+        if token.type == tokenize.COMMENT
+    }
+    fields = [node for node in ast.parse(source).body[0].body if isinstance(node, ast.AnnAssign)]
+    return {
+        node.target.id: " ".join(beside[n] for n in range(node.lineno, node.end_lineno + 1) if n in beside)
+        for node in fields
+    }
+
+
+def words(form: Any) -> str:
+    """A field's type as JSON has it, with a link to the section of a type that has one."""
+    inspected = msgspec.inspect
+
+    def inner(form: Any) -> str:
+        return f"({words(form)})" if " or " in words(form) else words(form)
+
+    match form:
+        case inspected.StructType(cls=cls) | inspected.EnumType(cls=cls):
+            return f"[{cls.__name__}](#{cls.__name__.lower()})"
+        case inspected.UnionType(types=types):
+            return " or ".join(words(each) for each in types)
+        case inspected.ListType(item_type=item) | inspected.VarTupleType(item_type=item):
+            return f"list of {inner(item)}"
+        case inspected.TupleType(item_types=items):
+            return f"[{', '.join(map(words, items))}]"
+        case inspected.DictType(value_type=value):
+            return f"object of {inner(value)}"
+        case inspected.Metadata(type=bounded):
+            return words(bounded)
+    names = {"StrType": "text", "IntType": "whole number", "FloatType": "number", "BoolType": "true or false"}
+    names |= {"NoneType": "null", "AnyType": "anything"}
+    return names[type(form).__name__]
+
+
+def structs(form: Any, found: dict[type, Any]) -> dict[type, Any]:
+    """Every Struct and Enum that a type is made of -> what msgspec knows of it, from the outside in."""
+    if hasattr(form, "cls"):
+        if form.cls in found:
+            return found
+        found[form.cls] = form
+    for name in ("types", "item_types"):
+        for below in getattr(form, name, ()):
+            structs(below, found)
+    for name in ("item_type", "value_type", "type"):
+        if below := getattr(form, name, None):
+            structs(below, found)
+    for field in getattr(form, "fields", ()):
+        structs(field.type, found)
+    return found
+
+
+def section(cls: type, form: Any, known: dict[type, Any]) -> str:
+    """One type: what it is, and a row for each field that no other section has."""
+    head = f"### {cls.__name__}\n\n{inspect.getdoc(cls)}\n"
+    if issubclass(cls, statuses.Status):
+        rows = [f"| `{status.value}` | {status.blame.value} |" for status in cls]
+        return "\n".join([head, "| status | whose fault |", "|---|---|", *rows]) + "\n"
+    said = {}
+    for base in reversed(cls.__mro__):
+        if base.__module__ in (record_types.__name__, scores.__name__):
+            said |= comments(base)
+    above = [base for base in cls.__mro__[1:] if base in known]
+    there = {field.name for base in above for field in known[base].fields}
+    head += "".join(
+        f"\nIt has the fields of [{base.__name__}](#{base.__name__.lower()}), and these:\n" for base in above
+    )
+    rows = [
+        f"| `{field.encode_name}` | {words(field.type)} | {re.sub(r'None', 'null', said[field.name])} |"
+        for field in form.fields
+        if field.name not in there
+    ]
+    return "\n".join([head, "| field | type | what it says |", "|---|---|---|", *rows]) + "\n"
+
+
+@functools.cache
+def parts() -> dict[str, str]:
+    """Page -> its generated part."""
+    document, record = map(msgspec.inspect.type_info, (record_types.Document, record_types.Record))
+    found = {record_types.Document: document} | structs(record, {}) | structs(document, {})
+    top = typer.main.get_command(app)
+    return {
+        "cli.md": "\n" + "\n".join(list(helps(top))[1:]) + "\n",
+        "records.md": "\n## The fields\n\n" + "\n".join(section(*each, found) for each in found.items()) + "\n",
+    }
+
+
+def page(name: str, part: str) -> str:
+    """The page with its part made again."""
+    text = (HERE / name).read_text(encoding="utf-8")
+    return PART.sub(lambda _: part, text)
+
+
+if __name__ == "__main__":
+    for name, part in parts().items():
+        (HERE / name).write_text(page(name, part), encoding="utf-8")

@@ -1,0 +1,113 @@
+"""What compiles does so ahead of the timing, side by side: one algo after the other, a first bench on a GPU took two
+minutes, with fifteen of sixteen CPUs idle.
+
+Each algo that is to be timed is checked on a few of its workloads, several at once. nvcc, Triton and torch.compile
+leave what they make in their caches on disk, where the worker that times it finds it. What such a check says is not
+kept: the worker that times an algo checks it itself. A stamp beside the builds says what was compiled here before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from .. import paths
+from ..catalog.formats import Solution
+from ..catalog.pack import source_hash
+from ..catalog.registry import Algo
+from ..errors import GdnError
+from ..machine import gpu_sharing
+from .jobs import Job, execute
+
+_TIMEOUT_S = 120.0  # for each; one that hangs will hang again where it is timed, and be told of there
+_LEAST_CPUS = 4  # with fewer they would wait for each other
+_MOST = 16  # at once: each has a process with torch in it, and on a GPU half a GB of its memory
+_WORKLOADS = 4  # of each algo, from the smallest to the largest: a tuned one is compiled for each row of its table
+_PACKAGES = ("torch", "triton", "flashinfer-bench", "apache-tvm-ffi", "flash-linear-attention", "flashinfer-python")
+
+
+def ahead(jobs: Sequence[Job], progress: Callable[[str], None], given_up: Callable[[], bool]) -> None:
+    """Compile what these jobs will time and nobody has compiled here; `progress` gets a line each time one is done."""
+    todo = {_stamp(job): job for job in map(_as_check, _each(jobs))}
+    waiting = {stamp: job for stamp, job in todo.items() if not stamp.exists()}
+    at_once = min(len(waiting), _cpus() // 2, _MOST)
+    if at_once < 2 or _cpus() < _LEAST_CPUS:
+        return
+    names, lock, stop = [job.algo.name for job in waiting.values()], threading.Lock(), threading.Event()
+    progress(_line(names))
+
+    def compile_some() -> None:
+        while True:
+            with lock:
+                if not waiting:
+                    return
+                stamp = next(iter(waiting))
+                job = waiting.pop(stamp)
+            outcome = execute(job, given_up=lambda: stop.is_set() or given_up())
+            if len(outcome.records) == len(job.workloads):
+                stamp.parent.mkdir(parents=True, exist_ok=True)
+                stamp.touch()
+            with lock:
+                names.remove(job.algo.name)
+                if names:
+                    progress(_line(names))
+
+    gpu_sharing.side_by_side([compile_some] * at_once, stop)
+
+
+def _line(names: list[str]) -> str:
+    shown = ", ".join(names[:3])
+    return f"compiling {shown} and {len(names) - 3} more" if len(names) > 3 else f"compiling {shown}"
+
+
+def _each(jobs: Sequence[Job]) -> list[Job]:
+    """A job for each algo that is timed and compiles; those of a comparison one by one."""
+    found = []
+    for job in jobs:
+        if not job.tiers or job.command not in ("bench", "compare"):
+            continue
+        for algo, solution in job.rivals or ((job.algo, job.solution),):
+            if compiles(algo, solution):
+                found.append(replace(job, algo=algo, solution=solution, rivals=(), turns={}))
+    return found
+
+
+def compiles(algo: Algo, solution: Solution) -> bool:
+    """Whether a first call of it takes long: anything but plain PyTorch."""
+    compiled = any("torch.compile(" in source["content"] for source in solution["sources"])
+    return algo.language != "python" or bool(algo.packages) or compiled
+
+
+def _as_check(job: Job) -> Job:
+    last = len(job.workloads) - 1
+    chosen = sorted({round(i * last / (_WORKLOADS - 1)) for i in range(_WORKLOADS)})
+    few = tuple(job.workloads[i] for i in chosen)
+    timeout_s = min(job.timeout_s, _TIMEOUT_S)
+    plain = {"plan": {}, "fallback": False, "batch_invariant": False, "strict": False}
+    return replace(job, command="check", workloads=few, tiers=(), timeout_s=timeout_s, **plain)
+
+
+def _stamp(job: Job) -> Path:
+    """A file that is there once this has been compiled: for these sources, sizes, GPU and versions."""
+    what = [source_hash(job.solution), job.place, *(w.uuid for w in job.workloads), platform.python_version()]
+    what += [f"{gpu.name} {gpu.uuid}" for gpu in ([job.gpu] if job.gpu else job.machine.gpus())]
+    for package in _PACKAGES:
+        try:
+            what.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    digest = hashlib.sha256("\n".join(what).encode()).hexdigest()[:24]
+    try:
+        return paths.builds_dir() / "compiled" / digest
+    except GdnError:
+        return Path(os.devnull)  # there is always something: the builder says what is wrong
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
