@@ -83,7 +83,7 @@ def test_a_disk_that_fills_up_costs_no_result_and_is_exit_3(performed, full, tmp
     assert document.exit_code(errors.OK) == errors.MISSING and document.exit_code(errors.FAILED) == errors.FAILED
     why = f"cannot write {out}: No space left on device; it has the first 1 of 3 records"
     assert f"gdn: the records could not be kept: {why}\n" in done.err
-    assert "x floor" in done.out and "copy" in done.out and f"records: {out}" not in done.out
+    assert "x copy" in done.out and "copy" in done.out and f"records: {out}" not in done.out
     assert len(json.loads(out.read_text())["records"]) == 1  # whole, and not half of three
 
 

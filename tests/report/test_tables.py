@@ -47,7 +47,7 @@ def few(**doubtful) -> list[dict]:
 def test_bench():
     (made,) = command_tables.of(book_of(*few()), "bench")
     assert made.title == "gdn_decode | NVIDIA H200 | tier cupti, L2 cold"
-    assert [c.name for c in made.columns] == ["workload", "algo", "median", "spread", "speedup", "GB/s", "x floor"]
+    assert [c.name for c in made.columns] == ["workload", "algo", "median", "spread", "speedup", "GB/s", "x copy"]
     assert texts(made) == [
         ["B=8", "copy", "2.00 us", "±1%", "", "4000", "1.00"],
         ["", "pt-reference", "30.0 us", "±1%", "1.00x", "267", "15.0"],
@@ -56,7 +56,11 @@ def test_bench():
         ["", "own", "wrong", "", "", "", ""],
     ]
     assert marks(made, Mark.BEST) == ["cuda-v4"] and marks(made, Mark.BAD) == ["wrong"]
-    assert made.notes == ["copy: the floor, the fastest plain copy of the bytes that the op must move"]
+    assert made.notes == [
+        "*: the fastest of its size; spread: half the interquartile range, as a share of the median",
+        "speedup: over pt-reference; x copy: the time over the copy's",
+        "copy: the fastest plain copy of the bytes that the op must move",
+    ]
 
 
 def test_bench_in_doubt():

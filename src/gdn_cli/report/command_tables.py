@@ -94,7 +94,7 @@ def _times(book: Book, op: str, rows: list[Point]) -> Table:
     known = book.registry.ops.get(op)
     floors = {_here(p): p.median_us for p in rows if p.first.algo == COPY}
     references = {_here(p): p for p in rows if known and p.first.algo == known.reference}
-    head = [*words("workload", "algo"), *_gpus(rows), *numbers("median", "spread", "speedup", "GB/s", "x floor")]
+    head = [*words("workload", "algo"), *_gpus(rows), *numbers("median", "spread", "speedup", "GB/s", "x copy")]
     made = Table(_title(op, rows), head)
     for point, label, gap in _grouped(_once(rows)):
         us, algo, gpu = point.median_us, point.first.algo, _gpu(rows, point)
@@ -113,6 +113,7 @@ def _times(book: Book, op: str, rows: list[Point]) -> Table:
         rate = point.gigabytes_per_s
         cells += ["" if rate is None else units.three(rate), units.three(us / floor) if floor else ""]
         made.add(label, name, *gpu, *cells, gap=gap, quiet=algo == COPY)
+    made.notes += _columns_notes(made, known.reference if known and references else None, bool(floors))
     if any(len(p.measured) > 1 for p in rows):
         made.notes.append(tables.SHARED)
     if any(p.doubted for p in rows):
@@ -121,6 +122,15 @@ def _times(book: Book, op: str, rows: list[Point]) -> Table:
     if _gpus(rows):
         made.notes += _apart(rows)
     return made
+
+
+def _columns_notes(made: Table, reference: str | None, copied: bool) -> Iterator[str]:
+    """What the signs and columns of a table of times mean."""
+    said = ["*: the fastest of its size"] if any(row.best for row in made.rows) else []
+    yield "; ".join([*said, "spread: half the interquartile range, as a share of the median"])
+    said = [f"speedup: over {reference}"] if reference else []
+    if said := [*said, *(["x copy: the time over the copy's"] if copied else [])]:
+        yield "; ".join(said)
 
 
 def _once(rows: list[Point]) -> list[Point]:
@@ -174,7 +184,7 @@ def _floor_notes(book: Book) -> Iterator[str]:
             hows.setdefault(m.tier, set()).add(m.timing.how)
     yield from (f"{tier}: {texts.pop()}" for tier, texts in hows.items() if len(texts) == 1)
     if any(m.algo == COPY for m in book.measured):
-        yield "copy: the floor, the fastest plain copy of the bytes that the op must move"
+        yield "copy: the fastest plain copy of the bytes that the op must move"
     machine = []
     for m in book.measured:
         if m.algo in FLOORS and not m.workload and (us := m.median_us):
@@ -188,7 +198,7 @@ def _floor_notes(book: Book) -> Iterator[str]:
 
 def _apart(rows: list[Point]) -> Iterator[str]:
     """What it means that the rows of one table come from several GPUs."""
-    yield "GPU: speedup and x floor are to what the row's own GPU took for the reference and the copy"
+    yield "GPU: speedup and x copy are to what the row's own GPU took for the reference and the copy"
     there: dict[tuple, set[int | None]] = {}
     copies: dict[tuple, list[float]] = {}
     for m in (m for p in rows for m in p.measured if m.median_us):

@@ -21,7 +21,7 @@ from ..records.store import dumps
 from ..text import breaks, for_stderr, shown, unguarded
 from .table import Cell, Column, Mark, Table
 
-_WIDE = 100  # without a terminal (a file, CI) tables may be this wide, and sentences are not folded
+_WIDE = 1000  # without a terminal (a file, CI) nothing is folded
 _HANG = 2  # further lines of a sentence begin so far from the left
 _NARROW = 20  # a column that folds is not made narrower than this as long as its words are longer
 

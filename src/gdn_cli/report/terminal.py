@@ -100,12 +100,16 @@ _STATES = {"ok": Cell("ok", Mark.GOOD), "bad": Cell("!!", Mark.BAD), "failed": C
 def show_doctor(findings: list[dict[str, str | None]], as_json: bool) -> None:
     if as_json:
         return show_json({"findings": findings})
+    out = console()
     made = Table("", [*words("", "what"), Column("found", folds=True), Column("for", folds=True)])
     for f in findings:
         made.add(_STATES.get(f["state"], Cell("--", Mark.WARN)), f["what"], f["found"], f["for"])
-        if f.get("mend"):
-            made.add("", "", Cell(f["mend"], Mark.WARN))
-    print_table(console(), made)
+    print_table(out, made)
+    if wanting := [f for f in findings if f.get("mend")]:
+        out.print()
+        print_line(out, styled(("what to do about the others:", "bold")))
+    for f in wanting:
+        print_line(out, styled(f"  {f['what']}: ", (f["mend"], "yellow")), 2, whole=True)
 
 
 def show_proof(steps: Iterable[Mapping[str, str]]) -> None:
