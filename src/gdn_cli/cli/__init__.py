@@ -23,7 +23,8 @@ app = typer.Typer(
 )
 for command in (
     bench.run, bench.bench, bench.floors, compare.compare, tune.tune, profile.profile, modal.modal, history.history,
-    report.report, algos.list_, algos.new, pack.pack, data.data, doctor.doctor, schema.schema, worker.worker,
+    report.report, algos.list_, algos.show, algos.new, pack.pack, data.data, doctor.doctor, schema.schema,
+    worker.worker,
 ):  # fmt: skip
     if isinstance(command, typer.Typer):
         app.add_typer(command)

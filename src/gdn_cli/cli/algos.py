@@ -1,4 +1,4 @@
-"""`gdn list` and `gdn new`: what there is, and the next rung."""
+"""`gdn list`, `gdn show` and `gdn new`: what there is, and the next rung."""
 
 from __future__ import annotations
 
@@ -8,20 +8,58 @@ from typing import Annotated, Optional
 
 import typer
 
+from .. import errors
 from . import options as o
 
 
-def list_(op: o.OpName = None, algos: o.OwnAlgos = None, json: o.AsJson = False) -> None:
+def list_(
+    name: Annotated[Optional[str], typer.Argument(metavar="", hidden=True)] = None,
+    op: o.OpName = None,
+    algos: o.OwnAlgos = None,
+    json: o.AsJson = False,
+) -> None:
     """Show the algos, and which of them can run here."""
     from ..catalog import registry
-    from ..report import terminal
+    from ..report import algos as shown
 
     known = registry.load(algos)
+    if name:
+        option = f" --op {name}" if name in known.ops else None
+        hint = f"gdn list{option}" if option else f"gdn show {shlex.quote(name)}"
+        raise errors.UsageError(f"list takes no name, got '{name}'", hint=f"did you mean `{hint}`?")
     if op:
         known.op(op)
     machine = o.machine()
     found = [(algo, machine.place(algo)) for algo in known.algos if op in (None, algo.op)]
-    terminal.show_list(found, [b for b in known.broken if op in (None, b.op)], json)
+    shown.show_list(found, [b for b in known.broken if op in (None, b.op)], json)
+
+
+def show(
+    algo: Annotated[str, typer.Argument(metavar="ALGO", help="Its name, such as cpp-v1 or gdn_prefill/fi-baseline.")],
+    op: o.OpName = None,
+    algos: o.OwnAlgos = None,
+    json: o.AsJson = False,
+) -> None:
+    """Show one algo: its files, where it runs, its times, its log."""
+    from .. import paths
+    from ..catalog import ladder_log, pack, registry
+    from ..records import history
+    from ..records.history.committed import committed
+    from ..report import algos as shown
+    from ..report import screen
+
+    known = registry.load(algos)
+    found = known.find(algo, op)
+    kept = history.History()
+    own = [s for s in kept.series() if (s.op, s.algo) == (found.op, found.name)]
+    for notice in kept.notices:
+        screen.say(notice)
+    saved = committed(paths.RESULTS_DIR, found.op, found.name, ladder_log.read(found)[1])
+    texts = {path: path.read_text(encoding="utf-8", errors="replace") for path in pack.sources(found)}
+    files = [(path, len(text.splitlines())) for path, text in texts.items()]
+    entry = ladder_log.entry(found)
+    times = {"history": history.timeline(own, count=1), "committed": [saved] if saved else []}
+    shown.show_algo(shown.Known(found, o.machine().place(found), files, entry, **times), json)
 
 
 def new(

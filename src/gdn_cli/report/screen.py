@@ -103,28 +103,39 @@ def remark(out: Console, word: str, text: str | Text = "", style: str = "dim", w
 _STYLES = {Mark.BAD: "red", Mark.GOOD: "green", Mark.WARN: "yellow", Mark.DOUBTED: "yellow", Mark.QUIET: "dim"}
 
 
-def print_table(out: Console, made: Table) -> None:
-    """A table below its title, with an empty line after it where it has one; its notes are for the caller.
+def print_table(out: Console, *tables: Table) -> None:
+    """A table below its title, with an empty line after it where it has one; its notes are for the caller. Several of
+    the same columns are laid out as one.
 
     Too wide for the screen, its headers fold, then its texts; if that is not enough it is shown in parts below each
     other, each with the first columns again. No cell is cut.
     """
-    if made.title:
-        print_line(out, styled(("".join(made.title), "bold")), _HANG, whole=True)
-    head = [_head(column) for column in made.columns]
-    rows = [[_cell(cell, made.prose) for cell in row.cells] for row in made.rows]
-    for i, (which, widths, gap) in enumerate(_parts(made.columns, head, rows, out.width)):
-        if i:
-            out.print()
-        columns = [made.columns[k] for k in which]
-        _print_row(out, columns, widths, gap, [head[k] for k in which], "", True)
-        for row, cells in zip(made.rows, rows, strict=True):
-            if row.gap:
+    if not tables:
+        return
+    head = [_head(column) for column in tables[0].columns]
+    rows = [[[_cell(cell, made.prose) for cell in row.cells] for row in made.rows] for made in tables]
+    parts = _parts(tables[0].columns, head, [row for part in rows for row in part], out.width)
+    for made, cells in zip(tables, rows, strict=True):
+        if made.title:
+            print_line(out, styled(("".join(made.title), "bold")), _HANG, whole=True)
+        for i, part in enumerate(parts):
+            if i:
                 out.print()
-            style = "bold green" if row.best else "dim" if row.quiet else ""
-            _print_row(out, columns, widths, gap, [cells[k] for k in which], style, False)
-    if made.title:
-        out.print()
+            _print_part(out, made, head, cells, part)
+        if made.title:
+            out.print()
+
+
+def _print_part(out: Console, made: Table, head: list[Text], rows: list[list[Text]], part: _Part) -> None:
+    """Some of a table's columns."""
+    which, widths, gap = part
+    columns = [made.columns[k] for k in which]
+    _print_row(out, columns, widths, gap, [head[k] for k in which], "", True)
+    for row, cells in zip(made.rows, rows, strict=True):
+        if row.gap:
+            out.print()
+        style = "bold green" if row.best else "dim" if row.quiet else ""
+        _print_row(out, columns, widths, gap, [cells[k] for k in which], style, False)
 
 
 def _head(column: Column) -> Text:

@@ -14,9 +14,8 @@ from .screen import block, console, print_line, print_table, remark, say, show_j
 from .table import Cell, Column, Mark, Table, words
 
 if TYPE_CHECKING:
-    from ..catalog.registry import Algo, Broken, Registry
+    from ..catalog.registry import Registry
     from ..catalog.workloads import Workload
-    from ..machine.inventory import Place
     from ..remote.resume import Status
     from ..schema.record_types import Document
 
@@ -48,37 +47,7 @@ def show(document: Document, registry: Registry, as_json: bool, saved: Path, uns
         remark(out, f"records: {saved}", whole=True)
 
 
-# --- gdn list, gdn data list, gdn doctor, gdn pack ------------------------------------------------------------------
-
-
-def show_list(found: list[tuple[Algo, Place]], broken: list[Broken], as_json: bool) -> None:
-    """The algos with where each of them runs here, and the folders that hold none."""
-    if as_json:
-        rows = [
-            {
-                "op": algo.op, "algo": algo.name, "language": algo.language, "devices": algo.modes, "here": place.mode,
-                "reason": place.reason, "hint": place.hint, "after": algo.after, "setup": algo.setup,
-                "summary": algo.summary,
-            }
-            for algo, place in found
-        ]  # fmt: skip
-        return show_json(
-            {"algos": rows, "broken": [{"op": b.op, "algo": b.name, "error": str(b.error)} for b in broken]}
-        )
-    out = console()
-    tables: dict[str, Table] = {}
-    for algo, place in found:
-        columns = [*words("algo", "language", "runs on"), Column("here", folds=True)]
-        setup = "; setup not timed" if algo.setup else ""
-        yes, no = Cell(f"yes, on {place.mode}{setup}", Mark.GOOD), Cell(f"no: {place.reason}{setup}", Mark.WARN)
-        made = tables.setdefault(algo.op, Table(algo.op, columns))
-        made.add(algo.name, algo.language, ", ".join(algo.modes), yes if place.mode else no)
-    for made in tables.values():
-        print_table(out, made)
-    for b in broken:
-        print_line(out, styled(("broken", "red"), f" {b.op}/{b.name}: {b.error}"))
-    if hints := dict.fromkeys(place.hint for _, place in found if place.hint):
-        out.print(styled((f"to run the others: {'; '.join(hints)}", "dim")))
+# --- gdn data list, gdn doctor, gdn pack ----------------------------------------------------------------------------
 
 
 def show_workloads(found: dict[str, list[Workload]], as_json: bool) -> None:

@@ -1,0 +1,62 @@
+"""`gdn list` and `gdn show`: the algos, and all that is known of one."""
+
+import pytest
+from helpers import REGISTRY
+
+
+def test_list_shows_the_summaries_in_one_line_each(gdn):
+    lines = gdn("list").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    (line,) = [line for line in lines if line.startswith("cpp-v1 ")]
+    assert line.split()[:6] == ["cpp-v1", "cpp", "cpu", "C++", "for", "the"]
+    heads = [line for line in lines if line.startswith("algo ")]
+    assert len(heads) == len(REGISTRY.ops) and len(set(heads)) == 1  # aligned across ops
+    wide = gdn("list", env={"COLUMNS": "200"}).out.splitlines()
+    assert any(line.endswith(REGISTRY.find("cuda-v5").summary) for line in wide)
+
+
+def test_list_takes_no_name(gdn):
+    for name, hint in (("cpp-v1", "gdn show cpp-v1"), ("gdn_prefill", "gdn list --op gdn_prefill")):
+        done = gdn("list", name)
+        assert (done.code, done.err) == (2, f"gdn: list takes no name, got '{name}'\n  did you mean `{hint}`?\n")
+
+
+def test_show_says_what_is_known(gdn):
+    done = gdn("show", "cuda-v5", "--json")
+    found, algo = done.json, REGISTRY.find("cuda-v5")
+    assert done.code == 0
+    assert (found["op"], found["summary"], found["here"], found["reason"]) == (
+        "gdn_decode", algo.summary, None, "no GPU here",
+    )  # fmt: skip
+    files = {f["path"].rpartition("/")[2]: f["lines"] for f in found["files"]}
+    assert set(files) == {"kernel.cu", "tuned.h", *(path.name for path in algo.shares)}
+    assert files["kernel.cu"] == len((algo.folder / "kernel.cu").read_text().splitlines())
+    assert found["provenance"]["license"] == "Apache-2.0"
+    assert found["log"]["text"].startswith("`cuda-v5`, after `cuda-v4`: kept")
+    (result,) = found["results"]
+    assert result["file"] == "results/h200/decode-sweep.json" and result["medians_us"]["B=1"] == 1.824
+
+
+def test_show_on_a_screen(gdn):
+    done = gdn("show", "cpp-v1", env={"COLUMNS": "60"})
+    assert max(len(line) for line in done.out.splitlines() if "/" not in line) <= 60
+    assert done.code == 0 and "license   Apache-2.0" in done.out and "  - Idea: " in done.out
+    assert "here      yes, on cpu" in done.out and "kernel.cpp " in done.out
+    assert "gdn modal run" in gdn("show", "cuda-v1").out
+    done = gdn("show", "cpp-v")
+    assert done.code == 2 and "did you mean cpp-v1" in done.err
+
+
+@pytest.mark.parametrize("algo", sorted(a.full_name for a in REGISTRY.algos))
+def test_every_algo_has_its_entry_in_the_log(algo):
+    from gdn_cli.catalog import ladder_log
+
+    entry = ladder_log.entry(REGISTRY.find(algo))
+    assert entry and algo.rpartition("/")[2] in entry.file.read_text().splitlines()[entry.line - 1] and entry.text
+
+
+def test_an_algo_of_ones_own_has_no_log_and_no_times(tmp_path, gdn):
+    assert gdn("new", "mine", "--from", "cpp-v1", "--into", tmp_path).code == 0
+    done = gdn("show", "mine", "--algos", tmp_path)
+    assert done.code == 0 and "after     cpp-v1" in done.out
+    assert done.out.endswith("no times yet: `gdn bench --algo mine` takes some\n") and "\nlog " not in done.out
