@@ -3,6 +3,8 @@
 import pytest
 from helpers import REGISTRY
 
+from gdn_cli.paths import PACKAGE
+
 
 def test_list_shows_the_summaries_in_one_line_each(gdn):
     lines = gdn("list").out.splitlines()
@@ -60,3 +62,37 @@ def test_an_algo_of_ones_own_has_no_log_and_no_times(tmp_path, gdn):
     done = gdn("show", "mine", "--algos", tmp_path)
     assert done.code == 0 and "after     cpp-v1" in done.out
     assert done.out.endswith("no times yet: `gdn bench --algo mine` takes some\n") and "\nlog " not in done.out
+
+
+# --- names where files may stand, and files of another kind -----------------------------------------------------------
+
+
+def test_names_of_algos_stand_where_files_do(gdn):
+    done = gdn("run", "cpp-v1", "pt-reference", "-w", "0", "--json")
+    assert done.code == 0 and {r["algo"] for r in done.json["records"]} == {"cpp-v1", "pt-reference"}
+    done = gdn("run", "cpp-v1", "-w", "0", "--json", env={"ALGO": "nope"})  # what is typed goes before a variable
+    assert done.code == 0 and {r["algo"] for r in done.json["records"]} == {"cpp-v1"}
+    done = gdn("bench", "cpp-v")
+    assert (done.code, done.err.splitlines()[:1]) == (
+        2,
+        ["gdn: unknown algo 'cpp-v'"],
+    ) and "did you mean cpp-v1" in done.err
+    done = gdn("run", "algos/gdn_decode/cpp-v1", cwd=PACKAGE.parent.parent)
+    assert done.code == 2 and "name the algo: cpp-v1" in done.err
+
+
+def test_a_file_of_another_kind_says_what_it_is(tmp_path, gdn):
+    root = PACKAGE.parent.parent
+    page, packed = tmp_path / "report.html", tmp_path / "s.json"
+    page.write_text("<!doctype html><html></html>")
+    assert gdn("pack", "--algo", "cpp-v1", "-o", packed).code == 0
+    for args, said, hint in (
+        (["run", "results/h200/decode-sweep.json"], "this is records", "`gdn report results/h200/decode-sweep.json`"),
+        (["bench", "algos/gdn_decode/cpp-v1/algo.toml"], "this is an algo.toml", "--algo cpp-v1"),
+        (["run", "algos/gdn_decode/cuda-v5/tuning.json"], "what `gdn tune` measured", "reads the file beside it"),
+        (["run", page], "this is a page", "browser"),
+        (["report", packed], "it is a packed solution", "gdn run"),
+        (["report", page], "it is a page", "browser"),
+    ):
+        done = gdn(*args, cwd=root)
+        assert done.code == 2 and said in done.err and hint in done.err, done.err

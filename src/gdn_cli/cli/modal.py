@@ -94,7 +94,8 @@ def run(
     timeout: o.Timeout = 300.0,
 ) -> None:
     """Check and time algos with the official harness's settings: its calls and trials, all of its workloads."""
-    asked = _asked(solutions, algos, which, rented, tier=tier, timeout=timeout)
+    algos, files = algos.also(solutions)
+    asked = _asked(files, algos, which, rented, tier=tier, timeout=timeout)
     raise typer.Exit(_carried("run", ctx, asked, errand, output))
 
 
@@ -113,16 +114,17 @@ def bench(
     strict: o.Strict = False,
 ) -> None:
     """`gdn bench`, at Modal: check algos, then time them beside the reference and the floors."""
-    asked = _asked(solutions, algos, which, sampling, place, rented, strict=strict)
+    algos, files = algos.also(solutions)
+    asked = _asked(files, algos, which, sampling, place, rented, strict=strict)
     raise typer.Exit(_carried("bench", ctx, asked, errand, output))
 
 
-def _asked(solutions: list[Path] | None, *groups: Any, **more: Any) -> Asked:
+def _asked(solutions: list[Path], *groups: Any, **more: Any) -> Asked:
     """All of it, with absolute paths: --resume may be called elsewhere."""
     for group in groups:
         more |= asdict(group)
     more["dataset"] = more["dataset"] and more["dataset"].absolute()
-    return Asked(**more, solutions=tuple(path.absolute() for path in solutions or []))
+    return Asked(**more, solutions=tuple(path.absolute() for path in solutions))
 
 
 def _carried(command: str, ctx: typer.Context, asked: Asked, errand: Errand, output: o.Output) -> int:

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import os
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -40,7 +41,10 @@ OwnAlgos = Annotated[
     typer.Option("--algos", envvar="GDN_ALGOS", metavar="DIR", help="Your own folder of <op>/<algo>/algo.toml."),
 ]
 Solutions = Annotated[
-    Optional[list[Path]], typer.Argument(metavar="[SOLUTION.json]...", help="Packed solutions, anyone's.")
+    Optional[list[str]],
+    typer.Argument(
+        metavar="[ALGO|SOLUTION.json]...", help="Algos by name, as with --algo; or anyone's packed solutions."
+    ),
 ]
 Gpus = Annotated[
     Optional[str],
@@ -99,6 +103,21 @@ class Algos:
     ] = None
     op: OpName = None
     algos: OwnAlgos = None
+
+    def also(self, given: list[str] | None) -> tuple[Algos, list[Path]]:
+        """These and the algos that are named as arguments, which go before a variable's; and the packed files there."""
+        files = [Path(name) for name in given or [] if _is_file(name)]
+        named = [name for name in given or [] if not _is_file(name)]
+        for name in named:
+            if (Path(name) / "algo.toml").is_file() and "/" in name.strip("/"):
+                raise UsageError(f"{name} is an algo's folder", hint=f"name the algo: {Path(name).resolve().name}")
+        if named and self.algo and self.algo != os.environ.get("ALGO"):
+            named.append(self.algo)
+        return (dataclasses.replace(self, algo=",".join(named)) if named else self), files
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith((".json", ".toml", ".html")) or name[:1] in "./~" or Path(name).is_file()
 
 
 @dataclass(frozen=True)
