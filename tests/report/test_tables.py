@@ -57,7 +57,8 @@ def test_bench():
     ]
     assert marks(made, Mark.BEST) == ["cuda-v4"] and marks(made, Mark.BAD) == ["wrong"]
     assert made.notes == [
-        "*: the fastest of its size; spread: half the interquartile range, as a share of the median",
+        "*: the fastest of its size",
+        "spread: half the interquartile range, as a share of the median",
         "speedup: over pt-reference; x copy: the time over the copy's",
         "copy: the fastest plain copy of the bytes that the op must move",
     ]

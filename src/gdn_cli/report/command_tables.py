@@ -126,8 +126,9 @@ def _times(book: Book, op: str, rows: list[Point]) -> Table:
 
 def _columns_notes(made: Table, reference: str | None, copied: bool) -> Iterator[str]:
     """What the signs and columns of a table of times mean."""
-    said = ["*: the fastest of its size"] if any(row.best for row in made.rows) else []
-    yield "; ".join([*said, "spread: half the interquartile range, as a share of the median"])
+    if any(row.best for row in made.rows):
+        yield "*: the fastest of its size"
+    yield "spread: half the interquartile range, as a share of the median"
     said = [f"speedup: over {reference}"] if reference else []
     if said := [*said, *(["x copy: the time over the copy's"] if copied else [])]:
         yield "; ".join(said)
