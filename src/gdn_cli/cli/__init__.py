@@ -11,14 +11,12 @@ import typer
 
 from .. import __version__, errors, text
 from . import algos, bench, compare, data, doctor, history, modal, options, pack, profile, report, schema, tune, worker
+from .help import App, help_
 
-app = typer.Typer(
+app = App(
     name="gdn",
     help="Write, check, time and pack GPU kernels for Gated Delta Net: decode, prefill and attention.",
-    no_args_is_help=True,
-    rich_markup_mode=None,  # plain help: rich would double the start-up time
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 for command in (
@@ -30,6 +28,7 @@ for command in (
         app.add_typer(command)
     else:
         app.command(command.__name__.rstrip("_"))(command)
+app.command("help", hidden=True)(help_)
 
 
 def _version(show: bool) -> None:
@@ -39,7 +38,9 @@ def _version(show: bool) -> None:
 
 
 @app.callback()
-def _top(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version.")):
+def _top(
+    version: bool = typer.Option(False, "--version", "-V", callback=_version, is_eager=True, help="Show the version."),
+):
     pass
 
 

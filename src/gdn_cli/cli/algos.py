@@ -35,7 +35,12 @@ def list_(
 
 
 def show(
-    algo: Annotated[str, typer.Argument(metavar="ALGO", help="Its name, such as cpp-v1 or gdn_prefill/fi-baseline.")],
+    algo: Annotated[
+        str,
+        typer.Argument(
+            metavar="ALGO", autocompletion=o.algos_like, help="Its name, such as cpp-v1 or gdn_prefill/fi-baseline."
+        ),
+    ],
     op: o.OpName = None,
     algos: o.OwnAlgos = None,
     json: o.AsJson = False,
@@ -63,8 +68,11 @@ def show(
 
 
 def new(
-    name: Annotated[str, typer.Argument(help="Name of the new algo.")],
-    source: Annotated[str, typer.Option("--from", metavar="OTHER", help="The rung to start from.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new algo.")],
+    source: Annotated[
+        Optional[str],
+        typer.Option("--from", metavar="ALGO", autocompletion=o.algos_like, help="The algo to start from."),
+    ] = None,
     op: o.OpName = None,
     algos: o.OwnAlgos = None,
     into: Annotated[
@@ -72,11 +80,21 @@ def new(
         typer.Option("--into", metavar="DIR", help="Algos folder to put it in (else --algos, else ours)."),
     ] = None,
 ) -> None:
-    """Copy a rung to start the next one."""
+    """Copy an algo to start one of your own."""
     from ..catalog import registry, scaffold
     from ..report import screen
 
     known = registry.load(algos)
+    if not source:
+        likely = [
+            a
+            for a in known.of(known.op(op or registry.DEFAULT_OP).name)
+            if o.machine().place(a).mode in ("cpu", "cuda")
+        ]
+        own = [a.name for a in likely if a.language in ("cpp", "cuda", "triton")] or [a.name for a in likely]
+        option = f" --op {op}" if op else ""
+        hint = f"gdn new {shlex.quote(name)} --from {own[-1] if own else 'ALGO'}{option}; `gdn list` shows all"
+        raise errors.UsageError("which algo to start from?", hint=hint)
     into = into or next(iter(registry.own_folders(algos)), None)
     folder = scaffold.new(known, name, known.find(source, op), into)
     where = f" --algos {shlex.quote(str(into))}" if into else ""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from .. import units
+from ..catalog.registry import label_of
 from ..text import shown
 from .screen import block, console, print_line, print_table, remark, say, show_json, styled
 from .table import Cell, Column, Mark, Table, words
@@ -63,6 +64,28 @@ def show_workloads(found: dict[str, list[Workload]], as_json: bool) -> None:
     print_table(console(), made)
 
 
+def show_presets(found: dict[str | None, dict[str, list[Workload]]], registry: Registry) -> None:
+    """How many workloads each preset has of each op, and their sizes; None stands for all workloads."""
+    out = console()
+    made = Table("", [*words("op", "preset"), Column("workloads", number=True), Column("sizes", folds=True)])
+    for op in found[None]:
+        for preset, workloads in found.items():
+            if chosen := workloads.get(op):
+                sizes = list(dict.fromkeys(label_of(registry.ops[op], w.axes)[0] for w in chosen))
+                some = sizes if len(sizes) <= _SIZES else [*sizes[:2], f"... {len(sizes) - 3} more ...", sizes[-1]]
+                first = preset is None
+                made.add(
+                    op if first else "",
+                    preset or "(all)",
+                    str(len(chosen)),
+                    ", ".join(some),
+                    gap=bool(made.rows) and first,
+                )
+    print_table(out, made)
+    remark(out, "`gdn data list --full` has a line for each workload; `--preset NAME` those of a preset")
+
+
+_SIZES = 4  # so many sizes of a preset are named
 _STATES = {"ok": Cell("ok", Mark.GOOD), "bad": Cell("!!", Mark.BAD), "failed": Cell("!!", Mark.BAD)}
 
 
