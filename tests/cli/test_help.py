@@ -35,7 +35,7 @@ def test_every_command_has_an_example_that_it_takes(path):
 
 def test_the_front_page_has_whole_summaries_in_groups():
     out = gdn("--help").out
-    assert "..." not in out and max(map(len, out.splitlines())) <= 80
+    assert not re.search(r"[a-z,]\.\.\.", out) and max(map(len, out.splitlines())) <= 80
     assert [line for line in out.splitlines() if re.fullmatch(r"[A-Z].*:", line)] == ["Options:"] + [
         f"{kind}:" for kind in help._KINDS
     ]
