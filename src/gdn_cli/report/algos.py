@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +45,7 @@ def show_list(found: list[tuple[Algo, Place]], broken: list[Broken], as_json: bo
     room = out.width - sum(2 + max([len(columns[i - 1].name), *(len(row[i]) for row in rows)]) for i in (1, 2, 3))
     for (op, name, language, here, summary), (_, place) in zip(rows, found, strict=True):
         cell = Cell(here, Mark.GOOD if place.mode else Mark.WARN)
-        text = textwrap.shorten(summary, room, placeholder="...") if room >= _LEAST else summary
+        text = summary if room < _LEAST or len(summary) <= room else summary[: room - 2].rpartition(" ")[0] + "..."
         tables.setdefault(op, Table(op, columns)).add(name, language, cell, text)
     print_table(out, *tables.values())
     for b in broken:
