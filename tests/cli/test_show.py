@@ -96,3 +96,25 @@ def test_a_file_of_another_kind_says_what_it_is(tmp_path, gdn):
     ):
         done = gdn(*args, cwd=root)
         assert done.code == 2 and said in done.err and hint in done.err, done.err
+
+
+def test_errors_with_json_are_one_document(gdn):
+    done = gdn("bench", "--algo", "cpp-v", "--json")
+    hint = "did you mean cpp-v1? `gdn list` shows all"
+    assert (done.code, done.json) == (2, {"error": {"message": "unknown algo 'cpp-v'", "hint": hint, "code": 2}})
+    assert done.err == f"gdn: unknown algo 'cpp-v'\n  {hint}\n"
+    done = gdn("data", "list", "--nope", "--json")
+    assert done.code == 2 and "No such option: --nope" in done.json["error"]["message"]
+
+
+def test_suggestions_are_of_things_that_exist(gdn):
+    assert "did you mean cuda?" in gdn("bench", "--device", "gpu").err
+    done = gdn("bench", env={"ALGO": "nope"})
+    assert done.err == "gdn: unknown algo 'nope'\n  `gdn list` shows all\n"
+
+
+def test_what_could_not_run_is_an_error_where_nothing_ran(gdn):
+    done = gdn("run", "cuda-v5")
+    assert done.code == 3 and done.out == "" and "not run cuda-v5: no GPU here" in done.err
+    done = gdn("run", "cuda-v5", "cpp-v1", "-w", "0")
+    assert "not run cuda-v5" in done.out and done.err == ""

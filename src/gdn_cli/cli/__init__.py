@@ -68,6 +68,15 @@ def main(machine: Any = None) -> None:
         raise
 
 
+def _tell(message: str, hint: str | None, code: int) -> None:
+    """The same for a program that asked for JSON."""
+    if "--json" in sys.argv:
+        from ..report import screen
+
+        screen.show_error(message, hint, code)
+        sys.stdout.flush()
+
+
 def _run() -> None:
     try:
         try:
@@ -77,11 +86,13 @@ def _run() -> None:
     except errors.GdnError as e:
         hint = f"\n  {text.shown(e.hint, lines=True)}" if e.hint else ""
         print(f"gdn: {text.shown(e.message)}{hint}", file=sys.stderr)
+        _tell(e.message, e.hint, e.code)
         sys.exit(e.code)
     except ModuleNotFoundError as e:
         if (e.name or "").startswith("gdn_cli"):
             raise
         print(f"gdn: the Python package {e.name} is missing here\n  pip install {e.name}", file=sys.stderr)
+        _tell(f"the Python package {e.name} is missing here", f"pip install {e.name}", errors.MISSING)
         sys.exit(errors.MISSING)
     except KeyboardInterrupt:
         print("gdn: interrupted", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Optional
 
@@ -92,7 +93,20 @@ class Command(TyperCommand):
                 formatter.write("".join(f"  {line}\n" for line in lines))
 
 
+_Unreadable = typer.BadParameter.__mro__[1]  # a command line that cannot be read: click's error, or typer's own
+
+
 class Group(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except _Unreadable as e:
+            if "--json" in sys.argv:
+                from ..report import screen
+
+                screen.show_error(e.format_message(), None, e.exit_code)
+            raise
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _options(self, ctx, formatter)
         self.format_commands(ctx, formatter)

@@ -339,6 +339,8 @@ def machine() -> Machine:
 
 def check_choice(kind: str, value: str, known: Any) -> None:
     if value not in known:
+        if value == "gpu" and "cuda" in known:
+            raise UsageError(f"unknown {kind} 'gpu'", hint="did you mean cuda?")
         raise unknown(kind, value, known)
 
 

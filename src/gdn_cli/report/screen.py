@@ -232,7 +232,17 @@ def _word(text: Text) -> int:
     return max((len(word) for word in text.plain.split()), default=0)
 
 
+JSON: list[bool] = []  # whether stdout has its document already: an error behind it adds none
+
+
+def show_error(message: str, hint: str | None, code: int) -> None:
+    """An error for a program, with --json: on stdout, beside the lines on stderr."""
+    if not JSON:
+        show_json({"error": {"message": shown(message), "hint": hint and shown(hint, lines=True), "code": code}})
+
+
 def show_json(document: Any) -> None:
+    JSON.append(True)
     sys.stdout.write(dumps(document) + "\n")
 
 

@@ -39,7 +39,8 @@ def show(document: Document, registry: Registry, as_json: bool, saved: Path, uns
         print_table(out, made)
         legend |= dict.fromkeys("".join(note) for note in made.notes)
     for note in [*notes.notes(book, brief=True), *notes.tuned(book), *notes.file_notes(book)]:
-        remark(out, note.kind, block(note.text), "red" if note.grave else "yellow")
+        to = console(stderr=True) if note.kind == "not run" and not book.measured else out  # no result: an error
+        remark(to, note.kind, block(note.text), "red" if note.grave else "yellow")
         for text in note.tail:
             remark(out, f"    {text}")
     for text in legend:
