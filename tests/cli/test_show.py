@@ -2,7 +2,10 @@
 
 import pytest
 from helpers import REGISTRY
+from typer.main import get_command
 
+from gdn_cli.cli import app
+from gdn_cli.errors import UsageError
 from gdn_cli.paths import PACKAGE
 
 
@@ -118,3 +121,18 @@ def test_what_could_not_run_is_an_error_where_nothing_ran(gdn):
     assert done.code == 3 and done.out == "" and "not run cuda-v5: no GPU here" in done.err
     done = gdn("run", "cuda-v5", "cpp-v1", "-w", "0")
     assert "not run cuda-v5" in done.out and done.err == ""
+
+
+def test_nothing_is_overwritten_in_silence(tmp_path, gdn):
+    for words in (["pack", "--algo", "cpp-v1"], ["report", "results/h200/decode-tiers.json", "-f", "md"]):
+        file = tmp_path / f"{words[0]}.json"
+        first, again = (gdn(*words, "-o", file, cwd=PACKAGE.parent.parent) for _ in range(2))
+        assert (first.code, first.err, again.code, again.out) == (0, "", 0, first.out)
+        assert again.err == f"gdn: replaced {file}\n"
+
+
+def test_tune_writes_into_no_installed_gdn(monkeypatch, capsys):
+    monkeypatch.setattr("gdn_cli.paths.IN_CHECKOUT", False)
+    with pytest.raises(UsageError, match="is a part of the installed gdn") as e:
+        get_command(app).main(["tune", "--algo", "cuda-v5"], standalone_mode=False)
+    assert "gdn new my-cuda-v5 --from gdn_decode/cuda-v5 --into DIR" in e.value.hint

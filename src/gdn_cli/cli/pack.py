@@ -53,7 +53,10 @@ def pack(
         raise errors.UsageError("--json has stdout to itself", hint="drop --json, or name another file with -o")
     if prove and files.place(file).stream:
         raise errors.UsageError(f"--prove reads the file back, and {file} keeps nothing", hint="-o names a file")
+    replaced = not to_stdout and file.is_file()
     files.write(file, j.dumps(solution, indent=2) + "\n")
+    if replaced:
+        screen.say(f"replaced {file}")
     summary = {"file": str(file), "name": solution["name"], "definition": solution["definition"]}
     summary |= {
         "source_hash": p.source_hash(solution),

@@ -121,7 +121,7 @@ def report(asked: Asked, update: Update = None, algos: o.OwnAlgos = None, json: 
     from .. import units
     from ..files import is_stdout, write
     from ..report import findings, markdown_blocks
-    from ..report.screen import put, show_json
+    from ..report.screen import put, say, show_json
 
     out = asked.out
     if update:
@@ -147,7 +147,10 @@ def report(asked: Asked, update: Update = None, algos: o.OwnAlgos = None, json: 
         bare.write(made)
         bare.flush()
     elif wanted:
+        replaced = out.is_file()
         write(out, made)
+        if replaced:
+            say(f"replaced {out}")
     if json:
         show_json({"written": str(out) if wanted else None} | findings.to_json(book))
     elif not to_stdout:
