@@ -31,7 +31,20 @@ from gdn_cli.parsing import to_json
 from gdn_cli.profile import differences
 from gdn_cli.records import history
 from gdn_cli.remote import modal_client, resume
-from gdn_cli.report import drawing, figures, html, markdown, merge, profile, screen, table, tables, terminal, tune
+from gdn_cli.report import (
+    algos,
+    drawing,
+    figures,
+    html,
+    markdown,
+    merge,
+    profile,
+    screen,
+    table,
+    tables,
+    terminal,
+    tune,
+)
 from gdn_cli.report import history as shown_history
 from gdn_cli.report.book import Book
 from gdn_cli.schema.profile_types import Listed
@@ -126,9 +139,9 @@ def show(evil: str, command: str) -> None:
 
 
 def listed(evil: str) -> None:
-    algo = SimpleNamespace(op="gdn_decode", name=evil, language=evil, modes=[evil], setup=None)
+    algo = SimpleNamespace(op="gdn_decode", name=evil, language=evil, modes=[evil], setup=None, summary=evil)
     found = [(algo, Place(None, evil, evil)), (algo, Place("cpu"))]
-    terminal.show_list(found, [Broken(evil, evil, UsageError(f"{evil}: {evil}"))], False)
+    algos.show_list(found, [Broken(evil, evil, UsageError(f"{evil}: {evil}"))], False)
 
 
 def kept(evil: str) -> history.History:

@@ -43,12 +43,20 @@ class RemoteError(GdnError):
     code = REMOTE
 
 
+_SHORT = 3  # characters
+_MANY = 20  # names, which nobody reads in a line
+
+
 def unknown(kind: str, name: str, known: Iterable[str], *, hint: str | None = None) -> UsageError:
     """The error for a name that does not exist, with the nearest known names, or all of them if none is near."""
     known = list(dict.fromkeys(known))
-    near = [shown(n) for n in difflib.get_close_matches(name, known, n=3, cutoff=0.5)]
+    near = [shown(n) for n in difflib.get_close_matches(name, known, n=3, cutoff=0.6)]
+    if len(name) <= _SHORT:  # half of all short names are near: only what begins so
+        near = [n for n in near if n.startswith(name[:2])]
     if near:
         advice = f"did you mean {' or '.join(near)}?"
+    elif len(known) > _MANY and hint:
+        advice, hint = hint, None
     elif known:
         advice = f"there are: {', '.join(map(shown, known))}"
     else:

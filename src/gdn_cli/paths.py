@@ -17,6 +17,7 @@ IN_CHECKOUT = (_CHECKOUT / "pyproject.toml").is_file() and (_CHECKOUT / "algos")
 _ROOT = _CHECKOUT if IN_CHECKOUT else PACKAGE
 ALGOS_DIR = _ROOT / "algos"
 CONFIGS_DIR = _ROOT / "configs"
+RESULTS_DIR = _CHECKOUT / "results"  # of a checkout only
 PYPROJECT = _CHECKOUT / "pyproject.toml"  # of a checkout only
 
 

@@ -9,6 +9,7 @@ the same as one that holds ESC: escapes are for reading, not for decoding.
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 import traceback
 from collections.abc import Iterable
@@ -38,6 +39,49 @@ def _visible(match: re.Match[str]) -> str:
     if c.isprintable() and not _UNSEEN.match(c):
         return c
     return "\ufffd" if "\ud800" <= c <= "\udfff" else c.encode("unicode_escape").decode()
+
+
+_WORDS = re.compile(r"(?:[^\s`]*`[^`]*`)+[^\s`]*|\S+")  # what is between backticks is one word: a command to be copied
+
+
+def breaks(text: str, width: int, hang: int = 0, hard: bool = False) -> list[int]:
+    """Where a one-line text is to be broken, between words, so that its lines are at most `width` wide.
+
+    Lines after the first begin `hang` blanks further in than it does. A longer word stands alone; with `hard` it is
+    broken, too.
+    """
+    lead = len(text) - len(text.lstrip())
+    words = [(m.start(), m.end()) for m in _WORDS.finditer(text)]
+    words = [
+        (start + m.start(), start + m.end())
+        for start, end in words
+        for m in re.finditer(r"\S+" if end - start > width - lead - hang else r"(?s:.+)", text[start:end])
+    ]
+    found, begin, indent = [], 0, 0  # `indent`: blanks that are put in front of the present line
+    for start, end in words:
+        if indent + end - begin > width and start > begin + lead * (not found):
+            found.append(start)
+            begin, indent = start, lead + hang
+        while hard and indent + end - begin > width:
+            begin += max(1, width - indent)
+            found.append(begin)
+            indent = lead + hang
+    return found
+
+
+def folded(text: str, width: int, hang: int = 2) -> str:
+    """The same as text of several lines."""
+    lines = []
+    for line in text.split("\n"):
+        at = [0, *breaks(line, width, hang), len(line)]
+        indent = " " * (hang + len(line) - len(line.lstrip()))
+        lines += [indent * (i > 0) + line[a:b].rstrip() for i, (a, b) in enumerate(zip(at, at[1:], strict=False))]
+    return "\n".join(lines)
+
+
+def for_stderr(text: str) -> str:
+    """Folded between words where stderr is a terminal; whole in a log."""
+    return folded(text, shutil.get_terminal_size().columns) if sys.stderr.isatty() else text
 
 
 def whole(text: str) -> str:

@@ -645,6 +645,11 @@ def test_data_list(gdn):
     assert rows[20] == {
         "op": "gdn_decode", "index": 20, "uuid": rows[20]["uuid"], "axes": {"batch_size": 8}, "origin": "twin"
     }  # fmt: skip
+    lines = [x.split() for x in gdn("data", "list", "--op", "gdn_decode").out.splitlines()]
+    assert lines[1][:4] == ["gdn_decode", "(all)", "54", "B=1,"]
+    assert [x[:2] for x in lines[2:6]] == [["quick", "3"], ["contest", "54"], ["sweep", "10"], ["peers", "27"]]
+    full = gdn("data", "list", "--op", "gdn_decode", "--full").out.splitlines()
+    assert len(full) == 55 and full[21].split()[:2] == ["gdn_decode", "20"]
     done = gdn("data", "list", "--op", "gdn_prefill", "-w", "seq_lens=4x16", "-w", "3")
     lines = [x.split() for x in done.out.splitlines() if x.startswith("gdn_prefill")]
     assert [(x[1], x[3:]) for x in lines] == [

@@ -207,7 +207,7 @@ def test_a_fatal_error_is_one_line(behaviour, env, code, says):
     with Server(**behaviour) as s:
         done = rent(s, "run", "--algo", "cuda-v4", "-w", "0", "--json", **env)
     said = done.err[done.err.rindex("gdn: ") :]
-    assert done.code == code and done.out == "" and words(said).startswith(says), done.err
+    assert done.code == done.json["error"]["code"] == code and words(said).startswith(says), done.err
     assert "Traceback" not in done.err and modal_server.TOKEN[1] not in done.err
     if "image_logs" in behaviour:
         assert "ERROR: No matching distribution found" in said and "modal image logs im-1" in said

@@ -229,13 +229,13 @@ def test_all_that_went_wrong_and_all_that_ran(capsys, monkeypatch):
     assert part(found, "the call", "time") == ["the call"] and LONG[:80] in found
     assert "  achieved occupancy             -  active warps of 64, while an SM is active" in found
     assert part(found, "where  ", "aaaa") == [
-        "where                    samples  main stall       line  source text",
-        "kernel.py:41              34.2 %  long scoreboard    41  state =",
-        "                                                         tl.load(state_ptr +",
-        "                                                         offsets[:, None] *",
-        "                                                         stride_k)",
-        "kernel.py:1210                 -  wait                -  [red]x[/][red]x[/][red]",  # a text is a text
-        "                                                         x[/][red]x[/]",
+        "where                     samples  main stall     line  source text",
+        "kernel.py:41               34.2 %  long             41  state =",
+        "                                   scoreboard           tl.load(state_ptr +",
+        "                                                        offsets[:, None] *",
+        "                                                        stride_k)",
+        "kernel.py:1210                  -  wait              -  [red]x[/][red]x[/][red]x",  # a text is a text
+        "                                                        [/][red]x[/]",
     ]
 
 

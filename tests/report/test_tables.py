@@ -59,6 +59,9 @@ def test_bench():
     assert made.notes == [
         "cuda-v4 takes 4.00 us:",
         "7.50x as fast as the reference and 2.00x a plain copy.",
+        "*: the fastest of its size",
+        "spread: half the interquartile range, as a share of the median",
+        "speedup: over pt-reference; x copy: the time over the copy's",
         "copy: the fastest plain copy of the bytes that the op must move",
     ]
 

@@ -71,6 +71,11 @@ def presets_file() -> Path:
     return paths.CONFIGS_DIR / "presets.toml"
 
 
+def names() -> list[str]:
+    """All presets, in the order of their file."""
+    return list(read_toml(presets_file()))
+
+
 def load_preset(name: str) -> Preset:
     """A preset by name; a UsageError names file, key and what was expected."""
     path = presets_file()

@@ -30,13 +30,14 @@ def run(
 
     Without --algo: every algo that can run here. Without workloads: the preset `quick`.
     """
+    algos, files = algos.also(solutions)
     work = Work(
         "check",
         algos,
         which,
         place=place,
         trust=trust,
-        solutions=solutions or [],
+        solutions=files,
         gpus=gpus,
         in_place=in_place,
         batch_invariant=batch_invariant,
@@ -64,7 +65,8 @@ def bench(
 
     Without --algo: every algo that can be timed here. Without workloads: the preset `quick`.
     """
-    work = Work("bench", algos, which, sampling, place, trust, solutions or [], gpus, in_place, batch_invariant)
+    algos, files = algos.also(solutions)
+    work = Work("bench", algos, which, sampling, place, trust, files, gpus, in_place, batch_invariant)
     raise typer.Exit(carry_out(replace(work, save=save), output))
 
 

@@ -18,7 +18,11 @@ from .bench import perform
 def compare(
     names: Annotated[
         list[str],
-        typer.Argument(metavar="A B...", help="Algos, packed solutions, files of records, or names of baselines."),
+        typer.Argument(
+            metavar="A B...",
+            autocompletion=o.algos_like,
+            help="Algos, packed solutions, files of records, or names of baselines.",
+        ),
     ],
     which: o.Selection,
     sampling: o.Sampling,
@@ -34,11 +38,11 @@ def compare(
     ] = False,
     threshold: Annotated[
         float,
-        typer.Option("--threshold", metavar="X", min=0.0, help="Treat smaller relative differences as equal."),
+        typer.Option("--threshold", metavar="SHARE", min=0.0, help="Treat smaller relative differences as equal."),
     ] = 0.005,
     gate: Annotated[
         Optional[float],
-        typer.Option("--gate", metavar="X", help="Exit 1 where a geometric mean over the workloads is below X."),
+        typer.Option("--gate", metavar="RATIO", help="Exit 1 where a geometric mean over the workloads is below X."),
     ] = None,
 ) -> None:
     """Time algos in turns, A B B A, on the same buffers with fresh values, and say which is faster.

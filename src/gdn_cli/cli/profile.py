@@ -20,17 +20,23 @@ class Look:
     workload: o.OneWorkload = None
     tool: Annotated[
         Optional[str],
-        typer.Option("--tool", metavar="T", help="ncu, proton, torch, nsys, sanitizer (GPU), cpu, or sass (neither)."),
+        typer.Option(
+            "--tool", metavar="TOOL", help="ncu, proton, torch, nsys, sanitizer (GPU), cpu, or sass (neither)."
+        ),
     ] = None
     arch: Annotated[
-        Optional[str], typer.Option("--arch", metavar="A[,A]", help="sass: compile for these, such as sm_90a,sm_100a.")
+        Optional[str],
+        typer.Option("--arch", metavar="ARCH[,ARCH...]", help="sass: compile for these, such as sm_90a,sm_100a."),
     ] = None
     check: Annotated[
         Optional[str],
-        typer.Option("--check", metavar="C[,C]", help="sanitizer: memcheck, racecheck, initcheck, synccheck."),
+        typer.Option(
+            "--check", metavar="CHECK[,CHECK...]", help="sanitizer: memcheck, racecheck, initcheck, synccheck."
+        ),
     ] = None
     clocks: Annotated[
-        str, typer.Option("--clocks", metavar="C", help="ncu: none leaves the GPU's clocks alone, base locks them.")
+        str,
+        typer.Option("--clocks", metavar="none|base", help="ncu: none leaves the GPU's clocks alone, base locks them."),
     ] = "none"
     l2: o.L2 = "cold"
     seconds: o.Seconds = None
@@ -66,7 +72,9 @@ def profile(
     place: o.Place,
     names: Annotated[
         Optional[list[str]],
-        typer.Argument(metavar="[A [B]]", help="Algos or packed solutions, or profiles that are kept."),
+        typer.Argument(
+            metavar="[A [B]]", autocompletion=o.algos_like, help="Algos or packed solutions, or profiles that are kept."
+        ),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="The profiles that are kept.")] = False,
     json: o.AsJson = False,

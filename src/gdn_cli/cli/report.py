@@ -21,7 +21,10 @@ Files = Annotated[
     Optional[list[Path]], typer.Argument(metavar="[FILE.json]...", help="Records; a later file's replace an earlier's.")
 ]
 Format = Annotated[
-    Optional[str], typer.Option("--format", "-f", metavar="F", help="html, md, csv, png or svg; else by --out's name.")
+    Optional[str],
+    typer.Option(
+        "--format", "-f", metavar="html|md|csv|png|svg", help="html, md, csv, png or svg; else by --out's name."
+    ),
 ]
 To = Annotated[
     Optional[Path],
@@ -33,15 +36,15 @@ Title = Annotated[Optional[str], typer.Option("--title", metavar="TEXT", help="T
 Names = Annotated[
     Optional[str], typer.Option("--algo", metavar="NAME[,NAME...]", help="These algos, in this order; floors stay.")
 ]
-Tiers = Annotated[Optional[str], typer.Option("--tier", metavar="T[,T...]", help="These tiers only.")]
+Tiers = Annotated[Optional[str], typer.Option("--tier", metavar="TIER[,TIER...]", help="These tiers only.")]
 Part = Annotated[
     Optional[str],
     typer.Option(
-        "--part", metavar="P[,P...]",
+        "--part", metavar="PART[,PART...]",
         help="times, latency, floor, ladder, spread, tiers, compare, score, checks, notes, environment.",
     ),
 ]  # fmt: skip
-Unit = Annotated[str, typer.Option("--unit", metavar="U", help="Of tables: us, ms, or auto (by magnitude).")]
+Unit = Annotated[str, typer.Option("--unit", metavar="us|ms|auto", help="Of tables: us, ms, or auto (by magnitude).")]
 Update = Annotated[
     Optional[Path],
     typer.Option("--update", metavar="FILE.md", help="Write the <!-- gdn report ... --> blocks of FILE.md anew."),
@@ -147,7 +150,10 @@ def report(asked: Asked, update: Update = None, algos: o.OwnAlgos = None, json: 
         bare.write(made)
         bare.flush()
     elif wanted:
+        replaced = out.is_file()
         write(out, made)
+        if replaced:
+            say(f"replaced {out}")
     if json:
         show_json({"written": str(out) if wanted else None} | findings.to_json(book))
     elif not to_stdout:

@@ -131,10 +131,10 @@ def _times(book: Book, op: str, rows: list[Point]) -> Table:
     groups = [] if _gpus(rows) else [g for g in book.of(op) if g.tier in tiers]
     for group in groups:  # a line for each sentence
         made.notes += [s for s in re.split(r"(?<=[.:]) (?=\S)", headlines.of_algos(book, group)) if s]
-    if peers:
-        made.notes.append("x peer: the best peer's time over this one's; above 1 is faster than all peers")
     if rates:
         made.notes += tables.rate_notes(book, op, rows[0].first)
+    reference = known.reference if known and references and not peers else None
+    made.notes += _columns_notes(made, bool(peers), reference, bool(floors))
     if any(len(p.measured) > 1 for p in rows):
         made.notes.append(tables.SHARED)
     if any(p.doubted for p in rows):
@@ -143,6 +143,18 @@ def _times(book: Book, op: str, rows: list[Point]) -> Table:
     if _gpus(rows):
         made.notes += _apart(rows)
     return made
+
+
+def _columns_notes(made: Table, peers: bool, reference: str | None, copied: bool) -> Iterator[str]:
+    """The meaning of the signs and columns of a table of times."""
+    if any(row.best for row in made.rows):
+        yield "*: the fastest of its size"
+    yield "spread: half the interquartile range, as a share of the median"
+    if peers:
+        yield "x peer: the best peer's time over this one's; above 1 is faster than all peers"
+    said = [f"speedup: over {reference}"] if reference else []
+    if said := [*said, *(["x copy: the time over the copy's"] if copied else [])]:
+        yield "; ".join(said)
 
 
 def _once(rows: list[Point]) -> list[Point]:

@@ -18,7 +18,7 @@ from ..profilers.symbols import bare as short
 from ..schema.profile_types import Fact, Found, Listed, Profile, Ran
 from ..schema.profile_types import Table as Told
 from ..schema.statuses import Status
-from .screen import block, console, print_table, put, show_json, styled
+from .screen import block, console, print_grid, print_line, print_table, put, show_json, styled
 from .table import Cell, Column, Mark, Table, numbers, words
 
 _GAP = 2  # blanks between a label, its figure and its note
@@ -86,7 +86,7 @@ def _show_profile(out: Console, profile: Profile) -> None:
     for word, text in _survey(profile):
         grid.add_row(styled((word, "yellow" if word == "doubt (?)" else "dim")), text)
     if grid.row_count:
-        out.print(grid)
+        print_grid(out, grid)
     for found in reading.found:
         _show_found(out, found, profile)
     notes = _grid()
@@ -94,19 +94,19 @@ def _show_profile(out: Console, profile: Profile) -> None:
         notes.add_row("note", note, style="dim")
     if reading.notes:
         out.print()
-        out.print(notes)
+        print_grid(out, notes)
     out.print()
     _line(out, (f"folder: {profile.folder}", "dim"))
     if reading.files:
-        out.print(styled((f"files: {', '.join(reading.files)}", "dim")))
+        print_line(out, styled((f"files: {', '.join(reading.files)}", "dim")))
         first = str(Path(profile.folder) / reading.files[0])
         if how := next((how for end, how in _OPEN if first.endswith(end)), None):
             _line(out, (f"open: {how.format(shlex.quote(first))}", "dim"))
 
 
 def _line(out: Console, *parts: str | tuple[str, str]) -> None:
-    """A line that is never folded: it holds a path, a command or a title. Its parts are those of `styled`."""
-    out.print(styled(*parts), soft_wrap=True)
+    """A line that holds a path, a command or a title. Its parts are those of `styled`."""
+    print_line(out, styled(*parts), whole=True)
 
 
 def _grid(gap: int = _GAP) -> RichTable:
@@ -192,9 +192,9 @@ def _show_found(out: Console, found: Found, profile: Profile) -> None:
     among = profile.reading.found
     out.print()
     if found.name:
-        out.print(styled((_called(found.name, [f.name for f in among]), "bold")))
+        print_line(out, styled((_called(found.name, [f.name for f in among]), "bold")))
     elif len(among) > 1:
-        out.print(styled(("the call", "bold")))
+        print_line(out, styled(("the call", "bold")))
     facts = [fact for fact in found.facts if fact.key not in _QUIET or (found.number(fact.key) or 0) >= 1]
     _show_facts(out, facts)
     # which pipes are busy matters where instructions are the limit, or may be
@@ -223,7 +223,7 @@ def _show_facts(out: Console, facts: list[Fact]) -> None:
         group = fact.group
         grid.add_row(f"  {fact.label}", units.figure(fact.value, fact.unit), fact.note)
     if facts:
-        out.print(grid)
+        print_grid(out, grid)
 
 
 def _show_table(out: Console, table: Told) -> None:
@@ -239,12 +239,12 @@ def _show_table(out: Console, table: Told) -> None:
     made = Table("", columns)
     for row in cells:
         made.add(*row)
-    out.print(styled((table.title, "dim")))
+    print_line(out, styled((table.title, "dim")))
     print_table(out, made)
     if hidden := len(table.rows) - len(rows):
-        out.print(styled((f"and {hidden} more: profile.json has all rows", "dim")))
+        print_line(out, styled((f"and {hidden} more: profile.json has all rows", "dim")))
     if table.note:
-        out.print(styled((table.note, "dim")))
+        print_line(out, styled((table.note, "dim")))
 
 
 # --- two profiles -------------------------------------------------------------------------------------------------
@@ -254,9 +254,9 @@ def _show_difference(out: Console, difference: Difference, a: Profile, b: Profil
     _line(out, (" | ".join([a.op, *_where(a)]), "bold"))
     for side, profile in (("A", a), ("B", b)):
         _line(out, f"{side}  ", (profile.algo, "bold"), "  ", (profile.name, "dim"))
-    out.print(difference.summary)
+    print_line(out, difference.summary)
     for text in difference.warnings:
-        out.print(styled(("warning", "yellow"), f" {text}"))
+        print_line(out, styled(("warning", "yellow"), f" {text}"))
     out.print()
     _show_rows(out, difference, a, b)
     for side, profile in (("A", a), ("B", b)):
@@ -264,8 +264,8 @@ def _show_difference(out: Console, difference: Difference, a: Profile, b: Profil
         _judged(grid, profile)
         if grid.row_count:
             out.print()
-            out.print(styled((f"{side}  {profile.algo}", "bold")))
-            out.print(grid)
+            print_line(out, styled((f"{side}  {profile.algo}", "bold")))
+            print_grid(out, grid)
     out.print()
     for side, profile in (("A", a), ("B", b)):
         _line(out, (f"{side}: {profile.folder}", "dim"))
@@ -288,7 +288,7 @@ def _show_rows(out: Console, difference: Difference, a: Profile, b: Profile) -> 
         made.add(row.label, *cells, ratio, *[kernel][:several])
     print_table(out, made)
     for line in _left_out(difference):
-        out.print(styled((line, "dim")))
+        print_line(out, styled((line, "dim")))
 
 
 def _left_out(difference: Difference) -> Iterator[str]:
