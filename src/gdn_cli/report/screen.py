@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -257,14 +258,25 @@ def say(line: str) -> None:
 
 
 @contextlib.contextmanager
-def progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on stderr where that is a terminal; silence elsewhere."""
+def progress() -> Iterator[Callable[..., None]]:
+    """A progress bar on stderr if that is a terminal, else a line there for each algo that is done.
+
+    What it yields takes a name, how many are done, of how many, and whether the named one has just ended.
+    """
     if not sys.stderr.isatty():
-        yield lambda name, done, total: None
+        begun = time.monotonic()
+
+        def line(name: str, done: int, total: int, ended: bool = False) -> None:
+            if ended:
+                say(f"{name}: done, {done} of {total} after {time.monotonic() - begun:.0f} s")
+
+        yield line
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = TextColumn("{task.description}", markup=False), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
-        yield lambda name, done, total: bar.update(task, description=shown(name), completed=done, total=total)
+        yield lambda name, done, total, ended=False: bar.update(
+            task, description=shown(name), completed=done, total=total
+        )
