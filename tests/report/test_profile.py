@@ -258,11 +258,11 @@ def test_kernels_of_one_name_are_told_apart_by_their_parameters(capsys, width):
 
 def test_many_kernels_are_a_row_each_unless_all_is_asked_for(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    whole = profiles.document("x", *(profiles.kernel(f"k{n}", {"registers": 30 + n, "spills": 0}) for n in range(3)))
+    whole = profiles.document("x", *(profiles.kernel(f"k{n}", {"registers": 30 + n}) for n in range(3)))
     profile.show_profiles([profiles.typed(whole)], None, False, False)
     found = lines(capsys)
     assert [line.split() for line in found if line.startswith("k")] == [
-        ["kernel", "thread", "spills"], *([f"k{n}", str(30 + n), "0"] for n in range(3)),
+        ["kernel", "per", "thread"], *([f"k{n}", str(30 + n)] for n in range(3)),
     ]  # fmt: skip
     assert "--full shows every figure of each, --json too" in found
     two = profiles.document("x", *(profiles.kernel(f"k{n}", {"registers": 30}) for n in range(2)))
