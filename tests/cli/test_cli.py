@@ -372,9 +372,8 @@ def test_new_copies_a_rung_and_puts_it_on_the_ladder(tmp_path, gdn):
     assert again.code == 2 and "gdn_decode/cpp-v2 exists already" in again.err
     more = gdn("new", "cpp-v3", "--from", "cpp-v2", "--algos", tmp_path)  # into the user's own folder
     told = gdn("new", "cpp-v4", "--from", "cpp-v2", "--algos", tmp_path, "--json").json
-    assert (told["op"], told["algo"], told["from"]) == ("gdn_decode", "cpp-v4", "cpp-v2") and "algo.toml" in told[
-        "files"
-    ]
+    assert (told["op"], told["algo"], told["from"]) == ("gdn_decode", "cpp-v4", "cpp-v2")
+    assert "algo.toml" in told["files"]
     assert told["folder"] == str(tmp_path / "gdn_decode" / "cpp-v4")
     assert more.code == 0 and registry.load(str(tmp_path)).find("cpp-v3").after == "cpp-v2"
 
