@@ -1,4 +1,4 @@
-"""How many times a plain copy each algo takes, over batch size; from files of records of one GPU or CPU.
+"""Plot each algo's time, as a multiple of a plain copy's, over batch size; from record files of one GPU or CPU.
 
 gdn bench --preset sweep --out records.json
 python examples/plot.py records.json
@@ -16,7 +16,7 @@ from matplotlib import pyplot  # noqa: E402
 
 
 def times(files: list[Path], wanted: set[str]) -> dict[str, dict[int, float]]:
-    """Algo -> batch size -> median in microseconds, of what passed."""
+    """Algo -> batch size -> median in microseconds, of the records that passed."""
     found = defaultdict(dict)
     for file in files:
         for record in json.loads(file.read_text())["records"]:
@@ -31,12 +31,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("-o", "--out", type=Path, default=Path("plot.png"))
-    parser.add_argument("--algo", help="some algos only, with commas between", default="")
+    parser.add_argument("--algo", help="only these algos, separated by commas", default="")
     given = parser.parse_args()
     found = times(given.files, set(filter(None, given.algo.split(","))) | {"copy"})
     copy = found.pop("copy", {})
     if not copy or not found:
-        parser.error("these records have no times of algos beside a copy; `gdn bench` makes such")
+        parser.error("no times of algos and of a copy in these records; make some with `gdn bench`")
 
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     axes.axhline(1, color="gray", linestyle="--", label="copy")

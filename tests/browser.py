@@ -33,7 +33,7 @@ def find() -> str | None:
 
 
 class Browser:
-    """One browser process with one page. A context manager: the process and its profile are gone behind it."""
+    """One browser process with one page. A context manager: the process and its profile are removed at the end."""
 
     def __init__(self) -> None:
         self.profile = tempfile.mkdtemp(prefix="gdn-browser-")
@@ -130,7 +130,7 @@ class Browser:
 
     @property
     def requests(self) -> list[str]:
-        """What the page asked for since `open`."""
+        """The page's requests since `open`."""
         return [e["params"]["request"]["url"] for e in self.events if e.get("method") == "Network.requestWillBeSent"]
 
     @property

@@ -33,7 +33,7 @@ def home(tmp_path_factory):
             builds = tmp_path_factory.getbasetemp().parent / "builds"
             builds.mkdir(mode=0o700, exist_ok=True)
             (folder / "builds").symlink_to(builds)
-        if not inventory.gpus():  # on a GPU nobody's bench is to be disturbed; two runs of the tests on a CPU may be
+        if not inventory.gpus():  # on a GPU no other bench may be disturbed; on a CPU two runs of the tests may overlap
             patch.setenv("GDN_LOCK_DIR", str(folder))
         patch.setenv("FIB_CACHE_PATH", str(folder / "builds" / "tests"))
         yield folder
@@ -41,7 +41,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def interpreter(home):
-    """interpreter(function, *args): what the function returns in a process that imported triton with TRITON_INTERPRET
+    """interpreter(function, *args): the function's result in a process that imported triton with TRITON_INTERPRET
     set. One process serves all tests, because it takes seconds to start; arguments and results are pickled."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
 

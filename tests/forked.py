@@ -1,4 +1,4 @@
-"""`gdn` in a process of its own, forked from one that has imported the package: a tenth of the time of a new process.
+"""`gdn` in a process forked from one that has imported the package: a tenth of the time of a new process.
 
     forked.run(args, env, cwd, stdin, timeout) -> subprocess.CompletedProcess, as subprocess.run gives it
 
@@ -34,7 +34,7 @@ _STATUS = struct.Struct("<i")
 _WITH_WORKERS = ("run", "bench", "compare", "profile", "tune", "prove", "pack")  # commands that start some
 _servers: dict[bool, tuple[int, socket.socket, subprocess.Popen]] = {}  # whether it has torch -> of which process, it
 _Popen = subprocess.Popen
-_old_streams = []  # never collected: what they hold is their parent's to write
+_old_streams = []  # never collected: their buffers belong to the parent
 
 
 def run(args: list[str], env: dict[str, str], cwd: Path | None, stdin: str, timeout: float):
@@ -89,7 +89,7 @@ def _end(line: socket.socket, server: subprocess.Popen) -> None:
 
 
 def serve(line: socket.socket, torch: bool) -> None:
-    """Until the other end is closed: a child for each command, which nobody waits for here."""
+    """Until the other end is closed: a child for each command, which is not waited for here."""
     from gdn_cli import cli  # noqa: F401
 
     if torch:
@@ -114,7 +114,7 @@ def serve(line: socket.socket, torch: bool) -> None:
 
 
 def _command(answer: int, *streams: int) -> None:
-    """In a child: run the command in a child of its own, and tell how that ended."""
+    """In a child: run the command in another child, and report how that ended."""
     client = socket.socket(fileno=answer)
     data = bytearray()
     while part := client.recv(1 << 16):
@@ -187,7 +187,7 @@ class _Child(process.Forked):
 
 
 def _fork(work: Callable[[], None]) -> _Child:
-    """A child that does this work, with what its starter asks of a Popen."""
+    """A child that does this work, with the parts of Popen's interface that its starter uses."""
     pid = os.fork()
     if pid == 0:
         code = 1

@@ -27,7 +27,7 @@ from modal_proto.api_grpc import ModalClientBase
 
 TOKEN = ("ak-TESTTOKEN", "as-TESTSECRET")
 
-# What a container does: import the function by name, from the uploaded files and nowhere else, and call it.
+# As a container does: import the function by name, from the uploaded files only, and call it.
 _CALL = """
 import importlib, sys
 module = importlib.import_module(sys.argv[1])
@@ -86,16 +86,16 @@ class Server:
 
     @property
     def env(self) -> dict[str, str]:
-        """What a client's environment needs to come here."""
+        """The environment that a client needs to connect here."""
         return {
             "MODAL_SERVER_URL": self.url, "MODAL_TOKEN_ID": TOKEN[0], "MODAL_TOKEN_SECRET": TOKEN[1],
             "MODAL_CONFIG_PATH": "/nonexistent/modal.toml", "MODAL_ENVIRONMENT": "main", "MODAL_LOGS_TIMEOUT": "1",
         }  # fmt: skip
 
-    # --- what it was given ----------------------------------------------------------------------------------------
+    # --- its arguments --------------------------------------------------------------------------------------------
 
     def lay_out(self, root: Path) -> Path:
-        """Write what was mounted by the last function below `root`; returns the stand-in for /root."""
+        """Write the files that the last function mounted under `root`; returns the stand-in for /root."""
         for mount in self.functions[-1].mount_ids:
             for name, sha in self.mounts.get(mount, {}).items():
                 path = root / name.lstrip("/")

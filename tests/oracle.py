@@ -51,7 +51,7 @@ def gdn_decode(q, k, v, state, A_log, a, dt_bias, b, scale):
 
 
 def gdn_decode_bf16(*inputs):
-    """gdn_decode from a bfloat16 state; the new state is what a right one is rounded from, in float64 as all else."""
+    """gdn_decode from a bfloat16 state; the new state is the value before its rounding, in float64 like the rest."""
     return gdn_decode(*inputs)
 
 

@@ -1,4 +1,4 @@
-"""Profile documents for the tests: figures that Nsight Compute 2025.3 gave on an H200, cut to what the tests need."""
+"""Profile documents for the tests: figures of Nsight Compute 2025.3 on an H200, with the fields that tests need."""
 
 from __future__ import annotations
 

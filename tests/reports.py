@@ -18,7 +18,7 @@ GPU = {
 }  # fmt: skip
 CPU = {"versions": {"gdn": "0.1.0"}, "cpu": "AMD EPYC", "cpus": 2, "threads": 2, "affinity": "0-1"}
 
-# what a tier reads more than the kernels' own time, in microseconds
+# overhead of each tier over the kernels' own time, in microseconds
 EXTRA = {"cupti": 0.0, "events": 4.0, "graph": 0.3, "nvbench": 0.5, "fib": 35.0, "wall": 0.0}
 # microseconds of a launch, and per sequence
 ALGOS = {
@@ -123,7 +123,7 @@ def compared(ratios: dict[int, tuple[float, float, float, str]], algo: str = "cu
 
 
 def everything() -> dict[str, Any]:
-    """A document that has one of each: tiers, failures, doubts, comparisons, a score, what is missing."""
+    """A document that has one of each: tiers, failures, doubts, comparisons, a score, missing parts."""
     found = bench((1, 4, 8, 16, 64), ("cupti", "events", "graph", "nvbench", "fib"), each=2)
     records = found["records"]
     fail = {"source_hash": "wrong-1", "check": {"passed": False, "official": True, "errors": {"output": 0.31}}}

@@ -1,4 +1,4 @@
-"""The documentation: what is generated is as the sources are, and what it tells to type works."""
+"""The documentation: generated parts match the sources, and its commands work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a file is written: whole or not at all, links followed, streams left what they are."""
+"""How a file is written: whole or not at all, links followed, streams and devices kept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gdn_cli.errors import MissingError, UsageError
 
 @contextmanager
 def no_file_above(size: int):
-    """The kernel refuses what a file would hold beyond `size` bytes: a write comes half through, then fails."""
+    """Linux refuses to let a file grow beyond `size` bytes: a write succeeds in part, then fails."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -92,7 +92,7 @@ def test_a_fault_at_any_step_leaves_the_older_file_and_nothing_beside_it(call, n
     assert file.read_text() == "old" and names(tmp_path) == ["x"]
 
 
-def test_what_is_interrupted_leaves_the_older_file(tmp_path):
+def test_an_interrupted_write_leaves_the_older_file(tmp_path):
     file = tmp_path / "x"
     file.write_text("old")
     with pytest.raises(KeyboardInterrupt), files.opened(file) as f:
@@ -102,7 +102,7 @@ def test_what_is_interrupted_leaves_the_older_file(tmp_path):
 
 
 def test_a_full_disk(tmp_path):
-    """A real one, of 64 KiB and 8 files."""
+    """A real disk, of 64 KiB and 8 files."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=8", "gdn", str(disk)]
@@ -123,7 +123,7 @@ def test_a_full_disk(tmp_path):
 
 
 def test_a_file_that_is_not_to_be_written_stays():
-    """Renaming would get around a file's own rights. As a user without root's."""
+    """Renaming would bypass a file's own permissions. Run as a user without root's rights."""
     code = """if True:
         import os, pathlib, sys
         from gdn_cli import errors, files
@@ -145,12 +145,12 @@ def test_a_file_that_is_not_to_be_written_stays():
         done = helpers.python("-c", code, name)
         assert done.code == 0, done.err
         first, second = done.out.splitlines()
-        assert "the file is not to be written to" in first and "Permission denied" in second
+        assert "the file is read-only" in first and "Permission denied" in second
         Path(name).chmod(0o700)
         assert file.read_text() == "old" and names(file.parent) == ["x"]
 
 
-def test_lines_are_put_behind(tmp_path):
+def test_lines_are_appended(tmp_path):
     file = tmp_path / "x.jsonl"
     files.append(file, "one\n")
     with no_file_above(1000), pytest.raises(MissingError, match="File too large"):
@@ -183,7 +183,7 @@ def test_a_link_is_followed_and_stays(tmp_path):
     ],
     ids=["folder", "dangling", "circle", "link to a folder", "socket"],
 )  # fmt: skip
-def test_what_can_be_no_file_is_refused(make, says, tmp_path):
+def test_paths_that_cannot_be_files_are_refused(make, says, tmp_path):
     make(tmp_path / "x")
     for act in (lambda: files.write(tmp_path / "x", "new"), lambda: files.check(tmp_path / "x")):
         with pytest.raises(UsageError) as e:

@@ -17,7 +17,7 @@ PACKAGE = Path(gdn_cli.__file__).parent
 STOREYS = {
     "top": "cli report remote tune profile run",  # the command
     "middle": "worker runner operators profilers timing",  # processes that may import torch at the top of a file
-    "bottom": "records machine catalog schema errors paths units text files parsing bounded",  # what all of them know
+    "bottom": "records machine catalog schema errors paths units text files parsing bounded",  # shared by all
 }
 STOREY = {room: name for name, rooms in STOREYS.items() for room in rooms.split()}
 HEIGHT = {name: height for height, name in enumerate(reversed(STOREYS))}
@@ -37,7 +37,7 @@ def modules() -> dict[Path, str]:
 
 @functools.cache
 def imports(path: Path) -> list[tuple[ast.stmt, str]]:
-    """(statement, what it imports as an absolute name) of a file, wherever in it."""
+    """(statement, the absolute name that it imports) for all imports of a file."""
     package = ("gdn_cli", *path.relative_to(PACKAGE).parts[:-1]) if PACKAGE in path.parents else ()
     found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,4 +1,4 @@
-"""What others wrote (names, reasons, commits, what a worker printed) only ever shows: over every way out of gdn."""
+"""Foreign text (names, reasons, commits, a worker's output) is only displayed, never interpreted, in all outputs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,20 @@ from gdn_cli.parsing import to_json
 from gdn_cli.profile import differences
 from gdn_cli.records import history
 from gdn_cli.remote import modal_client, resume
-from gdn_cli.report import drawing, figures, html, markdown, merge, profile, screen, table, tables, terminal, tune
+from gdn_cli.report import (
+    algos,
+    figures,
+    html,
+    markdown,
+    merge,
+    pictures,
+    profile,
+    screen,
+    table,
+    tables,
+    terminal,
+    tune,
+)
 from gdn_cli.report import history as shown_history
 from gdn_cli.report.book import Book
 from gdn_cli.schema.profile_types import Listed
@@ -42,7 +55,7 @@ from gdn_cli.tune.search import LeftOut, Space
 REGISTRY = helpers.REGISTRY
 OP = REGISTRY.ops["gdn_decode"]
 
-# what somebody wrote -> what a reader sees of it
+# foreign text -> how it is displayed
 CORPUS = {
     "\x1b]0;t\x07": r"\x1b]0;t\x07",  # sets the title
     "\x1b]52;c;aGk=\x07": r"\x1b]52;c;aGk=\x07",  # fills the clipboard
@@ -71,7 +84,7 @@ SGR = re.compile(r"\x1b\[[\d;]*m")
 
 
 def harmless(out: str) -> bool:
-    """Nothing in it but what is seen, blanks and new lines."""
+    """Whether it has only visible characters, blanks and new lines."""
     return all(c == "\n" or (c.isprintable() and not "\ufe00" <= c <= "\ufe0f") for c in out)
 
 
@@ -126,9 +139,9 @@ def show(evil: str, command: str) -> None:
 
 
 def listed(evil: str) -> None:
-    algo = SimpleNamespace(op="gdn_decode", name=evil, language=evil, modes=[evil], setup=None)
+    algo = SimpleNamespace(op="gdn_decode", name=evil, language=evil, modes=[evil], setup=None, summary=evil)
     found = [(algo, Place(None, evil, evil)), (algo, Place("cpu"))]
-    terminal.show_list(found, [Broken(evil, evil, UsageError(f"{evil}: {evil}"))], False)
+    algos.show_list(found, [Broken(evil, evil, UsageError(f"{evil}: {evil}"))], False)
 
 
 def kept(evil: str) -> history.History:
@@ -194,7 +207,7 @@ def tuned(evil: str, dry_run: bool) -> None:
 
 
 def doctor(evil: str) -> None:
-    terminal.show_doctor([{"state": "bad", "what": evil, "found": evil, "for": evil, "mend": evil}], False)
+    terminal.show_doctor([{"state": "bad", "what": evil, "found": evil, "for": evil, "mend": evil}], evil, False)
 
 
 def remote(evil: str) -> None:
@@ -256,7 +269,7 @@ def test_a_terminal_shows_text_and_obeys_none(name, colour, monkeypatch, tmp_pat
         bare = SGR.sub("", out) if colour else out
         assert harmless(bare), (evil, [c for c in bare if not harmless(c)][:3])
         assert seen in bare, evil
-        # no markup is left of ours
+        # none of our own markup is left
         assert "[" in evil or not re.search(r"\[/?(dim|bold|red|green|yellow|cyan)?\]", bare), bare
 
 
@@ -280,7 +293,7 @@ def test_several_lines_stay_where_a_compiler_says_them(capsys, monkeypatch):
     assert [line.split() for line in capsys.readouterr().out.splitlines()][1:] == [["!!", "build", "one"], ["two"]]
 
 
-def test_what_is_seen_stays_as_it_is():
+def test_visible_text_stays_as_it_is():
     for fine in ("cuda-v4", "±5 %", "1.5 µs", "Ω/日本語", "a b", r"C:\x", "😀"):
         assert text.shown(fine) == fine == text.shown(fine, lines=True)
     assert text.shown("a\r\nb\n\tc\x1b", lines=True) == "a\nb\n\tc\\x1b"
@@ -312,8 +325,8 @@ def test_pages_and_figures_hold_text(evil):
     assert harmless(made) and made.encode() and made.count(seen) > 20
     assert "<svg onload" not in made and "</style><" not in made
     (one, heading) = figures.one(found, "latency")
-    assert drawing.png(one, [evil, *heading]).startswith(b"\x89PNG")
-    drawn = ElementTree.fromstring(drawing.svg(one))
+    assert pictures.png(one, [evil, *heading]).startswith(b"\x89PNG")
+    drawn = ElementTree.fromstring(pictures.svg(one))
     assert any(text.shown(evil)[:8] in "".join(e.itertext()) for e in drawn.iter())
 
 
@@ -325,7 +338,7 @@ def test_pages_and_figures_hold_text(evil):
         ("a=b", "a=b"), ("", ""), (None, ""), (-1.5, -1.5), ("a\nb\x1b", r"a\nb\x1b"), ("-", "'-"),
     ],
 )  # fmt: skip
-def test_a_cell_is_no_formula(value, cell):
+def test_a_cell_is_never_a_formula(value, cell):
     assert text.csv_cell(value) == cell
 
 
@@ -365,7 +378,7 @@ ODD = ("x[red]y", "[", "=cmd()", "t\x1b]0;title\x07", "n\nl", "b\u202ei", os.fsd
 
 
 def raw(*args: str, **env: str) -> tuple[int, bytes]:
-    """(exit code, both streams) of a gdn that may say what is not UTF-8."""
+    """(exit code, both streams) of a gdn whose output may not be UTF-8."""
     done = subprocess.run(
         [sys.executable, "-m", "gdn_cli", *args], env=helpers.environment(**env), capture_output=True, timeout=120
     )

@@ -1,5 +1,5 @@
 """compile_commands.json for editors: `make compile_commands.json`. A packed algo is one flat folder, where each header finds
-the others; here they lie in several, which this tells clangd and its like."""
+the others; here they are in several folders, and clangd and similar tools need to know which."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_the_reference_is_the_lowest_rung():
     assert [a.name for a in registry._ladder(algos, "pt")] == ["pt", "a", "b", "fi"]
 
 
-def test_a_ring_of_rungs_loses_none_and_does_not_hang():
+def test_a_cycle_of_rungs_loses_none_and_does_not_hang():
     algos = [algo(f"gdn_decode/{name}", after) for name, after in {"a": "b", "b": "a", "c": "b", "d": None}.items()]
     assert sorted(a.name for a in registry._ladder(algos)) == ["a", "b", "c", "d"]
 
@@ -146,7 +146,7 @@ def test_the_definitions_are_the_contests():
 
 # --- broken algo.toml -------------------------------------------------------------------------------------------
 
-# name of the folder -> (how write_algo is told, what the error says after the file's name)
+# name of the folder -> (arguments of write_algo, the error after the file's name)
 BROKEN = {
     "no-key": (dict(drop=("summary",)), "$.summary: expected text, it is missing"),
     "no-language": (
@@ -188,7 +188,7 @@ BROKEN = {
         dict(entry_point="../x/main.py::run"),
         "$.entry_point: expected 'file::symbol', such as 'kernel.cu::run', got '../x/main.py::run'",
     ),
-    "unknown-key": (dict(sumary="typo"), "$.sumary: unknown key; did you mean summary or shares?"),
+    "unknown-key": (dict(sumary="typo"), "$.sumary: unknown key; did you mean summary?"),
     "capability": (dict(capability="sm_90"), "$.capability: expected a compute capability such as '9.0', got 'sm_90'"),
     "specific": (dict(specific="sm_90a"), "$.specific: expected true or false, got 'sm_90a'"),
     "package-list": (dict(extra="[packages]\nfla = ['fla-core']"), "$.packages.fla: expected text, got ['fla-core']"),
@@ -211,7 +211,7 @@ def test_a_broken_algo_toml_names_file_key_and_expectation(name, tmp_path, write
     assert e.value is broken.error
 
 
-def test_files_that_are_no_toml(tmp_path, write_algo):
+def test_files_that_are_not_toml(tmp_path, write_algo):
     (write_algo(tmp_path, "bad-toml", "#") / "algo.toml").write_text('summary = "open\nlanguage = 1\n')
     (write_algo(tmp_path, "not-utf8", "#") / "algo.toml").write_bytes(b"summary = '\xff'\n")
     (write_algo(tmp_path, "no-op", "#", op="gdn_encode"))
@@ -239,7 +239,7 @@ def test_broken_algos_do_not_take_the_list_down(tmp_path, write_algo, gdn):
         assert says in text or " ".join(says.split()) in text
 
 
-def test_a_broken_rung_of_another_op_is_in_nobodys_way(tmp_path, write_algo):
+def test_a_broken_rung_does_not_affect_other_ops(tmp_path, write_algo):
     """Someone's broken prefill/pt-reference must not stop `--algo pt-reference`, which is decode's."""
     write_algo(tmp_path, "pt-reference", "#", op="gdn_prefill", drop=("summary",))
     r = registry.load(str(tmp_path))

@@ -62,7 +62,7 @@ def test_it_runs(folder, gdn):
         (["gdn_decode/lender/half.py", "gdn_decode/lender/half.py"], "files whose names are not taken"),
     ],
 )
-def test_what_cannot_be_shared(tmp_path, shares, expected):
+def test_invalid_shares_are_refused(tmp_path, shares, expected):
     helpers.write_algo(tmp_path, "lender", {"main.py": "from .right import run\n", "half.py": HALF})
     helpers.write_algo(tmp_path, "borrower", TWICE, shares=shares)
     (broken,) = load(tmp_path).broken

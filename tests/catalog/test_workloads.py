@@ -1,4 +1,4 @@
-"""Which workloads there are, how a user picks some, and what a data set folder may look like. No torch in here."""
+"""Workloads: the built-in ones, the user's selection, and valid data set folders. No torch in here."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_prefill_workloads_are_the_contests():
     assert ws[90].axes == {"total_seq_len": 5709, "num_seqs": 2, "len_cu_seqlens": 3}
 
 
-def test_every_workload_has_the_ops_axes_and_a_uuid_of_its_own():
+def test_every_workload_has_the_ops_axes_and_its_own_uuid():
     every = [(op, w) for op in OPS.values() for w in embedded(op)]
     assert len(every) == 54 + 100 + 6 + 6 + 10 + 9
     assert len({str(uuid.UUID(w.uuid)) for _, w in every}) == len(every)
@@ -114,7 +114,7 @@ def test_choosing(op, chosen, indices):
     assert select(op, ws, chosen=chosen) == [ws[i] for i in indices]
 
 
-def test_digits_that_are_an_index_are_an_index():
+def test_digits_are_read_as_an_index_first():
     ws = [Workload("1234-a", {"batch_size": 1}, 0)] + [Workload(f"u{i}", {"batch_size": 1}, i) for i in range(1, 2000)]
     assert select(DECODE, ws, chosen=["1234"]) == [ws[1234]]
     assert select(DECODE, ws[:9], chosen=["1234"]) == [ws[0]]
@@ -148,7 +148,7 @@ def test_axes_that_no_workload_has_give_a_twin(op, chosen, axes, seq_lens):
     assert w.uuid not in {e.uuid for e in embedded(op)}
 
 
-def test_twins_stand_behind_the_data_set_and_once():
+def test_twins_come_after_the_data_set_and_once():
     ws = embedded(DECODE)
     picked = select(DECODE, ws, chosen=["batch_size=5", "0", "batch_size=5", "batch_size=2"])
     assert axes_of(picked) == [{"batch_size": 1}, {"batch_size": 5}, {"batch_size": 2}] and picked[0] == ws[0]
@@ -189,11 +189,11 @@ def test_other_lengths_of_the_same_axes_are_another_twin():
         (PREFILL, "total_seq_len=9,num_seqs=4,len_cu_seqlens=9", "len_cu_seqlens is num_seqs + 1"),
         (PREFILL, "seq_lens=4x", "seq_lens='4x'; expected lengths such as"),
         (PREFILL, "seq_lens=4x0", "expected lengths"),
-        (PREFILL, "seq_lens=4x2,num_seqs=4", "seq_lens stands alone"),
+        (PREFILL, "seq_lens=4x2,num_seqs=4", "seq_lens allows no other axes"),
         (ATTENTION, "batch_size=2", "has batch_size=2; there are batch_size 1; add seq_len for a twin"),
     ],
 )
-def test_what_cannot_be_chosen(op, chosen, says):
+def test_invalid_selections_are_refused(op, chosen, says):
     with pytest.raises(UsageError) as e:
         select(op, embedded(op), chosen=[chosen])
     assert says in str(e.value) and "\n" not in str(e.value) and e.value.code == 2
@@ -279,7 +279,11 @@ GOOD = '[p]\nsummary = "s"\n[p.settings]\nseconds = 1\n[p.workloads]\ngdn_decode
         ("seconds = 1", "", "$.p.settings.seconds: expected a positive number, or warmup"),
         ("seconds = 1", "seconds = 0", "$.p.settings.seconds: expected a positive number, got 0"),
         ("seconds = 1", 'seconds = "1"', "$.p.settings.seconds: expected a positive number, got '1'"),
-        ("seconds = 1", "seconds = 1\ntrials = 3", "$.p.settings.trials: expected no value beside seconds, got 3"),
+        (
+            "seconds = 1",
+            "seconds = 1\ntrials = 3",
+            "$.p.settings.trials: expected no value together with seconds",
+        ),
         ("seconds = 1", "warmup = 1\ntrials = 3", "$.p.settings.iterations: expected a whole number, it is missing"),
         (
             "seconds = 1",

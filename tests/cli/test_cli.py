@@ -1,4 +1,4 @@
-"""`gdn` as a user drives it: what is printed, what is imported, which exit code; and the tables made from records."""
+"""`gdn` as a user runs it: output, imports, exit codes; and the tables made from records."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def terminal(columns: int, *args: str) -> str:
     return text.decode()
 
 
-# --- wrong usage, and what is missing ---------------------------------------------------------------------------
+# --- wrong usage, and missing parts -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def terminal(columns: int, *args: str) -> str:
         ("bench --algo pt-reference -w 0 --tier cuptti", "gdn: unknown tier 'cuptti' did you mean cupti?"),
         (
             "bench --algo pt-reference -w 0 --tier events",
-            "gdn: tier 'events' does not time what runs on the CPU use wall",
+            "gdn: tier 'events' cannot time algos on the CPU use wall",
         ),
         ("bench --l2 hot", "gdn: unknown l2 state 'hot' "),
         ("run --algo pt-referense", "gdn: unknown algo 'pt-referense' did you mean pt-reference?"),
@@ -190,9 +190,9 @@ def test_wrong_usage_is_exit_2_and_one_clear_line(args, says, tmp_path, gdn):
         ("run --device cuda", "gdn modal run"),
     ],
 )
-def test_what_cannot_run_here_is_exit_3_and_says_what_helps(args, says, gdn):
+def test_an_algo_that_cannot_run_here_is_exit_3_and_says_what_helps(args, says, gdn):
     done = gdn(*args.split())
-    assert done.code == errors.MISSING and says in words(done.out) and "Traceback" not in done.err
+    assert done.code == errors.MISSING and says in words(done.err) and done.out == "" and "Traceback" not in done.err
 
 
 def test_a_missing_gpu_in_json(gdn):
@@ -222,7 +222,7 @@ def test_exit_codes(statuses, missing, named, code):
     assert execution.exit_code(document, named) == code
 
 
-def test_a_tier_that_the_added_reference_lacks_is_no_failure():
+def test_a_tier_that_the_added_reference_does_not_have_is_not_a_failure():
     found = [building.record(status="tier_unavailable", added=True), building.record()]
     assert execution.exit_code(SimpleNamespace(records=found, missing=[]), True) == 0
 
@@ -316,7 +316,7 @@ def test_tiers(mode, wanted, command, tiers):
         ("interpreter", (), []),
     ],
 )
-def test_what_times_on_a_device_holds_its_lock(mode, tiers, held, monkeypatch, tmp_path):
+def test_a_command_that_times_on_a_device_holds_its_lock(mode, tiers, held, monkeypatch, tmp_path):
     log = []
 
     @contextlib.contextmanager
@@ -358,7 +358,7 @@ def test_new_copies_a_rung_and_puts_it_on_the_ladder(tmp_path, gdn):
     done = gdn("new", "cpp-v2", "--from", "cpp-v1", "--into", tmp_path)
     folder = tmp_path / "gdn_decode" / "cpp-v2"
     assert done.code == 0 and done.out.startswith(f"{folder}\n") and "gdn bench --algo cpp-v2,cpp-v1" in done.out
-    sources = pack.sources(REGISTRY.find("cpp-v1"))  # what it shares comes along, to be changed as well
+    sources = pack.sources(REGISTRY.find("cpp-v1"))  # shared files are copied too, so that they can be changed
     assert sorted(p.name for p in folder.iterdir()) == sorted([*(p.name for p in sources), "algo.toml"])
     for path in sources:
         assert (folder / path.name).read_bytes() == path.read_bytes()
@@ -371,6 +371,10 @@ def test_new_copies_a_rung_and_puts_it_on_the_ladder(tmp_path, gdn):
     again = gdn("new", "cpp-v2", "--from", "cpp-v1", "--into", tmp_path)
     assert again.code == 2 and "gdn_decode/cpp-v2 exists already" in again.err
     more = gdn("new", "cpp-v3", "--from", "cpp-v2", "--algos", tmp_path)  # into the user's own folder
+    told = gdn("new", "cpp-v4", "--from", "cpp-v2", "--algos", tmp_path, "--json").json
+    assert (told["op"], told["algo"], told["from"]) == ("gdn_decode", "cpp-v4", "cpp-v2")
+    assert "algo.toml" in told["files"]
+    assert told["folder"] == str(tmp_path / "gdn_decode" / "cpp-v4")
     assert more.code == 0 and registry.load(str(tmp_path)).find("cpp-v3").after == "cpp-v2"
 
 
@@ -387,11 +391,11 @@ def test_new_with_several_folders_takes_the_first(tmp_path, gdn):
     ("args", "says"),
     [
         ("cuda-v4 --from cuda-v1", "gdn_decode/cuda-v4 exists already"),
-        ("Cuda --from cuda-v1", "'Cuda' is no name for an algo"),
-        ("../x --from cuda-v1", "'../x' is no name for an algo"),
-        ("a/b --from cuda-v1", "'a/b' is no name for an algo"),
+        ("Cuda --from cuda-v1", "invalid algo name 'Cuda'"),
+        ("../x --from cuda-v1", "invalid algo name '../x'"),
+        ("a/b --from cuda-v1", "invalid algo name 'a/b'"),
         ("-x --from cuda-v1", "No such option"),
-        (".hidden --from cuda-v1", "'.hidden' is no name for an algo"),
+        (".hidden --from cuda-v1", "invalid algo name '.hidden'"),
         ("mine --from cuda-v9", "unknown algo 'cuda-v9'"),
         ("mine --from fi-baseline --op attention_fwd", "unknown algo of attention_fwd 'fi-baseline'"),
     ],
@@ -429,7 +433,7 @@ def test_doctor_finds_what_is_here_and_what_is_not(tmp_path, gdn):
     assert shown.code == 0 and "modal setup" in shown.out and "flashinfer-bench" in shown.out
 
 
-def test_doctor_calls_what_is_broken_bad(tmp_path, gdn, write_algo):
+def test_doctor_calls_broken_parts_bad(tmp_path, gdn, write_algo):
     (tmp_path / "file").write_text("in the way")
     write_algo(tmp_path / "algos", "bad", "#", drop=("summary",))
     env = {
@@ -472,7 +476,10 @@ def bench(tmp_path_factory, gdn, write_algo):
 
 
 def test_bench_checks_and_times(bench):
-    assert bench.done.code == errors.FAILED and bench.done.err == ""  # `wrong` is wrong
+    assert bench.done.code == errors.FAILED and bench.done.complaints == ""  # `wrong` is wrong
+    ends = [line.split(" after ")[0] for line in bench.done.err.splitlines()]  # a line for each algo that is done
+    names = [f"gdn_decode{name}: done" for name in (", floors", "/pt-reference", "/copycat", "/wrong")]
+    assert ends == [f"gdn: {name}, {done} of 14" for name, done in zip(names, (5, 8, 11, 14), strict=True)]
     labels = [(r["algo"], (r["workload"] or NONE)["axes"]["batch_size"], r["status"]) for r in bench.records]
     sizes = (1, 1, 3)
     assert labels == [
@@ -585,7 +592,7 @@ def test_tables_fit_80_columns(command):
         assert sum(bool(re.match(rf"(B=\d+)? +{re.escape(n)}( \*)?{cells}$", line)) for line in lines) == 2, n
 
 
-def test_a_row_that_failed_shows_what_became_of_it():
+def test_a_failed_row_shows_its_status():
     found = [
         passed("pt-reference", 1, 10.0),
         passed("a", 1, 0, "timed_out", reason="no end after 3 s", tail=["last words"], unfinished=2, workload=None),
@@ -645,6 +652,11 @@ def test_data_list(gdn):
     assert rows[20] == {
         "op": "gdn_decode", "index": 20, "uuid": rows[20]["uuid"], "axes": {"batch_size": 8}, "origin": "twin"
     }  # fmt: skip
+    lines = [x.split() for x in gdn("data", "list", "--op", "gdn_decode").out.splitlines()]
+    assert lines[1][:4] == ["gdn_decode", "(all)", "54", "B=1,"]
+    assert [x[:2] for x in lines[2:6]] == [["quick", "3"], ["contest", "54"], ["sweep", "10"], ["peers", "27"]]
+    full = gdn("data", "list", "--op", "gdn_decode", "--full").out.splitlines()
+    assert len(full) == 55 and full[21].split()[:2] == ["gdn_decode", "20"]
     done = gdn("data", "list", "--op", "gdn_prefill", "-w", "seq_lens=4x16", "-w", "3")
     lines = [x.split() for x in done.out.splitlines() if x.startswith("gdn_prefill")]
     assert [(x[1], x[3:]) for x in lines] == [
@@ -683,7 +695,7 @@ def test_a_data_set_that_is_not_there_is_exit_3(tmp_path, gdn):
         ),
         (
             ["--dataset", tmp_path],
-            f"gdn: {tmp_path} is no FlashInfer-Trace data set: it has no definitions/ and no workl",
+            f"gdn: {tmp_path} is not a FlashInfer-Trace data set: it has no definitions/ and no workl",
         ),
     ):
         done = gdn("run", "--algo", "pt-reference", *args)
@@ -691,7 +703,7 @@ def test_a_data_set_that_is_not_there_is_exit_3(tmp_path, gdn):
 
 
 def test_a_broken_tensor_file_is_exit_3_and_one_clear_line(folder, tmp_path, gdn):
-    """It is found by the worker, when it reads the workload: what was measured before it is kept."""
+    """The worker finds it when it reads the workload: earlier measurements are kept."""
     broken = tmp_path / "set"
     shutil.copytree(folder, broken)
     (second,) = (p for p in broken.rglob("*.safetensors") if p.stat().st_size > 1_000_000)

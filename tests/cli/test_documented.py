@@ -19,7 +19,7 @@ STAND_IN = re.compile(r"(my|base|old|solution|baseline)\b.*|NAME.*|[A-Z]|\.\.\.|
 
 
 def commands(text: str) -> list[str]:
-    """What stands in blocks of code and between backticks, and begins with `gdn` and one of its commands."""
+    """The texts in code blocks and between backticks that begin with `gdn` and one of its commands."""
     indented = re.findall(r"^ {4,}(?:- run: |srun .*)?(gdn [^|\n]+)", text, re.M)
     inline = re.findall(r"`(?:\w+=\S+ )?(gdn [^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.S))
     found = [re.split(r" {2,}#| > | < | \d?> ", command)[0].strip() for command in (*indented, *inline)]

@@ -1,4 +1,4 @@
-// What _cuda/ptx/async_copy.cuh says in PTX, on the CPU of cuda_runtime.h.
+// _cuda/ptx/async_copy.cuh without PTX, for the CPU of cuda_runtime.h.
 #pragma once
 
 #include "cuda_runtime.h"

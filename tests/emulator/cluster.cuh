@@ -1,4 +1,4 @@
-// What flashcore-v4/cluster.cuh says in PTX, on the CPU of cuda_runtime.h.
+// _cuda/ptx/cluster.cuh without PTX, for the CPU of cuda_runtime.h.
 #pragma once
 
 #include "cuda_runtime.h"

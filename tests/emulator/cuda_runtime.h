@@ -1,11 +1,11 @@
 // A CUDA that runs on a CPU, for tests: enough of the language and its intrinsics for the kernels here.
 //
 // Each thread is a fiber; all threads of a cluster are alive together and run one after the other until they wait:
-// for their warp (shuffles, matrix instructions, __syncwarp), their CTA (__syncthreads) or their cluster. What a warp
-// does together is done by the lane that arrives last. A warp runs as far ahead of the others as it can, so one that
-// waits too little reads what is not there yet, or writes over what is still read: shared memory is NaN at first, and
-// `mode` varies which warp is ahead and when asynchronous copies land. Threads that do not
-// all reach a barrier, lanes that meet in different instructions and writes behind the end of shared memory end the
+// for their warp (shuffles, matrix instructions, __syncwarp), their CTA (__syncthreads) or their cluster. An instruction
+// of a whole warp is done by the lane that arrives last. A warp runs as far ahead of the others as it can, so one that
+// waits too little reads data that is not written yet, or overwrites data that is still needed: shared memory is NaN at
+// first, and `mode` varies which warp is ahead and when asynchronous copies are done. Threads that do not
+// all reach a barrier, lanes that meet in different instructions and writes after the end of shared memory end the
 // process with a message.
 #pragma once
 

@@ -44,7 +44,7 @@ def library(folder: Path, driver: str, kernel: Path) -> ctypes.CDLL:
 
 
 def compiled(folder: Path, *flags: str) -> ctypes.CDLL:
-    """The library of `driver.cpp` in a folder. It is kept by what it is made from: the folder's files, those of
+    """The library of `driver.cpp` in a folder. It is cached by its sources: the folder's files, those of
     emulator/, the compiler and its flags."""
     if inventory.cxx() is None:
         pytest.skip("no C++ compiler here")

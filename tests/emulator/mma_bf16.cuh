@@ -1,4 +1,4 @@
-// What _cuda/ptx/mma_bf16.cuh says in PTX, on the CPU of cuda_runtime.h: mma_f16.cuh has all but products of bf16, warpgroup.cuh
+// _cuda/ptx/mma_bf16.cuh without PTX, for the CPU of cuda_runtime.h: mma_f16.cuh has all but products of bf16, warpgroup.cuh
 // has the barriers.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What _cuda/ptx/mma_f16.cuh says in PTX, on the CPU of cuda_runtime.h: written from the PTX ISA's tables of fragments.
+// _cuda/ptx/mma_f16.cuh without PTX, for the CPU of cuda_runtime.h: written from the PTX ISA's tables of fragments.
 #pragma once
 
 #include "cuda_fp16.h"

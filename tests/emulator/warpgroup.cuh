@@ -1,9 +1,9 @@
-// What flashcore-v4/warpgroup.cuh says in PTX, on the CPU of cuda_runtime.h: written from the PTX ISA's descriptors, swizzles
+// _cuda/ptx/warpgroup.cuh without PTX, for the CPU of cuda_runtime.h: written from the PTX ISA's descriptors, swizzles
 // and fragments of wgmma.
 //
-// Each warp makes its 16 rows of a product by itself, as the hardware does: when it asks for them (EARLY), or when it waits
-// for them, so that what is overwritten meanwhile shows. Until then the registers of d are NaN. A copy lands when it
-// is asked for (EARLY), or when somebody waits for its barrier.
+// Each warp computes its 16 rows of a product by itself, as the hardware does: when it issues it (EARLY), or when it waits
+// for it, so that operands overwritten meanwhile are found. Until then the registers of d are NaN. A copy is done when it
+// is issued (EARLY), or when a thread waits for its barrier.
 #pragma once
 
 #include "mma_f16.cuh"

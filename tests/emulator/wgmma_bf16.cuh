@@ -1,6 +1,6 @@
-// What cuda-chunk/wgmma.cuh says in PTX, on the CPU of cuda_runtime.h: written from the PTX ISA. Its descriptors are no PTX,
-// and are its own: the test cuts them out of it. What orders generic accesses with those of products and of TMA
-// (fence_proxy_async) does nothing here, where they are in order.
+// cuda-chunk/wgmma_bf16.cuh without PTX, for the CPU of cuda_runtime.h: written from the PTX ISA. The descriptors are not PTX:
+// the test copies them from the original. fence_proxy_async, which orders generic accesses with those of products and of TMA,
+// does nothing here, where all are in order.
 #pragma once
 
 #include <functional>

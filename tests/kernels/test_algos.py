@@ -54,7 +54,7 @@ INTERPRETED = {"B=1, scale None", "B=3, scale 0", "one token, scale None", "arou
 
 
 def cases_of(algo, mode: str) -> list[str]:
-    """All of its op's; where torch.compile compiles anew for B = 1, which takes many seconds, those of one size."""
+    """All of its op's; of one size only where torch.compile would compile again for B = 1, which takes many seconds."""
     names = list(CASES[algo.op])
     if mode == "interpreter" and algo.op.startswith("gdn_"):
         return [n for n in names if n in INTERPRETED]

@@ -203,7 +203,7 @@ def test_an_algo_that_is_so_anyway_is_its_own_build():
     assert batch_invariance.variant(algo, REGISTRY.ops["gdn_decode"]) is algo
 
 
-def test_what_cannot_be_made():
+def test_algos_without_a_batch_invariant_build():
     op = REGISTRY.ops["gdn_decode"]
     for name in ("pt-reference", "fi-baseline"):
         with pytest.raises(UsageError, match=f"--batch-invariant: gdn_decode/{name} does not say that it can be"):
@@ -235,14 +235,14 @@ constants = { rows = 1 }
 
     known = registry.load(str(tmp_path))
     assert '"rows": 1' in of_table(known.find("mine"))
-    with pytest.raises(UsageError, match="gdn_decode/yours has no table .*`gdn tune` measures it"):
+    with pytest.raises(UsageError, match="gdn_decode/yours has no table .*`gdn tune` makes one"):
         batch_invariance.variant(known.find("yours"), known.ops["gdn_decode"])
 
 
 @pytest.mark.parametrize(
     "wrong, says",
     [
-        ("constants = { row = 1 }", "$.tune.invariant.constants: expected constants of its own: rows"),
+        ("constants = { row = 1 }", "$.tune.invariant.constants: expected constants of [tune]: rows"),
         ('where = "row == 1"', "$.tune.invariant.where: expected a condition on the constants"),
         ("", "$.tune.invariant: expected constants, or where"),
         ("sizes = 3", "$.tune.invariant"),
@@ -317,7 +317,7 @@ def test_prefills_sequences_are_told_apart(tmp_path):
     assert "has other bits alone than among 4" in mine["reason"] and yours["status"] == "passed"
 
 
-def test_what_was_named_and_cannot_is_a_line():
+def test_a_named_algo_that_cannot_is_a_line():
     done = helpers.gdn("bench", "--algo", "pt-reference", "--batch-invariant")
     assert done.code == 2 and "pt-reference does not say that it can be" in done.err and "cpp-v1" in done.err
     done = helpers.gdn("compare", "pt-reference", "pt-compiled", "--batch-invariant")

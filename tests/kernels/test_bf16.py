@@ -1,4 +1,4 @@
-"""gdn_decode_bf16: one rounding of the state, what the tolerances see of others, its workloads, FlashInfer's call."""
+"""gdn_decode_bf16: one rounding of the state, errors that the tolerances find, its workloads, FlashInfer's call."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Work:
         self.expected = check.oracle(build.reference(pack.definition(OP, REGISTRY)), self.inputs)
 
     def check(self, kernel) -> check.Check:
-        """On copies of the inputs: what a kernel does to them is no matter of the next one."""
+        """On copies of the inputs, so that a kernel's changes to them do not affect the next one."""
         inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in self.inputs]
         return check.check(helpers.local(kernel), OP, self.axes, inputs, self.expected)
 
@@ -88,7 +88,7 @@ def test_it_is_decode_but_for_the_dtype_of_the_state():
 def test_the_bytes_that_it_moves(batch_size, kib):
     axes = {"batch_size": batch_size}
     assert round(floor.bytes_moved(OP, axes) / 1024, 1) == kib
-    state = 2 * batch_size * 8 * 128 * 128 * 2  # what a float32 state takes more
+    state = 2 * batch_size * 8 * 128 * 128 * 2  # additional bytes of a float32 state
     assert floor.bytes_moved(DECODE, axes) - floor.bytes_moved(OP, axes) == state
 
 
@@ -130,7 +130,7 @@ def test_ties_go_to_even_and_the_output_is_made_before(reference):
 
 
 def test_powers_of_two_scale_the_results_exactly(work, reference):
-    """What the probes rest on: a bfloat16 state times a power of two is exact, and so is all that follows."""
+    """An assumption of the probes: a bfloat16 state times a power of two is exact, and so are the results."""
     once = reference.returns(work.inputs)
     for factor in (FACTOR, *caching._UNSEEN):
         inputs = [x * factor if n in OP.linear_in else x for n, x in zip(OP.inputs, work.inputs, strict=True)]
@@ -139,7 +139,7 @@ def test_powers_of_two_scale_the_results_exactly(work, reference):
             assert check.same_bits(a * factor, b)
 
 
-# --- what the tolerances see ------------------------------------------------------------------------------------
+# --- errors that the tolerances find ----------------------------------------------------------------------------
 
 STEP = """\
 import torch
@@ -175,11 +175,11 @@ def run(q, k, v, state, A_log, a, dt_bias, b, scale):
     out, new = step(q, k, v, state, A_log, a, dt_bias, b, scale)
 """
 
-# what is done with the exact step -> (the output's error, the state's, the output that gives it away)
+# a change of the exact step -> (the output's error, the state's, the output that shows it)
 ROUNDINGS = {
     "    return out, new.bfloat16()": (1.65e-3, 1.66e-3, None),
     "    return out, cut(new).bfloat16()": (1.65e-3, 3.3e-3, "new_state"),
-    # what a tolerance cannot tell from a right one, as configs/gdn_decode_bf16.toml says
+    # errors that a tolerance cannot find, see configs/gdn_decode_bf16.toml
     "    return out, at_random(new).bfloat16()": (1.65e-3, 2.35e-3, None),
     "    out, new = step(q, k, v, state, A_log, a, dt_bias, b, scale, decayed=narrow)\n    return out, new.bfloat16()":
         (2.3e-3, 2.3e-3, None),
@@ -219,7 +219,7 @@ def test_no_rounding_to_nearest_is_over_the_tolerance():
         ("out, new = CALL\nreturn out, state.clone()", "new_state: "),
     ],
 )  # fmt: skip
-def test_what_is_wrong_in_other_ways_is_named(body, says, work, make):
+def test_other_errors_are_named(body, says, work, make):
     verdict = work.check(make(cheats.source(body)))
     assert not verdict.passed and verdict.reason.startswith(says)
 
@@ -251,7 +251,7 @@ def test_every_probe_catches_its_cheat_on_a_bfloat16_state(probe, make, monkeypa
     assert found[probe] and cheat.says in found[probe]
 
 
-def test_a_write_of_one_element_behind_the_state_is_seen(make):
+def test_a_write_of_one_element_after_the_state_is_seen(make):
     small = Work(1)
     body = """
         fill(output, new_state, CALL)
@@ -260,7 +260,7 @@ def test_a_write_of_one_element_behind_the_state_is_seen(make):
     """
     kernel = make(cheats.source(body, True), destination_passing=True)
     found = probes.run(helpers.local(kernel), OP, small.axes, small.inputs, small.expected, ["out-of-bounds"])
-    assert found == {"out-of-bounds": "new_state: 2 bytes written, 1 to 2 behind its last"}
+    assert found == {"out-of-bounds": "new_state: 2 bytes written, 1 to 2 after its last"}
 
 
 # --- workloads, names -------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ def test_it_is_run_like_any_other(gdn):
 
 
 def test_fi_baseline_hands_over_what_flashinfer_updates_in_place(monkeypatch, work, reference):
-    """Against a stand-in with FlashInfer's parameters that does what it documents; only a GPU can show the kernel."""
+    """Against a stand-in with FlashInfer's parameters and documented behaviour; the kernel itself needs a GPU."""
     seen = []
 
     def stand_in(q, k, v, state, A_log, a, dt_bias, b, scale=None, output=None, use_qk_l2norm=True):

@@ -26,7 +26,7 @@ REGISTRY = helpers.REGISTRY
 OP = REGISTRY.ops["gdn_decode"]
 TOLERANCE = {"output": 5e-3, "new_state": 1e-5}
 
-# torch.compile compiles anew for a shape, many seconds each: kernels/test_algos.py has what it can
+# torch.compile compiles again for each shape, which takes many seconds: see kernels/test_algos.py
 OURS = [
     a
     for a in REGISTRY.of(OP.name)
@@ -40,9 +40,9 @@ HEADS = ((4, 8), (2, 8), (16, 32), (16, 64), (1, 1))
 # What A_log, a and b are drawn around: g to 1, 0 or just below 1 in float32, beta to 1 or 0.
 GATES = {
     "usual": (-1.0, -1.0, 0.0),
-    "keep": (-9.0, -30.0, 30.0),  # softplus underflows; nothing is forgotten, all is written
-    "forget": (4.0, 60.0, 0.0),  # only what is written now is left
-    "deaf": (-1.0, -1.0, -95.0),  # exp(95) is no float32 any more: beta must be 0 and not NaN
+    "keep": (-9.0, -30.0, 30.0),  # softplus underflows; no decay, every value is written in full
+    "forget": (4.0, 60.0, 0.0),  # only the current update is left
+    "deaf": (-1.0, -1.0, -95.0),  # exp(95) overflows float32: beta must be 0 and not NaN
     "slow": (4.0, -12.0, 0.0),  # log1p(e) where 1 + e has lost most of e, times a large exp(A_log)
 }
 STATES = {"usual": 1.0, "zero": 0.0, "large": 1e6}
@@ -130,7 +130,7 @@ def judge(kernel, work: dict, device: str = "cpu") -> dict[str, float]:
 
 
 def wrong(errors: dict[str, dict[str, float]]) -> dict:
-    """What is beyond the tolerance, or NaN."""
+    """Outputs beyond the tolerance, or NaN."""
     return {c: e for c, e in errors.items() if not all(e[name] <= limit for name, limit in TOLERANCE.items())}
 
 
@@ -267,7 +267,7 @@ def test_in_place_gives_the_same_bits(algo):
 @pytest.mark.gpu
 @pytest.mark.parametrize("algo", GPU_KERNELS)
 def test_a_graph_of_steps_in_place_advances_the_state(algo):
-    """Three replays are three tokens: every launch of a graph reads what the one before it wrote."""
+    """Three replays are three tokens: every launch of a graph reads the output of the previous one."""
     if algo.language == "python":
         pytest.skip("eager torch allocates and asks the host")
     kernel = on_gpu(algo.full_name)
@@ -276,7 +276,7 @@ def test_a_graph_of_steps_in_place_advances_the_state(algo):
     torch.cuda.synchronize()  # a new stream does not wait for the one that makes the inputs
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
-        kernel(args, [output, args[3]])  # what is compiled or loaded at a first call
+        kernel(args, [output, args[3]])  # the first call compiles and loads
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -172,7 +172,7 @@ MODES = (PLAIN, EARLY, REVERSED, EARLY | REVERSED)
 
 
 def attend(library, rung: str, given, cut=USUAL, causal=False, mode=PLAIN, only=-1) -> torch.Tensor:
-    """The output, [heads, S, 64]; NaN where nothing was written, which the guard behind it must stay."""
+    """The output, [heads, S, 64]; NaN where nothing was written; the guard after it must stay NaN."""
     heads, S, _ = given[0].shape
     guard = 4096
     flat = torch.full((heads * S * 64 + guard,), float("nan"), dtype=torch.float16)
@@ -293,7 +293,7 @@ def host_cut(algo, heads: int, S: int) -> tuple[int, ...]:
     return next(c for c in cuts if c[6] != 3 or S <= c[3] * c[4] * 16 * c[1] // c[0])
 
 
-def test_what_stands_in_is_there_for_every_size():
+def test_fallback_configurations_exist_for_every_size():
     """launch.cuh goes through these rows without looking for their end; they run wherever the others do not."""
     rows = instead()
     assert (
@@ -461,7 +461,7 @@ def test_the_cuts_to_try_are_those_that_fit():
 
 @pytest.fixture(scope="module")
 def compiled_cuts(tmp_path_factory):
-    """compiled_cuts("-arch=sm_90a", ...): the cuts in use in one file, what nvcc made of it and what it said."""
+    """compiled_cuts("-arch=sm_90a", ...): the configurations in use in one file, nvcc's result and its output."""
     if inventory.cuda_home() is None:
         pytest.skip("no nvcc here")
     folder = tmp_path_factory.mktemp("cuts")

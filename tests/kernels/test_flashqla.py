@@ -12,7 +12,7 @@ from gdn_cli.machine import inventory
 
 REGISTRY = helpers.REGISTRY
 
-# What the package's docstring says, 0.1.3: batches, log g, V-first states where asked for, no empty sequences.
+# From the package's docstring, 0.1.3: batches, log g, V-first states where asked for, no empty sequences.
 STAND_IN = textwrap.dedent("""
     import sys; sys.path.insert(0, {tests!r})
     import oracle, torch
@@ -43,7 +43,7 @@ ASK = textwrap.dedent("""
 """)
 
 
-def test_the_call_is_what_the_package_takes(tmp_path):
+def test_the_call_matches_the_packages_signature(tmp_path):
     algo = REGISTRY.find("gdn_prefill/flashqla")
     (tmp_path / "solution").mkdir()
     for source in pack.pack(algo, REGISTRY.ops[algo.op])["sources"]:

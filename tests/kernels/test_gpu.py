@@ -30,7 +30,7 @@ MODE = "cuda"
 ON_GPU = [pytest.param(a, id=a.full_name) for a in REGISTRY.algos if MODE in a.modes]
 # PyTorch's backends one by one: each has shapes that it does not take, and says so
 PINNED = re.compile(r"sdpa-\w+")
-# what is written here, and so can be built and called in this process without taking it down
+# our own algos, which can be built and called in this process without crashing it
 OURS = [
     pytest.param(a, id=a.full_name)
     for a in REGISTRY.algos
@@ -179,7 +179,7 @@ def test_gdn_bench_with_its_floor_and_its_origin():
 
 
 class Call:
-    """A built kernel with inputs and outputs of its own that stay where they are."""
+    """A built kernel with its own inputs and outputs at fixed addresses."""
 
     def __init__(self, algo, chosen: str) -> None:
         if (place := inventory.HERE.place(algo, MODE)).mode is None:
@@ -271,7 +271,7 @@ def test_a_kernel_runs_on_the_current_stream(algo):
 @pytest.fixture
 def both():
     """UUID -> number of the first two GPUs, as gdn names them."""
-    # asked in a process of its own: this one may have begun to use CUDA while a test before showed it one GPU only
+    # in a new process: this one may have initialised CUDA while an earlier test made only one GPU visible
     ask = "import torch; print(*(torch.cuda.get_device_properties(i).uuid for i in range(torch.cuda.device_count())))"
     visible = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout.split()
     if len(visible) < 2:
@@ -291,7 +291,7 @@ def run({helpers.DECODE_ARGS}):
 """
 
 
-def test_two_algos_on_two_gpus_each_with_floors_of_its_own(both):
+def test_two_algos_on_two_gpus_each_with_its_own_floors(both):
     result = helpers.gdn(
         "bench", "--algo", "cuda-v4,cuda-v1", "--gpus", "0,1", "-w", "batch_size=4", "-n", "1", "--seconds", "0.1",
         "--json", gpu=True,

@@ -270,7 +270,7 @@ def test_a_build_without_wgmma_says_so(name, built_for):
     env = {"PYTHONPATH": os.pathsep.join(sys.path), "TVM_FFI_CUDA_ARCH_LIST": built_for}
     env |= {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
     env["FIB_CACHE_PATH"] = (
-        f"{os.environ['FIB_CACHE_PATH']}-{built_for}"  # the cache does not know what it was built for
+        f"{os.environ['FIB_CACHE_PATH']}-{built_for}"  # the cache's key does not contain the architecture
     )
     done = helpers.python("-c", LOADED, name, env=env)
     assert done.code == 0, done.err

@@ -276,7 +276,7 @@ def close(found, expected, of_state=4.5e-3):
 
 
 @pytest.mark.parametrize("wide", [0, 1])
-def test_what_is_prepared(library, wide):
+def test_the_prepared_chunks(library, wide):
     """T, M and the gates in a chunk's 8 or 16 KB: two chunks, the second of 10 tokens, value heads in groups of 3."""
     given = inputs([74, 5], 2, 6, seed=4)
     given[1][74:] = float("nan")  # the next sequence
@@ -330,7 +330,7 @@ MODES = [0, 1, 2, 3]  # emulated::Mode: which warp is ahead, and when copies lan
     ],
 )
 def test_chunk_after_chunk(library, room, lengths, H, HV):
-    """A CTA that goes through chunks and heads leaves what a CTA for each does, to the bit."""
+    """A CTA that goes through chunks and heads gives the same bits as one CTA for each."""
     given = inputs(lengths, H, HV, seed=5)
     expected = prepared(library, given, 0.25, wide=1)
     for ctas in (1, 2, 3, 5):
@@ -341,8 +341,8 @@ def test_chunk_after_chunk(library, room, lengths, H, HV):
                 assert np.array_equal(found[i], expected[i], equal_nan=True), (ctas, mode)
 
 
-def test_chunk_after_chunk_is_none_of_its_neighbours_business(library, room):
-    """What a tile or a gate had from a sequence of NaN is not there any more in the next chunk."""
+def test_chunks_do_not_depend_on_neighbouring_sequences(library, room):
+    """NaN that a tile or a gate had from one sequence does not reach the next chunk."""
     lengths = [70, 10, 65, 128]
     clean, given = (inputs(lengths, 1, 2, seed=6) for _ in range(2))
     for x in (given[1], given[5], given[7]):
@@ -435,7 +435,7 @@ def test_the_order_of_threads_and_of_copies_changes_nothing(library, warps):
 
 
 @pytest.mark.parametrize("warps", EACH)
-def test_a_sequence_is_none_of_its_neighbours_business(library, warps):
+def test_a_sequence_does_not_depend_on_its_neighbours(library, warps):
     """A tile holds rows of the next sequence, too: nothing of them may reach this one, not even as 0 x NaN."""
     lengths = [70, 10, 65]
     clean, given = (inputs(lengths, 1, 1) for _ in range(2))
@@ -478,7 +478,7 @@ def test_hard_cases(library, case, warps):
 @pytest.mark.parametrize("warps", [8, TWO])
 def test_chunks_far_from_the_first(library, warps):
     given = inputs([1100], 1, 1)
-    given[4][:] = -10.0  # nothing is forgotten
+    given[4][:] = -10.0  # no decay
     assert close(prefill(library, warps, given), right(given), 3e-3)
 
 
@@ -486,7 +486,7 @@ def test_chunks_far_from_the_first(library, warps):
 @pytest.mark.parametrize("lengths", [[200, 64, 0, 128, 300], [129], [128]])
 def test_segments(library, warps, lengths):
     given = inputs(lengths, 1, 1, state_scale=10.0)
-    given[4][:] = -3.0  # slow decay: what is before a segment counts behind it
+    given[4][:] = -3.0  # slow decay: tokens before a segment matter after it
     expected = right(given)
     for segment, mode in ((1, 2), (2, 1)):
         assert close(prefill(library, warps, given, segment=segment, mode=mode), expected, USUAL)
@@ -546,7 +546,7 @@ def test_scan(library, mode, count):
     pair = torch.stack([high, (transfers - high.float()).bfloat16()])  # part; segment, head; then row and column:
     axes = pair.reshape(2, count, 2, 8, 2, 4, 2, 16, 8)  # k-step, half, t, odd; n-tile, g
     fragments = axes.permute(1, 2, 3, 7, 8, 5, 0, 4, 6).contiguous()  # k-step, n-tile, g, t; part, half, odd
-    fragments[[0, -1]] = float("nan")  # nobody makes those
+    fragments[[0, -1]] = float("nan")  # these are never written
     expected, S = [ends[0].double()], ends[0].double()  # transfer has gone through the first from the state
     for i in range(1, count - 1):
         S = S @ transfers[i].double() + ends[i].double()
@@ -592,7 +592,7 @@ def test_tiles_in_order_of_length(library, case):
 
 
 @pytest.mark.parametrize("ctas", [1, 9])
-def test_tiles_in_order_are_none_of_their_neighbours_business(library, ctas):
+def test_ordered_tiles_do_not_depend_on_their_neighbours(library, ctas):
     lengths = [10, 70, 10, 65]
     clean, given = (inputs(lengths, 1, 1) for _ in range(2))
     for x in given[:3]:
@@ -629,7 +629,7 @@ def test_the_order(library, N, mode):
 
 
 def test_which_way(library):
-    """Of 8 value heads on 132 SMs: in turn where lengths hardly differ, halves of V where one sequence is long."""
+    """For 8 value heads on 132 SMs: static if lengths hardly differ, halves of V if one sequence is long."""
     for lengths, expected in (
         ([256] * 16, STATIC),
         ([512] * 16, STATIC),

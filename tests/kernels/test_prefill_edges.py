@@ -34,10 +34,10 @@ TRITON = [a for a in OURS if a.language == "triton"]
 # What A_log, a and b are drawn around: g to 1, 0 or between, beta to 1, 0 or between.
 GATES = {
     "usual": (-1.0, -1.0, 0.0),
-    "keep": (-9.0, -6.0, 8.0),  # nothing is forgotten, all is written: errors pile up
-    "forget": (4.0, 60.0, 0.0),  # only what is written now is left; e^(-G) is infinite
+    "keep": (-9.0, -6.0, 8.0),  # no decay, every value is written in full: errors add up
+    "forget": (4.0, 60.0, 0.0),  # only the current update is left; e^(-G) is infinite
     "deaf": (-1.0, -1.0, -95.0),  # nothing is written
-    "sudden": (8.0, -10.0, 0.0),  # all is forgotten at every tenth token: a sum of log g loses what the others say
+    "sudden": (8.0, -10.0, 0.0),  # full decay at every tenth token: a sum of log g loses the other terms
 }
 KEYS = ("usual", "same", "signs")  # each its own; all of a head alike; alike but for their signs
 STATES = {"usual": 1.0, "none": 0.0, "large": 1e6}
@@ -155,12 +155,12 @@ def judge(kernel, work: dict, device: str = "cpu") -> dict[str, float]:
 
 @functools.lru_cache(maxsize=1)
 def _exact_once(work: str, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same for each algo in turn: 65536 tokens take many seconds."""
+    """The same for one algo after the other: 65536 tokens take many seconds."""
     return exact(*inputs(**ast.literal_eval(work), device=device))
 
 
 def wrong(errors: dict[str, dict[str, float]]) -> dict:
-    """What is beyond the tolerance, or NaN."""
+    """Outputs beyond the tolerance, or NaN."""
     return {
         c: e for c, e in errors.items() if not all(e[n] <= LOOSE.get(c, limit) for n, limit in OP.tolerance.items())
     }
@@ -186,7 +186,7 @@ def test_the_quick_recurrence_is_the_oracle(name):
         assert oracle.error(quick, slow) < 1e-12
 
 
-def test_the_inputs_are_what_they_are_called():
+def test_the_inputs_match_their_names():
     def gates(name):
         _, _, _, _, A_log, a, dt_bias, b, _, _ = inputs((64,), (1, 8), gates=name)
         x = a.double() + dt_bias.double()
@@ -268,7 +268,7 @@ def test_a_graph_follows_its_cu_seqlens(algo):
     torch.cuda.synchronize()  # a new stream does not wait for the one that makes the inputs
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
-        kernel(args, results)  # what is compiled or loaded at a first call
+        kernel(args, results)  # the first call compiles and loads
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

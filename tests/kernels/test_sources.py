@@ -1,4 +1,4 @@
-"""The kernels' sources: claims that no longer hold, and where shared device code lies."""
+"""The kernels' sources: outdated claims, and the place of shared device code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_no_claim_waits_for_a_measurement(claim):
 
 
 def test_device_code_of_several_algos_lies_in_cuda():
-    """Only what `gdn tune` generates is shared from an algo's own folder: the table lies beside its algo.toml."""
+    """Only tables that `gdn tune` generates are shared from an algo's own folder, next to its algo.toml."""
     generated = {algo.folder / algo.tune.file for algo in helpers.REGISTRY.algos if algo.tune}
     for algo in helpers.REGISTRY.algos:
         device = [path for path in algo.shares if path.suffix != ".py" and path not in generated]
@@ -35,7 +35,7 @@ def test_names_are_those_of_one_file():
 
 
 def test_editors_find_every_header():
-    """`make compile_commands.json`: each include of ours is in a folder of the command, or beside the file."""
+    """`make compile_commands.json`: each of our includes is in a folder of the command, or next to the file."""
     script = helpers.OURS / "_cuda" / "compile_commands.py"
     done = helpers.python(str(script))
     assert done.code == 0, done.err
@@ -53,7 +53,7 @@ OLD = re.compile(r"\b(walk\w*|items?|pieces?|cuts?|copy engine)\b")  # work tile
 
 @pytest.mark.parametrize("ladder", LADDERS, ids=lambda path: path.parent.name)
 def test_a_ladder_is_a_log_of_what_exists(ladder):
-    """In the field's words, of algos, files and pages that there are; its end is the present state and a link."""
+    """It uses the field's words and existing algos, files and pages; it ends with the present state and a link."""
     text = ladder.read_text(encoding="utf-8")
     assert OLD.findall(re.sub(r"`[^`]+`", "", text)) == []
     assert "docs/kernels/" in text.partition("\n## Present state\n")[2]

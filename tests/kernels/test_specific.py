@@ -1,4 +1,4 @@
-"""`specific = true` in algo.toml: built for all that its GPU has (sm_90a), and told apart from what a judge builds."""
+"""`specific = true` in algo.toml: built for all features of its GPU (sm_90a), and kept apart from a judge's build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gdn_cli.machine.environment: readings of the GPU, and what they say about a number."""
+"""gdn_cli.machine.environment: readings of the GPU, and the doubts that follow from them."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def fails(*args):
         ("nvmlDeviceGetComputeRunningProcesses", {"other_processes"}),
     ],
 )
-def test_what_is_not_told_is_left_out(function, keys, nvml):
+def test_values_that_nvml_cannot_read_are_left_out(function, keys, nvml):
     setattr(nvml(), function, fails)
     assert environment.gpu_state() == GpuState(**{k: v for k, v in STATE.items() if k not in keys})
 
@@ -198,7 +198,7 @@ def test_the_cpu(monkeypatch):
     assert found.cpus == os.cpu_count() and found.affinity is None
 
 
-def test_what_was_asked_for_at_compile_time(monkeypatch):
+def test_compile_time_requests(monkeypatch):
     monkeypatch.setattr(environment, "_describe_gpu", lambda found: None)
     monkeypatch.delenv("TVM_FFI_CUDA_ARCH_LIST", raising=False)
     assert environment.describe("cuda").architectures is None
@@ -333,7 +333,7 @@ def test_an_interval_wider_than_the_target():
 
 def test_spread():
     said = "the middle half of the samples spreads over ±{} % of the median: " + (
-        "end what else runs on this machine, and measure again"
+        "end other programs on this machine and measure again"
     )
     assert doubts(low_us=90.0, high_us=110.0) == []  # 10 % exactly
     assert doubts(low_us=98.0, high_us=123.0) == [said.format("12.5")]

@@ -1,4 +1,4 @@
-"""Rounds on a CPU: what the host did meanwhile, which rounds count, and what is said of them. No real time, no load."""
+"""Rounds on a CPU: the host's load, the rounds that count, and the messages. No real time, no load."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def tasks(tmp_path, monkeypatch):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Only what is timed moves it: clock.now in seconds; clock.busy is what /proc/stat has of two CPUs."""
+    """Only timed work moves it: clock.now in seconds; clock.busy is the content of /proc/stat for two CPUs."""
     clock = SimpleNamespace(now=0.0, busy=0.0)
     monkeypatch.setattr(host_load, "_busy", lambda: (clock.busy, 2))
     monkeypatch.setattr(time, "process_time", lambda: 0.0)
@@ -133,7 +133,7 @@ def test_the_witnesses_of_this_machine_answer():
 
 
 def test_what_other_processes_used(monkeypatch, tmp_path):
-    """Of the CPUs that this process may use, without what it used itself."""
+    """For the CPUs that this process may use, without its own use."""
     (tmp_path / "stat").write_text(
         "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 100 20 30 5000 70 1 2 3 0 0\n"
         "cpu1 900 0 0 0 0 0 0 0 0 0\ncpu12 10 0 0 400 0 0 0 40 0 0\nintr 5\n"
@@ -160,7 +160,7 @@ def test_a_neighbour_that_makes_nobody_wait_is_said(monkeypatch, clock):
     (said,) = environment.doubts(GpuState(), [], GpuState(), t, 0.01)
     assert (
         said.startswith("other processes used 3.3 of 2 CPUs")
-        and " of 2 CPUs: end what else runs on this machine" in said
+        and " of 2 CPUs: end other programs on this machine" in said
     )
     quiet = host_load.load_of([round_of()], [True], [100.0], (0.2, 2))
     record = timing.summarise("wall", [100.0] * 9, host=quiet)
@@ -187,7 +187,7 @@ def test_the_yardstick_is_not_held_against_this_process_s_own_threads(monkeypatc
 
 
 def measured(monkeypatch, clock, script, plan=None, us=lambda i: 100.0):
-    """A measurement of a call of `us(round)` microseconds; script(i): what the host does in round i."""
+    """A measurement of a call of `us(round)` microseconds; script(i): the host's load in round i."""
     rounds = []
 
     def look_on(self, work):
@@ -224,16 +224,16 @@ def test_a_disturbed_round_is_set_aside_while_others_are_enough(monkeypatch, clo
 
 
 def test_where_no_round_is_left_alone_all_count_and_are_in_doubt(monkeypatch, clock):
-    """A figure as steady as this one is what a busy neighbour leaves of it."""
+    """Even a figure as steady as this one can come from a busy neighbour."""
     t, _ = measured(monkeypatch, clock, lambda i: WAITS | SLOW)
     assert t.host.aside == 0 and t.host.taken == len(t.host.rounds_us) == t.host.waiting == t.host.slowed
     assert t.stopped == "time" and 1.8 <= t.took_s < 2.0  # patience has an end
     said = environment.doubts(GpuState(), [], GpuState(), t, 0.01)
-    again = "end what else runs on this machine, and measure again"
+    again = "end other programs on this machine and measure again"
     assert said == [
         f"threads had to wait for a CPU in {t.host.taken} of {t.host.taken} rounds: {again}",
-        f"a CPU did less than it can in {t.host.taken} of {t.host.taken} rounds, as it does when another thread has "
-        f"its core or its clock falls: {again}",
+        f"a CPU was slower than its best in {t.host.taken} of {t.host.taken} rounds, as it does when another thread "
+        f"has its core or its clock falls: {again}",
     ]
 
 
@@ -246,7 +246,7 @@ def test_a_few_rounds_left_alone_among_many_are_luck(monkeypatch, clock):
 def test_rounds_that_disagree_are_in_doubt_whatever_the_witnesses_saw(monkeypatch, clock):
     t, _ = measured(monkeypatch, clock, lambda i: {}, us=lambda i: 120.0 if i % 2 else 100.0)
     (said,) = environment.doubts(GpuState(), [], GpuState(), t, 0.01)
-    assert said.startswith(f"the rounds disagree: the medians of {t.host.taken} lie between 100 and 120 us: end what")
+    assert said.startswith(f"the rounds disagree: the medians of {t.host.taken} lie between 100 and 120 us: end other")
     assert t.stopped == "time" and t.host.taken > 5
 
 

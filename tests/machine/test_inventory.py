@@ -100,7 +100,7 @@ def seen() -> list[int]:
     return [g.index for g in inventory.gpus()]
 
 
-def test_all_of_them_with_what_is_known(nvml):
+def test_all_gpus_with_their_known_facts(nvml):
     fake = nvml(*ALIKE[:1], SMALL)
     assert inventory.gpus() == (
         inventory.Gpu("NVIDIA H200", "9.0", "580.1", "GPU-aa00", 0),
@@ -142,7 +142,7 @@ def test_visible_devices(value, expected, nvml, monkeypatch):
     assert seen() == expected
 
 
-def test_an_empty_entry_is_no_beginning_of_a_uuid(nvml, monkeypatch):
+def test_an_empty_entry_is_not_the_beginning_of_a_uuid(nvml, monkeypatch):
     nvml(*ALIKE[:1])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,")
     assert seen() == [0]

@@ -267,7 +267,7 @@ def test_a_long_command_is_shortened(monkeypatch, file):
     assert len(command) <= 60
 
 
-# --- where there is no lock to be had -----------------------------------------------------------------------------
+# --- without a lock -----------------------------------------------------------------------------------------------
 
 
 def without(reason: str) -> str:
@@ -322,7 +322,7 @@ def test_a_link_is_not_followed(file, tmp_path):
     assert precious.read_text() == "keep"
 
 
-def test_what_is_no_file(file):
+def test_a_lock_that_is_not_a_plain_file(file):
     os.mkfifo(file)
     assert told() == [without(f"{file}: not a plain file")]
     file.unlink()

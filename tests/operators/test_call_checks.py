@@ -1,4 +1,4 @@
-"""What a call takes and refuses: numbers of all kinds, dtypes, autocast, addresses; and a slower way that is told.
+"""Arguments that a call accepts and refuses: numbers, dtypes, autocast, addresses; and warnings of a slower way.
 
 What only a GPU can show is in kernels/test_gpu_calls.py.
 """
@@ -27,7 +27,7 @@ ALIGNED = "expected a pointer aligned to 16 bytes; call .clone() on it"
 
 
 def shifted(x: torch.Tensor) -> torch.Tensor:
-    """The same values, contiguous, one element behind where an allocation begins."""
+    """The same values, contiguous, one element after the start of an allocation."""
     y = torch.empty(x.numel() + 1, dtype=x.dtype, device=x.device)[1:].view(x.shape)
     return y.copy_(x)
 
@@ -52,7 +52,7 @@ def test_a_number_of_numpys_as_scale(kind):
         (1j, "got complex"),
     ],
 )
-def test_what_is_no_number_is_refused_with_the_cure(scale, message):
+def test_a_value_that_is_not_a_number_is_refused_with_the_fix(scale, message):
     with pytest.raises(TypeError, match=f"^scale: expected a number or None, {re.escape(message)}$"):
         loaded("pt-reference")(*oracle.inputs("gdn_decode", batch_size=2)[:8], scale)
 
@@ -166,7 +166,7 @@ class There:
 def test_a_gpus_outputs_begin_at_multiples_of_16_bytes(address):
     contract = Contract(DECODE, REGISTRY.find("cuda-v5"))
     contract.places([There(0), There(32)])
-    with pytest.raises(ValueError, match="^out: new_state: expected a pointer aligned to 16 bytes; give one that"):
+    with pytest.raises(ValueError, match="^out: new_state: expected a pointer aligned to 16 bytes; pass one made by"):
         contract.places([There(0), There(address)])
 
 

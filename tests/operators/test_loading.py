@@ -1,4 +1,4 @@
-"""gdn_cli.load: an algo as a function for other programs: eager, compiled, in CUDA graphs; and what it refuses."""
+"""gdn_cli.load: an algo as a function for other programs: eager, compiled, in CUDA graphs; and its refusals."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_tensors_like_those_of_a_checked_call_go_straight_to_the_library(needs_c
         assert len(checks) == due and [x._version for x in out] == [v + 1 for v in before]
 
 
-def test_what_differs_is_checked_again(needs_cxx, checks):
+def test_changed_tensors_are_checked_again(needs_cxx, checks):
     decode, inputs = loaded("cpp-v1"), oracle.inputs("gdn_decode", batch_size=2)
     decode(*inputs, out=outs(inputs))
     across = inputs[0].transpose(0, 2).contiguous().transpose(0, 2)
@@ -299,7 +299,7 @@ def test_torch_finds_the_operators_sound(name):
     torch.library.opcheck(into.default, (*inputs, *out))
 
 
-# --- what is refused --------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -461,7 +461,7 @@ def test_names_that_do_not_exist():
         load("cpp-v1", algos="/nowhere")
 
 
-def test_what_cannot_run_here(tmp_path, monkeypatch):
+def test_algos_that_cannot_run_here(tmp_path, monkeypatch):
     machine = inventory.Machine(gpus=tuple)
     monkeypatch.setattr(loading, "_loaded", {})
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
@@ -477,7 +477,7 @@ def test_what_cannot_run_here(tmp_path, monkeypatch):
         loading.on(machine, "needs", algos=tmp_path)
 
 
-def test_what_does_not_build(tmp_path):
+def test_algos_that_do_not_build(tmp_path):
     helpers.write_algo(tmp_path, "broken", "raise RuntimeError('not today')\n")
     with pytest.raises(errors.GdnError, match="(?s)^gdn_decode/broken does not build: .*not today") as e:
         load("broken", algos=tmp_path)

@@ -1,4 +1,4 @@
-"""What differs between two profiles: its order, what is left out, which kernels are compared, what is refused."""
+"""Differences between two profiles: their order, omissions, the compared kernels, refusals."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_v4_and_fla_at_one_sequence():
     assert (found["same"], found["small"]) == (2, 6)
     assert found["summary"] == (
         "cuda-v4 and fla-recurrent take the same time within 2 %: 2.10 us and 2.08 us; "
-        "what differs most besides: instructions and achieved occupancy"
+        "other large differences: instructions and achieved occupancy"
     )
     assert found["warnings"] == [] and found["only"] == []
     assert found["pairs"] == [{"a": profiles.V4, "b": profiles.FLA}]
@@ -73,7 +73,7 @@ def test_times_come_first_though_they_are_the_same():
     assert found["summary"] == "A and B take the same time within 2 %: 2.10 us and 2.10 us"
 
 
-def test_what_the_time_is_proportional_to_comes_before_what_it_is_made_with():
+def test_facts_proportional_to_the_time_come_before_settings():
     """All doubled: the weights alone decide."""
     keys = ["l2_hit", "ctas", "occupancy", "l2_read", "instructions", "dram_read"]
     a = {key: 1e6 for key in keys}
@@ -89,7 +89,7 @@ def test_a_larger_change_counts_more_and_none_without_end():
     assert found["dram_read"]["weight"] == pytest.approx(10 * found["ctas"]["weight"])  # both at the most that counts
 
 
-def test_what_holds_the_kernel_back_counts_more():
+def test_facts_about_the_bottleneck_count_more():
     a, b = {"registers": 20, "ctas": 100}, {"registers": 40, "ctas": 195}
     assert order(one(a), one(b)) == ["survey_us", "registers", "ctas"]
     launch = profiles.verdict("launch")
@@ -97,19 +97,19 @@ def test_what_holds_the_kernel_back_counts_more():
     assert order(one(a), one(b, verdict=launch)) == ["survey_us", "ctas", "registers"]
 
 
-def test_what_speaks_against_the_time_counts_less():
+def test_facts_that_contradict_the_time_count_less():
     """B is faster though it reads twice as much: that can't be why. Where the times are alike both may be."""
     a, b = {"dram_read": 10**6, "instructions": 2 * 10**6}, {"dram_read": 2 * 10**6, "instructions": 10**6}
     assert order(one(a), one(b)) == ["survey_us", "dram_read", "instructions"]
     assert order(one(a, us=3.0), one(b)) == ["survey_us", "instructions", "dram_read"]
     assert order(one(a), one(b, us=3.0)) == ["survey_us", "dram_read", "instructions"]
-    # what is neither better nor worse speaks against nothing
+    # a fact that is neither better nor worse contradicts nothing
     a, b = {"ctas": 100, "registers": 10}, {"ctas": 190, "registers": 20}
     assert order(one(a), one(b)) == ["survey_us", "registers", "ctas"]
     assert order(one(a, us=3.0), one(b)) == ["survey_us", "ctas", "registers"]
 
 
-# --- what is left out ---------------------------------------------------------------------------------------------
+# --- left out -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -126,14 +126,14 @@ def test_what_speaks_against_the_time_counts_less():
         ("registers", None, 32, 0, 0),
     ],
 )
-def test_what_is_the_same_and_what_is_too_little(key, a, b, same, small):
+def test_equal_facts_and_too_small_differences(key, a, b, same, small):
     for x, y in ((a, b), (b, a)):
         found = difference(one({key: x}), one({key: y}))
         assert (found["same"], found["small"]) == (same, small)
         assert (key in rows(found)) == (not same and not small and a is not None)
 
 
-def test_a_fact_that_one_of_them_lacks_is_not_compared():
+def test_a_fact_that_one_profile_does_not_have_is_not_compared():
     assert order(one({"registers": 32}), one({"ctas": 1})) == ["survey_us"]
 
 
@@ -166,7 +166,7 @@ def test_a_part_counts_by_its_share_of_the_whole():
     assert (found["same"], found["small"]) == (1, 1)
 
 
-def test_a_row_that_a_table_lacks_is_not_known_there():
+def test_a_row_missing_from_a_table_is_unknown_there():
     a = table("mix", ("count", "count"), ("loads", "", 40), ("float", "", 100), ("moves", "", 2))
     b = table("mix", ("count", "count"), ("float", "", 100), ("barriers", "", 1))
     found = difference(profiles.document("x", a), profiles.document("y", b))
@@ -176,7 +176,7 @@ def test_a_row_that_a_table_lacks_is_not_known_there():
 
 
 def test_a_call_of_many_short_kernels_by_its_tables():
-    """nsys's columns: a launch's median, and what all launches of a call take, which is what counts."""
+    """nsys's columns: a launch's median, and the time of all launches of a call, which decides."""
 
     def profile(name: str, launches: int, us: float) -> dict:
         columns = ("kernel", ""), ("times a call", "count"), ("median", "us"), ("a call", "us")
@@ -270,29 +270,28 @@ def test_a_call_that_the_tool_sees_as_a_whole():
         ("time_us", "duration", ""), ("registers", "registers per thread", ""),
     ]  # fmt: skip
     assert (
-        found["summary"]
-        == "y is 2.25x faster: 4.00 us against 9.00 us; what differs most besides: registers per thread"
+        found["summary"] == "y is 2.25x faster: 4.00 us against 9.00 us; other large differences: registers per thread"
     )
     assert found["pairs"] == []
 
 
 def test_without_times_it_says_so():
     a, b = (profiles.document(n, profiles.kernel("k", {"registers": r}), us=None) for n, r in (("x", 32), ("y", 64)))
-    assert difference(a, b)["summary"] == "no time is known of both; what differs most besides: registers per thread"
+    assert difference(a, b)["summary"] == "no time is known for both; other large differences: registers per thread"
     a["survey"], b["survey"] = profiles.survey(2.0), profiles.survey(2.0, tier="wall")  # of two tiers: not compared
-    assert difference(a, b)["summary"].startswith("no time is known of both")
+    assert difference(a, b)["summary"].startswith("no time is known for both")
     a["reading"] = {}
     assert difference(a, b)["rows"] == []
 
 
-# --- what is refused, and what is said ----------------------------------------------------------------------------
+# --- refusals and messages ----------------------------------------------------------------------------------------
 
 
 def test_profiles_that_tell_of_different_things_are_refused():
     a = profiles.v4()
     with pytest.raises(UsageError) as e:
         difference(a, profiles.v4(tool="proton"))
-    assert e.value.message == f"{a['name']} is made by ncu, {a['name']} made by proton: they are not compared"
+    assert e.value.message == f"{a['name']} is made by ncu, {a['name']} made by proton: they cannot be compared"
     with pytest.raises(UsageError, match="of gdn_decode, .* of gdn_prefill"):
         difference(a, profiles.v4(op="gdn_prefill"))
     with pytest.raises(UsageError) as e:

@@ -1,4 +1,4 @@
-"""`gdn profile` as a user meets it, without a GPU: folders, what is kept, what is compared, and every refusal."""
+"""`gdn profile` as a user sees it, without a GPU: folders, kept profiles, comparisons, and every refusal."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_profile_has_its_origin_and_its_survey(profiled):
     assert profiled["verdict"]["bound"] in ("unclear", "bandwidth")
 
 
-def test_it_lies_in_a_folder_of_its_own(profiled, folder):
+def test_it_has_its_own_folder(profiled, folder):
     here = Path(profiled["folder"])
     assert here.parent == folder and here.name == profiled["name"]
     assert here.name.endswith("-gdn_decode-pt-reference-B2-torch")
@@ -103,9 +103,17 @@ def test_one_that_cannot_run_leaves_a_line_and_no_folder(tmp_path):
 @pytest.mark.parametrize(
     "args, code, words",
     [
-        (["cpp-v1", "--tool", "nuc"], 2, "unknown tool 'nuc'\n  did you mean ncu?"),
-        (["cpp-v1", "--tool", "ncu"], 2, "--tool ncu looks at what runs on a GPU, and gdn_decode/cpp-v1 does not\n"),
-        (["cuda-v4", "--tool", "cpu"], 2, "--tool cpu looks at what runs on a CPU, and gdn_decode/cuda-v4 does not\n"),
+        (["cpp-v1", "--tool", "ncx"], 2, "unknown tool 'ncx'\n  did you mean ncu?"),
+        (
+            ["cpp-v1", "--tool", "ncu"],
+            2,
+            "--tool ncu is for algos on a GPU, and gdn_decode/cpp-v1 does not run there\n",
+        ),
+        (
+            ["cuda-v4", "--tool", "cpu"],
+            2,
+            "--tool cpu is for algos on a CPU, and gdn_decode/cuda-v4 does not run",
+        ),
         (["cpp-v1", "--arch", "sm_90a"], 2, "--arch is for --tool sass\n"),
         (["cpp-v1", "--tool", "cpu", "--check", "memcheck"], 2, "--check is for --tool sanitizer\n"),
         (["cuda-v4", "--tool", "sass", "--arch", "hopper"], 2, "hopper"),
@@ -139,7 +147,7 @@ def test_without_a_gpu_the_gpu_tools_say_what_helps(tool, tmp_path):
 
 
 @NO_GPU
-def test_the_default_tool_is_ncu_for_what_only_runs_on_a_gpu():
+def test_the_default_tool_is_ncu_for_algos_that_only_run_on_a_gpu():
     done = helpers.gdn("profile", "cuda-v4")
     assert done.code == 3 and "no GPU here" in done.err
 
@@ -152,7 +160,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     assert done.code == 2 and "cannot write" in done.err and "--out" in done.err
 
 
-def test_nothing_kept_is_no_error(tmp_path):
+def test_an_empty_list_is_not_an_error(tmp_path):
     done = helpers.gdn("profile", "--list", "--out", tmp_path)
     assert done.code == 0
     assert helpers.gdn("profile", "--list", "--out", tmp_path, "--json").json == {"profiles": []}
@@ -174,6 +182,6 @@ def test_listing_and_helping_import_no_torch(tmp_path):
     assert done.code == 0, done.err
 
 
-def test_a_profile_is_no_file_of_records(profiled):
+def test_a_profile_is_not_a_record_file(profiled):
     done = helpers.gdn("report", os.path.join(profiled["folder"], "profile.json"))
     assert done.code == 2 and "holds no records" in done.err

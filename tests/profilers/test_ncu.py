@@ -50,7 +50,7 @@ def launch(name: str) -> Launch:
 
 
 def facts(name: str, **more) -> Found:
-    """What is found of a launch of the full run where the other run has none."""
+    """The facts of a launch of the full run if the other run has none."""
     only = launch(name)
     return ncu_facts.found(ncu_facts.Kernel(only.full_name, (), only), **{"bytes_in": 0, "bytes_out": 0} | more)
 
@@ -150,7 +150,7 @@ def test_blocks_limit_a_kernel_of_single_warps():
 
 @pytest.mark.parametrize("name", ["v4-1", "v5-64"])
 def test_a_metric_less_is_a_fact_less(name, monkeypatch):
-    """Other versions of ncu and other GPUs lack metrics: whichever it is, nothing else is lost."""
+    """Other versions of ncu and other GPUs do not have all metrics: a missing one affects no other."""
     whole, keys_asked, number = launch(name), set(), Launch.number
     with monkeypatch.context() as patch:
         patch.setattr(Launch, "number", lambda self, *keys: keys_asked.update(keys) or number(self, *keys))
@@ -178,7 +178,7 @@ def test_spills_and_bank_conflicts_by_whatever_metric_there_is():
 
     local = {f"smsp__sass_inst_executed_op_local_{way}__dot__sum": n for way, n in (("ld", 5), ("st", 2))}
     assert values(**local).value("spills") == 7
-    assert note(values(**local), "spills") == "accesses to local memory: arrays count, too"
+    assert note(values(**local), "spills") == "accesses to local memory, including arrays"
     assert values(**local, derived__local_spilling_requests=3).value("spills") == 3
     shared = {"memory_l1_wavefronts_shared": 1500, "memory_l1_wavefronts_shared_ideal": 1000}
     assert values(**shared).value("bank_conflicts") == 500
@@ -200,7 +200,7 @@ def test_stalls_are_ranked_by_their_share_of_all_reasons():
     assert stall.note.startswith("a warp issues every 11.8 cycles")
 
 
-def test_a_warp_that_was_ready_is_no_loss():
+def test_a_warp_that_was_ready_does_not_count_as_a_stall():
     """The largest of all reasons, and still the last row: nothing is to be won there."""
     cycles = {"long_scoreboard": 3, "not_selected": 5, "selected": 1, "wait": 1}
     metric = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
@@ -279,7 +279,7 @@ def test_a_single_pass_has_metrics_and_no_code():
     assert {(found.code, found.samples) for found in rounds} == {((), 0)}
 
 
-def test_what_is_no_report_has_no_launches(tmp_path):
+def test_a_file_that_is_not_a_report_has_no_launches(tmp_path):
     pytest.importorskip("ncu_report")
     (tmp_path / "x.ncu-rep").write_text("a report")
     assert ncu_reader.launches(tmp_path / "x.ncu-rep") == []
@@ -287,7 +287,7 @@ def test_what_is_no_report_has_no_launches(tmp_path):
         ncu_reader.launches(tmp_path / "y.ncu-rep")
 
 
-def test_samples_where_the_warp_issued_are_no_stall():
+def test_samples_where_the_warp_issued_are_not_stalls():
     code = (
         Instruction(0, "A", {"selected": 3}),
         Instruction(16, "B", {"selected": 1, "wait": 1}),
@@ -445,7 +445,7 @@ def test_a_call_of_several_kernels(stand_in):
     assert main.value("share") == pytest.approx(100 * 6 / 6.05)
     assert (
         main.value("dram_read") == 400 and note(main, "dram_read") == ""
-    )  # what a part of a call must read is unknown
+    )  # the bytes that a part of a call must read are unknown
     assert main.value("registers") == 40  # of the longest launch
     assert "not shown: 1 more kernels with 0.8% of the time: tiny<int>" in reading.notes
     assert any(n.startswith("each kernel's cache figures are with L2 emptied") for n in reading.notes)
@@ -484,16 +484,16 @@ def test_very_many_launches(stand_in, monkeypatch):
     whole, step, first = reading.found
     assert (whole.value("launches"), step.name, step.value("time_us"), step.value("launches")) == (6, "step", 15, 5)
     assert step.value("registers") is None and first.value("registers") == 32  # the full run never came to it
-    assert any("of the first 6 launches" in n for n in reading.notes)
+    assert any("for the first 6 launches" in n for n in reading.notes)
     assert "counters, stalls and hot places: of the first 1 launches of a call only" in reading.notes
 
 
-def test_what_lines_another_build_lends_are_said(stand_in, monkeypatch):
+def test_source_lines_from_another_build_are_noted(stand_in, monkeypatch):
     code = tuple(replace(i, line=Line("k.cu", 7, "x = y;")) for i in FULL.code)
     monkeypatch.setattr(ncu.ncu_lines, "lent", lambda *_: [replace(FULL, code=code)])
     reading = stand_in([single()] * 3, [FULL])
     assert table(reading.found[0], "hot").rows == (("k.cu:7", 100, "no instruction", "x = y;"),)
-    assert any(n.startswith("source lines: of a build with -lineinfo") for n in reading.notes)
+    assert any(n.startswith("source lines: from a build with -lineinfo") for n in reading.notes)
 
 
 # --- what can go wrong ----------------------------------------------------------------------------------------------
@@ -528,12 +528,12 @@ CLOCKS = "==ERROR== Try locking the clocks externally (e.g. using 'nvidia-smi --
         ("==ERROR== Cuda driver is not compatible with Nsight Compute.\n", "do not work together", "older Nsight"),
         (GPU + "==WARNING== No kernels were profiled.\n", "does not know this GPU", "ncu --list-chips"),
         (LOCK, "lock file", "set TMPDIR"),
-        (CLOCKS, "may not lock the clocks", "--clocks none"),
+        (CLOCKS, "is not allowed to lock the clocks", "--clocks none"),
         ("==ERROR== Failed to find metric regex:lts__x\n", "does not know the metrics", "newer"),
     ],
 )
 @pytest.mark.parametrize("status", ["done", "exited"])
-def test_what_ncu_says_becomes_one_line_with_the_mend(stand_in, log, says, mend, status):
+def test_errors_of_ncu_become_one_line_with_the_fix(stand_in, log, says, mend, status):
     with pytest.raises(MissingError) as e:
         stand_in(None, None, logs=(log, log), status=status)
     assert says in e.value.message and mend in e.value.hint
@@ -550,7 +550,7 @@ def test_the_targets_own_end(stand_in):
     with pytest.raises(GdnError) as e:
         log = "==WARNING== No kernels were profiled.\n"
         stand_in(None, None, logs=(log, LOG), status="crashed", tail=("", "Segmentation fault"))
-    assert str(e.value) == "the target below ncu: crashed (Segmentation fault)" and e.value.code == 1
+    assert str(e.value) == "the process under ncu: crashed (Segmentation fault)" and e.value.code == 1
 
 
 def test_a_run_without_a_report(stand_in):
@@ -558,7 +558,7 @@ def test_a_run_without_a_report(stand_in):
         stand_in(None, None, logs=("==ERROR== could not write\n", LOG))
     with pytest.raises(MissingError, match="ncu saw no kernel"):
         stand_in([], [FULL], logs=("==PROF== Report: x\n", LOG))
-    with pytest.raises(MissingError, match="ncu-report sees no kernel in bench-like.ncu-rep; pip install 'ncu-report"):
+    with pytest.raises(MissingError, match="ncu-report finds no kernel in bench-like.ncu-rep; pip install 'ncu-report"):
         stand_in([], [FULL])
 
 
@@ -579,7 +579,7 @@ def test_ncu_is_looked_for(tmp_path, monkeypatch):
     assert "install Nsight Compute" in e.value.hint and e.value.code == 3
     toolkit = make("cuda", "bin", "ncu")
     with pytest.raises(
-        MissingError, match="the package ncu-report is missing.*; pip install 'ncu-report>=2026.3'"
+        MissingError, match="the package ncu-report, .* is missing; pip install 'ncu-report>=2026.3'"
     ) as e:
         ncu.find(machine)
     assert e.value.code == 3

@@ -108,7 +108,7 @@ def test_a_call_is_its_range_and_the_work_that_it_started(fake):
     assert msgspec.convert(to_json(reading), profilers.Reading) == reading
 
 
-def test_what_overlaps_is_busy_once():
+def test_overlapping_work_counts_as_busy_once():
     call = nsys.Call(nsys.Event("", 0, 9), [], [nsys.Event("a", 0, 5), nsys.Event("b", 3, 5), nsys.Event("c", 10, 1)])
     assert (call.busy_ns, call.span_ns) == (9, 11)
 
@@ -116,7 +116,7 @@ def test_what_overlaps_is_busy_once():
 @pytest.mark.parametrize(
     ("said", "says"),
     [
-        ("unrecognised option '--capture-range-end=stop'", "this nsys is too old: it does not know what is asked"),
+        ("unrecognised option '--capture-range-end=stop'", "this nsys is too old: it does not know the options"),
         ("ERROR: NVIDIA Nsight Systems hasn't been installed with CUDA Toolkit 13.0.",
          "nsys here is only a placeholder of the CUDA toolkit; install"),
         ("hm\nFailed to create '/x': disk full", "nsys: exited: Failed to create '/x': disk full"),
@@ -129,7 +129,7 @@ def test_a_run_that_failed_is_one_line(fake, said, says):
     assert str(raised.value).startswith(says) and "\n" not in str(raised.value)
 
 
-def test_reports_that_lack_something_say_what(fake, tmp_path, monkeypatch):
+def test_incomplete_reports_say_what_is_missing(fake, tmp_path, monkeypatch):
     with pytest.raises(errors.MissingError, match="nsys: it left no report"):
         read(fake)
     (fake / "report.nsys-rep").touch()

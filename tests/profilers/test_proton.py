@@ -1,4 +1,4 @@
-"""What is read from proton's trees. The CUDA kernel's node is an H200's (Triton 3.6), all its figures but the four
+"""Reading of proton's trees. The CUDA kernel's node is an H200's (Triton 3.6), all its figures but the four
 stall reasons that were not written down; the Triton kernel's nodes follow the same layout."""
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def test_stall_reasons_by_share_and_the_lines_of_a_kernel_that_has_any(folder):
     }  # fmt: skip
     assert hot.rows == (
         ("kernel.py:3", 60.0, "long scoreboard", "s = tl.load(p_s)"),
-        ("kernel.py:2", 30.0, "wait", "m = tl.sum(s * k)"),  # more samples issued, which is no stall
+        ("kernel.py:2", 30.0, "wait", "m = tl.sum(s * k)"),  # more samples issued, which is not a stall
     )
 
 
@@ -71,7 +71,7 @@ def test_both_spellings_of_a_source_line(name):
     assert proton._line(name) == ("/a/b/kernel.py", 12)
 
 
-def test_a_kernel_whose_node_has_no_figures_of_its_own_is_known_by_its_lines(tmp_path):
+def test_a_kernel_without_own_figures_is_known_by_its_lines(tmp_path):
     tree = json.loads((DATA / "samples.hatchet").read_text())
     triton = tree[0]["children"][1]["children"][1]
     triton["metrics"] = {}
@@ -105,7 +105,7 @@ def test_without_times_there_is_nothing_to_tell(folder):
     with pytest.raises(MissingError, match="saw no kernel"):
         proton.read(ASK, folder, replies())
     (folder / "times.hatchet").write_text('[{"children": [')
-    with pytest.raises(GdnError, match="no JSON"):
+    with pytest.raises(GdnError, match="is not valid"):
         proton.read(ASK, folder, replies())
 
 

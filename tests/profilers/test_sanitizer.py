@@ -1,4 +1,4 @@
-"""compute-sanitizer: what its logs say, the verdicts, and on a GPU the tool itself on planted bugs."""
+"""compute-sanitizer: its logs, the verdicts, and on a GPU the tool itself on planted bugs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ask(*checks: str) -> Ask:
 
 
 def reading(folder: Path, **logs: str | Reply):
-    """What comes of these logs: check -> a file of LOGS, or a reply and no log."""
+    """The result for these logs: check -> a file of LOGS, or a reply without a log."""
     replies = []
     for check, log in logs.items():
         if isinstance(log, Reply):
@@ -47,7 +47,7 @@ def tables(read) -> dict[str, tuple]:
     return {table.key: table.rows for table in found.tables}
 
 
-# --- what is asked for --------------------------------------------------------------------------------------------
+# --- requests -----------------------------------------------------------------------------------------------------
 
 
 def test_checks_are_all_four_or_those_named_in_the_order_of_running():
@@ -97,7 +97,7 @@ def test_it_is_looked_for_on_path_then_in_toolkits_then_in_the_wheel(nowhere):
     sanitizer.find(machine)
 
 
-def test_a_run_for_each_check_each_tensor_an_allocation_of_its_own(nowhere, tmp_path):
+def test_a_run_for_each_check_and_a_separate_allocation_for_each_tensor(nowhere, tmp_path):
     tool = executable(nowhere / "path" / "compute-sanitizer")
     memory, race = sanitizer.runs(ask("racecheck", "memcheck"), tmp_path / "50% off")
     assert (memory.name, race.name) == ("memcheck", "racecheck")
@@ -115,7 +115,7 @@ def test_faults_are_in_words_with_the_tensor_and_counted_by_place(tmp_path):
     assert tables(read)["checks"] == (("memcheck", "4 errors", sanitizer.CHECKS["memcheck"].looks_for),)
     assert tables(read)["findings"] == (
         ("memcheck", "writes 4 B of global memory", "decode_kernel", "kernel.cu:57",
-         "thread (0,0,0) in block (3,0,0)", "1 B behind new_state", 2),
+         "thread (0,0,0) in block (3,0,0)", "1 B after new_state", 2),
         ("memcheck", "reads 16 B of global memory", "decode_kernel", "kernel.cu:21 in kernel.cu:40",
          "thread (7,0,0) in block (0,0,0)", "misaligned, byte 4 of state", 1),
         ("memcheck", "writes 4 B of shared memory", "other", "+0x30",
@@ -126,14 +126,14 @@ def test_faults_are_in_words_with_the_tensor_and_counted_by_place(tmp_path):
     assert read.files == ("memcheck.log",)
 
 
-def test_a_tensor_that_is_none_of_the_calls_is_an_allocation_of_its_size():
+def test_an_unknown_tensor_is_named_by_the_size_of_its_allocation():
     log = sanitizer.parse((LOGS / "memcheck.log").read_text())
     assert [f.address for f in log.findings] == [
-        "1 B behind an allocation of 524288 B", "5 B behind an allocation of 524288 B", "misaligned", "out of bounds",
+        "1 B after an allocation of 524288 B", "5 B after an allocation of 524288 B", "misaligned", "out of bounds",
     ]  # fmt: skip
 
 
-def test_the_older_wording_is_read_too_and_what_was_not_printed_is_said(tmp_path):
+def test_the_older_wording_is_read_too_and_missing_output_is_noted(tmp_path):
     read = reading(tmp_path, memcheck="memcheck-old.log")
     assert [row[1:4] for row in tables(read)["findings"]] == [
         ("reads 8 B of global memory", "device_bootstrap", "+0x3b0"),
@@ -153,23 +153,23 @@ def test_races_name_both_places_and_warnings_fail_nothing(tmp_path):
          "", "", 1024),
     )  # fmt: skip
     assert read.failed == "racecheck: 1 race in the shared memory of `sum_kernel`"
-    assert any("more hazards than it keeps" in note for note in read.notes)
+    assert any("more hazards than it can store" in note for note in read.notes)
     assert any("lane's arrival" in note for note in read.notes)
 
     read = reading(tmp_path, racecheck="racecheck-warned.log")
     assert read.failed is None and read.found[0].value("racecheck") == "1 warning"
-    assert any("may be meant" in note for note in read.notes)
+    assert any("may be intended" in note for note in read.notes)
     assert not any("lane's arrival" in note for note in read.notes)
 
 
-def test_reads_of_what_nothing_wrote_fail_and_copies_of_it_do_not(tmp_path):
+def test_reads_of_unwritten_memory_fail_and_copies_of_it_do_not(tmp_path):
     read = reading(tmp_path, initcheck="initcheck.log")
     assert tables(read)["findings"] == (
-        ("initcheck", "reads 4 B of global memory that nothing wrote", "decode_kernel", "kernel.cu:33",
+        ("initcheck", "reads 4 B of uninitialised global memory", "decode_kernel", "kernel.cu:33",
          "thread (31,0,0) in block (1,0,0)", "byte 252 of new_state", 2),
-        ("initcheck", "copies memory that nothing wrote (warning)", "cudaMemcpy", "", "", "", 1),
+        ("initcheck", "copies uninitialised memory (warning)", "cudaMemcpy", "", "", "", 1),
     )  # fmt: skip
-    assert read.failed == "initcheck: 2 reads of unwritten memory by `decode_kernel`"
+    assert read.failed == "initcheck: 2 reads of uninitialised memory by `decode_kernel`"
     assert read.found[0].value("initcheck") == "2 errors, 1 warning"
     read = reading(tmp_path, initcheck="initcheck-copied.log")
     assert read.failed is None and read.found[0].value("initcheck") == "1 warning"
@@ -217,17 +217,17 @@ def test_one_check_that_cannot_run_hides_no_other_and_is_never_clean(tmp_path):
     ("log", "reply", "says"),
     [
         ("unsupported.log", Reply(Run("memcheck"), "done", answer=DONE),
-         "compute-sanitizer gave no verdict: compute-sanitizer does not know this GPU; the one of a newer"),
+         "compute-sanitizer gave no verdict: compute-sanitizer does not know this GPU; use the one of a newer"),
         ("terminated.log", Reply(Run("memcheck"), "crashed", "crashed with SIGSEGV"),
          "the process ended before it used the GPU: crashed with SIGSEGV; see the log"),
         ("clean.log", Reply(Run("memcheck"), "done", answer=DONE | {"attached": False}),
-         "compute-sanitizer did not look into the process; another version of it may"),
+         "compute-sanitizer did not attach to the process; another version of it may"),
         ("clean.log", Reply(Run("memcheck"), "done", answer=DONE | {"error": "RuntimeError: invalid configuration"}),
          "the call failed: RuntimeError: invalid configuration"),
         ("clean.log", Reply(Run("memcheck"), "out_of_memory", "killed from outside"), "killed from outside"),
     ],
 )  # fmt: skip
-def test_no_verdict_at_all_is_one_line_with_the_mend(tmp_path, log, reply, says):
+def test_a_missing_verdict_is_one_line_with_the_fix(tmp_path, log, reply, says):
     (tmp_path / "memcheck.log").write_bytes((LOGS / log).read_bytes())
     with pytest.raises(errors.MissingError) as raised:
         sanitizer.read(ask("memcheck"), tmp_path, [reply])
@@ -264,7 +264,7 @@ os.execv(rest[0], rest)
 
 
 def replies(algo, known, mode: str, folder: Path, *checks: str, timeout_s: float = 300) -> list[Reply]:
-    """What the target processes answer, as `gdn profile` starts them."""
+    """The answers of the target processes, started as by `gdn profile`."""
     op = known.ops[algo.op]
     definition, solution = pack.definition(op, known), pack.pack(algo, op)
     work = tuple(select(op, embedded(op), chosen=["batch_size=1"])[:1])
@@ -404,14 +404,14 @@ def test_each_planted_bug_is_seen_by_its_own_check_and_by_no_other(tmp_path, bug
         ("memcheck", "overruns"), ("racecheck", "races"), ("initcheck", "reads_unwritten"),
     }, logs  # fmt: skip
     by = {row[0]: row for row in rows}
-    assert by["memcheck"][1] == "writes 4 B of global memory" and by["memcheck"][5:] == ("1 B behind new_state", 1)
+    assert by["memcheck"][1] == "writes 4 B of global memory" and by["memcheck"][5:] == ("1 B after new_state", 1)
     assert by["racecheck"][1] == "write and read of the same shared memory race"
-    assert by["initcheck"][1] == "reads 4 B of global memory that nothing wrote" and by["initcheck"][6] > 0
+    assert by["initcheck"][1] == "reads 4 B of uninitialised global memory" and by["initcheck"][6] > 0
     assert by["initcheck"][5].endswith("of new_state")
     assert [check for check in sanitizer.CHECKS if f"{check}: " in read.failed] == list(by)
     assert read.found[0].value("synccheck") == "clean"
 
-    # what the hardware does at such a barrier is not defined: it may never end
+    # the hardware's behaviour at this barrier is undefined: it may never end
     got = replies(diverges, known, "cuda", tmp_path, "synccheck", timeout_s=40)
     read = sanitizer.read(ask("synccheck"), tmp_path, got)
     assert {(row[0], row[2]) for row in tables(read)["findings"]} == {("synccheck", "diverges")}

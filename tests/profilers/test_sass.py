@@ -36,7 +36,7 @@ def instructions(*texts: str) -> list[Instruction]:
 
 def test_a_listing_has_each_kernel_without_what_fills_it_up():
     assert [(symbols.own(k.symbol), len(k.instructions)) for k in (ROWS, CROWDED)] == [
-        ("rows<__nv_bfloat16, 3>", 41),  # the function that it calls is behind it, and is counted
+        ("rows<__nv_bfloat16, 3>", 41),  # the function that it calls comes after it, and is counted
         ("crowded", 163),
     ]
     assert ROWS.instructions[0].text == "LDC R1, c[0x0][0x28]"
@@ -107,7 +107,7 @@ def test_spills_are_what_ptxas_counts():
     assert disassembly.spilled(ROWS.instructions, marks[ROWS.symbol].spills) == (0, 0)
 
 
-def test_a_local_array_is_no_spill_and_an_old_ptxas_does_not_say():
+def test_a_local_array_is_not_a_spill_and_an_old_ptxas_does_not_say():
     array = Kernel("k", tuple(instructions("STL.128 [R1], R4", "LDL R3, [R2]")), {})
     assert sass._spills(array, Attributes(), "13.0.88").value == 0
     assert sass._spills(array, Attributes(), "12.4").value is None
@@ -115,7 +115,7 @@ def test_a_local_array_is_no_spill_and_an_old_ptxas_does_not_say():
     assert sass._spills(Kernel("k", tuple(instructions("EXIT")), {}), Attributes(), "12.4").value == 0
 
 
-# --- what the instructions do -------------------------------------------------------------------------------------
+# --- instructions -------------------------------------------------------------------------------------------------
 
 
 def test_the_mix_of_a_kernel():
@@ -249,7 +249,7 @@ def test_architectures_of_three_digits():
 
 
 @pytest.mark.parametrize("text", ["", "h100", "sm_9", "9", "compute_90a", "sm_90b", "9.0.1", "sm_1000a"])
-def test_what_is_no_architecture(text):
+def test_invalid_architectures_are_refused(text):
     with pytest.raises(UsageError, match="sm_90a, 90a or 9.0a"):
         sass.parse_arch(text)
 
@@ -265,7 +265,7 @@ def test_algos_that_no_builder_compiles_are_refused(tmp_path):
         sass.runs(ask("cpp"), tmp_path)
 
 
-def test_what_is_missing_is_named(tmp_path, monkeypatch):
+def test_missing_parts_are_named(tmp_path, monkeypatch):
     found = {"nvdisasm": [], "cuobjdump": [((13, 0, 1), Path("x"))]}
     monkeypatch.setattr(tools, "versions", lambda name, machine: found[name])
     with pytest.raises(MissingError, match="no nvdisasm here; .*nvidia-cuda-nvdisasm"):
@@ -340,7 +340,7 @@ needs_triton = pytest.mark.skipif(not inventory.has_package("triton"), reason="n
 
 
 def profiled(known: registry.Registry, name: str, folder: Path, *archs: str):
-    """What is read of an algo at batch_size 1, through a worker for each architecture, as `gdn profile` has them."""
+    """The facts of an algo at batch_size 1, through a worker for each architecture, as in `gdn profile`."""
     algo = known.find(name)
     op = known.ops[algo.op]
     definition, solution = pack.definition(op, known), pack.pack(algo, op)
@@ -489,14 +489,14 @@ def test_launches_are_compiled_once_each_and_the_first_config_is_taken(tmp_path,
         ("tuned (sm_90a)", 128), ("copy (sm_90a)", 32), ("copy-2 (sm_90a)", 32),
     ]  # fmt: skip
     assert any(note.startswith("autotuned: the first of 2 configs, N: 128, num_warps: 4") for note in reading.notes)
-    assert any(note.startswith("compiled up to where its host code fails without a GPU") for note in reading.notes)
+    assert any(note.startswith("compiled up to where the algo's host code fails") for note in reading.notes)
     with pytest.raises(GdnError, match="fails without a GPU before it launches a kernel.*--tool ncu") as caught:
         profiled(known, "asks", tmp_path, "sm_90a")
     assert caught.value.code == MISSING
 
 
 @needs_nvcc
-def test_a_cuda_build_of_its_own_for_each_architecture_and_flags(tmp_path, monkeypatch):
+def test_a_separate_cuda_build_for_each_architecture_and_flags(tmp_path, monkeypatch):
     def environments(flags: str) -> list[dict[str, str]]:
         monkeypatch.setenv("NVCC_APPEND_FLAGS", flags)
         return [run.env for run in sass.runs(ask("cuda", "sm_90a", "100a"), tmp_path)]

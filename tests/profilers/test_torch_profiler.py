@@ -1,4 +1,4 @@
-"""torch.profiler on real torch algos, and what is made of the kernels that it sees."""
+"""torch.profiler on real torch algos, and the tables of the kernels that it sees."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_rows_beyond_the_last_are_added_up():
 
 def test_a_run_that_ended_badly_is_one_line():
     reply = Reply(Run("torch"), "crashed", "crashed with SIGSEGV")
-    with pytest.raises(GdnError, match="below the profiler: crashed with SIGSEGV"):
+    with pytest.raises(GdnError, match="under the profiler: crashed with SIGSEGV"):
         reply.answered(torch_profiler.Answer)
 
 

@@ -1,4 +1,4 @@
-"""The history: what goes in comes out, nothing gets lost or mixed, and what is damaged hides nothing else.
+"""The history: runs are kept unchanged, nothing gets lost or mixed, and a damaged document affects no other.
 
 `python records/test_history.py RUNS ALGOS WORKLOADS` fills the history of GDN_HOME, to time `gdn history` on.
 """
@@ -136,7 +136,7 @@ def test_every_value_of_a_record_comes_back(kept):
     assert second["histogram"] is None and second["run"] == first["run"]
 
 
-def test_what_was_only_checked_is_not_kept(kept):
+def test_runs_that_only_checked_are_not_kept(kept):
     passed = {k: v for k, v in record("cuda-v4", 2.05).items() if k != "timing"}
     kept(bench(passed, record("cuda-v1", None), command="run"), bench(passed))
     assert history.History().series() == [] and not history.default().exists()
@@ -219,7 +219,7 @@ def test_tiers_l2_states_devices_and_ops_are_never_mixed(kept):
     assert len(timeline("a", tier="cupti", device="b200")) == 1
 
 
-def test_what_else_changed_between_two_rows_is_said(kept):
+def test_other_changes_between_two_rows_are_noted(kept):
     newer = {"cuda": GPU | {"driver": "590.1", "versions": GPU["versions"] | {"torch": "2.12"}}}
     kept(
         bench(record("a", 2.0), day=1), bench(record("a", 2.0), day=2),
@@ -282,7 +282,7 @@ def test_an_algo_that_failed_last_keeps_its_best(kept):
     assert (row.last_us, row.best_us, row.failed, row.tier) == (None, pytest.approx(2.0), 1, "cupti")
 
 
-def test_workloads_that_were_not_reached_failed_and_what_is_merely_missing_did_not(kept):
+def test_workloads_that_were_not_reached_failed_and_missing_ones_did_not(kept):
     crashed = record("a", None, status="crashed", unfinished=53, workload=None)
     missing = record("b", None, status="build_failed", code=errors.MISSING)
     kept(bench(record("a", 2.0), crashed, record("c", None, status="tier_unavailable"), missing))
@@ -397,7 +397,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_an_index_that_is_not_well_is_made_anew_from_the_documents(damage, kept, gdn):
+def test_a_damaged_index_is_rebuilt_from_the_documents(damage, kept, gdn):
     kept(*(bench(record(f"algo-{i}", 1.0), day=1 + i) for i in range(20)))
     wanted, content = asked(), index_file().read_bytes()
     DAMAGES[damage](index_file())
@@ -428,7 +428,7 @@ def test_the_index_answers_where_it_has_a_run(kept, monkeypatch):
     assert [s.algo for s in asked()] == ["a", "b"] and len(read) == 1
 
 
-def test_what_came_from_elsewhere_is_kept_though_its_file_is_gone(kept, gdn, tmp_path):
+def test_imported_runs_are_kept_after_their_file_is_gone(kept, gdn, tmp_path):
     (tmp_path / "x.json").write_text(json.dumps(bench(record("a", 2.0), record("b", 3.0, 8))))
     assert gdn("history", "--import", tmp_path / "x.json").code == 0
     wanted = everything()
@@ -592,7 +592,7 @@ def test_wrong_usage_is_one_line_and_exit_2(args, says, kept, gdn, tmp_path):
     kept(bench(record("cuda-v4", 2.0), record("pt-chunk", 2.0, op="gdn_prefill"), record("sdpa", 1.0, op="gdn_prefill"),
                record("sdpa", 1.0, op="attention_fwd")))  # fmt: skip
     done = gdn("history", *args, cwd=tmp_path)
-    assert (done.code, done.out) == (errors.USAGE, "") and says in done.err
+    assert done.code == errors.USAGE and done.no_result and says in done.err
 
 
 def test_import_takes_record_files_once(kept, gdn, tmp_path):
@@ -649,7 +649,7 @@ def test_an_export_reads_back(kept, gdn, tmp_path):
 
 
 def test_one_run_is_forgotten_and_all_of_it(kept, gdn, tmp_path):
-    """Every other run stays as it is, and an index that is made anew does not bring it back."""
+    """Every other run stays as it is, and a rebuilt index does not bring it back."""
     kept(bench(record("a", 2.0), record("b", 5.0, 8), record("b", None, 64), day=1))
     before = asked()
     file = tmp_path / "second.json"

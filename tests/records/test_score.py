@@ -1,4 +1,4 @@
-"""score: both of the contest's rules against numbers worked out by hand, and against a real record worked out anew."""
+"""score: both of the contest's rules against numbers worked out by hand, and against a real record calculated again."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_score_is_json():
         assert [x["kind"] for x in read["missing"]] == [x.kind for x in s.missing]
 
 
-# --- what is never divided ----------------------------------------------------------------------------------------
+# --- ratios that are never taken ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("other", [{"tier": "events"}, {"l2": "warm"}, {"mode": "cpu"}])
@@ -158,7 +158,7 @@ def test_nothing_timed_nothing_scored():
     assert score.scores(document(), OP) == []
 
 
-# --- what is lacking ----------------------------------------------------------------------------------------------
+# --- missing measurements -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", ["wrong", "error", "out_of_memory", "crashed", "timed_out"])
@@ -191,7 +191,7 @@ def test_a_failure_outweighs_a_time_of_the_same_workload():
     assert (found["reference"].value, found["reference"].official) == (pytest.approx(6), 0.0)
 
 
-def test_what_was_not_measured_leaves_the_official_score_open():
+def test_unmeasured_workloads_leave_the_official_score_open():
     doc = document(*REFERENCE, *BASELINE, *times("mine", 10, None, None))
     s = by_rule(doc, expected=[*BATCHES, "dddddddddd-4"])["reference"]
     assert (s.value, s.official, s.workloads) == (pytest.approx(10), None, 4)
@@ -205,7 +205,7 @@ def test_what_was_not_measured_leaves_the_official_score_open():
 @pytest.mark.parametrize(
     "more", [{"status": "tier_unavailable"}, {"status": "refused"}, {"status": "error", "code": 3}]
 )
-def test_what_the_machine_lacks_is_no_failure_of_the_algo(more):
+def test_something_missing_on_the_machine_is_not_a_failure_of_the_algo(more):
     s = by_rule(document(*REFERENCE, *BASELINE, *times("mine", 10, 20, None), record("mine", "cccc-3", **more)))
     assert s["reference"].official is None
     assert [(gap.uuid, gap.kind) for gap in s["reference"].missing] == [("cccc-3", score.UNMEASURED)]
@@ -220,7 +220,7 @@ def test_a_tier_that_cannot_be_had_has_an_empty_score():
     assert {gap.reason for gap in found[2].missing} == {"tier unavailable: no cuda-bench"}
 
 
-def test_a_dead_worker_fails_what_it_had_still_to_do():
+def test_a_dead_worker_fails_its_remaining_workloads():
     died = record("mine", None, status="crashed", reason="signal 11", unfinished=2)
     s = by_rule(document(*REFERENCE, *BASELINE, *times("mine", 10, None, None), died))["reference"]
     assert (s.value, s.official) == (pytest.approx(10), 0.0)

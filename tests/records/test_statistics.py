@@ -42,7 +42,7 @@ def measured(us: float, rng: random.Random) -> float:
 
 def rounds(rng: random.Random, n: int, us: float, slower: float = 0.0, first: float = 0.0, noise: float = 0.02):
     """Two algos' samples in n rounds of A B, B A, ...: noise with a correlation of 0.3 from call to call, a drift of
-    3 %, 1 % of outliers by +20 %, and the clock's ticks; `first` is what a round's first call costs more."""
+    3 %, 1 % of outliers by +20 %, and the clock's ticks; `first` is the extra cost of a round's first call."""
     state, a, b = rng.gauss(0, 1), [], []
     for i in range(2 * n):
         state = 0.3 * state + math.sqrt(1 - 0.3**2) * rng.gauss(0, 1)
@@ -137,7 +137,7 @@ def test_ratio_is_the_candidates_speed_up():
     assert stats.compare([x / 2 for x in a], a).ratio == pytest.approx(0.5)
 
 
-def test_what_drifts_for_both_cancels():
+def test_drift_of_both_cancels():
     """The clock halves on the way, the candidate is 1 % slower throughout: plain in pairs, and only there."""
     rng = random.Random(3)
     clock = [1.0] * 200 + [2.0] * 200
@@ -166,7 +166,7 @@ def test_standard_error_is_the_one_seen_over_many_runs(correlation):
     assert statistics.mean(c.log_sd for c in runs) == pytest.approx(seen, rel=0.2)
 
 
-def test_first_call_of_a_round_costs_nobody_anything():
+def test_the_first_call_of_a_round_favours_neither():
     plain, costly = (stats.compare(*rounds(random.Random(13), 200, 20, first=extra)) for extra in (0.0, 0.1))
     assert costly.verdict == plain.verdict == SAME
     assert plain.df == 32  # 33 blocks of 6, and 200 rounds
@@ -184,7 +184,7 @@ def test_few_rounds_have_students_interval(n, t):
     assert c.low * c.high == pytest.approx(c.ratio**2)
 
 
-def test_few_rounds_still_find_what_is_plain():
+def test_few_rounds_still_find_a_large_difference():
     assert stats.compare([100, 102, 101, 99], [10, 10.2, 9.9, 10.1]).verdict == FASTER
     assert stats.compare([100, 140, 101, 99], [95, 90, 103, 120]).verdict == SAME
 
@@ -323,7 +323,7 @@ def test_few_rounds_at_many_workloads_add_up():
     assert stats.geometric([comparison(1.0, 0.1, df=2)] + [comparison(1.0, 0.001)] * 9).df == pytest.approx(2, rel=0.01)
 
 
-def test_what_a_saved_run_shares_does_not_average_out():
+def test_errors_that_a_saved_run_shares_do_not_average_out():
     own, shared = 0.004, 0.01
     one = comparison(1.02, math.hypot(own, shared), run_sd=shared)
     whole = stats.geometric([one] * 25)

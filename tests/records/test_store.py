@@ -1,4 +1,4 @@
-"""The types of records: what is read, what is refused in one line, and whose fault a status is."""
+"""The types of records: reading, refusals in one line, and who is at fault for a status."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def committed():
     return [d for d in found if isinstance(d, dict) and d.get("schema") in (1, 2) and "records" in d]
 
 
-# --- what is read ---------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not RESULTS.exists(), reason="the records are in a checkout only")
@@ -39,7 +39,7 @@ def test_every_committed_file_is_read_and_nothing_of_it_is_lost():
 
 
 def lost(old, new, where="$"):
-    """Where a value of the old JSON is not in the new one. Schema 1's clocks are a state behind the measurement."""
+    """Values of the old JSON that are not in the new one. Schema 1's clocks are a state after the measurement."""
     if isinstance(old, dict):
         for key, value in old.items():
             if key == "clocks":
@@ -124,7 +124,7 @@ def test_an_unknown_schema_is_one_line(gdn):
     assert (done.code, done.out) == (2, "") and "unknown schema 'recrod'\n  did you mean record?" in done.err
 
 
-# --- what is refused ------------------------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------------------------
 
 GOOD = {
     "schema": 2, "command": "compare", "time": "2026-11-21T14:12:11Z", "options": {"l2": "cold"},
@@ -194,9 +194,9 @@ R, T = "records.0.", "records.0.timing."
         (T + "median_us", -2.0, "$.records[0].timing.median_us: expected float > 0.0"),
         (T + "median_us", True, "$.records[0].timing.median_us: expected float, got bool"),
         (T + "median_us", float("nan"), "NaN"),
-        (T + "low_us", float("-inf"), "no 64 bits hold"),
-        (T + "high_us", "1e999", "no 64 bits hold"),
-        (T + "samples", 10**30, "no 64 bits hold"),
+        (T + "low_us", float("-inf"), "does not fit in 64 bits"),
+        (T + "high_us", "1e999", "does not fit in 64 bits"),
+        (T + "samples", 10**30, "does not fit in 64 bits"),
         (T + "samples", 0, "$.records[0].timing.samples: expected int >= 1"),
         (T + "kernels", -1, "$.records[0].timing.kernels: expected"),
         (T + "histogram", [[2.0]], "$.records[0].timing.histogram[0]: expected array of length 2"),
@@ -232,7 +232,7 @@ def refused(folder, text: str, said: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", "3", '"x"', "[" * 100_000, '{"records": 3}', "\x00"])
-def test_what_is_no_document_is_one_line(text, tmp_path):
+def test_a_file_that_is_not_a_document_is_one_line(text, tmp_path):
     refused(tmp_path, text, "holds no records of gdn")
 
 
@@ -291,6 +291,6 @@ def test_events_travel_whatever_an_algo_has_said():
     assert json.loads(serve._json(nobody)) == {"at": None}  # which is not the same as nothing said
 
 
-def test_a_name_that_is_no_file_is_one_line(tmp_path):
+def test_a_name_without_a_file_is_one_line(tmp_path):
     with pytest.raises(GdnError, match="none.json: cannot be read"):
         store.load(tmp_path / "none.json")

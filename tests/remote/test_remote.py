@@ -107,7 +107,7 @@ def test_only_the_gpu_that_was_asked_for_will_do(asked, sent_as, devices, fits):
 
 
 @pytest.mark.parametrize("asked", ["B200,H100", "B200+", "B200:0", "B200:16", "", " ", "B200:", "a b", "B200!!"])
-def test_what_is_not_one_gpu_by_name_is_refused(asked):
+def test_anything_but_one_gpu_by_name_is_refused(asked):
     if not asked.strip():
         assert asked != "" or SETTINGS.parse(asked) == B200  # an empty option is none
         return
@@ -156,7 +156,7 @@ def test_images_are_dated_and_proved_without_a_gpu():
     [
         ('gpu = "B200"', "gpu = 1", "$.gpu: expected text, got 1"),
         ("idle = 2", "idle = 0", "$.limits.idle: expected a positive whole number, got 0"),
-        ("queue = 900", "cue = 900", "$.limits.cue: unknown key; did you mean queue?"),
+        ("queue = 900", "queu = 900", "$.limits.queu: unknown key; did you mean queue?"),
         (
             'python = ""',
             "python = 3",
@@ -198,7 +198,7 @@ def test_all_54_workloads_travel_as_one_request_and_come_back_as_they_were():
 
 
 @pytest.mark.parametrize("data", [b"", b"no zlib", wire.zlib.compress(b"[]"), wire.zlib.compress(b'{"schema": 99}')])
-def test_what_is_no_parcel_is_refused_in_one_line(data):
+def test_an_invalid_parcel_is_refused_in_one_line(data):
     with pytest.raises(RemoteError, match="not a reply of gdn|speaks schema 99, this gdn 3"):
         answered(data)
     reply = answered(container.serve(data))  # the other side says so as well, and does not raise
@@ -265,7 +265,7 @@ assert not {"modal", "typer", "rich"} & set(sys.modules)
 
 
 def serve_alone(root: Path, data: bytes, gpu: bool = False) -> Reply:
-    """container.serve in a process of its own, in an empty folder, with the carried files and no others."""
+    """container.serve in a new process, in an empty folder, with only the carried files."""
     empty = root.parent / f"empty-{os.urandom(4).hex()}"
     empty.mkdir()
     hidden = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES") if gpu else ""}
@@ -280,7 +280,7 @@ def serve_alone(root: Path, data: bytes, gpu: bool = False) -> Reply:
     return answered(done.stdout)
 
 
-# A language each: the builders are what the carried files could fall short of. That every algo's request arrives as a
+# One algo per language: a file that a builder needs could be missing. That every algo's request arrives as a
 # worker here would get it, with all of its files, is tested above; on a GPU the next test has every algo.
 HERE = [("gdn_decode/cpp-v1", "cpu"), ("gdn_decode/triton-v2", "interpreter"), ("gdn_decode/pt-reference", "cpu")]
 
@@ -408,7 +408,7 @@ def test_profiles_are_of_one_container_and_a_refusal_is_passed_on(tmp_path, monk
         list(profiles.made(rented(), subjects[:1], asked))
 
 
-def test_what_was_built_is_kept_for_the_next_container(tmp_path, monkeypatch):
+def test_builds_are_kept_for_the_next_container(tmp_path, monkeypatch):
     volume, first, second = tmp_path / "volume", tmp_path / "first", tmp_path / "second"
     volume.mkdir()
     monkeypatch.setattr(container, "CACHE", str(volume))
@@ -428,7 +428,7 @@ def test_what_was_built_is_kept_for_the_next_container(tmp_path, monkeypatch):
     assert not build_cache.restore(volume, "broken", second)
 
 
-# --- calls, bounds, and what comes back -------------------------------------------------------------------------
+# --- calls, limits, and results ---------------------------------------------------------------------------------
 
 
 class Cloud:
@@ -504,7 +504,7 @@ def test_a_long_silence_is_a_lost_connection(monkeypatch):
         list(rented()([job("cuda-v4", "cuda")]))
 
 
-def test_what_does_not_come_in_time_is_cancelled(monkeypatch):
+def test_calls_that_are_too_slow_are_cancelled(monkeypatch):
     a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
     fake = Cloud([passed(a)], [None]).install(monkeypatch)
     got = [(j.algo.name, o.status, o.reason) for j, o in rented(minutes=1e-6)([a, b])]
@@ -512,7 +512,7 @@ def test_what_does_not_come_in_time_is_cancelled(monkeypatch):
     assert got[1][:2] == ("cuda-v4", "remote_failed") and "--max-minutes" in got[1][2]
 
 
-def test_what_runs_on_a_cpu_rents_no_gpu(monkeypatch):
+def test_algos_for_a_cpu_rent_no_gpu(monkeypatch):
     j = job("cpp-v1", "cpu")
     fake = Cloud([passed(j)]).install(monkeypatch)
     assert [o.status for _, o in rented()([j])] == ["done"] and fake.declared[2] is None
@@ -588,7 +588,7 @@ def test_records_stand_in_the_order_of_the_jobs_whenever_they_come(tmp_path, mon
 # --- going on with a run ----------------------------------------------------------------------------------------
 
 
-def test_only_what_did_not_pass_is_repeated(tmp_path, monkeypatch):
+def test_only_failed_calls_are_repeated(tmp_path, monkeypatch):
     a, b = job("cuda-v1", "cuda", 2, "bench"), job("cuda-v4", "cuda", 2, "bench")
     first = building.document()
     Cloud([passed(a)], [modal_client.CallFailed("lost")]).install(monkeypatch)
@@ -607,7 +607,7 @@ def test_only_what_did_not_pass_is_repeated(tmp_path, monkeypatch):
     assert resume.resume([a, b], old, Writer(building.document(), tmp_path / "x.json")) == [a, b]
 
 
-def test_calls_that_were_left_behind_are_fetched_and_not_sent_again(monkeypatch):
+def test_detached_calls_are_fetched_and_not_sent_again(monkeypatch):
     a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
     fake = Cloud([passed(a)], [passed(b)]).install(monkeypatch)
     work = rented()
@@ -616,7 +616,7 @@ def test_calls_that_were_left_behind_are_fetched_and_not_sent_again(monkeypatch)
     assert fake.parcels[0] is None and fake.parcels[1] is not None and work.sent == []
 
 
-def test_calls_that_were_left_behind_are_not_forgotten_without_a_connection(monkeypatch):
+def test_detached_calls_are_not_forgotten_without_a_connection(monkeypatch):
     a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
     Cloud().install(monkeypatch)
     monkeypatch.setattr(
@@ -629,8 +629,8 @@ def test_calls_that_were_left_behind_are_not_forgotten_without_a_connection(monk
     assert work.sent == work.earlier
 
 
-def test_a_file_that_is_no_run_of_modal_is_refused(tmp_path):
+def test_a_file_that_is_not_a_run_of_modal_is_refused(tmp_path):
     file = tmp_path / "bench.json"
     file.write_text(json.dumps({"schema": 2, "command": "bench", "records": []}))
-    with pytest.raises(UsageError, match="no run of `gdn modal`"):
+    with pytest.raises(UsageError, match="not a run of `gdn modal`"):
         resume.read(file)

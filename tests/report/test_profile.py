@@ -110,7 +110,7 @@ def test_one_profile_at_80_columns(capsys, monkeypatch):
         "why      97 % of the time is waiting, and DRAM is busy for 4 % of it",
         "try      give an SM more to do at a time: split the state into more CTAs, or",
         "         load earlier",
-        "time     2.10 us (cupti); 1.29x the floor: a copy takes 1.63 us; an empty launch",
+        "time     2.10 us (cupti); 1.29x the copy, which takes 1.63 us; an empty launch",
         "         0.54 us; 1.05 MB at 502 GB/s, a large copy 4230 GB/s",
         "",
         "gdn_decode_v4",
@@ -215,8 +215,8 @@ def test_all_that_went_wrong_and_all_that_ran(capsys, monkeypatch):
         "why        - first [a] which is longer than a line of eighty letters, and so it",
         "             is folded",
         "           - second",
-        "time       5.10 us (cupti); 3.13x the floor: a copy takes 1.63 us; an empty",
-        "           launch 0.54 us; 1.05 MB at 207 GB/s, a large copy 4230 GB/s",
+        "time       5.10 us (cupti); 3.13x the copy, which takes 1.63 us; an empty launch",
+        "           0.54 us; 1.05 MB at 207 GB/s, a large copy 4230 GB/s",
         "           7.20 us from the first start to the last end: the GPU waits between",
         "           its kernels",
         "runs       2x Memcpy DtoD (Device -> Device) 2.50 us (not seen by ncu),",
@@ -229,13 +229,13 @@ def test_all_that_went_wrong_and_all_that_ran(capsys, monkeypatch):
     assert part(found, "the call", "time") == ["the call"] and LONG[:80] in found
     assert "  achieved occupancy             -  active warps of 64, while an SM is active" in found
     assert part(found, "where  ", "aaaa") == [
-        "where                    samples  main stall       line  source text",
-        "kernel.py:41              34.2 %  long scoreboard    41  state =",
-        "                                                         tl.load(state_ptr +",
-        "                                                         offsets[:, None] *",
-        "                                                         stride_k)",
-        "kernel.py:1210                 -  wait                -  [red]x[/][red]x[/][red]",  # a text is a text
-        "                                                         x[/][red]x[/]",
+        "where                     samples  main stall     line  source text",
+        "kernel.py:41               34.2 %  long             41  state =",
+        "                                   scoreboard           tl.load(state_ptr +",
+        "                                                        offsets[:, None] *",
+        "                                                        stride_k)",
+        "kernel.py:1210                  -  wait              -  [red]x[/][red]x[/][red]x",  # a text is a text
+        "                                                        [/][red]x[/]",
     ]
 
 
@@ -256,7 +256,21 @@ def test_kernels_of_one_name_are_told_apart_by_their_parameters(capsys, width):
     assert "a::k<1>(int)" in found and "a::k<2>(int)" in found
 
 
-def test_what_is_not_there_is_not_shown(capsys, width):
+def test_many_kernels_are_a_row_each_unless_all_is_asked_for(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    whole = profiles.document("x", *(profiles.kernel(f"k{n}", {"registers": 30 + n}) for n in range(3)))
+    profile.show_profiles([profiles.typed(whole)], None, False, False)
+    found = lines(capsys)
+    assert [line.split() for line in found if line.startswith("k")] == [
+        ["kernel", "per", "thread"], *([f"k{n}", str(30 + n)] for n in range(3)),
+    ]  # fmt: skip
+    assert "--full shows every figure of each, --json too" in found
+    two = profiles.document("x", *(profiles.kernel(f"k{n}", {"registers": 30}) for n in range(2)))
+    profile.show_profiles([profiles.typed(two)], None, False, False)
+    assert not [line for line in lines(capsys) if "--full" in line]
+
+
+def test_absent_parts_are_not_shown(capsys, width):
     document = profiles.v4(
         survey=None, verdict=None, environment={}, label="", workload={}, mode=None, l2="cold", tool="sass",
         reading={"found": [], "notes": [], "files": [], "failed": None},
@@ -269,7 +283,7 @@ def test_what_is_not_there_is_not_shown(capsys, width):
     assert not [line for line in shown(capsys, profiles.v4(survey=bare | {"time_us": None})) if line[:6] == "time  "]
 
 
-def test_the_screen_has_what_tells_something(capsys, monkeypatch):
+def test_the_screen_shows_only_relevant_tables(capsys, monkeypatch):
     """Which pipes are busy matters where instructions are the limit; a long table is cut; nothing is lost to --json."""
     monkeypatch.setenv("COLUMNS", "80")
     pipes = Table("pipes", "busiest pipes", (("pipe", ""), ("busy", "%")), (("fma", 61.0),))
@@ -325,7 +339,7 @@ def test_two_profiles_at_80_columns(capsys, monkeypatch):
         "A  cuda-v4  20261121-174500-gdn_decode-cuda-v4-B1-ncu",
         "B  fla-recurrent  20261121-174500-gdn_decode-fla-recurrent-B1-ncu",
         "cuda-v4 and fla-recurrent take the same time within 2 %: 2.10 us and 2.08 us;",
-        "what differs most besides: instructions and achieved occupancy",
+        "other large differences: instructions and achieved occupancy",
         "",
         "what differs                   A cuda-v4  B fla-recurrent     B/A",
         "time of a call (cupti)           2.10 us          2.08 us  0.990x",

@@ -1,4 +1,4 @@
-"""`gdn report`: what it computes, against the records themselves; what it writes; and its page in a real browser."""
+"""`gdn report`: its figures against the records themselves; its files; and its page in a real browser."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import statistics
 import struct
 import subprocess
 import sys
+from copy import deepcopy
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import browser
 import helpers
@@ -22,20 +24,22 @@ import reports
 
 from gdn_cli import errors, units
 from gdn_cli.errors import UsageError
-from gdn_cli.report import drawing as drawn
 from gdn_cli.report import (
     figures,
     findings,
+    headlines,
     html,
     markdown,
     markdown_blocks,
     merge,
     notes,
     outline,
+    pictures,
     table,
     tables,
     terminal,
 )
+from gdn_cli.report.drawing import DARK, in_lines, styles_of
 
 ROOT = helpers.TESTS.parent
 H200 = ROOT / "results" / "h200"
@@ -159,7 +163,7 @@ def test_algos_are_chosen_and_ordered():
         book_of(reports.bench(), algos=("cuda-v2",))
 
 
-def test_somebodys_own_algo_stands_behind_the_ladder_and_before_the_peers():
+def test_an_own_algo_comes_after_the_ladder_and_before_the_peers():
     document = reports.bench()
     document["records"].append(reports.record("mine", 1, 1.5))
     (group,) = book_of(document).groups
@@ -209,7 +213,7 @@ def test_devices_tiers_and_l2_states_stay_apart():
         assert (row["over_floor"] == "") == (row["tier"] == "fib" or row["algo"] in ("copy", "empty", "copy-rate"))
 
 
-def test_a_later_check_that_fails_takes_the_time_away_and_a_later_pass_mends_it():
+def test_a_later_failed_check_removes_the_time_and_a_later_pass_restores_it():
     good = reports.bench((1, 8))
     check = {"passed": False, "official": False, "errors": {"output": 0.5}}
     wrong = reports.record("cuda-v4", 8, None, None, status="wrong", reason="off", check=check)
@@ -227,7 +231,7 @@ def test_a_later_check_that_fails_takes_the_time_away_and_a_later_pass_mends_it(
     assert notes.notes(book_of(reports.document([crashed]), good), "gdn_decode") == []
 
 
-def test_what_stands_together_though_it_has_several_origins_is_said():
+def test_rows_of_several_origins_in_one_table_are_noted():
     other = reports.document(
         [reports.record("cuda-v4", 8, 3.0, source_hash="cuda-v4-2")], commit="2222", dirty=True,
         environments={"cuda": reports.GPU | {"driver": "590.1", "versions": {"torch": "2.12"}}},
@@ -252,7 +256,7 @@ def test_files_of_schema_1_and_2_are_read_alike(tmp_path):
     assert cells(markdown.markdown(books[0])) == cells(markdown.markdown(books[1]))
     said = [figures.spread(b, b.groups[0])[0].words for b in books]
     assert "interval" in said[0] and "interval" not in said[1]  # schema 1 did not keep it
-    assert html.page(books[1], "old").count("<svg") == 4
+    assert html.page(books[1], "old").count("<svg") == 5
 
 
 # --- findings -------------------------------------------------------------------------------------------------------
@@ -306,7 +310,7 @@ def test_a_figure_follows_one_axis_and_names_the_others():
     assert row.left_out == ("T=99 N=5",)
 
 
-def test_right_is_what_no_probe_and_no_check_finds_wrong():
+def test_only_a_failed_probe_or_check_counts_as_wrong():
     records = [
         reports.record("cheat", 1, None, status="wrong", reason="probe cached by pointer: equal outputs"),
         reports.record(
@@ -338,7 +342,7 @@ def doubting(document: dict, *where: tuple[str, int]) -> dict:
 
 
 def test_nothing_in_doubt_is_the_fastest_or_a_headline():
-    """Where the first is in doubt nobody is known to be the fastest; another one's doubt costs nobody a star."""
+    """If the first is in doubt, no algo gets the star; a doubt about another one does not change it."""
     (plain,) = book_of(reports.bench()).groups
     assert [plain.fastest(label) for label in plain.labels] == ["cuda-v4", "cuda-v4", "cuda-v1"]
     book = book_of(doubting(reports.bench(), ("cuda-v4", 1), ("cuda-v4", 64), ("fi-baseline", 8)))
@@ -355,17 +359,18 @@ def test_nothing_in_doubt_is_the_fastest_or_a_headline():
 
 def test_a_headline_is_of_times_that_are_not_in_doubt():
     book = book_of(reports.bench())
-    first, *_ = findings.headline(book, book.groups[0])
-    assert first.startswith("cuda-v4 takes") and "3 workloads" in first and "as fast as the reference" in first
+    first, *_ = headlines.headline(book, book.groups[0])
+    assert first.startswith("cuda-v4 takes") and "3 workloads" in first
+    assert "as fast as the best peer (" in first and "the reference" not in first
     book = book_of(doubting(reports.bench(), ("pt-reference", 64)))
-    first, *_ = findings.headline(book, book.groups[0])  # the ratio to the reference is over the other two
+    first, *_ = headlines.headline(book, book.groups[0])  # the ratio to the reference is over the other two
     assert first.startswith("cuda-v4 takes") and "2 workloads" in first
     book = book_of(doubting(reports.bench(), *(("cuda-v4", b) for b in (1, 8, 64))))
-    assert findings.headline(book, book.groups[0]) == findings.machine_floors(book.groups[0])
+    assert headlines.headline(book, book.groups[0]) == headlines.machine(book.groups[0])
     assert " ?" in next(r.mean for r in findings.rungs(book, book.groups[0]) if r.algo == "cuda-v4")
 
 
-def test_the_terminal_gives_no_star_and_no_plain_ratio_to_what_is_in_doubt(capsys):
+def test_the_terminal_gives_no_star_and_no_plain_ratio_to_doubted_times(capsys):
     def lines(*where):
         document = doubting(reports.bench((1,)), *where)
         terminal.show(reports.typed(document), REGISTRY, False, Path("x.json"))
@@ -377,7 +382,7 @@ def test_the_terminal_gives_no_star_and_no_plain_ratio_to_what_is_in_doubt(capsy
     unsure = lines(("cuda-v4", 1))
     assert "*" not in unsure["cuda-v4"] + unsure["cuda-v1"]
     assert "x ?" in unsure["cuda-v4"] and "x ?" not in unsure["cuda-v1"]
-    slow = lines(("pt-reference", 1))  # the star stays, and what is divided by a doubt is one
+    slow = lines(("fi-baseline", 1))  # the star stays, and a ratio to a doubted time is doubted
     assert "cuda-v4 *" in slow["cuda-v4"] and "x ?" in slow["cuda-v4"] and "x ?" in slow["cuda-v1"]
 
 
@@ -389,6 +394,25 @@ def test_failures_and_doubts_are_said_in_words():
         "wrong-v1 at B=1 (7d79fd33) and B=4: wrong, output is off by 0.31; the contest's own rule would pass it",
     ) in said
     assert ("failed", "cuda-v9: crashed, signal 11; 3 workloads not reached") in said
+    crash = {"during": {"uuid": "2640f1e3-x", "axes": {"batch_size": 8}}, "tail": ["in Run(...)"]}
+    failed = {"op": "gdn_decode", "algo": "mine", "mode": "cpu"}
+    wrong = {"first_wrong": {"output": {"index": [0, 5], "expected": 0.25, "instead": "never written"}}}
+    document = reports.everything() | {
+        "records": [
+            failed | {"status": "crashed", "reason": "crashed with SIGSEGV"} | crash,
+            failed | {"status": "build_failed", "reason": "a.cpp:1: error: x\na.cpp:2: error: y"},
+            failed | {"status": "wrong", "reason": "output: 3 of 9 elements were not written", "check": wrong},
+        ]
+    }
+    own = [(n.text, n.tail) for n in notes.notes(book_of(document)) if n.kind == "failed"]
+    assert own == [
+        ("mine at B=8 (2640f1e3): crashed with SIGSEGV", ("in Run(...)",)),
+        ("mine: build failed, a.cpp:1: error: x", ("a.cpp:2: error: y",)),
+        (
+            "mine: wrong, output: 3 of 9 elements were not written; the contest's own rule would pass it",
+            ("output: first wrong at [0, 5]: expected 0.25, never written",),
+        ),
+    ]
     assert ("not run", "fla-upstream: fla is not here (pip install fla-core)") in said
     assert any(
         kind == "doubt" and text.startswith("fi-baseline at B=16 (cupti): the SM clock moved") for kind, text in said
@@ -402,7 +426,7 @@ def test_failures_and_doubts_are_said_in_words():
     assert notes.file_notes(interrupted)[0].kind == "interrupted"
 
 
-# --- what is written --------------------------------------------------------------------------------------------------
+# --- writing ----------------------------------------------------------------------------------------------------------
 
 
 class Tags(HTMLParser):
@@ -474,7 +498,7 @@ def test_the_page_is_whole_and_alone(pages, name):
     assert text.count("<svg") == text.count("<title id=") == text.count("<desc") == text.count("<figcaption") > 5
 
 
-def test_what_comes_from_records_stays_text(pages):
+def test_values_from_records_stay_text(pages):
     text = (pages / "hostile.html").read_text()
     for bad in ("<script", "<img", "<i>", "</style><", "<1>", "]]>", "no_such<"):
         assert bad not in text, bad
@@ -494,9 +518,9 @@ def test_the_same_records_give_the_same_bytes(tmp_path):
     file = reports.write(tmp_path, reports.everything())
     script = (
         "import sys, hashlib\nfrom pathlib import Path\nfrom gdn_cli.catalog import registry\n"
-        "from gdn_cli.report import drawing, figures, merge as gather, html\n"
+        "from gdn_cli.report import figures, html, merge as gather, pictures\n"
         f"book = gather.gather(gather.read([Path({str(file)!r})]), registry.load())\n"
-        "png = drawing.png(*figures.one(book, 'latency'))\n"
+        "png = pictures.png(*figures.one(book, 'latency'))\n"
         "made = html.page(book, 'x', ('latency', 'ladder', 'spread', 'tiers', 'environment')).encode(), png\n"
         "print(*(hashlib.sha256(x).hexdigest() for x in made))"
     )
@@ -512,7 +536,7 @@ def test_the_same_records_give_the_same_bytes(tmp_path):
 def test_the_png_is_the_main_figure_and_carries_no_date():
     book = book_of(reports.bench())
     drawing, heading = figures.one(book, "latency")
-    data = drawn.png(drawing, heading)
+    data = pictures.png(drawing, heading)
     assert data[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">I", data[16:20])[0] == 1280
     kinds = re.findall(rb"tEXt|tIME|iTXt|zTXt", data)
     assert kinds == []
@@ -523,15 +547,75 @@ def test_the_png_is_the_main_figure_and_carries_no_date():
         figures.one(book, "compare")
 
 
-def test_floors_and_peers_look_like_what_they_are():
+def test_floors_and_peers_have_their_own_look():
     book = book_of(reports.bench())
     (drawing,) = figures.latency(book, book.groups[0])
-    svg = drawn.svg(drawing)
-    for name in ("copy (floor)", "empty launch", "fi-baseline", "cuda-v4"):
+    svg = pictures.svg(drawing)
+    for name in ("copy", "empty launch", "fi-baseline", "cuda-v4"):
         assert f">{name}</text>" in svg
     assert "stroke-dasharray" in svg  # the peer, in grey as well
     assert "<metadata" not in svg and "<style" not in svg and "clip" in svg
     assert drawing.description.startswith("Median times over batch size from 1 to 64: copy from 1.66 us to 18.0 us")
+
+
+def test_marks_have_their_values_and_colours_can_be_replaced():
+    book = book_of(reports.bench())
+    (drawing,) = figures.latency(book, book.groups[0])
+    svg = pictures.svg(drawing)
+    for b in (1, 8, 64):
+        us = units.duration(book.groups[0].median_us("cuda-v4", f"B={b}"))
+        assert svg.count(f"<title>cuda-v4, batch size {b}: {us}</title>") == 1
+    colour = styles_of(book, "gdn_decode")["cuda-v4"].colour
+    assert f"var(--c{colour[1:]}, {colour})" in svg and f"--c{colour[1:]}:{DARK[colour]}" in pictures.dark_colours()
+    page = html.page(book, "x")
+    assert "@media screen and (prefers-color-scheme:dark)" in page and pictures.dark_colours() in page
+
+
+def test_a_colour_stays_with_an_algo():
+    every = book_of(reports.bench())
+    few = merge.gather([reports.source("x", reports.bench())], REGISTRY, algos=("cuda-v4",))
+    assert styles_of(every, "gdn_decode")["cuda-v4"] == styles_of(few, "gdn_decode")["cuda-v4"]
+    own = reports.bench()
+    own["records"] = [r | {"algo": "mine"} if r["algo"] == "cuda-v1" else r for r in own["records"]]
+    mine = styles_of(book_of(own), "gdn_decode")
+    known = styles_of(every, "gdn_decode")
+    assert "mine" in mine and all(mine[algo] == style for algo, style in known.items())
+    rungs = [known[a].colour for a in ("cuda-v5", "cuda-v4", "triton-v2", "fi-baseline", "fla-upstream")]
+    assert len(set(rungs)) == 5
+
+
+def test_every_size_has_a_tick():
+    assert in_lines([1, 2, 4], 200) == ["1", "2", "4"]
+    shown = in_lines([1, 2, 4, 8, 16, 32, 48, 64, 128, 256], 220)
+    assert [s.strip() for s in shown] == ["1", "2", "4", "8", "16", "32", "48", "64", "128", "256"]
+    assert [s.count("\n") for s in shown] == [0] * 6 + [1] + [0] * 3
+
+
+def test_an_svg_file_is_whole_and_dark_where_its_reader_is(tmp_path, gdn):
+    file = reports.write(tmp_path, reports.bench())
+    done = gdn("report", file, "-o", tmp_path / "a.svg", "--part", "floor", "--title", "Ours")
+    assert done.code == 0
+    root = ElementTree.parse(tmp_path / "a.svg").getroot()
+    text = (tmp_path / "a.svg").read_text()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg" and root.get("width") == "800"
+    assert "prefers-color-scheme:dark" in text and ">Ours</text>" in text
+    assert "Above the frame: pt-reference" in text  # a picture alone says what it does not show
+
+
+def test_a_roofline_has_the_peaks_and_a_dot_for_each_size():
+    book = book_of(reports.bench())
+    (drawing,) = figures.roofline(book, book.groups[0])
+    svg = pictures.svg(drawing)
+    for words in ("tensor cores 989.5", "fp32 67", "DRAM 4800 GB/s"):
+        assert f">{words}</text>" in svg
+    # 64 sequences: 58.72 MFLOP in 19.82 us, 64 MB
+    assert svg.count("<title>cuda-v4, B=64: 2.96 TFLOP/s, 4% of the peak, 0.918 FLOP/B</title>") == 1
+    assert "data sheet" in drawing.words and "cuda-v4" in drawing.description
+    unknown = deepcopy(reports.bench())
+    for environment in unknown["environments"].values():
+        environment["gpu"] = "NVIDIA Nobody"
+    book = book_of(unknown)
+    assert figures.roofline(book, book.groups[0]) == []
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -571,7 +655,7 @@ def test_formats_go_where_they_are_sent(gdn, tmp_path):
 
 
 def test_the_records_of_this_repository_are_read_as_the_readme_says():
-    """`gdn report results/h200/*.json`: what else was measured lies in folders of its own."""
+    """`gdn report results/h200/*.json`: other measurements are in other folders."""
     files = sorted((helpers.OURS.parent / "results").glob("*/*.json"))
     assert len(merge.read(files)) == len(files) > 20
 
@@ -603,7 +687,7 @@ def test_wrong_usage_is_one_line_and_exit_2(gdn, tmp_path, args, said):
     reports.write(tmp_path, bad, "bad.json")
     before = sorted(tmp_path.iterdir())
     done = gdn("report", *args, cwd=tmp_path)
-    assert (done.code, done.out) == (errors.USAGE, "") and said in done.err and "Traceback" not in done.err
+    assert done.code == errors.USAGE and done.no_result and said in done.err and "Traceback" not in done.err
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -694,7 +778,7 @@ def test_update_keeps_line_endings(tmp_path):
         ("<!-- gdn report a.json --algo x -->\n<!-- /gdn report -->\n", ":1: unknown algo 'x'"),
     ],
 )  # fmt: skip
-def test_update_refuses_a_block_that_is_none_and_writes_nothing(gdn, tmp_path, text, said):
+def test_update_refuses_an_invalid_block_and_writes_nothing(gdn, tmp_path, text, said):
     reports.write(tmp_path, reports.bench(), "a.json")
     (tmp_path / "README.md").write_text(text)
     done = gdn("report", "--update", "README.md", cwd=tmp_path)

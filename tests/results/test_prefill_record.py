@@ -1,4 +1,4 @@
-"""The records of prefill beside its peers: nobody is faster, at the table's shapes and over the contest's workloads."""
+"""The records of prefill and its peers: no peer is faster, at the table's shapes and over the contest's workloads."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ ROWS = [
 
 
 def times(name: str, folder=H200) -> list[tuple[dict, dict[str, float]]]:
-    """Of each workload of a record file: its axes, and every algo's median."""
+    """For each workload of a record file: its axes, and every algo's median."""
     found: dict[str, tuple[dict, dict[str, float]]] = {}
     for record in store.load(folder / f"{name}.json").records:
         if record.median_us and record.workload:
@@ -109,7 +109,7 @@ def test_the_bytes_that_decode_bf16_moves():
 
 
 def anchors(text: str) -> set[str]:
-    """What GitHub and MkDocs make of a page's headings."""
+    """The anchors that GitHub and MkDocs make from a page's headings."""
     found = re.findall(r"^#+ +(.+)$", re.sub(r"```.*?```", "", text, flags=re.S), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in found}
 

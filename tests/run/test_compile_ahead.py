@@ -39,7 +39,7 @@ def ran(monkeypatch, tmp_path):
 
     def execute(job, given_up):
         assert not given_up()
-        meet.wait(timeout=30)  # nobody comes through alone
+        meet.wait(timeout=30)  # none passes alone
         found.append(job)
         return Outcome(Status.DONE, records=[None] * len(job.workloads))
 
@@ -62,7 +62,7 @@ def test_each_algo_that_compiles_is_checked_on_a_few_workloads_at_once(ran):
     assert lines[0] == "compiling cpp-v1, pt-compiled" and len(lines) == 2
 
 
-def test_what_was_compiled_once_is_not_again(ran):
+def test_kernels_are_compiled_once(ran):
     ahead(job("cpp-v1"), job("pt-compiled"))
     assert ahead(job("cpp-v1"), job("pt-compiled")) == [] and len(ran) == 2
     assert ahead(job("cpp-v1", sizes=1), job("pt-compiled", sizes=1)) and len(ran) == 4  # other sizes, other constants

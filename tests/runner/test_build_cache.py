@@ -62,7 +62,7 @@ def held():
 
 @pytest.fixture
 def library(tmp_path):
-    """A library in a build's folder of its own."""
+    """A library in the folder of a build."""
     file = tmp_path / "build" / "x.so"
     file.parent.mkdir()
     file.write_bytes(LIBRARY.read_bytes())
@@ -84,7 +84,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_damaged_is_seen_before_it_is_loaded(damage, library):
+def test_damage_is_found_before_loading(damage, library):
     assert build_cache.drop_damaged(library) and library.is_file()
     DAMAGES[damage](library)
     assert not build_cache.drop_damaged(library)
@@ -98,7 +98,7 @@ def flipped(file: Path):
 
 
 @pytest.mark.parametrize("damage", [flipped, lambda f: os.truncate(f, size(f) - 1)])
-def test_what_was_signed_is_compared_bit_by_bit(damage, library):
+def test_signatures_are_compared_bit_by_bit(damage, library):
     build_cache.sign(library)
     assert build_cache.drop_damaged(library)
     damage(library)
@@ -125,7 +125,7 @@ def test_a_library_that_was_cut_short_is_compiled_again(tmp_path, gdn):
 
 
 class Registry:
-    """Stands in for flashinfer-bench's: `answers` are what its builds come to, one after the other."""
+    """Stands in for flashinfer-bench's: `answers` are the results of its builds, one after the other."""
 
     def __init__(self, folder: Path, *answers) -> None:
         self.answers, self._cache, self.folder = list(answers), {}, folder

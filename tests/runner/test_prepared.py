@@ -20,7 +20,7 @@ from gdn_cli.runner.build import BuildFailed
 REGISTRY = helpers.REGISTRY
 READY = [a for a in REGISTRY.algos if a.setup]
 
-# the entry point gets what the setup has made: the inputs in one tuple
+# the entry point gets the setup's results: the inputs in one tuple
 SETUP = f"""
 from .right import run as right
 def ready({helpers.DECODE_ARGS}):
@@ -38,7 +38,7 @@ def test_the_peers_that_get_their_gates_ready_made_are_marked_as_such():
 
 
 @pytest.mark.parametrize("setup", ["main.py", "other.py::ready", "main.py::not a name", "../main.py::ready", "", 3])
-def test_a_setup_that_is_none_is_refused(setup, tmp_path):
+def test_an_invalid_setup_is_refused(setup, tmp_path):
     helpers.write_algo(tmp_path, "mine", SETUP, setup=setup)
     (broken,) = registry.load(str(tmp_path)).broken
     assert "$.setup: expected" in str(broken.error)
@@ -54,7 +54,7 @@ def test_it_belongs_to_python(tmp_path):
 
 
 def prepared_of(monkeypatch, ready, run, entry_point="calls_for_test.py::run", passing=False) -> prepared.Prepared:
-    """What the builder made of a setup, with the module of the entry point beside it."""
+    """The builder's result for a setup, with the module of the entry point."""
     here = SimpleNamespace(__package__="solution")
     monkeypatch.setitem(sys.modules, "setup_for_test", here)
     monkeypatch.setitem(sys.modules, "solution.calls_for_test", SimpleNamespace(run=run))
@@ -80,7 +80,7 @@ def test_bound_to_its_inputs_it_runs_once_and_else_at_each_call(monkeypatch):
     assert made == [2, 3, 4] and seen[2:] == [(3, 30), (4, 40)]
 
 
-def test_outputs_come_behind_what_the_setup_made(monkeypatch):
+def test_outputs_come_after_the_setups_results(monkeypatch):
     seen = []
     found = prepared_of(monkeypatch, lambda x: (x,), lambda *given: seen.append(given), passing=True)
     found([3], ["out"])
@@ -96,7 +96,7 @@ def test_an_entry_point_that_is_not_there_does_not_build_and_a_setup_that_return
 
 
 @pytest.mark.slow
-def test_a_bench_says_what_is_in_no_time(tmp_path, gdn):
+def test_a_bench_says_that_the_setup_is_not_timed(tmp_path, gdn):
     helpers.write_algo(tmp_path, "ready", SETUP, setup="main.py::ready")
     done = gdn("bench", "--algo", "ready", "--tier", "wall", "--seconds", "0.05", "-w", "901e", "--algos", tmp_path)
     said = " ".join(done.out.split())
@@ -181,7 +181,7 @@ ASK = textwrap.dedent("""
 """)
 
 
-def test_the_calls_are_what_the_packages_take(tmp_path):
+def test_the_calls_match_the_packages_signatures(tmp_path):
     asked = []
     for algo in READY:
         name = algo.name.replace("-", "_")

@@ -38,7 +38,7 @@ class Gpu:
         self.slept = []
 
     def wait(self):
-        """What a call that synchronises does."""
+        """Like a call that synchronises."""
         self.deadlock = self.deadlock or self.held == "block"
         self.held = None
 
@@ -141,7 +141,7 @@ class Bench(ModuleType):
 
 
 class State:
-    """cuda.bench.State of 0.3.0; `exec` with sync=True leaves its settings behind, as state_exec.cuh does."""
+    """cuda.bench.State of 0.3.0; `exec` with sync=True keeps its settings afterwards, as state_exec.cuh does."""
 
     def __init__(self, bench, made, report):
         self.bench, self.gpu, self.made, self.report = bench, bench.gpu, made, report
@@ -220,7 +220,7 @@ def bench(gpu, session, monkeypatch):
 
 
 def taking(gpu, *microseconds, then=lambda: None):
-    """A call that takes these times in turn."""
+    """A call that takes these times, one after the other."""
     counter = iter(range(10**9))
 
     def call(*args):
@@ -362,7 +362,7 @@ def test_without_cuda_bench_the_tier_says_what_to_install(gpu, session, monkeypa
     monkeypatch.setitem(sys.modules, "cuda.bench", None)
     with pytest.raises(TierUnavailable) as e:
         timing.measure("nvbench", subject_of(taking(gpu, 1)), Plan())
-    assert str(e.value) == "the package cuda-bench is not here: pip install -e '.[timing]'"
+    assert str(e.value) == "the package cuda-bench is not installed: pip install -e '.[timing]'"
     assert not session
 
 
@@ -499,7 +499,7 @@ def test_fib_refuses_floors_and_a_warm_l2():
 
 
 # flashinfer-bench's development version (9acc757): timing in CUPTI through flashinfer, layered settings. The same
-# names, signatures and calls, and nothing of what they do.
+# names, signatures and calls, without their behaviour.
 MAIN = {
     "__init__.py": "",
     "bench/__init__.py": "",
@@ -603,7 +603,7 @@ def test_a_flashinfer_bench_of_another_shape_is_said(main, tmp_path, old, new, r
     source = path.read_text().replace(old, new)
     path.write_text(source + "\n# newer\n")
     importlib.invalidate_caches()
-    with pytest.raises(TierUnavailable, match="flashinfer-bench 0.1.3 is not one that this gdn can ask: .*") as e:
+    with pytest.raises(TierUnavailable, match="flashinfer-bench 0.1.3 is not supported by this gdn: .*") as e:
         timing.measure("fib", submitted(iter([])), Plan())
     assert reason in str(e.value)
 

@@ -132,10 +132,10 @@ def test_a_call_longer_than_the_seconds_is_made_twice(clock):
     assert log == ["A"] * 2 and watched == [1]  # one to warm up, one that counts
     assert (t.samples, t.stopped, t.busy_s, t.took_s) == (1, "time", 3, 6)
     assert t.low_us == t.median_us == t.high_us == t.ci_low_us == t.ci_high_us == 3e6 and t.spread == 0
-    assert t.histogram == ((3e6, 1),) and t.note == "calls take longer than the 0.3 s to measure in: 1 sample"
+    assert t.histogram == ((3e6, 1),) and t.note == "calls take longer than the time limit of 0.3 s: 1 sample"
 
 
-def test_a_first_call_that_compiles_is_no_slow_call(clock):
+def test_a_first_call_that_compiles_does_not_count_as_slow(clock):
     """Known from the second: then there is all of the warm-up, and samples until they are enough."""
     log = []
     t = timing.measure("wall", lasting(clock, log, "A", 9.0, 2**-13), Plan(seconds=0.3, warmup=3))
@@ -168,7 +168,7 @@ def test_exact_counts_are_exact_for_slow_calls_too(clock):
 
 
 def test_slow_calls_in_turns_are_still_pairs(clock):
-    """Two rounds, there and back: what a comparison needs at least."""
+    """Two rounds, A B and B A: the minimum for a comparison."""
     log = []
     subjects = [lasting(clock, log, "A", 3.0), lasting(clock, log, "B", 0.01)]
     timings, rounds = timing.interleave("wall", subjects, Plan(seconds=0.3))
@@ -267,7 +267,7 @@ def test_several_take_turns_forth_and_back_with_fresh_values():
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_turns_lock_in_with_no_period(count):
-    """Of any two each one is first as often as last; over many, nobody keeps to a place in a period of 2 to 8."""
+    """Of any two each one is first as often as last; over many, none keeps its position in a period of 2 to 8."""
     turns = list(itertools.islice(timing._turns(count), 400))
     assert all(turn == turn[::-1] and sorted(turn) == sorted([*range(count)] * 2) for turn in turns)
     assert all(
@@ -280,7 +280,7 @@ def test_turns_lock_in_with_no_period(count):
             assert max(abs(x - 1 / count) for x in share) < 0.1, (period, place)
 
 
-def test_what_has_a_period_of_four_calls_is_no_difference():
+def test_a_period_of_four_calls_makes_no_difference():
     """Two of each four calls slower by 1 %: in A B B A alone it would all be on one of two equal algos."""
 
     class Sampler(timing.Warmed):
@@ -318,7 +318,7 @@ def test_who_takes_turns_decides_when_it_is_enough(clock):
     assert len(seen) == 2 and all(a == b for a, b in seen) and len(rounds[0]) == len(rounds[1]) >= 20
 
 
-def test_a_copy_has_buffers_of_its_own():
+def test_a_copy_has_its_own_buffers():
     x, out = torch.ones(4), torch.zeros(4)
     one = Subject.of(lambda inputs, outputs: outputs[0].copy_(inputs[0] * inputs[1]), [x, 3.0], [out])
     two = one.copy()
@@ -335,7 +335,7 @@ def test_a_copy_has_buffers_of_its_own():
 
 @pytest.fixture
 def placed(monkeypatch):
-    """A tier of which each place of the buffers has a time of its own, and the subjects that it was given."""
+    """A tier in which each place of the buffers has a different time, and the subjects that it was given."""
     given = []
 
     class Sampler(timing.Warmed):
@@ -420,7 +420,7 @@ def test_a_trace_is_cut_into_calls():
     assert calls == [Sample(1.5, 1.51, 2), Sample(2.0, 2.0, 1)]
 
 
-def test_what_is_between_calls_is_not_timed():
+def test_work_between_calls_is_not_timed():
     """Fresh values and the call that warms L2 run between gdn_rest and the next gdn_begin."""
     calls = cupti.cut(
         trace((REST, 1), ("mul", 40), (BEGIN, 1), ("a", 1000), (REST, 1), ("a", 900), (BEGIN, 1), ("a", 30)), 2
@@ -434,7 +434,7 @@ def test_kernels_that_overlap_have_a_span_up_to_the_last_end():
 
 
 @pytest.mark.parametrize("kernels", [[(FLUSH, 1)], [(FLUSH, 1), ("a", 1), (FLUSH, 1)], [("a", 1)]])
-def test_a_call_without_kernels_is_no_time(kernels):
+def test_a_call_without_kernels_has_no_time(kernels):
     with pytest.raises(TierUnavailable, match="calls left kernels in CUPTI's trace"):
         cupti.cut(trace(*kernels), 2)
 

@@ -25,7 +25,7 @@ ERRORS = {12: b"CUPTI_ERROR_MAX_LIMIT_REACHED", 35: b"CUPTI_ERROR_INSUFFICIENT_P
 
 
 class Cupti:
-    """libcupti with a GPU behind it, on which every kernel takes as many ns as it is told."""
+    """A fake libcupti and GPU, on which every kernel takes a given number of ns."""
 
     def __init__(self):
         self.version, self.fails, self.lose, self.size = 130001, {}, 0, dict(SIZE)
@@ -217,13 +217,13 @@ def test_other_peoples_callbacks_are_replaced_at_each_opening(lib):
 
 def test_two_at_once_would_steal_each_others_records(lib):
     opened = Trace.open()
-    with pytest.raises(RuntimeError, match="open in this process already"):
+    with pytest.raises(RuntimeError, match="already open in this process"):
         Trace.open()
     assert opened.kernels(lambda: lib.run("a", 4))[0][1:] == (4, "a")
     opened.close()
 
 
-def test_a_dropped_record_is_no_trace(lib):
+def test_a_trace_with_a_dropped_record_is_refused(lib):
     opened = Trace.open()
 
     def work():
@@ -243,7 +243,7 @@ def test_buffers_have_an_end_and_what_finds_no_room_is_counted(lib, monkeypatch)
         trace.Activity().kernels(lambda: lib.run("a", 1))
 
 
-def test_a_record_without_its_times_is_no_trace(lib):
+def test_a_trace_with_a_record_without_times_is_refused(lib):
     opened = Trace.open()
     with pytest.raises(TierUnavailable, match="without its times"):
         opened.kernels(lambda: lib.run("a", 1, start=0))
@@ -260,7 +260,7 @@ def test_an_exception_in_a_callback_does_not_vanish(lib, monkeypatch, where):
     owner, name = (trace.ctypes, "addressof") if where == "_request" else (trace.ctypes, "string_at")
     real = getattr(owner, name)
     monkeypatch.setattr(owner, name, lambda *a: broken() if where in _callers() else real(*a))
-    with pytest.raises(TierUnavailable, match="taken over: MemoryError: no more"):
+    with pytest.raises(TierUnavailable, match="could not be read: MemoryError: no more"):
         opened.kernels(lambda: lib.run("a", 1))
     monkeypatch.undo()
 
@@ -273,7 +273,7 @@ def _callers():
     return names
 
 
-def test_what_the_work_raises_comes_back_as_itself(lib):
+def test_exceptions_of_the_work_come_back_unchanged(lib):
     opened = Trace.open()
 
     def work():
@@ -290,7 +290,7 @@ def test_what_the_work_raises_comes_back_as_itself(lib):
 
 
 class Kineto:
-    """torch.autograd.profiler.profile, whose events are what ran inside on a clock of its own."""
+    """A fake torch.autograd.profiler.profile, whose events have times of a different clock."""
 
     made: list = []
     ran: list = []
@@ -347,7 +347,7 @@ def test_unknown_records_are_not_read(kineto, lib, version):
 
 @pytest.mark.parametrize("rate", [2.1, 0.1])
 def test_a_clock_that_is_not_in_nanoseconds_is_not_read(kineto, lib, rate):
-    """As torch's profiler leaves it behind: the processor's cycles."""
+    """As torch's profiler leaves it: the processor's cycles."""
     lib.rate = rate
     assert by_torch(trace.Trace.open())
     with pytest.raises(TierUnavailable, match=r"libcupti's clock runs at [\d.]+ times the host's"):

@@ -1,4 +1,4 @@
-"""`gdn tune`: which candidates there are, who races whom, what is chosen, and the file that a kernel reads."""
+"""`gdn tune`: the candidates, the tournament, the choice, and the file that a kernel reads."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_copy_of_an_algo_keeps_the_rows(tmp_path, write_algo):
     assert pack.pack(copy, op)["sources"] == pack.pack(algo, op)["sources"]  # it is not packed
 
 
-def test_rows_are_read_from_what_is_kept():
+def test_rows_are_read_from_the_kept_files():
     rows = [*rows_of("untuned", 0, (64, {"lanes": 8}), (ENDLESS, {"lanes": 32})), *rows_of("H200", 132, (ENDLESS, A))]
     assert tuned_table.rows(CPP, json.loads(json.dumps(gpus_of(*rows)))) == rows
 
@@ -126,8 +126,8 @@ GOOD = {"gpu": "H200", "sms": 132, "up_to": 8, "lanes": 8, "rows": 1}
         ({"H200": {}}, "missing required field `rows`"),
         ({"H200": {"rows": 3}}, r"Expected `array`, got `int` - at `\$\[...\].rows`"),
         ({"H200": {"rows": [GOOD | {"up_to": 0.5}]}}, "Expected `int | str`, got `float`"),
-        ({"H200": {"rows": [GOOD | {"sms": "132"}]}}, "a row of 'H200' has not the form"),
-        ({"H200": {"rows": [{"gpu": "H200", "sms": 1}]}}, "a row of 'H200' has not the form"),
+        ({"H200": {"rows": [GOOD | {"sms": "132"}]}}, "a row of 'H200' does not have the form"),
+        ({"H200": {"rows": [{"gpu": "H200", "sms": 1}]}}, "a row of 'H200' does not have the form"),
         ({"H200": {"rows": [GOOD | {"tile": 1}]}}, "hold lanes, rows, tile, algo.toml names lanes, rows"),
     ],
 )
@@ -168,7 +168,7 @@ def test_rows_of_each_length_by_themselves():
     kept = {"G": {"rows": [row.to_json() for row in rows]}}
     assert tuned_table.rows(tune, kept) == rows
     del kept["G"]["rows"][0]["length_up_to"]
-    with pytest.raises(ValueError, match="a row of 'G' has not the form"):
+    with pytest.raises(ValueError, match="a row of 'G' does not have the form"):
         tuned_table.rows(tune, kept)
 
 
@@ -274,14 +274,14 @@ def test_tune_is_read(tmp_path, write_algo):
         (
             "rows * (policy + 1) <= 4",
             "rows < tile",
-            "expected a condition on the constants, but 'tile' is none of rows",
+            "expected a condition on the constants, but 'tile' is not one of rows",
         ),
         ("[1, 4]", "[1, 4.5]", "$.tune.constants.rows: expected a list of different whole numbers"),
         ("[1, 4]", "[1, 1]", "$.tune.constants.rows: expected a list of different whole numbers"),
         ("[1, 4]", "[true]", "$.tune.constants.rows: expected a list of different whole numbers"),
         ("[1, 4]", "[4294967296]", "$.tune.constants.rows: expected a list of different whole numbers"),
         ("[1, 4]", "4", "$.tune.constants.rows: expected a list of different whole numbers"),
-        ("rows = [1, 4]", "up_to = [1]", "$.tune.constants.up_to: expected a name that C++ and Python take"),
+        ("rows = [1, 4]", "up_to = [1]", "$.tune.constants.up_to: expected a name that is valid in C++ and Python"),
         ("rows = [1, 4]\npolicy = [0, 1]", "", "$.tune.constants: expected at least one constant"),
         ("where =", "were =", "$.tune.were: unknown key"),
     ],
@@ -375,7 +375,7 @@ def test_who_is_much_slower_is_dropped_and_the_best_of_several_groups_meet():
     }  # fmt: skip
 
 
-def test_the_final_has_a_second_and_what_the_smaller_size_leads_one_to_expect():
+def test_the_final_has_close_candidates_and_the_smaller_sizes_winner():
     sizes = {8: [met(FIRST, a=10, b=20, c=30)], 16: [met(FIRST, a=10.1, b=10, c=10.02, d=10.03)]}
     assert tournament.finals(sizes, ()) == {8: ["a", "b"], 16: ["b", "c", "d", "a"]}
 
@@ -515,13 +515,13 @@ def test_a_crash_that_no_single_candidate_explains_ends_it_and_keeps_the_rest(ra
             self.crash = {("slow[tile=1]", 64)} if job.command == "compare" else ()
             return super().__call__(job, *args, **kwargs)
 
-    with pytest.raises(GdnError, match="timing at B=64 came to no end, .*crashed with SIGSEGV; what was measured"):
+    with pytest.raises(GdnError, match="timing at B=64 came to no end, .*crashed with SIGSEGV; measurements are kept"):
         race(Together(by_tile), 1, 64)
     assert (race.folder / "tuned.py").read_text().count("untuned") == 1
     workers = Workers(by_tile)
     race(workers, 1, 64)
     assert list(workers.meetings()[0]) == [64] and all(job.command == "compare" for job in workers.jobs)
-    assert race.said == ["going on with 50 checks and 1 timings of an earlier run; --fresh begins anew"]
+    assert race.said == ["resuming with 50 checks and 1 timings of an earlier run; --fresh starts again"]
 
 
 def test_a_second_run_measures_nothing_and_fresh_all(race):
@@ -562,11 +562,11 @@ def test_a_tier_that_cannot_be_had_is_missing(race):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"gpus": 3}', '{"gpus": {"x": {"rows": [{"gpu": 1e999}]}}}'])
-def test_what_is_in_the_folder_is_never_lost(race, text):
+def test_files_in_the_folder_are_never_lost(race, text):
     evidence = race.folder / "tuning.json"
     evidence.write_text(text)
     workers = Workers(by_tile)
-    with pytest.raises(UsageError, match="tuning.json is not what gdn wrote.*; mend it, or move it away"):
+    with pytest.raises(UsageError, match="tuning.json is not what gdn wrote.*; fix it, or move it away"):
         race(workers, 1)
     assert evidence.read_text() == text and workers.jobs == []
 
@@ -636,12 +636,12 @@ def tuned_here(tmp_path_factory, gdn):
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_was_measured_and_writes_nothing(tuned_here):
+def test_ctrl_c_keeps_the_measurements_and_writes_nothing(tuned_here):
     _, stopped, before, went_on, *_ = tuned_here
     assert stopped.code == errors.INTERRUPTED and stopped.json["interrupted"] and stopped.json["result"] is None
     assert json.loads(before) == {"gpus": gpus_of(OTHER)}
     assert 2 <= went_on.json["resumed"]["check"] < 6 and went_on.json["resumed"]["time"] == 0
-    assert f"going on with {went_on.json['resumed']['check']} checks and 0 timings" in went_on.err
+    assert f"resuming with {went_on.json['resumed']['check']} checks and 0 timings" in went_on.err
 
 
 @pytest.mark.slow
@@ -664,7 +664,7 @@ def test_tune_finds_the_planted_constants_and_leaves_the_wrong_out(tuned_here):
 
 
 @pytest.mark.slow
-def test_a_second_run_only_measures_what_is_new(tuned_here):
+def test_a_second_run_only_measures_new_candidates(tuned_here):
     algo, *_, lines, done, all_lines = tuned_here
     assert done.code == 0 and all_lines[: len(lines)] == lines
     added = [json.loads(line) for line in all_lines[len(lines) :]]
@@ -694,7 +694,7 @@ def test_a_dry_run_needs_no_gpu_and_touches_nothing(tmp_path, write_algo, gdn):
     for option, value, says in (
         ("--only", "row=4", "unknown constant 'row'"),
         ("--only", "rows=3", "algo.toml declares rows = 1, 4"),
-        ("--where", "row == 4", "--where 'row == 4': 'row' is none of rows, policy"),
+        ("--where", "row == 4", "--where 'row == 4': 'row' is not one of rows, policy"),
         ("--where", "rows == 3", "leaves no candidate"),
     ):
         done = gdn(*args, option, value, env=env)
@@ -734,4 +734,4 @@ def test_an_algo_that_declares_nothing_says_what_to_write(gdn):
 def test_one_tier_only(tmp_path, write_algo, gdn):
     tunable(tmp_path, write_algo)
     done = gdn("tune", "--algo", "slow", "--algos", tmp_path, "--tier", "cupti")
-    assert done.code == errors.USAGE and "tier 'cupti' does not time what runs on the CPU" in done.err
+    assert done.code == errors.USAGE and "tier 'cupti' cannot time algos on the CPU" in done.err

@@ -308,7 +308,7 @@ def test_the_layout_is_flashinfer_traces(written):
     assert not [p for p in root.rglob("*") if p.name.endswith(".part")]
 
 
-def test_a_second_run_keeps_whole_blobs_and_mends_the_others(folder):
+def test_a_second_run_keeps_whole_blobs_and_repairs_the_others(folder):
     first, second, third, fourth, *_ = blobs(folder)
     before = {p: (p.stat().st_mtime_ns, digest(torch.tensor(list(p.read_bytes()[:4000])))) for p in blobs(folder)}
     os.truncate(first, first.stat().st_size - 1)
@@ -383,7 +383,7 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path, written):
         write(tmp_path / "file" / "below")
 
 
-def test_too_small_a_disk_is_told_before_anything_is_drawn(tmp_path, monkeypatch, folder):
+def test_too_small_a_disk_is_reported_before_anything_is_drawn(tmp_path, monkeypatch, folder):
     def free(n):
         usage = type(shutil.disk_usage("/"))
         monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10 * n, 9 * n, n))
@@ -393,12 +393,12 @@ def test_too_small_a_disk_is_told_before_anything_is_drawn(tmp_path, monkeypatch
     with pytest.raises(MissingError, match=r"set2: the tensors need 2\.\d\d GB, 1\.00 GB are free; free some"):
         write(tmp_path / "set2", everything)
     assert not blobs(tmp_path / "set2")
-    free(17 << 20)  # what is there already needs no more room
+    free(17 << 20)  # existing blobs need no more room
     assert write(folder)["kept"] == 8
 
 
 def test_only_twins_are_written(written, tmp_path):
-    with pytest.raises(UsageError, match="is of a data set, and only twins are written; leave --dataset out"):
+    with pytest.raises(UsageError, match="is from a data set; only twins are written; leave --dataset out"):
         write(tmp_path / "set", {"gdn_decode": from_folder(DECODE, written[0])})
     assert not (tmp_path / "set").exists()
 

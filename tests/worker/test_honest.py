@@ -1,4 +1,4 @@
-"""What a result must survive: kernels that are right only once, files in the way, clashing names, a killed command."""
+"""Hard cases for results: kernels that are right only once, files in the way, clashing names, a killed command."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _RUN = f"def run({helpers.DECODE_ARGS}):\n"
 _CALL = f"right({helpers.DECODE_ARGS})"
 ALGOS = {
     "honest": f"from .right import run as right\n{_RUN}    return {_CALL}\n",
-    # what it returned for these buffers before, whatever is in them now
+    # the earlier result for these buffers, whatever is in them now
     "remembers": (
         "from .right import run as right\nkept = {}\n"
         f"{_RUN}    if q.data_ptr() not in kept:\n        kept[q.data_ptr()] = {_CALL}\n    return kept[q.data_ptr()]\n"
@@ -73,7 +73,7 @@ def test_a_kernel_that_is_right_only_once_gets_no_time(mixed):
 
 @pytest.mark.parametrize("op", REGISTRY.ops.values(), ids=lambda op: op.name)
 def test_negating_what_an_op_is_linear_in_negates_its_outputs(op):
-    """What the second check rests on, for every op, against the independent oracle."""
+    """The linearity that the second check uses, for every op, against the independent oracle."""
     import oracle
 
     sizes = {

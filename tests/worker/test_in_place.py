@@ -77,14 +77,14 @@ def test_a_pair_that_cannot_be_one_is_refused(pair, tmp_path):
 def test_who_cannot_is_refused_by_name_and_left_out_of_all(tmp_path):
     write_all(tmp_path)
     helpers.write_algo(tmp_path, "ready", DECODE, destination_passing=True, setup="main.py::run")
-    for name, says in (("returns", "cannot write where it is told"), ("ready", "keeps what its setup made")):
+    for name, says in (("returns", "cannot write into given buffers"), ("ready", "keeps data that its setup made")):
         with pytest.raises(UsageError, match=f"--in-place: gdn_decode/{name} .*{says}"):
             eligibility.overwriting(REGISTRY, entries(tmp_path, "good", name), named=True)
     found = eligibility.overwriting(REGISTRY, entries(tmp_path, "good", "returns"), named=False)
     assert [e.place.mode for e in found] == ["cpu", None] and "returns its results" in found[1].place.reason
 
 
-def test_an_op_without_such_an_output_is_refused():
+def test_an_op_without_an_in_place_output_is_refused():
     some = [planning.Entry(REGISTRY.find("gdn_prefill/pt-reference"), inventory.Place("cpu"))]
     with pytest.raises(UsageError, match="--in-place: gdn_prefill declares no output that may be an input") as e:
         eligibility.overwriting(REGISTRY, some, named=False)
@@ -95,7 +95,7 @@ def test_an_op_without_such_an_output_is_refused():
 
 
 def step(seen: list[float]):
-    """A kernel that adds one to its state and keeps what it found there."""
+    """A kernel that adds one to its state and remembers the old values."""
 
     def call(inputs, outputs):
         seen.append(float(inputs[0][0]))
@@ -114,7 +114,7 @@ def test_every_call_that_is_timed_finds_the_state_as_it_was():
 
 @pytest.fixture
 def on_gpu(monkeypatch):
-    """A log of what the GPU's tiers do around two calls of a kernel that adds one to its state, without a GPU."""
+    """A log of the GPU tiers' actions around two calls of a kernel that adds one to its state, without a GPU."""
     log, state = [], torch.zeros(8)
 
     class Event:
@@ -166,7 +166,7 @@ def test_a_copy_in_another_place_is_in_place_too_and_starts_from_the_same_values
     seen, state = [], torch.zeros(8)
     subject = Subject.of(step(seen), [state], [state])
     subject.call()
-    for least in (0, 10**6):  # buffers of its own, and the same ones because they are small
+    for least in (0, 10**6):  # its own buffers, and the same ones because they are small
         other = subject.copy(least)
         assert other.in_place and other.outputs[0] is other.inputs[0] and (other.inputs[0] is state) == bool(least)
         other.call()
@@ -182,7 +182,7 @@ def test_in_turns_the_state_has_the_values_that_are_due():
     for _ in range(5):
         refresh()
         found.append((float(v[0]), float(state[0])))
-        state.fill_(77)  # what a call leaves there
+        state.fill_(77)  # as a call would leave it
     assert found == [(-1, -2), (0.5, 1), (-0.5, -1), (1, 2), (-1, -2)]
     calls.Scaling([v], [])()
     assert float(v[0]) == 1  # minus what the last one was
@@ -191,7 +191,7 @@ def test_in_turns_the_state_has_the_values_that_are_due():
 @pytest.mark.parametrize("tier", [name for name, tier in TIERS.items() if not tier.restores])
 def test_a_tier_that_cannot_put_the_state_back_says_so(tier):
     state = torch.zeros(8)
-    with pytest.raises(TierUnavailable, match="cannot put back what a call overwrites in place .*; cupti, events can"):
+    with pytest.raises(TierUnavailable, match="cannot restore inputs that a call overwrites.*; cupti, events can"):
         timing.measure(tier, Subject.of(step([]), [state], [state]), Plan())
     assert set(TIERS) - {"graph", "nvbench", "fib"} == {n for n, t in TIERS.items() if t.restores}
 
@@ -252,7 +252,7 @@ def test_records_say_that_they_are_in_place(bench_in_place):
     assert found["early"]["status"] == "wrong" and found["early"]["check"]["inputs_changed"] == []
 
 
-# --- what is read of them -----------------------------------------------------------------------------------------
+# --- reading in-place records -------------------------------------------------------------------------------------
 
 
 def record(us: float, **more) -> Record:
@@ -270,7 +270,7 @@ def test_a_report_never_has_them_in_one_group_with_others():
     assert [m.record.in_place for m in book.measured] == [False, True]  # neither took the other's place
 
 
-def test_they_have_no_score_and_are_compared_with_their_like_alone():
+def test_in_place_records_have_no_score_and_are_compared_only_with_each_other():
     others = building.document(record(2.0, in_place=True), record(1.0, setup="main.py::ready"))
     assert score.scores(others, OP) == []
     assert [s.algo for s in score.scores(building.document(record(2.0)), OP)] == ["cuda-v5"] * 2

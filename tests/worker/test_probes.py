@@ -86,7 +86,7 @@ def built(folder, op=DECODE, mode="cpu"):
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory):
-    """make(cheat or source, op, device) -> its kernel, built anew: nothing is remembered from an earlier test."""
+    """make(cheat or source, op, device) -> its kernel, built again: nothing is remembered from an earlier test."""
 
     numbers = itertools.count()  # flashinfer-bench gives a solution that it has built before, with all it remembers
 
@@ -139,7 +139,7 @@ def test_a_probe_alone_catches_its_cheats(probe, make, decode, patience):
         if cheat.probe == probe and cheat.language == "python":
             patience(cheat)
             kernel = make(cheat)
-            held = []  # what is remembered by address must not meet an address again by chance
+            held = []  # a cheat that remembers addresses must not see one again by chance
             for _ in range(3):  # what goes by the number of calls has had some
                 inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in decode.inputs]
                 held.append(inputs)
@@ -149,7 +149,7 @@ def test_a_probe_alone_catches_its_cheats(probe, make, decode, patience):
 
 
 def test_one_set_of_results_is_not_taken_for_a_memory(make, decode):
-    """It computes every call, and what is remembered is only where the results go."""
+    """It computes every call, and only remembers the address of the results."""
     kernel = make(cheats.CHEATS["has-one-set-of-results"])  # right at every return: nothing is waited for
     assert list(caught(decode.probe(kernel))) == ["overwritten-results"]
 
@@ -197,7 +197,7 @@ def test_an_op_that_is_linear_in_nothing_is_probed_all_the_same(make, decode, pa
         for a in REGISTRY.algos
         if "cpu" in a.modes
         for chosen in SMALL[a.op]
-        # torch.compile compiles anew for B = 1, which takes many seconds
+        # torch.compile compiles again for B = 1, which takes many seconds
         if not (a.name == "pt-compiled" and chosen == "batch_size=1")
     ],
 )
@@ -218,7 +218,7 @@ def test_no_honest_algo_is_caught_in_tritons_interpreter(algo, interpreter):
 
 
 def interpreted(name: str) -> dict[str, str | None]:
-    """For the process of the fixture `interpreter`: what the probes find."""
+    """The probes' findings, for the process of the fixture `interpreter`."""
     op, kernel = helpers.built(name, "interpreter")
     return Work(few_heads(op), SMALL[op.name][0]).probe(kernel)
 
@@ -256,7 +256,7 @@ HONEST = {
 
 
 @pytest.mark.parametrize("name", HONEST)
-def test_what_is_unusual_and_honest_is_not_caught(name, make, decode):
+def test_unusual_honest_algos_are_not_caught(name, make, decode):
     assert caught(decode.probe(make(cheats.source(HONEST[name])))) == {}
 
 
@@ -277,12 +277,12 @@ def test_an_empty_workload_is_not_caught(make):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", cheats.GPU_CHEATS)
 def test_a_cheat_is_caught_on_a_gpu(name, make, monkeypatch):
-    monkeypatch.setattr(late_probe, "_LATE_S", 1.0)  # what is computed too early is waited for in vain
+    monkeypatch.setattr(late_probe, "_LATE_S", 1.0)  # results computed too early are waited for in vain
     cheat, work = cheats.GPU_CHEATS[name], Work(DECODE, "batch_size=1", "cuda")
     kernel = make(cheat, device="cuda")
     if cheat.checked:
         assert work.check(kernel).reason is None
-    else:  # whatever it compiles or loads at its first call must not be what makes it late
+    else:  # compiling or loading at its first call must not make it late
         kernel(work.inputs, check.allocate(DECODE, work.axes, "cuda", Guards().empty))
         torch.cuda.synchronize()
     for _ in range(1 if cheat.probe == "content-cache" else 3):  # the second time that one has seen all of the values
@@ -335,7 +335,7 @@ def test_a_side_stream_that_is_waited_for_is_not_caught(make):
 
 
 class Fake:
-    """As build.Kernel: returns what the function gives, or fills outputs with it; counts its calls."""
+    """Like build.Kernel: returns the function's results, or fills outputs with them; counts its calls."""
 
     def __init__(self, function, destination_passing: bool = False) -> None:
         self.function, self.destination_passing, self.calls = function, destination_passing, 0
@@ -430,8 +430,8 @@ def test_guards_are_around_each_output_and_name_what_is_overwritten(dtype, shape
     for where, says in (
         (begin - 1, "1 bytes written, 1 before its first"),
         (0, f"1 bytes written, {begin} before its first"),
-        (end, "1 bytes written, 1 behind its last"),
-        (len(block) - 1, f"1 bytes written, {len(block) - end} behind its last"),
+        (end, "1 bytes written, 1 after its last"),
+        (len(block) - 1, f"1 bytes written, {len(block) - end} after its last"),
     ):
         was, block[where] = int(block[where]), 0
         assert guards.broken() == [says, None]
@@ -465,7 +465,7 @@ def clock(monkeypatch, repeat, fresh=lambda n: 0.01):
 def test_repeats_are_accused_on_plain_evidence_alone(repeat, caught, monkeypatch, right, decode):
     clock(monkeypatch, repeat)
     found = decode.probe(Fake(right), ["content-cache"])["content-cache"]
-    assert (found is not None and "of the time that fresh ones take" in found) is caught
+    assert (found is not None and "of the time of fresh ones" in found) is caught
 
 
 def test_fresh_values_fall_on_even_and_on_odd_calls(monkeypatch, right, decode):
@@ -494,7 +494,7 @@ def test_noise_alone_does_not_look_like_a_cheat(monkeypatch, right, decode):
         assert caching._faster_when_repeated(case) is None
 
 
-# --- a GPU's probes without one: what they conclude from what they would see ------------------------------------------
+# --- a GPU's probes without a GPU: their conclusions ------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -584,7 +584,7 @@ def test_without_a_trace_the_clock_decides(stand_in, right, monkeypatch):
     monkeypatch.setattr(caching, "_trace", no_trace)
     monkeypatch.setattr(caching, "_faster_when_repeated", lambda case: 0.25)
     found = caching._skipped_repeats(stand_in(lambda late, *args: right(*args), True))
-    assert found.startswith("values that it has just seen take 25% of the time that fresh ones take")
+    assert found.startswith("values that it has just seen take 25% of the time of fresh ones")
 
 
 def test_a_gpu_that_is_lost_is_named_once(decode, right, monkeypatch):

@@ -80,13 +80,13 @@ def fates(tmp_path_factory, gdn, write_algo):
         "run", "--algos", folder, "--algo", ",".join(ALGOS), "--json", "--out", folder / "records.json",
         *(arg for n in (1, 2, 3) for arg in ("-w", f"batch_size={n}" if n > 1 else "0")),
     )  # fmt: skip
-    document = json.loads(done.out)  # the whole of stdout; strictly in a test of its own
+    document = json.loads(done.out)  # the whole of stdout; strict parsing has another test
     return SimpleNamespace(done=done, document=document, records=document["records"], file=folder / "records.json")
 
 
 def test_an_algo_that_fails_makes_the_exit_code_1(fates):
     assert fates.done.code == errors.FAILED
-    assert fates.done.err == ""
+    assert fates.done.complaints == ""
 
 
 def test_stdout_is_one_json_document_whatever_a_kernel_prints(fates):
@@ -96,7 +96,7 @@ def test_stdout_is_one_json_document_whatever_a_kernel_prints(fates):
     assert "PRINTED" not in fates.done.out and "WRITTEN" not in fates.done.out
 
 
-def test_the_file_holds_what_stdout_said(fates):
+def test_the_file_equals_stdout(fates):
     assert fates.file.read_text() == fates.done.out
     assert [p.name for p in fates.file.parent.iterdir() if p.name.startswith(".")] == []  # no temporary left
 
@@ -184,7 +184,7 @@ def test_a_hang_ends_at_the_timeout_and_the_command_goes_on(tmp_path, gdn, write
     assert not left
 
 
-def test_ctrl_c_keeps_what_was_measured_and_leaves_no_worker(tmp_path, write_algo):
+def test_ctrl_c_keeps_the_measurements_and_leaves_no_worker(tmp_path, write_algo):
     mark, out = tmp_path / "pid", tmp_path / "records.json"
     source = moody(
         f"if B == 2:\n        open({str(mark)!r}, 'w').write(str(os.getpid()))\n        while True: signal.pause()"
@@ -205,7 +205,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_no_worker(tmp_path, write_alg
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=30)
         left = helpers.alive(int(mark.read_text()))
-    finally:  # whatever was found: the tests leave no process behind either
+    finally:  # in any case: the tests must not leave processes either
         process.kill()
         if mark.exists() and helpers.alive(pid := int(mark.read_text())):
             os.kill(pid, signal.SIGKILL)
@@ -276,7 +276,7 @@ def test_an_op_travels_as_json_and_arrives_as_it_was():
     [
         (-signal.SIGSEGV, 7, ("crashed", "crashed with SIGSEGV")),
         (-signal.SIGKILL, 7, ("killed", "killed from outside (SIGKILL)")),
-        (-signal.SIGKILL, 6, ("out_of_memory", "killed by the kernel: out of memory")),  # one more by now
+        (-signal.SIGKILL, 6, ("out_of_memory", "killed by the kernel: out of memory")),  # one more now
         (-999, 7, ("crashed", "crashed with signal 999")),
         (0, 7, ("exited", "the process ended with exit code 0 before it was done")),
         (3, 7, ("exited", "the process ended with exit code 3 before it was done")),

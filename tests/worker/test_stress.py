@@ -37,7 +37,7 @@ def gates(x: dict) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.exp(-x["A_log"].double().exp() * softplus), x["b"].double().sigmoid()
 
 
-# --- what they are ------------------------------------------------------------------------------------------------
+# --- the inputs ---------------------------------------------------------------------------------------------------
 
 
 def test_every_op_has_some_and_a_name_is_the_same_tensors_everywhere():
@@ -161,7 +161,7 @@ def test_they_are_chosen_by_name():
         workloads.stressed(replace(op, stress={}))
 
 
-# --- what comes of them -------------------------------------------------------------------------------------------
+# --- the results --------------------------------------------------------------------------------------------------
 
 NAN = f"""
 from .right import run as right

@@ -1,5 +1,6 @@
-"""What an algo's code may try: to change the verdict, to forge records, to stay behind, to flood, to read what is not
-for it. All that must be its own undoing."""
+"""Attacks by an algo's code: changing the verdict, forging records, outliving the command, flooding, reading secrets.
+
+All of them must fail."""
 
 from __future__ import annotations
 
@@ -137,7 +138,7 @@ def tried(tmp_path_factory, gdn, write_algo):
     env = {"MODAL_TOKEN_ID": SECRET, "HARMLESS": "1", "WANTED": "1", "GDN_PASS_ENV": "WANTED", "TMPDIR": str(temporary)}
     done = gdn("bench", "--algos", folder, "--algo", ",".join(ALGOS), "-w", "0", "--seconds", "0.05", "--json", env=env)
     found = SimpleNamespace(done=done, document=done.json, sleeping=_sleepers(), left=list(temporary.iterdir()))
-    for pid in found.sleeping:  # whatever was found: the tests leave no process behind either
+    for pid in found.sleeping:  # in any case: the tests must not leave processes either
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     return found
@@ -165,7 +166,7 @@ def test_zeros_are_wrong_whatever_an_algo_patches(tried, name):
     assert record["check"]["errors"]["output"] == 1.0 and not record["check"]["official"]
 
 
-def test_records_that_an_algo_writes_are_none(tried):
+def test_records_that_an_algo_writes_do_not_count(tried):
     record = of(tried, "forges")
     assert record["status"] in ("exited", "crashed") and "timing" not in record and record["unfinished"] == 1
 
@@ -176,7 +177,7 @@ def test_calls_that_do_nothing_while_they_are_timed_have_no_time(tried):
     assert record["reason"].startswith("right when it was checked, wrong while it was timed: output: ")
 
 
-def test_a_clock_of_its_own_is_found(tried):
+def test_a_false_clock_is_found(tried):
     assert of(tried, "makes-its-own-clock")["reason"] == "probe timer: replaced time:perf_counter_ns"
 
 
@@ -186,7 +187,7 @@ def test_nothing_outlives_its_command(tried):
     assert [path.name for path in tried.left if path.name.startswith("gdn-")] == []
 
 
-def test_what_an_algo_prints_and_raises_is_bounded(tried):
+def test_an_algos_output_and_errors_are_bounded(tried):
     flood, book = of(tried, "floods"), of(tried, "raises-a-book")
     assert flood["status"] == "exited" and flood["tail"][-1] == "END" and len(json.dumps(flood)) < 50_000
     assert book["status"] == "error" and len(json.dumps(book)) < 400_000
@@ -234,7 +235,7 @@ def test_a_comparison_goes_on_without_the_rival_that_crashes(tmp_path, gdn, writ
     assert done.code == errors.FAILED and len(done.json["comparisons"]) == 1
 
 
-# --- what is owed -----------------------------------------------------------------------------------------------------
+# --- missing replies --------------------------------------------------------------------------------------------------
 
 
 def job(command: str = "bench", **more) -> Job:
@@ -282,7 +283,7 @@ def test_a_time_below_the_copy_is_in_doubt(us, in_doubt):
     floor, mine = timed("copy", 10.0, ("noise",)), timed("mine", us)
     below_floor.doubt([floor, mine], mine)
     assert not mine.doubts  # against a floor that is in doubt itself nothing follows
-    for order in (0, 1):  # the floor may come before or behind
+    for order in (0, 1):  # the floor may come before or after
         records = [timed("copy", 10.0), timed("mine", us)]
         for i, whole in enumerate(records if order else reversed(records)):
             below_floor.doubt((records if order else records[::-1])[: i + 1], whole)
@@ -292,8 +293,8 @@ def test_a_time_below_the_copy_is_in_doubt(us, in_doubt):
 # --- the keeper, bounds, the environment ------------------------------------------------------------------------------
 
 
-def test_what_a_killed_command_started_ends_with_it(tmp_path, write_algo):
-    """SIGKILL leaves the command no time for anything: its keeper ends what is left, and the folder goes too."""
+def test_processes_of_a_killed_command_end_with_it(tmp_path, write_algo):
+    """SIGKILL gives the command no time to clean up: its keeper ends the processes and deletes the folder."""
     mark = tmp_path / "pid"
     hang = f"open({str(mark)!r}, 'w').write(str(os.getpid()))\nsubprocess.Popen(['setsid', '-f', 'sleep', '305'])\n"
     write_algo(tmp_path, "hangs", f"{_TOP}{hang}while True: time.sleep(1)\n{_RIGHT}")

@@ -33,7 +33,7 @@ def broken(folder) -> dict[str, str]:
 
 @pytest.fixture
 def secret(tmp_path):
-    """A file beside the folder of algos."""
+    """A file next to the folder of algos."""
     file = tmp_path / "secret.py"
     file.write_text("# what is nobody's business\n")
     return file
@@ -86,7 +86,7 @@ def test_links_inside_the_folder_are_as_good_as_files(algos):
         assert sources == {"main.py": RUN, "real.py": RUN}
 
 
-def test_a_pipe_among_the_sources_holds_nobody_up(algos):
+def test_a_pipe_among_the_sources_does_not_block(algos):
     os.mkfifo(helpers.write_algo(algos, "piped", RUN) / "more.py")
     toml = helpers.write_algo(algos, "piped-toml", RUN) / "algo.toml"
     toml.unlink()
@@ -143,9 +143,9 @@ BAD_JSON = {
     "deep": (DEEP, "tables are nested more than 100 deep"),
     "deep below a name": ('{"a":' * 5000 + "1" + "}" * 5000, "tables are nested more than 100 deep"),
     "less deep": ("[" * 101 + "]" * 101, "tables are nested more than 100 deep"),
-    "long": ("9" * 10_000, "it has a number that no 64 bits hold"),
-    "long below a name": ('{"a": [1, -' + "9" * 400 + "]}", "it has a number that no 64 bits hold"),
-    "endless": ('{"a": 1e99999}', "it has a number that no 64 bits hold"),
+    "long": ("9" * 10_000, "it has a number that does not fit in 64 bits"),
+    "long below a name": ('{"a": [1, -' + "9" * 400 + "]}", "it has a number that does not fit in 64 bits"),
+    "endless": ('{"a": 1e99999}', "it has a number that does not fit in 64 bits"),
     "half a character": ('{"a": "\\ud800"}', "an escape spells half a character"),
     "nothing": ("", "Expecting value at column 1"),
     "half": ('{"a":\n 1', "Expecting ',' delimiter at line 2 column 3"),
@@ -153,7 +153,7 @@ BAD_JSON = {
 
 
 @pytest.mark.parametrize("what", BAD_JSON)
-def test_json_that_is_none_is_one_clear_line(what, tmp_path):
+def test_invalid_json_is_one_clear_line(what, tmp_path):
     text, says = BAD_JSON[what]
     file = tmp_path / "x.json"
     file.write_text(text)
@@ -250,7 +250,7 @@ def rights(path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_what_gdn_makes_for_itself_is_its_user_s_alone(tmp_path, monkeypatch):
+def test_gdns_own_folders_are_private_to_the_user(tmp_path, monkeypatch):
     monkeypatch.setenv("GDN_HOME", str(tmp_path / "new" / "home"))
     store.open_document("run", {}, None)
     assert rights(tmp_path / "new") == rights(tmp_path / "new" / "home") == rights(paths.runs_dir()) == 0o700

@@ -1,5 +1,5 @@
-// The binding of every flashcore rung: checks what it is given and launches on the current stream. Nothing is allocated,
-// nobody waits.
+// The binding of every flashcore rung: checks the arguments and launches on the current stream. No allocation, no
+// synchronisation.
 #pragma once
 
 #include <tvm/ffi/container/tensor.h>
@@ -19,9 +19,9 @@ namespace flashcore {
 
 namespace ffi = tvm::ffi;
 
-// q, k, v and output: [B, H, S, 64] f16, dense, on one CUDA device; any B, H and S, 0 included.
-// launch(problem, heads, stream, device) is called once, or for every 65535 heads where B * H is beyond what a
-// dimension of the grid can count.
+// q, k, v and output: [B, H, S, 64] f16, contiguous, on one CUDA device; any B, H and S, 0 included.
+// launch(problem, heads, stream, device) is called once, or for every 65535 heads if B * H is more than a
+// dimension of the grid allows.
 template <typename Launch>
 void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView output, Launch launch) {
   if (q.ndim() != 4) TVM_FFI_THROW(ValueError) << "q: expected 4 dimensions [B, H, S, 64]";

@@ -1,29 +1,28 @@
-// Attention forward, flashcore-v4: flashcore-v3's arithmetic cut so that a small problem reaches all SMs.
+// Attention forward, flashcore-v4: flashcore-v3's arithmetic, divided so that a small problem reaches all SMs.
 //
-// At (1, 8, 512, 64) 64 rows per CTA are 64 CTAs for 132 SMs, and each walks 512 keys: what counts is not the work, a
-// microsecond if it were spread evenly, but the longest chain of waits. So rows, keys and warps are cut apart:
+// At (1, 8, 512, 64) 64 rows per CTA are 64 CTAs for 132 SMs, and each goes through 512 keys: the limit is not the work, a
+// microsecond if it were spread evenly, but the longest chain of waits. So rows, keys and warps are divided separately:
 //
 //   - The keys of a block of rows are split over SPLITS CTAs, a thread block cluster. Within a CTA the warps are
 //     ROW_GROUPS x KEY_GROUPS: each has 16 * TILES rows and KEYS keys of every step. So a block of rows has
-//     SPLITS * KEY_GROUPS partial results (m, l, o), each right in itself.
+//     SPLITS * KEY_GROUPS partial results (m, l, o), each complete for its keys.
 //   - They are merged in the same launch. Each CTA of the cluster owns ROWS / SPLITS of the rows; every warp writes its
-//     part of them into the owner's shared memory, and behind one barrier the owner weighs them:
+//     part of them into the owner's shared memory, and after one barrier the owner merges them:
 //         M = max m_i,   w_i = exp2((m_i - M) c),   output = sum w_i o_i / sum w_i l_i
-//     Nothing goes through global memory, and nothing is left behind. The barrier's first half stands at the start of
-//     the kernel: a CTA may be written to once it runs, and by the end all have long been running.
-//   - All STAGES of keys and of values are asked for before anything is waited for, each in a group of its own: with
-//     enough stages that is all a CTA needs, one round trip to memory, and the first product starts when the first
-//     keys are there.
-//   - p = exp2((s - m) c), c = log2(e) / sqrt(D): one multiplication has the scale and the base. Not fma(s, c, -m c):
-//     where s is beyond 2^26 the rounding of m c alone would be an exponent of several units, and at the ends of f16
-//     (scores to 2^38) infinite. s - m is exactly 0 at the maximum, whatever its size. The multiplication that this
-//     costs stands in the shadow of ex2, of which an SM does 16 a cycle.
+//     Nothing goes through global memory. The barrier's first half is at the start of the kernel: a CTA's shared memory
+//     may be written once it runs, and at the end all have long been running.
+//   - The loads of all STAGES of keys and of values are issued before any wait, each as its own group: with enough
+//     stages a CTA needs a single round trip to memory, and the first product starts when the first keys arrive.
+//   - p = exp2((s - m) c), c = log2(e) / sqrt(D): one multiplication for scale and base. Not fma(s, c, -m c):
+//     with s beyond 2^26 the rounding of m c alone would change the exponent by several units, and at the ends of f16
+//     (scores up to 2^38) give infinity. s - m is exactly 0 at the maximum, whatever its size. The additional
+//     multiplication is hidden by ex2, of which an SM does 16 per cycle.
 //   - A warp with TILES = 2 uses each matrix of keys or values twice: half the traffic from shared memory, which with
 //     one row tile takes as long as the products.
 //
 // At (1, 8, 512, 64) on an H200, L2 cold: est. 4.0 to 4.8 us, causal est. 3.8 to 4.6; 5.86 and 5.92 measured (flashcore_once.cuh: 4.91, 5.15).
 //
-// CAUSAL: row i sees keys 0 .. i. A CTA splits only the keys that its rows see, a warp leaves out tiles that none of its
+// CAUSAL: row i sees keys 0 .. i. Only the keys that a block's rows see are split, a warp skips tiles that none of its
 // rows see, and the blocks with most keys start first.
 //
 // Steps, as in docs/kernels/flashcore.md: 1 load, 2 scores, 3 online softmax, 4 product with V, 5 merge, 6 store.
@@ -38,7 +37,7 @@
 
 namespace flashcore {
 
-// How the work is cut: see algo.toml; Path MMA_SYNC (flashcore_launch.cuh).
+// The configuration (see algo.toml) of Path MMA_SYNC (flashcore_launch.cuh).
 template <int ROWS_, int WARPS_, int TILES_, int KEYS_, int STAGES_, int SPLITS_>
 struct Cut {
   static constexpr int ROWS = ROWS_, WARPS = WARPS_, TILES = TILES_, KEYS = KEYS_, STAGES = STAGES_, SPLITS = SPLITS_;
@@ -49,15 +48,15 @@ struct Cut {
   static_assert(ROWS / SPLITS % 16 == 0 && ROWS % SPLITS == 0, "16 rows have one owner");
   static_assert(KEYS % 16 == 0 && STAGES >= 1 && WARPS >= 2, "whole matrices");
 
-  // Bytes of shared memory: queries, keys and values, and what the owner of ROWS / splits rows is handed for them.
+  // Bytes of shared memory: queries, keys and values, and the parts of the ROWS / splits rows that the CTA owns.
   static constexpr int QUERIES = ROWS * ROW, TILE = STEP * ROW;
   static constexpr int shared(int splits) {
     const int part = ROWS / splits * (D + 2) * int(sizeof(float));
     return QUERIES + 2 * STAGES * TILE + (KEY_GROUPS * splits > 1 ? KEY_GROUPS * splits * part : 0);
   }
 
-  // CTAs that an SM should be able to have. Unsplit keys mean many rows: two CTAs then, where 128 registers a thread and
-  // the shared memory (228 KiB, one of them the driver's for each CTA) allow it. On sm_100 ptxas would spill.
+  // CTAs that should fit on an SM. Unsplit keys mean many rows: then two CTAs, if 128 registers per thread and
+  // the shared memory (228 KiB, of which the driver takes one per CTA) allow it. On sm_100 ptxas would spill.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
   static constexpr int RESIDENT = 1;
 #else
@@ -67,8 +66,8 @@ struct Cut {
 
 #ifdef __CUDACC__
 
-// N rows into a tile, swizzled: piece c of row r is in place c ^ (r % 8). `from` and `to` are this thread's first ones, row
-// threadIdx.x / 8 and piece threadIdx.x % 8; of its rows those at `left` and beyond are not there, and are zeros.
+// N rows into a tile, swizzled: piece c of row r is stored as piece c ^ (r % 8). `from` and `to` are this thread's first ones,
+// row threadIdx.x / 8 and piece threadIdx.x % 8; rows from `left` on do not exist and become zeros.
 template <int N, int THREADS>
 __device__ __forceinline__ void load_tile(uint32_t to, const __half* from, int left) {
   static_assert(THREADS % 64 == 0, "a thread's rows differ by multiples of 8: it swizzles once");
@@ -95,8 +94,8 @@ __global__ void __launch_bounds__(C::THREADS, C::RESIDENT) flashcore_v4(const __
   const int steps = (seen + STEP - 1) / STEP, each = (steps + SPLITS - 1) / SPLITS;
   const int begin = rank * each, count = min(each, steps - begin);    // of this CTA; count may be 0 or less
 
-  // --- 1. Load: ask for Q, and for the first STAGES tiles of K and V ---
-  // Bytes and rows from here on are 32 bits behind three pointers: this code runs before the first byte is asked for.
+  // --- 1. Load: Q, and the first STAGES tiles of K and V ---
+  // From here on 32-bit offsets from three pointers: this code runs before the first load is issued.
   const int my_row = threadIdx.x / 8, my_piece = threadIdx.x % 8;
   const int64_t start = head + my_row * D + my_piece * 8;
   char* const memory = shared_memory();
@@ -116,7 +115,7 @@ __global__ void __launch_bounds__(C::THREADS, C::RESIDENT) flashcore_v4(const __
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int my_rows = warp % C::ROW_GROUPS * 16 * TILES, my_keys = warp / C::ROW_GROUPS * KEYS;
-  // Where a lane points for 16 x 16 elements: matrices 0, 1 below each other, or beside each other (flashcore-v3).
+  // A lane's address for 16 x 16 elements: matrices 0, 1 one above the other, or side by side (flashcore-v3).
   const int r = lane % 8, half = lane / 8 % 2, other = lane / 16;
   const uint32_t down = (half * 8 + r) * ROW + ((other ^ r) << 4);
   const uint32_t across = (other * 8 + r) * ROW + ((half ^ r) << 4);
@@ -138,13 +137,13 @@ __global__ void __launch_bounds__(C::THREADS, C::RESIDENT) flashcore_v4(const __
     const uint32_t v_tile = v_tiles + i % STAGES * C::TILE + my_keys * ROW + down;
 
     // --- 2. Scores: S = Q K^T, of the warp's rows and KEYS keys ---
-    // Groups end in the order k0 v0 k1 v1 ...; younger than k_i are those of STAGES - 1 stages, and at first v0.
+    // Groups end in the order k0 v0 k1 v1 ...; the groups after k_i are those of STAGES - 1 stages, and at first v0.
     if (i == 0) {
       wait_for_copies<2 * STAGES - 1>();
     } else {
       wait_for_copies<2 * STAGES - 2>();
     }
-    __syncthreads();                                                  // k_i is there; all are done with v_(i-1)
+    __syncthreads();                                                  // k_i has arrived; all are done with v_(i-1)
     if (i > 0) load(v_tiles, v_from, i - 1 + STAGES);
     if (i == 0) {
 #pragma unroll
@@ -184,20 +183,20 @@ __global__ void __launch_bounds__(C::THREADS, C::RESIDENT) flashcore_v4(const __
             }
       }
 
-      // --- 3. Online softmax: scores become probabilities; m, l and o are brought up to date ---
+      // --- 3. Online softmax: scores become probabilities; m, l and o are updated ---
 #pragma unroll
       for (int a = 0; a < TILES; ++a) online_softmax(s[a], m[a], l[a], o[a]);
     }
 
-    // --- 4. Product: O += P V, and K of step i + STAGES asked for ---
+    // --- 4. Product: O += P V, and the load of K for step i + STAGES ---
     wait_for_copies<2 * STAGES - 2>();
-    __syncthreads();                                                  // v_i is there; all are done with k_i
+    __syncthreads();                                                  // v_i has arrived; all are done with k_i
     load(k_tiles, k_from, i + STAGES);
 
     if (any) {
 #pragma unroll
       for (int c = 0; c < KEYS / 16; ++c) {
-        uint32_t e[TILES][4];                                         // the probabilities, as the left side
+        uint32_t e[TILES][4];                                         // the probabilities, as left operand
 #pragma unroll
         for (int a = 0; a < TILES; ++a) to_left_side(e[a], s[a], c);
 #pragma unroll
@@ -214,7 +213,7 @@ __global__ void __launch_bounds__(C::THREADS, C::RESIDENT) flashcore_v4(const __
     }
   }
 
-  // --- 5. Merge: a row's sum of its four lanes, then what PARTS warps have of it, in the owner's shared memory ---
+  // --- 5. Merge: a row's sum over its four lanes, then the parts of PARTS warps, in the owner's shared memory ---
 #pragma unroll
   for (int a = 0; a < TILES; ++a)
 #pragma unroll
@@ -222,7 +221,7 @@ __global__ void __launch_bounds__(C::THREADS, C::RESIDENT) flashcore_v4(const __
 
   __half* const to_row = p.output + head + first * D;
   if constexpr (PARTS == 1) {
-    // --- 6. Store: a warp has its rows to itself; through the place of Q, which only it has read ---
+    // --- 6. Store: rows are not shared between warps; by way of Q's shared memory, which only this warp has read ---
 #pragma unroll
     for (int a = 0; a < TILES; ++a)
       write_out(memory + (my_rows + a * 16) * ROW, o[a], l[a], to_row + (my_rows + a * 16) * D,
@@ -239,7 +238,7 @@ __global__ void __launch_bounds__(C::THREADS, C::RESIDENT) flashcore_v4(const __
     } else {
       __syncthreads();
     }
-    // --- 6. Store: the owner weighs the parts and writes its rows ---
+    // --- 6. Store: the owner merges the parts and writes its rows ---
     parts.template write_out<C::THREADS>(to_row + rank * OWN * D, p.S - first - rank * OWN);
   }
 }

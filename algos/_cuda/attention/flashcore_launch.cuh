@@ -1,4 +1,4 @@
-// The launch of flashcore-v4: takes the cut for this GPU and size from TUNED (tuned.h, included before this file).
+// The launch of flashcore-v4: takes the configuration for this GPU and size from TUNED (tuned.h, included before this file).
 #pragma once
 
 #include <array>
@@ -17,15 +17,15 @@
 
 namespace flashcore {
 
-// What is asked of a device, once for each of the first 64.
+// Properties of a device, cached for the first 64.
 struct Device {
   int sms = 0;
   bool clusters = false;  // and TMA
-  bool wgmma = false;     // the code that runs on it is sm_90a's, not sm_90's
+  bool wgmma = false;     // it runs code compiled for sm_90a, not sm_90
   int shared = 0;         // bytes of shared memory that a CTA may have
 };
 
-// Of this library alone (static): a process may have several builds of it, each with kernels of its own to be told.
+// static: a process may have several builds of this library, and each must set the attributes of its own kernels.
 static Device device(int id) {
   static std::array<std::atomic<uint64_t>, 64> known{};  // one word, so that no thread sees half of it
   const bool kept = id >= 0 && id < 64;
@@ -48,14 +48,14 @@ static Device device(int id) {
 // Which kernel a row of TUNED is for: its `wgmma`, as in algo.toml.
 enum Path {
   MMA_SYNC = 0,     // flashcore.cuh: products by mma.sync, keys step by step; runs everywhere
-  WGMMA = 1,        // flashcore_wgmma.cuh: products by wgmma, for sizes at which they count; sm_90a
-  WGMMA_AHEAD = 2,  // the same, the next step's scores asked for before the exponentials of this one
-  AT_ONCE = 3,      // flashcore_once.cuh: products by mma.sync, all keys asked for at once; sm_90
+  WGMMA = 1,        // flashcore_wgmma.cuh: products by wgmma, for sizes that products limit; sm_90a
+  WGMMA_AHEAD = 2,  // the same, the next step's scores issued before the exponentials of this one
+  AT_ONCE = 3,      // flashcore_once.cuh: products by mma.sync, all keys loaded at once; sm_90
 };
 
-// What stands in for rows of TUNED that cannot run: cuts of flashcore.cuh, which runs everywhere; the best of all of them in
-// one run on an H200, for B, S of 1, 512, of 1, 1024 to 4, 256, and of 4, 512 and beyond. `up_to` is of heads * S here; 5792
-// and 11585 are the geometric middles between the sizes measured, 4096, 8192 and 16384.
+// Used instead of rows of TUNED that cannot run: configurations of flashcore.cuh, which runs everywhere; the best ones in
+// one run on an H200, for B, S of 1, 512, of 1, 1024 to 4, 256, and from 4, 512 on. Here `up_to` is heads * S; 5792
+// and 11585 are the geometric means of the measured sizes, 4096, 8192 and 16384.
 constexpr int64_t ANY = std::numeric_limits<int64_t>::max();
 constexpr Tuned INSTEAD[] = {
     {"", 0, ANY, 5792, 32, 8, 1, 64, 1, 1, MMA_SYNC},
@@ -71,7 +71,7 @@ constexpr const Tuned& row(size_t i) { return i < ROWS_TUNED ? TUNED[i] : INSTEA
 
 constexpr Path path(size_t i) { return static_cast<Path>(row(i).wgmma); }
 
-// The type of a row's cut. Lazily, so that only one of them must be possible.
+// The type of a row's configuration. Lazy, so that only the chosen one must compile.
 template <size_t I, Path = path(I)>
 struct CutFor;
 template <size_t I>
@@ -102,7 +102,7 @@ constexpr int shared_of(const Device& on) {
   }
 }
 
-// Whether a row's kernel is there, and made for sequences of S: few heads may have longer ones than a size was tuned with.
+// Whether a row's kernel exists and can take sequences of S: with few heads they may be longer than those tuned for.
 template <size_t I>
 bool possible(const Device& on, int S) {
   if constexpr (path(I) == AT_ONCE) {
@@ -112,8 +112,8 @@ bool possible(const Device& on, int S) {
   }
 }
 
-// The row of TUNED (tuned_row.cuh), or the next one of that GPU that can do it, or what stands in for it; where this GPU has less
-// shared memory than it asks for (sm_86 and its like have 99 KiB), the one that asks for least.
+// The row of TUNED (tuned_row.cuh), or the next one of that GPU that can run, or one of INSTEAD; if this GPU has too little
+// shared memory for it (sm_86, for example, has 99 KiB), the one that needs least.
 template <size_t... I>
 size_t chosen(const Device& on, int64_t heads, int S, std::index_sequence<I...>) {
   const int shared[] = {shared_of<I>(on)...};
@@ -122,7 +122,7 @@ size_t chosen(const Device& on, int64_t heads, int S, std::index_sequence<I...>)
   const auto same_gpu = [](size_t i) { return i + 1 < ROWS_TUNED && row(i + 1).sms == row(i).sms; };
   while (on.wgmma && !can[at] && same_gpu(at)) ++at;
 #ifdef GDN_BATCH_INVARIANT
-  heads = 8;  // what stands in for a row depends on S alone, too
+  heads = 8;  // the choice in INSTEAD then depends on S alone, too
 #endif
   if (!can[at])
     for (at = ROWS_TUNED; heads * S > row(at).up_to;) ++at;
@@ -150,7 +150,7 @@ static void launch(const Problem& p, uint32_t heads, cudaStream_t stream, int id
   config.stream = stream;
   config.attrs = &cluster, config.numAttrs = splits > 1 ? 1 : 0;
 
-  static std::array<std::atomic<bool>, 64> allowed{};  // a kernel must be told once, on each device, of more than 48 KiB
+  static std::array<std::atomic<bool>, 64> allowed{};  // a kernel with more than 48 KiB needs an attribute, set once per device
   const bool kept = id >= 0 && id < 64;
   const auto allow = [&](auto kernel) {
     if (shared <= 48 * 1024 || (kept && allowed[id].load(std::memory_order_relaxed))) return;
@@ -182,7 +182,7 @@ static void launch(size_t at, const Problem& p, uint32_t heads, cudaStream_t str
   (void)((I == at && (launch<CAUSAL, I>(p, heads, stream, id), true)) || ...);
 }
 
-// For whoever builds this (gdn's Kernel.fallback): see ask_for_fallback.
+// Called by gdn after the build (Kernel.fallback): see ask_for_fallback.
 static std::string fallback() {
   const char* answer = "";
   TVM_FFI_CHECK_CUDA_ERROR(ask_for_fallback(answer));

@@ -1,14 +1,14 @@
-// Attention forward, flashcore-v4 for short sequences: all of a block's keys and values at once, by TMA.
+// Attention forward, flashcore-v4 for short sequences: all of a block's keys and values are loaded at once, by TMA.
 //
-// flashcore.cuh has 33 copies of 16 bytes to ask for in each thread, and barriers of the whole CTA between its steps. Here a
-// thread asks for a tile at a time, and every tile has room of its own in shared memory and a barrier that is used once:
-// nothing is overwritten, nobody says that a tile is free, and a warp waits for nothing but its own tiles.
+// flashcore.cuh issues 33 copies of 16 bytes in each thread, and has barriers of the whole CTA between its steps. Here a
+// thread issues a whole tile at a time, and every tile has its own shared memory and a barrier that is used once:
+// nothing is overwritten, no barrier is needed to free a tile, and a warp waits only for its own tiles.
 //
 // The products are those of flashcore.cuh, by mma.sync: TMA's swizzle is the one that ldmatrix reads. The warps
 // are ROWS / 16 groups of rows x GROUPS of keys; group g has tiles g, g + GROUPS, ... of KEYS keys. So a CTA serves up to
-// KEYS * GROUPS * STAGES keys, and the host takes another kernel beyond that.
+// KEYS * GROUPS * STAGES keys; for more, the host takes another kernel.
 //
-// CAUSAL: a CTA brings what its rows see; a warp leaves out tiles that none of its rows see.
+// CAUSAL: a CTA loads the keys that its rows see; a warp skips tiles that none of its rows see.
 //
 // Steps as in flashcore.cuh: 1 load, 2 scores, 3 online softmax, 4 product with V, 5 merge, 6 store.
 //
@@ -20,7 +20,7 @@
 
 namespace flashcore {
 
-// How the work is cut: see algo.toml; Path AT_ONCE (flashcore_launch.cuh).
+// The configuration (see algo.toml) of Path AT_ONCE (flashcore_launch.cuh).
 template <int ROWS_, int WARPS_, int KEYS_, int STAGES_>
 struct OnceCut {
   static constexpr int ROWS = ROWS_, WARPS = WARPS_, KEYS = KEYS_, STAGES = STAGES_, SPLITS = 1;
@@ -30,7 +30,7 @@ struct OnceCut {
   static_assert(ROW_GROUPS * 16 == ROWS && ROW_GROUPS * GROUPS == WARPS && GROUPS > 1, "warps tile rows and keys");
   static_assert(KEYS % 16 == 0 && KEYS <= 256, "whole matrices, and what TMA takes at a time");
 
-  // Bytes of shared memory: queries, keys and values, what is merged, barriers: for the queries, and for each tile.
+  // Bytes of shared memory: queries, keys and values, the parts to merge, barriers for the queries and for each tile.
   static constexpr int QUERIES = ROWS * ROW, TILE = KEYS * ROW;
   static constexpr int PARTS_AT = QUERIES + 2 * TILES * TILE;
   static constexpr int BARRIERS_AT = PARTS_AT + GROUPS * ROWS * (D + 2) * int(sizeof(float));
@@ -55,7 +55,7 @@ flashcore_v4_once(const __grid_constant__ Maps maps, const __grid_constant__ Pro
   const int lane = threadIdx.x % 32, warp = of_warp(threadIdx.x / 32);
 
   // --- 1. Load: all of Q, K and V that the block needs ---
-  // Each warp asks for its share of the tiles, the last one for the queries.
+  // Each warp issues its share of the tiles, the last one the queries.
   if (lane == 0) {
     const auto load = [&](uint32_t to, const TensorMap& map, int row, int bytes, uint32_t there) {
       mbarrier_arrive_expect_tx(there, bytes);
@@ -71,11 +71,11 @@ flashcore_v4_once(const __grid_constant__ Maps maps, const __grid_constant__ Pro
       load(v_tiles + i * C::TILE, maps.v, i * KEYS, C::TILE, v_there + i * 8);
     }
   }
-  __syncthreads();                                                    // the barriers are there
+  __syncthreads();                                                    // the barriers are initialised
 
   const int my_rows = warp % C::ROW_GROUPS * 16, group = warp / C::ROW_GROUPS, g = lane / 4, t = lane % 4;
-  const int row = first + my_rows, limit = CAUSAL ? min(p.S, row + 16) : p.S;  // of the warp; keys that any row of it sees
-  // Where a lane points for 16 x 16 elements, as in flashcore.cuh.
+  const int row = first + my_rows, limit = CAUSAL ? min(p.S, row + 16) : p.S;  // the warp's first row; keys that any of its rows sees
+  // A lane's address for 16 x 16 elements, as in flashcore.cuh.
   const int r = lane % 8, half = lane / 8 % 2, other = lane / 16;
   const uint32_t down = (half * 8 + r) * ROW + ((other ^ r) << 4);
   const uint32_t across = (other * 8 + r) * ROW + ((half ^ r) << 4);
@@ -124,7 +124,7 @@ flashcore_v4_once(const __grid_constant__ Maps maps, const __grid_constant__ Pro
     mbarrier_wait(v_there + tile * 8, 0);
 #pragma unroll
     for (int c = 0; c < KEYS / 16; ++c) {
-      uint32_t e[4];                                                  // the probabilities, as the left side
+      uint32_t e[4];                                                  // the probabilities, as left operand
       to_left_side(e, s, c);
 #pragma unroll
       for (int n = 0; n < D / 16; ++n) {
@@ -136,7 +136,7 @@ flashcore_v4_once(const __grid_constant__ Maps maps, const __grid_constant__ Pro
     }
   }
 
-  // --- 5. Merge: a row's sum of its four lanes, then what GROUPS warps have of it; 6. store ---
+  // --- 5. Merge: a row's sum over its four lanes, then the parts of GROUPS warps; 6. store ---
 #pragma unroll
   for (int h = 0; h < 2; ++h) l[h] = quad_sum(l[h]);
 

@@ -1,4 +1,4 @@
-// Partial results of rows of attention, (m, l, o), each right in itself: weighed against each other and written out.
+// Merges partial results of rows of attention, (m, l, o), each complete for its keys, and writes the output.
 // A warp has 16 rows of a part, as fragments (mma_f16.cuh): row g in [0], row g + 8 in [1] of m and l.
 #pragma once
 
@@ -13,8 +13,8 @@ constexpr int ROW = D * 2;  // bytes of a row of f16
 
 #ifdef __CUDACC__
 
-// A warp's 16 rows that are in one part, by way of 16 rows of shared memory that only this warp uses now: to rows of 128
-// bytes at `to`, of which `left` are there.
+// Writes a warp's 16 rows that are not split to rows of 128 bytes at `to`, of which `left` exist, by way of 16 rows of
+// shared memory that only this warp uses now.
 __device__ __forceinline__ void write_out(char* mine, const float (&o)[D / 8][4], const float (&l)[2], __half* to,
                                           int left) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -35,7 +35,7 @@ __device__ __forceinline__ void write_out(char* mine, const float (&o)[D / 8][4]
   }
 }
 
-// PARTS of OWN rows in shared memory: their o, a row's pieces of 32 bytes swizzled as tiles are, then their (m, l).
+// PARTS parts of OWN rows in shared memory: their o, with a row's pieces of 32 bytes swizzled like tiles, then their (m, l).
 template <int PARTS, int OWN>
 struct Parts {
   float* o;    // [PARTS][OWN][D]
@@ -44,7 +44,7 @@ struct Parts {
   __device__ __forceinline__ explicit Parts(char* memory)
       : o(reinterpret_cast<float*>(memory)), ml(reinterpret_cast<float2*>(o + PARTS * OWN * D)) {}
 
-  // A warp's 16 rows from `row` on, of all of the cluster's, to the CTA that owns them.
+  // Writes a warp's 16 rows, from `row` of the cluster's rows on, to the CTA that owns them.
   template <int SPLITS>
   __device__ __forceinline__ void hand_over(int part, int row, const float (&from)[D / 8][4], const float (&m)[2],
                                             const float (&l)[2]) const {
@@ -62,7 +62,7 @@ struct Parts {
     }
   }
 
-  // By all THREADS, behind a barrier: the owned rows to `to`, of which `left` are there.
+  // Called by all THREADS, after a barrier: writes the owned rows, of which `left` exist, to `to`.
   template <int THREADS>
   __device__ __forceinline__ void write_out(__half* to, int left) const {
 #pragma unroll
@@ -81,7 +81,7 @@ struct Parts {
         total.x = fmaf(w, f.x, total.x), total.y = fmaf(w, f.y, total.y);
         total.z = fmaf(w, f.z, total.z), total.w = fmaf(w, f.w, total.w);
       }
-      const float inverse = __fdividef(1.f, sum);                     // no call for the ends of float: sum >= 1
+      const float inverse = __fdividef(1.f, sum);                     // the fast division is safe: sum >= 1
       if (y < left) {
         __half2* output = reinterpret_cast<__half2*>(to + y * D + x * 4);
         output[0] = to_half2(total.x * inverse, total.y * inverse);

@@ -1,29 +1,29 @@
-// Attention forward, flashcore-v4 by warpgroups: the cut of flashcore.cuh for sizes at which the products count, on sm_90a.
+// Attention forward, flashcore-v4 with wgmma: divided as in flashcore.cuh, for sizes that products limit, on sm_90a.
 //
-// wgmma multiplies 64 rows by a whole tile of keys, which it reads from shared memory itself: a tile is read once for 64
-// rows where mma.sync reads it once for 16 or 32, and no thread spends an instruction on it. So:
+// wgmma multiplies 64 rows by a whole tile of keys, which it reads directly from shared memory: a tile is read once for 64
+// rows, while mma.sync reads it once for 16 or 32, and no thread spends an instruction on that. So:
 //
 //   - ROWS / 64 warpgroups side by side, KEY_GROUPS times: each has 64 rows, and KEYS keys of every step. The keys are
-//     split over SPLITS CTAs besides, and all parts are merged as in flashcore.cuh (flashcore_parts.cuh).
-//   - One thread of each group of keys asks TMA for its tiles, swizzled as wgmma wants them, STAGES of them
-//     ahead; barriers in shared memory say when one is there and when it may be written again. Warpgroups do not wait for
-//     each other but there: while one has its exps, another has its products. (A warp that only loads would be simpler:
+//     also split over SPLITS CTAs, and all parts are merged as in flashcore.cuh (flashcore_parts.cuh).
+//   - One thread of each group of keys issues its TMA loads, swizzled for wgmma, STAGES tiles ahead; barriers in shared
+//     memory signal when a tile is full and when it is empty. Warpgroups only wait for each other there: while one
+//     computes exps, another computes products. (A warp that only loads would be simpler, but
 //     ptxas counts it as a whole warpgroup, and leaves the others 96 registers of 128.)
-//   - d = 64: as many cycles of products as of exps (an SM: 4096 products and additions a cycle, 256 a score, against 16
-//     exps), so that what counts is that both run at the same time: 4 warpgroups an SM, in one CTA or in several.
-//     AHEAD: a warpgroup also asks for the next scores before its own values' product, and does its exps under that one.
-//   - One instruction for scale, base and maximum: exp2(fma(s, c, -m c)), with m c rounded once for a row: all that is
-//     summed is wrong by the same factor. Where that factor shows (m c beyond 256) it is exp2((s - m) c), as in flashcore.cuh.
-//   - What instructions are left is time that nothing hides, so: the sum of a row's probabilities is one more column of the
-//     values' product, by values that are 1; maxima are taken three at a time, as integers; and whether a maximum rose is
-//     not asked: of a warp's 16 nearly always one did.
-//   - The scores' registers become probabilities, and these the left side of the values' product: fragments of both are
-//     alike. Values lie as they came, by keys: wgmma takes them turned.
+//   - d = 64: as many cycles of products as of exps (an SM: 4096 products and additions per cycle, 256 per score, against
+//     16 exps), so both have to run at the same time: 4 warpgroups per SM, in one CTA or in several.
+//     AHEAD: a warpgroup also issues the next scores before its own values' product, and computes its exps during that.
+//   - One instruction for scale, base and maximum: exp2(fma(s, c, -m c)), with m c rounded once per row: all terms of the
+//     sums have the same relative error. If that is large (m c beyond 256), exp2((s - m) c), as in flashcore.cuh.
+//   - Every other instruction adds to the time, so: the sum of a row's probabilities is one more column of the
+//     values' product, with values that are 1; maxima are taken three at a time, as integers; and there is no branch for
+//     a maximum that did not rise: of a warp's 16 nearly always one does.
+//   - The scores' registers become probabilities, and these the left operand of the values' product: both fragments have
+//     the same layout. Values stay in the order of keys: wgmma reads them transposed.
 //
-// CAUSAL: a warpgroup does the tiles that its rows see, and lets the others go by.
+// CAUSAL: a warpgroup computes the tiles that its rows see, and skips the others.
 //
 // Steps as in flashcore.cuh: 1 load, 2 scores, 3 online softmax, 4 product with V, 5 merge, 6 store. 1 to 4 are lambdas
-// here, since AHEAD has them in another order: 2 of step i stands before 4 of step i - 1.
+// here, since AHEAD runs them in another order: 2 of step i before 4 of step i - 1.
 //
 // Grid, splits and owners as in flashcore.cuh. Provenance: FlashAttention-3 (arXiv 2407.08608) for products ahead of the
 // exps. Written here.
@@ -34,7 +34,7 @@
 
 namespace flashcore {
 
-// How the work is cut: see algo.toml; Path WGMMA, or with AHEAD WGMMA_AHEAD (flashcore_launch.cuh).
+// The configuration (see algo.toml) of Path WGMMA, or with AHEAD WGMMA_AHEAD (flashcore_launch.cuh).
 template <int ROWS_, int WARPS_, int KEYS_, int STAGES_, int SPLITS_, bool AHEAD_>
 struct WideCut {
   static constexpr int ROWS = ROWS_, WARPS = WARPS_, KEYS = KEYS_, STAGES = STAGES_, SPLITS = SPLITS_;
@@ -47,15 +47,15 @@ struct WideCut {
   static_assert(STAGES >= 2, "a tile is asked for while the one before it is in use");
   static_assert(KEYS == 64 || KEYS == 128, "the products of warpgroup.cuh");
 
-  // Bytes of shared memory: queries, keys and values, ones, what is handed to the owner of ROWS / SPLITS rows, barriers:
-  // for the queries, and for each tile of keys or values one that it is there and one that it is free.
+  // Bytes of shared memory: queries, keys and values, ones, the parts of the ROWS / SPLITS rows that the CTA owns, barriers:
+  // one for the queries, and for each tile of keys or values one for full and one for empty.
   static constexpr int QUERIES = ROWS * ROW, TILE = KEYS * ROW, TILES = STAGES * KEY_GROUPS;  // TILES of each
   static constexpr int PARTS = KEY_GROUPS * SPLITS, OWN = ROWS / SPLITS;
   static constexpr int ONES = 16 * ROW, ONES_AT = QUERIES + 2 * TILES * TILE, PARTS_AT = ONES_AT + ONES;
   static constexpr int BARRIERS_AT = PARTS_AT + (PARTS > 1 ? PARTS * OWN * (D + 2) * int(sizeof(float)) : 0);
   static constexpr int SHARED = BARRIERS_AT + (1 + 4 * TILES) * 8;
 
-  // CTAs that an SM should be able to have: four warpgroups of 128 registers, or three of 168.
+  // CTAs that should fit on an SM: four warpgroups of 128 registers, or three of 168.
   static constexpr int REGISTERS = KEYS / 2 + (AHEAD ? KEYS / 4 : 0) + D / 2 + 28;  // of a thread
   static constexpr int WARPS_OF_SM = REGISTERS <= 128 ? 16 : 12;
   static constexpr int most(int x, int y) { return x > y ? x : y; }
@@ -67,20 +67,20 @@ struct WideCut {
 
 #if FLASHCORE_WGMMA
 
-// How wgmma finds a matrix in a swizzled tile: the address, 1024 bytes from eight rows to the next eight, the swizzle. By
-// rows ("K-major", q and k) the next 16 columns are 32 bytes further; turned ("MN-major", v) the next 16 rows are 2048.
+// wgmma's descriptor of a matrix in a swizzled tile: the address, 1024 bytes from eight rows to the next eight, the swizzle.
+// By rows ("K-major", q and k) the next 16 columns are 32 bytes further; transposed ("MN-major", v) the next 16 rows are 2048.
 __device__ __forceinline__ uint64_t matrix_at(uint32_t address) {
   constexpr uint64_t EIGHT_ROWS = 1024 >> 4, SWIZZLE_128 = 1;
   return (address & 0x3ffff) >> 4 | EIGHT_ROWS << 16 | EIGHT_ROWS << 32 | SWIZZLE_128 << 62;
 }
-// Turned, with columns 64 and on at `more`, behind it.
+// Transposed, with columns from 64 on at `more`, after it.
 __device__ __forceinline__ uint64_t matrix_at(uint32_t address, uint32_t more) {
   return (matrix_at(address) & ~(uint64_t{0x3fff} << 16)) | static_cast<uint64_t>((more - address) >> 4) << 16;
 }
-// To add to what matrix_at gave; the second leaves `more` where it is.
+// To add to a result of matrix_at; the second does not move `more`.
 constexpr uint64_t NEXT_COLUMNS = 32 >> 4, NEXT_ROWS = (2048 >> 4) - (uint64_t{2048 >> 4} << 16);
 
-// The greatest score that a row has in all lanes that share it.
+// The greatest score of a row over all lanes that share it.
 template <int N>
 __device__ __forceinline__ float greatest(const float (&s)[N][4], int h) {
   float most[4];                                                      // chains of a quarter of the length
@@ -91,8 +91,8 @@ __device__ __forceinline__ float greatest(const float (&s)[N][4], int h) {
   return quad_max(fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])));
 }
 
-// The same as integers, three at a time: half the instructions. The bits of floats are in their order unless two are
-// negative: so it is right where it is not negative, and negative where all scores are.
+// The same as integers, three at a time: half the instructions. The bits of floats compare like the floats unless both are
+// negative: so the result is right if it is not negative, and it is negative if all scores are.
 template <int N>
 __device__ __forceinline__ int greatest_bits(const float (&s)[N][4], int h) {
   int most[2] = {__float_as_int(s[0][2 * h]), __float_as_int(s[0][2 * h + 1])};
@@ -104,8 +104,8 @@ __device__ __forceinline__ int greatest_bits(const float (&s)[N][4], int h) {
   return max(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
-// Scores -> probabilities, of the two rows of which a lane has a part: m, the greatest score of each so far, and w, what was
-// summed before these scores is worth since.
+// Scores -> probabilities, for the two rows that a lane has a part of. m: the greatest score of each so far; w: the factor for
+// the sums before these scores.
 template <int N>
 __device__ __forceinline__ void to_probabilities(float (&s)[N][4], float (&m)[2], float (&w)[2]) {
   constexpr float LARGE = 256.f / EXPONENT;
@@ -172,11 +172,11 @@ flashcore_v4_wide(const __grid_constant__ Maps maps, const __grid_constant__ Pro
   const int lane = threadIdx.x % 32, warp = of_warp(threadIdx.x / 32);
 
   const int group = warp / (4 * C::ROW_GROUPS), my_rows = warp % (4 * C::ROW_GROUPS) * 16, g = lane / 4, t = lane % 4;
-  const bool loads = my_rows == C::ROWS - 64 && lane == 0;            // of a warpgroup that sees all that the CTA sees
+  const bool loads = my_rows == C::ROWS - 64 && lane == 0;            // in a warpgroup that sees all keys that the CTA sees
 
   // --- 1. Load: Q, and the first STAGES tiles of K and V of each group of keys ---
   const auto tile = [&](int i) { return i % STAGES * GROUPS + group; };
-  // The group's tile of keys or values for step i: by the thread that loads, where there is such a step.
+  // Loads the group's tile of keys or values for step i, if there is one; called by the thread that loads.
   const auto load = [&](const TensorMap& map, int i, uint32_t tiles, uint32_t there, uint32_t free) {
     if (loads && i < count) {
       const int at = tile(i);
@@ -209,7 +209,7 @@ flashcore_v4_wide(const __grid_constant__ Maps maps, const __grid_constant__ Pro
     reinterpret_cast<uint4*>(memory + C::ONES_AT)[threadIdx.x] = {TWO, TWO, TWO, TWO};
     fence_proxy_async();
   }
-  __syncthreads();                                                    // the barriers and the ones are there
+  __syncthreads();                                                    // the barriers and the ones are initialised
 
   const int start = begin * C::STEP + group * KEYS, row = first + my_rows;    // the first key, the warp's first row
   const int limit = CAUSAL ? min(p.S, first + my_rows / 64 * 64 + 64) : p.S;  // keys that the warpgroup's rows see
@@ -220,12 +220,12 @@ flashcore_v4_wide(const __grid_constant__ Maps maps, const __grid_constant__ Pro
   };
 
   float s[KEYS / 8][4];
-  uint32_t e[KEYS / 16][4];                                           // the probabilities, as the left side
+  uint32_t e[KEYS / 16][4];                                           // the probabilities, as left operand
   float o[D / 8][4], sums[4] = {0.f, 0.f, 0.f, 0.f};                  // of a row in [0] and in [1], of the other in [2], [3]
   float m[2] = {-INFINITY, -INFINITY}, w[2];
   clear(o);
 
-  // --- 2. Scores: S = Q K^T, asked for; hide, once they are there: keys that a row does not see ---
+  // --- 2. Scores: issue S = Q K^T; `hide`, once they are computed, masks keys that a row does not see ---
   const auto scores = [&](int i) {
     const uint64_t q = matrix_at(q_tile + my_rows / 64 * 64 * ROW), k = matrix_at(k_tiles + tile(i) * C::TILE);
     warpgroup_arrive();
@@ -244,7 +244,7 @@ flashcore_v4_wide(const __grid_constant__ Maps maps, const __grid_constant__ Pro
         if (column >= p.S || (CAUSAL && column > row + x / 2 * 8 + g)) s[n][x] = -INFINITY;
       }
   };
-  // --- 4. Product: O += P V, and the sums of P, asked for ---
+  // --- 4. Product: issue O += P V, and the sums of P ---
   const auto output = [&](int i) {
     const uint64_t v = matrix_at(v_tiles + tile(i) * C::TILE, q_tile + C::ONES_AT);
     warpgroup_fence_operand(o), warpgroup_fence_operand(sums), warpgroup_fence_operand(e);
@@ -255,7 +255,7 @@ flashcore_v4_wide(const __grid_constant__ Maps maps, const __grid_constant__ Pro
   };
 
   // --- The steps in order; 3 is to_probabilities, scale and to_left_side ---
-  // What is loaded into the place of step i - 1 is asked for while step i is under way: others may be so far behind.
+  // The tile that replaces that of step i - 1 is loaded during step i: other warpgroups may be one step behind.
   if (count > 0) mbarrier_wait(q_there, 0);
   if constexpr (C::AHEAD) {
     if (mine > 0) {
@@ -315,7 +315,7 @@ flashcore_v4_wide(const __grid_constant__ Maps maps, const __grid_constant__ Pro
     }
   }
 #pragma unroll 1
-  for (int i = max(mine, 0); i < count; ++i) {                        // what only others see
+  for (int i = max(mine, 0); i < count; ++i) {                        // tiles that only other warpgroups see
     if (i > 0) load_k(i - 1 + STAGES), load_v(i - 1 + STAGES);
     wait_tile(k_there, i);
     free_tile(k_free, i);

@@ -1,4 +1,4 @@
-// What every flashcore kernel is given. Row s of head h is at (h * S + s) * D in each of the four.
+// The arguments of every flashcore kernel. Row s of head h is at (h * S + s) * D in each of the four tensors.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -21,8 +21,8 @@ struct Problem {
 
 #ifdef __CUDACC__
 
-// float -> f16, to nearest. An output is a mean of v's values, which all fit; but p was rounded after its sum was taken,
-// so that at the very end of f16 the quotient may come out beyond it. It is held there: never infinite.
+// float -> f16, to nearest. An output is a mean of values of v, which are all finite; but p was rounded after its sum was
+// taken, so the quotient may slightly exceed the largest f16. It is clamped, so never infinite.
 __device__ __forceinline__ __half2 to_half2(float x, float y) {
   constexpr float MOST = 65504.f;
   return __floats2half2_rn(fminf(fmaxf(x, -MOST), MOST), fminf(fmaxf(y, -MOST), MOST));

@@ -1,8 +1,8 @@
 // A small persistent thread pool: the caller works too, idle workers spin briefly and then sleep.
 //
 // A job is `total` chunks. Each thread has a share of neighbouring ones, the same at every call, so that a small state
-// stays in the caches of the same CPUs; it takes them one by one and then helps itself to the others' shares. A worker
-// that wakes too late finds none left, and the caller waits only for chunks that somebody took: a job of a few
+// stays in the caches of the same CPUs; it takes them one by one and then takes chunks from other shares. A worker
+// that wakes too late finds none left, and the caller waits only for chunks that a worker has taken: a job of a few
 // microseconds never waits for a sleeping thread.
 #pragma once
 
@@ -38,7 +38,7 @@ inline void relax() {
 inline int thread_count() {
   for (const char* name : {"GDN_THREADS", "OMP_NUM_THREADS"}) {
     const char* text = std::getenv(name);
-    const long n = text ? std::strtol(text, nullptr, 10) : 0;  // of OpenMP's "4,2" the 4
+    const long n = text ? std::strtol(text, nullptr, 10) : 0;  // OpenMP allows "4,2": use the 4
     if (n > 0) return static_cast<int>(std::min(n, 1024L));
   }
 #if defined(__linux__)
@@ -92,7 +92,7 @@ class Pool {
 
  private:
   explicit Pool(int threads) : pid_(getpid()), shares_(new Share[threads]) {
-    // Keep this library mapped, as there will be workers in it: whoever loaded it may unload it at any time.
+    // Keep this library mapped, since workers run in it and the program may unload it at any time.
     Dl_info info;
     if (dladdr(reinterpret_cast<void*>(&thread_count), &info) && info.dli_fname) {
       dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);
@@ -103,7 +103,7 @@ class Pool {
     try {
       for (int t = 1; t < threads; ++t, ++workers_) std::thread([this, t] { serve(t); }).detach();
     } catch (const std::system_error&) {
-      // a limit on threads: make do with those that there are
+      // a limit on threads: continue with those that exist
     }
     pthread_sigmask(SIG_SETMASK, &old, nullptr);
   }

@@ -4,9 +4,8 @@
 //   x = S k,  y = S q  (old S);  d = beta (v - g x);  o = scale (g y + d k.q);  S' = g S + d k^T
 //
 // The block (4 KiB) is read from memory for the dots and again from L1 for the update. The serial part, sums over lanes
-// and then d, is paid once for its rows. Four rows share each load of k and q, and their sums over lanes are one small
-// transposition. A state from beyond the cache is prefetched while the update runs, so that reads and writes go on side
-// by side.
+// and then d, is done once for all its rows. Four rows share each load of k and q, and their sums over lanes are one small
+// transposition. A state that is not in the cache is prefetched during the update, so that reads and writes overlap.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +20,7 @@ namespace gdn {
 
 constexpr int K = 128, BLOCK = 8, STEP = 4, AHEAD = 32;  // in rows: see algo.toml
 
-// What the rows of one value head of one batch element share.
+// Shared by the rows of one value head of one batch element.
 struct Head {
   alignas(64) float k[K];
   alignas(64) float q[K];
@@ -147,7 +146,7 @@ GDN_AVX2 void rows_avx2(const Head& h, const float* s, const uint16_t* v, float*
       }
     }
   }
-  if (STREAM) _mm_sfence();  // streaming stores are not ordered by the release that tells of them
+  if (STREAM) _mm_sfence();  // the release that publishes them does not order streaming stores
 }
 
 GDN_AVX512 inline __m256 fold(__m512 a) {
@@ -198,7 +197,7 @@ GDN_AVX512 void rows_avx512(const Head& h, const float* s, const uint16_t* v, fl
 }
 #endif  // GDN_X86
 
-// The fastest version here. stream: write past the cache, which the state would overflow; needs 64-byte aligned `n`.
+// The fastest version for this CPU. stream: write past the cache, which is too small for the state; needs 64-byte aligned `n`.
 inline Rows pick_rows(bool stream) {
 #ifdef GDN_X86
   static const bool avx512 = 

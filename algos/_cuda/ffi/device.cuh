@@ -1,4 +1,4 @@
-// The device of a call. cuda-v1 has the file, the rungs above it share it.
+// Sets the device of a call.
 #pragma once
 
 #include <tvm/ffi/extra/cuda/base.h>
@@ -6,9 +6,9 @@
 
 namespace gdn {
 
-// For as long as it lives the device is the current one, as below ffi::CUDADeviceGuard, and its context is current too. That guard
-// leaves a thread alone that counts on this device already, as a new thread does on device 0, with no context behind it. A launch
-// finds itself one, but what asks the driver, such as for a tensor map, fails there. cudaSetDevice binds the context from CUDA 12 on.
+// Makes the device and its context current during its lifetime. ffi::CUDADeviceGuard alone does nothing if the device is already
+// the thread's, as device 0 is in a new thread, which has no context yet. A launch then creates one, but calls of the driver, such
+// as for a tensor map, fail. cudaSetDevice binds the context from CUDA 12 on.
 struct CurrentDevice : tvm::ffi::CUDADeviceGuard {
   explicit CurrentDevice(int device) : CUDADeviceGuard(device) { TVM_FFI_CHECK_CUDA_ERROR(cudaSetDevice(device)); }
 };

@@ -1,4 +1,4 @@
-// What every compiled rung asks of a tensor before it takes its pointer. cuda-v1 has the file, the others share it.
+// Checks of a tensor before its pointer is used, for every compiled rung.
 #pragma once
 
 #include <tvm/ffi/container/tensor.h>
@@ -10,11 +10,11 @@ namespace gdn {
 
 namespace ffi = tvm::ffi;
 
-// Every address on a GPU is a multiple of so many bytes: what wide loads and TMA take. gdn_cli.load asks for as much.
+// Required alignment on a GPU, in bytes, for wide loads and TMA. gdn_cli.load requires the same.
 constexpr size_t ALIGNMENT = 16;
 
-// The pointer of a dense tensor of this dtype and shape on this device, aligned to `align` bytes, on a CPU to an element's; or a
-// ValueError.
+// The pointer of a contiguous tensor of this dtype and shape on this device, aligned to `align` bytes (on a CPU to its element).
+// Throws ValueError if the tensor is different.
 template <typename T>
 T* data(const ffi::TensorView& t, const char* name, DLDataType dtype, std::initializer_list<int64_t> shape,
         DLDevice device, size_t align = ALIGNMENT) {

@@ -1,4 +1,4 @@
-// Which row of TUNED (tuned.h, included before this file) holds for this GPU and size.
+// Selects the row of TUNED (tuned.h, included before this file) for this GPU and size.
 #pragma once
 
 #include <tvm/ffi/extra/cuda/base.h>
@@ -11,7 +11,7 @@
 
 namespace gdn {
 
-// SMs of a device; asked once for each of the first 64.
+// Number of SMs of a device; cached for the first 64.
 inline int sms(int device) {
   static std::array<std::atomic<int>, 64> known{};
   const bool kept = device >= 0 && device < 64;
@@ -25,8 +25,8 @@ inline int sms(int device) {
 
 constexpr size_t ROWS_TUNED = sizeof(TUNED) / sizeof(TUNED[0]);
 
-// The row of a table like TUNED: of the GPU whose SMs are nearest in number (the first of equals), the first for which
-// `holds(row)`.
+// The row of a table like TUNED: among those of the GPU with the nearest number of SMs (the first of equals), the first for
+// which `holds(row)`.
 template <typename Row, size_t ROWS, typename Holds>
 inline size_t first_row(const Row (&table)[ROWS], int sms, Holds holds) {
   int nearest = std::numeric_limits<int>::max();
@@ -40,12 +40,12 @@ inline size_t first_row(const Row (&table)[ROWS], int sms, Holds holds) {
   return at;
 }
 
-// The row for a size, of a table without lengths.
+// The row for a size, in a table without lengths.
 template <typename Row, size_t ROWS>
 inline size_t chosen(const Row (&table)[ROWS], int sms, int64_t size) {
   return first_row(table, sms, [=](const Row& row) { return size <= row.up_to; });
 }
-// The row for a length and a size: algo.toml says what both are.
+// The row for a length and a size, as algo.toml defines them.
 template <typename Row, size_t ROWS>
 inline size_t chosen(const Row (&table)[ROWS], int sms, int64_t length, int64_t size) {
   return first_row(table, sms, [=](const Row& row) { return length <= row.length_up_to && size <= row.up_to; });

@@ -5,27 +5,27 @@
 //   d = beta (v - g x),   o = scale (g y + d z),   S' = g S + d k^T
 //
 // LANES lanes have one row of S, a warp has 32 / LANES rows at a time and ROWS of these groups in registers, and does that
-// PASSES times; a CTA has WARPS warps, all of one head, and registers are kept few enough for RESIDENT warps on an SM. S is
-// loaded before anything else and leaves the registers once.
+// PASSES times; a CTA has WARPS warps, all of one head, and registers are limited so that RESIDENT warps fit on an SM. S is
+// loaded before anything else and stored once.
 //
 // Steps, as in docs/kernels/decode-v5.md: 1 load S, 2 load the rest, 3 gates, 4 dots, 5 reduce, 6 update and store.
 //
-// What is not the textbook, and why:
-//   - With several passes the first one's rows come to registers, and those of all others by asynchronous copies to shared
-//     memory, asked for at the same time: bytes are in flight from the first to the last moment, and one wave of CTAs does
-//     what takes two and a half otherwise. A thread reads back what it has copied itself, so no barrier is needed. (Loads to
-//     registers one pass ahead lost: ptxas sinks them behind the arithmetic of the pass before.)
-//   - The grid is flat and the state's address needs nothing but block and thread index: its loads stand in the first
-//     lines of the code. What else is wanted (other pointers, divisions by HV) comes behind a branch that is never
-//     taken, which ptxas does not move it across: with L2 cold, each line of constants or instructions that is missing
-//     costs as much as a DRAM access, and now waits beside the state's.
-//   - Sums over the lanes of several rows are scattered: each exchange halves what a lane still sums, so 2 ROWS sums
-//     cost about as many shuffles as 2 ROWS, not 2 ROWS log2(LANES); d goes back to all lanes by one shuffle a row. One
-//     row alone, for small batches, is summed in all lanes at once: more shuffles, but two fewer that wait for each other.
-//   - RESIDENT = 1, no limit, is for small batches: left to itself, ptxas takes 32 registers where 40 would spare it
-//     waiting for constants one by one, and B = 1 takes a fifth longer.
-//   - exp is ex2.approx, and log1p a polynomial (relative error 3.3e-7 on [0, 1]): expf and log1pf take a fifth of all
-//     code. log(1 + x) itself would lose the small x that a large exp(A_log) makes count.
+// Differences from the textbook version:
+//   - With several passes the first one's rows are loaded to registers, and those of all others by asynchronous copies to
+//     shared memory, issued at the same time: bytes are in flight all the time, and one wave of CTAs replaces two and a
+//     half. A thread reads back only its own copies, so no barrier is needed. (Loads to registers one pass ahead lost:
+//     ptxas moves them after the arithmetic of the previous pass.)
+//   - The grid is flat and the state's address depends only on block and thread index: its loads are among the first
+//     instructions. Everything else (other pointers, divisions by HV) comes after a branch that is never taken, and ptxas
+//     does not move it across: with L2 cold, each missing line of constants or instructions costs as much as a DRAM
+//     access, and now overlaps with the state's loads.
+//   - Sums over the lanes of several rows are a reduce-scatter: each exchange halves the sums that a lane holds, so 2 ROWS
+//     sums cost about 2 ROWS shuffles, not 2 ROWS log2(LANES); d goes back to all lanes by one shuffle per row. A single
+//     row, for small batches, is reduced in all lanes at once: more shuffles, but two fewer dependent ones.
+//   - RESIDENT = 1, no limit, is for small batches: by default ptxas takes 32 registers, too few to load constants
+//     together (40 would do), and B = 1 takes a fifth longer.
+//   - exp is ex2.approx, and log1p a polynomial (relative error 3.3e-7 on [0, 1]): expf and log1pf are a fifth of all
+//     code. log(1 + x) itself would lose small x, which matter with a large exp(A_log).
 // Provenance: the recurrence is Gated DeltaNet's (arXiv 2412.06464); both dots on the old state as SyFI's contest entry
 // describes; division by an invariant after Granlund and Montgomery (PLDI 1994). Written here.
 #pragma once
@@ -43,7 +43,7 @@ namespace gdn {
 
 constexpr int K = 128, V = 128;
 
-// In the order of need: the constant cache is cold too, and the first line of 64 bytes has the first six.
+// In the order of use: the constant cache is cold too, and the first line of 64 bytes has the first six.
 template <typename T>
 struct Arguments {
   const T* state;            // [B, HV, V, K]
@@ -54,7 +54,7 @@ struct Arguments {
   const __nv_bfloat16* b;    // [B, HV]
   const float* A_log;        // [HV]
   const float* dt_bias;      // [HV]
-  T* new_state;              // like state, and may be state itself: a lane reads what it later writes, no more
+  T* new_state;              // like state, and may be state itself: a lane reads only elements that it later writes
   __nv_bfloat16* output;     // [B, HV, V]
   float scale;
   uint32_t HV;
@@ -63,7 +63,7 @@ struct Arguments {
 
 #ifdef __CUDACC__
 
-// N values of T out of the words that hold them, and back.
+// N values of T from the words that hold them, and back.
 template <int N>
 __device__ __forceinline__ void unpack(float* x, const uint32_t* w, const float*) {
 #pragma unroll
@@ -117,7 +117,7 @@ __device__ __forceinline__ void read(uint32_t* w, const void* p) {
   }
 }
 
-// sum of a[i] * b[i], in CHAINS sums that do not wait for each other.
+// sum of a[i] * b[i], in CHAINS independent sums.
 template <int N, int CHAINS>
 __device__ __forceinline__ float dot(const float* a, const float* b) {
   float sum[CHAINS] = {};
@@ -161,7 +161,7 @@ gdn_decode_v5(const __grid_constant__ Arguments<T> p) {
   static_assert(V % TILE == 0 && 2 * ROWS <= LANES, "a CTA stays in one head; a lane has a sum at most");
   static_assert(PASSES == 1 || PASSES == 2 || PASSES == 4);
 
-  // 1. Load S. Row r of a lane is r * STRIDE rows behind its first. All offsets behind the state's are of 32 bits.
+  // 1. Load S. Row r of a lane is r * STRIDE rows after its first. All offsets after the state's have 32 bits.
   constexpr uint32_t STRIDE = WARPS * GROUPS, ROW = K * sizeof(T), ACCESS = LANES * EACH * sizeof(T);
   const uint32_t lane = threadIdx.x % LANES, first = threadIdx.x / LANES;
   const uint64_t at = static_cast<uint64_t>(blockIdx.x) * (TILE * ROW) + (first * ROW + lane * EACH * sizeof(T));
@@ -171,7 +171,7 @@ gdn_decode_v5(const __grid_constant__ Arguments<T> p) {
   for (int r = 0; r < ROWS; ++r)
 #pragma unroll
     for (int j = 0; j < ACCESSES; ++j) load<WORDS * 4, LOAD>(w[r][j], from + r * STRIDE * ROW + j * ACCESS);
-  // A thread's PIECES of an access in the passes to come, PIECE bytes each, the threads of a warp side by side.
+  // A thread's PIECES of an access in the later passes, PIECE bytes each, the threads of a warp side by side.
   constexpr int PIECE = WORDS * 4 < 16 ? WORDS * 4 : 16, PIECES = WORDS * 4 / PIECE;
   alignas(16) __shared__ char ahead[PASSES > 1 ? PASSES - 1 : 1][ROWS][ACCESSES][PIECES][WARPS * 32][PIECE];
 #pragma unroll
@@ -199,8 +199,8 @@ gdn_decode_v5(const __grid_constant__ Arguments<T> p) {
     load_bf16<EACH>(k + j * EACH, p.k + (i_h * K + lane * EACH) + j * LANES * EACH);
     load_bf16<EACH>(q + j * EACH, p.q + (i_h * K + lane * EACH) + j * LANES * EACH);
   }
-  // Several rows: after the scattered sums lane r * COPIES of the lower half has row r's x; it also has its v, d and o.
-  // One row: all lanes have all of it.
+  // Several rows: after the reduce-scatter lane r * COPIES of the lower half has x of row r; it also has its v, d and o.
+  // One row: all lanes have all of them.
   constexpr uint32_t COPIES = ROWS == 1 ? LANES : LANES / (2 * ROWS);
   const uint32_t r_own = ROWS == 1 ? 0 : lane % (LANES / 2) / COPIES;
   const uint32_t own = blockIdx.x * TILE + first + r_own * STRIDE;        // of all B * HV * V rows
@@ -211,13 +211,13 @@ gdn_decode_v5(const __grid_constant__ Arguments<T> p) {
   const float x_gate = __bfloat162float(p.a[i_bh]) + p.dt_bias[i_hv];
   const float g = decay(p.A_log[i_hv], x_gate), beta = sigmoid(__bfloat162float(p.b[i_bh]));
 
-  // 4. Dots. With one row nothing else fills the time that 16 dependent additions take: two chains of 8.
+  // 4. Dots. With one row no other work hides the latency of 16 dependent additions: use two chains of 8.
   constexpr int CHAINS = ROWS == 1 && CHUNK == 16 ? 2 : 1;
   float z = dot<CHUNK, CHAINS>(k, q);
 #pragma unroll
   for (int pass = 0; pass < PASSES; ++pass) {
     if (pass > 0) {
-      switch (PASSES - 1 - pass) {  // how many passes may still be on their way: known when this is compiled
+      switch (PASSES - 1 - pass) {  // how many passes may still be on their way: a compile-time constant
         case 0: ptx::wait_for_copies<0>(); break;
         case 1: ptx::wait_for_copies<1>(); break;
         default: ptx::wait_for_copies<2>();
@@ -253,7 +253,7 @@ gdn_decode_v5(const __grid_constant__ Arguments<T> p) {
         for (int m = LANES / 2; m > 0; m /= 2) z += __shfl_xor_sync(0xffffffffu, z, m);
       }
       reduce_scatter<2 * ROWS, LANES>(sums, lane);
-      const float other = __shfl_xor_sync(0xffffffffu, sums[0], LANES / 2);  // x meets y
+      const float other = __shfl_xor_sync(0xffffffffu, sums[0], LANES / 2);  // exchanges x and y
       x = lane < LANES / 2 ? sums[0] : other, y = lane < LANES / 2 ? other : sums[0];
     }
     const float d_own = beta * (v_own[pass] - g * x);

@@ -1,4 +1,4 @@
-// The binding of cuda-v5's kernel: checks what it is given, takes the constants for this GPU and size from TUNED
+// The binding of cuda-v5's kernel: checks the arguments, takes the constants for this GPU and size from TUNED
 // (tuned.h, included before this file), and launches on the current stream. No allocation, no synchronisation.
 #pragma once
 
@@ -41,7 +41,7 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
          ffi::TensorView output, ffi::TensorView new_state) {
   if (q.ndim() != 4 || v.ndim() != 4) TVM_FFI_THROW(ValueError) << "q and v: expected 4 dimensions [B, 1, heads, 128]";
   const int64_t B = q.size(0), H = q.size(2), HV = v.size(2);
-  if (H < 1 || HV < 1 || HV % H) TVM_FFI_THROW(ValueError) << "HV = " << HV << " is no multiple of H = " << H;
+  if (H < 1 || HV < 1 || HV % H) TVM_FFI_THROW(ValueError) << "HV = " << HV << " is not a multiple of H = " << H;
   const DLDevice device = state.device();
   if (device.device_type != kDLCUDA) TVM_FFI_THROW(ValueError) << "state: expected on a CUDA device";
   const DLDataType bf16{kDLBfloat, 16, 1}, f32{kDLFloat, 32, 1};

@@ -1,4 +1,4 @@
-// The gates of a token: g = exp(-exp(A_log) * softplus(a + dt_bias)), beta = sigmoid(b); the few instructions that take them.
+// The gates of a token: g = exp(-exp(A_log) * softplus(a + dt_bias)), beta = sigmoid(b), in few instructions.
 #pragma once
 
 #include <cuda_runtime.h>

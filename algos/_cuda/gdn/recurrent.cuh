@@ -1,4 +1,4 @@
-// The kernel of cuda-recurrent: the state in registers from the first token of a sequence to its last, 16 tokens a step.
+// The kernel of cuda-recurrent: the state in registers from the first token of a sequence to its last, 16 tokens per step.
 //
 // With g_t, beta_t of a token as in decode and G_t = log g_0 + ... + log g_t of the block's tokens, the 16 tokens of a block
 // are one step of the recurrence (exact: the WY form of the delta rule, with pt-chunk's letters, whose D has the rows d_t):
@@ -11,30 +11,31 @@
 // So D = T (V - e^G x), where T = (I + A)^-1 diag(beta) comes from k, g and beta alone.
 //
 // A warp has 16 rows of S as the f32 accumulators of m16n8k16 products, which are, pair by pair, the left operand of the
-// next product: S to x and y, x to d, d to S', with no shuffle and no shared memory between. k and q are bf16 by
-// definition and enter as they are. T and v - e^G x enter as sums of two bf16 (16 bits); S in x and y, d and M as one. The
-// state itself is never rounded: what a step's rounding of S takes from it, the next step's x sees and puts back.
+// next product: S for x and y, x for d, d for S', without shuffles or shared memory in between. k and q are bf16 by
+// definition. T and v - e^G x are used as sums of two bf16 (16 bits); S in x and y, d and M as one bf16. The
+// state itself is never rounded: the next step's x sees the error of a step's rounding of S and corrects it.
 //
-// WARPS tiles of 16 rows make a CTA, all of one head of one sequence. SPLIT = 2 gives a tile two warps with half of the
-// columns each, which tell each other their x: a step is shorter, for one exchange in shared memory. AHEAD warps more
-// prepare the blocks that come next, two each at a time, from what does not depend on the state: copies, gates, k.k, q.k
-// and T. They go round after round, a round being 2 AHEAD blocks: while the rows' warps are at round r, the others have the
-// copies of round r + 2 under way and prepare round r + 1. Three rounds of tiles, two of T. The rows' warps wait until a round
-// is ready, the others until the one two before it is done with: no warp waits for its own kind, but for SPLIT.
+// A CTA has WARPS tiles of 16 rows, all of one head of one sequence. SPLIT = 2 gives a tile two warps with half of the
+// columns each, which exchange their x: a step is shorter, at the price of one exchange in shared memory. AHEAD more warps
+// (the preparing warps) prepare the next blocks, two each at a time: the part that does not depend on the state, which is
+// copies, gates, k.k, q.k and T. They work in rounds of 2 AHEAD blocks: while the row warps are at round r, the preparing
+// warps have the copies of round r + 2 under way and prepare round r + 1. There are three rounds of tiles, two of T. The row
+// warps wait until a round is ready, the preparing warps until the round two before is free; except with SPLIT, no warp
+// waits for another of its kind.
 //
-// What is not the textbook, and why:
-//   - Arithmetic. Without tensor cores a token costs 3 FMA and more an element of S: 64 sequences of 64 tokens take
-//     52 us of FMA on all 132 SMs of an H200 at 1.98 GHz. Here it is 56 products of 16 x 8 x 16 a tile and step.
-//   - (I + A)^-1 by substitution, in f32: squaring A instead overflows what bf16 can hold when keys repeat. A lane
+// Differences from the textbook version:
+//   - Arithmetic. Without tensor cores a token costs 3 FMA or more per element of S: 64 sequences of 64 tokens take
+//     52 us of FMA on all 132 SMs of an H200 at 1.98 GHz. Here it is 56 products of 16 x 8 x 16 per tile and step.
+//   - (I + A)^-1 by substitution, in f32: squaring A instead overflows the range of bf16 when keys repeat. A lane
 //     has a row, so 16 tokens would leave half of a warp idle: it takes two blocks.
-//   - Decays within a block are exp2 of differences of sums of log2 g, each g at least 2^-150 (a float has no such
-//     number): never a division by a decay, and no infinity to subtract from another.
-//   - With L2 cold, cu_seqlens is one access to DRAM and what it points at another. The first copies do not wait for it:
-//     they are made as if all sequences were of one length, which is right for a single one and an even batch, and made
-//     again, to the next tiles, where they were not.
-//   - The state's loads wait until those copies have been asked for: behind the state of all CTAs they would come last.
+//   - Decays within a block are exp2 of differences of sums of log2 g, each g at least 2^-150 (below the smallest
+//     float): never a division by a decay, and never inf - inf.
+//   - With L2 cold, cu_seqlens costs one access to DRAM and the tokens another. The first copies do not wait for it:
+//     they assume that all sequences are equally long, which is right for a single one and an even batch, and are
+//     repeated, to the next tiles, if that was wrong.
+//   - The state's loads are issued after those copies: after the states of all CTAs the copies would arrive last.
 // Provenance: the recurrence is Gated DeltaNet's (arXiv 2412.06464), its WY form DeltaNet's (arXiv 2406.06484); operands
-// handed on in registers as FlashAttention-2 does (arXiv 2307.08691). Written here.
+// passed on in registers as in FlashAttention-2 (arXiv 2307.08691). Written here.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -48,8 +49,8 @@
 namespace gdn {
 
 constexpr int K_DIM = 128, V_DIM = 128;
-constexpr int BLOCK = 16;  // tokens of a step
-constexpr int ROWS = 16;   // of the state, in a tile
+constexpr int BLOCK = 16;  // tokens per step
+constexpr int ROWS = 16;   // of the state, per tile
 
 struct Arguments {
   const float* state;          // [N, HV, 128, 128]
@@ -61,38 +62,38 @@ struct Arguments {
   const __nv_bfloat16* b;      // [num_tokens, HV]
   const float* A_log;          // [HV]
   const float* dt_bias;        // [HV]
-  float* new_state;            // like state, and may be state itself: a lane reads what it later writes, no more
+  float* new_state;            // like state, and may be state itself: a lane reads only elements that it later writes
   __nv_bfloat16* output;       // [num_tokens, HV, 128]
   float scale;
   uint32_t H, HV;
-  int64_t num_tokens, average; // of all sequences; of one in the mean, rounded down
+  int64_t num_tokens, average; // of all sequences; mean per sequence, rounded down
   Divisor by_HV, by_group;     // group: value heads of one query/key head
 
-  // Sequence n has the tokens from its border to the next. Whatever cu_seqlens holds, no memory but the tensors' is touched.
+  // Sequence n has the tokens from its border to the next. Clamped: wrong values in cu_seqlens cause no access outside.
   __device__ __forceinline__ int64_t border(uint32_t n) const {
     const int64_t x = __ldg(cu_seqlens + n);
     return x < 0 ? 0 : x < num_tokens ? x : num_tokens;
   }
 };
 
-// Shared memory, in bytes. Rows are padded so that the 8 rows of a matrix lie in different banks.
+// Shared memory, in bytes. Rows are padded so that the 8 rows of a matrix are in different banks.
 template <int WARPS, int SPLIT, int AHEAD>
 struct Layout {
   static constexpr int THREADS = (WARPS * SPLIT + AHEAD) * 32;
   static constexpr int ROUND = 2 * AHEAD;  // blocks
   static constexpr int ROW = K_DIM * 2 + 16, V_ROW = WARPS * ROWS * 2 + 16;
-  // a tile: k, q and v of a block, and later its output in the place of v
+  // a tile: k, q and v of a block; later its output replaces v
   static constexpr int Q_AT = BLOCK * ROW, V_AT = 2 * BLOCK * ROW, TILE = V_AT + BLOCK * V_ROW;
-  // what is made of it: T as two bf16 and M as one; e^(G_t), e^(G_15 - G_s)
+  // the prepared block: T as two bf16 and M as one; e^(G_t), e^(G_15 - G_s)
   static constexpr int SMALL_ROW = BLOCK * 2 + 16, SMALL = BLOCK * SMALL_ROW;
   static constexpr int T_HIGH = 0, T_LOW = SMALL, M_AT = 2 * SMALL, DECAYS = 3 * SMALL, MADE = DECAYS + 2 * BLOCK * 4;
-  // a preparing warp's own, for either block: A, beta; those of one block lie 4 banks from the other's
+  // private to a preparing warp, for each of its two blocks: A, beta; the two blocks are 4 banks apart
   static constexpr int A_ROW = BLOCK + 4, OWN = (BLOCK * A_ROW + BLOCK + 4) * 4;
-  // what a warp tells the one that shares its rows
+  // the exchange between two warps that share rows
   static constexpr int TOLD = 3 * 32 * 16;
 
   static constexpr int MADE_AT = 3 * ROUND * TILE, OWN_AT = MADE_AT + 2 * ROUND * MADE, TOLD_AT = OWN_AT + ROUND * OWN;
-  // barriers: a round is ready, or done with; even rounds and odd ones have their own, since a warp may be a round behind
+  // barriers: a round is ready, or free; even and odd rounds have separate ones, since a warp may be one round behind
   static constexpr int READY_AT = TOLD_AT + (SPLIT == 2 ? 2 * WARPS * 2 * TOLD : 0), DONE_AT = READY_AT + 16;
   static constexpr int BYTES = DONE_AT + 16;
 };
@@ -106,7 +107,7 @@ struct Layout {
 
 namespace gdn {
 
-// x and y as bf16 in one register, x in the lower half; with what that leaves over as two more.
+// x and y as bf16 in one register, x in the lower half; and the rounding errors as two more bf16.
 __device__ __forceinline__ uint32_t rounded(float x, float y) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
   return *reinterpret_cast<const uint32_t*>(&pair);
@@ -131,13 +132,13 @@ __device__ __forceinline__ void rounded(uint32_t (&to)[4], const float (&left)[4
   for (int i = 0; i < 2; ++i) to[i] = rounded(left[2 * i], left[2 * i + 1]), to[2 + i] = rounded(right[2 * i], right[2 * i + 1]);
 }
 
-// d[0] and d[1] += a b for the 16 columns of b that one load of four matrices brings.
+// d[0] and d[1] += a b for the 16 columns of b from one load of four matrices.
 __device__ __forceinline__ void multiply_add(float (&d)[2][4], const uint32_t (&a)[4], const uint32_t (&b)[4]) {
   multiply_add(d[0], a, b[0], b[1]);
   multiply_add(d[1], a, b[2], b[3]);
 }
 
-// Of this CTA: its sequence, its heads, its rows of the head.
+// The work of this CTA: its sequence, its heads, its rows of the head.
 template <int WARPS>
 struct Place {
   int64_t first;              // token
@@ -147,7 +148,7 @@ struct Place {
   uint32_t row;               // of V
 
   Place() = default;
-  // All that can be said without cu_seqlens; the tokens as if all sequences were of one length.
+  // Everything that does not need cu_seqlens; tokens are guessed as if all sequences were equally long.
   __device__ __forceinline__ explicit Place(const Arguments& p) {
     constexpr uint32_t TILES = V_DIM / (WARPS * ROWS);
     const uint32_t both = blockIdx.x / TILES;
@@ -155,7 +156,7 @@ struct Place {
     row = blockIdx.x % TILES * (WARPS * ROWS);
     set(sequence * p.average, (sequence + 1) * p.average);
   }
-  // The tokens that they are; whether they had been guessed.
+  // Sets the actual tokens; returns whether the guess was right.
   __device__ __forceinline__ bool guessed(const Arguments& p) {
     const int64_t guess = first;
     const int tokens = length;
@@ -168,16 +169,16 @@ struct Place {
   }
 };
 
-// A block for 16 rows, and the columns of this `part` of SPLIT: s in and out; the output goes over v in the tile.
+// One block for 16 rows, and the columns of this `part` of SPLIT: s in and out; the output overwrites v in the tile.
 template <typename L, int SPLIT>
 __device__ __forceinline__ void step(float (&s)[K_DIM / 8 / SPLIT][4], char* tile, const char* made, char* told, uint32_t warp,
                                      uint32_t part, uint32_t lane, float scale) {
   constexpr int STEPS = K_DIM / 16 / SPLIT;
   const uint32_t g = lane / 4, t = lane % 4;
-  // the lane's row of the four matrices that make 16 x 16: those below each other first, or those beside each other
+  // the lane's row in the four matrices of a 16 x 16 block: first the ones above each other, or the ones side by side
   const uint32_t row = lane / 16 * 8 + lane % 8, column = lane / 8 % 2 * 16;
   const uint32_t row_t = lane / 8 % 2 * 8 + lane % 8, column_t = lane / 16 * 16;
-  const uint32_t row_o = row ^ part * 8;  // the tokens whose output this warp writes come first
+  const uint32_t row_o = row ^ part * 8;  // first the tokens whose output this warp writes
   const uint32_t tile_at = shared_address(tile), keys = tile_at + part * (STEPS * 32), made_at = shared_address(made) + column;
   const uint32_t v_at = L::V_AT + warp * (ROWS * 2);
 
@@ -193,7 +194,7 @@ __device__ __forceinline__ void step(float (&s)[K_DIM / 8 / SPLIT][4], char* til
   }
   uint32_t v[4], b[4], high_part[4], low_part[4];
   load_transposed(v, tile_at + v_at + row * L::V_ROW + column);
-  if constexpr (SPLIT == 2) {  // x of all tokens, y of the other's
+  if constexpr (SPLIT == 2) {  // x of all tokens, y of the partner's tokens
     float4* const mine = reinterpret_cast<float4*>(told + part * L::TOLD) + lane;
     const float4* const others = reinterpret_cast<const float4*>(told + (part ^ 1) * L::TOLD) + lane;
 #pragma unroll
@@ -226,7 +227,7 @@ __device__ __forceinline__ void step(float (&s)[K_DIM / 8 / SPLIT][4], char* til
   }
   split(high_part, low_part, d[0], d[1]);
   {
-    float parts[3][2][4] = {};  // sums that do not wait for each other
+    float parts[3][2][4] = {};  // independent sums
     load_matrices(b, made_at + row * L::SMALL_ROW + L::T_HIGH);
     multiply_add(parts[0], high_part, b), multiply_add(parts[1], low_part, b);
     load_matrices(b, made_at + row * L::SMALL_ROW + L::T_LOW);
@@ -255,7 +256,7 @@ __device__ __forceinline__ void step(float (&s)[K_DIM / 8 / SPLIT][4], char* til
 
   rounded(high_part, d[0], d[1]);
   load_matrices(b, made_at + row_o * L::SMALL_ROW + L::M_AT);
-  if constexpr (SPLIT == 1) __syncwarp();  // all lanes have read v; partners have met since
+  if constexpr (SPLIT == 1) __syncwarp();  // all lanes have read v; with SPLIT the partners' barrier ensures that
 #pragma unroll
   for (int n = 0; n < 2 / SPLIT; ++n) {
 #pragma unroll
@@ -269,7 +270,7 @@ __device__ __forceinline__ void step(float (&s)[K_DIM / 8 / SPLIT][4], char* til
   }
 }
 
-// The warps of the rows: SPLIT neighbours have the same 16, and K / SPLIT columns each.
+// The row warps: SPLIT neighbours share 16 rows, with K / SPLIT columns each.
 template <int WARPS, int SPLIT, int AHEAD>
 __device__ __forceinline__ void advance(const Arguments& p, uint32_t number) {
   using L = Layout<WARPS, SPLIT, AHEAD>;
@@ -322,7 +323,7 @@ __device__ __forceinline__ void advance(const Arguments& p, uint32_t number) {
   }
 }
 
-// Two blocks' k, q and v on their way to two tiles; zeros behind the sequence's end.
+// Issues the copies of two blocks' k, q and v to two tiles; zeros after the sequence's end.
 template <int WARPS, typename L>
 __device__ __forceinline__ void fetch(const Arguments& p, const Place<WARPS>& place, int block, uint32_t tile, uint32_t lane) {
   const int left = place.length - block * BLOCK;
@@ -352,8 +353,8 @@ __device__ __forceinline__ void fetch(const Arguments& p, const Place<WARPS>& pl
   }
 }
 
-// From two blocks' k and q, and log2 g and beta of each lane's token: T, M, e^(G_t) and e^(G_15 - G_s). The first 16 lanes have the
-// first block's tokens.
+// Computes T, M, e^(G_t) and e^(G_15 - G_s) from two blocks' k and q, and log2 g and beta of each lane's token. The first 16 lanes
+// have the first block's tokens.
 template <typename L>
 __device__ __forceinline__ void make(const char* tiles, char* both_made, float* own, uint32_t lane, float log2_g, float beta,
                                      float scale, int blocks) {
@@ -371,7 +372,7 @@ __device__ __forceinline__ void make(const char* tiles, char* both_made, float* 
     decays[token] = exp2_approx(sum), decays[BLOCK + token] = exp2_approx(end - sum), betas[token] = beta;
   }
 
-  // of one block or of both, side by side: neither waits for the other
+  // for one block or both together: they are independent
   const auto products = [&](auto how_many) {
     constexpr int COUNT = decltype(how_many)::value;
     const uint32_t tile = shared_address(tiles);
@@ -448,7 +449,7 @@ __device__ __forceinline__ void make(const char* tiles, char* both_made, float* 
   __syncwarp();  // before A is written again
 }
 
-// A warp that works ahead: warp i has blocks 2i and 2i + 1 of every round.
+// A preparing warp: warp i has blocks 2i and 2i + 1 of every round.
 template <int WARPS, int SPLIT, int AHEAD>
 class Preparation {
   using L = Layout<WARPS, SPLIT, AHEAD>;
@@ -471,20 +472,20 @@ class Preparation {
   }
 
  public:
-  // Asks for the first blocks, where they are likely to be.
+  // Issues the copies of the first blocks, at the guessed addresses.
   __device__ __forceinline__ void guess(const Arguments& p, uint32_t number) {
     place = Place<WARPS>(p);
     memory = pinned(shared_memory()), warp = number, lane = threadIdx.x % 32;
-    // ptxas has the loads of these behind the copies, whatever is written here: so that they need not wait for DRAM then
+    // prefetch: ptxas puts the loads of these after the copies in any case; then they need not wait for DRAM
     prefetch(p.cu_seqlens + place.sequence), prefetch(p.A_log + place.value_head), prefetch(p.dt_bias + place.value_head);
     A_log = p.A_log[place.value_head], dt_bias = p.dt_bias[place.value_head];
     begin(p, 2 * warp, 0);
   }
 
   __device__ __forceinline__ void prepare(const Arguments& p) {
-    constexpr float LEAST = -150.f;  // log2 of what is no float any more
+    constexpr float LEAST = -150.f;  // log2 of a number below the smallest float
     float* const own = reinterpret_cast<float*>(memory + L::OWN_AT + 2 * warp * L::OWN);
-    // in front of the first round, where it was not guessed: one of copies alone. The guess's tiles count as done with
+    // if the guess was wrong, a round of copies only comes before the first one; the guessed tiles count as free
 #pragma unroll 1
     for (int round = place.guessed(p) ? 0 : -1, tiles = 0; round * L::ROUND < place.blocks; ++round) {
       const int block = round * L::ROUND + static_cast<int>(2 * warp), next = tiles == 2 ? 0 : tiles + 1, made = round % 2;
@@ -504,16 +505,16 @@ class Preparation {
       }
       tiles = next;
     }
-    wait_for_copies<0>();  // of a guess, where there are no tokens
+    wait_for_copies<0>();  // of a wrong guess, if there are no tokens
   }
 };
 
-// At least one CTA an SM: without a number ptxas stops at 128 registers, or at 96, for more of them.
+// At least one CTA per SM: without a number ptxas limits registers to 128 or 96, so that more CTAs fit.
 template <int WARPS, int SPLIT, int AHEAD>
 __global__ void __launch_bounds__((WARPS * SPLIT + AHEAD) * 32, 1)
 gdn_prefill_recurrent(const __grid_constant__ Arguments p) {
   using L = Layout<WARPS, SPLIT, AHEAD>;
-  const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // of all lanes: the compiler cannot know by itself
+  const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // tells the compiler that it is the same in all lanes
   Preparation<WARPS, SPLIT, AHEAD> ahead;
   if (warp >= WARPS * SPLIT) {
     ahead.guess(p, warp - WARPS * SPLIT);
@@ -524,7 +525,7 @@ gdn_prefill_recurrent(const __grid_constant__ Arguments p) {
       Barrier(barriers + L::READY_AT).init(AHEAD), Barrier(barriers + L::DONE_AT).init(WARPS * SPLIT);
     }
   }
-  __syncthreads();  // for the barriers; and what is small has been asked for: behind the state it would come last
+  __syncthreads();  // for the barriers; and small loads have been issued by now: after the state they would arrive last
   if (warp < WARPS * SPLIT) advance<WARPS, SPLIT, AHEAD>(p, warp);
   else ahead.prepare(p);
 }

@@ -1,4 +1,4 @@
-// The launch of cuda-recurrent's kernel by a table of recurrent.h, for whoever has one.
+// The launch of cuda-recurrent's kernel with a table of recurrent.h.
 #pragma once
 
 #include <tvm/ffi/extra/cuda/base.h>
@@ -13,12 +13,12 @@
 
 namespace gdn {
 
-// Of this library alone (static): a process may have several builds of it, each with kernels of its own to be told.
+// static: a process may have several builds of this library, and each must set the attributes of its own kernels.
 template <int WARPS, int SPLIT, int AHEAD>
 static void launch_recurrent(const Arguments& p, int64_t heads, int device, cudaStream_t stream) {
   using L = Layout<WARPS, SPLIT, AHEAD>;
   constexpr auto kernel = gdn_prefill_recurrent<WARPS, SPLIT, AHEAD>;
-  // more than 48 KiB has to be asked for; once for each of the first 64 devices is enough
+  // more than 48 KiB has to be requested; once for each of the first 64 devices is enough
   static std::array<std::atomic<bool>, 64> asked{};
   const bool kept = device >= 0 && device < 64;
   if (!kept || !asked[device].load(std::memory_order_relaxed)) {
@@ -29,7 +29,7 @@ static void launch_recurrent(const Arguments& p, int64_t heads, int device, cuda
   TVM_FFI_CHECK_CUDA_ERROR(cudaGetLastError());
 }
 
-// Table: `rows`, as recurrent.h has them, as a member, since a template takes no table by itself.
+// Table: a type whose member `rows` is the table of recurrent.h, since a template cannot take the table itself.
 template <typename Table, size_t... I>
 static void launch_recurrent(size_t row, const Arguments& p, int64_t heads, int device, cudaStream_t stream,
                              std::index_sequence<I...>) {
@@ -37,7 +37,7 @@ static void launch_recurrent(size_t row, const Arguments& p, int64_t heads, int 
   (void)((I == row && (launch_recurrent<rows[I].warps, rows[I].split, rows[I].ahead>(p, heads, device, stream), true)) || ...);
 }
 
-// heads: N * HV, of which each has its CTAs.
+// heads: N * HV; each has its own CTAs.
 template <typename Table>
 static void launch_recurrent(const Arguments& p, int64_t heads, int device, cudaStream_t stream) {
   constexpr size_t COUNT = sizeof(Table::rows) / sizeof(Table::rows[0]);

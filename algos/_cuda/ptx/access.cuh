@@ -1,4 +1,4 @@
-// How a kernel comes to its elements: indices without a division, and the loads and stores of the state.
+// Access to elements: indices without a division, and the loads and stores of the state.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -29,7 +29,7 @@ constexpr int WIDEST = 32;
 constexpr int WIDEST = 16;
 #endif
 
-// LOAD_FIRST: strong loads, which ptxas leaves in front of a branch that follows them; L1 has no say in those.
+// LOAD_FIRST: strong loads, which ptxas does not move past a later branch; they bypass L1.
 enum Load { LOAD_STREAM = 0, LOAD_PLAIN = 1, LOAD_FIRST = 2 };
 enum Store { STORE_PLAIN = 0, STORE_STREAM = 1 };
 

@@ -1,11 +1,11 @@
-// Thread block clusters: CTAs that run at the same time and reach each other's shared memory. sm_90 and later.
+// Thread block clusters: CTAs that run at the same time and can access each other's shared memory. sm_90 and later.
 #pragma once
 
 #include <cstdint>
 
 namespace flashcore {
 
-// Where `p`, in this CTA's shared memory, lies in that of the cluster's CTA number `rank`.
+// The address that corresponds to `p`, in this CTA's shared memory, in that of the cluster's CTA number `rank`.
 template <typename T>
 __device__ __forceinline__ T* peer(T* p, int rank) {
   uint64_t there;
@@ -13,8 +13,8 @@ __device__ __forceinline__ T* peer(T* p, int rank) {
   return reinterpret_cast<T*>(there);
 }
 
-// Two halves of a barrier of all threads of the cluster. `arrive` hands over what was written before it, to whoever
-// comes out of `wait`; `arrive_only` hands over nothing.
+// The two halves of a barrier of all threads of the cluster. After `wait`, writes before `arrive` are visible (release);
+// writes before `arrive_only` need not be (relaxed).
 __device__ __forceinline__ void cluster_arrive_only() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }

@@ -1,6 +1,6 @@
-// What gdn's prefill takes beside mma_f16.cuh: products of bf16, and three instructions more. Fragments are laid
-// out as there, of bf16 instead of f16; a pair of accumulators d, column by column, is an a of the next product: no lane has
-// to ask another for it.
+// For gdn's prefill, in addition to mma_f16.cuh: products of bf16, barriers and a few instructions. The layout of fragments
+// is the same, with bf16 instead of f16; a pair of accumulators d, packed column by column, is an operand a of the next
+// product, without an exchange between lanes.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -24,52 +24,52 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], const uint32_t (&a)[
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Has a line of global memory fetched into L2.
+// Fetches a line of global memory into L2.
 __device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
-// threadIdx.x, asked for anew: what is computed from it needs no register until then.
+// threadIdx.x, read again: values computed from it need no register before.
 __device__ __forceinline__ uint32_t thread_again() {
   uint32_t thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   return thread;
 }
 
-// An address in shared memory that the compiler keeps in a register instead of making it anew wherever it is used.
+// An address in shared memory that the compiler keeps in a register instead of computing it again at every use.
 __device__ __forceinline__ char* pinned(char* p) {
   uint32_t address = shared_address(p);
   asm volatile("" : "+r"(address));
   return static_cast<char*>(__cvta_shared_to_generic(address));
 }
 
-// THREADS of the CTA, at one of its barriers 1 to 15.
+// Barrier of THREADS threads of the CTA; `barrier` is 1 to 15.
 template <int THREADS>
 __device__ __forceinline__ void named_barrier_sync(int barrier) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
 }
 
-// How many lanes of a warp arrive at a barrier for all of it, behind a __syncwarp, which puts first what the others did. 32 of
-// them are for compute-sanitizer: its racecheck takes a lane's arrival for that lane's alone.
+// How many lanes of a warp arrive at a barrier for the whole warp, after a __syncwarp, which orders the other lanes' accesses.
+// Use 32 for compute-sanitizer: its racecheck counts a lane's arrival for that lane only.
 constexpr int ARRIVALS = 1;
 
-// A barrier in shared memory, 8 bytes at a multiple of 8, that counts warps: who arrives does not wait, and who waits does not
-// arrive. A phase ends with the last of its arrivals. Phases count from 0; nobody may wait for one when the next has ended.
+// A barrier in shared memory, 8 bytes aligned to 8, that counts warps. Producers only arrive and consumers only wait. A phase
+// ends with the last of its arrivals. Phases count from 0; a wait for one must not begin after the next one has ended.
 class Barrier {
   uint32_t address;
 
  public:
   __device__ __forceinline__ explicit Barrier(uint32_t address) : address(address) {}
 
-  // By one thread, in front of a __syncthreads.
+  // Called by one thread, before a __syncthreads.
   __device__ __forceinline__ void init(int warps) const {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address), "r"(warps * ARRIVALS) : "memory");
   }
-  // What all lanes have read and written until here comes before what is done by who has waited.
+  // Reads and writes of all lanes before `arrive` are ordered before those of warps that have waited.
   __device__ __forceinline__ void arrive(uint32_t lane) const {
     __syncwarp();
     if (lane < ARRIVALS)
       asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(address) : "memory");
   }
-  // All lanes go on together, and by the vote ptxas knows: else it has them meet again and again in what follows.
+  // All lanes continue together. The vote tells ptxas so: without it ptxas adds code to reconverge again and again.
   __device__ __forceinline__ void wait(uint32_t phase) const {
 #if __CUDA_ARCH__ >= 900
 #define GDN_WAIT "mbarrier.try_wait"  // sleeps a while
@@ -85,7 +85,7 @@ class Barrier {
   }
 };
 
-// The two warps that share a tile of rows, `pair` of the CTA.
+// Barrier of the two warps that share a tile of rows; `pair` is their number in the CTA.
 __device__ __forceinline__ void named_barrier_sync_partner(uint32_t pair) {
   asm volatile("bar.sync %0, 64;" ::"r"(pair + 2) : "memory");
 }

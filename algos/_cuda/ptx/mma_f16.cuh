@@ -1,4 +1,4 @@
-// The few instructions of sm_80 that C++ has no words for: matrix loads, tensor core products, asynchronous copies.
+// Instructions of sm_80 without a C++ equivalent: matrix loads, tensor core products, asynchronous copies.
 // Layouts are those of the PTX ISA, "Matrix fragments for mma.m16n8k16": with g = lane / 4 and t = lane % 4 a lane has
 //   a[0..3]  rows g, g + 8, g, g + 8; columns 2t, 2t + 1, the last two 8 columns further     (16 x 16, f16)
 //   b0, b1   rows 2t, 2t + 1, the second 8 rows further; column g                             (16 x 8, f16)
@@ -14,7 +14,7 @@
 
 namespace flashcore {
 
-// The CTA's dynamic shared memory, and an address in it as the instructions below take it.
+// The CTA's dynamic shared memory, and an address in it in the form that the instructions below take.
 __device__ __forceinline__ char* shared_memory() {
   extern __shared__ __align__(128) char memory[];
   return memory;
@@ -30,7 +30,7 @@ __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t row) {
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(row) : "memory");
 }
 
-// The same of the transposed matrices: rows 2t and 2t + 1, column g.
+// The same with transposed matrices: rows 2t and 2t + 1, column g.
 __device__ __forceinline__ void load_transposed(uint32_t (&r)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(row) : "memory");

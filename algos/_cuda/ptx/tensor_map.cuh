@@ -1,4 +1,4 @@
-// What TMA is told of a tensor: made on the host by the driver, for every call, in well under a microsecond.
+// Tensor maps, which describe a tensor to TMA: made on the host by the driver, at every call, in well under a microsecond.
 #pragma once
 
 #include <cuda.h>
@@ -10,12 +10,12 @@
 
 namespace flashcore {
 
-// More threads than any kernel without wgmma says that it can have.
+// More threads than the marker kernel below allows in a build without wgmma.
 constexpr int COMPILED_WITH_WGMMA = 64;
-// Never launched: the host asks how many threads it may have, and so learns what this library was compiled for.
+// Never launched: its maximum number of threads tells the host whether this library was compiled with wgmma.
 static __global__ void __launch_bounds__(FLASHCORE_WGMMA ? COMPILED_WITH_WGMMA : 32) flashcore_compiled_for() {}
 
-// cuTensorMapEncodeTiled of the driver that runs, without linking to it; null where it has none, which one for CUDA 12 has.
+// cuTensorMapEncodeTiled of the running driver, without linking to it; null if the driver is older than CUDA 12.
 inline auto tensor_map_encoder() {
   using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
                               const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
@@ -41,8 +41,8 @@ static cudaError_t ask_for_wgmma(bool& there) {
   return error;
 }
 
-// What an algo with kernels for wgmma and others says of the current device: nothing (""), or that the others, which are slower,
-// run on a GPU that has wgmma, and why.
+// The answer of fallback() of an algo with kernels with and without wgmma, for the current device: "", or why the slower ones
+// run on a GPU that has wgmma.
 static cudaError_t ask_for_fallback(const char*& answer) {
   answer = "";
   int device = 0, major = 0;
@@ -54,8 +54,8 @@ static cudaError_t ask_for_fallback(const char*& answer) {
   return error;
 }
 
-// A tensor of N dimensions at `base`, the innermost first, in boxes swizzled by 128 bytes; what is outside of it are zeros.
-// `strides`: bytes, from the second dimension on. The device's context must be current (device.cuh), or the driver refuses.
+// A tensor of N dimensions at `base`, innermost first, in boxes with the 128-byte swizzle; elements outside of it are zeros.
+// `strides`: bytes, from the second dimension on. The device's context must be current (device.cuh), or the driver fails.
 template <int N>
 CUresult make_tensor_map(CUtensorMap& map, CUtensorMapDataType type, const void* base, const cuuint64_t (&sizes)[N],
                      const cuuint64_t (&strides)[N - 1], const cuuint32_t (&box)[N]) {

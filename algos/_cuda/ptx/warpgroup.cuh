@@ -1,11 +1,11 @@
-// Instructions that C++ has no words for. Of sm_90: copies of a tile by TMA, and the barriers that say when they
-// are done. Of sm_90a: products of a whole warpgroup (wgmma), which read shared memory by themselves.
+// Instructions without a C++ equivalent. Of sm_90: copies of a tile by TMA, and the barriers that signal their end. Of sm_90a:
+// products of a whole warpgroup (wgmma), which read operands from shared memory.
 //
 // A warpgroup is four warps, and has 64 rows of a product: warp w rows 16 w to 16 w + 15, as fragments of mma_f16.cuh side by
-// side, so that d[n] is what mma.m16n8k16 has as d for columns 8 n to 8 n + 7.
+// side: d[n] is the d of mma.m16n8k16 for columns 8 n to 8 n + 7.
 //
-// A tile in shared memory is rows of 64 f16, 128 bytes, at a multiple of 1024 bytes; piece c of row r, 16 bytes, is in
-// place c ^ (r % 8): TMA writes it so and wgmma reads it so (128-byte swizzle).
+// A tile in shared memory has rows of 64 f16, 128 bytes, and is aligned to 1024 bytes; the 16-byte piece c of row r is stored
+// as piece c ^ (r % 8), which is the 128-byte swizzle of TMA and wgmma.
 #pragma once
 
 #include <cuda.h>
@@ -16,33 +16,33 @@
 
 namespace flashcore {
 
-// Compiled for what has no TMA, kernels that use it are empty; the host launches none before sm_90.
+// Compiled for an architecture without TMA, kernels that use it are empty; the host does not launch them before sm_90.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define FLASHCORE_COPY_ENGINE 1
 #else
 #define FLASHCORE_COPY_ENGINE 0
 #endif
 
-// What is compiled for sm_90a has these instructions, for sm_90 it has not: there the kernels are empty, and say so by
-// the number of threads that they can be launched with (__launch_bounds__).
+// sm_90a has these instructions, sm_90 has not: compiled for sm_90 the kernels are empty, which the host detects by
+// the number of threads of flashcore_compiled_for (__launch_bounds__, tensor_map.cuh).
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define FLASHCORE_WGMMA 1
 #else
 #define FLASHCORE_WGMMA 0
 #endif
 
-// For TMA: where a matrix [heads, S, 64] of f16 lies, and how many rows of it are a tile. Rows behind the
+// For TMA: the address of a matrix [heads, S, 64] of f16, and the number of rows in a tile. Rows after the
 // last one are read as zeros.
 using TensorMap = CUtensorMap;
 
-// Attention's: tiles of a block's rows of q, and of as many rows of k and v as are copied at a time.
+// For attention: a tile of q has a block's rows, tiles of k and v as many rows as are copied at a time.
 struct Maps {
   TensorMap q, k, v;
 };
 
 #if FLASHCORE_COPY_ENGINE
 
-// What is the same for all lanes, told to the compiler: it goes to the warp's own registers.
+// Tells the compiler that x is the same in all lanes, so that it can use uniform registers.
 __device__ __forceinline__ int of_warp(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
 // 1024-byte aligned dynamic shared memory.
@@ -51,12 +51,12 @@ __device__ __forceinline__ char* tile_memory() {
   return tiles;
 }
 
-// A barrier in shared memory, at this address: a phase ends when `count` threads have arrived and all bytes that were
-// announced have landed. Phases count from 0; mbarrier_wait takes the parity of the one to wait for.
+// A barrier in shared memory, at this address: a phase ends when `count` threads have arrived and all expected
+// bytes have been written. Phases count from 0; mbarrier_wait takes the parity of the one to wait for.
 __device__ __forceinline__ void mbarrier_init(uint32_t barrier, int count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
-// Initialised barriers, for TMA; the CTA's threads need a __syncthreads besides.
+// Makes initialised barriers visible to TMA; the CTA's threads also need a __syncthreads.
 __device__ __forceinline__ void mbarrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -94,26 +94,26 @@ __device__ __forceinline__ void tma_load_tile(uint32_t to, const TensorMap& map,
 
 #if FLASHCORE_WGMMA
 
-// The threads of one warpgroup meet; `number` is from 1 to 15.
+// Barrier of the threads of one warpgroup; `number` is 1 to 15.
 __device__ __forceinline__ void warpgroup_sync(int number) {
   asm volatile("bar.sync %0, 128;" ::"r"(number) : "memory");
 }
 
 __device__ __forceinline__ bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
 
-// Before the first product, and wherever a register that a product reads or adds to was written since.
+// Needed before the first product, and again after writing a register that a product reads or adds to.
 __device__ __forceinline__ void warpgroup_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// Ends a group of products; warpgroup_wait<N>: until at most the N youngest groups are under way.
+// Ends a group of products. warpgroup_wait<N> waits until at most the N youngest groups are under way.
 __device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N>
 __device__ __forceinline__ void warpgroup_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-// What this thread has written to shared memory, for products of the whole CTA: in front of a barrier.
+// Makes this thread's writes to shared memory visible to products; use it before a barrier of the CTA.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// The compiler does not know that products write their registers later: nothing of these moves across this point.
+// The compiler does not know that products write their registers later: keeps accesses to these from moving across this point.
 __device__ __forceinline__ void warpgroup_fence_operand(float (&d)[4]) {
   asm volatile("" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])::"memory");
 }
@@ -155,8 +155,8 @@ __device__ __forceinline__ void multiply(float (&d)[16][4], uint64_t a, uint64_t
       : "l"(a), "l"(b), "r"(int(add)));
 }
 
-// (d, more) (64 x 64, 64 x 8) += a b: a 64 x 16 in registers, each warp's 16 rows as the left side of a fragment; b
-// 16 x 72, turned: 64 columns in a tile, and 8 of another one, as far from it as b's leading offset says.
+// (d, more) (64 x 64, 64 x 8) += a b: a 64 x 16 in registers, each warp's 16 rows as a left operand; b
+// 16 x 72, transposed: 64 columns in one tile and 8 in another one, at the distance of b's leading offset.
 __device__ __forceinline__ void multiply_add(float (&d)[8][4], float (&more)[4], const uint32_t (&a)[4], uint64_t b) {
   asm volatile(
       "{\n.reg .pred add;\nsetp.ne.b32 add, 1, 0;\n"

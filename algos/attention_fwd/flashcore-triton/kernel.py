@@ -3,12 +3,12 @@
     s = q k^T,  m' = max(m, max_j s_j),  a = exp2(c (m - m')),  p = exp2(c (s - m'))        c = log2(e) / sqrt(D)
     l' = a l + sum_j p_j,  o' = a o + p v                                                   output = o / l
 
-What flashcore-v3 writes out (fragments, swizzles, asynchronous copies) is the compiler's here. The same choices as in
-flashcore-v4: c is multiplied to the difference, since c s alone loses the digits that decide where scores are large; l
-is summed before p is rounded to float16, and what is stored is held to float16's range.
+What flashcore-v3 writes by hand (fragments, swizzles, asynchronous copies) is left to the compiler. Two choices are as
+in flashcore-v4: c multiplies the difference, since with large scores c s alone loses the digits that matter; l is
+summed before p is rounded to float16, and the output is clamped to the range of float16.
 
-Not split: a program walks all keys of its rows. Triton has no clusters to merge parts in, and a second launch, or parts
-that meet in global memory, is what flashcore-v4 is there to avoid. So small blocks of rows have to fill the SMs.
+Keys are not split: a program goes through all keys of its rows. Triton cannot merge parts in a cluster, and flashcore-v4
+avoids a second launch and parts in global memory. So small blocks of rows have to fill the SMs.
 
 At (1, 8, 512, 64) on an H200, L2 cold: est. 7 to 9 us, 10.8 measured.
 
@@ -34,7 +34,7 @@ def flashcore_kernel(
 ):  # fmt: skip
     o_d = tl.arange(0, D)
     o_r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    head = tl.program_id(1).to(tl.int64) * S * D  # int64: a tensor may have more than 2^31 elements, a head has not
+    head = tl.program_id(1).to(tl.int64) * S * D  # int64: a tensor may have more than 2^31 elements
     o_q = o_r[:, None] * D + o_d[None, :]
     b_q = tl.load(q + head + o_q, mask=o_r[:, None] < S, other=0.0)  # [ROWS, D] f16
 
@@ -47,7 +47,7 @@ def flashcore_kernel(
         b_k = tl.load(k + head + o_kd, mask=o_k[:, None] < S, other=0.0)  # [KEYS, D]
         b_v = tl.load(v + head + o_kd, mask=o_k[:, None] < S, other=0.0)
         s = tl.dot(b_q, tl.trans(b_k))  # [ROWS, KEYS] f32
-        s = tl.where(o_k[None, :] < S, s, float("-inf"))  # a tile's first key is always there: the maximum is finite
+        s = tl.where(o_k[None, :] < S, s, float("-inf"))  # a tile's first key always exists, so the maximum is finite
         most = tl.maximum(m, tl.max(s, axis=1))
         a = tl.exp2((m - most) * EXPONENT)
         p = tl.exp2((s - most[:, None]) * EXPONENT)
@@ -61,7 +61,7 @@ def flashcore_kernel(
 
 @functools.lru_cache
 def _sms(device: torch.device) -> int:
-    """SMs of the device; 0 where it has none, as below Triton's interpreter."""
+    """Number of SMs of the device; 0 under Triton's interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
 
 

@@ -1,4 +1,4 @@
-"""Estimated, until `gdn tune` writes this file: small blocks of rows fill 132 SMs, large ones share what is loaded."""
+"""Estimated, until `gdn tune` writes this file: small blocks of rows fill 132 SMs, large ones share loads."""
 
 # fmt: off
 TUNED = [

@@ -1,4 +1,4 @@
-// Attention forward, flashcore-v1: scalar and simple, the rung that the others must agree with and leave behind.
+// Attention forward, flashcore-v1: scalar and simple, the starting point of the ladder.
 // The kernel is in attention.cuh, the binding in attention_binding.cuh.
 
 #include "attention.cuh"

@@ -1,14 +1,14 @@
 // Attention forward, flashcore-v2: keys and values through shared memory, the loop over keys outside.
 //
 // Changed from flashcore-v1:
-//   - A CTA has 32 rows and walks the keys once, in tiles of 32: a tile is loaded, and converted to float, once for all
-//     rows, instead of once for every row.
-//   - One walk instead of two, so the maximum is not known beforehand. Each row keeps (m, l, o) as of the keys seen so
-//     far, all relative to the same m; when a tile raises m, what was summed before is scaled by exp(m_old - m_new):
+//   - A CTA has 32 rows and goes through the keys once, in tiles of 32: a tile is loaded, and converted to float, once for
+//     all rows, instead of once for every row.
+//   - One pass instead of two, so the maximum is not known in advance. Each row keeps (m, l, o) of the keys so
+//     far, all relative to the same m; when a tile raises m, the previous sums are scaled by exp(m_old - m_new):
 //         m' = max(m, max_j s_j),  a = exp(m - m'),  l' = a l + sum_j exp(s_j - m'),  o' = a o + sum_j exp(s_j - m') v_j
-//     a is 0 for the first tile (m = -inf) and 1 where the tile changes nothing. m, l and o belong to a row, never to a
-//     tile or a CTA: that mistake is how such kernels come to NaN.
-//   - Four lanes share a row, 16 elements each: four times the threads, 64 registers less. The elements are dealt out in
+//     a is 0 for the first tile (m = -inf) and 1 if the tile does not raise m. m, l and o are kept per row, never per
+//     tile or CTA: keeping them per tile is a common cause of NaN.
+//   - Four lanes share a row, 16 elements each: four times the threads, 64 registers less. The elements are distributed in
 //     pieces of four, so that the four lanes read 64 contiguous bytes of shared memory: no bank conflict.
 //
 // At (1, 8, 512, 64) on an H200, L2 cold: est. 35 us, 6.5 times less; 76.4 measured.
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(V2_THREADS) flashcore_v2(const __grid_constant
   float m = -INFINITY, l = 0.f;
 
   for (int first = 0; first < p.S; first += V2_KEYS) {
-    __syncthreads();  // everybody is done with the last tile
+    __syncthreads();  // all threads are done with the last tile
     load_tile(k, p.k + head, first, p.S);
     load_tile(v, p.v + head, first, p.S);
     __syncthreads();

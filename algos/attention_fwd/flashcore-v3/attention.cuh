@@ -1,13 +1,13 @@
 // Attention forward, flashcore-v3: both products on the tensor cores, everything in between in registers.
 //
 // Changed from flashcore-v2:
-//   - mma.sync m16n8k16: f16 in, f32 sums. A warp has 16 rows and all 64 keys of a tile. What a lane holds of
-//     S = Q K^T (two rows, columns 2t and 2t + 1 of each 8) is, rounded to f16, just what the second product wants as its
-//     left side: the probabilities never leave the registers. A row's maximum and sum are spread over the four lanes of
-//     a quad, two shuffles away.
-//   - Tiles stay f16 and are brought by cp.async, 16 bytes a lane, the next one while this one is worked on.
-//   - Rows of a tile are 128 bytes, all 32 banks: row r keeps its 16-byte piece c in place c ^ (r % 8), so that the eight
-//     rows of a matrix load lie in eight different groups of banks.
+//   - mma.sync m16n8k16: f16 in, f32 sums. A warp has 16 rows and all 64 keys of a tile. A lane's part of
+//     S = Q K^T (two rows, columns 2t and 2t + 1 of each 8), rounded to f16, has the layout of the second product's
+//     left operand: the probabilities never leave the registers. A row's maximum and sum are spread over the four lanes of
+//     a quad, and found by two shuffles.
+//   - Tiles stay f16 and are loaded by cp.async, 16 bytes per lane, the next one during the work on this one.
+//   - Rows of a tile are 128 bytes, all 32 banks: row r stores its 16-byte piece c as piece c ^ (r % 8), so that the eight
+//     rows of a matrix load are in eight different groups of banks.
 //
 // At (1, 8, 512, 64) on an H200, L2 cold: est. 6.5 to 7.5 us, 5 times less; 9.57 measured.
 //
@@ -50,8 +50,8 @@ __global__ void __launch_bounds__(V3_THREADS) flashcore_v3(const __grid_constant
   load_tile<V3_KEYS>(v_tiles, p.v + head, 0, p.S);
   commit_copies();
 
-  // Where a lane points for a matrix load of 16 rows x 16 columns: as a left side, or as the right side of P V, matrices
-  // 0, 1 are the upper and lower 8 rows; as the right side of Q K^T they are the left and right 8 columns.
+  // A lane's address for a matrix load of 16 rows x 16 columns: as a left operand, or as the right operand of P V, matrices
+  // 0, 1 are the upper and lower 8 rows; as the right operand of Q K^T they are the left and right 8 columns.
   const int r = lane % 8, half = lane / 8 % 2, other = lane / 16;
   const uint32_t down = (half * 8 + r) * ROW + ((other ^ r) << 4);
   const uint32_t across = (other * 8 + r) * ROW + ((half ^ r) << 4);
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(V3_THREADS) flashcore_v3(const __grid_constant
       load_tile<V3_KEYS>(k_tiles + next % V3_STAGES * V3_TILE, p.k + head, next * V3_KEYS, p.S);
       load_tile<V3_KEYS>(v_tiles + next % V3_STAGES * V3_TILE, p.v + head, next * V3_KEYS, p.S);
     }
-    commit_copies();  // an empty group behind the last tile: the count below stays right
+    commit_copies();  // an empty group after the last tile keeps the count below right
     wait_for_copies<1>();
     __syncthreads();
     if (i == 0) {

@@ -1,4 +1,4 @@
-"""PyTorch's scaled_dot_product_attention with its FlashAttention backend, and no other."""
+"""PyTorch's scaled_dot_product_attention pinned to its FlashAttention backend."""
 
 from .backends import sdpa
 

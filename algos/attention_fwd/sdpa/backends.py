@@ -1,4 +1,4 @@
-"""PyTorch's scaled_dot_product_attention: with the backend that it picks, or with one of them and no other."""
+"""PyTorch's scaled_dot_product_attention: with the backend that it picks, or pinned to one."""
 
 import warnings
 
@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def sdpa(backend=None, causal=False):
-    """Return (run, backend): what an algo's main.py offers.
+    """Return (run, backend), the two functions of an algo's main.py.
 
     backend  a name of torch.nn.attention.SDPBackend (FLASH_ATTENTION, CUDNN_ATTENTION, EFFICIENT_ATTENTION, MATH);
              None: whichever PyTorch picks
@@ -26,7 +26,7 @@ def sdpa(backend=None, causal=False):
     def run(q, k, v):
         """Return softmax(q k^T / sqrt(D)) v. q, k, v and the output are [B, heads, S, D] float16.
 
-        Raises RuntimeError, one line with PyTorch's reason, where the backend does not take these tensors here.
+        Raises RuntimeError, one line with PyTorch's reason, if the backend does not take these tensors here.
         """
         try:
             return call(q, k, v)
@@ -40,7 +40,7 @@ def sdpa(backend=None, causal=False):
     def named(q, k, v) -> str:
         """The backend that `run` takes for these tensors: flash_attention, cudnn_attention, efficient_attention or math.
 
-        Where PyTorch picks, it asks the function by which scaled_dot_product_attention itself decides, so it follows
+        If PyTorch picks, this asks the function by which scaled_dot_product_attention itself decides, so it follows
         the device, the dtype, the shapes and whatever sdpa_kernel allows around the call.
         """
         chosen = SDPBackend(torch._fused_sdp_choice(q, k, v, is_causal=causal)) if only is None else only
@@ -50,7 +50,7 @@ def sdpa(backend=None, causal=False):
 
 
 def _why(call, error) -> str:
-    """PyTorch tells its reasons as warnings, the last the most to the point; without any, the error's first line."""
+    """PyTorch gives its reasons as warnings, the most specific last; without any, use the error's first line."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         try:

@@ -1,5 +1,5 @@
-// Causal attention forward, flashcore-v4: the kernel of attention_fwd/flashcore-v4 with its mask, cut by a table of its
-// own (tuned.h, by `gdn tune`). The kernels are in flashcore*.cuh, their launch in flashcore_launch.cuh.
+// Causal attention forward, flashcore-v4: the kernel of attention_fwd/flashcore-v4 with its mask, and its own table of
+// configurations (tuned.h, by `gdn tune`). The kernels are in flashcore*.cuh, their launch in flashcore_launch.cuh.
 
 #include "tuned.h"
 

@@ -1,4 +1,4 @@
-"""PyTorch's scaled_dot_product_attention as it comes: the library answer, and the time to beat."""
+"""PyTorch's scaled_dot_product_attention with the backend that it picks: the library's time, to be beaten."""
 
 from .backends import sdpa
 

@@ -1,4 +1,4 @@
-"""PyTorch's scaled_dot_product_attention with its cuDNN backend, and no other."""
+"""PyTorch's scaled_dot_product_attention pinned to its cuDNN backend."""
 
 from .backends import sdpa
 

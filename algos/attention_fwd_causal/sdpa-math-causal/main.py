@@ -1,4 +1,4 @@
-"""PyTorch's scaled_dot_product_attention by plain operators, and no fused kernel."""
+"""PyTorch's scaled_dot_product_attention with plain operators, without a fused kernel."""
 
 from .backends import sdpa
 

@@ -4,8 +4,8 @@
 //   S = g S;  d = beta (v - S k);  S = S + d k^T;  o = scale * S q          S [V, K], k-last, K = V = 128
 //
 // Changed from pt-compiled: one pass. Both dots are taken on the old state, so that S' is written while the rows are
-// still in L1 (rows.h); a pool of its own threads deals out chunks of rows (pool.h); where the cache cannot hold the
-// state, the stores go past it, which saves reading the lines that they overwrite.
+// still in L1 (rows.h); a thread pool distributes chunks of rows (pool.h); if the state does not fit in the
+// cache, the stores bypass it, which saves reading the lines that they overwrite.
 //
 // Grid: B * HV value heads, each in one chunk or, when there are few, in up to eight chunks of 16 rows.
 // Provenance: the recurrence is Gated DeltaNet's (arXiv 2412.06464). Written here.
@@ -45,7 +45,7 @@ struct Job {
   gdn::Rows rows;
 };
 
-// Without overflow at either end.
+// Does not overflow for large |x|.
 float softplus(float x) { return std::fmax(x, 0.f) + std::log1p(std::exp(-std::fabs(x))); }
 
 void run_chunk(const void* p, int64_t chunk) {
@@ -69,8 +69,8 @@ void run_chunk(const void* p, int64_t chunk) {
   j.rows(h, j.state + row * K, j.v + row, j.new_state + row * K, j.output + row, j.chunk_rows);
 }
 
-// The last level's size, to tell a state that stays in the cache from one that does not. Linux says what one CPU can
-// reach; sysconf may not: glibc 2.36 gives 384 MiB for a virtual AMD EPYC whose CPUs see 32.
+// The size of the last-level cache, to know whether a state stays in it. Linux's sysfs has the part that one CPU can
+// use; sysconf may not: glibc 2.36 gives 384 MiB for a virtual AMD EPYC whose CPUs can use 32.
 int64_t cache_bytes() {
   static const int64_t bytes = [] {
     std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");
@@ -94,7 +94,7 @@ void Run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
          ffi::TensorView output, ffi::TensorView new_state) {
   if (q.ndim() != 4 || v.ndim() != 4) TVM_FFI_THROW(ValueError) << "q and v: expected 4 dimensions [B, 1, heads, 128]";
   const int64_t B = q.size(0), H = q.size(2), HV = v.size(2);
-  if (H < 1 || HV < 1 || HV % H) TVM_FFI_THROW(ValueError) << "HV = " << HV << " is no multiple of H = " << H;
+  if (H < 1 || HV < 1 || HV % H) TVM_FFI_THROW(ValueError) << "HV = " << HV << " is not a multiple of H = " << H;
   const DLDevice device = state.device();
   if (device.device_type != kDLCPU) TVM_FFI_THROW(ValueError) << "state: expected on the CPU";
   const DLDataType bf16{kDLBfloat, 16, 1}, f32{kDLFloat, 32, 1};

@@ -3,12 +3,12 @@
 //   g = exp(-exp(A_log) * softplus(a + dt_bias)),  beta = sigmoid(b)        one pair per (batch, value head)
 //   S = g S;  d = beta (v - S k);  S = S + d k^T;  o = scale * S q          S [V, K], k-last, K = V = 128
 //
-// Row i of S needs k, q, v[i] and nothing of the other rows, so a warp keeps its rows in registers: 32 lanes x float4 =
+// Row i of S needs k, q and v[i], but no other rows, so a warp keeps its rows in registers: 32 lanes x float4 =
 // one row of 128. The state is read once and written once; the two dot products are two rounds of warp shuffles.
 //
 // Grid: x = (batch * HV + value head) * 16 + tile of 8 rows.  CTA: 32 threads.
-// Provenance: the recurrence is Gated DeltaNet's (arXiv 2412.06464); one warp per small V tile is what
-// flash-linear-attention's recurrent kernel does in Triton. Written here.
+// Provenance: the recurrence is Gated DeltaNet's (arXiv 2412.06464); one warp per small V tile as in
+// flash-linear-attention's recurrent kernel in Triton. Written here.
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -46,7 +46,7 @@ __device__ float warp_sum(float x) {
   return x;
 }
 
-__device__ float softplus(float x) { return fmaxf(x, 0.f) + log1pf(expf(-fabsf(x))); }  // no overflow at either end
+__device__ float softplus(float x) { return fmaxf(x, 0.f) + log1pf(expf(-fabsf(x))); }  // does not overflow for large |x|
 
 __global__ void __launch_bounds__(32)
 gdn_decode_v1(const __nv_bfloat16* __restrict__ q, const __nv_bfloat16* __restrict__ k,
@@ -91,7 +91,7 @@ void Run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
          ffi::TensorView output, ffi::TensorView new_state) {
   if (q.ndim() != 4 || v.ndim() != 4) TVM_FFI_THROW(ValueError) << "q and v: expected 4 dimensions [B, 1, heads, 128]";
   const int64_t B = q.size(0), H = q.size(2), HV = v.size(2);
-  if (H < 1 || HV < 1 || HV % H) TVM_FFI_THROW(ValueError) << "HV = " << HV << " is no multiple of H = " << H;
+  if (H < 1 || HV < 1 || HV % H) TVM_FFI_THROW(ValueError) << "HV = " << HV << " is not a multiple of H = " << H;
   const DLDevice device = state.device();
   if (device.device_type != kDLCUDA) TVM_FFI_THROW(ValueError) << "state: expected on a CUDA device";
   const DLDataType bf16{kDLBfloat, 16, 1}, f32{kDLFloat, 32, 1};

@@ -1,16 +1,16 @@
-// GDN decode: eight warps per CTA, one row of the state per warp, one DRAM round trip with everything else under it.
+// GDN decode: eight warps per CTA, one row of the state per warp, one DRAM round trip that hides everything else.
 //
 //   g = exp(-exp(A_log) * softplus(a + dt_bias)),  beta = sigmoid(b)        one pair per (batch, value head)
 //   S = g S;  d = beta (v - S k);  S = S + d k^T;  o = scale * S q          S [V, K], k-last, K = V = 128
 //
 // Changed from cuda-v1:
 //   - one row per warp, not eight: eight times the warps in flight, so small batches reach all SMs; few registers.
-//   - every load goes out before anything waits, the state's past L1. The grid has a dimension for each index: with a
-//     flat grid, ptxas put the integer divisions, some 60 instructions, ahead of the state's load.
+//   - all loads are issued before any wait, the state's past L1. The grid has a dimension for each index: with a
+//     flat grid, ptxas put the integer divisions, some 60 instructions, before the state's load.
 //   - both dots are taken on the *old* state, x = S k and y = S q, and they share their round of shuffles with z = k.q;
 //     the rest is algebra:
 //         d = beta (v - g x),   o = scale (g y + d z),   S' = g S + d k^T
-//     The gates (exp, log1p) are needed only after the shuffles and run beside them; no second reduction waits for S'.
+//     The gates (exp, log1p) are needed only after the shuffles and overlap with them; no second reduction waits for S'.
 //
 // Grid: x = value head within its group * 16 + tile of 8 rows, y = query/key head, z = batch.
 // CTA: 256 threads, warp w has row w of the tile.
@@ -40,8 +40,8 @@ constexpr int K = 128, V = 128;
 constexpr int WARPS = 8;        // rows per CTA: see algo.toml
 constexpr int TILES = V / WARPS;
 
-// no_allocate: nobody reads these bytes again; L1 is for q, k and the gates. Not .nc: new_state may be state itself,
-// since each lane reads what it later writes, no more.
+// no_allocate: these bytes are not read again; L1 is for q, k and the gates. Not .nc: new_state may be state itself,
+// since each lane reads only elements that it later writes.
 __device__ float4 load_state(const float4* p) {
   float4 x;
   asm volatile("ld.global.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -57,7 +57,7 @@ __device__ float4 load_bf16x4(const __nv_bfloat16* p) {
 
 __device__ float dot(float4 x, float4 y) { return x.x * y.x + x.y * y.y + x.z * y.z + x.w * y.w; }
 
-__device__ float softplus(float x) { return fmaxf(x, 0.f) + log1pf(expf(-fabsf(x))); }  // no overflow at either end
+__device__ float softplus(float x) { return fmaxf(x, 0.f) + log1pf(expf(-fabsf(x))); }  // does not overflow for large |x|
 
 __global__ void __launch_bounds__(WARPS * 32, 8)  // 8 CTAs per SM: at most 32 registers
 gdn_decode_v4(const __nv_bfloat16* __restrict__ q, const __nv_bfloat16* __restrict__ k,
@@ -102,7 +102,7 @@ void Run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
          ffi::TensorView output, ffi::TensorView new_state) {
   if (q.ndim() != 4 || v.ndim() != 4) TVM_FFI_THROW(ValueError) << "q and v: expected 4 dimensions [B, 1, heads, 128]";
   const int64_t B = q.size(0), H = q.size(2), HV = v.size(2);
-  if (H < 1 || HV < 1 || HV % H) TVM_FFI_THROW(ValueError) << "HV = " << HV << " is no multiple of H = " << H;
+  if (H < 1 || HV < 1 || HV % H) TVM_FFI_THROW(ValueError) << "HV = " << HV << " is not a multiple of H = " << H;
   const DLDevice device = state.device();
   if (device.device_type != kDLCUDA) TVM_FFI_THROW(ValueError) << "state: expected on a CUDA device";
   const DLDataType bf16{kDLBfloat, 16, 1}, f32{kDLFloat, 32, 1};
@@ -123,7 +123,7 @@ void Run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
 
   const gdn::CurrentDevice current(device.device_id);
   auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
-  for (int64_t i = 0; i < B; i += 65535) {  // one launch, unless B is beyond what the grid's z can count
+  for (int64_t i = 0; i < B; i += 65535) {  // one launch, unless B is more than the grid's z allows
     const dim3 grid(static_cast<unsigned>(HV / H * TILES), static_cast<unsigned>(H),
                     static_cast<unsigned>(std::min<int64_t>(B - i, 65535)));
     gdn_decode_v4<<<grid, WARPS * 32, 0, stream>>>(

@@ -1,5 +1,5 @@
-// GDN decode, cuda-v5: registers only, the state's loads before everything else, one reduction for both dots; how many
-// lanes have a row, rows a warp and warps a CTA is chosen by measurement for each size (tuned.h, by `gdn tune`).
+// GDN decode, cuda-v5: registers only, the state's loads before everything else, one reduction for both dots; lanes per
+// row, rows per warp and warps per CTA are chosen by measurement for each size (tuned.h, by `gdn tune`).
 // The kernel is in decode.cuh, the binding in decode_binding.cuh.
 
 #include "tuned.h"

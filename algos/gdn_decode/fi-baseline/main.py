@@ -1,15 +1,15 @@
 """FlashInfer's gated_delta_rule_decode_pretranspose on the definition's inputs.
 
-With a float32 state it launches one kernel, B x HV x 8 CTAs of 128 threads, that updates the state in place. Inputs
-must survive a call here, so the state is copied to `new_state` first and updated there: a second launch, and twice
-the kernel's own traffic. The API has no way around it: the one mode that reads and writes different places,
+With a float32 state it launches one kernel, B x HV x 8 CTAs of 128 threads, that updates the state in place. Here a
+call must not change its inputs, so the state is copied to `new_state` first and updated there: a second launch, and
+twice the kernel's own traffic. The API cannot avoid it: the only mode that reads and writes different addresses,
 `initial_state` with `initial_state_indices` and `output_state_indices`, needs both in one pool tensor. Published
-times of this kernel are of the update alone; `gdn profile`, or a trace, shows the two apart.
+times of this kernel are of the update alone; `gdn profile`, or a trace, shows each of the two kernels.
 
 With a bfloat16 state (gdn_decode_bf16) there are two kernels, one below 512 states (B x HV) and one with wider loads
-from there on, and a third launch: without a pool, FlashInfer makes the slot numbers 0 to B - 1 anew at every call.
+from there on, and a third launch: without a pool, FlashInfer makes the slot numbers 0 to B - 1 again at every call.
 
-`scale` is a constant of the compiled kernel: a new value compiles anew.
+`scale` is a constant of the compiled kernel: a new value compiles it again.
 """
 
 import torch
@@ -43,5 +43,5 @@ def run(q, k, v, state, A_log, a, dt_bias, b, scale, output, new_state):
         b,
         scale=float(scale or q.shape[-1] ** -0.5),
         output=output,
-        use_qk_l2norm=False,  # the definition takes q and k as they come
+        use_qk_l2norm=False,  # the definition does not normalise q and k
     )

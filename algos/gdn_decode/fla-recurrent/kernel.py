@@ -34,7 +34,7 @@ def gdn_decode_kernel(
     o_v = i_v * BV + tl.arange(0, BV)
     o_s = i_bh * V * K + o_v[:, None] * K + o_k[None, :]
 
-    b_s = tl.load(state + o_s)  # [BV, K] f32, asked for first: it takes longest
+    b_s = tl.load(state + o_s)  # [BV, K] f32, loaded first: it takes longest
     b_k = tl.load(k + i_h * K + o_k).to(tl.float32)  # [K]
     b_q = tl.load(q + i_h * K + o_k).to(tl.float32)  # [K]
     b_v = tl.load(v + i_bh * V + o_v).to(tl.float32)  # [BV]

@@ -1,10 +1,10 @@
-"""What every Triton rung asks of its tensors before it launches. fla-recurrent has the file, the others share it."""
+"""Checks of the tensors of every Triton rung, before it launches. The file is in fla-recurrent; the others share it."""
 
-ALIGNMENT = 16  # bytes: what wide loads and TMA take, on a GPU; as tensor.cuh of the CUDA rungs has it
+ALIGNMENT = 16  # bytes, on a GPU, for wide loads and TMA; the same as in tensor.cuh for the CUDA rungs
 
 
 def check(**tensors):
-    """ValueError for a tensor that is not contiguous, or that begins where a kernel's loads and stores may not."""
+    """Raise ValueError for a tensor that is not contiguous or not aligned for a kernel's loads and stores."""
     for name, x in tensors.items():
         if not x.is_contiguous():
             raise ValueError(f"{name}: expected contiguous; call .contiguous() on it")

@@ -5,16 +5,16 @@
     d = beta * (v - g x),  S' = g S + d k^T,  o = scale * (g y + d (k.q))
 
 Changed from fla-recurrent:
-  - a grid of at most `per_sm` programs for each SM; a program walks every grid-th tile of `rows` rows.
-  - the state is read and written through tensor descriptors, by TMA and past the registers. The engine is
-    the producer: the loop is pipelined, so that it is `stages` - 1 tiles ahead of the arithmetic, and the stores of a
-    tile run behind the next one's sums. Triton's own warp_specialize is not used: on sm_90 it turns the pipelining off,
-    and triton 3.6 fails to compile it for sm_100.
-  - the descriptors are made by the host, and travel with the launch as parameters: there is no scratch memory to
-    allocate, and a CUDA graph or another stream has copies of its own. Made on the device they would need both.
+  - a grid of at most `per_sm` programs per SM; a program takes every grid-th tile of `rows` rows.
+  - the state is read and written through tensor descriptors, by TMA and past the registers. TMA is the producer: the
+    loop is pipelined, so that loads are `stages` - 1 tiles ahead of the arithmetic, and the stores of a tile overlap
+    with the next one's sums. Triton's own warp_specialize is not used: on sm_90 it turns the pipelining off, and triton
+    3.6 fails to compile it for sm_100.
+  - the descriptors are made by the host and passed as launch parameters: no scratch memory is needed, and a CUDA graph
+    or another stream has its own copies. Descriptors made on the device would need scratch memory and ordering.
 
 Grid: (min(tiles, per_sm * SMs),). Rows are counted in int32: 2^31 of them are 1 TiB of state,
-and byte offsets are TMA's.
+and TMA computes the byte offsets.
 Provenance: as fla-recurrent. Written here.
 """
 
@@ -65,7 +65,7 @@ def gdn_decode_kernel(
 
 @functools.lru_cache
 def _sms(device: torch.device) -> int:
-    """SMs of the device; 0 where it has none, as below Triton's interpreter."""
+    """Number of SMs of the device; 0 under Triton's interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
 
 
@@ -80,10 +80,10 @@ _this_thread = threading.local()
 
 
 def _bind(device: torch.device) -> None:
-    """Make the device's context current in this thread, as the driver wants it that makes descriptors.
+    """Make the device's context current in this thread, which the driver needs to make descriptors.
 
-    A new thread has none before its first launch, and Triton makes the descriptors ahead of that. Torch sets no device that
-    the thread counts on already; what does bind a context is a call of CUDA's runtime that needs one, such as this.
+    A new thread has no context before its first launch, but Triton makes the descriptors before that. torch.cuda.set_device
+    does nothing if the device is already the thread's; a call of CUDA's runtime that needs a context, such as this, does.
     """
     if device.type == "cuda" and not getattr(_this_thread, "bound", False):
         torch.cuda.mem_get_info(device)

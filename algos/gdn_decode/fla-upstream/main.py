@@ -1,8 +1,8 @@
 """flash-linear-attention's fused_recurrent_gated_delta_rule on the definition's inputs, T = 1.
 
-One Triton kernel: a warp holds 8 rows of the state in registers. The gates and the sigmoid of beta are computed in
-it, value heads find their key head by themselves, and `state_v_first` is the definition's [V, K] layout, so nothing
-is repeated, transposed or prepared. It allocates what it returns and leaves the initial state alone.
+One Triton kernel: a warp holds 8 rows of the state in registers. The kernel computes the gates and the sigmoid of
+beta and maps value heads to key heads, and `state_v_first` is the definition's [V, K] layout, so nothing
+is repeated, transposed or prepared. It allocates its outputs and does not change the initial state.
 """
 
 import torch

@@ -6,9 +6,9 @@ The maths is pt-reference's, with both products against the old state (arXiv 241
     S'    = g S + delta k^T
     o     = scale (g (S q) + delta (k . q))
 
-S k and S q are then sums along the same rows, and the row that is written depends on them alone: inductor can do
-all of it in one pass over the state, where the textbook order needs the new state before it can form o. The products
-are sums of elementwise products on purpose: a matmul would be a library call that nothing fuses with.
+S k and S q are then sums along the same rows, and each new row depends only on them: inductor can do
+everything in one pass over the state, while the textbook order needs the new state before it can form o. The products
+are sums of elementwise products on purpose: a matmul would be a library call, which cannot be fused.
 """
 
 import functools
@@ -35,8 +35,8 @@ def _step(q, k, v, state, A_log, a, dt_bias, b, scale, output, new_state):
 
 @functools.cache
 def _compiled():
-    # Not at import: the compiler's own import costs seconds. dynamic=True makes the batch a symbol from the start, so
-    # there are two compilations, B = 1 (torch always specialises 0 and 1) and every other B, and not one for each B.
+    # Not at import time: importing the compiler takes seconds. dynamic=True makes the batch a symbol from the start, so
+    # there are two compilations, B = 1 (torch always specialises 0 and 1) and every other B, instead of one for each B.
     return torch.compile(_step, dynamic=True, fullgraph=True)
 
 
@@ -44,7 +44,7 @@ def _compiled():
 def run(q, k, v, state, A_log, a, dt_bias, b, scale, output, new_state):
     """Write the step's output and the state after it. The first call compiles.
 
-    It writes into buffers it is given because returning new ones costs more: on a CPU, a fresh 32 MiB state takes
+    It writes into given buffers because allocating new ones costs more: on a CPU, a fresh 32 MiB state takes
     longer to be mapped than to be computed.
 
     q, k     [B, 1, H, K]    bfloat16

@@ -6,16 +6,17 @@
 
 Changed from fla-recurrent:
   - `lanes` lanes share a row of the state instead of 32, so that a dot needs 3 or 4 rounds of shuffles instead of 5, and
-    each round serves 32 / lanes rows. Triton gives no layout to a program, but a tile of [GROUPS, 4 * lanes] f32 has but
-    one layout with 16 bytes a lane: so a row is loaded in pieces of 4 * lanes, each a tile of its own.
-  - k and q are loaded as tiles of that same shape, every group of lanes its own copy: a vector of K elements would come
-    in a layout of its own and go through shared memory to reach this one.
-  - a barrier behind the state's loads: without it, ptxas puts k, q and the gates' inputs ahead of them.
+    each round serves 32 / lanes rows. A Triton program cannot choose a layout, but a tile of [GROUPS, 4 * lanes] f32 has
+    only one layout with 16 bytes per lane: so a row is loaded as several tiles of 4 * lanes columns.
+  - k and q are loaded as tiles of the same shape, one copy per group of lanes: a vector of K elements would get another
+    layout and go through shared memory to reach this one.
+  - a barrier after the state's loads: without it, ptxas moves the loads of k, q and the gates' inputs before them.
   - log1p by its atanh series: `log` and the correction of its rounding took twice the instructions.
-  - a program may walk several tiles (`steps`), the next one's loads ahead of this one's stores; k, q and the gates once.
+  - a program may take several tiles (`steps`), with the next tile's loads before this tile's stores; k, q and the gates
+    are loaded once.
 
 Grid: (B * HV * V / (GROUPS * rows * steps),), the tile fastest, so that the state's address is the program's number
-times the tile's size and waits for no division.
+times the tile's size and needs no division.
 Provenance: the recurrence is Gated DeltaNet's (arXiv 2412.06464); taking both dots on the old state is described by the
 SyFI contest entry. Written here.
 """
@@ -32,14 +33,14 @@ from .tensors import check
 from .tuned import TUNED
 
 LOAD = ("", "evict_first")  # the eviction policy of the state's loads, by the constant `load`
-STORE = ("", ".cs")  # the cache modifier of its stores, by the constant `store`: .cs is for what nobody reads soon
+STORE = ("", ".cs")  # the cache modifier of its stores, by the constant `store`: .cs is for data that is not read soon
 
 
 @triton.jit
 def load_tiles(
     p, PIECES: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, APART: tl.constexpr, LOAD: tl.constexpr
 ):
-    """ROWS * PIECES tiles [GROUPS, WIDTH]: tile `r * PIECES + j` is WIDTH * j + APART * r elements behind p."""
+    """ROWS * PIECES tiles [GROUPS, WIDTH]: tile `r * PIECES + j` begins WIDTH * j + APART * r elements after p."""
     tiles = ()
     for r in tl.static_range(ROWS):
         for j in tl.static_range(PIECES):
@@ -49,7 +50,7 @@ def load_tiles(
 
 @triton.jit
 def load_vector(p, PIECES: tl.constexpr, WIDTH: tl.constexpr):
-    """PIECES tiles [GROUPS, WIDTH] in f32, each row of them the same."""
+    """PIECES tiles [GROUPS, WIDTH] in f32, whose rows are all equal."""
     tiles = ()
     for j in tl.static_range(PIECES):
         tiles = tiles + (tl.load(p + j * WIDTH).to(tl.float32),)
@@ -83,20 +84,20 @@ def gdn_decode_kernel(
     LANES: tl.constexpr, WARPS: tl.constexpr, ROWS: tl.constexpr, STEPS: tl.constexpr,
     LOAD: tl.constexpr, STORE: tl.constexpr,
 ):  # fmt: skip
-    WIDTH: tl.constexpr = 4 * LANES  # of a piece: 16 bytes of f32 a lane
+    WIDTH: tl.constexpr = 4 * LANES  # of a tile: 16 bytes of f32 per lane
     PIECES: tl.constexpr = K // WIDTH
-    GROUPS: tl.constexpr = 32 * WARPS // LANES  # of lanes: each has a row of its own
+    GROUPS: tl.constexpr = 32 * WARPS // LANES  # of lanes: each has its own row
     APART: tl.constexpr = GROUPS * K  # elements between a group's rows
     TILE: tl.constexpr = GROUPS * ROWS * STEPS  # rows per program
     i_p = tl.program_id(0)
     i_row = i_p.to(tl.int64) * TILE  # of all B * HV * V; int64: state offsets pass 2^31 at B * HV = 131072
     o_g = tl.arange(0, GROUPS)
-    # 16 bytes of bf16 are 8 elements: the hint keeps k's and q's layout that of the state
+    # 16 bytes of bf16 are 8 elements: the hint keeps k and q in the state's layout
     o_c = tl.max_contiguous(tl.arange(0, WIDTH), 4)
     o_s = o_g[:, None] * K + o_c[None, :]
     old, new = state + i_row * K, new_state + i_row * K
     b_next = load_tiles(old + o_s, PIECES, WIDTH, ROWS, APART, LOAD)
-    tl.debug_barrier()  # what follows stays behind the state's loads; nothing waits for them here
+    tl.debug_barrier()  # keeps everything below after the state's loads; does not wait for them
 
     i_bh = i_p // (V // TILE)  # batch * HV + value head
     i_hv = i_bh % HV
@@ -108,7 +109,7 @@ def gdn_decode_kernel(
     b_b = tl.load(b + i_bh).to(tl.float32)
     b_g = tl.exp(-tl.exp(tl.load(A_log + i_hv)) * softplus(b_a))
     b_beta = 1.0 / (1.0 + tl.exp(-b_b))
-    b_kq = dot(b_k, b_q, PIECES, 0)  # [GROUPS], each the same
+    b_kq = dot(b_k, b_q, PIECES, 0)  # [GROUPS], all equal
 
     for i in tl.static_range(STEPS):
         b_s = b_next
@@ -128,7 +129,7 @@ def gdn_decode_kernel(
 
 @functools.lru_cache
 def _sms(device: torch.device) -> int:
-    """SMs of the device; 0 where it has none, as below Triton's interpreter."""
+    """Number of SMs of the device; 0 under Triton's interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
 
 

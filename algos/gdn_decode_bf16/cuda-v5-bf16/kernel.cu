@@ -1,5 +1,5 @@
 // GDN decode with the state in bfloat16: cuda-v5's kernel and binding (decode.cuh, decode_binding.cuh, which this folder
-// shares) with constants of its own, since a row has half the bytes.
+// shares) with other constants, since a row has half the bytes.
 
 #include "tuned.h"
 

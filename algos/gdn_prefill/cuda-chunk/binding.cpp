@@ -1,4 +1,4 @@
-// The binding: checks what it is given, and calls kernel.cu. No CUDA here: see call.h.
+// The binding: checks the arguments, and calls kernel.cu. No CUDA here: see call.h.
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/function.h>
@@ -23,7 +23,7 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
   if (q.ndim() != 3 || v.ndim() != 3) TVM_FFI_THROW(ValueError) << "q and v: expected 3 dimensions [num_tokens, heads, 128]";
   if (cu_seqlens.ndim() != 1 || cu_seqlens.size(0) < 1) TVM_FFI_THROW(ValueError) << "cu_seqlens: expected [N + 1]";
   const int64_t num_tokens = q.size(0), H = q.size(1), HV = v.size(1), N = cu_seqlens.size(0) - 1;
-  if (H < 1 || HV < 1 || HV % H) TVM_FFI_THROW(ValueError) << "HV = " << HV << " is no multiple of H = " << H;
+  if (H < 1 || HV < 1 || HV % H) TVM_FFI_THROW(ValueError) << "HV = " << HV << " is not a multiple of H = " << H;
   const DLDevice device = state.device();
   if (device.device_type != kDLCUDA) TVM_FFI_THROW(ValueError) << "state: expected on a CUDA device";
   const DLDataType bf16{kDLBfloat, 16, 1}, f32{kDLFloat, 32, 1}, i64{kDLInt, 64, 1};
@@ -50,7 +50,7 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
   if (N == 0) return;
   if (N > 32767 || HV > 65535) TVM_FFI_THROW(ValueError) << "N = " << N << ", HV = " << HV << ": expected at most 32767 and 65535";
 
-  // torch's caching allocator when the caller is torch: no synchronisation, and given back as soon as the launches are queued
+  // torch's caching allocator if the caller is torch: no synchronisation, and freed as soon as the launches are queued
   std::vector<ffi::Tensor> buffers;
   const Allocate allocate = [&](int64_t bytes) {
     buffers.push_back(ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, {bytes}, DLDataType{kDLUInt, 8, 1}, device));
@@ -59,7 +59,7 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
   prefill(call, allocate, device.device_id, TVMFFIEnvGetStream(device.device_type, device.device_id));
 }
 
-// For whoever builds this (gdn's Kernel.fallback).
+// Called by gdn after the build (Kernel.fallback).
 std::string told_fallback() { return fallback(); }
 
 }  // namespace gdn

@@ -1,5 +1,5 @@
-// A call as the binding (binding.cpp) has checked it, for kernel.cu, which chooses the way. Here are neither CUDA's headers nor the
-// binding's: those two together take a compiler longer than any kernel.
+// A call that the binding (binding.cpp) has checked, for kernel.cu, which chooses the code path. This file includes neither CUDA's
+// headers nor the binding's: both together take longer to compile than any kernel.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ struct Call {
   int64_t num_tokens;
 };
 
-// Memory of the device until the call's launches are queued, by the binding, which knows the caller's allocator.
+// Allocates device memory until the call's launches are queued. It is in the binding, which knows the caller's allocator.
 using Allocate = std::function<void*(int64_t bytes)>;
 
 #pragma GCC visibility push(hidden)  // a process may have several builds of this library

@@ -1,8 +1,8 @@
-// What the kernels of cuda-chunk share: the problem, the cut into chunks, the layouts in shared memory and in between.
+// Shared by the kernels of cuda-chunk: the problem, the division into chunks, the layouts in shared memory and between kernels.
 //
-// A chunk is 64 tokens of one sequence. Chunk i of sequence n has number cu_seqlens[n] / 64 + n + i: that is read off on the
-// device without a sum over sequences, no two chunks have the same, and there are at most num_tokens / 64 + N numbers. What is past
-// the end of a sequence counts as tokens with k = q = v = 0 and no decay, which leave the state as it is.
+// A chunk is 64 tokens of one sequence. Chunk i of sequence n has number cu_seqlens[n] / 64 + n + i: the device finds it
+// without a prefix sum, no two chunks have the same, and there are at most num_tokens / 64 + N numbers. Rows past
+// the end of a sequence count as tokens with k = q = v = 0 and no decay, which leave the state as it is.
 //
 // One letter, one meaning, in all files here; the letters are those of pt-chunk's equations. C = 64 (CHUNK), s and t count its
 // tokens.
@@ -10,20 +10,20 @@
 //   letter     shape       what
 //   N, H, HV               sequences, query/key heads, value heads
 //   Q, K, V    [C, 128]    a chunk's rows of q, k, v
-//   S          [128, 128]  the state, a row for each column of V (so `rows of V` in comments are rows of S); S' behind the chunk
+//   S          [128, 128]  the state, a row for each column of V (so `rows of V` in comments are rows of S); S' after the chunk
 //   G          [C]         G_t = log g_1 + ... + log g_t; in memory of log2
 //   beta       [C]
 //   A          [C, C]      A_ts = beta_t e^(G_t - G_s) k_t.k_s for s < t, else 0
 //   T          [C, C]      (I + A)^-1; stored without the ones on its diagonal, as T - I
 //   M          [C, C]      M_ts = scale e^(G_t - G_s) q_t.k_s for s <= t, else 0; pt-chunk's times scale
 //   R          [C, 128]    beta (V - e^G K S^T), the right-hand side of (I + A) D = R
-//   D          [C, 128]    T R, what a chunk's tokens write to the state; pt-chunk's U - W S^T
+//   D          [C, 128]    T R, the chunk's updates of the state; pt-chunk's U - W S^T
 //   O          [C, 128]    the outputs
 //   Phi, L     [128, 128]  of a segment: S' = S Phi + L (context_parallel.cuh)
 //
 // Sizes have names: num_tokens of all sequences, HEAD_DIM of q, k and v. In code, g and t are a lane's row and column pair in a
 // fragment, lane / 4 and lane % 4 (the PTX ISA's groupID and threadID_in_group); d is the accumulator of a product. A `piece`
-// is 16 bytes of a row, which the swizzle moves as one and a lane copies at once.
+// is 16 bytes of a row, the unit of the swizzle and of a lane's copies.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -48,8 +48,8 @@ struct Prefill : Call {
   int ctas;                      // that share the plan's work tiles
   Plan* plan;                    // work tiles in order of length; see tile_scheduler.cuh
 
-  // Sequence n has the tokens from its border to the next. Whatever cu_seqlens holds, no memory but the tensors' is touched.
-  // q of 2^31 tokens would be 512 GiB. The first and the last are known without a look: one sequence waits for none.
+  // Sequence n has the tokens from its border to the next. Clamped: wrong values in cu_seqlens cause no access outside.
+  // q of 2^31 tokens would be 512 GiB. The first and the last border are known without a load: a single sequence never waits.
   __device__ __forceinline__ int border(int n) const {
     if (n == 0) return 0;
     if (n == N) return static_cast<int>(num_tokens);
@@ -58,14 +58,14 @@ struct Prefill : Call {
   }
 };
 
-// What the chunks' own tokens say, made for all chunks at once (intra_chunk_*.cuh) and used one after the other
-// (inter_chunk_*.cuh), as wgmma and TMA take it: rows of 128 bytes, their eight pieces of 16 bytes permuted by the 128-byte
-// swizzle, at a multiple of 1024 bytes. Above the diagonal stand zeros, but for T's upper right quarter, which is not to be read:
-// the gates lie there. T's diagonal of ones is left out: sums of T R begin with R itself, which is then rounded for what stands
-// below the diagonal alone.
+// The part of a chunk that does not depend on the state, computed for all chunks at once (intra_chunk_*.cuh) and used one after
+// the other (inter_chunk_*.cuh), in the layout of wgmma and TMA: rows of 128 bytes, their eight pieces of 16 bytes permuted by
+// the 128-byte swizzle, aligned to 1024 bytes. Above the diagonal are zeros, except in T's upper right quarter, which holds
+// the gates and must not be read as T. T's diagonal of ones is omitted: sums of T R begin with R itself, which is then rounded
+// only for the entries below the diagonal.
 enum Gate {
-  IN,    // e^(G_t): what is left of the state before the chunk
-  OUT,   // e^(G_C - G_t): what is left of token t behind the chunk; IN of the last token is e^(G_C)
+  IN,    // e^(G_t): the decay of the state before the chunk, up to token t
+  OUT,   // e^(G_C - G_t): the decay of token t's update up to the chunk's end; IN of the last token is e^(G_C)
   BETA,
   SUM,   // G_t itself, of log2: for the maker of M (inter_chunk_sm90.cuh)
 };
@@ -78,12 +78,12 @@ struct Prepared {
   char T[MATRIX];  // T - I, bf16; and the gates, float
   char M[MATRIX];  // bf16
   __device__ __forceinline__ const float* gate(int which, int token) const {
-    return reinterpret_cast<const float*>(T + gate_at(which, token));  // as far as a multiple of 4 tokens
+    return reinterpret_cast<const float*>(T + gate_at(which, token));  // contiguous up to a multiple of 4 tokens
   }
 };
 static_assert(sizeof(Prepared) == 16384, "16 KB a chunk and head is the limit");
 
-// A tile of 64 rows of PIECES pieces of 16 bytes: eight rows of a piece lie in eight different banks.
+// A tile of 64 rows of PIECES pieces of 16 bytes: eight rows of a piece are in eight different banks.
 template <int PIECES>
 __host__ __device__ constexpr int in_tile(int row, int piece) {
   const int turn = PIECES >= 8 ? row & 7 : row / (8 / PIECES) & (PIECES - 1);
@@ -92,8 +92,8 @@ __host__ __device__ constexpr int in_tile(int row, int piece) {
 constexpr int QK_PIECES = HEAD_DIM * 2 / 16;            // of a row of q or k
 constexpr int QK_TILE = CHUNK * HEAD_DIM * 2;           // bytes
 
-// Which sequence has number `number`, where sequence n has cu_seqlens[n] / unit + EACH n and those behind it, with EACH = 1 at
-// least one: each warp for itself, 32 candidates at a time.
+// The sequence with number `number`: sequence n has the numbers from cu_seqlens[n] / unit + EACH n on, with EACH = 1 at
+// least one. Each warp searches for itself, 32 candidates at a time.
 template <int EACH = 1>
 __device__ __forceinline__ int sequence_of(const Prefill& p, int number, int unit, int lane) {
   int low = 0, span = p.N;
@@ -106,12 +106,12 @@ __device__ __forceinline__ int sequence_of(const Prefill& p, int number, int uni
   return low;
 }
 
-// The segment of a sequence and value head whose chunks a CTA goes through: all of a sequence, or what blockIdx.z counts
+// The segment of a sequence and value head whose chunks a CTA goes through: a whole sequence, or segment number blockIdx.z
 // (context_parallel.cuh).
 struct Segment {
   const Prefill& p;
   int hv, h, n, count;             // value head, head, sequence, how many chunks
-  bool opens, last;                // it is the first, the last of the sequence's segments
+  bool opens, last;                // whether it is the first, the last of the sequence's segments
   int slot;                        // its number
   int before;                      // the slot of `ends` that has the state before it; less than 0: state has
   int first, tokens, number;       // its first token, how many, the number of its first chunk
@@ -133,14 +133,14 @@ struct Segment {
     if (index < 0 || (index > 0 && tokens <= 0)) tokens = -1, count = 0;  // there is no such segment
     before = index > 0 ? slot - 1 : last ? -1 : slot + (end - begin - 1) / unit;  // see gdn_prefill_scan
   }
-  // All of a sequence whose borders are known.
+  // A whole sequence whose borders are known.
   __device__ __forceinline__ Segment(const Prefill& p_, int hv_, int n_, int first_, int tokens_)
       : p(p_), hv(hv_), h(hv_ / (p_.HV / p_.H)), n(n_), count((tokens_ + CHUNK - 1) / CHUNK), opens(true), last(true), slot(n_),
         before(-1), first(first_), tokens(tokens_), number(first_ / CHUNK + n_) {}
   __device__ __forceinline__ bool there() const { return tokens >= 0; }
-  // Of this value head, number `i` of states or of what is like them.
+  // Of this value head, number `i` in an array of states or one of the same layout.
   __device__ __forceinline__ int64_t state_at(int i) const { return (static_cast<int64_t>(i) * p.HV + hv) * HEAD_DIM * HEAD_DIM; }
-  // The state before the sequence; where the one before the segment is, and where the one behind the last goes.
+  // The state before the sequence; where the one before the segment is, and where the one after the last goes.
   __device__ __forceinline__ const float* original() const { return p.state + state_at(n); }
   __device__ __forceinline__ const float* start() const { return before < 0 ? original() : p.ends + state_at(before); }
   __device__ __forceinline__ float* end() const { return p.new_state + state_at(n); }
@@ -159,13 +159,13 @@ __device__ __forceinline__ uint32_t pack(float x, float y) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-// Two accumulators of eight columns each as the fragment of 16 columns that a product takes on its left.
+// Two accumulators of eight columns each as a left operand of 16 columns.
 __device__ __forceinline__ void as_left(uint32_t (&a)[4], const float (&low)[4], const float (&high)[4]) {
   a[0] = pack(low[0], low[1]), a[1] = pack(low[2], low[3]);
   a[2] = pack(high[0], high[1]), a[3] = pack(high[2], high[3]);
 }
 
-// x = high + low, both of bf16, but for 2^-17 of x.
+// x = high + low, both bf16, up to an error of 2^-17 of x.
 struct Parts { uint32_t high, low; };
 __device__ __forceinline__ Parts parts(float x, float y) {
   const uint32_t high = pack(x, y);

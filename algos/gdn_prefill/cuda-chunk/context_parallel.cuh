@@ -1,12 +1,12 @@
-// Context parallelism for long sequences of few heads, exact: a sequence is cut into segments of `segment` chunks that run side
-// by side.
+// Context parallelism for long sequences of few heads, exact: a sequence is split into segments of `segment` chunks that run
+// in parallel.
 //
-// What a segment does to the state before it is S' = S Phi + L. Two launches between the intra-chunk and the inter-chunk kernel
-// make Phi and L known. gdn_prefill_transfer_sm80 (or _sm90) goes through all segments but a sequence's last: the first from the
-// sequence's state, which gives the state behind it, the others from S = 0 with their values, which gives L, and from S = I
-// without them, which gives Phi. gdn_prefill_scan then goes from segment to segment and leaves the state behind each of them
-// where L was, for the inter-chunk kernel to start from. Products of Phi are of bf16 in two parts; it is left behind as such, in
-// the order in which scan's lanes take it. A sequence of one segment has no part in this.
+// A segment maps the state before it to S' = S Phi + L. Two launches between the intra-chunk and the inter-chunk kernel
+// compute Phi and L. gdn_prefill_transfer_sm80 (or _sm90) goes through all segments except a sequence's last: the first from the
+// sequence's state, which gives the state after it, the others from S = 0 with their values, which gives L, and from S = I
+// without values, which gives Phi. gdn_prefill_scan then goes from segment to segment and replaces each L by the state after
+// the segment, for the inter-chunk kernel to start from. Products use Phi as two parts of bf16; it is stored like that, in
+// the order in which scan's lanes read it. A sequence of one segment is not touched.
 #pragma once
 
 #include "inter_chunk_sm80_split.cuh"

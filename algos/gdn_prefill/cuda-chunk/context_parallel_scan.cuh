@@ -1,21 +1,21 @@
-// From segment to segment (context_parallel.cuh): the state behind each of them, where L was.
+// From segment to segment (context_parallel.cuh): replaces each L by the state after the segment.
 #pragma once
 
 #include "context_parallel.cuh"
 
 namespace gdn {
 
-// 16 rows of S for a CTA, 32 columns of those for a warp. Of Phi a warp takes what makes its columns, two of the eight k-steps (a
-// quarter) at a time. It begins with the two of its own columns, whose S it has in registers while the others' comes through
-// shared memory. Phi does not depend on S: each lane has a circular buffer of what it takes itself, so no barrier is needed for
-// it. Not registers: all loads that are under way where a loop goes back count as one, and the first product waits for the last.
+// 16 rows of S per CTA, 32 columns of those per warp. A warp reads the part of Phi for its columns, two of the eight k-steps (a
+// quarter) at a time. It begins with the two of its own columns, whose S it has in registers; the rest of S comes through
+// shared memory. Phi does not depend on S: each lane has a circular buffer of its own reads, so no barrier is needed. Registers
+// would not do: ptxas tracks all loads under way at a loop's back edge as one, so the first product would wait for the last.
 constexpr int SCAN_THREADS = 128;
-constexpr int SCAN_AHEAD = 2;  // steps that Phi and L are loaded ahead, 72 KB each: L2 wants 64 KB under way
+constexpr int SCAN_AHEAD = 2;  // steps that Phi and L are loaded ahead, 72 KB each: L2 needs 64 KB in flight
 struct ScanShared {
   uint4 phi[SCAN_AHEAD][4][2][4][SCAN_THREADS];  // [quarter][k-step][n-tile]
   float L[SCAN_AHEAD][4][16][32];                // a warp's
   uint4 high[2][8][32], low[2][8][32];           // S as left operands
-  // Where a row's piece of 16 bytes of L begins: two pieces of four rows, which half a warp takes, lie in different banks.
+  // Where a row's piece of 16 bytes of L begins: the two pieces of four rows that half a warp reads are in different banks.
   static __device__ __forceinline__ int piece_of(int row, int piece) { return (piece ^ row % 4 * 2) * 4; }
 };
 static_assert(sizeof(ScanShared) <= 163 * 1024, "what sm_80 has");
@@ -29,15 +29,15 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) gdn_prefill_scan(const __grid
   const int first = begin / unit + n, steps = (p.border(n + 1) - begin + unit - 1) / unit - 1;
   if (steps < 1) return;
   const int64_t stride = static_cast<int64_t>(p.HV) * HEAD_DIM * HEAD_DIM, at = first * stride + hv * HEAD_DIM * HEAD_DIM;
-  float* end = p.ends + at;  // the state behind the first; of the others L, and then the state
+  float* end = p.ends + at;  // of the first segment the state after it; of the others L, and then the state
   float S[4][4], original[4][4];
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     load_state(S[j], end, row, warp * 4 + j, lane);
     load_state(original[j], p.state + (static_cast<int64_t>(n) * p.HV + hv) * HEAD_DIM * HEAD_DIM, row, warp * 4 + j, lane);
   }
-  // For the first segment, in the place of the last, which nothing stands behind: new_state may be state, and the inter-chunk CTA
-  // that writes it could be done before the one that reads it begins.
+  // Copies the state before the first segment to the last one's place, which is unused: new_state may be state, and the
+  // inter-chunk CTA that writes it could be done before the one that reads it begins.
   const auto keep = [&] {
 #pragma unroll
     for (int j = 0; j < 4; ++j) store_state(end + (steps - 1) * stride, original[j], row, warp * 4 + j, lane);
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) gdn_prefill_scan(const __grid
 
   const uint4* transfer = reinterpret_cast<const uint4*>(p.transfers + at + stride) + warp * 4 * 32 + lane;
   const float* addend = end + (row + lane / 8) * HEAD_DIM + warp * 32 + lane % 8 * 4;
-  // One k-step of a quarter of what step `step` takes, at which `transfer` and `addend` stand; with its last one L.
+  // Loads one k-step of a quarter of Phi for step `step`, from `transfer`; with the last one also L, from `addend`.
   const auto load = [&](int step, int quarter, int k) {
     if (step < steps) {
       const uint32_t to = shared_address(&s.phi[step % SCAN_AHEAD][quarter][k][0][threadIdx.x]);
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) gdn_prefill_scan(const __grid
 #pragma unroll
     for (int quarter = 0; quarter < 4; ++quarter) {
       load(step, quarter, 0), load(step, quarter, 1);
-      if (step == 1 && quarter == 1) keep();  // it waits; and what loads there are stand in front of it
+      if (step == 1 && quarter == 1) keep();  // it waits, so it comes after the loads
     }
 
   uint4 phi[2][2][4];  // of this quarter and the next
@@ -95,15 +95,15 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) gdn_prefill_scan(const __grid
     float sum[3][4][4] = {}, L[4][4];
 #pragma unroll
     for (int quarter = 0; quarter < 4; ++quarter) {
-      take_phi(step + quarter / 3, (quarter + 1) % 4);  // behind the last step nothing, for the sake of straight-line code
+      take_phi(step + quarter / 3, (quarter + 1) % 4);  // after the last step it loads nothing; keeps the code straight-line
       if (quarter == 3) {
-        __syncwarp();  // L came with this quarter, by other lanes
+        __syncwarp();  // other lanes loaded L with this quarter
 #pragma unroll
         for (int j = 0; j < 4; ++j)
 #pragma unroll
           for (int c = 0; c < 4; ++c)
             L[j][c] = s.L[step % SCAN_AHEAD][warp][g + c / 2 * 8][s.piece_of(g, 2 * j + t / 2) + t % 2 * 2 + c % 2];
-        __syncwarp();  // and has been taken when the next is loaded
+        __syncwarp();  // L has been read before the next one is loaded
       }
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) gdn_prefill_scan(const __grid
           multiply_add(sum[2][j], low[quarter % 2][k], b.x, b.y);
         }
         load(step + SCAN_AHEAD, quarter, k);
-        if (quarter < 3 && k == 0) {  // S of the next quarter, behind half of the products that need nothing of the others
+        if (quarter < 3 && k == 0) {  // S of the next quarter, after half of the products that do not need it
           if (quarter == 0) __syncthreads();
 #pragma unroll
           for (int i = 0; i < 2; ++i) {

@@ -2,10 +2,10 @@
 //
 //   R = beta (V - e^G K S^T),   D = R + (T - I) R,   O = scale e^G Q S^T + M D,   S' = e^(G_C) S + D^T (e^(G_C - G) K).
 //
-// A warp has 16 rows of S, all 128 columns, as accumulators in registers, and works on the transposed products (S K^T and
-// so on): what one product leaves in its accumulators is, packed to bf16, what the next takes on its left. So between the
-// chunks there is no exchange between warps at all; those of a CTA share the chunk's tiles, which cp.async brings in while
-// the chunk before is worked on. S itself stays float.
+// A warp has 16 rows of S, all 128 columns, as accumulators in registers, and computes the transposed products (S K^T and
+// so on): the accumulators of one product, packed to bf16, are the left operand of the next. So from chunk to
+// chunk warps exchange nothing; the warps of a CTA share the chunk's tiles, which cp.async loads during the work on
+// the previous chunk. S itself stays float.
 //
 // Steps, numbered as in docs/kernels/prefill-chunk.md: 6 load, 8 S K^T and S Q^T, 9 R, 10 D, 11 S', 12 O, 13 store. M (7) comes from the
 // intra-chunk kernel. 8 to 12 are done for 16 tokens at a time.
@@ -15,16 +15,16 @@
 
 namespace gdn {
 
-// What a chunk takes, for 16 TILES rows of V.
+// The tiles of a chunk, for 16 TILES rows of V.
 template <int TILES>
 struct Stage {
   char k[QK_TILE], q[QK_TILE];
-  char v[CHUNK * TILES * 32];      // and, when V has been read, the outputs
+  char v[CHUNK * TILES * 32];      // replaced by the outputs after V has been read
   Prepared prepared;
 };
 
 // A thread's pieces of a tile of 64 rows of PIECES pieces, one in every THREADS / PIECES rows: `to` and `from` are its first,
-// `step` the distance to its next in elements. Straight-line code: the loads of a chunk stand in the chain of the one before.
+// `step` the distance to its next in elements. Straight-line code: a chunk's loads are part of the previous chunk's chain.
 template <int PIECES, int THREADS>
 __device__ __forceinline__ void copy_pieces(uint32_t to, const __nv_bfloat16* from, int64_t step) {
   constexpr int ROWS = THREADS / PIECES;
@@ -47,7 +47,7 @@ __device__ __forceinline__ void copy_matrix(uint32_t to, const char* from, int t
 }
 
 // The chunks of one segment of a sequence and value head, for 16 TILES rows of V from v0 on, loaded STAGES - 1 chunks
-// ahead. Without OUTPUTS, without what only these take.
+// ahead. Without OUTPUTS, tiles that only the outputs need are not loaded.
 template <int TILES, int STAGES, int THREADS, bool OUTPUTS = true>
 struct Chunks : Segment {
   Stage<TILES>* stages;
@@ -58,7 +58,7 @@ struct Chunks : Segment {
 
   __device__ __forceinline__ void load(int chunk) {
     if (chunk < count) {
-      const int thread = thread_again();  // no address waits in a register
+      const int thread = thread_again();  // keeps addresses out of registers until here
       Stage<TILES>& stage = stages[chunk % STAGES];
       const int64_t stride = static_cast<int64_t>(p.H) * HEAD_DIM, v_stride = static_cast<int64_t>(p.HV) * HEAD_DIM;
       const uint32_t k_tile = shared_address(stage.k), q_tile = shared_address(stage.q), v_tile = shared_address(stage.v);
@@ -89,7 +89,7 @@ struct Chunks : Segment {
 #pragma unroll 1
     for (int chunk = 0; chunk < STAGES - 1; ++chunk) load(chunk);
   }
-  // This chunk, when it is there; all warps have left the one before it behind.
+  // Waits for this chunk; all warps are done with the previous one.
   __device__ __forceinline__ Stage<TILES>& next(int chunk) {
     wait_for_copies<STAGES - 2>();
     __syncthreads();
@@ -106,8 +106,8 @@ struct Chunks : Segment {
   }
 };
 
-// d += S X^T for 16 tokens from `row` on: S as left operands, X the tile of q or k. CHAINS sums that do not wait for each
-// other: eight products in a row take 260 cycles.
+// d += S X^T for 16 tokens from `row` on: S as left operands, X the tile of q or k. CHAINS independent sums: eight dependent
+// products take 260 cycles.
 template <int CHAINS>
 __device__ __forceinline__ void state_times(float (&d)[2][4], const uint32_t (&S)[8][4], uint32_t tile, int row, int lane) {
   float sum[CHAINS][2][4] = {};
@@ -126,7 +126,7 @@ __device__ __forceinline__ void state_times(float (&d)[2][4], const uint32_t (&S
       for (int c = 0; c < 4; ++c) d[e][c] += sum[chain][e][c];
 }
 
-// The same with two tiles at a time, which need no second sum.
+// The same for two tiles at a time, which need no second sum.
 __device__ __forceinline__ void state_times_two(float (&d)[2][4], float (&d2)[2][4], const uint32_t (&S)[8][4], uint32_t tile,
                                                 uint32_t tile2, int row, int lane) {
 #pragma unroll
@@ -147,7 +147,7 @@ __device__ __forceinline__ void block_times(float (&d)[2][4], const uint32_t (&X
   multiply_add(d[1], X, right[2], right[3]);
 }
 
-// Columns 8 j to 8 j + 15 of the state += X K: X a left operand of 16 tokens, those of the tile from `row` on.
+// Columns 8 j to 8 j + 15 of the state += X K: X a left operand of 16 tokens, which are those of the tile from `row` on.
 __device__ __forceinline__ void keys_times(float (&S0)[4], float (&S1)[4], const uint32_t (&X)[4], uint32_t k_tile, int row,
                                            int j, int lane) {
   uint32_t right[4];
@@ -180,8 +180,8 @@ __device__ __forceinline__ void rest_of(float (&x)[2][4], const uint32_t (&v)[4]
     }
 }
 
-// Outputs of 16 rows of V and 16 tokens from `row` on into the tile, a token's columns side by side again. V of these is
-// read by this warp alone, and before.
+// Writes the outputs of 16 rows of V and 16 tokens from `row` on into the tile, a token's columns side by side again. Only this
+// warp reads their V, and has done so.
 template <int PIECES>
 __device__ __forceinline__ void stage_transposed(char* tile, const float (&o)[2][4], int row, int piece, int lane) {
 #pragma unroll
@@ -193,8 +193,8 @@ __device__ __forceinline__ void stage_transposed(char* tile, const float (&o)[2]
     }
 }
 
-// Tokens 16 BLOCK to 16 BLOCK + 15 of a chunk, for the warp's 16 rows of V: R and D, what they add to the state, the outputs.
-// `before` is the state in front of the chunk, S what has become of it so far. `values`: else V is zero.
+// Tokens 16 BLOCK to 16 BLOCK + 15 of a chunk, for the warp's 16 rows of V: R and D, their updates of the state, the outputs.
+// `before` is the state before the chunk, S the updated state so far. If not `values`, V is zero.
 template <int WARPS, int BLOCK, bool OUTPUTS = true>
 __device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&before)[8][4], float (&S)[16][4],
                                        uint32_t (&R)[4][4], uint32_t (&plain)[4][4], float scale, int warp, int lane,
@@ -226,7 +226,7 @@ __device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&bef
   float d[2][4] = {};
   const uint32_t T = shared_address(stage.prepared.T);
 #pragma unroll
-  for (int u = 0; u < BLOCK; ++u) block_times(d, R[u], T, BLOCK, u, lane);  // these wait for nothing of this block
+  for (int u = 0; u < BLOCK; ++u) block_times(d, R[u], T, BLOCK, u, lane);  // independent of this block
 #pragma unroll
   for (int e = 0; e < 2; ++e)
 #pragma unroll
@@ -252,7 +252,7 @@ __device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&bef
   for (int j = 0; j < 16; j += 2) keys_times(S[j], S[j + 1], decayed, k_tile, BLOCK * 16, j, lane);
 }
 
-// The accumulators of eight columns from 8 j on, from a state [128, 128] or to it: rows g and g + 8 behind `row`.
+// The accumulators of eight columns from 8 j on, from or to a state [128, 128]: rows g and g + 8 after `row`.
 __device__ __forceinline__ void load_state(float (&S)[4], const float* state, int row, int j, int lane) {
   const float* at = state + (row + lane / 4) * HEAD_DIM + 8 * j + 2 * (lane % 4);
   const float2 x = *reinterpret_cast<const float2*>(at), y = *reinterpret_cast<const float2*>(at + 8 * HEAD_DIM);
@@ -281,7 +281,7 @@ __global__ void __launch_bounds__(WARPS * 32) gdn_prefill_inter_chunk_sm80(const
 
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks.count; ++chunk) {
-    Stage<WARPS>& stage = chunks.next(chunk);  // 6. Load a later one
+    Stage<WARPS>& stage = chunks.next(chunk);  // 6. Load a later chunk
     const int warp = thread_again() / 32, lane = thread_again() % 32;
     uint32_t before[8][4], R[4][4], plain[4][4];
     const float kept = *stage.prepared.gate(IN, CHUNK - 1);
@@ -297,7 +297,7 @@ __global__ void __launch_bounds__(WARPS * 32) gdn_prefill_inter_chunk_sm80(const
     tokens<WARPS, 2>(stage, before, S, R, plain, p.scale, warp, lane);
     tokens<WARPS, 3>(stage, before, S, R, plain, p.scale, warp, lane);
     // 13. Store
-    __syncwarp();  // the outputs of this warp's rows lie in the tile: 32 bytes of each token
+    __syncwarp();  // the outputs of this warp's rows are in the tile: 32 bytes of each token
 #pragma unroll
     for (int i = 0; i < CHUNK * 2; i += 32) chunks.store(stage, chunk, (i + lane) / 2, warp * 2 + lane % 2);
   }

@@ -1,6 +1,6 @@
-// inter_chunk_sm80.cuh for few heads: four warps share the 16 rows of S that one has there. Each of them has 32 columns of S, 16
-// of the chunk's tokens and a fourth of all products; what the others need of it goes through shared memory as fragments, lane
-// for lane: S, then R, then D, with a barrier each. Three exchanges cost less than three fourths of the products.
+// inter_chunk_sm80.cuh for few heads: four warps share the 16 rows of S that one warp has there. Each has 32 columns of S, 16
+// of the chunk's tokens and a fourth of all products; they exchange S, then R, then D through shared memory as fragments, lane
+// for lane, with a barrier each. Three exchanges cost less than three fourths of the products.
 #pragma once
 
 #include "inter_chunk_sm80.cuh"
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 1) gdn_prefill_inter_chunk_sm80
       as_left(left, S[2 * i], S[2 * i + 1]);
       give(x.S[warp * 2 + i][lane], left);
     }
-    Stage<1>& stage = chunks.next(chunk);  // 6. Load a later one. A barrier: S is there
+    Stage<1>& stage = chunks.next(chunk);  // 6. Load a later chunk. A barrier: S is there
     const uint32_t k_tile = shared_address(stage.k), q_tile = shared_address(stage.q);
     const uint32_t v_tile = shared_address(stage.v);
 

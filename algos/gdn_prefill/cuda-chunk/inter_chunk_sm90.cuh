@@ -1,26 +1,25 @@
-// From chunk to chunk on Hopper: inter_chunk_sm80.cuh's arithmetic with a warpgroup's products (wgmma), for 64 rows of V.
+// From chunk to chunk on Hopper: the arithmetic of inter_chunk_sm80.cuh with wgmma, for 64 rows of V.
 //
 //   R = beta (V - e^G K S^T),   D = R + (T - I) R,   O = scale e^G Q S^T + M D,   S' = e^(G_C) S + D^T (e^(G_C - G) K)
 //
-// S^T never exists: the state's 64 rows are the left operand, in registers, of S K^T and S Q^T; what these leave in the
-// accumulators is, packed to bf16, what the next product takes on its left (inter_chunk_sm80.cuh). The tiles come by TMA, as
-// it swizzles them, up to STAGES - 1 chunks ahead. Products are in flight while others' results are packed, in this order:
+// S is never transposed: the state's 64 rows are the left operand, in registers, of S K^T and S Q^T; their accumulators,
+// packed to bf16, are the left operand of the next product (inter_chunk_sm80.cuh). TMA loads the tiles, with its
+// swizzle, up to STAGES - 1 chunks ahead. Products overlap with the packing of other products' results, in this order:
 //
 //   tensor core   S K^T | S Q^T, first half | R (T - I)^T | S Q^T, second half | D^T K       | D M^T
 //   meanwhile            R                                 D packed, S decayed   O decayed     S packed for the next chunk
 //
-// The producer, one thread of another warpgroup, loads the tiles by TMA. The consumers stage their outputs where V was, and two
+// The producer, one thread of another warpgroup, loads the tiles by TMA. The consumers write their outputs over V, and two
 // warps of the producer's warpgroup store them, in whole rows (the epilogue). When the consumers did both, it took 500 of a
-// chunk's 2400 cycles. Where products
-// under way write overlapping parts of one accumulator, ptxas waits for each of them: so the triangle of T is two halves
-// with accumulators of their own, and M, zeros above its diagonal, is multiplied whole.
+// chunk's 2400 cycles. If products under way write overlapping parts of one accumulator, ptxas waits for each of them: so the
+// triangle of T is multiplied in two halves with separate accumulators, and M with its zeros above the diagonal.
 //
-// T and the gates come from the intra-chunk kernel; M = mask(Q K^T) is made here, by one more warpgroup, from K and Q where they
-// lie for the consumers: the intra-chunk kernel reads no Q and writes half as much. The maker of M has a chunk's time for a third
-// of that.
+// T and the gates come from the intra-chunk kernel; M = mask(Q K^T) is computed here, by one more warpgroup (the maker), from the
+// consumers' tiles of K and Q: so the intra-chunk kernel does not read Q and writes half as much. The maker needs a third of a
+// chunk's time.
 //
-// A CTA with one consumer warpgroup has one work tile, one with two has several: see WorkTile; for many sequences that are not cut,
-// inter_chunk_sm90_tiles.cuh.
+// A CTA with one consumer warpgroup has one work tile, one with two has several: see WorkTile. Many sequences that are not split
+// use inter_chunk_sm90_tiles.cuh.
 //
 // Steps, as in docs/kernels/prefill-chunk.md: 6 load (producer), 7 M (its maker), 8 S K^T and S Q^T, 9 R, 10 D, 11 S', 12 O
 // (consumers), 13 store (epilogue).
@@ -42,18 +41,18 @@ struct Maps {
 template <int GROUPS>
 struct GroupStage {
   char k[QK_TILE], q[QK_TILE];  // two halves of 64 columns each
-  char v[GROUPS][V_TILE];     // and, when V has been read, the outputs
+  char v[GROUPS][V_TILE];     // replaced by the outputs after V has been read
   Prepared prepared;
 };
-// A stage of the pipeline has a chunk; in inter_chunk_sm90_tiles.cuh also the state in front of a tile: four blocks of 32
-// columns, see tma_load_state.
+// A stage of the pipeline holds a chunk; in inter_chunk_sm90_tiles.cuh it can also hold the state before a work tile: four blocks
+// of 32 columns, see tma_load_state.
 template <int GROUPS_, int STAGES_>
 struct GroupShared {
   static constexpr int GROUPS = GROUPS_, STAGES = STAGES_;
   static constexpr bool LOOPS = GROUPS > 1;  // a CTA has several tiles
   GroupStage<GROUPS> stages[STAGES];
-  uint64_t full[STAGES], outputs_ready[STAGES], empty[STAGES];  // a stage's tiles are there; its outputs are staged; it is free
-  uint64_t m_ready[STAGES];                               // M is there, or who makes it needs nothing of this state's stage
+  uint64_t full[STAGES], outputs_ready[STAGES], empty[STAGES];  // a stage's tiles have arrived; its outputs are written; it is free
+  uint64_t m_ready[STAGES];                               // M is ready, or the maker does not need this state's stage
 };
 template <int GROUPS> constexpr int STATE_BLOCK = GROUPS * GROUP_ROWS * 128;  // bytes
 static_assert(4 * STATE_BLOCK<1> <= sizeof(GroupStage<1>) && 4 * STATE_BLOCK<2> <= sizeof(GroupStage<2>));
@@ -62,9 +61,9 @@ constexpr int group_shared() { return sizeof(GroupShared<GROUPS, STAGES>); }
 
 #if FLASHCORE_WGMMA
 
-// Which stage is next, and the parity of its barriers' phase, `i` after those that are done. Everyone waits
-// for each stage's `full`, and it is not freed before: parity tells a phase only from the next one. `made` is the same number
-// for the barriers `m_ready`: with one counter for all, ptxas keeps what it needs of it in local memory.
+// The next stage, and the parity of its barriers' phase, `i` after those that are done. Every role waits
+// for each stage's `full` before the stage can be freed, because parity only distinguishes a phase from the next one. `made` is
+// the same count for the barriers `m_ready`: with a single counter, ptxas would keep values in local memory.
 template <int STAGES>
 struct PipelineState {
   int begun = 0, made = 0;
@@ -76,7 +75,7 @@ struct PipelineState {
   __device__ __forceinline__ void wait_for_m(uint64_t (&barriers)[STAGES], int i) const {
     mbarrier_wait(m_ready_at(barriers, i), (made + i) / STAGES & 1);
   }
-  // The same as the whole warp has it; and then `count` chunks have had their turn.
+  // The same with values that are uniform in the warp; and an advance by `count` chunks.
   template <bool LOOPS>
   __device__ __forceinline__ PipelineState take(int count) {
     const PipelineState now = LOOPS ? PipelineState{__shfl_sync(0xffffffffu, begun, 0), __shfl_sync(0xffffffffu, made, 0)} : *this;
@@ -102,7 +101,7 @@ __device__ __forceinline__ void produce(const Prefill& p, const Maps& maps, Shar
     const uint32_t full = shared_address(&s.full[pipe.stage(chunk)]);
     // 6. Load
     if (chunk == at.count - 1) last();
-    mbarrier_wait(shared_address(&s.empty[pipe.stage(chunk)]), pipe.parity(chunk) ^ 1);  // as new, it is as if a phase had ended
+    mbarrier_wait(shared_address(&s.empty[pipe.stage(chunk)]), pipe.parity(chunk) ^ 1);  // a new barrier counts as if a phase had ended
     mbarrier_arrive_expect_tx(full, bytes);
     tma_load_box(shared_address(stage.k), maps.k, token, 0, at.h, full);
     if (values) tma_load_box(shared_address(stage.v), maps.v, token, half, at.hv, full);
@@ -112,11 +111,11 @@ __device__ __forceinline__ void produce(const Prefill& p, const Maps& maps, Shar
   pipe.begun += at.count;
 }
 
-// The epilogue: warps that store the outputs of all chunks, staged where V was. Eight lanes a token, so that rows are whole.
+// The epilogue: warps that store the outputs of all chunks, which have replaced V. Eight lanes per token, so that rows are whole.
 constexpr int STORE_WARPS = 2;  // warps
-// A stage is free, as far as a warp of theirs knows.
+// Called by each of these warps when it is done with a stage.
 __device__ __forceinline__ void release_stage(uint64_t& empty) {
-  fence_proxy_async();  // TMA brings something else here
+  fence_proxy_async();  // TMA will overwrite it
   __syncwarp();
   if (threadIdx.x % 32 < ARRIVALS) mbarrier_arrive(shared_address(&empty));
 }
@@ -163,7 +162,7 @@ __device__ __forceinline__ void triangle_times(float (&d)[2][4][4], const uint32
   }
 }
 
-// Gate `which` of tokens 8 i + 2t and the next one.
+// Gate `which` of token 8 i + 2t and of the next one.
 __device__ __forceinline__ float2 gates_of(const char* prepared, int which, int i, int t) {
   return *reinterpret_cast<const float2*>(prepared + gate_at(which, 8 * i + 2 * t));
 }
@@ -179,15 +178,15 @@ template <bool OUTPUTS, typename Shared>
 __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Shared& s, PipelineState<Shared::STAGES>& pipe,
                                            const Segment& at, bool values) {
   constexpr int GROUPS = Shared::GROUPS;
-  constexpr bool LEAN = OUTPUTS && GROUPS > 1;  // registers are few: V and gates not before they are used
+  constexpr bool LEAN = OUTPUTS && GROUPS > 1;  // few registers: load V and gates only right before their use
   const int group = GROUPS > 1 ? threadIdx.x / 128 : 0, thread = threadIdx.x % 128;
   const int warp = thread / 32, lane = thread % 32, t = lane % 4;
-  // where a lane points for 16 tokens and the warp's 16 columns of V, as TMA lays it out
+  // a lane's address for 16 tokens and the warp's 16 columns of V, in TMA's layout
   const uint32_t v_at = in_matrix(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
-  const int count = __shfl_sync(0xffffffffu, at.count, 0);  // of a loop with lanes apart, ptxas would wait for each product
-  uint32_t outputs[4][4] = {};  // of the chunk before, of 16 tokens each
+  const int count = __shfl_sync(0xffffffffu, at.count, 0);  // uniform: in a divergent loop ptxas would wait for each product
+  uint32_t outputs[4][4] = {};  // of the previous chunk, of 16 tokens each
   const auto own = pipe.template take<Shared::LOOPS>(count);
-  const auto stage_outputs = [&](int chunk) {  // a chunk's outputs, where its V was; this warp needs nothing of the chunk any more
+  const auto stage_outputs = [&](int chunk) {  // writes a chunk's outputs over its V; this warp is done with the chunk
     const int stage = own.stage(chunk);
 #pragma unroll
     for (int j = 0; j < 4; ++j) store_transposed(shared_address(s.stages[stage].v[group]) + v_at + j * 2048, outputs[j]);
@@ -195,7 +194,7 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
     if (lane < ARRIVALS) mbarrier_arrive(shared_address(&s.outputs_ready[stage]));
   };
 
-  uint32_t before[8][4];  // S in front of a chunk, as left operands
+  uint32_t before[8][4];  // S before a chunk, as left operands
 #pragma unroll
   for (int step = 0; step < 8; ++step) as_left(before[step], S[2 * step], S[2 * step + 1]);
 
@@ -210,7 +209,7 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
     const uint32_t T = shared_address(prepared), M = T + sizeof(Prepared) / 2;
     mbarrier_wait(shared_address(&s.full[own.stage(chunk)]), own.parity(chunk));
     const int left = at.tokens - chunk * CHUNK;
-    if (left < CHUNK) {  // rows of the next sequence, or of nobody: zeros in K and V, for 0 x NaN is none. Q's reach no output
+    if (left < CHUNK) {  // rows past the sequence's end: zeros in K and V, because 0 x NaN is not 0. Those of Q reach no output
       clear_rows(stage.k, left, thread), clear_rows(stage.k + QK_TILE / 2, left, thread);
       clear_rows(stage.v[group], left, thread);
       fence_proxy_async();
@@ -219,13 +218,13 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
 
     // 8. S K^T, S Q^T
     float x[8][4], o[8][4];
-    float d[2][4][4];  // R, and then D; in the place of x it would have ptxas wait for each product
+    float d[2][4][4];  // R, and then D; with the registers of x, ptxas would wait for each product
     warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < 8; ++step)
       product(x, before[step], advance(keys, step / 4 * (QK_TILE / 2) + step % 4 * 32), step > 0);
     warpgroup_commit();
-    // 12 of the chunk before: O to its stage
+    // 12 of the previous chunk: O to its stage
     if constexpr (OUTPUTS) {
       if (chunk > 0) stage_outputs(chunk - 1);
     }
@@ -241,7 +240,7 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
     };
 #pragma unroll
     for (int j = 0; j < 4 && !LEAN; ++j) load(j);
-    float weighed[8][4];  // beta V: without outputs there are registers for it, and R is one addition behind the wait
+    float weighed[8][4];  // beta V: without outputs there are registers for it, and R is a single addition after the wait
     float2 out[8];
     if constexpr (!OUTPUTS) {
 #pragma unroll
@@ -368,9 +367,9 @@ __device__ __forceinline__ void group_begin(Shared& s) {
   __syncthreads();
 }
 
-// The maker of M: M of all chunks of a tile, from K and Q as they are in the stage, up to STAGES - 1 chunks ahead of the
-// consumers. A warp has 16 rows. What other sequences' rows of K and Q hold reaches nothing: columns behind the diagonal are zeros,
-// and rows behind the end make outputs that are not stored.
+// The maker: computes M of all chunks of a work tile, from K and Q in the stages, up to STAGES - 1 chunks ahead of the
+// consumers. A warp has 16 rows. Rows of K and Q that belong to another sequence have no effect: columns after the diagonal are
+// zeros, and rows past the end give outputs that are not stored.
 template <typename Shared>
 __device__ __forceinline__ void make_m(const Prefill& p, Shared& s, PipelineState<Shared::STAGES>& pipe, const Segment& at) {
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -422,15 +421,15 @@ __device__ __forceinline__ void make_m(const Prefill& p, Shared& s, PipelineStat
 
 #endif  // FLASHCORE_WGMMA
 
-// GROUPS consumer warpgroups, one that makes M where there are outputs, and the producer's with the epilogue. They share their
-// registers out anew, in multiples of 8: all together no more than the launch gives, or the kernel stands still.
+// GROUPS consumer warpgroups, the maker's if there are outputs, and the producer's with the epilogue. They redistribute their
+// registers, in multiples of 8: if the sum is more than the launch has, the kernel hangs.
 __host__ __device__ constexpr int group_threads(int groups, bool outputs) { return (groups + outputs + 1) * 128; }
 __host__ __device__ constexpr int producer_registers(bool outputs) { return outputs ? 32 : 40; }
 __host__ __device__ constexpr int maker_registers(int groups) { return groups > 1 ? 64 : 104; }
 __host__ __device__ constexpr int consumer_registers(int groups, bool outputs) { return !outputs ? 232 : groups > 1 ? 208 : 248; }
 
-// A CTA's work tile: 64 GROUPS rows of V of a value head and segment. One warpgroup has one of them, grid (2, HV, numbers of
-// segments); two have those from their CTA's number on in steps of the grid.
+// A CTA's work tile: 64 GROUPS rows of V of a value head and segment. With one warpgroup a CTA has one of them, grid (2, HV, numbers
+// of segments); with two it has those from its own number on in steps of the grid.
 template <int GROUPS>
 struct WorkTile {
   int half, hv, slot;
@@ -438,10 +437,10 @@ struct WorkTile {
     if constexpr (GROUPS > 1) half = 0, slot = number / p.HV, hv = number - slot * p.HV;
     else half = blockIdx.x, hv = blockIdx.y, slot = blockIdx.z;
   }
-  // Of the matrix of all states' rows.
+  // In the matrix of all states' rows.
   __device__ __forceinline__ int row(const Prefill& p) const { return (slot * p.HV + hv) * HEAD_DIM + half * GROUP_ROWS; }
 };
-// `code` for each tile of this CTA, and whether it is the first: a static schedule.
+// Runs `code` for each tile of this CTA, with whether it is the first: a static schedule.
 template <int GROUPS, typename Code>
 __device__ __forceinline__ void for_each_static_tile(const Prefill& p, int tiles, const Code& code) {
   if constexpr (GROUPS > 1) {
@@ -461,7 +460,7 @@ gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
   auto& s = *reinterpret_cast<GroupShared<GROUPS, STAGES>*>(tile_memory());
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float S[16][4];
-  if (!p.segment && warp < MAKER) {  // before anything that needs cu_seqlens
+  if (!p.segment && warp < MAKER) {  // before everything that needs cu_seqlens
     const float* const start = p.state + static_cast<int64_t>(WorkTile<GROUPS>(p, blockIdx.x).row(p) + warp * 16) * HEAD_DIM;
 #pragma unroll
     for (int j = 0; j < 16; ++j) load_state(S[j], start, 0, j, lane);
@@ -505,14 +504,14 @@ gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
 }
 
 // grid (4 / GROUPS, HV, num_tokens / tokens of a segment): the first half makes L, the second Phi. A sequence that begins in unit
-// u of all tokens, and whose m first segments move, ends in unit u + m or behind: so units can be their numbers.
+// u of all tokens, and has m segments before its last, ends in unit u + m or later: so units can serve as segment numbers.
 template <int GROUPS, int STAGES>
 __global__ void __launch_bounds__(group_threads(GROUPS, false), 1)
 gdn_prefill_transfer_sm90(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps) {
 #if FLASHCORE_WGMMA
   auto& s = *reinterpret_cast<GroupShared<GROUPS, STAGES>*>(tile_memory());
   constexpr int HALF = 2 / GROUPS;
-  constexpr bool GIVES = GROUPS > 1;  // else each thread has what it wants from the launch
+  constexpr bool GIVES = GROUPS > 1;  // else each thread has enough registers from the launch
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = blockIdx.x % HALF * GROUPS;
   const int row = half * GROUP_ROWS + warp * 16;
   const bool values = blockIdx.x < HALF;

@@ -1,11 +1,11 @@
-// inter_chunk_sm90.cuh's recurrence where sequences may differ in length: a persistent kernel. Work tiles come longest first
-// (tile_scheduler.cuh); a CTA takes its next one when it has loaded nearly all chunks of the one before. A tile is all of V, for
-// two consumer warpgroups, or half of it, for one that has the SM to itself. Which of both, and whether the schedule is static,
+// The recurrence of inter_chunk_sm90.cuh for sequences of different lengths: a persistent kernel. Work tiles come longest first
+// (tile_scheduler.cuh); a CTA takes its next one when it has loaded nearly all chunks of the current one. A tile is all of V, for
+// two consumer warpgroups, or half of it, for one that has the SM to itself. Which of the two, and whether the schedule is static,
 // depends on the lengths, which only the device knows; so each CTA has the code of both, and runs one.
 //
-// A CTA begins as inter_chunk_sm90.cuh's does, each warp by itself: the plan and the CTA's first tile are read side by side,
-// one access instead of cu_seqlens', and then the first state goes straight to registers. The producer takes the tiles after it.
-// Their states come through the stages of the pipeline, each with its tile; behind the last one comes a stage with NO_TILE.
+// A CTA begins as in inter_chunk_sm90.cuh, each warp by itself: the plan and the CTA's first tile are read together, in one
+// access instead of that to cu_seqlens, and then the first state goes straight to registers. The producer takes the later tiles.
+// Their states come through the stages of the pipeline, each with its tile; after the last one comes a stage with NO_TILE.
 #pragma once
 
 #include "inter_chunk_sm90.cuh"
@@ -16,15 +16,15 @@ namespace gdn {
 template <int GROUPS, int STAGES>
 struct TilesShared : GroupShared<GROUPS, STAGES> {
   static constexpr bool LOOPS = true;
-  ScheduledTile announced[STAGES];  // of a stage with a state: whose it is
+  ScheduledTile announced[STAGES];  // of a stage with a state: the state's tile
   ScheduledTile first;              // the CTA's first tile, whose state takes no stage
-  uint32_t current[GROUPS * 4];     // `what` of each consumer warp's tile: here it takes no register
+  uint32_t current[GROUPS * 4];     // `what` of each consumer warp's tile, kept here to save a register
 };
 constexpr uint32_t NO_TILE = 0xffffffffu;
-// A CTA's memory and threads are for either kind of tile.
+// A CTA has memory and threads for both kinds of tile.
 constexpr int FULL_STAGES = 3, HALF_STAGES = 4;
 constexpr int TILES_THREADS = group_threads(2, true);
-constexpr int TILES_MAKER = 8, TILES_PRODUCER = 12;  // the roles' first warps; with one consumer, the second warpgroup rests
+constexpr int TILES_MAKER = 8, TILES_PRODUCER = 12;  // the roles' first warps; with one consumer, the second warpgroup is idle
 constexpr int tiles_shared() {
   constexpr int full = sizeof(TilesShared<2, FULL_STAGES>), half = sizeof(TilesShared<1, HALF_STAGES>);
   return full > half ? full : half;
@@ -32,8 +32,8 @@ constexpr int tiles_shared() {
 
 #if FLASHCORE_WGMMA
 
-// Work tile `index` in the plan's order, where each sequence has HALVES tiles for each value head. `what` is then which half of V
-// of which sequence and value head: its state's rows are those of all states from GROUP_ROWS * what on. Less than NO_TILE: there
+// Work tile `index` in the plan's order, where each sequence has HALVES tiles for each value head. `what` encodes the sequence,
+// value head and half of V: its rows of all states begin at GROUP_ROWS * what. It is less than NO_TILE: there
 // are at most 32767 sequences and 65535 value heads.
 template <uint32_t HALVES>
 __device__ __forceinline__ ScheduledTile tile_of(const Prefill& p, uint32_t index) {
@@ -48,7 +48,7 @@ struct TileSegment : Segment {
       : Segment(p, tile.what / 2 - n * p.HV, n, tile.first, tile.tokens), half(tile.what & 1) {}
 };
 
-// A state's way through the pipeline: the producer loads it,
+// A state passes through the pipeline: the producer loads it,
 template <typename Shared>
 __device__ __forceinline__ void produce_state(const Maps& maps, Shared& s, PipelineState<Shared::STAGES>& pipe, int row) {
   const int stage = pipe.stage();
@@ -58,7 +58,7 @@ __device__ __forceinline__ void produce_state(const Maps& maps, Shared& s, Pipel
   tma_load_state(shared_address(&s.stages[stage]), maps.state, row, full);
   ++pipe.begun;
 }
-// the consumers take it from there, each from `row` on,
+// the consumers read it from there, each from `row` on,
 template <typename Shared>
 __device__ __forceinline__ void consume_state(float (&S)[16][4], Shared& s, PipelineState<Shared::STAGES>& pipe, int row, int lane) {
   const int stage = pipe.stage();
@@ -77,7 +77,7 @@ __device__ __forceinline__ void consume_state(float (&S)[16][4], Shared& s, Pipe
   if (lane < ARRIVALS) mbarrier_arrive(shared_address(&s.outputs_ready[stage]));
   ++pipe.begun, ++pipe.made;
 }
-// the makers of M pass it on, and the epilogue frees its stage when it is taken and all have seen it.
+// the maker signals its barrier, and the epilogue frees its stage after all have read it.
 template <typename Shared>
 __device__ __forceinline__ void pass_state(Shared& s, PipelineState<Shared::STAGES>& pipe) {
   mbarrier_wait(shared_address(&s.full[pipe.stage()]), pipe.parity());
@@ -93,23 +93,23 @@ __device__ __forceinline__ void free_state(Shared& s, PipelineState<Shared::STAG
   ++pipe.begun;
 }
 
-// Writes the tile whose state comes next, when its stage is free; whoever waits for the stage reads it.
+// Writes the tile whose state comes next, when its stage is free; the other roles read it when they have waited for the stage.
 template <typename Shared>
 __device__ __forceinline__ void announce(Shared& s, const PipelineState<Shared::STAGES>& pipe, const ScheduledTile& tile) {
   mbarrier_wait(shared_address(&s.empty[pipe.stage()]), pipe.parity() ^ 1);
   s.announced[pipe.stage()] = tile;
 }
-// Which tile is next, for all lanes of a warp.
+// The next tile, for all lanes of a warp.
 template <typename Shared>
 __device__ __forceinline__ ScheduledTile next_announced(Shared& s, PipelineState<Shared::STAGES>& pipe) {
-  pipe.made = pipe.begun;  // it is; told to the compiler, which has no registers for both here
+  pipe.made = pipe.begun;  // they are equal here; the assignment lets the compiler keep only one register
   const PipelineState<Shared::STAGES> now{__shfl_sync(0xffffffffu, pipe.begun, 0)};
   mbarrier_wait(shared_address(&s.full[now.stage()]), now.parity());
   ScheduledTile tile = s.announced[now.stage()];
   tile.what = __shfl_sync(0xffffffffu, tile.what, 0);
   return tile;
 }
-// `code` for each tile of this CTA, the first one first, and `pass` in front of those whose states come through the pipeline.
+// Runs `code` for each tile of this CTA, and `pass` before those whose states come through the pipeline (all but the first).
 template <typename Shared, typename Pass, typename Code>
 __device__ __forceinline__ void for_each_scheduled_tile(Shared& s, PipelineState<Shared::STAGES>& pipe, const Pass& pass,
                                                         const Code& code) {
@@ -123,8 +123,8 @@ __device__ __forceinline__ void for_each_scheduled_tile(Shared& s, PipelineState
   }
 }
 
-// The producer. It takes the next work tile before its last chunk: the pipeline is full then, and what is loaded
-// is consumed while the counter answers. Earlier, a CTA with many chunks left would keep a tile from those that are idle.
+// The producer. It takes the next work tile before its last chunk: then the pipeline is full, and the consumers have work
+// while the counter answers. Any earlier, a CTA with many chunks left would hold a tile that an idle CTA could take.
 template <typename Shared>
 __device__ __forceinline__ void produce_tiles(const Prefill& p, const Maps& maps, Shared& s, PipelineState<Shared::STAGES>& pipe,
                                               Schedule schedule) {
@@ -147,7 +147,7 @@ __device__ __forceinline__ void produce_tiles(const Prefill& p, const Maps& maps
   mbarrier_arrive(shared_address(&s.full[pipe.stage()]));
 }
 
-// What each role does: its first tile's chunks, then it reads which tile is next, passes its state's stage on, and so on.
+// Each role does its first tile's chunks, then reads which tile is next, handles its state's stage, and so on.
 template <int GROUPS, int STAGES>
 __device__ __forceinline__ void run_tiles(const Prefill& p, const Maps& maps, const ScheduledTile& first, Schedule schedule) {
   constexpr int MAKER = TILES_MAKER, PRODUCER = TILES_PRODUCER;
@@ -177,7 +177,7 @@ __device__ __forceinline__ void run_tiles(const Prefill& p, const Maps& maps, co
   warpgroup_reg_alloc<consumer_registers(GROUPS, true)>();
   float S[16][4];
   const auto take = [&] {
-    const int thread = thread_again();  // so that no address waits in a register while chunks are consumed
+    const int thread = thread_again();  // keeps addresses out of registers while chunks are consumed
     consume_state(S, s, pipe, thread / 32 * 16, thread % 32);
   };
   {
@@ -198,12 +198,12 @@ __device__ __forceinline__ void run_tiles(const Prefill& p, const Maps& maps, co
 
 #endif  // FLASHCORE_WGMMA
 
-// p.ctas CTAs, as many as can be resident; `one` and `two` have the boxes of one consumer warpgroup and of two. p.segment is 0.
+// p.ctas CTAs, as many as can be resident; `one` and `two` have the boxes for one consumer warpgroup and for two. p.segment is 0.
 __global__ void __launch_bounds__(TILES_THREADS, 1)
 gdn_prefill_inter_chunk_sm90_tiles(const __grid_constant__ Prefill p, const __grid_constant__ Maps one,
                                    const __grid_constant__ Maps two) {
 #if FLASHCORE_WGMMA
-  // The first tile as a whole and as a half one, before it is known which: with the schedule itself, three loads at once.
+  // Reads the first tile both as a whole and as a half one, together with the schedule that decides: three loads at once.
   const uint32_t tiles = static_cast<uint32_t>(p.N) * p.HV;
   ScheduledTile half, whole;
   if (threadIdx.x == 0) half = tile_of<2>(p, min(blockIdx.x, 2 * tiles - 1)), whole = tile_of<1>(p, min(blockIdx.x, tiles - 1));
@@ -211,7 +211,7 @@ gdn_prefill_inter_chunk_sm90_tiles(const __grid_constant__ Prefill p, const __gr
   if (threadIdx.x / 32 == TILES_PRODUCER && elect_one()) {
     prefetch_tensor_map(two.k), prefetch_tensor_map(two.v), prefetch_tensor_map(two.q), prefetch_tensor_map(two.state);
     prefetch_tensor_map(one.k), prefetch_tensor_map(one.v), prefetch_tensor_map(one.q), prefetch_tensor_map(one.state);
-    // of a static schedule the first state comes from DRAM while that is being read
+    // prefetches the first state of a static schedule while the schedule is read
     constexpr int STATE = HEAD_DIM * HEAD_DIM;
     if (blockIdx.x < tiles) prefetch_l2(p.state + static_cast<int64_t>(blockIdx.x) * STATE, STATE * sizeof(float));
   }

@@ -1,12 +1,12 @@
-// The intra-chunk kernel for GPUs without wgmma: K and Q come by cp.async, products are made by mma.sync, and M is made here: 16
-// KB for a chunk and value head. A CTA has one chunk. Steps: intra_chunk_steps.cuh; letters: chunk.cuh.
+// The intra-chunk kernel for GPUs without wgmma: K and Q come by cp.async, products by mma.sync, and M is computed here: 16
+// KB per chunk and value head. A CTA has one chunk. Steps: intra_chunk_steps.cuh; letters: chunk.cuh.
 #pragma once
 
 #include "intra_chunk_steps.cuh"
 
 namespace gdn {
 
-// 16 x 16 numbers of 16 bits to shared memory: `in` says where a row's piece goes.
+// 16 x 16 numbers of 16 bits to shared memory: `in` gives the address of a row's piece.
 struct StoreByLane {
   template <typename In>
   static __device__ __forceinline__ void words(char* to, const Words& w, const In& in, int lane) {
@@ -83,7 +83,7 @@ __device__ __forceinline__ void compute_M_row(char* M, const IntraShared& s, con
     if (j > i) store_zeros(M, i, j, lane);
 }
 
-// Step 5: T, M or both from shared to global memory, when the four warps of a group have made them.
+// Step 5: T, M or both from shared to global memory, when the four warps of a group have computed them.
 __device__ __forceinline__ void store_results(char* to, const Prepared& results, bool T, bool M, int barrier, int thread) {
   named_barrier_sync<128>(barrier);
   uint4* const all = reinterpret_cast<uint4*>(to);
@@ -95,14 +95,14 @@ __device__ __forceinline__ void store_results(char* to, const Prepared& results,
   }
 }
 
-// The tensor map is not used: both kernels have the same arguments.
+// The tensor map is unused: both kernels have the same arguments.
 __global__ void __launch_bounds__(INTRA_THREADS, INTRA_CTAS)
 gdn_prefill_intra_chunk_sm80(const __grid_constant__ Prefill p, const __grid_constant__ CUtensorMap,
                              const __grid_constant__ IntraSchedule schedule) {
   IntraShared& s = *reinterpret_cast<IntraShared*>(shared_memory());
   const int thread = threadIdx.x, warp = __shfl_sync(0xffffffffu, thread / 32, 0), lane = thread % 32;
   const ValueHeads heads(p);
-  // Which of two heads' gates a warp makes; less than 0: none.
+  // Which of two heads' gates a warp computes; less than 0: none.
   const auto gates_of_warp = [](int warp) { return warp == 0 ? 0 : warp == 7 ? 1 : -1; };
   const int gated = gates_of_warp(warp);
   const bool gating = gated >= 0 && heads.exists(gated);
@@ -117,7 +117,7 @@ gdn_prefill_intra_chunk_sm80(const __grid_constant__ Prefill p, const __grid_con
   if (gating) raw.load_tokens(p, tile, heads.head(tile, gated), lane);
   if (gating) raw.load_head(p, heads.head(tile, gated));
   {
-    // computed again, so that they wait in no registers
+    // computed again, to keep them out of registers before
     const int thread = thread_again(), warp = __shfl_sync(0xffffffffu, thread / 32, 0), lane = thread % 32;
     const int half = warp / 4;                            // group of warps
     const int row = half ? 7 - warp : warp;               // of blocks of T
@@ -145,17 +145,17 @@ gdn_prefill_intra_chunk_sm80(const __grid_constant__ Prefill p, const __grid_con
           compute_gates(s.gates[gated], raw, tile.count(), lane);
         }
       }
-      __syncthreads();  // the products and the gates are there, and nobody reads the tiles or T any more
+      __syncthreads();  // the products and the gates are ready, and no thread reads the tiles or T any more
       const bool both = heads.exists(first + 1), makes_T = both || half == 0, makes_M = both || half == 1;
       const int m = both ? half : 0, barrier = 1 + half, lane = thread_again() % 32;
       char* const T = s.results[m].T;
       // 4. Inverse
       if (makes_T) {
         invert_row<StoreByLane>(T, s.results[both ? m : 1].M, s, s.gates[m], row, barrier, lane);
-        if (row == 0) store_gates(T, s.gates[m], thread_again() % 32);  // it has nothing else to do there
+        if (row == 0) store_gates(T, s.gates[m], thread_again() % 32);  // it has no other work there
       }
       // 7. M
-      if (both) named_barrier_sync<128>(barrier);  // M comes where the operands were
+      if (both) named_barrier_sync<128>(barrier);  // M overwrites the operands
       if (makes_M) compute_M_row(s.results[m].M, s, s.gates[m], p.scale, 3 - row, lane);
       // 5. Store
       store_results(heads.result(tile, first + m, sizeof(Prepared)), s.results[m], makes_T, makes_M, barrier, thread % 128);

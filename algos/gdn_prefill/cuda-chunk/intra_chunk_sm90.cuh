@@ -1,20 +1,20 @@
-// The intra-chunk kernel for sm_90a: K comes by TMA, K K^T is made by wgmma, and TMA stores T - I and the gates, 8 KB for a chunk
-// and value head. M is made in inter_chunk_sm90.cuh. Steps: intra_chunk_steps.cuh; letters: chunk.cuh.
+// The intra-chunk kernel for sm_90a: K comes by TMA, K K^T by wgmma, and TMA stores T - I and the gates, 8 KB per chunk
+// and value head. M is computed in inter_chunk_sm90.cuh. Steps: intra_chunk_steps.cuh; letters: chunk.cuh.
 //
-// With more chunks than CTAs can be resident, a CTA goes through several: the next chunk's K comes to the place of this one's when
-// that has been multiplied, and its raw gates to registers, while this one's inverse is made.
+// With more chunks than CTAs can be resident, a CTA goes through several: during the inverse of a chunk, the next chunk's K
+// replaces this one's, which has been multiplied, and its raw gates are loaded to registers.
 #pragma once
 
 #include "intra_chunk_steps.cuh"
 
 namespace gdn {
 
-// Warps 0 to 3 make K K^T; of the others one is the producer of K, and two make the gates of a value head each.
+// Warps 0 to 3 compute K K^T; of the others one is the producer of K, and two compute the gates of a value head each.
 constexpr int K_PRODUCER = 5, GATES = 6;
 
 #if FLASHCORE_WGMMA
 
-// 16 x 16 numbers of 16 bits to shared memory: `in` says where a row's piece goes.
+// 16 x 16 numbers of 16 bits to shared memory: `in` gives the address of a row's piece.
 struct StoreMatrix {
   template <typename In>
   static __device__ __forceinline__ void words(char* to, const Words& w, const In& in, int lane) {
@@ -22,14 +22,14 @@ struct StoreMatrix {
   }
 };
 
-// Step 1: one lane has TMA load K of a chunk.
+// Step 1: one lane issues the TMA load of a chunk's K.
 __device__ __forceinline__ void load_k(const char* to, const CUtensorMap& keys, const ChunkTile& tile, const uint64_t& barrier) {
   const uint32_t full = shared_address(&barrier);
   mbarrier_arrive_expect_tx(full, QK_TILE);
   tma_load_box(shared_address(to), keys, tile.begin, 0, tile.h, full);
 }
 
-// Step 1: zeros in K from the end of the sequence on, where rows of the next one may be NaN. By all threads.
+// Step 1: zeros in K from the end of the sequence on, since rows of the next one may be NaN. Called by all threads.
 __device__ __forceinline__ void clear_k(IntraShared& s, int count, int thread) {
   const int pieces = (CHUNK - count) * 8;
   for (int i = thread; i < 2 * pieces; i += INTRA_THREADS)
@@ -40,7 +40,7 @@ __device__ __forceinline__ void clear_k(IntraShared& s, int count, int thread) {
 
 #endif  // FLASHCORE_WGMMA
 
-// `keys`: a map of k for tma_load_box. SORTS: one more CTA in x, in front, sorts the sequences by length (tile_scheduler.cuh).
+// `keys`: a map of k for tma_load_box. SORTS: one more CTA, the first in x, sorts the sequences by length (tile_scheduler.cuh).
 template <bool SORTS>
 __global__ void __launch_bounds__(INTRA_THREADS, INTRA_CTAS)
 gdn_prefill_intra_chunk_sm90(const __grid_constant__ Prefill p, const __grid_constant__ CUtensorMap keys,
@@ -54,7 +54,7 @@ gdn_prefill_intra_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
     return;
   }
   const ValueHeads heads(p);
-  const int gated = warp - GATES;  // of which of two heads this warp makes the gates; less than 0: of none
+  const int gated = warp - GATES;  // which of two heads' gates this warp computes; less than 0: none
   const bool gating = gated >= 0 && heads.exists(gated);
   if (gating && schedule.each == 0) {
     const int hv = blockIdx.y * heads.group + heads.in_group(gated);
@@ -79,11 +79,11 @@ gdn_prefill_intra_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
     const int gated = warp - GATES;
     const bool gating = gated >= 0 && heads.exists(gated);
     const ChunkTile &tile = s.tiles[turn], &next = s.tiles[turn ^ 1];
-    __syncthreads();  // the tile is there, and nobody is at the one before it
+    __syncthreads();  // the tile is ready, and no thread uses the previous one
     const int count = tile.count();
     // 2. Gates
     if (gating) {
-      raw.load_head(p, heads.head(tile, gated));  // not before: it would wait in registers
+      raw.load_head(p, heads.head(tile, gated));  // not earlier, to save registers
       compute_gates(s.gates[gated], raw, count, lane);
     }
     // 1. Find the next chunk
@@ -122,8 +122,8 @@ gdn_prefill_intra_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
         }
       }
       if (thread_again() % 128 == 0) bulk_stores_read();
-      __syncthreads();  // the products and the gates are there, and nobody reads the tiles or T any more
-      // 1. Load the next chunk's K and gates, under 4 and 5
+      __syncthreads();  // the products and the gates are ready, and no thread reads the tiles or T any more
+      // 1. Load the next chunk's K and gates, during 4 and 5
       if (next.numbers > 0) {
         if (warp == K_PRODUCER && first == 0 && elect_one()) load_k(s.next_k, keys, next, s.full);
         if (gating && !heads.exists(first + PAIR)) raw.load_tokens(p, next, heads.head(next, gated), lane);
@@ -134,7 +134,7 @@ gdn_prefill_intra_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
       // 4. Inverse
       if (makes_T) {
         invert_row<StoreMatrix>(T, s.operands[m], s, s.gates[m], row, barrier, lane);
-        if (row == 0) store_gates(T, s.gates[m], thread_again() % 32);  // it has nothing else to do there
+        if (row == 0) store_gates(T, s.gates[m], thread_again() % 32);  // it has no other work there
       }
       // 5. Store T - I and the gates
       if (makes_T) {

@@ -1,5 +1,5 @@
-// The steps of the intra-chunk kernel, which makes for all chunks at once what needs no state: the gates, T = (I + A)^-1 and,
-// without wgmma, M. Two kernels go through them: intra_chunk_sm90.cuh (TMA, wgmma) and intra_chunk_sm80.cuh (cp.async, mma.sync).
+// The steps of the intra-chunk kernel, which computes the part that does not depend on the state, for all chunks at once: the gates,
+// T = (I + A)^-1 and, without wgmma, M. Used by intra_chunk_sm90.cuh (TMA, wgmma) and intra_chunk_sm80.cuh (cp.async, mma.sync).
 // Letters: chunk.cuh.
 //
 // Steps, numbered as in the kernels' bodies and in docs/kernels/prefill-chunk.md:
@@ -9,18 +9,18 @@
 //   3. K K^T, left in shared memory in blocks of 16 x 16. Without wgmma Q K^T, too.
 //   4. Inverse: T, a row of blocks for each of four warps.
 //   5. Store T - I and the gates.
-//   7. M, without wgmma. With it, the inter-chunk kernel makes M.
+//   7. M, without wgmma. With wgmma, the inter-chunk kernel computes M.
 //
 // A CTA of two groups of four warps has a chunk, a query/key head and every gridDim.z-th of its value heads, two at a time: all of
-// them where there are chunks enough, one where there are few. K K^T is made once for all of them; then each group has a value
-// head, or where there is one only, the first group has T and the second M. A warp has a row of 16 x 16 blocks of T, and of M
-// the opposite one, the second group the other way round: so each warp and each quarter of the SM has the same to do.
+// them if there are enough chunks, one if there are few. K K^T is computed once for all of them; then each group has a value
+// head, or if there is only one, the first group computes T and the second M. A warp has a row of 16 x 16 blocks of T, and the
+// opposite row of M, the second group the other way round: so each warp and each quarter of the SM has the same amount of work.
 //
 // The inverse by blocks: with E the diagonal blocks of T, T = (I + X) E, where n = -E A below the diagonal blocks and
-// X_ij = n_ij + X_i,j+1 n_j+1,j + ... + X_i,i-1 n_i-1,j. A warp makes its row of n, and of X from the rows above its own, with one
-// barrier in between. E: 4 x 4 by substitution in float, row by row in accumulators, then doubled twice by y + y x y. Products
-// are of f16, which has as many digits as tf32 in half of the instructions; numbers larger than 65504 there are only where the
-// state explodes. An accumulator is the next product's left operand.
+// X_ij = n_ij + X_i,j+1 n_j+1,j + ... + X_i,i-1 n_i-1,j. A warp computes its row of n, then its row of X from the rows above, with
+// one barrier in between. E: 4 x 4 by substitution in float, row by row in accumulators, then doubled twice by y + y x y. Products
+// are in f16, which has the precision of tf32 in half of the instructions; numbers above 65504 only occur if the
+// state diverges. An accumulator is the next product's left operand.
 #pragma once
 
 #include "chunk.cuh"
@@ -31,17 +31,17 @@
 namespace gdn {
 
 constexpr int INTRA_THREADS = 256;
-// An SM. Two, each going through several chunks, lost: 8x1024 38.4 us instead of 37.1, 32x256 43.7 instead of 42.3; registers for
+// Per SM. Two, each going through several chunks, lost: 8x1024 38.4 us instead of 37.1, 32x256 43.7 instead of 42.3; registers for
 // three gained 0.1 us or less at 8192 tokens (ladder, H200).
 constexpr int INTRA_CTAS = 4;
 constexpr int PAIR = 2;                   // value heads at a time
-// How many of the 4 x 4 blocks of a matrix are on the diagonal and below it, and below it; their numbers, row by row.
+// The number of 4 x 4 blocks of a matrix on and below the diagonal, and below it; their indices, row by row.
 constexpr int UP_TO = 10, BELOW = 6;
 __device__ __forceinline__ int up_to(int i, int j) { return i * (i + 1) / 2 + j; }
 __device__ __forceinline__ int below(int i, int j) { return i * (i - 1) / 2 + j; }
 
-// e^(G_t - G_s), of t in a block of 16 and s before it, is e^(G_t - G_u) e^(G_u - G_s) with u the last token before the
-// block: both at most 1, and a token has few of each.
+// e^(G_t - G_s), for t in a block of 16 and s before it, is e^(G_t - G_u) e^(G_u - G_s) with u the last token before the
+// block: both factors are at most 1, and there are few of them per token.
 struct Gates {
   float G[CHUNK];                         // of log2
   float beta[CHUNK];
@@ -50,23 +50,23 @@ struct Gates {
   float right[3][CHUNK - SIDE];           // e^(G_u - G_s), u before block 1, 2, 3
 };
 
-// A CTA's work tile: a chunk of a query/key head; and how many the CTA has from here on.
+// A CTA's work tile: a chunk of a query/key head; and the number of chunks left for the CTA.
 struct ChunkTile {
   int number, h;
-  int begin, left;                        // its first token, how many there are to its sequence's end
-  int numbers;                            // of chunks to go through, this one among them; 0: there is none
+  int begin, left;                        // its first token, number of tokens up to its sequence's end
+  int numbers;                            // of chunks to go through, including this one; 0: none
   __device__ __forceinline__ int count() const { return left < CHUNK ? left : CHUNK; }
 };
 
-// Which CTA has which chunks and heads. each = 0: CTA (x, y) has chunk x of head y. Else CTA x has `each` numbers in a row, the
-// first `more` CTAs one more, where those of head 0 are followed by head 1's. In a row and not in steps of the grid: numbers
-// without a chunk come at regular distances where sequences are equally long, and so each CTA has its part of them.
+// Assigns chunks and heads to CTAs. each = 0: CTA (x, y) has chunk x of head y. Else CTA x has `each` consecutive numbers, the
+// first `more` CTAs one more; the numbers of head 0 are followed by those of head 1. Consecutive and not in steps of the grid:
+// with equally long sequences, unused numbers come at regular distances, and so they are spread over all CTAs.
 struct IntraSchedule {
   int numbers;                            // of chunks, for each head
   int each, more;
 };
-// A CTA for each chunk and head where all can be resident at once (`resident`: how many CTAs), counted by the fewest chunks that
-// there can be; else `resident` CTAs.
+// One CTA per chunk and head if all can be resident at once (`resident`: how many CTAs can), counted with the smallest possible
+// number of chunks; else `resident` CTAs.
 inline IntraSchedule intra_schedule(int64_t num_tokens, int64_t N, int64_t H, int64_t resident) {
   const int64_t numbers = num_tokens / CHUNK + N, all = numbers * H;
   if ((num_tokens + CHUNK - 1) / CHUNK * H <= resident) return {static_cast<int>(numbers), 0, 0};
@@ -77,10 +77,10 @@ constexpr int OPERAND = SIDE * SIDE * 2;  // bytes; see store_operand
 struct IntraShared {
   union {
     struct { char k[QK_TILE], q[QK_TILE]; };
-    Prepared results[PAIR];                             // sm80, when these have been read
-    struct { char next_k[QK_TILE], T[PAIR][MATRIX]; };  // sm90: the next chunk's K comes while T is made
+    Prepared results[PAIR];                             // sm80, after these have been read
+    struct { char next_k[QK_TILE], T[PAIR][MATRIX]; };  // sm90: the next chunk's K arrives while T is computed
   };
-  // K K^T: accumulators, as each lane has them, and f16, as it takes them on the right of products; Q K^T: accumulators
+  // K K^T: accumulators, in each lane's order, and f16 right operands of products; Q K^T: accumulators
   float4 k_diagonal[4][2][32];
   uint4 k_below[BELOW][32];
   union {
@@ -88,13 +88,13 @@ struct IntraShared {
     char operands[PAIR][6 * OPERAND];     // sm90
   };
   Gates gates[PAIR];
-  ChunkTile tiles[2];                     // sm90: this one and the next, in turns
-  uint64_t full;                          // sm90: K is there
+  ChunkTile tiles[2];                     // sm90: this one and the next, alternating
+  uint64_t full;                          // sm90: K has arrived
 };
 static_assert(INTRA_CTAS * (sizeof(IntraShared) + 1024) <= 228 * 1024);
 
-// Not below -64: what is left then is nothing beside any other number, and differences of sums of 64 such keep an error
-// below 2e-4, a 20th of what bf16 costs.
+// Not below -64: e^-64 is negligible, and differences of sums of 64 such numbers keep an error below 2e-4, a 20th of the error of
+// bf16.
 constexpr float LEAST_LOG2 = -64.f;
 
 // The raw gates of tokens 2 lane and 2 lane + 1 of a value head.
@@ -114,7 +114,7 @@ struct RawGates {
 
 __device__ __forceinline__ void store_pair(void* to, float x, float y) { *reinterpret_cast<float2*>(to) = make_float2(x, y); }
 
-// Step 2. A warp makes the gates of a value head: a lane those of tokens 2 lane and 2 lane + 1.
+// Step 2. A warp computes the gates of a value head: a lane those of tokens 2 lane and 2 lane + 1.
 __device__ __forceinline__ void compute_gates(Gates& to, const RawGates& raw, int count, int lane) {
   float G[2], beta[2];
 #pragma unroll
@@ -141,7 +141,7 @@ __device__ __forceinline__ void compute_gates(Gates& to, const RawGates& raw, in
   store_pair(to.left + 2 * lane, left[0], left[1]), store_pair(to.weight + 2 * lane, -beta[0] * left[0], -beta[1] * left[1]);
 }
 
-// Step 5, the gates that the inter-chunk kernel takes, of tokens 2 lane and 2 lane + 1: in the upper right quarter of T.
+// Step 5, the gates for the inter-chunk kernel, of tokens 2 lane and 2 lane + 1: to the upper right quarter of T.
 __device__ __forceinline__ void store_gates(char* T, const Gates& gates, int lane) {
   const float2 G = *reinterpret_cast<const float2*>(gates.G + 2 * lane);
   const float end = gates.G[CHUNK - 1];
@@ -151,7 +151,7 @@ __device__ __forceinline__ void store_gates(char* T, const Gates& gates, int lan
   store_pair(T + gate_at(SUM, 2 * lane), G.x, G.y);
 }
 
-// A block as accumulators, and 16-bit numbers of it as a product takes it on its left.
+// A block as accumulators, and as a left operand of 16-bit numbers.
 using Block = float[2][4];
 using Words = uint32_t[4];
 
@@ -159,13 +159,13 @@ __device__ __forceinline__ void f16_words(Words& w, const Block& x) {
   w[0] = flashcore::pack(x[0][0], x[0][1]), w[1] = flashcore::pack(x[0][2], x[0][3]);
   w[2] = flashcore::pack(x[1][0], x[1][1]), w[3] = flashcore::pack(x[1][2], x[1][3]);
 }
-// d += a b of f16; b is what load_transposed has of rows of b.
+// d += a b in f16; b is in the layout of load_transposed.
 __device__ __forceinline__ void add_product(Block& d, const Words& a, const Words& b) {
   flashcore::multiply_add(d[0], a, b[0], b[1]);
   flashcore::multiply_add(d[1], a, b[2], b[3]);
 }
 
-// Block (i, j) of T or M. Store: how a warp stores 16 x 16 numbers of 16 bits, StoreByLane or StoreMatrix.
+// Stores block (i, j) of T or M. Store: how a warp stores 16 x 16 numbers of 16 bits, StoreByLane or StoreMatrix.
 template <typename Store>
 __device__ __forceinline__ void store_block(char* matrix, const Block& x, int i, int j, int lane) {
   Words w;
@@ -175,7 +175,7 @@ __device__ __forceinline__ void store_block(char* matrix, const Block& x, int i,
 __device__ __forceinline__ void store_zeros(char* matrix, int i, int j, int lane) {
   *reinterpret_cast<uint4*>(matrix + in_matrix(i * SIDE + lane / 2, 2 * j + lane % 2)) = {0, 0, 0, 0};
 }
-// What other warps take on the right of products, f16: T_00, T_11, T_22, n_10, n_20, n_21.
+// Right operands for other warps' products, f16: T_00, T_11, T_22, n_10, n_20, n_21.
 template <typename Store>
 __device__ __forceinline__ void store_operand(char* operands, int number, const Words& w, int lane) {
   Store::words(operands + number * OPERAND, w, [](int row, int piece) { return in_tile<2>(row, piece); }, lane);
@@ -218,7 +218,7 @@ __device__ __forceinline__ void scale_columns(Block& x, const float* by, int lan
     for (int c = 0; c < 4; ++c) x[e][c] *= c % 2 ? pair.y : pair.x;
   }
 }
-// x *= e^(G_t - G_s) by[t], of block (i, i), for s up to t - `strict`; zeros behind.
+// x *= e^(G_t - G_s) by[t], for block (i, i), for s up to t - `strict`; zeros after that.
 __device__ __forceinline__ void weigh_diagonal(Block& x, const Gates& gates, const float (&by)[2], int i, int strict,
                                                int lane) {
   const int g = lane / 4, t = lane % 4;
@@ -248,7 +248,7 @@ __device__ __forceinline__ void invert_block(Block& y, const Block& x, int lane)
 #pragma unroll
     for (int c = 0; c < 4; ++c) y[e][c] = e == c / 2 && g == 2 * t + c % 2 ? 1.f : 0.f;
 #pragma unroll
-  for (int r = 0; r < 3; ++r) {  // row r of each four, which is done, times column r of x
+  for (int r = 0; r < 3; ++r) {  // row r of each four, which is complete, times column r of x
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const float column = __shfl_sync(0xffffffffu, x[e][2 * e + r % 2], lane / 4 * 4 + four * 2 + r / 2);
@@ -272,7 +272,7 @@ __device__ __forceinline__ void invert_block(Block& y, const Block& x, int lane)
   flashcore::multiply_add(y[0], left, transposed(upper(y)), 0);
 }
 
-// A block on the diagonal of T without its ones, as it is stored.
+// A block on the diagonal of T as it is stored, without its ones.
 template <typename Store>
 __device__ __forceinline__ void store_diagonal(char* T, const Block& x, int i, int lane) {
   Block rest;
@@ -319,7 +319,7 @@ __device__ __forceinline__ void invert_row(char* T, char* operands, const IntraS
       }
   }
   named_barrier_sync<128>(barrier);
-  lane = thread_again() % 32;  // so that no address waits in a register
+  lane = thread_again() % 32;  // keeps addresses out of registers until here
   // 4. Inverse: X, and the blocks of T below the diagonal
   Words X[3];
 #pragma unroll
@@ -340,7 +340,7 @@ __device__ __forceinline__ void invert_row(char* T, char* operands, const IntraS
     }
 }
 
-// Step 1: the tile itself, if there is a chunk with its number, or the first one behind it. By all lanes of a warp.
+// Step 1: the tile itself, if there is a chunk with its number, else the first one after it. Called by all lanes of a warp.
 __device__ __forceinline__ void find_chunk(ChunkTile& tile, const Prefill& p, const IntraSchedule& schedule, int lane) {
 #pragma unroll 1
   for (; tile.numbers > 0; --tile.numbers) {
@@ -361,7 +361,7 @@ __device__ __forceinline__ ChunkTile first_chunk(const Prefill& p, const IntraSc
   find_chunk(tile, p, schedule, lane);
   return tile;
 }
-// The one behind it: of its own sequence, without a look at cu_seqlens, or the next that there is.
+// The next chunk: of the same sequence, without reading cu_seqlens, or else the next that exists.
 __device__ __forceinline__ ChunkTile next_chunk(ChunkTile tile, const Prefill& p, const IntraSchedule& schedule, int lane) {
   --tile.numbers, tile.begin += CHUNK, tile.left -= CHUNK;
   if (++tile.number == schedule.numbers) tile.number = 0, ++tile.h, tile.left = 0;
@@ -377,7 +377,7 @@ struct ValueHeads {
   __device__ __forceinline__ int in_group(int i) const { return static_cast<int>(blockIdx.z) + i * static_cast<int>(gridDim.z); }
   __device__ __forceinline__ bool exists(int i) const { return in_group(i) < group; }
   __device__ __forceinline__ int head(const ChunkTile& tile, int i) const { return tile.h * group + in_group(i); }
-  // Where `bytes` for a chunk and value head go.
+  // Where the `bytes` of a chunk and value head go.
   __device__ __forceinline__ char* result(const ChunkTile& tile, int i, int bytes) const {
     return p.prepared + (static_cast<int64_t>(tile.number) * p.HV + head(tile, i)) * bytes;
   }

@@ -1,19 +1,19 @@
-// GDN prefill, cuda-chunk: chunks of 64 tokens, as the folder's listing tells it.
+// GDN prefill, cuda-chunk: chunks of 64 tokens. The files:
 //
-//   binding.cpp, call.h            what is given is checked
-//   kernel.cu, dispatch*.h         which way a call takes, by its number of tokens, sequences and heads
-//   chunk.cuh                      what the kernels share: the letters, how sequences are cut into chunks, layouts in memory
-//   intra_chunk_*.cuh              launch 1: for all chunks at once, T = (I + A)^-1 and the gates; without wgmma M, too. _steps: the
-//                                  steps that both kernels, _sm90 and _sm80, are made of
-//   inter_chunk_sm90*.cuh          launch 2 on sm_90a: from chunk to chunk by wgmma and TMA, M made beside it; _tiles: many
-//                                  sequences that differ in length, in the order of tile_scheduler.cuh
-//   inter_chunk_sm80*.cuh          launch 2 elsewhere: by mma.sync
-//   context_parallel*.cuh          two launches more for few heads and long sequences: segments side by side
+//   binding.cpp, call.h            checks of the arguments
+//   kernel.cu, dispatch*.h         the choice of the code path, by the number of tokens, sequences and heads
+//   chunk.cuh                      shared by the kernels: the letters, the division into chunks, layouts in memory
+//   intra_chunk_*.cuh              launch 1: for all chunks at once, T = (I + A)^-1 and the gates; without wgmma M, too. _steps:
+//                                  the steps of both kernels, _sm90 and _sm80
+//   inter_chunk_sm90*.cuh          launch 2 on sm_90a: from chunk to chunk with wgmma and TMA, M computed at the same time;
+//                                  _tiles: many sequences of different lengths, in the order of tile_scheduler.cuh
+//   inter_chunk_sm80*.cuh          launch 2 elsewhere: with mma.sync
+//   context_parallel*.cuh          two more launches for few heads and long sequences: segments in parallel
 //   launch*.cu, launch.cuh         grids, shared memory, tensor_maps.cuh
 //
-// Short sequences go to cuda-recurrent's kernel. From where on, and in how many segments, is chosen by measurement for each
-// number of sequences and heads (tuned.h, by `gdn tune`). The host reads no cu_seqlens and never waits: what it knows of lengths
-// is their mean, and that one is often much longer than the others.
+// Short sequences go to cuda-recurrent's kernel. Up to which length, and the number of segments, is chosen by measurement for each
+// number of sequences and heads (tuned.h, by `gdn tune`). The host does not read cu_seqlens and never waits: it only knows the
+// mean length, and that one sequence is often much longer than the others.
 
 #include "tuned.h"
 

@@ -1,5 +1,5 @@
 // The launches of cuda-chunk without wgmma: the intra-chunk kernel, then inter_chunk_sm80.cuh or inter_chunk_sm80_split.cuh; and
-// the scan, which sm_90a takes as well.
+// the scan, which sm_90a uses as well.
 #include "tuned.h"
 
 #include "intra_chunk_sm80.cuh"
@@ -15,16 +15,16 @@ void launch_scan(const Prefill& p, int device, cudaStream_t stream) {
   launch<gdn_prefill_scan>(dim3(HEAD_DIM / 16, p.HV, p.N), SCAN_THREADS, sizeof(ScanShared), device, stream, p);
 }
 
-// Up to so many sequences and value heads, uncut, four warps share 16 rows: 8 CTAs for each, up to 384, three an SM of an H200. In
-// the first version a chunk took 2.2 us so and 3.4 with one warp for the rows (ladder, H200); with more of them the SMs are busy
-// either way. 48 not measured alone. Four warps sum in another order, so not where bits must not depend on N.
+// Up to this many sequences times value heads, unsplit, four warps share 16 rows: 8 CTAs for each, up to 384, three per SM of an
+// H200. In the first version a chunk took 2.2 us with four warps and 3.4 with one (ladder, H200); with more sequences the SMs are
+// busy either way. 48 not measured alone. Four warps sum in another order, so batch-invariant builds do not use them.
 #ifdef GDN_BATCH_INVARIANT
 constexpr int64_t SPLIT_UP_TO = 0;
 #else
 constexpr int64_t SPLIT_UP_TO = 48;
 #endif
 
-// WARPS tiles of 16 rows of S for a CTA, two stages: 112 KB, so that sm_80's 163 KB have a CTA. Not measured alone.
+// WARPS tiles of 16 rows of S per CTA, two stages: 112 KB, so that one CTA fits the 163 KB of sm_80. Not measured alone.
 void launch_sm80(Prefill p, int segments, const Allocate& allocate, int device, cudaStream_t stream) {
   const uint32_t parts = allocate_workspace(p, segments, sizeof(Prepared), device, allocate);
   launch_intra_chunk<gdn_prefill_intra_chunk_sm80, false>(p, {}, device, stream);

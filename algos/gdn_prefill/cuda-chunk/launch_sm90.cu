@@ -1,5 +1,5 @@
-// The launches of cuda-chunk where there is wgmma: the intra-chunk kernel, then inter_chunk_sm90.cuh; many sequences that are not
-// cut go to launch_sm90_tiles.cu.
+// The launches of cuda-chunk with wgmma: the intra-chunk kernel, then inter_chunk_sm90.cuh; many sequences that are not
+// split go to launch_sm90_tiles.cu.
 #include <algorithm>
 
 #include "intra_chunk_sm90.cuh"
@@ -8,7 +8,7 @@
 
 namespace gdn {
 
-// Whether inter_chunk_sm90.cuh is there, and not empty.
+// Whether inter_chunk_sm90.cuh is compiled in, and not empty.
 static bool has_wgmma(int device) {
   static std::array<std::atomic<int>, 64> known{};  // 0: not asked yet, 1: no, 2: yes
   const bool kept = device >= 0 && device < 64;
@@ -28,12 +28,11 @@ const char* fallback() {
   return answer;
 }
 
-// GROUPS consumer warpgroups: one while every half tile can have an SM, else two, which share K, Q, T and M of a tile. With two,
-// where sequences are cut, there are as many CTAs as can be resident; else one for each tile, whose state it reads before
-// anything else.
+// GROUPS consumer warpgroups: one while there are no more half tiles than SMs, else two, which share K, Q, T and M of a tile. With
+// two, if sequences are split, there are as many CTAs as can be resident; else one per tile, which first reads the tile's state.
 //
 // <1, 4> and <2, 3>: as many stages as fit, 4 of 56 KB or 3 of 64. Two stages for two warpgroups: 37.1 us instead of 31.2 at
-// 32x256; two CTAs an SM of one warpgroup and two stages each: 35.9; going from tile to tile with one warpgroup: 13.6 instead of
+// 32x256; two CTAs per SM of one warpgroup and two stages each: 35.9; several tiles per CTA with one warpgroup: 13.6 instead of
 // 12.7 at 1x512 (ladder, H200, this kernel alone).
 template <int GROUPS, int STAGES>
 static void launch_inter_chunk(const Prefill& p, const Maps& maps, uint32_t parts, int device, cudaStream_t stream) {
@@ -50,9 +49,9 @@ static void launch_transfer(const Prefill& p, const Maps& maps, int device, cuda
 }
 static void launch_inter_chunk_sm90(const Prefill& p, const Maps& one, const Maps& two, uint32_t parts, int device,
                                     cudaStream_t stream) {
-  // How many segments there are if one sequence has nearly all tokens; its last has no transfer. `parts` is the most that there
-  // can be. One warpgroup for a CTA of the transfer while all of them (two halves, each for L and for Phi) can have an SM.
-  // Choosing by the segments that there are came with two other changes: together 1x8192 71 us instead of 83 (ladder,
+  // The number of segments if one sequence has nearly all tokens; its last has no transfer. `parts` is the maximum.
+  // One warpgroup per CTA of the transfer while all of them (two halves, each for L and for Phi) can have an SM.
+  // Choosing by the actual number of segments came with two other changes: together 1x8192 71 us instead of 83 (ladder,
   // "Fewer products", H200). Not measured alone.
   const int64_t unit = int64_t{p.segment} * CHUNK, likely = p.segment ? (p.num_tokens + unit - 1) / unit : p.N;
   const int64_t moved = (likely - 1) * p.HV, count = sms_of(device);

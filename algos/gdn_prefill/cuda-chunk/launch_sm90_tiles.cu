@@ -1,4 +1,4 @@
-// The launches of cuda-chunk on sm_90a for many sequences that are not cut (tile_scheduler.cuh, inter_chunk_sm90_tiles.cuh).
+// The launches of cuda-chunk on sm_90a for many sequences that are not split (tile_scheduler.cuh, inter_chunk_sm90_tiles.cuh).
 #include "intra_chunk_sm90.cuh"
 #include "launch.cuh"
 #include "tensor_maps.cuh"

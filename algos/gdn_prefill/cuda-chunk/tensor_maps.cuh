@@ -7,7 +7,7 @@
 
 namespace gdn {
 
-// A map that the driver does not make is an exception: nothing slower runs in its place.
+// Throws if the driver cannot make a map; there is no slower fallback.
 
 // [num_tokens, heads, 128] bf16 for tma_load_box: 64 tokens of one head, `halves` times 64 columns; tokens from num_tokens on are
 // zeros.
@@ -24,7 +24,7 @@ inline void make_state_map(CUtensorMap& map, const Prefill& p, uint32_t rows) {
                                       {32, rows, HEAD_DIM / 32}));
 }
 
-// For one warpgroup's boxes, and for two.
+// With boxes for one warpgroup, and for two.
 inline void make_maps(const Prefill& p, Maps& one, Maps& two) {
   make_map(one.q, p.q, p.num_tokens, p.H, 2), make_map(one.k, p.k, p.num_tokens, p.H, 2);
   make_map(one.v, p.v, p.num_tokens, p.HV, 1), make_map(two.v, p.v, p.num_tokens, p.HV, 2);
@@ -36,8 +36,8 @@ inline void make_maps(const Prefill& p, Maps& one, Maps& two) {
 #pragma GCC visibility push(hidden)
 namespace gdn {
 
-// launch_sm90_tiles.cu: both kernels with the tile scheduler, no sequence cut; false, with nothing done, where the half tiles are
-// no more than one wave.
+// launch_sm90_tiles.cu: both kernels with the tile scheduler, no sequence split. Returns false, without a launch, if the half tiles
+// are at most one wave.
 bool launch_sm90_tiles(Prefill p, Maps one, Maps two, const Allocate& allocate, int device, cudaStream_t stream);
 
 }  // namespace gdn

@@ -1,6 +1,6 @@
-// The tile scheduler where sequences differ in length: longest first, so that no long one is left for the end. One more CTA of
-// the intra-chunk launch sorts the sequences while the others work; the host reads no cu_seqlens. The CTAs of
-// inter_chunk_sm90_tiles.cuh then take work tiles in this order from a counter (dynamic), or by their own number where lengths
+// The tile scheduler for sequences of different lengths: longest first, so that no long one is left for the end. One more CTA of
+// the intra-chunk launch sorts the sequences while the others work; the host does not read cu_seqlens. The CTAs of
+// inter_chunk_sm90_tiles.cuh then take work tiles in this order from a counter (dynamic), or by their own number if lengths
 // hardly differ (static).
 #pragma once
 
@@ -14,29 +14,29 @@ enum Schedule : uint32_t {
   HALVES,         // the same with tiles of half of V
 };
 
-// What there is to do, and which schedule ends first. An SM needs FULL for a chunk of a whole tile and HALF for one of a half
+// The amount of work, and the schedule that ends first. An SM needs FULL for a chunk of a whole tile and HALF for one of a half
 // tile (us / 10 on an H200: 2.0 and 1.3 us, the ladder's "Longest first"; only the ratios count): half tiles cost more in all,
-// but the longest sequence ends sooner. TAKING, 1 us, is what it may cost once that a CTA's tile comes from the order and not
-// from its number; not measured alone (a first version that always took the order lost 3.6 us at 16x256, now 1.0 are lost).
+// but the longest sequence ends sooner. TAKING, 1 us, is the assumed cost of taking a tile from the order instead of by the CTA's
+// number; not measured alone (a first version that always took the order lost 3.6 us at 16x256, now it is 1.0).
 struct Load {
   uint32_t longest, shortest, chunks;  // chunks: of the longest sequence, of the shortest, of all
   static constexpr float FULL = 20, HALF = 13, TAKING = 10;
 
-  // A lower bound for the chunks of the CTA that ends last: the longest tile; the mean; and some CTA has the mean number of tiles,
-  // rounded up, none shorter than the shortest. Longest first comes near this. `each`: tiles of a sequence.
+  // A lower bound for the chunks of the CTA that ends last, the largest of: the longest tile; the mean per CTA; the mean number of
+  // tiles per CTA, rounded up, times the shortest. Longest first comes near this. `each`: tiles per sequence.
   __host__ __device__ float least(uint32_t tiles, uint32_t each, uint32_t ctas) const {
     const float mean = static_cast<float>(chunks) * each / ctas, rounds = (tiles + ctas - 1) / ctas;
     return fmaxf(fmaxf(longest, rounds * shortest), mean);
   }
   __host__ __device__ Schedule schedule(uint32_t N, uint32_t HV, uint32_t ctas) const {
     const float rounds = (N * HV + ctas - 1) / ctas;
-    const float in_turn = FULL * longest * rounds;  // at the most
+    const float in_turn = FULL * longest * rounds;  // at most
     const float first = FULL * least(N * HV, HV, ctas) + TAKING, halves = HALF * least(2 * N * HV, 2 * HV, ctas) + TAKING;
     return in_turn <= fminf(first, halves) ? STATIC : halves < first ? HALVES : LONGEST_FIRST;
   }
 };
 
-// A work tile, read in one load. In the plan one stands for all tiles of a sequence, and `what` is that sequence; see
+// A work tile, read in one load. In the plan one entry represents all tiles of a sequence, and `what` is the sequence; see
 // inter_chunk_sm90_tiles.cuh.
 struct alignas(16) ScheduledTile {
   uint32_t what;
@@ -45,15 +45,15 @@ struct alignas(16) ScheduledTile {
 };
 
 struct alignas(16) Plan {
-  uint32_t taken;  // tiles, without the first one of each CTA
+  uint32_t taken;  // number of tiles taken, not counting the first one of each CTA
   Schedule schedule;
-  // [N], in the order in which they are taken. Among sequences of as many chunks, or of BINS - 1 and more, any may come first.
+  // [N], in the order in which they are taken. Sequences with equally many chunks, or with BINS - 1 or more, come in any order.
   __device__ __forceinline__ ScheduledTile* tiles() { return reinterpret_cast<ScheduledTile*>(this + 1); }
 };
 
 constexpr int BINS = 256;  // by chunks, and as many threads
 struct SortShared {
-  uint32_t bins[BINS];     // how many sequences, then where the next one goes
+  uint32_t bins[BINS];     // number of sequences, then the position of the next one
   uint32_t before[BINS / 32];
   Load load;
 };

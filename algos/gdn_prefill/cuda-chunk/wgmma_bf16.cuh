@@ -1,5 +1,5 @@
-// What gdn's prefill takes beside flashcore-v4's warpgroup.cuh: products of bf16 whose left side is in registers, boxes of
-// four dimensions, plain copies by TMA, and a few instructions more. Only where that has wgmma.
+// For gdn's prefill, in addition to flashcore-v4's warpgroup.cuh: products of bf16 with the left operand in registers, boxes of
+// four dimensions, plain copies by TMA, and a few more instructions. Only if that file has wgmma.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -25,14 +25,14 @@ using flashcore::warpgroup_wait;
 
 // --- products ---------------------------------------------------------------------------------------------------------
 
-// What tells a product where B is, in two words of which the second, HIGH, is a constant: 128-byte swizzle, and 1024 bytes
-// from eight rows to the next eight. KMajor rows: B's k runs along the rows of the tile from `at` on, a row for each n.
+// The descriptor of B, in two words of which the second, HIGH, is a constant: 128-byte swizzle, and 1024 bytes
+// from eight rows to the next eight. KMajor: B's k runs along the rows of the tile from `at` on, one row for each n.
 struct KMajor {
   uint32_t word;
   static constexpr uint32_t HIGH = 1u << 30 | 1024 / 16;
   __device__ __forceinline__ explicit KMajor(uint32_t at) : word((at >> 4 & 0x3fff) | 1u << 16) {}
 };
-// MNMajor: a row for each k, n along it; n = 64 and more in the tile NEXT bytes further.
+// MNMajor: one row for each k, n along it; n from 64 on is in the tile NEXT bytes further.
 template <uint32_t NEXT>
 struct MNMajor {
   uint32_t word;
@@ -61,7 +61,7 @@ __device__ __forceinline__ uint64_t advance(const Descriptor& b, uint32_t bytes)
   "{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                                            \
   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS "}, {" A "}, " B ", p, 1, 1, " #ACROSS ";\n}"
 
-// d = A B, or d += A B where `add`; b from KMajor, product_mn from MNMajor. d is under way until warpgroup_wait.
+// d = A B, or d += A B if `add`; b from KMajor, product_mn from MNMajor. d is under way until warpgroup_wait.
 __device__ __forceinline__ void product(float (&d)[4][4], const uint32_t (&a)[4], uint64_t b, int add) {
   asm volatile(GDN_PRODUCT(32, GDN_R8_0 ", " GDN_R8_1, "%16, %17, %18, %19", "%20", "%21", 0) : GDN_D4(0) : GDN_A_B);
 }
@@ -100,8 +100,8 @@ __device__ __forceinline__ void product(float (&d)[8][4], uint64_t a, uint64_t b
 #undef GDN_D4
 #undef GDN_D
 
-// Registers of each thread of a warpgroup from here on, all of it; warpgroup_reg_alloc waits until others of the CTA have given up
-// as many.
+// Sets the registers of each thread of a warpgroup from here on; warpgroup_reg_alloc waits until other warpgroups of the CTA have
+// released as many.
 template <int REGISTERS>
 __device__ __forceinline__ void warpgroup_reg_dealloc() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
@@ -113,7 +113,7 @@ __device__ __forceinline__ void warpgroup_reg_alloc() {
 
 // --- copies -----------------------------------------------------------------------------------------------------------
 
-// `bytes` from global to shared memory, both multiples of 16; they count for the barrier.
+// `bytes` from global to shared memory, addresses and size multiples of 16; they count for the barrier.
 __device__ __forceinline__ void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
                "r"(bytes), "r"(barrier)
@@ -134,39 +134,39 @@ __device__ __forceinline__ void tma_load_state(uint32_t to, const CUtensorMap& m
       "l"(&map), "r"(0), "r"(row), "r"(0), "r"(barrier)
       : "memory");
 }
-// Tells L2 to fetch `bytes`, a multiple of 16, as the address is.
+// Tells L2 to fetch `bytes`; size and address are multiples of 16.
 __device__ __forceinline__ void prefetch_l2(const void* from, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
-// `bytes` from shared to global memory by TMA, and until it has read all stores of this thread.
+// `bytes` from shared to global memory by TMA; and a wait until TMA has read the source of all of this thread's stores.
 __device__ __forceinline__ void bulk_store(void* to, uint32_t from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(to), "r"(from),
                "r"(bytes)
                : "memory");
 }
 __device__ __forceinline__ void bulk_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-// One lane of a warp that is all here, the same one each time.
+// Elects one lane of a converged warp, the same one each time.
 __device__ __forceinline__ bool elect_one() {
   uint32_t one;
   asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(one));
   return one;
 }
-// What this thread has read and written in shared memory comes before what products and TMA do there.
+// Orders this thread's accesses to shared memory before those of products and TMA.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Four 8 x 8 matrices of bf16, transposed on their way: what load_transposed would have from these addresses.
+// Stores four 8 x 8 matrices of bf16, transposed: the inverse of load_transposed from these addresses.
 __device__ __forceinline__ void store_transposed(uint32_t row, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]), "r"(r[1]),
                "r"(r[2]), "r"(r[3])
                : "memory");
 }
-// The same matrices as they are.
+// The same without the transposition.
 __device__ __forceinline__ void store_matrices(uint32_t row, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]), "r"(r[1]), "r"(r[2]),
                "r"(r[3])
                : "memory");
 }
-// 16 bytes at once, whatever the compiler thinks of it: it made four stores of them.
+// 16 bytes in one store; the compiler would split it into four.
 __device__ __forceinline__ void store16(void* to, const uint4& words) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w)
                : "memory");

@@ -1,6 +1,6 @@
-// GDN prefill, cuda-recurrent: the state stays in registers from a sequence's first token to its last, 16 tokens a step
-// on tensor cores; one launch. The kernel is in recurrent.cuh; here what it is given is checked, the constants for this GPU
-// and size are taken from recurrent.h, and it is launched on the current stream. No allocation, no synchronisation.
+// GDN prefill, cuda-recurrent: the state stays in registers from a sequence's first token to its last, 16 tokens per step
+// on tensor cores; one launch. The kernel is in recurrent.cuh; this file checks the arguments, takes the constants for this
+// GPU and size from recurrent.h, and launches on the current stream. No allocation, no synchronisation.
 
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/extra/c_env_api.h>
@@ -31,7 +31,7 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
   if (q.ndim() != 3 || v.ndim() != 3) TVM_FFI_THROW(ValueError) << "q and v: expected 3 dimensions [num_tokens, heads, 128]";
   if (state.ndim() != 4) TVM_FFI_THROW(ValueError) << "state: expected 4 dimensions [N, HV, 128, 128]";
   const int64_t num_tokens = q.size(0), H = q.size(1), HV = v.size(1), N = state.size(0);
-  if (H < 1 || HV < 1 || HV % H) TVM_FFI_THROW(ValueError) << "HV = " << HV << " is no multiple of H = " << H;
+  if (H < 1 || HV < 1 || HV % H) TVM_FFI_THROW(ValueError) << "HV = " << HV << " is not a multiple of H = " << H;
   const DLDevice device = state.device();
   if (device.device_type != kDLCUDA) TVM_FFI_THROW(ValueError) << "state: expected on a CUDA device";
   const DLDataType bf16{kDLBfloat, 16, 1}, f32{kDLFloat, 32, 1}, i64{kDLInt, 64, 1};

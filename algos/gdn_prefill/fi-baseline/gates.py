@@ -1,4 +1,4 @@
-"""The two gates in one launch. Eager PyTorch would take eight."""
+"""Both gates in one launch; eager PyTorch would need eight."""
 
 import torch
 import triton

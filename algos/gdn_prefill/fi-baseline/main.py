@@ -1,10 +1,10 @@
 """FlashInfer's chunk_gated_delta_rule on the definition's inputs.
 
-It takes the decay itself (not its logarithm) and the write strength, both float32, so one small Triton kernel makes
-them from a, b, A_log and dt_bias first; that launch is part of what is timed. Everything else FlashInfer does:
+It takes the decay itself (not its logarithm) and the write strength, both float32, so one small Triton kernel computes
+them from a, b, A_log and dt_bias first; that launch is timed too. FlashInfer does the rest:
 `use_cp="auto"`, its default, splits each sequence over CTAs (four kernels) when sequences x value heads fill fewer
-than about half of the SMs, and runs one fused kernel otherwise. It reads the state and writes the new one elsewhere,
-k-last as the definition has it.
+than about half of the SMs, and runs one fused kernel otherwise. The new state goes to another buffer;
+both are k-last as in the definition.
 """
 
 import torch
@@ -43,7 +43,7 @@ def run(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale, output, new_sta
         initial_state=state,
         output_final_state=True,
         cu_seqlens=cu_seqlens,
-        use_qk_l2norm_in_kernel=False,  # the definition's keys come normalised
+        use_qk_l2norm_in_kernel=False,  # the definition's keys are already normalised
         output=output,
         output_state=new_state,
     )

@@ -1,4 +1,4 @@
-"""FlashInfer's chunk_gated_delta_rule on gates that are there, by the path that the setup has chosen: one fused kernel, or
+"""FlashInfer's chunk_gated_delta_rule on prepared gates, with the path that the setup has chosen: one fused kernel, or
 context parallelism, which splits each sequence over CTAs. `fi-baseline` leaves the choice to FlashInfer."""
 
 import torch

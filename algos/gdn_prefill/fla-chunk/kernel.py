@@ -7,26 +7,26 @@ With S0 the [V, K] state before a chunk of C tokens and G_t the sum of log g up 
     O = scale diag(e^G) Q S0^T + M D               M_ts = scale e^(G_t - G_s) q_t . k_s       for s <= t
     S = e^(G_C) S0 + D^T diag(e^(G_C - G)) K
 
-`prepare` makes T, M and G: one program for each chunk and value head, all at once. `advance` does the rest, chunk after
-chunk: one program for each sequence, value head and tile of BV rows of S, which share nothing. It works on transposes,
-D^T [BV, C] and S [BV, K]: what one product leaves in a warp's registers is then what the next one takes from there, and
-with 16 rows a warp nothing on the way from chunk to chunk waits for another warp.
+`prepare` computes T, M and G: one program per chunk and value head, all in parallel. `advance` does the rest, chunk after
+chunk: one independent program per sequence, value head and tile of BV rows of S. It works on transposes, D^T [BV, C] and
+S [BV, K]: the result of one product is then in the registers where the next product needs it, and with 16 rows per warp
+no warp waits for another one from chunk to chunk.
 
-Changed from pt-chunk: T instead of (I + A)^-1 K, so half of the scratch memory; the outputs beside the states, so no
-state but the last is stored.
+Changed from pt-chunk: T instead of (I + A)^-1 K, so half of the scratch memory; the outputs are computed together with
+the states, so only the last state is stored.
 
-Chunks: the first one of sequence n has the number cu_seqlens[n] // C + n, which leaves each sequence room for its own,
-T // C + N numbers in all; a program finds its sequence by counting those that begin at or before its number. What
-cu_seqlens says is kept within 0 to T: a wrong one gives a wrong result, and no access outside.
+Chunks: the first one of sequence n has the number cu_seqlens[n] // C + n, which leaves enough numbers for each sequence,
+T // C + N in all; a program finds its sequence by counting those that begin at or before its number. The values of
+cu_seqlens are clamped to 0 to T: wrong ones give a wrong result, but no access outside the tensors.
 
-Numbers: every decay is e^(G_t - G_s) with s <= t, at most 1. log g is held above -64, since e^-64 is nothing and the
-differences of the sums keep their digits. The inverse is in float32: forward substitution in its 16 x 16 diagonal blocks,
+Numbers: every decay is e^(G_t - G_s) with s <= t, at most 1. log g is clamped to at least -64, since e^-64 is
+negligible and the differences of the sums keep their digits. The inverse is in float32: forward substitution in its 16 x 16 diagonal blocks,
 then blocks of 32 and of 64 by products of three parts (tf32x3). K, Q, T, M and copies of S, D and V - diag(e^G) K S0^T go
 to the matrix unit in bfloat16, sums and the state are float32. The keys must be normalised; then no entry of (I + A)^-1
 is above 1.
 
-Memory: T^T and M, bfloat16, [HV, T, C] each: a row for each token, 16 KiB for a full chunk of 64 tokens and head. G goes
-where the outputs will be: each program of `advance` finds it in the columns that it overwrites.
+Memory: T^T and M, bfloat16, [HV, T, C] each: a row for each token, 16 KiB for a full chunk of 64 tokens and head. G is stored
+in `output`: each program of `advance` reads it from the columns that it then overwrites.
 
 Grids: ((T // C + N) * HV,) and (N * HV * V / BV,), the tile fastest.
 Provenance: the WY form is arXiv 2406.06484's, with decay arXiv 2412.06464's. Written here.
@@ -43,7 +43,7 @@ import triton.language as tl
 from .tensors import check
 from .tuned import TUNED
 
-BLOCK = tl.constexpr(32)  # the inverse is put together from blocks of this size
+BLOCK = tl.constexpr(32)  # the inverse is assembled from blocks of this size
 LEAST_LOG_G = tl.constexpr(-64.0)
 
 
@@ -81,7 +81,7 @@ def borders(cu_seqlens, i_n, T):
 
 @triton.jit
 def gates(a, b, b_A, b_dt, valid):
-    """(log g, beta) of tokens; 0 where there is none: no decay, nothing written."""
+    """(log g, beta) of tokens; both 0 after the last token: no decay, no update."""
     x = tl.load(a, mask=valid, other=0.0).to(tl.float32) + b_dt
     log_g = tl.maximum(-b_A * softplus(x), LEAST_LOG_G)
     beta = 1.0 / (1.0 + tl.exp(-tl.load(b, mask=valid, other=0.0).to(tl.float32)))
@@ -90,7 +90,7 @@ def gates(a, b, b_A, b_dt, valid):
 
 @triton.jit
 def decays(b_Gt, b_Gs):
-    """e^(G_t - G_s) [t, s]; where s > t it is not meant to be used, and at most 1 as well."""
+    """e^(G_t - G_s) [t, s]; entries with s > t are not used, but are at most 1 as well."""
     return tl.exp(tl.minimum(b_Gt[:, None] - b_Gs[None, :], 0.0))
 
 
@@ -102,7 +102,7 @@ def product(x, y):
 @triton.jit
 def rounded(x, UNIT: tl.constexpr):
     """x rounded to bfloat16, as the type that the products take."""
-    if UNIT == tl.float32:  # Triton's interpreter: it cuts off instead of rounding, and multiplies bfloat16's bits
+    if UNIT == tl.float32:  # Triton's interpreter truncates instead of rounding, and multiplies the bits of bfloat16
         bits = x.to(tl.uint32, bitcast=True)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)
     else:
@@ -113,7 +113,7 @@ def rounded(x, UNIT: tl.constexpr):
 def columns(p, count, C: tl.constexpr):
     """[C, 16]: row c is column c % 16 of the inverse of I + A's 16 x 16 block on the diagonal that has row c.
 
-    p: rows of C // 2 floats, of which the first 16 are A's row within its block; there are `count` of them.
+    p: `count` rows of C // 2 floats, of which the first 16 are A's row within its block.
     """
     o_c = tl.arange(0, C)
     o_j = tl.arange(0, 16)
@@ -209,7 +209,7 @@ def gdn_prefill_prepare(
         tl.store(p_m + BLOCK + o_c, tl.zeros((BLOCK, BLOCK), masked.dtype.element_ty), mask=row_0)
     tl.debug_barrier()  # all warps have written their part of A's diagonal
     b_x = columns(p_x, left, C)
-    tl.debug_barrier()  # and read all of it, before T^T comes to its place
+    tl.debug_barrier()  # and have read all of it, before T^T overwrites it
     if C == 2 * BLOCK:
         b_x0, b_x1 = tl.split(tl.permute(tl.reshape(b_x, (2, BLOCK, 16)), (1, 2, 0)))
         b_x0, b_x1 = inverse(b_x0, b_A0), inverse(b_x1, b_A1)
@@ -249,10 +249,10 @@ def gdn_prefill_advance(
         i_t = begin + i * C
         valid = o_t < length - i * C
         is_row = valid[:, None]
-        # What goes from one layout to another comes first: ptxas moves no load from shared memory past a store to it.
+        # Changes of layout come first: ptxas moves no load from shared memory past a store to it.
         b_v = tl.trans(tl.load(p_v + i_t * (HV * V), mask=is_row, other=0.0)).to(tl.float32)  # [BV, C]
         b_G = tl.load(p_g + i_t * (HV * V // 2), mask=valid, other=0.0)  # [C]
-        b_end = tl.min(b_G, axis=0)  # the last token's: G never rises, and is 0 where there is no token
+        b_end = tl.min(b_G, axis=0)  # of the last token: G never rises, and is 0 after the last token
         b_in = tl.exp(b_G)[None, :]
         b_out = tl.exp(b_end - b_G)[None, :]
 
@@ -272,7 +272,7 @@ def gdn_prefill_advance(
 
 @functools.lru_cache
 def _sms(device: torch.device) -> int:
-    """SMs of the device; below Triton's interpreter, which has none, a number near no GPU's: few programs are quick there."""
+    """Number of SMs of the device; under Triton's interpreter a number far from any GPU's: few programs are quick there."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else -1000
 
 
@@ -295,7 +295,7 @@ def run(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale, output, new_sta
     cu_seqlens  [N + 1]            int64, on the device; an empty sequence keeps its state
     scale       float; None or 0 means 1 / sqrt(128)
 
-    output     [T, HV, 128]       bfloat16, written; it may share no memory with an input
+    output     [T, HV, 128]       bfloat16, written; it must not share memory with an input
     new_state  [N, HV, 128, 128]  float32, written; it may be state
     """
     (T, H, K), (N, HV, V, _) = q.shape, state.shape
@@ -317,8 +317,8 @@ def run(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale, output, new_sta
             q, k, A_log, a, dt_bias, b, cu_seqlens, scale, solved, masked, output, T, N,
             H=H, HV=HV, K=K, V=V, C=C, BV=BV, UNIT=unit, num_warps=c["prepare_warps"],
         )  # fmt: skip
-    # The interpreter of triton 3.6 has no loop up to a number that only the device knows, with numpy 2.4: there, where
-    # nothing waits for a device, the longest sequence's chunks are counted here; a step behind the end changes nothing.
+    # The interpreter of triton 3.6 with numpy 2.4 cannot loop up to a number loaded on the device: for it the longest
+    # sequence's chunks are counted here, which needs no wait; steps after a sequence's end change nothing.
     steps = -1 if k.is_cuda else triton.cdiv(int(cu_seqlens.diff().clamp(0, T).max()), C)
     gdn_prefill_advance[(N * HV * (V // BV),)](
         q, k, v, state, cu_seqlens, scale, solved, masked, output, new_state, T,

@@ -1,14 +1,14 @@
 """flash-linear-attention's chunk_gated_delta_rule on the definition's inputs.
 
-Packed sequences are one batch entry with cu_seqlens. `use_gate_in_kernel` folds the decay into the kernel that sums
-it along a chunk, the sigmoid of beta is one more kernel of its own, value heads find their key head by themselves,
-and `state_v_first` is the definition's [V, K] layout: nothing is repeated or transposed. Asking for gates in the
-kernel also keeps the call on FLA's Triton kernels: where the flash_qla package is installed, FLA hands calls with
-ready-made gates to that.
+Packed sequences are one batch entry with cu_seqlens. With `use_gate_in_kernel` the decay is computed in the kernel that
+sums it along a chunk, the sigmoid of beta is a separate kernel, the kernels map value heads to key heads,
+and `state_v_first` is the definition's [V, K] layout: nothing is repeated or transposed. Gates in the
+kernel also keep the call on FLA's Triton kernels: if the flash_qla package is installed, FLA hands calls with
+prepared gates to it.
 
 FLA remembers the chunk table of the last few cu_seqlens *objects*. Calls that pass the same tensor again skip some ten
 small kernels and a wait for the GPU; calls that pass a copy pay for them each time; and a tensor whose values were
-changed in place would get the old table, so change cu_seqlens by making a new one.
+changed in place would get the old table, so make a new cu_seqlens instead.
 """
 
 import torch
@@ -31,7 +31,7 @@ def run(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale):
     output     [T, HV, V]     bfloat16
     new_state  [N, HV, V, K]  float32
     """
-    if q.shape[0] == 0:  # no chunks would be a launch of no blocks
+    if q.shape[0] == 0:  # without chunks it would launch an empty grid
         return torch.empty_like(v), state.clone()
     output, new_state = chunk_gated_delta_rule(
         q[None],

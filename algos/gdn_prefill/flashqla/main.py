@@ -1,16 +1,16 @@
 """FlashQLA's chunk_gated_delta_rule on the definition's inputs.
 
-It takes the logarithm of the decay and the write strength, both float32, so one small Triton kernel makes them from a, b,
-A_log and dt_bias first; that launch is part of what is timed. Everything else FlashQLA does: packed sequences are one
-batch entry with cu_seqlens, value heads find their key head by themselves, `state_v_first` is the definition's [V, K]
-layout, and by a model of its own it splits sequences over CTAs (`auto_cp`, its default).
+It takes the logarithm of the decay and the write strength, both float32, so one small Triton kernel computes them from a,
+b, A_log and dt_bias first; that launch is timed too. FlashQLA does the rest: packed sequences are one
+batch entry with cu_seqlens, its kernels map value heads to key heads, `state_v_first` is the definition's [V, K]
+layout, and it splits sequences over CTAs by its own cost model (`auto_cp`, its default).
 
-That model asks for the lengths: FlashQLA copies cu_seqlens to the host, which waits for all that the GPU has to do. It
-remembers what came of it for the last four cu_seqlens *objects*. Calls that pass the same tensor again wait for nothing;
+That model needs the lengths: FlashQLA copies cu_seqlens to the host, which waits until the GPU is idle. It
+remembers the plans for the last four cu_seqlens *objects*. Calls that pass the same tensor again do not wait;
 calls that pass a copy wait each time, and cannot be captured in a CUDA graph; and a tensor whose values were changed in
-place would get the old plan, so change cu_seqlens by making a new one.
+place would get the old plan, so make a new cu_seqlens instead.
 
-It refuses empty sequences, before it launches anything. Only then they are taken out here, and keep their states.
+It refuses empty sequences, before it launches anything. In that case they are removed here, and keep their states.
 """
 
 import torch
@@ -35,7 +35,7 @@ def run(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale):
     output     [T, HV, V]     bfloat16
     new_state  [N, HV, V, K]  float32
     """
-    if q.shape[0] == 0:  # no chunks would be a launch of no blocks
+    if q.shape[0] == 0:  # without chunks it would launch an empty grid
         return torch.empty_like(v), state.clone()
     log_g, beta = gates(a, b, A_log, dt_bias, log=True)
 
@@ -49,7 +49,7 @@ def run(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale):
             scale=float(scale or q.shape[-1] ** -0.5),
             initial_state=state,
             output_final_state=True,
-            use_qk_l2norm_in_kernel=False,  # the definition's keys come normalised
+            use_qk_l2norm_in_kernel=False,  # the definition's keys are already normalised
             cu_seqlens=cu_seqlens,
             state_v_first=True,
         )

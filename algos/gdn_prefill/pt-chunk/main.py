@@ -1,11 +1,11 @@
 """The gated delta rule in chunks (WY form: arXiv 2406.06484; with decay: arXiv 2412.06464, section 3.3).
 
 In a chunk of C tokens let S0 be the [V, K] state before it, K, Q, V its rows of keys, queries and values, beta and
-log g its gates, and G_t = log g_1 + ... + log g_t. Every state in the chunk is a decayed S0 plus decayed writes,
+log g its gates, and G_t = log g_1 + ... + log g_t. Every state in the chunk is a decayed S0 plus decayed updates,
 
     S_t = e^(G_t) S0 + sum_{s <= t} e^(G_t - G_s) d_s k_s^T,    d_t = beta_t (v_t - g_t S_{t-1} k_t),
 
-and putting the first into the second leaves one triangular system for the C rows of D:
+and inserting the first into the second gives one triangular system for the C rows of D:
 
     (I + A) D = diag(beta) V - diag(beta e^G) K S0^T,           A_ts = beta_t e^(G_t - G_s) k_t . k_s   for s < t
 
@@ -13,14 +13,14 @@ Its two right-hand sides are solved before S0 is known, for all chunks at once:
 
     U = (I + A)^-1 diag(beta) V          W = (I + A)^-1 diag(beta e^G) K
 
-What is left to do in order, chunk after chunk, is two products, and the outputs follow for all chunks at once:
+Only two products are left to do chunk after chunk; then the outputs follow for all chunks at once:
 
     D  = U - W S0^T
     S' = e^(G_C) S0 + D^T (diag(e^(G_C - G)) K)
     O  = scale (diag(e^G) Q S0^T + M D)                          M_ts = e^(G_t - G_s) q_t . k_s          for s <= t
 
 Every decay that occurs is e^(G_t - G_s) with s <= t, at most 1. Splitting it into e^(G_t) and e^(-G_s), as the
-product form of the papers does, overflows as soon as a chunk forgets well.
+product form of the papers does, overflows as soon as a chunk decays strongly.
 """
 
 from itertools import pairwise
@@ -62,10 +62,10 @@ def run(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale):
     Q, K, V = rows(q), rows(k), rows(v)
     x = a[token].to(dtype) + dt_bias.to(dtype)
     softplus = torch.logaddexp(x, torch.zeros_like(x))
-    log_g = -torch.exp(A_log.to(dtype)) * softplus * valid[..., None]  # zero past the end: no decay, the state rests
+    log_g = -torch.exp(A_log.to(dtype)) * softplus * valid[..., None]  # zero past the end: no decay, the state stays
     beta = (torch.sigmoid(b[token].to(dtype)) * valid[..., None]).transpose(1, 2)[..., None]  # [chunks, HV, C, 1]
 
-    # float64 for the sums of log g alone: differences of two large ones decide decays that are near 1.
+    # float64 only for the sums of log g: decays near 1 are differences of two large sums.
     G = log_g.transpose(1, 2).double().cumsum(-1)  # [chunks, HV, C]
     upper = torch.ones(C, C, dtype=torch.bool, device=q.device).triu(1)
     decay = (G[..., :, None] - G[..., None, :]).masked_fill(upper, -torch.inf).exp().to(dtype)  # 0 above the diagonal
@@ -76,7 +76,7 @@ def run(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale):
     M = decay * per_value_head(Q @ K.mT)
     K, Q = per_value_head(K), per_value_head(Q)
     rhs = torch.cat((beta * V, beta * decay_in * K), dim=-1)
-    # unitriangular: the diagonal is taken as ones, and what lies on and above it in A is not read.
+    # unitriangular: the diagonal is taken as ones, and A's entries on and above it are not read.
     U, W = torch.linalg.solve_triangular(A, rhs, upper=False, unitriangular=True).split((V.shape[-1], K.shape[-1]), -1)
     K = decay_out * K
 
@@ -100,11 +100,11 @@ def run(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale):
 
 
 def _chunks(cu_seqlens):
-    """Cut sequences into chunks, in the order of their processing: first chunks, longest sequence first; then seconds.
+    """Cut sequences into chunks, in the order of processing: first chunks, longest sequence first; then second chunks.
 
-    token      [chunks, C]  int64, the row of q that each row of a chunk is; 0 where there is none
-    valid      [chunks, C]  bool, whether there is one
-    active     list: how many sequences have an i-th chunk; the sequences are then the first ones of by_length
+    token      [chunks, C]  int64, the row of q for each row of a chunk; 0 past the sequence's end
+    valid      [chunks, C]  bool, whether the row is within the sequence
+    active     list: how many sequences have an i-th chunk; these are the first ones of by_length
     by_length  [N]          int64, sequences by their number of chunks, most first
     """
     device = cu_seqlens.device

@@ -1,4 +1,4 @@
-"""configs/*.toml -> Op: an operation, and the same operation at other numbers of heads. Imports no torch."""
+"""configs/*.toml -> Op: an operation, and the same operation at other numbers of heads. Does not import torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import string
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from .. import units
 from ..errors import UsageError
 from ..parsing import Positive, Text, Wrong, decode, read_toml
-from .expression import size
+from .expression import formula, size
 from .stress import Family, fault
 
 
@@ -23,15 +23,15 @@ class TensorSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
     parts  of an input: names of consecutive parts of its last axis, each with its size, a number or an expression of
            fixed axes; together they are the whole axis
-    moves  axes whose product is how many elements a call reads or writes, where that is not all of them
-    keeps  of an output that overwrites an input: the input of whole numbers that names, row by row, which slots
-           (places on the first axis) a call may change. Those from 1 on are slots, others are none. The rest must
-           come back bit for bit
+    moves  axes whose product is the number of elements that a call reads or writes, if that is not all of them
+    keeps  of an output that overwrites an input: an input of whole numbers, one for each row, naming the slots
+           (indices on the first axis) that a call may change. A number below 1 is padding and names none. All other
+           slots must come back bit for bit
     """
 
     dtype: Text
     shape: tuple[str, ...] | None = None
-    note: str = ""  # what its values must be, for whoever calls an algo
+    note: str = ""  # what its values must be, for an algo's callers
     parts: dict[str, Text] = {}
     moves: tuple[str, ...] | None = None
     keeps: Text | None = None
@@ -49,7 +49,7 @@ class Heads(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Heads:
-        """Raises UsageError for text of another form, and for value heads that the query heads do not divide."""
+        """Raises UsageError for text of another form, and if the value heads are not a multiple of the query heads."""
         found = re.fullmatch(r"\s*([0-9]{1,3})\s*/\s*([0-9]{1,3})\s*", text)
         if not found or not (qk := int(found[1])) or not (v := int(found[2])) or v % qk:
             hint = "expected query/key heads and value heads, the second a multiple of the first, such as 4/8"
@@ -64,12 +64,12 @@ _AXIS = "a positive whole number or 'var', or an expression of axes that are num
 
 
 class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """configs/<op>.toml: the FlashInfer-Trace definition that an op stands for, how its results are judged and shown.
+    """configs/<op>.toml: the FlashInfer-Trace definition of an op, how its results are checked and shown.
 
-    Raises parsing.Wrong where its parts do not fit each other.
+    Raises parsing.Wrong if its parts are inconsistent.
     """
 
-    definition: Text  # {num_q_heads} stands for the value of that axis, here and in the summary
+    definition: Text  # {num_q_heads} is replaced by the value of that axis, here and in the summary
     op_type: Text
     summary: Text
     axes: dict[str, Annotated[Positive | str, Meta(description=_AXIS)]]
@@ -81,13 +81,17 @@ class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tolerance: dict[str, Annotated[float, Meta(gt=0)]]
     reference: Text  # the algo whose source is the definition's reference
     baseline: Text | None = None  # the algo that the contest ranks against
-    linear_in: tuple[str, ...]  # inputs whose joint negation negates every output; of one with parts, "input.part"
-    label: Text  # how a workload is called in a table: "B={batch_size}"
+    linear_in: tuple[str, ...]  # inputs whose joint negation negates every output; "input.part" for a part
+    label: Text  # a workload's name in a table: "B={batch_size}"
     in_place: dict[str, Text] = {}  # output -> the input that it may overwrite
-    in_place_only: bool = False  # every call does, but of algos that return their results
-    defaults: dict[str, Text] = {}  # variable axis -> its value where only the others are given: an expression of them
-    stress: dict[str, Family] = {}  # name -> inputs that are hard: `gdn run --stress`
-    heads: tuple[str, ...] = ()  # numbers of heads with a published definition, "4/8"; any others can be asked for
+    in_place_only: bool = False  # every call does so, except for algos that return their results
+    defaults: dict[
+        str, Text
+    ] = {}  # variable axis -> its value if it is not given: an expression of the other variable axes
+    flops: Text | None = None  # floating-point operations of the definition, as a formula of the axes
+    peak: Literal["tensor", "fp32"] | None = None  # the units of a GPU that a kernel would do them with
+    stress: dict[str, Family] = {}  # name -> hard inputs: `gdn run --stress`
+    heads: tuple[str, ...] = ()  # numbers of heads with a published definition, "4/8"; others can be requested
 
     def __post_init__(self) -> None:
         axes = self._sizes()
@@ -113,6 +117,13 @@ class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for name in self.linear_in:
             if name not in linear:
                 raise Wrong(("linear_in",), f"inputs: {', '.join(linear)}", name)
+        if (self.flops is None) != (self.peak is None):
+            raise Wrong(("flops" if self.flops is None else "peak",), "a value, as flops and peak go together")
+        if self.flops is not None:
+            try:
+                formula(self.flops, self.axes)
+            except ValueError as e:
+                raise Wrong(("flops",), f"a formula of {', '.join(self.axes)} ({e})", self.flops) from None
         for output, source in self.in_place.items():
             pair = self.outputs.get(output), self.inputs.get(source)
             if None in pair or (pair[0].dtype, pair[0].shape) != (pair[1].dtype, pair[1].shape):
@@ -132,7 +143,7 @@ class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise Wrong(("stress", name, found.steps[0]), found.expected, found.got)
 
     def _check_tensor(self, kind: str, name: str, spec: TensorSpec, fixed: Mapping[str, int]) -> None:
-        """Raises Wrong where a tensor's keys do not fit the axes, or each other."""
+        """Raises Wrong if a tensor's keys do not fit the axes or each other."""
         for key in ("shape", "moves"):
             for axis in getattr(spec, key) or ():
                 if axis not in self.axes:
@@ -140,7 +151,7 @@ class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if spec.parts:
             whole = fixed.get(spec.shape[-1]) if spec.shape and kind == "inputs" else None
             if whole is None:
-                raise Wrong((kind, name, "parts"), "nothing, but of an input whose last axis is fixed", spec.parts)
+                raise Wrong((kind, name, "parts"), "nothing, except for an input whose last axis is fixed", spec.parts)
             try:
                 found = sum(size(text, fixed) for text in spec.parts.values())
             except ValueError as e:
@@ -154,7 +165,7 @@ class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise Wrong((kind, name, "keeps"), said, spec.keeps)
 
     def _sizes(self, heads: Heads | None = None) -> dict[str, int | None]:
-        """Each axis's size, None for a variable one, at these heads or at the file's own. Raises Wrong."""
+        """Each axis's size (None: variable) at these heads; None for the heads of the file. Raises Wrong."""
         numbers = {name: value for name, value in self.axes.items() if isinstance(value, int)}
         if heads:
             numbers |= dict(zip(HEADS, (heads.qk, heads.qk, heads.v), strict=True))
@@ -172,8 +183,8 @@ class Op(OpFile, frozen=True, kw_only=True):
     """An operation."""
 
     name: str
-    family: str = ""  # the op of configs/ that this one is; its own name but at other heads
-    family_definition: str = ""  # of the op in configs/
+    family: str = ""  # the op of configs/ that it comes from: its own name, except at other heads
+    family_definition: str = ""  # that op's definition
     axes: dict[str, int | None]  # None: variable
 
     @property
@@ -189,13 +200,21 @@ class Op(OpFile, frozen=True, kw_only=True):
         known = self.fixed | dict(axes)
         return tuple(known[axis] for axis in spec.shape or ())
 
+    def work(self, axes: Mapping[str, int]) -> float | None:
+        """Floating-point operations at a workload's axes; None where the op does not say, or an axis is missing."""
+        known = self.fixed | dict(axes)
+        try:
+            return formula(self.flops, known)(known) if self.flops else None
+        except ValueError:
+            return None
+
     def moved(self, spec: TensorSpec, axes: Mapping[str, int]) -> tuple[int, ...]:
-        """The shape of what a call reads or writes of it: as large as the whole where the file says nothing else."""
+        """The shape of the elements that a call reads or writes: `moves`, or all."""
         known = self.fixed | dict(axes)
         return tuple(known[axis] for axis in (spec.shape if spec.moves is None else spec.moves) or ())
 
     def parts(self, name: str) -> dict[str, tuple[int, int]]:
-        """An input's parts: where each begins and ends on the last axis."""
+        """An input's parts, each with its begin and end on the last axis."""
         found, end = {}, 0
         for part, text in self.inputs[name].parts.items():
             begin, end = end, end + size(text, self.fixed)
@@ -204,14 +223,14 @@ class Op(OpFile, frozen=True, kw_only=True):
 
     @property
     def overwrites(self) -> dict[int, int]:
-        """Number of an output -> that of the input which it may overwrite."""
+        """Number of an output -> number of the input that it may overwrite."""
         inputs, outputs = list(self.inputs), list(self.outputs)
         return {outputs.index(output): inputs.index(source) for output, source in self.in_place.items()}
 
     @property
     def linear(self) -> list[tuple[int, int | None, int | None]]:
-        """What `linear_in` names: the number of an input, and where a part of it begins and ends on the last axis (None
-        and None: all of it)."""
+        """The inputs and parts in `linear_in`: the input's number, and the part's begin and end on the last axis (None
+        and None for all of it)."""
         found = []
         for i, name in enumerate(self.inputs):
             if name in self.linear_in:
@@ -245,11 +264,11 @@ def _own_heads(file: OpFile) -> Heads:
 
 
 class Ops(dict[str, Op]):
-    """The ops by name. One at other heads is made when it is asked for by its name, such as `gdn_decode_qk16_v32`; who
-    goes through all of them gets those of configs/."""
+    """The ops by name. An op at other heads is made when its name, such as `gdn_decode_qk16_v32`, is looked up;
+    iteration gives the ops of configs/ only."""
 
     def __init__(self, folder: Path, first: Callable[[str], Any]) -> None:
-        """Read `folder`/*.toml; `first` sorts their names. UsageError for a file that is wrong."""
+        """Read `folder`/*.toml; `first` is the sort key of their names. UsageError for an invalid file."""
         found = {p.stem: _read(p) for p in folder.glob("*.toml") if "definition" in read_toml(p)}
         self._files = {name: found[name] for name in sorted(found, key=first)}
         super().__init__({name: _op(name, file) for name, file in self._files.items()})
@@ -273,14 +292,14 @@ class Ops(dict[str, Op]):
             return default
 
     def at(self, family: str, heads: Heads) -> Op:
-        """An op of configs/ at other numbers of heads. UsageError for one that has none to choose."""
+        """An op of configs/ at other numbers of heads. UsageError for an op whose heads cannot be chosen."""
         if not (file := self._files[family]).heads:
             able = ", ".join(name for name, file in self._files.items() if file.heads)
             raise UsageError(f"{family} has one number of heads", hint=f"--heads is for {able}")
         return _op(family, file, heads)
 
     def of_definition(self, definition: str) -> Op | None:
-        """The op that a definition's name stands for."""
+        """The op that has a definition of this name."""
         for name, op in self.items():
             found = re.search("_qk([0-9]{1,3})_v([0-9]{1,3})(?=_|$)", definition)
             at = self.get(f"{name}_qk{found[1]}_v{found[2]}") if found and op.heads else None
@@ -291,7 +310,7 @@ class Ops(dict[str, Op]):
 
 
 def label_axes(op: Op | None, axes: dict[str, int]) -> list[str]:
-    """The axes that a label of this op shows, in its order."""
+    """The axes that this op's label shows, in its order."""
     if op is None:
         return list(axes)
     named = [name for _, name, _, _ in string.Formatter().parse(op.label) if name]
@@ -299,7 +318,7 @@ def label_axes(op: Op | None, axes: dict[str, int]) -> list[str]:
 
 
 def label_of(op: Op | None, axes: dict[str, int]) -> tuple[str, tuple[float, ...]]:
-    """A workload's label, and what sorts it by size."""
+    """A workload's label, and a key that sorts by size."""
     shown = label_axes(op, axes)
     order = tuple(float(axes[name]) if units.is_positive(axes[name]) else 0.0 for name in shown)
     if op is not None and all(f"{{{name}}}" in op.label for name in shown):

@@ -1,4 +1,4 @@
-"""algo.toml -> Algo, and all ops and algos found by name. Imports no torch: `gdn list` is instant."""
+"""algo.toml -> Algo, and all ops and algos found by name. Does not import torch, so that `gdn list` is instant."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .formats import Language, Solution
 from .ops import Heads, Op, Ops
 from .tune_section import Tune
 
-# Where an algo can run: `interpreter` is Triton's, on a CPU, good for checks and never timed.
+# Where an algo can run. `interpreter` is Triton's, on a CPU: for checks, never timed.
 MODES = ("cuda", "cpu", "interpreter")
 Mode = Literal["cuda", "cpu", "interpreter"]
 DEFAULT_OP = "gdn_decode"
@@ -37,7 +37,7 @@ _CAPABILITY = Meta(pattern=r"^[0-9]+\.[0-9](?!\n)$", description="a compute capa
 
 
 class AlgoFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """algo.toml: what an algo says of itself. Raises parsing.Wrong where its parts do not fit each other."""
+    """algo.toml: an algo's description. Raises parsing.Wrong if its parts are inconsistent."""
 
     summary: Text
     language: Language
@@ -50,10 +50,10 @@ class AlgoFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     provenance: dict[str, str]
     tune: Tune | None = None
     shares: tuple[str, ...] = ()  # files of other algos that are packed with its own: <op>/<algo>/<file>
-    capability: Annotated[str, _CAPABILITY] | None = None  # the least CUDA compute capability
+    capability: Annotated[str, _CAPABILITY] | None = None  # the lowest CUDA compute capability
     specific: bool = False  # built for its GPU's own features (sm_90a), not for what later GPUs have too (sm_90)
     after: Text | None = None  # the rung below it
-    heads: tuple[str, ...] = ()  # the only numbers of heads that it takes, "4/8"; none: any
+    heads: tuple[str, ...] = ()  # the only numbers of heads that it supports, "4/8"; empty: any
     batch_invariant: bool = False  # a sequence's bits do not depend on its neighbours, whatever the sizes
     setup: Annotated[str, _SETUP] | None = (
         None  # work that is done once for the inputs, and not timed: runner/prepared.py
@@ -76,7 +76,7 @@ class Algo(AlgoFile, frozen=True, kw_only=True):
     folder: Path | None = None
     provenance: dict[str, str] = {}
     shares: tuple[Path, ...] = ()
-    solution: Solution | None = None  # a packed file's content, as it was read
+    solution: Solution | None = None  # a packed file's content, unchanged
 
     @property
     def full_name(self) -> str:
@@ -85,7 +85,7 @@ class Algo(AlgoFile, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Broken:
-    """An algo.toml that could not be read: which algo it would be, and the one line that says why."""
+    """An algo.toml that could not be read: the algo's name, and the one line that says why."""
 
     op: str
     name: str
@@ -114,7 +114,7 @@ def read_algo(path: Path, op: str) -> Algo:
 
 
 def is_source(path: Path, folder: Path) -> bool:
-    """A plain file of `folder`, or a link to one in it: an algo carries away nothing of what lies elsewhere."""
+    """Whether it is a plain file of `folder`, or a link to one in it: files from elsewhere are not packed."""
     return path.is_file() and files.inside(path, folder)
 
 
@@ -122,7 +122,7 @@ _TUNED = {"cpp": ".h", "cuda": ".h", "python": ".py", "triton": ".py"}  # langua
 
 
 def _shares(algo: AlgoFile, path: Path) -> tuple[Path, ...]:
-    """The files that `shares` names, as `<op>/<algo>/<file>`: of this folder of algos, else of gdn's own."""
+    """The files that `shares` names, as `<op>/<algo>/<file>`: from this folder of algos, else from gdn's own."""
     found = []
     for name in algo.shares:
         parts = Path(name).parts
@@ -147,10 +147,10 @@ class Registry:
     ops: Ops
     algos: tuple[Algo, ...]
     broken: tuple[Broken, ...]
-    heads: Heads | None = None  # ops, and what is found of them, are at these
+    heads: Heads | None = None  # the numbers of heads at which ops and algos are found; None: those of configs/
 
     def op(self, name: str) -> Op:
-        """Raises UsageError for a name that no op has, and for one at other heads than `self.heads`."""
+        """Raises UsageError for an unknown name, and for an op at other heads than `self.heads`."""
         if name not in self.ops:
             raise unknown("op", name, self.ops)
         op = self.ops[name]
@@ -162,15 +162,15 @@ class Registry:
         return at
 
     def of(self, op: str) -> list[Algo]:
-        """The algos of an op, in ladder order: a rung after the one that it names, else by name. None of an op that is
-        not known: a document of records may name any."""
+        """The algos of an op, in ladder order: each rung after the one that its `after` names, otherwise by name. []
+        for an unknown op, because a document of records may name any."""
         if op not in self.ops:
             return []
         found = self.op(op)
         return [_moved(a, found) for a in self.algos if a.op == found.family and _takes(a, found)]
 
     def find(self, name: str, op: str | None = None) -> Algo:
-        """By full name, or by short name: the one in `op`; without it decode's, else the only op that has it."""
+        """By full name, or by short name: the one in `op`; without `op` decode's, else the only op that has it."""
         given, _, short = name.rpartition("/")
         wanted = self.op(given or op) if given or op else None
         family = self.op(op).family if op else None
@@ -186,13 +186,13 @@ class Registry:
         return _moved(found, target)
 
     def reference(self, op: Op) -> Algo:
-        """The shipped algo that an op is judged by: a folder of the user's may stand in for any other one."""
+        """The shipped algo that defines an op's results: a user's folder may replace any other algo, but not this
+        one."""
         return _moved(read_algo(paths.ALGOS_DIR / op.family / op.reference / "algo.toml", op.family), op)
 
 
 def _takes(algo: Algo, op: Op) -> bool:
-    own = [f"{op.axes.get('num_q_heads')}/{op.axes.get('num_v_heads')}"]
-    return not algo.heads or own[0] in algo.heads
+    return not algo.heads or f"{op.axes.get('num_q_heads')}/{op.axes.get('num_v_heads')}" in algo.heads
 
 
 def _moved(algo: Algo, op: Op) -> Algo:
@@ -201,7 +201,7 @@ def _moved(algo: Algo, op: Op) -> Algo:
 
 
 def named(name: str, op: str | None, known: Iterable[tuple[str, str]], hint: str) -> tuple[str, str]:
-    """Which (op, algo) of `known` a name means: `op/algo`, or a short name as `Registry.find` takes it."""
+    """Which (op, algo) of `known` a name means: `op/algo`, or a short name as in `Registry.find`."""
     given, _, short = name.rpartition("/")
     if given and op and given != op:
         raise UsageError(f"'{name}' is not an algo of {op}", hint="drop --op, or name one of its algos")
@@ -217,9 +217,9 @@ def named(name: str, op: str | None, known: Iterable[tuple[str, str]], hint: str
 
 
 def _ladder(algos: list[Algo], reference: str | None = None) -> list[Algo]:
-    """Climb each ladder from its lowest rung; the algos that belong to none (peers, baselines) come last, by name.
+    """Climb each ladder from its lowest rung; algos that are on no ladder (peers, baselines) come last, by name.
 
-    The reference is the lowest rung of all, even where nothing stands on it yet.
+    The reference is the lowest rung of all, even if nothing is above it yet.
     """
     names = {a.name for a in algos}
     above: dict[str | None, list[Algo]] = {}
@@ -233,7 +233,7 @@ def _ladder(algos: list[Algo], reference: str | None = None) -> list[Algo]:
             for next_rung in above.get(algo.name, []):
                 climb(next_rung)
 
-    # a ring (`after` pointing at each other) has no lowest rung: the last pass picks those up
+    # a cycle (`after` pointing at each other) has no lowest rung: the last pass adds those
     lowest = sorted(above.get(None, []), key=lambda a: (a.name != reference, a.name not in above, a.name))
     for algo in lowest + algos:
         climb(algo)
@@ -241,8 +241,8 @@ def _ladder(algos: list[Algo], reference: str | None = None) -> list[Algo]:
 
 
 def names(text: str | None) -> list[str]:
-    """What --algo names, with commas between; [] where it is not given. UsageError where it is, and names nothing:
-    that is a variable that was left empty, and not everything that there is."""
+    """The names in --algo, separated by commas; [] if it is not given. UsageError if it is given but empty: that is a
+    variable left empty by mistake, and does not mean all algos."""
     found = [name.strip() for name in (text or "").split(",") if name.strip()]
     if text is not None and not found:
         raise UsageError(f"--algo '{text}' names nothing", hint="name one, or leave it out")
@@ -250,7 +250,7 @@ def names(text: str | None) -> list[str]:
 
 
 def own_folders(option: str | None) -> list[Path]:
-    """The user's own algo folders: `--algos`, else `GDN_ALGOS` (several with the path separator between)."""
+    """The user's own algo folders: `--algos`, else `GDN_ALGOS` (separated like the entries of PATH)."""
     folders = [Path(p).expanduser() for p in (option or "").split(os.pathsep) if p]
     for folder in folders:
         if not folder.is_dir():
@@ -263,12 +263,12 @@ def own_folders(option: str | None) -> list[Path]:
 
 
 def load(own: str | None = None, heads: str | None = None) -> Registry:
-    """Read everything. The user's folders come first: an algo of theirs stands in for ours of the same name.
+    """Read everything. The user's folders come first: their algos replace ours of the same name.
 
     own    folders of algos (own_folders)
-    heads  what --heads says, such as "16/32": all that is found is at these
+    heads  the value of --heads, such as "16/32": all ops and algos are found at these numbers of heads
     """
-    # decode first: it is what most people come for
+    # decode first: most users want it
     ops = Ops(paths.CONFIGS_DIR, lambda name: (name != DEFAULT_OP, not name.startswith("gdn"), name))
     algos: dict[tuple[str, str], Algo | Broken] = {}
     for root in [*own_folders(own), paths.ALGOS_DIR]:
@@ -288,7 +288,7 @@ def load(own: str | None = None, heads: str | None = None) -> Registry:
                             raise wrong(path, ["tune", key], f"axes of {op} ({', '.join(ops[op].axes)})", axis)
             except UsageError as e:
                 algos[op, name] = Broken(op, name, e)
-            except Exception as e:  # whatever is wrong with one, the others go on
+            except Exception as e:  # an error in one does not stop the others
                 algos[op, name] = Broken(op, name, UsageError(f"{path}: cannot be read: {one_line(e)}"))
     whole = [a for a in algos.values() if isinstance(a, Algo)]
     return Registry(

@@ -1,8 +1,8 @@
-"""Workloads: which calls to make of an op, and how a user picks some of them. Imports neither torch nor numpy.
+"""Workloads: the calls to make of an op, and how a user picks some. Imports neither torch nor numpy.
 
-A workload is axes and, for a FlashInfer-Trace folder, the places of its tensors. The contest's 54 decode and 100
-prefill workloads are embedded as twins: real uuids and axes, tensors drawn from the uuid (see `twins`). Ops that the
-contest does not have have twins of their own: OWN.
+A workload is axes and, for a FlashInfer-Trace folder, the files of its tensors. The contest's 54 decode and 100 prefill
+workloads are embedded as twins: real uuids and axes, tensors drawn from the uuid (see `twins`). Ops that the contest
+does not have get their own twins: OWN.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .formats import Input
 from .ops import Op
 from .presets import Preset, parse_seq_lens, presets_file
 
-# The axes of ops that are not the contest's: one workload of each size along one axis.
+# The axes of ops that are not in the contest: one workload for each size along one axis.
 _LENGTHS = [{"batch_size": 1, "seq_len": n} for n in (128, 256, 512, 1024, 2048, 4096)]
 OWN: dict[str, list[dict[str, int]]] = {
     "attention_fwd": _LENGTHS,
@@ -46,7 +46,7 @@ class Workload(Struct, frozen=True):
     origin: str = "twin"  # "twin": tensors drawn from the uuid; "dataset": a FlashInfer-Trace folder's
     inputs: dict[str, Input] | None = None  # FlashInfer-Trace input specs, for origin "dataset"
     seq_lens: tuple[int, ...] | None = None  # prefill twins made for given lengths
-    stress: str | None = None  # the op's family of hard inputs that the tensors are of
+    stress: str | None = None  # the op's family of hard inputs, if the tensors are hard
 
 
 # --- embedded ---------------------------------------------------------------------------------------------------
@@ -67,8 +67,7 @@ def contest() -> dict[str, Contest]:
 
 
 def embedded(op: Op) -> list[Workload]:
-    """The contest's workloads of this op as twins, in dataset order; those of OWN for an op
-    that it does not have."""
+    """The contest's workloads of this op as twins, in data set order; those of OWN for an op that it does not have."""
     if found := contest().get(op.definition):
         return [replace(w, index=i) for i, w in enumerate(found.workloads)]
     if found := contest().get(op.family_definition):  # the same axes at other heads
@@ -84,10 +83,10 @@ def _uuid(op: Op, axes: Mapping[str, int], seq_lens: Sequence[int] | None = None
 
 
 def twin(op: Op, wanted: Mapping[str, int], seq_lens: Sequence[int] | None = None) -> Workload | None:
-    """A twin at axes that no workload has, or None where `wanted` leaves an axis open.
+    """A twin at axes that no workload has, or None if `wanted` leaves an axis open.
 
-    batch_size may be left out (1) beside another axis, and an axis of the op's `defaults` beside those that its default
-    is made of.
+    batch_size may be left out (1) if another axis is given, and an axis of the op's `defaults` if those in its
+    expression are given.
     """
     axes = dict(wanted)
     if seq_lens is not None:
@@ -97,7 +96,7 @@ def twin(op: Op, wanted: Mapping[str, int], seq_lens: Sequence[int] | None = Non
     if axes and "batch_size" in op.var_axes:
         axes.setdefault("batch_size", 1)
     for name, text in op.defaults.items():
-        with suppress(ValueError):  # it is made of an axis that was left open
+        with suppress(ValueError):  # it needs an axis that was left open
             axes.setdefault(name, size(text, axes))
     if set(axes) != set(op.var_axes):
         return None
@@ -115,16 +114,16 @@ def twin(op: Op, wanted: Mapping[str, int], seq_lens: Sequence[int] | None = Non
     if "pool_size" in axes and axes["pool_size"] <= axes["batch_size"]:
         raise UsageError(
             f"pool_size={axes['pool_size']} with batch_size={axes['batch_size']}",
-            hint="each row has a slot of its own, and slot 0 is for padding: give batch_size + 1 or more",
+            hint="each row has its own slot, and slot 0 is for padding: give batch_size + 1 or more",
         )
     axes = {name: axes[name] for name in op.var_axes}
     if seq_lens is not None and len(seq_lens) == 1:
-        seq_lens = None  # one sequence: the axes say it all, and the twin is the same
+        seq_lens = None  # one sequence: the axes determine it, and the twin is the same
     return Workload(_uuid(op, axes, seq_lens), axes, seq_lens=None if seq_lens is None else tuple(seq_lens))
 
 
 def stressed(op: Op, names: Sequence[str] = (), first: int | None = None) -> list[Workload]:
-    """A workload of each of the op's families of hard inputs, or of those that are named; so many of them."""
+    """One workload for each of the op's families of hard inputs, or for the named ones; only the `first` so many."""
     for name in names:
         if name not in op.stress:
             raise unknown(f"hard input of {op.name}", name, op.stress)
@@ -152,16 +151,16 @@ def select(
     first: int | None = None,
     preset: Preset | None = None,
 ) -> list[Workload]:
-    """The workloads that `--workload`, `-n` and `--preset` mean; a UsageError says what there is instead.
+    """The workloads that `--workload`, `-n` and `--preset` select; a UsageError says what exists instead.
 
     chosen  each one of: an index ("12"), a range of them ("0-9"), a uuid prefix of at least 4 hex digits, or an axis
             filter ("batch_size=64", "total_seq_len=8192,num_seqs=1"). Digits that are a valid index are an index.
             The result is the union in the order of the data set. Axes that no workload has, but that leave none
             open (decode: batch_size; attention: seq_len, batch_size is 1 if not given; prefill: total_seq_len and
-            num_seqs, or "seq_lens=4x2048"), give a twin drawn at those axes, behind the others; with a data set
-            folder too (the twin's origin says so).
-    first   so many of the result, from its start.
-    preset  its workloads, in its order; with `chosen` given as well, that decides and the preset only gives settings.
+            num_seqs, or "seq_lens=4x2048"), give a twin drawn at those axes, after the others; also with a data set
+            folder (the twin's origin says so).
+    first   only this many of the result, from its start.
+    preset  its workloads, in its order; if `chosen` is given too, that selects, and the preset only gives settings.
     """
     if first is not None and first < 1:
         raise UsageError(f"-n {first}", hint="expected 1 or more")
@@ -198,7 +197,7 @@ def _union(op: Op, workloads: Sequence[Workload], chosen: Sequence[str]) -> list
 
 
 def _named(op: Op, workloads: Sequence[Workload], token: str) -> list[int]:
-    """Places of an index, a range, or a uuid prefix."""
+    """Positions of an index, a range, or a uuid prefix."""
     count = len(workloads)
     if m := re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", token):
         low, high = int(m[1]), int(m[2] or m[1])
@@ -239,16 +238,16 @@ def _parse_filter(op: Op, token: str) -> tuple[dict[str, int], tuple[int, ...] |
             raise UsageError(f"axis {axis}='{text}'", hint=f"expected a positive whole number, such as {axis}=64")
         wanted[axis] = int(text)
     if seq_lens and wanted:
-        raise UsageError(f"'{token}': seq_lens stands alone", hint="it fixes total_seq_len and num_seqs")
+        raise UsageError(f"'{token}': seq_lens allows no other axes", hint="it fixes total_seq_len and num_seqs")
     return wanted, seq_lens
 
 
 def _having(
     op: Op, workloads: Sequence[Workload], wanted: Mapping[str, int], seq_lens: tuple[int, ...] | None
 ) -> list[int] | Workload:
-    """Places of the workloads with these axes, else the twin drawn at them."""
+    """Positions of the workloads with these axes, else the twin drawn at them."""
     made = twin(op, wanted, seq_lens)
-    if made and made.seq_lens:  # lengths, not axes, decide: only the twin itself has them
+    if made and made.seq_lens:  # lengths decide, not axes: only the twin itself has them
         found = [i for i, w in enumerate(workloads) if w.uuid == made.uuid]
     else:
         axes = made.axes if seq_lens else wanted
@@ -265,7 +264,7 @@ def _having(
 
 
 def present(workloads: Sequence[Workload], axes: Mapping[str, Any] | Sequence[str]) -> str:
-    """The values that axes have among the workloads, for a message: "batch_size 1, 4, 8"."""
+    """The values that axes have in the workloads, for a message: "batch_size 1, 4, 8"."""
     texts = []
     for axis in axes:
         values = [str(v) for v in sorted({w.axes[axis] for w in workloads if axis in w.axes})]

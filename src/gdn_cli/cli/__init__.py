@@ -11,24 +11,24 @@ import typer
 
 from .. import __version__, errors, text
 from . import algos, bench, compare, data, doctor, history, modal, options, pack, profile, report, schema, tune, worker
+from .help import App, help_
 
-app = typer.Typer(
+app = App(
     name="gdn",
     help="Write, check, time and pack GPU kernels for Gated Delta Net: decode, prefill and attention.",
-    no_args_is_help=True,
-    rich_markup_mode=None,  # plain help: rich would double the start-up time
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 for command in (
     bench.run, bench.bench, bench.floors, compare.compare, tune.tune, profile.profile, modal.modal, history.history,
-    report.report, algos.list_, algos.new, pack.pack, data.data, doctor.doctor, schema.schema, worker.worker,
+    report.report, algos.list_, algos.show, algos.new, pack.pack, data.data, doctor.doctor, schema.schema,
+    worker.worker,
 ):  # fmt: skip
     if isinstance(command, typer.Typer):
         app.add_typer(command)
     else:
         app.command(command.__name__.rstrip("_"))(command)
+app.command("help", hidden=True)(help_)
 
 
 def _version(show: bool) -> None:
@@ -38,7 +38,9 @@ def _version(show: bool) -> None:
 
 
 @app.callback()
-def _top(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version.")):
+def _top(
+    version: bool = typer.Option(False, "--version", "-V", callback=_version, is_eager=True, help="Show the version."),
+):
     pass
 
 
@@ -66,6 +68,15 @@ def main(machine: Any = None) -> None:
         raise
 
 
+def _tell(message: str, hint: str | None, code: int) -> None:
+    """The same for a program that asked for JSON."""
+    if "--json" in sys.argv:
+        from ..report import screen
+
+        screen.show_error(message, hint, code)
+        sys.stdout.flush()
+
+
 def _run() -> None:
     try:
         try:
@@ -75,11 +86,13 @@ def _run() -> None:
     except errors.GdnError as e:
         hint = f"\n  {text.shown(e.hint, lines=True)}" if e.hint else ""
         print(f"gdn: {text.shown(e.message)}{hint}", file=sys.stderr)
+        _tell(e.message, e.hint, e.code)
         sys.exit(e.code)
     except ModuleNotFoundError as e:
         if (e.name or "").startswith("gdn_cli"):
             raise
         print(f"gdn: the Python package {e.name} is missing here\n  pip install {e.name}", file=sys.stderr)
+        _tell(f"the Python package {e.name} is missing here", f"pip install {e.name}", errors.MISSING)
         sys.exit(errors.MISSING)
     except KeyboardInterrupt:
         print("gdn: interrupted", file=sys.stderr)

@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Optional
 
 import typer
 
@@ -30,13 +30,14 @@ def run(
 
     Without --algo: every algo that can run here. Without workloads: the preset `quick`.
     """
+    algos, files = algos.also(solutions)
     work = Work(
         "check",
         algos,
         which,
         place=place,
         trust=trust,
-        solutions=solutions or [],
+        solutions=files,
         gpus=gpus,
         in_place=in_place,
         batch_invariant=batch_invariant,
@@ -56,13 +57,17 @@ def bench(
     gpus: o.Gpus = None,
     in_place: o.InPlace = False,
     batch_invariant: o.BatchInvariant = False,
+    save: Annotated[
+        Optional[str], typer.Option("--save", metavar="NAME", help="Keep the records as a baseline for `gdn compare`.")
+    ] = None,
 ) -> None:
     """Check algos, then time them beside the reference and the floors.
 
     Without --algo: every algo that can be timed here. Without workloads: the preset `quick`.
     """
-    work = Work("bench", algos, which, sampling, place, trust, solutions or [], gpus, in_place, batch_invariant)
-    raise typer.Exit(carry_out(work, output))
+    algos, files = algos.also(solutions)
+    work = Work("bench", algos, which, sampling, place, trust, files, gpus, in_place, batch_invariant)
+    raise typer.Exit(carry_out(replace(work, save=save), output))
 
 
 @o.grouped
@@ -86,6 +91,7 @@ class Work:
     in_place: bool = False
     batch_invariant: bool = False
     official: bool = False
+    save: str | None = None
 
 
 def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
@@ -94,7 +100,8 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
     `elsewhere` runs it at another place than this machine (remote.engine.Engine).
     """
     from ..catalog import registry
-    from ..records import store
+    from ..records import baselines, store
+    from ..report import screen
     from ..run import eligibility, execute, planning
 
     which, command = work.which, work.command
@@ -104,6 +111,8 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
     place = elsewhere.place if elsewhere else partial(machine.place, among=chosen)
     preset, loaded = which.official() if work.official else which.loaded()
     known = registry.load(work.algos.algos)
+    if work.save is not None:
+        baselines.check(work.save, [algo.name for algo in known.algos])
     if command == "floor":
         entries, named = planning.anywhere(known, work.algos.op, device, machine.place), False
     else:
@@ -154,6 +163,8 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
                 document.scores = [*(document.scores or []), *rows]
 
     perform(plan, writer, known, output.json, finish, elsewhere)
+    if work.save is not None and document.records and not document.interrupted:
+        screen.say(baselines.keep(work.save, document))
     code = errors.INTERRUPTED if document.interrupted else execute.exit_code(document, named)
     return writer.exit_code(code)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,10 +12,9 @@ import typer
 
 from .. import errors
 from . import options as o
+from .help import App
 
-data = typer.Typer(
-    name="data", help="Workloads, and FlashInfer-Trace folders of them.", no_args_is_help=True, rich_markup_mode=None
-)
+data = App(name="data", help="Workloads, and FlashInfer-Trace folders of them.")
 
 
 @data.command()
@@ -64,12 +65,28 @@ def written(folder: Path, algos: o.Algos, which: o.Workloads) -> dict[str, int]:
 
 @data.command("list")
 @o.grouped
-def list_(which: o.Selection, op: o.OpName = None, json: o.AsJson = False) -> None:
-    """Show the workloads: index, uuid, axes."""
-    from ..catalog import registry
+def list_(
+    which: o.Selection,
+    op: o.OpName = None,
+    full: Annotated[bool, typer.Option("--full", help="A line for each workload: index, uuid, axes.")] = False,
+    json: o.AsJson = False,
+) -> None:
+    """Show the presets of each op; with --full or a choice, the workloads.
+
+    -w, -n, --preset and --dataset choose workloads; --json has them all.
+    """
+    from ..catalog import presets, registry
     from ..report import terminal
 
-    terminal.show_workloads(_select(registry.load(), op, which), json)
+    known = registry.load()
+    if full or json or which.workload or which.n or which.preset or which.dataset:
+        return terminal.show_workloads(_select(known, op, which), json)
+    found = {None: _select(known, op, which)}
+    for name in presets.names():
+        presets.load_preset(name)  # one that is wrong says so
+        with contextlib.suppress(errors.GdnError):  # a preset that the op does not have
+            found[name] = _select(known, op, dataclasses.replace(which, preset=name))
+    terminal.show_presets(found, known)
 
 
 def _select(known: Any, op: str | None, which: o.Workloads) -> dict[str, list]:

@@ -14,7 +14,7 @@ Files = Annotated[Optional[list[Path]], typer.Argument(metavar="[FILE]...", help
 Names = Annotated[
     Optional[str], typer.Option("--algo", metavar="NAME[,NAME...]", help="The times of these algos over commits.")
 ]
-Tier = Annotated[Optional[str], typer.Option("--tier", metavar="T", help="Only this tier.")]
+Tier = Annotated[Optional[str], typer.Option("--tier", metavar="TIER", help="Only this tier.")]
 On = Annotated[Optional[str], typer.Option("--device", metavar="TEXT", help="Only devices with TEXT in their name.")]
 Runs = Annotated[int, typer.Option("-n", metavar="N", min=1, help="With --algo: the last N runs of each table.")]
 Import = Annotated[bool, typer.Option("--import", help="Take in record files (each comes in once).")]

@@ -13,11 +13,10 @@ import typer
 from .. import errors
 from . import options as o
 from .bench import Work, carry_out
+from .help import App
 
 T = TypeVar("T")
-modal = typer.Typer(
-    name="modal", help="Run on a GPU at Modal what runs here otherwise.", no_args_is_help=True, rich_markup_mode=None
-)
+modal = App(name="modal", help="Run on a GPU at Modal what runs here otherwise.")
 
 
 @dataclass(frozen=True)
@@ -26,10 +25,13 @@ class Machine:
 
     gpu: Annotated[
         Optional[str],
-        typer.Option("--gpu", metavar="G", help="B200 (default), H200, H100!, B200:2, ...; another one is an error."),
+        typer.Option(
+            "--gpu", metavar="GPU", show_default="B200", help="H200, H100!, B200:2, ...; another one is an error."
+        ),
     ] = None
     image: Annotated[
-        Optional[str], typer.Option("--image", metavar="I", help="gdn (default), or flashinfer: the contest's own.")
+        Optional[str],
+        typer.Option("--image", metavar="gdn|flashinfer", show_default="gdn", help="flashinfer is the contest's own."),
     ] = None
 
 
@@ -50,7 +52,7 @@ class Errand:
     """How long to wait for it."""
 
     max_minutes: Annotated[
-        Optional[float], typer.Option("--max-minutes", metavar="M", min=1, help="Stop everything after so long.")
+        Optional[float], typer.Option("--max-minutes", metavar="MINUTES", min=1, help="Stop everything after so long.")
     ] = None
     detach: Annotated[
         bool, typer.Option("--detach", help="Send it off and leave; --resume FILE fetches what came of it.")
@@ -94,7 +96,8 @@ def run(
     timeout: o.Timeout = 300.0,
 ) -> None:
     """Check and time algos with the official harness's settings: its calls and trials, all of its workloads."""
-    asked = _asked(solutions, algos, which, rented, tier=tier, timeout=timeout)
+    algos, files = algos.also(solutions)
+    asked = _asked(files, algos, which, rented, tier=tier, timeout=timeout)
     raise typer.Exit(_carried("run", ctx, asked, errand, output))
 
 
@@ -113,16 +116,17 @@ def bench(
     strict: o.Strict = False,
 ) -> None:
     """`gdn bench`, at Modal: check algos, then time them beside the reference and the floors."""
-    asked = _asked(solutions, algos, which, sampling, place, rented, strict=strict)
+    algos, files = algos.also(solutions)
+    asked = _asked(files, algos, which, sampling, place, rented, strict=strict)
     raise typer.Exit(_carried("bench", ctx, asked, errand, output))
 
 
-def _asked(solutions: list[Path] | None, *groups: Any, **more: Any) -> Asked:
+def _asked(solutions: list[Path], *groups: Any, **more: Any) -> Asked:
     """All of it, with absolute paths: --resume may be called elsewhere."""
     for group in groups:
         more |= asdict(group)
     more["dataset"] = more["dataset"] and more["dataset"].absolute()
-    return Asked(**more, solutions=tuple(path.absolute() for path in solutions or []))
+    return Asked(**more, solutions=tuple(path.absolute() for path in solutions))
 
 
 def _carried(command: str, ctx: typer.Context, asked: Asked, errand: Errand, output: o.Output) -> int:
@@ -200,10 +204,10 @@ class Look:
     workload: o.OneWorkload = None
     tool: Annotated[
         str,
-        typer.Option("--tool", metavar="T", help="torch, proton, or (if Modal lets you) ncu, sanitizer."),
+        typer.Option("--tool", metavar="TOOL", help="torch, proton, or (if Modal lets you) ncu, sanitizer."),
     ] = "torch"
     check: Annotated[
-        Optional[str], typer.Option("--check", metavar="C[,C]", help="sanitizer: memcheck, racecheck, ...")
+        Optional[str], typer.Option("--check", metavar="CHECK[,CHECK...]", help="sanitizer: memcheck, racecheck, ...")
     ] = None
     l2: o.L2 = "cold"
     seconds: o.Seconds = None

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import os
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -33,6 +34,18 @@ if TYPE_CHECKING:
 G, R = TypeVar("G"), TypeVar("R")
 MACHINE: ContextVar[Machine | None] = ContextVar("MACHINE", default=None)
 
+
+def algos_like(incomplete: str) -> list[str]:
+    """The names of algos for the shell's completion, after what stands in front of the last comma."""
+    from .. import paths
+
+    before, comma, begun = incomplete.rpartition(",")
+    own = [Path(part) for part in os.environ.get("GDN_ALGOS", "").split(os.pathsep) if part]
+    found = {file.parent for folder in (*own, paths.ALGOS_DIR) for file in folder.glob("*/*/algo.toml")}
+    names = {f"{folder.parent.name}/{folder.name}" if "/" in begun else folder.name for folder in found}
+    return [before + comma + name for name in sorted(names) if name.startswith(begun)]
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
 OpName = Annotated[Optional[str], typer.Option("--op", metavar="OP", help="Which op, such as gdn_prefill.")]
 OwnAlgos = Annotated[
@@ -40,7 +53,12 @@ OwnAlgos = Annotated[
     typer.Option("--algos", envvar="GDN_ALGOS", metavar="DIR", help="Your own folder of <op>/<algo>/algo.toml."),
 ]
 Solutions = Annotated[
-    Optional[list[Path]], typer.Argument(metavar="[SOLUTION.json]...", help="Packed solutions, anyone's.")
+    Optional[list[str]],
+    typer.Argument(
+        metavar="[ALGO|SOLUTION.json]...",
+        autocompletion=algos_like,
+        help="Algos by name, as with --algo; or anyone's packed solutions.",
+    ),
 ]
 Gpus = Annotated[
     Optional[str],
@@ -53,7 +71,7 @@ Gpus = Annotated[
 ]
 OneWorkload = Annotated[
     Optional[str],
-    typer.Option("--workload", "-w", metavar="W", help="An index, a uuid prefix, or axes (batch_size=64)."),
+    typer.Option("--workload", "-w", metavar="WHICH", help="An index, a uuid prefix, or axes (batch_size=64)."),
 ]
 Dataset = Annotated[
     Optional[Path],
@@ -61,10 +79,14 @@ Dataset = Annotated[
 ]
 Tier = Annotated[
     Optional[str],
-    typer.Option("--tier", metavar="T[,T...]", help="cupti, events, graph, nvbench, fib (GPU), wall (CPU), or `all`."),
+    typer.Option(
+        "--tier", metavar="TIER[,TIER...]", help="cupti, events, graph, nvbench, fib (GPU), wall (CPU), or `all`."
+    ),
 ]
-Timeout = Annotated[float, typer.Option("--timeout", metavar="S", min=1.0, help="Seconds that one algo may take.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Probe for cheats and faults on every workload; no fall-back.")]
+Timeout = Annotated[
+    float, typer.Option("--timeout", metavar="SECONDS", min=1.0, help="Seconds that one algo may take.")
+]
+Strict = Annotated[bool, typer.Option("--strict", help="Probe for cheats and faults on every workload; no fallback.")]
 First = Annotated[Optional[int], typer.Option("-n", metavar="N", min=1, help="The first N workloads of the selection.")]
 PresetName = Annotated[
     Optional[str],
@@ -80,10 +102,16 @@ BatchInvariant = Annotated[
         "--batch-invariant", help="Builds whose bits of a sequence do not depend on its neighbours: NAME@invariant."
     ),
 ]
-L2 = Annotated[str, typer.Option("--l2", metavar="STATE", help="The GPU's L2 before each call: cold or warm.")]
+L2 = Annotated[str, typer.Option("--l2", metavar="cold|warm", help="The GPU's L2 before each call: cold or warm.")]
 Seconds = Annotated[
     Optional[float],
-    typer.Option("--seconds", metavar="S", min=0.01, help="How long to sample each measurement at most."),
+    typer.Option(
+        "--seconds",
+        metavar="SECONDS",
+        min=0.01,
+        show_default="the preset's",
+        help="How long to sample each measurement at most.",
+    ),
 ]
 
 
@@ -94,20 +122,40 @@ class Algos:
     algo: Annotated[
         Optional[str],
         typer.Option(
-            "--algo", envvar="ALGO", metavar="NAME[,NAME...]", help="Algos by name, or `all` of --op (else of decode)."
+            "--algo",
+            envvar="ALGO",
+            metavar="NAME[,NAME...]",
+            autocompletion=algos_like,
+            help="Algos by name, or `all` of --op (else of decode).",
         ),
     ] = None
     op: OpName = None
     algos: OwnAlgos = None
+
+    def also(self, given: list[str] | None) -> tuple[Algos, list[Path]]:
+        """These and the algos that are named as arguments, which go before a variable's; and the packed files there."""
+        files = [Path(name) for name in given or [] if _is_file(name)]
+        named = [name for name in given or [] if not _is_file(name)]
+        for name in named:
+            if (Path(name) / "algo.toml").is_file() and "/" in name.strip("/"):
+                raise UsageError(f"{name} is an algo's folder", hint=f"name the algo: {Path(name).resolve().name}")
+        if named and self.algo and self.algo != os.environ.get("ALGO"):
+            named.append(self.algo)
+        return (dataclasses.replace(self, algo=",".join(named)) if named else self), files
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith((".json", ".toml", ".html")) or name[:1] in "./~" or Path(name).is_file()
 
 
 @dataclass(frozen=True)
 class OneAlgo(Algos):
     """Which algo, for a command that takes one."""
 
-    algo: Annotated[Optional[str], typer.Option("--algo", envvar="ALGO", metavar="NAME", help="The algo's name.")] = (
-        None
-    )
+    algo: Annotated[
+        Optional[str],
+        typer.Option("--algo", envvar="ALGO", metavar="NAME", autocompletion=algos_like, help="The algo's name."),
+    ] = None
 
     def one(self, command: str) -> str:
         """Its name; UsageError where there is none, or more than one."""
@@ -127,7 +175,7 @@ class Workloads:
         typer.Option(
             "--workload",
             "-w",
-            metavar="W",
+            metavar="WHICH",
             help="An index, a range (0-9), a uuid prefix, or axes (batch_size=64). Repeat.",
         ),
     ] = None
@@ -198,8 +246,9 @@ class Sampling:
         Optional[float],
         typer.Option(
             "--target",
-            metavar="X",
-            help="Sample until medians are known to this share (0.01), ratios to 0.005.",
+            metavar="SHARE",
+            show_default="0.01; 0.005 for ratios",
+            help="Sample until medians and ratios are known to this share.",
         ),
     ] = None
     seconds: Seconds = None
@@ -228,7 +277,7 @@ class Sampling:
 class Place:
     """Where algos run, and for how long at most."""
 
-    device: Annotated[str, typer.Option("--device", metavar="D", help="auto, cuda or cpu.")] = "auto"
+    device: Annotated[str, typer.Option("--device", metavar="auto|cuda|cpu", help="auto, cuda or cpu.")] = "auto"
     timeout: Timeout = 300.0
 
     def __post_init__(self) -> None:
@@ -290,6 +339,8 @@ def machine() -> Machine:
 
 def check_choice(kind: str, value: str, known: Any) -> None:
     if value not in known:
+        if value == "gpu" and "cuda" in known:
+            raise UsageError(f"unknown {kind} 'gpu'", hint="did you mean cuda?")
         raise unknown(kind, value, known)
 
 

@@ -15,13 +15,19 @@ from . import options as o
 def pack(
     algos: o.OneAlgo,
     out: Annotated[
-        Optional[Path], typer.Option("--out", "-o", metavar="FILE", help="Where to write (else solution.json here).")
+        Optional[Path],
+        typer.Option("--out", "-o", metavar="FILE", show_default="solution.json", help="Where to write."),
     ] = None,
-    name: Annotated[Optional[str], typer.Option("--name", help="The solution's name (else <op>-<algo>).")] = None,
-    author: Annotated[Optional[str], typer.Option("--author", help="The solution's author, such as your team.")] = None,
+    name: Annotated[
+        Optional[str], typer.Option("--name", metavar="NAME", show_default="<op>-<algo>", help="The solution's name.")
+    ] = None,
+    author: Annotated[
+        Optional[str],
+        typer.Option("--author", metavar="NAME", show_default="gdn", help="The solution's author, such as your team."),
+    ] = None,
     prove: Annotated[bool, typer.Option("--prove", help="Load, build and run the file in a clean process.")] = False,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="S", min=1.0, help="Seconds that the proof may take.")
+        float, typer.Option("--timeout", metavar="SECONDS", min=1.0, help="Seconds that the proof may take.")
     ] = 300.0,
     json: o.AsJson = False,
 ) -> None:
@@ -47,7 +53,10 @@ def pack(
         raise errors.UsageError("--json has stdout to itself", hint="drop --json, or name another file with -o")
     if prove and files.place(file).stream:
         raise errors.UsageError(f"--prove reads the file back, and {file} keeps nothing", hint="-o names a file")
+    replaced = not to_stdout and file.is_file()
     files.write(file, j.dumps(solution, indent=2) + "\n")
+    if replaced:
+        screen.say(f"replaced {file}")
     summary = {"file": str(file), "name": solution["name"], "definition": solution["definition"]}
     summary |= {
         "source_hash": p.source_hash(solution),

@@ -20,17 +20,23 @@ class Look:
     workload: o.OneWorkload = None
     tool: Annotated[
         Optional[str],
-        typer.Option("--tool", metavar="T", help="ncu, proton, torch, nsys, sanitizer (GPU), cpu, or sass (neither)."),
+        typer.Option(
+            "--tool", metavar="TOOL", help="ncu, proton, torch, nsys, sanitizer (GPU), cpu, or sass (neither)."
+        ),
     ] = None
     arch: Annotated[
-        Optional[str], typer.Option("--arch", metavar="A[,A]", help="sass: compile for these, such as sm_90a,sm_100a.")
+        Optional[str],
+        typer.Option("--arch", metavar="ARCH[,ARCH...]", help="sass: compile for these, such as sm_90a,sm_100a."),
     ] = None
     check: Annotated[
         Optional[str],
-        typer.Option("--check", metavar="C[,C]", help="sanitizer: memcheck, racecheck, initcheck, synccheck."),
+        typer.Option(
+            "--check", metavar="CHECK[,CHECK...]", help="sanitizer: memcheck, racecheck, initcheck, synccheck."
+        ),
     ] = None
     clocks: Annotated[
-        str, typer.Option("--clocks", metavar="C", help="ncu: none leaves the GPU's clocks alone, base locks them.")
+        str,
+        typer.Option("--clocks", metavar="none|base", help="ncu: none leaves the GPU's clocks alone, base locks them."),
     ] = "none"
     l2: o.L2 = "cold"
     seconds: o.Seconds = None
@@ -66,9 +72,14 @@ def profile(
     place: o.Place,
     names: Annotated[
         Optional[list[str]],
-        typer.Argument(metavar="[A [B]]", help="Algos or packed solutions, or profiles that are kept."),
+        typer.Argument(
+            metavar="[A [B]]", autocompletion=o.algos_like, help="Algos or packed solutions, or profiles that are kept."
+        ),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="The profiles that are kept.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Every figure of every kernel; else of three or more a row each.")
+    ] = False,
     json: o.AsJson = False,
     out: Annotated[
         Optional[Path], typer.Option("--out", metavar="DIR", help="The folder of profiles, instead of gdn's own.")
@@ -103,7 +114,7 @@ def profile(
             for subject in found:
                 yield session.run(subject, replace(settings, tool=tool), progress, screen.say, machine)
 
-    raise typer.Exit(looked_at(named(names, algos.algo), folder, json, profiled))
+    raise typer.Exit(looked_at(named(names, algos.algo), folder, json, profiled, full))
 
 
 def named(names: list[str] | None, algo: str | None) -> list[str]:
@@ -117,7 +128,13 @@ def named(names: list[str] | None, algo: str | None) -> list[str]:
     return names
 
 
-def looked_at(names: list[str], folder: Path, json: bool, profiled: Callable[[list[str]], Iterator[Any]]) -> int:
+def looked_at(
+    names: list[str],
+    folder: Path,
+    json: bool,
+    profiled: Callable[[list[str]], Iterator[Any]],
+    full: bool = True,
+) -> int:
     """Show the profiles of one name or two, and what differs; those that are not kept in `folder` are made by
     `profiled(names)`. Returns the exit code."""
     from ..profile import differences, session
@@ -132,11 +149,11 @@ def looked_at(names: list[str], folder: Path, json: bool, profiled: Callable[[li
             made.extend(profiled(live))
         except errors.GdnError:
             if made and not json:  # the first of two is there, and worth its time
-                shown.show_profiles(made, None, json)
+                shown.show_profiles(made, None, json, full)
             raise
         profiles = [profile or made.pop(0) for profile in profiles]
     difference = differences.difference(*profiles) if len(profiles) == 2 else None
-    shown.show_profiles(profiles, difference, json)
+    shown.show_profiles(profiles, difference, json, full)
     for profile in profiles:
         if profile.unkept:
             screen.say(profile.unkept)

@@ -37,6 +37,7 @@ def tune(
 
     Without workloads: the preset `sweep`. A run that was stopped goes on where it ended.
     """
+    from .. import paths
     from ..catalog import registry
     from ..report import screen
     from ..report import tune as shown
@@ -55,6 +56,11 @@ def tune(
     plan = search.plan(known, entry, part.workloads, preset, only or [], where)
     if dry_run:
         return shown.show_tuning(plan, None, json)
+    if not paths.IN_CHECKOUT and plan.algo.folder.is_relative_to(paths.ALGOS_DIR):
+        hint = f"tune a copy: gdn new my-{plan.algo.name} --from {plan.algo.full_name} --into DIR"
+        raise errors.UsageError(
+            f"{plan.algo.full_name} is a part of the installed gdn, and tune writes into its folder", hint=hint
+        )
     if plan.mode is None:
         reason, hint = entry.place.reason, entry.place.hint
         raise errors.MissingError(f"{plan.algo.full_name} cannot run here: {reason}", hint=hint)

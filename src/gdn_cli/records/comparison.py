@@ -10,8 +10,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from msgspec.structs import asdict
+from msgspec import structs
 
+from .. import units
 from ..catalog.tiers import FLOORS
 from ..errors import UsageError
 from ..schema.record_types import BestPeer, BestPeers, Compared, Comparison, Document, Environment, Overall, Record
@@ -42,25 +43,72 @@ def between(document: Document, baselines: dict[str, str], threshold: float) -> 
     _finish(document, found, threshold)
 
 
-def against(document: Document, saved: Document, name: str, algo: str, threshold: float) -> None:
-    """Compare every algo of a document with `algo` of a saved one; sets `comparisons`, `overall` and `warnings`."""
-    document.warnings = _differences(document, saved, name, algo)
-    found = []
+def against(document: Document, saved: Document, name: str, algo: str | None, threshold: float) -> None:
+    """Compare every algo of a document with `algo` of a saved one, None for the one of its own name; sets
+    `comparisons`, `overall` and `warnings`."""
+    found, warnings, alike = [], {}, {}
     for record in document.records:
         if not record.timing or record.algo in FLOORS or not record.workload:
             continue
-        if base := _saved(saved, record, algo):
+        if base := _saved(saved, record, algo or record.algo):
+            warnings |= dict.fromkeys(_differences(document, saved, name, base.algo))
             compared = statistics.unpaired(base.timing, record.timing, threshold=threshold)
             times = base.timing.median_us, record.timing.median_us
-            found.append(_pair(base, record, f"{base.algo} of {name}", times, compared))
+            pair = _pair(base, record, f"{base.algo} of {name}", times, compared)
+            pair.same_sources = record.source_hash is not None and record.source_hash == base.source_hash
+            if pair.same_sources and pair.verdict != statistics.SAME:
+                pair.doubted = True  # what differs is the machine, or how it was built
+                alike.setdefault(record.algo, []).append(pair.ratio)
+            found.append(pair)
+    for one, ratios in alike.items():
+        most = max(max(r, 1 / r) for r in ratios)
+        text = f"{one} has the same sources in both runs, and times that differ up to {units.times(most)}: {_ALIKE}"
+        warnings[text] = None
+    document.warnings = list(warnings)
     _finish(document, found, threshold)
+
+
+_ALIKE = "the sessions differ (load, clocks, drivers, builds), not the code"
+
+
+def two(first: Document, second: Document, names: tuple[str, str], algos: tuple[str | None, str | None]) -> Document:
+    """What `against` is to compare of two saved documents: the second's times, of the algos that were asked for and
+    that the first has too. Raises UsageError where there are none."""
+    one, other = algos
+    there = {r.algo for r in _own(first)}
+    if one is not None and one not in there:
+        raise UsageError(f"{names[0]} holds no times of {one}", hint=f"there are {', '.join(sorted(there)) or 'none'}")
+    records = [
+        r for r in _own(second)
+        if (r.algo == other if other else r.algo == one or one is None) and _saved(first, r, one or r.algo)
+    ]  # fmt: skip
+    if not records:
+        what = f"of {one or other} " if one or other else ""
+        hint = "FILE.json:ALGO names one on each side; op, workload and tier must be the same"
+        raise UsageError(f"{names[0]} and {names[1]} have no times {what}in common", hint=hint)
+    return structs.replace(second, command="compare", records=records, comparisons=None, overall=None, scores=None)
+
+
+def _own(document: Document) -> list[Record]:
+    """What was timed of algos, but for those that gdn put in to compare with."""
+    return [r for r in document.records if r.timing and r.workload and r.algo not in FLOORS and not r.added]
+
+
+def own_algos(document: Document, op: str | None) -> list[str]:
+    """The algos that a saved document is about, of one op."""
+    ops = list(dict.fromkeys(r.op for r in _own(document)))
+    if not ops or op is not None and op not in ops:
+        raise UsageError(f"these records hold no times{f' of {op}' if op else ''}", hint="`gdn bench` makes some")
+    if op is None and len(ops) > 1:
+        raise UsageError(f"these records are of several ops: {', '.join(ops)}", hint="--op says which is meant")
+    return list(dict.fromkeys(r.algo for r in _own(document) if r.op == (op or ops[0])))
 
 
 def _pair(base: Record, record: Record, name: str, times_us: tuple[float, float], compared: Comparison) -> Compared:
     """`name` is what the baseline is called."""
     return Compared(
         op=record.op, mode=record.mode, tier=record.tier, baseline=name, algo=record.algo, workload=record.workload,
-        doubted=bool(base.doubts or record.doubts), baseline_us=times_us[0], us=times_us[1], **asdict(compared),
+        doubted=bool(base.doubts or record.doubts), baseline_us=times_us[0], us=times_us[1], **structs.asdict(compared),
     )  # fmt: skip
 
 
@@ -132,7 +180,7 @@ def check_saved(
 
 def _saved(saved: Document, record: Record, algo: str) -> Record | None:
     def of(r: Record) -> tuple:
-        return r.op, r.mode, r.tier, r.uuid, r.in_place
+        return r.op, r.mode, r.tier, r.uuid or r.workload.axes, r.in_place
 
     return next((r for r in saved.records if r.algo == algo and r.timing and r.workload and of(r) == of(record)), None)
 
@@ -166,8 +214,8 @@ def _finish(document: Document, found: list[Compared], threshold: float) -> None
         found = [one.verdict for one in each]
         document.overall.append(
             Overall(
-                op=op, mode=mode, tier=tier, baseline=baseline, algo=algo, **asdict(whole), workloads=len(each),
+                op=op, mode=mode, tier=tier, baseline=baseline, algo=algo, **structs.asdict(whole), workloads=len(each),
                 verdicts={name: found.count(name) for name in (statistics.FASTER, statistics.SAME, statistics.SLOWER)},
-                doubted=any(one.doubted for one in each),
+                doubted=any(one.doubted for one in each), same_sources=all(one.same_sources for one in each),
             )
         )  # fmt: skip

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import msgspec
 
 from .. import files, paths
-from ..catalog import tuned_table
+from ..catalog import file_kinds, tuned_table
 from ..catalog.formats import Solution
 from ..catalog.ops import Op
 from ..catalog.pack import source_hash
@@ -150,9 +150,13 @@ _WRITES = "`gdn bench --out FILE` writes such a file"
 def load(path: Path) -> Document:
     """Read a document back, one of schema 1 as what it would be today; UsageError with the file's name and the place in
     it for anything else."""
-    found = json_of(read_text(path), f"{path} holds no records of gdn")
+    text, wrong = read_text(path), f"{path} holds no records of gdn"
+    try:
+        found = json_of(text, wrong)
+    except UsageError as e:
+        raise _other(path, wrong) or e from None
     if not isinstance(found, dict) or not isinstance(found.get("records"), list):
-        raise UsageError(f"{path} holds no records of gdn", hint=_WRITES)
+        raise _other(path, wrong) or UsageError(wrong, hint=_WRITES)
     if found.get("schema") not in (1, SCHEMA):
         raise UsageError(f"{path} has schema {found.get('schema')!r:.40}, this gdn reads 1 and {SCHEMA}", hint=_WRITES)
     try:
@@ -161,6 +165,12 @@ def load(path: Path) -> Document:
         said, _, place = str(e).partition(" - at ")
         at = re.sub(r"`|key in ", "", place) or "$"
         raise UsageError(f"{path}: {at}: {said[:1].lower()}{said[1:].replace('`', '')}", hint=_WRITES) from None
+
+
+def _other(path: Path, wrong: str) -> UsageError | None:
+    """The error for a file of another kind; None where that is not known."""
+    found = file_kinds.kind(path) if path.is_file() else None
+    return UsageError(f"{wrong}: it is {found[0]}", hint=found[1]) if found and found[0] != "records" else None
 
 
 def dumps(document: Any) -> str:

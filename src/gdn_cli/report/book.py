@@ -212,8 +212,14 @@ class Group:
         first = fastest(self.points[a, label] for a in self.rivals if (a, label) in self.points)
         return first.first.algo if first else None
 
+    @cached_property
+    def winner(self) -> str | None:
+        """The algo that is the fastest at most sizes."""
+        firsts = [first for label in self.labels if (first := self.fastest(label))]
+        return max(dict.fromkeys(firsts), key=firsts.count, default=None)
+
     def over_floor(self, algo: str, label: str) -> float | None:
-        """How many times the copy floor an algo takes."""
+        """How many times as long as the copy an algo takes."""
         floor, own = self.median_us(COPY, label), self.median_us(algo, label)
         return own / floor if floor and own is not None else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 from .. import units
@@ -9,8 +10,8 @@ from ..catalog import stress
 from ..catalog.ops import label_of
 from ..catalog.tiers import COPY, FLOORS, TIERS
 from ..schema.record_types import BestPeer, Check
-from . import tables
-from .book import Book, Point, fastest
+from . import headlines, tables
+from .book import Book, Point, fastest, ladder
 from .table import Cell, Column, Mark, Table, became, doubtful, numbers, words, worst
 
 
@@ -94,8 +95,16 @@ def _times(book: Book, op: str, rows: list[Point]) -> Table:
     known = book.registry.ops.get(op)
     floors = {_here(p): p.median_us for p in rows if p.first.algo == COPY}
     references = {_here(p): p for p in rows if known and p.first.algo == known.reference}
-    head = [*words("workload", "algo"), *_gpus(rows), *numbers("median", "spread", "speedup", "GB/s", "x floor")]
-    made = Table(_title(op, rows), head)
+    peers, is_peer = {}, ladder(book.registry, op).peer
+    for p in rows:
+        if is_peer(p.first.algo):
+            peers.setdefault(_here(p), []).append(p)
+    rates = {}  # of an op that moves little for what it computes; else GB/s say it all
+    if known and known.peak == "tensor":
+        rates = {id(p): rate for p in rows if p.first.algo not in FLOORS and (rate := headlines.rate(book, p))}
+    against = "x peer" if peers else "speedup"
+    head = [*words("workload", "algo"), *_gpus(rows), *numbers("median", "spread", against, "GB/s", "x copy")]
+    made = Table(_title(op, rows), [*head, *numbers(*(["TFLOP/s"] if rates else []))])
     for point, label, gap in _grouped(_once(rows)):
         us, algo, gpu = point.median_us, point.first.algo, _gpu(rows, point)
         if us is None:
@@ -105,14 +114,27 @@ def _times(book: Book, op: str, rows: list[Point]) -> Table:
         name = Cell(algo, Mark.BEST if fastest(rivals) is point else Mark.NONE)
         cells: list[str | Cell] = [units.duration(us), doubtful(f"±{point.spread:.0%}", point.doubted)]
         reference, floor = references.get(_here(point)), floors.get(_here(point))
-        if reference and reference.median_us and algo != COPY:
+        if peers:
+            best = headlines.best_of(peers.get(_here(point), ())) if algo != COPY else None
+            over = best and doubtful(units.times(best.median_us / us), point.doubted or best.doubted)
+            cells.append(over or "")
+        elif reference and reference.median_us and algo != COPY:
             speedup = units.times(reference.median_us / us)
             cells.append(doubtful(speedup, point.doubted or reference.doubted))
         else:
             cells.append("")
-        rate = point.gigabytes_per_s
+        rate, work = point.gigabytes_per_s, rates.get(id(point))
         cells += ["" if rate is None else units.three(rate), units.three(us / floor) if floor else ""]
+        cells += [work.words if work else ""] if rates else []
         made.add(label, name, *gpu, *cells, gap=gap, quiet=algo == COPY)
+    tiers = {p.first.tier for p in rows}
+    groups = [] if _gpus(rows) else [g for g in book.of(op) if g.tier in tiers]
+    for group in groups:  # a line for each sentence
+        made.notes += [s for s in re.split(r"(?<=[.:]) (?=\S)", headlines.of_algos(book, group)) if s]
+    if rates:
+        made.notes += tables.rate_notes(book, op, rows[0].first)
+    reference = known.reference if known and references and not peers else None
+    made.notes += _columns_notes(made, bool(peers), reference, bool(floors))
     if any(len(p.measured) > 1 for p in rows):
         made.notes.append(tables.SHARED)
     if any(p.doubted for p in rows):
@@ -121,6 +143,18 @@ def _times(book: Book, op: str, rows: list[Point]) -> Table:
     if _gpus(rows):
         made.notes += _apart(rows)
     return made
+
+
+def _columns_notes(made: Table, peers: bool, reference: str | None, copied: bool) -> Iterator[str]:
+    """The meaning of the signs and columns of a table of times."""
+    if any(row.best for row in made.rows):
+        yield "*: the fastest of its size"
+    yield "spread: half the interquartile range, as a share of the median"
+    if peers:
+        yield "x peer: the best peer's time over this one's; above 1 is faster than all peers"
+    said = [f"speedup: over {reference}"] if reference else []
+    if said := [*said, *(["x copy: the time over the copy's"] if copied else [])]:
+        yield "; ".join(said)
 
 
 def _once(rows: list[Point]) -> list[Point]:
@@ -174,7 +208,7 @@ def _floor_notes(book: Book) -> Iterator[str]:
             hows.setdefault(m.tier, set()).add(m.timing.how)
     yield from (f"{tier}: {texts.pop()}" for tier, texts in hows.items() if len(texts) == 1)
     if any(m.algo == COPY for m in book.measured):
-        yield "copy: the floor, the fastest plain copy of the bytes that the op must move"
+        yield "copy: the fastest plain copy of the bytes that the op must move"
     machine = []
     for m in book.measured:
         if m.algo in FLOORS and not m.workload and (us := m.median_us):
@@ -188,7 +222,7 @@ def _floor_notes(book: Book) -> Iterator[str]:
 
 def _apart(rows: list[Point]) -> Iterator[str]:
     """What it means that the rows of one table come from several GPUs."""
-    yield "GPU: speedup and x floor are to what the row's own GPU took for the reference and the copy"
+    yield "GPU: speedup and x copy are to what the row's own GPU took for the reference and the copy"
     there: dict[tuple, set[int | None]] = {}
     copies: dict[tuple, list[float]] = {}
     for m in (m for p in rows for m in p.measured if m.median_us):

@@ -22,10 +22,12 @@ from .drawing import (
     Drawing,
     axes,
     bars_only,
+    beside,
     height_for,
-    legend,
+    hover,
     log_x,
     log_y,
+    named,
     plain,
     series,
     slug,
@@ -33,10 +35,9 @@ from .drawing import (
     styles_of,
     uprights,
 )
-from .findings import Slice, Tiers
-
-_HATCHES = ("", "///", "\\\\\\", "--", "xx", "||")  # dense ones make large files
-
+from .findings import Slice
+from .roofline import roofline
+from .tiers_figure import tiers
 
 # --- which figures there are ----------------------------------------------------------------------------------------
 
@@ -48,28 +49,25 @@ def latency(book: Book, group: Group) -> list[Drawing]:
 
 def _latency(book: Book, group: Group, part: Slice, i: int) -> Drawing:
     lines = _lines(group, part, group.median_us)
-    styles, axis = styles_of(book, group.op), findings.axis_words(part.axis)
+    styles, axis, first = styles_of(book, group.op), findings.axis_words(part.axis), group.winner
+    room = beside([*lines, "empty launch"], part.joined)
 
     def draw(figure: Any) -> None:
         ax = axes(figure, "median, us", axis)
-        log_x(ax, part)
-        floor = lines.get(COPY)
+        log_x(ax, part, room)
         values = [y for points in lines.values() for _, y in points]
         empty = group.machine.get(EMPTY)
         empty_us = empty.median_us if empty else None
         empty_us = empty_us if empty_us and min(values) / 3 < empty_us < max(values) else None
         log_y(ax, [*values, *([empty_us] if empty_us else [])])
-        if floor:
-            xs, ys = zip(*floor, strict=True)
-            ax.fill_between(xs, ys, min(values) / 10, color=PALE, linewidth=0, zorder=0)
-        series(ax, lines, styles, part.joined)
+        series(ax, lines, styles, part.joined, first, lambda a, x, y: f"{a}, {axis} {x:g}: {units.duration(y)}")
         if empty_us:
             ax.axhline(empty_us, color=GREY, linewidth=1.2, linestyle=(0, (1, 2)), label="empty launch", zorder=1)
-        legend(figure, ax)
+        named(figure, ax, first, room)
 
-    words = f"Both axes are logarithmic; lower is faster. {_peers(book, group)}"
+    words = f"Both axes are logarithmic; lower is faster. {_peers(book, group)}{_thick(first, lines)}"
     if COPY in lines:
-        words += "The grey area is below a plain copy of the same bytes, the floor. "
+        words += "The grey line is a plain copy of the same bytes. "
     if part.others:
         words += "The sizes differ in their other axes too. "
     if part.left_out:
@@ -84,7 +82,12 @@ def _latency(book: Book, group: Group, part: Slice, i: int) -> Drawing:
     if len({g.how for g in book.of(group.op) if g.device == group.device}) > 1:
         title += f", {group.how}"
     return Drawing(
-        _name(group, "latency", i), title, words.strip(), description, draw, height_for([*lines, "copy (floor)"])
+        _name(group, "latency", i),
+        title,
+        words.strip(),
+        description,
+        draw,
+        height_for([*lines, "empty launch"], part.joined),
     )
 
 
@@ -97,8 +100,12 @@ def _peers(book: Book, group: Group) -> str:
     return "Dashed lines are peers, to compare with. " if any(known.peer(a) for a in group.rivals) else ""
 
 
+def _thick(first: str | None, lines: dict[str, Any]) -> str:
+    return f"{first}, the fastest at most sizes, is thick. " if first in lines and len(lines) > 2 else ""
+
+
 def over_floor(book: Book, group: Group) -> list[Drawing]:
-    """How many times the copy floor each algo takes, over the axis of the first slice."""
+    """How many times as long as the copy each algo takes, over the axis of the first slice."""
     parts = findings.slices(group)
     if not parts:
         return []
@@ -109,14 +116,16 @@ def over_floor(book: Book, group: Group) -> list[Drawing]:
     best = min(max(y for _, y in points) for points in lines.values())
     linear = best < 2.2
     top = max(1.5, min(best * 1.6, max(y for points in lines.values() for _, y in points) * 1.05))
+    most = max(y for points in lines.values() for _, y in points)
+    top = most * 1.05 if most <= 3 else top  # so little more is shown as well
     above = [a for a, points in lines.items() if linear and min(y for _, y in points) > top]
     partly = [a for a, points in lines.items() if linear and a not in above and max(y for _, y in points) > top]
     shown = {a: points for a, points in lines.items() if a not in above}
-    axis = findings.axis_words(part.axis)
+    axis, first, room = findings.axis_words(part.axis), group.winner, beside(shown, part.joined)
 
     def draw(figure: Any) -> None:
-        ax = axes(figure, "times the copy floor", axis)
-        log_x(ax, part)
+        ax = axes(figure, "x copy: time over that of a plain copy", axis)
+        log_x(ax, part, room)
         if linear:
             low = min(min(y for points in shown.values() for _, y in points), 1.0)
             margin = (top - low) * 0.06
@@ -124,25 +133,23 @@ def over_floor(book: Book, group: Group) -> list[Drawing]:
         else:
             log_y(ax, [1.0, *(y for points in shown.values() for _, y in points)])
         ax.axhline(1.0, color=GREY, linewidth=2.0, zorder=1)
-        series(ax, shown, styles, part.joined)
-        ax.fill_between(ax.get_xlim(), 1.0, ax.get_ylim()[0], color=PALE, linewidth=0, zorder=0)
-        legend(figure, ax)
+        series(ax, shown, styles, part.joined, first, lambda a, x, y: f"{a}, {axis} {x:g}: {units.times(y)} copy")
+        named(figure, ax, first, room)
 
     def extent(algo: str) -> str:
         ys = [y for _, y in lines[algo]]
         return f"{algo} ({units.three(min(ys))} to {units.three(max(ys))})"
 
-    words = "The line at 1 is a plain copy of the same bytes; closer to it is better. "
+    words = f"The line at 1 is a plain copy of the same bytes; lower is faster. {_thick(first, shown)}"
+    words += f"{tables.BELOW_ONE} " if min(y for points in shown.values() for _, y in points) < 1 else ""
     words += "" if linear else "Both axes are logarithmic. "
-    if above:
-        words += f"Above the frame: {units.listed(map(extent, above))}. "
+    outside = f"Above the frame: {units.listed(map(extent, above))}. " if above else ""
     if partly:
-        words += f"Leaving it at the top: {units.listed(map(extent, partly))}."
-    description = f"Time as a multiple of the copy floor over {axis}: {'; '.join(map(extent, lines))}."
-    height = height_for(shown)
-    return [
-        Drawing(_name(group, "floor"), f"Time over the floor{_fixed(part)}", words.strip(), description, draw, height)
-    ]
+        outside += f"Leaving it at the top: {units.listed(map(extent, partly))}."
+    words += outside
+    description = f"Time as a multiple of the copy's over {axis}: {'; '.join(map(extent, lines))}."
+    height, title = height_for(shown, part.joined), f"Time over that of a plain copy{_fixed(part)}"
+    return [Drawing(_name(group, "floor"), title, words.strip(), description, draw, height, outside.strip())]
 
 
 def the_ladder(book: Book, group: Group) -> list[Drawing]:
@@ -155,7 +162,7 @@ def the_ladder(book: Book, group: Group) -> list[Drawing]:
     if not relative:
         bars = [(r, r.mean_us) for r in found]
     most = max((value for r, value in bars if r.algo != COPY), default=0.0)
-    # a floor far out of reach would leave nothing to see of the others
+    # a copy far out of reach would leave nothing to see of the others
     bars = [(r, value) for r, value in bars if value is not None and (r.algo != COPY or value <= 2.5 * most)]
     if sum(r.algo != COPY for r, _ in bars) < 2:
         return []
@@ -180,7 +187,7 @@ def the_ladder(book: Book, group: Group) -> list[Drawing]:
             hatch = "////" if r.peer else ""
             ax.barh(place, value, height=0.72, facecolor=face, edgecolor=colour, hatch=hatch, linewidth=1.0)
             ax.annotate(text(r, value), (value, place), (4, 0), textcoords="offset points", va="center")
-        names = [f"{r.algo} (floor)" if r.algo == COPY else r.algo for r, _ in bars]
+        names = [r.algo for r, _ in bars]
         ax.set_yticks(places, [plain(name, 20) for name in names])
         ax.set_ylim(places[-1] + 0.6, -0.6)
         ax.set_xlim(0, max(value for _, value in bars) * 1.01)  # the layout makes room for what stands behind it
@@ -217,10 +224,11 @@ def spread(book: Book, group: Group) -> list[Drawing]:
             uprights(ax, xs, [s.most for s in found], color=colour, linewidth=0.7, zorder=2)
             uprights(ax, xs, [s.quartiles for s in found], color=colour, linewidth=size, alpha=0.45, zorder=3)
             uprights(ax, xs, [s.interval for s in found], color=INK, linewidth=max(0.9, size * 0.25), zorder=4)
-            ax.plot(
+            (dashes,) = ax.plot(
                 xs, [s.median for s in found], linestyle="none", marker="_", color=INK,
                 markersize=size + 1.5, markeredgewidth=1.1, zorder=5,
             )  # fmt: skip
+            hover(dashes, [f"{algo}, {s.label}: {s.median:+.1f} %, quartiles {_pair(s.quartiles)} %" for s in found])
         every[0].annotate(
             "percent off the median at that size", (1, 1), (0, 5), xycoords="axes fraction",
             textcoords="offset points", ha="right", color=GREY,
@@ -239,51 +247,8 @@ def spread(book: Book, group: Group) -> list[Drawing]:
     return [Drawing(_name(group, "spread"), "Spread of the samples", words, description, draw, height)]
 
 
-def tiers(op: str, i: int, t: Tiers) -> list[Drawing]:
-    """The smallest and the largest size in all tiers, side by side; `i` tells an op's devices apart."""
-    return [
-        _tiers(t, label, f"{slug(op)}-tiers-{i}-{slug(label)}") for label in dict.fromkeys([t.labels[0], t.labels[-1]])
-    ]
-
-
-def _tiers(t: Tiers, label: str, name: str) -> Drawing:
-    rows = [(algo, us) for at, algo, us in t.rows if at == label]
-    bars = sum(u is not None for _, us in rows for u in us)
-
-    def draw(figure: Any) -> None:
-        ax = axes(figure, "median, us", "")
-        bars_only(ax)
-        place, places, names = 0.0, [], []
-        most = max(u for _, us in rows for u in us if u is not None)
-        for algo, us in rows:
-            ax.text(0, place, plain(algo, 40), va="center", weight="bold")
-            place += 1.0
-            for i, u in enumerate(us):
-                if u is None:
-                    continue
-                shade = "#3d3d3d" if i == 0 else "white"
-                hatch = _HATCHES[i % len(_HATCHES)]
-                ax.barh(place, u, height=0.74, facecolor=shade, edgecolor="#3d3d3d", hatch=hatch, linewidth=0.9)
-                text = units.duration(u)
-                if i and us[0] is not None:
-                    text += f" ({units.gap(u - us[0])})"
-                ax.annotate(text, (u, place), (4, 0), textcoords="offset points", va="center")
-                places.append(place)
-                names.append(t.names[i])
-                place += 1.0
-            place += 0.35
-        ax.set_yticks(places, names)
-        ax.set_ylim(place - 0.6, -0.7)
-        ax.set_xlim(0, most * 1.01)
-
-    words = f"In brackets: what a tier reads more than {t.names[0]}. Times of different tiers measure "
-    words += "different things: compare algos within a tier."
-    said = "; ".join(
-        f"{algo} " + ", ".join(f"{n} {units.duration(u)}" for n, u in zip(t.names, us, strict=True) if u is not None)
-        for algo, us in rows
-    )
-    height = 0.55 + 0.2 * (bars + 1.35 * len(rows))
-    return Drawing(name, f"Tiers side by side, {label}", words, said + ".", draw, height)
+def _pair(ends: tuple[float, float]) -> str:
+    return f"{ends[0]:+.1f} to {ends[1]:+.1f}"
 
 
 def compare(book: Book, op: str) -> list[Drawing]:
@@ -312,10 +277,11 @@ def compare(book: Book, op: str) -> list[Drawing]:
             for i, c in items:
                 marker, colour = marks.get(c.verdict, marks["SAME"])
                 ax.vlines(i, c.low, c.high, color=colour, linewidth=1.0, zorder=2)
-                ax.plot(
+                (mark,) = ax.plot(
                     [i], [c.ratio], marker=marker, color=colour, markersize=4.5, markeredgecolor=colour,
                     markerfacecolor="white" if marker == "o" else colour, zorder=3,
                 )  # fmt: skip
+                hover(mark, [f"{labels[_workload(c)]}: {c.ratio:.3f}x ({c.low:.3f} to {c.high:.3f}), {c.verdict}"])
 
     words = "Each workload from small to large: how many times as fast as the baseline, with its interval. "
     words += "Triangles up are FASTER, triangles down SLOWER, circles SAME."
@@ -324,7 +290,7 @@ def compare(book: Book, op: str) -> list[Drawing]:
         for name, items in rows.items()
     )
     height = 0.45 + 1.15 * len(rows)
-    return [Drawing(f"{slug(op)}-compare", "Compared in turns", words, said + ".", draw, height)]
+    return [Drawing(f"{slug(op)}-compare", "Compared", words, said + ".", draw, height)]
 
 
 def _workload(c: Compared) -> str:
@@ -334,6 +300,7 @@ def _workload(c: Compared) -> str:
 PARTS: dict[str, Callable[[Book, Group], list[Drawing]]] = {
     "latency": latency,
     "floor": over_floor,
+    "roofline": roofline,
     "ladder": the_ladder,
     "spread": spread,
 }

@@ -16,7 +16,7 @@ import msgspec
 
 from .. import units
 from ..catalog.ops import label_axes
-from ..catalog.tiers import COPY, COPY_RATE, EMPTY, FLOORS
+from ..catalog.tiers import COPY, FLOORS
 from . import notes
 from .book import Book, Group, Measurement, ladder
 
@@ -150,43 +150,6 @@ def rungs(book: Book, group: Group, *, trusted: bool = False) -> list[Rung]:
             )
         )  # fmt: skip
     return found
-
-
-def headline(book: Book, group: Group) -> list[str]:
-    """What the group says, in a sentence or two, by the times that are not in doubt; nothing of the algos where one
-    that is in doubt would be the first."""
-
-    def ranked(*, trusted: bool) -> list[Rung]:
-        found = [r for r in rungs(book, group, trusted=trusted) if r.algo in group.rivals]
-        return sorted((r for r in found if r.mean_us and r.right == r.of), key=lambda r: r.mean_us)
-
-    whole, said = ranked(trusted=True), machine_floors(group)
-    if len(whole) < 2 or whole[0].algo != ranked(trusted=False)[0].algo:
-        return said
-    best, sizes = whole[0], len(group.labels)
-    more = []
-    if best.speedup and best.algo != ladder(book.registry, group.op).reference:
-        more.append(f"{units.times(best.speedup)} as fast as the reference")
-    if best.over_floor:
-        more.append(f"{units.times(best.over_floor)} the copy floor")
-    mean = f"{best.algo} takes {units.duration(best.mean_us)}"
-    if best.of > 1:
-        mean = f"{best.algo} takes, in the geometric mean, {units.duration(best.mean_us)} over {best.of} workloads"
-    firsts = sum(group.fastest(label) == best.algo for label in group.labels)
-    where = f" It is the fastest at {'all' if firsts == sizes else f'{firsts} of'} {sizes} sizes." if sizes > 1 else ""
-    return [mean + (f": {units.listed(more)}" if more else "") + f".{where}", *said]
-
-
-def machine_floors(group: Group) -> list[str]:
-    """The floors that belong to no workload, as sentences."""
-    said = []
-    if empty := group.machine.get(EMPTY):
-        if empty.median_us is not None:
-            said.append(f"An empty launch takes {units.duration(empty.median_us)}.")
-    if rate := group.machine.get(COPY_RATE):
-        if rate.median_us is not None and rate.record.bytes_moved:
-            said.append(f"A large copy moves {rate.record.bytes_moved / rate.median_us / 1e3:.0f} GB/s.")
-    return said
 
 
 # --- the samples of each workload -----------------------------------------------------------------------------------
@@ -368,7 +331,10 @@ def to_json(book: Book) -> dict[str, Any]:
         "comparisons": [_whole(item) for op in book.ops for _, item in book.comparisons(op)],
         "overall": [_whole(item) for op in book.ops for _, item in book.overall(op)],
         "scores": [_whole(item) for op in book.ops for _, item in book.scores(op)],
-        "notes": [{"op": op, "kind": n.kind, "text": n.text} for op in book.ops for n in notes.notes(book, op)],
+        "notes": [
+            {"op": op, "kind": n.kind, "text": n.text, "lines": n.tail}
+            for op in book.ops for n in notes.notes(book, op)
+        ],
         "file_notes": [{"kind": n.kind, "text": n.text} for n in notes.file_notes(book)],
     }  # fmt: skip
 

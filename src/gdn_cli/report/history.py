@@ -16,7 +16,7 @@ from rich.console import Console
 from .. import files, units
 from ..records.history import EXPORTED, SHORT, Group, Kept, Overview, Place, Row, Series, most_measured
 from ..text import csv_cell, shown
-from .screen import console, print_table, put, remark, show_json, styled
+from .screen import console, print_line, print_table, put, remark, show_json, styled
 from .table import Cell, Column, Mark, Table, numbers, words
 
 _MOST_LABELS = 6
@@ -34,7 +34,7 @@ def show_overview(rows: list[Overview], as_json: bool, empty: str = EMPTY) -> No
         return show_json({"algos": msgspec.to_builtins(rows)})
     out = console()
     if not rows:
-        return out.print(empty, soft_wrap=True)
+        return put(empty)
     tables: dict[str, Table] = {}
     columns = [Column("algo", folds=True), *numbers("runs"), *words("first", "last run", "commit")]
     columns += numbers("best", "last")
@@ -61,7 +61,7 @@ def show_timeline(groups: list[Group], as_json: bool, empty: str = EMPTY) -> Non
         return show_json({"groups": [_plain(group) for group in groups]})
     out = console()
     if not groups:
-        return out.print(empty, soft_wrap=True)
+        return put(empty)
     for group in groups:
         _show_group(out, group)
     remark(out, "numbers:", "the median over the workloads of each column, in us")
@@ -88,7 +88,7 @@ def _show_group(out: Console, group: Group) -> None:
         of = f"{row.failed}/{row.failed + row.measured}" if row.failed else ""
         cells = [_minute(row), row.run[:SHORT], _commit(row), source, *[Cell(of, Mark.BAD)] * failed]
         table.add(*cells, *(_cell(row, label) for label in labels))
-    out.print(styled((_title(f"{group.op}/{group.algo}", group), "bold")), soft_wrap=True)
+    print_line(out, styled((_title(f"{group.op}/{group.algo}", group), "bold")), whole=True)
     print_table(out, table)
     for row in rows:
         if row.changes:

@@ -16,11 +16,24 @@ from .. import __version__
 from ..text import shown
 from . import outline
 from .book import Book
-from .drawing import svg
+from .pictures import dark_colours, svg
 from .table import Mark, Table
 
 # what a page can be narrowed to, in its order
-PARTS = ("times", "latency", "floor", "ladder", "spread", "tiers", "compare", "score", "checks", "notes", "environment")
+PARTS = (
+    "times",
+    "latency",
+    "floor",
+    "roofline",
+    "ladder",
+    "spread",
+    "tiers",
+    "compare",
+    "score",
+    "checks",
+    "notes",
+    "environment",
+)
 
 
 def page(book: Book, title: str, parts: Iterable[str] = PARTS, unit: str = "auto") -> str:
@@ -44,7 +57,7 @@ def _templates() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         finalize=_visible,
     )
-    made.globals |= {"Mark": Mark}
+    made.globals |= {"Mark": Mark, "dark_colours": dark_colours}
     made.filters |= {"svg": lambda drawing: Markup(svg(drawing)), "sentence": _sentence}
     return made
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .. import units
+from ..catalog.ops import label_of
 from ..catalog.tiers import FLOORS
-from ..schema.record_types import Status
+from ..schema.record_types import Record, Status
 from ..text import shown
 from .book import Book, Group, Measurement, ladder
 
@@ -50,6 +51,8 @@ def _right(m: Measurement) -> bool:
     return m.passed or (m.record.status is not Status.WRONG and check is not None and check.passed)
 
 
+_TAIL = 6  # lines of a crash that are shown; the record has more
+
 # --- what is wrong --------------------------------------------------------------------------------------------------
 
 
@@ -57,7 +60,7 @@ def _right(m: Measurement) -> bool:
 class Note:
     kind: str  # failed, doubt, note, mixed, not run; of files: interrupted, warning, replaced
     text: str
-    tail: tuple[str, ...] = ()  # the last lines of a worker that ended too soon
+    tail: tuple[str, ...] = ()  # lines below it: a compiler's errors, the first wrong values, the frames of a crash
 
     @property
     def grave(self) -> bool:
@@ -68,7 +71,7 @@ def notes(book: Book, op: str | None = None, *, brief: bool = False) -> list[Not
     """What a reader must know of the numbers, of one op or of all, the gravest first; `brief` says a doubt that only
     differs in its numbers once."""
     measured = [m for m in book.measured if op in (None, m.op)]
-    found = [*_failures(measured), *_doubts(measured, brief), *_remarks(measured)]
+    found = [*_failures(book, measured), *_doubts(measured, brief), *_remarks(measured)]
     for g in book.groups if op is None else book.of(op):
         found += [n for n in _mixed(g) if n not in found]
     lacking: dict[tuple, dict[str, None]] = {}
@@ -93,19 +96,34 @@ def file_notes(book: Book) -> list[Note]:
     return found
 
 
-def _failures(measured: list[Measurement]) -> Iterator[Note]:
+def _failures(book: Book, measured: list[Measurement]) -> Iterator[Note]:
     together: dict[tuple, list[Measurement]] = {}
     for m in measured:
         if not m.passed:
-            together.setdefault((m.record.status, m.record.reason or ""), []).append(m)
-    for (status, reason), ms in together.items():
-        text = f"{shown(_where(ms, named=True))}: {status.words}" + (f", {reason}" if reason else "")
+            together.setdefault((m.record.status, m.record.reason or "", repr(m.record.during)), []).append(m)
+    for (status, reason, _), ms in together.items():
         first = ms[0].record
+        said, *lines = map(str.strip, reason.splitlines() or [""])  # of a compiler's errors each has a line
+        what = said if said.startswith(f"{status.words} with ") else f"{status.words}{f', {said}' if said else ''}"
+        text = f"{shown(_where(ms, named=True))}{_during(book, first)}: {what}"
         if status is Status.WRONG and first.check and first.check.official:
             text += "; the contest's own rule would pass it"
         if unfinished := max(m.record.unfinished or 0 for m in ms):
             text += f"; {units.count(unfinished, 'workload')} not reached"
-        yield Note("failed", text, tuple((first.tail or [])[-6:]))
+        yield Note("failed", text, tuple(lines or [*_first_wrong(first), *(first.tail or [])[:_TAIL]]))
+
+
+def _during(book: Book, record: Record) -> str:
+    """At which workload a process ended, where that is known."""
+    if not (call := record.during):
+        return ""
+    label, _ = label_of(book.registry.ops.get(record.op), call.axes)
+    return f" at {label}" + (f" ({call.uuid[:8]})" if call.uuid else "")
+
+
+def _first_wrong(record: Record) -> list[str]:
+    found = (record.check and record.check.first_wrong) or {}
+    return [f"{name}: first wrong {wrong.words}" for name, wrong in found.items()]
 
 
 def _doubts(measured: list[Measurement], brief: bool) -> Iterator[Note]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .. import units
-from . import figures, findings, notes, tables
+from . import figures, findings, headlines, notes, tables
 from .book import Book, Group
 from .drawing import Drawing, slug
 from .notes import Note
@@ -22,6 +22,7 @@ class Section:
     drawings: list[Drawing] = field(default_factory=list)  # behind the first table
     said: list[str] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
+    folded: bool = False  # its tables behind the first are opened by a click
     id: str = ""
 
 
@@ -43,14 +44,15 @@ def of(book: Book, parts: tuple[str, ...], unit: str, *, drawn: bool) -> list[Pa
     if "notes" in parts:
         last.sections.append(Section("Of the files", notes=notes.file_notes(book), id="files"))
     if "environment" in parts:
-        last.sections.append(Section(tables=[tables.environments(book), tables.hashes(book)]))
+        last.sections.append(Section(tables=[None, tables.environments(book), tables.hashes(book)], folded=True))
     return [*made, last]
 
 
 def title_of(book: Book) -> str:
     """gdn_decode on NVIDIA H200."""
     devices = dict.fromkeys(m.device for m in book.measured)
-    return f"{units.listed(book.ops)} on {units.listed(devices)}" if book.measured else "No records"
+    ops = units.listed(book.ops) if len(book.ops) < 4 else f"{len(book.ops)} ops"
+    return f"{ops} on {units.listed(devices, most=3)}" if book.measured else "No records"
 
 
 def facts(book: Book) -> dict[str, list[str]]:
@@ -77,8 +79,8 @@ def _op(book: Book, op: str, parts: tuple[str, ...], unit: str, drawn: bool) -> 
     if "compare" in parts:
         made.sections.append(
             Section(
-                "Compared in turns",
-                (Name(op), ", compared in turns: how many times as fast as the baseline, geometric means:"),
+                "Compared",
+                (Name(op), ", compared: how many times as fast as the baseline, geometric means:"),
                 tables=[tables.overall(book, op), *(tables.turns(book, op, item) for _, item in book.overall(op))],
                 drawings=figures.compare(book, op) if drawn else [],
             )
@@ -114,13 +116,15 @@ def _measured(book: Book, op: str, parts: tuple[str, ...], unit: str, drawn: boo
 
 
 def _group(book: Book, group: Group, heading: str, parts: tuple[str, ...], unit: str, drawn: bool) -> Section:
-    made = Section(heading, tables.lead(group), " ".join(findings.headline(book, group)))
+    made = Section(heading, tables.lead(group), " ".join(headlines.headline(book, group)))
     if "times" in parts:
         made.tables.append(tables.times(group, unit, floors=drawn))
         if not drawn:  # else the page says so above
-            made.tables[0].notes += findings.machine_floors(group)
+            made.tables[0].notes += headlines.machine(group)
     if "floor" in parts and not drawn:
         made.tables.append(tables.over_floor(group))
+    if "roofline" in parts and drawn:
+        made.tables.append(tables.rates(book, group))
     if "ladder" in parts:
         made.tables.append(tables.ladder(book, group))
     if drawn:

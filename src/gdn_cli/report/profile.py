@@ -18,7 +18,7 @@ from ..profilers.symbols import bare as short
 from ..schema.profile_types import Fact, Found, Listed, Profile, Ran
 from ..schema.profile_types import Table as Told
 from ..schema.statuses import Status
-from .screen import block, console, print_table, put, show_json, styled
+from .screen import block, console, print_grid, print_line, print_table, put, show_json, styled
 from .table import Cell, Column, Mark, Table, numbers, words
 
 _GAP = 2  # blanks between a label, its figure and its note
@@ -27,6 +27,17 @@ _NAME = 20  # letters of a kernel's name beside its figures
 _HEADER = 12  # a column's name is folded to its figures' width, but to no less than this
 
 _ROWS = 10  # of a table; the others are in profile.json
+_MANY = 3  # kernels: from so many on each has one row, but for --full
+_FIRST = (
+    "time_us",
+    "share",
+    "registers",
+    "shared",
+    "occupancy_max",
+    "sass_instructions",
+    "instructions",
+    "spills",
+)  # its facts
 _QUIET = ("bank_conflicts", "sectors_excess", "tensor_pipe")  # facts that say nothing where they are about 0
 
 # how to open a file, by the end of its name; {} is its path
@@ -40,7 +51,7 @@ _OPEN = (
 )
 
 
-def show_profiles(profiles: list[Profile], difference: Difference | None, as_json: bool) -> None:
+def show_profiles(profiles: list[Profile], difference: Difference | None, as_json: bool, full: bool = True) -> None:
     """Profiles, each on a screen of its own; with `difference`, two of them beside each other instead."""
     if as_json:
         return show_json(msgspec.to_builtins({"profiles": profiles, "difference": difference}))
@@ -51,7 +62,7 @@ def show_profiles(profiles: list[Profile], difference: Difference | None, as_jso
     for i, profile in enumerate(profiles):
         if i:
             out.print()
-        _show_profile(out, profile)
+        _show_profile(out, profile, full)
 
 
 def show_profile_list(rows: list[Listed], as_json: bool) -> None:
@@ -78,7 +89,7 @@ def show_profile_list(rows: list[Listed], as_json: bool) -> None:
 # --- one profile --------------------------------------------------------------------------------------------------
 
 
-def _show_profile(out: Console, profile: Profile) -> None:
+def _show_profile(out: Console, profile: Profile, full: bool) -> None:
     reading = profile.reading
     _line(out, (" | ".join([f"{profile.op} {profile.algo}", *_where(profile)]), "bold"))
     grid = _grid()
@@ -86,27 +97,30 @@ def _show_profile(out: Console, profile: Profile) -> None:
     for word, text in _survey(profile):
         grid.add_row(styled((word, "yellow" if word == "doubt (?)" else "dim")), text)
     if grid.row_count:
-        out.print(grid)
-    for found in reading.found:
+        print_grid(out, grid)
+    brief = not full and len(reading.found) >= _MANY
+    if brief:
+        _show_overview(out, reading.found)
+    for found in () if brief else reading.found:
         _show_found(out, found, profile)
     notes = _grid()
     for note in reading.notes:
         notes.add_row("note", note, style="dim")
     if reading.notes:
         out.print()
-        out.print(notes)
+        print_grid(out, notes)
     out.print()
     _line(out, (f"folder: {profile.folder}", "dim"))
     if reading.files:
-        out.print(styled((f"files: {', '.join(reading.files)}", "dim")))
+        print_line(out, styled((f"files: {', '.join(reading.files)}", "dim")))
         first = str(Path(profile.folder) / reading.files[0])
         if how := next((how for end, how in _OPEN if first.endswith(end)), None):
             _line(out, (f"open: {how.format(shlex.quote(first))}", "dim"))
 
 
 def _line(out: Console, *parts: str | tuple[str, str]) -> None:
-    """A line that is never folded: it holds a path, a command or a title. Its parts are those of `styled`."""
-    out.print(styled(*parts), soft_wrap=True)
+    """A line that holds a path, a command or a title. Its parts are those of `styled`."""
+    print_line(out, styled(*parts), whole=True)
 
 
 def _grid(gap: int = _GAP) -> RichTable:
@@ -154,7 +168,7 @@ def _survey(profile: Profile) -> Iterator[tuple[str, str]]:
     if us := survey.time_us:
         parts = [f"{units.figure(us, 'us')} ({survey.tier})"]
         if copy := survey.copy_us:
-            parts.append(f"{units.figure(us / copy, 'x')} the floor: a copy takes {units.figure(copy, 'us')}")
+            parts.append(f"{units.figure(us / copy, 'x')} the copy, which takes {units.figure(copy, 'us')}")
         if empty := survey.empty_us:
             parts.append(f"an empty launch {units.figure(empty, 'us')}")
         if moved := survey.bytes_moved:
@@ -187,14 +201,29 @@ def _ran(ran: list[Ran], unseen: list[str], tool: str) -> Iterator[str]:
 # --- what was found of a kernel -----------------------------------------------------------------------------------
 
 
+def _show_overview(out: Console, among: list[Found]) -> None:
+    """A row for each kernel, of the facts that most of them have."""
+    facts = {fact.key: fact for found in among for fact in found.facts if fact.key in _FIRST}
+    chosen = [facts[key] for key in _FIRST if key in facts]
+    made = Table("", [Column("kernel", folds=True), *(Column(fact.label, number=True, most=12) for fact in chosen)])
+    for found in among:
+        have = {fact.key: fact for fact in found.facts}
+        cells = [units.figure(have[f.key].value, f.unit) if f.key in have else "" for f in chosen]
+        made.add(_called(found.name, [f.name for f in among]) if found.name else "the call", *cells)
+    out.print()
+    print_table(out, made)
+    out.print()
+    print_line(out, styled(("--full shows every figure of each, --json too", "dim")))
+
+
 def _show_found(out: Console, found: Found, profile: Profile) -> None:
     """What is worth a place on the screen; --json has all of it."""
     among = profile.reading.found
     out.print()
     if found.name:
-        out.print(styled((_called(found.name, [f.name for f in among]), "bold")))
+        print_line(out, styled((_called(found.name, [f.name for f in among]), "bold")))
     elif len(among) > 1:
-        out.print(styled(("the call", "bold")))
+        print_line(out, styled(("the call", "bold")))
     facts = [fact for fact in found.facts if fact.key not in _QUIET or (found.number(fact.key) or 0) >= 1]
     _show_facts(out, facts)
     # which pipes are busy matters where instructions are the limit, or may be
@@ -223,7 +252,7 @@ def _show_facts(out: Console, facts: list[Fact]) -> None:
         group = fact.group
         grid.add_row(f"  {fact.label}", units.figure(fact.value, fact.unit), fact.note)
     if facts:
-        out.print(grid)
+        print_grid(out, grid)
 
 
 def _show_table(out: Console, table: Told) -> None:
@@ -239,12 +268,12 @@ def _show_table(out: Console, table: Told) -> None:
     made = Table("", columns)
     for row in cells:
         made.add(*row)
-    out.print(styled((table.title, "dim")))
+    print_line(out, styled((table.title, "dim")))
     print_table(out, made)
     if hidden := len(table.rows) - len(rows):
-        out.print(styled((f"and {hidden} more: profile.json has all rows", "dim")))
+        print_line(out, styled((f"and {hidden} more: profile.json has all rows", "dim")))
     if table.note:
-        out.print(styled((table.note, "dim")))
+        print_line(out, styled((table.note, "dim")))
 
 
 # --- two profiles -------------------------------------------------------------------------------------------------
@@ -254,9 +283,9 @@ def _show_difference(out: Console, difference: Difference, a: Profile, b: Profil
     _line(out, (" | ".join([a.op, *_where(a)]), "bold"))
     for side, profile in (("A", a), ("B", b)):
         _line(out, f"{side}  ", (profile.algo, "bold"), "  ", (profile.name, "dim"))
-    out.print(difference.summary)
+    print_line(out, difference.summary)
     for text in difference.warnings:
-        out.print(styled(("warning", "yellow"), f" {text}"))
+        print_line(out, styled(("warning", "yellow"), f" {text}"))
     out.print()
     _show_rows(out, difference, a, b)
     for side, profile in (("A", a), ("B", b)):
@@ -264,8 +293,8 @@ def _show_difference(out: Console, difference: Difference, a: Profile, b: Profil
         _judged(grid, profile)
         if grid.row_count:
             out.print()
-            out.print(styled((f"{side}  {profile.algo}", "bold")))
-            out.print(grid)
+            print_line(out, styled((f"{side}  {profile.algo}", "bold")))
+            print_grid(out, grid)
     out.print()
     for side, profile in (("A", a), ("B", b)):
         _line(out, (f"{side}: {profile.folder}", "dim"))
@@ -288,7 +317,7 @@ def _show_rows(out: Console, difference: Difference, a: Profile, b: Profile) -> 
         made.add(row.label, *cells, ratio, *[kernel][:several])
     print_table(out, made)
     for line in _left_out(difference):
-        out.print(styled((line, "dim")))
+        print_line(out, styled((line, "dim")))
 
 
 def _left_out(difference: Difference) -> Iterator[str]:

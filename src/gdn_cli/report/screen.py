@@ -10,19 +10,21 @@ import contextlib
 import os
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from ..records.store import dumps
-from ..text import shown, unguarded
+from ..text import breaks, for_stderr, shown, unguarded
 from .table import Cell, Column, Mark, Table
 
-_WIDE = 100  # without a terminal (a file, CI) lines may be this wide
+_WIDE = 1000  # without a terminal (a file, CI) nothing is folded
+_HANG = 2  # further lines of a sentence begin so far from the left
+_NARROW = 20  # a column that folds is not made narrower than this as long as its words are longer
 
 
 class _Console(Console):
@@ -42,10 +44,13 @@ class _Console(Console):
         raise BrokenPipeError
 
 
+def _known(file: Any) -> bool:
+    return file.isatty() or "COLUMNS" in os.environ
+
+
 def console(stderr: bool = False) -> Console:
     file = unguarded(sys.stderr if stderr else sys.stdout)
-    known = file.isatty() or "COLUMNS" in os.environ
-    return _Console(file=file, highlight=False, width=None if known else _WIDE)
+    return _Console(file=file, highlight=False, width=None if _known(file) else _WIDE)
 
 
 def styled(*parts: str | tuple[str, str] | Text) -> Text:
@@ -59,28 +64,84 @@ def block(text: str) -> Text:
     return Text(shown(text, lines=True))
 
 
-def remark(out: Console, word: str, text: str | Text = "", style: str = "dim") -> None:
-    """A line of its own, never folded, so that a path or a command stays whole: a word in a style, and what it says."""
-    out.print(styled((word, style), *([" ", text] if text else [])), soft_wrap=True)
+def print_line(out: Console, text: Text | str, hang: int = 0, whole: bool = False) -> None:
+    """A line of words, folded between them where the screen's width is known.
 
+    `whole`: it holds a path or a command that is to be copied; only a terminal folds it, and never inside a word.
+    """
+    text = text if isinstance(text, Text) else styled(text)
+    folds = out.file.isatty() if whole else _known(out.file)
+    for one in text.split("\n", allow_blank=True) if folds else [text]:
+        for part in folded(one, out.width, hang, hard=not (whole or hang)) if folds else [one]:
+            out.print(part, soft_wrap=True)
+
+
+def print_grid(out: Console, made: RenderableType) -> None:
+    """A grid of rich's, without the blanks at the ends of its lines."""
+    for segments in out.render_lines(made, pad=False):
+        text = Text.assemble(*((s.text, s.style or "") for s in segments))
+        text.rstrip()
+        out.print(text, soft_wrap=True)
+
+
+def folded(text: Text, width: int, hang: int = 0, hard: bool = False) -> list[Text]:
+    """The lines of a one-line text, broken between words; `hard` breaks a word that is too long for a line as well."""
+    lines = text.divide(breaks(text.plain, width, hang, hard))
+    for one in lines:
+        one.rstrip()
+    for one in lines[1:]:
+        one.pad_left(hang + len(text.plain) - len(text.plain.lstrip()))
+    return list(lines)
+
+
+def remark(out: Console, word: str, text: str | Text = "", style: str = "dim", whole: bool = False) -> None:
+    """A line of its own: a word in a style, and what it says. `whole`: as in `print_line`."""
+    print_line(out, styled((word, style), *([" ", text] if text else [])), _HANG, whole)
+
+
+# --- tables ---------------------------------------------------------------------------------------------------------
 
 _STYLES = {Mark.BAD: "red", Mark.GOOD: "green", Mark.WARN: "yellow", Mark.DOUBTED: "yellow", Mark.QUIET: "dim"}
 
 
-def print_table(out: Console, made: Table) -> None:
-    """A table below its title, and an empty line behind it where it has one; its notes are for the caller."""
-    rows = rich_table(made.columns)
-    for row in made.rows:
+def print_table(out: Console, *tables: Table) -> None:
+    """A table below its title, with an empty line after it where it has one; its notes are for the caller. Several of
+    the same columns are laid out as one.
+
+    Too wide for the screen, its headers fold, then its texts; if that is not enough it is shown in parts below each
+    other, each with the first columns again. No cell is cut.
+    """
+    if not tables:
+        return
+    head = [_head(column) for column in tables[0].columns]
+    rows = [[[_cell(cell, made.prose) for cell in row.cells] for row in made.rows] for made in tables]
+    parts = _parts(tables[0].columns, head, [row for part in rows for row in part], out.width)
+    for made, cells in zip(tables, rows, strict=True):
+        if made.title:
+            print_line(out, styled(("".join(made.title), "bold")), _HANG, whole=True)
+        for i, part in enumerate(parts):
+            if i:
+                out.print()
+            _print_part(out, made, head, cells, part)
+        if made.title:
+            out.print()
+
+
+def _print_part(out: Console, made: Table, head: list[Text], rows: list[list[Text]], part: _Part) -> None:
+    """Some of a table's columns."""
+    which, widths, gap = part
+    columns = [made.columns[k] for k in which]
+    _print_row(out, columns, widths, gap, [head[k] for k in which], "", True)
+    for row, cells in zip(made.rows, rows, strict=True):
         if row.gap:
-            rows.add_section()
-            rows.add_row()
-        style = "bold green" if row.best else "dim" if row.quiet else None
-        rows.add_row(*(_cell(cell, made.prose) for cell in row.cells), style=style)
-    if made.title:
-        out.print(styled(("".join(made.title), "bold")), soft_wrap=True)
-        out.print(rows, "", sep="\n")
-    else:
-        out.print(rows)
+            out.print()
+        style = "bold green" if row.best else "dim" if row.quiet else ""
+        _print_row(out, columns, widths, gap, [cells[k] for k in which], style, False)
+
+
+def _head(column: Column) -> Text:
+    name = shown(column.name)
+    return Text(textwrap.fill(name, column.most, break_long_words=False) if column.most else name, "dim")
 
 
 def _cell(cell: Cell, prose: bool) -> Text:
@@ -89,45 +150,133 @@ def _cell(cell: Cell, prose: bool) -> Text:
     return text
 
 
-def rich_table(columns: Iterable[Column]) -> RichTable:
-    made = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in columns:
-        text = shown(column.name)
-        if column.most:
-            text = textwrap.fill(text, column.most, break_long_words=False)
-        made.add_column(
-            Text(text),
-            justify="right" if column.number else "left",
-            no_wrap=not column.folds,
-            header_style="dim",
-            overflow="fold",
-        )
-    return made
+def _print_row(
+    out: Console,
+    columns: list[Column],
+    widths: list[int],
+    gap: int,
+    cells: list[Text],
+    style: str = "",
+    head: bool = False,
+) -> None:
+    parts = [
+        [part for one in cell.split("\n", allow_blank=True) for part in folded(one, width, hard=True)]
+        for cell, width in zip(cells, widths, strict=True)
+    ]
+    height = max(map(len, parts))
+    if head:  # its last lines stand above the figures
+        parts = [[Text()] * (height - len(part)) + part for part in parts]
+    for i in range(height):
+        made = Text(style=style)
+        for column, width, part in zip(columns, widths, parts, strict=True):
+            text = part[i] if i < len(part) else Text()
+            blanks = " " * (width - text.cell_len)
+            made.append(blanks if column.number else "").append_text(text)
+            made.append("" if column.number else blanks).append(" " * gap)
+        made.rstrip()
+        out.print(made, soft_wrap=True)
+
+
+_Part = tuple[list[int], list[int], int]  # which columns, how wide each is, the blanks between them
+
+
+def _parts(columns: list[Column], head: list[Text], rows: list[list[Text]], width: int) -> list[_Part]:
+    """How a table is laid out in `width` characters."""
+    whole, least, headers, folds = [], [], [], []  # widths: nothing folds; columns that may; headers; all words
+    for i, column in enumerate(columns):
+        cells, name = max((_widest(row[i]) for row in rows), default=0), _widest(head[i])
+        word = max([_word(head[i]), *(_word(row[i]) for row in rows)])
+        whole.append(max(cells, name))
+        headers.append(max(min(word, _NARROW) if column.folds else cells, _word(head[i])))
+        least.append(headers[-1] if column.folds else whole[-1])
+        folds.append(headers[-1] if column.folds or column.number else word)
+    every = list(range(len(columns)))
+    for smallest, gap in ((least, 2), (headers, 2), (headers, 1), (folds, 2), (folds, 1)):
+        room = width - gap * (len(columns) - 1)
+        if sum(smallest) <= room:
+            return [(every, _shared(whole, smallest, room), gap)]
+    gap, keys = 2, 1
+    if len(columns) > 2 and not columns[1].number and folds[0] + folds[1] + 2 * gap <= width // 2:
+        keys = 2
+    widths = [min(n, width) for n in folds]
+    parts: list[list[int]] = [every[:keys]]
+    for k in every[keys:]:
+        used = sum(widths[i] + gap for i in parts[-1])
+        if len(parts[-1]) > keys and used + widths[k] > width:
+            parts.append(every[:keys])
+            used = sum(widths[i] + gap for i in every[:keys])
+        widths[k] = max(1, min(widths[k], width - used))
+        parts[-1] = [*parts[-1], k]
+    laid = []
+    for which in parts:
+        most, used = [max(whole[k], widths[k]) for k in which], [widths[k] for k in which]
+        laid.append((which, _shared(most, used, width - gap * (len(which) - 1)), gap))
+    return laid
+
+
+def _shared(whole: list[int], least: list[int], room: int) -> list[int]:
+    """Widths between the least and the whole one of each column; those that need few characters more get them first."""
+    widths, spare = list(least), room - sum(least)
+    order = sorted(range(len(whole)), key=lambda i: whole[i] - least[i])
+    for n, i in enumerate(order):
+        more = min(whole[i] - least[i], spare // (len(order) - n))
+        widths[i] += more
+        spare -= more
+    return widths
+
+
+def _widest(text: Text) -> int:
+    return max(one.cell_len for one in text.split("\n", allow_blank=True))
+
+
+def _word(text: Text) -> int:
+    return max((len(word) for word in text.plain.split()), default=0)
+
+
+JSON: list[bool] = []  # whether stdout has its document already: an error behind it adds none
+
+
+def show_error(message: str, hint: str | None, code: int) -> None:
+    """An error for a program, with --json: on stdout, beside the lines on stderr."""
+    if not JSON:
+        show_json({"error": {"message": shown(message), "hint": hint and shown(hint, lines=True), "code": code}})
 
 
 def show_json(document: Any) -> None:
+    JSON.append(True)
     sys.stdout.write(dumps(document) + "\n")
 
 
-def put(line: str) -> None:
-    """A line of the result that is no table; never folded, so that a path or a command stays whole."""
-    console().print(line, soft_wrap=True)
+def put(text: str) -> None:
+    """A line of the result that is no table."""
+    print_line(console(), text, _HANG, whole=True)
 
 
 def say(line: str) -> None:
     """A line for the person at the terminal that is no result: it goes to stderr."""
-    print(f"gdn: {shown(line)}", file=sys.stderr, flush=True)
+    print(for_stderr(f"gdn: {shown(line)}"), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
-def progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on stderr where that is a terminal; silence elsewhere."""
+def progress() -> Iterator[Callable[..., None]]:
+    """A progress bar on stderr if that is a terminal, else a line there for each algo that is done.
+
+    What it yields takes a name, how many are done, of how many, and whether the named one has just ended.
+    """
     if not sys.stderr.isatty():
-        yield lambda name, done, total: None
+        begun = time.monotonic()
+
+        def line(name: str, done: int, total: int, ended: bool = False) -> None:
+            if ended:
+                say(f"{name}: done, {done} of {total} after {time.monotonic() - begun:.0f} s")
+
+        yield line
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = TextColumn("{task.description}", markup=False), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
-        yield lambda name, done, total: bar.update(task, description=shown(name), completed=done, total=total)
+        yield lambda name, done, total, ended=False: bar.update(
+            task, description=shown(name), completed=done, total=total
+        )

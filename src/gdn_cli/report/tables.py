@@ -9,18 +9,22 @@ from ..catalog.ops import label_of
 from ..catalog.tiers import COPY, FLOORS
 from ..schema.record_types import Compared, Overall
 from ..schema.scores import Score
-from . import findings, notes
+from . import findings, headlines, notes
 from .book import Book, Group, Measurement, Source
 from .findings import Tiers
 from .table import Cell, Column, Mark, Name, Table, Words, became, doubtful, numbers, words, worst
 
 _ACROSS = 12  # from so many sizes on they go down instead of across
 DOUBTED = "?: not to be trusted as it stands, see the notes."
+BELOW_ONE = (
+    "It can be less than 1: the copy writes as much as it reads, and a kernel that writes less, writes in place or "
+    "loads in a better order takes less time."
+)
 SHARED = "(n): the median over so many workloads."
 
 
 def times(group: Group, unit: str, *, floors: bool) -> Table:
-    """Median times, algos over sizes; `floors` adds how many times the copy floor each is."""
+    """Median times, algos over sizes; `floors` adds how many times as long as the copy each takes."""
     known = [us for a in group.algos for label in group.labels if (us := group.median_us(a, label)) is not None]
     shared_unit = units.table_unit(known, unit)
 
@@ -38,9 +42,9 @@ def times(group: Group, unit: str, *, floors: bool) -> Table:
     made = _by_size(f"{what}, {group.how}", group, group.algos, cell)
     made.notes.append(f"{what}; bold: the fastest.")
     if COPY in group.algos:
-        made.notes.append((Name(COPY), " is the floor."))
+        made.notes.append((Name(COPY), " is a plain copy of the bytes that the op must move."))
     if floors and COPY in group.algos:
-        made.notes.append("Below a time: how many times the floor it is.")
+        made.notes.append(f"Below a time: x copy, how many times the copy's it is. {BELOW_ONE}")
     if any(group.shared(label) > 1 for label in group.labels):
         made.notes.append(SHARED)
     if floors and any(c.mark is Mark.DOUBTED for row in made.rows for c in row.cells):
@@ -56,9 +60,34 @@ def over_floor(group: Group) -> Table | None:
         value = group.over_floor(algo, label)
         return Cell("" if value is None else units.three(value))
 
-    made = _by_size("Times over the floor", group, group.rivals, cell)
-    made.notes.append(("How many times the ", Name(COPY), " floor."))
+    made = _by_size("x copy", group, group.rivals, cell)
+    made.notes.append(f"x copy: how many times as long as a plain copy of the same bytes. {BELOW_ONE}")
     return made
+
+
+def rates(book: Book, group: Group) -> Table | None:
+    """Operations each second at each size, with their share of the GPU's peak."""
+
+    def cell(algo: str, label: str) -> Cell:
+        point = group.points.get((algo, label))
+        found = headlines.rate(book, point) if point else None
+        return Cell(units.three(found.tflops), small=found.percent) if found else Cell("")
+
+    made = _by_size("TFLOP/s", group, group.rivals, cell)
+    if not any(c.text for row in made.rows for c in row.cells[1:]):
+        return None
+    made.notes += (f"{note}." for note in rate_notes(book, group.op, group.measured[0]))
+    return made
+
+
+def rate_notes(book: Book, op: str, measured: Measurement) -> list[str]:
+    """What the operations are, and the peak that a share is of."""
+    found, peaks = ["TFLOP/s: of the op's definition, whatever a kernel does instead"], headlines.peaks(measured)
+    if peaks:
+        kind = book.registry.ops[op].peak
+        what = "float16 tensor cores, dense" if kind == "tensor" else "fp32 without tensor cores"
+        found.append(f"%: of the data sheet's {peaks.of(kind):g} TFLOP/s ({what})")
+    return found
 
 
 def _by_size(title: str, group: Group, algos: list[str], cell: Callable[[str, str], Cell]) -> Table:
@@ -85,7 +114,7 @@ def ladder(book: Book, group: Group) -> Table | None:
     def factor(value: float | None) -> str:
         return "" if value is None else units.times(value)
 
-    head = numbers("mean time", "speedup", "over the rung below", "x floor", "workloads")
+    head = numbers("mean time", "speedup", "over the rung below", "x copy", "workloads")
     made = Table("The ladder", [*words("algo", "after"), *head])
     for r in rungs:
         mean = doubtful(units.duration(r.mean_us), r.doubted) if r.mean_us is not None else ""
@@ -156,8 +185,10 @@ def turns(book: Book, op: str, item: Overall) -> Table:
 
 def turn_notes(book: Book, op: str) -> list[Words]:
     finest = max((c.resolution for _, c in book.comparisons(op)), default=0.0)
+    apart = any(c.run_sd for _, c in book.comparisons(op))
+    how = "of two runs: about 1 % between runs is in the interval" if apart else "calls of both taking turns: A B B A"
     return [
-        "speedup: baseline's time over the candidate's, calls of both taking turns: A B B A.",
+        f"speedup: baseline's time over the candidate's, {how}.",
         f"SAME: no difference beyond {finest:.1%}: the interval holds 1, or it is below --threshold.",
     ]
 

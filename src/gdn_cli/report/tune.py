@@ -8,7 +8,7 @@ from rich.console import Console
 
 from .. import units
 from ..catalog.tuned_table import ENDLESS
-from .screen import console, print_table, remark, show_json, styled
+from .screen import console, print_line, print_table, remark, show_json, styled
 from .table import Column, Table, numbers, words
 
 if TYPE_CHECKING:
@@ -33,20 +33,20 @@ def show_tuning(plan: Plan, state: State | None, as_json: bool) -> None:
     if state.result:
         _show_result(out, state.result, plan)
     else:
-        out.print(styled((f"{plan.op.name}/{plan.algo.name}", "bold"), " | nothing is chosen yet"))
+        print_line(out, styled((f"{plan.op.name}/{plan.algo.name}", "bold"), " | nothing is chosen yet"))
     _show_left_out(out, list(state.out.values()), len(plan.constants))
     if state.interrupted:
-        out.print(styled(("interrupted", "red"), ": what was measured is kept; the same command goes on from here"))
+        remark(out, "interrupted:", "what was measured is kept; the same command goes on from here", "red")
     for file in state.written:
-        remark(out, f"written: {file}")
+        remark(out, f"written: {file}", whole=True)
 
 
 def _show_plan(out: Console, plan: Plan) -> None:
     space, found = plan.space, list(plan.constants.values())
-    out.print(styled((f"{plan.op.name}/{plan.algo.name}", "bold"), " | dry run: nothing is run or written"))
+    print_line(out, styled((f"{plan.op.name}/{plan.algo.name}", "bold"), " | dry run: nothing is run or written"))
     rule = space.where if len(space.where or "") <= _RULE else "`where`, which --json has whole"
     where = [f", {plan.excluded} more are left out by ", (rule, "bold")] if plan.excluded else []
-    out.print(styled(units.count(len(found), "candidate"), *where), soft_wrap=True)
+    print_line(out, styled(units.count(len(found), "candidate"), *where))
     made = Table("", numbers(*space.constants))
     for constants in found[:_ROWS]:
         made.add(*map(str, constants.values()))
@@ -61,7 +61,7 @@ def _show_plan(out: Console, plan: Plan) -> None:
             made.add(plan.label(w), *map(str, size if lengths else size[1:]), w.uuid[:8])
     print_table(out, made)
     remark(out, _meaning(space))
-    remark(out, f"would be written: {plan.algo.folder / plan.algo.tune.file}")
+    remark(out, f"would be written: {plan.algo.folder / plan.algo.tune.file}", whole=True)
 
 
 def _meaning(space: Space) -> str:

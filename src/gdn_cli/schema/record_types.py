@@ -35,6 +35,21 @@ class Call(msgspec.Struct, kw_only=True):
     stress: str | msgspec.UnsetType | None = msgspec.UNSET  # the family of hard inputs (`gdn run --stress`)
 
 
+class FirstWrong(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The first wrong element of an output, in the order of memory."""
+
+    index: list[Count]  # where, one number for each dimension
+    expected: Number  # in float64
+    got: Number | None = None  # what is there; None where that is not a finite number:
+    instead: str | None = None  # "NaN", "Inf", "-Inf" or "never written"
+
+    @property
+    def words(self) -> str:
+        """at [0, 3]: expected 1.25, never written."""
+        got = f"{self.got:.4g}" if self.got is not None else self.instead
+        return f"at {self.index}: expected {self.expected:.4g}, {'' if got == 'never written' else 'got '}{got}"
+
+
 class Check(msgspec.Struct, kw_only=True):
     """How the results compare with the float64 reference."""
 
@@ -46,6 +61,7 @@ class Check(msgspec.Struct, kw_only=True):
     errors: dict[str, NotNegative | None] = {}  # output -> relative Frobenius error
     inputs_changed: list[str] = []  # names of inputs that the call overwrote
     unwritten: dict[str, int] = {}  # output -> elements that nothing wrote
+    first_wrong: dict[str, FirstWrong] | msgspec.UnsetType = msgspec.UNSET  # output -> its first wrong element
 
     def fail(self, reason: str) -> None:
         """Note a rule that failed."""
@@ -150,6 +166,7 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     rounds_us: list[Positive] | None = None  # samples in their order, until they have been compared
     trace: list[str] | None = None  # lines of a Python traceback
     unfinished: Count | None = None  # how many workloads the worker did not come to
+    during: Call | None = None  # the workload that it was at when it ended
     tail: list[str] | None = None  # last lines of a worker that ended too soon
     answer: Any = None  # of a profiler's target; a profile has a file of its own
 
@@ -262,6 +279,7 @@ class Compared(Comparison, kw_only=True, omit_defaults=True):
     algo: str  # the candidate
     workload: Call | None = None  # on what; None for a mean over several
     doubted: bool = _written(False)  # one of the two times is in doubt
+    same_sources: bool = False  # two saved runs of one algo with equal sources
     baseline_us: Positive | None = None  # the baseline's time
     us: Positive | None = None  # the candidate's time
 

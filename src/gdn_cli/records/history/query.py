@@ -35,7 +35,7 @@ class Filter:
         part = (self.device or "").lower()
         if part and not any(part in device.lower() for device in devices):
             raise unknown("device", self.device, devices, hint=_SHOWS)
-        known = sorted({(s.op, s.algo) for s in shown})
+        known = sorted({(s.op, s.algo) for s in shown if s.algo not in FLOORS or s.algo in self.algos})
         named = {registry.named(name, self.op, known, _SHOWS) for name in self.algos}
         return [
             s
