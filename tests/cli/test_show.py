@@ -1,4 +1,4 @@
-"""`gdn list` and `gdn show`: the algos, and all that is known of one."""
+"""`gdn list` and `gdn show`: all algos, and everything about one."""
 
 import pytest
 from helpers import REGISTRY
