@@ -33,11 +33,11 @@ from gdn_cli.records import history
 from gdn_cli.remote import modal_client, resume
 from gdn_cli.report import (
     algos,
-    drawing,
     figures,
     html,
     markdown,
     merge,
+    pictures,
     profile,
     screen,
     table,
@@ -325,8 +325,8 @@ def test_pages_and_figures_hold_text(evil):
     assert harmless(made) and made.encode() and made.count(seen) > 20
     assert "<svg onload" not in made and "</style><" not in made
     (one, heading) = figures.one(found, "latency")
-    assert drawing.png(one, [evil, *heading]).startswith(b"\x89PNG")
-    drawn = ElementTree.fromstring(drawing.svg(one))
+    assert pictures.png(one, [evil, *heading]).startswith(b"\x89PNG")
+    drawn = ElementTree.fromstring(pictures.svg(one))
     assert any(text.shown(evil)[:8] in "".join(e.itertext()) for e in drawn.iter())
 
 
