@@ -102,7 +102,7 @@ def test_which_saved_algo(algos, algo, chosen):
     if chosen:
         assert comparison.check_saved(saved, "f.json", "gdn_decode", algos, algo, {"cupti"}) == chosen
     else:
-        with pytest.raises(UsageError, match="f.json holds no times of x; name one: f.json:a; there are a, b"):
+        with pytest.raises(UsageError, match="f.json holds no times of x; name one: f.json:a; it has a, b"):
             comparison.check_saved(saved, "f.json", "gdn_decode", algos, algo, {"cupti"})
 
 
@@ -113,7 +113,7 @@ def test_the_only_algo_that_was_asked_for_is_meant():
 
 def test_tiers_are_not_compared():
     saved = document(record("a", wave(2.0), tier="events"))
-    with pytest.raises(UsageError, match="f.json was timed in tier events, this would be cupti: .*--tier events"):
+    with pytest.raises(UsageError, match="f.json was timed in tier events, this run in cupti: .*--tier events"):
         comparison.check_saved(saved, "f.json", "gdn_decode", ["a"], None, {"cupti"})
     with pytest.raises(UsageError, match="holds no times of gdn_prefill"):
         comparison.check_saved(saved, "f.json", "gdn_prefill", ["a"], None, {"cupti"})

@@ -403,7 +403,7 @@ def test_a_damaged_index_is_rebuilt_from_the_documents(damage, kept, gdn):
     DAMAGES[damage](index_file())
     done = gdn("history", "--json")
     assert done.code == 0 and len(done.json["algos"]) == 20
-    assert re.fullmatch(r"gdn: the history's index was not readable \(.+\): made anew from 20 runs\n", done.err)
+    assert re.fullmatch(r"gdn: the history's index was not readable \(.+\): rebuilt from 20 runs\n", done.err)
     assert asked() == wanted and index_file().read_bytes() == content
 
 
@@ -449,7 +449,7 @@ def test_a_damaged_document_is_one_clear_line_and_hides_no_other(text, kept, gdn
     for _ in range(2):
         done = gdn("history", "--json")
         assert (done.code, [row["algo"] for row in done.json["algos"]]) == (errors.MISSING, ["a"])
-        assert done.err.startswith(f"gdn: {path} is left out (it is damaged, or a newer gdn's: ")
+        assert done.err.startswith(f"gdn: {path} is skipped (it is damaged, or written by a newer gdn: ")
         assert done.err.endswith("; move it away, and --import the run's record file\n") and done.err.count("\n") == 1
     done = gdn("history", "--export", "-")
     assert done.code == errors.MISSING and [json.loads(line)["algo"] for line in done.out.splitlines()] == ["a"]
@@ -501,7 +501,7 @@ def test_the_database_of_an_earlier_gdn_is_named_and_left_alone(kept, gdn):
     old.write_bytes(b"SQLite format 3")
     done = gdn("history", "--json")
     assert done.code == 0 and [row["algo"] for row in done.json["algos"]] == ["a"]
-    assert f"{old} is an earlier gdn's history, and is not read: `gdn history --import " in done.err
+    assert f"{old} was written by an older gdn and is not read: `gdn history --import " in done.err
     assert done.err.count("\n") == 1 and old.read_bytes() == b"SQLite format 3"
 
 
