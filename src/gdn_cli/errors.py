@@ -51,8 +51,8 @@ def unknown(kind: str, name: str, known: Iterable[str], *, hint: str | None = No
     """The error for a name that does not exist, with the nearest known names, or all of them if none is near."""
     known = list(dict.fromkeys(known))
     near = [shown(n) for n in difflib.get_close_matches(name, known, n=3, cutoff=0.6)]
-    if len(name) <= _SHORT:  # half of all short names are near: only what begins so
-        near = [n for n in near if n.startswith(name[:2])]
+    if len(name) <= _SHORT:  # half of all names are near to a short one: only its like
+        near = [n for n in near if n[:1] == name[:1] and len(n) <= len(name) + 1]
     if near:
         advice = f"did you mean {' or '.join(near)}?"
     elif len(known) > _MANY and hint:

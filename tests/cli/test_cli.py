@@ -192,7 +192,7 @@ def test_wrong_usage_is_exit_2_and_one_clear_line(args, says, tmp_path, gdn):
 )
 def test_an_algo_that_cannot_run_here_is_exit_3_and_says_what_helps(args, says, gdn):
     done = gdn(*args.split())
-    assert done.code == errors.MISSING and says in words(done.out) and "Traceback" not in done.err
+    assert done.code == errors.MISSING and says in words(done.err) and done.out == "" and "Traceback" not in done.err
 
 
 def test_a_missing_gpu_in_json(gdn):
