@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -81,9 +82,27 @@ class Done:
     err: str
 
     @property
+    def no_result(self) -> bool:
+        """Whether stdout is empty, or with --json holds only the error that stderr tells as well."""
+        if not self.out:
+            return True
+        document = self.json
+        return list(document) == ["error"] and document["error"]["message"] in self.err
+
+    @property
+    def complaints(self) -> str:
+        """Stderr without the lines that say how far it is."""
+        return complaints(self.err)
+
+    @property
     def json(self) -> Any:
         """Stdout as the one JSON document that it must be: nothing around it, and no NaN, which JSON has not."""
         return json.loads(self.out, parse_constant=_no_constant)
+
+
+def complaints(err: str) -> str:
+    progress = re.compile(r"gdn: .*: done, [0-9]+ of [0-9]+ after [0-9]+ s\n")
+    return "".join(line for line in err.splitlines(keepends=True) if not progress.fullmatch(line))
 
 
 def _no_constant(name: str) -> Any:

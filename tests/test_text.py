@@ -207,7 +207,7 @@ def tuned(evil: str, dry_run: bool) -> None:
 
 
 def doctor(evil: str) -> None:
-    terminal.show_doctor([{"state": "bad", "what": evil, "found": evil, "for": evil, "mend": evil}], False)
+    terminal.show_doctor([{"state": "bad", "what": evil, "found": evil, "for": evil, "mend": evil}], evil, False)
 
 
 def remote(evil: str) -> None:

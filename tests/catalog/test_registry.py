@@ -187,7 +187,7 @@ BROKEN = {
         dict(entry_point="../x/main.py::run"),
         "$.entry_point: expected 'file::symbol', such as 'kernel.cu::run', got '../x/main.py::run'",
     ),
-    "unknown-key": (dict(sumary="typo"), "$.sumary: unknown key; did you mean summary or shares?"),
+    "unknown-key": (dict(sumary="typo"), "$.sumary: unknown key; did you mean summary?"),
     "capability": (dict(capability="sm_90"), "$.capability: expected a compute capability such as '9.0', got 'sm_90'"),
     "specific": (dict(specific="sm_90a"), "$.specific: expected true or false, got 'sm_90a'"),
     "package-list": (dict(extra="[packages]\nfla = ['fla-core']"), "$.packages.fla: expected text, got ['fla-core']"),

@@ -371,6 +371,10 @@ def test_new_copies_a_rung_and_puts_it_on_the_ladder(tmp_path, gdn):
     again = gdn("new", "cpp-v2", "--from", "cpp-v1", "--into", tmp_path)
     assert again.code == 2 and "gdn_decode/cpp-v2 exists already" in again.err
     more = gdn("new", "cpp-v3", "--from", "cpp-v2", "--algos", tmp_path)  # into the user's own folder
+    told = gdn("new", "cpp-v4", "--from", "cpp-v2", "--algos", tmp_path, "--json").json
+    assert (told["op"], told["algo"], told["from"]) == ("gdn_decode", "cpp-v4", "cpp-v2")
+    assert "algo.toml" in told["files"]
+    assert told["folder"] == str(tmp_path / "gdn_decode" / "cpp-v4")
     assert more.code == 0 and registry.load(str(tmp_path)).find("cpp-v3").after == "cpp-v2"
 
 
@@ -472,7 +476,10 @@ def bench(tmp_path_factory, gdn, write_algo):
 
 
 def test_bench_checks_and_times(bench):
-    assert bench.done.code == errors.FAILED and bench.done.err == ""  # `wrong` is wrong
+    assert bench.done.code == errors.FAILED and bench.done.complaints == ""  # `wrong` is wrong
+    ends = [line.split(" after ")[0] for line in bench.done.err.splitlines()]  # a line for each algo that is done
+    names = [f"gdn_decode{name}: done" for name in (", floors", "/pt-reference", "/copycat", "/wrong")]
+    assert ends == [f"gdn: {name}, {done} of 14" for name, done in zip(names, (5, 8, 11, 14), strict=True)]
     labels = [(r["algo"], (r["workload"] or NONE)["axes"]["batch_size"], r["status"]) for r in bench.records]
     sizes = (1, 1, 3)
     assert labels == [

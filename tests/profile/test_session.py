@@ -103,7 +103,7 @@ def test_one_that_cannot_run_leaves_a_line_and_no_folder(tmp_path):
 @pytest.mark.parametrize(
     "args, code, words",
     [
-        (["cpp-v1", "--tool", "nuc"], 2, "unknown tool 'nuc'\n  did you mean ncu?"),
+        (["cpp-v1", "--tool", "ncx"], 2, "unknown tool 'ncx'\n  did you mean ncu?"),
         (
             ["cpp-v1", "--tool", "ncu"],
             2,

@@ -158,7 +158,7 @@ def compared(tmp_path_factory, gdn):
 
 def test_compare_says_by_how_much(compared):
     done, _, folder = compared
-    assert done.code == 0 and done.err == "" and done.json == json.loads((folder / "c.json").read_text())
+    assert done.code == 0 and done.complaints == "" and done.json == json.loads((folder / "c.json").read_text())
     (c,), (overall,) = done.json["comparisons"], done.json["overall"]
     assert (c["baseline"], c["algo"], c["tier"]) == ("pt-reference", "cpp-v1", "wall")
     assert c["verdict"] in ("FASTER", "SAME", "SLOWER")  # the machine may be busy: no time is judged here

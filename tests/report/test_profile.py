@@ -256,6 +256,20 @@ def test_kernels_of_one_name_are_told_apart_by_their_parameters(capsys, width):
     assert "a::k<1>(int)" in found and "a::k<2>(int)" in found
 
 
+def test_many_kernels_are_a_row_each_unless_all_is_asked_for(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    whole = profiles.document("x", *(profiles.kernel(f"k{n}", {"registers": 30 + n}) for n in range(3)))
+    profile.show_profiles([profiles.typed(whole)], None, False, False)
+    found = lines(capsys)
+    assert [line.split() for line in found if line.startswith("k")] == [
+        ["kernel", "per", "thread"], *([f"k{n}", str(30 + n)] for n in range(3)),
+    ]  # fmt: skip
+    assert "--full and --json have every figure of each" in found
+    two = profiles.document("x", *(profiles.kernel(f"k{n}", {"registers": 30}) for n in range(2)))
+    profile.show_profiles([profiles.typed(two)], None, False, False)
+    assert not [line for line in lines(capsys) if "--full" in line]
+
+
 def test_absent_parts_are_not_shown(capsys, width):
     document = profiles.v4(
         survey=None, verdict=None, environment={}, label="", workload={}, mode=None, l2="cold", tool="sass",

@@ -86,7 +86,7 @@ def fates(tmp_path_factory, gdn, write_algo):
 
 def test_an_algo_that_fails_makes_the_exit_code_1(fates):
     assert fates.done.code == errors.FAILED
-    assert fates.done.err == ""
+    assert fates.done.complaints == ""
 
 
 def test_stdout_is_one_json_document_whatever_a_kernel_prints(fates):

@@ -30,7 +30,8 @@ def new(registry: Registry, name: str, source: Algo, into: Path | None) -> Path:
     text = re.sub(r"(?m)^after *=.*\n", "", (source.folder / "algo.toml").read_text(encoding="utf-8"))
     text = re.sub(r"(?m)^shares *= *\[[^\]]*\].*\n", "", text)
     # after `summary`, so that it stays in the top table whatever tables follow
-    text = re.sub(r"(?m)^(summary *=.*\n)", rf'\g<1>after = "{source.name}"\n', text, count=1)
+    head = f'summary = "a copy of {source.name}: say here what it does differently"\nafter = "{source.name}"\n'
+    text = re.sub(r"(?m)^summary *=.*\n", head, text, count=1)
     temporary, hint = folder.with_name(f".{name}.{os.getpid()}"), "--into DIR names another algos folder"
     try:
         temporary.mkdir(parents=True)

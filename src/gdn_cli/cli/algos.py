@@ -79,6 +79,7 @@ def new(
         Optional[Path],
         typer.Option("--into", metavar="DIR", help="Algos folder to put it in (else --algos, else ours)."),
     ] = None,
+    json: o.AsJson = False,
 ) -> None:
     """Copy an algo to start one of your own."""
     from ..catalog import registry, scaffold
@@ -96,7 +97,11 @@ def new(
         hint = f"gdn new {shlex.quote(name)} --from {own[-1] if own else 'ALGO'}{option}; `gdn list` shows all"
         raise errors.UsageError("which algo to start from?", hint=hint)
     into = into or next(iter(registry.own_folders(algos)), None)
-    folder = scaffold.new(known, name, known.find(source, op), into)
+    found = known.find(source, op)
+    folder = scaffold.new(known, name, found, into)
+    if json:
+        made = sorted(path.name for path in folder.iterdir())
+        return screen.show_json({"op": found.op, "algo": name, "from": source, "folder": str(folder), "files": made})
     where = f" --algos {shlex.quote(str(into))}" if into else ""
     commands = f"`gdn run --algo {name}{where}` and `gdn bench --algo {name},{source}{where}`"
     screen.put(str(folder))

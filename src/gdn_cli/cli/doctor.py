@@ -14,5 +14,5 @@ def doctor(dataset: o.Dataset = None, json: o.AsJson = False) -> None:
     from ..run import doctor as d
 
     findings = d.examine(dataset, o.machine())
-    terminal.show_doctor(findings, json)
+    terminal.show_doctor(findings, d.summary(findings), json)
     raise typer.Exit(errors.MISSING if any(f["state"] == "bad" for f in findings) else errors.OK)

@@ -77,6 +77,9 @@ def profile(
         ),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="The profiles that are kept.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Every figure of every kernel; else of three or more a row each.")
+    ] = False,
     json: o.AsJson = False,
     out: Annotated[
         Optional[Path], typer.Option("--out", metavar="DIR", help="The folder of profiles, instead of gdn's own.")
@@ -111,7 +114,7 @@ def profile(
             for subject in found:
                 yield session.run(subject, replace(settings, tool=tool), progress, screen.say, machine)
 
-    raise typer.Exit(looked_at(named(names, algos.algo), folder, json, profiled))
+    raise typer.Exit(looked_at(named(names, algos.algo), folder, json, profiled, full))
 
 
 def named(names: list[str] | None, algo: str | None) -> list[str]:
@@ -125,7 +128,13 @@ def named(names: list[str] | None, algo: str | None) -> list[str]:
     return names
 
 
-def looked_at(names: list[str], folder: Path, json: bool, profiled: Callable[[list[str]], Iterator[Any]]) -> int:
+def looked_at(
+    names: list[str],
+    folder: Path,
+    json: bool,
+    profiled: Callable[[list[str]], Iterator[Any]],
+    full: bool = True,
+) -> int:
     """Show the profiles of one name or two, and what differs; those that are not kept in `folder` are made by
     `profiled(names)`. Returns the exit code."""
     from ..profile import differences, session
@@ -140,11 +149,11 @@ def looked_at(names: list[str], folder: Path, json: bool, profiled: Callable[[li
             made.extend(profiled(live))
         except errors.GdnError:
             if made and not json:  # the first of two is there, and worth its time
-                shown.show_profiles(made, None, json)
+                shown.show_profiles(made, None, json, full)
             raise
         profiles = [profile or made.pop(0) for profile in profiles]
     difference = differences.difference(*profiles) if len(profiles) == 2 else None
-    shown.show_profiles(profiles, difference, json)
+    shown.show_profiles(profiles, difference, json, full)
     for profile in profiles:
         if profile.unkept:
             screen.say(profile.unkept)

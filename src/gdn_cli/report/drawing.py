@@ -61,7 +61,7 @@ def styles_of(book: Book, op: str) -> dict[str, Style]:
     own = sorted({a for g in book.of(op) for a in g.rivals} - set(order))
     taken: dict[str, int] = {}
     for algo in (*order, *own):
-        chosen = crc32(algo.encode(errors="surrogatepass")) % len(_COLOURS)
+        chosen = crc32(algo.encode(errors="replace")) % len(_COLOURS)
         least = min(list(taken.values()).count(i) for i in range(len(_COLOURS)))
         while list(taken.values()).count(chosen) > least:
             chosen = (chosen + 1) % len(_COLOURS)

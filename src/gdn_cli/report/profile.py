@@ -27,6 +27,17 @@ _NAME = 20  # letters of a kernel's name beside its figures
 _HEADER = 12  # a column's name is wrapped to its figures' width, but at least this wide
 
 _ROWS = 10  # rows of a table; profile.json has all
+_MANY = 3  # with at least this many kernels, each has one row, unless --full
+_FIRST = (
+    "time_us",
+    "share",
+    "registers",
+    "shared",
+    "occupancy_max",
+    "sass_instructions",
+    "instructions",
+    "spills",
+)  # the facts in that row
 _QUIET = ("bank_conflicts", "sectors_excess", "tensor_pipe")  # facts that are not shown if they are about 0
 
 # how to open a file, by the end of its name; {} is the path
@@ -40,8 +51,9 @@ _OPEN = (
 )
 
 
-def show_profiles(profiles: list[Profile], difference: Difference | None, as_json: bool) -> None:
-    """Show profiles one after the other; with `difference`, two of them side by side."""
+def show_profiles(profiles: list[Profile], difference: Difference | None, as_json: bool, full: bool = True) -> None:
+    """Show profiles one after the other; with `difference`, two of them side by side. Without `full`, many kernels get a row
+    each."""
     if as_json:
         return show_json(msgspec.to_builtins({"profiles": profiles, "difference": difference}))
     out = console()
@@ -51,7 +63,7 @@ def show_profiles(profiles: list[Profile], difference: Difference | None, as_jso
     for i, profile in enumerate(profiles):
         if i:
             out.print()
-        _show_profile(out, profile)
+        _show_profile(out, profile, full)
 
 
 def show_profile_list(rows: list[Listed], as_json: bool) -> None:
@@ -78,7 +90,7 @@ def show_profile_list(rows: list[Listed], as_json: bool) -> None:
 # --- one profile --------------------------------------------------------------------------------------------------
 
 
-def _show_profile(out: Console, profile: Profile) -> None:
+def _show_profile(out: Console, profile: Profile, full: bool) -> None:
     reading = profile.reading
     _line(out, (" | ".join([f"{profile.op} {profile.algo}", *_where(profile)]), "bold"))
     grid = _grid()
@@ -87,7 +99,10 @@ def _show_profile(out: Console, profile: Profile) -> None:
         grid.add_row(styled((word, "yellow" if word == "doubt (?)" else "dim")), text)
     if grid.row_count:
         print_grid(out, grid)
-    for found in reading.found:
+    brief = not full and len(reading.found) >= _MANY
+    if brief:
+        _show_overview(out, reading.found)
+    for found in () if brief else reading.found:
         _show_found(out, found, profile)
     notes = _grid()
     for note in reading.notes:
@@ -185,6 +200,21 @@ def _ran(ran: list[Ran], unseen: list[str], tool: str) -> Iterator[str]:
 
 
 # --- a kernel's facts and tables ----------------------------------------------------------------------------------
+
+
+def _show_overview(out: Console, among: list[Found]) -> None:
+    """A row for each kernel, of the facts that most of them have."""
+    facts = {fact.key: fact for found in among for fact in found.facts if fact.key in _FIRST}
+    chosen = [facts[key] for key in _FIRST if key in facts]
+    made = Table("", [Column("kernel", folds=True), *(Column(fact.label, number=True, most=12) for fact in chosen)])
+    for found in among:
+        have = {fact.key: fact for fact in found.facts}
+        cells = [units.figure(have[f.key].value, f.unit) if f.key in have else "" for f in chosen]
+        made.add(_called(found.name, [f.name for f in among]) if found.name else "the call", *cells)
+    out.print()
+    print_table(out, made)
+    out.print()
+    print_line(out, styled(("--full and --json have every figure of each", "dim")))
 
 
 def _show_found(out: Console, found: Found, profile: Profile) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -257,14 +258,25 @@ def say(line: str) -> None:
 
 
 @contextlib.contextmanager
-def progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on stderr if it is a terminal, otherwise nothing."""
+def progress() -> Iterator[Callable[..., None]]:
+    """A progress bar on stderr if it is a terminal, otherwise a line for each finished algo.
+
+    Yields a function of a name, the number done, the total, and whether this name has just finished.
+    """
     if not sys.stderr.isatty():
-        yield lambda name, done, total: None
+        begun = time.monotonic()
+
+        def line(name: str, done: int, total: int, ended: bool = False) -> None:
+            if ended:
+                say(f"{name}: done, {done} of {total} after {time.monotonic() - begun:.0f} s")
+
+        yield line
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = TextColumn("{task.description}", markup=False), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
-        yield lambda name, done, total: bar.update(task, description=shown(name), completed=done, total=total)
+        yield lambda name, done, total, ended=False: bar.update(
+            task, description=shown(name), completed=done, total=total
+        )

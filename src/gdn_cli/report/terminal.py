@@ -90,14 +90,16 @@ _SIZES = 4  # up to this many sizes of a preset are named
 _STATES = {"ok": Cell("ok", Mark.GOOD), "bad": Cell("!!", Mark.BAD), "failed": Cell("!!", Mark.BAD)}
 
 
-def show_doctor(findings: list[dict[str, str | None]], as_json: bool) -> None:
+def show_doctor(findings: list[dict[str, str | None]], summary: str, as_json: bool) -> None:
     if as_json:
-        return show_json({"findings": findings})
+        return show_json({"findings": findings, "summary": summary})
     out = console()
     made = Table("", [*words("", "what"), Column("found", folds=True), Column("for", folds=True)])
     for f in findings:
         made.add(_STATES.get(f["state"], Cell("--", Mark.WARN)), f["what"], f["found"], f["for"])
     print_table(out, made)
+    out.print()
+    print_line(out, styled((summary, "bold")))
     if wanting := [f for f in findings if f.get("mend")]:
         out.print()
         print_line(out, styled(("what to do about the others:", "bold")))

@@ -40,6 +40,19 @@ def examine(dataset: Path | None = None, machine: Machine = HERE) -> list[Findin
     ]
 
 
+_FOR_CPU = ("Python", "torch", "flashinfer-bench", "ninja", "C++ compiler", "records", "builds")
+_FOR_GPU = ("GPU", "nvcc", "triton")
+
+
+def summary(findings: list[Finding]) -> str:
+    """What can be done here, in one line."""
+    missing = {f["what"]: f["found"] for f in findings if f["state"] != "ok"}
+    cpu, gpu = ([f"{name} ({missing[name]})" for name in names if name in missing] for names in (_FOR_CPU, _FOR_GPU))
+    if cpu:
+        return f"not ready: {', '.join(cpu)}"
+    return f"ready for algos on the CPU; a GPU's need {', '.join(gpu)}" if gpu else "ready for algos on the CPU and GPU"
+
+
 def _finding(state: str, what: str, found: str, purpose: str, mend: str | None = None) -> Finding:
     return {"state": state, "what": what, "found": found, "for": purpose, "mend": mend}
 

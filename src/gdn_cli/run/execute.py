@@ -23,8 +23,8 @@ from . import compile_ahead, own_files
 from .jobs import Job, Outcome, execute
 from .planning import Plan, key, name
 
-# A line of progress: what runs now, and how many of how many workloads are done.
-Progress = Callable[[str, int, int], None]
+# A line of progress: what runs now, how many workloads are done, of how many; and True once that one has ended.
+Progress = Callable[..., None]
 
 # Runs jobs elsewhere: yields each with its outcome as soon as that is known, in any order.
 Engine = Callable[[list[Job]], Generator[tuple[Job, Outcome], None, None]]
@@ -115,6 +115,7 @@ class _Tally:
                     record.tail = own_files.pointed(replace(record, tail=outcome.tail), _algos(job)[record.algo]).tail
             self._keep(job, _fates(job, outcome, seen), outcome.environment)
             self.done += job.due - len(seen)
+            self.progress(_shown(job), self.done, self.total, True)
 
     def arrived(self, job: Job, outcome: Outcome) -> None:
         """All of a job's results at once, from elsewhere: its environment says on which GPU it ran."""
