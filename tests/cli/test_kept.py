@@ -139,7 +139,7 @@ def test_a_screen_that_cannot_be_written_to_is_exit_3():
             command = [sys.executable, "-m", "gdn_cli", *args]
             done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, env=helpers.environment())
             assert done.returncode == errors.MISSING
-            assert done.stderr == "gdn: cannot write what there is to say: No space left on device\n"
+            assert done.stderr == "gdn: cannot write the output: No space left on device\n"
 
 
 # --- packing, drawing, exporting ----------------------------------------------------------------------------------

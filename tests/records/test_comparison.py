@@ -183,7 +183,7 @@ def test_a_gate_that_is_missed_is_exit_1(compared, gdn):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ("cpp-v1", "one algo is nothing to compare\n  gdn compare A B"),
+        ("cpp-v1", "one algo is not enough to compare\n  gdn compare A B"),
         ("cpp-v1 cppv1", "unknown algo 'cppv1'"),
         ("cpp-v1 nothing.json", "nothing.json: cannot be read: No such file"),
         ("cpp-v1 pt-reference --tier fib", "tier 'fib' cannot time algos on the CPU"),
@@ -214,8 +214,8 @@ def test_two_files_are_compared_and_nothing_is_run(compared, gdn):
     for args, said in (
         ((folder / "b.json", folder / "slow.json:cpp-v1"), "b.json and slow.json have no times of cpp-v1 in common"),
         ((f"{folder / 'b.json'}:cpp-v1", folder / "slow.json"), "b.json holds no times of cpp-v1"),
-        ((folder / "b.json", folder / "slow.json", "cpp-v1"), "two files of records are compared alone"),
-        ([folder / "b.json"] * 3, "3 files of records"),
+        ((folder / "b.json", folder / "slow.json", "cpp-v1"), "two record files are compared alone"),
+        ([folder / "b.json"] * 3, "3 record files"),
     ):
         wrong = gdn("compare", *args)
         assert wrong.code == errors.USAGE and said in wrong.err and wrong.out == ""

@@ -771,7 +771,7 @@ def test_update_keeps_line_endings(tmp_path):
         ("nothing\n", " has no block"),
         ("<!-- gdn report a.json -->\n<!-- /gdn report -->\n\n<!-- gdn report b.json -->\n<!-- /gdn report -->\n",
          ":4: b.json: cannot be read"),
-        ("<!-- gdn report -->\n<!-- /gdn report -->\n", ":1: a block names its record files"),
+        ("<!-- gdn report -->\n<!-- /gdn report -->\n", ":1: a block must name its record files"),
         ("<!-- gdn report a.json --nope -->\n<!-- /gdn report -->\n", ":1: No such option: --nope"),
         ("<!-- gdn report a.json --json -->\n<!-- /gdn report -->\n", ":1: a block takes no --update and no --json"),
         ("<!-- gdn report a.json -f csv -->\n<!-- /gdn report -->\n", ":1: a block holds a table"),

@@ -52,8 +52,8 @@ _OPEN = (
 
 
 def show_profiles(profiles: list[Profile], difference: Difference | None, as_json: bool, full: bool = True) -> None:
-    """Show profiles one after the other; with `difference`, two of them side by side. Without `full`, many kernels get a row
-    each."""
+    """Show profiles one after the other; with `difference`, two of them side by side. Without `full`, many kernels get
+    a row each."""
     if as_json:
         return show_json(msgspec.to_builtins({"profiles": profiles, "difference": difference}))
     out = console()
