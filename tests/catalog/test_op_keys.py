@@ -53,7 +53,7 @@ def test_an_expression_is_a_size(text, value):
 @pytest.mark.parametrize(("text", "says"), [
     ("n - 3", "it is 0, not a positive whole number"), ("n / 2", "it is 1.5, not a positive"), ("n > 1", "it is True"),
     ("n // 0", "it divides by zero"), ("k", "'k' is not one of n"), ("n(", "it is not valid Python"),
-    ("n ** 9", "it has more than names"), ("n.real", "it holds more than names"), ("", "it is not valid Python"),
+    ("n ** 9", "it has more than names"), ("n.real", "it has more than names"), ("", "it is not valid Python"),
 ])  # fmt: skip
 def test_what_is_no_size_says_why(text, says):
     with pytest.raises(ValueError, match=says):

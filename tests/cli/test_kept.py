@@ -82,7 +82,7 @@ def test_a_disk_that_fills_up_costs_no_result_and_is_exit_3(performed, full, tmp
     done = capfd.readouterr()
     assert document.exit_code(errors.OK) == errors.MISSING and document.exit_code(errors.FAILED) == errors.FAILED
     why = f"cannot write {out}: No space left on device; it has the first 1 of 3 records"
-    assert f"gdn: the records could not be kept: {why}\n" in done.err
+    assert f"gdn: the records could not be saved: {why}\n" in done.err
     assert "x copy" in done.out and "copy" in done.out and f"records: {out}" not in done.out
     assert len(json.loads(out.read_text())["records"]) == 1  # whole, and not half of three
 
@@ -129,7 +129,7 @@ def test_a_device_as_out_stays_one_and_a_full_one_is_exit_3(gdn):
     assert gdn(*_RUN, "--out", "/dev/null").code == 0
     done = gdn(*_RUN, "--out", "/dev/full")
     assert done.code == errors.MISSING and "passed" in done.out
-    assert done.complaints == "gdn: the records could not be kept: cannot write /dev/full: No space left on device\n"
+    assert done.complaints == "gdn: the records could not be saved: cannot write /dev/full: No space left on device\n"
     assert all(os.path.exists(name) and not os.path.isfile(name) for name in ("/dev/null", "/dev/full"))
 
 
@@ -139,7 +139,7 @@ def test_a_screen_that_cannot_be_written_to_is_exit_3():
             command = [sys.executable, "-m", "gdn_cli", *args]
             done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, env=helpers.environment())
             assert done.returncode == errors.MISSING
-            assert done.stderr == "gdn: cannot write what there is to say: No space left on device\n"
+            assert done.stderr == "gdn: cannot write the output: No space left on device\n"
 
 
 # --- packing, drawing, exporting ----------------------------------------------------------------------------------

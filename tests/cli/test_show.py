@@ -1,4 +1,4 @@
-"""`gdn list` and `gdn show`: the algos, and all that is known of one."""
+"""`gdn list` and `gdn show`: all algos, and everything about one."""
 
 import pytest
 from helpers import REGISTRY
@@ -133,6 +133,6 @@ def test_nothing_is_overwritten_in_silence(tmp_path, gdn):
 
 def test_tune_writes_into_no_installed_gdn(monkeypatch, capsys):
     monkeypatch.setattr("gdn_cli.paths.IN_CHECKOUT", False)
-    with pytest.raises(UsageError, match="is a part of the installed gdn") as e:
+    with pytest.raises(UsageError, match="is part of the installed gdn") as e:
         get_command(app).main(["tune", "--algo", "cuda-v5"], standalone_mode=False)
     assert "gdn new my-cuda-v5 --from gdn_decode/cuda-v5 --into DIR" in e.value.hint

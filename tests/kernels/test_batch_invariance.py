@@ -323,4 +323,4 @@ def test_a_named_algo_that_cannot_is_a_line():
     done = helpers.gdn("compare", "pt-reference", "pt-compiled", "--batch-invariant")
     assert done.code == 2 and "does not say that it can be" in done.err
     done = helpers.gdn("compare", "cpp-v1", "--batch-invariant")
-    assert done.code == 2 and "one algo is nothing to compare" in done.err
+    assert done.code == 2 and "one algo is not enough to compare" in done.err

@@ -569,7 +569,7 @@ def test_ratios_in_the_table_are_to_the_rows_own_gpu(capsys):
     assert (cells["b"][5], cells["b"][7]) == ("2.00x", "5.00")  # 10 / 5 and 5 / 1; by GPU 0's they would be 6x and 1.67
     assert "*" not in "".join(lines[2:6])
     text = " ".join(" ".join(lines).split())
-    assert "not ranked; `gdn compare` puts them on one" in text and "copy differs by up to 200.0% between" in text
+    assert "not ranked; `gdn compare` runs them on one" in text and "time differs by up to 200.0% between" in text
 
 
 def test_where_a_row_is_of_one_gpu_the_fastest_is_marked(capsys):
@@ -614,9 +614,9 @@ def test_of_rented_gpus_none_is_the_fastest_where_there_were_several(uuids, mark
 def test_tiers_that_the_host_takes_part_in_say_so(capsys):
     found = [r | {"tier": "events"} for r in APART["records"]]
     terminal.show(reports.typed(bench(*found)), REGISTRY, False, Path("x.json"))
-    assert "events: the host takes part in these times" in capsys.readouterr().out
+    assert "events: these times include the host's work" in capsys.readouterr().out
     terminal.show(reports.typed(APART), REGISTRY, False, Path("x.json"))
-    assert "the host takes part" not in capsys.readouterr().out
+    assert "the host's work" not in capsys.readouterr().out
 
 
 def test_scores_divide_times_of_one_gpu():

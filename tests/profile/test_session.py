@@ -119,7 +119,7 @@ def test_one_that_cannot_run_leaves_a_line_and_no_folder(tmp_path):
         (["cuda-v4", "--tool", "sass", "--arch", "hopper"], 2, "hopper"),
         (["cuda-v4", "--tool", "sanitizer", "--check", "memchek"], 2, "memcheck"),
         (["cuda-v4", "--tool", "ncu", "--clocks", "fast"], 2, "unknown clocks 'fast'"),
-        (["cuda-v4", "--tool", "ncu", "--device", "cpu"], 2, "--tool ncu looks at what runs on cuda\n"),
+        (["cuda-v4", "--tool", "ncu", "--device", "cpu"], 2, "--tool ncu profiles code on cuda\n"),
         (["cpp-v2"], 2, "unknown algo 'cpp-v2'"),
         ([], 2, "expected one algo or two, got none\n"),
         (["a", "b", "c"], 2, "expected one algo or two, got 3\n"),
@@ -141,7 +141,7 @@ def test_without_a_gpu_the_gpu_tools_say_what_helps(tool, tmp_path):
     assert done.code == 3
     assert done.err == (
         "gdn: gdn_decode/cuda-v4 cannot run here: no GPU here\n"
-        "  `gdn modal run` takes it to a B200; --tool sass needs no GPU\n"
+        "  `gdn modal run` rents a B200 for it, which needs a Modal account and costs money; --tool sass needs no GPU\n"
     )
     assert not (tmp_path / "kept").exists()
 

@@ -102,7 +102,7 @@ def test_which_saved_algo(algos, algo, chosen):
     if chosen:
         assert comparison.check_saved(saved, "f.json", "gdn_decode", algos, algo, {"cupti"}) == chosen
     else:
-        with pytest.raises(UsageError, match="f.json holds no times of x; name one: f.json:a; there are a, b"):
+        with pytest.raises(UsageError, match="f.json holds no times of x; name one: f.json:a; it has a, b"):
             comparison.check_saved(saved, "f.json", "gdn_decode", algos, algo, {"cupti"})
 
 
@@ -113,7 +113,7 @@ def test_the_only_algo_that_was_asked_for_is_meant():
 
 def test_tiers_are_not_compared():
     saved = document(record("a", wave(2.0), tier="events"))
-    with pytest.raises(UsageError, match="f.json was timed in tier events, this would be cupti: .*--tier events"):
+    with pytest.raises(UsageError, match="f.json was timed in tier events, this run in cupti: .*--tier events"):
         comparison.check_saved(saved, "f.json", "gdn_decode", ["a"], None, {"cupti"})
     with pytest.raises(UsageError, match="holds no times of gdn_prefill"):
         comparison.check_saved(saved, "f.json", "gdn_prefill", ["a"], None, {"cupti"})
@@ -183,7 +183,7 @@ def test_a_gate_that_is_missed_is_exit_1(compared, gdn):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ("cpp-v1", "one algo is nothing to compare\n  gdn compare A B"),
+        ("cpp-v1", "one algo is not enough to compare\n  gdn compare A B"),
         ("cpp-v1 cppv1", "unknown algo 'cppv1'"),
         ("cpp-v1 nothing.json", "nothing.json: cannot be read: No such file"),
         ("cpp-v1 pt-reference --tier fib", "tier 'fib' cannot time algos on the CPU"),
@@ -214,8 +214,8 @@ def test_two_files_are_compared_and_nothing_is_run(compared, gdn):
     for args, said in (
         ((folder / "b.json", folder / "slow.json:cpp-v1"), "b.json and slow.json have no times of cpp-v1 in common"),
         ((f"{folder / 'b.json'}:cpp-v1", folder / "slow.json"), "b.json holds no times of cpp-v1"),
-        ((folder / "b.json", folder / "slow.json", "cpp-v1"), "two files of records are compared alone"),
-        ([folder / "b.json"] * 3, "3 files of records"),
+        ((folder / "b.json", folder / "slow.json", "cpp-v1"), "two record files are compared alone"),
+        ([folder / "b.json"] * 3, "3 record files"),
     ):
         wrong = gdn("compare", *args)
         assert wrong.code == errors.USAGE and said in wrong.err and wrong.out == ""

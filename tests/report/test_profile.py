@@ -264,7 +264,7 @@ def test_many_kernels_are_a_row_each_unless_all_is_asked_for(capsys, monkeypatch
     assert [line.split() for line in found if line.startswith("k")] == [
         ["kernel", "per", "thread"], *([f"k{n}", str(30 + n)] for n in range(3)),
     ]  # fmt: skip
-    assert "--full shows every figure of each, --json too" in found
+    assert "--full and --json have every figure of each" in found
     two = profiles.document("x", *(profiles.kernel(f"k{n}", {"registers": 30}) for n in range(2)))
     profile.show_profiles([profiles.typed(two)], None, False, False)
     assert not [line for line in lines(capsys) if "--full" in line]
@@ -294,7 +294,7 @@ def test_the_screen_shows_only_relevant_tables(capsys, monkeypatch):
         assert ("busiest pipes" in seen) is told
         assert any("bank conflicts" in line for line in seen) is told
         assert [line.split()[0] for line in seen if re.match(r"op\d", line)] == [f"op{i}" for i in range(10)]
-        assert "and 4 more: profile.json has all rows" in seen
+        assert "and 4 more rows in profile.json" in seen
 
 
 def test_a_check_of_the_tool_that_failed(capsys, width):
@@ -363,7 +363,7 @@ def test_two_profiles_at_80_columns(capsys, monkeypatch):
         "DRAM rate                       188 GB/s         177 GB/s  0.940x",
         "2 facts are the same within 2 %",
         "6 facts differ by too little to matter",
-        "A's gdn_decode_v4 stands against B's gdn_decode_kernel",
+        "A's gdn_decode_v4 is compared with B's gdn_decode_kernel",
         "",
         "A  cuda-v4",
         "verdict  latency-bound: the kernel is too small to fill the GPU",
@@ -401,7 +401,7 @@ def test_two_profiles_of_several_kernels(capsys, width):
         "registers per thread         60       32  0.533x  kernel_cutlass_gd...",
     ]
     assert "only A runs cast" in found and "warning A, x, is wrong: off" in found and "wrong    off" in found
-    assert not [line for line in found if "stands against" in line]
+    assert not [line for line in found if "is compared with" in line]
 
 
 def test_a_long_comparison_is_cut(capsys, width):
@@ -410,7 +410,7 @@ def test_a_long_comparison_is_cut(capsys, width):
     b = profiles.document("y", profiles.kernel("k", {k: 2 * v for k, v in values.items()}, profiles.FLA_STALLS))
     found = shown(capsys, a, b, between=True)
     count = len(differences.difference(profiles.typed(a), profiles.typed(b)).rows)
-    assert f"{count - 20} more differ: --json has them" in found
+    assert f"{count - 20} more differences with --json" in found
     assert len(part(found, "what differs ", f"{count - 20} more")) == 21
 
 
@@ -442,7 +442,7 @@ def test_the_list(capsys, width):
     ]
     profile.show_profile_list(rows, False)
     assert lines(capsys) == [
-        "profiles, the newest first | NVIDIA H200",
+        "profiles, newest first | NVIDIA H200",
         "profile                                             time  bound",
         "20261121-080000-gdn_decode-fla-recurrent-B1-ncu        -  -",
         "20261120-180000-gdn_decode-wrong-v1-B1-ncu       41.0 ms  wrong",
@@ -453,7 +453,7 @@ def test_the_list(capsys, width):
         "fla-recurrent", "wrong-v1", "cuda-v4",
     ]  # fmt: skip
     profile.show_profile_list([], False)
-    assert lines(capsys) == ["no profiles are kept here"]
+    assert lines(capsys) == ["there are no profiles yet: `gdn profile` makes one"]
 
 
 def test_a_list_of_several_gpus_and_long_names(capsys, width):
@@ -464,7 +464,7 @@ def test_a_list_of_several_gpus_and_long_names(capsys, width):
     ]
     profile.show_profile_list(rows, False)
     found = lines(capsys)
-    assert found[0] == "profiles, the newest first" and too_wide(found, width) == []
+    assert found[0] == "profiles, newest first" and too_wide(found, width) == []
     if width == 120:  # names stay whole where there is room
         assert [line.split()[0] for line in found[2:]] == [r.name for r in (rows[2], rows[1], rows[0])]
         assert found[3].endswith("latency  -")

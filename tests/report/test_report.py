@@ -181,7 +181,7 @@ def test_a_later_file_replaces_the_same_measurement_and_no_other():
     assert group.median_us("cuda-v4", "B=8") == 3.0
     assert group.median_us("cuda-v4", "B=1") == pytest.approx(1.9 + 0.28)
     assert group.median_us("cuda-v1", "B=8") == pytest.approx(2.3 + 0.26 * 8)
-    assert notes.file_notes(book) == [notes.Note("replaced", "1 record of 0.json gave way to those of 1.json")]
+    assert notes.file_notes(book) == [notes.Note("replaced", "1 record of 0.json replaced by those of 1.json")]
     assert book_of(new, old).groups[0].median_us("cuda-v4", "B=8") == pytest.approx(1.9 + 0.28 * 8)
 
 
@@ -238,10 +238,10 @@ def test_rows_of_several_origins_in_one_table_are_noted():
     )  # fmt: skip
     said = [n.text for n in notes.notes(book_of(reports.bench((1, 8)), other), "gdn_decode") if n.kind == "mixed"]
     joined = "; ".join(said)
-    assert "several drivers are together: 580.159.04 in 0.json; 590.1 in 1.json" in joined
-    assert "commits are together: 1c78cc43113f in 0.json; 2222 with changes in 1.json" in joined
+    assert "several drivers are mixed: 580.159.04 in 0.json; 590.1 in 1.json" in joined
+    assert "commits are mixed: 1c78cc43113f in 0.json; 2222 with changes in 1.json" in joined
     assert "torch 2.11.0+cu130 and 2.12" in joined
-    assert "cuda-v4: two states of its sources are together: cuda-v4-1 and cuda-v4-2" in joined
+    assert "cuda-v4: several states of its sources are mixed: cuda-v4-1 and cuda-v4-2" in joined
     assert notes.notes(book_of(reports.bench()), "gdn_decode") == []
 
 
@@ -268,14 +268,14 @@ def test_tiers_are_told_apart_by_gaps_never_by_ratios():
     rows = {(label, algo): medians for label, algo, medians in t.rows}
     assert rows["B=1", "cuda-v4"] == pytest.approx((2.18, 6.18, 37.18))
     assert rows["B=1", "copy"] == pytest.approx((1.66, 5.66, None))
-    assert t.said[1].startswith("fib adds 35.0 us to what cupti reads, in the median.")
-    assert "It ranks the algos alike" in t.said[1]
+    assert t.said[1].startswith("fib adds 35.0 us to the time in cupti, in the median.")
+    assert "Its ranking of the algos is the same" in t.said[1]
     turned = reports.bench((1, 8), ("cupti", "fib"))
     for r in turned["records"]:
         if (r["algo"], r["tier"], r["workload"]) == ("fi-baseline", "fib", reports.workload(8)):
             r["timing"]["median_us"] = 20.0
     said = findings.tiers(book_of(turned), "gdn_decode")[0].said[0]
-    assert "to +35.0 us" in said and "It ranks cuda-v1 and fi-baseline at B=8 otherwise" in said
+    assert "to +35.0 us" in said and "It ranks cuda-v1 and fi-baseline at B=8 the other way round" in said
     assert findings.tiers(book_of(reports.bench()), "gdn_decode") == []
 
 
@@ -771,7 +771,7 @@ def test_update_keeps_line_endings(tmp_path):
         ("nothing\n", " has no block"),
         ("<!-- gdn report a.json -->\n<!-- /gdn report -->\n\n<!-- gdn report b.json -->\n<!-- /gdn report -->\n",
          ":4: b.json: cannot be read"),
-        ("<!-- gdn report -->\n<!-- /gdn report -->\n", ":1: a block names its record files"),
+        ("<!-- gdn report -->\n<!-- /gdn report -->\n", ":1: a block must name its record files"),
         ("<!-- gdn report a.json --nope -->\n<!-- /gdn report -->\n", ":1: No such option: --nope"),
         ("<!-- gdn report a.json --json -->\n<!-- /gdn report -->\n", ":1: a block takes no --update and no --json"),
         ("<!-- gdn report a.json -f csv -->\n<!-- /gdn report -->\n", ":1: a block holds a table"),

@@ -171,7 +171,7 @@ def test_comparisons_and_scores():
         ["all", "", "", *row[1:]],
     ]
     assert marks(turns, Mark.GOOD) == ["FASTER"] and marks(turns, Mark.BAD) == ["SLOWER"]
-    assert any(note.startswith("SAME: no difference beyond 1.0%") for note in turns.notes)
+    assert any(note.startswith("SAME: ") and note.endswith("at most 1.0%.") for note in turns.notes)
 
 
 # --- renderers ------------------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def test_a_failure_is_not_hidden_by_a_later_record_of_the_same_call():
 def test_notes_in_brief_say_a_doubt_once():
     records = [reports.record("cuda-v4", b, 4.0, doubts=[f"spreads over ±{b}.5 %"]) for b in (1, 8)]
     assert [n.text for n in notes.notes(book_of(*records), brief=True)] == [
-        "cuda-v4 at B=1 and B=8 (cupti): spreads over ±1.5 % (and 1 more such)"
+        "cuda-v4 at B=1 and B=8 (cupti): spreads over ±1.5 % (and 1 more)"
     ]
     assert len(notes.notes(book_of(*records))) == 2
 

@@ -700,9 +700,9 @@ def test_a_dry_run_needs_no_gpu_and_touches_nothing(tmp_path, write_algo, gdn):
         done = gdn(*args, option, value, env=env)
         assert done.code == errors.USAGE and says in done.err
     shown = gdn(*args, "-w", "batch_size=3", env=env).out
-    assert "3 candidates, 1 more are left out by rows * (policy + 1) <= 4" in shown and "B=3" in shown
+    assert "3 candidates, 1 more are excluded by rows * (policy + 1) <= 4" in shown and "B=3" in shown
     long = gdn(*args, "--where", " or ".join(f"rows == {n}" for n in range(1, 9)), env=env).out
-    assert "3 candidates, 1 more are left out by `where`, which --json has whole" in long and "rows ==" not in long
+    assert "3 candidates, 1 more are excluded by `where` (in full with --json)" in long and "rows ==" not in long
     assert sorted(p.name for p in algo.folder.iterdir()) == ["algo.toml", "main.py", "right.py"]
     assert not (tmp_path / "home").exists()
     done = gdn(*args[:-1], env=env)

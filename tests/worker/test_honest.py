@@ -211,7 +211,7 @@ def test_a_command_that_is_killed_leaves_no_worker_and_a_record_that_says_so(num
     assert document["interrupted"] and [r["status"] for r in document["records"]] == ["passed"]
     if number == signal.SIGTERM:
         assert command.returncode == 128 + number and "Traceback" not in said
-        assert "interrupted the above is what was measured by then" in shown
+        assert "interrupted these are the measurements until then" in shown
     else:
         assert command.returncode == -number
 

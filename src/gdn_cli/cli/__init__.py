@@ -1,4 +1,4 @@
-"""The `gdn` command line: each command parses, calls one function, and shows."""
+"""The `gdn` command line: each command parses its options, calls one function, and shows the result."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def _top(
 
 
 def main(machine: Any = None) -> None:
-    """Run the command; an error that was foreseen is one line on stderr and its exit code, never a traceback.
+    """Run the command. An expected error gives one line on stderr and its exit code, never a traceback.
 
-    `machine` is the inventory.Machine to work on; without one, each command looks at this one.
+    `machine` is the inventory.Machine to use; without it, each command examines this machine.
     """
     text.guard()
     options.MACHINE.set(machine)
@@ -57,7 +57,7 @@ def main(machine: Any = None) -> None:
         received.append(number)
         raise KeyboardInterrupt
 
-    for name in ("SIGTERM", "SIGHUP"):  # a closed terminal, `timeout`, a cancelled CI job: leave as Ctrl-C does
+    for name in ("SIGTERM", "SIGHUP"):  # a closed terminal, `timeout`, a cancelled CI job: exit as after Ctrl-C
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), leave)
     try:
@@ -69,7 +69,7 @@ def main(machine: Any = None) -> None:
 
 
 def _tell(message: str, hint: str | None, code: int) -> None:
-    """The same for a program that asked for JSON."""
+    """With --json, also write the error as JSON."""
     if "--json" in sys.argv:
         from ..report import screen
 
@@ -82,7 +82,7 @@ def _run() -> None:
         try:
             app()
         finally:
-            sys.stdout.flush()  # a disk that is full shows here, and not behind the exit code
+            sys.stdout.flush()  # so that a full disk is noticed before the exit code is set
     except errors.GdnError as e:
         hint = f"\n  {text.shown(e.hint, lines=True)}" if e.hint else ""
         print(f"gdn: {text.shown(e.message)}{hint}", file=sys.stderr)
@@ -105,7 +105,7 @@ def _run() -> None:
 
         if e.errno not in MACHINE:
             raise
-        print(f"gdn: cannot write {e.filename or 'what there is to say'}: {e.strerror}", file=sys.stderr)
-        with open(os.devnull, "w") as nowhere:  # what is left of it would be written again at the end, and fail again
+        print(f"gdn: cannot write {e.filename or 'the output'}: {e.strerror}", file=sys.stderr)
+        with open(os.devnull, "w") as nowhere:  # otherwise Python would flush the rest at exit, and fail again
             os.dup2(nowhere.fileno(), 1)
         sys.exit(errors.MISSING)

@@ -1,4 +1,4 @@
-"""`gdn list`, `gdn show` and `gdn new`: what there is, and the next rung."""
+"""`gdn list`, `gdn show` and `gdn new`."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ def new(
     algos: o.OwnAlgos = None,
     into: Annotated[
         Optional[Path],
-        typer.Option("--into", metavar="DIR", help="Algos folder to put it in (else --algos, else ours)."),
+        typer.Option("--into", metavar="DIR", help="The algos folder for it (default: --algos, else gdn's own)."),
     ] = None,
     json: o.AsJson = False,
 ) -> None:
-    """Copy an algo to start one of your own."""
+    """Copy an algo, to start your own from it."""
     from ..catalog import registry, scaffold
     from ..report import screen
 

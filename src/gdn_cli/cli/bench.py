@@ -1,4 +1,4 @@
-"""`gdn run` (is it right?), `gdn bench` (right, and how fast?) and `gdn floors` (how fast could it be here?)."""
+"""`gdn run` (is it right?), `gdn bench` (and how fast?) and `gdn floors` (the copy and other limits)."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def bench(
     in_place: o.InPlace = False,
     batch_invariant: o.BatchInvariant = False,
     save: Annotated[
-        Optional[str], typer.Option("--save", metavar="NAME", help="Keep the records as a baseline for `gdn compare`.")
+        Optional[str], typer.Option("--save", metavar="NAME", help="Save the records as a baseline for `gdn compare`.")
     ] = None,
 ) -> None:
-    """Check algos, then time them beside the reference and the floors.
+    """Check algos, then time them, the reference and a plain copy of the same bytes.
 
     Without --algo: every algo that can be timed here. Without workloads: the preset `quick`.
     """
@@ -72,13 +72,13 @@ def bench(
 
 @o.grouped
 def floors(which: o.Selection, sampling: o.Sampling, place: o.Place, output: o.Output, op: o.OpName = None) -> None:
-    """Time what no algo can beat here: a copy of the same bytes, an empty launch, the rate of a large copy."""
+    """Time a plain copy of the same bytes, an empty launch, and a large copy."""
     raise typer.Exit(carry_out(Work("floor", o.Algos(op=op), which, sampling, place), output))
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a command of this file was asked to do. `official`: with the contest's counts, whatever the preset."""
+    """The options of a command in this file. `official`: use the contest's counts with any preset."""
 
     command: str  # check, bench or floor
     algos: o.Algos
@@ -95,9 +95,9 @@ class Work:
 
 
 def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
-    """Run, show and keep a campaign; returns the exit code.
+    """Run a command, save and show its document. Returns the exit code.
 
-    `elsewhere` runs it at another place than this machine (remote.engine.Engine).
+    `elsewhere` runs it on another machine (remote.engine.Engine).
     """
     from ..catalog import registry
     from ..records import baselines, store
@@ -123,7 +123,7 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
     if work.batch_invariant:
         entries = eligibility.batch_invariant(known, entries, named)
     parts = which.parts(known, entries, loaded, overrides)
-    if work.in_place:  # the contest's rules are another call's
+    if work.in_place:  # calls in place are not the contest's, so no score
         parts = [replace(part, scored=False) for part in parts]
     elif command == "bench":
         parts = eligibility.unscored(parts, named)
@@ -146,7 +146,7 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
         work.trust.tell(work.solutions)
 
     def finish() -> None:
-        """What is only known of all records together."""
+        """Set the fields that need all records."""
         if elsewhere:
             elsewhere.finish(document)
         if which.stress:
@@ -170,9 +170,9 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
 
 
 def perform(plan: Any, writer: Any, known: Any, json: bool, finish: Any, engine: Any = None) -> None:
-    """Run a plan, `finish` its document with what is only known at the end, keep it and show it.
+    """Run a plan, `finish` its document, save it and show it.
 
-    An error that ends the run before its end is raised once what there was by then is kept and shown.
+    If an error stops the run, the records until then are saved and shown before it is raised.
     """
     from .. import files
     from ..records import history

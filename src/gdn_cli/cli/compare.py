@@ -21,7 +21,7 @@ def compare(
         typer.Argument(
             metavar="A B...",
             autocompletion=o.algos_like,
-            help="Algos, packed solutions, files of records, or names of baselines.",
+            help="Algos, packed solutions, record files, or saved baselines.",
         ),
     ],
     which: o.Selection,
@@ -34,7 +34,7 @@ def compare(
     in_place: o.InPlace = False,
     batch_invariant: Annotated[
         bool,
-        typer.Option("--batch-invariant", help="Beside each algo its batch-invariant build, as NAME@invariant."),
+        typer.Option("--batch-invariant", help="Also run each algo's batch-invariant build, as NAME@invariant."),
     ] = False,
     threshold: Annotated[
         float,
@@ -42,14 +42,13 @@ def compare(
     ] = 0.005,
     gate: Annotated[
         Optional[float],
-        typer.Option("--gate", metavar="RATIO", help="Exit 1 where a geometric mean over the workloads is below X."),
+        typer.Option("--gate", metavar="RATIO", help="Exit 1 if a geometric mean over the workloads is below RATIO."),
     ] = None,
 ) -> None:
     """Time algos in turns, A B B A, on the same buffers with fresh values, and say which is faster.
 
-    A is the baseline. Saved records may stand for A: a file (`gdn bench --out FILE`) or a name (`gdn bench --save
-    NAME`), each with :ALGO behind it to name one of its algos. Two of them are compared with each other, and nothing is
-    run.
+    A is the baseline. It can be saved records: a file (`gdn bench --out FILE`) or a name (`gdn bench --save NAME`); add
+    :ALGO for one of its algos. Two saved records are compared with each other, and nothing is run.
     """
     from ..catalog import registry
     from ..records import comparison, statistics, store
@@ -65,18 +64,20 @@ def compare(
     machine = o.machine()
     if len(saved) == 2:
         if live:
-            raise errors.UsageError("two files of records are compared alone", hint=f"leave out {', '.join(live)}")
+            raise errors.UsageError("two record files are compared alone", hint=f"leave out {', '.join(live)}")
         return _two(saved, known, op, threshold, gate, output)
-    each = bool(saved) and not live and saved[0].algo is None  # every algo of the file with itself as it is now
+    each = bool(saved) and not live and saved[0].algo is None  # compare every algo of the file with its present state
     if saved and not live:
         live = [saved[0].algo] if saved[0].algo else comparison.own_algos(store.load(saved[0].file), op)
     entries = planning.rivals(known, live, op, place.device, machine.place)
     if batch_invariant:
         entries = eligibility.beside_batch_invariant(known, entries)
     if len(entries) + bool(saved) < 2:
-        raise errors.UsageError("one algo is nothing to compare", hint="gdn compare A B, or gdn compare RECORDS.json")
+        raise errors.UsageError(
+            "one algo is not enough to compare", hint="gdn compare A B, or gdn compare RECORDS.json"
+        )
     entries = eligibility.overwriting(known, entries, named=True, asked=in_place)
-    # a preset's counts are a judge's; a comparison samples until the ratio is known
+    # a preset's counts are for benches; a comparison samples until the ratio is precise
     overrides = {"seconds": 2.0, "target": statistics.THRESHOLD, "iterations": None} | {
         k: v for k, v in overrides.items() if v
     }
@@ -122,10 +123,10 @@ def compare(
 
 
 def _code(code: int, document: Any, gate: float | None) -> int:
-    """An algo that failed goes before the gate, and the gate before what is missing here."""
+    """The exit code, most serious first: interrupted, an algo failed, the gate missed, something missing here."""
     if document.interrupted:
         return errors.INTERRUPTED
-    # the same code is never a regression
+    # equal sources are never a regression
     ratios = [one.ratio for one in document.overall if not getattr(one, "same_sources", False)]
     if code != errors.FAILED and gate is not None and any(ratio < gate for ratio in ratios):
         from ..report import screen
@@ -137,7 +138,7 @@ def _code(code: int, document: Any, gate: float | None) -> int:
 
 @dataclass(frozen=True)
 class _Saved:
-    """Records that were named: a file or a baseline, with the algo in it that was asked for."""
+    """Named records: a file or a baseline, and the algo in it, if one was named."""
 
     file: Path
     algo: str | None
@@ -145,7 +146,7 @@ class _Saved:
 
 
 def _split(names: list[str], algos: set[str]) -> tuple[list[_Saved], list[str]]:
-    """The saved records among what was named, two at most; and the others."""
+    """Split the names into saved records (two at most) and the others."""
     from .. import parsing
     from ..records import baselines
 
@@ -167,12 +168,12 @@ def _split(names: list[str], algos: set[str]) -> tuple[list[_Saved], list[str]]:
         else:
             saved.append(_Saved(file, algo or None, file.name))
     if len(saved) > 2:
-        raise errors.UsageError(f"{len(saved)} files of records", hint="two can be compared with each other")
+        raise errors.UsageError(f"{len(saved)} record files", hint="compare takes two at most")
     return saved, live
 
 
 def _two(saved: list[_Saved], known: Any, op: str | None, threshold: float, gate: float | None, output: Any) -> None:
-    """Two saved runs with each other: nothing is measured."""
+    """Compare two saved runs; nothing is measured."""
     from ..records import comparison, store
     from ..report import terminal
 

@@ -1,4 +1,4 @@
-"""`gdn data`: FlashInfer-Trace folders of the twins, and what workloads there are."""
+"""`gdn data`: write FlashInfer-Trace folders of the twins, and list workloads."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from .. import errors
 from . import options as o
 from .help import App
 
-data = App(name="data", help="Workloads, and FlashInfer-Trace folders of them.")
+data = App(name="data", help="List workloads; write them as a FlashInfer-Trace folder.")
 
 
 @data.command()
 @o.grouped
 def build(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write, or to complete.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write or to complete.")],
     algos: o.Algos,
     which: o.Workloads,
     json: o.AsJson = False,
 ) -> None:
     """Write definitions, workloads, tensors and our solutions, as `flashinfer-bench run --local DIR` takes them.
 
-    Everything is about 2 GB; --op, -w, -n and --preset make it smaller. Safe to repeat: what is there is kept.
+    Everything together is about 2 GB; --op, -w, -n and --preset select less. Repeating it keeps existing files.
     """
     from ..report import screen
 
@@ -41,7 +41,7 @@ def build(
 
 
 def written(folder: Path, algos: o.Algos, which: o.Workloads) -> dict[str, int]:
-    """Write the folder; returns how many files of each kind it was."""
+    """Write the folder. Returns the number of files of each kind."""
     from ..catalog import pack, registry
     from ..report import screen
     from ..worker import trace_set_writer
@@ -73,7 +73,7 @@ def list_(
 ) -> None:
     """Show the presets of each op; with --full or a choice, the workloads.
 
-    -w, -n, --preset and --dataset choose workloads; --json has them all.
+    -w, -n, --preset and --dataset choose workloads; --json lists each of them.
     """
     from ..catalog import presets, registry
     from ..report import terminal
@@ -83,14 +83,14 @@ def list_(
         return terminal.show_workloads(_select(known, op, which), json)
     found = {None: _select(known, op, which)}
     for name in presets.names():
-        presets.load_preset(name)  # one that is wrong says so
+        presets.load_preset(name)  # raises if the preset is invalid
         with contextlib.suppress(errors.GdnError):  # a preset that the op does not have
             found[name] = _select(known, op, dataclasses.replace(which, preset=name))
     terminal.show_presets(found, known)
 
 
 def _select(known: Any, op: str | None, which: o.Workloads) -> dict[str, list]:
-    """The chosen workloads by op. Without --op, an op that lacks them (an axis, a uuid) is left out; one has them."""
+    """The chosen workloads by op. Without --op, ops without them (an axis, a uuid) are skipped, unless all are."""
     from ..catalog import trace_set, workloads
 
     _, preset = which.loaded(None)

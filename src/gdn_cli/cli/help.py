@@ -1,4 +1,4 @@
-"""How `--help` looks: options by what they are for, an example for each command, whole summaries."""
+"""The layout of `--help`: options in groups, examples for each command, full summaries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any, Optional
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-# a heading -> the parameters below it; all others stand below "Options"
+# heading -> its parameters; all others are under "Options"
 _PANELS = {
     "Which algos": "algo op algos solutions source into",
     "Which workloads": "workload n preset dataset stress",
@@ -19,7 +19,7 @@ _PANELS = {
     "What comes out": "json out full",
 }
 _PANEL = {name: panel for panel, names in _PANELS.items() for name in names.split()}
-_FEW = 8  # so many options need no headings
+_FEW = 8  # up to this many options need no headings
 
 _EXAMPLES = {
     "run": ["gdn run cpp-v1", "gdn run my-v1 --algos ~/kernels -w batch_size=64 --stress"],
@@ -56,7 +56,7 @@ _KINDS = {
 
 
 def _path(ctx: Any) -> str:
-    """The command's name below `gdn`: `data list`."""
+    """The command's name without `gdn`: `data list`."""
     names = []
     while ctx.parent is not None:
         names.append(ctx.info_name or "")
@@ -93,7 +93,7 @@ class Command(TyperCommand):
                 formatter.write("".join(f"  {line}\n" for line in lines))
 
 
-_Unreadable = typer.BadParameter.__mro__[1]  # a command line that cannot be read: click's error, or typer's own
+_Unreadable = typer.BadParameter.__mro__[1]  # error for an invalid command line: click's, or typer's own
 
 
 class Group(TyperGroup):
@@ -112,7 +112,7 @@ class Group(TyperGroup):
         self.format_commands(ctx, formatter)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Every command with its whole summary, by what it is for."""
+        """Every command with its full summary, in groups."""
         shown = {name: c for name in self.list_commands(ctx) if (c := self.get_command(ctx, name)) and not c.hidden}
         kinds = {kind: [n for n in names.split() if n in shown] for kind, names in _KINDS.items() if ctx.parent is None}
         listed = {name for names in kinds.values() for name in names}
@@ -124,10 +124,10 @@ class Group(TyperGroup):
 
 
 class App(typer.Typer):
-    """A Typer whose commands look so."""
+    """A Typer whose commands have this layout."""
 
     def __init__(self, **settings: Any) -> None:
-        # plain help: rich would double the start-up time
+        # plain help, because rich would double the start-up time
         super().__init__(cls=Group, no_args_is_help=True, rich_markup_mode=None, **settings)
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[..., Any]:

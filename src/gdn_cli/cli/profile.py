@@ -15,7 +15,7 @@ from . import options as o
 
 @dataclass(frozen=True)
 class Look:
-    """What to look at, and with what."""
+    """The workload to profile, and the tool."""
 
     workload: o.OneWorkload = None
     tool: Annotated[
@@ -26,7 +26,7 @@ class Look:
     ] = None
     arch: Annotated[
         Optional[str],
-        typer.Option("--arch", metavar="ARCH[,ARCH...]", help="sass: compile for these, such as sm_90a,sm_100a."),
+        typer.Option("--arch", metavar="ARCH[,ARCH...]", help="sass: targets to compile for, such as sm_90a,sm_100a."),
     ] = None
     check: Annotated[
         Optional[str],
@@ -36,14 +36,14 @@ class Look:
     ] = None
     clocks: Annotated[
         str,
-        typer.Option("--clocks", metavar="none|base", help="ncu: none leaves the GPU's clocks alone, base locks them."),
+        typer.Option("--clocks", metavar="none|base", help="ncu: `base` locks the GPU's clocks, `none` does not."),
     ] = "none"
     l2: o.L2 = "cold"
     seconds: o.Seconds = None
     dataset: o.Dataset = None
 
     def settings(self, place: o.Place, folder: Path) -> Any:
-        """What was asked for, checked before anything runs (profiling.Settings)."""
+        """The settings (session.Settings), checked before anything runs."""
         from .. import profilers
         from ..profile import session
 
@@ -56,7 +56,7 @@ class Look:
         o.check_choice("clocks", self.clocks, ("none", "base"))
         o.Sampling(l2=self.l2, seconds=self.seconds).checked()
         if tool and place.device != "auto" and place.device not in (modes := profilers.TOOLS[tool].modes):
-            where = f"looks at what runs on {' or '.join(modes)}" if modes else "runs nothing"
+            where = f"profiles code on {' or '.join(modes)}" if modes else "runs nothing"
             raise errors.UsageError(f"--tool {tool} {where}", hint=f"drop --device {place.device}")
         archs = tuple(profilers.module("sass").parse_arch(a) for a in o.listed(self.arch))
         checks = profilers.module("sanitizer").checks(o.listed(self.check)) if tool == "sanitizer" else ()
@@ -73,21 +73,21 @@ def profile(
     names: Annotated[
         Optional[list[str]],
         typer.Argument(
-            metavar="[A [B]]", autocompletion=o.algos_like, help="Algos or packed solutions, or profiles that are kept."
+            metavar="[A [B]]", autocompletion=o.algos_like, help="Algos, packed solutions, or saved profiles."
         ),
     ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="The profiles that are kept.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the saved profiles.")] = False,
     full: Annotated[
-        bool, typer.Option("--full", help="Every figure of every kernel; else of three or more a row each.")
+        bool, typer.Option("--full", help="Every figure of every kernel; else three or more get a row each.")
     ] = False,
     json: o.AsJson = False,
     out: Annotated[
         Optional[Path], typer.Option("--out", metavar="DIR", help="The folder of profiles, instead of gdn's own.")
     ] = None,
 ) -> None:
-    """Look at one algo on one workload with a profiler, and say what holds it back; or at two, and what differs.
+    """Profile one algo on one workload, and show what limits it; or profile two, and show the differences.
 
-    What came of it is kept: `gdn profile --list` names the folders, `gdn profile NAME` shows one again.
+    Profiles are saved: `gdn profile --list` lists them, `gdn profile NAME` shows one again.
     """
     from .. import paths
     from ..profile import session
@@ -118,7 +118,7 @@ def profile(
 
 
 def named(names: list[str] | None, algo: str | None) -> list[str]:
-    """The one name or two that were given as arguments, or else by --algo."""
+    """One or two names, from the arguments or else from --algo."""
     from ..catalog.registry import names as listed
 
     names = names or listed(algo)
@@ -135,8 +135,8 @@ def looked_at(
     profiled: Callable[[list[str]], Iterator[Any]],
     full: bool = True,
 ) -> int:
-    """Show the profiles of one name or two, and what differs; those that are not kept in `folder` are made by
-    `profiled(names)`. Returns the exit code."""
+    """Show the profiles of one or two names, and the differences of two. `profiled(names)` makes those that are not
+    saved in `folder`. Returns the exit code."""
     from ..profile import differences, session
     from ..report import profile as shown
     from ..report import screen
@@ -148,7 +148,7 @@ def looked_at(
         try:
             made.extend(profiled(live))
         except errors.GdnError:
-            if made and not json:  # the first of two is there, and worth its time
+            if made and not json:  # show the first of two if only the second failed
                 shown.show_profiles(made, None, json, full)
             raise
         profiles = [profile or made.pop(0) for profile in profiles]

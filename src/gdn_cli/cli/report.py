@@ -1,4 +1,4 @@
-"""`gdn report`: a page, tables or a figure from records; and a README's own tables."""
+"""`gdn report`: a page, tables or a figure from records, and the tables inside Markdown files."""
 
 from __future__ import annotations
 
@@ -18,25 +18,23 @@ if TYPE_CHECKING:
     from ..report.markdown_blocks import Rendered
 
 Files = Annotated[
-    Optional[list[Path]], typer.Argument(metavar="[FILE.json]...", help="Records; a later file's replace an earlier's.")
+    Optional[list[Path]], typer.Argument(metavar="[FILE.json]...", help="Records; later files replace earlier ones.")
 ]
 Format = Annotated[
     Optional[str],
-    typer.Option(
-        "--format", "-f", metavar="html|md|csv|png|svg", help="html, md, csv, png or svg; else by --out's name."
-    ),
+    typer.Option("--format", "-f", metavar="html|md|csv|png|svg", help="The format; without it, by the name in --out."),
 ]
 To = Annotated[
     Optional[Path],
     typer.Option(
-        "--out", "-o", metavar="FILE", help="Where to; - is stdout. Without: report.html, .png or .svg, else stdout."
+        "--out", "-o", metavar="FILE", help="The file; - is stdout. Default: report.html, .png or .svg, else stdout."
     ),
 ]
 Title = Annotated[Optional[str], typer.Option("--title", metavar="TEXT", help="The heading of the page.")]
 Names = Annotated[
-    Optional[str], typer.Option("--algo", metavar="NAME[,NAME...]", help="These algos, in this order; floors stay.")
+    Optional[str], typer.Option("--algo", metavar="NAME[,NAME...]", help="These algos, in this order; the copy stays.")
 ]
-Tiers = Annotated[Optional[str], typer.Option("--tier", metavar="TIER[,TIER...]", help="These tiers only.")]
+Tiers = Annotated[Optional[str], typer.Option("--tier", metavar="TIER[,TIER...]", help="Only these tiers.")]
 Part = Annotated[
     Optional[str],
     typer.Option(
@@ -44,16 +42,16 @@ Part = Annotated[
         help="times, latency, floor, ladder, spread, tiers, compare, score, checks, notes, environment.",
     ),
 ]  # fmt: skip
-Unit = Annotated[str, typer.Option("--unit", metavar="us|ms|auto", help="Of tables: us, ms, or auto (by magnitude).")]
+Unit = Annotated[str, typer.Option("--unit", metavar="us|ms|auto", help="Unit of times in tables; auto: by magnitude.")]
 Update = Annotated[
     Optional[Path],
-    typer.Option("--update", metavar="FILE.md", help="Write the <!-- gdn report ... --> blocks of FILE.md anew."),
+    typer.Option("--update", metavar="FILE.md", help="Rewrite the <!-- gdn report ... --> blocks of FILE.md."),
 ]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be made of which records."""
+    """The records, and the output."""
 
     files: Files = None
     format: Format = None
@@ -66,7 +64,7 @@ class Asked:
     unit: Unit = "auto"
 
     def kind(self, default: str) -> str:
-        """The format: --format, or what --out's name ends in."""
+        """The format: --format, or the suffix of --out."""
         name = self.format
         if name is None and self.out is not None and self.out.suffix:
             suffix = self.out.suffix[1:].lower()
@@ -76,7 +74,7 @@ class Asked:
         return name or default
 
     def book(self, algos: str | None = None, base: Path | None = None) -> Book:
-        """The records; relative names start from the folder `base`."""
+        """The records; relative names are in the folder `base`."""
         from ..catalog import registry
         from ..report import merge
 
@@ -103,7 +101,7 @@ class Asked:
         return html.page(book, self.title or outline.title_of(book), parts, self.unit).encode()
 
     def picture(self, book: Book, kind: str) -> tuple[bytes, str]:
-        """The one figure that was asked for, and its title with its origin."""
+        """The figure asked for, and its title with its origin."""
         from ..report import figures, pictures
 
         parts = self.parts(figures.NAMES, ("latency",), "a figure")
@@ -129,7 +127,7 @@ def report(asked: Asked, update: Update = None, algos: o.OwnAlgos = None, json: 
     out = asked.out
     if update:
         if asked.files or out or asked.format:
-            hint = "they stand in FILE.md's blocks"
+            hint = "the blocks in FILE.md have them"
             raise errors.UsageError("--update takes no files, --format and --out", hint=hint)
         said = markdown_blocks.update(update, _block)
         if json:
@@ -146,7 +144,7 @@ def report(asked: Asked, update: Update = None, algos: o.OwnAlgos = None, json: 
     if json and wanted and to_stdout:
         raise errors.UsageError("--json has stdout to itself", hint="name a file with -o, or drop --format")
     if wanted and to_stdout:
-        bare = unguarded(sys.stdout).buffer  # bytes, and their text has passed the gate
+        bare = unguarded(sys.stdout).buffer  # bytes; their text is already escaped
         bare.write(made)
         bare.flush()
     elif wanted:
@@ -164,20 +162,20 @@ def report(asked: Asked, update: Update = None, algos: o.OwnAlgos = None, json: 
 
 @o.grouped
 def _read(asked: Asked, update: Update = None, algos: o.OwnAlgos = None, json: o.AsJson = False) -> Asked:
-    """The options of a block, read as the command line reads them."""
+    """Parse the options of a block, as on the command line."""
     if not asked.files:
-        raise errors.UsageError("a block names its record files")
+        raise errors.UsageError("a block must name its record files")
     if update or json:
         raise errors.UsageError("a block takes no --update and no --json")
     return asked
 
 
-# a command line that cannot be read; typer before 0.26 has it from click, later ones carry their own
+# error for an invalid command line: from click before typer 0.26, later typer's own
 _Unreadable = typer.BadParameter.__mro__[1]
 
 
 def _block(args: list[str], folder: Path) -> Rendered:
-    """What a block of a README holds: the Markdown of its arguments, or the line that shows its figure."""
+    """The new content of a block: Markdown, or the line that shows its figure."""
     from ..report import markdown_blocks
 
     app = typer.Typer(add_completion=False)

@@ -223,7 +223,7 @@ class Place:
 
 
 GET_NVCC = "install the CUDA toolkit, or pip install " + ("-e '.[cuda]'" if paths.IN_CHECKOUT else "'gdn[cuda]'")
-MODAL = "`gdn modal run` takes it to a B200"
+MODAL = "`gdn modal run` rents a B200 for it, which needs a Modal account and costs money"
 
 
 def placed(

@@ -1,4 +1,4 @@
-"""Records that the user keeps under a name, to compare with later: `gdn bench --save NAME`, `gdn compare NAME ...`."""
+"""Records saved under a name, to compare with later: `gdn bench --save NAME`, `gdn compare NAME ...`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def find(name: str) -> Path | None:
-    """The file of a name; None where there is none."""
+    """The file of a saved name, or None."""
     file = paths.baselines_dir() / f"{name}.json"
     return file if _NAME.fullmatch(name) and file.is_file() else None
 
@@ -24,7 +24,7 @@ def names() -> list[str]:
 
 
 def check(name: str, algos: list[str]) -> None:
-    """Raises UsageError for a name that records cannot be kept under."""
+    """Raises UsageError if records cannot be saved under this name."""
     if not _NAME.fullmatch(name) or name.endswith(".json"):
         raise UsageError(
             f"--save '{name}': expected a name of letters, digits, '.', '_' and '-'", hint="such as --save main"
@@ -34,9 +34,9 @@ def check(name: str, algos: list[str]) -> None:
 
 
 def keep(name: str, document: Document) -> str:
-    """Keep a document under a name; returns the line that says so."""
+    """Save a document under a name. Returns the message for the user."""
     replaced = find(name) is not None
     file = paths.make(paths.baselines_dir()) / f"{name}.json"
-    files.write(file, store.dumps(document) + "\n", hint="GDN_HOME names another place")
+    files.write(file, store.dumps(document) + "\n", hint="GDN_HOME names another folder")
     how = "replaced the baseline" if replaced else "saved as the baseline"
     return f"{how} '{name}'; `gdn compare {name}` compares with it"

@@ -1,4 +1,4 @@
-"""`gdn list` and `gdn show`: the algos, and all that is known of one."""
+"""`gdn list` and `gdn show`: all algos, and everything about one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..machine.inventory import Place
     from ..records.history import Group
 
-_LEAST = 26  # characters of a summary that are worth a line; with less room it folds
+_LEAST = 26  # characters; a summary that would get fewer than this is wrapped, not cut
 
 
 def _plain(algo: Algo, place: Place) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def _plain(algo: Algo, place: Place) -> dict[str, Any]:
 
 
 def show_list(found: list[tuple[Algo, Place]], broken: list[Broken], as_json: bool) -> None:
-    """The algos with where each of them runs here, and the folders that hold none."""
+    """The algos, where each of them runs here, and the folders whose algo.toml cannot be read."""
     if as_json:
         return show_json(
             {
@@ -52,7 +52,7 @@ def show_list(found: list[tuple[Algo, Place]], broken: list[Broken], as_json: bo
         print_line(out, styled(("broken", "red"), f" {b.op}/{b.name}: {b.error}"))
     if hints := dict.fromkeys(place.hint for _, place in found if place.hint):
         remark(out, "to run the others:", "; ".join(hints))
-    remark(out, "`gdn show ALGO` says all that is known of one")
+    remark(out, "`gdn show ALGO` shows everything about one")
 
 
 def _here(place: Place) -> str:
@@ -61,14 +61,14 @@ def _here(place: Place) -> str:
 
 @dataclass(frozen=True)
 class Known:
-    """What `gdn show` tells of an algo."""
+    """What `gdn show` shows of an algo."""
 
     algo: Algo
     place: Place
     files: list[tuple[Path, int]]  # with their lines
     entry: Entry | None
     history: list[Group] = field(default_factory=list)  # the last run of each device and tier
-    committed: list[tuple[str, Group]] = field(default_factory=list)  # the same of a file of results/
+    committed: list[tuple[str, Group]] = field(default_factory=list)  # (file, its times) of results/
 
 
 def show_algo(known: Known, as_json: bool) -> None:
@@ -122,7 +122,7 @@ def _facts(algo: Algo, place: Place) -> list[tuple[str, str]]:
         ("here", f"yes, on {place.mode}" if place.mode else f"no: {place.reason}"),
         ("", "" if place.mode else place.hint or ""),
         ("after", algo.after or ""),
-        ("setup", f"{algo.setup} works before the call, and is not timed" if algo.setup else ""),
+        ("setup", f"{algo.setup} runs before the call and is not timed" if algo.setup else ""),
         ("packages", ", ".join(algo.packages.values())),
         ("tuned", f"{algo.tune.file} holds its constants by {', '.join(algo.tune.size)}" if algo.tune else ""),
         *((key, value) for key, value in algo.provenance.items()),
@@ -141,7 +141,7 @@ def _times(group: Group) -> dict[str, Any]:
 
 
 def _show_times(out: Console, title: str, group: Group) -> None:
-    """The last row of a group, a size a column; as many as have room in a line."""
+    """The last row of a group, one column per size, as many as fit in a line."""
     last = group.rows[-1]
     where = [group.device or group.mode or "", f"tier {group.tier}" + (f", L2 {group.l2}" if group.l2 else "")]
     labels = [label for label in group.labels if label in last.medians_us]

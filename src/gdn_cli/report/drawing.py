@@ -1,7 +1,7 @@
-"""What figures are drawn with, by matplotlib: axes, marks, names, a legend. pictures.py makes files of them.
+"""Parts of figures, drawn by matplotlib: axes, marks, names, legends. pictures.py makes the files.
 
-One figure is 360 units wide, so that its 9.5 unit text is still 9 pixels high on a phone. The same input gives the same
-bytes.
+A figure is 360 units wide, so that its text of 9.5 units is still 9 pixels high on a phone. The same input gives the
+same bytes.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ INK, GREY, PALE = "#1a1a1a", "#5f5f5f", "#e4e4e4"
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure before it is drawn: what it is called, what it says, and how to draw it."""
+    """A figure before it is drawn: its name, its texts, and the function that draws it."""
 
-    name: str  # letters, digits and dashes: part of ids
+    name: str  # letters, digits and dashes; part of SVG ids
     title: str
     words: str  # the caption: how to read it
-    description: str  # the same in words, for who does not see it
+    description: str  # the figure in words, for screen readers
     draw: Callable[[Any], None]  # on a matplotlib Figure
     height: float  # inches
-    outside: str = ""  # what the frame does not show: a picture alone must say it too
+    outside: str = ""  # what lies outside the frame, also written on a picture without caption
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Style:
     dashes: Any
 
 
-# each has a contrast of at least 4.5 on white, and what takes its place on a dark page as much on that
+# light -> dark: each colour has a contrast of at least 4.5 on its page
 DARK = {
     "#00629b": "#62b5ea", "#b3400b": "#ff9c66", "#007155": "#4fcaa5", "#8a3a8f": "#d997df", "#7d5a00": "#d8b04a",
     "#b0124a": "#ff88ad", "#3f4fb5": "#a1adff", "#4d6b00": "#a9cb5c",
@@ -53,8 +53,8 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
 
 
 def styles_of(book: Book, op: str) -> dict[str, Style]:
-    """An algo looks alike in all figures of its op, whatever else is in them: its name chooses. Where two choose the
-    same the later one takes the next: the highest rungs choose first, then the peers."""
+    """An algo has the same style in all figures of its op: its name decides the colour. If the colour is taken, it gets
+    the next one; the highest rungs choose first, then the peers."""
     known = ladder(book.registry, op)
     rungs = [a for a in reversed(known.order) if not known.peer(a)]
     order = [*rungs[:4], *(a for a in known.order if known.peer(a)), *rungs[4:]]
@@ -82,7 +82,7 @@ def axes(figure: Any, what: str, axis: str) -> Any:
 
 
 def bars_only(ax: Any) -> None:
-    """Bars that carry their numbers need no axis."""
+    """Remove the axis: the bars have their numbers beside them."""
     ax.grid(False)
     ax.tick_params(length=0)
     ax.spines["bottom"].set_visible(False)
@@ -90,8 +90,8 @@ def bars_only(ax: Any) -> None:
 
 
 def log_x(ax: Any, part: Slice, beside: float = 0.0) -> None:
-    """A tick for every size; numbers that would run into each other stand a line lower. `beside`: how many units of
-    the width are taken by names at the right."""
+    """A tick for every size; numbers that would overlap move a line down. `beside`: the width of names at the right, in
+    units."""
     from matplotlib.ticker import NullLocator
 
     ax.set_xscale("log")
@@ -106,8 +106,7 @@ _LINES = 3
 
 
 def in_lines(places: Sequence[float], width: float) -> list[str]:
-    """The places' numbers, each in the first line that has room for it on a logarithmic axis so wide; "" where none
-    has."""
+    """The tick labels on a logarithmic axis of this width, each in the first line with room for it; "" if none has."""
     from math import log
 
     scale, ends, found = width / log(places[-1] / places[0]), [-1e9] * _LINES, []
@@ -141,8 +140,8 @@ def log_y(ax: Any, values: Iterable[float]) -> None:
 def series(
     ax: Any, lines: dict[str, list], styles: dict[str, Style], joined: bool, first: str | None, say: Callable
 ) -> None:
-    """A line with marks for each algo, or marks alone; `first` stands out. `say(algo, x, y)` is a point's value in
-    words, to be seen under the mouse."""
+    """A line with marks for each algo, or marks alone; `first` is thicker. `say(algo, x, y)` is the text shown when the
+    mouse is over a point."""
     for algo, points in lines.items():
         if algo in FLOORS:
             dashes, look = "-", {"color": GREY, "linewidth": 2.4, "marker": "_", "zorder": 2}
@@ -160,24 +159,24 @@ def series(
 
 
 def hover(line: Any, texts: list[str]) -> None:
-    """What a mouse over each of a line's marks shows."""
+    """Set the text that appears when the mouse is over each of a line's marks."""
     ax = line.axes
     ax.hovers = [*getattr(ax, "hovers", []), (line, texts)]
     line.set_gid(f"hover-{len(ax.figure.axes)}-{len(ax.hovers)}")
 
 
-_NAMES = 14  # so many lines have their names beside them; more have a legend
-_NAME_WIDTH = 5.9  # units of a letter
+_NAMES = 14  # up to this many lines have names beside them; more have a legend
+_NAME_WIDTH = 5.9  # width of a letter, in units
 
 
 def beside(names: Iterable[str], joined: bool) -> float:
-    """The room that names at the right of their lines take; 0 where there is a legend instead."""
+    """The width of names to the right of their lines; 0 if there is a legend instead."""
     names = list(names)
     return _NAME_WIDTH * min(max(map(len, names)), 20) + 12 if joined and len(names) <= _NAMES else 0.0
 
 
 def named(figure: Any, ax: Any, first: str | None, room: float) -> None:
-    """Each line's name at its right end, moved up or down where two would meet; or a legend where there is no room."""
+    """Each line's name at its right end, moved up or down if two would overlap; a legend if there is no room."""
     if not room:
         return legend(figure, ax)
     ends, inverse = [], ax.transAxes.inverted()
@@ -217,7 +216,7 @@ def _columns(names: Iterable[str]) -> int:
 
 
 def height_for(names: Iterable[str], joined: bool) -> float:
-    """Room for the axes with these names beside them, or below them in a legend."""
+    """The figure's height, with these names beside the axes or below them in a legend."""
     names = [name[:40] for name in names]
     return (
         max(2.75, 0.75 + 0.175 * len(names))
@@ -227,7 +226,7 @@ def height_for(names: Iterable[str], joined: bool) -> float:
 
 
 def uprights(ax: Any, xs: Sequence[float], ends: Sequence[tuple[float, float] | None], **look: Any) -> None:
-    """An upright line at each place that has one: all of them one path, which keeps the file small."""
+    """A vertical line at each place that has one. All are one path, which keeps the file small."""
     gap = float("nan")
     there = [(x, pair) for x, pair in zip(xs, ends, strict=True) if pair]
     xs = [at for x, _ in there for at in (x, x, gap)]
@@ -236,7 +235,7 @@ def uprights(ax: Any, xs: Sequence[float], ends: Sequence[tuple[float, float] | 
 
 
 def workload_ticks(ax: Any, labels: list[str], named: bool) -> None:
-    """A name in the middle of each run of equal labels, as far as there is room, and a line between the runs."""
+    """A name in the middle of each run of equal labels, if there is room, and a line between the runs."""
     runs = [(label, list(found)) for label, found in itertools.groupby(range(len(labels)), key=labels.__getitem__)]
     if len(runs) < len(labels):
         for _, places in runs[1:]:
@@ -250,12 +249,12 @@ def workload_ticks(ax: Any, labels: list[str], named: bool) -> None:
         middle, name = (places[0] + places[-1]) / 2, plain(label, 24)
         if not ticks or (middle - ticks[-1][0]) * scale >= 2.9 * (len(name) + len(ticks[-1][1])) + 5:
             ticks.append((middle, name))
-    ax.tick_params(axis="x", length=0, pad=7)  # below the lowest number of the other axis
+    ax.tick_params(axis="x", length=0, pad=7)  # lower than the other axis' lowest number
     ax.set_xticks([x for x, _ in ticks], [name for _, name in ticks])
 
 
 def strips(figure: Any, names: Iterable[str], labels: list[str], low: float, high: float, at: float) -> list[Any]:
-    """A narrow frame for each name, one below the other, all over the same workloads, with a line at `at`."""
+    """Narrow axes for each name, one below the other, over the same workloads, with a line at `at`."""
     names = list(names)
     every = list(figure.subplots(len(names), 1, sharey=True, squeeze=False)[:, 0])
     for ax, name in zip(every, names, strict=True):
@@ -268,7 +267,7 @@ def strips(figure: Any, names: Iterable[str], labels: list[str], low: float, hig
 
 
 def plain(text: str, most: int) -> str:
-    """Text that is only shown, never mathematics, and not longer than there is room for."""
+    """Text that matplotlib shows as it is, never as mathematics, cut to `most` characters."""
     text = shown(text)
     text = text if len(text) <= most else text[: most - 1] + "…"
     text = f" {text}" if text.startswith("_") else text  # matplotlib leaves such names out of a legend
@@ -276,5 +275,5 @@ def plain(text: str, most: int) -> str:
 
 
 def slug(text: str) -> str:
-    """Letters, digits and dashes: good for an id."""
+    """The text as an id: letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"

@@ -1,6 +1,6 @@
-"""Findings -> figures: which there are, and what is on each.
+"""Findings -> figures.
 
-Algos are told apart by marker and dashes first and by colour second, so that they can be in print.
+Algos differ by marker and dashes first and by colour second, so that prints without colour are readable.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from .tiers_figure import tiers
 
 
 def latency(book: Book, group: Group) -> list[Drawing]:
-    """Median times over an op's axis, a figure for each slice; none where there is one size only."""
+    """Median times over an op's axis, a figure for each slice; none if there is only one size."""
     return [_latency(book, group, s, i) for i, s in enumerate(findings.slices(group))]
 
 
@@ -69,7 +69,7 @@ def _latency(book: Book, group: Group, part: Slice, i: int) -> Drawing:
     if COPY in lines:
         words += "The grey line is a plain copy of the same bytes. "
     if part.others:
-        words += "The sizes differ in their other axes too. "
+        words += "The sizes differ in other axes too. "
     if part.left_out:
         words += f"In the table only: {units.listed(part.left_out, most=6)}."
     said = "; ".join(
@@ -97,15 +97,15 @@ def _fixed(part: Slice) -> str:
 
 def _peers(book: Book, group: Group) -> str:
     known = ladder(book.registry, group.op)
-    return "Dashed lines are peers, to compare with. " if any(known.peer(a) for a in group.rivals) else ""
+    return "Dashed lines are peers. " if any(known.peer(a) for a in group.rivals) else ""
 
 
 def _thick(first: str | None, lines: dict[str, Any]) -> str:
-    return f"{first}, the fastest at most sizes, is thick. " if first in lines and len(lines) > 2 else ""
+    return f"The thick line is {first}, the fastest at most sizes. " if first in lines and len(lines) > 2 else ""
 
 
 def over_floor(book: Book, group: Group) -> list[Drawing]:
-    """How many times as long as the copy each algo takes, over the axis of the first slice."""
+    """Each algo's time divided by the copy's, over the axis of the first slice."""
     parts = findings.slices(group)
     if not parts:
         return []
@@ -117,7 +117,7 @@ def over_floor(book: Book, group: Group) -> list[Drawing]:
     linear = best < 2.2
     top = max(1.5, min(best * 1.6, max(y for points in lines.values() for _, y in points) * 1.05))
     most = max(y for points in lines.values() for _, y in points)
-    top = most * 1.05 if most <= 3 else top  # so little more is shown as well
+    top = most * 1.05 if most <= 3 else top  # a slightly higher maximum fits as well
     above = [a for a, points in lines.items() if linear and min(y for _, y in points) > top]
     partly = [a for a, points in lines.items() if linear and a not in above and max(y for _, y in points) > top]
     shown = {a: points for a, points in lines.items() if a not in above}
@@ -145,7 +145,7 @@ def over_floor(book: Book, group: Group) -> list[Drawing]:
     words += "" if linear else "Both axes are logarithmic. "
     outside = f"Above the frame: {units.listed(map(extent, above))}. " if above else ""
     if partly:
-        outside += f"Leaving it at the top: {units.listed(map(extent, partly))}."
+        outside += f"Partly above it: {units.listed(map(extent, partly))}."
     words += outside
     description = f"Time as a multiple of the copy's over {axis}: {'; '.join(map(extent, lines))}."
     height, title = height_for(shown, part.joined), f"Time over that of a plain copy{_fixed(part)}"
@@ -153,7 +153,7 @@ def over_floor(book: Book, group: Group) -> list[Drawing]:
 
 
 def the_ladder(book: Book, group: Group) -> list[Drawing]:
-    """Bars from the lowest rung up: the speedup over the reference, or the time itself where there is none."""
+    """Bars from the lowest rung up: the speedup over the reference, or the time if there is no reference."""
     found = [r for r in findings.rungs(book, group) if r.mean_us is not None]
     reference = ladder(book.registry, group.op).reference
     floor = next((r.over_floor for r in found if r.algo == reference), None)
@@ -162,7 +162,7 @@ def the_ladder(book: Book, group: Group) -> list[Drawing]:
     if not relative:
         bars = [(r, r.mean_us) for r in found]
     most = max((value for r, value in bars if r.algo != COPY), default=0.0)
-    # a copy far out of reach would leave nothing to see of the others
+    # with a copy that is much faster, the other bars would be too short to see
     bars = [(r, value) for r, value in bars if value is not None and (r.algo != COPY or value <= 2.5 * most)]
     if sum(r.algo != COPY for r, _ in bars) < 2:
         return []
@@ -190,20 +190,20 @@ def the_ladder(book: Book, group: Group) -> list[Drawing]:
         names = [r.algo for r, _ in bars]
         ax.set_yticks(places, [plain(name, 20) for name in names])
         ax.set_ylim(places[-1] + 0.6, -0.6)
-        ax.set_xlim(0, max(value for _, value in bars) * 1.01)  # the layout makes room for what stands behind it
+        ax.set_xlim(0, max(value for _, value in bars) * 1.01)  # the layout makes room for the text after it
 
     where = f"geometric means over {units.count(found[0].of, 'workload')}"
     words = f"Speedup over {reference} and time, {where}" if relative else where.capitalize()
     words += ". Hatched bars are peers." if any(r.peer for r, _ in bars) else "."
     words += " ?: some of its times are in doubt." if any(r.doubted for r, _ in bars) else ""
-    words += " In brackets: on how many of them, where it has not all." if partly else ""
+    words += " In brackets: the number of workloads with a time, if not all have one." if partly else ""
     said = "; ".join(f"{r.algo} {text(r, value)}" for r, value in bars)
     height = 0.6 + 0.27 * len(bars)
     return [Drawing(_name(group, "ladder"), "The ladder", words, f"From the lowest rung: {said}.", draw, height)]
 
 
 def spread(book: Book, group: Group) -> list[Drawing]:
-    """How the samples of each workload lie, a row for each algo."""
+    """The distribution of each workload's samples, a row for each algo."""
     rows = {a: found for a in group.rivals if (found := findings.spreads(group, a))}
     if not rows:
         return []
@@ -211,7 +211,7 @@ def spread(book: Book, group: Group) -> list[Drawing]:
     widest = max(max(map(abs, s.quartiles)) for found in rows.values() for s in found)
     limit = max(2.0, min(1.25 * widest, 20.0))
     beyond = any(max(map(abs, s.most or s.quartiles)) > limit for found in rows.values() for s in found)
-    places = findings.in_order(group)  # the same in every row, whichever of them it has
+    places = findings.in_order(group)  # the same in every row, even if an algo has only some of them
     at = {workload: i for i, workload in enumerate(places)}
     whole = any(s.most for found in rows.values() for s in found)
     interval = any(s.interval for found in rows.values() for s in found)
@@ -230,7 +230,7 @@ def spread(book: Book, group: Group) -> list[Drawing]:
             )  # fmt: skip
             hover(dashes, [f"{algo}, {s.label}: {s.median:+.1f} %, quartiles {_pair(s.quartiles)} %" for s in found])
         every[0].annotate(
-            "percent off the median at that size", (1, 1), (0, 5), xycoords="axes fraction",
+            "% from the median of that size", (1, 1), (0, 5), xycoords="axes fraction",
             textcoords="offset points", ha="right", color=GREY,
         )  # fmt: skip
 
@@ -238,11 +238,11 @@ def spread(book: Book, group: Group) -> list[Drawing]:
     words += ", the median's 95 % interval (black)" if interval else ""
     words += ", the 1st to the 99th percentile (thin line)" if whole else ""
     words += ". Zero is the median of all workloads of that size."
-    words += " Lines that leave the frame go on outside it." if beyond else ""
+    words += " Some lines continue outside the frame." if beyond else ""
     said = "; ".join(
         f"{a} {max((s.quartiles[1] - s.quartiles[0]) / 2 for s in found):.1f} percent" for a, found in rows.items()
     )
-    description = f"Widest half quartile range of a workload's samples: {said}."
+    description = f"Half the interquartile range of a workload's samples, at most: {said}."
     height = 0.45 + 0.72 * len(rows)
     return [Drawing(_name(group, "spread"), "Spread of the samples", words, description, draw, height)]
 
@@ -283,7 +283,7 @@ def compare(book: Book, op: str) -> list[Drawing]:
                 )  # fmt: skip
                 hover(mark, [f"{labels[_workload(c)]}: {c.ratio:.3f}x ({c.low:.3f} to {c.high:.3f}), {c.verdict}"])
 
-    words = "Each workload from small to large: how many times as fast as the baseline, with its interval. "
+    words = "Each workload from small to large: the speedup over the baseline, with its interval. "
     words += "Triangles up are FASTER, triangles down SLOWER, circles SAME."
     said = "; ".join(
         f"{name}: " + units.listed(f"{sum(c.verdict == v for _, c in items)} {v}" for v in marks)
@@ -308,8 +308,8 @@ NAMES = (*PARTS, "tiers", "compare")
 
 
 def one(book: Book, part: str) -> tuple[Drawing, list[str]]:
-    """The first figure of a part, of the only op and device that have one, in the most exact tier; and what to write
-    above it. UsageError where there is none, or where several ops or devices have one."""
+    """The first figure of a part in the most exact tier, and the heading for it. Raises UsageError if there is none, or
+    if several ops or devices have one."""
     found: dict[tuple[str, str], tuple[Drawing, str]] = {}
     for op in book.ops:
         if part in PARTS:
@@ -328,7 +328,9 @@ def one(book: Book, part: str) -> tuple[Drawing, list[str]]:
         )
     if len(found) > 1:
         several = "; ".join(f"{op} on {device}" if device else op for op, device in found)
-        raise UsageError(f"a png holds one figure, and there are several: {several}", hint="narrow with --op or files")
+        raise UsageError(
+            f"a png holds one figure, and there are several: {several}", hint="choose with --op, or name fewer files"
+        )
     drawing, where = next(iter(found.values()))
     return drawing, [drawing.title, where]
 
@@ -336,7 +338,7 @@ def one(book: Book, part: str) -> tuple[Drawing, list[str]]:
 def _lines(
     group: Group, part: Slice, value: Callable[[str, str], float | None]
 ) -> dict[str, list[tuple[float, float]]]:
-    """algo -> (place on the axis, value), where it has one."""
+    """algo -> (place on the axis, value) of the sizes with a value."""
     found = {}
     for algo in group.algos:
         points = [(part.at[label], y) for label in part.labels if (y := value(algo, label)) is not None]

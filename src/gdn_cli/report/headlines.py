@@ -1,5 +1,5 @@
-"""What a group of times says in a sentence or two: the fastest algo against the best peer and against the copy; and how
-near the GPU's peak a time is."""
+"""A group of times in a sentence or two: the fastest algo against the best peer and against the copy; and the share of
+the GPU's peak."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .findings import Rung, rungs
 
 @dataclass(frozen=True)
 class OverPeer:
-    """At one size the best peer's time over an algo's: above 1, the algo is faster than all peers."""
+    """The best peer's time over an algo's at one size: above 1, the algo is faster than all peers."""
 
     label: str
     peer: str
@@ -26,7 +26,7 @@ class OverPeer:
 
 
 def over_peers(known: Ladder, group: Group, algo: str) -> list[OverPeer]:
-    """From small to large, at the sizes where no time of the two is in doubt."""
+    """From small to large; sizes where one of the two times is in doubt are left out."""
     found = []
     for label in group.labels:
         own = group.points.get((algo, label))
@@ -37,7 +37,7 @@ def over_peers(known: Ladder, group: Group, algo: str) -> list[OverPeer]:
 
 
 def best_of(peers: Iterable[Point]) -> Point | None:
-    """The one with the least time."""
+    """The fastest one."""
     return min((p for p in peers if p.median_us is not None), key=lambda p: p.median_us, default=None)
 
 
@@ -46,7 +46,7 @@ def headline(book: Book, group: Group) -> list[str]:
 
 
 def of_algos(book: Book, group: Group) -> str:
-    """By the times that are not in doubt; "" where one that is in doubt would be the first."""
+    """The fastest algo, using only times that are not in doubt; "" if a time in doubt would be the fastest."""
     known = ladder(book.registry, group.op)
 
     def ranked(*, trusted: bool) -> list[Rung]:
@@ -82,7 +82,7 @@ def _over_best(ratios: list[float]) -> str:
 
 
 def machine(group: Group) -> list[str]:
-    """What was measured of the machine alone, as sentences."""
+    """Sentences about the empty launch and the large copy."""
     said = []
     if empty := group.machine.get(EMPTY):
         if empty.median_us is not None:
@@ -98,11 +98,11 @@ def machine(group: Group) -> list[str]:
 
 @dataclass(frozen=True)
 class Rate:
-    """How many operations of the op's definition a time is for, each second."""
+    """Operations per second, counted by the op's definition."""
 
     tflops: float
-    share: float | None  # of the GPU's peak; None where that is not known
-    intensity: float | None  # operations for each byte that the op must move
+    share: float | None  # of the GPU's peak; None if that is not known
+    intensity: float | None  # operations per byte that the op must move
 
     @property
     def words(self) -> str:
@@ -115,7 +115,7 @@ class Rate:
 
 
 def rate(book: Book, point: Point) -> Rate | None:
-    """On a GPU; None where the op does not say its operations, or nothing was timed."""
+    """None if it is not on a GPU, the op does not define its operations, or nothing was timed."""
     m, op = point.first, book.registry.ops.get(point.first.op)
     work = op.work(m.axes) if op and m.axes else None
     if work is None or point.median_us is None or m.record.mode != "cuda":

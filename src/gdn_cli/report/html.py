@@ -1,6 +1,6 @@
-"""What a page holds, as one HTML file: no script, no network, readable on a phone and when printed.
+"""A report as one HTML file: no script, no network, readable on a phone and in print.
 
-The template (templates/page.html.j2) escapes everything; figures are SVG inside the page.
+The template (templates/page.html.j2) escapes everything; figures are inline SVG.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .book import Book
 from .pictures import dark_colours, svg
 from .table import Mark, Table
 
-# what a page can be narrowed to, in its order
+# values of --parts, in the page's order
 PARTS = (
     "times",
     "latency",
@@ -37,7 +37,7 @@ PARTS = (
 
 
 def page(book: Book, title: str, parts: Iterable[str] = PARTS, unit: str = "auto") -> str:
-    """The whole document. Raises MissingError where a figure is asked for and matplotlib is missing."""
+    """The whole document. Raises MissingError if a figure is asked for and matplotlib is missing."""
     made = outline.of(book, tuple(parts), unit, drawn=True)
     ops, facts = [part for part in made if part.sections], outline.facts(book)
     return _templates().get_template("page.html.j2").render(title=title, parts=ops, facts=facts, version=__version__)
@@ -63,10 +63,10 @@ def _templates() -> jinja2.Environment:
 
 
 def _visible(value: Any) -> Any:
-    """Every text passes here before it is escaped: HTML forbids control characters."""
+    """Makes control characters visible, which HTML forbids. Every text passes here before it is escaped."""
     return value if isinstance(value, Markup) else shown(str(value))
 
 
 def _sentence(words: Any) -> str:
-    """Words on one line: a sentence may come in parts, and what a compiler said in several lines."""
+    """Join a sentence's parts, or a compiler's lines, to one line."""
     return " ".join((words if isinstance(words, str) else "".join(words)).split())

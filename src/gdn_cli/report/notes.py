@@ -1,4 +1,4 @@
-"""What a book says of what is right and wrong: checks, failures, doubts, notes, as plain data and sentences."""
+"""A book's checks, failures, doubts and notes, as plain data and sentences."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Checked:
 
 
 def checks(book: Book, op: str) -> list[Checked]:
-    """How many workloads each algo is right on, whether it was timed or not."""
+    """The number of workloads on which each algo is right, timed or not."""
     cases: dict[tuple, dict[str, list[Measurement]]] = {}
     for m in book.measured:
         if m.op == op and m.algo not in FLOORS and m.workload and (m.record.check or not m.passed):
@@ -46,7 +46,7 @@ def checks(book: Book, op: str) -> list[Checked]:
 
 
 def _right(m: Measurement) -> bool:
-    """Right, whether or not a tier could then time it; a probe may find wrong what the check passed."""
+    """Whether the result is right, even if it could not be timed. A probe can fail a result that the check passed."""
     check = m.record.check
     return m.passed or (m.record.status is not Status.WRONG and check is not None and check.passed)
 
@@ -68,8 +68,8 @@ class Note:
 
 
 def notes(book: Book, op: str | None = None, *, brief: bool = False) -> list[Note]:
-    """What a reader must know of the numbers, of one op or of all, the gravest first; `brief` says a doubt that only
-    differs in its numbers once."""
+    """Notes on the numbers of one op or of all, the most serious first. `brief` shows only one of several doubts that
+    differ only in their numbers."""
     measured = [m for m in book.measured if op in (None, m.op)]
     found = [*_failures(book, measured), *_doubts(measured, brief), *_remarks(measured)]
     for g in book.groups if op is None else book.of(op):
@@ -83,16 +83,16 @@ def notes(book: Book, op: str | None = None, *, brief: bool = False) -> list[Not
 
 
 def file_notes(book: Book) -> list[Note]:
-    """What a reader must know of the files."""
+    """Notes on the files."""
     found = []
     for source in book.sources:
         name = f"{source.name}: " if source.name else ""
         if source.document.interrupted is True:
-            what = f"{name}it has" if name else "the above is"
-            found.append(Note("interrupted", f"{what} what was measured by then"))
+            what = f"{name}these" if name else "these"
+            found.append(Note("interrupted", f"{what} are the measurements until then"))
         found += [Note("warning", f"{name}{text}") for text in source.document.warnings or []]
     for (old, new), n in book.replaced.items():
-        found.append(Note("replaced", f"{units.count(n, 'record')} of {old} gave way to those of {new}"))
+        found.append(Note("replaced", f"{units.count(n, 'record')} of {old} replaced by those of {new}"))
     return found
 
 
@@ -103,7 +103,7 @@ def _failures(book: Book, measured: list[Measurement]) -> Iterator[Note]:
             together.setdefault((m.record.status, m.record.reason or "", repr(m.record.during)), []).append(m)
     for (status, reason, _), ms in together.items():
         first = ms[0].record
-        said, *lines = map(str.strip, reason.splitlines() or [""])  # of a compiler's errors each has a line
+        said, *lines = map(str.strip, reason.splitlines() or [""])  # a compiler's errors have a line each
         what = said if said.startswith(f"{status.words} with ") else f"{status.words}{f', {said}' if said else ''}"
         text = f"{shown(_where(ms, named=True))}{_during(book, first)}: {what}"
         if status is Status.WRONG and first.check and first.check.official:
@@ -114,7 +114,7 @@ def _failures(book: Book, measured: list[Measurement]) -> Iterator[Note]:
 
 
 def _during(book: Book, record: Record) -> str:
-    """At which workload a process ended, where that is known."""
+    """The workload at which a process ended, if it is known."""
     if not (call := record.during):
         return ""
     label, _ = label_of(book.registry.ops.get(record.op), call.axes)
@@ -133,7 +133,7 @@ def _doubts(measured: list[Measurement], brief: bool) -> Iterator[Note]:
             together.setdefault(re.sub(r"[\d.]+", "#", text) if brief else text, []).append((m, text))
     for found in together.values():
         others = len({text for _, text in found}) - 1
-        more = f" (and {others} more such)" if others else ""
+        more = f" (and {others} more)" if others else ""
         yield Note("doubt", f"{_where([m for m, _ in found])}: {found[0][1]}{more}")
 
 
@@ -150,7 +150,7 @@ def _remarks(measured: list[Measurement]) -> Iterator[Note]:
 
 
 def tuned(book: Book) -> list[Note]:
-    """The algos whose constants were chosen for another GPU than the one that they ran on."""
+    """Notes on algos whose constants were tuned for another GPU than the one they ran on."""
     near = {(m.algo, m.record.tuned_for) for m in book.measured if m.record.tuned_nearest}
     untuned = "not tuned yet: its constants are its author's estimates; `gdn tune` chooses them"
     return [
@@ -160,8 +160,8 @@ def tuned(book: Book) -> list[Note]:
 
 
 def _where(ms: list[Measurement], *, named: bool = False) -> str:
-    """cuda-v1 and cuda-v4 at B=1 and B=8 (cupti); `named` gives the first workload's uuid and the GPUs instead of the
-    tiers, for who wants to run just that again."""
+    """cuda-v1 and cuda-v4 at B=1 and B=8 (cupti). `named`: with the first workload's uuid and the GPUs instead of the
+    tiers, so that the user can run it again."""
     algos = units.listed(dict.fromkeys(m.algo for m in ms))
     labels = list(dict.fromkeys(m.label for m in ms if m.label))
     tiers = units.listed(dict.fromkeys(m.tier for m in ms if m.tier))
@@ -175,7 +175,7 @@ def _where(ms: list[Measurement], *, named: bool = False) -> str:
 
 
 def _mixed(group: Group) -> Iterator[Note]:
-    """Where one group's numbers have several origins: they stand side by side all the same, so it must be said."""
+    """Notes on a group whose numbers have several origins, such as two drivers."""
     told: dict[str, dict[str, str]] = {}  # what -> value -> a file that has it
     versions: dict[str, dict[str, str]] = {}
     for s in group.sources:
@@ -188,11 +188,11 @@ def _mixed(group: Group) -> Iterator[Note]:
     for what, seen in told.items():
         if len(seen) > 1:
             which = "; ".join(f"{value} in {name}" for value, name in seen.items())
-            yield Note("mixed", f"{group.op}, {group.how}: several {what} are together: {which}")
+            yield Note("mixed", f"{group.op}, {group.how}: several {what} are mixed: {which}")
     differing = [f"{name} {units.listed(seen)}" for name, seen in versions.items() if len(seen) > 1]
     if differing:
-        yield Note("mixed", f"{group.op}, {group.how}: several versions are together: {'; '.join(differing)}")
+        yield Note("mixed", f"{group.op}, {group.how}: several versions are mixed: {'; '.join(differing)}")
     for algo in group.rivals:
         known = list(dict.fromkeys(h for m in group.measured if m.algo == algo and (h := m.record.source_hash)))
         if len(known) > 1:
-            yield Note("mixed", f"{group.op}, {algo}: two states of its sources are together: {units.listed(known)}")
+            yield Note("mixed", f"{group.op}, {algo}: several states of its sources are mixed: {units.listed(known)}")

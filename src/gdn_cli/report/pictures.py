@@ -1,4 +1,4 @@
-"""A figure as SVG to stand in a page, or as a PNG. The same input gives the same bytes."""
+"""A figure as SVG (inline or a file) or as PNG. The same input gives the same bytes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .drawing import DARK, GREY, INK, Drawing, plain
 
 _WIDTH = 5.0  # inches of 72 units
 _TEXT = 9.5  # units
-_FONTS = "'DejaVu Sans', Verdana, sans-serif"  # the two are equally wide
+_FONTS = "'DejaVu Sans', Verdana, sans-serif"  # both have the same widths
 
 
 def _figure(drawing: Drawing, width: float, height: float, heading: Sequence[str] = ()) -> Any:
     import matplotlib
     from matplotlib.figure import Figure
 
-    matplotlib.rcdefaults()  # whatever a matplotlibrc of this machine says
+    matplotlib.rcdefaults()  # ignore this machine's matplotlibrc
     matplotlib.rcParams.update(
         {
             "font.family": "DejaVu Sans", "font.size": _TEXT, "axes.titlesize": _TEXT, "axes.labelsize": _TEXT,
@@ -52,19 +52,17 @@ def _saved(
     try:
         import matplotlib
     except ImportError:
-        raise MissingError(
-            "figures are drawn by matplotlib, which is not here", hint="pip install matplotlib"
-        ) from None
+        raise MissingError("figures need matplotlib, which is not installed", hint="pip install matplotlib") from None
     file = io.BytesIO()
     with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a glyph that the font lacks is a box, no message
+        warnings.simplefilter("ignore")  # no message if the font has no such glyph: it is drawn as a box
         figure = _figure(drawing, width, height, heading)
         figure.savefig(file, **options)
     return figure, file.getvalue()
 
 
 def png(drawing: Drawing, heading: Sequence[str]) -> bytes:
-    """The figure as a PNG 1280 pixels wide, its title and origin above it."""
+    """The figure as a PNG 1280 pixels wide, with its title and origin above it."""
     heading = [part for line in (*heading, drawing.outside) for part in textwrap.wrap(line, 90)]
     _, data = _saved(
         drawing, 6.4, max(3.6, drawing.height) + 0.17 * len(heading), heading, format="png", dpi=200, facecolor="white",
@@ -77,13 +75,12 @@ _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 
 
 def svg(drawing: Drawing) -> str:
-    """The figure as an `<svg>` element to stand in a page, with its title and description; text stays text."""
+    """The figure as an `<svg>` element for a page, with its title and description; text stays text."""
     return ElementTree.tostring(_svg(drawing, _WIDTH, drawing.height), encoding="unicode")
 
 
 def svg_file(drawing: Drawing, heading: Sequence[str]) -> bytes:
-    """The figure as a file of its own, 800 pixels wide, its title and origin above it; it is dark where a reader's
-    system is."""
+    """The figure as a file, 800 pixels wide, its title and origin above it. It is dark if the reader's system is."""
     heading = [part for line in (*heading, drawing.outside) for part in textwrap.wrap(line, 105)]
     root = _svg(drawing, 8.0, max(3.4, drawing.height) + 0.17 * len(heading), heading)
     root.set("xmlns", _SVG)
@@ -115,7 +112,7 @@ def _svg(drawing: Drawing, width: float, height: float, heading: Sequence[str] =
         for key in ("d", "transform", "x", "y", "points", "style"):
             if key in element.attrib:
                 element.set(key, re.sub(r"(\d\.\d\d)\d+", r"\1", element.get(key)).replace("\n", " "))
-        for key in ("fill", "stroke"):  # a colour that a page may replace cannot be an attribute
+        for key in ("fill", "stroke"):  # only a style, not an attribute, can use a CSS variable
             if element.get(key) in DARK:
                 element.set("style", f"{key}: {element.attrib.pop(key)}; {element.get('style', '')}")
         if "style" in element.attrib:
@@ -134,17 +131,17 @@ def _svg(drawing: Drawing, width: float, height: float, heading: Sequence[str] =
 
 
 def _replaceable(colour: re.Match) -> str:
-    """var(--c00629b, #00629b): `dark_colours` gives it another value."""
+    """var(--c00629b, #00629b): `dark_colours` sets the variable."""
     return f"var(--c{colour[0][1:]}, {colour[0]})" if colour[0] in DARK else colour[0]
 
 
 def dark_colours() -> str:
-    """The declarations that turn figures into those of a dark page."""
+    """CSS declarations that give figures the colours of a dark page."""
     return ";".join(f"--c{light[1:]}:{dark}" for light, dark in DARK.items())
 
 
 def _add_hovers(root: ElementTree.Element, figure: Any) -> None:
-    """A title in each mark. Marks outside the frame may not be drawn: each is known by its place."""
+    """Add a title to each mark. Marks outside the frame may be missing, so a mark is found by its position."""
     groups = {element.get("id"): element for element in root.iter(f"{{{_SVG}}}g")}
     for line, texts in (pair for ax in figure.axes for pair in getattr(ax, "hovers", [])):
         group = groups.get(line.get_gid())

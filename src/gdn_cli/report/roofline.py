@@ -1,5 +1,5 @@
-"""The roofline: operations each second over operations for each byte, below what the GPU could do at most (Williams et
-al., CACM 2009)."""
+"""The roofline figure: operations per second over operations per byte, and the GPU's peaks (Williams et al., CACM
+2009)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .drawing import GREY, Drawing, axes, height_for, hover, legend, plain, slug
 
 
 def roofline(book: Book, group: Group) -> list[Drawing]:
-    """A dot for each algo and size; none where the op says no operations, or the GPU's peaks are not known."""
+    """A dot for each algo and size. None if the op does not define its operations, or the peaks are unknown."""
     op, peaks = book.registry.ops.get(group.op), headlines.peaks(group.measured[0]) if group.measured else None
     rates = {
         (algo, label): rate
@@ -29,7 +29,7 @@ def roofline(book: Book, group: Group) -> list[Drawing]:
     every = list(rates.values())
 
     def draw(figure: Any) -> None:
-        ax = axes(figure, "TFLOP/s", "operations for each byte that the op must move")
+        ax = axes(figure, "TFLOP/s", "operations per byte that the op must move")
         _frame(ax, peaks, every)
         for algo, found in lines.items():
             strong = algo == first
@@ -43,9 +43,7 @@ def roofline(book: Book, group: Group) -> list[Drawing]:
 
     best = max(rates, key=lambda at: rates[at].tflops)
     words = f"Both axes are logarithmic. The lines are the data sheet's peaks ({peaks.source}). "
-    words += (
-        f"The operations are those of the op's definition, whatever a kernel does. Highest: {best[0]} at {best[1]} "
-    )
+    words += f"Operations are counted by the op's definition, not by the kernel. Highest: {best[0]} at {best[1]} "
     words += f"with {_said(rates[best])}."
     name = "-".join(slug(x) for x in (group.op, "roofline", group.device, group.how))
     said = "; ".join(
@@ -59,7 +57,7 @@ def _said(rate: headlines.Rate) -> str:
 
 
 def _frame(ax: Any, peaks: Peaks, rates: list[headlines.Rate]) -> None:
-    """The axes, the memory's slope and the ceilings."""
+    """The axes, the slope of the memory bandwidth, and the ceilings."""
     from matplotlib.ticker import NullLocator
 
     xs, ys = [r.intensity for r in rates], [r.tflops for r in rates]

@@ -1,7 +1,7 @@
-"""The terminal itself: the only console of gdn, where every string is text and never markup, and what it is made of.
+"""The terminal: gdn's only console, which treats every string as text and never as markup, and its parts.
 
-A plain string is shown as it is, on one line, with escapes for what would not be seen (text.py). Style comes from
-`styled` alone. So nothing that was read from a file can look like more than text, wherever it is put.
+A plain string is shown on one line, with escapes for invisible characters (text.py). Only `styled` adds style. So text
+from a file cannot change colours or move the cursor, wherever it is shown.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from ..records.store import dumps
 from ..text import breaks, for_stderr, shown, unguarded
 from .table import Cell, Column, Mark, Table
 
-_WIDE = 1000  # without a terminal (a file, CI) nothing is folded
-_HANG = 2  # further lines of a sentence begin so far from the left
-_NARROW = 20  # a column that folds is not made narrower than this as long as its words are longer
+_WIDE = 1000  # without a terminal (a file, CI) nothing is wrapped
+_HANG = 2  # indent of a sentence's further lines
+_NARROW = 20  # a column that wraps is at least this wide if it has words that long
 
 
 class _Console(Console):
-    """Rich's console, without markup, emoji codes and highlighting, and with the gate for text in it."""
+    """Rich's console without markup, emoji codes and highlighting, which escapes all text."""
 
     def render_str(self, text: str, *, style: Any = "", justify: Any = None, overflow: Any = None, **_: Any) -> Text:
-        """Every plain string comes by here before it is measured: printed, in a cell, a column's name."""
+        """Escapes every plain string (printed, in a cell, a column's name) before its width is measured."""
         return Text(shown(text), style=style, justify=justify, overflow=overflow)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """The last gate: a Text that somebody has made of a raw string. Rich's own codes are in `control`."""
+        """Escapes the rest: a Text made from a raw string. Rich's own codes are in `control`."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=shown(segment.text, lines=True))
 
     def on_broken_pipe(self) -> None:
-        """`gdn list | head`: rich would end with 1, which says that an algo failed."""
+        """For `gdn list | head`: rich would exit with 1, which means that an algo failed."""
         raise BrokenPipeError
 
 
@@ -54,20 +54,20 @@ def console(stderr: bool = False) -> Console:
 
 
 def styled(*parts: str | tuple[str, str] | Text) -> Text:
-    """A line of parts: text, or (text, style) such as ("failed", "red"), or what `styled` has made."""
+    """A line of parts: text, (text, style) such as ("failed", "red"), or a result of `styled`."""
     gated = (p if isinstance(p, Text) else shown(p) if isinstance(p, str) else (shown(p[0]), p[1]) for p in parts)
     return Text.assemble(*gated)
 
 
 def block(text: str) -> Text:
-    """Text that may have several lines, such as what a compiler said."""
+    """Text that may have several lines, such as a compiler's output."""
     return Text(shown(text, lines=True))
 
 
 def print_line(out: Console, text: Text | str, hang: int = 0, whole: bool = False) -> None:
-    """A line of words, folded between them where the screen's width is known.
+    """A line, wrapped between words if the screen's width is known.
 
-    `whole`: it holds a path or a command that is to be copied; only a terminal folds it, and never inside a word.
+    `whole`: it has a path or a command to copy; it is wrapped only on a terminal, and never inside a word.
     """
     text = text if isinstance(text, Text) else styled(text)
     folds = out.file.isatty() if whole else _known(out.file)
@@ -77,7 +77,7 @@ def print_line(out: Console, text: Text | str, hang: int = 0, whole: bool = Fals
 
 
 def print_grid(out: Console, made: RenderableType) -> None:
-    """A grid of rich's, without the blanks at the ends of its lines."""
+    """A grid from rich, without blanks at the ends of lines."""
     for segments in out.render_lines(made, pad=False):
         text = Text.assemble(*((s.text, s.style or "") for s in segments))
         text.rstrip()
@@ -85,7 +85,7 @@ def print_grid(out: Console, made: RenderableType) -> None:
 
 
 def folded(text: Text, width: int, hang: int = 0, hard: bool = False) -> list[Text]:
-    """The lines of a one-line text, broken between words; `hard` breaks a word that is too long for a line as well."""
+    """Wrap a one-line text between words; `hard` also breaks a word that is too long for a line."""
     lines = text.divide(breaks(text.plain, width, hang, hard))
     for one in lines:
         one.rstrip()
@@ -95,7 +95,7 @@ def folded(text: Text, width: int, hang: int = 0, hard: bool = False) -> list[Te
 
 
 def remark(out: Console, word: str, text: str | Text = "", style: str = "dim", whole: bool = False) -> None:
-    """A line of its own: a word in a style, and what it says. `whole`: as in `print_line`."""
+    """A line with a word in a style, and a text after it. `whole`: as in `print_line`."""
     print_line(out, styled((word, style), *([" ", text] if text else [])), _HANG, whole)
 
 
@@ -105,11 +105,11 @@ _STYLES = {Mark.BAD: "red", Mark.GOOD: "green", Mark.WARN: "yellow", Mark.DOUBTE
 
 
 def print_table(out: Console, *tables: Table) -> None:
-    """A table below its title, with an empty line after it where it has one; its notes are for the caller. Several of
-    the same columns are laid out as one.
+    """Print tables below their titles, without notes; an empty line follows a table with a title. Several tables must
+    have the same columns, and get the same widths.
 
-    Too wide for the screen, its headers fold, then its texts; if that is not enough it is shown in parts below each
-    other, each with the first columns again. No cell is cut.
+    If they are too wide for the screen, the headers are wrapped, then the texts; if that is not enough, the columns are
+    split into parts, each with the first columns again. No cell is cut.
     """
     if not tables:
         return
@@ -164,7 +164,7 @@ def _print_row(
         for cell, width in zip(cells, widths, strict=True)
     ]
     height = max(map(len, parts))
-    if head:  # its last lines stand above the figures
+    if head:  # align the header at the bottom
         parts = [[Text()] * (height - len(part)) + part for part in parts]
     for i in range(height):
         made = Text(style=style)
@@ -177,12 +177,12 @@ def _print_row(
         out.print(made, soft_wrap=True)
 
 
-_Part = tuple[list[int], list[int], int]  # which columns, how wide each is, the blanks between them
+_Part = tuple[list[int], list[int], int]  # columns, their widths, blanks between columns
 
 
 def _parts(columns: list[Column], head: list[Text], rows: list[list[Text]], width: int) -> list[_Part]:
-    """How a table is laid out in `width` characters."""
-    whole, least, headers, folds = [], [], [], []  # widths: nothing folds; columns that may; headers; all words
+    """The layout of a table in `width` characters."""
+    whole, least, headers, folds = [], [], [], []  # widths if we wrap: nothing; text columns; headers too; everything
     for i, column in enumerate(columns):
         cells, name = max((_widest(row[i]) for row in rows), default=0), _widest(head[i])
         word = max([_word(head[i]), *(_word(row[i]) for row in rows)])
@@ -215,7 +215,7 @@ def _parts(columns: list[Column], head: list[Text], rows: list[list[Text]], widt
 
 
 def _shared(whole: list[int], least: list[int], room: int) -> list[int]:
-    """Widths between the least and the whole one of each column; those that need few characters more get them first."""
+    """Widths between the least and the whole one of each column; columns that need the fewest more get them first."""
     widths, spare = list(least), room - sum(least)
     order = sorted(range(len(whole)), key=lambda i: whole[i] - least[i])
     for n, i in enumerate(order):
@@ -233,11 +233,11 @@ def _word(text: Text) -> int:
     return max((len(word) for word in text.plain.split()), default=0)
 
 
-JSON: list[bool] = []  # whether stdout has its document already: an error behind it adds none
+JSON: list[bool] = []  # not empty once stdout has a document: a later error must not add another
 
 
 def show_error(message: str, hint: str | None, code: int) -> None:
-    """An error for a program, with --json: on stdout, beside the lines on stderr."""
+    """With --json: the error as JSON on stdout, in addition to the lines on stderr."""
     if not JSON:
         show_json({"error": {"message": shown(message), "hint": hint and shown(hint, lines=True), "code": code}})
 
@@ -248,20 +248,20 @@ def show_json(document: Any) -> None:
 
 
 def put(text: str) -> None:
-    """A line of the result that is no table."""
+    """A line of the result, outside tables."""
     print_line(console(), text, _HANG, whole=True)
 
 
 def say(line: str) -> None:
-    """A line for the person at the terminal that is no result: it goes to stderr."""
+    """A message that is not part of the result: it goes to stderr."""
     print(for_stderr(f"gdn: {shown(line)}"), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[..., None]]:
-    """A progress bar on stderr if that is a terminal, else a line there for each algo that is done.
+    """A progress bar on stderr if it is a terminal, otherwise a line for each finished algo.
 
-    What it yields takes a name, how many are done, of how many, and whether the named one has just ended.
+    Yields a function of a name, the number done, the total, and whether this name has just finished.
     """
     if not sys.stderr.isatty():
         begun = time.monotonic()

@@ -1,4 +1,4 @@
-"""The terminal: what commands end with, as tables and notes for a person; or one JSON document for a program."""
+"""The commands' results on the terminal: tables and notes, or one JSON document."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def show(document: Document, registry: Registry, as_json: bool, saved: Path | None, unsaved: str | None = None) -> None:
-    """Show a command's document: the tables, then what went wrong, what is missing here, and where the records are."""
+    """Show a command's document: tables, failures, missing algos, legends, and the path of the records."""
     if unsaved:
-        say(f"the records could not be kept: {unsaved}")
+        say(f"the records could not be saved: {unsaved}")
     if as_json:
         return show_json(document)
-    from . import command_tables, merge, notes  # here: `gdn list` shows no records
+    from . import command_tables, merge, notes  # imported here because `gdn list` needs none of it
     from .book import Source
 
     out = console()
@@ -66,7 +66,7 @@ def show_workloads(found: dict[str, list[Workload]], as_json: bool) -> None:
 
 
 def show_presets(found: dict[str | None, dict[str, list[Workload]]], registry: Registry) -> None:
-    """How many workloads each preset has of each op, and their sizes; None stands for all workloads."""
+    """The number of workloads of each preset and op, and their sizes; the key None is all workloads."""
     out = console()
     made = Table("", [*words("op", "preset"), Column("workloads", number=True), Column("sizes", folds=True)])
     for op in found[None]:
@@ -83,10 +83,10 @@ def show_presets(found: dict[str | None, dict[str, list[Workload]]], registry: R
                     gap=bool(made.rows) and first,
                 )
     print_table(out, made)
-    remark(out, "`gdn data list --full` has a line for each workload; `--preset NAME` those of a preset")
+    remark(out, "`gdn data list --full` has a line for each workload; `--preset NAME` only those of a preset")
 
 
-_SIZES = 4  # so many sizes of a preset are named
+_SIZES = 4  # up to this many sizes of a preset are named
 _STATES = {"ok": Cell("ok", Mark.GOOD), "bad": Cell("!!", Mark.BAD), "failed": Cell("!!", Mark.BAD)}
 
 
@@ -127,7 +127,7 @@ def show_remote(there: Status, as_json: bool) -> None:
     if there.apps:
         print_table(out, made)
     else:
-        print_line(out, "no app is alive at Modal")
+        print_line(out, "no app is running at Modal")
     for run in there.runs:
         counts = {"done": run.done, "under way": run.under_way, "lost": run.lost}
         states = ", ".join(f"{n} {state}" for state, n in counts.items() if n)

@@ -1,4 +1,4 @@
-"""The figure of the tiers: the same calls, timed in several ways, side by side."""
+"""The figure of tiers: the same calls in several tiers, side by side."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from .. import units
 from .drawing import Drawing, axes, bars_only, plain, slug
 from .findings import Tiers
 
-_HATCHES = ("", "///", "\\\\\\", "--", "xx", "||")  # dense ones make large files
+_HATCHES = ("", "///", "\\\\\\", "--", "xx", "||")  # denser ones make large files
 
 
 def tiers(op: str, i: int, t: Tiers) -> list[Drawing]:
-    """The smallest and the largest size in all tiers, side by side; `i` tells an op's devices apart."""
+    """The smallest and the largest size in all tiers; `i` is the number of the op's device."""
     return [
         _tiers(t, label, f"{slug(op)}-tiers-{i}-{slug(label)}") for label in dict.fromkeys([t.labels[0], t.labels[-1]])
     ]
@@ -48,7 +48,7 @@ def _tiers(t: Tiers, label: str, name: str) -> Drawing:
         ax.set_ylim(place - 0.6, -0.7)
         ax.set_xlim(0, most * 1.01)
 
-    words = f"In brackets: what a tier reads more than {t.names[0]}. Times of different tiers measure "
+    words = f"In brackets: the difference from {t.names[0]}. Times of different tiers measure "
     words += "different things: compare algos within a tier."
     said = "; ".join(
         f"{algo} " + ", ".join(f"{n} {units.duration(u)}" for n, u in zip(t.names, us, strict=True) if u is not None)

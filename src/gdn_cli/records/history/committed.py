@@ -13,8 +13,8 @@ from .query import Group, timeline
 
 
 def committed(folder: Path, op: str, algo: str, named: str = "") -> tuple[str, Group] | None:
-    """The bench with the most sizes among the files in `folder`, as its path in there and its times; files that the
-    text `named` names go first, in its order. None where there is none."""
+    """The path and the times of the bench with the most sizes among the files of `folder`; those that the text `named`
+    names come first, in its order. None if there is none."""
     found: list[tuple[tuple, str, Group]] = []
     for path in sorted(folder.glob("*/*.json")):
         name = f"{folder.name}/{path.relative_to(folder)}"
