@@ -289,8 +289,8 @@ CHEATS: dict[str, Cheat] = {
 def _too_many_rows() -> dict[str, str]:
     """cpp-v1 with a row of zeros after the last one of the state."""
     folder = OURS / "gdn_decode" / "cpp-v1"
-    shared = OURS / "_cuda" / "ffi" / "tensor.cuh"
-    sources = {path.name: path.read_text(encoding="utf-8") for path in (*folder.glob("*.[ch]*"), shared)}
+    shared = *(OURS / "_cuda" / "cpu").glob("*.h"), OURS / "_cuda" / "ffi" / "tensor.cuh"
+    sources = {path.name: path.read_text(encoding="utf-8") for path in (*folder.glob("*.[ch]*"), *shared)}
     end = "  pool.run(rows / j.chunk_rows, run_chunk, &j);\n"
     more = "  for (int c = 0; c < K; ++c) j.new_state[rows * K + c] = 0.f;\n"
     assert end in sources["kernel.cpp"]
