@@ -29,7 +29,7 @@ def run(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale):
     scale          float; None or 0 means 1 / sqrt(K)
 
     output    [B, HV, V]     mixed_qkv's dtype
-    new_pool  [P, HV, V, K]  pool's dtype; slots that no row names are the pool's
+    new_pool  [P, HV, V, K]  pool's dtype; slots that no row names are as in pool
 
     Arithmetic is float32, or float64 when mixed_qkv is float64: given float64 inputs this is its own oracle.
     """

@@ -6,7 +6,7 @@
     d = beta * (v - g x),  S' = g S + d k^T,  o = scale * (g y + d (k.q))
 
 A row whose slot is 0 or less is padding: it has output 0, and nothing of the pool is read or written for it, in a CUDA
-graph as well. Slots of the other rows must be distinct and in the pool: on a GPU nobody looks at them first.
+graph as well. Slots of the other rows must be distinct and in the pool; nothing checks this on a GPU.
 
 Grid: (B * HV * V / BV,), the V tile fastest; one dimension, because CUDA's second one ends at 65535 heads.
 Provenance: the step is gdn_decode/fla-recurrent's, the tile's size too; the recurrence is Gated DeltaNet's (arXiv

@@ -200,8 +200,8 @@ class Contract:
         return [like.new_empty(shape, dtype=dtype) for shape, dtype in zip(self.shapes(inputs), dtypes, strict=True)]
 
     def overwritten(self, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> list[Any]:
-        """The inputs for a call with new outputs: for an op that is always in place, with copies in these of what it
-        overwrites."""
+        """The inputs for a call with new `outputs`. For an op that is always in place, the overwritten inputs are
+        copied into the outputs, which are used instead."""
         given = list(inputs)
         for output, source in self.op.overwrites.items() if self.op.in_place_only else ():
             given[source] = outputs[output].copy_(given[source])

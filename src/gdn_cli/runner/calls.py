@@ -41,7 +41,7 @@ def described(x: Any) -> str | tuple[tuple[int, ...], str, str]:
 
 
 def part(x: torch.Tensor, begin: int | None, end: int | None) -> torch.Tensor:
-    """A part of the tensor's last axis; the tensor itself, and no view of it, where there is no begin (`Op.linear`)."""
+    """A view of part of the last axis (see `Op.linear`); the tensor itself, not a view, if `begin` is None."""
     return x if begin is None else x[..., begin:end]
 
 

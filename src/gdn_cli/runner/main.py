@@ -228,8 +228,8 @@ class Runner:
     def turns(
         self, kernels: list[str], inputs: list, outputs: list, linear: list[list], tier: str, plan: dict, own: int
     ) -> Answer:
-        """Several kernels on the same buffers, their calls taking turns; other values in `linear` (Op.linear) each
-        time."""
+        """Several kernels on the same buffers, their calls taking turns; `linear` (see `Op.linear`) gets new values
+        each time."""
         from .. import timing
         from ..records import statistics
         from ..timing import Plan, Subject

@@ -40,7 +40,7 @@ def bytes_moved(op: Op, axes: dict[str, int]) -> int:
 
 
 def bytes_of(op: Op, specs: dict[str, TensorSpec], axes: dict[str, int]) -> int:
-    """What a call moves of these tensors, each once, in bytes."""
+    """The bytes of these tensors that a call moves, each once."""
     return sum(math.prod(op.moved(spec, axes)) * ITEMSIZE[spec.dtype] for spec in specs.values())
 
 

@@ -12,7 +12,7 @@ Gated delta net (K is head_size):
   a, b        N(0, 1): projections of a normalised hidden state
   cu_seqlens  see `sequence_lengths`
   state_indices  a slot of the pool for each row, drawn without repeats from 1 on
-  packed rows (an input with parts): each part N(0, 1), drawn under the part's own name, none normalised
+  packed rows (an input with parts): each part N(0, 1), drawn under the part's name, not normalised
   scale       1 / sqrt(K)
 Other ops: N(0, 1), scale as above.
 A workload of `gdn run --stress` has these values, except for those that its family changes: see `_stressed`.

@@ -72,7 +72,7 @@ def overwritten_results(case: Case) -> str | None:
 
     def changed() -> str | None:
         case.kernel.pull(results)
-        each = enumerate(zip(case.op.outputs, results, kept, strict=True))  # what is in place has to change
+        each = enumerate(zip(case.op.outputs, results, kept, strict=True))  # those in place must change
         found = (name for i, (name, now, then) in each if i not in case.in_place and not check.same_bits(now, then))
         return next(found, None)
 

@@ -28,7 +28,7 @@ def other_bits(case: Case) -> str | None:
         one = Case(case.kernel, case.op, axes, inputs, right, case.in_place)
         alone = one.call(one.inputs)
         for (name, spec), x, y in zip(case.op.outputs.items(), alone, whole, strict=True):
-            if spec.keeps:  # of a pool, what is the sequence's own
+            if spec.keeps:  # of a pool, only the sequence's own slot
                 slots = inputs[list(case.op.inputs).index(spec.keeps)]
                 x, y = (z[slots[slots > 0].long()] for z in (x, y))
             if not check.same_bits(x, _part(spec.shape, y, here)):
