@@ -351,6 +351,24 @@ def test_a_tier_that_cannot_take_turns_compares_nothing():
         planning.tiers_for("cuda", ("nvbench",), "compare")
 
 
+def test_heads_choose_the_op_of_other_models(gdn, tmp_path):
+    done = gdn("run", "cpp-v1", "--heads", "2/6", "-w", "batch_size=3", "--json")
+    (record,) = done.json["records"]
+    assert done.code == 0 and (record["op"], record["status"]) == ("gdn_decode_qk2_v6", "passed")
+    file = tmp_path / "solution.json"
+    assert gdn("pack", "--algo", "cuda-v5", "--heads", "8/16", "-o", file).code == 0
+    assert json.loads(file.read_text())["definition"] == "gdn_decode_qk8_v16_d128_k_last"
+    packed = gdn("run", file)
+    assert packed.code == errors.MISSING and "not run gdn_decode_qk8_v16-cuda-v5" in packed.err
+    for args, says in (
+        (("--heads", "4/6"), "gdn: heads '4/6'\n"),
+        (("--op", "attention_fwd", "--heads", "4/8"), "gdn: attention_fwd has one number of heads\n"),
+        (("--op", "gdn_decode_qk8_v16", "--heads", "4/8"), "these are different heads"),
+    ):
+        refused = gdn("run", *args)
+        assert refused.code == errors.USAGE and says in refused.err
+
+
 # --- gdn new ----------------------------------------------------------------------------------------------------
 
 

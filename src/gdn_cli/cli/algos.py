@@ -27,11 +27,10 @@ def list_(
         option = f" --op {name}" if name in known.ops else None
         hint = f"gdn list{option}" if option else f"gdn show {shlex.quote(name)}"
         raise errors.UsageError(f"list takes no name, got '{name}'", hint=f"did you mean `{hint}`?")
-    if op:
-        known.op(op)
     machine = o.machine()
-    found = [(algo, machine.place(algo)) for algo in known.algos if op in (None, algo.op)]
-    shown.show_list(found, [b for b in known.broken if op in (None, b.op)], json)
+    found = [(algo, machine.place(algo)) for algo in (known.of(known.op(op).name) if op else known.algos)]
+    broken = [b for b in known.broken if not op or b.op == known.op(op).family]
+    shown.show_list(found, broken, json)
 
 
 def show(

@@ -99,7 +99,6 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
 
     `elsewhere` runs it on another machine (remote.engine.Engine).
     """
-    from ..catalog import registry
     from ..records import baselines, store
     from ..report import screen
     from ..run import eligibility, execute, planning
@@ -110,7 +109,7 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
     machine = o.machine()
     place = elsewhere.place if elsewhere else partial(machine.place, among=chosen)
     preset, loaded = which.official() if work.official else which.loaded()
-    known = registry.load(work.algos.algos)
+    known = work.algos.known()
     if work.save is not None:
         baselines.check(work.save, [algo.name for algo in known.algos])
     if command == "floor":

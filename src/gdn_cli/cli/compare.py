@@ -30,6 +30,7 @@ def compare(
     place: o.Place,
     output: o.Output,
     op: o.OpName = None,
+    heads: o.Heads = None,
     algos: o.OwnAlgos = None,
     in_place: o.InPlace = False,
     batch_invariant: Annotated[
@@ -59,7 +60,7 @@ def compare(
     if gate is not None and not 0 < gate < 100:
         raise errors.UsageError(f"--gate {gate:g}: expected a ratio such as 0.99")
     preset, loaded = which.loaded()
-    known = registry.load(algos)
+    known = registry.load(algos, heads)
     saved, live = _split(names, {algo.name for algo in known.algos})
     machine = o.machine()
     if len(saved) == 2:

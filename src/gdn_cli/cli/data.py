@@ -46,7 +46,7 @@ def written(folder: Path, algos: o.Algos, which: o.Workloads) -> dict[str, int]:
     from ..report import screen
     from ..worker import trace_set_writer
 
-    known = registry.load(algos.algos)
+    known = algos.known()
     chosen = _select(known, algos.op, which)
     ops = [known.ops[name] for name in chosen]
     names = registry.names(algos.algo) if algos.algo != "all" else None

@@ -231,7 +231,6 @@ def profile(
 ) -> None:
     """`gdn profile` at Modal: one algo on one workload, or the differences of two. The folder is saved here."""
     from .. import paths, profilers
-    from ..catalog import registry
     from ..profile import session
     from ..remote import engine, profiles
     from . import profile as here
@@ -247,7 +246,7 @@ def profile(
     work = _engine(Containers(rented.gpu, rented.image, together=True), errand, "profile", asked)
 
     def profiled(live: list[str]) -> Any:
-        known = registry.load(algos.algos)
+        known = algos.known()
         found = session.subjects(known, live, algos.op, look.tool, look.workload, look.dataset, "cuda", engine.place)[1]
         yield from profiles.made(work, found, settings)
 

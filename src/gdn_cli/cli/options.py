@@ -48,6 +48,10 @@ def algos_like(incomplete: str) -> list[str]:
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else.")]
 OpName = Annotated[Optional[str], typer.Option("--op", metavar="OP", help="The op, such as gdn_prefill.")]
+Heads = Annotated[
+    Optional[str],
+    typer.Option("--heads", metavar="QK/V", help="Query/key and value heads, such as 16/32. Default: the op's own."),
+]
 OwnAlgos = Annotated[
     Optional[str],
     typer.Option("--algos", envvar="GDN_ALGOS", metavar="DIR", help="Your own folder of <op>/<algo>/algo.toml."),
@@ -128,7 +132,13 @@ class Algos:
         ),
     ] = None
     op: OpName = None
+    heads: Heads = None
     algos: OwnAlgos = None
+
+    def known(self) -> Registry:
+        from ..catalog import registry
+
+        return registry.load(self.algos, self.heads)
 
     def also(self, given: list[str] | None) -> tuple[Algos, list[Path]]:
         """These with the algos named as arguments (which replace those in the variable ALGO), and the packed files."""

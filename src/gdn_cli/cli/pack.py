@@ -36,10 +36,9 @@ def pack(
 
     from .. import files
     from ..catalog import pack as p
-    from ..catalog import registry
     from ..report import screen, terminal
 
-    known = registry.load(algos.algos)
+    known = algos.known()
     found = known.find(algos.one("pack"), algos.op)
     if found.setup:
         raise errors.UsageError(

@@ -103,9 +103,8 @@ def profile(
         raise typer.Exit(errors.MISSING if damaged else errors.OK)
 
     def profiled(live: list[str]) -> Iterator[Any]:
-        from ..catalog import registry
 
-        settings, known = look.settings(place, folder), registry.load(algos.algos)
+        settings, known = look.settings(place, folder), algos.known()
         machine = o.machine()
         tool, found = session.subjects(
             known, live, algos.op, look.tool, look.workload, look.dataset, place.device, machine.place

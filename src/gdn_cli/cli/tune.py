@@ -36,7 +36,6 @@ def tune(
     Without workloads: the preset `sweep`. A stopped run continues where it ended.
     """
     from .. import paths
-    from ..catalog import registry
     from ..report import screen
     from ..report import tune as shown
     from ..run import eligibility, planning
@@ -46,7 +45,7 @@ def tune(
     algo = algos.one("tune")
     chosen_gpus, device = place.on(gpus)
     preset, loaded = which.loaded("sweep")
-    known = registry.load(algos.algos)
+    known = algos.known()
     machine = o.machine()
     (entry,) = planning.rivals(known, [algo], algos.op, device, partial(machine.place, among=chosen_gpus))
     (entry,) = eligibility.overwriting(known, [entry], named=True, asked=in_place)
