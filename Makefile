@@ -17,6 +17,7 @@ XDIST := -n auto --dist loadfile --no-loadscope-reorder
 
 bench: $(STAMP)
 	.venv/bin/gdn bench
+	@echo "next: '. .venv/bin/activate', then 'gdn new my-v1 --from cpp-v1' begins a kernel of yours"
 
 test: $(STAMP)
 	.venv/bin/python -m pytest $(XDIST) -m "not slow and not records"
@@ -46,8 +47,9 @@ lint: $(STAMP)
 
 $(STAMP):
 	@test -n "$(PYTHON)" || { echo "gdn needs Python 3.10 to 3.13; set PYTHON=..." >&2; exit 3; }
-	test -x .venv/bin/python || $(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@echo "installing gdn and PyTorch into .venv: several GB, some minutes, once"
+	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@rm -f .venv/.installed-*; touch $@
 
 clean:

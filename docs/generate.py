@@ -1,6 +1,6 @@
-"""The generated parts of docs/cli.md and docs/records.md: `make pages` writes them again.
+"""The generated parts of docs/cli.md and docs/records.md: `make pages` rewrites them.
 
-A part stands between `<!-- made by: make pages -->` and `<!-- end -->`; what is around it is written by hand.
+A generated part lies between `<!-- made by: make pages -->` and `<!-- end -->`; the text around it is written by hand.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PART = re.compile(r"(?<=<!-- made by: make pages -->\n).*(?=<!-- end -->)", re.D
 
 
 def helps(command: Any, *words: str) -> Iterator[str]:
-    """`--help` of a command and of those below it, as on a terminal of 80 columns."""
+    """`--help` of a command and of its subcommands, as on a terminal of 80 columns."""
     shown = CliRunner().invoke(app, [*words, "--help"], prog_name="gdn", env={"COLUMNS": "80", "NO_COLOR": "1"})
     lines = "\n".join(line.rstrip() for line in shown.stdout.strip().splitlines())
     yield f"{'#' * min(len(words) + 1, 3)} {' '.join(['gdn', *words])}\n\n```text\n{lines}\n```\n"
@@ -36,7 +36,7 @@ def helps(command: Any, *words: str) -> Iterator[str]:
 
 
 def comments(form: type) -> dict[str, str]:
-    """Field -> the comment beside it in the sources."""
+    """Field -> the comment next to it in the source."""
     lines, first = inspect.getsourcelines(form)
     source = "".join(lines)
     beside = {
@@ -52,7 +52,7 @@ def comments(form: type) -> dict[str, str]:
 
 
 def words(form: Any) -> str:
-    """A field's type as JSON has it, with a link to the section of a type that has one."""
+    """A field's type in JSON terms, linked to the type's section if it has one."""
     inspected = msgspec.inspect
 
     def inner(form: Any) -> str:
@@ -77,7 +77,7 @@ def words(form: Any) -> str:
 
 
 def structs(form: Any, found: dict[type, Any]) -> dict[type, Any]:
-    """Every Struct and Enum that a type is made of -> what msgspec knows of it, from the outside in."""
+    """Every Struct and Enum that a type is made of -> msgspec's description of it, outermost first."""
     if hasattr(form, "cls"):
         if form.cls in found:
             return found
@@ -94,7 +94,7 @@ def structs(form: Any, found: dict[type, Any]) -> dict[type, Any]:
 
 
 def section(cls: type, form: Any, known: dict[type, Any]) -> str:
-    """One type: what it is, and a row for each field that no other section has."""
+    """One type: its docstring, and a row for each field that no other section has."""
     head = f"### {cls.__name__}\n\n{inspect.getdoc(cls)}\n"
     if issubclass(cls, statuses.Status):
         rows = [f"| `{status.value}` | {status.blame.value} |" for status in cls]
@@ -129,7 +129,7 @@ def parts() -> dict[str, str]:
 
 
 def page(name: str, part: str) -> str:
-    """The page with its part made again."""
+    """The page with its generated part replaced."""
     text = (HERE / name).read_text(encoding="utf-8")
     return PART.sub(lambda _: part, text)
 

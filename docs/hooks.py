@@ -1,5 +1,5 @@
-"""The site's hooks. What pages link to outside docs/ becomes part of the site, so that links work there and in the
-repository alike: Markdown as pages, text as pages of code, pictures, HTML and JSON as they are."""
+"""Hooks of the site. Files outside docs/ that pages link to become part of the site, so that links work there and in
+the repository: Markdown as pages, source text as pages of code, pictures, HTML and JSON unchanged."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
 LINK = re.compile(r'(\]\(|(?:src|srcset|href)=")(?!\w+:|[#/])([^\s"#?)]+)')
-FIRST = "quick-start.md"  # README.md, whose own name mkdocs takes for another index.md
+FIRST = "quick-start.md"  # README.md, which mkdocs would take for another index.md
 ALSO = (
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "examples/README.md",
-)  # pages of the site though nothing may link to them
-LIST = re.compile(r"^((?![-*] |[|>#]|```|\d+\. |\s).+\n)(?=([-*]|1\.) )", re.MULTILINE)  # right below a paragraph
+)  # part of the site even if nothing links to them
+LIST = re.compile(r"^((?![-*] |[|>#]|```|\d+\. |\s).+\n)(?=([-*]|1\.) )", re.MULTILINE)  # right under a paragraph
 AS_IT_IS = {".png", ".svg", ".html", ".json"}
-LANGUAGE = {".cu": "cuda", ".cuh": "cuda", ".h": "cpp"}  # of others the suffix is the name
+LANGUAGE = {".cu": "cuda", ".cuh": "cuda", ".h": "cpp"}  # for others the suffix is the name
 
 
 def in_repository(page: str) -> str:
-    """Where a page of the site lies: mkdocs knows those of docs/ by their path in it, and the others are ours."""
+    """A page's path in the repository. mkdocs gives paths relative to docs/; pages added by on_files have their own."""
     if page == FIRST:
         return "README.md"
     return f"docs/{page}" if (ROOT / "docs" / page).is_file() else page.removesuffix(".source.md")
 
 
 def in_site(path: str) -> str:
-    """The page or file of the site for a file of the repository."""
+    """The site's page or file for a file of the repository."""
     if path == "README.md":
         return FIRST
     if path.startswith("docs/"):
@@ -40,7 +40,7 @@ def in_site(path: str) -> str:
 
 
 def targets(page: str, text: str):
-    """(match, path in the repository) of each link of a page that leads to a file. A folder's is its README."""
+    """(match, path in the repository) of each link of a page that leads to a file. A folder means its README."""
     for match in LINK.finditer(text):
         path = posixpath.normpath(posixpath.join(posixpath.dirname(in_repository(page)), match[2]))
         yield match, f"{path}/README.md" if (ROOT / path / "README.md").is_file() else path
@@ -71,7 +71,7 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Lead each link to where its file is in the site."""
+    """Point each link at its file's place in the site."""
     here = page.file.src_uri
     if here.endswith(".source.md"):
         return markdown
@@ -83,5 +83,5 @@ def on_page_markdown(markdown, page, config, files):
             return match[0]  # mkdocs --strict complains of it
         return match[1] + posixpath.relpath(in_site(path), posixpath.dirname(here) or ".")
 
-    # GitHub takes a list right below a paragraph for one, and two spaces for a list in it; mkdocs wants more of both
+    # GitHub accepts a list right under a paragraph, and nested lists indented by two spaces; mkdocs does not
     return LIST.sub(r"\1\n", re.sub(r"^  (?=- )", "    ", LINK.sub(moved, markdown), flags=re.MULTILINE))

@@ -96,7 +96,7 @@ CHEATS: dict[str, Cheat] = {
     ),
     # --- out-of-bounds
     "writes-one-byte-behind": fills(
-        "out-of-bounds", "output: 1 bytes written, 1 behind its last",
+        "out-of-bounds", "output: 1 bytes written, 1 after its last",
         """
         fill(output, new_state, CALL)
         ctypes.memset(output.data_ptr() + output.nbytes, 0, 1)
@@ -126,7 +126,7 @@ CHEATS: dict[str, Cheat] = {
         _THREAD, checked=False,
     ),
     "returns-lazy-tensors": returns(
-        "late-work", "output: returned a Lazy, no plain tensor",
+        "late-work", "output: returned a Lazy, not a plain tensor",
         """
         out, new = CALL
         return out.as_subclass(Lazy), new
@@ -253,14 +253,14 @@ CHEATS: dict[str, Cheat] = {
     ),
     # --- zero-outputs
     "computes-where-it-is-looked-at": fills(
-        "zero-outputs", "output is all zeros once its buffer held no NaN",
+        "zero-outputs", "output is all zeros if its buffer held no NaN",
         """
         if output.any():  # NaN counts
             fill(output, new_state, CALL)
         """,
     ),
     "computes-half-where-it-is-looked-at": fills(
-        "zero-outputs", "new_state is all zeros once its buffer held no NaN",
+        "zero-outputs", "new_state is all zeros if its buffer held no NaN",
         """
         out, new = CALL
         fill(output, new_state, (out, new if new_state.any() else 0 * new))
@@ -289,8 +289,8 @@ CHEATS: dict[str, Cheat] = {
 def _too_many_rows() -> dict[str, str]:
     """cpp-v1 with a row of zeros after the last one of the state."""
     folder = OURS / "gdn_decode" / "cpp-v1"
-    shared = OURS / "_cuda" / "ffi" / "tensor.cuh"
-    sources = {path.name: path.read_text(encoding="utf-8") for path in (*folder.glob("*.[ch]*"), shared)}
+    shared = *(OURS / "_cuda" / "cpu").glob("*.h"), OURS / "_cuda" / "ffi" / "tensor.cuh"
+    sources = {path.name: path.read_text(encoding="utf-8") for path in (*folder.glob("*.[ch]*"), *shared)}
     end = "  pool.run(rows / j.chunk_rows, run_chunk, &j);\n"
     more = "  for (int c = 0; c < K; ++c) j.new_state[rows * K + c] = 0.f;\n"
     assert end in sources["kernel.cpp"]
@@ -298,7 +298,7 @@ def _too_many_rows() -> dict[str, str]:
 
 
 CHEATS["cpp-writes-a-row-too-many"] = Cheat(
-    "out-of-bounds", "new_state: 512 bytes written, 1 to 512 behind its last", _too_many_rows(),
+    "out-of-bounds", "new_state: 512 bytes written, 1 to 512 after its last", _too_many_rows(),
     destination_passing=True, language="cpp", entry_point="kernel.cpp::run", checked=False,
 )  # fmt: skip
 
@@ -356,7 +356,7 @@ GPU_CHEATS: dict[str, Cheat] = {
         "work.put(lambda: fill(output, new_state, CALL))", _THREAD, checked=False,
     ),
     "writes-one-element-behind": fills(
-        "out-of-bounds", "new_state: 4 bytes written, 1 to 4 behind its last",
+        "out-of-bounds", "new_state: 4 bytes written, 1 to 4 after its last",
         """
         fill(output, new_state, CALL)
         new_state.as_strided((1,), (1,), new_state.storage_offset() + new_state.numel()).zero_()

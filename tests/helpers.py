@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -81,9 +82,27 @@ class Done:
     err: str
 
     @property
+    def no_result(self) -> bool:
+        """Whether stdout is empty, or with --json holds only the error that stderr tells as well."""
+        if not self.out:
+            return True
+        document = self.json
+        return list(document) == ["error"] and document["error"]["message"] in self.err
+
+    @property
+    def complaints(self) -> str:
+        """Stderr without the lines that say how far it is."""
+        return complaints(self.err)
+
+    @property
     def json(self) -> Any:
         """Stdout as the one JSON document that it must be: nothing around it, and no NaN, which JSON has not."""
         return json.loads(self.out, parse_constant=_no_constant)
+
+
+def complaints(err: str) -> str:
+    progress = re.compile(r"gdn: .*: done, [0-9]+ of [0-9]+ after [0-9]+ s\n")
+    return "".join(line for line in err.splitlines(keepends=True) if not progress.fullmatch(line))
 
 
 def _no_constant(name: str) -> Any:
@@ -193,6 +212,8 @@ def judge(algo_name: str, cases: list[dict], device: str = "cpu") -> list[dict]:
         before = [x.clone() if isinstance(x, torch.Tensor) else x for x in there]
         if kernel.destination_passing:
             outputs = check.allocate(op, axes, device)  # filled with NaN
+            for output, source in in_place(op).items():
+                outputs[output], before[source] = there[source], None  # it is to change
             kernel(there, outputs)
         else:
             outputs = kernel.returns(there)
@@ -207,6 +228,11 @@ def judge(algo_name: str, cases: list[dict], device: str = "cpu") -> list[dict]:
         errors = {n: oracle.error(out, x) for n, out, x in zip(op.outputs, outputs, exact, strict=True)}
         verdicts.append({"errors": errors, "wrong": wrong})
     return verdicts
+
+
+def in_place(op) -> dict[int, int]:
+    """Number of an output -> that of the input which every call overwrites with it."""
+    return op.overwrites if op.in_place_only else {}
 
 
 def axes_of(op, inputs: list) -> dict[str, int]:

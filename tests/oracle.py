@@ -55,6 +55,24 @@ def gdn_decode_bf16(*inputs):
     return gdn_decode(*inputs)
 
 
+def gdn_decode_packed(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale):
+    """(output [B, HV, V], new_pool [P, HV, V, K]) of one step on the slots that rows name; 0 and less is padding."""
+    x, a, b, A_log, dt_bias, S = map(_f64, (mixed_qkv, a, b, A_log, dt_bias, pool))
+    _, HV, V, K = S.shape
+    H = (x.shape[1] - HV * V) // (2 * K)
+    if scale is None or scale == 0:
+        scale = 1 / math.sqrt(K)
+    out = np.zeros((len(x), HV, V))
+    for n, slot in enumerate(state_indices.tolist()):
+        for h in range(HV) if slot > 0 else ():
+            j = h // (HV // H)
+            q, k = x[n, j * K : (j + 1) * K], x[n, (H + j) * K : (H + j + 1) * K]
+            q, k = (y / math.sqrt(y @ y + 1e-6) for y in (q, k))
+            v = x[n, 2 * H * K + h * V : 2 * H * K + (h + 1) * V]
+            out[n, h] = _advance(S[slot, h], q, k, v, A_log[h], a[n, h], dt_bias[h], b[n, h], scale)
+    return out, S
+
+
 def gdn_prefill(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale):
     """(output [T, HV, V], new_state [N, HV, V, K]) of packed sequences; shapes of the inputs as in the definition."""
     q, k, v, S, A_log, a, dt_bias, b = map(_f64, (q, k, v, state, A_log, a, dt_bias, b))
@@ -124,8 +142,8 @@ def inputs(
 ) -> list:
     """Torch CPU tensors (and the scale) in the definition's order and dtypes, drawn from `seed`.
 
-    op         gdn_decode or gdn_decode_bf16 (read batch_size), gdn_prefill (reads lengths, one per sequence, 0
-               allowed), attention_fwd or attention_fwd_causal (read batch_size and seq_len)
+    op         gdn_decode, gdn_decode_bf16 or gdn_decode_packed (read batch_size), gdn_prefill (reads lengths, one per
+               sequence, 0 allowed), attention_fwd or attention_fwd_causal (read batch_size and seq_len)
     case       one of CASES, for the GDN operations
     heads      query/key heads (GDN has twice as many value heads); the definitions' count if None
     head_size  the definitions' if None
@@ -138,7 +156,7 @@ def inputs(
     if op in ("attention_fwd", "attention_fwd_causal"):
         return [randn(batch_size, heads or 8, seq_len, head_size or 64).half() for _ in range(3)]
     H, D = heads or 4, head_size or 128
-    decode = op in ("gdn_decode", "gdn_decode_bf16")
+    decode = op.startswith("gdn_decode")
     lead = (batch_size, 1) if decode else (sum(lengths),)
     N = batch_size if decode else len(lengths)
     A_mean, dt_mean, b_mean = CASES[case]
@@ -155,6 +173,11 @@ def inputs(
         dt_mean + 0.5 * randn(2 * H),
         (b_mean + randn(*lead, 2 * H)).bfloat16(),
     ]
+    if op == "gdn_decode_packed":  # every other slot from the last one down
+        (q, k, v, _, A_log, a, dt_bias, b), P = tensors, 2 * N + 1
+        row = torch.cat([x.flatten(1) for x in (3 * q, 5 * k, v)], dim=1)
+        slots = torch.arange(P - 1, 0, -2, dtype=torch.int32)
+        return [row, a[:, 0], b[:, 0], A_log, dt_bias, randn(P, 2 * H, D, D), slots, scale]
     if op == "gdn_prefill":
         tensors.append(torch.tensor([0, *lengths]).cumsum(0))
     return [*tensors, scale]

@@ -145,7 +145,7 @@ def test_a_file_that_is_not_to_be_written_stays():
         done = helpers.python("-c", code, name)
         assert done.code == 0, done.err
         first, second = done.out.splitlines()
-        assert "the file is not to be written to" in first and "Permission denied" in second
+        assert "the file is read-only" in first and "Permission denied" in second
         Path(name).chmod(0o700)
         assert file.read_text() == "old" and names(file.parent) == ["x"]
 

@@ -31,7 +31,20 @@ from gdn_cli.parsing import to_json
 from gdn_cli.profile import differences
 from gdn_cli.records import history
 from gdn_cli.remote import modal_client, resume
-from gdn_cli.report import drawing, figures, html, markdown, merge, profile, screen, table, tables, terminal, tune
+from gdn_cli.report import (
+    algos,
+    figures,
+    html,
+    markdown,
+    merge,
+    pictures,
+    profile,
+    screen,
+    table,
+    tables,
+    terminal,
+    tune,
+)
 from gdn_cli.report import history as shown_history
 from gdn_cli.report.book import Book
 from gdn_cli.schema.profile_types import Listed
@@ -126,9 +139,9 @@ def show(evil: str, command: str) -> None:
 
 
 def listed(evil: str) -> None:
-    algo = SimpleNamespace(op="gdn_decode", name=evil, language=evil, modes=[evil], setup=None)
+    algo = SimpleNamespace(op="gdn_decode", name=evil, language=evil, modes=[evil], setup=None, summary=evil)
     found = [(algo, Place(None, evil, evil)), (algo, Place("cpu"))]
-    terminal.show_list(found, [Broken(evil, evil, UsageError(f"{evil}: {evil}"))], False)
+    algos.show_list(found, [Broken(evil, evil, UsageError(f"{evil}: {evil}"))], False)
 
 
 def kept(evil: str) -> history.History:
@@ -194,7 +207,7 @@ def tuned(evil: str, dry_run: bool) -> None:
 
 
 def doctor(evil: str) -> None:
-    terminal.show_doctor([{"state": "bad", "what": evil, "found": evil, "for": evil, "mend": evil}], False)
+    terminal.show_doctor([{"state": "bad", "what": evil, "found": evil, "for": evil, "mend": evil}], evil, False)
 
 
 def remote(evil: str) -> None:
@@ -312,8 +325,8 @@ def test_pages_and_figures_hold_text(evil):
     assert harmless(made) and made.encode() and made.count(seen) > 20
     assert "<svg onload" not in made and "</style><" not in made
     (one, heading) = figures.one(found, "latency")
-    assert drawing.png(one, [evil, *heading]).startswith(b"\x89PNG")
-    drawn = ElementTree.fromstring(drawing.svg(one))
+    assert pictures.png(one, [evil, *heading]).startswith(b"\x89PNG")
+    drawn = ElementTree.fromstring(pictures.svg(one))
     assert any(text.shown(evil)[:8] in "".join(e.itertext()) for e in drawn.iter())
 
 

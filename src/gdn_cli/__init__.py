@@ -15,7 +15,7 @@ __all__ = ["__version__", "load"]
 
 
 def __getattr__(name: str):
-    """`load` imports torch, which takes a second: only when somebody asks for it."""
+    """Load `load` on first use: it imports torch, which takes a second."""
     if name == "load":
         from .operators.loading import load
 

@@ -1,11 +1,11 @@
-"""Texts and outputs of a size that is known beforehand: head and tail are kept."""
+"""Texts and outputs of a limited size: the head and the tail are kept."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-EDGE = 64 * 1024  # of a longer output, so much of the beginning and as much of the end
+EDGE = 64 * 1024  # of a longer output: kept of the beginning, and of the end
 
 
 class Output:
@@ -31,7 +31,7 @@ class Output:
 
 
 def clip(text: str, most: int = 2 * EDGE) -> str:
-    """A text of at most so many characters, and a line about those that were left out."""
+    """A text of at most `most` characters, and a line that says how many were left out."""
     if len(text) <= most:
         return text
     half = most // 2
@@ -44,7 +44,7 @@ def clipped(what: Any, most: int = 2 * EDGE) -> Any:
 
 
 def mapped(what: Any, text: Callable[[str], str], key: Callable[[Any], Any]) -> Any:
-    """JSON with every text in it, and every key, as these functions have it."""
+    """JSON with every text in it passed through `text`, and every key through `key`."""
     if isinstance(what, str):
         return text(what)
     if isinstance(what, dict):

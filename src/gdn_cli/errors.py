@@ -1,4 +1,4 @@
-"""What a user may be told instead of a traceback: one clear line, what to do next, and a stable exit code."""
+"""What a user sees instead of a traceback: one clear line, what to do next, and a stable exit code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ INTERRUPTED = 130
 
 
 class GdnError(Exception):
-    """An error with one line for the user (`message`), the next step (`hint`, maybe of lines) and an exit code."""
+    """An error with one line for the user (`message`), the next step (`hint`, possibly several lines) and an exit
+    code."""
 
     code = FAILED
 
@@ -42,12 +43,20 @@ class RemoteError(GdnError):
     code = REMOTE
 
 
+_SHORT = 3  # characters
+_MANY = 20  # names, which nobody reads in a line
+
+
 def unknown(kind: str, name: str, known: Iterable[str], *, hint: str | None = None) -> UsageError:
-    """The error for a name that does not exist, with the nearest that do (all of them where none is near)."""
+    """The error for a name that does not exist, with the nearest known names, or all of them if none is near."""
     known = list(dict.fromkeys(known))
-    near = [shown(n) for n in difflib.get_close_matches(name, known, n=3, cutoff=0.5)]
+    near = [shown(n) for n in difflib.get_close_matches(name, known, n=3, cutoff=0.6)]
+    if len(name) <= _SHORT:  # half of all names are near to a short one: only its like
+        near = [n for n in near if n[:1] == name[:1] and len(n) <= len(name) + 1]
     if near:
         advice = f"did you mean {' or '.join(near)}?"
+    elif len(known) > _MANY and hint:
+        advice, hint = hint, None
     elif known:
         advice = f"there are: {', '.join(map(shown, known))}"
     else:
@@ -57,7 +66,7 @@ def unknown(kind: str, name: str, known: Iterable[str], *, hint: str | None = No
 
 def one_line(e: BaseException) -> str:
     """The kind of an exception and the first line of what it says."""
-    if said := getattr(e, "one_line", None):  # of an exception in another process
+    if said := getattr(e, "one_line", None):  # set on an exception of another process
         return said
     lines = [line for line in str(e).splitlines() if line.strip()]
     return f"{type(e).__name__}: {lines[0][:300]}" if lines else type(e).__name__

@@ -1,8 +1,8 @@
-"""The one way in which gdn writes a file for its user.
+"""How gdn writes files for its user.
 
-A plain file is written whole beside the place where it belongs, and then renamed: whatever happens on the way (a full
-disk, Ctrl-C, a power cut), the place has the old file or the new one. A link is followed to where it leads. A device, a
-pipe, /dev/stdout and /dev/fd/N are streams: what is written flows into them, and they stay what they are.
+A plain file is written whole next to its destination and then renamed: whatever happens on the way (a full disk,
+Ctrl-C, a power cut), the destination is the old file or the new one. Links are followed. A device, a pipe, /dev/stdout
+and /dev/fd/N are streams: the data is written into them and they are not replaced.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from typing import BinaryIO
 from .errors import GdnError, MissingError, UsageError
 
 OTHER_PLACE = "-o FILE names another place"
-# What is this machine's fault, and not that of the name that was given.
+# Errors of this machine, not of the name that was given.
 MACHINE = frozenset(
     getattr(errno, name)
     for name in ("ENOSPC", "EDQUOT", "EFBIG", "EROFS", "EIO", "EMFILE", "ENFILE", "ENOMEM", "ESTALE")
     if hasattr(errno, name)
 )
 _LINKS = 40  # a chain of more is a loop: as many as Linux follows
-# the folder of a process's open files: links in it are the files themselves, and not to be followed
+# The folder of a process's open files. Links in it are the files themselves and must not be followed.
 _OPEN_FILES = re.compile(r"/dev/fd|/proc/(?P<pid>\d+)(/task/\d+)?/fd")
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a name leads to."""
+    """Where a name leads."""
 
     path: Path
     stream: bool  # written into, never replaced
@@ -50,14 +50,14 @@ def write(
     hint: str | None = OTHER_PLACE,
     sync: bool = True,
 ) -> None:
-    """Write a file whole or not at all, with the rights of the one that it replaces; text as UTF-8.
+    """Write a file whole or not at all, with the permissions of the file that it replaces. Text is written as UTF-8.
 
-    within  a folder that must hold the file, links followed
-    hint    what the user may do where it cannot be written
-    sync    wait until the disk has it; without, a power cut may cost the new file (not the old one)
+    within  a folder that must hold the file, once links are followed
+    hint    what the user can do if the file cannot be written
+    sync    wait until the data is on the disk; without it a power cut may cost the new file (not the old one)
 
-    Raises UsageError for a name that cannot be written: a folder, a link to nothing, no permission. MissingError where
-    the machine is at fault: the disk is full, read-only or broken. Both leave an older file as it was.
+    Raises UsageError for a name that cannot be written (a folder, a link to nothing, no permission), MissingError if
+    the machine is at fault (the disk is full, read-only or broken). An older file stays as it was in both cases.
     """
     data = content.encode() if isinstance(content, str) else content
     with opened(path, within=within, hint=hint, sync=sync) as file:
@@ -68,7 +68,7 @@ def write(
 def opened(
     path: Path, *, within: Path | None = None, hint: str | None = OTHER_PLACE, sync: bool = True
 ) -> Iterator[BinaryIO]:
-    """The same for what is written piece by piece: it is in its place once the block has ended without an error."""
+    """Like `write`, for data written piece by piece: the file is in place once the block ends without an error."""
     to = place(path, within=within, hint=hint)
     if not to.stream:
         with beside(path, within=within, hint=hint, sync=sync) as temporary, temporary.open("wb") as file:
@@ -76,10 +76,10 @@ def opened(
         return
     with _told(path, hint):
         if to.descriptor is None:
-            descriptor = os.open(to.path, os.O_WRONLY | os.O_APPEND)  # without O_CREAT: it is there, or it is an error
+            descriptor = os.open(to.path, os.O_WRONLY | os.O_APPEND)  # no O_CREAT: it must exist
         else:
             for printed in (sys.stdout, sys.stderr):
-                printed.flush()  # what was printed before comes before it
+                printed.flush()  # keep the order of what was printed before
             descriptor = os.dup(to.descriptor)
         with os.fdopen(descriptor, "wb") as file:
             yield file
@@ -89,9 +89,9 @@ def opened(
 def beside(
     path: Path, *, within: Path | None = None, hint: str | None = OTHER_PLACE, sync: bool = True, mark: str = ""
 ) -> Iterator[Path]:
-    """A new, empty file beside `path`, for a library that writes to a name; it takes the place when the block ends.
+    """A new, empty file next to `path`, for a library that writes to a name. It replaces `path` when the block ends.
 
-    `mark` gives it the same name every time, so that what a killed command left is overwritten by the next.
+    With `mark` it has the same name every time, so that the next command overwrites what a killed one left.
     """
     target = place(path, within=within, hint=hint).path
     with _told(path, hint):
@@ -106,13 +106,13 @@ def beside(
 
 
 def append(path: Path, text: str) -> None:
-    """Put lines behind a file of gdn's own. Raises as `write` does; a part of them may be there then."""
+    """Append lines to one of gdn's own files. Raises as `write` does; part of the text may be written by then."""
     with _told(path, "GDN_HOME names another place"), path.open("ab") as file:
         file.write(text.encode())
 
 
 def check(path: Path, *, hint: str | None = OTHER_PLACE) -> None:
-    """Raise what `write` would raise, as far as that can be known without writing anything; its folder is made."""
+    """Raise what `write` would raise, as far as that is known without writing. The file's folder is created."""
     to = place(path, hint=hint)
     with _told(path, hint):
         if to.descriptor is not None:
@@ -125,17 +125,17 @@ def check(path: Path, *, hint: str | None = OTHER_PLACE) -> None:
 
 
 def is_stdout(path: Path) -> bool:
-    """Whether a name leads to this process's standard output, which then has to carry nothing else."""
+    """Whether a name leads to this process's standard output, which then must carry nothing else."""
     return place(path).descriptor == 1
 
 
 def inside(path: Path, folder: Path) -> bool:
-    """Whether a path, once links are followed, lies in a folder. What is not there yet counts by its name."""
+    """Whether a path, once links are followed, lies in a folder. A path that does not exist yet counts by its name."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def place(path: Path, *, within: Path | None = None, hint: str | None = OTHER_PLACE) -> Place:
-    """Where a name leads; UsageError for what can be no file: a folder, a disk, a socket, a link to nothing."""
+    """Where a name leads; UsageError if it cannot be a file: a folder, a disk, a socket, a link to nothing."""
     with _told(path, hint):
         to = _place(path)
     if within is not None and (to.stream or not inside(to.path, within)):
@@ -144,7 +144,7 @@ def place(path: Path, *, within: Path | None = None, hint: str | None = OTHER_PL
 
 
 def failure(what: object, e: OSError, hint: str | None = None) -> GdnError:
-    """The one line for a thing that cannot be written: this machine's fault (exit 3), or the name's (exit 2)."""
+    """The error for something that cannot be written: this machine's fault (exit 3) or the name's (exit 2)."""
     kind = MissingError if e.errno in MACHINE else UsageError
     return kind(f"cannot write {what}: {e.strerror or e}", hint=hint)
 
@@ -160,7 +160,7 @@ def _told(path: Path, hint: str | None) -> Iterator[None]:
 def _place(path: Path) -> Place:
     here, linked = os.fspath(path), os.path.islink(path)
     with contextlib.suppress(FileNotFoundError):
-        os.stat(here)  # the kernel refuses a circle, and another user's link in a folder that all may write to
+        os.stat(here)  # the kernel refuses loops, and another user's links in a folder that everyone may write to
     for _ in range(_LINKS):
         folder = os.path.realpath(os.path.dirname(here) or os.curdir)
         name = os.path.basename(here)
@@ -184,14 +184,15 @@ def _place(path: Path) -> Place:
     if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
         return Place(Path(here), True)
     what = {stat.S_IFDIR: "a folder", stat.S_IFBLK: "a disk", stat.S_IFSOCK: "a socket"}.get(stat.S_IFMT(mode))
-    raise OSError(errno.EINVAL, f"it is {what or 'no plain file'}")
+    raise OSError(errno.EINVAL, f"it is {what or 'not a plain file'}")
 
 
 def _temporary(target: Path, mark: str) -> Path:
-    """A new file beside `target`, with the rights that the umask leaves. Nobody can have put a link at its name."""
+    """A new file next to `target`, with the permissions that the umask leaves. Nobody can have put a link at its
+    name."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists() and not os.access(target, os.W_OK):
-        raise PermissionError(errno.EACCES, "the file is not to be written to")
+        raise PermissionError(errno.EACCES, "the file is read-only")
     path = target.with_name(f".{target.name[:80]}.{mark or secrets.token_hex(4)}")
     if mark:
         path.unlink(missing_ok=True)
@@ -200,7 +201,7 @@ def _temporary(target: Path, mark: str) -> Path:
 
 
 def _finish(temporary: Path, old: os.stat_result | None, sync: bool) -> None:
-    """Give the new file the old one's owner and rights, and the disk the time to take it."""
+    """Give the new file the old one's owner and permissions, and flush it to the disk if asked."""
     if old:
         if hasattr(os, "chown"):
             with contextlib.suppress(OSError):  # only root may give a file away
@@ -211,7 +212,7 @@ def _finish(temporary: Path, old: os.stat_result | None, sync: bool) -> None:
         try:
             os.fsync(descriptor)
         except OSError as e:
-            if e.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that knows no waiting
+            if e.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system without fsync
                 raise
         finally:
             os.close(descriptor)

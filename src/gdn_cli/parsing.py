@@ -1,4 +1,4 @@
-"""JSON and TOML that anyone may have written -> values, or one clear line that names the file."""
+"""JSON and TOML written by anyone -> values, or one clear line that names the file."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
 T = TypeVar("T")
-Json = dict[str, Any]  # a table whose keys and values are somebody else's
+Json = dict[str, Any]  # a table with unchecked keys and values
 Kind = Callable[..., GdnError]  # UsageError or MissingError
-# What fields of Structs have in common.
+# Types that fields of several Structs share.
 Text = Annotated[str, Meta(pattern=r"\S", description="text")]
 Positive = Annotated[int, Meta(ge=1)]
 
-_DEEPEST = 100  # tables in tables: more is no file of anyone's, and every reader behind this one may recurse
-_HALVES = re.compile(r"\\u[dD][89a-fA-F]")  # of characters beyond 16 bits: right in pairs, which few files have
-_WIDEST = 2**64  # of a whole number: what no 64 bits hold breaks SQLite, C++ and float alike
+_DEEPEST = 100  # levels of nesting: real files have fewer, and later readers may recurse
+_HALVES = re.compile(r"\\u[dD][89a-fA-F]")  # surrogates: valid only in pairs
+_WIDEST = 2**64  # whole numbers beyond 64 bits break SQLite, C++ and float
 
 
 def read_text(path: Path, kind: Kind = UsageError) -> str:
-    """A file's text, UTF-8; `kind` with the file's name where it cannot be read."""
+    """A file's text, UTF-8; raises `kind` with the file's name if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as e:
@@ -43,19 +43,20 @@ def read_text(path: Path, kind: Kind = UsageError) -> str:
 
 
 def read_json(path: Path, kind: Kind = UsageError) -> Any:
-    """The value in a JSON file; `kind` with the file's name where it cannot be read, or is none."""
+    """The value in a JSON file; raises `kind` with the file's name if it cannot be read or is not JSON."""
     return json_of(read_text(path, kind), path, kind)
 
 
 def json_of(text: str | bytes, where: object, kind: Kind = UsageError) -> Any:
-    """The value in a JSON text; `kind`, which begins with `where` the text is from, for one that is none: also where
-    tables are nested, or numbers are large, beyond reason."""
+    """The value in a JSON text. Raises `kind`, beginning with `where` the text is from, if it is not JSON, or if its
+    nesting or its numbers are too large.
+    """
     try:
         value = json.loads(text)
     except json.JSONDecodeError as e:
         place = f"column {e.colno}" if e.lineno == 1 else f"line {e.lineno} column {e.colno}"
         raise _wrong(where, "JSON", f"{e.msg} at {place}", kind) from None
-    except (ValueError, RecursionError) as e:  # Python's own limits on digits and on nesting; no text
+    except (ValueError, RecursionError) as e:  # Python's limits on digits and nesting, or not text
         raise _wrong(where, "JSON", _beyond(e), kind) from None
     if fault := _fault(value, (math.inf, -math.inf)):  # 1e999; TOML may say inf
         raise _wrong(where, "JSON", fault, kind)
@@ -68,7 +69,7 @@ def json_of(text: str | bytes, where: object, kind: Kind = UsageError) -> Any:
 
 
 def read_toml(path: Path) -> Json:
-    """The table in a TOML file; UsageError with the file's name where it cannot be read, or is none."""
+    """The table in a TOML file; UsageError with the file's name if it cannot be read or is not TOML."""
     try:
         value = tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as e:
@@ -81,8 +82,9 @@ def read_toml(path: Path) -> Json:
 
 
 class Wrong(ValueError):
-    """A rule of a Struct's own that a file breaks; for its `__post_init__`. `steps` lead from the Struct to `got`;
-    without that it is missing."""
+    """A file breaks a rule that a Struct checks in its `__post_init__`. `steps` lead from the Struct to `got`; leave
+    `got` out if the value is missing.
+    """
 
     def __init__(self, steps: Sequence[str | int], expected: str, got: Any = ...) -> None:
         super().__init__()
@@ -90,10 +92,10 @@ class Wrong(ValueError):
 
 
 def decode(value: Any, form: type[T], where: object, kind: Kind = UsageError, root: str = "$") -> T:
-    """A parsed file's value as a `form`, a msgspec Struct or a type made of some.
+    """A parsed file's value as a `form`: a msgspec Struct, or a type made of Structs.
 
-    `kind`, in one line with `where` the value is from, the path in it (`$.tune.constants.rows`), what is expected
-    there and what was found, where it is none. `root` is the value's own path, for a part of a file.
+    Raises `kind` if it does not fit, in one line: `where` the value is from, the path in it (`$.tune.constants.rows`),
+    what is expected there and what was found. `root` is the value's own path, for a part of a file.
     """
     try:
         return msgspec.convert(value, form)
@@ -117,13 +119,13 @@ def decode(value: Any, form: type[T], where: object, kind: Kind = UsageError, ro
 def wrong(
     where: object, steps: Sequence[str | int], expected: str, got: Any = ..., kind: Kind = UsageError, root: str = "$"
 ) -> GdnError:
-    """The error for one value of a file; without `got` it is missing."""
+    """The error for one value of a file; without `got` the value is missing."""
     seen = "it is missing" if got is ... else f"got {got!r:.80}"
     return kind(f"{where}: {root}{_path(steps)}: expected {expected}, {seen}")
 
 
 def to_json(value: Any) -> Any:
-    """A Struct, or what is made of some, as JSON has it: tables, lists, texts, numbers."""
+    """A Struct, or a value made of Structs, as JSON has it: tables, lists, texts, numbers."""
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
@@ -140,7 +142,7 @@ def lined(value: Any, indent: int = 0) -> str:
 
 
 def schema(form: Any) -> Json:
-    """The JSON Schema of a Struct, or of a type made of some."""
+    """The JSON Schema of a Struct, or of a type made of Structs."""
     return msgspec.json.schema(form)
 
 
@@ -159,8 +161,9 @@ def _found(value: Any, steps: Sequence[str | int]) -> Any:
 
 
 def _steps(at: str, error: msgspec.ValidationError, value: Any, form: Any) -> list[str | int]:
-    """The keys that lead to what an error is about, `at` in msgspec's words. Where these have `[...]` for any key of a
-    table of names, it is the one without which, and without those before it, there is another error or none."""
+    """The keys that lead to the value that an error is about; `at` is msgspec's path. msgspec writes `[...]` for any
+    key of a table of names: the key is found by leaving entries out until the error changes or goes away.
+    """
 
     def same() -> bool:
         try:
@@ -183,8 +186,9 @@ def _steps(at: str, error: msgspec.ValidationError, value: Any, form: Any) -> li
 
 
 def _nodes(form: Any, steps: list[str | int]) -> tuple[list[Json], list[str | int]]:
-    """The parts of a form's schema that the value at `steps` may be. Where a list is described as a whole, that is
-    said of its items too: the steps end there."""
+    """The parts of a form's schema that the value at `steps` may be. A list that is described as a whole describes its
+    items too: the steps end there.
+    """
     whole = schema(form)
 
     def opened(node: Json) -> list[Json]:
@@ -207,7 +211,7 @@ def _nodes(form: Any, steps: list[str | int]) -> tuple[list[Json], list[str | in
 
 
 def _expected(form: Any, steps: list[str | int]) -> tuple[str, list[str | int]]:
-    """What a value at `steps` must be, in words, and the steps to what these words describe."""
+    """What a value at `steps` must be, in words, and the steps to the part that these words describe."""
     nodes, steps = _nodes(form, steps)
     words = [node.get("description") or _words(node) for node in nodes if node.get("type") != "null"]
     return " or ".join(dict.fromkeys(words)), steps
@@ -239,7 +243,7 @@ def _wrong(where: object, form: str, why: str, kind: Kind) -> GdnError:
 
 
 _NESTED = f"tables are nested more than {_DEEPEST} deep"
-_LARGE = "it has a number that no 64 bits hold"
+_LARGE = "it has a number that does not fit in 64 bits"
 
 
 def _beyond(e: Exception) -> str:
@@ -249,8 +253,9 @@ def _beyond(e: Exception) -> str:
 
 
 def _fault(value: Any, endless: tuple[float, ...] = ()) -> str | None:
-    """What is beyond reason in a value, looked at level by level: a deep one would end any recursion. `endless` are the
-    floats that stand for no number here."""
+    """What is unreasonable in a value, or None. Goes level by level, since deep nesting would break a recursion.
+    `endless` are the floats that are not allowed as numbers.
+    """
     level = [value]
     for _ in range(_DEEPEST):
         inner: list[Any] = []
@@ -261,7 +266,7 @@ def _fault(value: Any, endless: tuple[float, ...] = ()) -> str | None:
                 elif type(item) is int and not -_WIDEST < item < _WIDEST or item in endless:
                     return _LARGE
                 elif endless and item != item:
-                    return "it has NaN, which is no number"
+                    return "it has NaN, which is not a number"
         if not inner:
             return None
         level = inner

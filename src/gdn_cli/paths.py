@@ -17,6 +17,7 @@ IN_CHECKOUT = (_CHECKOUT / "pyproject.toml").is_file() and (_CHECKOUT / "algos")
 _ROOT = _CHECKOUT if IN_CHECKOUT else PACKAGE
 ALGOS_DIR = _ROOT / "algos"
 CONFIGS_DIR = _ROOT / "configs"
+RESULTS_DIR = _CHECKOUT / "results"  # of a checkout only
 PYPROJECT = _CHECKOUT / "pyproject.toml"  # of a checkout only
 
 
@@ -33,18 +34,24 @@ def runs_dir() -> Path:
 
 
 def profiles_dir() -> Path:
-    """A folder for each profile, beside the records."""
+    """A folder for each profile, next to the records."""
     return _user_dir("profiles", "XDG_DATA_HOME", ".local/share")
 
 
+def baselines_dir() -> Path:
+    """Records under names of the user's (`gdn bench --save`). Beside the records."""
+    return _user_dir("baselines", "XDG_DATA_HOME", ".local/share")
+
+
 def tunes_dir() -> Path:
-    """What `gdn tune` has measured so far: it goes on from there. Beside the records."""
+    """What `gdn tune` has measured so far, next to the records; it resumes from there."""
     return _user_dir("tunes", "XDG_DATA_HOME", ".local/share")
 
 
 def make(folder: Path) -> Path:
-    """Make a folder of gdn's own, and those above it that are not there yet, for this user alone (0700): what is in it
-    is run, or tells what the user works on. One that is there keeps its rights. Raises MissingError."""
+    """Make one of gdn's own folders and its missing parents, for this user alone (0700): its files are executed, or
+    show what the user works on. An existing folder keeps its permissions. Raises MissingError.
+    """
     try:
         for each in [*reversed(folder.parents), folder]:
             if not each.is_dir():
@@ -56,11 +63,11 @@ def make(folder: Path) -> Path:
 
 
 def builds_dir() -> Path:
-    """What the builders compile; safe to delete. `GDN_HOME` moves it; else XDG_CACHE_HOME, else ~/.cache.
+    """Where the builders put compiled code; safe to delete. `GDN_HOME` moves it; else XDG_CACHE_HOME, else ~/.cache.
 
-    A path with white space breaks the builders' ninja files: then a folder of this user's under the temporary one,
-    which is made at once. Anyone may make a folder of that name first: MissingError for one that is not this user's
-    alone, because what lies in it would be run.
+    White space in a path breaks the builders' ninja files. In that case a folder under the temporary directory is used
+    and made at once. Anyone may have made a folder of that name before: MissingError unless it is this user's alone,
+    because files in it are executed.
     """
     folder = _user_dir("builds", "XDG_CACHE_HOME", ".cache")
     if not any(c.isspace() for c in str(folder)):
@@ -78,9 +85,9 @@ def builds_dir() -> Path:
 
 
 def foreign(folder: Path) -> str | None:
-    """Which part of a path another user could have put there, with all that is in it, and why; None where nobody could.
+    """Which part of a path another user could have put there, with everything in it, and why; None if nobody could.
 
-    That is so below a folder that everyone may write to, such as /tmp: what comes there first has the name.
+    That can happen in a folder that everyone may write to, such as /tmp: whoever comes first gets the name.
     """
     shared = False
     path = Path(os.path.realpath(folder))

@@ -1,20 +1,21 @@
-"""The one gate for text on its way out: to a terminal, a log, Markdown, CSV, HTML.
+"""The one filter for text on its way out: to a terminal, a log, Markdown, CSV, HTML.
 
-Names of folders, commits, reasons, kernels' names and what a worker printed were written by others. Here they become
-text that only shows: nothing in them moves a cursor, sets a title, fills a clipboard, begins a cell or runs as a
-formula. What would not be seen is shown as an escape (`\\x1b`, `\\u202e`), so that a reader sees that it is there. A
-name that holds a backslash and `x1b` looks the same as one that holds ESC: escapes are to be read, not to be undone.
+Names of folders, commits, reasons, kernels' names and workers' output were written by others. Here they become text
+that can only be displayed: nothing in them moves a cursor, sets a title, fills a clipboard, starts a cell or runs as a
+formula. Invisible characters are shown as escapes (`\\x1b`, `\\u202e`). A name that holds a backslash and `x1b` looks
+the same as one that holds ESC: escapes are for reading, not for decoding.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 import traceback
 from collections.abc import Iterable
 from typing import Any, TextIO
 
-# Printable to Python, and yet nothing is seen of them: fillers, joiners, variation selectors, the empty Braille cell.
+# Printable to Python, but invisible: fillers, joiners, variation selectors, the empty Braille cell.
 _UNSEEN = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
@@ -23,10 +24,10 @@ _ODD_IN_LINES = re.compile(r"[^ -~\n\t]")
 
 
 def shown(text: str, lines: bool = False) -> str:
-    """A text of one line: every character either visible (or a blank) or an escape such as `\\x1b`, `\\n`, `\\u202e`.
+    """One line of text: every character is visible (or a blank) or an escape such as `\\x1b`, `\\n`, `\\u202e`.
 
-    Half a surrogate pair, as in a file name that is not UTF-8, becomes U+FFFD. With `lines` it is a block: new lines
-    and tabs stay.
+    Half a surrogate pair, as in a file name that is not UTF-8, becomes U+FFFD. With `lines`, new lines and tabs
+    stay.
     """
     if lines and "\r\n" in text:
         text = text.replace("\r\n", "\n")
@@ -40,8 +41,51 @@ def _visible(match: re.Match[str]) -> str:
     return "\ufffd" if "\ud800" <= c <= "\udfff" else c.encode("unicode_escape").decode()
 
 
+_WORDS = re.compile(r"(?:[^\s`]*`[^`]*`)+[^\s`]*|\S+")  # what is between backticks is one word: a command to be copied
+
+
+def breaks(text: str, width: int, hang: int = 0, hard: bool = False) -> list[int]:
+    """Where a one-line text is to be broken, between words, so that its lines are at most `width` wide.
+
+    Lines after the first begin `hang` blanks further in than it does. A longer word stands alone; with `hard` it is
+    broken, too.
+    """
+    lead = len(text) - len(text.lstrip())
+    words = [(m.start(), m.end()) for m in _WORDS.finditer(text)]
+    words = [
+        (start + m.start(), start + m.end())
+        for start, end in words
+        for m in re.finditer(r"\S+" if end - start > width - lead - hang else r"(?s:.+)", text[start:end])
+    ]
+    found, begin, indent = [], 0, 0  # `indent`: blanks that are put in front of the present line
+    for start, end in words:
+        if indent + end - begin > width and start > begin + lead * (not found):
+            found.append(start)
+            begin, indent = start, lead + hang
+        while hard and indent + end - begin > width:
+            begin += max(1, width - indent)
+            found.append(begin)
+            indent = lead + hang
+    return found
+
+
+def folded(text: str, width: int, hang: int = 2) -> str:
+    """The same as text of several lines."""
+    lines = []
+    for line in text.split("\n"):
+        at = [0, *breaks(line, width, hang), len(line)]
+        indent = " " * (hang + len(line) - len(line.lstrip()))
+        lines += [indent * (i > 0) + line[a:b].rstrip() for i, (a, b) in enumerate(zip(at, at[1:], strict=False))]
+    return "\n".join(lines)
+
+
+def for_stderr(text: str) -> str:
+    """Folded between words where stderr is a terminal; whole in a log."""
+    return folded(text, shutil.get_terminal_size().columns) if sys.stderr.isatty() else text
+
+
 def whole(text: str) -> str:
-    """Text that UTF-8 can hold: U+FFFD for half a surrogate pair; nothing else is changed."""
+    """Text that UTF-8 can hold: half a surrogate pair becomes U+FFFD; nothing else changes."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -49,14 +93,14 @@ def whole(text: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """Text that stays text in Markdown: no markup, no link, no cell, no comment of its own."""
+    """Text that stays text in Markdown: no markup, link, cell or comment can start in it."""
     text = " ".join(shown(text).split()).replace("&", "&amp;").replace("<", "&lt;").replace("\\", "\\\\")
     text = re.sub(r"[|*`\[\]$~]", r"\\\g<0>", text)
     return re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)  # inside a word it marks nothing
 
 
 def markdown_code(text: str) -> str:
-    """A name as code; one that code in a table cannot hold, as text."""
+    """A name as Markdown code, or as text if code in a table cannot hold it."""
     text = " ".join(shown(text).split())
     if not text or "`" in text or ("|" in text and "\\" in text):
         return markdown(text)
@@ -67,7 +111,8 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def csv_cell(value: Any) -> Any:
-    """A cell of CSV. Text that a spreadsheet would run as a formula gets an apostrophe in front; a number stays one."""
+    """A cell of CSV. Text that a spreadsheet would run as a formula gets an apostrophe in front; numbers stay
+    numbers."""
     if not isinstance(value, str):
         return "" if value is None else value
     cell = shown(value)
@@ -79,9 +124,9 @@ def csv_cell(value: Any) -> Any:
 
 
 class _Guarded:
-    """A stream that shows what is written to it as a block: the last gate, for whatever writes past the others.
+    """A stream that filters everything written to it: the last filter, for output that bypasses the others.
 
-    It has no `buffer`: who wants to write bytes, or has made text harmless already, takes `unguarded`.
+    It has no `buffer`: use `unguarded` to write bytes, or text that is safe already.
     """
 
     def __init__(self, raw: TextIO) -> None:
@@ -102,9 +147,9 @@ class _Guarded:
 
 
 def guard() -> None:
-    """Put the gate before this process's stdout and stderr: help, usage errors, warnings and tracebacks pass it too.
+    """Filter this process's stdout and stderr: help, usage errors, warnings and tracebacks included.
 
-    A character that the terminal's encoding has not becomes an escape instead of an error.
+    A character that the terminal's encoding does not have becomes an escape instead of an error.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -112,21 +157,22 @@ def guard() -> None:
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")
             setattr(sys, name, _Guarded(stream))
-    sys.excepthook = traceback.print_exception  # Python's own colours it, from 3.13 on
+    sys.excepthook = traceback.print_exception  # the default hook prints colours, from 3.13 on
 
 
 def unguarded(stream: Any) -> Any:
-    """The stream behind the gate."""
+    """The stream without the filter."""
     return stream.raw if isinstance(stream, _Guarded) else stream
 
 
-# what a progress display that is not ours sends: colours, the cursor up and down, a line cleared
+# what a library's progress display sends: colours, the cursor up and down, a line cleared
 _DISPLAY = re.compile(r"(\x1b\[(?:[0-9;]*m|\?25[hl]|[0-9]*[ABCDGK])|\r)")
 _LINK = re.compile(r"\x1b\]8;[^\x07\x1b]*(?:\x07|\x1b\\)")
 
 
 def display(text: str) -> str:
-    """What another program's progress display writes: its colours and its moves in the line stay, its links are
-    dropped, all else is shown."""
+    """Another program's progress display: its colours and cursor moves stay, links are dropped, everything else is
+    shown.
+    """
     parts = _DISPLAY.split(_LINK.sub("", text))
     return "".join(part if i % 2 else shown(part, lines=True) for i, part in enumerate(parts))

@@ -1,4 +1,4 @@
-"""Numbers as people read them: digits that count, with a unit where one is needed."""
+"""Numbers for people: significant digits, with a unit where one is needed."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterable
 from typing import Any
 
 UNITS = {"us": 1.0, "ms": 1e3}  # microseconds in one of each
-_PLAIN = 10_000.0  # from here on a column of bare microseconds is too wide to compare
+_PLAIN = 10_000.0  # from here on a column of microseconds is too wide to compare
 
 
 def digits(value: float) -> str:
-    """Three or four digits that count: 0.962, 2.05, 37.35, 109, 6878."""
+    """Three or four significant digits: 0.962, 2.05, 37.35, 109, 6878."""
     if value < 1:
         return f"{value:.3g}"
     return f"{value:.2f}" if round(value, 2) < 100 else f"{value:.0f}"
 
 
 def three(value: float) -> str:
-    """Three digits that count: 0.922, 1.20, 17.7, 332; a small number has two: 0.036, 0.0042."""
+    """Three significant digits: 0.922, 1.20, 17.7, 332; two for a small number: 0.036, 0.0042."""
     size = abs(value)
     if 0.0005 <= size < 0.0995:
         return f"{value:.2g}"
@@ -52,7 +52,7 @@ def cell(us: float, unit: str | None) -> str:
 
 
 def size(n: float) -> str:
-    """Bytes, in powers of ten as rates are: 8 B, 535 KB, 7.53 MB."""
+    """Bytes, in powers of ten like rates: 8 B, 535 KB, 7.53 MB."""
     for unit, one in (("B", 1.0), ("KB", 1e3), ("MB", 1e6), ("GB", 1e9)):
         if abs(n) < 999.5 * one or unit == "GB":
             break
@@ -87,7 +87,7 @@ def count(n: int, one: str, many: str | None = None) -> str:
 
 
 def listed(names: Iterable[str], most: int | None = None) -> str:
-    """a, b and c; with `most`, the first of them and how many more there are."""
+    """a, b and c; with `most`, the first of them and the number of the rest."""
     names = list(names)
     if most is not None and len(names) > most:
         names = [*names[:most], f"{len(names) - most} more"]
@@ -95,5 +95,5 @@ def listed(names: Iterable[str], most: int | None = None) -> str:
 
 
 def is_positive(value: Any) -> bool:
-    """Whether what a file gives is a positive number."""
+    """Whether a value read from a file is a positive number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0

@@ -9,7 +9,7 @@ import helpers
 import pytest
 
 from gdn_cli import parsing, paths
-from gdn_cli.catalog import pack, presets, registry
+from gdn_cli.catalog import ops, pack, presets, registry
 from gdn_cli.catalog.trace_set import from_folder
 from gdn_cli.errors import GdnError
 from gdn_cli.remote import settings
@@ -52,7 +52,7 @@ def read_algo(folder: Path, text: str) -> None:
 
 def read_op(folder: Path, text: str) -> None:
     (folder / "op.toml").write_text(text)
-    registry.read_op(folder / "op.toml")
+    ops.read_op(folder / "op.toml")
 
 
 def read_preset(folder: Path, text: str) -> None:
@@ -88,7 +88,7 @@ CASES = [  # reader, a good text, the part to replace, its replacement, the file
     (read_algo, ALGO, '"s"', "2020-01-01", "algo.toml", "$.summary: expected text, got datetime.date"),
     (read_algo, ALGO, '"s"', '"s"\nsumary = 1', "algo.toml", "$.sumary: unknown key; did you mean summary"),
     (read_algo, ALGO, '"s"', '"s"\nsummary = "t"', "algo.toml", "not valid TOML"),
-    (read_algo, ALGO, '"s"', f'"s"\nx = {HUGE}', "algo.toml", "a number that no 64 bits hold"),
+    (read_algo, ALGO, '"s"', f'"s"\nx = {HUGE}', "algo.toml", "a number that does not fit in 64 bits"),
     (read_algo, ALGO, '"s"', f'"s"\nx = {DEEP}', "algo.toml", "nested more than 100 deep"),
     (read_algo, ALGO, '"s"', '"s"\n"a\\u001bb" = 1', "algo.toml", '$["a\\u001bb"]: unknown key'),
     (read_algo, ALGO, "run", "run\\n", "algo.toml", "$.entry_point: expected 'file::symbol'"),
@@ -140,7 +140,14 @@ CASES = [  # reader, a good text, the part to replace, its replacement, the file
     (read_modal, MODAL, "[volumes]", "[volume]", "modal.toml", "$.volume: unknown key; did you mean volumes"),
     (read_solution, SOLUTION, SOLUTION, "null", "solution.json", "$: expected a table, got None"),
     (read_solution, SOLUTION, SOLUTION, DEEP, "solution.json", "nested more than 100 deep"),
-    (read_solution, SOLUTION, '"author": "gdn"', f'"author": {HUGE}', "solution.json", "a number that no 64 bits hold"),
+    (
+        read_solution,
+        SOLUTION,
+        '"author": "gdn"',
+        f'"author": {HUGE}',
+        "solution.json",
+        "does not fit in 64 bits",
+    ),
     (read_solution, SOLUTION, '"author": "gdn"', '"author": "\\ud800"', "solution.json", "half a character"),
     (
         read_solution,
@@ -167,8 +174,8 @@ CASES = [  # reader, a good text, the part to replace, its replacement, the file
         "$.spec.dependencies[0]: exp",
     ),
     (read_folder, ROW, '"u"', "null", "w.jsonl:1", "$.workload.uuid: expected text, got None"),
-    (read_folder, ROW, "0.5", "NaN", "w.jsonl:1", "not valid JSON: it has NaN, which is no number"),
-    (read_folder, ROW, "0.5", "1e999", "w.jsonl:1", "a number that no 64 bits hold"),
+    (read_folder, ROW, "0.5", "NaN", "w.jsonl:1", "not valid JSON: it has NaN, which is not a number"),
+    (read_folder, ROW, "0.5", "1e999", "w.jsonl:1", "a number that does not fit in 64 bits"),
     (read_folder, ROW, "0.5", "true", "w.jsonl:1", "$.workload.inputs.scale.value: expected a number, got True"),
     (read_folder, ROW, '"scalar"', "{}", "w.jsonl:1", "$.workload.inputs.scale.type: expected 'random' or 'scalar'"),
     (read_definition, DEFINITION, '"axes": {', '"axes": null, "a": {', ".json", "$.axes: expected a table, got None"),

@@ -122,7 +122,7 @@ def test_a_subfolder_is_refused_but_ignored_files_are_not(tmp_path, write_algo):
     algo = registry.load(str(tmp_path)).find("sub")
     assert [s["path"] for s in pack.pack(algo, DECODE)["sources"]] == ["helper.py", "main.py"]
     (folder / "csrc").mkdir()
-    with pytest.raises(UsageError, match=f"{folder}/csrc: flashinfer-bench drops subfolders; move its files beside"):
+    with pytest.raises(UsageError, match=f"{folder}/csrc: flashinfer-bench drops subfolders; move its files next to"):
         pack.pack(algo, DECODE)
 
 
@@ -322,7 +322,7 @@ def test_cpp_is_compiled_and_a_wrong_style_is_seen(tmp_path, gdn, write_algo):
     write_algo(tmp_path / "algos", "cpp-x", {"k.cpp": CPP}, language="cpp", entry_point="k.cpp::run")
     code, steps = proof_of(gdn, tmp_path, "--algo", "cpp-x", "--algos", tmp_path / "algos")
     assert code == 1 and states(steps) == {"read": "ok", "imports": "ok", "build": "ok", "signature": "failed"}
-    assert steps["signature"]["detail"].startswith("takes 11 arguments, value returning hands over 9 (q, k, v, state, ")
+    assert steps["signature"]["detail"].startswith("takes 11 arguments, value returning passes 9 (q, k, v, state, ")
     assert steps["signature"]["detail"].endswith("; set destination_passing the other way?")
 
 
@@ -342,7 +342,7 @@ def test_an_undeclared_import_fails_before_anything_is_built(tmp_path, write_alg
     write_algo(tmp_path / "algos", "imports", source, extra='[packages]\nscipy = "scipy"')
     code, steps = proof_of(gdn, tmp_path, "--algo", "imports", "--algos", tmp_path / "algos")
     assert code == 1 and states(steps) == {"read": "ok", "imports": "failed"}
-    assert steps["imports"]["detail"].startswith("sklearn: imported, but not among [packages] of algo.toml")
+    assert steps["imports"]["detail"].startswith("sklearn: imported, but not in [packages] of algo.toml")
 
 
 def test_a_package_that_is_not_here_skips_the_build(tmp_path, write_algo):
@@ -353,7 +353,7 @@ def test_a_package_that_is_not_here_skips_the_build(tmp_path, write_algo):
     *_, last = prove.prove(file, {"no_such_thing": "no-such-wheel"}, known, 60)
     assert last == {
         "step": "build", "state": "skipped",
-        "detail": "package no-such-wheel is not here: pip install no-such-wheel",
+        "detail": "package no-such-wheel is not installed: pip install no-such-wheel",
     }  # fmt: skip
 
 
@@ -370,10 +370,10 @@ WHOLE = INPUTS + list(DECODE.outputs)
             WHOLE,
             False,
             "failed",
-            "takes 11 arguments, value returning hands over 9 (q, k, v, state, A_log, a, dt_bias, b, ",
+            "takes 11 arguments, value returning passes 9 (q, k, v, state, A_log, a, dt_bias, b, ",
         ),
-        (INPUTS, True, "failed", "takes 9 arguments, destination passing hands over 11 ("),
-        (INPUTS[:-1], False, "failed", "takes 8 arguments, value returning hands over 9 ("),
+        (INPUTS, True, "failed", "takes 9 arguments, destination passing passes 11 ("),
+        (INPUTS[:-1], False, "failed", "takes 8 arguments, value returning passes 9 ("),
         (
             ["k", "q", *INPUTS[2:]],
             False,
@@ -387,7 +387,7 @@ WHOLE = INPUTS + list(DECODE.outputs)
             "order (q, k, v, state, A_log, a, dt_bias, b, scale, new_state, ",
         ),
         (list("abcdefghi"), False, "ok", "9 arguments"),  # names of their own: nothing to compare
-        (["*everything"], False, "skipped", "the entry point does not tell its parameters"),
+        (["*everything"], False, "skipped", "the entry point does not say which parameters it has"),
     ],
 )
 def test_signatures(parameters, passing, state, says):

@@ -52,7 +52,7 @@ def test_prefill_workloads_are_the_contests():
 
 def test_every_workload_has_the_ops_axes_and_its_own_uuid():
     every = [(op, w) for op in OPS.values() for w in embedded(op)]
-    assert len(every) == 54 + 100 + 6 + 6 + 10
+    assert len(every) == 54 + 100 + 6 + 6 + 10 + 9
     assert len({str(uuid.UUID(w.uuid)) for _, w in every}) == len(every)
     for op, w in every:
         assert set(w.axes) == set(op.var_axes) and w.origin == "twin" and w.inputs is None
@@ -189,7 +189,7 @@ def test_other_lengths_of_the_same_axes_are_another_twin():
         (PREFILL, "total_seq_len=9,num_seqs=4,len_cu_seqlens=9", "len_cu_seqlens is num_seqs + 1"),
         (PREFILL, "seq_lens=4x", "seq_lens='4x'; expected lengths such as"),
         (PREFILL, "seq_lens=4x0", "expected lengths"),
-        (PREFILL, "seq_lens=4x2,num_seqs=4", "seq_lens stands alone"),
+        (PREFILL, "seq_lens=4x2,num_seqs=4", "seq_lens allows no other axes"),
         (ATTENTION, "batch_size=2", "has batch_size=2; there are batch_size 1; add seq_len for a twin"),
     ],
 )
@@ -279,7 +279,11 @@ GOOD = '[p]\nsummary = "s"\n[p.settings]\nseconds = 1\n[p.workloads]\ngdn_decode
         ("seconds = 1", "", "$.p.settings.seconds: expected a positive number, or warmup"),
         ("seconds = 1", "seconds = 0", "$.p.settings.seconds: expected a positive number, got 0"),
         ("seconds = 1", 'seconds = "1"', "$.p.settings.seconds: expected a positive number, got '1'"),
-        ("seconds = 1", "seconds = 1\ntrials = 3", "$.p.settings.trials: expected no value beside seconds, got 3"),
+        (
+            "seconds = 1",
+            "seconds = 1\ntrials = 3",
+            "$.p.settings.trials: expected no value together with seconds",
+        ),
         ("seconds = 1", "warmup = 1\ntrials = 3", "$.p.settings.iterations: expected a whole number, it is missing"),
         (
             "seconds = 1",

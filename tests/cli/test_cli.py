@@ -148,7 +148,7 @@ def terminal(columns: int, *args: str) -> str:
         ("bench --algo pt-reference -w 0 --tier cuptti", "gdn: unknown tier 'cuptti' did you mean cupti?"),
         (
             "bench --algo pt-reference -w 0 --tier events",
-            "gdn: tier 'events' does not time what runs on the CPU use wall",
+            "gdn: tier 'events' cannot time algos on the CPU use wall",
         ),
         ("bench --l2 hot", "gdn: unknown l2 state 'hot' "),
         ("run --algo pt-referense", "gdn: unknown algo 'pt-referense' did you mean pt-reference?"),
@@ -192,7 +192,7 @@ def test_wrong_usage_is_exit_2_and_one_clear_line(args, says, tmp_path, gdn):
 )
 def test_an_algo_that_cannot_run_here_is_exit_3_and_says_what_helps(args, says, gdn):
     done = gdn(*args.split())
-    assert done.code == errors.MISSING and says in words(done.out) and "Traceback" not in done.err
+    assert done.code == errors.MISSING and says in words(done.err) and done.out == "" and "Traceback" not in done.err
 
 
 def test_a_missing_gpu_in_json(gdn):
@@ -351,6 +351,24 @@ def test_a_tier_that_cannot_take_turns_compares_nothing():
         planning.tiers_for("cuda", ("nvbench",), "compare")
 
 
+def test_heads_choose_the_op_of_other_models(gdn, tmp_path):
+    done = gdn("run", "cpp-v1", "--heads", "2/6", "-w", "batch_size=3", "--json")
+    (record,) = done.json["records"]
+    assert done.code == 0 and (record["op"], record["status"]) == ("gdn_decode_qk2_v6", "passed")
+    file = tmp_path / "solution.json"
+    assert gdn("pack", "--algo", "cuda-v5", "--heads", "8/16", "-o", file).code == 0
+    assert json.loads(file.read_text())["definition"] == "gdn_decode_qk8_v16_d128_k_last"
+    packed = gdn("run", file)
+    assert packed.code == errors.MISSING and "not run gdn_decode_qk8_v16-cuda-v5" in packed.err
+    for args, says in (
+        (("--heads", "4/6"), "gdn: heads '4/6'\n"),
+        (("--op", "attention_fwd", "--heads", "4/8"), "gdn: attention_fwd has one number of heads\n"),
+        (("--op", "gdn_decode_qk8_v16", "--heads", "4/8"), "these are different heads"),
+    ):
+        refused = gdn("run", *args)
+        assert refused.code == errors.USAGE and says in refused.err
+
+
 # --- gdn new ----------------------------------------------------------------------------------------------------
 
 
@@ -371,6 +389,10 @@ def test_new_copies_a_rung_and_puts_it_on_the_ladder(tmp_path, gdn):
     again = gdn("new", "cpp-v2", "--from", "cpp-v1", "--into", tmp_path)
     assert again.code == 2 and "gdn_decode/cpp-v2 exists already" in again.err
     more = gdn("new", "cpp-v3", "--from", "cpp-v2", "--algos", tmp_path)  # into the user's own folder
+    told = gdn("new", "cpp-v4", "--from", "cpp-v2", "--algos", tmp_path, "--json").json
+    assert (told["op"], told["algo"], told["from"]) == ("gdn_decode", "cpp-v4", "cpp-v2")
+    assert "algo.toml" in told["files"]
+    assert told["folder"] == str(tmp_path / "gdn_decode" / "cpp-v4")
     assert more.code == 0 and registry.load(str(tmp_path)).find("cpp-v3").after == "cpp-v2"
 
 
@@ -387,11 +409,11 @@ def test_new_with_several_folders_takes_the_first(tmp_path, gdn):
     ("args", "says"),
     [
         ("cuda-v4 --from cuda-v1", "gdn_decode/cuda-v4 exists already"),
-        ("Cuda --from cuda-v1", "'Cuda' is no name for an algo"),
-        ("../x --from cuda-v1", "'../x' is no name for an algo"),
-        ("a/b --from cuda-v1", "'a/b' is no name for an algo"),
+        ("Cuda --from cuda-v1", "invalid algo name 'Cuda'"),
+        ("../x --from cuda-v1", "invalid algo name '../x'"),
+        ("a/b --from cuda-v1", "invalid algo name 'a/b'"),
         ("-x --from cuda-v1", "No such option"),
-        (".hidden --from cuda-v1", "'.hidden' is no name for an algo"),
+        (".hidden --from cuda-v1", "invalid algo name '.hidden'"),
         ("mine --from cuda-v9", "unknown algo 'cuda-v9'"),
         ("mine --from fi-baseline --op attention_fwd", "unknown algo of attention_fwd 'fi-baseline'"),
     ],
@@ -472,7 +494,10 @@ def bench(tmp_path_factory, gdn, write_algo):
 
 
 def test_bench_checks_and_times(bench):
-    assert bench.done.code == errors.FAILED and bench.done.err == ""  # `wrong` is wrong
+    assert bench.done.code == errors.FAILED and bench.done.complaints == ""  # `wrong` is wrong
+    ends = [line.split(" after ")[0] for line in bench.done.err.splitlines()]  # a line for each algo that is done
+    names = [f"gdn_decode{name}: done" for name in (", floors", "/pt-reference", "/copycat", "/wrong")]
+    assert ends == [f"gdn: {name}, {done} of 14" for name, done in zip(names, (5, 8, 11, 14), strict=True)]
     labels = [(r["algo"], (r["workload"] or NONE)["axes"]["batch_size"], r["status"]) for r in bench.records]
     sizes = (1, 1, 3)
     assert labels == [
@@ -641,10 +666,15 @@ def test_records_go_to_a_file_of_their_own_and_are_readable_json(tmp_path, monke
 def test_data_list(gdn):
     done = gdn("data", "list", "--json")
     rows = done.json["workloads"]
-    assert done.code == 0 and len(rows) == 54 + 100 + 6 + 6 + 10
+    assert done.code == 0 and len(rows) == 54 + 100 + 6 + 6 + 10 + 9
     assert rows[20] == {
         "op": "gdn_decode", "index": 20, "uuid": rows[20]["uuid"], "axes": {"batch_size": 8}, "origin": "twin"
     }  # fmt: skip
+    lines = [x.split() for x in gdn("data", "list", "--op", "gdn_decode").out.splitlines()]
+    assert lines[1][:4] == ["gdn_decode", "(all)", "54", "B=1,"]
+    assert [x[:2] for x in lines[2:6]] == [["quick", "3"], ["contest", "54"], ["sweep", "10"], ["peers", "27"]]
+    full = gdn("data", "list", "--op", "gdn_decode", "--full").out.splitlines()
+    assert len(full) == 55 and full[21].split()[:2] == ["gdn_decode", "20"]
     done = gdn("data", "list", "--op", "gdn_prefill", "-w", "seq_lens=4x16", "-w", "3")
     lines = [x.split() for x in done.out.splitlines() if x.startswith("gdn_prefill")]
     assert [(x[1], x[3:]) for x in lines] == [
@@ -683,7 +713,7 @@ def test_a_data_set_that_is_not_there_is_exit_3(tmp_path, gdn):
         ),
         (
             ["--dataset", tmp_path],
-            f"gdn: {tmp_path} is no FlashInfer-Trace data set: it has no definitions/ and no workl",
+            f"gdn: {tmp_path} is not a FlashInfer-Trace data set: it has no definitions/ and no workl",
         ),
     ):
         done = gdn("run", "--algo", "pt-reference", *args)

@@ -82,8 +82,8 @@ def test_a_disk_that_fills_up_costs_no_result_and_is_exit_3(performed, full, tmp
     done = capfd.readouterr()
     assert document.exit_code(errors.OK) == errors.MISSING and document.exit_code(errors.FAILED) == errors.FAILED
     why = f"cannot write {out}: No space left on device; it has the first 1 of 3 records"
-    assert f"gdn: the records could not be kept: {why}\n" in done.err
-    assert "x floor" in done.out and "copy" in done.out and f"records: {out}" not in done.out
+    assert f"gdn: the records could not be saved: {why}\n" in done.err
+    assert "x copy" in done.out and "copy" in done.out and f"records: {out}" not in done.out
     assert len(json.loads(out.read_text())["records"]) == 1  # whole, and not half of three
 
 
@@ -122,14 +122,14 @@ def test_a_stream_gets_one_document_at_the_end(tmp_path, gdn):
     assert done.code == 0 and len(document["records"]) == 2 and not document["interrupted"]
     assert "pt-reference" in done.out[end:] and '"schema"' not in done.out[end:]
     refused = gdn(*_RUN, "--out", "/dev/stdout", "--json")
-    assert (refused.code, refused.out) == (errors.USAGE, "") and "--json has stdout to itself" in refused.err
+    assert refused.code == errors.USAGE and refused.no_result and "--json has stdout to itself" in refused.err
 
 
 def test_a_device_as_out_stays_one_and_a_full_one_is_exit_3(gdn):
     assert gdn(*_RUN, "--out", "/dev/null").code == 0
     done = gdn(*_RUN, "--out", "/dev/full")
     assert done.code == errors.MISSING and "passed" in done.out
-    assert done.err == "gdn: the records could not be kept: cannot write /dev/full: No space left on device\n"
+    assert done.complaints == "gdn: the records could not be saved: cannot write /dev/full: No space left on device\n"
     assert all(os.path.exists(name) and not os.path.isfile(name) for name in ("/dev/null", "/dev/full"))
 
 
@@ -139,7 +139,7 @@ def test_a_screen_that_cannot_be_written_to_is_exit_3():
             command = [sys.executable, "-m", "gdn_cli", *args]
             done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, env=helpers.environment())
             assert done.returncode == errors.MISSING
-            assert done.stderr == "gdn: cannot write what there is to say: No space left on device\n"
+            assert done.stderr == "gdn: cannot write the output: No space left on device\n"
 
 
 # --- packing, drawing, exporting ----------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_a_solution_can_go_into_a_pipe(gdn, tmp_path):
     assert done.err.startswith("gdn: /dev/stdout: gdn_decode-cpp-v1")
     for more, says in ((["--prove"], "--prove reads the file back"), (["--json"], "--json has stdout to itself")):
         done = gdn("pack", "--algo", "cpp-v1", "-o", "/dev/stdout", *more)
-        assert (done.code, done.out) == (errors.USAGE, "") and says in done.err
+        assert done.code == errors.USAGE and done.no_result and says in done.err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -266,7 +266,7 @@ def test_a_journal_on_a_full_disk_is_said_at_the_end(race, full, monkeypatch):
             monkeypatch.setattr(files, "append", lambda path, text: files.write(path, text))
             return super().__call__(*args, **more)
 
-    with pytest.raises(GdnError, match="No space left on device; what was measured is kept"):
+    with pytest.raises(GdnError, match="No space left on device; the measurements are kept"):
         race(Filling(by_tile), 1)
 
 

@@ -40,7 +40,7 @@ CASES = {
 }
 
 
-CASES["gdn_decode_bf16"] = CASES["gdn_decode"]
+CASES["gdn_decode_bf16"] = CASES["gdn_decode_packed"] = CASES["gdn_decode"]
 CASES["attention_fwd_causal"] = CASES["attention_fwd"]
 
 

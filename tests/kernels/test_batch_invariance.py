@@ -235,14 +235,14 @@ constants = { rows = 1 }
 
     known = registry.load(str(tmp_path))
     assert '"rows": 1' in of_table(known.find("mine"))
-    with pytest.raises(UsageError, match="gdn_decode/yours has no table .*`gdn tune` measures it"):
+    with pytest.raises(UsageError, match="gdn_decode/yours has no table .*`gdn tune` makes one"):
         batch_invariance.variant(known.find("yours"), known.ops["gdn_decode"])
 
 
 @pytest.mark.parametrize(
     "wrong, says",
     [
-        ("constants = { row = 1 }", "$.tune.invariant.constants: expected constants of its own: rows"),
+        ("constants = { row = 1 }", "$.tune.invariant.constants: expected constants of [tune]: rows"),
         ('where = "row == 1"', "$.tune.invariant.where: expected a condition on the constants"),
         ("", "$.tune.invariant: expected constants, or where"),
         ("sizes = 3", "$.tune.invariant"),
@@ -323,4 +323,4 @@ def test_a_named_algo_that_cannot_is_a_line():
     done = helpers.gdn("compare", "pt-reference", "pt-compiled", "--batch-invariant")
     assert done.code == 2 and "does not say that it can be" in done.err
     done = helpers.gdn("compare", "cpp-v1", "--batch-invariant")
-    assert done.code == 2 and "one algo is nothing to compare" in done.err
+    assert done.code == 2 and "one algo is not enough to compare" in done.err

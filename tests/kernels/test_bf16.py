@@ -260,7 +260,7 @@ def test_a_write_of_one_element_after_the_state_is_seen(make):
     """
     kernel = make(cheats.source(body, True), destination_passing=True)
     found = probes.run(helpers.local(kernel), OP, small.axes, small.inputs, small.expected, ["out-of-bounds"])
-    assert found == {"out-of-bounds": "new_state: 2 bytes written, 1 to 2 behind its last"}
+    assert found == {"out-of-bounds": "new_state: 2 bytes written, 1 to 2 after its last"}
 
 
 # --- workloads, names -------------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ KERNELS = [p for p in OURS if p.values[0].language in ("cuda", "triton")]
 WORKLOADS = {
     "gdn_decode": [f"batch_size={n}" for n in (1, 2, 3, 4, 5, 7, 64, 65)],
     "gdn_decode_bf16": [f"batch_size={n}" for n in (1, 2, 3, 4, 5, 7, 64, 65)],
+    "gdn_decode_packed": [f"batch_size={n}" for n in (1, 2, 3, 4, 5, 7, 64, 65)],
     "gdn_prefill": [
         "total_seq_len=6,num_seqs=1", "total_seq_len=16,num_seqs=1", "total_seq_len=139,num_seqs=3",
         "total_seq_len=525,num_seqs=1", "seq_lens=1+64+65", "seq_lens=3x100", "seq_lens=1x63",

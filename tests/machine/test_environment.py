@@ -333,7 +333,7 @@ def test_an_interval_wider_than_the_target():
 
 def test_spread():
     said = "the middle half of the samples spreads over ±{} % of the median: " + (
-        "end what else runs on this machine, and measure again"
+        "end other programs on this machine and measure again"
     )
     assert doubts(low_us=90.0, high_us=110.0) == []  # 10 % exactly
     assert doubts(low_us=98.0, high_us=123.0) == [said.format("12.5")]

@@ -160,7 +160,7 @@ def test_a_neighbour_that_makes_nobody_wait_is_said(monkeypatch, clock):
     (said,) = environment.doubts(GpuState(), [], GpuState(), t, 0.01)
     assert (
         said.startswith("other processes used 3.3 of 2 CPUs")
-        and " of 2 CPUs: end what else runs on this machine" in said
+        and " of 2 CPUs: end other programs on this machine" in said
     )
     quiet = host_load.load_of([round_of()], [True], [100.0], (0.2, 2))
     record = timing.summarise("wall", [100.0] * 9, host=quiet)
@@ -229,11 +229,11 @@ def test_where_no_round_is_left_alone_all_count_and_are_in_doubt(monkeypatch, cl
     assert t.host.aside == 0 and t.host.taken == len(t.host.rounds_us) == t.host.waiting == t.host.slowed
     assert t.stopped == "time" and 1.8 <= t.took_s < 2.0  # patience has an end
     said = environment.doubts(GpuState(), [], GpuState(), t, 0.01)
-    again = "end what else runs on this machine, and measure again"
+    again = "end other programs on this machine and measure again"
     assert said == [
         f"threads had to wait for a CPU in {t.host.taken} of {t.host.taken} rounds: {again}",
-        f"a CPU did less than it can in {t.host.taken} of {t.host.taken} rounds, as it does when another thread has "
-        f"its core or its clock falls: {again}",
+        f"a CPU was slower than its best in {t.host.taken} of {t.host.taken} rounds, as it does when another thread "
+        f"has its core or its clock falls: {again}",
     ]
 
 
@@ -246,7 +246,7 @@ def test_a_few_rounds_left_alone_among_many_are_luck(monkeypatch, clock):
 def test_rounds_that_disagree_are_in_doubt_whatever_the_witnesses_saw(monkeypatch, clock):
     t, _ = measured(monkeypatch, clock, lambda i: {}, us=lambda i: 120.0 if i % 2 else 100.0)
     (said,) = environment.doubts(GpuState(), [], GpuState(), t, 0.01)
-    assert said.startswith(f"the rounds disagree: the medians of {t.host.taken} lie between 100 and 120 us: end what")
+    assert said.startswith(f"the rounds disagree: the medians of {t.host.taken} lie between 100 and 120 us: end other")
     assert t.stopped == "time" and t.host.taken > 5
 
 

@@ -166,7 +166,7 @@ class There:
 def test_a_gpus_outputs_begin_at_multiples_of_16_bytes(address):
     contract = Contract(DECODE, REGISTRY.find("cuda-v5"))
     contract.places([There(0), There(32)])
-    with pytest.raises(ValueError, match="^out: new_state: expected a pointer aligned to 16 bytes; give one that"):
+    with pytest.raises(ValueError, match="^out: new_state: expected a pointer aligned to 16 bytes; pass one made by"):
         contract.places([There(0), There(address)])
 
 

@@ -98,7 +98,7 @@ def test_many_short_kernels_are_launch_bound():
     calls = B1 | {"time_us": 30.0, "span_us": 96.5, "ran": ran, "launches": 20.0}
     verdict = judge(calls, (V4_B1,))
     assert verdict.bound == "launch"
-    assert verdict.why[0] == "20 kernels and copies a call, 1.50 us each in the mean"
+    assert verdict.why[0] == "20 kernels and copies a call, 1.50 us each on average"
     assert verdict.why[1] == "of 96.5 us from the first start to the last end, nothing runs in 69 %"
     assert verdict.why[2] == "that is 2.8 times an empty launch (0.54 us)"
     assert "one kernel instead of several" in verdict.next[0]
@@ -111,11 +111,11 @@ def test_a_copy_beside_the_kernel_is_named():
     verdict = judge(B64 | {"time_us": 35.0, "ran": ran, "launches": 2}, (longest,))
     assert verdict.bound == "bandwidth"
     assert verdict.why[-1] == (
-        "the figures are of the longest of 2 different ones that a call runs; copies and fills take 15.0 us of "
+        "the figures are for the longest of 2 different ones that a call runs; copies and fills take 15.0 us of "
         "35.0 us; a call that finds the GPU idle takes 100 us: the host is slower"
     )
     assert verdict.next[1].startswith("less work on the host between launches")
-    assert verdict.next[0].startswith("no copy beside the kernel: 43 % of the time")
+    assert verdict.next[0].startswith("no copy next to the kernel: 43 % of the time")
     assert not any("times the bytes" in line for line in verdict.why)  # the kernel is only a part of the call
 
 
@@ -140,7 +140,7 @@ def test_without_counters_only_the_floor_can_decide():
     ops = Table("ops", "ops", (("op", ""), ("self", "us"), ("share", "%")), (("mul", 9.0, 61.2), ("add", 2.0, 20.0)))
     verdict = judge(on_cpu, (Found("", (), (ops,)),))
     assert verdict.why[-1] == "the most of the time goes to mul (61 %) and add (20 %)"
-    assert verdict.next == ["what takes the most, first"]
+    assert verdict.next == ["start with what takes the most time"]
 
 
 def test_bytes_in_a_cache_are_measured_by_the_copy_of_the_same_bytes():

@@ -56,7 +56,7 @@ def test_v4_and_fla_at_one_sequence():
     assert (found["same"], found["small"]) == (2, 6)
     assert found["summary"] == (
         "cuda-v4 and fla-recurrent take the same time within 2 %: 2.10 us and 2.08 us; "
-        "what differs most besides: instructions and achieved occupancy"
+        "other large differences: instructions and achieved occupancy"
     )
     assert found["warnings"] == [] and found["only"] == []
     assert found["pairs"] == [{"a": profiles.V4, "b": profiles.FLA}]
@@ -270,17 +270,16 @@ def test_a_call_that_the_tool_sees_as_a_whole():
         ("time_us", "duration", ""), ("registers", "registers per thread", ""),
     ]  # fmt: skip
     assert (
-        found["summary"]
-        == "y is 2.25x faster: 4.00 us against 9.00 us; what differs most besides: registers per thread"
+        found["summary"] == "y is 2.25x faster: 4.00 us against 9.00 us; other large differences: registers per thread"
     )
     assert found["pairs"] == []
 
 
 def test_without_times_it_says_so():
     a, b = (profiles.document(n, profiles.kernel("k", {"registers": r}), us=None) for n, r in (("x", 32), ("y", 64)))
-    assert difference(a, b)["summary"] == "no time is known of both; what differs most besides: registers per thread"
+    assert difference(a, b)["summary"] == "no time is known for both; other large differences: registers per thread"
     a["survey"], b["survey"] = profiles.survey(2.0), profiles.survey(2.0, tier="wall")  # of two tiers: not compared
-    assert difference(a, b)["summary"].startswith("no time is known of both")
+    assert difference(a, b)["summary"].startswith("no time is known for both")
     a["reading"] = {}
     assert difference(a, b)["rows"] == []
 
@@ -292,7 +291,7 @@ def test_profiles_that_tell_of_different_things_are_refused():
     a = profiles.v4()
     with pytest.raises(UsageError) as e:
         difference(a, profiles.v4(tool="proton"))
-    assert e.value.message == f"{a['name']} is made by ncu, {a['name']} made by proton: they are not compared"
+    assert e.value.message == f"{a['name']} is made by ncu, {a['name']} made by proton: they cannot be compared"
     with pytest.raises(UsageError, match="of gdn_decode, .* of gdn_prefill"):
         difference(a, profiles.v4(op="gdn_prefill"))
     with pytest.raises(UsageError) as e:

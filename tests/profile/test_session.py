@@ -103,15 +103,23 @@ def test_one_that_cannot_run_leaves_a_line_and_no_folder(tmp_path):
 @pytest.mark.parametrize(
     "args, code, words",
     [
-        (["cpp-v1", "--tool", "nuc"], 2, "unknown tool 'nuc'\n  did you mean ncu?"),
-        (["cpp-v1", "--tool", "ncu"], 2, "--tool ncu looks at what runs on a GPU, and gdn_decode/cpp-v1 does not\n"),
-        (["cuda-v4", "--tool", "cpu"], 2, "--tool cpu looks at what runs on a CPU, and gdn_decode/cuda-v4 does not\n"),
+        (["cpp-v1", "--tool", "ncx"], 2, "unknown tool 'ncx'\n  did you mean ncu?"),
+        (
+            ["cpp-v1", "--tool", "ncu"],
+            2,
+            "--tool ncu is for algos on a GPU, and gdn_decode/cpp-v1 does not run there\n",
+        ),
+        (
+            ["cuda-v4", "--tool", "cpu"],
+            2,
+            "--tool cpu is for algos on a CPU, and gdn_decode/cuda-v4 does not run",
+        ),
         (["cpp-v1", "--arch", "sm_90a"], 2, "--arch is for --tool sass\n"),
         (["cpp-v1", "--tool", "cpu", "--check", "memcheck"], 2, "--check is for --tool sanitizer\n"),
         (["cuda-v4", "--tool", "sass", "--arch", "hopper"], 2, "hopper"),
         (["cuda-v4", "--tool", "sanitizer", "--check", "memchek"], 2, "memcheck"),
         (["cuda-v4", "--tool", "ncu", "--clocks", "fast"], 2, "unknown clocks 'fast'"),
-        (["cuda-v4", "--tool", "ncu", "--device", "cpu"], 2, "--tool ncu looks at what runs on cuda\n"),
+        (["cuda-v4", "--tool", "ncu", "--device", "cpu"], 2, "--tool ncu profiles code on cuda\n"),
         (["cpp-v2"], 2, "unknown algo 'cpp-v2'"),
         ([], 2, "expected one algo or two, got none\n"),
         (["a", "b", "c"], 2, "expected one algo or two, got 3\n"),
@@ -133,7 +141,7 @@ def test_without_a_gpu_the_gpu_tools_say_what_helps(tool, tmp_path):
     assert done.code == 3
     assert done.err == (
         "gdn: gdn_decode/cuda-v4 cannot run here: no GPU here\n"
-        "  `gdn modal run` takes it to a B200; --tool sass needs no GPU\n"
+        "  `gdn modal run` rents a B200 for it, which needs a Modal account and costs money; --tool sass needs no GPU\n"
     )
     assert not (tmp_path / "kept").exists()
 

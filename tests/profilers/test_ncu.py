@@ -178,7 +178,7 @@ def test_spills_and_bank_conflicts_by_whatever_metric_there_is():
 
     local = {f"smsp__sass_inst_executed_op_local_{way}__dot__sum": n for way, n in (("ld", 5), ("st", 2))}
     assert values(**local).value("spills") == 7
-    assert note(values(**local), "spills") == "accesses to local memory: arrays count, too"
+    assert note(values(**local), "spills") == "accesses to local memory, including arrays"
     assert values(**local, derived__local_spilling_requests=3).value("spills") == 3
     shared = {"memory_l1_wavefronts_shared": 1500, "memory_l1_wavefronts_shared_ideal": 1000}
     assert values(**shared).value("bank_conflicts") == 500
@@ -484,7 +484,7 @@ def test_very_many_launches(stand_in, monkeypatch):
     whole, step, first = reading.found
     assert (whole.value("launches"), step.name, step.value("time_us"), step.value("launches")) == (6, "step", 15, 5)
     assert step.value("registers") is None and first.value("registers") == 32  # the full run never came to it
-    assert any("of the first 6 launches" in n for n in reading.notes)
+    assert any("for the first 6 launches" in n for n in reading.notes)
     assert "counters, stalls and hot places: of the first 1 launches of a call only" in reading.notes
 
 
@@ -493,7 +493,7 @@ def test_source_lines_from_another_build_are_noted(stand_in, monkeypatch):
     monkeypatch.setattr(ncu.ncu_lines, "lent", lambda *_: [replace(FULL, code=code)])
     reading = stand_in([single()] * 3, [FULL])
     assert table(reading.found[0], "hot").rows == (("k.cu:7", 100, "no instruction", "x = y;"),)
-    assert any(n.startswith("source lines: of a build with -lineinfo") for n in reading.notes)
+    assert any(n.startswith("source lines: from a build with -lineinfo") for n in reading.notes)
 
 
 # --- what can go wrong ----------------------------------------------------------------------------------------------
@@ -528,7 +528,7 @@ CLOCKS = "==ERROR== Try locking the clocks externally (e.g. using 'nvidia-smi --
         ("==ERROR== Cuda driver is not compatible with Nsight Compute.\n", "do not work together", "older Nsight"),
         (GPU + "==WARNING== No kernels were profiled.\n", "does not know this GPU", "ncu --list-chips"),
         (LOCK, "lock file", "set TMPDIR"),
-        (CLOCKS, "may not lock the clocks", "--clocks none"),
+        (CLOCKS, "is not allowed to lock the clocks", "--clocks none"),
         ("==ERROR== Failed to find metric regex:lts__x\n", "does not know the metrics", "newer"),
     ],
 )
@@ -550,7 +550,7 @@ def test_the_targets_own_end(stand_in):
     with pytest.raises(GdnError) as e:
         log = "==WARNING== No kernels were profiled.\n"
         stand_in(None, None, logs=(log, LOG), status="crashed", tail=("", "Segmentation fault"))
-    assert str(e.value) == "the target below ncu: crashed (Segmentation fault)" and e.value.code == 1
+    assert str(e.value) == "the process under ncu: crashed (Segmentation fault)" and e.value.code == 1
 
 
 def test_a_run_without_a_report(stand_in):
@@ -558,7 +558,7 @@ def test_a_run_without_a_report(stand_in):
         stand_in(None, None, logs=("==ERROR== could not write\n", LOG))
     with pytest.raises(MissingError, match="ncu saw no kernel"):
         stand_in([], [FULL], logs=("==PROF== Report: x\n", LOG))
-    with pytest.raises(MissingError, match="ncu-report sees no kernel in bench-like.ncu-rep; pip install 'ncu-report"):
+    with pytest.raises(MissingError, match="ncu-report finds no kernel in bench-like.ncu-rep; pip install 'ncu-report"):
         stand_in([], [FULL])
 
 
@@ -579,7 +579,7 @@ def test_ncu_is_looked_for(tmp_path, monkeypatch):
     assert "install Nsight Compute" in e.value.hint and e.value.code == 3
     toolkit = make("cuda", "bin", "ncu")
     with pytest.raises(
-        MissingError, match="the package ncu-report is missing.*; pip install 'ncu-report>=2026.3'"
+        MissingError, match="the package ncu-report, .* is missing; pip install 'ncu-report>=2026.3'"
     ) as e:
         ncu.find(machine)
     assert e.value.code == 3

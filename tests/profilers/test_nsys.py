@@ -116,7 +116,7 @@ def test_overlapping_work_counts_as_busy_once():
 @pytest.mark.parametrize(
     ("said", "says"),
     [
-        ("unrecognised option '--capture-range-end=stop'", "this nsys is too old: it does not know what is asked"),
+        ("unrecognised option '--capture-range-end=stop'", "this nsys is too old: it does not know the options"),
         ("ERROR: NVIDIA Nsight Systems hasn't been installed with CUDA Toolkit 13.0.",
          "nsys here is only a placeholder of the CUDA toolkit; install"),
         ("hm\nFailed to create '/x': disk full", "nsys: exited: Failed to create '/x': disk full"),

@@ -105,7 +105,7 @@ def test_without_times_there_is_nothing_to_tell(folder):
     with pytest.raises(MissingError, match="saw no kernel"):
         proton.read(ASK, folder, replies())
     (folder / "times.hatchet").write_text('[{"children": [')
-    with pytest.raises(GdnError, match="no JSON"):
+    with pytest.raises(GdnError, match="is not valid"):
         proton.read(ASK, folder, replies())
 
 

@@ -115,7 +115,7 @@ def test_faults_are_in_words_with_the_tensor_and_counted_by_place(tmp_path):
     assert tables(read)["checks"] == (("memcheck", "4 errors", sanitizer.CHECKS["memcheck"].looks_for),)
     assert tables(read)["findings"] == (
         ("memcheck", "writes 4 B of global memory", "decode_kernel", "kernel.cu:57",
-         "thread (0,0,0) in block (3,0,0)", "1 B behind new_state", 2),
+         "thread (0,0,0) in block (3,0,0)", "1 B after new_state", 2),
         ("memcheck", "reads 16 B of global memory", "decode_kernel", "kernel.cu:21 in kernel.cu:40",
          "thread (7,0,0) in block (0,0,0)", "misaligned, byte 4 of state", 1),
         ("memcheck", "writes 4 B of shared memory", "other", "+0x30",
@@ -129,7 +129,7 @@ def test_faults_are_in_words_with_the_tensor_and_counted_by_place(tmp_path):
 def test_an_unknown_tensor_is_named_by_the_size_of_its_allocation():
     log = sanitizer.parse((LOGS / "memcheck.log").read_text())
     assert [f.address for f in log.findings] == [
-        "1 B behind an allocation of 524288 B", "5 B behind an allocation of 524288 B", "misaligned", "out of bounds",
+        "1 B after an allocation of 524288 B", "5 B after an allocation of 524288 B", "misaligned", "out of bounds",
     ]  # fmt: skip
 
 
@@ -153,23 +153,23 @@ def test_races_name_both_places_and_warnings_fail_nothing(tmp_path):
          "", "", 1024),
     )  # fmt: skip
     assert read.failed == "racecheck: 1 race in the shared memory of `sum_kernel`"
-    assert any("more hazards than it keeps" in note for note in read.notes)
+    assert any("more hazards than it can store" in note for note in read.notes)
     assert any("lane's arrival" in note for note in read.notes)
 
     read = reading(tmp_path, racecheck="racecheck-warned.log")
     assert read.failed is None and read.found[0].value("racecheck") == "1 warning"
-    assert any("may be meant" in note for note in read.notes)
+    assert any("may be intended" in note for note in read.notes)
     assert not any("lane's arrival" in note for note in read.notes)
 
 
 def test_reads_of_unwritten_memory_fail_and_copies_of_it_do_not(tmp_path):
     read = reading(tmp_path, initcheck="initcheck.log")
     assert tables(read)["findings"] == (
-        ("initcheck", "reads 4 B of global memory that nothing wrote", "decode_kernel", "kernel.cu:33",
+        ("initcheck", "reads 4 B of uninitialised global memory", "decode_kernel", "kernel.cu:33",
          "thread (31,0,0) in block (1,0,0)", "byte 252 of new_state", 2),
-        ("initcheck", "copies memory that nothing wrote (warning)", "cudaMemcpy", "", "", "", 1),
+        ("initcheck", "copies uninitialised memory (warning)", "cudaMemcpy", "", "", "", 1),
     )  # fmt: skip
-    assert read.failed == "initcheck: 2 reads of unwritten memory by `decode_kernel`"
+    assert read.failed == "initcheck: 2 reads of uninitialised memory by `decode_kernel`"
     assert read.found[0].value("initcheck") == "2 errors, 1 warning"
     read = reading(tmp_path, initcheck="initcheck-copied.log")
     assert read.failed is None and read.found[0].value("initcheck") == "1 warning"
@@ -217,11 +217,11 @@ def test_one_check_that_cannot_run_hides_no_other_and_is_never_clean(tmp_path):
     ("log", "reply", "says"),
     [
         ("unsupported.log", Reply(Run("memcheck"), "done", answer=DONE),
-         "compute-sanitizer gave no verdict: compute-sanitizer does not know this GPU; the one of a newer"),
+         "compute-sanitizer gave no verdict: compute-sanitizer does not know this GPU; use the one of a newer"),
         ("terminated.log", Reply(Run("memcheck"), "crashed", "crashed with SIGSEGV"),
          "the process ended before it used the GPU: crashed with SIGSEGV; see the log"),
         ("clean.log", Reply(Run("memcheck"), "done", answer=DONE | {"attached": False}),
-         "compute-sanitizer did not look into the process; another version of it may"),
+         "compute-sanitizer did not attach to the process; another version of it may"),
         ("clean.log", Reply(Run("memcheck"), "done", answer=DONE | {"error": "RuntimeError: invalid configuration"}),
          "the call failed: RuntimeError: invalid configuration"),
         ("clean.log", Reply(Run("memcheck"), "out_of_memory", "killed from outside"), "killed from outside"),
@@ -404,9 +404,9 @@ def test_each_planted_bug_is_seen_by_its_own_check_and_by_no_other(tmp_path, bug
         ("memcheck", "overruns"), ("racecheck", "races"), ("initcheck", "reads_unwritten"),
     }, logs  # fmt: skip
     by = {row[0]: row for row in rows}
-    assert by["memcheck"][1] == "writes 4 B of global memory" and by["memcheck"][5:] == ("1 B behind new_state", 1)
+    assert by["memcheck"][1] == "writes 4 B of global memory" and by["memcheck"][5:] == ("1 B after new_state", 1)
     assert by["racecheck"][1] == "write and read of the same shared memory race"
-    assert by["initcheck"][1] == "reads 4 B of global memory that nothing wrote" and by["initcheck"][6] > 0
+    assert by["initcheck"][1] == "reads 4 B of uninitialised global memory" and by["initcheck"][6] > 0
     assert by["initcheck"][5].endswith("of new_state")
     assert [check for check in sanitizer.CHECKS if f"{check}: " in read.failed] == list(by)
     assert read.found[0].value("synccheck") == "clean"

@@ -489,7 +489,7 @@ def test_launches_are_compiled_once_each_and_the_first_config_is_taken(tmp_path,
         ("tuned (sm_90a)", 128), ("copy (sm_90a)", 32), ("copy-2 (sm_90a)", 32),
     ]  # fmt: skip
     assert any(note.startswith("autotuned: the first of 2 configs, N: 128, num_warps: 4") for note in reading.notes)
-    assert any(note.startswith("compiled up to where its host code fails without a GPU") for note in reading.notes)
+    assert any(note.startswith("compiled up to where the algo's host code fails") for note in reading.notes)
     with pytest.raises(GdnError, match="fails without a GPU before it launches a kernel.*--tool ncu") as caught:
         profiled(known, "asks", tmp_path, "sm_90a")
     assert caught.value.code == MISSING

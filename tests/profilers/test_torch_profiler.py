@@ -63,7 +63,7 @@ def test_rows_beyond_the_last_are_added_up():
 
 def test_a_run_that_ended_badly_is_one_line():
     reply = Reply(Run("torch"), "crashed", "crashed with SIGSEGV")
-    with pytest.raises(GdnError, match="below the profiler: crashed with SIGSEGV"):
+    with pytest.raises(GdnError, match="under the profiler: crashed with SIGSEGV"):
         reply.answered(torch_profiler.Answer)
 
 

@@ -14,7 +14,7 @@ from gdn_cli import errors
 from gdn_cli.cli import compare
 from gdn_cli.errors import UsageError
 from gdn_cli.parsing import to_json
-from gdn_cli.records import comparison, store
+from gdn_cli.records import baselines, comparison, store
 from gdn_cli.report import book, terminal
 from gdn_cli.run import planning
 from gdn_cli.schema.record_types import Document, Record
@@ -102,7 +102,7 @@ def test_which_saved_algo(algos, algo, chosen):
     if chosen:
         assert comparison.check_saved(saved, "f.json", "gdn_decode", algos, algo, {"cupti"}) == chosen
     else:
-        with pytest.raises(UsageError, match="f.json holds no times of x; name one: f.json:a; there are a, b"):
+        with pytest.raises(UsageError, match="f.json holds no times of x; name one: f.json:a; it has a, b"):
             comparison.check_saved(saved, "f.json", "gdn_decode", algos, algo, {"cupti"})
 
 
@@ -113,7 +113,7 @@ def test_the_only_algo_that_was_asked_for_is_meant():
 
 def test_tiers_are_not_compared():
     saved = document(record("a", wave(2.0), tier="events"))
-    with pytest.raises(UsageError, match="f.json was timed in tier events, this would be cupti: .*--tier events"):
+    with pytest.raises(UsageError, match="f.json was timed in tier events, this run in cupti: .*--tier events"):
         comparison.check_saved(saved, "f.json", "gdn_decode", ["a"], None, {"cupti"})
     with pytest.raises(UsageError, match="holds no times of gdn_prefill"):
         comparison.check_saved(saved, "f.json", "gdn_prefill", ["a"], None, {"cupti"})
@@ -158,7 +158,7 @@ def compared(tmp_path_factory, gdn):
 
 def test_compare_says_by_how_much(compared):
     done, _, folder = compared
-    assert done.code == 0 and done.err == "" and done.json == json.loads((folder / "c.json").read_text())
+    assert done.code == 0 and done.complaints == "" and done.json == json.loads((folder / "c.json").read_text())
     (c,), (overall,) = done.json["comparisons"], done.json["overall"]
     assert (c["baseline"], c["algo"], c["tier"]) == ("pt-reference", "cpp-v1", "wall")
     assert c["verdict"] in ("FASTER", "SAME", "SLOWER")  # the machine may be busy: no time is judged here
@@ -183,10 +183,10 @@ def test_a_gate_that_is_missed_is_exit_1(compared, gdn):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ("cpp-v1", "one algo is nothing to compare\n  gdn compare A B"),
+        ("cpp-v1", "one algo is not enough to compare\n  gdn compare A B"),
         ("cpp-v1 cppv1", "unknown algo 'cppv1'"),
         ("cpp-v1 nothing.json", "nothing.json: cannot be read: No such file"),
-        ("cpp-v1 pt-reference --tier fib", "tier 'fib' does not time what runs on the CPU"),
+        ("cpp-v1 pt-reference --tier fib", "tier 'fib' cannot time algos on the CPU"),
         ("cpp-v1 pt-reference --gate 0", "--gate 0: expected a ratio such as 0.99"),
         ("cpp-v1 pt-reference --target 2", "--target 2: expected a share between 0 and 1"),
     ],
@@ -196,12 +196,57 @@ def test_wrong_usage_is_one_line(args, said, gdn, tmp_path):
     assert done.code == errors.USAGE and done.out == "" and done.err.startswith(f"gdn: {said}")
 
 
-def test_two_files_of_records_are_one_too_many(compared, gdn):
+def test_two_files_are_compared_and_nothing_is_run(compared, gdn):
     _, _, folder = compared
-    done = gdn("compare", folder / "b.json", folder / "c.json")
-    assert done.code == errors.USAGE and "two files of records" in done.err
+    saved = json.loads((folder / "b.json").read_text())
+    for r in saved["records"]:
+        if r["algo"] == "pt-reference":
+            r["timing"] |= {"median_us": 1e6, "low_us": 1e6, "high_us": 1e6, "histogram": [[1e6, 100]]}
+    (folder / "slow.json").write_text(json.dumps(saved))
+    done = gdn("compare", folder / "b.json", folder / "slow.json", "--gate", "0.99", "--json")
+    assert done.code == 0  # the gate is for code, and this is the same
+    (c,) = done.json["comparisons"]
+    assert (c["baseline"], c["algo"], c["verdict"]) == ("pt-reference of b.json", "pt-reference", "SLOWER")
+    assert c["doubted"] and c["same_sources"]
+    assert "pt-reference has the same sources in both runs" in done.json["warnings"][-1]
+    same = gdn("compare", folder / "b.json", folder / "b.json:pt-reference")
+    assert same.code == 0 and "SAME" in same.out and "of two runs" in same.out and "records:" not in same.out
+    for args, said in (
+        ((folder / "b.json", folder / "slow.json:cpp-v1"), "b.json and slow.json have no times of cpp-v1 in common"),
+        ((f"{folder / 'b.json'}:cpp-v1", folder / "slow.json"), "b.json holds no times of cpp-v1"),
+        ((folder / "b.json", folder / "slow.json", "cpp-v1"), "two record files are compared alone"),
+        ([folder / "b.json"] * 3, "3 record files"),
+    ):
+        wrong = gdn("compare", *args)
+        assert wrong.code == errors.USAGE and said in wrong.err and wrong.out == ""
     (folder / "broken.json").write_text("{")
     assert "broken.json: not valid JSON: " in gdn("compare", "cpp-v1", folder / "broken.json").err
+
+
+def test_a_baseline_has_a_name_and_stands_for_a_file(compared, gdn, monkeypatch, tmp_path):
+    monkeypatch.setenv("GDN_HOME", str(tmp_path))
+    _, _, folder = compared
+    document = store.load(folder / "b.json")
+    assert "saved as the baseline 'main'" in baselines.keep("main", document) and baselines.names() == ["main"]
+    assert "replaced the baseline 'main'" in baselines.keep("main", document)
+    assert to_json(store.load(baselines.find("main"))) == to_json(document)
+    args = "-w", "0", "-n", "1", "--seconds", "0.1", "--json"
+    for names in (("main",), ("main:pt-reference", "pt-reference")):  # the algo of the file, as it is now
+        done = gdn("compare", *names, *args, env={"GDN_HOME": str(tmp_path)})
+        assert [c["baseline"] for c in done.json["comparisons"]] == ["pt-reference of main"]
+    done = gdn("compare", "main", folder / "b.json", env={"GDN_HOME": str(tmp_path)})
+    assert "pt-reference against pt-reference of main" in done.out
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "../x", "x.json", ".x", "a b", "x" * 65, "cpp-v1"])
+def test_a_baselines_name_is_checked_before_anything_runs(name, gdn, monkeypatch, tmp_path):
+    monkeypatch.setenv("GDN_HOME", str(tmp_path))
+    with pytest.raises(UsageError, match="--save"):
+        baselines.check(name, ["cpp-v1"])
+    assert baselines.find(name) is None
+    if name in ("cpp-v1", "a/b"):
+        done = gdn("bench", "--algo", "cpp-v1", "--save", name)
+        assert done.code == errors.USAGE and done.err.startswith("gdn: --save") and done.out == ""
 
 
 def test_the_table_fits_80_columns(compared, capsys, monkeypatch):

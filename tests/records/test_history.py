@@ -403,7 +403,7 @@ def test_a_damaged_index_is_rebuilt_from_the_documents(damage, kept, gdn):
     DAMAGES[damage](index_file())
     done = gdn("history", "--json")
     assert done.code == 0 and len(done.json["algos"]) == 20
-    assert re.fullmatch(r"gdn: the history's index was not readable \(.+\): made anew from 20 runs\n", done.err)
+    assert re.fullmatch(r"gdn: the history's index was not readable \(.+\): rebuilt from 20 runs\n", done.err)
     assert asked() == wanted and index_file().read_bytes() == content
 
 
@@ -449,7 +449,7 @@ def test_a_damaged_document_is_one_clear_line_and_hides_no_other(text, kept, gdn
     for _ in range(2):
         done = gdn("history", "--json")
         assert (done.code, [row["algo"] for row in done.json["algos"]]) == (errors.MISSING, ["a"])
-        assert done.err.startswith(f"gdn: {path} is left out (it is damaged, or a newer gdn's: ")
+        assert done.err.startswith(f"gdn: {path} is skipped (it is damaged, or written by a newer gdn: ")
         assert done.err.endswith("; move it away, and --import the run's record file\n") and done.err.count("\n") == 1
     done = gdn("history", "--export", "-")
     assert done.code == errors.MISSING and [json.loads(line)["algo"] for line in done.out.splitlines()] == ["a"]
@@ -501,7 +501,7 @@ def test_the_database_of_an_earlier_gdn_is_named_and_left_alone(kept, gdn):
     old.write_bytes(b"SQLite format 3")
     done = gdn("history", "--json")
     assert done.code == 0 and [row["algo"] for row in done.json["algos"]] == ["a"]
-    assert f"{old} is an earlier gdn's history, and is not read: `gdn history --import " in done.err
+    assert f"{old} was written by an older gdn and is not read: `gdn history --import " in done.err
     assert done.err.count("\n") == 1 and old.read_bytes() == b"SQLite format 3"
 
 
@@ -535,7 +535,7 @@ def test_the_tables_mark_what_a_reader_must_know(kept, gdn):
         ["2026-11-03", "14:12", c, "03c78cc4", "1.99?", "18.50"],
     ]
     text = gdn("history", "--algo", "cuda-v4", "-n", "1").out
-    assert "+:" not in text and "?: some of it was measured on a throttled or noisy machine" in text
+    assert "+:" not in text and "?: some times are in doubt: the machine was throttled or busy" in text
     overview = gdn("history").out
     assert re.search(r"^cuda-v4 +3 +2026-11-01 +2026-11-03 +03c78cc4 +6\.39 us +6\.07 us\?$", overview, re.M)
 
@@ -580,9 +580,9 @@ def test_the_json_is_the_whole_of_it(kept, gdn):
         (["--device", "B200"], "gdn: unknown device 'B200'\n  there are: NVIDIA H200;"),
         (["--algo", "sdpa"], "gdn: several ops have 'sdpa': attention_fwd/sdpa, gdn_prefill/sdpa\n  add --op"),
         (["--import"], "gdn: --import needs files"),
-        (["--forget", "0123", "--algo", "cuda-v4"], "gdn: --forget goes with nothing else"),
+        (["--forget", "0123", "--algo", "cuda-v4"], "gdn: --forget excludes other options"),
         (["--forget", "0123"], "gdn: unknown run '0123'\n  `gdn history --algo NAME` shows"),
-        (["x.json"], "gdn: x.json: a file, and nothing to do with it"),
+        (["x.json"], "gdn: x.json: files are only for --import"),
         (["--export", "x.xlsx"], "gdn: --export x.xlsx: expected - or a name that ends in .csv, .jsonl, .ndjson"),
         (["--export", "-", "--json"], "gdn: --export - writes JSON lines"),
         (["--export", "/dev/null/x.csv"], "gdn: cannot write /dev/null/x.csv: Not a directory"),
@@ -592,7 +592,7 @@ def test_wrong_usage_is_one_line_and_exit_2(args, says, kept, gdn, tmp_path):
     kept(bench(record("cuda-v4", 2.0), record("pt-chunk", 2.0, op="gdn_prefill"), record("sdpa", 1.0, op="gdn_prefill"),
                record("sdpa", 1.0, op="attention_fwd")))  # fmt: skip
     done = gdn("history", *args, cwd=tmp_path)
-    assert (done.code, done.out) == (errors.USAGE, "") and says in done.err
+    assert done.code == errors.USAGE and done.no_result and says in done.err
 
 
 def test_import_takes_record_files_once(kept, gdn, tmp_path):
@@ -604,7 +604,7 @@ def test_import_takes_record_files_once(kept, gdn, tmp_path):
     count = len(json.loads(old.read_text())["records"])  # all of them timed
     done = gdn("history", "--import", made, old, check)
     assert done.out.splitlines() == [
-        f"{made}: 2 records, known already", f"{old}: {count} records", f"{check}: nothing timed"
+        f"{made}: 2 records, already known", f"{old}: {count} records", f"{check}: nothing timed"
     ]  # fmt: skip
     again = gdn("history", "--import", old, "--json")
     assert again.json == {"imported": [{"file": str(old), "records": count, "known": True}]}
@@ -658,7 +658,7 @@ def test_one_run_is_forgotten_and_all_of_it(kept, gdn, tmp_path):
     keep(others, file)
     (run,) = {r["run"] for r in everything(algos=("c",))}
     done = gdn("history", "--forget", run[:6])
-    said = "2 records of gdn_decode/a and gdn_decode/c; its record file stays: " + str(file)
+    said = "2 records of gdn_decode/a and gdn_decode/c; its record file is still there: " + str(file)
     assert (done.code, done.out) == (0, f"forgotten: run {run}, bench of 2026-11-02T14:12:11Z, {said}\n")
     assert asked() == before and file.is_file()
     assert not [p for p in history.default().iterdir() if run in p.read_text(errors="replace")]

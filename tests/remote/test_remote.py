@@ -156,7 +156,7 @@ def test_images_are_dated_and_proved_without_a_gpu():
     [
         ('gpu = "B200"', "gpu = 1", "$.gpu: expected text, got 1"),
         ("idle = 2", "idle = 0", "$.limits.idle: expected a positive whole number, got 0"),
-        ("queue = 900", "cue = 900", "$.limits.cue: unknown key; did you mean queue?"),
+        ("queue = 900", "queu = 900", "$.limits.queu: unknown key; did you mean queue?"),
         (
             'python = ""',
             "python = 3",
@@ -632,5 +632,5 @@ def test_detached_calls_are_not_forgotten_without_a_connection(monkeypatch):
 def test_a_file_that_is_not_a_run_of_modal_is_refused(tmp_path):
     file = tmp_path / "bench.json"
     file.write_text(json.dumps({"schema": 2, "command": "bench", "records": []}))
-    with pytest.raises(UsageError, match="no run of `gdn modal`"):
+    with pytest.raises(UsageError, match="not a run of `gdn modal`"):
         resume.read(file)

@@ -110,7 +110,7 @@ def test_one_profile_at_80_columns(capsys, monkeypatch):
         "why      97 % of the time is waiting, and DRAM is busy for 4 % of it",
         "try      give an SM more to do at a time: split the state into more CTAs, or",
         "         load earlier",
-        "time     2.10 us (cupti); 1.29x the floor: a copy takes 1.63 us; an empty launch",
+        "time     2.10 us (cupti); 1.29x the copy, which takes 1.63 us; an empty launch",
         "         0.54 us; 1.05 MB at 502 GB/s, a large copy 4230 GB/s",
         "",
         "gdn_decode_v4",
@@ -215,8 +215,8 @@ def test_all_that_went_wrong_and_all_that_ran(capsys, monkeypatch):
         "why        - first [a] which is longer than a line of eighty letters, and so it",
         "             is folded",
         "           - second",
-        "time       5.10 us (cupti); 3.13x the floor: a copy takes 1.63 us; an empty",
-        "           launch 0.54 us; 1.05 MB at 207 GB/s, a large copy 4230 GB/s",
+        "time       5.10 us (cupti); 3.13x the copy, which takes 1.63 us; an empty launch",
+        "           0.54 us; 1.05 MB at 207 GB/s, a large copy 4230 GB/s",
         "           7.20 us from the first start to the last end: the GPU waits between",
         "           its kernels",
         "runs       2x Memcpy DtoD (Device -> Device) 2.50 us (not seen by ncu),",
@@ -229,13 +229,13 @@ def test_all_that_went_wrong_and_all_that_ran(capsys, monkeypatch):
     assert part(found, "the call", "time") == ["the call"] and LONG[:80] in found
     assert "  achieved occupancy             -  active warps of 64, while an SM is active" in found
     assert part(found, "where  ", "aaaa") == [
-        "where                    samples  main stall       line  source text",
-        "kernel.py:41              34.2 %  long scoreboard    41  state =",
-        "                                                         tl.load(state_ptr +",
-        "                                                         offsets[:, None] *",
-        "                                                         stride_k)",
-        "kernel.py:1210                 -  wait                -  [red]x[/][red]x[/][red]",  # a text is a text
-        "                                                         x[/][red]x[/]",
+        "where                     samples  main stall     line  source text",
+        "kernel.py:41               34.2 %  long             41  state =",
+        "                                   scoreboard           tl.load(state_ptr +",
+        "                                                        offsets[:, None] *",
+        "                                                        stride_k)",
+        "kernel.py:1210                  -  wait              -  [red]x[/][red]x[/][red]x",  # a text is a text
+        "                                                        [/][red]x[/]",
     ]
 
 
@@ -254,6 +254,20 @@ def test_a_kernel_that_the_tool_saw_is_not_named_again(capsys, width):
 def test_kernels_of_one_name_are_told_apart_by_their_parameters(capsys, width):
     found = shown(capsys, profiles.document("x", *(profiles.kernel(f"a::k<{n}>(int)", {"ctas": n}) for n in (1, 2))))
     assert "a::k<1>(int)" in found and "a::k<2>(int)" in found
+
+
+def test_many_kernels_are_a_row_each_unless_all_is_asked_for(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    whole = profiles.document("x", *(profiles.kernel(f"k{n}", {"registers": 30 + n}) for n in range(3)))
+    profile.show_profiles([profiles.typed(whole)], None, False, False)
+    found = lines(capsys)
+    assert [line.split() for line in found if line.startswith("k")] == [
+        ["kernel", "per", "thread"], *([f"k{n}", str(30 + n)] for n in range(3)),
+    ]  # fmt: skip
+    assert "--full and --json have every figure of each" in found
+    two = profiles.document("x", *(profiles.kernel(f"k{n}", {"registers": 30}) for n in range(2)))
+    profile.show_profiles([profiles.typed(two)], None, False, False)
+    assert not [line for line in lines(capsys) if "--full" in line]
 
 
 def test_absent_parts_are_not_shown(capsys, width):
@@ -280,7 +294,7 @@ def test_the_screen_shows_only_relevant_tables(capsys, monkeypatch):
         assert ("busiest pipes" in seen) is told
         assert any("bank conflicts" in line for line in seen) is told
         assert [line.split()[0] for line in seen if re.match(r"op\d", line)] == [f"op{i}" for i in range(10)]
-        assert "and 4 more: profile.json has all rows" in seen
+        assert "and 4 more rows in profile.json" in seen
 
 
 def test_a_check_of_the_tool_that_failed(capsys, width):
@@ -325,7 +339,7 @@ def test_two_profiles_at_80_columns(capsys, monkeypatch):
         "A  cuda-v4  20261121-174500-gdn_decode-cuda-v4-B1-ncu",
         "B  fla-recurrent  20261121-174500-gdn_decode-fla-recurrent-B1-ncu",
         "cuda-v4 and fla-recurrent take the same time within 2 %: 2.10 us and 2.08 us;",
-        "what differs most besides: instructions and achieved occupancy",
+        "other large differences: instructions and achieved occupancy",
         "",
         "what differs                   A cuda-v4  B fla-recurrent     B/A",
         "time of a call (cupti)           2.10 us          2.08 us  0.990x",
@@ -349,7 +363,7 @@ def test_two_profiles_at_80_columns(capsys, monkeypatch):
         "DRAM rate                       188 GB/s         177 GB/s  0.940x",
         "2 facts are the same within 2 %",
         "6 facts differ by too little to matter",
-        "A's gdn_decode_v4 stands against B's gdn_decode_kernel",
+        "A's gdn_decode_v4 is compared with B's gdn_decode_kernel",
         "",
         "A  cuda-v4",
         "verdict  latency-bound: the kernel is too small to fill the GPU",
@@ -387,7 +401,7 @@ def test_two_profiles_of_several_kernels(capsys, width):
         "registers per thread         60       32  0.533x  kernel_cutlass_gd...",
     ]
     assert "only A runs cast" in found and "warning A, x, is wrong: off" in found and "wrong    off" in found
-    assert not [line for line in found if "stands against" in line]
+    assert not [line for line in found if "is compared with" in line]
 
 
 def test_a_long_comparison_is_cut(capsys, width):
@@ -396,7 +410,7 @@ def test_a_long_comparison_is_cut(capsys, width):
     b = profiles.document("y", profiles.kernel("k", {k: 2 * v for k, v in values.items()}, profiles.FLA_STALLS))
     found = shown(capsys, a, b, between=True)
     count = len(differences.difference(profiles.typed(a), profiles.typed(b)).rows)
-    assert f"{count - 20} more differ: --json has them" in found
+    assert f"{count - 20} more differences with --json" in found
     assert len(part(found, "what differs ", f"{count - 20} more")) == 21
 
 
@@ -428,7 +442,7 @@ def test_the_list(capsys, width):
     ]
     profile.show_profile_list(rows, False)
     assert lines(capsys) == [
-        "profiles, the newest first | NVIDIA H200",
+        "profiles, newest first | NVIDIA H200",
         "profile                                             time  bound",
         "20261121-080000-gdn_decode-fla-recurrent-B1-ncu        -  -",
         "20261120-180000-gdn_decode-wrong-v1-B1-ncu       41.0 ms  wrong",
@@ -439,7 +453,7 @@ def test_the_list(capsys, width):
         "fla-recurrent", "wrong-v1", "cuda-v4",
     ]  # fmt: skip
     profile.show_profile_list([], False)
-    assert lines(capsys) == ["no profiles are kept here"]
+    assert lines(capsys) == ["there are no profiles yet: `gdn profile` makes one"]
 
 
 def test_a_list_of_several_gpus_and_long_names(capsys, width):
@@ -450,7 +464,7 @@ def test_a_list_of_several_gpus_and_long_names(capsys, width):
     ]
     profile.show_profile_list(rows, False)
     found = lines(capsys)
-    assert found[0] == "profiles, the newest first" and too_wide(found, width) == []
+    assert found[0] == "profiles, newest first" and too_wide(found, width) == []
     if width == 120:  # names stay whole where there is room
         assert [line.split()[0] for line in found[2:]] == [r.name for r in (rows[2], rows[1], rows[0])]
         assert found[3].endswith("latency  -")

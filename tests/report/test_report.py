@@ -12,8 +12,10 @@ import statistics
 import struct
 import subprocess
 import sys
+from copy import deepcopy
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import browser
 import helpers
@@ -22,20 +24,22 @@ import reports
 
 from gdn_cli import errors, units
 from gdn_cli.errors import UsageError
-from gdn_cli.report import drawing as drawn
 from gdn_cli.report import (
     figures,
     findings,
+    headlines,
     html,
     markdown,
     markdown_blocks,
     merge,
     notes,
     outline,
+    pictures,
     table,
     tables,
     terminal,
 )
+from gdn_cli.report.drawing import DARK, in_lines, styles_of
 
 ROOT = helpers.TESTS.parent
 H200 = ROOT / "results" / "h200"
@@ -177,7 +181,7 @@ def test_a_later_file_replaces_the_same_measurement_and_no_other():
     assert group.median_us("cuda-v4", "B=8") == 3.0
     assert group.median_us("cuda-v4", "B=1") == pytest.approx(1.9 + 0.28)
     assert group.median_us("cuda-v1", "B=8") == pytest.approx(2.3 + 0.26 * 8)
-    assert notes.file_notes(book) == [notes.Note("replaced", "1 record of 0.json gave way to those of 1.json")]
+    assert notes.file_notes(book) == [notes.Note("replaced", "1 record of 0.json replaced by those of 1.json")]
     assert book_of(new, old).groups[0].median_us("cuda-v4", "B=8") == pytest.approx(1.9 + 0.28 * 8)
 
 
@@ -234,10 +238,10 @@ def test_rows_of_several_origins_in_one_table_are_noted():
     )  # fmt: skip
     said = [n.text for n in notes.notes(book_of(reports.bench((1, 8)), other), "gdn_decode") if n.kind == "mixed"]
     joined = "; ".join(said)
-    assert "several drivers are together: 580.159.04 in 0.json; 590.1 in 1.json" in joined
-    assert "commits are together: 1c78cc43113f in 0.json; 2222 with changes in 1.json" in joined
+    assert "several drivers are mixed: 580.159.04 in 0.json; 590.1 in 1.json" in joined
+    assert "commits are mixed: 1c78cc43113f in 0.json; 2222 with changes in 1.json" in joined
     assert "torch 2.11.0+cu130 and 2.12" in joined
-    assert "cuda-v4: two states of its sources are together: cuda-v4-1 and cuda-v4-2" in joined
+    assert "cuda-v4: several states of its sources are mixed: cuda-v4-1 and cuda-v4-2" in joined
     assert notes.notes(book_of(reports.bench()), "gdn_decode") == []
 
 
@@ -252,7 +256,7 @@ def test_files_of_schema_1_and_2_are_read_alike(tmp_path):
     assert cells(markdown.markdown(books[0])) == cells(markdown.markdown(books[1]))
     said = [figures.spread(b, b.groups[0])[0].words for b in books]
     assert "interval" in said[0] and "interval" not in said[1]  # schema 1 did not keep it
-    assert html.page(books[1], "old").count("<svg") == 4
+    assert html.page(books[1], "old").count("<svg") == 5
 
 
 # --- findings -------------------------------------------------------------------------------------------------------
@@ -264,14 +268,14 @@ def test_tiers_are_told_apart_by_gaps_never_by_ratios():
     rows = {(label, algo): medians for label, algo, medians in t.rows}
     assert rows["B=1", "cuda-v4"] == pytest.approx((2.18, 6.18, 37.18))
     assert rows["B=1", "copy"] == pytest.approx((1.66, 5.66, None))
-    assert t.said[1].startswith("fib adds 35.0 us to what cupti reads, in the median.")
-    assert "It ranks the algos alike" in t.said[1]
+    assert t.said[1].startswith("fib adds 35.0 us to the time in cupti, in the median.")
+    assert "Its ranking of the algos is the same" in t.said[1]
     turned = reports.bench((1, 8), ("cupti", "fib"))
     for r in turned["records"]:
         if (r["algo"], r["tier"], r["workload"]) == ("fi-baseline", "fib", reports.workload(8)):
             r["timing"]["median_us"] = 20.0
     said = findings.tiers(book_of(turned), "gdn_decode")[0].said[0]
-    assert "to +35.0 us" in said and "It ranks cuda-v1 and fi-baseline at B=8 otherwise" in said
+    assert "to +35.0 us" in said and "It ranks cuda-v1 and fi-baseline at B=8 the other way round" in said
     assert findings.tiers(book_of(reports.bench()), "gdn_decode") == []
 
 
@@ -355,13 +359,14 @@ def test_nothing_in_doubt_is_the_fastest_or_a_headline():
 
 def test_a_headline_is_of_times_that_are_not_in_doubt():
     book = book_of(reports.bench())
-    first, *_ = findings.headline(book, book.groups[0])
-    assert first.startswith("cuda-v4 takes") and "3 workloads" in first and "as fast as the reference" in first
+    first, *_ = headlines.headline(book, book.groups[0])
+    assert first.startswith("cuda-v4 takes") and "3 workloads" in first
+    assert "as fast as the best peer (" in first and "the reference" not in first
     book = book_of(doubting(reports.bench(), ("pt-reference", 64)))
-    first, *_ = findings.headline(book, book.groups[0])  # the ratio to the reference is over the other two
+    first, *_ = headlines.headline(book, book.groups[0])  # the ratio to the reference is over the other two
     assert first.startswith("cuda-v4 takes") and "2 workloads" in first
     book = book_of(doubting(reports.bench(), *(("cuda-v4", b) for b in (1, 8, 64))))
-    assert findings.headline(book, book.groups[0]) == findings.machine_floors(book.groups[0])
+    assert headlines.headline(book, book.groups[0]) == headlines.machine(book.groups[0])
     assert " ?" in next(r.mean for r in findings.rungs(book, book.groups[0]) if r.algo == "cuda-v4")
 
 
@@ -377,7 +382,7 @@ def test_the_terminal_gives_no_star_and_no_plain_ratio_to_doubted_times(capsys):
     unsure = lines(("cuda-v4", 1))
     assert "*" not in unsure["cuda-v4"] + unsure["cuda-v1"]
     assert "x ?" in unsure["cuda-v4"] and "x ?" not in unsure["cuda-v1"]
-    slow = lines(("pt-reference", 1))  # the star stays, and a ratio to a doubted time is doubted
+    slow = lines(("fi-baseline", 1))  # the star stays, and a ratio to a doubted time is doubted
     assert "cuda-v4 *" in slow["cuda-v4"] and "x ?" in slow["cuda-v4"] and "x ?" in slow["cuda-v1"]
 
 
@@ -389,6 +394,25 @@ def test_failures_and_doubts_are_said_in_words():
         "wrong-v1 at B=1 (7d79fd33) and B=4: wrong, output is off by 0.31; the contest's own rule would pass it",
     ) in said
     assert ("failed", "cuda-v9: crashed, signal 11; 3 workloads not reached") in said
+    crash = {"during": {"uuid": "2640f1e3-x", "axes": {"batch_size": 8}}, "tail": ["in Run(...)"]}
+    failed = {"op": "gdn_decode", "algo": "mine", "mode": "cpu"}
+    wrong = {"first_wrong": {"output": {"index": [0, 5], "expected": 0.25, "instead": "never written"}}}
+    document = reports.everything() | {
+        "records": [
+            failed | {"status": "crashed", "reason": "crashed with SIGSEGV"} | crash,
+            failed | {"status": "build_failed", "reason": "a.cpp:1: error: x\na.cpp:2: error: y"},
+            failed | {"status": "wrong", "reason": "output: 3 of 9 elements were not written", "check": wrong},
+        ]
+    }
+    own = [(n.text, n.tail) for n in notes.notes(book_of(document)) if n.kind == "failed"]
+    assert own == [
+        ("mine at B=8 (2640f1e3): crashed with SIGSEGV", ("in Run(...)",)),
+        ("mine: build failed, a.cpp:1: error: x", ("a.cpp:2: error: y",)),
+        (
+            "mine: wrong, output: 3 of 9 elements were not written; the contest's own rule would pass it",
+            ("output: first wrong at [0, 5]: expected 0.25, never written",),
+        ),
+    ]
     assert ("not run", "fla-upstream: fla is not here (pip install fla-core)") in said
     assert any(
         kind == "doubt" and text.startswith("fi-baseline at B=16 (cupti): the SM clock moved") for kind, text in said
@@ -494,9 +518,9 @@ def test_the_same_records_give_the_same_bytes(tmp_path):
     file = reports.write(tmp_path, reports.everything())
     script = (
         "import sys, hashlib\nfrom pathlib import Path\nfrom gdn_cli.catalog import registry\n"
-        "from gdn_cli.report import drawing, figures, merge as gather, html\n"
+        "from gdn_cli.report import figures, html, merge as gather, pictures\n"
         f"book = gather.gather(gather.read([Path({str(file)!r})]), registry.load())\n"
-        "png = drawing.png(*figures.one(book, 'latency'))\n"
+        "png = pictures.png(*figures.one(book, 'latency'))\n"
         "made = html.page(book, 'x', ('latency', 'ladder', 'spread', 'tiers', 'environment')).encode(), png\n"
         "print(*(hashlib.sha256(x).hexdigest() for x in made))"
     )
@@ -512,7 +536,7 @@ def test_the_same_records_give_the_same_bytes(tmp_path):
 def test_the_png_is_the_main_figure_and_carries_no_date():
     book = book_of(reports.bench())
     drawing, heading = figures.one(book, "latency")
-    data = drawn.png(drawing, heading)
+    data = pictures.png(drawing, heading)
     assert data[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">I", data[16:20])[0] == 1280
     kinds = re.findall(rb"tEXt|tIME|iTXt|zTXt", data)
     assert kinds == []
@@ -526,12 +550,72 @@ def test_the_png_is_the_main_figure_and_carries_no_date():
 def test_floors_and_peers_have_their_own_look():
     book = book_of(reports.bench())
     (drawing,) = figures.latency(book, book.groups[0])
-    svg = drawn.svg(drawing)
-    for name in ("copy (floor)", "empty launch", "fi-baseline", "cuda-v4"):
+    svg = pictures.svg(drawing)
+    for name in ("copy", "empty launch", "fi-baseline", "cuda-v4"):
         assert f">{name}</text>" in svg
     assert "stroke-dasharray" in svg  # the peer, in grey as well
     assert "<metadata" not in svg and "<style" not in svg and "clip" in svg
     assert drawing.description.startswith("Median times over batch size from 1 to 64: copy from 1.66 us to 18.0 us")
+
+
+def test_marks_have_their_values_and_colours_can_be_replaced():
+    book = book_of(reports.bench())
+    (drawing,) = figures.latency(book, book.groups[0])
+    svg = pictures.svg(drawing)
+    for b in (1, 8, 64):
+        us = units.duration(book.groups[0].median_us("cuda-v4", f"B={b}"))
+        assert svg.count(f"<title>cuda-v4, batch size {b}: {us}</title>") == 1
+    colour = styles_of(book, "gdn_decode")["cuda-v4"].colour
+    assert f"var(--c{colour[1:]}, {colour})" in svg and f"--c{colour[1:]}:{DARK[colour]}" in pictures.dark_colours()
+    page = html.page(book, "x")
+    assert "@media screen and (prefers-color-scheme:dark)" in page and pictures.dark_colours() in page
+
+
+def test_a_colour_stays_with_an_algo():
+    every = book_of(reports.bench())
+    few = merge.gather([reports.source("x", reports.bench())], REGISTRY, algos=("cuda-v4",))
+    assert styles_of(every, "gdn_decode")["cuda-v4"] == styles_of(few, "gdn_decode")["cuda-v4"]
+    own = reports.bench()
+    own["records"] = [r | {"algo": "mine"} if r["algo"] == "cuda-v1" else r for r in own["records"]]
+    mine = styles_of(book_of(own), "gdn_decode")
+    known = styles_of(every, "gdn_decode")
+    assert "mine" in mine and all(mine[algo] == style for algo, style in known.items())
+    rungs = [known[a].colour for a in ("cuda-v5", "cuda-v4", "triton-v2", "fi-baseline", "fla-upstream")]
+    assert len(set(rungs)) == 5
+
+
+def test_every_size_has_a_tick():
+    assert in_lines([1, 2, 4], 200) == ["1", "2", "4"]
+    shown = in_lines([1, 2, 4, 8, 16, 32, 48, 64, 128, 256], 220)
+    assert [s.strip() for s in shown] == ["1", "2", "4", "8", "16", "32", "48", "64", "128", "256"]
+    assert [s.count("\n") for s in shown] == [0] * 6 + [1] + [0] * 3
+
+
+def test_an_svg_file_is_whole_and_dark_where_its_reader_is(tmp_path, gdn):
+    file = reports.write(tmp_path, reports.bench())
+    done = gdn("report", file, "-o", tmp_path / "a.svg", "--part", "floor", "--title", "Ours")
+    assert done.code == 0
+    root = ElementTree.parse(tmp_path / "a.svg").getroot()
+    text = (tmp_path / "a.svg").read_text()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg" and root.get("width") == "800"
+    assert "prefers-color-scheme:dark" in text and ">Ours</text>" in text
+    assert "Above the frame: pt-reference" in text  # a picture alone says what it does not show
+
+
+def test_a_roofline_has_the_peaks_and_a_dot_for_each_size():
+    book = book_of(reports.bench())
+    (drawing,) = figures.roofline(book, book.groups[0])
+    svg = pictures.svg(drawing)
+    for words in ("tensor cores 989.5", "fp32 67", "DRAM 4800 GB/s"):
+        assert f">{words}</text>" in svg
+    # 64 sequences: 58.72 MFLOP in 19.82 us, 64 MB
+    assert svg.count("<title>cuda-v4, B=64: 2.96 TFLOP/s, 4% of the peak, 0.918 FLOP/B</title>") == 1
+    assert "data sheet" in drawing.words and "cuda-v4" in drawing.description
+    unknown = deepcopy(reports.bench())
+    for environment in unknown["environments"].values():
+        environment["gpu"] = "NVIDIA Nobody"
+    book = book_of(unknown)
+    assert figures.roofline(book, book.groups[0]) == []
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -603,7 +687,7 @@ def test_wrong_usage_is_one_line_and_exit_2(gdn, tmp_path, args, said):
     reports.write(tmp_path, bad, "bad.json")
     before = sorted(tmp_path.iterdir())
     done = gdn("report", *args, cwd=tmp_path)
-    assert (done.code, done.out) == (errors.USAGE, "") and said in done.err and "Traceback" not in done.err
+    assert done.code == errors.USAGE and done.no_result and said in done.err and "Traceback" not in done.err
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -687,7 +771,7 @@ def test_update_keeps_line_endings(tmp_path):
         ("nothing\n", " has no block"),
         ("<!-- gdn report a.json -->\n<!-- /gdn report -->\n\n<!-- gdn report b.json -->\n<!-- /gdn report -->\n",
          ":4: b.json: cannot be read"),
-        ("<!-- gdn report -->\n<!-- /gdn report -->\n", ":1: a block names its record files"),
+        ("<!-- gdn report -->\n<!-- /gdn report -->\n", ":1: a block must name its record files"),
         ("<!-- gdn report a.json --nope -->\n<!-- /gdn report -->\n", ":1: No such option: --nope"),
         ("<!-- gdn report a.json --json -->\n<!-- /gdn report -->\n", ":1: a block takes no --update and no --json"),
         ("<!-- gdn report a.json -f csv -->\n<!-- /gdn report -->\n", ":1: a block holds a table"),

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from gdn_cli import units
 from gdn_cli.errors import UsageError
-from gdn_cli.report import command_tables, html, markdown, merge, notes, screen, table, tables
+from gdn_cli.report import command_tables, headlines, html, markdown, merge, notes, screen, table, tables
 from gdn_cli.report.book import Book
 from gdn_cli.report.table import Cell, Mark, Name, Table, numbers, words
 
@@ -47,7 +47,7 @@ def few(**doubtful) -> list[dict]:
 def test_bench():
     (made,) = command_tables.of(book_of(*few()), "bench")
     assert made.title == "gdn_decode | NVIDIA H200 | tier cupti, L2 cold"
-    assert [c.name for c in made.columns] == ["workload", "algo", "median", "spread", "speedup", "GB/s", "x floor"]
+    assert [c.name for c in made.columns] == ["workload", "algo", "median", "spread", "speedup", "GB/s", "x copy"]
     assert texts(made) == [
         ["B=8", "copy", "2.00 us", "±1%", "", "4000", "1.00"],
         ["", "pt-reference", "30.0 us", "±1%", "1.00x", "267", "15.0"],
@@ -56,7 +56,54 @@ def test_bench():
         ["", "own", "wrong", "", "", "", ""],
     ]
     assert marks(made, Mark.BEST) == ["cuda-v4"] and marks(made, Mark.BAD) == ["wrong"]
-    assert made.notes == ["copy: the floor, the fastest plain copy of the bytes that the op must move"]
+    assert made.notes == [
+        "cuda-v4 takes 4.00 us:",
+        "7.50x as fast as the reference and 2.00x a plain copy.",
+        "*: the fastest of its size",
+        "spread: half the interquartile range, as a share of the median",
+        "speedup: over pt-reference; x copy: the time over the copy's",
+        "copy: the fastest plain copy of the bytes that the op must move",
+    ]
+
+
+def test_a_peer_is_what_bench_compares_with():
+    """The best peer's time over each: 6 us of fla-upstream, not 8 of fi-baseline, nor 30 of the PyTorch loop."""
+    peers = [reports.record("fi-baseline", 8, 8.0), reports.record("fla-upstream", 8, 6.0)]
+    book = book_of(*few()[:-1], *peers)
+    (made,) = command_tables.of(book, "bench")
+    assert [c.name for c in made.columns][4] == "x peer"
+    assert [row[4] for row in texts(made)] == ["", "0.200x", "1.20x", "1.50x", "0.750x", "1.00x"]
+    text = "cuda-v4 takes 4.00 us: 1.50x as fast as the best peer and 2.00x a plain copy."
+    assert " ".join(made.notes[:2]) == text and headlines.of_algos(book, book.groups[0]) == text
+    slow = book_of(*few()[:-1], reports.record("fla-upstream", 8, 2.5))
+    assert "0.625x as fast" in headlines.of_algos(slow, slow.groups[0])
+    assert headlines.of_algos(slow, slow.groups[0]).endswith(
+        "The fastest in the mean is fla-upstream, a peer, with 2.50 us."
+    )
+    (doubted,) = command_tables.of(
+        book_of(*few()[:-1], peers[0], reports.record("fla-upstream", 8, 6.0, doubts=["x"])), "bench"
+    )
+    assert marks(doubted, Mark.DOUBTED)[:3] == ["0.200x", "1.20x", "1.50x"]
+
+
+def test_what_computes_more_than_it_moves_has_its_rate_on_the_screen():
+    call = {"uuid": "u", "index": 0, "axes": {"batch_size": 1, "seq_len": 4096}, "origin": "twin"}
+    more = {"op": "attention_fwd", "workload": call, "bytes_moved": 16777216}
+    book = book_of(*(reports.record(a, 1, us, **more) for a, us in (("flashcore-v4", 69.7), ("sdpa-cudnn", 77.8))))
+    (made,) = command_tables.of(book, "bench")
+    assert [made.columns[-1].name, *(row[-1] for row in texts(made))] == ["TFLOP/s", "493 50%", "442 45%"]
+    assert "%: of the data sheet's 989.5 TFLOP/s (float16 tensor cores, dense)" in made.notes
+
+
+def test_rates_are_of_the_ops_own_count():
+    book = book_of(*few())
+    made = tables.rates(book, book.groups[0])
+    # 8 sequences, 8 heads, 7 x 128 x 128 operations: 7340032 in 4 us
+    assert texts(made)[2] == ["cuda-v4", "1.84 3%"] and made.title == "TFLOP/s"
+    assert made.notes[1] == "%: of the data sheet's 67 TFLOP/s (fp32 without tensor cores)."
+    found = headlines.rate(book, book.groups[0].points["cuda-v4", "B=8"])
+    assert found.tflops == pytest.approx(1.835008) and found.share == pytest.approx(1.835008 / 67)
+    assert found.intensity == pytest.approx(7340032 / 8e6)
 
 
 def test_bench_in_doubt():
@@ -124,7 +171,7 @@ def test_comparisons_and_scores():
         ["all", "", "", *row[1:]],
     ]
     assert marks(turns, Mark.GOOD) == ["FASTER"] and marks(turns, Mark.BAD) == ["SLOWER"]
-    assert any(note.startswith("SAME: no difference beyond 1.0%") for note in turns.notes)
+    assert any(note.startswith("SAME: ") and note.endswith("at most 1.0%.") for note in turns.notes)
 
 
 # --- renderers ------------------------------------------------------------------------------------------------------
@@ -205,7 +252,7 @@ def test_a_failure_is_not_hidden_by_a_later_record_of_the_same_call():
 def test_notes_in_brief_say_a_doubt_once():
     records = [reports.record("cuda-v4", b, 4.0, doubts=[f"spreads over ±{b}.5 %"]) for b in (1, 8)]
     assert [n.text for n in notes.notes(book_of(*records), brief=True)] == [
-        "cuda-v4 at B=1 and B=8 (cupti): spreads over ±1.5 % (and 1 more such)"
+        "cuda-v4 at B=1 and B=8 (cupti): spreads over ±1.5 % (and 1 more)"
     ]
     assert len(notes.notes(book_of(*records))) == 2
 

@@ -77,7 +77,7 @@ def test_results_of_another_form_arrive_unchanged(runner, tmp_path):
 def test_anything_but_an_answer_ends_the_runner():
     ours, theirs = channel.pair()
     other = channel.inherited(theirs)
-    for data, says in ((b"[1]", "no JSON object"), (b"{", "no JSON"), (b"[" * 5000, "no JSON")):
+    for data, says in ((b"[1]", "not a JSON object"), (b"{", "not JSON"), (b"[" * 5000, "not JSON")):
         other.end.sendall(len(data).to_bytes(8, "little") + data)
         with pytest.raises(channel.Garbled, match=says):
             ours.receive()
@@ -103,7 +103,7 @@ def timed(*records: dict) -> tuple:
 @pytest.mark.parametrize("key", ["median_us", "low_us", "high_us", "samples", "histogram"])
 @pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), "1", None, True, [[1.0, 0]]])
 def test_a_time_is_a_positive_number(key, value):
-    with pytest.raises(client.Died, match="sent what is no answer") as e:
+    with pytest.raises(client.Died, match="sent an invalid answer") as e:
         timed({"tier": "wall", "timing": TIME | {key: value}, "doubts": []})
     assert e.value.status is Status.CRASHED
 
@@ -115,7 +115,7 @@ def test_a_runner_sends_a_time_or_why_there_is_none():
     found, _ = timed({"tier": "wall", "status": "tier_unavailable", "reason": "no"})
     assert (found.status, found.timing) == (Status.TIER_UNAVAILABLE, None)
     for records in ([], [{"tier": "wall"}], [{"tier": "wall", "timing": TIME}], [{"tier": "wall", "status": "fine"}]):
-        with pytest.raises(client.Died, match="sent no time|what is no answer"):
+        with pytest.raises(client.Died, match="sent no time|an invalid answer"):
             timed(*records)
 
 

@@ -130,7 +130,7 @@ def test_it_cannot_be_packed(tmp_path, gdn):
     done = gdn("pack", "--algo", "fi-ready", "--op", "gdn_prefill", "-o", tmp_path / "solution.json")
     assert done.code == 2 and not (tmp_path / "solution.json").exists()
     first, second = done.err.splitlines()
-    assert "gdn_prefill/fi-ready does work that is in no time (ready.py::decay)" in first and "drop `setup`" in second
+    assert "gdn_prefill/fi-ready does work that is not timed (ready.py::decay)" in first and "drop `setup`" in second
 
 
 # --- the peers' calls, by stand-ins -------------------------------------------------------------------------------

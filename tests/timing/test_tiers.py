@@ -362,7 +362,7 @@ def test_without_cuda_bench_the_tier_says_what_to_install(gpu, session, monkeypa
     monkeypatch.setitem(sys.modules, "cuda.bench", None)
     with pytest.raises(TierUnavailable) as e:
         timing.measure("nvbench", subject_of(taking(gpu, 1)), Plan())
-    assert str(e.value) == "the package cuda-bench is not here: pip install -e '.[timing]'"
+    assert str(e.value) == "the package cuda-bench is not installed: pip install -e '.[timing]'"
     assert not session
 
 
@@ -603,7 +603,7 @@ def test_a_flashinfer_bench_of_another_shape_is_said(main, tmp_path, old, new, r
     source = path.read_text().replace(old, new)
     path.write_text(source + "\n# newer\n")
     importlib.invalidate_caches()
-    with pytest.raises(TierUnavailable, match="flashinfer-bench 0.1.3 is not one that this gdn can ask: .*") as e:
+    with pytest.raises(TierUnavailable, match="flashinfer-bench 0.1.3 is not supported by this gdn: .*") as e:
         timing.measure("fib", submitted(iter([])), Plan())
     assert reason in str(e.value)
 

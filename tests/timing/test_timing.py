@@ -132,7 +132,7 @@ def test_a_call_longer_than_the_seconds_is_made_twice(clock):
     assert log == ["A"] * 2 and watched == [1]  # one to warm up, one that counts
     assert (t.samples, t.stopped, t.busy_s, t.took_s) == (1, "time", 3, 6)
     assert t.low_us == t.median_us == t.high_us == t.ci_low_us == t.ci_high_us == 3e6 and t.spread == 0
-    assert t.histogram == ((3e6, 1),) and t.note == "calls take longer than the 0.3 s to measure in: 1 sample"
+    assert t.histogram == ((3e6, 1),) and t.note == "calls take longer than the time limit of 0.3 s: 1 sample"
 
 
 def test_a_first_call_that_compiles_does_not_count_as_slow(clock):

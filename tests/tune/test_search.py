@@ -126,8 +126,8 @@ GOOD = {"gpu": "H200", "sms": 132, "up_to": 8, "lanes": 8, "rows": 1}
         ({"H200": {}}, "missing required field `rows`"),
         ({"H200": {"rows": 3}}, r"Expected `array`, got `int` - at `\$\[...\].rows`"),
         ({"H200": {"rows": [GOOD | {"up_to": 0.5}]}}, "Expected `int | str`, got `float`"),
-        ({"H200": {"rows": [GOOD | {"sms": "132"}]}}, "a row of 'H200' has not the form"),
-        ({"H200": {"rows": [{"gpu": "H200", "sms": 1}]}}, "a row of 'H200' has not the form"),
+        ({"H200": {"rows": [GOOD | {"sms": "132"}]}}, "a row of 'H200' does not have the form"),
+        ({"H200": {"rows": [{"gpu": "H200", "sms": 1}]}}, "a row of 'H200' does not have the form"),
         ({"H200": {"rows": [GOOD | {"tile": 1}]}}, "hold lanes, rows, tile, algo.toml names lanes, rows"),
     ],
 )
@@ -168,7 +168,7 @@ def test_rows_of_each_length_by_themselves():
     kept = {"G": {"rows": [row.to_json() for row in rows]}}
     assert tuned_table.rows(tune, kept) == rows
     del kept["G"]["rows"][0]["length_up_to"]
-    with pytest.raises(ValueError, match="a row of 'G' has not the form"):
+    with pytest.raises(ValueError, match="a row of 'G' does not have the form"):
         tuned_table.rows(tune, kept)
 
 
@@ -274,14 +274,14 @@ def test_tune_is_read(tmp_path, write_algo):
         (
             "rows * (policy + 1) <= 4",
             "rows < tile",
-            "expected a condition on the constants, but 'tile' is none of rows",
+            "expected a condition on the constants, but 'tile' is not one of rows",
         ),
         ("[1, 4]", "[1, 4.5]", "$.tune.constants.rows: expected a list of different whole numbers"),
         ("[1, 4]", "[1, 1]", "$.tune.constants.rows: expected a list of different whole numbers"),
         ("[1, 4]", "[true]", "$.tune.constants.rows: expected a list of different whole numbers"),
         ("[1, 4]", "[4294967296]", "$.tune.constants.rows: expected a list of different whole numbers"),
         ("[1, 4]", "4", "$.tune.constants.rows: expected a list of different whole numbers"),
-        ("rows = [1, 4]", "up_to = [1]", "$.tune.constants.up_to: expected a name that C++ and Python take"),
+        ("rows = [1, 4]", "up_to = [1]", "$.tune.constants.up_to: expected a name that is valid in C++ and Python"),
         ("rows = [1, 4]\npolicy = [0, 1]", "", "$.tune.constants: expected at least one constant"),
         ("where =", "were =", "$.tune.were: unknown key"),
     ],
@@ -515,13 +515,13 @@ def test_a_crash_that_no_single_candidate_explains_ends_it_and_keeps_the_rest(ra
             self.crash = {("slow[tile=1]", 64)} if job.command == "compare" else ()
             return super().__call__(job, *args, **kwargs)
 
-    with pytest.raises(GdnError, match="timing at B=64 came to no end, .*crashed with SIGSEGV; what was measured"):
+    with pytest.raises(GdnError, match="timing at B=64 came to no end, .*crashed with SIGSEGV; measurements are kept"):
         race(Together(by_tile), 1, 64)
     assert (race.folder / "tuned.py").read_text().count("untuned") == 1
     workers = Workers(by_tile)
     race(workers, 1, 64)
     assert list(workers.meetings()[0]) == [64] and all(job.command == "compare" for job in workers.jobs)
-    assert race.said == ["going on with 50 checks and 1 timings of an earlier run; --fresh begins anew"]
+    assert race.said == ["resuming with 50 checks and 1 timings of an earlier run; --fresh starts again"]
 
 
 def test_a_second_run_measures_nothing_and_fresh_all(race):
@@ -566,7 +566,7 @@ def test_files_in_the_folder_are_never_lost(race, text):
     evidence = race.folder / "tuning.json"
     evidence.write_text(text)
     workers = Workers(by_tile)
-    with pytest.raises(UsageError, match="tuning.json is not what gdn wrote.*; mend it, or move it away"):
+    with pytest.raises(UsageError, match="tuning.json is not what gdn wrote.*; fix it, or move it away"):
         race(workers, 1)
     assert evidence.read_text() == text and workers.jobs == []
 
@@ -641,7 +641,7 @@ def test_ctrl_c_keeps_the_measurements_and_writes_nothing(tuned_here):
     assert stopped.code == errors.INTERRUPTED and stopped.json["interrupted"] and stopped.json["result"] is None
     assert json.loads(before) == {"gpus": gpus_of(OTHER)}
     assert 2 <= went_on.json["resumed"]["check"] < 6 and went_on.json["resumed"]["time"] == 0
-    assert f"going on with {went_on.json['resumed']['check']} checks and 0 timings" in went_on.err
+    assert f"resuming with {went_on.json['resumed']['check']} checks and 0 timings" in went_on.err
 
 
 @pytest.mark.slow
@@ -694,15 +694,15 @@ def test_a_dry_run_needs_no_gpu_and_touches_nothing(tmp_path, write_algo, gdn):
     for option, value, says in (
         ("--only", "row=4", "unknown constant 'row'"),
         ("--only", "rows=3", "algo.toml declares rows = 1, 4"),
-        ("--where", "row == 4", "--where 'row == 4': 'row' is none of rows, policy"),
+        ("--where", "row == 4", "--where 'row == 4': 'row' is not one of rows, policy"),
         ("--where", "rows == 3", "leaves no candidate"),
     ):
         done = gdn(*args, option, value, env=env)
         assert done.code == errors.USAGE and says in done.err
     shown = gdn(*args, "-w", "batch_size=3", env=env).out
-    assert "3 candidates, 1 more are left out by rows * (policy + 1) <= 4" in shown and "B=3" in shown
+    assert "3 candidates, 1 more are excluded by rows * (policy + 1) <= 4" in shown and "B=3" in shown
     long = gdn(*args, "--where", " or ".join(f"rows == {n}" for n in range(1, 9)), env=env).out
-    assert "3 candidates, 1 more are left out by `where`, which --json has whole" in long and "rows ==" not in long
+    assert "3 candidates, 1 more are excluded by `where` (in full with --json)" in long and "rows ==" not in long
     assert sorted(p.name for p in algo.folder.iterdir()) == ["algo.toml", "main.py", "right.py"]
     assert not (tmp_path / "home").exists()
     done = gdn(*args[:-1], env=env)
@@ -734,4 +734,4 @@ def test_an_algo_that_declares_nothing_says_what_to_write(gdn):
 def test_one_tier_only(tmp_path, write_algo, gdn):
     tunable(tmp_path, write_algo)
     done = gdn("tune", "--algo", "slow", "--algos", tmp_path, "--tier", "cupti")
-    assert done.code == errors.USAGE and "tier 'cupti' does not time what runs on the CPU" in done.err
+    assert done.code == errors.USAGE and "tier 'cupti' cannot time algos on the CPU" in done.err

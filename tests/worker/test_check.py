@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import helpers
 import pytest
 import torch
-from msgspec import structs
+from msgspec import UNSET, structs
 
-from gdn_cli.catalog.registry import Op, TensorSpec
-from gdn_cli.schema.record_types import Check
+from gdn_cli.catalog.ops import Op, TensorSpec
+from gdn_cli.schema.record_types import Check, FirstWrong
 from gdn_cli.worker import check
 from gdn_cli.worker.tasks import common
 
@@ -189,6 +189,31 @@ def test_computed_nan_and_inf_are_told_from_unwritten_elements():
     assert not v.passed and not v.official and v.unwritten == {"y": 3}
     assert v.reason == "y: 3 of 1000 elements were not written"
     assert v.errors["z"] is None
+
+
+def first(found: FirstWrong) -> tuple:
+    return found.index, found.expected, found.got, found.instead
+
+
+def test_the_first_wrong_element_of_each_output():
+    off = torch.ones(N)
+    off[[3, 500]] = 1.5
+    wrong = judge(fill(off, 1.0 + 2.0**-7)).first_wrong
+    assert first(wrong["y"]) == ([3], 1.0, 1.5, None) and first(wrong["z"]) == ([0, 0], 1.0, 1.0078125, None)
+    assert wrong["y"].words == "at [3]: expected 1, got 1.5"
+    assert judge(fill(1.0)).first_wrong is UNSET  # a check that passed is written as before
+
+    def skips(x, i, scale, y, z):
+        y[: N - 3] = 1.0
+        z[:] = 1.0
+        z[7, 1] = -math.inf
+
+    wrong = judge(skips).first_wrong
+    assert first(wrong["y"]) == ([N - 3], 1.0, None, "never written")
+    assert first(wrong["z"]) == ([7, 1], 1.0, None, "-Inf")
+    assert wrong["z"].words == "at [7, 1]: expected 1, got -Inf"
+    small = judge(fill(torch.linspace(1.0, 1.004, N)))  # no element is beyond 1e-2, all of them are too far off
+    assert small.official and first(small.first_wrong["y"])[0] == [500]
 
 
 def test_nothing_written_at_all():

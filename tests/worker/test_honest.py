@@ -11,6 +11,7 @@ import time
 
 import helpers
 import pytest
+import torch
 
 from gdn_cli import errors, paths, timing
 from gdn_cli.catalog import pack, registry, trace_set
@@ -20,6 +21,7 @@ from gdn_cli.machine import inventory
 from gdn_cli.records.messages import Reply
 from gdn_cli.records.request import Serving, Timing
 from gdn_cli.run import planning
+from gdn_cli.runner import calls
 from gdn_cli.schema.record_types import Status
 from gdn_cli.timing import floor
 from gdn_cli.worker import tasks
@@ -81,7 +83,9 @@ def test_negating_what_an_op_is_linear_in_negates_its_outputs(op):
     }
     inputs = oracle.inputs(op.name, seed=1, **sizes.get(op.name, {"batch_size": 2}))
     once = getattr(oracle, op.name)(*inputs)
-    turned = [-x if name in op.linear_in else x for name, x in zip(op.inputs, inputs, strict=True)]
+    turned = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
+    for i, *where in op.linear:
+        calls.part(turned[i], *where).neg_()
     again = getattr(oracle, op.name)(*turned)
     pairs = zip(once, again, strict=True) if isinstance(once, tuple) else [(once, again)]
     assert op.linear_in and all(abs(a + b).max() < 1e-12 and abs(a).max() > 1e-3 for a, b in pairs)
@@ -207,7 +211,7 @@ def test_a_command_that_is_killed_leaves_no_worker_and_a_record_that_says_so(num
     assert document["interrupted"] and [r["status"] for r in document["records"]] == ["passed"]
     if number == signal.SIGTERM:
         assert command.returncode == 128 + number and "Traceback" not in said
-        assert "interrupted the above is what was measured by then" in shown
+        assert "interrupted these are the measurements until then" in shown
     else:
         assert command.returncode == -number
 

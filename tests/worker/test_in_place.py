@@ -11,7 +11,7 @@ import reports
 import torch
 
 from gdn_cli import timing
-from gdn_cli.catalog import registry
+from gdn_cli.catalog import ops, registry
 from gdn_cli.catalog.tiers import TIERS
 from gdn_cli.errors import UsageError
 from gdn_cli.machine import inventory
@@ -56,7 +56,9 @@ def test_an_op_says_which_output_may_be_which_input():
     assert {name: op.in_place for name, op in REGISTRY.ops.items() if op.in_place} == {
         "gdn_decode": {"new_state": "state"},
         "gdn_decode_bf16": {"new_state": "state"},
+        "gdn_decode_packed": {"new_pool": "pool"},
     }
+    assert [name for name, op in REGISTRY.ops.items() if op.in_place_only] == ["gdn_decode_packed"]
 
 
 @pytest.mark.parametrize(
@@ -69,13 +71,13 @@ def test_a_pair_that_cannot_be_one_is_refused(pair, tmp_path):
     with pytest.raises(
         UsageError, match=r"\$\.in_place\.\w+: expected (output = 'input', both of one shape and dtype|text)"
     ):
-        registry.read_op(file)
+        ops.read_op(file)
 
 
 def test_who_cannot_is_refused_by_name_and_left_out_of_all(tmp_path):
     write_all(tmp_path)
     helpers.write_algo(tmp_path, "ready", DECODE, destination_passing=True, setup="main.py::run")
-    for name, says in (("returns", "cannot write where it is told"), ("ready", "keeps what its setup made")):
+    for name, says in (("returns", "cannot write into given buffers"), ("ready", "keeps data that its setup made")):
         with pytest.raises(UsageError, match=f"--in-place: gdn_decode/{name} .*{says}"):
             eligibility.overwriting(REGISTRY, entries(tmp_path, "good", name), named=True)
     found = eligibility.overwriting(REGISTRY, entries(tmp_path, "good", "returns"), named=False)
@@ -86,7 +88,7 @@ def test_an_op_without_an_in_place_output_is_refused():
     some = [planning.Entry(REGISTRY.find("gdn_prefill/pt-reference"), inventory.Place("cpu"))]
     with pytest.raises(UsageError, match="--in-place: gdn_prefill declares no output that may be an input") as e:
         eligibility.overwriting(REGISTRY, some, named=False)
-    assert e.value.hint == "gdn_decode, gdn_decode_bf16 do"
+    assert e.value.hint == "gdn_decode, gdn_decode_bf16, gdn_decode_packed do"
 
 
 # --- calls and times ----------------------------------------------------------------------------------------------
@@ -189,7 +191,7 @@ def test_in_turns_the_state_has_the_values_that_are_due():
 @pytest.mark.parametrize("tier", [name for name, tier in TIERS.items() if not tier.restores])
 def test_a_tier_that_cannot_put_the_state_back_says_so(tier):
     state = torch.zeros(8)
-    with pytest.raises(TierUnavailable, match="cannot put back what a call overwrites in place .*; cupti, events can"):
+    with pytest.raises(TierUnavailable, match="cannot restore inputs that a call overwrites.*; cupti, events can"):
         timing.measure(tier, Subject.of(step([]), [state], [state]), Plan())
     assert set(TIERS) - {"graph", "nvbench", "fib"} == {n for n, t in TIERS.items() if t.restores}
 
@@ -213,10 +215,10 @@ class Steps:
         outputs[1].copy_(2 * inputs[1])
 
 
-TOY = registry.Op(
+TOY = ops.Op(
     name="toy", definition="toy", op_type="toy", summary="toy", axes={"n": None},
-    inputs={"x": registry.TensorSpec("float32", ("n",)), "s": registry.TensorSpec("float32", ("n",))},
-    outputs={"y": registry.TensorSpec("float32", ("n",)), "t": registry.TensorSpec("float32", ("n",))},
+    inputs={"x": ops.TensorSpec("float32", ("n",)), "s": ops.TensorSpec("float32", ("n",))},
+    outputs={"y": ops.TensorSpec("float32", ("n",)), "t": ops.TensorSpec("float32", ("n",))},
     tolerance={"y": 1e-6, "t": 1e-6}, reference="none", linear_in=("x", "s"), label="n={n}", in_place={"t": "s"},
 )  # fmt: skip
 

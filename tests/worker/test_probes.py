@@ -16,6 +16,7 @@ import torch
 from msgspec import structs
 
 from gdn_cli.catalog import pack, registry
+from gdn_cli.catalog.ops import Heads
 from gdn_cli.catalog.workloads import embedded, select
 from gdn_cli.machine import inventory
 from gdn_cli.run import jobs
@@ -30,6 +31,7 @@ DECODE = REGISTRY.ops["gdn_decode"]
 SMALL = {
     "gdn_decode": ["batch_size=1", "batch_size=3"],
     "gdn_decode_bf16": ["batch_size=1", "batch_size=3"],
+    "gdn_decode_packed": ["batch_size=1", "batch_size=3"],
     "gdn_prefill": ["total_seq_len=16,num_seqs=1", "seq_lens=3+5"],
     "attention_fwd": ["seq_len=1", "seq_len=67"],
     "attention_fwd_causal": ["seq_len=67"],
@@ -38,6 +40,7 @@ SMALL = {
 LARGER = {
     "gdn_decode": ["batch_size=64"],
     "gdn_decode_bf16": ["batch_size=64"],
+    "gdn_decode_packed": ["batch_size=64"],
     "gdn_prefill": ["seq_lens=1+64+65", "seq_lens=2x300"],
     "attention_fwd": ["seq_len=512", "batch_size=2,seq_len=67"],
     "attention_fwd_causal": ["seq_len=512", "batch_size=2,seq_len=67"],
@@ -55,12 +58,15 @@ class Work:
         self.expected = check.oracle(build.reference(pack.definition(op, REGISTRY)), self.inputs)
 
     def check(self, kernel) -> check.Check:
-        return check.check(helpers.local(kernel), self.op, self.axes, self.inputs, self.expected)
+        in_place = helpers.in_place(self.op) if kernel.destination_passing else {}
+        return check.check(helpers.local(kernel), self.op, self.axes, self.inputs, self.expected, in_place=in_place)
 
     def probe(self, kernel, names=None, op=None) -> dict[str, str | None]:
         """The probes' findings; the inputs must come back bit for bit."""
         before = [x.clone() if isinstance(x, torch.Tensor) else x for x in self.inputs]
-        found = probes.run(helpers.local(kernel), op or self.op, self.axes, self.inputs, self.expected, names)
+        op = op or self.op
+        in_place = helpers.in_place(op) if kernel.destination_passing else {}
+        found = probes.run(helpers.local(kernel), op, self.axes, self.inputs, self.expected, names, in_place)
         for x, was in zip(self.inputs, before, strict=True):
             assert check.same_bits(x, was) if isinstance(x, torch.Tensor) else x == was
         return found
@@ -219,6 +225,8 @@ def interpreted(name: str) -> dict[str, str | None]:
 
 def few_heads(op):
     """The op with one head: the interpreter takes a second for all eight."""
+    if op.heads:
+        return REGISTRY.ops.at(op.family, Heads(1, 1))
     return structs.replace(op, axes=op.axes | {n: 1 for n in op.axes if n.startswith("num_") and "heads" in n})
 
 
@@ -422,8 +430,8 @@ def test_guards_are_around_each_output_and_name_what_is_overwritten(dtype, shape
     for where, says in (
         (begin - 1, "1 bytes written, 1 before its first"),
         (0, f"1 bytes written, {begin} before its first"),
-        (end, "1 bytes written, 1 behind its last"),
-        (len(block) - 1, f"1 bytes written, {len(block) - end} behind its last"),
+        (end, "1 bytes written, 1 after its last"),
+        (len(block) - 1, f"1 bytes written, {len(block) - end} after its last"),
     ):
         was, block[where] = int(block[where]), 0
         assert guards.broken() == [says, None]
@@ -457,7 +465,7 @@ def clock(monkeypatch, repeat, fresh=lambda n: 0.01):
 def test_repeats_are_accused_on_plain_evidence_alone(repeat, caught, monkeypatch, right, decode):
     clock(monkeypatch, repeat)
     found = decode.probe(Fake(right), ["content-cache"])["content-cache"]
-    assert (found is not None and "of the time that fresh ones take" in found) is caught
+    assert (found is not None and "of the time of fresh ones" in found) is caught
 
 
 def test_fresh_values_fall_on_even_and_on_odd_calls(monkeypatch, right, decode):
@@ -576,7 +584,7 @@ def test_without_a_trace_the_clock_decides(stand_in, right, monkeypatch):
     monkeypatch.setattr(caching, "_trace", no_trace)
     monkeypatch.setattr(caching, "_faster_when_repeated", lambda case: 0.25)
     found = caching._skipped_repeats(stand_in(lambda late, *args: right(*args), True))
-    assert found.startswith("values that it has just seen take 25% of the time that fresh ones take")
+    assert found.startswith("values that it has just seen take 25% of the time of fresh ones")
 
 
 def test_a_gpu_that_is_lost_is_named_once(decode, right, monkeypatch):

@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from gdn_cli import errors
-from gdn_cli.catalog import pack, registry
+from gdn_cli.catalog import ops, pack, registry
 from gdn_cli.catalog.workloads import embedded, select
 from gdn_cli.machine import inventory
 from gdn_cli.parsing import to_json
@@ -86,7 +86,7 @@ def fates(tmp_path_factory, gdn, write_algo):
 
 def test_an_algo_that_fails_makes_the_exit_code_1(fates):
     assert fates.done.code == errors.FAILED
-    assert fates.done.err == ""
+    assert fates.done.complaints == ""
 
 
 def test_stdout_is_one_json_document_whatever_a_kernel_prints(fates):
@@ -268,7 +268,7 @@ def test_a_malformed_request_gets_a_reply_that_says_so(text, reason, gdn):
 
 def test_an_op_travels_as_json_and_arrives_as_it_was():
     for op in REGISTRY.ops.values():
-        assert msgspec.convert(to_json(op), registry.Op) == op
+        assert msgspec.convert(to_json(op), ops.Op) == op
 
 
 @pytest.mark.parametrize(

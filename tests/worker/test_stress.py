@@ -9,7 +9,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from gdn_cli.catalog import registry, stress, workloads
+from gdn_cli.catalog import ops, registry, stress, workloads
 from gdn_cli.errors import UsageError
 from gdn_cli.parsing import to_json
 from gdn_cli.schema.record_types import Check
@@ -147,7 +147,7 @@ def test_a_table_that_is_wrong_is_one_clear_line(op, table, says, tmp_path):
     text = (registry.paths.CONFIGS_DIR / file.name).read_text(encoding="utf-8")
     file.write_text(f"{text}\n[stress.x]\n{table}\n", encoding="utf-8")
     with pytest.raises(UsageError) as e:
-        registry.read_op(file)
+        ops.read_op(file)
     assert str(e.value).startswith(f"{file}: {says}") and "\n" not in e.value.message
 
 

@@ -1,1 +1,1 @@
-"""What there is: ops, algos, workloads, presets, timing tiers, and how an algo is packed."""
+"""The catalog: ops, algos, workloads, presets, timing tiers, and how an algo is packed."""

@@ -1,16 +1,16 @@
-"""The batch-invariant build of an algo: the bits of a sequence's results do not depend on its neighbours, on how many
-they are, nor on its place among them.
+"""The batch-invariant build of an algo: the bits of a sequence's results do not depend on its neighbours, on their
+number, or on its place among them.
 
-A tuned kernel takes other constants at other sizes, and sums in another order with some of them: a sequence alone then
+A tuned kernel uses other constants at other sizes, and some of them change the order of its sums: a sequence alone then
 rounds differently than in a batch. Serving engines and trainers compare such bits (Thinking Machines, "Defeating
-Nondeterminism in LLM Inference", 2025). algo.toml says what an algo has to offer:
+Nondeterminism in LLM Inference", 2025). algo.toml says how an algo can be batch-invariant:
 
-    batch_invariant = true                          it is so as it is
-    [tune.invariant] constants = { lanes = 16 }     in each row of its table these constants, which decide the order
-    [tune.invariant] where = "keys == 128"          rows that do not meet it give way to the next of their length
+    batch_invariant = true                          it always is
+    [tune.invariant] constants = { lanes = 16 }     these constants, which decide the order, in every row of its table
+    [tune.invariant] where = "keys == 128"          rows that do not meet it are replaced by the next of their length
 
-The table so made stands in place of the tuned one. In a C++ header `#define GDN_BATCH_INVARIANT` says so to a kernel
-that decides more by size than its table does. tests/kernels/test_batch_invariance.py holds every claim.
+That table replaces the tuned one. In a C++ header `#define GDN_BATCH_INVARIANT` tells a kernel that decides more by
+size than its table does. tests/kernels/test_batch_invariance.py checks every claim.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ from dataclasses import replace
 from ..errors import UsageError
 from . import tuned_table
 from .expression import condition
-from .registry import Algo, Op
+from .ops import Op
+from .registry import Algo
 from .tuned_table import ENDLESS, Row
 
 HOW = "batch_invariant or [tune.invariant] in its algo.toml says how"
-MARK = "@invariant"  # behind the name of such a build, in records and tables
+MARK = "@invariant"  # appended to the name of the build, in records and tables
 
 
 def offered(algo: Algo) -> bool:
-    """Whether algo.toml says how the algo is batch-invariant. A packed solution says nothing of it."""
+    """Whether algo.toml says how the algo is batch-invariant. A packed solution does not say."""
     return algo.solution is None and (algo.batch_invariant or bool(algo.tune and algo.tune.invariant))
 
 
 def why_not(algo: Algo) -> str | None:
-    """What is to be said of an algo that offers it not."""
+    """The reason why an algo has no batch-invariant build; None if it has one."""
     return None if offered(algo) else f"--batch-invariant: {algo.full_name} does not say that it can be"
 
 
 def variant(algo: Algo, op: Op) -> Algo:
-    """The batch-invariant build: the algo itself where it is always so. Its folder is not touched.
+    """The batch-invariant build: the algo itself if it always is. Its folder is not changed.
 
-    UsageError for an algo that has none to offer, or no table to make one of.
+    UsageError for an algo that does not offer one, or has no table to make one from.
     """
     if not offered(algo):
         raise UsageError(why_not(algo), hint=HOW)
@@ -52,7 +53,7 @@ def variant(algo: Algo, op: Op) -> Algo:
 
 
 def rows(algo: Algo) -> list[Row]:
-    """The rows of the table, of each GPU that the algo was tuned on."""
+    """The rows of the table, for each GPU that the algo was tuned on."""
     tune, wanted = algo.tune, algo.tune.invariant
     path = algo.folder / "algo.toml"
     tuned = [
@@ -62,8 +63,8 @@ def rows(algo: Algo) -> list[Row]:
     if not tuned and set(wanted.constants) == set(tune.constants):
         tuned = [Row("any", 0, ENDLESS, dict(wanted.constants), ENDLESS if tune.length else None)]
     if not tuned or any(set(row.constants) != set(tune.constants) for row in tuned):
-        hint = "`gdn tune` measures it"
-        raise UsageError(f"{algo.full_name} has no table of constants to make a batch-invariant one of", hint=hint)
+        hint = "`gdn tune` makes one"
+        raise UsageError(f"{algo.full_name} has no table of constants to make a batch-invariant one from", hint=hint)
     holds = condition(wanted.where, tune.constants) if wanted.where else lambda _: True
     found: list[Row] = []
     for _, group in itertools.groupby(tuned, lambda row: (row.gpu, row.sms, row.length_up_to)):
@@ -84,7 +85,7 @@ def rows(algo: Algo) -> list[Row]:
 
 
 def _merged(rows: list[Row]) -> list[Row]:
-    """Of neighbours that differ in nothing but the size, or but the length, the last."""
+    """Rows without those whose next neighbour differs only in the size, or only in the length."""
     for ends in ("up_to", "length_up_to"):
         kept: list[Row] = []
         for row in rows:

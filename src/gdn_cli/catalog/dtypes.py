@@ -1,4 +1,5 @@
-"""Dtype names of definitions: those that the ops and their oracle use; their sizes, and torch's dtypes of that name."""
+"""Dtype names of definitions, as the ops and their oracle use them; their sizes, and the torch dtypes of these
+names."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8,
 
 @cache
 def torch_dtype(name: str) -> torch.dtype:
-    """torch's dtype; imported when somebody asks, because what lists and finds does without torch. KeyError for a name
+    """torch's dtype; torch is imported on first use, because listing and finding work without it. KeyError for a name
     that no op uses."""
     import torch
 

@@ -1,4 +1,4 @@
-"""A condition on whole numbers, written as a Python expression: `rows * lanes <= 128`."""
+"""Python expressions over whole numbers: a condition, `rows * lanes <= 128`, or a value, `2 * batch_size + 1`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,37 @@ _ALLOWED = (
 
 
 def condition(text: str, names: Collection[str]) -> Callable[[Mapping[str, int]], bool]:
-    """The condition as a function of the values of `names`.
+    """The condition as a function of the values of `names`; the same as `formula`, with a truth for a value."""
+    value = formula(text, names)
+    return lambda values: bool(value(values))
 
-    It may hold these names, numbers, `+ - * / // %`, comparisons, `and`, `or`, `not` and brackets. Raises ValueError,
-    with what is wrong, for anything else; the function raises ZeroDivisionError where it divides by zero.
+
+def formula(text: str, names: Collection[str]) -> Callable[[Mapping[str, int]], float]:
+    """The value as a function of the values of `names`.
+
+    It may contain these names, numbers, `+ - * / // %`, comparisons, `and`, `or`, `not` and brackets. Raises ValueError
+    for anything else, with the reason; the function raises ZeroDivisionError if it divides by zero.
     """
     try:
         tree = ast.parse(text.strip(), mode="eval")
         for node in ast.walk(tree.body):
             if isinstance(node, ast.Name) and node.id not in names:
-                raise ValueError(f"'{node.id}' is none of {', '.join(names)}")
+                raise ValueError(f"'{node.id}' is not one of {', '.join(names)}")
             number = not isinstance(node, ast.Constant) or type(node.value) in (int, float)
             if not isinstance(node, _ALLOWED) or not number:
-                raise ValueError("it holds more than names, numbers, `+ - * / // %`, comparisons, and, or, not")
-        code = compile(tree, "condition", "eval")
+                raise ValueError("it has more than names, numbers, `+ - * / // %`, comparisons, and, or, not")
+        code = compile(tree, "formula", "eval")
     except (SyntaxError, RecursionError, MemoryError):
         raise ValueError("it is not valid Python") from None
-    return lambda values: bool(eval(code, {"__builtins__": {}}, dict(values)))
+    return lambda values: eval(code, {"__builtins__": {}}, dict(values))
+
+
+def size(text: str, values: Mapping[str, int]) -> int:
+    """The value of `text`, which must be a positive whole number: otherwise raises ValueError, with the reason."""
+    try:
+        found = formula(text, values)(values)
+    except ZeroDivisionError:
+        raise ValueError("it divides by zero") from None
+    if type(found) is not int or found < 1:
+        raise ValueError(f"it is {found}, not a positive whole number")
+    return found

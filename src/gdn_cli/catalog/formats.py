@@ -1,7 +1,7 @@
 """The JSON of flashinfer-bench, a Definition and a Solution, as far as gdn reads and writes it.
 
-Both stay tables on their whole way: they come from files, go to flashinfer-bench's own models as they are, and a
-Solution is anyone's. `decode` in parsing.py holds a file to these types; keys that are not named here are dropped.
+Both remain tables all the way: they come from files, go to flashinfer-bench's own models unchanged, and a Solution may
+be written by anyone. `decode` in parsing.py checks a file against these types; keys not named here are dropped.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Solution(_Solution, total=False):
 
 class Axis(TypedDict, total=False):
     type: str
-    value: Positive | None  # None, or none at all: variable
+    value: Positive | None  # None or left out: variable
 
 
 class Tensor(TypedDict):
@@ -59,7 +59,7 @@ class Tensor(TypedDict):
 
 
 class Calls(TypedDict):
-    """A definition's calls: all that gdn reads of another's file."""
+    """A definition's calls: all that gdn reads of a definition written by others."""
 
     axes: dict[str, Axis]
     inputs: dict[str, Tensor]
@@ -76,7 +76,7 @@ class Input(TypedDict, total=False):
 
 
 class Definition(Calls):
-    """One that gdn writes."""
+    """A definition that gdn writes."""
 
     name: str
     description: str

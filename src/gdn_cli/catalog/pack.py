@@ -1,7 +1,7 @@
 """Algo -> flashinfer-bench Solution -> solution.json, and back. Imports neither torch nor flashinfer-bench.
 
-A solution is one flat folder of sources. What flashinfer-bench would drop without a word (subfolders, other suffixes)
-or choke on later (empty files, absolute imports of a sibling) is refused here, by the name of the file.
+A solution is one flat folder of sources. Files that flashinfer-bench would silently drop (subfolders, other suffixes)
+or fail on later (empty files, absolute imports of a sibling) are refused here, by name.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from ..errors import UsageError, one_line
 from ..parsing import decode, read_json, read_text, wrong
+from . import file_kinds
 from .formats import Definition, Solution, Tensor
-from .registry import Algo, Op, Registry, TensorSpec, is_source
+from .ops import Op, TensorSpec
+from .registry import Algo, Registry, is_source
 
 SUFFIXES = (".py", ".cu", ".cuh", ".cpp", ".cxx", ".cc", ".c", ".h", ".hpp")
-STAY_BEHIND = ("algo.toml", "README.md", "tuning.json")  # of the folder, not of the solution
+STAY_BEHIND = ("algo.toml", "README.md", "tuning.json")  # files of the folder that are not packed
 AUTHOR = "gdn"
 
 
 def pack(algo: Algo, op: Op, *, name: str | None = None, author: str = AUTHOR) -> Solution:
     """The algo as a flashinfer-bench Solution with every field of its spec set.
 
-    Solution names are unique in a dataset, short algo names are not (`fi-baseline` is in two ops): hence `<op>-<algo>`.
+    Solution names must be unique in a data set, and short algo names are not (`fi-baseline` is in two ops): hence
+    `<op>-<algo>`.
     """
     if algo.solution is not None:
         return algo.solution
@@ -45,14 +48,16 @@ def pack(algo: Algo, op: Op, *, name: str | None = None, author: str = AUTHOR) -
 
 
 def sources(algo: Algo) -> list[Path]:
-    """The files that travel, of the algo's folder and those it shares; a UsageError names the first that could not."""
+    """The files to pack, from the algo's folder and those it shares; a UsageError names the first that cannot be
+    packed."""
     files = []
     for path in sorted(algo.folder.iterdir()):
         if path.name in STAY_BEHIND or path.name == "__pycache__" or path.name.startswith("."):
             continue
         if path.is_dir():
             raise UsageError(
-                f"{path}: flashinfer-bench drops subfolders", hint="move its files beside algo.toml, or out of the algo"
+                f"{path}: flashinfer-bench drops subfolders",
+                hint="move its files next to algo.toml, or out of the algo",
             )
         if path.suffix not in SUFFIXES:
             raise UsageError(
@@ -61,7 +66,8 @@ def sources(algo: Algo) -> list[Path]:
             )
         if not is_source(path, algo.folder):
             raise UsageError(
-                f"{path}: not a plain file of the algo's own folder", hint="a link may lead no further: copy the file"
+                f"{path}: not a plain file of the algo's own folder",
+                hint="links must stay inside the folder: copy the file",
             )
         files.append(path)
     files = sorted([*files, *algo.shares], key=lambda path: path.name)
@@ -124,18 +130,20 @@ def definition(op: Op, registry: Registry) -> Definition:
 
 
 def source_hash(solution: Solution) -> str:
-    """12 hex digits over what decides the build: language, entry point, calling style, binding and every source."""
+    """12 hex digits over all that decides the build: language, entry point, calling style, binding and every source."""
     spec = solution["spec"]
     parts = [spec["language"], spec["entry_point"], str(spec["destination_passing_style"]), str(spec.get("binding"))]
     parts += [text for s in solution["sources"] for text in (s["path"], s["content"])]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
-# --- a packed file, anyone's ------------------------------------------------------------------------------------
+# --- reading a packed file, which may be written by anyone --------------------------------------------------------
 
 
 def read_solution(path: Path, registry: Registry) -> Algo:
     """Read a packed solution.json as an algo. Nothing is written; a UsageError says what is wrong with the file."""
+    if path.is_file() and (found := file_kinds.kind(path)) and found[0] != "a packed solution":
+        raise UsageError(f"{path}: a packed solution was expected, and this is {found[0]}", hint=found[1])
     solution = decode(read_json(path), Solution, path)
     name, spec, files = solution["name"], solution["spec"], [source["path"] for source in solution["sources"]]
     if not name.isprintable() or len(name) > 200:
@@ -148,16 +156,17 @@ def read_solution(path: Path, registry: Registry) -> Algo:
     for file in files:
         parts = PurePosixPath(file).parts + PureWindowsPath(file).parts
         if not file.isprintable() or not PurePosixPath(file).name or len(file) > 200:
-            raise UsageError(f"{path}: source {file!r:.60} is no name for a file")
+            raise UsageError(f"{path}: source {file!r:.60} is not a valid file name")
         if ".." in parts or PurePosixPath(file).is_absolute() or PureWindowsPath(file).anchor:
             raise UsageError(f"{path}: source '{file}' would be written outside its folder; refused")
-    ops = {op.definition: op.name for op in registry.ops.values()}
-    if solution["definition"] not in ops:
+    if not (op := registry.ops.of_definition(solution["definition"])):
         wanted = f"definition '{solution['definition']}' is not one of gdn's ops"
-        raise UsageError(f"{path}: {wanted}", hint=f"gdn knows {', '.join(ops)}")
+        raise UsageError(
+            f"{path}: {wanted}", hint=f"gdn knows {', '.join(o.definition for o in registry.ops.values())}"
+        )
     spec.setdefault("destination_passing_style", True)  # flashinfer-bench's default
     return Algo(
-        op=ops[solution["definition"]],
+        op=op.name,
         name=name,
         summary=solution.get("description") or f"packed by {solution['author']}",
         language=spec["language"],

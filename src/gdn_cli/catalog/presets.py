@@ -38,17 +38,17 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
         if self.seconds is None and len(given) < 3:
             raise Wrong((next(name for name in counts if name not in given),), "a whole number")
         if self.seconds is not None and given:
-            raise Wrong((given[0],), "no value beside seconds", counts[given[0]])
+            raise Wrong((given[0],), "no value together with seconds", counts[given[0]])
 
 
 class Preset(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One table of configs/presets.toml."""
 
-    name: str = ""  # the table's
+    name: str = ""  # the table's name
     summary: Text
-    settings: Json  # a Sampling's keys; those of an op that differs are a table of its name
+    settings: Json  # keys of Sampling; an op that differs has a table of its name
     workloads: dict[str, Entries]
-    scored: bool = False  # whether a contest makes its score from these workloads
+    scored: bool = False  # whether a contest's score is made from these workloads
 
     def __post_init__(self) -> None:
         for op, entries in self.workloads.items():
@@ -61,7 +61,7 @@ class Preset(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                         raise Wrong(steps, 'only lengths such as "4x2048" or "1024+7168"', entry)
 
     def settings_for(self, op_name: str | None) -> dict[str, float]:
-        """{"seconds"} or {"warmup", "iterations", "trials"}; of None those of an op without a table of its own."""
+        """{"seconds"} or {"warmup", "iterations", "trials"}; for None the settings of an op without its own table."""
         common = {key: value for key, value in self.settings.items() if not isinstance(value, dict)}
         own = self.settings.get(op_name)
         return own if isinstance(own, dict) else common
@@ -69,6 +69,11 @@ class Preset(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 def presets_file() -> Path:
     return paths.CONFIGS_DIR / "presets.toml"
+
+
+def names() -> list[str]:
+    """All presets, in the order of their file."""
+    return list(read_toml(presets_file()))
 
 
 def load_preset(name: str) -> Preset:
@@ -85,7 +90,7 @@ def load_preset(name: str) -> Preset:
 
 
 def parse_seq_lens(text: str) -> tuple[int, ...] | None:
-    """ "4x2048" -> four sequences of 2048, "1024+7168" -> two, and both mixed; None where it is neither."""
+    """ "4x2048" -> four sequences of 2048, "1024+7168" -> two, and combinations; None if the text is neither."""
     lens: list[int] = []
     for part in text.split("+"):
         m = re.fullmatch(r"\s*(?:([1-9]\d{0,5})\s*x\s*)?([1-9]\d{0,8})\s*", part)

@@ -1,11 +1,10 @@
-"""algo.toml -> Algo, configs/*.toml -> Op: what there is, found by name. Imports no torch: `gdn list` is instant."""
+"""algo.toml -> Algo, and all ops and algos found by name. Does not import torch, so that `gdn list` is instant."""
 
 from __future__ import annotations
 
 import os
 import re
-import string
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,86 +12,18 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from .. import files, paths, units
+from .. import files, paths
 from ..errors import UsageError, one_line, unknown
-from ..parsing import Positive, Text, Wrong, decode, read_toml, wrong
+from ..parsing import Text, Wrong, decode, read_toml, wrong
 from .formats import Language, Solution
-from .stress import Family, fault
+from .ops import Heads, Op, Ops
 from .tune_section import Tune
 
-# Where an algo can run: `interpreter` is Triton's, on a CPU, good for checks and never timed.
+# Where an algo can run. `interpreter` is Triton's, on a CPU: for checks, never timed.
 MODES = ("cuda", "cpu", "interpreter")
 Mode = Literal["cuda", "cpu", "interpreter"]
 DEFAULT_OP = "gdn_decode"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
-
-
-class TensorSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """One input or output: a FlashInfer-Trace dtype name and axis names (None for a scalar)."""
-
-    dtype: Text
-    shape: tuple[str, ...] | None = None
-    note: str = ""  # what its values must be, for whoever calls an algo
-
-
-class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """configs/<op>.toml: the FlashInfer-Trace definition that an op stands for, how its results are judged and shown.
-
-    Raises parsing.Wrong where its parts do not fit each other.
-    """
-
-    definition: Text
-    op_type: Text
-    summary: Text
-    axes: dict[str, Annotated[Positive | Literal["var"], Meta(description="a positive whole number or 'var'")]]
-    inputs: dict[str, TensorSpec]
-    outputs: dict[str, TensorSpec]
-    constraints: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
-    # output -> greatest relative Frobenius error against float64
-    tolerance: dict[str, Annotated[float, Meta(gt=0)]]
-    reference: Text  # the algo whose source is the definition's reference
-    baseline: Text | None = None  # the algo that the contest ranks against
-    linear_in: tuple[str, ...]  # inputs whose joint negation negates every output
-    label: Text  # how a workload is called in a table: "B={batch_size}"
-    in_place: dict[str, Text] = {}  # output -> the input that it may overwrite
-    stress: dict[str, Family] = {}  # name -> inputs that are hard: `gdn run --stress`
-
-    def __post_init__(self) -> None:
-        for kind, specs in (("inputs", self.inputs), ("outputs", self.outputs)):
-            for name, spec in specs.items():
-                for axis in spec.shape or ():
-                    if axis not in self.axes:
-                        raise Wrong((kind, name, "shape"), f"axes of [axes]: {', '.join(self.axes)}", axis)
-        if set(self.tolerance) != set(self.outputs):
-            raise Wrong(("tolerance",), f"a positive number for each of {', '.join(self.outputs)}", self.tolerance)
-        for name in self.linear_in:
-            if name not in self.inputs:
-                raise Wrong(("linear_in",), f"inputs: {', '.join(self.inputs)}", name)
-        for output, source in self.in_place.items():
-            pair = self.outputs.get(output), self.inputs.get(source)
-            if None in pair or (pair[0].dtype, pair[0].shape) != (pair[1].dtype, pair[1].shape):
-                raise Wrong(("in_place", output), "output = 'input', both of one shape and dtype", source)
-        variable = [name for name, value in self.axes.items() if value in ("var", None)]
-        for name, family in self.stress.items():
-            if found := fault(family, variable):
-                raise Wrong(("stress", name, found.steps[0]), found.expected, found.got)
-
-
-class Op(OpFile, frozen=True, kw_only=True):
-    """An operation."""
-
-    name: str
-    axes: dict[str, int | None]  # None: variable
-
-    @property
-    def var_axes(self) -> tuple[str, ...]:
-        return tuple(name for name, value in self.axes.items() if value is None)
-
-    def shape(self, spec: TensorSpec, axes: Mapping[str, int]) -> tuple[int, ...]:
-        """The shape of an input or output at a workload's axes."""
-        known = {name: value for name, value in self.axes.items() if value is not None} | dict(axes)
-        return tuple(known[axis] for axis in spec.shape or ())
 
 
 _ENTRY = Meta(
@@ -106,7 +37,7 @@ _CAPABILITY = Meta(pattern=r"^[0-9]+\.[0-9](?!\n)$", description="a compute capa
 
 
 class AlgoFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """algo.toml: what an algo says of itself. Raises parsing.Wrong where its parts do not fit each other."""
+    """algo.toml: an algo's description. Raises parsing.Wrong if its parts are inconsistent."""
 
     summary: Text
     language: Language
@@ -119,9 +50,10 @@ class AlgoFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     provenance: dict[str, str]
     tune: Tune | None = None
     shares: tuple[str, ...] = ()  # files of other algos that are packed with its own: <op>/<algo>/<file>
-    capability: Annotated[str, _CAPABILITY] | None = None  # the least CUDA compute capability
+    capability: Annotated[str, _CAPABILITY] | None = None  # the lowest CUDA compute capability
     specific: bool = False  # built for its GPU's own features (sm_90a), not for what later GPUs have too (sm_90)
     after: Text | None = None  # the rung below it
+    heads: tuple[str, ...] = ()  # the only numbers of heads that it supports, "4/8"; empty: any
     batch_invariant: bool = False  # a sequence's bits do not depend on its neighbours, whatever the sizes
     setup: Annotated[str, _SETUP] | None = (
         None  # work that is done once for the inputs, and not timed: runner/prepared.py
@@ -144,7 +76,7 @@ class Algo(AlgoFile, frozen=True, kw_only=True):
     folder: Path | None = None
     provenance: dict[str, str] = {}
     shares: tuple[Path, ...] = ()
-    solution: Solution | None = None  # a packed file's content, as it was read
+    solution: Solution | None = None  # a packed file's content, unchanged
 
     @property
     def full_name(self) -> str:
@@ -153,7 +85,7 @@ class Algo(AlgoFile, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Broken:
-    """An algo.toml that could not be read: which algo it would be, and the one line that says why."""
+    """An algo.toml that could not be read: the algo's name, and the one line that says why."""
 
     op: str
     name: str
@@ -182,7 +114,7 @@ def read_algo(path: Path, op: str) -> Algo:
 
 
 def is_source(path: Path, folder: Path) -> bool:
-    """A plain file of `folder`, or a link to one in it: an algo carries away nothing of what lies elsewhere."""
+    """Whether it is a plain file of `folder`, or a link to one in it: files from elsewhere are not packed."""
     return path.is_file() and files.inside(path, folder)
 
 
@@ -190,7 +122,7 @@ _TUNED = {"cpp": ".h", "cuda": ".h", "python": ".py", "triton": ".py"}  # langua
 
 
 def _shares(algo: AlgoFile, path: Path) -> tuple[Path, ...]:
-    """The files that `shares` names, as `<op>/<algo>/<file>`: of this folder of algos, else of gdn's own."""
+    """The files that `shares` names, as `<op>/<algo>/<file>`: from this folder of algos, else from gdn's own."""
     found = []
     for name in algo.shares:
         parts = Path(name).parts
@@ -205,30 +137,6 @@ def _shares(algo: AlgoFile, path: Path) -> tuple[Path, ...]:
     return tuple(found)
 
 
-def read_op(path: Path) -> Op:
-    """Read `configs/<op>.toml`; a UsageError names the file, the key and what was expected."""
-    op = decode(read_toml(path), OpFile, path)
-    axes = {name: None if value == "var" else value for name, value in op.axes.items()}
-    return Op(**msgspec.structs.asdict(op) | {"name": path.stem, "axes": axes})
-
-
-def label_axes(op: Op | None, axes: dict[str, int]) -> list[str]:
-    """The axes that a label of this op shows, in its order."""
-    if op is None:
-        return list(axes)
-    named = [name for _, name, _, _ in string.Formatter().parse(op.label) if name]
-    return named if all(name in axes for name in named) else list(axes)
-
-
-def label_of(op: Op | None, axes: dict[str, int]) -> tuple[str, tuple[float, ...]]:
-    """A workload's label, and what sorts it by size."""
-    shown = label_axes(op, axes)
-    order = tuple(float(axes[name]) if units.is_positive(axes[name]) else 0.0 for name in shown)
-    if op is not None and all(f"{{{name}}}" in op.label for name in shown):
-        return op.label.format(**axes), order
-    return " ".join(f"{name}={axes[name]}" for name in shown) or "one size", order
-
-
 # --- finding ----------------------------------------------------------------------------------------------------
 
 
@@ -236,36 +144,64 @@ def label_of(op: Op | None, axes: dict[str, int]) -> tuple[str, tuple[float, ...
 class Registry:
     """All ops and algos of this installation and of the user's own folders."""
 
-    ops: dict[str, Op]
+    ops: Ops
     algos: tuple[Algo, ...]
     broken: tuple[Broken, ...]
+    heads: Heads | None = None  # the numbers of heads at which ops and algos are found; None: those of configs/
 
     def op(self, name: str) -> Op:
+        """Raises UsageError for an unknown name, and for an op at other heads than `self.heads`."""
         if name not in self.ops:
             raise unknown("op", name, self.ops)
-        return self.ops[name]
+        op = self.ops[name]
+        if not self.heads:
+            return op
+        at = self.ops.at(op.family, self.heads)
+        if name not in (op.family, at.name):
+            raise UsageError(f"--op {name} --heads {self.heads}: these are different heads", hint="leave one out")
+        return at
 
     def of(self, op: str) -> list[Algo]:
-        """The algos of an op, in ladder order: a rung after the one that it names, else by name."""
-        return [a for a in self.algos if a.op == op]
+        """The algos of an op, in ladder order: each rung after the one that its `after` names, otherwise by name. []
+        for an unknown op, because a document of records may name any."""
+        if op not in self.ops:
+            return []
+        found = self.op(op)
+        return [_moved(a, found) for a in self.algos if a.op == found.family and _takes(a, found)]
 
     def find(self, name: str, op: str | None = None) -> Algo:
-        """By full name, or by short name: the one in `op`; without it decode's, else the only op that has it."""
-        if given := name.rpartition("/")[0]:
-            self.op(given)
+        """By full name, or by short name: the one in `op`; without `op` decode's, else the only op that has it."""
+        given, _, short = name.rpartition("/")
+        wanted = self.op(given or op) if given or op else None
+        family = self.op(op).family if op else None
         there = {(a.op, a.name): a for a in (*self.algos, *self.broken)}
-        found = there[named(name, op, there, hint="`gdn list` shows all")]
+        full = f"{wanted.family}/{short}" if given and wanted else short
+        found = there[named(full, family, there, hint="`gdn list` shows all")]
         if isinstance(found, Broken):
             raise found.error
-        return found
+        target = wanted or self.op(found.op)
+        if not _takes(found, target):
+            hint = f"other algos of it do: gdn list --op {target.name}"
+            raise UsageError(f"{name} takes {' and '.join(found.heads)} heads, not those of {target.name}", hint=hint)
+        return _moved(found, target)
 
     def reference(self, op: Op) -> Algo:
-        """The shipped algo that an op is judged by: a folder of the user's may stand in for any other one."""
-        return read_algo(paths.ALGOS_DIR / op.name / op.reference / "algo.toml", op.name)
+        """The shipped algo that defines an op's results: a user's folder may replace any other algo, but not this
+        one."""
+        return _moved(read_algo(paths.ALGOS_DIR / op.family / op.reference / "algo.toml", op.family), op)
+
+
+def _takes(algo: Algo, op: Op) -> bool:
+    return not algo.heads or f"{op.axes.get('num_q_heads')}/{op.axes.get('num_v_heads')}" in algo.heads
+
+
+def _moved(algo: Algo, op: Op) -> Algo:
+    """The algo at the heads of this op of its family."""
+    return algo if algo.op == op.name else msgspec.structs.replace(algo, op=op.name)
 
 
 def named(name: str, op: str | None, known: Iterable[tuple[str, str]], hint: str) -> tuple[str, str]:
-    """Which (op, algo) of `known` a name means: `op/algo`, or a short name as `Registry.find` takes it."""
+    """Which (op, algo) of `known` a name means: `op/algo`, or a short name as in `Registry.find`."""
     given, _, short = name.rpartition("/")
     if given and op and given != op:
         raise UsageError(f"'{name}' is not an algo of {op}", hint="drop --op, or name one of its algos")
@@ -281,9 +217,9 @@ def named(name: str, op: str | None, known: Iterable[tuple[str, str]], hint: str
 
 
 def _ladder(algos: list[Algo], reference: str | None = None) -> list[Algo]:
-    """Climb each ladder from its lowest rung; the algos that belong to none (peers, baselines) come last, by name.
+    """Climb each ladder from its lowest rung; algos that are on no ladder (peers, baselines) come last, by name.
 
-    The reference is the lowest rung of all, even where nothing stands on it yet.
+    The reference is the lowest rung of all, even if nothing is above it yet.
     """
     names = {a.name for a in algos}
     above: dict[str | None, list[Algo]] = {}
@@ -297,7 +233,7 @@ def _ladder(algos: list[Algo], reference: str | None = None) -> list[Algo]:
             for next_rung in above.get(algo.name, []):
                 climb(next_rung)
 
-    # a ring (`after` pointing at each other) has no lowest rung: the last pass picks those up
+    # a cycle (`after` pointing at each other) has no lowest rung: the last pass adds those
     lowest = sorted(above.get(None, []), key=lambda a: (a.name != reference, a.name not in above, a.name))
     for algo in lowest + algos:
         climb(algo)
@@ -305,8 +241,8 @@ def _ladder(algos: list[Algo], reference: str | None = None) -> list[Algo]:
 
 
 def names(text: str | None) -> list[str]:
-    """What --algo names, with commas between; [] where it is not given. UsageError where it is, and names nothing:
-    that is a variable that was left empty, and not everything that there is."""
+    """The names in --algo, separated by commas; [] if it is not given. UsageError if it is given but empty: that is a
+    variable left empty by mistake, and does not mean all algos."""
     found = [name.strip() for name in (text or "").split(",") if name.strip()]
     if text is not None and not found:
         raise UsageError(f"--algo '{text}' names nothing", hint="name one, or leave it out")
@@ -314,7 +250,7 @@ def names(text: str | None) -> list[str]:
 
 
 def own_folders(option: str | None) -> list[Path]:
-    """The user's own algo folders: `--algos`, else `GDN_ALGOS` (several with the path separator between)."""
+    """The user's own algo folders: `--algos`, else `GDN_ALGOS` (separated like the entries of PATH)."""
     folders = [Path(p).expanduser() for p in (option or "").split(os.pathsep) if p]
     for folder in folders:
         if not folder.is_dir():
@@ -326,9 +262,14 @@ def own_folders(option: str | None) -> list[Path]:
     return folders
 
 
-def load(own: str | None = None) -> Registry:
-    """Read everything. The user's folders come first: an algo of theirs stands in for ours of the same name."""
-    ops = {p.stem: read_op(p) for p in sorted(paths.CONFIGS_DIR.glob("*.toml")) if "definition" in read_toml(p)}
+def load(own: str | None = None, heads: str | None = None) -> Registry:
+    """Read everything. The user's folders come first: their algos replace ours of the same name.
+
+    own    folders of algos (own_folders)
+    heads  the value of --heads, such as "16/32": all ops and algos are found at these numbers of heads
+    """
+    # decode first: most users want it
+    ops = Ops(paths.CONFIGS_DIR, lambda name: (name != DEFAULT_OP, not name.startswith("gdn"), name))
     algos: dict[tuple[str, str], Algo | Broken] = {}
     for root in [*own_folders(own), paths.ALGOS_DIR]:
         for path in sorted(root.glob("*/*/algo.toml")):
@@ -336,7 +277,7 @@ def load(own: str | None = None) -> Registry:
             if (op, name) in algos:
                 continue
             try:
-                if op not in ops:
+                if op not in list(ops):
                     raise UsageError(f"{path}: folder '{op}': expected an op, one of {', '.join(ops)}")
                 if not path.is_file():
                     raise UsageError(f"{path}: not a plain file")
@@ -347,13 +288,12 @@ def load(own: str | None = None) -> Registry:
                             raise wrong(path, ["tune", key], f"axes of {op} ({', '.join(ops[op].axes)})", axis)
             except UsageError as e:
                 algos[op, name] = Broken(op, name, e)
-            except Exception as e:  # whatever is wrong with one, the others go on
+            except Exception as e:  # an error in one does not stop the others
                 algos[op, name] = Broken(op, name, UsageError(f"{path}: cannot be read: {one_line(e)}"))
-    # decode first: it is what most people come for
-    order = sorted(ops, key=lambda name: (name != DEFAULT_OP, not name.startswith("gdn"), name))
     whole = [a for a in algos.values() if isinstance(a, Algo)]
     return Registry(
-        ops={name: ops[name] for name in order},
-        algos=tuple(a for name in order for a in _ladder([a for a in whole if a.op == name], ops[name].reference)),
+        ops=ops,
+        algos=tuple(a for name in ops for a in _ladder([a for a in whole if a.op == name], ops[name].reference)),
         broken=tuple(a for a in algos.values() if isinstance(a, Broken)),
+        heads=Heads.of(heads) if heads else None,
     )

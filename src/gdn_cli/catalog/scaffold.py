@@ -15,32 +15,34 @@ from .tuned_table import EVIDENCE
 
 
 def new(registry: Registry, name: str, source: Algo, into: Path | None) -> Path:
-    """Copy `source`, with the files that it shares, to `<into>/<op>/<name>`, mark whose successor it is, and return the
+    """Copy `source` and the files that it shares to `<into>/<op>/<name>`, set `after` to its name, and return the
     folder. Overwrites nothing.
 
-    What is shared is copied, too: a kernel is there to be changed, and twins share theirs.
+    Shared files are copied too: a kernel is meant to be changed, and twins share theirs.
     """
     if not NAME.fullmatch(name):
-        raise UsageError(f"'{name}' is no name for an algo", hint="use lower case letters, digits, '.', '_' and '-'")
+        raise UsageError(f"invalid algo name '{name}'", hint="use lower case letters, digits, '.', '_' and '-'")
     if into is None and not paths.IN_CHECKOUT:
-        raise UsageError("an installed gdn has no folder for new algos", hint="--into DIR names one of yours")
-    folder = (into or paths.ALGOS_DIR) / source.op / name
-    if folder.exists() or any(a.name == name and a.op == source.op for a in registry.algos):
-        raise UsageError(f"{source.op}/{name} exists already", hint="choose another name, or delete its folder first")
+        raise UsageError("an installed gdn has no folder for new algos", hint="--into DIR names your own")
+    op = registry.ops[source.op].family
+    folder = (into or paths.ALGOS_DIR) / op / name
+    if folder.exists() or any(a.name == name and a.op == op for a in registry.algos):
+        raise UsageError(f"{op}/{name} exists already", hint="choose another name, or delete its folder first")
     text = re.sub(r"(?m)^after *=.*\n", "", (source.folder / "algo.toml").read_text(encoding="utf-8"))
     text = re.sub(r"(?m)^shares *= *\[[^\]]*\].*\n", "", text)
-    # behind `summary`, so that it stays in the top table whatever tables follow
-    text = re.sub(r"(?m)^(summary *=.*\n)", rf'\g<1>after = "{source.name}"\n', text, count=1)
+    # after `summary`, so that it stays in the top table whatever tables follow
+    head = f'summary = "a copy of {source.name}: say here what it does differently"\nafter = "{source.name}"\n'
+    text = re.sub(r"(?m)^summary *=.*\n", head, text, count=1)
     temporary, hint = folder.with_name(f".{name}.{os.getpid()}"), "--into DIR names another algos folder"
     try:
         temporary.mkdir(parents=True)
-        for path in source.folder.iterdir():  # sources lie flat: see pack.py
+        for path in source.folder.iterdir():  # sources have no subfolders: see pack.py
             stays = path.name in STAY_BEHIND and path.name != EVIDENCE or path.name.startswith(".")
             if is_source(path, source.folder) and not stays:
                 shutil.copy(path, temporary)
         for path in source.shares:
             shutil.copy(path, temporary)
-        files.write(temporary / "algo.toml", text, hint=hint)  # last: without it the folder is no algo
+        files.write(temporary / "algo.toml", text, hint=hint)  # last: without it the folder is not an algo
         temporary.rename(folder)
     except OSError as e:
         raise files.failure(folder, e, hint) from None

@@ -1,8 +1,8 @@
-"""cu_seqlens: where packed sequences begin and end. Kernels take these as addresses: a wrong one reads foreign memory.
+"""cu_seqlens: where packed sequences begin and end. Kernels use these as addresses: a wrong one reads other memory.
 
-Whoever holds them where the host can read them without waiting asks here before a kernel runs: worker/dataset.py,
-wherever a workload's inputs come from, and operators/call_checks.py for tensors of the CPU. On a GPU a look would stop
-the caller until all work there is done, so the functions of `load` take none.
+Code that has them in host memory calls this before a kernel runs: worker/dataset.py, wherever a workload's inputs come
+from, and operators/call_checks.py for CPU tensors. On a GPU reading them would make the caller wait for all work there,
+so the functions made by `load` do not check them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def fault(ends: Any, total: int) -> str | None:
-    """What is wrong with cu_seqlens `ends`, which the host can read, of `total` tokens; None where nothing is."""
+    """What is wrong with cu_seqlens `ends` (in host memory) for `total` tokens; None if nothing is."""
     values = [int(x) for x in ends]
     should = f"must rise from 0 to total_seq_len={total}"
     if not values:

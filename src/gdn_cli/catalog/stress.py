@@ -1,4 +1,4 @@
-"""Inputs that are hard, as configs/<op>.toml declares them: [stress.NAME]. worker/synthetic.py draws them."""
+"""Hard inputs, as configs/<op>.toml declares them in [stress.NAME]. worker/synthetic.py draws them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOKENS = ("total_seq_len", "seq_len")  # the axis along which keys can be alike
 
 
 class Gates(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the gates' inputs are drawn around: A_log N(A_log, 0.25^2), a N(a, 1), b N(b, 1), dt_bias N(0, 0.25^2)."""
+    """Means of the gates' inputs: A_log N(A_log, 0.25^2), a N(a, 1), b N(b, 1), dt_bias N(0, 0.25^2)."""
 
     A_log: Number
     a: Number
@@ -25,21 +25,24 @@ class Gates(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Family(Struct, frozen=True, forbid_unknown_fields=True):
-    """One [stress.NAME]: axes, and what differs from the values that a twin at them would have.
+    """One [stress.NAME]: axes, and how its values differ from those of a twin with the same axes.
 
-    keys          each its own; all of a head alike; alike but for their signs, which alternate along the tokens
-    forget_every  of so many tokens the first has a = 60: all that was kept is forgotten there
+    keys          all different; all keys of a head equal; equal but for signs that alternate along the tokens; or all
+                  keys and queries 0
+    padding       some rows, the first and the last among them, have no slot: their slot number is 0 or -1
+    forget_every  the first of every so many tokens has a = 60: the whole state is forgotten there
     state         root mean square of the state
-    logits        times as large as a twin's: a factor on q
-    tolerance     in place of the op's, where no kernel comes closer
+    logits        how many times larger than a twin's: a factor on q
+    tolerance     replaces the op's, if no kernel comes closer
     """
 
     summary: Text
     axes: dict[str, Positive] = {}
     seq_lens: tuple[Annotated[int, Meta(ge=0)], ...] | None = (
-        None  # of packed sequences, in place of axes; 0 is one without tokens
+        None  # lengths of packed sequences, instead of axes; 0 is a sequence without tokens
     )
-    keys: Literal["own", "equal", "alternating"] = "own"
+    keys: Literal["own", "equal", "alternating", "zero"] = "own"
+    padding: bool = False
     gates: Gates | None = None
     forget_every: Annotated[int, Meta(ge=0)] = 0
     state: NotNegative | None = None
@@ -48,20 +51,20 @@ class Family(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def fault(family: Family, variable: Sequence[str]) -> Wrong | None:
-    """What of a family does not fit an op with these variable axes; the steps lead from the family."""
+    """The first part of a family that does not fit an op with these variable axes; the steps lead from the family."""
     if "num_seqs" in variable:
         if not family.seq_lens or family.axes:
             return Wrong(("seq_lens",), "lengths such as [0, 1, 64], and no axes", family.seq_lens)
     elif family.seq_lens is not None or set(family.axes) != set(variable):
         return Wrong(("axes",), f"a positive whole number for each of {', '.join(variable)}, and no more", family.axes)
-    if family.keys != "own" and not any(name in TOKENS for name in variable):
-        return Wrong(("keys",), "'own': this op has one token a sequence", family.keys)
+    if family.keys in ("equal", "alternating") and not any(name in TOKENS for name in variable):
+        return Wrong(("keys",), "'own' or 'zero': this op has one token a sequence", family.keys)
     return None
 
 
 def largest(records: Iterable[Record]) -> list[Largest]:
-    """Of each algo's checks of hard inputs the largest relative Frobenius error, with the output and the input that it
-    is of; NaN and Inf (None) count as larger than any number."""
+    """For each algo the largest relative Frobenius error on hard inputs, with the output and the input that has it; NaN
+    and Inf (None) count as larger than any number."""
     found: dict[tuple, Largest] = {}
     for record in records:
         if not (record.workload and record.workload.stress):
@@ -77,5 +80,5 @@ def largest(records: Iterable[Record]) -> list[Largest]:
 
 
 def size(error: float | None) -> float:
-    """What sorts an error: None is larger than any."""
+    """A sort key for an error: None is larger than any number."""
     return math.inf if error is None else error

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tier:
-    """What a tier can do: which mode it times, in which states of L2, whether calls of several algos can take turns
-    in it (what `gdn compare` needs), whether it times anything but solutions (what a floor needs), whether the host's
-    part in a call counts, which other work on the host can lengthen, and whether a subject's buffers change places."""
+    """What a tier can do: which mode it times, in which states of L2, whether calls of several algos can take turns in
+    it (needed by `gdn compare`), whether it times more than solutions (needed for a floor), whether the host's part of
+    a call counts, which other work on the host can lengthen, and whether a subject's buffers change places."""
 
     mode: str
     l2: tuple[str, ...] = ()
@@ -17,7 +17,7 @@ class Tier:
     floors: bool = True
     host: bool = False
     moves: bool = False
-    restores: bool = False  # can put back what a call overwrites (`--in-place`) before the next one, untimed, L2 cold
+    restores: bool = False  # can restore overwritten inputs (`--in-place`) before the next call, untimed, L2 cold
 
 
 # in the order of `--tier all`; the first that fits a mode is the default there
@@ -31,5 +31,5 @@ TIERS = {
 }
 
 
-# the algo names under which floors are recorded: what floor.py measures
+# the algo names under which floor.py's floors are recorded
 FLOORS = COPY, EMPTY, COPY_RATE = "copy", "empty", "copy-rate"

@@ -1,4 +1,4 @@
-"""Reads the workloads of a FlashInfer-Trace folder, the contest's own included. Imports neither torch nor numpy.
+"""Reads the workloads of a FlashInfer-Trace folder, such as the contest's. Imports neither torch nor numpy.
 
 Tensors are read later, by worker/dataset.py; worker/trace_set_writer.py writes such folders.
 """
@@ -18,7 +18,7 @@ from ..files import inside
 from ..parsing import Json, Positive, Text, Wrong, decode, json_of, read_text, wrong
 from ..units import listed
 from .formats import Calls
-from .registry import Op
+from .ops import Op
 from .workloads import Workload, embedded
 
 _LFS_POINTER = "version https://git-lfs"
@@ -50,7 +50,7 @@ class Row(Struct, frozen=True):
 
 
 def known(op: Op, root: Path | None) -> list[Workload]:
-    """The workloads to choose from: those of a folder where one is given, else the embedded twins."""
+    """The workloads to choose from: those of a folder if one is given, else the embedded twins."""
     return embedded(op) if root is None else from_folder(op, root)
 
 
@@ -58,7 +58,7 @@ def from_folder(op: Op, root: Path) -> list[Workload]:
     """The op's workloads in a FlashInfer-Trace folder, in its order. Tensors are read later.
 
     Files are found as flashinfer-bench's TraceSet.from_path finds them: definitions/**/*.json, workloads/**/*.jsonl.
-    The definition's inputs and outputs must be ours. What is wrong is one MissingError line.
+    The definition's inputs and outputs must match the op's. Any error is one MissingError line.
     """
     root = Path(root)
     if not root.exists():
@@ -68,7 +68,7 @@ def from_folder(op: Op, root: Path) -> list[Workload]:
     absent = [name for name in ("definitions", "workloads") if not (root / name).is_dir()]
     if absent:
         raise MissingError(
-            f"{root} is no FlashInfer-Trace data set: it has no {'/ and no '.join(absent)}/",
+            f"{root} is not a FlashInfer-Trace data set: it has no {'/ and no '.join(absent)}/",
             hint="name the folder that holds both, or write one with `gdn data build DIR`",
         )
     path, definition = _find_definition(op, root)
@@ -77,7 +77,7 @@ def from_folder(op: Op, root: Path) -> list[Workload]:
     others: set[str] = set()
     for file in sorted((root / "workloads").rglob("*.jsonl")):
         for number, line in enumerate(_read(file).split("\n"), 1):
-            # lines of other definitions need not be ours to judge; a folder of all of FlashInfer has thousands
+            # lines of other definitions need not be valid; a folder of all of FlashInfer has thousands
             if file.stem != op.definition and f'"{op.definition}"' not in line:
                 others.add(file.stem)
                 continue
@@ -102,8 +102,8 @@ def _read(path: Path) -> str:
 
 
 def blob(root: Path, name: str, where: str) -> Path:
-    """The file of tensors that a workload names: below the data set's root, links followed. MissingError, which begins
-    with `where` it is named, for one that leads elsewhere."""
+    """The file of tensors that a workload names: inside the data set's root, links followed. Otherwise a MissingError
+    that begins with `where` the file is named."""
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise MissingError(f"{where}: path '{name}' leads out of the data set", hint="paths start at its root")
     path, homes = root / name, [root]
@@ -128,7 +128,7 @@ def _json(where: object, text: str) -> Json:
 def _find_definition(op: Op, root: Path) -> tuple[Path, Json]:
     files = sorted((root / "definitions").rglob("*.json"))
     names = set()
-    # the file that has the name first: then the others need not be read
+    # the file of that name first: then the others need not be read
     for path in sorted(files, key=lambda p: p.stem != op.definition):
         try:
             definition = _json(path, _read(path))
@@ -144,7 +144,7 @@ def _find_definition(op: Op, root: Path) -> tuple[Path, Json]:
 
 
 def _same_definition(op: Op, path: Path, definition: Json) -> None:
-    """Same inputs and outputs, in order. Fixed axes are compared by value: their names are nobody's business."""
+    """Check for the same inputs and outputs, in order. Fixed axes are compared by value: their names do not matter."""
     hint = "the folder is made for another version of the definition"
     failed = partial(MissingError, hint=hint)
     calls = decode(definition, Calls, path, failed)

@@ -1,10 +1,10 @@
-"""Which constants a kernel takes for which size, by GPU: `tuning.json`, and the source file that is made of it; and the
+"""Which constants a kernel uses for which size, by GPU: `tuning.json`, the source file generated from it, and the
 candidates for it.
 
-A kernel takes the rows of the GPU whose number of SMs is nearest to its own (the first of equals), and of these the
-first with size <= up_to; where algo.toml names a `length`, with length <= length_up_to as well. `nearest` is the same
-rule, so that a record can say whose rows were used. Where an algo runs on a CPU, the CPU's name and the number of CPUs
-that the process may use stand for the GPU and its SMs.
+A kernel uses the rows of the GPU whose number of SMs is nearest to its own (the first of equals), and of these the
+first with size <= up_to; if algo.toml names a `length`, also with length <= length_up_to. `nearest` follows the same
+rule, so that a record can say whose rows were used. For an algo on a CPU, the CPU's name and the number of CPUs that
+the process may use replace the GPU and its SMs.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from ..parsing import Json, json_of, read_text
 from ..schema.record_types import Environment
 from .expression import condition
 from .formats import Source
+from .ops import Op
 from .pack import pack, source_hash
-from .registry import Algo, Op, Tune
+from .registry import Algo, Tune
 from .workloads import Workload
 
 EVIDENCE = "tuning.json"
 
 ENDLESS = 2**63 - 1  # INT64_MAX: the up_to of a GPU's last row
 UNTUNED = "untuned"  # the GPU of rows that an author estimated
-CANDIDATE = "candidate"  # the GPU of the one row that a candidate is tried with
-MOST = 1000  # candidates: more are a mistake, not a space to search
+CANDIDATE = "candidate"  # the GPU of a candidate's only row
+MOST = 1000  # candidates: more are likely a mistake
 
 
 Constants = dict[str, int]
-Gpus = dict[str, Json]  # what tuning.json holds of each GPU: its rows are read, the rest is kept
+Gpus = dict[str, Json]  # GPU -> its entry in tuning.json: rows are read, the rest is kept
 
 
 @dataclass(frozen=True)
 class Row:
-    """These constants hold on this GPU up to this size, and up to this length where the table has lengths."""
+    """Constants for this GPU, used up to this size, and up to this length if the table has lengths."""
 
     gpu: str
     sms: int
@@ -60,7 +61,7 @@ class Row:
 
 
 def render(tune: Tune, rows: Sequence[Row], batch_invariant: bool = False) -> str:
-    """The file's whole text. Constants stand in the order of algo.toml. `batch_invariant`: see batch_invariance.py."""
+    """The file's whole text. Constants are in the order of algo.toml. `batch_invariant`: see batch_invariance.py."""
     size = f"size ({' * '.join(tune.size)})"
     if tune.length:
         size = f"length ({' * '.join(tune.length)}) and {size}"
@@ -85,19 +86,20 @@ def render(tune: Tune, rows: Sequence[Row], batch_invariant: bool = False) -> st
 
 
 class _Entry(msgspec.Struct):
-    """What tuning.json holds of a GPU: each row is {"gpu", "sms", "up_to"} and the constants. The evidence is more."""
+    """A GPU's entry in tuning.json: each row is {"gpu", "sms", "up_to"} and the constants. Evidence is not listed
+    here."""
 
     rows: list[dict[str, int | str]]
 
 
 def load(algo: Algo) -> Gpus:
-    """What tuning.json in the algo's folder holds, by GPU; {} without the file. UsageError for one that gdn did not
-    write."""
+    """The contents of tuning.json in the algo's folder, by GPU; {} without the file. UsageError for one that gdn did
+    not write."""
     file = algo.folder / EVIDENCE
     files.place(file, within=algo.folder)
     if not file.exists():
         return {}
-    hint = "mend it, or move it away"
+    hint = "fix it, or move it away"
     try:
         gpus = json_of(read_text(file), f"{file} is not what gdn wrote")["gpus"]
         rows(algo.tune, gpus)
@@ -109,7 +111,7 @@ def load(algo: Algo) -> Gpus:
 
 
 def rows(tune: Tune, gpus: Gpus) -> list[Row]:
-    """The rows of all GPUs, in the order of the generated file. ValueError, with what is wrong, for rows of another
+    """The rows of all GPUs, in the order of the generated file. ValueError, with the reason, for rows of another
     form."""
     found = []
     for row in (row for entry in msgspec.convert(gpus, dict[str, _Entry]).values() for row in entry.rows):
@@ -117,7 +119,7 @@ def rows(tune: Tune, gpus: Gpus) -> list[Row]:
         length = row.pop("length_up_to", None if gpu != UNTUNED else ENDLESS) if tune.length else None
         lengths = (length,) if tune.length else ()
         if not isinstance(gpu, str) or any(type(n) is not int for n in (sms, up_to, *lengths, *row.values())):
-            raise ValueError(f"a row of '{gpu}' has not the form that gdn writes")
+            raise ValueError(f"a row of '{gpu}' does not have the form that gdn writes")
         if gpu != UNTUNED and set(row) != set(tune.constants):
             there, wanted = ", ".join(row), ", ".join(tune.constants)
             raise ValueError(f"its rows of '{gpu}' hold {there}, algo.toml names {wanted}")
@@ -129,7 +131,7 @@ def rows(tune: Tune, gpus: Gpus) -> list[Row]:
 
 
 def nearest(rows: Sequence[Row], sms: int) -> list[Row]:
-    """The rows that a kernel uses on so many SMs: those of the GPU that is nearest, the first of equals."""
+    """The rows that a kernel uses on a GPU with `sms` SMs: those of the nearest GPU, the first of equals."""
     if not rows:
         return []
     first = min(rows, key=lambda row: abs(row.sms - sms))
@@ -137,7 +139,7 @@ def nearest(rows: Sequence[Row], sms: int) -> list[Row]:
 
 
 class Size(NamedTuple):
-    """What the kernel looks a row up by: the products of the axes of `tune.length` (1 without any) and `tune.size`."""
+    """The key for looking up a row: the products of the axes of `tune.length` (1 if there are none) and `tune.size`."""
 
     length: int
     size: int
@@ -149,10 +151,10 @@ def size_of(op: Op, tune: Tune, workload: Workload) -> Size:
 
 
 def table(tune: Tune, gpu: str, sms: int, chosen: Sequence[tuple[Size, Constants]]) -> list[Row]:
-    """The rows of a GPU from what was chosen for the measured sizes, ascending.
+    """The rows of a GPU, from the constants chosen for the measured sizes, ascending.
 
-    Neighbours with equal constants are one row. Between two measured sizes, or lengths, the boundary is their geometric
-    middle, rounded down: what lies between was not measured, and sizes go up by factors.
+    Neighbours with equal constants become one row. The boundary between two measured sizes, or lengths, is their
+    geometric mean, rounded down: nothing in between was measured, and sizes go up by factors.
     """
     if not tune.length:
         return _of_one_length(gpu, sms, [(size.size, constants) for size, constants in chosen])
@@ -178,10 +180,10 @@ def _of_one_length(gpu: str, sms: int, chosen: Sequence[tuple[int, Constants]]) 
 
 
 def merge(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
-    """The file's rows with those of one GPU new: the other GPUs keep theirs, an author's estimates go.
+    """The file's rows with those of one GPU replaced: the other GPUs keep theirs, an author's estimates are dropped.
 
-    The GPU keeps its place. A kernel tells GPUs apart by their number of SMs only: of two with as many the one that was
-    tuned last stands first, and is used on both.
+    The GPU keeps its place. A kernel tells GPUs apart only by their number of SMs: of two with the same number the last
+    tuned comes first, and is used on both.
     """
     gpu, sms = new[0].gpu, new[0].sms
     old = [row for row in old if row.gpu != UNTUNED]
@@ -190,10 +192,10 @@ def merge(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
 
 
 def used(algo: Algo | None, solution: object, environment: Environment) -> Row | None:
-    """The first of the rows that a tuned algo takes on the GPU of a worker's environment; None where there is no table:
-    a packed solution has no tuning.json, and a candidate rows of its own.
+    """The first of the rows that a tuned algo uses on the GPU of a worker's environment. None if there is no table: a
+    packed solution has no tuning.json, and a candidate has its own rows.
 
-    Its `gpu` is the one that the rows were measured on, or "untuned" for an author's estimates.
+    Its `gpu` is the one on which the rows were measured, or "untuned" for an author's estimates.
     """
     if algo is None or algo.tune is None or algo.solution or solution is None or environment.sms is None:
         return None
@@ -207,14 +209,14 @@ def used(algo: Algo | None, solution: object, environment: Environment) -> Row |
 
 
 def candidates(algo: Algo) -> tuple[list[Constants], int]:
-    """The constants of every candidate, in the order of algo.toml, and how many `where` leaves out.
+    """The constants of every candidate, in the order of algo.toml, and how many `where` excludes.
 
-    Raises UsageError where that is none, or more than anybody waits for.
+    Raises UsageError if none are left, or far too many.
     """
     tune, path = algo.tune, algo.folder / "algo.toml"
     count = math.prod(map(len, tune.constants.values()))
     if count > 100 * MOST:
-        raise UsageError(f"{path}: [tune.constants] stands for {count} candidates", hint="name fewer values")
+        raise UsageError(f"{path}: [tune.constants] gives {count} candidates", hint="name fewer values")
     every = [dict(zip(tune.constants, values, strict=True)) for values in itertools.product(*tune.constants.values())]
     kept = every
     if tune.where:
@@ -226,13 +228,13 @@ def candidates(algo: Algo) -> tuple[list[Constants], int]:
     if not kept:
         raise UsageError(f"{path}: $.tune.where: '{tune.where}' leaves no candidate")
     if len(kept) > MOST:
-        raise UsageError(f"{path}: [tune] stands for {len(kept)} candidates", hint=f"at most {MOST}: name fewer values")
+        raise UsageError(f"{path}: [tune] gives {len(kept)} candidates", hint=f"at most {MOST}: name fewer values")
     return kept, len(every) - len(kept)
 
 
 def narrowed(algo: Algo, only: Sequence[str], where: str | None = None) -> Algo:
-    """The algo with fewer values to try: each of `only` is "NAME=V[,V...]", of values that its algo.toml declares;
-    `where` is one more condition beside its own."""
+    """The algo with fewer values to try: each of `only` is "NAME=V[,V...]", with values that its algo.toml declares;
+    `where` is a condition in addition to its own."""
     constants = dict(algo.tune.constants)
     condition_ = algo.tune.where
     if where:
@@ -259,13 +261,13 @@ def label(constants: Constants) -> str:
 
 
 def candidate(algo: Algo, op: Op, constants: Constants) -> Algo:
-    """The algo as it would be with these constants at every size; its folder is not touched."""
+    """The algo with these constants at every size; its folder is not changed."""
     row = Row(CANDIDATE, 0, ENDLESS, constants, ENDLESS if algo.tune.length else None)
     return with_table(algo, op, f"{algo.name}[{label(constants)}]", render(algo.tune, [row]))
 
 
 def with_table(algo: Algo, op: Op, name: str, table: str) -> Algo:
-    """The algo under another name, with the text of another table in place of its own; its folder is not touched."""
+    """The algo under another name, with another table's text instead of its own; its folder is not changed."""
     solution = pack(algo, op, name=f"{op.name}-{name}")
     generated = {"path": algo.tune.file, "content": table}
     sources = sorted([*_own(algo, solution["sources"]), generated], key=lambda source: source["path"])
@@ -273,7 +275,7 @@ def with_table(algo: Algo, op: Op, name: str, table: str) -> Algo:
 
 
 def own_hash(algo: Algo, op: Op) -> str:
-    """The hash of the algo's sources without the generated file: what a tuning rests on."""
+    """The hash of the algo's sources without the generated file: a tuning is valid for these."""
     solution = pack(algo, op)
     return source_hash(solution | {"sources": _own(algo, solution["sources"])})
 

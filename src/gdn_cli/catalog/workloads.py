@@ -1,8 +1,8 @@
-"""Workloads: which calls to make of an op, and how a user picks some of them. Imports neither torch nor numpy.
+"""Workloads: the calls to make of an op, and how a user picks some. Imports neither torch nor numpy.
 
-A workload is axes and, for a FlashInfer-Trace folder, the places of its tensors. The contest's 54 decode and 100
-prefill workloads are embedded as twins: real uuids and axes, tensors drawn from the uuid (see `twins`). Ops that the
-contest does not have have twins of their own: OWN.
+A workload is axes and, for a FlashInfer-Trace folder, the files of its tensors. The contest's 54 decode and 100 prefill
+workloads are embedded as twins: real uuids and axes, tensors drawn from the uuid (see `twins`). Ops that the contest
+does not have get their own twins: OWN.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,18 @@ from msgspec.structs import replace
 
 from ..errors import UsageError, unknown
 from ..parsing import Json, Positive, read_json
+from .expression import size
 from .formats import Input
+from .ops import Op
 from .presets import Preset, parse_seq_lens, presets_file
-from .registry import Op
 
-# The axes of ops that are not the contest's: one workload of each size along one axis.
+# The axes of ops that are not in the contest: one workload for each size along one axis.
 _LENGTHS = [{"batch_size": 1, "seq_len": n} for n in (128, 256, 512, 1024, 2048, 4096)]
 OWN: dict[str, list[dict[str, int]]] = {
     "attention_fwd": _LENGTHS,
     "attention_fwd_causal": _LENGTHS,
     "gdn_decode_bf16": [{"batch_size": n} for n in (1, 2, 4, 8, 16, 32, 48, 64, 128, 256)],
+    "gdn_decode_packed": [{"batch_size": n, "pool_size": 2 * n + 1} for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)],
 }
 # Generated twins get their uuid from this and their axes: the same axes have the same tensors everywhere.
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "gdn:workload")
@@ -43,7 +46,7 @@ class Workload(Struct, frozen=True):
     origin: str = "twin"  # "twin": tensors drawn from the uuid; "dataset": a FlashInfer-Trace folder's
     inputs: dict[str, Input] | None = None  # FlashInfer-Trace input specs, for origin "dataset"
     seq_lens: tuple[int, ...] | None = None  # prefill twins made for given lengths
-    stress: str | None = None  # the op's family of hard inputs that the tensors are of
+    stress: str | None = None  # the op's family of hard inputs, if the tensors are hard
 
 
 # --- embedded ---------------------------------------------------------------------------------------------------
@@ -64,10 +67,14 @@ def contest() -> dict[str, Contest]:
 
 
 def embedded(op: Op) -> list[Workload]:
-    """The contest's workloads of this op as twins, in dataset order; those of OWN for an op that it does not have."""
-    if op.definition in contest():
-        return [replace(w, index=i) for i, w in enumerate(contest()[op.definition].workloads)]
-    return [Workload(_uuid(op, axes), dict(axes), index=i) for i, axes in enumerate(OWN.get(op.name, []))]
+    """The contest's workloads of this op as twins, in data set order; those of OWN for an op that it does not have."""
+    if found := contest().get(op.definition):
+        return [replace(w, index=i) for i, w in enumerate(found.workloads)]
+    if found := contest().get(op.family_definition):  # the same axes at other heads
+        sizes = list({tuple(w.axes.items()): w.axes for w in found.workloads}.values())
+    else:
+        sizes = OWN.get(op.family, [])
+    return [Workload(_uuid(op, one), dict(one), index=i) for i, one in enumerate(sizes)]
 
 
 def _uuid(op: Op, axes: Mapping[str, int], seq_lens: Sequence[int] | None = None) -> str:
@@ -76,20 +83,21 @@ def _uuid(op: Op, axes: Mapping[str, int], seq_lens: Sequence[int] | None = None
 
 
 def twin(op: Op, wanted: Mapping[str, int], seq_lens: Sequence[int] | None = None) -> Workload | None:
-    """A twin at axes that no workload has, or None where `wanted` leaves an axis open.
+    """A twin at axes that no workload has, or None if `wanted` leaves an axis open.
 
-    batch_size may be left out (1) beside another axis, and len_cu_seqlens always (num_seqs + 1).
+    batch_size may be left out (1) if another axis is given, and an axis of the op's `defaults` if those in its
+    expression are given.
     """
     axes = dict(wanted)
     if seq_lens is not None:
         axes |= {"total_seq_len": sum(seq_lens), "num_seqs": len(seq_lens)}
-    if "len_cu_seqlens" in op.var_axes:
-        if "num_seqs" in axes:
-            axes.setdefault("len_cu_seqlens", axes["num_seqs"] + 1)
-        elif "len_cu_seqlens" in axes:
-            axes["num_seqs"] = axes["len_cu_seqlens"] - 1
+    if "len_cu_seqlens" in axes:
+        axes.setdefault("num_seqs", axes["len_cu_seqlens"] - 1)
     if axes and "batch_size" in op.var_axes:
         axes.setdefault("batch_size", 1)
+    for name, text in op.defaults.items():
+        with suppress(ValueError):  # it needs an axis that was left open
+            axes.setdefault(name, size(text, axes))
     if set(axes) != set(op.var_axes):
         return None
     if "num_seqs" in axes:
@@ -103,19 +111,24 @@ def twin(op: Op, wanted: Mapping[str, int], seq_lens: Sequence[int] | None = Non
                 f"num_seqs={axes['num_seqs']} sequences do not fit total_seq_len={axes['total_seq_len']}",
                 hint="each sequence has at least one token",
             )
+    if "pool_size" in axes and axes["pool_size"] <= axes["batch_size"]:
+        raise UsageError(
+            f"pool_size={axes['pool_size']} with batch_size={axes['batch_size']}",
+            hint="each row has its own slot, and slot 0 is for padding: give batch_size + 1 or more",
+        )
     axes = {name: axes[name] for name in op.var_axes}
     if seq_lens is not None and len(seq_lens) == 1:
-        seq_lens = None  # one sequence: the axes say it all, and the twin is the same
+        seq_lens = None  # one sequence: the axes determine it, and the twin is the same
     return Workload(_uuid(op, axes, seq_lens), axes, seq_lens=None if seq_lens is None else tuple(seq_lens))
 
 
 def stressed(op: Op, names: Sequence[str] = (), first: int | None = None) -> list[Workload]:
-    """A workload of each of the op's families of hard inputs, or of those that are named; so many of them."""
+    """One workload for each of the op's families of hard inputs, or for the named ones; only the `first` so many."""
     for name in names:
         if name not in op.stress:
             raise unknown(f"hard input of {op.name}", name, op.stress)
     if not op.stress:
-        raise UsageError(f"{op.name} declares no hard inputs", hint=f"[stress.NAME] in configs/{op.name}.toml does")
+        raise UsageError(f"{op.name} declares no hard inputs", hint=f"[stress.NAME] in configs/{op.family}.toml does")
     found = []
     for name in [n for n in op.stress if n in names or not names][:first]:
         family = op.stress[name]
@@ -138,16 +151,16 @@ def select(
     first: int | None = None,
     preset: Preset | None = None,
 ) -> list[Workload]:
-    """The workloads that `--workload`, `-n` and `--preset` mean; a UsageError says what there is instead.
+    """The workloads that `--workload`, `-n` and `--preset` select; a UsageError says what exists instead.
 
     chosen  each one of: an index ("12"), a range of them ("0-9"), a uuid prefix of at least 4 hex digits, or an axis
             filter ("batch_size=64", "total_seq_len=8192,num_seqs=1"). Digits that are a valid index are an index.
             The result is the union in the order of the data set. Axes that no workload has, but that leave none
             open (decode: batch_size; attention: seq_len, batch_size is 1 if not given; prefill: total_seq_len and
-            num_seqs, or "seq_lens=4x2048"), give a twin drawn at those axes, behind the others; with a data set
-            folder too (the twin's origin says so).
-    first   so many of the result, from its start.
-    preset  its workloads, in its order; with `chosen` given as well, that decides and the preset only gives settings.
+            num_seqs, or "seq_lens=4x2048"), give a twin drawn at those axes, after the others; also with a data set
+            folder (the twin's origin says so).
+    first   only this many of the result, from its start.
+    preset  its workloads, in its order; if `chosen` is given too, that selects, and the preset only gives settings.
     """
     if first is not None and first < 1:
         raise UsageError(f"-n {first}", hint="expected 1 or more")
@@ -184,7 +197,7 @@ def _union(op: Op, workloads: Sequence[Workload], chosen: Sequence[str]) -> list
 
 
 def _named(op: Op, workloads: Sequence[Workload], token: str) -> list[int]:
-    """Places of an index, a range, or a uuid prefix."""
+    """Positions of an index, a range, or a uuid prefix."""
     count = len(workloads)
     if m := re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", token):
         low, high = int(m[1]), int(m[2] or m[1])
@@ -225,16 +238,16 @@ def _parse_filter(op: Op, token: str) -> tuple[dict[str, int], tuple[int, ...] |
             raise UsageError(f"axis {axis}='{text}'", hint=f"expected a positive whole number, such as {axis}=64")
         wanted[axis] = int(text)
     if seq_lens and wanted:
-        raise UsageError(f"'{token}': seq_lens stands alone", hint="it fixes total_seq_len and num_seqs")
+        raise UsageError(f"'{token}': seq_lens allows no other axes", hint="it fixes total_seq_len and num_seqs")
     return wanted, seq_lens
 
 
 def _having(
     op: Op, workloads: Sequence[Workload], wanted: Mapping[str, int], seq_lens: tuple[int, ...] | None
 ) -> list[int] | Workload:
-    """Places of the workloads with these axes, else the twin drawn at them."""
+    """Positions of the workloads with these axes, else the twin drawn at them."""
     made = twin(op, wanted, seq_lens)
-    if made and made.seq_lens:  # lengths, not axes, decide: only the twin itself has them
+    if made and made.seq_lens:  # lengths decide, not axes: only the twin itself has them
         found = [i for i, w in enumerate(workloads) if w.uuid == made.uuid]
     else:
         axes = made.axes if seq_lens else wanted
@@ -242,7 +255,7 @@ def _having(
     if found or made:
         return found or made
     axes = ", ".join(f"{k}={v}" for k, v in wanted.items())
-    missing = [a for a in op.var_axes if a not in wanted and a not in ("len_cu_seqlens", "batch_size")]
+    missing = [a for a in op.var_axes if a not in wanted and a not in (*op.defaults, "batch_size")]
     missing = missing or [a for a in op.var_axes if a not in wanted]
     raise UsageError(
         f"no workload of {op.name} has {axes}",
@@ -251,7 +264,7 @@ def _having(
 
 
 def present(workloads: Sequence[Workload], axes: Mapping[str, Any] | Sequence[str]) -> str:
-    """The values that axes have among the workloads, for a message: "batch_size 1, 4, 8"."""
+    """The values that axes have in the workloads, for a message: "batch_size 1, 4, 8"."""
     texts = []
     for axis in axes:
         values = [str(v) for v in sorted({w.axes[axis] for w in workloads if axis in w.axes})]
@@ -263,9 +276,9 @@ def present(workloads: Sequence[Workload], axes: Mapping[str, Any] | Sequence[st
 
 def _preset(op: Op, workloads: Sequence[Workload], preset: Preset) -> list[Workload]:
     where = f"{presets_file()}: $.{preset.name}.workloads"
-    if op.name not in preset.workloads:
-        raise UsageError(f"{where}: no workloads for {op.name}, it has {', '.join(preset.workloads) or 'none'}")
-    entries = preset.workloads[op.name]
+    if op.family not in preset.workloads:
+        raise UsageError(f"{where}: no workloads for {op.family}, it has {', '.join(preset.workloads) or 'none'}")
+    entries = preset.workloads[op.family]
     if entries == "all":
         return list(workloads)
     picked: dict[str, Workload] = {}

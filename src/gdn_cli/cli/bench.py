@@ -1,4 +1,4 @@
-"""`gdn run` (is it right?), `gdn bench` (right, and how fast?) and `gdn floors` (how fast could it be here?)."""
+"""`gdn run` (is it right?), `gdn bench` (and how fast?) and `gdn floors` (the copy and other limits)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Optional
 
 import typer
 
@@ -30,13 +30,14 @@ def run(
 
     Without --algo: every algo that can run here. Without workloads: the preset `quick`.
     """
+    algos, files = algos.also(solutions)
     work = Work(
         "check",
         algos,
         which,
         place=place,
         trust=trust,
-        solutions=solutions or [],
+        solutions=files,
         gpus=gpus,
         in_place=in_place,
         batch_invariant=batch_invariant,
@@ -56,24 +57,28 @@ def bench(
     gpus: o.Gpus = None,
     in_place: o.InPlace = False,
     batch_invariant: o.BatchInvariant = False,
+    save: Annotated[
+        Optional[str], typer.Option("--save", metavar="NAME", help="Save the records as a baseline for `gdn compare`.")
+    ] = None,
 ) -> None:
-    """Check algos, then time them beside the reference and the floors.
+    """Check algos, then time them, the reference and a plain copy of the same bytes.
 
     Without --algo: every algo that can be timed here. Without workloads: the preset `quick`.
     """
-    work = Work("bench", algos, which, sampling, place, trust, solutions or [], gpus, in_place, batch_invariant)
-    raise typer.Exit(carry_out(work, output))
+    algos, files = algos.also(solutions)
+    work = Work("bench", algos, which, sampling, place, trust, files, gpus, in_place, batch_invariant)
+    raise typer.Exit(carry_out(replace(work, save=save), output))
 
 
 @o.grouped
 def floors(which: o.Selection, sampling: o.Sampling, place: o.Place, output: o.Output, op: o.OpName = None) -> None:
-    """Time what no algo can beat here: a copy of the same bytes, an empty launch, the rate of a large copy."""
+    """Time a plain copy of the same bytes, an empty launch, and a large copy."""
     raise typer.Exit(carry_out(Work("floor", o.Algos(op=op), which, sampling, place), output))
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a command of this file was asked to do. `official`: with the contest's counts, whatever the preset."""
+    """The options of a command in this file. `official`: use the contest's counts with any preset."""
 
     command: str  # check, bench or floor
     algos: o.Algos
@@ -86,15 +91,16 @@ class Work:
     in_place: bool = False
     batch_invariant: bool = False
     official: bool = False
+    save: str | None = None
 
 
 def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
-    """Run, show and keep a campaign; returns the exit code.
+    """Run a command, save and show its document. Returns the exit code.
 
-    `elsewhere` runs it at another place than this machine (remote.engine.Engine).
+    `elsewhere` runs it on another machine (remote.engine.Engine).
     """
-    from ..catalog import registry
-    from ..records import store
+    from ..records import baselines, store
+    from ..report import screen
     from ..run import eligibility, execute, planning
 
     which, command = work.which, work.command
@@ -103,19 +109,20 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
     machine = o.machine()
     place = elsewhere.place if elsewhere else partial(machine.place, among=chosen)
     preset, loaded = which.official() if work.official else which.loaded()
-    known = registry.load(work.algos.algos)
+    known = work.algos.known()
+    if work.save is not None:
+        baselines.check(work.save, [algo.name for algo in known.algos])
     if command == "floor":
         entries, named = planning.anywhere(known, work.algos.op, device, machine.place), False
     else:
         entries, named = planning.choose(
             known, work.algos.algo, work.algos.op, work.solutions, device, timed=command == "bench", place=place
         )
-    if work.in_place:
-        entries = eligibility.overwriting(known, entries, named)
+    entries = eligibility.overwriting(known, entries, named, work.in_place, timed=command == "bench")
     if work.batch_invariant:
         entries = eligibility.batch_invariant(known, entries, named)
     parts = which.parts(known, entries, loaded, overrides)
-    if work.in_place:  # the contest's rules are another call's
+    if work.in_place:  # calls in place are not the contest's, so no score
         parts = [replace(part, scored=False) for part in parts]
     elif command == "bench":
         parts = eligibility.unscored(parts, named)
@@ -138,7 +145,7 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
         work.trust.tell(work.solutions)
 
     def finish() -> None:
-        """What is only known of all records together."""
+        """Set the fields that need all records."""
         if elsewhere:
             elsewhere.finish(document)
         if which.stress:
@@ -155,14 +162,16 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
                 document.scores = [*(document.scores or []), *rows]
 
     perform(plan, writer, known, output.json, finish, elsewhere)
+    if work.save is not None and document.records and not document.interrupted:
+        screen.say(baselines.keep(work.save, document))
     code = errors.INTERRUPTED if document.interrupted else execute.exit_code(document, named)
     return writer.exit_code(code)
 
 
 def perform(plan: Any, writer: Any, known: Any, json: bool, finish: Any, engine: Any = None) -> None:
-    """Run a plan, `finish` its document with what is only known at the end, keep it and show it.
+    """Run a plan, `finish` its document, save it and show it.
 
-    An error that ends the run before its end is raised once what there was by then is kept and shown.
+    If an error stops the run, the records until then are saved and shown before it is raised.
     """
     from .. import files
     from ..records import history

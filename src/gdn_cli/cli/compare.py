@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
+from msgspec import structs
 
 from .. import errors
 from . import options as o
@@ -16,7 +18,11 @@ from .bench import perform
 def compare(
     names: Annotated[
         list[str],
-        typer.Argument(metavar="A B...", help="Algos, packed solutions, or one file of records to compare with."),
+        typer.Argument(
+            metavar="A B...",
+            autocompletion=o.algos_like,
+            help="Algos, packed solutions, record files, or saved baselines.",
+        ),
     ],
     which: o.Selection,
     sampling: o.Sampling,
@@ -24,24 +30,26 @@ def compare(
     place: o.Place,
     output: o.Output,
     op: o.OpName = None,
+    heads: o.Heads = None,
     algos: o.OwnAlgos = None,
     in_place: o.InPlace = False,
     batch_invariant: Annotated[
         bool,
-        typer.Option("--batch-invariant", help="Beside each algo its batch-invariant build, as NAME@invariant."),
+        typer.Option("--batch-invariant", help="Also run each algo's batch-invariant build, as NAME@invariant."),
     ] = False,
     threshold: Annotated[
         float,
-        typer.Option("--threshold", metavar="X", min=0.0, help="Treat smaller relative differences as equal."),
+        typer.Option("--threshold", metavar="SHARE", min=0.0, help="Treat smaller relative differences as equal."),
     ] = 0.005,
     gate: Annotated[
         Optional[float],
-        typer.Option("--gate", metavar="X", help="Exit 1 where a geometric mean over the workloads is below X."),
+        typer.Option("--gate", metavar="RATIO", help="Exit 1 if a geometric mean over the workloads is below RATIO."),
     ] = None,
 ) -> None:
     """Time algos in turns, A B B A, on the same buffers with fresh values, and say which is faster.
 
-    A is the baseline. A file of records (`gdn bench --out FILE`) may stand for A: FILE, or FILE:ALGO.
+    A is the baseline. It can be saved records: a file (`gdn bench --out FILE`) or a name (`gdn bench --save NAME`); add
+    :ALGO for one of its algos. Two saved records are compared with each other, and nothing is run.
     """
     from ..catalog import registry
     from ..records import comparison, statistics, store
@@ -52,17 +60,25 @@ def compare(
     if gate is not None and not 0 < gate < 100:
         raise errors.UsageError(f"--gate {gate:g}: expected a ratio such as 0.99")
     preset, loaded = which.loaded()
-    known = registry.load(algos)
-    saved, live = _split(names)
+    known = registry.load(algos, heads)
+    saved, live = _split(names, {algo.name for algo in known.algos})
     machine = o.machine()
+    if len(saved) == 2:
+        if live:
+            raise errors.UsageError("two record files are compared alone", hint=f"leave out {', '.join(live)}")
+        return _two(saved, known, op, threshold, gate, output)
+    each = bool(saved) and not live and saved[0].algo is None  # compare every algo of the file with its present state
+    if saved and not live:
+        live = [saved[0].algo] if saved[0].algo else comparison.own_algos(store.load(saved[0].file), op)
     entries = planning.rivals(known, live, op, place.device, machine.place)
     if batch_invariant:
         entries = eligibility.beside_batch_invariant(known, entries)
     if len(entries) + bool(saved) < 2:
-        raise errors.UsageError("one algo is nothing to compare", hint="gdn compare A B, or gdn compare RECORDS.json B")
-    if in_place:
-        entries = eligibility.overwriting(known, entries, named=True)
-    # a preset's counts are a judge's; a comparison samples until the ratio is known
+        raise errors.UsageError(
+            "one algo is not enough to compare", hint="gdn compare A B, or gdn compare RECORDS.json"
+        )
+    entries = eligibility.overwriting(known, entries, named=True, asked=in_place)
+    # a preset's counts are for benches; a comparison samples until the ratio is precise
     overrides = {"seconds": 2.0, "target": statistics.THRESHOLD, "iterations": None} | {
         k: v for k, v in overrides.items() if v
     }
@@ -86,17 +102,19 @@ def compare(
     if batch_invariant:
         chosen["batch_invariant"] = True
     if saved:
-        file, algo = saved
+        file, algo, shown = saved[0].file, saved[0].algo, saved[0].name
         base = store.load(file)
         timed_in = {tier for job in plan.jobs for tier in job.tiers}
         ours = [e.algo.name for e in entries]
-        algo = comparison.check_saved(base, file.name, parts[0].op.name, ours, algo, timed_in, in_place)
+        always = in_place or parts[0].op.in_place_only
+        for one in ours if each else [algo]:
+            algo = comparison.check_saved(base, shown, parts[0].op.name, ours, one, timed_in, always)
     writer = store.open_document("compare", chosen, output.out)
     document = writer.document
 
     def finish() -> None:
         if saved:
-            comparison.against(document, base, file.name, algo, threshold)
+            comparison.against(document, base, shown, None if each else algo, threshold)
         else:
             comparison.between(document, {part.op.name: part.entries[0].algo.name for part in parts}, threshold)
             comparison.best_peers(document, lambda op, algo: book.ladder(known, op).peer(algo))
@@ -106,10 +124,11 @@ def compare(
 
 
 def _code(code: int, document: Any, gate: float | None) -> int:
-    """An algo that failed goes before the gate, and the gate before what is missing here."""
+    """The exit code, most serious first: interrupted, an algo failed, the gate missed, something missing here."""
     if document.interrupted:
         return errors.INTERRUPTED
-    ratios = [overall.ratio for overall in document.overall]
+    # equal sources are never a regression
+    ratios = [one.ratio for one in document.overall if not getattr(one, "same_sources", False)]
     if code != errors.FAILED and gate is not None and any(ratio < gate for ratio in ratios):
         from ..report import screen
 
@@ -118,24 +137,58 @@ def _code(code: int, document: Any, gate: float | None) -> int:
     return code
 
 
-def _split(names: list[str]) -> tuple[tuple[Path, str | None] | None, list[str]]:
-    """The file of records among what was named, with the algo in it that was asked for; and the others."""
-    from .. import parsing
+@dataclass(frozen=True)
+class _Saved:
+    """Named records: a file or a baseline, and the algo in it, if one was named."""
 
-    saved, live = None, []
+    file: Path
+    algo: str | None
+    name: str
+
+
+def _split(names: list[str], algos: set[str]) -> tuple[list[_Saved], list[str]]:
+    """Split the names into saved records (two at most) and the others."""
+    from .. import parsing
+    from ..records import baselines
+
+    saved: list[_Saved] = []
+    live = []
     for name in names:
         path, _, algo = name.partition(".json:") if ".json:" in name else (name, "", "")
         file = Path(path + ".json" if algo else path)
         if file.suffix != ".json":
+            baseline, _, within = name.partition(":")
+            if baseline not in algos and (kept := baselines.find(baseline)):
+                saved.append(_Saved(kept, within or None, baseline))
+                continue
             live.append(name)
             continue
         holds = parsing.read_json(file)
         if not (isinstance(holds, dict) and "records" in holds):
             live.append(name)  # a packed solution
-        elif saved:
-            raise errors.UsageError(
-                f"two files of records, {saved[0]} and {file}", hint="one of them can be compared with"
-            )
         else:
-            saved = file, algo or None
+            saved.append(_Saved(file, algo or None, file.name))
+    if len(saved) > 2:
+        raise errors.UsageError(f"{len(saved)} record files", hint="compare takes two at most")
     return saved, live
+
+
+def _two(saved: list[_Saved], known: Any, op: str | None, threshold: float, gate: float | None, output: Any) -> None:
+    """Compare two saved runs; nothing is measured."""
+    from ..records import comparison, store
+    from ..report import terminal
+
+    base, other = (store.load(one.file) for one in saved)
+    if op:
+        base, other = (structs.replace(d, records=[r for r in d.records if r.op == op]) for d in (base, other))
+    names = saved[0].name, saved[1].name
+    if names[0] == names[1]:
+        names = str(saved[0].file), str(saved[1].file)
+    document = comparison.two(base, other, names, (saved[0].algo, saved[1].algo))
+    comparison.against(document, base, names[0], saved[0].algo, threshold)
+    writer = store.Writer(document, output.out) if output.out else None
+    if writer:
+        writer.keep()
+    terminal.show(document, known, output.json, output.out, writer and writer.unsaved)
+    code = _code(errors.OK, document, gate)
+    raise typer.Exit(writer.exit_code(code) if writer else code)

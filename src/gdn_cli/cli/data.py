@@ -1,7 +1,9 @@
-"""`gdn data`: FlashInfer-Trace folders of the twins, and what workloads there are."""
+"""`gdn data`: write FlashInfer-Trace folders of the twins, and list workloads."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,23 +12,22 @@ import typer
 
 from .. import errors
 from . import options as o
+from .help import App
 
-data = typer.Typer(
-    name="data", help="Workloads, and FlashInfer-Trace folders of them.", no_args_is_help=True, rich_markup_mode=None
-)
+data = App(name="data", help="List workloads; write them as a FlashInfer-Trace folder.")
 
 
 @data.command()
 @o.grouped
 def build(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write, or to complete.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write or to complete.")],
     algos: o.Algos,
     which: o.Workloads,
     json: o.AsJson = False,
 ) -> None:
     """Write definitions, workloads, tensors and our solutions, as `flashinfer-bench run --local DIR` takes them.
 
-    Everything is about 2 GB; --op, -w, -n and --preset make it smaller. Safe to repeat: what is there is kept.
+    Everything together is about 2 GB; --op, -w, -n and --preset select less. Repeating it keeps existing files.
     """
     from ..report import screen
 
@@ -40,12 +41,12 @@ def build(
 
 
 def written(folder: Path, algos: o.Algos, which: o.Workloads) -> dict[str, int]:
-    """Write the folder; returns how many files of each kind it was."""
+    """Write the folder. Returns the number of files of each kind."""
     from ..catalog import pack, registry
     from ..report import screen
     from ..worker import trace_set_writer
 
-    known = registry.load(algos.algos)
+    known = algos.known()
     chosen = _select(known, algos.op, which)
     ops = [known.ops[name] for name in chosen]
     names = registry.names(algos.algo) if algos.algo != "all" else None
@@ -64,16 +65,32 @@ def written(folder: Path, algos: o.Algos, which: o.Workloads) -> dict[str, int]:
 
 @data.command("list")
 @o.grouped
-def list_(which: o.Selection, op: o.OpName = None, json: o.AsJson = False) -> None:
-    """Show the workloads: index, uuid, axes."""
-    from ..catalog import registry
+def list_(
+    which: o.Selection,
+    op: o.OpName = None,
+    full: Annotated[bool, typer.Option("--full", help="A line for each workload: index, uuid, axes.")] = False,
+    json: o.AsJson = False,
+) -> None:
+    """Show the presets of each op; with --full or a choice, the workloads.
+
+    -w, -n, --preset and --dataset choose workloads; --json lists each of them.
+    """
+    from ..catalog import presets, registry
     from ..report import terminal
 
-    terminal.show_workloads(_select(registry.load(), op, which), json)
+    known = registry.load()
+    if full or json or which.workload or which.n or which.preset or which.dataset:
+        return terminal.show_workloads(_select(known, op, which), json)
+    found = {None: _select(known, op, which)}
+    for name in presets.names():
+        presets.load_preset(name)  # raises if the preset is invalid
+        with contextlib.suppress(errors.GdnError):  # a preset that the op does not have
+            found[name] = _select(known, op, dataclasses.replace(which, preset=name))
+    terminal.show_presets(found, known)
 
 
 def _select(known: Any, op: str | None, which: o.Workloads) -> dict[str, list]:
-    """The chosen workloads by op. Without --op, an op that lacks them (an axis, a uuid) is left out; one has them."""
+    """The chosen workloads by op. Without --op, ops without them (an axis, a uuid) are skipped, unless all are."""
     from ..catalog import trace_set, workloads
 
     _, preset = which.loaded(None)

@@ -1,4 +1,4 @@
-"""`gdn doctor`: what is here, what is missing for which command, and the command that mends it."""
+"""`gdn doctor`: what is installed, what is missing for which command, and how to install it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from . import options as o
 
 
 def doctor(dataset: o.Dataset = None, json: o.AsJson = False) -> None:
-    """Say what is here, what is missing, and how to get it."""
+    """Show what this machine has, what is missing, and how to get it."""
     from ..report import terminal
     from ..run import doctor as d
 
     findings = d.examine(dataset, o.machine())
-    terminal.show_doctor(findings, json)
+    terminal.show_doctor(findings, d.summary(findings), json)
     raise typer.Exit(errors.MISSING if any(f["state"] == "bad" for f in findings) else errors.OK)

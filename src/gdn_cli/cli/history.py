@@ -1,4 +1,4 @@
-"""`gdn history`: the benches of this user over time."""
+"""`gdn history`: this user's benches over time."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from . import options as o
 
 Files = Annotated[Optional[list[Path]], typer.Argument(metavar="[FILE]...", help="Record files, with --import.")]
 Names = Annotated[
-    Optional[str], typer.Option("--algo", metavar="NAME[,NAME...]", help="The times of these algos over commits.")
+    Optional[str], typer.Option("--algo", metavar="NAME[,NAME...]", help="Show the times of these algos over commits.")
 ]
-Tier = Annotated[Optional[str], typer.Option("--tier", metavar="T", help="Only this tier.")]
+Tier = Annotated[Optional[str], typer.Option("--tier", metavar="TIER", help="Only this tier.")]
 On = Annotated[Optional[str], typer.Option("--device", metavar="TEXT", help="Only devices with TEXT in their name.")]
 Runs = Annotated[int, typer.Option("-n", metavar="N", min=1, help="With --algo: the last N runs of each table.")]
-Import = Annotated[bool, typer.Option("--import", help="Take in record files (each comes in once).")]
+Import = Annotated[bool, typer.Option("--import", help="Add record files (each only once).")]
 Export = Annotated[
     Optional[str],
     typer.Option("--export", metavar="FILE|-", help="Write the records: .csv, .jsonl, or - for JSON lines on stdout."),
@@ -40,9 +40,9 @@ def history(
     forget: Forget = None,
     json: o.AsJson = False,
 ) -> None:
-    """Show the benches kept so far: all algos, or some algos' times over commits.
+    """Show your benches: all algos, or some algos' times over commits.
 
-    Every bench is kept, in the user's data folder (GDN_HOME moves it).
+    Every bench is saved, in the user's data folder (GDN_HOME moves it).
     """
     from ..catalog.registry import names as listed
     from ..records import history as store
@@ -54,12 +54,12 @@ def history(
     where = store.Filter(names, op, tier, device)
     other = bool(export) or where != store.Filter()
     if import_ and other:
-        raise errors.UsageError("--import goes with nothing else", hint="gdn history --import FILE...")
+        raise errors.UsageError("--import excludes other options", hint="gdn history --import FILE...")
     if import_ != bool(files):
-        wrong = "--import needs files" if import_ else f"{files[0]}: a file, and nothing to do with it"
+        wrong = "--import needs files" if import_ else f"{files[0]}: files are only for --import"
         raise errors.UsageError(wrong, hint="gdn history --import FILE...")
     if forget is not None and (import_ or other):
-        raise errors.UsageError("--forget goes with nothing else", hint="gdn history --forget RUN")
+        raise errors.UsageError("--forget excludes other options", hint="gdn history --forget RUN")
     if export and export != "-" and Path(export).suffix not in _EXPORTS:
         raise errors.UsageError(f"--export {export}: expected - or a name that ends in {', '.join(_EXPORTS)}")
     if export == "-" and json:
@@ -68,7 +68,7 @@ def history(
     kept = store.History()
     try:
         if import_:
-            found = [(path, store_module.load(path)) for path in files]  # all are read before any is kept
+            found = [(path, store_module.load(path)) for path in files]  # read all before adding any
             shown.show_imported([(path, kept.keep(document, path)) for path, document in found], json)
         elif forget is not None:
             shown.show_forgotten(kept.forget(forget), json)
@@ -78,7 +78,7 @@ def history(
                 shown.show_exported(count, export, json)
         else:
             series = kept.series()
-            empty = "nothing that is kept fits these options" if series else shown.EMPTY
+            empty = "nothing in the history matches these options" if series else shown.EMPTY
             if names:
                 shown.show_timeline(store.timeline(series, where, n), json, empty)
             else:

@@ -1,4 +1,4 @@
-"""`gdn modal`: run, bench and profile on a GPU that Modal rents out; setup, status and logs around them."""
+"""`gdn modal`: run, bench and profile on a GPU rented from Modal; setup, status and logs."""
 
 from __future__ import annotations
 
@@ -13,57 +13,59 @@ import typer
 from .. import errors
 from . import options as o
 from .bench import Work, carry_out
+from .help import App
 
 T = TypeVar("T")
-modal = typer.Typer(
-    name="modal", help="Run on a GPU at Modal what runs here otherwise.", no_args_is_help=True, rich_markup_mode=None
-)
+modal = App(name="modal", help="Run, bench and profile on a rented GPU at Modal (needs an account; costs money).")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What is rented."""
+    """The rented machine."""
 
     gpu: Annotated[
         Optional[str],
-        typer.Option("--gpu", metavar="G", help="B200 (default), H200, H100!, B200:2, ...; another one is an error."),
+        typer.Option(
+            "--gpu", metavar="GPU", show_default="B200", help="H200, H100!, B200:2, ...; no other GPU is accepted."
+        ),
     ] = None
     image: Annotated[
-        Optional[str], typer.Option("--image", metavar="I", help="gdn (default), or flashinfer: the contest's own.")
+        Optional[str],
+        typer.Option("--image", metavar="gdn|flashinfer", show_default="gdn", help="flashinfer: the contest's."),
     ] = None
 
 
 @dataclass(frozen=True)
 class Containers(Machine):
-    """What is rented, and how the algos share it."""
+    """The rented machines, and how the algos share them."""
 
     parallel: Annotated[
-        int, typer.Option("--parallel", metavar="N", min=1, help="Containers side by side, an algo in each.")
+        int, typer.Option("--parallel", metavar="N", min=1, help="Up to N containers at a time, one algo in each.")
     ] = 1
     together: Annotated[
-        bool, typer.Option("--together", help="All in one container, the algos' calls taking turns, and who is faster.")
+        bool, typer.Option("--together", help="All in one container, with calls in turns, and a comparison.")
     ] = False
 
 
 @dataclass(frozen=True)
 class Errand:
-    """How long to wait for it."""
+    """How long to wait, and how to resume."""
 
     max_minutes: Annotated[
-        Optional[float], typer.Option("--max-minutes", metavar="M", min=1, help="Stop everything after so long.")
+        Optional[float], typer.Option("--max-minutes", metavar="MINUTES", min=1, help="Stop everything after that.")
     ] = None
     detach: Annotated[
-        bool, typer.Option("--detach", help="Send it off and leave; --resume FILE fetches what came of it.")
+        bool, typer.Option("--detach", help="Start it and return; --resume FILE fetches the results.")
     ] = False
     resume: Annotated[
         Optional[Path],
-        typer.Option("--resume", metavar="FILE", help="Go on with a run: fetch what was sent, and repeat what failed."),
+        typer.Option("--resume", metavar="FILE", help="Continue a run: fetch its results, and repeat what failed."),
     ] = None
 
 
 @dataclass(frozen=True)
 class Asked(o.Algos, o.Selection, o.Sampling, o.Place, Containers):
-    """What a run or a bench was asked for, as its file keeps it."""
+    """The options of a run or a bench, as saved in its file."""
 
     solutions: tuple[Path, ...] = ()
     strict: bool = False
@@ -71,13 +73,13 @@ class Asked(o.Algos, o.Selection, o.Sampling, o.Place, Containers):
 
 @dataclass(frozen=True)
 class AskedProfiles:
-    """The same of profiles: algos or packed solutions, and the folder for them."""
+    """The options of profiles: algos or packed solutions, and the folder for the profiles."""
 
     names: list[str]
     folder: Path
 
 
-_WITH_RESUME = ("max_minutes", "detach", "resume", "json", "out")  # it takes everything else from its file
+_WITH_RESUME = ("max_minutes", "detach", "resume", "json", "out")  # --resume takes everything else from its file
 
 
 @modal.command()
@@ -93,8 +95,9 @@ def run(
     tier: o.Tier = None,
     timeout: o.Timeout = 300.0,
 ) -> None:
-    """Check and time algos with the official harness's settings: its calls and trials, all of its workloads."""
-    asked = _asked(solutions, algos, which, rented, tier=tier, timeout=timeout)
+    """Check and time algos as the contest does: its number of calls and trials, all its workloads."""
+    algos, files = algos.also(solutions)
+    asked = _asked(files, algos, which, rented, tier=tier, timeout=timeout)
     raise typer.Exit(_carried("run", ctx, asked, errand, output))
 
 
@@ -112,17 +115,18 @@ def bench(
     solutions: o.Solutions = None,
     strict: o.Strict = False,
 ) -> None:
-    """`gdn bench`, at Modal: check algos, then time them beside the reference and the floors."""
-    asked = _asked(solutions, algos, which, sampling, place, rented, strict=strict)
+    """`gdn bench` at Modal: check algos, then time them, the reference and a plain copy."""
+    algos, files = algos.also(solutions)
+    asked = _asked(files, algos, which, sampling, place, rented, strict=strict)
     raise typer.Exit(_carried("bench", ctx, asked, errand, output))
 
 
-def _asked(solutions: list[Path] | None, *groups: Any, **more: Any) -> Asked:
-    """All of it, with absolute paths: --resume may be called elsewhere."""
+def _asked(solutions: list[Path], *groups: Any, **more: Any) -> Asked:
+    """All options, with absolute paths because --resume may be called in another folder."""
     for group in groups:
         more |= asdict(group)
     more["dataset"] = more["dataset"] and more["dataset"].absolute()
-    return Asked(**more, solutions=tuple(path.absolute() for path in solutions or []))
+    return Asked(**more, solutions=tuple(path.absolute() for path in solutions))
 
 
 def _carried(command: str, ctx: typer.Context, asked: Asked, errand: Errand, output: o.Output) -> int:
@@ -143,7 +147,7 @@ def _carried(command: str, ctx: typer.Context, asked: Asked, errand: Errand, out
 
 
 def _resumed(ctx: typer.Context, file: Path, form: type[T], *commands: str) -> tuple[Any, T]:
-    """The document of the run that --resume goes on with: one of these commands', and what it was asked for."""
+    """The document of the run to resume, and its options. It must be of one of `commands`."""
     from ..remote import resume
 
     old = resume.read(file)
@@ -161,7 +165,7 @@ def _resumed(ctx: typer.Context, file: Path, form: type[T], *commands: str) -> t
 
 
 def _left(writer: Any, code: int) -> bool:
-    """Say how to go on with a run that did not bring everything home; True where some of it is still at Modal."""
+    """Tell the user how to continue an incomplete run. Returns whether calls are still running at Modal."""
     from ..report import screen
 
     if writer is None:
@@ -171,11 +175,11 @@ def _left(writer: Any, code: int) -> bool:
     if rented.calls:
         writer.keep()
         if writer.unsaved:
-            screen.say(f"the run could not be kept: {writer.unsaved}")
+            screen.say(f"the run could not be saved: {writer.unsaved}")
         screen.say(f"left running at Modal; fetch it with: {again}")
         return True
     if code in (errors.REMOTE, errors.INTERRUPTED) and writer.document.records:
-        screen.say(f"to repeat what is lacking: {again}")
+        screen.say(f"to repeat what is missing: {again}")
     return False
 
 
@@ -189,21 +193,21 @@ def _engine(rented: Containers, errand: Errand, command: str, asked: Asked | Ask
         errand.detach,
     )  # fmt: skip
     if rent.gpu.count > 1:
-        screen.say(f"{rent.gpu}: the container gets {rent.gpu.count} GPUs, and gdn works on the first")
+        screen.say(f"{rent.gpu}: the container gets {rent.gpu.count} GPUs, and gdn uses the first")
     return engine.Engine(found, rent, screen.say, command, asked, old)
 
 
 @dataclass(frozen=True)
 class Look:
-    """What to look at, and with what."""
+    """The workload to profile, and the tool."""
 
     workload: o.OneWorkload = None
     tool: Annotated[
         str,
-        typer.Option("--tool", metavar="T", help="torch, proton, or (if Modal lets you) ncu, sanitizer."),
+        typer.Option("--tool", metavar="TOOL", help="torch, proton, or (if Modal lets you) ncu, sanitizer."),
     ] = "torch"
     check: Annotated[
-        Optional[str], typer.Option("--check", metavar="C[,C]", help="sanitizer: memcheck, racecheck, ...")
+        Optional[str], typer.Option("--check", metavar="CHECK[,CHECK...]", help="sanitizer: memcheck, racecheck, ...")
     ] = None
     l2: o.L2 = "cold"
     seconds: o.Seconds = None
@@ -219,15 +223,14 @@ def profile(
     rented: Machine,
     errand: Errand,
     names: Annotated[
-        Optional[list[str]], typer.Argument(metavar="[A [B]]", help="Algos or packed solutions, or kept profiles.")
+        Optional[list[str]], typer.Argument(metavar="[A [B]]", help="Algos, packed solutions, or saved profiles.")
     ] = None,
     timeout: o.Timeout = 300.0,
     json: o.AsJson = False,
     out: Annotated[Optional[Path], typer.Option("--out", metavar="DIR", help="The folder of profiles.")] = None,
 ) -> None:
-    """`gdn profile`, at Modal: one algo on one workload, or two and what differs. The folder is kept here."""
+    """`gdn profile` at Modal: one algo on one workload, or the differences of two. The folder is saved here."""
     from .. import paths, profilers
-    from ..catalog import registry
     from ..profile import session
     from ..remote import engine, profiles
     from . import profile as here
@@ -243,7 +246,7 @@ def profile(
     work = _engine(Containers(rented.gpu, rented.image, together=True), errand, "profile", asked)
 
     def profiled(live: list[str]) -> Any:
-        known = registry.load(algos.algos)
+        known = algos.known()
         found = session.subjects(known, live, algos.op, look.tool, look.workload, look.dataset, "cuda", engine.place)[1]
         yield from profiles.made(work, found, settings)
 
@@ -253,14 +256,14 @@ def profile(
 
 
 def _sent_off(work: Any, names: list[str], folder: Path, profiled: Callable[[list[str]], Any], json: bool) -> int:
-    """Leave profiles at Modal, and a file with what it takes to fetch them."""
+    """Start profiles at Modal, and write a file that --resume takes to fetch them."""
     from ..profile import session
     from ..records import store
     from ..report import screen
 
     live = [name for name in names if session.find(name, folder) is None]
     if not live:
-        raise errors.UsageError(f"{' and '.join(names)}: kept here already", hint="drop --detach to see it")
+        raise errors.UsageError(f"{' and '.join(names)}: already saved here", hint="drop --detach to see it")
     writer = store.open_document("profile", {}, None)
     work.note(writer.document)
     try:
@@ -273,7 +276,7 @@ def _sent_off(work: Any, names: list[str], folder: Path, profiled: Callable[[lis
 
 
 def _fetched(ctx: typer.Context, errand: Errand, out: Path | None, json: bool) -> int:
-    """Show the profiles that were left there. The file is of no more use once they have come, or are lost."""
+    """Fetch and show profiles started with --detach. Removes their file once they are here, or lost."""
     from ..remote import profiles
     from .profile import looked_at
 
@@ -289,7 +292,7 @@ def _fetched(ctx: typer.Context, errand: Errand, out: Path | None, json: bool) -
         if not work.sent:
             file.unlink(missing_ok=True)
         raise
-    if code != errors.MISSING:  # else they could not be kept here
+    if code != errors.MISSING:  # otherwise they could not be saved here
         file.unlink(missing_ok=True)
     return code
 
@@ -300,12 +303,12 @@ def setup(
     op: o.OpName = None,
     preset: o.PresetName = None,
     n: o.First = None,
-    no_data: Annotated[bool, typer.Option("--no-data", help="The token and the volumes only.")] = False,
+    no_data: Annotated[bool, typer.Option("--no-data", help="Only the token and the volumes.")] = False,
     json: o.AsJson = False,
 ) -> None:
     """Check the token, make the volumes, upload the data set (the twins, or --dataset DIR). Safe to repeat.
 
-    The data set is for --dataset and for the contest's own tools; twins are drawn in the container, and need none.
+    Only --dataset and the contest's tools need the data set; twins are otherwise generated in the container.
     """
     import tempfile
 
@@ -319,7 +322,7 @@ def setup(
         def twins() -> Path | None:
             if no_data:
                 return None
-            screen.say("data set: drawing the twins")
+            screen.say("data set: generating the twins")
             written(Path(folder), o.Algos(op=op), o.Workloads(preset=preset, n=n))
             return Path(folder)
 
@@ -327,12 +330,12 @@ def setup(
     if json:
         screen.show_json(msgspec.to_builtins(done))
     else:
-        screen.say(f"ready: {done.uploaded} files uploaded, {done.kept} were there")
+        screen.say(f"ready: {done.uploaded} files uploaded, {done.kept} already there")
 
 
 @modal.command()
 def status(json: o.AsJson = False) -> None:
-    """The apps that are alive at Modal, and the runs that were left there."""
+    """Show the apps that are running at Modal, and the runs left there."""
     from ..remote import resume, settings
     from ..report import terminal
 
@@ -344,7 +347,7 @@ def logs(
     app: Annotated[Optional[str], typer.Argument(metavar="[APP]", help="An app's id; the newest without it.")] = None,
     lines: Annotated[int, typer.Option("-n", metavar="N", min=1, help="The last N lines.")] = 100,
 ) -> None:
-    """What an app's containers wrote."""
+    """Show the output of an app's containers."""
     from ..remote import resume, settings
     from ..report import screen
 

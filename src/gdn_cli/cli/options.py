@@ -1,4 +1,4 @@
-"""Options that several commands share: groups, each written once as a dataclass, and what they mean together.
+"""Options shared by several commands, in groups (dataclasses), with checks that involve several options.
 
 A command takes a group as one parameter, and `@grouped` makes options of its fields:
 
@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import os
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -33,14 +34,35 @@ if TYPE_CHECKING:
 G, R = TypeVar("G"), TypeVar("R")
 MACHINE: ContextVar[Machine | None] = ContextVar("MACHINE", default=None)
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
-OpName = Annotated[Optional[str], typer.Option("--op", metavar="OP", help="Which op, such as gdn_prefill.")]
+
+def algos_like(incomplete: str) -> list[str]:
+    """The names of algos for the shell's completion, for the part after the last comma."""
+    from .. import paths
+
+    before, comma, begun = incomplete.rpartition(",")
+    own = [Path(part) for part in os.environ.get("GDN_ALGOS", "").split(os.pathsep) if part]
+    found = {file.parent for folder in (*own, paths.ALGOS_DIR) for file in folder.glob("*/*/algo.toml")}
+    names = {f"{folder.parent.name}/{folder.name}" if "/" in begun else folder.name for folder in found}
+    return [before + comma + name for name in sorted(names) if name.startswith(begun)]
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else.")]
+OpName = Annotated[Optional[str], typer.Option("--op", metavar="OP", help="The op, such as gdn_prefill.")]
+Heads = Annotated[
+    Optional[str],
+    typer.Option("--heads", metavar="QK/V", help="Query/key and value heads, such as 16/32. Default: the op's own."),
+]
 OwnAlgos = Annotated[
     Optional[str],
     typer.Option("--algos", envvar="GDN_ALGOS", metavar="DIR", help="Your own folder of <op>/<algo>/algo.toml."),
 ]
 Solutions = Annotated[
-    Optional[list[Path]], typer.Argument(metavar="[SOLUTION.json]...", help="Packed solutions, anyone's.")
+    Optional[list[str]],
+    typer.Argument(
+        metavar="[ALGO|SOLUTION.json]...",
+        autocompletion=algos_like,
+        help="Algos by name, as with --algo, or packed solutions.",
+    ),
 ]
 Gpus = Annotated[
     Optional[str],
@@ -48,12 +70,12 @@ Gpus = Annotated[
         "--gpus",
         metavar="N[,N...]",
         help="Spread the algos over these GPUs, or `all`; with fewer algos than GPUs, the workloads. "
-        "Ratios stay on one GPU, and so does a size that is tuned.",
+        "Ratios are taken on one GPU, and a size is tuned on one.",
     ),
 ]
 OneWorkload = Annotated[
     Optional[str],
-    typer.Option("--workload", "-w", metavar="W", help="An index, a uuid prefix, or axes (batch_size=64)."),
+    typer.Option("--workload", "-w", metavar="WHICH", help="An index, a uuid prefix, or axes (batch_size=64)."),
 ]
 Dataset = Annotated[
     Optional[Path],
@@ -61,10 +83,14 @@ Dataset = Annotated[
 ]
 Tier = Annotated[
     Optional[str],
-    typer.Option("--tier", metavar="T[,T...]", help="cupti, events, graph, nvbench, fib (GPU), wall (CPU), or `all`."),
+    typer.Option(
+        "--tier", metavar="TIER[,TIER...]", help="cupti, events, graph, nvbench, fib (GPU), wall (CPU), or `all`."
+    ),
 ]
-Timeout = Annotated[float, typer.Option("--timeout", metavar="S", min=1.0, help="Seconds that one algo may take.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Probe for cheats and faults on every workload; no fall-back.")]
+Timeout = Annotated[
+    float, typer.Option("--timeout", metavar="SECONDS", min=1.0, help="The most seconds that one algo may take.")
+]
+Strict = Annotated[bool, typer.Option("--strict", help="Probe for cheats and faults on every workload; no fallback.")]
 First = Annotated[Optional[int], typer.Option("-n", metavar="N", min=1, help="The first N workloads of the selection.")]
 PresetName = Annotated[
     Optional[str],
@@ -72,73 +98,103 @@ PresetName = Annotated[
 ]
 InPlace = Annotated[
     bool,
-    typer.Option("--in-place", help="Outputs overwrite the inputs that the op says they may: decode's state."),
+    typer.Option("--in-place", help="Outputs overwrite inputs where the op allows it: decode's state."),
 ]
 BatchInvariant = Annotated[
     bool,
-    typer.Option(
-        "--batch-invariant", help="Builds whose bits of a sequence do not depend on its neighbours: NAME@invariant."
-    ),
+    typer.Option("--batch-invariant", help="Builds that give a sequence the same bits in any batch: NAME@invariant."),
 ]
-L2 = Annotated[str, typer.Option("--l2", metavar="STATE", help="The GPU's L2 before each call: cold or warm.")]
+L2 = Annotated[str, typer.Option("--l2", metavar="cold|warm", help="State of the GPU's L2 cache before each call.")]
 Seconds = Annotated[
     Optional[float],
-    typer.Option("--seconds", metavar="S", min=0.01, help="How long to sample each measurement at most."),
+    typer.Option(
+        "--seconds",
+        metavar="SECONDS",
+        min=0.01,
+        show_default="the preset's",
+        help="The most seconds of sampling for a measurement.",
+    ),
 ]
 
 
 @dataclass(frozen=True)
 class Algos:
-    """Which algos, and where they are looked up."""
+    """Which algos, and the folder to look in."""
 
     algo: Annotated[
         Optional[str],
         typer.Option(
-            "--algo", envvar="ALGO", metavar="NAME[,NAME...]", help="Algos by name, or `all` of --op (else of decode)."
+            "--algo",
+            envvar="ALGO",
+            metavar="NAME[,NAME...]",
+            autocompletion=algos_like,
+            help="Algos by name, or `all` of --op (default: of decode).",
         ),
     ] = None
     op: OpName = None
+    heads: Heads = None
     algos: OwnAlgos = None
+
+    def known(self) -> Registry:
+        from ..catalog import registry
+
+        return registry.load(self.algos, self.heads)
+
+    def also(self, given: list[str] | None) -> tuple[Algos, list[Path]]:
+        """These with the algos named as arguments (which replace those in the variable ALGO), and the packed files."""
+        files = [Path(name) for name in given or [] if _is_file(name)]
+        named = [name for name in given or [] if not _is_file(name)]
+        for name in named:
+            if (Path(name) / "algo.toml").is_file() and "/" in name.strip("/"):
+                raise UsageError(f"{name} is an algo's folder", hint=f"name the algo: {Path(name).resolve().name}")
+        if named and self.algo and self.algo != os.environ.get("ALGO"):
+            named.append(self.algo)
+        return (dataclasses.replace(self, algo=",".join(named)) if named else self), files
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith((".json", ".toml", ".html")) or name[:1] in "./~" or Path(name).is_file()
 
 
 @dataclass(frozen=True)
 class OneAlgo(Algos):
-    """Which algo, for a command that takes one."""
+    """The algo, for a command that takes one."""
 
-    algo: Annotated[Optional[str], typer.Option("--algo", envvar="ALGO", metavar="NAME", help="The algo's name.")] = (
-        None
-    )
+    algo: Annotated[
+        Optional[str],
+        typer.Option("--algo", envvar="ALGO", metavar="NAME", autocompletion=algos_like, help="The algo's name."),
+    ] = None
 
     def one(self, command: str) -> str:
-        """Its name; UsageError where there is none, or more than one."""
+        """Its name. Raises UsageError if there is none, or more than one."""
         if not self.algo:
             raise UsageError("which algo?", hint=f"gdn {command} --algo NAME; `gdn list` shows all")
         if "," in self.algo or self.algo == "all":
-            raise UsageError(f"{command} takes one algo, not '{self.algo}'", hint="call it once for each")
+            raise UsageError(f"{command} takes one algo, not '{self.algo}'", hint="run it once for each")
         return self.algo
 
 
 @dataclass(frozen=True)
 class Workloads:
-    """Which of the workloads that gdn knows itself."""
+    """Which of gdn's own workloads."""
 
     workload: Annotated[
         Optional[list[str]],
         typer.Option(
             "--workload",
             "-w",
-            metavar="W",
-            help="An index, a range (0-9), a uuid prefix, or axes (batch_size=64). Repeat.",
+            metavar="WHICH",
+            help="An index, a range (0-9), a uuid prefix, or axes (batch_size=64). Repeatable.",
         ),
     ] = None
     n: First = None
     preset: PresetName = None
 
-    dataset: ClassVar[Path | None] = None  # what the groups below have an option for
+    dataset: ClassVar[Path | None] = None  # options of the derived groups
     stress: ClassVar[bool] = False
 
     def loaded(self, otherwise: str | None = "quick") -> tuple[str | None, Preset | None]:
-        """The name of the preset in use, and the preset: `otherwise` where nothing else says which workloads."""
+        """The preset in use, as (name, preset): `otherwise` if no option chooses workloads."""
         from ..catalog import presets
 
         if self.stress and (self.preset or self.dataset):
@@ -151,7 +207,7 @@ class Workloads:
         return name, presets.load_preset(name) if name else None
 
     def official(self) -> tuple[str, Preset]:
-        """The same with the contest's counts: all of its workloads where nothing else says which."""
+        """The same with the contest's counts, and all its workloads if no option chooses some."""
         from ..catalog import presets
 
         contest = presets.load_preset("contest")
@@ -160,7 +216,7 @@ class Workloads:
         return self.preset or contest.name, counts
 
     def parts(self, known: Registry, entries: list[Entry], preset: Preset | None, plan: PlanFields) -> list[Part]:
-        """The algos by op, each op with its workloads; `plan` goes before the preset's (planning.parts)."""
+        """The algos by op, each op with its workloads; `plan` overrides the preset's (planning.parts)."""
         from ..run import planning
 
         if self.stress:
@@ -173,7 +229,7 @@ class Workloads:
 
 @dataclass(frozen=True)
 class Selection(Workloads):
-    """Which workloads, gdn's own or a folder's."""
+    """Which workloads, from gdn or from a folder."""
 
     dataset: Dataset = None
 
@@ -184,7 +240,7 @@ class HardInputs(Selection):
 
     stress: Annotated[
         bool,
-        typer.Option("--stress", help="Hard inputs of the op's config, in place of workloads; --workload names some."),
+        typer.Option("--stress", help="The op's hard inputs in place of workloads; --workload chooses some."),
     ] = False
 
 
@@ -198,14 +254,15 @@ class Sampling:
         Optional[float],
         typer.Option(
             "--target",
-            metavar="X",
-            help="Sample until medians are known to this share (0.01), ratios to 0.005.",
+            metavar="SHARE",
+            show_default="0.01; 0.005 for ratios",
+            help="Sample until medians and ratios are known this precisely.",
         ),
     ] = None
     seconds: Seconds = None
 
     def checked(self) -> tuple[tuple[str, ...], PlanFields]:
-        """The tiers that were asked for, and what goes before a preset's settings. Raises UsageError."""
+        """The tiers asked for, and the overrides of a preset's settings. Raises UsageError for invalid values."""
         from ..catalog.tiers import TIERS
 
         check_choice("l2 state", self.l2, ("cold", "warm"))
@@ -215,20 +272,20 @@ class Sampling:
         tiers = listed(self.tier)
         for name in tiers:
             check_choice("tier", name, [*TIERS, "all"])
-        counts = {"iterations": None} if self.bounds else {}  # a preset's exact counts no longer hold
+        counts = {"iterations": None} if self.bounds else {}  # exact counts of a preset do not apply then
         return tiers, {"l2": self.l2} | counts | self.bounds
 
     @property
     def bounds(self) -> PlanFields:
-        """Of --seconds and --target those that were given."""
+        """Those of --seconds and --target that were given."""
         return {name: value for name in ("seconds", "target") if (value := getattr(self, name))}
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where algos run, and for how long at most."""
+    """Where algos run, and their time limit."""
 
-    device: Annotated[str, typer.Option("--device", metavar="D", help="auto, cuda or cpu.")] = "auto"
+    device: Annotated[str, typer.Option("--device", metavar="auto|cuda|cpu", help="auto: cuda, else cpu.")] = "auto"
     timeout: Timeout = 300.0
 
     def __post_init__(self) -> None:
@@ -236,7 +293,7 @@ class Place:
         check_finite("--timeout", self.timeout)
 
     def on(self, gpus: str | None) -> tuple[tuple[Any, ...], str]:
-        """The GPUs of --gpus, () without it; and the device, which with it can only be a GPU."""
+        """The GPUs of --gpus (() without it), and the device, which is cuda with it."""
         if gpus is None:
             return (), self.device
         if self.device == "cpu":
@@ -246,19 +303,19 @@ class Place:
 
 @dataclass(frozen=True)
 class Trust:
-    """How far the algos are trusted."""
+    """How much the algos are trusted."""
 
     strict: Strict = False
     sandbox: Annotated[
         bool,
         typer.Option(
             "--sandbox",
-            help="Run the algos' code in bubblewrap: no network, no home, read-only but for its own folder.",
+            help="Run the algos' code in bubblewrap: no network, no home, read-only except its own folder.",
         ),
     ] = False
 
     def tell(self, solutions: list[Path]) -> None:
-        """Say once whose rights packed files get, before any of their code runs. MissingError: no sandbox here."""
+        """Warn that packed files run with the user's rights. Raises MissingError if --sandbox finds no bubblewrap."""
         from ..report import screen
         from ..runner import sandbox as bubblewrap
 
@@ -273,14 +330,14 @@ class Trust:
 
 @dataclass(frozen=True)
 class Output:
-    """Where the result goes."""
+    """Where the results go."""
 
     json: AsJson = False
     out: Annotated[Optional[Path], typer.Option("--out", metavar="FILE", help="Write the records to FILE.")] = None
 
 
 def machine() -> Machine:
-    """The machine that the command works on: made once for it, if whoever called the program has not brought one."""
+    """The machine that the command uses: made once, if main() was not given one."""
     from ..machine.inventory import Machine
 
     if MACHINE.get() is None:
@@ -290,6 +347,8 @@ def machine() -> Machine:
 
 def check_choice(kind: str, value: str, known: Any) -> None:
     if value not in known:
+        if value == "gpu" and "cuda" in known:
+            raise UsageError(f"unknown {kind} 'gpu'", hint="did you mean cuda?")
         raise unknown(kind, value, known)
 
 
@@ -307,7 +366,7 @@ def listed(text: str | None) -> tuple[str, ...]:
 
 
 def grouped(command: Callable[..., R]) -> Callable[..., R]:
-    """The command as typer takes it: each parameter that is a dataclass becomes one option for each of its fields."""
+    """The command for typer: each parameter that is a dataclass becomes an option per field."""
     hints = get_type_hints(command, include_extras=True)
     parameters, groups = [], {}
     for name, parameter in inspect.signature(command).parameters.items():
@@ -336,5 +395,5 @@ def grouped(command: Callable[..., R]) -> Callable[..., R]:
 
 
 def pick(group: type[G], values: Mapping[str, Any]) -> G:
-    """A group from values by name, of which it takes its own."""
+    """Make a group from the values with its fields' names."""
     return group(**{field.name: values[field.name] for field in dataclasses.fields(group) if field.name in values})

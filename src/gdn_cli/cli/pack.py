@@ -1,4 +1,4 @@
-"""`gdn pack`: solution.json for flashinfer-bench, and the proof that it stands alone."""
+"""`gdn pack`: write solution.json for flashinfer-bench, and prove that it needs nothing else."""
 
 from __future__ import annotations
 
@@ -15,29 +15,34 @@ from . import options as o
 def pack(
     algos: o.OneAlgo,
     out: Annotated[
-        Optional[Path], typer.Option("--out", "-o", metavar="FILE", help="Where to write (else solution.json here).")
+        Optional[Path],
+        typer.Option("--out", "-o", metavar="FILE", show_default="solution.json", help="The file to write."),
     ] = None,
-    name: Annotated[Optional[str], typer.Option("--name", help="The solution's name (else <op>-<algo>).")] = None,
-    author: Annotated[Optional[str], typer.Option("--author", help="The solution's author, such as your team.")] = None,
+    name: Annotated[
+        Optional[str], typer.Option("--name", metavar="NAME", show_default="<op>-<algo>", help="The solution's name.")
+    ] = None,
+    author: Annotated[
+        Optional[str],
+        typer.Option("--author", metavar="NAME", show_default="gdn", help="The solution's author, such as your team."),
+    ] = None,
     prove: Annotated[bool, typer.Option("--prove", help="Load, build and run the file in a clean process.")] = False,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="S", min=1.0, help="Seconds that the proof may take.")
+        float, typer.Option("--timeout", metavar="SECONDS", min=1.0, help="The most seconds that the proof may take.")
     ] = 300.0,
     json: o.AsJson = False,
 ) -> None:
-    """Pack one algo into a solution.json that flashinfer-bench takes."""
+    """Pack one algo into a solution.json for flashinfer-bench."""
     import json as j
 
     from .. import files
     from ..catalog import pack as p
-    from ..catalog import registry
     from ..report import screen, terminal
 
-    known = registry.load(algos.algos)
+    known = algos.known()
     found = known.find(algos.one("pack"), algos.op)
     if found.setup:
         raise errors.UsageError(
-            f"{found.full_name} does work that is in no time ({found.setup}): no judge would run it",
+            f"{found.full_name} does work that is not timed ({found.setup}): the contest would not run it",
             hint="do that work in the entry point, and drop `setup` from algo.toml",
         )
     solution = p.pack(found, known.ops[found.op], name=name, author=author or p.AUTHOR)
@@ -46,8 +51,11 @@ def pack(
     if to_stdout and json:
         raise errors.UsageError("--json has stdout to itself", hint="drop --json, or name another file with -o")
     if prove and files.place(file).stream:
-        raise errors.UsageError(f"--prove reads the file back, and {file} keeps nothing", hint="-o names a file")
+        raise errors.UsageError(f"--prove reads the file back, and {file} is not a file", hint="name a file with -o")
+    replaced = not to_stdout and file.is_file()
     files.write(file, j.dumps(solution, indent=2) + "\n")
+    if replaced:
+        screen.say(f"replaced {file}")
     summary = {"file": str(file), "name": solution["name"], "definition": solution["definition"]}
     summary |= {
         "source_hash": p.source_hash(solution),

@@ -15,29 +15,35 @@ from . import options as o
 
 @dataclass(frozen=True)
 class Look:
-    """What to look at, and with what."""
+    """The workload to profile, and the tool."""
 
     workload: o.OneWorkload = None
     tool: Annotated[
         Optional[str],
-        typer.Option("--tool", metavar="T", help="ncu, proton, torch, nsys, sanitizer (GPU), cpu, or sass (neither)."),
+        typer.Option(
+            "--tool", metavar="TOOL", help="ncu, proton, torch, nsys, sanitizer (GPU), cpu, or sass (neither)."
+        ),
     ] = None
     arch: Annotated[
-        Optional[str], typer.Option("--arch", metavar="A[,A]", help="sass: compile for these, such as sm_90a,sm_100a.")
+        Optional[str],
+        typer.Option("--arch", metavar="ARCH[,ARCH...]", help="sass: targets to compile for, such as sm_90a,sm_100a."),
     ] = None
     check: Annotated[
         Optional[str],
-        typer.Option("--check", metavar="C[,C]", help="sanitizer: memcheck, racecheck, initcheck, synccheck."),
+        typer.Option(
+            "--check", metavar="CHECK[,CHECK...]", help="sanitizer: memcheck, racecheck, initcheck, synccheck."
+        ),
     ] = None
     clocks: Annotated[
-        str, typer.Option("--clocks", metavar="C", help="ncu: none leaves the GPU's clocks alone, base locks them.")
+        str,
+        typer.Option("--clocks", metavar="none|base", help="ncu: `base` locks the GPU's clocks, `none` does not."),
     ] = "none"
     l2: o.L2 = "cold"
     seconds: o.Seconds = None
     dataset: o.Dataset = None
 
     def settings(self, place: o.Place, folder: Path) -> Any:
-        """What was asked for, checked before anything runs (profiling.Settings)."""
+        """The settings (session.Settings), checked before anything runs."""
         from .. import profilers
         from ..profile import session
 
@@ -50,7 +56,7 @@ class Look:
         o.check_choice("clocks", self.clocks, ("none", "base"))
         o.Sampling(l2=self.l2, seconds=self.seconds).checked()
         if tool and place.device != "auto" and place.device not in (modes := profilers.TOOLS[tool].modes):
-            where = f"looks at what runs on {' or '.join(modes)}" if modes else "runs nothing"
+            where = f"profiles code on {' or '.join(modes)}" if modes else "runs nothing"
             raise errors.UsageError(f"--tool {tool} {where}", hint=f"drop --device {place.device}")
         archs = tuple(profilers.module("sass").parse_arch(a) for a in o.listed(self.arch))
         checks = profilers.module("sanitizer").checks(o.listed(self.check)) if tool == "sanitizer" else ()
@@ -66,17 +72,22 @@ def profile(
     place: o.Place,
     names: Annotated[
         Optional[list[str]],
-        typer.Argument(metavar="[A [B]]", help="Algos or packed solutions, or profiles that are kept."),
+        typer.Argument(
+            metavar="[A [B]]", autocompletion=o.algos_like, help="Algos, packed solutions, or saved profiles."
+        ),
     ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="The profiles that are kept.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the saved profiles.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Every figure of every kernel; else three or more get a row each.")
+    ] = False,
     json: o.AsJson = False,
     out: Annotated[
         Optional[Path], typer.Option("--out", metavar="DIR", help="The folder of profiles, instead of gdn's own.")
     ] = None,
 ) -> None:
-    """Look at one algo on one workload with a profiler, and say what holds it back; or at two, and what differs.
+    """Profile one algo on one workload, and show what limits it; or profile two, and show the differences.
 
-    What came of it is kept: `gdn profile --list` names the folders, `gdn profile NAME` shows one again.
+    Profiles are saved: `gdn profile --list` lists them, `gdn profile NAME` shows one again.
     """
     from .. import paths
     from ..profile import session
@@ -92,9 +103,8 @@ def profile(
         raise typer.Exit(errors.MISSING if damaged else errors.OK)
 
     def profiled(live: list[str]) -> Iterator[Any]:
-        from ..catalog import registry
 
-        settings, known = look.settings(place, folder), registry.load(algos.algos)
+        settings, known = look.settings(place, folder), algos.known()
         machine = o.machine()
         tool, found = session.subjects(
             known, live, algos.op, look.tool, look.workload, look.dataset, place.device, machine.place
@@ -103,11 +113,11 @@ def profile(
             for subject in found:
                 yield session.run(subject, replace(settings, tool=tool), progress, screen.say, machine)
 
-    raise typer.Exit(looked_at(named(names, algos.algo), folder, json, profiled))
+    raise typer.Exit(looked_at(named(names, algos.algo), folder, json, profiled, full))
 
 
 def named(names: list[str] | None, algo: str | None) -> list[str]:
-    """The one name or two that were given as arguments, or else by --algo."""
+    """One or two names, from the arguments or else from --algo."""
     from ..catalog.registry import names as listed
 
     names = names or listed(algo)
@@ -117,9 +127,15 @@ def named(names: list[str] | None, algo: str | None) -> list[str]:
     return names
 
 
-def looked_at(names: list[str], folder: Path, json: bool, profiled: Callable[[list[str]], Iterator[Any]]) -> int:
-    """Show the profiles of one name or two, and what differs; those that are not kept in `folder` are made by
-    `profiled(names)`. Returns the exit code."""
+def looked_at(
+    names: list[str],
+    folder: Path,
+    json: bool,
+    profiled: Callable[[list[str]], Iterator[Any]],
+    full: bool = True,
+) -> int:
+    """Show the profiles of one or two names, and the differences of two. `profiled(names)` makes those that are not
+    saved in `folder`. Returns the exit code."""
     from ..profile import differences, session
     from ..report import profile as shown
     from ..report import screen
@@ -131,12 +147,12 @@ def looked_at(names: list[str], folder: Path, json: bool, profiled: Callable[[li
         try:
             made.extend(profiled(live))
         except errors.GdnError:
-            if made and not json:  # the first of two is there, and worth its time
-                shown.show_profiles(made, None, json)
+            if made and not json:  # show the first of two if only the second failed
+                shown.show_profiles(made, None, json, full)
             raise
         profiles = [profile or made.pop(0) for profile in profiles]
     difference = differences.difference(*profiles) if len(profiles) == 2 else None
-    shown.show_profiles(profiles, difference, json)
+    shown.show_profiles(profiles, difference, json, full)
     for profile in profiles:
         if profile.unkept:
             screen.say(profile.unkept)

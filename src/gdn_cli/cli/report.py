@@ -1,4 +1,4 @@
-"""`gdn report`: a page, tables or a figure from records; and a README's own tables."""
+"""`gdn report`: a page, tables or a figure from records, and the tables inside Markdown files."""
 
 from __future__ import annotations
 
@@ -18,39 +18,40 @@ if TYPE_CHECKING:
     from ..report.markdown_blocks import Rendered
 
 Files = Annotated[
-    Optional[list[Path]], typer.Argument(metavar="[FILE.json]...", help="Records; a later file's replace an earlier's.")
+    Optional[list[Path]], typer.Argument(metavar="[FILE.json]...", help="Records; later files replace earlier ones.")
 ]
 Format = Annotated[
-    Optional[str], typer.Option("--format", "-f", metavar="F", help="html, md, csv or png; else by --out's name.")
+    Optional[str],
+    typer.Option("--format", "-f", metavar="html|md|csv|png|svg", help="The format; without it, by the name in --out."),
 ]
 To = Annotated[
     Optional[Path],
     typer.Option(
-        "--out", "-o", metavar="FILE", help="Where to; - is stdout. Without: report.html or .png, else stdout."
+        "--out", "-o", metavar="FILE", help="The file; - is stdout. Default: report.html, .png or .svg, else stdout."
     ),
 ]
 Title = Annotated[Optional[str], typer.Option("--title", metavar="TEXT", help="The heading of the page.")]
 Names = Annotated[
-    Optional[str], typer.Option("--algo", metavar="NAME[,NAME...]", help="These algos, in this order; floors stay.")
+    Optional[str], typer.Option("--algo", metavar="NAME[,NAME...]", help="These algos, in this order; the copy stays.")
 ]
-Tiers = Annotated[Optional[str], typer.Option("--tier", metavar="T[,T...]", help="These tiers only.")]
+Tiers = Annotated[Optional[str], typer.Option("--tier", metavar="TIER[,TIER...]", help="Only these tiers.")]
 Part = Annotated[
     Optional[str],
     typer.Option(
-        "--part", metavar="P[,P...]",
+        "--part", metavar="PART[,PART...]",
         help="times, latency, floor, ladder, spread, tiers, compare, score, checks, notes, environment.",
     ),
 ]  # fmt: skip
-Unit = Annotated[str, typer.Option("--unit", metavar="U", help="Of tables: us, ms, or auto (by magnitude).")]
+Unit = Annotated[str, typer.Option("--unit", metavar="us|ms|auto", help="Unit of times in tables; auto: by magnitude.")]
 Update = Annotated[
     Optional[Path],
-    typer.Option("--update", metavar="FILE.md", help="Write the <!-- gdn report ... --> blocks of FILE.md anew."),
+    typer.Option("--update", metavar="FILE.md", help="Rewrite the <!-- gdn report ... --> blocks of FILE.md."),
 ]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be made of which records."""
+    """The records, and the output."""
 
     files: Files = None
     format: Format = None
@@ -63,17 +64,17 @@ class Asked:
     unit: Unit = "auto"
 
     def kind(self, default: str) -> str:
-        """The format: --format, or what --out's name ends in."""
+        """The format: --format, or the suffix of --out."""
         name = self.format
         if name is None and self.out is not None and self.out.suffix:
             suffix = self.out.suffix[1:].lower()
             name = {"htm": "html", "markdown": "md"}.get(suffix, suffix)
         if name is not None:
-            o.check_choice("format", name, ("html", "md", "csv", "png"))
+            o.check_choice("format", name, ("html", "md", "csv", "png", "svg"))
         return name or default
 
     def book(self, algos: str | None = None, base: Path | None = None) -> Book:
-        """The records; relative names start from the folder `base`."""
+        """The records; relative names are in the folder `base`."""
         from ..catalog import registry
         from ..report import merge
 
@@ -89,8 +90,8 @@ class Asked:
     def made(self, book: Book, kind: str) -> bytes:
         from ..report import html, markdown, outline, table, tables
 
-        if kind == "png":
-            return self.png(book)[0]
+        if kind in ("png", "svg"):
+            return self.picture(book, kind)[0]
         if kind == "csv":
             return table.csv_text(tables.every_record(book)).encode()
         if kind == "md":
@@ -99,16 +100,17 @@ class Asked:
         parts = self.parts(html.PARTS, html.PARTS, "a page")
         return html.page(book, self.title or outline.title_of(book), parts, self.unit).encode()
 
-    def png(self, book: Book) -> tuple[bytes, str]:
-        """The one figure that was asked for, and its title with its origin."""
-        from ..report import drawing, figures
+    def picture(self, book: Book, kind: str) -> tuple[bytes, str]:
+        """The figure asked for, and its title with its origin."""
+        from ..report import figures, pictures
 
         parts = self.parts(figures.NAMES, ("latency",), "a figure")
         if len(parts) > 1:
-            raise errors.UsageError("a png holds one figure", hint="name one --part")
+            raise errors.UsageError(f"a {kind} holds one figure", hint="name one --part")
         drawn, heading = figures.one(book, parts[0])
         heading[0] = self.title or heading[0]
-        return drawing.png(drawn, heading), "; ".join(heading)
+        make = pictures.png if kind == "png" else pictures.svg_file
+        return make(drawn, heading), "; ".join(heading)
 
 
 @o.grouped
@@ -120,12 +122,12 @@ def report(asked: Asked, update: Update = None, algos: o.OwnAlgos = None, json: 
     from .. import units
     from ..files import is_stdout, write
     from ..report import findings, markdown_blocks
-    from ..report.screen import put, show_json
+    from ..report.screen import put, say, show_json
 
     out = asked.out
     if update:
         if asked.files or out or asked.format:
-            hint = "they stand in FILE.md's blocks"
+            hint = "the blocks in FILE.md have them"
             raise errors.UsageError("--update takes no files, --format and --out", hint=hint)
         said = markdown_blocks.update(update, _block)
         if json:
@@ -136,39 +138,44 @@ def report(asked: Asked, update: Update = None, algos: o.OwnAlgos = None, json: 
     wanted = not json or out or asked.format
     if wanted:
         made = asked.made(book, kind)
-        if out is None and kind in ("html", "png"):
+        if out is None and kind in ("html", "png", "svg"):
             out = Path(f"report.{kind}")
     to_stdout = out is None or str(out) == "-" or is_stdout(out)
     if json and wanted and to_stdout:
         raise errors.UsageError("--json has stdout to itself", hint="name a file with -o, or drop --format")
     if wanted and to_stdout:
-        bare = unguarded(sys.stdout).buffer  # bytes, and their text has passed the gate
+        bare = unguarded(sys.stdout).buffer  # bytes; their text is already escaped
         bare.write(made)
         bare.flush()
     elif wanted:
+        replaced = out.is_file()
         write(out, made)
+        if replaced:
+            say(f"replaced {out}")
     if json:
         show_json({"written": str(out) if wanted else None} | findings.to_json(book))
     elif not to_stdout:
         put(str(out))
+        if kind == "html":
+            say(f"open {out.resolve().as_uri()}")
 
 
 @o.grouped
 def _read(asked: Asked, update: Update = None, algos: o.OwnAlgos = None, json: o.AsJson = False) -> Asked:
-    """The options of a block, read as the command line reads them."""
+    """Parse the options of a block, as on the command line."""
     if not asked.files:
-        raise errors.UsageError("a block names its record files")
+        raise errors.UsageError("a block must name its record files")
     if update or json:
         raise errors.UsageError("a block takes no --update and no --json")
     return asked
 
 
-# a command line that cannot be read; typer before 0.26 has it from click, later ones carry their own
+# error for an invalid command line: from click before typer 0.26, later typer's own
 _Unreadable = typer.BadParameter.__mro__[1]
 
 
 def _block(args: list[str], folder: Path) -> Rendered:
-    """What a block of a README holds: the Markdown of its arguments, or the line that shows its figure."""
+    """The new content of a block: Markdown, or the line that shows its figure."""
     from ..report import markdown_blocks
 
     app = typer.Typer(add_completion=False)
@@ -180,9 +187,9 @@ def _block(args: list[str], folder: Path) -> Rendered:
     kind, book = asked.kind("md"), asked.book(base=folder)
     if kind == "md" and not asked.out:
         return markdown_blocks.Rendered(asked.made(book, kind).decode())
-    if kind == "png" and asked.out:
-        if asked.out.suffix.lower() != ".png":
-            raise errors.UsageError(f"-o {asked.out}: a figure goes into a file that ends in .png")
-        data, said = asked.png(book)
+    if kind in ("png", "svg") and asked.out:
+        if asked.out.suffix.lower() != f".{kind}":
+            raise errors.UsageError(f"-o {asked.out}: a figure goes into a file that ends in .{kind}")
+        data, said = asked.picture(book, kind)
         return markdown_blocks.Rendered(markdown_blocks.image(asked.out, said), folder / asked.out, data)
-    raise errors.UsageError("a block holds a table (--format md) or a figure (-o FILE.png)")
+    raise errors.UsageError("a block holds a table (--format md) or a figure (-o FILE.png, or .svg)")

@@ -1,4 +1,4 @@
-"""`gdn schema`: what a file of records, a worker's reply or an algo.toml may hold, as JSON Schema."""
+"""`gdn schema`: the JSON Schema of a record file, a worker's reply or an algo.toml."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .. import errors
 def schema(
     what: Annotated[
         str,
-        typer.Argument(metavar="[record|reply|algo]", help="A file of records, a worker's reply, or an algo.toml."),
+        typer.Argument(metavar="[record|reply|algo]", help="A record file, a worker's reply, or an algo.toml."),
     ] = "record",
 ) -> None:
-    """Print the JSON Schema of what gdn writes and reads, made from its types."""
+    """Print the JSON Schema of a file that gdn writes or reads."""
     from .. import parsing
     from ..catalog import registry
     from ..records import messages

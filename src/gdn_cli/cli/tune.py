@@ -21,23 +21,21 @@ def tune(
     in_place: o.InPlace = False,
     only: Annotated[
         Optional[list[str]],
-        typer.Option("--only", metavar="C=V[,V...]", help="Try only these values of a constant. Repeat."),
+        typer.Option("--only", metavar="C=V[,V...]", help="Try only these values of a constant. Repeatable."),
     ] = None,
     where: Annotated[
         Optional[str],
-        typer.Option("--where", metavar="EXPR", help='Try only where this holds, such as "rows * warps <= 16".'),
+        typer.Option("--where", metavar="EXPR", help='Try only if this is true, such as "rows * warps <= 16".'),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what an earlier run has measured.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be tried; run and write nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the candidates; run and write nothing.")] = False,
     json: o.AsJson = False,
 ) -> None:
-    """Try the constants that an algo.toml declares, and write the fastest for each size beside it.
+    """Try the constants that an algo.toml declares, and write the fastest for each size to a file beside it.
 
-    Without workloads: the preset `sweep`. A run that was stopped goes on where it ended.
+    Without workloads: the preset `sweep`. A stopped run continues where it ended.
     """
-    from ..catalog import registry
+    from .. import paths
     from ..report import screen
     from ..report import tune as shown
     from ..run import eligibility, planning
@@ -47,15 +45,19 @@ def tune(
     algo = algos.one("tune")
     chosen_gpus, device = place.on(gpus)
     preset, loaded = which.loaded("sweep")
-    known = registry.load(algos.algos)
+    known = algos.known()
     machine = o.machine()
     (entry,) = planning.rivals(known, [algo], algos.op, device, partial(machine.place, among=chosen_gpus))
-    if in_place:
-        (entry,) = eligibility.overwriting(known, [entry], named=True)
+    (entry,) = eligibility.overwriting(known, [entry], named=True, asked=in_place)
     (part,) = which.parts(known, [entry], loaded, {})
     plan = search.plan(known, entry, part.workloads, preset, only or [], where)
     if dry_run:
         return shown.show_tuning(plan, None, json)
+    if not paths.IN_CHECKOUT and plan.algo.folder.is_relative_to(paths.ALGOS_DIR):
+        hint = f"tune a copy: gdn new my-{plan.algo.name} --from {plan.algo.full_name} --into DIR"
+        raise errors.UsageError(
+            f"{plan.algo.full_name} is part of the installed gdn, and tune would write into its folder", hint=hint
+        )
     if plan.mode is None:
         reason, hint = entry.place.reason, entry.place.hint
         raise errors.MissingError(f"{plan.algo.full_name} cannot run here: {reason}", hint=hint)
@@ -83,7 +85,7 @@ def tune(
                 failed = e
         shown.show_tuning(plan, state, json)
         if unsaved := state.journal.unsaved:
-            screen.say(f"not all that was measured could be kept: {unsaved}")
+            screen.say(f"some measurements could not be saved: {unsaved}")
         if failed:
             raise failed
     if state.interrupted:

@@ -1,4 +1,4 @@
-"""`gdn worker`: serve one request on stdin, for whatever carries requests to a machine."""
+"""`gdn worker`: serve one request on stdin, for programs that start workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 def worker(
     events: Annotated[
-        Optional[Path], typer.Option(metavar="FILE", help="Append each record to FILE as it is made.")
+        Optional[Path], typer.Option(metavar="FILE", help="Append each record to FILE as soon as it is made.")
     ] = None,
 ) -> None:
     """Serve one request: JSON on stdin, the reply on stdout."""

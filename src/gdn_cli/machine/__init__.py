@@ -1,1 +1,1 @@
-"""This machine: its GPUs, compilers, locks and load, and where a number was measured."""
+"""This machine: its GPUs, compilers, locks and load, and the environment of a measurement."""

@@ -1,4 +1,5 @@
-"""Where a number comes from: GPU, driver, clocks, versions, threads. Read in the worker, kept with every record."""
+"""The environment of a measurement: GPU, driver, clocks, versions, threads. Read in the worker, kept with every
+record."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _PACKAGES = ("torch", "triton", "flashinfer-bench", "apache-tvm-ffi", "flashinfe
 
 
 def versions() -> dict[str, str]:
-    """Versions by package metadata: flashinfer-bench's own __version__ is 0.0.0.dev0 in its release."""
+    """Versions by package metadata: the release of flashinfer-bench has __version__ 0.0.0.dev0."""
     from importlib import metadata
 
     found = {"gdn": __version__, "python": platform.python_version()}
@@ -36,7 +37,7 @@ def describe(mode: str) -> Environment:
     if mode == "cuda":
         _describe_gpu(found)
         found.cuda = torch.version.cuda
-        found.architectures = os.environ.get(inventory.ARCHITECTURES)  # else built for this GPU, see `specific`
+        found.architectures = os.environ.get(inventory.ARCHITECTURES)  # otherwise built for this GPU, see `specific`
     else:
         found.cpu, found.threads = cpu_name(), torch.get_num_threads()
     if hasattr(os, "sched_getaffinity"):  # for a GPU too: the host launches what runs there
@@ -46,7 +47,7 @@ def describe(mode: str) -> Environment:
 
 
 def _describe_gpu(found: Environment) -> None:
-    """The GPU in use: what does not change while it runs."""
+    """The GPU in use: properties that do not change while it runs."""
     import torch
 
     properties = torch.cuda.get_device_properties(0)
@@ -56,27 +57,27 @@ def _describe_gpu(found: Environment) -> None:
         found.gpu_index, found.gpu_uuid = mine.index, mine.uuid
     if opened := _opened():
         nvml, handle = opened
-        with contextlib.suppress(Exception):  # a container may hide it: rather nothing than a guess
+        with contextlib.suppress(Exception):  # a container may hide it: leave it out rather than guess
             found.driver = nvml.nvmlSystemGetDriverVersion()
             found.max_sm_clock_mhz = nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)
 
 
 def _which(uuid: str, visible: Sequence[inventory.Gpu]) -> inventory.Gpu | None:
-    """The GPU that has this UUID in torch, which leaves GPU- or MIG- away from it; else the only one there is."""
+    """The GPU with this UUID as torch gives it (without GPU- or MIG-), otherwise the only GPU if there is just one."""
     same = [gpu for gpu in visible if gpu.uuid.endswith(uuid)]
     return same[0] if same else visible[0] if len(visible) == 1 else None
 
 
 class _Slowed(NamedTuple):
-    """Why clocks are held down: its name in a record, what slowed the GPU, and what to do about it."""
+    """Why clocks are reduced: the name in a record, what slowed the GPU, and what to do about it."""
 
     name: str
     cause: str
     advice: str
 
 
-# By NVML's bit (nvml.h, nvmlClocksEventReason*). Not among them: an idle GPU, and clocks that somebody set, which is
-# what one does for a steady measurement.
+# By NVML's bit (nvml.h, nvmlClocksEventReason*). Not included: an idle GPU, and clocks set by a user, which is done on
+# purpose for steady measurements.
 _SLOWED = {
     0x04: _Slowed("sw_power_cap", "its power cap", "let it rest"),
     0x20: _Slowed("sw_thermal", "its temperature", "let it cool"),
@@ -88,10 +89,10 @@ _SLOWED = {
 
 
 def gpu_state(brief: bool = False, own: int = 1) -> GpuState:
-    """The GPU in use at this moment, as far as NVML tells here: hidden, it tells nothing.
+    """The state of the GPU in use, as far as NVML gives it here; empty if NVML is hidden.
 
-    `own` are gdn's own processes on the GPU, which do not count as others. `brief`, between batches: only what may
-    change while a measurement runs, the SM clock and what holds it down.
+    `own` is the number of gdn's own processes on the GPU, which do not count as others. `brief`, between batches: only
+    the values that may change during a measurement, the SM clock and the reasons for reducing it.
     """
     found = GpuState()
     if (opened := _opened()) is None:
@@ -123,29 +124,29 @@ def _throttle(nvml: Any, handle: Any) -> list[str]:
 
 
 def _others(processes: list[Any], own: int) -> int:
-    """All but our own, which are among them since torch opened the GPU.
+    """How many processes other than ours are on the GPU. Ours are listed too once torch has opened it.
 
-    By number and not by pid: in a container NVML gives the host's pids, or with some drivers a thread's.
+    Counted, not compared by pid: in a container NVML gives the host's pids, and some drivers give a thread's.
     """
     return max(0, len({p.pid for p in processes}) - own)
 
 
 # --- doubts about a number ----------------------------------------------------------------------------------------
 
-_HOT_C = 85  # an H100 SXM is made for 87 at most, and slows down at 89 (nvidia-smi -q)
+_HOT_C = 85  # an H100 SXM is rated for 87 at most, and slows down at 89 (nvidia-smi -q)
 _MOVED = 0.03  # of the highest SM clock
-_SPREAD = 0.10  # half the distance of the quartiles, as a share of the median: Timing.spread
-_TICKS_US = 0.2  # a distance of quartiles below this is the clock's (CUPTI ticks every 32 ns), not noise
+_SPREAD = 0.10  # half the interquartile range, as a share of the median: Timing.spread
+_TICKS_US = 0.2  # a smaller interquartile range is the clock's resolution (CUPTI ticks every 32 ns)
 
 
 def doubts(before: GpuState, during: list[GpuState], after: GpuState, timing: Timing, target: float) -> list[str]:
-    """Why a number is not to be trusted as it stands, each with what to do about it; [] if all is well.
+    """Reasons not to trust a number, each with what to do about it; [] if all is well.
 
-    before, during, after  gpu_state()'s readings; before and between the samples, and right behind the last
+    before, during, after  gpu_state()'s readings: before, between and right after the samples
     target                 the plan's: half the width of the median's 95 % interval, as a share of the median
     """
     said = [*_shared([before, *during, after]), *_slowed([*during, after]), *_moved(during)]
-    return [*said, *(host_load.doubts(timing) or _noisy(timing, target))]  # a cause says more than what comes of it
+    return [*said, *(host_load.doubts(timing) or _noisy(timing, target))]  # a cause says more than its effect
 
 
 def _shared(states: list[GpuState]) -> list[str]:
@@ -158,9 +159,10 @@ def _shared(states: list[GpuState]) -> list[str]:
 
 
 def _slowed(states: list[GpuState]) -> list[str]:
-    """What held the clocks down, and heat. Not of the state before: what idles there need not hold under load."""
+    """Why the clocks were reduced, and heat. Ignores the state before: reasons of an idle GPU need not hold under
+    load."""
     reasons = {reason for state in states for reason in state.throttle or ()}
-    if reasons & {"hw_thermal", "hw_power_brake"}:  # NVML sets hw_slowdown along with these, which say more
+    if reasons & {"hw_thermal", "hw_power_brake"}:  # NVML also sets the less specific hw_slowdown with these
         reasons.discard("hw_slowdown")
     causes = dict.fromkeys((slowed.cause, slowed.advice) for slowed in _SLOWED.values() if slowed.name in reasons)
     said = [
@@ -175,7 +177,7 @@ def _slowed(states: list[GpuState]) -> list[str]:
 
 def _moved(during: list[GpuState]) -> list[str]:
     clocks = [state.sm_mhz for state in during if state.sm_mhz is not None]
-    if len(clocks) > 1 and clocks[0] < clocks[1]:  # the rise from idle, which the first reading may still catch
+    if len(clocks) > 1 and clocks[0] < clocks[1]:  # the first reading may still be at the idle clock
         clocks = clocks[1:]
     low, high = min(clocks, default=0), max(clocks, default=0)
     if high - low <= _MOVED * high:
@@ -198,7 +200,7 @@ def _noisy(timing: Timing, target: float) -> list[str]:
     if timing.spread > _SPREAD and timing.high_us - timing.low_us > _TICKS_US:
         said.append(
             f"the middle half of the samples spreads over ±{_percent(timing.spread)} of the median: "
-            "end what else runs on this machine, and measure again"
+            "end other programs on this machine and measure again"
         )
     return said
 
@@ -222,7 +224,7 @@ def _opened() -> tuple[Any, Any] | None:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Numbers as Linux writes lists of CPUs: {0, 1, 2, 3, 8} -> "0-3,8"."""
+    """Numbers in Linux's format for lists of CPUs: {0, 1, 2, 3, 8} -> "0-3,8"."""
     runs: list[list[int]] = []
     for n in sorted(numbers):
         if runs and n == runs[-1][1] + 1:
@@ -241,9 +243,9 @@ def cpu_name() -> str:
 
 
 def commit() -> dict[str, str | bool]:
-    """The git commit of this checkout, and whether anything in it differs from it; {} for an installed wheel.
+    """The git commit of this checkout, and whether the files differ from it; {} for an installed wheel.
 
-    Where sources travelled without their .git (a cluster, a container), `GDN_COMMIT` says it.
+    Where sources were copied without their .git (a cluster, a container), `GDN_COMMIT` gives it.
     """
     import subprocess
 

@@ -1,4 +1,4 @@
-"""Several GPUs of one host, a lane each: what goes into which, on which CPUs, and all of them side by side."""
+"""Work on several GPUs of one host side by side: which jobs run on which GPU, and on which CPUs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import TypeVar
 from .inventory import HERE, Gpu, Machine
 
 T = TypeVar("T", bound=Hashable)
-_LEAST = 2  # cores for a lane of its own: below that it would wait for itself
+_LEAST = 2  # cores for a GPU's worker: with fewer it would wait for itself
 
 
 def deal(items: Mapping[T, tuple[int, Sequence[Gpu]]]) -> dict[T, Gpu]:
-    """Item -> GPU. Each item has a weight and the GPUs that can take it, and goes to the one of these that has the
-    least so far, the first of equals. Those with the fewest to choose from are dealt first, of these the heaviest."""
+    """Item -> GPU. Each item has a weight and the GPUs that can take it, and goes to the least loaded of these, the
+    first if several are equal. Items with the fewest GPUs to choose from are placed first, heavy ones before light
+    ones."""
     load: dict[Gpu, int] = {}
     found = {}
     for item, (weight, able) in sorted(items.items(), key=lambda pair: (len(pair[1][1]), -pair[1][0])):
@@ -27,10 +28,10 @@ def deal(items: Mapping[T, tuple[int, Sequence[Gpu]]]) -> dict[T, Gpu]:
 
 
 def side_by_side(work: Sequence[Callable[[], None]], stop: threading.Event) -> None:
-    """Do all of `work` at once, a thread each, to the end of the last; one alone is done in this thread.
+    """Do all of `work` at once, each in its own thread, and wait for all; a single item runs in this thread.
 
-    `stop` is set, and all of them are to look out for it, once one has raised, which is raised here then, or once this
-    thread has: Ctrl-C.
+    `stop` is set once one of them has raised, or this thread has (Ctrl-C); the others must watch for it. The exception
+    is raised here.
     """
     if len(work) < 2:
         for only in work:
@@ -51,9 +52,9 @@ def side_by_side(work: Sequence[Callable[[], None]], stop: threading.Event) -> N
 
 
 def cpus(gpus: Sequence[Gpu], machine: Machine = HERE) -> dict[Gpu, frozenset[int]]:
-    """GPU -> the CPUs of its worker: near it, whole cores, and no other worker's, so that none waits for another's.
+    """GPU -> the CPUs of its worker: near the GPU, whole cores, not shared with other workers, so that none waits.
 
-    Empty sets, which mean all CPUs, where there is one GPU only, or too few cores to share out.
+    Empty sets, which mean all CPUs, if there is only one GPU, or too few cores to share out.
     """
     everywhere = {gpu: frozenset[int]() for gpu in gpus}
     if len(gpus) < 2 or not hasattr(os, "sched_getaffinity"):
@@ -84,6 +85,6 @@ def _siblings(cpu: int) -> set[int]:
     try:
         text = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
         ends = [[int(end) for end in run.split("-")] for run in text.strip().split(",")]
-    except (OSError, ValueError):  # no Linux, or a container that hides it
+    except (OSError, ValueError):  # not Linux, or hidden by a container
         return {cpu}
     return {cpu}.union(*(range(run[0], run[-1] + 1) for run in ends))

@@ -1,15 +1,14 @@
-"""What the host did while rounds of calls were timed: whether they had their CPUs to themselves.
+"""What the host did while rounds of calls were timed: did they have their CPUs to themselves?
 
-Four witnesses, none of which looks at the times that it judges:
-
-- how long threads of this process stood ready and got no CPU (Linux: the second number of schedstat, of every thread);
+There are four indicators, and none looks at the times that it judges:
+- how long threads of this process were ready and got no CPU (Linux: the second number of schedstat, of every thread);
 - how often the process was preempted (ru_nivcsw), which alone says little: two threads that share one CPU are preempted
-  10,000 times a second, a thread beside a busy neighbour 130 times, and one that has a CPU to itself 30 to 200 times;
-- how long a fixed piece of work takes on the CPUs that the calls ran on, against the least that it ever took in this
-  process. On a virtual AMD EPYC of two CPUs it is steady within 1 % and takes 20 to 70 % more when another guest has
-  the core's other thread, which the guest's own kernel cannot see (no steal time); so it does when the clock falls;
-- how much of the CPUs other processes used (/proc/stat), in the whole measurement: its ticks are 10 ms. A neighbour on
-  the other thread of a core makes nobody wait, and where it always was, nothing was ever quicker.
+  10,000 times a second, a thread next to a busy neighbour 130 times, one with a CPU to itself 30 to 200 times;
+- how long a fixed piece of work (the yardstick) takes on the CPUs that the calls ran on, against its fastest run in
+  this process. On a virtual AMD EPYC of two CPUs it is steady within 1 % and takes 20 to 70 % more when another guest
+  has the core's other thread, which the guest's kernel cannot see (no steal time), or when the clock falls;
+- how much CPU time other processes used (/proc/stat) in the whole measurement: its ticks are 10 ms. A neighbour on the
+  other thread of a core makes no thread wait, and if it was always there, the yardstick was never faster.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from typing import Any, NamedTuple
 from ..schema.record_types import HostLoad, Timing
 
 _TASKS, _STAT = Path("/proc/self/task"), Path("/proc/stat")
-_WAITED = 0.10  # of a round: the longest that threads may have waited for a CPU, all of them together
+_WAITED = 0.10  # of a round: the most that all threads together may have waited for a CPU
 _PREEMPTED = 1000  # times a second
-_SLOWER = 1.10  # the yardstick over the least that it ever took
-_USED = 0.2  # of a round: a thread that ran for less did not carry the calls
-_OTHERS = 0.10  # of the CPUs that this process may use: how much of them others may have had
-_MOST_CPUS = 16  # that the yardstick is laid on, of those that were used
-_APART = 0.05  # how far the rounds' medians may lie from all samples' median: half the distance of their quartiles
-_TICK_US = 0.05  # less than that is the clock's, whatever the share
-FEW = 5  # samples that cannot be trusted by themselves
+_SLOWER = 1.10  # the yardstick's time over its fastest
+_USED = 0.2  # of a round: a thread that ran for less did not do the calls' work
+_OTHERS = 0.10  # of the CPUs that this process may use: the share that others may have used
+_MOST_CPUS = 16  # on which the yardstick runs, of those that were used
+_APART = 0.05  # half the interquartile range of the rounds' medians may be this share of the median
+_TICK_US = 0.05  # smaller differences are the clock's resolution
+FEW = 5  # samples or fewer are too few to trust
 
 
 class Round(NamedTuple):
@@ -44,19 +43,19 @@ class Round(NamedTuple):
 
     began: float  # seconds, on the clock of time.perf_counter
     ended: float
-    waited_s: float  # of all threads together; 0 where the kernel does not say
+    waited_s: float  # of all threads together; 0 if the kernel does not say
     preempted: int
-    yardsticks: tuple[tuple[str, float], ...]  # (kind of CPU, microseconds), just before and just behind it
+    yardsticks: tuple[tuple[str, float], ...]  # (kind of CPU, microseconds), just before and just after it
 
     @property
     def waiting(self) -> bool:
-        """Whether others had the CPUs that this process's threads were ready for."""
+        """Whether other processes had the CPUs while this process's threads were ready."""
         lasted = self.ended - self.began
         return self.waited_s > _WAITED * lasted or self.preempted > max(3, _PREEMPTED * lasted)
 
     @property
     def slowed(self) -> bool:
-        """Whether a CPU that was used did less than it can. It may show only later how much that is."""
+        """Whether a CPU that was used was slower than its best, which may become known only later."""
         return any(us > _SLOWER * _best[kind] for kind, us in self.yardsticks)
 
     @property
@@ -70,7 +69,8 @@ def load_of(
     medians_us: Iterable[float],
     shared: tuple[float, int] = (0.0, 0),
 ) -> HostLoad:
-    """rounds: all that were taken; counts: which of them count; medians_us: of those; shared: Witness.shared's."""
+    """rounds: all rounds; counts: which of them count; medians_us: the medians of those; shared: from
+    Witness.shared."""
     kept = [r for r, counted in zip(rounds, counts, strict=True) if counted]
     others, cpus = shared
     return HostLoad(
@@ -80,18 +80,18 @@ def load_of(
     )  # fmt: skip
 
 
-# --- witnesses ----------------------------------------------------------------------------------------------------
+# --- indicators -----------------------------------------------------------------------------------------------------
 
 
 class Witness:
-    """Looks on while rounds of calls are made."""
+    """Observes the host while rounds of calls are made."""
 
     def __init__(self) -> None:
         self._cpus: tuple[int | None, ...] = ()  # that the last round ran on
         self._began = time.perf_counter(), _busy(), time.process_time()
 
     def look_on(self, work: Callable[[], Any]) -> tuple[Any, Round]:
-        """What `work` returns, and what the host did meanwhile."""
+        """The result of `work`, and what the host did meanwhile."""
         yardsticks = _yardsticks(self._cpus)
         before, preempted, began = _threads(), _preempted(), time.perf_counter()
         result = work()
@@ -103,7 +103,7 @@ class Witness:
         return result, Round(began, ended, waited / 1e9, preempted, yardsticks)
 
     def shared(self) -> tuple[float, int]:
-        """(CPUs that other processes have used since the beginning, of so many)."""
+        """(CPUs used by other processes since the beginning, number of CPUs)."""
         began, (before, _), own = self._began
         now, cpus = _busy()
         lasted = time.perf_counter() - began
@@ -113,8 +113,8 @@ class Witness:
 
 
 def _busy() -> tuple[float, int]:
-    """(seconds that the CPUs which this process may use were busy with anything, how many they are); (0, 0) where the
-    system does not say."""
+    """(seconds for which the CPUs that this process may use were busy, their number); (0, 0) if the system does not
+    say."""
     try:
         mine = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
         lines = [line.split() for line in _STAT.read_text().splitlines()]
@@ -127,7 +127,7 @@ def _busy() -> tuple[float, int]:
 
 
 def _threads() -> dict[str, tuple[int, int]]:
-    """Thread -> nanoseconds that it ran, and that it was ready to run and did not; {} where the kernel does not say."""
+    """Thread -> nanoseconds that it ran, and that it was ready but did not run; {} if the kernel does not say."""
     found = {}
     try:
         names = os.listdir(_TASKS)
@@ -136,7 +136,7 @@ def _threads() -> dict[str, tuple[int, int]]:
     for name in names:
         try:
             ran, waited, _ = (_TASKS / name / "schedstat").read_text().split()
-        except (OSError, ValueError):  # it has ended, or this kernel keeps no such count
+        except (OSError, ValueError):  # it has ended, or the kernel does not count this
             continue
         found[name] = int(ran), int(waited)
     return found
@@ -145,7 +145,7 @@ def _threads() -> dict[str, tuple[int, int]]:
 def _used(
     before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]], lasted: float
 ) -> tuple[int | None, ...]:
-    """The CPUs that the threads which ran were on at last; (None,), where this one is, if the system does not say."""
+    """The CPUs on which the threads that ran were last seen; (None,), the current one, if the system does not say."""
     busy = [name for name, (ran, _) in after.items() if ran - before.get(name, (0, 0))[0] > _USED * lasted * 1e9]
     cpus = set()
     for name in busy if hasattr(os, "sched_setaffinity") else ():
@@ -163,13 +163,13 @@ def _preempted() -> int:
 
 # --- the yardstick ------------------------------------------------------------------------------------------------
 
-_best: dict[str, float] = {}  # kind of CPU -> the least that the yardstick took on one, in microseconds
+_best: dict[str, float] = {}  # kind of CPU -> the yardstick's fastest time on one, in microseconds
 _BLOCK = bytes(16384)
 _TRIES = 50
 
 
 def _yardsticks(cpus: tuple[int | None, ...]) -> tuple[tuple[str, float], ...]:
-    """(kind of CPU, microseconds) on each of these, from a thread of its own: this one stays where it is."""
+    """(kind of CPU, microseconds) on each of these, from a separate thread: this thread stays where it is."""
     if not cpus:
         return ()
     if cpus == (None,):
@@ -196,9 +196,9 @@ def _noted(kind: str, us: float) -> tuple[str, float]:
 
 
 def _yardstick() -> list[float]:
-    """Microseconds for a fixed piece of work that needs a core's arithmetic and no memory: the least of five.
+    """Microseconds for a fixed piece of work that uses a core's arithmetic and no memory: the fastest of five.
 
-    [] where other threads of this process do not stop, as they may have the same core: OpenMP's spin on for a while.
+    [] if other threads of this process keep running, as they may share the core: OpenMP's spin on for a while.
     """
     found: list[float] = []
     for _ in range(_TRIES):
@@ -214,10 +214,10 @@ def _yardstick() -> list[float]:
 
 @lru_cache
 def _kind(cpu: int) -> str:
-    """What CPUs that can do equally much have in common: there are some with quick and with slow cores."""
+    """A key for CPUs of equal speed: some processors have fast and slow cores."""
     try:
         return Path(f"/sys/devices/system/cpu/cpu{cpu}/cpufreq/cpuinfo_max_freq").read_text().strip()
-    except OSError:  # a virtual one
+    except OSError:  # a virtual machine
         return ""
 
 
@@ -225,7 +225,7 @@ def _kind(cpu: int) -> str:
 
 
 def apart(medians_us: Sequence[float]) -> bool:
-    """Whether the medians of rounds disagree: a fifth of them on either side may, as one of five."""
+    """Whether the medians of rounds disagree. A fifth of them on either side may differ, such as one of five."""
     if len(medians_us) < 2:
         return False
     low, middle, high = statistics.quantiles(medians_us, n=4, method="inclusive")
@@ -233,20 +233,20 @@ def apart(medians_us: Sequence[float]) -> bool:
 
 
 def doubts(timing: Timing) -> list[str]:
-    """Why a time that the host took part in is not to be trusted, each with what to do about it.
+    """Reasons why the host makes a time doubtful, each with what to do about it.
 
-    Nothing is said of a timing that has no `host`.
+    Says nothing about a timing without `host`.
     """
     if not (host := timing.host):
         return []
-    said, again = [], "end what else runs on this machine, and measure again"
+    said, again = [], "end other programs on this machine and measure again"
     of = f"{host.taken} round{'s' * (host.taken > 1)}"
-    if not host.aside:  # else enough rounds were as they should be
+    if not host.aside:  # otherwise enough rounds were undisturbed
         if host.waiting * 5 > host.taken:
             said.append(f"threads had to wait for a CPU in {host.waiting} of {of}: {again}")
         if host.slowed * 5 > host.taken:
             said.append(
-                f"a CPU did less than it can in {host.slowed} of {of}, as it does when another thread has its core "
+                f"a CPU was slower than its best in {host.slowed} of {of}, as it does when another thread has its core "
                 f"or its clock falls: {again}"
             )
     if not said and host.others > _OTHERS * host.cpus > 0:

@@ -26,23 +26,23 @@ class Gpu:
     capability: str  # "9.0"
     driver: str
     uuid: str = ""  # NVML's: "GPU-8932f937-...", or "MIG-..." of a slice of one
-    index: int = 0  # nvidia-smi's; of a slice, its GPU's
+    index: int = 0  # nvidia-smi's; for a slice, its GPU's
 
     def to_json(self) -> dict[str, Any]:
-        """What a record says of where it was made."""
+        """The GPU's fields in a record."""
         return {"index": self.index, "uuid": self.uuid, "name": self.name}
 
     def fits(self, algo: Algo) -> bool:
-        """Whether it has the compute capability that the algo needs."""
+        """Whether the GPU has the compute capability that the algo needs."""
         return not algo.capability or _version(self.capability) >= _version(algo.capability)
 
 
-# The builders' word for what to compile for, such as "8.0 9.0a"; unset, their GPU's capability.
+# The architectures that the builders compile for, such as "8.0 9.0a"; unset, their GPU's capability.
 ARCHITECTURES = "TVM_FFI_CUDA_ARCH_LIST"
 
 
 def specific(capability: str) -> str | None:
-    """The architecture that has all that a GPU of this capability has: "9.0" -> "9.0a"; None before 9.0."""
+    """The architecture with all features of a GPU of this capability: "9.0" -> "9.0a"; None before 9.0."""
     return f"{capability}a" if _version(capability) >= (9, 0) else None
 
 
@@ -51,20 +51,20 @@ def _version(capability: str) -> tuple[int, ...]:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """The GPUs that a CUDA process started here would see, in its order; none where the driver or NVML is missing.
+    """The GPUs that a CUDA process started here would see, in its order; empty if the driver or NVML is missing.
 
-    `CUDA_VISIBLE_DEVICES` is read as CUDA reads it (CUDA programming guide, "Environment Variables"): unset is all of
-    them, otherwise the indices or the beginnings of UUIDs in it up to the first that names no GPU, and none at all
-    where one is named twice. A process sees one MIG slice, the first; a slice that NVML does not know is not there.
-    NVML counts by PCI bus. CUDA does so under CUDA_DEVICE_ORDER=PCI_BUS_ID only, and by default puts the fastest first,
-    by a rule of its own: cores times clock stands for it, and GPUs of one model keep their order under both.
+    `CUDA_VISIBLE_DEVICES` is read as CUDA reads it (CUDA programming guide, "Environment Variables"): unset means all;
+    otherwise the indices or beginnings of UUIDs in it, up to the first that does not name a GPU, and none at all if one
+    is named twice. A process sees only one MIG slice, the first; slices unknown to NVML are left out. NVML counts by
+    PCI bus. CUDA does so only under CUDA_DEVICE_ORDER=PCI_BUS_ID, and by default puts the fastest first by an
+    undocumented rule, approximated here by cores times clock; GPUs of one model keep their order under both.
     """
     return _gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID")
 
 
 @lru_cache
 def _gpus(wanted: str | None, by_bus: bool) -> tuple[Gpu, ...]:
-    """`wanted` is the value of CUDA_VISIBLE_DEVICES: cached by it, since a process may change it for its children."""
+    """`wanted` is the value of CUDA_VISIBLE_DEVICES and part of the cache key, because a process may change it."""
     if wanted is not None and wanted.strip() in ("", "-1"):
         return ()
     try:
@@ -103,12 +103,12 @@ def _fastest_first(nvml: Any, found: list[Gpu]) -> list[Gpu]:
 
     try:
         return sorted(found, key=speed, reverse=True)  # stable, in reverse too
-    except nvml.NVMLError:  # a driver that does not tell: the bus order is the better guess than no GPU
+    except nvml.NVMLError:  # the driver does not say: fall back to the bus order
         return found
 
 
 def _slice(nvml: Any, uuid: str) -> tuple[Gpu, ...]:
-    """A MIG slice: a name and a UUID of its own, and the capability and the index of the GPU that it is of."""
+    """A MIG slice: its own name and UUID, and the capability and the index of its GPU."""
     mine = nvml.nvmlDeviceGetHandleByUUID(uuid)
     whole = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mine)
     gpu = _gpu(nvml, whole, nvml.nvmlDeviceGetIndex(whole))
@@ -118,8 +118,8 @@ def _slice(nvml: Any, uuid: str) -> tuple[Gpu, ...]:
 def _visible(found: list[Gpu], wanted: str) -> list[Gpu]:
     """The GPUs that CUDA_VISIBLE_DEVICES=`wanted` leaves of `found`.
 
-    The cases that the guide is silent on are as in torch.cuda._parse_visible_devices: the first entry says whether all
-    are UUIDs or indices, an index is what the entry begins with ("1st" is 1), and a repeated GPU means none.
+    Where the guide is silent this does what torch.cuda._parse_visible_devices does: the first entry says whether all
+    are UUIDs or indices, an index is the number that the entry begins with ("1st" is 1), and a repeated GPU means none.
     """
     by_uuid, chosen = wanted.startswith("GPU-"), []
     for entry in wanted.split(","):
@@ -128,18 +128,18 @@ def _visible(found: list[Gpu], wanted: str) -> list[Gpu]:
         else:
             digits = re.match(r"\s*\+?(\d+)", entry)
             named = found[int(digits[1]) :][:1] if digits else []
-        if len(named) != 1:  # no such GPU, or several that begin so
+        if len(named) != 1:  # no such GPU, or several with this beginning
             break
         chosen += named
     return chosen if len(set(chosen)) == len(chosen) else []
 
 
 def near(gpu: Gpu) -> frozenset[int]:
-    """The CPUs on the GPU's side of the host, by NVML; empty where it does not tell."""
+    """The CPUs on the GPU's side of the host, from NVML; empty if it does not say."""
     try:
         with _nvml() as nvml:
             words = nvml.nvmlDeviceGetCpuAffinity(nvml.nvmlDeviceGetHandleByUUID(gpu.uuid), _WORDS)
-    except Exception:  # not supported, not permitted, no NVML: then no CPU is nearer than another
+    except Exception:  # not supported, not permitted, no NVML: treat all CPUs as equally near
         return frozenset()
     return frozenset(64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1)
 
@@ -148,7 +148,7 @@ _WORDS = 64  # of 64 CPUs each
 
 
 def has_package(module: str) -> bool:
-    """Whether a top-level module can be found; it is not imported."""
+    """Whether a top-level module can be found, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
@@ -156,10 +156,10 @@ def has_package(module: str) -> bool:
 
 
 def cuda_home() -> Path | None:
-    """The CUDA toolkit's own folder: CUDA_HOME, else that of nvcc, else /usr/local/cuda, else PyPI's nvcc wheel.
+    """The CUDA toolkit's folder: CUDA_HOME, else that of nvcc, else /usr/local/cuda, else PyPI's nvcc wheel.
 
-    flashinfer-bench's builder takes `CUDA_HOME/bin/nvcc`, `CUDA_HOME/include` and `CUDA_HOME/lib64`. Where the nvcc on
-    PATH is a wrapper script, its folder has no libraries, so a folder counts only when it has the headers as well.
+    flashinfer-bench's builder uses `CUDA_HOME/bin/nvcc`, `CUDA_HOME/include` and `CUDA_HOME/lib64`. If the nvcc on PATH
+    is a wrapper script, its folder has no libraries, so a folder counts only if it also has the headers.
     """
     places = [Path(p) for p in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if p]
     if nvcc := shutil.which("nvcc"):
@@ -172,25 +172,30 @@ def cuda_home() -> Path | None:
 
 
 def _wheel_cuda_home() -> Path | None:
-    """nvcc from the extra `gdn[cuda]`: site-packages/nvidia/cu13, which lacks the names that a linker looks for."""
+    """nvcc from the extra `gdn[cuda]`: site-packages/nvidia/cu13, which does not have the names that a linker looks
+    for."""
     for entry in sys.path:
         wheel = Path(entry) / "nvidia" / "cu13"
         if not ((wheel / "bin" / "nvcc").is_file() and (wheel / "include" / "cuda_runtime.h").is_file()):
             continue
         try:
             return _linked_home(wheel, paths.builds_dir() / "cuda-home")
-        except (OSError, MissingError):  # no place for the links: nothing can be built there either, as doctor says
+        except (
+            OSError,
+            MissingError,
+        ):  # the links cannot be made: then nothing can be built; doctor reports it
             return None
     return None
 
 
 def _linked_home(wheel: Path, home: Path) -> Path:
-    """`home` with the names that a builder asks for, each a link into the wheel. Safe to repeat, and by two at once."""
+    """`home` with the names that a builder needs, each a link into the wheel. Safe to repeat, and to run twice at
+    once."""
     libraries = home / "lib64"
     paths.make(libraries)
     links = {home / name: wheel / name for name in ("bin", "include", "nvvm")}
     links |= {libraries / lib.name: lib for lib in (wheel / "lib").glob("*.*")}
-    # -lcudart wants libcudart.so, and the wheel has libcudart.so.13 only
+    # -lcudart needs libcudart.so, but the wheel has only libcudart.so.13
     links |= {libraries / (lib.name.split(".so")[0] + ".so"): lib for lib in (wheel / "lib").glob("lib*.so.*")}
     for link, target in links.items():
         if not (link.is_symlink() and link.readlink() == target):
@@ -210,7 +215,7 @@ def cxx() -> str | None:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an algo runs here (`mode`: cuda, cpu or interpreter), or why it cannot and what would mend that."""
+    """Where an algo runs here (`mode`: cuda, cpu or interpreter), or why it cannot and how to fix that."""
 
     mode: str | None
     reason: str | None = None
@@ -218,7 +223,7 @@ class Place:
 
 
 GET_NVCC = "install the CUDA toolkit, or pip install " + ("-e '.[cuda]'" if paths.IN_CHECKOUT else "'gdn[cuda]'")
-MODAL = "`gdn modal run` takes it to a B200"
+MODAL = "`gdn modal run` rents a B200 for it, which needs a Modal account and costs money"
 
 
 def placed(
@@ -227,9 +232,9 @@ def placed(
     missing: Callable[[Algo, str], Place | None],
     gpus: bool = False,
 ) -> Place:
-    """Choose where to run: the GPU where there is one, else the CPU, else Triton's interpreter.
+    """Choose where to run: a GPU if there is one, else the CPU, else Triton's interpreter.
 
-    `missing(algo, mode)` says what stands in the way on the machine in question.
+    `missing(algo, mode)` says what is missing on the machine in question.
     """
     wanted = {"auto": ("cuda", "cpu", "interpreter"), "cuda": ("cuda",), "cpu": ("cpu", "interpreter")}[device]
     modes = [mode for mode in wanted if mode in algo.modes]
@@ -250,9 +255,9 @@ _WORKER = {"torch": "torch", "flashinfer_bench": "flashinfer-bench"}
 
 @dataclass(frozen=True)
 class Machine:
-    """What a command asks of the machine that it works on: made once, and handed down to whatever wants to know.
+    """What a command knows about its machine: created once and passed down.
 
-    Each is looked for when it is asked for, and not before. A test says what its own machine has.
+    Each property is looked up on first use. Tests pass a machine with other properties.
     """
 
     gpus: Callable[[], tuple[Gpu, ...]] = gpus
@@ -262,10 +267,10 @@ class Machine:
     cxx: Callable[[], str | None] = cxx
 
     def chosen(self, text: str) -> tuple[Gpu, ...]:
-        """The GPUs that `--gpus` names: `all`, or numbers and beginnings of UUIDs with commas between them.
+        """The GPUs that `--gpus` names: `all`, or numbers and beginnings of UUIDs, separated by commas.
 
-        Numbers count the visible GPUs from 0 in CUDA's order, as torch does: what CUDA_VISIBLE_DEVICES leaves out is
-        not there. UsageError for what names no GPU or one twice, MissingError where there is none at all.
+        Numbers count the visible GPUs from 0 in CUDA's order, like torch: GPUs that CUDA_VISIBLE_DEVICES leaves out do
+        not count. UsageError if an entry names no GPU or one twice, MissingError if there is no GPU at all.
         """
         wanted, shown = [entry.strip() for entry in text.split(",")], text or "''"
         for entry in wanted if text.strip() != "all" else ():
@@ -281,7 +286,7 @@ class Machine:
         for entry in wanted:
             named = found[int(entry) :][:1] if entry.isdigit() else [g for g in found if g.uuid.startswith(entry)]
             if len(named) != 1:
-                problem = f"{len(named)} GPUs begin so" if named else f"no GPU {entry} here"
+                problem = f"{len(named)} GPUs have this beginning" if named else f"no GPU {entry} here"
                 raise UsageError(f"--gpus {shown}: {problem}", hint=_there(found))
             if named[0] in picked:
                 raise UsageError(f"--gpus {shown} names a GPU twice", hint="name each once")
@@ -289,8 +294,8 @@ class Machine:
         return tuple(picked)
 
     def place(self, algo: Algo, device: str = "auto", among: Sequence[Gpu] = ()) -> Place:
-        """Where the algo runs here. `among` are the GPUs to choose from, one of which must do; () is the one that a
-        CUDA process takes by itself."""
+        """Where the algo runs here. `among` are the GPUs to choose from, one of which must fit; () means the one that a
+        CUDA process uses by default."""
         return placed(algo, device, partial(self._missing, among=among), bool(among))
 
     def _missing(self, algo: Algo, mode: str, among: Sequence[Gpu]) -> Place | None:
@@ -313,10 +318,10 @@ class Machine:
         return None
 
 
-HERE = Machine()  # where nobody has handed one down
+HERE = Machine()  # the default, if none is passed
 
 
 def _there(found: Sequence[Gpu]) -> str:
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
-    why = "" if setting is None else f", as CUDA_VISIBLE_DEVICES={setting} has it"
+    why = "" if setting is None else f", by CUDA_VISIBLE_DEVICES={setting}"
     return (f"there are GPUs 0 to {len(found) - 1}" if len(found) > 1 else "there is only GPU 0") + why

@@ -1,7 +1,7 @@
-"""One holder per GPU, and one for the CPUs: two commands that time on one device at once would both measure the other.
+"""One holder per GPU, and one for the CPUs: two commands that time on one device at once would disturb each other.
 
-The lock is flock's on a file that all users of this machine share, so the kernel frees it when its holder ends, however
-it ends, and a file that is left behind means nothing. It does not reach into containers with a /tmp of their own.
+The lock is flock's on a file that all users of this machine share: the kernel releases it however its holder ends, and
+a file that is left over means nothing. It does not work across containers that have their own /tmp.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GivenUp = Callable[[], bool]
 
 
 def shared(key: str, waiting: Says, name: str = "", given_up: GivenUp = lambda: False) -> AbstractContextManager[None]:
-    """Hold what all users of this machine know as `key`; see `hold`. `name` is the key by default."""
+    """Hold the lock `key`, shared by all users of this machine; see `hold`. `name` is the key by default."""
     return hold(_file(key), waiting, name or key, given_up, tell=True)
 
 
@@ -43,19 +43,20 @@ gpu = shared  # a GPU's key is its UUID, as NVML has it ("GPU-..." or "MIG-...")
 
 
 def cpu(waiting: Says, given_up: GivenUp = lambda: False) -> AbstractContextManager[None]:
-    """`shared` for all CPUs of this machine: threads of one command are moved to where another one's were. Who wants a
-    GPU too takes that first: no two then wait for each other."""
+    """`shared` for all CPUs of this machine: otherwise two commands' threads would be put on the same CPUs. A command
+    that also needs a GPU takes the CPU lock first, so that no two wait for each other."""
     return shared("cpu", waiting, "the CPU", given_up)
 
 
 @contextmanager
 def hold(path: Path, waiting: Says, name: str, given_up: GivenUp = lambda: False, tell: bool = False) -> Iterator[None]:
-    """Hold the lock on a file, however long it takes; Ctrl-C and SIGTERM end the wait as they end anything.
+    """Hold the lock on a file, waiting as long as it takes; Ctrl-C and SIGTERM end the wait as usual.
 
-    waiting   is told, once, whom this waits for; or why there is no lock here, and then the block runs without one
-    name      what `waiting` calls it, such as "GPU 0"
-    given_up  is asked while this waits: True ends it with KeyboardInterrupt, which only the main thread gets by itself
-    tell      whether it is worth a line that there is no lock
+    waiting   is called once with a line that says who holds the lock, or why there is none; then the block runs
+              without it
+    name      the lock's name in that line, such as "GPU 0"
+    given_up  is called during the wait: True ends it with KeyboardInterrupt, which only the main thread gets by itself
+    tell      whether a line is worthwhile if there is no lock
 
     Within one process a second holder of the same file goes straight through.
     """
@@ -70,7 +71,7 @@ def hold(path: Path, waiting: Says, name: str, given_up: GivenUp = lambda: False
     try:
         yield
     finally:
-        if (fd := _held.pop(path, None)) is not None:  # None too in a forked child, whose copy is closed already
+        if (fd := _held.pop(path, None)) is not None:  # also None in a forked child, whose copy is already closed
             _free(fd)
 
 
@@ -79,7 +80,7 @@ class _NoLock(Exception):
 
 
 def _file(what: str) -> Path:
-    """The lock's file. /tmp and not TMPDIR, which each user may set differently; GDN_LOCK_DIR moves it, for tests."""
+    """The lock's file. /tmp and not TMPDIR, which can differ between users; GDN_LOCK_DIR moves it, for tests."""
     folder = os.environ.get("GDN_LOCK_DIR") or ("/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir())
     return Path(folder) / f"gdn-{re.sub(r'[^A-Za-z0-9.-]', '_', what)}.lock"  # old names of MIG slices have slashes
 
@@ -91,7 +92,7 @@ def _take(path: Path, busy: Says, given_up: GivenUp) -> int:
         fd = _open(path)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_still(path, fd):  # else somebody tidied /tmp just now, and the next one would lock another file
+            if _is_still(path, fd):  # otherwise /tmp was just cleaned, and the next command would lock another file
                 _sign(fd)
                 return fd
             holder = None
@@ -112,12 +113,12 @@ def _take(path: Path, busy: Says, given_up: GivenUp) -> int:
 
 
 def _open(path: Path) -> int:
-    """The file, made for all users if it is not there, and a plain file whoever made it.
+    """Open the file, created for all users if it does not exist; it must be a plain file, whoever made it.
 
-    Other users can put anything at this name: a link would have us write into what it points to. Without O_CREAT first,
-    because in a sticky folder the kernel refuses that for a file of another user (fs.protected_regular).
+    Other users can put anything at this name: through a link we would write into its target. The first attempt is
+    without O_CREAT, because in a sticky folder the kernel refuses that for another user's file (fs.protected_regular).
     """
-    flags = os.O_RDWR | os.O_NOFOLLOW  # and Python's own: no program that this one starts gets the descriptor
+    flags = os.O_RDWR | os.O_NOFOLLOW  # Python adds O_CLOEXEC: child programs do not get the descriptor
     try:
         try:
             fd = os.open(path, flags)
@@ -133,12 +134,12 @@ def _open(path: Path) -> int:
 
 
 def _create(path: Path, flags: int) -> int:
-    """Make the file with its rights from the first moment: a chmod later would leave one for others to trip over."""
+    """Create the file with its permissions set from the start: a later chmod would leave a gap for other users."""
     with _umask:
         umask = os.umask(0)
         try:
             return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
-        except FileExistsError:  # another command was as quick
+        except FileExistsError:  # another command created it first
             return os.open(path, flags)
         finally:
             os.umask(umask)
@@ -152,7 +153,7 @@ def _is_still(path: Path, fd: int) -> bool:
 
 
 class _Holder(msgspec.Struct):
-    """What the file of a lock says of who has it."""
+    """The contents of a lock's file: who holds it."""
 
     pid: Annotated[int, msgspec.Meta(ge=0, lt=10**10)]
     command: str
@@ -160,16 +161,16 @@ class _Holder(msgspec.Struct):
 
 
 def _sign(fd: int) -> None:
-    """Write who holds it, over what an earlier holder wrote; a full disk takes only the name from the lock."""
+    """Write who holds it over what an earlier holder wrote; on a full disk only the name is lost, not the lock."""
     command = textwrap.shorten(shlex.join(["gdn", *sys.argv[1:]]), 60, placeholder=" ...")
-    who = json.dumps({"pid": os.getpid(), "command": command, "since": time.time()})  # argv may be no UTF-8
+    who = json.dumps({"pid": os.getpid(), "command": command, "since": time.time()})  # argv may not be UTF-8
     with suppress(OSError):
         os.ftruncate(fd, 0)
         os.pwrite(fd, who.encode(), 0)
 
 
 def _holder(fd: int) -> str:
-    """`gdn bench ...` (pid 123, since 14:05), as far as the file says so: any user may have written it."""
+    """`gdn bench ...` (pid 123, since 14:05), as far as the file says; any user may have written it."""
     try:
         who = msgspec.json.decode(os.pread(fd, 4096, 0), type=_Holder)
         command, since = shown(who.command[:80]).replace("`", ""), time.localtime(who.since)
@@ -179,7 +180,7 @@ def _holder(fd: int) -> str:
         OverflowError,
         RecursionError,
         OSError,
-    ):  # or it has just begun
+    ):  # or its holder has just started
         return "another command"
     today = since[:3] == time.localtime()[:3]
     return f"`{command}` (pid {who.pid}, since {time.strftime('%H:%M' if today else '%Y-%m-%d %H:%M', since)})"
@@ -188,7 +189,7 @@ def _holder(fd: int) -> str:
 def _free(fd: int) -> None:
     with suppress(OSError):
         os.ftruncate(fd, 0)
-    fcntl.flock(fd, fcntl.LOCK_UN)  # closing frees nothing while a child that C code forked has a copy
+    fcntl.flock(fd, fcntl.LOCK_UN)  # closing does not unlock while a child forked by C code has a copy
     os.close(fd)
 
 

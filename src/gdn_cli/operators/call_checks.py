@@ -1,4 +1,4 @@
-"""What a call of an algo takes and gives, in torch's terms: schemas, checks, shapes, the docstring."""
+"""Inputs and outputs of an algo's call in torch's terms: schemas, checks, shapes, the docstring."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ import torch
 from ..catalog import seqlens
 from ..catalog.dtypes import torch_dtype
 from ..catalog.expression import condition
-from ..catalog.registry import Algo, Op, Registry
+from ..catalog.ops import Op
+from ..catalog.registry import Algo, Registry
 
-ALIGNMENT = 16  # bytes: of every address on a GPU; wide loads and TMA take no less (tensor.cuh)
+ALIGNMENT = 16  # bytes: of every address on a GPU; wide loads and TMA need it (tensor.cuh)
 
 
 class Contract:
     """An op's inputs and outputs in torch's terms, for the devices of one algo: schemas, checks, shapes.
 
-    known  where another op is looked for that takes what this one does not
+    known  where to look for another op that takes inputs that this one does not
     """
 
     def __init__(self, op: Op, algo: Algo, known: Registry | None = None) -> None:
@@ -35,10 +36,10 @@ class Contract:
             device for device in ("cuda", "cpu") if device in algo.modes or (device == "cpu" and interpreted)
         )
         self.constraints = tuple(_over_axes(op))
-        self._agreed: set[tuple] = set()  # shapes that were found right: a call costs the host more than the GPU
+        self._agreed: set[tuple] = set()  # shapes that passed: checking costs the host more than the call costs the GPU
 
     def schema(self, *, into: bool) -> str:
-        """The operator's schema; `into`: with the outputs as arguments that it writes to."""
+        """The operator's schema; with `into`, the outputs are arguments that it writes to."""
         arguments = [f"{'Tensor' if name in self.tensors else f'{self._scalar(name).__name__}?'} {name}"
                      for name in self.names]  # fmt: skip
         if into:
@@ -48,7 +49,7 @@ class Contract:
         return f"({', '.join(arguments)}) -> {f'({returns})' if len(self.outputs) > 1 else returns}"
 
     def of_python(self) -> inspect.Signature:
-        """What inspect.signature tells: scalars at the end may be left out."""
+        """The signature for inspect.signature: scalars at the end may be left out."""
         kind, parameters = inspect.Parameter.POSITIONAL_OR_KEYWORD, []
         for i, name in enumerate(self.names):
             is_tensor = name in self.tensors
@@ -64,7 +65,7 @@ class Contract:
         return int if "int" in self.op.inputs[name].dtype else float
 
     def optional(self, i: int) -> bool:
-        """Whether the i-th input may be left out: a scalar with nothing but scalars behind it."""
+        """Whether the i-th input may be left out: a scalar followed by nothing but scalars."""
         return not any(name in self.tensors for name in self.names[i:])
 
     def document(self, operator: str) -> str:
@@ -80,6 +81,8 @@ class Contract:
             "Returns a tuple of:", *(line(*item) for item in self.op.outputs.items()), "",
             f"The definition has {fixed}.", "The algo may take other head counts.",
             f"out={self.tuple} writes into these tensors instead of new ones, and returns them.",
+            *(f"It updates {i} in place, given as {o} too; without out= it works on a copy of all of {i}."
+              for o, i in self.op.in_place.items() if self.op.in_place_only),
             f"Runs on {' and '.join(self.devices)}; all tensors contiguous and on one device. No backward.",
             *([f"On a GPU every tensor begins at a multiple of {ALIGNMENT} bytes; one of .clone() does."]
               if "cuda" in self.devices else []),
@@ -87,7 +90,8 @@ class Contract:
         ])  # fmt: skip
 
     def inputs(self, inputs: Sequence[Any]) -> None:
-        """Whether a call may be made with these. On a GPU a look at `cu_seqlens` would wait for it."""
+        """Check a call's inputs; raises TypeError or ValueError. Not `cu_seqlens` on a GPU: reading it would wait for
+        it."""
         self.kinds(inputs)
         self.sizes(inputs)
         if "cu_seqlens" in self.names:
@@ -96,8 +100,8 @@ class Contract:
                 raise ValueError(f"cu_seqlens: {wrong}")
 
     def kinds(self, inputs: Sequence[Any]) -> None:
-        """Ranks, dtypes and devices: all that is known of fake tensors without a guard on their sizes. And that nobody
-        wants gradients: an operator without a backward would leave them out with no more than a warning."""
+        """Check ranks, dtypes and devices: all that is known of fake tensors without a guard on their sizes. Also check
+        that no gradients are wanted: an operator without a backward would skip them with only a warning."""
         where, grad = None, torch.is_grad_enabled()
         for name, x in zip(self.names, inputs, strict=True):
             if name in self.tensors:
@@ -122,7 +126,7 @@ class Contract:
             )
 
     def _cure(self, name: str, spec: Any, dtype: torch.dtype) -> str:
-        """What to do about an input of another dtype: a conversion that loses nothing, or the op that takes it so."""
+        """What to do about an input of another dtype: a lossless conversion, or the op that takes this dtype."""
         if dtype in _WHOLE and torch_dtype(spec.dtype) in _WHOLE:
             return f"; call .to(torch.{spec.dtype}) on it"
         for op in self.known.ops.values() if self.known else ():
@@ -136,7 +140,7 @@ class Contract:
         return ""
 
     def number(self, name: str, x: Any) -> int | float | None:
-        """A scalar as the operator takes it: Python's numbers and NumPy's, none that would be waited for."""
+        """A scalar as the operator takes it: a Python or NumPy number, never a tensor, which could mean a wait."""
         if x is None or isinstance(x, (int, float)):
             return x
         if isinstance(x, Real):  # NumPy's
@@ -147,9 +151,10 @@ class Contract:
         raise TypeError(f"{name}: expected a number or None, got {kind}{cure}")
 
     def sizes(self, inputs: Sequence[Any]) -> None:
-        """Whether every tensor is contiguous and aligned, and sizes agree with each other and the op's constraints.
+        """Check that every tensor is contiguous and aligned, and that sizes agree with each other and the op's
+        constraints.
 
-        An axis that the definition fixes at 1 must be 1 (a second token would be dropped); other fixed ones, such as
+        An axis that the definition fixes at 1 must be 1 (a second token would be ignored); other fixed axes, such as
         head counts, are up to the algo.
         """
         tensors = [(name, x) for name, x in zip(self.names, inputs, strict=True) if name in self.tensors]
@@ -181,7 +186,7 @@ class Contract:
             self._agreed.add(shapes)
 
     def shapes(self, inputs: Sequence[Any]) -> list[list[int]]:
-        """The outputs' shapes, from the inputs' own sizes (symbols, where those are symbols)."""
+        """The outputs' shapes from the inputs' sizes (symbolic if those are)."""
         axes: dict[str, int | torch.SymInt] = {}
         for name, x in zip(self.names, inputs, strict=True):
             if name in self.tensors:
@@ -194,8 +199,16 @@ class Contract:
         dtypes = [torch_dtype(spec.dtype) for spec in self.op.outputs.values()]
         return [like.new_empty(shape, dtype=dtype) for shape, dtype in zip(self.shapes(inputs), dtypes, strict=True)]
 
+    def overwritten(self, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> list[Any]:
+        """The inputs for a call with new `outputs`. For an op that is always in place, the overwritten inputs are
+        copied into the outputs, which are used instead."""
+        given = list(inputs)
+        for output, source in self.op.overwrites.items() if self.op.in_place_only else ():
+            given[source] = outputs[output].copy_(given[source])
+        return given
+
     def results(self, inputs: Sequence[Any], outputs: Sequence[Any], whose: str, *, sizes: bool = True) -> None:
-        """Whether `outputs` (given or returned: `whose` says it) are what the op has for these inputs."""
+        """Check that `outputs`, given or returned as `whose` says, match the op for these inputs."""
         if len(outputs) != len(self.outputs):
             raise ValueError(f"{whose}: expected {len(self.outputs)} outputs, got {len(outputs)}")
         device = next(x.device for name, x in zip(self.names, inputs, strict=True) if name in self.tensors)
@@ -209,9 +222,9 @@ class Contract:
                 raise ValueError(f"{whose}: {name}: expected contiguous")
 
     def places(self, outputs: Sequence[Any]) -> None:
-        """Whether given outputs are aligned."""
+        """Check that given outputs are aligned."""
         for name, x in zip(self.outputs, outputs, strict=True):
-            _aligned(f"out: {name}", x, "give one that torch.empty made")
+            _aligned(f"out: {name}", x, "pass one made by torch.empty")
 
 
 _WHOLE = (torch.int32, torch.int64)
@@ -222,19 +235,20 @@ def _shapes(op: Op) -> list[tuple]:
 
 
 def _aligned(name: str, x: torch.Tensor, cure: str) -> None:
-    """On a GPU, a load of 16 bytes from any other address takes the context down, and everything with it.
+    """On a GPU, a 16-byte load from an unaligned address destroys the context and everything in it.
 
-    A CPU's loads take any address, and tensors in files of safetensors begin at multiples of 8 bytes.
+    A CPU's loads take any address, and tensors in safetensors files begin at multiples of 8 bytes.
     """
     if x.data_ptr() % ALIGNMENT and x.is_cuda:
         raise ValueError(f"{name}: expected a pointer aligned to {ALIGNMENT} bytes; {cure}")
 
 
 def _over_axes(op: Op) -> Iterator[tuple[str, Callable[[dict[str, int]], bool]]]:
-    """The definition's constraints that need sizes only: one on a tensor's values would have to wait for the device."""
+    """The definition's constraints on sizes; checking one on a tensor's values would have to wait for the device."""
+    seen = {axis for spec in op.inputs.values() for axis in spec.shape or ()}
     for text in op.constraints:
         try:
-            holds = condition(text, op.axes)
+            holds = condition(text, seen)
         except ValueError:
             continue
         yield text, holds

@@ -1,19 +1,19 @@
-"""An algo as a callable for other programs: `decode = load("cuda-v4")`, in torch.compile and CUDA graphs as well.
+"""An algo as a callable for other programs: `decode = load("cuda-v4")`, also in torch.compile and CUDA graphs.
 
-The algo is built as for every command, but in the calling process. Around it stand two operators of torch.library:
+The algo is built as for every command, but in the calling process, and wrapped in two operators of torch.library:
 `gdn::<op>__<algo>` returns new tensors, `gdn::<op>__<algo>_out` writes into given ones. Their fake implementations
 derive the shapes from the inputs' own. Nothing here synchronises or asks the device for a value.
 
-Streams: flashinfer-bench hands torch's tensors to TVM-FFI as they are, which takes torch's current stream of their
-device for the call; Triton launches on torch's current stream too, of the current device, which is therefore set.
+Streams: flashinfer-bench passes torch's tensors unchanged to TVM-FFI, which uses torch's current stream of their device
+for the call. Triton launches on torch's current stream of the current device, so the current device is set.
 
-Threads: a call may come from any. A new one has no CUDA context current before it has launched something, and what asks
-the driver for more than a launch fails there, so each thread gets the device's context at its first call.
+Threads: calls may come from any thread. A new thread has no current CUDA context until it has launched something, and
+driver calls other than launches fail without one, so each thread gets the device's context at its first call.
 
-Autocast ends where a call begins: an algo's own products have the precision that its definition says.
+Autocast is off inside a call: an algo's own products have the precision that its definition says.
 
-The host's time counts where a kernel takes 2 us: an eager call with `out=` of a C++ or CUDA algo, on tensors of shapes,
-types and devices that a call before it had, goes straight to the library (straight_call.py), past torch's dispatcher.
+The host's time matters when a kernel takes 2 us: an eager call with `out=` of a C++ or CUDA algo, on tensors with
+shapes, types and devices seen before, goes straight to the library (straight_call.py) without torch's dispatcher.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NAMESPACE = "gdn"
 _lock = threading.Lock()
 _loaded: dict[tuple, Callable[..., tuple[torch.Tensor, ...]]] = {}
 _operators: set[str] = set()
-# Not torch.library.custom_op: its first call imports torch._dynamo, 3 to 6 s, where an eager call needs nothing of it.
+# Not torch.library.custom_op: its first call imports torch._dynamo, 3 to 6 s, and an eager call does not need it.
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
@@ -53,28 +53,29 @@ def load(
     """Build an algo and return it as a function of the definition's inputs.
 
     name   "cuda-v4", or in full "gdn_decode/cuda-v4"; see `gdn list`
-    op     which op's, where several have an algo of that name (without it decode's, as on the command line)
-    algos  a folder of your own with <op>/<algo>/algo.toml; without it those of the environment variable GDN_ALGOS
+    op     the op, if several have an algo of that name (default: decode, as on the command line)
+    algos  your own folder with <op>/<algo>/algo.toml; default: those in the environment variable GDN_ALGOS
     batch_invariant
-           the bits of a sequence's results do not depend on its neighbours, nor on how many they are: for algos whose
+           the bits of a sequence's results do not depend on its neighbours or their number: for algos whose
            algo.toml says how. It costs time: `gdn compare NAME --batch-invariant` shows how much
 
-    The function takes the inputs by position or by name, all contiguous and on one device, on a GPU at addresses that
-    are multiples of 16 bytes, as torch's own are. Scalars are Python's numbers or NumPy's, and may be left out (None:
-    the definition's default). It returns a tuple with the outputs as new tensors, one output included. With `out=` (a
-    tuple of such tensors in the order of the outputs) it writes there and returns these. They go to the algo as they
-    are: `out=(output, state)`, the state updated in place, is for algos that read each element before they write it;
-    ask the algo's source. Its own docstring has the shapes and dtypes, and what the values must be.
+    The function takes the inputs by position or by name. All must be contiguous and on one device; on a GPU their
+    addresses must be multiples of 16 bytes, as torch's are. Scalars are Python or NumPy numbers, and may be left out
+    (None: the definition's default). It returns a tuple with the outputs as new tensors, even for one output. With
+    `out=` (a tuple of tensors in the order of the outputs) it writes into those and returns them. They are passed on
+    unchanged: `out=(output, state)`, with the state updated in place, is only for algos that read each element before
+    they write it; see the algo's source. The function's docstring has the shapes and dtypes, and what the values must
+    be.
 
-    A call raises TypeError or ValueError before anything runs on inputs that are not the op's. `cu_seqlens` is among
-    them on a CPU; on a GPU a look at it would wait for the device, so there it is the caller's. There is no backward:
-    inputs that require grad are refused, unless under torch.no_grad(). Call it once before capturing a CUDA graph:
-    Triton compiles at its first call, and CUDA loads a kernel at its first launch. Under torch.compile the sizes may be
-    dynamic; another scale compiles anew.
+    A call raises TypeError or ValueError before anything runs if its inputs do not fit the op. That includes
+    `cu_seqlens` on a CPU; on a GPU reading it would wait for the device, so the caller is responsible for it. There is
+    no backward: inputs that require grad are refused, unless under torch.no_grad(). Call it once before capturing a
+    CUDA graph: Triton compiles at its first call, and CUDA loads a kernel at its first launch. Under torch.compile the
+    sizes may be dynamic; another scale compiles again.
 
-    Any thread may call it, on tensors of any GPU. A warning says where it takes a slower way than it has for this GPU.
+    Any thread may call it, on tensors of any GPU. A warning is given if it falls back to a slower path on this GPU.
 
-    Loading the same algo again gives the same function; sources that have changed since give another.
+    Loading the same algo again returns the same function, unless its sources have changed.
     Raises UsageError (no such algo, or not batch-invariant), MissingError (no GPU, nvcc or package here), GdnError
     (it does not build).
     """
@@ -89,7 +90,7 @@ def on(
     *,
     batch_invariant: bool = False,
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """`load`, for what `machine` has."""
+    """`load` for the given machine."""
     known = registry.load(os.fspath(algos) if algos is not None else os.environ.get("GDN_ALGOS"))
     algo = known.find(name, op)
     of = known.ops[algo.op]
@@ -130,7 +131,7 @@ def _built(machine: inventory.Machine, algo: Algo, definition: Json, solution: J
 
 
 def _operator_name(algo: Algo, digest: str) -> str:
-    """gdn_decode__cuda_v4; with the sources' hash behind it where other sources have that name already."""
+    """gdn_decode__cuda_v4; with the sources' hash appended if other sources have that name already."""
     plain = re.sub(r"\W", "_", f"{algo.op}__{algo.name}")
     hashed = f"{plain}__{digest}"
     for name in itertools.chain((plain, hashed), (f"{hashed}_{i}" for i in itertools.count(2))):
@@ -147,7 +148,7 @@ def _register(contract: Contract, kernel: build.Kernel, name: str) -> None:
         with _around(inputs):
             if kernel.destination_passing:
                 outputs = contract.empty(inputs)
-                kernel(list(inputs), outputs)
+                kernel(contract.overwritten(inputs, outputs), outputs)
             else:
                 outputs = _returned(inputs)
         return tuple(outputs) if len(outputs) > 1 else outputs[0]
@@ -194,7 +195,7 @@ _NOTHING = contextlib.nullcontext()
 
 
 def _around(inputs: Sequence[Any]) -> Any:
-    """What holds during a call: the tensors' device with its context, and no autocast."""
+    """The context of a call: the tensors' device, its CUDA context, and no autocast."""
     device = next(x.device for x in inputs if isinstance(x, torch.Tensor))
     plain = torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else None
     if device.type != "cuda":
@@ -206,8 +207,8 @@ def _around(inputs: Sequence[Any]) -> Any:
 
 @contextlib.contextmanager
 def _first(device: torch.device, plain: Any) -> Iterator[None]:
-    """Triton launches on the current device, which need not be the one of the tensors. Torch binds no context where the
-    thread counts on this device already; a call of CUDA's runtime that needs one does, such as this one."""
+    """Make the tensors' device current: Triton launches on the current one. Torch does not bind a context if this
+    device is the thread's current one already; a CUDA runtime call that needs one, such as mem_get_info, does."""
     with torch.cuda.device(device), plain:
         if not getattr(this_thread, "bound", False):
             torch.cuda.mem_get_info(device)
@@ -218,7 +219,7 @@ def _first(device: torch.device, plain: Any) -> Iterator[None]:
 def _function(
     algo: Algo, contract: Contract, kernel: build.Kernel, machine: inventory.Machine, operator: str
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """The function that load returns: what torch's dispatcher would refuse in its own words is refused in ours."""
+    """The function that load returns. It checks arguments first, so that errors are ours and not the dispatcher's."""
     _register(contract, kernel, operator)
     returning = getattr(getattr(torch.ops, NAMESPACE), operator).default
     writing = getattr(getattr(torch.ops, NAMESPACE), f"{operator}_out").default

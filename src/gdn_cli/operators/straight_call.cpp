@@ -1,7 +1,7 @@
-// The way of a repeated call past Python and torch's dispatcher: loading.py says which calls may take it.
+// Repeated calls without Python and torch's dispatcher; straight_call.py says which calls may use it.
 //
-// straight(run) is a function of (learn, arguments...): where `learn` is false it calls run(arguments...) and returns true,
-// if a call with such tensors was learnt; else it does nothing and returns false. Where it is true it learns.
+// straight(run) is a function of (learn, arguments...). With `learn` it remembers this kind of call. Without, it calls
+// run(arguments...) and returns true if this kind of call is known; otherwise it does nothing and returns false.
 #include <tvm/ffi/any.h>
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/function.h>
@@ -16,10 +16,10 @@ namespace {
 
 namespace ffi = tvm::ffi;
 
-constexpr uintptr_t ALIGNMENT = 16;  // bytes: as call_checks.py has it
-constexpr size_t MOST = 1000;        // kinds: a program with ever new sizes is not to grow
+constexpr uintptr_t ALIGNMENT = 16;  // bytes: as in call_checks.py
+constexpr size_t MOST = 1000;        // kinds: limits the memory of a program with ever new sizes
 
-// What checks of a call depend on: device, dtype and shape of each tensor.
+// The properties that a call's checks depend on: device, dtype and shape of each tensor.
 using Kind = std::vector<int64_t>;
 
 struct Hash {
@@ -47,7 +47,7 @@ bool contiguous(const DLTensor& x) {
   return dense;
 }
 
-// Whether such a call may be known at all.
+// Whether this kind of call may be remembered.
 bool describe(Kind& kind, ffi::PackedArgs args) {
   kind.clear();
   for (int i = 0; i < args.size(); ++i) {

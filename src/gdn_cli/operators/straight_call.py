@@ -1,5 +1,5 @@
-"""A repeated call of a library with `out=`, past torch's dispatcher and past Python: the host's time counts where a
-kernel takes 2 us."""
+"""A repeated call of a library with `out=`, without torch's dispatcher and without Python: the host's time matters when
+a kernel takes 2 us."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..machine.builders import environment, with_builders
 from ..runner import build
 from .call_checks import Contract
 
-# What with_builders sets that a build in this process needs; the caller's other variables stay as they are.
+# Variables that with_builders sets and a build in this process needs; the caller's other variables stay unchanged.
 FOR_BUILDING = ("CUDA_HOME", "PATH", "FIB_CACHE_PATH")
 this_thread = threading.local()  # .bound: it has called a kernel, and so has the device's context
 _PLAIN, _NUMBERS = {torch.Tensor}, (float, int, type(None))
@@ -29,21 +29,21 @@ _STRAIGHT_CALL = Path(__file__).with_name("straight_call.cpp")
 
 
 class StraightCall:
-    """Calls of a library with `out=` that need no operator: their tensors are like those of a call that was checked,
-    and nobody traces, compiles, watches or differentiates. Shapes, dtypes, devices and addresses are looked at each
-    time, in C++ (straight_call.cpp): for ten tensors Python takes longer than all the rest."""
+    """Calls of a library with `out=` that need no operator: their tensors are like those of a call that passed its
+    checks, and nothing traces, compiles, watches or differentiates. Shapes, dtypes, devices and addresses are checked
+    each time, in C++ (straight_call.cpp): for ten tensors the checks in Python take longer than everything else."""
 
     def __init__(self, contract: Contract, kernel: build.Kernel, machine: inventory.Machine) -> None:
         self.scalars = tuple(i for i, name in enumerate(contract.names) if name not in contract.tensors)
         self.first = next(i for i, name in enumerate(contract.names) if name in contract.tensors)
-        self.on_cpu = "cu_seqlens" not in contract.names  # there the contract looks into them, at every call
+        self.on_cpu = "cu_seqlens" not in contract.names  # the contract must check its values at every call
         self.call = None
         if kernel.destination_passing and kernel.is_library:
-            with contextlib.suppress(build.BuildFailed):  # then every call is an operator's
+            with contextlib.suppress(build.BuildFailed):  # then every call goes through the operator
                 self.call = _straight_calls(machine)(kernel.entry_point)
 
     def may(self, inputs: Sequence[Any], out: tuple) -> bool:
-        """Whether the call may go past the operators, if its tensors are known."""
+        """Whether the call may skip the operators, if its tensors are known."""
         if (
             self.call is None
             or torch._C._len_torch_dispatch_stack()
@@ -66,7 +66,7 @@ class StraightCall:
 
 @functools.cache
 def _straight_calls(machine: inventory.Machine) -> Callable[[Any], Any]:
-    """straight_call.cpp's function, compiled as an algo's C++ is, and kept with those."""
+    """straight_call.cpp's function, compiled like an algo's C++ and stored with those builds."""
     import tvm_ffi
 
     known = registry.load()

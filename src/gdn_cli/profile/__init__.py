@@ -1,1 +1,1 @@
-"""What holds a kernel back: run a profiler, judge what it found, compare two profiles."""
+"""What limits a kernel: run a profiler, draw a verdict from its figures, compare two profiles."""

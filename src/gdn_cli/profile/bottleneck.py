@@ -1,13 +1,13 @@
-"""What holds a kernel back: a verdict in words, from a survey (times and floors) and, where there are, counters.
+"""What limits a kernel: a verdict in words, from a survey (times and floors) and, if there are any, counters.
 
     launch       the time goes into starting kernels, not into running them
-    bandwidth    bytes move about as fast as this machine moves any
+    bandwidth    bytes move about as fast as this machine can move them
     instruction  the SMs issue about as much as they can, or one pipe does
     latency      none of these is near its limit: warps wait, and too few others have work
-    unclear      the figures do not decide it, and say so
+    unclear      the figures do not decide it, and the verdict says so
 
-The limits are those of the same run wherever it measured them: the rate of a large copy rather than a data sheet's, and
-the time of a plain copy of the same bytes, which is latency-bound itself where it runs far below that rate. After the
+The limits come from the same run where it measured them: the rate of a large copy rather than a data sheet's, and the
+time of a plain copy of the same bytes, which is latency-bound itself if it runs far below that rate. Based on the
 roofline model (Williams et al., CACM 2009) and the limiter analysis of Nsight Compute's guide ("over 60 % of a peak").
 """
 
@@ -19,18 +19,18 @@ from .. import units
 from ..profilers import stalls
 from ..schema.profile_types import Found, Survey, Verdict
 
-HIGH = 0.6  # of a peak: it holds the kernel back
-LOW = 0.5  # of a peak: it does not; between the two nothing is said
-_AT_FLOOR = 0.8  # a copy's time over the kernel's: so little is left that nothing else can hold it back much
-_FLOOR_OFF = 1.25  # a copy that takes so much longer than the algo was measured while something else ran
+HIGH = 0.6  # of a peak: from here on it limits the kernel
+LOW = 0.5  # of a peak: below this it does not; in between there is no verdict
+_AT_FLOOR = 0.8  # a copy's time over the kernel's: too little is left for another limit to matter
+_FLOOR_OFF = 1.25  # a copy this much slower than the algo was disturbed by something else
 _CACHED = 1.1  # of the large copy's rate
-_LAUNCHES = 3.0  # a kernel that takes less than so many empty launches is mostly start and end
-_IDLE = 0.4  # of a call's span without any kernel
+_LAUNCHES = 3.0  # a kernel shorter than this many empty launches is mostly start and end
+_IDLE = 0.4  # share of a call's span without any kernel
 _MANY = 4  # launches a call
 
 
 class _Case:
-    """The figures that decide; None where nothing measured it. Shares are of 1."""
+    """The figures that decide; None if not measured. Shares are of 1."""
 
     def __init__(self, survey: Survey, found: tuple[Found, ...]) -> None:
         kernels = [f for f in found if f.name and f.number("time_us")]
@@ -42,8 +42,8 @@ class _Case:
             return None if value is None else value / 100
 
         self.time_us = survey.time_us
-        self.span_us = survey.span_us  # first start to last end, the host running ahead as in gdn bench
-        # the same of a call that found the GPU idle, so that the host shows
+        self.span_us = survey.span_us  # first start to last end, with the host running ahead as in gdn bench
+        # the same for a call that finds the GPU idle, so that the host's time shows
         self.alone_us = max((r.start_us + r.us for r in ran), default=None)
         self.launches = survey.launches or len(ran) or 1
         self.empty_us = survey.empty_us
@@ -60,7 +60,8 @@ class _Case:
         self.occupancy, self.occupancy_max = share("occupancy"), share("occupancy_max")
         self.occupancy_limit = main.value("occupancy_limit")
         self.spills = main.number("spills")
-        # bytes read from DRAM over those that must be: a kernel that does a part of the call need not read all
+        # bytes read from DRAM over those that must be read: a kernel that does only a part of the call need not read
+        # all
         read, alone = main.number("dram_read"), len(ran) <= 1 and len(kernels) <= 1
         self.read_excess = read / survey.bytes_in if alone and read and survey.bytes_in else 0.0
         # the reasons that hold the warps most, with their shares in %
@@ -68,19 +69,19 @@ class _Case:
         self.stalls = [(str(row[0]), row[1]) for row in waits.rows[:2]] if waits and len(waits.columns) > 1 else []
         self.counters = main.value("issue") is not None
         self.most = _most(found)  # the ops or functions that take the most time, with their shares
-        self.parts = Counter()  # what a call runs and its microseconds
+        self.parts = Counter()  # what a call runs -> its microseconds
         for each in ran:
             self.parts[each.name] += each.us
-        # GB/s of the bytes that must move; where that is more than a large copy's, they come from a cache, and only
-        # the copy of the same bytes, which finds them there too, is a measure
+        # GB/s of the bytes that must move; if that is above a large copy's rate, they come from a cache, and the only
+        # measure is the copy of the same bytes, which finds them there too
         self.useful = self.moved / self.time_us / 1e3
         self.cached = bool(self.large_rate) and self.useful > _CACHED * self.large_rate
         self.at_floor = self.copy_us / self.time_us if self.copy_us else None
-        # how near the copy of the same bytes comes to the rate of a large one
+        # the small copy's rate as a share of a large one's
         self.floor_rate = None
         if self.copy_us and self.large_rate:
             self.floor_rate = self.moved / self.copy_us / 1e3 / self.large_rate
-        # how near the machine's own copy rate; without that rate, DRAM's peak decides
+        # the share of this machine's copy rate; if that is not known, of DRAM's peak
         self.bandwidth = self.dram_peak or 0.0
         if self.large_rate:
             near = max(self.useful, self.traffic or 0.0) / self.large_rate
@@ -88,10 +89,10 @@ class _Case:
 
 
 def judge(survey: Survey | None, found: tuple[Found, ...]) -> Verdict | None:
-    """The verdict on a call; None where not even its time is known.
+    """The verdict on a call; None if not even its time is known.
 
-    survey  what the plain run measured
-    found   what a tool found of each kernel; the one that takes the most time stands for the call
+    survey  measurements of the plain run
+    found   a tool's findings for each kernel; the one that takes the most time represents the call
     """
     if not survey or not survey.time_us:
         return None
@@ -101,7 +102,7 @@ def judge(survey: Survey | None, found: tuple[Found, ...]) -> Verdict | None:
 
 
 def _most(found: tuple[Found, ...]) -> str:
-    """The first three of the functions, else of the ops, that a tool saw."""
+    """The first three of the functions, or else of the ops, that a tool saw."""
     table = next((table for key in ("functions", "ops") for f in found if (table := f.table(key))), None)
     at = next((i for i, (_, unit) in enumerate(table.columns) if unit == "%"), None) if table else None
     if table is None or at is None:
@@ -111,22 +112,22 @@ def _most(found: tuple[Found, ...]) -> str:
 
 
 def _with_parts(c: _Case, verdict: Verdict) -> Verdict:
-    """A call of several kernels and copies: what they are, and that a copy of its own is no part of the op."""
+    """Add what a call of several kernels and copies consists of, and that copies are not part of the op."""
     if len(c.parts) < 2:
         return verdict
     total = c.parts.total()
-    why, more = f"the figures are of the longest of {len(c.parts)} different ones that a call runs", []
+    why, more = f"the figures are for the longest of {len(c.parts)} different ones that a call runs", []
     if copied := sum(us for name, us in c.parts.items() if name.startswith(("Memcpy", "Memset"))):
         why += f"; copies and fills take {units.duration(copied)} of {units.duration(total)}"
         if copied > 0.1 * total:
-            more = [f"no copy beside the kernel: {_pc(copied / total)} of the time (read the input, write the output)"]
+            more = [f"no copy next to the kernel: {_pc(copied / total)} of the time (read the input, write the output)"]
     if verdict.bound != "launch" and c.alone_us and c.alone_us > 1.5 * total:
         why += f"; a call that finds the GPU idle takes {units.duration(c.alone_us)}: the host is slower"
         more.append("less work on the host between launches, or a CUDA graph, unless calls are queued ahead")
     return Verdict(verdict.bound, verdict.summary, [*verdict.why, why], [*more, *verdict.next])
 
 
-# --- the rules, in the order in which they are asked ----------------------------------------------------------------
+# --- the rules, in the order in which they apply --------------------------------------------------------------------
 
 
 def _disturbed(c: _Case) -> Verdict | None:
@@ -138,7 +139,7 @@ def _disturbed(c: _Case) -> Verdict | None:
 
 def _launch(c: _Case) -> Verdict | None:
     many = c.launches > 1
-    # a few launches can be queued ahead, or put into a graph: a gap between two of them is not yet what holds it back
+    # a few launches can be queued ahead, or put into a graph: a gap between two of them need not be the limit
     idle = 1 - c.time_us / c.span_us if c.launches >= _MANY and c.span_us else 0.0
     mean = c.time_us / c.launches
     short = bool(c.empty_us) and mean < _LAUNCHES * c.empty_us
@@ -146,7 +147,7 @@ def _launch(c: _Case) -> Verdict | None:
         return None
     why = []
     if many:
-        why.append(f"{c.launches:.0f} kernels and copies a call, {units.duration(mean)} each in the mean")
+        why.append(f"{c.launches:.0f} kernels and copies a call, {units.duration(mean)} each on average")
     if idle >= _IDLE:
         why.append(f"of {units.duration(c.span_us)} from the first start to the last end, nothing runs in {_pc(idle)}")
     if short:
@@ -176,7 +177,7 @@ def _bandwidth(c: _Case) -> Verdict | None:
         why.append(f"it reads {c.read_excess:.2f} times the bytes that it must")
     more = []
     if c.read_excess > 1.1:
-        more.append("read each byte once: what is read twice costs as much as what is needed")
+        more.append("read each byte once: a second read costs as much as the first")
     if at_floor:
         left = 1 - floor
         more.append(f"{_pc(left)} is left to a plain copy; beyond that only fewer bytes help (a 16-bit state, fusing)")
@@ -241,7 +242,7 @@ def _unclear(c: _Case) -> Verdict:
     work, what = c.work
     if c.counters:
         why = [f"bytes at {_pc(c.bandwidth)} of the large copy's rate, {what} {_pc(work)} busy: neither decides it"]
-        more = ["gdn profile A B beside a variant with fewer bytes, and one with fewer instructions"]
+        more = ["gdn profile A B: compare with a variant with fewer bytes, and one with fewer instructions"]
     else:
         against = "a copy's rate in the same cache" if c.cached else "the large copy's rate"
         why = [f"bytes at {_pc(c.bandwidth)} of {against}; there are no counters of what else is busy"]
@@ -252,12 +253,12 @@ def _unclear(c: _Case) -> Verdict:
         why.append(_copy(c))
     if c.most:
         why.append(f"the most of the time goes to {c.most}")
-        more.insert(0, "what takes the most, first")
-    return Verdict("unclear", "unclear: these figures do not say what holds it back", why, more)
+        more.insert(0, "start with what takes the most time")
+    return Verdict("unclear", "unclear: these figures do not show what limits it", why, more)
 
 
 def _rate(c: _Case) -> str:
-    """The useful rate, and the counters' where they tell another."""
+    """The useful rate, and the counters' rate if they differ."""
     against = f"the large copy's {c.large_rate:.0f} GB/s" if c.large_rate else "DRAM's peak"
     if c.cached:
         against = "a copy's rate in the same cache"
@@ -268,7 +269,7 @@ def _rate(c: _Case) -> str:
 
 
 def _copy(c: _Case) -> str:
-    """How far the copy of the same bytes is, and what it is bound by itself."""
+    """How close the copy of the same bytes is, and what limits the copy itself."""
     copy, took = units.duration(c.copy_us), units.duration(c.time_us)
     text = f"a plain copy of these bytes takes {copy}, {_pc(c.at_floor)} of its {took}"
     if c.floor_rate is not None and c.floor_rate < LOW:

@@ -1,6 +1,6 @@
-"""Two profiles of one workload, by one tool -> what differs between them, what can matter most first.
+"""Differences between two profiles of one workload by one tool, the most important first.
 
-Pure. Nothing is measured here, and a fact that only one of the two knows is not compared.
+Pure functions. Nothing is measured here; a fact that only one of the profiles has is not compared.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ..errors import UsageError
 from ..parsing import read_toml
 from ..schema.profile_types import Fact, Found, Profile, Value
 
-# Two equal runs differ by about this: CUPTI's clock on an H200 ticks every 32 ns, 1.6 % of a kernel of 2 us.
+# Two equal runs differ by about this much: CUPTI's clock on an H200 ticks every 32 ns, 1.6 % of a kernel of 2 us.
 SAME = 0.02
 
 
 class _Part(Struct, frozen=True):
-    """How the rows of a table are compared."""
+    """How to compare the rows of a table."""
 
     unit: str
     weight: float
@@ -30,9 +30,9 @@ class _Part(Struct, frozen=True):
 
 
 class _Rules(Struct, frozen=True):
-    """What differences.toml says."""
+    """The contents of differences.toml."""
 
-    facts: dict[str, tuple[float, float]]  # weight, and the least difference
+    facts: dict[str, tuple[float, float]]  # weight, and the smallest difference that counts
     units: dict[str, tuple[float, float]]
     parts: dict[str, _Part]
     holds: dict[str, list[str]]
@@ -40,16 +40,16 @@ class _Rules(Struct, frozen=True):
 
 _RULES = msgspec.convert(read_toml(Path(__file__).with_suffix(".toml")), _Rules)
 _OTHER = (1.0, 0.0)
-# A fact of what holds the kernel back counts more; one that speaks against the time's own change, less: a kernel is not
+# A fact about the kernel's limit counts more; one that contradicts the change in time counts less: a kernel is not
 # faster because it executes more instructions.
 _HELD, _AGAINST = 1.5, 0.5
-_TEXT = math.log(1.5)  # the effect of a text that differs: it has no ratio
-_LARGEST = math.log(32)  # no factor counts for more: 0 -> 1 is one
-_TIMES = 100.0  # the weight of the times of the call: they come first
+_TEXT = math.log(1.5)  # the effect of a text that differs, as it has no ratio
+_LARGEST = math.log(32)  # larger factors count no more, such as 0 -> 1
+_TIMES = 100.0  # the weight of the call's times, so that they come first
 
 
 class Row(Struct):
-    """A fact of both that differs, or a time."""
+    """A fact that differs between the two, or a time."""
 
     key: str
     label: str
@@ -60,7 +60,7 @@ class Row(Struct):
     ratio: float | None  # b / a
     better: str  # "a", "b" or ""
     weight: float  # its rank
-    kernel: str  # A's name of it; "" is the call
+    kernel: str  # its name in A; "" is the call
 
 
 class Pair(Struct):
@@ -71,7 +71,7 @@ class Pair(Struct):
 
 
 class Only(Struct):
-    """A kernel that one of the two alone runs."""
+    """A kernel that only one of the two runs."""
 
     side: str  # "a" or "b"
     kernel: str
@@ -79,10 +79,10 @@ class Only(Struct):
 
 
 class Difference(Struct):
-    """What differs between two profiles.
+    """The differences between two profiles.
 
-    The times of the call and of its dominant kernel come first and are always there; of the rest only what differs by
-    more than 2 % and enough to matter.
+    The times of the call and of its dominant kernel come first and are always included; other facts only if they differ
+    by more than 2 % and enough to matter.
     """
 
     a: str  # their names
@@ -90,14 +90,14 @@ class Difference(Struct):
     rows: list[Row]
     pairs: list[Pair]  # the dominant ones first
     only: list[Only]
-    same: int  # so many facts are equal within 2 %,
-    small: int  # and so many others differ by too little to matter
+    same: int  # number of facts that are equal within 2 %
+    small: int  # number of facts that differ by too little to matter
     summary: str
     warnings: list[str]
 
 
 def difference(a: Profile, b: Profile) -> Difference:
-    """What differs between two profiles. UsageError where the two are of different tools, ops or workloads."""
+    """The differences between two profiles. UsageError if their tools, ops or workloads differ."""
     _comparable(a, b)
     pairs, only = _paired(_kernels(a), _kernels(b))
     found = _Rows()
@@ -122,7 +122,7 @@ def _comparable(a: Profile, b: Profile) -> None:
     for what, one, other in (("made by", a.tool, b.tool), ("of", a.op, b.op)):
         if one != other:
             raise UsageError(
-                f"{a.name} is {what} {one}, {b.name} {what} {other}: they are not compared",
+                f"{a.name} is {what} {one}, {b.name} {what} {other}: they cannot be compared",
                 hint="compare two profiles of one tool, op and workload",
             )
     if a.workload.uuid != b.workload.uuid:
@@ -153,15 +153,15 @@ def _warnings(a: Profile, b: Profile) -> list[str]:
 
 
 def _kernels(p: Profile) -> list[Found]:
-    """The kernels, the largest part of the call first; in the tool's order where it tells no times."""
+    """The kernels, the largest part of the call first; in the tool's order if it gives no times."""
     own = p.reading.kernels
     key = "share" if any(f.number("share") is not None for f in own) else "time_us"
     return sorted(own, key=lambda f: -(f.number(key) or 0.0))
 
 
 def _call_us(p: Profile) -> float | None:
-    """The tool's time of a call: what it says, else the sum over the kernels. None where one of them is launched more
-    than once in a call: its time may be that of a launch."""
+    """The tool's time of a call: its own figure, or the sum over the kernels. None if a kernel is launched more than
+    once in a call: its time may be for one launch."""
     if (whole := p.reading.whole.number("time_us")) is not None:
         return whole
     times = [f.number("time_us") if (f.number("launches") or 1) == 1 else None for f in p.reading.kernels]
@@ -169,7 +169,7 @@ def _call_us(p: Profile) -> float | None:
 
 
 def _share(found: Found, p: Profile) -> float:
-    """A kernel's part of its call; 1 where that is not known."""
+    """A kernel's part of its call; 1 if it is not known."""
     if (told := found.number("share")) is not None:
         return min(1.0, told / 100)
     us, whole = found.number("time_us"), _call_us(p)
@@ -177,9 +177,9 @@ def _share(found: Found, p: Profile) -> float:
 
 
 def _paired(a: list[Found], b: list[Found]) -> tuple[list[tuple[Found, Found]], list[Only]]:
-    """The longest kernel of each with the other's, the rest by name; and who is left over.
+    """The longest kernel of each paired with the other's, the rest by name; and the kernels left over.
 
-    Where both longest ones run in A and in B, names decide for them too: they only changed places.
+    If both longest kernels run in A and in B, they are paired by name too: they only changed places.
     """
     names = [{f.name for f in found} for found in (a, b)]
     pairs, rest = [], (list(a), list(b))
@@ -198,7 +198,7 @@ def _paired(a: list[Found], b: list[Found]) -> tuple[list[tuple[Found, Found]], 
 
 
 class _Rows:
-    """The rows so far, and how many facts made none."""
+    """The rows so far, and the number of facts without a row."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -217,7 +217,7 @@ class _Rows:
         elif abs(a - b) < least:
             self.small += 1
         else:
-            # added to both, so that two values near zero do not give a large factor
+            # added to both values, so that two values near zero do not give a large factor
             effect = abs(math.log((abs(b) + least or 1.0) / (abs(a) + least or 1.0)))
             self.add(fact, b, weight * min(effect, _LARGEST) * share, kernel)
 
@@ -235,7 +235,7 @@ def _near(a: float, b: float) -> bool:
 
 
 def _call(found: _Rows, a: Profile, b: Profile) -> None:
-    """The call as a whole: its time as gdn bench measures it, then the tool's, then what the tool says of it."""
+    """The call as a whole: its time as gdn bench measures it, then the tool's time, then the tool's other facts."""
     one, other = a.survey, b.survey
     if one and other and one.time_us and other.time_us and one.tier == other.tier:
         time = Fact("survey_us", f"time of a call ({one.tier})", one.time_us, "us", "time", better="lower")
@@ -259,7 +259,7 @@ def _facts(found: _Rows, a: Found, b: Found, share: float, first: bool = False, 
         if fact.key == but or fact.key not in theirs:
             continue
         other = theirs[fact.key]
-        if fact.key == "pipe" and fact.note != other.note:  # figures of two pipes: their names are compared
+        if fact.key == "pipe" and fact.note != other.note:  # figures of different pipes: compare the names
             fact, other = (replace(f, value=f.note, unit="") for f in (fact, other))
         if first and fact.key == "time_us" and None not in (a.number("time_us"), b.number("time_us")):
             found.add(fact, other.value, _TIMES + 1, a.name)
@@ -268,8 +268,8 @@ def _facts(found: _Rows, a: Found, b: Found, share: float, first: bool = False, 
 
 
 def _parts(found: _Rows, a: Found, b: Found, share: float) -> None:
-    """The rows of the tables with a rule, by their first column. One that a table lacks is not known there, but ranks
-    as if it were 0: tables leave their smallest rows out."""
+    """The rows of the tables with a rule, matched by their first column. A row that one table does not have is unknown
+    there, but is ranked as 0, because tables leave out their smallest rows."""
     for key, rule in _RULES.parts.items():
         one, other = _column(a, key, rule.unit), _column(b, key, rule.unit)
         if one is None or other is None:
@@ -288,16 +288,16 @@ def _parts(found: _Rows, a: Found, b: Found, share: float) -> None:
 
 
 def _column(found: Found, key: str, unit: str) -> dict[str, float] | None:
-    """First column -> the last column of this unit; None without such a table."""
+    """First column -> the last column with this unit; None without such a table."""
     table = found.table(key)
     at = max((i for i, (_, u) in enumerate(table.columns) if i and u == unit), default=None) if table else None
     return None if at is None else {str(row[0]): row[at] for row in table.rows if isinstance(row[at], (int, float))}
 
 
 def _summary(a: Profile, b: Profile, rows: list[Row]) -> str:
-    """In a line: who is faster and by how much, and what differs most besides."""
+    """In one line: which is faster and by how much, and the other largest differences."""
     names = {"a": a.algo, "b": b.algo} if a.algo != b.algo else {"a": "A", "b": "B"}
-    said = "no time is known of both"
+    said = "no time is known for both"
     if rows and rows[0].weight >= _TIMES and min(rows[0].a, rows[0].b) > 0:
         times = (rows[0].a, rows[0].b)
         if better := rows[0].better:
@@ -307,7 +307,7 @@ def _summary(a: Profile, b: Profile, rows: list[Row]) -> str:
             same = f"take the same time within {100 * SAME:.0f} %"
             said = f"{names['a']} and {names['b']} {same}: {' and '.join(map(_us, times))}"
     most = [row.label for row in rows if row.weight < _TIMES][:2]
-    return said + (f"; what differs most besides: {' and '.join(most)}" if most else "")
+    return said + (f"; other large differences: {' and '.join(most)}" if most else "")
 
 
 def _us(us: float) -> str:

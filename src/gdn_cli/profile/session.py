@@ -1,8 +1,8 @@
-"""`gdn profile`: one algo on one workload below one tool -> a folder with all that came of it.
+"""`gdn profile`: one algo on one workload under one tool -> a folder with the results.
 
-First a plain worker surveys the algo: is it right, how long does it take, how long a plain copy of its bytes, what does
-a call run? Then the tool's own target processes, each a worker again, with the tool's command line in front. What the
-tool found, the survey and the verdict go into `profile.json`, beside the tool's files.
+First a plain worker surveys the algo: is it right, how long does it take, how long does a plain copy of its bytes take,
+which kernels does a call run? Then the tool's target processes run: workers too, with the tool's command line before
+theirs. The tool's findings, the survey and the verdict go into `profile.json`, next to the tool's files.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from typing import Any
 import msgspec
 
 from .. import errors, files, paths, profilers
+from ..catalog.ops import Op
 from ..catalog.pack import definition, pack, source_hash
-from ..catalog.registry import Algo, Op, Registry
+from ..catalog.registry import Algo, Registry
 from ..catalog.workloads import Workload
 from ..errors import GdnError, MissingError, UsageError
 from ..machine import environment, locks
@@ -44,7 +45,7 @@ _ELSEWHERE = "--out DIR or GDN_HOME names another place"
 
 @dataclass(frozen=True)
 class Settings:
-    """How to profile, whatever it is. `folder` holds a folder for each profile."""
+    """How to profile. `folder` holds a folder for each profile."""
 
     tool: str
     folder: Path
@@ -53,13 +54,13 @@ class Settings:
     archs: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
     dataset: Path | None = None
-    seconds: float | None = None  # that the survey samples each time, at most
+    seconds: float | None = None  # at most, for each time that the survey measures
     timeout_s: float = 300.0
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is profiled. `mode` is None for a tool that compiles and runs nothing."""
+    """What is profiled. `mode` is None for a tool that only compiles."""
 
     op: Op
     algo: Algo
@@ -83,9 +84,9 @@ def subjects(
     device: str = "auto",
     place: planning.Placing = HERE.place,
 ) -> tuple[str, list[Subject]]:
-    """The tool (without one: cpu where the first algo runs on the CPU, else ncu), and what each name stands for.
+    """The tool (default: cpu if the first algo runs on the CPU, else ncu), and the subject for each name.
 
-    Raises UsageError and MissingError where a tool cannot look at an algo, or the algo cannot run here.
+    Raises UsageError and MissingError if a tool cannot be used for an algo, or the algo cannot run here.
     """
     if tool is None:
         first = planning.rivals(registry, names[:1], op, device, place)[0]
@@ -105,7 +106,7 @@ def subjects(
 
 
 def _mode(tool: str, entry: planning.Entry) -> str:
-    """Where the algo runs below the tool."""
+    """Where the algo runs under the tool."""
     place, wanted = entry.place, profilers.TOOLS[tool].modes
     if place.mode in wanted:
         return place.mode
@@ -113,7 +114,7 @@ def _mode(tool: str, entry: planning.Entry) -> str:
     if not set(wanted) & set(entry.algo.modes):
         where = "a GPU" if wanted == ("cuda",) else "a CPU"
         raise UsageError(
-            f"--tool {tool} looks at what runs on {where}, and {entry.algo.full_name} does not",
+            f"--tool {tool} is for algos on {where}, and {entry.algo.full_name} does not run there",
             hint=f"use {' or '.join(able)}",
         )
     compiled = entry.algo.language in ("cuda", "triton") and (place.reason or "").startswith("no GPU here")
@@ -129,25 +130,25 @@ def sent(subject: Subject, settings: Settings) -> dict[str, Any]:
 
 
 def received(d: dict[str, Any], folder: Path) -> tuple[Subject, Settings]:
-    """What `sent` gave; the profile is to go into `folder`."""
+    """The inverse of `sent`; the profile is to go into `folder`."""
     read = partial(msgspec.convert, dec_hook=lambda form, value: form(value))  # paths
     return read(d["subject"], Subject), replace(read(d["settings"], Settings), folder=folder)
 
 
-# What runs now, how many of how many processes are done.
+# What runs now, and how many of how many processes are done.
 Progress = Callable[[str, int, int], None]
 
 
 def run(
     subject: Subject, settings: Settings, progress: Progress, say: Callable[[str], None], machine: Machine = HERE
 ) -> Profile:
-    """Profile one subject; `profile.json` in its folder holds what is returned.
+    """Profile one subject; `profile.json` in its folder holds the returned profile.
 
-    Raises GdnError where nothing could be found out; then no folder is left behind.
+    Raises GdnError if there is no result at all; the folder is then removed.
     """
     tool = profilers.module(settings.tool)
     tool.find(machine)
-    # named so that a person finds it again: when, what, on what, by which tool
+    # named so that a user can find it: when, what, on which GPU, with which tool
     stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
     words = [stamp, subject.op.name, subject.algo.name, subject.label, settings.tool]
     folder = new_folder(settings.folder, words)
@@ -166,8 +167,8 @@ def run(
 
 
 def keep(folder: Path, profile: Profile) -> Profile:
-    """Write a profile into its folder; returns it with where it lies, and with `unkept`, the one line that says why,
-    where it could not be written: it can be shown all the same."""
+    """Write a profile into its folder. Returns it with its path, or, if it could not be written, with the reason in
+    `unkept`: it can still be shown."""
     profile = msgspec.structs.replace(profile, folder=msgspec.UNSET, unkept=msgspec.UNSET)
     try:
         files.write(folder / _FILE, dumps(msgspec.to_builtins(profile)) + "\n", hint=None)
@@ -215,7 +216,7 @@ def _profiled(subject: Subject, settings: Settings, folder: Path, progress: Prog
 
 
 def new_folder(parent: Path, words: list[str]) -> Path:
-    """A new folder in `parent`, called by these words; UsageError where none can be made."""
+    """A new folder in `parent`, named from these words; UsageError if none can be made."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "", "-".join(words).replace(" ", "-"))
     marks = ("", *(f"-{i}" for i in range(2, 1000)))
     try:
@@ -235,8 +236,8 @@ def new_folder(parent: Path, words: list[str]) -> Path:
 def _survey(
     subject: Subject, settings: Settings, machine: Machine
 ) -> tuple[Survey | None, Environment | None, Status, str | None]:
-    """What a plain worker says: the survey, where it ran, the status and the reason."""
-    if subject.mode is None:  # a tool that compiles only
+    """A plain worker's results: the survey, its environment, the status and the reason."""
+    if subject.mode is None:  # a tool that only compiles
         return None, None, Status.PASSED, None
     timed = profilers.TOOLS[settings.tool].timed
     job = replace(
@@ -248,7 +249,7 @@ def _survey(
     outcome = execute(job)
     record = next(iter(outcome.records), None)
     status, reason = (record.status, record.reason) if record else (outcome.status, outcome.reason)
-    if timed and (record is None or record.timing is None):  # there is nothing that a profile could be read against
+    if timed and (record is None or record.timing is None):  # without a time the profile cannot be interpreted
         code = record and record.code or outcome.code or errors.FAILED
         tail = f" ({outcome.tail[-1][:160]})" if outcome.tail and not record else ""
         first, *rest = (reason or status.value).splitlines()
@@ -281,7 +282,7 @@ def _surveyed(record: Record) -> Survey | None:
 
 
 def _ran(subject: Subject, settings: Settings, each: Run, machine: Machine) -> Reply:
-    """One target process below the tool."""
+    """Run one target process under the tool."""
     asked = Profiling(settings.tool, each.params, settings.l2)
     outcome = execute(replace(_job(subject, settings, asked, machine), wrap=each.wrap, env=each.env))
     record = next(iter(outcome.records), None)
@@ -306,11 +307,11 @@ def _job(subject: Subject, settings: Settings, asked: Profiling, machine: Machin
     )
 
 
-# --- profiles that are kept -----------------------------------------------------------------------------------------
+# --- stored profiles ------------------------------------------------------------------------------------------------
 
 
 def load(path: Path) -> Profile | None:
-    """A kept profile, from its folder or its file; None where that is none. MissingError, with the file's name, for a
+    """A stored profile, from its folder or its file; None if it is not one. MissingError, with the file's name, for a
     profile.json that is damaged, or that this gdn cannot read."""
     file = path / _FILE if path.is_dir() else path
     if not file.exists():
@@ -332,18 +333,18 @@ def load(path: Path) -> Profile | None:
 
 
 def _verdict(tool: str, survey: Survey | None, found: tuple[Found, ...]) -> Verdict | None:
-    """This gdn's verdict on the figures, which are what is kept."""
+    """The verdict of this gdn version on the stored figures."""
     return bottleneck.judge(survey, found) if profilers.TOOLS[tool].timed else None
 
 
 def find(name: str, folder: Path) -> Profile | None:
-    """The kept profile of that name in `folder`, or of that path; None where there is none."""
+    """The stored profile of that name in `folder`, or at that path; None if there is none."""
     paths_ = [Path(name)] if os.sep in name or name.endswith(".json") else [folder / name, Path(name)]
     return next((found for path in paths_ if (found := load(path))), None)
 
 
 def kept(folder: Path, damaged: Callable[[str], None]) -> list[Listed]:
-    """What `gdn profile --list` shows of each profile in `folder`, and in its folders. `damaged` gets a line for each
+    """The rows of `gdn profile --list`: each profile in `folder` and its subfolders. `damaged` gets a line for each
     that cannot be read."""
     rows = []
     for file in sorted(folder.glob(f"*/{_FILE}")) + sorted(folder.glob("*.json")):
@@ -361,7 +362,7 @@ def kept(folder: Path, damaged: Callable[[str], None]) -> list[Listed]:
 
 
 def exit_code(profiles: list[Profile]) -> int:
-    """1 where an algo is wrong, or failed the tool's own check; 3 where a profile could not be kept."""
+    """1 if an algo is wrong, or failed the tool's own check; 3 if a profile could not be stored."""
     if not all(p.passed for p in profiles):
         return errors.FAILED
     return errors.MISSING if any(p.unkept for p in profiles) else errors.OK

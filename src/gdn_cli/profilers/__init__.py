@@ -2,10 +2,10 @@
 
 A tool's module has
 
-    find(machine)              MissingError, with the mend, where the tool cannot be had here
-    runs(ask, folder)          the target processes it wants, in order
-    inside(target, **params)   what one of them does: called in the worker, which runs below the tool
-    read(ask, folder, replies) what came of it; `replies` are inside's answers, in the order of `runs`
+    find(machine)              raises MissingError, with the fix, if the tool is not available here
+    runs(ask, folder)          the target processes that it needs, in order
+    inside(target, **params)   the work of a target process: called in the worker, which runs under the tool
+    read(ask, folder, replies) the results; `replies` are inside's answers, in the order of `runs`
 
 Only `inside` and what it calls import torch. Nothing here starts a process: profile/session.py does.
 """
@@ -32,11 +32,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Tool:
-    """What a tool is for, and the modes in which an algo can run below it (none: it compiles and runs nothing)."""
+    """What a tool is for, and the modes in which an algo can run under it (none: it only compiles)."""
 
     summary: str
     modes: tuple[str, ...]
-    timed: bool = True  # its figures are times: whoever else times on the GPU is waited for
+    timed: bool = True  # its figures are times: it waits for other timings on the GPU
 
 
 TOOLS = {
@@ -55,21 +55,21 @@ def module(tool: str) -> Any:
     return importlib.import_module(f".{_MODULES.get(tool, tool)}", __package__)
 
 
-_MODULES = {"torch": "torch_profiler"}  # a module named torch beside `import torch` would be read wrongly by people
+_MODULES = {"torch": "torch_profiler"}  # a module named torch would be confused with `import torch`
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What is to be profiled, and how."""
+    """What to profile, and how."""
 
     solution: dict[str, Any]  # packed: language, sources, entry point
     l2: str = "cold"
-    clocks: str = "none"  # ncu's --clock-control: none leaves the clocks as they are, base locks them
+    clocks: str = "none"  # ncu's --clock-control: none leaves the clocks alone, base locks them
     archs: tuple[str, ...] = ()  # sass: sm_90a, ...
     checks: tuple[str, ...] = ()  # sanitizer: memcheck, ...
-    bytes_in: int = 0  # what the op must read and write at this workload, each tensor once
+    bytes_in: int = 0  # bytes that the op must read and write at this workload, each tensor once
     bytes_out: int = 0
-    specific: bool = False  # gdn builds it for all that its GPU has (runner/build.py)
+    specific: bool = False  # built for all features of its GPU (runner/build.py)
     machine: Machine = HERE
 
     @property
@@ -84,8 +84,8 @@ class Ask:
 
 @dataclass(frozen=True)
 class Run:
-    """One target process: the tool's command line in front of the worker's own, its environment, and what
-    `inside` gets."""
+    """One target process: the tool's command line before the worker's own, its environment, and the parameters of
+    `inside`."""
 
     name: str
     wrap: tuple[str, ...] = ()
@@ -95,24 +95,24 @@ class Run:
 
 @dataclass(frozen=True)
 class Reply:
-    """What became of a run. `status`: done, or the fate of a worker that left no answer (jobs.Outcome's words)."""
+    """The outcome of a run. `status`: done, or what happened to a worker that left no answer (as in jobs.Outcome)."""
 
     run: Run
     status: str
     reason: str | None = None
-    answer: Any = None  # what inside returned, as JSON has it
+    answer: Any = None  # what inside returned, as JSON
     tail: tuple[str, ...] = ()  # last lines of the process's output
-    code: int | None = None  # the exit code of what `inside` was refused for
+    code: int | None = None  # the exit code, if `inside` was refused
 
     def said(self, form: type[T]) -> T:
         """The answer, as far as there is one."""
         return msgspec.convert(self.answer or {}, form)
 
     def answered(self, form: type[T]) -> T:
-        """The answer; GdnError with the reason where there is none."""
+        """The answer; GdnError with the reason if there is none."""
         if self.status != "done" or not self.answer:
             last = f" ({self.tail[-1][:200]})" if self.tail and not self.reason else ""
-            raise GdnError(f"the algo's process below the profiler: {self.reason or self.status}{last}")
+            raise GdnError(f"the algo's process under the profiler: {self.reason or self.status}{last}")
         return self.said(form)
 
 
@@ -122,10 +122,10 @@ def kept(folder: Path, *names: str) -> tuple[str, ...]:
 
 
 def log_text(path: Path) -> str:
-    """What a tool's log says; nothing where it left none."""
+    """The text of a tool's log; "" if there is none."""
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 def source_line(sources: Mapping[str, str], file: str, line: int) -> str:
-    """A line of one of the sources' texts, with single spaces; "" where there is none."""
+    """A line of one of the sources' texts, with single spaces; "" if there is none."""
     return " ".join("".join(sources.get(file, "").splitlines()[max(0, line - 1) : line]).split())

@@ -1,7 +1,7 @@
 """Where the time of a call on the CPU goes: threads, page faults, functions, source lines, and torch's ops.
 
-Times and counts are of calls that nothing else looks at but perf, where it is there; functions come from perf's samples
-of the same loop run again, ops from calls below torch.profiler.
+Times and counts are from calls that are observed only by perf, if it is installed; functions come from perf's samples
+of the same loop run again, ops from calls under torch.profiler.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OPS_CALLS = 10
 
 def find(machine: Machine = HERE) -> None:
     if os.name != "posix":
-        raise MissingError(f"the cpu profile needs getrusage, which {sys.platform} has not", hint="run it on Linux")
+        raise MissingError(f"the cpu profile needs getrusage, missing on {sys.platform}", hint="run it on Linux")
 
 
 def runs(ask: Ask, folder: Path) -> list[Run]:
@@ -41,7 +41,7 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
 
 
 def _with_lines() -> dict[str, str]:
-    """An environment in which the builder compiles with -g, which changes no code, into a cache of its own."""
+    """An environment in which the builder compiles with -g, which does not change the code, into a separate cache."""
     python = f"py{sys.version_info.major}{sys.version_info.minor}"
     cache = os.environ.get("FIB_CACHE_PATH") or str(paths.builds_dir() / f"{python}-cpu")
     return {"CXX": f"{os.environ.get('CXX') or 'c++'} -g", "FIB_CACHE_PATH": f"{cache}-lines"}
@@ -51,7 +51,8 @@ def _with_lines() -> dict[str, str]:
 
 
 class Counted(Struct):
-    """What calls cost by the kernel's books, of all threads (getrusage): microseconds and counts, of all calls."""
+    """The cost of calls by the kernel's accounting, over all threads (getrusage): microseconds and counts, of all
+    calls."""
 
     calls: int
     wall_us: float
@@ -65,14 +66,14 @@ class Counted(Struct):
 
 
 class Answer(Struct):
-    """What `inside` answers; of a run that only builds, nothing but the first."""
+    """The answer of `inside`; for a run that only builds, just the first field."""
 
     built: bool = True
     counted: Counted | None = None
     cpus: int = 0
     torch_threads: int = 0
     pid: int = 0
-    span: tuple[float, float] | None = None  # of the calls that are sampled, by time.monotonic()
+    span: tuple[float, float] | None = None  # of the sampled calls, by time.monotonic()
     mapped: dict[str, int] = {}
     ops: torch_profiler.Profiled | None = None
 
@@ -101,7 +102,7 @@ def inside(
 
 
 def _mapped(cache: str | None) -> dict[str, int]:
-    """Libraries of the build cache that are loaded here, and where the first byte of each lies."""
+    """Libraries of the build cache that are loaded here, and the address of the first byte of each."""
     found: dict[str, int] = {}
     for line in Path("/proc/self/maps").read_text().splitlines() if cache else []:
         span, _, _, _, _, *path = line.split(maxsplit=5)
@@ -116,7 +117,7 @@ def _cpus() -> int:
 
 
 def _calls(call: Callable[[], Any], seconds: float) -> list[float]:
-    """Calls until the time is over, at least three: microseconds of each."""
+    """Call until the time is over, at least three times: microseconds of each call."""
     times: list[float] = []
     now = time.perf_counter_ns()
     end = now + int(seconds * 1e9)
@@ -147,7 +148,7 @@ def counted(call: Callable[[], Any], seconds: float) -> Counted:
     )
 
 
-# --- afterwards ---------------------------------------------------------------------------------------------------
+# --- after the run ------------------------------------------------------------------------------------------------
 
 
 def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:

@@ -1,7 +1,7 @@
-"""What nvdisasm and cuobjdump print, read: kernels, instructions with their source lines, resources.
+"""Parses the output of nvdisasm and cuobjdump: kernels, instructions with their source lines, resources.
 
-The text is that of `nvdisasm -c -gi` (its JSON has no source lines), `cuobjdump -res-usage` and `cuobjdump -elf`. What
-an opcode does is in opcodes.toml.
+The text is from `nvdisasm -c -gi` (its JSON has no source lines), `cuobjdump -res-usage` and `cuobjdump -elf`. The
+kinds of opcodes are in opcodes.toml.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from . import source_line, symbols
 class Instruction:
     """One instruction. `offset`: bytes from the kernel's start; `text`: as printed, with its predicate, without ';'.
 
-    `frames` are the (file, line) pairs that it stems from, the innermost inlined function first; empty where the
-    compiler gave none.
+    `frames` are the (file, line) pairs that it comes from, the innermost inlined function first; empty if the compiler
+    gave none.
     """
 
     offset: int
@@ -49,9 +49,9 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel's code, and that of the functions that it calls, which stand behind it in its section.
+    """A kernel's code, and that of the functions that it calls, which follow it in its section.
 
-    What fills the section up, a branch to itself with NOPs behind it, is not among the instructions.
+    The padding of the section, a branch to itself followed by NOPs, is left out.
     """
 
     symbol: str
@@ -60,7 +60,7 @@ class Kernel:
 
 
 class Place(NamedTuple):
-    """Where an instruction comes from. `file` and `line` are None where nothing says so."""
+    """Where an instruction comes from. `file` and `line` are None if not known."""
 
     file: str | None
     line: int | None
@@ -72,8 +72,8 @@ _LABEL = re.compile(r"^(\.L\w+|\$?[\w$.]+):\s*$")
 
 
 def kernels(text: str) -> list[Kernel]:
-    """The kernels in the output of `nvdisasm -c -gi`, in its order. Device functions with a section of their own (only
-    relocatable code has them) are left out."""
+    """The kernels in the output of `nvdisasm -c -gi`, in its order. Device functions with their own section (only in
+    relocatable code) are left out."""
     found = []
     for part in re.split(r"^\s*\.section\s+", text, flags=re.M)[1:]:
         name = part.split(",", 1)[0].strip().strip('"')
@@ -87,7 +87,7 @@ def _kernel(symbol: str, part: str) -> Kernel:
     labels: dict[str, int] = {}
     waiting: list[str] = []
     frames: list[tuple[str, int]] = []
-    whole = True  # the frames of an instruction end with the one that is inlined nowhere
+    whole = True  # an instruction's frames end with the one that is not inlined
     for line in part.splitlines():
         if found := _FRAME.match(line):
             frames = [] if whole else frames
@@ -97,10 +97,10 @@ def _kernel(symbol: str, part: str) -> Kernel:
             offset = int(found[1], 16)
             labels |= dict.fromkeys(waiting, offset)
             waiting.clear()
-            instructions.append(Instruction(offset, found[2], tuple(f for f in frames if f[1])))  # line 0: nobody's
+            instructions.append(Instruction(offset, found[2], tuple(f for f in frames if f[1])))  # line 0: unknown
         elif found := _LABEL.match(line):
             waiting.append(found[1])
-            if not found[1].startswith(".L"):  # a function, of a library maybe: the line above it is none of its own
+            if not found[1].startswith(".L"):  # a function, possibly of a library: the line before it is not its own
                 frames, whole = [], True
     return Kernel(symbol, tuple(_without_padding(instructions, labels)), labels)
 
@@ -116,14 +116,14 @@ def _without_padding(instructions: list[Instruction], labels: Mapping[str, int])
 
 
 def place(instruction: Instruction, sources: Iterable[str] = ()) -> Place:
-    """The innermost line that lies in one of `sources` (paths as a solution has them), named by that path; where none
-    does, or none are given, the innermost of all, by the file's own name."""
+    """The innermost line that is in one of `sources` (paths as in a solution), named by that path; if there is none,
+    the innermost of all, by the file's own name."""
     own = (Place(source, line) for file, line in instruction.frames if (source := source_of(file, sources)))
     return next(own, Place(*(instruction.frames or [(None, None)])[0]))
 
 
 def source_of(file: str, sources: Iterable[str]) -> str | None:
-    """Which of the sources a path of the line table is: the builder wrote them below a folder of its own."""
+    """Which of the sources a path of the line table is: the builder wrote them into its own folder."""
     found = [source for source in sources if file == source or file.endswith(f"/{source}")]
     return max(found, key=len, default=None)
 
@@ -134,7 +134,7 @@ def source_of(file: str, sources: Iterable[str]) -> str | None:
 def resources(text: str) -> dict[str, dict[str, int]]:
     """kernel's symbol -> {"REG": 32, "STACK": 0, "SHARED": 1152, "CONSTANT[0]": 616, ...} from `cuobjdump -res-usage`.
 
-    Bytes but for REG. SHARED is static, and from sm_90 on it has the driver's own KiB in it, where there is any at all.
+    In bytes, except REG. SHARED is static, and from sm_90 on includes the driver's own KiB if there is any at all.
     """
     usage = {}
     for symbol, values in re.findall(r"^\s*Function (\S+):\s*\n\s*(.*)$", text, flags=re.M):
@@ -144,11 +144,11 @@ def resources(text: str) -> dict[str, dict[str, int]]:
 
 @dataclass(frozen=True)
 class Attributes:
-    """What a cubin says of a kernel."""
+    """A kernel's attributes in a cubin."""
 
-    max_threads: int | None = None  # __launch_bounds__: a CTA has no more
-    threads: int | None = None  # a CTA has exactly so many
-    spills: frozenset[int] = frozenset()  # offsets of the instructions that spill a register, or fill it again
+    max_threads: int | None = None  # __launch_bounds__: the most threads of a CTA
+    threads: int | None = None  # the exact number of threads of a CTA
+    spills: frozenset[int] = frozenset()  # offsets of the instructions that spill or refill a register
 
 
 def attributes(text: str) -> dict[str, Attributes]:
@@ -172,13 +172,13 @@ def _cta(part: str, attribute: str) -> int | None:
 
 
 def reserves_shared(text: str) -> bool:
-    """Whether SHARED has the driver's own KiB in it, by the sections in the output of `cuobjdump -elf`."""
+    """Whether SHARED includes the driver's own KiB, by the sections in the output of `cuobjdump -elf`."""
     return re.search(r"^\.nv\.shared\.reserved", text, flags=re.M) is not None
 
 
 def assembler(text: str) -> str | None:
-    """The version of the ptxas that made the cubin, from the output of `cuobjdump -elf`: "13.0.88", or "12.8", since
-    before 13.0 there is only its toolkit's."""
+    """The version of the ptxas that made the cubin, from the output of `cuobjdump -elf`: "13.0.88", or before 13.0 only
+    the toolkit's, "12.8"."""
     if found := re.search(r"Tool Version:.*\bV(\d+\.\d+\.\d+)", text):
         return found[1]
     found = re.search(r"\btoolkit=(\d+?)\.?(\d)\b", text)
@@ -191,7 +191,7 @@ def architecture(text: str) -> str | None:
     return f"sm_{found[1]}" if found else None
 
 
-# --- what the instructions do -------------------------------------------------------------------------------------
+# --- kinds of instructions ----------------------------------------------------------------------------------------
 
 LOADS, STORES, ASYNC, TENSOR = "memory loads", "memory stores", "asynchronous copies (TMA, cp.async)", "tensor cores"
 OTHER = "moves and other"
@@ -201,10 +201,10 @@ _KIND = {name: kind for kind, names in _OPCODES["kinds"].items() for name in nam
 
 
 def kind(instruction: Instruction) -> str:
-    """Which kind of work it is; `OTHER` for moves and for what is not known."""
+    """The kind of work that it does; `OTHER` for moves and unknown opcodes."""
     name, text = instruction.name, instruction.text
     if instruction.op.startswith("IMAD.MOV") or re.search(r"\bHFMA2(\.\w+)* \w+, -?RZ, -?RZ, ", text):
-        return OTHER  # a constant or a register is put into a register by whichever pipe is free
+        return OTHER  # a move into a register, on whichever pipe is free
     return _KIND.get(name) or (_KIND.get(name[1:], OTHER) if name.startswith("U") else OTHER)
 
 
@@ -223,11 +223,11 @@ def mix(instructions: Iterable[Instruction]) -> list[tuple[str, int, float, str]
     return rows
 
 
-_SPACES = _OPCODES["spaces"]  # the memory that a load or store with a width of its own goes to
+_SPACES = _OPCODES["spaces"]  # the memory that a load or store with a width accesses
 
 
 def bits(instruction: Instruction) -> int:
-    """What a load or store moves for one thread, in bits."""
+    """How many bits a load or store moves for one thread."""
     modifiers = instruction.op.split(".")[1:]
     if instruction.name in ("LDSM", "STSM"):  # 8x8 matrices of 16-bit values: 32 bits a thread each
         return 32 * next((int(m) for m in modifiers if m in ("2", "4")), 1)
@@ -259,16 +259,16 @@ def widths(instructions: Iterable[Instruction]) -> list[tuple[str, str, int, int
 
 
 class Loop(NamedTuple):
-    """A backward branch and what it goes back to: offsets of the first and of the last instruction."""
+    """A backward branch and its target: offsets of the first and of the last instruction."""
 
     first: int
     last: int
     instructions: int
-    accesses: int  # loads and stores that are not of constants
+    accesses: int  # loads and stores, except loads of constants
 
 
 def loops(kernel: Kernel) -> list[Loop]:
-    """The kernel's loops in the order of their first instructions; several branches to one place are one loop."""
+    """The kernel's loops in the order of their first instructions; several branches to one target are one loop."""
     ends: dict[int, int] = {}
     for i in kernel.instructions:
         start = kernel.labels.get(i.target) if i.target else None
@@ -282,8 +282,8 @@ def loops(kernel: Kernel) -> list[Loop]:
 
 
 def spilled(instructions: Iterable[Instruction], spills: frozenset[int]) -> tuple[int, int]:
-    """Bytes per thread that the code stores to spill registers, and loads to fill them again: each counted once,
-    however often a loop runs it. ptxas -v calls them "spill stores" and "spill loads"."""
+    """Bytes per thread that the code stores to spill registers, and loads to refill them: each counted once, however
+    often a loop runs it. ptxas -v calls them "spill stores" and "spill loads"."""
     there = [i for i in instructions if i.offset in spills]
     return tuple(sum(bits(i) // 8 for i in there if i.name == name) for name in ("STL", "LDL"))  # type: ignore
 
@@ -294,7 +294,7 @@ def spilled(instructions: Iterable[Instruction], spills: frozenset[int]) -> tupl
 def annotated(
     kernel: Kernel, sources: Mapping[str, str], header: Iterable[str], spills: frozenset[int] = frozenset()
 ) -> str:
-    """The kernel's code below `header`, each run of instructions under the source line that it stems from.
+    """The kernel's code after `header`, each run of instructions under the source line that it comes from.
 
     `sources`: path -> text. A line is named by its whole chain, innermost first: `kernel.cu:51 <- kernel.cu:75`.
     `spills`: offsets of the instructions that are marked as spills.

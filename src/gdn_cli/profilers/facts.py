@@ -13,18 +13,18 @@ from ..schema.profile_types import Fact, Table, Value
 
 
 class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is always said of a fact."""
+    """The fixed texts of a fact."""
 
     label: str
     unit: str = ""
     group: str = ""
     better: str = ""
     note: str = ""
-    metrics: tuple[str, ...] = ()  # ncu's: the fact is the first of these
+    metrics: tuple[str, ...] = ()  # ncu's: the first of these is used
 
 
 class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What all tables of one kind have in common."""
+    """The properties of all tables of one kind."""
 
     title: str
     columns: tuple[tuple[str, str], ...]
@@ -41,14 +41,13 @@ WORDS = _CATALOGUE.facts
 
 
 def fact(key: str, value: Value, note: str = "") -> Fact:
-    """The fact of this key (KEY, or TOOL.KEY where facts.toml has one); without a note, with the one that it has
-    there."""
+    """The fact of this key (KEY, or TOOL.KEY if facts.toml has one); without `note`, with the note from facts.toml."""
     words = WORDS[key]
     return Fact(_bare(key), words.label, value, words.unit, words.group, note or words.note, words.better)
 
 
 def table(key: str, rows: Iterable[tuple[Any, ...]], note: str = "") -> list[Table]:
-    """The table of this key in a list, which is empty where there are no rows."""
+    """The table of this key in a list, which is empty if there are no rows."""
     shape, found = _CATALOGUE.tables[key], tuple(rows)
     return [Table(_bare(key), shape.title, shape.columns, found, note or shape.note)] if found else []
 

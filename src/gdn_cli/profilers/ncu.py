@@ -1,10 +1,10 @@
 """Tool `ncu`: a kernel's counters, stalls and hot places, by Nsight Compute.
 
-Two runs, since one cannot have both. `bench-like` asks for what a single pass holds: time and DRAM bytes are those of
-a call behind our own flush of L2, as `gdn bench` times it, in several rounds. `full` replays one call's kernels some
-forty times for all metrics: only in the first pass would L2 be as the flush left it, so ncu empties L2 before each.
-Emptied, L2 has room for what the kernel writes, so bytes written to DRAM and the time differ from the first run's.
-For CUDA C++ a run in front of both compiles once more, for the source lines (ncu_lines.py).
+There are two runs, because one cannot give both. `bench-like` measures what fits into a single pass: time and DRAM
+bytes of a call after our own flush of L2, as `gdn bench` times it, in several rounds. `full` replays one call's kernels
+about forty times for all metrics: only in the first pass would L2 be as the flush left it, so ncu empties L2 before
+each pass. An empty L2 has room for what the kernel writes, so bytes written to DRAM and the time differ from the first
+run's. For CUDA C++ an earlier run compiles once more, for the source lines (ncu_lines.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .ncu_reader import Launch
 
 BENCH, FULL = "bench-like", "full"
 
-# One pass on an H200: more counters of one unit than it has registers for would need a second one.
+# One pass on an H200: more counters of one unit than it has registers would need a second pass.
 METRICS = (
     ncu_facts.TIME,
     ncu_facts.READ,
@@ -38,16 +38,16 @@ METRICS = (
 )
 
 _ROUNDS = 7
-_ROUNDS_S = 10.0  # no further round after so long: a token loop launches thousands of kernels in a call
+_ROUNDS_S = 10.0  # no further round after this time: a token loop launches thousands of kernels per call
 _BENCH_LAUNCHES = 2000
 _FULL_LAUNCHES = 20
-_SHOWN, _MOST = 4, 0.95  # kernels of a call that are shown: so many, or those with so much of its time
+_SHOWN, _MOST = 4, 0.95  # kernels of a call to show: this many, or those with this share of its time
 
 GET_NCU = "install Nsight Compute (with the CUDA toolkit, or the package nsight-compute), or put ncu on PATH"
 
 
 def find(machine: Machine = HERE) -> None:
-    """MissingError where there is no ncu here, or nothing that reads its reports."""
+    """MissingError if ncu, or the package that reads its reports, is not installed."""
     _ncu(machine)
     ncu_reader.find(machine)
 
@@ -62,9 +62,9 @@ def _ncu(machine: Machine = HERE) -> str:
 def runs(ask: Ask, folder: Path) -> list[Run]:
     """The two processes.
 
-    Only the worker's own process is looked at: what it may start (a compiler, a helper) launches no kernel of the
-    algo's, and ncu would wait for one that outlives the worker. sys.executable is an interpreter, never a launcher that
-    starts another process.
+    Only the worker's own process is profiled: its child processes (a compiler, a helper) do not launch the algo's
+    kernels, and ncu would wait for one that outlives the worker. sys.executable is an interpreter, never a launcher
+    that starts another process.
     """
 
     def command(name: str, *options: str) -> tuple[str, ...]:
@@ -86,8 +86,8 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
 
 
 def inside(target: Any, rounds: int = 0, **lines: str) -> dict[str, int] | sass.Answer:
-    """Warm up, then in each round flush L2 (or warm it) and let ncu see one call. Returns how many rounds it were.
-    Without rounds it is the run of ncu_lines."""
+    """Warm up, then in each round flush L2 (or warm it) and let ncu see one call. Returns the number of rounds. Without
+    rounds it is the run of ncu_lines."""
     if not rounds:
         return sass.inside(target, **lines)
     import torch
@@ -111,7 +111,7 @@ def inside(target: Any, rounds: int = 0, **lines: str) -> dict[str, int] | sass.
     return {"rounds": done}
 
 
-# --- what came of them ----------------------------------------------------------------------------------------------
+# --- the results --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class _Report:
 
 
 def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
-    """The kernels with most of a call's time. Raises MissingError or GdnError where a run came to nothing."""
+    """The kernels with most of a call's time. Raises MissingError or GdnError if a run gave no result."""
     compiled = next((reply for reply in replies if reply.run.name == ncu_lines.NAME), None)
     bench, full = (_report(folder, reply) for reply in replies if reply is not compiled)
     rounds, doubts = _rounds(bench)
@@ -138,7 +138,7 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
         found = [ncu_facts.call(kernels, *must), *(ncu_facts.found(kernel, 0, 0, call_us) for kernel in shown)]
     notes = [_how(ask, bench, full), *doubts, *_doubts(ask, bench, full, kernels, shown)]
     if launches is not full.launches and any(kernel.lines for kernel in shown):
-        notes.append("source lines: of a build with -lineinfo, whose instructions are those that ran, one for one")
+        notes.append("source lines: from a build with -lineinfo, whose instructions are identical to those that ran")
     files = kept(folder, f"{FULL}.ncu-rep", f"{BENCH}.ncu-rep", f"{FULL}.log", f"{BENCH}.log")
     return Reading(tuple(found), tuple(notes), files)
 
@@ -150,12 +150,12 @@ def _report(folder: Path, reply: Reply) -> _Report:
         raise trouble
     report = folder / f"{name}.ncu-rep"
     if not report.is_file():
-        said = _lines(*reply.tail, log) or ["and no reason"]
+        said = _lines(*reply.tail, log) or ["no reason given"]
         raise MissingError(f"ncu left no report: {said[-1]}")
     passes = [int(n) for n in re.findall(r"(\d+) pass(?:es)?\s*$", log, re.MULTILINE)]
     launches = ncu_reader.launches(report)
     if not launches and passes:  # the log has kernels
-        raise MissingError(f"ncu-report sees no kernel in {report.name}", hint=ncu_reader.GET_PACKAGE)
+        raise MissingError(f"ncu-report finds no kernel in {report.name}", hint=ncu_reader.GET_PACKAGE)
     if not launches:
         raise _nothing()
     rounds = reply.said(dict[str, int]).get("rounds") or reply.run.params["rounds"]
@@ -163,11 +163,11 @@ def _report(folder: Path, reply: Reply) -> _Report:
 
 
 def _rounds(report: _Report) -> tuple[dict[str, tuple[tuple[Launch, ...], ...]], list[str]]:
-    """Kernel -> its launches in each round, in the order in which the kernels first ran; and doubts about it."""
+    """Kernel -> its launches in each round, in the order in which the kernels first ran; and doubts."""
     count, doubts = report.rounds, []
-    if len(report.launches) >= _BENCH_LAUNCHES:  # where a round ends is not known
+    if len(report.launches) >= _BENCH_LAUNCHES:  # the ends of rounds are not known
         count = 1
-        doubts.append(f"a call launches very many kernels: all figures are of the first {_BENCH_LAUNCHES:,} launches")
+        doubts.append(f"a call launches very many kernels: all figures are for the first {_BENCH_LAUNCHES:,} launches")
     by_name: dict[str, list[Launch]] = {}
     for launch in report.launches:
         by_name.setdefault(launch.full_name, []).append(launch)
@@ -183,7 +183,7 @@ def _rounds(report: _Report) -> tuple[dict[str, tuple[tuple[Launch, ...], ...]],
 
 
 def _kernels(rounds: dict[str, tuple[tuple[Launch, ...], ...]], full: list[Launch]) -> list[Kernel]:
-    """Each kernel with its rounds and, where the full run has it, its longest launch there."""
+    """Each kernel with its rounds and, if the full run has it, its longest launch there."""
     longest: dict[str, Launch] = {}
     for launch in sorted(full, key=lambda launch: -(launch.number(ncu_facts.TIME) or 0)):
         longest.setdefault(launch.full_name, launch)
@@ -191,7 +191,7 @@ def _kernels(rounds: dict[str, tuple[tuple[Launch, ...], ...]], full: list[Launc
 
 
 def _most(kernels: list[Kernel]) -> list[Kernel]:
-    """The first few, up to those that have nearly all of the time."""
+    """The first few, up to those that take nearly all of the time."""
     total, before = sum(kernel.time_us for kernel in kernels), 0.0
     shown = []
     for kernel in kernels[:_SHOWN]:
@@ -205,7 +205,7 @@ def _most(kernels: list[Kernel]) -> list[Kernel]:
 def _how(ask: Ask, bench: _Report, full: _Report) -> str:
     """Which figures come from which run."""
     state = "L2 warmed by the same call" if ask.l2 == "warm" else "L2 flushed before each, as gdn bench does"
-    replay = "L2 as the pass before left it" if ask.l2 == "warm" else "L2 emptied before each"
+    replay = "L2 as left by the previous pass" if ask.l2 == "warm" else "L2 emptied before each"
     passes = f"{full.passes} passes" if full.passes else "several passes"
     rounds = "1 round" if bench.rounds == 1 else f"medians of {bench.rounds} rounds"
     return f"duration, DRAM and busy SMs: {rounds}, {state}; everything else: {passes} of one call, {replay}"
@@ -220,14 +220,14 @@ def _doubts(ask: Ask, bench: _Report, full: _Report, kernels: list[Kernel], show
     if len(full.launches) >= _FULL_LAUNCHES:
         yield f"counters, stalls and hot places: of the first {_FULL_LAUNCHES} launches of a call only"
     if len(kernels) > 1 and ask.l2 != "warm":
-        yield "each kernel's cache figures are with L2 emptied before it, not as the kernel before left it"
+        yield "each kernel's cache figures are with L2 emptied before it, not as left by the previous kernel"
     if hidden := kernels[len(shown) :]:
         total = sum(kernel.time_us for kernel in kernels) or 1.0
         share = sum(kernel.time_us for kernel in hidden) / total
         names = _list([kernel.name for kernel in hidden])
         yield f"not shown: {len(hidden)} more kernels with {share:.1%} of the time: {names}"
     if any(kernel.hot and not kernel.lines for kernel in shown):
-        why = "what compiled the kernel left none"
+        why = "the kernel was compiled without them"
         if ask.language in ("cuda", "cpp"):
             why = "flashinfer-bench's builder compiles CUDA C++ without -lineinfo"
         yield f"no source lines: {why}; hot places are machine instructions, which --tool sass lists"
@@ -249,7 +249,7 @@ def _nothing() -> MissingError:
 
 
 def _trouble(log: str, reply: Reply) -> GdnError | None:
-    """Why a run came to nothing. ncu's own reason first: it ends the target, whose end says nothing then."""
+    """Why a run gave no result. ncu's own reason comes first: it ends the target, whose exit then says nothing."""
     said = "\n".join(line for line in log.splitlines() if "==ERROR==" in line or "Error:" in line)
     for known in read_toml(Path(__file__).with_suffix(".toml"))["trouble"]:
         if re.search(known["log"], said + "\n".join(reply.tail)):
@@ -257,7 +257,7 @@ def _trouble(log: str, reply: Reply) -> GdnError | None:
     if reply.status != "done":
         first = _lines(reply.reason or "")[:1] or [reply.status.replace("_", " ")]
         last = [line for line in _lines(*reply.tail)[-1:] if line not in (reply.reason or "")]
-        return GdnError(f"the target below ncu: {first[0]}{f' ({last[0]})' if last else ''}")
+        return GdnError(f"the process under ncu: {first[0]}{f' ({last[0]})' if last else ''}")
     if "No kernels were profiled" in log:
         return _nothing()
     if "Failed to profile" in said:
@@ -266,6 +266,6 @@ def _trouble(log: str, reply: Reply) -> GdnError | None:
 
 
 def _lines(*texts: str) -> list[str]:
-    """What stands behind ncu's marks."""
+    """The text after ncu's marks."""
     bare = (re.sub(r"^==\w+==\s*", "", line.strip())[:200] for text in texts for line in text.splitlines())
     return [line for line in bare if line]

@@ -1,8 +1,8 @@
-"""What Nsight Compute's counters say about one kernel: facts under the standard keys, and tables of stalls and pipes.
+"""Facts about one kernel from Nsight Compute's counters, under the standard keys, and tables of stalls and pipes.
 
-Two kinds of launches are read: `rounds`, each launch in a single pass behind a flush of ours, as gdn bench has it; and
-`full`, one launch replayed for the whole set of metrics, L2 emptied before each pass. Time and DRAM bytes are of the
-first kind, where they are right, everything else is of the second. See ncu.py.
+Two kinds of launches are read: `rounds`, each launch in a single pass after our own flush, as in gdn bench; and `full`,
+one launch replayed for the whole set of metrics, with L2 emptied before each pass. Time and DRAM bytes come from the
+first kind, where they are right, everything else from the second. See ncu.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ L2 = "lts__t_sectors_srcunit_tex"
 
 _SECTOR = 32
 _WARP = 32
-_SHOWN_STALLS, _SMALL_STALL = 6, 3.0  # no more rows than that, none of a smaller share in %
+_SHOWN_STALLS, _SMALL_STALL = 6, 3.0  # the most rows, and the smallest share in %
 _SHOWN_PIPES = 5
 
 Told = dict[str, float | str | None | tuple[float | str | None, str]]  # key -> value, or value and note
@@ -58,7 +58,7 @@ class Kernel:
         return self.lines or (hot_instructions(self.full) if self.full else [])
 
     def over_rounds(self, *keys: str) -> list[float]:
-        """The metrics' sum over each round's launches; [] where a launch lacks one."""
+        """The metrics' sum over each round's launches; [] if a launch does not have one of them."""
         sums = [[launch.total(*keys) for launch in launches] for launches in self.rounds or ((self.full,),)]
         return [] if any(None in each for each in sums) else [sum(each) for each in sums]
 
@@ -68,13 +68,13 @@ class Kernel:
 
     @property
     def time_us(self) -> float:
-        """One call's launches together, the median of the rounds; 0 where ncu gave no time."""
+        """One call's launches together, the median of the rounds; 0 if ncu gave no time."""
         return (self.median(TIME) or 0.0) / 1e3
 
 
 def found(kernel: Kernel, bytes_in: int, bytes_out: int, call_us: float | None = None) -> Found:
-    """What is known of a kernel. `bytes_in` and `bytes_out`: what must be read and written by it, 0 where that is not
-    known (a part of a call); `call_us`: the time of a call that has other kernels as well."""
+    """The facts about a kernel. `bytes_in` and `bytes_out`: bytes that it must read and write, 0 if not known (for a
+    part of a call); `call_us`: the time of a call that has other kernels too."""
     launch = _merged(kernel)
     pipes = busiest_pipes(launch)
     told: Told = {key: launch.number(*words.metrics) for key, words in facts.WORDS.items() if words.metrics}
@@ -92,7 +92,7 @@ def call(kernels: list[Kernel], bytes_in: int, bytes_out: int) -> Found:
     time_us = sum(kernel.time_us for kernel in kernels)
     launches = sum(kernel.launches for kernel in kernels)
     told: Told = {
-        "time_us": (time_us or None, "the kernels' own times, summed"),
+        "time_us": (time_us or None, "the sum of the kernels' times"),
         "ncu.launches": (launches, f"{len(kernels)} different kernels"),
     }
     return Found(
@@ -101,7 +101,7 @@ def call(kernels: list[Kernel], bytes_in: int, bytes_out: int) -> Found:
 
 
 def _facts(told: Told) -> tuple[Fact, ...]:
-    """What is known of it, in facts.toml's order."""
+    """The known facts, in facts.toml's order."""
     made = []
     for key, words in facts.WORDS.items():
         value, note = each if isinstance(each := told.get(key), tuple) else (each, "")
@@ -118,7 +118,7 @@ def _summed(kernels: list[Kernel], key: str) -> float | None:
 
 
 def _merged(kernel: Kernel) -> Launch:
-    """A launch with whatever was measured: a kernel that the full run left out still has the single pass's metrics."""
+    """A launch with all measured values: a kernel that the full run left out still has the single pass's metrics."""
     single = max((launch for each in kernel.rounds for launch in each), key=_ns, default=kernel.full)
     return Launch(kernel.full_name, single.values | (kernel.full.values if kernel.full else {}))
 
@@ -127,7 +127,7 @@ def _ns(launch: Launch) -> float:
     return launch.number(TIME) or 0.0
 
 
-# --- what no metric alone says --------------------------------------------------------------------------------------
+# --- facts from several metrics -----------------------------------------------------------------------------------
 
 
 def _time(kernel: Kernel, call_us: float | None) -> Told:
@@ -139,7 +139,7 @@ def _time(kernel: Kernel, call_us: float | None) -> Told:
     if call_us:
         told["share"] = 100 * kernel.time_us / call_us
     if kernel.launches > 1:
-        told["ncu.launches"] = kernel.launches, "facts of time and DRAM are their sum, the others of the longest"
+        told["ncu.launches"] = kernel.launches, "time and DRAM are sums over them, other facts are for the longest"
     return told
 
 
@@ -148,7 +148,7 @@ def _dram(read: float | None, written: float | None, time_us: float, bytes_in: i
     note = _ratio(written, bytes_out, "written")
     told: Told = {
         "dram_read": (read, _ratio(read, bytes_in, "read")),
-        "dram_written": (written, f"{note}: L2 keeps some, and puts older lines out" if note else ""),
+        "dram_written": (written, f"{note}: L2 keeps some, and evicts older lines" if note else ""),
     }
     if time_us and read is not None and written is not None:
         told["dram_rate"] = (read + written) / time_us / 1e3
@@ -181,10 +181,10 @@ def _l2(launch: Launch, bytes_in: int, bytes_out: int) -> Told:
 
 
 def _patterns(launch: Launch) -> Told:
-    """What the access patterns cost beyond what the data needs.
+    """The cost of the access patterns beyond what the data needs.
 
     Bank conflicts are wavefronts beyond the ideal, by the addresses of each access. The raw conflict counters of L1 are
-    left alone: they count arbitration as well, and are not zero for kernels without any shared memory.
+    not used: they count arbitration too, and are not zero for kernels without any shared memory.
     """
     wavefronts, ideal = launch.number("memory_l1_wavefronts_shared"), launch.number("memory_l1_wavefronts_shared_ideal")
     conflicts = launch.number("derived__memory_l1_wavefronts_shared_excessive")
@@ -199,7 +199,7 @@ def _patterns(launch: Launch) -> Told:
     }
 
 
-_LIMITS = ("registers", "shared_mem", "warps", "blocks", "barriers")  # of the CTAs that an SM holds
+_LIMITS = ("registers", "shared_mem", "warps", "blocks", "barriers")  # on the CTAs per SM
 
 
 def _occupancy(kernel: Kernel, launch: Launch) -> Told:
@@ -208,7 +208,7 @@ def _occupancy(kernel: Kernel, launch: Launch) -> Told:
     if limits:
         least = min(limits.values())
         binding = [name.replace("_mem", " memory") for name, n in limits.items() if n == least]
-        if len(binding) > 1 and binding[-1] == "barriers":  # as many as blocks unless a kernel has named ones
+        if len(binding) > 1 and binding[-1] == "barriers":  # equal to blocks unless a kernel has named barriers
             del binding[-1]
         told["occupancy_limit"] = units.listed(binding), f"{least:.0f} CTAs fit on an SM"
     driver = launch.number("launch__shared_mem_per_block_driver")
@@ -220,12 +220,12 @@ def _occupancy(kernel: Kernel, launch: Launch) -> Told:
     )
     if told["spills"][0] is None:
         local = launch.total("smsp__sass_inst_executed_op_local_ld.sum", "smsp__sass_inst_executed_op_local_st.sum")
-        told["spills"] = local, "accesses to local memory: arrays count, too"
+        told["spills"] = local, "accesses to local memory, including arrays"
     return told | {"sm_active": _sm_active(kernel, launch)}
 
 
 def _sm_active(kernel: Kernel, launch: Launch) -> float | None:
-    """From the single pass where it has both: the passes of a replay differ in length."""
+    """From the single pass if it has both values: the passes of a replay differ in length."""
     active, elapsed = kernel.over_rounds(ACTIVE), kernel.over_rounds(ELAPSED)
     if active and elapsed and all(elapsed):
         return 100 * median(a / e for a, e in zip(active, elapsed, strict=True))
@@ -239,7 +239,7 @@ def _instructions(launch: Launch, pipes: dict[str, float]) -> Told:
     threads = launch.number("smsp__thread_inst_executed_per_inst_executed.ratio")
     return {
         "pipe": (pipes.get(busiest), busiest),
-        "tensor_pipe": (tensor, "HFMA2.MMA counts, too" if tensor else ""),
+        "tensor_pipe": (tensor, "includes HFMA2.MMA" if tensor else ""),
         "thread_efficiency": None if threads is None else 100 * threads / _WARP,
     }
 
@@ -250,8 +250,8 @@ def _instructions(launch: Launch, pipes: dict[str, float]) -> Told:
 def stall_shares(launch: Launch) -> dict[str, tuple[float, float]]:
     """Reason -> (share of a warp's latency in %, cycles per issued instruction), the largest first.
 
-    The shares are of the sum of all reasons, issuing among them. ncu's own advice divides by the average warp latency
-    instead, which another pass of the replay measured: its shares do not add up.
+    The shares are of the sum of all reasons, including issuing. ncu's own advice divides by the average warp latency
+    instead, which is measured in another pass of the replay: its shares do not add up.
     """
     pattern = r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio"
     cycles = {stalls.canonical(reason): value for reason, value in launch.matching(pattern).items()}
@@ -262,7 +262,7 @@ def stall_shares(launch: Launch) -> dict[str, tuple[float, float]]:
 
 def _stall_table(launch: Launch) -> list[Table]:
     shares = {reason: both for reason, both in stall_shares(launch).items() if reason != stalls.SELECTED}
-    if stalls.NOT_SELECTED in shares:  # no loss: behind those that are
+    if stalls.NOT_SELECTED in shares:  # not a loss: after those that are
         shares[stalls.NOT_SELECTED] = shares.pop(stalls.NOT_SELECTED)
     rows = [
         (stalls.of(reason).label, share, cycles, stalls.of(reason).meaning)
@@ -270,7 +270,7 @@ def _stall_table(launch: Launch) -> list[Table]:
         if share >= _SMALL_STALL
     ]
     latency = sum(cycles for _, cycles in shares.values()) + 1
-    note = f"a warp issues every {latency:.1f} cycles: one issues, the rest it waits for these"
+    note = f"a warp issues every {latency:.1f} cycles: one cycle to issue, the rest waiting for these"
     return facts.table("stalls", rows[:_SHOWN_STALLS], note)
 
 
@@ -278,7 +278,7 @@ def _hot_table(kernel: Kernel) -> list[Table]:
     rows = [(hot.where, hot.share, hot.stall, hot.text) for hot in kernel.hot]
     samples = kernel.full.samples if kernel.full else 0
     thin = "" if samples >= 300 else " (few: the shares are rough)"
-    note = f"{samples:,} samples{thin}, each at what a warp was about to issue, not at what it waited for"
+    note = f"{samples:,} samples{thin}, each at the instruction about to issue, not at the one waited for"
     return facts.table("ncu.hot" if kernel.lines else "offsets.hot", rows, note)
 
 

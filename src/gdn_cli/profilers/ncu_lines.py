@@ -1,7 +1,7 @@
-"""Source lines for what ncu samples in CUDA C++: flashinfer-bench's builder compiles it without a line table.
+"""Source lines for ncu's samples in CUDA C++, which flashinfer-bench's builder compiles without a line table.
 
-So the tool sass's build, which is compiled and never run, lends its own: the same sources through the same builder,
-with -lineinfo on top. A kernel gets the lines only where its machine code is that build's, one instruction for one.
+They come from the build of the tool sass, which is compiled and never run: the same sources and the same builder, with
+-lineinfo added. A kernel gets the lines only if its machine code is identical to that build's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAME = "lines"
 
 
 def runs(ask: Ask, folder: Path) -> list[Run]:
-    """The run that compiles; none where there is nothing to gain, or no nvcc or disassembler here."""
+    """The run that compiles; none if it would not help, or without nvcc or a disassembler here."""
     machine = ask.machine
     if ask.language != "cuda" or machine.cuda_home() is None or not machine.gpus():
         return []
@@ -31,7 +31,7 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
 
 
 def lent(ask: Ask, folder: Path, reply: Reply | None, launches: list[Launch]) -> list[Launch]:
-    """The launches, with lines where their code is the build's; as they are where nothing was compiled or read."""
+    """The launches, with lines if their code is the build's; unchanged if nothing was compiled or read."""
     binary = reply and reply.said(sass.Answer).binary
     if not binary:
         return launches
@@ -60,8 +60,8 @@ def _line(place: disassembly.Place, sources: dict[str, str]) -> Line | None:
 
 
 def _plain(text: str) -> str:
-    """An instruction as both tools print it: one writes a branch's target as an address, the other as a label, and
-    only one has the hints for the register cache."""
+    """An instruction in a common form: one tool prints a branch's target as an address, the other as a label, and only
+    one prints the hints for the register cache."""
     text = re.sub(r"\s+", " ", text.rstrip(" ;")).replace(".reuse", "")
     jumps = re.match(r"(@!?U?P\w+ )?(BRA|BSSY|CALL|JMP|WARPSYNC)", text)
     return re.sub(r"`\(.*\)|0x[0-9a-f]+", "", text).strip() if jumps else text

@@ -1,7 +1,7 @@
 """Reads Nsight Compute's reports (.ncu-rep) with NVIDIA's package ncu-report: each launch's metrics, and its machine
 code with the samples of the program counter and the source lines.
 
-Reports differ between versions of ncu and between GPUs: a metric that is not there is None here.
+Reports differ between versions of ncu and between GPUs: a missing metric is None here.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Instruction:
-    """A machine instruction. `offset`: bytes behind the function's first; `reasons`: how often the sampler found a warp
-    there, by stall reason (stalls.REASONS' names); `line`: where what is inlined is written."""
+    """A machine instruction. `offset`: bytes after the function's first; `reasons`: how often the sampler found a warp
+    there, by stall reason (stalls.REASONS' names); `line`: for inlined code, where that is written."""
 
     offset: int
     text: str
@@ -53,9 +53,9 @@ class Instruction:
 class Launch:
     """One profiled launch. Metrics are in base units (bytes, ns, Hz)."""
 
-    full_name: str  # with its parameters, so that overloads stay apart
+    full_name: str  # with its parameters, to tell overloads apart
     values: dict[str, float | str | None]
-    code: tuple[Instruction, ...] = ()  # empty where nothing was sampled
+    code: tuple[Instruction, ...] = ()  # empty if nothing was sampled
 
     @property
     def name(self) -> str:
@@ -71,30 +71,30 @@ class Launch:
         return next((x for x in found if isinstance(x, (int, float)) and math.isfinite(x)), None)
 
     def total(self, *keys: str) -> float | None:
-        """The sum of these metrics, None where one of them has no value."""
+        """The sum of these metrics, None if one of them has no value."""
         found = [self.number(key) for key in keys]
         return None if None in found else sum(found)
 
     def matching(self, pattern: str) -> dict[str, float]:
-        """The pattern's first group -> value, of the metrics whose whole name it matches."""
+        """The pattern's first group -> value, for the metrics whose whole name matches."""
         matches = ((re.fullmatch(pattern, key), key) for key in self.values)
         numbers = {match[1]: self.number(key) for match, key in matches if match}
         return {key: value for key, value in numbers.items() if value is not None}
 
     def sizes(self, what: str) -> str:
-        """The "(x, y, z)" of the launch's grid or block; "" where it is not known."""
+        """The "(x, y, z)" of the launch's grid or block; "" if it is not known."""
         found = [self.number(f"launch__{what}_dim_{axis}") for axis in "xyz"]
         return "" if None in found else f"({', '.join(f'{n:.0f}' for n in found)})"
 
 
 def find(machine: Machine = HERE) -> None:
-    """MissingError where the package is not installed."""
+    """MissingError if the package is not installed."""
     if not machine.has_package("ncu_report"):
-        raise MissingError("the package ncu-report is missing, which reads what ncu measures", hint=GET_PACKAGE)
+        raise MissingError("the package ncu-report, which reads ncu's reports, is missing", hint=GET_PACKAGE)
 
 
 def launches(report: Path) -> list[Launch]:
-    """The launches of a report, in their order; [] where it has none that the package can read."""
+    """The launches of a report, in order; [] if it has none that the package can read."""
     import ncu_report
 
     try:
@@ -131,14 +131,14 @@ def _code(action: Any, values: dict[str, Any]) -> list[Instruction]:
 
 
 def _instances(metric: Any) -> dict[int, int]:
-    """Address -> value, of a metric that has one for each instruction."""
+    """Address -> value, for a metric that has a value for each instruction."""
     addresses = metric.correlation_ids()
     return {addresses.as_uint64(i): metric.as_uint64(i) for i in range(metric.num_instances())}
 
 
 @dataclass(frozen=True)
 class Hot:
-    """A place where the sampler found many warps: a source line, or one instruction where there is no line."""
+    """A place where the sampler found many warps: a source line, or one instruction if there is no line."""
 
     where: str
     share: float  # of the launch's samples, in %
@@ -148,13 +148,14 @@ class Hot:
 
 
 def hot_instructions(launch: Launch, count: int = 6) -> list[Hot]:
-    """The instructions with most samples. An offset is what cuobjdump and nvdisasm print in front of an instruction."""
+    """The instructions with most samples. An offset is the one that cuobjdump and nvdisasm print before an
+    instruction."""
     sampled = [(f"+0x{i.offset:x}", i.text, [i]) for i in launch.code if i.samples]
     return _ranked(sampled, launch.samples, count)
 
 
 def hot_lines(launch: Launch, count: int = 6) -> list[Hot]:
-    """The source lines with most samples; [] where no instruction with a sample has a line."""
+    """The source lines with most samples; [] if no instruction with a sample has a line."""
     at: dict[Line, list[Instruction]] = {}
     for instruction in launch.code:
         if instruction.samples and instruction.line:

@@ -1,13 +1,13 @@
 """Tool `nsys`: what a call does on the host and on the GPU, on one time line, by Nsight Systems.
 
-The calls are those of `gdn bench`: each behind a write of all of L2 (or none), which also hides the host's part. Each
-is an NVTX range, so the API calls in it and, by their correlation ids, the work on the GPU that they started are known
-one by one: the flush and the waiting between calls are in no figure.
+The calls are those of `gdn bench`: each after a write of all of L2 (or none), which also hides the host's part. Each is
+an NVTX range, so its API calls and, through their correlation ids, the GPU work that they started can be told apart:
+the flush and the waiting between calls are in no figure.
 
-nsys writes to stdout, where the reply of the target process goes: a shell keeps the two apart through files.
+nsys writes to stdout, where the target process writes its reply: a shell separates the two with files.
 
-Formats: the reports cuda_gpu_trace, cuda_api_trace and nvtx_pushpop_trace of `nsys stats` as CSV, which have these
-names since 2023.1: docs.nvidia.com/nsight-systems, "Statistical Reports Shipped With Nsight Systems".
+Formats: the reports cuda_gpu_trace, cuda_api_trace and nvtx_pushpop_trace of `nsys stats` as CSV, named so since
+2023.1: docs.nvidia.com/nsight-systems, "Statistical Reports Shipped With Nsight Systems".
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _STATS_S = 120.0
 
 _OPTIONS = (
     "--trace=cuda,nvtx",
-    "--sample=none",  # these two would need rights that a user seldom has
+    "--sample=none",  # these two need permissions that a user seldom has
     "--cpuctxsw=none",
     "--cuda-graph-trace=node",  # a graph's kernels one by one
     "--capture-range=cudaProfilerApi",
     "--capture-range-end=stop",
     "--force-overwrite=true",
 )
-# the request goes in and the reply comes out by files: nsys may read the one and writes into the other
+# the request and the reply go through files: nsys may read the one and writes into the other
 _APART = """
 tool=$1 folder=$2; shift 2
 cat > "$folder/.request"
@@ -56,7 +56,7 @@ exit $code
 
 
 def find(machine: Machine = HERE) -> None:
-    """MissingError where there is no nsys here."""
+    """MissingError if nsys is not installed."""
     _nsys(machine)
 
 
@@ -72,7 +72,7 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
 
 
 def inside(target: Any, calls: int) -> dict[str, int]:
-    """The calls between the profiler's start and stop, each a range of its own."""
+    """The calls between the profiler's start and stop, each in its own range."""
     import torch
 
     from ..timing.kernels import Flush
@@ -118,7 +118,7 @@ class Event:
 
 @dataclass
 class Call:
-    """One call: its range on the host, and what was started in it."""
+    """One call: its range on the host, and the work started in it."""
 
     range: Event
     api: list[Event]
@@ -142,7 +142,7 @@ class Call:
 
 
 def _events(folder: Path, report: str) -> list[Event]:
-    """A report's rows. What nsys says in front of the header is no part of it. Raises MissingError."""
+    """A report's rows, without nsys's output before the header. Raises MissingError."""
     path = folder / f"report_{report}.csv"
     lines = path.read_text(errors="replace").splitlines()
     start = next((i for i, line in enumerate(lines) if line.lstrip('"').startswith("Start (ns)")), None)
@@ -156,7 +156,7 @@ def _events(folder: Path, report: str) -> list[Event]:
 
 def _event(row: dict[str, str]) -> Event:
     start, ns, size = ((row.get(key) or "").replace(",", "") for key in ("Start (ns)", "Duration (ns)", "Bytes (MB)"))
-    number = row.get("CorrID") or row.get("CorrId") or ""  # of the API's report, of the GPU's
+    number = row.get("CorrID") or row.get("CorrId") or ""  # in the API's report, in the GPU's
     return Event(row["Name"].lstrip(":"), round(float(start)), round(float(ns)), number, float(size) if size else None)
 
 
@@ -179,7 +179,7 @@ def calls(folder: Path) -> list[Call]:
 
 
 def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
-    """Raises MissingError where nsys made no report or none of the calls is in it."""
+    """Raises MissingError if nsys made no report or none of the calls is in it."""
     (reply,) = replies
     said = "\n".join([log_text(folder / "nsys.log"), *reply.tail])
     if reply.status != "done":
@@ -201,7 +201,7 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
 
 
 def _stats(folder: Path) -> None:
-    """The reports as CSV, beside the recording."""
+    """Write the reports as CSV, next to the recording."""
     command = [
         _nsys(), "stats", "--force-export=true", "--force-overwrite=true", "--format=csv",
         f"--output={folder / 'report'}", f"--report={','.join(_REPORTS)}", str(folder / "report.nsys-rep"),
@@ -209,24 +209,24 @@ def _stats(folder: Path) -> None:
     done = tools.run(command, timeout_s=_STATS_S)
     if done is None:
         raise MissingError(f"nsys did not read its report in {_STATS_S:.0f} s", hint=GET_NSYS)
-    (folder / "report.sqlite").unlink(missing_ok=True)  # larger than the recording, and made anew by whoever wants it
+    (folder / "report.sqlite").unlink(missing_ok=True)  # larger than the recording, and easy to make again
     missing = [name for name in _REPORTS if not (folder / f"report_{name}.csv").is_file()]
     if done.returncode or missing:
         raise _failed(f"no report {', '.join(missing)}" if missing else "stats", done.stdout + done.stderr)
 
 
 def _failed(what: str, said: str) -> MissingError:
-    """One line with the mend, from what nsys said."""
-    if "hasn't been installed" in said:  # what stands for it in a CUDA toolkit without it
+    """One line with the fix, from nsys's output."""
+    if "hasn't been installed" in said:  # a CUDA toolkit's placeholder for it
         return MissingError("nsys here is only a placeholder of the CUDA toolkit", hint=GET_NSYS)
     if re.search(r"unrecogni[sz]ed option|could not be found|[Uu]nknown report", said):
-        return MissingError("this nsys is too old: it does not know what is asked of it", hint=GET_NSYS)
+        return MissingError("this nsys is too old: it does not know the options used", hint=GET_NSYS)
     lines = [line.strip() for line in said.splitlines() if re.search(r"error|fail|cannot", line, re.I)]
     return MissingError(f"nsys: {what}{f': {lines[-1][:200]}' if lines and lines[-1] not in what else ''}")
 
 
 def _whole(found: list[Call]) -> Found:
-    """The call: times, counts, and what its kernels, API calls and copies are."""
+    """The call: times, counts, and its kernels, API calls and copies."""
     sizes = {e.name: e.megabytes * 1e6 for c in found for e in c.gpu if e.megabytes is not None}
     copies = _rows(c.copies for c in found)
     return Found(
@@ -248,7 +248,7 @@ def _whole(found: list[Call]) -> Found:
 
 
 def _rows(calls: Iterable[list[Event]]) -> list[tuple[str, float, float, float]]:
-    """(name, how often in a call, median time, time in a call), the one that takes most in front."""
+    """(name, how often in a call, median time, time in a call), largest first."""
     found, times = list(calls), defaultdict(list)
     for e in (e for events in found for e in events):
         times[e.name].append(e.ns)

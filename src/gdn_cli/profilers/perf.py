@@ -1,7 +1,7 @@
 """Linux perf: in which functions and source lines a worker's CPU time goes.
 
-perf writes its samples into perf.data; `perf script` gives the function of each, addr2line the source line of those in
-a library that was built with -g.
+perf writes its samples into perf.data; `perf script` gives the function of each sample, addr2line the source line of
+those in a library that was built with -g.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ DATA = "perf.data"
 INSTALL = "perf would show functions and source lines: apt-get install linux-perf (Ubuntu: linux-tools-generic)"
 _HZ = 2000
 _MOST = 15  # rows of a table
-_LEAST = 0.5  # % of the samples: what has fewer is one of the rest
+_LEAST = 0.5  # % of the samples: smaller rows are put together
 _LONG = 80  # characters of a function's name
 
 
 def missing() -> str | None:
-    """Why perf cannot be used here, None where it can."""
+    """Why perf cannot be used here; None if it can."""
     if not shutil.which("perf"):
         return f"there is no perf here. {INSTALL}"
     with tempfile.TemporaryDirectory(prefix="gdn-") as folder:
@@ -39,8 +39,8 @@ def missing() -> str | None:
 
 
 def record(folder: Path) -> tuple[str, ...]:
-    """The command line in front of the worker's own. The clock is that of time.monotonic(), so that samples of anything
-    but the calls can be left out afterwards."""
+    """The command line before the worker's own. The clock is time.monotonic()'s, so that samples outside the calls can
+    be dropped afterwards."""
     return ("perf", "record", "-q", "-F", str(_HZ), "-k", "CLOCK_MONOTONIC", "-o", str(folder / DATA), "--")
 
 
@@ -49,7 +49,7 @@ def _script(folder: Path) -> tuple[str, ...]:
 
 
 class Spot(NamedTuple):
-    """Where samples fell. `pc`: the program counter, None in the operating system's kernel."""
+    """Where samples were taken. `pc`: the program counter, None in the operating system's kernel."""
 
     function: str
     library: str  # the file's path, [kernel.kallsyms], [vdso], ...
@@ -57,13 +57,13 @@ class Spot(NamedTuple):
 
 
 def read(folder: Path, pid: int, span: tuple[float, float]) -> Counter[Spot]:
-    """How many samples of a process fell where between two times of time.monotonic()."""
+    """The number of samples of a process at each place between two times of time.monotonic()."""
     done = tools.run([*_script(folder), "--time", f"{span[0]:.6f},{span[1]:.6f}"])
     return parsed(done.stdout if done else "", pid)
 
 
 def parsed(text: str, pid: int) -> Counter[Spot]:
-    """What `perf script` prints: "15626 23297.326274:  ffffffff8157ae7d clear_page ([kernel.kallsyms])"."""
+    """Parse the output of `perf script`: "15626 23297.326274:  ffffffff8157ae7d clear_page ([kernel.kallsyms])"."""
     found: Counter[Spot] = Counter()
     for line in text.splitlines():
         m = re.match(r"\s*(\d+)\s+[\d.]+:\s+([0-9a-f]+)\s+(.+?) \(([/[].*)\)\s*$", line)
@@ -75,7 +75,7 @@ def parsed(text: str, pid: int) -> Counter[Spot]:
 
 
 def tables(spots: Counter[Spot], code: Code) -> list[Table]:
-    """Functions by their samples, and source lines where there are any. Empty without samples."""
+    """Functions by their samples, and source lines if there are any. Empty without samples."""
     total = spots.total()
     functions: Counter[tuple[str, str]] = Counter()
     for spot, n in spots.items():
@@ -98,7 +98,7 @@ def _function(spot: Spot) -> str:
 
 
 def readable(name: str) -> str:
-    """A function's name without what makes a template's instance too long to read: torch's loops by their kernel."""
+    """A function's name, shortened for template instances: torch's loops are named after their kernel."""
     if len(name) <= _LONG:
         return name
     if m := re.search(r"at::native::(?:[A-Z]\w*::)?(\w*kernel\w*)", name):
@@ -109,14 +109,14 @@ def readable(name: str) -> str:
 
 @dataclass(frozen=True)
 class Code:
-    """What was built with -g, and where it lies in the process."""
+    """Code built with -g, and its addresses in the process."""
 
-    mapped: dict[str, int]  # where the first byte of a library is
+    mapped: dict[str, int]  # address of the first byte of a library
     sources: dict[str, str]  # the algo's own, by file name
 
     def lines(self, spots: Counter[Spot]) -> Counter[tuple[str, str]]:
-        """Samples by ("file:line", function): at the innermost line that is in one of the algo's own files. Empty
-        without addr2line."""
+        """Samples by ("file:line", function): at the innermost line in one of the algo's own files. Empty without
+        addr2line."""
         found: Counter[tuple[str, str]] = Counter()
         for library, base in self.mapped.items():
             mine = {spot.pc - base: n for spot, n in spots.items() if spot.library == library and spot.pc}
@@ -126,7 +126,7 @@ class Code:
         return found
 
     def text(self, where: str) -> str:
-        """The source text of "file:line", "" where it is not the algo's own."""
+        """The source text of "file:line", "" if it is not the algo's own."""
         name, _, line = where.rpartition(":")
         return source_line(self.sources, name, int(line))
 
@@ -135,7 +135,7 @@ def _frames(library: str, addresses: list[int]) -> dict[int, list[tuple[str, str
     """("file:line", function) of each of a library's addresses, an inlined function's before its caller's."""
     done = tools.run(["addr2line", "-a", "-i", "-f", "-C", "-e", library], stdin="\n".join(map(hex, addresses)))
     found: dict[int, list[tuple[str, str]]] = {}
-    # an address, then two lines for each frame: its function and its place
+    # an address, then two lines for each frame: its function and its position
     for address, rest in re.findall(r"^(0x[0-9a-f]+)\n((?:(?!0x).*\n?)*)", done.stdout if done else "", re.M):
         pairs = re.findall(r"(.+)\n(.+):(\d+)(?: \(.*)?$", rest, re.M)
         if pairs:

@@ -1,10 +1,10 @@
 """Triton's profiler: kernel times of a call from CUPTI's records, and samples of the program counter.
 
-Two processes, since the samples slow the kernels down and their times with it: "times", then "samples". Both leave a
-.hatchet file, a tree in JSON, which `proton-viewer` shows. The tree keeps sums: a mean is all there is of a time.
+There are two processes, because taking samples slows the kernels down: "times", then "samples". Both leave a .hatchet
+file, a tree in JSON, which `proton-viewer` shows. The tree keeps only sums, so times are means.
 
-Sources: triton's third_party/proton, of 3.4 to 3.9. The names of source lines were "file:function@line" before they
-were "file:line@function"; `mode` came to `proton.start` when "cupti_pcsampling" ceased to be a backend.
+Sources: triton's third_party/proton, versions 3.4 to 3.9. Source lines used to be named "file:function@line", now
+"file:line@function"; `mode` was added to `proton.start` when "cupti_pcsampling" was removed as a backend.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..machine.inventory import HERE, Machine
 from . import Ask, Fact, Found, Reading, Reply, Run, Table, facts, kept, source_line, stalls, symbols
 
 _CALLS, _SAMPLED = 100, 300
-_SECONDS = 10.0  # for either, from the first call on
+_SECONDS = 10.0  # for each process, from the first call on
 _CALL, _BEFORE = "call", "flush"  # scopes
 _MOST = 15  # lines of a table
 
@@ -51,7 +51,7 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
 
 
 class Answer(Struct):
-    """What `inside` answers; `failed`: why proton cannot start."""
+    """The answer of `inside`; `failed`: why proton cannot start."""
 
     calls: int
     failed: str | None = None
@@ -68,9 +68,9 @@ def inside(target: Any, path: str, calls: int, mode: str | None) -> Answer:
 
     call = target.subject.call
     before = call if target.l2 == "warm" else Flush()
-    try:  # before the first call: proton knows the source lines of what is loaded, and the graphs made, from here on
+    try:  # before the first call: proton knows the source lines only of later loads and graphs
         _start(proton, path, mode)
-    except (RuntimeError, TypeError, ValueError) as e:  # what this Triton, driver or GPU cannot do
+    except (RuntimeError, TypeError, ValueError) as e:  # not supported by this Triton, driver or GPU
         return Answer(0, str(e).splitlines()[0] if str(e) else type(e).__name__)
     for _ in range(3):
         before()
@@ -85,7 +85,7 @@ def inside(target: Any, path: str, calls: int, mode: str | None) -> Answer:
                 call()
             done += 1
             if done % 10 == 0:
-                torch.cuda.synchronize()  # so that the clock sees what has been done, not what has been queued
+                torch.cuda.synchronize()  # so that the clock measures finished work, not queued work
         torch.cuda.synchronize()
     finally:
         proton.finalize()
@@ -93,14 +93,14 @@ def inside(target: Any, path: str, calls: int, mode: str | None) -> Answer:
 
 
 def _start(proton: Any, path: str, mode: str | None) -> None:
-    """proton.start in this Triton's words."""
+    """proton.start with this Triton's parameters."""
     if mode and "mode" in inspect.signature(proton.start).parameters:
         proton.start(path, context="shadow", backend="cupti", mode=mode)
     else:
         proton.start(path, context="shadow", backend=f"cupti_{mode}" if mode else "cupti")
 
 
-# --- afterwards ---------------------------------------------------------------------------------------------------
+# --- after the run ------------------------------------------------------------------------------------------------
 
 
 def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
@@ -138,7 +138,7 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
 
 
 def _no_samples(reply: Reply) -> str | None:
-    """Why the second run has none, None where it may have some."""
+    """Why the second run has no samples; None if it may have some."""
     try:
         return reply.answered(Answer).failed
     except GdnError as e:
@@ -146,7 +146,7 @@ def _no_samples(reply: Reply) -> str | None:
 
 
 class Kernel:
-    """What a tree holds of one kernel: launches, nanoseconds, samples by stall reason, and those by source line."""
+    """A tree's values for one kernel: launches, nanoseconds, samples by stall reason and by source line."""
 
     def __init__(self) -> None:
         self.count, self.ns, self.samples = 0, 0, 0
@@ -187,21 +187,21 @@ class Frame(Struct, frozen=True):
 
 
 class Node(Struct):
-    """A node of the tree. Each has its own part only: a kernel's lines are not in the kernel's figures."""
+    """A node of the tree. Each has only its own part: a kernel's figures do not include its lines."""
 
-    frame: Frame = Frame()  # the last root, which tells of the device, has none
+    frame: Frame = Frame()  # the last root, which describes the device, has none
     children: list[Node] = []
     metrics: dict[str, int | float | str | None] = {}
 
 
 def load(path: Path) -> dict[str, Kernel]:
-    """The kernels below the calls' scope in a .hatchet file, by their short names; none where there is no file."""
+    """The kernels under the calls' scope in a .hatchet file, by their short names; none if there is no file."""
     try:
         tree = msgspec.json.decode(path.read_bytes(), type=list[Node])
     except FileNotFoundError:
         return {}
     except msgspec.DecodeError:
-        raise GdnError(f"{path.name} is no JSON of proton's: it was stopped while it wrote it") from None
+        raise GdnError(f"{path.name} is not valid: proton was stopped while writing it") from None
     found: dict[str, Kernel] = {}
     for scope in (scope for root in tree for scope in root.children if scope.frame.name == _CALL):
         _collect(scope, found, None)
@@ -209,7 +209,7 @@ def load(path: Path) -> dict[str, Kernel]:
 
 
 def _collect(node: Node, found: dict[str, Kernel], kernel: Kernel | None) -> None:
-    """Add up what is below a node."""
+    """Add up everything under a node."""
     for child in node.children:
         line, mine = _line(child.frame.name), kernel
         if line is None and (child.metrics or any(_line(c.frame.name) for c in child.children)):

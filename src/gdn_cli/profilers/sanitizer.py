@@ -1,12 +1,12 @@
-"""Memory faults, races, reads of what nothing wrote and barriers gone wrong, by NVIDIA's compute-sanitizer.
+"""Memory faults, races, reads of uninitialised memory and wrong barriers, by NVIDIA's compute-sanitizer.
 
-One process and one call for each check: the tools exclude each other. All that the process puts on the GPU beside the
-call are copies of the inputs and fills, which read nothing, so whatever is reported comes from the call.
+One process and one call for each check, because the tools exclude each other. Apart from the call the process only runs
+copies of the inputs and fills on the GPU, which do not read, so every report comes from the call.
 
-Each tensor is an allocation of its own (PyTorch's cache would put several into one, and an overrun between them is no
-fault to the driver), with room behind it that belongs to nobody (`--padding`): allocations lie 512 bytes apart, so an
-overrun of a tensor that fills its last one would land in the next tensor unseen. The outputs are left unwritten, so
-that a read of them counts.
+Each tensor is a separate allocation (PyTorch's cache would put several into one, where the driver does not see an
+overrun between them), followed by unused memory (`--padding`): allocations are 512 bytes apart, so an overrun of a
+tensor that fills its last 512 bytes would reach the next tensor unnoticed. The outputs are left uninitialised, so that
+reading them is reported.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TOOL = "compute-sanitizer"
 _GENERAL = (
     "--target-processes=application-only",  # no compiler that an algo may start
     "--launch-timeout=0",  # importing torch from a cold disk takes longer than its ten seconds; the run has a limit
-    "--destroy-on-device-error=kernel",  # the kernels behind a fault are checked as well
+    "--destroy-on-device-error=kernel",  # kernels after a fault are checked as well
     "--check-exit-code=no",  # the reply says how it ended
     "--show-backtrace=device",
     "--demangle=simple",
@@ -39,7 +39,7 @@ _GENERAL = (
 
 
 class Check(Struct, frozen=True):
-    """One of the tool's: see sanitizer.toml."""
+    """One of the tool's checks: see sanitizer.toml."""
 
     looks_for: str
     nouns: tuple[str, str]
@@ -52,7 +52,7 @@ CHECKS = msgspec.convert(_KNOWN["checks"], dict[str, Check])
 
 
 def checks(names: Iterable[str]) -> tuple[str, ...]:
-    """The checks of these names in the order in which they run, all four for none. Raises UsageError."""
+    """The checks of these names in the order in which they run; all four without names. Raises UsageError."""
     names = list(names)
     for name in names:
         if name not in CHECKS:
@@ -65,7 +65,7 @@ def find(machine: Machine = HERE) -> None:
 
 
 def executable(machine: Machine = HERE) -> Path:
-    """Raises MissingError where there is none that works."""
+    """Raises MissingError if there is none that works."""
     for place in tools.executables(_TOOL, machine=machine):
         if _whole(place.resolve().parent):
             return place
@@ -76,14 +76,14 @@ def executable(machine: Machine = HERE) -> Path:
 
 
 def _whole(folder: Path) -> bool:
-    """PyPI's wheel of CUDA 13.0 has the command without the launcher that it starts a process with."""
+    """PyPI's wheel of CUDA 13.0 has the command without the launcher that it needs to start a process."""
     launchers = (folder / "TreeLauncherSubreaper", folder.parent / _TOOL / "TreeLauncherSubreaper")
     return folder.parent.parent.name != "nvidia" or any(path.is_file() for path in launchers)
 
 
 def runs(ask: Ask, folder: Path) -> list[Run]:
     tool = str(executable(ask.machine))
-    log = f"{folder}/".replace("%", "%%")  # it puts process ids and variables in place of what follows a %
+    log = f"{folder}/".replace("%", "%%")  # it replaces % sequences by process ids and variables
     return [
         Run(
             check,
@@ -98,7 +98,7 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
 
 
 class Answer(Struct):
-    """What `inside` answers. `buffers`: name of a tensor -> [address, bytes]; `error`: a fault of CUDA, in a line."""
+    """The answer of `inside`. `buffers`: name of a tensor -> [address, bytes]; `error`: a CUDA fault, in one line."""
 
     buffers: dict[str, tuple[int, int]] = {}
     attached: bool | None = None
@@ -106,11 +106,11 @@ class Answer(Struct):
 
 
 def inside(target: Any) -> Answer:
-    """One call on outputs that nothing has written."""
+    """One call on outputs that are uninitialised, except for those that overwrite an input."""
     import torch
 
     subject = target.subject
-    outputs = [torch.empty_like(x) for x in subject.outputs]
+    outputs = [x if any(x is y for y in subject.inputs) else torch.empty_like(x) for x in subject.outputs]
     call = subject.rebuild(subject.inputs, outputs)
     tensors = zip([*target.op.inputs, *target.op.outputs], [*subject.inputs, *outputs], strict=True)
     answer = Answer({name: (x.data_ptr(), x.nbytes) for name, x in tensors if isinstance(x, torch.Tensor)})
@@ -118,15 +118,15 @@ def inside(target: Any) -> Answer:
         call()
         if target.mode == "cuda":
             torch.cuda.synchronize()
-    except Exception as e:  # of the algo or of a context that a fault has left unusable: the log says where
+    except Exception as e:  # of the algo, or of a context made unusable by a fault: the log says where
         answer.error = errors.one_line(e)
     answer.attached = _attached()
     return answer
 
 
 def _attached() -> bool | None:
-    """Whether the sanitizer's library is in this process: there are installations that count no error in a process
-    that they never looked into. None where that cannot be seen."""
+    """Whether the sanitizer's library is in this process: some installations report no errors for a process that they
+    never attached to. None if that cannot be seen."""
     try:
         with open("/proc/self/maps") as maps:
             return any("/libsanitizer" in line for line in maps)
@@ -165,10 +165,10 @@ def _count(n: int, one: str, several: str) -> str:
 
 
 def _verdict(reply: Reply, text: str) -> _Verdict:
-    """What a run's log and its process's end say of its check."""
+    """The verdict of a check from its run's log and the way its process ended."""
     check, answer = reply.run.name, reply.said(Answer)
     log = parse(text, answer.buffers)
-    if log.shown:  # whatever happened afterwards, they are there
+    if log.shown:  # valid whatever happened afterwards
         if not log.whole:
             log.errors, log.warnings = log.shown, len(log.findings) - log.shown
         return _Verdict(check, log)
@@ -181,7 +181,7 @@ def _verdict(reply: Reply, text: str) -> _Verdict:
     if reply.status != "done":
         return _Verdict(check, log, reply.reason or reply.status)
     if answer.attached is False:
-        return _Verdict(check, log, f"{_TOOL} did not look into the process", "another version of it may")
+        return _Verdict(check, log, f"{_TOOL} did not attach to the process", "another version of it may")
     if not log.whole:
         return _Verdict(check, log, "its log has no summary")
     failed = answer.error and not log.errors
@@ -189,7 +189,7 @@ def _verdict(reply: Reply, text: str) -> _Verdict:
 
 
 def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
-    """A verdict for each check; MissingError where not one of them could be had."""
+    """A verdict for each check; MissingError if there is none at all."""
     verdicts = [_verdict(reply, log_text(folder / f"{reply.run.name}.log")) for reply in replies]
     if all(v.cannot for v in verdicts):
         first = verdicts[0]
@@ -211,7 +211,7 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
 
 
 def _rows(verdict: _Verdict) -> Iterator[tuple[str | int, ...]]:
-    """Findings of one kind at one place are one row, with the first one's thread and address."""
+    """Findings of one kind at one place become one row, with the first one's thread and address."""
     groups: dict[tuple[bool, str, str, str], list[Finding]] = {}
     for f in verdict.log.findings:
         groups.setdefault((f.error, f.what, f.kernel, f.where), []).append(f)
@@ -222,7 +222,7 @@ def _rows(verdict: _Verdict) -> Iterator[tuple[str | int, ...]]:
 
 
 def _notes(verdicts: list[_Verdict]) -> Iterator[str]:
-    yield "one call on this workload for each check, every tensor with 64 KiB of nobody's behind it"
+    yield "one call on this workload for each check, every tensor followed by 64 KiB of unused memory"
     for v in verdicts:
         if v.cannot:
             yield f"{v.check} was not run: {v.cannot}{f'; {v.mend}' if v.mend else ''}"
@@ -231,13 +231,13 @@ def _notes(verdicts: list[_Verdict]) -> Iterator[str]:
     by = {v.check: v.log for v in verdicts if not v.cannot}
     races = by.get("racecheck", Log())
     if races.warnings:
-        yield "racecheck warns of hazards that may be meant, among threads of one warp above all: they fail nothing"
+        yield "racecheck's warnings, mostly among threads of one warp, may be intended: they do not fail the check"
     if races.errors:
         yield (
-            "racecheck takes a lane's arrival at an mbarrier for that lane's alone: where one arrives for its warp, "
-            "behind a __syncwarp, let all of them arrive to see whether a race is left"
+            "racecheck counts a lane's arrival at an mbarrier for that lane only: if one lane arrives for its warp, "
+            "after a __syncwarp, let all lanes arrive to see whether a race remains"
         )
     if any("hazards reached" in remark for remark in races.remarks):
-        yield "racecheck met more hazards than it keeps: there may be others"
+        yield "racecheck found more hazards than it can store: there may be others"
     if by.get("synccheck", Log()).errors:
-        yield "synccheck also reports warps that meet in one named barrier from different places, which PTX allows"
+        yield "synccheck also reports warps that use one named barrier from different places, which PTX allows"

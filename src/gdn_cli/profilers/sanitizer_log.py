@@ -1,7 +1,7 @@
-"""What compute-sanitizer's logs say, in words: faults, races, unwritten memory, barriers.
+"""Parses compute-sanitizer's logs: faults, races, uninitialised memory, barriers.
 
-Formats: Compute Sanitizer's user manual, docs.nvidia.com/compute-sanitizer; the wording differs a little by version
-(an access "at" or "to" an address, "+0x90 in file:line" behind a function or "0x90 in" before it), and all are read.
+Formats: Compute Sanitizer's user manual, docs.nvidia.com/compute-sanitizer; the wording differs a little by version (an
+access "at" or "to" an address, "+0x90 in file:line" after a function or "0x90 in" before it), and all are read.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Finding:
 
 @dataclass
 class Log:
-    """What a log says."""
+    """The contents of a log."""
 
     findings: list[Finding] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)  # the tool's own messages
     errors: int = 0
     warnings: int = 0
-    whole: bool = False  # it has its summary: the tool came to its end
+    whole: bool = False  # it has its summary: the tool finished
 
     @property
     def shown(self) -> int:
@@ -66,14 +66,14 @@ _BARRIERS = {
 
 
 def parse(text: str, buffers: dict[str, tuple[int, int]] | None = None) -> Log:
-    """What a log of any of the four checks says. `buffers` names tensors: name -> [address, bytes]."""
+    """Parse a log of any of the four checks. `buffers` names tensors: name -> [address, bytes]."""
     log, calls, races = Log(), 0, False
     for head, details in _reports(text):
         if m := _SUMMARY.match(head):
             log.errors, log.whole = _int(m[1]), True
         elif m := _RACES.match(head):
             log.errors, log.warnings, log.whole, races = _int(m[1]), _int(m[2]), True, True
-        elif head.startswith("Program hit "):  # an API call: counted by the tool, no finding of ours
+        elif head.startswith("Program hit "):  # an API call: counted by the tool, but not a finding here
             calls += 1
         elif m := _RACE.match(head):
             log.findings += _races(m, details)
@@ -90,7 +90,7 @@ def parse(text: str, buffers: dict[str, tuple[int, int]] | None = None) -> Log:
 
 
 def _reports(text: str) -> Iterator[tuple[str, list[str]]]:
-    """The unindented lines behind the log's mark, each with the indented ones that follow it."""
+    """The unindented lines after the log's mark, each with the indented ones that follow it."""
     head, details = "", []
     for raw in text.splitlines():
         if not (m := _LINE.match(raw)):
@@ -119,7 +119,7 @@ def _fault(head: str, details: list[str], buffers: dict[str, tuple[int, int]]) -
 
 def _words(head: str) -> str:
     if m := _UNWRITTEN.match(head):
-        return f"reads {_int(m['size'])} B of {m['space']} memory that nothing wrote"
+        return f"reads {_int(m['size'])} B of uninitialised {m['space']} memory"
     if m := _ACCESS.match(head):
         kind = {"read": "reads", "write": "writes", "atomic": "updates"}.get(m["kind"], f"accesses ({m['kind']})")
         return f"{kind} {_int(m['size'])} B of {m['space']} memory"
@@ -129,7 +129,7 @@ def _words(head: str) -> str:
 
 
 def _races(head: re.Match, details: list[str]) -> Iterator[Finding]:
-    """One finding for each pair of places: a report has the first, and a line for each that races with it."""
+    """One finding for each pair of places: a report has the first, and a line for each access that races with it."""
     kernel, first = _place(head["at"])
     error = head["level"].lower() == "error"
     for line in details:
@@ -141,16 +141,16 @@ def _races(head: re.Match, details: list[str]) -> Iterator[Finding]:
 
 
 def _copied(details: list[str]) -> Finding:
-    """A copy or fill by the host's API. To copy what nothing wrote is no use of it, so only a warning."""
+    """A copy or fill by the host's API. Copying uninitialised memory does not use it, so it is only a warning."""
     said = " ".join(details)
     by = m[1] if (m := re.search(r"on access by (\w+)", said)) else "an API call"
     if "Uninitialized" in said:
-        return Finding("copies memory that nothing wrote", by, "", error=False)
+        return Finding("copies uninitialised memory", by, "", error=False)
     return Finding("copies from or to memory that is not allocated", by, "")
 
 
 def _place(text: str) -> tuple[str, str]:
-    """(function, file:line or the offset in its code) of a place as the log has it."""
+    """(function, file:line or the offset in its code) of a place in the log."""
     m = _NEW.match(text) or _OLD.match(text)
     if not m:
         return symbols.bare(text), ""
@@ -158,13 +158,13 @@ def _place(text: str) -> tuple[str, str]:
 
 
 def _address(details: list[str], buffers: dict[str, tuple[int, int]]) -> str:
-    """Where the address lies: by the tensor's name where it is one of the call's."""
+    """What the address belongs to, by the tensor's name if it is one of the call's."""
     access = next((m for line in details if (m := _ADDRESS.match(line))), None)
     nearest = next((m for line in details if (m := _NEAREST.match(line))), None)
     if nearest and nearest["side"]:
         start, size = int(nearest["at"], 16), _int(nearest["size"])
         name = next((name for name, (at, _) in buffers.items() if at == start), f"an allocation of {size} B")
-        return f"{_int(nearest['away'])} B {'behind' if nearest['side'] == 'after' else 'before'} {name}"
+        return f"{_int(nearest['away'])} B {'after' if nearest['side'] == 'after' else 'before'} {name}"
     if not access:
         return ""
     at, known = int(access["at"], 16), sorted((at, n, name) for name, (at, n) in buffers.items())

@@ -1,9 +1,9 @@
 """Tool `sass`: registers, spills, instruction mix and the annotated machine code of an algo's kernels. Needs no GPU.
 
-CUDA C++ is compiled by flashinfer-bench's own builder, as for a run, with -lineinfo on top, which adds the line table
-and leaves the instructions as they are. Triton's kernels are compiled by Triton for what the workload launches
-(triton_cross_compile.py). cuobjdump takes the cubins apart, nvdisasm prints them; both come with the CUDA toolkit,
-with Triton, and as wheels from PyPI.
+CUDA C++ is compiled by flashinfer-bench's own builder, as for a run, with -lineinfo added, which adds the line table
+and does not change the instructions. Triton's kernels are compiled by Triton for the workload's launches
+(triton_cross_compile.py). cuobjdump extracts the cubins, nvdisasm prints them; both come with the CUDA toolkit, with
+Triton, and as wheels from PyPI.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from .disassembly import Attributes, Kernel
 _DATA = read_toml(Path(__file__).with_suffix(".toml"))
 _DEFAULT = "sm_90a"
 GET_TOOLS = "install the CUDA toolkit, or pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
-_RESERVED = 1024  # bytes of shared memory that the driver takes of each CTA
+_RESERVED = 1024  # bytes of each CTA's shared memory that the driver uses
 
 
 def parse_arch(text: str) -> str:
-    """ "sm_90a" from "sm_90a", "90a" or "9.0a"; a UsageError for what is no GPU architecture's name."""
+    """ "sm_90a" from "sm_90a", "90a" or "9.0a"; a UsageError if it is not the name of a GPU architecture."""
     found = re.fullmatch(r"(?:sm_?)?(\d{1,2})\.?(\d)([af]?)", text.strip().lower())
     if not found:
-        raise UsageError(f"'{text}' is no GPU architecture", hint="write it as sm_90a, 90a or 9.0a")
+        raise UsageError(f"'{text}' is not a GPU architecture", hint="write it as sm_90a, 90a or 9.0a")
     major, minor, suffix = found.groups()
     return f"sm_{major}{minor}{suffix}"
 
@@ -48,7 +48,7 @@ def _split(arch: str) -> tuple[int, int, str]:
 
 
 def find(machine: Machine = HERE) -> None:
-    """MissingError where cuobjdump or nvdisasm is not here."""
+    """MissingError if cuobjdump or nvdisasm is not installed."""
     for name in ("cuobjdump", "nvdisasm"):
         if not tools.versions(name, machine):
             raise MissingError(f"no {name} here", hint=GET_TOOLS)
@@ -76,7 +76,7 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
 
 
 def here(language: str, specific: bool, machine: Machine = HERE) -> str:
-    """What a run on this machine is compiled for: the GPU's plain capability, as the builder takes it, or with the 'a'
+    """The compile target of a run on this machine: the GPU's plain capability, as the builder uses it, or with the 'a'
     (runner/build.py), which Triton adds itself."""
     gpus = machine.gpus()
     if not gpus:
@@ -86,7 +86,7 @@ def here(language: str, specific: bool, machine: Machine = HERE) -> str:
 
 
 def _known(arch: str, language: str, machine: Machine) -> None:
-    """A UsageError where the ptxas that will be called says that it does not know the architecture."""
+    """A UsageError if the ptxas to be called says that it does not know the architecture."""
     compilers, whose = [machine.cuda_home() / "bin" / "ptxas"], "the ptxas of nvcc"
     if language == "triton":
         compilers, whose = sorted((tools.triton_bin() or Path("/nowhere")).glob("ptxas*")), "Triton's ptxas"
@@ -98,9 +98,10 @@ def _known(arch: str, language: str, machine: Machine) -> None:
 
 
 def environment(arch: str, language: str, machine: Machine = HERE) -> dict[str, str]:
-    """The worker's: the builder compiles for this architecture, with a line table, into a cache of its own."""
+    """The worker's environment: the builder compiles for this architecture, with a line table, into a separate
+    cache."""
     if language == "triton":
-        return {"TRITON_INTERPRET": "0"}  # nothing is compiled where it is set
+        return {"TRITON_INTERPRET": "0"}  # nothing is compiled if it is set
     major, minor, suffix = _split(arch)
     flags = f"{os.environ.get('NVCC_APPEND_FLAGS', '')} -lineinfo".strip()
     # the builder's cache key knows neither the architecture nor the compiler nor its flags
@@ -121,14 +122,14 @@ def environment(arch: str, language: str, machine: Machine = HERE) -> dict[str, 
 
 
 class Compiled(Struct):
-    """A kernel that Triton made: the cubin's name in the profile's folder, bytes of dynamic shared memory."""
+    """A kernel compiled by Triton: the cubin's name in the profile's folder, bytes of dynamic shared memory."""
 
     cubin: str
     shared: int
 
 
 class Answer(Struct):
-    """What `inside` answers: `binary`, the library that the builder made, or Triton's kernels."""
+    """The answer of `inside`: `binary`, the library that the builder made, or Triton's kernels."""
 
     binary: str | None = None
     kernels: list[Compiled] | None = None
@@ -140,7 +141,7 @@ def inside(target: Any, arch: str, folder: str) -> Answer:
     if target.solution["spec"]["language"] == "cuda":
         binary = target.kernel.runnable.metadata.misc.get("binary")
         if binary is None:
-            raise UsageError("its binding is not tvm-ffi: sass reads what that builder makes", hint="--tool ncu")
+            raise UsageError("its binding is not tvm-ffi: sass reads only that builder's output", hint="--tool ncu")
         return Answer(str(binary))
     from .triton_cross_compile import compiled
 
@@ -151,7 +152,7 @@ def inside(target: Any, arch: str, folder: str) -> Answer:
     return Answer(kernels=kernels, notes=[first, *notes])
 
 
-# --- behind -------------------------------------------------------------------------------------------------------
+# --- after the run ------------------------------------------------------------------------------------------------
 
 
 def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
@@ -189,12 +190,12 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
                 else f"{arch}: a run there is {usual}"
             )
     if not found:
-        raise GdnError("what was compiled has no kernel in it", hint="does the entry point launch one?")
+        raise GdnError("the compiled code has no kernel", hint="does the entry point launch one?")
     return Reading(tuple(found), tuple(dict.fromkeys(notes)), kept(folder, *listings, *cubins))
 
 
 def _cubins(reply: Reply, answer: Answer, folder: Path) -> list[tuple[Path, int | None]]:
-    """The cubins of a reply, in `folder`, each with its dynamic shared memory (None: only a launch knows)."""
+    """The cubins of a reply, in `folder`, each with its dynamic shared memory (None: known only at a launch)."""
     arch = reply.run.params["arch"]
     if answer.binary:
         return [(path, None) for path in _extracted(Path(answer.binary), arch, folder)]
@@ -220,7 +221,7 @@ def _extracted(binary: Path, arch: str, folder: Path) -> list[Path]:
                 found.append(path.replace(folder / name))
             if found:
                 return found
-    raise GdnError(f"cuobjdump finds no GPU code for {arch} in what the builder made", hint=GET_TOOLS)
+    raise GdnError(f"cuobjdump finds no GPU code for {arch} in the builder's output", hint=GET_TOOLS)
 
 
 def code(binary: Path, arch: str, folder: Path) -> list[Kernel]:
@@ -231,7 +232,7 @@ def code(binary: Path, arch: str, folder: Path) -> list[Kernel]:
 
 
 class _Code:
-    """A cubin as text: what the newest nvdisasm and cuobjdump that can read it print."""
+    """A cubin as text: printed by the newest nvdisasm and cuobjdump that can read it."""
 
     def __init__(self, cubin: Path, arch: str) -> None:
         self.text, self.nvdisasm = self._read("nvdisasm", cubin, "-c", "-gi")
@@ -278,26 +279,26 @@ def _found(name: str, kernel: Kernel, code: _Code, dynamic: int | None, sources:
 
 
 def _shared(kernel: Kernel, static: int, dynamic: int | None) -> Fact:
-    """Bytes of shared memory a CTA; None where only a launch says how much of it there is."""
+    """Bytes of shared memory per CTA; None if it is known only at a launch."""
     if dynamic is None and static:
         return facts.fact("sass.shared", static, "static; a launch may add to it")
     if dynamic is None and any(i.name in _SHARED for i in kernel.instructions):
-        return facts.fact("sass.shared", None, "dynamic: a launch says how much")
+        return facts.fact("sass.shared", None, "dynamic: known only at a launch")
     value = static + (dynamic or 0)
-    return facts.fact("sass.shared", value, "without the driver's own KiB" if value else "")
+    return facts.fact("sass.shared", value, "without the driver's KiB" if value else "")
 
 
 def _spills(kernel: Kernel, attributes: Attributes, ptxas: str | None) -> Fact:
-    """Bytes a thread that are stored for want of registers; None where an old ptxas did not mark what spills."""
+    """Bytes per thread stored for want of registers; None if an old ptxas did not mark its spills."""
     stores, loads = disassembly.spilled(kernel.instructions, attributes.spills)
     marks = ptxas is not None and tuple(map(int, ptxas.split(".")[:2])) >= _MARKS_SPILLS
     if not marks and not attributes.spills and any(i.name == "STL" for i in kernel.instructions):
         note = "local memory is used, for spills or for arrays: this ptxas does not say"
         return facts.fact("sass.spills", None, note)
-    return facts.fact("sass.spills", stores, f"stored a thread; {loads} B loaded again" if stores or loads else "")
+    return facts.fact("sass.spills", stores, f"stored per thread; {loads} B loaded again" if stores or loads else "")
 
 
-_MARKS_SPILLS = (12, 8)  # the oldest ptxas that was seen to
+_MARKS_SPILLS = (12, 8)  # the oldest ptxas known to mark them
 _SHARED = ("LDS", "STS", "LDSM", "STSM", "ATOMS", "LDGSTS", "UBLKCP", "UTMALDG", "UTMASTG")
 
 
@@ -324,17 +325,17 @@ def _header(found: Found, code: _Code) -> list[str]:
         figures.append(f"CTAs of {'at most ' if threads.note else ''}{threads.value} threads")
     return [
         found.name, ", ".join(figures), f"ptxas {code.ptxas or 'unknown'}, nvdisasm {code.nvdisasm}",
-        "/*offset in bytes*/ instruction, below the source line that it stems from (innermost inlined function first)",
+        "/*offset in bytes*/ instruction, under the source line that it comes from (innermost inlined function first)",
     ]  # fmt: skip
 
 
-_REGISTERS = 16384  # of each of an SM's four partitions, handed out to a warp in units of 256
+_REGISTERS = 16384  # in each of an SM's four partitions, allocated to warps in units of 256
 
 
 def occupancy(arch: str, registers: int, threads: int, shared: int) -> tuple[float, str] | None:
     """The share of an SM's warps (%) that fit on it at once, and what limits them; None for an unknown architecture.
 
-    registers a thread, threads a CTA, and shared memory a CTA in bytes, without the KiB that the driver adds.
+    registers per thread, threads per CTA, and shared memory per CTA in bytes, without the KiB that the driver adds.
     """
     major, minor, _ = _split(arch)
     if (limits := _DATA["limits"].get(f"{major}.{minor}")) is None:
@@ -354,7 +355,7 @@ def occupancy(arch: str, registers: int, threads: int, shared: int) -> tuple[flo
 
 
 def _free(name: str, suffix: str, taken: Collection[str]) -> str:
-    """The name with its suffix, and a number where it is taken: a kernel compiled for two sets of constants."""
+    """The name with its suffix, and a number if it is taken: a kernel may be compiled for two sets of constants."""
     names = (f"{name}{suffix}", *(f"{name}-{n}{suffix}" for n in range(2, len(taken) + 2)))
     return next(name for name in names if name not in taken)
 

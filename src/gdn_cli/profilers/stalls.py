@@ -1,8 +1,8 @@
 """Why a warp does not issue: the stall reasons of NVIDIA GPUs, what each means, and what to try against it.
 
 The reasons are those of the hardware's warp scheduler: each cycle, each warp is in one of these states. Tools spell
-them in their own ways (Nsight Compute's metrics and its source page, CUPTI's samples, Triton's proton); `canonical`
-brings them to one. Source: Nsight Compute's Profiling Guide, "Warp Stall Reasons".
+them differently (Nsight Compute's metrics and its source page, CUPTI's samples, Triton's proton); `canonical` gives one
+spelling. Source: Nsight Compute's Profiling Guide, "Warp Stall Reasons".
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ..parsing import read_toml
 
 
 class Stall(msgspec.Struct, frozen=True):
-    """A reason's words: see stalls.toml."""
+    """The texts for a reason: see stalls.toml."""
 
     label: str
     meaning: str = ""  # in at most 60 characters
-    advice: str = ""  # what to try where this reason holds the warps most
+    advice: str = ""  # what to try if warps wait mostly for this reason
 
 
 SELECTED = "selected"  # not a stall: the warp issued
-NOT_SELECTED = "not_selected"  # no loss: another warp issued instead
+NOT_SELECTED = "not_selected"  # not a loss: another warp issued instead
 
 REASONS = msgspec.convert(read_toml(Path(__file__).with_suffix(".toml")), dict[str, Stall])
 
@@ -56,11 +56,11 @@ def canonical(name: str) -> str:
 
 
 def of(reason: str) -> Stall:
-    """The words of a reason in any tool's spelling; one that stalls.toml does not know has but a label."""
+    """The texts for a reason in any tool's spelling; one that stalls.toml does not have gets only a label."""
     return REASONS.get(canonical(reason)) or Stall(canonical(reason).replace("_", " "))
 
 
 def main(reasons: Mapping[str, int]) -> str:
-    """The label of the reason with most samples; "" where every sample issued."""
+    """The label of the reason with most samples; "" if every sample issued."""
     waits = {reason: n for reason, n in reasons.items() if canonical(reason) != SELECTED and n}
     return of(max(waits, key=waits.__getitem__)).label if waits else ""

@@ -10,7 +10,7 @@ from functools import cache
 
 @cache
 def demangle(name: str) -> str:
-    """A C++ name as its source has it, by the C++ runtime's own __cxa_demangle; as it is where that cannot."""
+    """A C++ name as in its source, by the C++ runtime's own __cxa_demangle; unchanged if that fails."""
     if not name.startswith("_Z"):
         return name
     try:
@@ -28,7 +28,8 @@ def demangle(name: str) -> str:
 
 
 def short(name: str) -> str:
-    """A function's name without return type, parameters and unnamed namespaces; of any other text, the text."""
+    """A function's name without return type, parameters and unnamed namespaces; any other text is returned
+    unchanged."""
     plain = re.sub(r"\(anonymous namespace\)::|<unnamed>::", "", demangle(name))
     plain = re.sub(r" \[clone [^]]*\]|\.(constprop|isra|part|cold)\.?\d*", "", plain)
     begin = 0
@@ -41,13 +42,13 @@ def short(name: str) -> str:
 
 
 def own(name: str) -> str:
-    """A function's own name, as `short`, without namespaces either; template arguments stay."""
+    """A function's own name: like `short`, also without namespaces; template arguments stay."""
     plain = short(name)
     return plain[max((i + 2 for i, c in _outside(plain) if plain.startswith("::", i)), default=0) :]
 
 
 def _outside(text: str) -> Iterator[tuple[int, str]]:
-    """The characters, with their places, that no brackets of templates or lambdas are around."""
+    """The characters, with their positions, that are not inside brackets of templates or lambdas."""
     depth = 0
     for i, c in enumerate(text):
         depth += (c in "<{[") - (c in ">}]")
@@ -56,5 +57,5 @@ def _outside(text: str) -> Iterator[tuple[int, str]]:
 
 
 def bare(name: str) -> str:
-    """The same without template arguments: how tables call a kernel."""
+    """Like `own`, without template arguments: a kernel's name in tables."""
     return own(name).partition("<")[0] or name

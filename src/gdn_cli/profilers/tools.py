@@ -1,5 +1,5 @@
-"""Where NVIDIA's tools lie: on PATH, in packages of their own, in a CUDA toolkit, in PyPI's wheels; and how any tool is
-run for what it prints."""
+"""Finds NVIDIA's tools: on PATH, in separate packages, in a CUDA toolkit, in PyPI's wheels; and runs any tool for its
+output."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PACKAGES, LOCAL = Path("/opt/nvidia"), Path("/usr/local")
 
 
 def executables(name: str, *packages: str, machine: Machine = HERE) -> list[Path]:
-    """All of this name that are here, the one to prefer first; `packages` are patterns below /opt/nvidia.
+    """All executables of this name that are here, in order of preference; `packages` are patterns under /opt/nvidia.
 
-    What is on PATH was put there by somebody. Packages of one tool are newer than the toolkit's, and of several the
-    newest knows the most GPUs.
+    PATH comes first, because it was set on purpose. A tool's own package is newer than the toolkit's, and of several
+    the newest knows the most GPUs.
     """
     places = [Path(there)] if (there := shutil.which(name)) else []
     places += sorted((place for pattern in packages for place in PACKAGES.glob(pattern)), key=_version, reverse=True)
@@ -38,7 +38,7 @@ def _version(place: Path) -> list[int]:
 
 
 def first(name: str, *packages: str, hint: str, machine: Machine = HERE) -> str:
-    """The one to prefer; MissingError where there is none."""
+    """The preferred one; MissingError if there is none."""
     for place in executables(name, *packages, machine=machine):
         return str(place)
     raise MissingError(f"no {name} here", hint=hint)
@@ -47,7 +47,7 @@ def first(name: str, *packages: str, hint: str, machine: Machine = HERE) -> str:
 def run(
     command: Sequence[str | Path], *, timeout_s: float = 120.0, stdin: str = "", cwd: str | None = None
 ) -> subprocess.CompletedProcess[str] | None:
-    """A command with its output as text, numbers with a point; None where it cannot be started or takes too long."""
+    """A command with its output as text, numbers with a point; None if it cannot be started or takes too long."""
     try:
         return subprocess.run(
             list(map(str, command)), input=stdin, capture_output=True, text=True, errors="replace", cwd=cwd,
@@ -58,14 +58,14 @@ def run(
 
 
 def output(*command: str | Path, cwd: str | None = None) -> str | None:
-    """What a command prints, None where it fails."""
+    """A command's output, None if it fails."""
     done = run(command, cwd=cwd)
     return done.stdout if done and done.returncode == 0 else None
 
 
 def versions(name: str, machine: Machine = HERE) -> list[tuple[tuple[int, ...], Path]]:
-    """All of this name that are here, Triton's too, the newest first: a cubin may be of a newer CUDA than the first on
-    PATH."""
+    """All executables of this name that are here, including Triton's, newest first: a cubin may be from a newer CUDA
+    than the first on PATH."""
     places = executables(name, machine=machine)
     if triton := triton_bin():
         places.append(triton / name)

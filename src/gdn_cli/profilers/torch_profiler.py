@@ -1,6 +1,6 @@
 """torch.profiler: what a call does on the host, op by op, and on the GPU, kernel by kernel, with a Chrome trace.
 
-Times of whole calls are taken before the profiler is on: it adds about a microsecond to each op.
+Times of whole calls are taken before the profiler is on, because it adds about a microsecond to each op.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from . import Ask, Fact, Found, Reading, Reply, Run, Table, facts, kept, symbols
 TRACE = "trace.json.gz"
 CALL = "gdn_call"  # the name of a call's range in the trace
 _CALLS = 20
-_SECONDS = 3.0  # for the calls below the profiler, and as much for those before
+_SECONDS = 3.0  # for the calls under the profiler, and as much for those before
 _EVENTS = 40_000  # of the host in one trace: more are slow to read, here and in a browser
 
 
 class Op(Struct):
-    """An op of the host, over all calls; the one named CALL stands for the calls themselves: its own time is what no op
+    """An op of the host, over all calls; the one named CALL is the calls themselves: its own time is what no op
     took."""
 
     name: str
@@ -43,7 +43,7 @@ class Ran(NamedTuple):
 
 
 class Profiled(Struct, kw_only=True):
-    """Calls below the profiler; `gpu` has what ran on the GPU in each."""
+    """Calls under the profiler; `gpu` has what ran on the GPU in each."""
 
     calls: int
     ops: list[Op]
@@ -51,7 +51,7 @@ class Profiled(Struct, kw_only=True):
 
 
 class Answer(Profiled, kw_only=True):
-    """What `inside` answers."""
+    """The answer of `inside`."""
 
     host_us: list[float]
 
@@ -78,7 +78,7 @@ def inside(target: Any, trace: str, calls: int) -> Answer:
 
 
 def _before(call: Callable[[], Any], l2: str) -> Callable[[], Any]:
-    """What runs in front of each call, so that L2 is cold or warm; the last kernel of it is a mark."""
+    """The work before each call that makes L2 cold or warm; its last kernel is a mark."""
     from ..timing.kernels import Flush, begin, rest
 
     return Flush() if l2 == "cold" else lambda: (rest(), call(), begin())
@@ -91,7 +91,7 @@ def _waiter(mode: str) -> Callable[[], Any]:
 
 
 def _host_times(call: Callable[[], Any], before: Callable[[], Any], wait: Callable[[], Any], calls: int) -> list[float]:
-    """Microseconds until each call returned; on a GPU with nothing else queued, and the kernels may still run."""
+    """Microseconds until each call returned; on a GPU with nothing else queued; the kernels may still run."""
     for _ in range(3):
         before()
         call()
@@ -113,7 +113,7 @@ def profiled(
     before: Callable[[], Any] = lambda: None,
     trace: Path | None = None,
 ) -> Profiled:
-    """Up to `calls` calls below torch.profiler, fewer where they take long or do much."""
+    """Up to `calls` calls under torch.profiler, fewer if they take long or do much."""
     import torch
 
     kinds = [torch.profiler.ProfilerActivity.CPU]
@@ -131,7 +131,7 @@ def profiled(
                 wait()
         return profile
 
-    once = some(1).events()  # it pays for what the profiler does at its first start, and tells what a call costs
+    once = some(1).events()  # includes the profiler's one-time costs, and shows how long a call takes
     took_s = sum(e.cpu_time_total for e in once if e.name == CALL) / 1e6
     calls = max(1, min(calls, int(_SECONDS / max(took_s, 1e-6)), _EVENTS // max(1, len(once))))
     profile = some(calls)
@@ -162,7 +162,7 @@ def _ops(roots: list[Any]) -> list[Op]:
 
 
 def of_calls(ran: list[tuple[float, float, str]]) -> list[list[Ran]]:
-    """(start, duration, name) of all that ran, cut at the marks: each call's own."""
+    """(start, duration, name) of all that ran, split at the marks: each call's own."""
     from ..timing.kernels import BEGINS, REST
 
     calls: list[list[Ran]] = []
@@ -179,7 +179,7 @@ def of_calls(ran: list[tuple[float, float, str]]) -> list[list[Ran]]:
     return calls
 
 
-# --- afterwards ---------------------------------------------------------------------------------------------------
+# --- after the run ------------------------------------------------------------------------------------------------
 
 
 def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
@@ -246,7 +246,7 @@ def busy(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def kernels_table(calls: list[list[Ran]]) -> list[Table]:
-    """What ran on the GPU by name, most time first; none where nothing ran."""
+    """What ran on the GPU by name, most time first; no table if nothing ran."""
     counts, times = Counter(), Counter()
     for ran in (ran for call in calls for ran in call):
         counts[symbols.short(ran.name)] += 1

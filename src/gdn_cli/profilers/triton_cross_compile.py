@@ -1,7 +1,7 @@
-"""Triton kernels compiled for a GPU that is not here: the algo runs as ever, and each launch compiles and stops.
+"""Triton kernels compiled for a GPU that is not here: the algo runs as usual, and each launch compiles and stops.
 
-Triton asks its active driver what to compile for; one that answers with any architecture stands in for it. A kernel is
-compiled for what its launch gets, so the workload's own tensors (on the CPU) and the algo's own host code decide.
+Triton asks its active driver for the compile target; a substitute driver answers with any architecture. A kernel is
+compiled for its launch's arguments, so the workload's own tensors (on the CPU) and the algo's host code decide.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Driver:
-    """What compiling asks of a driver, and no more: whatever needs a GPU fails."""
+    """The parts of a driver that compiling needs, and no more: anything that needs a GPU fails."""
 
     def __init__(self, capability: int) -> None:
         from triton.backends.compiler import GPUTarget
@@ -42,11 +42,11 @@ class _Driver:
 
 
 def compiled(call: Callable[[], None], capability: int, folder: Path) -> tuple[list[Compiled], list[str]]:
-    """Compile what `call` launches for a compute capability (90, 100, ...), and notes on it; nothing is run.
+    """Compile what `call` launches for a compute capability (90, 100, ...), and return notes on it; nothing is run.
 
-    A MissingError where nothing was launched, a GdnError where Triton cannot compile a kernel.
+    Raises MissingError if nothing was launched, GdnError if Triton cannot compile a kernel.
     """
-    kernels: dict[str, CompiledKernel] = {}  # by hash: a second launch of the same code is none of its own
+    kernels: dict[str, CompiledKernel] = {}  # by hash: a second launch of the same code is not a new kernel
     notes: list[str] = []
     with _compiling(capability, kernels, notes):
         try:
@@ -56,10 +56,10 @@ def compiled(call: Callable[[], None], capability: int, folder: Path) -> tuple[l
         except Exception as e:  # of the algo's host code
             if not kernels:
                 raise MissingError(
-                    f"its host code fails without a GPU before it launches a kernel: {one_line(e)}",
+                    f"the algo's host code fails without a GPU before it launches a kernel: {one_line(e)}",
                     hint="profile it on a GPU: --tool ncu",
                 ) from None
-            notes.append(f"compiled up to where its host code fails without a GPU: {one_line(e)}")
+            notes.append(f"compiled up to where the algo's host code fails without a GPU: {one_line(e)}")
     if not kernels:
         raise MissingError("the call launches no Triton kernel", hint="--tool torch says what it does")
     found = []
@@ -74,7 +74,7 @@ def compiled(call: Callable[[], None], capability: int, folder: Path) -> tuple[l
 
 @contextlib.contextmanager
 def _compiling(capability: int, kernels: dict[str, CompiledKernel], notes: list[str]) -> Iterator[None]:
-    """Have every launch compile its kernel into `kernels` instead."""
+    """Make every launch compile its kernel into `kernels` instead."""
     from triton.runtime import Autotuner, JITFunction, driver
 
     run, tune = JITFunction.run, Autotuner.run
@@ -104,7 +104,7 @@ def _compiling(capability: int, kernels: dict[str, CompiledKernel], notes: list[
 
 
 def _reason(e: BaseException) -> str:
-    """The line of a compiler's message that has the error in it."""
+    """The line of a compiler's message that has the error."""
     lines = [line.strip() for line in str(e).splitlines() if line.strip()]
     wrong = [line for line in lines if "error" in line.lower() and not line.endswith(("error", "error:"))]
     fatal = [line for line in lines if "fatal" in line.lower()]

@@ -1,1 +1,1 @@
-"""What was measured: the document of a command, comparisons, scores, statistics and the history."""
+"""Measured data: documents of commands, comparisons, scores, statistics and the history."""

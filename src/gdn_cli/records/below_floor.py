@@ -1,4 +1,4 @@
-"""A time below the floor: faster than the fastest plain copy of the bytes that must move."""
+"""Doubts about times that are faster than the fastest plain copy of the bytes that must move."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from ..catalog.tiers import COPY, FLOORS
 from ..schema.record_types import Record
 from ..units import duration
 
-_SHARE = 0.97  # of the copy's time: what is faster than that has perhaps not moved the bytes
+_SHARE = 0.97  # of the copy's time: a faster call may not have moved all bytes
 
 
 def doubt(records: list[Record], new: Record) -> None:
-    """Put `new`, or those of `records` that it is the floor of, in doubt where they are faster than the copy by more
-    than 3 %: it may be true, of bytes that L2 still held, and it is what a call looks like that does not do its work
-    where the timer sees it."""
+    """Put `new` in doubt if it is more than 3 % faster than the copy; if `new` is the copy, do that to `records`.
+
+    The time may be right, if L2 still held the bytes; but a call that does its work outside the timer looks alike."""
     place = _place(new)
     if place is None:
         return
@@ -27,7 +27,7 @@ def doubt(records: list[Record], new: Record) -> None:
 
 
 def _place(record: Record) -> tuple | None:
-    """What must be the same for two times to be compared; None for a record without a time."""
+    """Key of the times that may be compared; None for a record without a time."""
     if not record.timing or not record.workload:
         return None
     gpu = record.gpu.uuid if record.gpu else None
@@ -36,9 +36,9 @@ def _place(record: Record) -> tuple | None:
 
 def _compare(record: Record, floor: Record) -> None:
     us, copy = record.timing.median_us, floor.timing.median_us
-    if us < _SHARE * copy and not floor.doubts:  # a floor that is in doubt is none
+    if us < _SHARE * copy and not floor.doubts:  # a copy in doubt proves nothing
         record.doubts = [
             *(record.doubts or []),
             f"{1 - us / copy:.0%} faster than the fastest plain copy of the bytes that must move "
-            f"({duration(copy)}): see in a profile that the call does all of its work",
+            f"({duration(copy)}): check in a profile that the call does all of its work",
         ]

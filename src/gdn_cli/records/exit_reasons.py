@@ -1,4 +1,4 @@
-"""Why a process ended before its work was done, in a status and a line."""
+"""Why a process ended before its work was done: a status and one line."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..schema.statuses import Status
 def death(returncode: int, ooms_before: int | None = None) -> tuple[Status, str]:
     """(status, reason) of a process that ended too soon: crashed, killed, out_of_memory or exited.
 
-    returncode   as subprocess has it: minus the signal's number where one ended it
-    ooms_before  `ooms()` from before it was started. A SIGKILL says nothing of who sent it: out of memory is only what
-                 the kernel has counted as that since.
+    returncode   as in subprocess: minus the signal's number if a signal ended it
+    ooms_before  `ooms()` from before the start. A SIGKILL does not say who sent it: it is out of memory only if the
+                 kernel has counted one since.
     """
     if returncode == -signal.SIGKILL:
         if ooms_before is not None and ooms() > ooms_before:
@@ -30,7 +30,7 @@ def death(returncode: int, ooms_before: int | None = None) -> tuple[Status, str]
 
 
 def ooms() -> int:
-    """How many processes the kernel has killed for memory: of this control group where it says so, else of all."""
+    """How many processes the kernel has killed for memory: in this control group if it is counted, otherwise in all."""
     try:
         own = Path("/proc/self/cgroup").read_text().split("::", 1)[1].split("\n", 1)[0]
     except (OSError, IndexError):

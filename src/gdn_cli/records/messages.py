@@ -1,4 +1,4 @@
-"""What a worker and its runner say besides records. Times are in microseconds."""
+"""Messages of workers and runners, besides records. Times are in microseconds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Measured(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Floors(msgspec.Struct, kw_only=True):
-    """What a workload cannot beat on this machine, in one tier; None where the tier cannot be had."""
+    """The copy, an empty launch and a large copy in one tier; None if the tier is not available."""
 
     copy_us: NotNegative | None  # of as many bytes as the op must move
     empty_us: NotNegative | None  # an empty launch
@@ -31,16 +31,16 @@ class Floors(msgspec.Struct, kw_only=True):
 
 
 class Survey(msgspec.Struct, kw_only=True):
-    """What a profile is read against, besides the time: the answer of its first record."""
+    """Sizes, copy and kernels that a profile is compared with: the answer of its first record."""
 
     bytes_in: Count  # of the op's inputs
     bytes_out: Count
     floors: Floors | None = None
-    ran: list[Ran] | None = None  # what one call puts on the GPU (runner/survey.py)
+    ran: list[Ran] | None = None  # the kernels and copies of one call (runner/survey.py)
 
 
 class Form(msgspec.Struct, frozen=True):
-    """A tensor of a worker's: the number of its storage, None where it has no bytes, and where it lies in that."""
+    """A tensor in the worker: the number of its storage (None if it has no bytes), and its layout in the storage."""
 
     storage: int | None
     dtype: str  # without "torch."
@@ -50,41 +50,40 @@ class Form(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What a kernel returned: a tensor, with a number by which its bytes can be asked for, or the type of another
-    thing."""
+    """What a kernel returned: a tensor, with a number to request its bytes, or another object's type."""
 
     type: str = "Tensor"
     number: int | None = None
     shape: tuple[int, ...] = ()
     dtype: str = ""
     device: str = ""
-    odd: str | None = None  # the type, where it may be computed only when it is read
+    odd: str | None = None  # the type, if its values may be computed only when they are read
     address: int = 0
 
 
 class Said(msgspec.Struct):
-    """An exception, in the runner's words."""
+    """An exception, as the runner reports it."""
 
     text: str = ""
     line: str = ""
     trace: list[str] = []
     kind: str = "error"  # build_failed, out_of_memory, tier_unavailable, refused, lookup, or error
-    missing: bool = False  # of a build: something is not here, and it is not the algo's fault
+    missing: bool = False  # of a build: something is not installed, which is not the algo's fault
 
 
 class Answer(msgspec.Struct):
-    """What a runner may answer, each field to the commands that ask for it; anything else is no answer."""
+    """A runner's answer. Each field answers certain commands; anything else is invalid."""
 
     raised: Said | None = None
     destination_passing: bool = False  # of a build
     build_s: NotNegative | None = None
-    proof: dict[str, str] | None = None  # of the signature, where it was asked for
-    records: list[Measured] = []  # times: of each kernel
-    rounds: list[list[Positive]] = []  # of kernels that took turns: each one's samples in their order
-    replaced: list[str] = []  # parts of the timer that are something else by now
+    proof: dict[str, str] | None = None  # of the signature, if it was asked for
+    records: list[Measured] = []  # times of each kernel
+    rounds: list[list[Positive]] = []  # of kernels that took turns: each one's samples in order
+    replaced: list[str] = []  # parts of the timer that the algo has replaced
     seconds: NotNegative = 0.0
     ns: NotNegative = 0.0
-    counts: dict[str, int] = {}  # kernels of one call: how often, by name (trace)
+    counts: dict[str, int] = {}  # kernels of one call: name -> count (trace)
     ran: list[Ran] | None = None  # the same, each with its time (survey)
     backend: str | None = None
     results: list[Result] = []
@@ -92,14 +91,14 @@ class Answer(msgspec.Struct):
 
 
 class Reply(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What a worker answers."""
+    """A worker's answer."""
 
     schema: int = 0
-    seal: str | None = None  # the request's, which shows that the worker wrote it
+    seal: str | None = None  # the request's seal, which shows that the worker wrote this
     status: Status
     reason: str | None = None
     code: int | None = None
-    exit_code: int | None = None  # of the runner, where that is what ended it
+    exit_code: int | None = None  # of the runner, if that ended the work
     environment: Environment | None = None
     build_s: NotNegative | None = None
     proof: dict[str, str] | None = None  # of the signature: state and detail (runner/signature.py)
@@ -107,7 +106,7 @@ class Reply(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Event(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What a worker sends besides its records, as soon as it knows it: one of these."""
+    """A message that a worker sends between its records; one field is set."""
 
     environment: Environment | None = None
-    at: str | msgspec.UnsetType | None = msgspec.UNSET  # whose code runs now, where it is one rival's alone
+    at: str | msgspec.UnsetType | None = msgspec.UNSET  # the rival whose code runs now, if it is only one

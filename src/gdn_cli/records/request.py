@@ -1,4 +1,4 @@
-"""What goes into a worker: one JSON text (see worker/serve.py). What comes back is in messages.py."""
+"""The request to a worker: one JSON text (see worker/serve.py). The answers are in messages.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypedDict
 from msgspec import Meta, Struct
 
 from ..catalog.formats import Definition, Solution
-from ..catalog.registry import Op
+from ..catalog.ops import Op
 from ..catalog.workloads import Workload
 from ..parsing import Json
 from ..schema.record_types import SCHEMA
@@ -24,7 +24,7 @@ class Rival(Struct, frozen=True):
 
 
 class PlanFields(TypedDict, total=False):
-    """How long to measure: those of timing.Plan's fields that are not as they are there."""
+    """How long to measure: the fields of timing.Plan that differ from its defaults."""
 
     warmup: int
     iterations: int | None
@@ -36,15 +36,15 @@ class PlanFields(TypedDict, total=False):
 
 
 class Timing(Struct, frozen=True):
-    """How to time, in each of some tiers."""
+    """How to time, and in which tiers."""
 
     tiers: tuple[str, ...] = ()
     plan: PlanFields = {}
-    fallback: bool = False  # whether events may stand in for cupti
+    fallback: bool = False  # whether events may replace cupti
 
 
 class Profiling(Struct, frozen=True):
-    """What a profiler's target is to do: `survey`, or a tool's own part with what that asks for."""
+    """The task of a profiler's target: `survey`, or the part of a tool, with its parameters."""
 
     task: str
     params: Json = {}
@@ -52,12 +52,12 @@ class Profiling(Struct, frozen=True):
 
 
 class Request(Struct, kw_only=True):
-    """What `gdn worker` reads: complete in itself but for a dataset's files."""
+    """The input of `gdn worker`. It has everything except a dataset's files."""
 
     schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)] = SCHEMA
     command: Literal["check", "bench", "prove", "floor", "compare", "profile"]
     op: Op
-    name: str | None = None  # of the algo; None where there are several, or none
+    name: str | None = None  # of the algo; None if there are several, or none
     definition: Definition
     solution: Solution | None
     specific: bool = False
@@ -66,25 +66,25 @@ class Request(Struct, kw_only=True):
     workloads: tuple[Workload, ...]
     dataset: str | None = None
     rivals: tuple[Rival, ...] = ()
-    turns: dict[str, tuple[str, ...]] = {}  # workload -> which rivals meet there, else all
+    turns: dict[str, tuple[str, ...]] = {}  # workload -> the rivals that run it; all if it is not listed
     timing: Timing = Timing()
     strict: bool = False  # probe every workload
     sandbox: bool = False  # run the algo's code in bubblewrap
-    in_place: bool = False  # outputs are the inputs that the op says they may be
-    batch_invariant: bool = False  # a sequence alone must have the bits that it has in its batch
+    in_place: bool = False  # outputs overwrite the inputs that the op allows for it
+    batch_invariant: bool = False  # each sequence alone must give the same bits as in its batch
     profile: Profiling | None = None
-    seal: str = ""  # in front of each record: what the algo's code cannot know
+    seal: str = ""  # in front of each record; a secret from the algo's code
 
     @property
     def judges(self) -> bool:
-        """Whether there is an algo whose code needs a process of its own. Not for a profiler's target: the tool looks
-        at the worker itself, and nothing there gives a verdict then."""
+        """Whether an algo's code runs in a separate process. Not for a profiler's target: there the tool observes the
+        worker itself, and no result is checked."""
         return self.command != "floor" and (self.command != "profile" or self.profile.task == "survey")
 
 
 class Serving(Request, kw_only=True):
-    """A request in the worker that serves it."""
+    """A request, with the state of the worker that serves it."""
 
-    builds: str | None = None  # where runners keep what they compile
-    started: Any = None  # isolation.process.Started: a runner that nobody has taken yet
-    at: Callable[[str | None], None] = lambda name: None  # told whose code runs, where it is one rival's alone
+    builds: str | None = None  # folder of the runners' builds
+    started: Any = None  # isolation.process.Started: a runner that is not used yet
+    at: Callable[[str | None], None] = lambda name: None  # called with the rival whose code runs, if it is only one

@@ -1,8 +1,8 @@
-"""The contest's two scores of a document's algos, each workload's share of them, and the workloads that are lacking.
+"""The contest's two scores of a document's algos, each workload's share of them, and the missing workloads.
 
 Rule `reference` (the contest's FAQ until March 2026): the arithmetic mean over the workloads of the reference's time /
 the algo's. Rule `baseline` (starter kit PR 27, April 2026): the same with the baseline's time, which ranks entries.
-As flashinfer-bench's `TraceSet.get_solution_score` has it, one failed trace makes the whole score 0, and a workload
+As in flashinfer-bench's `TraceSet.get_solution_score`, one failed trace makes the whole score 0, and a workload
 on which the reference or the baseline has no time is left out. Only times of one device, mode, tier and L2 are ever
 divided.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterable, Sequence
 
-from ..catalog.registry import Op
+from ..catalog.ops import Op
 from ..catalog.tiers import FLOORS
 from ..schema.record_types import Blame, Call, Document, Record
 from ..schema.scores import Gap, Score, Share
@@ -21,22 +21,22 @@ from ..units import count
 REFERENCE, BASELINE = "reference", "baseline"
 
 # why a workload is not in a score
-FAILED = "failed"  # the algo's own doing: wrong, crashed, too slow, ...
-UNMEASURED = "not measured"  # no record, or none for a reason that is not the algo's
+FAILED = "failed"  # the algo's fault: wrong, crashed, too slow, ...
+UNMEASURED = "not measured"  # no record, or a failure that is not the algo's
 UNCOMPARED = "nothing to compare with"  # the reference or the baseline has no time there
 
 
 def scores(document: Document, op: Op, expected: Sequence[str] | None = None) -> list[Score]:
     """The score of every algo of `op` in a document, in every mode, tier and L2 that it was timed in, by both rules
-    (by one where the op has no baseline).
+    (by one if the op has no baseline).
 
-    `expected` are the uuids of the workloads that the score is over, all that the document has of this op where it is
-    None. Algos come in the document's order; floors have no score. An algo that failed before it was timed has its
-    (empty) scores in every tier of its mode. Several times of one workload: the least counts, as in flashinfer-bench.
-    A document without times has no scores.
+    `expected`: the uuids of the workloads that the score is over; None: all that the document has of this op. Algos are
+    in the document's order; the copy has no score. An algo that failed before it was timed has (empty) scores in every
+    tier of its mode. Of several times of one workload the least counts, as in flashinfer-bench. A document without
+    times has no scores.
     """
     records = [r for r in document.records if r.op == op.name and r.algo not in FLOORS]
-    # of another call than the contest's: in place, or with work that is in no time
+    # not the contest's call: in place, or with work that is not timed
     records = [r for r in records if not (r.in_place or r.setup)]
     gone = {m.algo: m.reason for m in document.missing if m.op == op.name}
     known = {r.uuid: r.workload for r in records if r.workload}
@@ -57,7 +57,7 @@ def scores(document: Document, op: Op, expected: Sequence[str] | None = None) ->
 
 
 def _places(in_mode: list[Record], algo: str) -> list[tuple[str, str | None]]:
-    """(tier, L2) that an algo has scores in: its own tiers, or all there are where it never came to be timed."""
+    """(tier, L2) of an algo's scores: its own tiers, or all tiers if it was never timed."""
     timed = list(dict.fromkeys((r.timed_in, r.timing.l2) for r in in_mode if r.median_us))
     mine = [r for r in in_mode if r.algo == algo and r.workload]
     own = {(r.timed_in, r.timing.l2) for r in mine if r.median_us}
@@ -67,7 +67,7 @@ def _places(in_mode: list[Record], algo: str) -> list[tuple[str, str | None]]:
 
 
 def _belongs(record: Record, tier: str, l2: str | None) -> bool:
-    """Whether a record speaks for this tier and L2; one without a time, or of no workload, speaks for what it can."""
+    """Whether a record counts in this tier and L2. One without a time, or without a workload, may count in several."""
     if record.median_us:
         return (record.timed_in, record.timing.l2) == (tier, l2)
     return not record.workload or record.timed_in in (None, tier)
@@ -81,7 +81,7 @@ def _score(
     op: Op,
     gone: str | None,
 ) -> Score:
-    """One score: `origin` is what it is of, `gone` why the other could not run at all, where that is so."""
+    """One score. `origin`: its first fields; `gone`: why the reference or baseline could not run, or None."""
     rule, against = origin["rule"], origin["against"]
     mine, theirs = _Outcome(here, origin["algo"]), _Outcome(here, against)
 
@@ -122,14 +122,15 @@ def _score(
 
 
 class _Outcome:
-    """What became of one algo in one mode, tier and L2, by workload."""
+    """The times and failures of one algo in one mode, tier and L2, by workload."""
 
     def __init__(self, here: Iterable[Record], algo: str) -> None:
-        # uuid -> Record.place -> (median, doubts), the least of several
+        # uuid -> Record.place -> (median, doubts), the lowest median
         self.times: dict[str, dict[str, tuple[float, list[str]]]] = {}
         self.failed: dict[str, str] = {}
         self.absent: dict[str, str] = {}
-        self.whole: tuple[str, str] | None = None  # its build failed, or its worker died: what that means for the rest
+        # (kind, reason) of all other workloads, if its build failed or its worker ended
+        self.whole: tuple[str, str] | None = None
         for r in here:
             if r.algo == algo:
                 self._add(r)
@@ -145,8 +146,8 @@ class _Outcome:
             (self.failed if failed else self.absent)[r.uuid] = r.words
 
     def lack(self, uuid: str, places: Container[str] | None = None) -> tuple[str, str] | None:
-        """(kind, reason) why the workload does not count; None where it does, which takes a time in one of `places`
-        if these are named. A failure outweighs a time."""
+        """(kind, reason) why the workload does not count, or None. It counts if it has a time, in one of `places` if
+        they are given, and no failure."""
         if uuid in self.failed:
             return FAILED, self.failed[uuid]
         if any(places is None or place in places for place in self.times.get(uuid, ())):
@@ -157,7 +158,7 @@ class _Outcome:
 
 
 def _reason(kinds: list[str], other: str, alone: str | None) -> str | None:
-    """The one line about what is lacking; `alone` says that there is nothing to compare with at all."""
+    """One line about the missing workloads. `alone`: the text if the other has no times at all."""
     parts = []
     if n := kinds.count(FAILED):
         parts.append(f"{count(n, 'workload')} failed: one failed trace makes the official score 0")

@@ -1,17 +1,17 @@
-"""Statistics of samples, and of two algos' samples that were taken in turns: "is B faster than A?", answered honestly.
+"""Statistics of samples, and of two algos' samples that were taken in turns: is B faster than A?
 
 A ratio here is baseline time / candidate time: above 1, the candidate is faster. Its interval comes from a bootstrap
-over rounds, in blocks, for three reasons that a plain two-sample test does not know:
+over rounds, in blocks, for three reasons that a plain two-sample test ignores:
 
-- what drifts (clocks, temperature) drifts for both: rounds are drawn as pairs, so that it cancels;
+- drift (clocks, temperature) is the same for both: rounds are drawn as pairs, so that it cancels;
 - neighbouring rounds are alike: blocks of them are drawn, about n^(1/3) long (Kuensch 1989; Politis and Romano 1992;
   Hall, Horowitz and Jing 1995). Simulated with a correlation of 0.3 from one sample of an algo to its next, drawing
   single rounds calls A/A different 4 to 6 times in 100 at level 0.99, drawing blocks 1 to 2 times;
 - in A B B A the first call of a round may cost more: blocks are even, so that each algo is first equally often.
 
 The interval is the bootstrap's standard error times Student's t, with the number of blocks for its degrees of freedom.
-Percentiles of the draws are too narrow where there are few rounds (Hesterberg 2015, The American Statistician 69): in
-the same simulations, even widened for that, they were wrong 2 to 5 times in 100 at 12 rounds, and no better at 400.
+Percentiles of the draws are too narrow with few rounds (Hesterberg 2015, The American Statistician 69): in
+the same simulations, even when widened, they were wrong 2 to 5 times in 100 at 12 rounds, and no better at 400.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from statistics import NormalDist, quantiles
 from ..schema.record_types import Comparison, Timing
 
 FASTER, SLOWER, SAME = "FASTER", "SLOWER", "SAME"
-LEVEL = 0.99  # of a comparison's interval: A/A is to say SAME at least 19 times of 20, with room
-# A smaller difference is nobody's gain, and less than what the moment and the addresses do to equal code: 0.1 to 0.6 %
+LEVEL = 0.99  # of a comparison's interval: an algo against itself gives SAME in more than 19 of 20
+# A smaller difference gains nothing, and equal code differs as much by drift and buffer addresses: 0.1 to 0.6 %
 # (standard deviation over the workloads of one size in results/h200/decode-contest.json).
 THRESHOLD = 0.005
-ROUNDS = 400  # settle most comparisons: at 2 % noise the interval is +-0.5 %, and 2 % is always found
+ROUNDS = 400  # enough for most comparisons: at 2 % noise the interval is +-0.5 %, and 2 % is always found
 # The standard deviation of log(time) between two runs of one kernel on one kind of GPU. Measured: 0.7 % root mean
 # square, over results/h200/decode-sweep.json and decode-contest.json (three algos of one kernel, B = 1 to 64).
 BETWEEN_RUNS = 0.01
 
 _RESAMPLES = 2000
 _BLOCKS_FROM = 16  # rounds; fewer are resampled one by one
-_LEAST = 40  # rounds before `enough` believes a narrow interval
-_AT_ONCE = 1 << 17  # numbers of a resample in memory at a time: they stay in the cache
+_LEAST = 40  # rounds before `enough` accepts a narrow interval
+_AT_ONCE = 1 << 17  # numbers of a resample in memory at a time, to fit in the cache
 
 
 # --- one algo's samples -------------------------------------------------------------------------------------------
 
 
 def median_interval(samples: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """(low, high): the interval of the median at `level`, whatever the distribution; in the samples' unit.
+    """(low, high): the interval of the median at `level`, for any distribution; in the samples' unit.
 
-    Two order statistics, as many ranks from either end as the binomial distribution with p = 1/2 allows (David and
-    Nagaraja, Order Statistics, 2003, section 7.1): exact to 60 samples, by its normal approximation beyond. Too few
-    samples for the level (five at 0.95) give their smallest and largest. Samples count as independent.
+    Two order statistics, as far from the ends as the binomial distribution with p = 1/2 allows (David and
+    Nagaraja, Order Statistics, 2003, section 7.1): exact up to 60 samples, a normal approximation above. With too
+    few samples for the level (five at 0.95) it is the smallest and the largest. Samples count as independent.
     """
     ordered = sorted(samples)
     rank = _rank(len(ordered), level)
@@ -72,8 +72,8 @@ def centre(samples: Sequence[float]) -> float:
 
     CUPTI's clock on an H200 ticks every 32 ns, 1.6 % of a kernel of 2 us. A median of such samples is a tick; a mean
     over several ticks resolves far less than one, because a kernel starts anywhere within a tick. The outer quarters,
-    where the outliers are, have no say. If the noise is much below a tick, the middle half may be all one tick: then
-    it is off by up to a quarter of one.
+    where the outliers are, do not count. If the noise is much smaller than a tick, the whole middle half may be one
+    tick; then it is off by up to a quarter of a tick.
     """
     ordered = sorted(samples)
     return math.fsum(w * x for w, x in zip(_weights(len(ordered)), ordered, strict=True))
@@ -81,7 +81,7 @@ def centre(samples: Sequence[float]) -> float:
 
 @lru_cache(maxsize=64)
 def _weights(n: int) -> tuple[float, ...]:
-    """What each of n sorted samples counts in the midmean: its share of the ranks from n/4 to 3n/4."""
+    """The weight of each of n sorted samples in the midmean: its share of the ranks from n/4 to 3n/4."""
     if n < 1:
         raise ValueError("no samples")
     ends = [min(max(i, n / 4), 3 * n / 4) for i in range(n + 1)]
@@ -100,15 +100,15 @@ def compare(
 ) -> Comparison:
     """The ratio of midmeans of two algos, whose n-th samples were taken next to each other (A B B A ...).
 
-    SAME: the interval holds 1, or the ratio is less than `threshold` away from it. The same samples give the same
-    answer (fixed seed). Raises ValueError for lengths that differ, fewer than two rounds, and times that are not
-    positive. Do not stop sampling by the verdict, which would find a difference sooner or later: see `enough`.
+    SAME: the interval includes 1, or the ratio is less than `threshold` away from it. The same samples give the same
+    result (fixed seed). Raises ValueError if the lengths differ, for fewer than two rounds, and for times that are not
+    positive. Do not use the verdict to stop sampling, which would find a difference sooner or later: see `enough`.
     """
     a, b = list(map(float, baseline)), list(map(float, candidate))
     if len(a) != len(b):
         raise ValueError(f"{len(a)} and {len(b)} samples: rounds have one of each")
     if len(a) < 2:
-        raise ValueError("two rounds are the least that have a spread")
+        raise ValueError("a spread needs two rounds or more")
     if not all(0 < x < math.inf for x in a + b):
         raise ValueError("times must be positive numbers")
     log_sd, df = _bootstrap(a, b, resamples)
@@ -126,7 +126,7 @@ def _bootstrap(a: list[float], b: list[float], resamples: int) -> tuple[float, f
         length = 1
     else:
         length = 2 * max(1, round(n ** (1 / 3) / 2))
-        n -= n % 2  # whole A B B A: over the seam of the circle, too
+        n -= n % 2  # whole A B B A groups, also where the circle closes
     blocks = -(-n // length)
     pairs = np.array([a[:n], b[:n]])
     windows = sliding_window_view(np.concatenate([pairs, pairs[:, : length - 1]], axis=1), length, axis=1)
@@ -140,15 +140,15 @@ def _bootstrap(a: list[float], b: list[float], resamples: int) -> tuple[float, f
         centres = drawn @ weights
         logs.append(np.log(centres[0] / centres[1]))
     df = n // length - 1
-    # a resample's spread is that of `blocks` draws around their own mean: narrow by this factor
+    # draws spread around their own mean, which is too narrow by this factor
     return float(np.concatenate(logs).std() * math.sqrt((df + 1) / df)), df
 
 
 def enough(baseline: Sequence[float], *candidates: Sequence[float], target: float = THRESHOLD) -> bool:
     """Whether sampling may stop: every candidate's interval of log(ratio) is within +-`target`, after 40 rounds.
 
-    The width decides, never the verdict. At the default SAME means that the times are within about 1 %. Quick enough
-    to be asked after every batch that doubles the rounds.
+    The width decides, never the verdict. With the default, SAME means that the times are within about 1 %. It is fast
+    enough to call after every batch that doubles the rounds.
     """
     if len(baseline) < _LEAST:
         return False
@@ -156,12 +156,12 @@ def enough(baseline: Sequence[float], *candidates: Sequence[float], target: floa
 
 
 def unpaired(baseline: Timing, candidate: Timing, *, threshold: float = THRESHOLD) -> Comparison:
-    """The same for times that were not taken in turns, such as a saved record's; `method` says what it rests on: the
-    histograms, or where one has none (older records) the quartiles of both, their spread as if it were normal.
+    """The same for times that were not taken in turns, such as a saved record's. It uses the histograms, or if one is
+    missing (older records) both records' quartiles, assuming a normal distribution; `method` says which.
 
-    What two runs differ by for reasons of their own (clocks, temperature, addresses, another card) is in no sample:
-    BETWEEN_RUNS, its standard deviation as a share, is added, and all workloads of a run share it. The caller sees to
-    it that tier, L2 and device are the same.
+    Two runs also differ in ways that no sample shows (clocks, temperature, addresses, another card): the standard
+    deviation BETWEEN_RUNS, a share, is added, and all workloads of a run share it. The caller makes sure that tier, L2
+    and device are the same.
     """
     whole = bool(baseline.histogram and candidate.histogram)
     (a, a_sd, a_n), (b, b_sd, b_n) = map(_by_samples if whole else _by_quartiles, (baseline, candidate))
@@ -192,17 +192,17 @@ def _by_quartiles(times: Timing) -> tuple[float, float, int]:
 
 
 def geometric(comparisons: Sequence[Comparison], *, threshold: float = THRESHOLD) -> Comparison | None:
-    """The geometric mean of the ratios over workloads, judged by the same rule; None where there are none.
+    """The geometric mean of the ratios over workloads, with a verdict by the same rule; None without workloads.
 
-    Workloads err independently of each other (their variances add up), but for what all of them share through a
-    saved run (`run_sd`), which no number of workloads averages out.
+    The errors of workloads are independent (their variances add up), except the part that all share in a saved run
+    (`run_sd`), which more workloads do not average out.
     """
     if not comparisons:
         return None
     k = len(comparisons)
     own = [max(0.0, c.log_sd**2 - c.run_sd**2) / k**2 for c in comparisons]
     shared = math.fsum(c.run_sd for c in comparisons) / k
-    # Welch and Satterthwaite: how well the sum of variances is known, each known with its own degrees of freedom
+    # Welch and Satterthwaite: degrees of freedom of a sum of variances
     known = math.fsum(v**2 / c.df for v, c in zip(own, comparisons, strict=True))
     df = math.fsum(own) ** 2 / known if known else min(c.df for c in comparisons)
     log_ratio = math.fsum(math.log(c.ratio) for c in comparisons) / k
@@ -222,7 +222,7 @@ def _judged(
     run_sd: float = 0.0,
 ) -> Comparison:
     half = _student((1 + LEVEL) / 2, df) * log_sd
-    # two rounds may say next to nothing: bounded, so that JSON can hold it
+    # with two rounds the interval may be huge: bounded, so that JSON can hold it
     ratio, low, high = (math.exp(min(max(x, -300.0), 300.0)) for x in (log_ratio, log_ratio - half, log_ratio + half))
     if low <= 1 <= high or abs(ratio - 1) < threshold:
         verdict = SAME
@@ -237,7 +237,7 @@ def _judged(
 
 @lru_cache(maxsize=256)
 def _student(p: float, df: float) -> float:
-    """Student's t quantile at p > 1/2: exact for 1 and 2 degrees of freedom, else within 1 % at 3 and 0.1 % from 6 on.
+    """Student's t quantile at p > 1/2: exact for 1 and 2 degrees of freedom, within 1 % for 3 and 0.1 % from 6 on.
 
     The expansion about the normal quantile is Abramowitz and Stegun's 26.7.5.
     """

@@ -1,7 +1,7 @@
-"""The file that a command leaves: one record for each measurement (an algo on a workload in a tier), with where every
-number comes from. What it holds is in schema/record_types.py.
+"""The file that a command writes: a record for each measurement (an algo on a workload in a tier), with its origin. The
+types are in schema/record_types.py.
 
-It is rewritten whole after every workload (see files.py), so an interrupted command keeps what it has.
+It is rewritten after every workload (see files.py), so an interrupted command keeps its measurements.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import Any, Protocol
 import msgspec
 
 from .. import files, paths
-from ..catalog import tuned_table
+from ..catalog import file_kinds, tuned_table
 from ..catalog.formats import Solution
+from ..catalog.ops import Op
 from ..catalog.pack import source_hash
-from ..catalog.registry import Algo, Op
+from ..catalog.registry import Algo
 from ..errors import MISSING, OK, GdnError, MissingError, UsageError
 from ..machine import environment
 from ..machine.inventory import Gpu
@@ -29,7 +30,7 @@ from ..schema.record_types import SCHEMA, Document, Environment, GpuName, Record
 
 
 class Work(Protocol):
-    """What a document has to know of a job (jobs.Job)."""
+    """The part of a job (jobs.Job) that a document needs."""
 
     op: Op
     algo: Algo | None
@@ -46,29 +47,29 @@ class Work(Protocol):
 
 @dataclass
 class Writer:
-    """A document while its command fills it, and the file that it goes to."""
+    """The document of a running command, and its file."""
 
     document: Document
     path: Path
-    earlier: int = 0  # so many of the records are an earlier run's, which this one goes on with
+    earlier: int = 0  # this many of the records are from the run that is resumed
     stream: bool = False  # the file is a pipe or a device
-    written: int = 0  # so many records are in the file
+    written: int = 0  # this many records are in the file
     unsaved: str | None = None  # why the file could not be written the last time
-    forgotten: bool = False  # the history could not take it
+    forgotten: bool = False  # the history could not save it
 
     @property
     def news(self) -> Document:
-        """Without an earlier run's records: those were kept when they were made."""
+        """The document without the resumed run's records, which were saved then."""
         return msgspec.structs.replace(self.document, records=self.document.records[self.earlier :])
 
     def save(self) -> None:
-        """Write the file anew, while the command goes on. A disk that is full later on costs no measurement, and is
-        told at the end (`unsaved`). A stream cannot be written anew: it gets all at the end."""
+        """Rewrite the file during the command. If that fails (a full disk), the command goes on and reports it at the
+        end (`unsaved`). A stream cannot be rewritten: it gets everything at the end."""
         if not self.stream:
             self._write(sync=False)
 
     def keep(self) -> None:
-        """Write what the command ends with."""
+        """Write the file at the end of the command."""
         if not (self.stream and self.written):
             self._write(sync=True)
 
@@ -82,11 +83,11 @@ class Writer:
             self.unsaved = e.message + there
 
     def exit_code(self, code: int) -> int:
-        """A command's exit code: 0 means that what was asked for is also kept."""
+        """A command's exit code: 0 only if the records are also saved."""
         return MISSING if code == OK and (self.unsaved or self.forgotten) else code
 
     def add(self, job: Work, record: Record, env: Environment | None = None) -> Record:
-        """Add what a worker said of one measurement, with where the algo's sources come from."""
+        """Add a worker's record of one measurement, with facts about the job and the algo's sources."""
         algos = {algo.name: (algo, solution) for algo, solution in (*job.rivals, (job.algo, job.solution)) if algo}
         algo, solution = algos.get(record.algo, (None, None))
         found = tuned_table.used(algo, solution, env or Environment())
@@ -102,7 +103,7 @@ class Writer:
             tuned_for=found and found.gpu,
             tuned_nearest=found and found.gpu != env.gpu,
         )
-        if job.gpu:  # known even where the worker died before it said anything
+        if job.gpu:  # known even if the worker ended before it sent anything
             known = {"gpu": job.gpu.name, "gpu_index": job.gpu.index, "gpu_uuid": job.gpu.uuid}
             env = msgspec.structs.replace(env or Environment(), **known)
         there = self.document.environments
@@ -112,20 +113,20 @@ class Writer:
         return whole
 
     def add_unpackable(self, op: str, algo: str, mode: str, reason: str) -> None:
-        """An algo that never became a job keeps its row all the same."""
+        """Add a record for an algo that could not become a job."""
         row = {"op": op, "algo": algo, "source_hash": None, "mode": mode, "tier": None, "workload": None}
         self.document.records.append(Record(**row, status=Status.UNPACKABLE, reason=reason))
 
 
 def open_document(command: str, options: Json, out: Path | None) -> Writer:
-    """A document that will save to `out`, or to the user's runs folder; a place that cannot be written is an error.
+    """A document that will be saved to `out`, or to the user's runs folder. Raises GdnError if that cannot be written.
 
-    Nothing is written yet: a file that is there already stays until there is a record to put in its place.
+    Nothing is written yet: an existing file is replaced only when there is a record.
     """
     named, now = out is not None, datetime.now(timezone.utc)
     if out is None:
         out = paths.runs_dir() / f"{now:%Y%m%d-%H%M%S}-{command}-{os.getpid()}.json"
-    hint = "--out FILE or GDN_HOME names another place"
+    hint = "--out FILE or GDN_HOME names another folder"
     try:
         if not named:
             paths.make(out.parent)
@@ -147,11 +148,15 @@ _WRITES = "`gdn bench --out FILE` writes such a file"
 
 
 def load(path: Path) -> Document:
-    """Read a document back, one of schema 1 as what it would be today; UsageError with the file's name and the place in
-    it for anything else."""
-    found = json_of(read_text(path), f"{path} holds no records of gdn")
+    """Read a document of schema 1 (converted) or 2. Raises UsageError with the file's name, and the position if a field
+    is wrong."""
+    text, wrong = read_text(path), f"{path} holds no records of gdn"
+    try:
+        found = json_of(text, wrong)
+    except UsageError as e:
+        raise _other(path, wrong) or e from None
     if not isinstance(found, dict) or not isinstance(found.get("records"), list):
-        raise UsageError(f"{path} holds no records of gdn", hint=_WRITES)
+        raise _other(path, wrong) or UsageError(wrong, hint=_WRITES)
     if found.get("schema") not in (1, SCHEMA):
         raise UsageError(f"{path} has schema {found.get('schema')!r:.40}, this gdn reads 1 and {SCHEMA}", hint=_WRITES)
     try:
@@ -162,8 +167,14 @@ def load(path: Path) -> Document:
         raise UsageError(f"{path}: {at}: {said[:1].lower()}{said[1:].replace('`', '')}", hint=_WRITES) from None
 
 
+def _other(path: Path, wrong: str) -> UsageError | None:
+    """The error for a known kind of other file, or None."""
+    found = file_kinds.kind(path) if path.is_file() else None
+    return UsageError(f"{wrong}: it is {found[0]}", hint=found[1]) if found and found[0] != "records" else None
+
+
 def dumps(document: Any) -> str:
-    """JSON with a record, a score, a comparison a line: readable, small, and good to diff."""
+    """JSON with one record, score or comparison per line: readable, small, and easy to diff."""
     fields = msgspec.to_builtins(document) if isinstance(document, Document) else document
     whole = isinstance(fields, dict) and "records" in fields
     return lined(fields) if whole else json.dumps(fields, indent=1)

@@ -1,13 +1,13 @@
-"""Modal: carries a worker's requests to a rented GPU, and the replies back.
+"""Modal: sends a worker's requests to a rented GPU, and brings the replies back.
 
     settings.py      configs/modal.toml, the pinned packages, what a GPU's name means
     wire.py          requests and replies as bytes
-    container.py     what runs there: the same worker as here, in an empty folder, with an alarm of its own
-    build_cache.py   what was compiled there, kept for the next container
-    engine.py        jobs -> calls -> outcomes: fan-out, bounds, interrupts; what one campaign needs
-    resume.py        a run that was left behind: what of its file can stay, and what is fetched or sent again
-    modal_client.py  the only module that imports modal: image, function, session, volumes; its errors in our words
+    container.py     runs there: the same worker as here, in an empty folder, with its own time limit
+    build_cache.py   compiled code, kept for the next container
+    engine.py        jobs -> calls -> outcomes: how many containers, limits, interrupts
+    resume.py        an unfinished run: which parts of its file stay, and which are fetched or sent again
+    modal_client.py  the only module that imports modal: image, function, session, volumes; its errors as ours
     setup.py         `gdn modal setup`
 
-The container's side needs no Modal: `container.serve(bytes) -> bytes` would do the same behind any other carrier.
+The container's side does not need Modal: `container.serve(bytes) -> bytes` would work with any other carrier.
 """

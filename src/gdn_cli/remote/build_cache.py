@@ -1,8 +1,8 @@
-"""What a container compiled, kept on a volume for the next one.
+"""Code compiled in a container, kept on a volume for the next one.
 
-Compilers write thousands of small files, and volumes are slow at those: builds go to the container's own disk, and
-come and go as one archive for each set of sources, named by it. Two containers never write one file, but for the same
-content.
+Compilers write thousands of small files, and volumes are slow with those. So builds go to the container's own disk, and
+are saved and restored as one archive for each set of sources, named after it. Two containers never write one file
+unless its content is the same.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from .. import files
 from ..errors import GdnError
 
-# the builders' own variables, each with a folder of its own under one local root
+# the builders' own variables, each with its folder under one local root
 _VARIABLES = {
     "GDN_HOME": "gdn",
     "TRITON_CACHE_DIR": "triton",
@@ -25,12 +25,12 @@ _KEPT = ("gdn/builds", "triton", "inductor", "flashinfer")
 
 
 def environment(root: Path) -> dict[str, str]:
-    """Where the builders are to write."""
+    """Variables that tell the builders where to write."""
     return {name: str(root / folder) for name, folder in _VARIABLES.items()}
 
 
 def restore(volume: Path, key: str, root: Path) -> bool:
-    """Unpack what is kept under `key`; False where there is nothing, or nothing that can be read."""
+    """Unpack the archive `key`; False if there is none, or it cannot be read."""
     root.mkdir(parents=True, exist_ok=True)
     try:
         with tarfile.open(_archive(volume, key)) as archive:
@@ -41,7 +41,7 @@ def restore(volume: Path, key: str, root: Path) -> bool:
 
 
 def keep(volume: Path, key: str, root: Path) -> bool:
-    """Pack what was built into one archive, in one step; False where it cannot be kept, which costs only time."""
+    """Pack the builds into one archive, in one step; False if it cannot be kept, which only costs time."""
     try:
         with (
             files.opened(_archive(volume, key)) as file,
@@ -56,7 +56,7 @@ def keep(volume: Path, key: str, root: Path) -> bool:
 
 
 def state(root: Path) -> set[tuple[str, int]]:
-    """The files that would be kept, to see whether any came."""
+    """The files that would be kept, to see whether there are new ones."""
     files = (path for folder in _KEPT for path in (root / folder).rglob("*") if path.is_file())
     return {(str(path), path.stat().st_size) for path in files}
 

@@ -1,8 +1,8 @@
 """What runs in the container: `serve(parcel) -> reply`, bytes both.
 
-It looks at the GPU, then starts the very worker that `gdn bench` starts here, in an empty folder, with an alarm of its
-own: a kernel that hangs, crashes or eats the memory is that algo's fate, what was measured before it travels back, and
-the container lives to say so. Needs gdn's own files and the packages of the image; no Modal.
+It looks at the GPU, then starts the same worker that `gdn bench` starts here, in an empty folder, with its own time
+limit: if a kernel hangs, crashes or uses up the memory, that algo fails, earlier measurements are sent back, and the
+container survives to say so. Needs gdn's own files and the packages of the image, not Modal.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from . import build_cache, wire
 from .settings import CACHE
 from .wire import Cache, Parcel, Piece, Profile, Refusal, Reply, Wanted
 
-_FILES_MIB = 64  # of a profile's files, the ones to open first before the others
-Commit = Callable[[str], None]  # makes what was written to a volume last
+_FILES_MIB = 64  # of a profile's files; the ones to open first have priority
+Commit = Callable[[str], None]  # makes changes on a volume permanent
 
 
 def serve(data: bytes, commit: Commit = lambda volume: None, machine: Machine = HERE) -> bytes:
     """Do a parcel's work, one piece after the other; whatever happens, the answer is a reply."""
     try:
         reply = _served(wire.decode(data, Parcel), commit, machine)
-    except Exception as e:  # a type that the other side may not know says nothing there
+    except Exception as e:  # the other side may not know the exception's type
         reply = Reply(lost=f"the container failed: {one_line(e)}")
     return wire.encode(reply)
 
@@ -55,7 +55,7 @@ def _outcome(piece: Piece, content: Parcel, machine: Machine) -> jobs.Outcome:
 
 
 def _label(environment: Environment, content: Parcel, machine: Machine) -> None:
-    """Where the numbers come from: measured at Modal, in which image, on which of its GPUs."""
+    """Note where the numbers come from: measured at Modal, in which image, on which of its GPUs."""
     environment.where, environment.image = "modal", content.image
     if content.gpu and environment.gpu:
         environment.asked, environment.gpus = str(content.gpu), [gpu.name for gpu in machine.gpus()]
@@ -78,7 +78,7 @@ def _profile(wanted: Wanted, content: Parcel, machine: Machine) -> Profile:
 
 
 def _files(folder: Path, first: Sequence[str]) -> tuple[dict[str, bytes], list[str]]:
-    """A profile's files by name, compressed, as far as they may travel; and the names of those that stayed behind."""
+    """A profile's files by name, compressed, up to the size limit; and the names of those left out."""
     names = [*first, *sorted(p.name for p in folder.iterdir() if p.name not in first and p.is_file())]
     files, left, room = {}, [], _FILES_MIB << 20
     for name in names:
@@ -93,7 +93,7 @@ def _files(folder: Path, first: Sequence[str]) -> tuple[dict[str, bytes], list[s
 
 @contextlib.contextmanager
 def _built(cache: Cache, commit: Commit) -> Iterator[dict[str, str]]:
-    """The builders' folders on the local disk, with what an earlier container built; what is new is kept behind."""
+    """The builders' folders on the local disk, restored from an earlier container's builds; new builds are kept."""
     with tempfile.TemporaryDirectory(prefix="gdn-built-") as folder:
         root, mounted = Path(folder), Path(CACHE)
         if mounted.is_dir():
@@ -106,7 +106,7 @@ def _built(cache: Cache, commit: Commit) -> Iterator[dict[str, str]]:
 
 @contextlib.contextmanager
 def _environment(more: dict[str, str]) -> Iterator[None]:
-    """These variables, and gdn's own package within the worker's reach: it was mounted, not installed."""
+    """Set these variables, and make gdn's package importable for the worker: it was mounted, not installed."""
     package = str(Path(__file__).resolve().parents[2])
     paths = [package, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     kept = dict(os.environ)

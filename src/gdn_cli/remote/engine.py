@@ -1,6 +1,6 @@
-"""Jobs -> calls of one container each -> outcomes, as they arrive: fan-out, bounds, and what happens on Ctrl-C.
+"""Jobs -> calls of one container each -> outcomes, as they arrive: number of containers, limits, and Ctrl-C.
 
-running.run takes an Engine in the place of this machine; everything around it (packing, records, tables) is the same.
+running.run can use an Engine instead of this machine; everything around it (packing, records, tables) is the same.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ from . import modal_client, resume, wire
 from .settings import DATA, Gpu, Image, Settings, pins
 from .wire import Cache, Parcel, Piece, Reply, Wanted
 
-_WAIT_S = 0.5  # for a reply, over all calls: how late one may be noticed
+_WAIT_S = 0.5  # between checks for a reply, over all calls
 _SEVERAL = (
     "these times come from {} GPUs of one kind: ratios between algos include what differs between the GPUs, and none "
     "is marked as the fastest of those; --together takes one container for all"
 )
-_SILENCE_S = 60.0  # of Modal's, while calls are under way, until the connection counts as lost
+_SILENCE_S = 60.0  # without an answer from Modal before the connection counts as lost
 
 
 @dataclass(frozen=True)
 class Rent:
-    """What a command asks of Modal."""
+    """A command's options for Modal."""
 
     gpu: Gpu
     image: Image
     containers: int = 1
     together: bool = False  # everything in one container
-    minutes: float | None = None  # after which all of it is stopped
+    minutes: float | None = None  # after which everything is stopped
     detach: bool = False
 
 
 @dataclass
 class Work:
-    """What one container is to do, in at most `limit_s` seconds there."""
+    """Work for one container, to be done in at most `limit_s` seconds there."""
 
     jobs: list[Job]
     limit_s: int
     profiles: list[Wanted] = field(default_factory=list)  # to make: profiling.sent of each
-    earlier: RemoteCall | None = None  # another command has sent it
+    earlier: RemoteCall | None = None  # if another command has sent it
     call: modal_client.Call | None = None
 
     @property
@@ -67,7 +67,7 @@ class Work:
 
     @property
     def sources(self) -> list[str]:
-        """The hashes of the algos that are built for it."""
+        """The hashes of the algos to build."""
         solutions = [solution for job in self.jobs for solution in (job.solution, *(s for _, s in job.rivals))]
         solutions += [wanted["subject"]["solution"] for wanted in self.profiles]
         return sorted(source_hash(solution) for solution in solutions if solution)
@@ -88,7 +88,7 @@ def _lacking(algo: Algo, mode: str) -> inventory.Place | None:
 
 
 def together(jobs: list[Job]) -> list[Job]:
-    """The timed algos of an op in one process, their calls taking turns; floors and yardsticks as they were."""
+    """The timed algos of an op in one process, their calls taking turns; floors and references unchanged."""
     groups: dict[object, list[Job]] = {}
     for i, job in enumerate(jobs):
         alone = job.command != "bench" or job.added
@@ -111,14 +111,14 @@ def _interleaved(rivals: list[Job]) -> Job:
 
 
 def key(job: Job) -> str:
-    """A job's name from one command to the next."""
+    """A job's name, the same from one command to the next."""
     return f"{job.command} {job.op.name} {'+'.join(job.names)} {job.mode}"
 
 
 @dataclass
 class Engine:
-    """Carries out jobs at Modal. `sent` are the calls that outlive this command and have not come back: their ids, the
-    keys of their jobs, their time there. `earlier` are those of the command that this one goes on with.
+    """Runs jobs at Modal. `sent` are the calls that outlive this command and have not returned: their ids, the keys of
+    their jobs, their time there. `earlier` are those of the command that this one resumes.
     """
 
     settings: Settings
@@ -126,7 +126,7 @@ class Engine:
     say: Callable[[str], None]
     command: str = "bench"
     asked: object = None  # the command's own options: a dataclass
-    resumed: Document | None = None  # what this goes on with
+    resumed: Document | None = None  # the run that this one resumes
     earlier: list[RemoteCall] = field(default_factory=list)
     sent: list[RemoteCall] = field(default_factory=list)
     writer: Writer | None = None
@@ -142,7 +142,7 @@ class Engine:
     # --- around a campaign ----------------------------------------------------------------------------------------
 
     def begin(self, plan: planning.Plan, writer: Writer) -> None:
-        """Make the plan fit: what takes turns, and what an earlier run has already."""
+        """Adapt the plan: algos that take turns, and results that an earlier run already has."""
         self.writer = writer
         if self.rent.together:
             plan.jobs[:] = together(plan.jobs)
@@ -153,14 +153,14 @@ class Engine:
         self.note(writer.document)
 
     def note(self, document: Document) -> None:
-        """Have the document say what was asked, and which calls are under way, whenever it is saved."""
+        """Store the options and the calls under way in the document, whenever it is saved."""
         asked = msgspec.to_builtins(self.asked, enc_hook=str)
         document.modal = Rented(
             gpu=str(self.rent.gpu), image=self.rent.image.name, command=self.command, asked=asked, calls=self.sent
         )
 
     def finish(self, document: Document) -> None:
-        """What is only known of all records together."""
+        """Note what is only known from all records together."""
         uuids = {r.gpu.uuid for r in document.records if r.gpu}
         if len(uuids) > 1:
             document.warnings = [*(document.warnings or []), _SEVERAL.format(len(uuids))]
@@ -174,7 +174,7 @@ class Engine:
     # --- what there is to do --------------------------------------------------------------------------------------
 
     def _split(self, jobs: list[Job]) -> list[Work]:
-        """The jobs whose answers an earlier command's calls will have, and those to be sent now."""
+        """The jobs that an earlier command's calls will answer, and those to send now."""
         by_key = {key(job): job for job in jobs}
         sent = [call for call in self.earlier if set(call.keys) <= set(by_key)]
         work = [Work([by_key[k] for k in call.keys], call.limit_s, earlier=call) for call in sent]
@@ -185,7 +185,7 @@ class Engine:
         return work
 
     def bounded(self, seconds: float) -> int:
-        """A container's time for so much work: with its start, and not more than --max-minutes."""
+        """A container's time limit for this much work: including its start, and not more than --max-minutes."""
         whole = seconds + self.settings.limits.start
         return max(1, math.ceil(min(whole, self.rent.minutes * 60 if self.rent.minutes else whole)))
 
@@ -196,12 +196,12 @@ class Engine:
     # --- there and back -------------------------------------------------------------------------------------------
 
     def carry(self, work: list[Work]) -> Iterator[tuple[Work, Reply]]:
-        """Send what is not there yet, and give each one's reply as it comes. RemoteError where the GPU is another one:
-        no other container will be better, and its times are no use."""
+        """Send what is not there yet, and yield each reply as it comes. RemoteError if the GPU is another one: other
+        containers would have it too, and its times are useless."""
         old, fresh = [w for w in work if w.earlier], [w for w in work if not w.earlier]
-        self.sent.extend(w.earlier for w in old)  # before anything can fail: they are there, and paid for
+        self.sent.extend(w.earlier for w in old)  # before anything can fail: they run and are paid for
         modal_client.connect(self.settings.limits.connect)
-        gpu = self.rent.gpu if any(w.cuda for w in fresh) else None  # else none is paid for
+        gpu = self.rent.gpu if any(w.cuda for w in fresh) else None  # otherwise no GPU is rented
         if fresh:
             self.say(self.bill(fresh, gpu))
         with contextlib.ExitStack() as stack:
@@ -213,7 +213,7 @@ class Engine:
                 spawn = stack.enter_context(modal_client.session(*declared, self.rent.detach))
                 for w in fresh:
                     w.call = spawn(self.parcel(w, gpu))
-                    if self.rent.detach:  # else it ends with the app, and the app with this command
+                    if self.rent.detach:  # otherwise it ends with the app, and the app with this command
                         keys = [key(job) for job in w.jobs]
                         self.sent.append(RemoteCall(id=w.call.id, keys=keys, limit_s=w.limit_s))
                 if self.rent.detach:
@@ -222,7 +222,7 @@ class Engine:
 
     @cached_property
     def commit(self) -> dict[str, str]:
-        """The commit of the sources, which travel without their .git."""
+        """The commit of the sources, which are sent without their .git."""
         found = environment.commit()
         return {"GDN_COMMIT": found["commit"] + ("-dirty" if found.get("dirty") else "")} if found else {}
 
@@ -251,7 +251,7 @@ class Engine:
                     heard = time.monotonic()
                 except modal_client.CallFailed as e:
                     reply = Reply(lost=str(e))
-                except modal_client.Unreachable:  # what runs there is paid for: not given up at the first silence
+                except modal_client.Unreachable:  # calls there are paid for: do not give up at the first error
                     if time.monotonic() - heard > _SILENCE_S:
                         raise
                     time.sleep(_WAIT_S)
@@ -268,7 +268,7 @@ class Engine:
                 yield work, reply
 
     def patience(self, waiting: list[Work]) -> float:
-        """Seconds until nothing more is waited for."""
+        """Seconds to wait for replies at most."""
         if self.rent.minutes:
             return self.rent.minutes * 60
         rounds = math.ceil(len(waiting) / self.containers(len(waiting)))
@@ -289,7 +289,7 @@ class Engine:
     # --- what it may cost -----------------------------------------------------------------------------------------
 
     def bill(self, work: list[Work], gpu: Gpu | None) -> str:
-        """Which GPU, how many containers, at most how long: said before anything is started."""
+        """Which GPU, how many containers, how long at most: printed before anything is started."""
         containers = self.containers(len(work))
         each = max(w.limit_s for w in work)
         whole = sum(w.limit_s for w in work)
@@ -300,7 +300,7 @@ class Engine:
 
 
 def piece(job: Job) -> Piece:
-    """A job as it travels: the request that a worker here would get, with the dataset where it is mounted."""
+    """A job as it is sent: the request that a worker here would get, with the data set's path in the container."""
     there = replace(job, dataset=Path(DATA)) if job.dataset else job
     return Piece(there.request(), job.timeout_s)
 

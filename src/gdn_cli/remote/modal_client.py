@@ -1,8 +1,8 @@
-"""Modal itself: image, function, session, volumes, and its errors in our words. The only module that imports `modal`.
+"""Modal itself: image, function, session, volumes, and its errors as ours. The only module that imports `modal`.
 
-Known of its client, by running it (1.6.4): `enable_output()` writes to stdout; `app.run()` swallows Ctrl-C, and goes on
-behind the `with`; an unreachable server costs it a minute; `.get(timeout=)` raises the builtin TimeoutError; a remote
-exception of a type that is unknown here arrives as ExecutionError.
+Known behaviour of its client, found by running it (1.6.4): `enable_output()` writes to stdout; `app.run()` swallows
+Ctrl-C, and continues after the `with`; an unreachable server takes it a minute; `.get(timeout=)` raises the builtin
+TimeoutError; a remote exception of a type that is unknown here arrives as ExecutionError.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from .settings import CACHE, DATA, Gpu, Image, Settings, load, packages
 LOGIN = "run `modal setup`, or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"
 _SECRETS = ("token_id", "token_secret", "oauth_refresh_token", "oauth_client_secret", "oauth_jwt_key")
 _LAST = 8  # lines of a build that failed
-# what of gdn stays here: an algo's sources travel in the request
+# files of gdn that are not sent: an algo's sources travel in the request
 _IGNORED = ["**/__pycache__", "**/*.pyc", "algos", "configs"]
 
 
 class Unreachable(RemoteError):
-    """No answer from Modal itself; it may be there again in a moment."""
+    """No answer from Modal itself; it may be reachable again in a moment."""
 
 
 class CallFailed(Exception):
-    """One call came to nothing; the message says why, and the others may go on."""
+    """One call failed; the message says why, and the others may go on."""
 
 
-# --- what is declared ---------------------------------------------------------------------------------------------
+# --- declarations -------------------------------------------------------------------------------------------------
 
 
 def serve(data: bytes) -> bytes:
-    """What Modal calls in a container."""
+    """The function that Modal calls in a container."""
     return container.serve(data, commit)
 
 
 def declare(settings: Settings, image: Image, gpu: Gpu | None, timeout_s: int, containers: int) -> tuple[Any, Any]:
-    """(app, function): what is rented, and its bounds. The function is `serve`."""
+    """(app, function): the rented resources and their limits. The function is `serve`."""
     import modal
 
     built = modal.Image.from_registry(image.base, add_python=image.python or None).entrypoint([])
     built = built.uv_pip_install(*packages(image)).run_commands(image.smoke)
-    # mounted last, so that a change rebuilds nothing; by default only .py files would go along
+    # mounted last, so that a change rebuilds nothing; by default only .py files would be included
     built = built.add_local_python_source("gdn_cli", ignore=_IGNORED)
     app = modal.App(settings.app, include_source=False)
     dataset = modal.Volume.from_name(settings.volumes.dataset, create_if_missing=True)
@@ -75,13 +75,14 @@ def declare(settings: Settings, image: Image, gpu: Gpu | None, timeout_s: int, c
 
 
 def connect(seconds: float) -> None:
-    """Greet Modal, so that a wrong token or no connection is known before anything is packed, built or paid for."""
+    """Contact Modal, so that a wrong token or a missing connection shows before anything is packed, built or paid
+    for."""
     import asyncio
     import logging
 
     import modal
 
-    # a call that Ctrl-C cuts short leaves a task of Modal's client behind, and asyncio logs its end as a traceback
+    # a call that Ctrl-C cuts short leaves a task of Modal's client, and asyncio logs its end as a traceback
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
     async def hello() -> None:
@@ -106,7 +107,7 @@ class Call:
         return self._call.object_id
 
     def wait(self, seconds: float) -> bytes | None:
-        """The reply, or None if there is none after so long. Raises CallFailed for what became of this call alone."""
+        """The reply, or None if there is none within `seconds`. Raises CallFailed if this call alone failed."""
         import modal
 
         e = modal.exception
@@ -125,7 +126,7 @@ class Call:
                 raise CallFailed(_fate(scrub(_last(other)))) from None
 
     def cancel(self) -> None:
-        """Stop it, and the container that it runs in, whatever Modal says to that."""
+        """Stop it and its container, whatever Modal answers."""
         with contextlib.suppress(Exception):
             self._call.cancel(terminate_containers=True)
 
@@ -140,10 +141,10 @@ def recall(id: str) -> Call:
 
 @contextlib.contextmanager
 def session(app: Any, function: Any, detach: bool) -> Iterator[Callable[[bytes], Call]]:
-    """Build the image where that is needed, start the app, and stop it at the end, unless it is to be left running;
-    what comes is a function that calls the app's own with a parcel.
+    """Build the image if needed, start the app, and stop it at the end unless it is to be left running. Yields a
+    function that calls the app's own with a parcel.
 
-    Modal talks on stderr meanwhile. Ctrl-C comes out as KeyboardInterrupt, once the app is stopped.
+    Modal prints to stderr meanwhile. Ctrl-C is raised as KeyboardInterrupt once the app is stopped.
     """
     import modal
 
@@ -169,7 +170,7 @@ def session(app: Any, function: Any, detach: bool) -> Iterator[Callable[[bytes],
 
 
 class _Tee:
-    """Hands on what is written to it, without secrets and as a display at most, and remembers the last lines."""
+    """Passes on what is written to it, without secrets and control sequences, and remembers the last lines."""
 
     def __init__(self, to: Any) -> None:
         self.to = to
@@ -187,7 +188,7 @@ class _Tee:
         return getattr(self.to, name)
 
     def last(self) -> list[str]:
-        """The last lines with anything on them, without a terminal's colours."""
+        """The last lines that are not empty, without a terminal's colours."""
         plain = (re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", line).rstrip() for line in self.lines)
         return [line for line in plain if line][-_LAST:]
 
@@ -196,8 +197,8 @@ class _Tee:
 
 
 def commit(volume: str) -> None:
-    """In a container: make what was written to the volume last. Modal does so in the background some time; what is lost
-    costs a build only."""
+    """In a container: make changes on the volume permanent. Modal also does so in the background at some point; a loss
+    only costs a build."""
     import modal
 
     with contextlib.suppress(Exception):
@@ -205,7 +206,7 @@ def commit(volume: str) -> None:
 
 
 class Volume:
-    """A volume by name, which is made where it is not there yet."""
+    """A volume by name, created if it does not exist."""
 
     def __init__(self, name: str) -> None:
         import modal
@@ -226,14 +227,14 @@ class Volume:
         return {e.path.lstrip("/"): e.size for e in entries if e.type.name == "FILE"}
 
     def upload(self, files: dict[str, Path]) -> None:
-        """Put these files there, in the place of those that have their names."""
+        """Upload these files, replacing those with the same names."""
         with _translated(), self._volume.batch_upload(force=True) as batch:
             for name, path in files.items():
                 batch.put_file(path, f"/{name}")
 
 
 class App(Struct):
-    """An app that is alive."""
+    """A running app."""
 
     app: str  # its id
     state: str
@@ -241,7 +242,7 @@ class App(Struct):
 
 
 def apps(name: str) -> list[App]:
-    """The apps of this name that are alive, the newest first."""
+    """The running apps of this name, newest first."""
     import modal
 
     with _translated():
@@ -254,7 +255,7 @@ def apps(name: str) -> list[App]:
 
 
 def logs(app: str, lines: int) -> list[str]:
-    """The last lines that an app's containers wrote."""
+    """The last lines that an app's containers printed."""
     import modal
 
     with _translated():
@@ -266,7 +267,7 @@ def logs(app: str, lines: int) -> list[str]:
 
 
 def scrub(text: str) -> str:
-    """Without the secrets that Modal's client has been given."""
+    """The text without the secrets that Modal's client has."""
     from modal.config import config
 
     for name in _SECRETS:
@@ -278,8 +279,8 @@ def scrub(text: str) -> str:
 
 @contextlib.contextmanager
 def _translated(talk: _Tee | None = None, anything: bool = False) -> Iterator[None]:
-    """Modal's exceptions as ours, each one line with what to do next; `anything`: nothing but Modal's client runs in
-    the block, so that whatever comes out of it is Modal's."""
+    """Modal's exceptions as ours, each one line with what to do next; with `anything`, only Modal's client runs in the
+    block, so that every exception from it is Modal's."""
     import modal
 
     try:
@@ -288,7 +289,7 @@ def _translated(talk: _Tee | None = None, anything: bool = False) -> Iterator[No
         raise
     except modal.exception.Error as e:
         raise _said(e, talk) from None
-    except OSError as e:  # a socket's, before Modal's own words for it
+    except OSError as e:  # a socket's, not yet wrapped by Modal
         raise Unreachable(f"no connection to Modal ({e.strerror or e})", hint=_NETWORK) from None
     except Exception as e:
         if not anything:
@@ -296,7 +297,7 @@ def _translated(talk: _Tee | None = None, anything: bool = False) -> Iterator[No
         raise RemoteError(f"Modal's client failed: {scrub(one_line(e))}", hint="pip install -U modal") from None
 
 
-_NETWORK = "see to the network, or to https://status.modal.com"
+_NETWORK = "check the network, or see https://status.modal.com"
 
 
 def _said(e: Exception, talk: _Tee | None) -> GdnError:
@@ -318,14 +319,14 @@ def _said(e: Exception, talk: _Tee | None) -> GdnError:
     if isinstance(e, (kinds.ResourceExhaustedError, kinds.PermissionDeniedError)):
         return RemoteError(f"Modal does not grant it: {text}", hint="see your workspace's limits at modal.com/settings")
     if isinstance(e, kinds.NotFoundError):
-        return RemoteError(f"Modal knows nothing of it: {text}", hint="`gdn modal status` lists what there is")
+        return RemoteError(f"Modal does not know it: {text}", hint="`gdn modal status` lists what there is")
     if "gpu" in text.lower():
         return RemoteError(f"Modal has no such GPU: {text}", hint=f"--gpu takes {', '.join(load().gpus.known)}")
     return RemoteError(f"Modal refused: {text}")
 
 
 def _last(e: BaseException) -> str:
-    """What an exception says in one line: of the remote traceback that its text quotes the last, else the first."""
+    """An exception's text in one line: the last line of the remote traceback that it quotes, else its first line."""
     text, quoted, trace = str(e).partition("remote traceback:")
     lines = [line.strip() for line in (trace if trace.strip() else text).splitlines() if line.strip()]
     if not lines:

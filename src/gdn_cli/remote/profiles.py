@@ -1,4 +1,4 @@
-"""Profiles that are made at Modal: sent as one request, made by profile/session.py, their folders unpacked here."""
+"""Profiles made at Modal: sent as one request, made by profile/session.py, their folders unpacked here."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .engine import Engine, Work
 from .settings import DATA
 from .wire import Reply
 
-_PROCESSES = 5  # that a profile takes at most, each with its own time limit
+_PROCESSES = 5  # at most for a profile, each with its own time limit
 
 
 def made(engine: Engine, subjects: list[session.Subject], settings: session.Settings) -> Iterator[Profile]:
-    """The profile of each subject, whose folder is here by then; none where they are left there (--detach). Raises
-    what the profile of one was refused for."""
+    """The profile of each subject, whose folder is here by then; none if they are left there (--detach). Raises the
+    error if one was refused."""
     away = replace(settings, dataset=Path(DATA)) if settings.dataset else settings
     limit_s = engine.bounded(settings.timeout_s * _PROCESSES * len(subjects))
     wanted = [session.sent(subject, away) for subject in subjects]
@@ -31,7 +31,7 @@ def made(engine: Engine, subjects: list[session.Subject], settings: session.Sett
 
 
 def fetched(engine: Engine, call: RemoteCall, folder: Path) -> Iterator[Profile]:
-    """The profiles of what an earlier command left there: `call` is of its Engine.sent."""
+    """The profiles that an earlier command left there: `call` is from its Engine.sent."""
     yield from _arrived(engine, Work([], call.limit_s, earlier=call), folder)
 
 
@@ -55,7 +55,7 @@ def _unpacked(arrived: wire.Profile, profiles: Path, say: Callable[[str], None])
         except GdnError as e:
             lost.append(e.message)
     if arrived.left:
-        say(f"too large to come along: {', '.join(arrived.left)}")
+        say(f"too large to send: {', '.join(arrived.left)}")
     profile.name = folder.name
     profile = session.keep(folder, profile)
     if lost and not profile.unkept:

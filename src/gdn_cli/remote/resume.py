@@ -1,4 +1,5 @@
-"""A run that was left behind (--detach, Ctrl-C, a failure): what of its file stays, what is fetched or sent again."""
+"""An unfinished run (--detach, Ctrl-C, a failure): which parts of its file stay, and which are fetched or sent
+again."""
 
 from __future__ import annotations
 
@@ -22,15 +23,17 @@ from .settings import Settings
 
 
 def read(path: Path) -> Document:
-    """The document of a run at Modal; UsageError for another one."""
+    """The document of a run at Modal; UsageError if it is not one."""
     document = store.load(path)
     if document.modal is None:
-        raise UsageError(f"{path} is no run of `gdn modal`", hint="`gdn modal status` names those that are under way")
+        raise UsageError(
+            f"{path} is not a run of `gdn modal`", hint="`gdn modal status` names those that are under way"
+        )
     return document
 
 
 def settled(job: Job, old: Document) -> list[Record] | None:
-    """The records of a job that came to its end and passed; None where any is lacking, failed, or of other sources."""
+    """The records of a finished job that passed; None if any is missing, failed, or from other sources."""
     hashes = {algo.name: source_hash(solution) for algo, solution in job.rivals}
     if job.algo:
         hashes[job.algo.name] = source_hash(job.solution)
@@ -45,7 +48,7 @@ def settled(job: Job, old: Document) -> list[Record] | None:
 
 
 def resume(jobs: list[Job], old: Document, writer: Writer) -> list[Job]:
-    """Put what is settled into the new document; returns the jobs that are not."""
+    """Put settled jobs into the new document; returns the others."""
     left, document = [], writer.document
     for job in jobs:
         if (kept := settled(job, old)) is None:
@@ -59,7 +62,7 @@ def resume(jobs: list[Job], old: Document, writer: Writer) -> list[Job]:
 
 
 class Left(Struct):
-    """A run that was left there, and what became of its calls."""
+    """A run that was left there, and the state of its calls."""
 
     command: str
     file: str
@@ -70,14 +73,14 @@ class Left(Struct):
 
 
 class Status(Struct):
-    """What is at Modal."""
+    """Apps and runs at Modal."""
 
     apps: list[App]
     runs: list[Left]
 
 
 def status(settings: Settings) -> Status:
-    """The apps that are alive, and the runs that were left there."""
+    """The running apps, and the runs that were left there."""
     modal_client.connect(settings.limits.connect)
     runs = []
     for file, run in pending():
@@ -95,18 +98,20 @@ def _state(id: str) -> str:
 
 
 def logs(settings: Settings, app: str | None, lines: int) -> list[str]:
-    """The last lines of an app, the newest that is alive if none is named."""
+    """The last lines of an app, by default the newest running one."""
     modal_client.connect(settings.limits.connect)
     if app is None:
         alive = modal_client.apps(settings.app)
         if not alive:
-            raise UsageError("no app of gdn is alive at Modal", hint="`modal app list` has the ids of those that ended")
+            raise UsageError(
+                "no app of gdn is running at Modal", hint="`modal app list` has the ids of those that ended"
+            )
         app = alive[0].app
     return modal_client.logs(app, lines)
 
 
 class _Kept(Struct):
-    """Of a run's file, what says whether it is of interest here."""
+    """The fields of a run's file that are needed here."""
 
     modal: Rented
 

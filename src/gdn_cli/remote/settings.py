@@ -1,4 +1,4 @@
-"""configs/modal.toml: what is rented, and for how long at most. The pinned packages; what a GPU's name means."""
+"""configs/modal.toml: what to rent, and for how long at most. The pinned packages; what a GPU's name means."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _EXTRA = "image"  # the extra of pyproject.toml that pins what the image holds
 
 
 class Gpu(Struct, frozen=True):
-    """What was asked for, `B200:2`: a model as Modal calls it, and how many in one container."""
+    """A requested GPU, such as `B200:2`: a model as Modal names it, and how many in one container."""
 
-    model: str  # upper case, with Modal's `!` where only that one will do
+    model: str  # upper case, with Modal's `!` if only that model will do
     count: int
-    words: tuple[tuple[str, ...], ...]  # alternatives of what the device's own name must have
+    words: tuple[tuple[str, ...], ...]  # alternatives: words that the device's own name must contain
 
     def __str__(self) -> str:
         return f"{self.model}:{self.count}" if self.count > 1 else self.model
 
     def mismatch(self, devices: list[str]) -> str | None:
-        """Why these devices are not what was asked for; None if they are.
+        """Why these devices are not what was requested; None if they are.
 
-        A name's words are compared whole: an L40S is no L4, a GB200 no B200. A slice of a GPU is not the GPU.
+        A name's words are compared whole: an L40S is not an L4, a GB200 not a B200. A slice of a GPU is not the GPU.
         """
 
         def fits(device: str) -> bool:
@@ -48,7 +48,7 @@ class ImageTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     base: Text
     python: Annotated[str, Meta(description="a version such as '3.12', or ''")]  # "": the base has its own
-    keeps: tuple[str, ...] = ()  # packages of the base that stay as they are
+    keeps: tuple[str, ...] = ()  # packages of the base that are not replaced
     smoke: Text
 
 
@@ -59,7 +59,7 @@ class Image(ImageTable, frozen=True, kw_only=True):
 class Gpus(Struct, frozen=True, forbid_unknown_fields=True):
     known: tuple[str, ...]  # names to propose
     exact: tuple[str, ...]  # names that get a `!`
-    devices: dict[str, tuple[str, ...]] = {}  # model -> what its devices may be called instead
+    devices: dict[str, tuple[str, ...]] = {}  # model -> other names of its devices
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,11 +108,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return Image(name=name, **msgspec.structs.asdict(self.images[name]))
 
     def parse(self, asked: str | None) -> Gpu:
-        """`B200`, `H100!`, `B200:2` as what Modal is asked for. UsageError for what would not be one GPU by name."""
+        """`B200`, `H100!`, `B200:2`, parsed for Modal. UsageError if it does not name one GPU model."""
         text = (asked or self.gpu).strip().upper()
         match = re.fullmatch(r"([A-Z0-9][A-Z0-9-]*)(!?)(?::([1-8]))?", text)
         if not match:
-            hint = "one name, such as B200, H100! or B200:2: times of one GPU say nothing about another"
+            hint = "one name, such as B200, H100! or B200:2: times of different GPUs cannot be compared"
             raise UsageError(f"--gpu {asked or self.gpu}: expected a GPU", hint=hint)
         model, count = match[1], int(match[3] or 1)
         names = self.gpus.devices.get(model, (model,))
@@ -142,5 +142,5 @@ def pins() -> list[str]:
 
 
 def packages(image: Image) -> list[str]:
-    """What is installed on top of an image's base."""
+    """The packages to install on top of an image's base."""
     return [pin for pin in pins() if pin.split("==")[0] not in image.keeps]

@@ -10,12 +10,12 @@ from msgspec import Struct, structs
 from ..errors import MissingError
 from .settings import Settings
 
-_BATCH = 32  # files that go up together: what is up is not sent again after an interrupt
+_BATCH = 32  # files per upload: uploaded files are not sent again after an interrupt
 _KINDS = ("definitions", "workloads", "blob", "solutions")  # folders of a FlashInfer-Trace data set that a worker reads
 
 
 class Stocked(Struct):
-    """What `setup` did; files of the data set, and bytes that went up."""
+    """The result of `setup`: files of the data set, and bytes uploaded."""
 
     volumes: list[str]
     uploaded: int = 0
@@ -26,8 +26,8 @@ class Stocked(Struct):
 def setup(
     settings: Settings, dataset: Path | None, twins: Callable[[], Path | None], say: Callable[[str], None]
 ) -> Stocked:
-    """Check the login, make both volumes, and upload what the data set's volume lacks of `dataset`: of the folder
-    `twins()`, made once Modal has answered, where that is None."""
+    """Check the login, make both volumes, and upload the files of `dataset` that are not on the data set's volume. None
+    means the folder `twins()`, made once Modal has answered."""
     from . import modal_client
 
     files = _files(dataset) if dataset else {}
@@ -57,7 +57,7 @@ def setup(
 
 
 def _small(path: Path) -> bool:
-    """Texts go up again each time: two of equal size need not be equal, and they cost nothing."""
+    """Text files are uploaded each time: equal size does not mean equal content, and they are cheap."""
     return path.suffix in (".json", ".jsonl")
 
 
@@ -65,7 +65,7 @@ def _files(root: Path) -> dict[str, Path]:
     """name on the volume -> file; the workloads' rows last, so that no row names a tensor that is not there yet."""
     if not (root / "definitions").is_dir() or not (root / "workloads").is_dir():
         hint = "name the folder that has definitions/ and workloads/, or write one with `gdn data build DIR`"
-        raise MissingError(f"{root} is no FlashInfer-Trace data set", hint=hint)
+        raise MissingError(f"{root} is not a FlashInfer-Trace data set", hint=hint)
     found = [path for kind in _KINDS for path in sorted((root / kind).rglob("*")) if path.is_file()]
     found.sort(key=lambda path: path.suffix == ".jsonl")
     return {path.relative_to(root).as_posix(): path for path in found}

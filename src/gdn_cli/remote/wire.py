@@ -1,6 +1,6 @@
-"""What travels: the work of one container there, what became of it back.
+"""Messages: the work of one container, and the results sent back.
 
-JSON with a schema number, so that neither the Python nor the packages of the two sides need to agree.
+JSON with a schema number, so that the two sides may have different Python versions and packages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Piece(Struct):
 
 
 class Cache(Struct):
-    """Under which name what is compiled is kept, and on which volume."""
+    """The name and the volume under which compiled code is kept."""
 
     key: str
     volume: str
@@ -41,15 +41,15 @@ class Parcel(Struct, kw_only=True):
     """The work of one container: jobs, or profiles to make."""
 
     image: str
-    gpu: Gpu | None  # that the container must have; None for what runs on a CPU
+    gpu: Gpu | None  # that the container must have; None for work on a CPU
     cache: Cache
-    env: dict[str, str]  # variables for the workers, and the commit that this gdn is of
+    env: dict[str, str]  # variables for the workers, and this gdn's commit
     jobs: list[Piece] = []
     profiles: list[Wanted] = []
 
 
 class Refusal(Struct):
-    """Why there is no profile: a GdnError of the other side."""
+    """Why there is no profile: a GdnError from the other side."""
 
     message: str
     hint: str | None
@@ -61,26 +61,26 @@ class Profile(Struct):
 
     document: profile_types.Profile | None = None
     files: dict[str, bytes] = {}  # each compressed by zlib
-    left: list[str] = []  # names of files that were too large to come along
+    left: list[str] = []  # names of files that were too large to send
     refused: Refusal | None = None
 
 
 class Reply(Struct, kw_only=True):
-    """What became of each piece of work, in their order, or why none was begun."""
+    """The outcome of each piece of work, in order, or why none was started."""
 
     outcomes: list[Outcome] = []
     profiles: list[Profile] = []
     wrong_gpu: str | None = None
-    lost: str | None = None  # why the call brought nothing else
+    lost: str | None = None  # why there is no other result
 
 
 def encode(content: Parcel | Reply) -> bytes:
-    # not msgspec's own JSON, which has no place for half a character or NaN, and an algo may have written either
+    # not msgspec's own JSON, which cannot hold half a surrogate pair or NaN, and an algo may have written either
     return zlib.compress(json.dumps({"schema": SCHEMA} | msgspec.to_builtins(content)).encode(), 1)
 
 
 def decode(data: bytes, form: type[T]) -> T:
-    """A parcel or a reply; RemoteError for what is none, or another gdn's."""
+    """A parcel or a reply; RemoteError if it is neither, or comes from another gdn version."""
     try:
         content = json.loads(zlib.decompress(data))
         schema = content["schema"]

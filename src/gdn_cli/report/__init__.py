@@ -1,1 +1,1 @@
-"""Records -> what a person reads or a program does. Nothing else in gdn makes text of results."""
+"""Turns records into screens, pages, tables and JSON. No other room formats results."""

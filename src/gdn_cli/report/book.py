@@ -1,7 +1,7 @@
-"""The model of a report: what was measured, by device, tier and state of L2, and what belongs to none of these.
+"""The data behind a report: measurements grouped by device, tier and L2 state, and what is in no group.
 
-Different devices, tiers and L2 states are different groups: nothing here or above divides one by another. merge.py
-makes a book of files, or of the document that a command writes.
+Different devices, tiers and L2 states are different groups, and their times are never divided by each other. merge.py
+makes a book from files, or from the document of a command.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ..catalog.registry import Op, Registry
+from ..catalog.ops import Op
+from ..catalog.registry import Registry
 from ..catalog.tiers import COPY, FLOORS
 from ..schema.record_types import BestPeer, BestPeers, Compared, Document, Environment, Overall, Record, Timing
 from ..schema.scores import Score
@@ -22,14 +23,14 @@ _GPU, _CPU = "GPU (not named)", "CPU (not named)"
 
 @dataclass(frozen=True)
 class Source:
-    """A file of records, and how it is called: as it was named, or, a path from the root, by its name alone."""
+    """A file of records and its name as the user gave it, without folders if that was an absolute path."""
 
-    name: str  # "" for what a command has just measured
+    name: str  # "" for the document of the running command
     document: Document
 
     @property
     def commit(self) -> str | None:
-        """The commit that ran, with a word where files differed from it."""
+        """The commit that ran, marked if there were uncommitted changes."""
         commit = self.document.commit
         return f"{commit}{' with changes' if self.document.dirty else ''}" if commit else None
 
@@ -40,14 +41,14 @@ class Source:
 
     @cached_property
     def places(self) -> list[str]:
-        """Where its records were made: modes, or a mode and a GPU, as `environments` has them."""
+        """Where its records were made: modes, or a mode and a GPU, as in the keys of `environments`."""
         return list(dict.fromkeys(r.place for r in self.document.records))
 
     def environment(self, place: str) -> Environment:
         return self.document.environments.get(place) or Environment()
 
     def device(self, place: str) -> str:
-        """What ran there: the GPU's name, with its number if the file has several, or the CPU's with its threads."""
+        """The GPU's name, with its number if the file has several GPUs, or the CPU's name with its threads."""
         mode, _, number = place.partition(":")
         several = sum(other.startswith("cuda:") for other in self.places) > 1 and place in self.places
         name = self.environment(place).device or (_GPU if mode == "cuda" else _CPU)
@@ -56,12 +57,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One record with what its file says of it."""
+    """One record with what its file says about it."""
 
     record: Record
     source: Source
-    label: str  # "B=8"; "" where it belongs to no workload
-    order: tuple[float, ...]  # the label's axes: what sorts by size
+    label: str  # "B=8"; "" if it has no workload
+    order: tuple[float, ...]  # the label's axes, to sort by size
     device: str
     l2: str | None
 
@@ -95,7 +96,7 @@ class Measurement:
 
     @property
     def gpu(self) -> int | None:
-        """The GPU's number, where GPUs were chosen."""
+        """The GPU's number, if GPUs were chosen."""
         return self.record.gpu.index if self.record.gpu else None
 
     @property
@@ -104,13 +105,13 @@ class Measurement:
 
     @property
     def workload(self) -> str | None:
-        """What names the workload: its uuid, or its axes where it has none."""
+        """A key of the workload: its uuid, or its axes if it has none."""
         workload = self.record.workload
         return (workload.uuid or repr(sorted(workload.axes.items()))) if workload else None
 
     @property
     def case(self) -> tuple:
-        """The same call on the same device, whatever the tier."""
+        """Key of the same call on the same device, in any tier."""
         return self.op, self.algo, self.record.mode, self.device, self.workload, self.record.in_place
 
     @property
@@ -134,7 +135,7 @@ class Point:
 
     @property
     def median_us(self) -> float | None:
-        """The median of the workloads' medians; None where one of them failed."""
+        """The median of the workloads' medians; None if one of them failed."""
         medians = [m.median_us for m in self.measured if m.median_us is not None]
         return statistics.median(medians) if medians and not self.failed else None
 
@@ -154,7 +155,7 @@ class Point:
 
 
 def fastest(points: Iterable[Point]) -> Point | None:
-    """The fastest of several algos; None where its time is in doubt, or where GPUs differ: nobody is known to be."""
+    """The fastest of several algos; None if its time is in doubt or the times are from different GPUs."""
     timed = [p for p in points if p.median_us is not None]
     gpus = {m.record.gpu.uuid for p in timed for m in p.measured if m.record.gpu}
     if len(timed) < 2 or len(gpus) > 1:
@@ -165,17 +166,17 @@ def fastest(points: Iterable[Point]) -> Point | None:
 
 @dataclass(eq=False)
 class Group:
-    """All that may be compared: one op on one device, in one tier, with L2 in one state."""
+    """Times that may be compared: one op on one device, in one tier, with L2 in one state."""
 
     op: str
     device: str
     tier: str
     l2: str | None
-    known: Op | None  # the op, where this installation knows it
+    known: Op | None  # None if this installation does not have the op
     in_place: bool = False  # whether outputs overwrote inputs
     measured: list[Measurement] = field(default_factory=list)
-    algos: list[str] = field(default_factory=list)  # floors, the ladder from its lowest rung, unknown ones, peers
-    # floors of the machine, whatever the workload: an empty launch, a large copy
+    algos: list[str] = field(default_factory=list)  # copy, ladder from its lowest rung, unknown ones, peers
+    # limits of the machine that no workload changes: an empty launch, a large copy
     machine: dict[str, Measurement] = field(default_factory=dict)
 
     @cached_property
@@ -186,7 +187,7 @@ class Group:
 
     @cached_property
     def points(self) -> dict[tuple[str, str], Point]:
-        """(algo, label) -> what was measured there. A failure of an algo as a whole stands wherever it has no other."""
+        """(algo, label) -> its measurements. The failure of a whole algo is at every label without one."""
         found: dict[tuple[str, str], Point] = {}
         for m in self.measured:
             if m.label:
@@ -203,16 +204,22 @@ class Group:
 
     @property
     def rivals(self) -> list[str]:
-        """The algos that are no floor."""
+        """The algos without the copy."""
         return [a for a in self.algos if a not in FLOORS]
 
     def fastest(self, label: str) -> str | None:
-        """The fastest algo there, where there are several to choose from and one is known to be."""
+        """The fastest algo there; None if there is only one, or if it is not certain which is the fastest."""
         first = fastest(self.points[a, label] for a in self.rivals if (a, label) in self.points)
         return first.first.algo if first else None
 
+    @cached_property
+    def winner(self) -> str | None:
+        """The algo that is the fastest at most sizes."""
+        firsts = [first for label in self.labels if (first := self.fastest(label))]
+        return max(dict.fromkeys(firsts), key=firsts.count, default=None)
+
     def over_floor(self, algo: str, label: str) -> float | None:
-        """How many times the copy floor an algo takes."""
+        """The algo's time divided by the copy's."""
         floor, own = self.median_us(COPY, label), self.median_us(algo, label)
         return own / floor if floor and own is not None else None
 
@@ -237,14 +244,14 @@ class Group:
 
 @dataclass
 class Book:
-    """Everything of some files. `groups` are sorted: ops, then devices, then tiers, the first the most exact."""
+    """The content of some files. `groups` are sorted by op, then device, then tier, the most exact tier first."""
 
     sources: list[Source]
     groups: list[Group]
     measured: list[Measurement]  # all of them: checks, failures and times
     registry: Registry
     replaced: dict[tuple[str, str], int]  # (older file, newer file) -> how many records the newer one replaced
-    tiers: tuple[str, ...] = ()  # what it was narrowed to; () is all
+    tiers: tuple[str, ...] = ()  # the tiers and algos that were asked for; () is all
     algos: tuple[str, ...] = ()
 
     @property
@@ -255,8 +262,8 @@ class Book:
         return [g for g in self.groups if g.op == op]
 
     def rows(self, op: str) -> list[Point]:
-        """By algo, label, tier and GPU, label by label, in the order in which the command met them; without the floors
-        of the whole machine."""
+        """Points by algo, label, tier and GPU, label by label, in the order of measurement; without the empty launch
+        and the large copy."""
         found: dict[tuple, Point] = {}
         for m in self.measured:
             if m.op == op and (m.algo not in FLOORS or m.workload):
@@ -281,7 +288,7 @@ class Book:
         return self._latest(op, lambda document: document.scores)
 
     def _latest(self, op: str, items: Callable[[Document], Any]) -> list[tuple[Source, Any]]:
-        """What documents hold beside records, of an op; of equal ones the latest."""
+        """Items that documents hold besides records, for one op; the latest of those that measure the same."""
         found: dict[tuple, tuple[Source, Any]] = {}
         for source in self.sources:
             for item in items(source.document) or []:
@@ -301,14 +308,14 @@ class Book:
 
 @dataclass(frozen=True)
 class Ladder:
-    """An op's algos as this installation knows them."""
+    """An op's algos in this installation."""
 
     order: tuple[str, ...]  # the rungs from the lowest, then the peers
     after: dict[str, str]  # rung -> the rung below it
     reference: str | None
 
     def peer(self, algo: str) -> bool:
-        """Something to compare with: known, but on no rung."""
+        """Whether the algo is known, but not on the ladder."""
         rung = algo in self.after or algo in self.after.values() or algo == self.reference
         return algo in self.order and not rung
 

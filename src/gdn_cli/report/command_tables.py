@@ -1,21 +1,22 @@
-"""The tables that a command ends with: `run`, `bench`, `floors` and `compare`, from the book of its one document."""
+"""The tables that `run`, `bench`, `floors` and `compare` print at the end, from a book of one document."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 from .. import units
 from ..catalog import stress
-from ..catalog.registry import label_of
+from ..catalog.ops import label_of
 from ..catalog.tiers import COPY, FLOORS, TIERS
 from ..schema.record_types import BestPeer, Check
-from . import tables
-from .book import Book, Point, fastest
+from . import headlines, tables
+from .book import Book, Point, fastest, ladder
 from .table import Cell, Column, Mark, Table, became, doubtful, numbers, words, worst
 
 
 def of(book: Book, command: str) -> Iterator[Table]:
-    """Op by op."""
+    """A command's tables, op by op."""
     made = {"run": _check, "bench": _bench, "floors": _floors, "compare": _compare}[command]
     for op in book.ops:
         if rows := book.rows(op):
@@ -30,7 +31,7 @@ def _label(point: Point) -> str:
 
 
 def _gpus(rows: list[Point]) -> list[Column]:
-    """A column for the GPU, where there are several."""
+    """A column for the GPU, if there are several."""
     return numbers("GPU") if len({p.first.gpu for p in rows} - {None}) > 1 else []
 
 
@@ -39,12 +40,12 @@ def _gpu(rows: list[Point], point: Point) -> list[str]:
 
 
 def _here(point: Point) -> tuple:
-    """Where times may be divided: one label, tier and GPU."""
+    """Key of the times that may be divided by each other: one label, tier and GPU."""
     return point.first.label, point.first.tier, point.first.gpu
 
 
 def _grouped(rows: list[Point]) -> Iterator[tuple[Point, str, bool]]:
-    """Each row with its label, which only the first row of a group shows, and whether a further group begins there."""
+    """Each row with its label, which only the first row of a group shows, and whether a new group begins there."""
     last = None
     for point in rows:
         count = len(point.measured)
@@ -75,7 +76,7 @@ def _title(op: str, rows: list[Point], *more: str) -> str:
 
 
 def _bench(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
-    first: dict[str, str | None] = {}  # mode -> the tier that its main table shows: the first that was asked for
+    first: dict[str, str | None] = {}  # mode -> the tier of its main table: the first one asked for
     for m in (p.first for p in rows):
         if m.tier or m.record.mode not in first:
             first[m.record.mode] = first.get(m.record.mode) or m.tier
@@ -94,8 +95,16 @@ def _times(book: Book, op: str, rows: list[Point]) -> Table:
     known = book.registry.ops.get(op)
     floors = {_here(p): p.median_us for p in rows if p.first.algo == COPY}
     references = {_here(p): p for p in rows if known and p.first.algo == known.reference}
-    head = [*words("workload", "algo"), *_gpus(rows), *numbers("median", "spread", "speedup", "GB/s", "x floor")]
-    made = Table(_title(op, rows), head)
+    peers, is_peer = {}, ladder(book.registry, op).peer
+    for p in rows:
+        if is_peer(p.first.algo):
+            peers.setdefault(_here(p), []).append(p)
+    rates = {}  # only for ops limited by arithmetic; for the others GB/s are enough
+    if known and known.peak == "tensor":
+        rates = {id(p): rate for p in rows if p.first.algo not in FLOORS and (rate := headlines.rate(book, p))}
+    against = "x peer" if peers else "speedup"
+    head = [*words("workload", "algo"), *_gpus(rows), *numbers("median", "spread", against, "GB/s", "x copy")]
+    made = Table(_title(op, rows), [*head, *numbers(*(["TFLOP/s"] if rates else []))])
     for point, label, gap in _grouped(_once(rows)):
         us, algo, gpu = point.median_us, point.first.algo, _gpu(rows, point)
         if us is None:
@@ -105,14 +114,27 @@ def _times(book: Book, op: str, rows: list[Point]) -> Table:
         name = Cell(algo, Mark.BEST if fastest(rivals) is point else Mark.NONE)
         cells: list[str | Cell] = [units.duration(us), doubtful(f"±{point.spread:.0%}", point.doubted)]
         reference, floor = references.get(_here(point)), floors.get(_here(point))
-        if reference and reference.median_us and algo != COPY:
+        if peers:
+            best = headlines.best_of(peers.get(_here(point), ())) if algo != COPY else None
+            over = best and doubtful(units.times(best.median_us / us), point.doubted or best.doubted)
+            cells.append(over or "")
+        elif reference and reference.median_us and algo != COPY:
             speedup = units.times(reference.median_us / us)
             cells.append(doubtful(speedup, point.doubted or reference.doubted))
         else:
             cells.append("")
-        rate = point.gigabytes_per_s
+        rate, work = point.gigabytes_per_s, rates.get(id(point))
         cells += ["" if rate is None else units.three(rate), units.three(us / floor) if floor else ""]
+        cells += [work.words if work else ""] if rates else []
         made.add(label, name, *gpu, *cells, gap=gap, quiet=algo == COPY)
+    tiers = {p.first.tier for p in rows}
+    groups = [] if _gpus(rows) else [g for g in book.of(op) if g.tier in tiers]
+    for group in groups:  # a line for each sentence
+        made.notes += [s for s in re.split(r"(?<=[.:]) (?=\S)", headlines.of_algos(book, group)) if s]
+    if rates:
+        made.notes += tables.rate_notes(book, op, rows[0].first)
+    reference = known.reference if known and references and not peers else None
+    made.notes += _columns_notes(made, bool(peers), reference, bool(floors))
     if any(len(p.measured) > 1 for p in rows):
         made.notes.append(tables.SHARED)
     if any(p.doubted for p in rows):
@@ -123,8 +145,20 @@ def _times(book: Book, op: str, rows: list[Point]) -> Table:
     return made
 
 
+def _columns_notes(made: Table, peers: bool, reference: str | None, copied: bool) -> Iterator[str]:
+    """The meaning of the signs and columns of a table of times."""
+    if any(row.best for row in made.rows):
+        yield "*: the fastest of its size"
+    yield "spread: half the interquartile range, as a share of the median"
+    if peers:
+        yield "x peer: the best peer's time over this one's; above 1 is faster than all peers"
+    said = [f"speedup: over {reference}"] if reference else []
+    if said := [*said, *(["x copy: the time over the copy's"] if copied else [])]:
+        yield "; ".join(said)
+
+
 def _once(rows: list[Point]) -> list[Point]:
-    """Without the second and later GPU's times of what each GPU measured for itself: the floor, the reference."""
+    """Each GPU measures the copy and the reference for itself; keep only the first GPU's times of these."""
     found: dict[tuple, Point] = {}
     for p in rows:
         m = p.first
@@ -167,14 +201,14 @@ def _floors(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
 
 
 def _floor_notes(book: Book) -> Iterator[str]:
-    """What the tiers and the floors are."""
+    """Explain the tiers, the copy and the limits of the machine."""
     hows: dict[str, set[str]] = {}
     for m in book.measured:
         if m.timing and m.timing.how:
             hows.setdefault(m.tier, set()).add(m.timing.how)
     yield from (f"{tier}: {texts.pop()}" for tier, texts in hows.items() if len(texts) == 1)
     if any(m.algo == COPY for m in book.measured):
-        yield "copy: the floor, the fastest plain copy of the bytes that the op must move"
+        yield "copy: the fastest plain copy of the bytes that the op must move"
     machine = []
     for m in book.measured:
         if m.algo in FLOORS and not m.workload and (us := m.median_us):
@@ -187,8 +221,8 @@ def _floor_notes(book: Book) -> Iterator[str]:
 
 
 def _apart(rows: list[Point]) -> Iterator[str]:
-    """What it means that the rows of one table come from several GPUs."""
-    yield "GPU: speedup and x floor are to what the row's own GPU took for the reference and the copy"
+    """Notes for a table whose rows come from several GPUs."""
+    yield "GPU: speedup and x copy use the reference and the copy measured on the row's own GPU"
     there: dict[tuple, set[int | None]] = {}
     copies: dict[tuple, list[float]] = {}
     for m in (m for p in rows for m in p.measured if m.median_us):
@@ -197,14 +231,16 @@ def _apart(rows: list[Point]) -> Iterator[str]:
         if m.algo == COPY:
             copies.setdefault(key, []).append(m.median_us)
     if any(len(gpus) > 1 for gpus in there.values()):
-        yield "no * here: algos that ran on different GPUs are not ranked; `gdn compare` puts them on one"
+        yield "no * here: algos on different GPUs are not ranked; `gdn compare` runs them on one"
     if several := [max(us) / min(us) - 1 for us in copies.values() if len(us) > 1]:
-        more = f"copy differs by up to {max(several):.1%} between the GPUs"
-        yield f"shown: copy and the reference are the first GPU's; {more}"
+        more = f"the copy's time differs by up to {max(several):.1%} between GPUs"
+        yield f"the rows of the copy and the reference are the first GPU's; {more}"
     host = dict.fromkeys(p.first.tier for p in rows if p.first.tier and TIERS[p.first.tier].host)
     if host:
-        text = f"{', '.join(host)}: the host takes part in these times, and the workers of several GPUs shared it"
-        yield f"{text}; measure on one GPU where that matters"
+        text = (
+            f"{', '.join(host)}: these times include the host's work, and the workers of several GPUs shared the host"
+        )
+        yield f"{text}; measure on one GPU if that matters"
 
 
 # --- gdn compare ----------------------------------------------------------------------------------------------------
@@ -245,7 +281,7 @@ def _check(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
     if any(m.record.workload and m.record.workload.stress for p in rows for m in p.measured):
         for made in _errors(book, op, rows):
             made.title = _title(op, rows, f"hard inputs, {made.title}")
-            made.notes += [_NUMBERS, "passed: within its limits (! is beyond), inputs left alone"]
+            made.notes += [_NUMBERS, "passed: errors within the limits (!: above), inputs not changed"]
             yield made
         return
     known = book.registry.ops.get(op)
@@ -267,13 +303,13 @@ def _check(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
         limits = (f"{limit:g}" for limit in known.tolerance.values())
         made.add("at most", "", *([""] if _gpus(rows) else []), "", "", *limits, quiet=True)
     made.notes.append(_NUMBERS)
-    made.notes.append("passed: by the contest's rule, within these limits, inputs left alone")
+    made.notes.append("passed: by the contest's rule, errors within these limits, inputs not changed")
     yield made
 
 
 # --- a column for each algo -------------------------------------------------------------------------------------------
 
-_NAME = 9  # characters that an algo's name is wide above its column
+_NAME = 9  # characters; a longer algo's name is wrapped in the head of its column
 
 
 def _algos(names: list[str]) -> list[Column]:
@@ -281,7 +317,7 @@ def _algos(names: list[str]) -> list[Column]:
 
 
 def _all_times(rows: list[Point]) -> Table:
-    """Every algo's time at each size, titled with the unit; "-" where it has none."""
+    """Every algo's time at each size, with the unit as title; "-" if it has none."""
     medians = {(p.first.algo, p.first.label): p.median_us for p in rows}
     algos, labels = (list(dict.fromkeys(key[i] for key in medians)) for i in range(2))
     unit = units.table_unit([us for us in medians.values() if us is not None], "auto")
@@ -293,7 +329,7 @@ def _all_times(rows: list[Point]) -> Table:
 
 
 def _best_peers(book: Book, op: str, tier: str) -> Table | None:
-    """At each workload the fastest peer, and how many times as long as the first algo it takes; None without peers."""
+    """The fastest peer at each workload, and its time over the first algo's; None without peers."""
     best: list[BestPeer] = [b for _, b in book.best_peers(op) if b.tier == tier]
     if not best:
         return None
@@ -310,8 +346,8 @@ def _best_peers(book: Book, op: str, tier: str) -> Table | None:
 
 
 def _errors(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
-    """Hard inputs by algos: relative Frobenius errors (of the worse output), absolute ones, and each algo's largest by
-    the name of its input."""
+    """Hard inputs, one column per algo: relative Frobenius errors (of the worst output) and absolute errors; then each
+    algo's largest error with the name of its input."""
     records = [m.record for p in rows for m in p.measured]
     found = {(r.workload.stress, r.algo): r for r in records if r.workload}
     families, algos = (list(dict.fromkeys(key[i] for key in found)) for i in range(2))

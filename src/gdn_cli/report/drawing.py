@@ -1,42 +1,37 @@
-"""What figures are drawn with, by matplotlib, which nothing else in gdn imports: axes, marks, a legend; SVG and PNG.
+"""Parts of figures, drawn by matplotlib: axes, marks, names, legends. pictures.py makes the files.
 
-One figure is 360 units wide, so that its 9.5 unit text is still 9 pixels high on a phone. The same input gives the same
-bytes.
+A figure is 360 units wide, so that its text of 9.5 units is still 9 pixels high on a phone. The same input gives the
+same bytes.
 """
 
 from __future__ import annotations
 
-import io
 import itertools
 import re
-import textwrap
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
-from xml.etree import ElementTree
+from zlib import crc32
 
 from ..catalog.tiers import FLOORS
-from ..errors import MissingError
 from ..text import shown
 from .book import Book, ladder
 from .findings import Slice
 
-_WIDTH = 5.0  # inches of 72 units
-_TEXT = 9.5  # units
 INK, GREY, PALE = "#1a1a1a", "#5f5f5f", "#e4e4e4"
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure before it is drawn: what it is called, what it says, and how to draw it."""
+    """A figure before it is drawn: its name, its texts, and the function that draws it."""
 
-    name: str  # letters, digits and dashes: part of ids
+    name: str  # letters, digits and dashes; part of SVG ids
     title: str
     words: str  # the caption: how to read it
-    description: str  # the same in words, for who does not see it
+    description: str  # the figure in words, for screen readers
     draw: Callable[[Any], None]  # on a matplotlib Figure
     height: float  # inches
+    outside: str = ""  # what lies outside the frame, also written on a picture without caption
 
 
 @dataclass(frozen=True)
@@ -46,18 +41,36 @@ class Style:
     dashes: Any
 
 
-# each has a contrast of at least 4.5 on white
-_COLOURS = ("#00629b", "#b3400b", "#007155", "#8a3a8f", "#7d5a00", "#b0124a", "#3f4fb5", "#4d6b00")
+# light -> dark: each colour has a contrast of at least 4.5 on its page
+DARK = {
+    "#00629b": "#62b5ea", "#b3400b": "#ff9c66", "#007155": "#4fcaa5", "#8a3a8f": "#d997df", "#7d5a00": "#d8b04a",
+    "#b0124a": "#ff88ad", "#3f4fb5": "#a1adff", "#4d6b00": "#a9cb5c",
+    "#1a1a1a": "#e8e8e8", "#5f5f5f": "#a9adb3", "#e4e4e4": "#2c3036", "#d0d0d0": "#3a3f46", "#c4c4c4": "#454b53",
+    "#3d3d3d": "#c4c7cc", "#ffffff": "#15181c",
+}  # fmt: skip
+_COLOURS = tuple(DARK)[:8]
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
 
 
 def styles_of(book: Book, op: str) -> dict[str, Style]:
-    """An algo looks alike in all figures of its op."""
-    known, found = ladder(book.registry, op), {}
-    for algo in dict.fromkeys(a for g in book.of(op) for a in g.rivals):
-        i = len(found)
-        dashes = (0, (4, 2)) if known.peer(algo) else "-" if i < len(_COLOURS) else (0, (1, 1))
-        found[algo] = Style(_COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)], dashes)
+    """An algo has the same style in all figures of its op: its name decides the colour. If the colour is taken, it gets
+    the next one; the highest rungs choose first, then the peers."""
+    known = ladder(book.registry, op)
+    rungs = [a for a in reversed(known.order) if not known.peer(a)]
+    order = [*rungs[:4], *(a for a in known.order if known.peer(a)), *rungs[4:]]
+    own = sorted({a for g in book.of(op) for a in g.rivals} - set(order))
+    taken: dict[str, int] = {}
+    for algo in (*order, *own):
+        chosen = crc32(algo.encode(errors="replace")) % len(_COLOURS)
+        least = min(list(taken.values()).count(i) for i in range(len(_COLOURS)))
+        while list(taken.values()).count(chosen) > least:
+            chosen = (chosen + 1) % len(_COLOURS)
+        taken[algo] = chosen
+    found: dict[str, Style] = {}
+    for i, (algo, colour) in enumerate(taken.items()):
+        again = any(s.colour == _COLOURS[colour] for s in found.values())
+        dashes = (0, (4, 2)) if known.peer(algo) else (0, (1, 1)) if again else "-"
+        found[algo] = Style(_COLOURS[colour], _MARKERS[i % len(_MARKERS)], dashes)
     return found
 
 
@@ -69,41 +82,41 @@ def axes(figure: Any, what: str, axis: str) -> Any:
 
 
 def bars_only(ax: Any) -> None:
-    """Bars that carry their numbers need no axis."""
+    """Remove the axis: the bars have their numbers beside them."""
     ax.grid(False)
     ax.tick_params(length=0)
     ax.spines["bottom"].set_visible(False)
     ax.set_xticks([])
 
 
-def log_x(ax: Any, part: Slice) -> None:
+def log_x(ax: Any, part: Slice, beside: float = 0.0) -> None:
+    """A tick for every size; numbers that would overlap move a line down. `beside`: the width of names at the right, in
+    units."""
     from matplotlib.ticker import NullLocator
 
     ax.set_xscale("log")
     places = sorted(set(part.at.values()))
     margin = (places[-1] / places[0]) ** 0.04
     ax.set_xlim(places[0] / margin, places[-1] * margin)
-    ticks = _apart(places, (places[-1] / places[0]))
-    ax.set_xticks(ticks, [f"{x:g}" for x in ticks])
+    ax.set_xticks(places, in_lines(places, 72 * ax.figure.get_figwidth() - 60 - beside))
     ax.xaxis.set_minor_locator(NullLocator())
 
 
-def _apart(places: Sequence[float], ratio: float) -> list[float]:
-    """Those of the places whose numbers do not run into each other on a logarithmic axis 300 units wide; the ends
-    stay."""
+_LINES = 3
+
+
+def in_lines(places: Sequence[float], width: float) -> list[str]:
+    """The tick labels on a logarithmic axis of this width, each in the first line with room for it; "" if none has."""
     from math import log
 
-    scale = 300 / log(ratio)
-
-    def width(x: float) -> float:
-        return 6.5 * len(f"{x:g}") + 5
-
-    kept = [places[0]]
-    for x in places[1:-1]:
-        room = all(abs(log(x / other)) * scale >= (width(x) + width(other)) / 2 for other in (kept[-1], places[-1]))
-        if room:
-            kept.append(x)
-    return [*kept, places[-1]]
+    scale, ends, found = width / log(places[-1] / places[0]), [-1e9] * _LINES, []
+    for x in places:
+        at, half = log(x / places[0]) * scale, (6.5 * len(f"{x:g}") + 5) / 2
+        line = next((i for i in range(_LINES) if at - half >= ends[i]), None)
+        if line is not None:
+            ends[line] = at + half
+        found.append("" if line is None else "\n" * line + f"{x:g}")
+    return found
 
 
 def log_y(ax: Any, values: Iterable[float]) -> None:
@@ -124,19 +137,72 @@ def log_y(ax: Any, values: Iterable[float]) -> None:
     ax.yaxis.set_minor_locator(NullLocator())
 
 
-def series(ax: Any, lines: dict[str, list], styles: dict[str, Style], joined: bool) -> None:
-    """A line with marks for each algo, or marks alone."""
+def series(
+    ax: Any, lines: dict[str, list], styles: dict[str, Style], joined: bool, first: str | None, say: Callable
+) -> None:
+    """A line with marks for each algo, or marks alone; `first` is thicker. `say(algo, x, y)` is the text shown when the
+    mouse is over a point."""
     for algo, points in lines.items():
         if algo in FLOORS:
-            name, dashes, look = f"{algo} (floor)", "-", {"color": GREY, "linewidth": 2.4, "marker": "_", "zorder": 2}
+            dashes, look = "-", {"color": GREY, "linewidth": 2.4, "marker": "_", "zorder": 2}
         else:
-            name, dashes = algo, styles[algo].dashes
+            strong = algo == first
+            dashes = styles[algo].dashes
             look = {
-                "color": styles[algo].colour, "linewidth": 1.2, "marker": styles[algo].marker,
-                "markersize": 5.0 if joined else 3.6, "markeredgecolor": "white", "markeredgewidth": 0.5, "zorder": 3,
+                "color": styles[algo].colour, "linewidth": 2.6 if strong else 1.1, "marker": styles[algo].marker,
+                "markersize": (5.0 if joined else 3.6) + 1.4 * strong, "markeredgecolor": "white",
+                "markeredgewidth": 0.5, "zorder": 4 if strong else 3,
             }  # fmt: skip
         xs, ys = zip(*points, strict=True)
-        ax.plot(xs, ys, linestyle=dashes if joined else "none", label=plain(name, 40), **look)
+        (line,) = ax.plot(xs, ys, linestyle=dashes if joined else "none", label=plain(algo, 40), **look)
+        hover(line, [say(algo, x, y) for x, y in points])
+
+
+def hover(line: Any, texts: list[str]) -> None:
+    """Set the text that appears when the mouse is over each of a line's marks."""
+    ax = line.axes
+    ax.hovers = [*getattr(ax, "hovers", []), (line, texts)]
+    line.set_gid(f"hover-{len(ax.figure.axes)}-{len(ax.hovers)}")
+
+
+_NAMES = 14  # up to this many lines have names beside them; more have a legend
+_NAME_WIDTH = 5.9  # width of a letter, in units
+
+
+def beside(names: Iterable[str], joined: bool) -> float:
+    """The width of names to the right of their lines; 0 if there is a legend instead."""
+    names = list(names)
+    return _NAME_WIDTH * min(max(map(len, names)), 20) + 12 if joined and len(names) <= _NAMES else 0.0
+
+
+def named(figure: Any, ax: Any, first: str | None, room: float) -> None:
+    """Each line's name at its right end, moved up or down if two would overlap; a legend if there is no room."""
+    if not room:
+        return legend(figure, ax)
+    ends, inverse = [], ax.transAxes.inverted()
+    for line in ax.get_lines():
+        if not line.get_label().startswith("_"):
+            x, y = line.get_xdata()[-1], line.get_ydata()[-1]
+            at = inverse.transform(ax.transData.transform((x if line.get_gid() else ax.get_xlim()[1], y)))
+            ends.append([min(max(at[1], 0.0), 1.0), at, line])
+    ends.sort(key=lambda end: -end[0])
+    step = 12.5 / (72 * figure.get_figheight() - 52)  # a line of text, as a share of the axes' height
+    top = 1.0
+    for end in ends:
+        end[0] = top = min(end[0], top)
+        top -= step
+    low = 0.0
+    for end in reversed(ends):
+        end[0] = low = max(end[0], low)
+        low += step
+    for y, at, line in ends:
+        name = line.get_label()
+        ax.annotate(
+            plain(name, 20), (min(at[0], 1.0), min(max(at[1], 0.0), 1.0)), (1.045, y), xycoords="axes fraction",
+            textcoords="axes fraction", va="center", color=line.get_color(), annotation_clip=False,
+            weight="bold" if name == first else "normal",
+            arrowprops={"arrowstyle": "-", "color": line.get_color(), "linewidth": 0.5, "shrinkA": 1, "shrinkB": 3},
+        )  # fmt: skip
 
 
 def legend(figure: Any, ax: Any) -> None:
@@ -149,14 +215,18 @@ def _columns(names: Iterable[str]) -> int:
     return 3 if longest <= 14 else 2 if longest <= 24 else 1
 
 
-def height_for(names: Iterable[str]) -> float:
-    """Room for the axes and for a legend of these names."""
+def height_for(names: Iterable[str], joined: bool) -> float:
+    """The figure's height, with these names beside the axes or below them in a legend."""
     names = [name[:40] for name in names]
-    return 2.75 + 0.17 * -(-len(names) // _columns(names))
+    return (
+        max(2.75, 0.75 + 0.175 * len(names))
+        if beside(names, joined)
+        else 2.75 + 0.17 * -(-len(names) // _columns(names))
+    )
 
 
 def uprights(ax: Any, xs: Sequence[float], ends: Sequence[tuple[float, float] | None], **look: Any) -> None:
-    """An upright line at each place that has one: all of them one path, which keeps the file small."""
+    """A vertical line at each place that has one. All are one path, which keeps the file small."""
     gap = float("nan")
     there = [(x, pair) for x, pair in zip(xs, ends, strict=True) if pair]
     xs = [at for x, _ in there for at in (x, x, gap)]
@@ -165,7 +235,7 @@ def uprights(ax: Any, xs: Sequence[float], ends: Sequence[tuple[float, float] | 
 
 
 def workload_ticks(ax: Any, labels: list[str], named: bool) -> None:
-    """A name in the middle of each run of equal labels, as far as there is room, and a line between the runs."""
+    """A name in the middle of each run of equal labels, if there is room, and a line between the runs."""
     runs = [(label, list(found)) for label, found in itertools.groupby(range(len(labels)), key=labels.__getitem__)]
     if len(runs) < len(labels):
         for _, places in runs[1:]:
@@ -179,12 +249,12 @@ def workload_ticks(ax: Any, labels: list[str], named: bool) -> None:
         middle, name = (places[0] + places[-1]) / 2, plain(label, 24)
         if not ticks or (middle - ticks[-1][0]) * scale >= 2.9 * (len(name) + len(ticks[-1][1])) + 5:
             ticks.append((middle, name))
-    ax.tick_params(axis="x", length=0, pad=7)  # below the lowest number of the other axis
+    ax.tick_params(axis="x", length=0, pad=7)  # lower than the other axis' lowest number
     ax.set_xticks([x for x, _ in ticks], [name for _, name in ticks])
 
 
 def strips(figure: Any, names: Iterable[str], labels: list[str], low: float, high: float, at: float) -> list[Any]:
-    """A narrow frame for each name, one below the other, all over the same workloads, with a line at `at`."""
+    """Narrow axes for each name, one below the other, over the same workloads, with a line at `at`."""
     names = list(names)
     every = list(figure.subplots(len(names), 1, sharey=True, squeeze=False)[:, 0])
     for ax, name in zip(every, names, strict=True):
@@ -197,7 +267,7 @@ def strips(figure: Any, names: Iterable[str], labels: list[str], low: float, hig
 
 
 def plain(text: str, most: int) -> str:
-    """Text that is only shown, never mathematics, and not longer than there is room for."""
+    """Text that matplotlib shows as it is, never as mathematics, cut to `most` characters."""
     text = shown(text)
     text = text if len(text) <= most else text[: most - 1] + "…"
     text = f" {text}" if text.startswith("_") else text  # matplotlib leaves such names out of a legend
@@ -205,93 +275,5 @@ def plain(text: str, most: int) -> str:
 
 
 def slug(text: str) -> str:
-    """Letters, digits and dashes: good for an id."""
+    """The text as an id: letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"
-
-
-# --- SVG and PNG ----------------------------------------------------------------------------------------------------
-
-
-def _figure(drawing: Drawing, width: float, height: float, heading: Sequence[str] = ()) -> Any:
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    matplotlib.rcdefaults()  # whatever a matplotlibrc of this machine says
-    matplotlib.rcParams.update(
-        {
-            "font.family": "DejaVu Sans", "font.size": _TEXT, "axes.titlesize": _TEXT, "axes.labelsize": _TEXT,
-            "xtick.labelsize": _TEXT, "ytick.labelsize": _TEXT, "legend.fontsize": _TEXT, "axes.titlecolor": GREY,
-            "axes.labelcolor": GREY, "text.color": INK, "xtick.labelcolor": INK, "ytick.labelcolor": INK,
-            "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False, "axes.edgecolor": GREY,
-            "axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True, "grid.color": "#d0d0d0",
-            "grid.linewidth": 0.5, "xtick.color": GREY, "ytick.color": GREY, "xtick.major.size": 3,
-            "ytick.major.size": 0, "ytick.minor.size": 0, "legend.frameon": False, "legend.handlelength": 2.6,
-            "legend.columnspacing": 1.2, "legend.handletextpad": 0.5, "legend.labelspacing": 0.35,
-            "legend.borderpad": 0.1, "svg.fonttype": "none",
-            "svg.hashsalt": drawing.name, "hatch.linewidth": 0.6, "path.simplify": False,
-        }
-    )  # fmt: skip
-    figure = Figure((width, height), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.03, h_pad=0.04)
-    if heading:
-        figure.suptitle("\n".join(plain(line, 200) for line in heading), x=0.01, ha="left", fontsize=_TEXT)
-    drawing.draw(figure)
-    return figure
-
-
-def _saved(drawing: Drawing, width: float, height: float, heading: Sequence[str] = (), **options: Any) -> bytes:
-    try:
-        import matplotlib
-    except ImportError:
-        raise MissingError(
-            "figures are drawn by matplotlib, which is not here", hint="pip install matplotlib"
-        ) from None
-    file = io.BytesIO()
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a glyph that the font lacks is a box, no message
-        _figure(drawing, width, height, heading).savefig(file, **options)
-    return file.getvalue()
-
-
-def png(drawing: Drawing, heading: Sequence[str]) -> bytes:
-    """The figure as a PNG 1280 pixels wide, its title and origin above it."""
-    heading = [part for line in heading for part in textwrap.wrap(line, 84)]
-    return _saved(
-        drawing, 6.4, max(3.6, drawing.height) + 0.17 * len(heading), heading, format="png", dpi=200, facecolor="white",
-        metadata={"Software": None},
-    )  # fmt: skip
-
-
-_SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
-
-
-def svg(drawing: Drawing) -> str:
-    """The figure as an `<svg>` element to stand in a page, with its title and description; text stays text."""
-    metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
-    raw = _saved(drawing, _WIDTH, drawing.height, format="svg", transparent=True, metadata=metadata)
-    root = ElementTree.fromstring(raw)
-    for parent in root.iter():
-        for child in list(parent):
-            if child.tag.rpartition("}")[2] in ("metadata", "style"):
-                parent.remove(child)
-    text = ElementTree.tostring(root, encoding="unicode")
-    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
-    for element in root.iter():
-        element.tag = element.tag.replace(f"{{{_SVG}}}", "")
-        if element.get("id") is not None and element.get("id") not in used:
-            del element.attrib["id"]
-        if (link := element.attrib.pop(f"{{{_XLINK}}}href", None)) is not None:
-            element.set("href", link)
-        for key in ("d", "transform", "x", "y", "points", "style"):
-            if key in element.attrib:
-                element.set(key, re.sub(r"(\d\.\d\d)\d+", r"\1", element.get(key)).replace("\n", " "))
-    for key in ("width", "height", "version"):
-        root.attrib.pop(key, None)
-    title, description = ElementTree.Element("title"), ElementTree.Element("desc")
-    title.text, description.text = map(shown, (drawing.title, drawing.description))
-    title.set("id", f"{drawing.name}-title")
-    description.set("id", f"{drawing.name}-desc")
-    root[:0] = [title, description]
-    root.set("role", "img")
-    root.set("aria-labelledby", f"{drawing.name}-title {drawing.name}-desc")
-    return ElementTree.tostring(root, encoding="unicode")

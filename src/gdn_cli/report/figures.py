@@ -1,6 +1,6 @@
-"""Findings -> figures: which there are, and what is on each.
+"""Findings -> figures.
 
-Algos are told apart by marker and dashes first and by colour second, so that they can be in print.
+Algos differ by marker and dashes first and by colour second, so that prints without colour are readable.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import units
-from ..catalog.registry import label_of
+from ..catalog.ops import label_of
 from ..catalog.tiers import COPY, EMPTY, FLOORS
 from ..errors import UsageError
 from ..schema.record_types import Compared
@@ -22,10 +22,12 @@ from .drawing import (
     Drawing,
     axes,
     bars_only,
+    beside,
     height_for,
-    legend,
+    hover,
     log_x,
     log_y,
+    named,
     plain,
     series,
     slug,
@@ -33,45 +35,41 @@ from .drawing import (
     styles_of,
     uprights,
 )
-from .findings import Slice, Tiers
-
-_HATCHES = ("", "///", "\\\\\\", "--", "xx", "||")  # dense ones make large files
-
+from .findings import Slice
+from .roofline import roofline
+from .tiers_figure import tiers
 
 # --- which figures there are ----------------------------------------------------------------------------------------
 
 
 def latency(book: Book, group: Group) -> list[Drawing]:
-    """Median times over an op's axis, a figure for each slice; none where there is one size only."""
+    """Median times over an op's axis, a figure for each slice; none if there is only one size."""
     return [_latency(book, group, s, i) for i, s in enumerate(findings.slices(group))]
 
 
 def _latency(book: Book, group: Group, part: Slice, i: int) -> Drawing:
     lines = _lines(group, part, group.median_us)
-    styles, axis = styles_of(book, group.op), findings.axis_words(part.axis)
+    styles, axis, first = styles_of(book, group.op), findings.axis_words(part.axis), group.winner
+    room = beside([*lines, "empty launch"], part.joined)
 
     def draw(figure: Any) -> None:
         ax = axes(figure, "median, us", axis)
-        log_x(ax, part)
-        floor = lines.get(COPY)
+        log_x(ax, part, room)
         values = [y for points in lines.values() for _, y in points]
         empty = group.machine.get(EMPTY)
         empty_us = empty.median_us if empty else None
         empty_us = empty_us if empty_us and min(values) / 3 < empty_us < max(values) else None
         log_y(ax, [*values, *([empty_us] if empty_us else [])])
-        if floor:
-            xs, ys = zip(*floor, strict=True)
-            ax.fill_between(xs, ys, min(values) / 10, color=PALE, linewidth=0, zorder=0)
-        series(ax, lines, styles, part.joined)
+        series(ax, lines, styles, part.joined, first, lambda a, x, y: f"{a}, {axis} {x:g}: {units.duration(y)}")
         if empty_us:
             ax.axhline(empty_us, color=GREY, linewidth=1.2, linestyle=(0, (1, 2)), label="empty launch", zorder=1)
-        legend(figure, ax)
+        named(figure, ax, first, room)
 
-    words = f"Both axes are logarithmic; lower is faster. {_peers(book, group)}"
+    words = f"Both axes are logarithmic; lower is faster. {_peers(book, group)}{_thick(first, lines)}"
     if COPY in lines:
-        words += "The grey area is below a plain copy of the same bytes, the floor. "
+        words += "The grey line is a plain copy of the same bytes. "
     if part.others:
-        words += "The sizes differ in their other axes too. "
+        words += "The sizes differ in other axes too. "
     if part.left_out:
         words += f"In the table only: {units.listed(part.left_out, most=6)}."
     said = "; ".join(
@@ -84,7 +82,12 @@ def _latency(book: Book, group: Group, part: Slice, i: int) -> Drawing:
     if len({g.how for g in book.of(group.op) if g.device == group.device}) > 1:
         title += f", {group.how}"
     return Drawing(
-        _name(group, "latency", i), title, words.strip(), description, draw, height_for([*lines, "copy (floor)"])
+        _name(group, "latency", i),
+        title,
+        words.strip(),
+        description,
+        draw,
+        height_for([*lines, "empty launch"], part.joined),
     )
 
 
@@ -94,11 +97,15 @@ def _fixed(part: Slice) -> str:
 
 def _peers(book: Book, group: Group) -> str:
     known = ladder(book.registry, group.op)
-    return "Dashed lines are peers, to compare with. " if any(known.peer(a) for a in group.rivals) else ""
+    return "Dashed lines are peers. " if any(known.peer(a) for a in group.rivals) else ""
+
+
+def _thick(first: str | None, lines: dict[str, Any]) -> str:
+    return f"The thick line is {first}, the fastest at most sizes. " if first in lines and len(lines) > 2 else ""
 
 
 def over_floor(book: Book, group: Group) -> list[Drawing]:
-    """How many times the copy floor each algo takes, over the axis of the first slice."""
+    """Each algo's time divided by the copy's, over the axis of the first slice."""
     parts = findings.slices(group)
     if not parts:
         return []
@@ -109,14 +116,16 @@ def over_floor(book: Book, group: Group) -> list[Drawing]:
     best = min(max(y for _, y in points) for points in lines.values())
     linear = best < 2.2
     top = max(1.5, min(best * 1.6, max(y for points in lines.values() for _, y in points) * 1.05))
+    most = max(y for points in lines.values() for _, y in points)
+    top = most * 1.05 if most <= 3 else top  # a slightly higher maximum fits as well
     above = [a for a, points in lines.items() if linear and min(y for _, y in points) > top]
     partly = [a for a, points in lines.items() if linear and a not in above and max(y for _, y in points) > top]
     shown = {a: points for a, points in lines.items() if a not in above}
-    axis = findings.axis_words(part.axis)
+    axis, first, room = findings.axis_words(part.axis), group.winner, beside(shown, part.joined)
 
     def draw(figure: Any) -> None:
-        ax = axes(figure, "times the copy floor", axis)
-        log_x(ax, part)
+        ax = axes(figure, "x copy: time over that of a plain copy", axis)
+        log_x(ax, part, room)
         if linear:
             low = min(min(y for points in shown.values() for _, y in points), 1.0)
             margin = (top - low) * 0.06
@@ -124,29 +133,27 @@ def over_floor(book: Book, group: Group) -> list[Drawing]:
         else:
             log_y(ax, [1.0, *(y for points in shown.values() for _, y in points)])
         ax.axhline(1.0, color=GREY, linewidth=2.0, zorder=1)
-        series(ax, shown, styles, part.joined)
-        ax.fill_between(ax.get_xlim(), 1.0, ax.get_ylim()[0], color=PALE, linewidth=0, zorder=0)
-        legend(figure, ax)
+        series(ax, shown, styles, part.joined, first, lambda a, x, y: f"{a}, {axis} {x:g}: {units.times(y)} copy")
+        named(figure, ax, first, room)
 
     def extent(algo: str) -> str:
         ys = [y for _, y in lines[algo]]
         return f"{algo} ({units.three(min(ys))} to {units.three(max(ys))})"
 
-    words = "The line at 1 is a plain copy of the same bytes; closer to it is better. "
+    words = f"The line at 1 is a plain copy of the same bytes; lower is faster. {_thick(first, shown)}"
+    words += f"{tables.BELOW_ONE} " if min(y for points in shown.values() for _, y in points) < 1 else ""
     words += "" if linear else "Both axes are logarithmic. "
-    if above:
-        words += f"Above the frame: {units.listed(map(extent, above))}. "
+    outside = f"Above the frame: {units.listed(map(extent, above))}. " if above else ""
     if partly:
-        words += f"Leaving it at the top: {units.listed(map(extent, partly))}."
-    description = f"Time as a multiple of the copy floor over {axis}: {'; '.join(map(extent, lines))}."
-    height = height_for(shown)
-    return [
-        Drawing(_name(group, "floor"), f"Time over the floor{_fixed(part)}", words.strip(), description, draw, height)
-    ]
+        outside += f"Partly above it: {units.listed(map(extent, partly))}."
+    words += outside
+    description = f"Time as a multiple of the copy's over {axis}: {'; '.join(map(extent, lines))}."
+    height, title = height_for(shown, part.joined), f"Time over that of a plain copy{_fixed(part)}"
+    return [Drawing(_name(group, "floor"), title, words.strip(), description, draw, height, outside.strip())]
 
 
 def the_ladder(book: Book, group: Group) -> list[Drawing]:
-    """Bars from the lowest rung up: the speedup over the reference, or the time itself where there is none."""
+    """Bars from the lowest rung up: the speedup over the reference, or the time if there is no reference."""
     found = [r for r in findings.rungs(book, group) if r.mean_us is not None]
     reference = ladder(book.registry, group.op).reference
     floor = next((r.over_floor for r in found if r.algo == reference), None)
@@ -155,7 +162,7 @@ def the_ladder(book: Book, group: Group) -> list[Drawing]:
     if not relative:
         bars = [(r, r.mean_us) for r in found]
     most = max((value for r, value in bars if r.algo != COPY), default=0.0)
-    # a floor far out of reach would leave nothing to see of the others
+    # with a copy that is much faster, the other bars would be too short to see
     bars = [(r, value) for r, value in bars if value is not None and (r.algo != COPY or value <= 2.5 * most)]
     if sum(r.algo != COPY for r, _ in bars) < 2:
         return []
@@ -180,23 +187,23 @@ def the_ladder(book: Book, group: Group) -> list[Drawing]:
             hatch = "////" if r.peer else ""
             ax.barh(place, value, height=0.72, facecolor=face, edgecolor=colour, hatch=hatch, linewidth=1.0)
             ax.annotate(text(r, value), (value, place), (4, 0), textcoords="offset points", va="center")
-        names = [f"{r.algo} (floor)" if r.algo == COPY else r.algo for r, _ in bars]
+        names = [r.algo for r, _ in bars]
         ax.set_yticks(places, [plain(name, 20) for name in names])
         ax.set_ylim(places[-1] + 0.6, -0.6)
-        ax.set_xlim(0, max(value for _, value in bars) * 1.01)  # the layout makes room for what stands behind it
+        ax.set_xlim(0, max(value for _, value in bars) * 1.01)  # the layout makes room for the text after it
 
     where = f"geometric means over {units.count(found[0].of, 'workload')}"
     words = f"Speedup over {reference} and time, {where}" if relative else where.capitalize()
     words += ". Hatched bars are peers." if any(r.peer for r, _ in bars) else "."
     words += " ?: some of its times are in doubt." if any(r.doubted for r, _ in bars) else ""
-    words += " In brackets: on how many of them, where it has not all." if partly else ""
+    words += " In brackets: the number of workloads with a time, if not all have one." if partly else ""
     said = "; ".join(f"{r.algo} {text(r, value)}" for r, value in bars)
     height = 0.6 + 0.27 * len(bars)
     return [Drawing(_name(group, "ladder"), "The ladder", words, f"From the lowest rung: {said}.", draw, height)]
 
 
 def spread(book: Book, group: Group) -> list[Drawing]:
-    """How the samples of each workload lie, a row for each algo."""
+    """The distribution of each workload's samples, a row for each algo."""
     rows = {a: found for a in group.rivals if (found := findings.spreads(group, a))}
     if not rows:
         return []
@@ -204,7 +211,7 @@ def spread(book: Book, group: Group) -> list[Drawing]:
     widest = max(max(map(abs, s.quartiles)) for found in rows.values() for s in found)
     limit = max(2.0, min(1.25 * widest, 20.0))
     beyond = any(max(map(abs, s.most or s.quartiles)) > limit for found in rows.values() for s in found)
-    places = findings.in_order(group)  # the same in every row, whichever of them it has
+    places = findings.in_order(group)  # the same in every row, even if an algo has only some of them
     at = {workload: i for i, workload in enumerate(places)}
     whole = any(s.most for found in rows.values() for s in found)
     interval = any(s.interval for found in rows.values() for s in found)
@@ -217,12 +224,13 @@ def spread(book: Book, group: Group) -> list[Drawing]:
             uprights(ax, xs, [s.most for s in found], color=colour, linewidth=0.7, zorder=2)
             uprights(ax, xs, [s.quartiles for s in found], color=colour, linewidth=size, alpha=0.45, zorder=3)
             uprights(ax, xs, [s.interval for s in found], color=INK, linewidth=max(0.9, size * 0.25), zorder=4)
-            ax.plot(
+            (dashes,) = ax.plot(
                 xs, [s.median for s in found], linestyle="none", marker="_", color=INK,
                 markersize=size + 1.5, markeredgewidth=1.1, zorder=5,
             )  # fmt: skip
+            hover(dashes, [f"{algo}, {s.label}: {s.median:+.1f} %, quartiles {_pair(s.quartiles)} %" for s in found])
         every[0].annotate(
-            "percent off the median at that size", (1, 1), (0, 5), xycoords="axes fraction",
+            "% from the median of that size", (1, 1), (0, 5), xycoords="axes fraction",
             textcoords="offset points", ha="right", color=GREY,
         )  # fmt: skip
 
@@ -230,60 +238,17 @@ def spread(book: Book, group: Group) -> list[Drawing]:
     words += ", the median's 95 % interval (black)" if interval else ""
     words += ", the 1st to the 99th percentile (thin line)" if whole else ""
     words += ". Zero is the median of all workloads of that size."
-    words += " Lines that leave the frame go on outside it." if beyond else ""
+    words += " Some lines continue outside the frame." if beyond else ""
     said = "; ".join(
         f"{a} {max((s.quartiles[1] - s.quartiles[0]) / 2 for s in found):.1f} percent" for a, found in rows.items()
     )
-    description = f"Widest half quartile range of a workload's samples: {said}."
+    description = f"Half the interquartile range of a workload's samples, at most: {said}."
     height = 0.45 + 0.72 * len(rows)
     return [Drawing(_name(group, "spread"), "Spread of the samples", words, description, draw, height)]
 
 
-def tiers(op: str, i: int, t: Tiers) -> list[Drawing]:
-    """The smallest and the largest size in all tiers, side by side; `i` tells an op's devices apart."""
-    return [
-        _tiers(t, label, f"{slug(op)}-tiers-{i}-{slug(label)}") for label in dict.fromkeys([t.labels[0], t.labels[-1]])
-    ]
-
-
-def _tiers(t: Tiers, label: str, name: str) -> Drawing:
-    rows = [(algo, us) for at, algo, us in t.rows if at == label]
-    bars = sum(u is not None for _, us in rows for u in us)
-
-    def draw(figure: Any) -> None:
-        ax = axes(figure, "median, us", "")
-        bars_only(ax)
-        place, places, names = 0.0, [], []
-        most = max(u for _, us in rows for u in us if u is not None)
-        for algo, us in rows:
-            ax.text(0, place, plain(algo, 40), va="center", weight="bold")
-            place += 1.0
-            for i, u in enumerate(us):
-                if u is None:
-                    continue
-                shade = "#3d3d3d" if i == 0 else "white"
-                hatch = _HATCHES[i % len(_HATCHES)]
-                ax.barh(place, u, height=0.74, facecolor=shade, edgecolor="#3d3d3d", hatch=hatch, linewidth=0.9)
-                text = units.duration(u)
-                if i and us[0] is not None:
-                    text += f" ({units.gap(u - us[0])})"
-                ax.annotate(text, (u, place), (4, 0), textcoords="offset points", va="center")
-                places.append(place)
-                names.append(t.names[i])
-                place += 1.0
-            place += 0.35
-        ax.set_yticks(places, names)
-        ax.set_ylim(place - 0.6, -0.7)
-        ax.set_xlim(0, most * 1.01)
-
-    words = f"In brackets: what a tier reads more than {t.names[0]}. Times of different tiers measure "
-    words += "different things: compare algos within a tier."
-    said = "; ".join(
-        f"{algo} " + ", ".join(f"{n} {units.duration(u)}" for n, u in zip(t.names, us, strict=True) if u is not None)
-        for algo, us in rows
-    )
-    height = 0.55 + 0.2 * (bars + 1.35 * len(rows))
-    return Drawing(name, f"Tiers side by side, {label}", words, said + ".", draw, height)
+def _pair(ends: tuple[float, float]) -> str:
+    return f"{ends[0]:+.1f} to {ends[1]:+.1f}"
 
 
 def compare(book: Book, op: str) -> list[Drawing]:
@@ -312,19 +277,20 @@ def compare(book: Book, op: str) -> list[Drawing]:
             for i, c in items:
                 marker, colour = marks.get(c.verdict, marks["SAME"])
                 ax.vlines(i, c.low, c.high, color=colour, linewidth=1.0, zorder=2)
-                ax.plot(
+                (mark,) = ax.plot(
                     [i], [c.ratio], marker=marker, color=colour, markersize=4.5, markeredgecolor=colour,
                     markerfacecolor="white" if marker == "o" else colour, zorder=3,
                 )  # fmt: skip
+                hover(mark, [f"{labels[_workload(c)]}: {c.ratio:.3f}x ({c.low:.3f} to {c.high:.3f}), {c.verdict}"])
 
-    words = "Each workload from small to large: how many times as fast as the baseline, with its interval. "
+    words = "Each workload from small to large: the speedup over the baseline, with its interval. "
     words += "Triangles up are FASTER, triangles down SLOWER, circles SAME."
     said = "; ".join(
         f"{name}: " + units.listed(f"{sum(c.verdict == v for _, c in items)} {v}" for v in marks)
         for name, items in rows.items()
     )
     height = 0.45 + 1.15 * len(rows)
-    return [Drawing(f"{slug(op)}-compare", "Compared in turns", words, said + ".", draw, height)]
+    return [Drawing(f"{slug(op)}-compare", "Compared", words, said + ".", draw, height)]
 
 
 def _workload(c: Compared) -> str:
@@ -334,6 +300,7 @@ def _workload(c: Compared) -> str:
 PARTS: dict[str, Callable[[Book, Group], list[Drawing]]] = {
     "latency": latency,
     "floor": over_floor,
+    "roofline": roofline,
     "ladder": the_ladder,
     "spread": spread,
 }
@@ -341,8 +308,8 @@ NAMES = (*PARTS, "tiers", "compare")
 
 
 def one(book: Book, part: str) -> tuple[Drawing, list[str]]:
-    """The first figure of a part, of the only op and device that have one, in the most exact tier; and what to write
-    above it. UsageError where there is none, or where several ops or devices have one."""
+    """The first figure of a part in the most exact tier, and the heading for it. Raises UsageError if there is none, or
+    if several ops or devices have one."""
     found: dict[tuple[str, str], tuple[Drawing, str]] = {}
     for op in book.ops:
         if part in PARTS:
@@ -361,7 +328,9 @@ def one(book: Book, part: str) -> tuple[Drawing, list[str]]:
         )
     if len(found) > 1:
         several = "; ".join(f"{op} on {device}" if device else op for op, device in found)
-        raise UsageError(f"a png holds one figure, and there are several: {several}", hint="narrow with --op or files")
+        raise UsageError(
+            f"a png holds one figure, and there are several: {several}", hint="choose with --op, or name fewer files"
+        )
     drawing, where = next(iter(found.values()))
     return drawing, [drawing.title, where]
 
@@ -369,7 +338,7 @@ def one(book: Book, part: str) -> tuple[Drawing, list[str]]:
 def _lines(
     group: Group, part: Slice, value: Callable[[str, str], float | None]
 ) -> dict[str, list[tuple[float, float]]]:
-    """algo -> (place on the axis, value), where it has one."""
+    """algo -> (place on the axis, value) of the sizes with a value."""
     found = {}
     for algo in group.algos:
         points = [(part.at[label], y) for label in part.labels if (y := value(algo, label)) is not None]

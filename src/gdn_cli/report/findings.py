@@ -1,6 +1,6 @@
-"""What a book says: means, slices, gaps between tiers, all as plain data and sentences.
+"""Results computed from a book: means, slices, gaps between tiers, as plain data and sentences.
 
-Every page, table and figure is made from these, so that they cannot disagree. Times are in microseconds.
+Every page, table and figure uses these, so that all agree. Times are in microseconds.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from .. import units
-from ..catalog.registry import label_axes
-from ..catalog.tiers import COPY, COPY_RATE, EMPTY, FLOORS
+from ..catalog.ops import label_axes
+from ..catalog.tiers import COPY, FLOORS
 from . import notes
 from .book import Book, Group, Measurement, ladder
 
@@ -25,22 +25,22 @@ from .book import Book, Group, Measurement, ladder
 
 @dataclass(frozen=True)
 class Slice:
-    """Labels along one axis. `fixed` names the others where they stay as they are, and is "" where they vary too."""
+    """Labels along one axis. `fixed` names the other axes if they are constant; it is "" if they vary too."""
 
     axis: str
     labels: tuple[str, ...]
     at: dict[str, float]  # label -> its place on the axis
     fixed: str
-    joined: bool  # whether lines between neighbours mean something
-    others: bool = False  # whether there are other axes that vary along it
-    left_out: tuple[str, ...] = ()  # labels that none of the slices shows
+    joined: bool  # whether to join neighbours by lines
+    others: bool = False  # whether other axes vary along it
+    left_out: tuple[str, ...] = ()  # labels in none of the slices
 
 
 def slices(group: Group) -> list[Slice]:
-    """The figures that show a group over an axis: the longest rows of labels first, that differ in that axis alone.
+    """Slices to plot a group over an axis, longest first: labels that differ in that axis only.
 
-    Where no few rows hold most of the labels (the contest's prefill), one slice has all of them, over the axis with
-    the most values.
+    If three slices do not cover most labels (the contest's prefill), one slice has all of them, over the axis with the
+    most values.
     """
     axes = {m.label: {k: m.axes[k] for k in label_axes(group.known, m.axes)} for m in group.measured if m.label}
     labels = [label for label in group.labels if all(map(units.is_positive, axes[label].values())) and axes[label]]
@@ -97,16 +97,16 @@ class Rung:
     speedup: float | None  # over the reference, on the workloads that both have
     step: float | None  # over the rung below
     over_floor: float | None
-    doubted: bool = False  # whether one of the times in the mean is
+    doubted: bool = False  # whether one of the times in the mean is in doubt
 
     @property
     def mean(self) -> str:
-        """The mean in words, with a mark where it is in doubt."""
+        """The mean as text, with a mark if it is in doubt."""
         return "" if self.mean_us is None else units.duration(self.mean_us) + (" ?" if self.doubted else "")
 
 
 def rungs(book: Book, group: Group, *, trusted: bool = False) -> list[Rung]:
-    """The algos in the order of the ladder, the copy floor last; means over the workloads that they share.
+    """The algos in the order of the ladder, the copy last; means over the workloads that they share.
 
     `trusted` leaves out the times that are in doubt.
     """
@@ -117,7 +117,7 @@ def rungs(book: Book, group: Group, *, trusted: bool = False) -> list[Rung]:
         if m.median_us is not None and m.workload and not (trusted and m.doubted):
             medians[m.algo][m.workload] = m.median_us
     every = {w for a in group.rivals for w in medians[a]}
-    # means are over the workloads that all have, but for algos that lack most of them: those have their own
+    # means are over the workloads that all have; an algo with fewer than half of them does not restrict the others
     common = set(every)
     for algo in group.rivals:
         if len(medians[algo]) * 2 >= len(every):
@@ -136,7 +136,7 @@ def rungs(book: Book, group: Group, *, trusted: bool = False) -> list[Rung]:
     for algo in [*group.rivals, *(a for a in group.algos if a == COPY)]:
         own, floor = medians[algo], algo in FLOORS
         below = known.after.get(algo)
-        while below and not medians.get(below):  # a rung that is not in these files: the next one below it
+        while below and not medians.get(below):  # skip rungs that are not in these files
             below = known.after.get(below)
         over = ratio(COPY, algo)
         found.append(
@@ -152,56 +152,19 @@ def rungs(book: Book, group: Group, *, trusted: bool = False) -> list[Rung]:
     return found
 
 
-def headline(book: Book, group: Group) -> list[str]:
-    """What the group says, in a sentence or two, by the times that are not in doubt; nothing of the algos where one
-    that is in doubt would be the first."""
-
-    def ranked(*, trusted: bool) -> list[Rung]:
-        found = [r for r in rungs(book, group, trusted=trusted) if r.algo in group.rivals]
-        return sorted((r for r in found if r.mean_us and r.right == r.of), key=lambda r: r.mean_us)
-
-    whole, said = ranked(trusted=True), machine_floors(group)
-    if len(whole) < 2 or whole[0].algo != ranked(trusted=False)[0].algo:
-        return said
-    best, sizes = whole[0], len(group.labels)
-    more = []
-    if best.speedup and best.algo != ladder(book.registry, group.op).reference:
-        more.append(f"{units.times(best.speedup)} as fast as the reference")
-    if best.over_floor:
-        more.append(f"{units.times(best.over_floor)} the copy floor")
-    mean = f"{best.algo} takes {units.duration(best.mean_us)}"
-    if best.of > 1:
-        mean = f"{best.algo} takes, in the geometric mean, {units.duration(best.mean_us)} over {best.of} workloads"
-    firsts = sum(group.fastest(label) == best.algo for label in group.labels)
-    where = f" It is the fastest at {'all' if firsts == sizes else f'{firsts} of'} {sizes} sizes." if sizes > 1 else ""
-    return [mean + (f": {units.listed(more)}" if more else "") + f".{where}", *said]
-
-
-def machine_floors(group: Group) -> list[str]:
-    """The floors that belong to no workload, as sentences."""
-    said = []
-    if empty := group.machine.get(EMPTY):
-        if empty.median_us is not None:
-            said.append(f"An empty launch takes {units.duration(empty.median_us)}.")
-    if rate := group.machine.get(COPY_RATE):
-        if rate.median_us is not None and rate.record.bytes_moved:
-            said.append(f"A large copy moves {rate.record.bytes_moved / rate.median_us / 1e3:.0f} GB/s.")
-    return said
-
-
 # --- the samples of each workload -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How one workload's samples lie, in percent of the median of all workloads at its label."""
+    """The distribution of one workload's samples, in percent from the median of all workloads at its label."""
 
     label: str
     workload: str | None
     median: float
     quartiles: tuple[float, float]
     interval: tuple[float, float] | None  # the median's, 95 %
-    most: tuple[float, float] | None  # the 1st and the 99th percentile
+    most: tuple[float, float] | None  # 1st and 99th percentile
 
 
 def spreads(group: Group, algo: str) -> list[Spread]:
@@ -223,12 +186,12 @@ def spreads(group: Group, algo: str) -> list[Spread]:
 
 
 def in_order(group: Group) -> dict[str, str]:
-    """workload -> its label, of all that have a time, from small to large."""
+    """workload -> label, for the workloads with a time, from small to large."""
     return {m.workload: m.label for m in _timed(group)}
 
 
 def _timed(group: Group) -> list[Measurement]:
-    """What has a time, from small to large."""
+    """The measurements with a time, from small to large."""
 
     def place(m: Measurement) -> tuple[int, int, str]:
         index = m.record.workload.index
@@ -238,7 +201,7 @@ def _timed(group: Group) -> list[Measurement]:
 
 
 def _percentiles(histogram: Sequence[tuple[float, int]]) -> tuple[float, float]:
-    """The 1st and the 99th percentile of samples given as (value, how often), ascending."""
+    """The 1st and the 99th percentile of samples given as (value, count), ascending."""
     seen = list(itertools.accumulate(n for _, n in histogram))
     low, high = (histogram[bisect.bisect_left(seen, share * seen[-1])][0] for share in (0.01, 0.99))
     return low, high
@@ -249,10 +212,10 @@ def _percentiles(histogram: Sequence[tuple[float, int]]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Tiers:
-    """The same algos and workloads in several tiers. Nothing is divided: a gap is what a tier adds, in microseconds."""
+    """The same algos and workloads in several tiers. Times are subtracted, never divided: a gap is in microseconds."""
 
-    groups: tuple[Group, ...]  # the first is what the others are held against
-    names: tuple[str, ...]  # of the tiers; with L2's state where that differs
+    groups: tuple[Group, ...]  # the others are compared with the first
+    names: tuple[str, ...]  # of the tiers, with L2's state if that differs
     rows: tuple[tuple[str, str, tuple[float | None, ...]], ...]  # (label, algo, a median for each tier)
     said: tuple[str, ...]
 
@@ -261,13 +224,13 @@ class Tiers:
         return list(dict.fromkeys(label for label, _, _ in self.rows))
 
     def hold(self, group: Group) -> bool:
-        """Whether the rows have all times of one of the groups."""
+        """Whether the rows have all times of the group."""
         there = {(algo, label) for label, algo, _ in self.rows}
         return group in self.groups and all(at in there for at, p in group.points.items() if p.median_us is not None)
 
 
 def tiers(book: Book, op: str) -> list[Tiers]:
-    """One for each device on which an op was timed in several ways."""
+    """One for each device on which an op was timed in several tiers."""
     devices: dict[tuple[str, bool], list[Group]] = {}
     for group in book.of(op):
         devices.setdefault((group.device, group.in_place), []).append(group)
@@ -303,7 +266,7 @@ def _tier_words(base: Group, names: tuple[str, ...], rows: list) -> Iterator[str
         if len(gaps) == 1:
             text = f"{name} reads {_more(most)} {names[0]} for {at(where_most)}"
         elif least >= 0:
-            text = f"{name} adds {units.duration(middle)} to what {names[0]} reads, in the median"
+            text = f"{name} adds {units.duration(middle)} to the time in {names[0]}, in the median"
         else:
             text = f"{name} reads {_more(middle)} {names[0]} in the median"
         if len(gaps) > 1 and units.gap(least) != units.gap(most):
@@ -311,9 +274,9 @@ def _tier_words(base: Group, names: tuple[str, ...], rows: list) -> Iterator[str
         turned = _turned(both)
         if len({algo for _, algo, _, _ in both if algo not in FLOORS}) > 1:
             text += (
-                f". It ranks {turned[0]} otherwise{' (and more)' if len(turned) > 1 else ''}"
+                f". It ranks {turned[0]} the other way round{' (and more pairs)' if len(turned) > 1 else ''}"
                 if turned
-                else ". It ranks the algos alike, those within 2 % of each other aside"
+                else ". Its ranking of the algos is the same, except for those within 2 % of each other"
             )
         yield text + "."
 
@@ -322,11 +285,11 @@ def _more(us: float) -> str:
     return f"{units.duration(abs(us))} {'less' if us < 0 else 'more'} than"
 
 
-_TIE = 1.02  # closer than this, two algos have no order that a tier could keep
+_TIE = 1.02  # two algos closer than this have no certain order
 
 
 def _turned(both: list[tuple[str, str, float, float]]) -> list[str]:
-    """Pairs of algos that one tier puts the other way round."""
+    """Pairs of algos that the two tiers rank differently."""
     found = []
     for (label, a, a_own, a_other), (other, b, b_own, b_other) in itertools.combinations(both, 2):
         clear = all(max(x, y) > _TIE * min(x, y) for x, y in ((a_own, b_own), (a_other, b_other)))
@@ -339,7 +302,7 @@ def _turned(both: list[tuple[str, str, float, float]]) -> list[str]:
 
 
 def to_json(book: Book) -> dict[str, Any]:
-    """The whole report as one document: what `gdn report --json` prints."""
+    """The whole report as one document, for `gdn report --json`."""
     groups = []
     for g in book.groups:
         points = [
@@ -368,11 +331,14 @@ def to_json(book: Book) -> dict[str, Any]:
         "comparisons": [_whole(item) for op in book.ops for _, item in book.comparisons(op)],
         "overall": [_whole(item) for op in book.ops for _, item in book.overall(op)],
         "scores": [_whole(item) for op in book.ops for _, item in book.scores(op)],
-        "notes": [{"op": op, "kind": n.kind, "text": n.text} for op in book.ops for n in notes.notes(book, op)],
+        "notes": [
+            {"op": op, "kind": n.kind, "text": n.text, "lines": n.tail}
+            for op in book.ops for n in notes.notes(book, op)
+        ],
         "file_notes": [{"kind": n.kind, "text": n.text} for n in notes.file_notes(book)],
     }  # fmt: skip
 
 
 def _whole(item: msgspec.Struct) -> Any:
-    """As JSON with all its fields, those that have their default as well."""
+    """As JSON with all fields, including those with their default value."""
     return msgspec.to_builtins(msgspec.structs.asdict(item))

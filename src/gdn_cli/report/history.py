@@ -1,4 +1,4 @@
-"""The history for a person: an overview of all algos, and one algo's times over commits; or its JSON, or its file."""
+"""`gdn history`: an overview of all algos, one algo's times over commits, their JSON, and exported files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.console import Console
 from .. import files, units
 from ..records.history import EXPORTED, SHORT, Group, Kept, Overview, Place, Row, Series, most_measured
 from ..text import csv_cell, shown
-from .screen import console, print_table, put, remark, show_json, styled
+from .screen import console, print_line, print_table, put, remark, show_json, styled
 from .table import Cell, Column, Mark, Table, numbers, words
 
 _MOST_LABELS = 6
@@ -25,7 +25,7 @@ _ROW = (  # of a timeline's JSON
     "run", "time", "command", "commit", "dirty", "interrupted", "source_hash", "measured", "failed", "doubted",
     "medians_us", "doubted_labels", "driver", "versions", "source_changed", "changes",
 )  # fmt: skip
-EMPTY = "nothing is kept yet: every `gdn bench` is, and `gdn history --import FILE...` takes in record files"
+EMPTY = "the history is empty: every `gdn bench` adds to it, and `gdn history --import FILE...` adds record files"
 
 
 def show_overview(rows: list[Overview], as_json: bool, empty: str = EMPTY) -> None:
@@ -34,7 +34,7 @@ def show_overview(rows: list[Overview], as_json: bool, empty: str = EMPTY) -> No
         return show_json({"algos": msgspec.to_builtins(rows)})
     out = console()
     if not rows:
-        return out.print(empty, soft_wrap=True)
+        return put(empty)
     tables: dict[str, Table] = {}
     columns = [Column("algo", folds=True), *numbers("runs"), *words("first", "last run", "commit")]
     columns += numbers("best", "last")
@@ -51,7 +51,11 @@ def show_overview(rows: list[Overview], as_json: bool, empty: str = EMPTY) -> No
             of = row.failed + row.measured
             remark(out, "failed:", f"{row.algo}: {row.failed} of {of} workloads in its last run", "red")
     remark(out, "runs, first, last run:", "on any device, in any tier")
-    remark(out, "last:", "the geometric mean over the workloads of the last run; best: of all runs with the same ones")
+    remark(
+        out,
+        "last:",
+        "the geometric mean over the last run's workloads; best: of all runs with the same workloads",
+    )
     _legend(out, rows)
 
 
@@ -61,12 +65,12 @@ def show_timeline(groups: list[Group], as_json: bool, empty: str = EMPTY) -> Non
         return show_json({"groups": [_plain(group) for group in groups]})
     out = console()
     if not groups:
-        return out.print(empty, soft_wrap=True)
+        return put(empty)
     for group in groups:
         _show_group(out, group)
     remark(out, "numbers:", "the median over the workloads of each column, in us")
     remark(out, "run:", "its id, which `gdn history --forget RUN` takes")
-    remark(out, "source:", "the hash of the sources that ran, where it is not that of the line above")
+    remark(out, "source:", "the hash of the sources that ran, if it differs from the line above")
     _legend(out, [row for group in groups for row in group.rows])
 
 
@@ -88,7 +92,7 @@ def _show_group(out: Console, group: Group) -> None:
         of = f"{row.failed}/{row.failed + row.measured}" if row.failed else ""
         cells = [_minute(row), row.run[:SHORT], _commit(row), source, *[Cell(of, Mark.BAD)] * failed]
         table.add(*cells, *(_cell(row, label) for label in labels))
-    out.print(styled((_title(f"{group.op}/{group.algo}", group), "bold")), soft_wrap=True)
+    print_line(out, styled((_title(f"{group.op}/{group.algo}", group), "bold")), whole=True)
     print_table(out, table)
     for row in rows:
         if row.changes:
@@ -99,7 +103,7 @@ def _show_group(out: Console, group: Group) -> None:
 
 
 def _fitting(group: Group, width: int) -> list[str]:
-    """As many of the most measured labels as have room in `width` characters."""
+    """The most measured labels that fit in `width` characters."""
     for count in range(_MOST_LABELS, 0, -1):
         labels = most_measured(group, count)
         sizes = [max(len(shown(label)), *(len(_cell(row, label)) for row in group.rows)) for label in labels]
@@ -133,26 +137,26 @@ def _title(name: str, place: Place) -> str:
 
 def _legend(out: Console, rows: list[Series] | list[Overview]) -> None:
     if any(row.dirty and row.commit for row in rows):
-        remark(out, "+:", "with changes that were not committed")
+        remark(out, "+:", "with uncommitted changes")
     if any(row.doubted for row in rows):
-        remark(out, "?:", "some of it was measured on a throttled or noisy machine (`doubts` in the export)")
+        remark(out, "?:", "some times are in doubt: the machine was throttled or busy (`doubts` in the export)")
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
 def show_imported(found: list[tuple[Path, Kept]], as_json: bool) -> None:
-    """What became of each file."""
+    """How many records of each file were added."""
     if as_json:
         rows = [{"file": str(path), "records": kept.records, "known": kept.known} for path, kept in found]
         return show_json({"imported": rows})
     for path, kept in found:
-        text = f"{kept.records} records{', known already' if kept.known else ''}" if kept.records else "nothing timed"
+        text = f"{kept.records} records{', already known' if kept.known else ''}" if kept.records else "nothing timed"
         put(f"{path}: {text}")
 
 
 def show_forgotten(found: list[Series], as_json: bool) -> None:
-    """What was removed, and that a record file was not."""
+    """The removed run, and that its record file was not removed."""
     run = found[0]
     there = run.file if run.file and Path(run.file).exists() else None
     records, algos = sum(s.records for s in found), sorted({f"{s.op}/{s.algo}" for s in found})
@@ -160,14 +164,14 @@ def show_forgotten(found: list[Series], as_json: bool) -> None:
         facts = {"run": run.run, "time": run.time, "command": run.command, "records": records}
         return show_json({"forgotten": facts | {"algos": algos, "file": there}})
     what = f"{units.count(records, 'record')} of {units.listed(algos, most=4)}"
-    stays = f"; its record file stays: {there}" if there else ""
+    stays = f"; its record file is still there: {there}" if there else ""
     put(f"forgotten: run {run.run}, {run.command or 'bench'} of {run.time}, {what}{stays}")
 
 
 def export(rows: Iterable[Row], target: str) -> int:
-    """Write records to a file: CSV for .csv, else a JSON document a line; `-` is stdout. Returns how many.
+    """Write records to a file: CSV for .csv, otherwise one JSON document per line; `-` is stdout. Returns their number.
 
-    A file appears whole or not at all. Raises GdnError where it cannot be written.
+    A file is written completely or not at all. Raises GdnError if it cannot be written.
     """
     if target == "-":
         return _write(rows, sys.stdout, as_csv=False)
@@ -177,7 +181,7 @@ def export(rows: Iterable[Row], target: str) -> int:
 
 
 def _write(rows: Iterable[Row], f: TextIO, as_csv: bool) -> int:
-    """In CSV, lists and tables are JSON in their cell; true and false are JSON too; nothing is where there is none."""
+    """In CSV, lists, tables and booleans are JSON in their cell, and None is an empty cell."""
     writer = csv.writer(f, lineterminator="\n")
     if as_csv:
         writer.writerow(EXPORTED)

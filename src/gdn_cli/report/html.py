@@ -1,6 +1,6 @@
-"""What a page holds, as one HTML file: no script, no network, readable on a phone and when printed.
+"""A report as one HTML file: no script, no network, readable on a phone and in print.
 
-The template (templates/page.html.j2) escapes everything; figures are SVG inside the page.
+The template (templates/page.html.j2) escapes everything; figures are inline SVG.
 """
 
 from __future__ import annotations
@@ -16,15 +16,28 @@ from .. import __version__
 from ..text import shown
 from . import outline
 from .book import Book
-from .drawing import svg
+from .pictures import dark_colours, svg
 from .table import Mark, Table
 
-# what a page can be narrowed to, in its order
-PARTS = ("times", "latency", "floor", "ladder", "spread", "tiers", "compare", "score", "checks", "notes", "environment")
+# values of --parts, in the page's order
+PARTS = (
+    "times",
+    "latency",
+    "floor",
+    "roofline",
+    "ladder",
+    "spread",
+    "tiers",
+    "compare",
+    "score",
+    "checks",
+    "notes",
+    "environment",
+)
 
 
 def page(book: Book, title: str, parts: Iterable[str] = PARTS, unit: str = "auto") -> str:
-    """The whole document. Raises MissingError where a figure is asked for and matplotlib is missing."""
+    """The whole document. Raises MissingError if a figure is asked for and matplotlib is missing."""
     made = outline.of(book, tuple(parts), unit, drawn=True)
     ops, facts = [part for part in made if part.sections], outline.facts(book)
     return _templates().get_template("page.html.j2").render(title=title, parts=ops, facts=facts, version=__version__)
@@ -44,16 +57,16 @@ def _templates() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         finalize=_visible,
     )
-    made.globals |= {"Mark": Mark}
+    made.globals |= {"Mark": Mark, "dark_colours": dark_colours}
     made.filters |= {"svg": lambda drawing: Markup(svg(drawing)), "sentence": _sentence}
     return made
 
 
 def _visible(value: Any) -> Any:
-    """Every text passes here before it is escaped: HTML forbids control characters."""
+    """Makes control characters visible, which HTML forbids. Every text passes here before it is escaped."""
     return value if isinstance(value, Markup) else shown(str(value))
 
 
 def _sentence(words: Any) -> str:
-    """Words on one line: a sentence may come in parts, and what a compiler said in several lines."""
+    """Join a sentence's parts, or a compiler's lines, to one line."""
     return " ".join((words if isinstance(words, str) else "".join(words)).split())

@@ -1,4 +1,4 @@
-"""What a page holds, as Markdown: tables such as the ones in a README."""
+"""A report as Markdown: tables such as the ones in a README."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .outline import Section
 from .table import Cell, Mark, Name, Table, Words
 
 PARTS = ("times", "floor", "ladder", "tiers", "compare", "score", "checks", "notes")
-USUAL = ("times", "tiers", "compare", "score", "notes")  # without a choice
+USUAL = ("times", "tiers", "compare", "score", "notes")  # without --parts
 
 
 def markdown(book: Book, parts: Iterable[str] = USUAL, unit: str = "auto", title: str | None = None) -> str:
-    """Each section's origin, tables and notes, one after the other, with a newline at the end."""
+    """Each section's origin, tables and notes, with a newline at the end."""
     out = [f"# {_text(title)}"] if title else []
     for part in outline.of(book, tuple(parts), unit, drawn=False):
         for section in part.sections:
@@ -38,7 +38,7 @@ def _section(section: Section) -> Iterator[str]:
 
 
 def table(made: Table) -> str:
-    """The rows alone; numbers stand on the right."""
+    """The head and the rows, without notes; numbers are right-aligned."""
     head = " | ".join(said(column.name) for column in made.columns)
     rule = "|".join("---:" if column.number else "---" for column in made.columns)
     rows = [" | ".join(map(cell, row.cells)) for row in made.rows]
@@ -54,12 +54,12 @@ def cell(made: Cell) -> str:
 
 
 def said(words: Words) -> str:
-    """A sentence, or its parts, with names as code."""
+    """A sentence, which may come in parts, with names as code."""
     parts = (words,) if isinstance(words, str) else words
     return "".join(markdown_code(part) if isinstance(part, Name) else _part(part) for part in parts)
 
 
 def _part(text: str) -> str:
-    """Text with the blanks at its ends, which join it to its neighbours."""
+    """Escaped text; a blank at either end stays, because it separates the part from its neighbour."""
     before, after = " " * text.startswith(" "), " " * (text.endswith(" ") and text.strip() != "")
     return before + _text(text) + after

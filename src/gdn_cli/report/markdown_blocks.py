@@ -1,10 +1,10 @@
-"""Blocks of a Markdown file that `gdn report` writes anew.
+"""Blocks of a Markdown file that `gdn report --update` rewrites.
 
     <!-- gdn report results/h200/decode-contest.json --op gdn_decode -->
-    whatever stands here is replaced
+    the text here is replaced
     <!-- /gdn report -->
 
-Nothing outside such blocks is touched, and what stands inside a code fence is no block.
+Nothing else in the file changes. Comments inside a code fence do not open a block.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Rendered:
-    """What a block is to hold, and a file that goes with it (a figure)."""
+    """A block's new text, and a figure's file if it has one."""
 
     text: str
     file: Path | None = None
@@ -43,7 +43,7 @@ class Rendered:
 
 
 def blocks(text: str, name: str) -> list[Block]:
-    """The blocks of a Markdown text; UsageError with file and line for one that is not closed, or not opened."""
+    """The blocks of a Markdown text. Raises UsageError with file and line if one is not closed, or not opened."""
     found: list[Block] = []
     fence: str | None = None
     opened: tuple[int, list[str]] | None = None
@@ -79,11 +79,11 @@ def blocks(text: str, name: str) -> list[Block]:
 
 
 def update(path: Path, render: Callable[[list[str], Path], Rendered]) -> list[dict[str, object]]:
-    """Render every block anew and write the file, and the files of its figures, where anything changed.
+    """Render every block, and write the file and its figures' files if they changed.
 
-    `render(arguments, folder)` has paths start from the file's folder. All are rendered before anything is written, and
-    nothing is written outside that folder.
-    Returns for each block its line, and whether it or its file changed. UsageError names file and line.
+    `render(arguments, folder)` takes paths relative to the file's folder. All blocks are rendered before anything is
+    written, and nothing is written outside that folder.
+    Returns each block's line, and whether it or its figure changed. A UsageError names file and line.
     """
     try:
         with open(path, encoding="utf-8", newline="") as f:
@@ -121,6 +121,6 @@ def update(path: Path, render: Callable[[list[str], Path], Rendered]) -> list[di
 
 
 def image(file: Path, text: str) -> str:
-    """The line that shows a figure, with its words for who does not see it."""
+    """The Markdown of a figure, with its alternative text."""
     target = file.as_posix()
     return f"![{markdown(text)}]({f'<{target}>' if ' ' in target else target})"

@@ -1,6 +1,6 @@
-"""Record files, or the document that a command writes -> one book.
+"""Merge record files, or the document of a command, into a book.
 
-A later file's record of the same (op, algo, mode, tier, l2, workload, device) takes the place of an earlier one's.
+A later file's record replaces an earlier one of the same (op, algo, mode, tier, l2, workload, device).
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from .. import paths
-from ..catalog.registry import Registry, label_of
+from ..catalog.ops import label_of
+from ..catalog.registry import Registry
 from ..catalog.tiers import FLOORS, TIERS
 from ..errors import MissingError, unknown
 from ..records import store
@@ -28,9 +29,9 @@ def newest() -> Path:
 
 
 def read(files: Iterable[Path], *, base: Path | None = None) -> list[Source]:
-    """Read record files of any schema; a UsageError names the file and what is wrong with it.
+    """Read record files of any schema. Raises UsageError with the file and what is wrong with it.
 
-    `base` is the folder that relative names start from.
+    `base` is the folder of relative names.
     """
     return [
         Source(file.name if file.is_absolute() else file.as_posix(), store.load((base or Path()) / file))
@@ -49,7 +50,7 @@ def gather(
     algos: tuple[str, ...] = (),
     tiers: tuple[str, ...] = (),
 ) -> Book:
-    """Merge record files into a book. `op` and `tiers` narrow; `algos` chooses and orders (floors always stay).
+    """Merge record files into a book. `op` and `tiers` select records; `algos` selects and orders (the copy stays).
 
     Raises UsageError for a name that no record has.
     """
@@ -78,7 +79,7 @@ def _measurement(record: Record, source: Source, registry: Registry) -> Measurem
     label, order = label_of(registry.ops.get(record.op), record.workload.axes) if record.workload else ("", ())
     if record.timing:
         l2 = record.timing.l2
-    else:  # what it would have been timed with
+    else:  # the state it would have been timed in
         l2 = source.document.options.get("l2") if record.mode == "cuda" else None
     return Measurement(record, source, label, order, source.device(record.place), l2)
 
@@ -88,7 +89,7 @@ def _merge(batches: list[list[Measurement]]) -> tuple[list[Measurement], dict[tu
     replaced: dict[tuple[str, str], int] = {}
     for batch in batches:
         last = {m.key: m for m in batch}
-        # a later check that fails takes the times away: a kernel that is wrong has none, whichever tier it had them in
+        # a later check that fails removes the times in all tiers: a wrong kernel has no valid time
         failed = {m.case for m in batch if not m.passed and m.tier is None}
         passed = {m.case for m in batch if m.passed}
         seen = {(m.op, m.algo, m.record.mode) for m in batch}
@@ -101,7 +102,7 @@ def _merge(batches: list[list[Measurement]]) -> tuple[list[Measurement], dict[tu
                 replaced[pair] = replaced.get(pair, 0) + 1
             else:
                 stays.append(old)
-        kept = stays + [m for m in batch if last[m.key] is m or not m.passed]  # no failure is hidden
+        kept = stays + [m for m in batch if last[m.key] is m or not m.passed]  # keep all failures
     return kept, replaced
 
 
@@ -113,7 +114,7 @@ def _groups(kept: list[Measurement], registry: Registry, algos: tuple[str, ...])
             groups.setdefault(key, Group(*key[:4], known=registry.ops.get(m.op), in_place=m.record.in_place))
     for m, group in itertools.product(kept, groups.values()):
         here = (m.op, m.device, m.record.in_place) == (group.op, group.device, group.in_place)
-        # a failure that no tier is named for is one in all of them
+        # a failure without a tier belongs to all tiers
         everywhere = not m.tier and not m.passed
         if not here or (m.tier, m.l2) != (group.tier, group.l2) and not everywhere or m.passed and not m.timing:
             continue
@@ -126,7 +127,7 @@ def _groups(kept: list[Measurement], registry: Registry, algos: tuple[str, ...])
         known = ladder(registry, group.op)
         chosen = algos or [
             *(a for a in known.order if not known.peer(a)),
-            *(a for a in there if a not in known.order),  # somebody's own
+            *(a for a in there if a not in known.order),  # the user's own
             *(a for a in known.order if known.peer(a)),
         ]
         group.algos = [a for a in (*FLOORS, *(a for a in chosen if a not in FLOORS)) if a in there]

@@ -1,4 +1,4 @@
-"""What a book says of what is right and wrong: checks, failures, doubts, notes, as plain data and sentences."""
+"""A book's checks, failures, doubts and notes, as plain data and sentences."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .. import units
+from ..catalog.ops import label_of
 from ..catalog.tiers import FLOORS
-from ..schema.record_types import Status
+from ..schema.record_types import Record, Status
 from ..text import shown
 from .book import Book, Group, Measurement, ladder
 
@@ -26,7 +27,7 @@ class Checked:
 
 
 def checks(book: Book, op: str) -> list[Checked]:
-    """How many workloads each algo is right on, whether it was timed or not."""
+    """The number of workloads on which each algo is right, timed or not."""
     cases: dict[tuple, dict[str, list[Measurement]]] = {}
     for m in book.measured:
         if m.op == op and m.algo not in FLOORS and m.workload and (m.record.check or not m.passed):
@@ -45,10 +46,12 @@ def checks(book: Book, op: str) -> list[Checked]:
 
 
 def _right(m: Measurement) -> bool:
-    """Right, whether or not a tier could then time it; a probe may find wrong what the check passed."""
+    """Whether the result is right, even if it could not be timed. A probe can fail a result that the check passed."""
     check = m.record.check
     return m.passed or (m.record.status is not Status.WRONG and check is not None and check.passed)
 
+
+_TAIL = 6  # lines of a crash that are shown; the record has more
 
 # --- what is wrong --------------------------------------------------------------------------------------------------
 
@@ -57,7 +60,7 @@ def _right(m: Measurement) -> bool:
 class Note:
     kind: str  # failed, doubt, note, mixed, not run; of files: interrupted, warning, replaced
     text: str
-    tail: tuple[str, ...] = ()  # the last lines of a worker that ended too soon
+    tail: tuple[str, ...] = ()  # lines below it: a compiler's errors, the first wrong values, the frames of a crash
 
     @property
     def grave(self) -> bool:
@@ -65,10 +68,10 @@ class Note:
 
 
 def notes(book: Book, op: str | None = None, *, brief: bool = False) -> list[Note]:
-    """What a reader must know of the numbers, of one op or of all, the gravest first; `brief` says a doubt that only
-    differs in its numbers once."""
+    """Notes on the numbers of one op or of all, the most serious first. `brief` shows only one of several doubts that
+    differ only in their numbers."""
     measured = [m for m in book.measured if op in (None, m.op)]
-    found = [*_failures(measured), *_doubts(measured, brief), *_remarks(measured)]
+    found = [*_failures(book, measured), *_doubts(measured, brief), *_remarks(measured)]
     for g in book.groups if op is None else book.of(op):
         found += [n for n in _mixed(g) if n not in found]
     lacking: dict[tuple, dict[str, None]] = {}
@@ -80,32 +83,47 @@ def notes(book: Book, op: str | None = None, *, brief: bool = False) -> list[Not
 
 
 def file_notes(book: Book) -> list[Note]:
-    """What a reader must know of the files."""
+    """Notes on the files."""
     found = []
     for source in book.sources:
         name = f"{source.name}: " if source.name else ""
         if source.document.interrupted is True:
-            what = f"{name}it has" if name else "the above is"
-            found.append(Note("interrupted", f"{what} what was measured by then"))
+            what = f"{name}these" if name else "these"
+            found.append(Note("interrupted", f"{what} are the measurements until then"))
         found += [Note("warning", f"{name}{text}") for text in source.document.warnings or []]
     for (old, new), n in book.replaced.items():
-        found.append(Note("replaced", f"{units.count(n, 'record')} of {old} gave way to those of {new}"))
+        found.append(Note("replaced", f"{units.count(n, 'record')} of {old} replaced by those of {new}"))
     return found
 
 
-def _failures(measured: list[Measurement]) -> Iterator[Note]:
+def _failures(book: Book, measured: list[Measurement]) -> Iterator[Note]:
     together: dict[tuple, list[Measurement]] = {}
     for m in measured:
         if not m.passed:
-            together.setdefault((m.record.status, m.record.reason or ""), []).append(m)
-    for (status, reason), ms in together.items():
-        text = f"{shown(_where(ms, named=True))}: {status.words}" + (f", {reason}" if reason else "")
+            together.setdefault((m.record.status, m.record.reason or "", repr(m.record.during)), []).append(m)
+    for (status, reason, _), ms in together.items():
         first = ms[0].record
+        said, *lines = map(str.strip, reason.splitlines() or [""])  # a compiler's errors have a line each
+        what = said if said.startswith(f"{status.words} with ") else f"{status.words}{f', {said}' if said else ''}"
+        text = f"{shown(_where(ms, named=True))}{_during(book, first)}: {what}"
         if status is Status.WRONG and first.check and first.check.official:
             text += "; the contest's own rule would pass it"
         if unfinished := max(m.record.unfinished or 0 for m in ms):
             text += f"; {units.count(unfinished, 'workload')} not reached"
-        yield Note("failed", text, tuple((first.tail or [])[-6:]))
+        yield Note("failed", text, tuple(lines or [*_first_wrong(first), *(first.tail or [])[:_TAIL]]))
+
+
+def _during(book: Book, record: Record) -> str:
+    """The workload at which a process ended, if it is known."""
+    if not (call := record.during):
+        return ""
+    label, _ = label_of(book.registry.ops.get(record.op), call.axes)
+    return f" at {label}" + (f" ({call.uuid[:8]})" if call.uuid else "")
+
+
+def _first_wrong(record: Record) -> list[str]:
+    found = (record.check and record.check.first_wrong) or {}
+    return [f"{name}: first wrong {wrong.words}" for name, wrong in found.items()]
 
 
 def _doubts(measured: list[Measurement], brief: bool) -> Iterator[Note]:
@@ -115,7 +133,7 @@ def _doubts(measured: list[Measurement], brief: bool) -> Iterator[Note]:
             together.setdefault(re.sub(r"[\d.]+", "#", text) if brief else text, []).append((m, text))
     for found in together.values():
         others = len({text for _, text in found}) - 1
-        more = f" (and {others} more such)" if others else ""
+        more = f" (and {others} more)" if others else ""
         yield Note("doubt", f"{_where([m for m, _ in found])}: {found[0][1]}{more}")
 
 
@@ -132,7 +150,7 @@ def _remarks(measured: list[Measurement]) -> Iterator[Note]:
 
 
 def tuned(book: Book) -> list[Note]:
-    """The algos whose constants were chosen for another GPU than the one that they ran on."""
+    """Notes on algos whose constants were tuned for another GPU than the one they ran on."""
     near = {(m.algo, m.record.tuned_for) for m in book.measured if m.record.tuned_nearest}
     untuned = "not tuned yet: its constants are its author's estimates; `gdn tune` chooses them"
     return [
@@ -142,8 +160,8 @@ def tuned(book: Book) -> list[Note]:
 
 
 def _where(ms: list[Measurement], *, named: bool = False) -> str:
-    """cuda-v1 and cuda-v4 at B=1 and B=8 (cupti); `named` gives the first workload's uuid and the GPUs instead of the
-    tiers, for who wants to run just that again."""
+    """cuda-v1 and cuda-v4 at B=1 and B=8 (cupti). `named`: with the first workload's uuid and the GPUs instead of the
+    tiers, so that the user can run it again."""
     algos = units.listed(dict.fromkeys(m.algo for m in ms))
     labels = list(dict.fromkeys(m.label for m in ms if m.label))
     tiers = units.listed(dict.fromkeys(m.tier for m in ms if m.tier))
@@ -157,7 +175,7 @@ def _where(ms: list[Measurement], *, named: bool = False) -> str:
 
 
 def _mixed(group: Group) -> Iterator[Note]:
-    """Where one group's numbers have several origins: they stand side by side all the same, so it must be said."""
+    """Notes on a group whose numbers have several origins, such as two drivers."""
     told: dict[str, dict[str, str]] = {}  # what -> value -> a file that has it
     versions: dict[str, dict[str, str]] = {}
     for s in group.sources:
@@ -170,11 +188,11 @@ def _mixed(group: Group) -> Iterator[Note]:
     for what, seen in told.items():
         if len(seen) > 1:
             which = "; ".join(f"{value} in {name}" for value, name in seen.items())
-            yield Note("mixed", f"{group.op}, {group.how}: several {what} are together: {which}")
+            yield Note("mixed", f"{group.op}, {group.how}: several {what} are mixed: {which}")
     differing = [f"{name} {units.listed(seen)}" for name, seen in versions.items() if len(seen) > 1]
     if differing:
-        yield Note("mixed", f"{group.op}, {group.how}: several versions are together: {'; '.join(differing)}")
+        yield Note("mixed", f"{group.op}, {group.how}: several versions are mixed: {'; '.join(differing)}")
     for algo in group.rivals:
         known = list(dict.fromkeys(h for m in group.measured if m.algo == algo and (h := m.record.source_hash)))
         if len(known) > 1:
-            yield Note("mixed", f"{group.op}, {algo}: two states of its sources are together: {units.listed(known)}")
+            yield Note("mixed", f"{group.op}, {algo}: several states of its sources are mixed: {units.listed(known)}")

@@ -1,4 +1,4 @@
-"""Profiles on the terminal: one after the other, two by their differences, or a list of those that are kept."""
+"""Profiles on the terminal: one after the other, the differences of two, or a list of the saved ones."""
 
 from __future__ import annotations
 
@@ -18,18 +18,29 @@ from ..profilers.symbols import bare as short
 from ..schema.profile_types import Fact, Found, Listed, Profile, Ran
 from ..schema.profile_types import Table as Told
 from ..schema.statuses import Status
-from .screen import block, console, print_table, put, show_json, styled
+from .screen import block, console, print_grid, print_line, print_table, put, show_json, styled
 from .table import Cell, Column, Mark, Table, numbers, words
 
 _GAP = 2  # blanks between a label, its figure and its note
-_MOST = 20  # rows of a comparison; --json has them all
+_MOST = 20  # rows of a comparison; --json has all
 _NAME = 20  # letters of a kernel's name beside its figures
-_HEADER = 12  # a column's name is folded to its figures' width, but to no less than this
+_HEADER = 12  # a column's name is wrapped to its figures' width, but at least this wide
 
-_ROWS = 10  # of a table; the others are in profile.json
-_QUIET = ("bank_conflicts", "sectors_excess", "tensor_pipe")  # facts that say nothing where they are about 0
+_ROWS = 10  # rows of a table; profile.json has all
+_MANY = 3  # with at least this many kernels, each has one row, unless --full
+_FIRST = (
+    "time_us",
+    "share",
+    "registers",
+    "shared",
+    "occupancy_max",
+    "sass_instructions",
+    "instructions",
+    "spills",
+)  # the facts in that row
+_QUIET = ("bank_conflicts", "sectors_excess", "tensor_pipe")  # facts that are not shown if they are about 0
 
-# how to open a file, by the end of its name; {} is its path
+# how to open a file, by the end of its name; {} is the path
 _OPEN = (
     (".ncu-rep", "ncu-ui {}"),
     (".nsys-rep", "nsys-ui {}"),
@@ -40,8 +51,9 @@ _OPEN = (
 )
 
 
-def show_profiles(profiles: list[Profile], difference: Difference | None, as_json: bool) -> None:
-    """Profiles, each on a screen of its own; with `difference`, two of them beside each other instead."""
+def show_profiles(profiles: list[Profile], difference: Difference | None, as_json: bool, full: bool = True) -> None:
+    """Show profiles one after the other; with `difference`, two of them side by side. Without `full`, many kernels get
+    a row each."""
     if as_json:
         return show_json(msgspec.to_builtins({"profiles": profiles, "difference": difference}))
     out = console()
@@ -51,19 +63,19 @@ def show_profiles(profiles: list[Profile], difference: Difference | None, as_jso
     for i, profile in enumerate(profiles):
         if i:
             out.print()
-        _show_profile(out, profile)
+        _show_profile(out, profile, full)
 
 
 def show_profile_list(rows: list[Listed], as_json: bool) -> None:
-    """The profiles that are kept here, the newest first."""
+    """List the saved profiles, newest first."""
     rows = sorted(rows, key=lambda row: (row.time, row.name), reverse=True)
     if as_json:
         return show_json(msgspec.to_builtins({"profiles": rows}))
     if not rows:
-        return put("no profiles are kept here")
+        return put("there are no profiles yet: `gdn profile` makes one")
     devices = list(dict.fromkeys(row.device or "-" for row in rows))
     where = f" | {devices[0]}" if len(devices) == 1 and devices[0] != "-" else ""
-    # a name says the op, the algo, the workload and the tool, and is what other commands take: it stays whole if it can
+    # other commands take this name, so it is not wrapped if it fits
     head = [Column("profile", folds=True), *numbers("time"), *words("bound"), *words("device")[: len(devices) > 1]]
     made = Table("", head)
     for row in rows:
@@ -71,14 +83,14 @@ def show_profile_list(rows: list[Listed], as_json: bool) -> None:
         device = [row.device or "-"][: len(devices) > 1]
         made.add(row.name, units.figure(row.time_us, "us"), bound, *device)
     out = console()
-    _line(out, (f"profiles, the newest first{where}", "bold"))
+    _line(out, (f"profiles, newest first{where}", "bold"))
     print_table(out, made)
 
 
 # --- one profile --------------------------------------------------------------------------------------------------
 
 
-def _show_profile(out: Console, profile: Profile) -> None:
+def _show_profile(out: Console, profile: Profile, full: bool) -> None:
     reading = profile.reading
     _line(out, (" | ".join([f"{profile.op} {profile.algo}", *_where(profile)]), "bold"))
     grid = _grid()
@@ -86,31 +98,34 @@ def _show_profile(out: Console, profile: Profile) -> None:
     for word, text in _survey(profile):
         grid.add_row(styled((word, "yellow" if word == "doubt (?)" else "dim")), text)
     if grid.row_count:
-        out.print(grid)
-    for found in reading.found:
+        print_grid(out, grid)
+    brief = not full and len(reading.found) >= _MANY
+    if brief:
+        _show_overview(out, reading.found)
+    for found in () if brief else reading.found:
         _show_found(out, found, profile)
     notes = _grid()
     for note in reading.notes:
         notes.add_row("note", note, style="dim")
     if reading.notes:
         out.print()
-        out.print(notes)
+        print_grid(out, notes)
     out.print()
     _line(out, (f"folder: {profile.folder}", "dim"))
     if reading.files:
-        out.print(styled((f"files: {', '.join(reading.files)}", "dim")))
+        print_line(out, styled((f"files: {', '.join(reading.files)}", "dim")))
         first = str(Path(profile.folder) / reading.files[0])
         if how := next((how for end, how in _OPEN if first.endswith(end)), None):
             _line(out, (f"open: {how.format(shlex.quote(first))}", "dim"))
 
 
 def _line(out: Console, *parts: str | tuple[str, str]) -> None:
-    """A line that is never folded: it holds a path, a command or a title. Its parts are those of `styled`."""
-    out.print(styled(*parts), soft_wrap=True)
+    """A line with a path, a command or a title; `parts` as in `styled`."""
+    print_line(out, styled(*parts), whole=True)
 
 
 def _grid(gap: int = _GAP) -> RichTable:
-    """A word, and beside it a text that folds below itself."""
+    """Two columns: a word, and a text that wraps."""
     grid = RichTable.grid(padding=(0, gap, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
@@ -124,7 +139,7 @@ def _where(profile: Profile) -> list[str]:
 
 
 def _judged(grid: RichTable, profile: Profile) -> None:
-    """What went wrong, and the verdict."""
+    """Add the failure and the verdict."""
     if not profile.passed:
         grid.add_row(styled((profile.status.words, "red")), block(profile.reason or "no reason is known"))
     if profile.reading.failed:
@@ -140,21 +155,21 @@ def _judged(grid: RichTable, profile: Profile) -> None:
 
 
 def _item(text: str) -> RichTable:
-    """One of several: where it is folded, one still sees where the next begins."""
+    """An item of a list, with a dash in front."""
     item = _grid(1)
     item.add_row("-", text)
     return item
 
 
 def _survey(profile: Profile) -> Iterator[tuple[str, str]]:
-    """What gdn itself measured, without the tool: the time against the floors, and what a call runs."""
+    """The measurements of gdn itself, without the tool: the time, the copy, an empty launch, and a call's kernels."""
     survey = profile.survey
     if not survey:
         return
     if us := survey.time_us:
         parts = [f"{units.figure(us, 'us')} ({survey.tier})"]
         if copy := survey.copy_us:
-            parts.append(f"{units.figure(us / copy, 'x')} the floor: a copy takes {units.figure(copy, 'us')}")
+            parts.append(f"{units.figure(us / copy, 'x')} the copy, which takes {units.figure(copy, 'us')}")
         if empty := survey.empty_us:
             parts.append(f"an empty launch {units.figure(empty, 'us')}")
         if moved := survey.bytes_moved:
@@ -166,7 +181,7 @@ def _survey(profile: Profile) -> Iterator[tuple[str, str]]:
             yield "", f"{units.duration(span)} from the first start to the last end: the GPU waits between its kernels"
     ran = survey.ran or []
     seen = [short(found.name) for found in profile.reading.kernels]
-    # a tool's name of a kernel and CUPTI's may differ: mangled, cut
+    # a tool and CUPTI may name a kernel differently: mangled, cut
     unseen = [r.name for r in ran if seen and short(r.name) not in seen]
     if len(ran) > 1 or unseen:
         yield "runs", ", ".join(_ran(ran, unseen, profile.tool))
@@ -184,20 +199,35 @@ def _ran(ran: list[Ran], unseen: list[str], tool: str) -> Iterator[str]:
         yield f"{many}{short(name)} {units.figure(us, 'us')}" + (f" (not seen by {tool})" if name in unseen else "")
 
 
-# --- what was found of a kernel -----------------------------------------------------------------------------------
+# --- a kernel's facts and tables ----------------------------------------------------------------------------------
+
+
+def _show_overview(out: Console, among: list[Found]) -> None:
+    """A row for each kernel, of the facts that most of them have."""
+    facts = {fact.key: fact for found in among for fact in found.facts if fact.key in _FIRST}
+    chosen = [facts[key] for key in _FIRST if key in facts]
+    made = Table("", [Column("kernel", folds=True), *(Column(fact.label, number=True, most=12) for fact in chosen)])
+    for found in among:
+        have = {fact.key: fact for fact in found.facts}
+        cells = [units.figure(have[f.key].value, f.unit) if f.key in have else "" for f in chosen]
+        made.add(_called(found.name, [f.name for f in among]) if found.name else "the call", *cells)
+    out.print()
+    print_table(out, made)
+    out.print()
+    print_line(out, styled(("--full and --json have every figure of each", "dim")))
 
 
 def _show_found(out: Console, found: Found, profile: Profile) -> None:
-    """What is worth a place on the screen; --json has all of it."""
+    """The facts and tables for the screen; --json has all."""
     among = profile.reading.found
     out.print()
     if found.name:
-        out.print(styled((_called(found.name, [f.name for f in among]), "bold")))
+        print_line(out, styled((_called(found.name, [f.name for f in among]), "bold")))
     elif len(among) > 1:
-        out.print(styled(("the call", "bold")))
+        print_line(out, styled(("the call", "bold")))
     facts = [fact for fact in found.facts if fact.key not in _QUIET or (found.number(fact.key) or 0) >= 1]
     _show_facts(out, facts)
-    # which pipes are busy matters where instructions are the limit, or may be
+    # the pipes matter only if instructions are the limit, or may be
     busy = profile.verdict and profile.verdict.bound in ("instruction", "unclear")
     for i, table in enumerate(t for t in found.tables if busy or t.key != "pipes"):
         if i or facts:
@@ -206,12 +236,12 @@ def _show_found(out: Console, found: Found, profile: Profile) -> None:
 
 
 def _called(name: str, names: list[str]) -> str:
-    """The short name of a kernel, if no other one is called so."""
+    """The kernel's short name if it is unique, otherwise its full name."""
     return short(name) if sum(short(other) == short(name) for other in names) == 1 else name
 
 
 def _show_facts(out: Console, facts: list[Fact]) -> None:
-    """Facts by group, their figures below each other; a note folds beside its figure."""
+    """Facts by group, with figures in a column; a note wraps beside its figure."""
     grid = RichTable.grid(padding=(0, _GAP, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(justify="right", no_wrap=True)
@@ -223,28 +253,28 @@ def _show_facts(out: Console, facts: list[Fact]) -> None:
         group = fact.group
         grid.add_row(f"  {fact.label}", units.figure(fact.value, fact.unit), fact.note)
     if facts:
-        out.print(grid)
+        print_grid(out, grid)
 
 
 def _show_table(out: Console, table: Told) -> None:
     rows = table.rows if len(table.rows) <= _ROWS + 1 else table.rows[:_ROWS]
-    shown_units = ["" if unit == "cycles" else unit for _, unit in table.columns]  # the column's name says those
+    shown_units = ["" if unit == "cycles" else unit for _, unit in table.columns]  # the column's name says it
     cells = [[units.figure(x, unit) for x, unit in zip(row, shown_units, strict=True)] for row in rows]
     columns = []
     for i, (name, unit) in enumerate(table.columns):
         number = i > 0 and bool(rows) and bool(unit or not any(isinstance(row[i], str) for row in rows))
-        # a long name over narrow figures is folded, or the table would be all names
+        # wrap a long name over narrow figures
         most = max(_HEADER, *(len(row[i]) for row in cells)) if number else None
         columns.append(Column(name, number, not number, most))
     made = Table("", columns)
     for row in cells:
         made.add(*row)
-    out.print(styled((table.title, "dim")))
+    print_line(out, styled((table.title, "dim")))
     print_table(out, made)
     if hidden := len(table.rows) - len(rows):
-        out.print(styled((f"and {hidden} more: profile.json has all rows", "dim")))
+        print_line(out, styled((f"and {hidden} more rows in profile.json", "dim")))
     if table.note:
-        out.print(styled((table.note, "dim")))
+        print_line(out, styled((table.note, "dim")))
 
 
 # --- two profiles -------------------------------------------------------------------------------------------------
@@ -254,9 +284,9 @@ def _show_difference(out: Console, difference: Difference, a: Profile, b: Profil
     _line(out, (" | ".join([a.op, *_where(a)]), "bold"))
     for side, profile in (("A", a), ("B", b)):
         _line(out, f"{side}  ", (profile.algo, "bold"), "  ", (profile.name, "dim"))
-    out.print(difference.summary)
+    print_line(out, difference.summary)
     for text in difference.warnings:
-        out.print(styled(("warning", "yellow"), f" {text}"))
+        print_line(out, styled(("warning", "yellow"), f" {text}"))
     out.print()
     _show_rows(out, difference, a, b)
     for side, profile in (("A", a), ("B", b)):
@@ -264,8 +294,8 @@ def _show_difference(out: Console, difference: Difference, a: Profile, b: Profil
         _judged(grid, profile)
         if grid.row_count:
             out.print()
-            out.print(styled((f"{side}  {profile.algo}", "bold")))
-            out.print(grid)
+            print_line(out, styled((f"{side}  {profile.algo}", "bold")))
+            print_grid(out, grid)
     out.print()
     for side, profile in (("A", a), ("B", b)):
         _line(out, (f"{side}: {profile.folder}", "dim"))
@@ -273,7 +303,7 @@ def _show_difference(out: Console, difference: Difference, a: Profile, b: Profil
 
 def _show_rows(out: Console, difference: Difference, a: Profile, b: Profile) -> None:
     rows, names = difference.rows, [pair.a for pair in difference.pairs]
-    times = next((i for i, row in enumerate(rows) if row.group != "time"), len(rows))  # at the head
+    times = next((i for i, row in enumerate(rows) if row.group != "time"), len(rows))  # times come first
     several = len({row.kernel for row in rows[times:]}) > 1
     heads = (Column(f"{side} {p.algo}", number=True, most=16) for side, p in (("A", a), ("B", b)))
     made = Table("", [Column("what differs", folds=True), *heads, *numbers("B/A"), *words("kernel")[:several]])
@@ -288,12 +318,12 @@ def _show_rows(out: Console, difference: Difference, a: Profile, b: Profile) -> 
         made.add(row.label, *cells, ratio, *[kernel][:several])
     print_table(out, made)
     for line in _left_out(difference):
-        out.print(styled((line, "dim")))
+        print_line(out, styled((line, "dim")))
 
 
 def _left_out(difference: Difference) -> Iterator[str]:
     if (rows := len(difference.rows)) > _MOST:
-        yield f"{rows - _MOST} more differ: --json has them"
+        yield f"{rows - _MOST} more differences with --json"
     if n := difference.same:
         yield f"{units.count(n, 'fact is', 'facts are')} the same within {100 * differences.SAME:.0f} %"
     if n := difference.small:
@@ -304,4 +334,4 @@ def _left_out(difference: Difference) -> Iterator[str]:
             yield f"only {side.upper()} runs {units.listed(list(dict.fromkeys(map(short, names))), most=5)}"
     if pair := next(iter(difference.pairs), None):
         if short(pair.a) != short(pair.b):
-            yield f"A's {short(pair.a)} stands against B's {short(pair.b)}"
+            yield f"A's {short(pair.a)} is compared with B's {short(pair.b)}"

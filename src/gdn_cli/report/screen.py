@@ -1,7 +1,7 @@
-"""The terminal itself: the only console of gdn, where every string is text and never markup, and what it is made of.
+"""The terminal: gdn's only console, which treats every string as text and never as markup, and its parts.
 
-A plain string is shown as it is, on one line, with escapes for what would not be seen (text.py). Style comes from
-`styled` alone. So nothing that was read from a file can look like more than text, wherever it is put.
+A plain string is shown on one line, with escapes for invisible characters (text.py). Only `styled` adds style. So text
+from a file cannot change colours or move the cursor, wherever it is shown.
 """
 
 from __future__ import annotations
@@ -10,77 +10,138 @@ import contextlib
 import os
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from ..records.store import dumps
-from ..text import shown, unguarded
+from ..text import breaks, for_stderr, shown, unguarded
 from .table import Cell, Column, Mark, Table
 
-_WIDE = 100  # without a terminal (a file, CI) lines may be this wide
+_WIDE = 1000  # without a terminal (a file, CI) nothing is wrapped
+_HANG = 2  # indent of a sentence's further lines
+_NARROW = 20  # a column that wraps is at least this wide if it has words that long
 
 
 class _Console(Console):
-    """Rich's console, without markup, emoji codes and highlighting, and with the gate for text in it."""
+    """Rich's console without markup, emoji codes and highlighting, which escapes all text."""
 
     def render_str(self, text: str, *, style: Any = "", justify: Any = None, overflow: Any = None, **_: Any) -> Text:
-        """Every plain string comes by here before it is measured: printed, in a cell, a column's name."""
+        """Escapes every plain string (printed, in a cell, a column's name) before its width is measured."""
         return Text(shown(text), style=style, justify=justify, overflow=overflow)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """The last gate: a Text that somebody has made of a raw string. Rich's own codes are in `control`."""
+        """Escapes the rest: a Text made from a raw string. Rich's own codes are in `control`."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=shown(segment.text, lines=True))
 
     def on_broken_pipe(self) -> None:
-        """`gdn list | head`: rich would end with 1, which says that an algo failed."""
+        """For `gdn list | head`: rich would exit with 1, which means that an algo failed."""
         raise BrokenPipeError
+
+
+def _known(file: Any) -> bool:
+    return file.isatty() or "COLUMNS" in os.environ
 
 
 def console(stderr: bool = False) -> Console:
     file = unguarded(sys.stderr if stderr else sys.stdout)
-    known = file.isatty() or "COLUMNS" in os.environ
-    return _Console(file=file, highlight=False, width=None if known else _WIDE)
+    return _Console(file=file, highlight=False, width=None if _known(file) else _WIDE)
 
 
 def styled(*parts: str | tuple[str, str] | Text) -> Text:
-    """A line of parts: text, or (text, style) such as ("failed", "red"), or what `styled` has made."""
+    """A line of parts: text, (text, style) such as ("failed", "red"), or a result of `styled`."""
     gated = (p if isinstance(p, Text) else shown(p) if isinstance(p, str) else (shown(p[0]), p[1]) for p in parts)
     return Text.assemble(*gated)
 
 
 def block(text: str) -> Text:
-    """Text that may have several lines, such as what a compiler said."""
+    """Text that may have several lines, such as a compiler's output."""
     return Text(shown(text, lines=True))
 
 
-def remark(out: Console, word: str, text: str | Text = "", style: str = "dim") -> None:
-    """A line of its own, never folded, so that a path or a command stays whole: a word in a style, and what it says."""
-    out.print(styled((word, style), *([" ", text] if text else [])), soft_wrap=True)
+def print_line(out: Console, text: Text | str, hang: int = 0, whole: bool = False) -> None:
+    """A line, wrapped between words if the screen's width is known.
 
+    `whole`: it has a path or a command to copy; it is wrapped only on a terminal, and never inside a word.
+    """
+    text = text if isinstance(text, Text) else styled(text)
+    folds = out.file.isatty() if whole else _known(out.file)
+    for one in text.split("\n", allow_blank=True) if folds else [text]:
+        for part in folded(one, out.width, hang, hard=not (whole or hang)) if folds else [one]:
+            out.print(part, soft_wrap=True)
+
+
+def print_grid(out: Console, made: RenderableType) -> None:
+    """A grid from rich, without blanks at the ends of lines."""
+    for segments in out.render_lines(made, pad=False):
+        text = Text.assemble(*((s.text, s.style or "") for s in segments))
+        text.rstrip()
+        out.print(text, soft_wrap=True)
+
+
+def folded(text: Text, width: int, hang: int = 0, hard: bool = False) -> list[Text]:
+    """Wrap a one-line text between words; `hard` also breaks a word that is too long for a line."""
+    lines = text.divide(breaks(text.plain, width, hang, hard))
+    for one in lines:
+        one.rstrip()
+    for one in lines[1:]:
+        one.pad_left(hang + len(text.plain) - len(text.plain.lstrip()))
+    return list(lines)
+
+
+def remark(out: Console, word: str, text: str | Text = "", style: str = "dim", whole: bool = False) -> None:
+    """A line with a word in a style, and a text after it. `whole`: as in `print_line`."""
+    print_line(out, styled((word, style), *([" ", text] if text else [])), _HANG, whole)
+
+
+# --- tables ---------------------------------------------------------------------------------------------------------
 
 _STYLES = {Mark.BAD: "red", Mark.GOOD: "green", Mark.WARN: "yellow", Mark.DOUBTED: "yellow", Mark.QUIET: "dim"}
 
 
-def print_table(out: Console, made: Table) -> None:
-    """A table below its title, and an empty line behind it where it has one; its notes are for the caller."""
-    rows = rich_table(made.columns)
-    for row in made.rows:
+def print_table(out: Console, *tables: Table) -> None:
+    """Print tables below their titles, without notes; an empty line follows a table with a title. Several tables must
+    have the same columns, and get the same widths.
+
+    If they are too wide for the screen, the headers are wrapped, then the texts; if that is not enough, the columns are
+    split into parts, each with the first columns again. No cell is cut.
+    """
+    if not tables:
+        return
+    head = [_head(column) for column in tables[0].columns]
+    rows = [[[_cell(cell, made.prose) for cell in row.cells] for row in made.rows] for made in tables]
+    parts = _parts(tables[0].columns, head, [row for part in rows for row in part], out.width)
+    for made, cells in zip(tables, rows, strict=True):
+        if made.title:
+            print_line(out, styled(("".join(made.title), "bold")), _HANG, whole=True)
+        for i, part in enumerate(parts):
+            if i:
+                out.print()
+            _print_part(out, made, head, cells, part)
+        if made.title:
+            out.print()
+
+
+def _print_part(out: Console, made: Table, head: list[Text], rows: list[list[Text]], part: _Part) -> None:
+    """Some of a table's columns."""
+    which, widths, gap = part
+    columns = [made.columns[k] for k in which]
+    _print_row(out, columns, widths, gap, [head[k] for k in which], "", True)
+    for row, cells in zip(made.rows, rows, strict=True):
         if row.gap:
-            rows.add_section()
-            rows.add_row()
-        style = "bold green" if row.best else "dim" if row.quiet else None
-        rows.add_row(*(_cell(cell, made.prose) for cell in row.cells), style=style)
-    if made.title:
-        out.print(styled(("".join(made.title), "bold")), soft_wrap=True)
-        out.print(rows, "", sep="\n")
-    else:
-        out.print(rows)
+            out.print()
+        style = "bold green" if row.best else "dim" if row.quiet else ""
+        _print_row(out, columns, widths, gap, [cells[k] for k in which], style, False)
+
+
+def _head(column: Column) -> Text:
+    name = shown(column.name)
+    return Text(textwrap.fill(name, column.most, break_long_words=False) if column.most else name, "dim")
 
 
 def _cell(cell: Cell, prose: bool) -> Text:
@@ -89,45 +150,133 @@ def _cell(cell: Cell, prose: bool) -> Text:
     return text
 
 
-def rich_table(columns: Iterable[Column]) -> RichTable:
-    made = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in columns:
-        text = shown(column.name)
-        if column.most:
-            text = textwrap.fill(text, column.most, break_long_words=False)
-        made.add_column(
-            Text(text),
-            justify="right" if column.number else "left",
-            no_wrap=not column.folds,
-            header_style="dim",
-            overflow="fold",
-        )
-    return made
+def _print_row(
+    out: Console,
+    columns: list[Column],
+    widths: list[int],
+    gap: int,
+    cells: list[Text],
+    style: str = "",
+    head: bool = False,
+) -> None:
+    parts = [
+        [part for one in cell.split("\n", allow_blank=True) for part in folded(one, width, hard=True)]
+        for cell, width in zip(cells, widths, strict=True)
+    ]
+    height = max(map(len, parts))
+    if head:  # align the header at the bottom
+        parts = [[Text()] * (height - len(part)) + part for part in parts]
+    for i in range(height):
+        made = Text(style=style)
+        for column, width, part in zip(columns, widths, parts, strict=True):
+            text = part[i] if i < len(part) else Text()
+            blanks = " " * (width - text.cell_len)
+            made.append(blanks if column.number else "").append_text(text)
+            made.append("" if column.number else blanks).append(" " * gap)
+        made.rstrip()
+        out.print(made, soft_wrap=True)
+
+
+_Part = tuple[list[int], list[int], int]  # columns, their widths, blanks between columns
+
+
+def _parts(columns: list[Column], head: list[Text], rows: list[list[Text]], width: int) -> list[_Part]:
+    """The layout of a table in `width` characters."""
+    whole, least, headers, folds = [], [], [], []  # widths if we wrap: nothing; text columns; headers too; everything
+    for i, column in enumerate(columns):
+        cells, name = max((_widest(row[i]) for row in rows), default=0), _widest(head[i])
+        word = max([_word(head[i]), *(_word(row[i]) for row in rows)])
+        whole.append(max(cells, name))
+        headers.append(max(min(word, _NARROW) if column.folds else cells, _word(head[i])))
+        least.append(headers[-1] if column.folds else whole[-1])
+        folds.append(headers[-1] if column.folds or column.number else word)
+    every = list(range(len(columns)))
+    for smallest, gap in ((least, 2), (headers, 2), (headers, 1), (folds, 2), (folds, 1)):
+        room = width - gap * (len(columns) - 1)
+        if sum(smallest) <= room:
+            return [(every, _shared(whole, smallest, room), gap)]
+    gap, keys = 2, 1
+    if len(columns) > 2 and not columns[1].number and folds[0] + folds[1] + 2 * gap <= width // 2:
+        keys = 2
+    widths = [min(n, width) for n in folds]
+    parts: list[list[int]] = [every[:keys]]
+    for k in every[keys:]:
+        used = sum(widths[i] + gap for i in parts[-1])
+        if len(parts[-1]) > keys and used + widths[k] > width:
+            parts.append(every[:keys])
+            used = sum(widths[i] + gap for i in every[:keys])
+        widths[k] = max(1, min(widths[k], width - used))
+        parts[-1] = [*parts[-1], k]
+    laid = []
+    for which in parts:
+        most, used = [max(whole[k], widths[k]) for k in which], [widths[k] for k in which]
+        laid.append((which, _shared(most, used, width - gap * (len(which) - 1)), gap))
+    return laid
+
+
+def _shared(whole: list[int], least: list[int], room: int) -> list[int]:
+    """Widths between the least and the whole one of each column; columns that need the fewest more get them first."""
+    widths, spare = list(least), room - sum(least)
+    order = sorted(range(len(whole)), key=lambda i: whole[i] - least[i])
+    for n, i in enumerate(order):
+        more = min(whole[i] - least[i], spare // (len(order) - n))
+        widths[i] += more
+        spare -= more
+    return widths
+
+
+def _widest(text: Text) -> int:
+    return max(one.cell_len for one in text.split("\n", allow_blank=True))
+
+
+def _word(text: Text) -> int:
+    return max((len(word) for word in text.plain.split()), default=0)
+
+
+JSON: list[bool] = []  # not empty once stdout has a document: a later error must not add another
+
+
+def show_error(message: str, hint: str | None, code: int) -> None:
+    """With --json: the error as JSON on stdout, in addition to the lines on stderr."""
+    if not JSON:
+        show_json({"error": {"message": shown(message), "hint": hint and shown(hint, lines=True), "code": code}})
 
 
 def show_json(document: Any) -> None:
+    JSON.append(True)
     sys.stdout.write(dumps(document) + "\n")
 
 
-def put(line: str) -> None:
-    """A line of the result that is no table; never folded, so that a path or a command stays whole."""
-    console().print(line, soft_wrap=True)
+def put(text: str) -> None:
+    """A line of the result, outside tables."""
+    print_line(console(), text, _HANG, whole=True)
 
 
 def say(line: str) -> None:
-    """A line for the person at the terminal that is no result: it goes to stderr."""
-    print(f"gdn: {shown(line)}", file=sys.stderr, flush=True)
+    """A message that is not part of the result: it goes to stderr."""
+    print(for_stderr(f"gdn: {shown(line)}"), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
-def progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on stderr where that is a terminal; silence elsewhere."""
+def progress() -> Iterator[Callable[..., None]]:
+    """A progress bar on stderr if it is a terminal, otherwise a line for each finished algo.
+
+    Yields a function of a name, the number done, the total, and whether this name has just finished.
+    """
     if not sys.stderr.isatty():
-        yield lambda name, done, total: None
+        begun = time.monotonic()
+
+        def line(name: str, done: int, total: int, ended: bool = False) -> None:
+            if ended:
+                say(f"{name}: done, {done} of {total} after {time.monotonic() - begun:.0f} s")
+
+        yield line
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = TextColumn("{task.description}", markup=False), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
-        yield lambda name, done, total: bar.update(task, description=shown(name), completed=done, total=total)
+        yield lambda name, done, total, ended=False: bar.update(
+            task, description=shown(name), completed=done, total=total
+        )

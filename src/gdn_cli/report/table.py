@@ -1,6 +1,6 @@
-"""A table before anything shows it: its cells, what marks them, and the notes below.
+"""Tables before they are shown: cells, their marks, and the notes below.
 
-Whatever is shown as a table is made of these, once; the terminal, HTML, Markdown and CSV only write them down.
+Terminal, HTML, Markdown and CSV all write out the same tables.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class Name(str):
-    """A name that somebody gave, such as an algo's or a file's: code in Markdown."""
+    """A name, such as an algo's or a file's: shown as code in Markdown."""
 
 
 class Mark(Enum):
-    """What a cell says besides its text; the value is the sign that stands behind it where there are no colours."""
+    """A cell's mark; the value is the sign after the text if there are no colours."""
 
     NONE = ""
     BEST = " *"
@@ -53,23 +53,23 @@ class Cell:
 @dataclass(frozen=True)
 class Column:
     name: str
-    number: bool = False  # on the right
-    folds: bool = False  # its cells may take several lines
-    most: int | None = None  # characters that the name may be wide; a longer one stands on several lines
+    number: bool = False  # right-aligned
+    folds: bool = False  # its cells may be wrapped
+    most: int | None = None  # characters; a longer name is wrapped
 
 
 @dataclass(frozen=True)
 class Row:
     cells: tuple[Cell, ...]
     gap: bool = False  # a group begins here
-    quiet: bool = False  # a floor, a limit: something to hold the others against
+    quiet: bool = False  # the copy or a limit: for comparison with the other rows
 
     @property
     def best(self) -> bool:
         return any(cell.mark is Mark.BEST for cell in self.cells)
 
 
-Words = str | tuple[str, ...]  # a sentence; in parts where some of them are names
+Words = str | tuple[str, ...]  # a sentence; in parts if some of them are names
 
 
 @dataclass
@@ -78,8 +78,8 @@ class Table:
     columns: list[Column]
     rows: list[Row] = field(default_factory=list)
     notes: list[Words] = field(default_factory=list)
-    prose: bool = False  # cells hold words of any length
-    detail: bool = False  # more than a text needs
+    prose: bool = False  # cells with texts of any length
+    detail: bool = False  # not in Markdown
 
     def add(self, *cells: str | Cell, gap: bool = False, quiet: bool = False) -> None:
         row = [cell if isinstance(cell, Cell) else Cell(cell) for cell in cells]
@@ -96,23 +96,23 @@ def numbers(*names: str) -> list[Column]:
 
 
 def doubtful(text: str, doubted: bool, small: str = "") -> Cell:
-    """A figure, with a mark where it is not to be trusted as it stands."""
+    """A figure, marked if it is in doubt."""
     return Cell(text, Mark.DOUBTED if doubted else Mark.NONE, small)
 
 
 def became(record: Record | None) -> Cell:
-    """What stands where a time would: what became of it, or nothing."""
+    """The cell in place of a time: the record's status, or empty without a record."""
     return Cell(record.status.words, Mark.BAD) if record else Cell("")
 
 
 def worst(errors: Iterable[float | None]) -> str:
-    """The largest error; nothing where none could be measured (unwritten, NaN, a wrong shape)."""
+    """The largest error; "" if none could be measured (unwritten, NaN, a wrong shape)."""
     known = [error for error in errors if error is not None]
     return f"{max(known):.1e}" if known else ""
 
 
 def csv_text(table: Table) -> str:
-    """The columns' names, then a line for each row; no cell runs as a formula."""
+    """The columns' names, then a line per row. Cells are escaped, so that a spreadsheet runs none as a formula."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(csv_cell(column.name) for column in table.columns)

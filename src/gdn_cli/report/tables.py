@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .. import units
-from ..catalog.registry import label_of
+from ..catalog.ops import label_of
 from ..catalog.tiers import COPY, FLOORS
 from ..schema.record_types import Compared, Overall
 from ..schema.scores import Score
-from . import findings, notes
+from . import findings, headlines, notes
 from .book import Book, Group, Measurement, Source
 from .findings import Tiers
 from .table import Cell, Column, Mark, Name, Table, Words, became, doubtful, numbers, words, worst
 
-_ACROSS = 12  # from so many sizes on they go down instead of across
-DOUBTED = "?: not to be trusted as it stands, see the notes."
-SHARED = "(n): the median over so many workloads."
+_ACROSS = 12  # with more sizes than this, sizes are rows instead of columns
+DOUBTED = "?: in doubt, see the notes."
+BELOW_ONE = (
+    "It can be less than 1: the copy writes as much as it reads, and a kernel that writes less, writes in place or "
+    "loads in a better order takes less time."
+)
+SHARED = "(n): the median over n workloads."
 
 
 def times(group: Group, unit: str, *, floors: bool) -> Table:
-    """Median times, algos over sizes; `floors` adds how many times the copy floor each is."""
+    """Median times, algos over sizes; `floors` adds each time over the copy's."""
     known = [us for a in group.algos for label in group.labels if (us := group.median_us(a, label)) is not None]
     shared_unit = units.table_unit(known, unit)
 
@@ -38,9 +42,9 @@ def times(group: Group, unit: str, *, floors: bool) -> Table:
     made = _by_size(f"{what}, {group.how}", group, group.algos, cell)
     made.notes.append(f"{what}; bold: the fastest.")
     if COPY in group.algos:
-        made.notes.append((Name(COPY), " is the floor."))
+        made.notes.append((Name(COPY), " is a plain copy of the bytes that the op must move."))
     if floors and COPY in group.algos:
-        made.notes.append("Below a time: how many times the floor it is.")
+        made.notes.append(f"Below a time: x copy, the time over the copy's. {BELOW_ONE}")
     if any(group.shared(label) > 1 for label in group.labels):
         made.notes.append(SHARED)
     if floors and any(c.mark is Mark.DOUBTED for row in made.rows for c in row.cells):
@@ -56,9 +60,34 @@ def over_floor(group: Group) -> Table | None:
         value = group.over_floor(algo, label)
         return Cell("" if value is None else units.three(value))
 
-    made = _by_size("Times over the floor", group, group.rivals, cell)
-    made.notes.append(("How many times the ", Name(COPY), " floor."))
+    made = _by_size("x copy", group, group.rivals, cell)
+    made.notes.append(f"x copy: the time over that of a plain copy of the same bytes. {BELOW_ONE}")
     return made
+
+
+def rates(book: Book, group: Group) -> Table | None:
+    """Operations per second at each size, with their share of the GPU's peak."""
+
+    def cell(algo: str, label: str) -> Cell:
+        point = group.points.get((algo, label))
+        found = headlines.rate(book, point) if point else None
+        return Cell(units.three(found.tflops), small=found.percent) if found else Cell("")
+
+    made = _by_size("TFLOP/s", group, group.rivals, cell)
+    if not any(c.text for row in made.rows for c in row.cells[1:]):
+        return None
+    made.notes += (f"{note}." for note in rate_notes(book, group.op, group.measured[0]))
+    return made
+
+
+def rate_notes(book: Book, op: str, measured: Measurement) -> list[str]:
+    """Explain the operations, and the peak that a share refers to."""
+    found, peaks = ["TFLOP/s: operations of the op's definition, not of the kernel"], headlines.peaks(measured)
+    if peaks:
+        kind = book.registry.ops[op].peak
+        what = "float16 tensor cores, dense" if kind == "tensor" else "fp32 without tensor cores"
+        found.append(f"%: of the data sheet's {peaks.of(kind):g} TFLOP/s ({what})")
+    return found
 
 
 def _by_size(title: str, group: Group, algos: list[str], cell: Callable[[str, str], Cell]) -> Table:
@@ -85,7 +114,7 @@ def ladder(book: Book, group: Group) -> Table | None:
     def factor(value: float | None) -> str:
         return "" if value is None else units.times(value)
 
-    head = numbers("mean time", "speedup", "over the rung below", "x floor", "workloads")
+    head = numbers("mean time", "speedup", "over the rung below", "x copy", "workloads")
     made = Table("The ladder", [*words("algo", "after"), *head])
     for r in rungs:
         mean = doubtful(units.duration(r.mean_us), r.doubted) if r.mean_us is not None else ""
@@ -93,7 +122,7 @@ def ladder(book: Book, group: Group) -> Table | None:
         made.add(
             Name(r.algo), after, mean, factor(r.speedup), factor(r.step), factor(r.over_floor), f"{r.right}/{r.of}"
         )
-    made.notes.append("Geometric means over the workloads that the algos share; the speedup is over the reference.")
+    made.notes.append("Geometric means over the workloads that the algos share; speedup: over the reference.")
     return made
 
 
@@ -122,7 +151,7 @@ def pair_name(item: Compared) -> str:
 
 
 def ratio(item: Compared) -> tuple[Cell, Cell, Cell]:
-    """How many times as fast as the baseline, the interval of that, and the verdict."""
+    """The speedup over the baseline, its interval, and the verdict."""
     mark = {"FASTER": Mark.GOOD, "SLOWER": Mark.BAD}.get(item.verdict, Mark.QUIET)
     verdict = Cell(item.verdict, Mark.DOUBTED if item.doubted else mark)
     return Cell(f"{item.ratio:.3f}x"), Cell(f"{item.low:.3f} to {item.high:.3f}"), verdict
@@ -140,7 +169,7 @@ def overall(book: Book, op: str) -> Table | None:
 
 
 def turns(book: Book, op: str, item: Overall) -> Table:
-    """The workloads on which one algo took turns with its baseline, and what they say together."""
+    """The workloads on which one algo took turns with its baseline, and their mean."""
     columns = [*words("workload"), *numbers("baseline", "candidate", "speedup"), *words("99 % interval", "verdict")]
     made = Table(pair_name(item), columns, detail=True)
     known = book.registry.ops.get(op)
@@ -156,9 +185,11 @@ def turns(book: Book, op: str, item: Overall) -> Table:
 
 def turn_notes(book: Book, op: str) -> list[Words]:
     finest = max((c.resolution for _, c in book.comparisons(op)), default=0.0)
+    apart = any(c.run_sd for _, c in book.comparisons(op))
+    how = "of two runs: the interval includes about 1 % between runs" if apart else "calls in turns: A B B A"
     return [
-        "speedup: baseline's time over the candidate's, calls of both taking turns: A B B A.",
-        f"SAME: no difference beyond {finest:.1%}: the interval holds 1, or it is below --threshold.",
+        f"speedup: the baseline's time over the candidate's, {how}.",
+        f"SAME: the interval includes 1, or the difference is below --threshold; it is at most {finest:.1%}.",
     ]
 
 
@@ -184,7 +215,7 @@ def checks(book: Book, op: str) -> Table | None:
     known = book.registry.ops.get(op)
     places = [c.device + (", interpreted" if c.mode == "interpreter" else "") for c in found]
     columns = [*words("algo", "on"), *numbers("right", *outputs)]
-    made = Table("Workloads that each algo is right on", columns)
+    made = Table("Workloads on which each algo is right", columns)
     for c, place in zip(found, places, strict=True):
         right = Cell(f"{c.right}/{c.of}", Mark.NONE if c.right == c.of else Mark.BAD)
         made.add(Name(c.algo), place, right, *(worst([c.errors.get(name)]) for name in outputs))
@@ -195,11 +226,11 @@ def checks(book: Book, op: str) -> Table | None:
     return made if found else None
 
 
-# --- where it is from -----------------------------------------------------------------------------------------------
+# --- origins --------------------------------------------------------------------------------------------------------
 
 
 def lead(group: Group) -> Words:
-    """What a group's numbers are of, and which files they are from."""
+    """The op, device and files of a group's numbers."""
     files: list[str] = []
     for s in group.sources:
         made = f" ({s.time[:10]}{f', commit {s.commit}' if s.commit else ''})"
@@ -218,7 +249,7 @@ def origin(group: Group) -> str:
 
 
 def _environment(source: Source, place: str) -> dict[str, str]:
-    """What a file says of a place where its records were made, in words."""
+    """The environment of one place in a file, as texts."""
     env = source.environment(place)
     given = [f"{k} {v}" for k, v in source.document.options.items() if v not in (None, False, [], {})]
     found = {
@@ -276,14 +307,15 @@ _TIMING = (
 
 
 def every_record(book: Book) -> Table:
-    """All figures of each record and where they come from. Times in microseconds; `over_floor` and `speedup` (over the
-    reference) are of the same workload, tier and device; the axes and the checks' errors have a column each."""
+    """All figures of each record and their origin. Times are in microseconds. `over_floor` (over the copy) and
+    `speedup` (over the reference) use the same workload, tier and device. Each axis and each output's error has its
+    column."""
     axes = list(dict.fromkeys(name for m in book.measured for name in m.axes))
     outputs = list(dict.fromkeys(name for m in book.measured for name in _errors(m)))
     medians = {(m.op, m.algo, *m.key[2:]): m.median_us for m in book.measured}
 
     def other(m: Measurement, algo: str | None) -> float | None:
-        """What another algo took for the same."""
+        """Another algo's time for the same call."""
         return medians.get((m.op, algo, *m.key[2:])) if m.workload and m.median_us and algo != m.algo else None
 
     made = Table("Records", [])

@@ -1,4 +1,4 @@
-"""The terminal: what commands end with, as tables and notes for a person; or one JSON document for a program."""
+"""The commands' results on the terminal: tables and notes, or one JSON document."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from .. import units
+from ..catalog.ops import label_of
 from ..text import shown
-from .screen import block, console, print_table, remark, say, show_json, styled
+from .screen import block, console, print_line, print_table, remark, say, show_json, styled
 from .table import Cell, Column, Mark, Table, words
 
 if TYPE_CHECKING:
-    from ..catalog.registry import Algo, Broken, Registry
+    from ..catalog.registry import Registry
     from ..catalog.workloads import Workload
-    from ..machine.inventory import Place
     from ..remote.resume import Status
     from ..schema.record_types import Document
 
 # --- gdn run, gdn bench, gdn floors, gdn compare --------------------------------------------------------------------
 
 
-def show(document: Document, registry: Registry, as_json: bool, saved: Path, unsaved: str | None = None) -> None:
-    """Show a command's document: the tables, then what went wrong, what is missing here, and where the records are."""
+def show(document: Document, registry: Registry, as_json: bool, saved: Path | None, unsaved: str | None = None) -> None:
+    """Show a command's document: tables, failures, missing algos, legends, and the path of the records."""
     if unsaved:
-        say(f"the records could not be kept: {unsaved}")
+        say(f"the records could not be saved: {unsaved}")
     if as_json:
         return show_json(document)
-    from . import command_tables, merge, notes  # here: `gdn list` shows no records
+    from . import command_tables, merge, notes  # imported here because `gdn list` needs none of it
     from .book import Source
 
     out = console()
@@ -39,46 +39,17 @@ def show(document: Document, registry: Registry, as_json: bool, saved: Path, uns
         print_table(out, made)
         legend |= dict.fromkeys("".join(note) for note in made.notes)
     for note in [*notes.notes(book, brief=True), *notes.tuned(book), *notes.file_notes(book)]:
-        remark(out, note.kind, block(note.text), "red" if note.grave else "yellow")
-        for line in note.tail:
-            remark(out, f"    {line}")
+        to = console(stderr=True) if note.kind == "not run" and not book.measured else out  # no result: an error
+        remark(to, note.kind, block(note.text), "red" if note.grave else "yellow")
+        for text in note.tail:
+            remark(out, f"    {text}")
     for text in legend:
         remark(out, text)
-    if book.measured and not unsaved:
-        remark(out, f"records: {saved}")
+    if book.measured and saved and not unsaved:
+        remark(out, f"records: {saved}", whole=True)
 
 
-# --- gdn list, gdn data list, gdn doctor, gdn pack ------------------------------------------------------------------
-
-
-def show_list(found: list[tuple[Algo, Place]], broken: list[Broken], as_json: bool) -> None:
-    """The algos with where each of them runs here, and the folders that hold none."""
-    if as_json:
-        rows = [
-            {
-                "op": algo.op, "algo": algo.name, "language": algo.language, "devices": algo.modes, "here": place.mode,
-                "reason": place.reason, "hint": place.hint, "after": algo.after, "setup": algo.setup,
-                "summary": algo.summary,
-            }
-            for algo, place in found
-        ]  # fmt: skip
-        return show_json(
-            {"algos": rows, "broken": [{"op": b.op, "algo": b.name, "error": str(b.error)} for b in broken]}
-        )
-    out = console()
-    tables: dict[str, Table] = {}
-    for algo, place in found:
-        columns = [*words("algo", "language", "runs on"), Column("here", folds=True)]
-        setup = "; setup not timed" if algo.setup else ""
-        yes, no = Cell(f"yes, on {place.mode}{setup}", Mark.GOOD), Cell(f"no: {place.reason}{setup}", Mark.WARN)
-        made = tables.setdefault(algo.op, Table(algo.op, columns))
-        made.add(algo.name, algo.language, ", ".join(algo.modes), yes if place.mode else no)
-    for made in tables.values():
-        print_table(out, made)
-    for b in broken:
-        out.print(styled(("broken", "red"), f" {b.op}/{b.name}: {b.error}"))
-    if hints := dict.fromkeys(place.hint for _, place in found if place.hint):
-        out.print(styled((f"to run the others: {'; '.join(hints)}", "dim")))
+# --- gdn data list, gdn doctor, gdn pack ----------------------------------------------------------------------------
 
 
 def show_workloads(found: dict[str, list[Workload]], as_json: bool) -> None:
@@ -94,18 +65,46 @@ def show_workloads(found: dict[str, list[Workload]], as_json: bool) -> None:
     print_table(console(), made)
 
 
+def show_presets(found: dict[str | None, dict[str, list[Workload]]], registry: Registry) -> None:
+    """The number of workloads of each preset and op, and their sizes; the key None is all workloads."""
+    out = console()
+    made = Table("", [*words("op", "preset"), Column("workloads", number=True), Column("sizes", folds=True)])
+    for op in found[None]:
+        for preset, workloads in found.items():
+            if chosen := workloads.get(op):
+                sizes = list(dict.fromkeys(label_of(registry.ops[op], w.axes)[0] for w in chosen))
+                some = sizes if len(sizes) <= _SIZES else [*sizes[:2], f"... {len(sizes) - 3} more ...", sizes[-1]]
+                first = preset is None
+                made.add(
+                    op if first else "",
+                    preset or "(all)",
+                    str(len(chosen)),
+                    ", ".join(some),
+                    gap=bool(made.rows) and first,
+                )
+    print_table(out, made)
+    remark(out, "`gdn data list --full` has a line for each workload; `--preset NAME` only those of a preset")
+
+
+_SIZES = 4  # up to this many sizes of a preset are named
 _STATES = {"ok": Cell("ok", Mark.GOOD), "bad": Cell("!!", Mark.BAD), "failed": Cell("!!", Mark.BAD)}
 
 
-def show_doctor(findings: list[dict[str, str | None]], as_json: bool) -> None:
+def show_doctor(findings: list[dict[str, str | None]], summary: str, as_json: bool) -> None:
     if as_json:
-        return show_json({"findings": findings})
+        return show_json({"findings": findings, "summary": summary})
+    out = console()
     made = Table("", [*words("", "what"), Column("found", folds=True), Column("for", folds=True)])
     for f in findings:
         made.add(_STATES.get(f["state"], Cell("--", Mark.WARN)), f["what"], f["found"], f["for"])
-        if f.get("mend"):
-            made.add("", "", Cell(f["mend"], Mark.WARN))
-    print_table(console(), made)
+    print_table(out, made)
+    out.print()
+    print_line(out, styled((summary, "bold")))
+    if wanting := [f for f in findings if f.get("mend")]:
+        out.print()
+        print_line(out, styled(("what to do about the others:", "bold")))
+    for f in wanting:
+        print_line(out, styled(f"  {f['what']}: ", (f["mend"], "yellow")), 2, whole=True)
 
 
 def show_proof(steps: Iterable[Mapping[str, str]]) -> None:
@@ -128,9 +127,9 @@ def show_remote(there: Status, as_json: bool) -> None:
     if there.apps:
         print_table(out, made)
     else:
-        out.print("no app is alive at Modal")
+        print_line(out, "no app is running at Modal")
     for run in there.runs:
         counts = {"done": run.done, "under way": run.under_way, "lost": run.lost}
         states = ", ".join(f"{n} {state}" for state, n in counts.items() if n)
-        out.print(f"{units.count(run.calls, 'call')} left behind: {states}", soft_wrap=True)
-        out.print(f"  gdn modal {run.command} --resume {run.file}", soft_wrap=True)
+        print_line(out, f"{units.count(run.calls, 'call')} left behind: {states}")
+        print_line(out, f"  gdn modal {run.command} --resume {run.file}", whole=True)

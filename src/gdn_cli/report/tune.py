@@ -1,4 +1,4 @@
-"""A tuning on the terminal: what would be tried, or what was chosen for which size and by how much."""
+"""`gdn tune` on the terminal: the candidates of a dry run, or the constants chosen for each size and their lead."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich.console import Console
 
 from .. import units
 from ..catalog.tuned_table import ENDLESS
-from .screen import console, print_table, remark, show_json, styled
+from .screen import console, print_line, print_table, remark, show_json, styled
 from .table import Column, Table, numbers, words
 
 if TYPE_CHECKING:
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from ..tune.journal import Space
     from ..tune.search import LeftOut, Plan, State
 
-_ROWS = 40  # candidates of a dry run; --json has them all
-_RULE = 60  # characters of a `where` that are shown: what fits a line
+_ROWS = 40  # candidates of a dry run; --json has all
+_RULE = 60  # characters; a longer `where` is not shown
 
 
 def show_tuning(plan: Plan, state: State | None, as_json: bool) -> None:
-    """What `gdn tune` has found; without a state, what it would try."""
+    """Show the results of `gdn tune`; without a state, the candidates that it would try."""
     if as_json:
         from ..tune.evidence import document
 
@@ -33,26 +33,26 @@ def show_tuning(plan: Plan, state: State | None, as_json: bool) -> None:
     if state.result:
         _show_result(out, state.result, plan)
     else:
-        out.print(styled((f"{plan.op.name}/{plan.algo.name}", "bold"), " | nothing is chosen yet"))
+        print_line(out, styled((f"{plan.op.name}/{plan.algo.name}", "bold"), " | no choice yet"))
     _show_left_out(out, list(state.out.values()), len(plan.constants))
     if state.interrupted:
-        out.print(styled(("interrupted", "red"), ": what was measured is kept; the same command goes on from here"))
+        remark(out, "interrupted:", "the measurements are saved; the same command continues from here", "red")
     for file in state.written:
-        remark(out, f"written: {file}")
+        remark(out, f"written: {file}", whole=True)
 
 
 def _show_plan(out: Console, plan: Plan) -> None:
     space, found = plan.space, list(plan.constants.values())
-    out.print(styled((f"{plan.op.name}/{plan.algo.name}", "bold"), " | dry run: nothing is run or written"))
-    rule = space.where if len(space.where or "") <= _RULE else "`where`, which --json has whole"
-    where = [f", {plan.excluded} more are left out by ", (rule, "bold")] if plan.excluded else []
-    out.print(styled(units.count(len(found), "candidate"), *where), soft_wrap=True)
+    print_line(out, styled((f"{plan.op.name}/{plan.algo.name}", "bold"), " | dry run: nothing is run or written"))
+    rule = space.where if len(space.where or "") <= _RULE else "`where` (in full with --json)"
+    where = [f", {plan.excluded} more are excluded by ", (rule, "bold")] if plan.excluded else []
+    print_line(out, styled(units.count(len(found), "candidate"), *where))
     made = Table("", numbers(*space.constants))
     for constants in found[:_ROWS]:
         made.add(*map(str, constants.values()))
     print_table(out, made)
     if len(found) > _ROWS:
-        remark(out, f"and {len(found) - _ROWS} more; --json has them all")
+        remark(out, f"and {len(found) - _ROWS} more with --json")
     out.print()
     lengths = ["length"] if space.length else []
     made = Table("", [*words("workload"), *numbers(*lengths, "size"), *words("uuid")])
@@ -61,7 +61,7 @@ def _show_plan(out: Console, plan: Plan) -> None:
             made.add(plan.label(w), *map(str, size if lengths else size[1:]), w.uuid[:8])
     print_table(out, made)
     remark(out, _meaning(space))
-    remark(out, f"would be written: {plan.algo.folder / plan.algo.tune.file}")
+    remark(out, f"would be written: {plan.algo.folder / plan.algo.tune.file}", whole=True)
 
 
 def _meaning(space: Space) -> str:
@@ -78,8 +78,8 @@ def _show_result(out: Console, result: Evidence, plan: Plan) -> None:
     head = [*words("workload"), *(numbers("GPU") if several else []), *words("chosen"), *numbers("time", "to second")]
     head += [*words("99 % interval"), Column("second", folds=True)]
     made = Table(f"{plan.op.name}/{plan.algo.name} | {where} | tier {result.tier}{l2}{in_place}", head)
-    notes = ["to second: the second fastest's time over the fastest's, calls taking turns"]
-    near = "~ no slower than the fastest as far as can be told, and what the size before it has"
+    notes = ["to second: the second fastest's time over the fastest's, calls in turns"]
+    near = "~ not measurably slower than the fastest, and the same as for the previous size"
     for w in result.workloads:
         chosen = _constants(w.chosen)
         if w.chosen != w.fastest:
@@ -103,7 +103,7 @@ def _show_result(out: Console, result: Evidence, plan: Plan) -> None:
 
 
 def _show_left_out(out: Console, found: list[LeftOut], count: int) -> None:
-    """The candidates that are wrong or cannot be built, each reason once."""
+    """The candidates that are wrong or cannot be built, grouped by reason."""
     together: dict[tuple[str, str], list[str]] = {}
     for one in found:
         first = (one.reason or "").partition("\n")[0]

@@ -1,9 +1,9 @@
-"""What compiles does so ahead of the timing, side by side: one algo after the other, a first bench on a GPU took two
+"""Compiling is done before the timing, side by side: with one algo after the other a first bench on a GPU took two
 minutes, with fifteen of sixteen CPUs idle.
 
-Each algo that is to be timed is checked on a few of its workloads, several at once. nvcc, Triton and torch.compile
-leave what they make in their caches on disk, where the worker that times it finds it. What such a check says is not
-kept: the worker that times an algo checks it itself. A stamp beside the builds says what was compiled here before.
+Each algo to be timed is checked on a few of its workloads, several algos at once. nvcc, Triton and torch.compile leave
+their output in caches on disk, where the worker that times the algo finds it. The results of these checks are not kept:
+the worker checks the algo again. A stamp next to the builds says what was compiled here before.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ..errors import GdnError
 from ..machine import gpu_sharing
 from .jobs import Job, execute
 
-_TIMEOUT_S = 120.0  # for each; one that hangs will hang again where it is timed, and be told of there
+_TIMEOUT_S = 120.0  # for each; one that hangs will hang again when timed, and is reported then
 _LEAST_CPUS = 4  # with fewer they would wait for each other
 _MOST = 16  # at once: each has a process with torch in it, and on a GPU half a GB of its memory
-_WORKLOADS = 4  # of each algo, from the smallest to the largest: a tuned one is compiled for each row of its table
+_WORKLOADS = 4  # of each algo, from smallest to largest: a tuned one compiles for each row of its table
 _PACKAGES = ("torch", "triton", "flashinfer-bench", "apache-tvm-ffi", "flash-linear-attention", "flashinfer-python")
 
 
 def ahead(jobs: Sequence[Job], progress: Callable[[str], None], given_up: Callable[[], bool]) -> None:
-    """Compile what these jobs will time and nobody has compiled here; `progress` gets a line each time one is done."""
+    """Compile what these jobs will time, unless it was compiled here before; `progress` gets a line after each."""
     todo = {_stamp(job): job for job in map(_as_check, _each(jobs))}
     waiting = {stamp: job for stamp, job in todo.items() if not stamp.exists()}
     at_once = min(len(waiting), _cpus() // 2, _MOST)
@@ -67,7 +67,7 @@ def _line(names: list[str]) -> str:
 
 
 def _each(jobs: Sequence[Job]) -> list[Job]:
-    """A job for each algo that is timed and compiles; those of a comparison one by one."""
+    """A job for each algo that is timed and compiles; the algos of a comparison separately."""
     found = []
     for job in jobs:
         if not job.tiers or job.command not in ("bench", "compare"):
@@ -79,7 +79,7 @@ def _each(jobs: Sequence[Job]) -> list[Job]:
 
 
 def compiles(algo: Algo, solution: Solution) -> bool:
-    """Whether a first call of it takes long: anything but plain PyTorch."""
+    """Whether its first call takes long: true for anything but plain PyTorch."""
     compiled = any("torch.compile(" in source["content"] for source in solution["sources"])
     return algo.language != "python" or bool(algo.packages) or compiled
 
@@ -94,7 +94,7 @@ def _as_check(job: Job) -> Job:
 
 
 def _stamp(job: Job) -> Path:
-    """A file that is there once this has been compiled: for these sources, sizes, GPU and versions."""
+    """A file that exists once this has been compiled: for these sources, sizes, GPU and versions."""
     what = [source_hash(job.solution), job.place, *(w.uuid for w in job.workloads), platform.python_version()]
     what += [f"{gpu.name} {gpu.uuid}" for gpu in ([job.gpu] if job.gpu else job.machine.gpus())]
     for package in _PACKAGES:
@@ -106,7 +106,7 @@ def _stamp(job: Job) -> Path:
     try:
         return paths.builds_dir() / "compiled" / digest
     except GdnError:
-        return Path(os.devnull)  # there is always something: the builder says what is wrong
+        return Path(os.devnull)  # exists always, so nothing is compiled ahead: the builder reports the error
 
 
 def _cpus() -> int:

@@ -1,6 +1,6 @@
-"""What is here: each finding says what it is for and, where something is wanting, the command that mends it.
+"""What is installed here: each finding says what it is for and, if something is missing, the command that fixes it.
 
-State `ok`; `missing`: some commands cannot run here; `bad`: something is here and broken.
+State `ok`; `missing`: some commands cannot run here; `bad`: something is installed but broken.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Finding = dict[str, str | None]  # state, what, found, for and mend
 
 
 def examine(dataset: Path | None = None, machine: Machine = HERE) -> list[Finding]:
-    """All findings, in the order in which a new user meets them."""
+    """All findings, in the order in which a new user needs them."""
     return [
         *_python(),
         *(_package(machine, *p) for p in _PACKAGES),
@@ -40,6 +40,19 @@ def examine(dataset: Path | None = None, machine: Machine = HERE) -> list[Findin
     ]
 
 
+_FOR_CPU = ("Python", "torch", "flashinfer-bench", "ninja", "C++ compiler", "records", "builds")
+_FOR_GPU = ("GPU", "nvcc", "triton")
+
+
+def summary(findings: list[Finding]) -> str:
+    """What can be done here, in one line."""
+    missing = {f["what"]: f["found"] for f in findings if f["state"] != "ok"}
+    cpu, gpu = ([f"{name} ({missing[name]})" for name in names if name in missing] for names in (_FOR_CPU, _FOR_GPU))
+    if cpu:
+        return f"not ready: {', '.join(cpu)}"
+    return f"ready for algos on the CPU; a GPU's need {', '.join(gpu)}" if gpu else "ready for algos on the CPU and GPU"
+
+
 def _finding(state: str, what: str, found: str, purpose: str, mend: str | None = None) -> Finding:
     return {"state": state, "what": what, "found": found, "for": purpose, "mend": mend}
 
@@ -50,7 +63,7 @@ def _python() -> list[Finding]:
     return [_finding("ok" if fits else "bad", "Python", version, "all", None if fits else "use Python 3.10 to 3.13")]
 
 
-# distribution, import name, what it is for, what mends its absence
+# distribution, import name, what it is for, how to install it
 _PACKAGES = [
     ("torch", "torch", "run, bench", "pip install torch"),
     ("triton", "triton", "Triton algos", "pip install triton"),
@@ -67,7 +80,7 @@ _PACKAGES = [
 
 
 def _there(what: str, found: str | None, purpose: str, mend: str, absent: str = "none") -> Finding:
-    """What is here, or is missing and can be had."""
+    """A finding for something that is here, or is missing and can be installed."""
     return _finding("ok", what, found, purpose) if found else _finding("missing", what, absent, purpose, mend)
 
 
@@ -116,14 +129,14 @@ def _modal_token() -> Finding:
     if os.environ.get("MODAL_TOKEN_ID") and os.environ.get("MODAL_TOKEN_SECRET"):
         found = "in the environment"
     else:
-        with contextlib.suppress(GdnError):  # whether any profile in it has one; Modal alone looks at the token itself
+        with contextlib.suppress(GdnError):  # whether any profile has one; only Modal can check the token itself
             if any(isinstance(of, dict) and "token_id" in of for of in parsing.read_toml(file).values()):
                 found = "in Modal's config file"
     return _there("Modal token", found, "a B200 at Modal", "modal setup")
 
 
 def _writable(what: str, place: Callable[[], Path]) -> Finding:
-    """Write a file there for real: permissions, full disks and read-only mounts all show."""
+    """Really write a file there: that shows permissions, full disks and read-only mounts."""
     folder = None
     try:
         folder = paths.make(place())

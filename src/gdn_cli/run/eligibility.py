@@ -1,4 +1,4 @@
-"""What an option leaves of the algos that a command was to take: those that cannot do it are named with the reason."""
+"""Which of a command's algos an option allows: those that cannot do it are named with the reason."""
 
 from __future__ import annotations
 
@@ -12,19 +12,30 @@ from ..machine import inventory
 from .planning import Entry, Part
 
 
-def overwriting(registry: Registry, entries: list[Entry], named: bool) -> list[Entry]:
-    """What `--in-place` leaves of these. UsageError for an op that has no such call; for an algo that cannot make one,
-    where the user `named` it: else it has no place to run."""
-    for name in dict.fromkeys(e.algo.op for e in entries):
-        if not registry.op(name).in_place:
+def overwriting(
+    registry: Registry, entries: list[Entry], named: bool, asked: bool = True, timed: bool = True
+) -> list[Entry]:
+    """The entries that can make in-place calls, if these are `asked` for (`--in-place`) or their op is always in place.
+
+    UsageError for an op that has no in-place call, and for an algo that cannot make one if the user `named` it;
+    otherwise the algo is reported as unable to run. Where nothing is `timed`, an algo of an op that is always in place
+    may return its results: they are checked as they are.
+    """
+    names = dict.fromkeys(e.algo.op for e in entries)
+    only = {name for name in names if registry.op(name).in_place_only and timed}
+    for name in names:
+        if asked and not registry.op(name).in_place:
             able = ", ".join(op.name for op in registry.ops.values() if op.in_place)
             raise UsageError(f"--in-place: {name} declares no output that may be an input", hint=f"{able} do")
 
     def why_not(algo: Algo) -> str | None:
+        if not asked and algo.op not in only:
+            return None
+        where = "--in-place" if asked else f"{algo.op} is timed in place"
         if algo.setup:
-            return f"--in-place: {algo.full_name} keeps what its setup made of the inputs"
+            return f"{where}: {algo.full_name} keeps data that its setup made from the inputs"
         if not algo.destination_passing:
-            return f"--in-place: {algo.full_name} returns its results, and cannot write where it is told"
+            return f"{where}: {algo.full_name} returns its results, and cannot write into given buffers"
         return None
 
     hint = "destination_passing = true in algo.toml, with a kernel that reads each element before it writes it"
@@ -32,8 +43,8 @@ def overwriting(registry: Registry, entries: list[Entry], named: bool) -> list[E
 
 
 def batch_invariant(registry: Registry, entries: list[Entry], named: bool) -> list[Entry]:
-    """The batch-invariant builds of these, for `--batch-invariant`. UsageError for an algo that has none, where the
-    user `named` it: else it has no place to run."""
+    """The batch-invariant builds, for `--batch-invariant`. UsageError for an algo that has none if the user `named` it;
+    otherwise the algo is reported as unable to run."""
     found = []
     for entry in _without(entries, batch_invariance.why_not, _able(registry, entries), named):
         if entry.place.mode is None:
@@ -49,7 +60,7 @@ def batch_invariant(registry: Registry, entries: list[Entry], named: bool) -> li
 
 
 def beside_batch_invariant(registry: Registry, entries: list[Entry]) -> list[Entry]:
-    """The rivals of a comparison, each with its batch-invariant build behind it where it has one that differs."""
+    """The rivals of a comparison, each followed by its batch-invariant build if it has one that differs."""
     able = [e for e in entries if batch_invariance.offered(e.algo)]
     if not able:
         raise UsageError(batch_invariance.why_not(entries[0].algo), hint=_able(registry, entries))
@@ -59,14 +70,14 @@ def beside_batch_invariant(registry: Registry, entries: list[Entry]) -> list[Ent
 
 
 def _able(registry: Registry, entries: list[Entry]) -> str:
-    """What to say after "cannot": which algos of these ops can."""
+    """The end of a message after "cannot": which algos of these ops can."""
     ops = dict.fromkeys(e.algo.op for e in entries)
     able = [algo.name for op in ops for algo in registry.of(op) if batch_invariance.offered(algo)]
     return f"{', '.join(able)} can" if able else batch_invariance.HOW
 
 
 def unscored(parts: list[Part], named: bool) -> list[Part]:
-    """The parts without algos that can have no score where one is asked for; UsageError where the user `named` one."""
+    """The parts without algos that cannot have a score; UsageError if the user `named` such an algo."""
 
     def why_not(algo: Algo) -> str | None:
         return f"{algo.full_name} has no score: its setup ({algo.setup}) is not timed" if algo.setup else None

@@ -1,5 +1,5 @@
-"""The jobs of a plan, carried out: one after the other on each GPU, or all of them elsewhere; what became of each, in
-the document and as a command's exit code."""
+"""Runs the jobs of a plan: one after the other on each GPU, or all of them elsewhere. Results go to the document, and
+to a command's exit code."""
 
 from __future__ import annotations
 
@@ -9,30 +9,33 @@ import threading
 from collections.abc import Callable, Generator
 from functools import partial
 
+from msgspec.structs import replace
+
 from .. import errors
+from ..catalog.registry import Algo
 from ..catalog.tiers import COPY
 from ..machine import gpu_sharing, locks
 from ..machine.inventory import Gpu
 from ..records import below_floor
 from ..records.store import Writer
-from ..schema.record_types import Blame, Document, Environment, GpuName, Record, Status
-from . import compile_ahead
+from ..schema.record_types import Blame, Call, Document, Environment, GpuName, Record, Status
+from . import compile_ahead, own_files
 from .jobs import Job, Outcome, execute
 from .planning import Plan, key, name
 
-# A line of progress: what runs now, how many of how many workloads are done.
-Progress = Callable[[str, int, int], None]
+# A line of progress: what runs now, how many workloads are done, of how many; and True once that one has ended.
+Progress = Callable[..., None]
 
-# Carries out jobs elsewhere: gives each one with what became of it as soon as that is known, in any order.
+# Runs jobs elsewhere: yields each with its outcome as soon as that is known, in any order.
 Engine = Callable[[list[Job]], Generator[tuple[Job, Outcome], None, None]]
 
 
 def run(
     plan: Plan, writer: Writer, progress: Progress, say: Callable[[str], None], engine: Engine | None = None
 ) -> None:
-    """Run everything, job after job, each in its own worker; the document has it all at any moment.
+    """Run all jobs, each in its own worker; the document is up to date at any moment.
 
-    Jobs of different GPUs run side by side. `say` gets the line that tells for whom a timing waits. With an `engine`
+    Jobs on different GPUs run side by side. `say` gets the line about a lock that a timing waits for. With an `engine`
     nothing runs here.
     """
     document = writer.document
@@ -62,7 +65,7 @@ def run(
 def _lane(
     gpu: Gpu | None, jobs: list[Job], tally: _Tally, say: Callable[[str], None], given_up: Callable[[], bool]
 ) -> None:
-    """One GPU's jobs, or those of none, one after the other."""
+    """Run one GPU's jobs, or those without a GPU, one after the other."""
     with contextlib.ExitStack() as held:
         if any(job.mode == "cuda" and job.tiers for job in jobs):
             gpu = gpu or jobs[0].machine.gpus()[0]
@@ -77,8 +80,7 @@ def _lane(
 
 
 class _Tally:
-    """What the jobs have brought by now, those of all GPUs or of an engine: into the document, and onto the progress
-    bar."""
+    """Collects the jobs' results, from all GPUs or an engine: into the document, and onto the progress bar."""
 
     def __init__(self, plan: Plan, writer: Writer, progress: Progress) -> None:
         self.order, self.writer, self.progress = plan.order, writer, progress
@@ -98,22 +100,25 @@ class _Tally:
             self.progress(_shown(job), self.done, self.total)
 
     def add(self, job: Job, record: Record, environment: Environment | None) -> None:
-        if not job.asked(record):  # what was not asked for is not delivered either
+        if not job.asked(record):  # ignore records that were not asked for
             return
         with self.lock:
-            self._keep(job, [record], environment)
-            self.seen[id(job)].append(record)
+            self.seen[id(job)] += self._keep(job, [record], environment)
             self.done += 1
             self.progress(_shown(job), self.done, self.total)
 
     def end(self, job: Job, outcome: Outcome) -> None:
         with self.lock:
             seen = self.seen[id(job)]
+            for record in seen:  # one that crashed, and the others went on without it
+                if record.status is Status.CRASHED and record.tail is None:
+                    record.tail = own_files.pointed(replace(record, tail=outcome.tail), _algos(job)[record.algo]).tail
             self._keep(job, _fates(job, outcome, seen), outcome.environment)
             self.done += job.due - len(seen)
+            self.progress(_shown(job), self.done, self.total, True)
 
     def arrived(self, job: Job, outcome: Outcome) -> None:
-        """All of a job at once, from elsewhere: its environment says on which GPU it was made."""
+        """All of a job's results at once, from elsewhere: its environment says on which GPU it ran."""
         env = outcome.environment
         found = [record for record in outcome.records if job.asked(record)]
         found += _fates(job, outcome, found)
@@ -122,30 +127,32 @@ class _Tally:
                 record.gpu = GpuName(uuid=env.gpu_uuid, name=env.gpu)
         self._keep(job, found, env)
 
-    def _keep(self, job: Job, records: list[Record], environment: Environment | None) -> None:
+    def _keep(self, job: Job, records: list[Record], environment: Environment | None) -> list[Record]:
+        kept, algos = [], _algos(job)
         for record in records:
-            whole = self.writer.add(job, record, environment)
+            whole = self.writer.add(job, own_files.pointed(record, algos.get(record.algo)), environment)
+            kept.append(whole)
             below_floor.doubt(self.writer.document.records, whole)
             keys = key(job), (job.op.name, whole.uuid)
             self.ranks[id(whole)] = *(self.order.get(k, math.inf) for k in keys), self.gpus.index(job.gpu)
         if records:
             self.writer.save()
+        return kept
 
     def sort(self) -> None:
-        """Put the records into the order in which one GPU would have made them, behind those that were there."""
+        """Put the records into the order in which one GPU would have made them, after those that were there before."""
         self.writer.document.records.sort(key=lambda record: self.ranks.get(id(record), (-1,)))
 
 
 def _shown(job: Job) -> str:
-    """What the progress bar says."""
+    """The job's name on the progress bar."""
     return f"GPU {job.gpu.index}: {name(job)}" if job.gpu else name(job)
 
 
 def _fates(job: Job, outcome: Outcome, seen: list[Record]) -> list[Record]:
-    """The records of a worker that ended before its workloads did, or that says it is done and is not.
+    """Records for a worker that ended before its workloads did, or that says it is done and is not.
 
-    Of a comparison: one for the algo whose code ran last, where that is known, else one for each that has something
-    left.
+    For a comparison: one for the algo whose code ran last, if that is known, else one for each that has something left.
     """
     owed = job.owed(seen)
     status, reason = outcome.status, outcome.reason
@@ -160,15 +167,30 @@ def _fates(job: Job, outcome: Outcome, seen: list[Record]) -> list[Record]:
             op=job.op.name, algo=name, source_hash=None, mode=job.mode, tier=job.tiers[0] if job.tiers else None,
             workload=None, status=status, reason=reason, code=outcome.code, tail=outcome.tail,
             unfinished=min(len(job.workloads), -(-owed.get(name, 0) // tiers)),
+            during=_during(job, outcome, seen, name),
         )
         for name in names
     ]  # fmt: skip
 
 
+def _algos(job: Job) -> dict[str, Algo]:
+    return {algo.name: algo for algo in (*(algo for algo, _ in job.rivals), job.algo) if algo}
+
+
+def _during(job: Job, outcome: Outcome, seen: list[Record], name: str) -> Call | None:
+    """The workload that a worker was at when it ended: the first that has no record yet. None where that is not known:
+    it may have ended while the algo was built."""
+    if outcome.build_s is None and not seen or outcome.status in (Status.BUILD_FAILED, Status.REFUSED):
+        return None
+    had = {record.uuid for record in seen if record.algo == name}
+    first = next((w for w in job.workloads if w.uuid not in had), None)
+    return first and Call(uuid=first.uuid, axes=dict(first.axes), index=first.index, origin=first.origin)
+
+
 def exit_code(document: Document, named: bool) -> int:
-    """1: an algo failed; 4: none did, but the remote side; 3: an algo that the user named, the tier or the data cannot
-    be had here."""
-    lacking_yardstick = Status.TIER_UNAVAILABLE  # of an algo that gdn added: nobody asked for its time
+    """1: an algo failed; 4: only the remote side failed; 3: an algo that the user named, the tier or the data is not
+    available here."""
+    lacking_yardstick = Status.TIER_UNAVAILABLE  # for an algo that gdn added: its time was not asked for
     blames = {r.blame for r in document.records if not (r.added and r.status is lacking_yardstick)}
     if Blame.ALGO in blames:
         return errors.FAILED

@@ -1,6 +1,6 @@
-"""Starts the worker for one algo, follows it, and says what became of it: the commands' side of the seam.
+"""Starts the worker for one algo, follows it, and reports its outcome: the commands' side.
 
-A worker can crash, hang, exit or run out of memory; that is one algo's fate, and the next one gets a fresh process.
+A worker can crash, hang, exit or run out of memory. That counts against one algo, and the next gets a fresh process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from msgspec import structs
 
 from .. import bounded
 from ..catalog.formats import Definition, Solution
-from ..catalog.registry import Algo, Op
+from ..catalog.ops import Op
+from ..catalog.registry import Algo
 from ..catalog.tiers import COPY, FLOORS
 from ..catalog.workloads import Workload
 from ..machine import inventory
@@ -36,12 +37,12 @@ from ..records import exit_reasons
 from ..records.messages import Event, Reply
 from ..records.request import PlanFields, Profiling, Request, Rival, Timing
 from ..schema.record_types import Blame, Environment, Record, Status, blame
-from . import redaction
+from . import own_files, redaction
 
 _KEEPER = Path(__file__).with_name("keeper.py")
 _POLL_S = 0.02
-_PATIENCE_S = 5.0  # for the keeper to end what is below it
-_MOST = 256 << 20  # bytes of a reply, and of one record: a long comparison has some 40 MiB
+_PATIENCE_S = 5.0  # for the keeper to end its processes
+_MOST = 256 << 20  # bytes of a reply, and of one record: a long comparison has about 40 MiB
 _LINE = 2000  # characters of a line of the tail
 _WAITS = re.compile(
     rb"^gdn: the build of [^\n]{1,200} is in use by [^\n]{1,200}; waiting$", re.MULTILINE
@@ -60,28 +61,32 @@ class Job:
     mode: str  # cuda, cpu or interpreter
     workloads: tuple[Workload, ...]
     algo: Algo | None = None
-    rivals: tuple[tuple[Algo, Solution], ...] = ()  # of a comparison: each algo and its solution
-    turns: dict[str, tuple[str, ...]] = field(default_factory=dict)  # workload -> which rivals meet there, else all
+    rivals: tuple[tuple[Algo, Solution], ...] = ()  # in a comparison: each algo and its solution
+    turns: dict[str, tuple[str, ...]] = field(default_factory=dict)  # workload -> its rivals, else all
     dataset: Path | None = None
     tiers: tuple[str, ...] = ()
     plan: PlanFields = field(default_factory=dict)
-    fallback: bool = False  # whether events may stand in for cupti
+    fallback: bool = False  # whether events may replace cupti
     strict: bool = False  # probe every workload
     sandbox: bool = False  # run the algo's code in bubblewrap
-    in_place: bool = False  # outputs are the inputs that the op says they may be
-    batch_invariant: bool = False  # a sequence alone must have the bits that it has in its batch
+    in_place: bool = False  # outputs overwrite the inputs, where the op allows it
+    batch_invariant: bool = False  # a sequence alone must give the same bits as in its batch
     profile: Profiling | None = None  # what a profiler's target is to do
-    wrap: tuple[str, ...] = ()  # a command line that goes in front of the worker's: a profiler's
+    wrap: tuple[str, ...] = ()  # a command line put before the worker's: a profiler's
     added: bool = False  # gdn put it in to compare with; the user did not ask for it
     timeout_s: float = 300.0
     env: dict[str, str] = field(default_factory=dict)
-    gpu: inventory.Gpu | None = None  # the one to run on; None is the one that a CUDA process takes by itself
-    cpus: frozenset[int] = frozenset()  # the only ones to run on; empty is all
+    gpu: inventory.Gpu | None = None  # the one to run on; None: the one that CUDA chooses
+    cpus: frozenset[int] = frozenset()  # the only ones to run on; empty means all
     machine: inventory.Machine = inventory.HERE
+
+    def __post_init__(self) -> None:
+        if self.op.in_place_only and (self.algo is None or self.algo.destination_passing):
+            object.__setattr__(self, "in_place", True)
 
     @property
     def place(self) -> str:
-        """What a document calls where the job ran: "cpu", "cuda", or "cuda:1" where GPUs were chosen."""
+        """Where the job ran, as in a document: "cpu", "cuda", or "cuda:1" if GPUs were chosen."""
         return f"{self.mode}:{self.gpu.index}" if self.gpu else self.mode
 
     @property
@@ -98,12 +103,12 @@ class Job:
         return tuple(algo.name for algo, _ in self.rivals) or ((self.algo.name,) if self.algo else ())
 
     def asked(self, record: Record) -> bool:
-        """Whether a record is about one of its algos, or its floors, on one of its workloads."""
+        """Whether a record belongs to one of its algos, or its floors, and one of its workloads."""
         right = record.algo in (FLOORS if self.command == "floor" else self.names)
         return right and (record.uuid is None or any(w.uuid == record.uuid for w in self.workloads))
 
     def owed(self, records: list[Record]) -> dict[str, int]:
-        """What a worker that has sent these records still owes: algo (the copy for floors) -> how many."""
+        """How many records a worker that has sent these still owes, by algo (the copy for floors)."""
         tiers = max(1, len(self.tiers))
         if self.command == "floor":
             return {COPY: self.due - len(records)} if len(records) < self.due else {}
@@ -117,7 +122,7 @@ class Job:
         return found
 
     def request(self) -> Request:
-        """What `gdn worker` reads."""
+        """The request that `gdn worker` reads."""
         return Request(
             command=self.command,
             op=self.op,
@@ -141,21 +146,21 @@ class Job:
 
 
 class Outcome(msgspec.Struct):
-    """What became of a job, or of its worker."""
+    """The outcome of a job, or of its worker."""
 
     status: Status
     reason: str | None = None
     records: list[Record] = []
-    environment: Environment | None = None  # None where the worker did not come to say
+    environment: Environment | None = None  # None if the worker did not get to say
     tail: list[str] = []  # the last lines of the worker's output
-    code: int | None = None  # the exit code that goes with the status, where the status alone does not say it
+    code: int | None = None  # the exit code, if the status alone does not determine it
     build_s: float | None = None
     proof: dict[str, str] | None = None
-    at: str | None = None  # whose code ran last, where that is one rival's alone
+    at: str | None = None  # whose code ran last, if it is only one rival's
 
     @property
     def blame(self) -> Blame:
-        """Whose fault it is that this is not done."""
+        """Who is at fault if this is not done."""
         return blame(self.status, self.code)
 
 
@@ -167,10 +172,10 @@ def execute(
     on_record: OnRecord = lambda record, environment: None,
     given_up: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Run the job in a worker of its own; `on_record(record, environment)` is called as soon as the worker has one.
+    """Run the job in its own worker; `on_record(record, environment)` is called as soon as the worker has a record.
 
-    `given_up` is asked all the while: True ends the worker and raises KeyboardInterrupt, which a thread other than the
-    main one never gets by itself.
+    `given_up` is called all the time: True ends the worker and raises KeyboardInterrupt, which threads other than the
+    main one never get by themselves.
     """
     return serve(job.request(), environ(job), job.timeout_s, on_record, given_up, wrap=job.wrap, cpus=job.cpus)
 
@@ -185,24 +190,24 @@ def serve(
     wrap: tuple[str, ...] = (),
     cpus: frozenset[int] = frozenset(),
 ) -> Outcome:
-    """Run a worker on a request, wherever that was made: `execute` here, and a container for one that travelled.
+    """Run a worker on a request, wherever that was made: for `execute` here, and in a container for one sent there.
 
-    env         the worker's environment variables: environ_of's
-    wrap, cpus  as a job has them
+    env         the worker's environment variables, from environ_of
+    wrap, cpus  as in a job
 
-    Whatever the worker sends is bounded, and has no value of a secret variable of this process in it.
+    The worker's output is limited in size, and values of this process's secret variables are removed from it.
     """
     folder = Path(tempfile.mkdtemp(prefix="gdn-"))
     try:
-        (folder / "empty").mkdir()  # the worker's own directory: nothing to import or to find by accident
-        env = env | {name: str(folder) for name in ("TMPDIR", "TEMP", "TMP")}  # what is left there goes with it
+        (folder / "empty").mkdir()  # the worker's directory: nothing can be imported or found by accident
+        env = env | {name: str(folder) for name in ("TMPDIR", "TEMP", "TMP")}  # left-over files are deleted with it
         return _Following(folder, request, env, on_record, wrap, cpus).to_the_end(timeout_s, given_up)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Following:
-    """One worker, what it has sent by now, and what becomes of it."""
+    """One worker, its output so far, and its outcome."""
 
     def __init__(
         self,
@@ -217,7 +222,7 @@ class _Following:
         self.secrets = redaction.values()
         self.log, self.reply, self.partial = bounded.Output(bounded.EDGE + 4096), bytearray(), bytearray()
         self.garbled: str | None = None
-        self.seal = os.urandom(16).hex()  # in front of each record: only the worker knows it, not what it runs
+        self.seal = os.urandom(16).hex()  # precedes each record: only the worker knows it, not the algo's code
         self.waits = False
         self.ooms = exit_reasons.ooms()
         self.selector = selectors.DefaultSelector()
@@ -263,20 +268,20 @@ class _Following:
                     break
                 if given_up():
                     raise KeyboardInterrupt
-        finally:  # Ctrl-C too: no worker outlives its command, and nothing that an algo started outlives its worker
+        finally:  # Ctrl-C too: no worker outlives its command, and no process of an algo outlives its worker
             _end(self.process)
-            while self._read(0):  # what came last; a process that got away may hold a pipe open, and is not waited for
+            while self._read(0):  # the last output; an escaped process may hold a pipe open, so do not wait
                 pass
             self.selector.close()
             for stream in (self.events, self.process.stdout, self.process.stderr):
                 stream.close()
         text = bounded.clip(redaction.masked(self.log.text(), self.secrets))
-        self.outcome.tail = [line.rstrip()[:_LINE] for line in text.splitlines() if line.strip()][-20:]
+        self.outcome.tail = [line[:_LINE] for line in own_files.tail(text.splitlines())]
         self._conclude(f"no end after {timeout_s:g} s; --timeout gives more" if timed_out else None)
         return self.outcome
 
     def _read(self, wait_s: float) -> bool:
-        """What is there by now, or comes within this time; whether anything was."""
+        """Read what is there, or comes within this time; returns whether there was anything."""
         if not self.selector.get_map():
             time.sleep(wait_s)
             return False
@@ -292,7 +297,7 @@ class _Following:
 
     def _log_bytes(self, data: bytes) -> None:
         self.log.add(data)
-        if not self.waits and (found := _WAITS.search(data)):  # a lock that is waited for is named, once
+        if not self.waits and (found := _WAITS.search(data)):  # report the lock that it waits for, once
             self.waits = True
             print(redaction.masked(found[0].decode(errors="replace"), self.secrets), file=sys.stderr, flush=True)
 
@@ -322,8 +327,8 @@ class _Following:
                 self.outcome.at = event.at
 
     def _decoded(self, data: bytes | bytearray, *forms: Any) -> Any:
-        """What the worker sent, as the first of these forms that has all of its keys: with texts of a size that
-        is known, and no secrets in them. None for anything else."""
+        """The worker's message as the first of these forms whose keys are all there, with long texts shortened and
+        secrets removed. None for anything else."""
         try:
             found = redaction.masked(bounded.clipped(json.loads(data)), self.secrets)
             form = next((form for form in forms if set(found) <= set(form.__struct_fields__)), forms[-1])
@@ -332,7 +337,7 @@ class _Following:
             return None
 
     def _conclude(self, timed_out: str | None) -> None:
-        """The status and the reason, from the reply or from the way in which the worker ended without one."""
+        """Set the status and the reason, from the reply or, without one, from how the worker ended."""
         outcome = self.outcome
         if timed_out:
             outcome.status, outcome.reason = Status.TIMED_OUT, timed_out
@@ -353,12 +358,12 @@ class _Following:
 
 
 def _end(process: subprocess.Popen) -> None:
-    """End the keeper, which ends all that is below it: compilers that the builder started, and what left its group."""
+    """End the keeper, which ends all its processes: compilers that the builder started, and any that left its group."""
     if process.poll() is None:
         process.terminate()
         try:
             process.wait(_PATIENCE_S)
-        except subprocess.TimeoutExpired:  # somebody has stopped it
+        except subprocess.TimeoutExpired:  # it was stopped (SIGSTOP)
             pass
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -373,8 +378,8 @@ def environ(job: Job) -> dict[str, str]:
 def environ_of(
     mode: str, gpu: inventory.Gpu | None = None, machine: inventory.Machine = inventory.HERE
 ) -> dict[str, str]:
-    """A worker's environment: of ours what `redaction.allowed` lets through, with the builders' tools within reach and
-    their caches in gdn's own folder; and with `gpu`, which None leaves to CUDA, as the only one."""
+    """A worker's environment: the variables that `redaction.allowed` lets through, with the builders' tools on PATH and
+    their caches in gdn's folder, and with `gpu` as the only GPU (None: CUDA chooses)."""
     env = redaction.allowed(os.environ)
     # relative entries would point into the worker's empty directory
     if path := env.get("PYTHONPATH"):

@@ -1,10 +1,11 @@
-"""A process around one worker that lets nothing outlive it: `python -I -S keeper.py FOLDER [--cpus 0,1] -- COMMAND ...`
+"""A process around one worker that lets no process outlive it: `python -I -S keeper.py FOLDER [--cpus 0,1] -- COMMAND
+...`
 
-It is a subreaper (prctl, Linux): whatever the worker starts, in sessions of its own or forked twice, becomes this
-process's child once its parent is gone. When the command ends, on SIGTERM, and when the process that started this one
-dies in whatever way, all of them are killed and FOLDER is deleted. It ends as the command did.
+It is a subreaper (prctl, Linux): any process that the worker starts, in another session or forked twice, becomes its
+child once the parent is gone. When the command ends, on SIGTERM, and when the process that started this one dies in any
+way, all of them are killed and FOLDER is deleted. It ends with the command's exit code or signal.
 
-Standard library only, and nothing of gdn: it must start in milliseconds, and runs apart from the package.
+Standard library only, and nothing of gdn: it must start in milliseconds, and runs outside the package.
 """
 
 import os
@@ -14,11 +15,11 @@ import subprocess
 import sys
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_PASSES = 1000  # over the process table: a fork bomb is killed faster than it forks, or never
+_PASSES = 1000  # over the process table: with a fork bomb more would not help
 
 
 def main(folder, cpus, command):
-    """Run the command and clean up behind it; returns what Popen calls its return code."""
+    """Run the command and clean up after it; returns its return code as in Popen."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     parent = os.getppid()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -28,13 +29,13 @@ def main(folder, cpus, command):
     if cpus and hasattr(os, "sched_setaffinity"):
         try:
             os.sched_setaffinity(0, cpus)
-        except OSError:  # other CPUs since: it runs where it may
+        except OSError:  # the allowed CPUs have changed: run on those
             pass
     child = None
     try:
         child = subprocess.Popen(command, close_fds=False)
         nothing = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1):  # the request and the reply are the worker's alone
+        for descriptor in (0, 1):  # only the worker uses the request and the reply
             os.dup2(nothing, descriptor)
         return child.wait()
     finally:
@@ -46,7 +47,7 @@ def main(folder, cpus, command):
 
 
 def end_all(root):
-    """Kill every descendant of `root`, which is this process: those that appear meanwhile too."""
+    """Kill every descendant of `root`, which is this process, including those that appear meanwhile."""
     for _ in range(_PASSES):
         found = descendants(root)
         for pid in found:
@@ -68,7 +69,7 @@ def _reap():
 
 
 def descendants(root):
-    """The processes below `root` that are not dead yet; without /proc those of its own process group."""
+    """The living descendants of `root`; without /proc the members of its process group."""
     parents = {}
     try:
         entries = [int(name) for name in os.listdir("/proc") if name.isdigit()]
@@ -102,7 +103,7 @@ if __name__ == "__main__":
     options = sys.argv[2:mark]
     asked = {int(cpu) for cpu in options[1].split(",")} if options else set()
     code = main(sys.argv[1], asked, sys.argv[mark + 1 :])
-    if code < 0:  # as the command: whoever waits for this one sees the same signal
+    if code < 0:  # end by the same signal as the command
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,5 +1,4 @@
-"""What a command is to do: options -> algos, where each runs, on which workloads -> jobs, which
-execute.py carries out."""
+"""What a command is to do: options -> algos, where each runs, on which workloads -> jobs, which execute.py runs."""
 
 from __future__ import annotations
 
@@ -11,9 +10,10 @@ from pathlib import Path
 from msgspec import structs
 
 from ..catalog import trace_set, workloads
+from ..catalog.ops import Op
 from ..catalog.pack import definition, pack, read_solution, source_hash
 from ..catalog.presets import Preset
-from ..catalog.registry import DEFAULT_OP, Algo, Op, Registry
+from ..catalog.registry import DEFAULT_OP, Algo, Registry
 from ..catalog.registry import names as listed
 from ..catalog.tiers import FLOORS, TIERS
 from ..catalog.workloads import Workload
@@ -48,7 +48,7 @@ class Part:
     workloads: list[Workload]
     plan: PlanFields  # how long to measure
     scored: bool = False  # whether these workloads make a contest's score
-    gpu: Gpu | None = None  # the one that this share of it runs on
+    gpu: Gpu | None = None  # the one that this share runs on
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,14 @@ class Settings:
 
     command: str  # check, bench, floor or compare
     dataset: Path | None = None
-    tiers: tuple[str, ...] = ()  # none: the default of the mode, and another out loud where that cannot be had
+    tiers: tuple[str, ...] = ()  # empty: the mode's default, or a reported substitute if that is not available
     strict: bool = False
     timeout_s: float = 300.0
-    gpus: tuple[Gpu, ...] = ()  # to spread the parts over; none: the one that a CUDA process takes by itself
+    gpus: tuple[Gpu, ...] = ()  # to spread the parts over; empty: the one that CUDA chooses
     place: Placing = inventory.HERE.place
     sandbox: bool = False
-    in_place: bool = False  # outputs are the inputs that their ops say they may be
-    batch_invariant: bool = False  # the algos are batch-invariant builds, and are held to it
+    in_place: bool = False  # outputs overwrite the inputs, where their ops allow it
+    batch_invariant: bool = False  # the algos are batch-invariant builds, and are checked for it
     machine: Machine = inventory.HERE
 
 
@@ -80,11 +80,10 @@ def choose(
 ) -> tuple[list[Entry], bool]:
     """The algos of `--algo` (names, full names, `all`) and packed files; without either, what can run here.
 
-    Returns the entries, and whether the user named them one by one. With `timed`, Triton's interpreter is no place;
-    `place` says which there are.
+    Returns the entries, and whether the user named them one by one. With `timed`, Triton's interpreter does not count;
+    `place` says where an algo can run.
     """
-    if op:
-        registry.op(op)
+    op = registry.op(op).name if op else None
     algos = [read_solution(file, registry) for file in files]
     for file, algo in zip(files, algos, strict=True):
         if op and algo.op != op:
@@ -94,15 +93,15 @@ def choose(
     for name in wanted or (["all"] if every else []):
         algos += registry.of(op or DEFAULT_OP) if name == "all" else [registry.find(name, op)]
     entries = [_entry(algo, place(algo, device), timed) for algo in _distinct(algos, registry)]
-    if every or "all" in wanted:  # what is broken is among them, and says so
+    if every or "all" in wanted:  # includes algos whose algo.toml is broken, to report them
         unread = {"summary": "", "language": "", "entry_point": "", "destination_passing": False, "modes": ()}
         entries += [
             Entry(Algo(op=b.op, name=b.name, **unread), inventory.Place(None, str(b.error)))
             for b in registry.broken
-            if b.op == (op or DEFAULT_OP)
+            if b.op == registry.op(op or DEFAULT_OP).family
         ]
     if every and timed:
-        # times of the GPU and of the CPU do not belong side by side: with a GPU here, the GPU's algos
+        # times of the GPU and of the CPU cannot be compared: with a GPU here, only the GPU's algos
         best = "cuda" if any(e.place.mode == "cuda" for e in entries) else "cpu"
         entries = [e for e in entries if e.place.mode in (None, best)]
     return entries, bool(files) or any(name != "all" for name in wanted)
@@ -113,7 +112,7 @@ def rivals(
 ) -> list[Entry]:
     """The algos of a comparison in the order in which they were named: names, full names, packed files.
 
-    One that is named twice is compared with itself, as `NAME@2`. All are of one op.
+    An algo named twice is compared with itself, as `NAME@2`. All must be of one op.
     """
     entries: list[Entry] = []
     for name in names:
@@ -130,20 +129,20 @@ def rivals(
 
 
 def _entry(algo: Algo, place: inventory.Place, timed: bool) -> Entry:
-    """Times of what Triton's interpreter runs mean nothing."""
+    """An algo's entry. With `timed`, Triton's interpreter does not count: its times mean nothing."""
     nowhere = timed and place.mode == "interpreter"
     return Entry(algo, inventory.Place(None, NOT_TIMED, inventory.MODAL) if nowhere else place)
 
 
 def anywhere(registry: Registry, op: str | None, device: str, place: Placing = inventory.HERE.place) -> list[Entry]:
-    """For floors, which need no algo: the best place here, in the shape of the op's reference."""
+    """Floors need no algo: return the op's reference as a placeholder, so that a device is chosen."""
     algo = registry.reference(registry.op(op or DEFAULT_OP))
     return [Entry(algo, place(algo, device))]
 
 
 def _distinct(algos: list[Algo], registry: Registry) -> list[Algo]:
-    """One of each, every one with a name of its own: the same file or folder twice is one algo; another one of the
-    same name, or with the name of the reference or of the floor that it is compared with, gets a mark behind it."""
+    """Algos with distinct names: the same file or folder twice is one algo; another algo of the same name, or with the
+    name of the reference or of a floor, gets a mark appended to its name."""
     found: dict[tuple[str, str], Algo] = {}
     for algo in algos:
         source = source_hash(algo.solution) if algo.solution else str(algo.folder)
@@ -160,7 +159,7 @@ def _distinct(algos: list[Algo], registry: Registry) -> list[Algo]:
 
 
 def hard(registry: Registry, entries: list[Entry], chosen: list[str], first: int | None) -> list[Part]:
-    """Group the algos by op, with each op's hard inputs, all or those that are chosen by name."""
+    """Group the algos by op, with each op's hard inputs: all, or those chosen by name."""
     ops = map(registry.op, dict.fromkeys(e.algo.op for e in entries))
     return [
         Part(op, [e for e in entries if e.algo.op == op.name], workloads.stressed(op, chosen, first), {}) for op in ops
@@ -177,14 +176,14 @@ def parts(
     dataset: Path | None,
     overrides: PlanFields,
 ) -> list[Part]:
-    """Group the algos by op, and select the workloads of each op; `overrides` go before the preset's settings."""
+    """Group the algos by op, and select the workloads of each op; `overrides` replace the preset's settings."""
     found = []
     for name in dict.fromkeys(e.algo.op for e in entries):
         op = registry.op(name)
         known = trace_set.known(op, dataset)
         picked = workloads.select(op, known, chosen=chosen, first=first, preset=preset)
         plan = preset.settings_for(name) if preset else {}
-        # a part of the set makes no score, and the contest has none for an op that it does not have
+        # part of the set gives no score, and the contest has no score for other ops
         scored = bool(preset and preset.scored) and not (chosen or first) and op.definition in workloads.contest()
         found.append(Part(op, [e for e in entries if e.algo.op == name], picked, plan | overrides, scored))
     return found
@@ -197,7 +196,7 @@ class Plan:
     jobs: list[Job]
     missing: list[Missing]  # algos that cannot run here
     unpackable: list[tuple[str, str, str, str]]  # op, algo, mode, reason
-    # `key` of a job, or (op, uuid) of a workload -> where its records belong, whenever they come
+    # `key` of a job, or (op, uuid) of a workload -> position of its records, whenever they arrive
     order: dict[tuple[str, ...], int] = field(default_factory=dict)
 
 
@@ -214,16 +213,16 @@ def prepare(registry: Registry, work: list[Part], settings: Settings) -> Plan:
     if len(settings.gpus) > 1:
         apart = gpu_sharing.cpus(list(dict.fromkeys(job.gpu for job in plan.jobs)), settings.machine)
         plan.jobs[:] = [replace(job, cpus=apart[job.gpu]) for job in plan.jobs]
-        plan.unpackable[:] = dict.fromkeys(plan.unpackable)  # each once, however many GPUs were to have it
+        plan.unpackable[:] = dict.fromkeys(plan.unpackable)  # each once, even with several GPUs
     return plan
 
 
 def _shares(part: Part, gpus: Sequence[Gpu]) -> list[Part]:
-    """What each GPU gets of a part, so that whatever is compared was measured on one GPU.
+    """Each GPU's share of a part, such that everything that is compared is measured on one GPU.
 
-    With at least as many algos as GPUs, or GPUs of different kinds, each algo goes to one GPU, with all workloads.
-    With fewer, each workload does, with all algos; workloads that share a row of the table stay together. Either way
-    a GPU measures floors and references of its own (see _jobs).
+    With at least as many algos as GPUs, or GPUs of different kinds, each algo goes to one GPU, with all workloads. With
+    fewer, each workload does, with all algos; workloads that share a row of the table stay together. Either way each
+    GPU measures its own floors and references (see _jobs).
     """
     if not gpus:
         return [part]
@@ -241,8 +240,8 @@ def _shares(part: Part, gpus: Sequence[Gpu]) -> list[Part]:
 
 
 def _in_order(part: Part, made: list[Job], plan: Plan) -> list[Job]:
-    """A part's jobs as one GPU would do them, each GPU's its own in turn. What their records will be sorted by is
-    numbered: GPUs that work at once finish in any order, and a table should not."""
+    """Order jobs as a single GPU would run them, and number them, so that records can be sorted even when GPUs finish
+    out of order."""
     named = [e.algo.name for e in part.entries]
     modes = list(dict.fromkeys(job.mode for job in made))
 
@@ -258,19 +257,19 @@ def _in_order(part: Part, made: list[Job], plan: Plan) -> list[Job]:
 
 
 def key(job: Job) -> tuple[str, str, str]:
-    """The same for what several GPUs do of one algo."""
+    """Sort key of a job; jobs that run the same algo on several GPUs share it."""
     return job.op.name, job.mode, name(job)
 
 
 def name(job: Job) -> str:
-    """What a user calls it."""
+    """The job's name for a user."""
     if job.rivals:
         return " : ".join(algo.name for algo, _ in job.rivals)
     return job.algo.full_name if job.algo else f"{job.op.name}, floors"
 
 
 def _jobs(registry: Registry, part: Part, settings: Settings, plan: Plan) -> Iterator[Job]:
-    """One job for each algo that can run; a bench puts the floors and the references of each mode in front."""
+    """One job for each algo that can run; a bench runs the floors and the references of each mode first."""
     make = partial(_job, settings, part, definition(part.op, registry))
     ready = [e for e in part.entries if e.place.mode]
     modes = list(dict.fromkeys(e.place.mode for e in ready))
@@ -293,9 +292,9 @@ def _jobs(registry: Registry, part: Part, settings: Settings, plan: Plan) -> Ite
 
 
 def _yardsticks(registry: Registry, part: Part, mode: str, settings: Settings) -> list[Algo]:
-    """What an op's algos are measured against: its reference; where a score is asked for, its baseline as well."""
+    """The algos that an op's algos are measured against: its reference, and its baseline if a score is asked for."""
     found = [registry.reference(part.op)]
-    if settings.in_place:
+    if settings.in_place or part.op.in_place_only:
         return [algo for algo in found if algo.destination_passing]
     if part.scored and part.op.baseline:
         baseline = registry.find(part.op.baseline, part.op.name)
@@ -343,7 +342,7 @@ def _job(settings: Settings, part: Part, described: Json, command: str, algo: Al
 
 
 def tiers_for(mode: str, wanted: tuple[str, ...], command: str = "bench") -> tuple[str, ...]:
-    """The tiers to time a mode in: the user's that fit it, else the first that does. `all` is all that fit."""
+    """The tiers to time a mode in: the user's that fit it, else the first that does. `all` means all that fit."""
     able = {"floor": lambda tier: tier.floors, "compare": lambda tier: tier.interleaves}.get(command, lambda tier: True)
     fitting = [name for name, tier in TIERS.items() if tier.mode == mode]
     chosen = fitting if "all" in wanted else [name for name in wanted if name in fitting]
@@ -352,7 +351,7 @@ def tiers_for(mode: str, wanted: tuple[str, ...], command: str = "bench") -> tup
     if not chosen:
         place = {"cuda": "on a GPU", "cpu": "on the CPU"}[mode]
         hint = f"use {' or '.join(fitting)}"
-        raise UsageError(f"tier '{','.join(wanted)}' does not time what runs {place}", hint=hint)
+        raise UsageError(f"tier '{','.join(wanted)}' cannot time algos {place}", hint=hint)
     kept = tuple(dict.fromkeys(name for name in chosen if able(TIERS[name])))
     if not kept and command == "compare":
         takes_turns = ", ".join(name for name in fitting if TIERS[name].interleaves)

@@ -1,5 +1,5 @@
-"""Proof that a packed file stands alone: loaded, matched and built by flashinfer-bench in a clean process and an empty
-directory, with an empty build cache; CUDA compiled for each of ARCHITECTURES; then run where a device allows.
+"""Proof that a packed file is complete: loaded, matched and built by flashinfer-bench in a clean process and an empty
+directory, with an empty build cache; CUDA compiled for each of ARCHITECTURES; then run if there is a device.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..catalog import workloads
+from ..catalog.ops import Op
 from ..catalog.pack import definition, read_solution
-from ..catalog.registry import Algo, Op, Registry
+from ..catalog.registry import Algo, Registry
 from ..machine import inventory
 from ..machine.inventory import HERE, Machine
 from ..schema.record_types import Status
@@ -26,9 +27,9 @@ _ALWAYS_THERE = {"torch", "triton", "numpy"}
 def prove(
     file: Path, packages: dict[str, str], registry: Registry, timeout_s: float, machine: Machine = HERE
 ) -> Iterator[Step]:
-    """Yield the steps as they end: {"step", "state": ok | skipped | failed, "detail"}. Stops at the first that failed.
+    """Yield each step as it ends: {"step", "state": ok | skipped | failed, "detail"}. Stops at the first failure.
 
-    `packages` maps import names to what pip installs, as algo.toml declares them; a foreign file has none.
+    `packages` maps import names to pip's names, as algo.toml declares them; a file by others has none.
     """
     algo = read_solution(file, registry)
     op = registry.ops[algo.op]
@@ -40,7 +41,7 @@ def prove(
     place = machine.place(algo)
     missing = next((wheel for module, wheel in packages.items() if not machine.has_package(module)), None)
     if missing:
-        yield _step("build", "skipped", f"package {missing} is not here: pip install {missing}")
+        yield _step("build", "skipped", f"package {missing} is not installed: pip install {missing}")
         return
     if algo.language == "cpp" and not machine.cxx():
         yield _step("build", "skipped", "no C++ compiler here")
@@ -78,7 +79,7 @@ def _step(name: str, state: str, detail: str) -> Step:
 
 
 def _imports(algo: Algo, packages: dict[str, str]) -> Step:
-    """Top-level modules that the sources import, against what the solution declares that it needs."""
+    """Top-level modules that the sources import, compared with the packages that the solution declares."""
     declared = {name.lower().replace("-", "_") for name in algo.solution["spec"].get("dependencies") or []}
     declared |= set(packages) | _ALWAYS_THERE | set(sys.stdlib_module_names)
     found: set[str] = set()
@@ -96,7 +97,7 @@ def _imports(algo: Algo, packages: dict[str, str]) -> Step:
     if undeclared := sorted(found - declared):
         names = ", ".join(undeclared)
         return _step(
-            "imports", "failed", f"{names}: imported, but not among [packages] of algo.toml: a judge may lack it"
+            "imports", "failed", f"{names}: imported, but not in [packages] of algo.toml: a judge may not have it"
         )
     outside = sorted(found - set(sys.stdlib_module_names))
     return _step("imports", "ok", f"needs {', '.join(outside)}" if outside else "needs no package")

@@ -1,4 +1,4 @@
-"""Which environment variables a worker gets, and what must not come back out of it."""
+"""Which environment variables a worker gets, and which values are removed from its output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import bounded
 
-# What builds and runs kernels. All else of the user's environment stays with the user.
+# Variables for building and running kernels. The rest of the user's environment is not passed on.
 _ALLOWED = frozenset(
     """
     PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR TEMP TMP TERM COLUMNS
@@ -23,14 +23,14 @@ _PREFIXES = (
     "FLASHINFER_ FLASH_ FLA_ OMP_ GOMP_ KMP_ MKL_ OPENBLAS_ BLIS_ NUMEXPR_ ATEN_ SLURM_ LSAN_ ASAN_ TSAN_ UBSAN_"
 ).split()
 _SECRET = re.compile(r"TOKEN|SECRET|KEY|PASSW|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)
-PASS = "GDN_PASS_ENV"  # names of further variables that a worker is to have, separated by commas
-_LEAST = 6  # characters: shorter values are words such as "true", which stand everywhere
+PASS = "GDN_PASS_ENV"  # names of more variables to pass to a worker, separated by commas
+_LEAST = 6  # characters: shorter values are words such as "true", which occur everywhere
 
 
 def allowed(env: Mapping[str, str]) -> dict[str, str]:
-    """The part of an environment that reaches algos: an allow-list, less whatever is named like a secret.
+    """The part of an environment that algos see: an allow-list, without variables named like secrets.
 
-    A user's `GDN_PASS_ENV=NAME,NAME` adds variables by name; one that is named like a secret is still left out.
+    A user's `GDN_PASS_ENV=NAME,NAME` adds variables by name; one named like a secret is still left out.
     """
     more = {name.strip() for name in env.get(PASS, "").split(",")}
     return {
@@ -41,8 +41,8 @@ def allowed(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def values(env: Mapping[str, str] | None = None) -> list[str]:
-    """The values of an environment's variables (this process's by default) that are named like secrets; the longest
-    first, since one may hold another."""
+    """The values of an environment's variables (default: this process's) that are named like secrets; longest first,
+    since one may contain another."""
     env = os.environ if env is None else env
     found = {value for name, value in env.items() if _SECRET.search(name) and len(value) >= _LEAST}
     return sorted(found, key=len, reverse=True)

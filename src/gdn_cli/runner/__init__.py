@@ -1,8 +1,8 @@
-"""An algo's code in a process of its own, apart from the one that judges it.
+"""An algo's code in its own process, separate from the one that judges it.
 
-The worker draws the inputs, computes what is right and gives the verdict. Its runner builds the algo, calls and times
-it. Tensors go there and back through memory that both map, everything else as JSON over a socket.
+The worker draws the inputs, computes the right results and judges. Its runner builds the algo, calls it and times it.
+Tensors travel through memory that both processes map, everything else as JSON over a socket.
 
-The worker asks by `client`, `main` is the process, which `process` starts; `channel`, `shared_memory`, `calls` and
-`measuring` belong to both.
+`client` is the worker's side, `main` the runner's process, which `process` starts; `channel`, `shared_memory`, `calls`
+and `measuring` are used by both.
 """

@@ -1,4 +1,4 @@
-"""Solution -> callable, through flashinfer-bench's own builders: what is run here is what a judge runs."""
+"""Solution -> callable, through flashinfer-bench's own builders, so that the contest's judge builds the same."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ from ..machine.builders import environment
 from ..parsing import Json
 from . import build_cache
 
+_ERRORS = 5  # of a compiler: the later ones often follow from the first
+
 
 class BuildFailed(Exception):
-    """The builder's reason, whole: a missing package, a compiler's errors, a signature that does not match."""
+    """The builder's full reason: a missing package, a compiler's errors, a signature that does not match."""
 
     def __init__(self, message: str, *, missing: bool = False) -> None:
         super().__init__(message)
-        self.missing = missing  # a package that is not here, a cache that cannot be written: not the algo's fault
+        self.missing = missing  # a missing package or a cache that cannot be written: not the algo's fault
 
 
 class Kernel:
-    """A built solution, called in destination-passing style whatever its own style is.
+    """A built solution, called in destination-passing style whatever its own style.
 
     `kernel(inputs, outputs)` fills `outputs` (tensors in the definition's order). For a value-returning solution
-    `returns(inputs)` gives what it returned, so that a check sees its shapes and dtypes before anything is copied.
+    `returns(inputs)` gives the returned values, so that a check sees their shapes and dtypes before anything is copied.
     """
 
     def __init__(self, runnable: Any) -> None:
@@ -46,7 +48,7 @@ class Kernel:
         return self.runnable.metadata.misc.get("binary") is not None
 
     def backend(self, inputs: list) -> str | None:
-        """Which way the algo takes on these inputs, in its own words; None where it has but one, or does not say.
+        """Which path the algo takes on these inputs, in its own words; None if it has only one or does not say.
 
         A Python module says it by `backend(*inputs)`, a library by `fallback()`.
         """
@@ -55,10 +57,10 @@ class Kernel:
         return self.fallback()
 
     def fallback(self) -> str | None:
-        """The slower way that a library takes on the current device where it could have a faster one, and why; or None.
+        """The slower path that a library takes on the current device although it has a faster one, and why; or None.
 
-        A C++ or CUDA algo tells by a second function, TVM_FFI_DLL_EXPORT_TYPED_FUNC(fallback, ...): no arguments, a
-        text, empty where it takes the fastest way that it has.
+        A C++ or CUDA algo says it with a second function, TVM_FFI_DLL_EXPORT_TYPED_FUNC(fallback, ...): no arguments,
+        returns a text that is empty if it takes its fastest path.
         """
         if not self.is_library:
             return None
@@ -68,7 +70,7 @@ class Kernel:
         return str(library.get_function("fallback")()) or None if library.implements_function("fallback") else None
 
     def __call__(self, inputs: list, outputs: list) -> None:
-        """One call, as a judge times it: a value-returning solution allocates its own results."""
+        """One call, as the contest's judge times it: a value-returning solution allocates its own results."""
         if self.destination_passing:
             self.runnable(*inputs, *outputs)
         else:
@@ -80,21 +82,21 @@ class Kernel:
 
 
 def _module_of(runnable: Any) -> Any:
-    """The Python module that holds the entry point, for the extras that an algo may offer (None for C++ and CUDA)."""
+    """The Python module of the entry point, for optional functions of the algo (None for C++ and CUDA)."""
     return sys.modules.get(runnable.metadata.misc.get("module_name", ""))
 
 
 def build(definition: Json, solution: Json, *, specific: bool = False) -> Kernel:
     """Build a solution; raises BuildFailed with the full cause.
 
-    `specific` (algo.toml): for all that this GPU has, such as sm_90a, where the builder takes what later GPUs have too,
-    such as sm_90. Whoever has set TVM_FFI_CUDA_ARCH_LIST has chosen.
+    `specific` (algo.toml): compile for all features of this GPU, such as sm_90a; by default the builder uses only those
+    that later GPUs have too, such as sm_90. A TVM_FFI_CUDA_ARCH_LIST that is set takes precedence.
     """
     from flashinfer_bench.data import Definition, Solution
     from pydantic import ValidationError
 
     if arch := _own_architecture() if specific else None:
-        # the builder's cache key knows the name, and not the architecture
+        # the builder's cache key has the name, but not the architecture
         solution = solution | {"name": f"{solution['name']}-sm_{arch.replace('.', '')}"}
     try:
         parsed = Definition.model_validate(definition), Solution.model_validate(solution)
@@ -110,7 +112,7 @@ def build(definition: Json, solution: Json, *, specific: bool = False) -> Kernel
 
 
 def _built(definition: Any, solution: Any) -> Any:
-    """What the builder makes of it. A library that is in the cache already, and is damaged, is compiled again."""
+    """Build with flashinfer-bench. A damaged library in the cache is compiled again."""
     from flashinfer_bench.compile import BuilderRegistry
 
     registry = BuilderRegistry.get_instance()
@@ -123,14 +125,14 @@ def _built(definition: Any, solution: Any) -> Any:
     except Exception:
         if not was_there or registry._cache.pop(solution.hash(), None) is None:
             raise
-        build_cache.drop(library)  # whole, and yet it cannot be loaded: made for what is no longer installed
+        build_cache.drop(library)  # complete but cannot be loaded: built against versions no longer installed
         runnable = registry.build(definition, solution)
     build_cache.sign(library)
     return runnable
 
 
 def _own_architecture() -> str | None:
-    """ "9.0a" on a GPU of compute capability 9.0; None where a list is set, or no GPU has features of its own."""
+    """ "9.0a" on a GPU of compute capability 9.0; None if a list is set or the GPU has no features of its own."""
     import torch
 
     if os.environ.get(inventory.ARCHITECTURES) or not torch.cuda.is_available():
@@ -140,7 +142,7 @@ def _own_architecture() -> str | None:
 
 
 def reference(definition: Json) -> Kernel:
-    """The definition's own reference, as flashinfer-bench builds it; MissingError where the cache is unfit."""
+    """The definition's own reference, as flashinfer-bench builds it; MissingError if the cache cannot be used."""
     from flashinfer_bench.compile import BuilderRegistry
     from flashinfer_bench.data import Definition
 
@@ -154,7 +156,7 @@ def reference(definition: Json) -> Kernel:
 
 
 def _cache() -> Path:
-    """The folder of builds, which is there from now on; BuildFailed where it cannot be used."""
+    """The folder of builds, created if needed; BuildFailed if it cannot be used."""
     from flashinfer_bench.env import get_fib_cache_path
 
     if wrong := build_cache.unusable(folder := get_fib_cache_path()):
@@ -167,15 +169,15 @@ _threads: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # a lo
 
 @contextlib.contextmanager
 def _alone(key: str, name: str) -> Iterator[None]:
-    """One process at a time builds what has this key; who waits says for whom, on stderr.
+    """One process at a time builds with this key; a waiting process says what it waits for, on stderr.
 
-    flashinfer-bench writes a Python solution's files anew for each process, into the same folder, and imports them
-    there: without a lock a second process may import one that the first is just writing. Its C++ builder has a lock.
+    flashinfer-bench writes a Python solution's files again for each process, into the same folder, and imports them
+    there: without a lock a process may import a file that another one is just writing. Its C++ builder has a lock.
     """
     from flashinfer_bench.env import get_fib_cache_path
 
     folder = get_fib_cache_path() / "locks"
-    with contextlib.suppress(OSError):  # then there is no lock, and the builder tells what is wrong
+    with contextlib.suppress(OSError):  # then there is no lock, and the builder reports the error
         folder.mkdir(parents=True, exist_ok=True)
     file = folder / re.sub(r"[^A-Za-z0-9._-]", "_", key)
     with _threads[key], locks.hold(file, _say, f"the build of {name}"):
@@ -187,7 +189,7 @@ def _say(line: str) -> None:
 
 
 def _cause(e: BaseException, cache: Path) -> BuildFailed:
-    """The innermost message, with a compiler's error lines rather than its whole command line."""
+    """The innermost message: a compiler's error lines rather than its whole command line."""
     if isinstance(e, BuildFailed):
         return e
     if fault := build_cache.machines_fault(e, cache):
@@ -201,4 +203,5 @@ def _cause(e: BaseException, cache: Path) -> BuildFailed:
     errors = [line for line in lines if re.search(r"error\s*:|fatal", line)]  # ptxas pads its colons
     if isinstance(e, ModuleNotFoundError):
         return BuildFailed(f"package '{e.name}' is missing: {lines[0]}", missing=True)
-    return BuildFailed("\n".join(errors[:8] or lines[:12]) or type(e).__name__)
+    more = [f"and {len(errors) - _ERRORS} more errors"] if len(errors) > _ERRORS else []
+    return BuildFailed("\n".join([*errors[:_ERRORS], *more] or lines[:12]) or type(e).__name__)

@@ -1,7 +1,7 @@
-"""The folder where flashinfer-bench's builders keep what they compile: is it fit for use, and what lies in it whole?
+"""The folder where flashinfer-bench's builders keep compiled libraries: is it usable, and are its libraries complete?
 
-A builder takes a library from there when the sources beside it are the same; whether it is whole, nobody looks. Loading
-one that is cut short ends the process (SIGBUS), so it is looked at here before.
+A builder takes a library from there if the sources next to it are the same, without checking that it is complete.
+Loading one that is cut short ends the process (SIGBUS), so that is checked here first.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .. import files, paths
 from ..errors import MissingError
 
 _ELSEWHERE = "FIB_CACHE_PATH or GDN_HOME names another folder"
-# what a compiler says of a disk, whichever it is
+# compilers' messages about a full or unwritable disk
 _FULL = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system|File too large")
 
 
 def unusable(cache: Path) -> str | None:
-    """Why nothing can be built in this folder, and what to do; None where it can. It is made if it is not there."""
+    """Why nothing can be built in this folder, and what to do; None if it can. The folder is created if needed."""
     if planted := paths.foreign(cache):
         return f"the build cache {cache} could hold what others put there ({planted}); {_ELSEWHERE}"
     try:
@@ -39,7 +39,7 @@ def unusable(cache: Path) -> str | None:
 
 
 def machines_fault(e: BaseException, cache: Path) -> str | None:
-    """The one line for a build that failed for the disk's sake; None where it is the algo's fault."""
+    """The one line for a build that failed because of the disk; None if it is the algo's fault."""
     if wrong := unusable(cache):
         return wrong
     chain: list[BaseException] = [e]
@@ -55,7 +55,7 @@ def machines_fault(e: BaseException, cache: Path) -> str | None:
 
 
 def library(registry: Any, solution: Any) -> Path | None:
-    """Where flashinfer-bench keeps, or will keep, the compiled library of a solution; None where it compiles none."""
+    """Where flashinfer-bench keeps, or will keep, a solution's compiled library; None if it does not compile one."""
     builder = next((b for b in getattr(registry, "_builders", ()) if b.can_build(solution)), None)
     if builder is None or builder._build_dir_name != "tvm_ffi":
         return None
@@ -64,7 +64,7 @@ def library(registry: Any, solution: Any) -> Path | None:
 
 
 def drop_damaged(library: Path) -> bool:
-    """Delete a library that is not what was compiled, with all of its build; returns whether a whole one is there."""
+    """Delete a library that is damaged, with all of its build; returns whether a complete one exists."""
     if not library.is_file():
         return False
     if _whole(library):
@@ -74,13 +74,13 @@ def drop_damaged(library: Path) -> bool:
 
 
 def drop(library: Path) -> None:
-    """Delete a build: also what it was linked from, which the next one would be linked from again."""
+    """Delete a build, including the objects that the next one would be linked from."""
     shutil.rmtree(library.parent, ignore_errors=True)
 
 
 def sign(library: Path) -> None:
-    """Write down what a library that works looks like, if that is not known yet."""
-    with contextlib.suppress(OSError):  # then it is looked at less closely the next time
+    """Write down the digest of a library that works, if there is none yet."""
+    with contextlib.suppress(OSError):  # then the next check is less strict
         if not _mark(library).exists():
             _mark(library).write_text(_digest(library))
 
@@ -98,7 +98,7 @@ def _digest(library: Path) -> str:
 
 
 def _whole(library: Path) -> bool:
-    """As it was when it was signed; one that nobody signed has at least all that its header promises."""
+    """Whether it is as it was when signed; an unsigned one must at least be as long as its header says."""
     try:
         if _mark(library).exists():
             return _mark(library).read_text() == _digest(library)
@@ -108,11 +108,11 @@ def _whole(library: Path) -> bool:
         return False
     if head[:4] != b"\x7fELF":
         return head[:4] in _OTHERS
-    if len(head) < 64 or head[4:6] != b"\x02\x01":  # 64 bits, little-endian: the only ones that are compiled here
+    if len(head) < 64 or head[4:6] != b"\x02\x01":  # 64 bits, little-endian: the only kind that is compiled here
         return False
     (sections,) = struct.unpack_from("<Q", head, 40)
     each, count = struct.unpack_from("<HH", head, 58)
-    return sections + each * count <= size  # the table of sections is what a linker writes last
+    return sections + each * count <= size  # the table of sections is written last by a linker
 
 
-_OTHERS = (b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")  # of a Mac
+_OTHERS = (b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")  # macOS

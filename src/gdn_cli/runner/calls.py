@@ -1,5 +1,5 @@
-"""What can be done with a kernel in its own process: call it, look at its results at the moment of the return, have its
-inputs come late, time one call, list what it runs.
+"""What can be done with a kernel in its own process: call it, look at its results at the moment of the return, make its
+inputs late, time one call, list the kernels that it runs.
 
 `client.Kernel` has the same methods and asks a runner, which has a `Here`.
 """
@@ -25,19 +25,24 @@ _HEAD_START = 40_000_000  # GPU cycles until late inputs come: 20 ms at 2 GHz, l
 
 @dataclass(frozen=True)
 class Strange:
-    """A result that is not the tensor that was due: of which type, and of which form where it is a tensor."""
+    """A result that is not the expected tensor: its type, and its form if it is a tensor."""
 
     type: str
     form: tuple[tuple[int, ...], str, str] | None = None  # shape, dtype, device
 
 
 def described(x: Any) -> str | tuple[tuple[int, ...], str, str]:
-    """A tensor's (shape, dtype such as "torch.float32", device); of anything else the name of its type."""
+    """A tensor's (shape, dtype such as "torch.float32", device); for anything else the name of its type."""
     if isinstance(x, torch.Tensor):
         return tuple(x.shape), str(x.dtype), str(x.device)
     if isinstance(x, Strange):
         return x.form or x.type
     return type(x).__name__
+
+
+def part(x: torch.Tensor, begin: int | None, end: int | None) -> torch.Tensor:
+    """A view of part of the last axis (see `Op.linear`); the tensor itself, not a view, if `begin` is None."""
+    return x if begin is None else x[..., begin:end]
 
 
 def out_of_memory(e: BaseException) -> bool:
@@ -46,13 +51,13 @@ def out_of_memory(e: BaseException) -> bool:
 
 
 class Here:
-    """A kernel of this process: a build.Kernel, or what is called as one."""
+    """A kernel of this process: a build.Kernel, or anything called like one."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel, self.destination_passing = kernel, kernel.destination_passing
 
     def run(self, inputs: list, outputs: list) -> list:
-        """One call to its end; gives the outputs, those given or those returned."""
+        """One complete call; returns the outputs, given or returned by the kernel."""
         results = self._call(inputs, outputs)
         if _on_gpu(inputs):
             torch.cuda.synchronize()
@@ -65,15 +70,15 @@ class Here:
         return outputs
 
     def odd(self, results: Sequence[Any]) -> list[str | None]:
-        """For each result the name of its type, where that is a tensor which may be computed when it is read."""
+        """For each result the name of its type, if that is a tensor that may be computed only when it is read."""
         plain = (torch.Tensor, torch.nn.Parameter)
         return [type(x).__name__ if isinstance(x, torch.Tensor) and type(x) not in plain else None for x in results]
 
     def at_return(self, inputs: list, outputs: list) -> tuple[list, list]:
         """One call on a CPU: its results, and copies of them as they were when it returned.
 
-        `string_at` copies without giving up the interpreter's lock, and with a long switch interval no other thread
-        gets it between the return and the copies: a thread that the kernel left running has no time to finish.
+        `string_at` copies without releasing the interpreter's lock, and with a long switch interval no other thread
+        runs between the return and the copies: a thread that the kernel left running has no time to finish.
         """
         interval = sys.getswitchinterval()
         sys.setswitchinterval(0.2)
@@ -93,13 +98,13 @@ class Here:
         return results, seen
 
     def late(self, inputs: list, outputs: list, late: list, zeroed: Sequence[int], copies: list) -> list:
-        """One call on a GPU whose inputs become right late on the current stream; gives its results.
+        """One call on a GPU whose inputs become right late on the current stream; returns its results.
 
         late    the inputs' values, written on the stream after a wait, right before the call
         zeroed  which inputs hold zeros until then
-        copies  get the results, by copies on the stream right after the call
+        copies  receive the results, copied on the stream right after the call
 
-        The stream is not the default one, so that work on the legacy stream counts as elsewhere too.
+        The stream is not the default one, so that work on the legacy stream also counts as elsewhere.
         """
         side = _side_stream()
         for i in zeroed:
@@ -133,10 +138,10 @@ class Here:
     def trace(self, inputs: list, outputs: list) -> tuple[Counter[str], int]:
         """What one call runs on the GPU: kernels and copies by name, and the sum of their times in ns.
 
-        Raises LookupError where no trace can be had.
+        Raises LookupError if no trace can be taken.
         """
         from ..timing import TierUnavailable
-        from ..timing.trace import Trace  # Triton kernels, which a CPU need not import
+        from ..timing.trace import Trace  # imports Triton kernels, which a CPU does not need
 
         torch.cuda.synchronize()
         results: list[Any] = []
@@ -156,9 +161,9 @@ class Here:
 
 
 class Scaling:
-    """Other values in the same buffers: the linear inputs times -1, 1/2, -1/2, 1, ...; of those that a call overwrites
-    in place, the values before it. By 1 at most: the contest's rule has an absolute part, which a result twice as large
-    would miss at half the error."""
+    """Other values in the same buffers: the linear inputs times -1, 1/2, -1/2, 1, ...; inputs overwritten in place get
+    their original values first. Never more than 1: the contest's rule has an absolute part, which a result twice as
+    large would fail at half the error."""
 
     def __init__(self, linear: list[Any], overwritten: Sequence[Any] = ()) -> None:
         self.kept = [(x, x.clone(), any(x is y for y in linear)) for x in overwritten]
@@ -182,7 +187,7 @@ def _on_gpu(inputs: list) -> bool:
 
 
 def _bytes(x: torch.Tensor) -> tuple[bytes, int]:
-    """The memory behind a tensor, and how many elements of it come before the tensor's first."""
+    """The memory of a tensor's storage, and how many elements come before the tensor's first."""
     if not x.is_contiguous():
         storage = x.untyped_storage()
         return ctypes.string_at(storage.data_ptr(), storage.nbytes()), x.storage_offset()
@@ -191,5 +196,5 @@ def _bytes(x: torch.Tensor) -> tuple[bytes, int]:
 
 @functools.cache
 def _side_stream() -> torch.cuda.Stream:
-    """One for good: torch hands out 32 in turn, and this must not become the one that a kernel made for itself."""
+    """One stream for the whole process: torch reuses 32 streams in rotation, and a kernel must not get this one."""
     return torch.cuda.Stream()

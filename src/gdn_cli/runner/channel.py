@@ -1,6 +1,6 @@
-"""Frames of JSON over a Unix socket, each with its length in front; descriptors may travel along.
+"""Frames of JSON over a Unix socket, each preceded by its length; file descriptors may be attached.
 
-The other side may be hostile: a frame has a largest size, and anything but a JSON object ends the conversation.
+The other side may be hostile: a frame has a maximum size, and anything but a JSON object ends the conversation.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import msgspec
 
 from ..parsing import Json
 
-_MOST = 256 << 20  # bytes of a frame: all samples of a long comparison are some 40 MiB
+_MOST = 256 << 20  # bytes of a frame: all samples of a long comparison take about 40 MiB
 _LENGTH = struct.Struct("<Q")
 
 
 class Garbled(Exception):
-    """What came is no frame; the message says why."""
+    """The received data is not a valid frame; the message says why."""
 
 
 class Channel:
@@ -30,7 +30,7 @@ class Channel:
         self.end = end
 
     def send(self, message: Json, descriptors: tuple[int, ...] = ()) -> None:
-        """Raises OSError where the other side is gone."""
+        """Raises OSError if the other side is gone."""
         data = json.dumps(msgspec.to_builtins(message)).encode()
         if descriptors:
             socket.send_fds(self.end, [_LENGTH.pack(len(data))], list(descriptors))
@@ -39,14 +39,14 @@ class Channel:
         self.end.sendall(data)
 
     def receive(self) -> Json:
-        """The next message. Raises EOFError where the other side is gone, Garbled where it sent anything else.
+        """The next message. Raises EOFError if the other side is gone, Garbled if it sent anything else.
 
-        Descriptors that came along are closed: the worker wants none from a runner.
+        Attached descriptors are closed: the worker wants none from a runner.
         """
         return _parsed(self._exactly(self._length(self._exactly(_LENGTH.size))))
 
     def receive_with(self, most: int) -> tuple[Json, list[int]]:
-        """The same with at most so many descriptors."""
+        """Like `receive`, with at most `most` descriptors."""
         head, descriptors, _, _ = socket.recv_fds(self.end, _LENGTH.size, most)
         if not head:
             raise EOFError
@@ -78,9 +78,9 @@ def _parsed(data: bytes) -> Json:
     try:
         message = json.loads(data)
     except (ValueError, RecursionError):
-        raise Garbled("a message that is no JSON") from None
+        raise Garbled("a message that is not JSON") from None
     if not isinstance(message, dict):
-        raise Garbled("a message that is no JSON object")
+        raise Garbled("a message that is not a JSON object")
     return message
 
 
@@ -91,6 +91,6 @@ def pair() -> tuple[Channel, int]:
 
 
 def inherited(descriptor: int) -> Channel:
-    """The other end, in the child; what the child starts does not get it."""
+    """The other end, in the child; the child's own children do not inherit it."""
     os.set_inheritable(descriptor, False)
     return Channel(socket.socket(fileno=descriptor))

@@ -1,4 +1,4 @@
-"""The worker's side of a runner: starts it, sends it what to do, and takes nothing from it on trust but times."""
+"""The worker's side of a runner: starts it, sends commands, and trusts nothing that it sends except times."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ..schema.record_types import Status
 from . import channel, process, shared_memory
 from .calls import Strange
 
-_PATIENCE_S = 10.0  # for a runner that has closed its line to end
+_PATIENCE_S = 10.0  # how long a runner that closed its connection may take to end
 
 
 class Died(Exception):
-    """The runner ended before it answered: what its end was, and whose turn it was where that is known."""
+    """The runner ended before it answered: how it ended, and whose turn it was if that is known."""
 
     def __init__(self, status: Status, reason: str, exit_code: int | None, turn: int | None = None) -> None:
         super().__init__(reason)
@@ -30,7 +30,7 @@ class Died(Exception):
 
 
 class Raised(Exception):
-    """What an algo's code raised."""
+    """An exception of the algo's code."""
 
     def __init__(self, said: Said) -> None:
         super().__init__(said.text)
@@ -54,13 +54,13 @@ class Runner:
         self.numbers: dict[int, int] = {}  # a storage's address here -> its number
         self.regions: dict[int, tuple[Any, shared_memory.Region, Any]] = {}  # number -> tensor kept, region, bytes
         self.count = 0
-        self.dropped: list[tuple[int, int]] = []  # results that nobody has a use for, and their storages
+        self.dropped: list[tuple[int, int]] = []  # results no longer needed, and their storages
         self.mark: shared_memory.Region | None = None
 
     # --- asking
 
     def ask(self, do: str, _descriptors: tuple[int, ...] = (), **fields: Any) -> Answer:
-        """Send a command, and wait for its answer. Raises Died, and what the algo raised as Raised."""
+        """Send a command and wait for its answer. Raises Died, or Raised with the algo's exception."""
         if self.dropped:
             fields["dropped"], self.dropped = self.dropped, []
         try:
@@ -70,7 +70,7 @@ class Runner:
             raise self._death() from None
         except (channel.Garbled, msgspec.ValidationError) as e:
             self.close()
-            nonsense = e if isinstance(e, channel.Garbled) else f"what is no answer: {e}"
+            nonsense = e if isinstance(e, channel.Garbled) else f"an invalid answer: {e}"
             raise Died(Status.CRASHED, f"the process that ran it sent {nonsense}", None) from None
         if said := answer.raised:
             raise {"out_of_memory": OutOfMemory, "lookup": NotThere}.get(said.kind, Raised)(said)
@@ -79,16 +79,16 @@ class Runner:
     def _death(self) -> Died:
         try:
             code = self.process.wait(_PATIENCE_S)
-        except subprocess.TimeoutExpired:  # it closed its line and lives on
+        except subprocess.TimeoutExpired:  # it closed its connection and still runs
             self.process.kill()
             self.process.wait()
-            return Died(Status.EXITED, "the process closed its line before it was done", None, self.turn())
-        if self.wrapped and code > 128:  # as a shell has it
+            return Died(Status.EXITED, "the process closed its connection before it was done", None, self.turn())
+        if self.wrapped and code > 128:  # as in a shell
             code = 128 - code
         return Died(*exit_reasons.death(code, self.ooms), code, self.turn())
 
     def usable(self) -> bool:
-        """Whether it can still be worked with: a fault on a GPU leaves nothing that can."""
+        """Whether it can still be used: after a fault on a GPU it cannot."""
         try:
             self.ask("pull", storages=[])
             return True
@@ -96,7 +96,7 @@ class Runner:
             return False
 
     def close(self) -> None:
-        """End the process. What it started besides is the keeper's to end."""
+        """End the process. The keeper ends any processes that it started."""
         self.line.close()
         self.process.kill()
         self.process.wait()
@@ -104,7 +104,7 @@ class Runner:
     # --- tensors
 
     def forget(self) -> None:
-        """All tensors that were sent or received, and results that are kept for them."""
+        """Drop all tensors that were sent or received, and the results kept for them."""
         for _, region, _ in self.regions.values():
             region.close()
         self.numbers.clear()
@@ -112,7 +112,7 @@ class Runner:
         self.ask("forget")
 
     def number(self, x: torch.Tensor) -> int | None:
-        """The number of the tensor's storage, which is shared from now on; None where it has no bytes."""
+        """The number of the tensor's storage, which is shared from now on; None if it has no bytes."""
         storage = x.untyped_storage()
         if not storage.nbytes():
             return None
@@ -133,11 +133,11 @@ class Runner:
         return self.count
 
     def forms(self, values: Sequence[Any]) -> list[Any]:
-        """A call's arguments as they travel."""
+        """A call's arguments in the form in which they are sent."""
         return [shared_memory.form(x, self.number(x)) if isinstance(x, torch.Tensor) else x for x in values]
 
     def push(self, tensors: Sequence[Any]) -> None:
-        """Give the runner the bytes that these tensors' storages hold here."""
+        """Send the runner the bytes of these tensors' storages."""
         numbers = self._numbers(tensors)
         for number in numbers:
             _, region, there = self.regions[number]
@@ -147,7 +147,7 @@ class Runner:
             self.ask("push", storages=numbers)
 
     def pull(self, tensors: Sequence[Any]) -> None:
-        """Get the bytes that they hold there: of results, and of storages that were pushed."""
+        """Fetch the bytes from the runner: of results, and of storages that were pushed."""
         results = [x for x in tensors if isinstance(x, torch.Tensor) and hasattr(x, "_gdn_result")]
         numbers = self._numbers([x for x in tensors if not hasattr(x, "_gdn_result")])
         asked = [(x, *x._gdn_result) for x in results if x.numel()]
@@ -169,7 +169,7 @@ class Runner:
             torch.cuda.synchronize()
 
     def received(self, results: Sequence[Result], wanted: Sequence[tuple]) -> list[Any]:
-        """The results that a runner speaks of: a tensor each, not yet pulled, where it is of the form that is due."""
+        """The results that a runner reports: a tensor each, not yet pulled, if it has the expected form."""
         found = []
         for i, one in enumerate(results):
             form, due = (one.shape, one.dtype, one.device), wanted[i] if i < len(wanted) else None
@@ -185,19 +185,19 @@ class Runner:
         return found
 
     def _drop(self, result: int, storage: int) -> None:
-        """A result that nobody here has a use for any more: the runner may free it with the next command."""
+        """A result that is no longer needed: the runner may free it with the next command."""
         self.dropped.append((result, storage))
         self.regions.pop(storage, None)
 
     # --- kernels
 
     def build(self, name: str, definition: dict, solution: dict, **how: Any) -> tuple[Kernel, Answer]:
-        """(the kernel, what its build says). Raises Raised with kind build_failed."""
+        """(the kernel, the build's answer). Raises Raised with kind build_failed."""
         said = self.ask("build", name=name, definition=definition, solution=solution, **how)
         return Kernel(self, name, said.destination_passing, how.get("setup")), said
 
     def watched(self) -> None:
-        """Have the runner say whose turn it is, for `Died.turn`."""
+        """Let the runner report whose turn it is, for `Died.turn`."""
         if self.mark is None:
             self.mark = shared_memory.Region(8)
             self.ask("watch", (self.mark.descriptor,))
@@ -212,13 +212,13 @@ class Runner:
         return said if said.replaced else _measured(said)
 
     def turn(self) -> int | None:
-        """Which kernel of `turns` was at work last."""
+        """Which kernel of `turns` was last at work."""
         return int(self.mark.bytes[0]) if self.mark is not None and int(self.mark.bytes[0]) != 255 else None
 
 
 class Kernel:
-    """A kernel in a runner, with the methods of calls.Here, and what else can be asked of it. `wanted` says for each
-    output its (shape, dtype)."""
+    """A kernel in a runner, with the methods of calls.Here and some more. `wanted` gives the (shape, dtype) of each
+    output."""
 
     def __init__(self, runner: Runner, name: str, destination_passing: bool, setup: str | None = None) -> None:
         self.runner, self.name, self.destination_passing, self.setup = runner, name, destination_passing, setup
@@ -270,14 +270,14 @@ class Kernel:
         return Counter(said.counts), int(said.ns)
 
     def time(self, inputs: list, outputs: list, **how: Any) -> tuple[Measured, list[str]]:
-        """A tier's part of a record, and which parts of the timer were replaced by then."""
+        """A tier's part of a record, and which parts of the timer had been replaced."""
         said = _measured(self.ask("time", inputs, outputs, **how))
         if len(said.records) != 1:
             raise Died(Status.CRASHED, "the process that ran it sent no time", None)
         return said.records[0], said.replaced
 
     def seconds_outside(self, inputs: list, outputs: list, times: int) -> float:
-        """How long a call takes by the worker's clock, of so many in a row."""
+        """The time of a call by the worker's clock, over `times` calls in a row."""
         began = time.perf_counter()
         self.ask("again", inputs, outputs, times=times)
         return (time.perf_counter() - began) / times
@@ -287,7 +287,7 @@ class Kernel:
 
 
 def _measured(answer: Answer) -> Answer:
-    """What a runner says of times: each has one, or says why not."""
+    """Check a runner's answer about times: each has a time, or a reason why not."""
     for each in answer.records:
         if (each.timing is None or each.doubts is None) and (each.timing or each.status is Status.PASSED):
             raise Died(Status.CRASHED, "the process that ran it sent no time", None)

@@ -1,8 +1,8 @@
 """The process that runs an algo's code, started by process.py: a copy of its worker, or
 `python -m gdn_cli.runner.main DESCRIPTOR DEVICE`.
 
-It does what it is told on the socket. It gives no verdict, holds no descriptor that records go to, and never sees what
-is right. Whatever happens here is the algo's fate.
+It does what it is told on the socket. It does not judge, holds no descriptor that records go to, and never sees the
+right results. Whatever fails here counts against the algo.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from . import channel
 if TYPE_CHECKING:
     from . import build
 
-_VALUES = {"inputs", "outputs", "late", "copies"}  # the arguments that are a call's, tensors among them
+_VALUES = {"inputs", "outputs", "late", "copies"}  # arguments that hold a call's values, including tensors
 
 
 class Runner:
-    """Kernels by name, copies of the worker's storages, and results that the worker still has a use for. What the
-    worker asks for by a name is the method of that name."""
+    """Kernels by name, copies of the worker's storages, and results that the worker still needs. The worker's commands
+    are the methods of the same names."""
 
     def __init__(self, device: str) -> None:
         import torch
@@ -43,14 +43,14 @@ class Runner:
         self.device = device  # "cuda" or "cpu"
         self.kernels: dict[str, build.Kernel] = {}
         self.storages: dict[int, tuple[Any, Any, int]] = {}  # number -> region, block, where in it the bytes begin
-        self.tensors: dict[Form, Any] = {}  # the same object for the same form: some kernels go by a tensor's identity
+        self.tensors: dict[Form, Any] = {}  # the same object for the same form: some kernels check a tensor's identity
         self.results: dict[int, Any] = {}
         self.count = 0
         self.turn = shared_memory.Region(8)  # which kernel is at work, for a worker that finds this process dead
         self.as_it_was: dict[str, object] = {}
 
     def serve(self, line: channel.Channel) -> None:
-        """Until the worker closes the line."""
+        """Serve until the worker closes the connection."""
         with self.torch.no_grad():
             while True:
                 try:
@@ -68,7 +68,7 @@ class Runner:
                 line.send(bounded.clipped(msgspec.to_builtins(answer)))
 
     def _raised(self, e: Exception) -> Said:
-        """An exception, with what kind of trouble it is."""
+        """An exception, classified by its kind."""
         from .. import timing
         from .build import BuildFailed
 
@@ -88,8 +88,8 @@ class Runner:
     # --- tensors
 
     def share(self, descriptor: int, storage: int, nbytes: int, place: int) -> None:
-        """A storage of the worker's: it gets a copy here, whose bytes travel through this memory; with a `place` below
-        0 it only receives a result."""
+        """Add a storage of the worker's: it gets a copy here, whose bytes travel through this memory. With a negative
+        `place` it only receives a result."""
         region = self.shared.Region(nbytes, descriptor)
         region.close()
         if place < 0:
@@ -99,7 +99,7 @@ class Runner:
         self.storages[storage] = region, block[begin : begin + nbytes], begin
 
     def forget(self) -> None:
-        """All storages and results; the kernels stay."""
+        """Drop all storages and results; the kernels stay."""
         self.storages.clear()
         self.tensors.clear()
         self.results.clear()
@@ -113,7 +113,7 @@ class Runner:
         self._settle()
 
     def pull(self, storages: list[int], results: list[list[int]] = ()) -> None:
-        """Copy to the worker: whole storages, and results, each into a storage of its own."""
+        """Copy to the worker: whole storages, and results, each into its own storage."""
         for number in storages:
             region, block, _ = self.storages[number]
             region.bytes.copy_(block)
@@ -129,7 +129,7 @@ class Runner:
             self.torch.cuda.synchronize()
 
     def _meant(self, message: Json) -> Json:
-        """A command's arguments with the kernel for its name, and with tensors for their forms."""
+        """A command's arguments, with names replaced by kernels and forms by tensors."""
         if "kernel" in message:
             message["kernel"] = self.kernels[message["kernel"]]
         for name in _VALUES & set(message):
@@ -144,7 +144,7 @@ class Runner:
         return self.tensors[form]
 
     def _described(self, results: Any) -> list[Result]:
-        """What came back, each with a number by which the worker can ask for its bytes."""
+        """The returned values, each with a number by which the worker can ask for its bytes."""
         found = []
         for x, odd in zip(results, self.calls.Here.odd(None, results), strict=True):
             if not isinstance(x, self.torch.Tensor):
@@ -179,7 +179,7 @@ class Runner:
         return Answer(destination_passing=kernel.destination_passing, build_s=build_s, proof=proof)
 
     def backend(self, kernel: Any, inputs: list) -> Answer:
-        """What the algo says of the way that it takes for these inputs; None where it does not tell."""
+        """Which path the algo says it takes for these inputs; None if it does not say."""
         found = kernel.backend(inputs)
         return Answer(backend=None if found is None else str(found))
 
@@ -208,7 +208,7 @@ class Runner:
     # --- times
 
     def time(self, kernel: Any, inputs: list, outputs: list, definition: dict, tier: str, **how: Any) -> Answer:
-        """One tier's part of a record, of calls on these very buffers."""
+        """One tier's part of a record, for calls on these buffers."""
         from ..timing import Plan, Subject
         from . import measuring
 
@@ -217,7 +217,7 @@ class Runner:
         return Answer(records=[found], replaced=self._replaced())
 
     def again(self, kernel: Any, inputs: list, outputs: list, times: int) -> None:
-        """So many calls in a row, for a clock outside."""
+        """`times` calls in a row, for a clock outside."""
         from ..timing.subject import bound
 
         call = bound(kernel, inputs, outputs)
@@ -226,9 +226,10 @@ class Runner:
         self._settle()
 
     def turns(
-        self, kernels: list[str], inputs: list, outputs: list, linear: list[int], tier: str, plan: dict, own: int
+        self, kernels: list[str], inputs: list, outputs: list, linear: list[list], tier: str, plan: dict, own: int
     ) -> Answer:
-        """Several kernels on the same buffers, their calls taking turns; other values in `linear` each time."""
+        """Several kernels on the same buffers, their calls taking turns; `linear` (see `Op.linear`) gets new values
+        each time."""
         from .. import timing
         from ..records import statistics
         from ..timing import Plan, Subject
@@ -236,7 +237,8 @@ class Runner:
         from . import measuring
 
         plan, again = Plan(**plan), overwritten(inputs, outputs)
-        refresh = self.calls.Scaling([inputs[i] for i in linear], again) if linear or again else None
+        scaled = [self.calls.part(inputs[i], begin, end) for i, begin, end in linear]
+        refresh = self.calls.Scaling(scaled, again) if scaled or again else None
         subjects = [
             Subject.of(_Marked(self.turn, i, self.kernels[name]), inputs, outputs, refresh=refresh)
             for i, name in enumerate(kernels)
@@ -256,23 +258,23 @@ class Runner:
         return Answer(ran=survey.ran(subject, l2))
 
     def watch(self, descriptor: int) -> None:
-        """Memory in which the number of the kernel at work is to stand."""
+        """Take memory in which the number of the kernel at work is written."""
         self.turn = self.shared.Region(8, descriptor)
         self.turn.close()
 
-    # --- what times are taken with
+    # --- protection of the timers
 
     def _remember(self) -> None:
-        """What the timers are made of, before any of the algo's code has run."""
+        """Remember the timers' parts before any of the algo's code has run."""
         if not self.as_it_was:
             self.as_it_was = {name: _found(name) for name in _TIMED_WITH}
 
     def _replaced(self) -> list[str]:
-        """What of it is something else by now: an algo that makes its own clock."""
+        """Which of the timers' parts were replaced: an algo that supplies its own clock."""
         return [name for name, was in self.as_it_was.items() if _found(name) is not was]
 
 
-# --- the timers' parts: an algo has no business to replace one of them
+# --- the timers' parts, which an algo must not replace
 _TIMED_WITH = (
     "time:perf_counter", "time:perf_counter_ns", "time:monotonic", "statistics:median", "statistics:quantiles",
     "torch.cuda:Event", "torch.cuda:Event.record", "torch.cuda:Event.elapsed_time", "torch.cuda:synchronize",
@@ -291,7 +293,7 @@ def _found(name: str) -> Any:
 
 
 class _Marked:
-    """A kernel that says before each call whose turn it is."""
+    """A kernel that notes before each call whose turn it is."""
 
     def __init__(self, turn: Any, i: int, kernel: Any) -> None:
         self.turn, self.i, self.kernel = memoryview(turn.bytes.numpy()), i, kernel
@@ -310,7 +312,7 @@ class _Marked:
 
 
 def _die_with_parent(worker: int) -> None:
-    """Have Linux end this process when its worker dies in a way that lets it clean up nothing."""
+    """Let Linux end this process if its worker dies without cleaning up."""
     if sys.platform == "linux":
         import ctypes
 
@@ -325,13 +327,13 @@ def main(descriptor: int, device: str, worker: int = 0) -> None:
     code = 0
     try:
         Runner(device).serve(line)
-    except SystemExit as e:  # an algo that leaves by itself
+    except SystemExit as e:  # an algo that exits by itself
         code = e.code if isinstance(e.code, int) else int(e.code is not None)
         if isinstance(e.code, str):
             print(e.code, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # at once: threads that an algo left running must not keep it
+    os._exit(code)  # at once: threads that an algo left running must not delay it
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A tier's part of a record: the timing with the state of the GPU around it, or why it cannot be had."""
+"""A tier's part of a record: the timing with the state of the GPU around it, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..records.messages import Measured
 from ..schema.record_types import GpuState, GpuStates, Status, Timing
 from ..timing import Plan, Subject
 
-_NOISY = 0.01  # a median that is not even known to so much is in doubt, whatever was asked for
+_NOISY = 0.01  # a median with a wider interval is in doubt, whatever precision was asked for
 
 
 def timed(tier: str, subject: Subject, plan: Plan, *, gpu: bool, fallback: bool, own: int = 1) -> Measured:
     """Time a subject in a tier.
 
-    gpu       whether it runs on a GPU, whose state is then read before, between and after
-    fallback  whether events may stand in for cupti
-    own       how many processes of gdn's own are on the GPU
+    gpu       whether it runs on a GPU, whose state is then read before, during and after
+    fallback  whether events may replace cupti
+    own       how many of gdn's own processes are on the GPU
     """
     with Watch(plan, gpu, own) as watch:
         try:
@@ -62,6 +62,6 @@ class Watch:
 
 
 def _few(states: list[GpuState]) -> list[GpuState]:
-    """The first, the middle and the last of many, each once: enough to see a trend."""
+    """The first, the middle and the last, without duplicates: enough to see a trend."""
     kept = states if len(states) <= 3 else [states[0], states[len(states) // 2], states[-1]]
     return [state for i, state in enumerate(kept) if not i or state != kept[i - 1]]

@@ -1,7 +1,7 @@
-"""An algo with work that is done once for its inputs and is in no time: `setup` of algo.toml, "file.py::function".
+"""An algo with work that is done once for its inputs and is not timed: `setup` of algo.toml, "file.py::function".
 
-The function gets the op's inputs and returns a tuple with what the entry point gets in their place. Where a call is
-timed it runs once, before; everywhere else each call runs it, so that a check and the probes see the op itself.
+The function gets the op's inputs and returns a tuple of arguments for the entry point. For timing it runs once,
+beforehand; everywhere else it runs in each call, so that checks and probes see the whole op.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NOTE = "setup not timed"
 
 
 class Prepared(Kernel):
-    """A built solution whose entry point is its setup, with what is to be called behind that."""
+    """A built solution whose entry point is its setup, with the function to be called after it."""
 
     def __init__(self, kernel: Kernel, entry_point: str, destination_passing: bool) -> None:
         super().__init__(kernel.runnable)
@@ -34,14 +34,14 @@ class Prepared(Kernel):
         self.entry = entry
 
     def _ready(self, inputs: list) -> list:
-        """What the entry point gets in place of the inputs."""
+        """The entry point's arguments, made from the inputs."""
         found = self.entry_point(*inputs)
         if not isinstance(found, (tuple, list)):
             raise TypeError(f"the setup returned {type(found).__name__}, expected a tuple")
         return list(found)
 
     def bind(self, inputs: list, outputs: list) -> Callable[[], Any]:
-        """The call on these buffers alone, after its setup."""
+        """The call on these buffers alone, its setup already done."""
         given = [*self._ready(inputs), *(outputs if self.destination_passing else [])]
         return lambda: self.entry(*given)
 
@@ -57,8 +57,8 @@ class Prepared(Kernel):
 
 
 def built(definition: Json, solution: Json, setup: str | None, *, specific: bool = False) -> Kernel:
-    """build.build, of an algo with a setup as well. flashinfer-bench's builder holds the arguments of an entry point
-    against the definition's, which are the setup's."""
+    """build.build, also for an algo with a setup. flashinfer-bench's builder compares an entry point's arguments with
+    the definition's, and those are the setup's."""
     if setup is None:
         return build.build(definition, solution, specific=specific)
     spec = solution["spec"]

@@ -1,8 +1,7 @@
 """Starts a runner: as a copy of a worker that has imported torch and nothing else yet, or as a new process.
 
-Importing torch takes seconds of CPU time, so the usual worker does it once, and forks before it reads its request:
-the copy holds nothing that a runner may not see. A runner in a sandbox, and one that takes the place of another, is a
-new process.
+Importing torch takes seconds of CPU time, so the usual worker does it once and forks before it reads its request: the
+copy holds nothing that a runner must not see. A runner in a sandbox, or one that replaces another, is a new process.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from . import channel, sandbox
 
 
 class Forked:
-    """A forked child, with what a runner's client asks of a Popen."""
+    """A forked child, with the methods of Popen that a runner's client uses."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """The return code as Popen has it (-9 after SIGKILL); None while the child runs."""
+        """The return code as in Popen (-9 after SIGKILL); None while the child runs."""
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -56,18 +55,18 @@ class Started(NamedTuple):
 
     line: channel.Channel
     process: subprocess.Popen | Forked
-    ooms: int  # fates.ooms() from before
+    ooms: int  # fates.ooms() before the start
     wrapped: bool
 
 
 def of(request: Serving) -> Started:
-    """A runner for a worker's request, in a sandbox where that asks for one."""
+    """A runner for a worker's request, in a sandbox if that asks for one."""
     return start(request.mode, sandbox.wrap(request.mode) if request.sandbox else (), request.builds)
 
 
 def start(mode: str, wrap: Sequence[str] = (), builds: str | None = None) -> Started:
-    """A runner for a worker that runs in a mode: cuda, cpu or interpreter. `wrap` goes in front of its command line;
-    `builds` is where it keeps what it compiles."""
+    """A runner for a worker that runs in a mode: cuda, cpu or interpreter. `wrap` is put before its command line;
+    `builds` is where it keeps compiled code."""
     line, theirs = channel.pair()
     ooms = exit_reasons.ooms()
     command = [
@@ -89,8 +88,8 @@ def start(mode: str, wrap: Sequence[str] = (), builds: str | None = None) -> Sta
 
 
 def fork(mode: str) -> Started:
-    """A runner that is a copy of this process: for a worker that has read no request yet, as the copy knows what it
-    knows. CUDA must not have been used; importing torch does not use it.
+    """A runner that is a copy of this process: only for a worker that has not read a request yet, because the copy
+    knows all that it knows. CUDA must not have been used; importing torch does not use it.
     """
     import flashinfer_bench  # noqa: F401  # both processes need it, and torch, which it imports
     import torch  # noqa: F401

@@ -1,4 +1,4 @@
-"""`--sandbox`: bubblewrap's command line around a runner. No network, no home, all read-only but for its own folder."""
+"""`--sandbox`: bubblewrap's command line for a runner. No network, no home, read-only except for its own folder."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pathlib import Path
 from .. import paths
 from ..errors import MissingError
 
-_KEPT = ("LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV")  # folders that it must read
+_KEPT = ("LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV")  # folders that the runner must read
 
 
 def find() -> str:
-    """The `bwrap` of this machine; MissingError where there is none."""
+    """The `bwrap` of this machine; MissingError if there is none."""
     if found := shutil.which("bwrap"):
         return found
-    raise MissingError("--sandbox needs bubblewrap (bwrap), which is not here", hint="apt-get install bubblewrap")
+    raise MissingError("--sandbox needs bubblewrap (bwrap), which is not installed", hint="apt-get install bubblewrap")
 
 
 def wrap(mode: str) -> list[str]:
-    """What goes in front of the runner's command line. Its own folder is the worker's temporary one, where it builds as
-    well: what it compiles is gone with it."""
+    """The command line before the runner's own. Its folder is the worker's temporary one. It also builds there, so what
+    it compiles is deleted with it."""
     own = Path(tempfile.gettempdir())  # the worker's, see jobs.serve
     home = Path.home()
     command = [find(), "--die-with-parent", "--new-session", "--unshare-net", "--unshare-pid", "--unshare-ipc",
@@ -40,7 +40,7 @@ def wrap(mode: str) -> list[str]:
     for folder in ("built", "home"):
         (own / folder).mkdir(exist_ok=True)
     command += ["--bind", str(own), str(own), "--chdir", str(own)]
-    for folder in hidden:  # empty as they are, nothing is to be written there either
+    for folder in hidden:  # they look empty, and must not be written to either
         if folder.is_dir():
             command += ["--remount-ro", str(folder)]
     for name, value in (
@@ -55,7 +55,7 @@ def wrap(mode: str) -> list[str]:
 
 
 def _needed() -> list[Path]:
-    """What the runner reads: Python, gdn, and what the environment names."""
+    """What the runner reads: Python, gdn, and the folders that the environment names."""
     found = [sys.prefix, sys.base_prefix, os.path.dirname(os.path.realpath(sys.executable)), str(paths.PACKAGE.parent)]
     found += [str(paths.ALGOS_DIR.parent)] if paths.IN_CHECKOUT else []
     for name in _KEPT:

@@ -1,4 +1,4 @@
-"""Memory that a worker and its runner both map, and what of a tensor travels through it: the bytes of its storage."""
+"""Memory that a worker and its runner both map. Of a tensor, the bytes of its whole storage travel through it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 from ..records.messages import Form
 
-ALIGN = 4096  # bytes: a copy of a storage begins at the same place in a page
+ALIGN = 4096  # bytes: a copy of a storage begins at the same offset in a page
 
 
 class Region:
-    """Bytes that both processes map. Sealed: the other side can neither shrink nor grow it."""
+    """Bytes that both processes map. Sealed: neither side can shrink or grow it."""
 
     def __init__(self, nbytes: int, descriptor: int | None = None) -> None:
         self.nbytes = nbytes
@@ -23,7 +23,7 @@ class Region:
         self.bytes = torch.frombuffer(mmap.mmap(self.descriptor, nbytes), dtype=torch.uint8)
 
     def close(self) -> None:
-        """Give the descriptor back; the mapping goes with the last tensor that lies in it."""
+        """Close the descriptor; the mapping ends with the last tensor in it."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -35,19 +35,19 @@ def _memory(nbytes: int) -> int:
         os.ftruncate(descriptor, nbytes)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         return descriptor
-    with tempfile.TemporaryFile() as file:  # no Linux
+    with tempfile.TemporaryFile() as file:  # not Linux
         os.ftruncate(file.fileno(), nbytes)
         return os.dup(file.fileno())
 
 
 def all_bytes(x: torch.Tensor) -> torch.Tensor:
-    """Every byte of the tensor's storage, guards around the tensor as well."""
+    """Every byte of the tensor's storage, including guards around the tensor."""
     storage = x.untyped_storage()
     return torch.empty(0, dtype=torch.uint8, device=x.device).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 def room(nbytes: int, device: str, place: int) -> tuple[torch.Tensor, int]:
-    """New bytes on a device, and the offset in them at which `nbytes` begin at `place` of a page."""
+    """New bytes on a device, and the offset at which `nbytes` begin at offset `place` of a page."""
     block = torch.empty(nbytes, dtype=torch.uint8, device=device)
     if block.data_ptr() % ALIGN == place:
         return block, 0
@@ -56,12 +56,12 @@ def room(nbytes: int, device: str, place: int) -> tuple[torch.Tensor, int]:
 
 
 def form(x: torch.Tensor, storage: int | None) -> Form:
-    """A tensor as it travels; `storage` is the number of its storage."""
+    """A tensor's description as it is sent; `storage` is the number of its storage."""
     return Form(storage, str(x.dtype).removeprefix("torch."), tuple(x.shape), x.stride(), x.storage_offset())
 
 
 def formed(form: Form, block: torch.Tensor | None, begin: int, device: str) -> torch.Tensor:
-    """The tensor that a form stands for, in a block in which the storage's bytes begin at `begin`."""
+    """The tensor that a form describes, in a block in which the storage's bytes begin at `begin`."""
     dtype = getattr(torch, form.dtype)
     if block is None:
         return torch.empty(form.shape, dtype=dtype, device=device)

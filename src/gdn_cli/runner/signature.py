@@ -1,4 +1,4 @@
-"""Does a built entry point take what the definition hands over: how many arguments, in which order and style?"""
+"""Does a built entry point fit the definition: number of arguments, order and style?"""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def match(function: Any, definition: Json, solution: Json) -> dict[str, str]:
     style = "destination passing" if passing else "value returning"
     count, names = _parameters(function)
     if count is None:
-        return {"state": "skipped", "detail": "the entry point does not tell its parameters"}
+        return {"state": "skipped", "detail": "the entry point does not say which parameters it has"}
     if count != len(wanted):
         other = len(inputs) if passing else len(inputs) + len(outputs)
         advice = "; set destination_passing the other way?" if count == other else ""
-        detail = f"takes {count} arguments, {style} hands over {len(wanted)} ({', '.join(wanted)}){advice}"
+        detail = f"takes {count} arguments, {style} passes {len(wanted)} ({', '.join(wanted)}){advice}"
         return {"state": "failed", "detail": detail}
     if names and sorted(names) == sorted(wanted) and names != wanted:
         return {"state": "failed", "detail": f"order ({', '.join(names)}), expected ({', '.join(wanted)})"}
@@ -29,10 +29,10 @@ def match(function: Any, definition: Json, solution: Json) -> dict[str, str]:
 
 
 def _parameters(function: Any) -> tuple[int | None, list[str]]:
-    """How many arguments, and their names where Python knows them; (None, []) for a variadic function.
+    """The number of arguments, and their names if Python knows them; (None, []) for a variadic function.
 
-    A TVM-FFI function checks the number of arguments before it does anything: calling it with none is safe, and the
-    error tells the number that was compiled in.
+    A TVM-FFI function checks the number of arguments first, so calling it with none is safe, and the error gives the
+    number that was compiled in.
     """
     try:
         parameters = inspect.signature(function).parameters.values()

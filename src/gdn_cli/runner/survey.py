@@ -1,4 +1,4 @@
-"""What one call puts on the GPU, for a profile to be read against."""
+"""The kernels that one call runs on the GPU, for reading a profile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..timing import Subject
 
 
 def ran(subject: Subject, l2: str) -> list[Ran] | None:
-    """What one call puts on the GPU, in order; None where nothing tells."""
+    """The kernels that one call runs on the GPU, in order; None if no tool can list them."""
     from ..timing.kernels import Flush, begin
     from ..timing.trace import Trace
 

@@ -1,1 +1,1 @@
-"""Types of what gdn writes and reads back: records, documents, profiles, and whose fault a status is."""
+"""Types that gdn writes and reads back: records, documents, profiles, statuses."""

@@ -1,4 +1,4 @@
-"""Bounds of the numbers in what gdn reads back."""
+"""Limits for numbers in files that gdn reads back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-# JSON that anybody may have written: a bound on both sides keeps out NaN and the infinities as well
+# a limit on both sides also excludes NaN and the infinities
 _LARGEST = sys.float_info.max
 Positive = Annotated[float, Meta(gt=0, le=_LARGEST)]
 NotNegative = Annotated[float, Meta(ge=0, le=_LARGEST)]

@@ -1,4 +1,4 @@
-"""What a profile is made of: the one place that says so. `profile.json` holds a Profile.
+"""The types of profiles. `profile.json` holds a Profile.
 
 Times are in microseconds, rates in GB/s.
 """
@@ -16,26 +16,26 @@ from .record_types import Call, Environment, Status
 SCHEMA = 1
 
 Value = int | Number | str | None
-Untimed = NotNegative | None | UnsetType  # UNSET where nothing was timed
+Untimed = NotNegative | None | UnsetType  # UNSET if nothing was timed
 
 
 class Fact(Struct, frozen=True):
     """One figure. `unit`: us, B, GB/s, %, x, cycles, count, or "" for a text. `better`: lower, higher or "" (neither).
 
-    The same thing has the same key in every profile: two profiles are compared by their keys.
+    A quantity has the same key in every profile: two profiles are compared by their keys.
     """
 
     key: str
     label: str
     value: Value
     unit: str = ""
-    group: str = ""  # facts of one group stand together under its name
-    note: str = ""  # a few words behind the figure: "1.02x what must be read"
+    group: str = ""  # facts of one group are shown together under its name
+    note: str = ""  # a few words after the figure: "1.02x what must be read"
     better: str = ""
 
 
 class Table(Struct, frozen=True):
-    """Rows under a title. A column is (name, unit) with Fact's units; the first column says what a row is about."""
+    """Rows under a title. A column is (name, unit) with Fact's units; the first column names the row."""
 
     key: str
     title: str
@@ -50,18 +50,18 @@ class Table(Struct, frozen=True):
 
 
 class Found(Struct, frozen=True):
-    """What was found of one kernel (or of the call as a whole, with the name "")."""
+    """The facts and tables of one kernel, or, with the name "", of the whole call."""
 
     name: str
     facts: tuple[Fact, ...] = ()
     tables: tuple[Table, ...] = ()
 
     def value(self, key: str) -> Value:
-        """The value of a fact, None where there is none."""
+        """The value of a fact, or None."""
         return next((fact.value for fact in self.facts if fact.key == key), None)
 
     def number(self, key: str) -> float | None:
-        """The same, and None for a text as well."""
+        """The same, but also None if it is text."""
         value = self.value(key)
         return None if isinstance(value, str) else value
 
@@ -70,11 +70,11 @@ class Found(Struct, frozen=True):
 
 
 class Reading(Struct, frozen=True):
-    """All that a tool found. `failed` says why the algo failed the tool's check (a race, a fault): exit code 1."""
+    """A tool's results. `failed`: why the algo failed the tool's check (a race, a fault); the exit code is 1."""
 
     found: tuple[Found, ...] = ()
     notes: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()  # kept in the profile's folder, the one to open first in front
+    files: tuple[str, ...] = ()  # in the profile's folder; the one to open comes first
     failed: str | None = None
 
     @property
@@ -83,7 +83,7 @@ class Reading(Struct, frozen=True):
 
     @property
     def whole(self) -> Found:
-        """What was found of the call as a whole."""
+        """The facts and tables of the whole call."""
         return next((found for found in self.found if not found.name), Found(""))
 
 
@@ -97,7 +97,7 @@ class Verdict(Struct, frozen=True):
 
 
 class Ran(Struct, frozen=True):
-    """A kernel or a copy that one call put on the GPU; `start_us` is after the first one's start."""
+    """A kernel or a copy that one call ran on the GPU; `start_us` counts from the first one's start."""
 
     name: str
     start_us: Number
@@ -105,24 +105,24 @@ class Ran(Struct, frozen=True):
 
 
 class Survey(Struct, kw_only=True):
-    """What gdn itself measured, without the tool. What a time is needed for is left out where nothing was timed."""
+    """The measurements of gdn itself, without the tool. Without a time, the fields that need one are left out."""
 
-    bytes_in: Count  # what the op must read and write at this workload, each tensor once
+    bytes_in: Count  # bytes that the op must read and write on this workload, each tensor once
     bytes_out: Count
     tier: str | UnsetType = UNSET
     time_us: Untimed = UNSET
-    span_us: Untimed = UNSET  # first start to last end, where several kernels ran
+    span_us: Untimed = UNSET  # first start to last end, if several kernels ran
     launches: Count | Untimed = UNSET
     copy_us: Untimed = UNSET  # a plain copy of the same bytes
     empty_us: Untimed = UNSET  # an empty launch
     large_rate: Untimed = UNSET  # of a large copy
     bytes_moved: Count | UnsetType = UNSET
-    ran: list[Ran] | None | UnsetType = UNSET  # None where nothing tells
+    ran: list[Ran] | None | UnsetType = UNSET  # None if unknown
     doubts: list[str] | UnsetType = UNSET
 
 
 class Profile(Struct, kw_only=True):
-    """One algo on one workload below one tool."""
+    """One algo on one workload under one tool."""
 
     schema: Literal[1] = SCHEMA
     name: str  # of its folder
@@ -143,7 +143,7 @@ class Profile(Struct, kw_only=True):
     survey: Survey | None
     verdict: Verdict | None
     reading: Reading
-    folder: str | UnsetType = UNSET  # where it lies, which its file does not say: it may be moved
+    folder: str | UnsetType = UNSET  # not in the file, which may be moved
     unkept: str | UnsetType = UNSET  # why it could not be written
 
     @property
@@ -152,7 +152,7 @@ class Profile(Struct, kw_only=True):
 
 
 class Listed(Struct):
-    """A profile in the list of those that are kept."""
+    """A profile in the list of saved ones."""
 
     name: str
     time: str

@@ -1,7 +1,7 @@
-"""What a record and a document hold: the one place that says so.
+"""The types of records and documents.
 
-Times are in microseconds unless a name says otherwise (`_s`: seconds). Fields with a default are left out of the JSON
-where they have it. `gdn schema record` prints the JSON Schema that is made from these types.
+Times are in microseconds unless a name says otherwise (`_s`: seconds). Fields that have their default value
+are left out of the JSON. `gdn schema record` prints the JSON Schema of these types.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ SCHEMA = 2
 
 
 def _written(default: Any) -> Any:
-    """A default that is written all the same: `omit_defaults` looks at values, and not at what a function makes."""
+    """A default that is always written: `omit_defaults` does not apply to values from a factory."""
     return msgspec.field(default_factory=lambda: default)
 
 
 class Call(msgspec.Struct, kw_only=True):
-    """Which call a record is about: a workload by its uuid and axes."""
+    """The call that a record is about: a workload by its uuid and axes."""
 
     uuid: str | None = None  # of the workload
     axes: dict[str, int] = {}  # the sizes that vary, such as batch_size
@@ -35,20 +35,36 @@ class Call(msgspec.Struct, kw_only=True):
     stress: str | msgspec.UnsetType | None = msgspec.UNSET  # the family of hard inputs (`gdn run --stress`)
 
 
+class FirstWrong(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The first wrong element of an output, in the order of memory."""
+
+    index: list[Count]  # where, one number for each dimension
+    expected: Number  # the right value, in float64
+    got: Number | None = None  # its value; None if that is not a finite number
+    instead: str | None = None  # if `got` is None: "NaN", "Inf", "-Inf" or "never written"
+
+    @property
+    def words(self) -> str:
+        """at [0, 3]: expected 1.25, never written."""
+        got = f"{self.got:.4g}" if self.got is not None else self.instead
+        return f"at {self.index}: expected {self.expected:.4g}, {'' if got == 'never written' else 'got '}{got}"
+
+
 class Check(msgspec.Struct, kw_only=True):
     """How the results compare with the float64 reference."""
 
     passed: bool = True  # by every rule of gdn
     reason: str | None = None  # the first rule that failed, in words
     official: bool = True  # whether the contest's rule passed
-    max_abs_error: NotNegative | None = 0.0  # largest of an element; None where it is NaN or Inf
+    max_abs_error: NotNegative | None = 0.0  # the largest error of an element; None if it is NaN or Inf
     max_rel_error: NotNegative | None = 0.0  # the same, relative to the reference's element
     errors: dict[str, NotNegative | None] = {}  # output -> relative Frobenius error
     inputs_changed: list[str] = []  # names of inputs that the call overwrote
-    unwritten: dict[str, int] = {}  # output -> elements that nothing wrote
+    unwritten: dict[str, int] = {}  # output -> number of elements that were never written
+    first_wrong: dict[str, FirstWrong] | msgspec.UnsetType = msgspec.UNSET  # output -> its first wrong element
 
     def fail(self, reason: str) -> None:
-        """Note a rule that failed."""
+        """Record a rule that failed."""
         self.passed = False
         self.reason = self.reason or reason
 
@@ -61,30 +77,30 @@ class HostLoad(msgspec.Struct, kw_only=True):
     taken: Count  # rounds in all
     aside: Count = 0  # rounds that do not count, because the host disturbed them and enough others are left
     waiting: Count = 0  # rounds in which threads had to wait, because others had the CPUs
-    slowed: Count = 0  # rounds in which a CPU did less than it can
-    preempted: Count = 0  # how often a thread was put aside, in all rounds
+    slowed: Count = 0  # rounds in which a CPU was slower than its best
+    preempted: Count = 0  # how often a thread was preempted, in all rounds
     others: NotNegative = 0.0  # how many CPUs other processes used meanwhile
-    cpus: Count = 0  # how many CPUs there are; 0 where the system does not say
+    cpus: Count = 0  # number of CPUs; 0 if unknown
 
 
 class Timing(msgspec.Struct, kw_only=True):
-    """What one tier measured for one call on one workload. All times in microseconds."""
+    """One tier's measurement of one call on one workload. All times are in microseconds."""
 
-    tier: str  # that measured it: cupti, events, graph, nvbench, fib or wall
+    tier: str  # the tier that measured it: cupti, events, graph, nvbench, fib or wall
     median_us: Positive  # the time
     low_us: Positive  # the 25th percentile
     high_us: Positive  # the 75th percentile
-    samples: Annotated[int, Meta(ge=1)]  # how many
+    samples: Annotated[int, Meta(ge=1)]  # number of samples
     l2: str | None = None  # cold or warm; None on a CPU
     kernels: Annotated[int, Meta(ge=0)] | NotNegative | None = None  # launched by one call, as far as the tier can see
-    span_us: NotNegative | None = None  # first start to last end, where several kernels ran
+    span_us: NotNegative | None = None  # first start to last end, if several kernels ran
     note: str | None = None  # a fall-back, or a doubt about the number
-    how: str | None = None  # what the tier did, where its name does not say it all
+    how: str | None = None  # details of how the tier measured, if any
     places: Count = 1  # sets of buffers in memory; a sample is the mean of a call on each
     ci_low_us: Positive | None = None  # low end of the median's 95 % interval
     ci_high_us: Positive | None = None  # high end
     stopped: str = "count"  # target (the interval is narrow enough), time (it is not), or count (asked for exactly)
-    busy_s: NotNegative | None = None  # seconds that the loop of samples took
+    busy_s: NotNegative | None = None  # seconds for all samples
     took_s: NotNegative | None = None  # seconds of the whole measurement, with warm-up and bookkeeping
     histogram: tuple[
         tuple[Positive, Annotated[int, Meta(ge=1)]], ...
@@ -94,14 +110,14 @@ class Timing(msgspec.Struct, kw_only=True):
 
 
 class GpuState(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The GPU at one moment; None where NVML does not say."""
+    """The GPU at one moment; None if NVML does not say."""
 
     sm_mhz: int | None = None  # clock of the SMs
     memory_mhz: int | None = None  # clock of the memory
     temperature_c: int | None = None  # degrees Celsius
     power_w: NotNegative | None = None  # watts
-    throttle: list[str] | None = None  # why its clocks are held down; [] if nothing holds them
-    other_processes: int | None = None  # how many others have a compute context on it
+    throttle: list[str] | None = None  # reasons for lower clocks; [] if there are none
+    other_processes: int | None = None  # number of other processes with a compute context on it
 
 
 class GpuStates(msgspec.Struct, kw_only=True):
@@ -113,9 +129,9 @@ class GpuStates(msgspec.Struct, kw_only=True):
 
 
 class GpuName(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Which GPU a record was made on, where GPUs were chosen or rented."""
+    """The GPU of a record, if GPUs were chosen or rented."""
 
-    uuid: str  # as nvidia-smi has it
+    uuid: str  # as in nvidia-smi
     name: str  # such as NVIDIA H200
     index: int | None = None  # its number here; None for a rented one
     capability: str | None = None  # "9.0"
@@ -128,30 +144,31 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     algo: str  # its name; or copy, empty or copy-rate, which gdn times itself
     source_hash: str | None  # hash of the packed sources: equal for equal code
     mode: str  # cuda, cpu or interpreter
-    tier: str | None  # the tier that was asked for; None where nothing was timed
-    workload: Call | None  # on what; None: the record is about the algo, or the machine, as a whole
+    tier: str | None  # the tier that was asked for; None if nothing was timed
+    workload: Call | None  # None: the record is about the whole algo, or the machine
     status: Status  # passed, or what went wrong
     reason: str | None  # what went wrong, in words
-    code: int | None = None  # the exit code that goes with the status, where the status alone does not say it
+    code: int | None = None  # the exit code, if it does not follow from the status
     check: Check | None = None  # whether the results are right
     probes: dict[str, str | None] | None = None  # probe -> what it found
     timing: Timing | None = None  # how fast
     bytes_moved: Count | None = None  # bytes that the op must read and write on this workload
-    doubts: list[str] | None = None  # why the time is not to be trusted as it stands; None where nothing was timed
-    gpu: GpuName | None = None  # which one, where several were used
-    gpu_state: GpuStates | None = None  # clocks, heat and power around the measurement
-    backend: str | None = None  # which of its paths the algo took
-    how: str | None = None  # of a copy: what was copied, and by what
+    doubts: list[str] | None = None  # reasons not to trust the time; None if nothing was timed
+    gpu: GpuName | None = None  # which one, if several were used
+    gpu_state: GpuStates | None = None  # clocks, temperature and power around the measurement
+    backend: str | None = None  # which of its code paths the algo took
+    how: str | None = None  # of a copy: what was copied, and how
     tuned_for: str | None = None  # the GPU that its constants were tuned on
-    tuned_nearest: bool | None = None  # true where that is another GPU than this one
-    added: bool = False  # nobody asked for it: gdn added it to compare with
+    tuned_nearest: bool | None = None  # true if that is another GPU than this one
+    added: bool = False  # not asked for: gdn added it to compare with
     in_place: bool = False  # outputs overwrote inputs (`--in-place`)
     setup: str | None = None  # the algo's function that prepared the inputs; its time is not counted
-    rounds_us: list[Positive] | None = None  # samples in their order, until they have been compared
+    rounds_us: list[Positive] | None = None  # samples in order, removed after the comparison
     trace: list[str] | None = None  # lines of a Python traceback
-    unfinished: Count | None = None  # how many workloads the worker did not come to
-    tail: list[str] | None = None  # last lines of a worker that ended too soon
-    answer: Any = None  # of a profiler's target; a profile has a file of its own
+    unfinished: Count | None = None  # number of workloads that the worker did not reach
+    during: Call | None = None  # the workload that was running when the worker ended
+    tail: list[str] | None = None  # last lines of output, if the worker ended too soon
+    answer: Any = None  # of a profiler's target; a profile has its own file
 
     @property
     def passed(self) -> bool:
@@ -159,22 +176,22 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def blame(self) -> Blame:
-        """Whose fault it is that this did not pass."""
+        """Whose fault it is if this did not pass."""
         return blame(self.status, self.code)
 
     @property
     def median_us(self) -> float | None:
-        """The time, where there is one that counts."""
+        """The time, if the record passed."""
         return self.timing.median_us if self.timing and self.passed else None
 
     @property
     def timed_in(self) -> str | None:
-        """The tier of its time, which goes before the one that was asked for."""
+        """The tier that measured it, or else the one that was asked for."""
         return self.timing.tier if self.timing else self.tier
 
     @property
     def uuid(self) -> str | None:
-        """Of its workload."""
+        """The workload's uuid."""
         return self.workload.uuid if self.workload else None
 
     @property
@@ -184,7 +201,7 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def place(self) -> str:
-        """Under which name a document's `environments` say where it was made. A rented GPU has no number."""
+        """Its key in the document's `environments`. A rented GPU has no number."""
         return self.mode if self.gpu is None or self.gpu.index is None else f"{self.mode}:{self.gpu.index}"
 
 
@@ -192,29 +209,29 @@ class Environment(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Where records were made."""
 
     versions: dict[str, str] = {}  # package -> version
-    where: str | None = None  # modal: a rented GPU, not this machine
+    where: str | None = None  # modal for a rented GPU; None for this machine
     image: str | None = None  # the container's, at Modal
     asked: str | None = None  # the GPU that was asked for at Modal
     gpus: list[str] | None = None  # the GPUs that the container had
-    gpu: str | None = None  # its name
+    gpu: str | None = None  # the GPU's name
     gpu_index: int | None = None  # its number here
-    gpu_uuid: str | None = None  # as nvidia-smi has it
+    gpu_uuid: str | None = None  # as in nvidia-smi
     capability: str | None = None  # the GPU's compute capability: "9.0"
     sms: int | None = None  # streaming multiprocessors
     l2_bytes: int | None = None  # size of L2
     driver: str | None = None  # its version
     max_sm_clock_mhz: int | None = None  # highest clock of the SMs
     cuda: str | None = None  # version of CUDA that torch was built with
-    architectures: str | None = None  # TVM_FFI_CUDA_ARCH_LIST, where it was set
-    cpu: str | None = None  # its name
-    cpus: int | None = None  # how many
-    threads: int | None = None  # of torch, where it ran on the CPU
+    architectures: str | None = None  # TVM_FFI_CUDA_ARCH_LIST, if it was set
+    cpu: str | None = None  # the CPU's name
+    cpus: int | None = None  # number of CPUs
+    threads: int | None = None  # of torch, if it ran on the CPU
     affinity: str | None = None  # the CPUs that the process may use: "0-3,8"
 
     @property
     def device(self) -> str | None:
-        """What its times are times of: a GPU by name, a CPU with its threads; None for neither."""
-        where = f" ({self.where})" if self.where else ""  # rented: nobody holds the clocks there
+        """The device that was timed: a GPU by name, a CPU with its threads; None if neither is known."""
+        where = f" ({self.where})" if self.where else ""  # rented: the clocks are not under control
         if self.gpu:
             return self.gpu + where
         threads = f", {self.threads} threads" if self.threads else ""
@@ -237,13 +254,13 @@ class Comparison(msgspec.Struct, kw_only=True, omit_defaults=True):
     low: Positive  # low end of the ratio's interval
     high: Positive  # high end
     verdict: str  # of the candidate: FASTER, SLOWER or SAME
-    rounds: Count  # samples of each; of the one with fewer, where they were not paired
+    rounds: Count  # samples of each; if they were not paired, of the one with fewer
     log_sd: NotNegative  # the standard error of log(ratio)
     df: int | Number  # degrees of freedom of that error
-    run_sd: NotNegative = _written(0.0)  # the part of the error that all workloads of one saved file share
-    level: Number  # of the interval: 0.99
+    run_sd: NotNegative = _written(0.0)  # the part of the error shared by all workloads of a saved file
+    level: Number  # confidence level of the interval: 0.99
     threshold: Number  # differences below this share are SAME
-    method: str  # where the numbers come from, in words
+    method: str  # the statistical method, in words
     resolution: Number  # SAME means: no difference larger than this share
 
     @property
@@ -260,8 +277,9 @@ class Compared(Comparison, kw_only=True, omit_defaults=True):
     tier: str  # how it was timed
     baseline: str  # the algo to compare with
     algo: str  # the candidate
-    workload: Call | None = None  # on what; None for a mean over several
+    workload: Call | None = None  # None for a mean over several
     doubted: bool = _written(False)  # one of the two times is in doubt
+    same_sources: bool = False  # two saved runs of one algo with equal sources
     baseline_us: Positive | None = None  # the baseline's time
     us: Positive | None = None  # the candidate's time
 
@@ -274,13 +292,13 @@ class Overall(Compared):
 
 
 class BestPeer(msgspec.Struct, kw_only=True):
-    """The fastest peer at one workload of a comparison, beside the first algo."""
+    """The first algo of a comparison and the fastest peer, at one workload."""
 
     op: str  # such as gdn_decode
     mode: str  # cuda, cpu or interpreter
     tier: str  # how it was timed
     algo: str  # the first algo of the command
-    workload: Call  # on what
+    workload: Call  # the workload
     us: Positive  # the first algo's time
     peer: str  # the fastest peer
     peer_us: Positive  # its time
@@ -300,7 +318,7 @@ class BestPeers(msgspec.Struct, kw_only=True):
     workloads: Count  # how many
     ratio: Positive  # the geometric mean of the ratios
     least: Positive  # the smallest ratio
-    slower: Count  # how many workloads the peer wins
+    slower: Count  # number of workloads on which the peer is faster
 
 
 class Largest(msgspec.Struct, kw_only=True):
@@ -318,49 +336,51 @@ class RemoteCall(msgspec.Struct, kw_only=True):
     """A call at Modal that had not come back when its file was written."""
 
     id: str  # Modal's
-    keys: list[str]  # of the jobs that it carries
+    keys: list[str]  # of its jobs
     limit_s: Annotated[int, Meta(gt=0)] | Positive  # seconds that it may take
 
 
 class Rented(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What a run at Modal asked for, and what is still under way there."""
+    """A run at Modal: what was asked for, and the calls that are still running."""
 
-    gpu: str  # that was asked for
+    gpu: str  # the GPU that was asked for
     image: str  # the container's
     command: str  # run, bench or profile
     asked: Json = msgspec.field(default_factory=lambda: {})  # the command's own options
-    calls: list[RemoteCall] = msgspec.field(default_factory=lambda: [])  # still under way there
+    calls: list[RemoteCall] = msgspec.field(default_factory=lambda: [])  # still running there
 
 
 class Document(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The file that a command leaves."""
+    """The file that a command writes."""
 
-    schema: int  # version of this form: 2
+    schema: int  # version of this format: 2
     command: str  # run, bench, floors, compare ...
     time: str = ""  # when it began: 2026-11-21T14:12:00Z
-    options: Json = {}  # of the command, as they were given
+    options: Json = {}  # of the command, as given
     commit: str | None = None  # of the checkout
     dirty: bool | None = None  # whether it had uncommitted changes
-    interrupted: bool | msgspec.UnsetType = msgspec.UNSET  # the command was stopped; what was measured by then is here
-    environments: dict[str, Environment] = msgspec.field(default_factory=lambda: {})  # where, by cuda:0, cuda or cpu
+    interrupted: bool | msgspec.UnsetType = msgspec.UNSET  # the command was stopped; it has the measurements until then
+    environments: dict[str, Environment] = msgspec.field(
+        default_factory=lambda: {}
+    )  # where records were made; the keys are cuda:0, cuda or cpu
     missing: list[Missing] = msgspec.field(default_factory=lambda: [])  # algos that could not run here
-    warnings: list[str] | None = None  # what the command warned of
-    modal: Rented | None = None  # of a run at Modal
-    comparisons: list[Compared] | None = None  # `gdn compare`, a workload each
+    warnings: list[str] | None = None  # the command's warnings
+    modal: Rented | None = None  # if it is a run at Modal
+    comparisons: list[Compared] | None = None  # `gdn compare`, one per workload
     overall: list[Overall] | None = None  # `gdn compare`, over all workloads
-    best_peers: list[BestPeer] | None = None  # `gdn compare` of three or more, a workload each
+    best_peers: list[BestPeer] | None = None  # `gdn compare` of three or more algos, one per workload
     best_peers_overall: list[BestPeers] | None = None  # the same over all workloads
     largest: list[Largest] | None = None  # `gdn run --stress`
     scores: list[Score] | None = None  # `gdn bench --preset contest`
-    records: list[Record]  # what was measured
+    records: list[Record]  # the measurements
 
     def environment(self, record: Record) -> Environment:
-        """Where a record was made; an empty one where the document does not say."""
+        """Where a record was made; an empty Environment if that is unknown."""
         return self.environments.get(record.place) or Environment()
 
 
 def document_of(plain: Any) -> Document:
-    """A document from its JSON, of schema 1 or 2. Raises msgspec.ValidationError, with the path of what is wrong."""
+    """A document from its JSON, of schema 1 or 2. Raises msgspec.ValidationError, with the path of the wrong field."""
     if isinstance(plain, dict) and isinstance(plain.get("records"), list):
         records = [_upgraded(record) for record in plain["records"]]
         plain = plain | {"records": records}
@@ -368,7 +388,7 @@ def document_of(plain: Any) -> Document:
 
 
 def _upgraded(record: Any) -> Any:
-    """A record of schema 1 as what it would be today: its `clocks` were read behind the measurement."""
+    """A record of schema 1 converted to schema 2: its `clocks` were read after the measurement."""
     if not isinstance(record, dict):
         return record
     timing, clocks = record.get("timing"), record.get("clocks")

@@ -1,4 +1,4 @@
-"""What the contest's scores hold (records/score.py makes them)."""
+"""Types of the contest's scores (records/score.py makes them)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from .numbers import NotNegative, Positive
 
 
 class Share(msgspec.Struct, kw_only=True):
-    """What one workload gives to a score."""
+    """One workload's part of a score."""
 
     uuid: str  # of the workload
     index: int | None  # its number in the contest's order
     label: str  # "B=64"
-    speedup: Positive  # the other's time / the algo's
+    speedup: Positive  # the reference's or baseline's time / the algo's
     share: Positive  # of the sum of all speedups; all shares of a score add up to 1
 
 
@@ -38,12 +38,12 @@ class Score(msgspec.Struct, kw_only=True):
     device: str | None  # the GPU or the CPU, by name
     rule: str  # reference or baseline
     against: str  # the reference's or the baseline's name
-    value: NotNegative | None  # the mean over the workloads that have both times; None where there are none
-    official: NotNegative | None  # 0 where a trace failed, None where workloads are still to be measured
-    reason: str | None  # in words: why there is no value, or what the missing workloads mean
-    workloads: int  # how many the score should be over
+    value: NotNegative | None  # the mean over the workloads that have both times; None if there are none
+    official: NotNegative | None  # 0 if a workload failed, None if some are not measured yet
+    reason: str | None  # in words: why there is no value, or the effect of missing workloads
+    workloads: int  # number of workloads that the score should be over
     shares: list[Share]  # the greatest first
     missing: list[Gap]  # workloads that are not in it
-    doubtful: int = 0  # how many shares rest on a time that is in doubt
-    top_fifth: NotNegative | None = None  # the share of the sum that the best fifth of the workloads makes
+    doubtful: int = 0  # number of shares whose time is in doubt
+    top_fifth: NotNegative | None = None  # the best fifth of the workloads, as a share of the sum
     by_label: list[tuple[str, NotNegative]] = []  # (label, share of the sum), the greatest first

@@ -2,14 +2,14 @@
 
 | tier    | what it measures                                                    | where |
 |---------|---------------------------------------------------------------------|-------|
-| cupti   | the time that the kernels themselves ran, from CUPTI's records       | GPU   |
+| cupti   | the time for which the kernels themselves ran, from CUPTI's records  | GPU   |
 | events  | CUDA events around the call, no synchronise inside the loop          | GPU   |
 | graph   | a call's share of a CUDA graph of many, over rotating buffers        | GPU   |
 | nvbench | NVIDIA's nvbench (package cuda-bench), its cold measurement          | GPU   |
 | fib     | the installed flashinfer-bench's own evaluator                       | GPU   |
 | wall    | the host's clock around the call                                     | CPU   |
 
-A time is only comparable within its tier. A tier that cannot be had raises `TierUnavailable`; nothing here falls back.
+Times are only comparable within a tier. A tier that is not available raises `TierUnavailable`; nothing here falls back.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from .subject import Subject
 
 
 class TierUnavailable(Exception):
-    """This tier cannot be had here; the message says why and what to install."""
+    """This tier is not available here; the message says why and what to install."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to measure: exact counts (the contest's rules), or until the median is known well enough.
+    """How long to measure: exact counts (the contest's rules), or until the median is precise enough.
 
     target   half the width of the median's 95 % interval, as a share of the median, at which sampling stops
-    seconds  where it stops all the same
-    in_a_row on a CPU too: the samples follow one another, and nobody looks at what the host did
+    seconds  when it stops anyway
+    in_a_row on a CPU too: the samples follow one another without rounds, and the host is not observed
     """
 
     warmup: int = 3
@@ -53,17 +53,17 @@ class Plan:
 
 
 class Sample(NamedTuple):
-    """One call, or the mean of one in each place of its buffers. Times in microseconds."""
+    """One call, or the mean of one call in each place of its buffers. Times in microseconds."""
 
     us: float
-    span_us: float | None = None  # first start to last end, where the tier sees kernels
+    span_us: float | None = None  # first start to last end, if the tier sees kernels
     kernels: float | None = None
 
 
 def summarise(tier: str, samples_us: Sequence[float], **more: Any) -> Timing:
     """The record of these samples."""
     ordered = sorted(samples_us)
-    if len(ordered) == 1:  # the contest's counts may ask for no more
+    if len(ordered) == 1:  # the contest's counts may ask for just one
         low = median = high = ordered[0]
     else:
         low, median, high = statistics.quantiles(ordered, n=4, method="inclusive")
@@ -76,7 +76,7 @@ def summarise(tier: str, samples_us: Sequence[float], **more: Any) -> Timing:
 
 
 def histogram(samples_us: Sequence[float]) -> tuple[tuple[float, int], ...]:
-    """(microseconds, how often), ascending: four digits, or three where that leaves over 200 different values."""
+    """(microseconds, how often), ascending: four digits, or three if four would leave over 200 different values."""
     for digits in (4, 3):
         counts = Counter(float(f"{x:.{digits}g}") for x in samples_us)
         if len(counts) <= 200:
@@ -88,11 +88,11 @@ def histogram(samples_us: Sequence[float]) -> tuple[tuple[float, int], ...]:
 
 
 class Warmed:
-    """What the tiers' samplers share: rounds of calls before the first sample, and what makes ready for many.
+    """Shared by the tiers' samplers: rounds of calls before the first sample, and preparations for many calls.
 
-    The first round tells what a call costs. If that is more than the plan's seconds, and no exact counts are asked
-    for, no second one is made and `slow` is true: `take` works all the same. It may have been the compiler that took
-    so long; whoever has seen a second call be quick calls `get_ready`.
+    The first round shows how long a call takes. If that is more than the plan's seconds, and no exact counts are asked
+    for, no second round is made and `slow` is true; `take` works all the same. The compiler may have taken that long: a
+    caller that sees a quick second call uses `get_ready`.
     """
 
     slow = False
@@ -132,18 +132,18 @@ class Warmed:
         raise NotImplementedError
 
     def _prepare(self) -> None:
-        """What a tier does once, after the calls."""
+        """What a tier does once after the warm-up calls."""
 
     def take(self, order: Sequence[int]) -> list[Sample]:
         """A sample of each of these subjects, in this order."""
         raise NotImplementedError
 
     def about(self, i: int, samples: list[Sample]) -> dict[str, str]:
-        """What the record of a subject says besides: how it was timed, a note."""
+        """More fields for a subject's record: how it was timed, a note."""
         return {}
 
     def close(self) -> None:
-        """Nothing is timed any more."""
+        """Called when no more samples are needed."""
 
 
 # --- measuring ----------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def measure(tier: str, subject: Subject, plan: Plan, watch: Watch = lambda: None
     """Time one subject in a tier. Raises TierUnavailable, with what to install."""
     module = _module(tier, plan, [subject])
     began = time.perf_counter()
-    if not hasattr(module, "Sampler"):  # a tier with a loop of its own
+    if not hasattr(module, "Sampler"):  # a tier with its own loop
         timed = module.measure(subject, plan)
         watch()
         timed.took_s = time.perf_counter() - began
@@ -177,17 +177,17 @@ def measure(tier: str, subject: Subject, plan: Plan, watch: Watch = lambda: None
 
 
 _PLACES = 4
-_PAGE = 2**21  # bytes of a GPU's memory that lie together; where in a page a smaller buffer begins matters little
+_PAGE = 2**21  # a GPU's page, in bytes: the offset of a smaller buffer in its page matters little
 _ROOM = 1 / 4  # of the memory that is free, for copies
 
 
 def _places(subject: Subject, plan: Plan) -> list[Subject]:
     """The subject, and copies of it whose large buffers lie elsewhere in memory.
 
-    Where they lie can be worth 4 % of a kernel's time: one process after the other took 33.8 or 35.1 us for the same
-    64 MiB on an H200 (results/h200/decode-128-bench-1.json to -4). Not where a number of calls is asked for, and not
-    with fresh values, which are in one set of buffers only. What is small stays: some kernels plan by the identity of
-    a tensor of lengths.
+    Where they lie can change a kernel's time by 4 %: one process after the other took 33.8 or 35.1 us for the same 64
+    MiB on an H200 (results/h200/decode-128-bench-1.json to -4). Not used if a number of calls is asked for, nor with
+    fresh values, which exist in one set of buffers only. Small buffers are not copied: some kernels plan by the
+    identity of a tensor of lengths.
     """
     if plan.iterations or (subject.refresh and not subject.in_place) or not subject.rebuild:
         return [subject]
@@ -199,13 +199,13 @@ def _places(subject: Subject, plan: Plan) -> list[Subject]:
 
 def _free_bytes() -> int:
     """Of the GPU's memory."""
-    import torch  # here: commands and reports that time nothing read this module's names
+    import torch  # imported here because commands and reports use this module without timing
 
     return torch.cuda.mem_get_info()[0]
 
 
 def _mean(samples: list[Sample]) -> Sample:
-    """A call in each place, as one sample. Two levels of time have no steady median, but a mean."""
+    """One sample from a call in each place. With two levels of time the median is not steady, but the mean is."""
     if len(samples) == 1:
         return samples[0]
     us, span, kernels = (statistics.fmean(x) if None not in x else None for x in zip(*samples, strict=True))
@@ -219,10 +219,10 @@ def interleave(
     watch: Watch = lambda: None,
     enough: Enough | None = None,
 ) -> tuple[list[Timing], list[list[float]]]:
-    """Time several subjects in turns, A B B A and so on: their records, and each one's samples in their order.
+    """Time several subjects in turns, A B B A and so on: their records, and each one's samples in order.
 
-    The n-th samples of all were taken next to each other: what drifts drifts for all. `enough` says of the samples so
-    far whether they will do; without it, the first subject's median decides.
+    The n-th samples of all were taken next to each other, so drift affects all alike. `enough` says whether the samples
+    so far suffice; without it, the first subject's median decides.
     """
     if not TIERS[tier].interleaves:
         able = ", ".join(name for name, t in TIERS.items() if t.interleaves and t.mode == TIERS[tier].mode)
@@ -251,14 +251,14 @@ def interleave(
 
 
 def _turns(count: int) -> Iterator[list[int]]:
-    """Two rounds at a time, there and back: A B B A or B A A B, drawn in pairs of one of each.
+    """Two rounds at a time, forwards and backwards: A B B A or B A A B, drawn in pairs of one of each.
 
-    A fixed order locks in with whatever has a period of its own. Always A B B A, with five launches a call and no gap
-    between them, made equal code on an H200 differ by 1 % at every second workload, now one way and now the other
-    (results/h200/decode-aa-fixed-order.json): as if two of each four launches were slower, whichever is first. Drawn,
-    the order showed none at any of 20 (results/h200/decode-aa.json).
+    A fixed order can lock in with anything periodic. Always A B B A, with five launches a call and no gap between them,
+    made equal code on an H200 differ by 1 % at every second workload, in either direction
+    (results/h200/decode-aa-fixed-order.json), as if two of each four launches were slower, whichever comes first. With
+    the drawn order there was no difference at any of 20 workloads (results/h200/decode-aa.json).
     """
-    draw = random.Random(0)  # the same at each run: whoever repeats one repeats its order too
+    draw = random.Random(0)  # the same in each run, so that a repeated run has the same order
     while True:
         there = draw.sample(range(count), count)
         back = there[::-1]
@@ -269,7 +269,7 @@ def _turns(count: int) -> Iterator[list[int]]:
 def _module(tier: str, plan: Plan, subjects: list[Subject]) -> Any:
     if not TIERS[tier].restores and any(subject.in_place for subject in subjects):
         able = ", ".join(name for name, t in TIERS.items() if t.restores and t.mode == TIERS[tier].mode)
-        raise TierUnavailable(f"it cannot put back what a call overwrites in place before the next one; {able} can")
+        raise TierUnavailable(f"it cannot restore inputs that a call overwrites in place; {able} can")
     states = TIERS[tier].l2
     if states and plan.l2 not in states:
         raise TierUnavailable(f"it times with L2 {' or '.join(states)} only; use --l2 {states[0]}")
@@ -289,9 +289,9 @@ def _timing(tier: str, samples: list[Sample], plan: Plan, **more: Any) -> Timing
 
 
 def _about(sampler: Warmed, i: int, samples: list[Sample], plan: Plan) -> dict[str, str]:
-    """What the tier says of a subject's samples; that they are so few, where its calls are slow."""
+    """What the tier says about a subject's samples; for slow calls also that there are few samples."""
     found = sampler.about(i, samples)
     if not sampler.slow:
         return found
     count = f"{len(samples)} sample{'s' * (len(samples) > 1)}"
-    return {"note": f"calls take longer than the {plan.seconds:g} s to measure in: {count}"} | found
+    return {"note": f"calls take longer than the time limit of {plan.seconds:g} s: {count}"} | found

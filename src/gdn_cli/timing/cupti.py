@@ -1,7 +1,7 @@
 """Tier `cupti`: the time that a call's kernels ran on the GPU, from CUPTI's activity records (trace.py).
 
-Host time and launch gaps are not in it. Several kernels: a sample is the sum of their times, its span runs from the
-first start to the last end. Kernels of the harness cut the trace into calls by their names (kernels.py).
+It excludes host time and launch gaps. With several kernels a sample is the sum of their times, and its span runs from
+the first start to the last end. The harness's own kernels separate the calls in the trace by their names (kernels.py).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _KERNELS_PER_TRACE = 100_000  # a token loop launches that many in one call: a t
 
 
 class Sampler(Flushed):
-    """Times calls by the kernels that they leave in a trace; L2 is flushed, or warmed by the same call, before each."""
+    """Times calls by their kernels in a trace. Before each call L2 is flushed, or warmed by the same call."""
 
     trace: Trace | None = None
-    alone: Sequence[int] = ()  # kernels of each subject without a flush; empty where a call is too slow for that
+    alone: Sequence[int] = ()  # each subject's number of kernels without a flush; empty if a call is too slow for that
 
     def _prepare(self) -> None:
-        # a flush could be taken for an algo's kernel, or hide one: without any, a call must leave as many
+        # a flush could be taken for an algo's kernel, or hide one: without a flush a call must run as many kernels
         self.alone = [sample.kernels for sample in self._trace(range(len(self.subjects)), begin)]
 
     def take(self, order: Sequence[int]) -> list[Sample]:
@@ -36,7 +36,7 @@ class Sampler(Flushed):
         return samples
 
     def _trace(self, order: Sequence[int], before: Flush) -> list[Sample]:
-        """What each call of `order` ran on the GPU, with `before` launched in front of each."""
+        """What each call of `order` ran on the GPU, with `before` launched before each."""
 
         def loop() -> None:
             began = perf_counter()
@@ -55,12 +55,13 @@ class Sampler(Flushed):
             torch.cuda.synchronize()
             self.busy_s += perf_counter() - began
 
-        if self.trace is None:  # after the warm-up: what a first call compiles and loads is no business of a trace
+        if self.trace is None:  # after the warm-up: a trace must not include compiling and loading in a first call
             self.trace = Trace.open()
         return cut(self.trace.kernels(loop), len(order))
 
     def about(self, i: int, samples: list[Sample]) -> dict[str, str]:
-        """Whose records; a doubt where a call's kernels vary; TierUnavailable where the trace cannot be trusted."""
+        """Where the records come from; a note if the number of kernels varies; TierUnavailable if the trace is
+        wrong."""
         counts = [s.kernels for s in samples]
         seen = f"{min(counts)} to {max(counts)}"
         if self.alone and not min(counts) <= self.alone[i] <= max(counts):
@@ -76,7 +77,7 @@ class Sampler(Flushed):
 def cut(ran: list[Ran], count: int) -> list[Sample]:
     """(start, duration, name) of everything on the GPU, in ns and in order -> `count` calls.
 
-    A call is what follows a kernel of BEGINS, up to the next kernel of the harness.
+    A call is everything between a kernel of BEGINS and the next kernel of the harness.
     """
     calls: list[list[tuple[int, int]]] = []
     inside = False

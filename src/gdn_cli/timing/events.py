@@ -1,8 +1,8 @@
 """Tier `events`: CUDA events around each call, without a synchronise inside the loop.
 
-Work in front of each call keeps the GPU busy while the host gets ahead, so that the gap between the two events holds
-the call and not the host's launch latency: the flush where L2 is to be cold, a spin before each batch where it is to
-be warm. What remains above the kernel's own time is the events' cost (3 to 4 us).
+Work before each call keeps the GPU busy while the host gets ahead, so that the time between the two events contains the
+call and not the host's launch latency: the flush if L2 is to be cold, a spin before each batch if it is to be warm. The
+excess over the kernel's own time is the cost of the events (3 to 4 us).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Sampler(Flushed):
             if subject.refresh:
                 subject.refresh()
             if self.warm:
-                subject.call()  # puts into L2 what the timed one finds there
+                subject.call()  # warms L2 for the timed call
                 if subject.in_place:
                     subject.refresh()
             else:

@@ -1,7 +1,8 @@
-"""Tier `fib`: the installed flashinfer-bench's own evaluator, whatever its version times with.
+"""Tier `fib`: the installed flashinfer-bench's own evaluator, with the timing method of its version.
 
-0.1.2 records CUDA events around each call, synchronises before it in the loop, and takes the mean: what a kernel of
-2 us costs there is the host's launch. The record's `how` says so for the versions in METHODS, and "unknown" for others.
+0.1.2 records CUDA events around each call, synchronises before it in the loop, and takes the mean: for a kernel of 2 us
+that measures mostly the host's launch. The record's `how` says so for the versions in METHODS, and "unknown" for
+others.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..schema.record_types import Timing
 from . import Plan, Subject, TierUnavailable, summarise
 
 _CONTEST = Plan(warmup=10, iterations=50, trials=3)  # the evaluator's defaults, and the contest's for decode
-# how a version times; {} is the number of its iterations
+# how a version times; {} is its number of iterations
 METHODS = {
     "0.1.2": "CUDA events with a synchronise before each call, mean of {}; L2 flushed before each call, and the "
     "arguments cloned after that, so that a call finds of them what L2 holds",
@@ -29,7 +30,7 @@ METHODS = {
 
 
 def measure(subject: Subject, plan: Plan) -> Timing:
-    """One sample per trial: the number that the evaluator makes of its iterations."""
+    """One sample per trial: the evaluator's result from its iterations."""
     if subject.kernel is None or subject.definition is None:
         raise TierUnavailable("flashinfer-bench times solutions only, not floors")
     if hasattr(subject.kernel, "bind"):
@@ -41,10 +42,10 @@ def measure(subject: Subject, plan: Plan) -> Timing:
     try:
         trial = _trial(subject, plan)
     except (ImportError, AttributeError, TypeError) as e:
-        raise TierUnavailable(f"{name} is not one that this gdn can ask: {errors.one_line(e)}") from None
+        raise TierUnavailable(f"{name} is not supported by this gdn: {errors.one_line(e)}") from None
     samples = []
     with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")  # each workload is to say it, not the first one only
+        warnings.simplefilter("always")  # for each workload, not just the first one
         for _ in range(plan.trials):
             samples.append(trial())
     fell_back = any("cupti" in str(w.message).lower() for w in warned)
@@ -62,7 +63,7 @@ def _version() -> str:
 
 
 def _trial(subject: Subject, plan: Plan) -> Callable[[], float]:
-    """A call that makes one trial and returns its microseconds."""
+    """A function that makes one trial and returns its microseconds."""
     from flashinfer_bench.bench.config import BenchmarkConfig
     from flashinfer_bench.bench.evaluators import resolve_evaluator
     from flashinfer_bench.data import Definition
@@ -75,13 +76,13 @@ def _trial(subject: Subject, plan: Plan) -> Callable[[], float]:
     asked = {
         "definition": definition,
         "sol_runnable": subject.kernel.runnable,
-        "inputs": [list(subject.inputs)],  # one list for each trial; the outputs it allocates by itself
-        "ref_mean_latency_ms": 1.0,  # for a speed-up that nobody asks for here
+        "inputs": [list(subject.inputs)],  # one list for each trial; the evaluator allocates the outputs
+        "ref_mean_latency_ms": 1.0,  # for a speed-up that is not used here
         "cfg": config,
         "log_path": os.devnull,
         "device": str(next(x.device for x in [*subject.inputs, *subject.outputs] if hasattr(x, "device"))),
     }
-    inspect.signature(evaluator.eval_performance).bind(**asked)  # a TypeError where it takes something else
+    inspect.signature(evaluator.eval_performance).bind(**asked)  # a TypeError if its parameters differ
 
     def trial() -> float:
         with _swallowed() as caught:
@@ -101,7 +102,8 @@ def _trial(subject: Subject, plan: Plan) -> Callable[[], float]:
 
 @contextmanager
 def _swallowed() -> Iterator[list[BaseException]]:
-    """What the evaluator catches, prints and turns into a status: an algo's error must come back as itself."""
+    """Collect exceptions that the evaluator catches, prints and turns into a status: an algo's error must come back as
+    itself."""
     caught: list[BaseException] = []
     print_exc = traceback.print_exc
     traceback.print_exc = lambda *_, **__: caught.append(sys.exc_info()[1])

@@ -1,7 +1,8 @@
-"""The floors: what this machine needs, in the same run, to move the bytes of an op, to launch nothing, to copy a lot.
+"""The floors: what this machine needs, in the same run, to move an op's bytes, to launch nothing, to copy a lot.
 
-The copy moves what the op must move (each input once, each output once), half of it read and half of it written. Of
-several plain copies the fastest is timed: the floor is the machine's and not one copy loop's.
+The copy moves the op's bytes (each input once, each output once; of a pool only the slots in use), half of them read
+and half written. The fastest of several plain copies counts, so that the floor belongs to the machine and not to one
+copy loop.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from ..catalog.dtypes import ITEMSIZE
-from ..catalog.registry import Op, TensorSpec
+from ..catalog.ops import Op, TensorSpec
 from ..catalog.tiers import TIERS
 from ..records.statistics import centre
 from . import Plan, Subject, TierUnavailable, interleave
@@ -24,8 +25,8 @@ from . import Plan, Subject, TierUnavailable, interleave
 _RATE_BYTES = {"cuda": 2 * 2**30, "cpu": 2 * 2**28}  # read and written together: far beyond any cache
 _TRIES = 20  # samples of each candidate in the search
 
-# floats a CTA copies, warps of a CTA, whether it tells the caches that nothing is used again. Small shares spread a
-# small batch over all SMs, large ones spare launches.
+# floats per CTA, warps per CTA, streaming hints for the caches or not. Small shares spread a small batch over all SMs,
+# large ones save launches.
 _COPIES = [
     (block, warps, stream)
     for block, warps in ((512, 1), (1024, 1), (1024, 2), (1024, 4), (2048, 2), (2048, 4), (4096, 4), (4096, 8))
@@ -39,12 +40,12 @@ def bytes_moved(op: Op, axes: dict[str, int]) -> int:
 
 
 def bytes_of(op: Op, specs: dict[str, TensorSpec], axes: dict[str, int]) -> int:
-    """Each of these tensors once, in bytes."""
-    return sum(math.prod(op.shape(spec, axes)) * ITEMSIZE[spec.dtype] for spec in specs.values())
+    """The bytes of these tensors that a call moves, each once."""
+    return sum(math.prod(op.moved(spec, axes)) * ITEMSIZE[spec.dtype] for spec in specs.values())
 
 
 def fastest_copy(nbytes: int, mode: str, l2: str = "cold") -> tuple[Subject, str]:
-    """The fastest plain copy that moves `nbytes` (read and written together), and what it is."""
+    """The fastest plain copy that moves `nbytes` (read and written together), and its description."""
     half = max(round(nbytes / 2 / 16384), 1) * 16384  # whole CTAs of every candidate
     source = torch.ones(half // 4, device="cuda" if mode == "cuda" else "cpu")
     target = torch.empty_like(source)
@@ -57,14 +58,14 @@ def fastest_copy(nbytes: int, mode: str, l2: str = "cold") -> tuple[Subject, str
         return Subject(bind([source], [target]), [source], [target], rebuild=bind)
 
     subjects = [subject(copy) for copy in candidates.values()]
-    samples = _race(subjects, mode, Plan(iterations=_TRIES, in_a_row=True, l2=l2))  # what is chosen is timed again
+    samples = _race(subjects, mode, Plan(iterations=_TRIES, in_a_row=True, l2=l2))  # the chosen one is timed again
     best = min(range(len(subjects)), key=lambda i: centre(samples[i]))
     return subjects[best], list(candidates)[best]
 
 
 def _race(subjects: list[Subject], mode: str, plan: Plan) -> list[list[float]]:
-    """Samples of all of them, taken in turns, in the first tier that can be had; on a CPU one after the other, where
-    the threads of one copy would still be spinning when the next begins."""
+    """Samples of all of them, taken in turns, in the first available tier; on a CPU one after the other, because the
+    threads of one copy would still be spinning when the next begins."""
     if mode != "cuda":
         return [interleave("wall", [subject], plan)[1][0] for subject in subjects]
     tiers = [name for name, tier in TIERS.items() if tier.mode == mode and tier.interleaves]
@@ -78,7 +79,7 @@ def _race(subjects: list[Subject], mode: str, plan: Plan) -> list[list[float]]:
 
 
 def empty(mode: str) -> Subject:
-    """The least that a call takes: a kernel that does nothing, or on a CPU a call that does nothing."""
+    """The shortest possible call: an empty kernel, or on a CPU an empty function."""
     if mode != "cuda":
         return _fixed(lambda: None)
     from .kernels import gdn_empty
@@ -87,7 +88,7 @@ def empty(mode: str) -> Subject:
 
 
 def large_copy(mode: str) -> tuple[Subject, int]:
-    """torch's own copy of so much that only the memory's rate counts; also the bytes that it reads and writes."""
+    """torch's copy of so many bytes that only the memory's rate matters; also the number of bytes read and written."""
     nbytes = _RATE_BYTES[mode]
     source = torch.ones(nbytes // 2 // 4, device="cuda" if mode == "cuda" else "cpu")
     target = torch.empty_like(source)
@@ -110,7 +111,7 @@ def _pool() -> ThreadPoolExecutor:
 def _on_cpu() -> dict[str, Callable[[torch.Tensor, torch.Tensor], Any]]:
     threads = torch.get_num_threads()
 
-    def memcpy(target: int, source: int, count: int) -> None:  # ctypes lets go of the interpreter lock
+    def memcpy(target: int, source: int, count: int) -> None:  # ctypes releases the interpreter lock
         ctypes.memmove(target, source, count)
 
     def in_parts(source: torch.Tensor, target: torch.Tensor) -> None:

@@ -1,7 +1,7 @@
 """Tier `graph`: a call's share of a CUDA graph of many calls, replayed between two CUDA events.
 
-No host time is in it, and the gap between two nodes is: what a call costs in a server that replays graphs. With L2 cold
-the calls rotate over buffer sets that are together larger than twice L2, so that none finds its own data there.
+It includes the gap between two nodes but no host time: the cost of a call in a server that replays graphs. With L2 cold
+the calls rotate over buffer sets that together are larger than twice L2, so that none finds its own data there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from ..errors import one_line
 from . import Sample, Subject, TierUnavailable, Warmed
 
-_NODES = 20  # at least so many calls in a graph: the launch of the graph itself is then a small part
+_NODES = 20  # the least number of calls in a graph, so that launching it is a small part
 _MOST_SETS = 400
 _BATCH = 50  # replays in flight
 
@@ -30,7 +30,7 @@ class Sampler(Warmed):
 
     def _prepare(self) -> None:
         if self.plan.warmup == 0:
-            self._round()  # nothing can be captured that was not called before
+            self._round()  # a call can be captured only after a first call
         sets = [1 if self.plan.l2 == "warm" else _sets(s.nbytes) for s in self.subjects]
         self._build(sets, [n * max(1, -(-_NODES // n)) for n in sets])
         for _ in range(self.plan.warmup):
@@ -39,17 +39,17 @@ class Sampler(Warmed):
         torch.cuda.synchronize()
 
     def _build(self, sets: list[int], nodes: list[int]) -> None:
-        """A graph of so many calls over so many sets of buffers for each subject."""
+        """A graph for each subject: its `nodes` calls over its `sets` of buffers."""
         self.close()
         self.sets, self.nodes = sets, nodes
         for subject, n, calls in zip(self.subjects, sets, nodes, strict=True):
             copies = [subject, *(subject.copy() for _ in range(n - 1))]
             graph, results = _capture(copies, calls)
             self.graphs.append(graph)
-            self.kept.append((copies, results))  # a graph holds addresses: what is there must stay
+            self.kept.append((copies, results))  # a graph holds addresses, so the buffers must be kept
 
     def take(self, order: Sequence[int]) -> list[Sample]:
-        if not self.graphs:  # calls that are slow: one each is long beside the graph's launch, and beside L2
+        if not self.graphs:  # slow calls: one each is long compared with the graph's launch and with L2
             self._build([1] * len(self.subjects), [1] * len(self.subjects))
         began = perf_counter()
         samples: list[Sample] = []
@@ -78,7 +78,7 @@ class Sampler(Warmed):
 
 
 def _sets(nbytes: int) -> int:
-    """Sets of buffers that are together larger than twice L2, so that a call meets nothing of its own there."""
+    """The number of buffer sets that together are larger than twice L2, so that a call finds none of its data there."""
     l2 = torch.cuda.get_device_properties(0).L2_cache_size
     return min(_MOST_SETS, max(2, -(-2 * l2 // max(nbytes, 1)) + 1))
 
@@ -94,13 +94,13 @@ def _on_the_side(subjects: list[Subject]) -> None:
 
 
 def _capture(copies: list[Subject], nodes: int) -> tuple[torch.cuda.CUDAGraph, list]:
-    """A graph of calls, of which the first was called before."""
+    """A graph of calls; the first of them has been called before."""
     _on_the_side(copies[1:])
     graph, results = torch.cuda.CUDAGraph(), []
     try:
         with torch.cuda.graph(graph):
             for n in range(nodes):
-                results.append(copies[n % len(copies)].call())  # what it returns keeps memory of its own
+                results.append(copies[n % len(copies)].call())  # keeps the memory of what it returns
     except Exception as e:
         torch.cuda.synchronize()
         raise TierUnavailable(f"a call cannot be captured in a CUDA graph: {one_line(e)[:120]}") from None

@@ -1,4 +1,4 @@
-"""The harness's own GPU kernels, with names that no algo's kernel has: flush, marks, copy floor, empty launch."""
+"""The harness's own GPU kernels, with names that no algo's kernel has: flush, marks, copy, empty launch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 from . import Warmed
 
-BEGINS = ("gdn_l2_flush", "gdn_begin")  # what follows one of these in a trace is a call that is timed,
+BEGINS = ("gdn_l2_flush", "gdn_begin")  # in a trace, what follows one of these is a timed call,
 REST = "gdn_rest"  # and what follows this one is not
 _MEGABYTES = 256  # over four times the L2 of an H200 (60 MB), twice that of a B200 (126 MB)
 
@@ -21,7 +21,7 @@ def gdn_l2_flush(p_buffer, BLOCK: tl.constexpr):
 
 @triton.jit
 def gdn_begin():
-    """Does nothing: its name in a trace says where the next call begins, and L2 stays as it is."""
+    """Does nothing: its name in a trace marks the start of the next call, and L2 is not changed."""
 
 
 @triton.jit
@@ -31,7 +31,7 @@ def gdn_rest():
 
 @triton.jit
 def gdn_empty():
-    """Does nothing, and is timed: the least that a launch takes."""
+    """Does nothing, and is timed: the cost of a launch."""
 
 
 @triton.jit
@@ -53,7 +53,7 @@ def rest() -> None:
 
 
 class Flush:
-    """Call it before a call that is timed: leaves nothing of the call's data in L2."""
+    """Called before a timed call: removes all of the call's data from L2."""
 
     def __init__(self) -> None:
         self.buffer = torch.empty(_MEGABYTES * 2**20 // 4, device="cuda")
@@ -63,7 +63,7 @@ class Flush:
 
 
 class Flushed(Warmed):
-    """What the tiers share that flush L2 before a call."""
+    """Shared by the tiers that flush L2 before a call."""
 
     def _open(self) -> None:
         self.flush = Flush()

@@ -1,11 +1,11 @@
 """Tier `nvbench`: NVIDIA's nvbench (package cuda-bench), its cold ("isolated") measurement.
 
-Before each call nvbench overwrites L2, waits for that, and holds the stream with a kernel of its own until the host has
-queued the call between two CUDA events. No launch latency is in a sample, and what the events cost is.
+Before each call nvbench overwrites L2, waits for that, and blocks the stream with its own kernel until the host has
+queued the call between two CUDA events. A sample has no launch latency, but includes the cost of the events.
 
-nvbench runs once in a process, and takes no benchmark after that. A worker times many subjects, so the run stays open:
-one benchmark, in a thread of its own, whose body times what it is handed and does not return (`_Session`). Each call's
-time is in a file that nvbench writes after every measurement (`--jsonbin`).
+nvbench runs once per process and accepts no further benchmark after that. A worker times many subjects, so the run
+stays open: one benchmark, in its own thread, whose body times whatever it is given and does not return (`_Session`).
+nvbench writes each call's time to a file after every measurement (`--jsonbin`).
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ T = TypeVar("T")
 
 _GET = "pip install " + ("-e '.[timing]'" if paths.IN_CHECKOUT else "'gdn[timing]'")
 _NEVER_S = 86_400.0  # nvbench's own limit on a measurement, which would cut a slow reference short
-_HELD_S = 10.0  # nvbench lets a stream go that is held for longer, and calls it a deadlock
+_HELD_S = 10.0  # nvbench releases a stream that is held for longer, and reports a deadlock
 _PROBES_S = (0.01, 0.1)  # how long the stream is held to see whether a call comes back meanwhile
 _HOST_S = 0.2  # a call that keeps the host for longer could fill the launch queue of a held stream
-_CYCLES_PER_S = 2_000_000_000  # of a GPU; a slower clock only holds the stream for longer
-_FILE = "samples.json"  # the samples are beside it, in samples.json-bin/
+_CYCLES_PER_S = 2_000_000_000  # of a GPU; with a slower clock the stream is just held for longer
+_FILE = "samples.json"  # the samples are next to it, in samples.json-bin/
 
 
 class Sampler(Warmed):
     """Times calls of one subject in batches: a batch is one measurement of nvbench."""
 
-    waits = True  # of a slow call nobody has looked whether it does
+    waits = True  # assumed for a slow call, which is not probed
 
     def _open(self) -> None:
         [self.subject] = self.subjects
@@ -95,7 +95,7 @@ def _call(subject: Subject, state: Any, folder: Path) -> None:
 
 
 def _waits(subject: Subject, state: Any, folder: Path) -> bool:
-    """Whether a call waits for the GPU: on a held stream it would never come back."""
+    """Whether a call waits for the GPU: on a held stream it would never return."""
     began = perf_counter()
     subject.call()
     host_s = perf_counter() - began
@@ -105,7 +105,7 @@ def _waits(subject: Subject, state: Any, folder: Path) -> bool:
 
 
 def _comes_late(call: Callable[[], Any], hold_s: float) -> bool:
-    """Whether a call on a stream that is held comes back only after it has been let go."""
+    """Whether a call on a held stream returns only after the stream is released."""
     torch.cuda._sleep(int(hold_s * _CYCLES_PER_S))
     held = torch.cuda.Event()
     held.record()
@@ -124,7 +124,8 @@ def _cold(subject: Subject, count: int, waits: bool, state: Any, folder: Path) -
     state.set_min_samples(count)
     state.set_timeout(_NEVER_S)
     state.set_blocking_kernel_timeout(_HELD_S)
-    # it would throw samples away at a low clock, all of them on a GPU that stays slow; gdn reads the clocks and says so
+    # by default it discards samples at a low clock, all of them on a GPU that stays slow; gdn reads and reports the
+    # clocks
     state.set_throttle_threshold(0.0)
     state.set_disable_blocking_kernel(False)  # an earlier measurement with sync=True has left it disabled
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -152,7 +153,7 @@ class _Session:
 
     def __init__(self, bench: Any) -> None:
         self.bench, self.device = bench, torch.cuda.current_device()
-        # nvbench opens a file for its report, and makes the folder anew for the samples: nothing of it has to stay
+        # nvbench opens a file for its report, and creates the folder for the samples again: none of it must stay
         self.folder = Path(tempfile.mkdtemp(prefix="gdn-nvbench-"))
         self.jobs: SimpleQueue[tuple[Callable[[Any, Path], Any], Future] | None] = SimpleQueue()
         self.opened: Future[None] = Future()
@@ -161,7 +162,7 @@ class _Session:
         atexit.register(self.close)
 
     def do(self, job: Callable[[Any, Path], T]) -> T:
-        """`job(state, folder)` in nvbench's thread, on its stream: what it returns, and what it raises."""
+        """Run `job(state, folder)` in nvbench's thread, on its stream; returns or raises what it does."""
         try:
             self.opened.result()
         except Exception as e:
@@ -183,7 +184,7 @@ class _Session:
 
         try:
             benchmark = self.bench.register(gdn)
-            # over after one sample: the exact count is then what a measurement sets as its least
+            # ends after one sample, so that each measurement's minimum is its exact count
             benchmark.set_stopping_criterion("sample-count")
             benchmark.set_criterion_param_int64("target-samples", 1)
             report = str(self.folder / _FILE)
@@ -199,7 +200,7 @@ class _Session:
             self.opened.set_exception(e)
 
     def _serve(self, state: Any) -> None:
-        """The benchmark's body. Device, stream and no_grad are each thread's own."""
+        """The benchmark's body. Device, stream and no_grad are set per thread."""
         torch.cuda.set_device(self.device)
         stream = torch.cuda.ExternalStream(state.get_stream().addressof(), device=self.device)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -211,7 +212,7 @@ class _Session:
                     done.set_result(job(state, self.folder))
                 except BaseException as e:
                     done.set_exception(e)
-                del asked, job, done  # a subject's buffers go when its caller lets them go
+                del asked, job, done  # so that a subject's buffers are freed with its caller's reference
 
 
 @cache
@@ -226,7 +227,7 @@ def _package() -> Any:
     except ModuleNotFoundError as e:
         if e.name not in ("cuda", "cuda.bench"):
             raise TierUnavailable(f"cuda-bench does not load, as {e.name} is missing: {_GET}") from None
-        raise TierUnavailable(f"the package cuda-bench is not here: {_GET}") from None
+        raise TierUnavailable(f"the package cuda-bench is not installed: {_GET}") from None
     except (ImportError, AttributeError) as e:
         raise TierUnavailable(f"cuda-bench does not load: {errors.one_line(e)}") from None
     return bench

@@ -1,8 +1,8 @@
-"""How many samples, and when: until they are enough, the time is over, or the count that was asked for is there.
+"""How many samples, and when: until the median is precise enough, the time is over, or the requested count is reached.
 
-A row of samples is one of each subject, taken next to each other. On a GPU rows follow one another; on a CPU they come
-in rounds apart from each other, because 40 samples of 15 us all lie in one slice of the scheduler, and are as steady
-beside a busy neighbour as without one: 11 to 78 us for the same call, each known to 1 %.
+A row of samples is one sample of each subject, taken next to each other. On a GPU rows follow one another. On a CPU
+they come in separate rounds, because 40 samples of 15 us all lie in one slice of the scheduler and look steady even
+next to a busy neighbour: 11 to 78 us for the same call, each known to 1 %.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ Take = Callable[[int], list[Row]]
 Watch = Callable[[], None]  # called between batches: the worker reads the GPU's clocks in it
 Enough = Callable[[list[list[float]]], bool]  # of each subject's microseconds so far
 
-_LEAST, _MOST = 20, 5000  # rows; fewer where a single call takes a large part of the seconds
+_LEAST, _MOST = 20, 5000  # rows; fewer if a single call takes a large part of the seconds
 
 # of rounds on a CPU
-_ROUNDS = 5  # at least, and so many more before it is asked again whether they are enough
-_ROUND_S = 0.02  # longer than a slice of the scheduler: how long a thread waits is known when it runs again
+_ROUNDS = 5  # at least, and as many more before the next check whether they suffice
+_ROUND_S = 0.02  # longer than a slice of the scheduler: a thread's wait is known only once it runs again
 _KEPT = 250  # rows of a round, evenly
-_SPAN_S = 0.2  # that rounds which count take at least
-_PATIENCE_S = 1.5  # beyond the plan's seconds, until enough rounds were left alone
-# Calls that do not count, in front of each round: they keep rounds apart, and threads and clocks where they will stay.
-# Not a pause: behind one of 50 ms cpp-v1 took 26 us and not 15 in a third of the rounds, on an idle virtual machine:
-# its threads were woken on one of two CPUs, or the host had given the core's other thread to somebody else meanwhile.
+_SPAN_S = 0.2  # the least total time of the rounds that count
+_PATIENCE_S = 1.5  # beyond the plan's seconds, to get enough undisturbed rounds
+# Calls before each round that do not count: they separate the rounds, and let threads and clocks settle. Not a pause:
+# after one of 50 ms cpp-v1 took 26 us instead of 15 in a third of the rounds, on an idle virtual machine: its threads
+# were woken on one of two CPUs, or the host had given the core's other thread to someone else meanwhile.
 _SETTLE_S = 0.01
-_APART_S = 0.05  # the same where a number of samples is asked for, which may be few
+_APART_S = 0.05  # the same if a number of samples is requested, which may be small
 
 
 class Taken(NamedTuple):
-    """Rows of samples, why there are no more (Timing.stopped), and what the host did meanwhile, on a CPU."""
+    """Rows of samples, why sampling stopped (Timing.stopped), and on a CPU what the host did meanwhile."""
 
     rows: list[Row]
     stopped: str
@@ -57,8 +57,8 @@ def collect(
     on_cpu: bool = False,
     step: int = 1,
 ) -> Taken:
-    """Rows by the plan. `take` gives a number of them, in steps of `step`. Of calls that take longer than all of the
-    time, what one row gives is all."""
+    """Rows by the plan. `take(n)` gives n of them, in multiples of `step`. If calls take longer than the whole time,
+    there is only one row."""
     enough = enough or (lambda columns: known(plan.target, columns[0]))
     on_cpu = on_cpu and not plan.in_a_row
     if sampler.slow:
@@ -86,7 +86,7 @@ def columns(rows: list[Row]) -> list[list[float]]:
 
 
 def in_a_row(take: Take, plan: Plan, watch: Watch, enough: Enough) -> tuple[list[Row], str]:
-    """Rows that follow one another, and why there are no more."""
+    """Rows that follow one another, and why sampling stopped."""
     if plan.iterations:
         rows = []
         for _ in range(plan.trials):
@@ -94,7 +94,7 @@ def in_a_row(take: Take, plan: Plan, watch: Watch, enough: Enough) -> tuple[list
             watch()
         return rows, "count"
     began = time.perf_counter()
-    rows = take(1)  # it pays for what the later ones find ready, and tells what one costs
+    rows = take(1)  # includes one-time costs, and shows how long a row takes
     one_s = time.perf_counter() - began
     rows.clear()
     began = time.perf_counter()
@@ -107,7 +107,7 @@ def in_a_row(take: Take, plan: Plan, watch: Watch, enough: Enough) -> tuple[list
             return rows, "target"
         if took >= plan.seconds or len(rows) >= _MOST:
             return rows, "time"
-        within = int(len(rows) * (plan.seconds - took) / took)  # as many as the rest of the time can hold
+        within = int(len(rows) * (plan.seconds - took) / took)  # as many as fit in the rest of the time
         batch = max(1, min(len(rows), within, _MOST - len(rows)))
 
 
@@ -117,7 +117,7 @@ Seen = tuple[list[Row], Round]
 
 
 def _host(witness: Witness, rounds: list[Seen], stopped: str, kept: list[Seen] | None = None) -> Taken:
-    """What has been taken, with the record of the host; `kept` are the rounds that count, if not all do."""
+    """The samples, with the record of the host; `kept` are the rounds that count, if not all do."""
     kept = rounds if kept is None else kept
     counts = [any(one is other for other in kept) for one in rounds]
     host = load_of([what for _, what in rounds], counts, [_median(rows) for rows, _ in kept], witness.shared())
@@ -125,13 +125,13 @@ def _host(witness: Witness, rounds: list[Seen], stopped: str, kept: list[Seen] |
 
 
 def _median(rows: list[Row]) -> float:
-    """Of the first subject, which stands for all: what disturbs a round disturbs every call in it."""
+    """The first subject's median, which stands for all: whatever disturbs a round disturbs every call in it."""
     return statistics.median(row[0].us for row in rows)
 
 
 def _counted(take: Take, plan: Plan, watch: Watch, step: int) -> Taken:
-    """Exactly as many rows as were asked for, in at least five rounds where there are so many. Calls that do not count
-    are made in front of each."""
+    """Exactly as many rows as requested, in at least five rounds if there are that many. Calls that do not count are
+    made before each round."""
     trial = -(-(plan.iterations or 0) // step)
     units = trial * plan.trials
     count = min(units, max(_ROUNDS, plan.trials))
@@ -145,17 +145,17 @@ def _counted(take: Take, plan: Plan, watch: Watch, step: int) -> Taken:
 
 
 def _rounds(take: Take, plan: Plan, watch: Watch, enough: Enough) -> Taken:
-    """Rounds until so many as are enough were left alone by the host and agree. If that does not come to be, all of
-    them count, and the record says what the host did."""
+    """Rounds until enough of them were undisturbed by the host and agree. If that does not happen, all of them count,
+    and the record says what the host did."""
     began, witness = time.perf_counter(), Witness()
     rounds: list[Seen] = []
     one_s = 0.0
     while True:
-        if one_s < _ROUND_S:  # else they are apart by themselves
+        if one_s < _ROUND_S:  # longer rows are far enough apart
             _settle(take, _SETTLE_S)
         rows, what = witness.look_on(lambda: _round(take, _ROUND_S))
         one_s = (what.ended - what.began) / len(rows)
-        rounds.append((rows[:: (len(rows) // _KEPT) | 1], what))  # an odd step: in turns, each is first equally often
+        rounds.append((rows[:: (len(rows) // _KEPT) | 1], what))  # an odd step: with turns, each is first equally often
         watch()
         kept = [one for one in rounds if not one[1].disturbed]
         left_alone = len(kept) >= _ROUNDS and 2 * len(kept) >= len(rounds)
@@ -178,7 +178,8 @@ def _settle(take: Take, lasts: float) -> None:
 
 
 def _round(take: Take, lasts: float) -> list[Row]:
-    """Rows for so many seconds, at least one; not many at once, as the next one may take a hundred times as long."""
+    """Rows for `lasts` seconds, at least one; a few at a time, because the next one may take a hundred times as
+    long."""
     began = time.perf_counter()
     rows = take(1)
     while (spent := time.perf_counter() - began) < lasts:

@@ -1,4 +1,4 @@
-"""What is timed: a call on buffers of its own, in place or not."""
+"""What is timed: a call on its own buffers, in place or not."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ..parsing import Json
 
 @dataclass
 class Subject:
-    """What is timed: a call on buffers of its own.
+    """What is timed: a call on its own buffers.
 
-    `kernel` is the build.Kernel behind the call, None for a floor; `refresh` puts other values into the inputs, or back
-    those that the last call overwrote, in place.
+    `kernel` is the build.Kernel that is called, None for a floor. `refresh` writes other values into the inputs, or
+    restores those that the last in-place call overwrote.
     """
 
     call: Callable[[], Any]
@@ -46,10 +46,10 @@ class Subject:
         return sum(x.nbytes for x in [*self.inputs, *self.outputs] if hasattr(x, "nbytes"))
 
     def copy(self, least: int = 0) -> Subject:
-        """The same call with equal values, on buffers of its own where they have `least` bytes and more."""
+        """The same call with equal values; buffers of `least` bytes or more are copied."""
         if self.in_place and self.refresh:
             self.refresh()
-        copies: dict[int, Any] = {}  # an output that is an input too stays one
+        copies: dict[int, Any] = {}  # an output that is also an input remains so
 
         def own(x: Any) -> Any:
             if not hasattr(x, "clone") or x.nbytes < least:
@@ -64,17 +64,18 @@ class Subject:
 
 
 def bound(kernel: Any, inputs: list[Any], outputs: list[Any]) -> Callable[[], Any]:
-    """A kernel's call on these buffers; what is done once for the inputs (runner/prepared.py) is done here."""
+    """A kernel's call on these buffers; work done once for the inputs (runner/prepared.py) is done here."""
     return kernel.bind(inputs, outputs) if hasattr(kernel, "bind") else lambda: kernel(inputs, outputs)
 
 
 def overwritten(inputs: list[Any], outputs: list[Any]) -> list[Any]:
-    """The inputs that are outputs as well."""
+    """The inputs that are also outputs."""
     return [x for x in inputs if any(x is y for y in outputs)]
 
 
 def restoring(inputs: list[Any], outputs: list[Any]) -> Callable[[], None] | None:
-    """What puts back the inputs that a call overwrites, as they are now; None where it overwrites none."""
+    """A function that restores the inputs that a call overwrites to their present values; None if it overwrites
+    none."""
     kept = [(x, x.clone()) for x in overwritten(inputs, outputs)]
 
     def restore() -> None:

@@ -1,11 +1,11 @@
-"""What ran on the GPU while something worked: each kernel, copy and fill with its start and its duration in ns.
+"""What ran on the GPU during some work: each kernel, copy and fill with its start and its duration in ns.
 
-Two sources, the better one first. Both are CUPTI's activity records; starts compare within one trace only.
+There are two sources, the better one first. Both use CUPTI's activity records; starts compare within one trace only.
 
-libcupti itself, by ctypes: the copy that torch has loaded, no package needed. Records are read from CUPTI's buffers as
-CUPTI lays them out, under a microsecond each (by cupti-python 13.0 tens of them).
+libcupti itself, through ctypes: the copy that torch has loaded, so no package is needed. Records are parsed directly
+from CUPTI's buffers, under a microsecond each (with cupti-python 13.0 tens of microseconds).
 
-torch's profiler, where there is no libcupti that can be asked.
+torch's profiler, if libcupti cannot be used.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Trace:
 
     @staticmethod
     def open() -> Trace:
-        """The best source that sees a kernel here. TierUnavailable, with every source's reason, where none does."""
+        """The best source that sees a kernel here. TierUnavailable, with every source's reason, if none does."""
         reasons = []
         for source in (Activity, Profiler):
             trace = None
@@ -58,12 +58,12 @@ class Trace:
     def kernels(self, work: Callable[[], Any]) -> list[Ran]:
         """What ran on the GPU in `work`, which synchronises at its end, in the order of the starts.
 
-        Raises what `work` raises, and TierUnavailable where a record is missing or incomplete.
+        Raises what `work` raises, and TierUnavailable if a record is missing or incomplete.
         """
         raise NotImplementedError
 
     def close(self) -> None:
-        """Nothing is recorded any more. A second time, it does nothing."""
+        """Stop recording. Calling it again does nothing."""
 
 
 def _one_kernel() -> None:
@@ -81,8 +81,8 @@ _RECORD = struct.Struct("<I12xQQ72xQ")
 _VERSIONS = range(18, 140_000)  # cuptiGetVersion of CUDA 12.0 to 13.x
 _BUFFER = 2**20  # bytes: over 4000 kernels; CUPTI fills each with zeros before use, in the thread that launches
 _BUFFERS = 64
-_RATE_NS = 300_000  # how long the clock is watched at each opening: a switched task of some us is little beside it
-_RATE_OFF = 0.1  # far from what noise does in that time, and from the rate of a processor's cycles
+_RATE_NS = 300_000  # how long the clock is compared at each opening: long compared with a task switch of some us
+_RATE_OFF = 0.1  # well above noise in that time, well below the rate of a processor's cycle counter
 _FORCED = 1  # CUPTI_ACTIVITY_FLAG_FLUSH_FORCED
 _NO_MORE = 12  # CUPTI_ERROR_MAX_LIMIT_REACHED
 
@@ -106,7 +106,7 @@ class Activity(Trace):
     def __init__(self) -> None:
         self._cupti = _cupti()
         if Activity._open:
-            raise RuntimeError("a trace is open in this process already")
+            raise RuntimeError("a trace is already open in this process")
         version = self._cupti.version
         if version not in _VERSIONS:
             raise TierUnavailable(f"libcupti's API version {version} is not one whose records are known")
@@ -127,7 +127,7 @@ class Activity(Trace):
         work()
         self._cupti.flush()
         if error := self._cupti.error:
-            raise TierUnavailable(f"CUPTI's buffers could not be taken over: {type(error).__name__}: {error}")
+            raise TierUnavailable(f"CUPTI's buffers could not be read: {type(error).__name__}: {error}")
         if dropped := self._cupti.dropped():
             raise TierUnavailable(f"CUPTI dropped {dropped} records")
         ran = []
@@ -149,9 +149,9 @@ class Activity(Trace):
 
 
 class _Cupti:
-    """The library, the buffers that it fills, and the two functions that it calls for them.
+    """The library, the buffers that it fills, and the two callbacks that it calls for them.
 
-    One for the process, and never freed: CUPTI may call at any time, from a thread of its own.
+    One per process, never freed: CUPTI may call at any time, from its own thread.
     """
 
     def __init__(self, library: Any) -> None:
@@ -176,8 +176,8 @@ class _Cupti:
             raise TierUnavailable(f"{function} says {name}{advice}")
 
     def start(self) -> None:
-        # each time anew: torch's profiler and cupti-python put their own in their place. The clock as well: torch's
-        # profiler leaves the processor's cycle counter behind, by which a GPU's microsecond is 2100 "nanoseconds"
+        # set again each time: torch's profiler and cupti-python replace the callbacks, and torch's profiler leaves
+        # CUPTI on the processor's cycle counter, where a GPU's microsecond is 2100 "nanoseconds"
         self.call("cuptiActivityRegisterCallbacks", self._requested, self._completed)
         self.call("cuptiActivityRegisterTimestampCallback", self._clock)
         for kind in (_KERNEL, _MEMCPY, _MEMSET):
@@ -192,7 +192,7 @@ class _Cupti:
         return (second - first) / (t1 - t0)
 
     def _stamp(self) -> tuple[int, int]:
-        """CUPTI's time and the host's, of five readings the one that took least: nothing came between."""
+        """CUPTI's time and the host's: the quickest of five readings, so that nothing came between."""
         readings = []
         for _ in range(5):
             stamp, before = c_uint64(), time.perf_counter_ns()
@@ -202,7 +202,8 @@ class _Cupti:
         return ours, host
 
     def stop(self) -> None:
-        """Also at the interpreter's end, after which CUPTI must not call: no buffer stays with it."""
+        """Stop recording and give back the buffers. Also called at the interpreter's end, after which CUPTI must not
+        call."""
         for function, argument in (
             *(("cuptiActivityDisable", kind) for kind in (_KERNEL, _MEMCPY, _MEMSET)),
             ("cuptiActivityFlushAll", _FORCED),
@@ -212,7 +213,7 @@ class _Cupti:
         self.forget()
 
     def flush(self) -> None:
-        """All records of what has run are in `_filled` after it; it waits for no kernel."""
+        """Bring all records of finished work into `_filled`; does not wait for kernels."""
         self.call("cuptiActivityFlushAll", _FORCED)
 
     def forget(self) -> None:
@@ -220,16 +221,16 @@ class _Cupti:
         self.error = None
 
     def dropped(self) -> int:
-        """Records that found no room since the last question."""
+        """The number of records dropped for lack of room since the last call."""
         count = c_size_t()
         self.call("cuptiActivityGetNumDroppedRecords", None, 0, byref(count))
         return count.value
 
     def _request(self, buffer: Any, size: Any, most: Any) -> None:
-        most[0] = 0  # as many records as there is room for
+        most[0] = 0  # 0: as many records as fit
         try:
             if not self._free and len(self._lent) < _BUFFERS:
-                self._free.append((ctypes.c_char * (_BUFFER + _RECORD.size))())  # the last record is read to its end
+                self._free.append((ctypes.c_char * (_BUFFER + _RECORD.size))())  # room for reading the last record
             if not self._free:
                 buffer[0], size[0] = None, 0  # CUPTI drops records then, and counts them
                 return
@@ -242,14 +243,14 @@ class _Cupti:
 
     def _complete(self, context: int, stream: int, address: int, size: int, valid: int) -> None:
         try:
-            if lent := self._lent.pop(address, None):  # else somebody else's, from before `start`
+            if lent := self._lent.pop(address, None):  # otherwise it is from before `start`, another tool's
                 self._filled.append(ctypes.string_at(address, valid + _RECORD.size) if valid else b"")
                 self._free.append(lent)
         except BaseException as e:
             self.error = e
 
     def records(self) -> Iterator[tuple[int, int, int, int]]:
-        """(kind, start, end, address of the name) of what the last flush brought; an address of a kernel only."""
+        """(kind, start, end, address of the name) of each record from the last flush; the address only for kernels."""
         for filled in self._filled:
             at, end = 0, len(filled) - _RECORD.size
             while at < end:
@@ -258,21 +259,21 @@ class _Cupti:
                 at += self._sizes.get(record[0]) or self._size(record[0], filled, at, end)
 
     def _size(self, kind: int, filled: bytes, at: int, end: int) -> int:
-        """CUPTI's own word for where the next record begins: how large a record is depends on its version."""
+        """The record's size, from CUPTI itself: it depends on CUPTI's version."""
         base = ctypes.cast(ctypes.c_char_p(filled), c_void_p).value
         this = c_void_p(base + at)
         status = self._library.cuptiActivityGetNextRecord(base, end, byref(this))
         if status == _NO_MORE:
             return end - at
         if status:
-            raise TierUnavailable(f"CUPTI cannot read its own buffer (error {status} behind a record of kind {kind})")
+            raise TierUnavailable(f"CUPTI cannot read its own buffer (error {status} after a record of kind {kind})")
         self._sizes[kind] = this.value - base - at
         return self._sizes[kind]
 
 
 @cache
 def _cupti() -> _Cupti:
-    """Raises TierUnavailable where there is none."""
+    """Raises TierUnavailable if there is none."""
     try:
         library = _load()
         for name, types in {
@@ -304,7 +305,7 @@ def _steady_clock() -> int:
 
 
 def _load() -> Any:
-    """The copy that is in the process, torch's before any other (Triton has one); a second one would be a rival."""
+    """The copy loaded in the process, torch's before others (Triton has one); a second copy would conflict with it."""
     maps = Path("/proc/self/maps")
     found = re.findall(r"/\S*/libcupti\.so\S*", maps.read_text()) if maps.exists() else []
     found.sort(key=lambda path: "/triton/" in path)
@@ -315,8 +316,8 @@ def _load() -> Any:
 
 
 class Profiler(Trace):
-    """torch.autograd.profiler, which torch.profiler wraps. Events are read as kineto gives them: torch's own (with
-    torch.profiler's acc_events=True, made at every exit) cost tens of microseconds each."""
+    """torch.autograd.profiler, which torch.profiler wraps. Events are read directly from kineto: torch's own (with
+    torch.profiler's acc_events=True, built at every exit) cost tens of microseconds each."""
 
     called = "torch's profiler"
     how = "CUPTI's activity records by torch's profiler"

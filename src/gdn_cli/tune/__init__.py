@@ -1,1 +1,1 @@
-"""Which constants of a kernel are fastest: candidates, the tournament between them, and its journal."""
+"""Finds the fastest constants of a kernel: candidates, the tournament between them, and its journal."""

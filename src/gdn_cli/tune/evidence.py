@@ -1,4 +1,4 @@
-"""What a tuning has found, for `--json`, the terminal and the algo's folder. Times are in microseconds."""
+"""The results of a tuning, for `--json`, the terminal and the algo's folder. Times are in microseconds."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from .search import LeftOut, Plan, State
 from .tournament import Choice
 
 SCHEMA = 1
-Ratio = tuple[float, float, float]  # and its interval
+Ratio = tuple[float, float, float]  # a ratio and its interval
 
 
 class Measured(Struct, kw_only=True, omit_defaults=True):
-    """A workload with what is chosen for its size. A candidate's time is of the last round that it was in."""
+    """A workload with the constants chosen for its size. A candidate's time is from the last round that it was in."""
 
     uuid: str
     axes: dict[str, int]
     size: int
-    length: int | None = None  # where algo.toml names one
-    gpu: GpuName | None = None  # that it was timed on
+    length: int | None = None  # if algo.toml names one
+    gpu: GpuName | None = None  # on which it was timed
     chosen: Constants
     chosen_us: float
     fastest: Constants
     second: Constants | None
     ratio: Ratio | None  # of the second's time to the fastest's
-    ratio_of_chosen: Ratio | None = None  # the neighbouring size's constants: no slower, as far as can be told
+    ratio_of_chosen: Ratio | None = None  # for the neighbouring size's constants: no measurable slowdown
     candidates: list[dict[str, int | float]]  # constants, us and round, the fastest first
 
 
 class Evidence(Struct, kw_only=True, omit_defaults=True):
-    """What one GPU's rows rest on, as tuning.json holds it."""
+    """The evidence for one GPU's rows, as in tuning.json."""
 
     gpu: str  # or a CPU's name, with the CPUs that the process may use for its SMs
     sms: int
@@ -64,7 +64,7 @@ class Evidence(Struct, kw_only=True, omit_defaults=True):
 
 
 def document(plan: Plan, state: State | None = None) -> Json:
-    """The command's document; without a state, a dry run's."""
+    """The command's document; without a state, of a dry run."""
     sizes = [(size, w) for size, workloads in plan.sizes.items() for w in workloads]
     found = {"command": "tune", "dry_run": state is None}
     if state:
@@ -100,7 +100,7 @@ def write(state: State) -> None:
     held = {row.gpu: measured[row.gpu] for row in rows}  # in the order of the rows
     whole = {"schema": SCHEMA, "algo": state.plan.algo.full_name, "file": tune.file, "gpus": held}
     for file, text in ((tuned_table.EVIDENCE, lined(whole) + "\n"), (tune.file, tuned_table.render(tune, rows))):
-        files.write(folder / file, text, within=folder, hint="what was measured is kept")
+        files.write(folder / file, text, within=folder, hint="the measurements are kept")
         state.written.append(str(folder / file))
     if alike := [row.gpu for row in rows if row.sms == sms and row.gpu != gpu]:
         state.say(f"{alike[0]} has as many SMs as {gpu}: kernels tell them apart by that only, and use {gpu}'s")

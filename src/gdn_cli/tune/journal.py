@@ -1,4 +1,4 @@
-"""What `gdn tune` has measured so far: a file that a second run goes on from."""
+"""What `gdn tune` has measured so far: a file from which a second run resumes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..schema.record_types import Environment, Status
 
 
 class Space(Struct, omit_defaults=True):
-    """What is tried: [tune] of algo.toml, perhaps narrowed."""
+    """The values to try: [tune] of algo.toml, possibly narrowed."""
 
     size: tuple[str, ...]
     where: str | None
@@ -28,7 +28,8 @@ class Space(Struct, omit_defaults=True):
 
 
 class Key(Struct, kw_only=True, omit_defaults=True, tag_field="step", tag="key"):
-    """What all measurements depend on: another one of these, and all is measured anew. The file's name has its hash."""
+    """Everything that the measurements depend on: if any of it changes, all is measured again. The file's name has its
+    hash."""
 
     op: str
     algo: str
@@ -46,28 +47,28 @@ class Key(Struct, kw_only=True, omit_defaults=True, tag_field="step", tag="key")
 
 
 class Where(Struct, tag_field="step", tag="environment"):
-    """Where all of it was measured: a run that only goes on may start no worker that says so."""
+    """Where all of it was measured: a run that only resumes may start no worker that says so."""
 
     environment: Environment
 
 
 class Check(Struct, tag_field="step", tag="check"):
-    """What a check says of a candidate on a workload."""
+    """The result of a candidate's check on a workload."""
 
     name: str
     workload: str
     status: Status
     reason: str | None
-    at: str | None  # the workload in words; None where it has no part in it
+    at: str | None  # the workload in words; None if it does not matter
 
 
 class Result(Struct, omit_defaults=True):
-    """What became of a candidate that took turns."""
+    """The result of a candidate that was timed."""
 
     status: Status
     reason: str | None = None
-    us: Positive | None = None  # the midmean, where it came through
-    samples: list[Positive] = []  # of a final, which they decide
+    us: Positive | None = None  # the midmean, if it was timed
+    samples: list[Positive] = []  # in a final, which they decide
 
 
 class Time(Struct, tag_field="step", tag="time"):
@@ -92,18 +93,18 @@ class Journal:
         digest = hashlib.sha256(msgspec.json.encode(key, order="deterministic")).hexdigest()[:12]
         self.key, self.lock = key, threading.Lock()
         self.path = paths.tunes_dir() / f"{key.op}-{key.algo}-{digest}.jsonl"
-        self.unsaved: str | None = None  # why the file could not take the last line
+        self.unsaved: str | None = None  # why the last line could not be written
         paths.make(self.path.parent)
         self.lines = [] if fresh or not self.path.exists() else _whole_lines(self.path)
         try:
-            self._write()  # anew, without the half line that a killed run may leave at the end
+            self._write()  # again, without the half line that a killed run may leave at the end
         except UsageError as e:
             raise MissingError(e.message, hint=e.hint) from None
         self.kept = {"check": len(self.all(Check)), "time": len(self.all(Time))}
 
     def add(self, line: Line) -> None:
-        """Keep a line. A disk that is full by now costs no measurement: `unsaved` says so, as long as lines are left
-        out, and the next line brings them along."""
+        """Store a line. If the disk is full the measurement is not lost: `unsaved` says so as long as lines are missing
+        in the file, and the next line writes them too."""
         with self.lock:
             self.lines.append(line)
             try:
@@ -133,8 +134,8 @@ def _text(line: Line) -> str:
 
 
 def _whole_lines(file: Path) -> list[Line]:
-    """The lines of an earlier run. MissingError names one that is damaged; the last may be half a line, as a killed run
-    leaves it, and is measured again."""
+    """The lines of an earlier run. MissingError names a damaged one; the last may be incomplete, if the run was killed,
+    and is measured again."""
     try:
         *lines, _ = read_text(file, MissingError).split("\n")
         found = []
@@ -142,6 +143,6 @@ def _whole_lines(file: Path) -> list[Line]:
             where = f"{file}:{number}"
             found.append(decode(json_of(text, where, MissingError), Line, where, MissingError))
     except MissingError as e:
-        hint = "--fresh measures anew; or delete that line, and the rest is kept"
+        hint = "--fresh measures again; or delete that line, and the rest is kept"
         raise MissingError(f"{e.message}; the file is damaged", hint=hint) from None
     return [line for line in found if not isinstance(line, Key)]

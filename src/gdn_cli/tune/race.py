@@ -1,6 +1,7 @@
-"""The measuring of `gdn tune`: candidates are checked, those that are right take turns, and one is chosen a size.
+"""The measuring of `gdn tune`: candidates are checked, the right ones are timed in turns, and one is chosen for each
+size.
 
-Each result goes into the journal first and is read from there: what an earlier run has measured is not run again.
+Each result goes into the journal first and is read from there: an earlier run's measurements are not repeated.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from .journal import Check, Result, Time, Where
 from .search import State
 from .tournament import AGAIN, AT_ONCE, FINAL, FIRST, Meeting
 
-COARSE_S, COARSE_TARGET = 0.3, 0.02  # of a group and workload in the first rounds, at most
+COARSE_S, COARSE_TARGET = 0.3, 0.02  # for a group and a workload in the first rounds, at most
 Groups = dict[Size, list[str]]  # size -> the candidates that meet there, the leader first
 
 
 def run(state: State) -> None:
-    """Check, time and choose. Raises GdnError where nothing can be chosen."""
+    """Check, time and choose. Raises GdnError if nothing can be chosen."""
     plan, kept = state.plan, state.journal.kept
     if any(kept.values()):
         found = f"{kept['check']} checks and {kept['time']} timings"
-        state.say(f"going on with {found} of an earlier run; --fresh begins anew")
+        state.say(f"resuming with {found} of an earlier run; --fresh starts again")
     here = {w.uuid for w in plan.workloads}
-    for line in state.journal.all(Check):  # what failed where is known, on whichever workload that was
+    for line in state.journal.all(Check):  # earlier failures count, on any workload
         if line.workload in here:
             state.judge(line.name, line.status, line.reason, line.at)
     ends = list({w.uuid: w for w in (plan.workloads[0], plan.workloads[-1])}.values())
@@ -53,7 +54,7 @@ def run(state: State) -> None:
     used = [gpu for gpu in state.gpus if gpu and gpu in state.homes.values()]
     state.cpus = gpu_sharing.cpus(used)
     with contextlib.ExitStack() as held:
-        for gpu in sorted(used, key=lambda gpu: gpu.uuid):  # everyone in one order: no two wait for each other
+        for gpu in sorted(used, key=lambda gpu: gpu.uuid):  # a fixed order, so that no two wait for each other
             held.enter_context(locks.gpu(gpu.uuid, state.say, f"GPU {gpu.index}"))
         _rounds(state, ends)
     state.choices = tournament.choose(state.meetings, state.out)
@@ -62,7 +63,7 @@ def run(state: State) -> None:
 
 
 def _homes(state: State) -> dict[Size, Gpu | None]:
-    """Each size stays on one GPU: that of an earlier run, where it is here, else the one with the least to do."""
+    """Each size stays on one GPU: the one of an earlier run, if it is here, else the least loaded one."""
     items: dict[Size, tuple[int, Sequence[Gpu | None]]] = {}
     for size, workloads in state.plan.sizes.items():
         lines = [state.journal.find(Time, workload=w.uuid) for w in workloads]
@@ -73,8 +74,8 @@ def _homes(state: State) -> dict[Size, Gpu | None]:
 
 
 def _rounds(state: State, ends: Sequence[Workload]) -> None:
-    """The rounds of tournament.py. Groups are made of all that passed the first check, whoever is left out later: so
-    that a run that goes on makes the same ones."""
+    """The rounds of tournament.py. Groups are made from all that passed the first check, even if they drop out later,
+    so that a resumed run makes the same groups."""
 
     def passed(name: str) -> bool:
         lines = [state.journal.find(Check, name=name, workload=w.uuid) for w in ends]
@@ -88,7 +89,7 @@ def _rounds(state: State, ends: Sequence[Workload]) -> None:
 
 
 def _each_gpu(state: State, work: Callable[[list[Size]], None]) -> None:
-    """Do `work` with the sizes of each GPU, all GPUs at once."""
+    """Do `work` with the sizes of each GPU, on all GPUs at once."""
     sizes: dict[Gpu | None, list[Size]] = {}
     for size, gpu in state.homes.items():
         sizes.setdefault(gpu, []).append(size)
@@ -109,7 +110,7 @@ def _coarse(state: State, groups: list[list[str]], sizes: list[Size]) -> None:
 
 
 def check(state: State, names: Sequence[str], workloads: Sequence[Workload], gpus: Sequence[Gpu | None]) -> None:
-    """Build and check candidates, several at a time, spread over these GPUs; those that fail are out."""
+    """Build and check candidates, several at a time, spread over these GPUs; those that fail drop out."""
     plan, due = state.plan, {}
     for name in state.left(names):
         if lacking := [w for w in workloads if not state.journal.find(Check, name=name, workload=w.uuid)]:
@@ -129,7 +130,7 @@ def check(state: State, names: Sequence[str], workloads: Sequence[Workload], gpu
                     line = _verdict(state, name, outcome, workload)
                     state.journal.add(line)
                     state.judge(name, line.status, line.reason, line.at)
-        except BaseException:  # Ctrl-C as well: the workers that still run are ended
+        except BaseException:  # Ctrl-C as well: end the workers that still run
             state.stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -148,7 +149,7 @@ def _job(state: State, command: str, workloads: Sequence[Workload], gpu: Gpu | N
 
 
 def _verdict(state: State, name: str, outcome: Outcome, workload: Workload) -> Check:
-    """What a check says of a candidate on a workload. Raises GdnError where that is not the candidate's fault."""
+    """The result of a candidate's check on a workload. Raises GdnError if a failure is not the candidate's fault."""
     label = state.plan.label(workload)
     for found in (*outcome.records, outcome):
         if found.blame is Blame.MACHINE:
@@ -160,7 +161,7 @@ def _verdict(state: State, name: str, outcome: Outcome, workload: Workload) -> C
 
 
 def _without_folders(text: str | None) -> str | None:
-    """A compiler's lines with bare file names: evidence is kept and shared, folders are this machine's."""
+    """A compiler's lines with bare file names: evidence is stored and shared, folders are specific to this machine."""
     return re.sub(r"(?<![\w.])/(?:[\w.+@-]+/)+", "", text) if text else text
 
 
@@ -173,7 +174,7 @@ def _met(state: State, env: Environment | None) -> None:
 
 
 def _meet(state: State, number: int, groups: Groups, what: str) -> None:
-    """Have the candidates of each size take turns, all these sizes in one process. A worker that dies is asked again
+    """Time the candidates of each size in turns, all these sizes in one process. If the worker dies, it is run again
     without the candidates that fail on the workload where it died."""
 
     def lacking() -> list[tuple[Size, Workload]]:
@@ -198,13 +199,13 @@ def _left(state: State, groups: Groups) -> Groups:
 
 
 def _timed(state: State, number: int, size: Size, names: list[str], workload: Workload) -> Time | None:
-    """The line of what is measured already: only on the GPU that the size is timed on."""
+    """The line of an earlier measurement, only from the GPU on which the size is timed."""
     gpu = state.homes[size]
     return state.journal.find(Time, workload=workload.uuid, round=number, names=names, gpu=gpu and gpu.uuid)
 
 
 def _meeting(state: State, number: int, size: Size, names: list[str]) -> Meeting:
-    """The lines of a size's workloads together; a candidate that failed at one of them is out."""
+    """The lines of a size's workloads together; a candidate that failed on one of them is left out."""
     us, samples = {}, {}
     for w in state.plan.sizes[size]:
         line = _timed(state, number, size, names, w)
@@ -218,7 +219,7 @@ def _meeting(state: State, number: int, size: Size, names: list[str]) -> Meeting
 
 
 def _time(state: State, number: int, groups: Groups, workloads: list[Workload], what: str) -> Outcome:
-    """One process: the candidates of each workload's size take turns, and a line is kept for each workload."""
+    """One process: the candidates of each workload's size take turns, and a line is stored for each workload."""
     plan, s = state.plan, state.settings
     wanted = {w.uuid: names for size, names in groups.items() for w in plan.sizes[size] if w in workloads}
     rivals = [algo for name, algo in plan.algos.items() if any(name in names for names in wanted.values())]
@@ -257,7 +258,7 @@ def _time(state: State, number: int, groups: Groups, workloads: list[Workload], 
 
 
 def _result(record: Record, number: int) -> Result:
-    """What is kept of a candidate on a workload: of a final the samples as well, which decide."""
+    """What is stored for a candidate on a workload; in a final also the samples, which decide."""
     if not record.passed:
         return Result(record.status, record.reason)
     samples = [float(f"{us:.7g}") for us in record.rounds_us] if number == FINAL else []
@@ -265,12 +266,12 @@ def _result(record: Record, number: int) -> Result:
 
 
 def _no_end(state: State, outcome: Outcome, names: list[str], workload: Workload) -> GdnError:
-    """A worker dies, and no single candidate is why."""
+    """The error for a worker that died although no single candidate is to blame."""
     failed = [r for r in outcome.records if r.code]
     reason = outcome.reason or next((r.reason for r in failed), None)
     code = outcome.code or next((r.code for r in failed), errors.FAILED)
     who = ", ".join(tuned_table.label(state.plan.constants[name]) for name in names)
     return GdnError(
         f"timing at {state.plan.label(workload)} came to no end, though each passes its check ({who}): {reason}",
-        code=code, hint="what was measured is kept: the same command goes on from here",
+        code=code, hint="measurements are kept: the same command resumes from here",
     )  # fmt: skip

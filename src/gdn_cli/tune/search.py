@@ -1,12 +1,12 @@
 """`gdn tune`: the constants that algo.toml declares -> the fastest for each size on this GPU, with the evidence.
 
-First every candidate is built and checked, several at a time. Those that are right are timed in turns, in rounds (see
-tournament.py), one process for each group of them and all workloads; of several GPUs, each size is timed on one. What
-is measured goes into a file of its own line by line, and a second run with the same algo, space, GPU and settings goes
-on from there. The algo's folder is touched at the very end only: the generated file (see catalog/tuned_table.py), and
+First every candidate is built and checked, several at a time. The right ones are timed in turns, in rounds (see
+tournament.py), one process for each group of them and all workloads; with several GPUs, each size is timed on one.
+Measurements go into a file line by line, and a second run with the same algo, space, GPU and settings resumes from
+there. The algo's folder is only written at the very end: the generated file (see catalog/tuned_table.py), and
 `tuning.json` with the evidence.
 
-Here is what is known before anything runs, and what a tuning keeps meanwhile. race.py measures, evidence.py writes.
+This file has what is known before anything runs, and a tuning's state. race.py measures, evidence.py writes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING
 from .. import files, paths
 from ..catalog import tuned_table
 from ..catalog.formats import Definition
+from ..catalog.ops import Op
 from ..catalog.pack import definition
-from ..catalog.registry import Algo, Op, Registry
+from ..catalog.registry import Algo, Registry
 from ..catalog.tuned_table import Constants, Gpus, Size
 from ..catalog.workloads import Workload
 from ..errors import UsageError
@@ -41,13 +42,13 @@ from .tournament import Choice, Meeting
 if TYPE_CHECKING:
     from .evidence import Evidence
 
-# What runs now, how many of how many are done.
+# What runs now, and how many of how many are done.
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure. `seconds` and `target` are the final's, for each workload."""
+    """How to measure. `seconds` and `target` are for the final, for each workload."""
 
     tier: str
     l2: str = "cold"
@@ -57,7 +58,7 @@ class Settings:
     timeout_s: float = 300.0
     fresh: bool = False
     in_place: bool = False
-    gpus: tuple[Gpu, ...] = ()  # of one kind; none: the one that a CUDA process takes by itself
+    gpus: tuple[Gpu, ...] = ()  # of one kind; empty: the one that CUDA chooses
     machine: Machine = HERE
 
 
@@ -67,10 +68,10 @@ class Plan:
 
     op: Op
     algo: Algo
-    mode: str | None  # None: it cannot run here, and can only be looked at
+    mode: str | None  # None: it cannot run here, and can only be shown
     definition: Definition
     constants: dict[str, Constants]  # of each candidate, by name
-    algos: dict[str, Algo]  # candidate -> the algo as it would be
+    algos: dict[str, Algo]  # candidate -> the algo with its constants
     excluded: int  # by `where`
     sizes: dict[Size, list[Workload]]
     preset: str | None
@@ -95,8 +96,8 @@ def plan(
     only: Sequence[str] = (),
     where: str | None = None,
 ) -> Plan:
-    """The candidates and sizes of one algo, `only` and `where` narrowing what is tried. A UsageError says what its
-    folder lacks."""
+    """The candidates and sizes of one algo, narrowed by `only` and `where`. UsageError if its folder has nothing to
+    tune."""
     algo, op = entry.algo, registry.op(entry.algo.op)
     if algo.folder is None:
         raise UsageError(f"{algo.name} is a packed solution", hint="tune the algo, then pack it")
@@ -124,18 +125,18 @@ class LeftOut:
     constants: Constants
     status: Status
     reason: str | None
-    at: str | None  # the workload in words; None where it has no part in it
+    at: str | None  # the workload in words; None if it does not matter
 
 
 @dataclass
 class State:
-    """A tuning under way: what is found so far."""
+    """The state of a running tuning."""
 
     plan: Plan
     settings: Settings
     progress: Progress
     say: Callable[[str], None]
-    gpus: tuple[Gpu | None, ...]  # None: a CPU, or the GPU that a CUDA process takes by itself
+    gpus: tuple[Gpu | None, ...]  # None: a CPU, or the GPU that CUDA chooses
     held: Gpus  # what the folder's tuning.json holds
     journal: Journal
     meetings: dict[Size, list[Meeting]]  # by size
@@ -151,18 +152,18 @@ class State:
     time: str = field(default_factory=lambda: datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"))
 
     def left(self, names: Sequence[str]) -> list[str]:
-        """Those that are still in."""
+        """The candidates that are still in."""
         return [name for name in names if name not in self.out]
 
     def judge(self, name: str, status: Status, reason: str | None, at: str | None) -> None:
-        """A candidate that failed anywhere is out; the first reason is kept."""
+        """Drop a candidate that failed anywhere; its first reason is stored."""
         if status is not Status.PASSED and name in self.plan.constants:
             self.out.setdefault(name, LeftOut(self.plan.constants[name], status, reason, at))
 
 
 def begin(plan: Plan, settings: Settings, progress: Progress, say: Callable[[str], None]) -> State:
-    """Ready to measure. UsageError for GPUs of several kinds, whose times would choose constants for one another, and
-    for a folder that could not be written at the end."""
+    """Prepare to measure. UsageError for GPUs of different kinds, whose times would choose constants for each other,
+    and for a folder that cannot be written at the end."""
     if len({gpu.name for gpu in settings.gpus}) > 1:
         kinds = ", ".join(f"GPU {gpu.index} {gpu.name}" for gpu in settings.gpus)
         raise UsageError(f"tune takes GPUs of one kind, not {kinds}", hint="--gpus names those of one kind")
@@ -188,11 +189,11 @@ def _key(plan: Plan, settings: Settings, gpu: Gpu | None) -> Key:
 
 
 def check_folder(algo: Algo) -> Gpus:
-    """What the folder's tuning.json holds. A UsageError where it cannot be read, or nothing be written: before
-    hours of measuring, not behind them."""
+    """The contents of the folder's tuning.json. UsageError if it cannot be read, or the folder cannot be written:
+    before hours of measuring, not after."""
     hint = "`gdn new NAME --from ALGO --into DIR` copies it; then `gdn tune --algo NAME --algos DIR`"
     if not paths.IN_CHECKOUT and paths.ALGOS_DIR in algo.folder.parents:
-        raise UsageError(f"{algo.name} belongs to an installed gdn, whose files are not to be changed", hint=hint)
+        raise UsageError(f"{algo.name} belongs to an installed gdn, whose files must not be changed", hint=hint)
     try:
         with TemporaryFile(dir=algo.folder):
             pass
@@ -204,8 +205,8 @@ def check_folder(algo: Algo) -> Gpus:
 
 @contextlib.contextmanager
 def alone(algo: Algo, say: Callable[[str], None]) -> Iterator[None]:
-    """One `gdn tune` of an algo at a time: both would go on with one file of measurements, and the second would write
-    over what the first has found."""
+    """Allow one `gdn tune` of an algo at a time: two would resume from one file of measurements, and the second would
+    overwrite the first one's results."""
     key = hashlib.sha256(os.path.realpath(algo.folder).encode()).hexdigest()[:16]
     with locks.shared(f"tune-{key}", say, algo.full_name):
         yield

@@ -1,8 +1,8 @@
-"""Candidates that took turns -> who stays, who goes into the final, and who is chosen for which size.
+"""From candidates that took turns: which stay, which go into the final, and which is chosen for each size.
 
-Three rounds. In the first all candidates of a size meet in groups, each group led by the fastest so far, through which
-groups are compared. The best of it meet each other, where there was more than one group. The final is measured to
-the full target, and only its samples decide. Nothing here runs anything.
+There are three rounds. In the first all candidates of a size run in groups; each group includes the fastest so far, so
+that groups can be compared. Then the best of each group run together, if there was more than one group. The final is
+measured to the full precision, and only its samples decide. Nothing here runs anything.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ..catalog.tuned_table import Size
 from ..records import statistics
 
 AT_ONCE = 10  # candidates that take turns in one process
-DROP = math.log(1.1)  # slower than the best of its size by more: out of the race there
-CLOSE = math.log(1.02)  # as good as the best, as far as the coarse rounds can tell
-BEST = 3  # of a size that go into its final
+DROP = math.log(1.1)  # candidates slower than the best of the size by more drop out there
+CLOSE = math.log(1.02)  # no different from the best in the coarse rounds
+BEST = 3  # candidates of a size in its final
 FIRST, AGAIN, FINAL = 1, 2, 3  # the rounds
 
 
@@ -26,21 +26,21 @@ class Meeting:
     """Candidates that took turns at one size, which may have several workloads."""
 
     round: int
-    names: tuple[str, ...]  # the first leads: it has met the others of its round before
-    us: Mapping[str, Mapping[str, float]]  # workload -> candidate -> midmean in us, of those that came through
-    samples: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # the same, of a final
+    names: tuple[str, ...]  # the first one connects this group to the others of its round
+    us: Mapping[str, Mapping[str, float]]  # workload -> candidate -> midmean in us, for those that were timed
+    samples: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # the same, for a final
 
     def speed(self, name: str) -> float | None:
-        """-log of the geometric mean of its times; None where it did not come through every workload."""
+        """-log of the geometric mean of its times; None if it was not timed on every workload."""
         times = [times.get(name) for times in self.us.values()]
         return -math.fsum(math.log(t) for t in times) / len(times) if times and all(times) else None
 
 
 def standing(meetings: Sequence[Meeting], number: int, out: Collection[str] = ()) -> dict[str, float]:
-    """Candidate -> log of its speed in a round of one size, the fastest first; only differences mean anything.
+    """Candidate -> log of its speed in a round of one size, the fastest first; only differences have a meaning.
 
-    Each meeting's times are shifted so that its leader has the speed that it had before: what has drifted since, has
-    drifted for all of a meeting.
+    Each meeting's times are shifted so that its first candidate has the speed that it had before: drift since then
+    affects all candidates of a meeting alike.
     """
     found: dict[str, float] = {}
     for meeting in meetings:
@@ -57,27 +57,27 @@ def standing(meetings: Sequence[Meeting], number: int, out: Collection[str] = ()
 
 
 def racing(speeds: Mapping[str, float]) -> list[str]:
-    """Who is not yet out of the race, the fastest first."""
+    """The candidates still in the race, fastest first."""
     best = max(speeds.values(), default=0.0)
     return [name for name, speed in speeds.items() if speed >= best - DROP]
 
 
 def again(meetings: Sequence[Meeting], out: Collection[str]) -> list[str]:
-    """Who meets in the second round of a size; [] where the first has compared all that matter in one process."""
+    """The candidates of a size's second round; [] if the first compared all that matter in one process."""
     names = racing(standing(meetings, FIRST, out))[:AT_ONCE]
     return names if len(names) > BEST and sum(m.round == FIRST for m in meetings) > 1 else []
 
 
 def finals(sizes: Mapping[Size, Sequence[Meeting]], out: Collection[str]) -> dict[Size, list[str]]:
-    """Who meets in the final of each size, the fastest first.
+    """The candidates in the final of each size, the fastest first.
 
-    Besides the best, what the smaller sizes lead one to expect: of candidates that are as good, a table wants the one
-    that it has already.
+    Besides the best, these include the constants of the smaller sizes: between equally good candidates, a table should
+    keep the one that it already has.
     """
     found: dict[Size, list[str]] = {}
     expected: str | None = None
     for size, meetings in sorted(sizes.items()):
-        speeds = standing(meetings, AGAIN, out) or standing(meetings, FIRST, out)  # of its last coarse round
+        speeds = standing(meetings, AGAIN, out) or standing(meetings, FIRST, out)  # from the last coarse round
         in_race = racing(speeds)
         names = list(speeds)[: max(2, min(BEST, len(in_race)))]
         if not names:
@@ -92,21 +92,21 @@ def finals(sizes: Mapping[Size, Sequence[Meeting]], out: Collection[str]) -> dic
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen for a size, and how it stands to the others of the final."""
+    """The choice for a size, and how it compares with the others of the final."""
 
     size: Size
     chosen: str
     fastest: str
     second: str | None = None  # the second fastest
     ahead: statistics.Comparison | None = None  # the fastest against the second: above 1, the fastest is faster
-    behind: statistics.Comparison | None = None  # the fastest against the chosen, where that is another one
+    behind: statistics.Comparison | None = None  # the fastest against the chosen, if that differs
 
 
 def choose(sizes: Mapping[Size, Sequence[Meeting]], out: Collection[str] = ()) -> list[Choice]:
-    """For each size, ascending: the fastest of the final; or what the next smaller size has, if it is the SAME.
+    """For each size, ascending: the fastest of the final, or the choice for the next smaller size if it is the SAME.
 
-    SAME is `paired`'s: the interval of the ratio holds 1, or the two differ by less than half a percent. An interval
-    may be wide because there was little time: then more than 2 % is no longer called the same.
+    SAME is `paired`'s: the interval of the ratio contains 1, or the two differ by less than half a percent. An interval
+    may be wide because there was little time: then a difference of more than 2 % does not count as the same.
     """
     found: list[Choice] = []
     for size, meetings in sorted(sizes.items()):

@@ -1,9 +1,9 @@
 """Candidate against reference -> record_types.Check.
 
-Two rules side by side. The official one (flashinfer-bench): an element fails when its absolute *and* its relative error
-exceed 1e-2; no NaN, no Inf; shape and dtype match. It is blind below 1e-2, so a second one is scale-aware: the relative
-Frobenius error |out - ref| / |ref| of each output, against the definition's reference computed in float64.
-Outputs hold a marked NaN before the call, so that an element that nothing wrote is told from one computed as NaN.
+Two rules are applied. The official one (flashinfer-bench): an element fails if its absolute *and* its relative error
+exceed 1e-2; no NaN, no Inf; shape and dtype match. It cannot see errors below 1e-2, so the second rule is scale-aware:
+the relative Frobenius error |out - ref| / |ref| of each output, against the definition's reference computed in float64.
+Outputs are filled with a marked NaN before the call, which tells elements never written from those computed as NaN.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from ..catalog.dtypes import torch_dtype
-from ..catalog.registry import Op
+from ..catalog.ops import Op
 from ..runner import calls
 from ..runner.build import Kernel
-from ..schema.record_types import Check
+from ..schema.record_types import Check, FirstWrong
 
 ATOL = RTOL = 1e-2  # the contest's
 # A quiet NaN that no arithmetic produces, by element size in bytes.
@@ -29,7 +29,7 @@ _F16_MARK = 0x7EED  # float16 has a narrower exponent: 0x7FED would be a NaN too
 def allocate(
     op: Op, axes: dict[str, int], device: str, empty: Callable[..., torch.Tensor] = torch.empty
 ) -> list[torch.Tensor]:
-    """One tensor for each output, every element the marked NaN. `empty` makes them, as torch.empty does."""
+    """One tensor per output, every element the marked NaN. `empty` allocates them, with torch.empty's arguments."""
     specs = op.outputs.values()
     return [poison(empty(op.shape(spec, axes), dtype=torch_dtype(spec.dtype), device=device)) for spec in specs]
 
@@ -43,8 +43,12 @@ def poison(out: torch.Tensor) -> torch.Tensor:
 
 def unwritten(out: torch.Tensor) -> int:
     """How many elements of an output still hold the marked NaN."""
+    return int(_holds_mark(out).sum())
+
+
+def _holds_mark(out: torch.Tensor) -> torch.Tensor:
     as_int, mark = _mark(out)
-    return int((out.view(as_int) == mark).sum())
+    return out.view(as_int) == mark
 
 
 def _mark(t: torch.Tensor) -> tuple[torch.dtype, int]:
@@ -53,7 +57,7 @@ def _mark(t: torch.Tensor) -> tuple[torch.dtype, int]:
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether all bits are the same: NaNs and signed zeros count as what they are."""
+    """Whether all bits are the same, also those of NaNs and signed zeros."""
     as_int = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
     return torch.equal(a.view(as_int), b.view(as_int))
 
@@ -66,7 +70,7 @@ def relative_error(out: torch.Tensor, want: torch.Tensor) -> float:
 
 
 def oracle(reference: Kernel, inputs: list) -> list[torch.Tensor]:
-    """The definition's reference in float64: its arithmetic follows the dtype of what comes in."""
+    """The definition's reference in float64: its arithmetic follows the dtype of its inputs."""
     wide = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs]
     return reference.returns(wide)
 
@@ -85,11 +89,11 @@ def check(
     in_place: Mapping[int, int] | None = None,
     by_element: bool = True,
 ) -> Check:
-    """Call the kernel once on `inputs` and judge what it wrote; `expected` is the float64 oracle's.
+    """Call the kernel once on `inputs` and check what it wrote; `expected` holds the float64 oracle's outputs.
 
-    kernel      one in a runner (runner.client.Kernel)
-    in_place    number of an output -> that of the input that it is to overwrite; it has its values back afterwards
-    by_element  whether the contest's rule can fail it; else that is only reported
+    kernel      a kernel in a runner (runner.client.Kernel)
+    in_place    index of an output -> index of the input that it overwrites, which is restored afterwards
+    by_element  whether the contest's rule can fail the kernel; otherwise its errors are only reported
     """
     in_place = in_place or {}
     device = expected[0].device
@@ -101,6 +105,7 @@ def check(
     outputs = kernel.run(inputs, outputs, wanted(op, axes))
     kernel.pull([*inputs, *outputs])
     verdict = results(op, axes, outputs, expected, kernel.destination_passing, by_element)
+    _kept(verdict, op, before, outputs)
     for source in in_place.values():
         inputs[source].copy_(before[source])
     kernel.push([inputs[source] for source in in_place.values()])
@@ -110,6 +115,22 @@ def check(
     if verdict.inputs_changed:
         verdict.fail(f"changed its inputs: {', '.join(verdict.inputs_changed)}")
     return verdict
+
+
+def _kept(verdict: Check, op: Op, inputs: list, outputs: list) -> None:
+    """Check that slots which no row names (`keeps`) have the same bits as in the input that the output overwrites."""
+    names = list(op.inputs)
+    for (name, spec), out in zip(op.outputs.items(), outputs, strict=False):
+        if spec.keeps and name in verdict.errors:  # otherwise its shape or dtype is already wrong
+            slots, old = inputs[names.index(spec.keeps)], inputs[names.index(op.in_place[name])]
+            other = torch.ones(len(out), dtype=torch.bool, device=out.device)
+            other[slots[slots > 0].long()] = False
+            as_int, _ = _mark(out)
+            changed = (out.view(as_int) != old.view(as_int)).flatten(1).any(1) & other
+            if where := changed.nonzero().flatten().tolist():
+                more = f", and {len(where) - 1} more" if len(where) > 1 else ""
+                verdict.reason = None  # more specific than an error over the whole pool
+                verdict.fail(f"{name}: slot {where[0]}{more} changed, and no row of {spec.keeps} names it")
 
 
 def wanted(op: Op, axes: dict[str, int]) -> list[tuple[tuple[int, ...], torch.dtype]]:
@@ -125,7 +146,7 @@ def results(
     marked: bool = True,
     by_element: bool = True,
 ) -> Check:
-    """Judge outputs; `marked` says whether they held the marked NaN before."""
+    """Check outputs; `marked` says whether they held the marked NaN before the call."""
     verdict = Check()
     if len(outputs) != len(op.outputs):
         verdict.official = False
@@ -140,14 +161,29 @@ def results(
 
 
 def _number(error: float) -> float | None:
-    """None for NaN and Inf, which JSON has not."""
+    """None for NaN and Inf, which JSON does not have."""
     return error if math.isfinite(error) else None
+
+
+def _first(
+    verdict: Check, name: str, out: torch.Tensor, ref: torch.Tensor, wrong: torch.Tensor, instead: str | None = None
+) -> None:
+    """Note the first element of an output that is wrong; `instead` is what is there, where that is no number."""
+    at = int(wrong.flatten().int().argmax())
+    index, got = [], float(out.flatten()[at])
+    for size in reversed(out.shape):
+        at, place = divmod(at, size)
+        index.insert(0, place)
+    if not math.isfinite(got) and instead is None:
+        instead = "NaN" if math.isnan(got) else "Inf" if got > 0 else "-Inf"
+    found = FirstWrong(index=index, expected=float(ref[tuple(index)]), got=None if instead else got, instead=instead)
+    verdict.first_wrong = (verdict.first_wrong or {}) | {name: found}
 
 
 def _judge(
     verdict: Check, name: str, due: tuple, tolerance: float, out: Any, ref: torch.Tensor, marked: bool, by_element: bool
 ) -> None:
-    """One output; `due` is its shape, its dtype and its device."""
+    """Check one output; `due` is its shape, dtype and device."""
     got = calls.described(out)
     if got != due:
         elsewhere = got[:2] == due[:2]
@@ -157,12 +193,14 @@ def _judge(
         return
     if marked and (missing := unwritten(out)):
         verdict.official = False
+        _first(verdict, name, out, ref, _holds_mark(out), "never written")
         verdict.unwritten[name] = missing
         verdict.fail(f"{name}: {missing} of {out.numel()} elements were not written")
         return
     if not bool(torch.isfinite(out).all()):
         verdict.official = False
         verdict.errors[name] = math.nan
+        _first(verdict, name, out, ref, ~torch.isfinite(out))
         verdict.fail(f"{name}: {int((~torch.isfinite(out)).sum())} of {out.numel()} elements are NaN or Inf")
         return
     if not out.numel():
@@ -172,7 +210,8 @@ def _judge(
     got, want = out.float(), ref.to(out.dtype).float()
     absolute = (got - want).abs()
     relative = absolute / (want.abs() + 1e-8)
-    beyond = int(((absolute > ATOL) & (relative > RTOL)).sum())
+    far = (absolute > ATOL) & (relative > RTOL)
+    beyond = int(far.sum())
     verdict.max_abs_error = max(verdict.max_abs_error, float(absolute.max()))
     verdict.max_rel_error = max(verdict.max_rel_error, float(relative.max()))
     verdict.official = verdict.official and not beyond
@@ -181,5 +220,10 @@ def _judge(
             f"{name}: {beyond} of {out.numel()} elements beyond 1e-2, largest error {float(absolute.max()):.2g}"
         )
     verdict.errors[name] = relative_error(out, ref)
-    if verdict.errors[name] > tolerance:
+    inexact = verdict.errors[name] > tolerance
+    if inexact and not beyond:  # none is far off by itself: the first beyond the output's share of what is allowed
+        far = absolute > tolerance * (want.abs() + want.square().mean().sqrt())
+    if inexact or beyond and by_element:
+        _first(verdict, name, out, ref, far if bool(far.any()) else absolute == absolute.max())
+    if inexact:
         verdict.fail(f"{name}: relative error {verdict.errors[name]:.2g}, at most {tolerance:g} allowed")

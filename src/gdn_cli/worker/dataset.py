@@ -1,6 +1,6 @@
-"""Workload -> tensors: a twin's are drawn, a data set's are read and checked against the definition.
+"""Workload -> tensors: drawn for a twin; read from a data set and checked against the definition otherwise.
 
-What is wrong with a file is one MissingError line that names it, before any of it reaches a kernel.
+Anything wrong with a file is one MissingError line that names it, raised before any tensor reaches a kernel.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import safetensors
 import torch
 
 from ..catalog import seqlens
-from ..catalog.registry import Op
+from ..catalog.ops import Op
 from ..catalog.trace_set import blob, lfs_error
 from ..catalog.workloads import Workload
 from ..errors import MissingError
@@ -24,10 +24,10 @@ DTYPE_CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": 
 
 
 def load_inputs(op: Op, workload: Workload, device: str = "cpu", root: Path | None = None) -> list[Any]:
-    """The call's inputs in the definition's order, tensors on `device`, scalars as Python numbers.
+    """The call's inputs in the definition's order: tensors on `device`, scalars as Python numbers.
 
     root is the FlashInfer-Trace folder, needed for origin "dataset". Inputs that its row calls random, or leaves out
-    (`drawn`), are the twin's: blindly drawn ones make no valid call, or one that overflows.
+    (`drawn`), come from the twin: blindly drawn ones would make an invalid call, or one that overflows.
     """
     blobs: dict[Path, dict] = {}  # headers; several inputs share a file
     values = []
@@ -51,17 +51,17 @@ def load_inputs(op: Op, workload: Workload, device: str = "cpu", root: Path | No
     return values
 
 
-_LINE = 64  # bytes of a cache line, at which torch's own tensors begin
+_LINE = 64  # bytes in a cache line; torch's own tensors start at one
 
 
 def _placed(value: torch.Tensor) -> torch.Tensor:
-    """The tensor from the beginning of a cache line on, as a caller's is. numpy's memory begins 16, 32 or 48 bytes
-    behind one, another one in each process: a state that did made cpp-v1's 15 us up to 20."""
+    """The tensor, moved to the start of a cache line as a caller's is. numpy's memory starts 16, 32 or 48 bytes after
+    one, different in each process: a state placed like that raised cpp-v1's time from 15 us to 20."""
     return value.clone() if value.data_ptr() % _LINE else value
 
 
 def drawn(op: Op, workload: Workload) -> list[str]:
-    """Names of the inputs that do not come from a file or a row but are drawn from the uuid."""
+    """Names of the inputs that are drawn from the uuid instead of read from a file or a row."""
     if workload.origin == "twin":
         return list(op.inputs)
     return [n for n in op.inputs if (workload.inputs or {}).get(n, {"type": "random"})["type"] == "random"]
@@ -102,7 +102,7 @@ def _read(
 
 
 def blob_header(path: Path) -> tuple[dict[str, tuple[str, tuple[int, ...]]], dict[str, str]]:
-    """What a safetensors file says it has: name -> (dtype code, shape), and its metadata. Reads no tensor."""
+    """A safetensors file's tensors, name -> (dtype code, shape), and its metadata. Reads no tensor."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise MissingError(f"{path}: not a plain file")
@@ -110,7 +110,7 @@ def blob_header(path: Path) -> tuple[dict[str, tuple[str, tuple[int, ...]]], dic
             if file.read(64).startswith(b"version https://git-lfs"):
                 raise lfs_error(path)
         with safetensors.safe_open(path, framework="pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  it is no dict
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  not a dict
             return {name: (x.get_dtype(), tuple(x.get_shape())) for name, x in slices.items()}, file.metadata() or {}
     except FileNotFoundError:
         raise MissingError(f"no such file: {path}", hint="the data set is not complete: download it again") from None

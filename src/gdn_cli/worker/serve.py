@@ -1,12 +1,12 @@
-"""Request (JSON) -> reply (JSON): the process that judges kernels. It runs none: a runner does (runner/).
+"""Request (JSON) -> reply (JSON): the process that judges kernels. It does not run them: a runner does (runner/).
 
     gdn worker < request.json > reply.json [--events FILE]
 
 A request holds one algo with all that it needs: the packed solution, the definition, the op, the workloads, and what to
 do (`check`, `bench`, `prove`, `profile`, `floor`, or `compare`, which has several algos). The reply holds a record for
 each workload and tier. With `--events`, the environment and then each record are appended to FILE, one JSON line each,
-as soon as they are there: a later crash loses nothing.
-The process may die of what it runs; whoever started it (run/jobs.py, Modal, a cluster's queue) reports that.
+as soon as they are known, so that a later crash loses nothing. If this process crashes, whoever started it
+(run/jobs.py, Modal, a cluster's queue) reports that.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from ..schema.record_types import SCHEMA, Record, Status
 
 
 def main(events: Path | None = None, runner: str | None = None) -> int:
-    """Serve the request on stdin; the reply goes to stdout, and nothing else does. Returns the exit code.
+    """Serve the request on stdin and write the reply, and nothing else, to stdout. Returns the exit code.
 
-    runner  the request's mode, where a runner is to be forked before the request is read
+    runner  the request's mode, if a runner is to be forked before the request is read
 
-    Whatever runs here may print: file descriptor 1 points at stderr for the rest of the process, because CUDA's printf
-    and C's buffered stdout know nothing of Python's sys.stdout and may flush as late as at exit.
+    Code that runs here may print. File descriptor 1 points at stderr for the rest of the process, because CUDA's printf
+    and C's buffered stdout bypass Python's sys.stdout and may flush as late as at exit.
     """
     sys.stdout.flush()
     reply = os.fdopen(os.dup(1), "w")
@@ -56,7 +56,7 @@ def main(events: Path | None = None, runner: str | None = None) -> int:
 
 
 def end(code: int) -> NoReturn:
-    """Leave at once: threads that an algo left running must not keep a worker that has replied."""
+    """Exit at once: threads that an algo left running must not keep alive a worker that has replied."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -67,7 +67,7 @@ def _request(text: str) -> Request | Reply:
     seal = ""
     try:
         found = decode(json_of(text, "stdin"), dict[str, Any], "stdin")
-        seal = str(found.get("seal", ""))  # else whoever asked would not believe the refusal
+        seal = str(found.get("seal", ""))  # without it the sender would not accept the refusal
         if found.get("schema") == SCHEMA:
             return decode(found, Request, "stdin")
         reason = f"schema {found.get('schema')!r:.80}, this gdn speaks {SCHEMA}"
@@ -77,24 +77,24 @@ def _request(text: str) -> Request | Reply:
 
 
 def serve(asked: Request, emit: Callable[[Event | Record], None], started: process.Started | None = None) -> Reply:
-    """Do what a request asks for; `emit` gets each record as it is made. `started`: a runner that is there already."""
+    """Do what a request asks for; `emit` gets each record as it is made. `started` is a runner that already runs."""
     _imports(asked.mode)
     reply = Reply(status=Status.DONE)
-    # the worker's own FIB_CACHE_PATH becomes another one
+    # the worker's own FIB_CACHE_PATH is changed below
     request = Serving(**structs.asdict(asked), builds=os.environ.get("FIB_CACHE_PATH"), started=started)
     try:
         if request.judges:
             _prctl(_PR_SET_DUMPABLE, 0)
             if not request.started:
                 request.started = process.of(request)  # first, so that it imports torch while this process does
-            # the reference is built where no algo's code has ever written
+            # the reference is built in a folder that no algo's code has written to
             os.environ["FIB_CACHE_PATH"] = tempfile.mkdtemp(prefix="gdn-reference-")
         from ..machine import environment
         from ..runner import client
         from . import tasks
 
         reply.environment = environment.describe(request.mode)
-        emit(Event(environment=reply.environment))  # first: records never lack their origin
+        emit(Event(environment=reply.environment))  # first: records always have their origin
         others = {"floor": tasks.floors, "compare": tasks.compare, "profile": tasks.profile}
         work = others.get(request.command, tasks.algo)
         request.at = lambda name: emit(Event(at=name))
@@ -106,7 +106,7 @@ def serve(asked: Request, emit: Callable[[Event | Record], None], started: proce
             reply.status, reply.reason, reply.exit_code = e.status, e.reason, e.exit_code
         except tasks.BuildFailed as e:
             reply.status, reply.reason, reply.code = Status.BUILD_FAILED, str(e), e.code
-    except GdnError as e:  # what was measured before stays in the reply
+    except GdnError as e:  # earlier measurements stay in the reply
         reply.status, reply.reason, reply.code = Status.REFUSED, str(e), e.code
     return reply
 
@@ -115,21 +115,21 @@ def _imports(mode: str) -> None:
     if mode == "interpreter":
         os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
     if mode != "cuda":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a CPU run must not find a GPU half-way
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a CPU run must not see a GPU
 
 
 # --- plumbing ---------------------------------------------------------------------------------------------------
 
 
 def _json(what: Event | Record | Reply) -> str:
-    return json.dumps(msgspec.to_builtins(what))  # not msgspec's own: an algo's words may not be text that UTF-8 has
+    return json.dumps(msgspec.to_builtins(what))  # not msgspec's own: an algo's text may not be valid UTF-8
 
 
 def _emitter(events: Path | None, seal: str) -> Callable[[Event | Record], None]:
     if events is None:
         return lambda event: None
 
-    file = events.open("a")  # once: the runner can learn the name of a pipe's descriptor, and has no right to it
+    file = events.open("a")  # once: the runner may learn a pipe's path, but must not be able to open it
 
     def emit(event: Event | Record) -> None:
         file.write(f"{seal}{_json(event)}\n")
@@ -142,10 +142,10 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 
 
 def _prctl(option: int, value: int) -> None:
-    """Ask Linux for something about this process; elsewhere it is left out.
+    """Call Linux's prctl for this process; does nothing on other systems.
 
-    PR_SET_PDEATHSIG ends it when its keeper dies in a way that lets it clean up nothing. PR_SET_DUMPABLE, 0, keeps this
-    user's other processes, such as the runner, out of its memory and its descriptors (root's get in all the same).
+    PR_SET_PDEATHSIG ends the process if its parent dies without cleaning up. PR_SET_DUMPABLE = 0 keeps this user's
+    other processes, such as the runner, out of its memory and its descriptors (root's can still read them).
     """
     if sys.platform == "linux":
         import ctypes

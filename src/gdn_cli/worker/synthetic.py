@@ -1,22 +1,24 @@
 """Twins: inputs drawn from a workload's uuid, with the axes of the real one and values of the same kind.
 
 Every tensor has its own stream, PCG64-DXSM seeded with (uuid, name of the input), and is drawn by numpy on the CPU
-whatever the device: the same bits in every run, in any order, on every machine.
+whatever the device is: the same bits in every run, in any order, on every machine.
 
 Gated delta net (K is head_size):
   q, k        N(0, 1), L2-normalised over K (norm in float64, quotient in float32), then rounded to bf16
   v           N(0, 1)
-  state       N(0, 0.17^2) f32: the size at which the recurrence itself settles with inputs such as these
+  state, pool N(0, 0.17^2) f32: the size at which the recurrence settles with these inputs
   A_log       log U(1, 16)                                     Mamba-2's initialisation (arXiv 2405.21060), which
   dt_bias     softplus^-1(dt), log dt ~ U(log 1e-3, log 1e-1)  Gated DeltaNet keeps (arXiv 2412.06464)
   a, b        N(0, 1): projections of a normalised hidden state
   cu_seqlens  see `sequence_lengths`
+  state_indices  a slot of the pool for each row, drawn without repeats from 1 on
+  packed rows (an input with parts): each part N(0, 1), drawn under the part's name, not normalised
   scale       1 / sqrt(K)
 Other ops: N(0, 1), scale as above.
-A workload of `gdn run --stress` has these values but for what its family changes: see `_stressed`.
+A workload of `gdn run --stress` has these values, except for those that its family changes: see `_stressed`.
 
-The contest's tensors are captured from a served model and are not public here: a twin has the same cost and the same
-numerical trouble, not the same bits.
+The contest's tensors are captured from a served model and are not public here: a twin has the same cost and numerical
+properties, not the same bits.
 """
 
 from __future__ import annotations
@@ -29,24 +31,25 @@ import numpy as np
 import torch
 
 from ..catalog.dtypes import torch_dtype
-from ..catalog.registry import Op
+from ..catalog.ops import Op
 from ..catalog.stress import TOKENS
 from ..catalog.workloads import Workload
 from ..errors import UsageError
 
-VERSION = 1  # of the drawing; change it when a tensor would come out different
+VERSION = 1  # of the drawing; change it when a tensor would change
 
 # The published distribution of the contest's 797 sequence lengths (data/contest.json, "sequence_lengths"): percentiles
 # and bucket counts as one curve, share of the sequences -> greatest length. Between the knots log(length) is linear.
 _SHARE = np.array([0, 338 / 797, 0.50, 592 / 797, 704 / 797, 0.90, 0.95, 778 / 797, 0.99, 1])
 _LENGTH = np.array([1, 32, 41, 128, 512, 662, 1131, 2048, 2822, 5637])
 _DRAWS = 256
-# Root mean square of the states that the reference ends at from zero: 0.14 after 64 tokens, 0.16 after 512, 0.17 after
-# 2048 (0.05 to 0.4 by head). A state of N(0, 1) is six times what a server ever holds: rounding of its bf16 products
-# alone then reaches the contest's absolute tolerance of 0.01.
+# Root mean square of the states that the reference reaches from zero: 0.14 after 64 tokens, 0.16 after 512, 0.17 after
+# 2048 (0.05 to 0.4 by head). A state of N(0, 1) is six times larger than in any server: the rounding of its bf16
+# products alone then reaches the contest's absolute tolerance of 0.01.
 _STATE_RMS = np.float32(0.17)
-# Whatever the seed, the method meets the published figures on average; one seed scatters (p99: 2640 +- 180). Of the
-# first 300 salts this one comes closest with the contest's uuids: each figure within 0.6 of its standard deviation.
+_STATES = ("state", "pool")
+# Over all seeds the method meets the published figures on average; single seeds scatter (p99: 2640 +- 180). Of the
+# first 300 salts this one is closest with the contest's uuids: each figure within 0.6 of its standard deviation.
 _LENGTHS_SALT = 268
 
 
@@ -54,7 +57,7 @@ def stream(workload: Workload, name: str, salt: int = VERSION) -> np.random.Gene
     """The random numbers of one input of one workload."""
     try:
         seed = uuid.UUID(workload.uuid).int
-    except ValueError:  # a data set may name its workloads as it likes
+    except ValueError:  # a data set's workloads may have any name
         seed = uuid.uuid5(uuid.NAMESPACE_OID, workload.uuid).int
     sequence = np.random.SeedSequence(seed, spawn_key=(salt, zlib.crc32(name.encode())))
     return np.random.Generator(np.random.PCG64DXSM(sequence))
@@ -63,8 +66,8 @@ def stream(workload: Workload, name: str, salt: int = VERSION) -> np.random.Gene
 def sequence_lengths(workload: Workload) -> tuple[int, ...]:
     """Lengths of a prefill workload's sequences: num_seqs of them, each at least 1, their sum total_seq_len.
 
-    Of 256 draws of num_seqs lengths from the published distribution the one whose sum comes nearest is taken, and the
-    little that is missing is spread in proportion (tests/worker/test_dataset.py says how closely that meets it).
+    Of 256 draws of num_seqs lengths from the published distribution the one with the nearest sum is taken, and the
+    small difference is spread in proportion (tests/worker/test_dataset.py says how closely that fits).
     """
     if workload.seq_lens is not None:
         return workload.seq_lens
@@ -72,7 +75,7 @@ def sequence_lengths(workload: Workload) -> tuple[int, ...]:
     rng = stream(workload, "cu_seqlens", _LENGTHS_SALT)
     draws = np.exp(np.interp(rng.random((_DRAWS, count)), _SHARE, np.log(_LENGTH)))
     best = draws[np.argmin(np.abs(np.log(draws.sum(axis=1) / total)))]
-    over = best - 1  # one token is everyone's; the rest is shared out, the largest remainders rounded up
+    over = best - 1  # each gets one token; the rest is shared out, the largest remainders rounded up
     parts = over * ((total - count) / max(over.sum(), 1e-9))
     lengths = np.floor(parts).astype(np.int64)
     left = total - count - int(lengths.sum())
@@ -91,35 +94,44 @@ def _drawn(op: Op, workload: Workload, name: str) -> torch.Tensor | float:
     head_size = op.axes.get("head_size") or 1
     if spec.shape is None:
         if name != "scale":
-            raise UsageError(f"{op.name}: no twin for the scalar '{name}'", hint="take a data set: --dataset DIR")
+            raise UsageError(f"{op.name}: no twin for the scalar '{name}'", hint="use a data set: --dataset DIR")
         return 1 / math.sqrt(head_size)
     shape, dtype = op.shape(spec, workload.axes), torch_dtype(spec.dtype)
     if name == "cu_seqlens":
         ends = np.cumsum([0, *sequence_lengths(workload)], dtype=np.int64)
         return torch.from_numpy(ends).to(dtype)
+    if name == "state_indices":
+        slots = stream(workload, name).permutation(workload.axes["pool_size"] - 1) + 1
+        return torch.from_numpy(slots[: shape[0]]).to(dtype)
     if not dtype.is_floating_point:
-        raise UsageError(f"{op.name}: no twin for '{name}' of {spec.dtype}", hint="take a data set: --dataset DIR")
+        raise UsageError(f"{op.name}: no twin for '{name}' of {spec.dtype}", hint="use a data set: --dataset DIR")
     rng = stream(workload, name)
     if name == "A_log":
         return torch.from_numpy(np.log(rng.uniform(1, 16, shape))).to(dtype)
     if name == "dt_bias":
         dt = np.exp(rng.uniform(math.log(1e-3), math.log(1e-1), shape))
         return torch.from_numpy(dt + np.log(-np.expm1(-dt))).to(dtype)  # softplus^-1
+    if parts := op.parts(name):
+        drawn = [
+            stream(workload, part).standard_normal((*shape[:-1], end - begin), dtype=np.float32)
+            for part, (begin, end) in parts.items()
+        ]
+        return torch.from_numpy(np.concatenate(drawn, axis=-1)).to(dtype)
     x = rng.standard_normal(shape, dtype=np.float32)
     if op.op_type == "gdn" and name in ("q", "k"):
-        # float64: the order in which a CPU adds up must not show in the bits
+        # float64, so that the order of a CPU's additions does not show in the bits
         x /= np.sqrt(np.square(x, dtype=np.float64).sum(axis=-1, keepdims=True)).astype(np.float32)
-    if op.op_type == "gdn" and name == "state":
+    if op.op_type == "gdn" and name in _STATES:
         x *= _STATE_RMS
     return torch.from_numpy(x).to(dtype)
 
 
 _GATES = {"A_log": 0.25, "a": 1.0, "b": 1.0, "dt_bias": 0.25}  # input -> its standard deviation
-_FORGETS = 60.0  # of a: softplus and exp(A_log) leave nothing of a state
+_FORGETS = 60.0  # value of `a` at which softplus and exp(A_log) leave nothing of a state
 
 
 def _stressed(op: Op, workload: Workload, name: str, x: torch.Tensor | float) -> torch.Tensor | float:
-    """One input of a family of hard inputs (catalog/stress.py), made of the twin's: x."""
+    """One input of a family of hard inputs (catalog/stress.py), made from the twin's: x."""
     family, shape = op.stress[workload.stress], op.inputs[name].shape
     if name in _GATES and family.gates:
         mean = getattr(family.gates, name, 0.0)
@@ -129,9 +141,15 @@ def _stressed(op: Op, workload: Workload, name: str, x: torch.Tensor | float) ->
         x[:: family.forget_every] = _FORGETS
     if name == "q" and family.logits != 1:
         x = x * family.logits
-    if name == "state" and family.state is not None:
+    if name in _STATES and family.state is not None:
         x = x * (family.state / float(_STATE_RMS))
-    if name == "k" and family.keys != "own":
+    if family.padding and name == "state_indices":
+        x[::4], x[-1] = 0, -1
+    if family.keys == "zero":
+        parts = {name: (0, None)} if name in ("q", "k") else op.parts(name)
+        for i, j in (parts[part] for part in ("q", "k") if part in parts):
+            x[..., i:j] = 0
+    elif name == "k" and family.keys != "own":
         tokens = next(i for i, axis in enumerate(shape) if axis in TOKENS)
         x = x.narrow(tokens, 0, min(1, x.shape[tokens])).expand(x.shape).contiguous()
         if family.keys == "alternating":

@@ -1,6 +1,6 @@
 """Write a FlashInfer-Trace folder: definitions, workloads, their tensors and our solutions.
 
-`flashinfer-bench run --local DIR` accepts it, and `load_inputs` reads back the very bits of the twins:
+`flashinfer-bench run --local DIR` accepts it, and `load_inputs` reads back exactly the twins' bits:
 
     definitions/<op_type>/<definition>.json
     workloads/<op_type>/<definition>.jsonl
@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,16 +24,16 @@ import safetensors.torch
 import torch
 
 from .. import files
-from ..catalog.registry import Op
+from ..catalog.dtypes import ITEMSIZE
+from ..catalog.ops import Op
 from ..catalog.workloads import Workload, embedded
 from ..errors import GdnError, MissingError, UsageError
 from ..parsing import Json, json_of, read_json, read_text
-from ..timing import floor
 from . import synthetic
 from .dataset import DTYPE_CODES, blob_header
 
 MARKER = "gdn-data.json"
-_HEADROOM = 16 << 20  # bytes that must stay free beside the tensors: rows, headers, directories
+_HEADROOM = 16 << 20  # bytes that must stay free in addition to the tensors: rows, headers, directories
 
 
 def build(
@@ -43,9 +44,9 @@ def build(
     definitions: Sequence[Json],
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,  # blobs; what is being written
 ) -> dict[str, int]:
-    """Write the folder, or complete it: a blob that is there and whole is kept. One workload in memory at a time.
+    """Write the folder, or complete it: a complete blob is kept. One workload in memory at a time.
 
-    Returns counts. Refuses a folder with something else in it, the contest's own data set too: twins have its uuids.
+    Returns counts. Refuses a folder that holds anything else, such as the contest's own data set: twins have its uuids.
     """
     root = Path(root)
     by_name = {d["name"]: d for d in definitions}
@@ -54,19 +55,22 @@ def build(
         root / "solutions" / s["author"] / types[s["definition"]] / s["definition"] / f"{s['name']}.json": s
         for s in solutions
     }
-    into: dict[str, Any] = {"within": root, "hint": None}  # what lies elsewhere, nobody would read back
+    into: dict[str, Any] = {"within": root, "hint": None}  # files outside the folder would not be read back
     for op in ops:
         for workload in workloads_by_op[op.name]:
             if workload.origin != "twin":
                 raise UsageError(
-                    f"workload {workload.uuid} is of a data set, and only twins are written", hint="leave --dataset out"
+                    f"workload {workload.uuid} is from a data set; only twins are written",
+                    hint="leave --dataset out",
                 )
     with _writing(root):
         _claim(root)
         _refuse_same_names(root, places)
         jobs = [(op, w, root / _blob(op, w)) for op in ops for w in workloads_by_op[op.name]]
         waiting = [not _whole(op, w, path) for op, w, path in jobs]
-        sizes = [floor.bytes_of(op, op.inputs, w.axes) for op, w, _ in jobs]
+        sizes = [
+            sum(math.prod(op.shape(s, w.axes)) * ITEMSIZE[s.dtype] for s in op.inputs.values()) for op, w, _ in jobs
+        ]
         _refuse_small_disk(root, sum(size for size, wait in zip(sizes, waiting, strict=True) if wait))
         report = {"written": 0, "kept": waiting.count(False), "bytes": 0, "solutions": len(places)}
         for done, ((op, workload, path), wait) in enumerate(zip(jobs, waiting, strict=True)):
@@ -87,17 +91,17 @@ def build(
 
 
 def _blob(op: Op, workload: Workload) -> str:
-    """The path of a workload's tensors, relative to the root, as its row has it."""
+    """The path of a workload's tensors relative to the root, as in its row."""
     return f"blob/workloads/{op.op_type}/{op.definition}/{workload.uuid}.safetensors"
 
 
 def _rows(op: Op, workloads: Sequence[Workload], path: Path) -> str:
-    """The rows of these workloads and of those that the folder has already, in the contest's order."""
+    """The rows of these workloads and those already in the folder, in the contest's order."""
     lines = read_text(path, MissingError).splitlines() if path.exists() else []
     try:
         rows = {json_of(line, path, MissingError)["workload"]["uuid"]: line for line in lines if line.strip()}
     except (KeyError, TypeError):
-        raise MissingError(f"{path}: a line of it is no workload", hint="delete it: it is written again") from None
+        raise MissingError(f"{path}: a line of it is not a workload", hint="delete it: it is written again") from None
     rows |= {w.uuid: json.dumps(_row(op, w)) for w in workloads}
     place = {w.uuid: i for i, w in enumerate(embedded(op))}
     return "".join(rows[uuid] + "\n" for uuid in sorted(rows, key=lambda uuid: place.get(uuid, len(place))))
@@ -115,7 +119,7 @@ def _row(op: Op, workload: Workload) -> Json:
 
 
 def _metadata(workload: Workload) -> dict[str, str]:
-    # one key: safetensors writes several in any order, and the same twin is to be the same file
+    # one key: safetensors writes several in any order, and the same twin should give the same file
     return {"gdn_twin": f"{workload.uuid} version {synthetic.VERSION}"}
 
 
@@ -128,7 +132,7 @@ def _specs(op: Op, workload: Workload) -> dict[str, tuple[str, tuple[int, ...]]]
 
 
 def _whole(op: Op, workload: Workload, path: Path) -> bool:
-    """Is the blob there already, of the right size, with the right tensors, drawn by this version of the twins?"""
+    """Whether the blob exists, with the right size, the right tensors, and this version of the twins."""
     try:
         there, metadata = blob_header(path)
     except GdnError:
@@ -138,7 +142,7 @@ def _whole(op: Op, workload: Workload, path: Path) -> bool:
 
 def _write_blob(op: Op, workload: Workload, path: Path, root: Path) -> int:
     tensors = {n: t for n, t in synthetic.inputs(op, workload).items() if isinstance(t, torch.Tensor)}
-    # one name every time: what a killed run left, gigabytes perhaps, is overwritten by the next
+    # a fixed name: what a killed run left, gigabytes perhaps, is overwritten by the next
     with files.beside(path, within=root, hint=None, mark="part") as temporary:
         safetensors.torch.save_file(tensors, temporary, metadata=_metadata(workload))
         return temporary.stat().st_size
@@ -187,7 +191,7 @@ def _refuse_small_disk(root: Path, needed: int) -> None:
 
 
 def _refuse_same_names(root: Path, places: Mapping[Path, dict]) -> None:
-    """A name twice in the folder makes it unreadable for flashinfer-bench."""
+    """A name that occurs twice in the folder makes it unreadable for flashinfer-bench."""
     names = {s["name"]: path for path, s in places.items()}
     for path in (root / "solutions").rglob("*.json"):
         if path in places:

@@ -1,7 +1,7 @@
-"""Every bench that this user ran: a copy of each document, and what can be asked of them.
+"""The history: a copy of every document that this user measured, and queries over them.
 
-A run is one document. A series is one algo of it in one tier, with what the tables need worked out, so that nothing
-has to read a hundred thousand records to answer.
+A run is one document. A series is one algo of it in one tier, with the values that tables need, so that a query does
+not read a hundred thousand records.
 """
 
 from __future__ import annotations

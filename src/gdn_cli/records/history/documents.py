@@ -1,11 +1,11 @@
-"""A document -> what the history has of it: a summary of each algo in each tier, and a row for each record."""
+"""A document -> its part of the history: a summary of each algo in each tier, and a row for each record."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from ... import paths
-from ...catalog.registry import Op, label_of, read_op
+from ...catalog.ops import Op, Ops, label_of
 from ...errors import UsageError
 from ...parsing import Json
 from ...schema.record_types import Document, Environment, Record
@@ -31,14 +31,14 @@ Row = Json  # an exported record
 
 
 class Stored(Document):
-    """A document as the history keeps it."""
+    """A document in the history."""
 
     schema: Literal[2]
     file: str | None = None  # the record file
 
 
 class Place(msgspec.Struct):
-    """What times must have in common to be compared."""
+    """The properties that times must share to be compared."""
 
     op: str
     algo: str
@@ -53,9 +53,9 @@ class Place(msgspec.Struct):
 
 
 class Series(Place):
-    """One algo of a run in one tier: on one GPU, or on several of a kind that shared its workloads.
+    """One algo of a run in one tier: on one GPU, or on several of the same kind that shared its workloads.
 
-    It has all that tables need; the records themselves are read for an export only. Times are in microseconds.
+    It has all values for tables; the records themselves are read only for an export. Times are in microseconds.
     """
 
     run: str
@@ -72,17 +72,17 @@ class Series(Place):
     measured: int  # workloads
     failed: int
     doubted: int
-    workloads: str  # a hash of the measured ones: geometric means over others do not compare
+    workloads: str  # a hash of the measured ones: geometric means are comparable only if it is equal
     mean_us: float | None  # geometric, over the workloads
     medians_us: dict[str, float]  # label -> the median over its workloads
     doubted_labels: list[str]
     sizes: dict[str, list[float]]  # label -> the sizes of its axes, by which labels are sorted
-    source_changed: bool = False  # since the row above, in a timeline
-    changes: list[str] = []  # what else did
+    source_changed: bool = False  # since the previous row of a timeline
+    changes: list[str] = []  # what else changed since then
 
     @property
     def shown(self) -> bool:
-        """Not where only a tier or a package was missing."""
+        """False if only a tier or a package was missing."""
         return self.measured + self.failed > 0
 
 
@@ -95,17 +95,17 @@ class Part:
     records: list[Record] = field(default_factory=list)
 
     def environment(self, document: Document) -> Environment:
-        """What the environments of all its records have in common."""
+        """The fields that are equal in the environments of all its records."""
         first, *others = [document.environment(r) for r in {r.place: r for r in self.records}.values()]
         fields = msgspec.structs.asdict(first).items()
         return Environment(**{k: v for k, v in fields if all(getattr(other, k) == v for other in others)})
 
 
 def parts(document: Document) -> list[Part]:
-    """What was timed and what failed, by algo and tier, in the document's order; nothing of a check."""
+    """Times and failures by algo and tier, in the document's order; [] for a check."""
     if document.command == "run":
         return []
-    tiers: dict[str, set[str | None]] = {}  # schema 1 has no tier beside what failed: there was one a mode
+    tiers: dict[str, set[str | None]] = {}  # schema 1 has no tier in failed records; there was one tier per mode
     l2s: dict[tuple[str, str | None], str | None] = {}
     for r in document.records:
         if r.timing:
@@ -125,14 +125,14 @@ def parts(document: Document) -> list[Part]:
 
 
 def tier_of(record: Record) -> str | None:
-    """The tier that a record's time is shown under: what it measured in, or was to. Calls in place are other calls,
-    whose times compare with none of the usual ones."""
+    """The tier under which a record is shown: the one that measured it, or the one asked for. Calls in place have their
+    own name, because their times are not comparable with others."""
     return f"{record.timed_in}, in place" if record.timed_in and record.in_place else record.timed_in
 
 
 def _joined(found: dict[tuple[str | None, ...], Part], document: Document) -> list[Part]:
-    """Parts of one algo on GPUs of a kind as one, where each had workloads of its own: a mean over a GPU's share of
-    them would compare with nothing. What several GPUs measured alike (the reference) stays a part each."""
+    """Join the parts of one algo on several GPUs of a kind, if each had other workloads: a mean over one GPU's share
+    would not be comparable. If several GPUs measured the same workloads (the reference), the parts stay separate."""
     whole: dict[tuple[str | None, ...], Part] = {}
     kept = []
     for (*key, _), part in found.items():
@@ -153,7 +153,7 @@ def _series(part: Part, document: Stored, run: str) -> Series:
     measured = [r for r in part.records if r.median_us is not None]
     labels: dict[str, list[Record]] = {}
     for r in measured:
-        labels.setdefault(_label(r)[0] or "all", []).append(r)  # a floor of the machine has no workload
+        labels.setdefault(_label(r)[0] or "all", []).append(r)  # an empty launch or a large copy has no workload
     return Series(
         one.op, one.algo, where.device, one.mode, part.tier, part.l2,
         run, document.time, document.command, document.commit, bool(document.dirty), bool(document.interrupted),
@@ -170,7 +170,7 @@ def _series(part: Part, document: Stored, run: str) -> Series:
 
 
 def rows(document: Stored, wanted: list[Series]) -> Iterator[Row]:
-    """Every record of these series of a document, with all that is known of it; keys are EXPORTED."""
+    """Every record of these series of a document, with all known fields; the keys are EXPORTED."""
     for part in parts(document):
         found = _series(part, document, wanted[0].run)
         if found not in wanted:
@@ -184,13 +184,13 @@ def rows(document: Stored, wanted: list[Series]) -> Iterator[Row]:
             row = {} if r.workload is None else msgspec.to_builtins(r.workload)
             timing = {} if r.timing is None else msgspec.to_builtins(r.timing)
             row |= timing | msgspec.to_builtins(r) | head | {"label": _label(r)[0], "doubts": r.doubts or []}
-            row["how"] = r.how or timing.get("how")  # of a floor, of a tier
+            row["how"] = r.how or timing.get("how")  # of a copy, or of a tier
             row["histogram"] = [list(bin) for bin in timing.get("histogram", ())] or None
             yield {name: row.get(name) for name in EXPORTED}
 
 
 def run_id(document: Document) -> str:
-    """The same for the same measurements; those of two runs of one second differ."""
+    """A hash of the measurements; two runs in the same second differ."""
     facts = []
     for r in document.records:
         t = r.timing
@@ -204,18 +204,22 @@ def _workload(record: Record) -> str:
 
 
 def _label(record: Record) -> tuple[str | None, tuple[float, ...]]:
-    """How tables call the workload, and what sorts it."""
+    """The workload's label in tables, and its sort key."""
     if not record.workload:
         return None, ()
     return label_of(_op(record.op), record.workload.axes)
 
 
-@lru_cache
 def _op(name: str) -> Op | None:
+    return _ops().get(name)
+
+
+@lru_cache
+def _ops() -> Mapping[str, Op]:
     try:
-        return read_op(paths.CONFIGS_DIR / f"{name}.toml")
-    except (UsageError, ValueError):  # no such file, or no name of a file
-        return None
+        return Ops(paths.CONFIGS_DIR, str)
+    except UsageError:  # labels then show the axes
+        return {}
 
 
 def _text(value: object) -> str:

@@ -1,4 +1,4 @@
-"""What can be asked of the kept runs: all algos, and one algo's times over commits."""
+"""Queries of the history: all algos, and one algo's times over commits."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ...catalog.tiers import FLOORS
 from ...errors import unknown
 from .documents import Place, Series
 
-_SHOWS = "`gdn history` shows what is kept"
+_SHOWS = "`gdn history` shows the history"
 
 
 @dataclass(frozen=True)
 class Filter:
-    """Which series: algo names (short, or `op/algo`), an op, a tier, and a part of the device's name in any case."""
+    """Selects series: algo names (short, or `op/algo`), an op, a tier, and a part of the device's name (any case)."""
 
     algos: tuple[str, ...] = ()
     op: str | None = None
@@ -23,7 +23,7 @@ class Filter:
     device: str | None = None
 
     def of(self, series: list[Series]) -> list[Series]:
-        """Those that fit, in their order. Raises UsageError for a name that none has, with the nearest there are."""
+        """The matching series, in order. Raises UsageError for an unknown name, with similar ones."""
         if not series:
             return []
         shown = [s for s in series if s.shown]
@@ -35,7 +35,7 @@ class Filter:
         part = (self.device or "").lower()
         if part and not any(part in device.lower() for device in devices):
             raise unknown("device", self.device, devices, hint=_SHOWS)
-        known = sorted({(s.op, s.algo) for s in shown})
+        known = sorted({(s.op, s.algo) for s in shown if s.algo not in FLOORS or s.algo in self.algos})
         named = {registry.named(name, self.op, known, _SHOWS) for name in self.algos}
         return [
             s
@@ -48,10 +48,10 @@ class Filter:
 
 
 class Overview(Place):
-    """One algo: how often and since when, and its last and best geometric mean in microseconds.
+    """One algo: number of runs, first and last time, and its last and best geometric mean in microseconds.
 
-    The means are those of its last device and of the first tier measured there, over the workloads of that last
-    measurement; the best is the best of the runs that measured these very workloads.
+    The means are from its last device and the first tier measured there, over the workloads of that last measurement;
+    the best is over the runs with exactly these workloads.
     """
 
     source_hash: str | None
@@ -69,7 +69,7 @@ class Overview(Place):
 
 
 def overview(series: list[Series], where: Filter | None = None) -> list[Overview]:
-    """A line for each algo, floors left out. Raises UsageError as Filter does."""
+    """A line for each algo, without the copy. Raises UsageError as Filter does."""
     found: dict[tuple[str, str], list[Series]] = {}
     for s in (where or Filter()).of(series):
         if s.shown and s.algo not in FLOORS:
@@ -78,7 +78,7 @@ def overview(series: list[Series], where: Filter | None = None) -> list[Overview
 
 
 def _overview(found: list[Series]) -> Overview:
-    # the first series of a run is in the tier that the user named first, or in the best one
+    # a run's first series has the tier that the user named first, or the best tier
     last = min((s for s in found if s.run == found[-1].run), key=lambda s: s.measured == 0)
     measured = [s for s in found if s.place == last.place and s.measured]
     workloads = last.workloads if last.measured or not measured else measured[-1].workloads
@@ -119,17 +119,17 @@ def _group(rows: list[Series]) -> Group:
 
 
 def _changes(before: Series, now: Series) -> list[str]:
-    """What else is not as in the row before, and may be why a time differs: `driver 570.1 -> 580.2`."""
-    if not before.versions or not now.versions:  # a run that ended before it could say
+    """Other changes since the previous row that may explain a different time: `driver 570.1 -> 580.2`."""
+    if not before.versions or not now.versions:  # a run that ended before they were known
         return []
     old, new = ({"driver": row.driver} | row.versions for row in (before, now))
     return [f"{k} {old.get(k) or 'none'} -> {new.get(k) or 'none'}" for k in old | new if old.get(k) != new.get(k)]
 
 
 def most_measured(group: Group, limit: int) -> list[str]:
-    """At most `limit` labels of a group, in their order: those that the most rows have.
+    """At most `limit` labels of a group, in order: those in the most rows.
 
-    Where more are alike than there is room for, those evenly between the first and the last.
+    If too many are in equally many rows, they are taken evenly between the first and the last.
     """
     counts = Counter(label for row in group.rows for label in row.medians_us)
     if len(counts) <= limit:

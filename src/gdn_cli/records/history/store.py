@@ -1,8 +1,9 @@
-"""The folder with a copy of every document that was timed, and the index beside them, which is made from them.
+"""The folder with a copy of every document with times, and an index made from them.
 
-A document is written once, whole, under its run's id, and only `forget` removes it: so commands that work at once need
-no lock. They are copies because a record file is its user's: it is moved, deleted, or goes on with `--resume`. The
-index spares reading all documents for a table. It is a cache: one that is damaged, or another version's, is made anew.
+A document is written once, completely, under its run's id, and only `forget` removes it, so commands that run at the
+same time need no lock. The history has copies because users may move, delete or `--resume` their record files. With the
+index, a table does not need to read all documents. It is a cache: if it is damaged or from another version, it is
+rebuilt.
 """
 
 from __future__ import annotations
@@ -26,31 +27,31 @@ from . import documents
 from .documents import Row, Series, Stored
 from .query import Filter
 
-SHORT = 6  # letters of a run's id that tables show, and the least that names one
-# what an unreadable file raises, besides OSError: MessagePack or JSON that is none, or none of ours; no UTF-8; too deep
+SHORT = 6  # letters of a run's id in tables, and the fewest that --forget accepts
+# what a damaged file raises, besides OSError: wrong MessagePack, JSON or fields; not UTF-8; nested too deep
 _DAMAGE = (msgspec.MsgspecError, UnicodeError, RecursionError)
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What became of a document: how many of its records the history has now, and whether it had them already."""
+    """The number of a document's records that are in the history, and whether they were there before."""
 
     records: int
     known: bool = False
 
 
 class Index(msgspec.Struct):
-    version: Literal[3]  # a new one whenever documents.py makes something else of a document
+    version: Literal[3]  # increased whenever the series in documents.py change
     runs: dict[str, list[Series]]
 
 
 def default() -> Path:
-    """The folder, in the user's data folder beside the runs; `GDN_HOME` moves it."""
+    """The folder, next to the runs in the user's data folder; `GDN_HOME` moves it."""
     return paths.runs_dir().parent / "history"
 
 
 class History:
-    """The runs in a folder. `notices` are lines for the user; `damaged` documents were left out."""
+    """The runs in a folder. `notices`: lines for the user; `damaged`: documents that were skipped."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or default()
@@ -59,14 +60,14 @@ class History:
         self.damaged: list[Path] = []
 
     def keep(self, document: Document, path: Path | None = None) -> Kept:
-        """Add a document, whose record file is `path`; the same one again changes nothing, and a check (`gdn run`)
-        times nothing: 0 records. Raises MissingError where it cannot be written."""
+        """Add a document, whose record file is `path`. Adding it again changes nothing. A check (`gdn run`) has no
+        times: 0 records. Raises MissingError if it cannot be written."""
         count = sum(len(part.records) for part in documents.parts(document))
         target = self.folder / f"{documents.run_id(document)}.json"
         if not count or target.exists():
             return Kept(count, known=count > 0)
         fields = msgspec.structs.asdict(document) | {"schema": SCHEMA, "file": str(path.absolute()) if path else None}
-        # an option may be a file's name that is not UTF-8; JSON has no NaN
+        # an option may be a file name that is not UTF-8; JSON has no NaN
         text = whole(json.dumps(msgspec.to_builtins(Stored(**fields)), ensure_ascii=False))
         try:
             paths.make(self.folder)
@@ -76,11 +77,11 @@ class History:
         return Kept(count)
 
     def series(self) -> list[Series]:
-        """The series of all runs, in the order of time."""
+        """The series of all runs, oldest first."""
         old = self.folder.with_name("history.sqlite")
         if old.is_file():
-            hint = f"`gdn history --import {paths.runs_dir()}/*.json` takes in its record files; move it away then"
-            self.notices.append(f"{old} is an earlier gdn's history, and is not read: {hint}")
+            hint = f"`gdn history --import {paths.runs_dir()}/*.json` adds its record files; then move it away"
+            self.notices.append(f"{old} was written by an older gdn and is not read: {hint}")
         index, damage = self._read_index()
         names = {path.stem for path in self.folder.glob("*.json")}
         runs = {name: found for name, found in index.items() if name in names}
@@ -88,29 +89,29 @@ class History:
             if document := self._read(name):
                 runs[name] = documents.series(document, name)
         if damage:
-            self.notices.append(f"the history's index was not readable ({damage}): made anew from {len(runs)} runs")
+            self.notices.append(f"the history's index was not readable ({damage}): rebuilt from {len(runs)} runs")
         if damage or runs.keys() != index.keys():
-            with contextlib.suppress(OSError, GdnError):  # then the next command reads the documents as well
+            with contextlib.suppress(OSError, GdnError):  # without an index the next command reads the documents
                 if damage:
                     self.index.unlink()
                 files.write(self.index, msgspec.msgpack.encode(Index(3, runs)), sync=False)
         return sorted((s for found in runs.values() for s in found), key=lambda s: (s.time, s.run))
 
     def rows(self, where: Filter) -> Iterator[Row]:
-        """Every record with all that is known of it, oldest first. Raises UsageError as Filter does."""
+        """Every record with all known fields, oldest first. Raises UsageError as Filter does."""
         for run, wanted in itertools.groupby(where.of(self.series()), key=lambda s: s.run):
             if document := self._read(run):
                 yield from documents.rows(document, list(wanted))
 
     def forget(self, name: str) -> list[Series]:
-        """Remove a run by its id, or by the first letters of it, six at least; its record file stays. Returns what it
-        had. Raises UsageError for an id that no run has, with the nearest; MissingError where it cannot be removed.
+        """Remove a run by its id, or by six or more of its first letters; its record file stays. Returns its series.
+        Raises UsageError for an unknown id, with similar ones; MissingError if it cannot be removed.
         """
         series = self.series()[::-1]
         runs = list(dict.fromkeys(s.run for s in series))
         found = [run for run in runs if len(name) >= SHORT and run.startswith(name)]
         if len(found) > 1:
-            raise UsageError(f"several runs begin with '{name}': {', '.join(found)}", hint="name one whole")
+            raise UsageError(f"several runs begin with '{name}': {', '.join(found)}", hint="give more letters of one")
         if not runs:
             raise unknown("run", name, ())
         if not found:
@@ -120,13 +121,13 @@ class History:
             raise UsageError(f"unknown run '{name}'", hint=hint)
         path = self.folder / f"{found[0]}.json"
         try:
-            path.unlink(missing_ok=True)  # another command may have done so
+            path.unlink(missing_ok=True)  # another command may have removed it
         except OSError as e:
             raise MissingError(f"the history cannot be written: {path}: {e.strerror}") from None
         return [s for s in series if s.run == found[0]]
 
     def _read_index(self) -> tuple[dict[str, list[Series]], str | None]:
-        """The runs in the index, and why it cannot be read; one that is not there yet is empty."""
+        """The runs in the index, and why it cannot be read. A missing index is empty."""
         try:
             return msgspec.msgpack.decode(self.index.read_bytes(), type=Index).runs, None
         except (FileNotFoundError, NotADirectoryError):
@@ -137,7 +138,7 @@ class History:
             return {}, str(e)
 
     def _read(self, name: str) -> Stored | None:
-        """A document; None for one that another command forgot meanwhile, or that is damaged, with a notice."""
+        """A document; None if another command has just removed it, or, with a notice, if it is damaged."""
         path = self.folder / f"{name}.json"
         try:
             return msgspec.json.decode(path.read_bytes(), type=Stored)
@@ -145,6 +146,6 @@ class History:
             return None
         except (OSError, *_DAMAGE) as e:
             self.damaged.append(path)
-            why = f"it is damaged, or a newer gdn's: {e}"
-            self.notices.append(f"{path} is left out ({why}); move it away, and --import the run's record file")
+            why = f"it is damaged, or written by a newer gdn: {e}"
+            self.notices.append(f"{path} is skipped ({why}); move it away, and --import the run's record file")
             return None

@@ -1,24 +1,24 @@
-"""Cheats and faults that one right result does not show: probes of a built kernel that has passed its check.
+"""Cheats and faults that a single right result does not show: probes of a built kernel that has passed its check.
 
 | probe               | what it catches                                                                            |
 |---------------------|--------------------------------------------------------------------------------------------|
-| inputs-changed      | an input that does not come back bit for bit, in any of several calls                      |
+| inputs-changed      | an input that is not the same bit for bit after any of several calls                       |
 | out-of-bounds       | writes next to an output: guard bytes lie on both sides of each                            |
 | late-work           | work that is not done, or not ordered, when the call returns: another stream, a thread, a  |
 |                     | lazy tensor; no timer sees it                                                              |
-| overwritten-results | a result that changes after it was handed over: by the next call, or with the inputs       |
-| pointer-cache       | results remembered by address: other values in the same buffers give the old ones          |
+| overwritten-results | a result that changes after it was returned: by the next call, or with the inputs          |
+| pointer-cache       | results remembered by address: new values in the same buffers give the old results         |
 | content-cache       | results remembered by value, or by a fingerprint of a few elements                         |
-| zero-outputs        | results that are right where they are looked at (outputs full of NaN) and zeros elsewhere  |
+| zero-outputs        | results that are right only where the outputs were full of NaN before the call             |
 | nondeterminism      | equal calls whose results differ by more than a tenth of the tolerance: a race             |
-| neighbours          | only with `--batch-invariant`: a sequence with other bits alone than in its batch          |
+| neighbours          | only with `--batch-invariant`: a sequence with different bits alone than in its batch      |
 
 No second oracle is needed: an op is linear in some of its inputs together (`Op.linear_in`), and scaling those by -1/2
-scales every output by exactly as much. For an op that is linear in nothing, the probes that rest on this check less:
-pointer-cache only compares with a call on other buffers, content-cache looks for no fingerprint.
+scales every output by exactly that. For an op that is not linear in any input, the probes that rely on this check less:
+pointer-cache only compares with a call on other buffers, content-cache does not look for fingerprints.
 
-A probe accuses only on evidence that no honest kernel gives: values and bits wherever that can be had. Only the search
-for repeats that are skipped goes by times where no GPU is there to list its kernels: see caching.py.
+A probe reports only evidence that an honest kernel cannot give: values and bits wherever possible. Only the search for
+skipped repeats uses times, if there is no GPU to list its kernels: see caching.py.
 
 Calls of the kernel, all probes together, when nothing is found: 31 on a CPU, 24 for a kernel that takes over 0.1 s, and
 25 on a GPU.
@@ -26,12 +26,12 @@ Calls of the kernel, all probes together, when nothing is found: 31 on a CPU, 24
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
-from ...catalog.registry import Op
+from ...catalog.ops import Op
 from ...errors import one_line
 from ...runner import calls, client
 from . import async_work, buffers, caching, neighbours
@@ -58,26 +58,29 @@ def run(
     inputs: list,
     expected: list[torch.Tensor],
     names: Iterable[str] | None = None,
+    in_place: Mapping[int, int] | None = None,
 ) -> dict[str, str | None]:
-    """Probe a kernel that `check.check` has passed: probe -> None, or one line that says what was caught.
+    """Probe a kernel that `check.check` has passed: probe -> None, or one line that says what was found.
 
-    inputs    the call's tensors and scalars; values are changed in place, and are back bit for bit when this returns
+    inputs    the call's tensors and scalars; values are changed in place and restored bit for bit before this returns
     expected  the float64 oracle's outputs for them
-    names     the probes to run, of PROBES; the usual ones where None
+    names     the probes to run, of PROBES; None for the usual ones
+    in_place  number of an output -> number of the input that it overwrites in each call
 
-    What the kernel raises is that probe's catch. Running out of memory is not: it is raised, as from any other call.
+    An exception from the kernel counts as that probe's finding. Running out of memory does not: it is raised, as from
+    any other call.
     """
     chosen = list(USUAL if names is None else names)
     found: dict[str, str | None] = {}
     with torch.no_grad():
-        case = Case(kernel, op, axes, inputs, expected)
+        case = Case(kernel, op, axes, inputs, expected, in_place)
         for name in chosen:
             try:
                 found[name] = _probed(case, PROBES[name])
             except (RuntimeError, client.Raised) as e:
                 if calls.out_of_memory(e) or not case.gpu:
                     raise
-                # a fault on a GPU leaves its context unusable: every later call would fail with the same words
+                # a fault on a GPU makes its context unusable: every later call would fail with the same error
                 found[name] = f"left the GPU unusable: {one_line(e)}"
                 found |= {rest: f"not probed: {name} came before" for rest in chosen if rest not in found}
                 break

@@ -10,26 +10,26 @@ import torch
 from .. import check
 from .harness import FACTOR, Case, Caught
 
-_LATE_S = 5.0  # how long to look whether a wrong result still becomes another one: only where there is one
+_LATE_S = 5.0  # how long to wait for a wrong result to change; right ones cost no wait
 
 
 def late_work(case: Case) -> str | None:
-    """2 calls on a CPU, 3 on a GPU (4 where something is wrong)."""
+    """2 calls on a CPU, 3 on a GPU (4 if something is wrong)."""
     return _late_on_gpu(case) if case.gpu else _late_on_cpu(case)
 
 
 def _late_on_cpu(case: Case) -> str | None:
     """The outputs' bytes at the moment of the return must already be the result.
 
-    Memory that a kernel returns may hold an older right result, and a thread still at work on an earlier call may fill
-    buffers just in time: hence a second call, with other values.
+    Memory that a kernel returns may hold an older right result, and a thread still working on an earlier call may fill
+    buffers just in time. So there is a second call, with other values.
     """
     for factor in (1.0, FACTOR if case.linear else 1.0):
         case.write(case.scaled(factor))
         results, seen = _at_return(case)
         if not case.wrong(seen, factor):
             continue
-        began = time.monotonic()  # not yet there, or wrong in itself? That is for the other probes to say
+        began = time.monotonic()  # late, or simply wrong? The other probes report the latter
         while time.monotonic() - began < _LATE_S:
             case.kernel.pull(results)
             for name, out, then in zip(case.op.outputs, results, seen, strict=True):
@@ -48,11 +48,11 @@ def _at_return(case: Case) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
 
 
 def _plain(case: Case, results: list) -> None:
-    """Catch what has the form of a result, and may be computed only when it is read."""
+    """Catch results that look like tensors but may be computed only when they are read."""
     case.form(results)
     for name, odd in zip(case.op.outputs, case.kernel.odd(results), strict=True):
         if odd:
-            raise Caught(f"{name}: returned a {odd}, no plain tensor: it may put work off until it is read")
+            raise Caught(f"{name}: returned a {odd}, not a plain tensor: its work may be put off until it is read")
 
 
 # powers of two, so that outputs scale by exactly as much; small enough for float16
@@ -62,9 +62,9 @@ _UNUSED = itertools.cycle(sign * 2.0**e for e in (-1, 1, -2, -3, -4) for sign in
 def _late_on_gpu(case: Case) -> str | None:
     """Inputs that become right late on the current stream, outputs copied on it right after the call.
 
-    A kernel on another stream that does not wait reads zeros; one that nothing waits for writes behind the copies.
-    Whether these come before late writes is a matter of microseconds: hence three attempts. Memory that is returned may
-    hold an older right result: hence values in each that were not asked for lately.
+    A kernel on another stream that does not wait reads zeros; one that nothing waits for writes after the copies were
+    made. Whether the copies come before late writes is a matter of microseconds: hence three attempts. Memory that is
+    returned may hold an older right result: hence values in each attempt that were not used recently.
     """
     copies = check.allocate(case.op, case.axes, str(case.device))
     for _ in range(3):
@@ -81,7 +81,7 @@ def _late_on_gpu(case: Case) -> str | None:
                 f"{wrong[0]} was not complete for what follows on the current stream: "
                 "work goes on where no timer sees it"
             )
-        # wrong for good: because the inputs came late, or whatever happens? That is for the other probes to say
+        # always wrong, or only because the inputs came late? The other probes report the former
         case.write(late)
         case.settle()
         if _comes_right(case, case.call(fill=None), factor):
@@ -93,7 +93,7 @@ def _late_on_gpu(case: Case) -> str | None:
 
 
 def _comes_right(case: Case, results: list[torch.Tensor], factor: float) -> bool:
-    """Whether results become right in a while, as a thread may make them."""
+    """Whether results become right after a while, as a thread may make them."""
     began = time.monotonic()
     while case.wrong(results, factor):
         if time.monotonic() - began > _LATE_S:

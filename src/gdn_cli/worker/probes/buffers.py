@@ -1,4 +1,4 @@
-"""What a call does to its tensors: inputs that change, bytes beside outputs, results that are not there, or move."""
+"""What a call does to its tensors: changed inputs, writes next to outputs, results missing or overwritten."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import torch
 
 from .. import check
 from .caching import GROUPS
-from .harness import FACTOR, Case, Guards
+from .harness import FACTOR, Case
 
 
 def inputs_changed(case: Case) -> str | None:
-    """3 calls. Before the last one the outputs hold results, as they do while a kernel is timed, and not NaN."""
+    """3 calls. Before the last one the outputs hold results, as during timing, and not NaN."""
     for n, fill in enumerate((check.poison, check.poison, None), start=1):
         case.call(fill=fill)
         case.kernel.pull(case.inputs)
         changed = [
             name
-            for name, x, right in zip(case.op.inputs, case.inputs, case.original, strict=True)
-            if isinstance(x, torch.Tensor) and not check.same_bits(x, right)
+            for i, (name, x, right) in enumerate(zip(case.op.inputs, case.inputs, case.original, strict=True))
+            if isinstance(x, torch.Tensor) and i not in case.held and not check.same_bits(x, right)
         ]
         if changed:
             return f"changed {', '.join(changed)} in call {n} of 3: every input must come back as it was"
@@ -25,7 +25,7 @@ def inputs_changed(case: Case) -> str | None:
 
 
 def out_of_bounds(case: Case) -> str | None:
-    """1 call; none where the kernel allocates its results, since what lies around those is not ours to guard."""
+    """1 call; none if the kernel allocates its results, since the memory around those is not ours to guard."""
     if not case.fills:
         return None
     case.call()
@@ -36,36 +36,34 @@ def out_of_bounds(case: Case) -> str | None:
 
 
 def zero_outputs(case: Case) -> str | None:
-    """2 calls on outputs that hold zeros: the check's NaN is something that a kernel can look for."""
+    """2 calls on outputs that hold zeros: a kernel can look for the check's NaN."""
     for _ in range(2):
         results = case.call(fill=torch.Tensor.zero_)
         if wrong := case.wrong(results):
             name, error = wrong
             i = list(case.op.outputs).index(name)
             if not results[i].any():
-                return f"{name} is all zeros once its buffer held no NaN before the call, and the right one is not"
-            return f"{name} is wrong once its buffer held zeros before the call: relative error {error:.2g}"
+                return f"{name} is all zeros if its buffer held no NaN before the call, and should not be"
+            return f"{name} is wrong if its buffer held zeros before the call: relative error {error:.2g}"
     return None
 
 
 def nondeterminism(case: Case) -> str | None:
-    """3 calls. Bits may differ, as honest atomics make them; more than a tenth of the tolerance is a moving error."""
+    """3 calls. Bits may differ, as with honest atomics; more than a tenth of the tolerance is an unstable error."""
     first = case.kept()
     for _ in range(2):
         if differs := case.differs(case.call(), first, share=0.1):
             name, error = differs
             return (
                 f"{name}: equal calls differ by {error:.2g}, over a tenth of the tolerance "
-                f"{case.op.tolerance[name]:g}: a race, or something read that nothing wrote"
+                f"{case.op.tolerance[name]:g}: a race, or a read of uninitialised memory"
             )
     return None
 
 
 def overwritten_results(case: Case) -> str | None:
-    """2 calls whose results must live side by side."""
-    sets = [
-        check.allocate(case.op, case.axes, str(case.device), Guards().empty) if case.fills else [] for _ in range(2)
-    ]
+    """2 calls whose results must both stay valid, except for those that overwrite an input."""
+    sets = [case.fresh() for _ in range(2)]
     results = case.call(outputs=sets[0])
     for name, out in zip(case.op.outputs, sets[0], strict=False):
         if missing := check.unwritten(out):
@@ -74,17 +72,18 @@ def overwritten_results(case: Case) -> str | None:
 
     def changed() -> str | None:
         case.kernel.pull(results)
-        pairs = zip(case.op.outputs, results, kept, strict=True)
-        return next((name for name, now, then in pairs if not check.same_bits(now, then)), None)
+        each = enumerate(zip(case.op.outputs, results, kept, strict=True))  # those in place must change
+        found = (name for i, (name, now, then) in each if i not in case.in_place and not check.same_bits(now, then))
+        return next(found, None)
 
     if case.linear:
         case.write(case.scaled(FACTOR))
     else:
-        case.refresh(2 * GROUPS + 2)  # what content-cache has not used
+        case.refresh(2 * GROUPS + 2)  # values that content-cache has not used
     if name := changed():
-        return f"{name} changed when the inputs got new values: it is an input's own memory"
+        return f"{name} changed when the inputs got new values: it shares memory with an input"
     other = case.call(outputs=sets[1])
     if name := changed():
-        return f"{name} of one call was overwritten by the next: results must have memory of their own"
+        return f"{name} of one call was overwritten by the next: each result needs its own memory"
     del other
     return None

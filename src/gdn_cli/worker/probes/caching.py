@@ -9,31 +9,31 @@ from collections import Counter
 
 import torch
 
+from ...runner import calls
 from .. import check
-from .harness import FACTOR, Case, Guards
+from .harness import FACTOR, Case
 
-_UNSEEN = (0.25, -0.25)  # two more, which no other probe uses: what a kernel remembers has no results for them
+_UNSEEN = (0.25, -0.25)  # two more factors, unused by other probes, so that no remembered result fits
 
 
 def pointer_cache(case: Case) -> str | None:
-    """4 calls. The outputs hold the old results while the new ones are asked for, as in a loop that takes times."""
+    """4 calls. The outputs hold the old results while the new ones are computed, as in a timing loop."""
     old = case.kept()
     if case.linear:
         case.write(case.scaled(FACTOR))
         results = case.call(fill=None)
         if wrong := case.wrong(results, FACTOR):
             return _stale(case, wrong, old, results)
-    # the other inputs: no results are known for new ones, but a call on other buffers must give the same
+    # the other inputs: the right results for new ones are not known, but a call on other buffers must give the same
     turned = [x.flip(tuple(range(x.dim()))) if i in case.other else x for i, x in enumerate(case.original)]
     case.write(turned)
     here = case.kept(fill=None)
     elsewhere = case.scaled(
         FACTOR, [x.clone() if i in (*case.linear, *case.other) else x for i, x in enumerate(turned)]
     )
-    outputs = check.allocate(case.op, case.axes, str(case.device), Guards().empty) if case.fills else []
-    there = case.call(elsewhere, outputs)
+    there = case.call(elsewhere, case.fresh(elsewhere))
     if not check.finite(here) and not check.finite(there):
-        return None  # values that no workload has: nothing follows from them
+        return None  # unrealistic values: they prove nothing
     factor = FACTOR if case.linear else 1.0
     if wrong := case.differs(there, [x.double() * factor for x in here]):
         return _stale(case, wrong, old, here)
@@ -41,7 +41,7 @@ def pointer_cache(case: Case) -> str | None:
 
 
 def _stale(case: Case, wrong: tuple[str, float], old: list, new: list) -> str | None:
-    """The line about a wrong result on new values, unless it has become wrong on the old ones too (1 call)."""
+    """The line about a wrong result on new values, unless it is now wrong on the old ones too (1 call)."""
     name, error = wrong
     i = list(case.op.outputs).index(name)
     stayed = check.same_bits(old[i], new[i])
@@ -50,12 +50,12 @@ def _stale(case: Case, wrong: tuple[str, float], old: list, new: list) -> str | 
         return None
     if stayed:
         return f"{name} stayed the same when the same buffers got new values: an old result came back"
-    return f"{name} is wrong when the same buffers get new values, relative error {error:.2g}: something is remembered"
+    return f"{name} is wrong when the same buffers get new values, relative error {error:.2g}: it remembers something"
 
 
 def content_cache(case: Case) -> str | None:
-    """5 calls (6 where results are returned), and those that tell fresh from repeated values: 2 on a GPU, mostly 9 on a
-    CPU (2 where one takes long)."""
+    """5 calls (6 if results are returned), and those that compare fresh with repeated values: 2 on a GPU, mostly 9 on a
+    CPU (2 if one takes long)."""
     if case.fills:
         old = case.kept()
     else:
@@ -64,7 +64,7 @@ def content_cache(case: Case) -> str | None:
             where = case.kernel.address
             if first[i].numel() and where(first[i]) == where(old[i]):
                 case.refresh(2 * GROUPS + 1)
-                if where(case.call()[i]) != where(old[i]):  # else it is so for all: overwritten-results
+                if where(case.call()[i]) != where(old[i]):  # otherwise it happens always: see overwritten-results
                     return f"{name}: a second call with the same values returned the first one's tensor"
         old = [x.clone() for x in old]
         del first
@@ -72,15 +72,18 @@ def content_cache(case: Case) -> str | None:
 
 
 def _fingerprint(case: Case, old: list[torch.Tensor]) -> str | None:
-    """Change single elements deep inside the inputs and look whether the outputs follow.
+    """Change single elements deep inside the inputs and check that the outputs follow.
 
-    How much they should is asked of the kernel itself, with the linear inputs scaled in all of their elements, which no
-    fingerprint of them overlooks. First one element of each linear input moves far away, then two elements change
-    places in a row of each of the others, which leaves norms and ranges as they are.
+    How much they should change is measured with the kernel itself, by scaling all elements of the linear inputs, which
+    no fingerprint overlooks. First one element of each linear input becomes an outlier, then two elements are swapped
+    in a row of each of the others, which leaves norms and ranges unchanged.
     """
     if not case.linear:
         return None
-    outliers = {i: _outlier(case.original[i]) for i in case.linear}
+    outliers = {i: case.original[i].clone() for i in case.linear}
+    for i, x in outliers.items():
+        for part in (calls.part(x, *where) for where in case.parts[i]):
+            part.copy_(_outlier(part.contiguous()))
     swapped = {i: _swapped(case.original[i]) for i in case.other}
     for changed, factor in zip((outliers, swapped), _UNSEEN, strict=True):
         if not changed:
@@ -96,12 +99,12 @@ def _fingerprint(case: Case, old: list[torch.Tensor]) -> str | None:
             moved = float((follows - before.double()).abs().max()) if follows.numel() else 0.0
             if moved > least and check.same_bits(before, now):
                 inside = ", ".join(x for i, x in enumerate(case.op.inputs) if i in changed)
-                return f"{name} stayed the same when single elements of {inside} changed: it goes by a fingerprint"
+                return f"{name} stayed the same when single elements of {inside} changed: it uses a fingerprint"
     return None
 
 
 def _deep(x: torch.Tensor) -> int:
-    """An index deep inside, and on no regular stride that a fingerprint might take."""
+    """An index deep inside, off any regular stride that a fingerprint might use."""
     n = x.numel()
     start = int(0.618 * n)
     return next((i for i in range(start, n) if math.gcd(i, 2 * 3 * 5 * 7) == 1), start)
@@ -119,7 +122,7 @@ def _outlier(x: torch.Tensor) -> torch.Tensor:
 
 
 def _swapped(x: torch.Tensor) -> torch.Tensor:
-    """x with an element deep inside in the place of another one of its row."""
+    """x with an element deep inside swapped with another one of its row."""
     y = x.clone()
     if x.numel() and x.dim():
         rows = y.view(-1, x.shape[-1])
@@ -132,39 +135,40 @@ def _swapped(x: torch.Tensor) -> torch.Tensor:
 
 
 def _skipped_repeats(case: Case) -> str | None:
-    """Fresh values, the same values again, other fresh ones, and so on: whoever does less for the repeats is caught.
+    """Fresh values, the same values again, other fresh ones, and so on: a kernel that does less for the repeats is
+    caught.
 
-    Each repeat follows right on its fresh values, so that remembering the last call alone is enough to be seen.
+    Each repeat comes right after its fresh values, so that a kernel that remembers only its last call is seen too.
     """
     if case.gpu:
         try:
             return _fewer_kernels(case)
-        except LookupError:  # no trace of any kernel: then by the clock
+        except LookupError:  # no trace of any kernel: use the clock
             pass
     ratio = _faster_when_repeated(case)
     if ratio is None:
         return None
     return (
-        f"values that it has just seen take {ratio:.0%} of the time that fresh ones take: "
+        f"values that it has just seen take {ratio:.0%} of the time of fresh ones: "
         "results are remembered by their inputs' content"
     )
 
 
 _FASTER = 0.6  # a repeat must take less than this share of the fresh values' time
 GROUPS = 40  # of two calls on fresh values, each followed by its repeat
-_LONG_S = 0.1  # where a call takes longer than this, one call and its repeat make a group
+_LONG_S = 0.1  # for longer calls, one call and its repeat make a group
 
 
 def _faster_when_repeated(case: Case) -> float | None:
-    """By the clock: the repeats' median share of the time that fresh values take, where that is small beyond doubt.
+    """By the clock: the repeats' median share of the fresh values' time, if that is small beyond doubt.
 
-    Each group compares the faster of two calls on fresh values with the faster of their repeats. Of 40 groups nearly
-    all must say that repeats take less than 60 %, and the search ends as soon as more than one, and one in eight, do
+    Each group compares the faster of two calls on fresh values with the faster of their repeats. Nearly all of 40
+    groups must say that repeats take less than 60 %; the search ends as soon as more than one, and one in eight, do
     not: with an honest kernel mostly after the second. Nothing but the values differs between a call and its repeat,
-    and an extra call after each group keeps them from being the even and the odd ones. So however noisy the machine
-    is, either is as likely to be the slower one, and 40 coins fall like that once in 1.6 million times. (On two cores
-    with ten busy processes at most four groups in ten looked like it: then once in 10^9.) A cheat whose bookkeeping
-    costs more than 60 % of its work goes free; it wins little.
+    and an extra call after each group keeps them from always being the even and the odd calls. So however noisy the
+    machine is, either is equally likely to be slower, and 40 coin flips fall like that once in 1.6 million times. (On
+    two cores with ten busy processes at most four groups in ten looked like it: then once in 10^9.) A cheat whose
+    bookkeeping costs more than 60 % of its work is not caught; it gains little.
     """
     ratios: list[float] = []
     failed, k, collecting = 0, 0, gc.isenabled()
@@ -177,7 +181,7 @@ def _faster_when_repeated(case: Case) -> float | None:
                 fresh = min(fresh, _seconds(case, k))
                 repeat = min(repeat, _seconds(case, k))
                 if repeat > max(_LONG_S, _FASTER * fresh):
-                    return None  # honest, and too long to be asked twice
+                    return None  # honest, and too slow to call again
                 if fresh > _LONG_S:
                     break
             ratios.append(repeat / fresh)
@@ -202,9 +206,9 @@ _ROUNDS = 5
 
 
 def _fewer_kernels(case: Case) -> str | None:
-    """By a trace of the GPU: kernels that run for fresh values and not for repeats, or that take much less then.
+    """By a trace of the GPU: kernels that run for fresh values and not for repeats, or that take much less time then.
 
-    Five rounds must agree, and the first that looks honest ends it. Raises LookupError where no trace can be had.
+    Five rounds must agree; the first that looks honest ends the search. Raises LookupError if there is no trace.
     """
     missing: set[str] | None = None
     fresh_ns, repeat_ns = [], []
@@ -223,7 +227,7 @@ def _fewer_kernels(case: Case) -> str | None:
         more = f", and {len(missing) - 1} more kernels less often" if len(missing) > 1 else ""
         what = f"{name[:60]} runs {less}{more}"
     else:
-        what = f"its kernels take {max(repeat_ns) / min(fresh_ns):.0%} of the time that fresh ones take"
+        what = f"its kernels take {max(repeat_ns) / min(fresh_ns):.0%} of the time for fresh ones"
     return f"for values that were just seen {what}: results are remembered by their inputs' content"
 
 

@@ -1,6 +1,6 @@
-"""What a worker can be asked to do. Each task is a generator of records, made as soon as they can be.
+"""What a worker can be asked to do. Each task is a generator that yields records as soon as they are made.
 
-An algo's code runs in a runner (runner/), never here; only a profiler's target runs it itself, and gives no verdict.
+An algo's code runs in a runner (runner/), never here. Only a profiler's target runs it itself, and it does not judge.
 """
 
 from .common import BuildFailed

@@ -1,5 +1,5 @@
-"""What the tasks share: an algo built in a runner, a workload's tensors with what is right on them, and records
-whatever happens."""
+"""Shared by the tasks: an algo built in a runner, a workload's tensors with the right results, and records that are
+made whatever happens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from ... import errors
-from ...catalog.registry import Op
+from ...catalog.ops import Op
 from ...catalog.workloads import Workload
 from ...errors import GdnError, MissingError
 from ...records.messages import Answer, Measured
@@ -26,17 +26,17 @@ from .. import check, dataset, probes
 
 
 class BuildFailed(GdnError):
-    """The algo cannot be built; the code says whether that is its fault or a package's that is missing here."""
+    """The algo cannot be built; the code says whether the algo is at fault or a package is missing here."""
 
 
 def runner_of(request: Serving) -> client.Runner:
-    """The process for the algo's code; one that was started while this one imported torch, where there is one."""
+    """The process for the algo's code: the one started while this process imported torch, or a new one."""
     started, request.started = request.started, None
     return client.Runner(request.mode, started or process.of(request))
 
 
 def built(runner: client.Runner, request: Serving, of: Serving | Rival, **how: Any) -> tuple[client.Kernel, Answer]:
-    """What `of`, the request itself or one of its rivals, holds the solution of."""
+    """Build the solution of `of`: the request itself or one of its rivals."""
     specific = of.specific and request.mode == "cuda"
     try:
         return runner.build(of.name, request.definition, of.solution, specific=specific, setup=of.setup, **how)
@@ -47,7 +47,7 @@ def built(runner: client.Runner, request: Serving, of: Serving | Rival, **how: A
 
 
 def smallest(request: Serving, i: int) -> bool:
-    """Without `--strict` each algo is probed once, where that costs least: on its smallest workload."""
+    """Without `--strict` each algo is probed once, where that is cheapest: on its smallest workload."""
     sizes = [size(request.op, workload) for workload in request.workloads]
     return i == sizes.index(min(sizes))
 
@@ -57,7 +57,7 @@ def size(op: Op, workload: Workload) -> int:
 
 
 def begun(request: Serving, workload: Workload | None, algo: str) -> Record:
-    """A record before anything is known: of an algo (or a floor) on a workload, or on none."""
+    """A record before anything is known: of an algo (or a floor), with or without a workload."""
     call = workload and Call(
         uuid=workload.uuid, axes=dict(workload.axes), index=workload.index, origin=workload.origin,
         stress=workload.stress or UNSET,
@@ -76,8 +76,8 @@ def guarded(
     *args: Any,
     runner: client.Runner | None = None,
 ) -> list[Record]:
-    """One workload's records, whatever happens, which then befell all of `names`. Its tensors are gone by then, in the
-    runner too: never two workloads in memory."""
+    """One workload's records. If it fails as a whole, each of `names` gets a record that says so. Its tensors are freed
+    before this returns, in the runner too: never two workloads in memory."""
     try:
         with torch.no_grad():
             return work(request, workload, *args)
@@ -88,14 +88,14 @@ def guarded(
     except Exception as e:
         failed = befell(e)
     finally:
-        with contextlib.suppress(client.Died, client.Raised):  # whoever finds it dead says so with the next command
+        with contextlib.suppress(client.Died, client.Raised):  # the next command reports a dead runner
             if runner:
                 runner.forget()
     return [r for name in names for r in each_tier(request, replace(begun(request, workload, name), **failed))]
 
 
 class Fate(TypedDict, total=False):
-    """What a record says of an algo that came to no result."""
+    """The fields of a record for an algo without a result."""
 
     status: Status
     reason: str
@@ -104,7 +104,7 @@ class Fate(TypedDict, total=False):
 
 
 def befell(e: Exception) -> Fate:
-    """What befell an algo that raised this, or whose work did."""
+    """The fields for an algo that raised this exception, or whose work did."""
     if calls.out_of_memory(e):
         torch.cuda.empty_cache()
         return {"status": Status.OUT_OF_MEMORY, "reason": str(e).splitlines()[0] if str(e) else "out of memory"}
@@ -114,12 +114,13 @@ def befell(e: Exception) -> Fate:
 
 
 def each_tier(request: Serving, record: Record) -> list[Record]:
-    """What befell the algo before it was timed befell it in every tier: a record each, as one is due for each."""
+    """A record per tier for an algo that failed before it was timed: one is due for each tier."""
     return [replace(record, tier=tier) for tier in request.timing.tiers or [None]]
 
 
 def with_time(record: Record, found: Measured, kernel: client.Kernel | None = None) -> Record:
-    """The record with what a tier measured, or why it did not; the time says what of the algo is not in it."""
+    """The record with a tier's measurement, or the reason why there is none. Says if the algo's setup is not in the
+    time."""
     if kernel and kernel.setup and found.timing:
         said = found.timing.note
         found.timing.note = f"{prepared.NOTE}; {said}" if said else prepared.NOTE
@@ -133,8 +134,8 @@ def wrong(record: Record, reason: str, **more: Any) -> Record:
 
 
 class Case:
-    """A workload's tensors, what is right on them, and a way to other values with known results: scaling the inputs in
-    which the op is linear by a power of two scales every output by exactly as much.
+    """A workload's tensors, the right results, and a way to other values with known results: scaling the inputs in
+    which the op is linear by a power of two scales every output by exactly that.
     """
 
     def __init__(self, request: Serving, workload: Workload, reference: Any) -> None:
@@ -143,43 +144,41 @@ class Case:
         self.stress = self.op.stress[workload.stress] if workload.stress else None
         if self.stress and self.stress.tolerance:
             self.op = replace(self.op, tolerance=dict.fromkeys(self.op.outputs, self.stress.tolerance))
-        pairs = self.op.in_place.items() if request.in_place else ()
-        outputs, inputs = list(self.op.outputs), list(self.op.inputs)
-        self.in_place = {outputs.index(output): inputs.index(source) for output, source in pairs}
+        self.in_place = self.op.overwrites if request.in_place else {}
         root = Path(request.dataset) if request.dataset else None
         self.inputs = dataset.load_inputs(self.op, workload, "cuda" if request.mode == "cuda" else "cpu", root)
         self.expected = check.oracle(reference, self.inputs)
         if not check.finite(self.expected):
             raise MissingError(
-                f"workload {workload.uuid}: the reference gives NaN or Inf on it, so its inputs are no use"
+                f"workload {workload.uuid}: the reference gives NaN or Inf on it, so its inputs cannot be used"
             )
-        linear = [x for name, x in zip(self.op.inputs, self.inputs, strict=True) if name in self.op.linear_in]
-        self.refresh = calls.Scaling(linear)
+        self.refresh = calls.Scaling([calls.part(self.inputs[i], *where) for i, *where in self.op.linear])
 
     @property
     def right(self) -> list:
-        """What is right on the values that are in the buffers now."""
+        """The right results for the values that are in the buffers now."""
         return [x * self.refresh.scale for x in self.expected]
 
     def check(self, kernel: Any) -> Check:
-        """The contest's rule has an absolute part: of hard inputs, whose results may be of any size, it says little."""
+        """Check the kernel. The contest's rule has an absolute part: it says little about hard inputs, whose results
+        may be of any size."""
         by_element = self.stress is None
         return check.check(
             kernel, self.op, self.axes, self.inputs, self.right, in_place=self.in_place, by_element=by_element
         )
 
     def outputs(self) -> list:
-        """Buffers to write to; in place, the inputs' own among them."""
+        """Output buffers; in place, some of the inputs are among them."""
         made = check.allocate(self.op, self.axes, str(self.inputs[0].device))
         return [self.inputs[self.in_place[i]] if i in self.in_place else x for i, x in enumerate(made)]
 
     def poison(self, outputs: list) -> list:
-        """The outputs with marks in those that are no inputs."""
+        """The outputs, filled with the marked NaN unless they are inputs too."""
         return [x if i in self.in_place else check.poison(x) for i, x in enumerate(outputs)]
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """What is overwritten in place has its values back at the end."""
+        """Restore what is overwritten in place at the end."""
         before = {i: self.inputs[i].clone() for i in self.in_place.values()}
         try:
             yield
@@ -189,13 +188,14 @@ class Case:
 
 
 def judged(record: Record, case: Case, kernel: client.Kernel, probed: bool) -> Record:
-    """The record with the check, and the probes where they are asked for."""
+    """The record with the check, and with the probes if they are asked for."""
     verdict = case.check(kernel)
     record = replace(record, check=verdict)
     if not verdict.passed:
         record = wrong(record, verdict.reason)
     elif names := [*(probes.USUAL if probed else ()), *(["neighbours"] if case.batch_invariant else ())]:
-        record.probes = probes.run(kernel, case.op, case.axes, case.inputs, case.expected, names)
+        in_place = case.in_place if case.op.in_place_only else None
+        record.probes = probes.run(kernel, case.op, case.axes, case.inputs, case.expected, names, in_place)
         if caught := [f"probe {name}: {what}" for name, what in record.probes.items() if what]:
             record = wrong(record, caught[0])
     record.backend = kernel.backend(case.inputs)
@@ -203,6 +203,6 @@ def judged(record: Record, case: Case, kernel: client.Kernel, probed: bool) -> R
 
 
 def stale(record: Record, verdict: Check) -> Record:
-    """What becomes of a record whose algo was right before it was timed, and is not behind it."""
+    """The record of an algo that was right before it was timed and wrong after."""
     reason = f"right at first, wrong on new values in the same buffers after it was timed: {verdict.reason}"
     return wrong(record, reason, check=verdict)

@@ -32,7 +32,7 @@ from .common import (
 
 
 def compare(request: Serving, reply: Reply) -> Iterator[Record]:
-    """One that kills the process loses its place; the others go on in another one."""
+    """Compare the algos. If one kills the process it is dropped, and the others go on in a new process."""
     reference = build.reference(request.definition)
     field = _Field(request)
     yield from field.built()
@@ -60,12 +60,12 @@ class _Field:
         self.meeting: list[str] = []
 
     def turn(self, name: str | None) -> None:
-        """Whose code runs now, where it is one's alone; the command hears of it, in case that it never ends."""
+        """Note whose code runs now, if it is only one algo's; the command is told, in case it never ends."""
         self.at = name
         self.request.at(name)
 
     def built(self) -> Iterator[Record]:
-        """Build all that are left in a new process; the records of those that cannot be built."""
+        """Build all that are left in a new process; yields the records of those that cannot be built."""
         while True:
             self.runner, self.kernels = runner_of(self.request), {}
             try:
@@ -82,7 +82,7 @@ class _Field:
                 yield from self._dropped(e, [None])
 
     def without(self, end: client.Died, workloads: Sequence[Workload]) -> Iterator[Record]:
-        """Go on without the one whose turn it was; its records for the workloads that it will not see."""
+        """Go on without the algo whose turn it was; yields its records for the workloads that it will miss."""
         yield from self._dropped(end, workloads)
         yield from self.built()
 
@@ -106,7 +106,7 @@ class _Field:
                 yield from each_tier(self.request, failed)
 
     def meet(self, request: Serving, workload: Workload, reference: Any, probed: bool) -> list[Record]:
-        """One workload's records: of each algo its timing, and its samples in the order in which they were taken."""
+        """One workload's records: each algo's timing, and its samples in the order in which they were taken."""
         named = request.turns.get(workload.uuid, self.kernels)
         kernels = {name: self.kernels[name] for name in named if name in self.kernels}
         if not kernels:
@@ -133,8 +133,8 @@ class _Field:
     def _of_one(
         self, record: Record, work: Callable[..., Record], case: Case, kernel: client.Kernel, *more: Any
     ) -> Record:
-        """What `work` says of one algo; what it raises is its own doing, and if that leaves the process unusable, as a
-        fault on a GPU does, the others go on in another one."""
+        """The result of `work` for one algo. An exception counts against that algo; if it makes the process unusable,
+        as a fault on a GPU does, the others go on in a new one."""
         self.turn(record.algo)
         try:
             return work(record, case, kernel, *more)
@@ -145,8 +145,8 @@ class _Field:
             return replace(record, **failed)
 
     def _guilty(self, case: Case, outputs: list, names: list[str]) -> str | None:
-        """Who it was that raised while calls took turns. On a GPU a fault shows some calls later: there each one is
-        called often by itself, and without a result it is the one whose turn it was."""
+        """Which algo raised while calls took turns. On a GPU a fault shows some calls later, so each algo is called
+        often by itself there; if that shows nothing, it is the one whose turn it was."""
         for rival in self.rivals if self.request.mode == "cuda" else ():
             if rival.name in names:
                 alone = runner_of(self.request)
@@ -162,18 +162,17 @@ class _Field:
         return names[turn] if turn is not None and turn < len(names) else None
 
     def _in_turns(self, request: Serving, tier: str, case: Case, right: dict[str, Record]) -> list[Record]:
-        outputs = case.outputs()  # the same buffers for all: where they lie in memory costs everyone the same
+        outputs = case.outputs()  # the same buffers for all, so that their place in memory affects all alike
         self.runner.push([*case.inputs, *outputs])
         gpu = request.mode == "cuda"
         if gpu:
             torch.cuda.empty_cache()
         self.meeting = list(right)
         self.runner.watched()
-        linear = [i for i, name in enumerate(case.op.inputs) if name in case.op.linear_in]
         try:
             plan = request.timing.plan
             said = self.runner.turns(
-                self.meeting, case.inputs, outputs, linear=linear, tier=tier, plan=plan, own=1 + gpu
+                self.meeting, case.inputs, outputs, linear=case.op.linear, tier=tier, plan=plan, own=1 + gpu
             )
         except client.Raised as e:
             if e.kind != "tier_unavailable":
@@ -195,6 +194,6 @@ _OFTEN = 300  # calls
 
 
 def _again(record: Record, case: Case, kernel: client.Kernel) -> Record:
-    """What becomes of an algo that is wrong on new values, after it was timed."""
+    """The record of an algo after timing: checked again on new values."""
     verdict = case.check(kernel)
     return record if verdict.passed else stale(record, verdict)

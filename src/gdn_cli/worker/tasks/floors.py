@@ -1,4 +1,4 @@
-"""What no algo can beat here: timed in this process, since a floor is no algo's code."""
+"""Limits of this machine that no algo can beat, timed in this process, since a floor is not an algo's code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .common import begun, guarded, size, with_time
 
 
 def floors(request: Serving, reply: Reply) -> Iterator[Record]:
-    """The copy at each workload, then an empty launch and the copy rate, which have none."""
+    """The copy for each workload, then an empty launch and the copy rate, which do not depend on a workload."""
     seen: dict[int, list[Record]] = {}
     with torch.no_grad():
         for workload in request.workloads:
@@ -37,13 +37,13 @@ def _copy(request: Serving, workload: Workload, moved: int) -> list[Record]:
 
 
 def timed_floor(request: Serving, tier: str, subject: Subject) -> Measured:
-    """One tier's part of a floor's record, measured in this process: a floor is no algo's code."""
+    """One tier's part of a floor's record, measured in this process: a floor is not an algo's code."""
     plan, gpu = Plan(**request.timing.plan), request.mode == "cuda"
     return measuring.timed(tier, subject, plan, gpu=gpu, fallback=request.timing.fallback)
 
 
 def _machine(request: Serving) -> Iterator[Record]:
-    """Floors of the machine, whatever the workload: an empty launch in each tier, and the rate of a large copy."""
+    """Floors that depend on no workload: an empty launch in each tier, and the rate of a large copy."""
     tiers = request.timing.tiers
     record, subject = replace(begun(request, None, EMPTY), bytes_moved=0), floor.empty(request.mode)
     for tier in tiers:

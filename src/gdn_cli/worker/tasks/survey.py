@@ -1,4 +1,4 @@
-"""`survey`: is it right, how long does a call take, what does it run? Otherwise a profiler's target."""
+"""`survey`: is the algo right, how long does a call take, what does it run? For other tools: a profiler's target."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .trial import timed
 
 
 class Target:
-    """What a profiler's target works on. Everything is made when it is first asked for: some need no GPU, no kernel."""
+    """What a profiler's target works on. Everything is made on first use: some targets need no GPU or no kernel."""
 
     def __init__(self, request: Serving, workload: Workload) -> None:
         self.request, self.workload = request, workload
@@ -32,7 +32,7 @@ class Target:
 
     @cached_property
     def kernel(self) -> build.Kernel:
-        """The algo in this process, which is the one that the tool looks at: nothing here gives a verdict."""
+        """The algo in this process, because the tool looks at this process. Nothing here judges the algo."""
         specific = self.request.specific and self.mode == "cuda"
         try:
             return prepared.built(self.definition, self.solution, self.request.setup, specific=specific)
@@ -41,21 +41,24 @@ class Target:
 
     @cached_property
     def case(self) -> Case:
-        """The workload's tensors with what is right on them, by the float64 reference."""
+        """The workload's tensors and the right results, from the float64 reference."""
         return Case(self.request, self.workload, build.reference(self.definition))
 
     @cached_property
     def subject(self) -> Subject:
-        """The call on buffers of its own, without an oracle: nothing else runs in front of it."""
+        """The call on its own buffers, without an oracle: nothing else runs before it."""
         root = Path(self.request.dataset) if self.request.dataset else None
         device = "cuda" if self.mode == "cuda" else "cpu"
         inputs = dataset.load_inputs(self.op, self.workload, device, root)
         outputs = check.allocate(self.op, self.workload.axes, str(inputs[0].device))
+        for output, source in self.op.overwrites.items() if self.request.in_place else ():
+            outputs[output] = inputs[source]
         return Subject.of(self.kernel, inputs, outputs, definition=self.definition)
 
 
 def profile(request: Serving, reply: Reply) -> Iterator[Record]:
-    """`survey`: is it right, how long does a call take, what does it run? Otherwise a profiler's target."""
+    """`survey`: is the algo right, how long does a call take, what does it run? For other tools: a profiler's
+    target."""
     for workload in request.workloads:
         work = _surveyed if request.profile.task == "survey" else _inside
         yield from guarded(request, workload, [request.name], work)
@@ -71,7 +74,7 @@ def _inside(request: Serving, workload: Workload) -> list[Record]:
 def _surveyed(request: Serving, workload: Workload) -> list[Record]:
     """What a profile is read against: the check, a time, the floors of this workload, and what a call runs.
 
-    Without a tier nothing is timed: the check and the build are all that is wanted.
+    Without a tier nothing is timed: only the check and the build are wanted.
     """
     runner = runner_of(request)
     reference = build.reference(request.definition)
@@ -85,7 +88,7 @@ def _surveyed(request: Serving, workload: Workload) -> list[Record]:
     moved, tier = floor.bytes_moved(op, case.axes), request.timing.tiers[0]
     outputs = case.outputs()
     found = timed(request, record, tier, case, kernel, outputs)
-    if not record.passed:  # a time does not make it right
+    if not record.passed:  # a failed check outranks the time
         found.status, found.reason = record.status, record.reason
     if request.mode == "cuda":
         survey.ran = kernel.ask("survey", case.inputs, outputs, definition=request.definition, l2=l2).ran

@@ -1,5 +1,5 @@
-"""One algo, workload after workload: is it right, how long does it take, and does what it did while it was timed hold
-against what can be seen from outside?"""
+"""One algo, workload after workload: is it right, how long does it take, and do its results and its clock hold up
+against checks from outside?"""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def algo(request: Serving, reply: Reply) -> Iterator[Record]:
 def _measured(
     request: Serving, workload: Workload, kernel: client.Kernel, reference: Any, probed: bool
 ) -> list[Record]:
-    """Check and, where it is right and a time is asked for, time it in each tier and check again on new values, so
-    that a kernel that remembers what it returned, or that is right only once, loses its time."""
+    """Check; if the algo is right and a time is asked for, time it in each tier and check again on new values, so that
+    a kernel that remembers its results, or that is right only once, gets no time."""
     case = Case(request, workload, reference)
     record = judged(begun(request, workload, request.name), case, kernel, probed)
     if request.command != "bench" or not record.passed:
@@ -47,11 +47,11 @@ def _measured(
     return records if again.passed else each_tier(request, stale(record, again))
 
 
-_IN_PLACE = ("wall", "events", "cupti")  # tiers whose last call writes the very buffers that they are given
+_IN_PLACE = ("wall", "events", "cupti")  # in these tiers the last call writes the given buffers
 
 
 def timed(request: Serving, record: Record, tier: str, case: Case, kernel: client.Kernel, outputs: list) -> Record:
-    """The record with one tier's time: what the runner measured, and what can be held against it from outside."""
+    """The record with one tier's time: the runner's measurement, and what checks from outside say about it."""
     kernel.push([*case.inputs, *case.poison(outputs)])
     gpu = request.mode == "cuda"
     if gpu:
@@ -81,9 +81,9 @@ _TRAIN_S, _TRAINS, _SLOWER, _SLACK_US = 0.01, 5, 2.0, 5.0
 
 
 def _outside(kernel: client.Kernel, inputs: list, outputs: list, median_us: float) -> str | None:
-    """What the worker's own clock has to say against a time that the algo's process took.
+    """What the worker's own clock says against a time measured in the algo's process; None if they agree.
 
-    Trains of calls, the fastest counts: a busy machine makes some of them longer, and a wrong clock all of them.
+    It times rows of calls and the fastest counts: a busy machine makes some of them longer, a wrong clock all of them.
     """
     times = max(1, min(5000, int(_TRAIN_S * 1e6 / median_us)))
     best = math.inf
@@ -97,4 +97,4 @@ def _outside(kernel: client.Kernel, inputs: list, outputs: list, median_us: floa
     )
 
 
-_CALL_US = 2000.0  # that asking for a train may take
+_CALL_US = 2000.0  # allowed for the request itself

@@ -1,0 +1,41 @@
+"""The peaks of GPUs, from their vendor's data sheets: data/gpus.toml."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct
+
+from ..parsing import Positive, Text, decode, read_toml
+
+
+class Peaks(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a GPU could do at most."""
+
+    names: tuple[Text, ...]  # as the driver has them
+    tensor: Positive | float  # TFLOP/s in float16 or bfloat16, without sparsity
+    fp32: Positive | float  # TFLOP/s without the tensor cores
+    dram: Positive | float  # GB/s
+    source: Text
+
+    def of(self, units: Literal["tensor", "fp32"]) -> float:
+        """TFLOP/s."""
+        return self.tensor if units == "tensor" else self.fp32
+
+
+class _File(Struct, frozen=True, forbid_unknown_fields=True):
+    gpu: tuple[Peaks, ...]
+
+
+@cache
+def _known() -> dict[str, Peaks]:
+    path = Path(__file__).with_name("data") / "gpus.toml"
+    return {name: peaks for peaks in decode(read_toml(path), _File, path).gpu for name in peaks.names}
+
+
+def peaks_of(device: str) -> Peaks | None:
+    """The peaks of a GPU by its name, whatever is said behind it ("NVIDIA H200, GPU 1"); None where it is not known."""
+    return _known().get(re.split(r", GPU | \(", device)[0])

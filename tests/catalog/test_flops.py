@@ -1,0 +1,79 @@
+"""What an op says of its floating-point operations, against counts by hand; and the peaks that a GPU has."""
+
+from __future__ import annotations
+
+import helpers
+import pytest
+from msgspec import structs
+
+from gdn_cli.catalog import expression, gpus
+from gdn_cli.parsing import Wrong
+
+OPS = helpers.REGISTRY.ops
+
+
+def gated_delta_step(d: int) -> int:
+    """One token of one head, each product and sum counted where it happens."""
+    count = 0
+    for _ in range(d):  # rows of the state, one for each element of v
+        for _ in range(d):
+            count += 1  # state *= g
+        for _ in range(d):
+            count += 2  # the row's product with k
+        for _ in range(d):
+            count += 2  # row += delta * k
+        for _ in range(d):
+            count += 2  # the row's product with q
+    return count
+
+
+def attention(s: int, d: int, causal: bool) -> int:
+    """One head: q k^T and p v."""
+    return sum(2 * d + 2 * d for i in range(s) for j in range(s) if not causal or j <= i)
+
+
+@pytest.mark.parametrize("op", ["gdn_decode", "gdn_decode_bf16", "gdn_decode_packed"])
+def test_decode(op):
+    assert OPS[op].work({"batch_size": 3}) == 3 * 8 * gated_delta_step(128) == 3 * 8 * 114688
+    assert OPS[op].peak == "fp32"
+
+
+def test_prefill():
+    axes = {"total_seq_len": 5, "num_seqs": 2, "len_cu_seqlens": 3}
+    assert OPS["gdn_prefill"].work(axes) == 5 * 8 * gated_delta_step(128)
+    assert OPS["gdn_prefill"].peak == "tensor"
+
+
+@pytest.mark.parametrize("op", ["attention_fwd", "attention_fwd_causal"])
+def test_attention(op):
+    assert OPS[op].work({"batch_size": 2, "seq_len": 16}) == 2 * 8 * attention(16, 64, "causal" in op)
+    assert OPS[op].work({"batch_size": 2}) is None
+
+
+def test_a_formula_has_numbers_and_names_only():
+    assert expression.formula("7 * n // 2", {"n"})({"n": 3}) == 10
+    for text in ("n.real", "f(n)", "n **", "m * 2"):
+        with pytest.raises(ValueError):
+            expression.formula(text, {"n"})
+
+
+@pytest.mark.parametrize(
+    ("device", "tensor", "fp32"),
+    [("NVIDIA H200", 989.5, 67), ("NVIDIA H200, GPU 1", 989.5, 67), ("NVIDIA B200 (Modal)", 2250, 80),
+     ("NVIDIA A100-SXM4-80GB", 312, 19.5), ("NVIDIA H100 80GB HBM3", 989.5, 67)],
+)  # fmt: skip
+def test_peaks(device, tensor, fp32):
+    found = gpus.peaks_of(device)
+    assert (found.of("tensor"), found.of("fp32")) == (tensor, fp32) and "NVIDIA" in found.source
+
+
+def test_a_gpu_that_is_not_known_has_no_peaks():
+    assert gpus.peaks_of("NVIDIA H20") is None and gpus.peaks_of("GPU (not named)") is None
+
+
+@pytest.mark.parametrize(
+    "given", [{"flops": "2 * batch_size"}, {"peak": "fp32"}, {"flops": "2 * nope", "peak": "fp32"}]
+)
+def test_what_an_op_says_of_its_work_is_checked(given):
+    with pytest.raises(Wrong):
+        structs.replace(OPS["gdn_decode"], **{"flops": None, "peak": None} | given).__post_init__()

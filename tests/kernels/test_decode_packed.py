@@ -1,0 +1,250 @@
+"""gdn_decode_packed: the algos against a step in float64 that is written here; padding, slots, rows that lie apart."""
+
+from __future__ import annotations
+
+import math
+
+import helpers
+import pytest
+import torch
+
+from gdn_cli.machine import inventory
+
+REGISTRY = helpers.REGISTRY
+OP = REGISTRY.ops["gdn_decode_packed"]
+HEADS = ((4, 8), (2, 6), (4, 4))
+D = 128
+
+
+def inputs(slots: list[int], P: int, H: int, HV: int, device: str = "cpu", scale=None) -> list:
+    """mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale; q and k of any length, as a convolution leaves them.
+    Slot 0 and all that no row names hold NaN: whoever reads them is found out."""
+    g, B = torch.Generator().manual_seed(len(slots) * 100 + HV), len(slots)
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=g)
+
+    pool = randn(P, HV, D, D)
+    pool[[i for i in range(P) if i == 0 or i not in slots]] = math.nan
+    q, k = randn(B, H * D) * 3, randn(B, H * D) * 0.2
+    k[1:2] *= 0.005  # what is added below the root shows
+    made = [
+        torch.cat([q, k, randn(B, HV * D)], dim=1).bfloat16(),
+        randn(B, HV).bfloat16(),
+        randn(B, HV).bfloat16(),
+        randn(HV) - 1,
+        randn(HV) * 0.25,
+        pool,
+        torch.tensor(slots, dtype=torch.int32),
+    ]
+    return [*(x.to(device) for x in made), scale]
+
+
+def exact(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale) -> tuple[torch.Tensor, torch.Tensor]:
+    """(output, new_pool) in float64, one row and head at a time."""
+    x, a, b, A_log, dt_bias, S = (t.double().cpu().clone() for t in (mixed_qkv, a, b, A_log, dt_bias, pool))
+    HV = S.shape[1]
+    H = (x.shape[1] // D - HV) // 2
+    out = torch.zeros(len(x), HV, D, dtype=torch.float64)
+    for n, slot in enumerate(state_indices.tolist()):
+        if slot <= 0:
+            continue
+        heads = x[n].view(-1, D)
+        for h in range(HV):
+            q, k, v = heads[h * H // HV], heads[H + h * H // HV], heads[2 * H + h]
+            q, k = q * (q @ q + 1e-6) ** -0.5, k * (k @ k + 1e-6) ** -0.5
+            t = float(a[n, h] + dt_bias[h])
+            g = math.exp(-math.exp(A_log[h]) * (max(t, 0) + math.log1p(math.exp(-abs(t)))))
+            S[slot, h] *= g
+            S[slot, h] += torch.outer((v - S[slot, h] @ k) / (1 + math.exp(-b[n, h])), k)
+            out[n, h] = (scale or D**-0.5) * (S[slot, h] @ q)
+    return out, S
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().view({2: torch.int16, 4: torch.int32}[x.element_size()])
+
+
+def same(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return torch.equal(bits(x), bits(y))
+
+
+def step(kernel, args: list) -> tuple[torch.Tensor, torch.Tensor]:
+    """(output, new_pool) of one call. An output that nothing wrote is NaN."""
+    if not kernel.destination_passing:
+        return tuple(kernel.returns(args))
+    HV = args[5].shape[1]
+    output = args[0].new_full((len(args[0]), HV, D), math.nan)
+    kernel(args, [output, args[5]])
+    return output, args[5]
+
+
+def faults(kernel, args: list) -> list[str]:
+    """What is wrong with a call."""
+    right_output, right = exact(*args)
+    old, slots = args[5].clone(), args[6].tolist()
+    output, pool = (x.cpu() for x in step(kernel, args))
+    used, found = [s for s in slots if s > 0], []
+    others = [i for i in range(len(pool)) if i not in used]
+    if not same(pool[others], old.cpu()[others]):
+        found.append("a slot that no row names has changed")
+    if any(bits(output[n]).any() for n, slot in enumerate(slots) if slot <= 0):
+        found.append("padding has an output")
+    each = (("output", output, right_output), ("pool", pool[used], right[used]))
+    for (name, x, y), limit in zip(each, OP.tolerance.values(), strict=True):
+        error = float((x.double() - y).norm() / y.norm()) if y.any() else float(x.double().norm())
+        if not error <= limit:
+            found.append(f"{name}: {error:.2g}")
+    return found
+
+
+# rows' slots -> slots of the pool: one row; padding first, last, in between and everywhere; the last slot
+SLOTS = {
+    "one row": ([1], 2),
+    "the last slot": ([4, 2], 5),
+    "padding around": ([0, 3, -1, 1, -7, 0], 5),
+    "padding alone": ([0, -1], 3),
+    "all slots": ([3, 1, 2], 4),
+    "padding first": ([0, 2], 4),
+    "no row": ([], 2),
+}
+
+
+def every_case(kernel, names, heads=HEADS, device: str = "cpu") -> dict[str, list[str]]:
+    found = {}
+    for H, HV in heads:
+        for name in names:
+            slots, P = SLOTS[name]
+            for scale in (None, 0.3) if name == "one row" else (0.0,):
+                found[f"{H}/{HV}, {name}, {scale}"] = faults(kernel, inputs(slots, P, H, HV, device, scale))
+    return {name: what for name, what in found.items() if what}
+
+
+def apart(x: torch.Tensor, gap: int, before: int = 0) -> torch.Tensor:
+    """The same values in rows (places on the first axis) that lie `gap` elements apart, behind `before` others."""
+    wide = x.new_full((before + len(x) * (x[0].numel() + gap),), math.nan)
+    strides = (x[0].numel() + gap, *x.stride()[1:])
+    return wide.as_strided(x.shape, strides, before).copy_(x)
+
+
+APART = {"mixed_qkv": [0], "a": [1], "b": [2], "pool": [5], "all": [0, 1, 2, 5]}
+
+
+def strided_differences(kernel, device: str = "cpu", heads=(2, 6), names=tuple(APART)) -> list[str]:
+    """Which of the tensors give other bits where they lie apart, as views of a server's projections and pages do."""
+
+    def made():
+        return inputs([2, 0, 4], 6, *heads, device)
+
+    right, found = step(kernel, made()), []
+    for name in names:
+        args, places = made(), APART[name]
+        for i in places:
+            args[i] = apart(args[i], gap=64 if i == 5 else 5, before=0 if i == 5 else 3)
+        hole = args[5].as_strided((6, 64), (args[5].stride(0), 1), args[5][0].numel()) if 5 in places else None
+        got = step(kernel, args)
+        if not all(same(x, y) for x, y in zip(got, right, strict=True)):
+            found.append(name)
+        if hole is not None and not hole[:5].isnan().all():
+            found.append(f"{name}: written between slots")
+    return found
+
+
+def built(name: str):
+    if name == "cpp-v1" and not inventory.cxx():
+        pytest.skip("no C++ compiler here")
+    return helpers.built(f"{OP.name}/{name}", "cpu")[1]
+
+
+@pytest.mark.parametrize("name", ["pt-reference", "cpp-v1"])
+def test_on_a_cpu(name):
+    assert every_case(built(name), SLOTS) == {}
+
+
+@pytest.mark.parametrize("name", ["pt-reference", "cpp-v1"])
+def test_rows_and_slots_that_lie_apart_give_the_same_bits_on_a_cpu(name):
+    assert strided_differences(built(name)) == []
+
+
+def interpreted(names: list[str], heads, apart: list[str]) -> tuple[dict, list[str]]:
+    """For the process of the fixture `interpreter`, which takes a second for 100 programs."""
+    kernel = helpers.built(f"{OP.name}/triton-v1", "interpreter")[1]
+    return every_case(kernel, names, heads), strided_differences(kernel, heads=(1, 2), names=apart)
+
+
+def test_below_the_interpreter(interpreter):
+    assert interpreter(interpreted, ["padding first", "no row"], [(1, 3)], ["all"]) == ({}, [])
+
+
+@pytest.mark.slow
+def test_at_all_heads_below_the_interpreter(interpreter):
+    names = ["one row", "padding around", "the last slot"]
+    assert interpreter(interpreted, names, HEADS, ["mixed_qkv", "a", "b", "pool"]) == ({}, [])
+
+
+def test_what_cannot_be_is_refused_before_anything_is_written():
+    kernel = built("cpp-v1")
+
+    def refused(says: str, output=None, new_pool=None, **changed) -> None:
+        args = inputs([1, 2], 3, 2, 6)
+        for i, x in changed.items():
+            args[int(i[1:])] = x
+        before = args[5].clone()
+        given = torch.zeros(2, 6, D, dtype=torch.bfloat16) if output is None else output
+        with pytest.raises(ValueError, match=says):
+            kernel(args, [given, args[5] if new_pool is None else new_pool])
+        assert same(before, args[5])
+
+    good = inputs([1, 2], 3, 2, 6)
+    refused("row 1 names slot 3 of a pool of 3", _6=torch.tensor([1, 3], dtype=torch.int32))
+    refused("new_pool: expected the pool itself", new_pool=good[5])
+    refused("1400 columns are no rows of q, k and v", _0=torch.zeros(2, 1400, dtype=torch.bfloat16))
+    refused("mixed_qkv: expected rows without gaps", _0=good[0].T.contiguous().T)
+    refused(r"a: expected shape \[2, 6\], got", _1=good[1][:, :5])
+    refused("b: expected bfloat16", _2=good[2].float())
+    refused("expected slots .* without gaps", _5=good[5].mT, new_pool=good[5].mT)
+    refused("state_indices: expected int32, got int64", _6=torch.tensor([1, 2]))
+
+
+def test_load_works_on_a_copy_or_in_place():
+    from gdn_cli import load
+
+    built("cpp-v1")
+    call, args = load("cpp-v1", op=OP.name), inputs([1, 0], 3, 4, 8)
+    before = args[5].clone()
+    output, new_pool = call(*args)
+    assert same(args[5], before) and not same(new_pool[1], before[1]) and same(new_pool[2], before[2])
+    again = torch.empty_like(output)
+    call(*args, out=(again, args[5]))
+    assert same(again, output) and same(args[5], new_pool)
+    assert "without out= it works on a copy of all of pool" in call.__doc__
+
+
+# --- on a GPU -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_on_a_gpu():
+    kernel = helpers.built(f"{OP.name}/triton-v1", "cuda")[1]
+    assert every_case(kernel, SLOTS, (*HEADS, (16, 48)), "cuda") == {}
+    assert strided_differences(kernel, "cuda") == []
+
+
+@pytest.mark.gpu
+def test_a_graph_is_replayed_with_fewer_rows():
+    """Captured with 8 rows, replayed with 5 and padding: what a server does between powers of two."""
+    kernel = helpers.built(f"{OP.name}/triton-v1", "cuda")[1]
+    full, fewer = list(range(1, 9)), [9, 3, 0, 7, 2, 0, 0, 11]
+    args = inputs(full + [9, 11], 12, 4, 8, "cuda")
+    args = [x[:8].contiguous() if i in (0, 1, 2, 6) else x for i, x in enumerate(args)]
+    start, output = args[5].clone(), args[0].new_empty(8, 8, D)
+    kernel(args, [output, args[5]])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kernel(args, [output, args[5]])
+    args[5].copy_(start)
+    args[6].copy_(torch.tensor(fewer))
+    graph.replay()
+    again = [*args[:5], start, *args[6:]]
+    right_output, right = step(kernel, again)
+    assert same(output, right_output) and same(args[5], right) and not output[2].any()

@@ -1,0 +1,65 @@
+"""What a compiler and a crash say, in terms of the user's own files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from gdn_cli.catalog import registry
+from gdn_cli.run import own_files
+from gdn_cli.schema.record_types import Record, Status
+
+COPY = "/home/me/builds/py311-cpu/tvm_ffi/tvm_ffi_gdn_decode_mine_aef942"
+RECORD = Record(
+    op="gdn_decode", algo="cpp-v1", source_hash=None, mode="cpu", tier=None, workload=None,
+    status=Status.BUILD_FAILED, reason=None,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def algo() -> registry.Algo:
+    return next(a for a in registry.load().algos if a.name == "cpp-v1")
+
+
+def test_a_compilers_errors_name_the_file_that_the_user_edits(algo, monkeypatch):
+    monkeypatch.chdir(Path(algo.folder).parent)
+    said = f"{COPY}/kernel.cpp:114:10: error: no\n{COPY}/kernel.cpp(7): error: no\n{COPY}/else.h:1: error: no"
+    found = own_files.pointed(replace(RECORD, reason=said), algo)
+    assert found.reason.splitlines() == [
+        "cpp-v1/kernel.cpp:114:10: error: no", "cpp-v1/kernel.cpp:7: error: no", "else.h:1: error: no",
+    ]  # fmt: skip
+
+
+def test_an_exceptions_trace_too_and_other_paths_stay(algo, monkeypatch):
+    monkeypatch.chdir("/")
+    record = replace(RECORD, trace=[f'  File "{COPY}/pool.h", line 3, in run', '  File "/usr/lib/x.py", line 1'])
+    found = own_files.pointed(record, algo)
+    assert found.trace[0].endswith('_cuda/cpu/pool.h", line 3, in run') and COPY not in found.trace[0]
+    assert found.trace[1] == '  File "/usr/lib/x.py", line 1'
+
+
+def test_a_packed_files_sources_have_names_alone(algo):
+    packed = replace(algo, folder=None)
+    found = own_files.pointed(replace(RECORD, tail=[f"{COPY}/kernel.cpp:1: assertion failed"]), packed)
+    assert found.tail == ["kernel.cpp:1: assertion failed"]
+
+
+def test_a_crash_keeps_the_algos_frames_first():
+    log = [
+        "warning: before it", "!!!!!!! Segfault encountered !!!!!!!",
+        '  File "./signal/../sysdeps/unix/sysv/linux/x86_64/libc_sigaction.c", line 0, in 0x00007f2c5245a04f',
+        '  File "<unknown>", line 0, in (anonymous namespace)::run_chunk(void const*, long)',
+        '  File "<unknown>", line 0, in Run(' + "tvm::ffi::TensorView, " * 9 + ")",
+        '  File "<unknown>", line 0, in __tvm_ffi_run',
+        *['  File "Objects/call.c", line 343, in _PyObject_Call'] * 60, '  File "<unknown>", line 0, in _start', "",
+    ]  # fmt: skip
+    assert own_files.tail(log) == [
+        "in (anonymous namespace)::run_chunk(void const*, long)", "in Run(...)",
+        "(63 frames of Python and the system left out)", "warning: before it",
+    ]  # fmt: skip
+
+
+def test_without_a_crash_the_last_lines_stay():
+    assert own_files.tail(f"line {i} " for i in range(50)) == [f"line {i}" for i in range(30, 50)]
