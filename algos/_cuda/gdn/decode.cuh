@@ -87,7 +87,7 @@ struct PoolArguments {
   uint32_t HV, H;
   int32_t first_slot;
   uint8_t slot_shift, new_slot_shift, dt_bias_bf16;  // log2 of a slot's bytes: 2 or 3
-  Divisor by_HV, by_group;
+  Divisor by_HV{1}, by_group{1};
 
 #ifdef __CUDACC__
   // The low word is enough: a pool has less than 2^31 slots, and -1 is -1 in it.

@@ -19,17 +19,29 @@
 
 namespace gdn {
 
-template <typename T, size_t I>
-void launch(const Arguments<T>& p, int64_t heads, cudaStream_t stream) {
+template <typename Call, size_t I>
+void launch(const Call& p, int64_t heads, cudaStream_t stream) {
   constexpr Tuned t = TUNED[I];
   constexpr int TILES = V / (t.warps * (32 / t.lanes) * t.rows * t.passes);
-  constexpr auto kernel = gdn_decode_v5<Arguments<T>, t.lanes, t.rows, t.passes, t.warps, t.load, t.store, t.resident>;
+  constexpr auto kernel = gdn_decode_v5<Call, t.lanes, t.rows, t.passes, t.warps, t.load, t.store, t.resident>;
   kernel<<<static_cast<uint32_t>(heads * TILES), t.warps * 32, 0, stream>>>(p);
 }
 
-template <typename T, size_t... I>
-void launch(size_t row, const Arguments<T>& p, int64_t heads, cudaStream_t stream, std::index_sequence<I...>) {
-  (void)((I == row && (launch<T, I>(p, heads, stream), true)) || ...);
+template <typename Call, size_t... I>
+void launch(size_t row, const Call& p, int64_t heads, cudaStream_t stream, std::index_sequence<I...>) {
+  (void)((I == row && (launch<Call, I>(p, heads, stream), true)) || ...);
+}
+
+// The row of TUNED for B * HV heads on this GPU, launched on the current stream.
+template <typename Call>
+void launch(const Call& p, int64_t heads, DLDevice device) {
+  // the kernel counts rows in 32 bits; 2^25 heads would be terabytes of state
+  if (heads >= int64_t{1} << 25) TVM_FFI_THROW(ValueError) << "B * HV = " << heads << ": expected less than 2^25";
+  const CurrentDevice current(device.device_id);
+  auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
+  const size_t row = chosen(TUNED, sms(device.device_id), heads);
+  launch<Call>(row, p, heads, stream, std::make_index_sequence<ROWS_TUNED>{});
+  TVM_FFI_CHECK_CUDA_ERROR(cudaGetLastError());
 }
 
 // q, k [B,1,H,128] bf16; v [B,1,HV,128] bf16; state [B,HV,128,128] of T; A_log, dt_bias [HV] f32; a, b [B,1,HV] bf16;
@@ -64,15 +76,7 @@ void run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorVie
       Divisor(static_cast<uint32_t>(HV)),
       Divisor(static_cast<uint32_t>(HV / H)),
   };
-  if (B == 0) return;
-  // the kernel counts rows in 32 bits; 2^25 heads would be terabytes of state
-  if (B * HV >= int64_t{1} << 25) TVM_FFI_THROW(ValueError) << "B * HV = " << B * HV << ": expected less than 2^25";
-
-  const CurrentDevice current(device.device_id);
-  auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
-  const size_t row = chosen(TUNED, sms(device.device_id), B * HV);
-  launch<T>(row, p, B * HV, stream, std::make_index_sequence<ROWS_TUNED>{});
-  TVM_FFI_CHECK_CUDA_ERROR(cudaGetLastError());
+  if (B > 0) launch(p, B * HV, device);
 }
 
 }  // namespace gdn

@@ -1,0 +1,95 @@
+// The binding of cuda-v5-packed: a serving engine's call of decode.cuh's kernel. Checks what it is given; rows of mixed_qkv,
+// a and b, and slots of the pool, may be strided. No allocation, no synchronisation.
+#pragma once
+
+#include "decode_binding.cuh"
+
+namespace gdn {
+
+constexpr double NORM_EPSILON = 1e-6;  // under the root, as in vLLM, SGLang and FlashInfer
+
+// The pointer of a tensor whose first axis may have any stride that is a multiple of `align` bytes; the others are dense.
+template <typename T>
+T* strided(const ffi::TensorView& t, const char* name, DLDataType dtype, std::initializer_list<int64_t> shape,
+           DLDevice device, size_t align, int64_t* stride) {
+  bool same = t.ndim() == static_cast<int>(shape.size());
+  for (size_t i = 0; same && i < shape.size(); ++i) same = t.shape()[i] == shape.begin()[i];
+  if (t.dtype() != dtype || !same) {
+    TVM_FFI_THROW(ValueError) << name << ": expected " << ffi::DLDataTypeToString(dtype) << ' ' << ffi::ShapeView(shape)
+                              << ", got " << ffi::DLDataTypeToString(t.dtype()) << ' ' << t.shape();
+  }
+  if (t.device().device_type != device.device_type || t.device().device_id != device.device_id) {
+    TVM_FFI_THROW(ValueError) << name << ": expected on the device of pool";
+  }
+  int64_t dense = 1;
+  for (int i = t.ndim() - 1; i > 0; --i) {
+    if (t.size(i) != 1 && t.stride(i) != dense) {
+      TVM_FFI_THROW(ValueError) << name << ": expected dense but for its first axis; call .contiguous() on it";
+    }
+    dense *= t.size(i);
+  }
+  *stride = t.size(0) == 1 ? dense : t.stride(0);
+  char* p = static_cast<char*>(t.data_ptr()) + t.byte_offset();
+  if (reinterpret_cast<uintptr_t>(p) % align || *stride * (dtype.bits / 8) % static_cast<int64_t>(align)) {
+    TVM_FFI_THROW(ValueError) << name << ": expected rows aligned to " << align << " bytes; call .contiguous() on it";
+  }
+  return reinterpret_cast<T*>(p);
+}
+
+// int32 or int64 [B], dense; *shift is log2 of an element's bytes.
+inline const void* slots_of(const ffi::TensorView& t, const char* name, int64_t B, DLDevice device, uint8_t* shift) {
+  const DLDataType i32{kDLInt, 32, 1}, i64{kDLInt, 64, 1};
+  *shift = t.dtype() == i64 ? 3 : 2;
+  return data<const char>(t, name, t.dtype() == i64 ? i64 : i32, {B}, device, size_t{1} << *shift);
+}
+
+// mixed_qkv [B, 2 H 128 + HV 128] bf16: q of all heads, k, then v; a, b [B, HV] bf16; A_log [HV] f32; dt_bias [HV] f32 or
+// bf16; pool [slots, HV, 128, 128] of T, k-last; state_indices [B] int32 or int64. A row's slot must be below the pool's
+// size; one below first_slot is padding: zeros out, and no state is touched. Slots of the other rows are distinct.
+// new_pool is pool or like it, new_indices the slots to write (those of state_indices if null); has_initial_state [B] bool:
+// rows without one start from zeros. epsilon below 0: q and k are taken as they are. Writes output [B, HV, 128] bf16.
+template <typename T>
+void packed_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::TensorView A_log,
+                   ffi::TensorView dt_bias, ffi::TensorView pool, ffi::TensorView state_indices,
+                   ffi::Optional<double> scale, ffi::TensorView output, ffi::TensorView new_pool,
+                   ffi::Optional<ffi::TensorView> new_indices, ffi::Optional<ffi::TensorView> has_initial_state,
+                   int64_t first_slot, double epsilon) {
+  if (pool.ndim() != 4 || mixed_qkv.ndim() != 2) {
+    TVM_FFI_THROW(ValueError) << "expected mixed_qkv [B, 2 H 128 + HV 128] and pool [slots, HV, 128, 128]";
+  }
+  const int64_t B = mixed_qkv.size(0), width = mixed_qkv.size(1), HV = pool.size(1), H = (width - HV * V) / (2 * K);
+  if (HV < 1 || H < 1 || 2 * H * K + HV * V != width || HV % H) {
+    TVM_FFI_THROW(ValueError) << "mixed_qkv: " << width << " columns are no 2 H 128 + HV 128 with HV = " << HV
+                              << ", a multiple of H";
+  }
+  const DLDevice device = pool.device();
+  if (device.device_type != kDLCUDA) TVM_FFI_THROW(ValueError) << "pool: expected on a CUDA device";
+  const int64_t slots = pool.size(0), new_slots = new_pool.size(0);
+  if (slots >= int64_t{1} << 31 || new_slots >= int64_t{1} << 31) TVM_FFI_THROW(ValueError) << "a pool has less than 2^31 slots";
+  const DLDataType bf16{kDLBfloat, 16, 1}, f32{kDLFloat, 32, 1}, f16{kDLFloat, 16, 1}, boolean{kDLBool, 8, 1};
+  const DLDataType of_state = sizeof(T) == 4 ? f32 : std::is_same_v<T, __half> ? f16 : bf16;
+  using bf = __nv_bfloat16;
+  const double s = scale.value_or(0.0);
+  PoolArguments<T> p{};
+  p.slots = slots_of(state_indices, "state_indices", B, device, &p.slot_shift);
+  p.new_slots = p.slots, p.new_slot_shift = p.slot_shift;
+  if (new_indices) p.new_slots = slots_of(new_indices.value(), "new_indices", B, device, &p.new_slot_shift);
+  if (has_initial_state) p.has_state = data<const bool>(has_initial_state.value(), "has_initial_state", boolean, {B}, device, 1);
+  p.qkv = strided<const bf>(mixed_qkv, "mixed_qkv", bf16, {B, width}, device, 16, &p.qkv_stride);
+  p.a = strided<const bf>(a, "a", bf16, {B, HV}, device, 2, &p.a_stride);
+  p.b = strided<const bf>(b, "b", bf16, {B, HV}, device, 2, &p.b_stride);
+  p.A_log = data<const float>(A_log, "A_log", f32, {HV}, device, 4);
+  p.dt_bias_bf16 = dt_bias.dtype() == bf16;
+  p.dt_bias = data<const char>(dt_bias, "dt_bias", p.dt_bias_bf16 ? bf16 : f32, {HV}, device, p.dt_bias_bf16 ? 2 : 4);
+  p.pool = strided<const T>(pool, "pool", of_state, {slots, HV, V, K}, device, 32, &p.slot_stride);
+  p.new_pool = strided<T>(new_pool, "new_pool", of_state, {new_slots, HV, V, K}, device, 32, &p.new_slot_stride);
+  p.output = data<bf>(output, "output", bf16, {B, HV, V}, device, 2);
+  p.scale = static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(K)) : s);
+  p.epsilon = static_cast<float>(epsilon);
+  p.HV = static_cast<uint32_t>(HV), p.H = static_cast<uint32_t>(H);
+  p.first_slot = static_cast<int32_t>(first_slot);
+  p.by_HV = Divisor(p.HV), p.by_group = Divisor(static_cast<uint32_t>(HV / H));
+  if (B > 0) launch(p, B * HV, device);
+}
+
+}  // namespace gdn
