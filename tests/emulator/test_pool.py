@@ -31,10 +31,14 @@ void launch(const gdn::PoolArguments<T>& p, uint32_t heads) {
 template <typename T>
 int run(int cut, const Call& c) {
   using bf = __nv_bfloat16;
-  gdn::PoolArguments<T> p = {c.slots, (bf*)c.qkv, (T*)c.pool, c.slot_stride, (bf*)c.a, (bf*)c.b, (float*)c.A_log,
-      c.dt_bias, (T*)c.new_pool, c.new_slots, (bool*)c.has_state, (bf*)c.output, c.new_slot_stride, c.qkv_stride,
-      c.a_stride, c.b_stride, c.scale, c.epsilon, (uint32_t)c.HV, (uint32_t)c.H, c.first_slot, (uint8_t)c.slot_shift,
-      (uint8_t)c.new_slot_shift, (uint8_t)c.dt_bias_bf16, gdn::Divisor(c.HV), gdn::Divisor(c.HV / c.H)};
+  gdn::PoolArguments<T> p{};
+  p.slots = c.slots, p.pool = (T*)c.pool, p.slot_stride = c.slot_stride, p.first_slot = c.first_slot;
+  p.by_HV = gdn::Divisor(c.HV), p.by_group = gdn::Divisor(c.HV / c.H), p.HV = c.HV, p.H = c.H;
+  p.slot_shift = c.slot_shift, p.new_slot_shift = c.new_slot_shift, p.dt_bias_bf16 = c.dt_bias_bf16;
+  p.has_state = (bool*)c.has_state, p.qkv = (bf*)c.qkv, p.a = (bf*)c.a, p.b = (bf*)c.b, p.A_log = (float*)c.A_log;
+  p.dt_bias = c.dt_bias, p.qkv_stride = c.qkv_stride, p.a_stride = c.a_stride, p.b_stride = c.b_stride;
+  p.scale = c.scale, p.epsilon = c.epsilon, p.new_pool = (T*)c.new_pool, p.new_slots = c.new_slots;
+  p.new_slot_stride = c.new_slot_stride, p.output = (bf*)c.output;
   int i = 0;
 #define CUT(l, r, n, w) if (i++ == cut) return launch<T, l, r, n, w>(p, c.B * c.HV), 0;
   @CUTS@

@@ -70,24 +70,28 @@ template <typename T>
 struct PoolArguments {
   using State = T;
   static constexpr bool POOLED = true;
+  // What the state's address needs comes first: the constant cache is cold too.
   const void* slots;         // [B] int32 or int64: a row's slot of the pool; one below first_slot is padding
-  const __nv_bfloat16* qkv;  // [B, 2 H K + HV V]
   const T* pool;             // [slots, HV, V, K], each slot dense
   int64_t slot_stride;
+  Divisor by_HV{1};
+  uint32_t HV;
+  int32_t first_slot;
+  uint8_t slot_shift, new_slot_shift, dt_bias_bf16;  // log2 of a slot's bytes: 2 or 3
+  Divisor by_group{1};       // group: value heads of one query/key head
+  uint32_t H;
+  const bool* has_state;     // [B]; null: all have one. A row without starts from a state of zeros
+  const __nv_bfloat16* qkv;  // [B, 2 H K + HV V]
   const __nv_bfloat16* a;    // [B, HV]
   const __nv_bfloat16* b;    // [B, HV]
   const float* A_log;        // [HV]
   const void* dt_bias;       // [HV] float or bfloat16
+  int64_t qkv_stride, a_stride, b_stride;
+  float scale, epsilon;      // epsilon of the norm, under the root; below 0: q and k are taken as they are
   T* new_pool;               // like pool, and may be pool itself
   const void* new_slots;     // like slots: where the new states go; may be slots itself
-  const bool* has_state;     // [B]; null: all have one. A row without starts from a state of zeros
+  int64_t new_slot_stride;
   __nv_bfloat16* output;     // [B, HV, V]
-  int64_t new_slot_stride, qkv_stride, a_stride, b_stride;
-  float scale, epsilon;      // epsilon of the norm, under the root; below 0: q and k are taken as they are
-  uint32_t HV, H;
-  int32_t first_slot;
-  uint8_t slot_shift, new_slot_shift, dt_bias_bf16;  // log2 of a slot's bytes: 2 or 3
-  Divisor by_HV{1}, by_group{1};
 
 #ifdef __CUDACC__
   // The low word is enough: a pool has less than 2^31 slots, and -1 is -1 in it.
@@ -140,21 +144,25 @@ __device__ __forceinline__ void pack(uint32_t* w, const float* x, const __nv_bfl
   }
 }
 
-// N bf16 of q or k: through L1, since the CTAs of a head share them.
+// N bf16 of q or k, two to a word: through L1, since the CTAs of a head share them.
 template <int N>
-__device__ __forceinline__ void load_bf16(float* x, const __nv_bfloat16* p) {
+__device__ __forceinline__ void load_pairs(uint32_t* w, const __nv_bfloat16* p) {
   if constexpr (N == 4) {
     const uint2 u = __ldg(reinterpret_cast<const uint2*>(p));
-    const uint32_t w[2] = {u.x, u.y};
-    unpack<4>(x, w, p);
+    w[0] = u.x, w[1] = u.y;
   } else {
 #pragma unroll
     for (int i = 0; i < N; i += 8) {
       const uint4 u = __ldg(reinterpret_cast<const uint4*>(p + i));
-      const uint32_t w[4] = {u.x, u.y, u.z, u.w};
-      unpack<8>(x + i, w, p);
+      w[i / 2] = u.x, w[i / 2 + 1] = u.y, w[i / 2 + 2] = u.z, w[i / 2 + 3] = u.w;
     }
   }
+}
+template <int N>
+__device__ __forceinline__ void load_bf16(float* x, const __nv_bfloat16* p) {
+  uint32_t w[N / 2];
+  load_pairs<N>(w, p);
+  unpack<N>(x, w, p);
 }
 
 // BYTES (8 or 16) bytes of shared memory.
@@ -288,23 +296,26 @@ gdn_decode_v5(const __grid_constant__ Call p) {
     const float x_gate = __bfloat162float(p.a[i_bh]) + p.dt_bias[i_hv];
     g = decay(p.A_log[i_hv], x_gate), beta = sigmoid(__bfloat162float(p.b[i_bh]));
   } else {
-    // The state's address needs the slot, which has to be loaded: the rows of q, k and v come meanwhile.
+    // The state's address needs the slot, which has to be loaded: everything else is asked for meanwhile, and not used
+    // before the state is asked for too.
     const uint32_t i_bh = blockIdx.x / TILES, i_b = p.by_HV.divide(i_bh), i_hv = i_bh - i_b * p.HV;
-    const int32_t slot = p.slot(p.slots, i_b, p.slot_shift), new_slot = p.slot(p.new_slots, i_b, p.new_slot_shift);
+    const int32_t slot = p.slot(p.slots, i_b, p.slot_shift);
     const bool there = p.has_state == nullptr || p.has_state[i_b];
     const __nv_bfloat16* row = p.qkv + static_cast<int64_t>(i_b) * p.qkv_stride;
     const uint32_t i_h = p.by_group.divide(i_hv);
-    const __nv_bfloat16* v_row = row + 2 * p.H * K;
+    uint32_t k_pairs[CHUNK / 2], q_pairs[CHUNK / 2];
 #pragma unroll
     for (int j = 0; j < ACCESSES; ++j) {
-      load_bf16<EACH>(k + j * EACH, row + ((p.H + i_h) * K + lane * EACH) + j * LANES * EACH);
-      load_bf16<EACH>(q + j * EACH, row + (i_h * K + lane * EACH) + j * LANES * EACH);
+      load_pairs<EACH>(k_pairs + j * EACH / 2, row + ((p.H + i_h) * K + lane * EACH) + j * LANES * EACH);
+      load_pairs<EACH>(q_pairs + j * EACH / 2, row + (i_h * K + lane * EACH) + j * LANES * EACH);
     }
+    const __nv_bfloat16 a = p.a[i_b * p.a_stride + i_hv], b = p.b[i_b * p.b_stride + i_hv];
+    const float A_log = p.A_log[i_hv];
+    const uint32_t bias = p.dt_bias_bf16 ? static_cast<const uint16_t*>(p.dt_bias)[i_hv] << 16
+                                         : static_cast<const uint32_t*>(p.dt_bias)[i_hv];
+    const __nv_bfloat16* v_row = row + 2 * p.H * K;
     load_v([&](uint32_t i) { return v_row + (i - i_b * p.HV * V); });
-    const float bias = p.dt_bias_bf16 ? __bfloat162float(static_cast<const __nv_bfloat16*>(p.dt_bias)[i_hv])
-                                      : static_cast<const float*>(p.dt_bias)[i_hv];
-    g = decay(p.A_log[i_hv], __bfloat162float(p.a[i_b * p.a_stride + i_hv]) + bias);
-    beta = sigmoid(__bfloat162float(p.b[i_b * p.b_stride + i_hv]));
+    const int32_t new_slot = p.slot(p.new_slots, i_b, p.new_slot_shift);
     if (slot < p.first_slot) {                                            // padding: zeros, and no state
 #pragma unroll
       for (int pass = 0; pass < PASSES; ++pass)
@@ -314,7 +325,10 @@ gdn_decode_v5(const __grid_constant__ Call p) {
     at = (i_hv * V + blockIdx.x % TILES * TILE + first) * ROW + lane * EACH * sizeof(T);
     load_state(reinterpret_cast<const char*>(p.pool + slot * p.slot_stride) + at, there);
     new_states = new_slot < p.first_slot ? nullptr : p.new_pool + new_slot * p.new_slot_stride;
-    if (p.epsilon >= 0.f) {                                               // while S is on its way
+    // 3. Gates, and the norms, while S is on its way
+    g = decay(A_log, __bfloat162float(a) + __uint_as_float(bias)), beta = sigmoid(__bfloat162float(b));
+    unpack<CHUNK>(k, k_pairs, row), unpack<CHUNK>(q, q_pairs, row);
+    if (p.epsilon >= 0.f) {
       float kk = dot<CHUNK, 1>(k, k), qq = dot<CHUNK, 1>(q, q);
 #pragma unroll
       for (int m = LANES / 2; m > 0; m /= 2) {
