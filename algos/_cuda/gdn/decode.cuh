@@ -276,6 +276,7 @@ gdn_decode_v5(const __grid_constant__ Call p) {
   };
 
   float g, beta;
+  [[maybe_unused]] bool live = true;                                      // a row with a slot
   uint64_t at;                                                            // bytes from the (new) states to the lane's first
   [[maybe_unused]] T* new_states;                                         // the slot's; null: kept nowhere
   if constexpr (!Call::POOLED) {
@@ -316,15 +317,10 @@ gdn_decode_v5(const __grid_constant__ Call p) {
     const __nv_bfloat16* v_row = row + 2 * p.H * K;
     load_v([&](uint32_t i) { return v_row + (i - i_b * p.HV * V); });
     const int32_t new_slot = p.slot(p.new_slots, i_b, p.new_slot_shift);
-    if (slot < p.first_slot) {                                            // padding: zeros, and no state
-#pragma unroll
-      for (int pass = 0; pass < PASSES; ++pass)
-        if (writes()) p.output[own + pass * PASS] = __float2bfloat16(0.f);
-      return;
-    }
+    live = slot >= p.first_slot;                                          // else padding: zeros, and no state
     at = (i_hv * V + blockIdx.x % TILES * TILE + first) * ROW + lane * EACH * sizeof(T);
-    load_state(reinterpret_cast<const char*>(p.pool + slot * p.slot_stride) + at, there);
-    new_states = new_slot < p.first_slot ? nullptr : p.new_pool + new_slot * p.new_slot_stride;
+    load_state(reinterpret_cast<const char*>(p.pool + slot * p.slot_stride) + at, live && there);
+    new_states = !live || new_slot < p.first_slot ? nullptr : p.new_pool + new_slot * p.new_slot_stride;
     // 3. Gates, and the norms, while S is on its way
     g = decay(A_log, __bfloat162float(a) + __uint_as_float(bias)), beta = sigmoid(__bfloat162float(b));
     unpack<CHUNK>(k, k_pairs, row), unpack<CHUNK>(q, q_pairs, row);
@@ -387,8 +383,8 @@ gdn_decode_v5(const __grid_constant__ Call p) {
       x = lane < LANES / 2 ? sums[0] : other, y = lane < LANES / 2 ? other : sums[0];
     }
     const float d_own = beta * (v_own[pass] - g * x);
-    if (writes())
-      p.output[own + pass * PASS] = __float2bfloat16(p.scale * (g * y + d_own * z));
+    const float o = p.scale * (g * y + d_own * z);
+    if (writes()) p.output[own + pass * PASS] = __float2bfloat16(Call::POOLED && !live ? 0.f : o);
 
     // 6. Update and store
     char* to;
