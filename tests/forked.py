@@ -95,9 +95,9 @@ def serve(line: socket.socket, torch: bool) -> None:
     if torch:
         import flashinfer_bench  # noqa: F401  # and torch
 
-        from gdn_cli.run import jobs
+        from gdn_cli.run import worker_process
 
-        jobs.subprocess = types.SimpleNamespace(**vars(subprocess) | {"Popen": _start})
+        worker_process.subprocess = types.SimpleNamespace(**vars(subprocess) | {"Popen": _start})
 
     while True:
         data, descriptors, _, _ = socket.recv_fds(line, 1, 4)
@@ -203,7 +203,7 @@ def _fork(work: Callable[[], None]) -> _Child:
 
 
 def _start(command: list[str], **how) -> subprocess.Popen | _Child:
-    """What run/jobs.py starts: a keeper with a worker below it. Anything that is not just that is a new process."""
+    """What run/worker_process.py starts, a keeper with a worker below it. Anything else is a new process."""
     inner = command[command.index("--") + 1 :] if "--" in command else []
     if inner[1:3] != ["-m", "gdn_cli.worker.serve"] or "--runner" not in inner:
         return subprocess.Popen(command, **how)

@@ -1,5 +1,5 @@
-"""The kernel of cuda-v5-packed on a CPU: states in the slots of a pool, strided rows, padding, fresh slots, the norm of q
-and k, for states of float32, bfloat16 and float16, against float64."""
+"""The kernel of cuda-v5-packed on a CPU: states in the slots of a pool, strided rows, padding, fresh slots, the norm of
+q and k, for states of float32, bfloat16 and float16, against float64."""
 
 from __future__ import annotations
 

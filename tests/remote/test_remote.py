@@ -33,7 +33,7 @@ from gdn_cli.records import store
 from gdn_cli.records.store import Writer
 from gdn_cli.remote import build_cache, container, engine, modal_client, profiles, resume, settings, wire
 from gdn_cli.remote.wire import Cache, Parcel, Profile, Refusal, Reply
-from gdn_cli.run import execute, jobs, planning
+from gdn_cli.run import execute, jobs, planning, worker_process
 from gdn_cli.schema.record_types import Environment, RemoteCall, Status
 
 REGISTRY = helpers.REGISTRY
@@ -348,7 +348,7 @@ def test_a_crash_and_a_hang_cost_their_own_algo_only(tmp_path, write_algo):
 
 def test_another_gpu_than_was_asked_for_is_said_before_anything_runs(monkeypatch):
     machine = inventory.Machine(gpus=lambda: (inventory.Gpu("NVIDIA H200", "9.0", "1"),))
-    monkeypatch.setattr(jobs, "serve", lambda *_: pytest.fail("it ran all the same"))
+    monkeypatch.setattr(worker_process, "serve", lambda *_: pytest.fail("it ran all the same"))
     wanted = job("cuda-v4", "cuda")
     data = container.serve(rented().parcel(work_of(wanted), B200), machine=machine)
     assert answered(data) == Reply(wrong_gpu="asked for B200, and the container has NVIDIA H200")
@@ -362,7 +362,9 @@ def test_each_environment_says_where_it_is_and_what_was_asked_for(monkeypatch):
     gpu = inventory.Gpu("NVIDIA B200", "10.0", "580", "GPU-1")
     machine = inventory.Machine(gpus=lambda: (gpu,))
     described = {"gpu": gpu.name, "gpu_index": 0, "gpu_uuid": gpu.uuid}
-    monkeypatch.setattr(jobs, "serve", lambda *_: jobs.Outcome(Status.DONE, environment=Environment(**described)))
+    monkeypatch.setattr(
+        worker_process, "serve", lambda *_: jobs.Outcome(Status.DONE, environment=Environment(**described))
+    )
     reply = answered(container.serve(rented().parcel(work_of(job("cuda-v4", "cuda")), B200), machine=machine))
     label = {"where": "modal", "image": "gdn", "asked": "B200", "gpus": ["NVIDIA B200"]}
     assert reply.outcomes[0].environment == Environment(**described | label)

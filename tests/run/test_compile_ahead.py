@@ -34,7 +34,7 @@ def job(*names: str, command: str = "bench", sizes: int = 6) -> Job:
 def ran(monkeypatch, tmp_path):
     """The checks that were made, in a gdn that has eight CPUs and has compiled nothing."""
     monkeypatch.setenv("GDN_HOME", str(tmp_path))
-    monkeypatch.setattr(compile_ahead, "_cpus", lambda: 8)
+    monkeypatch.setattr(compile_ahead, "cpus", lambda: 8)
     found, meet = [], threading.Barrier(2)
 
     def execute(job, given_up):
@@ -75,5 +75,5 @@ def test_the_rivals_of_a_comparison_each_for_itself(ran):
 
 def test_one_alone_or_two_cpus_are_nothing_to_gain(ran, monkeypatch):
     assert ahead(job("cpp-v1")) == []
-    monkeypatch.setattr(compile_ahead, "_cpus", lambda: 2)
+    monkeypatch.setattr(compile_ahead, "cpus", lambda: 2)
     assert ahead(job("cpp-v1"), job("pt-compiled")) == [] and ran == []

@@ -21,7 +21,7 @@ import pytest
 
 from gdn_cli import bounded, errors
 from gdn_cli.records import below_floor
-from gdn_cli.run import execute, jobs, keeper, planning, redaction
+from gdn_cli.run import execute, jobs, keeper, planning, redaction, worker_process
 from gdn_cli.run.jobs import Job, Outcome
 from gdn_cli.schema.record_types import Record, Status
 
@@ -392,7 +392,7 @@ def test_garbage_is_that_workers_failure(writes, status, says, tmp_path, monkeyp
     script.chmod(0o755)
     wrapped = (str(script),)
     request = jobs.Job("floor", DECODE, {}, None, "cpu", ()).request()
-    outcome = jobs.serve(request, dict(os.environ), 60.0, wrap=wrapped)
+    outcome = worker_process.serve(request, dict(os.environ), 60.0, wrap=wrapped)
     assert (outcome.status, outcome.reason) == (status, says)
 
 

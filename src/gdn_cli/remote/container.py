@@ -18,7 +18,7 @@ import msgspec
 
 from ..errors import GdnError, one_line
 from ..machine.inventory import HERE, Machine
-from ..run import jobs
+from ..run import jobs, worker_process
 from ..schema.record_types import Environment
 from . import build_cache, wire
 from .settings import CACHE
@@ -47,8 +47,8 @@ def _served(content: Parcel, commit: Commit, machine: Machine) -> Reply:
         )
 
 
-def _outcome(piece: Piece, content: Parcel, machine: Machine) -> jobs.Outcome:
-    outcome = jobs.serve(piece.request, jobs.environ_of(piece.request.mode, machine=machine), piece.timeout_s)
+def _outcome(piece: Piece, content: Parcel, machine: Machine) -> worker_process.Outcome:
+    outcome = worker_process.serve(piece.request, jobs.environ_of(piece.request.mode, machine=machine), piece.timeout_s)
     if outcome.environment:
         _label(outcome.environment, content, machine)
     return outcome

@@ -26,7 +26,7 @@ from ..machine import gpu_sharing
 from .jobs import Job, execute
 
 _TIMEOUT_S = 120.0  # for each; one that hangs will hang again when timed, and is reported then
-_LEAST_CPUS = 4  # with fewer they would wait for each other
+LEAST_CPUS = 4  # with fewer they would wait for each other
 _MOST = 16  # at once: each has a process with torch in it, and on a GPU half a GB of its memory
 _WORKLOADS = 4  # of each algo, from smallest to largest: a tuned one compiles for each row of its table
 _PACKAGES = ("torch", "triton", "flashinfer-bench", "apache-tvm-ffi", "flash-linear-attention", "flashinfer-python")
@@ -36,8 +36,8 @@ def ahead(jobs: Sequence[Job], progress: Callable[[str], None], given_up: Callab
     """Compile what these jobs will time, unless it was compiled here before; `progress` gets a line after each."""
     todo = {_stamp(job): job for job in map(_as_check, _each(jobs))}
     waiting = {stamp: job for stamp, job in todo.items() if not stamp.exists()}
-    at_once = min(len(waiting), _cpus() // 2, _MOST)
-    if at_once < 2 or _cpus() < _LEAST_CPUS:
+    at_once = min(len(waiting), cpus() // 2, _MOST)
+    if at_once < 2 or cpus() < LEAST_CPUS:
         return
     names, lock, stop = [job.algo.name for job in waiting.values()], threading.Lock(), threading.Event()
     progress(_line(names))
@@ -109,5 +109,5 @@ def _stamp(job: Job) -> Path:
         return Path(os.devnull)  # exists always, so nothing is compiled ahead: the builder reports the error
 
 
-def _cpus() -> int:
+def cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

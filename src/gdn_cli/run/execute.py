@@ -8,6 +8,7 @@ import math
 import threading
 from collections.abc import Callable, Generator
 from functools import partial
+from itertools import zip_longest
 
 from msgspec.structs import replace
 
@@ -20,8 +21,9 @@ from ..records import below_floor
 from ..records.store import Writer
 from ..schema.record_types import Blame, Call, Document, Environment, GpuName, Record, Status
 from . import compile_ahead, own_files
-from .jobs import Job, Outcome, execute
+from .jobs import Job, Outcome, execute, start
 from .planning import Plan, key, name
+from .worker_process import Worker
 
 # A line of progress: what runs now, how many workloads are done, of how many; and True once that one has ended.
 Progress = Callable[..., None]
@@ -73,10 +75,27 @@ def _lane(
         if any(job.mode == "cpu" and job.tiers for job in jobs):
             held.enter_context(locks.cpu(say, given_up))
         compile_ahead.ahead(jobs, tally.compiling, given_up)
-        for job in jobs:
+        worker = None
+        for job, following in zip_longest(jobs, jobs[1:]):
             tally.begin(job)
-            outcome = execute(job, partial(tally.add, job), given_up)
+            with _while_running(following) as ahead:
+                outcome = execute(job, partial(tally.add, job), given_up, worker)
+            worker = ahead
             tally.end(job, outcome)
+
+
+@contextlib.contextmanager
+def _while_running(following: Job | None) -> Generator[Worker | None]:
+    """The next job's worker, started early: it imports torch, which takes seconds, while this job uses the GPU. Not
+    with few CPUs, nor where a CPU is timed."""
+    early = following is not None and following.mode == "cuda" and compile_ahead.cpus() >= compile_ahead.LEAST_CPUS
+    worker = start(following) if early else None
+    try:
+        yield worker
+    except BaseException:
+        if worker:
+            worker.close()
+        raise
 
 
 class _Tally:

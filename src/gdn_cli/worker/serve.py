@@ -6,7 +6,7 @@ A request holds one algo with all that it needs: the packed solution, the defini
 do (`check`, `bench`, `prove`, `profile`, `floor`, or `compare`, which has several algos). The reply holds a record for
 each workload and tier. With `--events`, the environment and then each record are appended to FILE, one JSON line each,
 as soon as they are known, so that a later crash loses nothing. If this process crashes, whoever started it
-(run/jobs.py, Modal, a cluster's queue) reports that.
+(run/worker_process.py, Modal, a cluster's queue) reports that.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from ..runner import process
 from ..schema.record_types import SCHEMA, Record, Status
 
 
-def main(events: Path | None = None, runner: str | None = None) -> int:
+def main(events: Path | None = None, runner: str | None = None, go: int | None = None) -> int:
     """Serve the request on stdin and write the reply, and nothing else, to stdout. Returns the exit code.
 
     runner  the request's mode, if a runner is to be forked before the request is read
+    go      a pipe: the request is there once its other end is closed
 
     Code that runs here may print. File descriptor 1 points at stderr for the rest of the process, because CUDA's printf
     and C's buffered stdout bypass Python's sys.stdout and may flush as late as at exit.
@@ -46,6 +47,9 @@ def main(events: Path | None = None, runner: str | None = None) -> int:
     if runner:
         _imports(runner)
         started = process.fork(runner)
+    if go is not None:
+        os.read(go, 1)
+        os.close(go)
     request = _request(sys.stdin.read())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # root could read it again, seal and all, in /proc
     answer = serve(request, _emitter(events, request.seal), started) if isinstance(request, Request) else request
@@ -153,7 +157,7 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value)
 
 
-if __name__ == "__main__":  # started by run/jobs.py
+if __name__ == "__main__":  # started by run/worker_process.py
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     given = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
-    end(main(Path(given["--events"]), given.get("--runner")))
+    end(main(Path(given["--events"]), given.get("--runner"), int(given["--go"])))
