@@ -46,15 +46,16 @@ def events(monkeypatch):
 
 
 def lane(*wanted: Job) -> None:
-    tally = SimpleNamespace(begin=lambda job: None, end=lambda *_: None, add=None, compiling=None)
+    tally = SimpleNamespace(begin=lambda job: None, end=lambda *_: None, add=lambda *_: None, compiling=None)
     execute._lane(None, list(wanted), tally, print, lambda: False)
 
 
 def test_it_is_started_before_the_one_before_it_runs(events):
     lane(job("cuda-v1"), job("cuda-v4"), job("triton-v2"))
     assert events == [
+        "start cuda-v1",
         "start cuda-v4",
-        "run cuda-v1 in None",
+        "run cuda-v1 in cuda-v1",
         "start triton-v2",
         "run cuda-v4 in cuda-v4",
         "run triton-v2 in triton-v2",
@@ -64,7 +65,7 @@ def test_it_is_started_before_the_one_before_it_runs(events):
 def test_it_is_closed_if_it_is_not_needed(events):
     with pytest.raises(KeyboardInterrupt):
         lane(job("cuda-v5"), job("cuda-v4"))
-    assert events == ["start cuda-v4", "run cuda-v5 in None", "close cuda-v4"]
+    assert events == ["start cuda-v5", "start cuda-v4", "run cuda-v5 in cuda-v5", "close cuda-v4"]
 
 
 def test_none_is_started_early_for_a_cpu_or_with_few_cpus(events, monkeypatch):

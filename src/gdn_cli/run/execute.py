@@ -74,8 +74,8 @@ def _lane(
             held.enter_context(locks.gpu(gpu.uuid, say, f"GPU {gpu.index}", given_up))
         if any(job.mode == "cpu" and job.tiers for job in jobs):
             held.enter_context(locks.cpu(say, given_up))
-        compile_ahead.ahead(jobs, tally.compiling, given_up)
-        worker = None
+        with _while_running(jobs[0] if jobs else None) as worker:
+            compile_ahead.ahead(jobs, tally.compiling, given_up)
         for job, following in zip_longest(jobs, jobs[1:]):
             tally.begin(job)
             with _while_running(following) as ahead:
