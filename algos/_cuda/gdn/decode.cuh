@@ -211,6 +211,42 @@ __device__ __forceinline__ void reduce_scatter(float* v, uint32_t lane) {
   }
 }
 
+// A call by slots: what a thread needs of its row besides the state, as it comes from memory. The state's address depends
+// on the slot, which has to be loaded first: everything else is asked for meanwhile, and not used before the state is
+// asked for too. A padding row has no branch: ptxas moves loads past one.
+template <typename T, int LANES, int EACH, int PASSES>
+struct PoolRow {
+  static constexpr int CHUNK = K / LANES;
+  uint32_t i_b, i_hv, k_pairs[CHUNK / 2], q_pairs[CHUNK / 2], dt_bias;
+  int32_t slot, new_slot;
+  bool live, has_state;      // not live: padding
+  __nv_bfloat16 a, b, v[PASSES];
+  float A_log;
+
+  // of value head i_bh of all B * HV; v of rows own, own + PASS, ... of all B * HV * V.
+  __device__ __forceinline__ void load(const PoolArguments<T>& p, uint32_t i_bh, uint32_t lane, uint32_t own,
+                                       uint32_t PASS) {
+    i_b = p.by_HV.divide(i_bh), i_hv = i_bh - i_b * p.HV;
+    slot = p.slot(p.slots, i_b, p.slot_shift);
+    has_state = p.has_state == nullptr || p.has_state[i_b];
+    const __nv_bfloat16* row = p.qkv + static_cast<int64_t>(i_b) * p.qkv_stride;
+    const uint32_t i_h = p.by_group.divide(i_hv);
+#pragma unroll
+    for (int j = 0; j < CHUNK / EACH; ++j) {
+      load_pairs<EACH>(k_pairs + j * EACH / 2, row + ((p.H + i_h) * K + lane * EACH) + j * LANES * EACH);
+      load_pairs<EACH>(q_pairs + j * EACH / 2, row + (i_h * K + lane * EACH) + j * LANES * EACH);
+    }
+    a = p.a[i_b * p.a_stride + i_hv], b = p.b[i_b * p.b_stride + i_hv], A_log = p.A_log[i_hv];
+    dt_bias = p.dt_bias_bf16 ? static_cast<const uint16_t*>(p.dt_bias)[i_hv]
+                             : static_cast<const uint32_t*>(p.dt_bias)[i_hv];
+    row += 2 * p.H * K;
+#pragma unroll
+    for (int pass = 0; pass < PASSES; ++pass) v[pass] = row[own + pass * PASS - i_b * p.HV * V];
+    new_slot = p.slot(p.new_slots, i_b, p.new_slot_shift);
+    live = slot >= p.first_slot;
+  }
+};
+
 template <typename Call, int LANES, int ROWS, int PASSES, int WARPS, int LOAD, int STORE, int RESIDENT>
 __global__ void __launch_bounds__(WARPS * 32, RESIDENT > WARPS ? RESIDENT / WARPS : 1)
 gdn_decode_v5(const __grid_constant__ Call p) {
@@ -224,122 +260,99 @@ gdn_decode_v5(const __grid_constant__ Call p) {
 
   constexpr uint32_t STRIDE = WARPS * GROUPS, ROW = K * sizeof(T), ACCESS = LANES * EACH * sizeof(T);
   const uint32_t lane = threadIdx.x % LANES, first = threadIdx.x / LANES;
-  uint32_t w[ROWS][ACCESSES][WORDS];
-  // A thread's PIECES of an access in the later passes, PIECE bytes each, the threads of a warp side by side.
-  constexpr int PIECE = WORDS * 4 < 16 ? WORDS * 4 : 16, PIECES = WORDS * 4 / PIECE;
-  alignas(16) __shared__ char ahead[PASSES > 1 ? PASSES - 1 : 1][ROWS][ACCESSES][PIECES][WARPS * 32][PIECE];
-
-  // 1. Load S. Row r of a lane is r * STRIDE rows after its first. All offsets after the state's have 32 bits.
-  const auto load_state = [&](const char* from, bool there) {
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r)
-#pragma unroll
-      for (int j = 0; j < ACCESSES; ++j) {
-        if (there) {
-          load<WORDS * 4, LOAD>(w[r][j], from + r * STRIDE * ROW + j * ACCESS);
-        } else {
-#pragma unroll
-          for (int i = 0; i < WORDS; ++i) w[r][j][i] = 0;
-        }
-      }
-#pragma unroll
-    for (int pass = 1; pass < PASSES; ++pass) {
-#pragma unroll
-      for (int r = 0; r < ROWS; ++r)
-#pragma unroll
-        for (int j = 0; j < ACCESSES; ++j)
-#pragma unroll
-          for (int i = 0; i < PIECES; ++i) {
-            char* to = ahead[pass - 1][r][j][i][threadIdx.x];
-            if (there) {
-              ptx::copy_async<PIECE>(to, from + pass * PASS * ROW + r * STRIDE * ROW + j * ACCESS + i * PIECE);
-            } else {
-              for (int n = 0; n < PIECE; n += 4) *reinterpret_cast<uint32_t*>(to + n) = 0;
-            }
-          }
-      ptx::commit_copies();
-    }
-  };
-
-  // 2. Load k, q, v and the gates' inputs
   // Several rows: after the reduce-scatter lane r * COPIES of the lower half has x of row r; it also has its v, d and o.
   // One row: all lanes have all of them.
   constexpr uint32_t COPIES = ROWS == 1 ? LANES : LANES / (2 * ROWS);
-  uint32_t own;                                                           // its row of all B * HV * V
-  const auto writes = [&] { return (ROWS == 1 || lane < LANES / 2) && lane % COPIES == 0; };
-  float k[CHUNK], q[CHUNK], v_own[PASSES];
-  const auto load_v = [&](auto v_at) {
-    const uint32_t r_own = ROWS == 1 ? 0 : lane % (LANES / 2) / COPIES;
-    own = blockIdx.x * TILE + first + r_own * STRIDE;
-#pragma unroll
-    for (int pass = 0; pass < PASSES; ++pass) v_own[pass] = __bfloat162float(*v_at(own + pass * PASS));
-  };
+  [[maybe_unused]] PoolRow<T, LANES, EACH, PASSES> row;
 
-  float g, beta;
-  [[maybe_unused]] bool live = true;                                      // a row with a slot
-  uint64_t at;                                                            // bytes from the (new) states to the lane's first
-  [[maybe_unused]] T* new_states;                                         // the slot's; null: kept nowhere
-  if constexpr (!Call::POOLED) {
+  // 1. Load S. Row r of a lane is r * STRIDE rows after its first. All offsets after the state's have 32 bits.
+  uint64_t at;
+  const char* from;
+  if constexpr (Call::POOLED) {
+    const uint32_t r_own = ROWS == 1 ? 0 : lane % (LANES / 2) / COPIES;
+    row.load(p, blockIdx.x / TILES, lane, blockIdx.x * TILE + first + r_own * STRIDE, PASS);
+    at = (row.i_hv * V + blockIdx.x % TILES * TILE + first) * ROW + lane * EACH * sizeof(T);
+    from = reinterpret_cast<const char*>(p.pool + row.slot * p.slot_stride) + at;
+  } else {
     at = static_cast<uint64_t>(blockIdx.x) * (TILE * ROW) + (first * ROW + lane * EACH * sizeof(T));
-    load_state(reinterpret_cast<const char*>(p.state) + at, true);
-    if constexpr (LOAD == LOAD_FIRST)
-      if (static_cast<int64_t>(reinterpret_cast<uintptr_t>(p.state)) < 0) return;  // never: see above
-    const uint32_t i_bh = blockIdx.x / TILES;                             // batch * HV + value head
+    from = reinterpret_cast<const char*>(p.state) + at;
+  }
+  bool there = true;
+  if constexpr (Call::POOLED) there = row.live && row.has_state;          // else zeros
+  uint32_t w[ROWS][ACCESSES][WORDS] = {};
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+    for (int j = 0; j < ACCESSES; ++j)
+      if (there) load<WORDS * 4, LOAD>(w[r][j], from + r * STRIDE * ROW + j * ACCESS);
+  // A thread's PIECES of an access in the later passes, PIECE bytes each, the threads of a warp side by side.
+  constexpr int PIECE = WORDS * 4 < 16 ? WORDS * 4 : 16, PIECES = WORDS * 4 / PIECE;
+  alignas(16) __shared__ char ahead[PASSES > 1 ? PASSES - 1 : 1][ROWS][ACCESSES][PIECES][WARPS * 32][PIECE];
+#pragma unroll
+  for (int pass = 1; pass < PASSES; ++pass) {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+      for (int j = 0; j < ACCESSES; ++j)
+#pragma unroll
+        for (int i = 0; i < PIECES; ++i) {
+          char* to = ahead[pass - 1][r][j][i][threadIdx.x];
+          if (there)
+            ptx::copy_async<PIECE>(to, from + pass * PASS * ROW + r * STRIDE * ROW + j * ACCESS + i * PIECE);
+          else
+            for (int n = 0; n < PIECE; n += 4) *reinterpret_cast<uint32_t*>(to + n) = 0;
+        }
+    ptx::commit_copies();
+  }
+  if constexpr (!Call::POOLED && LOAD == LOAD_FIRST)
+    if (static_cast<int64_t>(reinterpret_cast<uintptr_t>(p.state)) < 0) return;  // never: see above
+
+  // 2. Load k, q, v and the gates' inputs
+  float k[CHUNK], q[CHUNK], v_own[PASSES], g, beta;
+  const uint32_t i_bh = blockIdx.x / TILES;                               // batch * HV + value head
+  [[maybe_unused]] uint32_t i_hv;
+  if constexpr (!Call::POOLED) {
     const uint32_t i_h = p.by_group.divide(i_bh);                         // batch * H + query/key head
-    const uint32_t i_hv = i_bh - p.by_HV.divide(i_bh) * p.HV;
+    i_hv = i_bh - p.by_HV.divide(i_bh) * p.HV;
 #pragma unroll
     for (int j = 0; j < ACCESSES; ++j) {
       load_bf16<EACH>(k + j * EACH, p.k + (i_h * K + lane * EACH) + j * LANES * EACH);
       load_bf16<EACH>(q + j * EACH, p.q + (i_h * K + lane * EACH) + j * LANES * EACH);
     }
-    load_v([&](uint32_t i) { return p.v + i; });
+  }
+  const uint32_t r_own = ROWS == 1 ? 0 : lane % (LANES / 2) / COPIES;
+  const uint32_t own = blockIdx.x * TILE + first + r_own * STRIDE;        // of all B * HV * V rows
+  if constexpr (!Call::POOLED) {
+#pragma unroll
+    for (int pass = 0; pass < PASSES; ++pass) v_own[pass] = __bfloat162float(p.v[own + pass * PASS]);
     // 3. Gates
     const float x_gate = __bfloat162float(p.a[i_bh]) + p.dt_bias[i_hv];
     g = decay(p.A_log[i_hv], x_gate), beta = sigmoid(__bfloat162float(p.b[i_bh]));
   } else {
-    // The state's address needs the slot, which has to be loaded: everything else is asked for meanwhile, and not used
-    // before the state is asked for too.
-    const uint32_t i_bh = blockIdx.x / TILES, i_b = p.by_HV.divide(i_bh), i_hv = i_bh - i_b * p.HV;
-    const int32_t slot = p.slot(p.slots, i_b, p.slot_shift);
-    const bool there = p.has_state == nullptr || p.has_state[i_b];
-    const __nv_bfloat16* row = p.qkv + static_cast<int64_t>(i_b) * p.qkv_stride;
-    const uint32_t i_h = p.by_group.divide(i_hv);
-    uint32_t k_pairs[CHUNK / 2], q_pairs[CHUNK / 2];
+    unpack<CHUNK>(k, row.k_pairs, p.qkv), unpack<CHUNK>(q, row.q_pairs, p.qkv);
 #pragma unroll
-    for (int j = 0; j < ACCESSES; ++j) {
-      load_pairs<EACH>(k_pairs + j * EACH / 2, row + ((p.H + i_h) * K + lane * EACH) + j * LANES * EACH);
-      load_pairs<EACH>(q_pairs + j * EACH / 2, row + (i_h * K + lane * EACH) + j * LANES * EACH);
-    }
-    const __nv_bfloat16 a = p.a[i_b * p.a_stride + i_hv], b = p.b[i_b * p.b_stride + i_hv];
-    const float A_log = p.A_log[i_hv];
-    const uint32_t bias = p.dt_bias_bf16 ? static_cast<const uint16_t*>(p.dt_bias)[i_hv] << 16
-                                         : static_cast<const uint32_t*>(p.dt_bias)[i_hv];
-    const __nv_bfloat16* v_row = row + 2 * p.H * K;
-    load_v([&](uint32_t i) { return v_row + (i - i_b * p.HV * V); });
-    const int32_t new_slot = p.slot(p.new_slots, i_b, p.new_slot_shift);
-    live = slot >= p.first_slot;                                          // else padding: zeros, and no state
-    at = (i_hv * V + blockIdx.x % TILES * TILE + first) * ROW + lane * EACH * sizeof(T);
-    load_state(reinterpret_cast<const char*>(p.pool + slot * p.slot_stride) + at, live && there);
-    new_states = !live || new_slot < p.first_slot ? nullptr : p.new_pool + new_slot * p.new_slot_stride;
-    // 3. Gates, and the norms, while S is on its way
-    g = decay(A_log, __bfloat162float(a) + __uint_as_float(bias)), beta = sigmoid(__bfloat162float(b));
-    unpack<CHUNK>(k, k_pairs, row), unpack<CHUNK>(q, q_pairs, row);
-    if (p.epsilon >= 0.f) {
-      float kk = dot<CHUNK, 1>(k, k), qq = dot<CHUNK, 1>(q, q);
-#pragma unroll
-      for (int m = LANES / 2; m > 0; m /= 2) {
-        kk += __shfl_xor_sync(0xffffffffu, kk, m);
-        qq += __shfl_xor_sync(0xffffffffu, qq, m);
-      }
-      const float k_norm = rsqrtf(kk + p.epsilon), q_norm = rsqrtf(qq + p.epsilon);
-#pragma unroll
-      for (int i = 0; i < CHUNK; ++i) k[i] *= k_norm, q[i] *= q_norm;
-    }
+    for (int pass = 0; pass < PASSES; ++pass) v_own[pass] = __bfloat162float(row.v[pass]);
+    const float dt_bias = __uint_as_float(p.dt_bias_bf16 ? row.dt_bias << 16 : row.dt_bias);
+    g = decay(row.A_log, __bfloat162float(row.a) + dt_bias);
+    beta = sigmoid(__bfloat162float(row.b));
   }
 
   // 4. Dots. With one row no other work hides the latency of 16 dependent additions: use two chains of 8.
   constexpr int CHAINS = ROWS == 1 && CHUNK == 16 ? 2 : 1;
   float z = dot<CHUNK, CHAINS>(k, q);
+  [[maybe_unused]] float k_norm, q_norm;
+  if constexpr (Call::POOLED) {
+    // The norms are factors of the sums, x and y and z, and of d in the update: cheaper than k and q themselves.
+    float kk = dot<CHUNK, 1>(k, k), qq = dot<CHUNK, 1>(q, q);
+#pragma unroll
+    for (int m = LANES / 2; m > 0; m /= 2) {
+      kk += __shfl_xor_sync(0xffffffffu, kk, m);
+      qq += __shfl_xor_sync(0xffffffffu, qq, m);
+      z += __shfl_xor_sync(0xffffffffu, z, m);
+    }
+    k_norm = p.epsilon < 0.f ? 1.f : rsqrtf(kk + p.epsilon), q_norm = p.epsilon < 0.f ? 1.f : rsqrtf(qq + p.epsilon);
+    z *= k_norm * q_norm;
+  }
 #pragma unroll
   for (int pass = 0; pass < PASSES; ++pass) {
     if (pass > 0) {
@@ -370,11 +383,11 @@ gdn_decode_v5(const __grid_constant__ Call p) {
       for (int m = LANES / 2; m > 0; m /= 2) {
         sums[0] += __shfl_xor_sync(0xffffffffu, sums[0], m);
         sums[1] += __shfl_xor_sync(0xffffffffu, sums[1], m);
-        if (pass == 0) z += __shfl_xor_sync(0xffffffffu, z, m);
+        if (!Call::POOLED && pass == 0) z += __shfl_xor_sync(0xffffffffu, z, m);
       }
       x = sums[0], y = sums[1];
     } else {
-      if (pass == 0) {
+      if (!Call::POOLED && pass == 0) {
 #pragma unroll
         for (int m = LANES / 2; m > 0; m /= 2) z += __shfl_xor_sync(0xffffffffu, z, m);
       }
@@ -382,15 +395,21 @@ gdn_decode_v5(const __grid_constant__ Call p) {
       const float other = __shfl_xor_sync(0xffffffffu, sums[0], LANES / 2);  // exchanges x and y
       x = lane < LANES / 2 ? sums[0] : other, y = lane < LANES / 2 ? other : sums[0];
     }
-    const float d_own = beta * (v_own[pass] - g * x);
-    const float o = p.scale * (g * y + d_own * z);
-    if (writes()) p.output[own + pass * PASS] = __float2bfloat16(Call::POOLED && !live ? 0.f : o);
+    if constexpr (Call::POOLED) x *= k_norm, y *= q_norm;
+    float d_own = beta * (v_own[pass] - g * x);
+    if ((ROWS == 1 || lane < LANES / 2) && lane % COPIES == 0) {
+      if constexpr (Call::POOLED)
+        p.output[own + pass * PASS] = __float2bfloat16(row.live ? p.scale * (g * y + d_own * z) : 0.f);
+      else
+        p.output[own + pass * PASS] = __float2bfloat16(p.scale * (g * y + d_own * z));
+    }
+    if constexpr (Call::POOLED) d_own *= k_norm;
 
     // 6. Update and store
     char* to;
     if constexpr (Call::POOLED) {
-      if (new_states == nullptr) continue;
-      to = reinterpret_cast<char*>(new_states) + at + pass * PASS * ROW;
+      if (!row.live || row.new_slot < p.first_slot) continue;
+      to = reinterpret_cast<char*>(p.new_pool + row.new_slot * p.new_slot_stride) + at + pass * PASS * ROW;
     } else {
       to = reinterpret_cast<char*>(p.new_state) + at + pass * PASS * ROW;
     }
