@@ -55,6 +55,11 @@ def gdn_decode_bf16(*inputs):
     return gdn_decode(*inputs)
 
 
+def gdn_decode_packed_bf16(*inputs):
+    """gdn_decode_packed on a bfloat16 pool; new states are the values before their rounding."""
+    return gdn_decode_packed(*inputs)
+
+
 def gdn_decode_packed(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale):
     """(output [B, HV, V], new_pool [P, HV, V, K]) of one step on the slots that rows name; 0 and less is padding."""
     x, a, b, A_log, dt_bias, S = map(_f64, (mixed_qkv, a, b, A_log, dt_bias, pool))
@@ -217,11 +222,12 @@ def inputs(
         dt_mean + 0.5 * randn(2 * H),
         (b_mean + randn(*lead, 2 * H)).bfloat16(),
     ]
-    if op == "gdn_decode_packed":  # every other slot from the last one down
+    if op.startswith("gdn_decode_packed"):  # every other slot from the last one down
         (q, k, v, _, A_log, a, dt_bias, b), P = tensors, 2 * N + 1
         row = torch.cat([x.flatten(1) for x in (3 * q, 5 * k, v)], dim=1)
         slots = torch.arange(P - 1, 0, -2, dtype=torch.int32)
-        return [row, a[:, 0], b[:, 0], A_log, dt_bias, randn(P, 2 * H, D, D), slots, scale]
+        pool = randn(P, 2 * H, D, D).to(torch.bfloat16 if op.endswith("bf16") else torch.float32)
+        return [row, a[:, 0], b[:, 0], A_log, dt_bias, pool, slots, scale]
     if op.startswith("gdn_mtp"):
         (q, k, v, _, A_log, a, dt_bias, b), P = tensors, 2 * N * seq_len + 1
         pool, slots = randn(P, 2 * H, D, D), torch.arange(P - 1, 0, -2, dtype=torch.int32).view(N, seq_len)

@@ -136,3 +136,33 @@ def test_the_lengths_of_prefill_are_a_default_too():
     assert twin(op, {"total_seq_len": 9, "num_seqs": 2}).axes["len_cu_seqlens"] == 3
     assert twin(op, {"total_seq_len": 9, "len_cu_seqlens": 3}).axes["num_seqs"] == 2
     assert twin(op, {"total_seq_len": 9}) is None
+
+
+# --- like -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_op_like_another_says_only_what_differs(tmp_path):
+    (tmp_path / "toy.toml").write_text(TOML)
+    head, half = 'like = "toy"\ndefinition = "half"\n', 'dtype = "float16"\n'
+    changed = f"{head}[inputs.s]\n{half}[outputs.y]\n{half}[tolerance]\ny = 1e-3\n"
+    (tmp_path / "toy_half.toml").write_text(changed)
+    base, half = (ops.read_op(tmp_path / f"{name}.toml") for name in ("toy", "toy_half"))
+    assert (half.name, half.definition, half.tolerance) == ("toy_half", "half", {"y": 1e-3})
+    assert half.inputs["s"].dtype == "float16" and half.inputs["s"].moves == base.inputs["s"].moves
+    assert list(half.inputs) == list(base.inputs) and half.defaults == base.defaults
+
+
+def test_an_op_like_none_there_is_names_those_that_are(tmp_path):
+    (tmp_path / "toy.toml").write_text(TOML)
+    (tmp_path / "other.toml").write_text('like = "toys"\ndefinition = "half"\n')
+    with pytest.raises(UsageError, match="unknown op 'toys'") as e:
+        ops.read_op(tmp_path / "other.toml")
+    assert e.value.hint.startswith("did you mean toy? `like` in ")
+
+
+def test_it_has_the_sizes_of_the_other():
+    bf16 = KNOWN.op("gdn_decode_packed_bf16")
+    assert [w.axes for w in embedded(bf16)] == [w.axes for w in embedded(OP)]
+    preset = load_preset("sweep")
+    found = [select(op, embedded(op), chosen=[], first=None, preset=preset) for op in (OP, bf16)]
+    assert [w.axes for w in found[0]] == [w.axes for w in found[1]] != []

@@ -40,7 +40,7 @@ CASES = {
 }
 
 
-CASES["gdn_decode_bf16"] = CASES["gdn_decode_packed"] = CASES["gdn_decode"]
+CASES["gdn_decode_bf16"] = CASES["gdn_decode_packed"] = CASES["gdn_decode_packed_bf16"] = CASES["gdn_decode"]
 CASES["gdn_mtp"] = CASES["gdn_mtp_packed"] = {
     "B=1, scale None": dict(batch_size=1, seq_len=2),
     "B=3, scale 0": dict(batch_size=3, seq_len=4, scale=0.0),

@@ -34,6 +34,7 @@ CASES = {
     "gdn_decode": [dict(batch_size=3)],
     "gdn_decode_bf16": [dict(batch_size=3)],
     "gdn_decode_packed": [dict(batch_size=3)],
+    "gdn_decode_packed_bf16": [dict(batch_size=3)],
     "gdn_mtp": [dict(batch_size=3, seq_len=4)],
     "gdn_mtp_packed": [dict(batch_size=3, seq_len=4)],
     # cuda-chunk: a long one, which its wgmma kernels have; many, which it walks in order of length; short ones

@@ -92,4 +92,13 @@ void packed_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView
   if (B > 0) launch(p, B * HV, device);
 }
 
+// The op's call: in place, the norm of q and k inside, slots 0 and below are padding.
+template <typename T>
+void run_in_place(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::TensorView A_log,
+                  ffi::TensorView dt_bias, ffi::TensorView pool, ffi::TensorView state_indices,
+                  ffi::Optional<double> scale, ffi::TensorView output, ffi::TensorView new_pool) {
+  if (new_pool.data_ptr() != pool.data_ptr()) TVM_FFI_THROW(ValueError) << "new_pool: expected pool itself, in place";
+  packed_decode<T>(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale, output, new_pool, {}, {}, 1, NORM_EPSILON);
+}
+
 }  // namespace gdn

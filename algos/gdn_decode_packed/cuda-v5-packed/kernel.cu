@@ -4,19 +4,5 @@
 
 #include "pool_binding.cuh"
 
-namespace ffi = tvm::ffi;
-
-namespace {
-
-void run(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::TensorView A_log, ffi::TensorView dt_bias,
-         ffi::TensorView pool, ffi::TensorView state_indices, ffi::Optional<double> scale, ffi::TensorView output,
-         ffi::TensorView new_pool) {
-  if (new_pool.data_ptr() != pool.data_ptr()) TVM_FFI_THROW(ValueError) << "new_pool: expected pool itself, in place";
-  gdn::packed_decode<float>(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale, output, new_pool, {}, {}, 1,
-                            gdn::NORM_EPSILON);
-}
-
-}  // namespace
-
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, run);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, gdn::run_in_place<float>);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(packed_decode, gdn::packed_decode<float>);

@@ -24,7 +24,7 @@ def run(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale):
     a, b           [B, HV]            bfloat16
     A_log          [HV]               float32
     dt_bias        [HV]               float32
-    pool           [P, HV, V, K]      float32, k-last
+    pool           [P, HV, V, K]      float32 or bfloat16, k-last
     state_indices  [B]                int32; those above 0 are distinct
     scale          float; None or 0 means 1 / sqrt(K)
 

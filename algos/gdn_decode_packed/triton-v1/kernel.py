@@ -52,7 +52,7 @@ def gdn_decode_packed_kernel(
     slot = tl.load(state_indices + i_b).to(tl.int64)  # int64: a pool may have more than 2^31 elements
     if slot > 0:
         at = pool + slot * stride_slot + (i_hv * V + o_v[:, None]) * K + o_k[None, :]
-        b_s = tl.load(at)  # [BV, K] f32, asked for first: it takes longest
+        b_s = tl.load(at).to(tl.float32)  # [BV, K], asked for first: it takes longest
         row = mixed_qkv + i_b * stride_qkv
         b_q = normalised(tl.load(row + i_h * K + o_k).to(tl.float32))  # [K]
         b_k = normalised(tl.load(row + (H + i_h) * K + o_k).to(tl.float32))  # [K]
@@ -64,7 +64,7 @@ def gdn_decode_packed_kernel(
         b_y = tl.sum(b_s * b_q[None, :], axis=1)  # [BV]
         b_d = b_beta * (b_v - b_g * b_x)  # [BV]
         b_o = scale * (b_g * b_y + b_d * tl.sum(b_k * b_q, axis=0))  # [BV]
-        tl.store(at, b_g * b_s + b_d[:, None] * b_k[None, :])
+        tl.store(at, (b_g * b_s + b_d[:, None] * b_k[None, :]).to(pool.dtype.element_ty))
         tl.store(to, b_o.to(output.dtype.element_ty))
     else:
         tl.store(to, tl.zeros([BV], output.dtype.element_ty))
@@ -74,9 +74,9 @@ def run(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale, output, new
     """One decode step.
 
     mixed_qkv: [B, 2 H K + HV V] bf16; a, b: [B, HV] bf16; rows of these three may lie apart. A_log, dt_bias: [HV] f32;
-    pool: [P, HV, V=128, K=128] f32, k-last, its slots may lie apart; state_indices: [B] int32; scale: float, None or 0
+    pool: [P, HV, V=128, K=128] f32 or bf16, k-last, its slots may lie apart; state_indices: [B] int32; scale: float, None or 0
     for 1/sqrt(128). Writes output: [B, HV, 128] bf16 and the pool's slots; new_pool is the pool. Rows, slots and indices
-    may begin anywhere: for addresses that are no multiples of 16 bytes Triton compiles other code.
+    may begin anywhere: for addresses that are not multiples of 16 bytes Triton compiles other code.
     """
     (B, columns), (_, HV, V, K) = mixed_qkv.shape, pool.shape
     H = (columns - HV * V) // (2 * K)
@@ -86,8 +86,9 @@ def run(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale, output, new
         )
     if new_pool.data_ptr() != pool.data_ptr() or new_pool.stride() != pool.stride() or new_pool.shape != pool.shape:
         raise ValueError("new_pool: expected the pool itself, which is updated in place")
-    if pool.dtype != torch.float32 or state_indices.dtype != torch.int32:
-        raise ValueError(f"expected a float32 pool and int32 indices, got {pool.dtype} and {state_indices.dtype}")
+    if pool.dtype not in (torch.float32, torch.bfloat16) or state_indices.dtype != torch.int32:
+        given = f"{pool.dtype} and {state_indices.dtype}"
+        raise ValueError(f"expected a float32 or bfloat16 pool and int32 indices, got {given}")
     for name, x, shape in (
         ("a", a, (B, HV)), ("b", b, (B, HV)), ("A_log", A_log, (HV,)), ("dt_bias", dt_bias, (HV,)),
         ("state_indices", state_indices, (B,)), ("output", output, (B, HV, V)),

@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .. import units
-from ..errors import UsageError
-from ..parsing import Positive, Text, Wrong, decode, read_toml
+from ..errors import UsageError, unknown
+from ..parsing import Json, Positive, Text, Wrong, decode, read_toml
 from .expression import formula, size
 from .stress import Family, fault
 
@@ -95,6 +95,7 @@ class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     peak: Literal["tensor", "fp32"] | None = None  # the units of a GPU that a kernel would do them with
     stress: dict[str, Family] = {}  # name -> hard inputs: `gdn run --stress`
     heads: tuple[str, ...] = ()  # numbers of heads with a published definition, "4/8"; others can be requested
+    like: Text | None = None  # the op whose keys and sizes it has, where its file does not say otherwise
 
     def __post_init__(self) -> None:
         axes = self._sizes()
@@ -263,7 +264,19 @@ def read_op(path: Path) -> Op:
 
 
 def _read(path: Path) -> OpFile:
-    return decode(read_toml(path), OpFile, path)
+    said = read_toml(path)
+    if base := said.get("like"):
+        bases = [p.stem for p in sorted(path.parent.glob("*.toml")) if p != path and "definition" in read_toml(p)]
+        if base not in bases:
+            raise unknown("op", str(base), bases, hint=f"`like` in {path} names a file beside it")
+        said = _over(read_toml(path.with_stem(base)), said)
+    return decode(said, OpFile, path)
+
+
+def _over(base: Json, changes: Json) -> Json:
+    """A table with these changes; those to a table in it change only what they name."""
+    into = {key: _over(base[key], value) for key, value in changes.items() if isinstance(value, dict) and key in base}
+    return base | changes | into
 
 
 def _op(family: str, file: OpFile, heads: Heads | None = None) -> Op:

@@ -77,7 +77,7 @@ def embedded(op: Op) -> list[Workload]:
     if found := contest().get(op.family_definition):  # the same axes at other heads
         sizes = list({tuple(w.axes.items()): w.axes for w in found.workloads}.values())
     else:
-        sizes = OWN.get(op.family, [])
+        sizes = OWN.get(op.family) or OWN.get(op.like or "", [])
     return [Workload(_uuid(op, one), dict(one), index=i) for i, one in enumerate(sizes)]
 
 
@@ -291,9 +291,9 @@ def present(workloads: Sequence[Workload], axes: Mapping[str, Any] | Sequence[st
 
 def _preset(op: Op, workloads: Sequence[Workload], preset: Preset) -> list[Workload]:
     where = f"{presets_file()}: $.{preset.name}.workloads"
-    if op.family not in preset.workloads:
+    entries = preset.workloads.get(op.family) or preset.workloads.get(op.like or "")
+    if not entries:
         raise UsageError(f"{where}: no workloads for {op.family}, it has {', '.join(preset.workloads) or 'none'}")
-    entries = preset.workloads[op.family]
     if entries == "all":
         return list(workloads)
     picked: dict[str, Workload] = {}
