@@ -1,5 +1,5 @@
-"""The kernel of cuda-v1 of gdn_mtp and gdn_mtp_packed on a CPU: several tokens of each sequence from the slots of a pool,
-every way to keep states, against a step in float64 that is written here."""
+"""The CUDA kernel of gdn_mtp and gdn_mtp_packed on a CPU: several tokens of each sequence, states from slots of a pool,
+every way to keep new ones, against a step in float64 that is written here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from emulator import emulation
 
-NONE, LAST, SLOTS, STATES = range(4)  # what is kept: mtp_verify's modes
+OUTPUTS, LAST, SLOTS, BUFFER = range(4)  # what is kept: mtp_verify's modes
 CUTS = [(8, 4, 1), (16, 1, 4), (16, 2, 2), (8, 8, 1)]  # rows, warps of a row, groups of rows
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2.5e-3, torch.float16: 4e-4}  # 16 bits: one rounding of a new state
@@ -25,33 +25,35 @@ struct Call {
   int32_t B, H, HV, tokens, slots_stride, columns, first_slot, mode, shift, dt_bias_bf16;
 };
 template <typename T, int TOKENS, bool WRITES, int ROWS, int SPLIT, int GROUPS>
-void launch(const gdn::MtpArguments<T>& p, uint32_t heads) {
+void launch(const gdn::MtpArguments& p, uint32_t heads) {
   emulated::launch(heads * (128 / (ROWS * GROUPS)), SPLIT * GROUPS * 32,
                    [&] { gdn::gdn_mtp<T, TOKENS, WRITES, ROWS, SPLIT, GROUPS, 0, 0, 1>(p); });
 }
 template <typename T, int TOKENS, int ROWS, int SPLIT, int GROUPS>
-int launch(const gdn::MtpArguments<T>& p, uint32_t heads) {
-  if (p.mode == gdn::KEEP_NONE) launch<T, TOKENS, false, ROWS, SPLIT, GROUPS>(p, heads);
+int launch(const gdn::MtpArguments& p, uint32_t heads) {
+  if (p.mode == gdn::OUTPUTS) launch<T, TOKENS, false, ROWS, SPLIT, GROUPS>(p, heads);
   else launch<T, TOKENS, true, ROWS, SPLIT, GROUPS>(p, heads);
   return 0;
 }
 template <typename T>
 int run(int cut, const Call& c) {
   using bf = __nv_bfloat16;
-  gdn::MtpArguments<T> p{};
-  p.slots = c.slots, p.accepted = c.accepted, p.cu_seqlens = (int32_t*)c.cu_seqlens, p.pool = (T*)c.pool;
+  gdn::MtpArguments p{};
+  p.slots = c.slots, p.accepted = c.accepted, p.cu_seqlens = (int32_t*)c.cu_seqlens, p.pool = c.pool;
   p.slot_stride = c.slot_stride, p.k = (bf*)c.k, p.q = (bf*)c.q, p.v = (bf*)c.v, p.a = (bf*)c.a, p.b = (bf*)c.b;
-  p.A_log = (float*)c.A_log, p.dt_bias = c.dt_bias, p.output = (bf*)c.output, p.states = (T*)c.states;
+  p.A_log = (float*)c.A_log, p.dt_bias = c.dt_bias, p.output = (bf*)c.output, p.states = c.states;
   p.states_rows = c.states_rows, p.states_stride = c.states_stride, p.state_stride = c.state_stride;
-  p.k_batch = c.batch[0], p.q_batch = c.batch[1], p.v_batch = c.batch[2], p.a_batch = c.batch[3], p.b_batch = c.batch[4];
-  p.k_token = c.token[0], p.q_token = c.token[1], p.v_token = c.token[2], p.a_token = c.token[3], p.b_token = c.token[4];
+  p.k_batch = c.batch[0], p.q_batch = c.batch[1], p.v_batch = c.batch[2], p.a_batch = c.batch[3];
+  p.k_token = c.token[0], p.q_token = c.token[1], p.v_token = c.token[2], p.a_token = c.token[3];
+  p.b_batch = c.batch[4], p.b_token = c.token[4];
   p.scale = c.scale, p.epsilon = c.epsilon, p.HV = c.HV, p.slots_stride = c.slots_stride, p.tokens = c.tokens;
   p.columns = c.columns, p.first_slot = c.first_slot, p.mode = c.mode, p.dt_bias_bf16 = c.dt_bias_bf16;
   p.slot_shift = p.accepted_shift = p.rows_shift = c.shift;
   p.by_HV = gdn::Divisor(c.HV), p.by_group = gdn::Divisor(c.HV / c.H);
   int i = 0;
 #define CUT(r, s, g)                                                                               \\
-  if (i++ == cut) {                                                                                \\
+  if (i++ == cut)                                                                                  \\
+  if constexpr (!std::is_same_v<T, __half> || s == 1) { /* one is enough */                        \\
     constexpr int S = sizeof(T) == 2 && s > 4 ? 4 : s;                                             \\
     if (c.tokens <= 4) return launch<T, 4, r, S, g>(p, c.B * c.HV);                                \\
     return launch<T, 8, r, S, g>(p, c.B * c.HV);                                                   \\
@@ -70,7 +72,8 @@ class Call(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in (
             "slots accepted cu_seqlens pool k q v a b A_log dt_bias output states states_rows".split())),
         *((name, ctypes.c_int64) for name in "slot_stride states_stride state_stride".split()),
-        ("batch", ctypes.c_int64 * 5), ("token", ctypes.c_int64 * 5), ("scale", ctypes.c_float), ("epsilon", ctypes.c_float),
+        ("batch", ctypes.c_int64 * 5), ("token", ctypes.c_int64 * 5),
+        ("scale", ctypes.c_float), ("epsilon", ctypes.c_float),
         *((name, ctypes.c_int32) for name in (
             "B H HV tokens slots_stride columns first_slot mode shift dt_bias_bf16".split())),
     ]  # fmt: skip
@@ -85,12 +88,12 @@ def library(tmp_path_factory):
 
 
 class Problem:
-    """A call's tensors: B sequences of T tokens, [B, T] slots that are all different and not 0, NaN in slot 0. With `lengths`
-    all tokens in one row and a sequence for each length. `gap` elements of NaN lie between tokens and between slots."""
+    """A call's tensors: B sequences of T tokens, [B, T] slots that are all different and not 0, NaN in slot 0. With
+    `lengths` all tokens in one row, and a sequence for each length. `gap`: NaN between tokens and between slots."""
 
-    def __init__(self, H: int, HV: int, B: int, T: int, dtype=torch.float32, gap: int = 0, lengths: list[int] | None = None):
+    def __init__(self, H: int, HV: int, B: int, T: int, dtype=torch.float32, gap: int = 0, lengths=()):
         draw = torch.Generator().manual_seed(100 * B + 10 * HV + T)
-        self.H, self.HV, self.B, self.T, self.lengths = H, HV, B, T, lengths or [T] * B
+        self.H, self.HV, self.B, self.T, self.lengths = H, HV, B, T, list(lengths) or [T] * B
         self.starts = [sum(self.lengths[:i]) for i in range(B)] if lengths else [T * i for i in range(B)]
         many = sum(lengths) if lengths else B * T
 
@@ -117,13 +120,13 @@ class Problem:
         five = [self.k, self.q, self.v, self.a, self.b]
         cu = torch.tensor([*self.starts, self.starts[-1] + self.lengths[-1]], dtype=torch.int32)
         packed = len(self.k) != self.B * self.T
-        where = self.states if mode == STATES else self.pool
+        where = self.states if mode == BUFFER else self.pool
         at = [None if x is None else x.data_ptr() for x in (
-            self.slots, self.accepted, cu if packed else None, self.pool, *five, self.A_log, self.dt_bias, self.output, where,
-            self.states_rows)]  # fmt: skip
+            self.slots, self.accepted, cu if packed else None, self.pool, *five, self.A_log, self.dt_bias, self.output,
+            where, self.states_rows)]  # fmt: skip
         given = Call(
-            *at, self.pool.stride(0), where.stride(0) if mode == STATES else 0,
-            where.stride(1) if mode == STATES else where.stride(0),
+            *at, self.pool.stride(0), where.stride(0) if mode == BUFFER else 0,
+            where.stride(1) if mode == BUFFER else where.stride(0),
             (ctypes.c_int64 * 5)(*(0 if packed else self.T * x.stride(0) for x in five)),
             (ctypes.c_int64 * 5)(*(x.stride(0) for x in five)), scale, epsilon, self.B, self.H, self.HV, self.T,
             self.slots.stride(0), 1 if self.slots.ndim == 1 else self.T, first_slot, mode,
@@ -156,7 +159,7 @@ class Problem:
                 output[n] = scale * torch.einsum("hvk,hk->hv", S, q[n])
                 if mode == SLOTS and int(self.slots[i, t]) >= first_slot:
                     pool[int(self.slots[i, t])] = S
-                if mode == STATES:
+                if mode == BUFFER:
                     states[(i if self.states_rows is None else int(self.states_rows[i])), t] = S
             if mode == LAST:
                 pool[start] = S
@@ -187,14 +190,17 @@ def check(library, problem: Problem, cut: int, mode: int, **how) -> None:
                 assert problem.states[row, t].isnan().all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("cut", "dtype"),
+    [(cut, dtype) for cut in range(len(CUTS)) for dtype in DTYPES if dtype != torch.float16 or cut == 1],
+    ids=str,
+)
 @pytest.mark.parametrize("T", [2, 4, 8])
-@pytest.mark.parametrize("cut", range(len(CUTS)), ids=lambda i: "x".join(map(str, CUTS[i])))
 def test_a_state_for_each_token_in_its_slot(library, cut, T, dtype):
     check(library, Problem(1, 1, 2, T, dtype), cut, SLOTS)
 
 
-@pytest.mark.parametrize("mode", [NONE, LAST, SLOTS, STATES])
+@pytest.mark.parametrize("mode", [OUTPUTS, LAST, SLOTS, BUFFER])
 @pytest.mark.parametrize("T", [3, 4, 6])
 def test_every_way_to_keep_states(library, mode, T):
     check(library, Problem(1, 3, 2, T), T % 3, mode)
@@ -204,22 +210,22 @@ def test_every_way_to_keep_states(library, mode, T):
 def test_states_go_to_rows_of_a_buffer(library):
     problem = Problem(1, 2, 3, 3)
     problem.states_rows = torch.tensor([2, 0, 3], dtype=torch.int32)
-    check(library, problem, 1, STATES)
+    check(library, problem, 1, BUFFER)
 
 
 def test_one_slot_for_each_sequence(library):
     problem = Problem(1, 2, 3, 4)
     problem.slots = problem.slots[:, 1].contiguous().long()
     problem.accepted = None
-    for mode in (NONE, LAST, STATES):
+    for mode in (OUTPUTS, LAST, BUFFER):
         check(library, problem, 0, mode)
 
 
-@pytest.mark.parametrize("mode", [NONE, SLOTS])
+@pytest.mark.parametrize("mode", [OUTPUTS, SLOTS])
 def test_padding_and_counts_out_of_range_are_zeros_and_touch_no_state(library, mode):
     problem = Problem(1, 2, 7, 3)
     problem.accepted = torch.tensor([1, 0, 3, 4, -1, 2, 2**31 - 1], dtype=torch.int32)
-    problem.slots[0, 0], problem.slots[2, 1], problem.slots[5, 2] = 0, 0, -1  # 0 starts nowhere; 2 and 5 do, and skip a token
+    problem.slots[0, 0], problem.slots[2, 1], problem.slots[5, 2] = 0, 0, -1  # 0 starts nowhere, 2 and 5 skip a token
     check(library, problem, 0, mode)
 
 
@@ -231,7 +237,7 @@ def test_slot_0_is_a_state_where_only_negative_slots_are_padding(library):
 
 
 @pytest.mark.parametrize(("lengths", "T"), [([3, 1, 4, 2], 4), ([1, 8, 5], 8)])
-@pytest.mark.parametrize("mode", [NONE, LAST, SLOTS, STATES])
+@pytest.mark.parametrize("mode", [OUTPUTS, LAST, SLOTS, BUFFER])
 def test_sequences_of_different_lengths(library, lengths, T, mode):
     check(library, Problem(1, 2, len(lengths), T, lengths=lengths), T % 3, mode)
 
@@ -265,7 +271,7 @@ def test_a_decay_of_0_forgets_everything_and_divides_by_nothing(library, T):
     problem.a[::2] = -60
     check(library, problem, 0, SLOTS)
     problem.pool[1:] *= 1e30
-    problem.call(library, 0, NONE)
+    problem.call(library, 0, OUTPUTS)
     assert problem.output.isfinite().all()
 
 
@@ -287,10 +293,10 @@ def test_a_nan_in_a_later_token_does_not_reach_the_earlier_ones(library, name):
         assert torch.equal(problem.pool[slot], clean.pool[slot])
 
 
-@pytest.mark.parametrize("mode", [1, 2, 3, 4, 6])  # emulated::Mode
-def test_the_same_bits_in_every_order_of_warps(library, mode):
-    cut = 2
-    expected, problem = Problem(1, 1, 1, 4), Problem(1, 1, 1, 4)
+@pytest.mark.parametrize("cut", [1, 2])
+@pytest.mark.parametrize("mode", [2, 4, 6])  # emulated::Mode
+def test_the_same_bits_in_every_order_of_warps(library, mode, cut):
+    expected, problem = Problem(1, 1, 2, 4), Problem(1, 1, 2, 4)
     expected.call(library, cut, SLOTS)
     order = ctypes.c_int.in_dll(library, "_ZN8emulated4modeE")
     order.value = mode

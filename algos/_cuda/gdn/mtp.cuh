@@ -40,16 +40,15 @@ namespace gdn {
 
 constexpr int MOST_TOKENS = 8;
 
-enum Keep { KEEP_NONE = 0, KEEP_LAST = 1, KEEP_SLOTS = 2, KEEP_STATES = 3 };  // the modes of mtp_verify
+enum Mode { OUTPUTS, LAST, SLOTS, BUFFER };  // which states are written, and where: see mtp_verify
 
 // Strides are of elements. With cu_seqlens, strides of the batch are 0. Indices are int32 or int64 as their shifts say (log2
 // of their bytes); a pool has less than 2^31 slots.
-template <typename T>
 struct MtpArguments {
   const void* slots;           // [B] or [B, columns]
   const void* accepted;        // [B]: the state is read from column accepted - 1; null: from column 0
   const int32_t* cu_seqlens;   // [B + 1]; null: each sequence has `tokens` tokens
-  const T* pool;               // [slots, HV, V, K], each slot dense
+  const void* pool;            // [slots, HV, V, K] of T, each slot dense
   int64_t slot_stride;
   const __nv_bfloat16* k;      // [B, tokens, H, K], or [all tokens, H, K] with cu_seqlens; the others likewise
   const __nv_bfloat16* q;
@@ -59,7 +58,7 @@ struct MtpArguments {
   const float* A_log;          // [HV]
   const void* dt_bias;         // [HV] float or bfloat16
   __nv_bfloat16* output;       // [.., HV, V], dense
-  T* states;                   // where states go: the pool, or [N, >= tokens, HV, V, K]
+  void* states;                // where states go: the pool, or [N, >= tokens, HV, V, K]
   const void* states_rows;     // [B], the row of `states`; null: the sequence's number
   int64_t states_stride, state_stride;  // of a row of `states` (0 for the pool), and of a state in it (or a slot)
   int64_t k_batch, k_token, q_batch, q_token, v_batch, v_token, a_batch, a_token, b_batch, b_token;
@@ -151,7 +150,8 @@ __device__ __forceinline__ void make_coefficients(Coefficients<TOKENS>& to, cons
       const float f = is_q ? scale : norm[h];
       float4* at = reinterpret_cast<float4*>(is_q ? to.W[t] : to.M[t]);
 #pragma unroll
-      for (int s = 0; s < TOKENS; s += 4) at[s / 4] = {f * row[h][s], f * row[h][s + 1], f * row[h][s + 2], f * row[h][s + 3]};
+      for (int s = 0; s < TOKENS; s += 4)
+        at[s / 4] = {f * row[h][s], f * row[h][s + 1], f * row[h][s + 2], f * row[h][s + 3]};
       if (is_q) {
         to.factors[t].z = scale * G[h] * norm[h];
       } else {
@@ -161,9 +161,10 @@ __device__ __forceinline__ void make_coefficients(Coefficients<TOKENS>& to, cons
   }
 }
 
-// d += S b for a block of 16 bytes a lane of rows g (w[0]) and, with 16 ROWS, g + 8 (w[1]); b: the same elements of vector g.
+// d += S b for 16 bytes a lane of rows g (w[0]) and, with 16 ROWS, g + 8 (w[1]); b: the same elements of vector g.
 template <int ROWS, typename T>
-__device__ __forceinline__ void multiply_block(float (&d)[2][4], const uint32_t (&w)[ROWS / 8][4], const uint32_t* b, const T*) {
+__device__ __forceinline__ void multiply_block(float (&d)[2][4], const uint32_t (&w)[ROWS / 8][4], const uint32_t* b,
+                                               const T*) {
   constexpr int LAST = ROWS / 8 - 1;
   const auto second = [](uint32_t x) { return LAST ? x : 0u; };
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
@@ -196,7 +197,7 @@ __device__ __forceinline__ void multiply_block(float (&d)[2][4], const uint32_t 
 // groups of warps, all of one head. TOKENS: room for 4 or 8. Four lanes have a row, and lane c of them tokens c and c + 4.
 template <typename T, int TOKENS, bool WRITES, int ROWS, int SPLIT, int GROUPS, int LOAD, int STORE, int RESIDENT>
 __global__ void __launch_bounds__(SPLIT * GROUPS * 32, RESIDENT > SPLIT * GROUPS ? RESIDENT / (SPLIT * GROUPS) : 1)
-gdn_mtp(const __grid_constant__ MtpArguments<T> p) {
+gdn_mtp(const __grid_constant__ MtpArguments p) {
   constexpr int EACH = 16 / sizeof(T), BLOCK = 4 * EACH, BLOCKS = K / SPLIT / BLOCK;  // a lane's, a row's of one access
   constexpr int HALVES = ROWS / 8, N = TOKENS / 4, WARPS = SPLIT * GROUPS, TILE = ROWS * GROUPS, TILES = V / TILE;
   constexpr uint32_t ALL = 0xffffffffu;
@@ -207,7 +208,8 @@ gdn_mtp(const __grid_constant__ MtpArguments<T> p) {
   __shared__ float2 partial[SPLIT > 1 ? GROUPS : 1][SPLIT][N][HALVES][32];
 
   // 1. Load slots, then all that needs no slot. A token that is not there is the last one again: nothing reads its results.
-  const uint32_t i_bh = blockIdx.x / TILES, i_b = p.by_HV.divide(i_bh), i_hv = i_bh - i_b * p.HV, i_h = p.by_group.divide(i_hv);
+  const uint32_t i_bh = blockIdx.x / TILES, i_b = p.by_HV.divide(i_bh), i_hv = i_bh - i_b * p.HV;
+  const uint32_t i_h = p.by_group.divide(i_hv);
   const auto index = [](const void* of, uint32_t i, uint8_t shift) { return PoolArguments<T>::slot(of, i, shift); };
   int32_t accepted = 1, begin = 0, count = p.tokens;
   const int32_t slot = index(p.slots, i_b * p.slots_stride + min(int(lane), p.columns - 1), p.slot_shift);
@@ -250,7 +252,7 @@ gdn_mtp(const __grid_constant__ MtpArguments<T> p) {
   if (WRITES && p.states_rows != nullptr) states_row = index(p.states_rows, i_b, p.rows_shift);
   __nv_bfloat16* output = p.output + ((static_cast<int64_t>(p.cu_seqlens ? 0 : i_b * p.tokens) + begin) * p.HV + i_hv) * V;
   const uint32_t at = ((i_hv * V + i_row) * K + column) * sizeof(T);  // bytes in a slot
-  const char* from = reinterpret_cast<const char*>(p.pool) + at;
+  const char* from = static_cast<const char*>(p.pool) + at;
   ptx::pin(from);
 
   // 2. Load S
@@ -279,7 +281,8 @@ gdn_mtp(const __grid_constant__ MtpArguments<T> p) {
 #pragma unroll
       for (int i = 0; i < BLOCKS; ++i)
 #pragma unroll
-        for (int n = 0; n < EACH / 2; n += 2) add(dots[(i * EACH / 4 + n / 2) % 2], &vectors[0][i][n], &vectors[N - 1][i][n]);
+        for (int n = 0; n < EACH / 2; n += 2)
+          add(dots[(i * EACH / 4 + n / 2) % 2], &vectors[0][i][n], &vectors[N - 1][i][n]);
     } else {
 #pragma unroll
       for (int i = 0; i < 8; ++i) add(dots[i % 2], &whole[0][i / 2][i % 2 * 2], &whole[N - 1][i / 2][i % 2 * 2]);
@@ -363,25 +366,26 @@ gdn_mtp(const __grid_constant__ MtpArguments<T> p) {
   // 6. States
   if constexpr (WRITES) {
     int32_t mine = lane;                       // lane t has where the state after token t goes; below 0: nowhere
-    if (p.mode == KEEP_LAST) mine = lane + 1 == count ? start : -1;
-    if (p.mode == KEEP_SLOTS) mine = slot < p.first_slot ? -1 : slot;
+    if (p.mode == LAST) mine = lane + 1 == count ? start : -1;
+    if (p.mode == SLOTS) mine = slot < p.first_slot ? -1 : slot;
     if (lane >= count || states_row < 0) mine = -1;
-    const char* states = reinterpret_cast<const char*>(p.states + states_row * p.states_stride) + at;
+    char* states = static_cast<char*>(p.states) + states_row * p.states_stride * static_cast<int64_t>(sizeof(T)) + at;
     float s[BLOCKS][HALVES][EACH];
 #pragma unroll
     for (int i = 0; i < BLOCKS; ++i)
 #pragma unroll
       for (int h = 0; h < HALVES; ++h) unpack<EACH>(s[i][h], w[i][h], static_cast<const T*>(nullptr));
     // Unrolled for a few elements only: code that does not fit into the instruction cache is slower than a loop.
-#pragma unroll(BLOCKS* HALVES* EACH > 16 ? 1 : TOKENS)
+#pragma unroll(BLOCKS* HALVES* EACH > 8 ? 1 : TOKENS)
     for (int t = 0; t < TOKENS; ++t) {
       if (t >= count) break;
       const int32_t i_state = __shfl_sync(ALL, mine, t);
-      char* to = const_cast<char*>(states) + i_state * p.state_stride * static_cast<int64_t>(sizeof(T));
+      char* to = states + i_state * p.state_stride * static_cast<int64_t>(sizeof(T));
       const float g = coefficients.factors[t].w;
       float d_t[HALVES];
 #pragma unroll
-      for (int h = 0; h < HALVES; ++h) d_t[h] = __shfl_sync(ALL, t < 4 ? delta[0][h] : delta[N - 1][h], (lane & ~3u) + t % 4);
+      for (int h = 0; h < HALVES; ++h)
+        d_t[h] = __shfl_sync(ALL, t < 4 ? delta[0][h] : delta[N - 1][h], (lane & ~3u) + t % 4);
 #pragma unroll
       for (int i = 0; i < BLOCKS; ++i) {
         uint32_t words[EACH / 2];
