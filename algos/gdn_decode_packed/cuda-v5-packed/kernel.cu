@@ -19,4 +19,7 @@ void run(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::T
 }  // namespace
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, run);
+// what gdn_cli.serving calls, by the pool's type
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(packed_decode, gdn::packed_decode<float>);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(packed_decode_bf16, gdn::packed_decode<__nv_bfloat16>);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(packed_decode_f16, gdn::packed_decode<__half>);
