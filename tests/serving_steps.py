@@ -40,7 +40,7 @@ def walk(S, q, k, v, a, b, A_log, dt_bias, scale, norm: bool = True):
 
 
 def apart(x: torch.Tensor, gap: int, before: int = 0) -> torch.Tensor:
-    """The same values in rows (first axis) that lie `gap` elements further apart, after `before` others; NaN between."""
+    """The same values in rows (first axis) that lie `gap` elements apart, after `before` others; NaN between."""
     row = x[0].numel()
     wide = x.new_full((before + len(x) * (row + gap),), torch.nan)
     return wide.as_strided(x.shape, (row + gap, *x.stride()[1:]), before).copy_(x)

@@ -113,9 +113,8 @@ def test_what_lies_apart_gives_the_same_bits(device, name):
     dense, x = call([2, 0, 4], 6, 2, 6, device), call([2, 0, 4], 6, 2, 6, device)
     for each in ("initial_state", "mixed_qkv", "a", "b"):
         if name in (each, "all"):  # rows of 16 bytes, slots of 32; gates of any
-            x[each] = (
-                apart(x[each], gap=64, before=64) if each in ("initial_state", "mixed_qkv") else apart(x[each], 5, 3)
-            )
+            gap, before = (5, 3) if each in "ab" else (64, 64)
+            x[each] = apart(x[each], gap, before)
     out, pool = serving.packed_decode(**dense)
     got, gaps = serving.packed_decode(**x)
     assert same(got, out) and same(gaps, pool)
@@ -168,7 +167,7 @@ def test_other_arguments(changed):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("B", [1, 2, 4, 8, 16, 32, 64])
 def test_a_graph_is_replayed_with_fewer_rows(dtype, B):
-    """Captured at a power of two, replayed with B // 2 + 1 rows and padding, as engines do; the bits are an eager call's."""
+    """Captured at a power of two, replayed with fewer rows and padding, as engines do: the bits of an eager call."""
     rows, P = max(1, B // 2 + B % 2), 2 * B + 3
     x = call(list(range(1, B + 1)), P, 4, 8, "cuda", dtype)
     x["initial_state"].copy_(steps.pool(P, 8, "cuda", dtype))

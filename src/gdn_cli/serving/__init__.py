@@ -7,16 +7,16 @@ place.
 
 `gdn_cli.serving.vllm` and `gdn_cli.serving.sglang` put these into an installed engine.
 
-All functions run on the current stream of the tensors' device, wait for nothing and allocate nothing but an output that
-is not given, so a CUDA graph can capture them once their library is loaded. They may be called from any thread. There is
-no backward. The step is that of Gated Delta Networks (arXiv 2412.06464):
+All functions run on the current stream of the tensors' device, wait for nothing and allocate nothing but an output
+that is not given, so a CUDA graph can capture them once their library is loaded. They may be called from any thread.
+There is no backward. The step is that of Gated Delta Networks (arXiv 2412.06464):
 
     S <- g S;  S <- S + beta (v - S k) k^T;  o = scale S q
     g = exp(-exp(A_log) softplus(a + dt_bias)),  beta = sigmoid(b),  both in float32
 
-with a state S [V, K] for each value head and K = V = 128; HV is any multiple of H. Slots are below the size of the pool,
-and those of one call are distinct unless they are padding: both are up to the caller, as checking them would mean to
-wait for the GPU. A slot below `first_slot` is padding: its output is 0, and no state is read or written.
+with a state S [V, K] for each value head and K = V = 128; HV is any multiple of H. Slots are below the size of the
+pool, and those of one call are distinct unless they are padding: both are up to the caller, as checking them would mean
+to wait for the GPU. A slot below `first_slot` is padding: its output is 0, and no state is read or written.
 
 Errors come before anything is launched: ValueError or TypeError if the library does not take these arguments (it says
 pool, state_indices and output for initial_state, ssm_state_indices and out), MissingError if this machine or this
@@ -147,12 +147,12 @@ def mtp_verify(
 
 
 def verify(
-    q, k, v, a, b, A_log, dt_bias, pool, state_indices, num_accepted_tokens, cu_seqlens, scale, out, states, states_rows,
-    mode: int, first_slot: int, norm: bool,
+    q, k, v, a, b, A_log, dt_bias, pool, state_indices, num_accepted_tokens, cu_seqlens, scale, out, states,
+    states_rows, mode: int, first_slot: int, norm: bool,
 ) -> torch.Tensor:  # fmt: skip
     """The library's mtp_verify as engines give its tensors (see mtp_verify above): with cu_seqlens all tokens have a
-    leading axis of 1. states [N, >= T, HV, V, K] of the pool's dtype takes the state after each token if mode is BUFFER,
-    in row states_rows[n] (int32 or int64 [N]) or n. Returns out."""
+    leading axis of 1. states [N, >= T, HV, V, K] of the pool's dtype takes the state after each token if mode is
+    BUFFER, in row states_rows[n] (int32 or int64 [N]) or n. Returns out."""
     if out is None:
         out = v.new_empty(v.shape)
     into = out

@@ -1,4 +1,4 @@
-"""vLLM 0.33 on our kernels: `install()` and `uninstall()`; `python -m gdn_cli.serving.vllm` checks the installed version.
+"""vLLM 0.33 on our kernels: `install()`, `uninstall()`; `python -m gdn_cli.serving.vllm` checks the version here.
 
 Replaced: packed decode, and the update that verifies draft tokens. Not chunk_gated_delta_rule: it is given gates that
 vLLM has computed before (docs/serving.md).
