@@ -10,6 +10,7 @@ import threading
 import types
 from pathlib import Path
 
+import helpers
 import pytest
 import serving_steps as steps
 import torch
@@ -72,12 +73,13 @@ def held(package: str) -> dict[tuple[str, str], object]:
     return {(name, key): value for name, m in modules.items() for key, value in vars(m).items()}
 
 
-def decode_call(**changed) -> dict:
-    x = steps.tokens(3, 2, 6, "cpu")
+def decode_call(device: str = "cpu", **changed) -> dict:
+    x = steps.tokens(3, 2, 6, device)
     mixed_qkv = torch.cat([x.pop(name).flatten(1) for name in "qkv"], dim=1)
     return x | dict(
-        mixed_qkv=mixed_qkv, scale=0.1, initial_state=torch.zeros(5, 6, 128, 128),
-        out=torch.empty(3, 1, 6, 128).bfloat16(), ssm_state_indices=torch.tensor([1, 0, 3], dtype=torch.int32),
+        mixed_qkv=mixed_qkv, scale=0.1, initial_state=steps.pool(5, 6, device),
+        out=torch.empty(3, 1, 6, 128, device=device, dtype=torch.bfloat16),
+        ssm_state_indices=torch.tensor([1, 0, 3], dtype=torch.int32, device=device),
     ) | changed  # fmt: skip
 
 
@@ -294,10 +296,10 @@ def sglang_call(N: int, T: int, **changed) -> dict:
     x |= {name: x[name][None] for name in "qkv"}
     return x | dict(
         softplus_beta=1.0, softplus_threshold=20.0, initial_state_source=steps.pool(N + 2, 6, "cpu"),
-        initial_state_indices=torch.arange(N, 0, -1), use_qk_l2norm_in_kernel=True,
+        initial_state_indices=torch.arange(N, 0, -1).int(), use_qk_l2norm_in_kernel=True,
         cu_seqlens=torch.arange(0, N * T + 1, T, dtype=torch.int32), disable_state_update=True,
         intermediate_states_buffer=torch.zeros(N + 1, T + 1, 6, 128, 128),
-        intermediate_state_indices=torch.arange(N) + 1, cache_steps=T + 1,
+        intermediate_state_indices=torch.arange(N).int() + 1, cache_steps=T + 1,
     ) | changed  # fmt: skip
 
 
@@ -444,3 +446,40 @@ def test_a_cpu_has_packed_decode_alone():
             serving.prepare(function, device="cpu")
     with pytest.raises(MissingError, match="no function for a pool of torch.bfloat16 on a CPU"):
         serving.prepare(serving.packed_decode, dtype=torch.bfloat16, device="cpu")
+
+
+# --- on a GPU -------------------------------------------------------------------------------------------------------
+
+
+def on_gpu(x: dict) -> dict:
+    return {name: v.cuda() if isinstance(v, torch.Tensor) else v for name, v in x.items()}
+
+
+@pytest.mark.gpu
+@BOTH
+@pytest.mark.parametrize("of", ["decode", "verify"])
+def test_the_engine_s_own_function_says_the_same(release, of):
+    """The engine's files (shared/gpu/engines.sh) on PYTHONPATH. SGLang rounds beta to bfloat16 in its decode."""
+    engine = ENGINES[release]
+    try:
+        own, ours = next(
+            (engine._own(w), f) for w, f in engine.functions.items() if ("packed" in w) == (of == "decode")
+        )
+    except MissingError as e:
+        pytest.skip(str(e))
+    if of == "decode":
+        slots = torch.tensor([1, -1, 3], dtype=torch.int32)
+        x = on_gpu(decode_call(use_qk_l2norm_in_kernel=True, ssm_state_indices=slots))
+    else:
+        if not any(algo.full_name == serving._verify.algo for algo in helpers.REGISTRY.algos):
+            pytest.skip(f"no {serving._verify.algo} yet")
+        x = on_gpu(verify_call(3, 4) if engine.package == "vllm" else sglang_call(3, 4))
+    y = {name: v.clone() if isinstance(v, torch.Tensor) else v for name, v in x.items()}
+    result, expected = ours(**y), own(**x)
+    for got, right in zip(*(z if isinstance(z, tuple) else (z,) for z in (result, expected)), strict=True):
+        assert steps.error(got, right.cpu().double()) <= 1e-2
+    for name in ("initial_state", "initial_state_source", "intermediate_states_buffer"):
+        if name in x:
+            assert steps.error(y[name], x[name].cpu().double()) <= 5e-3
+    if of == "decode":
+        assert steps.same(y["out"][1], x["out"][1]) and steps.same(y["initial_state"][2], x["initial_state"][2])
