@@ -73,6 +73,49 @@ def gdn_decode_packed(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scal
     return out, S
 
 
+def gdn_mtp(q, k, v, pool, slots, A_log, a, dt_bias, b, scale):
+    """(output [B, T, HV, V], the pool as it was) of T tokens of each sequence; a negative slot is padding."""
+    q, k, v, pool, A_log, a, dt_bias, b = map(_f64, (q, k, v, pool, A_log, a, dt_bias, b))
+    _, T, H, K = q.shape
+    HV = v.shape[2]
+    if scale is None or scale == 0:
+        scale = 1 / math.sqrt(K)
+    out = np.zeros(v.shape)
+    for n, slot in enumerate(slots.tolist()):
+        S = pool[slot].copy()
+        for t in range(T) if slot >= 0 else ():
+            for h in range(HV):
+                j = h // (HV // H)
+                each = A_log[h], a[n, t, h], dt_bias[h], b[n, t, h], scale
+                out[n, t, h] = _advance(S[h], q[n, t, j], k[n, t, j], v[n, t, h], *each)
+    return out, pool
+
+
+def gdn_mtp_packed(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, num_accepted_tokens, scale):
+    """(output [B, T, HV, V], new_pool [P, HV, V, K]) of T tokens of each row, the state of each token in its slot."""
+    x, a, b, A_log, dt_bias, pool = map(_f64, (mixed_qkv, a, b, A_log, dt_bias, pool))
+    _, HV, V, K = pool.shape
+    B, T, columns = x.shape
+    H = (columns - HV * V) // (2 * K)
+    if scale is None or scale == 0:
+        scale = 1 / math.sqrt(K)
+    out = np.zeros((B, T, HV, V))
+    for n, (slots, accepted) in enumerate(zip(state_indices.tolist(), num_accepted_tokens.tolist(), strict=True)):
+        if not 1 <= accepted <= T or slots[accepted - 1] <= 0:
+            continue
+        S = pool[slots[accepted - 1]].copy()
+        for t in range(T):
+            heads = x[n, t].reshape(-1, K)
+            for h in range(HV):
+                j = h // (HV // H)
+                q, k = (y / math.sqrt(y @ y + 1e-6) for y in (heads[j], heads[H + j]))
+                each = A_log[h], a[n, t, h], dt_bias[h], b[n, t, h], scale
+                out[n, t, h] = _advance(S[h], q, k, heads[2 * H + h], *each)
+            if slots[t] > 0:
+                pool[slots[t]] = S
+    return out, pool
+
+
 def gdn_prefill(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale):
     """(output [T, HV, V], new_state [N, HV, V, K]) of packed sequences; shapes of the inputs as in the definition."""
     q, k, v, S, A_log, a, dt_bias, b = map(_f64, (q, k, v, state, A_log, a, dt_bias, b))
@@ -143,7 +186,8 @@ def inputs(
     """Torch CPU tensors (and the scale) in the definition's order and dtypes, drawn from `seed`.
 
     op         gdn_decode, gdn_decode_bf16 or gdn_decode_packed (read batch_size), gdn_prefill (reads lengths, one per
-               sequence, 0 allowed), attention_fwd or attention_fwd_causal (read batch_size and seq_len)
+               sequence, 0 allowed), gdn_mtp, gdn_mtp_packed, attention_fwd or attention_fwd_causal (read batch_size
+               and seq_len)
     case       one of CASES, for the GDN operations
     heads      query/key heads (GDN has twice as many value heads); the definitions' count if None
     head_size  the definitions' if None
@@ -156,8 +200,8 @@ def inputs(
     if op in ("attention_fwd", "attention_fwd_causal"):
         return [randn(batch_size, heads or 8, seq_len, head_size or 64).half() for _ in range(3)]
     H, D = heads or 4, head_size or 128
-    decode = op.startswith("gdn_decode")
-    lead = (batch_size, 1) if decode else (sum(lengths),)
+    decode = op.startswith(("gdn_decode", "gdn_mtp"))
+    lead = (batch_size, seq_len) if decode else (sum(lengths),)
     N = batch_size if decode else len(lengths)
     A_mean, dt_mean, b_mean = CASES[case]
     k = randn(*lead, H, D)
@@ -178,6 +222,13 @@ def inputs(
         row = torch.cat([x.flatten(1) for x in (3 * q, 5 * k, v)], dim=1)
         slots = torch.arange(P - 1, 0, -2, dtype=torch.int32)
         return [row, a[:, 0], b[:, 0], A_log, dt_bias, randn(P, 2 * H, D, D), slots, scale]
+    if op.startswith("gdn_mtp"):
+        (q, k, v, _, A_log, a, dt_bias, b), P = tensors, 2 * N * seq_len + 1
+        pool, slots = randn(P, 2 * H, D, D), torch.arange(P - 1, 0, -2, dtype=torch.int32).view(N, seq_len)
+        if op == "gdn_mtp":
+            return [q, k, v, pool, slots[:, 0].contiguous(), A_log, a, dt_bias, b, scale]
+        row, accepted = torch.cat([x.flatten(2) for x in (3 * q, 5 * k, v)], dim=2), torch.arange(N) % seq_len + 1
+        return [row, a, b, A_log, dt_bias, pool, slots, accepted.int(), scale]
     if op == "gdn_prefill":
         tensors.append(torch.tensor([0, *lengths]).cumsum(0))
     return [*tensors, scale]

@@ -80,7 +80,7 @@ def test_a_file_with_all_of_them(tmp_path):
     ('keeps = "at" }', 'parts = { a = "k" } }', "$.outputs.y.parts: expected nothing, except for an input"),
     ('moves = ["n", "k"]', 'moves = ["n", "z"]', "$.inputs.s.moves: expected axes of [axes]: n, m, k, row, got 'z'"),
     ('keeps = "at"', 'keeps = "s"', "$.outputs.y.keeps: expected an input of whole numbers with one axis"),
-    ('in_place = { y = "s" }', "", "$.outputs.y.keeps: expected an input of whole numbers with one axis, for an out"),
+    ('in_place = { y = "s" }', "", "$.outputs.y.keeps: expected an input of whole numbers with one axis or more"),
     ('"at" }', '"at", keep = 1 }', "$.outputs.y.keep: unknown key; did you mean keeps"),
     ('in_place_only = true', 'in_place_only = 1', "$.in_place_only: expected true or false, got 1"),
     ('"x.b"', '"x.c"', "$.linear_in: expected inputs: x, s, at, x.a, x.b, got 'x.c'"),

@@ -44,6 +44,8 @@ WORKLOADS = {
     "gdn_decode": [f"batch_size={n}" for n in (1, 2, 3, 4, 5, 7, 64, 65)],
     "gdn_decode_bf16": [f"batch_size={n}" for n in (1, 2, 3, 4, 5, 7, 64, 65)],
     "gdn_decode_packed": [f"batch_size={n}" for n in (1, 2, 3, 4, 5, 7, 64, 65)],
+    "gdn_mtp": ["seq_len=2", "seq_len=3", "batch_size=3", "batch_size=7,seq_len=8", "batch_size=64,seq_len=4"],
+    "gdn_mtp_packed": ["seq_len=2", "seq_len=3", "batch_size=3", "batch_size=7,seq_len=8", "batch_size=64,seq_len=4"],
     "gdn_prefill": [
         "total_seq_len=6,num_seqs=1", "total_seq_len=16,num_seqs=1", "total_seq_len=139,num_seqs=3",
         "total_seq_len=525,num_seqs=1", "seq_lens=1+64+65", "seq_lens=3x100", "seq_lens=1x63",

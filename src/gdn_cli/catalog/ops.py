@@ -23,10 +23,12 @@ class TensorSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
     parts  of an input: names of consecutive parts of its last axis, each with its size, a number or an expression of
            fixed axes; together they are the whole axis
-    moves  axes whose product is the number of elements that a call reads or writes, if that is not all of them
-    keeps  of an output that overwrites an input: an input of whole numbers, one for each row, naming the slots
-           (indices on the first axis) that a call may change. A number below 1 is padding and names none. All other
-           slots must come back bit for bit
+    moves  axes whose product is the number of elements that a call reads or writes, if that is not all of them. []:
+           none; an output that overwrites an input then comes back bit for bit
+    keeps  of an output that overwrites an input: an input of whole numbers, one or several for each row, naming the
+           slots (indices on the first axis) that a call may change. A number below 1 is padding and names none. All
+           other slots must come back bit for bit. Twins name each slot once
+    between  of an input of whole numbers: the least and the greatest of a twin's, expressions of axes
     """
 
     dtype: Text
@@ -35,6 +37,7 @@ class TensorSpec(Struct, frozen=True, forbid_unknown_fields=True):
     parts: dict[str, Text] = {}
     moves: tuple[str, ...] | None = None
     keeps: Text | None = None
+    between: tuple[Text, Text] | None = None
 
 
 HEADS = ("num_q_heads", "num_k_heads", "num_v_heads")  # the axes that `--heads` sets
@@ -160,9 +163,17 @@ class OpFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise Wrong((kind, name, "parts"), f"parts that add up to {spec.shape[-1]} = {whole}", found)
         if spec.keeps:
             by = self.inputs.get(spec.keeps)
-            if name not in self.in_place or not by or "int" not in by.dtype or len(by.shape or ()) != 1:
-                said = "an input of whole numbers with one axis, for an output of in_place"
+            if name not in self.in_place or not by or "int" not in by.dtype or not by.shape:
+                said = "an input of whole numbers with one axis or more, for an output of in_place"
                 raise Wrong((kind, name, "keeps"), said, spec.keeps)
+        if spec.between:
+            try:
+                low, high = (size(text, dict.fromkeys(self.axes, 1) | fixed) for text in spec.between)
+            except ValueError as e:
+                raise Wrong((kind, name, "between"), f"two expressions of axes ({e})", list(spec.between)) from None
+            if kind != "inputs" or "int" not in spec.dtype or low > high:
+                said = "the least and the greatest value, for an input of whole numbers"
+                raise Wrong((kind, name, "between"), said, list(spec.between))
 
     def _sizes(self, heads: Heads | None = None) -> dict[str, int | None]:
         """Each axis's size (None: variable) at these heads; None for the heads of the file. Raises Wrong."""
@@ -211,7 +222,14 @@ class Op(OpFile, frozen=True, kw_only=True):
     def moved(self, spec: TensorSpec, axes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape of the elements that a call reads or writes: `moves`, or all."""
         known = self.fixed | dict(axes)
-        return tuple(known[axis] for axis in (spec.shape if spec.moves is None else spec.moves) or ())
+        if spec.moves == ():
+            return (0,)
+        return tuple(known[axis] for axis in spec.moves or spec.shape or ())
+
+    @property
+    def slots(self) -> dict[str, str]:
+        """Input that names slots (`keeps`) -> the output whose slots they are."""
+        return {spec.keeps: name for name, spec in self.outputs.items() if spec.keeps}
 
     def parts(self, name: str) -> dict[str, tuple[int, int]]:
         """An input's parts, each with its begin and end on the last axis."""

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +21,21 @@ from msgspec.structs import replace
 
 from ..errors import UsageError, unknown
 from ..parsing import Json, Positive, read_json
-from .expression import size
+from .expression import condition, size
 from .formats import Input
 from .ops import Op
 from .presets import Preset, parse_seq_lens, presets_file
 
 # The axes of ops that are not in the contest: one workload for each size along one axis.
 _LENGTHS = [{"batch_size": 1, "seq_len": n} for n in (128, 256, 512, 1024, 2048, 4096)]
+_VERIFY = [(1, 4), (4, 4), (16, 4), (64, 4), (1, 2), (16, 2), (1, 8), (16, 8)]
 OWN: dict[str, list[dict[str, int]]] = {
     "attention_fwd": _LENGTHS,
     "attention_fwd_causal": _LENGTHS,
     "gdn_decode_bf16": [{"batch_size": n} for n in (1, 2, 4, 8, 16, 32, 48, 64, 128, 256)],
     "gdn_decode_packed": [{"batch_size": n, "pool_size": 2 * n + 1} for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)],
+    "gdn_mtp": [{"batch_size": n, "seq_len": t, "pool_size": 2 * n + 1} for n, t in _VERIFY],
+    "gdn_mtp_packed": [{"batch_size": n, "seq_len": t, "pool_size": n * t + 1} for n, t in _VERIFY],
 }
 # Generated twins get their uuid from this and their axes: the same axes have the same tensors everywhere.
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "gdn:workload")
@@ -111,11 +115,22 @@ def twin(op: Op, wanted: Mapping[str, int], seq_lens: Sequence[int] | None = Non
                 f"num_seqs={axes['num_seqs']} sequences do not fit total_seq_len={axes['total_seq_len']}",
                 hint="each sequence has at least one token",
             )
-    if "pool_size" in axes and axes["pool_size"] <= axes["batch_size"]:
-        raise UsageError(
-            f"pool_size={axes['pool_size']} with batch_size={axes['batch_size']}",
-            hint="each row has its own slot, and slot 0 is for padding: give batch_size + 1 or more",
-        )
+    for rows, pool in op.slots.items():
+        count, (slots, *_) = op.inputs[rows].shape, op.outputs[pool].shape
+        if op.shape(op.outputs[pool], axes)[0] <= prod(op.shape(op.inputs[rows], axes)):
+            raise UsageError(
+                f"{slots}={axes[slots]} with {', '.join(f'{axis}={axes[axis]}' for axis in count)}",
+                hint=f"each row has its own slot, and slot 0 is for padding: give {' * '.join(count)} + 1 or more",
+            )
+    known = op.fixed | axes
+    for text in op.constraints:
+        try:
+            holds = condition(text, known)
+        except ValueError:
+            continue  # of tensors' values, not of axes alone
+        if not holds(known):
+            given = ", ".join(f"{axis}={axes[axis]}" for axis in op.var_axes if axis in text)
+            raise UsageError(f"{op.name}: {given}", hint=f"expected {text}")
     axes = {name: axes[name] for name in op.var_axes}
     if seq_lens is not None and len(seq_lens) == 1:
         seq_lens = None  # one sequence: the axes determine it, and the twin is the same

@@ -118,19 +118,22 @@ def check(
 
 
 def _kept(verdict: Check, op: Op, inputs: list, outputs: list) -> None:
-    """Check that slots which no row names (`keeps`) have the same bits as in the input that the output overwrites."""
+    """Check that slots which no row names (`keeps`), or all if a call writes none (`moves`), have the same bits as in
+    the input that the output overwrites."""
     names = list(op.inputs)
     for (name, spec), out in zip(op.outputs.items(), outputs, strict=False):
         if spec.keeps and name in verdict.errors:  # otherwise its shape or dtype is already wrong
             slots, old = inputs[names.index(spec.keeps)], inputs[names.index(op.in_place[name])]
             other = torch.ones(len(out), dtype=torch.bool, device=out.device)
-            other[slots[slots > 0].long()] = False
+            if spec.moves != ():
+                other[slots[slots > 0].long()] = False
             as_int, _ = _mark(out)
             changed = (out.view(as_int) != old.view(as_int)).flatten(1).any(1) & other
             if where := changed.nonzero().flatten().tolist():
                 more = f", and {len(where) - 1} more" if len(where) > 1 else ""
                 verdict.reason = None  # more specific than an error over the whole pool
-                verdict.fail(f"{name}: slot {where[0]}{more} changed, and no row of {spec.keeps} names it")
+                why = "no call may change one" if spec.moves == () else f"no row of {spec.keeps} names it"
+                verdict.fail(f"{name}: slot {where[0]}{more} changed, and {why}")
 
 
 def wanted(op: Op, axes: dict[str, int]) -> list[tuple[tuple[int, ...], torch.dtype]]:

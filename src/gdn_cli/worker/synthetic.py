@@ -6,12 +6,14 @@ whatever the device is: the same bits in every run, in any order, on every machi
 Gated delta net (K is head_size):
   q, k        N(0, 1), L2-normalised over K (norm in float64, quotient in float32), then rounded to bf16
   v           N(0, 1)
-  state, pool N(0, 0.17^2) f32: the size at which the recurrence settles with these inputs
+  state, pool N(0, 0.17^2) f32: the size at which the recurrence settles with these inputs; so has every input that an
+              output overwrites
   A_log       log U(1, 16)                                     Mamba-2's initialisation (arXiv 2405.21060), which
   dt_bias     softplus^-1(dt), log dt ~ U(log 1e-3, log 1e-1)  Gated DeltaNet keeps (arXiv 2412.06464)
   a, b        N(0, 1): projections of a normalised hidden state
   cu_seqlens  see `sequence_lengths`
-  state_indices  a slot of the pool for each row, drawn without repeats from 1 on
+  slots of a pool (`keeps` of an output) drawn without repeats from 1 on
+  whole numbers with `between`  all in that range alike
   packed rows (an input with parts): each part N(0, 1), drawn under the part's name, not normalised
   scale       1 / sqrt(K)
 Other ops: N(0, 1), scale as above.
@@ -31,6 +33,7 @@ import numpy as np
 import torch
 
 from ..catalog.dtypes import torch_dtype
+from ..catalog.expression import size
 from ..catalog.ops import Op
 from ..catalog.stress import TOKENS
 from ..catalog.workloads import Workload
@@ -47,7 +50,6 @@ _DRAWS = 256
 # 2048 (0.05 to 0.4 by head). A state of N(0, 1) is six times larger than in any server: the rounding of its bf16
 # products alone then reaches the contest's absolute tolerance of 0.01.
 _STATE_RMS = np.float32(0.17)
-_STATES = ("state", "pool")
 # Over all seeds the method meets the published figures on average; single seeds scatter (p99: 2640 +- 180). Of the
 # first 300 salts this one is closest with the contest's uuids: each figure within 0.6 of its standard deviation.
 _LENGTHS_SALT = 268
@@ -100,9 +102,13 @@ def _drawn(op: Op, workload: Workload, name: str) -> torch.Tensor | float:
     if name == "cu_seqlens":
         ends = np.cumsum([0, *sequence_lengths(workload)], dtype=np.int64)
         return torch.from_numpy(ends).to(dtype)
-    if name == "state_indices":
-        slots = stream(workload, name).permutation(workload.axes["pool_size"] - 1) + 1
-        return torch.from_numpy(slots[: shape[0]]).to(dtype)
+    if name in op.slots:
+        count = op.shape(op.outputs[op.slots[name]], workload.axes)[0]
+        slots = stream(workload, name).permutation(count - 1) + 1
+        return torch.from_numpy(slots[: math.prod(shape)].reshape(shape)).to(dtype)
+    if spec.between:
+        low, high = (size(text, op.fixed | workload.axes) for text in spec.between)
+        return torch.from_numpy(stream(workload, name).integers(low, high, shape, endpoint=True)).to(dtype)
     if not dtype.is_floating_point:
         raise UsageError(f"{op.name}: no twin for '{name}' of {spec.dtype}", hint="use a data set: --dataset DIR")
     rng = stream(workload, name)
@@ -121,9 +127,13 @@ def _drawn(op: Op, workload: Workload, name: str) -> torch.Tensor | float:
     if op.op_type == "gdn" and name in ("q", "k"):
         # float64, so that the order of a CPU's additions does not show in the bits
         x /= np.sqrt(np.square(x, dtype=np.float64).sum(axis=-1, keepdims=True)).astype(np.float32)
-    if op.op_type == "gdn" and name in _STATES:
+    if _is_state(op, name):
         x *= _STATE_RMS
     return torch.from_numpy(x).to(dtype)
+
+
+def _is_state(op: Op, name: str) -> bool:
+    return op.op_type == "gdn" and (name == "state" or name in op.in_place.values())
 
 
 _GATES = {"A_log": 0.25, "a": 1.0, "b": 1.0, "dt_bias": 0.25}  # input -> its standard deviation
@@ -141,9 +151,9 @@ def _stressed(op: Op, workload: Workload, name: str, x: torch.Tensor | float) ->
         x[:: family.forget_every] = _FORGETS
     if name == "q" and family.logits != 1:
         x = x * family.logits
-    if name in _STATES and family.state is not None:
+    if _is_state(op, name) and family.state is not None:
         x = x * (family.state / float(_STATE_RMS))
-    if family.padding and name == "state_indices":
+    if family.padding and name in op.slots:
         x[::4], x[-1] = 0, -1
     if family.keys == "zero":
         parts = {name: (0, None)} if name in ("q", "k") else op.parts(name)

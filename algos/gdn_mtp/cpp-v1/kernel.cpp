@@ -1,0 +1,28 @@
+// GDN verify on the CPU, outputs alone: the binding of FlashInfer-Trace's call. The code is in verify.h.
+
+#include <tvm/ffi/function.h>
+
+#include <cstring>
+
+#include "verify.h"
+
+namespace ffi = tvm::ffi;
+
+// Inputs as in the definition: q, k [B, T, H, 128], v [B, T, HV, 128], a, b [B, T, HV] bf16; initial_state [P, HV, 128,
+// 128], A_log, dt_bias [HV] f32; initial_state_indices [B], negative: padding; scale None or 0: 1/sqrt(128). Writes output
+// [B, T, HV, 128] bf16. final_state is the pool itself, or else gets a copy of it.
+void Run(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView initial_state,
+         ffi::TensorView initial_state_indices, ffi::TensorView A_log, ffi::TensorView a, ffi::TensorView dt_bias,
+         ffi::TensorView b, ffi::Optional<double> scale, ffi::TensorView output, ffi::TensorView final_state) {
+  gdn::mtp_verify(q, k, v, a, b, A_log, dt_bias, initial_state, initial_state_indices, {}, {}, scale, output, {}, {},
+                  gdn::OUTPUTS, 0, -1.0);
+  const int64_t P = initial_state.size(0), HV = initial_state.size(1);
+  if (final_state.data_ptr() == initial_state.data_ptr()) return;
+  const DLDataType f32{kDLFloat, 32, 1};
+  const DLDevice cpu = initial_state.device();
+  const float* from = gdn::data<float>(initial_state, "initial_state", f32, {P, HV, gdn::V, gdn::K}, cpu);
+  float* to = gdn::data<float>(final_state, "final_state", f32, {P, HV, gdn::V, gdn::K}, cpu);
+  std::memcpy(to, from, sizeof(float) * P * HV * gdn::V * gdn::K);
+}
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, Run);
