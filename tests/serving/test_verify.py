@@ -1,5 +1,4 @@
-"""mtp_verify and SGLang's update against float64: on a GPU the library's function, on a CPU its contract in torch,
-which shows that the tests are right, and the code between the engine's call and the library's."""
+"""mtp_verify and SGLang's update against float64, on a CPU (cpp-v1) and on a GPU."""
 
 from __future__ import annotations
 
@@ -10,51 +9,21 @@ import torch
 from serving_steps import D, apart, between, error, same
 
 from gdn_cli import serving
+from gdn_cli.machine import inventory
 from gdn_cli.serving import sglang
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-DTYPES = [torch.float32, torch.bfloat16]
+DEVICES = [
+    pytest.param("cpu", marks=pytest.mark.skipif(not inventory.cxx(), reason="no C++ compiler here")),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
 STATE = {torch.float32: 1e-5, torch.bfloat16: 4e-3}  # as in test_conformance.py
 OUTPUT = 5e-3
 
 
-def contract(
-    q, k, v, a, b, A_log, dt_bias, pool, slots, accepted, cu_seqlens, scale, output, states, rows, mode, first, epsilon
-) -> None:
-    """The library's mtp_verify on a CPU, in float64."""
-    N, T = len(slots), slots.shape[1] if slots.dim() == 2 else 8
-    ends = cu_seqlens.tolist() if cu_seqlens is not None else [n * q.shape[1] for n in range(N + 1)]
-    q, k, v, a, b = (x if cu_seqlens is not None else x.flatten(0, 1) for x in (q, k, v, a, b))
-    flat = output.view(-1, *output.shape[-2:])
-    assert q.dim() == v.dim() == 3 and a.dim() == b.dim() == 2 and output.is_contiguous()
-    for n in range(N):
-        of = slice(ends[n], ends[n + 1])
-        count = int(accepted[n]) if accepted is not None else 1
-        start = -1
-        if 1 <= count <= T:
-            start = int(slots[n, count - 1] if slots.dim() == 2 else slots[n])
-        if start < first or ends[n] == ends[n + 1]:
-            flat[of] = 0
-            continue
-        scale_ = scale or D**-0.5
-        out, after = steps.walk(pool[start], q[of], k[of], v[of], a[of], b[of], A_log, dt_bias, scale_, epsilon > 0)
-        flat[of] = out.to(flat.dtype)
-        for t, state in enumerate(after):
-            if mode == serving.SLOTS and slots[n, t] >= first:
-                pool[slots[n, t]] = state.to(pool.dtype)
-            if mode == serving.BUFFER:
-                states[int(rows[n]) if rows is not None else n, t] = state.to(states.dtype)
-        if mode == serving.LAST:
-            pool[start] = after[-1].to(pool.dtype)
-
-
 @pytest.fixture
-def device(request, monkeypatch):
-    if request.param == "cpu":
-        for dtype in DTYPES:
-            monkeypatch.setitem(serving._verify, (dtype, False), contract)
-    elif not any(algo.full_name == serving._verify.algo for algo in helpers.REGISTRY.algos):
-        pytest.skip(f"no {serving._verify.algo} yet")
+def device(request):
+    if request.param == "cuda" and not any(a.full_name == serving._verify.cuda for a in helpers.REGISTRY.algos):
+        pytest.skip(f"no {serving._verify.cuda} yet")
     return request.param
 
 
@@ -156,7 +125,7 @@ def test_what_lies_apart_gives_the_same_bits(device, name):
 
 @everywhere
 def test_single_tokens(device):
-    """Slots [N]: vLLM's decode rows in a batch with prompts."""
+    """Slots [N], a column of a table: vLLM's decode rows in a batch with prompts."""
     x = call([[3], [0], [1]], [1, 1, 1], [1, 1, 1], 5, 2, 6, device)
     alone = x | {
         "initial_state": x["initial_state"].clone(),

@@ -171,7 +171,7 @@ inline Whole whole(const ffi::TensorView& t, const char* name, std::initializer_
 // The call of a serving engine; the CUDA rungs export the same one.
 //
 // q, k [B, T, H, 128], v [B, T, HV, 128], a, b [B, T, HV] bf16, the first two axes with any stride; with cu_seqlens [B + 1]
-// they are [total, ...], and a sequence has as many tokens as that says, at most T, the columns of state_indices. A_log,
+// they are [total, ...] or [1, total, ...], and a sequence has as many tokens as that says, at most T, the columns of state_indices. A_log,
 // dt_bias [HV] f32. pool [slots, HV, 128, 128] f32, its slots may lie apart. state_indices [B], or [B, T]: the start is in
 // column num_accepted_tokens - 1, or 0 without those. A sequence whose count is not in 1..T, or whose start is below
 // first_slot, is padding: outputs 0, no state is touched. scale: none or 0 for 1/sqrt(128). epsilon: below the root of
@@ -185,6 +185,7 @@ inline void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, 
                        ffi::Optional<ffi::TensorView> states, ffi::Optional<ffi::TensorView> states_rows, int64_t mode,
                        int64_t first_slot, double epsilon) {
   VerifyJob j{};
+  if (cu_seqlens) q = flat(q, 3), k = flat(k, 3), v = flat(v, 3), a = flat(a, 2), b = flat(b, 2), output = flat(output, 3);
   const int before = cu_seqlens ? 1 : 2;
   if (q.ndim() != before + 2 || pool.ndim() != 4 || state_indices.ndim() < 1 || state_indices.ndim() > 2) {
     TVM_FFI_THROW(ValueError) << "expected q of " << before + 2 << " axes, pool of 4 and state_indices of 1 or 2";

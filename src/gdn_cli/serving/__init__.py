@@ -45,11 +45,9 @@ def _decode_on_cpu(run: Any) -> Callable[..., None]:
     return packed_decode
 
 
-_decode = Exported(
-    "gdn_decode_packed/cuda-v5-packed", "packed_decode", on_cpu=("gdn_decode_packed/cpp-v1", _decode_on_cpu)
-)
-_verify = Exported("gdn_mtp_packed/cuda-v1", "mtp_verify")
-_prefill = Exported("gdn_prefill_packed/cuda-chunk-packed", "chunk_prefill")
+_decode = Exported("packed_decode", "gdn_decode_packed/cuda-v5-packed", "gdn_decode_packed/cpp-v1", _decode_on_cpu)
+_verify = Exported("mtp_verify", "gdn_mtp_packed/cuda-v1", "gdn_mtp_packed/cpp-v1")
+_prefill = Exported("chunk_prefill", "gdn_prefill_packed/cuda-chunk-packed")
 
 
 def packed_decode(
@@ -121,27 +119,28 @@ def mtp_verify(
     A_log, dt_bias, scale, initial_state
                          as in packed_decode
     cu_seqlens           [N + 1] int32: where each sequence's tokens begin; 0 to T of them
-    ssm_state_indices    [N, T] int32 or int64: the state after token t goes to slot [n, t]; [N] for one token each
+    ssm_state_indices    [N, T] int32 or int64: the state after token t goes to slot [n, t]; [N] for one token each.
+                         Rows may lie apart
     num_accepted_tokens  [N] int32: the sequence starts from slot [n, num_accepted_tokens[n] - 1], a count outside 1..T
                          makes it padding; None: from slot [n, 0]
     out                  like v, dense; None: a new tensor
 
-    Only with beta 1, threshold 20 (log1p is exact far beyond it), states in place and without is_kda: else ValueError.
+    Only with beta 1, threshold 20 (the softplus is exact far beyond it), states in place and without is_kda, else
+    ValueError. On a CPU: float32 pools, float32 dt_bias, dense slots.
     Returns (out, initial_state).
     """
     if beta != 1.0 or threshold != 20.0 or not inplace_final_state or is_kda:
         raise ValueError("mtp_verify: only with beta 1, threshold 20, states in place, and scalar gates")
     if initial_state is None or ssm_state_indices is None:
         raise ValueError("mtp_verify: expected a pool (initial_state) and its slots (ssm_state_indices)")
-    mode = SLOTS
     if ssm_state_indices.dim() == 1:
         tokens = q.shape[1] if cu_seqlens is None else q.shape[1] - cu_seqlens.shape[0] + 2
         if tokens != 1 or num_accepted_tokens is not None:
             raise ValueError("ssm_state_indices: expected [N, T], or [N] for sequences of one token")
-        mode = LAST
+        ssm_state_indices = ssm_state_indices.unsqueeze(1)
     out = verify(
         q, k, v, a, b, A_log, dt_bias, initial_state, ssm_state_indices, num_accepted_tokens, cu_seqlens, scale, out,
-        None, None, mode, first_slot, use_qk_l2norm_in_kernel,
+        None, None, SLOTS, first_slot, use_qk_l2norm_in_kernel,
     )  # fmt: skip
     return out, initial_state
 
@@ -150,20 +149,12 @@ def verify(
     q, k, v, a, b, A_log, dt_bias, pool, state_indices, num_accepted_tokens, cu_seqlens, scale, out, states,
     states_rows, mode: int, first_slot: int, norm: bool,
 ) -> torch.Tensor:  # fmt: skip
-    """The library's mtp_verify as engines give its tensors (see mtp_verify above): with cu_seqlens all tokens have a
-    leading axis of 1. states [N, >= T, HV, V, K] of the pool's dtype takes the state after each token if mode is
-    BUFFER, in row states_rows[n] (int32 or int64 [N]) or n. Returns out."""
+    """The library's mtp_verify on the tensors of mtp_verify above. If mode is BUFFER, states [N, >= T, HV, V, K] of the
+    pool's dtype takes the state after each token, in row states_rows[n] (int32 or int64 [N]) or n. Returns out."""
     if out is None:
-        out = v.new_empty(v.shape)
-    into = out
-    if cu_seqlens is not None:
-        if q.shape[0] != 1:
-            raise ValueError(f"q: expected [1, total, H, K] with cu_seqlens, got {list(q.shape)}")
-        q, k, v, into = q[0], k[0], v[0], out[0]
-        if a.dim() == 3:
-            a, b = a[0], b[0]
+        out = torch.empty_like(v, memory_format=torch.contiguous_format)
     _verify[pool.dtype, pool.is_cuda](
-        q, k, v, a, b, A_log, dt_bias, pool, state_indices, num_accepted_tokens, cu_seqlens, scale, into, states,
+        q, k, v, a, b, A_log, dt_bias, pool, state_indices, num_accepted_tokens, cu_seqlens, scale, out, states,
         states_rows, mode, first_slot, NORM_EPSILON if norm else -1.0,
     )  # fmt: skip
     return out
@@ -205,7 +196,7 @@ def chunk_prefill(
     if q.dim() == 4:
         q, k, v = q[0], k[0], v[0]
     if out is None:
-        out = v.new_empty(v.shape)
+        out = torch.empty_like(v, memory_format=torch.contiguous_format)
     _prefill[initial_state.dtype, initial_state.is_cuda](
         q, k, v, a, b, A_log, dt_bias, initial_state, ssm_state_indices, has_initial_state, cu_seqlens, scale, out,
         first_slot, NORM_EPSILON if use_qk_l2norm_in_kernel else -1.0,

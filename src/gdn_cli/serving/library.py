@@ -20,13 +20,14 @@ _lock = threading.RLock()
 class Exported(dict[tuple[torch.dtype, bool], Callable[..., None]]):
     """A function by (dtype of the pool, whether it is on a GPU). No lock is taken for one that has been looked up.
 
-    algo    the rung for a GPU, "op/name"
-    name    the function's name in its library
-    on_cpu  the rung for a CPU, and what makes this function of its `run`
+    name      the function's name in its library
+    cuda      the rung for a GPU, "op/name"
+    cpu       the rung for a CPU
+    from_run  makes this function of the CPU rung's `run`, where that library has no function of this name
     """
 
-    def __init__(self, algo: str, name: str, on_cpu: tuple[str, Callable[[Any], Callable[..., None]]] | None = None):
-        self.algo, self.name, self.on_cpu = algo, name, on_cpu
+    def __init__(self, name: str, cuda: str, cpu: str | None = None, from_run: Callable[[Any], Any] | None = None):
+        self.name, self.cuda, self.cpu, self.from_run = name, cuda, cpu, from_run
         self.failed: dict[tuple[torch.dtype, bool], GdnError] = {}  # a build that fails takes as long as one that works
 
     def __missing__(self, kind: tuple[torch.dtype, bool]) -> Callable[..., None]:
@@ -50,14 +51,14 @@ class Exported(dict[tuple[torch.dtype, bool], Callable[..., None]]):
                 f"{self.name}: no function for a pool of {dtype}", hint="use float32, bfloat16 or float16"
             )
         if not cuda:
-            if self.on_cpu is None or dtype != torch.float32:
+            if self.cpu is None or dtype != torch.float32:
                 raise MissingError(f"{self.name}: no function for a pool of {dtype} on a CPU", hint="move it to a GPU")
-            algo, adapted = self.on_cpu
-            return adapted(_kernel(algo).exported("run"))
-        kernel = _kernel(self.algo)
+            kernel = _kernel(self.cpu)
+            return self.from_run(kernel.exported("run")) if self.from_run else kernel.exported(self.name)
+        kernel = _kernel(self.cuda)
         if found := kernel.exported(self.name + _SUFFIX[dtype]) or kernel.exported(self.name):
             return found
-        raise MissingError(f"{self.algo}: its library has no function {self.name}", hint="update gdn")
+        raise MissingError(f"{self.cuda}: its library has no function {self.name}", hint="update gdn")
 
 
 def _kernel(name: str) -> Any:
