@@ -99,6 +99,7 @@ class Engine:
 
     def _replacement(self, name: str, own: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
         refused: set[tuple] = set()  # kinds of calls: the library's refusal takes longer than a call
+        said: set[str] = set()  # what the refused argument was
 
         @functools.wraps(own)
         def call(*args: Any, **named: Any) -> Any:
@@ -107,7 +108,8 @@ class Engine:
                 try:
                     return ours(*args, **named)
                 except (ValueError, TypeError, GdnError) as e:  # before anything was launched
-                    if not self.fallbacks[name]:
+                    if (about := str(e).partition(":")[0]) not in said:
+                        said.add(about)
                         _log.warning("%s falls back to %s's own (said once): %s", name, self.package, e)
                     if not isinstance(e, GdnError) and len(refused) < _REMEMBERED:
                         refused.add(_kind(args, named))
