@@ -1,0 +1,158 @@
+// The binding of mtp.cuh's kernel: checks the arguments, takes the constants for this GPU and size from TUNED (tuned.h,
+// included before this file), and launches on the current stream. No allocation, no synchronisation.
+#pragma once
+
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/extra/c_env_api.h>
+#include <tvm/ffi/extra/cuda/base.h>
+#include <tvm/ffi/function.h>
+#include <tvm/ffi/optional.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <utility>
+
+#include "device.cuh"
+#include "mtp.cuh"
+#include "strided.cuh"
+#include "tuned_row.cuh"
+
+namespace gdn {
+
+template <typename T, size_t I, int TOKENS, bool WRITES>
+void launch_mtp(const MtpArguments& p, int64_t heads, cudaStream_t stream) {
+  constexpr Tuned t = TUNED[I];
+  constexpr int SPLIT = sizeof(T) == 4 ? t.split : std::min(t.split, 4);  // at least an access for each lane
+  constexpr auto kernel = gdn_mtp<T, TOKENS, WRITES, t.rows, SPLIT, t.groups, t.load, t.store, t.resident>;
+  kernel<<<static_cast<uint32_t>(heads * (V / (t.rows * t.groups))), SPLIT * t.groups * 32, 0, stream>>>(p);
+}
+
+template <typename T, bool WRITES, size_t... I>
+void launch_mtp(size_t row, const MtpArguments& p, int64_t heads, cudaStream_t stream, std::index_sequence<I...>) {
+  if (p.tokens <= 4) (void)((I == row && (launch_mtp<T, I, 4, WRITES>(p, heads, stream), true)) || ...);
+  else (void)((I == row && (launch_mtp<T, I, 8, WRITES>(p, heads, stream), true)) || ...);
+}
+
+// Several tokens of each sequence, for an engine that verifies drafts. The first two axes of q, k, v, a, b and states, and
+// the first one of state_indices and pool may be strided.
+//
+// q, k [B, T, H, 128], v [B, T, HV, 128], a, b [B, T, HV] bf16, 1 <= T <= 8, HV a multiple of H; with cu_seqlens [B + 1]
+// int32 they are [total, ...], and a sequence has up to T tokens, the columns of state_indices (8 if it has one axis).
+// A_log [HV] f32, dt_bias [HV] f32 or bf16. pool [slots, HV, 128, 128] f32 or bf16, k-last. state_indices [B] or [B, T],
+// int32 or int64: a sequence starts from the state in its slot, or in that of column num_accepted_tokens - 1 ([B], int32 or
+// int64; none: column 0). If its count is not in 1..T, or its start slot is below first_slot, it is padding: outputs 0, no
+// state is read or written. Slots must be below the pool's size, those that are written distinct. scale: none or 0 for
+// 1/sqrt(128). epsilon: q and k are multiplied by 1/sqrt(sum(x^2) + epsilon); below 0: taken as they are.
+// output [B, T, HV, 128] bf16, or [total, HV, 128].
+// mode 0: no state is written (without STATES the only one); 1: the one after the last token, to the start slot; 2: the one
+// after token t to slot state_indices[b, t], unless that is below first_slot; 3: to states[states_rows[b] or b, t], of
+// states [N, >= T, HV, 128, 128] like the pool, unless the row is below 0.
+// Throws ValueError if an argument is different.
+template <bool STATES>
+void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a, ffi::TensorView b,
+                       ffi::TensorView A_log, ffi::TensorView dt_bias, ffi::TensorView pool, ffi::TensorView state_indices,
+                       ffi::Optional<ffi::TensorView> num_accepted_tokens, ffi::Optional<ffi::TensorView> cu_seqlens,
+                       ffi::Optional<double> scale, ffi::TensorView output, ffi::Optional<ffi::TensorView> states,
+                       ffi::Optional<ffi::TensorView> states_rows, int64_t mode, int64_t first_slot, double epsilon) {
+  const int axes = cu_seqlens ? 1 : 2;
+  if (q.ndim() != axes + 2 || pool.ndim() != 4 || state_indices.ndim() < 1 || state_indices.ndim() > 2) {
+    TVM_FFI_THROW(ValueError) << "expected q of " << axes + 2 << " axes, pool of 4 and state_indices of 1 or 2";
+  }
+  const int64_t B = state_indices.size(0), total = q.size(0), H = q.size(axes), HV = pool.size(1);
+  const bool columns = state_indices.ndim() == 2;
+  const int64_t T = !cu_seqlens ? q.size(1) : columns ? state_indices.size(1) : MOST_TOKENS;
+  if (H < 1 || HV < 1 || HV % H || HV > 1024) {
+    TVM_FFI_THROW(ValueError) << "pool: expected at most 1024 heads, a multiple of q's " << H << ", got " << HV;
+  }
+  if (T < 1 || T > MOST_TOKENS) TVM_FFI_THROW(ValueError) << "expected 1 to 8 tokens a sequence, got " << T;
+  if (mode < OUTPUTS || mode > (STATES ? BUFFER : OUTPUTS)) {
+    TVM_FFI_THROW(ValueError) << "mode: expected 0" << (STATES ? " to 3" : ", as this library writes no states")
+                              << ", got " << mode;
+  }
+  if (mode == SLOTS && !columns) TVM_FFI_THROW(ValueError) << "state_indices: expected a column for each token, in mode 2";
+  if (mode == BUFFER && !states) TVM_FFI_THROW(ValueError) << "states: expected a buffer, in mode 3";
+  const ffi::TensorView* buffer = mode == BUFFER ? &states.value() : nullptr;
+  if (buffer && (buffer->ndim() != 5 || buffer->size(1) < T)) {
+    TVM_FFI_THROW(ValueError) << "states: expected [rows, " << T << " or more, HV, 128, 128], got " << buffer->shape();
+  }
+  const DLDevice device = pool.device();
+  if (device.device_type != kDLCUDA) TVM_FFI_THROW(ValueError) << "pool: expected on a CUDA device";
+  const int64_t slots = pool.size(0);
+  if (slots >= int64_t{1} << 31) TVM_FFI_THROW(ValueError) << "pool: expected less than 2^31 slots";
+  if (B * HV >= int64_t{1} << 25) TVM_FFI_THROW(ValueError) << "B * HV = " << B * HV << ": expected less than 2^25";
+  const DLDataType bf16{kDLBfloat, 16, 1}, f32{kDLFloat, 32, 1}, i32{kDLInt, 32, 1}, i64{kDLInt, 64, 1};
+  const DLDataType of_state = pool.dtype();
+  if (of_state != f32 && of_state != bf16) {
+    TVM_FFI_THROW(ValueError) << "pool: expected float32 or bfloat16, got " << ffi::DLDataTypeToString(of_state);
+  }
+
+  using bf = __nv_bfloat16;
+  MtpArguments p{};
+  const auto tokens = [&](const ffi::TensorView& t, const char* name, int64_t heads, size_t align, int64_t* batch,
+                          int64_t* token) {
+    int64_t strides[2] = {};
+    const bool vectors = name[0] != 'a' && name[0] != 'b';
+    const bf* at;
+    if (cu_seqlens) {
+      at = vectors ? strided<const bf>(t, name, bf16, {total, heads, K}, device, align, strides + 1)
+                   : strided<const bf>(t, name, bf16, {total, heads}, device, align, strides + 1);
+    } else {
+      at = vectors ? strided<const bf, 2>(t, name, bf16, {B, T, heads, K}, device, align, strides)
+                   : strided<const bf, 2>(t, name, bf16, {B, T, heads}, device, align, strides);
+    }
+    *batch = strides[0], *token = strides[1];
+    return at;
+  };
+  p.q = tokens(q, "q", H, 16, &p.q_batch, &p.q_token), p.k = tokens(k, "k", H, 16, &p.k_batch, &p.k_token);
+  p.v = tokens(v, "v", HV, 2, &p.v_batch, &p.v_token);
+  p.a = tokens(a, "a", HV, 2, &p.a_batch, &p.a_token), p.b = tokens(b, "b", HV, 2, &p.b_batch, &p.b_token);
+  p.pool = p.states = strided<char>(pool, "pool", of_state, {slots, HV, V, K}, device, 16, &p.slot_stride);
+  p.state_stride = p.slot_stride;
+  if (buffer) {
+    int64_t strides[2];
+    p.states = strided<char, 2>(*buffer, "states", of_state, {buffer->size(0), buffer->size(1), HV, V, K}, device, 16,
+                                strides);
+    p.states_stride = strides[0], p.state_stride = strides[1];
+  }
+  p.output = cu_seqlens ? data<bf>(output, "output", bf16, {total, HV, V}, device, 2)
+                        : data<bf>(output, "output", bf16, {B, T, HV, V}, device, 2);
+  p.A_log = data<const float>(A_log, "A_log", f32, {HV}, device, 4);
+  p.dt_bias_bf16 = dt_bias.dtype() == bf16;
+  p.dt_bias = data<const char>(dt_bias, "dt_bias", p.dt_bias_bf16 ? bf16 : f32, {HV}, device, p.dt_bias_bf16 ? 2 : 4);
+  if (columns) {
+    const bool wide = state_indices.dtype() == i64;
+    int64_t stride;
+    p.slot_shift = wide ? 3 : 2, p.columns = static_cast<int32_t>(T);
+    p.slots = strided<const char>(state_indices, "state_indices", wide ? i64 : i32, {B, T}, device, wide ? 8 : 4, &stride);
+    if (stride < 0 || B * stride >= int64_t{1} << 31) TVM_FFI_THROW(ValueError) << "state_indices: rows too far apart";
+    p.slots_stride = static_cast<uint32_t>(stride);
+  } else {
+    p.slots = slots_of(state_indices, "state_indices", B, device, &p.slot_shift);
+    p.columns = p.slots_stride = 1;
+  }
+  if (num_accepted_tokens) {
+    p.accepted = slots_of(num_accepted_tokens.value(), "num_accepted_tokens", B, device, &p.accepted_shift);
+  }
+  if (cu_seqlens) p.cu_seqlens = data<const int32_t>(cu_seqlens.value(), "cu_seqlens", i32, {B + 1}, device, 4);
+  if (buffer && states_rows) p.states_rows = slots_of(states_rows.value(), "states_rows", B, device, &p.rows_shift);
+  const double s = scale.value_or(0.0);
+  p.scale = static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(K)) : s), p.epsilon = static_cast<float>(epsilon);
+  p.HV = static_cast<uint32_t>(HV), p.tokens = static_cast<int32_t>(T), p.mode = static_cast<int32_t>(mode);
+  p.first_slot = static_cast<int32_t>(std::clamp<int64_t>(first_slot, 0, INT32_MAX));
+  p.by_HV = Divisor(p.HV), p.by_group = Divisor(static_cast<uint32_t>(HV / H));
+  if (B == 0) return;
+  const CurrentDevice current(device.device_id);
+  auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
+  const size_t row = chosen(TUNED, sms(device.device_id), B * HV);
+  constexpr auto rows = std::make_index_sequence<ROWS_TUNED>{};
+  if constexpr (STATES) {
+    if (mode != OUTPUTS && of_state == f32) launch_mtp<float, true>(row, p, B * HV, stream, rows);
+    if (mode != OUTPUTS && of_state == bf16) launch_mtp<bf, true>(row, p, B * HV, stream, rows);
+  }
+  if (mode == OUTPUTS && of_state == f32) launch_mtp<float, false>(row, p, B * HV, stream, rows);
+  if (mode == OUTPUTS && of_state == bf16) launch_mtp<bf, false>(row, p, B * HV, stream, rows);
+  TVM_FFI_CHECK_CUDA_ERROR(cudaGetLastError());
+}
+
+}  // namespace gdn

@@ -1,0 +1,10 @@
+// Written by `gdn tune`: which constants for which size (batch_size * num_v_heads), by GPU. Not tuned yet: chosen by hand.
+#pragma once
+#include <cstdint>
+struct Tuned { const char* gpu; int sms; int64_t up_to; int rows, split, groups, load, store, resident; };   // constants in the order of algo.toml
+constexpr Tuned TUNED[] = {
+    {"untuned", 132, 11, 8, 4, 1, 2, 0, 1},
+    {"untuned", 132, 45, 16, 4, 1, 2, 0, 1},
+    {"untuned", 132, 181, 16, 4, 2, 2, 0, 1},
+    {"untuned", 132, 9223372036854775807, 16, 2, 4, 2, 0, 16},
+};

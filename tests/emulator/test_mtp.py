@@ -1,0 +1,307 @@
+"""The CUDA kernel of gdn_mtp and gdn_mtp_packed on a CPU: several tokens of each sequence, states from slots of a pool,
+every way to keep new ones, against a step in float64 that is written here."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import shutil
+
+import pytest
+import torch
+from emulator import emulation
+
+OUTPUTS, LAST, SLOTS, BUFFER = range(4)  # what is kept: mtp_verify's modes
+CUTS = [(8, 4, 1), (16, 1, 4), (16, 2, 2), (8, 8, 1)]  # rows, warps of a row, groups of rows
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2.5e-3, torch.float16: 4e-4}  # 16 bits: one rounding of a new state
+
+DRIVER = """
+#include "mtp.cuh"
+struct Call {
+  void *slots, *accepted, *cu_seqlens, *pool, *k, *q, *v, *a, *b, *A_log, *dt_bias, *output, *states, *states_rows;
+  int64_t slot_stride, states_stride, state_stride, batch[5], token[5];  // strides of k, q, v, a, b
+  float scale, epsilon;
+  int32_t B, H, HV, tokens, slots_stride, columns, first_slot, mode, shift, dt_bias_bf16;
+};
+template <typename T, int TOKENS, bool WRITES, int ROWS, int SPLIT, int GROUPS>
+void launch(const gdn::MtpArguments& p, uint32_t heads) {
+  emulated::launch(heads * (128 / (ROWS * GROUPS)), SPLIT * GROUPS * 32,
+                   [&] { gdn::gdn_mtp<T, TOKENS, WRITES, ROWS, SPLIT, GROUPS, 0, 0, 1>(p); });
+}
+template <typename T, int TOKENS, int ROWS, int SPLIT, int GROUPS>
+int launch(const gdn::MtpArguments& p, uint32_t heads) {
+  if (p.mode == gdn::OUTPUTS) launch<T, TOKENS, false, ROWS, SPLIT, GROUPS>(p, heads);
+  else launch<T, TOKENS, true, ROWS, SPLIT, GROUPS>(p, heads);
+  return 0;
+}
+template <typename T>
+int run(int cut, const Call& c) {
+  using bf = __nv_bfloat16;
+  gdn::MtpArguments p{};
+  p.slots = c.slots, p.accepted = c.accepted, p.cu_seqlens = (int32_t*)c.cu_seqlens, p.pool = c.pool;
+  p.slot_stride = c.slot_stride, p.k = (bf*)c.k, p.q = (bf*)c.q, p.v = (bf*)c.v, p.a = (bf*)c.a, p.b = (bf*)c.b;
+  p.A_log = (float*)c.A_log, p.dt_bias = c.dt_bias, p.output = (bf*)c.output, p.states = c.states;
+  p.states_rows = c.states_rows, p.states_stride = c.states_stride, p.state_stride = c.state_stride;
+  p.k_batch = c.batch[0], p.q_batch = c.batch[1], p.v_batch = c.batch[2], p.a_batch = c.batch[3];
+  p.k_token = c.token[0], p.q_token = c.token[1], p.v_token = c.token[2], p.a_token = c.token[3];
+  p.b_batch = c.batch[4], p.b_token = c.token[4];
+  p.scale = c.scale, p.epsilon = c.epsilon, p.HV = c.HV, p.slots_stride = c.slots_stride, p.tokens = c.tokens;
+  p.columns = c.columns, p.first_slot = c.first_slot, p.mode = c.mode, p.dt_bias_bf16 = c.dt_bias_bf16;
+  p.slot_shift = p.accepted_shift = p.rows_shift = c.shift;
+  p.by_HV = gdn::Divisor(c.HV), p.by_group = gdn::Divisor(c.HV / c.H);
+  int i = 0;
+#define CUT(r, s, g)                                                                               \\
+  if (i++ == cut)                                                                                  \\
+  if constexpr (!std::is_same_v<T, __half> || s == 1) { /* one is enough */                        \\
+    constexpr int S = sizeof(T) == 2 && s > 4 ? 4 : s;                                             \\
+    if (c.tokens <= 4) return launch<T, 4, r, S, g>(p, c.B * c.HV);                                \\
+    return launch<T, 8, r, S, g>(p, c.B * c.HV);                                                   \\
+  }
+  @CUTS@
+  return 1;
+}
+extern "C" int verify(int dtype, int cut, const Call* c) {
+  return dtype == 0 ? run<float>(cut, *c) : dtype == 1 ? run<__nv_bfloat16>(cut, *c) : run<__half>(cut, *c);
+}
+"""
+
+
+class Call(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in (
+            "slots accepted cu_seqlens pool k q v a b A_log dt_bias output states states_rows".split())),
+        *((name, ctypes.c_int64) for name in "slot_stride states_stride state_stride".split()),
+        ("batch", ctypes.c_int64 * 5), ("token", ctypes.c_int64 * 5),
+        ("scale", ctypes.c_float), ("epsilon", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in (
+            "B H HV tokens slots_stride columns first_slot mode shift dt_bias_bf16".split())),
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mtp")
+    shutil.copy(emulation.CUDA / "gdn" / "decode.cuh", folder)
+    cuts = "\n  ".join(f"CUT{cut}" for cut in CUTS)
+    return emulation.library(folder, DRIVER.replace("@CUTS@", cuts), emulation.CUDA / "gdn" / "mtp.cuh")
+
+
+class Problem:
+    """A call's tensors: B sequences of T tokens, [B, T] slots that are all different and not 0, NaN in slot 0. With
+    `lengths` all tokens in one row, and a sequence for each length. `gap`: NaN between tokens and between slots."""
+
+    def __init__(self, H: int, HV: int, B: int, T: int, dtype=torch.float32, gap: int = 0, lengths=()):
+        draw = torch.Generator().manual_seed(100 * B + 10 * HV + T)
+        self.H, self.HV, self.B, self.T, self.lengths = H, HV, B, T, list(lengths) or [T] * B
+        self.starts = [sum(self.lengths[:i]) for i in range(B)] if lengths else [T * i for i in range(B)]
+        many = sum(lengths) if lengths else B * T
+
+        def rows(n: int, *shape: int, dtype: torch.dtype = torch.bfloat16, gap: int = gap) -> torch.Tensor:
+            width = math.prod(shape)
+            whole = torch.full((n, width + gap), math.nan, dtype=dtype)
+            whole[:, :width] = torch.randn(n, width, generator=draw).to(dtype)
+            return whole[:, :width].unflatten(1, shape)
+
+        self.q, self.k = rows(many, H, 128, gap=8 * gap), rows(many, H, 128, gap=8 * gap)
+        self.k *= 0.1
+        self.v, self.a, self.b = rows(many, HV, 128), rows(many, HV), rows(many, HV)
+        self.A_log, self.dt_bias = (torch.randn(HV, generator=draw) for _ in range(2))
+        self.pool = rows(B * T + 1, HV, 128, 128, dtype=dtype, gap=64 * gap)
+        self.pool[0] = math.nan
+        self.slots = (torch.randperm(B * T, generator=draw) + 1).int().view(B, T)
+        self.accepted = torch.randint(1, T + 1, (B,), generator=draw).int()
+        self.states = torch.full((B + 1, T, HV, 128, 128), math.nan, dtype=dtype)
+        self.states_rows = None
+        self.output = torch.full((many, HV, 128), math.nan, dtype=torch.bfloat16)
+
+    def call(self, library, cut: int, mode: int, *, first_slot=1, epsilon=1e-6, scale=0.1) -> None:
+        """Writes `output`, and states into `pool` or `states`."""
+        five = [self.k, self.q, self.v, self.a, self.b]
+        cu = torch.tensor([*self.starts, self.starts[-1] + self.lengths[-1]], dtype=torch.int32)
+        packed = len(self.k) != self.B * self.T
+        where = self.states if mode == BUFFER else self.pool
+        at = [None if x is None else x.data_ptr() for x in (
+            self.slots, self.accepted, cu if packed else None, self.pool, *five, self.A_log, self.dt_bias, self.output,
+            where, self.states_rows)]  # fmt: skip
+        given = Call(
+            *at, self.pool.stride(0), where.stride(0) if mode == BUFFER else 0,
+            where.stride(1) if mode == BUFFER else where.stride(0),
+            (ctypes.c_int64 * 5)(*(0 if packed else self.T * x.stride(0) for x in five)),
+            (ctypes.c_int64 * 5)(*(x.stride(0) for x in five)), scale, epsilon, self.B, self.H, self.HV, self.T,
+            self.slots.stride(0), 1 if self.slots.ndim == 1 else self.T, first_slot, mode,
+            self.slots.element_size().bit_length() - 1, int(self.dt_bias.dtype == torch.bfloat16),
+        )  # fmt: skip
+        assert library.verify(DTYPES.index(self.pool.dtype), cut, ctypes.byref(given)) == 0
+
+    def right(self, mode: int, *, first_slot=1, epsilon=1e-6, scale=0.1):
+        """(output, {slot: state}, {(row, token): state}) in float64, token by token."""
+        output, pool, states = torch.zeros(self.output.shape, dtype=torch.float64), {}, {}
+        q, k, v = (x.double() for x in (self.q, self.k, self.v))
+        if epsilon >= 0:
+            q, k = (x / (x.square().sum(-1, keepdim=True) + epsilon).sqrt() for x in (q, k))
+        q, k = (x.repeat_interleave(self.HV // self.H, dim=1) for x in (q, k))
+        decay = self.A_log.double().exp() * torch.nn.functional.softplus(self.a.double() + self.dt_bias.double())
+        g, beta = torch.exp(-decay), torch.sigmoid(self.b.double())
+        for i in range(self.B):
+            accepted = 1 if self.accepted is None else int(self.accepted[i])
+            if not 1 <= accepted <= self.T:
+                continue
+            start = int(self.slots[i] if self.slots.ndim == 1 else self.slots[i, accepted - 1])
+            if start < first_slot:
+                continue
+            S = self.pool[start].double()
+            for t in range(self.lengths[i]):
+                n = self.starts[i] + t
+                S = g[n][:, None, None] * S
+                d = beta[n][:, None] * (v[n] - torch.einsum("hvk,hk->hv", S, k[n]))
+                S = S + torch.einsum("hv,hk->hvk", d, k[n])
+                output[n] = scale * torch.einsum("hvk,hk->hv", S, q[n])
+                if mode == SLOTS and int(self.slots[i, t]) >= first_slot:
+                    pool[int(self.slots[i, t])] = S
+                if mode == BUFFER:
+                    states[(i if self.states_rows is None else int(self.states_rows[i])), t] = S
+            if mode == LAST:
+                pool[start] = S
+        return output, pool, states
+
+
+def off(x: torch.Tensor, right: torch.Tensor) -> float:
+    return float((x.double() - right).norm() / (right.norm() or 1))
+
+
+def check(library, problem: Problem, cut: int, mode: int, **how) -> None:
+    """A call's outputs, the states that it wrote, and that no bit of anything else changed."""
+    output, pool, states = problem.right(mode, **how)
+    before = problem.pool.clone()
+    problem.call(library, cut, mode, **how)
+    assert off(problem.output, output) < 3e-3
+    assert problem.output[output.abs().sum((1, 2)) == 0].eq(0).all()
+    for slot in range(len(before)):
+        if slot in pool:
+            assert off(problem.pool[slot], pool[slot]) < TOLERANCE[before.dtype]
+        else:
+            assert torch.equal(problem.pool[slot].nan_to_num(7), before[slot].nan_to_num(7))
+    for row in range(problem.B + 1):
+        for t in range(problem.T):
+            if (row, t) in states:
+                assert off(problem.states[row, t], states[row, t]) < TOLERANCE[before.dtype]
+            else:
+                assert problem.states[row, t].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("cut", "dtype"),
+    [(cut, dtype) for cut in range(len(CUTS)) for dtype in DTYPES if dtype != torch.float16 or cut == 1],
+    ids=str,
+)
+@pytest.mark.parametrize("T", [2, 4, 8])
+def test_a_state_for_each_token_in_its_slot(library, cut, T, dtype):
+    check(library, Problem(1, 1, 2, T, dtype), cut, SLOTS)
+
+
+@pytest.mark.parametrize("mode", [OUTPUTS, LAST, SLOTS, BUFFER])
+@pytest.mark.parametrize("T", [3, 4, 6])
+def test_every_way_to_keep_states(library, mode, T):
+    check(library, Problem(1, 3, 2, T), T % 3, mode)
+    check(library, Problem(1, 1, 2, T, torch.bfloat16), T % 2, mode)
+
+
+def test_states_go_to_rows_of_a_buffer(library):
+    problem = Problem(1, 2, 3, 3)
+    problem.states_rows = torch.tensor([2, 0, 3], dtype=torch.int32)
+    check(library, problem, 1, BUFFER)
+
+
+def test_one_slot_for_each_sequence(library):
+    problem = Problem(1, 2, 3, 4)
+    problem.slots = problem.slots[:, 1].contiguous().long()
+    problem.accepted = None
+    for mode in (OUTPUTS, LAST, BUFFER):
+        check(library, problem, 0, mode)
+
+
+@pytest.mark.parametrize("mode", [OUTPUTS, SLOTS])
+def test_padding_and_counts_out_of_range_are_zeros_and_touch_no_state(library, mode):
+    problem = Problem(1, 2, 7, 3)
+    problem.accepted = torch.tensor([1, 0, 3, 4, -1, 2, 2**31 - 1], dtype=torch.int32)
+    problem.slots[0, 0], problem.slots[2, 1], problem.slots[5, 2] = 0, 0, -1  # 0 starts nowhere, 2 and 5 skip a token
+    check(library, problem, 0, mode)
+
+
+def test_slot_0_is_a_state_where_only_negative_slots_are_padding(library):
+    problem = Problem(1, 1, 2, 2)
+    problem.pool[0] = 0.5
+    problem.slots, problem.accepted = torch.tensor([[0, 1], [-1, 3]], dtype=torch.int32), None
+    check(library, problem, 2, SLOTS, first_slot=0)
+
+
+@pytest.mark.parametrize(("lengths", "T"), [([3, 1, 4, 2], 4), ([1, 8, 5], 8)])
+@pytest.mark.parametrize("mode", [OUTPUTS, LAST, SLOTS, BUFFER])
+def test_sequences_of_different_lengths(library, lengths, T, mode):
+    check(library, Problem(1, 2, len(lengths), T, lengths=lengths), T % 3, mode)
+
+
+def test_a_sequence_without_tokens_does_nothing(library):
+    check(library, Problem(1, 1, 3, 2, lengths=[1, 0, 2]), 0, LAST)
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_strided_tokens_and_slots_are_the_same_bits(library, cut):
+    dense, strided = Problem(2, 4, 2, 3), Problem(2, 4, 2, 3, gap=1)
+    for name in ("q", "k", "v", "a", "b", "pool"):
+        getattr(strided, name).copy_(getattr(dense, name))
+    strided.A_log, strided.dt_bias = dense.A_log, dense.dt_bias
+    for problem in (dense, strided):
+        problem.call(library, cut, SLOTS)
+    assert torch.equal(dense.output, strided.output) and torch.equal(dense.pool[1:], strided.pool[1:])
+
+
+def test_without_the_norm_and_with_a_bias_in_bfloat16(library):
+    problem = Problem(2, 2, 2, 4)
+    problem.dt_bias = problem.dt_bias.bfloat16()
+    check(library, problem, 3, SLOTS, epsilon=-1.0)
+
+
+@pytest.mark.parametrize("T", [4, 8])
+def test_a_decay_of_0_forgets_everything_and_divides_by_nothing(library, T):
+    problem = Problem(1, 2, 2, T)
+    problem.A_log.fill_(4)
+    problem.a[1::2] = 60  # g is 0 for every second token, and tiny or 1 for the others
+    problem.a[::2] = -60
+    check(library, problem, 0, SLOTS)
+    problem.pool[1:] *= 1e30
+    problem.call(library, 0, OUTPUTS)
+    assert problem.output.isfinite().all()
+
+
+def test_keys_of_zeros_divide_by_no_zero(library):
+    problem = Problem(1, 1, 2, 4)
+    problem.q[:], problem.k[:] = 0, 0
+    check(library, problem, 2, SLOTS)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "a", "b"])
+def test_a_nan_in_a_later_token_does_not_reach_the_earlier_ones(library, name):
+    problem, clean = Problem(1, 1, 1, 4), Problem(1, 1, 1, 4)
+    getattr(problem, name)[2] = math.nan
+    for each in (problem, clean):
+        each.call(library, 0, SLOTS)
+    assert torch.equal(problem.output[:2], clean.output[:2]) and problem.output[2].isnan().all()
+    for t in (0, 1):
+        slot = int(clean.slots[0, t])
+        assert torch.equal(problem.pool[slot], clean.pool[slot])
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+@pytest.mark.parametrize("mode", [2, 4, 6])  # emulated::Mode
+def test_the_same_bits_in_every_order_of_warps(library, mode, cut):
+    expected, problem = Problem(1, 1, 2, 4), Problem(1, 1, 2, 4)
+    expected.call(library, cut, SLOTS)
+    order = ctypes.c_int.in_dll(library, "_ZN8emulated4modeE")
+    order.value = mode
+    try:
+        problem.call(library, cut, SLOTS)
+    finally:
+        order.value = 0
+    assert torch.equal(problem.output, expected.output) and torch.equal(problem.pool[1:], expected.pool[1:])
