@@ -310,23 +310,11 @@ def test_sglang_s_update(stub, changed, mode):
     x = sglang_call(3, 4, **changed)
     out = sglang.update(**x)
     ((_, args),) = stub
-    shapes = [(3, 4, 2, 128), (3, 4, 2, 128), (3, 4, 6, 128), (3, 4, 6), (3, 4, 6)]
-    assert [tuple(arg.shape) for arg in args[:5]] == shapes
-    assert [arg.data_ptr() for arg in args[:5]] == [x[name].data_ptr() for name in "qkvab"]
+    assert [args[i] is x[name] for i, name in enumerate([*"qkvab", "A_log", "dt_bias"])] == [True] * 7
     assert args[7] is x["initial_state_source"] and args[8] is x["initial_state_indices"]
     assert args[9] is args[10] is None and args[13] is x["intermediate_states_buffer"]
     assert args[14] is x["intermediate_state_indices"] and args[15:] == (mode, 0, 1e-6)
-    assert out.shape == (1, 12, 6, 128) and out.data_ptr() == args[12].data_ptr()
-
-
-def test_sglang_s_update_takes_views_of_packed_rows(stub):
-    x = sglang_call(3, 2)
-    packed = torch.cat([x[name][0].flatten(1) for name in "qkv"], dim=1)
-    widths = [x[name][0].flatten(1).shape[1] for name in "qkv"]
-    x |= {n: p.view(1, 6, -1, 128) for n, p in zip("qkv", packed.split(widths, dim=1), strict=True)}
-    sglang.update(**x)
-    ((_, args),) = stub
-    assert [arg.stride() for arg in args[:3]] == [(2 * packed.shape[1], packed.shape[1], 128, 1)] * 3
+    assert out.shape == (1, 12, 6, 128) and out is args[12]
 
 
 @pytest.mark.parametrize(
@@ -337,8 +325,6 @@ def test_sglang_s_update_takes_views_of_packed_rows(stub):
         ({"cache_ring": True}, "without rings"),
         ({"retrieve_parent_token": torch.zeros(2, 2)}, "chain of drafts"),
         ({"disable_state_update": False}, "only with disable_state_update"),
-        ({"initial_state_indices": torch.ones(3)}, "1 to 8 tokens for each of 3 sequences"),
-        ({"initial_state_indices": torch.ones(0)}, "1 to 8 tokens for each of 0 sequences"),
     ],
 )
 def test_sglang_s_update_refuses(stub, changed, says):

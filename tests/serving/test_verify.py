@@ -141,14 +141,27 @@ def test_single_tokens(device):
     assert not same(same_pool, pool) and not same(again, out) and not out[0, 1].any()
 
 
+def laid_out(x: dict, N: int, T: int, layout: str) -> dict:
+    """q, k, v, a, b as SGLang has them: tokens of all sequences, views of packed rows among them, or [N, T, ...]."""
+    if layout == "batch":
+        return {name: x[name].unflatten(0, (N, T)) for name in "qkvab"}
+    if layout == "flat":
+        return {name: x[name][None] for name in "qkv"}
+    widths = [x[name].shape[1] * D for name in "qkv"]
+    rows = torch.cat([x[name].flatten(1) for name in "qkv"], dim=1)
+    views = {n: p.view(1, N * T, -1, D) for n, p in zip("qkv", rows.split(widths, dim=1), strict=True)}
+    return views | {name: apart(x[name], 5, 3)[None] for name in "ab"}
+
+
 @everywhere
 @pytest.mark.parametrize("T", [1, 4])
 @pytest.mark.parametrize("mode", ["outputs", "last", "buffer"])
-def test_sglang_s_update(device, T, mode):
+@pytest.mark.parametrize("layout", ["flat", "views", "batch"])
+def test_sglang_s_update(device, T, mode, layout):
     """The slots keep their states and the buffer gets one after each token; or nothing is stored; or the last state."""
     N, H, HV, slots = 3, 2, 6, [0, 4, -1]
     x = steps.tokens(N * T, H, HV, device)
-    x |= {name: x[name][None] for name in "qkv"}
+    x |= laid_out(x, N, T, layout)
     x |= dict(
         softplus_beta=1.0, softplus_threshold=20.0, scale=0.1, use_qk_l2norm_in_kernel=True,
         initial_state_source=steps.pool(6, HV, device, nan=(1, 2, 3, 5)),
@@ -161,6 +174,10 @@ def test_sglang_s_update(device, T, mode):
         x["intermediate_state_indices"] = torch.tensor(rows, dtype=torch.int32, device=device)
     before = x["initial_state_source"].clone()
     out, pool, buffer = sglang.update(**x), x["initial_state_source"], x.get("intermediate_states_buffer")
+    assert out.shape == x["v"].shape and out.is_contiguous()
+    out = out.view(1, N * T, HV, D)
+    x |= {name: x[name].reshape(1, N * T, -1, D) for name in "qkv"}
+    x |= {name: x[name].reshape(N * T, HV) for name in "ab"}
     for n, slot in enumerate(slots[:2]):
         of = slice(n * T, n * T + T)
         tokens = [x[name][0, of] for name in "qkv"] + [x[name][of] for name in "ab"]
@@ -174,6 +191,22 @@ def test_sglang_s_update(device, T, mode):
     assert not steps.bits(out[0, 2 * T :]).any() and same(pool[kept], before[kept])
     if mode == "buffer":
         assert buffer[3].isnan().all() and buffer[1].isnan().all() and buffer[:, T].isnan().all()
+
+
+@everywhere
+def test_tokens_that_do_not_fit_the_sequences_are_refused(device):
+    x = steps.tokens(5, 2, 6, device)
+    x |= {name: x[name][None] for name in "qkv"}
+    pool = steps.pool(3, 6, device)
+    slots = torch.tensor([1, 2], dtype=torch.int32, device=device)
+    before = pool.clone()
+    with pytest.raises(ValueError):
+        sglang.update(
+            **x, softplus_beta=1.0, softplus_threshold=20.0, initial_state_source=pool, initial_state_indices=slots
+        )
+    with pytest.raises(ValueError):
+        serving.mtp_verify(**x, initial_state=pool, ssm_state_indices=slots[:, None].repeat(1, 3))
+    assert same(pool, before)
 
 
 # --- on a GPU -------------------------------------------------------------------------------------------------------

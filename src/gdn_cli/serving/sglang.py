@@ -63,20 +63,11 @@ def update(
     states = intermediate_states_buffer
     if states is not None and not disable_state_update:
         raise ValueError("update: intermediate states only with disable_state_update")
-    N, (one, total, HV, V), (_, _, H, K) = len(initial_state_indices), v.shape, q.shape
-    if one * total % max(N, 1) or not 0 < one * total <= 8 * N:
-        raise ValueError(f"q: expected 1 to 8 tokens for each of {N} sequences, the same number, got {one * total}")
-    T = one * total // N
-    if out_shape := N != one:
-        q, k, v = q.view(N, T, H, K), k.view(N, T, H, K), v.view(N, T, HV, V)
-    if a.shape != (N, T, HV):
-        a, b = a.view(N, T, HV), b.view(N, T, HV)
     mode = BUFFER if states is not None else OUTPUTS if disable_state_update else LAST
-    out = verify(
+    return verify(
         q, k, v, a, b, A_log, dt_bias, initial_state_source, initial_state_indices, None, None, scale, None, states,
         intermediate_state_indices, mode, 0, use_qk_l2norm_in_kernel,
     )  # fmt: skip
-    return out.view(one, total, HV, V) if out_shape else out
 
 
 _OPS = "sglang.kernels.ops.attention"
