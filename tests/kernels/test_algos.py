@@ -43,8 +43,8 @@ CASES = {
 CASES["gdn_decode_bf16"] = CASES["gdn_decode_packed"] = CASES["gdn_decode"]
 CASES["gdn_mtp"] = CASES["gdn_mtp_packed"] = {
     "B=1, scale None": dict(batch_size=1, seq_len=2),
-    "B=3, scale 0": dict(batch_size=3, seq_len=4, scale=0.0),
-    "B=2, scale 0.3": dict(batch_size=2, seq_len=8, scale=0.3),
+    "B=3, T=4, scale 0": dict(batch_size=3, seq_len=4, scale=0.0),
+    "B=2, T=8, scale 0.3": dict(batch_size=2, seq_len=8, scale=0.3),
     "still": dict(batch_size=2, seq_len=5, case="still"),
     "forgetful": dict(batch_size=2, seq_len=5, case="forgetful"),
     "repeated": dict(batch_size=2, seq_len=5, case="repeated"),

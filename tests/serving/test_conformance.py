@@ -206,9 +206,9 @@ def test_it_runs_on_the_current_stream():
     alone = x | {"initial_state": x["initial_state"].clone(), "out": torch.empty_like(x["out"])}
     expected, _ = right(alone)
     late, stream = alone["mixed_qkv"].clone(), torch.cuda.Stream()
+    alone["mixed_qkv"].zero_()  # what a call on another stream would find
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        alone["mixed_qkv"].zero_()
         torch.cuda._sleep(10_000_000)
         alone["mixed_qkv"].copy_(late)
         serving.packed_decode(**alone)

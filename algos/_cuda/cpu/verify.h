@@ -24,7 +24,7 @@
 
 namespace gdn {
 
-constexpr int V = 128;
+constexpr int V = 128, MOST = 8;  // MOST tokens, where nothing says how many there can be
 
 enum Mode : int64_t { OUTPUTS, LAST, SLOTS, BUFFER };  // which states are written, and where: see mtp_verify
 
@@ -63,12 +63,9 @@ struct VerifyJob {
 
   // The slot to start from, or -1 for padding.
   int64_t start(int64_t i_b) const {
-    int64_t column = 0;
-    if (accepted.data) {
-      column = accepted[i_b] - 1;
-      if (column < 0 || column >= std::max<int64_t>(columns, 1)) return -1;
-    }
-    const int64_t found = slots[columns ? i_b * columns + column : i_b];
+    const int64_t count = accepted.data ? accepted[i_b] : 1;
+    if (count < 1 || count > (columns ? columns : T)) return -1;
+    const int64_t found = slots[columns ? i_b * columns + count - 1 : i_b];
     return found < first_slot ? -1 : found;
   }
 };
@@ -171,9 +168,9 @@ inline Whole whole(const ffi::TensorView& t, const char* name, std::initializer_
 // The call of a serving engine; the CUDA rungs export the same one.
 //
 // q, k [B, T, H, 128], v [B, T, HV, 128], a, b [B, T, HV] bf16, the first two axes with any stride; with cu_seqlens [B + 1]
-// they are [total, ...], and a sequence has as many tokens as that says, at most T, the columns of state_indices. Without
-// it they may be [total, ...], with total / B tokens for each. [total, ...] may have a leading axis of 1. A_log, dt_bias
-// [HV] f32. pool [slots, HV, 128, 128] f32, its slots may lie apart. state_indices [B], or [B, T]: the start is in
+// they are [total, ...], and a sequence has as many tokens as that says, at most T: the columns of state_indices, or 8.
+// Without it they may be [total, ...], with total / B tokens for each. [total, ...] may have a leading axis of 1.
+// A_log, dt_bias [HV] f32. pool [slots, HV, 128, 128] f32, its slots may lie apart. state_indices [B], or [B, T]: the start is in
 // column num_accepted_tokens - 1, or 0 without those. A sequence whose count is not in 1..T, or whose start is below
 // first_slot, is padding: outputs 0, no state is touched. scale: none or 0 for 1/sqrt(128). epsilon: below the root of
 // the norm of q and k, below 0 for none. output [B, T, HV, 128] bf16 (cu_seqlens: [total, HV, 128]).
@@ -196,7 +193,7 @@ inline void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, 
   }
   const int64_t total = q.size(0), H = q.size(before), HV = pool.size(1);
   j.columns = state_indices.ndim() == 2 ? state_indices.size(1) : 0;
-  j.T = cu_seqlens ? j.columns : before == 2 ? q.size(1) : B ? total / B : 0;
+  j.T = cu_seqlens ? (j.columns ? j.columns : MOST) : before == 2 ? q.size(1) : B ? total / B : 0;
   if (H < 1 || HV < 1 || HV % H) TVM_FFI_THROW(ValueError) << "v: " << HV << " heads are no multiple of q's " << H;
   if (!cu_seqlens && total != (before == 2 ? B : B * j.T)) {
     TVM_FFI_THROW(ValueError) << "state_indices: " << B << " rows do not fit q of " << q.shape();
@@ -240,7 +237,7 @@ inline void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, 
       }
     }
     const int64_t count = j.count(i), end = j.begin(i) + count, row = j.states_rows.data ? j.states_rows[i] : i;
-    if (j.begin(i) < 0 || count < 0 || (cu_seqlens && end > total) || (j.columns && count > j.columns)) {
+    if (j.begin(i) < 0 || count < 0 || count > j.T || (cu_seqlens && end > total)) {
       TVM_FFI_THROW(ValueError) << "cu_seqlens: sequence " << i << " has " << count << " tokens to " << end << " of " << total;
     }
     if (mode == BUFFER && (row < 0 || row >= states.value().size(0) || count > states.value().size(1))) {

@@ -1,0 +1,35 @@
+"""Attention Gym's recurrent_gdn_decode on the op's inputs: its contract is the op's.
+
+One Triton kernel, whose tile and warps come from a table by GPU and size.
+"""
+
+import torch
+from attn_gym.linear import recurrent_gdn_decode
+
+
+@torch.no_grad()
+def run(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale, output, new_pool):
+    """Write the step's output and the states of the rows' slots. The first call compiles.
+
+    mixed_qkv      [B, 2 H K + HV V]  bfloat16
+    a, b           [B, HV]            bfloat16
+    A_log          [HV]               float32
+    dt_bias        [HV]               float32
+    pool           [P, HV, V, K]      float32, k-last; its slots are overwritten
+    state_indices  [B]                int32
+    scale          float; None or 0 means 1 / sqrt(K)
+
+    output    [B, HV, V]     bfloat16, written
+    new_pool  [P, HV, V, K]  the pool itself
+    """
+    recurrent_gdn_decode(
+        mixed_qkv,
+        a[None],
+        b[None],
+        A_log,
+        dt_bias,
+        pool,
+        state_indices,
+        scale=float(scale or pool.shape[3] ** -0.5),
+        out=output[None],
+    )

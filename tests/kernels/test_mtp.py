@@ -1,0 +1,397 @@
+"""gdn_mtp and gdn_mtp_packed: every algo against steps in float64 that are written here; accepted counts, padding,
+slots, rows that lie apart; and `mtp_verify`, the function of a compiled rung that gdn_cli.serving calls.
+
+Algos are the registry's, by the devices that they name: a new rung joins by its folder.
+"""
+
+from __future__ import annotations
+
+import math
+
+import helpers
+import pytest
+import torch
+
+from gdn_cli.machine import inventory
+
+REGISTRY = helpers.REGISTRY
+HEADS = ((4, 8), (2, 6), (4, 4))
+D = 128
+NAMES = {  # op -> arguments of its entry point
+    op: tuple(REGISTRY.ops[op].inputs) for op in ("gdn_mtp", "gdn_mtp_packed")
+}
+STATES = {"gdn_mtp": "initial_state", "gdn_mtp_packed": "pool"}
+
+
+def algos(device: str) -> list[str]:
+    """Those written here that run on a device; peers have packages of their own."""
+    return [a.full_name for a in REGISTRY.algos if a.op in NAMES and device in a.modes and not a.packages]
+
+
+# rows: for each the slot of each token and the accepted count; slots of the pool
+CASES = {
+    "two tokens": ([([1, 2], 1)], 3),
+    "each start": ([([3, 1, 7, 2], 1), ([4, 9, 5, 6], 2), ([8, 10, 11, 12], 3), ([13, 15, 14, 16], 4)], 18),
+    "counts": ([([3, 4], 2), ([1, 2], 0), ([5, 6], 3), ([7, 8], -1), ([9, 10], 1), ([11, 12], 99)], 13),
+    "padding": ([([0, 0, 0], 1), ([1, 2, 3], 3), ([-1] * 3, 2), ([4, 0, 9], 2), ([7, 8, 9], 1), ([0, 5, 6], 1)], 12),
+    "holes": ([([1, 0, 2], 1), ([0, 3, -1], 2), ([4, 5, -7], 2)], 6),  # a start, and tokens whose state is not kept
+    "eight tokens": ([([*range(8, 0, -1)], 8), ([*range(9, 17)], 5)], 17),
+    "padding alone": ([([0, 0], 1), ([1, 2], 0)], 3),
+    "no row": ([], 3),
+}  # fmt: skip
+
+
+def inputs(op: str, case: str, H: int, HV: int, device: str = "cpu", scale=None) -> dict:
+    """Arguments by name. q and k have any length where they are normalised. Slots hold NaN unless a row starts there:
+    whoever reads another one is found out. gdn_mtp starts one slot lower: there 0 is a slot like any other."""
+    rows, P = CASES[case]
+    T = len(rows[0][0]) if rows else 2
+    g, B = torch.Generator().manual_seed(len(rows) * 100 + HV), len(rows)
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=g)
+
+    starts = [start(slots, accepted) for slots, accepted in rows]
+    if op == "gdn_mtp":
+        starts = [slot - 1 if slot > 0 else -1 for slot in starts]
+    q, k, v = randn(B, T, H, D) * 3, randn(B, T, H, D) * 0.2, randn(B, T, HV, D)
+    k[:1, 1:] *= 0.005  # what is added below the root shows
+    a, b, A_log, dt_bias = randn(B, T, HV).bfloat16(), randn(B, T, HV).bfloat16(), randn(HV) - 1, randn(HV) * 0.25
+    states = randn(P, HV, D, D)
+    states[[i for i in range(P) if i not in starts]] = math.nan
+    if op == "gdn_mtp":
+        q, k = (x / x.norm(dim=-1, keepdim=True) for x in (q, k))
+        first = torch.tensor(starts, dtype=torch.int32)
+        made = [q.bfloat16(), k.bfloat16(), v.bfloat16(), states, first, A_log, a, dt_bias, b]
+    else:
+        row = torch.cat([x.flatten(2) for x in (q, k, v)], dim=2).bfloat16()
+        indices = torch.tensor([slots for slots, _ in rows], dtype=torch.int32).view(B, T)
+        counts = torch.tensor([accepted for _, accepted in rows], dtype=torch.int32)
+        made = [row, a, b, A_log, dt_bias, states, indices, counts]
+    return dict(zip(NAMES[op], [*(x.to(device) for x in made), scale], strict=True))
+
+
+def start(slots: list[int], accepted: int) -> int:
+    """The slot that a row starts from, -1 for padding."""
+    slot = slots[accepted - 1] if 1 <= accepted <= len(slots) else 0
+    return slot if slot > 0 else -1
+
+
+def split(row: torch.Tensor, HV: int) -> list[torch.Tensor]:
+    """q, k and v, [B, T, heads, 128], of packed rows."""
+    H = (row.shape[2] // D - HV) // 2
+    return [x.unflatten(2, (-1, D)) for x in row.split([H * D, H * D, HV * D], dim=2)]
+
+
+def exact(q, k, v, a, b, A_log, dt_bias, pool, starts: list[int], scale, epsilon=None):
+    """(output [B, T, HV, V], states [B, T, HV, V, K] after each token) in float64, one token and head at a time;
+    padding has outputs of 0 and states of NaN."""
+    q, k, v, a, b, A_log, dt_bias, pool = (x.double().cpu() for x in (q, k, v, a, b, A_log, dt_bias, pool))
+    B, T, HV, _ = v.shape
+    out, states = torch.zeros_like(v), torch.full((B, T, HV, D, D), math.nan, dtype=torch.float64)
+    for n, slot in enumerate(starts):
+        for h in range(HV) if slot >= 0 else ():
+            S = pool[slot, h].clone()
+            for t in range(T):
+                x, y = q[n, t, h * q.shape[2] // HV], k[n, t, h * q.shape[2] // HV]
+                if epsilon is not None:
+                    x, y = x * (x @ x + epsilon) ** -0.5, y * (y @ y + epsilon) ** -0.5
+                z = float(a[n, t, h] + dt_bias[h])
+                S = S * math.exp(-math.exp(A_log[h]) * (max(z, 0) + math.log1p(math.exp(-abs(z)))))
+                S = S + torch.outer((v[n, t, h] - S @ y) / (1 + math.exp(-b[n, t, h])), y)
+                out[n, t, h], states[n, t, h] = (scale or D**-0.5) * (S @ x), S
+    return out, states
+
+
+def right(op: str, x: dict) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    """(output, slot -> the state that is to be there)."""
+    gates = [x[name] for name in ("a", "b", "A_log", "dt_bias")]
+    if op == "gdn_mtp":
+        starts = x["initial_state_indices"].tolist()
+        return exact(x["q"], x["k"], x["v"], *gates, x["initial_state"], starts, x["scale"])[0], {}
+    rows = list(zip(x["state_indices"].tolist(), x["num_accepted_tokens"].tolist(), strict=True))
+    starts = [start(*row) for row in rows]
+    output, states = exact(*split(x["mixed_qkv"], x["pool"].shape[1]), *gates, x["pool"], starts, x["scale"], 1e-6)
+    kept = [(slot, n, t) for n, (slots, _) in enumerate(rows) if starts[n] > 0 for t, slot in enumerate(slots)]
+    return output, {slot: states[n, t] for slot, n, t in kept if slot > 0}
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().view({2: torch.int16, 4: torch.int32}[x.element_size()])
+
+
+def same(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return torch.equal(bits(x), bits(y))
+
+
+def step(kernel, op: str, x: dict) -> tuple[torch.Tensor, torch.Tensor]:
+    """(output, the pool after it) of one call. An output that nothing wrote is NaN."""
+    if not kernel.destination_passing:
+        return tuple(kernel.returns(list(x.values())))
+    pool = x[STATES[op]]
+    output = torch.full((*x["a"].shape, D), math.nan, dtype=torch.bfloat16, device=pool.device)
+    kernel(list(x.values()), [output, pool])
+    return output, pool
+
+
+def far(x: torch.Tensor, y: torch.Tensor) -> float:
+    """The relative Frobenius error; the absolute one where all is to be 0."""
+    x, y = x.double().cpu(), y.double().cpu()
+    return float((x - y).norm() / (y.norm() if y.any() else 1))
+
+
+def faults(kernel, op: str, x: dict) -> list[str]:
+    """What is wrong with a call."""
+    (output, states), old = right(op, x), x[STATES[op]].clone()
+    got, pool = step(kernel, op, x)
+    limits, found = list(REGISTRY.ops[op].tolerance.values()), []
+    others = [i for i in range(len(old)) if i not in states]
+    if not same(pool[others], old[others]):
+        found.append("a slot that is not to be written has changed")
+    if any(bits(got[n]).any() for n in range(len(got)) if not output[n].any()):
+        found.append("padding has an output")
+    if got.numel() and not (error := far(got, output)) <= limits[0]:
+        found.append(f"output: {error:.2g}")
+    wrong = {slot: far(pool[slot], state) for slot, state in states.items()}
+    return found + [f"slot {slot}: {error:.2g}" for slot, error in wrong.items() if not error <= limits[1]]
+
+
+def every_case(kernel, op: str, names, heads=HEADS, device: str = "cpu") -> dict[str, list[str]]:
+    found = {}
+    for H, HV in heads:
+        for name in names:
+            for scale in (None, 0.3) if name == "two tokens" else (0.0,):
+                found[f"{H}/{HV}, {name}, {scale}"] = faults(kernel, op, inputs(op, name, H, HV, device, scale))
+    return {name: what for name, what in found.items() if what}
+
+
+def apart(x: torch.Tensor, gap: int) -> torch.Tensor:
+    """The same values in rows that lie apart: on a pool's first axis, else on the first two axes by different gaps."""
+    inner = x[0].numel() if gap < 0 else x[0, :1].numel()
+    if gap < 0:
+        strides = (inner - gap, *x.stride()[1:])
+    else:
+        strides = (x.shape[1] * (inner + gap) + 2 * gap, inner + gap, *x.stride()[2:])
+    wide = x.new_full((len(x) * strides[0] + abs(gap),), math.nan)
+    return wide.as_strided(x.shape, strides, max(gap, 0)).copy_(x)
+
+
+# elements: rows of q, k and v begin at multiples of 16 bytes, as in any server; gates anywhere
+GAPS = {"mixed_qkv": 8, "q": 8, "k": 24, "v": 16, "a": 5, "b": 3, "pool": -64, "initial_state": -64}
+
+
+def strided_differences(kernel, op: str, device: str = "cpu", heads=(2, 6), case: str = "padding", one_by_one=True):
+    """Which tensors give other bits where they lie apart, as views of a server's projections and pages do."""
+
+    def made():
+        return inputs(op, case, *heads, device)
+
+    (output, pool), found = step(kernel, op, made()), []
+    names = [name for name in NAMES[op] if name in GAPS]
+    for chosen in [*([[name] for name in names] if one_by_one else []), names]:
+        x = made()
+        x |= {name: apart(x[name], GAPS[name]) for name in chosen}
+        got = step(kernel, op, x)
+        if not (same(got[0], output) and same(got[1], pool)):
+            found.append(" ".join(chosen))
+        states = x[STATES[op]]
+        hole = states.as_strided((len(states) - 1, 64), (states.stride(0), 1), states[0].numel())
+        if not states.is_contiguous() and not hole.isnan().all():
+            found.append(f"{' '.join(chosen)}: written between slots")
+    return found
+
+
+def kernel_of(full_name: str, device: str):
+    algo = REGISTRY.find(full_name)
+    if device == "cpu" and algo.language == "cpp" and not inventory.cxx():
+        pytest.skip("no C++ compiler here")
+    if device == "cuda" and (place := inventory.HERE.place(algo, "cuda")).mode is None:
+        pytest.skip(f"{full_name}: {place.reason}")
+    return helpers.built(full_name, device)[1]
+
+
+@pytest.mark.parametrize("name", algos("cpu"))
+def test_on_a_cpu(name):
+    kernel, op = kernel_of(name, "cpu"), name.split("/")[0]
+    assert every_case(kernel, op, ["padding", "each start"]) == {}
+    assert every_case(kernel, op, [case for case in CASES if case not in ("padding", "each start")], [(2, 6)]) == {}
+
+
+@pytest.mark.parametrize("name", algos("cpu"))
+def test_rows_and_slots_that_lie_apart_give_the_same_bits_on_a_cpu(name):
+    assert strided_differences(kernel_of(name, "cpu"), name.split("/")[0]) == []
+
+
+def interpreted(names: list[str], cases: list[str]) -> dict:
+    """For the process of the fixture `interpreter`, which takes a second for 100 programs."""
+    found = {}
+    for name in names:
+        kernel, op = helpers.built(name, "interpreter")[1], name.split("/")[0]
+        found |= {f"{name}: {case}": what for case, what in every_case(kernel, op, cases, [(1, 1)]).items()}
+        found |= {f"{name}: {what}": "" for what in strided_differences(kernel, op, "cpu", (1, 1), "holes", False)}
+    return found
+
+
+def test_below_the_interpreter(interpreter):
+    assert interpreter(interpreted, algos("interpreter"), ["no row", "padding alone"]) == {}
+
+
+@pytest.mark.slow
+def test_more_below_the_interpreter(interpreter):
+    assert interpreter(interpreted, algos("interpreter"), ["counts", "padding", "each start"]) == {}
+
+
+def test_a_separate_final_state_gets_a_copy_of_the_pool():
+    """What flashinfer-bench's call needs, in which an output is never an input."""
+    x = inputs("gdn_mtp", "padding", 1, 3)
+    output, final = x["q"].new_empty(6, 3, 3, D), torch.zeros_like(x["initial_state"])
+    before = x["initial_state"].clone()
+    kernel_of("gdn_mtp/cpp-v1", "cpu")(list(x.values()), [output, final])
+    assert same(final, before) and same(x["initial_state"], before)
+
+
+def test_what_cannot_be_is_refused_before_anything_is_written():
+    kernel, op = kernel_of("gdn_mtp_packed/cpp-v1", "cpu"), "gdn_mtp_packed"
+
+    def refused(says: str, new_pool=None, **changed) -> None:
+        x = inputs(op, "each start", 2, 6) | changed
+        before = x["pool"].clone()
+        output = x["a"].new_zeros(4, 4, 6, D)
+        with pytest.raises(ValueError, match=says):
+            kernel(list(x.values()), [output, x["pool"] if new_pool is None else new_pool])
+        assert same(before, x["pool"]) and not output.any()
+
+    good = inputs(op, "each start", 2, 6)
+    beyond = good["state_indices"].clone()
+    beyond[1, 2] = 18
+    refused("row 1 names slot 18 of a pool of 18", state_indices=beyond)
+    refused("new_pool: expected the pool itself", new_pool=good["pool"])
+    refused("1400 columns are no rows of q, k and v", mixed_qkv=torch.zeros(4, 4, 1400, dtype=torch.bfloat16))
+    refused("mixed_qkv: expected rows without gaps", mixed_qkv=good["mixed_qkv"].mT.contiguous().mT)
+    refused("a: expected bfloat16 .* inside, got bfloat16", a=good["a"][..., :5])
+    refused("b: expected bfloat16", b=good["b"].float())
+    refused("expected slots .* without gaps", pool=good["pool"].mT, new_pool=good["pool"].mT)
+    refused("a column for each of 4 tokens", state_indices=good["state_indices"][:, :3].contiguous())
+    refused("num_accepted_tokens: expected shape", num_accepted_tokens=good["num_accepted_tokens"][:3])
+
+
+# --- mtp_verify, the function that a compiled rung of gdn_mtp_packed exports -----------------------------------------
+
+
+def verify_of(full_name: str, device: str):
+    import tvm_ffi
+
+    library = tvm_ffi.load_module(str(kernel_of(full_name, device).runnable.metadata.misc["binary"]))
+    return library.get_function("mtp_verify")
+
+
+def compiled(device: str) -> list[str]:
+    return [
+        n for n in algos(device) if n.startswith("gdn_mtp_packed/") and REGISTRY.find(n).language in ("cpp", "cuda")
+    ]
+
+
+def verified(verify, device: str, *, lengths: tuple[int, ...] | None, mode: int, wide: bool) -> list[str]:
+    """What is wrong with a call of `mtp_verify`: three sequences of up to 4 tokens, the second one padding."""
+    g, (H, HV, B, T, P) = torch.Generator().manual_seed(mode), (2, 6, 3, 4, 15)
+    counts, whole = lengths or (T,) * B, torch.int64 if wide else torch.int32
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=g).bfloat16()
+
+    q, k, v, a, b = randn(B, T, H, D), randn(B, T, H, D), randn(B, T, HV, D), randn(B, T, HV), randn(B, T, HV)
+    A_log, dt_bias = torch.randn(HV, generator=g) - 1, torch.randn(HV, generator=g)
+    slots = torch.tensor([[5, 1, 9, 2], [0, 3, 4, 6], [14, 8, 7, 13]])
+    accepted = torch.tensor([3, 1, 2]) if mode == 2 else None
+    starts = [9, 0, 8] if mode == 2 else [5, 0, 14]  # first_slot is 1: the second sequence is padding
+    pool = torch.randn(P, HV, D, D, generator=g)
+    states, rows = torch.full((5, T + 1, HV, D, D), math.nan), torch.tensor([4, 0, 1])
+    right, after = exact(q, k, v, a, b, A_log, dt_bias, pool, [n if n > 0 else -1 for n in starts], 0.1, 1e-6)
+    tokens = [(n, t) for n in range(B) for t in range(counts[n])]
+    if lengths:
+        q, k, v, a, b = (torch.stack([x[n, t] for n, t in tokens]) for x in (q, k, v, a, b))
+    output = torch.full_like(v, math.nan)
+    ends = torch.tensor([0, *counts]).cumsum(0).int() if lengths else None
+    if mode != 2:
+        slots = slots if mode == 3 or lengths else slots[:, 0].contiguous()
+    before, x = pool.clone(), [q, k, v, a, b, A_log, dt_bias, pool, slots.to(whole)]
+    x += [
+        accepted.int() if mode == 2 else None,
+        ends,
+        0.1,
+        output,
+        *((states, rows.to(whole)) if mode == 3 else (None,) * 2),
+    ]
+    there = [y.to(device) if isinstance(y, torch.Tensor) else y for y in x]
+    verify(*there, mode, 1, 1e-6)
+    pool, output, states = there[7].cpu(), there[12].cpu(), there[13].cpu() if mode == 3 else states
+    flat, found = output if lengths else output.flatten(0, 1), []
+    if not far(flat, torch.stack([right[n, t] for n, t in tokens])) <= 5e-3:
+        found.append("output")
+    live = [(n, t) for n, t in tokens if starts[n] > 0]
+    want = {}  # slot -> the last state that is written there
+    for n, t in live if mode in (1, 2) else ():
+        want[starts[n] if mode == 1 else int(slots[n, t])] = after[n, t]
+    found += [f"slot {i}" for i, state in want.items() if not far(pool[i], state) <= 1e-5]
+    found += [f"slot {i} changed" for i in range(P) if i not in want and not same(pool[i], before[i])]
+    if mode == 3:
+        found += [f"state {n}, {t}" for n, t in live if not far(states[rows[n], t], after[n, t]) <= 1e-5]
+        free = [(i, t) for i in range(5) for t in range(T + 1) if (i, t) not in [(int(rows[n]), t) for n, t in live]]
+        found += [f"buffer {i}, {t} written" for i, t in free if not states[i, t].isnan().all()]
+    return found
+
+
+CALLS = [
+    (lengths, mode, wide) for lengths in (None, (2, 4, 1)) for mode in range(4) for wide in ((False, True)[mode % 2],)
+]
+
+
+@pytest.mark.parametrize("name", compiled("cpu"))
+def test_the_servers_function_on_a_cpu(name):
+    verify = verify_of(name, "cpu")
+    found = {call: verified(verify, "cpu", lengths=call[0], mode=call[1], wide=call[2]) for call in CALLS}
+    assert {call: what for call, what in found.items() if what} == {}
+
+
+# --- on a GPU -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", algos("cuda"))
+def test_on_a_gpu(name):
+    kernel, op = kernel_of(name, "cuda"), name.split("/")[0]
+    assert every_case(kernel, op, CASES, (*HEADS, (16, 48)), "cuda") == {}
+    assert strided_differences(kernel, op, "cuda") == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [n for n in algos("cuda") if not n.endswith("/pt-reference")])
+def test_a_graph_is_replayed_with_other_rows_and_padding(name):
+    kernel, op = kernel_of(name, "cuda"), name.split("/")[0]
+    x = inputs(op, "each start", 4, 8, "cuda")
+    x[STATES[op]].nan_to_num_(0.5)  # other slots are starts in the replay
+    fresh, output = x[STATES[op]].clone(), torch.empty_like(x["a"][..., None].expand(-1, -1, -1, D).contiguous())
+    kernel(list(x.values()), [output, x[STATES[op]]])
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kernel(list(x.values()), [output, x[STATES[op]]])
+    x[STATES[op]].copy_(fresh)
+    if op == "gdn_mtp":
+        x["initial_state_indices"].copy_(torch.tensor([3, -1, 12, 1]))
+    else:
+        x["state_indices"][1], x["state_indices"][2] = 0, torch.tensor([17, 4, 9, 5], device="cuda")
+        x["num_accepted_tokens"].copy_(torch.tensor([2, 1, 4, 7]))
+    graph.replay()
+    replayed, after = output.clone(), x[STATES[op]].clone()
+    x[STATES[op]] = fresh
+    want, pool = step(kernel, op, x)
+    assert same(replayed, want) and same(after, pool) and not replayed[1].any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", compiled("cuda"))
+def test_the_servers_function_on_a_gpu(name):
+    verify = verify_of(name, "cuda")
+    found = {call: verified(verify, "cuda", lengths=call[0], mode=call[1], wide=call[2]) for call in CALLS}
+    assert {call: what for call, what in found.items() if what} == {}

@@ -1,0 +1,134 @@
+"""The engines' kernels as peers of the ops with a pool: each call fits the signature that was read in the engine's
+release (algo.toml names it), and results land where the op wants them. The stand-ins compute with the oracle.
+
+Where an engine's files are on the path, its own signatures are read too, without importing it.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import textwrap
+from pathlib import Path
+
+import helpers
+import pytest
+
+from gdn_cli.machine import inventory
+
+REGISTRY = helpers.REGISTRY
+PEERS = [
+    a.full_name for op in ("gdn_decode_packed", "gdn_mtp", "gdn_mtp_packed") for a in REGISTRY.of(op) if a.packages
+]
+VLLM, SGLANG = "vllm/third_party/flash_linear_attention/ops", "sglang/kernels/ops/attention/fla"
+# function -> the modules that have it, and the file of its definition where that is another one
+FROM = {
+    "fused_recurrent_gated_delta_rule_packed_decode": [f"{VLLM}/fused_recurrent.py", f"{SGLANG}/fused_recurrent.py"],
+    "fused_sigmoid_gating_delta_rule_update": [f"{VLLM}/fused_sigmoid_gating.py"],
+    "recurrent_gdn_decode": ["attn_gym/linear/gdn/api.py"],
+    "gated_delta_rule_decode_pretranspose": ["flashinfer/gdn_decode.py"],
+    "gated_delta_rule_mtp": ["flashinfer/gdn_decode.py"],
+}
+MODULES = ["attn_gym.linear", *{file[:-3].replace("/", ".") for files in FROM.values() for file in files}]
+STAND_IN = """
+import oracle, torch
+
+def put(to, found):
+    to.copy_(torch.tensor(found).view(to.shape))
+
+def fused_recurrent_gated_delta_rule_packed_decode(mixed_qkv, a, b, A_log, dt_bias, scale, initial_state, out,
+                                                   ssm_state_indices, use_qk_l2norm_in_kernel=False):
+    assert use_qk_l2norm_in_kernel and out.is_contiguous() and out.shape == (len(a), 1, *initial_state.shape[1:3])
+    found = oracle.gdn_decode_packed(mixed_qkv, a, b, A_log, dt_bias, initial_state, ssm_state_indices, scale)
+    put(out, found[0]), put(initial_state, found[1])
+
+def recurrent_gdn_decode(packed_qkv, raw_gate, raw_beta, A_log, dt_bias, state_cache, state_indices, *,
+                         has_initial_state=None, scale=None, out=None):
+    assert raw_gate.shape == raw_beta.shape == (1, len(packed_qkv), len(A_log)) and len(out) == 1
+    found = oracle.gdn_decode_packed(packed_qkv, raw_gate[0], raw_beta[0], A_log, dt_bias, state_cache, state_indices,
+                                     scale)
+    put(out, found[0]), put(state_cache, found[1])
+
+def gated_delta_rule_decode_pretranspose(q, k, v, state, A_log, a, dt_bias, b, scale=None, output=None,
+                                         use_qk_l2norm=True, initial_state=None, initial_state_indices=None):
+    assert state is None and use_qk_l2norm and a.shape == b.shape == v.shape[:3] and output.shape == v.shape
+    row = torch.cat([x.flatten(1) for x in (q, k, v)], dim=1)
+    found = oracle.gdn_decode_packed(row, a[:, 0], b[:, 0], A_log, dt_bias, initial_state, initial_state_indices, scale)
+    put(output, found[0]), put(initial_state, found[1])
+
+def gated_delta_rule_mtp(q, k, v, initial_state, initial_state_indices, A_log, a, dt_bias, b, scale=None, output=None,
+                         intermediate_states_buffer=None, disable_state_update=None, use_qk_l2norm=True):
+    assert disable_state_update and not use_qk_l2norm and intermediate_states_buffer is None
+    args = q, k, v, initial_state, initial_state_indices, A_log, a, dt_bias, b, scale
+    put(output, oracle.gdn_mtp(*args)[0])
+
+def fused_sigmoid_gating_delta_rule_update(A_log, a, b, dt_bias, q, k, v, beta=1.0, threshold=20.0, scale=None,
+                                           initial_state=None, inplace_final_state=True, cu_seqlens=None,
+                                           ssm_state_indices=None, num_accepted_tokens=None,
+                                           use_qk_l2norm_in_kernel=False, is_kda=False):
+    assert use_qk_l2norm_in_kernel and inplace_final_state and (beta, threshold, is_kda) == (1.0, 20.0, False)
+    B, T = ssm_state_indices.shape
+    assert cu_seqlens.tolist() == [i * T for i in range(B + 1)] and cu_seqlens.dtype == torch.int32
+    row, a, b = (x.reshape(B, T, -1) for x in (torch.cat([x.flatten(2) for x in (q, k, v)], dim=2), a, b))
+    found = oracle.gdn_mtp_packed(row, a, b, A_log, dt_bias, initial_state, ssm_state_indices, num_accepted_tokens,
+                                  scale)
+    put(initial_state, found[1])
+    return torch.tensor(found[0]).to(v.dtype).view(v.shape), initial_state
+"""
+ASK = textwrap.dedent("""
+    import importlib.util, json, sys, types; sys.path[:0] = [{folder!r}, {tests!r}]
+    import oracle, stand_in, torch
+    for name in {modules!r}:
+        for i in range(name.count(".") + 1):
+            sys.modules[name.rsplit(".", i)[0]] = stand_in
+    found = {{}}
+    for name, file in {asked!r}:
+        spec = importlib.util.spec_from_file_location("peer", file)
+        peer = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(peer)
+        op = name.split("/")[0]
+        for scale in (None, 0.3):
+            inputs = oracle.inputs(op, batch_size=3, seq_len=4 if "mtp" in op else 1, heads=2, scale=scale)
+            exact = getattr(oracle, op)(*inputs)
+            output = torch.full(exact[0].shape, float("nan"), dtype=torch.bfloat16)
+            pool = inputs[3 if op == "gdn_mtp" else 5]
+            peer.run(*inputs, output, pool)
+            found[f"{{name}} {{scale}}"] = [oracle.error(output, exact[0]), oracle.error(pool, exact[1])]
+    print(json.dumps(found))
+""")
+
+
+def test_the_calls_fit_the_engines_signatures(tmp_path):
+    asked = [(name, str(REGISTRY.find(name).folder / "main.py")) for name in PEERS]
+    (tmp_path / "stand_in.py").write_text(STAND_IN, encoding="utf-8")
+    names = dict(tests=str(helpers.TESTS), folder=str(tmp_path), asked=asked, modules=MODULES)
+    done = helpers.python("-c", ASK.format(**names))
+    assert done.code == 0, done.err[-2000:]
+    found = json.loads(done.out)
+    assert len(found) == 2 * len(PEERS) == 12
+    assert {name: errors for name, errors in found.items() if not (errors[0] < 5e-3 and errors[1] < 1e-6)} == {}
+
+
+def arguments(source: str, function: str) -> list[str]:
+    (found,) = (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef) and n.name == function)
+    return [x.arg for x in found.args.args + found.args.kwonlyargs]
+
+
+@pytest.mark.parametrize(("function", "file"), [(name, file) for name, files in FROM.items() for file in files])
+def test_a_stand_in_has_the_arguments_of_its_engine(function, file):
+    """Some engines' functions have more than the peers use."""
+    spec = importlib.util.find_spec(file.split("/")[0])  # does not import it
+    found = Path(spec.submodule_search_locations[0]).parent / file if spec else None
+    if not found or not found.is_file():
+        pytest.skip(f"{file} is not on the path")
+    theirs, ours = arguments(found.read_text(encoding="utf-8"), function), arguments(STAND_IN, function)
+    assert set(ours) <= set(theirs) and ours[:7] == theirs[:7]
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_who_is_missing_is_named_with_its_installation(name):
+    algo, gpus = REGISTRY.find(name), (inventory.Gpu("one", "9.0", "580"),)
+    ((module, wheel),) = algo.packages.items()
+    machine = inventory.Machine(gpus=lambda: gpus, has_package=lambda other: other != module)
+    assert machine.place(algo) == inventory.Place(None, f"package {wheel} missing", f"pip install {wheel}")
