@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 import logging
 import sys
@@ -17,6 +17,7 @@ import torch
 
 from gdn_cli import serving
 from gdn_cli.errors import GdnError, MissingError
+from gdn_cli.machine import inventory
 from gdn_cli.serving import library, sglang, vllm
 from gdn_cli.serving.engine import Engine
 
@@ -428,38 +429,64 @@ def test_what_a_cpu_has_no_function_for():
         serving.prepare(serving.packed_decode, dtype=torch.bfloat16, device="cpu")
 
 
-# --- on a GPU -------------------------------------------------------------------------------------------------------
+# --- beside the engines' own functions --------------------------------------------------------------------------------
 
 
-def on_gpu(x: dict) -> dict:
-    return {name: v.cuda() if isinstance(v, torch.Tensor) else v for name, v in x.items()}
-
-
-@pytest.mark.gpu
-@BOTH
-@pytest.mark.parametrize("of", ["decode", "verify"])
-def test_the_engine_s_own_function_says_the_same(release, of):
-    """The engine's files (shared/gpu/engines.sh) on PYTHONPATH. SGLang rounds beta to bfloat16 in its decode."""
+def beside(release: str, of: str, device: str) -> str | list[str]:
+    """Why it cannot be, or what differs. On a CPU this is for the process of the fixture `interpreter`."""
     engine = ENGINES[release]
     try:
         own, ours = next(
             (engine._own(w), f) for w, f in engine.functions.items() if ("packed" in w) == (of == "decode")
         )
     except MissingError as e:
-        pytest.skip(str(e))
+        return str(e)
+    if device == "cuda" and not any(algo.full_name == serving._verify.cuda for algo in helpers.REGISTRY.algos):
+        return f"no {serving._verify.cuda} yet"
+    if device == "cpu" and "exp" in own.__globals__:  # Triton's own, which the interpreter replaces only as tl.exp
+        own.__globals__["exp"] = lambda x: importlib.import_module("triton.language").exp(x)
     if of == "decode":
         slots = torch.tensor([1, -1, 3], dtype=torch.int32)
-        x = on_gpu(decode_call(use_qk_l2norm_in_kernel=True, ssm_state_indices=slots))
+        x = decode_call(use_qk_l2norm_in_kernel=True, ssm_state_indices=slots)
+        if device == "cpu":  # the rung there takes slot 0 for padding
+            ours = serving.packed_decode
     else:
-        if not any(algo.full_name == serving._verify.cuda for algo in helpers.REGISTRY.algos):
-            pytest.skip(f"no {serving._verify.cuda} yet")
-        x = on_gpu(verify_call(3, 4) if engine.package == "vllm" else sglang_call(3, 4))
+        x = verify_call(2, 2) if engine.package == "vllm" else sglang_call(2, 2, cache_steps=3)
+    x = {name: v.to(device) if isinstance(v, torch.Tensor) else v for name, v in x.items()}
     y = {name: v.clone() if isinstance(v, torch.Tensor) else v for name, v in x.items()}
-    result, expected = ours(**y), own(**x)
-    for got, right in zip(*(z if isinstance(z, tuple) else (z,) for z in (result, expected)), strict=True):
-        assert steps.error(got, right.cpu().double()) <= 1e-2
-    for name in ("initial_state", "initial_state_source", "intermediate_states_buffer"):
-        if name in x:
-            assert steps.error(y[name], x[name].cpu().double()) <= 5e-3
-    if of == "decode":
-        assert steps.same(y["out"][1], x["out"][1]) and steps.same(y["initial_state"][2], x["initial_state"][2])
+    result, expected = (z if isinstance(z, tuple) else (z,) for z in (ours(**y), own(**x)))
+    names = ("initial_state", "initial_state_source", "intermediate_states_buffer")
+    states = [(name, y[name], x[name]) for name in names if name in x]
+    # outputs are rounded to bfloat16; SGLang's packed decode rounds beta to it
+    limits = {"out": 8e-3} | dict.fromkeys(names, 1e-3 if release.startswith("sglang") and of == "decode" else 1e-5)
+    found = [
+        f"{name}: {e:.2g}"
+        for name, got, right in [("out", result[0], expected[0]), *states]
+        if got.shape != right.shape or not (e := steps.error(got, right.cpu().double())) <= limits[name]
+    ]
+    if of == "decode" and not steps.same(y["out"][1], x["out"][1]):
+        found.append("padding")
+    return found
+
+
+@BOTH
+@pytest.mark.parametrize("of", ["decode", "verify"])
+def test_the_engine_s_own_function_says_the_same(release, of, interpreter):
+    """With the engine's files (shared/gpu/engines.sh) on PYTHONPATH."""
+    if not inventory.cxx():
+        pytest.skip("no C++ compiler here")
+    if importlib.util.find_spec(ENGINES[release].package) is None:  # before a process is started
+        pytest.skip(f"no {ENGINES[release].package} here")
+    found = interpreter(beside, release, of, "cpu")
+    if isinstance(found, str):
+        pytest.skip(found)
+    assert found == []
+
+
+@pytest.mark.gpu
+@BOTH
+@pytest.mark.parametrize("of", ["decode", "verify"])
+def test_the_engine_s_own_function_says_the_same_on_a_gpu(release, of):
+    if isinstance(found := beside(release, of, "cuda"), str):
+        pytest.skip(found)
+    assert found == []
