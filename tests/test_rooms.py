@@ -16,7 +16,7 @@ PACKAGE = Path(gdn_cli.__file__).parent
 # A room is a folder, or a file that lies loose. It imports from its own storey and from those below.
 STOREYS = {
     "top": "cli report remote tune profile run",  # the command
-    "middle": "worker runner operators profilers timing",  # processes that may import torch at the top of a file
+    "middle": "worker runner operators serving profilers timing",  # may import torch at the top of a file
     "bottom": "records machine catalog schema errors paths units text files parsing bounded",  # shared by all
 }
 STOREY = {room: name for name, rooms in STOREYS.items() for room in rooms.split()}

@@ -169,6 +169,7 @@ inline Whole whole(const ffi::TensorView& t, const char* name, std::initializer_
 //
 // q, k [B, T, H, 128], v [B, T, HV, 128], a, b [B, T, HV] bf16, the first two axes with any stride; with cu_seqlens [B + 1]
 // they are [total, ...], and a sequence has as many tokens as that says, at most T: the columns of state_indices, or 8.
+// Without it they may be [total, ...], with total / B tokens for each. [total, ...] may have a leading axis of 1.
 // A_log, dt_bias [HV] f32. pool [slots, HV, 128, 128] f32, its slots may lie apart. state_indices [B], or [B, T]: the start is in
 // column num_accepted_tokens - 1, or 0 without those. A sequence whose count is not in 1..T, or whose start is below
 // first_slot, is padding: outputs 0, no state is touched. scale: none or 0 for 1/sqrt(128). epsilon: below the root of
@@ -182,23 +183,30 @@ inline void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, 
                        ffi::Optional<ffi::TensorView> states, ffi::Optional<ffi::TensorView> states_rows, int64_t mode,
                        int64_t first_slot, double epsilon) {
   VerifyJob j{};
-  const int before = cu_seqlens ? 1 : 2;
+  const int64_t B = state_indices.ndim() ? state_indices.size(0) : 0;
+  if (cu_seqlens || (q.ndim() == 4 && q.size(0) == 1 && B > 0)) {
+    q = flat(q, 3), k = flat(k, 3), v = flat(v, 3), a = flat(a, 2), b = flat(b, 2), output = flat(output, 3);
+  }
+  const int before = cu_seqlens || q.ndim() == 3 ? 1 : 2;
   if (q.ndim() != before + 2 || pool.ndim() != 4 || state_indices.ndim() < 1 || state_indices.ndim() > 2) {
     TVM_FFI_THROW(ValueError) << "expected q of " << before + 2 << " axes, pool of 4 and state_indices of 1 or 2";
   }
-  const int64_t B = state_indices.size(0), total = q.size(0), H = q.size(before), HV = pool.size(1);
+  const int64_t total = q.size(0), H = q.size(before), HV = pool.size(1);
   j.columns = state_indices.ndim() == 2 ? state_indices.size(1) : 0;
-  j.T = !cu_seqlens ? q.size(1) : j.columns ? j.columns : MOST;
+  j.T = cu_seqlens ? (j.columns ? j.columns : MOST) : before == 2 ? q.size(1) : B ? total / B : 0;
   if (H < 1 || HV < 1 || HV % H) TVM_FFI_THROW(ValueError) << "v: " << HV << " heads are no multiple of q's " << H;
-  if (!cu_seqlens && total != B) TVM_FFI_THROW(ValueError) << "state_indices: expected a row for each of " << total << " sequences";
+  if (!cu_seqlens && total != (before == 2 ? B : B * j.T)) {
+    TVM_FFI_THROW(ValueError) << "state_indices: " << B << " rows do not fit q of " << q.shape();
+  }
   j.H = H, j.HV = HV, j.mode = mode, j.first_slot = std::max<int64_t>(first_slot, 0);
   const DLDevice cpu{kDLCPU, 0};
   const DLDataType bf16{kDLBfloat, 16, 1}, f32{kDLFloat, 32, 1};
-  if (cu_seqlens) {
+  if (before == 1) {
     j.q = tokens(q, "q", {total}, {H, K}), j.k = tokens(k, "k", {total}, {H, K}), j.v = tokens(v, "v", {total}, {HV, V});
     j.a = tokens(a, "a", {total}, {HV}), j.b = tokens(b, "b", {total}, {HV});
     j.output = data<uint16_t>(output, "output", bf16, {total, HV, V}, cpu);
-    j.cu_seqlens = whole(cu_seqlens.value(), "cu_seqlens", {B + 1});
+    for (Tokens* x : {&j.q, &j.k, &j.v, &j.a, &j.b}) x->sequence = j.T * x->token;
+    if (cu_seqlens) j.cu_seqlens = whole(cu_seqlens.value(), "cu_seqlens", {B + 1});
   } else {
     const int64_t T = j.T;
     j.q = tokens(q, "q", {B, T}, {H, K}), j.k = tokens(k, "k", {B, T}, {H, K}), j.v = tokens(v, "v", {B, T}, {HV, V});

@@ -37,4 +37,12 @@ T* data(const ffi::TensorView& t, const char* name, DLDataType dtype, std::initi
   return reinterpret_cast<T*>(p);
 }
 
+// [1, total, ...], as engines give the tokens of all sequences, as [total, ...]: a tensor of `axes` axes. Others unchanged.
+inline ffi::TensorView flat(const ffi::TensorView& t, int axes) {
+  if (t.ndim() != axes + 1 || t.size(0) != 1) return t;
+  const DLTensor inner{t.data_ptr(), t.device(), axes, t.dtype(), const_cast<int64_t*>(t.shape().data()) + 1,
+                       const_cast<int64_t*>(t.strides().data()) + 1, t.byte_offset()};
+  return ffi::TensorView(&inner);
+}
+
 }  // namespace gdn

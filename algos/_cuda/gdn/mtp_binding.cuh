@@ -47,7 +47,8 @@ inline int32_t narrow(const char* name, int64_t stride) {
 // the first one of state_indices and pool may be strided.
 //
 // q, k [B, T, H, 128], v [B, T, HV, 128], a, b [B, T, HV] bf16, 1 <= T <= 8, HV a multiple of H; with cu_seqlens [B + 1]
-// int32 they are [total, ...], and a sequence has up to T tokens, the columns of state_indices (8 if it has one axis).
+// int32 they are [total, ...], and a sequence has up to T tokens, the columns of state_indices (8 if it has one axis). Without
+// it they may be [total, ...], with total / B tokens for each sequence. [total, ...] may have a leading axis of 1.
 // A_log [HV] f32, dt_bias [HV] f32 or bf16. pool [slots, HV, 128, 128] f32 or bf16, k-last. state_indices [B] or [B, T],
 // int32 or int64: a sequence starts from the state in its slot, or in that of column num_accepted_tokens - 1 ([B], int32 or
 // int64; none: column 0). If its count is not in 1..T, or its start slot is below first_slot, it is padding: outputs 0, no
@@ -64,15 +65,22 @@ void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Te
                        ffi::Optional<ffi::TensorView> num_accepted_tokens, ffi::Optional<ffi::TensorView> cu_seqlens,
                        ffi::Optional<double> scale, ffi::TensorView output, ffi::Optional<ffi::TensorView> states,
                        ffi::Optional<ffi::TensorView> states_rows, int64_t mode, int64_t first_slot, double epsilon) {
-  const int axes = cu_seqlens ? 1 : 2;
+  const int64_t B = state_indices.ndim() ? state_indices.size(0) : 0;
+  if (cu_seqlens || (q.ndim() == 4 && q.size(0) == 1 && B > 0)) {
+    q = flat(q, 3), k = flat(k, 3), v = flat(v, 3), a = flat(a, 2), b = flat(b, 2), output = flat(output, 3);
+  }
+  const int axes = cu_seqlens || q.ndim() == 3 ? 1 : 2;
   if (q.ndim() != axes + 2 || pool.ndim() != 4 || state_indices.ndim() < 1 || state_indices.ndim() > 2) {
     TVM_FFI_THROW(ValueError) << "expected q of " << axes + 2 << " axes, pool of 4 and state_indices of 1 or 2";
   }
-  const int64_t B = state_indices.size(0), total = q.size(0), H = q.size(axes), HV = pool.size(1);
+  const int64_t total = q.size(0), H = q.size(axes), HV = pool.size(1);
   const bool columns = state_indices.ndim() == 2;
-  const int64_t T = !cu_seqlens ? q.size(1) : columns ? state_indices.size(1) : MOST_TOKENS;
+  const int64_t T = cu_seqlens ? (columns ? state_indices.size(1) : MOST_TOKENS) : axes == 2 ? q.size(1) : B ? total / B : 0;
   if (H < 1 || HV < 1 || HV % H || HV > 1024) {
     TVM_FFI_THROW(ValueError) << "pool: expected at most 1024 heads, a multiple of q's " << H << ", got " << HV;
+  }
+  if (!cu_seqlens && axes == 1 && B * T != total) {
+    TVM_FFI_THROW(ValueError) << "q: " << total << " tokens are not the same number for each of " << B << " sequences";
   }
   if (T < 1 || T > MOST_TOKENS) TVM_FFI_THROW(ValueError) << "expected 1 to 8 tokens a sequence, got " << T;
   if (mode < OUTPUTS || mode > (STATES ? BUFFER : OUTPUTS)) {
@@ -103,14 +111,14 @@ void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Te
     int64_t strides[2] = {};
     const bool vectors = name[0] != 'a' && name[0] != 'b';
     const bf* at;
-    if (cu_seqlens) {
+    if (axes == 1) {
       at = vectors ? strided<const bf>(t, name, bf16, {total, heads, K}, device, align, strides + 1)
                    : strided<const bf>(t, name, bf16, {total, heads}, device, align, strides + 1);
     } else {
       at = vectors ? strided<const bf, 2>(t, name, bf16, {B, T, heads, K}, device, align, strides)
                    : strided<const bf, 2>(t, name, bf16, {B, T, heads}, device, align, strides);
     }
-    *batch = narrow(name, strides[0]), *token = narrow(name, strides[1]);
+    *batch = narrow(name, axes == 1 && !cu_seqlens ? T * strides[1] : strides[0]), *token = narrow(name, strides[1]);
     return at;
   };
   p.q = tokens(q, "q", H, 16, &p.q_batch, &p.q_token), p.k = tokens(k, "k", H, 16, &p.k_batch, &p.k_token);
@@ -125,7 +133,7 @@ void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Te
                                 strides);
     p.states_stride = narrow("states", strides[0]), p.state_stride = narrow("states", strides[1]);
   }
-  p.output = cu_seqlens ? data<bf>(output, "output", bf16, {total, HV, V}, device, 2)
+  p.output = axes == 1 ? data<bf>(output, "output", bf16, {total, HV, V}, device, 2)
                         : data<bf>(output, "output", bf16, {B, T, HV, V}, device, 2);
   p.A_log = data<const float>(A_log, "A_log", f32, {HV}, device, 4);
   p.dt_bias_bf16 = dt_bias.dtype() == bf16;

@@ -13,7 +13,8 @@ constexpr double NORM_EPSILON = 1e-6;  // under the root, as in vLLM, SGLang and
 // bf16; pool [slots, HV, 128, 128] of T, k-last; state_indices [B] int32 or int64. A row's slot must be below the pool's
 // size; one below first_slot is padding: zeros out, and no state is touched. Slots of the other rows are distinct.
 // new_pool is pool or like it, new_indices the slots to write (those of state_indices if null); has_initial_state [B] bool:
-// rows without one start from zeros. epsilon below 0: q and k are taken as they are. Writes output [B, HV, 128] bf16.
+// rows without one start from zeros. epsilon below 0: q and k are taken as they are. Writes output [B, HV, 128] or
+// [B, 1, HV, 128] bf16.
 template <typename T>
 void packed_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::TensorView A_log,
                    ffi::TensorView dt_bias, ffi::TensorView pool, ffi::TensorView state_indices,
@@ -49,7 +50,8 @@ void packed_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView
   p.dt_bias = data<const char>(dt_bias, "dt_bias", p.dt_bias_bf16 ? bf16 : f32, {HV}, device, p.dt_bias_bf16 ? 2 : 4);
   p.pool = strided<const T>(pool, "pool", of_state, {slots, HV, V, K}, device, 32, &p.slot_stride);
   p.new_pool = strided<T>(new_pool, "new_pool", of_state, {new_slots, HV, V, K}, device, 32, &p.new_slot_stride);
-  p.output = data<bf>(output, "output", bf16, {B, HV, V}, device, 2);
+  p.output = output.ndim() == 4 ? data<bf>(output, "output", bf16, {B, 1, HV, V}, device, 2)
+                                : data<bf>(output, "output", bf16, {B, HV, V}, device, 2);
   p.scale = static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(K)) : s);
   p.epsilon = static_cast<float>(epsilon);
   p.HV = static_cast<uint32_t>(HV), p.H = static_cast<uint32_t>(H);

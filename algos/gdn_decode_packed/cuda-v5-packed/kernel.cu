@@ -5,4 +5,4 @@
 #include "pool_binding.cuh"
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, gdn::run_in_place<float>);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(packed_decode, gdn::packed_decode<float>);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(packed_decode, gdn::packed_decode<float>);  // for gdn_cli.serving

@@ -101,7 +101,7 @@ def on(
     key = (algo.op, algo.name, algo.modes, digest)
     with _lock:
         if key not in _loaded:
-            kernel = _built(machine, algo, pack.definition(of, known), solution)
+            kernel = built(machine, algo, pack.definition(of, known), solution)
             if slower := kernel.fallback():
                 warnings.warn(f"{algo.full_name}: {slower}", stacklevel=3)
             _loaded[key] = _function(algo, Contract(of, algo, known), kernel, machine, _operator_name(algo, digest))
@@ -111,7 +111,8 @@ def on(
 # --- building ---------------------------------------------------------------------------------------------------
 
 
-def _built(machine: inventory.Machine, algo: Algo, definition: Json, solution: Json) -> build.Kernel:
+def built(machine: inventory.Machine, algo: Algo, definition: Json, solution: Json) -> build.Kernel:
+    """An algo's kernel in this process; MissingError or GdnError if it cannot be built here."""
     place = machine.place(algo)
     if place.mode is None:
         raise MissingError(f"{algo.full_name}: {place.reason}", hint=place.hint)

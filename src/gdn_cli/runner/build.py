@@ -62,12 +62,15 @@ class Kernel:
         A C++ or CUDA algo says it with a second function, TVM_FFI_DLL_EXPORT_TYPED_FUNC(fallback, ...): no arguments,
         returns a text that is empty if it takes its fastest path.
         """
-        if not self.is_library:
-            return None
+        tell = self.exported("fallback") if self.is_library else None
+        return str(tell()) or None if tell else None
+
+    def exported(self, name: str) -> Any:
+        """The function of this name in a library, None if it has none."""
         import tvm_ffi
 
         library = tvm_ffi.load_module(str(self.runnable.metadata.misc["binary"]))
-        return str(library.get_function("fallback")()) or None if library.implements_function("fallback") else None
+        return library.get_function(name) if library.implements_function(name) else None
 
     def __call__(self, inputs: list, outputs: list) -> None:
         """One call, as the contest's judge times it: a value-returning solution allocates its own results."""

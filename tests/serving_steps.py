@@ -1,0 +1,75 @@
+"""The gated delta rule in float64, a token at a time, and inputs as an engine has them."""
+
+from __future__ import annotations
+
+import torch
+
+D = 128
+EPSILON = 1e-6
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().view({2: torch.int16, 4: torch.int32}[x.element_size()])
+
+
+def same(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Bit for bit, NaN included."""
+    return torch.equal(bits(x), bits(y))
+
+
+def error(x: torch.Tensor, right: torch.Tensor) -> float:
+    return float((x.cpu().double() - right).norm() / right.norm().clamp(min=1e-30))
+
+
+def walk(S, q, k, v, a, b, A_log, dt_bias, scale, norm: bool = True):
+    """Tokens of one sequence: S [HV, V, K], q and k [T, H, K], v [T, HV, V], a and b [T, HV], all of any dtype.
+    Returns outputs [T, HV, V] and the state after each token [T, HV, V, K], in float64 on the CPU."""
+    S, q, k, v, a, b, A_log, dt_bias = (x.detach().cpu().double() for x in (S, q, k, v, a, b, A_log, dt_bias))
+    if norm:
+        q, k = (x * (x.square().sum(-1, keepdim=True) + EPSILON).rsqrt() for x in (q, k))
+    q, k = (x.repeat_interleave(S.shape[0] // x.shape[1], 1) for x in (q, k))
+    outputs, states = [], []
+    for t in range(len(v)):
+        g = torch.exp(-torch.exp(A_log) * torch.log1p(torch.exp(a[t] + dt_bias)))
+        S = S * g[:, None, None]
+        d = torch.sigmoid(b[t])[:, None] * (v[t] - (S @ k[t, :, :, None])[..., 0])
+        S = S + d[:, :, None] * k[t, :, None, :]
+        outputs.append(scale * (S @ q[t, :, :, None])[..., 0])
+        states.append(S)
+    return torch.stack(outputs), torch.stack(states)
+
+
+def apart(x: torch.Tensor, gap: int, before: int = 0) -> torch.Tensor:
+    """The same values in rows (first axis) that lie `gap` elements apart, after `before` others; NaN between."""
+    row = x[0].numel()
+    wide = x.new_full((before + len(x) * (row + gap),), torch.nan)
+    return wide.as_strided(x.shape, (row + gap, *x.stride()[1:]), before).copy_(x)
+
+
+def between(x: torch.Tensor) -> torch.Tensor:
+    """What lies between the rows of `apart`."""
+    row = x[0].numel()
+    return x.as_strided((len(x) - 1, x.stride(0) - row), (x.stride(0), 1), x.storage_offset() + row)
+
+
+def tokens(n: int, H: int, HV: int, device: str, seed: int = 0) -> dict[str, torch.Tensor]:
+    """q, k, v, a, b of n tokens (bfloat16), A_log and dt_bias (float32); one key is as short as what the norm adds."""
+    g = torch.Generator().manual_seed(seed * 1000 + n * 100 + HV)
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=g)
+
+    k = randn(n, H, D) * 0.2
+    k[1:2] *= 0.005
+    made = {"q": randn(n, H, D) * 3, "k": k, "v": randn(n, HV, D), "a": randn(n, HV), "b": randn(n, HV)}
+    made = {name: x.bfloat16() for name, x in made.items()} | {"A_log": randn(HV) - 1, "dt_bias": randn(HV) / 4}
+    return {name: x.to(device) for name, x in made.items()}
+
+
+def pool(
+    slots: int, HV: int, device: str, dtype: torch.dtype = torch.float32, nan: tuple[int, ...] = ()
+) -> torch.Tensor:
+    """[slots, HV, V, K]; whoever reads one of the slots `nan` is found out."""
+    made = torch.randn(slots, HV, D, D, generator=torch.Generator().manual_seed(slots))
+    made[list(nan)] = torch.nan
+    return made.to(device, dtype)
