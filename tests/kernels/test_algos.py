@@ -41,6 +41,7 @@ CASES = {
 
 
 CASES["gdn_decode_bf16"] = CASES["gdn_decode_packed"] = CASES["gdn_decode"]
+CASES["gdn_prefill_packed"] = CASES["gdn_prefill"]
 CASES["attention_fwd_causal"] = CASES["attention_fwd"]
 
 

@@ -228,6 +228,7 @@ SMALL = {
     "gdn_decode_bf16": [pick(OPS["gdn_decode_bf16"], "0")],
     "gdn_decode_packed": [pick(OPS["gdn_decode_packed"], "0")],
     "gdn_prefill": [pick(PREFILL, "24"), pick(PREFILL, "seq_lens=1+9")],
+    "gdn_prefill_packed": [pick(OPS["gdn_prefill_packed"], "total_seq_len=3,num_seqs=1")],
     "attention_fwd": [pick(ATTENTION, "seq_len=128")],
     "attention_fwd_causal": [pick(OPS["attention_fwd_causal"], "seq_len=128")],
 }
@@ -259,8 +260,8 @@ def blobs(root) -> list:
 
 def test_a_written_folder_gives_the_twins_back_bit_by_bit(written):
     root, report, steps = written
-    assert report == {"written": 8, "kept": 0, "bytes": sum(p.stat().st_size for p in blobs(root)), "solutions": 6}
-    assert [step[:2] for step in steps] == [(i, 8) for i in range(9)] and steps[1][2] == "gdn_decode B=2"
+    assert report == {"written": 9, "kept": 0, "bytes": sum(p.stat().st_size for p in blobs(root)), "solutions": 7}
+    assert [step[:2] for step in steps] == [(i, 9) for i in range(10)] and steps[1][2] == "gdn_decode B=2"
     for name, twin_workloads in SMALL.items():
         op = OPS[name]
         read = from_folder(op, root)
@@ -316,7 +317,7 @@ def test_a_second_run_keeps_whole_blobs_and_repairs_the_others(folder):
     third.write_bytes(third.read_bytes().replace(b" version 1", b" version 0"))
     save_file({"q": torch.zeros(4)}, fourth, metadata=blob_header(fourth)[1])
     report = write(folder)
-    assert (report["written"], report["kept"]) == (4, 4)
+    assert (report["written"], report["kept"]) == (4, 5)
     for p, (mtime, start) in before.items():
         assert (p.stat().st_mtime_ns == mtime) == (p not in (first, second, third, fourth))
         assert digest(torch.tensor(list(p.read_bytes()[:4000]))) == start
@@ -353,7 +354,7 @@ def test_one_workload_is_in_memory_at_a_time(tmp_path, monkeypatch):
 
     monkeypatch.setattr(synthetic, "inputs", watched)
     write(tmp_path / "set")
-    assert len(alive) == 2 * 8 + 8 + 7 + 2 * 9 + 3 + 3
+    assert len(alive) == 2 * 8 + 8 + 7 + 2 * 9 + 9 + 3 + 3
 
 
 def tree(root) -> dict:
@@ -394,7 +395,7 @@ def test_too_small_a_disk_is_reported_before_anything_is_drawn(tmp_path, monkeyp
         write(tmp_path / "set2", everything)
     assert not blobs(tmp_path / "set2")
     free(17 << 20)  # existing blobs need no more room
-    assert write(folder)["kept"] == 8
+    assert write(folder)["kept"] == 9
 
 
 def test_only_twins_are_written(written, tmp_path):

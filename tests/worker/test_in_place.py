@@ -57,8 +57,12 @@ def test_an_op_says_which_output_may_be_which_input():
         "gdn_decode": {"new_state": "state"},
         "gdn_decode_bf16": {"new_state": "state"},
         "gdn_decode_packed": {"new_pool": "pool"},
+        "gdn_prefill_packed": {"new_pool": "pool"},
     }
-    assert [name for name, op in REGISTRY.ops.items() if op.in_place_only] == ["gdn_decode_packed"]
+    assert [name for name, op in REGISTRY.ops.items() if op.in_place_only] == [
+        "gdn_decode_packed",
+        "gdn_prefill_packed",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +92,7 @@ def test_an_op_without_an_in_place_output_is_refused():
     some = [planning.Entry(REGISTRY.find("gdn_prefill/pt-reference"), inventory.Place("cpu"))]
     with pytest.raises(UsageError, match="--in-place: gdn_prefill declares no output that may be an input") as e:
         eligibility.overwriting(REGISTRY, some, named=False)
-    assert e.value.hint == "gdn_decode, gdn_decode_bf16, gdn_decode_packed do"
+    assert e.value.hint == "gdn_decode, gdn_decode_bf16, gdn_decode_packed, gdn_prefill_packed do"
 
 
 # --- calls and times ----------------------------------------------------------------------------------------------

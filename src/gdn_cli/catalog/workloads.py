@@ -32,6 +32,10 @@ OWN: dict[str, list[dict[str, int]]] = {
     "attention_fwd_causal": _LENGTHS,
     "gdn_decode_bf16": [{"batch_size": n} for n in (1, 2, 4, 8, 16, 32, 48, 64, 128, 256)],
     "gdn_decode_packed": [{"batch_size": n, "pool_size": 2 * n + 1} for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)],
+    "gdn_prefill_packed": [
+        {"total_seq_len": t, "num_seqs": n, "len_cu_seqlens": n + 1, "pool_size": 2 * n + 1}
+        for t, n in ((64, 1), (512, 1), (2048, 1), (8192, 1), (1000, 3), (2048, 8), (8192, 8), (8192, 32), (4096, 64))
+    ],
 }
 # Generated twins get their uuid from this and their axes: the same axes have the same tensors everywhere.
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "gdn:workload")
@@ -111,10 +115,11 @@ def twin(op: Op, wanted: Mapping[str, int], seq_lens: Sequence[int] | None = Non
                 f"num_seqs={axes['num_seqs']} sequences do not fit total_seq_len={axes['total_seq_len']}",
                 hint="each sequence has at least one token",
             )
-    if "pool_size" in axes and axes["pool_size"] <= axes["batch_size"]:
+    rows = "num_seqs" if "num_seqs" in axes else "batch_size"
+    if "pool_size" in axes and axes["pool_size"] <= axes[rows]:
         raise UsageError(
-            f"pool_size={axes['pool_size']} with batch_size={axes['batch_size']}",
-            hint="each row has its own slot, and slot 0 is for padding: give batch_size + 1 or more",
+            f"pool_size={axes['pool_size']} with {rows}={axes[rows]}",
+            hint=f"each row has its own slot, and slot 0 is for padding: give {rows} + 1 or more",
         )
     axes = {name: axes[name] for name in op.var_axes}
     if seq_lens is not None and len(seq_lens) == 1:
@@ -134,7 +139,8 @@ def stressed(op: Op, names: Sequence[str] = (), first: int | None = None) -> lis
         family = op.stress[name]
         axes, lengths = family.axes, family.seq_lens
         if lengths is not None:
-            axes = {"total_seq_len": sum(lengths), "num_seqs": len(lengths), "len_cu_seqlens": len(lengths) + 1}
+            axes = {"total_seq_len": sum(lengths), "num_seqs": len(lengths)}
+            axes |= {axis: size(text, axes) for axis, text in op.defaults.items()}
         made = uuid.uuid5(_NAMESPACE, f"{op.definition}?stress={name}")
         found.append(Workload(str(made), {axis: axes[axis] for axis in op.var_axes}, seq_lens=lengths, stress=name))
     return found

@@ -12,6 +12,7 @@ Gated delta net (K is head_size):
   a, b        N(0, 1): projections of a normalised hidden state
   cu_seqlens  see `sequence_lengths`
   state_indices  a slot of the pool for each row, drawn without repeats from 1 on
+  has_initial_state  every fourth sequence has none
   packed rows (an input with parts): each part N(0, 1), drawn under the part's name, not normalised
   scale       1 / sqrt(K)
 Other ops: N(0, 1), scale as above.
@@ -103,6 +104,8 @@ def _drawn(op: Op, workload: Workload, name: str) -> torch.Tensor | float:
     if name == "state_indices":
         slots = stream(workload, name).permutation(workload.axes["pool_size"] - 1) + 1
         return torch.from_numpy(slots[: shape[0]]).to(dtype)
+    if name == "has_initial_state":
+        return torch.arange(shape[0]) % 4 != 3
     if not dtype.is_floating_point:
         raise UsageError(f"{op.name}: no twin for '{name}' of {spec.dtype}", hint="use a data set: --dataset DIR")
     rng = stream(workload, name)
