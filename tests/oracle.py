@@ -91,7 +91,7 @@ def gdn_prefill(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale):
 
 
 def gdn_prefill_packed(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, has_initial_state, cu_seqlens, scale):
-    """(output [T, HV, V], new_pool [P, HV, V, K]) of packed sequences on the slots that they name; 0 and less is padding."""
+    """(output [T, HV, V], new_pool [P, HV, V, K]) of packed sequences on their slots; 0 and less is padding."""
     x, a, b, A_log, dt_bias, S = map(_f64, (mixed_qkv, a, b, A_log, dt_bias, pool))
     _, HV, V, K = S.shape
     T, H = len(x), (x.shape[1] - HV * V) // (2 * K)
@@ -159,8 +159,9 @@ def inputs(
 ) -> list:
     """Torch CPU tensors (and the scale) in the definition's order and dtypes, drawn from `seed`.
 
-    op         gdn_decode, gdn_decode_bf16 or gdn_decode_packed (read batch_size), gdn_prefill or gdn_prefill_packed (read
-               lengths, one per sequence, 0 allowed), attention_fwd or attention_fwd_causal (read batch_size and seq_len)
+    op         gdn_decode, gdn_decode_bf16 or gdn_decode_packed (read batch_size), gdn_prefill or
+               gdn_prefill_packed (read lengths, one per sequence, 0 allowed), attention_fwd or attention_fwd_causal
+               (read batch_size and seq_len)
     case       one of CASES, for the GDN operations
     heads      query/key heads (GDN has twice as many value heads); the definitions' count if None
     head_size  the definitions' if None

@@ -1,4 +1,4 @@
-"""gdn_prefill_packed: the algos against a step in float64 that is written here; slots, padding, fresh sequences, the norm."""
+"""gdn_prefill_packed: the algos against a step in float64 that is written here; slots, padding, fresh sequences."""
 
 from __future__ import annotations
 
