@@ -138,7 +138,8 @@ __device__ __forceinline__ void store_outputs(const Prefill& p, Shared& s, Pipel
 #pragma unroll
       for (int group = 0; group < GROUPS; ++group)
         if (i < left)
-          store16(to + group * GROUP_ROWS, *reinterpret_cast<const uint4*>(s.stages[stage].v[group] + own + i * 128));
+          store16(to + group * GROUP_ROWS,
+                  at.padding() ? uint4{} : *reinterpret_cast<const uint4*>(s.stages[stage].v[group] + own + i * 128));
       to += STORE_WARPS * 4 * row;
     }
     release_stage(s.empty[stage]);
@@ -232,7 +233,7 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
     float2 in[8];
     const auto load = [&](int j) {  // of 16 tokens
       if (OUTPUTS || values) load_transposed(v[j], v_tile + v_at + j * 2048);
-      in[2 * j] = gates_of(prepared, IN, 2 * j, t), in[2 * j + 1] = gates_of(prepared, IN, 2 * j + 1, t);
+      in[2 * j] = gates_of(prepared, IN_K, 2 * j, t), in[2 * j + 1] = gates_of(prepared, IN_K, 2 * j + 1, t);
     };
     const auto value = [&](int i, int c) {
       const uint32_t word = v[i / 2][i % 2 * 2 + c / 2];
@@ -323,13 +324,14 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
       for (int j = 0; j < 4; ++j) as_left(plain[j], d[j / 2][2 * (j % 2)], d[j / 2][2 * (j % 2) + 1]);
       warpgroup_wait<1>();
       warpgroup_fence_operand(o);
+      if (POOL) own.wait_for_m(s.m_ready, chunk);  // the maker has IN_Q
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        const float2 in = gates_of(prepared, IN, i, t);
+        const float2 in = gates_of(prepared, IN_Q, i, t);
 #pragma unroll
         for (int c = 0; c < 4; ++c) o[i][c] *= p.scale * (c % 2 ? in.y : in.x);
       }
-      own.wait_for_m(s.m_ready, chunk);
+      if (!POOL) own.wait_for_m(s.m_ready, chunk);
       warpgroup_arrive();
       square_times(o, plain, M);
       warpgroup_commit();
@@ -461,9 +463,9 @@ gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float S[16][4];
   if (!p.segment && warp < MAKER) {  // before everything that needs cu_seqlens
-    const float* const start = p.state + static_cast<int64_t>(WorkTile<GROUPS>(p, blockIdx.x).row(p) + warp * 16) * HEAD_DIM;
-#pragma unroll
-    for (int j = 0; j < 16; ++j) load_state(S[j], start, 0, j, lane);
+    const WorkTile<GROUPS> of(p, blockIdx.x);
+    if constexpr (POOL) load_state(S, p.original(p.state_of(of.slot), of.hv), of.half * GROUP_ROWS + warp * 16, 0, lane);
+    else load_state(S, p.rows(of.row(p) + warp * 16), 0, 0, lane);
   }
   if (warp == PRODUCER && elect_one()) prefetch_tensor_map(maps.k), prefetch_tensor_map(maps.v), prefetch_tensor_map(maps.q);
   group_begin<true>(s);
@@ -490,15 +492,10 @@ gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
     const Segment at(p, of.hv, of.slot);
     if (!at.there()) return;
     const int row = of.half * GROUP_ROWS + warp * 16;
-    if (p.segment || !first) {
-      const float* const start = at.start();
-#pragma unroll
-      for (int j = 0; j < 16; ++j) load_state(S[j], start, row, j, lane);
-    }
+    if (p.segment || !first) load_state(S, at.start(), row, 0, lane);
     consume<true>(S, p, s, pipe, at, true);
     if (!at.last) return;
-#pragma unroll
-    for (int j = 0; j < 16; ++j) store_state(at.end(), S[j], row, j, lane);
+    store_state(at.end(), S, row, 0, lane);
   });
 #endif
 }
@@ -531,8 +528,7 @@ gdn_prefill_transfer_sm90(const __grid_constant__ Prefill p, const __grid_consta
   consume<false>(S, p, s, pipe, at, values);
   const int64_t to = at.state_at(at.slot);
   if (values) {
-#pragma unroll
-    for (int j = 0; j < 16; ++j) store_state(p.ends + to, S[j], row, j, lane);
+    store_state(p.ends + to, S, row, 0, lane);
   } else {
     store_transfer(reinterpret_cast<uint4*>(p.transfers + to), S, row / 16, lane);
   }

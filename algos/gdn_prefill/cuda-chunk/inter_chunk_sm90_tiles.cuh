@@ -18,7 +18,7 @@ struct TilesShared : GroupShared<GROUPS, STAGES> {
   static constexpr bool LOOPS = true;
   ScheduledTile announced[STAGES];  // of a stage with a state: the state's tile
   ScheduledTile first;              // the CTA's first tile, whose state takes no stage
-  uint32_t current[GROUPS * 4];     // `what` of each consumer warp's tile, kept here to save a register
+  uint32_t current[POOL ? 2 : 1][GROUPS * 4];  // `what` of each consumer warp's tile, kept here to save a register; its state
 };
 constexpr uint32_t NO_TILE = 0xffffffffu;
 // A CTA has memory and threads for both kinds of tile.
@@ -39,13 +39,14 @@ template <uint32_t HALVES>
 __device__ __forceinline__ ScheduledTile tile_of(const Prefill& p, uint32_t index) {
   const uint32_t number = index / HALVES, place = number / p.HV;
   const uint4 x = *reinterpret_cast<const uint4*>(p.plan->tiles() + place);
-  return {(x.x * p.HV + number - place * p.HV) * 2 + index % HALVES, static_cast<int>(x.y), static_cast<int>(x.z), 0};
+  return {(x.x * p.HV + number - place * p.HV) * 2 + index % HALVES, static_cast<int>(x.y), static_cast<int>(x.z),
+          POOL ? static_cast<int>(x.w) : 0};
 }
 struct TileSegment : Segment {
   int half;
   __device__ __forceinline__ TileSegment(const Prefill& p, const ScheduledTile& tile) : TileSegment(p, tile, tile.what / 2 / p.HV) {}
   __device__ __forceinline__ TileSegment(const Prefill& p, const ScheduledTile& tile, int n)
-      : Segment(p, tile.what / 2 - n * p.HV, n, tile.first, tile.tokens), half(tile.what & 1) {}
+      : Segment(p, tile.what / 2 - n * p.HV, n, tile.first, tile.tokens, POOL ? tile.state : n), half(tile.what & 1) {}
 };
 
 // A state passes through the pipeline: the producer loads it,
@@ -182,17 +183,25 @@ __device__ __forceinline__ void run_tiles(const Prefill& p, const Maps& maps, co
   };
   {
     const int thread = thread_again();
-    const float* const start = p.state + static_cast<int64_t>(s.first.what) * GROUP_ROWS * HEAD_DIM;
-#pragma unroll
-    for (int j = 0; j < 16; ++j) load_state(S[j], start, thread / 32 * 16, j, thread % 32);
+    if constexpr (POOL) {
+      const TileSegment at(p, s.first);
+      load_state(S, at.original(), at.half * GROUP_ROWS + thread / 32 * 16, 0, thread % 32);
+    } else {
+      load_state(S, p.rows(static_cast<int64_t>(s.first.what) * GROUP_ROWS), thread / 32 * 16, 0, thread % 32);
+    }
   }
   for_each_scheduled_tile(s, pipe, take, [&](const ScheduledTile& tile) {
-    s.current[thread_again() / 32] = tile.what;
+    s.current[0][thread_again() / 32] = tile.what;
+    if constexpr (POOL) s.current[1][thread_again() / 32] = tile.state;
     consume<true>(S, p, s, pipe, TileSegment(p, tile), true);
     const int thread = thread_again();
-    float* const end = p.new_state + static_cast<int64_t>(s.current[thread / 32]) * GROUP_ROWS * HEAD_DIM;
-#pragma unroll
-    for (int j = 0; j < 16; ++j) store_state(end, S[j], thread / 32 * 16, j, thread % 32);
+    const uint32_t what = s.current[0][thread / 32];
+    if constexpr (POOL) {
+      const NewStateRows end = p.final(static_cast<StateOf>(s.current[1][thread / 32]), what / 2 % p.HV);
+      store_state(end, S, (what & 1) * GROUP_ROWS + thread / 32 * 16, 0, thread % 32);
+    } else {
+      store_state(p.new_rows(static_cast<int64_t>(what) * GROUP_ROWS), S, thread / 32 * 16, 0, thread % 32);
+    }
   });
 }
 
@@ -213,7 +222,7 @@ gdn_prefill_inter_chunk_sm90_tiles(const __grid_constant__ Prefill p, const __gr
     prefetch_tensor_map(one.k), prefetch_tensor_map(one.v), prefetch_tensor_map(one.q), prefetch_tensor_map(one.state);
     // prefetches the first state of a static schedule while the schedule is read
     constexpr int STATE = HEAD_DIM * HEAD_DIM;
-    if (blockIdx.x < tiles) prefetch_l2(p.state + static_cast<int64_t>(blockIdx.x) * STATE, STATE * sizeof(float));
+    if (!POOL && blockIdx.x < tiles) prefetch_l2(p.rows(static_cast<int64_t>(blockIdx.x) * HEAD_DIM), STATE * sizeof(float));
   }
   const Schedule schedule = static_cast<Schedule>(__shfl_sync(0xffffffffu, said, 0));
   if (schedule == HALVES) {

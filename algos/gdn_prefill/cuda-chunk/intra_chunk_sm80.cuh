@@ -19,7 +19,7 @@ struct StoreByLane {
 // Step 1: K and Q of the chunk, zeros from the end of the sequence on.
 __device__ __forceinline__ void load_k_and_q(const Prefill& p, const IntraShared& s, const ChunkTile& tile, int thread) {
   const int count = tile.count(), token = thread / QK_PIECES, piece = thread % QK_PIECES;
-  const int64_t stride = static_cast<int64_t>(p.H) * HEAD_DIM;
+  const int64_t stride = p.qk_stride();
   const int64_t at = (int64_t{tile.begin} + token) * stride + tile.h * HEAD_DIM + piece * 8;
   const int64_t step = INTRA_THREADS / QK_PIECES * stride;
   const uint32_t k_tile = shared_address(s.k), to = k_tile + in_tile<QK_PIECES>(token, piece);
@@ -108,7 +108,7 @@ gdn_prefill_intra_chunk_sm80(const __grid_constant__ Prefill p, const __grid_con
   const bool gating = gated >= 0 && heads.exists(gated);
   if (gating && schedule.each == 0) {
     const int hv = blockIdx.y * heads.group + heads.in_group(gated);
-    prefetch(p.A_log + hv), prefetch(p.dt_bias + hv);
+    prefetch(p.A_log + hv), prefetch(p.bias_at(hv));
   }
   // 1. Find the chunk, load K and Q
   const ChunkTile tile = first_chunk(p, schedule, static_cast<int>(blockIdx.x), lane);

@@ -58,7 +58,7 @@ gdn_prefill_intra_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
   const bool gating = gated >= 0 && heads.exists(gated);
   if (gating && schedule.each == 0) {
     const int hv = blockIdx.y * heads.group + heads.in_group(gated);
-    prefetch(p.A_log + hv), prefetch(p.dt_bias + hv);
+    prefetch(p.A_log + hv), prefetch(p.bias_at(hv));
   }
   // 1. Find the chunk, load K
   const ChunkTile own = first_chunk(p, schedule, static_cast<int>(blockIdx.x) - SORTS, lane);

@@ -101,13 +101,13 @@ constexpr float LEAST_LOG2 = -64.f;
 struct RawGates {
   float A_log = 0.f, dt_bias = 0.f;
   __nv_bfloat16 a[2] = {}, b[2] = {};
-  __device__ __forceinline__ void load_head(const Prefill& p, int hv) { A_log = p.A_log[hv], dt_bias = p.dt_bias[hv]; }
+  __device__ __forceinline__ void load_head(const Prefill& p, int hv) { A_log = p.A_log[hv], dt_bias = p.bias(hv); }
   __device__ __forceinline__ void load_tokens(const Prefill& p, const ChunkTile& tile, int hv, int lane) {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       if (2 * lane + i < tile.left) {
-        const int64_t at = (tile.begin + 2 * lane + i) * static_cast<int64_t>(p.HV) + hv;
-        a[i] = p.a[at], b[i] = p.b[at];
+        const int64_t token = tile.begin + 2 * lane + i;
+        a[i] = p.a_of(token, hv), b[i] = p.b_of(token, hv);
       }
   }
 };
