@@ -194,6 +194,17 @@ __device__ __forceinline__ void as_left(uint32_t (&a)[4], const float (&low)[4],
   a[2] = pack(high[0], high[1]), a[3] = pack(high[2], high[3]);
 }
 
+// sum + the squares of eight bf16.
+__device__ __forceinline__ float add_squares(float sum, const uint4& words) {
+  const uint32_t w[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float low = __uint_as_float(w[i] << 16), high = __uint_as_float(w[i] & 0xffff0000u);
+    sum = fmaf(low, low, sum), sum = fmaf(high, high, sum);
+  }
+  return sum;
+}
+
 // x = high + low, both bf16, up to an error of 2^-17 of x.
 struct Parts { uint32_t high, low; };
 __device__ __forceinline__ Parts parts(float x, float y) {

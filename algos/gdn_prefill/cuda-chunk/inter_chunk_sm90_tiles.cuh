@@ -51,21 +51,48 @@ struct TileSegment : Segment {
 
 // A state passes through the pipeline: the producer loads it,
 template <typename Shared>
-__device__ __forceinline__ void produce_state(const Maps& maps, Shared& s, PipelineState<Shared::STAGES>& pipe, int row) {
+__device__ __forceinline__ void produce_state(const Prefill& p, const Maps& maps, Shared& s, PipelineState<Shared::STAGES>& pipe,
+                                              const ScheduledTile& tile) {
   const int stage = pipe.stage();
   const uint32_t full = shared_address(&s.full[stage]);
   mbarrier_wait(shared_address(&s.empty[stage]), pipe.parity() ^ 1);
-  mbarrier_arrive_expect_tx(full, 4 * STATE_BLOCK<Shared::GROUPS>);
-  tma_load_state(shared_address(&s.stages[stage]), maps.state, row, full);
+  if constexpr (POOL) {
+    if (tile.state < 0) {  // zeros
+      mbarrier_arrive(full);
+    } else {
+      mbarrier_arrive_expect_tx(full, p.state_blocks() * STATE_BLOCK<Shared::GROUPS>);
+      const int row = tile.what / 2 % p.HV * HEAD_DIM + tile.what % 2 * GROUP_ROWS;
+      tma_load_box(shared_address(&s.stages[stage]), maps.state, row, 0, tile.state, full);
+    }
+  } else {
+    mbarrier_arrive_expect_tx(full, 4 * STATE_BLOCK<Shared::GROUPS>);
+    tma_load_state(shared_address(&s.stages[stage]), maps.state, static_cast<int>(tile.what * GROUP_ROWS), full);
+  }
   ++pipe.begun;
 }
 // the consumers read it from there, each from `row` on,
 template <typename Shared>
-__device__ __forceinline__ void consume_state(float (&S)[16][4], Shared& s, PipelineState<Shared::STAGES>& pipe, int row, int lane) {
+__device__ __forceinline__ void consume_state(float (&S)[16][4], const Prefill& p, Shared& s, PipelineState<Shared::STAGES>& pipe,
+                                              int row, int lane) {
   const int stage = pipe.stage();
   mbarrier_wait(shared_address(&s.full[stage]), pipe.parity());
   const char* const tile = reinterpret_cast<const char*>(&s.stages[stage]);
   row += lane / 4;
+  if (POOL && s.announced[stage].state < 0) {
+#pragma unroll
+    for (int j = 0; j < 16; ++j)
+#pragma unroll
+      for (int c = 0; c < 4; ++c) S[j][c] = 0.f;
+  } else if (POOL && p.state_blocks() == 2) {  // bf16, two blocks of 64 columns
+#pragma unroll
+    for (int j = 0; j < 16; ++j)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int at = j / 8 * STATE_BLOCK<Shared::GROUPS> + in_matrix(row + half * 8, j % 8) + lane % 4 * 4;
+        const uint32_t word = *reinterpret_cast<const uint32_t*>(tile + at);
+        S[j][2 * half] = __uint_as_float(word << 16), S[j][2 * half + 1] = __uint_as_float(word & 0xffff0000u);
+      }
+  } else
 #pragma unroll
   for (int j = 0; j < 16; ++j)
 #pragma unroll
@@ -142,7 +169,7 @@ __device__ __forceinline__ void produce_tiles(const Prefill& p, const Maps& maps
     if (index >= tiles) break;
     tile = tile_of<HALVES>(p, index);
     announce(s, pipe, tile);
-    produce_state(maps, s, pipe, static_cast<int>(tile.what * GROUP_ROWS));
+    produce_state(p, maps, s, pipe, tile);
   }
   announce(s, pipe, {NO_TILE, 0, 0, 0});
   mbarrier_arrive(shared_address(&s.full[pipe.stage()]));
@@ -179,13 +206,15 @@ __device__ __forceinline__ void run_tiles(const Prefill& p, const Maps& maps, co
   float S[16][4];
   const auto take = [&] {
     const int thread = thread_again();  // keeps addresses out of registers while chunks are consumed
-    consume_state(S, s, pipe, thread / 32 * 16, thread % 32);
+    consume_state(S, p, s, pipe, thread / 32 * 16, thread % 32);
+    if constexpr (POOL) warpgroup_fence_operand(S);
   };
   {
     const int thread = thread_again();
     if constexpr (POOL) {
       const TileSegment at(p, s.first);
       load_state(S, at.original(), at.half * GROUP_ROWS + thread / 32 * 16, 0, thread % 32);
+      warpgroup_fence_operand(S);
     } else {
       load_state(S, p.rows(static_cast<int64_t>(s.first.what) * GROUP_ROWS), thread / 32 * 16, 0, thread % 32);
     }

@@ -36,8 +36,13 @@ struct Tensors : Call {
   __device__ __forceinline__ const float* original(StateOf of, int hv) const { return state + at(of, hv); }
   __device__ __forceinline__ float* final(StateOf of, int hv) const { return new_state + at(of, hv); }
   // All of them, rows of 128.
-  __device__ __forceinline__ const float* rows(int64_t row) const { return state + row * HEAD_DIM; }
+  __host__ __device__ __forceinline__ const float* rows(int64_t row) const { return state + row * HEAD_DIM; }
   __device__ __forceinline__ float* new_rows(int64_t row) const { return new_state + row * HEAD_DIM; }
+
+  // How many blocks of 128 bytes side by side TMA brings of a state's rows.
+  __host__ __device__ __forceinline__ static int state_blocks() { return 4; }
+  // The factor of a row of q or k whose elements have this sum of squares.
+  __device__ __forceinline__ static float inverse_norm(float) { return 1.f; }
 
  private:
   __device__ __forceinline__ int64_t at(int n, int hv) const { return (static_cast<int64_t>(n) * HV + hv) * HEAD_DIM * HEAD_DIM; }
