@@ -1,5 +1,5 @@
-"""cuda-chunk-packed's kernels on a CPU (emulator/): slots of a pool, strided rows, padding, fresh sequences and the norms of q
-and k, on every path, against float64."""
+"""cuda-chunk-packed's kernels on a CPU (emulator/), on every path, against float64: slots of a pool, strided rows,
+padding, fresh sequences, the norms of q and k."""
 
 from __future__ import annotations
 
@@ -46,10 +46,13 @@ extern "C" void prefill(int warps, int mode, int members, int segment, const Giv
 }
 """
 
-RECURRENT = """
+RECURRENT = (
+    """
 #include "recurrent_call.cuh"
 using namespace gdn;
-""" + DRIVER[DRIVER.index("struct Given") : DRIVER.index("extern")] + """
+"""
+    + DRIVER[DRIVER.index("struct Given") : DRIVER.index("extern")]
+    + """
 template <int WARPS, int SPLIT, int AHEAD>
 void launch(const PackedArguments& p) {
   using L = Layout<WARPS, SPLIT, AHEAD, true>;
@@ -65,6 +68,7 @@ extern "C" void prefill(int cut, int mode, int, int, const Given* g, void**) {
   if (cut == 2) launch<4, 1, 1>(packed_arguments(t));
 }
 """
+)
 
 
 class Given(ctypes.Structure):
