@@ -77,7 +77,7 @@ constexpr int IN_K = POOL ? IN_TIMES_KEY : IN, IN_Q = POOL ? IN_TIMES_QUERY : IN
 constexpr int GATE_ROWS = POOL ? 32 : 16;                                          // of T's upper right quarter
 __host__ __device__ constexpr int in_matrix(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
 __host__ __device__ constexpr int gate_at(int which, int token) {
-  return in_matrix(which / 4 * 16 + token / 4, 4 + which % 4) + (token & 3) * 4;
+  return in_matrix(token / 4, 4 + which % 4) + (token & 3) * 4 + which / 4 * 16 * 128;  // 16 rows have the same swizzle
 }
 constexpr int MATRIX = CHUNK * CHUNK * 2;  // bytes
 struct Prepared {
