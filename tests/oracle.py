@@ -138,6 +138,23 @@ def gdn_prefill(q, k, v, state, A_log, a, dt_bias, b, cu_seqlens, scale):
     return out, S
 
 
+def gdn_prefill_packed(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, has_initial_state, cu_seqlens, scale):
+    """(output [T, HV, V], new_pool [P, HV, V, K]) of packed sequences on their slots; 0 and less is padding."""
+    x, a, b, A_log, dt_bias, S = map(_f64, (mixed_qkv, a, b, A_log, dt_bias, pool))
+    _, HV, V, K = S.shape
+    T, H = len(x), (x.shape[1] - HV * V) // (2 * K)
+    q, k = (x[:, i * H * K : (i + 1) * H * K].reshape(T, H, K) for i in (0, 1))
+    q, k = (y / np.sqrt((y * y).sum(-1, keepdims=True) + 1e-6) for y in (q, k))
+    v, out = x[:, 2 * H * K :].reshape(T, HV, V), np.zeros((T, HV, V))
+    for n, slot in enumerate(state_indices.tolist()):
+        if slot > 0:
+            rows = slice(int(cu_seqlens[n]), int(cu_seqlens[n + 1]))
+            start = S[slot : slot + 1] * bool(has_initial_state[n])
+            here = q[rows], k[rows], v[rows], start, A_log, a[rows], dt_bias, b[rows]
+            out[rows], (S[slot],) = gdn_prefill(*here, [0, rows.stop - rows.start], scale)
+    return out, S
+
+
 def attention_fwd(q, k, v, causal=False):
     """output [B, heads, S, D] of softmax(q k^T / sqrt(D)) v. One array: the operation has one output."""
     q, k, v = map(_f64, (q, k, v))
@@ -190,9 +207,9 @@ def inputs(
 ) -> list:
     """Torch CPU tensors (and the scale) in the definition's order and dtypes, drawn from `seed`.
 
-    op         gdn_decode, gdn_decode_bf16 or gdn_decode_packed (read batch_size), gdn_prefill (reads lengths, one per
-               sequence, 0 allowed), gdn_mtp, gdn_mtp_packed, attention_fwd or attention_fwd_causal (read batch_size
-               and seq_len)
+    op         gdn_decode, gdn_decode_bf16 or gdn_decode_packed (read batch_size), gdn_prefill or gdn_prefill_packed (read
+               lengths, one per sequence, 0 allowed), gdn_mtp, gdn_mtp_packed, attention_fwd or attention_fwd_causal
+               (read batch_size and seq_len)
     case       one of CASES, for the GDN operations
     heads      query/key heads (GDN has twice as many value heads); the definitions' count if None
     head_size  the definitions' if None
@@ -235,6 +252,11 @@ def inputs(
             return [q, k, v, pool, slots[:, 0].contiguous(), A_log, a, dt_bias, b, scale]
         row, accepted = torch.cat([x.flatten(2) for x in (3 * q, 5 * k, v)], dim=2), torch.arange(N) % seq_len + 1
         return [row, a, b, A_log, dt_bias, pool, slots, accepted.int(), scale]
+    if op == "gdn_prefill_packed":  # slots as above; every other sequence starts from zeros
+        (q, k, v, _, A_log, a, dt_bias, b), P = tensors, 2 * N + 1
+        row = torch.cat([x.flatten(1) for x in (3 * q, 5 * k, v)], dim=1)
+        slots, cu = torch.arange(P - 1, 0, -2, dtype=torch.int32), torch.tensor([0, *lengths]).cumsum(0).int()
+        return [row, a, b, A_log, dt_bias, randn(P, 2 * H, D, D), slots, torch.arange(N) % 2 == 0, cu, scale]
     if op == "gdn_prefill":
         tensors.append(torch.tensor([0, *lengths]).cumsum(0))
     return [*tensors, scale]

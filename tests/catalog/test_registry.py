@@ -119,7 +119,7 @@ def test_every_shipped_algo_and_config_loads():
     assert r.broken == ()
     folders = {f"{p.parent.parent.name}/{p.parent.name}" for p in paths.ALGOS_DIR.glob("*/*/algo.toml")}
     assert {a.full_name for a in r.algos} == folders and len(folders) >= 14
-    names = "gdn_decode gdn_decode_bf16 gdn_decode_packed gdn_decode_packed_bf16 gdn_mtp gdn_mtp_packed gdn_prefill"
+    names = "gdn_decode gdn_decode_bf16 gdn_decode_packed gdn_decode_packed_bf16 gdn_mtp gdn_mtp_packed gdn_prefill gdn_prefill_packed"
     assert list(r.ops) == [*names.split(), "attention_fwd", "attention_fwd_causal"]
     for op in r.ops.values():
         assert r.reference(op).language == "python" and "cpu" in r.reference(op).modes

@@ -49,6 +49,7 @@ CASES["gdn_mtp"] = CASES["gdn_mtp_packed"] = {
     "forgetful": dict(batch_size=2, seq_len=5, case="forgetful"),
     "repeated": dict(batch_size=2, seq_len=5, case="repeated"),
 }
+CASES["gdn_prefill_packed"] = CASES["gdn_prefill"]
 CASES["attention_fwd_causal"] = CASES["attention_fwd"]
 
 

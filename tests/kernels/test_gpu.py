@@ -51,6 +51,10 @@ WORKLOADS = {
         "total_seq_len=6,num_seqs=1", "total_seq_len=16,num_seqs=1", "total_seq_len=139,num_seqs=3",
         "total_seq_len=525,num_seqs=1", "seq_lens=1+64+65", "seq_lens=3x100", "seq_lens=1x63",
     ],
+    "gdn_prefill_packed": [
+        "total_seq_len=16,num_seqs=1", "total_seq_len=139,num_seqs=3", "total_seq_len=2048,num_seqs=1",
+        "seq_lens=1+64+65", "seq_lens=3x100", "seq_lens=40x70",
+    ],
     "attention_fwd": ["seq_len=128", "seq_len=512", "batch_size=2,seq_len=67", "batch_size=3,seq_len=1"],
     "attention_fwd_causal": ["seq_len=128", "seq_len=512", "batch_size=2,seq_len=67", "batch_size=3,seq_len=1"],
 }  # fmt: skip

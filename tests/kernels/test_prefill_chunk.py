@@ -15,7 +15,8 @@ from emulator import emulation
 
 FOLDER = helpers.OURS / "gdn_prefill" / "cuda-chunk"
 
-DRIVER = """
+# For both layouts of tensors (tensors.cuh); a test gives `state_map`.
+LAUNCHES = """
 #include "inter_chunk_sm90.cuh"
 #include "inter_chunk_sm90_tiles.cuh"
 #include "intra_chunk_sm90.cuh"
@@ -25,15 +26,16 @@ DRIVER = """
 #include "context_parallel.cuh"
 using namespace gdn;
 // A map as launch_sm90.cu's make_map has it.
-CUtensorMap map(const Prefill& p, const void* base, int64_t heads, int halves) {
-  return {base, {64, p.num_tokens, 2, heads}, {2, heads * HEAD_DIM * 2, 128, HEAD_DIM * 2}, {64, CHUNK, halves, 1}};
+CUtensorMap map(const Prefill& p, const void* base, int64_t heads, int64_t stride, int halves) {
+  return {base, {64, p.num_tokens, 2, heads}, {2, stride * 2, 128, HEAD_DIM * 2}, {64, CHUNK, halves, 1}};
 }
+template <int GROUPS> CUtensorMap state_map(const Prefill& p);
 // The intra-chunk kernel. wide: sm_90a's, T and the gates; else M, too. Where there is room for a plan: that, too. With
 // more chunks than `resident` CTAs, a CTA goes through several.
 int resident = 1 << 30;
 extern "C" void fit(int ctas) { resident = ctas; }
 void prepare(const Prefill& p, int parts, bool wide) {
-  const CUtensorMap keys = map(p, p.k, p.H, 2);
+  const CUtensorMap keys = map(p, p.k, p.H, p.qk_stride(), 2);
   const uint32_t sorts = p.plan != nullptr;
   const auto kernel = sorts ? gdn_prefill_intra_chunk_sm90<true>
                             : wide ? gdn_prefill_intra_chunk_sm90<false> : gdn_prefill_intra_chunk_sm80;
@@ -44,7 +46,7 @@ void prepare(const Prefill& p, int parts, bool wide) {
   emulated::launch(grid, INTRA_THREADS, sizeof(IntraShared), 1, [&] { kernel(p, keys, schedule); });
 }
 uint32_t parts(const Prefill& p) {
-  return p.segment ? p.cu_seqlens[p.N] / (p.segment * CHUNK) + p.N : p.N;
+  return p.segment ? p.num_tokens / (p.segment * CHUNK) + p.N : p.N;
 }
 void scan(const Prefill& p) {
   emulated::launch({HEAD_DIM / 16, uint32_t(p.HV), uint32_t(p.N)}, SCAN_THREADS, sizeof(ScanShared), 1,
@@ -68,10 +70,8 @@ void split(const Prefill& p) {
 }
 template <int GROUPS>
 Maps maps(const Prefill& p) {
-  // floats count as two: boxes are of 128 bytes side by side
-  const CUtensorMap state{
-      p.state, {64, int64_t{p.N} * p.HV * HEAD_DIM, 4, 1}, {2, HEAD_DIM * 4, 128, 0}, {64, GROUPS * 64, 4, 1}};
-  return {map(p, p.q, p.H, 2), map(p, p.k, p.H, 2), map(p, p.v, p.HV, GROUPS), state};
+  return {map(p, p.q, p.H, p.qk_stride(), 2), map(p, p.k, p.H, p.qk_stride(), 2),
+          map(p, p.v, p.HV, p.v_stride(), GROUPS), state_map<GROUPS>(p)};
 }
 // The kernels of sm_90a; with two consumer warpgroups, CTAS go through all work tiles.
 template <int GROUPS, int STAGES>
@@ -103,6 +103,32 @@ void ordered(const Prefill& p, int members, uint32_t ctas) {
   emulated::launch({ctas, 1, 1}, TILES_THREADS, tiles_shared(), 1,
                    [&] { gdn_prefill_inter_chunk_sm90_tiles(p, one, two); });
 }
+void run(const Prefill& p, int warps, int members) {
+  const bool segment = p.segment;
+  if (warps < 0) return ordered(p, members, -warps);
+  if (warps == 14) return groups<1, 4>(p, members);
+  if (warps == 12) return groups<1, 2>(p, members);
+  if (warps == 23) return groups<2, 3>(p, members);
+  if (warps == 22) return groups<2, 2>(p, members, 2);
+  prepare(p, members, false);
+  if (segment && warps < 4) transfer<4, 2>(p);
+  else if (segment) transfer<8, 3>(p);
+  if (warps == 0) split<3>(p);
+  else if (warps == 1) state<1, 3>(p);
+  else if (warps == 2) state<2, 2>(p);
+  else if (warps == 4) state<4, 3>(p);
+  else if (warps == 8) state<8, 2>(p);
+  else emulated::fail("no such cut");
+}
+extern "C" int prepared_bytes() { return sizeof(Prepared); }
+"""
+
+DRIVER = """
+// floats count as two: boxes are of 128 bytes side by side
+template <int GROUPS>
+CUtensorMap state_map(const Prefill& p) {
+  return {p.state, {64, int64_t{p.N} * p.HV * HEAD_DIM, 4, 1}, {2, HEAD_DIM * 4, 128, 0}, {64, GROUPS * 64, 4, 1}};
+}
 extern "C" int way(int longest, int shortest, int chunks, int N, int HV, int ctas) {
   return Load{uint32_t(longest), uint32_t(shortest), uint32_t(chunks)}.schedule(N, HV, ctas);
 }
@@ -122,23 +148,9 @@ extern "C" int prefill(int warps, int mode, int members, int segment, void** t, 
              (int64_t*)t[8], (bf*)t[9], (float*)t[10], scale, H, HV, N, T},
             (char*)t[11], (float*)t[12], (float*)t[13], segment, -warps, nullptr};
   emulated::mode = mode;
-  if (warps < 0) return p.plan = (Plan*)t[14], ordered(p, members, -warps), 0;
-  if (warps == 14) return groups<1, 4>(p, members), 0;
-  if (warps == 12) return groups<1, 2>(p, members), 0;
-  if (warps == 23) return groups<2, 3>(p, members), 0;
-  if (warps == 22) return groups<2, 2>(p, members, 2), 0;
-  prepare(p, members, false);
-  if (segment && warps < 4) transfer<4, 2>(p);
-  else if (segment) transfer<8, 3>(p);
-  if (warps == 0) split<3>(p);
-  else if (warps == 1) state<1, 3>(p);
-  else if (warps == 2) state<2, 2>(p);
-  else if (warps == 4) state<4, 3>(p);
-  else if (warps == 8) state<8, 2>(p);
-  else return 1;
-  return 0;
+  if (warps < 0) p.plan = (Plan*)t[14];
+  return run(p, warps, members), 0;
 }
-extern "C" int prepared_bytes() { return sizeof(Prepared); }
 extern "C" void prepare(int wide, int mode, int members, void** t, float scale, int H, int HV, int N, int T) {
   using bf = __nv_bfloat16;
   Prefill p{};
@@ -162,11 +174,11 @@ extern "C" void scan_segments(int mode, void** t, int HV, int N, int T, int segm
 """
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("chunk")
-    for file in FOLDER.glob("*.*h"):
-        if file.name not in ("wgmma_bf16.cuh", "tensor_maps.cuh", "launch.cuh", "tuned.h"):  # emulated, or of the host
+def library_of(folder, driver, *own):
+    """The library of a driver; `own` are files of another rung that take the places of cuda-chunk's."""
+    names = {"wgmma_bf16.cuh", "tensor_maps.cuh", "launch.cuh", "tuned.h"}  # emulated, or of the host
+    for file in [*FOLDER.glob("*.*h"), *own]:
+        if file.name not in names:
             shutil.copy(file, folder)
     chunk, n = re.subn(
         r"__device__ __forceinline__ uint32_t transposed\(.*?\n}\n", "", (FOLDER / "chunk.cuh").read_text(), flags=re.S
@@ -176,7 +188,12 @@ def library(tmp_path_factory):
     descriptors = re.search(r"struct KMajor .*?\n(?=\n#define)", (FOLDER / "wgmma_bf16.cuh").read_text(), re.S)[0]
     assert "further" in descriptors and "asm" not in descriptors
     (folder / "descriptors.cuh").write_text(descriptors)  # for emulator/wgmma.cuh
-    return emulation.library(folder, DRIVER, FOLDER / "intra_chunk_steps.cuh")
+    return emulation.library(folder, LAUNCHES + driver, FOLDER / "intra_chunk_steps.cuh")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    return library_of(tmp_path_factory.mktemp("chunk"), DRIVER)
 
 
 def inputs(lengths, H, HV, *, seed=0, state_scale=1.0):

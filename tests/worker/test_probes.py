@@ -36,6 +36,7 @@ SMALL = {
     "gdn_mtp": ["batch_size=2,seq_len=3"],
     "gdn_mtp_packed": ["batch_size=2,seq_len=3"],
     "gdn_prefill": ["total_seq_len=16,num_seqs=1", "seq_lens=3+5"],
+    "gdn_prefill_packed": ["total_seq_len=16,num_seqs=1", "seq_lens=3+5"],
     "attention_fwd": ["seq_len=1", "seq_len=67"],
     "attention_fwd_causal": ["seq_len=67"],
 }
@@ -48,6 +49,7 @@ LARGER = {
     "gdn_mtp": ["batch_size=64,seq_len=4"],
     "gdn_mtp_packed": ["batch_size=64,seq_len=4"],
     "gdn_prefill": ["seq_lens=1+64+65", "seq_lens=2x300"],
+    "gdn_prefill_packed": ["seq_lens=1+64+65", "seq_lens=2x300"],
     "attention_fwd": ["seq_len=512", "batch_size=2,seq_len=67"],
     "attention_fwd_causal": ["seq_len=512", "batch_size=2,seq_len=67"],
 }

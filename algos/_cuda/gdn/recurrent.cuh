@@ -52,7 +52,9 @@ constexpr int K_DIM = 128, V_DIM = 128;
 constexpr int BLOCK = 16;  // tokens per step
 constexpr int ROWS = 16;   // of the state, per tile
 
+// A dense call. gdn_prefill_packed/cuda-chunk-packed has the one on slots of a pool.
 struct Arguments {
+  static constexpr bool POOL = false;  // states in a pool; q and k are normalised here
   const float* state;          // [N, HV, 128, 128]
   const int64_t* cu_seqlens;   // [N + 1]
   const __nv_bfloat16* k;      // [num_tokens, H, 128]
@@ -74,19 +76,31 @@ struct Arguments {
     const int64_t x = __ldg(cu_seqlens + n);
     return x < 0 ? 0 : x < num_tokens ? x : num_tokens;
   }
+  __device__ __forceinline__ const void* border_at(uint32_t n) const { return cu_seqlens + n; }
+  // Elements of q and k: to a token's row of a head, and from a token to the next. The same for v.
+  __device__ __forceinline__ int64_t qk_at(int64_t token, uint32_t h) const { return (token * H + h) * K_DIM; }
+  __device__ __forceinline__ int64_t v_at(int64_t token, uint32_t hv) const { return (token * HV + hv) * V_DIM; }
+  __device__ __forceinline__ uint32_t qk_stride() const { return K_DIM * H; }
+  __device__ __forceinline__ uint32_t v_stride() const { return V_DIM * HV; }
+  __device__ __forceinline__ __nv_bfloat16 a_of(int64_t token, uint32_t hv) const { return a[token * HV + hv]; }
+  __device__ __forceinline__ __nv_bfloat16 b_of(int64_t token, uint32_t hv) const { return b[token * HV + hv]; }
+  __device__ __forceinline__ const void* bias_at(uint32_t hv) const { return dt_bias + hv; }
+  __device__ __forceinline__ float bias(uint32_t hv) const { return dt_bias[hv]; }
 };
 
 // Shared memory, in bytes. Rows are padded so that the 8 rows of a matrix are in different banks.
-template <int WARPS, int SPLIT, int AHEAD>
+template <int WARPS, int SPLIT, int AHEAD, bool NORMS_ = false>
 struct Layout {
+  static constexpr bool NORMS = NORMS_;
   static constexpr int THREADS = (WARPS * SPLIT + AHEAD) * 32;
   static constexpr int ROUND = 2 * AHEAD;  // blocks
   static constexpr int ROW = K_DIM * 2 + 16, V_ROW = WARPS * ROWS * 2 + 16;
   // a tile: k, q and v of a block; later its output replaces v
   static constexpr int Q_AT = BLOCK * ROW, V_AT = 2 * BLOCK * ROW, TILE = V_AT + BLOCK * V_ROW;
-  // the prepared block: T as two bf16 and M as one; e^(G_t), e^(G_15 - G_s)
+  // the prepared block: T as two bf16 and M as one; e^(G_t), e^(G_15 - G_s). With NORMS the latter over |k_s|, and then
+  // e^(G_t) / |k_t| and e^(G_t) / |q_t|
   static constexpr int SMALL_ROW = BLOCK * 2 + 16, SMALL = BLOCK * SMALL_ROW;
-  static constexpr int T_HIGH = 0, T_LOW = SMALL, M_AT = 2 * SMALL, DECAYS = 3 * SMALL, MADE = DECAYS + 2 * BLOCK * 4;
+  static constexpr int T_HIGH = 0, T_LOW = SMALL, M_AT = 2 * SMALL, DECAYS = 3 * SMALL, MADE = DECAYS + (NORMS ? 4 : 2) * BLOCK * 4;
   // private to a preparing warp, for each of its two blocks: A, beta; the two blocks are 4 banks apart
   static constexpr int A_ROW = BLOCK + 4, OWN = (BLOCK * A_ROW + BLOCK + 4) * 4;
   // the exchange between two warps that share rows
@@ -149,7 +163,8 @@ struct Place {
 
   Place() = default;
   // Everything that does not need cu_seqlens; tokens are guessed as if all sequences were equally long.
-  __device__ __forceinline__ explicit Place(const Arguments& p) {
+  template <typename Call>
+  __device__ __forceinline__ explicit Place(const Call& p) {
     constexpr uint32_t TILES = V_DIM / (WARPS * ROWS);
     const uint32_t both = blockIdx.x / TILES;
     sequence = p.by_HV.divide(both), value_head = both - sequence * p.HV, head = p.by_group.divide(value_head);
@@ -157,7 +172,8 @@ struct Place {
     set(sequence * p.average, (sequence + 1) * p.average);
   }
   // Sets the actual tokens; returns whether the guess was right.
-  __device__ __forceinline__ bool guessed(const Arguments& p) {
+  template <typename Call>
+  __device__ __forceinline__ bool guessed(const Call& p) {
     const int64_t guess = first;
     const int tokens = length;
     set(p.border(sequence), p.border(sequence + 1));
@@ -216,7 +232,7 @@ __device__ __forceinline__ void step(float (&s)[K_DIM / 8 / SPLIT][4], char* til
   float d[2][4], decay_in[2][2], decay_out[2][2];
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
-    const float2 here = *reinterpret_cast<const float2*>(decays + 8 * n);
+    const float2 here = *reinterpret_cast<const float2*>(decays + (L::NORMS ? 2 * BLOCK : 0) + 8 * n);
     const float2 rest = *reinterpret_cast<const float2*>(decays + BLOCK + 8 * n);
     decay_in[n][0] = here.x, decay_in[n][1] = here.y, decay_out[n][0] = rest.x, decay_out[n][1] = rest.y;
 #pragma unroll
@@ -259,6 +275,10 @@ __device__ __forceinline__ void step(float (&s)[K_DIM / 8 / SPLIT][4], char* til
   if constexpr (SPLIT == 1) __syncwarp();  // all lanes have read v; with SPLIT the partners' barrier ensures that
 #pragma unroll
   for (int n = 0; n < 2 / SPLIT; ++n) {
+    if constexpr (L::NORMS) {
+      const float2 here = *reinterpret_cast<const float2*>(decays + 3 * BLOCK + (part ? 8 : 8 * n));
+      decay_in[0][0] = decay_in[1][0] = here.x, decay_in[0][1] = decay_in[1][1] = here.y;  // the last use
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) y[n][i] *= scale * (part ? decay_in[1][i % 2] : decay_in[n][i % 2]);
     multiply_add(y[n], high_part, b[2 * n], b[2 * n + 1]);
@@ -271,25 +291,31 @@ __device__ __forceinline__ void step(float (&s)[K_DIM / 8 / SPLIT][4], char* til
 }
 
 // The row warps: SPLIT neighbours share 16 rows, with K / SPLIT columns each.
-template <int WARPS, int SPLIT, int AHEAD>
-__device__ __forceinline__ void advance(const Arguments& p, uint32_t number) {
-  using L = Layout<WARPS, SPLIT, AHEAD>;
+template <int WARPS, int SPLIT, int AHEAD, typename Call>
+__device__ __forceinline__ void advance(const Call& p, uint32_t number) {
+  using L = Layout<WARPS, SPLIT, AHEAD, Call::POOL>;
   const uint32_t lane = threadIdx.x % 32, warp = number / SPLIT, part = SPLIT == 2 ? number % 2 : 0;
   const auto state_at = [](uint32_t thread) {  // its first element: row g, column 2t of its warp's
     const uint32_t number = thread / 32, row = number / SPLIT * ROWS + thread % 32 / 4;
     const uint32_t column = number % SPLIT * (K_DIM / SPLIT) + thread % 4 * 2;
     return static_cast<uint64_t>(blockIdx.x) * (WARPS * ROWS * K_DIM) + row * K_DIM + column;
   };
-  const float* const from = p.state + state_at(threadIdx.x);
   float s[K_DIM / 8 / SPLIT][4];
+  Place<WARPS> place;
+  int of = 0;  // POOL: which state
+  if constexpr (Call::POOL) {
+    place = Place<WARPS>(p), of = p.state_of(place.sequence);
+    load_state(s, p.original(of, place.value_head), place.row + warp * ROWS, part * (K_DIM / 8 / SPLIT), lane);
+  } else {
+    const float* const from = p.state + state_at(threadIdx.x);
 #pragma unroll
-  for (int i = 0; i < K_DIM / 4 / SPLIT; ++i) {
-    uint32_t w[2];
-    load<8, LOAD_PLAIN>(w, from + i % 2 * 8 * K_DIM + i / 2 * 8);
-    s[i / 2][i % 2 * 2] = __uint_as_float(w[0]), s[i / 2][i % 2 * 2 + 1] = __uint_as_float(w[1]);
+    for (int i = 0; i < K_DIM / 4 / SPLIT; ++i) {
+      uint32_t w[2];
+      load<8, LOAD_PLAIN>(w, from + i % 2 * 8 * K_DIM + i / 2 * 8);
+      s[i / 2][i % 2 * 2] = __uint_as_float(w[0]), s[i / 2][i % 2 * 2 + 1] = __uint_as_float(w[1]);
+    }
+    place = Place<WARPS>(p);
   }
-
-  Place<WARPS> place(p);
   const bool guessed = place.guessed(p);
   char* const memory = pinned(shared_memory());
   // its 16 bytes of a token's output: a token has two lanes
@@ -309,30 +335,38 @@ __device__ __forceinline__ void advance(const Arguments& p, uint32_t number) {
       char* const told = of_pair + block % 2 * (WARPS * 2 * L::TOLD);
       step<L, SPLIT>(s, tile, prepared, told, warp, part, lane, p.scale);
       __syncwarp();
-      const uint4 o = *reinterpret_cast<const uint4*>(tile + L::V_AT + token * L::V_ROW + (warp * ROWS + half * 8) * 2);
+      uint4 o = *reinterpret_cast<const uint4*>(tile + L::V_AT + token * L::V_ROW + (warp * ROWS + half * 8) * 2);
+      if constexpr (Call::POOL) {
+        if (p.padding(of)) o = {0, 0, 0, 0};
+      }
       if (block * BLOCK + static_cast<int>(token) < last) *reinterpret_cast<uint4*>(output) = o;
       output += static_cast<int64_t>(BLOCK) * p.HV * V_DIM;
     }
     Barrier(barriers + L::DONE_AT).arrive(lane);
   }
-  float* const to = p.new_state + state_at(thread_again());
+  if constexpr (Call::POOL) {
+    const Place<WARPS> place(p);  // again, for few registers
+    store_state(p.final(of, place.value_head), s, place.row + warp * ROWS, part * (K_DIM / 8 / SPLIT), lane);
+  } else {
+    float* const to = p.new_state + state_at(thread_again());
 #pragma unroll
-  for (int i = 0; i < K_DIM / 4 / SPLIT; ++i) {
-    const uint32_t w[2] = {__float_as_uint(s[i / 2][i % 2 * 2]), __float_as_uint(s[i / 2][i % 2 * 2 + 1])};
-    store<8, STORE_PLAIN>(to + i % 2 * 8 * K_DIM + i / 2 * 8, w);
+    for (int i = 0; i < K_DIM / 4 / SPLIT; ++i) {
+      const uint32_t w[2] = {__float_as_uint(s[i / 2][i % 2 * 2]), __float_as_uint(s[i / 2][i % 2 * 2 + 1])};
+      store<8, STORE_PLAIN>(to + i % 2 * 8 * K_DIM + i / 2 * 8, w);
+    }
   }
 }
 
 // Issues the copies of two blocks' k, q and v to two tiles; zeros after the sequence's end.
-template <int WARPS, typename L>
-__device__ __forceinline__ void fetch(const Arguments& p, const Place<WARPS>& place, int block, uint32_t tile, uint32_t lane) {
+template <int WARPS, typename L, typename Call>
+__device__ __forceinline__ void fetch(const Call& p, const Place<WARPS>& place, int block, uint32_t tile, uint32_t lane) {
   const int left = place.length - block * BLOCK;
   const int64_t token = place.first + static_cast<int64_t>(block) * BLOCK;
   {
     const uint32_t row = lane / 16, column = lane % 16;
-    const int64_t from = ((token + row) * p.H + place.head) * K_DIM + column * 8;
+    const int64_t from = p.qk_at(token + row, place.head) + column * 8;
     const __nv_bfloat16 *k = p.k + from, *q = p.q + from;
-    const uint32_t to = tile + row * L::ROW + column * 16, stride = 2 * K_DIM * p.H;
+    const uint32_t to = tile + row * L::ROW + column * 16, stride = 2 * p.qk_stride();
     const int mine = left - static_cast<int>(row);
 #pragma unroll
     for (int i = 0; i < BLOCK; ++i) {
@@ -343,8 +377,8 @@ __device__ __forceinline__ void fetch(const Arguments& p, const Place<WARPS>& pl
   }
   const uint32_t row = lane / (2 * WARPS), column = lane % (2 * WARPS);
   constexpr int EACH = 16 / WARPS;  // rows
-  const __nv_bfloat16* v = p.v + ((token + row) * p.HV + place.value_head) * V_DIM + place.row + column * 8;
-  const uint32_t to = tile + L::V_AT + row * L::V_ROW + column * 16, stride = EACH * V_DIM * p.HV;
+  const __nv_bfloat16* v = p.v + p.v_at(token + row, place.value_head) + place.row + column * 8;
+  const uint32_t to = tile + L::V_AT + row * L::V_ROW + column * 16, stride = EACH * p.v_stride();
   const int mine = left - static_cast<int>(row);
 #pragma unroll
   for (int i = 0; i < 2 * WARPS; ++i) {
@@ -355,9 +389,10 @@ __device__ __forceinline__ void fetch(const Arguments& p, const Place<WARPS>& pl
 
 // Computes T, M, e^(G_t) and e^(G_15 - G_s) from two blocks' k and q, and log2 g and beta of each lane's token. The first 16 lanes
 // have the first block's tokens.
-template <typename L>
-__device__ __forceinline__ void make(const char* tiles, char* both_made, float* own, uint32_t lane, float log2_g, float beta,
-                                     float scale, int blocks) {
+template <typename L, typename Call>
+__device__ __forceinline__ void make(const Call& p, const char* tiles, char* both_made, float* own, uint32_t lane, float log2_g,
+                                     float beta, int blocks) {
+  const float scale = p.scale;
   const uint32_t g = lane / 4, t = lane % 4, token = lane % 16, half = lane / 16;
   float sum = log2_g;  // G_t, of log2
 #pragma unroll
@@ -379,6 +414,7 @@ __device__ __forceinline__ void make(const char* tiles, char* both_made, float* 
     const uint32_t right_at = tile + (lane / 16 * 8 + lane % 8) * L::ROW + lane / 8 % 2 * 16;
     const uint32_t left_at = tile + lane % 16 * L::ROW + lane / 16 * 16;
     float kk[2][2][4] = {}, qk[2][2][4] = {};  // k.k and q.k of all pairs
+    [[maybe_unused]] float qq[2][2][4] = {};   // NORMS: its diagonal
 #pragma unroll
     for (int j = 0; j < K_DIM / 16; ++j)
 #pragma unroll
@@ -387,15 +423,39 @@ __device__ __forceinline__ void make(const char* tiles, char* both_made, float* 
         const uint32_t at = of * L::TILE + j * 32;
         load_matrices(keys, right_at + at), load_matrices(k, left_at + at), load_matrices(q, left_at + L::Q_AT + at);
         multiply_add(kk[of], k, keys), multiply_add(qk[of], q, keys);
+        if constexpr (L::NORMS) {
+          uint32_t queries[4];
+          load_matrices(queries, right_at + L::Q_AT + at);
+          multiply_add(qq[of], q, queries);
+        }
       }
 #pragma unroll
     for (int of = 0; of < COUNT; ++of) {
       float* const A = own + of * (L::OWN / 4);
       char* const M = both_made + of * L::MADE + L::M_AT;
+      // NORMS: 1 / |k| and 1 / |q| of rows g and g + 8, and of columns
+      [[maybe_unused]] float of_k[2], of_q[2], of_column[2][2];
+      if constexpr (L::NORMS) {
+        const uint32_t holder = 4 * g + g / 2;  // the lane with rows g and g + 8 of the diagonal
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float k = p.inverse_norm(g % 2 ? kk[of][h][2 * h + 1] : kk[of][h][2 * h]);
+          const float q = p.inverse_norm(g % 2 ? qq[of][h][2 * h + 1] : qq[of][h][2 * h]);
+          of_k[h] = __shfl_sync(0xffffffffu, k, holder), of_q[h] = __shfl_sync(0xffffffffu, q, holder);
+#pragma unroll
+          for (int i = 0; i < 2; ++i) of_column[h][i] = __shfl_sync(0xffffffffu, of_k[h], 4 * (2 * t + i));
+        }
+      }
 #pragma unroll
       for (int h = 0; h < 2; ++h) {  // rows g and g + 8
         const uint32_t row = g + 8 * h, first = of * BLOCK;
         const float sum_t = __shfl_sync(0xffffffffu, sum, first + row), beta_t = __shfl_sync(0xffffffffu, beta, first + row);
+        if constexpr (L::NORMS) {
+          const float rest = __shfl_sync(0xffffffffu, sum, first + BLOCK - 1) - sum_t, in = exp2_approx(sum_t);
+          float* const decays = reinterpret_cast<float*>(both_made + of * L::MADE + L::DECAYS) + row;
+          __syncwarp();  // of_k is a factor of what was written above
+          if (t == 0) decays[BLOCK] = of_k[h] * exp2_approx(rest), decays[2 * BLOCK] = of_k[h] * in, decays[3 * BLOCK] = of_q[h] * in;
+        }
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
           float of_T[2], of_M[2];
@@ -403,6 +463,7 @@ __device__ __forceinline__ void make(const char* tiles, char* both_made, float* 
           for (int i = 0; i < 2; ++i) {
             const uint32_t column = 8 * n + 2 * t + i;
             const float decay_ts = exp2_approx(sum_t - __shfl_sync(0xffffffffu, sum, first + column));
+            if constexpr (L::NORMS) kk[of][n][2 * h + i] *= of_k[h] * of_column[n][i], qk[of][n][2 * h + i] *= of_q[h] * of_column[n][i];
             of_T[i] = column < row ? beta_t * decay_ts * kk[of][n][2 * h + i] : 0.f;
             of_M[i] = column <= row ? scale * decay_ts * qk[of][n][2 * h + i] : 0.f;
           }
@@ -450,9 +511,9 @@ __device__ __forceinline__ void make(const char* tiles, char* both_made, float* 
 }
 
 // A preparing warp: warp i has blocks 2i and 2i + 1 of every round.
-template <int WARPS, int SPLIT, int AHEAD>
+template <int WARPS, int SPLIT, int AHEAD, typename Call>
 class Preparation {
-  using L = Layout<WARPS, SPLIT, AHEAD>;
+  using L = Layout<WARPS, SPLIT, AHEAD, Call::POOL>;
   Place<WARPS> place;
   char* memory;
   uint32_t warp, lane;
@@ -461,11 +522,11 @@ class Preparation {
 
   __device__ __forceinline__ char* tile(int at) const { return memory + (at * L::ROUND + 2 * warp) * L::TILE; }
 
-  __device__ __forceinline__ void begin(const Arguments& p, int block, int at) {
+  __device__ __forceinline__ void begin(const Call& p, int block, int at) {
     if (block < place.blocks) {
       const int token = block * BLOCK + static_cast<int>(lane);
-      const int64_t from = (place.first + (token < place.length ? token : 0)) * p.HV + place.value_head;
-      a = p.a[from], b = p.b[from];
+      const int64_t at_token = place.first + (token < place.length ? token : 0);
+      a = p.a_of(at_token, place.value_head), b = p.b_of(at_token, place.value_head);
       fetch<WARPS, L>(p, place, block, shared_address(tile(at)), lane);
     }
     commit_copies();
@@ -473,16 +534,16 @@ class Preparation {
 
  public:
   // Issues the copies of the first blocks, at the guessed addresses.
-  __device__ __forceinline__ void guess(const Arguments& p, uint32_t number) {
+  __device__ __forceinline__ void guess(const Call& p, uint32_t number) {
     place = Place<WARPS>(p);
     memory = pinned(shared_memory()), warp = number, lane = threadIdx.x % 32;
     // prefetch: ptxas puts the loads of these after the copies in any case; then they need not wait for DRAM
-    prefetch(p.cu_seqlens + place.sequence), prefetch(p.A_log + place.value_head), prefetch(p.dt_bias + place.value_head);
-    A_log = p.A_log[place.value_head], dt_bias = p.dt_bias[place.value_head];
+    prefetch(p.border_at(place.sequence)), prefetch(p.A_log + place.value_head), prefetch(p.bias_at(place.value_head));
+    A_log = p.A_log[place.value_head], dt_bias = p.bias(place.value_head);
     begin(p, 2 * warp, 0);
   }
 
-  __device__ __forceinline__ void prepare(const Arguments& p) {
+  __device__ __forceinline__ void prepare(const Call& p) {
     constexpr float LEAST = -150.f;  // log2 of a number below the smallest float
     float* const own = reinterpret_cast<float*>(memory + L::OWN_AT + 2 * warp * L::OWN);
     // if the guess was wrong, a round of copies only comes before the first one; the guessed tiles count as free
@@ -499,7 +560,7 @@ class Preparation {
         wait_for_copies<1>();
         __syncwarp();
         if (block < place.blocks)
-          make<L>(tile(tiles), memory + L::MADE_AT + (made * L::ROUND + 2 * warp) * L::MADE, own, lane, log2_g, beta, p.scale,
+          make<L>(p, tile(tiles), memory + L::MADE_AT + (made * L::ROUND + 2 * warp) * L::MADE, own, lane, log2_g, beta,
                   min(place.blocks - block, 2));
         Barrier(barriers + L::READY_AT).arrive(lane);
       }
@@ -510,12 +571,12 @@ class Preparation {
 };
 
 // At least one CTA per SM: without a number ptxas limits registers to 128 or 96, so that more CTAs fit.
-template <int WARPS, int SPLIT, int AHEAD>
+template <int WARPS, int SPLIT, int AHEAD, typename Call = Arguments>
 __global__ void __launch_bounds__((WARPS * SPLIT + AHEAD) * 32, 1)
-gdn_prefill_recurrent(const __grid_constant__ Arguments p) {
-  using L = Layout<WARPS, SPLIT, AHEAD>;
+gdn_prefill_recurrent(const __grid_constant__ Call p) {
+  using L = Layout<WARPS, SPLIT, AHEAD, Call::POOL>;
   const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // tells the compiler that it is the same in all lanes
-  Preparation<WARPS, SPLIT, AHEAD> ahead;
+  Preparation<WARPS, SPLIT, AHEAD, Call> ahead;
   if (warp >= WARPS * SPLIT) {
     ahead.guess(p, warp - WARPS * SPLIT);
   } else if (threadIdx.x == 0) {

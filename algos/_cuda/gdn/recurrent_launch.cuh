@@ -14,10 +14,10 @@
 namespace gdn {
 
 // static: a process may have several builds of this library, and each must set the attributes of its own kernels.
-template <int WARPS, int SPLIT, int AHEAD>
-static void launch_recurrent(const Arguments& p, int64_t heads, int device, cudaStream_t stream) {
-  using L = Layout<WARPS, SPLIT, AHEAD>;
-  constexpr auto kernel = gdn_prefill_recurrent<WARPS, SPLIT, AHEAD>;
+template <int WARPS, int SPLIT, int AHEAD, typename Call>
+static void launch_recurrent(const Call& p, int64_t heads, int device, cudaStream_t stream) {
+  using L = Layout<WARPS, SPLIT, AHEAD, Call::POOL>;
+  constexpr auto kernel = gdn_prefill_recurrent<WARPS, SPLIT, AHEAD, Call>;
   // more than 48 KiB has to be requested; once for each of the first 64 devices is enough
   static std::array<std::atomic<bool>, 64> asked{};
   const bool kept = device >= 0 && device < 64;
@@ -30,16 +30,16 @@ static void launch_recurrent(const Arguments& p, int64_t heads, int device, cuda
 }
 
 // Table: a type whose member `rows` is the table of recurrent.h, since a template cannot take the table itself.
-template <typename Table, size_t... I>
-static void launch_recurrent(size_t row, const Arguments& p, int64_t heads, int device, cudaStream_t stream,
+template <typename Table, typename Call, size_t... I>
+static void launch_recurrent(size_t row, const Call& p, int64_t heads, int device, cudaStream_t stream,
                              std::index_sequence<I...>) {
   constexpr auto& rows = Table::rows;
   (void)((I == row && (launch_recurrent<rows[I].warps, rows[I].split, rows[I].ahead>(p, heads, device, stream), true)) || ...);
 }
 
 // heads: N * HV; each has its own CTAs.
-template <typename Table>
-static void launch_recurrent(const Arguments& p, int64_t heads, int device, cudaStream_t stream) {
+template <typename Table, typename Call = Arguments>
+static void launch_recurrent(const Call& p, int64_t heads, int device, cudaStream_t stream) {
   constexpr size_t COUNT = sizeof(Table::rows) / sizeof(Table::rows[0]);
   launch_recurrent<Table>(chosen(Table::rows, sms(device), heads), p, heads, device, stream, std::make_index_sequence<COUNT>{});
 }

@@ -31,7 +31,7 @@
 
 #include <cstdint>
 
-#include "call.h"
+#include "tensors.cuh"
 #include "mma_bf16.cuh"
 
 namespace gdn {
@@ -40,7 +40,7 @@ constexpr int CHUNK = 64;       // tokens
 constexpr int SIDE = 16;        // of a block of the CHUNK x CHUNK matrices
 
 struct Plan;                     // tile_scheduler.cuh
-struct Prefill : Call {
+struct Prefill : Tensors {
   char* prepared;                // [numbers of chunks, HV] of Prepared
   float* ends;                   // [numbers of segments, HV, 128, 128]; see context_parallel.cuh
   float* transfers;              // the same
@@ -53,7 +53,7 @@ struct Prefill : Call {
   __device__ __forceinline__ int border(int n) const {
     if (n == 0) return 0;
     if (n == N) return static_cast<int>(num_tokens);
-    const int64_t x = cu_seqlens[n];
+    const int64_t x = ends_at(n);
     return static_cast<int>(x < 0 ? 0 : x < num_tokens ? x : num_tokens);
   }
 };
@@ -68,10 +68,16 @@ enum Gate {
   OUT,   // e^(G_C - G_t): the decay of token t's update up to the chunk's end; IN of the last token is e^(G_C)
   BETA,
   SUM,   // G_t itself, of log2: for the maker of M (inter_chunk_sm90.cuh)
+  // Only where q and k are normalised here (POOL); OUT then has 1 / |k_t| as a factor:
+  IN_TIMES_KEY,    // e^(G_t) / |k_t|
+  IN_TIMES_QUERY,  // e^(G_t) / |q_t|, on sm_90a from the maker of M
+  KEY,             // 1 / |k_t|
 };
+constexpr int IN_K = POOL ? IN_TIMES_KEY : IN, IN_Q = POOL ? IN_TIMES_QUERY : IN;  // with K S^T and with Q S^T
+constexpr int GATE_ROWS = POOL ? 32 : 16;                                          // of T's upper right quarter
 __host__ __device__ constexpr int in_matrix(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
 __host__ __device__ constexpr int gate_at(int which, int token) {
-  return in_matrix(token / 4, 4 + which) + (token & 3) * 4;
+  return in_matrix(token / 4, 4 + which % 4) + (token & 3) * 4 + which / 4 * 16 * 128;  // 16 rows have the same swizzle
 }
 constexpr int MATRIX = CHUNK * CHUNK * 2;  // bytes
 struct Prepared {
@@ -114,6 +120,7 @@ struct Segment {
   bool opens, last;                // whether it is the first, the last of the sequence's segments
   int slot;                        // its number
   int before;                      // the slot of `ends` that has the state before it; less than 0: state has
+  StateOf state;                   // the sequence's
   int first, tokens, number;       // its first token, how many, the number of its first chunk
 
   // By all lanes of a warp.
@@ -132,19 +139,41 @@ struct Segment {
     count = (tokens + CHUNK - 1) / CHUNK;
     if (index < 0 || (index > 0 && tokens <= 0)) tokens = -1, count = 0;  // there is no such segment
     before = index > 0 ? slot - 1 : last ? -1 : slot + (end - begin - 1) / unit;  // see gdn_prefill_scan
+    state = p.state_of(n);
   }
   // A whole sequence whose borders are known.
-  __device__ __forceinline__ Segment(const Prefill& p_, int hv_, int n_, int first_, int tokens_)
+  __device__ __forceinline__ Segment(const Prefill& p_, int hv_, int n_, int first_, int tokens_, StateOf state_)
       : p(p_), hv(hv_), h(hv_ / (p_.HV / p_.H)), n(n_), count((tokens_ + CHUNK - 1) / CHUNK), opens(true), last(true), slot(n_),
-        before(-1), first(first_), tokens(tokens_), number(first_ / CHUNK + n_) {}
+        before(-1), state(state_), first(first_), tokens(tokens_), number(first_ / CHUNK + n_) {}
   __device__ __forceinline__ bool there() const { return tokens >= 0; }
   // Of this value head, number `i` in an array of states or one of the same layout.
   __device__ __forceinline__ int64_t state_at(int i) const { return (static_cast<int64_t>(i) * p.HV + hv) * HEAD_DIM * HEAD_DIM; }
   // The state before the sequence; where the one before the segment is, and where the one after the last goes.
-  __device__ __forceinline__ const float* original() const { return p.state + state_at(n); }
-  __device__ __forceinline__ const float* start() const { return before < 0 ? original() : p.ends + state_at(before); }
-  __device__ __forceinline__ float* end() const { return p.new_state + state_at(n); }
+  __device__ __forceinline__ StateRows original() const { return p.original(state, hv); }
+  __device__ __forceinline__ StateRows start() const { return before < 0 ? original() : StateRows(p.ends + state_at(before)); }
+  __device__ __forceinline__ NewStateRows end() const { return p.final(state, hv); }
+  __device__ __forceinline__ bool padding() const { return p.padding(state); }
 };
+
+// The accumulators of 8 N columns from 8 j on, from or to a state: rows g and g + 8 after `row`.
+template <int N>
+__device__ __forceinline__ void load_state(float (&S)[N][4], const float* state, int row, int j, int lane) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const float* at = state + (row + lane / 4) * HEAD_DIM + 8 * (j + i) + 2 * (lane % 4);
+    const float2 x = *reinterpret_cast<const float2*>(at), y = *reinterpret_cast<const float2*>(at + 8 * HEAD_DIM);
+    S[i][0] = x.x, S[i][1] = x.y, S[i][2] = y.x, S[i][3] = y.y;
+  }
+}
+template <int N>
+__device__ __forceinline__ void store_state(float* state, const float (&S)[N][4], int row, int j, int lane) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    float* at = state + (row + lane / 4) * HEAD_DIM + 8 * (j + i) + 2 * (lane % 4);
+    *reinterpret_cast<float2*>(at) = make_float2(S[i][0], S[i][1]);
+    *reinterpret_cast<float2*>(at + 8 * HEAD_DIM) = make_float2(S[i][2], S[i][3]);
+  }
+}
 
 // An 8 x 8 matrix of bf16, of which a lane has row g at columns 2t and 2t + 1, transposed.
 __device__ __forceinline__ uint32_t transposed(uint32_t x) {
@@ -163,6 +192,17 @@ __device__ __forceinline__ uint32_t pack(float x, float y) {
 __device__ __forceinline__ void as_left(uint32_t (&a)[4], const float (&low)[4], const float (&high)[4]) {
   a[0] = pack(low[0], low[1]), a[1] = pack(low[2], low[3]);
   a[2] = pack(high[0], high[1]), a[3] = pack(high[2], high[3]);
+}
+
+// sum + the squares of eight bf16.
+__device__ __forceinline__ float add_squares(float sum, const uint4& words) {
+  const uint32_t w[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float low = __uint_as_float(w[i] << 16), high = __uint_as_float(w[i] & 0xffff0000u);
+    sum = fmaf(low, low, sum), sum = fmaf(high, high, sum);
+  }
+  return sum;
 }
 
 // x = high + low, both bf16, up to an error of 2^-17 of x.

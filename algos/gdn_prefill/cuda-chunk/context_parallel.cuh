@@ -27,12 +27,11 @@ __device__ __forceinline__ void store_transfer(uint4* to, const float (&S)[16][4
 
 // The 16 rows of S that a warp begins with: see above.
 __device__ __forceinline__ void begin_transfer(float (&S)[16][4], const Segment& at, bool values, int row, int lane) {
+  if (at.opens) return load_state(S, at.original(), row, 0, lane);
 #pragma unroll
   for (int j = 0; j < 16; ++j) {
-    if (at.opens) load_state(S[j], at.original(), row, j, lane);
-    else
 #pragma unroll
-      for (int c = 0; c < 4; ++c) S[j][c] = !values && row + lane / 4 + c / 2 * 8 == 8 * j + 2 * (lane % 4) + c % 2 ? 1.f : 0.f;
+    for (int c = 0; c < 4; ++c) S[j][c] = !values && row + lane / 4 + c / 2 * 8 == 8 * j + 2 * (lane % 4) + c % 2 ? 1.f : 0.f;
   }
 }
 
@@ -69,8 +68,7 @@ __global__ void __launch_bounds__(WARPS * 32) gdn_prefill_transfer_sm80(const __
   }
   const int64_t at = chunks.state_at(chunks.slot);
   if (values) {
-#pragma unroll
-    for (int j = 0; j < 16; ++j) store_state(p.ends + at, S[j], row, j, lane);
+    store_state(p.ends + at, S, row, 0, lane);
   } else {
     store_transfer(reinterpret_cast<uint4*>(p.transfers + at), S, row / 16, lane);
   }

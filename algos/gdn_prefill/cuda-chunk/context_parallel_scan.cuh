@@ -31,16 +31,12 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) gdn_prefill_scan(const __grid
   const int64_t stride = static_cast<int64_t>(p.HV) * HEAD_DIM * HEAD_DIM, at = first * stride + hv * HEAD_DIM * HEAD_DIM;
   float* end = p.ends + at;  // of the first segment the state after it; of the others L, and then the state
   float S[4][4], original[4][4];
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    load_state(S[j], end, row, warp * 4 + j, lane);
-    load_state(original[j], p.state + (static_cast<int64_t>(n) * p.HV + hv) * HEAD_DIM * HEAD_DIM, row, warp * 4 + j, lane);
-  }
+  load_state(S, StateRows(end), row, warp * 4, lane);
+  load_state(original, p.original(p.state_of(n), hv), row, warp * 4, lane);
   // Copies the state before the first segment to the last one's place, which is unused: new_state may be state, and the
   // inter-chunk CTA that writes it could be done before the one that reads it begins.
   const auto keep = [&] {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) store_state(end + (steps - 1) * stride, original[j], row, warp * 4 + j, lane);
+    store_state(end + (steps - 1) * stride, original, row, warp * 4, lane);
   };
   end += stride;
   if (steps == 1) return keep();
@@ -129,8 +125,8 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) gdn_prefill_scan(const __grid
     for (int j = 0; j < 4; ++j) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) S[j][c] = sum[0][j][c] + (sum[1][j][c] + sum[2][j][c]) + L[j][c];
-      store_state(end, S[j], row, warp * 4 + j, lane);
     }
+    store_state(end, S, row, warp * 4, lane);
     end += stride;
   }
 }

@@ -41,7 +41,7 @@ __device__ __forceinline__ void copy_matrix(uint32_t to, const char* from, int t
 #pragma unroll 8
   for (int i = 0; i < MATRIX / 16 / THREADS; ++i) {
     const int row = thread / 8 + i * (THREADS / 8), piece = (thread ^ row) & 7;
-    const bool gates = GATES && row < SIDE && piece >= 4;
+    const bool gates = GATES && row < GATE_ROWS && piece >= 4;
     if (gates || piece / 2 <= row / SIDE) copy16(to + (thread + i * THREADS) * 16, from + (thread + i * THREADS) * 16, true);
   }
 }
@@ -60,10 +60,10 @@ struct Chunks : Segment {
     if (chunk < count) {
       const int thread = thread_again();  // keeps addresses out of registers until here
       Stage<TILES>& stage = stages[chunk % STAGES];
-      const int64_t stride = static_cast<int64_t>(p.H) * HEAD_DIM, v_stride = static_cast<int64_t>(p.HV) * HEAD_DIM;
+      const int64_t stride = p.qk_stride(), v_stride = p.v_stride();
       const uint32_t k_tile = shared_address(stage.k), q_tile = shared_address(stage.q), v_tile = shared_address(stage.v);
       const int64_t done = static_cast<int64_t>(chunk) * CHUNK, left = tokens - done;
-      const int64_t from = ((first + done) * p.H + h) * HEAD_DIM, v_from = ((first + done) * p.HV + hv) * HEAD_DIM + v0;
+      const int64_t from = p.qk_at(first + done, h), v_from = p.v_at(first + done, hv) + v0;
       if (left >= CHUNK) {
         constexpr int ROWS = THREADS / QK_PIECES, V_PIECES = TILES * 2, V_ROWS = THREADS / V_PIECES;
         const int at = in_tile<QK_PIECES>(thread / QK_PIECES, thread % QK_PIECES);
@@ -100,7 +100,7 @@ struct Chunks : Segment {
   __device__ __forceinline__ void store(const Stage<TILES>& stage, int chunk, int token, int piece) const {
     const int64_t at = static_cast<int64_t>(chunk) * CHUNK + token;
     if (at < tokens) {
-      const uint4 words = *reinterpret_cast<const uint4*>(stage.v + in_tile<TILES * 2>(token, piece));
+      const uint4 words = padding() ? uint4{} : *reinterpret_cast<const uint4*>(stage.v + in_tile<TILES * 2>(token, piece));
       *reinterpret_cast<uint4*>(p.output + ((first + at) * p.HV + hv) * HEAD_DIM + v0 + piece * 8) = words;
     }
   }
@@ -206,7 +206,7 @@ __device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&bef
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     const int token = BLOCK * 16 + e * 8 + 2 * t;
-    pair_of(in[e], stage.prepared.gate(IN, token)), pair_of(out[e], stage.prepared.gate(OUT, token));
+    pair_of(in[e], stage.prepared.gate(IN_K, token)), pair_of(out[e], stage.prepared.gate(OUT, token));
     pair_of(beta[e], stage.prepared.gate(BETA, token));
   }
   // 8. S K^T, S Q^T
@@ -239,9 +239,11 @@ __device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&bef
   // 12. O = scale e^G Q S^T + M D
   if constexpr (OUTPUTS) {
 #pragma unroll
-    for (int e = 0; e < 2; ++e)
+    for (int e = 0; e < 2; ++e) {
+      if (POOL) pair_of(in[e], stage.prepared.gate(IN_Q, BLOCK * 16 + e * 8 + 2 * t));
 #pragma unroll
       for (int c = 0; c < 4; ++c) o[e][c] *= scale * in[e][c % 2];
+    }
 #pragma unroll
     for (int u = 0; u <= BLOCK; ++u) block_times(o, plain[u], shared_address(stage.prepared.M), BLOCK, u, lane);
     __syncwarp();  // V has been read
@@ -252,17 +254,6 @@ __device__ __forceinline__ void tokens(Stage<WARPS>& stage, const uint32_t (&bef
   for (int j = 0; j < 16; j += 2) keys_times(S[j], S[j + 1], decayed, k_tile, BLOCK * 16, j, lane);
 }
 
-// The accumulators of eight columns from 8 j on, from or to a state [128, 128]: rows g and g + 8 after `row`.
-__device__ __forceinline__ void load_state(float (&S)[4], const float* state, int row, int j, int lane) {
-  const float* at = state + (row + lane / 4) * HEAD_DIM + 8 * j + 2 * (lane % 4);
-  const float2 x = *reinterpret_cast<const float2*>(at), y = *reinterpret_cast<const float2*>(at + 8 * HEAD_DIM);
-  S[0] = x.x, S[1] = x.y, S[2] = y.x, S[3] = y.y;
-}
-__device__ __forceinline__ void store_state(float* state, const float (&S)[4], int row, int j, int lane) {
-  float* at = state + (row + lane / 4) * HEAD_DIM + 8 * j + 2 * (lane % 4);
-  *reinterpret_cast<float2*>(at) = make_float2(S[0], S[1]);
-  *reinterpret_cast<float2*>(at + 8 * HEAD_DIM) = make_float2(S[2], S[3]);
-}
 
 template <int WARPS, int STAGES>
 constexpr int state_shared() { return STAGES * sizeof(Stage<WARPS>); }
@@ -275,9 +266,7 @@ __global__ void __launch_bounds__(WARPS * 32) gdn_prefill_inter_chunk_sm80(const
   chunks.begin();
 
   float S[16][4];
-  const float* const start = chunks.start();
-#pragma unroll
-  for (int j = 0; j < 16; ++j) load_state(S[j], start, v0 + warp * 16, j, lane);
+  load_state(S, chunks.start(), v0 + warp * 16, 0, lane);
 
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks.count; ++chunk) {
@@ -303,8 +292,7 @@ __global__ void __launch_bounds__(WARPS * 32) gdn_prefill_inter_chunk_sm80(const
   }
 
   if (!chunks.last) return;
-#pragma unroll
-  for (int j = 0; j < 16; ++j) store_state(chunks.end(), S[j], v0 + warp * 16, j, lane);
+  store_state(chunks.end(), S, v0 + warp * 16, 0, lane);
 }
 
 }  // namespace gdn

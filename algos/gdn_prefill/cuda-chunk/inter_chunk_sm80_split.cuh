@@ -32,9 +32,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 1) gdn_prefill_inter_chunk_sm80
   chunks.begin();
 
   float S[4][4];  // columns 32 warp to 32 warp + 31
-  const float* const start = chunks.start();
-#pragma unroll
-  for (int j = 0; j < 4; ++j) load_state(S[j], start, v0, warp * 4 + j, lane);
+  load_state(S, chunks.start(), v0, warp * 4, lane);
 
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks.count; ++chunk) {
@@ -55,7 +53,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 1) gdn_prefill_inter_chunk_sm80
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int token = warp * 16 + e * 8 + 2 * t;
-      pair_of(in[e], stage.prepared.gate(IN, token)), pair_of(out[e], stage.prepared.gate(OUT, token));
+      pair_of(in[e], stage.prepared.gate(IN_K, token)), pair_of(out[e], stage.prepared.gate(OUT, token));
       pair_of(beta[e], stage.prepared.gate(BETA, token));
     }
     // 8. S K^T
@@ -102,9 +100,11 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 1) gdn_prefill_inter_chunk_sm80
     }
     // 12. O = scale e^G Q S^T + M D
 #pragma unroll
-    for (int e = 0; e < 2; ++e)
+    for (int e = 0; e < 2; ++e) {
+      if (POOL) pair_of(in[e], stage.prepared.gate(IN_Q, warp * 16 + e * 8 + 2 * t));
 #pragma unroll
       for (int c = 0; c < 4; ++c) o[e][c] *= p.scale * in[e][c % 2];
+    }
 #pragma unroll
     for (int u = 0; u < 4; ++u)
       if (u <= warp) {
@@ -118,8 +118,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 1) gdn_prefill_inter_chunk_sm80
   }
 
   if (!chunks.last) return;
-#pragma unroll
-  for (int j = 0; j < 4; ++j) store_state(chunks.end(), S[j], v0, warp * 4 + j, lane);
+  store_state(chunks.end(), S, v0, warp * 4, lane);
 }
 
 }  // namespace gdn

@@ -138,7 +138,8 @@ __device__ __forceinline__ void store_outputs(const Prefill& p, Shared& s, Pipel
 #pragma unroll
       for (int group = 0; group < GROUPS; ++group)
         if (i < left)
-          store16(to + group * GROUP_ROWS, *reinterpret_cast<const uint4*>(s.stages[stage].v[group] + own + i * 128));
+          store16(to + group * GROUP_ROWS,
+                  at.padding() ? uint4{} : *reinterpret_cast<const uint4*>(s.stages[stage].v[group] + own + i * 128));
       to += STORE_WARPS * 4 * row;
     }
     release_stage(s.empty[stage]);
@@ -232,7 +233,7 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
     float2 in[8];
     const auto load = [&](int j) {  // of 16 tokens
       if (OUTPUTS || values) load_transposed(v[j], v_tile + v_at + j * 2048);
-      in[2 * j] = gates_of(prepared, IN, 2 * j, t), in[2 * j + 1] = gates_of(prepared, IN, 2 * j + 1, t);
+      in[2 * j] = gates_of(prepared, IN_K, 2 * j, t), in[2 * j + 1] = gates_of(prepared, IN_K, 2 * j + 1, t);
     };
     const auto value = [&](int i, int c) {
       const uint32_t word = v[i / 2][i % 2 * 2 + c / 2];
@@ -323,13 +324,14 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
       for (int j = 0; j < 4; ++j) as_left(plain[j], d[j / 2][2 * (j % 2)], d[j / 2][2 * (j % 2) + 1]);
       warpgroup_wait<1>();
       warpgroup_fence_operand(o);
+      if (POOL) own.wait_for_m(s.m_ready, chunk);  // the maker has IN_Q
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        const float2 in = gates_of(prepared, IN, i, t);
+        const float2 in = gates_of(prepared, IN_Q, i, t);
 #pragma unroll
         for (int c = 0; c < 4; ++c) o[i][c] *= p.scale * (c % 2 ? in.y : in.x);
       }
-      own.wait_for_m(s.m_ready, chunk);
+      if (!POOL) own.wait_for_m(s.m_ready, chunk);
       warpgroup_arrive();
       square_times(o, plain, M);
       warpgroup_commit();
@@ -372,15 +374,30 @@ __device__ __forceinline__ void group_begin(Shared& s) {
 // zeros, and rows past the end give outputs that are not stored.
 template <typename Shared>
 __device__ __forceinline__ void make_m(const Prefill& p, Shared& s, PipelineState<Shared::STAGES>& pipe, const Segment& at) {
-  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0), first_lane = threadIdx.x % 32;
   const int count = __shfl_sync(0xffffffffu, at.count, 0);
   const auto own = pipe.template take<Shared::LOOPS>(count);
 #pragma unroll 1
   for (int chunk = 0; chunk < count; ++chunk) {
+    // again, where the norms take registers
+    const int lane = POOL ? static_cast<int>(thread_again() % 32) : first_lane, g = lane / 4, t = lane % 4;
     auto& stage = s.stages[own.stage(chunk)];
     // 7. M
     const KMajor queries(shared_address(stage.q)), keys(shared_address(stage.k));
     mbarrier_wait(shared_address(&s.full[own.stage(chunk)]), own.parity(chunk));
+    float by[2] = {p.scale, p.scale};
+    if constexpr (POOL) {  // two lanes have a row of Q
+      const int row = warp * 16 + lane / 2;
+      char* const prepared = reinterpret_cast<char*>(&stage.prepared);
+      float sum = 0.f;
+#pragma unroll
+      for (int i = 0; i < 8; ++i)  // in an order in which eight lanes read from different banks
+        sum = add_squares(sum, *reinterpret_cast<const uint4*>(stage.q + lane % 2 * (QK_TILE / 2) + in_matrix(row, i ^ lane % 2 * 4)));
+      const float norm = p.inverse_norm(sum + __shfl_xor_sync(0xffffffffu, sum, 1));
+      if (lane % 2 == 0)
+        *reinterpret_cast<float*>(prepared + gate_at(IN_Q, row)) = norm * *reinterpret_cast<const float*>(prepared + gate_at(IN, row));
+      by[0] *= __shfl_sync(0xffffffffu, norm, 2 * g), by[1] *= __shfl_sync(0xffffffffu, norm, 2 * g + 16);
+    }
     float d[8][4];
     warpgroup_arrive();
 #pragma unroll
@@ -402,10 +419,13 @@ __device__ __forceinline__ void make_m(const Prefill& p, Shared& s, PipelineStat
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const float2 before = gates_of(prepared, SUM, 2 * j + e, t);
+          float2 key{1.f, 1.f};
+          if (POOL) key = gates_of(prepared, KEY, 2 * j + e, t);
 #pragma unroll
           for (int c = 0; c < 4; ++c) {
             const int row = warp * 16 + g + c / 2 * 8, column = j * 16 + e * 8 + 2 * t + c % 2;
-            const float value = p.scale * exp2_approx(G[c / 2] - (c % 2 ? before.y : before.x)) * d[2 * j + e][c];
+            float value = by[c / 2] * exp2_approx(G[c / 2] - (c % 2 ? before.y : before.x)) * d[2 * j + e][c];
+            if (POOL) value *= c % 2 ? key.y : key.x;
             d[2 * j + e][c] = column <= row ? value : 0.f;
           }
         }
@@ -461,9 +481,13 @@ gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float S[16][4];
   if (!p.segment && warp < MAKER) {  // before everything that needs cu_seqlens
-    const float* const start = p.state + static_cast<int64_t>(WorkTile<GROUPS>(p, blockIdx.x).row(p) + warp * 16) * HEAD_DIM;
-#pragma unroll
-    for (int j = 0; j < 16; ++j) load_state(S[j], start, 0, j, lane);
+    const WorkTile<GROUPS> of(p, blockIdx.x);
+    if constexpr (POOL) {
+      load_state(S, p.original(p.state_of(of.slot), of.hv), of.half * GROUP_ROWS + warp * 16, 0, lane);
+      warpgroup_fence_operand(S);  // else the compiler takes conversions from bf16 into the loop over chunks, and spills
+    } else {
+      load_state(S, p.rows(of.row(p) + warp * 16), 0, 0, lane);
+    }
   }
   if (warp == PRODUCER && elect_one()) prefetch_tensor_map(maps.k), prefetch_tensor_map(maps.v), prefetch_tensor_map(maps.q);
   group_begin<true>(s);
@@ -490,15 +514,11 @@ gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
     const Segment at(p, of.hv, of.slot);
     if (!at.there()) return;
     const int row = of.half * GROUP_ROWS + warp * 16;
-    if (p.segment || !first) {
-      const float* const start = at.start();
-#pragma unroll
-      for (int j = 0; j < 16; ++j) load_state(S[j], start, row, j, lane);
-    }
+    if (p.segment || !first) load_state(S, at.start(), row, 0, lane);
+    if constexpr (POOL) warpgroup_fence_operand(S);
     consume<true>(S, p, s, pipe, at, true);
     if (!at.last) return;
-#pragma unroll
-    for (int j = 0; j < 16; ++j) store_state(at.end(), S[j], row, j, lane);
+    store_state(at.end(), S, row, 0, lane);
   });
 #endif
 }
@@ -531,8 +551,7 @@ gdn_prefill_transfer_sm90(const __grid_constant__ Prefill p, const __grid_consta
   consume<false>(S, p, s, pipe, at, values);
   const int64_t to = at.state_at(at.slot);
   if (values) {
-#pragma unroll
-    for (int j = 0; j < 16; ++j) store_state(p.ends + to, S[j], row, j, lane);
+    store_state(p.ends + to, S, row, 0, lane);
   } else {
     store_transfer(reinterpret_cast<uint4*>(p.transfers + to), S, row / 16, lane);
   }

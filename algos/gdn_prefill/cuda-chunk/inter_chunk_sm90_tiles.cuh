@@ -18,7 +18,7 @@ struct TilesShared : GroupShared<GROUPS, STAGES> {
   static constexpr bool LOOPS = true;
   ScheduledTile announced[STAGES];  // of a stage with a state: the state's tile
   ScheduledTile first;              // the CTA's first tile, whose state takes no stage
-  uint32_t current[GROUPS * 4];     // `what` of each consumer warp's tile, kept here to save a register
+  uint32_t current[POOL ? 2 : 1][GROUPS * 4];  // `what` of each consumer warp's tile, kept here to save a register; its state
 };
 constexpr uint32_t NO_TILE = 0xffffffffu;
 // A CTA has memory and threads for both kinds of tile.
@@ -39,32 +39,60 @@ template <uint32_t HALVES>
 __device__ __forceinline__ ScheduledTile tile_of(const Prefill& p, uint32_t index) {
   const uint32_t number = index / HALVES, place = number / p.HV;
   const uint4 x = *reinterpret_cast<const uint4*>(p.plan->tiles() + place);
-  return {(x.x * p.HV + number - place * p.HV) * 2 + index % HALVES, static_cast<int>(x.y), static_cast<int>(x.z), 0};
+  return {(x.x * p.HV + number - place * p.HV) * 2 + index % HALVES, static_cast<int>(x.y), static_cast<int>(x.z),
+          POOL ? static_cast<int>(x.w) : 0};
 }
 struct TileSegment : Segment {
   int half;
   __device__ __forceinline__ TileSegment(const Prefill& p, const ScheduledTile& tile) : TileSegment(p, tile, tile.what / 2 / p.HV) {}
   __device__ __forceinline__ TileSegment(const Prefill& p, const ScheduledTile& tile, int n)
-      : Segment(p, tile.what / 2 - n * p.HV, n, tile.first, tile.tokens), half(tile.what & 1) {}
+      : Segment(p, tile.what / 2 - n * p.HV, n, tile.first, tile.tokens, POOL ? tile.state : n), half(tile.what & 1) {}
 };
 
 // A state passes through the pipeline: the producer loads it,
 template <typename Shared>
-__device__ __forceinline__ void produce_state(const Maps& maps, Shared& s, PipelineState<Shared::STAGES>& pipe, int row) {
+__device__ __forceinline__ void produce_state(const Prefill& p, const Maps& maps, Shared& s, PipelineState<Shared::STAGES>& pipe,
+                                              const ScheduledTile& tile) {
   const int stage = pipe.stage();
   const uint32_t full = shared_address(&s.full[stage]);
   mbarrier_wait(shared_address(&s.empty[stage]), pipe.parity() ^ 1);
-  mbarrier_arrive_expect_tx(full, 4 * STATE_BLOCK<Shared::GROUPS>);
-  tma_load_state(shared_address(&s.stages[stage]), maps.state, row, full);
+  if constexpr (POOL) {
+    if (tile.state < 0) {  // zeros
+      mbarrier_arrive(full);
+    } else {
+      mbarrier_arrive_expect_tx(full, p.state_blocks() * STATE_BLOCK<Shared::GROUPS>);
+      const int row = tile.what / 2 % p.HV * HEAD_DIM + tile.what % 2 * GROUP_ROWS;
+      tma_load_box(shared_address(&s.stages[stage]), maps.state, row, 0, tile.state, full);
+    }
+  } else {
+    mbarrier_arrive_expect_tx(full, 4 * STATE_BLOCK<Shared::GROUPS>);
+    tma_load_state(shared_address(&s.stages[stage]), maps.state, static_cast<int>(tile.what * GROUP_ROWS), full);
+  }
   ++pipe.begun;
 }
 // the consumers read it from there, each from `row` on,
 template <typename Shared>
-__device__ __forceinline__ void consume_state(float (&S)[16][4], Shared& s, PipelineState<Shared::STAGES>& pipe, int row, int lane) {
+__device__ __forceinline__ void consume_state(float (&S)[16][4], const Prefill& p, Shared& s, PipelineState<Shared::STAGES>& pipe,
+                                              int row, int lane) {
   const int stage = pipe.stage();
   mbarrier_wait(shared_address(&s.full[stage]), pipe.parity());
   const char* const tile = reinterpret_cast<const char*>(&s.stages[stage]);
   row += lane / 4;
+  if (POOL && s.announced[stage].state < 0) {
+#pragma unroll
+    for (int j = 0; j < 16; ++j)
+#pragma unroll
+      for (int c = 0; c < 4; ++c) S[j][c] = 0.f;
+  } else if (POOL && p.state_blocks() == 2) {  // bf16, two blocks of 64 columns
+#pragma unroll
+    for (int j = 0; j < 16; ++j)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int at = j / 8 * STATE_BLOCK<Shared::GROUPS> + in_matrix(row + half * 8, j % 8) + lane % 4 * 4;
+        const uint32_t word = *reinterpret_cast<const uint32_t*>(tile + at);
+        S[j][2 * half] = __uint_as_float(word << 16), S[j][2 * half + 1] = __uint_as_float(word & 0xffff0000u);
+      }
+  } else
 #pragma unroll
   for (int j = 0; j < 16; ++j)
 #pragma unroll
@@ -141,7 +169,7 @@ __device__ __forceinline__ void produce_tiles(const Prefill& p, const Maps& maps
     if (index >= tiles) break;
     tile = tile_of<HALVES>(p, index);
     announce(s, pipe, tile);
-    produce_state(maps, s, pipe, static_cast<int>(tile.what * GROUP_ROWS));
+    produce_state(p, maps, s, pipe, tile);
   }
   announce(s, pipe, {NO_TILE, 0, 0, 0});
   mbarrier_arrive(shared_address(&s.full[pipe.stage()]));
@@ -178,21 +206,31 @@ __device__ __forceinline__ void run_tiles(const Prefill& p, const Maps& maps, co
   float S[16][4];
   const auto take = [&] {
     const int thread = thread_again();  // keeps addresses out of registers while chunks are consumed
-    consume_state(S, s, pipe, thread / 32 * 16, thread % 32);
+    consume_state(S, p, s, pipe, thread / 32 * 16, thread % 32);
+    if constexpr (POOL) warpgroup_fence_operand(S);
   };
   {
     const int thread = thread_again();
-    const float* const start = p.state + static_cast<int64_t>(s.first.what) * GROUP_ROWS * HEAD_DIM;
-#pragma unroll
-    for (int j = 0; j < 16; ++j) load_state(S[j], start, thread / 32 * 16, j, thread % 32);
+    if constexpr (POOL) {
+      const TileSegment at(p, s.first);
+      load_state(S, at.original(), at.half * GROUP_ROWS + thread / 32 * 16, 0, thread % 32);
+      warpgroup_fence_operand(S);
+    } else {
+      load_state(S, p.rows(static_cast<int64_t>(s.first.what) * GROUP_ROWS), thread / 32 * 16, 0, thread % 32);
+    }
   }
   for_each_scheduled_tile(s, pipe, take, [&](const ScheduledTile& tile) {
-    s.current[thread_again() / 32] = tile.what;
+    s.current[0][thread_again() / 32] = tile.what;
+    if constexpr (POOL) s.current[1][thread_again() / 32] = tile.state;
     consume<true>(S, p, s, pipe, TileSegment(p, tile), true);
     const int thread = thread_again();
-    float* const end = p.new_state + static_cast<int64_t>(s.current[thread / 32]) * GROUP_ROWS * HEAD_DIM;
-#pragma unroll
-    for (int j = 0; j < 16; ++j) store_state(end, S[j], thread / 32 * 16, j, thread % 32);
+    const uint32_t what = s.current[0][thread / 32];
+    if constexpr (POOL) {
+      const NewStateRows end = p.final(static_cast<StateOf>(s.current[1][thread / 32]), what / 2 % p.HV);
+      store_state(end, S, (what & 1) * GROUP_ROWS + thread / 32 * 16, 0, thread % 32);
+    } else {
+      store_state(p.new_rows(static_cast<int64_t>(what) * GROUP_ROWS), S, thread / 32 * 16, 0, thread % 32);
+    }
   });
 }
 
@@ -213,7 +251,7 @@ gdn_prefill_inter_chunk_sm90_tiles(const __grid_constant__ Prefill p, const __gr
     prefetch_tensor_map(one.k), prefetch_tensor_map(one.v), prefetch_tensor_map(one.q), prefetch_tensor_map(one.state);
     // prefetches the first state of a static schedule while the schedule is read
     constexpr int STATE = HEAD_DIM * HEAD_DIM;
-    if (blockIdx.x < tiles) prefetch_l2(p.state + static_cast<int64_t>(blockIdx.x) * STATE, STATE * sizeof(float));
+    if (!POOL && blockIdx.x < tiles) prefetch_l2(p.rows(static_cast<int64_t>(blockIdx.x) * HEAD_DIM), STATE * sizeof(float));
   }
   const Schedule schedule = static_cast<Schedule>(__shfl_sync(0xffffffffu, said, 0));
   if (schedule == HALVES) {

@@ -19,7 +19,7 @@ struct StoreByLane {
 // Step 1: K and Q of the chunk, zeros from the end of the sequence on.
 __device__ __forceinline__ void load_k_and_q(const Prefill& p, const IntraShared& s, const ChunkTile& tile, int thread) {
   const int count = tile.count(), token = thread / QK_PIECES, piece = thread % QK_PIECES;
-  const int64_t stride = static_cast<int64_t>(p.H) * HEAD_DIM;
+  const int64_t stride = p.qk_stride();
   const int64_t at = (int64_t{tile.begin} + token) * stride + tile.h * HEAD_DIM + piece * 8;
   const int64_t step = INTRA_THREADS / QK_PIECES * stride;
   const uint32_t k_tile = shared_address(s.k), to = k_tile + in_tile<QK_PIECES>(token, piece);
@@ -55,7 +55,20 @@ __device__ __forceinline__ void compute_products(IntraShared& s, bool keys, uint
   float d[4][2][4] = {};
   products<ROW + 1>(d, left, right, lane);
 #pragma unroll
-  for (int j = 0; j <= ROW; ++j) store_products(s, d[j], keys, ROW, j, lane);
+  for (int j = 0; j <= ROW; ++j) {
+    if constexpr (POOL) scale_both(d[j], (keys ? s.key : s.query) + ROW * SIDE, s.key + j * SIDE, lane);
+    store_products(s, d[j], keys, ROW, j, lane);
+  }
+}
+// Step 3: 1 / |x| of all rows of K and Q, two threads for each.
+__device__ __forceinline__ void compute_norms(IntraShared& s, const Prefill& p, int thread) {
+  const int row = thread / 2 % CHUNK, queries = thread / 128;
+  float sum = 0.f;
+#pragma unroll
+  for (int i = 0; i < QK_PIECES / 2; ++i)
+    sum = add_squares(sum, *reinterpret_cast<const uint4*>(s.k + queries * QK_TILE + in_tile<QK_PIECES>(row, i * 2 + thread % 2)));
+  sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+  if (thread % 2 == 0) (queries ? s.query : s.key)[row] = p.inverse_norm(sum);
 }
 
 // Step 7: row i of M.
@@ -108,7 +121,7 @@ gdn_prefill_intra_chunk_sm80(const __grid_constant__ Prefill p, const __grid_con
   const bool gating = gated >= 0 && heads.exists(gated);
   if (gating && schedule.each == 0) {
     const int hv = blockIdx.y * heads.group + heads.in_group(gated);
-    prefetch(p.A_log + hv), prefetch(p.dt_bias + hv);
+    prefetch(p.A_log + hv), prefetch(p.bias_at(hv));
   }
   // 1. Find the chunk, load K and Q
   const ChunkTile tile = first_chunk(p, schedule, static_cast<int>(blockIdx.x), lane);
@@ -128,6 +141,10 @@ gdn_prefill_intra_chunk_sm80(const __grid_constant__ Prefill p, const __grid_con
     if (gating) compute_gates(s.gates[gated], raw, tile.count(), lane);
     wait_for_copies<0>();
     __syncthreads();
+    if constexpr (POOL) {
+      compute_norms(s, p, thread);
+      __syncthreads();
+    }
     // 3. K K^T by the first four warps, Q K^T by the others
     const uint32_t k_tile = shared_address(s.k), rows = k_tile + half * QK_TILE + row * SIDE * HEAD_DIM * 2;
     if (row == 0) compute_products<0>(s, half == 0, rows, k_tile, lane);
@@ -152,7 +169,7 @@ gdn_prefill_intra_chunk_sm80(const __grid_constant__ Prefill p, const __grid_con
       // 4. Inverse
       if (makes_T) {
         invert_row<StoreByLane>(T, s.results[both ? m : 1].M, s, s.gates[m], row, barrier, lane);
-        if (row == 0) store_gates(T, s.gates[m], thread_again() % 32);  // it has no other work there
+        if (row == 0) store_gates(T, s.gates[m], s, thread_again() % 32, true);  // it has no other work there
       }
       // 7. M
       if (both) named_barrier_sync<128>(barrier);  // M overwrites the operands

@@ -38,6 +38,21 @@ __device__ __forceinline__ void clear_k(IntraShared& s, int count, int thread) {
   __syncthreads();
 }
 
+// Step 3: K K^T of normalised keys, by the four warps that have it; the squares of their norms are its diagonal.
+__device__ __forceinline__ void normalise(IntraShared& s, const Prefill& p, float (&d)[8][4], int row, int lane) {
+  const int g = lane / 4;
+#pragma unroll
+  for (int j = 0; j < 4; ++j)
+    if (j == row && lane % 4 == g / 2) {
+      s.key[row * SIDE + g] = p.inverse_norm(g % 2 ? d[2 * j][1] : d[2 * j][0]);
+      s.key[row * SIDE + g + 8] = p.inverse_norm(g % 2 ? d[2 * j + 1][3] : d[2 * j + 1][2]);
+    }
+  named_barrier_sync<128>(3);
+#pragma unroll
+  for (int j = 0; j < 4; ++j)
+    if (j <= row) scale_both(reinterpret_cast<Block&>(d[2 * j]), s.key + row * SIDE, s.key + j * SIDE, lane);
+}
+
 #endif  // FLASHCORE_WGMMA
 
 // `keys`: a map of k for tma_load_box. SORTS: one more CTA, the first in x, sorts the sequences by length (tile_scheduler.cuh).
@@ -58,7 +73,7 @@ gdn_prefill_intra_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
   const bool gating = gated >= 0 && heads.exists(gated);
   if (gating && schedule.each == 0) {
     const int hv = blockIdx.y * heads.group + heads.in_group(gated);
-    prefetch(p.A_log + hv), prefetch(p.dt_bias + hv);
+    prefetch(p.A_log + hv), prefetch(p.bias_at(hv));
   }
   // 1. Find the chunk, load K
   const ChunkTile own = first_chunk(p, schedule, static_cast<int>(blockIdx.x) - SORTS, lane);
@@ -106,6 +121,7 @@ gdn_prefill_intra_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
       warpgroup_commit();
       warpgroup_wait<0>();
       warpgroup_fence_operand(d);
+      if constexpr (POOL) normalise(s, p, d, row, lane);
 #pragma unroll
       for (int j = 0; j < 4; ++j)
         if (j <= row) store_products(s, reinterpret_cast<const Block&>(d[2 * j]), true, row, j, lane);
@@ -134,7 +150,7 @@ gdn_prefill_intra_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
       // 4. Inverse
       if (makes_T) {
         invert_row<StoreMatrix>(T, s.operands[m], s, s.gates[m], row, barrier, lane);
-        if (row == 0) store_gates(T, s.gates[m], thread_again() % 32);  // it has no other work there
+        if (row == 0) store_gates(T, s.gates[m], s, thread_again() % 32, false);  // it has no other work there
       }
       // 5. Store T - I and the gates
       if (makes_T) {

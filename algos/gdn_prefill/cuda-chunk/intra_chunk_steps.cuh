@@ -90,6 +90,7 @@ struct IntraShared {
   Gates gates[PAIR];
   ChunkTile tiles[2];                     // sm90: this one and the next, alternating
   uint64_t full;                          // sm90: K has arrived
+  float key[POOL ? CHUNK : 1], query[POOL ? CHUNK : 1];  // 1 / |k_t|; sm80: 1 / |q_t|
 };
 static_assert(INTRA_CTAS * (sizeof(IntraShared) + 1024) <= 228 * 1024);
 
@@ -101,13 +102,13 @@ constexpr float LEAST_LOG2 = -64.f;
 struct RawGates {
   float A_log = 0.f, dt_bias = 0.f;
   __nv_bfloat16 a[2] = {}, b[2] = {};
-  __device__ __forceinline__ void load_head(const Prefill& p, int hv) { A_log = p.A_log[hv], dt_bias = p.dt_bias[hv]; }
+  __device__ __forceinline__ void load_head(const Prefill& p, int hv) { A_log = p.A_log[hv], dt_bias = p.bias(hv); }
   __device__ __forceinline__ void load_tokens(const Prefill& p, const ChunkTile& tile, int hv, int lane) {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       if (2 * lane + i < tile.left) {
-        const int64_t at = (tile.begin + 2 * lane + i) * static_cast<int64_t>(p.HV) + hv;
-        a[i] = p.a[at], b[i] = p.b[at];
+        const int64_t token = tile.begin + 2 * lane + i;
+        a[i] = p.a_of(token, hv), b[i] = p.b_of(token, hv);
       }
   }
 };
@@ -142,11 +143,18 @@ __device__ __forceinline__ void compute_gates(Gates& to, const RawGates& raw, in
 }
 
 // Step 5, the gates for the inter-chunk kernel, of tokens 2 lane and 2 lane + 1: to the upper right quarter of T.
-__device__ __forceinline__ void store_gates(char* T, const Gates& gates, int lane) {
+__device__ __forceinline__ void store_gates(char* T, const Gates& gates, const IntraShared& s, int lane, bool queries) {
   const float2 G = *reinterpret_cast<const float2*>(gates.G + 2 * lane);
   const float end = gates.G[CHUNK - 1];
-  store_pair(T + gate_at(IN, 2 * lane), exp2_approx(G.x), exp2_approx(G.y));
-  store_pair(T + gate_at(OUT, 2 * lane), exp2_approx(end - G.x), exp2_approx(end - G.y));
+  const float in[2] = {exp2_approx(G.x), exp2_approx(G.y)};
+  float2 key{1.f, 1.f};
+  store_pair(T + gate_at(IN, 2 * lane), in[0], in[1]);
+  if constexpr (POOL) {
+    key = *reinterpret_cast<const float2*>(s.key + 2 * lane);
+    store_pair(T + gate_at(IN_K, 2 * lane), in[0] * key.x, in[1] * key.y), store_pair(T + gate_at(KEY, 2 * lane), key.x, key.y);
+    if (queries) store_pair(T + gate_at(IN_Q, 2 * lane), in[0] * s.query[2 * lane], in[1] * s.query[2 * lane + 1]);
+  }
+  store_pair(T + gate_at(OUT, 2 * lane), key.x * exp2_approx(end - G.x), key.y * exp2_approx(end - G.y));
   store_pair(T + gate_at(BETA, 2 * lane), gates.beta[2 * lane], gates.beta[2 * lane + 1]);
   store_pair(T + gate_at(SUM, 2 * lane), G.x, G.y);
 }
@@ -196,6 +204,17 @@ __device__ __forceinline__ void load_products(Block& d, const Accumulators& from
     d[e][0] = x.x, d[e][1] = x.y, d[e][2] = x.z, d[e][3] = x.w;
   }
 }
+// x times one number for each of the lane's rows and columns of a block: rows from `rows` on, columns from `columns` on.
+__device__ __forceinline__ void scale_both(float (&x)[2][4], const float* rows, const float* columns, int lane) {
+  const float by[2] = {rows[lane / 4], rows[lane / 4 + 8]};
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const float2 pair = *reinterpret_cast<const float2*>(columns + e * 8 + lane % 4 * 2);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) x[e][c] *= by[c / 2] * (c % 2 ? pair.y : pair.x);
+  }
+}
+
 // Step 3: block (i, j) of K K^T (`keys`) or Q K^T, j <= i.
 __device__ __forceinline__ void store_products(IntraShared& s, const Block& d, bool keys, int i, int j, int lane) {
   if (!keys) {

@@ -3,6 +3,7 @@
 //   binding.cpp, call.h            checks of the arguments
 //   kernel.cu, dispatch*.h         the choice of the code path, by the number of tokens, sequences and heads
 //   chunk.cuh                      shared by the kernels: the letters, the division into chunks, layouts in memory
+//   tensors.cuh                    where a call's tensors are; gdn_prefill_packed/cuda-chunk-packed has its own, and shares the rest
 //   intra_chunk_*.cuh              launch 1: for all chunks at once, T = (I + A)^-1 and the gates; without wgmma M, too. _steps:
 //                                  the steps of both kernels, _sm90 and _sm80
 //   inter_chunk_sm90*.cuh          launch 2 on sm_90a: from chunk to chunk with wgmma and TMA, M computed at the same time;

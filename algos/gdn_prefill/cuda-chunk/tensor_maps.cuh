@@ -9,25 +9,36 @@ namespace gdn {
 
 // Throws if the driver cannot make a map; there is no slower fallback.
 
-// [num_tokens, heads, 128] bf16 for tma_load_box: 64 tokens of one head, `halves` times 64 columns; tokens from num_tokens on are
+// [num_tokens, heads, 128] bf16, `stride` elements from a token to the next, for tma_load_box: 64 tokens of one head, `halves` times 64 columns; tokens from num_tokens on are
 // zeros.
-inline void make_map(CUtensorMap& map, const void* base, int64_t num_tokens, int heads, uint32_t halves) {
+inline void make_map(CUtensorMap& map, const void* base, int64_t num_tokens, int heads, int64_t stride, uint32_t halves) {
   const cuuint64_t tokens = static_cast<cuuint64_t>(num_tokens), count = static_cast<cuuint64_t>(heads);
   check(flashcore::make_tensor_map<4>(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, base, {64, tokens, 2, count},
-                                      {count * HEAD_DIM * 2, 128, HEAD_DIM * 2}, {64, CHUNK, halves, 1}));
+                                      {static_cast<cuuint64_t>(stride) * 2, 128, HEAD_DIM * 2}, {64, CHUNK, halves, 1}));
 }
 
-// All states' rows for tma_load_state: 64 or 128 of them, in four blocks of 32 columns.
-inline void make_state_map(CUtensorMap& map, const Prefill& p, uint32_t rows) {
-  check(flashcore::make_tensor_map<3>(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, p.state,
+// All states' rows for tma_load_state: 64 or 128 of them, in four blocks of 32 columns. Or those of a pool's slot for
+// tma_load_box, of bf16 in two blocks of 64.
+template <typename Problem>
+void make_state_map(CUtensorMap& map, const Problem& p, uint32_t rows) {
+  if constexpr (POOL) {
+    const bool half = p.state_blocks() == 2;
+    const cuuint32_t columns = half ? 64 : 32, blocks = half ? 2 : 4;
+    const cuuint64_t row = half ? HEAD_DIM * 2 : HEAD_DIM * 4, slots = static_cast<cuuint64_t>(p.slots);
+    return check(flashcore::make_tensor_map<4>(
+        map, half ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32, p.pool,
+        {columns, static_cast<cuuint64_t>(p.HV) * HEAD_DIM, blocks, slots},
+        {row, 128, static_cast<cuuint64_t>(p.slot_stride) * (half ? 2 : 4)}, {columns, rows, blocks, 1}));
+  } else
+  check(flashcore::make_tensor_map<3>(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, p.rows(0),
                                       {32, static_cast<cuuint64_t>(p.N) * p.HV * HEAD_DIM, HEAD_DIM / 32}, {HEAD_DIM * 4, 128},
                                       {32, rows, HEAD_DIM / 32}));
 }
 
 // With boxes for one warpgroup, and for two.
 inline void make_maps(const Prefill& p, Maps& one, Maps& two) {
-  make_map(one.q, p.q, p.num_tokens, p.H, 2), make_map(one.k, p.k, p.num_tokens, p.H, 2);
-  make_map(one.v, p.v, p.num_tokens, p.HV, 1), make_map(two.v, p.v, p.num_tokens, p.HV, 2);
+  make_map(one.q, p.q, p.num_tokens, p.H, p.qk_stride(), 2), make_map(one.k, p.k, p.num_tokens, p.H, p.qk_stride(), 2);
+  make_map(one.v, p.v, p.num_tokens, p.HV, p.v_stride(), 1), make_map(two.v, p.v, p.num_tokens, p.HV, p.v_stride(), 2);
   two.q = one.q, two.k = one.k;
 }
 

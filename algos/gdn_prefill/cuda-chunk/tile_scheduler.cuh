@@ -41,7 +41,7 @@ struct Load {
 struct alignas(16) ScheduledTile {
   uint32_t what;
   int first, tokens;  // its first token, how many
-  int unused;
+  StateOf state;      // of a pool; else unused
 };
 
 struct alignas(16) Plan {
@@ -96,7 +96,7 @@ __device__ __forceinline__ void sort_tiles(const Prefill& p, SortShared& s) {
 #pragma unroll 1
   for (int n = thread; n < p.N; n += BINS) {
     const int tokens = tokens_of(n), place = schedule == STATIC ? n : static_cast<int>(atomicAdd(&s.bins[bin_of(tokens)], 1u));
-    p.plan->tiles()[place] = {static_cast<uint32_t>(n), p.border(n), tokens, 0};
+    p.plan->tiles()[place] = {static_cast<uint32_t>(n), p.border(n), tokens, POOL ? p.state_of(n) : 0};
   }
   if (thread == 0) p.plan->taken = 0, p.plan->schedule = schedule;
 }

@@ -36,6 +36,10 @@ OWN: dict[str, list[dict[str, int]]] = {
     "gdn_decode_packed": [{"batch_size": n, "pool_size": 2 * n + 1} for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)],
     "gdn_mtp": [{"batch_size": n, "seq_len": t, "pool_size": 2 * n + 1} for n, t in _VERIFY],
     "gdn_mtp_packed": [{"batch_size": n, "seq_len": t, "pool_size": n * t + 1} for n, t in _VERIFY],
+    "gdn_prefill_packed": [
+        {"total_seq_len": t, "num_seqs": n, "len_cu_seqlens": n + 1, "pool_size": 2 * n + 1}
+        for t, n in ((64, 1), (512, 1), (2048, 1), (8192, 1), (1000, 3), (2048, 8), (8192, 8), (8192, 32), (4096, 64))
+    ],
 }
 # Generated twins get their uuid from this and their axes: the same axes have the same tensors everywhere.
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "gdn:workload")
@@ -149,7 +153,8 @@ def stressed(op: Op, names: Sequence[str] = (), first: int | None = None) -> lis
         family = op.stress[name]
         axes, lengths = family.axes, family.seq_lens
         if lengths is not None:
-            axes = {"total_seq_len": sum(lengths), "num_seqs": len(lengths), "len_cu_seqlens": len(lengths) + 1}
+            axes = {"total_seq_len": sum(lengths), "num_seqs": len(lengths)}
+            axes |= {axis: size(text, axes) for axis, text in op.defaults.items()}
         made = uuid.uuid5(_NAMESPACE, f"{op.definition}?stress={name}")
         found.append(Workload(str(made), {axis: axes[axis] for axis in op.var_axes}, seq_lens=lengths, stress=name))
     return found

@@ -20,7 +20,8 @@ from ..errors import MissingError
 from . import synthetic
 
 # safetensors' names of the dtypes that definitions use
-DTYPE_CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32"}
+DTYPE_CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
+               "bool": "BOOL"}  # fmt: skip
 
 
 def load_inputs(op: Op, workload: Workload, device: str = "cpu", root: Path | None = None) -> list[Any]:

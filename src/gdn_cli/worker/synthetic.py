@@ -14,6 +14,7 @@ Gated delta net (K is head_size):
   cu_seqlens  see `sequence_lengths`
   slots of a pool (`keeps` of an output) drawn without repeats from 1 on
   whole numbers with `between`  all in that range alike
+  flags (bool)  every fourth one is false
   packed rows (an input with parts): each part N(0, 1), drawn under the part's name, not normalised
   scale       1 / sqrt(K)
 Other ops: N(0, 1), scale as above.
@@ -109,6 +110,8 @@ def _drawn(op: Op, workload: Workload, name: str) -> torch.Tensor | float:
     if spec.between:
         low, high = (size(text, op.fixed | workload.axes) for text in spec.between)
         return torch.from_numpy(stream(workload, name).integers(low, high, shape, endpoint=True)).to(dtype)
+    if dtype == torch.bool:
+        return torch.arange(shape[0]) % 4 != 3
     if not dtype.is_floating_point:
         raise UsageError(f"{op.name}: no twin for '{name}' of {spec.dtype}", hint="use a data set: --dataset DIR")
     rng = stream(workload, name)

@@ -1,0 +1,114 @@
+// The binding: checks the arguments of a serving engine's call, and calls kernel.cu. No CUDA here: see cuda-chunk's call.h.
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/extra/c_env_api.h>
+#include <tvm/ffi/function.h>
+#include <tvm/ffi/optional.h>
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "call.h"
+#include "strided.cuh"
+
+namespace gdn {
+
+constexpr double NORM_EPSILON = 1e-6;  // under the root, as in vLLM, SGLang and FlashInfer
+constexpr DLDataType BF16{kDLBfloat, 16, 1}, F32{kDLFloat, 32, 1}, I32{kDLInt, 32, 1}, I64{kDLInt, 64, 1}, BOOL{kDLBool, 8, 1};
+
+// int32 or int64 [count], dense.
+const void* numbers(const ffi::TensorView& t, const char* name, int64_t count, DLDevice device, bool& wide) {
+  wide = t.dtype() == I64;
+  return data<const char>(t, name, wide ? I64 : I32, {count}, device, wide ? 8 : 4);
+}
+
+// Checks all but q, k and v, which `call` has, with H, HV, num_tokens and their rows; and launches.
+void checked(Call call, ffi::TensorView a, ffi::TensorView b, ffi::TensorView A_log, ffi::TensorView dt_bias, ffi::TensorView pool,
+             ffi::TensorView state_indices, ffi::Optional<ffi::TensorView> has_initial_state, ffi::TensorView cu_seqlens,
+             ffi::Optional<double> scale, ffi::TensorView output, int64_t first_slot, double epsilon) {
+  const DLDevice device = pool.device();
+  const int64_t T = call.num_tokens, H = call.H, HV = call.HV, N = state_indices.size(0), slots = pool.size(0);
+  if (H < 1 || HV < 1 || HV % H) TVM_FFI_THROW(ValueError) << "HV = " << HV << " is not a multiple of H = " << H;
+  if (slots >= (int64_t{1} << 31) - 1) TVM_FFI_THROW(ValueError) << "pool: expected less than 2^31 - 1 slots";
+  if (N > 32767 || HV > 65535) TVM_FFI_THROW(ValueError) << "N = " << N << ", HV = " << HV << ": expected at most 32767 and 65535";
+  const double s = scale.value_or(0.0);
+  call.half_pool = pool.dtype() == BF16, call.half_bias = dt_bias.dtype() == BF16;
+  call.a = strided<const __nv_bfloat16>(a, "a", BF16, {T, HV}, device, 2, &call.a_row);
+  call.b = strided<const __nv_bfloat16>(b, "b", BF16, {T, HV}, device, 2, &call.b_row);
+  call.A_log = data<const float>(A_log, "A_log", F32, {HV}, device, 4);
+  call.dt_bias = data<const char>(dt_bias, "dt_bias", call.half_bias ? BF16 : F32, {HV}, device, call.half_bias ? 2 : 4);
+  call.pool = strided<char>(pool, "pool", call.half_pool ? BF16 : F32, {slots, HV, HEAD_DIM, HEAD_DIM}, device, 16, &call.slot_stride);
+  call.state_indices = numbers(state_indices, "state_indices", N, device, call.long_indices);
+  call.cu_seqlens = numbers(cu_seqlens, "cu_seqlens", N + 1, device, call.long_lengths);
+  if (has_initial_state) call.has_state = data<const bool>(has_initial_state.value(), "has_initial_state", BOOL, {N}, device, 1);
+  call.output = data<__nv_bfloat16>(output, "output", BF16, {T, HV, HEAD_DIM}, device);
+  call.slots = slots, call.N = static_cast<int>(N), call.first_slot = static_cast<int>(first_slot);
+  call.scale = static_cast<float>(s == 0.0 ? 1.0 / std::sqrt(double(HEAD_DIM)) : s), call.epsilon = static_cast<float>(epsilon);
+  if (N == 0) return;
+
+  // torch's caching allocator if the caller is torch: no synchronisation, and freed as soon as the launches are queued
+  std::vector<ffi::Tensor> buffers;
+  const Allocate allocate = [&](int64_t bytes) {
+    buffers.push_back(ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, {bytes}, DLDataType{kDLUInt, 8, 1}, device));
+    return buffers.back().data_ptr();
+  };
+  prefill(call, allocate, device.device_id, TVMFFIEnvGetStream(device.device_type, device.device_id));
+}
+
+void check_ranks(const ffi::TensorView& pool, const ffi::TensorView& state_indices) {
+  if (pool.ndim() != 4 || state_indices.ndim() != 1)
+    TVM_FFI_THROW(ValueError) << "expected pool [slots, HV, 128, 128] and state_indices [N]";
+  if (pool.device().device_type != kDLCUDA) TVM_FFI_THROW(ValueError) << "pool: expected on a CUDA device";
+}
+
+// q, k [num_tokens, H, 128], v [num_tokens, HV, 128] and a, b [num_tokens, HV] bf16, each with any stride from a token to the next
+// (q's and k's is one), such as views of packed rows; A_log [HV] f32; dt_bias [HV] f32 or bf16; pool [slots, HV, 128, 128] f32 or
+// bf16, k-last, slots with any stride, updated in place; state_indices [N] int32 or int64: the slot of each sequence, distinct; one
+// below first_slot, or not of the pool, is padding: zeros out, and no state is touched; has_initial_state [N] bool: sequences without
+// one start from zeros; cu_seqlens [N + 1] int32 or int64, from 0 on, never falling, num_tokens at the end; scale None or 0:
+// 1/sqrt(128). epsilon: q and k become x / sqrt(sum x^2 + epsilon); below 0 they stay. Writes output [num_tokens, HV, 128] bf16.
+void chunk_prefill(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a, ffi::TensorView b,
+                   ffi::TensorView A_log, ffi::TensorView dt_bias, ffi::TensorView pool, ffi::TensorView state_indices,
+                   ffi::Optional<ffi::TensorView> has_initial_state, ffi::TensorView cu_seqlens, ffi::Optional<double> scale,
+                   ffi::TensorView output, int64_t first_slot, double epsilon) {
+  if (q.ndim() != 3 || v.ndim() != 3) TVM_FFI_THROW(ValueError) << "q and v: expected 3 dimensions [num_tokens, heads, 128]";
+  check_ranks(pool, state_indices);
+  Call call{};
+  const int64_t T = q.size(0), H = q.size(1), HV = v.size(1);
+  int64_t k_row;
+  call.q = strided<const __nv_bfloat16>(q, "q", BF16, {T, H, HEAD_DIM}, pool.device(), ALIGNMENT, &call.qk_row);
+  call.k = strided<const __nv_bfloat16>(k, "k", BF16, {T, H, HEAD_DIM}, pool.device(), ALIGNMENT, &k_row);
+  call.v = strided<const __nv_bfloat16>(v, "v", BF16, {T, HV, HEAD_DIM}, pool.device(), ALIGNMENT, &call.v_row);
+  if (k_row != call.qk_row) TVM_FFI_THROW(ValueError) << "k: expected the stride of q, " << call.qk_row << ", got " << k_row;
+  call.num_tokens = T, call.H = static_cast<int>(H), call.HV = static_cast<int>(HV);
+  checked(call, a, b, A_log, dt_bias, pool, state_indices, has_initial_state, cu_seqlens, scale, output, first_slot, epsilon);
+}
+
+// The op: mixed_qkv [num_tokens, 2 H 128 + HV 128] bf16, q of all heads, then k, then v; the rest as above. new_pool is pool.
+void run(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView b, ffi::TensorView A_log, ffi::TensorView dt_bias,
+         ffi::TensorView pool, ffi::TensorView state_indices, ffi::TensorView has_initial_state, ffi::TensorView cu_seqlens,
+         ffi::Optional<double> scale, ffi::TensorView output, ffi::TensorView new_pool) {
+  if (new_pool.data_ptr() != pool.data_ptr()) TVM_FFI_THROW(ValueError) << "new_pool: expected pool itself, in place";
+  if (mixed_qkv.ndim() != 2) TVM_FFI_THROW(ValueError) << "mixed_qkv: expected [num_tokens, 2 H 128 + HV 128]";
+  check_ranks(pool, state_indices);
+  Call call{};
+  const int64_t T = mixed_qkv.size(0), width = mixed_qkv.size(1), HV = pool.size(1), H = (width - HV * HEAD_DIM) / (2 * HEAD_DIM);
+  if (HV < 1 || H < 1 || 2 * H * HEAD_DIM + HV * HEAD_DIM != width) {
+    TVM_FFI_THROW(ValueError) << "mixed_qkv: " << width << " columns are not 2 H 128 + HV 128 with HV = " << HV;
+  }
+  call.q = strided<const __nv_bfloat16>(mixed_qkv, "mixed_qkv", BF16, {T, width}, pool.device(), ALIGNMENT, &call.qk_row);
+  call.k = reinterpret_cast<const __nv_bfloat16*>(reinterpret_cast<const char*>(call.q) + H * HEAD_DIM * 2);
+  call.v = reinterpret_cast<const __nv_bfloat16*>(reinterpret_cast<const char*>(call.q) + H * HEAD_DIM * 4);
+  call.v_row = call.qk_row, call.num_tokens = T, call.H = static_cast<int>(H), call.HV = static_cast<int>(HV);
+  checked(call, a, b, A_log, dt_bias, pool, state_indices, has_initial_state, cu_seqlens, scale, output, 1, NORM_EPSILON);
+}
+
+// Called by gdn after the build (Kernel.fallback).
+std::string told_fallback() { return fallback(); }
+
+}  // namespace gdn
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, gdn::run);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(chunk_prefill, gdn::chunk_prefill);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(fallback, gdn::told_fallback);

@@ -1,0 +1,43 @@
+// A serving engine's call that the binding (binding.cpp) has checked: as cuda-chunk's call.h, with strided rows, states in slots of
+// a pool, and the norms of q and k.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+struct __nv_bfloat16;
+
+namespace gdn {
+
+constexpr int HEAD_DIM = 128;    // of q, k and v
+
+struct Call {
+  const __nv_bfloat16* q;        // [num_tokens, H, 128], qk_row elements from a token to the next
+  const __nv_bfloat16* k;        // the same
+  const __nv_bfloat16* v;        // [num_tokens, HV, 128], v_row
+  const __nv_bfloat16* a;        // [num_tokens, HV], a_row
+  const __nv_bfloat16* b;        // [num_tokens, HV], b_row
+  const float* A_log;            // [HV]
+  const void* dt_bias;           // [HV], float, or bf16
+  void* pool;                    // [slots, HV, 128, 128], k-last, float or bf16, slot_stride elements from a slot to the next
+  const void* state_indices;     // [N], int32 or int64
+  const bool* has_state;         // [N]; null: all have
+  const void* cu_seqlens;        // [N + 1], int32 or int64
+  __nv_bfloat16* output;         // [num_tokens, HV, 128]
+  int64_t qk_row, v_row, a_row, b_row, slot_stride, slots, num_tokens;
+  float scale;
+  float epsilon;                 // of the norms, under the root; below 0: q and k are as they should be
+  int H, HV, N;
+  int first_slot;                // slots below this are padding
+  bool long_indices, long_lengths, half_pool, half_bias;
+};
+
+// Allocates device memory until the call's launches are queued. It is in the binding, which knows the caller's allocator.
+using Allocate = std::function<void*(int64_t bytes)>;
+
+#pragma GCC visibility push(hidden)  // a process may have several builds of this library
+void prefill(const Call& call, const Allocate& allocate, int device, void* stream);  // a cudaStream_t
+const char* fallback();  // of the current device: see flashcore-v4's ask_for_fallback
+#pragma GCC visibility pop
+
+}  // namespace gdn

@@ -1,0 +1,19 @@
+// The launch of cuda-recurrent's kernel for short sequences (dispatch_rule.h: use_recurrent).
+#include "tuned.h"
+
+#include "recurrent_launch.cuh"
+#include "dispatch.h"
+#include "recurrent_call.cuh"
+
+namespace gdn {
+
+namespace recurrent {
+#include "recurrent.h"
+struct Table { static constexpr const auto& rows = TUNED; };
+}  // namespace recurrent
+
+void launch_recurrent(const Prefill& p, int device, cudaStream_t stream) {
+  launch_recurrent<recurrent::Table>(packed_arguments(p), int64_t{p.N} * p.HV, device, stream);
+}
+
+}  // namespace gdn

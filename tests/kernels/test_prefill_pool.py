@@ -1,0 +1,249 @@
+"""cuda-chunk-packed's kernels on a CPU (emulator/), on every path, against float64: slots of a pool, strided rows,
+padding, fresh sequences, the norms of q and k."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import helpers
+import pytest
+import torch
+from emulator import emulation
+from kernels import test_prefill_chunk as chunk
+from kernels import test_prefill_packed as packed
+
+FOLDER = helpers.OURS / "gdn_prefill_packed" / "cuda-chunk-packed"
+D = 128
+
+DRIVER = """
+template <int GROUPS>
+CUtensorMap state_map(const Prefill& p) {
+  const int blocks = p.half_pool ? 2 : 4;
+  return {p.pool, {64, int64_t{p.HV} * HEAD_DIM, blocks, p.slots},
+          {2, blocks * 128, 128, p.slot_stride * (p.half_pool ? 2 : 4)}, {64, GROUPS * 64, blocks, 1}};
+}
+struct Given {
+  void *q, *k, *v, *a, *b, *A_log, *dt_bias, *pool, *indices, *has_state, *cu_seqlens, *output;
+  int64_t qk_row, v_row, a_row, b_row, slot_stride, slots, num_tokens;
+  float scale, epsilon;
+  int H, HV, N, first_slot, long_indices, long_lengths, half_pool, half_bias;
+};
+using bf = __nv_bfloat16;
+Call call(const Given& g) {
+  return {(bf*)g.q, (bf*)g.k, (bf*)g.v, (bf*)g.a, (bf*)g.b, (float*)g.A_log, g.dt_bias, g.pool, g.indices,
+          (bool*)g.has_state, g.cu_seqlens, (bf*)g.output, g.qk_row, g.v_row, g.a_row, g.b_row, g.slot_stride, g.slots,
+          g.num_tokens, g.scale, g.epsilon, g.H, g.HV, g.N, g.first_slot, bool(g.long_indices), bool(g.long_lengths),
+          bool(g.half_pool), bool(g.half_bias)};
+}
+extern "C" void prefill(int warps, int mode, int members, int segment, const Given* g, void** t) {
+  Prefill p{};
+  static_cast<Call&>(p) = call(*g);
+  p.prepared = (char*)t[0], p.ends = (float*)t[1], p.transfers = (float*)t[2], p.segment = segment;
+  if (warps < 0) p.plan = (Plan*)t[3], p.ctas = -warps;
+  emulated::mode = mode;
+  run(p, warps, members);
+}
+"""
+
+RECURRENT = (
+    """
+#include "recurrent_call.cuh"
+using namespace gdn;
+"""
+    + DRIVER[DRIVER.index("struct Given") : DRIVER.index("extern")]
+    + """
+template <int WARPS, int SPLIT, int AHEAD>
+void launch(const PackedArguments& p) {
+  using L = Layout<WARPS, SPLIT, AHEAD, true>;
+  emulated::launch({uint32_t(p.N * p.HV) * (128 / (16 * WARPS)), 1, 1}, L::THREADS, L::BYTES, 1,
+                   [&] { gdn_prefill_recurrent<WARPS, SPLIT, AHEAD, PackedArguments>(p); });
+}
+extern "C" void prefill(int cut, int mode, int, int, const Given* g, void**) {
+  Tensors t;
+  static_cast<Call&>(t) = call(*g);
+  emulated::mode = mode;
+  if (cut == 0) launch<1, 2, 2>(packed_arguments(t));
+  if (cut == 1) launch<2, 1, 2>(packed_arguments(t));
+  if (cut == 2) launch<4, 1, 1>(packed_arguments(t));
+}
+"""
+)
+
+
+class Given(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in (
+            "q k v a b A_log dt_bias pool indices has_state cu_seqlens output".split())),
+        *((name, ctypes.c_int64) for name in "qk_row v_row a_row b_row slot_stride slots num_tokens".split()),
+        ("scale", ctypes.c_float), ("epsilon", ctypes.c_float),
+        *((name, ctypes.c_int) for name in (
+            "H HV N first_slot long_indices long_lengths half_pool half_bias".split())),
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def chunked(tmp_path_factory):
+    own = [FOLDER / "call.h", FOLDER / "tensors.cuh"]
+    return chunk.library_of(tmp_path_factory.mktemp("pool"), DRIVER, *own)
+
+
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recurrent")
+    for name in ("call.h", "tensors.cuh", "recurrent_call.cuh"):
+        (folder / name).write_text((FOLDER / name).read_text())
+    return emulation.library(folder, RECURRENT, emulation.CUDA / "gdn" / "recurrent.cuh")
+
+
+SPLIT, SYNC, ONE, TWO = chunk.SPLIT, 8, chunk.ONE, chunk.TWO  # and -3: work tiles in order of length, by 3 CTAs
+PATHS = {"recurrent, split": 0, "recurrent": 1, "recurrent, four": 2,
+         "mma.sync, split": SPLIT, "mma.sync": SYNC, "one warpgroup": ONE, "two": TWO, "ordered": -3}  # fmt: skip
+
+
+@pytest.fixture(params=PATHS)
+def path(request, chunked, recurrent):
+    """(library, how): every kernel that a call can reach."""
+    return recurrent if request.param.startswith("recurrent") else chunked, PATHS[request.param]
+
+
+def spread(x: torch.Tensor, gap: int) -> torch.Tensor:
+    """The same values in rows that lie `gap` elements apart, NaN in between."""
+    wide = x.new_full((len(x), x[0].numel() + gap), math.nan)
+    wide[:, : x[0].numel()] = x.flatten(1)
+    return wide.as_strided(x.shape, (wide.stride(0), *x.stride()[1:]))
+
+
+def call(path, args: list, *, mode=0, segment=0, members=1, first_slot=1, epsilon=1e-6) -> torch.Tensor:
+    """Writes new states into the pool; returns the output."""
+    library, how = path
+    rows, a, b, A_log, dt_bias, pool, slots, has_state, cu, scale = args
+    T, N, HV = len(rows), len(slots), pool.shape[1]
+    H = (rows.shape[1] // D - HV) // 2
+    guarded = torch.full((T + 64, HV, D), math.nan, dtype=torch.bfloat16)
+    bytes_of = chunk_bytes(library)
+    prepared = torch.full(((T // 64 + N) * HV, bytes_of), 255, dtype=torch.uint8)
+    segments = T // (64 * segment) + N if segment else 0
+    ends, transfers = (torch.full((segments, HV, D, D), math.nan) for _ in range(2))
+    plan = torch.full((4 + 4 * N + 16,), -1, dtype=torch.int32)
+    q, k, v = rows.data_ptr(), rows.data_ptr() + 2 * H * D, rows.data_ptr() + 4 * H * D
+    table = (ctypes.c_void_p * 4)(*(x.data_ptr() for x in (prepared, ends, transfers, plan)))
+    given = Given(
+        q, k, v, *(x.data_ptr() for x in (a, b, A_log, dt_bias, pool, slots)),
+        None if has_state is None else has_state.data_ptr(), cu.data_ptr(), guarded.data_ptr(), rows.stride(0),
+        rows.stride(0), a.stride(0), b.stride(0), pool.stride(0), len(pool), T, scale or D**-0.5, epsilon, H, HV, N,
+        first_slot, slots.dtype == torch.int64, cu.dtype == torch.int64, pool.dtype == torch.bfloat16,
+        dt_bias.dtype == torch.bfloat16,
+    )  # fmt: skip
+    library.prefill(how, mode, members, segment, ctypes.byref(given), table)
+    assert guarded[T:].isnan().all(), "a write behind the output"
+    return guarded[:T]
+
+
+def chunk_bytes(library) -> int:
+    return library.prepared_bytes() if hasattr(library, "prepared_bytes") else 0
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().view(torch.int16 if x.element_size() == 2 else torch.int32)
+
+
+def faults(path, args: list, output=4.5e-3, state=3e-3, right=None, **how) -> list[str]:
+    """What is wrong with a call."""
+    right_output, states = right or packed.exact(*args)
+    old = args[5].clone()
+    found, pool = call(path, args, **how), args[5]
+    wrong = [f"slot {i}" for i in range(len(pool)) if i not in states and not torch.equal(bits(pool[i]), bits(old[i]))]
+    cu = args[8].tolist()
+    padding = [i for i, slot in enumerate(args[6].tolist()) if slot < how.get("first_slot", 1)]
+    wrong += [f"padding {i}" for i in padding if bits(found[cu[i] : cu[i + 1]]).any()]
+    wrong += [f"output {packed.off(found, right_output):.2g}"] if not packed.off(found, right_output) < output else []
+    return wrong + [
+        f"state {i}: {packed.off(pool[i], x):.2g}" for i, x in states.items() if not packed.off(pool[i], x) < state
+    ]
+
+
+def slow(lengths, slots, P, H=1, HV=2, **how) -> list:
+    """Inputs in which no chunk is forgotten."""
+    return packed.inputs(lengths, slots, P, H, HV, decay=-4.0, **how)
+
+
+@pytest.mark.parametrize("mode", [0, 3])
+def test_slots_padding_fresh_sequences_and_norms(path, mode):
+    args = slow([70, 3, 0, 129, 20, 0], [4, 0, 2, 6, -1, 1], 8, fresh=(2, 3))
+    assert faults(path, args, mode=mode) == []
+
+
+def test_strided_rows_and_slots_are_the_same_bits(path):
+    dense, apart = (slow([70, 17], [3, 1], 4, 2, 4) for _ in range(2))
+    for i, gap in ((0, 64), (1, 3), (2, 5), (5, 64)):
+        apart[i] = spread(apart[i], gap)
+    expected, found = call(path, dense), call(path, apart)
+    assert torch.equal(found, expected) and torch.equal(bits(apart[5]), bits(dense[5]))
+    between = apart[5].as_strided((4, 64), (apart[5].stride(0), 1), 4 * D * D)
+    assert between[:3].isnan().all()  # nothing between the slots was written
+    assert packed.off(found, packed.exact(*slow([70, 17], [3, 1], 4, 2, 4))[0]) < 4.5e-3
+
+
+def test_numbers_of_64_bits_a_bias_in_bfloat16_and_slot_0(path):
+    args = slow([65, 5], [3, 1], 4)
+    args[4] = args[4].bfloat16()
+    args[6], args[8] = args[6].long(), args[8].long()
+    right = packed.exact(*args)
+    for i in (0, 2):
+        args[5][i] = args[5][i + 1].clone()
+    assert faults(path, args, right=right) == []
+    args = slow([5, 65], [1, 2], 3)  # where only what is below 0 is padding
+    right = packed.exact(*args)
+    args[5][:2] = args[5][1:].clone()
+    args[6] -= 1
+    assert faults(path, args, right=(right[0], {i - 1: x for i, x in right[1].items()}), first_slot=0) == []
+
+
+def test_a_pool_in_bfloat16(path):
+    args = slow([70, 3, 0, 129, 20], [4, 0, 2, 6, 1], 8, fresh=(2, 3))
+    args[5] = args[5].bfloat16()
+    assert faults(path, args, state=4.5e-3) == []
+
+
+def test_without_the_norm_and_without_has_initial_state(path):
+    args = slow([70, 17], [3, 1], 4)
+    rows = args[0].float()
+    for i in (0, D):
+        rows[:, i : i + D] = torch.nn.functional.normalize(rows[:, i : i + D], dim=-1)
+    args[0] = rows.bfloat16()
+    output, states = packed.exact(*args)
+    args[7] = None
+    assert faults(path, args, right=(output, states), epsilon=-1.0, output=6e-3, state=6e-3) == []
+
+
+def test_keys_of_zeros_divide_by_no_zero(path):
+    args = slow([70, 3], [1, 2], 3)
+    args[0][:, : 2 * D] = 0
+    assert not bits(call(path, args)).any() and args[5][1:].isfinite().all()
+
+
+@pytest.mark.parametrize("how", [SPLIT, SYNC, ONE, TWO])
+@pytest.mark.parametrize("half", [False, True])
+def test_segments(chunked, how, half):
+    args = slow([200, 64, 0, 140, 130], [1, 5, 0, 2, 3], 6, fresh=(3,))
+    if half:
+        args[5] = args[5].bfloat16()
+    for segment, mode in ((1, 2), (2, 1)):
+        given = [x.clone() if isinstance(x, torch.Tensor) else x for x in args]
+        assert faults((chunked, how), given, segment=segment, mode=mode, state=4.5e-3) == []
+
+
+def test_a_sequence_does_not_depend_on_its_neighbours(path):
+    """A tile holds rows of the next sequence, too: nothing of them may reach this one, not even as 0 x NaN."""
+    clean, given = (slow([70, 10, 65], [1, 2, 3], 4) for _ in range(2))
+    given[0][70:80] = math.nan
+    expected, found = call(path, clean), call(path, given, mode=3)
+    assert torch.equal(found[:70], expected[:70]) and torch.equal(found[80:], expected[80:])
+    assert torch.equal(given[5][[1, 3]], clean[5][[1, 3]])
+
+
+def test_groups_of_heads_and_many_tiles(chunked):
+    lengths, slots = [70, 5, 130, 64, 0, 33], [6, 2, 9, 1, 0, 3]
+    for how in (-1, -4, TWO):
+        assert faults((chunked, how), slow(lengths, slots, 10, 2, 6, fresh=(0,)), members=3, mode=5) == []
