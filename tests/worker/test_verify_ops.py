@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 
@@ -10,14 +11,14 @@ import pytest
 import torch
 from msgspec import structs
 
-from gdn_cli.catalog import pack
+from gdn_cli.catalog import pack, trace_set
 from gdn_cli.catalog.presets import load_preset
 from gdn_cli.catalog.workloads import embedded, select, stressed, twin
-from gdn_cli.errors import UsageError
+from gdn_cli.errors import MissingError, UsageError
 from gdn_cli.parsing import Wrong
 from gdn_cli.runner import build
 from gdn_cli.timing import floor
-from gdn_cli.worker import check, dataset
+from gdn_cli.worker import check, dataset, trace_set_writer
 
 REGISTRY = helpers.REGISTRY
 PLAIN, PACKED = (REGISTRY.ops[name] for name in ("gdn_mtp", "gdn_mtp_packed"))
@@ -87,6 +88,26 @@ def test_a_range_is_checked(op, key, value):
     with pytest.raises(Wrong) as e:
         structs.replace(op, inputs=inputs).__post_init__()
     assert e.value.steps == ("inputs", name, "between")
+
+
+def test_a_folder_may_have_an_optional_input_that_the_op_has_not(tmp_path):
+    """As FlashInfer-Trace's definition has it."""
+    op = REGISTRY.op("gdn_mtp_qk1_v1")
+    work, root = twin(op, {"batch_size": 1, "seq_len": 2}), tmp_path / "set"
+    trace_set_writer.build(root, [op], {op.name: [work]}, [], [pack.definition(op, REGISTRY)])
+    (file,) = (root / "definitions").rglob("*.json")
+    definition = json.loads(file.read_text())
+    buffer = {"shape": ["pool_size", "seq_len", "head_size"], "dtype": "float32", "optional": True}
+    definition["inputs"]["intermediate_states_buffer"] = buffer
+    file.write_text(json.dumps(definition))
+    (read,) = trace_set.from_folder(op, root)
+    assert (read.uuid, read.axes) == (work.uuid, work.axes) and len(dataset.load_inputs(op, read, "cpu", root)) == 10
+    del buffer["optional"]
+    file.write_text(json.dumps(definition))
+    with pytest.raises(
+        MissingError, match="its inputs are q, .*, scale, intermediate_states_buffer; those of gdn_mtp_qk1"
+    ):
+        trace_set.from_folder(op, root)
 
 
 # --- bytes --------------------------------------------------------------------------------------------------------
