@@ -1,5 +1,5 @@
-// The binding of mtp.cuh's kernel: checks the arguments, takes the constants for this GPU and size from TUNED (tuned.h,
-// included before this file), and launches on the current stream. No allocation, no synchronisation.
+// The binding of mtp.cuh's kernel: checks the arguments, and launches on the current stream. No allocation, no
+// synchronisation.
 #pragma once
 
 #include <tvm/ffi/container/tensor.h>
@@ -11,29 +11,16 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <utility>
 
 #include "device.cuh"
 #include "mtp.cuh"
 #include "strided.cuh"
-#include "tuned_row.cuh"
 
 namespace gdn {
 
-template <typename T, size_t I, int TOKENS, bool WRITES>
-void launch_mtp(const MtpArguments& p, int64_t heads, cudaStream_t stream) {
-  constexpr Tuned t = TUNED[I];
-  constexpr int SPLIT = sizeof(T) == 4 ? t.split : std::min(t.split, 4);  // at least an access for each lane
-  constexpr int RESIDENT = TOKENS == 4 ? t.resident : t.resident * 3 / 4;  // 8 tokens need more registers
-  constexpr auto kernel = gdn_mtp<T, TOKENS, WRITES, t.rows, SPLIT, t.groups, t.load, t.store, RESIDENT>;
-  kernel<<<static_cast<uint32_t>(heads * (V / (t.rows * t.groups))), SPLIT * t.groups * 32, 0, stream>>>(p);
-}
-
-template <typename T, bool WRITES, size_t... I>
-void launch_mtp(size_t row, const MtpArguments& p, int64_t heads, cudaStream_t stream, std::index_sequence<I...>) {
-  if (p.tokens <= 4) (void)((I == row && (launch_mtp<T, I, 4, WRITES>(p, heads, stream), true)) || ...);
-  else (void)((I == row && (launch_mtp<T, I, 8, WRITES>(p, heads, stream), true)) || ...);
-}
+// In mtp_launch.cuh, whose instances have a file of their own for each T, so that they compile side by side.
+template <typename T, bool WRITES>
+void launch_mtp(const MtpArguments& p, int64_t heads, int device, cudaStream_t stream);
 
 // A stride in the 32 bits that the kernel has for it.
 inline int32_t narrow(const char* name, int64_t stride) {
@@ -160,14 +147,12 @@ void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Te
   if (B == 0 || total == 0) return;
   const CurrentDevice current(device.device_id);
   auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
-  const size_t row = chosen(TUNED, sms(device.device_id), B * HV);
-  constexpr auto rows = std::make_index_sequence<ROWS_TUNED>{};
   if constexpr (STATES) {
-    if (mode != OUTPUTS && of_state == f32) launch_mtp<float, true>(row, p, B * HV, stream, rows);
-    if (mode != OUTPUTS && of_state == bf16) launch_mtp<bf, true>(row, p, B * HV, stream, rows);
+    if (mode != OUTPUTS && of_state == f32) launch_mtp<float, true>(p, B * HV, device.device_id, stream);
+    if (mode != OUTPUTS && of_state == bf16) launch_mtp<bf, true>(p, B * HV, device.device_id, stream);
   }
-  if (mode == OUTPUTS && of_state == f32) launch_mtp<float, false>(row, p, B * HV, stream, rows);
-  if (mode == OUTPUTS && of_state == bf16) launch_mtp<bf, false>(row, p, B * HV, stream, rows);
+  if (mode == OUTPUTS && of_state == f32) launch_mtp<float, false>(p, B * HV, device.device_id, stream);
+  if (mode == OUTPUTS && of_state == bf16) launch_mtp<bf, false>(p, B * HV, device.device_id, stream);
   TVM_FFI_CHECK_CUDA_ERROR(cudaGetLastError());
 }
 

@@ -1,6 +1,4 @@
-// GDN verify, outputs alone: the kernel is in mtp.cuh, its binding in mtp_binding.cuh.
-
-#include "tuned.h"
+// GDN verify, outputs alone: the kernel is in mtp.cuh, its binding in mtp_binding.cuh, its instances in launch_*.cu.
 
 #include "mtp_binding.cuh"
 

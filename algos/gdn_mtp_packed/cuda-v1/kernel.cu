@@ -1,6 +1,5 @@
-// GDN verify on packed rows, the state of each token to its slot: the kernel is in mtp.cuh, its binding in mtp_binding.cuh.
-
-#include "tuned.h"
+// GDN verify on packed rows, the state of each token to its slot: the kernel is in mtp.cuh, its binding in mtp_binding.cuh,
+// its instances in launch_*.cu.
 
 #include "mtp_binding.cuh"
 

@@ -1,0 +1,36 @@
+// The launch of mtp.cuh's kernel with the constants that TUNED (tuned.h, included before this file) has for this GPU and size.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "mtp.cuh"
+#include "tuned_row.cuh"
+
+namespace gdn {
+
+template <typename T, int TOKENS, bool WRITES, size_t I>
+void launch_mtp_row(const MtpArguments& p, int64_t heads, cudaStream_t stream) {
+  constexpr Tuned t = TUNED[I];
+  constexpr int SPLIT = sizeof(T) == 4 ? t.split : std::min(t.split, 4);  // at least an access for each lane
+  constexpr int RESIDENT = TOKENS == 4 ? t.resident : t.resident * 3 / 4;  // 8 tokens need more registers
+  constexpr auto kernel = gdn_mtp<T, TOKENS, WRITES, t.rows, SPLIT, t.groups, t.load, t.store, RESIDENT>;
+  kernel<<<static_cast<uint32_t>(heads * (V / (t.rows * t.groups))), SPLIT * t.groups * 32, 0, stream>>>(p);
+}
+
+template <typename T, int TOKENS, bool WRITES, size_t... I>
+void launch_mtp_row(size_t row, const MtpArguments& p, int64_t heads, cudaStream_t stream, std::index_sequence<I...>) {
+  (void)((I == row && (launch_mtp_row<T, TOKENS, WRITES, I>(p, heads, stream), true)) || ...);
+}
+
+// heads: B * HV; each has CTAs of its own.
+template <typename T, bool WRITES>
+void launch_mtp(const MtpArguments& p, int64_t heads, int device, cudaStream_t stream) {
+  const size_t row = chosen(TUNED, sms(device), heads);
+  constexpr auto rows = std::make_index_sequence<ROWS_TUNED>{};
+  if (p.tokens <= 4) launch_mtp_row<T, 4, WRITES>(row, p, heads, stream, rows);
+  else launch_mtp_row<T, 8, WRITES>(row, p, heads, stream, rows);
+}
+
+}  // namespace gdn
