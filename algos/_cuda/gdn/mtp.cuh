@@ -42,31 +42,38 @@ constexpr int MOST_TOKENS = 8;
 
 enum Mode { OUTPUTS, LAST, SLOTS, BUFFER };  // which states are written, and where: see mtp_verify
 
-// Strides are of elements. With cu_seqlens, strides of the batch are 0. Indices are int32 or int64 as their shifts say (log2
-// of their bytes); a pool has less than 2^31 slots.
+// Strides are of elements, and have 32 bits: their products with an index have 64. With cu_seqlens, those of the batch are
+// 0. Indices are int32 or int64 as their shifts say (log2 of their bytes); a pool has less than 2^31 slots. The order is that
+// of use, for the constant cache is cold: its first line ends before `pool`, the next ones before `v` and `epsilon`.
 struct MtpArguments {
   const void* slots;           // [B] or [B, columns]
   const void* accepted;        // [B]: the state is read from column accepted - 1; null: from column 0
   const int32_t* cu_seqlens;   // [B + 1]; null: each sequence has `tokens` tokens
+  Divisor by_HV{1};
+  int32_t slots_stride, columns, tokens;
+  uint8_t slot_shift, accepted_shift, rows_shift, dt_bias_bf16;
+
   const void* pool;            // [slots, HV, V, K] of T, each slot dense
-  int64_t slot_stride;
   const __nv_bfloat16* k;      // [B, tokens, H, K], or [all tokens, H, K] with cu_seqlens; the others likewise
   const __nv_bfloat16* q;
+  Divisor by_group{1};         // value heads of one query/key head
+  uint32_t HV;
+  int32_t slot_stride, first_slot, k_batch, k_token, q_batch, q_token, a_batch;
+
   const __nv_bfloat16* v;      // [.., HV, V]
   const __nv_bfloat16* a;      // [.., HV]
   const __nv_bfloat16* b;
   const float* A_log;          // [HV]
   const void* dt_bias;         // [HV] float or bfloat16
+  int32_t a_token, b_batch, b_token, v_batch, v_token;
+  float scale;
+
+  float epsilon;               // of the norm, under the root; below 0: q and k are taken as they are
+  int32_t mode;
   __nv_bfloat16* output;       // [.., HV, V], dense
-  void* states;                // where states go: the pool, or [N, >= tokens, HV, V, K]
+  void* states;                // where states go: the pool, or [N, >= tokens, HV, V, K] of T
   const void* states_rows;     // [B], the row of `states`; null: the sequence's number
-  int64_t states_stride, state_stride;  // of a row of `states` (0 for the pool), and of a state in it (or a slot)
-  int64_t k_batch, k_token, q_batch, q_token, v_batch, v_token, a_batch, a_token, b_batch, b_token;
-  float scale, epsilon;        // epsilon of the norm, under the root; below 0: q and k are taken as they are
-  uint32_t HV, slots_stride;
-  int32_t tokens, columns, first_slot, mode;
-  uint8_t slot_shift, accepted_shift, rows_shift, dt_bias_bf16;
-  Divisor by_HV{1}, by_group{1};
+  int32_t states_stride, state_stride;  // of a row of `states` (0 for the pool), and of a state in it (or a slot)
 };
 
 #ifdef __CUDACC__
@@ -210,17 +217,23 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
   // 1. Load slots, then all that needs no slot. A token that is not there is the last one again: nothing reads its results.
   const uint32_t i_bh = blockIdx.x / TILES, i_b = p.by_HV.divide(i_bh), i_hv = i_bh - i_b * p.HV;
   const uint32_t i_h = p.by_group.divide(i_hv);
-  const auto index = [](const void* of, uint32_t i, uint8_t shift) { return PoolArguments<T>::slot(of, i, shift); };
+  const auto index = [](const void* of, uint32_t i, uint8_t shift) {  // the low word is enough, and -1 is -1 in it
+    uint32_t word;
+    ptx::load_now<4>(&word, static_cast<const char*>(of) + (static_cast<uint64_t>(i) << shift));
+    return static_cast<int32_t>(word);
+  };
   int32_t accepted = 1, begin = 0, count = p.tokens;
   const int32_t slot = index(p.slots, i_b * p.slots_stride + min(int(lane), p.columns - 1), p.slot_shift);
   if (p.accepted != nullptr) accepted = index(p.accepted, i_b, p.accepted_shift);
   if (p.cu_seqlens != nullptr) {
-    begin = __ldg(p.cu_seqlens + i_b);
-    count = min(__ldg(p.cu_seqlens + i_b + 1) - begin, count);
-    if (count < 1) return;
+    begin = index(p.cu_seqlens, i_b, 2);
+    count = min(index(p.cu_seqlens, i_b + 1, 2) - begin, count);
   }
-  const auto token = [&](int t) { return begin + min(t, count - 1); };
-  const __nv_bfloat16* k_rows = p.k + i_b * p.k_batch + i_h * K;
+  const auto token = [&](int t) { return max(begin + min(t, count - 1), 0); };  // any, if the sequence has none
+  // Element `i` of token `t` (of all) of sequence i_b, with 64 bits
+  const auto of_token = [&](const __nv_bfloat16* from, int32_t batch, int32_t token, int t, uint32_t i) {
+    return from + (static_cast<int64_t>(static_cast<int32_t>(i_b)) * batch + static_cast<int64_t>(t) * token + i);
+  };
   const uint32_t column = part * (K / SPLIT) + c * EACH;  // the lane's first
   const uint32_t i_row = blockIdx.x % TILES * TILE + group * ROWS + lane / 4;  // of the head; + 8 h
   uint32_t vectors[N][BLOCKS][EACH / 2];                  // vector lane / 4 (and + 8) at the columns of the lane
@@ -229,10 +242,11 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
 #pragma unroll
   for (int j = 0; j < N; ++j) {
     const int t = token(4 * j + lane / 8);
-    const __nv_bfloat16* from = k_rows + t * p.k_token;
-    if (lane & 4) from = p.q + i_b * p.q_batch + i_h * K + t * p.q_token;
-    ptx::load_now<2>(&a[j], p.a + i_b * p.a_batch + t * p.a_token + i_hv);
-    ptx::load_now<2>(&b[j], p.b + i_b * p.b_batch + t * p.b_token + i_hv);
+    const bool is_q = lane & 4;
+    const __nv_bfloat16* from =
+        of_token(is_q ? p.q : p.k, is_q ? p.q_batch : p.k_batch, is_q ? p.q_token : p.k_token, t, i_h * K);
+    ptx::load_now<2>(&a[j], of_token(p.a, p.a_batch, p.a_token, t, i_hv));
+    ptx::load_now<2>(&b[j], of_token(p.b, p.b_batch, p.b_token, t, i_hv));
 #pragma unroll
     for (int i = 0; i < BLOCKS; ++i) ptx::load_now<EACH * 2>(vectors[j][i], from + column + i * BLOCK);
     if constexpr (SPLIT > 1) {
@@ -241,7 +255,7 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
     }
 #pragma unroll
     for (int h = 0; h < HALVES; ++h)
-      ptx::load_now<2>(&v[h][j], p.v + i_b * p.v_batch + token(4 * j + c) * p.v_token + i_hv * V + (i_row + 8 * h));
+      ptx::load_now<2>(&v[h][j], of_token(p.v, p.v_batch, p.v_token, token(4 * j + c), i_hv * V + (i_row + 8 * h)));
   }
   uint32_t A_log, bias, bias_low;
   ptx::load_now<4>(&A_log, p.A_log + i_hv);
@@ -255,15 +269,18 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
   const char* from = static_cast<const char*>(p.pool) + at;
   ptx::pin(from);
 
+  // Never. ptxas issues strong loads before a branch, but may wait for the slot before it issues others.
+  if (static_cast<int64_t>(reinterpret_cast<uintptr_t>(p.pool)) < 0) return;
+
   // 2. Load S
   const int32_t start = __shfl_sync(ALL, slot, p.columns > 1 ? accepted - 1 & 31 : 0);
-  if (accepted < 1 || accepted > p.tokens || start < p.first_slot) {  // padding: zeros, and no state
+  if (accepted < 1 || accepted > p.tokens || start < p.first_slot || count < 1) {  // padding: zeros, and no state
     for (int i = threadIdx.x; i < count * TILE; i += WARPS * 32)
       output[static_cast<int64_t>(i / TILE) * p.HV * V + (blockIdx.x % TILES * TILE + i % TILE)] = __float2bfloat16(0.f);
     return;
   }
   uint32_t w[BLOCKS][HALVES][4];
-  from += start * p.slot_stride * static_cast<int64_t>(sizeof(T));
+  from += static_cast<int64_t>(start) * p.slot_stride * int64_t(sizeof(T));
 #pragma unroll
   for (int i = 0; i < BLOCKS; ++i)
 #pragma unroll
@@ -369,7 +386,8 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
     if (p.mode == LAST) mine = lane + 1 == count ? start : -1;
     if (p.mode == SLOTS) mine = slot < p.first_slot ? -1 : slot;
     if (lane >= count || states_row < 0) mine = -1;
-    char* states = static_cast<char*>(p.states) + states_row * p.states_stride * static_cast<int64_t>(sizeof(T)) + at;
+    char* states =
+        static_cast<char*>(p.states) + static_cast<int64_t>(states_row) * p.states_stride * int64_t(sizeof(T)) + at;
     float s[BLOCKS][HALVES][EACH];
 #pragma unroll
     for (int i = 0; i < BLOCKS; ++i)
@@ -380,7 +398,7 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
     for (int t = 0; t < TOKENS; ++t) {
       if (t >= count) break;
       const int32_t i_state = __shfl_sync(ALL, mine, t);
-      char* to = states + i_state * p.state_stride * static_cast<int64_t>(sizeof(T));
+      char* to = states + static_cast<int64_t>(i_state) * p.state_stride * int64_t(sizeof(T));
       const float g = coefficients.factors[t].w;
       float d_t[HALVES];
 #pragma unroll
@@ -390,7 +408,7 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
       for (int i = 0; i < BLOCKS; ++i) {
         uint32_t words[EACH / 2];
         float k[EACH];
-        load_words<EACH / 2>(words, k_rows + (begin + t) * p.k_token + (column + i * BLOCK));
+        load_words<EACH / 2>(words, of_token(p.k, p.k_batch, p.k_token, begin + t, i_h * K + column) + i * BLOCK);
         unpack<EACH>(k, words, static_cast<const __nv_bfloat16*>(nullptr));
 #pragma unroll
         for (int h = 0; h < HALVES; ++h) {

@@ -24,7 +24,8 @@ template <typename T, size_t I, int TOKENS, bool WRITES>
 void launch_mtp(const MtpArguments& p, int64_t heads, cudaStream_t stream) {
   constexpr Tuned t = TUNED[I];
   constexpr int SPLIT = sizeof(T) == 4 ? t.split : std::min(t.split, 4);  // at least an access for each lane
-  constexpr auto kernel = gdn_mtp<T, TOKENS, WRITES, t.rows, SPLIT, t.groups, t.load, t.store, t.resident>;
+  constexpr int RESIDENT = TOKENS == 4 ? t.resident : t.resident * 3 / 4;  // 8 tokens need more registers
+  constexpr auto kernel = gdn_mtp<T, TOKENS, WRITES, t.rows, SPLIT, t.groups, t.load, t.store, RESIDENT>;
   kernel<<<static_cast<uint32_t>(heads * (V / (t.rows * t.groups))), SPLIT * t.groups * 32, 0, stream>>>(p);
 }
 
@@ -32,6 +33,14 @@ template <typename T, bool WRITES, size_t... I>
 void launch_mtp(size_t row, const MtpArguments& p, int64_t heads, cudaStream_t stream, std::index_sequence<I...>) {
   if (p.tokens <= 4) (void)((I == row && (launch_mtp<T, I, 4, WRITES>(p, heads, stream), true)) || ...);
   else (void)((I == row && (launch_mtp<T, I, 8, WRITES>(p, heads, stream), true)) || ...);
+}
+
+// A stride in the 32 bits that the kernel has for it.
+inline int32_t narrow(const char* name, int64_t stride) {
+  if (stride < 0 || stride > INT32_MAX) {
+    TVM_FFI_THROW(ValueError) << name << ": expected strides of 0 to 2^31 - 1 elements, got " << stride;
+  }
+  return static_cast<int32_t>(stride);
 }
 
 // Several tokens of each sequence, for an engine that verifies drafts. The first two axes of q, k, v, a, b and states, and
@@ -97,8 +106,8 @@ void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Te
 
   using bf = __nv_bfloat16;
   MtpArguments p{};
-  const auto tokens = [&](const ffi::TensorView& t, const char* name, int64_t heads, size_t align, int64_t* batch,
-                          int64_t* token) {
+  const auto tokens = [&](const ffi::TensorView& t, const char* name, int64_t heads, size_t align, int32_t* batch,
+                          int32_t* token) {
     int64_t strides[2] = {};
     const bool vectors = name[0] != 'a' && name[0] != 'b';
     const bf* at;
@@ -109,19 +118,20 @@ void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Te
       at = vectors ? strided<const bf, 2>(t, name, bf16, {B, T, heads, K}, device, align, strides)
                    : strided<const bf, 2>(t, name, bf16, {B, T, heads}, device, align, strides);
     }
-    *batch = axes == 1 && !cu_seqlens ? T * strides[1] : strides[0], *token = strides[1];
+    *batch = narrow(name, axes == 1 && !cu_seqlens ? T * strides[1] : strides[0]), *token = narrow(name, strides[1]);
     return at;
   };
   p.q = tokens(q, "q", H, 16, &p.q_batch, &p.q_token), p.k = tokens(k, "k", H, 16, &p.k_batch, &p.k_token);
   p.v = tokens(v, "v", HV, 2, &p.v_batch, &p.v_token);
   p.a = tokens(a, "a", HV, 2, &p.a_batch, &p.a_token), p.b = tokens(b, "b", HV, 2, &p.b_batch, &p.b_token);
-  p.pool = p.states = strided<char>(pool, "pool", of_state, {slots, HV, V, K}, device, 16, &p.slot_stride);
-  p.state_stride = p.slot_stride;
+  int64_t stride;
+  p.pool = p.states = strided<char>(pool, "pool", of_state, {slots, HV, V, K}, device, 16, &stride);
+  p.slot_stride = p.state_stride = narrow("pool", stride);
   if (buffer) {
     int64_t strides[2];
     p.states = strided<char, 2>(*buffer, "states", of_state, {buffer->size(0), buffer->size(1), HV, V, K}, device, 16,
                                 strides);
-    p.states_stride = strides[0], p.state_stride = strides[1];
+    p.states_stride = narrow("states", strides[0]), p.state_stride = narrow("states", strides[1]);
   }
   p.output = axes == 1 ? data<bf>(output, "output", bf16, {total, HV, V}, device, 2)
                         : data<bf>(output, "output", bf16, {B, T, HV, V}, device, 2);
@@ -130,11 +140,9 @@ void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Te
   p.dt_bias = data<const char>(dt_bias, "dt_bias", p.dt_bias_bf16 ? bf16 : f32, {HV}, device, p.dt_bias_bf16 ? 2 : 4);
   if (columns) {
     const bool wide = state_indices.dtype() == i64;
-    int64_t stride;
     p.slot_shift = wide ? 3 : 2, p.columns = static_cast<int32_t>(T);
     p.slots = strided<const char>(state_indices, "state_indices", wide ? i64 : i32, {B, T}, device, wide ? 8 : 4, &stride);
-    if (stride < 0 || B * stride >= int64_t{1} << 31) TVM_FFI_THROW(ValueError) << "state_indices: rows too far apart";
-    p.slots_stride = static_cast<uint32_t>(stride);
+    p.slots_stride = narrow("state_indices", stride);
   } else {
     p.slots = slots_of(state_indices, "state_indices", B, device, &p.slot_shift);
     p.columns = p.slots_stride = 1;
@@ -149,7 +157,7 @@ void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::Te
   p.HV = static_cast<uint32_t>(HV), p.tokens = static_cast<int32_t>(T), p.mode = static_cast<int32_t>(mode);
   p.first_slot = static_cast<int32_t>(std::clamp<int64_t>(first_slot, 0, INT32_MAX));
   p.by_HV = Divisor(p.HV), p.by_group = Divisor(static_cast<uint32_t>(HV / H));
-  if (B == 0) return;
+  if (B == 0 || total == 0) return;
   const CurrentDevice current(device.device_id);
   auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
   const size_t row = chosen(TUNED, sms(device.device_id), B * HV);
