@@ -18,7 +18,7 @@ import torch
 from ..errors import GdnError, MissingError, one_line
 
 _log = logging.getLogger("gdn_cli.serving")
-_REMEMBERED = 1000  # kinds of calls: limits the memory of a program with ever new sizes
+_REMEMBERED = 1000  # strides of calls: limits the memory of a program with ever new sizes
 
 
 class Engine:
@@ -98,13 +98,14 @@ class Engine:
                         setattr(module, attribute, new)
 
     def _replacement(self, name: str, own: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
-        refused: set[tuple] = set()  # kinds of calls: the library's refusal takes longer than a call
+        # kinds of calls, as a library's refusal takes longer than a call; by what is quicker to look at
+        refused: dict[tuple, set[tuple]] = {}
         said: set[str] = set()  # what the refused argument was
 
         @functools.wraps(own)
         def call(*args: Any, **named: Any) -> Any:
-            kind = _kind(args, named) if refused else None
-            if kind is None or kind not in refused:
+            kinds = refused.get(_strides(args, named)) if refused else None
+            if kinds is None or _kind(args, named) not in kinds:
                 try:
                     return ours(*args, **named)
                 except (ValueError, TypeError, GdnError) as e:  # before anything was launched
@@ -112,11 +113,15 @@ class Engine:
                         said.add(about)
                         _log.warning("%s falls back to %s's own (said once): %s", name, self.package, e)
                     if not isinstance(e, GdnError) and len(refused) < _REMEMBERED:
-                        refused.add(_kind(args, named))
+                        refused.setdefault(_strides(args, named), set()).add(_kind(args, named))
             self.fallbacks[name] += 1
             return own(*args, **named)
 
         return call
+
+
+def _strides(args: tuple, named: dict[str, Any]) -> tuple:
+    return tuple([x.stride() if isinstance(x, torch.Tensor) else x for x in (*args, *named.values())])
 
 
 def _kind(args: tuple, named: dict[str, Any]) -> tuple:
