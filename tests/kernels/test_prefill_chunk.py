@@ -92,7 +92,10 @@ void groups(const Prefill& p, int members, uint32_t ctas = 1) {
   }
   const uint32_t tiles = p.HV * parts(p), many = tiles < ctas ? tiles : ctas;
   const dim grid = GROUPS > 1 ? dim{many, 1, 1} : dim{2, uint32_t(p.HV), parts(p)};
-  launch(grid, true, [&] { gdn_prefill_inter_chunk_sm90<GROUPS, STAGES>(p, m, int(tiles)); });
+  launch(grid, true, [&] {
+    if (POOL && p.has_checkpoints()) gdn_prefill_inter_chunk_sm90<GROUPS, STAGES, POOL>(p, m, int(tiles));
+    else gdn_prefill_inter_chunk_sm90<GROUPS, STAGES>(p, m, int(tiles));
+  });
 }
 void ordered(const Prefill& p, int members, uint32_t ctas) {
   static_assert(tiles_shared() <= 227 * 1024);

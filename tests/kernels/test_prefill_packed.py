@@ -246,6 +246,44 @@ def test_a_graph_follows_its_slots_on_a_gpu(on_gpu, case):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("case", ["token by token", "one warpgroup, fresh", "segments, fresh", "tiles in turn"])
+def test_states_within_sequences_on_a_gpu(on_gpu, case):
+    """A checkpoint is the state that the sequence's beginning alone leaves."""
+    import tvm_ffi
+
+    library = tvm_ffi.load_module(str(on_gpu.runnable.metadata.misc["binary"]))
+    keep = library.get_function("chunk_prefill_checkpoints")
+    lengths, slots, P, fresh = ON_GPU[case]
+    args = inputs(lengths, slots, P, 2, 4, "cuda", fresh, decay=-4.0)
+    right_output, right = exact(*args)
+    counts = [n // 128 for n in lengths]
+    starts = torch.tensor([0, *counts], device="cuda").cumsum(0)
+    kept = torch.full((int(starts[-1]), 4, D, D), math.nan, device="cuda")
+    a, b, A_log, dt_bias, pool, numbers, has_state, cu, scale = args[1:]
+    out, before = args[0].new_full((len(args[0]), 4, D), math.nan), pool.clone()
+    keep(*parts(args, 2, 4), a, b, A_log, dt_bias, pool, numbers, has_state, cu, scale, out, 1, 1e-6, kept, starts, 128)
+    assert off(out, right_output) < 6e-3
+    assert {i for i, x in right.items() if not off(pool[i], x) < 5e-3} == set()
+    for n in sorted(range(len(lengths)), key=lambda n: -lengths[n])[:3]:
+        last = counts[n] - 1
+        if slots[n] <= 0:
+            assert kept[starts[n] : starts[n + 1]].isnan().all()
+        elif last >= 0:
+            rows = slice(int(cu[n]), int(cu[n]) + 128 * (last + 1))
+            ends = torch.tensor([0, rows.stop - rows.start])
+            one = [
+                *(x[rows] for x in args[:3]),
+                *args[3:5],
+                before,
+                numbers[n : n + 1],
+                has_state[n : n + 1],
+                ends,
+                scale,
+            ]
+            assert off(kept[int(starts[n]) + last], exact(*one)[1][slots[n]]) < 5e-3
+
+
+@pytest.mark.gpu
 def test_what_cannot_be_is_refused_on_a_gpu(on_gpu, chunk_prefill):
     def refused(says: str, call, **changed) -> None:
         args = inputs([5, 3], [1, 2], 3, 2, 4, "cuda")

@@ -24,17 +24,18 @@ CUtensorMap state_map(const Prefill& p) {
           {2, blocks * 128, 128, p.slot_stride * (p.half_pool ? 2 : 4)}, {64, GROUPS * 64, blocks, 1}};
 }
 struct Given {
-  void *q, *k, *v, *a, *b, *A_log, *dt_bias, *pool, *indices, *has_state, *cu_seqlens, *output;
-  int64_t qk_row, v_row, a_row, b_row, slot_stride, slots, num_tokens;
+  void *q, *k, *v, *a, *b, *A_log, *dt_bias, *pool, *indices, *has_state, *cu_seqlens, *output, *checkpoints, *starts;
+  int64_t qk_row, v_row, a_row, b_row, slot_stride, slots, num_tokens, num_checkpoints;
   float scale, epsilon;
-  int H, HV, N, first_slot, long_indices, long_lengths, half_pool, half_bias;
+  int H, HV, N, first_slot, long_indices, long_lengths, half_pool, half_bias, every;
 };
 using bf = __nv_bfloat16;
 Call call(const Given& g) {
   return {(bf*)g.q, (bf*)g.k, (bf*)g.v, (bf*)g.a, (bf*)g.b, (float*)g.A_log, g.dt_bias, g.pool, g.indices,
-          (bool*)g.has_state, g.cu_seqlens, (bf*)g.output, g.qk_row, g.v_row, g.a_row, g.b_row, g.slot_stride, g.slots,
+          (bool*)g.has_state, g.cu_seqlens, (bf*)g.output, g.checkpoints, g.starts, g.num_checkpoints, g.every,
+          g.qk_row, g.v_row, g.a_row, g.b_row, g.slot_stride, g.slots,
           g.num_tokens, g.scale, g.epsilon, g.H, g.HV, g.N, g.first_slot, bool(g.long_indices), bool(g.long_lengths),
-          bool(g.half_pool), bool(g.half_bias)};
+          bool(g.long_lengths), bool(g.half_pool), bool(g.half_bias)};
 }
 extern "C" void prefill(int warps, int mode, int members, int segment, const Given* g, void** t) {
   Prefill p{};
@@ -74,11 +75,12 @@ extern "C" void prefill(int cut, int mode, int, int, const Given* g, void**) {
 class Given(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in (
-            "q k v a b A_log dt_bias pool indices has_state cu_seqlens output".split())),
-        *((name, ctypes.c_int64) for name in "qk_row v_row a_row b_row slot_stride slots num_tokens".split()),
+            "q k v a b A_log dt_bias pool indices has_state cu_seqlens output checkpoints starts").split()),
+        *((name, ctypes.c_int64) for name in (
+            "qk_row v_row a_row b_row slot_stride slots num_tokens num_checkpoints").split()),
         ("scale", ctypes.c_float), ("epsilon", ctypes.c_float),
         *((name, ctypes.c_int) for name in (
-            "H HV N first_slot long_indices long_lengths half_pool half_bias".split())),
+            "H HV N first_slot long_indices long_lengths half_pool half_bias every").split()),
     ]  # fmt: skip
 
 
@@ -114,8 +116,8 @@ def spread(x: torch.Tensor, gap: int) -> torch.Tensor:
     return wide.as_strided(x.shape, (wide.stride(0), *x.stride()[1:]))
 
 
-def call(path, args: list, *, mode=0, segment=0, members=1, first_slot=1, epsilon=1e-6) -> torch.Tensor:
-    """Writes new states into the pool; returns the output."""
+def call(path, args: list, *, mode=0, segment=0, members=1, first_slot=1, epsilon=1e-6, kept=None) -> torch.Tensor:
+    """Writes new states into the pool; returns the output. kept: checkpoints, where they start, chunks between them."""
     library, how = path
     rows, a, b, A_log, dt_bias, pool, slots, has_state, cu, scale = args
     T, N, HV = len(rows), len(slots), pool.shape[1]
@@ -128,12 +130,14 @@ def call(path, args: list, *, mode=0, segment=0, members=1, first_slot=1, epsilo
     plan = torch.full((4 + 4 * N + 16,), -1, dtype=torch.int32)
     q, k, v = rows.data_ptr(), rows.data_ptr() + 2 * H * D, rows.data_ptr() + 4 * H * D
     table = (ctypes.c_void_p * 4)(*(x.data_ptr() for x in (prepared, ends, transfers, plan)))
+    places, starts, every = kept or (torch.empty(0), torch.empty(0), 0)
     given = Given(
         q, k, v, *(x.data_ptr() for x in (a, b, A_log, dt_bias, pool, slots)),
-        None if has_state is None else has_state.data_ptr(), cu.data_ptr(), guarded.data_ptr(), rows.stride(0),
-        rows.stride(0), a.stride(0), b.stride(0), pool.stride(0), len(pool), T, scale or D**-0.5, epsilon, H, HV, N,
+        None if has_state is None else has_state.data_ptr(), cu.data_ptr(), guarded.data_ptr(),
+        places.data_ptr(), starts.data_ptr(), rows.stride(0), rows.stride(0), a.stride(0), b.stride(0), pool.stride(0),
+        len(pool), T, len(places), scale or D**-0.5, epsilon, H, HV, N,
         first_slot, slots.dtype == torch.int64, cu.dtype == torch.int64, pool.dtype == torch.bfloat16,
-        dt_bias.dtype == torch.bfloat16,
+        dt_bias.dtype == torch.bfloat16, every,
     )  # fmt: skip
     library.prefill(how, mode, members, segment, ctypes.byref(given), table)
     assert guarded[T:].isnan().all(), "a write behind the output"
@@ -247,3 +251,26 @@ def test_groups_of_heads_and_many_tiles(chunked):
     lengths, slots = [70, 5, 130, 64, 0, 33], [6, 2, 9, 1, 0, 3]
     for how in (-1, -4, TWO):
         assert faults((chunked, how), slow(lengths, slots, 10, 2, 6, fresh=(0,)), members=3, mode=5) == []
+
+
+@pytest.mark.parametrize("how", [SYNC, ONE, TWO])
+@pytest.mark.parametrize(("segment", "half"), [(0, False), (1, True), (2, False)])
+def test_states_within_sequences(chunked, how, half, segment):
+    """After each `every` chunks that are full, and nowhere else."""
+    lengths, slots = [200, 64, 140, 0, 70], [1, 5, 2, 4, 0]
+    for every in (1, 2):
+        args = slow(lengths, slots, 6, fresh=(2,))
+        args[5] = args[5].bfloat16() if half else args[5]
+        starts, used = torch.tensor([2, 6, 8, 11, 12], dtype=torch.int32), {}
+        for n, (length, slot) in enumerate(zip(lengths, slots, strict=True)):
+            first = int(args[8][n])
+            for i in range(length // (64 * every) if slot else 0):
+                here = slice(first, first + (i + 1) * 64 * every)
+                cut = [args[0][here], args[1][here], args[2][here], *args[3:6], args[6][n : n + 1], args[7][n : n + 1],
+                       torch.tensor([0, here.stop - first]), args[9]]  # fmt: skip
+                used[int(starts[n]) + i] = packed.exact(*cut)[1][slot]
+        assert len(used) == (6 if every == 1 else 2)
+        kept = torch.full((14, 2, D, D), math.nan, dtype=args[5].dtype)
+        assert faults((chunked, how), args, kept=(kept, starts, every), segment=segment, mode=3, state=4.5e-3) == []
+        assert {i for i, x in used.items() if not packed.off(kept[i], x) < 4.5e-3} == set()
+        assert kept[[i for i in range(14) if i not in used]].isnan().all()

@@ -121,6 +121,7 @@ struct Segment {
   int slot;                        // its number
   int before;                      // the slot of `ends` that has the state before it; less than 0: state has
   StateOf state;                   // the sequence's
+  int chunks_before;               // of the sequence
   int first, tokens, number;       // its first token, how many, the number of its first chunk
 
   // By all lanes of a warp.
@@ -139,12 +140,12 @@ struct Segment {
     count = (tokens + CHUNK - 1) / CHUNK;
     if (index < 0 || (index > 0 && tokens <= 0)) tokens = -1, count = 0;  // there is no such segment
     before = index > 0 ? slot - 1 : last ? -1 : slot + (end - begin - 1) / unit;  // see gdn_prefill_scan
-    state = p.state_of(n);
+    state = p.state_of(n), chunks_before = index * p.segment;
   }
   // A whole sequence whose borders are known.
   __device__ __forceinline__ Segment(const Prefill& p_, int hv_, int n_, int first_, int tokens_, StateOf state_)
       : p(p_), hv(hv_), h(hv_ / (p_.HV / p_.H)), n(n_), count((tokens_ + CHUNK - 1) / CHUNK), opens(true), last(true), slot(n_),
-        before(-1), state(state_), first(first_), tokens(tokens_), number(first_ / CHUNK + n_) {}
+        before(-1), state(state_), chunks_before(0), first(first_), tokens(tokens_), number(first_ / CHUNK + n_) {}
   __device__ __forceinline__ bool there() const { return tokens >= 0; }
   // Of this value head, number `i` in an array of states or one of the same layout.
   __device__ __forceinline__ int64_t state_at(int i) const { return (static_cast<int64_t>(i) * p.HV + hv) * HEAD_DIM * HEAD_DIM; }
@@ -152,6 +153,11 @@ struct Segment {
   __device__ __forceinline__ StateRows original() const { return p.original(state, hv); }
   __device__ __forceinline__ StateRows start() const { return before < 0 ? original() : StateRows(p.ends + state_at(before)); }
   __device__ __forceinline__ NewStateRows end() const { return p.final(state, hv); }
+  // Whether a state is to be kept after this chunk, all of whose tokens the sequence has; and where.
+  __device__ __forceinline__ bool keeps(int chunk) const {
+    return (chunk + 1) * CHUNK <= tokens && !padding() && p.is_checkpoint(chunks_before + chunk + 1);
+  }
+  __device__ __forceinline__ NewStateRows kept(int chunk) const { return p.checkpoint(n, hv, chunks_before + chunk + 1); }
   __device__ __forceinline__ bool padding() const { return p.padding(state); }
 };
 

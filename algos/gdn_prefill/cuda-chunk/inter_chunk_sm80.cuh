@@ -285,6 +285,7 @@ __global__ void __launch_bounds__(WARPS * 32) gdn_prefill_inter_chunk_sm80(const
     tokens<WARPS, 1>(stage, before, S, R, plain, p.scale, warp, lane);
     tokens<WARPS, 2>(stage, before, S, R, plain, p.scale, warp, lane);
     tokens<WARPS, 3>(stage, before, S, R, plain, p.scale, warp, lane);
+    if (POOL && p.has_checkpoints() && chunks.keeps(chunk)) store_state(chunks.kept(chunk), S, v0 + warp * 16, 0, lane);
     // 13. Store
     __syncwarp();  // the outputs of this warp's rows are in the tile: 32 bytes of each token
 #pragma unroll

@@ -175,9 +175,10 @@ __device__ __forceinline__ void clear_rows(char* tile, int count, int thread) {
     if (i / 8 >= count) reinterpret_cast<uint4*>(tile)[i] = {0, 0, 0, 0};
 }
 
-template <bool OUTPUTS, typename Shared>
+// `row`: the warp's first of the state's, for CHECKPOINTS alone.
+template <bool OUTPUTS, bool CHECKPOINTS = false, typename Shared>
 __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Shared& s, PipelineState<Shared::STAGES>& pipe,
-                                           const Segment& at, bool values) {
+                                           const Segment& at, bool values, int row = 0) {
   constexpr int GROUPS = Shared::GROUPS;
   constexpr bool LEAN = OUTPUTS && GROUPS > 1;  // few registers: load V and gates only right before their use
   const int group = GROUPS > 1 ? threadIdx.x / 128 : 0, thread = threadIdx.x % 128;
@@ -342,6 +343,9 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
     if (!OUTPUTS && lane < ARRIVALS) mbarrier_arrive(shared_address(&s.empty[own.stage(chunk)]));
 #pragma unroll
     for (int step = 0; step < 8; ++step) as_left(before[step], S[2 * step], S[2 * step + 1]);
+    if constexpr (CHECKPOINTS) {
+      if (at.keeps(chunk)) store_state(at.kept(chunk), S, row, 0, lane);
+    }
     if constexpr (OUTPUTS) {
       warpgroup_wait<0>();
       warpgroup_fence_operand(o);
@@ -472,7 +476,7 @@ __device__ __forceinline__ void for_each_static_tile(const Prefill& p, int tiles
   }
 }
 
-template <int GROUPS, int STAGES>
+template <int GROUPS, int STAGES, bool CHECKPOINTS = false>
 __global__ void __launch_bounds__(group_threads(GROUPS, true), 1)
 gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps, const int tiles) {
 #if FLASHCORE_WGMMA
@@ -516,7 +520,7 @@ gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
     const int row = of.half * GROUP_ROWS + warp * 16;
     if (p.segment || !first) load_state(S, at.start(), row, 0, lane);
     if constexpr (POOL) warpgroup_fence_operand(S);
-    consume<true>(S, p, s, pipe, at, true);
+    consume<true, CHECKPOINTS>(S, p, s, pipe, at, true, row);
     if (!at.last) return;
     store_state(at.end(), S, row, 0, lane);
   });

@@ -35,7 +35,7 @@ void launch_sm80(Prefill p, int segments, const Allocate& allocate, int device, 
                                                      p);
     launch_scan(p, device, stream);
   }
-  if (!p.segment && int64_t{p.N} * p.HV <= SPLIT_UP_TO)
+  if (!p.segment && int64_t{p.N} * p.HV <= SPLIT_UP_TO && !p.has_checkpoints())
     launch<gdn_prefill_inter_chunk_sm80_split<2>>(split_grid, SPLIT_THREADS, split_shared<2>(), device, stream, p);
   else
     launch<gdn_prefill_inter_chunk_sm80<WARPS, STAGES>>(grid, WARPS * 32, SHARED, device, stream, p);

@@ -1,6 +1,7 @@
 // The launches of cuda-chunk with wgmma: the intra-chunk kernel, then inter_chunk_sm90.cuh; many sequences that are not
 // split go to launch_sm90_tiles.cu.
 #include <algorithm>
+#include <type_traits>
 
 #include "intra_chunk_sm90.cuh"
 #include "launch.cuh"
@@ -38,8 +39,12 @@ template <int GROUPS, int STAGES>
 static void launch_inter_chunk(const Prefill& p, const Maps& maps, uint32_t parts, int device, cudaStream_t stream) {
   const uint32_t tiles = p.HV * parts, resident = sms_of(device);
   const dim3 grid = GROUPS == 1 ? dim3(2, p.HV, parts) : dim3(p.segment ? std::min(tiles, resident) : tiles);
-  launch<gdn_prefill_inter_chunk_sm90<GROUPS, STAGES>>(grid, group_threads(GROUPS, true), group_shared<GROUPS, STAGES>(), device, stream,
-                                            p, maps, static_cast<int>(tiles));
+  const auto with = [&](auto checkpoints) {
+    launch<gdn_prefill_inter_chunk_sm90<GROUPS, STAGES, decltype(checkpoints)::value>>(
+        grid, group_threads(GROUPS, true), group_shared<GROUPS, STAGES>(), device, stream, p, maps, static_cast<int>(tiles));
+  };
+  if (p.has_checkpoints()) with(std::bool_constant<POOL>{});
+  else with(std::false_type{});
 }
 template <int GROUPS, int STAGES>
 static void launch_transfer(const Prefill& p, const Maps& maps, int device, cudaStream_t stream) {
@@ -69,7 +74,7 @@ bool launch_sm90(Prefill p, int segments, const Allocate& allocate, int device, 
   Maps one{}, two{};
   make_maps(p, one, two);
   const uint32_t parts = allocate_workspace(p, segments, MATRIX, device, allocate);
-  if (!p.segment && launch_sm90_tiles(p, one, two, allocate, device, stream)) return true;
+  if (!p.segment && !p.has_checkpoints() && launch_sm90_tiles(p, one, two, allocate, device, stream)) return true;
   launch_intra_chunk<gdn_prefill_intra_chunk_sm90<false>, true>(p, one.k, device, stream);
   launch_inter_chunk_sm90(p, one, two, parts, device, stream);
   return true;

@@ -39,6 +39,10 @@ struct Tensors : Call {
   __host__ __device__ __forceinline__ const float* rows(int64_t row) const { return state + row * HEAD_DIM; }
   __device__ __forceinline__ float* new_rows(int64_t row) const { return new_state + row * HEAD_DIM; }
 
+  // States within a sequence, for prefix caches: only of a pool.
+  __host__ __device__ __forceinline__ static bool has_checkpoints() { return false; }
+  __device__ __forceinline__ static bool is_checkpoint(int) { return false; }
+  __device__ __forceinline__ static float* checkpoint(int, int, int) { return nullptr; }
   // How many blocks of 128 bytes side by side TMA brings of a state's rows.
   __host__ __device__ __forceinline__ static int state_blocks() { return 4; }
   // The factor of a row of q or k whose elements have this sum of squares.

@@ -62,16 +62,9 @@ void check_ranks(const ffi::TensorView& pool, const ffi::TensorView& state_indic
   if (pool.device().device_type != kDLCUDA) TVM_FFI_THROW(ValueError) << "pool: expected on a CUDA device";
 }
 
-// q, k [num_tokens, H, 128], v [num_tokens, HV, 128] and a, b [num_tokens, HV] bf16, each with any stride from a token to the next
-// (q's and k's is one), such as views of packed rows; A_log [HV] f32; dt_bias [HV] f32 or bf16; pool [slots, HV, 128, 128] f32 or
-// bf16, k-last, slots with any stride, updated in place; state_indices [N] int32 or int64: the slot of each sequence, distinct; one
-// below first_slot, or not of the pool, is padding: zeros out, and no state is touched; has_initial_state [N] bool: sequences without
-// one start from zeros; cu_seqlens [N + 1] int32 or int64, from 0 on, never falling, num_tokens at the end; scale None or 0:
-// 1/sqrt(128). epsilon: q and k become x / sqrt(sum x^2 + epsilon); below 0 they stay. Writes output [num_tokens, HV, 128] bf16.
-void chunk_prefill(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a, ffi::TensorView b,
-                   ffi::TensorView A_log, ffi::TensorView dt_bias, ffi::TensorView pool, ffi::TensorView state_indices,
-                   ffi::Optional<ffi::TensorView> has_initial_state, ffi::TensorView cu_seqlens, ffi::Optional<double> scale,
-                   ffi::TensorView output, int64_t first_slot, double epsilon) {
+// A call's q, k and v, with H, HV, num_tokens and their rows.
+Call of_engine(const ffi::TensorView& q, const ffi::TensorView& k, const ffi::TensorView& v, const ffi::TensorView& pool,
+               const ffi::TensorView& state_indices) {
   if (q.ndim() != 3 || v.ndim() != 3) TVM_FFI_THROW(ValueError) << "q and v: expected 3 dimensions [num_tokens, heads, 128]";
   check_ranks(pool, state_indices);
   Call call{};
@@ -82,6 +75,40 @@ void chunk_prefill(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi:
   call.v = strided<const __nv_bfloat16>(v, "v", BF16, {T, HV, HEAD_DIM}, pool.device(), ALIGNMENT, &call.v_row);
   if (k_row != call.qk_row) TVM_FFI_THROW(ValueError) << "k: expected the stride of q, " << call.qk_row << ", got " << k_row;
   call.num_tokens = T, call.H = static_cast<int>(H), call.HV = static_cast<int>(HV);
+  return call;
+}
+
+// q, k [num_tokens, H, 128], v [num_tokens, HV, 128] and a, b [num_tokens, HV] bf16, each with any stride from a token to the next
+// (q's and k's is one), such as views of packed rows; A_log [HV] f32; dt_bias [HV] f32 or bf16; pool [slots, HV, 128, 128] f32 or
+// bf16, k-last, slots with any stride, updated in place; state_indices [N] int32 or int64: the slot of each sequence, distinct; one
+// below first_slot, or not of the pool, is padding: zeros out, and no state is touched; has_initial_state [N] bool: sequences without
+// one start from zeros; cu_seqlens [N + 1] int32 or int64, from 0 on, never falling, num_tokens at the end; scale None or 0:
+// 1/sqrt(128). epsilon: q and k become x / sqrt(sum x^2 + epsilon); below 0 they stay. Writes output [num_tokens, HV, 128] bf16.
+void chunk_prefill(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a, ffi::TensorView b,
+                   ffi::TensorView A_log, ffi::TensorView dt_bias, ffi::TensorView pool, ffi::TensorView state_indices,
+                   ffi::Optional<ffi::TensorView> has_initial_state, ffi::TensorView cu_seqlens, ffi::Optional<double> scale,
+                   ffi::TensorView output, int64_t first_slot, double epsilon) {
+  const Call call = of_engine(q, k, v, pool, state_indices);
+  checked(call, a, b, A_log, dt_bias, pool, state_indices, has_initial_state, cu_seqlens, scale, output, first_slot, epsilon);
+}
+
+// As chunk_prefill, and keeps states within sequences, for prefix caches: checkpoints [any, HV, 128, 128] like pool, dense; sequence n's
+// from row checkpoint_starts[n] on ([N] or [N + 1], int32 or int64), one after each every_n_tokens tokens, a multiple of 64.
+void chunk_prefill_checkpoints(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, ffi::TensorView a, ffi::TensorView b,
+                               ffi::TensorView A_log, ffi::TensorView dt_bias, ffi::TensorView pool, ffi::TensorView state_indices,
+                               ffi::Optional<ffi::TensorView> has_initial_state, ffi::TensorView cu_seqlens,
+                               ffi::Optional<double> scale, ffi::TensorView output, int64_t first_slot, double epsilon,
+                               ffi::TensorView checkpoints, ffi::TensorView checkpoint_starts, int64_t every_n_tokens) {
+  Call call = of_engine(q, k, v, pool, state_indices);
+  const bool half = pool.dtype() == BF16;
+  if (every_n_tokens < 64 || every_n_tokens % 64) TVM_FFI_THROW(ValueError) << "every_n_tokens: expected a multiple of 64, got " << every_n_tokens;
+  if (checkpoints.ndim() != 4 || checkpoint_starts.ndim() != 1) {
+    TVM_FFI_THROW(ValueError) << "expected checkpoints [any, HV, 128, 128] and checkpoint_starts [N]";
+  }
+  call.num_checkpoints = checkpoints.size(0), call.checkpoint_chunks = static_cast<int>(every_n_tokens / 64);
+  call.checkpoints = data<char>(checkpoints, "checkpoints", half ? BF16 : F32, {call.num_checkpoints, call.HV, HEAD_DIM, HEAD_DIM}, pool.device());
+  const int64_t N = state_indices.size(0), starts = checkpoint_starts.size(0);
+  call.checkpoint_starts = numbers(checkpoint_starts, "checkpoint_starts", starts == N + 1 ? starts : N, pool.device(), call.long_starts);
   checked(call, a, b, A_log, dt_bias, pool, state_indices, has_initial_state, cu_seqlens, scale, output, first_slot, epsilon);
 }
 
@@ -111,4 +138,5 @@ std::string told_fallback() { return fallback(); }
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, gdn::run);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(chunk_prefill, gdn::chunk_prefill);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(chunk_prefill_checkpoints, gdn::chunk_prefill_checkpoints);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(fallback, gdn::told_fallback);

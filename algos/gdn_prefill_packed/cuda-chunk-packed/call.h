@@ -24,12 +24,16 @@ struct Call {
   const bool* has_state;         // [N]; null: all have
   const void* cu_seqlens;        // [N + 1], int32 or int64
   __nv_bfloat16* output;         // [num_tokens, HV, 128]
+  void* checkpoints;             // [num_checkpoints, HV, 128, 128] like pool, dense; null: none
+  const void* checkpoint_starts; // [N], int32 or int64: where a sequence's are, one after each checkpoint_chunks chunks of 64 tokens
+  int64_t num_checkpoints;
+  int checkpoint_chunks;
   int64_t qk_row, v_row, a_row, b_row, slot_stride, slots, num_tokens;
   float scale;
   float epsilon;                 // of the norms, under the root; below 0: q and k are as they should be
   int H, HV, N;
   int first_slot;                // slots below this are padding
-  bool long_indices, long_lengths, half_pool, half_bias;
+  bool long_indices, long_lengths, long_starts, half_pool, half_bias;
 };
 
 // Allocates device memory until the call's launches are queued. It is in the binding, which knows the caller's allocator.

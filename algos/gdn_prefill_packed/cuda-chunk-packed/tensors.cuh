@@ -65,6 +65,16 @@ struct Tensors : Call {
   __device__ __forceinline__ static const float* rows(int64_t) { return nullptr; }
   __device__ __forceinline__ static float* new_rows(int64_t) { return nullptr; }
 
+  // States within a sequence, for prefix caches: whether there are any; whether there is one after so many of a sequence's chunks; and
+  // where it goes.
+  __host__ __device__ __forceinline__ bool has_checkpoints() const { return checkpoints; }
+  __device__ __forceinline__ bool is_checkpoint(int chunks) const { return chunks % checkpoint_chunks == 0; }
+  __device__ __forceinline__ NewStateRows checkpoint(int n, int hv, int chunks) const {
+    const int64_t row = number(checkpoint_starts, long_starts, n) + chunks / checkpoint_chunks - 1;
+    if (row < 0 || row >= num_checkpoints) return {nullptr, half_pool};
+    return {static_cast<char*>(checkpoints) + (row * HV + hv) * (HEAD_DIM * HEAD_DIM) * (half_pool ? 2 : 4), half_pool};
+  }
+
   // How many blocks of 128 bytes side by side TMA brings of a state's rows.
   __host__ __device__ __forceinline__ int state_blocks() const { return half_pool ? 2 : 4; }
   // The factor of a row of q or k whose elements have this sum of squares.
