@@ -1,4 +1,4 @@
-"""What `mtp_verify` of the CUDA rungs takes beyond test_mtp.py: a pool of bfloat16, 1 to 8 tokens, every row of constants."""
+"""What `mtp_verify` of the CUDA rungs takes beyond test_mtp.py: bfloat16, 1 to 8 tokens, every row of constants."""
 
 from __future__ import annotations
 
