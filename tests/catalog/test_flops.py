@@ -38,6 +38,12 @@ def test_decode(op):
     assert OPS[op].peak == "fp32"
 
 
+@pytest.mark.parametrize("op", ["gdn_mtp", "gdn_mtp_packed"])
+def test_verify(op):
+    assert OPS[op].work({"batch_size": 3, "seq_len": 4, "pool_size": 13}) == 3 * 4 * 8 * gated_delta_step(128)
+    assert OPS[op].peak == "fp32"
+
+
 def test_prefill():
     axes = {"total_seq_len": 5, "num_seqs": 2, "len_cu_seqlens": 3}
     assert OPS["gdn_prefill"].work(axes) == 5 * 8 * gated_delta_step(128)

@@ -666,7 +666,7 @@ def test_records_go_to_a_file_of_their_own_and_are_readable_json(tmp_path, monke
 def test_data_list(gdn):
     done = gdn("data", "list", "--json")
     rows = done.json["workloads"]
-    assert done.code == 0 and len(rows) == 54 + 100 + 6 + 6 + 10 + 9
+    assert done.code == 0 and len(rows) == 54 + 100 + 6 + 6 + 10 + 9 + 8 + 8
     assert rows[20] == {
         "op": "gdn_decode", "index": 20, "uuid": rows[20]["uuid"], "axes": {"batch_size": 8}, "origin": "twin"
     }  # fmt: skip

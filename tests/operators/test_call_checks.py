@@ -104,7 +104,9 @@ def test_a_dtype_that_no_op_takes_gets_no_advice():
 
 def case(op: str) -> list:
     sizes = {"gdn_prefill": dict(lengths=(5, 0, 3))}.get(op) or dict(batch_size=2)
-    return oracle.inputs(op, **sizes, **(dict(seq_len=33) if op.startswith("attention") else {}))
+    if op.startswith(("attention", "gdn_mtp")):
+        sizes |= dict(seq_len=3 if op.startswith("gdn_mtp") else 33)
+    return oracle.inputs(op, **sizes)
 
 
 EAGER = [

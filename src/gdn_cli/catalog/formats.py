@@ -53,9 +53,13 @@ class Axis(TypedDict, total=False):
     value: Positive | None  # None or left out: variable
 
 
-class Tensor(TypedDict):
+class _Tensor(TypedDict):
     shape: list[str] | None  # names of axes; None: a scalar
     dtype: Text
+
+
+class Tensor(_Tensor, total=False):
+    optional: bool  # an input that a call may leave out
 
 
 class Calls(TypedDict):
