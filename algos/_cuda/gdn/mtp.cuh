@@ -42,9 +42,9 @@ constexpr int MOST_TOKENS = 8;
 
 enum Mode { OUTPUTS, LAST, SLOTS, BUFFER };  // which states are written, and where: see mtp_verify
 
-// Strides are of elements, and have 32 bits: their products with an index have 64. With cu_seqlens, those of the batch are
-// 0. Indices are int32 or int64 as their shifts say (log2 of their bytes); a pool has less than 2^31 slots. The order is that
-// of use, for the constant cache is cold: its first line ends before `pool`, the next ones before `v` and `epsilon`.
+// Strides are of elements, and have 32 bits: their products with an index have 64. With cu_seqlens, those of the batch
+// are 0. Indices are int32 or int64 as their shifts say (log2 of their bytes); a pool has less than 2^31 slots. The order
+// is that of use, for the constant cache is cold: its first line ends before `pool`, the next ones before `v` and `epsilon`.
 struct MtpArguments {
   const void* slots;           // [B] or [B, columns]
   const void* accepted;        // [B]: the state is read from column accepted - 1; null: from column 0
