@@ -28,7 +28,7 @@ T* strided(const ffi::TensorView& t, const char* name, DLDataType dtype, std::in
       aligned = aligned && strides[i] * (dtype.bits / 8) % static_cast<int64_t>(align) == 0;
     } else if (t.size(i) != 1 && t.stride(i) != dense) {
       TVM_FFI_THROW(ValueError) << name << ": expected dense but for its first "
-                                << (LEADING == 1 ? "axis" : "axes") << "; call .contiguous() on it";
+                                << (LEADING == 1 ? "axis" : "two axes") << "; call .contiguous() on it";
     }
     dense *= t.size(i);
   }

@@ -42,9 +42,9 @@ constexpr int MOST_TOKENS = 8;
 
 enum Mode { OUTPUTS, LAST, SLOTS, BUFFER };  // which states are written, and where: see mtp_verify
 
-// Strides are of elements, and have 32 bits: their products with an index have 64. With cu_seqlens, those of the batch are
-// 0. Indices are int32 or int64 as their shifts say (log2 of their bytes); a pool has less than 2^31 slots. The order is that
-// of use, for the constant cache is cold: its first line ends before `pool`, the next ones before `v` and `epsilon`.
+// Strides are of elements, and have 32 bits: their products with an index have 64. With cu_seqlens, those of the batch
+// are 0. Indices are int32 or int64 as their shifts say (log2 of their bytes); a pool has less than 2^31 slots. The order
+// is that of use, for the constant cache is cold: its first line ends before `pool`, the next ones before `v` and `epsilon`.
 struct MtpArguments {
   const void* slots;           // [B] or [B, columns]
   const void* accepted;        // [B]: the state is read from column accepted - 1; null: from column 0
@@ -262,6 +262,16 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
   const char* bias_at = static_cast<const char*>(p.dt_bias) + (i_hv << (p.dt_bias_bf16 ? 1 : 2));
   ptx::load_now<2>(&bias, bias_at + (p.dt_bias_bf16 ? 0 : 2));  // a bfloat16 is the upper half of a float
   ptx::load_now<2>(&bias_low, bias_at);
+  const auto k_at = [&](int t, int i) { return of_token(p.k, p.k_batch, p.k_token, t, i_h * K + column) + i * BLOCK; };
+  // For the new states; with many elements a lane would run out of registers
+  constexpr bool READY = WRITES && BLOCKS * HALVES * EACH <= 8;
+  [[maybe_unused]] uint32_t ready[READY ? TOKENS : 1][BLOCKS][EACH / 2];
+  if constexpr (READY) {
+#pragma unroll
+    for (int t = 0; t < TOKENS; ++t)
+#pragma unroll
+      for (int i = 0; i < BLOCKS; ++i) ptx::load_now<EACH * 2>(ready[t][i], k_at(token(t), i));
+  }
   int32_t states_row = i_b;
   if (WRITES && p.states_rows != nullptr) states_row = index(p.states_rows, i_b, p.rows_shift);
   __nv_bfloat16* output = p.output + ((static_cast<int64_t>(p.cu_seqlens ? 0 : i_b * p.tokens) + begin) * p.HV + i_hv) * V;
@@ -285,6 +295,14 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
   for (int i = 0; i < BLOCKS; ++i)
 #pragma unroll
     for (int h = 0; h < HALVES; ++h) load<16, LOAD>(w[i][h], from + (h * 8 * K + i * BLOCK) * sizeof(T));
+
+  // Where lane t's token has its state written to; below 0: nowhere
+  [[maybe_unused]] int32_t to_slot = lane;
+  if (p.mode == LAST) to_slot = int(lane) + 1 == count ? start : -1;
+  if (p.mode == SLOTS) to_slot = slot < p.first_slot ? -1 : slot;
+  if (int(lane) >= count || states_row < 0) to_slot = -1;
+  [[maybe_unused]] char* const states =
+      static_cast<char*>(p.states) + static_cast<int64_t>(states_row) * p.states_stride * int64_t(sizeof(T)) + at;
 
   // 3. M and W
   if (warp == 0) {
@@ -382,22 +400,13 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
 
   // 6. States
   if constexpr (WRITES) {
-    int32_t mine = lane;                       // lane t has where the state after token t goes; below 0: nowhere
-    if (p.mode == LAST) mine = lane + 1 == count ? start : -1;
-    if (p.mode == SLOTS) mine = slot < p.first_slot ? -1 : slot;
-    if (lane >= count || states_row < 0) mine = -1;
-    char* states =
-        static_cast<char*>(p.states) + static_cast<int64_t>(states_row) * p.states_stride * int64_t(sizeof(T)) + at;
     float s[BLOCKS][HALVES][EACH];
 #pragma unroll
     for (int i = 0; i < BLOCKS; ++i)
 #pragma unroll
       for (int h = 0; h < HALVES; ++h) unpack<EACH>(s[i][h], w[i][h], static_cast<const T*>(nullptr));
-    // Unrolled for a few elements only: code that does not fit into the instruction cache is slower than a loop.
-#pragma unroll(BLOCKS* HALVES* EACH > 8 ? 1 : TOKENS)
-    for (int t = 0; t < TOKENS; ++t) {
-      if (t >= count) break;
-      const int32_t i_state = __shfl_sync(ALL, mine, t);
+    const auto advance = [&](int t, const auto& k_words) {
+      const int32_t i_state = __shfl_sync(ALL, to_slot, t);
       char* to = states + static_cast<int64_t>(i_state) * p.state_stride * int64_t(sizeof(T));
       const float g = coefficients.factors[t].w;
       float d_t[HALVES];
@@ -406,10 +415,8 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
         d_t[h] = __shfl_sync(ALL, t < 4 ? delta[0][h] : delta[N - 1][h], (lane & ~3u) + t % 4);
 #pragma unroll
       for (int i = 0; i < BLOCKS; ++i) {
-        uint32_t words[EACH / 2];
         float k[EACH];
-        load_words<EACH / 2>(words, of_token(p.k, p.k_batch, p.k_token, begin + t, i_h * K + column) + i * BLOCK);
-        unpack<EACH>(k, words, static_cast<const __nv_bfloat16*>(nullptr));
+        unpack<EACH>(k, k_words[i], static_cast<const __nv_bfloat16*>(nullptr));
 #pragma unroll
         for (int h = 0; h < HALVES; ++h) {
 #pragma unroll
@@ -418,6 +425,20 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
           pack<EACH>(packed, s[i][h], static_cast<const T*>(nullptr));
           if (i_state >= 0) store<16, STORE>(to + (h * 8 * K + i * BLOCK) * sizeof(T), packed);
         }
+      }
+    };
+    if constexpr (READY) {
+#pragma unroll
+      for (int t = 0; t < TOKENS; ++t)
+        if (t < count) advance(t, ready[t]);
+    } else {
+      // A loop: what does not fit into the instruction cache is slower.
+#pragma unroll 1
+      for (int t = 0; t < count; ++t) {
+        uint32_t k_words[BLOCKS][EACH / 2];
+#pragma unroll
+        for (int i = 0; i < BLOCKS; ++i) load_words<EACH / 2>(k_words[i], k_at(begin + t, i));
+        advance(t, k_words);
       }
     }
   }

@@ -1,4 +1,5 @@
-// The launch of mtp.cuh's kernel with the constants that TUNED (tuned.h, included before this file) has for this GPU and size.
+// The launch of mtp.cuh's kernel with the constants that TUNED (tuned.h, included before this file) has for this GPU and
+// size.
 #pragma once
 
 #include <algorithm>
