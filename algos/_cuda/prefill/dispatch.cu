@@ -1,9 +1,10 @@
 // GDN prefill, cuda-chunk: chunks of 64 tokens. The files:
 //
-//   binding.cpp, call.h            checks of the arguments
-//   kernel.cu, dispatch*.h         the choice of the code path, by the number of tokens, sequences and heads
+//   binding.cpp, call.h            checks of the arguments; like tensors.cuh and launch_recurrent.cu in the rung's own folder
+//   dispatch*                      the choice of the code path, by the number of tokens, sequences and heads
 //   chunk.cuh                      shared by the kernels: the letters, the division into chunks, layouts in memory
-//   tensors.cuh                    where a call's tensors are; gdn_prefill_packed/cuda-chunk-packed has its own, and shares the rest
+//   tensors.cuh                    where a call's tensors are: dense (gdn_prefill/cuda-chunk), or in rows and slots with gaps
+//                                  (gdn_prefill_packed/cuda-chunk-packed)
 //   intra_chunk_*.cuh              launch 1: for all chunks at once, T = (I + A)^-1 and the gates; without wgmma M, too. _steps:
 //                                  the steps of both kernels, _sm90 and _sm80
 //   inter_chunk_sm90*.cuh          launch 2 on sm_90a: from chunk to chunk with wgmma and TMA, M computed at the same time;
