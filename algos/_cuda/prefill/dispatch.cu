@@ -41,7 +41,8 @@ void prefill(const Call& call, const Allocate& allocate, int device, void* on) {
   const auto stream = static_cast<cudaStream_t>(on);
   const int count = sms(device);
   const Tuned& row = TUNED[chosen(TUNED, count, int64_t{p.N} * p.HV)];
-  if (!p.has_checkpoints() && use_recurrent(p.num_tokens, p.N, p.HV, row.recurrent, count)) return launch_recurrent(p, device, stream);
+  const bool whole = !p.has_checkpoints() || p.num_tokens < CHUNK;  // cuda-recurrent's kernel keeps no states in between
+  if (whole && use_recurrent(p.num_tokens, p.N, p.HV, row.recurrent, count)) return launch_recurrent(p, device, stream);
   if (!launch_sm90(p, row.segments, allocate, device, stream)) launch_sm80(p, row.segments, allocate, device, stream);
 }
 
