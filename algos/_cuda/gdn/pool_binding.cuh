@@ -3,17 +3,11 @@
 #pragma once
 
 #include "decode_binding.cuh"
+#include "strided.cuh"
 
 namespace gdn {
 
 constexpr double NORM_EPSILON = 1e-6;  // under the root, as in vLLM, SGLang and FlashInfer
-
-// int32 or int64 [B], dense; *shift is log2 of an element's bytes.
-inline const void* slots_of(const ffi::TensorView& t, const char* name, int64_t B, DLDevice device, uint8_t* shift) {
-  const DLDataType i32{kDLInt, 32, 1}, i64{kDLInt, 64, 1};
-  *shift = t.dtype() == i64 ? 3 : 2;
-  return data<const char>(t, name, t.dtype() == i64 ? i64 : i32, {B}, device, size_t{1} << *shift);
-}
 
 // mixed_qkv [B, 2 H 128 + HV 128] bf16: q of all heads, k, then v; a, b [B, HV] bf16; A_log [HV] f32; dt_bias [HV] f32 or
 // bf16; pool [slots, HV, 128, 128] of T, k-last; state_indices [B] int32 or int64. A row's slot must be below the pool's
