@@ -24,7 +24,7 @@ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
   flashcore::product<bf16_at>(d, a, b0, b1);
 }
 
-// An 8 x 8 matrix of bf16 turned: cuda-chunk/chunk.cuh has it.
+// An 8 x 8 matrix of bf16 turned: _cuda/prefill/chunk.cuh has it.
 inline uint32_t transposed(uint32_t x) {
   static const char tag = 0;
   emulated::Lane& mine = emulated::me->warp->lanes[emulated::me->lane];

@@ -14,6 +14,7 @@ import torch
 from emulator import emulation
 
 FOLDER = helpers.OURS / "gdn_prefill" / "cuda-chunk"
+SHARED = emulation.CUDA / "prefill"
 
 # For both layouts of tensors (tensors.cuh); a test gives `state_map`.
 LAUNCHES = """
@@ -180,18 +181,18 @@ extern "C" void scan_segments(int mode, void** t, int HV, int N, int T, int segm
 def library_of(folder, driver, *own):
     """The library of a driver; `own` are files of another rung that take the places of cuda-chunk's."""
     names = {"wgmma_bf16.cuh", "tensor_maps.cuh", "launch.cuh", "tuned.h"}  # emulated, or of the host
-    for file in [*FOLDER.glob("*.*h"), *own]:
+    for file in [*FOLDER.glob("*.*h"), *SHARED.glob("*.*h"), *own]:
         if file.name not in names:
             shutil.copy(file, folder)
     chunk, n = re.subn(
-        r"__device__ __forceinline__ uint32_t transposed\(.*?\n}\n", "", (FOLDER / "chunk.cuh").read_text(), flags=re.S
+        r"__device__ __forceinline__ uint32_t transposed\(.*?\n}\n", "", (SHARED / "chunk.cuh").read_text(), flags=re.S
     )
     assert n == 1 and "asm" not in chunk, "chunk.cuh has other PTX than emulator/matrix.cuh"
     (folder / "chunk.cuh").write_text(chunk)
-    descriptors = re.search(r"struct KMajor .*?\n(?=\n#define)", (FOLDER / "wgmma_bf16.cuh").read_text(), re.S)[0]
+    descriptors = re.search(r"struct KMajor .*?\n(?=\n#define)", (SHARED / "wgmma_bf16.cuh").read_text(), re.S)[0]
     assert "further" in descriptors and "asm" not in descriptors
     (folder / "descriptors.cuh").write_text(descriptors)  # for emulator/wgmma.cuh
-    return emulation.library(folder, LAUNCHES + driver, FOLDER / "intra_chunk_steps.cuh")
+    return emulation.library(folder, LAUNCHES + driver, SHARED / "intra_chunk_steps.cuh")
 
 
 @pytest.fixture(scope="module")

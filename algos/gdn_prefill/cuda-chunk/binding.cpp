@@ -1,4 +1,4 @@
-// The binding: checks the arguments, and calls kernel.cu. No CUDA here: see call.h.
+// The binding: checks the arguments, and calls dispatch.cu. No CUDA here: see call.h.
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/function.h>

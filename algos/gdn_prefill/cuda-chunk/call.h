@@ -1,4 +1,4 @@
-// A call that the binding (binding.cpp) has checked, for kernel.cu, which chooses the code path. This file includes neither CUDA's
+// A call that the binding (binding.cpp) has checked, for dispatch.cu, which chooses the code path. This file includes neither CUDA's
 // headers nor the binding's: both together take longer to compile than any kernel.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The binding: checks the arguments of a serving engine's call, and calls kernel.cu. No CUDA here: see cuda-chunk's call.h.
+// The binding: checks the arguments of a serving engine's call, and calls dispatch.cu. No CUDA here: see cuda-chunk's call.h.
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/function.h>
@@ -15,12 +15,14 @@
 namespace gdn {
 
 constexpr double NORM_EPSILON = 1e-6;  // under the root, as in vLLM, SGLang and FlashInfer
-constexpr DLDataType BF16{kDLBfloat, 16, 1}, F32{kDLFloat, 32, 1}, I32{kDLInt, 32, 1}, I64{kDLInt, 64, 1}, BOOL{kDLBool, 8, 1};
+constexpr DLDataType BF16{kDLBfloat, 16, 1}, F32{kDLFloat, 32, 1}, BOOL{kDLBool, 8, 1};
 
-// int32 or int64 [count], dense.
+// int32 or int64 [count], dense; and which.
 const void* numbers(const ffi::TensorView& t, const char* name, int64_t count, DLDevice device, bool& wide) {
-  wide = t.dtype() == I64;
-  return data<const char>(t, name, wide ? I64 : I32, {count}, device, wide ? 8 : 4);
+  uint8_t shift;
+  const void* const p = slots_of(t, name, count, device, &shift);
+  wide = shift == 3;
+  return p;
 }
 
 // Checks all but q, k and v, which `call` has, with H, HV, num_tokens and their rows; and launches.

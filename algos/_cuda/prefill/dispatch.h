@@ -1,4 +1,4 @@
-// The functions that kernel.cu dispatches to, one for each launch_*.cu. These files are compiled separately, in parallel.
+// The functions that dispatch.cu dispatches to, one for each launch_*.cu. These files are compiled separately, in parallel.
 #pragma once
 
 #include <cuda.h>
@@ -15,7 +15,7 @@ void launch_sm80(Prefill p, int segments, const Allocate& allocate, int device, 
 // cuda-recurrent's kernel (launch_recurrent.cu).
 void launch_recurrent(const Prefill& p, int device, cudaStream_t stream);
 
-// Defined in kernel.cu, so that the other files need not include the binding's headers: throw if the runtime, or the driver that
+// Defined in dispatch.cu, so that the other files need not include the binding's headers: throw if the runtime, or the driver that
 // makes tensor maps, reports an error; number of SMs of a device.
 void check(cudaError_t error);
 void check(CUresult error);

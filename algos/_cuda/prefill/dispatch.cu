@@ -1,9 +1,10 @@
 // GDN prefill, cuda-chunk: chunks of 64 tokens. The files:
 //
-//   binding.cpp, call.h            checks of the arguments
-//   kernel.cu, dispatch*.h         the choice of the code path, by the number of tokens, sequences and heads
+//   binding.cpp, call.h            checks of the arguments; like tensors.cuh and launch_recurrent.cu in the rung's own folder
+//   dispatch*                      the choice of the code path, by the number of tokens, sequences and heads
 //   chunk.cuh                      shared by the kernels: the letters, the division into chunks, layouts in memory
-//   tensors.cuh                    where a call's tensors are; gdn_prefill_packed/cuda-chunk-packed has its own, and shares the rest
+//   tensors.cuh                    where a call's tensors are: dense (gdn_prefill/cuda-chunk), or in rows and slots with gaps
+//                                  (gdn_prefill_packed/cuda-chunk-packed)
 //   intra_chunk_*.cuh              launch 1: for all chunks at once, T = (I + A)^-1 and the gates; without wgmma M, too. _steps:
 //                                  the steps of both kernels, _sm90 and _sm80
 //   inter_chunk_sm90*.cuh          launch 2 on sm_90a: from chunk to chunk with wgmma and TMA, M computed at the same time;
@@ -40,7 +41,8 @@ void prefill(const Call& call, const Allocate& allocate, int device, void* on) {
   const auto stream = static_cast<cudaStream_t>(on);
   const int count = sms(device);
   const Tuned& row = TUNED[chosen(TUNED, count, int64_t{p.N} * p.HV)];
-  if (!p.has_checkpoints() && use_recurrent(p.num_tokens, p.N, p.HV, row.recurrent, count)) return launch_recurrent(p, device, stream);
+  const bool whole = !p.has_checkpoints() || p.num_tokens < CHUNK;  // cuda-recurrent's kernel keeps no states in between
+  if (whole && use_recurrent(p.num_tokens, p.N, p.HV, row.recurrent, count)) return launch_recurrent(p, device, stream);
   if (!launch_sm90(p, row.segments, allocate, device, stream)) launch_sm80(p, row.segments, allocate, device, stream);
 }
 
