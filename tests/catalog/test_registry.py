@@ -105,8 +105,22 @@ def test_a_cycle_of_rungs_loses_none_and_does_not_hang():
 def test_the_shipped_ladders_have_no_missing_rung():
     r = registry.load()
     for op in r.ops:
-        gdn = "gdn_decode gdn_decode_bf16 gdn_decode_packed gdn_prefill gdn_prefill_packed"
-    assert list(r.ops) == [*gdn.split(), "attention_fwd", "attention_fwd_causal"]
+        names = [a.name for a in r.of(op)]
+        assert names[0] == r.ops[op].reference
+        for a in r.of(op):
+            assert a.after is None or names.index(a.after) < names.index(a.name), a.full_name
+
+
+# --- what ships -------------------------------------------------------------------------------------------------
+
+
+def test_every_shipped_algo_and_config_loads():
+    r = registry.load()
+    assert r.broken == ()
+    folders = {f"{p.parent.parent.name}/{p.parent.name}" for p in paths.ALGOS_DIR.glob("*/*/algo.toml")}
+    assert {a.full_name for a in r.algos} == folders and len(folders) >= 14
+    names = "gdn_decode gdn_decode_bf16 gdn_decode_packed gdn_prefill gdn_prefill_packed"
+    assert list(r.ops) == [*names.split(), "attention_fwd", "attention_fwd_causal"]
     for op in r.ops.values():
         assert r.reference(op).language == "python" and "cpu" in r.reference(op).modes
         assert op.baseline is None or r.find(op.baseline, op.name)
