@@ -67,8 +67,9 @@ def write_algo():
 # The files that take longest, the longest first: where they come last, one process works and the others wait.
 LONG = (
     "test_gpu test_gpu_calls test_trust test_algos test_probes test_modal test_cli test_decode_edges test_serve "
-    "test_build_cache test_comparison test_search test_honest test_sass test_kept test_prefill_chunk test_remote "
-    "test_session test_history test_pack test_report test_cpu test_gpu_sharing test_flashcore test_prefill_edges"
+    "test_prefill_pool test_build_cache test_comparison test_search test_honest test_sass test_kept test_mtp "
+    "test_prefill_chunk test_remote test_session test_history test_pack test_report test_cpu test_gpu_sharing "
+    "test_flashcore test_prefill_edges"
 ).split()
 
 
