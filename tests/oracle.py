@@ -208,8 +208,8 @@ def inputs(
     """Torch CPU tensors (and the scale) in the definition's order and dtypes, drawn from `seed`.
 
     op         gdn_decode, gdn_decode_bf16 or gdn_decode_packed (read batch_size), gdn_prefill or gdn_prefill_packed
-               (read lengths, one per sequence, 0 allowed), gdn_mtp, gdn_mtp_packed, attention_fwd or attention_fwd_causal
-               (read batch_size and seq_len)
+               (read lengths, one per sequence, 0 allowed), gdn_mtp, gdn_mtp_packed, attention_fwd or
+               attention_fwd_causal (read batch_size and seq_len)
     case       one of CASES, for the GDN operations
     heads      query/key heads (GDN has twice as many value heads); the definitions' count if None
     head_size  the definitions' if None

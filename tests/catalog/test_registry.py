@@ -119,14 +119,9 @@ def test_every_shipped_algo_and_config_loads():
     assert r.broken == ()
     folders = {f"{p.parent.parent.name}/{p.parent.name}" for p in paths.ALGOS_DIR.glob("*/*/algo.toml")}
     assert {a.full_name for a in r.algos} == folders and len(folders) >= 14
-<<<<<<< HEAD
     gdn = "gdn_decode gdn_decode_bf16 gdn_decode_packed gdn_decode_packed_bf16 gdn_mtp gdn_mtp_packed"
     names = f"{gdn} gdn_prefill gdn_prefill_packed attention_fwd attention_fwd_causal"
     assert list(r.ops) == names.split()
-=======
-    names = "gdn_decode gdn_decode_bf16 gdn_decode_packed gdn_prefill gdn_prefill_packed"
-    assert list(r.ops) == [*names.split(), "attention_fwd", "attention_fwd_causal"]
->>>>>>> prefill-pool
     for op in r.ops.values():
         assert r.reference(op).language == "python" and "cpu" in r.reference(op).modes
         assert op.baseline is None or r.find(op.baseline, op.name)

@@ -24,6 +24,7 @@ import reports
 from gdn_cli import __version__, errors, paths, units
 from gdn_cli.catalog import pack, registry
 from gdn_cli.catalog.tiers import FLOORS, TIERS
+from gdn_cli.catalog.workloads import embedded
 from gdn_cli.errors import UsageError
 from gdn_cli.machine import inventory
 from gdn_cli.records import store
@@ -331,13 +332,14 @@ def test_a_command_that_times_on_a_device_holds_its_lock(mode, tiers, held, monk
         yield
         log.append("free")
 
-    def execute(job, on_record, given_up):
+    def execute(job, on_record, given_up, worker):
         log.append("run")
         return jobs.Outcome(Status.DONE)
 
     monkeypatch.setattr(execution.locks, "gpu", gpu)
     monkeypatch.setattr(execution.locks, "cpu", cpu)
     monkeypatch.setattr(execution, "execute", execute)
+    monkeypatch.setattr(execution.compile_ahead, "cpus", lambda: 1)  # no worker is started early
     monkeypatch.setattr(execution.compile_ahead, "ahead", lambda *_: log.append("compile"))
     machine = inventory.Machine(gpus=lambda: (inventory.Gpu("H200", "9.0", "580", "GPU-7", 3),))
     job = jobs.Job("bench", DECODE, {}, None, mode, (), tiers=tiers, machine=machine)
@@ -666,7 +668,7 @@ def test_records_go_to_a_file_of_their_own_and_are_readable_json(tmp_path, monke
 def test_data_list(gdn):
     done = gdn("data", "list", "--json")
     rows = done.json["workloads"]
-    assert done.code == 0 and len(rows) == 54 + 100 + 6 + 6 + 10 + 9 + 8 + 8
+    assert done.code == 0 and len(rows) == sum(len(embedded(op)) for op in REGISTRY.ops.values())
     assert rows[20] == {
         "op": "gdn_decode", "index": 20, "uuid": rows[20]["uuid"], "axes": {"batch_size": 8}, "origin": "twin"
     }  # fmt: skip

@@ -72,7 +72,7 @@ finally:
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("gdn bench cuda-v5", ["cuda-v5", "cuda-v5-bf16"]),
+        ("gdn bench cuda-v5-b", ["cuda-v5-bf16"]),
         ("gdn run --algo cpp-v1,triton", ["cpp-v1,triton-v1", "cpp-v1,triton-v2"]),
         ("gdn show gdn_prefill/fla-r", ["gdn_prefill/fla-ready"]), ("gdn sh", ["show"]),
     ],

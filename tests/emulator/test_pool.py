@@ -21,7 +21,7 @@ struct Call {
   void *slots, *qkv, *pool, *a, *b, *A_log, *dt_bias, *new_pool, *new_slots, *has_state, *output;
   int64_t slot_stride, new_slot_stride, qkv_stride, a_stride, b_stride;
   float scale, epsilon;
-  int32_t B, H, HV, first_slot, slot_shift, new_slot_shift, dt_bias_bf16;
+  int32_t B, H, HV, first_slot, slots_step, new_slots_step, dt_bias_bf16;
 };
 template <typename T, int LANES, int ROWS, int PASSES, int WARPS>
 void launch(const gdn::PoolArguments<T>& p, uint32_t heads) {
@@ -34,7 +34,7 @@ int run(int cut, const Call& c) {
   gdn::PoolArguments<T> p{};
   p.slots = c.slots, p.pool = (T*)c.pool, p.slot_stride = c.slot_stride, p.first_slot = c.first_slot;
   p.by_HV = gdn::Divisor(c.HV), p.by_group = gdn::Divisor(c.HV / c.H), p.HV = c.HV, p.H = c.H;
-  p.slot_shift = c.slot_shift, p.new_slot_shift = c.new_slot_shift, p.dt_bias_bf16 = c.dt_bias_bf16;
+  p.slots_step = c.slots_step, p.new_slots_step = c.new_slots_step, p.dt_bias_bf16 = c.dt_bias_bf16;
   p.has_state = (bool*)c.has_state, p.qkv = (bf*)c.qkv, p.a = (bf*)c.a, p.b = (bf*)c.b, p.A_log = (float*)c.A_log;
   p.dt_bias = c.dt_bias, p.qkv_stride = c.qkv_stride, p.a_stride = c.a_stride, p.b_stride = c.b_stride;
   p.scale = c.scale, p.epsilon = c.epsilon, p.new_pool = (T*)c.new_pool, p.new_slots = c.new_slots;
@@ -56,7 +56,7 @@ class Call(ctypes.Structure):
             "slots qkv pool a b A_log dt_bias new_pool new_slots has_state output".split())),
         *((name, ctypes.c_int64) for name in "slot_stride new_slot_stride qkv_stride a_stride b_stride".split()),
         ("scale", ctypes.c_float), ("epsilon", ctypes.c_float),
-        *((name, ctypes.c_int32) for name in "B H HV first_slot slot_shift new_slot_shift dt_bias_bf16".split()),
+        *((name, ctypes.c_int32) for name in "B H HV first_slot slots_step new_slots_step dt_bias_bf16".split()),
     ]  # fmt: skip
 
 
@@ -94,8 +94,8 @@ class Problem:
             *(x.data_ptr() for x in (self.slots, self.qkv, pool, self.a, self.b, self.A_log, self.dt_bias, pool)),
             new_slots.data_ptr(), None if has_state is None else has_state.data_ptr(), self.output.data_ptr(),
             pool.stride(0), pool.stride(0), self.qkv.stride(0), self.a.stride(0), self.b.stride(0), scale, epsilon,
-            len(self.slots), self.H, self.HV, first_slot, self.slots.element_size().bit_length() - 1,
-            new_slots.element_size().bit_length() - 1, int(self.dt_bias.dtype == torch.bfloat16),
+            len(self.slots), self.H, self.HV, first_slot, _step(self.slots),
+            _step(new_slots), int(self.dt_bias.dtype == torch.bfloat16),
         )  # fmt: skip
         assert library.decode(DTYPES.index(pool.dtype), cut, ctypes.byref(given)) == 0
 
@@ -120,6 +120,10 @@ class Problem:
             if target >= first_slot:
                 states[target] = torch.as_tensor(found[1])[0]
         return output, states
+
+
+def _step(slots: torch.Tensor) -> int:
+    return slots.stride(0) * slots.element_size()
 
 
 def off(x: torch.Tensor, right: torch.Tensor) -> float:
@@ -173,6 +177,12 @@ def test_slots_of_64_bits_and_a_bias_in_bfloat16(library):
     problem = Problem(2, 2, [3, -1, 1], 4)
     problem.slots, problem.dt_bias = problem.slots.long(), problem.dt_bias.bfloat16()
     check(library, problem, 3)
+
+
+def test_slots_in_a_column_of_a_table(library):
+    problem = Problem(2, 4, [3, 0, 1], 5)
+    problem.slots = torch.stack([problem.slots, torch.full((3,), 99, dtype=torch.int32)], dim=1)[:, 0]
+    check(library, problem, 2)
 
 
 @pytest.mark.parametrize("cut", [2, 4])

@@ -177,8 +177,8 @@ def apart(x: torch.Tensor, gap: int) -> torch.Tensor:
     return wide.as_strided(x.shape, strides, max(gap, 0)).copy_(x)
 
 
-# elements: rows of q, k and v begin at multiples of 16 bytes, as in any server; gates anywhere
-GAPS = {"mixed_qkv": 8, "q": 8, "k": 24, "v": 16, "a": 5, "b": 3, "pool": -64, "initial_state": -64}
+# elements: rows of q, k and v begin at multiples of 32 bytes, or Triton would add in another order; gates anywhere
+GAPS = {"mixed_qkv": 16, "q": 16, "k": 48, "v": 32, "a": 5, "b": 3, "pool": -64, "initial_state": -64}
 
 
 def strided_differences(kernel, op: str, device: str = "cpu", heads=(2, 6), case: str = "padding", one_by_one=True):

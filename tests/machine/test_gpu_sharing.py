@@ -320,6 +320,7 @@ def job_on(gpu: Gpu | None, algo: str = "a", sizes=(1, 2), mode: str = "cuda", *
 
 def run(monkeypatch, tmp_path, execute, *work: jobs.Job, order=None, say=print):
     monkeypatch.setattr(execution, "execute", execute)
+    monkeypatch.setattr(execution.compile_ahead, "cpus", lambda: 1)  # no worker is started early
     monkeypatch.setattr(store, "source_hash", lambda solution: "0" * 12)
     writer, shown = store.Writer(building.document(), tmp_path / "records.json"), []
     plan = planning.Plan(list(work), [], [], order or {})
@@ -339,7 +340,7 @@ def passed(job: jobs.Job, on_record) -> jobs.Outcome:
 def test_gpus_work_at_once_under_a_lock_each_and_records_come_in_order(monkeypatch, tmp_path):
     together, held = threading.Barrier(2), {}
 
-    def execute(job, on_record, given_up):
+    def execute(job, on_record, given_up, worker):
         if job.algo.name in ("a", "b"):
             together.wait(timeout=30)  # neither ends unless both are there
         held[job.algo.name] = {path.name for path in locks._held}
@@ -370,7 +371,7 @@ def test_gpus_work_at_once_under_a_lock_each_and_records_come_in_order(monkeypat
 
 
 def test_a_dead_worker_stops_no_other_and_names_its_gpu(monkeypatch, tmp_path):
-    def execute(job, on_record, given_up):
+    def execute(job, on_record, given_up, worker):
         return jobs.Outcome(Status.CRASHED, "crashed with SIGSEGV") if job.gpu == G1 else passed(job, on_record)
 
     document = run(monkeypatch, tmp_path, execute, job_on(G0, "a"), job_on(G1, "b"), job_on(G0, "c"))
@@ -380,7 +381,7 @@ def test_a_dead_worker_stops_no_other_and_names_its_gpu(monkeypatch, tmp_path):
 
 
 def test_a_fault_of_gdn_ends_the_others_too(monkeypatch, tmp_path):
-    def execute(job, on_record, given_up):
+    def execute(job, on_record, given_up, worker):
         if job.gpu == G1:
             raise OSError("no process can be started")
         deadline = time.monotonic() + 30
@@ -395,7 +396,7 @@ def test_a_fault_of_gdn_ends_the_others_too(monkeypatch, tmp_path):
 def test_ctrl_c_reaches_every_gpu_and_keeps_the_results(monkeypatch, tmp_path):
     ended, ready = [], threading.Barrier(2)
 
-    def execute(job, on_record, given_up):
+    def execute(job, on_record, given_up, worker):
         passed(replace(job, workloads=job.workloads[:1]), on_record)
         if ready.wait(timeout=30) == 0:
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
@@ -434,7 +435,7 @@ def test_a_gpu_that_is_busy_keeps_only_its_own_lane_waiting(monkeypatch, tmp_pat
             said.append(line)
             told.set()
 
-        def execute(job, on_record, given_up):
+        def execute(job, on_record, given_up, worker):
             if job.gpu == G1:
                 assert told.wait(30)
                 other.stdin.write("\n")

@@ -45,6 +45,17 @@ inline const void* slots_of(const ffi::TensorView& t, const char* name, int64_t 
   return data<const char>(t, name, t.dtype() == i64 ? i64 : i32, {B}, device, size_t{1} << *shift);
 }
 
+// int32 or int64 [B], with any stride that is not negative: a column of a table. *step is in bytes.
+inline const void* strided_slots(const ffi::TensorView& t, const char* name, int64_t B, DLDevice device, uint32_t* step) {
+  const DLDataType i32{kDLInt, 32, 1}, i64{kDLInt, 64, 1};
+  int64_t stride;
+  const bool wide = t.dtype() == i64;
+  const void* at = strided<const char>(t, name, wide ? i64 : i32, {B}, device, wide ? 8 : 4, &stride);
+  if (stride < 0 || stride >= int64_t{1} << 28) TVM_FFI_THROW(ValueError) << name << ": expected a smaller stride";
+  *step = static_cast<uint32_t>(stride * (wide ? 8 : 4));
+  return at;
+}
+
 // `heads` heads of WIDTH elements, from head `first` on, of packed rows [B, T, any heads * WIDTH], as [B, T, heads, WIDTH].
 template <int WIDTH>
 struct Heads {

@@ -77,7 +77,8 @@ struct PoolArguments {
   Divisor by_HV{1};
   uint32_t HV;
   int32_t first_slot;
-  uint8_t slot_shift, new_slot_shift, dt_bias_bf16;  // log2 of a slot's bytes: 2 or 3
+  uint32_t slots_step, new_slots_step;  // bytes from a row's to the next row's
+  uint8_t dt_bias_bf16;
   Divisor by_group{1};       // group: value heads of one query/key head
   uint32_t H;
   const bool* has_state;     // [B]; null: all have one. A row without starts from a state of zeros
@@ -95,8 +96,8 @@ struct PoolArguments {
 
 #ifdef __CUDACC__
   // The low word is enough: a pool has less than 2^31 slots, and -1 is -1 in it.
-  static __device__ __forceinline__ int32_t slot(const void* of, uint32_t i, uint8_t shift) {
-    return __ldg(reinterpret_cast<const int32_t*>(static_cast<const char*>(of) + (static_cast<uint64_t>(i) << shift)));
+  static __device__ __forceinline__ int32_t slot(const void* of, uint32_t i, uint32_t step) {
+    return __ldg(reinterpret_cast<const int32_t*>(static_cast<const char*>(of) + static_cast<uint64_t>(i) * step));
   }
 #endif
 };
@@ -227,7 +228,7 @@ struct PoolRow {
   __device__ __forceinline__ void load(const PoolArguments<T>& p, uint32_t i_bh, uint32_t lane, uint32_t own,
                                        uint32_t PASS) {
     i_b = p.by_HV.divide(i_bh), i_hv = i_bh - i_b * p.HV;
-    slot = p.slot(p.slots, i_b, p.slot_shift);
+    slot = p.slot(p.slots, i_b, p.slots_step);
     has_state = p.has_state == nullptr || p.has_state[i_b];
     const __nv_bfloat16* row = p.qkv + static_cast<int64_t>(i_b) * p.qkv_stride;
     const uint32_t i_h = p.by_group.divide(i_hv);
@@ -242,7 +243,7 @@ struct PoolRow {
     row += 2 * p.H * K;
 #pragma unroll
     for (int pass = 0; pass < PASSES; ++pass) v[pass] = row[own + pass * PASS - i_b * p.HV * V];
-    new_slot = p.slot(p.new_slots, i_b, p.new_slot_shift);
+    new_slot = p.slot(p.new_slots, i_b, p.new_slots_step);
     live = slot >= p.first_slot;
   }
 };

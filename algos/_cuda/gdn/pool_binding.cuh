@@ -38,9 +38,9 @@ void packed_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView
   using bf = __nv_bfloat16;
   const double s = scale.value_or(0.0);
   PoolArguments<T> p{};
-  p.slots = slots_of(state_indices, "state_indices", B, device, &p.slot_shift);
-  p.new_slots = p.slots, p.new_slot_shift = p.slot_shift;
-  if (new_indices) p.new_slots = slots_of(new_indices.value(), "new_indices", B, device, &p.new_slot_shift);
+  p.slots = strided_slots(state_indices, "state_indices", B, device, &p.slots_step);
+  p.new_slots = p.slots, p.new_slots_step = p.slots_step;
+  if (new_indices) p.new_slots = strided_slots(new_indices.value(), "new_indices", B, device, &p.new_slots_step);
   if (has_initial_state) p.has_state = data<const bool>(has_initial_state.value(), "has_initial_state", boolean, {B}, device, 1);
   p.qkv = strided<const bf>(mixed_qkv, "mixed_qkv", bf16, {B, width}, device, 16, &p.qkv_stride);
   p.a = strided<const bf>(a, "a", bf16, {B, HV}, device, 2, &p.a_stride);

@@ -97,7 +97,7 @@ class Worker:
                     *(["--cpus", ",".join(map(str, sorted(cpus)))] if cpus else []), "--",
                     *wrap, sys.executable, "-m", "gdn_cli.worker.serve",
                     *(["--runner", request.mode] if request.judges and not request.sandbox else []),
-                    "--go", str(waits), "--events", f"/dev/fd/{events_in}",
+                    "--mode", request.mode, "--go", str(waits), "--events", f"/dev/fd/{events_in}",
                 ],
                 stdin=self.stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=self.folder / "empty", env=env,
                 start_new_session=True, pass_fds=(waits, events_in),

@@ -79,7 +79,7 @@ def packed_decode(
     scale              of the outputs, 1/sqrt(K) if None or 0
     initial_state      the pool [slots, HV, V, K] float32, bfloat16 or float16; slots may lie apart. In place
     out                [B, 1, HV, V] bfloat16, dense; None: a new tensor
-    ssm_state_indices  [B] int32 or int64, dense: the slot of each row
+    ssm_state_indices  [B] int32 or int64: the slot of each row; may be a column of a table (dense on a CPU)
     use_qk_l2norm_in_kernel
                        divide q and k by their length first, sqrt(sum(x^2) + 1e-6)
     first_slot         slots below it are padding: 1 as in vLLM, 0 as in SGLang

@@ -31,10 +31,11 @@ from ..runner import process
 from ..schema.record_types import SCHEMA, Record, Status
 
 
-def main(events: Path | None = None, runner: str | None = None, go: int | None = None) -> int:
+def main(events: Path | None = None, mode: str | None = None, runner: str | None = None, go: int | None = None) -> int:
     """Serve the request on stdin and write the reply, and nothing else, to stdout. Returns the exit code.
 
-    runner  the request's mode, if a runner is to be forked before the request is read
+    mode    the request's, if torch is to be imported before the request is read
+    runner  the same, if a runner is to be forked before
     go      a pipe: the request is there once its other end is closed
 
     Code that runs here may print. File descriptor 1 points at stderr for the rest of the process, because CUDA's printf
@@ -44,8 +45,10 @@ def main(events: Path | None = None, runner: str | None = None, go: int | None =
     reply = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     started = None
+    if mode or runner:
+        _imports(mode or runner)
+        import torch  # noqa: F401
     if runner:
-        _imports(runner)
         started = process.fork(runner)
     if go is not None:
         os.read(go, 1)
@@ -160,4 +163,4 @@ def _prctl(option: int, value: int) -> None:
 if __name__ == "__main__":  # started by run/worker_process.py
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     given = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
-    end(main(Path(given["--events"]), given.get("--runner"), int(given["--go"])))
+    end(main(Path(given["--events"]), given["--mode"], given.get("--runner"), int(given["--go"])))
