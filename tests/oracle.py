@@ -155,6 +155,10 @@ def gdn_prefill_packed(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, has
     return out, S
 
 
+# On a bfloat16 pool: new states are the values before their rounding.
+gdn_mtp_bf16, gdn_mtp_packed_bf16, gdn_prefill_packed_bf16 = gdn_mtp, gdn_mtp_packed, gdn_prefill_packed
+
+
 def attention_fwd(q, k, v, causal=False):
     """output [B, heads, S, D] of softmax(q k^T / sqrt(D)) v. One array: the operation has one output."""
     q, k, v = map(_f64, (q, k, v))
@@ -207,9 +211,9 @@ def inputs(
 ) -> list:
     """Torch CPU tensors (and the scale) in the definition's order and dtypes, drawn from `seed`.
 
-    op         gdn_decode, gdn_decode_bf16 or gdn_decode_packed (read batch_size), gdn_prefill or gdn_prefill_packed
-               (read lengths, one per sequence, 0 allowed), gdn_mtp, gdn_mtp_packed, attention_fwd or
-               attention_fwd_causal (read batch_size and seq_len)
+    op         gdn_decode or gdn_decode_packed (read batch_size), gdn_prefill or gdn_prefill_packed (read lengths, one
+               per sequence, 0 allowed), gdn_mtp, gdn_mtp_packed, attention_fwd or attention_fwd_causal (read
+               batch_size and seq_len); all but gdn_prefill also with _bf16, for bfloat16 states
     case       one of CASES, for the GDN operations
     heads      query/key heads (GDN has twice as many value heads); the definitions' count if None
     head_size  the definitions' if None
@@ -222,6 +226,8 @@ def inputs(
     if op in ("attention_fwd", "attention_fwd_causal"):
         return [randn(batch_size, heads or 8, seq_len, head_size or 64).half() for _ in range(3)]
     H, D = heads or 4, head_size or 128
+    of_state = torch.bfloat16 if op.endswith("_bf16") else torch.float32
+    op = op.removesuffix("_bf16")
     decode = op.startswith(("gdn_decode", "gdn_mtp"))
     lead = (batch_size, seq_len) if decode else (sum(lengths),)
     N = batch_size if decode else len(lengths)
@@ -233,21 +239,21 @@ def inputs(
         randn(*lead, H, D).bfloat16(),
         torch.nn.functional.normalize(k, dim=-1).bfloat16(),
         randn(*lead, 2 * H, D).bfloat16(),
-        randn(N, 2 * H, D, D).to(torch.bfloat16 if op == "gdn_decode_bf16" else torch.float32),
+        randn(N, 2 * H, D, D).to(of_state),
         A_mean + 0.5 * randn(2 * H),
         randn(*lead, 2 * H).bfloat16(),
         dt_mean + 0.5 * randn(2 * H),
         (b_mean + randn(*lead, 2 * H)).bfloat16(),
     ]
-    if op.startswith("gdn_decode_packed"):  # every other slot from the last one down
+    if op == "gdn_decode_packed":  # every other slot from the last one down
         (q, k, v, _, A_log, a, dt_bias, b), P = tensors, 2 * N + 1
         row = torch.cat([x.flatten(1) for x in (3 * q, 5 * k, v)], dim=1)
         slots = torch.arange(P - 1, 0, -2, dtype=torch.int32)
-        pool = randn(P, 2 * H, D, D).to(torch.bfloat16 if op.endswith("bf16") else torch.float32)
+        pool = randn(P, 2 * H, D, D).to(of_state)
         return [row, a[:, 0], b[:, 0], A_log, dt_bias, pool, slots, scale]
     if op.startswith("gdn_mtp"):
         (q, k, v, _, A_log, a, dt_bias, b), P = tensors, 2 * N * seq_len + 1
-        pool, slots = randn(P, 2 * H, D, D), torch.arange(P - 1, 0, -2, dtype=torch.int32).view(N, seq_len)
+        pool, slots = randn(P, 2 * H, D, D).to(of_state), torch.arange(P - 1, 0, -2, dtype=torch.int32).view(N, seq_len)
         if op == "gdn_mtp":
             return [q, k, v, pool, slots[:, 0].contiguous(), A_log, a, dt_bias, b, scale]
         row, accepted = torch.cat([x.flatten(2) for x in (3 * q, 5 * k, v)], dim=2), torch.arange(N) % seq_len + 1
@@ -256,7 +262,8 @@ def inputs(
         (q, k, v, _, A_log, a, dt_bias, b), P = tensors, 2 * N + 1
         row = torch.cat([x.flatten(1) for x in (3 * q, 5 * k, v)], dim=1)
         slots, cu = torch.arange(P - 1, 0, -2, dtype=torch.int32), torch.tensor([0, *lengths]).cumsum(0).int()
-        return [row, a, b, A_log, dt_bias, randn(P, 2 * H, D, D), slots, torch.arange(N) % 2 == 0, cu, scale]
+        pool = randn(P, 2 * H, D, D).to(of_state)
+        return [row, a, b, A_log, dt_bias, pool, slots, torch.arange(N) % 2 == 0, cu, scale]
     if op == "gdn_prefill":
         tensors.append(torch.tensor([0, *lengths]).cumsum(0))
     return [*tensors, scale]

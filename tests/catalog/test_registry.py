@@ -119,8 +119,10 @@ def test_every_shipped_algo_and_config_loads():
     assert r.broken == ()
     folders = {f"{p.parent.parent.name}/{p.parent.name}" for p in paths.ALGOS_DIR.glob("*/*/algo.toml")}
     assert {a.full_name for a in r.algos} == folders and len(folders) >= 14
-    gdn = "gdn_decode gdn_decode_bf16 gdn_decode_packed gdn_decode_packed_bf16 gdn_mtp gdn_mtp_packed"
-    names = f"{gdn} gdn_prefill gdn_prefill_packed attention_fwd attention_fwd_causal"
+    decode = "gdn_decode gdn_decode_bf16 gdn_decode_packed gdn_decode_packed_bf16"
+    verify = "gdn_mtp gdn_mtp_bf16 gdn_mtp_packed gdn_mtp_packed_bf16"
+    prefill = "gdn_prefill gdn_prefill_packed gdn_prefill_packed_bf16"
+    names = f"{decode} {verify} {prefill} attention_fwd attention_fwd_causal"
     assert list(r.ops) == names.split()
     for op in r.ops.values():
         assert r.reference(op).language == "python" and "cpu" in r.reference(op).modes

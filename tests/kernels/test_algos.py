@@ -41,7 +41,7 @@ CASES = {
 
 
 CASES["gdn_decode_bf16"] = CASES["gdn_decode_packed"] = CASES["gdn_decode_packed_bf16"] = CASES["gdn_decode"]
-CASES["gdn_mtp"] = CASES["gdn_mtp_packed"] = {
+CASES["gdn_mtp"] = CASES["gdn_mtp_packed"] = CASES["gdn_mtp_bf16"] = CASES["gdn_mtp_packed_bf16"] = {
     "B=1, scale None": dict(batch_size=1, seq_len=2),
     "B=3, T=4, scale 0": dict(batch_size=3, seq_len=4, scale=0.0),
     "B=2, T=8, scale 0.3": dict(batch_size=2, seq_len=8, scale=0.3),
@@ -49,7 +49,7 @@ CASES["gdn_mtp"] = CASES["gdn_mtp_packed"] = {
     "forgetful": dict(batch_size=2, seq_len=5, case="forgetful"),
     "repeated": dict(batch_size=2, seq_len=5, case="repeated"),
 }
-CASES["gdn_prefill_packed"] = CASES["gdn_prefill"]
+CASES["gdn_prefill_packed"] = CASES["gdn_prefill_packed_bf16"] = CASES["gdn_prefill"]
 CASES["attention_fwd_causal"] = CASES["attention_fwd"]
 
 

@@ -46,7 +46,9 @@ WORKLOADS = {
     "gdn_decode_packed": [f"batch_size={n}" for n in (1, 2, 3, 4, 5, 7, 64, 65)],
     "gdn_decode_packed_bf16": [f"batch_size={n}" for n in (1, 2, 3, 4, 5, 7, 64, 65)],
     "gdn_mtp": ["seq_len=2", "seq_len=3", "batch_size=3", "batch_size=7,seq_len=8", "batch_size=64,seq_len=4"],
+    "gdn_mtp_bf16": ["seq_len=2", "batch_size=3", "batch_size=7,seq_len=8", "batch_size=64,seq_len=4"],
     "gdn_mtp_packed": ["seq_len=2", "seq_len=3", "batch_size=3", "batch_size=7,seq_len=8", "batch_size=64,seq_len=4"],
+    "gdn_mtp_packed_bf16": ["seq_len=2", "batch_size=3", "batch_size=7,seq_len=8", "batch_size=64,seq_len=4"],
     "gdn_prefill": [
         "total_seq_len=6,num_seqs=1", "total_seq_len=16,num_seqs=1", "total_seq_len=139,num_seqs=3",
         "total_seq_len=525,num_seqs=1", "seq_lens=1+64+65", "seq_lens=3x100", "seq_lens=1x63",
@@ -55,6 +57,7 @@ WORKLOADS = {
         "total_seq_len=16,num_seqs=1", "total_seq_len=139,num_seqs=3", "total_seq_len=2048,num_seqs=1",
         "seq_lens=1+64+65", "seq_lens=3x100", "seq_lens=40x70",
     ],
+    "gdn_prefill_packed_bf16": ["total_seq_len=16,num_seqs=1", "seq_lens=1+64+65", "seq_lens=40x70"],
     "attention_fwd": ["seq_len=128", "seq_len=512", "batch_size=2,seq_len=67", "batch_size=3,seq_len=1"],
     "attention_fwd_causal": ["seq_len=128", "seq_len=512", "batch_size=2,seq_len=67", "batch_size=3,seq_len=1"],
 }  # fmt: skip

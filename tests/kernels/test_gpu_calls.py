@@ -36,10 +36,13 @@ CASES = {
     "gdn_decode_packed": [dict(batch_size=3)],
     "gdn_decode_packed_bf16": [dict(batch_size=3)],
     "gdn_mtp": [dict(batch_size=3, seq_len=4)],
+    "gdn_mtp_bf16": [dict(batch_size=3, seq_len=4)],
     "gdn_mtp_packed": [dict(batch_size=3, seq_len=4)],
+    "gdn_mtp_packed_bf16": [dict(batch_size=3, seq_len=4)],
     # cuda-chunk: a long one, which its wgmma kernels have; many, which it walks in order of length; short ones
     "gdn_prefill": [dict(lengths=(1100,)), dict(lengths=(130,) * 40), dict(lengths=(5, 64, 3))],
     "gdn_prefill_packed": [dict(lengths=(1100,)), dict(lengths=(130,) * 40), dict(lengths=(5, 64, 3))],
+    "gdn_prefill_packed_bf16": [dict(lengths=(1100,)), dict(lengths=(130,) * 40), dict(lengths=(5, 64, 3))],
     "attention_fwd": [dict(batch_size=2, seq_len=512), dict(batch_size=1, seq_len=2048)],
     "attention_fwd_causal": [dict(batch_size=2, seq_len=512), dict(batch_size=1, seq_len=2048)],
 }

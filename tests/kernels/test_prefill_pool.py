@@ -13,7 +13,7 @@ from emulator import emulation
 from kernels import test_prefill_chunk as chunk
 from kernels import test_prefill_packed as packed
 
-FOLDER = helpers.OURS / "gdn_prefill_packed" / "cuda-chunk-packed"
+FOLDER = helpers.OURS / "_cuda" / "prefill_pool"
 D = 128
 
 DRIVER = """

@@ -229,9 +229,12 @@ SMALL = {
     "gdn_decode_packed": [pick(OPS["gdn_decode_packed"], "0")],
     "gdn_decode_packed_bf16": [pick(OPS["gdn_decode_packed_bf16"], "0")],
     "gdn_mtp": [pick(OPS["gdn_mtp"], "0")],
+    "gdn_mtp_bf16": [pick(OPS["gdn_mtp_bf16"], "0")],
     "gdn_mtp_packed": [pick(OPS["gdn_mtp_packed"], "0")],
+    "gdn_mtp_packed_bf16": [pick(OPS["gdn_mtp_packed_bf16"], "0")],
     "gdn_prefill": [pick(PREFILL, "24"), pick(PREFILL, "seq_lens=1+9")],
     "gdn_prefill_packed": [pick(OPS["gdn_prefill_packed"], "total_seq_len=3,num_seqs=1")],
+    "gdn_prefill_packed_bf16": [pick(OPS["gdn_prefill_packed_bf16"], "total_seq_len=3,num_seqs=1")],
     "attention_fwd": [pick(ATTENTION, "seq_len=128")],
     "attention_fwd_causal": [pick(OPS["attention_fwd_causal"], "seq_len=128")],
 }

@@ -59,12 +59,15 @@ def test_an_op_says_which_output_may_be_which_input():
         "gdn_decode_packed": {"new_pool": "pool"},
         "gdn_decode_packed_bf16": {"new_pool": "pool"},
         "gdn_mtp": {"final_state": "initial_state"},
+        "gdn_mtp_bf16": {"final_state": "initial_state"},
         "gdn_mtp_packed": {"new_pool": "pool"},
+        "gdn_mtp_packed_bf16": {"new_pool": "pool"},
         "gdn_prefill_packed": {"new_pool": "pool"},
+        "gdn_prefill_packed_bf16": {"new_pool": "pool"},
     }
     only = [name for name, op in REGISTRY.ops.items() if op.in_place_only]
-    pools = "gdn_decode_packed gdn_decode_packed_bf16 gdn_mtp gdn_mtp_packed gdn_prefill_packed"
-    assert only == pools.split()
+    floats = ("gdn_decode_packed", "gdn_mtp", "gdn_mtp_packed", "gdn_prefill_packed")
+    assert only == [name for each in floats for name in (each, f"{each}_bf16")]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 // GDN prefill, cuda-chunk: chunks of 64 tokens. The files:
 //
-//   binding.cpp, call.h            checks of the arguments; like tensors.cuh and launch_recurrent.cu in the rung's own folder
+//   binding.cpp, call.h            checks of the arguments; like tensors.cuh and launch_recurrent.cu in cuda-chunk's own folder,
+//                                  or for pools in prefill_pool
 //   dispatch*                      the choice of the code path, by the number of tokens, sequences and heads
 //   chunk.cuh                      shared by the kernels: the letters, the division into chunks, layouts in memory
 //   tensors.cuh                    where a call's tensors are: dense (gdn_prefill/cuda-chunk), or in rows and slots with gaps

@@ -1,8 +1,8 @@
 """FlashInfer's gated_delta_rule_decode_pretranspose on the op's inputs, with its states in a pool.
 
 One kernel, B x HV x 8 CTAs of 128 threads, that updates the slots in place. q, k and v are views of the packed rows:
-nothing is copied. Only negative slots are padding: a row with slot 0 works on that slot, so the hard inputs "padding"
-fail here.
+nothing is copied. Only negative slots are padding: a row with slot 0 works on that slot, and with a bfloat16 pool so does
+a row of padding. So the hard inputs "padding" fail here.
 
 `scale` is a constant of the compiled kernel: a new value compiles it again.
 """
@@ -19,7 +19,7 @@ def run(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale, output, new
     a, b           [B, HV]            bfloat16
     A_log          [HV]               float32
     dt_bias        [HV]               float32
-    pool           [P, HV, V, K]      float32, k-last; its slots are overwritten
+    pool           [P, HV, V, K]      float32 or bfloat16, k-last; its slots are overwritten
     state_indices  [B]                int32
     scale          float; None or 0 means 1 / sqrt(K)
 

@@ -1,7 +1,7 @@
 """SGLang's fused_recurrent_gated_delta_rule_packed_decode on the op's inputs.
 
 One Triton kernel, a warp for 32 rows of a head's state. It differs from the op in two points:
-- beta is rounded to b's dtype, and in bfloat16 that alone puts the states beyond the op's limit. So b is given in
+- beta is rounded to b's dtype, and in bfloat16 that alone puts float32 states beyond the op's limit. So b is given in
   float32; the conversion is a small launch of its own, which is timed.
 - Only negative slots are padding: a row with slot 0 works on that slot. So the hard inputs "padding" fail here.
 """
@@ -18,7 +18,7 @@ def run(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale, output, new
     a, b           [B, HV]            bfloat16
     A_log          [HV]               float32
     dt_bias        [HV]               float32
-    pool           [P, HV, V, K]      float32, k-last; its slots are overwritten
+    pool           [P, HV, V, K]      float32 or bfloat16, k-last; its slots are overwritten
     state_indices  [B]                int32
     scale          float; None or 0 means 1 / sqrt(K)
 

@@ -15,7 +15,7 @@ def run(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, scale, output, new
     a, b           [B, HV]            bfloat16
     A_log          [HV]               float32
     dt_bias        [HV]               float32
-    pool           [P, HV, V, K]      float32, k-last; its slots are overwritten
+    pool           [P, HV, V, K]      float32 or bfloat16, k-last; its slots are overwritten
     state_indices  [B]                int32
     scale          float; None or 0 means 1 / sqrt(K)
 

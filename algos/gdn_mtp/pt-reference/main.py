@@ -22,7 +22,7 @@ def run(q, k, v, initial_state, initial_state_indices, A_log, a, dt_bias, b, sca
 
     q, k                   [B, T, H, K]      bfloat16
     v                      [B, T, HV, V]     bfloat16; HV is a multiple of H
-    initial_state          [P, HV, V, K]     float32, k-last: the pool
+    initial_state          [P, HV, V, K]     float32 or bfloat16, k-last: the pool
     initial_state_indices  [B]               int32
     A_log, dt_bias         [HV]              float32
     a, b                   [B, T, HV]        bfloat16

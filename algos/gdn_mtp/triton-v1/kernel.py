@@ -10,7 +10,7 @@ def run(
 ):  # fmt: skip
     """T tokens of each sequence; no state is written.
 
-    q, k: [B, T, H, 128] bf16; v: [B, T, HV, 128] bf16; initial_state: [P, HV, V=128, K=128] f32, k-last;
+    q, k: [B, T, H, 128] bf16; v: [B, T, HV, 128] bf16; initial_state: [P, HV, V=128, K=128] f32 or bf16, k-last;
     initial_state_indices: [B] int32, negative for padding; A_log, dt_bias: [HV] f32; a, b: [B, T, HV] bf16; scale:
     float, None or 0 for 1/sqrt(128). Writes output: [B, T, HV, 128] bf16. final_state is the pool itself, or else gets a
     copy of it.

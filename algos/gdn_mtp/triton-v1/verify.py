@@ -5,8 +5,8 @@
     x = S k,  y = S q                                   both on the old state, so one pass over it
     d = beta * (v - g x),  S = g S + d k^T,  o = scale * (g y + d (k.q))        for one token after the other
 
-S, a [BV, K] block of one head's state, stays in registers. It is loaded from the start slot once; with WRITE it is
-stored after each token, to that token's slot. Inputs of the next token are loaded while a token is computed.
+S, a [BV, K] block of one head's state, stays in registers in float32. It is loaded from the start slot once; with WRITE
+it is stored after each token, to that token's slot. Inputs of the next token are loaded while a token is computed.
 
 A sequence whose start slot is below FIRST, or whose accepted count is not in 1..T, is padding: its outputs are 0, and
 nothing of the pool is read or written for it, in a CUDA graph as well. Slots must be in the pool, and those that are
@@ -65,7 +65,7 @@ def verify_kernel(
     slot = tl.load(slots + i_b * stride_slots + column, mask=counted, other=FIRST - 1).to(tl.int64)
     if slot >= FIRST:
         inside = (i_hv * V + o_v[:, None]) * K + o_k[None, :]
-        b_s = tl.load(pool + slot * stride_slot + inside)  # [BV, K] f32, asked for first: it takes longest
+        b_s = tl.load(pool + slot * stride_slot + inside).to(tl.float32)  # [BV, K], asked for first: it takes longest
         p_q = q + i_b * stride_q + i_h * K + o_k
         p_k = k + i_b * stride_k + i_h * K + o_k
         p_v = v + i_b * stride_v + i_hv * V + o_v
@@ -90,7 +90,7 @@ def verify_kernel(
             if WRITE:
                 own = tl.load(slots + i_b * stride_slots + t).to(tl.int64)
                 if own >= FIRST:
-                    tl.store(pool + own * stride_slot + inside, b_s)
+                    tl.store(pool + own * stride_slot + inside, b_s.to(pool.dtype.element_ty))
     else:
         for t in range(T):
             tl.store(to + t * HV * V, tl.zeros([BV], output.dtype.element_ty))
@@ -103,7 +103,7 @@ def verify(q, k, v, a, b, A_log, dt_bias, pool, slots, accepted, scale, output, 
     v         [B, T, HV, 128]        bf16
     a, b      [B, T, HV]             bf16
     A_log, dt_bias  [HV]             f32
-    pool      [P, HV, V=128, K=128]  f32, k-last, its slots may lie apart
+    pool      [P, HV, V=128, K=128]  f32 or bf16, k-last, its slots may lie apart
     slots     [B] or [B, T]          int32, dense: the start, or a slot for each token
     accepted  [B] int32 or None      the start is in this column of slots, counted from 1; None: the first
     scale     float; None or 0 for 1/sqrt(128)
@@ -117,8 +117,8 @@ def verify(q, k, v, a, b, A_log, dt_bias, pool, slots, accepted, scale, output, 
     (B, T, H, K), (_, HV, V, _) = q.shape, pool.shape
     if (K, V, pool.shape[3]) != (128, 128, 128) or HV % H:
         raise ValueError(f"expected K = V = 128 and HV a multiple of H, got K={K}, V={V}, HV={HV}, H={H}")
-    if pool.dtype != torch.float32 or slots.dtype != torch.int32:
-        raise ValueError(f"expected a float32 pool and int32 slots, got {pool.dtype} and {slots.dtype}")
+    if pool.dtype not in (torch.float32, torch.bfloat16) or slots.dtype != torch.int32:
+        raise ValueError(f"expected a float32 or bfloat16 pool and int32 slots, got {pool.dtype} and {slots.dtype}")
     for name, x, shape in (
         ("k", k, (B, T, H, K)), ("v", v, (B, T, HV, V)), ("a", a, (B, T, HV)), ("b", b, (B, T, HV)),
         ("A_log", A_log, (HV,)), ("dt_bias", dt_bias, (HV,)), ("slots", slots, (B, T)[: slots.dim()]),

@@ -9,7 +9,7 @@ def run(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, num_accepted_token
     """T tokens of each row, each state to its slot.
 
     mixed_qkv: [B, T, 2 H K + HV V] bf16; a, b: [B, T, HV] bf16; the first two axes of these three may have any stride.
-    A_log, dt_bias: [HV] f32; pool: [P, HV, V=128, K=128] f32, k-last, its slots may lie apart; state_indices: [B, T]
+    A_log, dt_bias: [HV] f32; pool: [P, HV, V=128, K=128] f32 or bf16, k-last, its slots may lie apart; state_indices: [B, T]
     int32; num_accepted_tokens: [B] int32; scale: float, None or 0 for 1/sqrt(128). Writes output: [B, T, HV, 128] bf16
     and the pool's slots; new_pool is the pool.
     """

@@ -27,7 +27,7 @@ def run(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, num_accepted_token
     mixed_qkv            [B, T, 2 H K + HV V]  bfloat16, contiguous
     a, b                 [B, T, HV]            bfloat16
     A_log, dt_bias       [HV]                  float32
-    pool                 [P, HV, V, K]         float32, k-last; its slots are overwritten
+    pool                 [P, HV, V, K]         float32 or bfloat16, k-last; its slots are overwritten
     state_indices        [B, T]                int32
     num_accepted_tokens  [B]                   int32
     scale                float; None or 0 means 1 / sqrt(K)

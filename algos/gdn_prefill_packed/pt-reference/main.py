@@ -25,7 +25,7 @@ def run(mixed_qkv, a, b, A_log, dt_bias, pool, state_indices, has_initial_state,
     a, b               [T, HV]            bfloat16
     A_log              [HV]               float32
     dt_bias            [HV]               float32
-    pool               [P, HV, V, K]      float32, k-last
+    pool               [P, HV, V, K]      float32 or bfloat16, k-last
     state_indices      [N]                int32; those above 0 are distinct
     has_initial_state  [N]                bool
     cu_seqlens         [N + 1]            int32; tokens of sequence n: cu_seqlens[n] to cu_seqlens[n + 1]

@@ -1,0 +1,7 @@
+// The kernels for new states and a pool of bfloat16, in a file of its own: all are compiled at the same time.
+
+#include "tuned.h"
+
+#include "mtp_launch.cuh"
+
+template void gdn::launch_mtp<__nv_bfloat16, true>(const gdn::MtpArguments&, int64_t, int, cudaStream_t);

@@ -1,0 +1,7 @@
+// The kernels for new states and a pool of float32, in a file of its own: all are compiled at the same time.
+
+#include "tuned.h"
+
+#include "mtp_launch.cuh"
+
+template void gdn::launch_mtp<float, true>(const gdn::MtpArguments&, int64_t, int, cudaStream_t);
