@@ -35,7 +35,7 @@ CASES = {
     "counts": ([([3, 4], 2), ([1, 2], 0), ([5, 6], 3), ([7, 8], -1), ([9, 10], 1), ([11, 12], 99)], 13),
     "padding": ([([0, 0, 0], 1), ([1, 2, 3], 3), ([-1] * 3, 2), ([4, 0, 9], 2), ([7, 8, 9], 1), ([0, 5, 6], 1)], 12),
     "holes": ([([1, 0, 2], 1), ([0, 3, -1], 2), ([4, 5, -7], 2)], 6),  # a start, and tokens whose state is not kept
-    "one hole": ([([2, 0, 1], 3), ([3, 4, 5], 0)], 6),  # and a row of padding
+    "one hole": ([([3, 4, 5], 0), ([2, 0, 1], 3)], 6),  # after padding: rows are found by their strides
     "eight tokens": ([([*range(8, 0, -1)], 8), ([*range(9, 17)], 5)], 17),
     "padding alone": ([([0, 0], 1), ([1, 2], 0)], 3),
     "no row": ([], 3),
@@ -56,7 +56,7 @@ def inputs(op: str, case: str, H: int, HV: int, device: str = "cpu", scale=None)
     if STATES[op] == "initial_state":
         starts = [slot - 1 if slot > 0 else -1 for slot in starts]
     q, k, v = randn(B, T, H, D) * 3, randn(B, T, H, D) * 0.2, randn(B, T, HV, D)
-    k[:1, 1:] *= 0.005  # what is added below the root shows
+    k[-1:, 1:] *= 0.005  # what is added below the root shows
     a, b, A_log, dt_bias = randn(B, T, HV).bfloat16(), randn(B, T, HV).bfloat16(), randn(HV) - 1, randn(HV) * 0.25
     states = randn(P, HV, D, D)
     states[[i for i in range(P) if i not in starts]] = math.nan
