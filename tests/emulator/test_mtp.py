@@ -12,7 +12,7 @@ import torch
 from emulator import emulation
 
 OUTPUTS, LAST, SLOTS, BUFFER = range(4)  # what is kept: mtp_verify's modes
-CUTS = [(8, 4, 1, 0), (16, 1, 4, 0), (16, 2, 2, 3), (8, 8, 1, 2)]  # rows, warps of a row, groups of rows, load
+CUTS = [(8, 4, 1), (16, 1, 4), (16, 2, 2), (8, 8, 1)]  # rows, warps of a row, groups of rows
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2.5e-3, torch.float16: 4e-4}  # 16 bits: one rounding of a new state
 
@@ -24,15 +24,15 @@ struct Call {
   float scale, epsilon;
   int32_t B, H, HV, tokens, slots_stride, columns, first_slot, mode, shift, dt_bias_bf16;
 };
-template <typename T, int TOKENS, bool WRITES, int ROWS, int SPLIT, int GROUPS, int LOAD>
+template <typename T, int TOKENS, bool WRITES, int ROWS, int SPLIT, int GROUPS>
 void launch(const gdn::MtpArguments& p, uint32_t heads) {
   emulated::launch(heads * (128 / (ROWS * GROUPS)), SPLIT * GROUPS * 32,
-                   [&] { gdn::gdn_mtp<T, TOKENS, WRITES, ROWS, SPLIT, GROUPS, LOAD, 0, 1>(p); });
+                   [&] { gdn::gdn_mtp<T, TOKENS, WRITES, ROWS, SPLIT, GROUPS, 0, 0, 1>(p); });
 }
-template <typename T, int TOKENS, int ROWS, int SPLIT, int GROUPS, int LOAD>
+template <typename T, int TOKENS, int ROWS, int SPLIT, int GROUPS>
 int launch(const gdn::MtpArguments& p, uint32_t heads) {
-  if (p.mode == gdn::OUTPUTS) launch<T, TOKENS, false, ROWS, SPLIT, GROUPS, LOAD>(p, heads);
-  else launch<T, TOKENS, true, ROWS, SPLIT, GROUPS, LOAD>(p, heads);
+  if (p.mode == gdn::OUTPUTS) launch<T, TOKENS, false, ROWS, SPLIT, GROUPS>(p, heads);
+  else launch<T, TOKENS, true, ROWS, SPLIT, GROUPS>(p, heads);
   return 0;
 }
 template <typename T>
@@ -51,12 +51,12 @@ int run(int cut, const Call& c) {
   p.slot_shift = p.accepted_shift = p.rows_shift = c.shift;
   p.by_HV = gdn::Divisor(c.HV), p.by_group = gdn::Divisor(c.HV / c.H);
   int i = 0;
-#define CUT(r, s, g, l)                                                                            \\
+#define CUT(r, s, g)                                                                               \\
   if (i++ == cut)                                                                                  \\
   if constexpr (!std::is_same_v<T, __half> || s == 1) { /* one is enough */                        \\
     constexpr int S = sizeof(T) == 2 && s > 4 ? 4 : s;                                             \\
-    if (c.tokens <= 4) return launch<T, 4, r, S, g, l>(p, c.B * c.HV);                                \\
-    return launch<T, 8, r, S, g, l>(p, c.B * c.HV);                                                   \\
+    if (c.tokens <= 4) return launch<T, 4, r, S, g>(p, c.B * c.HV);                                \\
+    return launch<T, 8, r, S, g>(p, c.B * c.HV);                                                   \\
   }
   @CUTS@
   return 1;

@@ -23,11 +23,13 @@ H200 = ROOT / "results" / "h200"
 FI, FLA = "fi-baseline", "fla-upstream"
 READY = ("fi-ready", "fi-ready-cp", "fla-ready", "flashqla-ready")
 # README's row for each op: the record with the time at a size, the one with the peers, and those.
+PACKED = ("vllm-packed", "sglang-packed", "attn-gym")
 ROWS = [
     ("gdn_decode", "decode-sweep", "cuda-v5", {"batch_size": 64}, "decode-sweep", (FI, FLA)),
     ("gdn_decode", "decode-in-place", "cuda-v5", {"batch_size": 64}, "decode-in-place", (FI,)),
     ("gdn_decode_bf16", "decode-bf16-in-place", "cuda-v5-bf16", {"batch_size": 64}, "decode-bf16-in-place", (FI,)),
     ("gdn_prefill", "prefill-sweep", "cuda-chunk", {"total_seq_len": 8192, "num_seqs": 1}, "prefill-peers", READY),
+    ("gdn_decode_packed", "decode-packed-peers", "cuda-v5-packed", {"batch_size": 64}, "decode-packed-peers", PACKED),
     *(
         (op, name, algo, {"batch_size": 1, "seq_len": 4096}, name, (f"sdpa-cudnn{mask}", f"sdpa-flash{mask}"))
         for op, name, algo, mask in (

@@ -213,9 +213,6 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
   const uint32_t part = warp % SPLIT, group = warp / SPLIT, c = lane % 4;
   __shared__ Coefficients<TOKENS> coefficients;
   __shared__ float2 partial[SPLIT > 1 ? GROUPS : 1][SPLIT][N][HALVES][32];
-  // LOAD_SHARED: S waits here, not in registers, so that more warps fit on an SM. A thread reads back only its own copies.
-  constexpr bool STAGED = LOAD == LOAD_SHARED;
-  alignas(16) [[maybe_unused]] __shared__ char staged[STAGED ? BLOCKS : 1][HALVES][STAGED ? WARPS * 32 : 1][16];
 
   // 1. Load slots, then all that needs no slot. A token that is not there is the last one again: nothing reads its results.
   const uint32_t i_bh = blockIdx.x / TILES, i_b = p.by_HV.divide(i_bh), i_hv = i_bh - i_b * p.HV;
@@ -292,28 +289,12 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
       output[static_cast<int64_t>(i / TILE) * p.HV * V + (blockIdx.x % TILES * TILE + i % TILE)] = __float2bfloat16(0.f);
     return;
   }
-  [[maybe_unused]] uint32_t w[STAGED ? 1 : BLOCKS][HALVES][4];
+  uint32_t w[BLOCKS][HALVES][4];
   from += static_cast<int64_t>(start) * p.slot_stride * int64_t(sizeof(T));
 #pragma unroll
   for (int i = 0; i < BLOCKS; ++i)
 #pragma unroll
-    for (int h = 0; h < HALVES; ++h) {
-      const char* at_block = from + (h * 8 * K + i * BLOCK) * sizeof(T);
-      if constexpr (STAGED) ptx::copy_async<16>(staged[i][h][threadIdx.x], at_block);
-      else load<16, LOAD>(w[i][h], at_block);
-    }
-  if constexpr (STAGED) ptx::commit_copies();
-  const auto arrived = [&](int i, uint32_t (&to)[HALVES][4]) {
-#pragma unroll
-    for (int h = 0; h < HALVES; ++h) {
-      if constexpr (STAGED) {
-        read<16>(to[h], staged[i][h][threadIdx.x]);
-      } else {
-#pragma unroll
-        for (int n = 0; n < 4; ++n) to[h][n] = w[i][h][n];
-      }
-    }
-  };
+    for (int h = 0; h < HALVES; ++h) load<16, LOAD>(w[i][h], from + (h * 8 * K + i * BLOCK) * sizeof(T));
 
   // Where lane t's token has its state written to; below 0: nowhere
   [[maybe_unused]] int32_t to_slot = lane;
@@ -356,15 +337,11 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
   else __syncthreads();
 
   // 4. x and y
-  if constexpr (STAGED) ptx::wait_for_copies<0>();
   float d[N][2][4] = {};
 #pragma unroll
-  for (int i = 0; i < BLOCKS; ++i) {
-    uint32_t block[HALVES][4];
-    arrived(i, block);
+  for (int i = 0; i < BLOCKS; ++i)
 #pragma unroll
-    for (int j = 0; j < N; ++j) multiply_block<ROWS>(d[j], block, vectors[j][i], static_cast<const T*>(nullptr));
-  }
+    for (int j = 0; j < N; ++j) multiply_block<ROWS>(d[j], w[i], vectors[j][i], static_cast<const T*>(nullptr));
   float2 xy[N][HALVES];
 #pragma unroll
   for (int j = 0; j < N; ++j)
@@ -425,12 +402,9 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
   if constexpr (WRITES) {
     float s[BLOCKS][HALVES][EACH];
 #pragma unroll
-    for (int i = 0; i < BLOCKS; ++i) {
-      uint32_t block[HALVES][4];
-      arrived(i, block);
+    for (int i = 0; i < BLOCKS; ++i)
 #pragma unroll
-      for (int h = 0; h < HALVES; ++h) unpack<EACH>(s[i][h], block[h], static_cast<const T*>(nullptr));
-    }
+      for (int h = 0; h < HALVES; ++h) unpack<EACH>(s[i][h], w[i][h], static_cast<const T*>(nullptr));
     const auto advance = [&](int t, const auto& k_words) {
       const int32_t i_state = __shfl_sync(ALL, to_slot, t);
       char* to = states + static_cast<int64_t>(i_state) * p.state_stride * int64_t(sizeof(T));

@@ -29,9 +29,8 @@ constexpr int WIDEST = 32;
 constexpr int WIDEST = 16;
 #endif
 
-// LOAD_FIRST: strong loads, which ptxas does not move past a later branch; they bypass L1. LOAD_SHARED: not `load`, but
-// asynchronous copies to shared memory, in kernels that can.
-enum Load { LOAD_STREAM = 0, LOAD_PLAIN = 1, LOAD_FIRST = 2, LOAD_SHARED = 3 };
+// LOAD_FIRST: strong loads, which ptxas does not move past a later branch; they bypass L1.
+enum Load { LOAD_STREAM = 0, LOAD_PLAIN = 1, LOAD_FIRST = 2 };
 enum Store { STORE_PLAIN = 0, STORE_STREAM = 1 };
 
 #define GDN_LOAD(how)                                                                                             \
