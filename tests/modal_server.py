@@ -42,6 +42,7 @@ class Server:
 
     def __init__(self, **behaviour: Any) -> None:
         self.failing: dict[str, tuple[grpclib.Status, str]] = {}  # RPC -> the error that it answers with
+        self.faults: dict[str, list[Any]] = {}  # RPC -> what its next requests get: see _fault; then it works again
         self.image_result: Any = None  # a GenericResult in the place of success
         self.image_logs: list[str] = []
         self.answer: Any = None  # called with (number of the call, parcel): bytes, a GenericResult, None for "not yet"
@@ -145,6 +146,8 @@ def _service(s: Server) -> Any:
             if name in s.failing:
                 status, text = s.failing[name]
                 raise grpclib.GRPCError(status, text)
+            if s.faults.get(name):
+                await _fault(s.faults[name].pop(0), stream)
             answer = getattr(_Answers, name, None)
             if answer is None:
                 raise grpclib.GRPCError(grpclib.Status.UNIMPLEMENTED, name)
@@ -158,6 +161,15 @@ def _service(s: Server) -> Any:
 
     names = ModalClientBase.__abstractmethods__
     return type("Service", (ModalClientBase,), {name: unary(name) for name in names})()
+
+
+async def _fault(kind: Any, stream: Any) -> None:
+    """`"reset"`: the connection is cut. `"silence"`: there is never an answer. (status, text): an error."""
+    if kind == "reset":
+        stream._stream._transport.abort()
+    if kind in ("reset", "silence"):
+        await asyncio.Event().wait()
+    raise grpclib.GRPCError(*kind)
 
 
 class _Answers:

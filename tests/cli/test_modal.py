@@ -258,6 +258,35 @@ def test_a_call_that_is_lost_costs_its_own_algo(tmp_path):
     assert runs["fla-recurrent"] == 1  # what was kept is not counted twice
 
 
+def put_off(run: helpers.Done) -> None:
+    assert run.code == 0 and re.search(r"cuda-v4( \*)? +2\.00 us", run.out), run.err
+    assert run.err.count("the calls go on there; asking again") == 1 and "Traceback" not in run.err
+
+
+def test_a_refusal_of_modals_servers_costs_no_call():
+    with Server(answer=measured(), faults={"FunctionGetOutputs": [(EXHAUSTED, "rate limit")] * 3}) as s:
+        put_off(rent(s, "bench", "--algo", "cuda-v4", "-w", "0"))
+    assert len(s.calls) == 3 and s.rpcs.count("FunctionGetOutputs") <= 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [(grpclib.Status.INTERNAL, "oops"), "reset"], ids=["internal", "reset"])
+def test_a_resumed_run_bears_more_faults_than_modals_own_client_and_sends_nothing_twice(fault, tmp_path):
+    home = {"GDN_HOME": str(tmp_path)}
+    with Server(answer=measured()) as s:
+        left = rent(s, "bench", "--algo", "cuda-v4", "-w", "0", "--detach", **home)
+        s.faults["FunctionGetOutputs"] = [fault] * 12  # each of three calls is asked for four times
+        put_off(rent(s, "bench", "--resume", re.search(r"gdn modal bench --resume (\S+)", left.err)[1], **home))
+        assert s.faults["FunctionGetOutputs"] == [] and len(s.calls) == 3
+
+
+def test_an_error_in_the_container_is_not_one_of_the_network(tmp_path):
+    lost = failure("FAILURE", "OSError(28)", pickle.dumps(OSError(28, "No space left on device")))
+    with Server(answer=lambda n, data: lost) as s:
+        done = rent(s, "bench", "--algo", "cuda-v4", "-w", "0")
+    assert done.code == errors.REMOTE and "the container failed: [Errno 28] No space left" in words(done.out)
+
+
 def test_no_connection_is_known_soon(tmp_path):
     """At most `connect` seconds, 12, which a dozen of a test's would be too many of."""
     assert SETTINGS.limits.connect <= 15

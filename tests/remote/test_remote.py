@@ -31,7 +31,7 @@ from gdn_cli.parsing import to_json
 from gdn_cli.profile import session
 from gdn_cli.records import store
 from gdn_cli.records.store import Writer
-from gdn_cli.remote import build_cache, container, engine, modal_client, profiles, resume, settings, wire
+from gdn_cli.remote import build_cache, container, engine, modal_client, modal_errors, profiles, resume, settings, wire
 from gdn_cli.remote.wire import Cache, Parcel, Profile, Refusal, Reply
 from gdn_cli.run import execute, jobs, planning, worker_process
 from gdn_cli.schema.record_types import Environment, RemoteCall, Status
@@ -411,7 +411,7 @@ def test_profiles_are_of_one_container_and_a_refusal_is_passed_on(tmp_path, monk
     with pytest.raises(errors.GdnError, match="at Modal: no ncu here; take torch") as caught:
         list(profiles.made(rented(), subjects[:1], asked))
     assert caught.value.code == errors.MISSING
-    Cloud([modal_client.CallFailed("lost")]).install(monkeypatch)
+    Cloud([modal_errors.CallFailed("lost")]).install(monkeypatch)
     with pytest.raises(RemoteError, match="lost"):
         list(profiles.made(rented(), subjects[:1], asked))
 
@@ -440,17 +440,17 @@ def test_builds_are_kept_for_the_next_container(tmp_path, monkeypatch):
 
 
 class Cloud:
-    """cloud.py's calls: each has a list of what `wait` gives (bytes, None, an exception to raise)."""
-
-    CallFailed, Unreachable = modal_client.CallFailed, modal_client.Unreachable
+    """modal_client's calls: each has a list of what a look at it gives (bytes, None, an exception). `clock` is the
+    time, which passes only while somebody waits."""
 
     def __init__(self, *scripts):
         self.scripts, self.parcels, self.cancelled, self.declared = list(scripts), [], [], None
+        self.clock, self.deaf, self.refuses = 0.0, False, {}
 
     def install(self, monkeypatch):
-        for name in ("connect", "declare", "session", "recall"):
+        for name in ("connect", "declare", "session", "recall", "first"):
             monkeypatch.setattr(modal_client, name, getattr(self, name))
-        monkeypatch.setattr(engine, "_WAIT_S", 0.0)
+        monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: self.clock))
         return self
 
     def connect(self, seconds):
@@ -468,17 +468,30 @@ class Cloud:
     def recall(self, id):
         return self.spawn(None, id)
 
+    def first(self, calls, seconds):
+        self.clock += seconds
+        for call in calls:
+            got = call.script.pop(0) if len(call.script) > 1 else call.script[0]
+            call.trouble = got if isinstance(got, modal_errors.Unreachable) else None
+            call.got = None if call.trouble else got
+        return [call for call in calls if call.got is not None]
+
     def spawn(self, data, id=None):
-        number, script = len(self.parcels), self.scripts.pop(0)
+        number = len(self.parcels)
+        if number in self.refuses:
+            raise self.refuses[number]
+        call = SimpleNamespace(id=id or f"fc-{number}", script=self.scripts.pop(0), trouble=None, got=None)
         self.parcels.append(data)
 
-        def wait(seconds):
-            got = script.pop(0) if len(script) > 1 else script[0]
-            if isinstance(got, BaseException):
-                raise got
-            return got
+        def result():
+            if isinstance(call.got, BaseException):
+                raise call.got
+            return call.got
 
-        return SimpleNamespace(id=id or f"fc-{number}", wait=wait, cancel=lambda: self.cancelled.append(number))
+        call.result, call.cancel = result, lambda: self.deaf or (self.cancelled.append(number), True)[1]
+        if self.deaf:
+            call.cancel = lambda: False
+        return call
 
 
 def passed(j: jobs.Job, **environment) -> bytes:
@@ -492,8 +505,8 @@ def test_one_lost_call_leaves_the_others(monkeypatch):
     a, b, c = job("cuda-v1", "cuda"), job("cuda-v4", "cuda"), job("cuda-v5", "cuda")
     fake = Cloud(
         [None, passed(a)],
-        [modal_client.CallFailed("Modal ended the container")],
-        [modal_client.Unreachable("gone"), passed(c)],
+        [modal_errors.CallFailed("Modal ended the container")],
+        [RESET, passed(c)],
     ).install(monkeypatch)
     got = {j.algo.name: o for j, o in rented(containers=9)([a, b, c])}
     assert {name: o.status for name, o in got.items()} == {
@@ -505,11 +518,137 @@ def test_one_lost_call_leaves_the_others(monkeypatch):
     assert containers == min(3, SETTINGS.limits.containers)
 
 
-def test_a_long_silence_is_a_lost_connection(monkeypatch):
-    Cloud([modal_client.Unreachable("no connection to Modal")]).install(monkeypatch)
-    monkeypatch.setattr(engine, "_SILENCE_S", -1.0)
-    with pytest.raises(RemoteError, match="no connection to Modal"):
-        list(rented()([job("cuda-v4", "cuda")]))
+RESET = modal_errors.Unreachable("no connection to Modal (Connection reset by peer)")
+
+
+def test_an_interruption_is_waited_for_and_said_once(monkeypatch):
+    a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
+    Cloud([*[RESET] * 400, passed(a)], [*[RESET] * 300, None, passed(b)]).install(monkeypatch)
+    work, said = rented(containers=2), []
+    work.say = said.append
+    assert [(j.algo.name, o.status) for j, o in work([a, b])] == [("cuda-v4", "done"), ("cuda-v1", "done")]
+    assert work.sent == []
+    told = [line for line in said if "connection" in line or "again" in line]
+    assert told == [
+        "no connection to Modal (Connection reset by peer): the calls go on there; asking again for up to 24 min",
+        "Modal answers again",
+    ]
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("how", ["reset", "silence"])
+def test_without_an_answer_until_the_limit_no_id_is_dropped(how, resumed, monkeypatch):
+    """Not even one that a resumed run has: it would be sent, and paid for, once more."""
+    a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
+    fake = Cloud([passed(a)], [RESET if how == "reset" else None]).install(monkeypatch)
+    fake.deaf = True  # a request to stop it is not heard either
+    work = rented(minutes=10)
+    if resumed:
+        work.earlier = [RemoteCall(id=f"fc-{i}", keys=[engine.key(j)], limit_s=540) for i, j in enumerate((a, b))]
+    got = {j.algo.name: o for j, o in work([a, b])}
+    assert 600 <= fake.clock <= 602 and got["cuda-v1"].status == "done"
+    assert (got["cuda-v4"].status, got["cuda-v4"].code) == ("remote_failed", errors.REMOTE)
+    said = "Connection reset by peer" if how == "reset" else "Modal does not answer"
+    assert said in got["cuda-v4"].reason and "may go on there" in got["cuda-v4"].reason
+    assert [(call.id, call.keys) for call in work.sent] == [("fc-1", [engine.key(b)])]
+
+
+def test_what_cannot_be_sent_leaves_what_was(monkeypatch):
+    a, b, c = (job(n, "cuda") for n in ("cuda-v1", "cuda-v4", "cuda-v5"))
+    fake = Cloud([passed(a)], [None]).install(monkeypatch)
+    fake.refuses = {1: RemoteError("Modal does not grant it: too many inputs")}
+    got = {j.algo.name: (o.status, o.reason) for j, o in rented()([a, b, c])}
+    assert got["cuda-v1"][0] == "done" and got["cuda-v4"] == got["cuda-v5"]
+    assert got["cuda-v4"] == ("remote_failed", "it was not sent: Modal does not grant it: too many inputs")
+
+
+@pytest.mark.parametrize(
+    ("end", "kept"),
+    [
+        (KeyboardInterrupt(), []),  # the app is stopped, and the call with it
+        (KeyboardInterrupt(modal_errors.UNSTOPPED), ["fc-0"]),
+        (RESET, ["fc-0"]),
+        (RemoteError("asked for B200"), []),
+    ],
+)
+def test_ids_are_forgotten_only_with_their_app(end, kept, monkeypatch):
+    fake, work = Cloud([None]).install(monkeypatch), rented()
+
+    def first(calls, seconds):
+        assert [call.id for call in work.sent] == ["fc-0"]  # in the file from the start: this process may be killed
+        raise end
+
+    monkeypatch.setattr(modal_client, "first", first)
+    with pytest.raises(type(end)):
+        list(work([job("cuda-v4", "cuda")]))
+    assert [call.id for call in work.sent] == kept and len(fake.parcels) == 1
+
+
+def heard(*script) -> tuple[object, list[float], list[float]]:
+    """What a Call gets from Modal's client: its end, the seconds of its requests, and of the pauses between them."""
+    asked, pauses, left = [], [], list(script)
+
+    def get(timeout):
+        asked.append(timeout)
+        got = left.pop(0)
+        if isinstance(got, BaseException):
+            raise got
+        return got
+
+    call = modal_client.Call(SimpleNamespace(get=get, object_id="fc-0"))
+    call._answer = modal_client.futures.Future()
+    call._listen(call._answer, pauses.append)
+    assert left == []
+    return call._answer, asked, pauses
+
+
+def faults() -> list[Exception]:
+    import grpclib.exceptions
+    import h2.exceptions
+    import modal.exception as e
+
+    return [
+        ConnectionResetError(104, "Connection reset by peer"), ConnectionRefusedError(111, "Connection refused"),
+        grpclib.exceptions.StreamTerminatedError("Connection lost"), h2.exceptions.ProtocolError("closed"),
+        e.ConnectionError("Could not connect"), e.ServiceError("unavailable"), e.InternalError("internal"),
+        e.ResourceExhaustedError("rate limit"), e.ConflictError("aborted"), e.ClientClosed("closed"),
+        e.ExecutionError("Get from url failed with status 503: Slow Down"),
+        AttributeError("'NoneType' object has no attribute '_write_appdata'"),
+    ]  # fmt: skip
+
+
+def test_a_call_is_asked_for_by_long_requests_and_with_longer_pauses_while_nothing_answers():
+    wrong = faults()
+    answer, asked, pauses = heard(TimeoutError(), *wrong, TimeoutError(), TimeoutError(), b"reply")
+    assert answer.result() == b"reply"
+    assert pauses == [1, 2, 4, 8, 16, *[30] * (len(wrong) - 5)]
+    assert asked == [50, 50, *[1] * len(wrong), 50, 50]
+
+
+def test_only_the_calls_own_verdict_is_its_failure():
+    import modal.exception as e
+
+    for verdict, says in [
+        (e.FunctionTimeoutError("t"), "at its time limit; --timeout gives more"),
+        (e.OutputExpiredError(), "no longer has its result"),
+        (e.NotFoundError("no such call"), "does not know this call"),
+        (e.InternalFailure("worker lost"), "the container failed: worker lost"),
+        (e.RemoteError("exit code 137"), "out of memory"),
+        (ZeroDivisionError("oops"), "the container failed: oops"),
+    ]:
+        answer, _, pauses = heard(verdict)
+        assert isinstance(answer.exception(), modal_errors.CallFailed) and says in str(answer.exception())
+        assert pauses == []
+    assert isinstance(heard(e.AuthError("revoked"))[0].exception(), RemoteError)
+
+    def _process_result(of):  # the function of Modal's client that raises what a container has raised
+        raise of
+
+    for remote in (OSError(28, "No space left on device"), TimeoutError("inside")):
+        try:
+            _process_result(remote)
+        except Exception as raised:
+            assert "the container failed: " in str(heard(raised)[0].exception())
 
 
 def test_calls_that_are_too_slow_are_cancelled(monkeypatch):
@@ -544,7 +683,7 @@ def test_the_bill_is_said_before_the_start(count, more, says, monkeypatch):
     work = rented(**more)
     work.say = said.append
     wanted = [job("cuda-v4", "cuda")] * count
-    replies = [modal_client.CallFailed("x")]
+    replies = [modal_errors.CallFailed("x")]
     fake = Cloud(*[replies] * count).install(monkeypatch)
     monkeypatch.setattr(fake, "session", lambda *_: pytest.fail("started") if not said else Cloud.session(fake, *_))
     monkeypatch.setattr(modal_client, "session", fake.session)
@@ -599,7 +738,7 @@ def test_records_stand_in_the_order_of_the_jobs_whenever_they_come(tmp_path, mon
 def test_only_failed_calls_are_repeated(tmp_path, monkeypatch):
     a, b = job("cuda-v1", "cuda", 2, "bench"), job("cuda-v4", "cuda", 2, "bench")
     first = building.document()
-    Cloud([passed(a)], [modal_client.CallFailed("lost")]).install(monkeypatch)
+    Cloud([passed(a)], [modal_errors.CallFailed("lost")]).install(monkeypatch)
     execute.run(planning.Plan([a, b], [], []), Writer(first, tmp_path / "run.json"), lambda *_: None, print, rented())
     assert [(r.algo, r.status) for r in first.records] == [
         ("cuda-v1", "passed"), ("cuda-v1", "passed"), ("cuda-v4", "remote_failed"),
@@ -628,7 +767,7 @@ def test_detached_calls_are_not_forgotten_without_a_connection(monkeypatch):
     a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
     Cloud().install(monkeypatch)
     monkeypatch.setattr(
-        modal_client, "connect", lambda seconds: (_ for _ in ()).throw(modal_client.Unreachable("no network"))
+        modal_client, "connect", lambda seconds: (_ for _ in ()).throw(modal_errors.Unreachable("no network"))
     )
     work = rented()
     work.earlier = [RemoteCall(id=f"fc-{j.algo.name}", keys=[engine.key(j)], limit_s=540) for j in (a, b)]

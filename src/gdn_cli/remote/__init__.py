@@ -6,7 +6,8 @@
     build_cache.py   compiled code, kept for the next container
     engine.py        jobs -> calls -> outcomes: how many containers, limits, interrupts
     resume.py        an unfinished run: which parts of its file stay, and which are fetched or sent again
-    modal_client.py  the only module that imports modal: image, function, session, volumes; its errors as ours
+    modal_client.py  Modal itself: image, function, session, calls, volumes; modal_errors.py: its errors as ours
+                     (only these two import modal)
     setup.py         `gdn modal setup`
 
 The container's side does not need Modal: `container.serve(bytes) -> bytes` would work with any other carrier.

@@ -27,16 +27,15 @@ from ..records.store import Writer
 from ..run import planning
 from ..run.jobs import Job, Outcome
 from ..schema.record_types import Document, RemoteCall, Rented, Status
-from . import modal_client, resume, wire
+from . import modal_client, modal_errors, resume, wire
 from .settings import DATA, Gpu, Image, Settings, pins
 from .wire import Cache, Parcel, Piece, Reply, Wanted
 
-_WAIT_S = 0.5  # between checks for a reply, over all calls
+_LOOK_S = 1.0  # between two looks at the connection; replies are seen at once
 _SEVERAL = (
     "these times come from {} GPUs of one kind: ratios between algos include what differs between the GPUs, and none "
     "is marked as the fastest of those; --together takes one container for all"
 )
-_SILENCE_S = 60.0  # without an answer from Modal before the connection counts as lost
 
 
 @dataclass(frozen=True)
@@ -117,8 +116,8 @@ def key(job: Job) -> str:
 
 @dataclass
 class Engine:
-    """Runs jobs at Modal. `sent` are the calls that outlive this command and have not returned: their ids, the keys of
-    their jobs, their time there. `earlier` are those of the command that this one resumes.
+    """Runs jobs at Modal. `sent` are the calls that have not returned: their ids, the keys of their jobs, their time
+    there. `earlier` are those of the command that this one resumes.
     """
 
     settings: Settings
@@ -204,21 +203,45 @@ class Engine:
         gpu = self.rent.gpu if any(w.cuda for w in fresh) else None  # otherwise no GPU is rented
         if fresh:
             self.say(self.bill(fresh, gpu))
-        with contextlib.ExitStack() as stack:
-            for w in old:
-                w.call = modal_client.recall(w.earlier.id)
-            if fresh:
-                limit_s, containers = max(w.limit_s for w in fresh), self.containers(len(fresh))
-                declared = modal_client.declare(self.settings, self.rent.image, gpu, limit_s, containers)
-                spawn = stack.enter_context(modal_client.session(*declared, self.rent.detach))
+        try:
+            with contextlib.ExitStack() as stack:
+                for w in old:
+                    w.call = modal_client.recall(w.earlier.id)
+                unsent: list[tuple[Work, Reply]] = []
+                if fresh:
+                    limit_s, containers = max(w.limit_s for w in fresh), self.containers(len(fresh))
+                    declared = modal_client.declare(self.settings, self.rent.image, gpu, limit_s, containers)
+                    spawn = stack.enter_context(modal_client.session(*declared, self.rent.detach))
+                    unsent = self._send(fresh, spawn, gpu)
+                yield from unsent
+                if not self.rent.detach:
+                    yield from self._arriving([w for w in work if w.call])
+        except BaseException as e:
+            # the app was stopped, and its calls with it; without a connection that is not known
+            known = not isinstance(e, modal_errors.Unreachable) and modal_errors.UNSTOPPED not in e.args
+            if known and not self.rent.detach:
                 for w in fresh:
-                    w.call = spawn(self.parcel(w, gpu))
-                    if self.rent.detach:  # otherwise it ends with the app, and the app with this command
-                        keys = [key(job) for job in w.jobs]
-                        self.sent.append(RemoteCall(id=w.call.id, keys=keys, limit_s=w.limit_s))
-                if self.rent.detach:
-                    return
-            yield from self._arriving([*old, *fresh])
+                    self._ended(w)
+            raise
+
+    def _send(
+        self, work: list[Work], spawn: Callable[[bytes], modal_client.Call], gpu: Gpu | None
+    ) -> list[tuple[Work, Reply]]:
+        """Start the calls. Those that cannot be sent behind one that was: each with the reason."""
+        for i, w in enumerate(work):
+            try:
+                w.call = spawn(self.parcel(w, gpu))
+            except RemoteError as e:
+                if i == 0:
+                    raise
+                return [(unsent, Reply(lost=f"it was not sent: {e.message}")) for unsent in work[i:]]
+            keys = [key(job) for job in w.jobs]
+            self.sent.append(RemoteCall(id=w.call.id, keys=keys, limit_s=w.limit_s))
+        return []
+
+    def _ended(self, work: Work) -> None:
+        """Its call has ended: there is nothing to fetch any more."""
+        self.sent[:] = [call for call in self.sent if work.call is None or call.id != work.call.id]
 
     @cached_property
     def commit(self) -> dict[str, str]:
@@ -239,33 +262,41 @@ class Engine:
         return wire.encode(content)
 
     def _arriving(self, waiting: list[Work]) -> Iterator[tuple[Work, Reply]]:
+        """Each reply as it comes. Without a connection the calls go on there: wait for it as long as for them, and keep
+        the ids of those that were not heard of."""
         patience = self.patience(waiting)
-        deadline, heard = time.monotonic() + patience, time.monotonic()
+        deadline, cut = time.monotonic() + patience, False
         while waiting:
-            for work in list(waiting):
-                left = deadline - time.monotonic()
-                reply = None
-                try:
-                    data = work.call.wait(max(0.0, min(_WAIT_S / len(waiting), left)))
-                    reply = wire.decode(data, Reply) if data is not None else None
-                    heard = time.monotonic()
-                except modal_client.CallFailed as e:
-                    reply = Reply(lost=str(e))
-                except modal_client.Unreachable:  # calls there are paid for: do not give up at the first error
-                    if time.monotonic() - heard > _SILENCE_S:
-                        raise
-                    time.sleep(_WAIT_S)
-                if reply is None and left <= 0:
-                    work.call.cancel()
-                    why = f"Modal had no {self.rent.gpu} free, or --max-minutes was too short"
-                    reply = Reply(lost=f"no reply within {patience / 60:.0f} minutes: {why}")
-                if reply is None:
-                    continue
+            left = deadline - time.monotonic()
+            done = modal_client.first([w.call for w in waiting], max(0.0, min(_LOOK_S, left)))
+            for work in [w for w in waiting if w.call in done]:
                 waiting.remove(work)
-                self.sent[:] = [call for call in self.sent if call.id != work.call.id]
+                try:
+                    reply = wire.decode(work.call.result(), Reply)
+                except modal_errors.CallFailed as e:
+                    reply = Reply(lost=str(e))
+                self._ended(work)
                 if reply.wrong_gpu:
                     raise RemoteError(reply.wrong_gpu, hint="nothing was measured; name a GPU that Modal has: --gpu")
                 yield work, reply
+            trouble = next((w.call.trouble for w in waiting if w.call.trouble), None)
+            if trouble and not cut:
+                self.say(f"{trouble.message}: the calls go on there; asking again for up to {_minutes(max(0, left))}")
+            elif cut and not trouble:
+                self.say("Modal answers again")
+            cut = trouble is not None
+            if left <= 0:
+                yield from ((w, self._late(w, patience)) for w in waiting)
+                return
+
+    def _late(self, work: Work, patience: float) -> Reply:
+        """The reply in the place of one that did not come in time."""
+        within = f"no reply within {patience / 60:.0f} minutes"
+        if not work.call.trouble and work.call.cancel():
+            self._ended(work)
+            return Reply(lost=f"{within}: Modal had no {self.rent.gpu} free, or --max-minutes was too short")
+        why = work.call.trouble.message if work.call.trouble else "Modal does not answer"
+        return Reply(lost=f"{within}: {why}; the call may go on there")
 
     def patience(self, waiting: list[Work]) -> float:
         """Seconds to wait for replies at most."""
