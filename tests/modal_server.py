@@ -272,6 +272,10 @@ class _Answers:
         volume.update({f.filename.lstrip("/"): s.contents[f.sha256_hex] for f in r.files})
         return empty_pb2.Empty()
 
+    def VolumeRemoveFile(s: Server, r: Any) -> Any:
+        del s.volumes[r.volume_id.removeprefix("vo-")][r.path.lstrip("/")]
+        return empty_pb2.Empty()
+
     def FunctionPrecreate(s: Server, r: Any) -> Any:
         return pb.FunctionPrecreateResponse(function_id="fu-1", handle_metadata=_handle(r.function_name))
 

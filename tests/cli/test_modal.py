@@ -26,7 +26,7 @@ from gdn_cli.catalog.tiers import COPY, COPY_RATE, EMPTY
 from gdn_cli.machine import inventory
 from gdn_cli.parsing import to_json
 from gdn_cli.records import history
-from gdn_cli.remote import container, modal_client, settings, wire
+from gdn_cli.remote import container, modal_client, settings, setup, wire
 from gdn_cli.remote.wire import Profile, Reply
 
 SETTINGS = settings.load()
@@ -424,7 +424,13 @@ def test_setup_makes_the_volumes_and_uploads_missing_files(tmp_path):
         first = rent(s, "setup", "--dataset", tmp_path)
         again = rent(s, "setup", "--dataset", tmp_path, "--json")
         bare = rent(s, "setup", "--no-data", "--json")
-    assert first.code == 0 and s.volumes == {"flashinfer-trace": files, "gdn-cache": {}}
+        volume = s.volumes["flashinfer-trace"]
+        assert volume.pop(setup.DATASET) and volume == files and s.volumes["gdn-cache"] == {}
+        refused = rent(s, "setup", "--dataset", tmp_path)
+    assert first.code == 0 and refused.code == errors.USAGE and s.volumes["flashinfer-trace"] == files
+    assert "gdn: volume flashinfer-trace has files that `gdn modal setup` did not put there (blob, definitions, " in (
+        words(refused.err)
+    )
     for step in ("token: Modal accepts it", "volume flashinfer-trace: there", "uploading 1 to 3 of 3 files"):
         assert step in first.err
     assert again.json["kept"] == 1 and again.json["uploaded"] == 2  # texts again, tensors not

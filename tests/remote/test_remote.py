@@ -214,6 +214,7 @@ def test_an_invalid_parcel_is_refused_in_one_line(data):
 def test_a_dataset_is_read_where_it_is_mounted():
     here = job("pt-reference", "cpu", dataset=Path("/somewhere/here"))
     assert engine.piece(here).request.dataset == "/data"
+    assert engine.piece(here, Path("/data/contest")).request.dataset == "/data/contest"
     assert here.request().dataset == "/somewhere/here"
 
 

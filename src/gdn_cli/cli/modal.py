@@ -318,6 +318,7 @@ def setup(
     preset: o.PresetName = None,
     n: o.First = None,
     no_data: Annotated[bool, typer.Option("--no-data", help="Only the token and the volumes.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Upload everything, over what the volume has.")] = False,
     json: o.AsJson = False,
 ) -> None:
     """Check the token, make the volumes, upload the data set (the twins, or --dataset DIR). Safe to repeat.
@@ -333,14 +334,13 @@ def setup(
     found = settings.load()
     with tempfile.TemporaryDirectory(prefix="gdn-twins-") as folder:
 
-        def twins() -> Path | None:
-            if no_data:
-                return None
+        def twins() -> Path:
             screen.say("data set: generating the twins")
             written(Path(folder), o.Algos(op=op), o.Workloads(preset=preset, n=n))
             return Path(folder)
 
-        done = setup.setup(found, None if no_data else dataset, twins, screen.say)
+        data = (None, None) if no_data else (dataset, twins)
+        done = setup.setup(found, *data, screen.say, force)
     if json:
         screen.show_json(msgspec.to_builtins(done))
     else:

@@ -20,6 +20,7 @@ from .. import errors, units
 from ..catalog.pack import source_hash
 from ..catalog.registry import Algo
 from ..catalog.tiers import TIERS
+from ..catalog.workloads import Workload
 from ..errors import RemoteError, UsageError
 from ..machine import environment, inventory
 from ..records import comparison, statistics
@@ -27,7 +28,7 @@ from ..records.store import Writer
 from ..run import planning
 from ..run.jobs import Job, Outcome
 from ..schema.record_types import Document, RemoteCall, Rented, Status
-from . import modal_client, modal_errors, resume, wire
+from . import modal_client, modal_errors, resume, setup, wire
 from .settings import DATA, Gpu, Image, Settings, pins
 from .wire import Cache, Parcel, Piece, Reply, Wanted
 
@@ -129,6 +130,7 @@ class Engine:
     earlier: list[RemoteCall] = field(default_factory=list)
     sent: list[RemoteCall] = field(default_factory=list)
     writer: Writer | None = None
+    dataset_at: Path = Path(DATA)  # in the container
 
     place = staticmethod(place)
 
@@ -201,6 +203,7 @@ class Engine:
         self.sent.extend(w.earlier for w in old)  # before anything can fail: they run and are paid for
         modal_client.connect(self.settings.limits.connect)
         gpu = self.rent.gpu if any(w.cuda for w in fresh) else None  # otherwise no GPU is rented
+        self.look_at([w for work in fresh for job in work.jobs if job.dataset for w in job.workloads])
         if fresh:
             self.say(self.bill(fresh, gpu))
         try:
@@ -223,6 +226,14 @@ class Engine:
                 for w in fresh:
                     self._ended(w)
             raise
+
+    def look_at(self, workloads: list[Workload]) -> None:
+        """See on the volume, before anything is paid, where the data set of --dataset is. MissingError if it is not."""
+        inputs = [spec for w in workloads for spec in (w.inputs or {}).values()]
+        needed = {spec["path"] for spec in inputs if spec["type"] == "safetensors"}
+        if workloads:
+            name = self.settings.volumes.dataset
+            self.dataset_at = Path(DATA, setup.place(name, modal_client.Volume(name).files(), needed))
 
     def _send(
         self, work: list[Work], spawn: Callable[[bytes], modal_client.Call], gpu: Gpu | None
@@ -256,7 +267,7 @@ class Engine:
             gpu=gpu,
             cache=Cache(hashlib.sha256(facts.encode()).hexdigest()[:24], self.settings.volumes.cache),
             env={name: str(value) for name, value in self.settings.environment.items()} | self.commit,
-            jobs=[piece(job) for job in work.jobs],
+            jobs=[piece(job, self.dataset_at) for job in work.jobs],
             profiles=work.profiles,
         )
         return wire.encode(content)
@@ -330,9 +341,9 @@ class Engine:
         return f"Modal: {what} of at most {_minutes(each)}: {_minutes(whole)} of container time at most"
 
 
-def piece(job: Job) -> Piece:
+def piece(job: Job, dataset_at: Path = Path(DATA)) -> Piece:
     """A job as it is sent: the request that a worker here would get, with the data set's path in the container."""
-    there = replace(job, dataset=Path(DATA)) if job.dataset else job
+    there = replace(job, dataset=dataset_at) if job.dataset else job
     return Piece(there.request(), job.timeout_s)
 
 

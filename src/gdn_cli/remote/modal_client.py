@@ -13,10 +13,10 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from msgspec import Struct
 
@@ -80,8 +80,8 @@ def connect(seconds: float) -> None:
 
     # a call that Ctrl-C cuts short leaves a task of Modal's client, and asyncio logs its end as a traceback
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-    # so does Modal's client for each heartbeat that fails
-    logging.getLogger("modal-client").addFilter(lambda record: not record.exc_info)
+    for name in ("modal-client", "modal-utils"):  # so does Modal's client for each heartbeat that fails
+        logging.getLogger(name).addFilter(lambda record: not record.exc_info)
 
     async def hello() -> None:
         client = await modal.Client.from_env.aio()
@@ -274,7 +274,11 @@ class Volume:
                 return {}
         return {e.path.lstrip("/"): e.size for e in entries if e.type.name == "FILE"}
 
-    def upload(self, files: dict[str, Path]) -> None:
+    def remove(self, name: str) -> None:
+        with translated():
+            self._volume.remove_file(f"/{name}")
+
+    def upload(self, files: Mapping[str, Path | BinaryIO]) -> None:
         """Upload these files, replacing those with the same names."""
         with translated(), self._volume.batch_upload(force=True) as batch:
             for name, path in files.items():
