@@ -401,7 +401,11 @@ def test_profiles_are_of_one_container_and_a_refusal_is_passed_on(tmp_path, monk
     )
     asked = session.Settings(tool, tmp_path)
     there = [
-        Profile(documents.typed(documents.v4(name=f"of-{i}")), {"a.txt": wire.zlib.compress(b"A")}) for i in range(2)
+        Profile(
+            documents.typed(documents.v4(name=f"of-{i}", environment=documents.GPU | {"gpu": "NVIDIA B200"})),
+            {"a.txt": wire.zlib.compress(b"A")},
+        )
+        for i in range(2)
     ]
     fake = Cloud([wire.encode(Reply(profiles=there))]).install(monkeypatch)
     made = list(profiles.made(rented(), subjects, asked))
@@ -731,6 +735,80 @@ def test_records_stand_in_the_order_of_the_jobs_whenever_they_come(tmp_path, mon
     execute.run(planning.Plan([a, b], [], [], order), writer, lambda *_: None, print, rented(containers=2))
     assert came == [["cuda-v4"], ["cuda-v4", "cuda-v1"], ["cuda-v1", "cuda-v4"]]
     assert [r["algo"] for r in json.loads((tmp_path / "run.json").read_text())["records"]] == ["cuda-v1", "cuda-v4"]
+
+
+# --- replies that are not what was asked for --------------------------------------------------------------------
+
+
+def outcome(gpu: str | None = "NVIDIA B200", algo: str = "cuda-v4", **more) -> jobs.Outcome:
+    records = [building.record(algo, None, w.uuid, tier=None) for w in job(algo, "cuda").workloads]
+    return jobs.Outcome(Status.DONE, records=records, environment=gpu and Environment(gpu=gpu, **more))
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "what came back from Modal is not a reply of gdn"),
+        (wire.zlib.compress(b"{}"), "what came back from Modal is not a reply of gdn"),
+        (wire.zlib.compress(b'{"schema": 3, "outcomes": [{"status": "done", "records": 7}]}'), "not a reply of gdn: "),
+        (Reply(), "not a reply of gdn: it has 0 outcomes for 1 job"),
+        (Reply(outcomes=[outcome(), outcome()]), "not a reply of gdn: it has 2 outcomes for 1 job"),
+        (Reply(outcomes=[outcome("NVIDIA H200")]), "asked for B200, and the container has NVIDIA H200"),
+        (Reply(outcomes=[outcome(None)]), "asked for B200, and the reply does not name its GPU"),
+        (Reply(outcomes=[outcome(gpus=["NVIDIA B200"] * 2)]), "the container has NVIDIA B200, NVIDIA B200"),
+        (Reply(outcomes=[outcome("NVIDIA H200", gpus=["NVIDIA B200"])]), "the reply names NVIDIA H200 and NVIDIA B200"),
+    ],
+)
+def test_a_wrong_reply_is_the_failure_of_its_own_call(data, says, monkeypatch):
+    data = wire.encode(data) if isinstance(data, Reply) else data
+    wrong, right = job("cuda-v4", "cuda"), job("cuda-v1", "cuda")
+    Cloud([data], [None, passed(right)]).install(monkeypatch)
+    work = rented(containers=2)
+    got = {j.algo.name: o for j, o in work([wrong, right])}
+    assert got["cuda-v1"].status == "done" and got["cuda-v1"].environment.where == "modal"
+    assert (got["cuda-v4"].status, got["cuda-v4"].code) == ("remote_failed", errors.REMOTE)
+    assert says in got["cuda-v4"].reason and got["cuda-v4"].records == [] and work.sent == []
+
+
+def test_a_reply_for_another_gdn_can_still_be_fetched_by_that_one(monkeypatch):
+    Cloud([wire.zlib.compress(b'{"schema": 2}')]).install(monkeypatch)
+    work = rented()
+    ((_, lost),) = work([job("cuda-v4", "cuda")])
+    assert "speaks schema 2, this gdn 3" in lost.reason and [call.id for call in work.sent] == ["fc-0"]
+
+
+def test_what_modals_client_unpacks_as_something_else_than_bytes_is_no_reply():
+    for content in ("text", 7, {"outcomes": []}, None):
+        answer, _, _ = heard(content)
+        assert "is not a reply of gdn: it is of type" in str(answer.exception())
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        ([], "it has 0 profiles for 1"),
+        ([Profile()], "a profile is empty"),
+        (
+            [Profile(documents.typed(documents.v4(environment=documents.GPU | {"gpu": "NVIDIA H200"})))],
+            "asked for B200",
+        ),
+    ],
+)
+def test_a_wrong_profile_is_refused_in_one_line(made, says, tmp_path, monkeypatch):
+    Cloud([wire.encode(Reply(profiles=made))]).install(monkeypatch)
+    tool, subjects = session.subjects(REGISTRY, ["cuda-v4"], None, "torch", "0", None, "cuda", place=engine.place)
+    with pytest.raises(RemoteError, match=says):
+        list(profiles.made(rented(), subjects, session.Settings(tool, tmp_path)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_file_of_a_profile_costs_the_file(tmp_path, monkeypatch):
+    b200 = documents.v4(environment=documents.GPU | {"gpu": "NVIDIA B200"})
+    sent = Profile(documents.typed(b200), {"a.txt": b"no zlib", "../b.txt": wire.zlib.compress(b"B")})
+    Cloud([wire.encode(Reply(profiles=[sent]))]).install(monkeypatch)
+    tool, subjects = session.subjects(REGISTRY, ["cuda-v4"], None, "torch", "0", None, "cuda", place=engine.place)
+    (made,) = profiles.made(rented(), subjects, session.Settings(tool, tmp_path / "p"))
+    assert "a.txt arrived damaged" in made.unkept and (Path(made.folder) / "b.txt").read_text() == "B"
 
 
 # --- going on with a run ----------------------------------------------------------------------------------------

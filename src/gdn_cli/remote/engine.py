@@ -28,7 +28,7 @@ from ..records.store import Writer
 from ..run import planning
 from ..run.jobs import Job, Outcome
 from ..schema.record_types import Document, RemoteCall, Rented, Status
-from . import modal_client, modal_errors, resume, setup, wire
+from . import modal_client, modal_errors, replies, resume, setup, wire
 from .settings import DATA, Gpu, Image, Settings, pins
 from .wire import Cache, Parcel, Piece, Reply, Wanted
 
@@ -282,11 +282,7 @@ class Engine:
             done = modal_client.first([w.call for w in waiting], max(0.0, min(_LOOK_S, left)))
             for work in [w for w in waiting if w.call in done]:
                 waiting.remove(work)
-                try:
-                    reply = wire.decode(work.call.result(), Reply)
-                except modal_errors.CallFailed as e:
-                    reply = Reply(lost=str(e))
-                self._ended(work)
+                reply = self._reply(work)
                 if reply.wrong_gpu:
                     raise RemoteError(reply.wrong_gpu, hint="nothing was measured; name a GPU that Modal has: --gpu")
                 yield work, reply
@@ -299,6 +295,25 @@ class Engine:
             if left <= 0:
                 yield from ((w, self._late(w, patience)) for w in waiting)
                 return
+
+    def _reply(self, work: Work) -> Reply:
+        """What has come of a call. RemoteError if Modal refuses to say."""
+        reply, data = Reply(), b""
+        try:
+            data = work.call.result()
+        except modal_errors.CallFailed as e:
+            reply.lost = str(e)
+        try:
+            reply = reply if reply.lost else wire.decode(data, Reply)
+        except RemoteError as e:
+            reply.lost = str(e)
+            if e.message.startswith(wire.OTHER):  # the gdn that sent it can fetch it: its id stays
+                return reply
+        self._ended(work)
+        if not (reply.lost or reply.wrong_gpu):
+            wanted = None if work.earlier else len(work.profiles)
+            reply.lost = replies.fault(work.jobs, wanted, reply, self.rent.gpu)
+        return reply
 
     def _late(self, work: Work, patience: float) -> Reply:
         """The reply in the place of one that did not come in time."""
@@ -322,6 +337,8 @@ class Engine:
                 yield job, Outcome(Status.REMOTE_FAILED, reply.lost, code=errors.REMOTE)
             return
         for job, outcome in zip(work.jobs, reply.outcomes, strict=True):
+            if outcome.environment:  # never among the times of a GPU here
+                outcome.environment.where = "modal"
             passed = sum(r.passed for r in outcome.records)
             device = outcome.environment and outcome.environment.device
             where = f", {device}" if device else ""

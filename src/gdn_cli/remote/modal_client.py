@@ -7,6 +7,7 @@ TimeoutError; a remote exception of a type that is unknown here arrives as Execu
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import re
 import sys
@@ -22,13 +23,14 @@ from msgspec import Struct
 
 from ..text import display, unguarded
 from . import container
-from .modal_errors import UNSTOPPED, Unreachable, from_container, scrub, translated, verdict
+from .modal_errors import UNSTOPPED, CallFailed, Unreachable, from_container, scrub, translated, verdict
 from .settings import CACHE, DATA, Gpu, Image, Settings, packages
 
 _LAST = 8  # lines of a build that failed
 _POLL_S = 50.0  # that a request for a reply stays open at Modal; its client asks anew after 55
 _PAUSE_S, _LONGEST_S = 1.0, 30.0  # between two requests that failed: the first, doubled up to the last
 _CANCEL_S = 15.0  # for Modal to confirm that a call is stopped
+_STOP_S = 45.0  # for the app to end; Modal's client itself waits without limit
 # files of gdn that are not sent: an algo's sources travel in the request
 _IGNORED = ["**/__pycache__", "**/*.pyc", "algos", "configs"]
 
@@ -110,11 +112,14 @@ class Call:
         """The reply, or None if there is none within `seconds`. Raises CallFailed if this call has failed, Unreachable
         if the request for its reply has: the call itself goes on, and can be asked for again."""
         try:
-            return self._call.get(timeout=seconds)
+            data = self._call.get(timeout=seconds)
         except Exception as e:
             if isinstance(e, TimeoutError) and not from_container(e):
                 return None
             raise verdict(e) from None
+        if not isinstance(data, bytes):
+            raise CallFailed(f"what came back from Modal is not a reply of gdn: it is of type {type(data).__name__}")
+        return data
 
     def listen(self) -> futures.Future[bytes]:
         """The reply, whenever it comes. A thread waits for it with one long request at a time."""
@@ -189,7 +194,9 @@ def session(app: Any, function: Any, detach: bool) -> Iterator[Callable[[bytes],
             return Call(function.spawn(parcel))
 
     ended: BaseException | None = None
-    finished = False
+    finished, late = False, threading.Event()
+    watch = threading.Timer(_STOP_S, lambda: (late.set(), _thread.interrupt_main()))
+    watch.daemon = True
     talk = _Tee(unguarded(sys.stderr))
     try:
         with contextlib.ExitStack() as stack:
@@ -204,7 +211,13 @@ def session(app: Any, function: Any, detach: bool) -> Iterator[Callable[[bytes],
             except BaseException as e:
                 ended = e
                 raise
-    except Unreachable as e:
+            finally:
+                watch.start()
+    except (Unreachable, KeyboardInterrupt) as e:
+        if isinstance(e, KeyboardInterrupt):
+            if not late.is_set():
+                raise
+            e = Unreachable("no answer from Modal")
         if e is ended or not (finished or ended):
             raise
         # only the end of the app was not heard: what has arrived stays, and Modal itself stops an app without a client
@@ -213,6 +226,8 @@ def session(app: Any, function: Any, detach: bool) -> Iterator[Callable[[bytes],
             raise KeyboardInterrupt(UNSTOPPED) from None
         if ended:
             raise ended from None
+    finally:
+        watch.cancel()
     if isinstance(ended, KeyboardInterrupt):
         raise KeyboardInterrupt
 

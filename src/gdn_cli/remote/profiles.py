@@ -57,6 +57,8 @@ def _unpacked(arrived: wire.Profile, profiles: Path, say: Callable[[str], None])
             files.write(folder / Path(name).name, zlib.decompress(packed), hint=None)
         except GdnError as e:
             lost.append(e.message)
+        except zlib.error:
+            lost.append(f"{Path(name).name} arrived damaged")
     if arrived.left:
         say(f"too large to send: {', '.join(arrived.left)}")
     profile.name = folder.name

@@ -19,6 +19,7 @@ from ..schema import profile_types
 from .settings import Gpu
 
 SCHEMA = 3
+OTHER = "the other side speaks schema"
 T = TypeVar("T", "Parcel", "Reply")
 Wanted = dict[str, Any]  # a profile to be made: what profiling.sent gives
 
@@ -80,7 +81,7 @@ def encode(content: Parcel | Reply) -> bytes:
 
 
 def decode(data: bytes, form: type[T]) -> T:
-    """A parcel or a reply; RemoteError if it is neither, or comes from another gdn version."""
+    """A parcel or a reply; RemoteError if it is neither, or comes from another gdn version (OTHER)."""
     try:
         content = json.loads(zlib.decompress(data))
         schema = content["schema"]
@@ -90,4 +91,4 @@ def decode(data: bytes, form: type[T]) -> T:
         raise RemoteError(f"what came back from Modal is not a reply of gdn: {e}") from None
     except (zlib.error, ValueError, LookupError, TypeError, RecursionError):
         raise RemoteError("what came back from Modal is not a reply of gdn") from None
-    raise RemoteError(f"the other side speaks schema {schema!r}, this gdn {SCHEMA}", hint="use one gdn for both")
+    raise RemoteError(f"{OTHER} {schema!r:.40}, this gdn {SCHEMA}", hint="use one gdn for both")
