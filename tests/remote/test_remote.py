@@ -31,7 +31,18 @@ from gdn_cli.parsing import to_json
 from gdn_cli.profile import session
 from gdn_cli.records import store
 from gdn_cli.records.store import Writer
-from gdn_cli.remote import build_cache, container, engine, modal_client, modal_errors, profiles, resume, settings, wire
+from gdn_cli.remote import (
+    build_cache,
+    container,
+    costs,
+    engine,
+    modal_client,
+    modal_errors,
+    profiles,
+    resume,
+    settings,
+    wire,
+)
 from gdn_cli.remote.wire import Cache, Parcel, Profile, Refusal, Reply
 from gdn_cli.run import execute, jobs, planning, worker_process
 from gdn_cli.schema.record_types import Environment, RemoteCall, Status
@@ -674,8 +685,8 @@ def test_algos_for_a_cpu_rent_no_gpu(monkeypatch):
 @pytest.mark.parametrize(
     ("count", "more", "says"),
     [
-        (1, {}, "Modal: B200, 1 container, 1 call of at most 9 min: 9 min of container time at most"),
-        (3, {}, "Modal: B200, 1 container, 3 calls of at most 9 min: 27 min of container time at most"),
+        (1, {}, "Modal: B200, 1 container, 1 call of at most 9 min: 9 min of container time at most, $0.98 "),
+        (3, {}, "Modal: B200, 1 container, 3 calls of at most 9 min: 27 min of container time at most, $2.95 "),
         (3, {"containers": 2}, "Modal: B200, 2 containers, 3 calls of at most 9 min: 27 min of container time at most"),
         (3, {"minutes": 5}, "Modal: B200, 1 container, 3 calls of at most 5 min: 5 min of container time at most"),
         (3, {"minutes": 5, "detach": True}, "Modal: B200, 1 container, 3 calls of at most 5 min: 15 min of"),
@@ -694,6 +705,44 @@ def test_the_bill_is_said_before_the_start(count, more, says, monkeypatch):
     monkeypatch.setattr(modal_client, "session", fake.session)
     list(work(wanted))
     assert said[0].startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dollars"),
+    [
+        # an hour: 4 cores of $0.0000131 a second, 16 GiB of $0.00000222, and the GPUs
+        ("B200", 3600 * (4 * 0.0000131 + 16 * 0.00000222 + 0.001736)),
+        ("B200:2", 3600 * (4 * 0.0000131 + 16 * 0.00000222 + 2 * 0.001736)),
+        ("H100", 3600 * (4 * 0.0000131 + 16 * 0.00000222 + 0.001097)),
+        (None, 3600 * (4 * 0.0000131 + 16 * 0.00000222)),
+    ],
+)
+def test_dollars_are_those_of_all_gpus_of_a_container(gpu, dollars):
+    words = SETTINGS.dollars(gpu and SETTINGS.parse(gpu), 3600)
+    assert words == f"${dollars:.2f} at the prices of {SETTINGS.prices.date}"
+    assert SETTINGS.dollars(SETTINGS.parse("B300"), 60) == "configs/modal.toml has no price of B300"
+    assert set(SETTINGS.prices.gpus) == {name.rstrip("!") for name in SETTINGS.gpus.known}
+
+
+def test_a_rented_gpu_is_not_paid_for_work_on_a_cpu():
+    gpu, cpu = job("cuda-v4", "cuda", command="bench"), job("cpp-v1", "cpu", command="bench")
+    plan = planning.Plan([job("pt-reference", "cpu", command="floor"), cpu, gpu], [], [])
+    costs.affordable(plan, False)
+    assert plan.jobs == [gpu] and [(m.algo, m.hint) for m in plan.missing] == [
+        ("pt-reference", "--device cpu rents none"), ("cpp-v1", "--device cpu rents none")
+    ]  # fmt: skip
+    alone = planning.Plan([cpu], [], [])
+    costs.affordable(alone, False)  # no GPU is rented
+    assert alone.jobs == [cpu] and alone.missing == []
+
+
+def test_a_tier_that_the_image_does_not_have_is_refused_before_the_start():
+    many = job("cuda-v4", "cuda", command="bench", tiers=("cupti", "nvbench", "fib"))
+    with pytest.raises(UsageError, match="tier 'nvbench' needs cuda-bench, which is not in the image"):
+        costs.affordable(planning.Plan([many], [], []), False)
+    plan = planning.Plan([many], [], [])
+    costs.affordable(plan, True)  # --tier all
+    assert plan.jobs[0].tiers == ("cupti", "fib")
 
 
 def test_together_puts_the_named_algos_into_turns_and_all_into_one_parcel(monkeypatch):

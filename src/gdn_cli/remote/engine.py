@@ -28,8 +28,8 @@ from ..records.store import Writer
 from ..run import planning
 from ..run.jobs import Job, Outcome
 from ..schema.record_types import Document, RemoteCall, Rented, Status
-from . import modal_client, modal_errors, replies, resume, setup, wire
-from .settings import DATA, Gpu, Image, Settings, pins
+from . import costs, modal_client, modal_errors, replies, resume, setup, wire
+from .settings import DATA, Gpu, Image, Settings, pinned, pins
 from .wire import Cache, Parcel, Piece, Reply, Wanted
 
 _LOOK_S = 1.0  # between two looks at the connection; replies are seen at once
@@ -79,7 +79,7 @@ def place(algo: Algo, device: str = "auto") -> inventory.Place:
 
 
 def _lacking(algo: Algo, mode: str) -> inventory.Place | None:
-    there = {pin.split("==")[0] for pin in pins()}
+    there = pinned()
     lacking = [wheel for wheel in algo.packages.values() if wheel not in there]
     if not lacking:
         return None
@@ -145,6 +145,7 @@ class Engine:
     def begin(self, plan: planning.Plan, writer: Writer) -> None:
         """Adapt the plan: algos that take turns, and results that an earlier run already has."""
         self.writer = writer
+        costs.affordable(plan, getattr(self.asked, "tier", None) == "all")
         if self.rent.together:
             plan.jobs[:] = together(plan.jobs)
         if old := self.resumed:
@@ -348,14 +349,15 @@ class Engine:
     # --- what it may cost -----------------------------------------------------------------------------------------
 
     def bill(self, work: list[Work], gpu: Gpu | None) -> str:
-        """Which GPU, how many containers, how long at most: printed before anything is started."""
+        """Which GPU, how many containers, how long and for how much at most: printed before anything is started."""
         containers = self.containers(len(work))
         each = max(w.limit_s for w in work)
         whole = sum(w.limit_s for w in work)
         if self.rent.minutes and not self.rent.detach:
             whole = min(whole, containers * self.rent.minutes * 60)
         what = f"{gpu or 'CPU only'}, {units.count(containers, 'container')}, {units.count(len(work), 'call')}"
-        return f"Modal: {what} of at most {_minutes(each)}: {_minutes(whole)} of container time at most"
+        most = f"{_minutes(whole)} of container time at most, {self.settings.dollars(gpu, whole)}"
+        return f"Modal: {what} of at most {_minutes(each)}: {most}"
 
 
 def piece(job: Job, dataset_at: Path = Path(DATA)) -> Piece:
