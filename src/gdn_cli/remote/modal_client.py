@@ -7,9 +7,9 @@ TimeoutError; a remote exception of a type that is unknown here arrives as Execu
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import re
+import signal
 import sys
 import threading
 import time
@@ -194,9 +194,17 @@ def session(app: Any, function: Any, detach: bool) -> Iterator[Callable[[bytes],
             return Call(function.spawn(parcel))
 
     ended: BaseException | None = None
-    finished, late = False, threading.Event()
-    watch = threading.Timer(_STOP_S, lambda: (late.set(), _thread.interrupt_main()))
-    watch.daemon = True
+    finished, late, over = False, threading.Event(), threading.Event()
+
+    def watch() -> None:
+        if over.wait(_STOP_S) or not hasattr(signal, "pthread_kill"):  # not on Windows
+            return
+        late.set()
+        while True:  # as Ctrl-C does, pressed again: only that gets Modal's client out of its waits
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            if over.wait(_PAUSE_S):
+                return
+
     talk = _Tee(unguarded(sys.stderr))
     try:
         with contextlib.ExitStack() as stack:
@@ -212,22 +220,25 @@ def session(app: Any, function: Any, detach: bool) -> Iterator[Callable[[bytes],
                 ended = e
                 raise
             finally:
-                watch.start()
+                threading.Thread(target=watch, daemon=True).start()
     except (Unreachable, KeyboardInterrupt) as e:
         if isinstance(e, KeyboardInterrupt):
             if not late.is_set():
-                raise
+                if ended is None or e is ended:
+                    raise
+                raise KeyboardInterrupt(UNSTOPPED) from None
             e = Unreachable("no answer from Modal")
         if e is ended or not (finished or ended):
             raise
         # only the end of the app was not heard: what has arrived stays, and Modal itself stops an app without a client
-        talk.write(f"gdn: {e.message}: the app could not be stopped; `gdn modal status` shows whether it runs\n")
+        if not detach:
+            talk.write(f"gdn: {e.message}: the app could not be stopped; `gdn modal status` shows whether it runs\n")
         if isinstance(ended, KeyboardInterrupt):
             raise KeyboardInterrupt(UNSTOPPED) from None
         if ended:
             raise ended from None
     finally:
-        watch.cancel()
+        over.set()
     if isinstance(ended, KeyboardInterrupt):
         raise KeyboardInterrupt
 
