@@ -376,6 +376,34 @@ def test_another_gpu_than_was_asked_for_is_said_before_anything_runs(monkeypatch
     assert caught.value.code == errors.REMOTE
 
 
+def test_what_was_measured_before_the_containers_time_is_up_is_sent_back(monkeypatch):
+    """A worker is ended before its container, and by what option is said; not for --timeout, which is the algo's."""
+    clock, asked = [1000.0], []
+    monkeypatch.setattr(container, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def serve(request, env, timeout_s):
+        asked.append(timeout_s)
+        clock[0] += timeout_s
+        return jobs.Outcome(Status.TIMED_OUT, f"no end after {timeout_s:g} s", [building.record("a", 2.0)])
+
+    monkeypatch.setattr(worker_process, "serve", serve)
+    slow = [job("pt-reference", "cpu", timeout_s=s) for s in (20.0, 300.0, 300.0)]
+    work = engine.Work(slow, 60)
+    by_algo, by_limit, unstarted = answered(container.serve(rented(minutes=1).parcel(work, None))).outcomes
+    assert asked == [20, 60 - 15 - 20]  # 15 s to send it
+    assert (by_algo.status, by_algo.reason) == ("timed_out", "no end after 20 s")
+    for outcome, records in ((by_limit, 1), (unstarted, 0)):
+        assert (outcome.status, outcome.code, len(outcome.records)) == ("remote_failed", errors.REMOTE, records)
+        assert outcome.reason == "the container's time of 60 s was up; --max-minutes gives more"
+
+
+@pytest.mark.parametrize(("minutes", "option"), [(None, "--timeout"), (9, "--max-minutes")])
+def test_a_call_that_modal_ended_names_the_option_that_ended_it(minutes, option, monkeypatch):
+    Cloud([modal_errors.TimedOut("Modal ended the container at its time limit")]).install(monkeypatch)
+    ((_, lost),) = rented(minutes=minutes)([job("cuda-v4", "cuda")])
+    assert lost.reason == f"Modal ended the container at its time limit; {option} gives more"
+
+
 def test_each_environment_says_where_it_is_and_what_was_asked_for(monkeypatch):
     gpu = inventory.Gpu("NVIDIA B200", "10.0", "580", "GPU-1")
     machine = inventory.Machine(gpus=lambda: (gpu,))
@@ -645,7 +673,7 @@ def test_only_the_calls_own_verdict_is_its_failure():
     import modal.exception as e
 
     for verdict, says in [
-        (e.FunctionTimeoutError("t"), "at its time limit; --timeout gives more"),
+        (e.FunctionTimeoutError("t"), "Modal ended the container at its time limit"),
         (e.OutputExpiredError(), "no longer has its result"),
         (e.NotFoundError("no such call"), "does not know this call"),
         (e.InternalFailure("worker lost"), "the container failed: worker lost"),

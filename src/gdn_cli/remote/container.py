@@ -8,22 +8,26 @@ container survives to say so. Needs gdn's own files and the packages of the imag
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
+from .. import errors
 from ..errors import GdnError, one_line
 from ..machine.inventory import HERE, Machine
 from ..run import jobs, worker_process
-from ..schema.record_types import Environment
+from ..schema.record_types import Environment, Status
 from . import build_cache, wire
 from .settings import CACHE
 from .wire import Cache, Parcel, Piece, Profile, Refusal, Reply, Wanted
 
+_RESERVE_S = 15.0  # of the container's time, to send back what there is
 _FILES_MIB = 64  # of a profile's files; the ones to open first have priority
 Commit = Callable[[str], None]  # makes changes on a volume permanent
 
@@ -40,15 +44,24 @@ def serve(data: bytes, commit: Commit = lambda volume: None, machine: Machine = 
 def _served(content: Parcel, commit: Commit, machine: Machine) -> Reply:
     if content.gpu and (why := content.gpu.mismatch([gpu.name for gpu in machine.gpus()])):
         return Reply(wrong_gpu=why)
+    end = time.monotonic() + (content.limit_s or math.inf) - _RESERVE_S
     with _built(content.cache, commit) as env, _environment(env | content.env):
         return Reply(
-            outcomes=[_outcome(piece, content, machine) for piece in content.jobs],
+            outcomes=[_outcome(piece, content, machine, end) for piece in content.jobs],
             profiles=[_profile(wanted, content, machine) for wanted in content.profiles],
         )
 
 
-def _outcome(piece: Piece, content: Parcel, machine: Machine) -> worker_process.Outcome:
-    outcome = worker_process.serve(piece.request, jobs.environ_of(piece.request.mode, machine=machine), piece.timeout_s)
+def _outcome(piece: Piece, content: Parcel, machine: Machine, end: float) -> worker_process.Outcome:
+    """A worker's outcome, at `end` at the latest: what it has measured by then is sent back."""
+    left = end - time.monotonic()
+    cut = f"the container's time of {content.limit_s or 0:g} s was up; --max-minutes gives more"
+    if left <= 0:
+        return worker_process.Outcome(Status.REMOTE_FAILED, cut, code=errors.REMOTE)
+    environ = jobs.environ_of(piece.request.mode, machine=machine)
+    outcome = worker_process.serve(piece.request, environ, min(piece.timeout_s, left))
+    if outcome.status is Status.TIMED_OUT and left < piece.timeout_s:  # not for want of speed
+        outcome.status, outcome.reason, outcome.code = Status.REMOTE_FAILED, cut, errors.REMOTE
     if outcome.environment:
         _label(outcome.environment, content, machine)
     return outcome

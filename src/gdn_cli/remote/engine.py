@@ -267,6 +267,7 @@ class Engine:
             image=self.rent.image.name,
             gpu=gpu,
             cache=Cache(hashlib.sha256(facts.encode()).hexdigest()[:24], self.settings.volumes.cache),
+            limit_s=work.limit_s if self.rent.minutes else None,  # otherwise it is all that they may take
             env={name: str(value) for name, value in self.settings.environment.items()} | self.commit,
             jobs=[piece(job, self.dataset_at) for job in work.jobs],
             profiles=work.profiles,
@@ -304,6 +305,8 @@ class Engine:
             data = work.call.result()
         except modal_errors.CallFailed as e:
             reply.lost = str(e)
+            if isinstance(e, modal_errors.TimedOut):
+                reply.lost += f"; {'--max-minutes' if self.rent.minutes else '--timeout'} gives more"
         try:
             reply = reply if reply.lost else wire.decode(data, Reply)
         except RemoteError as e:

@@ -26,6 +26,10 @@ class CallFailed(Exception):
     """One call failed; the message says why, and the others may go on."""
 
 
+class TimedOut(CallFailed):
+    """Modal has ended a call at its time limit."""
+
+
 def scrub(text: str) -> str:
     """The text without the secrets that Modal's client has."""
     from modal.config import config
@@ -67,7 +71,7 @@ def verdict(e: Exception) -> Exception:
 
     kinds = modal.exception
     if isinstance(e, kinds.FunctionTimeoutError):
-        return CallFailed("Modal ended the container at its time limit; --timeout gives more")
+        return TimedOut("Modal ended the container at its time limit")
     if isinstance(e, kinds.OutputExpiredError):
         return CallFailed("Modal no longer has its result")
     if not from_container(e):

@@ -44,6 +44,7 @@ class Parcel(Struct, kw_only=True):
     image: str
     gpu: Gpu | None  # that the container must have; None for work on a CPU
     cache: Cache
+    limit_s: float | None = None  # of --max-minutes, after which the container is ended, and all that it has is lost
     env: dict[str, str]  # variables for the workers, and this gdn's commit
     jobs: list[Piece] = []
     profiles: list[Wanted] = []
