@@ -57,6 +57,7 @@ class Server:
         self.mounts: dict[str, dict[str, str]] = {}  # mount id -> path there -> sha256
         self.contents: dict[str, bytes] = {}  # sha256 -> content
         self.volumes: dict[str, dict[str, bytes]] = {}  # name -> path -> content
+        self.queues: dict[tuple[str, str], list[bytes]] = {}  # (name, partition) -> items, pickled
         self.calls: dict[str, bytes] = {}  # id -> parcel
         self.results: dict[str, Any] = {}
         self.cancelled: list[str] = []
@@ -275,6 +276,19 @@ class _Answers:
     def VolumeRemoveFile(s: Server, r: Any) -> Any:
         del s.volumes[r.volume_id.removeprefix("vo-")][r.path.lstrip("/")]
         return empty_pb2.Empty()
+
+    def QueueGetOrCreate(s: Server, r: Any) -> Any:
+        return pb.QueueGetOrCreateResponse(queue_id=f"qu-{r.deployment_name}")
+
+    def QueuePut(s: Server, r: Any) -> Any:
+        s.queues.setdefault((r.queue_id.removeprefix("qu-"), r.partition_key.decode()), []).extend(r.values)
+        return empty_pb2.Empty()
+
+    def QueueNextItems(s: Server, r: Any) -> Any:
+        items = s.queues.get((r.queue_id.removeprefix("qu-"), r.partition_key.decode()), [])
+        first = int(r.last_entry_id or 0)
+        found = [pb.QueueItem(value=v, entry_id=str(i + 1)) for i, v in enumerate(items) if i >= first]
+        return pb.QueueNextItemsResponse(items=found)
 
     def FunctionPrecreate(s: Server, r: Any) -> Any:
         return pb.FunctionPrecreateResponse(function_id="fu-1", handle_metadata=_handle(r.function_name))

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 
 import grpclib
@@ -28,6 +29,7 @@ from gdn_cli.parsing import to_json
 from gdn_cli.records import history
 from gdn_cli.remote import container, modal_client, settings, setup, wire
 from gdn_cli.remote.wire import Profile, Reply
+from gdn_cli.schema.record_types import Environment
 
 SETTINGS = settings.load()
 
@@ -278,6 +280,45 @@ def test_a_resumed_run_bears_more_faults_than_modals_own_client_and_sends_nothin
         s.faults["FunctionGetOutputs"] = [fault] * 12  # each of three calls is asked for four times
         put_off(rent(s, "bench", "--resume", re.search(r"gdn modal bench --resume (\S+)", left.err)[1], **home))
         assert s.faults["FunctionGetOutputs"] == [] and len(s.calls) == 3
+
+
+def test_records_are_put_on_a_queue_and_read_back():
+    code = """
+        import time
+        from gdn_cli.remote import modal_client as cloud
+        assert cloud.kept("fc-0") == []
+        keep = cloud.keeper("fc-0")
+        for made in (b"one", b"two"):
+            keep(made)
+        while len(cloud.kept("fc-0")) < 2:
+            time.sleep(0.02)
+        print(cloud.kept("fc-0"), cloud.kept("fc-1"))
+    """
+    with Server() as s:
+        done = helpers.python("-c", textwrap.dedent(code), env=s.env)
+        assert list(s.queues) == [(settings.RECORDS, "fc-0")]
+        s.failing["QueueNextItems"] = (EXHAUSTED, "rate limit")
+        code = "from gdn_cli.remote import modal_client as cloud; print(cloud.kept('fc-0'))"
+        assert helpers.python("-c", code, env=s.env).out == "[]\n"  # and no error
+    assert done.out == "[b'one', b'two'] []\n", done.err
+
+
+def test_what_a_preempted_call_had_measured_is_in_the_table(tmp_path):
+    def answer(number: int, data: bytes):
+        (piece,) = opened(data).jobs
+        if piece.request.name != "cuda-v4":
+            return measured()(number, data)
+        ((first, *_),) = (o.records for o in answered(measured()(number, data)).outcomes)
+        made = wire.Made(0, first, Environment(**reports.GPU | {"gpu": "NVIDIA B200", "where": "modal"}))
+        s.queues[settings.RECORDS, f"fc-{number}"] = [pickle.dumps(wire.encode(made), protocol=4)]
+        return failure("INTERNAL_FAILURE", "the worker was preempted")
+
+    with Server(answer=answer) as s:
+        done = rent(s, "bench", "--algo", "cuda-v4", "-w", "0,1", "--out", tmp_path / "r.json")
+    assert done.code == errors.REMOTE and "gdn_decode/cuda-v4: 1 of 2 came before that" in done.err
+    assert re.search(r"cuda-v4( \*)? +2\.00 us", done.out) and "the worker was preempted; 1 work" in words(done.out)
+    mine = [r for r in json.loads((tmp_path / "r.json").read_text())["records"] if r["algo"] == "cuda-v4"]
+    assert [r["status"] for r in mine] == ["passed", "remote_failed"]
 
 
 def test_an_error_in_the_container_is_not_one_of_the_network(tmp_path):

@@ -381,7 +381,7 @@ def test_what_was_measured_before_the_containers_time_is_up_is_sent_back(monkeyp
     clock, asked = [1000.0], []
     monkeypatch.setattr(container, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
-    def serve(request, env, timeout_s):
+    def serve(request, env, timeout_s, on_record):
         asked.append(timeout_s)
         clock[0] += timeout_s
         return jobs.Outcome(Status.TIMED_OUT, f"no end after {timeout_s:g} s", [building.record("a", 2.0)])
@@ -409,7 +409,7 @@ def test_each_environment_says_where_it_is_and_what_was_asked_for(monkeypatch):
     machine = inventory.Machine(gpus=lambda: (gpu,))
     described = {"gpu": gpu.name, "gpu_index": 0, "gpu_uuid": gpu.uuid}
     monkeypatch.setattr(
-        worker_process, "serve", lambda *_: jobs.Outcome(Status.DONE, environment=Environment(**described))
+        worker_process, "serve", lambda *_, **__: jobs.Outcome(Status.DONE, environment=Environment(**described))
     )
     reply = answered(container.serve(rented().parcel(work_of(job("cuda-v4", "cuda")), B200), machine=machine))
     label = {"where": "modal", "image": "gdn", "asked": "B200", "gpus": ["NVIDIA B200"]}
@@ -489,16 +489,19 @@ class Cloud:
 
     def __init__(self, *scripts):
         self.scripts, self.parcels, self.cancelled, self.declared = list(scripts), [], [], None
-        self.clock, self.deaf, self.refuses = 0.0, False, {}
+        self.clock, self.deaf, self.refuses, self.made = 0.0, False, {}, {}
 
     def install(self, monkeypatch):
-        for name in ("connect", "declare", "session", "recall", "first"):
+        for name in ("connect", "declare", "session", "recall", "first", "kept"):
             monkeypatch.setattr(modal_client, name, getattr(self, name))
         monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: self.clock))
         return self
 
     def connect(self, seconds):
         pass
+
+    def kept(self, id):
+        return self.made.get(id, [])
 
     def declare(self, *declared):
         self.declared = declared
@@ -812,6 +815,48 @@ def test_records_stand_in_the_order_of_the_jobs_whenever_they_come(tmp_path, mon
     execute.run(planning.Plan([a, b], [], [], order), writer, lambda *_: None, print, rented(containers=2))
     assert came == [["cuda-v4"], ["cuda-v4", "cuda-v1"], ["cuda-v1", "cuda-v4"]]
     assert [r["algo"] for r in json.loads((tmp_path / "run.json").read_text())["records"]] == ["cuda-v1", "cuda-v4"]
+
+
+# --- records of calls that did not reply ----------------------------------------------------------------------
+
+
+def test_each_record_is_kept_as_it_is_made_with_where_it_was_made(monkeypatch):
+    gpu = inventory.Gpu("NVIDIA B200", "10.0", "580", "GPU-1")
+    machine = inventory.Machine(gpus=lambda: (gpu,))
+    kept = []
+
+    def serve(request, env, timeout_s, on_record):
+        on_record(building.record("cuda-v4", 2.0), Environment(gpu=gpu.name, gpu_uuid=gpu.uuid))
+        assert len(kept) == 1  # before the worker's end
+        raise MemoryError("and then the container is gone")
+
+    monkeypatch.setattr(worker_process, "serve", serve)
+    data = rented().parcel(work_of(job("cuda-v4", "cuda")), B200)
+    assert "MemoryError" in answered(container.serve(data, machine=machine, keep=kept.append)).lost
+    made = wire.decode(kept[0], wire.Made)
+    assert (made.piece, made.record) == (0, building.record("cuda-v4", 2.0))
+    assert (made.environment.where, made.environment.asked, made.environment.gpu_uuid) == ("modal", "B200", "GPU-1")
+
+
+def test_what_a_lost_call_had_measured_is_kept_once_and_only_of_the_gpu_asked_for(monkeypatch):
+    mine = job("cuda-v4", "cuda", 3)
+    uuids = [w.uuid for w in mine.workloads]
+
+    def made(uuid, us, gpu="NVIDIA B200", piece=0, algo="cuda-v4"):
+        return wire.encode(wire.Made(piece, building.record(algo, us, uuid), Environment(gpu=gpu, where="modal")))
+
+    fake = Cloud([modal_errors.CallFailed("preempted")]).install(monkeypatch)
+    fake.made["fc-0"] = [
+        made(uuids[0], 2.0), b"damaged", made(uuids[1], 3.0), made(uuids[0], 4.0),  # started again
+        made(uuids[2], 5.0, "NVIDIA H200"), made(uuids[2], 5.0, piece=1), made(uuids[2], 5.0, algo="cuda-v1"),
+    ]  # fmt: skip
+    said, work = [], rented()
+    work.say = said.append
+    ((_, outcome),) = work([mine])
+    assert (outcome.status, outcome.reason, outcome.code) == ("remote_failed", "preempted", errors.REMOTE)
+    assert [(r.uuid, r.timing.median_us) for r in outcome.records] == [(uuids[0], 4.0), (uuids[1], 3.0)]
+    assert outcome.environment.gpu == "NVIDIA B200"
+    assert said[-1] == "gdn_decode/cuda-v4: 2 of 3 came before that"
 
 
 # --- replies that are not what was asked for --------------------------------------------------------------------

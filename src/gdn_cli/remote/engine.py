@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from .. import errors, units
+from .. import units
 from ..catalog.pack import source_hash
 from ..catalog.registry import Algo
 from ..catalog.tiers import TIERS
@@ -27,7 +27,7 @@ from ..records import comparison, statistics
 from ..records.store import Writer
 from ..run import planning
 from ..run.jobs import Job, Outcome
-from ..schema.record_types import Document, RemoteCall, Rented, Status
+from ..schema.record_types import Document, RemoteCall, Rented
 from . import costs, modal_client, modal_errors, replies, resume, setup, wire
 from .settings import DATA, Gpu, Image, Settings, pinned, pins
 from .wire import Cache, Parcel, Piece, Reply, Wanted
@@ -337,8 +337,13 @@ class Engine:
 
     def _outcomes(self, work: Work, reply: Reply) -> Iterator[tuple[Job, Outcome]]:
         if reply.lost:
-            for job in work.jobs:
-                yield job, Outcome(Status.REMOTE_FAILED, reply.lost, code=errors.REMOTE)
+            unheard = work.call is None or any(call.id == work.call.id for call in self.sent)
+            found = [] if unheard else modal_client.kept(work.call.id)  # the run that fetches it will ask
+            for job, made in zip(work.jobs, replies.kept(work.jobs, found, self.rent.gpu), strict=True):
+                if made.records:
+                    self.say(f"{planning.name(job)}: {len(made.records)} of {job.due} came before that")
+                made.reason = reply.lost
+                yield job, made
             return
         for job, outcome in zip(work.jobs, reply.outcomes, strict=True):
             if outcome.environment:  # never among the times of a GPU here

@@ -8,6 +8,7 @@ TimeoutError; a remote exception of a type that is unknown here arrives as Execu
 from __future__ import annotations
 
 import contextlib
+import queue
 import re
 import signal
 import sys
@@ -17,19 +18,20 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from msgspec import Struct
 
 from ..text import display, unguarded
 from . import container
 from .modal_errors import UNSTOPPED, CallFailed, Unreachable, from_container, scrub, translated, verdict
-from .settings import CACHE, DATA, Gpu, Image, Settings, packages
+from .settings import CACHE, DATA, RECORDS, Gpu, Image, Settings, packages
 
+T = TypeVar("T")
 _LAST = 8  # lines of a build that failed
 _POLL_S = 50.0  # that a request for a reply stays open at Modal; its client asks anew after 55
 _PAUSE_S, _LONGEST_S = 1.0, 30.0  # between two requests that failed: the first, doubled up to the last
-_CANCEL_S = 15.0  # for Modal to confirm that a call is stopped
+_SOON_S = 15.0  # for Modal to confirm that a call is stopped, or to tell what it has kept
 _STOP_S = 45.0  # for the app to end; Modal's client itself waits without limit
 # files of gdn that are not sent: an algo's sources travel in the request
 _IGNORED = ["**/__pycache__", "**/*.pyc", "algos", "configs"]
@@ -40,7 +42,38 @@ _IGNORED = ["**/__pycache__", "**/*.pyc", "algos", "configs"]
 
 def serve(data: bytes) -> bytes:
     """The function that Modal calls in a container."""
-    return container.serve(data, commit)
+    import modal
+
+    call = modal.current_function_call_id()
+    return container.serve(data, commit, keep=keeper(call) if call else lambda made: None)
+
+
+def keeper(call: str) -> Callable[[bytes], None]:
+    """In a container: a function that puts records on gdn's queue, under the call's id. A thread does the sending:
+    Modal must not delay what is being timed, and a record that is not kept costs nothing but itself."""
+    import modal
+
+    waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def send() -> None:
+        to = modal.Queue.from_name(RECORDS, create_if_missing=True)
+        while True:
+            made = waiting.get()
+            with contextlib.suppress(Exception):
+                to.put(made, partition=call)
+
+    threading.Thread(target=send, daemon=True).start()
+    return waiting.put
+
+
+def kept(call: str) -> list[bytes]:
+    """The records that a call's container has kept, in order; none if Modal does not tell."""
+    import modal
+
+    def ask() -> list[bytes]:
+        return [made for made in modal.Queue.from_name(RECORDS).iterate(partition=call) if isinstance(made, bytes)]
+
+    return _soon(ask) or []
 
 
 def declare(settings: Settings, image: Image, gpu: Gpu | None, timeout_s: int, containers: int) -> tuple[Any, Any]:
@@ -152,17 +185,21 @@ class Call:
 
     def cancel(self) -> bool:
         """Stop it and its container. False if Modal does not confirm that."""
-        stopped = threading.Event()
+        return _soon(lambda: self._call.cancel(terminate_containers=True) or True) is True
 
-        def stop() -> None:
-            with contextlib.suppress(Exception):
-                self._call.cancel(terminate_containers=True)
-                stopped.set()
 
-        thread = threading.Thread(target=stop, daemon=True)
-        thread.start()
-        thread.join(_CANCEL_S)
-        return stopped.is_set()
+def _soon(ask: Callable[[], T]) -> T | None:
+    """What `ask` gets from Modal; None if it fails, or has not answered soon: its client may wait without limit."""
+    got: list[T] = []
+
+    def run() -> None:
+        with contextlib.suppress(Exception):
+            got.append(ask())
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(_SOON_S)
+    return got[0] if got else None
 
 
 def first(calls: Sequence[Call], seconds: float) -> list[Call]:

@@ -3,13 +3,16 @@ call, and no other."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
-from .. import units
-from ..run.jobs import Job
-from ..schema.record_types import Environment
+from .. import errors, units
+from ..errors import RemoteError
+from ..run.jobs import Job, Outcome
+from ..schema.record_types import Environment, Record, Status
+from . import wire
 from .settings import Gpu
-from .wire import Reply
+from .wire import Made, Reply
 
 _NOT = "what came back from Modal is not a reply of gdn"
 
@@ -30,6 +33,24 @@ def fault(jobs: Sequence[Job], profiles: int | None, reply: Reply, gpu: Gpu) -> 
         if job.mode == "cuda" and outcome.records and (why := _elsewhere(outcome.environment, gpu)):
             return why
     return None
+
+
+def kept(jobs: Sequence[Job], found: Sequence[bytes], gpu: Gpu) -> list[Outcome]:
+    """What a call without a reply has left of each job: the records that its container kept, each once though Modal may
+    have started it again."""
+    outcomes = [Outcome(Status.REMOTE_FAILED, code=errors.REMOTE) for _ in jobs]
+    records: list[dict[tuple[str, str | None, str | None], Record]] = [{} for _ in jobs]
+    for data in found:
+        with contextlib.suppress(RemoteError):
+            made = wire.decode(data, Made)
+            job = jobs[made.piece] if 0 <= made.piece < len(jobs) else None
+            if job and job.asked(made.record) and not (job.mode == "cuda" and _elsewhere(made.environment, gpu)):
+                record = made.record
+                records[made.piece][record.algo, record.uuid, record.tier] = record
+                outcomes[made.piece].environment = made.environment
+    for outcome, mine in zip(outcomes, records, strict=True):
+        outcome.records = list(mine.values())
+    return outcomes
 
 
 def _elsewhere(environment: Environment | None, gpu: Gpu) -> str | None:

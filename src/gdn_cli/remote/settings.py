@@ -15,6 +15,7 @@ from ..errors import MissingError, UsageError, unknown
 from ..parsing import Positive, Text, Wrong, decode, read_toml
 
 DATA, CACHE = "/data", "/cache"  # where the volumes are mounted
+RECORDS = "gdn-records"  # the queue at Modal with the records of each call, by its id; Modal drops them after a day
 _EXTRA = "image"  # the extra of pyproject.toml that pins what the image holds
 
 

@@ -16,11 +16,12 @@ from ..errors import RemoteError
 from ..records.request import Request
 from ..run.jobs import Outcome
 from ..schema import profile_types
+from ..schema.record_types import Environment, Record
 from .settings import Gpu
 
 SCHEMA = 3
 OTHER = "the other side speaks schema"
-T = TypeVar("T", "Parcel", "Reply")
+T = TypeVar("T", "Parcel", "Reply", "Made")
 Wanted = dict[str, Any]  # a profile to be made: what profiling.sent gives
 
 
@@ -76,7 +77,15 @@ class Reply(Struct, kw_only=True):
     lost: str | None = None  # why there is no other result
 
 
-def encode(content: Parcel | Reply) -> bytes:
+class Made(Struct):
+    """A record that a container has made: kept at Modal in case that there is no reply."""
+
+    piece: int  # of the parcel's jobs
+    record: Record
+    environment: Environment | None
+
+
+def encode(content: Parcel | Reply | Made) -> bytes:
     # not msgspec's own JSON, which cannot hold half a surrogate pair or NaN, and an algo may have written either
     return zlib.compress(json.dumps({"schema": SCHEMA} | msgspec.to_builtins(content)).encode(), 1)
 
