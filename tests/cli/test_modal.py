@@ -321,6 +321,18 @@ def test_what_a_preempted_call_had_measured_is_in_the_table(tmp_path):
     assert [r["status"] for r in mine] == ["passed", "remote_failed"]
 
 
+def test_replies_that_are_none_cost_their_own_algos(tmp_path):
+    def answer(number: int, data: bytes):
+        rubbish = {0: b"rubbish", 1: failure("SUCCESS", "", pickle.dumps(None)), 2: failure("SUCCESS", "", b"rubbish")}
+        return rubbish.get(number) or measured()(number, data)
+
+    with Server(answer=answer) as s:
+        done = rent(s, "bench", "--algo", "cuda-v4,cuda-v1", "-w", "0")
+    assert done.code == errors.REMOTE and "Traceback" not in done.out + done.err
+    assert words(done.out).count("what came back from Modal is not a reply of gdn") == 3
+    assert re.search(r"cuda-v1( \*)? +2\.00 us", done.out)
+
+
 def test_an_error_in_the_container_is_not_one_of_the_network(tmp_path):
     lost = failure("FAILURE", "OSError(28)", pickle.dumps(OSError(28, "No space left on device")))
     with Server(answer=lambda n, data: lost) as s:

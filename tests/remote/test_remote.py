@@ -678,6 +678,7 @@ def test_only_the_calls_own_verdict_is_its_failure():
     for verdict, says in [
         (e.FunctionTimeoutError("t"), "Modal ended the container at its time limit"),
         (e.OutputExpiredError(), "no longer has its result"),
+        (e.DeserializationError("see above"), "is not a reply of gdn: it cannot be unpacked"),
         (e.NotFoundError("no such call"), "does not know this call"),
         (e.InternalFailure("worker lost"), "the container failed: worker lost"),
         (e.RemoteError("exit code 137"), "out of memory"),

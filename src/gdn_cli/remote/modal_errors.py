@@ -72,6 +72,8 @@ def verdict(e: Exception) -> Exception:
     kinds = modal.exception
     if isinstance(e, kinds.FunctionTimeoutError):
         return TimedOut("Modal ended the container at its time limit")
+    if isinstance(e, kinds.DeserializationError):
+        return CallFailed("what came back from Modal is not a reply of gdn: it cannot be unpacked")
     if isinstance(e, kinds.OutputExpiredError):
         return CallFailed("Modal no longer has its result")
     if not from_container(e):
