@@ -42,6 +42,7 @@ class Server:
 
     def __init__(self, **behaviour: Any) -> None:
         self.failing: dict[str, tuple[grpclib.Status, str]] = {}  # RPC -> the error that it answers with
+        self.faults: dict[str, list[Any]] = {}  # RPC -> what its next requests get: see _fault; then it works again
         self.image_result: Any = None  # a GenericResult in the place of success
         self.image_logs: list[str] = []
         self.answer: Any = None  # called with (number of the call, parcel): bytes, a GenericResult, None for "not yet"
@@ -56,6 +57,7 @@ class Server:
         self.mounts: dict[str, dict[str, str]] = {}  # mount id -> path there -> sha256
         self.contents: dict[str, bytes] = {}  # sha256 -> content
         self.volumes: dict[str, dict[str, bytes]] = {}  # name -> path -> content
+        self.queues: dict[tuple[str, str], list[bytes]] = {}  # (name, partition) -> items, pickled
         self.calls: dict[str, bytes] = {}  # id -> parcel
         self.results: dict[str, Any] = {}
         self.cancelled: list[str] = []
@@ -145,6 +147,8 @@ def _service(s: Server) -> Any:
             if name in s.failing:
                 status, text = s.failing[name]
                 raise grpclib.GRPCError(status, text)
+            if s.faults.get(name):
+                await _fault(s.faults[name].pop(0), stream)
             answer = getattr(_Answers, name, None)
             if answer is None:
                 raise grpclib.GRPCError(grpclib.Status.UNIMPLEMENTED, name)
@@ -158,6 +162,15 @@ def _service(s: Server) -> Any:
 
     names = ModalClientBase.__abstractmethods__
     return type("Service", (ModalClientBase,), {name: unary(name) for name in names})()
+
+
+async def _fault(kind: Any, stream: Any) -> None:
+    """`"reset"`: the connection is cut. `"silence"`: there is never an answer. (status, text): an error."""
+    if kind == "reset":
+        stream._stream._transport.abort()
+    if kind in ("reset", "silence"):
+        await asyncio.Event().wait()
+    raise grpclib.GRPCError(*kind)
 
 
 class _Answers:
@@ -259,6 +272,23 @@ class _Answers:
         volume = s.volumes[r.volume_id.removeprefix("vo-")]
         volume.update({f.filename.lstrip("/"): s.contents[f.sha256_hex] for f in r.files})
         return empty_pb2.Empty()
+
+    def VolumeRemoveFile(s: Server, r: Any) -> Any:
+        del s.volumes[r.volume_id.removeprefix("vo-")][r.path.lstrip("/")]
+        return empty_pb2.Empty()
+
+    def QueueGetOrCreate(s: Server, r: Any) -> Any:
+        return pb.QueueGetOrCreateResponse(queue_id=f"qu-{r.deployment_name}")
+
+    def QueuePut(s: Server, r: Any) -> Any:
+        s.queues.setdefault((r.queue_id.removeprefix("qu-"), r.partition_key.decode()), []).extend(r.values)
+        return empty_pb2.Empty()
+
+    def QueueNextItems(s: Server, r: Any) -> Any:
+        items = s.queues.get((r.queue_id.removeprefix("qu-"), r.partition_key.decode()), [])
+        first = int(r.last_entry_id or 0)
+        found = [pb.QueueItem(value=v, entry_id=str(i + 1)) for i, v in enumerate(items) if i >= first]
+        return pb.QueueNextItemsResponse(items=found)
 
     def FunctionPrecreate(s: Server, r: Any) -> Any:
         return pb.FunctionPrecreateResponse(function_id="fu-1", handle_metadata=_handle(r.function_name))

@@ -223,9 +223,12 @@ def test_exit_codes(statuses, missing, named, code):
     assert execution.exit_code(document, named) == code
 
 
-def test_a_tier_that_the_added_reference_does_not_have_is_not_a_failure():
-    found = [building.record(status="tier_unavailable", added=True), building.record()]
-    assert execution.exit_code(SimpleNamespace(records=found, missing=[]), True) == 0
+@pytest.mark.parametrize(
+    ("status", "code"), [("tier_unavailable", 0), ("wrong", 0), ("crashed", 0), ("remote_failed", errors.REMOTE)]
+)
+def test_an_algo_that_gdn_added_and_that_fails_is_not_a_failure_of_those_asked_for(status, code):
+    found = [building.record(status=status, added=True), building.record()]
+    assert execution.exit_code(SimpleNamespace(records=found, missing=[]), True) == code
 
 
 # --- which algos ------------------------------------------------------------------------------------------------

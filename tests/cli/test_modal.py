@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 
 import grpclib
@@ -26,8 +27,9 @@ from gdn_cli.catalog.tiers import COPY, COPY_RATE, EMPTY
 from gdn_cli.machine import inventory
 from gdn_cli.parsing import to_json
 from gdn_cli.records import history
-from gdn_cli.remote import container, modal_client, settings, wire
+from gdn_cli.remote import container, modal_client, settings, setup, wire
 from gdn_cli.remote.wire import Profile, Reply
+from gdn_cli.schema.record_types import Environment
 
 SETTINGS = settings.load()
 
@@ -258,6 +260,86 @@ def test_a_call_that_is_lost_costs_its_own_algo(tmp_path):
     assert runs["fla-recurrent"] == 1  # what was kept is not counted twice
 
 
+def put_off(run: helpers.Done) -> None:
+    assert run.code == 0 and re.search(r"cuda-v4( \*)? +2\.00 us", run.out), run.err
+    assert run.err.count("the calls go on there; asking again") == 1 and "Traceback" not in run.err
+
+
+def test_a_refusal_of_modals_servers_costs_no_call():
+    with Server(answer=measured(), faults={"FunctionGetOutputs": [(EXHAUSTED, "rate limit")] * 3}) as s:
+        put_off(rent(s, "bench", "--algo", "cuda-v4", "-w", "0"))
+    assert len(s.calls) == 3 and s.rpcs.count("FunctionGetOutputs") <= 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [(grpclib.Status.INTERNAL, "oops"), "reset"], ids=["internal", "reset"])
+def test_a_resumed_run_bears_more_faults_than_modals_own_client_and_sends_nothing_twice(fault, tmp_path):
+    home = {"GDN_HOME": str(tmp_path)}
+    with Server(answer=measured()) as s:
+        left = rent(s, "bench", "--algo", "cuda-v4", "-w", "0", "--detach", **home)
+        s.faults["FunctionGetOutputs"] = [fault] * 12  # each of three calls is asked for four times
+        put_off(rent(s, "bench", "--resume", re.search(r"gdn modal bench --resume (\S+)", left.err)[1], **home))
+        assert s.faults["FunctionGetOutputs"] == [] and len(s.calls) == 3
+
+
+def test_records_are_put_on_a_queue_and_read_back():
+    code = """
+        import time
+        from gdn_cli.remote import modal_client as cloud
+        assert cloud.kept("fc-0") == []
+        keep = cloud.keeper("fc-0")
+        for made in (b"one", b"two"):
+            keep(made)
+        while len(cloud.kept("fc-0")) < 2:
+            time.sleep(0.02)
+        print(cloud.kept("fc-0"), cloud.kept("fc-1"))
+    """
+    with Server() as s:
+        done = helpers.python("-c", textwrap.dedent(code), env=s.env)
+        assert list(s.queues) == [(settings.RECORDS, "fc-0")]
+        s.failing["QueueNextItems"] = (EXHAUSTED, "rate limit")
+        code = "from gdn_cli.remote import modal_client as cloud; print(cloud.kept('fc-0'))"
+        assert helpers.python("-c", code, env=s.env).out == "[]\n"  # and no error
+    assert done.out == "[b'one', b'two'] []\n", done.err
+
+
+def test_what_a_preempted_call_had_measured_is_in_the_table(tmp_path):
+    def answer(number: int, data: bytes):
+        (piece,) = opened(data).jobs
+        if piece.request.name != "cuda-v4":
+            return measured()(number, data)
+        ((first, *_),) = (o.records for o in answered(measured()(number, data)).outcomes)
+        made = wire.Made(0, first, Environment(**reports.GPU | {"gpu": "NVIDIA B200", "where": "modal"}))
+        s.queues[settings.RECORDS, f"fc-{number}"] = [pickle.dumps(wire.encode(made), protocol=4)]
+        return failure("INTERNAL_FAILURE", "the worker was preempted")
+
+    with Server(answer=answer) as s:
+        done = rent(s, "bench", "--algo", "cuda-v4", "-w", "0,1", "--out", tmp_path / "r.json")
+    assert done.code == errors.REMOTE and "gdn_decode/cuda-v4: 1 of 2 came before that" in done.err
+    assert re.search(r"cuda-v4( \*)? +2\.00 us", done.out) and "the worker was preempted; 1 work" in words(done.out)
+    mine = [r for r in json.loads((tmp_path / "r.json").read_text())["records"] if r["algo"] == "cuda-v4"]
+    assert [r["status"] for r in mine] == ["passed", "remote_failed"]
+
+
+def test_replies_that_are_none_cost_their_own_algos(tmp_path):
+    def answer(number: int, data: bytes):
+        rubbish = {0: b"rubbish", 1: failure("SUCCESS", "", pickle.dumps(None)), 2: failure("SUCCESS", "", b"rubbish")}
+        return rubbish.get(number) or measured()(number, data)
+
+    with Server(answer=answer) as s:
+        done = rent(s, "bench", "--algo", "cuda-v4,cuda-v1", "-w", "0")
+    assert done.code == errors.REMOTE and "Traceback" not in done.out + done.err
+    assert words(done.out).count("what came back from Modal is not a reply of gdn") == 3
+    assert re.search(r"cuda-v1( \*)? +2\.00 us", done.out)
+
+
+def test_an_error_in_the_container_is_not_one_of_the_network(tmp_path):
+    lost = failure("FAILURE", "OSError(28)", pickle.dumps(OSError(28, "No space left on device")))
+    with Server(answer=lambda n, data: lost) as s:
+        done = rent(s, "bench", "--algo", "cuda-v4", "-w", "0")
+    assert done.code == errors.REMOTE and "the container failed: [Errno 28] No space left" in words(done.out)
+
+
 def test_no_connection_is_known_soon(tmp_path):
     """At most `connect` seconds, 12, which a dozen of a test's would be too many of."""
     assert SETTINGS.limits.connect <= 15
@@ -395,7 +477,13 @@ def test_setup_makes_the_volumes_and_uploads_missing_files(tmp_path):
         first = rent(s, "setup", "--dataset", tmp_path)
         again = rent(s, "setup", "--dataset", tmp_path, "--json")
         bare = rent(s, "setup", "--no-data", "--json")
-    assert first.code == 0 and s.volumes == {"flashinfer-trace": files, "gdn-cache": {}}
+        volume = s.volumes["flashinfer-trace"]
+        assert volume.pop(setup.DATASET) and volume == files and s.volumes["gdn-cache"] == {}
+        refused = rent(s, "setup", "--dataset", tmp_path)
+    assert first.code == 0 and refused.code == errors.USAGE and s.volumes["flashinfer-trace"] == files
+    assert "gdn: volume flashinfer-trace has files that `gdn modal setup` did not put there (blob, definitions, " in (
+        words(refused.err)
+    )
     for step in ("token: Modal accepts it", "volume flashinfer-trace: there", "uploading 1 to 3 of 3 files"):
         assert step in first.err
     assert again.json["kept"] == 1 and again.json["uploaded"] == 2  # texts again, tensors not

@@ -31,7 +31,18 @@ from gdn_cli.parsing import to_json
 from gdn_cli.profile import session
 from gdn_cli.records import store
 from gdn_cli.records.store import Writer
-from gdn_cli.remote import build_cache, container, engine, modal_client, profiles, resume, settings, wire
+from gdn_cli.remote import (
+    build_cache,
+    container,
+    costs,
+    engine,
+    modal_client,
+    modal_errors,
+    profiles,
+    resume,
+    settings,
+    wire,
+)
 from gdn_cli.remote.wire import Cache, Parcel, Profile, Refusal, Reply
 from gdn_cli.run import execute, jobs, planning, worker_process
 from gdn_cli.schema.record_types import Environment, RemoteCall, Status
@@ -214,6 +225,7 @@ def test_an_invalid_parcel_is_refused_in_one_line(data):
 def test_a_dataset_is_read_where_it_is_mounted():
     here = job("pt-reference", "cpu", dataset=Path("/somewhere/here"))
     assert engine.piece(here).request.dataset == "/data"
+    assert engine.piece(here, Path("/data/contest")).request.dataset == "/data/contest"
     assert here.request().dataset == "/somewhere/here"
 
 
@@ -364,12 +376,40 @@ def test_another_gpu_than_was_asked_for_is_said_before_anything_runs(monkeypatch
     assert caught.value.code == errors.REMOTE
 
 
+def test_what_was_measured_before_the_containers_time_is_up_is_sent_back(monkeypatch):
+    """A worker is ended before its container, and by what option is said; not for --timeout, which is the algo's."""
+    clock, asked = [1000.0], []
+    monkeypatch.setattr(container, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def serve(request, env, timeout_s, on_record):
+        asked.append(timeout_s)
+        clock[0] += timeout_s
+        return jobs.Outcome(Status.TIMED_OUT, f"no end after {timeout_s:g} s", [building.record("a", 2.0)])
+
+    monkeypatch.setattr(worker_process, "serve", serve)
+    slow = [job("pt-reference", "cpu", timeout_s=s) for s in (20.0, 300.0, 300.0)]
+    work = engine.Work(slow, 60)
+    by_algo, by_limit, unstarted = answered(container.serve(rented(minutes=1).parcel(work, None))).outcomes
+    assert asked == [20, 60 - 15 - 20]  # 15 s to send it
+    assert (by_algo.status, by_algo.reason) == ("timed_out", "no end after 20 s")
+    for outcome, records in ((by_limit, 1), (unstarted, 0)):
+        assert (outcome.status, outcome.code, len(outcome.records)) == ("remote_failed", errors.REMOTE, records)
+        assert outcome.reason == "the container's time of 60 s was up; --max-minutes gives more"
+
+
+@pytest.mark.parametrize(("minutes", "option"), [(None, "--timeout"), (9, "--max-minutes")])
+def test_a_call_that_modal_ended_names_the_option_that_ended_it(minutes, option, monkeypatch):
+    Cloud([modal_errors.TimedOut("Modal ended the container at its time limit")]).install(monkeypatch)
+    ((_, lost),) = rented(minutes=minutes)([job("cuda-v4", "cuda")])
+    assert lost.reason == f"Modal ended the container at its time limit; {option} gives more"
+
+
 def test_each_environment_says_where_it_is_and_what_was_asked_for(monkeypatch):
     gpu = inventory.Gpu("NVIDIA B200", "10.0", "580", "GPU-1")
     machine = inventory.Machine(gpus=lambda: (gpu,))
     described = {"gpu": gpu.name, "gpu_index": 0, "gpu_uuid": gpu.uuid}
     monkeypatch.setattr(
-        worker_process, "serve", lambda *_: jobs.Outcome(Status.DONE, environment=Environment(**described))
+        worker_process, "serve", lambda *_, **__: jobs.Outcome(Status.DONE, environment=Environment(**described))
     )
     reply = answered(container.serve(rented().parcel(work_of(job("cuda-v4", "cuda")), B200), machine=machine))
     label = {"where": "modal", "image": "gdn", "asked": "B200", "gpus": ["NVIDIA B200"]}
@@ -400,7 +440,11 @@ def test_profiles_are_of_one_container_and_a_refusal_is_passed_on(tmp_path, monk
     )
     asked = session.Settings(tool, tmp_path)
     there = [
-        Profile(documents.typed(documents.v4(name=f"of-{i}")), {"a.txt": wire.zlib.compress(b"A")}) for i in range(2)
+        Profile(
+            documents.typed(documents.v4(name=f"of-{i}", environment=documents.GPU | {"gpu": "NVIDIA B200"})),
+            {"a.txt": wire.zlib.compress(b"A")},
+        )
+        for i in range(2)
     ]
     fake = Cloud([wire.encode(Reply(profiles=there))]).install(monkeypatch)
     made = list(profiles.made(rented(), subjects, asked))
@@ -411,7 +455,7 @@ def test_profiles_are_of_one_container_and_a_refusal_is_passed_on(tmp_path, monk
     with pytest.raises(errors.GdnError, match="at Modal: no ncu here; take torch") as caught:
         list(profiles.made(rented(), subjects[:1], asked))
     assert caught.value.code == errors.MISSING
-    Cloud([modal_client.CallFailed("lost")]).install(monkeypatch)
+    Cloud([modal_errors.CallFailed("lost")]).install(monkeypatch)
     with pytest.raises(RemoteError, match="lost"):
         list(profiles.made(rented(), subjects[:1], asked))
 
@@ -440,21 +484,24 @@ def test_builds_are_kept_for_the_next_container(tmp_path, monkeypatch):
 
 
 class Cloud:
-    """cloud.py's calls: each has a list of what `wait` gives (bytes, None, an exception to raise)."""
-
-    CallFailed, Unreachable = modal_client.CallFailed, modal_client.Unreachable
+    """modal_client's calls: each has a list of what a look at it gives (bytes, None, an exception). `clock` is the
+    time, which passes only while somebody waits."""
 
     def __init__(self, *scripts):
         self.scripts, self.parcels, self.cancelled, self.declared = list(scripts), [], [], None
+        self.clock, self.deaf, self.refuses, self.made = 0.0, False, {}, {}
 
     def install(self, monkeypatch):
-        for name in ("connect", "declare", "session", "recall"):
+        for name in ("connect", "declare", "session", "recall", "first", "kept"):
             monkeypatch.setattr(modal_client, name, getattr(self, name))
-        monkeypatch.setattr(engine, "_WAIT_S", 0.0)
+        monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: self.clock))
         return self
 
     def connect(self, seconds):
         pass
+
+    def kept(self, id):
+        return self.made.get(id, [])
 
     def declare(self, *declared):
         self.declared = declared
@@ -468,17 +515,30 @@ class Cloud:
     def recall(self, id):
         return self.spawn(None, id)
 
+    def first(self, calls, seconds):
+        self.clock += seconds
+        for call in calls:
+            got = call.script.pop(0) if len(call.script) > 1 else call.script[0]
+            call.trouble = got if isinstance(got, modal_errors.Unreachable) else None
+            call.got = None if call.trouble else got
+        return [call for call in calls if call.got is not None]
+
     def spawn(self, data, id=None):
-        number, script = len(self.parcels), self.scripts.pop(0)
+        number = len(self.parcels)
+        if number in self.refuses:
+            raise self.refuses[number]
+        call = SimpleNamespace(id=id or f"fc-{number}", script=self.scripts.pop(0), trouble=None, got=None)
         self.parcels.append(data)
 
-        def wait(seconds):
-            got = script.pop(0) if len(script) > 1 else script[0]
-            if isinstance(got, BaseException):
-                raise got
-            return got
+        def result():
+            if isinstance(call.got, BaseException):
+                raise call.got
+            return call.got
 
-        return SimpleNamespace(id=id or f"fc-{number}", wait=wait, cancel=lambda: self.cancelled.append(number))
+        call.result, call.cancel = result, lambda: self.deaf or (self.cancelled.append(number), True)[1]
+        if self.deaf:
+            call.cancel = lambda: False
+        return call
 
 
 def passed(j: jobs.Job, **environment) -> bytes:
@@ -492,8 +552,8 @@ def test_one_lost_call_leaves_the_others(monkeypatch):
     a, b, c = job("cuda-v1", "cuda"), job("cuda-v4", "cuda"), job("cuda-v5", "cuda")
     fake = Cloud(
         [None, passed(a)],
-        [modal_client.CallFailed("Modal ended the container")],
-        [modal_client.Unreachable("gone"), passed(c)],
+        [modal_errors.CallFailed("Modal ended the container")],
+        [RESET, passed(c)],
     ).install(monkeypatch)
     got = {j.algo.name: o for j, o in rented(containers=9)([a, b, c])}
     assert {name: o.status for name, o in got.items()} == {
@@ -505,11 +565,138 @@ def test_one_lost_call_leaves_the_others(monkeypatch):
     assert containers == min(3, SETTINGS.limits.containers)
 
 
-def test_a_long_silence_is_a_lost_connection(monkeypatch):
-    Cloud([modal_client.Unreachable("no connection to Modal")]).install(monkeypatch)
-    monkeypatch.setattr(engine, "_SILENCE_S", -1.0)
-    with pytest.raises(RemoteError, match="no connection to Modal"):
-        list(rented()([job("cuda-v4", "cuda")]))
+RESET = modal_errors.Unreachable("no connection to Modal (Connection reset by peer)")
+
+
+def test_an_interruption_is_waited_for_and_said_once(monkeypatch):
+    a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
+    Cloud([*[RESET] * 400, passed(a)], [*[RESET] * 300, None, passed(b)]).install(monkeypatch)
+    work, said = rented(containers=2), []
+    work.say = said.append
+    assert [(j.algo.name, o.status) for j, o in work([a, b])] == [("cuda-v4", "done"), ("cuda-v1", "done")]
+    assert work.sent == []
+    told = [line for line in said if "connection" in line or "again" in line]
+    assert told == [
+        "no connection to Modal (Connection reset by peer): the calls go on there; asking again for up to 24 min",
+        "Modal answers again",
+    ]
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("how", ["reset", "silence"])
+def test_without_an_answer_until_the_limit_no_id_is_dropped(how, resumed, monkeypatch):
+    """Not even one that a resumed run has: it would be sent, and paid for, once more."""
+    a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
+    fake = Cloud([passed(a)], [RESET if how == "reset" else None]).install(monkeypatch)
+    fake.deaf = True  # a request to stop it is not heard either
+    work = rented(minutes=10)
+    if resumed:
+        work.earlier = [RemoteCall(id=f"fc-{i}", keys=[engine.key(j)], limit_s=540) for i, j in enumerate((a, b))]
+    got = {j.algo.name: o for j, o in work([a, b])}
+    assert 600 <= fake.clock <= 602 and got["cuda-v1"].status == "done"
+    assert (got["cuda-v4"].status, got["cuda-v4"].code) == ("remote_failed", errors.REMOTE)
+    said = "Connection reset by peer" if how == "reset" else "Modal does not answer"
+    assert said in got["cuda-v4"].reason and "may go on there" in got["cuda-v4"].reason
+    assert [(call.id, call.keys) for call in work.sent] == [("fc-1", [engine.key(b)])]
+
+
+def test_what_cannot_be_sent_leaves_what_was(monkeypatch):
+    a, b, c = (job(n, "cuda") for n in ("cuda-v1", "cuda-v4", "cuda-v5"))
+    fake = Cloud([passed(a)], [None]).install(monkeypatch)
+    fake.refuses = {1: RemoteError("Modal does not grant it: too many inputs")}
+    got = {j.algo.name: (o.status, o.reason) for j, o in rented()([a, b, c])}
+    assert got["cuda-v1"][0] == "done" and got["cuda-v4"] == got["cuda-v5"]
+    assert got["cuda-v4"] == ("remote_failed", "it was not sent: Modal does not grant it: too many inputs")
+
+
+@pytest.mark.parametrize(
+    ("end", "kept"),
+    [
+        (KeyboardInterrupt(), []),  # the app is stopped, and the call with it
+        (KeyboardInterrupt(modal_errors.UNSTOPPED), ["fc-0"]),
+        (RESET, ["fc-0"]),
+        (RemoteError("asked for B200"), []),
+    ],
+)
+def test_ids_are_forgotten_only_with_their_app(end, kept, monkeypatch):
+    fake, work = Cloud([None]).install(monkeypatch), rented()
+
+    def first(calls, seconds):
+        assert [call.id for call in work.sent] == ["fc-0"]  # in the file from the start: this process may be killed
+        raise end
+
+    monkeypatch.setattr(modal_client, "first", first)
+    with pytest.raises(type(end)):
+        list(work([job("cuda-v4", "cuda")]))
+    assert [call.id for call in work.sent] == kept and len(fake.parcels) == 1
+
+
+def heard(*script) -> tuple[object, list[float], list[float]]:
+    """What a Call gets from Modal's client: its end, the seconds of its requests, and of the pauses between them."""
+    asked, pauses, left = [], [], list(script)
+
+    def get(timeout):
+        asked.append(timeout)
+        got = left.pop(0)
+        if isinstance(got, BaseException):
+            raise got
+        return got
+
+    call = modal_client.Call(SimpleNamespace(get=get, object_id="fc-0"))
+    call._answer = modal_client.futures.Future()
+    call._listen(call._answer, pauses.append)
+    assert left == []
+    return call._answer, asked, pauses
+
+
+def faults() -> list[Exception]:
+    import grpclib.exceptions
+    import h2.exceptions
+    import modal.exception as e
+
+    return [
+        ConnectionResetError(104, "Connection reset by peer"), ConnectionRefusedError(111, "Connection refused"),
+        grpclib.exceptions.StreamTerminatedError("Connection lost"), h2.exceptions.ProtocolError("closed"),
+        e.ConnectionError("Could not connect"), e.ServiceError("unavailable"), e.InternalError("internal"),
+        e.ResourceExhaustedError("rate limit"), e.ConflictError("aborted"), e.ClientClosed("closed"),
+        e.ExecutionError("Get from url failed with status 503: Slow Down"),
+        AttributeError("'NoneType' object has no attribute '_write_appdata'"),
+    ]  # fmt: skip
+
+
+def test_a_call_is_asked_for_by_long_requests_and_with_longer_pauses_while_nothing_answers():
+    wrong = faults()
+    answer, asked, pauses = heard(TimeoutError(), *wrong, TimeoutError(), TimeoutError(), b"reply")
+    assert answer.result() == b"reply"
+    assert pauses == [1, 2, 4, 8, 16, *[30] * (len(wrong) - 5)]
+    assert asked == [50, 50, *[1] * len(wrong), 50, 50]
+
+
+def test_only_the_calls_own_verdict_is_its_failure():
+    import modal.exception as e
+
+    for verdict, says in [
+        (e.FunctionTimeoutError("t"), "Modal ended the container at its time limit"),
+        (e.OutputExpiredError(), "no longer has its result"),
+        (e.DeserializationError("see above"), "is not a reply of gdn: it cannot be unpacked"),
+        (e.NotFoundError("no such call"), "does not know this call"),
+        (e.InternalFailure("worker lost"), "the container failed: worker lost"),
+        (e.RemoteError("exit code 137"), "out of memory"),
+        (ZeroDivisionError("oops"), "the container failed: oops"),
+    ]:
+        answer, _, pauses = heard(verdict)
+        assert isinstance(answer.exception(), modal_errors.CallFailed) and says in str(answer.exception())
+        assert pauses == []
+    assert isinstance(heard(e.AuthError("revoked"))[0].exception(), RemoteError)
+
+    def _process_result(of):  # the function of Modal's client that raises what a container has raised
+        raise of
+
+    for remote in (OSError(28, "No space left on device"), TimeoutError("inside")):
+        try:
+            _process_result(remote)
+        except Exception as raised:
+            assert "the container failed: " in str(heard(raised)[0].exception())
 
 
 def test_calls_that_are_too_slow_are_cancelled(monkeypatch):
@@ -530,8 +717,8 @@ def test_algos_for_a_cpu_rent_no_gpu(monkeypatch):
 @pytest.mark.parametrize(
     ("count", "more", "says"),
     [
-        (1, {}, "Modal: B200, 1 container, 1 call of at most 9 min: 9 min of container time at most"),
-        (3, {}, "Modal: B200, 1 container, 3 calls of at most 9 min: 27 min of container time at most"),
+        (1, {}, "Modal: B200, 1 container, 1 call of at most 9 min: 9 min of container time at most, $0.98 "),
+        (3, {}, "Modal: B200, 1 container, 3 calls of at most 9 min: 27 min of container time at most, $2.95 "),
         (3, {"containers": 2}, "Modal: B200, 2 containers, 3 calls of at most 9 min: 27 min of container time at most"),
         (3, {"minutes": 5}, "Modal: B200, 1 container, 3 calls of at most 5 min: 5 min of container time at most"),
         (3, {"minutes": 5, "detach": True}, "Modal: B200, 1 container, 3 calls of at most 5 min: 15 min of"),
@@ -544,12 +731,50 @@ def test_the_bill_is_said_before_the_start(count, more, says, monkeypatch):
     work = rented(**more)
     work.say = said.append
     wanted = [job("cuda-v4", "cuda")] * count
-    replies = [modal_client.CallFailed("x")]
+    replies = [modal_errors.CallFailed("x")]
     fake = Cloud(*[replies] * count).install(monkeypatch)
     monkeypatch.setattr(fake, "session", lambda *_: pytest.fail("started") if not said else Cloud.session(fake, *_))
     monkeypatch.setattr(modal_client, "session", fake.session)
     list(work(wanted))
     assert said[0].startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dollars"),
+    [
+        # an hour: 4 cores of $0.0000131 a second, 16 GiB of $0.00000222, and the GPUs
+        ("B200", 3600 * (4 * 0.0000131 + 16 * 0.00000222 + 0.001736)),
+        ("B200:2", 3600 * (4 * 0.0000131 + 16 * 0.00000222 + 2 * 0.001736)),
+        ("H100", 3600 * (4 * 0.0000131 + 16 * 0.00000222 + 0.001097)),
+        (None, 3600 * (4 * 0.0000131 + 16 * 0.00000222)),
+    ],
+)
+def test_dollars_are_those_of_all_gpus_of_a_container(gpu, dollars):
+    words = SETTINGS.dollars(gpu and SETTINGS.parse(gpu), 3600)
+    assert words == f"${dollars:.2f} at the prices of {SETTINGS.prices.date}"
+    assert SETTINGS.dollars(SETTINGS.parse("B300"), 60) == "configs/modal.toml has no price of B300"
+    assert set(SETTINGS.prices.gpus) == {name.rstrip("!") for name in SETTINGS.gpus.known}
+
+
+def test_a_rented_gpu_is_not_paid_for_work_on_a_cpu():
+    gpu, cpu = job("cuda-v4", "cuda", command="bench"), job("cpp-v1", "cpu", command="bench")
+    plan = planning.Plan([job("pt-reference", "cpu", command="floor"), cpu, gpu], [], [])
+    costs.affordable(plan, False)
+    assert plan.jobs == [gpu] and [(m.algo, m.hint) for m in plan.missing] == [
+        ("pt-reference", "--device cpu rents none"), ("cpp-v1", "--device cpu rents none")
+    ]  # fmt: skip
+    alone = planning.Plan([cpu], [], [])
+    costs.affordable(alone, False)  # no GPU is rented
+    assert alone.jobs == [cpu] and alone.missing == []
+
+
+def test_a_tier_that_the_image_does_not_have_is_refused_before_the_start():
+    many = job("cuda-v4", "cuda", command="bench", tiers=("cupti", "nvbench", "fib"))
+    with pytest.raises(UsageError, match="tier 'nvbench' needs cuda-bench, which is not in the image"):
+        costs.affordable(planning.Plan([many], [], []), False)
+    plan = planning.Plan([many], [], [])
+    costs.affordable(plan, True)  # --tier all
+    assert plan.jobs[0].tiers == ("cupti", "fib")
 
 
 def test_together_puts_the_named_algos_into_turns_and_all_into_one_parcel(monkeypatch):
@@ -593,13 +818,129 @@ def test_records_stand_in_the_order_of_the_jobs_whenever_they_come(tmp_path, mon
     assert [r["algo"] for r in json.loads((tmp_path / "run.json").read_text())["records"]] == ["cuda-v1", "cuda-v4"]
 
 
+# --- records of calls that did not reply ----------------------------------------------------------------------
+
+
+def test_each_record_is_kept_as_it_is_made_with_where_it_was_made(monkeypatch):
+    gpu = inventory.Gpu("NVIDIA B200", "10.0", "580", "GPU-1")
+    machine = inventory.Machine(gpus=lambda: (gpu,))
+    kept = []
+
+    def serve(request, env, timeout_s, on_record):
+        on_record(building.record("cuda-v4", 2.0), Environment(gpu=gpu.name, gpu_uuid=gpu.uuid))
+        assert len(kept) == 1  # before the worker's end
+        raise MemoryError("and then the container is gone")
+
+    monkeypatch.setattr(worker_process, "serve", serve)
+    data = rented().parcel(work_of(job("cuda-v4", "cuda")), B200)
+    assert "MemoryError" in answered(container.serve(data, machine=machine, keep=kept.append)).lost
+    made = wire.decode(kept[0], wire.Made)
+    assert (made.piece, made.record) == (0, building.record("cuda-v4", 2.0))
+    assert (made.environment.where, made.environment.asked, made.environment.gpu_uuid) == ("modal", "B200", "GPU-1")
+
+
+def test_what_a_lost_call_had_measured_is_kept_once_and_only_of_the_gpu_asked_for(monkeypatch):
+    mine = job("cuda-v4", "cuda", 3)
+    uuids = [w.uuid for w in mine.workloads]
+
+    def made(uuid, us, gpu="NVIDIA B200", piece=0, algo="cuda-v4"):
+        return wire.encode(wire.Made(piece, building.record(algo, us, uuid), Environment(gpu=gpu, where="modal")))
+
+    fake = Cloud([modal_errors.CallFailed("preempted")]).install(monkeypatch)
+    fake.made["fc-0"] = [
+        made(uuids[0], 2.0), b"damaged", made(uuids[1], 3.0), made(uuids[0], 4.0),  # started again
+        made(uuids[2], 5.0, "NVIDIA H200"), made(uuids[2], 5.0, piece=1), made(uuids[2], 5.0, algo="cuda-v1"),
+    ]  # fmt: skip
+    said, work = [], rented()
+    work.say = said.append
+    ((_, outcome),) = work([mine])
+    assert (outcome.status, outcome.reason, outcome.code) == ("remote_failed", "preempted", errors.REMOTE)
+    assert [(r.uuid, r.timing.median_us) for r in outcome.records] == [(uuids[0], 4.0), (uuids[1], 3.0)]
+    assert outcome.environment.gpu == "NVIDIA B200"
+    assert said[-1] == "gdn_decode/cuda-v4: 2 of 3 came before that"
+
+
+# --- replies that are not what was asked for --------------------------------------------------------------------
+
+
+def outcome(gpu: str | None = "NVIDIA B200", algo: str = "cuda-v4", **more) -> jobs.Outcome:
+    records = [building.record(algo, None, w.uuid, tier=None) for w in job(algo, "cuda").workloads]
+    return jobs.Outcome(Status.DONE, records=records, environment=gpu and Environment(gpu=gpu, **more))
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "what came back from Modal is not a reply of gdn"),
+        (wire.zlib.compress(b"{}"), "what came back from Modal is not a reply of gdn"),
+        (wire.zlib.compress(b'{"schema": 3, "outcomes": [{"status": "done", "records": 7}]}'), "not a reply of gdn: "),
+        (Reply(), "not a reply of gdn: it has 0 outcomes for 1 job"),
+        (Reply(outcomes=[outcome(), outcome()]), "not a reply of gdn: it has 2 outcomes for 1 job"),
+        (Reply(outcomes=[outcome("NVIDIA H200")]), "asked for B200, and the container has NVIDIA H200"),
+        (Reply(outcomes=[outcome(None)]), "asked for B200, and the reply does not name its GPU"),
+        (Reply(outcomes=[outcome(gpus=["NVIDIA B200"] * 2)]), "the container has NVIDIA B200, NVIDIA B200"),
+        (Reply(outcomes=[outcome("NVIDIA H200", gpus=["NVIDIA B200"])]), "the reply names NVIDIA H200 and NVIDIA B200"),
+    ],
+)
+def test_a_wrong_reply_is_the_failure_of_its_own_call(data, says, monkeypatch):
+    data = wire.encode(data) if isinstance(data, Reply) else data
+    wrong, right = job("cuda-v4", "cuda"), job("cuda-v1", "cuda")
+    Cloud([data], [None, passed(right)]).install(monkeypatch)
+    work = rented(containers=2)
+    got = {j.algo.name: o for j, o in work([wrong, right])}
+    assert got["cuda-v1"].status == "done" and got["cuda-v1"].environment.where == "modal"
+    assert (got["cuda-v4"].status, got["cuda-v4"].code) == ("remote_failed", errors.REMOTE)
+    assert says in got["cuda-v4"].reason and got["cuda-v4"].records == [] and work.sent == []
+
+
+def test_a_reply_for_another_gdn_can_still_be_fetched_by_that_one(monkeypatch):
+    Cloud([wire.zlib.compress(b'{"schema": 2}')]).install(monkeypatch)
+    work = rented()
+    ((_, lost),) = work([job("cuda-v4", "cuda")])
+    assert "speaks schema 2, this gdn 3" in lost.reason and [call.id for call in work.sent] == ["fc-0"]
+
+
+def test_what_modals_client_unpacks_as_something_else_than_bytes_is_no_reply():
+    for content in ("text", 7, {"outcomes": []}, None):
+        answer, _, _ = heard(content)
+        assert "is not a reply of gdn: it is of type" in str(answer.exception())
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        ([], "it has 0 profiles for 1"),
+        ([Profile()], "a profile is empty"),
+        (
+            [Profile(documents.typed(documents.v4(environment=documents.GPU | {"gpu": "NVIDIA H200"})))],
+            "asked for B200",
+        ),
+    ],
+)
+def test_a_wrong_profile_is_refused_in_one_line(made, says, tmp_path, monkeypatch):
+    Cloud([wire.encode(Reply(profiles=made))]).install(monkeypatch)
+    tool, subjects = session.subjects(REGISTRY, ["cuda-v4"], None, "torch", "0", None, "cuda", place=engine.place)
+    with pytest.raises(RemoteError, match=says):
+        list(profiles.made(rented(), subjects, session.Settings(tool, tmp_path)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_file_of_a_profile_costs_the_file(tmp_path, monkeypatch):
+    b200 = documents.v4(environment=documents.GPU | {"gpu": "NVIDIA B200"})
+    sent = Profile(documents.typed(b200), {"a.txt": b"no zlib", "../b.txt": wire.zlib.compress(b"B")})
+    Cloud([wire.encode(Reply(profiles=[sent]))]).install(monkeypatch)
+    tool, subjects = session.subjects(REGISTRY, ["cuda-v4"], None, "torch", "0", None, "cuda", place=engine.place)
+    (made,) = profiles.made(rented(), subjects, session.Settings(tool, tmp_path / "p"))
+    assert "a.txt arrived damaged" in made.unkept and (Path(made.folder) / "b.txt").read_text() == "B"
+
+
 # --- going on with a run ----------------------------------------------------------------------------------------
 
 
 def test_only_failed_calls_are_repeated(tmp_path, monkeypatch):
     a, b = job("cuda-v1", "cuda", 2, "bench"), job("cuda-v4", "cuda", 2, "bench")
     first = building.document()
-    Cloud([passed(a)], [modal_client.CallFailed("lost")]).install(monkeypatch)
+    Cloud([passed(a)], [modal_errors.CallFailed("lost")]).install(monkeypatch)
     execute.run(planning.Plan([a, b], [], []), Writer(first, tmp_path / "run.json"), lambda *_: None, print, rented())
     assert [(r.algo, r.status) for r in first.records] == [
         ("cuda-v1", "passed"), ("cuda-v1", "passed"), ("cuda-v4", "remote_failed"),
@@ -628,7 +969,7 @@ def test_detached_calls_are_not_forgotten_without_a_connection(monkeypatch):
     a, b = job("cuda-v1", "cuda"), job("cuda-v4", "cuda")
     Cloud().install(monkeypatch)
     monkeypatch.setattr(
-        modal_client, "connect", lambda seconds: (_ for _ in ()).throw(modal_client.Unreachable("no network"))
+        modal_client, "connect", lambda seconds: (_ for _ in ()).throw(modal_errors.Unreachable("no network"))
     )
     work = rented()
     work.earlier = [RemoteCall(id=f"fc-{j.algo.name}", keys=[engine.key(j)], limit_s=540) for j in (a, b)]

@@ -18,6 +18,7 @@ class Tier:
     host: bool = False
     moves: bool = False
     restores: bool = False  # can restore overwritten inputs (`--in-place`) before the next call, untimed, L2 cold
+    package: str | None = None  # that it needs, besides torch
 
 
 # in the order of `--tier all`; the first that fits a mode is the default there
@@ -25,8 +26,8 @@ TIERS = {
     "cupti": Tier("cuda", ("cold", "warm"), moves=True, restores=True),
     "events": Tier("cuda", ("cold", "warm"), host=True, moves=True, restores=True),
     "graph": Tier("cuda", ("cold", "warm")),
-    "nvbench": Tier("cuda", ("cold",), interleaves=False),
-    "fib": Tier("cuda", ("cold",), interleaves=False, floors=False, host=True),
+    "nvbench": Tier("cuda", ("cold",), interleaves=False, package="cuda-bench"),
+    "fib": Tier("cuda", ("cold",), interleaves=False, floors=False, host=True, package="flashinfer-bench"),
     "wall": Tier("cpu", host=True, restores=True),
 }
 

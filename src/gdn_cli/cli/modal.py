@@ -140,9 +140,9 @@ def _carried(command: str, ctx: typer.Context, asked: Asked, errand: Errand, out
     try:
         code = carry_out(work, output, elsewhere)
     except errors.GdnError as e:
-        _left(elsewhere.writer, e.code)
+        _left(elsewhere.writer, e.code, errand.detach)
         raise
-    left = _left(elsewhere.writer, code)
+    left = _left(elsewhere.writer, code, errand.detach)
     return elsewhere.writer.exit_code(errors.OK if left and errand.detach and code != errors.INTERRUPTED else code)
 
 
@@ -164,8 +164,8 @@ def _resumed(ctx: typer.Context, file: Path, form: type[T], *commands: str) -> t
         raise errors.UsageError(f"{file}: $.modal.asked: {e}", hint="drop --resume to start over") from None
 
 
-def _left(writer: Any, code: int) -> bool:
-    """Tell the user how to continue an incomplete run. Returns whether calls are still running at Modal."""
+def _left(writer: Any, code: int, detached: bool) -> bool:
+    """Tell the user how to continue an incomplete run. Returns whether there are calls to fetch at Modal."""
     from ..report import screen
 
     if writer is None:
@@ -176,7 +176,8 @@ def _left(writer: Any, code: int) -> bool:
         writer.keep()
         if writer.unsaved:
             screen.say(f"the run could not be saved: {writer.unsaved}")
-        screen.say(f"left running at Modal; fetch it with: {again}")
+        what = "left running at Modal" if detached else "what the calls at Modal have made is not lost"
+        screen.say(f"{what}; fetch it with: {again}")
         return True
     if code in (errors.REMOTE, errors.INTERRUPTED) and writer.document.records:
         screen.say(f"to repeat what is missing: {again}")
@@ -252,24 +253,37 @@ def profile(
 
     if errand.detach:
         raise typer.Exit(_sent_off(work, names, folder, profiled, json))
-    raise typer.Exit(here.looked_at(names, folder, json, profiled))
+    try:
+        code = here.looked_at(names, folder, json, profiled)
+    except errors.GdnError:
+        if work.sent:  # nothing was heard of the call: it can be fetched later
+            _left(_file(work), errors.OK, False)
+        raise
+    raise typer.Exit(code)
+
+
+def _file(work: Any) -> Any:
+    """The file that --resume takes to fetch profiles."""
+    from ..records import store
+
+    writer = store.open_document("profile", {}, None)
+    work.note(writer.document)
+    return writer
 
 
 def _sent_off(work: Any, names: list[str], folder: Path, profiled: Callable[[list[str]], Any], json: bool) -> int:
     """Start profiles at Modal, and write a file that --resume takes to fetch them."""
     from ..profile import session
-    from ..records import store
     from ..report import screen
 
     live = [name for name in names if session.find(name, folder) is None]
     if not live:
         raise errors.UsageError(f"{' and '.join(names)}: already saved here", hint="drop --detach to see it")
-    writer = store.open_document("profile", {}, None)
-    work.note(writer.document)
+    writer = _file(work)
     try:
         list(profiled(live))
     finally:
-        _left(writer, errors.OK)
+        _left(writer, errors.OK, True)
     if json:
         screen.show_json(writer.document)
     return writer.exit_code(errors.OK)
@@ -304,6 +318,7 @@ def setup(
     preset: o.PresetName = None,
     n: o.First = None,
     no_data: Annotated[bool, typer.Option("--no-data", help="Only the token and the volumes.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Upload everything, over what the volume has.")] = False,
     json: o.AsJson = False,
 ) -> None:
     """Check the token, make the volumes, upload the data set (the twins, or --dataset DIR). Safe to repeat.
@@ -319,14 +334,13 @@ def setup(
     found = settings.load()
     with tempfile.TemporaryDirectory(prefix="gdn-twins-") as folder:
 
-        def twins() -> Path | None:
-            if no_data:
-                return None
+        def twins() -> Path:
             screen.say("data set: generating the twins")
             written(Path(folder), o.Algos(op=op), o.Workloads(preset=preset, n=n))
             return Path(folder)
 
-        done = setup.setup(found, None if no_data else dataset, twins, screen.say)
+        data = (None, None) if no_data else (dataset, twins)
+        done = setup.setup(found, *data, screen.say, force)
     if json:
         screen.show_json(msgspec.to_builtins(done))
     else:

@@ -5,9 +5,12 @@
     container.py     runs there: the same worker as here, in an empty folder, with its own time limit
     build_cache.py   compiled code, kept for the next container
     engine.py        jobs -> calls -> outcomes: how many containers, limits, interrupts
+    costs.py         what is left out of a plan, or refused, because it would be paid for in vain
+    replies.py       whether a reply is what was asked for, of the GPU that was asked for
     resume.py        an unfinished run: which parts of its file stay, and which are fetched or sent again
-    modal_client.py  the only module that imports modal: image, function, session, volumes; its errors as ours
-    setup.py         `gdn modal setup`
+    modal_client.py  Modal itself: image, function, session, calls, volumes; modal_errors.py: its errors as ours
+                     (only these two import modal)
+    setup.py         `gdn modal setup`; where on its volume a data set is
 
 The container's side does not need Modal: `container.serve(bytes) -> bytes` would work with any other carrier.
 """

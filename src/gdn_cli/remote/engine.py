@@ -16,27 +16,27 @@ from pathlib import Path
 
 import msgspec
 
-from .. import errors, units
+from .. import units
 from ..catalog.pack import source_hash
 from ..catalog.registry import Algo
 from ..catalog.tiers import TIERS
+from ..catalog.workloads import Workload
 from ..errors import RemoteError, UsageError
 from ..machine import environment, inventory
 from ..records import comparison, statistics
 from ..records.store import Writer
 from ..run import planning
 from ..run.jobs import Job, Outcome
-from ..schema.record_types import Document, RemoteCall, Rented, Status
-from . import modal_client, resume, wire
-from .settings import DATA, Gpu, Image, Settings, pins
+from ..schema.record_types import Document, RemoteCall, Rented
+from . import costs, modal_client, modal_errors, replies, resume, setup, wire
+from .settings import DATA, Gpu, Image, Settings, pinned, pins
 from .wire import Cache, Parcel, Piece, Reply, Wanted
 
-_WAIT_S = 0.5  # between checks for a reply, over all calls
+_LOOK_S = 1.0  # between two looks at the connection; replies are seen at once
 _SEVERAL = (
     "these times come from {} GPUs of one kind: ratios between algos include what differs between the GPUs, and none "
     "is marked as the fastest of those; --together takes one container for all"
 )
-_SILENCE_S = 60.0  # without an answer from Modal before the connection counts as lost
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def place(algo: Algo, device: str = "auto") -> inventory.Place:
 
 
 def _lacking(algo: Algo, mode: str) -> inventory.Place | None:
-    there = {pin.split("==")[0] for pin in pins()}
+    there = pinned()
     lacking = [wheel for wheel in algo.packages.values() if wheel not in there]
     if not lacking:
         return None
@@ -117,8 +117,8 @@ def key(job: Job) -> str:
 
 @dataclass
 class Engine:
-    """Runs jobs at Modal. `sent` are the calls that outlive this command and have not returned: their ids, the keys of
-    their jobs, their time there. `earlier` are those of the command that this one resumes.
+    """Runs jobs at Modal. `sent` are the calls that have not returned: their ids, the keys of their jobs, their time
+    there. `earlier` are those of the command that this one resumes.
     """
 
     settings: Settings
@@ -130,6 +130,7 @@ class Engine:
     earlier: list[RemoteCall] = field(default_factory=list)
     sent: list[RemoteCall] = field(default_factory=list)
     writer: Writer | None = None
+    dataset_at: Path = Path(DATA)  # in the container
 
     place = staticmethod(place)
 
@@ -144,6 +145,7 @@ class Engine:
     def begin(self, plan: planning.Plan, writer: Writer) -> None:
         """Adapt the plan: algos that take turns, and results that an earlier run already has."""
         self.writer = writer
+        costs.affordable(plan, getattr(self.asked, "tier", None) == "all")
         if self.rent.together:
             plan.jobs[:] = together(plan.jobs)
         if old := self.resumed:
@@ -202,23 +204,56 @@ class Engine:
         self.sent.extend(w.earlier for w in old)  # before anything can fail: they run and are paid for
         modal_client.connect(self.settings.limits.connect)
         gpu = self.rent.gpu if any(w.cuda for w in fresh) else None  # otherwise no GPU is rented
+        self.look_at([w for work in fresh for job in work.jobs if job.dataset for w in job.workloads])
         if fresh:
             self.say(self.bill(fresh, gpu))
-        with contextlib.ExitStack() as stack:
-            for w in old:
-                w.call = modal_client.recall(w.earlier.id)
-            if fresh:
-                limit_s, containers = max(w.limit_s for w in fresh), self.containers(len(fresh))
-                declared = modal_client.declare(self.settings, self.rent.image, gpu, limit_s, containers)
-                spawn = stack.enter_context(modal_client.session(*declared, self.rent.detach))
+        try:
+            with contextlib.ExitStack() as stack:
+                for w in old:
+                    w.call = modal_client.recall(w.earlier.id)
+                unsent: list[tuple[Work, Reply]] = []
+                if fresh:
+                    limit_s, containers = max(w.limit_s for w in fresh), self.containers(len(fresh))
+                    declared = modal_client.declare(self.settings, self.rent.image, gpu, limit_s, containers)
+                    spawn = stack.enter_context(modal_client.session(*declared, self.rent.detach))
+                    unsent = self._send(fresh, spawn, gpu)
+                yield from unsent
+                if not self.rent.detach:
+                    yield from self._arriving([w for w in work if w.call])
+        except BaseException as e:
+            # the app was stopped, and its calls with it; without a connection that is not known
+            known = not isinstance(e, modal_errors.Unreachable) and modal_errors.UNSTOPPED not in e.args
+            if known and not self.rent.detach:
                 for w in fresh:
-                    w.call = spawn(self.parcel(w, gpu))
-                    if self.rent.detach:  # otherwise it ends with the app, and the app with this command
-                        keys = [key(job) for job in w.jobs]
-                        self.sent.append(RemoteCall(id=w.call.id, keys=keys, limit_s=w.limit_s))
-                if self.rent.detach:
-                    return
-            yield from self._arriving([*old, *fresh])
+                    self._ended(w)
+            raise
+
+    def look_at(self, workloads: list[Workload]) -> None:
+        """See on the volume, before anything is paid, where the data set of --dataset is. MissingError if it is not."""
+        inputs = [spec for w in workloads for spec in (w.inputs or {}).values()]
+        needed = {spec["path"] for spec in inputs if spec["type"] == "safetensors"}
+        if workloads:
+            name = self.settings.volumes.dataset
+            self.dataset_at = Path(DATA, setup.place(name, modal_client.Volume(name).files(), needed))
+
+    def _send(
+        self, work: list[Work], spawn: Callable[[bytes], modal_client.Call], gpu: Gpu | None
+    ) -> list[tuple[Work, Reply]]:
+        """Start the calls. Those that cannot be sent behind one that was: each with the reason."""
+        for i, w in enumerate(work):
+            try:
+                w.call = spawn(self.parcel(w, gpu))
+            except RemoteError as e:
+                if i == 0:
+                    raise
+                return [(unsent, Reply(lost=f"it was not sent: {e.message}")) for unsent in work[i:]]
+            keys = [key(job) for job in w.jobs]
+            self.sent.append(RemoteCall(id=w.call.id, keys=keys, limit_s=w.limit_s))
+        return []
+
+    def _ended(self, work: Work) -> None:
+        """Its call has ended: there is nothing to fetch any more."""
+        self.sent[:] = [call for call in self.sent if work.call is None or call.id != work.call.id]
 
     @cached_property
     def commit(self) -> dict[str, str]:
@@ -232,40 +267,66 @@ class Engine:
             image=self.rent.image.name,
             gpu=gpu,
             cache=Cache(hashlib.sha256(facts.encode()).hexdigest()[:24], self.settings.volumes.cache),
+            limit_s=work.limit_s if self.rent.minutes else None,  # otherwise it is all that they may take
             env={name: str(value) for name, value in self.settings.environment.items()} | self.commit,
-            jobs=[piece(job) for job in work.jobs],
+            jobs=[piece(job, self.dataset_at) for job in work.jobs],
             profiles=work.profiles,
         )
         return wire.encode(content)
 
     def _arriving(self, waiting: list[Work]) -> Iterator[tuple[Work, Reply]]:
+        """Each reply as it comes. Without a connection the calls go on there: wait for it as long as for them, and keep
+        the ids of those that were not heard of."""
         patience = self.patience(waiting)
-        deadline, heard = time.monotonic() + patience, time.monotonic()
+        deadline, cut = time.monotonic() + patience, False
         while waiting:
-            for work in list(waiting):
-                left = deadline - time.monotonic()
-                reply = None
-                try:
-                    data = work.call.wait(max(0.0, min(_WAIT_S / len(waiting), left)))
-                    reply = wire.decode(data, Reply) if data is not None else None
-                    heard = time.monotonic()
-                except modal_client.CallFailed as e:
-                    reply = Reply(lost=str(e))
-                except modal_client.Unreachable:  # calls there are paid for: do not give up at the first error
-                    if time.monotonic() - heard > _SILENCE_S:
-                        raise
-                    time.sleep(_WAIT_S)
-                if reply is None and left <= 0:
-                    work.call.cancel()
-                    why = f"Modal had no {self.rent.gpu} free, or --max-minutes was too short"
-                    reply = Reply(lost=f"no reply within {patience / 60:.0f} minutes: {why}")
-                if reply is None:
-                    continue
+            left = deadline - time.monotonic()
+            done = modal_client.first([w.call for w in waiting], max(0.0, min(_LOOK_S, left)))
+            for work in [w for w in waiting if w.call in done]:
                 waiting.remove(work)
-                self.sent[:] = [call for call in self.sent if call.id != work.call.id]
+                reply = self._reply(work)
                 if reply.wrong_gpu:
                     raise RemoteError(reply.wrong_gpu, hint="nothing was measured; name a GPU that Modal has: --gpu")
                 yield work, reply
+            trouble = next((w.call.trouble for w in waiting if w.call.trouble), None)
+            if trouble and not cut:
+                self.say(f"{trouble.message}: the calls go on there; asking again for up to {_minutes(max(0, left))}")
+            elif cut and not trouble:
+                self.say("Modal answers again")
+            cut = trouble is not None
+            if left <= 0:
+                yield from ((w, self._late(w, patience)) for w in waiting)
+                return
+
+    def _reply(self, work: Work) -> Reply:
+        """What has come of a call. RemoteError if Modal refuses to say."""
+        reply, data = Reply(), b""
+        try:
+            data = work.call.result()
+        except modal_errors.CallFailed as e:
+            reply.lost = str(e)
+            if isinstance(e, modal_errors.TimedOut):
+                reply.lost += f"; {'--max-minutes' if self.rent.minutes else '--timeout'} gives more"
+        try:
+            reply = reply if reply.lost else wire.decode(data, Reply)
+        except RemoteError as e:
+            reply.lost = str(e)
+            if e.message.startswith(wire.OTHER):  # the gdn that sent it can fetch it: its id stays
+                return reply
+        self._ended(work)
+        if not (reply.lost or reply.wrong_gpu):
+            wanted = None if work.earlier else len(work.profiles)
+            reply.lost = replies.fault(work.jobs, wanted, reply, self.rent.gpu)
+        return reply
+
+    def _late(self, work: Work, patience: float) -> Reply:
+        """The reply in the place of one that did not come in time."""
+        within = f"no reply within {patience / 60:.0f} minutes"
+        if not work.call.trouble and work.call.cancel():
+            self._ended(work)
+            return Reply(lost=f"{within}: Modal had no {self.rent.gpu} free, or --max-minutes was too short")
+        why = work.call.trouble.message if work.call.trouble else "Modal does not answer"
+        return Reply(lost=f"{within}: {why}; the call may go on there")
 
     def patience(self, waiting: list[Work]) -> float:
         """Seconds to wait for replies at most."""
@@ -276,10 +337,17 @@ class Engine:
 
     def _outcomes(self, work: Work, reply: Reply) -> Iterator[tuple[Job, Outcome]]:
         if reply.lost:
-            for job in work.jobs:
-                yield job, Outcome(Status.REMOTE_FAILED, reply.lost, code=errors.REMOTE)
+            unheard = work.call is None or any(call.id == work.call.id for call in self.sent)
+            found = [] if unheard else modal_client.kept(work.call.id)  # the run that fetches it will ask
+            for job, made in zip(work.jobs, replies.kept(work.jobs, found, self.rent.gpu), strict=True):
+                if made.records:
+                    self.say(f"{planning.name(job)}: {len(made.records)} of {job.due} came before that")
+                made.reason = reply.lost
+                yield job, made
             return
         for job, outcome in zip(work.jobs, reply.outcomes, strict=True):
+            if outcome.environment:  # never among the times of a GPU here
+                outcome.environment.where = "modal"
             passed = sum(r.passed for r in outcome.records)
             device = outcome.environment and outcome.environment.device
             where = f", {device}" if device else ""
@@ -289,19 +357,20 @@ class Engine:
     # --- what it may cost -----------------------------------------------------------------------------------------
 
     def bill(self, work: list[Work], gpu: Gpu | None) -> str:
-        """Which GPU, how many containers, how long at most: printed before anything is started."""
+        """Which GPU, how many containers, how long and for how much at most: printed before anything is started."""
         containers = self.containers(len(work))
         each = max(w.limit_s for w in work)
         whole = sum(w.limit_s for w in work)
         if self.rent.minutes and not self.rent.detach:
             whole = min(whole, containers * self.rent.minutes * 60)
         what = f"{gpu or 'CPU only'}, {units.count(containers, 'container')}, {units.count(len(work), 'call')}"
-        return f"Modal: {what} of at most {_minutes(each)}: {_minutes(whole)} of container time at most"
+        most = f"{_minutes(whole)} of container time at most, {self.settings.dollars(gpu, whole)}"
+        return f"Modal: {what} of at most {_minutes(each)}: {most}"
 
 
-def piece(job: Job) -> Piece:
+def piece(job: Job, dataset_at: Path = Path(DATA)) -> Piece:
     """A job as it is sent: the request that a worker here would get, with the data set's path in the container."""
-    there = replace(job, dataset=Path(DATA)) if job.dataset else job
+    there = replace(job, dataset=dataset_at) if job.dataset else job
     return Piece(there.request(), job.timeout_s)
 
 

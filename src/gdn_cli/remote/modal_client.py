@@ -1,4 +1,4 @@
-"""Modal itself: image, function, session, volumes, and its errors as ours. The only module that imports `modal`.
+"""Modal itself: image, function, session, calls, volumes. Only this module and modal_errors.py import `modal`.
 
 Known behaviour of its client, found by running it (1.6.4): `enable_output()` writes to stdout; `app.run()` swallows
 Ctrl-C, and continues after the `with`; an unreachable server takes it a minute; `.get(timeout=)` raises the builtin
@@ -8,33 +8,33 @@ TimeoutError; a remote exception of a type that is unknown here arrives as Execu
 from __future__ import annotations
 
 import contextlib
+import queue
 import re
+import signal
 import sys
+import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeVar
 
 from msgspec import Struct
 
-from ..errors import GdnError, MissingError, RemoteError, one_line
 from ..text import display, unguarded
 from . import container
-from .settings import CACHE, DATA, Gpu, Image, Settings, load, packages
+from .modal_errors import UNSTOPPED, CallFailed, Unreachable, from_container, scrub, translated, verdict
+from .settings import CACHE, DATA, RECORDS, Gpu, Image, Settings, packages
 
-LOGIN = "run `modal setup`, or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"
-_SECRETS = ("token_id", "token_secret", "oauth_refresh_token", "oauth_client_secret", "oauth_jwt_key")
+T = TypeVar("T")
 _LAST = 8  # lines of a build that failed
+_POLL_S = 50.0  # that a request for a reply stays open at Modal; its client asks anew after 55
+_PAUSE_S, _LONGEST_S = 1.0, 30.0  # between two requests that failed: the first, doubled up to the last
+_SOON_S = 15.0  # for Modal to confirm that a call is stopped, or to tell what it has kept
+_STOP_S = 45.0  # for the app to end; Modal's client itself waits without limit
 # files of gdn that are not sent: an algo's sources travel in the request
 _IGNORED = ["**/__pycache__", "**/*.pyc", "algos", "configs"]
-
-
-class Unreachable(RemoteError):
-    """No answer from Modal itself; it may be reachable again in a moment."""
-
-
-class CallFailed(Exception):
-    """One call failed; the message says why, and the others may go on."""
 
 
 # --- declarations -------------------------------------------------------------------------------------------------
@@ -42,7 +42,38 @@ class CallFailed(Exception):
 
 def serve(data: bytes) -> bytes:
     """The function that Modal calls in a container."""
-    return container.serve(data, commit)
+    import modal
+
+    call = modal.current_function_call_id()
+    return container.serve(data, commit, keep=keeper(call) if call else lambda made: None)
+
+
+def keeper(call: str) -> Callable[[bytes], None]:
+    """In a container: a function that puts records on gdn's queue, under the call's id. A thread does the sending:
+    Modal must not delay what is being timed, and a record that is not kept costs nothing but itself."""
+    import modal
+
+    waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def send() -> None:
+        to = modal.Queue.from_name(RECORDS, create_if_missing=True)
+        while True:
+            made = waiting.get()
+            with contextlib.suppress(Exception):
+                to.put(made, partition=call)
+
+    threading.Thread(target=send, daemon=True).start()
+    return waiting.put
+
+
+def kept(call: str) -> list[bytes]:
+    """The records that a call's container has kept, in order; none if Modal does not tell."""
+    import modal
+
+    def ask() -> list[bytes]:
+        return [made for made in modal.Queue.from_name(RECORDS).iterate(partition=call) if isinstance(made, bytes)]
+
+    return _soon(ask) or []
 
 
 def declare(settings: Settings, image: Image, gpu: Gpu | None, timeout_s: int, containers: int) -> tuple[Any, Any]:
@@ -84,12 +115,14 @@ def connect(seconds: float) -> None:
 
     # a call that Ctrl-C cuts short leaves a task of Modal's client, and asyncio logs its end as a traceback
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    for name in ("modal-client", "modal-utils"):  # so does Modal's client for each heartbeat that fails
+        logging.getLogger(name).addFilter(lambda record: not record.exc_info)
 
     async def hello() -> None:
         client = await modal.Client.from_env.aio()
         await client.hello.aio()
 
-    with _translated():
+    with translated():
         try:
             asyncio.run(asyncio.wait_for(hello(), seconds))
         except (asyncio.TimeoutError, TimeoutError):
@@ -97,45 +130,89 @@ def connect(seconds: float) -> None:
 
 
 class Call:
-    """One call of the function, under way at Modal."""
+    """One call of the function, under way at Modal. `trouble` is why Modal does not answer at the moment."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
+        self._answer: futures.Future[bytes] | None = None
+        self.trouble: Unreachable | None = None
 
     @property
     def id(self) -> str:
         return self._call.object_id
 
     def wait(self, seconds: float) -> bytes | None:
-        """The reply, or None if there is none within `seconds`. Raises CallFailed if this call alone failed."""
-        import modal
-
-        e = modal.exception
-        with _translated():
-            try:
-                return self._call.get(timeout=seconds)
-            except TimeoutError:
+        """The reply, or None if there is none within `seconds`. Raises CallFailed if this call has failed, Unreachable
+        if the request for its reply has: the call itself goes on, and can be asked for again."""
+        try:
+            data = self._call.get(timeout=seconds)
+        except Exception as e:
+            if isinstance(e, TimeoutError) and not from_container(e):
                 return None
-            except (e.AuthError, e.ConnectionError, e.ServiceError, e.PermissionDeniedError):
-                raise
-            except e.FunctionTimeoutError:
-                raise CallFailed("Modal ended the container at its time limit; --timeout gives more") from None
-            except e.OutputExpiredError:
-                raise CallFailed("Modal no longer has its result") from None
-            except Exception as other:  # of whatever type the other side has raised
-                raise CallFailed(_fate(scrub(_last(other)))) from None
+            raise verdict(e) from None
+        if not isinstance(data, bytes):
+            raise CallFailed(f"what came back from Modal is not a reply of gdn: it is of type {type(data).__name__}")
+        return data
 
-    def cancel(self) -> None:
-        """Stop it and its container, whatever Modal answers."""
+    def listen(self) -> futures.Future[bytes]:
+        """The reply, whenever it comes. A thread waits for it with one long request at a time."""
+        if self._answer is None:
+            self._answer = futures.Future()
+            threading.Thread(target=self._listen, args=(self._answer,), daemon=True).start()
+        return self._answer
+
+    def _listen(self, answer: futures.Future[bytes], sleep: Callable[[float], None] = time.sleep) -> None:
+        pause = _PAUSE_S
+        while not answer.cancelled():
+            try:  # a short request behind a failed one, to know soon that Modal answers again
+                data = self.wait(_PAUSE_S if self.trouble else _POLL_S)
+            except Unreachable as e:
+                self.trouble = e
+                sleep(pause)
+                pause = min(2 * pause, _LONGEST_S)
+                continue
+            except BaseException as e:
+                answer.set_exception(e)
+                return
+            self.trouble, pause = None, _PAUSE_S
+            if data is not None:
+                answer.set_result(data)
+                return
+
+    def result(self) -> bytes:
+        """What `listen` has got; raises what `wait` does."""
+        return self.listen().result()
+
+    def cancel(self) -> bool:
+        """Stop it and its container. False if Modal does not confirm that."""
+        return _soon(lambda: self._call.cancel(terminate_containers=True) or True) is True
+
+
+def _soon(ask: Callable[[], T]) -> T | None:
+    """What `ask` gets from Modal; None if it fails, or has not answered soon: its client may wait without limit."""
+    got: list[T] = []
+
+    def run() -> None:
         with contextlib.suppress(Exception):
-            self._call.cancel(terminate_containers=True)
+            got.append(ask())
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(_SOON_S)
+    return got[0] if got else None
+
+
+def first(calls: Sequence[Call], seconds: float) -> list[Call]:
+    """The calls that have ended, as soon as there is one; none if there is none within `seconds`."""
+    futures.wait([call.listen() for call in calls], seconds, futures.FIRST_COMPLETED)
+    return [call for call in calls if call.listen().done()]
 
 
 def recall(id: str) -> Call:
     """A call that an earlier command sent."""
     import modal
 
-    with _translated():
+    with translated():
         return Call(modal.FunctionCall.from_id(id))
 
 
@@ -144,28 +221,62 @@ def session(app: Any, function: Any, detach: bool) -> Iterator[Callable[[bytes],
     """Build the image if needed, start the app, and stop it at the end unless it is to be left running. Yields a
     function that calls the app's own with a parcel.
 
-    Modal prints to stderr meanwhile. Ctrl-C is raised as KeyboardInterrupt once the app is stopped.
+    Modal prints to stderr meanwhile. Ctrl-C is raised as KeyboardInterrupt once the app is stopped, or with UNSTOPPED
+    if that could not be done.
     """
     import modal
 
     def spawn(parcel: bytes) -> Call:
-        with _translated():
+        with translated():
             return Call(function.spawn(parcel))
 
-    interrupted = False
+    ended: BaseException | None = None
+    finished, late, over = False, threading.Event(), threading.Event()
+
+    def watch() -> None:
+        if over.wait(_STOP_S) or not hasattr(signal, "pthread_kill"):  # not on Windows
+            return
+        late.set()
+        while True:  # as Ctrl-C does, pressed again: only that gets Modal's client out of its waits
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            if over.wait(_PAUSE_S):
+                return
+
     talk = _Tee(unguarded(sys.stderr))
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.redirect_stdout(talk))
-        stack.enter_context(modal.enable_output())
-        stack.enter_context(_translated(talk))
-        with _translated(talk, anything=True):
-            stack.enter_context(app.run(detach=detach))
-        try:
-            yield spawn
-        except KeyboardInterrupt:
-            interrupted = True
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.redirect_stdout(talk))
+            stack.enter_context(modal.enable_output())
+            stack.enter_context(translated(talk.last))
+            with translated(talk.last, anything=True):
+                stack.enter_context(app.run(detach=detach))
+            try:
+                yield spawn
+                finished = True
+            except BaseException as e:
+                ended = e
+                raise
+            finally:
+                threading.Thread(target=watch, daemon=True).start()
+    except (Unreachable, KeyboardInterrupt) as e:
+        if isinstance(e, KeyboardInterrupt):
+            if not late.is_set():
+                if ended is None or e is ended:
+                    raise
+                raise KeyboardInterrupt(UNSTOPPED) from None
+            e = Unreachable("no answer from Modal")
+        if e is ended or not (finished or ended):
             raise
-    if interrupted:
+        # only the end of the app was not heard: what has arrived stays, and Modal itself stops an app without a client
+        if not detach:
+            talk.write(f"gdn: {e.message}: the app could not be stopped; `gdn modal status` shows whether it runs\n")
+        if isinstance(ended, KeyboardInterrupt):
+            raise KeyboardInterrupt(UNSTOPPED) from None
+        if ended:
+            raise ended from None
+    finally:
+        over.set()
+    if isinstance(ended, KeyboardInterrupt):
         raise KeyboardInterrupt
 
 
@@ -211,7 +322,7 @@ class Volume:
     def __init__(self, name: str) -> None:
         import modal
 
-        with _translated():
+        with translated():
             self._volume = modal.Volume.from_name(name, create_if_missing=True)
             self._volume.hydrate()
 
@@ -219,16 +330,20 @@ class Volume:
         """path -> size of every file on it."""
         import modal
 
-        with _translated():
+        with translated():
             try:
                 entries = self._volume.listdir("/", recursive=True)
             except modal.exception.NotFoundError:  # nothing was ever written to it
                 return {}
         return {e.path.lstrip("/"): e.size for e in entries if e.type.name == "FILE"}
 
-    def upload(self, files: dict[str, Path]) -> None:
+    def remove(self, name: str) -> None:
+        with translated():
+            self._volume.remove_file(f"/{name}")
+
+    def upload(self, files: Mapping[str, Path | BinaryIO]) -> None:
         """Upload these files, replacing those with the same names."""
-        with _translated(), self._volume.batch_upload(force=True) as batch:
+        with translated(), self._volume.batch_upload(force=True) as batch:
             for name, path in files.items():
                 batch.put_file(path, f"/{name}")
 
@@ -245,7 +360,7 @@ def apps(name: str) -> list[App]:
     """The running apps of this name, newest first."""
     import modal
 
-    with _translated():
+    with translated():
         found = [app.info() for app in modal.Environment.from_context().apps.list() if app.description == name]
     rows = [
         App(info.app_id, info.lifecycle.state.value, info.lifecycle.created_at.strftime("%Y-%m-%dT%H:%M:%SZ"))
@@ -258,85 +373,6 @@ def logs(app: str, lines: int) -> list[str]:
     """The last lines that an app's containers printed."""
     import modal
 
-    with _translated():
+    with translated():
         entries = list(modal.App.lookup(app).logs.tail(lines))
     return scrub("".join(entry.message for entry in entries)).splitlines()
-
-
-# --- its errors ---------------------------------------------------------------------------------------------------
-
-
-def scrub(text: str) -> str:
-    """The text without the secrets that Modal's client has."""
-    from modal.config import config
-
-    for name in _SECRETS:
-        value = config.get(name, use_env=True)
-        if value and len(str(value)) > 3:
-            text = text.replace(str(value), "***")
-    return text
-
-
-@contextlib.contextmanager
-def _translated(talk: _Tee | None = None, anything: bool = False) -> Iterator[None]:
-    """Modal's exceptions as ours, each one line with what to do next; with `anything`, only Modal's client runs in the
-    block, so that every exception from it is Modal's."""
-    import modal
-
-    try:
-        yield
-    except (GdnError, CallFailed):
-        raise
-    except modal.exception.Error as e:
-        raise _said(e, talk) from None
-    except OSError as e:  # a socket's, not yet wrapped by Modal
-        raise Unreachable(f"no connection to Modal ({e.strerror or e})", hint=_NETWORK) from None
-    except Exception as e:
-        if not anything:
-            raise
-        raise RemoteError(f"Modal's client failed: {scrub(one_line(e))}", hint="pip install -U modal") from None
-
-
-_NETWORK = "check the network, or see https://status.modal.com"
-
-
-def _said(e: Exception, talk: _Tee | None) -> GdnError:
-    import modal
-
-    kinds = modal.exception
-    text = scrub(_last(e))
-    if isinstance(e, kinds.AuthError):
-        if "token missing" in str(e).lower() or "profile" in str(e).lower():
-            return MissingError("not logged in to Modal", hint=LOGIN)
-        return RemoteError(f"Modal does not accept the token: {text}", hint=LOGIN)
-    if isinstance(e, kinds.ImageBuildError):
-        tail = talk.last() if talk else []
-        shown = "".join(f"\n    {line}" for line in tail)
-        hint = f"`modal image logs {e.image_id}` has the rest; configs/modal.toml has the image{shown}"
-        return RemoteError(f"the image could not be built: {scrub(str(e).splitlines()[0])}", hint=hint)
-    if isinstance(e, (kinds.ConnectionError, kinds.ServiceError)):
-        return Unreachable(f"no connection to Modal ({text})", hint=_NETWORK)
-    if isinstance(e, (kinds.ResourceExhaustedError, kinds.PermissionDeniedError)):
-        return RemoteError(f"Modal does not grant it: {text}", hint="see your workspace's limits at modal.com/settings")
-    if isinstance(e, kinds.NotFoundError):
-        return RemoteError(f"Modal does not know it: {text}", hint="`gdn modal status` lists what there is")
-    if "gpu" in text.lower():
-        return RemoteError(f"Modal has no such GPU: {text}", hint=f"--gpu takes {', '.join(load().gpus.known)}")
-    return RemoteError(f"Modal refused: {text}")
-
-
-def _last(e: BaseException) -> str:
-    """An exception's text in one line: the last line of the remote traceback that it quotes, else its first line."""
-    text, quoted, trace = str(e).partition("remote traceback:")
-    lines = [line.strip() for line in (trace if trace.strip() else text).splitlines() if line.strip()]
-    if not lines:
-        return type(e).__name__
-    if quoted and not trace.strip():  # of a type that is unknown here, and without its traceback
-        return " ".join(lines[:2])[:300]
-    return (lines[-1] if quoted or lines[0].startswith("Traceback") else lines[0])[:300]
-
-
-def _fate(text: str) -> str:
-    if re.search(r"out of memory|\boom\b|exit code 137|memory limit", text, re.I) and "cuda" not in text.lower():
-        return f"the container ran out of memory ({text}); configs/modal.toml gives it more"
-    return f"the container failed: {text}"

@@ -13,9 +13,8 @@ from ..errors import GdnError, RemoteError
 from ..profile import session
 from ..schema.profile_types import Profile
 from ..schema.record_types import RemoteCall
-from . import wire
+from . import modal_client, wire
 from .engine import Engine, Work
-from .settings import DATA
 from .wire import Reply
 
 _PROCESSES = 5  # at most for a profile, each with its own time limit
@@ -24,7 +23,11 @@ _PROCESSES = 5  # at most for a profile, each with its own time limit
 def made(engine: Engine, subjects: list[session.Subject], settings: session.Settings) -> Iterator[Profile]:
     """The profile of each subject, whose folder is here by then; none if they are left there (--detach). Raises the
     error if one was refused."""
-    away = replace(settings, dataset=Path(DATA)) if settings.dataset else settings
+    away = settings
+    if settings.dataset:
+        modal_client.connect(engine.settings.limits.connect)
+        engine.look_at([subject.workload for subject in subjects])
+        away = replace(settings, dataset=engine.dataset_at)
     limit_s = engine.bounded(settings.timeout_s * _PROCESSES * len(subjects))
     wanted = [session.sent(subject, away) for subject in subjects]
     yield from _arrived(engine, Work([], limit_s, wanted), settings.folder)
@@ -54,6 +57,8 @@ def _unpacked(arrived: wire.Profile, profiles: Path, say: Callable[[str], None])
             files.write(folder / Path(name).name, zlib.decompress(packed), hint=None)
         except GdnError as e:
             lost.append(e.message)
+        except zlib.error:
+            lost.append(f"{Path(name).name} arrived damaged")
     if arrived.left:
         say(f"too large to send: {', '.join(arrived.left)}")
     profile.name = folder.name

@@ -17,7 +17,7 @@ from ..records import store
 from ..records.store import Writer
 from ..run.jobs import Job
 from ..schema.record_types import Document, Record, Rented
-from . import modal_client
+from . import modal_client, modal_errors
 from .modal_client import App
 from .settings import Settings
 
@@ -93,7 +93,9 @@ def status(settings: Settings) -> Status:
 def _state(id: str) -> str:
     try:
         return "under way" if modal_client.recall(id).wait(0) is None else "done"
-    except (modal_client.CallFailed, GdnError):
+    except modal_errors.Unreachable:  # not known, and not lost
+        raise
+    except (modal_errors.CallFailed, GdnError):
         return "lost"
 
 

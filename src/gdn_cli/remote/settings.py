@@ -15,6 +15,7 @@ from ..errors import MissingError, UsageError, unknown
 from ..parsing import Positive, Text, Wrong, decode, read_toml
 
 DATA, CACHE = "/data", "/cache"  # where the volumes are mounted
+RECORDS = "gdn-records"  # the queue at Modal with the records of each call, by its id; Modal drops them after a day
 _EXTRA = "image"  # the extra of pyproject.toml that pins what the image holds
 
 
@@ -84,6 +85,16 @@ class Volumes(Struct, frozen=True, forbid_unknown_fields=True):
     cache: Text
 
 
+Dollars = Annotated[float, Meta(gt=0, description="a positive number")]  # a second
+
+
+class Prices(Struct, frozen=True, forbid_unknown_fields=True):
+    date: Text  # on which they were read
+    core: Dollars
+    gib: Dollars
+    gpus: dict[str, Dollars]
+
+
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """configs/modal.toml. Raises parsing.Wrong for an image that it does not have."""
 
@@ -95,6 +106,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limits: Limits
     container: Container
     gpus: Gpus
+    prices: Prices
     environment: dict[str, str | int | float | bool] = {}
 
     def __post_init__(self) -> None:
@@ -106,6 +118,16 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if name not in self.images:
             raise unknown("image", name, self.images, hint=f"images are in {file()}")
         return Image(name=name, **msgspec.structs.asdict(self.images[name]))
+
+    def dollars(self, gpu: Gpu | None, seconds: float) -> str:
+        """What a container with this GPU costs in so much time, as words of a line; the date is the prices'."""
+        model = gpu.model.rstrip("!") if gpu else None
+        if model and model not in self.prices.gpus:
+            return f"configs/modal.toml has no price of {model}"
+        rate = self.container.cpu * self.prices.core + self.container.memory / 1024 * self.prices.gib
+        if gpu:
+            rate += gpu.count * self.prices.gpus[model]
+        return f"${rate * seconds:.2f} at the prices of {self.prices.date}"
 
     def parse(self, asked: str | None) -> Gpu:
         """`B200`, `H100!`, `B200:2`, parsed for Modal. UsageError if it does not name one GPU model."""
@@ -139,6 +161,11 @@ def pins() -> list[str]:
         raise MissingError("gdn is not installed, and its pyproject.toml is not here", hint="pip install gdn") from None
     marked = re.compile(rf"""(.+?)\s*;\s*extra\s*==\s*["']{_EXTRA}["']\s*""")
     return [found[1] for line in required if (found := marked.fullmatch(line))]
+
+
+def pinned() -> set[str]:
+    """The names of the packages in the image."""
+    return {re.split(r"[\[=]", pin)[0] for pin in pins()}
 
 
 def packages(image: Image) -> list[str]:

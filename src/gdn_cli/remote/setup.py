@@ -1,17 +1,21 @@
-"""`gdn modal setup`: the token, the volumes, the data set on its volume. Each step says what it does."""
+"""`gdn modal setup`: the token, the volumes, the data set on its volume. Each step says what it does. And where on that
+volume a data set is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import io
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from msgspec import Struct, structs
 
-from ..errors import MissingError
+from ..errors import MissingError, UsageError
 from .settings import Settings
 
 _BATCH = 32  # files per upload: uploaded files are not sent again after an interrupt
 _KINDS = ("definitions", "workloads", "blob", "solutions")  # folders of a FlashInfer-Trace data set that a worker reads
+TWINS, DATASET = "gdn-twins.json", "gdn-dataset.json"  # the mark of what `setup` put on a volume
+_MARK = b'{"made_by": "gdn modal setup"}\n'
 
 
 class Stocked(Struct):
@@ -24,10 +28,18 @@ class Stocked(Struct):
 
 
 def setup(
-    settings: Settings, dataset: Path | None, twins: Callable[[], Path | None], say: Callable[[str], None]
+    settings: Settings,
+    dataset: Path | None,
+    twins: Callable[[], Path] | None,
+    say: Callable[[str], None],
+    force: bool = False,
 ) -> Stocked:
-    """Check the login, make both volumes, and upload the files of `dataset` that are not on the data set's volume. None
-    means the folder `twins()`, made once Modal has answered."""
+    """Check the login, make both volumes, and upload the files of `dataset` that are not on the data set's volume; else
+    those of the folder `twins()`, made once Modal has answered; neither without both.
+
+    UsageError if the volume has anything that was not put there by this command, or data of the other kind, as their
+    files have the same names and sizes. With `force` everything is uploaded over it.
+    """
     from . import modal_client
 
     files = _files(dataset) if dataset else {}
@@ -38,10 +50,20 @@ def setup(
         volumes[use] = modal_client.Volume(name)
         say(f"volume {name}: there ({use})")
     done = Stocked(list(names.values()))
-    if dataset is None and (folder := twins()):
-        files = _files(folder)
-    there = volumes["dataset"].files()
-    lacking = {name: path for name, path in files.items() if there.get(name) != path.stat().st_size or _small(path)}
+    if not (dataset or twins):
+        return done
+    volume, mark = volumes["dataset"], DATASET if dataset else TWINS
+    there = volume.files()
+    if there and not force:
+        _refuse_others(settings.volumes.dataset, there, mark)
+    if dataset is None:
+        files = _files(twins())
+    volume.upload({mark: io.BytesIO(_MARK)})
+    for other in {TWINS, DATASET} & set(there) - {mark}:
+        volume.remove(other)
+    lacking = files
+    if not force:
+        lacking = {name: path for name, path in files.items() if there.get(name) != path.stat().st_size or _small(path)}
     done.kept = len(files) - len(lacking)
     if files and not lacking:
         say(f"data set: all {len(files)} files are there")
@@ -50,10 +72,42 @@ def setup(
         batch = {name: lacking[name] for name in names[i : i + _BATCH]}
         size = sum(path.stat().st_size for path in batch.values())
         say(f"data set: uploading {i + 1} to {i + len(batch)} of {len(names)} files ({size / 2**20:.1f} MiB)")
-        volumes["dataset"].upload(batch)
+        volume.upload(batch)
         done.uploaded += len(batch)
         done.bytes += size
     return done
+
+
+def _refuse_others(volume: str, there: Iterable[str], mark: str) -> None:
+    if mark in there:
+        return
+    hint = "nothing was changed; --dataset of the other commands reads what is there, --force uploads over it"
+    if other := {TWINS, DATASET} & set(there):
+        what = "the twins" if TWINS in other else "a data set that was uploaded with --dataset"
+        raise UsageError(f"volume {volume} has {what}", hint=hint)
+    tops = sorted({name.partition("/")[0] for name in there})
+    some = ", ".join(tops[:3]) + (", ..." if len(tops) > 3 else "")
+    raise UsageError(f"volume {volume} has files that `gdn modal setup` did not put there ({some})", hint=hint)
+
+
+def place(volume: str, there: Iterable[str], needed: Iterable[str]) -> str:
+    """The folder of the volume that holds a data set with the files `needed`: "" for the volume itself, else with a
+    slash at the end, as `modal volume put VOLUME FOLDER` makes one. MissingError if there is none."""
+    there, needed = set(there), sorted(set(needed))
+    hint = "`gdn modal setup --dataset DIR` uploads one; without --dataset workloads are drawn in the container"
+
+    def roots(kind: str) -> set[str]:
+        return {name[: f"/{name}".index(f"/{kind}/")] for name in there if f"/{kind}/" in f"/{name}"}
+
+    found = sorted(roots("definitions") & roots("workloads"), key=lambda root: (root.count("/"), root))
+    if not found:
+        raise MissingError(f"volume {volume} has no data set", hint=hint)
+    lacking = {root: [name for name in needed if root + name not in there] for root in found}
+    best = min(found, key=lambda root: len(lacking[root]))
+    if missing := lacking[best]:
+        what = f"{len(missing)} of {len(needed)} files of --dataset, such as {missing[0]}"
+        raise MissingError(f"volume {volume}: its data set is without {what}", hint=hint)
+    return best
 
 
 def _small(path: Path) -> bool:

@@ -16,10 +16,12 @@ from ..errors import RemoteError
 from ..records.request import Request
 from ..run.jobs import Outcome
 from ..schema import profile_types
+from ..schema.record_types import Environment, Record
 from .settings import Gpu
 
 SCHEMA = 3
-T = TypeVar("T", "Parcel", "Reply")
+OTHER = "the other side speaks schema"
+T = TypeVar("T", "Parcel", "Reply", "Made")
 Wanted = dict[str, Any]  # a profile to be made: what profiling.sent gives
 
 
@@ -43,6 +45,7 @@ class Parcel(Struct, kw_only=True):
     image: str
     gpu: Gpu | None  # that the container must have; None for work on a CPU
     cache: Cache
+    limit_s: float | None = None  # of --max-minutes, after which the container is ended, and all that it has is lost
     env: dict[str, str]  # variables for the workers, and this gdn's commit
     jobs: list[Piece] = []
     profiles: list[Wanted] = []
@@ -74,13 +77,21 @@ class Reply(Struct, kw_only=True):
     lost: str | None = None  # why there is no other result
 
 
-def encode(content: Parcel | Reply) -> bytes:
+class Made(Struct):
+    """A record that a container has made: kept at Modal in case that there is no reply."""
+
+    piece: int  # of the parcel's jobs
+    record: Record
+    environment: Environment | None
+
+
+def encode(content: Parcel | Reply | Made) -> bytes:
     # not msgspec's own JSON, which cannot hold half a surrogate pair or NaN, and an algo may have written either
     return zlib.compress(json.dumps({"schema": SCHEMA} | msgspec.to_builtins(content)).encode(), 1)
 
 
 def decode(data: bytes, form: type[T]) -> T:
-    """A parcel or a reply; RemoteError if it is neither, or comes from another gdn version."""
+    """A parcel or a reply; RemoteError if it is neither, or comes from another gdn version (OTHER)."""
     try:
         content = json.loads(zlib.decompress(data))
         schema = content["schema"]
@@ -90,4 +101,4 @@ def decode(data: bytes, form: type[T]) -> T:
         raise RemoteError(f"what came back from Modal is not a reply of gdn: {e}") from None
     except (zlib.error, ValueError, LookupError, TypeError, RecursionError):
         raise RemoteError("what came back from Modal is not a reply of gdn") from None
-    raise RemoteError(f"the other side speaks schema {schema!r}, this gdn {SCHEMA}", hint="use one gdn for both")
+    raise RemoteError(f"{OTHER} {schema!r:.40}, this gdn {SCHEMA}", hint="use one gdn for both")

@@ -208,9 +208,12 @@ def _during(job: Job, outcome: Outcome, seen: list[Record], name: str) -> Call |
 
 def exit_code(document: Document, named: bool) -> int:
     """1: an algo failed; 4: only the remote side failed; 3: an algo that the user named, the tier or the data is not
-    available here."""
-    lacking_yardstick = Status.TIER_UNAVAILABLE  # for an algo that gdn added: its time was not asked for
-    blames = {r.blame for r in document.records if not (r.added and r.status is lacking_yardstick)}
+    available here. An algo that gdn added was not asked for: neither its failure counts, nor a tier that it has not."""
+    blames = {
+        r.blame
+        for r in document.records
+        if not (r.added and (r.blame is Blame.ALGO or r.status is Status.TIER_UNAVAILABLE))
+    }
     if Blame.ALGO in blames:
         return errors.FAILED
     if Blame.REMOTE in blames:

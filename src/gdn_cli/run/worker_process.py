@@ -260,6 +260,13 @@ def _end(process: subprocess.Popen) -> None:
     process.wait()
 
 
-def serve(request: Request, env: dict[str, str], timeout_s: float, *, wrap: tuple[str, ...] = ()) -> Outcome:
+def serve(
+    request: Request,
+    env: dict[str, str],
+    timeout_s: float,
+    *,
+    wrap: tuple[str, ...] = (),
+    on_record: OnRecord = lambda record, environment: None,
+) -> Outcome:
     """Run a worker on a request, wherever that was made: one sent to a container, for example."""
-    return Worker(request, env, wrap).serve(timeout_s)
+    return Worker(request, env, wrap).serve(timeout_s, on_record)
