@@ -26,7 +26,7 @@ void packed_decode(ffi::TensorView mixed_qkv, ffi::TensorView a, ffi::TensorView
   }
   const int64_t B = mixed_qkv.size(0), width = mixed_qkv.size(1), HV = pool.size(1), H = (width - HV * V) / (2 * K);
   if (HV < 1 || H < 1 || 2 * H * K + HV * V != width || HV % H) {
-    TVM_FFI_THROW(ValueError) << "mixed_qkv: " << width << " columns are no 2 H 128 + HV 128 with HV = " << HV
+    TVM_FFI_THROW(ValueError) << "mixed_qkv: " << width << " columns are not 2 H 128 + HV 128 with HV = " << HV
                               << ", a multiple of H";
   }
   const DLDevice device = pool.device();
