@@ -289,7 +289,9 @@ def run(*inputs):
 """
 
 
-@pytest.mark.parametrize("command", [["run"], ["bench", "--seconds", "0.05"]])
+@pytest.mark.parametrize(
+    "command", [["run"], pytest.param(["bench", "--seconds", "0.05"], marks=pytest.mark.slow)], ids=["run", "bench"]
+)
 def test_a_claim_is_tried(tmp_path, command):
     """One last bit of the state differs in a batch: right by every tolerance."""
     helpers.write_algo(tmp_path, "mine", NOT_INVARIANT, batch_invariant=True)

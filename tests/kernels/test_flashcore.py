@@ -488,6 +488,7 @@ def compiled_cuts(tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 def test_the_cuts_in_use_compile_without_spills(compiled_cuts):
     _, said = compiled_cuts("-arch=sm_90a", "-Xptxas", "-v", "-cubin")
     spilled = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
@@ -495,6 +496,7 @@ def test_the_cuts_in_use_compile_without_spills(compiled_cuts):
     assert "serialized" not in said  # products that wait for each other, one by one
 
 
+@pytest.mark.slow
 def test_what_is_compiled_without_wgmma_says_so(compiled_cuts):
     """The host asks how many threads flashcore_compiled_for may have: fewer than COMPILED_WITH_WGMMA on sm_90."""
 

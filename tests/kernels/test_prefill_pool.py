@@ -252,8 +252,11 @@ def test_groups_of_heads_and_many_tiles(chunked):
         assert faults((chunked, how), slow(lengths, slots, 10, 2, 6, fresh=(0,)), members=3, mode=5) == []
 
 
+_SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in ((0, False), (2, False))]
+
+
 @pytest.mark.parametrize("how", [SYNC, ONE, TWO])
-@pytest.mark.parametrize(("segment", "half"), [(0, False), (1, True), (2, False)])
+@pytest.mark.parametrize(("segment", "half"), [(1, True), *_SLOW])
 def test_states_within_sequences(chunked, how, half, segment):
     """After each `every` chunks that are full, and nowhere else."""
     lengths, slots = [200, 64, 140, 0, 70], [1, 5, 2, 4, 0]
