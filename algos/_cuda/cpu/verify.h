@@ -194,7 +194,7 @@ inline void mtp_verify(ffi::TensorView q, ffi::TensorView k, ffi::TensorView v, 
   const int64_t total = q.size(0), H = q.size(before), HV = pool.size(1);
   j.columns = state_indices.ndim() == 2 ? state_indices.size(1) : 0;
   j.T = cu_seqlens ? (j.columns ? j.columns : MOST) : before == 2 ? q.size(1) : B ? total / B : 0;
-  if (H < 1 || HV < 1 || HV % H) TVM_FFI_THROW(ValueError) << "v: " << HV << " heads are no multiple of q's " << H;
+  if (H < 1 || HV < 1 || HV % H) TVM_FFI_THROW(ValueError) << "v: " << HV << " heads are not a multiple of q's " << H;
   if (!cu_seqlens && total != (before == 2 ? B : B * j.T)) {
     TVM_FFI_THROW(ValueError) << "state_indices: " << B << " rows do not fit q of " << q.shape();
   }

@@ -111,7 +111,7 @@ def verify(q, k, v, a, b, A_log, dt_bias, pool, slots, accepted, scale, output, 
     norm      whether q and k are normalised
     write     whether the state after each token is written to its slot
 
-    Writes output [B, T, HV, 128] bf16. Rows and slots may begin anywhere: for addresses that are no multiples of 16
+    Writes output [B, T, HV, 128] bf16. Rows and slots may begin anywhere: for addresses that are not multiples of 16
     bytes Triton compiles other code. Raises ValueError for anything else.
     """
     (B, T, H, K), (_, HV, V, _) = q.shape, pool.shape
