@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,12 +27,14 @@ from ..machine import environment, inventory
 from ..records import comparison, statistics
 from ..records.store import Writer
 from ..run import planning
+from ..run.execute import Came
 from ..run.jobs import Job, Outcome
 from ..schema.record_types import Document, RemoteCall, Rented
 from . import costs, modal_client, modal_errors, replies, resume, setup, wire
 from .settings import DATA, Gpu, Image, Settings, pinned, pins
 from .wire import Cache, Parcel, Piece, Reply, Wanted
 
+_SAY_S = 10.0  # between two lines about the progress of a call
 _LOOK_S = 1.0  # between two looks at the connection; replies are seen at once
 _SEVERAL = (
     "these times come from {} GPUs of one kind: ratios between algos include what differs between the GPUs, and none "
@@ -60,6 +63,9 @@ class Work:
     profiles: list[Wanted] = field(default_factory=list)  # to make: profiling.sent of each
     earlier: RemoteCall | None = None  # if another command has sent it
     call: modal_client.Call | None = None
+    seen: int = 0  # so many of the records that it has kept at Modal are passed on
+    came: Counter[int] = field(default_factory=Counter)  # of each job, by its number
+    said: float = -math.inf  # when a line about that was printed
 
     @property
     def cuda(self) -> bool:
@@ -134,7 +140,8 @@ class Engine:
 
     place = staticmethod(place)
 
-    def __call__(self, jobs: list[Job]) -> Iterator[tuple[Job, Outcome]]:
+    def __call__(self, jobs: list[Job], came: Came = lambda *_: None) -> Iterator[tuple[Job, Outcome]]:
+        self._came = came
         if jobs:
             with contextlib.closing(self.carry(self._split(jobs))) as answers:
                 for work, reply in answers:
@@ -288,6 +295,8 @@ class Engine:
                 if reply.wrong_gpu:
                     raise RemoteError(reply.wrong_gpu, hint="nothing was measured; name a GPU that Modal has: --gpu")
                 yield work, reply
+            for work in waiting:
+                self._live(work)
             trouble = next((w.call.trouble for w in waiting if w.call.trouble), None)
             if trouble and not cut:
                 self.say(f"{trouble.message}: the calls go on there; asking again for up to {_minutes(max(0, left))}")
@@ -297,6 +306,17 @@ class Engine:
             if left <= 0:
                 yield from ((w, self._late(w, patience)) for w in waiting)
                 return
+
+    def _live(self, work: Work) -> None:
+        """Pass on the records that a call has made since the last look, and say now and then how many there are."""
+        new, work.seen = work.call.made[work.seen :], len(work.call.made)
+        for made in replies.usable(work.jobs, new, self.rent.gpu):
+            job, work.came[made.piece] = work.jobs[made.piece], work.came[made.piece] + 1
+            self._came(job, made.record, made.environment)
+            now, done = time.monotonic(), work.came[made.piece]
+            if now >= work.said + _SAY_S and done < job.due:
+                work.said = now
+                self.say(f"{planning.name(job)}: {done} of {job.due} so far")
 
     def _reply(self, work: Work) -> Reply:
         """What has come of a call. RemoteError if Modal refuses to say."""

@@ -120,6 +120,17 @@ class Job:
         )
 
 
+def unfinished(request: Request, records: list[Record]) -> tuple[Workload, ...]:
+    """The workloads of a request that these records of it do not settle: what is left to ask for. Floors are always
+    asked for as a whole: those of the machine belong to no workload."""
+    if request.command == "floor":
+        return request.workloads
+    had, tiers = Counter((r.algo, r.uuid) for r in records), max(1, len(request.timing.tiers))
+    names = tuple(rival.name for rival in request.rivals) or (request.name,)
+    turns = request.turns
+    return tuple(w for w in request.workloads if any(had[n, w.uuid] < tiers for n in turns.get(w.uuid) or names))
+
+
 def start(job: Job) -> Worker:
     """The job's worker, which imports torch and waits until `execute` gets it."""
     return Worker(job.request(), environ(job), job.wrap, job.cpus)
