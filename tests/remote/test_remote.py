@@ -904,7 +904,7 @@ def test_records_are_in_the_document_before_their_call_has_ended(tmp_path, monke
     mine = job("cuda-v4", "cuda", 3)
     uuids = [w.uuid for w in mine.workloads]
     where = Environment(gpu="NVIDIA B200", gpu_uuid="GPU-1", where="modal")
-    ended = jobs.Outcome(Status.DONE, [], [building.record("cuda-v4", 7.0, u) for u in uuids], where)
+    ended = jobs.Outcome(Status.DONE, None, [building.record("cuda-v4", 7.0, u) for u in uuids], where)
     fake = Cloud([None, None, wire.encode(Reply(outcomes=[ended]))]).install(monkeypatch)
     fake.live["fc-0"] = []
     writer, said, saved = Writer(building.document(), tmp_path / "run.json"), [], []
