@@ -66,6 +66,16 @@ def _records(request: dict, us: float) -> list[dict]:
     if request["command"] == "floor":
         copies = [plain | {"algo": COPY, "workload": w} for w in request["workloads"]]
         return copies + [plain | {"algo": name, "workload": None} for name in (EMPTY, COPY_RATE)]
+    if request["command"] == "official":
+        harness = {"status": "PASSED", "performance": {"latency_ms": us * 1.5e-3, "speedup_factor": 3.0}}
+        judged = {
+            "algo": request["name"],
+            "tier": "official",
+            "timing": reports.timing(us * 1.5) | {"tier": "official"},
+        }
+        found = [plain | judged | {"workload": w, "official": harness} for w in request["workloads"]]
+        lost = {"status": "refused", "reason": "left no trace", "official": None, "timing": None}
+        return [*found[:-1], found[-1] | lost]
     check = {"passed": True, "official": True, "errors": {"output": 1e-3, "new_state": 1e-7}}
     rivals = [{"algo": r["name"], "rounds_us": [us, us * 1.001] * 40} for r in request["rivals"]]
     rivals = rivals or [{"algo": request["name"]}]
@@ -134,6 +144,32 @@ def test_a_plain_run_takes_the_contests_whole_set(tmp_path):
     assert done.code == 0 and [x["algo"] for x in done.json["scores"]] == ["cuda-v4", "cuda-v4"]
     assert "fi-baseline" in {r["algo"] for r in done.json["records"]}
     assert done.json == json.loads((tmp_path / "r.json").read_text())
+
+
+def test_the_contests_harness_judges_beside_our_own_times(tmp_path):
+    args = ("run", "--algo", "cuda-v4", "-w", "0-2", "--official", "--together")
+    with Server(answer=measured()) as s:
+        done = rent(s, *args, "--isolated", "--out", tmp_path / "r.json")
+        first = len(s.images)
+        rent(s, *args, "--harness", "0.1.2")
+    built, other = (
+        "\n".join(line for image in images for line in image.dockerfile_commands)
+        for images in (s.images[:first], s.images[first:])
+    )
+    install = "RUN python -m pip install --no-deps --target /opt/gdn/harness/main 'flashinfer-bench @ https://"
+    assert install in built and install not in other
+    data, _ = s.calls.values()
+    *_, judge = opened(data).jobs
+    assert (judge.request.command, judge.request.name, len(judge.request.workloads)) == ("official", "cuda-v4", 3)
+    harness = judge.request.official
+    assert (harness.name, harness.folder, harness.isolated) == ("main", "/opt/gdn/harness/main", True)
+    assert judge.timeout_s == 300 + 3 * 30
+    assert "judged by flashinfer-bench main (40e6ca7), its isolated runner" in done.out
+    assert re.search(r"^cuda-v4 +2/3 +1 +3\.00 us +2\.00 us +1\.50 +- *$", done.out, re.M), done.out
+    assert done.code == errors.MISSING and "left no trace" in done.out
+    (judged,) = json.loads((tmp_path / "r.json").read_text())["official"]
+    assert judged["statuses"] == {"PASSED": 2} and judged["without_trace"] == 1 and judged["compared"] == 2
+    assert judged["score"] is None and judged["our_tier"] == "cupti"
 
 
 def test_rivals_in_one_container_get_the_table_and_who_is_faster():

@@ -45,10 +45,11 @@ def settled(job: Job, old: Document) -> tuple[list[Record], Job | None]:
         if (r.op, r.mode) == (job.op.name, job.mode)
         and (r.algo in hashes if hashes else r.algo in FLOORS)
         and hashes.get(r.algo) == r.source_hash
+        and (r.tier in job.tiers or not job.tiers)
     ]
     if len(mine) == job.due and all(r.passed for r in mine):
         return mine, None
-    if job.command not in ("check", "bench"):
+    if job.command not in ("check", "bench", "official"):
         return [], job
     rest = unfinished(job.request(), [r for r in mine if r.passed])
     done = {w.uuid for w in job.workloads} - {w.uuid for w in rest}

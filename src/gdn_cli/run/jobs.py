@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..catalog.formats import Definition, Solution
+from ..catalog.official import Harness
 from ..catalog.ops import Op
 from ..catalog.registry import Algo
 from ..catalog.tiers import COPY, FLOORS
@@ -26,8 +27,8 @@ from .worker_process import OnRecord, Outcome, Worker
 
 @dataclass(frozen=True)
 class Job:
-    """One worker's work. `command`: check, bench, prove, floor, compare or profile; `algo` is None for floor and
-    compare."""
+    """One worker's work. `command`: check, bench, official, prove, floor, compare or profile; `algo` is None for floor
+    and compare."""
 
     command: str
     op: Op
@@ -48,6 +49,7 @@ class Job:
     batch_invariant: bool = False  # a sequence alone must give the same bits as in its batch
     profile: Profiling | None = None  # what a profiler's target is to do
     wrap: tuple[str, ...] = ()  # a command line put before the worker's: a profiler's
+    official: Harness | None = None  # the contest's harness that judges, of command `official`
     added: bool = False  # gdn put it in to compare with; the user did not ask for it
     timeout_s: float = 300.0
     env: dict[str, str] = field(default_factory=dict)
@@ -117,6 +119,7 @@ class Job:
             in_place=self.in_place,
             batch_invariant=self.batch_invariant,
             profile=self.profile,
+            official=self.official,
         )
 
 
