@@ -22,13 +22,14 @@ from msgspec import structs
 from .. import errors
 from ..errors import GdnError, one_line
 from ..machine.inventory import HERE, Machine
-from ..run import jobs, worker_process
+from ..run import doctor, jobs, worker_process
 from ..schema.record_types import Environment, GpuName, Record, Status
 from . import build_cache, wire
 from .settings import CACHE
 from .wire import Cache, Made, Parcel, Profile, Refusal, Reply, Wanted
 
 _RESERVE_S = 15.0  # of the container's time, to send back what there is
+_PROFILE_S = 60.0  # that must be left to begin a profile after other work
 _FILES_MIB = 64  # of a profile's files; the ones to open first have priority
 Commit = Callable[[str], None]  # makes changes on a volume permanent
 
@@ -60,7 +61,8 @@ def _served(
     with _built(content.cache, commit) as env, _environment(env | content.env):
         return Reply(
             outcomes=[_outcome(i, content, machine, end, keep, had.get(i, [])) for i in range(len(content.jobs))],
-            profiles=[_profile(wanted, content, machine) for wanted in content.profiles],
+            profiles=[_profile(wanted, content, machine, end) for wanted in content.profiles],
+            findings=doctor.installed(machine) if content.examine else [],
         )
 
 
@@ -120,10 +122,12 @@ def _label(environment: Environment, content: Parcel, machine: Machine) -> None:
         environment.asked, environment.gpus = str(content.gpu), [gpu.name for gpu in machine.gpus()]
 
 
-def _profile(wanted: Wanted, content: Parcel, machine: Machine) -> Profile:
+def _profile(wanted: Wanted, content: Parcel, machine: Machine, end: float) -> Profile:
     """A profile made as `gdn profile` makes it here: its document, and the files of its folder."""
     from ..profile import session
 
+    if content.jobs and time.monotonic() > end - _PROFILE_S:
+        return Profile(refused=Refusal("no time was left for it", "--max-minutes gives more", errors.REMOTE))
     with tempfile.TemporaryDirectory(prefix="gdn-profiles-") as folder:
         try:
             subject, settings = session.received(wanted, Path(folder))

@@ -30,7 +30,7 @@ from ..run.jobs import Job, Outcome
 from ..schema.record_types import Document, RemoteCall, Rented
 from . import costs, modal_client, modal_errors, replies, resume, setup, wire
 from .settings import DATA, Gpu, Settings, pins
-from .wire import Cache, Parcel, Piece, Reply
+from .wire import Cache, Parcel, Piece, Reply, Wanted
 from .work import Rent, Work, key, place, together
 
 _SAY_S = 10.0  # between two lines about the progress of a call
@@ -56,6 +56,8 @@ class Engine:
     earlier: list[RemoteCall] = field(default_factory=list)
     sent: list[RemoteCall] = field(default_factory=list)
     writer: Writer | None = None
+    wanted: list[Wanted] | None = None  # for `gdn modal check`: profiles besides the jobs, and what is installed there
+    reply: Reply | None = None  # the last one that came
     dataset_at: Path = Path(DATA)  # in the container
 
     place = staticmethod(place)
@@ -118,7 +120,8 @@ class Engine:
         taken = {k for call in sent for k in call.keys}
         fresh = [job for job in jobs if key(job) not in taken]
         for part in [fresh] if self.rent.together and fresh else [[job] for job in fresh]:
-            work.append(Work(part, self.bounded(sum(job.timeout_s for job in part))))
+            seconds = sum(job.timeout_s for job in part)
+            work.append(Work(part, self.bounded(seconds), profiles=self.wanted or []))
         return work
 
     def bounded(self, seconds: float) -> int:
@@ -206,6 +209,7 @@ class Engine:
             env={name: str(value) for name, value in self.settings.environment.items()} | self.commit,
             jobs=[piece(job, self.dataset_at) for job in work.jobs],
             profiles=work.profiles,
+            examine=self.wanted is not None,
         )
         return wire.encode(content)
 
@@ -284,6 +288,7 @@ class Engine:
         return rounds * max(w.limit_s for w in waiting) + self.settings.limits.queue
 
     def _outcomes(self, work: Work, reply: Reply) -> Iterator[tuple[Job, Outcome]]:
+        self.reply = reply
         if reply.lost:
             unheard = work.call is None or any(call.id == work.call.id for call in self.sent)
             found = [] if unheard else modal_client.kept(work.call.id)  # the run that fetches it will ask

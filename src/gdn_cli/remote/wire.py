@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from ..errors import RemoteError
 from ..records.request import Request
+from ..run.doctor import Finding
 from ..run.jobs import Outcome
 from ..schema import profile_types
 from ..schema.record_types import Environment, Record
@@ -49,6 +50,7 @@ class Parcel(Struct, kw_only=True):
     env: dict[str, str]  # variables for the workers, and this gdn's commit
     jobs: list[Piece] = []
     profiles: list[Wanted] = []
+    examine: bool = False  # whether to say what is installed
 
 
 class Refusal(Struct):
@@ -73,6 +75,7 @@ class Reply(Struct, kw_only=True):
 
     outcomes: list[Outcome] = []
     profiles: list[Profile] = []
+    findings: list[Finding] = []  # what is installed
     wrong_gpu: str | None = None
     lost: str | None = None  # why there is no other result
 

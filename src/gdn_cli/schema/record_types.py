@@ -374,6 +374,7 @@ class Document(msgspec.Struct, kw_only=True, omit_defaults=True):
     largest: list[Largest] | None = None  # `gdn run --stress`
     scores: list[Score] | None = None  # `gdn bench --preset contest`
     official: list[Judged] | None = None  # `gdn run --official`, one per algo
+    findings: list[dict[str, str | None]] | None = None  # `gdn modal check`: what works there
     records: list[Record]  # the measurements
 
     def environment(self, record: Record) -> Environment:
