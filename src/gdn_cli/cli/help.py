@@ -45,6 +45,7 @@ _EXAMPLES = {
     "worker": ["gdn worker < request.json > reply.json"],
     "data list": ["gdn data list --op gdn_decode", "gdn data list --op gdn_prefill --full"],
     "data build": ["gdn data build ~/gdn-data --op gdn_decode -n 4"],
+    "modal tune": ["gdn modal tune --algo cuda-v5 --only rows=1,2"],
     "modal setup": ["gdn modal setup --no-data"],
     "modal check": ["gdn modal check"],
     "modal run": ["gdn modal run --algo cuda-v5"],

@@ -11,6 +11,7 @@ import contextlib
 import math
 import os
 import tempfile
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from ..errors import GdnError, one_line
 from ..machine.inventory import HERE, Machine
 from ..run import doctor, jobs, worker_process
 from ..schema.record_types import Environment, GpuName, Record, Status
+from ..tune import away
 from . import build_cache, wire
 from .settings import CACHE
 from .wire import Cache, Made, Parcel, Profile, Refusal, Reply, Wanted
@@ -62,6 +64,7 @@ def _served(
         return Reply(
             outcomes=[_outcome(i, content, machine, end, keep, had.get(i, [])) for i in range(len(content.jobs))],
             profiles=[_profile(wanted, content, machine, end) for wanted in content.profiles],
+            tuned=[_tuned(asked, machine, end, keep, before) for asked in content.tunings],
             findings=doctor.installed(machine) if content.examine else [],
         )
 
@@ -138,6 +141,20 @@ def _profile(wanted: Wanted, content: Parcel, machine: Machine, end: float) -> P
         files, left = _files(Path(made.folder), made.reading.files)
         made.folder = msgspec.UNSET
     return Profile(made, files, left)
+
+
+def _tuned(
+    asked: away.Wanted, machine: Machine, end: float, keep: Callable[[bytes], None], before: Sequence[bytes]
+) -> away.Measured:
+    """A tuning's measurements, as many as can be made until `end`."""
+    over = threading.Event()
+    alarm = threading.Timer(min(end - time.monotonic(), threading.TIMEOUT_MAX), over.set)
+    alarm.daemon = True
+    alarm.start()
+    try:
+        return away.measure(asked, machine, lambda note: keep(wire.encode(note)), wire.notes(before), over)
+    finally:
+        alarm.cancel()
 
 
 def _files(folder: Path, first: Sequence[str]) -> tuple[dict[str, bytes], list[str]]:

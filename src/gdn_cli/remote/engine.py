@@ -209,6 +209,7 @@ class Engine:
             env={name: str(value) for name, value in self.settings.environment.items()} | self.commit,
             jobs=[piece(job, self.dataset_at) for job in work.jobs],
             profiles=work.profiles,
+            tunings=work.tunings,
             examine=self.wanted is not None,
         )
         return wire.encode(content)
@@ -242,6 +243,9 @@ class Engine:
     def _live(self, work: Work) -> None:
         """Pass on the records that a call has made since the last look, and say now and then how many there are."""
         new, work.seen = work.call.made[work.seen :], len(work.call.made)
+        if work.tunings and new and time.monotonic() >= work.said + _SAY_S:
+            work.said = time.monotonic()
+            self.say(f"{work.tunings[0].algo.full_name}: {units.count(work.seen, 'measurement')} so far")
         for made in replies.usable(work.jobs, new, self.rent.gpu):
             job, work.came[made.piece] = work.jobs[made.piece], work.came[made.piece] + 1
             self._came(job, made.record, made.environment)
@@ -268,7 +272,10 @@ class Engine:
         self._ended(work)
         if not (reply.lost or reply.wrong_gpu):
             wanted = None if work.earlier else len(work.profiles)
-            reply.lost = replies.fault(work.jobs, wanted, reply, self.rent.gpu)
+            if work.tunings:
+                reply.lost = replies.untuned(len(work.tunings), reply, self.rent.gpu)
+            else:
+                reply.lost = replies.fault(work.jobs, wanted, reply, self.rent.gpu)
         return reply
 
     def _late(self, work: Work, patience: float) -> Reply:

@@ -35,6 +35,14 @@ def fault(jobs: Sequence[Job], profiles: int | None, reply: Reply, gpu: Gpu) -> 
     return None
 
 
+def untuned(tunings: int, reply: Reply, gpu: Gpu) -> str | None:
+    """The same for a reply to tunings."""
+    if len(reply.tuned) != tunings:
+        return f"{_NOT}: it has {units.count(len(reply.tuned), 'tuning')} for {tunings}"
+    names = [found.gpu["name"] for found in reply.tuned if found.gpu]
+    return next((why for name in names if (why := gpu.mismatch([name] * gpu.count))), None)
+
+
 def kept(jobs: Sequence[Job], found: Sequence[bytes], gpu: Gpu) -> list[Outcome]:
     """What a call without a reply has left of each job: the records that its container kept, each once though Modal may
     have started it again."""
