@@ -107,6 +107,7 @@ class Timing(msgspec.Struct, kw_only=True):
     ] = ()  # every sample, as (microseconds, how often)
     host: HostLoad | None = None  # what disturbed the CPU; None on a GPU
     spread: NotNegative = 0.0  # half the interquartile range, as a share of the median
+    sm_clock_mhz: Positive | None = None  # mean clock of the SMs while the samples were taken; None on a CPU
 
 
 class GpuState(msgspec.Struct, kw_only=True, omit_defaults=True):
