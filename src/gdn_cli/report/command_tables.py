@@ -11,7 +11,7 @@ from ..catalog.ops import label_of
 from ..catalog.tiers import COPY, FLOORS, TIERS
 from ..schema.record_types import BestPeer, Check
 from . import headlines, tables
-from .book import Book, Point, fastest, ladder
+from .book import Book, Measurement, Point, fastest, ladder
 from .table import Cell, Column, Mark, Table, became, doubtful, numbers, words, worst
 
 
@@ -56,14 +56,15 @@ def _grouped(rows: list[Point]) -> Iterator[tuple[Point, str, bool]]:
 
 
 def _title(op: str, rows: list[Point], *more: str) -> str:
-    """gdn_decode | NVIDIA H200 (GPU 0, 1) | tier cupti, L2 cold."""
+    """gdn_decode | NVIDIA H200 (GPU 0, 1) at 1620 to 1790 MHz | tier cupti, L2 cold."""
     parts = [op]
-    places: dict[str, set[int]] = {}
-    for m in (p.first for p in rows):
-        where = m.source.environment(m.record.place).device or m.record.mode
-        places.setdefault(where, set()).update({m.gpu} - {None})
-    for where, gpus in places.items():
-        parts.append(f"{where} (GPU {', '.join(map(str, sorted(gpus)))})" if gpus else where)
+    places: dict[str, list[Measurement]] = {}
+    for m in (m for p in rows for m in p.measured):
+        places.setdefault(m.source.environment(m.record.place).device or m.record.mode, []).append(m)
+    for where, measured in places.items():
+        gpus, clock = sorted({m.gpu for m in measured} - {None}), tables.sm_clock(measured)
+        where += f" (GPU {', '.join(map(str, gpus))})" if gpus else ""
+        parts.append(f"{where} at {clock}" if clock else where)
     l2 = sorted({m.timing.l2 for p in rows for m in p.measured if m.timing} - {None})
     if tiers := list(dict.fromkeys(p.first.tier for p in rows if p.first.tier)):
         parts.append(f"tier {', '.join(tiers)}" + (f", L2 {'/'.join(l2)}" if l2 else ""))

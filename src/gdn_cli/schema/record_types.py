@@ -107,6 +107,7 @@ class Timing(msgspec.Struct, kw_only=True):
     ] = ()  # every sample, as (microseconds, how often)
     host: HostLoad | None = None  # what disturbed the CPU; None on a GPU
     spread: NotNegative = 0.0  # half the interquartile range, as a share of the median
+    sm_clock_mhz: Positive | None = None  # mean clock of the SMs while the samples were taken; None on a CPU
 
 
 class GpuState(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -361,9 +362,7 @@ class Document(msgspec.Struct, kw_only=True, omit_defaults=True):
     commit: str | None = None  # of the checkout
     dirty: bool | None = None  # whether it had uncommitted changes
     interrupted: bool | msgspec.UnsetType = msgspec.UNSET  # the command was stopped; it has the measurements until then
-    environments: dict[str, Environment] = msgspec.field(
-        default_factory=lambda: {}
-    )  # where records were made; the keys are cuda:0, cuda or cpu
+    environments: dict[str, Environment] = msgspec.field(default_factory=dict)  # of records: cuda:0, cuda or cpu
     missing: list[Missing] = msgspec.field(default_factory=lambda: [])  # algos that could not run here
     warnings: list[str] | None = None  # the command's warnings
     modal: Rented | None = None  # if it is a run at Modal
