@@ -14,7 +14,7 @@ _PANELS = {
     "Which algos": "algo op algos solutions source into",
     "Which workloads": "workload n preset dataset stress",
     "How to time": "tier l2 target seconds threshold gate iterations",
-    "How to run": "device gpus timeout strict sandbox in_place batch_invariant",
+    "How to run": "device gpus engine timeout strict sandbox in_place batch_invariant",
     "By the contest's harness": "official harness isolated",
     "At Modal": "gpu image parallel together max_minutes detach resume",
     "What comes out": "json out full",

@@ -140,8 +140,7 @@ def _carried(command: str, ctx: typer.Context, asked: Asked, errand: Errand, out
         command, output = old.modal.command, replace(output, out=output.out or errand.resume)
     elsewhere = engine_of(asked, errand, command, asked, old)
     trust, official = o.Trust(strict=asked.strict), command == "run"
-    judge = asked.judge.harness_for()
-    harness = judge and elsewhere.harness(judge)
+    harness = asked.judge.harness_for()
     work = Work("bench", asked, asked, asked, asked, trust, list(asked.solutions), official=official, harness=harness)
     try:
         code = carry_out(work, output, elsewhere)

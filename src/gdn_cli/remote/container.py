@@ -120,7 +120,7 @@ def _outcome(
 
 def _label(environment: Environment, content: Parcel, machine: Machine) -> None:
     """Note where the numbers come from: measured at Modal, in which image, on which of its GPUs."""
-    environment.where, environment.image = "modal", content.image
+    environment.where, environment.image = content.where, content.image
     if content.gpu and environment.gpu:
         environment.asked, environment.gpus = str(content.gpu), [gpu.name for gpu in machine.gpus()]
 
@@ -172,8 +172,11 @@ def _files(folder: Path, first: Sequence[str]) -> tuple[dict[str, bytes], list[s
 
 
 @contextlib.contextmanager
-def _built(cache: Cache, commit: Commit) -> Iterator[dict[str, str]]:
+def _built(cache: Cache | None, commit: Commit) -> Iterator[dict[str, str]]:
     """The builders' folders on the local disk, restored from an earlier container's builds; new builds are kept."""
+    if cache is None:
+        yield {}
+        return
     with tempfile.TemporaryDirectory(prefix="gdn-built-") as folder:
         root, mounted = Path(folder), Path(CACHE)
         if mounted.is_dir():

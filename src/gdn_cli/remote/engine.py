@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,12 +19,14 @@ import msgspec
 from .. import units
 from ..catalog import official
 from ..catalog.official import Harness
+from ..catalog.registry import Algo
 from ..catalog.workloads import Workload
 from ..errors import RemoteError
-from ..machine import environment
+from ..machine import environment, inventory
 from ..records import comparison, statistics
 from ..records.store import Writer
 from ..run import planning
+from ..run.elsewhere import Elsewhere
 from ..run.execute import Came
 from ..run.jobs import Job, Outcome
 from ..schema.record_types import Document, RemoteCall, Rented
@@ -42,7 +44,7 @@ _SEVERAL = (
 
 
 @dataclass
-class Engine:
+class Engine(Elsewhere):
     """Runs jobs at Modal. `sent` are the calls that have not returned: their ids, the keys of their jobs, their time
     there. `earlier` are those of the command that this one resumes.
     """
@@ -60,9 +62,10 @@ class Engine:
     reply: Reply | None = None  # the last one that came
     dataset_at: Path = Path(DATA)  # in the container
 
-    place = staticmethod(place)
+    def place(self, algo: Algo, device: str = "auto") -> inventory.Place:
+        return place(algo, device)
 
-    def __call__(self, jobs: list[Job], came: Came = lambda *_: None) -> Iterator[tuple[Job, Outcome]]:
+    def __call__(self, jobs: list[Job], came: Came = lambda *_: None) -> Generator[tuple[Job, Outcome], None, None]:
         self._came = came
         if jobs:
             with contextlib.closing(self.carry(self._split(jobs))) as answers:

@@ -46,9 +46,10 @@ class Cache(Struct):
 class Parcel(Struct, kw_only=True):
     """The work of one container: jobs, or profiles to make."""
 
-    image: str
+    where: str = "modal"  # noted in each environment
+    image: str | None = None
     gpu: Gpu | None  # that the container must have; None for work on a CPU
-    cache: Cache
+    cache: Cache | None  # None: compiled code stays where gdn keeps it on that machine
     limit_s: float | None = None  # of --max-minutes, after which the container is ended, and all that it has is lost
     env: dict[str, str]  # variables for the workers, and this gdn's commit
     jobs: list[Piece] = []

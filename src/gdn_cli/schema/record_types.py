@@ -211,7 +211,7 @@ class Environment(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Where records were made."""
 
     versions: dict[str, str] = {}  # package -> version
-    where: str | None = None  # modal for a rented GPU; None for this machine
+    where: str | None = None  # modal for a rented GPU, else the engine's name; None for this machine
     image: str | None = None  # the container's, at Modal
     asked: str | None = None  # the GPU that was asked for at Modal
     gpus: list[str] | None = None  # the GPUs that the container had
