@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import zlib
 from collections.abc import Iterable
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ from ..tune import away
 from .settings import Gpu
 
 SCHEMA = 3
+_ALONE = threading.Lock()  # msgspec 0.22 crashes if several threads are the first to read a type
 OTHER = "the other side speaks schema"
 T = TypeVar("T", "Parcel", "Reply", "Made", away.Noted)
 Wanted = dict[str, Any]  # a profile to be made: what profiling.sent gives
@@ -114,7 +116,8 @@ def decode(data: bytes, form: type[T]) -> T:
         content = json.loads(zlib.decompress(data))
         schema = content["schema"]
         if schema == SCHEMA:
-            return msgspec.convert(content, form, dec_hook=lambda kind, value: kind(value))  # paths
+            with _ALONE:
+                return msgspec.convert(content, form, dec_hook=lambda kind, value: kind(value))  # paths
     except msgspec.ValidationError as e:
         raise RemoteError(f"what came back from Modal is not a reply of gdn: {e}") from None
     except (zlib.error, ValueError, LookupError, TypeError, RecursionError):
