@@ -86,6 +86,8 @@ def _bench(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
     if len(main) < len(rows):
         yield _tiers(op, rows)
     yield from _turns(book, op, rows)
+    if judged := tables.judged(book.judged(op)):
+        yield judged
     if scores := tables.scores(book.scores(op)):
         named = ", ".join(dict.fromkeys(s.tier for _, s in book.scores(op)))
         scores.title = f"{op} | forecast of the contest's two scores, tier {named}"
@@ -236,7 +238,7 @@ def _apart(rows: list[Point]) -> Iterator[str]:
     if several := [max(us) / min(us) - 1 for us in copies.values() if len(us) > 1]:
         more = f"the copy's time differs by up to {max(several):.1%} between GPUs"
         yield f"the rows of the copy and the reference are the first GPU's; {more}"
-    host = dict.fromkeys(p.first.tier for p in rows if p.first.tier and TIERS[p.first.tier].host)
+    host = dict.fromkeys(p.first.tier for p in rows if p.first.tier in TIERS and TIERS[p.first.tier].host)
     if host:
         text = (
             f"{', '.join(host)}: these times include the host's work, and the workers of several GPUs shared the host"

@@ -8,7 +8,7 @@ from .. import units
 from ..catalog.ops import label_of
 from ..catalog.tiers import COPY, FLOORS
 from ..schema.record_types import Compared, Overall, Record
-from ..schema.scores import Score
+from ..schema.scores import Judged, Score
 from . import findings, headlines, notes
 from .book import Book, Group, Measurement, Source
 from .findings import Tiers
@@ -204,6 +204,33 @@ def scores(found: list[tuple[Source, Score]]) -> Table | None:
         of = f"{len(s.shares)}/{s.workloads}"
         made.add(Name(s.algo), s.tier, Name(s.against), doubtful(value, s.doubtful > 0), of, s.reason or most)
     return made if made.rows else None
+
+
+def judged(found: list[tuple[Source, Judged]]) -> Table | None:
+    """What the contest's harness says, beside gdn's times."""
+    head = [*words("algo"), *numbers("passed", "no trace", "its time", "gdn's", "its / gdn's", "its score")]
+    made = Table("", [*head, Column("its other statuses", folds=True)])
+    for _, j in found:
+        passed, whole = j.statuses.get("PASSED", 0), sum(j.statuses.values()) + j.without_trace
+        times = [units.duration(us) if us else "-" for us in (j.its_us, j.our_us)]
+        share = f"{j.its_us / j.our_us:.2f}" if j.its_us and j.our_us else "-"
+        others = ", ".join(f"{n} {name}" for name, n in j.statuses.items() if name != "PASSED")
+        right = Cell(f"{passed}/{whole}", Mark.NONE if passed == whole else Mark.BAD)
+        score = "-" if j.score is None else units.times(j.score)
+        made.add(Name(j.algo), right, str(j.without_trace or ""), *times, share, score, others)
+    if not made.rows:
+        return None
+    first = found[0][1]
+    runner = "its isolated runner" if first.isolated else "its persistent runner"
+    made.title = f"{first.op} | judged by {first.harness}, {runner}"
+    made.notes.append("no trace: workloads that it left out; its own score would not say so")
+    made.notes.append("its score: the mean of its speedups over the reference; 0 if one of them failed")
+    if tier := next((j.our_tier for _, j in found if j.compared), None):
+        made.notes.append(
+            f"gdn's: by tier {tier}; both times are geometric means over the workloads that have both. What differs "
+            "between them is how each measures, not the kernel"
+        )
+    return made
 
 
 # --- checks ---------------------------------------------------------------------------------------------------------
