@@ -71,7 +71,7 @@ enum Gate {
   // Only where q and k are normalised here (POOL); OUT then has 1 / |k_t| as a factor:
   IN_TIMES_KEY,    // e^(G_t) / |k_t|
   IN_TIMES_QUERY,  // e^(G_t) / |q_t|, on sm_90a from the maker of M
-  KEY,             // 1 / |k_t|
+  SUM_KEY,         // G_t + log2 |k_t|: e^(G_t - G_s) / |k_s| is one exp2 for the maker of M
 };
 constexpr int IN_K = POOL ? IN_TIMES_KEY : IN, IN_Q = POOL ? IN_TIMES_QUERY : IN;  // with K S^T and with Q S^T
 constexpr int GATE_ROWS = POOL ? 32 : 16;                                          // of T's upper right quarter
