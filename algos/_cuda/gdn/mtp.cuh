@@ -204,17 +204,17 @@ __device__ __forceinline__ int32_t load_index(const void* of, uint32_t i, uint8_
   return static_cast<int32_t>(word);
 }
 
-// What a CTA's last warp makes for the others, while S is on its way.
+// What a CTA's last warp makes for the others, while S is on its way: first the vectors, then M and W.
 template <int TOKENS, int PAD>
 struct OfHead {
   Coefficients<TOKENS> coefficients;
   alignas(16) char vectors[2 * TOKENS][K * 2 + PAD];  // k_0 q_0 k_1 .. in bf16
 };
 
-// The work of that warp. Vector lane / 4 (and + 8): k or q of token lane / 8 (+ 4), columns 8 (lane % 4) + 32 n .. + 8.
-template <int TOKENS, int PAD>
+// The work of that warp; `vectors_ready` is called once they are. Vector lane / 4 (and + 8): k or q of token lane / 8 (+ 4), columns 8 (lane % 4) + 32 n .. + 8.
+template <int TOKENS, int PAD, typename Ready>
 __device__ __forceinline__ void make_head(OfHead<TOKENS, PAD>& to, const MtpArguments& p, uint32_t i_b, uint32_t i_hv,
-                                          uint32_t lane) {
+                                          uint32_t lane, Ready vectors_ready) {
   constexpr int N = TOKENS / 4;
   const uint32_t i_h = p.by_group.divide(i_hv), c = lane % 4;
   const bool is_q = lane & 4;
@@ -239,6 +239,13 @@ __device__ __forceinline__ void make_head(OfHead<TOKENS, PAD>& to, const MtpArgu
   const char* bias_at = static_cast<const char*>(p.dt_bias) + (i_hv << (p.dt_bias_bf16 ? 1 : 2));
   ptx::load_now<2>(&bias, bias_at + (p.dt_bias_bf16 ? 0 : 2));  // a bfloat16 is the upper half of a float
   ptx::load_now<2>(&bias_low, bias_at);
+#pragma unroll
+  for (int j = 0; j < N; ++j)
+#pragma unroll
+    for (int n = 0; n < 4; ++n)
+      *reinterpret_cast<uint4*>(&to.vectors[8 * j + lane / 4][c * 16 + n * 64]) = {words[j][n][0], words[j][n][1],
+                                                                                  words[j][n][2], words[j][n][3]};
+  vectors_ready();
   float dots[2][N][4] = {};  // two sums, for half the latency
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
@@ -251,11 +258,7 @@ __device__ __forceinline__ void make_head(OfHead<TOKENS, PAD>& to, const MtpArgu
 #pragma unroll
   for (int j = 0; j < N; ++j) {
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      dots[0][j][n] += dots[1][j][n];
-      *reinterpret_cast<uint4*>(&to.vectors[8 * j + lane / 4][c * 16 + n * 64]) = {words[j][n][0], words[j][n][1],
-                                                                                  words[j][n][2], words[j][n][3]};
-    }
+    for (int n = 0; n < 4; ++n) dots[0][j][n] += dots[1][j][n];
     gate[j] = decay(__uint_as_float(A_log), low(a[j]) + __uint_as_float(bias << 16 | (p.dt_bias_bf16 ? 0 : bias_low)));
     beta[j] = sigmoid(low(b[j]));
   }
@@ -287,9 +290,11 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
   alignas(16) __shared__ float deltas[WRITES ? WARPS : 1][TOKENS][ROWS];
 
   const uint32_t i_bh = blockIdx.x / TILES, i_b = p.by_HV.divide(i_bh), i_hv = i_bh - i_b * p.HV;
+  // Barriers: 0 for the vectors; one of each group for M and W, and for x and y in parts; one of each for its tile.
   if (warp == WARPS) {  // 3. M and W
-    make_head<TOKENS>(head, p, i_b, i_hv, lane);
-    __syncthreads();
+    make_head<TOKENS>(head, p, i_b, i_hv, lane, [] { named_barrier_arrive<(WARPS + 1) * 32>(0); });
+#pragma unroll
+    for (int i = 0; i < GROUPS; ++i) named_barrier_arrive<SPLIT * 32 + 32>(1 + i);
     return;
   }
 
@@ -329,7 +334,6 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
   if (WRITES && p.states_rows != nullptr) states_row = load_index(p.states_rows, i_b, p.rows_shift);
   __nv_bfloat16* output = p.output + ((static_cast<int64_t>(p.cu_seqlens ? 0 : i_b * p.tokens) + begin) * p.HV + i_hv) * V + tile;
 
-  __syncthreads();
   if (padding) {  // zeros, and no state
     if (part == 0)
 #pragma unroll 1
@@ -339,6 +343,7 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
   }
 
   // 4. x and y
+  named_barrier_sync<(WARPS + 1) * 32>(0);
   float d[N][2][2][4] = {};
   [[maybe_unused]] char* const at = tiles[group];
   // Access i of the lane's share. Chunks of odd rows are in another order, so that two rows are in different banks.
@@ -350,7 +355,7 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) *reinterpret_cast<uint4*>(own(i)) = {w[i][0], w[i][1], w[i][2], w[i][3]};
     if constexpr (SPLIT == 1) __syncwarp();
-    else named_barrier_sync<SPLIT * 32>(1 + group);
+    else named_barrier_sync<SPLIT * 32>(1 + GROUPS + group);
 #pragma unroll
     for (int i = 0; i < K / SPLIT / 32; ++i) {
       const uint32_t block = part * (K / SPLIT / 32) + i, g = lane / 4;
@@ -393,8 +398,8 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
       xy[j][h] = {sum(2 * h), sum(2 * h + 1)};
       if constexpr (SPLIT > 1) partial[group][part][j][h][lane] = xy[j][h];
     }
+  named_barrier_sync<SPLIT * 32 + 32>(1 + group);
   if constexpr (SPLIT > 1) {
-    named_barrier_sync<SPLIT * 32>(1 + group);
     if (!WRITES && part != 0) return;
 #pragma unroll
     for (int j = 0; j < N; ++j)
