@@ -258,16 +258,17 @@ __device__ __forceinline__ void make_head(OfHead<TOKENS, PAD>& to, const MtpArgu
 #pragma unroll
   for (int j = 0; j < N; ++j) {
 #pragma unroll
-    for (int n = 0; n < 4; ++n) dots[0][j][n] = (dots[0][j][n] + dots[1][j][n]) + (dots[2][j][n] + dots[3][j][n]);
+    for (int n = 0; n < 4; ++n)
+      dots[0][j][n] = (dots[0][j][n] + dots[1][j][n]) + (dots[2][j][n] + dots[3][j][n]);
     gate[j] = decay(__uint_as_float(A_log), low(a[j]) + __uint_as_float(bias << 16 | (p.dt_bias_bf16 ? 0 : bias_low)));
     beta[j] = sigmoid(low(b[j]));
   }
   make_coefficients<TOKENS>(to.coefficients, dots[0], gate, beta, p.scale, p.epsilon, lane);
 }
 
-// A CTA has GROUPS groups of SPLIT warps, all of one head, and one more warp for M and W. A group has ROWS rows (8 or 16) of S; each
-// of its warps multiplies a part of their columns. Four lanes have a row of the product, and lane c of them tokens c and c + 4.
-// TOKENS: room for 4 or 8.
+// A CTA has GROUPS groups of SPLIT warps, all of one head, and one more warp for M and W. A group has ROWS rows (8 or 16)
+// of S; each of its warps multiplies a part of their columns. Four lanes have a row of the product, and lane c of them
+// tokens c and c + 4. TOKENS: room for 4 or 8.
 template <typename T, int TOKENS, bool WRITES, int ROWS, int SPLIT, int GROUPS, int LOAD, int STORE, int RESIDENT>
 __global__ void __launch_bounds__((SPLIT * GROUPS + 1) * 32,
                                   RESIDENT > SPLIT * GROUPS + 1 ? RESIDENT / (SPLIT * GROUPS + 1) : 1)
@@ -281,7 +282,8 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
   constexpr int LOADS = WRITES ? SHARE * CHUNKS / 32 : BLOCKS * HALVES;
   constexpr int PAD = WRITES ? 64 : 8 * EACH;  // spreads a product's operands over the banks
   constexpr uint32_t ALL = 0xffffffffu;
-  static_assert((ROWS == 8 || ROWS == 16) && (TOKENS == 4 || TOKENS == 8) && LOADS > 0 && V % TILE == 0 && K / SPLIT >= 32);
+  static_assert((ROWS == 8 || ROWS == 16) && (TOKENS == 4 || TOKENS == 8) && V % TILE == 0);
+  static_assert(LOADS > 0 && K / SPLIT >= 32);
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = lane % 4;
   const uint32_t part = SPLIT == 1 ? 0 : GROUPS == 1 ? warp : warp % SPLIT, group = GROUPS == 1 ? 0 : warp / SPLIT;
   __shared__ OfHead<TOKENS, PAD> head;
@@ -332,7 +334,8 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
                                           i_hv * V + tile + lane / 4 + 8 * h));
   int32_t states_row = i_b;
   if (WRITES && p.states_rows != nullptr) states_row = load_index(p.states_rows, i_b, p.rows_shift);
-  __nv_bfloat16* output = p.output + ((static_cast<int64_t>(p.cu_seqlens ? 0 : i_b * p.tokens) + begin) * p.HV + i_hv) * V + tile;
+  __nv_bfloat16* output =
+      p.output + ((static_cast<int64_t>(p.cu_seqlens ? 0 : i_b * p.tokens) + begin) * p.HV + i_hv) * V + tile;
 
   if (padding) {  // zeros, and no state
     if (part == 0)
@@ -445,9 +448,11 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
 #pragma unroll
     for (int h = 0; h < HALVES; ++h) {
       const uint32_t row = lane / 4 + 8 * h;
-      if (t < count && (SPLIT == 1 || part == 0)) output[t * static_cast<int64_t>(p.HV * V) + row] = __float2bfloat16(o[h]);
+      if (t < count && (SPLIT == 1 || part == 0))
+        output[t * static_cast<int64_t>(p.HV * V) + row] = __float2bfloat16(o[h]);
       // In the order of step 6: rows of the warp's share; of each pair the first ones before the others
-      if constexpr (WRITES) deltas[warp][t][CHUNKS == 32 ? row : row / SHARE * SHARE + row % 2 * (SHARE / 2) + row % SHARE / 2] = delta[h];
+      const uint32_t pairs = row / SHARE * SHARE + row % 2 * (SHARE / 2) + row % SHARE / 2;
+      if constexpr (WRITES) deltas[warp][t][CHUNKS == 32 ? row : pairs] = delta[h];
     }
   }
 
@@ -457,7 +462,8 @@ gdn_mtp(const __grid_constant__ MtpArguments p) {
     if (p.mode == LAST) to_slot = int(lane) + 1 == count ? start : -1;
     if (p.mode == SLOTS) to_slot = slot < p.first_slot ? -1 : slot;
     if (int(lane) >= count || states_row < 0) to_slot = -1;
-    char* const states = static_cast<char*>(p.states) + static_cast<int64_t>(states_row) * p.states_stride * int64_t(sizeof(T)) + share;
+    char* const states =
+        static_cast<char*>(p.states) + static_cast<int64_t>(states_row) * p.states_stride * int64_t(sizeof(T)) + share;
     float s[LOADS][EACH];
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) {
