@@ -211,7 +211,8 @@ struct OfHead {
   alignas(16) char vectors[2 * TOKENS][K * 2 + PAD];  // k_0 q_0 k_1 .. in bf16
 };
 
-// The work of that warp; `vectors_ready` is called once they are. Vector lane / 4 (and + 8): k or q of token lane / 8 (+ 4), columns 8 (lane % 4) + 32 n .. + 8.
+// The work of that warp; `vectors_ready` is called once they are. Vector lane / 4 (and + 8): k or q of token lane / 8 (and
+// + 4), columns 8 (lane % 4) + 32 n and the next 7.
 template <int TOKENS, int PAD, typename Ready>
 __device__ __forceinline__ void make_head(OfHead<TOKENS, PAD>& to, const MtpArguments& p, uint32_t i_b, uint32_t i_hv,
                                           uint32_t lane, Ready vectors_ready) {
