@@ -20,6 +20,7 @@ SHARED = emulation.CUDA / "prefill"
 LAUNCHES = """
 #include "inter_chunk_sm90.cuh"
 #include "inter_chunk_sm90_tiles.cuh"
+#include "inter_chunk_tma.cuh"
 #include "intra_chunk_sm90.cuh"
 #include "intra_chunk_sm80.cuh"
 #include "context_parallel_scan.cuh"
@@ -38,8 +39,8 @@ extern "C" void fit(int ctas) { resident = ctas; }
 void prepare(const Prefill& p, int parts, bool wide) {
   const CUtensorMap keys = map(p, p.k, p.H, p.qk_stride(), 2);
   const uint32_t sorts = p.plan != nullptr;
-  const auto kernel = sorts ? gdn_prefill_intra_chunk_sm90<true>
-                            : wide ? gdn_prefill_intra_chunk_sm90<false> : gdn_prefill_intra_chunk_sm80;
+  const auto kernel = wide ? sorts ? gdn_prefill_intra_chunk_sm90<true> : gdn_prefill_intra_chunk_sm90<false>
+                           : sorts ? gdn_prefill_intra_chunk_sm80<true> : gdn_prefill_intra_chunk_sm80<false>;
   const IntraSchedule schedule = intra_schedule(p.num_tokens, p.N, p.H, wide ? resident : 1 << 30);
   if (schedule.each && parts > 1) emulated::fail("parts of a group of heads where a CTA has several chunks");
   const dim grid = schedule.each ? dim{resident + sorts, 1, 1}
@@ -107,13 +108,41 @@ void ordered(const Prefill& p, int members, uint32_t ctas) {
   emulated::launch({ctas, 1, 1}, TILES_THREADS, tiles_shared(), 1,
                    [&] { gdn_prefill_inter_chunk_sm90_tiles(p, one, two); });
 }
+// The kernels of inter_chunk_tma.cuh: WARPS consumer warps, or work tiles in order of length for `ctas` CTAs.
+template <int WARPS>
+void boxes(const Prefill& p, int members) {
+  constexpr int SHARED = sizeof(TmaTile<WARPS>);
+  const Maps m = maps<1>(p);
+  prepare(p, members, false);
+  if (p.segment) {
+    emulated::launch({4, uint32_t(p.HV), uint32_t(p.num_tokens / (p.segment * CHUNK))}, tma_threads(4, false), SHARED, 1,
+                     [&] { gdn_prefill_transfer_tma(p, m); });
+    scan(p);
+  }
+  emulated::launch({uint32_t(8 / WARPS), uint32_t(p.HV), parts(p)}, tma_threads(WARPS, true), SHARED, 1, [&] {
+    if (POOL && p.has_checkpoints()) gdn_prefill_inter_chunk_tma<WARPS, POOL>(p, m);
+    else gdn_prefill_inter_chunk_tma<WARPS>(p, m);
+  });
+}
+void ordered_boxes(Prefill p, int members, int ctas) {
+  static_assert(sizeof(TmaTiles) <= 227 * 1024);
+  p.ctas = ctas;
+  const Maps m = maps<1>(p);
+  prepare(p, members, false);
+  states_asked.clear();
+  emulated::launch({uint32_t(ctas), 1, 1}, tma_threads(4, true), sizeof(TmaTiles), 1,
+                   [&] { gdn_prefill_inter_chunk_tma_tiles(p, m); });
+}
 void run(const Prefill& p, int warps, int members) {
   const bool segment = p.segment;
+  if (warps < -100) return ordered_boxes(p, members, -warps - 100);
   if (warps < 0) return ordered(p, members, -warps);
   if (warps == 14) return groups<1, 4>(p, members);
   if (warps == 12) return groups<1, 2>(p, members);
   if (warps == 23) return groups<2, 3>(p, members);
   if (warps == 22) return groups<2, 2>(p, members, 2);
+  if (warps == 32) return boxes<2>(p, members);
+  if (warps == 34) return boxes<4>(p, members);
   prepare(p, members, false);
   if (segment && warps < 4) transfer<4, 2>(p);
   else if (segment) transfer<8, 3>(p);
@@ -228,11 +257,12 @@ def prefill(library, warps, given, scale=0.1, mode=0, members=1, segment=0, in_p
     assert guarded[T:].isnan().all(), "a write behind the output"
     assert (plan[4 + 4 * N :] == -1).all(), "a write behind the plan"
     if warps < 0:
-        check_tiles(library, plan, cu, HV, -warps)
+        check_tiles(library, plan, cu, HV, -warps % 100, always_halves=warps < TMA)
     return output, new_state
 
 
 STATIC, LONGEST_FIRST, HALVES = 0, 1, 2
+TMA = -100  # and, less than that, the number of CTAs: inter_chunk_tma.cuh's work tiles in order of length
 
 
 def way(library, lengths, HV, ctas):
@@ -252,10 +282,10 @@ def check_order(library, plan, cu, HV, ctas):
     return order
 
 
-def check_tiles(library, plan, cu, HV, ctas):
+def check_tiles(library, plan, cu, HV, ctas, always_halves=False):
     """Each work tile is taken once, and in order: in the emulator one CTA comes after the other."""
     order = check_order(library, plan, cu, HV, ctas).tolist()
-    pieces = 2 if plan[1] == HALVES else 1
+    pieces = 2 if plan[1] == HALVES or always_halves else 1
     rows = [(n * HV + hv) * 128 + 64 * half for n in order for hv in range(HV) for half in range(pieces)]
     first, later = range(min(ctas, len(rows))), range(ctas, len(rows))  # of first ones TMA brings no state
     assert plan[0] == (0 if plan[1] == STATIC else len(rows))  # each CTA has asked once in vain
@@ -393,8 +423,9 @@ def test_chunk_after_chunk_beside_a_plan(library, room):
 
 SPLIT = 0  # four warps share 16 rows
 ONE, TWO = 14, 23  # warpgroups, and stages: inter_chunk_sm90.cuh as launch_sm90.cu launches it
-CUTS = [SPLIT, 1, 2, 4, 8, 12, ONE, 22, TWO]
-EACH = [SPLIT, 8, ONE, TWO]
+QUARTER, HALF = 32, 34  # of V: inter_chunk_tma.cuh
+CUTS = [SPLIT, 1, 2, 4, 8, 12, ONE, 22, TWO, QUARTER, HALF]
+EACH = [SPLIT, 8, ONE, TWO, QUARTER, HALF]
 
 
 @pytest.mark.parametrize("warps", CUTS)
@@ -417,7 +448,7 @@ def test_lengths(library, warps, lengths):
         assert length or torch.equal(new_state[n], given[3][n]), "an empty sequence keeps its state to the bit"
 
 
-@pytest.mark.parametrize("warps", [8, TWO])
+@pytest.mark.parametrize("warps", [8, TWO, QUARTER])
 def test_heads_and_a_large_state(library, warps):
     given = inputs([70, 5], 2, 6, state_scale=1e3)
     given[4] -= 3.0  # slow decay: the second chunk counts
@@ -445,7 +476,7 @@ def test_in_place(library, warps):
     assert all(map(torch.equal, prefill(library, warps, given, in_place=True), apart))
 
 
-@pytest.mark.parametrize("warps", [ONE, TWO])
+@pytest.mark.parametrize("warps", [ONE, TWO, QUARTER, HALF])
 def test_the_order_of_threads_and_of_copies_changes_nothing(library, warps):
     """A barrier or a wait too little shows as a bit that depends on who was first; stages return, in segments too."""
     given = inputs([64 * 6 + 5], 1, 1)
@@ -479,7 +510,7 @@ HARD = {
 }
 
 
-@pytest.mark.parametrize("warps", [SPLIT, TWO])
+@pytest.mark.parametrize("warps", [SPLIT, TWO, HALF])
 @pytest.mark.parametrize("case", HARD)
 def test_hard_cases(library, case, warps):
     given = inputs([150], 1, 1)
@@ -604,15 +635,15 @@ def test_tiles_in_order_of_length(library, case):
     lengths, HV, ways = ORDERS[case]
     given = inputs(lengths, 1, HV)
     given[4][:] = -3.0  # slow decay: no chunk is forgotten
-    expected = prefill(library, TWO, given)
-    for ctas, expected_way in zip(CTAS, ways, strict=True):
-        assert way(library, lengths, HV, ctas) == expected_way
-        for mode, in_place in ((0, False), (1, True), (2, False), (3, True), (4, False), (5, True), (7, False)):
-            found = prefill(library, -ctas, given, mode=mode, in_place=in_place)
-            assert all(map(torch.equal, found, expected)), (ctas, mode)
+    for expected, first in ((prefill(library, TWO, given), 0), (prefill(library, HALF, given), TMA)):
+        for ctas, expected_way in zip(CTAS, ways, strict=True):
+            assert way(library, lengths, HV, ctas) == expected_way
+            for mode, in_place in ((0, False), (1, True), (2, False), (3, True), (4, False), (5, True), (7, False)):
+                found = prefill(library, first - ctas, given, mode=mode, in_place=in_place)
+                assert all(map(torch.equal, found, expected)), (first, ctas, mode)
 
 
-@pytest.mark.parametrize("ctas", [1, 9])
+@pytest.mark.parametrize("ctas", [1, 9, 101, 109])
 def test_ordered_tiles_do_not_depend_on_their_neighbours(library, ctas):
     lengths = [10, 70, 10, 65]
     clean, given = (inputs(lengths, 1, 1) for _ in range(2))
@@ -630,7 +661,7 @@ def test_heads_in_order(library):
     """Several heads of q and k, groups of value heads, and more work tiles than CTAs."""
     given = inputs([70, 5, 130], 2, 6)
     expected = right(given)
-    for ctas, members in ((4, 1), (100, 3)):
+    for ctas, members in ((4, 1), (99, 3), (104, 3)):
         assert close(prefill(library, -ctas, given, mode=5, members=members), expected)
 
 

@@ -30,7 +30,7 @@ constexpr int tiles_shared() {
   return full > half ? full : half;
 }
 
-#if FLASHCORE_WGMMA
+#if FLASHCORE_COPY_ENGINE
 
 // Work tile `index` in the plan's order, where each sequence has HALVES tiles for each value head. `what` encodes the sequence,
 // value head and half of V: its rows of all states begin at GROUP_ROWS * what. It is less than NO_TILE: there
@@ -116,7 +116,7 @@ __device__ __forceinline__ void pass_state(Shared& s, PipelineState<Shared::STAG
 template <typename Shared>
 __device__ __forceinline__ void free_state(Shared& s, PipelineState<Shared::STAGES>& pipe) {
   mbarrier_wait(shared_address(&s.outputs_ready[pipe.stage()]), pipe.parity());
-  mbarrier_wait(shared_address(&s.m_ready[pipe.stage()]), pipe.parity());
+  if constexpr (Shared::MAKES_M) mbarrier_wait(shared_address(&s.m_ready[pipe.stage()]), pipe.parity());
   release_stage(s.empty[pipe.stage()]);
   ++pipe.begun;
 }
@@ -174,6 +174,8 @@ __device__ __forceinline__ void produce_tiles(const Prefill& p, const Maps& maps
   announce(s, pipe, {NO_TILE, 0, 0, 0});
   mbarrier_arrive(shared_address(&s.full[pipe.stage()]));
 }
+
+#if FLASHCORE_WGMMA
 
 // Each role does its first tile's chunks, then reads which tile is next, handles its state's stage, and so on.
 template <int GROUPS, int STAGES>
@@ -235,6 +237,7 @@ __device__ __forceinline__ void run_tiles(const Prefill& p, const Maps& maps, co
 }
 
 #endif  // FLASHCORE_WGMMA
+#endif  // FLASHCORE_COPY_ENGINE
 
 // p.ctas CTAs, as many as can be resident; `one` and `two` have the boxes for one consumer warpgroup and for two. p.segment is 0.
 __global__ void __launch_bounds__(TILES_THREADS, 1)
