@@ -115,7 +115,8 @@ void boxes(const Prefill& p, int members) {
   const Maps m = maps<1>(p);
   prepare(p, members, false);
   if (p.segment) {
-    emulated::launch({4, uint32_t(p.HV), uint32_t(p.num_tokens / (p.segment * CHUNK))}, tma_threads(4, false), SHARED, 1,
+    const uint32_t units = p.num_tokens / (p.segment * CHUNK);
+    emulated::launch({4, uint32_t(p.HV), units}, tma_threads(4, false), SHARED, 1,
                      [&] { gdn_prefill_transfer_tma(p, m); });
     scan(p);
   }
@@ -125,13 +126,15 @@ void boxes(const Prefill& p, int members) {
   });
 }
 void ordered_boxes(Prefill p, int members, int ctas) {
-  static_assert(sizeof(TmaTiles) <= 227 * 1024);
+  static_assert(tma_tiles_shared() <= 227 * 1024);
   p.ctas = ctas;
-  const Maps m = maps<1>(p);
+  const Maps m = maps<1>(p), whole = maps<2>(p);
+  Maps quarters = m;
+  quarters.state.box[1] = 32;
   prepare(p, members, false);
   states_asked.clear();
-  emulated::launch({uint32_t(ctas), 1, 1}, tma_threads(4, true), sizeof(TmaTiles), 1,
-                   [&] { gdn_prefill_inter_chunk_tma_tiles(p, m); });
+  emulated::launch({uint32_t(ctas), 1, 1}, tma_threads(4, true), tma_tiles_shared(), 1,
+                   [&] { gdn_prefill_inter_chunk_tma_tiles(p, whole, m, quarters); });
 }
 void run(const Prefill& p, int warps, int members) {
   const bool segment = p.segment;
@@ -162,8 +165,9 @@ template <int GROUPS>
 CUtensorMap state_map(const Prefill& p) {
   return {p.state, {64, int64_t{p.N} * p.HV * HEAD_DIM, 4, 1}, {2, HEAD_DIM * 4, 128, 0}, {64, GROUPS * 64, 4, 1}};
 }
-extern "C" int way(int longest, int shortest, int chunks, int N, int HV, int ctas) {
-  return Load{uint32_t(longest), uint32_t(shortest), uint32_t(chunks)}.schedule(N, HV, ctas);
+extern "C" int way(int mma, int longest, int shortest, int chunks, int N, int HV, int ctas) {
+  const Load load{uint32_t(longest), uint32_t(shortest), uint32_t(chunks)};
+  return mma ? load.mma_schedule(N, HV, ctas) : load.schedule(N, HV, ctas);
 }
 extern "C" int state_asked(int i) { return i < int(states_asked.size()) ? states_asked[i] : -1; }
 // The plan alone.
@@ -257,24 +261,24 @@ def prefill(library, warps, given, scale=0.1, mode=0, members=1, segment=0, in_p
     assert guarded[T:].isnan().all(), "a write behind the output"
     assert (plan[4 + 4 * N :] == -1).all(), "a write behind the plan"
     if warps < 0:
-        check_tiles(library, plan, cu, HV, -warps % 100, always_halves=warps < TMA)
+        check_tiles(library, plan, cu, HV, -warps % 100, mma=warps < TMA)
     return output, new_state
 
 
-STATIC, LONGEST_FIRST, HALVES = 0, 1, 2
+STATIC, LONGEST_FIRST, HALVES, QUARTERS = 0, 1, 2, 3
 TMA = -100  # and, less than that, the number of CTAs: inter_chunk_tma.cuh's work tiles in order of length
 
 
-def way(library, lengths, HV, ctas):
+def way(library, lengths, HV, ctas, mma=False):
     chunks = [-(-int(x) // 64) for x in lengths]
-    return library.way(max(chunks), min(chunks), sum(chunks), len(chunks), HV, ctas)
+    return library.way(mma, max(chunks), min(chunks), sum(chunks), len(chunks), HV, ctas)
 
 
-def check_order(library, plan, cu, HV, ctas):
+def check_order(library, plan, cu, HV, ctas, mma=False):
     """Which sequence comes when; and all that is said of it is so."""
     lengths = cu.diff()
     order, first, tokens, _ = plan[4 : 4 + 4 * len(lengths)].reshape(-1, 4).long().T
-    assert plan[1] == way(library, lengths, HV, ctas)
+    assert plan[1] == way(library, lengths, HV, ctas, mma)
     assert order.sort().values.tolist() == list(range(len(lengths)))
     assert torch.equal(first, cu[order]) and torch.equal(tokens, lengths[order])
     assert plan[1] != STATIC or torch.equal(order, order.sort().values)
@@ -282,11 +286,11 @@ def check_order(library, plan, cu, HV, ctas):
     return order
 
 
-def check_tiles(library, plan, cu, HV, ctas, always_halves=False):
+def check_tiles(library, plan, cu, HV, ctas, mma=False):
     """Each work tile is taken once, and in order: in the emulator one CTA comes after the other."""
-    order = check_order(library, plan, cu, HV, ctas).tolist()
-    pieces = 2 if plan[1] == HALVES or always_halves else 1
-    rows = [(n * HV + hv) * 128 + 64 * half for n in order for hv in range(HV) for half in range(pieces)]
+    order = check_order(library, plan, cu, HV, ctas, mma).tolist()
+    tiles = {HALVES: 2, QUARTERS: 4}.get(int(plan[1]), 1)
+    rows = [(n * HV + hv) * 128 + 128 // tiles * i for n in order for hv in range(HV) for i in range(tiles)]
     first, later = range(min(ctas, len(rows))), range(ctas, len(rows))  # of first ones TMA brings no state
     assert plan[0] == (0 if plan[1] == STATIC else len(rows))  # each CTA has asked once in vain
     if plan[1] == STATIC:
@@ -619,25 +623,31 @@ def test_a_segment_for_all_is_no_segment(library, warps):
 
 # Work tiles in order of length (inter_chunk_sm90_tiles.cuh): lengths, value heads, and which schedule for each of CTAS
 ORDERS = {
-    "one": ([70], 1, (STATIC, HALVES, HALVES)),
-    "one very long": ([20, 64 * 4 + 5, 0, 64], 2, (LONGEST_FIRST, LONGEST_FIRST, HALVES)),
-    "even": ([64, 50, 1, 64, 33], 2, (STATIC, STATIC, STATIC)),
-    "even, of several chunks": ([130, 192, 150], 1, (STATIC, STATIC, HALVES)),
-    "empty ones": ([0, 129, 0, 0, 3, 70, 0], 1, (LONGEST_FIRST, LONGEST_FIRST, HALVES)),
-    "nothing": ([0, 0, 0, 0, 0, 0], 2, (STATIC, STATIC, STATIC)),
-}
+    "one": ([70], 1, (STATIC, HALVES, HALVES), (LONGEST_FIRST, HALVES, QUARTERS)),
+    "one very long": (
+        [20, 64 * 4 + 5, 0, 64], 2, (LONGEST_FIRST, LONGEST_FIRST, HALVES), (LONGEST_FIRST, LONGEST_FIRST, QUARTERS)
+    ),
+    "even": ([64, 50, 1, 64, 33], 2, (STATIC, STATIC, STATIC), (LONGEST_FIRST,) * 3),
+    "even, of several chunks": ([130, 192, 150], 1, (STATIC, STATIC, HALVES), (LONGEST_FIRST, LONGEST_FIRST, HALVES)),
+    "empty ones": (
+        [0, 129, 0, 0, 3, 70, 0], 1, (LONGEST_FIRST, LONGEST_FIRST, HALVES), (LONGEST_FIRST, LONGEST_FIRST, QUARTERS)
+    ),
+    "nothing": ([0, 0, 0, 0, 0, 0], 2, (STATIC, STATIC, STATIC), (LONGEST_FIRST,) * 3),
+}  # fmt: skip
 CTAS = (1, 2, 9)
 
 
 @pytest.mark.parametrize("case", ORDERS)
 def test_tiles_in_order_of_length(library, case):
     """The same arithmetic as with a static schedule, whichever CTA has which tile, whole or half."""
-    lengths, HV, ways = ORDERS[case]
+    lengths, HV, ways, mma_ways = ORDERS[case]
     given = inputs(lengths, 1, HV)
     given[4][:] = -3.0  # slow decay: no chunk is forgotten
-    for expected, first in ((prefill(library, TWO, given), 0), (prefill(library, HALF, given), TMA)):
-        for ctas, expected_way in zip(CTAS, ways, strict=True):
-            assert way(library, lengths, HV, ctas) == expected_way
+    mma = prefill(library, HALF, given)
+    assert all(map(torch.equal, prefill(library, QUARTER, given), mma))
+    for expected, first, expected_ways in ((prefill(library, TWO, given), 0, ways), (mma, TMA, mma_ways)):
+        for ctas, expected_way in zip(CTAS, expected_ways, strict=True):
+            assert way(library, lengths, HV, ctas, first == TMA) == expected_way
             for mode, in_place in ((0, False), (1, True), (2, False), (3, True), (4, False), (5, True), (7, False)):
                 found = prefill(library, first - ctas, given, mode=mode, in_place=in_place)
                 assert all(map(torch.equal, found, expected)), (first, ctas, mode)

@@ -51,6 +51,7 @@ struct GroupShared {
   static constexpr int GROUPS = GROUPS_, STAGES = STAGES_;
   static constexpr bool LOOPS = GROUPS > 1;  // a CTA has several tiles
   static constexpr int WARPS = GROUPS * 4;   // of consumers
+  static constexpr int UNIT_ROWS = GROUP_ROWS, TILES = 2 / GROUPS;  // TileSegment; tiles of a sequence and value head
   static constexpr int PIECES = 8;           // of 16 bytes, of a token's outputs in v[0]
   static constexpr bool MAKES_M = true;      // else M comes with T (inter_chunk_tma.cuh)
   static constexpr int PREPARED = MATRIX;    // bytes that come from the intra-chunk kernel
@@ -58,8 +59,8 @@ struct GroupShared {
   uint64_t full[STAGES], outputs_ready[STAGES], empty[STAGES];  // a stage's tiles have arrived; its outputs are written; it is free
   uint64_t m_ready[STAGES];                               // M is ready, or the maker does not need this state's stage
 };
-template <int GROUPS> constexpr int STATE_BLOCK = GROUPS * GROUP_ROWS * 128;  // bytes
-static_assert(4 * STATE_BLOCK<1> <= sizeof(GroupStage<1>) && 4 * STATE_BLOCK<2> <= sizeof(GroupStage<2>));
+template <typename Shared> constexpr int STATE_BLOCK = HEAD_DIM / Shared::TILES * 128;  // bytes
+static_assert(HEAD_DIM / 2 * 128 * 4 <= sizeof(GroupStage<1>) && HEAD_DIM * 128 * 4 <= sizeof(GroupStage<2>));
 template <int GROUPS, int STAGES>
 constexpr int group_shared() { return sizeof(GroupShared<GROUPS, STAGES>); }
 

@@ -11,19 +11,21 @@
 //   meanwhile     S decayed      R                   D packed                          M D, O stored
 #pragma once
 
-#include "inter_chunk_sm90_tiles.cuh"
+#include "inter_chunk_tma_whole.cuh"
 
 namespace gdn {
 
 // WARPS: 4 for half of V, as in inter_chunk_sm90.cuh; 2 for a quarter, which has its half's V loaded and uses half of it.
 template <int WARPS_, typename Base>
 struct TmaShared : Base {
-  static constexpr int WARPS = WARPS_, PIECES = WARPS_ * 2, PREPARED = sizeof(Prepared);
+  static constexpr int WARPS = WARPS_, PIECES = WARPS_ * 2, PREPARED = sizeof(Prepared), UNIT_ROWS = WARPS * 16;
+  static constexpr int TILES = HEAD_DIM / UNIT_ROWS;
   static constexpr bool MAKES_M = false;
 };
 constexpr int TMA_STAGES = 4;
 template <int WARPS> using TmaTile = TmaShared<WARPS, GroupShared<1, TMA_STAGES>>;
-using TmaTiles = TmaShared<4, TilesShared<1, TMA_STAGES>>;  // of a CTA that has several
+template <int WARPS> using TmaTiles = TmaShared<WARPS, TilesShared<1, TMA_STAGES>>;  // of a CTA that has several
+constexpr int TMA_PRODUCER = 4;                                                      // its producer, whatever the tiles are
 __host__ __device__ constexpr int tma_threads(int warps, bool outputs) { return (warps + 1 + (outputs ? 2 : 0)) * 32; }
 
 #if FLASHCORE_COPY_ENGINE
@@ -222,41 +224,72 @@ gdn_prefill_inter_chunk_tma(const __grid_constant__ Prefill p, const __grid_cons
 #endif
 }
 
-// The same for sequences of different lengths, halves of V in the order of tile_scheduler.cuh: as inter_chunk_sm90_tiles.cuh.
-__global__ void __launch_bounds__(tma_threads(4, true), 1)
-gdn_prefill_inter_chunk_tma_tiles(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps) {
 #if FLASHCORE_COPY_ENGINE
-  constexpr int WARPS = 4, PRODUCER = WARPS, STORER = WARPS + 1;
-  auto& s = *reinterpret_cast<TmaTiles*>(tile_memory());
-  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-  if (blockIdx.x >= 2u * p.N * p.HV) return;
-  if (threadIdx.x == 0) s.first = tile_of<2>(p, blockIdx.x);
-  const Schedule schedule = p.plan->schedule;
-  if (warp == PRODUCER && elect_one()) {
-    prefetch_tensor_map(maps.k), prefetch_tensor_map(maps.v), prefetch_tensor_map(maps.q), prefetch_tensor_map(maps.state);
-  }
+
+// A CTA's tiles of one size: as run_tiles of inter_chunk_sm90_tiles.cuh. `Shared` is TmaTiles or TmaWhole.
+template <typename Shared>
+__device__ __forceinline__ void run_boxes(const Prefill& p, const Maps& maps, Schedule schedule) {
+  using At = UnitSegment<Shared::UNIT_ROWS>;
+  constexpr int PRODUCER = TMA_PRODUCER, STORER = PRODUCER + 1, WARPS = Shared::WARPS, OWN = HEAD_DIM / 16 / Shared::TILES / WARPS;
+  if (blockIdx.x >= static_cast<uint32_t>(Shared::TILES) * p.N * p.HV) return;
+  auto& s = *reinterpret_cast<Shared*>(tile_memory());
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+  if (threadIdx.x == 0) s.first = tile_of<Shared::TILES, Shared::UNIT_ROWS>(p, blockIdx.x);
   group_begin<true>(s);
-  PipelineState<TMA_STAGES> pipe;
+  PipelineState<Shared::STAGES> pipe;
   if (warp == PRODUCER) {
     if (elect_one()) produce_tiles(p, maps, s, pipe, schedule);
     return;
   }
   if (warp >= STORER) {
     return for_each_scheduled_tile(s, pipe, [&] { free_state(s, pipe); }, [&](const ScheduledTile& tile) {
-      const TileSegment at(p, tile);
-      store_outputs(p, s, pipe, at, at.half, threadIdx.x - STORER * 32);
+      const At at(p, tile);
+      store_outputs(p, s, pipe, at, at.half, threadIdx.x - STORER * 32, at.unit * Shared::UNIT_ROWS % GROUP_ROWS / 8);
     });
   }
-  float S[16][4];
+  if (warp >= WARPS) return;
+  float S[OWN][16][4];  // OWN tiles of 16 rows
+  const auto row_of = [&](const At& at, int i) { return at.unit * Shared::UNIT_ROWS + (warp * OWN + i) * 16; };
+  const auto take = [&] {
+    const int stage = pipe.stage(), lane = thread_again() % 32;
+    mbarrier_wait(shared_address(&s.full[stage]), pipe.parity());
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) read_state(S[i], p, s, stage, (warp * OWN + i) * 16, lane);
+    state_is_read(s, pipe, stage, lane);
+  };
   {
-    const TileSegment at(p, s.first);
-    load_state(S, at.original(), at.half * GROUP_ROWS + warp * 16, 0, lane);
+    const At at(p, s.first);
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) load_state(S[i], at.original(), row_of(at, i), 0, thread_again() % 32);
   }
-  for_each_scheduled_tile(s, pipe, [&] { consume_state(S, p, s, pipe, warp * 16, lane); }, [&](const ScheduledTile& tile) {
-    const TileSegment at(p, tile);
-    consume_mma<true>(S, p, s, pipe, at, true, warp * 2);
-    store_state(at.end(), S, at.half * GROUP_ROWS + warp * 16, 0, lane);
+  for_each_scheduled_tile(s, pipe, take, [&](const ScheduledTile& tile) {
+    const At at(p, tile);
+    if constexpr (OWN == 2) consume_whole(S, p, s, pipe, at);
+    else consume_mma<true>(S[0], p, s, pipe, at, true, (at.unit * WARPS % 4 + warp) * 2);
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) store_state(at.end(), S[i], row_of(at, i), 0, thread_again() % 32);
   });
+}
+
+#endif  // FLASHCORE_COPY_ENGINE
+
+// The same for sequences of different lengths, in the order of tile_scheduler.cuh, all, half or a quarter of V at a time: as
+// inter_chunk_sm90_tiles.cuh. The maps differ in the boxes of V and of states.
+constexpr int tma_tiles_shared() {
+  return sizeof(TmaWhole) > sizeof(TmaTiles<4>) ? sizeof(TmaWhole) : sizeof(TmaTiles<4>);
+}
+__global__ void __launch_bounds__(tma_threads(4, true), 1)
+gdn_prefill_inter_chunk_tma_tiles(const __grid_constant__ Prefill p, const __grid_constant__ Maps whole,
+                                  const __grid_constant__ Maps halves, const __grid_constant__ Maps quarters) {
+#if FLASHCORE_COPY_ENGINE
+  const uint32_t said = p.plan->schedule;
+  if (threadIdx.x / 32 == TMA_PRODUCER && elect_one()) {
+    prefetch_tensor_map(halves.k), prefetch_tensor_map(halves.v), prefetch_tensor_map(halves.q), prefetch_tensor_map(halves.state);
+  }
+  const Schedule schedule = static_cast<Schedule>(__shfl_sync(0xffffffffu, said, 0));
+  if (schedule == QUARTERS) run_boxes<TmaTiles<2>>(p, quarters, schedule);
+  else if (schedule == HALVES) run_boxes<TmaTiles<4>>(p, halves, schedule);
+  else run_boxes<TmaWhole>(p, whole, schedule);
 #endif
 }
 

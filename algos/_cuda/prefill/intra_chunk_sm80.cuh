@@ -116,7 +116,7 @@ gdn_prefill_intra_chunk_sm80(const __grid_constant__ Prefill p, const __grid_con
   IntraShared& s = *reinterpret_cast<IntraShared*>(shared_memory());
   const int thread = threadIdx.x, warp = __shfl_sync(0xffffffffu, thread / 32, 0), lane = thread % 32;
   if (SORTS && blockIdx.x == 0) {
-    if (blockIdx.y == 0 && blockIdx.z == 0) sort_tiles(p, reinterpret_cast<SortShared&>(s));
+    if (blockIdx.y == 0 && blockIdx.z == 0) sort_tiles<true>(p, reinterpret_cast<SortShared&>(s));
     return;
   }
   const ValueHeads heads(p);
