@@ -253,6 +253,8 @@ __device__ __forceinline__ void run_tiles(const Prefill& p, const Maps& maps, co
 #endif  // FLASHCORE_COPY_ENGINE
 
 // p.ctas CTAs, as many as can be resident; `one` and `two` have the boxes for one consumer warpgroup and for two. p.segment is 0.
+// A template, so that it is not compiled again for inter_chunk_tma.cuh, which uses the steps above.
+template <typename = void>
 __global__ void __launch_bounds__(TILES_THREADS, 1)
 gdn_prefill_inter_chunk_sm90_tiles(const __grid_constant__ Prefill p, const __grid_constant__ Maps one,
                                    const __grid_constant__ Maps two) {
