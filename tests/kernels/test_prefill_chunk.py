@@ -32,24 +32,20 @@ CUtensorMap map(const Prefill& p, const void* base, int64_t heads, int64_t strid
   return {base, {64, p.num_tokens, 2, heads}, {2, stride * 2, 128, HEAD_DIM * 2}, {64, CHUNK, halves, 1}};
 }
 template <int GROUPS> CUtensorMap state_map(const Prefill& p);
-// The intra-chunk kernel of sm_90a: T and the gates; or without wgmma, by cp.async or TMA: M, too. Where there is room
-// for a plan: that, too. With more chunks than `resident` CTAs, a CTA of sm_90a goes through several.
-enum Intra { CP_ASYNC, WGMMA, TMA };
+// The intra-chunk kernel. wide: sm_90a's, T and the gates; else M, too. Where there is room for a plan: that, too. With
+// more chunks than `resident` CTAs, a CTA goes through several.
 int resident = 1 << 30;
 extern "C" void fit(int ctas) { resident = ctas; }
-void prepare(const Prefill& p, int parts, int how) {
-  const IntraMaps maps{map(p, p.k, p.H, p.qk_stride(), 2), map(p, p.q, p.H, p.qk_stride(), 2)};
-  const uint32_t sorts = how != CP_ASYNC && p.plan;
-  const IntraSchedule schedule = intra_schedule(p.num_tokens, p.N, p.H, how == WGMMA ? resident : 1 << 30);
+void prepare(const Prefill& p, int parts, bool wide) {
+  const CUtensorMap keys = map(p, p.k, p.H, p.qk_stride(), 2);
+  const uint32_t sorts = p.plan != nullptr;
+  const auto kernel = wide ? sorts ? gdn_prefill_intra_chunk_sm90<true> : gdn_prefill_intra_chunk_sm90<false>
+                           : sorts ? gdn_prefill_intra_chunk_sm80<true> : gdn_prefill_intra_chunk_sm80<false>;
+  const IntraSchedule schedule = intra_schedule(p.num_tokens, p.N, p.H, wide ? resident : 1 << 30);
   if (schedule.each && parts > 1) emulated::fail("parts of a group of heads where a CTA has several chunks");
   const dim grid = schedule.each ? dim{resident + sorts, 1, 1}
                                  : dim{schedule.numbers + sorts, uint32_t(p.H), uint32_t(parts)};
-  emulated::launch(grid, INTRA_THREADS, sizeof(IntraShared), 1, [&] {
-    const auto wgmma = sorts ? gdn_prefill_intra_chunk_sm90<true> : gdn_prefill_intra_chunk_sm90<false>;
-    if (how == WGMMA) wgmma(p, maps.k, schedule);
-    else if (how == CP_ASYNC) gdn_prefill_intra_chunk_sm80<false>(p, maps, schedule);
-    else (sorts ? gdn_prefill_intra_chunk_sm80<true, true> : gdn_prefill_intra_chunk_sm80<true>)(p, maps, schedule);
-  });
+  emulated::launch(grid, INTRA_THREADS, sizeof(IntraShared), 1, [&] { kernel(p, keys, schedule); });
 }
 uint32_t parts(const Prefill& p) {
   return p.segment ? p.num_tokens / (p.segment * CHUNK) + p.N : p.N;
@@ -90,7 +86,7 @@ void groups(const Prefill& p, int members, uint32_t ctas = 1) {
     emulated::launch(grid, threads, SHARED, 1, kernel);
   };
   const Maps m = maps<GROUPS>(p);
-  prepare(p, members, WGMMA);
+  prepare(p, members, true);
   if (p.segment) {
     const uint32_t units = p.num_tokens / (p.segment * CHUNK);
     launch({4 / GROUPS, uint32_t(p.HV), units}, false, [&] { gdn_prefill_transfer_sm90<GROUPS, STAGES>(p, m); });
@@ -106,7 +102,7 @@ void groups(const Prefill& p, int members, uint32_t ctas = 1) {
 void ordered(const Prefill& p, int members, uint32_t ctas) {
   static_assert(tiles_shared() <= 227 * 1024);
   const Maps one = maps<1>(p), two = maps<2>(p);
-  prepare(p, members, WGMMA);
+  prepare(p, members, true);
   emulated::registers = 65536 / TILES_THREADS / 8 * 8;
   states_asked.clear();
   emulated::launch({ctas, 1, 1}, TILES_THREADS, tiles_shared(), 1,
@@ -117,7 +113,7 @@ template <int WARPS>
 void boxes(const Prefill& p, int members) {
   constexpr int SHARED = sizeof(TmaTile<WARPS>);
   const Maps m = maps<1>(p);
-  prepare(p, members, TMA);
+  prepare(p, members, false);
   if (p.segment) {
     const uint32_t units = p.num_tokens / (p.segment * CHUNK);
     emulated::launch({4, uint32_t(p.HV), units}, tma_threads(4, false), SHARED, 1,
@@ -135,7 +131,7 @@ void ordered_boxes(Prefill p, int members, int ctas) {
   const Maps m = maps<1>(p), whole = maps<2>(p);
   Maps quarters = m;
   quarters.state.box[1] = 32;
-  prepare(p, members, TMA);
+  prepare(p, members, false);
   states_asked.clear();
   emulated::launch({uint32_t(ctas), 1, 1}, tma_threads(4, true), tma_tiles_shared(), 1,
                    [&] { gdn_prefill_inter_chunk_tma_tiles(p, whole, m, quarters); });
@@ -150,7 +146,7 @@ void run(const Prefill& p, int warps, int members) {
   if (warps == 22) return groups<2, 2>(p, members, 2);
   if (warps == 32) return boxes<2>(p, members);
   if (warps == 34) return boxes<4>(p, members);
-  prepare(p, members, CP_ASYNC);
+  prepare(p, members, false);
   if (segment && warps < 4) transfer<4, 2>(p);
   else if (segment) transfer<8, 3>(p);
   if (warps == 0) split<3>(p);
@@ -192,14 +188,14 @@ extern "C" int prefill(int warps, int mode, int members, int segment, void** t, 
   if (warps < 0) p.plan = (Plan*)t[14];
   return run(p, warps, members), 0;
 }
-extern "C" void prepare(int how, int mode, int members, void** t, float scale, int H, int HV, int N, int T) {
+extern "C" void prepare(int wide, int mode, int members, void** t, float scale, int H, int HV, int N, int T) {
   using bf = __nv_bfloat16;
   Prefill p{};
   p.q = (bf*)t[0], p.k = (bf*)t[1], p.A_log = (float*)t[2], p.a = (bf*)t[3], p.dt_bias = (float*)t[4], p.b = (bf*)t[5];
   p.cu_seqlens = (int64_t*)t[6], p.prepared = (char*)t[7], p.scale = scale, p.H = H, p.HV = HV, p.N = N;
   p.num_tokens = T;
   emulated::mode = mode;
-  prepare(p, members, how);
+  prepare(p, members, wide);
 }
 extern "C" int by_tokens(int64_t T, int64_t N, int64_t HV, int64_t tokens) {
   return use_recurrent(T, N, HV, tokens, 132);
@@ -302,23 +298,20 @@ def check_tiles(library, plan, cu, HV, ctas, mma=False):
     assert [library.state_asked(i) for i in range(len(rows))] == [rows[i] for i in later] + [-1] * len(first)
 
 
-CP_ASYNC, WGMMA, WITH_TMA = 0, 1, 2  # the intra-chunk kernels
-
-
-def prepared(library, given, scale, members=1, how=CP_ASYNC, mode=0):
-    """[chunks, HV] of T, M [64, 64] (M: None with WGMMA) and of the gates in, out, beta, sum [4, 64]; float64."""
+def prepared(library, given, scale, members=1, wide=0, mode=0):
+    """[chunks, HV] of T, M [64, 64] (M: None where wide) and of the gates in, out, beta, sum [4, 64]; float64."""
     q, k, v, _, A_log, a, dt_bias, b, cu = given
     T, N, H, HV = q.shape[0], len(cu) - 1, q.shape[1], v.shape[1]
-    memory = torch.full((T // 64 + N, HV, 1 if how == WGMMA else 2, 64, 8, 16), 255, dtype=torch.uint8)
+    memory = torch.full((T // 64 + N, HV, 2 - wide, 64, 8, 16), 255, dtype=torch.uint8)
     pointers = [q, k, A_log, a, dt_bias, b, cu, memory]
     table = (ctypes.c_void_p * len(pointers))(*(x.data_ptr() for x in pointers))
-    library.prepare(how, mode, members, table, ctypes.c_float(scale), H, HV, N, T)
+    library.prepare(wide, mode, members, table, ctypes.c_float(scale), H, HV, N, T)
     swizzled = torch.arange(8)[None, :] ^ torch.arange(64)[:, None] % 8  # piece c of row r is at c ^ (r % 8)
     pieces = memory[:, :, :, torch.arange(64)[:, None], swizzled].contiguous()
     matrices = pieces.flatten(-2).contiguous().view(torch.bfloat16).double()
     gates = pieces[:, :, 0, :16, 4:].contiguous().view(torch.float32)  # number t of gate f: row t / 4, piece 4 + f
     gates = gates.transpose(2, 3).flatten(3)
-    return matrices[:, :, 0].numpy(), None if how == WGMMA else matrices[:, :, 1].numpy(), gates.double().numpy()
+    return matrices[:, :, 0].numpy(), None if wide else matrices[:, :, 1].numpy(), gates.double().numpy()
 
 
 def error(x, right):
@@ -337,8 +330,8 @@ def close(found, expected, of_state=4.5e-3):
     return error(found[0], expected[0]) < 4.5e-3 and error(found[1], expected[1]) < of_state
 
 
-@pytest.mark.parametrize("how", [CP_ASYNC, WGMMA, WITH_TMA])
-def test_the_prepared_chunks(library, how):
+@pytest.mark.parametrize("wide", [0, 1])
+def test_the_prepared_chunks(library, wide):
     """T, M and the gates in a chunk's 8 or 16 KB: two chunks, the second of 10 tokens, value heads in groups of 3."""
     given = inputs([74, 5], 2, 6, seed=4)
     given[1][74:] = float("nan")  # the next sequence
@@ -346,7 +339,7 @@ def test_the_prepared_chunks(library, how):
     log_g = -torch.exp(A_log) * torch.nn.functional.softplus(a + dt_bias)
     beta = torch.sigmoid(b)
     for members, mode in ((1, 0), (2, 3), (3, 2), (1, 1)):
-        T, M, gates = prepared(library, given, 0.25, members, how, mode)
+        T, M, gates = prepared(library, given, 0.25, members, wide, mode)
         for chunk, hv in ((0, 0), (0, 4), (1, 2), (1, 5)):
             rows = slice(64 * chunk, min(64 * chunk + 64, 74))
             n = rows.stop - rows.start
@@ -361,9 +354,8 @@ def test_the_prepared_chunks(library, how):
             T[chunk, hv, :32, 32:] = 0  # the gates
             one = torch.eye(64).double()
             pairs = [(T[chunk, hv], torch.linalg.inv(one + A) - one, 0)]  # its diagonal is left out
-            if how != WGMMA:
-                rows = n if how == WITH_TMA else 64  # TMA also brings rows of Q from the next sequence
-                pairs.append((M[chunk, hv, :rows], (0.25 * decay * (Q @ K.T))[:rows], 1))
+            if not wide:
+                pairs.append((M[chunk, hv], 0.25 * decay * (Q @ K.T), 1))
             for found, expected, zeros in pairs:
                 assert error(torch.tensor(found), expected.numpy()) < 3e-3
                 assert not np.triu(found, zeros).any()
@@ -395,11 +387,11 @@ MODES = [0, 1, 2, 3]  # emulated::Mode: which warp is ahead, and when copies lan
 def test_chunk_after_chunk(library, room, lengths, H, HV):
     """A CTA that goes through chunks and heads gives the same bits as one CTA for each."""
     given = inputs(lengths, H, HV, seed=5)
-    expected = prepared(library, given, 0.25, how=WGMMA)
+    expected = prepared(library, given, 0.25, wide=1)
     for ctas in (1, 2, 3, 5):
         room(ctas)
         for mode in (*MODES, 4, 5, 7) if ctas < 3 else (0, 7):
-            found = prepared(library, given, 0.25, how=WGMMA, mode=mode)
+            found = prepared(library, given, 0.25, wide=1, mode=mode)
             for i in (0, 2):
                 assert np.array_equal(found[i], expected[i], equal_nan=True), (ctas, mode)
 
@@ -410,12 +402,12 @@ def test_chunks_do_not_depend_on_neighbouring_sequences(library, room):
     clean, given = (inputs(lengths, 1, 2, seed=6) for _ in range(2))
     for x in (given[1], given[5], given[7]):
         x[70:80] = float("nan")
-    expected = prepared(library, clean, 0.25, how=WGMMA)
+    expected = prepared(library, clean, 0.25, wide=1)
     there = [0, 1, 3, 4, 5, 6]  # number 2 is the sequence of NaN
     for ctas in (1, 2):
         room(ctas)
         for mode in (0, 7):
-            found = prepared(library, given, 0.25, how=WGMMA, mode=mode)
+            found = prepared(library, given, 0.25, wide=1, mode=mode)
             for i in (0, 2):
                 assert np.array_equal(found[i][there], expected[i][there], equal_nan=True), (ctas, mode)
 

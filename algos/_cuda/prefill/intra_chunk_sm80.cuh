@@ -1,8 +1,6 @@
-// The intra-chunk kernel without wgmma: products by mma.sync, and M is computed here: 16 KB per chunk and value head. K and Q come
-// by TMA, which stores the results as well, or before sm_90 by cp.async. A CTA has one chunk. Steps: intra_chunk_steps.cuh; letters: chunk.cuh.
+// The intra-chunk kernel for GPUs without wgmma: K and Q come by cp.async, products by mma.sync, and M is computed here: 16
+// KB per chunk and value head. A CTA has one chunk. Steps: intra_chunk_steps.cuh; letters: chunk.cuh.
 #pragma once
-
-#include <type_traits>
 
 #include "intra_chunk_steps.cuh"
 
@@ -34,34 +32,28 @@ __device__ __forceinline__ void load_k_and_q(const Prefill& p, const IntraShared
   commit_copies();
 }
 
-// Where a piece of a row of K or Q is: TMA brings two halves of 64 columns.
-template <bool TMA>
-__host__ __device__ constexpr int in_rows(int row, int piece) {
-  return TMA ? piece / 8 * (QK_TILE / 2) + in_matrix(row, piece % 8) : in_tile<QK_PIECES>(row, piece);
-}
 // Step 3. d = X K^T: X 16 rows of a tile from `left` on, K the first BLOCKS blocks of 16 rows of the other.
-template <bool TMA, int BLOCKS>
+template <int BLOCKS>
 __device__ __forceinline__ void products(float (&d)[4][2][4], uint32_t left, uint32_t right, int lane) {
-  left += in_rows<TMA>(lane % 16, lane / 16), right += in_rows<TMA>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+  left += in_tile<QK_PIECES>(lane % 16, lane / 16), right += in_tile<QK_PIECES>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll 4
   for (int step = 0; step < HEAD_DIM / 16; ++step) {
-    const int turn = (TMA ? step % 4 : step) * 32, half = TMA ? step / 4 * (QK_TILE / 2) : 0;
     uint32_t x[4];
-    load_matrices(x, (left ^ turn) + half);
+    load_matrices(x, left ^ step * 32);
 #pragma unroll
     for (int j = 0; j < BLOCKS; ++j) {
       uint32_t y[4];  // both n-tiles of 8 tokens
-      load_matrices(y, (right ^ turn) + half + j * in_rows<TMA>(SIDE, 0));
+      load_matrices(y, (right ^ step * 32) + j * SIDE * HEAD_DIM * 2);
       multiply_add(d[j][0], x, y[0], y[1]);
       multiply_add(d[j][1], x, y[2], y[3]);
     }
   }
 }
 // Step 3: row ROW of K K^T (`keys`) or Q K^T by a warp, up to the diagonal.
-template <bool TMA, int ROW>
+template <int ROW>
 __device__ __forceinline__ void compute_products(IntraShared& s, bool keys, uint32_t left, uint32_t right, int lane) {
   float d[4][2][4] = {};
-  products<TMA, ROW + 1>(d, left, right, lane);
+  products<ROW + 1>(d, left, right, lane);
 #pragma unroll
   for (int j = 0; j <= ROW; ++j) {
     if constexpr (POOL) scale_both(d[j], (keys ? s.key : s.query) + ROW * SIDE, s.key + j * SIDE, lane);
@@ -69,26 +61,24 @@ __device__ __forceinline__ void compute_products(IntraShared& s, bool keys, uint
   }
 }
 // Step 3: 1 / |x| of all rows of K and Q, two threads for each.
-template <bool TMA>
 __device__ __forceinline__ void compute_norms(IntraShared& s, const Prefill& p, int thread) {
   const int row = thread / 2 % CHUNK, queries = thread / 128;
   float sum = 0.f;
 #pragma unroll
   for (int i = 0; i < QK_PIECES / 2; ++i)
-    sum = add_squares(sum, *reinterpret_cast<const uint4*>(s.k + queries * QK_TILE + in_rows<TMA>(row, i * 2 + thread % 2)));
+    sum = add_squares(sum, *reinterpret_cast<const uint4*>(s.k + queries * QK_TILE + in_tile<QK_PIECES>(row, i * 2 + thread % 2)));
   sum += __shfl_xor_sync(0xffffffffu, sum, 1);
   if (thread % 2 == 0) (queries ? s.query : s.key)[row] = p.inverse_norm(sum);
 }
 
 // Step 7: row i of M.
-template <typename Store>
 __device__ __forceinline__ void compute_M_row(char* M, const IntraShared& s, const Gates& gates, float scale, int i, int lane) {
   const int row = i * SIDE + lane / 4;
   float by[2] = {scale, scale};
   Block x;
   load_products(x, s.q_products[up_to(i, i)], lane);
   weigh_diagonal(x, gates, by, i, 0, lane);
-  store_block<Store>(M, x, i, i, lane);
+  store_block<StoreByLane>(M, x, i, i, lane);
   by[0] *= gates.left[row], by[1] *= gates.left[row + 8];
 #pragma unroll
   for (int j = 0; j < 3; ++j)
@@ -99,7 +89,7 @@ __device__ __forceinline__ void compute_M_row(char* M, const IntraShared& s, con
 #pragma unroll
         for (int c = 0; c < 4; ++c) x[e][c] *= by[c / 2];
       scale_columns(x, gates.right[i - 1] + j * SIDE, lane);
-      store_block<Store>(M, x, i, j, lane);
+      store_block<StoreByLane>(M, x, i, j, lane);
     }
 #pragma unroll
   for (int j = 1; j < 4; ++j)
@@ -107,16 +97,7 @@ __device__ __forceinline__ void compute_M_row(char* M, const IntraShared& s, con
 }
 
 // Step 5: T, M or both from shared to global memory, when the four warps of a group have computed them.
-template <bool TMA>
 __device__ __forceinline__ void store_results(char* to, const Prepared& results, bool T, bool M, int barrier, int thread) {
-#if FLASHCORE_COPY_ENGINE
-  if constexpr (TMA) {
-    fence_proxy_async();
-    named_barrier_sync<128>(barrier);
-    if (thread == 0) bulk_store(to + (T ? 0 : MATRIX), shared_address(T ? results.T : results.M), T && M ? 2 * MATRIX : MATRIX);
-    return;
-  }
-#endif
   named_barrier_sync<128>(barrier);
   uint4* const all = reinterpret_cast<uint4*>(to);
   const uint4* const from = reinterpret_cast<const uint4*>(&results);
@@ -127,23 +108,12 @@ __device__ __forceinline__ void store_results(char* to, const Prepared& results,
   }
 }
 
-struct IntraMaps {
-  CUtensorMap k, q;  // for tma_load_box
-};
-
-// TMA: on sm_90 and later. SORTS: as in intra_chunk_sm90.cuh.
-template <bool TMA, bool SORTS = false>
+// The tensor map is unused: both kernels have the same arguments. SORTS: as in intra_chunk_sm90.cuh.
+template <bool SORTS>
 __global__ void __launch_bounds__(INTRA_THREADS, INTRA_CTAS)
-gdn_prefill_intra_chunk_sm80(const __grid_constant__ Prefill p, const __grid_constant__ IntraMaps maps,
+gdn_prefill_intra_chunk_sm80(const __grid_constant__ Prefill p, const __grid_constant__ CUtensorMap,
                              const __grid_constant__ IntraSchedule schedule) {
-#if FLASHCORE_COPY_ENGINE
-  IntraShared& s = *reinterpret_cast<IntraShared*>(tile_memory());
-  using Store = std::conditional_t<TMA, StoreMatrix, StoreByLane>;
-#else
-  if (TMA) return;
   IntraShared& s = *reinterpret_cast<IntraShared*>(shared_memory());
-  using Store = StoreByLane;
-#endif
   const int thread = threadIdx.x, warp = __shfl_sync(0xffffffffu, thread / 32, 0), lane = thread % 32;
   if (SORTS && blockIdx.x == 0) {
     if (blockIdx.y == 0 && blockIdx.z == 0) sort_tiles<true>(p, reinterpret_cast<SortShared&>(s));
@@ -161,19 +131,9 @@ gdn_prefill_intra_chunk_sm80(const __grid_constant__ Prefill p, const __grid_con
   // 1. Find the chunk, load K and Q
   const ChunkTile tile = first_chunk(p, schedule, static_cast<int>(blockIdx.x) - SORTS, lane);
   if (tile.numbers == 0) return;
-#if FLASHCORE_COPY_ENGINE
-  if (TMA && warp == 4 && elect_one()) {
-    const uint32_t full = shared_address(&s.full);
-    mbarrier_init(full, 1);
-    mbarrier_init_fence();
-    mbarrier_arrive_expect_tx(full, 2 * QK_TILE);
-    tma_load_box(shared_address(s.k), maps.k, tile.begin, 0, tile.h, full);
-    tma_load_box(shared_address(s.q), maps.q, tile.begin, 0, tile.h, full);
-  }
-#endif
   RawGates raw;
   if (gating) raw.load_tokens(p, tile, heads.head(tile, gated), lane);
-  if (!TMA && gating) raw.load_head(p, heads.head(tile, gated));
+  if (gating) raw.load_head(p, heads.head(tile, gated));
   {
     // computed again, to keep them out of registers before
     const int thread = thread_again(), warp = __shfl_sync(0xffffffffu, thread / 32, 0), lane = thread % 32;
@@ -181,28 +141,21 @@ gdn_prefill_intra_chunk_sm80(const __grid_constant__ Prefill p, const __grid_con
     const int row = half ? 7 - warp : warp;               // of blocks of T
     const int gated = gates_of_warp(warp);
     const bool gating = gated >= 0 && heads.exists(gated);
-    if (!TMA) load_k_and_q(p, s, tile, thread);
+    load_k_and_q(p, s, tile, thread);
     // 2. Gates
-    if (TMA && gating) raw.load_head(p, heads.head(tile, gated));  // not earlier, to save registers
     if (gating) compute_gates(s.gates[gated], raw, tile.count(), lane);
-    if (!TMA) wait_for_copies<0>();
+    wait_for_copies<0>();
     __syncthreads();
-#if FLASHCORE_COPY_ENGINE
-    if constexpr (TMA) {
-      mbarrier_wait(shared_address(&s.full), 0);
-      if (tile.count() < CHUNK) clear_k(s, tile.count(), thread);  // of Q nothing else depends on a row
-    }
-#endif
     if constexpr (POOL) {
-      compute_norms<TMA>(s, p, thread);
+      compute_norms(s, p, thread);
       __syncthreads();
     }
     // 3. K K^T by the first four warps, Q K^T by the others
-    const uint32_t k_tile = shared_address(s.k), rows = k_tile + half * QK_TILE + row * in_rows<TMA>(SIDE, 0);
-    if (row == 0) compute_products<TMA, 0>(s, half == 0, rows, k_tile, lane);
-    if (row == 1) compute_products<TMA, 1>(s, half == 0, rows, k_tile, lane);
-    if (row == 2) compute_products<TMA, 2>(s, half == 0, rows, k_tile, lane);
-    if (row == 3) compute_products<TMA, 3>(s, half == 0, rows, k_tile, lane);
+    const uint32_t k_tile = shared_address(s.k), rows = k_tile + half * QK_TILE + row * SIDE * HEAD_DIM * 2;
+    if (row == 0) compute_products<0>(s, half == 0, rows, k_tile, lane);
+    if (row == 1) compute_products<1>(s, half == 0, rows, k_tile, lane);
+    if (row == 2) compute_products<2>(s, half == 0, rows, k_tile, lane);
+    if (row == 3) compute_products<3>(s, half == 0, rows, k_tile, lane);
 
 #pragma unroll 1
     for (int first = 0; heads.exists(first); first += PAIR) {
@@ -214,28 +167,22 @@ gdn_prefill_intra_chunk_sm80(const __grid_constant__ Prefill p, const __grid_con
           compute_gates(s.gates[gated], raw, tile.count(), lane);
         }
       }
-#if FLASHCORE_COPY_ENGINE
-      if (TMA && thread_again() % 128 == 0) bulk_stores_read();
-#endif
       __syncthreads();  // the products and the gates are ready, and no thread reads the tiles or T any more
       const bool both = heads.exists(first + 1), makes_T = both || half == 0, makes_M = both || half == 1;
       const int m = both ? half : 0, barrier = 1 + half, lane = thread_again() % 32;
       char* const T = s.results[m].T;
       // 4. Inverse
       if (makes_T) {
-        invert_row<Store>(T, s.results[both ? m : 1].M, s, s.gates[m], row, barrier, lane);
+        invert_row<StoreByLane>(T, s.results[both ? m : 1].M, s, s.gates[m], row, barrier, lane);
         if (row == 0) store_gates(T, s.gates[m], s, thread_again() % 32, true);  // it has no other work there
       }
       // 7. M
       if (both) named_barrier_sync<128>(barrier);  // M overwrites the operands
-      if (makes_M) compute_M_row<Store>(s.results[m].M, s, s.gates[m], p.scale, 3 - row, lane);
+      if (makes_M) compute_M_row(s.results[m].M, s, s.gates[m], p.scale, 3 - row, lane);
       // 5. Store
-      store_results<TMA>(heads.result(tile, first + m, sizeof(Prepared)), s.results[m], makes_T, makes_M, barrier, thread % 128);
+      store_results(heads.result(tile, first + m, sizeof(Prepared)), s.results[m], makes_T, makes_M, barrier, thread % 128);
     }
   }
-#if FLASHCORE_COPY_ENGINE
-  if (TMA && thread_again() % 128 == 0) bulk_stores_read();
-#endif
 }
 
 }  // namespace gdn

@@ -14,11 +14,28 @@ constexpr int K_PRODUCER = 5, GATES = 6;
 
 #if FLASHCORE_WGMMA
 
+// 16 x 16 numbers of 16 bits to shared memory: `in` gives the address of a row's piece.
+struct StoreMatrix {
+  template <typename In>
+  static __device__ __forceinline__ void words(char* to, const Words& w, const In& in, int lane) {
+    store_matrices(shared_address(to + in(lane % 16, lane / 16)), w);
+  }
+};
+
 // Step 1: one lane issues the TMA load of a chunk's K.
 __device__ __forceinline__ void load_k(const char* to, const CUtensorMap& keys, const ChunkTile& tile, const uint64_t& barrier) {
   const uint32_t full = shared_address(&barrier);
   mbarrier_arrive_expect_tx(full, QK_TILE);
   tma_load_box(shared_address(to), keys, tile.begin, 0, tile.h, full);
+}
+
+// Step 1: zeros in K from the end of the sequence on, since rows of the next one may be NaN. Called by all threads.
+__device__ __forceinline__ void clear_k(IntraShared& s, int count, int thread) {
+  const int pieces = (CHUNK - count) * 8;
+  for (int i = thread; i < 2 * pieces; i += INTRA_THREADS)
+    *reinterpret_cast<uint4*>(s.k + i / pieces * (QK_TILE / 2) + count * 128 + i % pieces * 16) = {0, 0, 0, 0};
+  fence_proxy_async();
+  __syncthreads();
 }
 
 // Step 3: K K^T of normalised keys, by the four warps that have it; the squares of their norms are its diagonal.

@@ -173,27 +173,6 @@ __device__ __forceinline__ void add_product(Block& d, const Words& a, const Word
   flashcore::multiply_add(d[1], a, b[2], b[3]);
 }
 
-#if FLASHCORE_COPY_ENGINE
-
-// 16 x 16 numbers of 16 bits to shared memory: `in` gives the address of a row's piece.
-struct StoreMatrix {
-  template <typename In>
-  static __device__ __forceinline__ void words(char* to, const Words& w, const In& in, int lane) {
-    store_matrices(shared_address(to + in(lane % 16, lane / 16)), w);
-  }
-};
-
-// Step 1: zeros in K from the end of the sequence on, since rows of the next one may be NaN. Called by all threads.
-__device__ __forceinline__ void clear_k(IntraShared& s, int count, int thread) {
-  const int pieces = (CHUNK - count) * 8;
-  for (int i = thread; i < 2 * pieces; i += INTRA_THREADS)
-    *reinterpret_cast<uint4*>(s.k + i / pieces * (QK_TILE / 2) + count * 128 + i % pieces * 16) = {0, 0, 0, 0};
-  fence_proxy_async();
-  __syncthreads();
-}
-
-#endif  // FLASHCORE_COPY_ENGINE
-
 // Stores block (i, j) of T or M. Store: how a warp stores 16 x 16 numbers of 16 bits, StoreByLane or StoreMatrix.
 template <typename Store>
 __device__ __forceinline__ void store_block(char* matrix, const Block& x, int i, int j, int lane) {

@@ -30,8 +30,8 @@ static void launch(dim3 grid, int threads, int shared, int device, cudaStream_t 
 // KERNEL: gdn_prefill_intra_chunk_sm90 or _sm80. PERSISTENT (sm90): with more chunks than resident CTAs, a CTA has several:
 // 1x32768 210.0 us instead of 212.5, 4x2048 with 16/32 heads 103.3 instead of 108.0, within 1 % up to 528 chunks times heads
 // (ladder, H200, whole op). Else one CTA per chunk and head. SORTS: one more CTA, which sorts the sequences.
-template <auto KERNEL, bool PERSISTENT, bool SORTS = false, typename Map>
-static void launch_intra_chunk(const Prefill& p, const Map& maps, int device, cudaStream_t stream) {
+template <auto KERNEL, bool PERSISTENT, bool SORTS = false>
+static void launch_intra_chunk(const Prefill& p, const CUtensorMap& keys, int device, cudaStream_t stream) {
   const int group = p.HV / p.H, resident = INTRA_CTAS * sms_of(device) - SORTS;
   const IntraSchedule schedule =
       intra_schedule(p.num_tokens, p.N, p.H, PERSISTENT ? resident : std::numeric_limits<int64_t>::max());
@@ -40,7 +40,7 @@ static void launch_intra_chunk(const Prefill& p, const Map& maps, int device, cu
   // that fit, not measured alone.
   const int parts = int64_t{schedule.numbers} * p.H < 2 * sms_of(device) ? group : 1;
   const dim3 grid = schedule.each > 0 ? dim3(resident + SORTS) : dim3(schedule.numbers + SORTS, p.H, parts);
-  launch<KERNEL>(grid, INTRA_THREADS, sizeof(IntraShared), device, stream, p, maps, schedule);
+  launch<KERNEL>(grid, INTRA_THREADS, sizeof(IntraShared), device, stream, p, keys, schedule);
 }
 
 // Splits the sequences, in place: see segment_chunks. Returns the maximum number of parts of all sequences.

@@ -42,12 +42,12 @@ bool launch_tma(Prefill p, int segments, const Allocate& allocate, int device, c
     make_state_map(whole.state, p, 2 * GROUP_ROWS), make_state_map(maps.state, p, GROUP_ROWS);
     make_state_map(quarters.state, p, GROUP_ROWS / 2);
     p.plan = static_cast<Plan*>(allocate(sizeof(Plan) + p.N * sizeof(ScheduledTile))), p.ctas = count;
-    launch_intra_chunk<gdn_prefill_intra_chunk_sm80<true, true>, false, true>(p, IntraMaps{maps.k, maps.q}, device, stream);
+    launch_intra_chunk<gdn_prefill_intra_chunk_sm80<true>, false, true>(p, {}, device, stream);
     launch<gdn_prefill_inter_chunk_tma_tiles>(dim3(count), tma_threads(4, true), tma_tiles_shared(), device, stream, p, whole, maps,
                                               quarters);
     return true;
   }
-  launch_intra_chunk<gdn_prefill_intra_chunk_sm80<true>, false>(p, IntraMaps{maps.k, maps.q}, device, stream);
+  launch_intra_chunk<gdn_prefill_intra_chunk_sm80<false>, false>(p, {}, device, stream);
   if (p.segment) {
     const dim3 grid(4, p.HV, static_cast<uint32_t>(p.num_tokens / (p.segment * CHUNK)));
     launch<gdn_prefill_transfer_tma>(grid, tma_threads(4, false), sizeof(TmaTile<4>), device, stream, p, maps);
