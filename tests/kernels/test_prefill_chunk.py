@@ -126,15 +126,15 @@ void boxes(const Prefill& p, int members) {
   });
 }
 void ordered_boxes(Prefill p, int members, int ctas) {
-  static_assert(tma_tiles_shared() <= 227 * 1024);
+  static_assert(sizeof(TmaTiles<4>) <= 227 * 1024);
   p.ctas = ctas;
-  const Maps m = maps<1>(p), whole = maps<2>(p);
+  const Maps m = maps<1>(p);
   Maps quarters = m;
   quarters.state.box[1] = 32;
   prepare(p, members, false);
   states_asked.clear();
-  emulated::launch({uint32_t(ctas), 1, 1}, tma_threads(4, true), tma_tiles_shared(), 1,
-                   [&] { gdn_prefill_inter_chunk_tma_tiles(p, whole, m, quarters); });
+  emulated::launch({uint32_t(ctas), 1, 1}, tma_threads(4, true), sizeof(TmaTiles<4>), 1,
+                   [&] { gdn_prefill_inter_chunk_tma_tiles(p, m, quarters); });
 }
 void run(const Prefill& p, int warps, int members) {
   const bool segment = p.segment;
@@ -623,17 +623,13 @@ def test_a_segment_for_all_is_no_segment(library, warps):
 
 # Work tiles in order of length (inter_chunk_sm90_tiles.cuh): lengths, value heads, and which schedule for each of CTAS
 ORDERS = {
-    "one": ([70], 1, (STATIC, HALVES, HALVES), (LONGEST_FIRST, HALVES, QUARTERS)),
-    "one very long": (
-        [20, 64 * 4 + 5, 0, 64], 2, (LONGEST_FIRST, LONGEST_FIRST, HALVES), (LONGEST_FIRST, LONGEST_FIRST, QUARTERS)
-    ),
-    "even": ([64, 50, 1, 64, 33], 2, (STATIC, STATIC, STATIC), (LONGEST_FIRST,) * 3),
-    "even, of several chunks": ([130, 192, 150], 1, (STATIC, STATIC, HALVES), (LONGEST_FIRST, LONGEST_FIRST, HALVES)),
-    "empty ones": (
-        [0, 129, 0, 0, 3, 70, 0], 1, (LONGEST_FIRST, LONGEST_FIRST, HALVES), (LONGEST_FIRST, LONGEST_FIRST, QUARTERS)
-    ),
-    "nothing": ([0, 0, 0, 0, 0, 0], 2, (STATIC, STATIC, STATIC), (LONGEST_FIRST,) * 3),
-}  # fmt: skip
+    "one": ([70], 1, (STATIC, HALVES, HALVES), (HALVES, HALVES, QUARTERS)),
+    "one very long": ([20, 64 * 4 + 5, 0, 64], 2, (LONGEST_FIRST, LONGEST_FIRST, HALVES), (HALVES, HALVES, QUARTERS)),
+    "even": ([64, 50, 1, 64, 33], 2, (STATIC, STATIC, STATIC), (HALVES,) * 3),
+    "even, of several chunks": ([130, 192, 150], 1, (STATIC, STATIC, HALVES), (HALVES,) * 3),
+    "empty ones": ([0, 129, 0, 0, 3, 70, 0], 1, (LONGEST_FIRST, LONGEST_FIRST, HALVES), (HALVES, HALVES, QUARTERS)),
+    "nothing": ([0, 0, 0, 0, 0, 0], 2, (STATIC, STATIC, STATIC), (HALVES,) * 3),
+}
 CTAS = (1, 2, 9)
 
 

@@ -78,7 +78,10 @@ __device__ __forceinline__ void produce_state(const Prefill& p, const Maps& maps
 }
 // the consumers read it from there, each from `row` on,
 template <typename Shared>
-__device__ __forceinline__ void read_state(float (&S)[16][4], const Prefill& p, Shared& s, int stage, int row, int lane) {
+__device__ __forceinline__ void consume_state(float (&S)[16][4], const Prefill& p, Shared& s, PipelineState<Shared::STAGES>& pipe,
+                                              int row, int lane) {
+  const int stage = pipe.stage();
+  mbarrier_wait(shared_address(&s.full[stage]), pipe.parity());
   const char* const tile = reinterpret_cast<const char*>(&s.stages[stage]);
   row += lane / 4;
   if (POOL && s.announced[stage].state < 0) {
@@ -104,20 +107,9 @@ __device__ __forceinline__ void read_state(float (&S)[16][4], const Prefill& p, 
       const float2 pair = *reinterpret_cast<const float2*>(tile + at);
       S[j][2 * half] = pair.x, S[j][2 * half + 1] = pair.y;
     }
-}
-template <typename Shared>
-__device__ __forceinline__ void state_is_read(Shared& s, PipelineState<Shared::STAGES>& pipe, int stage, int lane) {
   __syncwarp();
   if (lane < ARRIVALS) mbarrier_arrive(shared_address(&s.outputs_ready[stage]));
   ++pipe.begun, ++pipe.made;
-}
-template <typename Shared>
-__device__ __forceinline__ void consume_state(float (&S)[16][4], const Prefill& p, Shared& s, PipelineState<Shared::STAGES>& pipe,
-                                              int row, int lane) {
-  const int stage = pipe.stage();
-  mbarrier_wait(shared_address(&s.full[stage]), pipe.parity());
-  read_state(S, p, s, stage, row, lane);
-  state_is_read(s, pipe, stage, lane);
 }
 // the maker signals its barrier, and the epilogue frees its stage after all have read it.
 template <typename Shared>

@@ -11,7 +11,7 @@
 //   meanwhile     S decayed      R                   D packed                          M D, O stored
 #pragma once
 
-#include "inter_chunk_tma_whole.cuh"
+#include "inter_chunk_sm90_tiles.cuh"
 
 namespace gdn {
 
@@ -226,11 +226,12 @@ gdn_prefill_inter_chunk_tma(const __grid_constant__ Prefill p, const __grid_cons
 
 #if FLASHCORE_COPY_ENGINE
 
-// A CTA's tiles of one size: as run_tiles of inter_chunk_sm90_tiles.cuh. `Shared` is TmaTiles or TmaWhole.
-template <typename Shared>
+// A CTA's tiles of one size: as run_tiles of inter_chunk_sm90_tiles.cuh.
+template <int WARPS>
 __device__ __forceinline__ void run_boxes(const Prefill& p, const Maps& maps, Schedule schedule) {
+  using Shared = TmaTiles<WARPS>;
   using At = UnitSegment<Shared::UNIT_ROWS>;
-  constexpr int PRODUCER = TMA_PRODUCER, STORER = PRODUCER + 1, WARPS = Shared::WARPS, OWN = HEAD_DIM / 16 / Shared::TILES / WARPS;
+  constexpr int PRODUCER = TMA_PRODUCER, STORER = PRODUCER + 1;
   if (blockIdx.x >= static_cast<uint32_t>(Shared::TILES) * p.N * p.HV) return;
   auto& s = *reinterpret_cast<Shared*>(tile_memory());
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
@@ -248,48 +249,35 @@ __device__ __forceinline__ void run_boxes(const Prefill& p, const Maps& maps, Sc
     });
   }
   if (warp >= WARPS) return;
-  float S[OWN][16][4];  // OWN tiles of 16 rows
-  const auto row_of = [&](const At& at, int i) { return at.unit * Shared::UNIT_ROWS + (warp * OWN + i) * 16; };
-  const auto take = [&] {
-    const int stage = pipe.stage(), lane = thread_again() % 32;
-    mbarrier_wait(shared_address(&s.full[stage]), pipe.parity());
-#pragma unroll
-    for (int i = 0; i < OWN; ++i) read_state(S[i], p, s, stage, (warp * OWN + i) * 16, lane);
-    state_is_read(s, pipe, stage, lane);
-  };
+  const int lane = threadIdx.x % 32;
+  const auto row_of = [&](const At& at) { return at.unit * Shared::UNIT_ROWS + warp * 16; };
+  float S[16][4];
   {
     const At at(p, s.first);
-#pragma unroll
-    for (int i = 0; i < OWN; ++i) load_state(S[i], at.original(), row_of(at, i), 0, thread_again() % 32);
+    load_state(S, at.original(), row_of(at), 0, lane);
   }
-  for_each_scheduled_tile(s, pipe, take, [&](const ScheduledTile& tile) {
+  for_each_scheduled_tile(s, pipe, [&] { consume_state(S, p, s, pipe, warp * 16, lane); }, [&](const ScheduledTile& tile) {
     const At at(p, tile);
-    if constexpr (OWN == 2) consume_whole(S, p, s, pipe, at);
-    else consume_mma<true>(S[0], p, s, pipe, at, true, (at.unit * WARPS % 4 + warp) * 2);
-#pragma unroll
-    for (int i = 0; i < OWN; ++i) store_state(at.end(), S[i], row_of(at, i), 0, thread_again() % 32);
+    consume_mma<true>(S, p, s, pipe, at, true, (at.unit * WARPS % 4 + warp) * 2);
+    store_state(at.end(), S, row_of(at), 0, lane);
   });
 }
 
 #endif  // FLASHCORE_COPY_ENGINE
 
-// The same for sequences of different lengths, in the order of tile_scheduler.cuh, all, half or a quarter of V at a time: as
-// inter_chunk_sm90_tiles.cuh. The maps differ in the boxes of V and of states.
-constexpr int tma_tiles_shared() {
-  return sizeof(TmaWhole) > sizeof(TmaTiles<4>) ? sizeof(TmaWhole) : sizeof(TmaTiles<4>);
-}
+// The same for sequences of different lengths, in the order of tile_scheduler.cuh, half or a quarter of V at a time: as
+// inter_chunk_sm90_tiles.cuh. The maps differ in the box of states.
 __global__ void __launch_bounds__(tma_threads(4, true), 1)
-gdn_prefill_inter_chunk_tma_tiles(const __grid_constant__ Prefill p, const __grid_constant__ Maps whole,
-                                  const __grid_constant__ Maps halves, const __grid_constant__ Maps quarters) {
+gdn_prefill_inter_chunk_tma_tiles(const __grid_constant__ Prefill p, const __grid_constant__ Maps halves,
+                                  const __grid_constant__ Maps quarters) {
 #if FLASHCORE_COPY_ENGINE
   const uint32_t said = p.plan->schedule;
   if (threadIdx.x / 32 == TMA_PRODUCER && elect_one()) {
     prefetch_tensor_map(halves.k), prefetch_tensor_map(halves.v), prefetch_tensor_map(halves.q), prefetch_tensor_map(halves.state);
   }
   const Schedule schedule = static_cast<Schedule>(__shfl_sync(0xffffffffu, said, 0));
-  if (schedule == QUARTERS) run_boxes<TmaTiles<2>>(p, quarters, schedule);
-  else if (schedule == HALVES) run_boxes<TmaTiles<4>>(p, halves, schedule);
-  else run_boxes<TmaWhole>(p, whole, schedule);
+  if (schedule == QUARTERS) run_boxes<2>(p, quarters, schedule);
+  else run_boxes<4>(p, halves, schedule);
 #endif
 }
 
