@@ -1,7 +1,7 @@
 // From chunk to chunk with mma.sync where there is TMA but no wgmma: on Blackwell, and on sm_90 without "a". The arithmetic is that of
 // inter_chunk_sm80.cuh, the roles and the pipeline those of inter_chunk_sm90.cuh: a thread loads tiles by TMA, two warps store the
-// outputs, and WARPS consumer warps have 16 rows of S each. M comes from the intra-chunk kernel: this kernel is limited by shared memory,
-// from which each warp reads all of K and Q, so a maker here would cost more than it saves there.
+// outputs, and WARPS consumer warps have 16 rows of S each. M comes from the intra-chunk kernel: a maker would read K and Q from
+// shared memory once more, as each consumer warp does.
 //
 // A chunk as a whole, not 16 tokens at a time: all products of a step are independent of each other, and the next step's run meanwhile.
 // Operands come from shared memory one group of 8 products ahead. One warp has a quarter of an SM to itself, so nothing else hides a
