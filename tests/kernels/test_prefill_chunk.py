@@ -20,6 +20,7 @@ SHARED = emulation.CUDA / "prefill"
 LAUNCHES = """
 #include "inter_chunk_sm90.cuh"
 #include "inter_chunk_sm90_tiles.cuh"
+#include "inter_chunk_tma.cuh"
 #include "intra_chunk_sm90.cuh"
 #include "intra_chunk_sm80.cuh"
 #include "context_parallel_scan.cuh"
@@ -38,8 +39,8 @@ extern "C" void fit(int ctas) { resident = ctas; }
 void prepare(const Prefill& p, int parts, bool wide) {
   const CUtensorMap keys = map(p, p.k, p.H, p.qk_stride(), 2);
   const uint32_t sorts = p.plan != nullptr;
-  const auto kernel = sorts ? gdn_prefill_intra_chunk_sm90<true>
-                            : wide ? gdn_prefill_intra_chunk_sm90<false> : gdn_prefill_intra_chunk_sm80;
+  const auto kernel = wide ? sorts ? gdn_prefill_intra_chunk_sm90<true> : gdn_prefill_intra_chunk_sm90<false>
+                           : sorts ? gdn_prefill_intra_chunk_sm80<true> : gdn_prefill_intra_chunk_sm80<false>;
   const IntraSchedule schedule = intra_schedule(p.num_tokens, p.N, p.H, wide ? resident : 1 << 30);
   if (schedule.each && parts > 1) emulated::fail("parts of a group of heads where a CTA has several chunks");
   const dim grid = schedule.each ? dim{resident + sorts, 1, 1}
@@ -107,13 +108,44 @@ void ordered(const Prefill& p, int members, uint32_t ctas) {
   emulated::launch({ctas, 1, 1}, TILES_THREADS, tiles_shared(), 1,
                    [&] { gdn_prefill_inter_chunk_sm90_tiles(p, one, two); });
 }
+// The kernels of inter_chunk_tma.cuh: WARPS consumer warps, or work tiles in order of length for `ctas` CTAs.
+template <int WARPS>
+void boxes(const Prefill& p, int members) {
+  constexpr int SHARED = sizeof(TmaTile<WARPS>);
+  const Maps m = maps<1>(p);
+  prepare(p, members, false);
+  if (p.segment) {
+    const uint32_t units = p.num_tokens / (p.segment * CHUNK);
+    emulated::launch({4, uint32_t(p.HV), units}, tma_threads(4, false), SHARED, 1,
+                     [&] { gdn_prefill_transfer_tma(p, m); });
+    scan(p);
+  }
+  emulated::launch({uint32_t(8 / WARPS), uint32_t(p.HV), parts(p)}, tma_threads(WARPS, true), SHARED, 1, [&] {
+    if (POOL && p.has_checkpoints()) gdn_prefill_inter_chunk_tma<WARPS, POOL>(p, m);
+    else gdn_prefill_inter_chunk_tma<WARPS>(p, m);
+  });
+}
+void ordered_boxes(Prefill p, int members, int ctas) {
+  static_assert(sizeof(TmaTiles<4>) <= 227 * 1024);
+  p.ctas = ctas;
+  const Maps m = maps<1>(p);
+  Maps quarters = m;
+  quarters.state.box[1] = 32;
+  prepare(p, members, false);
+  states_asked.clear();
+  emulated::launch({uint32_t(ctas), 1, 1}, tma_threads(4, true), sizeof(TmaTiles<4>), 1,
+                   [&] { gdn_prefill_inter_chunk_tma_tiles(p, m, quarters); });
+}
 void run(const Prefill& p, int warps, int members) {
   const bool segment = p.segment;
+  if (warps < -100) return ordered_boxes(p, members, -warps - 100);
   if (warps < 0) return ordered(p, members, -warps);
   if (warps == 14) return groups<1, 4>(p, members);
   if (warps == 12) return groups<1, 2>(p, members);
   if (warps == 23) return groups<2, 3>(p, members);
   if (warps == 22) return groups<2, 2>(p, members, 2);
+  if (warps == 32) return boxes<2>(p, members);
+  if (warps == 34) return boxes<4>(p, members);
   prepare(p, members, false);
   if (segment && warps < 4) transfer<4, 2>(p);
   else if (segment) transfer<8, 3>(p);
@@ -133,8 +165,9 @@ template <int GROUPS>
 CUtensorMap state_map(const Prefill& p) {
   return {p.state, {64, int64_t{p.N} * p.HV * HEAD_DIM, 4, 1}, {2, HEAD_DIM * 4, 128, 0}, {64, GROUPS * 64, 4, 1}};
 }
-extern "C" int way(int longest, int shortest, int chunks, int N, int HV, int ctas) {
-  return Load{uint32_t(longest), uint32_t(shortest), uint32_t(chunks)}.schedule(N, HV, ctas);
+extern "C" int way(int mma, int longest, int shortest, int chunks, int N, int HV, int ctas) {
+  const Load load{uint32_t(longest), uint32_t(shortest), uint32_t(chunks)};
+  return mma ? load.mma_schedule(N, HV, ctas) : load.schedule(N, HV, ctas);
 }
 extern "C" int state_asked(int i) { return i < int(states_asked.size()) ? states_asked[i] : -1; }
 // The plan alone.
@@ -228,23 +261,24 @@ def prefill(library, warps, given, scale=0.1, mode=0, members=1, segment=0, in_p
     assert guarded[T:].isnan().all(), "a write behind the output"
     assert (plan[4 + 4 * N :] == -1).all(), "a write behind the plan"
     if warps < 0:
-        check_tiles(library, plan, cu, HV, -warps)
+        check_tiles(library, plan, cu, HV, -warps % 100, mma=warps < TMA)
     return output, new_state
 
 
-STATIC, LONGEST_FIRST, HALVES = 0, 1, 2
+STATIC, LONGEST_FIRST, HALVES, QUARTERS = 0, 1, 2, 3
+TMA = -100  # and, less than that, the number of CTAs: inter_chunk_tma.cuh's work tiles in order of length
 
 
-def way(library, lengths, HV, ctas):
+def way(library, lengths, HV, ctas, mma=False):
     chunks = [-(-int(x) // 64) for x in lengths]
-    return library.way(max(chunks), min(chunks), sum(chunks), len(chunks), HV, ctas)
+    return library.way(mma, max(chunks), min(chunks), sum(chunks), len(chunks), HV, ctas)
 
 
-def check_order(library, plan, cu, HV, ctas):
+def check_order(library, plan, cu, HV, ctas, mma=False):
     """Which sequence comes when; and all that is said of it is so."""
     lengths = cu.diff()
     order, first, tokens, _ = plan[4 : 4 + 4 * len(lengths)].reshape(-1, 4).long().T
-    assert plan[1] == way(library, lengths, HV, ctas)
+    assert plan[1] == way(library, lengths, HV, ctas, mma)
     assert order.sort().values.tolist() == list(range(len(lengths)))
     assert torch.equal(first, cu[order]) and torch.equal(tokens, lengths[order])
     assert plan[1] != STATIC or torch.equal(order, order.sort().values)
@@ -252,11 +286,11 @@ def check_order(library, plan, cu, HV, ctas):
     return order
 
 
-def check_tiles(library, plan, cu, HV, ctas):
+def check_tiles(library, plan, cu, HV, ctas, mma=False):
     """Each work tile is taken once, and in order: in the emulator one CTA comes after the other."""
-    order = check_order(library, plan, cu, HV, ctas).tolist()
-    pieces = 2 if plan[1] == HALVES else 1
-    rows = [(n * HV + hv) * 128 + 64 * half for n in order for hv in range(HV) for half in range(pieces)]
+    order = check_order(library, plan, cu, HV, ctas, mma).tolist()
+    tiles = {HALVES: 2, QUARTERS: 4}.get(int(plan[1]), 1)
+    rows = [(n * HV + hv) * 128 + 128 // tiles * i for n in order for hv in range(HV) for i in range(tiles)]
     first, later = range(min(ctas, len(rows))), range(ctas, len(rows))  # of first ones TMA brings no state
     assert plan[0] == (0 if plan[1] == STATIC else len(rows))  # each CTA has asked once in vain
     if plan[1] == STATIC:
@@ -393,8 +427,9 @@ def test_chunk_after_chunk_beside_a_plan(library, room):
 
 SPLIT = 0  # four warps share 16 rows
 ONE, TWO = 14, 23  # warpgroups, and stages: inter_chunk_sm90.cuh as launch_sm90.cu launches it
-CUTS = [SPLIT, 1, 2, 4, 8, 12, ONE, 22, TWO]
-EACH = [SPLIT, 8, ONE, TWO]
+QUARTER, HALF = 32, 34  # of V: inter_chunk_tma.cuh
+CUTS = [SPLIT, 1, 2, 4, 8, 12, ONE, 22, TWO, QUARTER, HALF]
+EACH = [SPLIT, 8, ONE, TWO, QUARTER, HALF]
 
 
 @pytest.mark.parametrize("warps", CUTS)
@@ -417,7 +452,7 @@ def test_lengths(library, warps, lengths):
         assert length or torch.equal(new_state[n], given[3][n]), "an empty sequence keeps its state to the bit"
 
 
-@pytest.mark.parametrize("warps", [8, TWO])
+@pytest.mark.parametrize("warps", [8, TWO, QUARTER])
 def test_heads_and_a_large_state(library, warps):
     given = inputs([70, 5], 2, 6, state_scale=1e3)
     given[4] -= 3.0  # slow decay: the second chunk counts
@@ -445,7 +480,7 @@ def test_in_place(library, warps):
     assert all(map(torch.equal, prefill(library, warps, given, in_place=True), apart))
 
 
-@pytest.mark.parametrize("warps", [ONE, TWO])
+@pytest.mark.parametrize("warps", [ONE, TWO, QUARTER, HALF])
 def test_the_order_of_threads_and_of_copies_changes_nothing(library, warps):
     """A barrier or a wait too little shows as a bit that depends on who was first; stages return, in segments too."""
     given = inputs([64 * 6 + 5], 1, 1)
@@ -479,7 +514,7 @@ HARD = {
 }
 
 
-@pytest.mark.parametrize("warps", [SPLIT, TWO])
+@pytest.mark.parametrize("warps", [SPLIT, TWO, HALF])
 @pytest.mark.parametrize("case", HARD)
 def test_hard_cases(library, case, warps):
     given = inputs([150], 1, 1)
@@ -588,12 +623,12 @@ def test_a_segment_for_all_is_no_segment(library, warps):
 
 # Work tiles in order of length (inter_chunk_sm90_tiles.cuh): lengths, value heads, and which schedule for each of CTAS
 ORDERS = {
-    "one": ([70], 1, (STATIC, HALVES, HALVES)),
-    "one very long": ([20, 64 * 4 + 5, 0, 64], 2, (LONGEST_FIRST, LONGEST_FIRST, HALVES)),
-    "even": ([64, 50, 1, 64, 33], 2, (STATIC, STATIC, STATIC)),
-    "even, of several chunks": ([130, 192, 150], 1, (STATIC, STATIC, HALVES)),
-    "empty ones": ([0, 129, 0, 0, 3, 70, 0], 1, (LONGEST_FIRST, LONGEST_FIRST, HALVES)),
-    "nothing": ([0, 0, 0, 0, 0, 0], 2, (STATIC, STATIC, STATIC)),
+    "one": ([70], 1, (STATIC, HALVES, HALVES), (HALVES, HALVES, QUARTERS)),
+    "one very long": ([20, 64 * 4 + 5, 0, 64], 2, (LONGEST_FIRST, LONGEST_FIRST, HALVES), (HALVES, HALVES, QUARTERS)),
+    "even": ([64, 50, 1, 64, 33], 2, (STATIC, STATIC, STATIC), (HALVES,) * 3),
+    "even, of several chunks": ([130, 192, 150], 1, (STATIC, STATIC, HALVES), (HALVES,) * 3),
+    "empty ones": ([0, 129, 0, 0, 3, 70, 0], 1, (LONGEST_FIRST, LONGEST_FIRST, HALVES), (HALVES, HALVES, QUARTERS)),
+    "nothing": ([0, 0, 0, 0, 0, 0], 2, (STATIC, STATIC, STATIC), (HALVES,) * 3),
 }
 CTAS = (1, 2, 9)
 
@@ -601,18 +636,20 @@ CTAS = (1, 2, 9)
 @pytest.mark.parametrize("case", ORDERS)
 def test_tiles_in_order_of_length(library, case):
     """The same arithmetic as with a static schedule, whichever CTA has which tile, whole or half."""
-    lengths, HV, ways = ORDERS[case]
+    lengths, HV, ways, mma_ways = ORDERS[case]
     given = inputs(lengths, 1, HV)
     given[4][:] = -3.0  # slow decay: no chunk is forgotten
-    expected = prefill(library, TWO, given)
-    for ctas, expected_way in zip(CTAS, ways, strict=True):
-        assert way(library, lengths, HV, ctas) == expected_way
-        for mode, in_place in ((0, False), (1, True), (2, False), (3, True), (4, False), (5, True), (7, False)):
-            found = prefill(library, -ctas, given, mode=mode, in_place=in_place)
-            assert all(map(torch.equal, found, expected)), (ctas, mode)
+    mma = prefill(library, HALF, given)
+    assert all(map(torch.equal, prefill(library, QUARTER, given), mma))
+    for expected, first, expected_ways in ((prefill(library, TWO, given), 0, ways), (mma, TMA, mma_ways)):
+        for ctas, expected_way in zip(CTAS, expected_ways, strict=True):
+            assert way(library, lengths, HV, ctas, first == TMA) == expected_way
+            for mode, in_place in ((0, False), (1, True), (2, False), (3, True), (4, False), (5, True), (7, False)):
+                found = prefill(library, first - ctas, given, mode=mode, in_place=in_place)
+                assert all(map(torch.equal, found, expected)), (first, ctas, mode)
 
 
-@pytest.mark.parametrize("ctas", [1, 9])
+@pytest.mark.parametrize("ctas", [1, 9, 101, 109])
 def test_ordered_tiles_do_not_depend_on_their_neighbours(library, ctas):
     lengths = [10, 70, 10, 65]
     clean, given = (inputs(lengths, 1, 1) for _ in range(2))
@@ -630,7 +667,7 @@ def test_heads_in_order(library):
     """Several heads of q and k, groups of value heads, and more work tiles than CTAs."""
     given = inputs([70, 5, 130], 2, 6)
     expected = right(given)
-    for ctas, members in ((4, 1), (100, 3)):
+    for ctas, members in ((4, 1), (99, 3), (104, 3)):
         assert close(prefill(library, -ctas, given, mode=5, members=members), expected)
 
 

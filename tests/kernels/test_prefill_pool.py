@@ -99,8 +99,10 @@ def recurrent(tmp_path_factory):
 
 
 SPLIT, SYNC, ONE, TWO = chunk.SPLIT, 8, chunk.ONE, chunk.TWO  # and -3: work tiles in order of length, by 3 CTAs
+QUARTER, HALF = chunk.QUARTER, chunk.HALF
 PATHS = {"recurrent, split": 0, "recurrent": 1, "recurrent, four": 2,
-         "mma.sync, split": SPLIT, "mma.sync": SYNC, "one warpgroup": ONE, "two": TWO, "ordered": -3}  # fmt: skip
+         "mma.sync, split": SPLIT, "mma.sync": SYNC, "one warpgroup": ONE, "two": TWO, "ordered": -3,
+         "TMA, quarter": QUARTER, "TMA": HALF, "TMA, ordered": chunk.TMA - 3}  # fmt: skip
 
 
 @pytest.fixture(params=PATHS)
@@ -227,7 +229,7 @@ def test_keys_of_zeros_divide_by_no_zero(path):
     assert not bits(call(path, args)).any() and args[5][1:].isfinite().all()
 
 
-@pytest.mark.parametrize("how", [SPLIT, SYNC, ONE, TWO])
+@pytest.mark.parametrize("how", [SPLIT, SYNC, ONE, TWO, HALF])
 @pytest.mark.parametrize(("segment", "half", "mode"), [(1, False, 2), (2, True, 1)])
 def test_segments(chunked, how, segment, half, mode):
     """The other two pairs of lengths and types are those of test_states_within_sequences."""
@@ -248,14 +250,14 @@ def test_a_sequence_does_not_depend_on_its_neighbours(path):
 
 def test_groups_of_heads_and_many_tiles(chunked):
     lengths, slots = [70, 5, 130, 64, 0, 33], [6, 2, 9, 1, 0, 3]
-    for how in (-1, -4, TWO):
+    for how in (-1, -4, TWO, chunk.TMA - 4):
         assert faults((chunked, how), slow(lengths, slots, 10, 2, 6, fresh=(0,)), members=3, mode=5) == []
 
 
 _SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in ((0, False), (2, False))]
 
 
-@pytest.mark.parametrize("how", [SYNC, ONE, TWO])
+@pytest.mark.parametrize("how", [SYNC, ONE, TWO, QUARTER])
 @pytest.mark.parametrize(("segment", "half"), [(1, True), *_SLOW])
 def test_states_within_sequences(chunked, how, half, segment):
     """After each `every` chunks that are full, and nowhere else."""

@@ -50,16 +50,21 @@ template <int GROUPS_, int STAGES_>
 struct GroupShared {
   static constexpr int GROUPS = GROUPS_, STAGES = STAGES_;
   static constexpr bool LOOPS = GROUPS > 1;  // a CTA has several tiles
+  static constexpr int WARPS = GROUPS * 4;   // of consumers
+  static constexpr int UNIT_ROWS = GROUP_ROWS, TILES = 2 / GROUPS;  // TileSegment; tiles of a sequence and value head
+  static constexpr int PIECES = 8;           // of 16 bytes, of a token's outputs in v[0]
+  static constexpr bool MAKES_M = true;      // else M comes with T (inter_chunk_tma.cuh)
+  static constexpr int PREPARED = MATRIX;    // bytes that come from the intra-chunk kernel
   GroupStage<GROUPS> stages[STAGES];
   uint64_t full[STAGES], outputs_ready[STAGES], empty[STAGES];  // a stage's tiles have arrived; its outputs are written; it is free
   uint64_t m_ready[STAGES];                               // M is ready, or the maker does not need this state's stage
 };
-template <int GROUPS> constexpr int STATE_BLOCK = GROUPS * GROUP_ROWS * 128;  // bytes
-static_assert(4 * STATE_BLOCK<1> <= sizeof(GroupStage<1>) && 4 * STATE_BLOCK<2> <= sizeof(GroupStage<2>));
+template <typename Shared> constexpr int STATE_BLOCK = HEAD_DIM / Shared::TILES * 128;  // bytes
+static_assert(HEAD_DIM / 2 * 128 * 4 <= sizeof(GroupStage<1>) && HEAD_DIM * 128 * 4 <= sizeof(GroupStage<2>));
 template <int GROUPS, int STAGES>
 constexpr int group_shared() { return sizeof(GroupShared<GROUPS, STAGES>); }
 
-#if FLASHCORE_WGMMA
+#if FLASHCORE_COPY_ENGINE
 
 // The next stage, and the parity of its barriers' phase, `i` after those that are done. Every role waits
 // for each stage's `full` before the stage can be freed, because parity only distinguishes a phase from the next one. `made` is
@@ -92,11 +97,11 @@ template <bool OUTPUTS, typename Shared, typename Last = Nothing>
 __device__ __forceinline__ void produce(const Prefill& p, const Maps& maps, Shared& s, PipelineState<Shared::STAGES>& pipe,
                                     const Segment& at, int half, bool values, const Last& last = {}) {
   constexpr int GROUPS = Shared::GROUPS;
-  const uint32_t bytes = QK_TILE + (OUTPUTS ? QK_TILE : 0) + (values ? GROUPS * V_TILE : 0) + MATRIX;
-  const char* prepared = p.prepared + (static_cast<int64_t>(at.number) * p.HV + at.hv) * MATRIX;
+  const uint32_t bytes = QK_TILE + (OUTPUTS ? QK_TILE : 0) + (values ? GROUPS * V_TILE : 0) + Shared::PREPARED;
+  const char* prepared = p.prepared + (static_cast<int64_t>(at.number) * p.HV + at.hv) * Shared::PREPARED;
   int token = at.first;
 #pragma unroll 1
-  for (int chunk = 0; chunk < at.count; ++chunk, token += CHUNK, prepared += int64_t{p.HV} * MATRIX) {
+  for (int chunk = 0; chunk < at.count; ++chunk, token += CHUNK, prepared += int64_t{p.HV} * Shared::PREPARED) {
     auto& stage = s.stages[pipe.stage(chunk)];
     const uint32_t full = shared_address(&s.full[pipe.stage(chunk)]);
     // 6. Load
@@ -105,7 +110,7 @@ __device__ __forceinline__ void produce(const Prefill& p, const Maps& maps, Shar
     mbarrier_arrive_expect_tx(full, bytes);
     tma_load_box(shared_address(stage.k), maps.k, token, 0, at.h, full);
     if (values) tma_load_box(shared_address(stage.v), maps.v, token, half, at.hv, full);
-    bulk_load(shared_address(stage.prepared.T), prepared, MATRIX, full);
+    bulk_load(shared_address(stage.prepared.T), prepared, Shared::PREPARED, full);
     if constexpr (OUTPUTS) tma_load_box(shared_address(stage.q), maps.q, token, 0, at.h, full);
   }
   pipe.begun += at.count;
@@ -121,10 +126,10 @@ __device__ __forceinline__ void release_stage(uint64_t& empty) {
 }
 template <typename Shared>
 __device__ __forceinline__ void store_outputs(const Prefill& p, Shared& s, PipelineState<Shared::STAGES>& pipe, const Segment& at,
-                                              int half, int thread) {
-  constexpr int GROUPS = Shared::GROUPS;
-  const int first = thread / 8, piece = thread % 8;
-  const uint32_t own = in_matrix(first, piece);  // 8 rows further are 1024 bytes further: STORE_WARPS warps take a multiple of 8
+                                              int half, int thread, int first_piece = 0) {
+  constexpr int GROUPS = Shared::GROUPS, PIECES = Shared::PIECES, ROWS = STORE_WARPS * 32 / PIECES;
+  const int first = thread / PIECES, piece = first_piece + thread % PIECES;
+  const uint32_t own = in_matrix(first, piece);  // 8 rows further are 1024 bytes further: ROWS is a multiple of 8
   const int64_t row = static_cast<int64_t>(p.HV) * HEAD_DIM;
   __nv_bfloat16* to = p.output + (at.first + first) * row + at.hv * HEAD_DIM + half * GROUP_ROWS + piece * 8;
   int left = at.tokens - first;
@@ -134,18 +139,20 @@ __device__ __forceinline__ void store_outputs(const Prefill& p, Shared& s, Pipel
     const int stage = pipe.stage(chunk);
     mbarrier_wait(shared_address(&s.outputs_ready[stage]), pipe.parity(chunk));
 #pragma unroll 1
-    for (int i = 0; i < CHUNK; i += STORE_WARPS * 4) {
+    for (int i = 0; i < CHUNK; i += ROWS) {
 #pragma unroll
       for (int group = 0; group < GROUPS; ++group)
         if (i < left)
           store16(to + group * GROUP_ROWS,
                   at.padding() ? uint4{} : *reinterpret_cast<const uint4*>(s.stages[stage].v[group] + own + i * 128));
-      to += STORE_WARPS * 4 * row;
+      to += ROWS * row;
     }
     release_stage(s.empty[stage]);
   }
   pipe.begun += at.count;
 }
+
+#if FLASHCORE_WGMMA
 
 // d += X M^T, for all of M; X as left operands of 16 tokens each.
 __device__ __forceinline__ void square_times(float (&d)[8][4], const uint32_t (&X)[4][4], uint32_t M) {
@@ -163,17 +170,22 @@ __device__ __forceinline__ void triangle_times(float (&d)[2][4][4], const uint32
   }
 }
 
+#endif  // FLASHCORE_WGMMA
+
 // Gate `which` of token 8 i + 2t and of the next one.
 __device__ __forceinline__ float2 gates_of(const char* prepared, int which, int i, int t) {
   return *reinterpret_cast<const float2*>(prepared + gate_at(which, 8 * i + 2 * t));
 }
 
-// Zeros in the rows of a tile from `count` on, by a warpgroup.
+// Zeros in the rows of a tile from `count` on, by THREADS threads.
+template <int THREADS = 128>
 __device__ __forceinline__ void clear_rows(char* tile, int count, int thread) {
 #pragma unroll 1
-  for (int i = thread; i < CHUNK * 8; i += 128)
+  for (int i = thread; i < CHUNK * 8; i += THREADS)
     if (i / 8 >= count) reinterpret_cast<uint4*>(tile)[i] = {0, 0, 0, 0};
 }
+
+#if FLASHCORE_WGMMA
 
 // `row`: the warp's first of the state's, for CHECKPOINTS alone.
 template <bool OUTPUTS, bool CHECKPOINTS = false, typename Shared>
@@ -358,9 +370,11 @@ __device__ __forceinline__ void consume(float (&S)[16][4], const Prefill& p, Sha
   }
 }
 
+#endif  // FLASHCORE_WGMMA
+
 template <bool OUTPUTS, typename Shared>
 __device__ __forceinline__ void group_begin(Shared& s) {
-  constexpr int CONSUMER_ARRIVALS = Shared::GROUPS * 4 * ARRIVALS, MAKER_ARRIVALS = 4 * ARRIVALS;
+  constexpr int CONSUMER_ARRIVALS = Shared::WARPS * ARRIVALS, MAKER_ARRIVALS = 4 * ARRIVALS;
   if (threadIdx.x == 0) {
 #pragma unroll
     for (int i = 0; i < Shared::STAGES; ++i) {
@@ -372,6 +386,8 @@ __device__ __forceinline__ void group_begin(Shared& s) {
   }
   __syncthreads();
 }
+
+#if FLASHCORE_WGMMA
 
 // The maker: computes M of all chunks of a work tile, from K and Q in the stages, up to STAGES - 1 chunks ahead of the
 // consumers. A warp has 16 rows. Rows of K and Q that belong to another sequence have no effect: columns after the diagonal are
@@ -451,6 +467,7 @@ __device__ __forceinline__ void make_m(const Prefill& p, Shared& s, PipelineStat
 }
 
 #endif  // FLASHCORE_WGMMA
+#endif  // FLASHCORE_COPY_ENGINE
 
 // GROUPS consumer warpgroups, the maker's if there are outputs, and the producer's with the epilogue. They redistribute their
 // registers, in multiples of 8: if the sum is more than the launch has, the kernel hangs.

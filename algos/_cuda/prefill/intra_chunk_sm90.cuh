@@ -70,7 +70,7 @@ gdn_prefill_intra_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
   const int thread = threadIdx.x, warp = __shfl_sync(0xffffffffu, thread / 32, 0), lane = thread % 32;
   if (SORTS && blockIdx.x == 0) {
     static_assert(BINS == INTRA_THREADS && sizeof(SortShared) <= sizeof(IntraShared));
-    if (blockIdx.y == 0 && blockIdx.z == 0) sort_tiles(p, reinterpret_cast<SortShared&>(s));
+    if (blockIdx.y == 0 && blockIdx.z == 0) sort_tiles<false>(p, reinterpret_cast<SortShared&>(s));
     return;
   }
   const ValueHeads heads(p);

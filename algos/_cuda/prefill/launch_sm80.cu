@@ -27,7 +27,7 @@ constexpr int64_t SPLIT_UP_TO = 48;
 // WARPS tiles of 16 rows of S per CTA, two stages: 112 KB, so that one CTA fits the 163 KB of sm_80. Not measured alone.
 void launch_sm80(Prefill p, int segments, const Allocate& allocate, int device, cudaStream_t stream) {
   const uint32_t parts = allocate_workspace(p, segments, sizeof(Prepared), device, allocate);
-  launch_intra_chunk<gdn_prefill_intra_chunk_sm80, false>(p, {}, device, stream);
+  launch_intra_chunk<gdn_prefill_intra_chunk_sm80<false>, false>(p, {}, device, stream);
   constexpr int WARPS = 4, STAGES = 2, SHARED = state_shared<WARPS, STAGES>();
   const dim3 split_grid(HEAD_DIM / 16, p.HV, parts), grid(HEAD_DIM / 16 / WARPS, p.HV, parts);
   if (p.segment) {

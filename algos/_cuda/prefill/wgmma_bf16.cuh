@@ -1,5 +1,5 @@
 // For gdn's prefill, in addition to flashcore-v4's warpgroup.cuh: products of bf16 with the left operand in registers, boxes of
-// four dimensions, plain copies by TMA, and a few more instructions. Only if that file has wgmma.
+// four dimensions, plain copies by TMA, and a few more instructions. The products only if that file has wgmma, all else if it has TMA.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -8,19 +8,24 @@
 
 namespace gdn {
 
-#if FLASHCORE_WGMMA
+#if FLASHCORE_COPY_ENGINE
 
 using flashcore::mbarrier_arrive;
 using flashcore::mbarrier_arrive_expect_tx;
 using flashcore::mbarrier_init_fence;
-using flashcore::warpgroup_commit;
-using flashcore::warpgroup_fence_operand;
 using flashcore::mbarrier_init;
-using flashcore::warpgroup_sync;
-using flashcore::warpgroup_arrive;
 using flashcore::prefetch_tensor_map;
 using flashcore::tile_memory;
 using flashcore::mbarrier_wait;
+
+#endif  // FLASHCORE_COPY_ENGINE
+
+#if FLASHCORE_WGMMA
+
+using flashcore::warpgroup_commit;
+using flashcore::warpgroup_fence_operand;
+using flashcore::warpgroup_sync;
+using flashcore::warpgroup_arrive;
 using flashcore::warpgroup_wait;
 
 // --- products ---------------------------------------------------------------------------------------------------------
@@ -111,6 +116,10 @@ __device__ __forceinline__ void warpgroup_reg_alloc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
+#endif  // FLASHCORE_WGMMA
+
+#if FLASHCORE_COPY_ENGINE
+
 // --- copies -----------------------------------------------------------------------------------------------------------
 
 // `bytes` from global to shared memory, addresses and size multiples of 16; they count for the barrier.
@@ -172,6 +181,6 @@ __device__ __forceinline__ void store16(void* to, const uint4& words) {
                : "memory");
 }
 
-#endif  // FLASHCORE_WGMMA
+#endif  // FLASHCORE_COPY_ENGINE
 
 }  // namespace gdn
