@@ -47,6 +47,12 @@ struct Prefill : Tensors {
   int segment;                   // chunks of a segment; 0: a sequence is one
   int ctas;                      // that share the plan's work tiles
   Plan* plan;                    // work tiles in order of length; see tile_scheduler.cuh
+  // On sm_90a, if sequences are split (context_parallel.cuh); else null:
+  float* bounds;                 // [HV, numbers of chunks], log2 of a bound of ||Phi|| of a chunk
+  int* linked;                   // [numbers of segments, HV]: whether a segment has Phi
+  int window;                    // chunks that are looked through for one where the state is forgotten
+  int sms;                       // for the transfers of all heads' segments with one number
+  __host__ __device__ __forceinline__ int64_t chunk_numbers() const { return num_tokens / CHUNK + N; }
 
   // Sequence n has the tokens from its border to the next. Clamped: wrong values in cu_seqlens cause no access outside.
   // q of 2^31 tokens would be 512 GiB. The first and the last border are known without a load: a single sequence never waits.
@@ -127,10 +133,13 @@ struct Segment {
   // By all lanes of a warp.
   __device__ __forceinline__ Segment(const Prefill& p_, int hv_) : Segment(p_, hv_, blockIdx.z) {}
   __device__ __forceinline__ Segment(const Prefill& p_, int hv_, int slot_)
-      : p(p_), hv(hv_), h(hv_ / (p_.HV / p_.H)), slot(slot_) {
-    const int unit = p.segment * CHUNK;
-    n = p.segment ? sequence_of(p, slot, unit, threadIdx.x % 32) : slot;
-    const int begin = p.border(n), end = max(p.border(n + 1), begin);
+      : Segment(p_, hv_, slot_, span_of(p_, p_.segment ? sequence_of(p_, slot_, p_.segment * CHUNK, threadIdx.x % 32) : slot_)) {}
+  // Of a sequence whose borders are known.
+  struct Span { int n, begin, end; };
+  static __device__ __forceinline__ Span span_of(const Prefill& p, int n) { return {n, p.border(n), p.border(n + 1)}; }
+  __device__ __forceinline__ Segment(const Prefill& p_, int hv_, int slot_, const Span& span)
+      : p(p_), hv(hv_), h(hv_ / (p_.HV / p_.H)), n(span.n), slot(slot_) {
+    const int unit = p.segment * CHUNK, begin = span.begin, end = max(span.end, begin);
     const int index = p.segment ? slot - (begin / unit + n) : 0;
     first = begin + index * unit, tokens = end - first;
     number = begin / CHUNK + n + index * p.segment;

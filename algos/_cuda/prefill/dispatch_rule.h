@@ -53,11 +53,13 @@ inline bool more_than_one_wave(int64_t N, int64_t HV, int64_t sms) { return 2 * 
 //   alone.
 //
 // Memory: 8 KB per chunk and value head, 16 with mma.sync, and 128 KB per segment and value head.
-constexpr int SHORTEST_SEGMENT = 8, SOME_LENGTH = 12, SHORTEST_CUT = 20;  // chunks
-inline int segment_chunks(int64_t num_tokens, int64_t N, int64_t HV, int segments, int64_t sms) {
-  const int64_t chunks = num_tokens / CHUNK, mean = chunks / N, parts = segments / HV;
+constexpr int SHORTEST_SEGMENT = 8, SOME_LENGTH = 12, SHORTEST_CUT = 20, WAVE_SEGMENT = 16;  // chunks
+inline int segment_chunks(int64_t num_tokens, int64_t N, int64_t HV, int segments, int64_t sms, bool forgets) {
+  const int64_t chunks = num_tokens / CHUNK, mean = chunks / N, wave = sms / HV;
+  const bool few = N == 1 || 5 * N * HV <= sms, full = forgets && segments > 0 && few && chunks >= WAVE_SEGMENT * wave;
+  const int64_t parts = full ? std::max<int64_t>(segments / HV, wave) : segments / HV;
   if (parts < 3 || chunks < SHORTEST_CUT || more_than_one_wave(N, HV, sms)) return 0;
-  const int64_t whole = mean >= SOME_LENGTH && 5 * N * HV > sms ? mean : SHORTEST_SEGMENT;
+  const int64_t whole = mean >= SOME_LENGTH && !few ? mean : SHORTEST_SEGMENT;
   return static_cast<int>(std::max(whole, (chunks + parts - 1) / parts));
 }
 

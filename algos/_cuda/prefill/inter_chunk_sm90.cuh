@@ -57,7 +57,7 @@ struct GroupShared {
 template <int GROUPS> constexpr int STATE_BLOCK = GROUPS * GROUP_ROWS * 128;  // bytes
 static_assert(4 * STATE_BLOCK<1> <= sizeof(GroupStage<1>) && 4 * STATE_BLOCK<2> <= sizeof(GroupStage<2>));
 template <int GROUPS, int STAGES>
-constexpr int group_shared() { return sizeof(GroupShared<GROUPS, STAGES>); }
+__host__ __device__ constexpr int group_shared() { return sizeof(GroupShared<GROUPS, STAGES>); }
 
 #if FLASHCORE_WGMMA
 
@@ -527,31 +527,40 @@ gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
 #endif
 }
 
-// grid (4 / GROUPS, HV, num_tokens / tokens of a segment): the first half makes L, the second Phi. A sequence that begins in unit
-// u of all tokens, and has m segments before its last, ends in unit u + m or later: so units can serve as segment numbers.
-template <int GROUPS, int STAGES>
-__global__ void __launch_bounds__(group_threads(GROUPS, false), 1)
-gdn_prefill_transfer_sm90(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps) {
+// What the CTAs for the segments with one number find out together, each for itself.
+struct TransferPlan {
+  uint32_t work, longest;  // chunks of all heads' tiles, and of the longest
+  int memory;              // of this head: memory_of
+};
+constexpr int TRANSFER_THREADS = group_threads(2, false), TRANSFER_PRODUCER = 8;  // its first warp
+constexpr int TRANSFER_FULL_STAGES = 3, TRANSFER_HALF_STAGES = 4;
+__host__ __device__ constexpr int transfer_plan_at() {
+  constexpr int full = group_shared<2, TRANSFER_FULL_STAGES>(), half = group_shared<1, TRANSFER_HALF_STAGES>();
+  return full > half ? full : half;
+}
+constexpr int transfer_shared() { return transfer_plan_at() + sizeof(TransferPlan); }
+
 #if FLASHCORE_WGMMA
+
+// L (`values`) or Phi of GROUPS halves of V.
+template <int GROUPS, int STAGES>
+__device__ __forceinline__ void run_transfer(const Prefill& p, const Maps& maps, const Segment& at, int half, bool values,
+                                             bool from_state) {
   auto& s = *reinterpret_cast<GroupShared<GROUPS, STAGES>*>(tile_memory());
-  constexpr int HALF = 2 / GROUPS;
-  constexpr bool GIVES = GROUPS > 1;  // else each thread has enough registers from the launch
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = blockIdx.x % HALF * GROUPS;
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const int row = half * GROUP_ROWS + warp * 16;
-  const bool values = blockIdx.x < HALF;
-  if (warp == GROUPS * 4 && elect_one()) prefetch_tensor_map(maps.k), prefetch_tensor_map(maps.v);
-  const Segment at(p, blockIdx.y, blockIdx.z + sequence_of<0>(p, blockIdx.z, p.segment * CHUNK, lane));
-  if (!at.there() || at.last || (at.opens && !values)) return;
   group_begin<false>(s);
   PipelineState<STAGES> pipe;
-  if (warp >= GROUPS * 4) {
-    if constexpr (GIVES) warpgroup_reg_dealloc<producer_registers(false)>();
-    if (warp == GROUPS * 4 && elect_one()) produce<false>(p, maps, s, pipe, at, half, values);
+  if (warp >= TRANSFER_PRODUCER) {
+    warpgroup_reg_dealloc<producer_registers(false)>();
+    if (warp == TRANSFER_PRODUCER && elect_one()) produce<false>(p, maps, s, pipe, at, half, values);
     return;
   }
-  if constexpr (GIVES) warpgroup_reg_alloc<consumer_registers(GROUPS, false)>();
+  if (warp >= GROUPS * 4) return;
+  warpgroup_reg_alloc<consumer_registers(GROUPS, false)>();
   float S[16][4];
-  begin_transfer(S, at, values, row, lane);
+  begin_transfer(S, at, from_state, values, row, lane);
+  if constexpr (POOL) warpgroup_fence_operand(S);
   consume<false>(S, p, s, pipe, at, values);
   const int64_t to = at.state_at(at.slot);
   if (values) {
@@ -559,6 +568,56 @@ gdn_prefill_transfer_sm90(const __grid_constant__ Prefill p, const __grid_consta
   } else {
     store_transfer(reinterpret_cast<uint4*>(p.transfers + to), S, row / 16, lane);
   }
+}
+
+#endif  // FLASHCORE_WGMMA
+
+// grid (4, HV, num_tokens / tokens of a segment): L of each half of V, Phi of each half. A sequence that begins in unit u of all
+// tokens, and has m segments before its last, ends in unit u + m or later: so units can serve as segment numbers.
+//
+// A half takes 0.85 us per chunk alone on an SM, a whole tile 1.41 (both halves, two consumer warpgroups). So CTAs take halves while
+// there are SMs for them; else the CTA of the first half takes both. Which of the two is decided for all heads' segments of one
+// number alike: they have p.sms SMs, and heads whose gates forget have few chunks and no Phi.
+__global__ void __launch_bounds__(TRANSFER_THREADS, 1)
+gdn_prefill_transfer_sm90(const __grid_constant__ Prefill p, const __grid_constant__ Maps one, const __grid_constant__ Maps two) {
+#if FLASHCORE_WGMMA
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = blockIdx.x % 2;
+  const bool values = blockIdx.x < 2;
+  Segment at = segment_in(p, blockIdx.y, blockIdx.z, lane);
+  if (!at.there() || at.last) return;
+  if (at.opens && !values) {
+    if (warp < 4) keep_original(at, half * GROUP_ROWS + warp * 16, lane);
+    return;
+  }
+  if (warp == TRANSFER_PRODUCER && elect_one()) {
+    prefetch_tensor_map(one.k), prefetch_tensor_map(one.v), prefetch_tensor_map(two.k), prefetch_tensor_map(two.v);
+  }
+  TransferPlan& plan = *reinterpret_cast<TransferPlan*>(tile_memory() + transfer_plan_at());
+  if (threadIdx.x == 0) plan.work = plan.longest = 0;
+  __syncthreads();
+  uint32_t work = 0, longest = 0;
+#pragma unroll 1
+  for (int hv = warp; hv < p.HV; hv += TRANSFER_THREADS / 32) {
+    const int memory = memory_of(p, at, hv, lane);
+    const uint32_t chunks = memory > 0 ? memory : at.count;
+    work += memory > 0 ? chunks : 2 * chunks, longest = max(longest, chunks);
+    if (hv == at.hv && lane == 0) plan.memory = memory;
+  }
+  if (lane == 0) atomicAdd(&plan.work, work), atomicMax(&plan.longest, longest);
+  __syncthreads();
+  // The larger of the mean work of an SM and the longest tile, in us times 100: 2 * 85 and 85, or 141 and 141.
+  const uint32_t sms = p.sms, mean = plan.work, most = plan.longest * sms;
+  const bool halves = max(170 * mean, 85 * most) <= 141 * max(mean, most);
+  const int memory = __shfl_sync(0xffffffffu, plan.memory, 0);
+  if (blockIdx.x == 0 && threadIdx.x == 0) p.linked[static_cast<int64_t>(at.slot) * p.HV + at.hv] = memory == 0;
+  if ((memory > 0 && !values) || (!halves && half > 0)) return;
+  const bool from_state = memory == at.chunks_before + at.count;
+  if (memory > 0) {  // these chunks alone, which may begin before the segment
+    const int skipped = at.count - memory;
+    at.first += skipped * CHUNK, at.number += skipped, at.count = memory, at.tokens = memory * CHUNK;
+  }
+  if (halves) run_transfer<1, TRANSFER_HALF_STAGES>(p, one, at, half, values, from_state);
+  else run_transfer<2, TRANSFER_FULL_STAGES>(p, two, at, 0, values, from_state);
 #endif
 }
 
