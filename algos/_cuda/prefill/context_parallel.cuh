@@ -64,18 +64,6 @@ __device__ __forceinline__ int memory_of(const Prefill& p, const Segment& at, in
   return most == all || at.opens ? all : 0;
 }
 
-// The segment that ends in a unit of all tokens: see gdn_prefill_transfer_sm90. Up to 31 sequences in one access.
-__device__ __forceinline__ Segment segment_in(const Prefill& p, int hv, int number, int lane) {
-  const int unit = p.segment * CHUNK;
-  if (p.N > 31) {
-    const int n = sequence_of<0>(p, number, unit, lane);
-    return {p, hv, number + n, Segment::span_of(p, n)};
-  }
-  const int border = p.border(min(lane, p.N));
-  const int n = 31 - __clz(__ballot_sync(0xffffffffu, lane == 0 || (lane < p.N && border / unit <= number)));
-  return {p, hv, number + n, {n, __shfl_sync(0xffffffffu, border, n), __shfl_sync(0xffffffffu, border, n + 1)}};
-}
-
 // Copies 16 rows of the state before a sequence to the place of its last segment, which is unused, for the first segment to start
 // from: new_state may be state, and the inter-chunk CTA that writes it could be done before the one that reads it begins.
 __device__ __forceinline__ void keep_original(const Segment& at, int row, int lane) {

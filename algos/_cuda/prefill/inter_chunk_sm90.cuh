@@ -461,6 +461,10 @@ struct WorkTile {
     if constexpr (GROUPS > 1) half = 0, slot = number / p.HV, hv = number - slot * p.HV;
     else half = blockIdx.x, hv = blockIdx.y, slot = blockIdx.z;
   }
+  __device__ __forceinline__ Segment segment(const Prefill& p) const {
+    if constexpr (GROUPS > 1) return {p, hv, slot};  // CTAs without work do not matter here, and this takes fewer registers
+    else return segment_of(p, hv, slot, 0);
+  }
   // In the matrix of all states' rows.
   __device__ __forceinline__ int row(const Prefill& p) const { return (slot * p.HV + hv) * HEAD_DIM + half * GROUP_ROWS; }
 };
@@ -501,7 +505,7 @@ gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
     const int other = warp - PRODUCER;
     const bool produces = other == 0 && elect_one();
     for_each_static_tile<GROUPS>(p, tiles, [&](const WorkTile<GROUPS>& of, bool) {
-      const Segment at(p, of.hv, of.slot);
+      const Segment at = of.segment(p);
       if (produces) produce<true>(p, maps, s, pipe, at, of.half, true);
       if (other > 0 && other <= STORE_WARPS) store_outputs(p, s, pipe, at, of.half, threadIdx.x - (PRODUCER + 1) * 32);
     });
@@ -510,12 +514,12 @@ gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
   if (warp >= MAKER) {
     warpgroup_reg_dealloc<maker_registers(GROUPS)>();
     for_each_static_tile<GROUPS>(p, tiles,
-                                 [&](const WorkTile<GROUPS>& of, bool) { make_m(p, s, pipe, Segment(p, of.hv, of.slot)); });
+                                 [&](const WorkTile<GROUPS>& of, bool) { make_m(p, s, pipe, of.segment(p)); });
     return;
   }
   warpgroup_reg_alloc<consumer_registers(GROUPS, true)>();
   for_each_static_tile<GROUPS>(p, tiles, [&](const WorkTile<GROUPS>& of, bool first) {
-    const Segment at(p, of.hv, of.slot);
+    const Segment at = of.segment(p);
     if (!at.there()) return;
     const int row = of.half * GROUP_ROWS + warp * 16;
     if (p.segment || !first) load_state(S, at.start(), row, 0, lane);
@@ -572,8 +576,7 @@ __device__ __forceinline__ void run_transfer(const Prefill& p, const Maps& maps,
 
 #endif  // FLASHCORE_WGMMA
 
-// grid (4, HV, num_tokens / tokens of a segment): L of each half of V, Phi of each half. A sequence that begins in unit u of all
-// tokens, and has m segments before its last, ends in unit u + m or later: so units can serve as segment numbers.
+// grid (4, HV, num_tokens / tokens of a segment): L of each half of V, Phi of each half.
 //
 // A half takes 0.85 us per chunk alone on an SM, a whole tile 1.41 (both halves, two consumer warpgroups). So CTAs take halves while
 // there are SMs for them; else the CTA of the first half takes both. Which of the two is decided for all heads' segments of one
@@ -583,7 +586,7 @@ gdn_prefill_transfer_sm90(const __grid_constant__ Prefill p, const __grid_consta
 #if FLASHCORE_WGMMA
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = blockIdx.x % 2;
   const bool values = blockIdx.x < 2;
-  Segment at = segment_in(p, blockIdx.y, blockIdx.z, lane);
+  Segment at = segment_of(p, blockIdx.y, blockIdx.z, 1);
   if (!at.there() || at.last) return;
   if (at.opens && !values) {
     if (warp < 4) keep_original(at, half * GROUP_ROWS + warp * 16, lane);
