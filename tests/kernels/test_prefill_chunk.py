@@ -22,7 +22,7 @@ LAUNCHES = """
 #include "inter_chunk_sm90_tiles.cuh"
 #include "intra_chunk_sm90.cuh"
 #include "intra_chunk_sm80.cuh"
-#include "context_parallel_scan.cuh"
+#include "context_parallel_sm90.cuh"
 #include "dispatch_rule.h"
 #include "context_parallel.cuh"
 using namespace gdn;
@@ -88,9 +88,8 @@ void groups(const Prefill& p, int members, uint32_t ctas = 1) {
     const uint32_t units = p.num_tokens / (p.segment * CHUNK);
     static_assert(transfer_shared() <= 227 * 1024);
     const Maps one = maps<1>(p), two = maps<2>(p);
-    launch({4, uint32_t(p.HV), units}, TRANSFER_THREADS, transfer_shared(),
-           [&] { gdn_prefill_transfer_sm90(p, one, two); });
-    scan(p);
+    launch({4 * p.HV * units + 5, 1, 1}, TRANSFER_THREADS, transfer_shared(),
+           [&] { gdn_prefill_transfer_sm90(p, one, two, int(units)); });
   }
   const uint32_t tiles = p.HV * parts(p), many = tiles < ctas ? tiles : ctas;
   const dim grid = GROUPS > 1 ? dim{many, 1, 1} : dim{2, uint32_t(p.HV), parts(p)};
@@ -109,8 +108,9 @@ void ordered(const Prefill& p, int members, uint32_t ctas) {
                    [&] { gdn_prefill_inter_chunk_sm90_tiles(p, one, two); });
 }
 // What sm_90a's transfer needs; halves: as if it had many SMs.
-void forget(Prefill& p, float* bounds, int* linked, int window, bool halves) {
-  p.bounds = bounds, p.linked = linked, p.window = window, p.sms = halves ? 1000 : 0;
+void forget(Prefill& p, float* bounds, int* progress, int window, bool halves) {
+  p.bounds = bounds, p.progress = (uint32_t*)progress, p.segments = parts(p);
+  p.window = window, p.sms = halves ? 1000 : 0;
 }
 constexpr int ONE = 14;
 void run(const Prefill& p, int warps, int members) {
@@ -259,7 +259,7 @@ def prefill(library, warps, given, scale=0.1, mode=0, members=1, segment=0, in_p
     if warps < 0:
         check_tiles(library, plan, cu, HV, -warps)
     if seen is not None:
-        seen.update(bounds=bounds, linked=linked, transfers=transfers)
+        seen.update(bounds=bounds, linked=(linked & 3) - 1, transfers=transfers)
     return output, new_state
 
 

@@ -41,6 +41,10 @@ __device__ __forceinline__ void store_transfer(uint4* to, const float (&S)[16][4
 
 constexpr float FORGOTTEN = -40.f;  // log2
 
+// Of a segment and value head: 0 at first, set by the intra-chunk kernel. One of APART and LINKED is added when it is decided whether
+// there is Phi, and WARP_DONE for every 16 rows of L and of Phi: 8 each.
+enum Progress : uint32_t { APART = 1, LINKED = 2, DECISION = 3, WARP_DONE = 4 };
+
 // On how many of the chunks up to a segment's end the state after it depends: see above. As many as the sequence has up to there: it
 // begins with the sequence's state. 0: on more than p.window. By all lanes of a warp.
 __device__ __forceinline__ int memory_of(const Prefill& p, const Segment& at, int hv, int lane) {

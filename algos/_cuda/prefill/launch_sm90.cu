@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "context_parallel_sm90.cuh"
 #include "intra_chunk_sm90.cuh"
 #include "launch.cuh"
 #include "tensor_maps.cuh"
@@ -47,8 +48,10 @@ static void launch_inter_chunk(const Prefill& p, const Maps& maps, uint32_t part
   else with(std::false_type{});
 }
 static void launch_transfer(const Prefill& p, const Maps& one, const Maps& two, int device, cudaStream_t stream) {
-  const dim3 grid(4, p.HV, static_cast<uint32_t>(p.num_tokens / (p.segment * CHUNK)));
-  launch<gdn_prefill_transfer_sm90>(grid, TRANSFER_THREADS, transfer_shared(), device, stream, p, one, two);
+  const int segments = static_cast<int>(p.num_tokens / (p.segment * CHUNK));  // the most that are not a sequence's last
+  const int scans = std::min(SCAN_SLICES * p.HV * p.N, sms_of(device));
+  launch<gdn_prefill_transfer_sm90>(dim3(4 * p.HV * segments + scans), TRANSFER_THREADS, transfer_shared(), device, stream, p, one,
+                                    two, segments);
 }
 // The number of segments if one sequence has nearly all tokens; its last has no transfer.
 static int64_t likely_segments(const Prefill& p) {
@@ -59,7 +62,7 @@ static void launch_inter_chunk_sm90(const Prefill& p, const Maps& one, const Map
                                     cudaStream_t stream) {
   // `parts` is the maximum; likely are those of one sequence with nearly all tokens.
   const int64_t likely = p.segment ? likely_segments(p) : p.N, count = sms_of(device);
-  if (p.segment) launch_transfer(p, one, two, device, stream), launch_scan(p, device, stream);
+  if (p.segment) launch_transfer(p, one, two, device, stream);
   if (more_than_one_wave(likely, p.HV, count)) launch_inter_chunk<2, 3>(p, two, parts, device, stream);
   else launch_inter_chunk<1, 4>(p, one, parts, device, stream);
 }
@@ -74,7 +77,7 @@ bool launch_sm90(Prefill p, int segments, const Allocate& allocate, int device, 
     const int segments = static_cast<int>(likely_segments(p));
     p.window = p.segment + segments, p.sms = std::max(sms_of(device) / std::max(segments - 1, 1), 1);
     p.bounds = static_cast<float*>(allocate(p.chunk_numbers() * p.HV * sizeof(float)));
-    p.linked = static_cast<int*>(allocate(int64_t{parts} * p.HV * sizeof(int)));
+    p.segments = static_cast<int>(parts), p.progress = static_cast<uint32_t*>(allocate(int64_t{parts} * p.HV * sizeof(uint32_t)));
   }
   if (!p.segment && !p.has_checkpoints() && launch_sm90_tiles(p, one, two, allocate, device, stream)) return true;
   launch_intra_chunk<gdn_prefill_intra_chunk_sm90<false>, true>(p, one.k, device, stream);
