@@ -167,7 +167,7 @@ __device__ __forceinline__ void scan(const Prefill& p, ScanShared& s, int item, 
 
 // A CTA for all rows of all sequences and value heads, or, if there are more, as many as SMs: with one each, 4x2048 had 256 of them, two
 // waves, although no sequence was split. On sm_90a the scan is part of gdn_prefill_transfer_sm90.
-__global__ void __launch_bounds__(SCAN_THREADS, 1) gdn_prefill_scan(const __grid_constant__ Prefill p) {
+static __global__ void __launch_bounds__(SCAN_THREADS, 1) gdn_prefill_scan(const __grid_constant__ Prefill p) {
   scan(p, *reinterpret_cast<ScanShared*>(shared_memory()), blockIdx.x, gridDim.x);
 }
 
