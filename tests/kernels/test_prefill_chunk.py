@@ -86,10 +86,16 @@ void groups(const Prefill& p, int members, uint32_t ctas = 1) {
   prepare(p, members, true);
   if (p.segment) {
     const uint32_t units = p.num_tokens / (p.segment * CHUNK);
-    static_assert(transfer_shared() <= 227 * 1024);
+    static_assert(segments_shared<GROUPS, STAGES>() <= 227 * 1024);
     const Maps one = maps<1>(p), two = maps<2>(p);
-    launch({4 * p.HV * units + 5, 1, 1}, TRANSFER_THREADS, transfer_shared(),
-           [&] { gdn_prefill_transfer_sm90(p, one, two, int(units)); });
+    const uint32_t transfers = 4 * p.HV * units, before = transfers + 5, tiles = p.HV * parts(p) * 2 / GROUPS, many = GROUPS == 1 || tiles < ctas ? tiles : ctas;
+    launch({before + many, 1, 1}, group_threads(GROUPS, true), segments_shared<GROUPS, STAGES>(), [&] {
+      if (POOL && p.has_checkpoints())
+        gdn_prefill_segments_sm90<GROUPS, STAGES, POOL>(p, one, two, transfers, before, tiles);
+      else
+        gdn_prefill_segments_sm90<GROUPS, STAGES>(p, one, two, transfers, before, tiles);
+    });
+    return;
   }
   const uint32_t tiles = p.HV * parts(p), many = tiles < ctas ? tiles : ctas;
   const dim grid = GROUPS > 1 ? dim{many, 1, 1} : dim{2, uint32_t(p.HV), parts(p)};

@@ -20,8 +20,9 @@ struct ScanShared {
 };
 static_assert(sizeof(ScanShared) <= 163 * 1024, "what sm_80 has");
 
-// Steps 1 to `steps` - 1 of 16 rows from `row` on; `begin` and `transfers` are of the segment before the first step.
-__device__ __forceinline__ void scan_steps(const Prefill& p, ScanShared& s, float* begin, const float* transfers, int row, int steps) {
+// Steps 1 to `steps` - 1 of 16 rows from `row` on; `begin`, `transfers` and `slot` are of the segment before the first step.
+__device__ __forceinline__ void scan_steps(const Prefill& p, ScanShared& s, float* begin, const float* transfers, int row, int steps,
+                                           int slot, int hv) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int64_t stride = static_cast<int64_t>(p.HV) * HEAD_DIM * HEAD_DIM;
   float* end = begin + stride;
@@ -111,6 +112,7 @@ __device__ __forceinline__ void scan_steps(const Prefill& p, ScanShared& s, floa
       for (int c = 0; c < 4; ++c) S[j][c] = sum[0][j][c] + (sum[1][j][c] + sum[2][j][c]) + L[j][c];
     }
     store_state(end, S, row, warp * 4, lane);
+    done(p, slot + step, hv, SCAN_DONE);
     end += stride;
   }
 }
@@ -137,7 +139,7 @@ __device__ __forceinline__ void wait_for_transfers(const Prefill& p, int first, 
   for (int i = step + threadIdx.x % 32; i < to; i += 32) {
     const volatile uint32_t* const progress = p.progress_of(first + i, hv);
     const uint32_t done = (*progress & DECISION) == LINKED ? LINKED + 16 * WARP_DONE : APART + 8 * WARP_DONE;
-    while (*progress != done) {}
+    while (*progress % SCAN_DONE != done) {}
   }
   __threadfence();
   __syncwarp();
@@ -159,14 +161,14 @@ __device__ __forceinline__ void scan(const Prefill& p, ScanShared& s, int item, 
       const int64_t before = at + (step - 1) * static_cast<int64_t>(p.HV) * HEAD_DIM * HEAD_DIM;
       wait_for_transfers(p, first, hv, step - 1, to);
       named_barrier_sync<SCAN_THREADS>(1);  // and S in shared memory has been read
-      scan_steps(p, s, p.ends + before, p.transfers + before, row, to - step + 1);
+      scan_steps(p, s, p.ends + before, p.transfers + before, row, to - step + 1, first + step - 1, hv);
       step = to;
     }
   }
 }
 
 // A CTA for all rows of all sequences and value heads, or, if there are more, as many as SMs: with one each, 4x2048 had 256 of them, two
-// waves, although no sequence was split. On sm_90a the scan is part of gdn_prefill_transfer_sm90.
+// waves, although no sequence was split. On sm_90a the scan is part of gdn_prefill_segments_sm90.
 static __global__ void __launch_bounds__(SCAN_THREADS, 1) gdn_prefill_scan(const __grid_constant__ Prefill p) {
   scan(p, *reinterpret_cast<ScanShared*>(shared_memory()), blockIdx.x, gridDim.x);
 }
