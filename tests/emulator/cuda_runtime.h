@@ -333,7 +333,6 @@ inline int __shfl_sync(uint32_t, int x, int from, int width = 32) {
   return static_cast<int>(__shfl_sync(0, static_cast<uint32_t>(x), from, width));
 }
 // Threads run one after the other, CTAs too.
-inline void __threadfence() {}
 inline uint32_t atomicAdd(uint32_t* p, uint32_t x) {
   const uint32_t before = *p;
   *p += x;

@@ -22,6 +22,7 @@ LAUNCHES = """
 #include "inter_chunk_sm90_tiles.cuh"
 #include "intra_chunk_sm90.cuh"
 #include "intra_chunk_sm80.cuh"
+#include "context_parallel_scan.cuh"
 #include "context_parallel_sm90.cuh"
 #include "dispatch_rule.h"
 #include "context_parallel.cuh"
@@ -86,16 +87,15 @@ void groups(const Prefill& p, int members, uint32_t ctas = 1) {
   prepare(p, members, true);
   if (p.segment) {
     const uint32_t units = p.num_tokens / (p.segment * CHUNK);
-    static_assert(segments_shared<GROUPS, STAGES>() <= 227 * 1024);
+    static_assert(recall_shared() <= 227 * 1024);
     const Maps one = maps<1>(p), two = maps<2>(p);
-    const uint32_t transfers = 4 * p.HV * units, before = transfers + 5, tiles = p.HV * parts(p) * 2 / GROUPS, many = GROUPS == 1 || tiles < ctas ? tiles : ctas;
-    launch({before + many, 1, 1}, group_threads(GROUPS, true), segments_shared<GROUPS, STAGES>(), [&] {
-      if (POOL && p.has_checkpoints())
-        gdn_prefill_segments_sm90<GROUPS, STAGES, POOL>(p, one, two, transfers, before, tiles);
-      else
-        gdn_prefill_segments_sm90<GROUPS, STAGES>(p, one, two, transfers, before, tiles);
-    });
-    return;
+    if (p.bounds)
+      launch({4, uint32_t(p.HV), units}, RECALL_THREADS, recall_shared(),
+             [&] { gdn_prefill_recall_sm90(p, one, two); });
+    else
+      launch({4 / GROUPS, uint32_t(p.HV), units}, group_threads(GROUPS, false), SHARED,
+             [&] { gdn_prefill_transfer_sm90<GROUPS, STAGES>(p, m); });
+    scan(p);
   }
   const uint32_t tiles = p.HV * parts(p), many = tiles < ctas ? tiles : ctas;
   const dim grid = GROUPS > 1 ? dim{many, 1, 1} : dim{2, uint32_t(p.HV), parts(p)};
@@ -113,10 +113,9 @@ void ordered(const Prefill& p, int members, uint32_t ctas) {
   emulated::launch({ctas, 1, 1}, TILES_THREADS, tiles_shared(), 1,
                    [&] { gdn_prefill_inter_chunk_sm90_tiles(p, one, two); });
 }
-// What sm_90a's transfer needs; halves: as if it had many SMs.
-void forget(Prefill& p, float* bounds, int* progress, int window, bool halves) {
-  p.bounds = bounds, p.progress = (uint32_t*)progress, p.segments = parts(p);
-  p.window = window, p.sms = halves ? 1000 : 0;
+// What gdn_prefill_recall_sm90 needs; halves: as if it had many SMs.
+void forget(Prefill& p, float* bounds, int* linked, int window, bool halves) {
+  p.bounds = bounds, p.linked = linked, p.window = window, p.sms = halves ? 1000 : 0;
 }
 constexpr int ONE = 14;
 void run(const Prefill& p, int warps, int members) {
@@ -163,7 +162,7 @@ extern "C" int prefill(int warps, int mode, int members, int segment, int window
   Prefill p{{(bf*)t[0], (bf*)t[1], (bf*)t[2], (float*)t[3], (float*)t[4], (bf*)t[5], (float*)t[6], (bf*)t[7],
              (int64_t*)t[8], (bf*)t[9], (float*)t[10], scale, H, HV, N, T},
             (char*)t[11], (float*)t[12], (float*)t[13], segment, -warps, nullptr};
-  if (segment && warps > 8) forget(p, (float*)t[15], (int*)t[16], window, warps == ONE);
+  if (segment && warps > 8 && window >= 0) forget(p, (float*)t[15], (int*)t[16], window, warps == ONE);
   emulated::mode = mode;
   if (warps < 0) p.plan = (Plan*)t[14];
   return run(p, warps, members), 0;
@@ -227,7 +226,7 @@ def inputs(lengths, H, HV, *, seed=0, state_scale=1.0):
     return [q, k, v, state, A_log, a, dt_bias, b, cu]
 
 
-def prefill(library, warps, given, scale=0.1, mode=0, members=1, segment=0, in_place=False, window=0, seen=None):
+def prefill(library, warps, given, scale=0.1, mode=0, members=1, segment=0, in_place=False, window=-1, seen=None):
     q, k, v, state, A_log, a, dt_bias, b, cu = given
     T, N, H, HV = q.shape[0], len(cu) - 1, q.shape[1], v.shape[1]
     guarded = torch.full((T + 64, HV, 128), float("nan"), dtype=torch.bfloat16)
@@ -265,7 +264,7 @@ def prefill(library, warps, given, scale=0.1, mode=0, members=1, segment=0, in_p
     if warps < 0:
         check_tiles(library, plan, cu, HV, -warps)
     if seen is not None:
-        seen.update(bounds=bounds, linked=(linked & 3) - 1, transfers=transfers)
+        seen.update(bounds=bounds, linked=linked, transfers=transfers)
     return output, new_state
 
 
@@ -560,16 +559,22 @@ CUT = [
     ((2857, 3, 8, 40), 9),
     ((8192, 3, 8, 40), 26),  # three do not have so many SMs that the mean of 42 counts
     ((3028, 5, 8, 40), 10),  # the mean is short
-    ((8192, 4, 8, 40), 32),  # the mean
+    ((8192, 4, 8, 40), 16),  # half of the mean
     ((8192, 9, 8, 64), 0),  # launch_sm90_tiles.cu's
     ((8192, 1, 16, 64), 16),  # so long that eight parts, of all of V, fill the GPU
     ((8128, 1, 16, 64), 32),
+    ((16320, 1, 8, 64), 32),
     ((16384, 1, 8, 64), 16),
     ((65536, 1, 8, 64), 64),
     ((65536, 1, 8, 0), 0),
     ((8192, 1, 32, 40), 32),
-    ((4032, 1, 32, 40), 0),
-    ((8192, 2, 32, 40), 0),  # in two: as long as the whole
+    ((8128, 1, 32, 40), 64),  # in two
+    ((3072, 1, 32, 40), 24),
+    ((3008, 1, 32, 40), 0),
+    ((8192, 2, 16, 40), 32),
+    ((4096, 4, 8, 40), 8),
+    ((4032, 4, 8, 40), 15),
+    ((8192, 2, 32, 40), 0),
     ((65536, 1, 64, 64), 0),
 ]
 

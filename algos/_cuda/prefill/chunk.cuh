@@ -49,11 +49,9 @@ struct Prefill : Tensors {
   Plan* plan;                    // work tiles in order of length; see tile_scheduler.cuh
   // On sm_90a, if sequences are split (context_parallel.cuh); else null:
   float* bounds;                 // [HV, numbers of chunks], log2 of a bound of ||Phi|| of a chunk
-  uint32_t* progress;            // [numbers of segments, HV]: Progress of the transfers
-  int segments;                  // numbers of segments
+  int* linked;                   // [numbers of segments, HV]: whether a segment has Phi
   int window;                    // chunks that are looked through for one where the state is forgotten
   int sms;                       // for the transfers of all heads' segments with one number
-  __device__ __forceinline__ uint32_t* progress_of(int slot, int hv) const { return progress + static_cast<int64_t>(slot) * HV + hv; }
   __host__ __device__ __forceinline__ int64_t chunk_numbers() const { return num_tokens / CHUNK + N; }
 
   // Sequence n has the tokens from its border to the next. Clamped: wrong values in cu_seqlens cause no access outside.

@@ -41,28 +41,6 @@ __device__ __forceinline__ void store_transfer(uint4* to, const float (&S)[16][4
 
 constexpr float FORGOTTEN = -40.f;  // log2
 
-// Of a segment and value head, 0 at first (set by the intra-chunk kernel). One of APART and LINKED is added when it is decided whether
-// there is Phi; WARP_DONE for every 16 rows of L and of Phi, 8 each, and of the state at the place of a last segment (keep_original);
-// SCAN_DONE by every warp of the scan that has the state after it, 4 for each 16 rows.
-enum Progress : uint32_t { APART = 1, LINKED = 2, DECISION = 3, WARP_DONE = 4, SCAN_DONE = 1 << 16 };
-// This warp's stores are done.
-__device__ __forceinline__ void done(const Prefill& p, int slot, int hv, uint32_t what) {
-  if (!p.progress) return;
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) __threadfence(), atomicAdd(p.progress_of(slot, hv), what);
-}
-// Waits for the state before a segment, which the scan has or may not have to do with.
-__device__ __forceinline__ void wait_for_start(const Prefill& p, const Segment& at) {
-  if (at.before < 0) return;
-  const volatile uint32_t* const progress = p.progress_of(at.before, at.hv);
-  for (;;) {
-    const uint32_t now = *progress;
-    if ((now & DECISION) == LINKED ? now == LINKED + 16 * WARP_DONE + 32 * SCAN_DONE : now / WARP_DONE == 8) break;
-  }
-  __threadfence();
-  __syncwarp();
-}
-
 // On how many of the chunks up to a segment's end the state after it depends: see above. As many as the sequence has up to there: it
 // begins with the sequence's state. 0: on more than p.window. By all lanes of a warp.
 __device__ __forceinline__ int memory_of(const Prefill& p, const Segment& at, int hv, int lane) {

@@ -9,7 +9,7 @@ namespace gdn {
 // quarter) at a time. It begins with the two of its own columns, whose S it has in registers; the rest of S comes through
 // shared memory. Phi does not depend on S: each lane has a circular buffer of its own reads, so no barrier is needed. Registers
 // would not do: ptxas tracks all loads under way at a loop's back edge as one, so the first product would wait for the last.
-constexpr int SCAN_THREADS = 128, SCAN_SLICES = HEAD_DIM / 16;
+constexpr int SCAN_THREADS = 128;
 constexpr int SCAN_AHEAD = 2;  // steps that Phi and L are loaded ahead, 72 KB each: L2 needs 64 KB in flight
 struct ScanShared {
   uint4 phi[SCAN_AHEAD][4][2][4][SCAN_THREADS];  // [quarter][k-step][n-tile]
@@ -20,9 +20,8 @@ struct ScanShared {
 };
 static_assert(sizeof(ScanShared) <= 163 * 1024, "what sm_80 has");
 
-// Steps 1 to `steps` - 1 of 16 rows from `row` on; `begin`, `transfers` and `slot` are of the segment before the first step.
-__device__ __forceinline__ void scan_steps(const Prefill& p, ScanShared& s, float* begin, const float* transfers, int row, int steps,
-                                           int slot, int hv) {
+// Steps 1 to `steps` - 1 of 16 rows from `row` on; `begin` and `transfers` are of the segment before the first step.
+__device__ __forceinline__ void scan_steps(const Prefill& p, ScanShared& s, float* begin, const float* transfers, int row, int steps) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int64_t stride = static_cast<int64_t>(p.HV) * HEAD_DIM * HEAD_DIM;
   float* end = begin + stride;
@@ -97,7 +96,7 @@ __device__ __forceinline__ void scan_steps(const Prefill& p, ScanShared& s, floa
         }
         load(step + SCAN_AHEAD, quarter, k);
         if (quarter < 3 && k == 0) {  // S of the next quarter, after half of the products that do not need it
-          if (quarter == 0) named_barrier_sync<SCAN_THREADS>(1);
+          if (quarter == 0) __syncthreads();
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const int from = (warp + quarter + 1) % 4 * 2 + i;
@@ -112,45 +111,32 @@ __device__ __forceinline__ void scan_steps(const Prefill& p, ScanShared& s, floa
       for (int c = 0; c < 4; ++c) S[j][c] = sum[0][j][c] + (sum[1][j][c] + sum[2][j][c]) + L[j][c];
     }
     store_state(end, S, row, warp * 4, lane);
-    done(p, slot + step, hv, SCAN_DONE);
     end += stride;
   }
 }
 
-// The first segment from `step` on that has Phi or, if not `linked`, has none; else `steps`. By all lanes of a warp. With sm_80's
-// kernels all have.
+// The first segment from `step` on that has Phi or, if not `linked`, has none; else `steps`. By all lanes of a warp.
 __device__ __forceinline__ int next_segment(const Prefill& p, int first, int hv, int step, int steps, bool linked) {
-  if (!p.progress) return linked ? step : steps;
+  if (!p.linked) return linked ? step : steps;
 #pragma unroll 1
   for (; step < steps; step += 32) {
     const int i = step + threadIdx.x % 32;
-    uint32_t decided = DECISION;
-    while (i < steps && (decided = *static_cast<volatile uint32_t*>(p.progress_of(first + i, hv)) & DECISION) == 0) {}
-    __syncwarp();
-    const uint32_t where = __ballot_sync(0xffffffffu, i < steps && (decided == LINKED) == linked);
+    const bool found = i < steps && (p.linked[static_cast<int64_t>(first + i) * p.HV + hv] != 0) == linked;
+    const uint32_t where = __ballot_sync(0xffffffffu, found);
     if (where) return step + __ffs(where) - 1;
   }
   return steps;
 }
-// Waits for L and Phi of the segments from `step` up to before `to`.
-__device__ __forceinline__ void wait_for_transfers(const Prefill& p, int first, int hv, int step, int to) {
-  if (!p.progress) return;
-#pragma unroll 1
-  for (int i = step + threadIdx.x % 32; i < to; i += 32) {
-    const volatile uint32_t* const progress = p.progress_of(first + i, hv);
-    const uint32_t done = (*progress & DECISION) == LINKED ? LINKED + 16 * WARP_DONE : APART + 8 * WARP_DONE;
-    while (*progress % SCAN_DONE != done) {}
-  }
-  __threadfence();
-  __syncwarp();
-}
 
-// 16 rows of a sequence and value head: number `item`, then those `step` further. By SCAN_THREADS threads.
-__device__ __forceinline__ void scan(const Prefill& p, ScanShared& s, int item, int stride) {
-  const int unit = p.segment * CHUNK, items = p.N * p.HV * SCAN_SLICES;
+// A CTA takes 16 rows of a sequence and value head, then those `gridDim.x` further. With a CTA for each, 4x2048 had 256 of them, two
+// waves, although no sequence was split.
+__global__ void __launch_bounds__(SCAN_THREADS, 1) gdn_prefill_scan(const __grid_constant__ Prefill p) {
+  constexpr int SLICES = HEAD_DIM / 16;
+  ScanShared& s = *reinterpret_cast<ScanShared*>(shared_memory());
+  const int unit = p.segment * CHUNK, items = p.N * p.HV * SLICES;
 #pragma unroll 1
-  for (; item < items; item += stride) {
-    const int row = item % SCAN_SLICES * 16, hv = item / SCAN_SLICES % p.HV, n = item / SCAN_SLICES / p.HV;
+  for (int item = blockIdx.x; item < items; item += gridDim.x) {
+    const int row = item % SLICES * 16, hv = item / SLICES % p.HV, n = item / SLICES / p.HV;
     const int begin = p.border(n), tokens = p.border(n + 1) - begin;
     if (tokens <= 2 * unit) continue;  // at most the first and the last segment
     const int first = begin / unit + n, steps = (tokens + unit - 1) / unit - 1;
@@ -159,18 +145,11 @@ __device__ __forceinline__ void scan(const Prefill& p, ScanShared& s, int item, 
     for (int step = 1; (step = next_segment(p, first, hv, step, steps, true)) < steps;) {
       const int to = next_segment(p, first, hv, step, steps, false);
       const int64_t before = at + (step - 1) * static_cast<int64_t>(p.HV) * HEAD_DIM * HEAD_DIM;
-      wait_for_transfers(p, first, hv, step - 1, to);
-      named_barrier_sync<SCAN_THREADS>(1);  // and S in shared memory has been read
-      scan_steps(p, s, p.ends + before, p.transfers + before, row, to - step + 1, first + step - 1, hv);
+      __syncthreads();  // S in shared memory has been read
+      scan_steps(p, s, p.ends + before, p.transfers + before, row, to - step + 1);
       step = to;
     }
   }
-}
-
-// A CTA for all rows of all sequences and value heads, or, if there are more, as many as SMs: with one each, 4x2048 had 256 of them, two
-// waves, although no sequence was split. On sm_90a the scan is part of gdn_prefill_segments_sm90.
-static __global__ void __launch_bounds__(SCAN_THREADS, 1) gdn_prefill_scan(const __grid_constant__ Prefill p) {
-  scan(p, *reinterpret_cast<ScanShared*>(shared_memory()), blockIdx.x, gridDim.x);
 }
 
 }  // namespace gdn

@@ -11,8 +11,7 @@
 //   inter_chunk_sm90*.cuh          launch 2 on sm_90a: from chunk to chunk with wgmma and TMA, M computed at the same time;
 //                                  _tiles: many sequences of different lengths, in the order of tile_scheduler.cuh
 //   inter_chunk_sm80*.cuh          launch 2 elsewhere: with mma.sync
-//   context_parallel*.cuh          few heads and long sequences: segments in parallel; on sm_90a in launch 2 (_sm90), else two more
-//                                  launches
+//   context_parallel*.cuh          two more launches for few heads and long sequences: segments in parallel
 //   launch*.cu, launch.cuh         grids, shared memory, tensor_maps.cuh
 //
 // Short sequences go to cuda-recurrent's kernel. Up to which length, and the number of segments, is chosen by measurement for each

@@ -21,5 +21,8 @@ void check(cudaError_t error);
 void check(CUresult error);
 int sms_of(int device);
 
+// The state after each segment (context_parallel_scan.cuh, in launch_sm80.cu), for launch_sm90 and launch_sm80.
+void launch_scan(const Prefill& p, int device, cudaStream_t stream);
+
 }  // namespace gdn
 #pragma GCC visibility pop

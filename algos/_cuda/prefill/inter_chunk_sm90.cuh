@@ -452,48 +452,44 @@ __host__ __device__ constexpr int producer_registers(bool outputs) { return outp
 __host__ __device__ constexpr int maker_registers(int groups) { return groups > 1 ? 64 : 104; }
 __host__ __device__ constexpr int consumer_registers(int groups, bool outputs) { return !outputs ? 232 : groups > 1 ? 208 : 248; }
 
-// A CTA's work tile: 64 GROUPS rows of V of a value head and sequence or, if SEGMENTS, segment. With one warpgroup a CTA has one of
-// them: halves, then value heads, then sequences; with two it has those from its own number on in steps of the number of CTAs.
-template <int GROUPS, bool SEGMENTS>
+// A CTA's work tile: 64 GROUPS rows of V of a value head and segment. With one warpgroup a CTA has one of them, grid (2, HV, numbers
+// of segments); with two it has those from its own number on in steps of the grid.
+template <int GROUPS>
 struct WorkTile {
   int half, hv, slot;
   __device__ __forceinline__ WorkTile(const Prefill& p, int number) {
-    constexpr int HALVES = 2 / GROUPS;
-    if constexpr (GROUPS == 1 && !SEGMENTS) half = blockIdx.x, hv = blockIdx.y, slot = blockIdx.z;
-    else half = number % HALVES, slot = number / HALVES / p.HV, hv = number / HALVES - slot * p.HV;
+    if constexpr (GROUPS > 1) half = 0, slot = number / p.HV, hv = number - slot * p.HV;
+    else half = blockIdx.x, hv = blockIdx.y, slot = blockIdx.z;
   }
   __device__ __forceinline__ Segment segment(const Prefill& p) const {
-    if constexpr (!SEGMENTS || GROUPS > 1) return {p, hv, slot};  // CTAs without work do not matter here, and this takes fewer registers
+    if constexpr (GROUPS > 1) return {p, hv, slot};  // CTAs without work do not matter here, and this takes fewer registers
     else return segment_of(p, hv, slot, 0);
   }
   // In the matrix of all states' rows.
   __device__ __forceinline__ int row(const Prefill& p) const { return (slot * p.HV + hv) * HEAD_DIM + half * GROUP_ROWS; }
 };
-
-#if FLASHCORE_WGMMA
-
-// Runs `code` for each tile of this CTA, with whether it is the first: a static schedule. The grid's first `before` CTAs have other work.
-template <int GROUPS, bool SEGMENTS, typename Code>
-__device__ __forceinline__ void for_each_static_tile(const Prefill& p, int tiles, int before, const Code& code) {
+// Runs `code` for each tile of this CTA, with whether it is the first: a static schedule.
+template <int GROUPS, typename Code>
+__device__ __forceinline__ void for_each_static_tile(const Prefill& p, int tiles, const Code& code) {
   if constexpr (GROUPS > 1) {
 #pragma unroll 1
-    for (int number = blockIdx.x - before; number < tiles; number += gridDim.x - before)
-      code(WorkTile<GROUPS, SEGMENTS>(p, number), number == static_cast<int>(blockIdx.x) - before);
+    for (int number = blockIdx.x; number < tiles; number += gridDim.x)
+      code(WorkTile<GROUPS>(p, number), number == static_cast<int>(blockIdx.x));
   } else {
-    code(WorkTile<GROUPS, SEGMENTS>(p, blockIdx.x - before), true);
+    code(WorkTile<GROUPS>(p, 0), true);
   }
 }
 
-template <int GROUPS, int STAGES, bool CHECKPOINTS, bool SEGMENTS>
-__device__ __forceinline__ void inter_chunk(const Prefill& p, const Maps& maps, int tiles, int before) {
+template <int GROUPS, int STAGES, bool CHECKPOINTS = false>
+__global__ void __launch_bounds__(group_threads(GROUPS, true), 1)
+gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps, const int tiles) {
+#if FLASHCORE_WGMMA
   constexpr int MAKER = GROUPS * 4, PRODUCER = MAKER + 4;  // their first warps
-  using Tile = WorkTile<GROUPS, SEGMENTS>;
-  const auto for_each = [&](const auto& code) { for_each_static_tile<GROUPS, SEGMENTS>(p, tiles, before, code); };
   auto& s = *reinterpret_cast<GroupShared<GROUPS, STAGES>*>(tile_memory());
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float S[16][4];
-  if (!SEGMENTS && warp < MAKER) {  // before everything that needs cu_seqlens
-    const Tile of(p, blockIdx.x);
+  if (!p.segment && warp < MAKER) {  // before everything that needs cu_seqlens
+    const WorkTile<GROUPS> of(p, blockIdx.x);
     if constexpr (POOL) {
       load_state(S, p.original(p.state_of(of.slot), of.hv), of.half * GROUP_ROWS + warp * 16, 0, lane);
       warpgroup_fence_operand(S);  // else the compiler takes conversions from bf16 into the loop over chunks, and spills
@@ -508,7 +504,7 @@ __device__ __forceinline__ void inter_chunk(const Prefill& p, const Maps& maps, 
     warpgroup_reg_dealloc<producer_registers(true)>();
     const int other = warp - PRODUCER;
     const bool produces = other == 0 && elect_one();
-    for_each([&](const Tile& of, bool) {
+    for_each_static_tile<GROUPS>(p, tiles, [&](const WorkTile<GROUPS>& of, bool) {
       const Segment at = of.segment(p);
       if (produces) produce<true>(p, maps, s, pipe, at, of.half, true);
       if (other > 0 && other <= STORE_WARPS) store_outputs(p, s, pipe, at, of.half, threadIdx.x - (PRODUCER + 1) * 32);
@@ -517,31 +513,21 @@ __device__ __forceinline__ void inter_chunk(const Prefill& p, const Maps& maps, 
   }
   if (warp >= MAKER) {
     warpgroup_reg_dealloc<maker_registers(GROUPS)>();
-    for_each([&](const Tile& of, bool) { make_m(p, s, pipe, of.segment(p)); });
+    for_each_static_tile<GROUPS>(p, tiles,
+                                 [&](const WorkTile<GROUPS>& of, bool) { make_m(p, s, pipe, of.segment(p)); });
     return;
   }
   warpgroup_reg_alloc<consumer_registers(GROUPS, true)>();
-  for_each([&](const Tile& of, bool first) {
+  for_each_static_tile<GROUPS>(p, tiles, [&](const WorkTile<GROUPS>& of, bool first) {
     const Segment at = of.segment(p);
     if (!at.there()) return;
     const int row = of.half * GROUP_ROWS + warp * 16;
-    if constexpr (SEGMENTS) wait_for_start(p, at);
-    if (SEGMENTS || !first) load_state(S, at.start(), row, 0, lane);
+    if (p.segment || !first) load_state(S, at.start(), row, 0, lane);
     if constexpr (POOL) warpgroup_fence_operand(S);
     consume<true, CHECKPOINTS>(S, p, s, pipe, at, true, row);
     if (!at.last) return;
     store_state(at.end(), S, row, 0, lane);
   });
-}
-
-#endif  // FLASHCORE_WGMMA
-
-// Whole sequences. grid (2, HV, N) for one consumer warpgroup; for two as many CTAs as tiles, or fewer.
-template <int GROUPS, int STAGES, bool CHECKPOINTS = false>
-__global__ void __launch_bounds__(group_threads(GROUPS, true), 1)
-gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps, const int tiles) {
-#if FLASHCORE_WGMMA
-  inter_chunk<GROUPS, STAGES, CHECKPOINTS, false>(p, maps, tiles, 0);
 #endif
 }
 

@@ -68,8 +68,6 @@ gdn_prefill_intra_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
     if (blockIdx.y == 0 && blockIdx.z == 0) sort_tiles(p, reinterpret_cast<SortShared&>(s));
     return;
   }
-  if (!SORTS && p.progress && blockIdx.x + blockIdx.y + blockIdx.z == 0)
-    for (int i = thread; i < p.segments * p.HV; i += INTRA_THREADS) p.progress[i] = 0;
   const ValueHeads heads(p);
   const int gated = warp - GATES;  // which of two heads' gates this warp computes; less than 0: none
   const bool gating = gated >= 0 && heads.exists(gated);

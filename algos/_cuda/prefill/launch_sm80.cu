@@ -13,8 +13,8 @@
 
 namespace gdn {
 
-static void launch_scan(const Prefill& p, int device, cudaStream_t stream) {
-  const int items = SCAN_SLICES * p.HV * p.N;
+void launch_scan(const Prefill& p, int device, cudaStream_t stream) {
+  const int items = HEAD_DIM / 16 * p.HV * p.N;
   launch<gdn_prefill_scan>(dim3(std::min(items, sms_of(device))), SCAN_THREADS, sizeof(ScanShared), device, stream, p);
 }
 

@@ -37,22 +37,12 @@ const char* fallback() {
 // 32x256; two CTAs per SM of one warpgroup and two stages each: 35.9; several tiles per CTA with one warpgroup: 13.6 instead of
 // 12.7 at 1x512 (ladder, H200, this kernel alone).
 template <int GROUPS, int STAGES>
-static void launch_inter_chunk(const Prefill& p, const Maps& one, const Maps& two, uint32_t parts, int device, cudaStream_t stream) {
-  const uint32_t count = sms_of(device), tiles = p.HV * parts * 2 / GROUPS;
+static void launch_inter_chunk(const Prefill& p, const Maps& maps, uint32_t parts, int device, cudaStream_t stream) {
+  const uint32_t tiles = p.HV * parts, resident = sms_of(device);
+  const dim3 grid = GROUPS == 1 ? dim3(2, p.HV, parts) : dim3(p.segment ? std::min(tiles, resident) : tiles);
   const auto with = [&](auto checkpoints) {
-    constexpr bool CHECKPOINTS = decltype(checkpoints)::value;
-    constexpr int THREADS = group_threads(GROUPS, true);
-    if (p.segment) {
-      const uint32_t segments = p.num_tokens / (p.segment * CHUNK);  // the most that are not a sequence's last
-      const uint32_t transfers = 4 * p.HV * segments, before = transfers + std::min(uint32_t{SCAN_SLICES} * p.HV * p.N, count);
-      launch<gdn_prefill_segments_sm90<GROUPS, STAGES, CHECKPOINTS>>(
-          dim3(before + (GROUPS > 1 ? std::min(tiles, count) : tiles)), THREADS, segments_shared<GROUPS, STAGES>(), device,
-          stream, p, one, two, static_cast<int>(transfers), static_cast<int>(before), static_cast<int>(tiles));
-    } else {
-      launch<gdn_prefill_inter_chunk_sm90<GROUPS, STAGES, CHECKPOINTS>>(GROUPS == 1 ? dim3(2, p.HV, parts) : dim3(tiles), THREADS,
-                                                                        group_shared<GROUPS, STAGES>(), device, stream, p,
-                                                                        GROUPS > 1 ? two : one, static_cast<int>(tiles));
-    }
+    launch<gdn_prefill_inter_chunk_sm90<GROUPS, STAGES, decltype(checkpoints)::value>>(
+        grid, group_threads(GROUPS, true), group_shared<GROUPS, STAGES>(), device, stream, p, maps, static_cast<int>(tiles));
   };
   if (p.has_checkpoints()) with(std::bool_constant<POOL>{});
   else with(std::false_type{});
@@ -62,24 +52,46 @@ static int64_t likely_segments(const Prefill& p) {
   const int64_t unit = int64_t{p.segment} * CHUNK;
   return (p.num_tokens + unit - 1) / unit;
 }
+template <int GROUPS, int STAGES>
+static void launch_transfer(const Prefill& p, const Maps& maps, uint32_t segments, int device, cudaStream_t stream) {
+  launch<gdn_prefill_transfer_sm90<GROUPS, STAGES>>(dim3(4 / GROUPS, p.HV, segments), group_threads(GROUPS, false),
+                                                     group_shared<GROUPS, STAGES>(), device, stream, p, maps);
+}
+static void launch_segments(const Prefill& p, const Maps& one, const Maps& two, int64_t likely, int device, cudaStream_t stream) {
+  const uint32_t segments = static_cast<uint32_t>(p.num_tokens / (p.segment * CHUNK));  // the most that are not a sequence's last
+  // Without bounds one warpgroup per CTA while all of them (two halves, each for L and for Phi) can have an SM.
+  // Choosing by the actual number of segments came with two other changes: together 1x8192 71 us instead of 83 (ladder,
+  // "Fewer products", H200). Not measured alone.
+  if (p.bounds)
+    launch<gdn_prefill_recall_sm90>(dim3(4, p.HV, segments), RECALL_THREADS, recall_shared(), device, stream, p, one, two);
+  else if (4 * (likely - 1) * p.HV <= sms_of(device)) launch_transfer<1, 4>(p, one, segments, device, stream);
+  else launch_transfer<2, 3>(p, two, segments, device, stream);
+  launch_scan(p, device, stream);
+}
+static void launch_inter_chunk_sm90(const Prefill& p, const Maps& one, const Maps& two, uint32_t parts, int device,
+                                    cudaStream_t stream) {
+  // `parts` is the maximum; likely are those of one sequence with nearly all tokens.
+  const int64_t likely = p.segment ? likely_segments(p) : p.N, count = sms_of(device);
+  if (p.segment) launch_segments(p, one, two, likely, device, stream);
+  if (more_than_one_wave(likely, p.HV, count)) launch_inter_chunk<2, 3>(p, two, parts, device, stream);
+  else launch_inter_chunk<1, 4>(p, one, parts, device, stream);
+}
 
 bool launch_sm90(Prefill p, int segments, const Allocate& allocate, int device, cudaStream_t stream) {
   if (!has_wgmma(device)) return false;
   Maps one{}, two{};
   make_maps(p, one, two);
   const uint32_t parts = allocate_workspace(p, segments, MATRIX, device, allocate, true);
-  if (p.segment) {
+  if (p.segment >= RECALLED_SEGMENT) {
     // A step of the scan takes about as long as a chunk of a transfer: so long a detour is as good as Phi and the scan.
     const int segments = static_cast<int>(likely_segments(p));
     p.window = p.segment + segments, p.sms = std::max(sms_of(device) / std::max(segments - 1, 1), 1);
     p.bounds = static_cast<float*>(allocate(p.chunk_numbers() * p.HV * sizeof(float)));
-    p.segments = static_cast<int>(parts), p.progress = static_cast<uint32_t*>(allocate(int64_t{parts} * p.HV * sizeof(uint32_t)));
+    p.linked = static_cast<int*>(allocate(int64_t{parts} * p.HV * sizeof(int)));
   }
   if (!p.segment && !p.has_checkpoints() && launch_sm90_tiles(p, one, two, allocate, device, stream)) return true;
   launch_intra_chunk<gdn_prefill_intra_chunk_sm90<false>, true>(p, one.k, device, stream);
-  const int64_t likely = p.segment ? likely_segments(p) : p.N;  // `parts` is the maximum
-  if (more_than_one_wave(likely, p.HV, sms_of(device))) launch_inter_chunk<2, 3>(p, one, two, parts, device, stream);
-  else launch_inter_chunk<1, 4>(p, one, two, parts, device, stream);
+  launch_inter_chunk_sm90(p, one, two, parts, device, stream);
   return true;
 }
 
