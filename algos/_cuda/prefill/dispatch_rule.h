@@ -56,7 +56,7 @@ inline bool more_than_one_wave(int64_t N, int64_t HV, int64_t sms) { return 2 * 
 //
 // full: as many parts as SMs can have a whole tile each, if those are not short: one sequence, or few heads.
 // two: at least two parts for equally long sequences, if half tiles of them all fit on the SMs. A chunk of the transfer takes 0.85 us and
-//   one of the walk 1.4, and with two parts there is no Phi.
+//   one of the inter-chunk kernel 1.4, and with two parts there is no Phi.
 //
 // Memory: 8 KB per chunk and value head, 16 with mma.sync, and 128 KB per segment and value head.
 constexpr int SHORTEST_SEGMENT = 8, SOME_LENGTH = 12, SHORTEST_CUT = 20;  // chunks
