@@ -488,13 +488,9 @@ gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
   auto& s = *reinterpret_cast<GroupShared<GROUPS, STAGES>*>(tile_memory());
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float S[16][4];
-  constexpr bool EARLY = GROUPS == 1 && !POOL;  // a segment's state too; else there are not enough registers yet
-  if (warp < MAKER && (EARLY || !p.segment)) {  // before everything that needs cu_seqlens, if that can be
+  if (!p.segment && warp < MAKER) {  // before everything that needs cu_seqlens
     const WorkTile<GROUPS> of(p, blockIdx.x);
-    if (EARLY && p.segment) {
-      const Segment at = of.segment(p);
-      if (at.there()) load_state(S, at.start(), of.half * GROUP_ROWS + warp * 16, 0, lane);
-    } else if constexpr (POOL) {
+    if constexpr (POOL) {
       load_state(S, p.original(p.state_of(of.slot), of.hv), of.half * GROUP_ROWS + warp * 16, 0, lane);
       warpgroup_fence_operand(S);  // else the compiler takes conversions from bf16 into the loop over chunks, and spills
     } else {
@@ -526,7 +522,7 @@ gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
     const Segment at = of.segment(p);
     if (!at.there()) return;
     const int row = of.half * GROUP_ROWS + warp * 16;
-    if (EARLY ? !first : p.segment || !first) load_state(S, at.start(), row, 0, lane);
+    if (p.segment || !first) load_state(S, at.start(), row, 0, lane);
     if constexpr (POOL) warpgroup_fence_operand(S);
     consume<true, CHECKPOINTS>(S, p, s, pipe, at, true, row);
     if (!at.last) return;
