@@ -309,6 +309,7 @@ inline float __int_as_float(int x) { return bits<int, float>(x); }
 inline int __float_as_int(float x) { return bits<float, int>(x); }
 inline uint32_t __umulhi(uint32_t x, uint32_t y) { return static_cast<uint32_t>(static_cast<uint64_t>(x) * y >> 32); }
 inline float rsqrtf(float x) { return 1.f / std::sqrt(x); }
+inline float __log2f(float x) { return std::log2(x); }
 inline float __fdividef(float x, float y) { return std::isinf(y) ? 0.f : x / y; }
 inline float __expf(float x) { return expf(x); }
 inline int min(int x, int y) { return x < y ? x : y; }

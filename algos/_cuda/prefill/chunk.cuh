@@ -77,7 +77,7 @@ enum Gate {
   // Only where q and k are normalised here (POOL); OUT then has 1 / |k_t| as a factor:
   IN_TIMES_KEY,    // e^(G_t) / |k_t|
   IN_TIMES_QUERY,  // e^(G_t) / |q_t|, on sm_90a from the maker of M
-  KEY,             // 1 / |k_t|
+  SUM_KEY,         // G_t + log2 |k_t|: e^(G_t - G_s) / |k_s| is one exp2 for the maker of M
 };
 constexpr int IN_K = POOL ? IN_TIMES_KEY : IN, IN_Q = POOL ? IN_TIMES_QUERY : IN;  // with K S^T and with Q S^T
 constexpr int GATE_ROWS = POOL ? 32 : 16;                                          // of T's upper right quarter
@@ -170,9 +170,9 @@ struct Segment {
   __device__ __forceinline__ bool padding() const { return p.padding(state); }
 };
 
-// Segment number `number` of those that there are, in the sequences' order; `less`: of each sequence that many are left out. CTAs with
-// segments come first like this, and 64 of them are on as many TPCs: 4x2048 1.39 us per chunk where CTAs without work lay between, else
-// 1.30. Up to 31 sequences in one access. By all lanes of a warp.
+// Segment number `number` of those that there are, in the sequences' order; `less`: of each sequence that many are left out. So CTAs with
+// work come first: 4x2048 47.6 us instead of 48.4 (ladder, "Cheap launches without work", this kernel alone). Up to 31 sequences in one
+// access. By all lanes of a warp.
 __device__ __forceinline__ Segment segment_of(const Prefill& p, int hv, int number, int less) {
   const int unit = p.segment * CHUNK, lane = threadIdx.x % 32;
   if (!p.segment || (p.N > 31 && less == 0)) return {p, hv, number};
@@ -183,7 +183,7 @@ __device__ __forceinline__ Segment segment_of(const Prefill& p, int hv, int numb
     return {p, hv, number + n, Segment::span_of(p, n)};
   }
   const int begin = p.border(min(lane, p.N)), end = __shfl_sync(0xffffffffu, begin, lane < 31 ? lane + 1 : 31);
-  const int own = lane < p.N ? max((end - begin + unit - 1) / unit, 1) - less : 0;
+  const int own = lane < p.N ? (max(end - begin, 1) - 1) / unit + 1 - less : 0;
   int up_to = own;
 #pragma unroll
   for (int d = 1; d < 32; d *= 2) {

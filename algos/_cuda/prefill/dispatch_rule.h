@@ -60,13 +60,13 @@ inline bool more_than_one_wave(int64_t N, int64_t HV, int64_t sms) { return 2 * 
 //
 // Memory: 8 KB per chunk and value head, 16 with mma.sync, and 128 KB per segment and value head.
 constexpr int SHORTEST_SEGMENT = 8, SOME_LENGTH = 12, SHORTEST_CUT = 20;  // chunks
-constexpr int RECALLED_SEGMENT = 16;  // from here on it pays to look at what gates forget: 1x2048 with 8 lost 1 to 3 us
+constexpr int FULL_SEGMENT = 32;  // 16: 1x16384 91 instead of 114 us with usual gates, but 126 where nothing decays
 inline int segment_chunks(int64_t num_tokens, int64_t N, int64_t HV, int segments, int64_t sms, bool forgets) {
   const int64_t chunks = num_tokens / CHUNK, mean = chunks / N, usual = segments / HV, wave = sms / HV;
   const bool few = N == 1 || 5 * N * HV <= sms, split = usual >= 3;
   forgets = forgets && segments > 0;
-  const bool full = forgets && few && wave >= 3 && chunks >= (split ? RECALLED_SEGMENT : 2 * RECALLED_SEGMENT) * wave;
-  const bool two = forgets && !full && (N == 1 ? !split : !few) && 4 * N * HV <= sms && mean >= (split ? 16 : 48);
+  const bool full = forgets && few && wave >= 3 && chunks >= FULL_SEGMENT * wave;
+  const bool two = forgets && !full && (N == 1 ? !split : !few) && 4 * N * HV <= sms && mean >= (split ? 32 : 48);  // 4x1024: 42 instead of 39 us
   const int64_t parts = std::max(usual, full ? wave : two ? 2 * N : 0);
   if (parts < (two ? 2 : 3) || chunks < SHORTEST_CUT || more_than_one_wave(N, HV, sms)) return 0;
   const int64_t whole = few || mean < SOME_LENGTH ? SHORTEST_SEGMENT : two ? (mean + 1) / 2 : mean;

@@ -383,24 +383,34 @@ __device__ __forceinline__ void make_m(const Prefill& p, Shared& s, PipelineStat
   const auto own = pipe.template take<Shared::LOOPS>(count);
 #pragma unroll 1
   for (int chunk = 0; chunk < count; ++chunk) {
-    // again, where the norms take registers
-    const int lane = POOL ? static_cast<int>(thread_again() % 32) : first_lane, g = lane / 4, t = lane % 4;
+    // again, where the norms take registers and there are few
+    const int lane = POOL && Shared::GROUPS > 1 ? static_cast<int>(thread_again() % 32) : first_lane, g = lane / 4, t = lane % 4;
     auto& stage = s.stages[own.stage(chunk)];
     // 7. M
     const KMajor queries(shared_address(stage.q)), keys(shared_address(stage.k));
     mbarrier_wait(shared_address(&s.full[own.stage(chunk)]), own.parity(chunk));
     float by[2] = {p.scale, p.scale};
-    if constexpr (POOL) {  // two lanes have a row of Q
-      const int row = warp * 16 + lane / 2;
+    if constexpr (POOL) {  // |q|^2, the diagonal of Q Q^T
       char* const prepared = reinterpret_cast<char*>(&stage.prepared);
-      float sum = 0.f;
+      const uint32_t own = shared_address(stage.q) + warp * 16 * 128;
+      const uint32_t left_at = own + in_matrix(lane % 16, lane / 16), right_at = own + in_matrix(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+      float squares[2][4] = {}, norm[2];
 #pragma unroll
-      for (int i = 0; i < 8; ++i)  // in an order in which eight lanes read from different banks
-        sum = add_squares(sum, *reinterpret_cast<const uint4*>(stage.q + lane % 2 * (QK_TILE / 2) + in_matrix(row, i ^ lane % 2 * 4)));
-      const float norm = p.inverse_norm(sum + __shfl_xor_sync(0xffffffffu, sum, 1));
-      if (lane % 2 == 0)
-        *reinterpret_cast<float*>(prepared + gate_at(IN_Q, row)) = norm * *reinterpret_cast<const float*>(prepared + gate_at(IN, row));
-      by[0] *= __shfl_sync(0xffffffffu, norm, 2 * g), by[1] *= __shfl_sync(0xffffffffu, norm, 2 * g + 16);
+      for (int step = 0; step < 8; ++step) {
+        uint32_t left[4], right[4];
+        load_matrices(left, (left_at ^ step % 4 << 5) + step / 4 * (QK_TILE / 2));
+        load_matrices(right, (right_at ^ step % 4 << 5) + step / 4 * (QK_TILE / 2));
+        multiply_add(squares[0], left, right[0], right[1]), multiply_add(squares[1], left, right[2], right[3]);
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {  // rows g and g + 8, from the lane that has them
+        norm[h] = p.inverse_norm(__shfl_sync(0xffffffffu, g % 2 ? squares[h][2 * h + 1] : squares[h][2 * h], 4 * g + g / 2));
+        by[h] *= norm[h];
+      }
+      const int row = warp * 16 + g + 8 * t;
+      if (t < 2)
+        *reinterpret_cast<float*>(prepared + gate_at(IN_Q, row)) =
+            (t ? norm[1] : norm[0]) * *reinterpret_cast<const float*>(prepared + gate_at(IN, row));
     }
     float d[8][4];
     warpgroup_arrive();
@@ -422,14 +432,11 @@ __device__ __forceinline__ void make_m(const Prefill& p, Shared& s, PipelineStat
       if (j <= warp) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const float2 before = gates_of(prepared, SUM, 2 * j + e, t);
-          float2 key{1.f, 1.f};
-          if (POOL) key = gates_of(prepared, KEY, 2 * j + e, t);
+          const float2 before = gates_of(prepared, POOL ? SUM_KEY : SUM, 2 * j + e, t);
 #pragma unroll
           for (int c = 0; c < 4; ++c) {
             const int row = warp * 16 + g + c / 2 * 8, column = j * 16 + e * 8 + 2 * t + c % 2;
-            float value = by[c / 2] * exp2_approx(G[c / 2] - (c % 2 ? before.y : before.x)) * d[2 * j + e][c];
-            if (POOL) value *= c % 2 ? key.y : key.x;
+            const float value = by[c / 2] * exp2_approx(G[c / 2] - (c % 2 ? before.y : before.x)) * d[2 * j + e][c];
             d[2 * j + e][c] = column <= row ? value : 0.f;
           }
         }

@@ -41,12 +41,17 @@ __device__ __forceinline__ void clear_k(IntraShared& s, int count, int thread) {
 // Step 3: K K^T of normalised keys, by the four warps that have it; the squares of their norms are its diagonal.
 __device__ __forceinline__ void normalise(IntraShared& s, const Prefill& p, float (&d)[8][4], int row, int lane) {
   const int g = lane / 4;
+  float squares[2] = {};
 #pragma unroll
   for (int j = 0; j < 4; ++j)
-    if (j == row && lane % 4 == g / 2) {
-      s.key[row * SIDE + g] = p.inverse_norm(g % 2 ? d[2 * j][1] : d[2 * j][0]);
-      s.key[row * SIDE + g + 8] = p.inverse_norm(g % 2 ? d[2 * j + 1][3] : d[2 * j + 1][2]);
+    if (j == row) squares[0] = g % 2 ? d[2 * j][1] : d[2 * j][0], squares[1] = g % 2 ? d[2 * j + 1][3] : d[2 * j + 1][2];
+  if (lane % 4 == g / 2) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float key = p.inverse_norm(squares[h]);
+      s.key[row * SIDE + g + 8 * h] = key, s.query[row * SIDE + g + 8 * h] = -__log2f(key);
     }
+  }
   named_barrier_sync<128>(3);
 #pragma unroll
   for (int j = 0; j < 4; ++j)

@@ -90,7 +90,7 @@ struct IntraShared {
   Gates gates[PAIR];
   ChunkTile tiles[2];                     // sm90: this one and the next, alternating
   uint64_t full;                          // sm90: K has arrived
-  float key[POOL ? CHUNK : 1], query[POOL ? CHUNK : 1];  // 1 / |k_t|; sm80: 1 / |q_t|
+  float key[POOL ? CHUNK : 1], query[POOL ? CHUNK : 1];  // 1 / |k_t|; sm80: 1 / |q_t|, sm90: log2 |k_t|
 };
 static_assert(INTRA_CTAS * (sizeof(IntraShared) + 1024) <= 228 * 1024);
 
@@ -151,8 +151,9 @@ __device__ __forceinline__ void store_gates(char* T, const Gates& gates, const I
   store_pair(T + gate_at(IN, 2 * lane), in[0], in[1]);
   if constexpr (POOL) {
     key = *reinterpret_cast<const float2*>(s.key + 2 * lane);
-    store_pair(T + gate_at(IN_K, 2 * lane), in[0] * key.x, in[1] * key.y), store_pair(T + gate_at(KEY, 2 * lane), key.x, key.y);
+    store_pair(T + gate_at(IN_K, 2 * lane), in[0] * key.x, in[1] * key.y);
     if (queries) store_pair(T + gate_at(IN_Q, 2 * lane), in[0] * s.query[2 * lane], in[1] * s.query[2 * lane + 1]);
+    else store_pair(T + gate_at(SUM_KEY, 2 * lane), G.x + s.query[2 * lane], G.y + s.query[2 * lane + 1]);
   }
   store_pair(T + gate_at(OUT, 2 * lane), key.x * exp2_approx(end - G.x), key.y * exp2_approx(end - G.y));
   store_pair(T + gate_at(BETA, 2 * lane), gates.beta[2 * lane], gates.beta[2 * lane + 1]);
