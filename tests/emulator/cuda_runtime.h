@@ -360,6 +360,8 @@ inline uint32_t __ballot_sync(uint32_t, bool x) {
   }).out[0];
 }
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }
+inline int __ffs(uint32_t x) { return __builtin_ffs(static_cast<int>(x)); }
+inline int __clz(uint32_t x) { return x ? __builtin_clz(x) : 32; }
 inline float __shfl_sync(uint32_t, float x, int from, int width = 32) {
   return __uint_as_float(emulated::exchange(__float_as_uint(x), emulated::me->lane / width * width + from % width));
 }

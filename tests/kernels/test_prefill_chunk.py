@@ -24,6 +24,7 @@ LAUNCHES = """
 #include "intra_chunk_sm90.cuh"
 #include "intra_chunk_sm80.cuh"
 #include "context_parallel_scan.cuh"
+#include "context_parallel_sm90.cuh"
 #include "dispatch_rule.h"
 #include "context_parallel.cuh"
 using namespace gdn;
@@ -51,8 +52,7 @@ uint32_t parts(const Prefill& p) {
   return p.segment ? p.num_tokens / (p.segment * CHUNK) + p.N : p.N;
 }
 void scan(const Prefill& p) {
-  emulated::launch({HEAD_DIM / 16, uint32_t(p.HV), uint32_t(p.N)}, SCAN_THREADS, sizeof(ScanShared), 1,
-                   [&] { gdn_prefill_scan(p); });
+  emulated::launch({5, 1, 1}, SCAN_THREADS, sizeof(ScanShared), 1, [&] { gdn_prefill_scan(p); });
 }
 template <int WARPS, int STAGES>
 void transfer(const Prefill& p) {
@@ -80,21 +80,27 @@ template <int GROUPS, int STAGES>
 void groups(const Prefill& p, int members, uint32_t ctas = 1) {
   constexpr int SHARED = group_shared<GROUPS, STAGES>();
   static_assert(SHARED <= 227 * 1024);
-  const auto launch = [&](dim grid, bool outputs, const std::function<void()>& kernel) {
-    const int threads = group_threads(GROUPS, outputs);
+  const auto launch = [&](dim grid, int threads, int shared, const std::function<void()>& kernel) {
     emulated::registers = 65536 / threads / 8 * 8;
-    emulated::launch(grid, threads, SHARED, 1, kernel);
+    emulated::launch(grid, threads, shared, 1, kernel);
   };
   const Maps m = maps<GROUPS>(p);
   prepare(p, members, true);
   if (p.segment) {
     const uint32_t units = p.num_tokens / (p.segment * CHUNK);
-    launch({4 / GROUPS, uint32_t(p.HV), units}, false, [&] { gdn_prefill_transfer_sm90<GROUPS, STAGES>(p, m); });
+    static_assert(recall_shared() <= 227 * 1024);
+    const Maps one = maps<1>(p), two = maps<2>(p);
+    if (p.bounds)
+      launch({4, uint32_t(p.HV), units}, RECALL_THREADS, recall_shared(),
+             [&] { gdn_prefill_recall_sm90(p, one, two); });
+    else
+      launch({4 / GROUPS, uint32_t(p.HV), units}, group_threads(GROUPS, false), SHARED,
+             [&] { gdn_prefill_transfer_sm90<GROUPS, STAGES>(p, m); });
     scan(p);
   }
   const uint32_t tiles = p.HV * parts(p), many = tiles < ctas ? tiles : ctas;
   const dim grid = GROUPS > 1 ? dim{many, 1, 1} : dim{2, uint32_t(p.HV), parts(p)};
-  launch(grid, true, [&] {
+  launch(grid, group_threads(GROUPS, true), SHARED, [&] {
     if (POOL && p.has_checkpoints()) gdn_prefill_inter_chunk_sm90<GROUPS, STAGES, POOL>(p, m, int(tiles));
     else gdn_prefill_inter_chunk_sm90<GROUPS, STAGES>(p, m, int(tiles));
   });
@@ -136,11 +142,16 @@ void ordered_boxes(Prefill p, int members, int ctas) {
   emulated::launch({uint32_t(ctas), 1, 1}, tma_threads(4, true), sizeof(TmaTiles<4>), 1,
                    [&] { gdn_prefill_inter_chunk_tma_tiles(p, m, quarters); });
 }
+// What gdn_prefill_recall_sm90 needs; halves: as if it had many SMs.
+void forget(Prefill& p, float* bounds, int* linked, int window, bool halves) {
+  p.bounds = bounds, p.linked = linked, p.window = window, p.sms = halves ? 1000 : 0;
+}
+constexpr int ONE = 14;
 void run(const Prefill& p, int warps, int members) {
   const bool segment = p.segment;
   if (warps < -100) return ordered_boxes(p, members, -warps - 100);
   if (warps < 0) return ordered(p, members, -warps);
-  if (warps == 14) return groups<1, 4>(p, members);
+  if (warps == ONE) return groups<1, 4>(p, members);
   if (warps == 12) return groups<1, 2>(p, members);
   if (warps == 23) return groups<2, 3>(p, members);
   if (warps == 22) return groups<2, 2>(p, members, 2);
@@ -178,12 +189,13 @@ extern "C" void order(int mode, void** t, int N, int64_t T, int ctas) {
   emulated::launch({1, 2, 2}, INTRA_THREADS, sizeof(IntraShared), 1,
                    [&] { gdn_prefill_intra_chunk_sm90<true>(p, CUtensorMap{}, IntraSchedule{}); });
 }
-extern "C" int prefill(int warps, int mode, int members, int segment, void** t, float scale, int H, int HV, int N,
-                       int T) {
+extern "C" int prefill(int warps, int mode, int members, int segment, int window, void** t, float scale, int H,
+                       int HV, int N, int T) {
   using bf = __nv_bfloat16;
   Prefill p{{(bf*)t[0], (bf*)t[1], (bf*)t[2], (float*)t[3], (float*)t[4], (bf*)t[5], (float*)t[6], (bf*)t[7],
              (int64_t*)t[8], (bf*)t[9], (float*)t[10], scale, H, HV, N, T},
             (char*)t[11], (float*)t[12], (float*)t[13], segment, -warps, nullptr};
+  if (segment && warps > 8 && window >= 0) forget(p, (float*)t[15], (int*)t[16], window, warps == ONE);
   emulated::mode = mode;
   if (warps < 0) p.plan = (Plan*)t[14];
   return run(p, warps, members), 0;
@@ -200,7 +212,9 @@ extern "C" void prepare(int wide, int mode, int members, void** t, float scale, 
 extern "C" int by_tokens(int64_t T, int64_t N, int64_t HV, int64_t tokens) {
   return use_recurrent(T, N, HV, tokens, 132);
 }
-extern "C" int cut(int64_t T, int64_t N, int64_t HV, int segments) { return segment_chunks(T, N, HV, segments, 132); }
+extern "C" int cut(int64_t T, int64_t N, int64_t HV, int segments) {
+  return segment_chunks(T, N, HV, segments, 132, true);
+}
 extern "C" void scan_segments(int mode, void** t, int HV, int N, int T, int segment) {
   Prefill p{};
   p.cu_seqlens = (int64_t*)t[0], p.state = (float*)t[1], p.ends = (float*)t[2], p.transfers = (float*)t[3];
@@ -245,7 +259,7 @@ def inputs(lengths, H, HV, *, seed=0, state_scale=1.0):
     return [q, k, v, state, A_log, a, dt_bias, b, cu]
 
 
-def prefill(library, warps, given, scale=0.1, mode=0, members=1, segment=0, in_place=False):
+def prefill(library, warps, given, scale=0.1, mode=0, members=1, segment=0, in_place=False, window=-1, seen=None):
     q, k, v, state, A_log, a, dt_bias, b, cu = given
     T, N, H, HV = q.shape[0], len(cu) - 1, q.shape[1], v.shape[1]
     guarded = torch.full((T + 64, HV, 128), float("nan"), dtype=torch.bfloat16)
@@ -255,13 +269,35 @@ def prefill(library, warps, given, scale=0.1, mode=0, members=1, segment=0, in_p
     segments = T // (64 * segment) + N if segment else 0
     ends, transfers = (torch.full((segments, HV, 128, 128), float("nan")) for _ in range(2))
     plan = torch.full((4 + 4 * N + 16,), -1, dtype=torch.int32)
-    pointers = [q, k, v, state, A_log, a, dt_bias, b, cu, output, new_state, prepared, ends, transfers, plan]
+    bounds = torch.full((HV, T // 64 + N), float("nan"))
+    linked = torch.full((segments, HV), -1, dtype=torch.int32)
+    pointers = [
+        q,
+        k,
+        v,
+        state,
+        A_log,
+        a,
+        dt_bias,
+        b,
+        cu,
+        output,
+        new_state,
+        prepared,
+        ends,
+        transfers,
+        plan,
+        bounds,
+        linked,
+    ]
     table = (ctypes.c_void_p * len(pointers))(*(x.data_ptr() for x in pointers))
-    assert library.prefill(warps, mode, members, segment, table, ctypes.c_float(scale), H, HV, N, T) == 0
+    assert library.prefill(warps, mode, members, segment, window, table, ctypes.c_float(scale), H, HV, N, T) == 0
     assert guarded[T:].isnan().all(), "a write behind the output"
     assert (plan[4 + 4 * N :] == -1).all(), "a write behind the plan"
     if warps < 0:
         check_tiles(library, plan, cu, HV, -warps % 100, mma=warps < TMA)
+    if seen is not None:
+        seen.update(bounds=bounds, linked=linked, transfers=transfers)
     return output, new_state
 
 
@@ -558,10 +594,22 @@ CUT = [
     ((2857, 3, 8, 40), 9),
     ((8192, 3, 8, 40), 26),  # three do not have so many SMs that the mean of 42 counts
     ((3028, 5, 8, 40), 10),  # the mean is short
-    ((8192, 4, 8, 40), 32),  # the mean
+    ((8192, 4, 8, 40), 16),  # half of the mean
     ((8192, 9, 8, 64), 0),  # launch_sm90_tiles.cu's
-    ((8192, 1, 16, 64), 32),
-    ((8192, 1, 32, 64), 0),  # in two: as long as the whole
+    ((16384, 1, 16, 64), 32),  # so long that eight parts, of all of V, fill the GPU
+    ((8192, 1, 16, 64), 32),  # four
+    ((16384, 1, 8, 64), 32),
+    ((32768, 1, 8, 64), 32),
+    ((65536, 1, 8, 64), 64),
+    ((65536, 1, 8, 0), 0),
+    ((8192, 1, 32, 40), 32),
+    ((8128, 1, 32, 40), 64),  # in two
+    ((3072, 1, 32, 40), 24),
+    ((3008, 1, 32, 40), 0),
+    ((8192, 2, 16, 40), 32),
+    ((4096, 4, 8, 40), 16),
+    ((8192, 2, 32, 40), 0),
+    ((65536, 1, 64, 64), 0),
 ]
 
 
@@ -611,7 +659,74 @@ def test_scan(library, mode, count):
     table = (ctypes.c_void_p * 4)(*(x.data_ptr() for x in (cu, state, ends, fragments)))
     library.scan_segments(mode, table, 2, 1, 64 * count, 1)
     assert error(ends[:-1], torch.stack(expected).numpy()) < 3e-5
-    assert torch.equal(ends[-1], state[0])  # for the first segment to start from
+
+
+def decays(given, bits):
+    """Gates that take 2^-bits[hv] off a head's state in 64 tokens."""
+    softplus = torch.tensor(bits, dtype=torch.float64) * np.log(2) / 64
+    given[4].zero_(), given[5].zero_()
+    given[6].copy_(torch.log(torch.expm1(softplus)))
+    return given
+
+
+def test_bounds_of_chunks(library):
+    """The sum of log2 g_t and of log2 max(1, |1 - beta_t |k_t|^2|): with keys of any length."""
+    given = decays(inputs([64 * 2 + 20, 70], 1, 2, seed=8), [8.0, 70.0])
+    given[1][40:90] *= 1.8
+    beta, square = torch.sigmoid(given[7].double()), given[1].double().square().sum(-1)
+    grows = torch.log2((1 - beta * square).abs().clamp(min=1))
+    assert (grows > 0).any() and (grows == 0).any()
+    log2_g = -torch.nn.functional.softplus(given[6].double()) / np.log(2)
+    expected = {0: (0, 64), 1: (64, 128), 2: (128, 148), 3: (148, 212), 4: (212, 218)}  # 148 / 64 + 1 is 3
+    for window, members in ((0, 1), (3, 2)):
+        seen = {}
+        prefill(library, TWO, given, members=members, segment=1, window=window, seen=seen)
+        for number, (begin, end) in expected.items():
+            right = grows[begin:end].sum(0) + (end - begin) * log2_g
+            assert torch.allclose(seen["bounds"][:, number].double(), right, rtol=1e-5, atol=1e-5), number
+
+
+@pytest.mark.parametrize("warps", [ONE, TWO])
+def test_segments_that_forget(library, warps):
+    """The first head forgets within a chunk, the second in three, the third never: other chunks, the same values."""
+    given = decays(inputs([64 * 7 + 5, 130], 1, 3, state_scale=3.0, seed=9), [50.0, 15.0, 0.5])
+    expected = right(given)
+    for window, mode, forgets in ((0, 0, ""), (1, 2, "0"), (2, 1, "0"), (3, 3, "01"), (4, 5, "01")):
+        seen = {}
+        found = prefill(library, warps, given, segment=2, window=window, mode=mode, seen=seen)
+        assert close(found, expected, USUAL), window
+        linked = seen["linked"]  # of the first sequence 0 to 3, the last
+        assert linked[0].tolist() == [0, 0, 0], "from the state"
+        for hv in range(3):
+            here = [int(str(hv) not in forgets)] * 2
+            if window == 4:
+                here[0] = 0  # the window reaches the sequence's state
+            assert linked[1:3, hv].tolist() == here, (window, hv)
+            written = ~seen["transfers"][1:3, hv].isnan().flatten(1).all(1)
+            assert written.tolist() == [bool(x) for x in here], "Phi where it is not needed, or none"
+        for in_place in (False, True):
+            again = prefill(library, warps, given, segment=2, window=window, mode=7, in_place=in_place)
+            assert all(map(torch.equal, again, found))
+
+
+def test_a_segment_that_grows_is_linked(library):
+    """Gates that forget, but keys so long that the state may grow."""
+    given = decays(inputs([64 * 4], 1, 1, seed=10), [50.0])
+    given[1][64:192] *= 1.9
+    given[7][:] = 3.0
+    seen = {}
+    prefill(library, TWO, given, segment=1, window=1, seen=seen)
+    assert seen["linked"][:3, 0].tolist() == [0, 1, 1]
+
+
+def test_links_between_segments_that_forget(library):
+    """One segment of many forgets: the scan begins again behind it."""
+    given = decays(inputs([64 * 9 - 3], 1, 2, state_scale=3.0, seed=11), [0.5, 50.0])
+    given[5][64 * 3 : 64 * 4, 0] = given[5][64 * 6 : 64 * 7, 0] = 6.0  # head 0 forgets in chunks 3 and 6
+    seen = {}
+    found = prefill(library, ONE, given, segment=1, window=1, seen=seen)
+    assert seen["linked"][:8, 0].tolist() == [0, 1, 1, 0, 1, 1, 0, 1]
+    assert close(found, right(given), USUAL)
 
 
 @pytest.mark.parametrize("warps", [SPLIT, TWO])

@@ -37,6 +37,7 @@ GATES = {
     "keep": (-9.0, -6.0, 8.0),  # no decay, every value is written in full: errors add up
     "forget": (4.0, 60.0, 0.0),  # only the current update is left; e^(-G) is infinite
     "deaf": (-1.0, -1.0, -95.0),  # nothing is written
+    "slow": (-4.0, -1.0, 0.0),  # 2^-40 of a state is left after 40 to 80 chunks
     "sudden": (8.0, -10.0, 0.0),  # full decay at every tenth token: a sum of log g loses the other terms
 }
 KEYS = ("usual", "same", "signs")  # each its own; all of a head alike; alike but for their signs
@@ -74,6 +75,9 @@ LARGE = {
     "65536, same keys": case(65536, heads=(2, 8), gates="keep", keys="same"),
     "65536, signs": case(65536, heads=(16, 16), gates="keep", keys="signs", state="none"),
     "65536, sudden": case(65536, heads=(4, 8), gates="sudden"),
+    "32768, slow, large states": case(32000, 768, heads=(4, 8), gates="slow", state="large"),
+    "four of 2048": case(2048, 2048, 2048, 2048, heads=(4, 8), gates="keep"),
+    "one of four is long": case(7000, 400, 400, 392, heads=(4, 8), gates="slow"),
     "500 sequences": case(*[7 * n % 131 for n in range(500)], heads=(4, 8)),
     "500 sequences, large states": case(*[n % 67 for n in range(500)], heads=(16, 32), state="large"),
     "500 of one token": case(*[1] * 500, heads=(16, 64)),

@@ -41,6 +41,7 @@ extern "C" void prefill(int warps, int mode, int members, int segment, const Giv
   Prefill p{};
   static_cast<Call&>(p) = call(*g);
   p.prepared = (char*)t[0], p.ends = (float*)t[1], p.transfers = (float*)t[2], p.segment = segment;
+  if (segment && warps > 8) forget(p, (float*)t[4], (int*)t[5], 2 * segment, warps == ONE);
   if (warps < 0) p.plan = (Plan*)t[3], p.ctas = -warps;
   emulated::mode = mode;
   run(p, warps, members);
@@ -131,7 +132,9 @@ def call(path, args: list, *, mode=0, segment=0, members=1, first_slot=1, epsilo
     ends, transfers = (torch.full((segments, HV, D, D), math.nan) for _ in range(2))
     plan = torch.full((4 + 4 * N + 16,), -1, dtype=torch.int32)
     q, k, v = rows.data_ptr(), rows.data_ptr() + 2 * H * D, rows.data_ptr() + 4 * H * D
-    table = (ctypes.c_void_p * 4)(*(x.data_ptr() for x in (prepared, ends, transfers, plan)))
+    bounds, linked = torch.full((HV, T // 64 + N), math.nan), torch.full((segments, HV), -1, dtype=torch.int32)
+    memory = (prepared, ends, transfers, plan, bounds, linked)
+    table = (ctypes.c_void_p * len(memory))(*(x.data_ptr() for x in memory))
     places, starts, every = kept or (torch.empty(0), torch.empty(0), 0)
     given = Given(
         q, k, v, *(x.data_ptr() for x in (a, b, A_log, dt_bias, pool, slots)),

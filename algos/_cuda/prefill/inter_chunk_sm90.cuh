@@ -62,7 +62,7 @@ struct GroupShared {
 template <typename Shared> constexpr int STATE_BLOCK = HEAD_DIM / Shared::TILES * 128;  // bytes
 static_assert(HEAD_DIM / 2 * 128 * 4 <= sizeof(GroupStage<1>) && HEAD_DIM * 128 * 4 <= sizeof(GroupStage<2>));
 template <int GROUPS, int STAGES>
-constexpr int group_shared() { return sizeof(GroupShared<GROUPS, STAGES>); }
+__host__ __device__ constexpr int group_shared() { return sizeof(GroupShared<GROUPS, STAGES>); }
 
 #if FLASHCORE_COPY_ENGINE
 
@@ -485,6 +485,10 @@ struct WorkTile {
     if constexpr (GROUPS > 1) half = 0, slot = number / p.HV, hv = number - slot * p.HV;
     else half = blockIdx.x, hv = blockIdx.y, slot = blockIdx.z;
   }
+  __device__ __forceinline__ Segment segment(const Prefill& p) const {
+    if constexpr (GROUPS > 1) return {p, hv, slot};  // CTAs without work do not matter here, and this takes fewer registers
+    else return segment_of(p, hv, slot, 0);
+  }
   // In the matrix of all states' rows.
   __device__ __forceinline__ int row(const Prefill& p) const { return (slot * p.HV + hv) * HEAD_DIM + half * GROUP_ROWS; }
 };
@@ -525,7 +529,7 @@ gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
     const int other = warp - PRODUCER;
     const bool produces = other == 0 && elect_one();
     for_each_static_tile<GROUPS>(p, tiles, [&](const WorkTile<GROUPS>& of, bool) {
-      const Segment at(p, of.hv, of.slot);
+      const Segment at = of.segment(p);
       if (produces) produce<true>(p, maps, s, pipe, at, of.half, true);
       if (other > 0 && other <= STORE_WARPS) store_outputs(p, s, pipe, at, of.half, threadIdx.x - (PRODUCER + 1) * 32);
     });
@@ -534,12 +538,12 @@ gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
   if (warp >= MAKER) {
     warpgroup_reg_dealloc<maker_registers(GROUPS)>();
     for_each_static_tile<GROUPS>(p, tiles,
-                                 [&](const WorkTile<GROUPS>& of, bool) { make_m(p, s, pipe, Segment(p, of.hv, of.slot)); });
+                                 [&](const WorkTile<GROUPS>& of, bool) { make_m(p, s, pipe, of.segment(p)); });
     return;
   }
   warpgroup_reg_alloc<consumer_registers(GROUPS, true)>();
   for_each_static_tile<GROUPS>(p, tiles, [&](const WorkTile<GROUPS>& of, bool first) {
-    const Segment at(p, of.hv, of.slot);
+    const Segment at = of.segment(p);
     if (!at.there()) return;
     const int row = of.half * GROUP_ROWS + warp * 16;
     if (p.segment || !first) load_state(S, at.start(), row, 0, lane);
@@ -548,42 +552,6 @@ gdn_prefill_inter_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
     if (!at.last) return;
     store_state(at.end(), S, row, 0, lane);
   });
-#endif
-}
-
-// grid (4 / GROUPS, HV, num_tokens / tokens of a segment): the first half makes L, the second Phi. A sequence that begins in unit
-// u of all tokens, and has m segments before its last, ends in unit u + m or later: so units can serve as segment numbers.
-template <int GROUPS, int STAGES>
-__global__ void __launch_bounds__(group_threads(GROUPS, false), 1)
-gdn_prefill_transfer_sm90(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps) {
-#if FLASHCORE_WGMMA
-  auto& s = *reinterpret_cast<GroupShared<GROUPS, STAGES>*>(tile_memory());
-  constexpr int HALF = 2 / GROUPS;
-  constexpr bool GIVES = GROUPS > 1;  // else each thread has enough registers from the launch
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = blockIdx.x % HALF * GROUPS;
-  const int row = half * GROUP_ROWS + warp * 16;
-  const bool values = blockIdx.x < HALF;
-  if (warp == GROUPS * 4 && elect_one()) prefetch_tensor_map(maps.k), prefetch_tensor_map(maps.v);
-  const Segment at(p, blockIdx.y, blockIdx.z + sequence_of<0>(p, blockIdx.z, p.segment * CHUNK, lane));
-  if (!at.there() || at.last || (at.opens && !values)) return;
-  group_begin<false>(s);
-  PipelineState<STAGES> pipe;
-  if (warp >= GROUPS * 4) {
-    if constexpr (GIVES) warpgroup_reg_dealloc<producer_registers(false)>();
-    if (warp == GROUPS * 4 && elect_one()) produce<false>(p, maps, s, pipe, at, half, values);
-    return;
-  }
-  if constexpr (GIVES) warpgroup_reg_alloc<consumer_registers(GROUPS, false)>();
-  float S[16][4];
-  begin_transfer(S, at, values, row, lane);
-  if constexpr (POOL) warpgroup_fence_operand(S);  // as above
-  consume<false>(S, p, s, pipe, at, values);
-  const int64_t to = at.state_at(at.slot);
-  if (values) {
-    store_state(p.ends + to, S, row, 0, lane);
-  } else {
-    store_transfer(reinterpret_cast<uint4*>(p.transfers + to), S, row / 16, lane);
-  }
 #endif
 }
 

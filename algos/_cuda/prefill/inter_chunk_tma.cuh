@@ -290,7 +290,11 @@ gdn_prefill_transfer_tma(const __grid_constant__ Prefill p, const __grid_constan
   const int row = half * GROUP_ROWS + warp * 16;
   const bool values = blockIdx.x < 2;
   const Segment at(p, blockIdx.y, blockIdx.z + sequence_of<0>(p, blockIdx.z, p.segment * CHUNK, lane));
-  if (!at.there() || at.last || (at.opens && !values)) return;
+  if (!at.there() || at.last) return;
+  if (at.opens && !values) {
+    if (warp < 4) keep_original(at, row, lane);
+    return;
+  }
   group_begin<false>(s);
   PipelineState<TMA_STAGES> pipe;
   if (warp == 4) {
@@ -298,7 +302,7 @@ gdn_prefill_transfer_tma(const __grid_constant__ Prefill p, const __grid_constan
     return;
   }
   float S[16][4];
-  begin_transfer(S, at, values, row, lane);
+  begin_transfer(S, at, at.opens, values, row, lane);
   consume_mma<false>(S, p, s, pipe, at, values, warp * 2);
   const int64_t to = at.state_at(at.slot);
   if (values) store_state(p.ends + to, S, row, 0, lane);

@@ -155,7 +155,10 @@ gdn_prefill_intra_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
       // 4. Inverse
       if (makes_T) {
         invert_row<StoreMatrix>(T, s.operands[m], s, s.gates[m], row, barrier, lane);
-        if (row == 0) store_gates(T, s.gates[m], s, thread_again() % 32, false);  // it has no other work there
+        if (row == 0) {  // it has no other work there
+          store_gates(T, s.gates[m], s, thread_again() % 32, false);
+          if (p.bounds) store_bound(heads.bound(tile, first + m), s.gates[m], s, thread_again() % 32);
+        }
       }
       // 5. Store T - I and the gates
       if (makes_T) {

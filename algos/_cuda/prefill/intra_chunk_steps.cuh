@@ -160,6 +160,23 @@ __device__ __forceinline__ void store_gates(char* T, const Gates& gates, const I
   store_pair(T + gate_at(SUM, 2 * lane), G.x, G.y);
 }
 
+// Step 5, for segments: log2 of a bound of ||Phi|| of the chunk (context_parallel.cuh), by a warp. K K^T has |k_t|^2 on its diagonal.
+__device__ __forceinline__ void store_bound(float* to, const Gates& gates, const IntraShared& s, int lane) {
+  float grows = 0.f;  // above 0 only if beta |k_t|^2 is above 2
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int token = 2 * lane + i, half = token % SIDE / 8, g = token % 8;
+    const float square = reinterpret_cast<const float*>(&s.k_diagonal[token / SIDE][half][g * 4 + g / 2])[2 * half + i];
+    const float factor = fabsf(1.f - gates.beta[token] * square);
+    if (!(factor <= 1.f)) grows += log2f(factor);  // NaN as well: then nothing counts as forgotten
+  }
+  if (__ballot_sync(0xffffffffu, grows != 0.f)) {
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) grows += __shfl_xor_sync(0xffffffffu, grows, d);
+  }
+  if (lane == 0) *to = gates.G[CHUNK - 1] + grows;
+}
+
 // A block as accumulators, and as a left operand of 16-bit numbers.
 using Block = float[2][4];
 using Words = uint32_t[4];
@@ -400,6 +417,9 @@ struct ValueHeads {
   // Where the `bytes` of a chunk and value head go.
   __device__ __forceinline__ char* result(const ChunkTile& tile, int i, int bytes) const {
     return p.prepared + (static_cast<int64_t>(tile.number) * p.HV + head(tile, i)) * bytes;
+  }
+  __device__ __forceinline__ float* bound(const ChunkTile& tile, int i) const {
+    return p.bounds + head(tile, i) * p.chunk_numbers() + tile.number;
   }
 };
 

@@ -2,6 +2,8 @@
 // the scan, which sm_90a uses as well.
 #include "tuned.h"
 
+#include <algorithm>
+
 #include "intra_chunk_sm80.cuh"
 #include "launch.cuh"
 #include "context_parallel_scan.cuh"
@@ -12,7 +14,8 @@
 namespace gdn {
 
 void launch_scan(const Prefill& p, int device, cudaStream_t stream) {
-  launch<gdn_prefill_scan>(dim3(HEAD_DIM / 16, p.HV, p.N), SCAN_THREADS, sizeof(ScanShared), device, stream, p);
+  const int items = HEAD_DIM / 16 * p.HV * p.N;
+  launch<gdn_prefill_scan>(dim3(std::min(items, sms_of(device))), SCAN_THREADS, sizeof(ScanShared), device, stream, p);
 }
 
 // Up to this many sequences times value heads, unsplit, four warps share 16 rows: 8 CTAs for each, up to 384, three per SM of an
