@@ -19,6 +19,7 @@ SHARED = emulation.CUDA / "prefill"
 # For both layouts of tensors (tensors.cuh); a test gives `state_map`.
 LAUNCHES = """
 #include "inter_chunk_sm90.cuh"
+#include "inter_chunk_sm90_fused.cuh"
 #include "inter_chunk_sm90_tiles.cuh"
 #include "intra_chunk_sm90.cuh"
 #include "intra_chunk_sm80.cuh"
@@ -107,9 +108,22 @@ void ordered(const Prefill& p, int members, uint32_t ctas) {
   emulated::launch({ctas, 1, 1}, TILES_THREADS, tiles_shared(), 1,
                    [&] { gdn_prefill_inter_chunk_sm90_tiles(p, one, two); });
 }
+// One launch: `ctas` go through all halves of V.
+template <int TEAMS>
+void fused(const Prefill& p, uint32_t ctas) {
+  static_assert(sizeof(FusedShared<TEAMS>) <= 227 * 1024);
+  const Maps m = maps<1>(p);
+  const uint32_t tiles = 2 * p.N * p.HV;
+  emulated::registers = 65536 / fused_threads<TEAMS>() / 8 * 8;
+  emulated::launch({tiles < ctas ? tiles : ctas, 1, 1}, fused_threads<TEAMS>(), sizeof(FusedShared<TEAMS>), 1,
+                   [&] { gdn_prefill_fused_sm90<TEAMS>(p, m); });
+}
 void run(const Prefill& p, int warps, int members) {
   const bool segment = p.segment;
   if (warps < 0) return ordered(p, members, -warps);
+  if (!POOL && warps == 31) return fused<2>(p, 1 << 30);
+  if (!POOL && warps == 32) return fused<2>(p, 3);
+  if (!POOL && warps == 33) return fused<1>(p, 3);
   if (warps == 14) return groups<1, 4>(p, members);
   if (warps == 12) return groups<1, 2>(p, members);
   if (warps == 23) return groups<2, 3>(p, members);
@@ -392,9 +406,10 @@ def test_chunk_after_chunk_beside_a_plan(library, room):
 
 
 SPLIT = 0  # four warps share 16 rows
+FUSED = [31, 32, 33]  # inter_chunk_sm90_fused.cuh: two teams, and a CTA for each half; 3 CTAs; one team and 3 CTAs
 ONE, TWO = 14, 23  # warpgroups, and stages: inter_chunk_sm90.cuh as launch_sm90.cu launches it
-CUTS = [SPLIT, 1, 2, 4, 8, 12, ONE, 22, TWO]
-EACH = [SPLIT, 8, ONE, TWO]
+CUTS = [SPLIT, 1, 2, 4, 8, 12, ONE, 22, TWO, *FUSED]
+EACH = [SPLIT, 8, ONE, TWO, *FUSED]
 
 
 @pytest.mark.parametrize("warps", CUTS)

@@ -149,7 +149,7 @@ gdn_prefill_intra_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
       char* const T = s.T[m];
       // 4. Inverse
       if (makes_T) {
-        invert_row<StoreMatrix>(T, s.operands[m], s, s.gates[m], row, barrier, lane);
+        invert_row<StoreMatrix>(T, s.operands[m], SharedRow{s}, s.gates[m], row, barrier, lane);
         if (row == 0) store_gates(T, s.gates[m], s, thread_again() % 32, false);  // it has no other work there
       }
       // 5. Store T - I and the gates
