@@ -84,6 +84,45 @@ inline void tma_load_state(uint32_t to, const CUtensorMap& map, int row, uint32_
   flashcore::copy_boxes(to, map, {row, 0, 0}, barrier);
 }
 
+// A cluster's CTAs differ in x. An address of a peer has its number, plus one, in its upper bits.
+inline int cluster_rank() { return static_cast<int>(emulated::me->block.x % emulated::ctas.size()); }
+inline uint32_t at_peer(uint32_t at, int rank) { return at | uint32_t(rank + 1) << 24; }
+inline emulated::Cta& cta_of(uint32_t at) {
+  emulated::Cta& there = emulated::ctas.at((at >> 24) - 1);
+  if (there.running == 0) emulated::fail("a peer that has ended");
+  return there;
+}
+inline emulated::Transaction& peer_transaction(uint32_t barrier) {
+  auto& all = cta_of(barrier).transactions;
+  if (!all.count(barrier & 0xffffff)) emulated::fail("a barrier that nobody has initialised");
+  return all[barrier & 0xffffff];
+}
+inline void mbarrier_arrive_at_peer(uint32_t barrier) {
+  emulated::Transaction& t = peer_transaction(barrier);
+  ++t.barrier.arrived;
+  flashcore::check_phase(t);
+}
+inline void copy_to_peer(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
+  if (bytes % 16 || to % 16 || from % 16) emulated::fail("a copy of odd bytes");
+  emulated::Transaction& t = peer_transaction(barrier);
+  emulated::Cta& there = cta_of(to);
+  const uint32_t offset = (to & 0xffffff) - emulated::FIRST_ADDRESS;
+  if (offset + bytes > there.bytes) emulated::fail("an address outside of a peer's memory");
+  char* const target = there.base + offset;
+  const char* const source = static_cast<const char*>(flashcore::at(from));
+  const auto land = [=, &t] {
+    std::memcpy(target, source, bytes);
+    t.bytes -= bytes;
+    flashcore::check_phase(t);
+  };
+  if (emulated::mode & emulated::EARLY || t.waiting) land();
+  else t.copies.push_back(land);
+}
+inline void cluster_sync() {
+  const unsigned generation = emulated::arrive(emulated::cluster_barrier);
+  emulated::wait(emulated::cluster_barrier, generation);
+}
+
 inline bool elect_one() {
   static const char tag = 0;
   emulated::together(&tag, [](emulated::Lane*) {});

@@ -108,22 +108,26 @@ void ordered(const Prefill& p, int members, uint32_t ctas) {
   emulated::launch({ctas, 1, 1}, TILES_THREADS, tiles_shared(), 1,
                    [&] { gdn_prefill_inter_chunk_sm90_tiles(p, one, two); });
 }
-// One launch: `ctas` go through all halves of V.
-template <int TEAMS>
+// One launch: `ctas` go through all halves of V, alone or in pairs.
+template <int TEAMS, int CTAS>
 void fused(const Prefill& p, uint32_t ctas) {
-  static_assert(sizeof(FusedShared<TEAMS>) <= 227 * 1024);
+  using Shared = FusedShared<TEAMS, CTAS>;
+  static_assert(sizeof(Shared) <= 227 * 1024);
   const Maps m = maps<1>(p);
   const uint32_t tiles = 2 * p.N * p.HV;
   emulated::registers = 65536 / fused_threads<TEAMS>() / 8 * 8;
-  emulated::launch({tiles < ctas ? tiles : ctas, 1, 1}, fused_threads<TEAMS>(), sizeof(FusedShared<TEAMS>), 1,
-                   [&] { gdn_prefill_fused_sm90<TEAMS>(p, m); });
+  emulated::launch({tiles < ctas ? tiles : ctas, 1, 1}, fused_threads<TEAMS>(), sizeof(Shared), CTAS,
+                   [&] { CTAS > 1 ? gdn_prefill_fused_pair_sm90<TEAMS>(p, m) : gdn_prefill_fused_sm90<TEAMS>(p, m); });
 }
 void run(const Prefill& p, int warps, int members) {
   const bool segment = p.segment;
   if (warps < 0) return ordered(p, members, -warps);
-  if (!POOL && warps == 31) return fused<2>(p, 1 << 30);
-  if (!POOL && warps == 32) return fused<2>(p, 3);
-  if (!POOL && warps == 33) return fused<1>(p, 3);
+  if (!POOL && warps == 31) return fused<2, 1>(p, 1 << 30);
+  if (!POOL && warps == 32) return fused<2, 1>(p, 4);
+  if (!POOL && warps == 33) return fused<1, 1>(p, 4);
+  if (!POOL && warps == 34) return fused<1, 2>(p, 1 << 30);
+  if (!POOL && warps == 35) return fused<1, 2>(p, 4);
+  if (!POOL && warps == 36) return fused<2, 2>(p, 4);
   if (warps == 14) return groups<1, 4>(p, members);
   if (warps == 12) return groups<1, 2>(p, members);
   if (warps == 23) return groups<2, 3>(p, members);
@@ -228,6 +232,7 @@ def inputs(lengths, H, HV, *, seed=0, state_scale=1.0):
 
 def prefill(library, warps, given, scale=0.1, mode=0, members=1, segment=0, in_place=False):
     q, k, v, state, A_log, a, dt_bias, b, cu = given
+    segment = 0 if warps in FUSED else segment  # it takes whole sequences
     T, N, H, HV = q.shape[0], len(cu) - 1, q.shape[1], v.shape[1]
     guarded = torch.full((T + 64, HV, 128), float("nan"), dtype=torch.bfloat16)
     output, state = guarded[:T], state.clone()
@@ -406,7 +411,8 @@ def test_chunk_after_chunk_beside_a_plan(library, room):
 
 
 SPLIT = 0  # four warps share 16 rows
-FUSED = [31, 32, 33]  # inter_chunk_sm90_fused.cuh: two teams, and a CTA for each half; 3 CTAs; one team and 3 CTAs
+# inter_chunk_sm90_fused.cuh: two teams and a CTA for each half, and 4 CTAs; one team; and the same in pairs of CTAs
+FUSED = [31, 32, 33, 34, 35, 36]
 ONE, TWO = 14, 23  # warpgroups, and stages: inter_chunk_sm90.cuh as launch_sm90.cu launches it
 CUTS = [SPLIT, 1, 2, 4, 8, 12, ONE, 22, TWO, *FUSED]
 EACH = [SPLIT, 8, ONE, TWO, *FUSED]
@@ -453,6 +459,18 @@ def test_one_warpgroup_or_two_that_go_from_tile_to_tile(library):
                 assert all(map(torch.equal, one, two)), mode
 
 
+def test_one_launch_has_the_bits_of_two(library):
+    """Also where a CTA goes from tile to tile, with an odd number of chunks in between."""
+    for lengths in ([64 * 3 + 5, 0, 20, 64], [64 * 4 + 5, 0, 64]):
+        given = inputs(lengths, 1, 2)
+        given[4][:] = -3.0
+        two = prefill(library, ONE, given)
+        for warps in FUSED:
+            for mode in (*MODES, 4, 5, 7):
+                one = prefill(library, warps, given, mode=mode)
+                assert all(map(torch.equal, one, two)), (warps, mode)
+
+
 @pytest.mark.parametrize("warps", EACH)
 def test_in_place(library, warps):
     given = inputs([70], 1, 1)
@@ -460,7 +478,7 @@ def test_in_place(library, warps):
     assert all(map(torch.equal, prefill(library, warps, given, in_place=True), apart))
 
 
-@pytest.mark.parametrize("warps", [ONE, TWO])
+@pytest.mark.parametrize("warps", [ONE, TWO, *FUSED])
 def test_the_order_of_threads_and_of_copies_changes_nothing(library, warps):
     """A barrier or a wait too little shows as a bit that depends on who was first; stages return, in segments too."""
     given = inputs([64 * 6 + 5], 1, 1)

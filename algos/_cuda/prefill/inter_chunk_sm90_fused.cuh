@@ -26,9 +26,9 @@ struct ValueStage {
   char v[1][V_TILE];  // replaced by the outputs after V has been read
   char M[MATRIX];
 };
-template <int TEAMS_>
+template <int TEAMS_, int CTAS_>
 struct FusedShared {
-  static constexpr int GROUPS = 1, TEAMS = TEAMS_, KEYS = 4, STAGES = 3;
+  static constexpr int GROUPS = 1, TEAMS = TEAMS_, CTAS = CTAS_, KEYS = 4, STAGES = 3;
   KeyStage keys[KEYS];
   ValueStage stages[STAGES];
   char operands[TEAMS][2][6 * OPERAND];  // of a team, alternating
@@ -49,6 +49,39 @@ struct Ring {
 };
 
 __device__ __forceinline__ void wait_for(const uint64_t& barrier, uint32_t parity) { mbarrier_wait(shared_address(&barrier), parity); }
+// A warp's arrival, at the barriers of all CTAs of the cluster, after all of its lanes' accesses.
+template <int CTAS>
+__device__ __forceinline__ void warp_arrives_at_all(const uint64_t& barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 < ARRIVALS) {
+#pragma unroll
+    for (int rank = 0; rank < CTAS; ++rank) {
+      if constexpr (CTAS > 1) mbarrier_arrive_at_peer(at_peer(shared_address(&barrier), rank));
+      else mbarrier_arrive(shared_address(&barrier));
+    }
+  }
+}
+// A team or the maker has made `matrix`, with the barrier that says so: also in the other CTA of a cluster.
+template <int CTAS>
+__device__ __forceinline__ void share(const char* matrix, const uint64_t& ready, int barrier) {
+  fence_proxy_async();
+  if constexpr (CTAS == 1) {
+    __syncwarp();
+    if (threadIdx.x % 32 < ARRIVALS) mbarrier_arrive(shared_address(&ready));
+  } else {
+    named_barrier_sync<128>(barrier);
+    if (threadIdx.x % 128 == 0) {
+      mbarrier_arrive(shared_address(&ready));
+      const int peer = cluster_rank() ^ 1;
+      copy_to_peer(at_peer(shared_address(matrix), peer), shared_address(matrix), MATRIX, at_peer(shared_address(&ready), peer));
+    }
+  }
+}
+// In a cluster of two a CTA makes T and M of every other chunk, and gets the others from its peer. Whether chunk number `number`
+// of those that have gone through is this CTA's; for the other one, a thread announces the bytes.
+template <int CTAS>
+__device__ __forceinline__ bool makes(int number) { return CTAS == 1 || number % 2 == cluster_rank(); }
+__device__ __forceinline__ void expect_matrix(const uint64_t& ready) { mbarrier_arrive_expect_tx(shared_address(&ready), MATRIX); }
 // A warp's arrival, after all of its lanes' accesses.
 __device__ __forceinline__ void warp_arrives(const uint64_t& barrier) {
   __syncwarp();
@@ -59,21 +92,30 @@ __device__ __forceinline__ void warp_arrives(const uint64_t& barrier) {
 template <typename Shared>
 __device__ __forceinline__ void make_gates(const Prefill& p, const Maps& maps, Shared& s, int done, const Segment& at) {
   const Ring<Shared::KEYS> ring{done};
+  constexpr int CTAS = Shared::CTAS;
   const int lane = threadIdx.x % 32;
   ChunkTile tile{0, at.h, at.first, at.tokens, 1};
   RawGates raw;
   raw.load_head(p, at.hv);
-  raw.load_tokens(p, tile, at.hv, lane);
+  ChunkTile own = tile;  // the next of those whose T is made here
+  const int skipped = makes<CTAS>(done) ? 0 : CHUNK;
+  own.begin += skipped, own.left -= skipped;
+  raw.load_tokens(p, own, at.hv, lane);
 #pragma unroll 1
-  for (int chunk = 0; chunk < at.count; ++chunk) {
+  for (int chunk = 0; chunk < at.count; ++chunk, tile.begin += CHUNK, tile.left -= CHUNK) {
     const int stage = ring.stage(chunk);
     wait_for(s.keys_empty[stage], ring.parity(chunk) ^ 1);
-    if (elect_one()) load_k(s.keys[stage].k, maps.k, tile, s.keys_full[stage]);
+    const bool makes_t = makes<CTAS>(done + chunk);
+    if (elect_one()) {
+      load_k(s.keys[stage].k, maps.k, tile, s.keys_full[stage]);
+      if (!makes_t) expect_matrix(s.t_ready[stage]);
+    }
     __syncwarp();
+    if (!makes_t) continue;
     const RawGates now = raw;
-    const int count = tile.count();
-    tile.begin += CHUNK, tile.left -= CHUNK;
-    if (chunk + 1 < at.count) raw.load_tokens(p, tile, at.hv, lane);
+    const int count = own.count();
+    own.begin += CTAS * CHUNK, own.left -= CTAS * CHUNK;
+    if (own.left > 0) raw.load_tokens(p, own, at.hv, lane);
     compute_gates(s.gates[stage], now, count, lane);
     warp_arrives(s.gates_ready[stage]);
   }
@@ -108,6 +150,7 @@ struct OwnRow {
     for (int i = 0; i < 4; ++i) w[i] = k[j][i];
   }
 };
+constexpr int MAKER_BARRIER = 2, TEAM_BARRIER = 3;  // named barriers; 1: of the consumers
 struct NoNorms {
   float key[1], query[1];
 };
@@ -115,12 +158,13 @@ struct NoNorms {
 // Steps 3, 4 and 5 for every TEAMS-th chunk, by a team: a warp has a row of 16 x 16 blocks of T.
 template <typename Shared>
 __device__ __forceinline__ void make_t(const Prefill& p, Shared& s, int done, const Segment& at, int team) {
-  constexpr int TEAMS = Shared::TEAMS;
+  constexpr int CTAS = Shared::CTAS, TEAMS = Shared::TEAMS * CTAS;  // in the cluster
+  const int turn = CTAS > 1 ? cluster_rank() + team * CTAS : team;
   const Ring<Shared::KEYS> ring{done};
-  const int row = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0), barrier = 2 + team;
+  const int row = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0), barrier = TEAM_BARRIER + team;
   const int count = __shfl_sync(0xffffffffu, at.count, 0);
 #pragma unroll 1
-  for (int chunk = (team + TEAMS - done % TEAMS) % TEAMS; chunk < count; chunk += TEAMS) {
+  for (int chunk = (turn + TEAMS - done % TEAMS) % TEAMS; chunk < count; chunk += TEAMS) {
     const int thread = thread_again() % 128, lane = thread % 32;
     const int stage = ring.stage(chunk), left = at.tokens - chunk * CHUNK;
     KeyStage& here = s.keys[stage];
@@ -147,8 +191,7 @@ __device__ __forceinline__ void make_t(const Prefill& p, Shared& s, int done, co
     char* const operands = s.operands[team][(done + chunk) / TEAMS % 2];
     invert_row<StoreMatrix>(here.T, operands, OwnRow(d, row), s.gates[stage], row, barrier, lane);
     if (row == 0) store_gates(here.T, s.gates[stage], NoNorms{}, thread_again() % 32, false);
-    fence_proxy_async();
-    warp_arrives(s.t_ready[stage]);
+    share<CTAS>(here.T, s.t_ready[stage], barrier);
   }
 }
 
@@ -159,9 +202,14 @@ __device__ __forceinline__ void make_m_fused(const Prefill& p, Shared& s, int do
   const Ring<Shared::STAGES> ring{done};
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int count = __shfl_sync(0xffffffffu, at.count, 0);
+  constexpr int CTAS = Shared::CTAS;
 #pragma unroll 1
   for (int chunk = 0; chunk < count; ++chunk) {
     const int key_stage = keys_ring.stage(chunk);
+    if (!makes<CTAS>(done + chunk)) {
+      wait_for(s.full[ring.stage(chunk)], ring.parity(chunk));  // else the parity of the next wait means another phase
+      continue;
+    }
     ValueStage& stage = s.stages[ring.stage(chunk)];
     const KMajor queries(shared_address(stage.q)), keys(shared_address(s.keys[key_stage].k));
     wait_for(s.keys_full[key_stage], keys_ring.parity(chunk));
@@ -198,8 +246,7 @@ __device__ __forceinline__ void make_m_fused(const Prefill& p, Shared& s, int do
       }
       store_matrices(to ^ (2 * j + lane / 16) << 4, words);
     }
-    fence_proxy_async();
-    warp_arrives(s.m_ready[ring.stage(chunk)]);
+    share<CTAS>(stage.M, s.m_ready[ring.stage(chunk)], MAKER_BARRIER);
   }
 }
 
@@ -213,9 +260,33 @@ __device__ __forceinline__ void load_values(const Maps& maps, Shared& s, int don
     const int stage = ring.stage(chunk);
     const uint32_t full = shared_address(&s.full[stage]);
     wait_for(s.empty[stage], ring.parity(chunk) ^ 1);
+    if (!makes<Shared::CTAS>(done + chunk)) expect_matrix(s.m_ready[stage]);
     mbarrier_arrive_expect_tx(full, QK_TILE + V_TILE);
     tma_load_box(shared_address(s.stages[stage].v), maps.v, token, half, at.hv, full);
     tma_load_box(shared_address(s.stages[stage].q), maps.q, token, 0, at.h, full);
+  }
+}
+
+// Step 13: see store_outputs in inter_chunk_sm90.cuh.
+template <typename Shared>
+__device__ __forceinline__ void store_outputs_fused(const Prefill& p, Shared& s, int done, const Segment& at, int half, int thread) {
+  const Ring<Shared::STAGES> ring{done};
+  const int first = thread / 8, piece = thread % 8;
+  const uint32_t own = in_matrix(first, piece);
+  const int64_t row = static_cast<int64_t>(p.HV) * HEAD_DIM;
+  __nv_bfloat16* to = p.output + (at.first + first) * row + at.hv * HEAD_DIM + half * GROUP_ROWS + piece * 8;
+  int left = at.tokens - first;
+#pragma unroll 1
+  for (int chunk = 0; chunk < at.count; ++chunk, left -= CHUNK) {
+    const int stage = ring.stage(chunk);
+    wait_for(s.outputs_ready[stage], ring.parity(chunk));
+#pragma unroll 1
+    for (int i = 0; i < CHUNK; i += STORE_WARPS * 4) {
+      if (i < left) store16(to, *reinterpret_cast<const uint4*>(s.stages[stage].v[0] + own + i * 128));
+      to += STORE_WARPS * 4 * row;
+    }
+    fence_proxy_async();  // TMA will overwrite it
+    warp_arrives_at_all<Shared::CTAS>(s.empty[stage]);
   }
 }
 
@@ -250,9 +321,10 @@ __device__ __forceinline__ void consume_fused(float (&S)[16][4], const Prefill& 
     const MNMajor<QK_TILE / 2> keys_mn(k_tile);
     wait_for(s.keys_full[key_stage], keys_ring.parity(chunk));
     const int left = at.tokens - chunk * CHUNK;
-    if (left < CHUNK) {  // a team has cleared K
+    if (left < CHUNK) {  // here a team has cleared K, if it is not the peer's
       wait_for(s.t_ready[key_stage], keys_ring.parity(chunk));
       wait_for(s.full[value_stage], ring.parity(chunk));
+      if constexpr (Shared::CTAS > 1) clear_rows(here.k, left, thread), clear_rows(here.k + QK_TILE / 2, left, thread);
       clear_rows(stage.v[0], left, thread);
       fence_proxy_async();
       warpgroup_sync(1);
@@ -353,7 +425,7 @@ __device__ __forceinline__ void consume_fused(float (&S)[16][4], const Prefill& 
     // 11. S packed for the next chunk, under 12's product
     warpgroup_wait<1>();
     warpgroup_fence_operand(S);
-    warp_arrives(s.keys_empty[key_stage]);
+    warp_arrives_at_all<Shared::CTAS>(s.keys_empty[key_stage]);
 #pragma unroll
     for (int step = 0; step < 8; ++step) as_left(before[step], S[2 * step], S[2 * step + 1]);
     warpgroup_wait<0>();
@@ -373,34 +445,41 @@ struct FusedRegisters {
   static_assert(CONSUMER + MAKER + TEAMS * TEAM + PRODUCER <= 65536 / fused_threads<TEAMS>() / 8 * 8 * (TEAMS + 3));
 };
 
-// Work tile `number` is a half of V of a sequence and value head; a CTA has those from its own number on in steps of the grid.
-template <int TEAMS>
-__global__ void __launch_bounds__(fused_threads<TEAMS>(), 1)
-gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps) {
 #if FLASHCORE_WGMMA
+// Work tile `number` is a half of V of a sequence and value head; a CTA has those from its own number on in steps of the grid. The
+// two halves belong to a cluster's two CTAs.
+template <int TEAMS, int CTAS>
+__device__ __forceinline__ void run_fused(const Prefill& p, const Maps& maps) {
+  using Shared = FusedShared<TEAMS, CTAS>;
   using Registers = FusedRegisters<TEAMS>;
   constexpr int MAKER = 4, TEAM = 8, PRODUCER = TEAM + 4 * TEAMS;  // their first warps
-  auto& s = *reinterpret_cast<FusedShared<TEAMS>*>(tile_memory());
+  auto& s = *reinterpret_cast<Shared*>(tile_memory());
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const int tiles = 2 * p.HV * p.N;
   float S[16][4];
   if (warp < MAKER) load_state(S, p.rows(static_cast<int64_t>(blockIdx.x) * GROUP_ROWS), warp * 16, 0, lane);
   if (warp == PRODUCER && elect_one()) prefetch_tensor_map(maps.k), prefetch_tensor_map(maps.v), prefetch_tensor_map(maps.q);
   if (threadIdx.x == 0) {
+    constexpr int MADE = CTAS > 1 ? 1 : 4 * ARRIVALS;
 #pragma unroll
-    for (int i = 0; i < s.KEYS; ++i) {
+    for (int i = 0; i < Shared::KEYS; ++i) {
       mbarrier_init(shared_address(&s.keys_full[i]), 1), mbarrier_init(shared_address(&s.gates_ready[i]), ARRIVALS);
-      mbarrier_init(shared_address(&s.t_ready[i]), 4 * ARRIVALS), mbarrier_init(shared_address(&s.keys_empty[i]), 4 * ARRIVALS);
+      mbarrier_init(shared_address(&s.t_ready[i]), MADE), mbarrier_init(shared_address(&s.keys_empty[i]), CTAS * 4 * ARRIVALS);
     }
 #pragma unroll
-    for (int i = 0; i < s.STAGES; ++i) {
-      mbarrier_init(shared_address(&s.full[i]), 1), mbarrier_init(shared_address(&s.m_ready[i]), 4 * ARRIVALS);
+    for (int i = 0; i < Shared::STAGES; ++i) {
+      mbarrier_init(shared_address(&s.full[i]), 1), mbarrier_init(shared_address(&s.m_ready[i]), MADE);
       mbarrier_init(shared_address(&s.outputs_ready[i]), 4 * ARRIVALS);
-      mbarrier_init(shared_address(&s.empty[i]), STORE_WARPS * ARRIVALS);
+      mbarrier_init(shared_address(&s.empty[i]), CTAS * STORE_WARPS * ARRIVALS);
     }
     mbarrier_init_fence();
   }
-  __syncthreads();
+  if constexpr (CTAS > 1) {
+    __syncwarp();
+    cluster_sync();
+  } else {
+    __syncthreads();
+  }
   int done = 0;  // chunks
   const auto for_each_tile = [&](const auto& code) {
 #pragma unroll 1
@@ -414,40 +493,57 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
   if (warp >= PRODUCER) {
     warpgroup_reg_dealloc<Registers::PRODUCER>();
     const int other = warp - PRODUCER;
-    PipelineState<FusedShared<TEAMS>::STAGES> pipe;
     if (other == 0) {
-      const bool elected = elect_one();
-      for_each_tile([&](const Segment& at, int number) {
-        if (!elected) return;
-        const int64_t next = number + gridDim.x;
-        if (next < tiles) prefetch_l2(p.rows(next * GROUP_ROWS), GROUP_ROWS * HEAD_DIM * sizeof(float));
-        load_values(maps, s, done, at, number % 2);
-      });
+      if (elect_one()) {
+        for_each_tile([&](const Segment& at, int number) {
+          const int64_t next = number + gridDim.x;
+          if (next < tiles) prefetch_l2(p.rows(next * GROUP_ROWS), GROUP_ROWS * HEAD_DIM * sizeof(float));
+          load_values(maps, s, done, at, number % 2);
+        });
+      }
     } else if (other == STORE_WARPS + 1) {
       for_each_tile([&](const Segment& at, int) { make_gates(p, maps, s, done, at); });
     } else {
-      for_each_tile([&](const Segment& at, int number) { store_outputs(p, s, pipe, at, number % 2, threadIdx.x - (PRODUCER + 1) * 32); });
+      for_each_tile([&](const Segment& at, int number) {
+        store_outputs_fused(p, s, done, at, number % 2, threadIdx.x - (PRODUCER + 1) * 32);
+      });
     }
-    return;
-  }
-  if (warp >= TEAM) {
+  } else if (warp >= TEAM) {
     if constexpr (TEAMS > 1) warpgroup_reg_dealloc<Registers::TEAM>();
     for_each_tile([&](const Segment& at, int) { make_t(p, s, done, at, (warp - TEAM) / 4); });
-    return;
-  }
-  if (warp >= MAKER) {
+  } else if (warp >= MAKER) {
     warpgroup_reg_dealloc<Registers::MAKER>();
     for_each_tile([&](const Segment& at, int) { make_m_fused(p, s, done, at); });
-    return;
+  } else {
+    warpgroup_reg_alloc<Registers::CONSUMER>();
+    for_each_tile([&](const Segment& at, int number) {
+      const int64_t row = static_cast<int64_t>(number) * GROUP_ROWS;
+      const int thread = thread_again();
+      if (number != static_cast<int>(blockIdx.x)) load_state(S, p.rows(row), thread / 32 * 16, 0, thread % 32);
+      consume_fused(S, p, s, done, at);
+      store_state(p.new_rows(row), S, thread_again() / 32 * 16, 0, thread_again() % 32);
+    });
   }
-  warpgroup_reg_alloc<Registers::CONSUMER>();
-  for_each_tile([&](const Segment& at, int number) {
-    const int64_t row = static_cast<int64_t>(number) * GROUP_ROWS;
-    const int thread = thread_again();
-    if (number != static_cast<int>(blockIdx.x)) load_state(S, p.rows(row), thread / 32 * 16, 0, thread % 32);
-    consume_fused(S, p, s, done, at);
-    store_state(p.new_rows(row), S, thread_again() / 32 * 16, 0, thread_again() % 32);
-  });
+  if constexpr (CTAS > 1) {  // the peer still arrives at this CTA's barriers
+    __syncwarp();
+    cluster_sync();
+  }
+}
+#endif  // FLASHCORE_WGMMA
+
+template <int TEAMS>
+__global__ void __launch_bounds__(fused_threads<TEAMS>(), 1)
+gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps) {
+#if FLASHCORE_WGMMA
+  run_fused<TEAMS, 1>(p, maps);
+#endif
+}
+// With clusters of two CTAs.
+template <int TEAMS>
+__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(fused_threads<TEAMS>(), 1)
+gdn_prefill_fused_pair_sm90(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps) {
+#if FLASHCORE_WGMMA
+  run_fused<TEAMS, 2>(p, maps);
 #endif
 }
 

@@ -10,14 +10,21 @@ namespace gdn {
 #ifndef FUSED_TEAMS
 #define FUSED_TEAMS 2
 #endif
+#ifndef FUSED_CTAS
+#define FUSED_CTAS 1
+#endif
 
 bool launch_sm90_fused(const Prefill& p, const Maps& one, int device, cudaStream_t stream) {
   if constexpr (POOL) {
     return false;
   } else {
-    const uint32_t tiles = 2 * p.N * p.HV, count = sms_of(device);
-    launch<gdn_prefill_fused_sm90<FUSED_TEAMS>>(dim3(std::min(tiles, count)), fused_threads<FUSED_TEAMS>(),
-                                                sizeof(FusedShared<FUSED_TEAMS>), device, stream, p, one);
+    const uint32_t tiles = 2 * p.N * p.HV, count = sms_of(device) / 2 * 2;
+#if FUSED_CTAS > 1
+    constexpr auto kernel = gdn_prefill_fused_pair_sm90<FUSED_TEAMS>;
+#else
+    constexpr auto kernel = gdn_prefill_fused_sm90<FUSED_TEAMS>;
+#endif
+    launch<kernel>(dim3(std::min(tiles, count)), fused_threads<FUSED_TEAMS>(), sizeof(FusedShared<FUSED_TEAMS, FUSED_CTAS>), device, stream, p, one);
     return true;
   }
 }

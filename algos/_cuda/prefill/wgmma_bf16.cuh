@@ -145,6 +145,35 @@ __device__ __forceinline__ void bulk_store(void* to, uint32_t from, uint32_t byt
                : "memory");
 }
 __device__ __forceinline__ void bulk_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// --- clusters ---------------------------------------------------------------------------------------------------------
+
+// This CTA's number in its cluster; and a shared memory address of it, in the memory of CTA number `rank`.
+__device__ __forceinline__ int cluster_rank() {
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return static_cast<int>(rank);
+}
+__device__ __forceinline__ uint32_t at_peer(uint32_t at, int rank) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+  return there;
+}
+__device__ __forceinline__ void mbarrier_arrive_at_peer(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// `bytes` from this CTA's shared memory to a peer's; they count for the peer's barrier.
+__device__ __forceinline__ void copy_to_peer(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "r"(from),
+               "r"(bytes), "r"(barrier)
+               : "memory");
+}
+// A barrier of all threads of the cluster.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// --- others -----------------------------------------------------------------------------------------------------------
+
 // Elects one lane of a converged warp, the same one each time.
 __device__ __forceinline__ bool elect_one() {
   uint32_t one;
