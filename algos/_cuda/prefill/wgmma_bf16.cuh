@@ -158,8 +158,9 @@ __device__ __forceinline__ uint32_t at_peer(uint32_t at, int rank) {
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
   return there;
 }
+// Says that what a peer writes next is no longer read here. Of cluster scope, the release would be two fences of the whole GPU.
 __device__ __forceinline__ void mbarrier_arrive_at_peer(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 // `bytes` from this CTA's shared memory to a peer's; they count for the peer's barrier.
 __device__ __forceinline__ void copy_to_peer(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
@@ -167,9 +168,10 @@ __device__ __forceinline__ void copy_to_peer(uint32_t to, uint32_t from, uint32_
                "r"(bytes), "r"(barrier)
                : "memory");
 }
-// A barrier of all threads of the cluster.
+// A barrier of all threads of the cluster. It orders no accesses but those to barriers (mbarrier_init_fence): a release of all
+// would wait for stores to memory.
 __device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 // --- others -----------------------------------------------------------------------------------------------------------
