@@ -21,11 +21,12 @@ struct KeyStage {
   char k[QK_TILE];  // two halves of 64 columns each
   char T[MATRIX];   // and the gates: Prepared::T
 };
-struct ValueStage {
+struct ValueStage {  // or the state before a tile: see load_state_stage
   char q[QK_TILE];
   char v[1][V_TILE];  // replaced by the outputs after V has been read
   char M[MATRIX];
 };
+static_assert(sizeof(ValueStage) == 4 * STATE_BLOCK<1>);
 template <int TEAMS_, int CTAS_>
 struct FusedShared {
   static constexpr int GROUPS = 1, TEAMS = TEAMS_, CTAS = CTAS_, KEYS = 4, STAGES = 3;
@@ -197,9 +198,9 @@ __device__ __forceinline__ void make_t(const Prefill& p, Shared& s, int done, co
 
 // Step 7, by the maker: see make_m in inter_chunk_sm90.cuh.
 template <typename Shared>
-__device__ __forceinline__ void make_m_fused(const Prefill& p, Shared& s, int done, const Segment& at) {
+__device__ __forceinline__ void make_m_fused(const Prefill& p, Shared& s, int done, int states, const Segment& at) {
   const Ring<Shared::KEYS> keys_ring{done};
-  const Ring<Shared::STAGES> ring{done};
+  const Ring<Shared::STAGES> ring{done + states};
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int count = __shfl_sync(0xffffffffu, at.count, 0);
   constexpr int CTAS = Shared::CTAS;
@@ -252,8 +253,8 @@ __device__ __forceinline__ void make_m_fused(const Prefill& p, Shared& s, int do
 
 // Step 6 for Q and V, by one thread.
 template <typename Shared>
-__device__ __forceinline__ void load_values(const Maps& maps, Shared& s, int done, const Segment& at, int half) {
-  const Ring<Shared::STAGES> ring{done};
+__device__ __forceinline__ void load_values(const Maps& maps, Shared& s, int done, int states, const Segment& at, int half) {
+  const Ring<Shared::STAGES> ring{done + states};
   int token = at.first;
 #pragma unroll 1
   for (int chunk = 0; chunk < at.count; ++chunk, token += CHUNK) {
@@ -267,10 +268,55 @@ __device__ __forceinline__ void load_values(const Maps& maps, Shared& s, int don
   }
 }
 
+// The state before a tile comes through the ring of values, in a stage of its own, but for a CTA's first tile: the producer loads
+// it, the consumers read it and the epilogue frees the stage; the maker, or in a cluster the producer, completes m_ready's phase.
+template <typename Shared>
+__device__ __forceinline__ void load_state_stage(const Maps& maps, Shared& s, int index, int row) {
+  const Ring<Shared::STAGES> ring{index};
+  const int stage = ring.stage(0);
+  wait_for(s.empty[stage], ring.parity(0) ^ 1);
+  if constexpr (Shared::CTAS > 1) mbarrier_arrive(shared_address(&s.m_ready[stage]));
+  const uint32_t full = shared_address(&s.full[stage]);
+  mbarrier_arrive_expect_tx(full, 4 * STATE_BLOCK<1>);
+  tma_load_state(shared_address(&s.stages[stage]), maps.state, row, full);
+}
+template <typename Shared>
+__device__ __forceinline__ void pass_state_stage(Shared& s, int index) {
+  const Ring<Shared::STAGES> ring{index};
+  wait_for(s.full[ring.stage(0)], ring.parity(0));
+  if constexpr (Shared::CTAS == 1) warp_arrives(s.m_ready[ring.stage(0)]);
+}
+template <typename Shared>
+__device__ __forceinline__ void free_state_stage(Shared& s, int index) {
+  const Ring<Shared::STAGES> ring{index};
+  wait_for(s.outputs_ready[ring.stage(0)], ring.parity(0));
+  wait_for(s.m_ready[ring.stage(0)], ring.parity(0));
+  fence_proxy_async();
+  warp_arrives_at_all<Shared::CTAS>(s.empty[ring.stage(0)]);
+}
+template <typename Shared>
+__device__ __forceinline__ void read_state_stage(float (&S)[16][4], Shared& s, int index, int row, int lane) {
+  const Ring<Shared::STAGES> ring{index};
+  const int stage = ring.stage(0);
+  wait_for(s.full[stage], ring.parity(0));
+  const char* const tile = reinterpret_cast<const char*>(&s.stages[stage]);
+  row += lane / 4;
+#pragma unroll
+  for (int j = 0; j < 16; ++j)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int at = j / 4 * STATE_BLOCK<1> + in_matrix(row + half * 8, j % 4 * 2 + lane % 4 / 2) + lane % 2 * 8;
+      const float2 pair = *reinterpret_cast<const float2*>(tile + at);
+      S[j][2 * half] = pair.x, S[j][2 * half + 1] = pair.y;
+    }
+  warp_arrives(s.outputs_ready[stage]);
+}
+
 // Step 13: see store_outputs in inter_chunk_sm90.cuh.
 template <typename Shared>
-__device__ __forceinline__ void store_outputs_fused(const Prefill& p, Shared& s, int done, const Segment& at, int half, int thread) {
-  const Ring<Shared::STAGES> ring{done};
+__device__ __forceinline__ void store_outputs_fused(const Prefill& p, Shared& s, int done, int states, const Segment& at, int half,
+                                                    int thread) {
+  const Ring<Shared::STAGES> ring{done + states};
   const int first = thread / 8, piece = thread % 8;
   const uint32_t own = in_matrix(first, piece);
   const int64_t row = static_cast<int64_t>(p.HV) * HEAD_DIM;
@@ -292,9 +338,10 @@ __device__ __forceinline__ void store_outputs_fused(const Prefill& p, Shared& s,
 
 // Steps 8 to 12: see consume in inter_chunk_sm90.cuh, whose order of products this has.
 template <typename Shared>
-__device__ __forceinline__ void consume_fused(float (&S)[16][4], const Prefill& p, Shared& s, int done, const Segment& at) {
+__device__ __forceinline__ void consume_fused(float (&S)[16][4], const Prefill& p, Shared& s, int done, int states,
+                                              const Segment& at) {
   const Ring<Shared::KEYS> keys_ring{done};
-  const Ring<Shared::STAGES> ring{done};
+  const Ring<Shared::STAGES> ring{done + states};
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, t = lane % 4;
   const uint32_t v_at = in_matrix(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
   const int count = __shfl_sync(0xffffffffu, at.count, 0);
@@ -480,14 +527,14 @@ __device__ __forceinline__ void run_fused(const Prefill& p, const Maps& maps) {
   } else {
     __syncthreads();
   }
-  int done = 0;  // chunks
+  int done = 0, states = 0;  // chunks, and tiles before this one: as many states have come through the ring, with this one's
   const auto for_each_tile = [&](const auto& code) {
 #pragma unroll 1
     for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
       const int of = number / 2, n = of / p.HV;
       const Segment at(p, of - n * p.HV, n);
       code(at, number);
-      done += at.count;
+      done += at.count, ++states;
     }
   };
   if (warp >= PRODUCER) {
@@ -498,14 +545,16 @@ __device__ __forceinline__ void run_fused(const Prefill& p, const Maps& maps) {
         for_each_tile([&](const Segment& at, int number) {
           const int64_t next = number + gridDim.x;
           if (next < tiles) prefetch_l2(p.rows(next * GROUP_ROWS), GROUP_ROWS * HEAD_DIM * sizeof(float));
-          load_values(maps, s, done, at, number % 2);
+          if (states > 0) load_state_stage(maps, s, done + states - 1, number * GROUP_ROWS);
+          load_values(maps, s, done, states, at, number % 2);
         });
       }
     } else if (other == STORE_WARPS + 1) {
       for_each_tile([&](const Segment& at, int) { make_gates(p, maps, s, done, at); });
     } else {
       for_each_tile([&](const Segment& at, int number) {
-        store_outputs_fused(p, s, done, at, number % 2, threadIdx.x - (PRODUCER + 1) * 32);
+        if (states > 0) free_state_stage(s, done + states - 1);
+        store_outputs_fused(p, s, done, states, at, number % 2, threadIdx.x - (PRODUCER + 1) * 32);
       });
     }
   } else if (warp >= TEAM) {
@@ -513,14 +562,17 @@ __device__ __forceinline__ void run_fused(const Prefill& p, const Maps& maps) {
     for_each_tile([&](const Segment& at, int) { make_t(p, s, done, at, (warp - TEAM) / 4); });
   } else if (warp >= MAKER) {
     warpgroup_reg_dealloc<Registers::MAKER>();
-    for_each_tile([&](const Segment& at, int) { make_m_fused(p, s, done, at); });
+    for_each_tile([&](const Segment& at, int) {
+      if (states > 0) pass_state_stage(s, done + states - 1);
+      make_m_fused(p, s, done, states, at);
+    });
   } else {
     warpgroup_reg_alloc<Registers::CONSUMER>();
     for_each_tile([&](const Segment& at, int number) {
       const int64_t row = static_cast<int64_t>(number) * GROUP_ROWS;
       const int thread = thread_again();
-      if (number != static_cast<int>(blockIdx.x)) load_state(S, p.rows(row), thread / 32 * 16, 0, thread % 32);
-      consume_fused(S, p, s, done, at);
+      if (states > 0) read_state_stage(S, s, done + states - 1, thread / 32 * 16, thread % 32);
+      consume_fused(S, p, s, done, states, at);
       store_state(p.new_rows(row), S, thread_again() / 32 * 16, 0, thread_again() % 32);
     });
   }

@@ -14,10 +14,11 @@ namespace gdn {
 #define FUSED_CTAS 1
 #endif
 
-bool launch_sm90_fused(const Prefill& p, const Maps& one, int device, cudaStream_t stream) {
+bool launch_sm90_fused(const Prefill& p, Maps one, int device, cudaStream_t stream) {
   if constexpr (POOL) {
     return false;
   } else {
+    make_state_map(one.state, p, GROUP_ROWS);
     const uint32_t tiles = 2 * p.N * p.HV, count = sms_of(device) / 2 * 2;
 #if FUSED_CTAS > 1
     constexpr auto kernel = gdn_prefill_fused_pair_sm90<FUSED_TEAMS>;
