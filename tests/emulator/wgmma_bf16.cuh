@@ -102,19 +102,26 @@ inline void mbarrier_arrive_at_peer(uint32_t barrier) {
   ++t.barrier.arrived;
   flashcore::check_phase(t);
 }
-inline void copy_to_peer(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
-  if (bytes % 16 || to % 16 || from % 16) emulated::fail("a copy of odd bytes");
+inline void write_to_peer(uint32_t to, std::vector<char> data, uint32_t barrier) {
   emulated::Transaction& t = peer_transaction(barrier);
   emulated::Cta& there = cta_of(to);
   const uint32_t offset = (to & 0xffffff) - emulated::FIRST_ADDRESS;
-  if (offset + bytes > there.bytes) emulated::fail("an address outside of a peer's memory");
-  char* const target = there.base + offset;
+  if (offset + data.size() > there.bytes) emulated::fail("an address outside of a peer's memory");
+  std::memcpy(there.base + offset, data.data(), data.size());
+  t.bytes -= long(data.size());
+  flashcore::check_phase(t);
+}
+inline void store_at_peer(uint32_t to, uint32_t x, uint32_t barrier) {
+  std::vector<char> data(4);
+  std::memcpy(data.data(), &x, 4);
+  write_to_peer(to, data, barrier);
+}
+inline void copy_to_peer(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
+  if (bytes % 16 || to % 16 || from % 16) emulated::fail("a copy of odd bytes");
+  emulated::Transaction& t = peer_transaction(barrier);
+  cta_of(to);
   const char* const source = static_cast<const char*>(flashcore::at(from));
-  const auto land = [=, &t] {
-    std::memcpy(target, source, bytes);
-    t.bytes -= bytes;
-    flashcore::check_phase(t);
-  };
+  const auto land = [=] { write_to_peer(to, std::vector<char>(source, source + bytes), barrier); };
   if (emulated::mode & emulated::EARLY || t.waiting) land();
   else t.copies.push_back(land);
 }

@@ -108,26 +108,19 @@ void ordered(const Prefill& p, int members, uint32_t ctas) {
   emulated::launch({ctas, 1, 1}, TILES_THREADS, tiles_shared(), 1,
                    [&] { gdn_prefill_inter_chunk_sm90_tiles(p, one, two); });
 }
-// One launch: `ctas` go through all halves of V, alone or in pairs.
-template <int TEAMS, int CTAS>
-void fused(const Prefill& p, uint32_t ctas) {
-  using Shared = FusedShared<TEAMS, CTAS>;
-  static_assert(sizeof(Shared) <= 227 * 1024);
+// One launch, in `clusters` pairs of CTAs.
+void fused(Prefill p, uint32_t clusters) {
   const Maps m = maps<1>(p);
-  const uint32_t tiles = 2 * p.N * p.HV;
-  emulated::registers = 65536 / fused_threads<TEAMS>() / 8 * 8;
-  emulated::launch({tiles < ctas ? tiles : ctas, 1, 1}, fused_threads<TEAMS>(), sizeof(Shared), CTAS,
-                   [&] { CTAS > 1 ? gdn_prefill_fused_pair_sm90<TEAMS>(p, m) : gdn_prefill_fused_sm90<TEAMS>(p, m); });
+  const uint32_t tiles = p.N * p.HV;
+  p.tickets = (unsigned long long*)p.plan, p.launch = 7;
+  emulated::registers = 65536 / FUSED_THREADS / 8 * 8;
+  emulated::launch({2 * (tiles < clusters ? tiles : clusters), 1, 1}, FUSED_THREADS, sizeof(FusedShared), 2,
+                   [&] { gdn_prefill_fused_sm90(p, m); });
 }
 void run(const Prefill& p, int warps, int members) {
   const bool segment = p.segment;
   if (warps < 0) return ordered(p, members, -warps);
-  if (!POOL && warps == 31) return fused<2, 1>(p, 1 << 30);
-  if (!POOL && warps == 32) return fused<2, 1>(p, 4);
-  if (!POOL && warps == 33) return fused<1, 1>(p, 4);
-  if (!POOL && warps == 34) return fused<1, 2>(p, 1 << 30);
-  if (!POOL && warps == 35) return fused<1, 2>(p, 4);
-  if (!POOL && warps == 36) return fused<2, 2>(p, 4);
+  if (!POOL && warps > 30) return fused(p, warps == 31 ? 1 << 30 : warps - 31);
   if (warps == 14) return groups<1, 4>(p, members);
   if (warps == 12) return groups<1, 2>(p, members);
   if (warps == 23) return groups<2, 3>(p, members);
@@ -170,7 +163,7 @@ extern "C" int prefill(int warps, int mode, int members, int segment, void** t, 
              (int64_t*)t[8], (bf*)t[9], (float*)t[10], scale, H, HV, N, T},
             (char*)t[11], (float*)t[12], (float*)t[13], segment, -warps, nullptr};
   emulated::mode = mode;
-  if (warps < 0) p.plan = (Plan*)t[14];
+  p.plan = warps < 0 || warps > 30 ? (Plan*)t[14] : nullptr;
   return run(p, warps, members), 0;
 }
 extern "C" void prepare(int wide, int mode, int members, void** t, float scale, int H, int HV, int N, int T) {
@@ -411,8 +404,7 @@ def test_chunk_after_chunk_beside_a_plan(library, room):
 
 
 SPLIT = 0  # four warps share 16 rows
-# inter_chunk_sm90_fused.cuh: two teams and a CTA for each half, and 4 CTAs; one team; and the same in pairs of CTAs
-FUSED = [31, 32, 33, 34, 35, 36]
+FUSED = [31, 32, 33]  # inter_chunk_sm90_fused.cuh: a cluster for each tile; one and two for all of them
 ONE, TWO = 14, 23  # warpgroups, and stages: inter_chunk_sm90.cuh as launch_sm90.cu launches it
 CUTS = [SPLIT, 1, 2, 4, 8, 12, ONE, 22, TWO, *FUSED]
 EACH = [SPLIT, 8, ONE, TWO, *FUSED]

@@ -47,6 +47,7 @@ struct Prefill : Tensors {
   int segment;                   // chunks of a segment; 0: a sequence is one
   int ctas;                      // that share the plan's work tiles
   Plan* plan;                    // work tiles in order of length; see tile_scheduler.cuh
+  unsigned long long *tickets, launch;  // inter_chunk_sm90_fused.cuh: the counter of work tiles, and the launch's number in it
 
   // Sequence n has the tokens from its border to the next. Clamped: wrong values in cu_seqlens cause no access outside.
   // q of 2^31 tokens would be 512 GiB. The first and the last border are known without a load: a single sequence never waits.

@@ -1,13 +1,17 @@
-// Prefill in one launch: T = (I + A)^-1 and the gates are made by the CTA that goes from chunk to chunk, not by a kernel before it.
-// Half of V for a CTA: one consumer warpgroup, the maker of M, and TEAMS warpgroups that make T, each for every TEAMS-th
-// chunk. In the producer's warpgroup one thread loads Q and V, a warp loads K and computes the gates, two store the outputs.
+// Prefill in one launch: T = (I + A)^-1 and the gates are made by the CTAs that go from chunk to chunk, not by a kernel before them.
+// A work tile is a sequence and value head, for a cluster of two CTAs with half of V each. Each CTA has a consumer warpgroup, one
+// that makes M (the maker) and one that makes T (the team): of every other chunk, and both are copied to the peer. In the fourth
+// warpgroup one thread loads Q and V, a warp loads K and computes the gates, two store the outputs.
 //
-// Two rings of stages: K and T (and the gates), which are needed from the first product of T on until S' is complete; and Q, V
-// and M, until the outputs are stored. The first has a stage more, because T takes longer than a chunk of the consumers.
+// Two rings of stages: K and T (and the gates), needed from the first product of T on until S' is complete; and Q, V and M, until
+// the outputs are stored. The first has a stage more, because T takes longer than a chunk of the consumers.
 //
-// Who waits for what, for each stage: `keys_full` TMA -> team, maker, consumers; `gates_ready` gates -> team, maker; `t_ready`
-// team -> consumers; `keys_empty` consumers -> K and gates. `full` TMA -> maker, consumers; `m_ready` maker -> consumers;
-// `outputs_ready` consumers -> epilogue; `empty` epilogue -> Q and V.
+// Who sets which barrier of a stage for whom: `keys_full` TMA -> team, maker, consumers; `gates_ready` gates -> team, maker;
+// `t_ready` team, or the peer's -> consumers; `keys_empty` consumers of both CTAs -> K and gates. `full` TMA -> maker, consumers;
+// `m_ready` maker, or the peer's -> consumers; `outputs_ready` consumers -> epilogue; `empty` epilogues of both -> Q and V.
+//
+// With more tiles than clusters, each CTA sorts the sequences by length, and clusters take tiles in this order, longest first, from
+// a counter.
 //
 // Steps: as in inter_chunk_sm90.cuh and intra_chunk_steps.cuh.
 #pragma once
@@ -16,6 +20,8 @@
 #include "intra_chunk_sm90.cuh"
 
 namespace gdn {
+
+constexpr int FUSED_SEQUENCES = 256;  // at most, with more tiles than clusters
 
 struct KeyStage {
   char k[QK_TILE];  // two halves of 64 columns each
@@ -27,17 +33,27 @@ struct ValueStage {  // or the state before a tile: see load_state_stage
   char M[MATRIX];
 };
 static_assert(sizeof(ValueStage) == 4 * STATE_BLOCK<1>);
-template <int TEAMS_, int CTAS_>
+// A sequence, and its tokens.
+struct alignas(16) FusedSequence {
+  int n, first, tokens, state;
+};
 struct FusedShared {
-  static constexpr int GROUPS = 1, TEAMS = TEAMS_, CTAS = CTAS_, KEYS = 4, STAGES = 3;
+  static constexpr int KEYS = 4, STAGES = 3, TILES = 4;
+  // How many warps read which tile comes next: all, of both CTAs.
+  static constexpr int READERS = 2 * (4 + 4 + 4 + 4);
   KeyStage keys[KEYS];
   ValueStage stages[STAGES];
-  char operands[TEAMS][2][6 * OPERAND];  // of a team, alternating
+  char operands[2][6 * OPERAND];  // of the team, alternating
   Gates gates[KEYS];
   uint64_t keys_full[KEYS], gates_ready[KEYS], t_ready[KEYS], keys_empty[KEYS];
   uint64_t full[STAGES], m_ready[STAGES], outputs_ready[STAGES], empty[STAGES];
+  uint64_t tile_ready[TILES], tile_free[TILES];  // the latter is the first CTA's for both
+  uint32_t tile[TILES];                          // number in the order
+  FusedSequence order[FUSED_SEQUENCES];          // longest first
+  uint32_t lengths[FUSED_SEQUENCES];
 };
-template <int TEAMS> __host__ __device__ constexpr int fused_threads() { return (TEAMS + 3) * 128; }
+static_assert(sizeof(FusedShared) <= 227 * 1024);
+constexpr int FUSED_THREADS = 512;
 
 #if FLASHCORE_WGMMA
 
@@ -50,63 +66,50 @@ struct Ring {
 };
 
 __device__ __forceinline__ void wait_for(const uint64_t& barrier, uint32_t parity) { mbarrier_wait(shared_address(&barrier), parity); }
-// A warp's arrival, at the barriers of all CTAs of the cluster, after all of its lanes' accesses.
-template <int CTAS>
-__device__ __forceinline__ void warp_arrives_at_all(const uint64_t& barrier) {
-  __syncwarp();
-  if (threadIdx.x % 32 < ARRIVALS) {
-#pragma unroll
-    for (int rank = 0; rank < CTAS; ++rank) {
-      if constexpr (CTAS > 1) mbarrier_arrive_at_peer(at_peer(shared_address(&barrier), rank));
-      else mbarrier_arrive(shared_address(&barrier));
-    }
-  }
-}
-// A team or the maker has made `matrix`, with the barrier that says so: also in the other CTA of a cluster.
-template <int CTAS>
-__device__ __forceinline__ void share(const char* matrix, const uint64_t& ready, int barrier) {
-  fence_proxy_async();
-  if constexpr (CTAS == 1) {
-    __syncwarp();
-    if (threadIdx.x % 32 < ARRIVALS) mbarrier_arrive(shared_address(&ready));
-  } else {
-    named_barrier_sync<128>(barrier);
-    if (threadIdx.x % 128 == 0) {
-      mbarrier_arrive(shared_address(&ready));
-      const int peer = cluster_rank() ^ 1;
-      copy_to_peer(at_peer(shared_address(matrix), peer), shared_address(matrix), MATRIX, at_peer(shared_address(&ready), peer));
-    }
-  }
-}
-// In a cluster of two a CTA makes T and M of every other chunk, and gets the others from its peer. Whether chunk number `number`
-// of those that have gone through is this CTA's; for the other one, a thread announces the bytes.
-template <int CTAS>
-__device__ __forceinline__ bool makes(int number) { return CTAS == 1 || number % 2 == cluster_rank(); }
-__device__ __forceinline__ void expect_matrix(const uint64_t& ready) { mbarrier_arrive_expect_tx(shared_address(&ready), MATRIX); }
 // A warp's arrival, after all of its lanes' accesses.
 __device__ __forceinline__ void warp_arrives(const uint64_t& barrier) {
   __syncwarp();
   if (threadIdx.x % 32 < ARRIVALS) mbarrier_arrive(shared_address(&barrier));
 }
 
+// The same at the barriers of both CTAs.
+__device__ __forceinline__ void warp_arrives_at_both(const uint64_t& barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 < ARRIVALS) {
+#pragma unroll
+    for (int rank = 0; rank < 2; ++rank) mbarrier_arrive_at_peer(at_peer(shared_address(&barrier), rank));
+  }
+}
+// A CTA makes T and M of every other chunk of those that have gone through, and gets the others from its peer.
+__device__ __forceinline__ bool makes(int number) { return number % 2 == cluster_rank(); }
+// The warpgroup that has made `matrix` says so here, and sends it to the peer; there a thread has announced the bytes.
+__device__ __forceinline__ void share(const char* matrix, const uint64_t& ready, int barrier) {
+  fence_proxy_async();
+  named_barrier_sync<128>(barrier);
+  if (threadIdx.x % 128 == 0) {
+    mbarrier_arrive(shared_address(&ready));
+    const int peer = cluster_rank() ^ 1;
+    copy_to_peer(at_peer(shared_address(matrix), peer), shared_address(matrix), MATRIX, at_peer(shared_address(&ready), peer));
+  }
+}
+__device__ __forceinline__ void expect_matrix(const uint64_t& ready) { mbarrier_arrive_expect_tx(shared_address(&ready), MATRIX); }
+
 // Steps 1 and 2: a warp loads K and computes the gates. Raw gates of the next chunk are loaded meanwhile.
-template <typename Shared>
-__device__ __forceinline__ void make_gates(const Prefill& p, const Maps& maps, Shared& s, int done, const Segment& at) {
-  const Ring<Shared::KEYS> ring{done};
-  constexpr int CTAS = Shared::CTAS;
+__device__ __forceinline__ void make_gates(const Prefill& p, const Maps& maps, FusedShared& s, int done, const Segment& at) {
+  const Ring<FusedShared::KEYS> ring{done};
   const int lane = threadIdx.x % 32;
   ChunkTile tile{0, at.h, at.first, at.tokens, 1};
   RawGates raw;
   raw.load_head(p, at.hv);
   ChunkTile own = tile;  // the next of those whose T is made here
-  const int skipped = makes<CTAS>(done) ? 0 : CHUNK;
+  const int skipped = makes(done) ? 0 : CHUNK;
   own.begin += skipped, own.left -= skipped;
   raw.load_tokens(p, own, at.hv, lane);
 #pragma unroll 1
   for (int chunk = 0; chunk < at.count; ++chunk, tile.begin += CHUNK, tile.left -= CHUNK) {
     const int stage = ring.stage(chunk);
     wait_for(s.keys_empty[stage], ring.parity(chunk) ^ 1);
-    const bool makes_t = makes<CTAS>(done + chunk);
+    const bool makes_t = makes(done + chunk);
     if (elect_one()) {
       load_k(s.keys[stage].k, maps.k, tile, s.keys_full[stage]);
       if (!makes_t) expect_matrix(s.t_ready[stage]);
@@ -115,7 +118,7 @@ __device__ __forceinline__ void make_gates(const Prefill& p, const Maps& maps, S
     if (!makes_t) continue;
     const RawGates now = raw;
     const int count = own.count();
-    own.begin += CTAS * CHUNK, own.left -= CTAS * CHUNK;
+    own.begin += 2 * CHUNK, own.left -= 2 * CHUNK;
     if (own.left > 0) raw.load_tokens(p, own, at.hv, lane);
     compute_gates(s.gates[stage], now, count, lane);
     warp_arrives(s.gates_ready[stage]);
@@ -156,16 +159,13 @@ struct NoNorms {
   float key[1], query[1];
 };
 
-// Steps 3, 4 and 5 for every TEAMS-th chunk, by a team: a warp has a row of 16 x 16 blocks of T.
-template <typename Shared>
-__device__ __forceinline__ void make_t(const Prefill& p, Shared& s, int done, const Segment& at, int team) {
-  constexpr int CTAS = Shared::CTAS, TEAMS = Shared::TEAMS * CTAS;  // in the cluster
-  const int turn = CTAS > 1 ? cluster_rank() + team * CTAS : team;
-  const Ring<Shared::KEYS> ring{done};
-  const int row = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0), barrier = TEAM_BARRIER + team;
+// Steps 3, 4 and 5 for every other chunk, by the team: a warp has a row of 16 x 16 blocks of T.
+__device__ __forceinline__ void make_t(const Prefill& p, FusedShared& s, int done, const Segment& at) {
+  const Ring<FusedShared::KEYS> ring{done};
+  const int row = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0), barrier = TEAM_BARRIER;
   const int count = __shfl_sync(0xffffffffu, at.count, 0);
 #pragma unroll 1
-  for (int chunk = (turn + TEAMS - done % TEAMS) % TEAMS; chunk < count; chunk += TEAMS) {
+  for (int chunk = makes(done) ? 0 : 1; chunk < count; chunk += 2) {
     const int thread = thread_again() % 128, lane = thread % 32;
     const int stage = ring.stage(chunk), left = at.tokens - chunk * CHUNK;
     KeyStage& here = s.keys[stage];
@@ -189,25 +189,23 @@ __device__ __forceinline__ void make_t(const Prefill& p, Shared& s, int done, co
     warpgroup_wait<0>();
     warpgroup_fence_operand(d);
     // 4. Inverse, 5. T - I and the gates
-    char* const operands = s.operands[team][(done + chunk) / TEAMS % 2];
+    char* const operands = s.operands[(done + chunk) / 2 % 2];
     invert_row<StoreMatrix>(here.T, operands, OwnRow(d, row), s.gates[stage], row, barrier, lane);
     if (row == 0) store_gates(here.T, s.gates[stage], NoNorms{}, thread_again() % 32, false);
-    share<CTAS>(here.T, s.t_ready[stage], barrier);
+    share(here.T, s.t_ready[stage], barrier);
   }
 }
 
 // Step 7, by the maker: see make_m in inter_chunk_sm90.cuh.
-template <typename Shared>
-__device__ __forceinline__ void make_m_fused(const Prefill& p, Shared& s, int done, int states, const Segment& at) {
-  const Ring<Shared::KEYS> keys_ring{done};
-  const Ring<Shared::STAGES> ring{done + states};
+__device__ __forceinline__ void make_m_fused(const Prefill& p, FusedShared& s, int done, int states, const Segment& at) {
+  const Ring<FusedShared::KEYS> keys_ring{done};
+  const Ring<FusedShared::STAGES> ring{done + states};
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int count = __shfl_sync(0xffffffffu, at.count, 0);
-  constexpr int CTAS = Shared::CTAS;
 #pragma unroll 1
   for (int chunk = 0; chunk < count; ++chunk) {
     const int key_stage = keys_ring.stage(chunk);
-    if (!makes<CTAS>(done + chunk)) {
+    if (!makes(done + chunk)) {
       wait_for(s.full[ring.stage(chunk)], ring.parity(chunk));  // else the parity of the next wait means another phase
       continue;
     }
@@ -247,56 +245,49 @@ __device__ __forceinline__ void make_m_fused(const Prefill& p, Shared& s, int do
       }
       store_matrices(to ^ (2 * j + lane / 16) << 4, words);
     }
-    share<CTAS>(stage.M, s.m_ready[ring.stage(chunk)], MAKER_BARRIER);
+    share(stage.M, s.m_ready[ring.stage(chunk)], MAKER_BARRIER);
   }
 }
 
-// Step 6 for Q and V, by one thread.
-template <typename Shared>
-__device__ __forceinline__ void load_values(const Maps& maps, Shared& s, int done, int states, const Segment& at, int half) {
-  const Ring<Shared::STAGES> ring{done + states};
+// Step 6 for Q and V, by one thread. `first` is called once the first chunk is asked for, `last` before the last one.
+template <typename First, typename Last>
+__device__ __forceinline__ void load_values(const Maps& maps, FusedShared& s, int done, int states, const Segment& at, int half,
+                                            const First& first, const Last& last) {
+  const Ring<FusedShared::STAGES> ring{done + states};
   int token = at.first;
 #pragma unroll 1
   for (int chunk = 0; chunk < at.count; ++chunk, token += CHUNK) {
     const int stage = ring.stage(chunk);
     const uint32_t full = shared_address(&s.full[stage]);
+    if (chunk == at.count - 1) last();
     wait_for(s.empty[stage], ring.parity(chunk) ^ 1);
-    if (!makes<Shared::CTAS>(done + chunk)) expect_matrix(s.m_ready[stage]);
+    if (!makes(done + chunk)) expect_matrix(s.m_ready[stage]);
     mbarrier_arrive_expect_tx(full, QK_TILE + V_TILE);
     tma_load_box(shared_address(s.stages[stage].v), maps.v, token, half, at.hv, full);
     tma_load_box(shared_address(s.stages[stage].q), maps.q, token, 0, at.h, full);
+    if (chunk == 0) first();
   }
 }
 
 // The state before a tile comes through the ring of values, in a stage of its own, but for a CTA's first tile: the producer loads
-// it, the consumers read it and the epilogue frees the stage; the maker, or in a cluster the producer, completes m_ready's phase.
-template <typename Shared>
-__device__ __forceinline__ void load_state_stage(const Maps& maps, Shared& s, int index, int row) {
-  const Ring<Shared::STAGES> ring{index};
+// it, the consumers read it and the epilogue frees the stage.
+__device__ __forceinline__ void load_state_stage(const Maps& maps, FusedShared& s, int index, int row) {
+  const Ring<FusedShared::STAGES> ring{index};
   const int stage = ring.stage(0);
   wait_for(s.empty[stage], ring.parity(0) ^ 1);
-  if constexpr (Shared::CTAS > 1) mbarrier_arrive(shared_address(&s.m_ready[stage]));
+  mbarrier_arrive(shared_address(&s.m_ready[stage]));  // a phase for each use of the stage
   const uint32_t full = shared_address(&s.full[stage]);
   mbarrier_arrive_expect_tx(full, 4 * STATE_BLOCK<1>);
   tma_load_state(shared_address(&s.stages[stage]), maps.state, row, full);
 }
-template <typename Shared>
-__device__ __forceinline__ void pass_state_stage(Shared& s, int index) {
-  const Ring<Shared::STAGES> ring{index};
-  wait_for(s.full[ring.stage(0)], ring.parity(0));
-  if constexpr (Shared::CTAS == 1) warp_arrives(s.m_ready[ring.stage(0)]);
-}
-template <typename Shared>
-__device__ __forceinline__ void free_state_stage(Shared& s, int index) {
-  const Ring<Shared::STAGES> ring{index};
+__device__ __forceinline__ void free_state_stage(FusedShared& s, int index) {
+  const Ring<FusedShared::STAGES> ring{index};
   wait_for(s.outputs_ready[ring.stage(0)], ring.parity(0));
-  wait_for(s.m_ready[ring.stage(0)], ring.parity(0));
   fence_proxy_async();
-  warp_arrives_at_all<Shared::CTAS>(s.empty[ring.stage(0)]);
+  warp_arrives_at_both(s.empty[ring.stage(0)]);
 }
-template <typename Shared>
-__device__ __forceinline__ void read_state_stage(float (&S)[16][4], Shared& s, int index, int row, int lane) {
-  const Ring<Shared::STAGES> ring{index};
+__device__ __forceinline__ void read_state_stage(float (&S)[16][4], FusedShared& s, int index, int row, int lane) {
+  const Ring<FusedShared::STAGES> ring{index};
   const int stage = ring.stage(0);
   wait_for(s.full[stage], ring.parity(0));
   const char* const tile = reinterpret_cast<const char*>(&s.stages[stage]);
@@ -313,10 +304,9 @@ __device__ __forceinline__ void read_state_stage(float (&S)[16][4], Shared& s, i
 }
 
 // Step 13: see store_outputs in inter_chunk_sm90.cuh.
-template <typename Shared>
-__device__ __forceinline__ void store_outputs_fused(const Prefill& p, Shared& s, int done, int states, const Segment& at, int half,
+__device__ __forceinline__ void store_outputs_fused(const Prefill& p, FusedShared& s, int done, int states, const Segment& at, int half,
                                                     int thread) {
-  const Ring<Shared::STAGES> ring{done + states};
+  const Ring<FusedShared::STAGES> ring{done + states};
   const int first = thread / 8, piece = thread % 8;
   const uint32_t own = in_matrix(first, piece);
   const int64_t row = static_cast<int64_t>(p.HV) * HEAD_DIM;
@@ -332,16 +322,15 @@ __device__ __forceinline__ void store_outputs_fused(const Prefill& p, Shared& s,
       to += STORE_WARPS * 4 * row;
     }
     fence_proxy_async();  // TMA will overwrite it
-    warp_arrives_at_all<Shared::CTAS>(s.empty[stage]);
+    warp_arrives_at_both(s.empty[stage]);
   }
 }
 
 // Steps 8 to 12: see consume in inter_chunk_sm90.cuh, whose order of products this has.
-template <typename Shared>
-__device__ __forceinline__ void consume_fused(float (&S)[16][4], const Prefill& p, Shared& s, int done, int states,
+__device__ __forceinline__ void consume_fused(float (&S)[16][4], const Prefill& p, FusedShared& s, int done, int states,
                                               const Segment& at) {
-  const Ring<Shared::KEYS> keys_ring{done};
-  const Ring<Shared::STAGES> ring{done + states};
+  const Ring<FusedShared::KEYS> keys_ring{done};
+  const Ring<FusedShared::STAGES> ring{done + states};
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, t = lane % 4;
   const uint32_t v_at = in_matrix(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
   const int count = __shfl_sync(0xffffffffu, at.count, 0);
@@ -371,7 +360,7 @@ __device__ __forceinline__ void consume_fused(float (&S)[16][4], const Prefill& 
     if (left < CHUNK) {  // here a team has cleared K, if it is not the peer's
       wait_for(s.t_ready[key_stage], keys_ring.parity(chunk));
       wait_for(s.full[value_stage], ring.parity(chunk));
-      if constexpr (Shared::CTAS > 1) clear_rows(here.k, left, thread), clear_rows(here.k + QK_TILE / 2, left, thread);
+      clear_rows(here.k, left, thread), clear_rows(here.k + QK_TILE / 2, left, thread);
       clear_rows(stage.v[0], left, thread);
       fence_proxy_async();
       warpgroup_sync(1);
@@ -472,7 +461,7 @@ __device__ __forceinline__ void consume_fused(float (&S)[16][4], const Prefill& 
     // 11. S packed for the next chunk, under 12's product
     warpgroup_wait<1>();
     warpgroup_fence_operand(S);
-    warp_arrives_at_all<Shared::CTAS>(s.keys_empty[key_stage]);
+    warp_arrives_at_both(s.keys_empty[key_stage]);
 #pragma unroll
     for (int step = 0; step < 8; ++step) as_left(before[step], S[2 * step], S[2 * step + 1]);
     warpgroup_wait<0>();
@@ -483,119 +472,173 @@ __device__ __forceinline__ void consume_fused(float (&S)[16][4], const Prefill& 
   if (count > 0) stage_outputs(count - 1);
 }
 
+// The order of the sequences, the same in each CTA: by number of chunks, longest first, equal ones as they come. By all threads.
+__device__ __forceinline__ void sort_sequences(const Prefill& p, FusedShared& s) {
+  FusedSequence own{};
+  const int n = threadIdx.x;
+  uint32_t key = 0;
+  if (n < p.N) {
+    const int begin = p.border(n);
+    own = {n, begin, max(p.border(n + 1) - begin, 0), 0};
+    key = static_cast<uint32_t>(min((own.tokens + CHUNK - 1) / CHUNK, (1 << 22) - 1)) << 10 | (1023 - n);
+  }
+  if (n < FUSED_SEQUENCES) s.lengths[n] = key;
+  __syncthreads();
+  if (n >= p.N) return;
+  int place = 0;
+#pragma unroll 4
+  for (int i = 0; i < p.N; i += 4) {
+    const uint4 x = *reinterpret_cast<const uint4*>(s.lengths + i);
+    place += (x.x > key) + (x.y > key) + (x.z > key) + (x.w > key);
+  }
+  s.order[place] = own;
+}
+
+// The tickets of a launch, in memory that has anything before it: whoever sees another launch's number first begins at 0. The last
+// one leaves 0, for the same launch once more, in a graph.
+__device__ __forceinline__ void open_tickets(unsigned long long* tickets, unsigned long long launch) {
+  const unsigned long long seen = *reinterpret_cast<volatile unsigned long long*>(tickets);
+  if (seen >> 24 != launch) atomicCAS(tickets, seen, launch << 24);
+}
+__device__ __forceinline__ uint32_t take_ticket(unsigned long long* tickets, uint32_t all) {
+  const uint32_t ticket = static_cast<uint32_t>(atomicAdd(tickets, 1ull)) & 0xffffff;
+  if (ticket == all - 1) *reinterpret_cast<volatile unsigned long long*>(tickets) = 0;
+  return ticket;
+}
+
+// Sends the next tile's number to both CTAs: by one thread of each, `turn` tiles after the first.
+__device__ __forceinline__ void announce(const Prefill& p, FusedShared& s, int turn, uint32_t tiles) {
+  const int slot = turn % FusedShared::TILES;
+  if (cluster_rank() == 0) {
+    wait_for(s.tile_free[slot], (turn / FusedShared::TILES & 1) ^ 1);
+    const uint32_t next = gridDim.x / 2 + take_ticket(p.tickets, tiles);
+#pragma unroll
+    for (int rank = 0; rank < 2; ++rank)
+      store_at_peer(at_peer(shared_address(&s.tile[slot]), rank), next, at_peer(shared_address(&s.tile_ready[slot]), rank));
+  }
+  mbarrier_arrive_expect_tx(shared_address(&s.tile_ready[slot]), sizeof(uint32_t));
+}
+__device__ __forceinline__ uint32_t next_tile(FusedShared& s, int turn, bool whole_warp) {
+  const int slot = turn % FusedShared::TILES;
+  wait_for(s.tile_ready[slot], turn / FusedShared::TILES & 1);
+  const uint32_t next = s.tile[slot];
+  if (whole_warp) __syncwarp();
+  if (!whole_warp || threadIdx.x % 32 == 0) mbarrier_arrive_at_peer(at_peer(shared_address(&s.tile_free[slot]), 0));
+  return next;
+}
 #endif  // FLASHCORE_WGMMA
 
-// Registers by warpgroup: consumers, maker, each team, producer; in all what the launch has.
-template <int TEAMS>
-struct FusedRegisters {
-  static constexpr int CONSUMER = TEAMS > 1 ? 232 : 248, MAKER = TEAMS > 1 ? 80 : 96, TEAM = TEAMS > 1 ? 64 : 128, PRODUCER = 40;
-  static_assert(CONSUMER + MAKER + TEAMS * TEAM + PRODUCER <= 65536 / fused_threads<TEAMS>() / 8 * 8 * (TEAMS + 3));
-};
+// Registers by warpgroup: consumers, maker, team, producer; in all what the launch has.
+constexpr int FUSED_CONSUMER = 248, FUSED_MAKER = 96, FUSED_PRODUCER = 40;
+static_assert(FUSED_CONSUMER + FUSED_MAKER + 65536 / FUSED_THREADS + FUSED_PRODUCER <= 65536 / FUSED_THREADS * 4);
 
+// grid: two CTAs for each tile, if as many can be resident, else as many as can.
+__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(FUSED_THREADS, 1)
+gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps) {
 #if FLASHCORE_WGMMA
-// Work tile `number` is a half of V of a sequence and value head; a CTA has those from its own number on in steps of the grid. The
-// two halves belong to a cluster's two CTAs.
-template <int TEAMS, int CTAS>
-__device__ __forceinline__ void run_fused(const Prefill& p, const Maps& maps) {
-  using Shared = FusedShared<TEAMS, CTAS>;
-  using Registers = FusedRegisters<TEAMS>;
-  constexpr int MAKER = 4, TEAM = 8, PRODUCER = TEAM + 4 * TEAMS;  // their first warps
-  auto& s = *reinterpret_cast<Shared*>(tile_memory());
-  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-  const int tiles = 2 * p.HV * p.N;
+  constexpr int MAKER = 4, TEAM = 8, PRODUCER = 12;  // their first warps
+  auto& s = *reinterpret_cast<FusedShared*>(tile_memory());
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), half = cluster_rank();
+  const uint32_t tiles = static_cast<uint32_t>(p.N) * p.HV;
+  const bool ordered = gridDim.x < 2 * tiles;
   float S[16][4];
-  if (warp < MAKER) load_state(S, p.rows(static_cast<int64_t>(blockIdx.x) * GROUP_ROWS), warp * 16, 0, lane);
-  if (warp == PRODUCER && elect_one()) prefetch_tensor_map(maps.k), prefetch_tensor_map(maps.v), prefetch_tensor_map(maps.q);
+  if (warp == PRODUCER && elect_one()) {
+    prefetch_tensor_map(maps.k), prefetch_tensor_map(maps.v), prefetch_tensor_map(maps.q);
+    if (ordered) {
+      prefetch_tensor_map(maps.state);
+      // of the first tile, if lengths are equal
+      prefetch_l2(p.rows(static_cast<int64_t>(blockIdx.x) * GROUP_ROWS), GROUP_ROWS * HEAD_DIM * sizeof(float));
+    }
+  }
   if (threadIdx.x == 0) {
-    constexpr int MADE = CTAS > 1 ? 1 : 4 * ARRIVALS;
 #pragma unroll
-    for (int i = 0; i < Shared::KEYS; ++i) {
+    for (int i = 0; i < FusedShared::KEYS; ++i) {
       mbarrier_init(shared_address(&s.keys_full[i]), 1), mbarrier_init(shared_address(&s.gates_ready[i]), ARRIVALS);
-      mbarrier_init(shared_address(&s.t_ready[i]), MADE), mbarrier_init(shared_address(&s.keys_empty[i]), CTAS * 4 * ARRIVALS);
+      mbarrier_init(shared_address(&s.t_ready[i]), 1), mbarrier_init(shared_address(&s.keys_empty[i]), 2 * 4 * ARRIVALS);
     }
 #pragma unroll
-    for (int i = 0; i < Shared::STAGES; ++i) {
-      mbarrier_init(shared_address(&s.full[i]), 1), mbarrier_init(shared_address(&s.m_ready[i]), MADE);
+    for (int i = 0; i < FusedShared::STAGES; ++i) {
+      mbarrier_init(shared_address(&s.full[i]), 1), mbarrier_init(shared_address(&s.m_ready[i]), 1);
       mbarrier_init(shared_address(&s.outputs_ready[i]), 4 * ARRIVALS);
-      mbarrier_init(shared_address(&s.empty[i]), CTAS * STORE_WARPS * ARRIVALS);
+      mbarrier_init(shared_address(&s.empty[i]), 2 * STORE_WARPS * ARRIVALS);
     }
+#pragma unroll
+    for (int i = 0; i < FusedShared::TILES; ++i)
+      mbarrier_init(shared_address(&s.tile_ready[i]), 1), mbarrier_init(shared_address(&s.tile_free[i]), FusedShared::READERS);
     mbarrier_init_fence();
   }
-  if constexpr (CTAS > 1) {
-    __syncwarp();
-    cluster_sync();
-  } else {
-    __syncthreads();
-  }
+  if (ordered) sort_sequences(p, s);
+  __syncthreads();
+  cluster_sync();
+  const auto segment_of = [&](uint32_t number) {
+    const int place = number / p.HV, hv = number - place * p.HV;
+    if (!ordered) return Segment(p, hv, place);
+    const FusedSequence x = s.order[place];
+    return Segment(p, hv, x.n, x.first, x.tokens, x.n);
+  };
+  const auto row_of = [&](const Segment& at) { return (at.n * p.HV + at.hv) * HEAD_DIM + half * GROUP_ROWS; };
   int done = 0, states = 0;  // chunks, and tiles before this one: as many states have come through the ring, with this one's
-  const auto for_each_tile = [&](const auto& code) {
+  const auto for_each_tile = [&](bool whole_warp, const auto& code) {
+    uint32_t number = blockIdx.x / 2;
 #pragma unroll 1
-    for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
-      const int of = number / 2, n = of / p.HV;
-      const Segment at(p, of - n * p.HV, n);
-      code(at, number);
+    for (;;) {
+      const Segment at = segment_of(number);
+      code(at);
+      if (!ordered) return;
+      number = next_tile(s, states, whole_warp);
+      if (number >= tiles) return;
       done += at.count, ++states;
     }
   };
   if (warp >= PRODUCER) {
-    warpgroup_reg_dealloc<Registers::PRODUCER>();
+    warpgroup_reg_dealloc<FUSED_PRODUCER>();
     const int other = warp - PRODUCER;
     if (other == 0) {
       if (elect_one()) {
-        for_each_tile([&](const Segment& at, int number) {
-          const int64_t next = number + gridDim.x;
-          if (next < tiles) prefetch_l2(p.rows(next * GROUP_ROWS), GROUP_ROWS * HEAD_DIM * sizeof(float));
-          if (states > 0) load_state_stage(maps, s, done + states - 1, number * GROUP_ROWS);
-          load_values(maps, s, done, states, at, number % 2);
+        for_each_tile(false, [&](const Segment& at) {
+          if (states > 0) load_state_stage(maps, s, done + states - 1, row_of(at));
+          const auto open = [&] {
+            if (ordered && states == 0 && half == 0) open_tickets(p.tickets, p.launch);
+          };
+          const auto take = [&] {
+            if (ordered) announce(p, s, states, tiles);
+          };
+          if (at.count < 2) open();
+          if (at.count == 0) take();
+          load_values(maps, s, done, states, at, half, open, take);
         });
       }
     } else if (other == STORE_WARPS + 1) {
-      for_each_tile([&](const Segment& at, int) { make_gates(p, maps, s, done, at); });
+      for_each_tile(true, [&](const Segment& at) { make_gates(p, maps, s, done, at); });
     } else {
-      for_each_tile([&](const Segment& at, int number) {
+      for_each_tile(true, [&](const Segment& at) {
         if (states > 0) free_state_stage(s, done + states - 1);
-        store_outputs_fused(p, s, done, states, at, number % 2, threadIdx.x - (PRODUCER + 1) * 32);
+        store_outputs_fused(p, s, done, states, at, half, threadIdx.x - (PRODUCER + 1) * 32);
       });
     }
   } else if (warp >= TEAM) {
-    if constexpr (TEAMS > 1) warpgroup_reg_dealloc<Registers::TEAM>();
-    for_each_tile([&](const Segment& at, int) { make_t(p, s, done, at, (warp - TEAM) / 4); });
+    for_each_tile(true, [&](const Segment& at) { make_t(p, s, done, at); });
   } else if (warp >= MAKER) {
-    warpgroup_reg_dealloc<Registers::MAKER>();
-    for_each_tile([&](const Segment& at, int) {
-      if (states > 0) pass_state_stage(s, done + states - 1);
+    warpgroup_reg_dealloc<FUSED_MAKER>();
+    for_each_tile(true, [&](const Segment& at) {
+      if (states > 0) {
+        const Ring<FusedShared::STAGES> ring{done + states - 1};
+        wait_for(s.full[ring.stage(0)], ring.parity(0));  // the state: no phase without a wait
+      }
       make_m_fused(p, s, done, states, at);
     });
   } else {
-    warpgroup_reg_alloc<Registers::CONSUMER>();
-    for_each_tile([&](const Segment& at, int number) {
-      const int64_t row = static_cast<int64_t>(number) * GROUP_ROWS;
+    warpgroup_reg_alloc<FUSED_CONSUMER>();
+    for_each_tile(true, [&](const Segment& at) {
       const int thread = thread_again();
       if (states > 0) read_state_stage(S, s, done + states - 1, thread / 32 * 16, thread % 32);
+      else load_state(S, p.rows(row_of(at)), thread / 32 * 16, 0, thread % 32);
       consume_fused(S, p, s, done, states, at);
-      store_state(p.new_rows(row), S, thread_again() / 32 * 16, 0, thread_again() % 32);
+      store_state(p.new_rows(row_of(at)), S, thread_again() / 32 * 16, 0, thread_again() % 32);
     });
   }
-  if constexpr (CTAS > 1) {  // the peer still arrives at this CTA's barriers
-    __syncwarp();
-    cluster_sync();
-  }
-}
-#endif  // FLASHCORE_WGMMA
-
-template <int TEAMS>
-__global__ void __launch_bounds__(fused_threads<TEAMS>(), 1)
-gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps) {
-#if FLASHCORE_WGMMA
-  run_fused<TEAMS, 1>(p, maps);
-#endif
-}
-// With clusters of two CTAs.
-template <int TEAMS>
-__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(fused_threads<TEAMS>(), 1)
-gdn_prefill_fused_pair_sm90(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps) {
-#if FLASHCORE_WGMMA
-  run_fused<TEAMS, 2>(p, maps);
+  __syncwarp();
+  cluster_sync();  // the peer still arrives at this CTA's barriers
 #endif
 }
 

@@ -1,5 +1,6 @@
 // The launch of cuda-chunk on sm_90a in one kernel (inter_chunk_sm90_fused.cuh).
 #include <algorithm>
+#include <chrono>
 
 #include "inter_chunk_sm90_fused.cuh"
 #include "launch.cuh"
@@ -7,25 +8,23 @@
 
 namespace gdn {
 
-#ifndef FUSED_TEAMS
-#define FUSED_TEAMS 2
-#endif
-#ifndef FUSED_CTAS
-#define FUSED_CTAS 1
-#endif
+// No two launches of a process have the same; 40 bits.
+static unsigned long long launch_number() {
+  static std::atomic<unsigned long long> last{static_cast<unsigned long long>(std::chrono::steady_clock::now().time_since_epoch().count())};
+  return ++last & 0xffffffffffull;
+}
 
-bool launch_sm90_fused(const Prefill& p, Maps one, int device, cudaStream_t stream) {
+bool launch_sm90_fused(Prefill p, Maps one, const Allocate& allocate, int device, cudaStream_t stream) {
   if constexpr (POOL) {
     return false;
   } else {
-    make_state_map(one.state, p, GROUP_ROWS);
-    const uint32_t tiles = 2 * p.N * p.HV, count = sms_of(device) / 2 * 2;
-#if FUSED_CTAS > 1
-    constexpr auto kernel = gdn_prefill_fused_pair_sm90<FUSED_TEAMS>;
-#else
-    constexpr auto kernel = gdn_prefill_fused_sm90<FUSED_TEAMS>;
-#endif
-    launch<kernel>(dim3(std::min(tiles, count)), fused_threads<FUSED_TEAMS>(), sizeof(FusedShared<FUSED_TEAMS, FUSED_CTAS>), device, stream, p, one);
+    const uint32_t tiles = static_cast<uint32_t>(p.N) * p.HV, clusters = sms_of(device) / 2;
+    if (tiles > clusters) {
+      if (p.N > FUSED_SEQUENCES) return false;
+      make_state_map(one.state, p, GROUP_ROWS);
+      p.tickets = static_cast<unsigned long long*>(allocate(sizeof *p.tickets)), p.launch = launch_number();
+    }
+    launch<gdn_prefill_fused_sm90>(dim3(2 * std::min(tiles, clusters)), FUSED_THREADS, sizeof(FusedShared), device, stream, p, one);
     return true;
   }
 }

@@ -52,7 +52,7 @@ namespace gdn {
 bool launch_sm90_tiles(Prefill p, Maps one, Maps two, const Allocate& allocate, int device, cudaStream_t stream);
 
 // launch_sm90_fused.cu: one kernel instead of two, no sequence split. Returns false, without a launch, for pools.
-bool launch_sm90_fused(const Prefill& p, Maps one, int device, cudaStream_t stream);
+bool launch_sm90_fused(Prefill p, Maps one, const Allocate& allocate, int device, cudaStream_t stream);
 
 }  // namespace gdn
 #pragma GCC visibility pop

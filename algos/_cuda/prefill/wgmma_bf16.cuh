@@ -168,6 +168,11 @@ __device__ __forceinline__ void copy_to_peer(uint32_t to, uint32_t from, uint32_
                "r"(bytes), "r"(barrier)
                : "memory");
 }
+// A number to a peer's shared memory; its 4 bytes count for the peer's barrier.
+__device__ __forceinline__ void store_at_peer(uint32_t to, uint32_t x, uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(to), "r"(x), "r"(barrier)
+               : "memory");
+}
 // A barrier of all threads of the cluster. It orders no accesses but those to barriers (mbarrier_init_fence): a release of all
 // would wait for stores to memory.
 __device__ __forceinline__ void cluster_sync() {
