@@ -125,6 +125,17 @@ inline void copy_to_peer(uint32_t to, uint32_t from, uint32_t bytes, uint32_t ba
   if (emulated::mode & emulated::EARLY || t.waiting) land();
   else t.copies.push_back(land);
 }
+inline void tma_load_box_to_both(uint32_t to, const CUtensorMap& map, int token, int half, int head, uint32_t barrier) {
+  emulated::Fiber* const self = emulated::me;
+  for (emulated::Cta& there : emulated::ctas) {  // as if a thread of each had asked
+    if (there.running == 0) emulated::fail("a peer that has ended");
+    emulated::Fiber of_peer{};
+    of_peer.cta = &there;
+    emulated::me = &of_peer;
+    tma_load_box(to, map, token, half, head, barrier);
+  }
+  emulated::me = self;
+}
 inline void cluster_sync() {
   const unsigned generation = emulated::arrive(emulated::cluster_barrier);
   emulated::wait(emulated::cluster_barrier, generation);

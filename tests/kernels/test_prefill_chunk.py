@@ -110,7 +110,8 @@ void ordered(const Prefill& p, int members, uint32_t ctas) {
 }
 // One launch, in `clusters` pairs of CTAs.
 void fused(Prefill p, uint32_t clusters) {
-  const Maps m = maps<1>(p);
+  Maps m = maps<1>(p);
+  m.q = map(p, p.q, p.H, p.qk_stride(), 1), m.k = map(p, p.k, p.H, p.qk_stride(), 1);
   const uint32_t tiles = p.N * p.HV;
   p.tickets = (unsigned long long*)p.plan, p.launch = 7;
   emulated::registers = 65536 / FUSED_THREADS / 8 * 8;

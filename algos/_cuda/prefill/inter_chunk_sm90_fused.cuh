@@ -94,6 +94,19 @@ __device__ __forceinline__ void share(const char* matrix, const uint64_t& ready,
 }
 __device__ __forceinline__ void expect_matrix(const uint64_t& ready) { mbarrier_arrive_expect_tx(shared_address(&ready), MATRIX); }
 
+// Each CTA loads half of the columns of a tile of K or Q, for both; `bytes` is what arrives here.
+__device__ __forceinline__ void load_half(const char* tile, const CUtensorMap& map, int token, int head, uint32_t bytes,
+                                          const uint64_t& barrier) {
+  const uint32_t full = shared_address(&barrier);
+  const int rank = cluster_rank();
+  mbarrier_arrive_expect_tx(full, bytes);
+#ifdef FUSED_ALONE
+  tma_load_box(shared_address(tile), map, token, 0, head, full);
+#else
+  tma_load_box_to_both(shared_address(tile) + rank * (QK_TILE / 2), map, token, rank, head, full);
+#endif
+}
+
 // Steps 1 and 2: a warp loads K and computes the gates. Raw gates of the next chunk are loaded meanwhile.
 __device__ __forceinline__ void make_gates(const Prefill& p, const Maps& maps, FusedShared& s, int done, const Segment& at) {
   const Ring<FusedShared::KEYS> ring{done};
@@ -111,7 +124,7 @@ __device__ __forceinline__ void make_gates(const Prefill& p, const Maps& maps, F
     wait_for(s.keys_empty[stage], ring.parity(chunk) ^ 1);
     const bool makes_t = makes(done + chunk);
     if (elect_one()) {
-      load_k(s.keys[stage].k, maps.k, tile, s.keys_full[stage]);
+      load_half(s.keys[stage].k, maps.k, tile.begin, at.h, QK_TILE, s.keys_full[stage]);
       if (!makes_t) expect_matrix(s.t_ready[stage]);
     }
     __syncwarp();
@@ -262,9 +275,8 @@ __device__ __forceinline__ void load_values(const Maps& maps, FusedShared& s, in
     if (chunk == at.count - 1) last();
     wait_for(s.empty[stage], ring.parity(chunk) ^ 1);
     if (!makes(done + chunk)) expect_matrix(s.m_ready[stage]);
-    mbarrier_arrive_expect_tx(full, QK_TILE + V_TILE);
+    load_half(s.stages[stage].q, maps.q, token, at.h, QK_TILE + V_TILE, s.full[stage]);
     tma_load_box(shared_address(s.stages[stage].v), maps.v, token, half, at.hv, full);
-    tma_load_box(shared_address(s.stages[stage].q), maps.q, token, 0, at.h, full);
     if (chunk == 0) first();
   }
 }
@@ -572,9 +584,12 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
   cluster_sync();
   const auto segment_of = [&](uint32_t number) {
     const int place = number / p.HV, hv = number - place * p.HV;
-    if (!ordered) return Segment(p, hv, place);
-    const FusedSequence x = s.order[place];
-    return Segment(p, hv, x.n, x.first, x.tokens, x.n);
+    if (ordered) {
+      const FusedSequence x = s.order[place];
+      return Segment(p, hv, x.n, x.first, x.tokens, x.n);
+    }
+    const int first = p.border(place);
+    return Segment(p, hv, place, first, max(p.border(place + 1) - first, 0), place);
   };
   const auto row_of = [&](const Segment& at) { return (at.n * p.HV + at.hv) * HEAD_DIM + half * GROUP_ROWS; };
   int done = 0, states = 0;  // chunks, and tiles before this one: as many states have come through the ring, with this one's

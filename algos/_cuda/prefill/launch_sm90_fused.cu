@@ -19,6 +19,9 @@ bool launch_sm90_fused(Prefill p, Maps one, const Allocate& allocate, int device
     return false;
   } else {
     const uint32_t tiles = static_cast<uint32_t>(p.N) * p.HV, clusters = sms_of(device) / 2;
+#ifndef FUSED_ALONE
+    make_map(one.q, p.q, p.num_tokens, p.H, p.qk_stride(), 1), make_map(one.k, p.k, p.num_tokens, p.H, p.qk_stride(), 1);
+#endif
     if (tiles > clusters) {
       if (p.N > FUSED_SEQUENCES) return false;
       make_state_map(one.state, p, GROUP_ROWS);
