@@ -121,7 +121,7 @@ void fused(Prefill p, uint32_t clusters) {
 void run(const Prefill& p, int warps, int members) {
   const bool segment = p.segment;
   if (warps < 0) return ordered(p, members, -warps);
-  if (!POOL && warps > 30) return fused(p, warps == 31 ? 1 << 30 : warps - 31);
+  if (warps > 30) return fused(p, warps == 31 ? 1 << 30 : warps - 31);
   if (warps == 14) return groups<1, 4>(p, members);
   if (warps == 12) return groups<1, 2>(p, members);
   if (warps == 23) return groups<2, 3>(p, members);

@@ -41,7 +41,7 @@ extern "C" void prefill(int warps, int mode, int members, int segment, const Giv
   Prefill p{};
   static_cast<Call&>(p) = call(*g);
   p.prepared = (char*)t[0], p.ends = (float*)t[1], p.transfers = (float*)t[2], p.segment = segment;
-  if (warps < 0) p.plan = (Plan*)t[3], p.ctas = -warps;
+  if (warps < 0 || warps > 30) p.plan = (Plan*)t[3], p.ctas = -warps;
   emulated::mode = mode;
   run(p, warps, members);
 }
@@ -100,7 +100,8 @@ def recurrent(tmp_path_factory):
 
 SPLIT, SYNC, ONE, TWO = chunk.SPLIT, 8, chunk.ONE, chunk.TWO  # and -3: work tiles in order of length, by 3 CTAs
 PATHS = {"recurrent, split": 0, "recurrent": 1, "recurrent, four": 2,
-         "mma.sync, split": SPLIT, "mma.sync": SYNC, "one warpgroup": ONE, "two": TWO, "ordered": -3}  # fmt: skip
+         "mma.sync, split": SPLIT, "mma.sync": SYNC, "one warpgroup": ONE, "two": TWO, "ordered": -3,
+         "one launch": chunk.FUSED[0], "one launch, ordered": chunk.FUSED[2]}  # fmt: skip
 
 
 @pytest.fixture(params=PATHS)

@@ -373,6 +373,34 @@ __device__ __forceinline__ void group_begin(Shared& s) {
   __syncthreads();
 }
 
+// A state's accumulators from a stage of the pipeline, GROUPS * 64 rows as tma_load_state brings them; rows `row` and `row` + 8.
+template <int GROUPS>
+__device__ __forceinline__ void read_state(float (&S)[16][4], const Prefill& p, const char* tile, StateOf state, int row, int lane) {
+  if (POOL && state < 0) {
+#pragma unroll
+    for (int j = 0; j < 16; ++j)
+#pragma unroll
+      for (int c = 0; c < 4; ++c) S[j][c] = 0.f;
+  } else if (POOL && p.state_blocks() == 2) {  // bf16, two blocks of 64 columns
+#pragma unroll
+    for (int j = 0; j < 16; ++j)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int at = j / 8 * STATE_BLOCK<GROUPS> + in_matrix(row + half * 8, j % 8) + lane % 4 * 4;
+        const uint32_t word = *reinterpret_cast<const uint32_t*>(tile + at);
+        S[j][2 * half] = __uint_as_float(word << 16), S[j][2 * half + 1] = __uint_as_float(word & 0xffff0000u);
+      }
+  } else
+#pragma unroll
+  for (int j = 0; j < 16; ++j)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int at = j / 4 * STATE_BLOCK<GROUPS> + in_matrix(row + half * 8, j % 4 * 2 + lane % 4 / 2) + lane % 2 * 8;
+      const float2 pair = *reinterpret_cast<const float2*>(tile + at);
+      S[j][2 * half] = pair.x, S[j][2 * half + 1] = pair.y;
+    }
+}
+
 // The maker: computes M of all chunks of a work tile, from K and Q in the stages, up to STAGES - 1 chunks ahead of the
 // consumers. A warp has 16 rows. Rows of K and Q that belong to another sequence have no effect: columns after the diagonal are
 // zeros, and rows past the end give outputs that are not stored.

@@ -35,7 +35,11 @@ struct ValueStage {  // or the state before a tile: see load_state_stage
 static_assert(sizeof(ValueStage) == 4 * STATE_BLOCK<1>);
 // A sequence, and its tokens.
 struct alignas(16) FusedSequence {
-  int n, first, tokens, state;
+  int n, first, tokens;
+  StateOf state;
+};
+struct FusedNorms {
+  float key[POOL ? CHUNK : 1], query[1];  // see IntraShared
 };
 struct FusedShared {
   static constexpr int KEYS = 4, STAGES = 3, TILES = 4;
@@ -45,6 +49,7 @@ struct FusedShared {
   ValueStage stages[STAGES];
   char operands[2][6 * OPERAND];  // of the team, alternating
   Gates gates[KEYS];
+  FusedNorms norms;
   uint64_t keys_full[KEYS], gates_ready[KEYS], t_ready[KEYS], keys_empty[KEYS];
   uint64_t full[STAGES], m_ready[STAGES], outputs_ready[STAGES], empty[STAGES];
   uint64_t tile_ready[TILES], tile_free[TILES];  // the latter is the first CTA's for both
@@ -168,9 +173,6 @@ struct OwnRow {
   }
 };
 constexpr int MAKER_BARRIER = 2, TEAM_BARRIER = 3;  // named barriers; 1: of the consumers
-struct NoNorms {
-  float key[1], query[1];
-};
 
 // Steps 3, 4 and 5 for every other chunk, by the team: a warp has a row of 16 x 16 blocks of T.
 __device__ __forceinline__ void make_t(const Prefill& p, FusedShared& s, int done, const Segment& at) {
@@ -202,9 +204,10 @@ __device__ __forceinline__ void make_t(const Prefill& p, FusedShared& s, int don
     warpgroup_wait<0>();
     warpgroup_fence_operand(d);
     // 4. Inverse, 5. T - I and the gates
+    if constexpr (POOL) normalise(s.norms, p, d, row, lane);
     char* const operands = s.operands[(done + chunk) / 2 % 2];
     invert_row<StoreMatrix>(here.T, operands, OwnRow(d, row), s.gates[stage], row, barrier, lane);
-    if (row == 0) store_gates(here.T, s.gates[stage], NoNorms{}, thread_again() % 32, false);
+    if (row == 0) store_gates(here.T, s.gates[stage], s.norms, thread_again() % 32, false);
     share(here.T, s.t_ready[stage], barrier);
   }
 }
@@ -218,14 +221,27 @@ __device__ __forceinline__ void make_m_fused(const Prefill& p, FusedShared& s, i
 #pragma unroll 1
   for (int chunk = 0; chunk < count; ++chunk) {
     const int key_stage = keys_ring.stage(chunk);
-    if (!makes(done + chunk)) {
-      wait_for(s.full[ring.stage(chunk)], ring.parity(chunk));  // else the parity of the next wait means another phase
-      continue;
+    wait_for(s.full[ring.stage(chunk)], ring.parity(chunk));  // each time, else the parity of the next wait means another phase
+    float by[2] = {p.scale, p.scale};
+    if constexpr (POOL) {  // the norms of Q in each CTA: see make_m
+      char* const prepared = s.keys[key_stage].T;
+      const char* const q = s.stages[ring.stage(chunk)].q;
+      const int row = warp * 16 + lane / 2;
+      float sum = 0.f;
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        sum = add_squares(sum, *reinterpret_cast<const uint4*>(q + lane % 2 * (QK_TILE / 2) + in_matrix(row, i ^ lane % 2 * 4)));
+      const float norm = p.inverse_norm(sum + __shfl_xor_sync(0xffffffffu, sum, 1));
+      wait_for(s.t_ready[key_stage], keys_ring.parity(chunk));
+      if (lane % 2 == 0)
+        *reinterpret_cast<float*>(prepared + gate_at(IN_Q, row)) = norm * *reinterpret_cast<const float*>(prepared + gate_at(IN, row));
+      by[0] *= __shfl_sync(0xffffffffu, norm, 2 * g), by[1] *= __shfl_sync(0xffffffffu, norm, 2 * g + 16);
+      warp_arrives(s.m_ready[ring.stage(chunk)]);
     }
+    if (!makes(done + chunk)) continue;
     ValueStage& stage = s.stages[ring.stage(chunk)];
     const KMajor queries(shared_address(stage.q)), keys(shared_address(s.keys[key_stage].k));
     wait_for(s.keys_full[key_stage], keys_ring.parity(chunk));
-    wait_for(s.full[ring.stage(chunk)], ring.parity(chunk));
     float d[8][4];
     warpgroup_arrive();
 #pragma unroll
@@ -247,10 +263,13 @@ __device__ __forceinline__ void make_m_fused(const Prefill& p, FusedShared& s, i
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const float2 before = *reinterpret_cast<const float2*>(sums + 16 * j + 8 * e + 2 * t);
+          float2 key{1.f, 1.f};
+          if (POOL) key = gates_of(s.keys[key_stage].T, KEY, 2 * j + e, t);
 #pragma unroll
           for (int c = 0; c < 4; ++c) {
             const int row = warp * 16 + g + c / 2 * 8, column = j * 16 + e * 8 + 2 * t + c % 2;
-            const float value = p.scale * exp2_approx(G[c / 2] - (c % 2 ? before.y : before.x)) * d[2 * j + e][c];
+            float value = by[c / 2] * exp2_approx(G[c / 2] - (c % 2 ? before.y : before.x)) * d[2 * j + e][c];
+            if (POOL) value *= c % 2 ? key.y : key.x;
             d[2 * j + e][c] = column <= row ? value : 0.f;
           }
         }
@@ -283,14 +302,17 @@ __device__ __forceinline__ void load_values(const Maps& maps, FusedShared& s, in
 
 // The state before a tile comes through the ring of values, in a stage of its own, but for a CTA's first tile: the producer loads
 // it, the consumers read it and the epilogue frees the stage.
-__device__ __forceinline__ void load_state_stage(const Maps& maps, FusedShared& s, int index, int row) {
+__device__ __forceinline__ void load_state_stage(const Prefill& p, const Maps& maps, FusedShared& s, int index, const Segment& at,
+                                                 int half) {
   const Ring<FusedShared::STAGES> ring{index};
-  const int stage = ring.stage(0);
+  const int stage = ring.stage(0), row = at.hv * HEAD_DIM + half * GROUP_ROWS;
+  const uint32_t full = shared_address(&s.full[stage]), to = shared_address(&s.stages[stage]);
   wait_for(s.empty[stage], ring.parity(0) ^ 1);
   mbarrier_arrive(shared_address(&s.m_ready[stage]));  // a phase for each use of the stage
-  const uint32_t full = shared_address(&s.full[stage]);
-  mbarrier_arrive_expect_tx(full, 4 * STATE_BLOCK<1>);
-  tma_load_state(shared_address(&s.stages[stage]), maps.state, row, full);
+  if (POOL && at.state < 0) return mbarrier_arrive(full);  // zeros
+  mbarrier_arrive_expect_tx(full, p.state_blocks() * STATE_BLOCK<1>);
+  if constexpr (POOL) tma_load_box(to, maps.state, row, 0, at.state, full);
+  else tma_load_state(to, maps.state, at.n * p.HV * HEAD_DIM + row, full);
 }
 __device__ __forceinline__ void free_state_stage(FusedShared& s, int index) {
   const Ring<FusedShared::STAGES> ring{index};
@@ -298,20 +320,12 @@ __device__ __forceinline__ void free_state_stage(FusedShared& s, int index) {
   fence_proxy_async();
   warp_arrives_at_both(s.empty[ring.stage(0)]);
 }
-__device__ __forceinline__ void read_state_stage(float (&S)[16][4], FusedShared& s, int index, int row, int lane) {
+__device__ __forceinline__ void read_state_stage(float (&S)[16][4], const Prefill& p, FusedShared& s, int index, StateOf state,
+                                                 int row, int lane) {
   const Ring<FusedShared::STAGES> ring{index};
   const int stage = ring.stage(0);
   wait_for(s.full[stage], ring.parity(0));
-  const char* const tile = reinterpret_cast<const char*>(&s.stages[stage]);
-  row += lane / 4;
-#pragma unroll
-  for (int j = 0; j < 16; ++j)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int at = j / 4 * STATE_BLOCK<1> + in_matrix(row + half * 8, j % 4 * 2 + lane % 4 / 2) + lane % 2 * 8;
-      const float2 pair = *reinterpret_cast<const float2*>(tile + at);
-      S[j][2 * half] = pair.x, S[j][2 * half + 1] = pair.y;
-    }
+  read_state<1>(S, p, reinterpret_cast<const char*>(&s.stages[stage]), state, row + lane / 4, lane);
   warp_arrives(s.outputs_ready[stage]);
 }
 
@@ -330,7 +344,9 @@ __device__ __forceinline__ void store_outputs_fused(const Prefill& p, FusedShare
     wait_for(s.outputs_ready[stage], ring.parity(chunk));
 #pragma unroll 1
     for (int i = 0; i < CHUNK; i += STORE_WARPS * 4) {
-      if (i < left) store16(to, *reinterpret_cast<const uint4*>(s.stages[stage].v[0] + own + i * 128));
+      if (i < left) {
+        store16(to, at.padding() ? uint4{} : *reinterpret_cast<const uint4*>(s.stages[stage].v[0] + own + i * 128));
+      }
       to += STORE_WARPS * 4 * row;
     }
     fence_proxy_async();  // TMA will overwrite it
@@ -398,7 +414,7 @@ __device__ __forceinline__ void consume_fused(float (&S)[16][4], const Prefill& 
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       load_transposed(v[j], v_tile + v_at + j * 2048);
-      in[2 * j] = gates_of(prepared, IN, 2 * j, t), in[2 * j + 1] = gates_of(prepared, IN, 2 * j + 1, t);
+      in[2 * j] = gates_of(prepared, IN_K, 2 * j, t), in[2 * j + 1] = gates_of(prepared, IN_K, 2 * j + 1, t);
     }
     const auto value = [&](int i, int c) {
       const uint32_t word = v[i / 2][i % 2 * 2 + c / 2];
@@ -460,13 +476,14 @@ __device__ __forceinline__ void consume_fused(float (&S)[16][4], const Prefill& 
     for (int j = 0; j < 4; ++j) as_left(plain[j], d[j / 2][2 * (j % 2)], d[j / 2][2 * (j % 2) + 1]);
     warpgroup_wait<1>();
     warpgroup_fence_operand(o);
+    if (POOL) wait_for(s.m_ready[value_stage], ring.parity(chunk));  // the maker has IN_Q
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const float2 gate = gates_of(prepared, IN, i, t);
+      const float2 gate = gates_of(prepared, IN_Q, i, t);
 #pragma unroll
       for (int c = 0; c < 4; ++c) o[i][c] *= p.scale * (c % 2 ? gate.y : gate.x);
     }
-    wait_for(s.m_ready[value_stage], ring.parity(chunk));
+    if (!POOL) wait_for(s.m_ready[value_stage], ring.parity(chunk));
     warpgroup_arrive();
     square_times(o, plain, shared_address(stage.M));
     warpgroup_commit();
@@ -491,7 +508,7 @@ __device__ __forceinline__ void sort_sequences(const Prefill& p, FusedShared& s)
   uint32_t key = 0;
   if (n < p.N) {
     const int begin = p.border(n);
-    own = {n, begin, max(p.border(n + 1) - begin, 0), 0};
+    own = {n, begin, max(p.border(n + 1) - begin, 0), p.state_of(n)};
     key = static_cast<uint32_t>(min((own.tokens + CHUNK - 1) / CHUNK, (1 << 22) - 1)) << 10 | (1023 - n);
   }
   if (n < FUSED_SEQUENCES) s.lengths[n] = key;
@@ -559,7 +576,7 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
     if (ordered) {
       prefetch_tensor_map(maps.state);
       // of the first tile, if lengths are equal
-      prefetch_l2(p.rows(static_cast<int64_t>(blockIdx.x) * GROUP_ROWS), GROUP_ROWS * HEAD_DIM * sizeof(float));
+      if (!POOL) prefetch_l2(p.rows(static_cast<int64_t>(blockIdx.x) * GROUP_ROWS), GROUP_ROWS * HEAD_DIM * sizeof(float));
     }
   }
   if (threadIdx.x == 0) {
@@ -570,7 +587,7 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
     }
 #pragma unroll
     for (int i = 0; i < FusedShared::STAGES; ++i) {
-      mbarrier_init(shared_address(&s.full[i]), 1), mbarrier_init(shared_address(&s.m_ready[i]), 1);
+      mbarrier_init(shared_address(&s.full[i]), 1), mbarrier_init(shared_address(&s.m_ready[i]), POOL ? 1 + 4 * ARRIVALS : 1);
       mbarrier_init(shared_address(&s.outputs_ready[i]), 4 * ARRIVALS);
       mbarrier_init(shared_address(&s.empty[i]), 2 * STORE_WARPS * ARRIVALS);
     }
@@ -586,12 +603,11 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
     const int place = number / p.HV, hv = number - place * p.HV;
     if (ordered) {
       const FusedSequence x = s.order[place];
-      return Segment(p, hv, x.n, x.first, x.tokens, x.n);
+      return Segment(p, hv, x.n, x.first, x.tokens, x.state);
     }
     const int first = p.border(place);
-    return Segment(p, hv, place, first, max(p.border(place + 1) - first, 0), place);
+    return Segment(p, hv, place, first, max(p.border(place + 1) - first, 0), p.state_of(place));
   };
-  const auto row_of = [&](const Segment& at) { return (at.n * p.HV + at.hv) * HEAD_DIM + half * GROUP_ROWS; };
   int done = 0, states = 0;  // chunks, and tiles before this one: as many states have come through the ring, with this one's
   const auto for_each_tile = [&](bool whole_warp, const auto& code) {
     uint32_t number = blockIdx.x / 2;
@@ -611,7 +627,7 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
     if (other == 0) {
       if (elect_one()) {
         for_each_tile(false, [&](const Segment& at) {
-          if (states > 0) load_state_stage(maps, s, done + states - 1, row_of(at));
+          if (states > 0) load_state_stage(p, maps, s, done + states - 1, at, half);
           const auto open = [&] {
             if (ordered && states == 0 && half == 0) open_tickets(p.tickets, p.launch);
           };
@@ -639,17 +655,19 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
       if (states > 0) {
         const Ring<FusedShared::STAGES> ring{done + states - 1};
         wait_for(s.full[ring.stage(0)], ring.parity(0));  // the state: no phase without a wait
+        if constexpr (POOL) warp_arrives(s.m_ready[ring.stage(0)]);
       }
       make_m_fused(p, s, done, states, at);
     });
   } else {
     warpgroup_reg_alloc<FUSED_CONSUMER>();
     for_each_tile(true, [&](const Segment& at) {
-      const int thread = thread_again();
-      if (states > 0) read_state_stage(S, s, done + states - 1, thread / 32 * 16, thread % 32);
-      else load_state(S, p.rows(row_of(at)), thread / 32 * 16, 0, thread % 32);
+      const int row = half * GROUP_ROWS + thread_again() / 32 * 16, lane = thread_again() % 32;
+      if (states > 0) read_state_stage(S, p, s, done + states - 1, at.state, row - half * GROUP_ROWS, lane);
+      else load_state(S, at.original(), row, 0, lane);
+      if constexpr (POOL) warpgroup_fence_operand(S);
       consume_fused(S, p, s, done, states, at);
-      store_state(p.new_rows(row_of(at)), S, thread_again() / 32 * 16, 0, thread_again() % 32);
+      store_state(at.end(), S, half * GROUP_ROWS + thread_again() / 32 * 16, 0, thread_again() % 32);
     });
   }
   __syncwarp();

@@ -39,7 +39,8 @@ __device__ __forceinline__ void clear_k(IntraShared& s, int count, int thread) {
 }
 
 // Step 3: K K^T of normalised keys, by the four warps that have it; the squares of their norms are its diagonal.
-__device__ __forceinline__ void normalise(IntraShared& s, const Prefill& p, float (&d)[8][4], int row, int lane) {
+template <typename Norms>
+__device__ __forceinline__ void normalise(Norms& s, const Prefill& p, float (&d)[8][4], int row, int lane) {
   const int g = lane / 4;
 #pragma unroll
   for (int j = 0; j < 4; ++j)

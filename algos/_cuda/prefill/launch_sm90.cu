@@ -73,9 +73,11 @@ bool launch_sm90(Prefill p, int segments, const Allocate& allocate, int device, 
   if (!has_wgmma(device)) return false;
   Maps one{}, two{};
   make_maps(p, one, two);
+  cut(p, segments, device);
+  const bool whole = !p.segment && !p.has_checkpoints();
+  if (whole && launch_sm90_fused(p, one, allocate, device, stream)) return true;
   const uint32_t parts = allocate_workspace(p, segments, MATRIX, device, allocate);
-  if (!p.segment && !p.has_checkpoints() && launch_sm90_fused(p, one, allocate, device, stream)) return true;
-  if (!p.segment && !p.has_checkpoints() && launch_sm90_tiles(p, one, two, allocate, device, stream)) return true;
+  if (whole && launch_sm90_tiles(p, one, two, allocate, device, stream)) return true;
   launch_intra_chunk<gdn_prefill_intra_chunk_sm90<false>, true>(p, one.k, device, stream);
   launch_inter_chunk_sm90(p, one, two, parts, device, stream);
   return true;

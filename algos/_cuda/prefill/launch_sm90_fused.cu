@@ -15,21 +15,17 @@ static unsigned long long launch_number() {
 }
 
 bool launch_sm90_fused(Prefill p, Maps one, const Allocate& allocate, int device, cudaStream_t stream) {
-  if constexpr (POOL) {
-    return false;
-  } else {
-    const uint32_t tiles = static_cast<uint32_t>(p.N) * p.HV, clusters = sms_of(device) / 2;
+  const uint32_t tiles = static_cast<uint32_t>(p.N) * p.HV, clusters = sms_of(device) / 2;
 #ifndef FUSED_ALONE
-    make_map(one.q, p.q, p.num_tokens, p.H, p.qk_stride(), 1), make_map(one.k, p.k, p.num_tokens, p.H, p.qk_stride(), 1);
+  make_map(one.q, p.q, p.num_tokens, p.H, p.qk_stride(), 1), make_map(one.k, p.k, p.num_tokens, p.H, p.qk_stride(), 1);
 #endif
-    if (tiles > clusters) {
-      if (p.N > FUSED_SEQUENCES) return false;
-      make_state_map(one.state, p, GROUP_ROWS);
-      p.tickets = static_cast<unsigned long long*>(allocate(sizeof *p.tickets)), p.launch = launch_number();
-    }
-    launch<gdn_prefill_fused_sm90>(dim3(2 * std::min(tiles, clusters)), FUSED_THREADS, sizeof(FusedShared), device, stream, p, one);
-    return true;
+  if (tiles > clusters) {
+    if (p.N > FUSED_SEQUENCES) return false;
+    make_state_map(one.state, p, GROUP_ROWS);
+    p.tickets = static_cast<unsigned long long*>(allocate(sizeof *p.tickets)), p.launch = launch_number();
   }
+  launch<gdn_prefill_fused_sm90>(dim3(2 * std::min(tiles, clusters)), FUSED_THREADS, sizeof(FusedShared), device, stream, p, one);
+  return true;
 }
 
 }  // namespace gdn
