@@ -14,11 +14,31 @@ static unsigned long long launch_number() {
   return ++last & 0xffffffffffull;
 }
 
+// How many clusters can be resident: half as many as SMs, if no SM is without a neighbour.
+static uint32_t clusters_of(int device) {
+  static std::array<std::atomic<int>, 64> known{};  // 0: not asked yet; see launch
+  const bool kept = device >= 0 && device < 64;
+  int answer = kept ? known[device].load(std::memory_order_relaxed) : 0;
+  if (answer == 0) {
+    check(cudaFuncSetAttribute(gdn_prefill_fused_sm90, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(FusedShared)));
+    cudaLaunchAttribute cluster{};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = 2, cluster.val.clusterDim.y = 1, cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(sms_of(device) / 2 * 2), config.blockDim = dim3(FUSED_THREADS), config.dynamicSmemBytes = sizeof(FusedShared);
+    config.attrs = &cluster, config.numAttrs = 1;
+    check(cudaOccupancyMaxActiveClusters(&answer, gdn_prefill_fused_sm90, &config));
+    if (kept) known[device].store(answer, std::memory_order_relaxed);
+  }
+  return answer;
+}
+
 bool launch_sm90_fused(Prefill p, Maps one, const Allocate& allocate, int device, cudaStream_t stream) {
-  const uint32_t tiles = static_cast<uint32_t>(p.N) * p.HV, clusters = sms_of(device) / 2;
+  const uint32_t tiles = static_cast<uint32_t>(p.N) * p.HV, clusters = clusters_of(device);
 #ifndef FUSED_ALONE
   make_map(one.q, p.q, p.num_tokens, p.H, p.qk_stride(), 1), make_map(one.k, p.k, p.num_tokens, p.H, p.qk_stride(), 1);
 #endif
+  if (clusters == 0) return false;
   if (tiles > clusters) {
     if (p.N > FUSED_SEQUENCES) return false;
     make_state_map(one.state, p, GROUP_ROWS);
