@@ -181,6 +181,24 @@ inline void bulk_store(void* to, uint32_t from, uint32_t bytes) {
   if (emulated::mode & emulated::EARLY) store();
   else stores[emulated::me].push_back(store);
 }
+inline void tma_store_box(const CUtensorMap& map, int row, int half, int head, uint32_t from) {
+  if (from % 1024) emulated::fail("a tile that is not aligned");
+  const std::array<int, 3> first{row, half, head};
+  for (int i = 0; i < 3; ++i)
+    if (first[i] < 0 || first[i] + map.box[i + 1] > map.sizes[i + 1]) emulated::fail("a tile outside of the matrix");
+  const auto store = [=] {
+    for (int r = 0; r < map.box[1] * map.box[2] * map.box[3]; ++r) {
+      char* const to = static_cast<char*>(const_cast<void*>(map.base)) + (row + r % map.box[1]) * map.strides[1] +
+                       (half + r / map.box[1] % map.box[2]) * map.strides[2] +
+                       (head + r / map.box[1] / map.box[2]) * map.strides[3];
+      for (int piece = 0; piece < 8; ++piece)
+        std::memcpy(to + piece * 16, flashcore::at(flashcore::swizzled(from + r * 128 + piece * 16)), 16);
+    }
+  };
+  if (emulated::mode & emulated::EARLY) store();
+  else stores[emulated::me].push_back(store);
+}
+inline void tma_store_state(const CUtensorMap& map, int row, uint32_t from) { tma_store_box(map, row, 0, 0, from); }
 inline void bulk_stores_read() {
   for (const auto& store : stores[emulated::me]) store();
   stores.erase(emulated::me);

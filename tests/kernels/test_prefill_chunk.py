@@ -32,6 +32,7 @@ CUtensorMap map(const Prefill& p, const void* base, int64_t heads, int64_t strid
   return {base, {64, p.num_tokens, 2, heads}, {2, stride * 2, 128, HEAD_DIM * 2}, {64, CHUNK, halves, 1}};
 }
 template <int GROUPS> CUtensorMap state_map(const Prefill& p);
+CUtensorMap new_state_map(const Prefill& p);
 // The intra-chunk kernel. wide: sm_90a's, T and the gates; else M, too. Where there is room for a plan: that, too. With
 // more chunks than `resident` CTAs, a CTA goes through several.
 int resident = 1 << 30;
@@ -116,7 +117,7 @@ void fused(Prefill p, uint32_t clusters) {
   p.tickets = (unsigned long long*)p.plan, p.launch = 7;
   emulated::registers = 65536 / FUSED_THREADS / 8 * 8;
   emulated::launch({2 * (tiles < clusters ? tiles : clusters), 1, 1}, FUSED_THREADS, sizeof(FusedShared), 2,
-                   [&] { gdn_prefill_fused_sm90(p, m); });
+                   [&] { gdn_prefill_fused_sm90(p, m, new_state_map(p)); });
 }
 void run(const Prefill& p, int warps, int members) {
   const bool segment = p.segment;
@@ -144,6 +145,11 @@ DRIVER = """
 template <int GROUPS>
 CUtensorMap state_map(const Prefill& p) {
   return {p.state, {64, int64_t{p.N} * p.HV * HEAD_DIM, 4, 1}, {2, HEAD_DIM * 4, 128, 0}, {64, GROUPS * 64, 4, 1}};
+}
+CUtensorMap new_state_map(const Prefill& p) {
+  CUtensorMap map = state_map<1>(p);
+  map.base = p.new_state;
+  return map;
 }
 extern "C" int way(int longest, int shortest, int chunks, int N, int HV, int ctas) {
   return Load{uint32_t(longest), uint32_t(shortest), uint32_t(chunks)}.schedule(N, HV, ctas);

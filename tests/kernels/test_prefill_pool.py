@@ -23,6 +23,7 @@ CUtensorMap state_map(const Prefill& p) {
   return {p.pool, {64, int64_t{p.HV} * HEAD_DIM, blocks, p.slots},
           {2, blocks * 128, 128, p.slot_stride * (p.half_pool ? 2 : 4)}, {64, GROUPS * 64, blocks, 1}};
 }
+CUtensorMap new_state_map(const Prefill& p) { return state_map<1>(p); }
 struct Given {
   void *q, *k, *v, *a, *b, *A_log, *dt_bias, *pool, *indices, *has_state, *cu_seqlens, *output, *checkpoints, *starts;
   int64_t qk_row, v_row, a_row, b_row, slot_stride, slots, num_tokens, num_checkpoints;

@@ -300,33 +300,66 @@ __device__ __forceinline__ void load_values(const Maps& maps, FusedShared& s, in
   }
 }
 
+// A tile, as long as its state is needed.
+struct TileState {
+  int row;  // of the head's or of all states' rows
+  StateOf state;
+  __device__ __forceinline__ TileState(const Prefill& p, const Segment& at, int half)
+      : row((POOL ? 0 : at.n * p.HV * HEAD_DIM) + at.hv * HEAD_DIM + half * GROUP_ROWS), state(at.state) {}
+};
+
 // The state before a tile comes through the ring of values, in a stage of its own, but for a CTA's first tile: the producer loads
-// it, the consumers read it and the epilogue frees the stage.
+// it, the consumers exchange it for the state after the tile before, and the epilogue stores that and frees the stage.
 __device__ __forceinline__ void load_state_stage(const Prefill& p, const Maps& maps, FusedShared& s, int index, const Segment& at,
                                                  int half) {
   const Ring<FusedShared::STAGES> ring{index};
-  const int stage = ring.stage(0), row = at.hv * HEAD_DIM + half * GROUP_ROWS;
+  const int stage = ring.stage(0), row = TileState(p, at, half).row;
   const uint32_t full = shared_address(&s.full[stage]), to = shared_address(&s.stages[stage]);
   wait_for(s.empty[stage], ring.parity(0) ^ 1);
   mbarrier_arrive(shared_address(&s.m_ready[stage]));  // a phase for each use of the stage
   if (POOL && at.state < 0) return mbarrier_arrive(full);  // zeros
   mbarrier_arrive_expect_tx(full, p.state_blocks() * STATE_BLOCK<1>);
   if constexpr (POOL) tma_load_box(to, maps.state, row, 0, at.state, full);
-  else tma_load_state(to, maps.state, at.n * p.HV * HEAD_DIM + row, full);
+  else tma_load_state(to, maps.state, row, full);
 }
-__device__ __forceinline__ void free_state_stage(FusedShared& s, int index) {
-  const Ring<FusedShared::STAGES> ring{index};
-  wait_for(s.outputs_ready[ring.stage(0)], ring.parity(0));
-  fence_proxy_async();
-  warp_arrives_at_both(s.empty[ring.stage(0)]);
-}
-__device__ __forceinline__ void read_state_stage(float (&S)[16][4], const Prefill& p, FusedShared& s, int index, StateOf state,
-                                                 int row, int lane) {
+__device__ __forceinline__ void exchange_state(float (&S)[16][4], const Prefill& p, FusedShared& s, int index, StateOf state,
+                                               int row, int lane) {
   const Ring<FusedShared::STAGES> ring{index};
   const int stage = ring.stage(0);
   wait_for(s.full[stage], ring.parity(0));
-  read_state<1>(S, p, reinterpret_cast<const char*>(&s.stages[stage]), state, row + lane / 4, lane);
+  char* const tile = reinterpret_cast<char*>(&s.stages[stage]);
+  float next[16][4];
+  read_state<1>(next, p, tile, state, row + lane / 4, lane);
+  row += lane / 4;
+#pragma unroll
+  for (int j = 0; j < 16; ++j)  // each lane where it has read
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float x = S[j][2 * half], y = S[j][2 * half + 1];
+      if (POOL && p.state_blocks() == 2) {
+        const int at = j / 8 * STATE_BLOCK<1> + in_matrix(row + half * 8, j % 8) + lane % 4 * 4;
+        *reinterpret_cast<uint32_t*>(tile + at) = pack(x, y);
+      } else {
+        const int at = j / 4 * STATE_BLOCK<1> + in_matrix(row + half * 8, j % 4 * 2 + lane % 4 / 2) + lane % 2 * 8;
+        store_pair(tile + at, x, y);
+      }
+      S[j][2 * half] = next[j][2 * half], S[j][2 * half + 1] = next[j][2 * half + 1];
+    }
+  fence_proxy_async();
   warp_arrives(s.outputs_ready[stage]);
+}
+__device__ __forceinline__ void store_state_stage(const Prefill& p, const CUtensorMap& states, FusedShared& s, int index,
+                                                  const TileState& tile, int thread) {
+  const Ring<FusedShared::STAGES> ring{index};
+  const int stage = ring.stage(0);
+  wait_for(s.outputs_ready[stage], ring.parity(0));
+  if (thread == 0 && !p.padding(tile.state)) {
+    const uint32_t from = shared_address(&s.stages[stage]);
+    if constexpr (POOL) tma_store_box(states, tile.row, 0, tile.state < 0 ? ~tile.state : tile.state, from);
+    else tma_store_state(states, tile.row, from);
+    bulk_stores_read();
+  }
+  warp_arrives_at_both(s.empty[stage]);
 }
 
 // Step 13: see store_outputs in inter_chunk_sm90.cuh.
@@ -563,7 +596,8 @@ static_assert(FUSED_CONSUMER + FUSED_MAKER + 65536 / FUSED_THREADS + FUSED_PRODU
 
 // grid: two CTAs for each tile, if as many can be resident, else as many as can.
 __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(FUSED_THREADS, 1)
-gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps) {
+gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant__ Maps maps,
+                       const __grid_constant__ CUtensorMap new_states) {
 #if FLASHCORE_WGMMA
   constexpr int MAKER = 4, TEAM = 8, PRODUCER = 12;  // their first warps
   auto& s = *reinterpret_cast<FusedShared*>(tile_memory());
@@ -574,7 +608,7 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
   if (warp == PRODUCER && elect_one()) {
     prefetch_tensor_map(maps.k), prefetch_tensor_map(maps.v), prefetch_tensor_map(maps.q);
     if (ordered) {
-      prefetch_tensor_map(maps.state);
+      prefetch_tensor_map(maps.state), prefetch_tensor_map(new_states);
       // of the first tile, if lengths are equal
       if (!POOL) prefetch_l2(p.rows(static_cast<int64_t>(blockIdx.x) * GROUP_ROWS), GROUP_ROWS * HEAD_DIM * sizeof(float));
     }
@@ -609,18 +643,18 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
     return Segment(p, hv, place, first, max(p.border(place + 1) - first, 0), p.state_of(place));
   };
   int done = 0, states = 0;  // chunks, and tiles before this one: as many states have come through the ring, with this one's
-  const auto for_each_tile = [&](bool whole_warp, const auto& code) {
+  const auto for_each_tile = [&](bool whole_warp, const auto& code, const auto& end) {
     uint32_t number = blockIdx.x / 2;
 #pragma unroll 1
     for (;;) {
       const Segment at = segment_of(number);
       code(at);
-      if (!ordered) return;
-      number = next_tile(s, states, whole_warp);
-      if (number >= tiles) return;
+      if (ordered) number = next_tile(s, states, whole_warp);
+      if (!ordered || number >= tiles) return end(at);
       done += at.count, ++states;
     }
   };
+  const auto nothing = [](const Segment&) {};
   if (warp >= PRODUCER) {
     warpgroup_reg_dealloc<FUSED_PRODUCER>();
     const int other = warp - PRODUCER;
@@ -637,18 +671,21 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
           if (at.count < 2) open();
           if (at.count == 0) take();
           load_values(maps, s, done, states, at, half, open, take);
-        });
+        }, nothing);
       }
     } else if (other == STORE_WARPS + 1) {
-      for_each_tile(true, [&](const Segment& at) { make_gates(p, maps, s, done, at); });
+      for_each_tile(true, [&](const Segment& at) { make_gates(p, maps, s, done, at); }, nothing);
     } else {
+      const int thread = threadIdx.x - (PRODUCER + 1) * 32;
+      TileState before(p, segment_of(blockIdx.x / 2), half);
       for_each_tile(true, [&](const Segment& at) {
-        if (states > 0) free_state_stage(s, done + states - 1);
-        store_outputs_fused(p, s, done, states, at, half, threadIdx.x - (PRODUCER + 1) * 32);
-      });
+        if (states > 0) store_state_stage(p, new_states, s, done + states - 1, before, thread);
+        before = TileState(p, at, half);
+        store_outputs_fused(p, s, done, states, at, half, thread);
+      }, nothing);
     }
   } else if (warp >= TEAM) {
-    for_each_tile(true, [&](const Segment& at) { make_t(p, s, done, at); });
+    for_each_tile(true, [&](const Segment& at) { make_t(p, s, done, at); }, nothing);
   } else if (warp >= MAKER) {
     warpgroup_reg_dealloc<FUSED_MAKER>();
     for_each_tile(true, [&](const Segment& at) {
@@ -658,15 +695,16 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
         if constexpr (POOL) warp_arrives(s.m_ready[ring.stage(0)]);
       }
       make_m_fused(p, s, done, states, at);
-    });
+    }, nothing);
   } else {
     warpgroup_reg_alloc<FUSED_CONSUMER>();
     for_each_tile(true, [&](const Segment& at) {
       const int row = half * GROUP_ROWS + thread_again() / 32 * 16, lane = thread_again() % 32;
-      if (states > 0) read_state_stage(S, p, s, done + states - 1, at.state, row - half * GROUP_ROWS, lane);
+      if (states > 0) exchange_state(S, p, s, done + states - 1, at.state, row - half * GROUP_ROWS, lane);
       else load_state(S, at.original(), row, 0, lane);
       if constexpr (POOL) warpgroup_fence_operand(S);
       consume_fused(S, p, s, done, states, at);
+    }, [&](const Segment& at) {
       store_state(at.end(), S, half * GROUP_ROWS + thread_again() / 32 * 16, 0, thread_again() % 32);
     });
   }

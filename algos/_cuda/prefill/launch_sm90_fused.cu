@@ -39,12 +39,14 @@ bool launch_sm90_fused(Prefill p, Maps one, const Allocate& allocate, int device
   make_map(one.q, p.q, p.num_tokens, p.H, p.qk_stride(), 1), make_map(one.k, p.k, p.num_tokens, p.H, p.qk_stride(), 1);
 #endif
   if (clusters == 0) return false;
+  CUtensorMap new_states{};
   if (tiles > clusters) {
     if (p.N > FUSED_SEQUENCES) return false;
-    make_state_map(one.state, p, GROUP_ROWS);
+    make_state_map(one.state, p, GROUP_ROWS, p.rows(0)), make_state_map(new_states, p, GROUP_ROWS, p.new_rows(0));
     p.tickets = static_cast<unsigned long long*>(allocate(sizeof *p.tickets)), p.launch = launch_number();
   }
-  launch<gdn_prefill_fused_sm90>(dim3(2 * std::min(tiles, clusters)), FUSED_THREADS, sizeof(FusedShared), device, stream, p, one);
+  launch<gdn_prefill_fused_sm90>(dim3(2 * std::min(tiles, clusters)), FUSED_THREADS, sizeof(FusedShared), device, stream, p, one,
+                                 new_states);
   return true;
 }
 

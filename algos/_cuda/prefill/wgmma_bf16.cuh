@@ -143,6 +143,17 @@ __device__ __forceinline__ void tma_load_state(uint32_t to, const CUtensorMap& m
       "l"(&map), "r"(0), "r"(row), "r"(0), "r"(barrier)
       : "memory");
 }
+// The opposite way: see bulk_store for the wait.
+__device__ __forceinline__ void tma_store_box(const CUtensorMap& map, int row, int half, int head, uint32_t from) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];\n"
+               "cp.async.bulk.commit_group;" ::"l"(&map), "r"(0), "r"(row), "r"(half), "r"(head), "r"(from)
+               : "memory");
+}
+__device__ __forceinline__ void tma_store_state(const CUtensorMap& map, int row, uint32_t from) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];\n"
+               "cp.async.bulk.commit_group;" ::"l"(&map), "r"(0), "r"(row), "r"(0), "r"(from)
+               : "memory");
+}
 // Tells L2 to fetch `bytes`; size and address are multiples of 16.
 __device__ __forceinline__ void prefetch_l2(const void* from, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
