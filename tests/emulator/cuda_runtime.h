@@ -29,7 +29,6 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-#define __cluster_dims__(...)
 #define __grid_constant__
 #define __shared__ static  // of fixed size: one CTA at a time, then
 
