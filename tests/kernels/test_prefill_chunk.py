@@ -248,6 +248,8 @@ def prefill(library, warps, given, scale=0.1, mode=0, members=1, segment=0, in_p
     assert (plan[4 + 4 * N :] == -1).all(), "a write behind the plan"
     if warps < 0:
         check_tiles(library, plan, cu, HV, -warps)
+    if warps in FUSED and N * HV > warps - FUSED[0] > 0:
+        assert (plan[:2] == 0).all(), "tickets that a graph's next replay would not find"
     return output, new_state
 
 
