@@ -668,9 +668,10 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
           const auto take = [&] {
             if (ordered) announce(p, s, states, tiles);
           };
-          if (at.count < 2) open();
+          const bool at_once = at.count < 2;  // there is no chunk between the first and the last
+          if (at_once) open();
           if (at.count == 0) take();
-          load_values(maps, s, done, states, at, half, open, take);
+          load_values(maps, s, done, states, at, half, [&] { if (!at_once) open(); }, take);
         }, nothing);
       }
     } else if (other == STORE_WARPS + 1) {
