@@ -77,6 +77,9 @@ inline void prefetch_l2(const void* from, uint32_t bytes) {
 inline void tma_load_box(uint32_t to, const CUtensorMap& map, int token, int half, int head, uint32_t barrier) {
   flashcore::copy_boxes(to, map, {token, half, head}, barrier);
 }
+inline void tma_prefetch_box(const CUtensorMap& map, int token, int half, int head) {
+  if (token < 0 || token >= map.sizes[1] || half >= map.sizes[2] || head >= map.sizes[3]) emulated::fail("a tile elsewhere");
+}
 
 inline std::vector<int> states_asked;  // their rows, for tests of the order
 inline void tma_load_state(uint32_t to, const CUtensorMap& map, int row, uint32_t barrier) {

@@ -21,10 +21,17 @@
 
 namespace gdn {
 
+#ifndef FUSED_OPTIONS
+#define FUSED_OPTIONS 3
+#endif
+constexpr int FUSED_AHEAD = FUSED_OPTIONS & 8 ? 2 : 1;  // chunks that L2 is told of before their loads
+constexpr bool FUSED_PREFETCH = FUSED_OPTIONS & 1, FUSED_START = FUSED_OPTIONS & 2;
 constexpr int FUSED_SEQUENCES = 256;  // at most, with more tiles than clusters
 
 struct KeyStage {
   char k[QK_TILE];  // two halves of 64 columns each
+};
+struct TStage {
   char T[MATRIX];   // and the gates: Prepared::T
 };
 struct ValueStage {  // or the state before a tile: see load_state_stage
@@ -42,15 +49,17 @@ struct FusedNorms {
   float key[POOL ? CHUNK : 1], query[1];  // see IntraShared
 };
 struct FusedShared {
-  static constexpr int KEYS = 4, STAGES = 3, TILES = 4;
+  static constexpr int KEYS = FUSED_OPTIONS & 4 ? 4 : 5, TS = 4, STAGES = 3, TILES = 4, CONSUMED = 8;
   // How many warps read which tile comes next: all, of both CTAs.
   static constexpr int READERS = 2 * (4 + 4 + 4 + 4);
   KeyStage keys[KEYS];
+  TStage ts[TS];
   ValueStage stages[STAGES];
   char operands[2][6 * OPERAND];  // of the team, alternating
-  Gates gates[KEYS];
+  Gates gates[TS];
   FusedNorms norms;
-  uint64_t keys_full[KEYS], gates_ready[KEYS], t_ready[KEYS], keys_empty[KEYS];
+  uint64_t keys_full[KEYS], gates_ready[TS], t_ready[TS];
+  uint64_t consumed[CONSUMED];  // a chunk's K and T are no longer needed
   uint64_t full[STAGES], m_ready[STAGES], outputs_ready[STAGES], empty[STAGES];
   uint64_t tile_ready[TILES], tile_free[TILES];  // the latter is the first CTA's for both
   uint32_t tile[TILES];                          // number in the order
@@ -112,28 +121,47 @@ __device__ __forceinline__ void load_half(const char* tile, const CUtensorMap& m
 #endif
 }
 
-// Steps 1 and 2: a warp loads K and computes the gates. Raw gates of the next chunk are loaded meanwhile.
+// Waits until the consumers of both CTAs have done chunk `number` of those that go through.
+__device__ __forceinline__ void wait_consumed(FusedShared& s, int number) {
+  if (number < 0) return;
+  const Ring<FusedShared::CONSUMED> ring{number};
+  wait_for(s.consumed[ring.stage(0)], ring.parity(0));
+}
+
+// Steps 1 and 2: a warp loads K, a chunk ahead, and computes the gates. Raw gates of the next chunk are loaded meanwhile.
 __device__ __forceinline__ void make_gates(const Prefill& p, const Maps& maps, FusedShared& s, int done, const Segment& at) {
-  const Ring<FusedShared::KEYS> ring{done};
+  const Ring<FusedShared::KEYS> keys_ring{done};
+  const Ring<FusedShared::TS> ring{done};
   const int lane = threadIdx.x % 32;
-  ChunkTile tile{0, at.h, at.first, at.tokens, 1};
   RawGates raw;
   raw.load_head(p, at.hv);
-  ChunkTile own = tile;  // the next of those whose T is made here
+  ChunkTile own{0, at.h, at.first, at.tokens, 1};  // the next of those whose T is made here
   const int skipped = makes(done) ? 0 : CHUNK;
   own.begin += skipped, own.left -= skipped;
   raw.load_tokens(p, own, at.hv, lane);
-#pragma unroll 1
-  for (int chunk = 0; chunk < at.count; ++chunk, tile.begin += CHUNK, tile.left -= CHUNK) {
-    const int stage = ring.stage(chunk);
-    wait_for(s.keys_empty[stage], ring.parity(chunk) ^ 1);
-    const bool makes_t = makes(done + chunk);
+  const auto load = [&](int chunk) {
+    if (chunk >= at.count) return;
+    if (FUSED_START && done == 0 && chunk == 2) wait_for(s.keys_full[0], 0);  // the first T is what all wait for
+    wait_consumed(s, done + chunk - FusedShared::KEYS);
     if (elect_one()) {
-      load_half(s.keys[stage].k, maps.k, tile.begin, at.h, QK_TILE, s.keys_full[stage]);
-      if (!makes_t) expect_matrix(s.t_ready[stage]);
+      const int stage = keys_ring.stage(chunk), token = at.first + chunk * CHUNK;
+      load_half(s.keys[stage].k, maps.k, token, at.h, QK_TILE, s.keys_full[stage]);
+      if (FUSED_PREFETCH && chunk + FUSED_AHEAD < at.count)
+        tma_prefetch_box(maps.k, token + FUSED_AHEAD * CHUNK, cluster_rank(), at.h);
     }
     __syncwarp();
-    if (!makes_t) continue;
+  };
+  load(0);
+#pragma unroll 1
+  for (int chunk = 0; chunk < at.count; ++chunk) {
+    const int stage = ring.stage(chunk);
+    load(chunk + 1);
+    wait_consumed(s, done + chunk - FusedShared::TS);
+    if (!makes(done + chunk)) {
+      if (elect_one()) expect_matrix(s.t_ready[stage]);
+      __syncwarp();
+      continue;
+    }
     const RawGates now = raw;
     const int count = own.count();
     own.begin += 2 * CHUNK, own.left -= 2 * CHUNK;
@@ -176,15 +204,19 @@ constexpr int MAKER_BARRIER = 2, TEAM_BARRIER = 3;  // named barriers; 1: of the
 
 // Steps 3, 4 and 5 for every other chunk, by the team: a warp has a row of 16 x 16 blocks of T.
 __device__ __forceinline__ void make_t(const Prefill& p, FusedShared& s, int done, const Segment& at) {
-  const Ring<FusedShared::KEYS> ring{done};
+  const Ring<FusedShared::KEYS> keys_ring{done};
+  const Ring<FusedShared::TS> ring{done};
   const int row = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0), barrier = TEAM_BARRIER;
   const int count = __shfl_sync(0xffffffffu, at.count, 0);
 #pragma unroll 1
-  for (int chunk = makes(done) ? 0 : 1; chunk < count; chunk += 2) {
+  for (int chunk = 0; chunk < count; ++chunk) {
+    const int key_stage = keys_ring.stage(chunk);
+    wait_for(s.keys_full[key_stage], keys_ring.parity(chunk));  // each time, else the parity of the next wait means another phase
+    if (!makes(done + chunk)) continue;
     const int thread = thread_again() % 128, lane = thread % 32;
     const int stage = ring.stage(chunk), left = at.tokens - chunk * CHUNK;
-    KeyStage& here = s.keys[stage];
-    wait_for(s.keys_full[stage], ring.parity(chunk));
+    KeyStage& here = s.keys[key_stage];
+    char* const T = s.ts[stage].T;
     if (left < CHUNK) {  // rows past the sequence's end: zeros, because 0 x NaN is not 0
       clear_rows(here.k, left, thread), clear_rows(here.k + QK_TILE / 2, left, thread);
       fence_proxy_async();
@@ -206,25 +238,26 @@ __device__ __forceinline__ void make_t(const Prefill& p, FusedShared& s, int don
     // 4. Inverse, 5. T - I and the gates
     if constexpr (POOL) normalise(s.norms, p, d, row, lane);
     char* const operands = s.operands[(done + chunk) / 2 % 2];
-    invert_row<StoreMatrix>(here.T, operands, OwnRow(d, row), s.gates[stage], row, barrier, lane);
-    if (row == 0) store_gates(here.T, s.gates[stage], s.norms, thread_again() % 32, false);
-    share(here.T, s.t_ready[stage], barrier);
+    invert_row<StoreMatrix>(T, operands, OwnRow(d, row), s.gates[stage], row, barrier, lane);
+    if (row == 0) store_gates(T, s.gates[stage], s.norms, thread_again() % 32, false);
+    share(T, s.t_ready[stage], barrier);
   }
 }
 
 // Step 7, by the maker: see make_m in inter_chunk_sm90.cuh.
 __device__ __forceinline__ void make_m_fused(const Prefill& p, FusedShared& s, int done, int states, const Segment& at) {
   const Ring<FusedShared::KEYS> keys_ring{done};
+  const Ring<FusedShared::TS> t_ring{done};
   const Ring<FusedShared::STAGES> ring{done + states};
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int count = __shfl_sync(0xffffffffu, at.count, 0);
 #pragma unroll 1
   for (int chunk = 0; chunk < count; ++chunk) {
-    const int key_stage = keys_ring.stage(chunk);
-    wait_for(s.full[ring.stage(chunk)], ring.parity(chunk));  // each time, else the parity of the next wait means another phase
+    const int key_stage = keys_ring.stage(chunk), t_stage = t_ring.stage(chunk);
+    wait_for(s.keys_full[key_stage], keys_ring.parity(chunk)), wait_for(s.full[ring.stage(chunk)], ring.parity(chunk));
     float by[2] = {p.scale, p.scale};
     if constexpr (POOL) {  // the norms of Q in each CTA: see make_m
-      char* const prepared = s.keys[key_stage].T;
+      char* const prepared = s.ts[t_stage].T;
       const char* const q = s.stages[ring.stage(chunk)].q;
       const int row = warp * 16 + lane / 2;
       float sum = 0.f;
@@ -232,7 +265,7 @@ __device__ __forceinline__ void make_m_fused(const Prefill& p, FusedShared& s, i
       for (int i = 0; i < 8; ++i)
         sum = add_squares(sum, *reinterpret_cast<const uint4*>(q + lane % 2 * (QK_TILE / 2) + in_matrix(row, i ^ lane % 2 * 4)));
       const float norm = p.inverse_norm(sum + __shfl_xor_sync(0xffffffffu, sum, 1));
-      wait_for(s.t_ready[key_stage], keys_ring.parity(chunk));
+      wait_for(s.t_ready[t_stage], t_ring.parity(chunk));
       if (lane % 2 == 0)
         *reinterpret_cast<float*>(prepared + gate_at(IN_Q, row)) = norm * *reinterpret_cast<const float*>(prepared + gate_at(IN, row));
       by[0] *= __shfl_sync(0xffffffffu, norm, 2 * g), by[1] *= __shfl_sync(0xffffffffu, norm, 2 * g + 16);
@@ -241,7 +274,6 @@ __device__ __forceinline__ void make_m_fused(const Prefill& p, FusedShared& s, i
     if (!makes(done + chunk)) continue;
     ValueStage& stage = s.stages[ring.stage(chunk)];
     const KMajor queries(shared_address(stage.q)), keys(shared_address(s.keys[key_stage].k));
-    wait_for(s.keys_full[key_stage], keys_ring.parity(chunk));
     float d[8][4];
     warpgroup_arrive();
 #pragma unroll
@@ -250,8 +282,8 @@ __device__ __forceinline__ void make_m_fused(const Prefill& p, FusedShared& s, i
       product(d, advance(queries, bytes), advance(keys, bytes), step > 0);
     }
     warpgroup_commit();
-    wait_for(s.gates_ready[key_stage], keys_ring.parity(chunk));
-    const float* const sums = s.gates[key_stage].G;
+    wait_for(s.gates_ready[t_stage], t_ring.parity(chunk));
+    const float* const sums = s.gates[t_stage].G;
     const float G[2] = {sums[warp * 16 + g], sums[warp * 16 + g + 8]};
     const uint32_t to = shared_address(stage.M) + in_matrix(warp * 16 + lane % 16, 0);
     warpgroup_wait<0>();
@@ -264,7 +296,7 @@ __device__ __forceinline__ void make_m_fused(const Prefill& p, FusedShared& s, i
         for (int e = 0; e < 2; ++e) {
           const float2 before = *reinterpret_cast<const float2*>(sums + 16 * j + 8 * e + 2 * t);
           float2 key{1.f, 1.f};
-          if (POOL) key = gates_of(s.keys[key_stage].T, KEY, 2 * j + e, t);
+          if (POOL) key = gates_of(s.ts[t_stage].T, KEY, 2 * j + e, t);
 #pragma unroll
           for (int c = 0; c < 4; ++c) {
             const int row = warp * 16 + g + c / 2 * 8, column = j * 16 + e * 8 + 2 * t + c % 2;
@@ -296,6 +328,10 @@ __device__ __forceinline__ void load_values(const Maps& maps, FusedShared& s, in
     if (!makes(done + chunk)) expect_matrix(s.m_ready[stage]);
     load_half(s.stages[stage].q, maps.q, token, at.h, QK_TILE + V_TILE, s.full[stage]);
     tma_load_box(shared_address(s.stages[stage].v), maps.v, token, half, at.hv, full);
+    if (FUSED_PREFETCH && chunk + FUSED_AHEAD < at.count) {
+      const int later = token + FUSED_AHEAD * CHUNK;
+      tma_prefetch_box(maps.q, later, half, at.h), tma_prefetch_box(maps.v, later, half, at.hv);
+    }
     if (chunk == 0) first();
   }
 }
@@ -376,11 +412,14 @@ __device__ __forceinline__ void store_outputs_fused(const Prefill& p, FusedShare
     const int stage = ring.stage(chunk);
     wait_for(s.outputs_ready[stage], ring.parity(chunk));
 #pragma unroll 1
-    for (int i = 0; i < CHUNK; i += STORE_WARPS * 4) {
-      if (i < left) {
-        store16(to, at.padding() ? uint4{} : *reinterpret_cast<const uint4*>(s.stages[stage].v[0] + own + i * 128));
-      }
-      to += STORE_WARPS * 4 * row;
+    for (int i = 0; i < CHUNK; i += STORE_WARPS * 16) {
+      uint4 x[4] = {};
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        if (!at.padding()) x[j] = *reinterpret_cast<const uint4*>(s.stages[stage].v[0] + own + (i + j * STORE_WARPS * 4) * 128);
+#pragma unroll
+      for (int j = 0; j < 4; ++j, to += STORE_WARPS * 4 * row)
+        if (i + j * STORE_WARPS * 4 < left) store16(to, x[j]);
     }
     fence_proxy_async();  // TMA will overwrite it
     warp_arrives_at_both(s.empty[stage]);
@@ -391,6 +430,7 @@ __device__ __forceinline__ void store_outputs_fused(const Prefill& p, FusedShare
 __device__ __forceinline__ void consume_fused(float (&S)[16][4], const Prefill& p, FusedShared& s, int done, int states,
                                               const Segment& at) {
   const Ring<FusedShared::KEYS> keys_ring{done};
+  const Ring<FusedShared::TS> t_ring{done};
   const Ring<FusedShared::STAGES> ring{done + states};
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, t = lane % 4;
   const uint32_t v_at = in_matrix(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
@@ -409,17 +449,17 @@ __device__ __forceinline__ void consume_fused(float (&S)[16][4], const Prefill& 
 
 #pragma unroll 1
   for (int chunk = 0; chunk < count; ++chunk) {
-    const int key_stage = keys_ring.stage(chunk), value_stage = ring.stage(chunk);
+    const int key_stage = keys_ring.stage(chunk), t_stage = t_ring.stage(chunk), value_stage = ring.stage(chunk);
     KeyStage& here = s.keys[key_stage];
     ValueStage& stage = s.stages[value_stage];
-    const char* const prepared = here.T;
+    const char* const prepared = s.ts[t_stage].T;
     const uint32_t k_tile = shared_address(here.k), v_tile = shared_address(stage.v);
     const KMajor keys(k_tile), queries(shared_address(stage.q));
     const MNMajor<QK_TILE / 2> keys_mn(k_tile);
     wait_for(s.keys_full[key_stage], keys_ring.parity(chunk));
     const int left = at.tokens - chunk * CHUNK;
     if (left < CHUNK) {  // here a team has cleared K, if it is not the peer's
-      wait_for(s.t_ready[key_stage], keys_ring.parity(chunk));
+      wait_for(s.t_ready[t_stage], t_ring.parity(chunk));
       wait_for(s.full[value_stage], ring.parity(chunk));
       clear_rows(here.k, left, thread), clear_rows(here.k + QK_TILE / 2, left, thread);
       clear_rows(stage.v[0], left, thread);
@@ -441,7 +481,7 @@ __device__ __forceinline__ void consume_fused(float (&S)[16][4], const Prefill& 
 #pragma unroll
     for (int step = 0; step < 4; ++step) product(o, before[step], advance(queries, step * 32), step > 0);
     warpgroup_commit();
-    wait_for(s.t_ready[key_stage], keys_ring.parity(chunk));
+    wait_for(s.t_ready[t_stage], t_ring.parity(chunk));
     uint32_t v[4][4];
     float2 in[8];
 #pragma unroll
@@ -523,7 +563,7 @@ __device__ __forceinline__ void consume_fused(float (&S)[16][4], const Prefill& 
     // 11. S packed for the next chunk, under 12's product
     warpgroup_wait<1>();
     warpgroup_fence_operand(S);
-    warp_arrives_at_both(s.keys_empty[key_stage]);
+    warp_arrives_at_both(s.consumed[(done + chunk) % FusedShared::CONSUMED]);
 #pragma unroll
     for (int step = 0; step < 8; ++step) as_left(before[step], S[2 * step], S[2 * step + 1]);
     warpgroup_wait<0>();
@@ -616,9 +656,13 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
   if (threadIdx.x == 0) {
 #pragma unroll
     for (int i = 0; i < FusedShared::KEYS; ++i) {
-      mbarrier_init(shared_address(&s.keys_full[i]), 1), mbarrier_init(shared_address(&s.gates_ready[i]), ARRIVALS);
-      mbarrier_init(shared_address(&s.t_ready[i]), 1), mbarrier_init(shared_address(&s.keys_empty[i]), 2 * 4 * ARRIVALS);
+      mbarrier_init(shared_address(&s.keys_full[i]), 1);
     }
+#pragma unroll
+    for (int i = 0; i < FusedShared::TS; ++i)
+      mbarrier_init(shared_address(&s.gates_ready[i]), ARRIVALS), mbarrier_init(shared_address(&s.t_ready[i]), 1);
+#pragma unroll
+    for (int i = 0; i < FusedShared::CONSUMED; ++i) mbarrier_init(shared_address(&s.consumed[i]), 2 * 4 * ARRIVALS);
 #pragma unroll
     for (int i = 0; i < FusedShared::STAGES; ++i) {
       mbarrier_init(shared_address(&s.full[i]), 1), mbarrier_init(shared_address(&s.m_ready[i]), POOL ? 1 + 4 * ARRIVALS : 1);
@@ -661,6 +705,7 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
     if (other == 0) {
       if (elect_one()) {
         for_each_tile(false, [&](const Segment& at) {
+          if (FUSED_START && states == 0 && at.count > 0) wait_for(s.keys_full[0], 0);
           if (states > 0) load_state_stage(p, maps, s, done + states - 1, at, half);
           const auto open = [&] {
             if (ordered && states == 0 && half == 0) open_tickets(p.tickets, p.launch);
@@ -702,7 +747,10 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
     for_each_tile(true, [&](const Segment& at) {
       const int row = half * GROUP_ROWS + thread_again() / 32 * 16, lane = thread_again() % 32;
       if (states > 0) exchange_state(S, p, s, done + states - 1, at.state, row - half * GROUP_ROWS, lane);
-      else load_state(S, at.original(), row, 0, lane);
+      else {
+        if (FUSED_START && at.count > 0) wait_for(s.keys_full[0], 0);
+        load_state(S, at.original(), row, 0, lane);
+      }
       if constexpr (POOL) warpgroup_fence_operand(S);
       consume_fused(S, p, s, done, states, at);
     }, [&](const Segment& at) {
