@@ -25,6 +25,7 @@ namespace gdn {
 #define FUSED_OPTIONS 3
 #endif
 constexpr int FUSED_AHEAD = FUSED_OPTIONS & 8 ? 2 : 1;  // chunks that L2 is told of before their loads
+constexpr bool FUSED_MULTICAST = !(FUSED_OPTIONS & 16);
 constexpr bool FUSED_PREFETCH = FUSED_OPTIONS & 1, FUSED_START = FUSED_OPTIONS & 2;
 constexpr int FUSED_SEQUENCES = 256;  // at most, with more tiles than clusters
 
@@ -114,11 +115,12 @@ __device__ __forceinline__ void load_half(const char* tile, const CUtensorMap& m
   const uint32_t full = shared_address(&barrier);
   const int rank = cluster_rank();
   mbarrier_arrive_expect_tx(full, bytes);
-#ifdef FUSED_ALONE
-  tma_load_box(shared_address(tile), map, token, 0, head, full);
-#else
-  tma_load_box_to_both(shared_address(tile) + rank * (QK_TILE / 2), map, token, rank, head, full);
-#endif
+  if (FUSED_MULTICAST) tma_load_box_to_both(shared_address(tile) + rank * (QK_TILE / 2), map, token, rank, head, full);
+  else tma_load_box(shared_address(tile), map, token, 0, head, full);
+}
+__device__ __forceinline__ void prefetch_half(const CUtensorMap& map, int token, int head) {
+  const int rank = cluster_rank();
+  if (FUSED_MULTICAST || rank == 0) tma_prefetch_box(map, token, rank, head);
 }
 
 // Waits until the consumers of both CTAs have done chunk `number` of those that go through.
@@ -147,7 +149,7 @@ __device__ __forceinline__ void make_gates(const Prefill& p, const Maps& maps, F
       const int stage = keys_ring.stage(chunk), token = at.first + chunk * CHUNK;
       load_half(s.keys[stage].k, maps.k, token, at.h, QK_TILE, s.keys_full[stage]);
       if (FUSED_PREFETCH && chunk + FUSED_AHEAD < at.count)
-        tma_prefetch_box(maps.k, token + FUSED_AHEAD * CHUNK, cluster_rank(), at.h);
+        prefetch_half(maps.k, token + FUSED_AHEAD * CHUNK, at.h);
     }
     __syncwarp();
   };
@@ -330,7 +332,7 @@ __device__ __forceinline__ void load_values(const Maps& maps, FusedShared& s, in
     tma_load_box(shared_address(s.stages[stage].v), maps.v, token, half, at.hv, full);
     if (FUSED_PREFETCH && chunk + FUSED_AHEAD < at.count) {
       const int later = token + FUSED_AHEAD * CHUNK;
-      tma_prefetch_box(maps.q, later, half, at.h), tma_prefetch_box(maps.v, later, half, at.hv);
+      prefetch_half(maps.q, later, at.h), tma_prefetch_box(maps.v, later, half, at.hv);
     }
     if (chunk == 0) first();
   }
