@@ -348,6 +348,17 @@ struct TileState {
 
 // The state before a tile comes through the ring of values, in a stage of its own, but for a CTA's first tile: the producer loads
 // it, the consumers exchange it for the state after the tile before, and the epilogue stores that and frees the stage.
+__device__ __forceinline__ void prefetch_tile(const Prefill& p, const Maps& maps, const Segment& at, int half) {
+  constexpr int STATE = GROUP_ROWS * HEAD_DIM;
+  if constexpr (POOL) {
+    const StateRows rows = at.original();
+    const int bytes = STATE * (rows.half ? 2 : 4);
+    if (rows.at) prefetch_l2(rows.at + half * bytes, bytes);
+  } else {
+    prefetch_l2(at.original() + half * STATE, STATE * sizeof(float));
+  }
+  if (at.count > 0) prefetch_half(maps.q, at.first, at.h), tma_prefetch_box(maps.v, at.first, half, at.hv);
+}
 __device__ __forceinline__ void load_state_stage(const Prefill& p, const Maps& maps, FusedShared& s, int index, const Segment& at,
                                                  int half) {
   const Ring<FusedShared::STAGES> ring{index};
@@ -708,6 +719,7 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
       if (elect_one()) {
         for_each_tile(false, [&](const Segment& at) {
           if (FUSED_START && states == 0 && at.count > 0) wait_for(s.keys_full[0], 0);
+          if (FUSED_PREFETCH && states > 0) prefetch_tile(p, maps, at, half);
           if (states > 0) load_state_stage(p, maps, s, done + states - 1, at, half);
           const auto open = [&] {
             if (ordered && states == 0 && half == 0) open_tickets(p.tickets, p.launch);
