@@ -349,14 +349,9 @@ struct TileState {
 // The state before a tile comes through the ring of values, in a stage of its own, but for a CTA's first tile: the producer loads
 // it, the consumers exchange it for the state after the tile before, and the epilogue stores that and frees the stage.
 __device__ __forceinline__ void prefetch_tile(const Prefill& p, const Maps& maps, const Segment& at, int half) {
-  constexpr int STATE = GROUP_ROWS * HEAD_DIM;
-  if constexpr (POOL) {
-    const StateRows rows = at.original();
-    const int bytes = STATE * (rows.half ? 2 : 4);
-    if (rows.at) prefetch_l2(rows.at + half * bytes, bytes);
-  } else {
-    prefetch_l2(at.original() + half * STATE, STATE * sizeof(float));
-  }
+  const int bytes = p.state_blocks() * STATE_BLOCK<1>;
+  const char* const state = p.address(at.original());
+  if (state) prefetch_l2(state + half * bytes, bytes);
   if (at.count > 0) prefetch_half(maps.q, at.first, at.h), tma_prefetch_box(maps.v, at.first, half, at.hv);
 }
 __device__ __forceinline__ void load_state_stage(const Prefill& p, const Maps& maps, FusedShared& s, int index, const Segment& at,
