@@ -7,7 +7,7 @@
 // the outputs are stored. The first has a stage more, because T takes longer than a chunk of the consumers.
 //
 // Who sets which barrier of a stage for whom: `keys_full` TMA -> team, maker, consumers; `gates_ready` gates -> team, maker;
-// `t_ready` team, or the peer's -> consumers; `keys_empty` consumers of both CTAs -> K and gates. `full` TMA -> maker, consumers;
+// `t_ready` team, or the peer's -> consumers; `consumed` consumers of both CTAs -> K and gates. `full` TMA -> maker, consumers;
 // `m_ready` maker, or the peer's -> consumers; `outputs_ready` consumers -> epilogue; `empty` epilogues of both -> Q and V.
 //
 // With more tiles than clusters, each CTA sorts the sequences by length, and clusters take tiles in this order, longest first, from
