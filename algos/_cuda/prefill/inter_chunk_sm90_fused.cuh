@@ -653,7 +653,8 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
   const uint32_t tiles = static_cast<uint32_t>(p.N) * p.HV;
   const bool ordered = gridDim.x < 2 * tiles;
   const int only = blockIdx.x / 2 / p.HV;  // the sequence of the tile, if there is only one
-  const int begin = ordered ? 0 : p.border(only), end = ordered ? 0 : p.border(only + 1);  // asked for while barriers are made
+  const bool early = !POOL && !ordered;  // its borders are asked for while barriers are made; a pool's code would spill
+  const int begin = early ? p.border(only) : 0, end = early ? p.border(only + 1) : 0;
   float S[16][4];
   if (warp == PRODUCER && elect_one()) {
     prefetch_tensor_map(maps.k), prefetch_tensor_map(maps.v), prefetch_tensor_map(maps.q);
@@ -693,7 +694,8 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
       const FusedSequence x = s.order[place];
       return Segment(p, hv, x.n, x.first, x.tokens, x.state);
     }
-    return Segment(p, hv, place, begin, max(end - begin, 0), p.state_of(place));
+    const int first = POOL ? p.border(place) : begin, last = POOL ? p.border(place + 1) : end;
+    return Segment(p, hv, place, first, max(last - first, 0), p.state_of(place));
   };
   int done = 0, states = 0;  // chunks, and tiles before this one: as many states have come through the ring, with this one's
   const auto for_each_tile = [&](bool whole_warp, const auto& code, const auto& end) {
