@@ -341,7 +341,7 @@ def test_every_constant_that_can_be_tuned_is_right_on_the_gpu(algo):
 
 @pytest.mark.gpu
 def test_a_graph_of_many_sequences_takes_its_work_tiles_again():
-    """Where CTAs take work tiles from a counter, each replay begins with the first: other lengths come in another order."""
+    """Where CTAs take work tiles from a counter, each replay begins with the first; the order follows the lengths."""
     algo = REGISTRY.find("gdn_prefill/cuda-chunk")
     on_gpu(algo.full_name)  # skips where it cannot run
     solution = tuned_table.candidate(algo, OP, {"recurrent": 0, "segments": 0}).solution
