@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,9 @@ _CALL = """
 import importlib, sys
 module = importlib.import_module(sys.argv[1])
 assert module.__file__.startswith(sys.argv[3]), module.__file__
+if len(sys.argv) > 4:
+    import modal
+    modal.current_function_call_id = lambda: sys.argv[4]
 data = sys.stdin.buffer.read()
 sys.stdout.buffer.write(getattr(module, sys.argv[2])(data))
 """
@@ -46,6 +50,8 @@ class Server:
         self.image_result: Any = None  # a GenericResult in the place of success
         self.image_logs: list[str] = []
         self.answer: Any = None  # called with (number of the call, parcel): bytes, a GenericResult, None for "not yet"
+        self.preempt_after: int | None = None  # records on a call's queue, at which its first container is ended
+        self.preempted: list[str] = []
         self.create_delay = 0.0  # seconds that the creation of a function takes
         self.app_name = "gdn"
         for name, value in behaviour.items():
@@ -116,14 +122,30 @@ class Server:
             empty = Path(folder) / "empty"
             empty.mkdir()
             env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(empty), "PYTHONPATH": str(root)}
-            done = subprocess.run(
-                [sys.executable, "-c", _CALL, function.module_name, function.implementation_name, str(root)],
-                input=self.calls[id], capture_output=True, cwd=empty, env=env,
-            )  # fmt: skip
-        if done.returncode:
+            names = [function.module_name, function.implementation_name, str(root)]
+            if self.preempt_after is not None:  # then it can talk to this server, as a container can
+                env, names = env | self.env, [*names, id]
+            command = [sys.executable, "-c", _CALL, *names]
+            with subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=empty, env=env
+            ) as process:
+                if self.preempt_after is not None and id not in self.preempted:
+                    threading.Thread(target=self._preempt, args=(id, process), daemon=True).start()
+                out, err = process.communicate(self.calls[id])
+            if process.returncode == -signal.SIGKILL:  # the same input is started again, as Modal does it
+                return self.carry_out(id)
+        if process.returncode:
             status = pb.GenericResult.GENERIC_STATUS_FAILURE
-            return pb.GenericResult(status=status, exception=done.stderr.decode().strip().splitlines()[-1])
-        return done.stdout
+            return pb.GenericResult(status=status, exception=err.decode().strip().splitlines()[-1])
+        return out
+
+    def _preempt(self, id: str, process: subprocess.Popen) -> None:
+        while process.poll() is None:
+            if sum(len(items) for (_, call), items in self.queues.items() if call == id) >= self.preempt_after:
+                self.preempted.append(id)
+                process.kill()
+                return
+            time.sleep(0.005)
 
 
 def failure(status: str, text: str, data: bytes = b"", trace: str = "") -> pb.GenericResult:
@@ -284,9 +306,13 @@ class _Answers:
         s.queues.setdefault((r.queue_id.removeprefix("qu-"), r.partition_key.decode()), []).extend(r.values)
         return empty_pb2.Empty()
 
-    def QueueNextItems(s: Server, r: Any) -> Any:
-        items = s.queues.get((r.queue_id.removeprefix("qu-"), r.partition_key.decode()), [])
-        first = int(r.last_entry_id or 0)
+    async def QueueNextItems(s: Server, r: Any) -> Any:
+        end, first = time.monotonic() + r.item_poll_timeout, int(r.last_entry_id or 0)
+        while True:
+            items = s.queues.get((r.queue_id.removeprefix("qu-"), r.partition_key.decode()), [])
+            if len(items) > first or time.monotonic() >= end:
+                break
+            await asyncio.sleep(0.02)
         found = [pb.QueueItem(value=v, entry_id=str(i + 1)) for i, v in enumerate(items) if i >= first]
         return pb.QueueNextItemsResponse(items=found)
 

@@ -1,4 +1,4 @@
-"""Who may import whom: three storeys of rooms, held by reading the sources. Imports inside functions count as well."""
+"""Who may import whom: three layers of folders, held by reading the sources. Imports inside functions count as well."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import gdn_cli
 
 PACKAGE = Path(gdn_cli.__file__).parent
 
-# A room is a folder, or a file that lies loose. It imports from its own storey and from those below.
-STOREYS = {
+# A room is a folder, or a file that lies loose. It imports from its own layer and from those below.
+LAYERS = {
     "top": "cli report remote tune profile run",  # the command
     "middle": "worker runner operators serving profilers timing",  # may import torch at the top of a file
     "bottom": "records machine catalog schema errors paths units text files parsing bounded",  # shared by all
 }
-STOREY = {room: name for name, rooms in STOREYS.items() for room in rooms.split()}
-HEIGHT = {name: height for height, name in enumerate(reversed(STOREYS))}
+LAYER = {room: name for name, rooms in LAYERS.items() for room in rooms.split()}
+HEIGHT = {name: height for height, name in enumerate(reversed(LAYERS))}
 
 # package -> the only room that may import it
 ONLY_IN = {"typer": "cli", "rich": "report", "matplotlib": "report", "modal": "remote"}
-# what costs a second or more to import: only at the top of files of the middle storey
+# what costs a second or more to import: only at the top of files of the middle layer
 HEAVY = {"torch", "triton", "numpy", "safetensors", "matplotlib", "flashinfer_bench", "flashinfer", "fla", "modal"}
 
 
@@ -62,16 +62,16 @@ def arrows() -> list[tuple[str, str, str]]:
     return found
 
 
-def test_every_room_has_its_storey():
-    assert set(modules().values()) == set(STOREY), "STOREYS in this file must name every room, once"
+def test_every_room_has_its_layer():
+    assert set(modules().values()) == set(LAYER), "LAYERS in this file must name every room, once"
 
 
 def test_no_import_points_up():
-    assert [where for room, other, where in arrows() if HEIGHT[STOREY[other]] > HEIGHT[STOREY[room]]] == []
+    assert [where for room, other, where in arrows() if HEIGHT[LAYER[other]] > HEIGHT[LAYER[room]]] == []
 
 
 def test_no_cycle_between_rooms():
-    below = {room: {other for a, other, _ in arrows() if a == room} for room in STOREY}
+    below = {room: {other for a, other, _ in arrows() if a == room} for room in LAYER}
     while free := [room for room, others in below.items() if not others & set(below)]:
         for room in free:
             del below[room]
@@ -84,11 +84,11 @@ def test_a_package_lives_in_one_room(package):
     assert users == {ONLY_IN[package]}
 
 
-def test_only_the_middle_storey_imports_torch_at_its_top():
+def test_only_the_middle_layer_imports_torch_at_its_top():
     heavy = [
         f"{path.relative_to(PACKAGE)}:{node.lineno} imports {full}"
         for path, room in modules().items()
-        if STOREY[room] != "middle"
+        if LAYER[room] != "middle"
         for node, full in imports(path)
         if full.split(".")[0] in HEAVY and node.col_offset == 0
     ]

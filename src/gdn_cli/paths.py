@@ -48,6 +48,11 @@ def tunes_dir() -> Path:
     return _user_dir("tunes", "XDG_DATA_HOME", ".local/share")
 
 
+def harness_dir() -> Path:
+    """Folders with a flashinfer-bench each, for `gdn run --official`. Next to the records."""
+    return _user_dir("harness", "XDG_DATA_HOME", ".local/share")
+
+
 def make(folder: Path) -> Path:
     """Make one of gdn's own folders and its missing parents, for this user alone (0700): its files are executed, or
     show what the user works on. An existing folder keeps its permissions. Raises MissingError.

@@ -79,9 +79,9 @@ def folded(text: str, width: int, hang: int = 2) -> str:
     return "\n".join(lines)
 
 
-def for_stderr(text: str) -> str:
-    """Folded between words where stderr is a terminal; whole in a log."""
-    return folded(text, shutil.get_terminal_size().columns) if sys.stderr.isatty() else text
+def folded_for(stream: TextIO, text: str) -> str:
+    """Folded between words if the stream is a terminal; whole in a log."""
+    return folded(text, shutil.get_terminal_size().columns) if stream.isatty() else text
 
 
 def whole(text: str) -> str:

@@ -271,7 +271,8 @@ def test_a_pool_of_bfloat16_below_the_interpreter(interpreter):
 @pytest.mark.slow
 def test_more_below_the_interpreter(interpreter):
     cases = ["padding alone", "counts", "padding", "each start"]
-    assert interpreter(interpreted, algos("interpreter"), cases) == {}
+    names = [name for name in algos("interpreter") if "_bf16/" not in name]  # bfloat16 is truncated there
+    assert interpreter(interpreted, names, cases) == {}
 
 
 def test_a_separate_final_state_gets_a_copy_of_the_pool():

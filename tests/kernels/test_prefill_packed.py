@@ -125,7 +125,7 @@ def test_a_data_set_holds_what_is_true_or_false(tmp_path):
     w, specs = twin(OP, {"total_seq_len": 4, "num_seqs": 4}), trace_set_writer._specs
     assert specs(OP, w)["has_initial_state"] == ("BOOL", (4,))
     path = tmp_path / "blob.safetensors"
-    trace_set_writer._write_blob(OP, w, path, tmp_path)
+    trace_set_writer.write_blob(OP, w, path, tmp_path)
     assert trace_set_writer._whole(OP, w, path)
 
 

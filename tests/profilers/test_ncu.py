@@ -520,7 +520,7 @@ CLOCKS = "==ERROR== Try locking the clocks externally (e.g. using 'nvidia-smi --
 
 
 @pytest.mark.parametrize(
-    "log, says, mend",
+    "log, says, hint",
     [
         (PERMISSION, "ERR_NVGPUCTRPERM", "--cap-add SYS_ADMIN, or load the driver with NVreg_RestrictProfilingToAdmin"),
         (BUSY, "another tool has the GPU's performance counters", "dcgmi profile --pause"),
@@ -533,10 +533,10 @@ CLOCKS = "==ERROR== Try locking the clocks externally (e.g. using 'nvidia-smi --
     ],
 )
 @pytest.mark.parametrize("status", ["done", "exited"])
-def test_errors_of_ncu_become_one_line_with_the_fix(stand_in, log, says, mend, status):
+def test_errors_of_ncu_become_one_line_with_the_fix(stand_in, log, says, hint, status):
     with pytest.raises(MissingError) as e:
         stand_in(None, None, logs=(log, log), status=status)
-    assert says in e.value.message and mend in e.value.hint
+    assert says in e.value.message and hint in e.value.hint
     assert e.value.code == 3 and "\n" not in str(e.value)
 
 

@@ -489,7 +489,7 @@ class Cloud:
 
     def __init__(self, *scripts):
         self.scripts, self.parcels, self.cancelled, self.declared = list(scripts), [], [], None
-        self.clock, self.deaf, self.refuses, self.made = 0.0, False, {}, {}
+        self.clock, self.deaf, self.refuses, self.made, self.live = 0.0, False, {}, {}, {}
 
     def install(self, monkeypatch):
         for name in ("connect", "declare", "session", "recall", "first", "kept"):
@@ -527,7 +527,10 @@ class Cloud:
         number = len(self.parcels)
         if number in self.refuses:
             raise self.refuses[number]
-        call = SimpleNamespace(id=id or f"fc-{number}", script=self.scripts.pop(0), trouble=None, got=None)
+        name = id or f"fc-{number}"
+        call = SimpleNamespace(
+            id=name, script=self.scripts.pop(0), trouble=None, got=None, made=self.live.get(name, [])
+        )
         self.parcels.append(data)
 
         def result():
@@ -855,9 +858,73 @@ def test_what_a_lost_call_had_measured_is_kept_once_and_only_of_the_gpu_asked_fo
     work.say = said.append
     ((_, outcome),) = work([mine])
     assert (outcome.status, outcome.reason, outcome.code) == ("remote_failed", "preempted", errors.REMOTE)
-    assert [(r.uuid, r.timing.median_us) for r in outcome.records] == [(uuids[0], 4.0), (uuids[1], 3.0)]
+    assert [(r.uuid, r.timing.median_us) for r in outcome.records] == [(uuids[0], 2.0), (uuids[1], 3.0)]
     assert outcome.environment.gpu == "NVIDIA B200"
     assert said[-1] == "gdn_decode/cuda-v4: 2 of 3 came before that"
+
+
+def test_a_call_that_is_started_again_does_what_is_left(monkeypatch):
+    """What a preempted container has kept, with its own GPU, and the workloads that it had not finished."""
+    machine = inventory.Machine(gpus=lambda: (inventory.Gpu("NVIDIA B200", "10.0", "580", "GPU-2"),))
+    whole = job("cuda-v4", "cuda", 3, "bench", tiers=("cupti", "graph"))
+    first, half, last = (w.uuid for w in whole.workloads)
+
+    def record(uuid, tier, us):
+        return building.record("cuda-v4", us, uuid, tier=tier)
+
+    old = Environment(gpu="NVIDIA B200", gpu_uuid="GPU-1")
+    before = [wire.encode(wire.Made(0, record(*one), old)) for one in (
+        (first, "cupti", 1.0), (first, "graph", 2.0), (half, "cupti", 3.0)
+    )]  # fmt: skip
+    asked = []
+
+    def serve(request, env, timeout_s, on_record):
+        asked.append([w.uuid for w in request.workloads])
+        made = [record(w.uuid, tier, 9.0) for w in request.workloads for tier in request.timing.tiers]
+        return jobs.Outcome(Status.DONE, records=made, environment=Environment(gpu="NVIDIA B200", gpu_uuid="GPU-2"))
+
+    monkeypatch.setattr(worker_process, "serve", serve)
+    data = rented().parcel(work_of(whole), B200)
+    (got,) = answered(container.serve(data, machine=machine, before=[b"damaged", *before])).outcomes
+    assert asked == [[half, last]]
+    times = [(r.uuid, r.tier, r.timing.median_us, r.gpu and r.gpu.uuid) for r in got.records]
+    assert times == [
+        (first, "cupti", 1.0, "GPU-1"), (first, "graph", 2.0, "GPU-1"), (half, "cupti", 9.0, None),
+        (half, "graph", 9.0, None), (last, "cupti", 9.0, None), (last, "graph", 9.0, None),
+    ]  # fmt: skip
+    more = [
+        wire.encode(wire.Made(0, record(u, t, 5.0), old))
+        for u, t in ((half, "graph"), (last, "cupti"), (last, "graph"))
+    ]
+    (got,) = answered(container.serve(data, machine=machine, before=before + more)).outcomes
+    assert asked == [[half, last]] and len(got.records) == 6 and got.environment.gpu_uuid == "GPU-1"
+
+
+def test_records_are_in_the_document_before_their_call_has_ended(tmp_path, monkeypatch):
+    mine = job("cuda-v4", "cuda", 3)
+    uuids = [w.uuid for w in mine.workloads]
+    where = Environment(gpu="NVIDIA B200", gpu_uuid="GPU-1", where="modal")
+    ended = jobs.Outcome(Status.DONE, None, [building.record("cuda-v4", 7.0, u) for u in uuids], where)
+    fake = Cloud([None, None, wire.encode(Reply(outcomes=[ended]))]).install(monkeypatch)
+    fake.live["fc-0"] = []
+    writer, said, saved = Writer(building.document(), tmp_path / "run.json"), [], []
+
+    def first(calls, seconds):
+        got = Cloud.first(fake, calls, seconds)
+        if len(calls[0].made) < 2:  # one between two looks
+            made = building.record("cuda-v4", 1.0 + len(calls[0].made), uuids[len(calls[0].made)])
+            calls[0].made.append(wire.encode(wire.Made(0, made, where)))
+        saved.append([r.timing.median_us for r in writer.document.records])
+        return got
+
+    monkeypatch.setattr(modal_client, "first", first)
+    work = rented()
+    work.say = said.append
+    execute.run(planning.Plan([mine], [], []), writer, lambda *_: None, print, work)
+    assert saved == [[], [1.0], [1.0, 2.0]]
+    assert [r.timing.median_us for r in writer.document.records] == [1.0, 2.0, 7.0]  # each once
+    assert {r.gpu.uuid for r in writer.document.records} == {"GPU-1"}
+    assert [line for line in said if "so far" in line] == ["gdn_decode/cuda-v4: 1 of 3 so far"]
 
 
 # --- replies that are not what was asked for --------------------------------------------------------------------

@@ -283,3 +283,38 @@ def test_a_small_number_keeps_two_digits():
     assert [units.size(n) for n in (0, 999, 1024, 534784, 999_960, 3.2e9)] == [
         "0 B", "999 B", "1.02 KB", "535 KB", "1.00 MB", "3.20 GB",
     ]  # fmt: skip
+
+
+# --- the clock of the SMs -------------------------------------------------------------------------------------------
+
+
+def clocked(algo: str, batch_size: int, us: float, mhz: float, tier: str = "cupti", **more) -> dict:
+    return reports.record(algo, batch_size, us, tier, timing=reports.timing(us, tier) | {"sm_clock_mhz": mhz}, **more)
+
+
+def test_heads_have_the_clock_of_the_run():
+    """Its least and greatest mean, in the head of the terminal's tables and of a report's, with the GPU's own limit."""
+    book = book_of(clocked("cuda-v1", 8, 5.0, 1712.4), clocked("cuda-v4", 8, 4.0, 1790.0), *few()[:2])
+    (made,) = command_tables.of(book, "bench")
+    assert made.title == "gdn_decode | NVIDIA H200 at 1712 to 1790 MHz | tier cupti, L2 cold"
+    at = "NVIDIA H200 (driver 580.159.04, SM clock 1712 to 1790 MHz during the run, 1980 MHz at most), tier cupti"
+    assert tables.origin(book.groups[0]).startswith(at)
+    found = {row.cells[0].plain: row.cells[1].plain for row in tables.environments(book).rows}
+    assert found["SM clock, measuring"] == "1712 to 1790 MHz" and found["greatest SM clock"] == "1980 MHz"
+    every = tables.every_record(book)
+    column = [c.name for c in every.columns].index("sm_clock_mhz")
+    assert [row[column] for row in texts(every)] == ["1712.4", "1790.0", "", ""]
+
+
+def test_each_table_has_the_clock_of_its_own_tiers():
+    book = book_of(clocked("cuda-v4", 8, 4.0, 1712.4), clocked("cuda-v4", 8, 9.0, 1800.0, "events"))
+    first, both = command_tables.of(book, "bench")
+    assert first.title == "gdn_decode | NVIDIA H200 at 1712 MHz | tier cupti, L2 cold"
+    assert both.title == "gdn_decode | NVIDIA H200 at 1712 to 1800 MHz | tier cupti, events, L2 cold"
+
+
+def test_a_record_without_it_has_the_greatest_clock_only():
+    book = book_of(*few())
+    assert tables.origin(book.groups[0]).startswith("NVIDIA H200 (driver 580.159.04, SM clock 1980 MHz), tier cupti")
+    found = {row.cells[0].plain: row.cells[1].plain for row in tables.environments(book).rows}
+    assert found["SM clock, measuring"] == "1965 to 1980 MHz"  # NVML's

@@ -142,6 +142,11 @@ def test_without_the_engine(release, monkeypatch, capsys):
     assert line.count("\n") == 1 and "is no_such_engine installed in this environment?" in line
     with pytest.raises(MissingError, match="No module named 'no_such_engine'"):
         of.install()
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert of.main() == 1
+    folded = capsys.readouterr().out
+    assert folded.split() == line.split() and folded.count("\n") > 2
 
 
 # --- install and uninstall ------------------------------------------------------------------------------------------

@@ -23,22 +23,15 @@ import torch
 import triton
 import triton.language as tl
 
+from .formulas import normalised, softplus
 from .tensors import check
-
-
-@triton.jit
-def softplus(x):
-    """max(x, 0) + log1p(exp(-|x|)); log1p(e) = log(u) e / (u - 1), u = 1 + e, gives back what rounding took from u."""
-    e = tl.exp(-tl.abs(x))
-    u = 1.0 + e
-    return tl.maximum(x, 0.0) + tl.where(u == 1.0, e, tl.log(u) * e / tl.where(u == 1.0, 1.0, u - 1.0))
 
 
 @triton.jit
 def widened(x, NORM: tl.constexpr):
     x = x.to(tl.float32)
     if NORM:
-        x = x / tl.sqrt(tl.sum(x * x, axis=0) + 1e-6)
+        x = normalised(x)
     return x
 
 

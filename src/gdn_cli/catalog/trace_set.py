@@ -125,6 +125,11 @@ def _json(where: object, text: str) -> Json:
     return decode(json_of(text, where, MissingError), Json, where, MissingError)
 
 
+def definition(op: Op, root: Path) -> Json:
+    """A folder's own definition of the op."""
+    return _find_definition(op, root)[1]
+
+
 def _find_definition(op: Op, root: Path) -> tuple[Path, Json]:
     files = sorted((root / "definitions").rglob("*.json"))
     names = set()

@@ -10,7 +10,23 @@ from typing import Any
 import typer
 
 from .. import __version__, errors, text
-from . import algos, bench, compare, data, doctor, history, modal, options, pack, profile, report, schema, tune, worker
+from . import (
+    algos,
+    bench,
+    compare,
+    data,
+    doctor,
+    history,
+    modal,
+    options,
+    pack,
+    profile,
+    report,
+    schema,
+    submit,
+    tune,
+    worker,
+)
 from .help import App, help_
 
 app = App(
@@ -21,8 +37,8 @@ app = App(
 )
 for command in (
     bench.run, bench.bench, bench.floors, compare.compare, tune.tune, profile.profile, modal.modal, history.history,
-    report.report, algos.list_, algos.show, algos.new, pack.pack, data.data, doctor.doctor, schema.schema,
-    worker.worker,
+    report.report, algos.list_, algos.show, algos.new, pack.pack, submit.submit, data.data, doctor.doctor,
+    schema.schema, worker.worker,
 ):  # fmt: skip
     if isinstance(command, typer.Typer):
         app.add_typer(command)

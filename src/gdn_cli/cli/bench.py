@@ -12,6 +12,7 @@ import typer
 
 from .. import errors
 from . import options as o
+from .judge import Judge
 
 
 @o.grouped
@@ -21,18 +22,26 @@ def run(
     trust: o.Trust,
     place: o.Place,
     output: o.Output,
+    judge: Judge,
     solutions: o.Solutions = None,
     gpus: o.Gpus = None,
     in_place: o.InPlace = False,
     batch_invariant: o.BatchInvariant = False,
 ) -> None:
-    """Check algos on workloads: are they right?
+    """Check algos on workloads: are they right? With --official the contest's own harness judges them too.
 
-    Without --algo: every algo that can run here. Without workloads: the preset `quick`.
+    Without --algo: every algo that can run here. Without workloads: the preset `quick`; with --official `contest`.
     """
     algos, files = algos.also(solutions)
+    others = {
+        "stress": which.stress,
+        "in_place": in_place,
+        "batch_invariant": batch_invariant,
+        "sandbox": trust.sandbox,
+    }
+    harness = judge.harness_for(**others)
     work = Work(
-        "check",
+        "bench" if harness else "check",
         algos,
         which,
         place=place,
@@ -41,6 +50,8 @@ def run(
         gpus=gpus,
         in_place=in_place,
         batch_invariant=batch_invariant,
+        official=bool(harness),
+        harness=harness,
     )
     raise typer.Exit(carry_out(work, output))
 
@@ -91,6 +102,7 @@ class Work:
     in_place: bool = False
     batch_invariant: bool = False
     official: bool = False
+    harness: Any = None  # catalog.official.Harness: the contest's, which judges too
     save: str | None = None
 
 
@@ -99,6 +111,7 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
 
     `elsewhere` runs it on another machine (remote.engine.Engine).
     """
+    from ..catalog import official
     from ..records import baselines, store
     from ..report import screen
     from ..run import eligibility, execute, planning
@@ -130,12 +143,18 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
         command, which.dataset, tiers, work.trust.strict, work.place.timeout, chosen, place, work.trust.sandbox,
         work.in_place, work.batch_invariant, machine,
     )  # fmt: skip
+    harness = work.harness
+    if harness and not elsewhere:
+        harness = official.here(harness)
     plan = planning.prepare(known, parts, settings)
+    if harness:
+        planning.judged(plan, harness)
     options = {"workload": which.workload, "n": which.n, "preset": preset, "dataset": bool(which.dataset)}
     options |= {"tier": work.sampling.tier, "l2": work.sampling.l2} | ({"gpus": work.gpus} if work.gpus else {})
     options |= {"stress": True} if which.stress else {}
     options |= {"in_place": True} if work.in_place else {}
     options |= {"batch_invariant": True} if work.batch_invariant else {}
+    options |= {"official": harness.words} if harness else {}
     name = {"check": "run", "floor": "floors"}.get(command, command)
     writer = store.open_document(name, options, output.out)
     document = writer.document
@@ -148,6 +167,10 @@ def carry_out(work: Work, output: o.Output, elsewhere: Any = None) -> int:
         """Set the fields that need all records."""
         if elsewhere:
             elsewhere.finish(document)
+        if harness:
+            from ..records.official import judged
+
+            document.official = judged(document, harness)
         if which.stress:
             from ..catalog import stress
 

@@ -15,6 +15,7 @@ _PANELS = {
     "Which workloads": "workload n preset dataset stress",
     "How to time": "tier l2 target seconds threshold gate iterations",
     "How to run": "device gpus timeout strict sandbox in_place batch_invariant",
+    "By the contest's harness": "official harness isolated",
     "At Modal": "gpu image parallel together max_minutes detach resume",
     "What comes out": "json out full",
 }
@@ -22,7 +23,11 @@ _PANEL = {name: panel for panel, names in _PANELS.items() for name in names.spli
 _FEW = 8  # up to this many options need no headings
 
 _EXAMPLES = {
-    "run": ["gdn run cpp-v1", "gdn run my-v1 --algos ~/kernels -w batch_size=64 --stress"],
+    "run": [
+        "gdn run cpp-v1",
+        "gdn run my-v1 --algos ~/kernels -w batch_size=64 --stress",
+        "gdn run cuda-v5 --official",
+    ],
     "bench": ["gdn bench cpp-v1 pt-compiled -w batch_size=64", "gdn bench --op gdn_prefill --preset quick --json"],
     "floors": ["gdn floors -w batch_size=64"],
     "compare": ["gdn compare cpp-v1 my-v1", "gdn compare before.json my-v1 --gate 0.99"],
@@ -34,6 +39,7 @@ _EXAMPLES = {
     "show": ["gdn show cuda-v5"],
     "new": ["gdn new my-v1 --from cpp-v1"],
     "pack": ["gdn pack --algo my-v1 --author me --prove"],
+    "submit": ["gdn submit ~/our-entry", "gdn submit ~/our-entry --algo my-v1 --author us"],
     "doctor": ["gdn doctor"],
     "schema": ["gdn schema algo"],
     "worker": ["gdn worker < request.json > reply.json"],
@@ -50,7 +56,7 @@ _KINDS = {
     "Write": "new list show",
     "Check and time": "run bench compare floors history report",
     "Understand and improve": "profile tune",
-    "Ship": "pack data modal",
+    "Ship": "pack submit data modal",
     "This machine, and other programs": "doctor schema worker",
 }
 

@@ -14,6 +14,7 @@ from .. import errors
 from . import options as o
 from .bench import Work, carry_out
 from .help import App
+from .judge import Judge
 
 T = TypeVar("T")
 modal = App(name="modal", help="Run, bench and profile on a rented GPU at Modal (needs an account; costs money).")
@@ -69,6 +70,7 @@ class Asked(o.Algos, o.Selection, o.Sampling, o.Place, Containers):
 
     solutions: tuple[Path, ...] = ()
     strict: bool = False
+    judge: Judge = Judge()
 
 
 @dataclass(frozen=True)
@@ -91,13 +93,15 @@ def run(
     rented: Containers,
     errand: Errand,
     output: o.Output,
+    judge: Judge,
     solutions: o.Solutions = None,
     tier: o.Tier = None,
     timeout: o.Timeout = 300.0,
 ) -> None:
     """Check and time algos as the contest does: its number of calls and trials, all its workloads."""
     algos, files = algos.also(solutions)
-    asked = _asked(files, algos, which, rented, tier=tier, timeout=timeout)
+    judge.harness_for()
+    asked = _asked(files, algos, which, rented, judge=judge, tier=tier, timeout=timeout)
     raise typer.Exit(_carried("run", ctx, asked, errand, output))
 
 
@@ -136,7 +140,9 @@ def _carried(command: str, ctx: typer.Context, asked: Asked, errand: Errand, out
         command, output = old.modal.command, replace(output, out=output.out or errand.resume)
     elsewhere = _engine(asked, errand, command, asked, old)
     trust, official = o.Trust(strict=asked.strict), command == "run"
-    work = Work("bench", asked, asked, asked, asked, trust, list(asked.solutions), official=official)
+    judge = asked.judge.harness_for()
+    harness = judge and elsewhere.harness(judge)
+    work = Work("bench", asked, asked, asked, asked, trust, list(asked.solutions), official=official, harness=harness)
     try:
         code = carry_out(work, output, elsewhere)
     except errors.GdnError as e:

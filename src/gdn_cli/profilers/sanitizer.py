@@ -142,7 +142,7 @@ class _Verdict:
     check: str
     log: Log
     cannot: str | None = None  # why there is none
-    mend: str | None = None
+    hint: str | None = None
 
     def __str__(self) -> str:
         if self.cannot:
@@ -177,7 +177,7 @@ def _verdict(reply: Reply, text: str) -> _Verdict:
             cause = known["cause"]
             more = f" ({said})" if "itself failed" in cause else ""
             died = f": {reply.reason}" if "ended before" in cause and reply.reason else ""
-            return _Verdict(check, log, f"{cause}{more}{died}", known["mend"])
+            return _Verdict(check, log, f"{cause}{more}{died}", known["hint"])
     if reply.status != "done":
         return _Verdict(check, log, reply.reason or reply.status)
     if answer.attached is False:
@@ -193,7 +193,7 @@ def read(ask: Ask, folder: Path, replies: list[Reply]) -> Reading:
     verdicts = [_verdict(reply, log_text(folder / f"{reply.run.name}.log")) for reply in replies]
     if all(v.cannot for v in verdicts):
         first = verdicts[0]
-        raise MissingError(f"{_TOOL} gave no verdict: {first.cannot}", hint=first.mend)
+        raise MissingError(f"{_TOOL} gave no verdict: {first.cannot}", hint=first.hint)
     told = (
         Fact(v.check, v.check, None if v.cannot else str(v), group="checks", note=str(v) if v.cannot else "")
         for v in verdicts
@@ -225,7 +225,7 @@ def _notes(verdicts: list[_Verdict]) -> Iterator[str]:
     yield "one call on this workload for each check, every tensor followed by 64 KiB of unused memory"
     for v in verdicts:
         if v.cannot:
-            yield f"{v.check} was not run: {v.cannot}{f'; {v.mend}' if v.mend else ''}"
+            yield f"{v.check} was not run: {v.cannot}{f'; {v.hint}' if v.hint else ''}"
         elif v.check != "racecheck" and (more := v.log.errors - v.log.shown) > 0:
             yield f"{v.check}: {more:,} of its {v.log.errors:,} errors are counted but not in the log"
     by = {v.check: v.log for v in verdicts if not v.cannot}

@@ -61,7 +61,7 @@ def runs(ask: Ask, folder: Path) -> list[Run]:
     """One run for each architecture."""
     language = ask.language
     if refused := _DATA["refused"].get(language):
-        raise UsageError(refused["why"], hint=refused["mend"])
+        raise UsageError(refused["why"], hint=refused["hint"])
     if language == "cuda" and ask.machine.cuda_home() is None:
         raise MissingError("no nvcc here", hint=inventory.GET_NVCC)
     if language == "triton" and not ask.machine.has_package("triton"):

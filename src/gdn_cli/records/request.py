@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypedDict
 from msgspec import Meta, Struct
 
 from ..catalog.formats import Definition, Solution
+from ..catalog.official import Harness
 from ..catalog.ops import Op
 from ..catalog.workloads import Workload
 from ..parsing import Json
@@ -55,7 +56,7 @@ class Request(Struct, kw_only=True):
     """The input of `gdn worker`. It has everything except a dataset's files."""
 
     schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)] = SCHEMA
-    command: Literal["check", "bench", "prove", "floor", "compare", "profile"]
+    command: Literal["check", "bench", "official", "prove", "floor", "compare", "profile"]
     op: Op
     name: str | None = None  # of the algo; None if there are several, or none
     definition: Definition
@@ -73,13 +74,16 @@ class Request(Struct, kw_only=True):
     in_place: bool = False  # outputs overwrite the inputs that the op allows for it
     batch_invariant: bool = False  # each sequence alone must give the same bits as in its batch
     profile: Profiling | None = None
+    official: Harness | None = None
     seal: str = ""  # in front of each record; a secret from the algo's code
 
     @property
     def judges(self) -> bool:
-        """Whether an algo's code runs in a separate process. Not for a profiler's target: there the tool observes the
-        worker itself, and no result is checked."""
-        return self.command != "floor" and (self.command != "profile" or self.profile.task == "survey")
+        """Whether an algo's code runs in a runner. Not for the contest's harness, which has processes of its own; not
+        for a profiler's target: there the tool observes the worker itself, and no result is checked."""
+        return self.command not in ("floor", "official") and (
+            self.command != "profile" or self.profile.task == "survey"
+        )
 
 
 class Serving(Request, kw_only=True):

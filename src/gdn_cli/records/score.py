@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterable, Sequence
 
+from ..catalog.official import TIER as OFFICIAL
 from ..catalog.ops import Op
 from ..catalog.tiers import FLOORS
 from ..schema.record_types import Blame, Call, Document, Record
@@ -37,7 +38,7 @@ def scores(document: Document, op: Op, expected: Sequence[str] | None = None) ->
     """
     records = [r for r in document.records if r.op == op.name and r.algo not in FLOORS]
     # not the contest's call: in place, or with work that is not timed
-    records = [r for r in records if not (r.in_place or r.setup)]
+    records = [r for r in records if not (r.in_place or r.setup or r.tier == OFFICIAL)]  # that one has its own
     gone = {m.algo: m.reason for m in document.missing if m.op == op.name}
     known = {r.uuid: r.workload for r in records if r.workload}
     uuids = list(dict.fromkeys(known if expected is None else expected))

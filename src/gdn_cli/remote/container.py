@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
 from .. import errors
 from ..errors import GdnError, one_line
 from ..machine.inventory import HERE, Machine
 from ..run import jobs, worker_process
-from ..schema.record_types import Environment, Record, Status
+from ..schema.record_types import Environment, GpuName, Record, Status
 from . import build_cache, wire
 from .settings import CACHE
 from .wire import Cache, Made, Parcel, Profile, Refusal, Reply, Wanted
@@ -37,31 +38,54 @@ def serve(
     commit: Commit = lambda volume: None,
     machine: Machine = HERE,
     keep: Callable[[bytes], None] = lambda made: None,
+    before: Sequence[bytes] = (),
 ) -> bytes:
     """Do a parcel's work, one piece after the other; whatever happens, the answer is a reply. `keep` gets each record
-    (wire.Made) as soon as it is made, in case that this process does not live to answer."""
+    (wire.Made) as soon as it is made, in case that this process does not live to answer. `before` has the records of
+    a container that did not: Modal starts a preempted call again, and this one goes on after them."""
     try:
-        reply = _served(wire.decode(data, Parcel), commit, machine, keep)
+        reply = _served(wire.decode(data, Parcel), commit, machine, keep, before)
     except Exception as e:  # the other side may not know the exception's type
         reply = Reply(lost=f"the container failed: {one_line(e)}")
     return wire.encode(reply)
 
 
-def _served(content: Parcel, commit: Commit, machine: Machine, keep: Callable[[bytes], None]) -> Reply:
+def _served(
+    content: Parcel, commit: Commit, machine: Machine, keep: Callable[[bytes], None], before: Sequence[bytes]
+) -> Reply:
     if content.gpu and (why := content.gpu.mismatch([gpu.name for gpu in machine.gpus()])):
         return Reply(wrong_gpu=why)
     end = time.monotonic() + (content.limit_s or math.inf) - _RESERVE_S
+    had = _had(before)
     with _built(content.cache, commit) as env, _environment(env | content.env):
         return Reply(
-            outcomes=[_outcome(i, content, machine, end, keep) for i in range(len(content.jobs))],
+            outcomes=[_outcome(i, content, machine, end, keep, had.get(i, [])) for i in range(len(content.jobs))],
             profiles=[_profile(wanted, content, machine) for wanted in content.profiles],
         )
 
 
+def _had(before: Sequence[bytes]) -> dict[int, list[Made]]:
+    """The records of an earlier container by their piece, each with the GPU that it had."""
+    found: dict[int, list[Made]] = {}
+    for data in before:
+        with contextlib.suppress(GdnError):
+            made = wire.decode(data, Made)
+            if made.environment and made.environment.gpu_uuid:
+                made.record.gpu = GpuName(uuid=made.environment.gpu_uuid, name=made.environment.gpu)
+            found.setdefault(made.piece, []).append(made)
+    return found
+
+
 def _outcome(
-    number: int, content: Parcel, machine: Machine, end: float, keep: Callable[[bytes], None]
+    number: int,
+    content: Parcel,
+    machine: Machine,
+    end: float,
+    keep: Callable[[bytes], None],
+    had: list[Made],
 ) -> worker_process.Outcome:
-    """A worker's outcome, at `end` at the latest: what it has measured by then is sent back."""
+    """A worker's outcome, at `end` at the latest: what it has measured by then is sent back. A worker is only asked for
+    the workloads that an earlier one has not finished."""
 
     def made(record: Record, environment: Environment | None) -> None:
         if environment:
@@ -69,12 +93,19 @@ def _outcome(
         keep(wire.encode(Made(number, record, environment)))
 
     piece = content.jobs[number]
+    request, earlier = piece.request, [made.record for made in had]
+    rest = jobs.unfinished(request, earlier)
+    if had and not rest:
+        return worker_process.Outcome(Status.DONE, records=earlier, environment=had[-1].environment)
     left = end - time.monotonic()
     cut = f"the container's time of {content.limit_s or 0:g} s was up; --max-minutes gives more"
     if left <= 0:
-        return worker_process.Outcome(Status.REMOTE_FAILED, cut, code=errors.REMOTE)
-    environ = jobs.environ_of(piece.request.mode, machine=machine)
-    outcome = worker_process.serve(piece.request, environ, min(piece.timeout_s, left), on_record=made)
+        return worker_process.Outcome(Status.REMOTE_FAILED, cut, earlier, code=errors.REMOTE)
+    environ = jobs.environ_of(request.mode, machine=machine)
+    asked = structs.replace(request, workloads=rest)
+    outcome = worker_process.serve(asked, environ, min(piece.timeout_s, left), on_record=made)
+    finished = {record.uuid for record in earlier} - {w.uuid for w in rest}
+    outcome.records = [record for record in earlier if record.uuid in finished] + outcome.records
     if outcome.status is Status.TIMED_OUT and left < piece.timeout_s:  # not for want of speed
         outcome.status, outcome.reason, outcome.code = Status.REMOTE_FAILED, cut, errors.REMOTE
     if outcome.environment:

@@ -22,7 +22,7 @@ def affordable(plan: planning.Plan, every_tier: bool) -> None:
         plan.jobs[:] = [job for job in plan.jobs if job.mode == "cuda"]
     there = {None} | pinned()
     for i, job in enumerate(plan.jobs):
-        able = tuple(tier for tier in job.tiers if TIERS[tier].package in there)
+        able = tuple(tier for tier in job.tiers if job.official or TIERS[tier].package in there)
         if able != job.tiers and not (every_tier and able):
             (tier, *_) = (tier for tier in job.tiers if tier not in able)
             hint = f"use --tier {' or '.join(n for n, t in TIERS.items() if t.mode == job.mode and t.package in there)}"

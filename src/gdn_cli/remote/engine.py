@@ -17,102 +17,28 @@ from pathlib import Path
 import msgspec
 
 from .. import units
-from ..catalog.pack import source_hash
-from ..catalog.registry import Algo
-from ..catalog.tiers import TIERS
+from ..catalog import official
+from ..catalog.official import Harness
 from ..catalog.workloads import Workload
-from ..errors import RemoteError, UsageError
-from ..machine import environment, inventory
+from ..errors import RemoteError
+from ..machine import environment
 from ..records import comparison, statistics
 from ..records.store import Writer
 from ..run import planning
+from ..run.execute import Came
 from ..run.jobs import Job, Outcome
 from ..schema.record_types import Document, RemoteCall, Rented
 from . import costs, modal_client, modal_errors, replies, resume, setup, wire
-from .settings import DATA, Gpu, Image, Settings, pinned, pins
-from .wire import Cache, Parcel, Piece, Reply, Wanted
+from .settings import DATA, Gpu, Settings, pins
+from .wire import Cache, Parcel, Piece, Reply
+from .work import Rent, Work, key, place, together
 
+_SAY_S = 10.0  # between two lines about the progress of a call
 _LOOK_S = 1.0  # between two looks at the connection; replies are seen at once
 _SEVERAL = (
     "these times come from {} GPUs of one kind: ratios between algos include what differs between the GPUs, and none "
     "is marked as the fastest of those; --together takes one container for all"
 )
-
-
-@dataclass(frozen=True)
-class Rent:
-    """A command's options for Modal."""
-
-    gpu: Gpu
-    image: Image
-    containers: int = 1
-    together: bool = False  # everything in one container
-    minutes: float | None = None  # after which everything is stopped
-    detach: bool = False
-
-
-@dataclass
-class Work:
-    """Work for one container, to be done in at most `limit_s` seconds there."""
-
-    jobs: list[Job]
-    limit_s: int
-    profiles: list[Wanted] = field(default_factory=list)  # to make: profiling.sent of each
-    earlier: RemoteCall | None = None  # if another command has sent it
-    call: modal_client.Call | None = None
-
-    @property
-    def cuda(self) -> bool:
-        return "cuda" in [*(job.mode for job in self.jobs), *(wanted["subject"]["mode"] for wanted in self.profiles)]
-
-    @property
-    def sources(self) -> list[str]:
-        """The hashes of the algos to build."""
-        solutions = [solution for job in self.jobs for solution in (job.solution, *(s for _, s in job.rivals))]
-        solutions += [wanted["subject"]["solution"] for wanted in self.profiles]
-        return sorted(source_hash(solution) for solution in solutions if solution)
-
-
-def place(algo: Algo, device: str = "auto") -> inventory.Place:
-    """Where an algo runs in the container: Machine.place for one with a GPU and the pinned packages."""
-    return inventory.placed(algo, device, _lacking)
-
-
-def _lacking(algo: Algo, mode: str) -> inventory.Place | None:
-    there = pinned()
-    lacking = [wheel for wheel in algo.packages.values() if wheel not in there]
-    if not lacking:
-        return None
-    hint = "add it to the extra `image` of pyproject.toml, with its version"
-    return inventory.Place(None, f"package {lacking[0]} is not in the image", hint)
-
-
-def together(jobs: list[Job]) -> list[Job]:
-    """The timed algos of an op in one process, their calls taking turns; floors and references unchanged."""
-    groups: dict[object, list[Job]] = {}
-    for i, job in enumerate(jobs):
-        alone = job.command != "bench" or job.added
-        groups.setdefault(i if alone else (job.op.name, job.mode), []).append(job)
-    return [_interleaved(rivals) if len(rivals) > 1 else rivals[0] for rivals in groups.values()]
-
-
-def _interleaved(rivals: list[Job]) -> Job:
-    first = rivals[0]
-    tiers = tuple(tier for tier in first.tiers if TIERS[tier].interleaves)
-    if not tiers:
-        able = ", ".join(name for name, t in TIERS.items() if t.interleaves and t.mode == first.mode)
-        raise UsageError(
-            f"calls of several algos cannot take turns in {', '.join(first.tiers)}", hint=f"use --tier {able}"
-        )
-    return replace(
-        first, command="compare", algo=None, solution=None, tiers=tiers, fallback=False,
-        rivals=tuple((j.algo, j.solution) for j in rivals), timeout_s=sum(j.timeout_s for j in rivals),
-    )  # fmt: skip
-
-
-def key(job: Job) -> str:
-    """A job's name, the same from one command to the next."""
-    return f"{job.command} {job.op.name} {'+'.join(job.names)} {job.mode}"
 
 
 @dataclass
@@ -134,11 +60,20 @@ class Engine:
 
     place = staticmethod(place)
 
-    def __call__(self, jobs: list[Job]) -> Iterator[tuple[Job, Outcome]]:
+    def __call__(self, jobs: list[Job], came: Came = lambda *_: None) -> Iterator[tuple[Job, Outcome]]:
+        self._came = came
         if jobs:
             with contextlib.closing(self.carry(self._split(jobs))) as answers:
                 for work, reply in answers:
                     yield from self._outcomes(work, reply)
+
+    def harness(self, asked: Harness) -> Harness:
+        """The contest's harness where the container will have it: in the image, or installed into it."""
+        found = official.there(asked, pins())
+        if found.folder:
+            image = msgspec.structs.replace(self.rent.image, then=(found.install(),))
+            self.rent = replace(self.rent, image=image)
+        return found
 
     # --- around a campaign ----------------------------------------------------------------------------------------
 
@@ -288,6 +223,8 @@ class Engine:
                 if reply.wrong_gpu:
                     raise RemoteError(reply.wrong_gpu, hint="nothing was measured; name a GPU that Modal has: --gpu")
                 yield work, reply
+            for work in waiting:
+                self._live(work)
             trouble = next((w.call.trouble for w in waiting if w.call.trouble), None)
             if trouble and not cut:
                 self.say(f"{trouble.message}: the calls go on there; asking again for up to {_minutes(max(0, left))}")
@@ -297,6 +234,17 @@ class Engine:
             if left <= 0:
                 yield from ((w, self._late(w, patience)) for w in waiting)
                 return
+
+    def _live(self, work: Work) -> None:
+        """Pass on the records that a call has made since the last look, and say now and then how many there are."""
+        new, work.seen = work.call.made[work.seen :], len(work.call.made)
+        for made in replies.usable(work.jobs, new, self.rent.gpu):
+            job, work.came[made.piece] = work.jobs[made.piece], work.came[made.piece] + 1
+            self._came(job, made.record, made.environment)
+            now, done = time.monotonic(), work.came[made.piece]
+            if now >= work.said + _SAY_S and done < job.due:
+                work.said = now
+                self.say(f"{planning.name(job)}: {done} of {job.due} so far")
 
     def _reply(self, work: Work) -> Reply:
         """What has come of a call. RemoteError if Modal refuses to say."""

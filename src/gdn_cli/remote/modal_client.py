@@ -8,6 +8,7 @@ TimeoutError; a remote exception of a type that is unknown here arrives as Execu
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import re
 import signal
@@ -30,6 +31,7 @@ from .settings import CACHE, DATA, RECORDS, Gpu, Image, Settings, packages
 T = TypeVar("T")
 _LAST = 8  # lines of a build that failed
 _POLL_S = 50.0  # that a request for a reply stays open at Modal; its client asks anew after 55
+_FOLLOW_S = 600.0  # without a record, until the queue is opened anew; its client asks anew after 30
 _PAUSE_S, _LONGEST_S = 1.0, 30.0  # between two requests that failed: the first, doubled up to the last
 _SOON_S = 15.0  # for Modal to confirm that a call is stopped, or to tell what it has kept
 _STOP_S = 45.0  # for the app to end; Modal's client itself waits without limit
@@ -45,7 +47,9 @@ def serve(data: bytes) -> bytes:
     import modal
 
     call = modal.current_function_call_id()
-    return container.serve(data, commit, keep=keeper(call) if call else lambda made: None)
+    if not call:
+        return container.serve(data, commit)
+    return container.serve(data, commit, keep=keeper(call), before=kept(call))
 
 
 def keeper(call: str) -> Callable[[bytes], None]:
@@ -81,7 +85,7 @@ def declare(settings: Settings, image: Image, gpu: Gpu | None, timeout_s: int, c
     import modal
 
     built = modal.Image.from_registry(image.base, add_python=image.python or None).entrypoint([])
-    built = built.uv_pip_install(*packages(image)).run_commands(image.smoke)
+    built = built.uv_pip_install(*packages(image)).run_commands(image.smoke, *image.then)
     # mounted last, so that a change rebuilds nothing; by default only .py files would be included
     built = built.add_local_python_source("gdn_cli", ignore=_IGNORED)
     app = modal.App(settings.app, include_source=False)
@@ -136,6 +140,7 @@ class Call:
         self._call = call
         self._answer: futures.Future[bytes] | None = None
         self.trouble: Unreachable | None = None
+        self.made: list[bytes] = []  # the records that its container has kept so far, from `listen` on
 
     @property
     def id(self) -> str:
@@ -158,8 +163,21 @@ class Call:
         """The reply, whenever it comes. A thread waits for it with one long request at a time."""
         if self._answer is None:
             self._answer = futures.Future()
-            threading.Thread(target=self._listen, args=(self._answer,), daemon=True).start()
+            for wait in (self._listen, self._follow):
+                threading.Thread(target=wait, args=(self._answer,), daemon=True).start()
         return self._answer
+
+    def _follow(self, answer: futures.Future[bytes]) -> None:
+        """Add to `made` as records come, with one long request at a time. What this misses comes with the reply."""
+        import modal
+
+        while not answer.done():
+            with contextlib.suppress(Exception):
+                records = modal.Queue.from_name(RECORDS, create_if_missing=True)
+                every = records.iterate(partition=self.id, item_poll_timeout=_FOLLOW_S)  # always from the first
+                for made in itertools.islice(every, len(self.made), None):
+                    self.made.append(made)
+            time.sleep(_PAUSE_S)
 
     def _listen(self, answer: futures.Future[bytes], sleep: Callable[[float], None] = time.sleep) -> None:
         pause = _PAUSE_S

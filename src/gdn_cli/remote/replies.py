@@ -4,7 +4,7 @@ call, and no other."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from .. import errors, units
 from ..errors import RemoteError
@@ -40,17 +40,23 @@ def kept(jobs: Sequence[Job], found: Sequence[bytes], gpu: Gpu) -> list[Outcome]
     have started it again."""
     outcomes = [Outcome(Status.REMOTE_FAILED, code=errors.REMOTE) for _ in jobs]
     records: list[dict[tuple[str, str | None, str | None], Record]] = [{} for _ in jobs]
+    for made in usable(jobs, found, gpu):
+        record = made.record
+        records[made.piece].setdefault((record.algo, record.uuid, record.tier), record)
+        outcomes[made.piece].environment = made.environment
+    for outcome, mine in zip(outcomes, records, strict=True):
+        outcome.records = list(mine.values())
+    return outcomes
+
+
+def usable(jobs: Sequence[Job], found: Sequence[bytes], gpu: Gpu) -> Iterator[Made]:
+    """Those of the records kept at Modal that belong to these jobs and were made on the GPU that was asked for."""
     for data in found:
         with contextlib.suppress(RemoteError):
             made = wire.decode(data, Made)
             job = jobs[made.piece] if 0 <= made.piece < len(jobs) else None
             if job and job.asked(made.record) and not (job.mode == "cuda" and _elsewhere(made.environment, gpu)):
-                record = made.record
-                records[made.piece][record.algo, record.uuid, record.tier] = record
-                outcomes[made.piece].environment = made.environment
-    for outcome, mine in zip(outcomes, records, strict=True):
-        outcome.records = list(mine.values())
-    return outcomes
+                yield made
 
 
 def _elsewhere(environment: Environment | None, gpu: Gpu) -> str | None:

@@ -4,6 +4,7 @@ again."""
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ from ..catalog.tiers import FLOORS
 from ..errors import GdnError, UsageError
 from ..records import store
 from ..records.store import Writer
-from ..run.jobs import Job
+from ..run.jobs import Job, unfinished
 from ..schema.record_types import Document, Record, Rented
 from . import modal_client, modal_errors
 from .modal_client import App
@@ -32,8 +33,9 @@ def read(path: Path) -> Document:
     return document
 
 
-def settled(job: Job, old: Document) -> list[Record] | None:
-    """The records of a finished job that passed; None if any is missing, failed, or from other sources."""
+def settled(job: Job, old: Document) -> tuple[list[Record], Job | None]:
+    """The records of a job that passed, and a job for what is missing, failed, or from other sources; None if nothing
+    is. Floors and comparisons are whole or not at all: their records belong together."""
     hashes = {algo.name: source_hash(solution) for algo, solution in job.rivals}
     if job.algo:
         hashes[job.algo.name] = source_hash(job.solution)
@@ -43,18 +45,25 @@ def settled(job: Job, old: Document) -> list[Record] | None:
         if (r.op, r.mode) == (job.op.name, job.mode)
         and (r.algo in hashes if hashes else r.algo in FLOORS)
         and hashes.get(r.algo) == r.source_hash
+        and (r.tier in job.tiers or not job.tiers)
     ]
-    return mine if len(mine) == job.due and all(r.passed for r in mine) else None
+    if len(mine) == job.due and all(r.passed for r in mine):
+        return mine, None
+    if job.command not in ("check", "bench", "official"):
+        return [], job
+    rest = unfinished(job.request(), [r for r in mine if r.passed])
+    done = {w.uuid for w in job.workloads} - {w.uuid for w in rest}
+    return [r for r in mine if r.uuid in done], replace(job, workloads=rest) if rest else None
 
 
 def resume(jobs: list[Job], old: Document, writer: Writer) -> list[Job]:
-    """Put settled jobs into the new document; returns the others."""
+    """Put settled jobs and workloads into the new document; returns what is left of the jobs."""
     left, document = [], writer.document
     for job in jobs:
-        if (kept := settled(job, old)) is None:
-            left.append(job)
-        else:
-            document.records.extend(kept)
+        kept, rest = settled(job, old)
+        document.records.extend(kept)
+        if rest:
+            left.append(rest)
     if document.records:
         document.environments |= old.environments
     writer.earlier = len(document.records)

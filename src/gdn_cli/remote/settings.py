@@ -55,6 +55,7 @@ class ImageTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class Image(ImageTable, frozen=True, kw_only=True):
     name: str
+    then: tuple[str, ...] = ()  # commands at the end of the build
 
 
 class Gpus(Struct, frozen=True, forbid_unknown_fields=True):

@@ -16,7 +16,7 @@ from ..catalog.ops import Op
 from ..catalog.registry import Registry
 from ..catalog.tiers import COPY, FLOORS
 from ..schema.record_types import BestPeer, BestPeers, Compared, Document, Environment, Overall, Record, Timing
-from ..schema.scores import Score
+from ..schema.scores import Judged, Score
 
 _GPU, _CPU = "GPU (not named)", "CPU (not named)"
 
@@ -283,6 +283,9 @@ class Book:
 
     def best_peers_overall(self, op: str) -> list[tuple[Source, BestPeers]]:
         return self._latest(op, lambda document: document.best_peers_overall)
+
+    def judged(self, op: str) -> list[tuple[Source, Judged]]:
+        return self._latest(op, lambda document: document.official)
 
     def scores(self, op: str) -> list[tuple[Source, Score]]:
         return self._latest(op, lambda document: document.scores)

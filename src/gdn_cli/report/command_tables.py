@@ -11,7 +11,7 @@ from ..catalog.ops import label_of
 from ..catalog.tiers import COPY, FLOORS, TIERS
 from ..schema.record_types import BestPeer, Check
 from . import headlines, tables
-from .book import Book, Point, fastest, ladder
+from .book import Book, Measurement, Point, fastest, ladder
 from .table import Cell, Column, Mark, Table, became, doubtful, numbers, words, worst
 
 
@@ -56,14 +56,15 @@ def _grouped(rows: list[Point]) -> Iterator[tuple[Point, str, bool]]:
 
 
 def _title(op: str, rows: list[Point], *more: str) -> str:
-    """gdn_decode | NVIDIA H200 (GPU 0, 1) | tier cupti, L2 cold."""
+    """gdn_decode | NVIDIA H200 (GPU 0, 1) at 1620 to 1790 MHz | tier cupti, L2 cold."""
     parts = [op]
-    places: dict[str, set[int]] = {}
-    for m in (p.first for p in rows):
-        where = m.source.environment(m.record.place).device or m.record.mode
-        places.setdefault(where, set()).update({m.gpu} - {None})
-    for where, gpus in places.items():
-        parts.append(f"{where} (GPU {', '.join(map(str, sorted(gpus)))})" if gpus else where)
+    places: dict[str, list[Measurement]] = {}
+    for m in (m for p in rows for m in p.measured):
+        places.setdefault(m.source.environment(m.record.place).device or m.record.mode, []).append(m)
+    for where, measured in places.items():
+        gpus, clock = sorted({m.gpu for m in measured} - {None}), tables.sm_clock(measured)
+        where += f" (GPU {', '.join(map(str, gpus))})" if gpus else ""
+        parts.append(f"{where} at {clock}" if clock else where)
     l2 = sorted({m.timing.l2 for p in rows for m in p.measured if m.timing} - {None})
     if tiers := list(dict.fromkeys(p.first.tier for p in rows if p.first.tier)):
         parts.append(f"tier {', '.join(tiers)}" + (f", L2 {'/'.join(l2)}" if l2 else ""))
@@ -85,6 +86,8 @@ def _bench(book: Book, op: str, rows: list[Point]) -> Iterator[Table]:
     if len(main) < len(rows):
         yield _tiers(op, rows)
     yield from _turns(book, op, rows)
+    if judged := tables.judged(book.judged(op)):
+        yield judged
     if scores := tables.scores(book.scores(op)):
         named = ", ".join(dict.fromkeys(s.tier for _, s in book.scores(op)))
         scores.title = f"{op} | forecast of the contest's two scores, tier {named}"
@@ -235,7 +238,7 @@ def _apart(rows: list[Point]) -> Iterator[str]:
     if several := [max(us) / min(us) - 1 for us in copies.values() if len(us) > 1]:
         more = f"the copy's time differs by up to {max(several):.1%} between GPUs"
         yield f"the rows of the copy and the reference are the first GPU's; {more}"
-    host = dict.fromkeys(p.first.tier for p in rows if p.first.tier and TIERS[p.first.tier].host)
+    host = dict.fromkeys(p.first.tier for p in rows if p.first.tier in TIERS and TIERS[p.first.tier].host)
     if host:
         text = (
             f"{', '.join(host)}: these times include the host's work, and the workers of several GPUs shared the host"

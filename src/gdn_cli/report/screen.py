@@ -19,7 +19,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from ..records.store import dumps
-from ..text import breaks, for_stderr, shown, unguarded
+from ..text import breaks, folded_for, shown, unguarded
 from .table import Cell, Column, Mark, Table
 
 _WIDE = 1000  # without a terminal (a file, CI) nothing is wrapped
@@ -254,7 +254,7 @@ def put(text: str) -> None:
 
 def say(line: str) -> None:
     """A message that is not part of the result: it goes to stderr."""
-    print(for_stderr(f"gdn: {shown(line)}"), file=sys.stderr, flush=True)
+    print(folded_for(sys.stderr, f"gdn: {shown(line)}"), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

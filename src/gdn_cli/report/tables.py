@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from .. import units
 from ..catalog.ops import label_of
 from ..catalog.tiers import COPY, FLOORS
-from ..schema.record_types import Compared, Overall
-from ..schema.scores import Score
+from ..schema.record_types import Compared, Overall, Record
+from ..schema.scores import Judged, Score
 from . import findings, headlines, notes
 from .book import Book, Group, Measurement, Source
 from .findings import Tiers
@@ -206,6 +206,33 @@ def scores(found: list[tuple[Source, Score]]) -> Table | None:
     return made if made.rows else None
 
 
+def judged(found: list[tuple[Source, Judged]]) -> Table | None:
+    """What the contest's harness says, beside gdn's times."""
+    head = [*words("algo"), *numbers("passed", "no trace", "its time", "gdn's", "its / gdn's", "its score")]
+    made = Table("", [*head, Column("its other statuses", folds=True)])
+    for _, j in found:
+        passed, whole = j.statuses.get("PASSED", 0), sum(j.statuses.values()) + j.without_trace
+        times = [units.duration(us) if us else "-" for us in (j.its_us, j.our_us)]
+        share = f"{j.its_us / j.our_us:.2f}" if j.its_us and j.our_us else "-"
+        others = ", ".join(f"{n} {name}" for name, n in j.statuses.items() if name != "PASSED")
+        right = Cell(f"{passed}/{whole}", Mark.NONE if passed == whole else Mark.BAD)
+        score = "-" if j.score is None else units.times(j.score)
+        made.add(Name(j.algo), right, str(j.without_trace or ""), *times, share, score, others)
+    if not made.rows:
+        return None
+    first = found[0][1]
+    runner = "its isolated runner" if first.isolated else "its persistent runner"
+    made.title = f"{first.op} | judged by {first.harness}, {runner}"
+    made.notes.append("no trace: workloads that it left out; its own score would not say so")
+    made.notes.append("its score: the mean of its speedups over the reference; 0 if one of them failed")
+    if tier := next((j.our_tier for _, j in found if j.compared), None):
+        made.notes.append(
+            f"gdn's: by tier {tier}; both times are geometric means over the workloads that have both. What differs "
+            "between them is how each measures, not the kernel"
+        )
+    return made
+
+
 # --- checks ---------------------------------------------------------------------------------------------------------
 
 
@@ -243,9 +270,18 @@ def origin(group: Group) -> str:
     every = [s.environment(place) for s in group.sources for place in group.places]
     drivers, clocks = {env.driver for env in every} - {None}, {env.max_sm_clock_mhz for env in every} - {None}
     within = [f"driver {'/'.join(sorted(drivers))}"] if drivers else []
-    within += [f"SM clock {'/'.join(sorted(map(str, clocks)))} MHz"] if clocks else []
+    most, ran = "/".join(sorted(map(str, clocks))), sm_clock(group.measured)
+    within += [f"SM clock {ran} during the run"] if ran else [f"SM clock {most} MHz"] if most else []
+    within += [f"{most} MHz at most"] if ran and most else []
     both = ", ".join(within)
     return f"{group.device}{f' ({both})' if both else ''}, tier {group.how}"
+
+
+def sm_clock(measured: Iterable[Measurement | Record]) -> str:
+    """The SMs' mean clocks while these were measured, such as 1620 to 1790 MHz; "" if no record has one."""
+    clocks = [m.timing.sm_clock_mhz for m in measured if m.timing and m.timing.sm_clock_mhz]
+    ends = dict.fromkeys(f"{end(clocks):.0f}" for end in (min, max) if clocks)
+    return f"{' to '.join(ends)} MHz" if ends else ""
 
 
 def _environment(source: Source, place: str) -> dict[str, str]:
@@ -265,9 +301,9 @@ def _environment(source: Source, place: str) -> dict[str, str]:
 
 
 def _states(source: Source, place: str) -> dict[str, str]:
-    """The clocks and temperatures that were read while measuring."""
-    mine = [r.gpu_state for r in source.document.records if r.place == place and r.gpu_state]
-    states = [state for read in mine for state in (*read.during, read.after)]
+    """The clocks and temperatures while measuring. A record without the SMs' own clock has NVML's between batches."""
+    mine = [r for r in source.document.records if r.place == place]
+    states = [state for r in mine if r.gpu_state for state in (*r.gpu_state.during, r.gpu_state.after)]
     found = {}
     for key, word, unit in (
         ("sm_mhz", "SM clock", "MHz"), ("memory_mhz", "memory clock", "MHz"), ("temperature_c", "temperature", "°C"),
@@ -275,7 +311,7 @@ def _states(source: Source, place: str) -> dict[str, str]:
         if values := [value for state in states if (value := getattr(state, key))]:
             low, high = min(values), max(values)
             found[f"{word}, measuring"] = f"{low:g} {unit}" if low == high else f"{low:g} to {high:g} {unit}"
-    return found
+    return found | ({"SM clock, measuring": ran} if (ran := sm_clock(mine)) else {})
 
 
 def environments(book: Book) -> Table:
@@ -302,7 +338,7 @@ def hashes(book: Book) -> Table | None:
 
 _TIMING = (
     "median_us", "low_us", "high_us", "ci_low_us", "ci_high_us", "spread", "samples", "kernels", "span_us", "stopped",
-    "note",
+    "note", "sm_clock_mhz",
 )  # fmt: skip
 
 

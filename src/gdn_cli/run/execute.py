@@ -28,8 +28,10 @@ from .worker_process import Worker
 # A line of progress: what runs now, how many workloads are done, of how many; and True once that one has ended.
 Progress = Callable[..., None]
 
+# What to do with a record as soon as it is there, before its job's outcome.
+Came = Callable[[Job, Record, "Environment | None"], None]
 # Runs jobs elsewhere: yields each with its outcome as soon as that is known, in any order.
-Engine = Callable[[list[Job]], Generator[tuple[Job, Outcome], None, None]]
+Engine = Callable[[list[Job], Came], Generator[tuple[Job, Outcome], None, None]]
 
 
 def run(
@@ -48,7 +50,7 @@ def run(
     document.interrupted = True
     try:
         if engine:
-            with contextlib.closing(engine(plan.jobs)) as arriving:
+            with contextlib.closing(engine(plan.jobs, tally.came)) as arriving:
                 for job, outcome in arriving:
                     tally.arrived(job, outcome)
         else:
@@ -136,15 +138,20 @@ class _Tally:
             self.done += job.due - len(seen)
             self.progress(_shown(job), self.done, self.total, True)
 
+    def came(self, job: Job, record: Record, environment: Environment | None) -> None:
+        """A record from elsewhere: its environment says on which GPU it was made. The same one may come again."""
+        seen = self.seen.setdefault(id(job), [])
+        if job.asked(record) and _which(record) not in map(_which, seen):
+            seen.append(record)
+            self._keep(job, [_placed(record, environment)], environment)
+
     def arrived(self, job: Job, outcome: Outcome) -> None:
-        """All of a job's results at once, from elsewhere: its environment says on which GPU it ran."""
-        env = outcome.environment
-        found = [record for record in outcome.records if job.asked(record)]
-        found += _fates(job, outcome, found)
-        if env and env.gpu_uuid:
-            for record in found:
-                record.gpu = GpuName(uuid=env.gpu_uuid, name=env.gpu)
-        self._keep(job, found, env)
+        """What has come of a job elsewhere: the records that did not come before, and why there are no others."""
+        env, seen = outcome.environment, self.seen.setdefault(id(job), [])
+        had = set(map(_which, seen))
+        found = [record for record in outcome.records if job.asked(record) and _which(record) not in had]
+        found += _fates(job, outcome, seen + found)
+        self._keep(job, [_placed(record, env) for record in found], env)
 
     def _keep(self, job: Job, records: list[Record], environment: Environment | None) -> list[Record]:
         kept, algos = [], _algos(job)
@@ -161,6 +168,18 @@ class _Tally:
     def sort(self) -> None:
         """Put the records into the order in which one GPU would have made them, after those that were there before."""
         self.writer.document.records.sort(key=lambda record: self.ranks.get(id(record), (-1,)))
+
+
+def _which(record: Record) -> tuple[str, str | None, str | None]:
+    """What a record is about: among those of one job only one is."""
+    return record.algo, record.uuid, record.tier
+
+
+def _placed(record: Record, env: Environment | None) -> Record:
+    """A record from elsewhere with its GPU, if it does not name one."""
+    if env and env.gpu_uuid and record.gpu is None:
+        record.gpu = GpuName(uuid=env.gpu_uuid, name=env.gpu)
+    return record
 
 
 def _shown(job: Job) -> str:

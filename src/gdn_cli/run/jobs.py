@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..catalog.formats import Definition, Solution
+from ..catalog.official import Harness
 from ..catalog.ops import Op
 from ..catalog.registry import Algo
 from ..catalog.tiers import COPY, FLOORS
@@ -26,8 +27,8 @@ from .worker_process import OnRecord, Outcome, Worker
 
 @dataclass(frozen=True)
 class Job:
-    """One worker's work. `command`: check, bench, prove, floor, compare or profile; `algo` is None for floor and
-    compare."""
+    """One worker's work. `command`: check, bench, official, prove, floor, compare or profile; `algo` is None for floor
+    and compare."""
 
     command: str
     op: Op
@@ -48,6 +49,7 @@ class Job:
     batch_invariant: bool = False  # a sequence alone must give the same bits as in its batch
     profile: Profiling | None = None  # what a profiler's target is to do
     wrap: tuple[str, ...] = ()  # a command line put before the worker's: a profiler's
+    official: Harness | None = None  # the contest's harness that judges, of command `official`
     added: bool = False  # gdn put it in to compare with; the user did not ask for it
     timeout_s: float = 300.0
     env: dict[str, str] = field(default_factory=dict)
@@ -117,7 +119,19 @@ class Job:
             in_place=self.in_place,
             batch_invariant=self.batch_invariant,
             profile=self.profile,
+            official=self.official,
         )
+
+
+def unfinished(request: Request, records: list[Record]) -> tuple[Workload, ...]:
+    """The workloads of a request that these records of it do not settle: what is left to ask for. Floors are always
+    asked for as a whole: those of the machine belong to no workload."""
+    if request.command == "floor":
+        return request.workloads
+    had, tiers = Counter((r.algo, r.uuid) for r in records), max(1, len(request.timing.tiers))
+    names = tuple(rival.name for rival in request.rivals) or (request.name,)
+    turns = request.turns
+    return tuple(w for w in request.workloads if any(had[n, w.uuid] < tiers for n in turns.get(w.uuid) or names))
 
 
 def start(job: Job) -> Worker:

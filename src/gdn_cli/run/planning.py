@@ -9,7 +9,8 @@ from pathlib import Path
 
 from msgspec import structs
 
-from ..catalog import trace_set, workloads
+from ..catalog import official, trace_set, workloads
+from ..catalog.official import Harness
 from ..catalog.ops import Op
 from ..catalog.pack import definition, pack, read_solution, source_hash
 from ..catalog.presets import Preset
@@ -28,6 +29,7 @@ from .jobs import Job
 # (algo, --device) -> where it runs on the machine in question: Machine.place for this one.
 Placing = Callable[[Algo, str], inventory.Place]
 
+_JUDGE_S = 30.0  # for each workload: the harness starts processes, and times the reference too
 NOT_TIMED = "no GPU here, and Triton's interpreter is for checks, not for times"
 
 
@@ -217,6 +219,22 @@ def prepare(registry: Registry, work: list[Part], settings: Settings) -> Plan:
     return plan
 
 
+def judged(plan: Plan, harness: Harness) -> None:
+    """Add to the plan of a bench that the contest's harness judges each algo that was asked for. UsageError for none
+    that it could judge."""
+    mine = [job for job in plan.jobs if job.command == "bench" and not job.added]
+    able = [job for job in mine if job.mode == "cuda" and not job.algo.setup]
+    if mine and not able:
+        raise UsageError("flashinfer-bench judges on a GPU only", hint=inventory.MODAL)
+    for job in able:
+        plan.jobs.append(
+            replace(
+                job, command="official", tiers=(official.TIER,), official=harness, fallback=False,
+                timeout_s=job.timeout_s + _JUDGE_S * len(job.workloads),
+            )
+        )  # fmt: skip
+
+
 def _shares(part: Part, gpus: Sequence[Gpu]) -> list[Part]:
     """Each GPU's share of a part, such that everything that is compared is measured on one GPU.
 
@@ -265,6 +283,8 @@ def name(job: Job) -> str:
     """The job's name for a user."""
     if job.rivals:
         return " : ".join(algo.name for algo, _ in job.rivals)
+    if job.official:
+        return f"{job.algo.full_name}, {job.official.words}"
     return job.algo.full_name if job.algo else f"{job.op.name}, floors"
 
 

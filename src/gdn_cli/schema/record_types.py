@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from ..parsing import Json
 from .numbers import Count, NotNegative, Number, Positive
-from .scores import Score
+from .scores import Judged, Score
 from .statuses import Blame, Status, blame
 
 SCHEMA = 2
@@ -107,6 +107,7 @@ class Timing(msgspec.Struct, kw_only=True):
     ] = ()  # every sample, as (microseconds, how often)
     host: HostLoad | None = None  # what disturbed the CPU; None on a GPU
     spread: NotNegative = 0.0  # half the interquartile range, as a share of the median
+    sm_clock_mhz: Positive | None = None  # mean clock of the SMs while the samples were taken; None on a CPU
 
 
 class GpuState(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -163,6 +164,7 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     added: bool = False  # not asked for: gdn added it to compare with
     in_place: bool = False  # outputs overwrote inputs (`--in-place`)
     setup: str | None = None  # the algo's function that prepared the inputs; its time is not counted
+    official: Json | None = None  # the contest's harness's own evaluation: status, correctness, performance, log ...
     rounds_us: list[Positive] | None = None  # samples in order, removed after the comparison
     trace: list[str] | None = None  # lines of a Python traceback
     unfinished: Count | None = None  # number of workloads that the worker did not reach
@@ -372,6 +374,7 @@ class Document(msgspec.Struct, kw_only=True, omit_defaults=True):
     best_peers_overall: list[BestPeers] | None = None  # the same over all workloads
     largest: list[Largest] | None = None  # `gdn run --stress`
     scores: list[Score] | None = None  # `gdn bench --preset contest`
+    official: list[Judged] | None = None  # `gdn run --official`, one per algo
     records: list[Record]  # the measurements
 
     def environment(self, record: Record) -> Environment:

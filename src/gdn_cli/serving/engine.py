@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..errors import GdnError, MissingError, one_line
+from ..text import folded_for
 
 _log = logging.getLogger("gdn_cli.serving")
 _REMEMBERED = 1000  # strides of calls: limits the memory of a program with ever new sizes
@@ -67,10 +68,11 @@ class Engine:
         try:
             found = self.check()
         except MissingError as e:
-            print(e)
+            print(folded_for(sys.stdout, str(e)))
             return 1
         for name, different in found.items():
-            print(f"{self._version()}: {name} {different or 'has the signature that is replaced'}")
+            line = f"{self._version()}: {name} {different or 'has the signature that is replaced'}"
+            print(folded_for(sys.stdout, line))
         return int(any(found.values()))
 
     def _version(self) -> str:

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from ..catalog.tiers import TIERS
 from ..records.statistics import median_interval
 from ..schema.record_types import HostLoad, Timing
+from .clock import Clock
 from .sampling import Enough, Row, Taken, Watch, collect
 from .subject import Subject
 
@@ -151,17 +152,17 @@ class Warmed:
 
 def measure(tier: str, subject: Subject, plan: Plan, watch: Watch = lambda: None) -> Timing:
     """Time one subject in a tier. Raises TierUnavailable, with what to install."""
-    module = _module(tier, plan, [subject])
+    module, clock = _module(tier, plan, [subject]), Clock(TIERS[tier].mode)
     began = time.perf_counter()
     if not hasattr(module, "Sampler"):  # a tier with its own loop
-        timed = module.measure(subject, plan)
+        timed = clock.during(lambda: module.measure(subject, plan))
         watch()
-        timed.took_s = time.perf_counter() - began
+        timed.took_s, timed.sm_clock_mhz = time.perf_counter() - began, clock.mhz()
         return timed
     places, sampler = [subject], module.Sampler([subject], plan)
 
     def take(count: int) -> list[Row]:
-        taken = sampler.take([*range(len(places))] * count)
+        taken = clock.during(lambda: sampler.take([*range(len(places))] * count))
         return [(_mean(taken[i : i + len(places)]),) for i in range(0, len(taken), len(places))]
 
     try:
@@ -173,7 +174,7 @@ def measure(tier: str, subject: Subject, plan: Plan, watch: Watch = lambda: None
         about = _about(sampler, 0, samples, plan)
     finally:
         sampler.close()
-    return _timing(tier, samples, plan, places=len(places), **about, **_took(sampler, taken, began))
+    return _timing(tier, samples, plan, places=len(places), **about, **_took(sampler, taken, began, clock))
 
 
 _PLACES = 4
@@ -227,6 +228,7 @@ def interleave(
     if not TIERS[tier].interleaves:
         able = ", ".join(name for name, t in TIERS.items() if t.interleaves and t.mode == TIERS[tier].mode)
         raise TierUnavailable(f"calls of several algos cannot take turns in it; {able} can")
+    clock = Clock(TIERS[tier].mode)
     began = time.perf_counter()
     sampler = _module(tier, plan, subjects).Sampler(subjects, plan)
     turns = _turns(len(subjects))
@@ -235,7 +237,7 @@ def interleave(
         """`count` rows (made even)."""
         order = [i for _ in range(0, count, 2) for i in next(turns)]
         columns: list[list[Sample]] = [[] for _ in subjects]
-        for i, sample in zip(order, sampler.take(order), strict=True):
+        for i, sample in zip(order, clock.during(lambda: sampler.take(order)), strict=True):
             columns[i].append(sample)
         return list(zip(*columns, strict=True))
 
@@ -245,7 +247,7 @@ def interleave(
         notes = [_about(sampler, i, samples, plan) for i, samples in enumerate(each)]
     finally:
         sampler.close()
-    took = _took(sampler, taken, began)
+    took = _took(sampler, taken, began, clock)
     timings = [_timing(tier, samples, plan, **about, **took) for samples, about in zip(each, notes, strict=True)]
     return timings, [[s.us for s in samples] for samples in each]
 
@@ -276,9 +278,10 @@ def _module(tier: str, plan: Plan, subjects: list[Subject]) -> Any:
     return importlib.import_module(f".{tier}", __package__)
 
 
-def _took(sampler: Warmed, taken: Taken, began: float) -> dict[str, float | str | HostLoad | None]:
+def _took(sampler: Warmed, taken: Taken, began: float, clock: Clock) -> dict[str, float | str | HostLoad | None]:
     took_s = time.perf_counter() - began
-    return {"stopped": taken.stopped, "busy_s": sampler.busy_s, "took_s": took_s, "host": taken.host}
+    about = {"stopped": taken.stopped, "busy_s": sampler.busy_s, "took_s": took_s, "host": taken.host}
+    return about | {"sm_clock_mhz": clock.mhz()}
 
 
 def _timing(tier: str, samples: list[Sample], plan: Plan, **more: Any) -> Timing:

@@ -1,4 +1,4 @@
-"""The harness's own GPU kernels, with names that no algo's kernel has: flush, marks, copy, empty launch."""
+"""The harness's own GPU kernels, with names that no algo's kernel has: flush, marks, clock, copy, empty launch."""
 
 from __future__ import annotations
 
@@ -32,6 +32,19 @@ def gdn_rest():
 @triton.jit
 def gdn_empty():
     """Does nothing, and is timed: the cost of a launch."""
+
+
+@triton.jit
+def gdn_clock(p_stamps):
+    """Writes the SM's number, its cycles and the time in ns: int64 [programs, 3]."""
+    sm = tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], tl.int32, is_pure=False, pack=1)
+    cycles, ns = tl.inline_asm_elementwise(
+        "mov.u64 $0, %clock64; mov.u64 $1, %globaltimer;", "=l,=l", [], (tl.int64, tl.int64), is_pure=False, pack=1
+    )
+    p_stamps += 3 * tl.program_id(0)
+    tl.store(p_stamps, sm.to(tl.int64))
+    tl.store(p_stamps + 1, cycles)
+    tl.store(p_stamps + 2, ns)
 
 
 @triton.jit

@@ -102,7 +102,7 @@ def serve(asked: Request, emit: Callable[[Event | Record], None], started: proce
 
         reply.environment = environment.describe(request.mode)
         emit(Event(environment=reply.environment))  # first: records always have their origin
-        others = {"floor": tasks.floors, "compare": tasks.compare, "profile": tasks.profile}
+        others = {"floor": tasks.floors, "compare": tasks.compare, "profile": tasks.profile, "official": tasks.official}
         work = others.get(request.command, tasks.algo)
         request.at = lambda name: emit(Event(at=name))
         try:

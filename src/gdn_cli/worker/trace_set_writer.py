@@ -66,7 +66,7 @@ def build(
     with _writing(root):
         _claim(root)
         _refuse_same_names(root, places)
-        jobs = [(op, w, root / _blob(op, w)) for op in ops for w in workloads_by_op[op.name]]
+        jobs = [(op, w, root / blob(op, w)) for op in ops for w in workloads_by_op[op.name]]
         waiting = [not _whole(op, w, path) for op, w, path in jobs]
         sizes = [
             sum(math.prod(op.shape(s, w.axes)) * ITEMSIZE[s.dtype] for s in op.inputs.values()) for op, w, _ in jobs
@@ -77,7 +77,7 @@ def build(
             progress(done, len(jobs), f"{op.name} {op.label.format(**workload.axes)}")
             if wait:
                 report["written"] += 1
-                report["bytes"] += _write_blob(op, workload, path, root)
+                report["bytes"] += write_blob(op, workload, path, root)
         for op in ops:
             path = root / "definitions" / op.op_type / f"{op.definition}.json"
             files.write(path, _pretty(by_name[op.definition]), **into)
@@ -90,7 +90,7 @@ def build(
     return report
 
 
-def _blob(op: Op, workload: Workload) -> str:
+def blob(op: Op, workload: Workload) -> str:
     """The path of a workload's tensors relative to the root, as in its row."""
     return f"blob/workloads/{op.op_type}/{op.definition}/{workload.uuid}.safetensors"
 
@@ -102,18 +102,18 @@ def _rows(op: Op, workloads: Sequence[Workload], path: Path) -> str:
         rows = {json_of(line, path, MissingError)["workload"]["uuid"]: line for line in lines if line.strip()}
     except (KeyError, TypeError):
         raise MissingError(f"{path}: a line of it is not a workload", hint="delete it: it is written again") from None
-    rows |= {w.uuid: json.dumps(_row(op, w)) for w in workloads}
+    rows |= {w.uuid: json.dumps(row(op, w)) for w in workloads}
     place = {w.uuid: i for i, w in enumerate(embedded(op))}
     return "".join(rows[uuid] + "\n" for uuid in sorted(rows, key=lambda uuid: place.get(uuid, len(place))))
 
 
-def _row(op: Op, workload: Workload) -> Json:
+def row(op: Op, workload: Workload) -> Json:
     inputs: dict[str, dict] = {}
     for name, spec in op.inputs.items():
         if spec.shape is None:
             inputs[name] = {"type": "scalar", "value": synthetic.draw(op, workload, name)}
         else:
-            inputs[name] = {"type": "safetensors", "path": _blob(op, workload), "tensor_key": name}
+            inputs[name] = {"type": "safetensors", "path": blob(op, workload), "tensor_key": name}
     row = {"uuid": workload.uuid, "axes": workload.axes, "inputs": inputs}
     return {"definition": op.definition, "workload": row, "solution": None, "evaluation": None}
 
@@ -140,7 +140,7 @@ def _whole(op: Op, workload: Workload, path: Path) -> bool:
     return there == _specs(op, workload) and metadata == _metadata(workload)
 
 
-def _write_blob(op: Op, workload: Workload, path: Path, root: Path) -> int:
+def write_blob(op: Op, workload: Workload, path: Path, root: Path) -> int:
     tensors = {n: t for n, t in synthetic.inputs(op, workload).items() if isinstance(t, torch.Tensor)}
     # a fixed name: what a killed run left, gigabytes perhaps, is overwritten by the next
     with files.beside(path, within=root, hint=None, mark="part") as temporary:

@@ -6,7 +6,8 @@ An algo's code runs in a runner (runner/), never here. Only a profiler's target 
 from .common import BuildFailed
 from .comparison import compare
 from .floors import floors
+from .official import official
 from .survey import Target, profile
 from .trial import algo
 
-__all__ = ["BuildFailed", "Target", "algo", "compare", "floors", "profile"]
+__all__ = ["BuildFailed", "Target", "algo", "compare", "floors", "official", "profile"]

@@ -1,0 +1,92 @@
+"""The contest's own harness: configs/official.toml says which flashinfer-bench judges, and this finds it here."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import metadata
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from .. import paths
+from ..errors import MissingError, unknown
+from ..parsing import Text, Wrong, decode, read_toml
+
+TIER = "official"  # under which its times are recorded
+IN_IMAGE = "/opt/gdn/harness"  # where a container has it
+
+
+class Version(Struct, frozen=True, forbid_unknown_fields=True):
+    needs: Text
+    how: Text
+
+
+class _File(Struct, frozen=True, forbid_unknown_fields=True):
+    harness: Text
+    versions: dict[str, Version]
+
+    def __post_init__(self) -> None:
+        if self.harness not in self.versions:
+            raise Wrong(("harness",), f"one of {', '.join(self.versions)}", self.harness)
+
+
+class Harness(Struct, frozen=True, kw_only=True):
+    """A flashinfer-bench to judge with."""
+
+    name: str
+    needs: str  # its requirement, for pip
+    how: str  # how it times
+    folder: str | None = None  # that has it; None: the one of gdn's own environment
+    isolated: bool = False  # a process for each solution and workload, as the contest's evaluation has it
+
+    @property
+    def words(self) -> str:
+        """flashinfer-bench main (40e6ca7)."""
+        commit = re.search(r"/([0-9a-f]{7,40})\.tar\.gz$", self.needs)
+        return f"flashinfer-bench {self.name}" + (f" ({commit[1]})" if commit else "")
+
+    def install(self, python: str = "python") -> str:
+        """The shell command that installs it into its folder."""
+        return f"{python} -m pip install --no-deps --target {self.folder} '{self.needs}'"
+
+
+def harness(name: str | None, isolated: bool) -> Harness:
+    """The harness of this name, else the default one. A UsageError names those that there are."""
+    file = paths.CONFIGS_DIR / "official.toml"
+    found = decode(read_toml(file), _File, file)
+    name = name or found.harness
+    if name not in found.versions:
+        raise unknown("harness", name, found.versions, hint=f"they are in {file}")
+    version = found.versions[name]
+    return Harness(name=name, needs=version.needs, how=version.how, isolated=isolated)
+
+
+def here(asked: Harness) -> Harness:
+    """The harness with the folder that it has on this machine. MissingError, with pip's command, if it is not here."""
+    own = re.fullmatch(r"flashinfer-bench==(\S+)", asked.needs)
+    try:
+        if own and metadata.version("flashinfer-bench") == own[1]:
+            return asked
+    except metadata.PackageNotFoundError:
+        pass
+    placed = replace(asked, folder=str(paths.harness_dir() / asked.name))
+    if not _has(Path(placed.folder), asked.needs):
+        raise MissingError(f"{asked.words} is not installed here", hint=placed.install())
+    return placed
+
+
+def there(asked: Harness, pinned: list[str]) -> Harness:
+    """The same in a container whose image has these pinned packages, and this harness if it is none of them."""
+    return asked if asked.needs in pinned else replace(asked, folder=f"{IN_IMAGE}/{asked.name}")
+
+
+def _has(folder: Path, needs: str) -> bool:
+    """Whether pip has installed just this there: an archive by its address, else a version."""
+    for info in folder.glob("flashinfer_bench-*.dist-info"):
+        try:
+            return needs.endswith(json.loads((info / "direct_url.json").read_text())["url"])
+        except (OSError, ValueError, LookupError, TypeError):
+            return needs == f"flashinfer-bench=={info.name.removesuffix('.dist-info').partition('-')[2]}"
+    return False
