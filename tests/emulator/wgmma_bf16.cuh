@@ -77,9 +77,6 @@ inline void prefetch_l2(const void* from, uint32_t bytes) {
 inline void tma_load_box(uint32_t to, const CUtensorMap& map, int token, int half, int head, uint32_t barrier) {
   flashcore::copy_boxes(to, map, {token, half, head}, barrier);
 }
-inline void tma_prefetch_box(const CUtensorMap& map, int token, int half, int head) {
-  if (token < 0 || token >= map.sizes[1] || half >= map.sizes[2] || head >= map.sizes[3]) emulated::fail("a tile elsewhere");
-}
 
 inline std::vector<int> states_asked;  // their rows, for tests of the order
 inline void tma_load_state(uint32_t to, const CUtensorMap& map, int row, uint32_t barrier) {
@@ -127,17 +124,6 @@ inline void copy_to_peer(uint32_t to, uint32_t from, uint32_t bytes, uint32_t ba
   const auto land = [=] { write_to_peer(to, std::vector<char>(source, source + bytes), barrier); };
   if (emulated::mode & emulated::EARLY || t.waiting) land();
   else t.copies.push_back(land);
-}
-inline void tma_load_box_to_both(uint32_t to, const CUtensorMap& map, int token, int half, int head, uint32_t barrier) {
-  emulated::Fiber* const self = emulated::me;
-  for (emulated::Cta& there : emulated::ctas) {  // as if a thread of each had asked
-    if (there.running == 0) emulated::fail("a peer that has ended");
-    emulated::Fiber of_peer{};
-    of_peer.cta = &there;
-    emulated::me = &of_peer;
-    tma_load_box(to, map, token, half, head, barrier);
-  }
-  emulated::me = self;
 }
 inline void cluster_sync() {
   const unsigned generation = emulated::arrive(emulated::cluster_barrier);

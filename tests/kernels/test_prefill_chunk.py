@@ -111,8 +111,7 @@ void ordered(const Prefill& p, int members, uint32_t ctas) {
 }
 // One launch, in `clusters` pairs of CTAs.
 void fused(Prefill p, uint32_t clusters) {
-  Maps m = maps<1>(p);
-  m.q = map(p, p.q, p.H, p.qk_stride(), 1), m.k = map(p, p.k, p.H, p.qk_stride(), 1);
+  const Maps m = maps<1>(p);
   const uint32_t tiles = p.N * p.HV;
   p.tickets = (unsigned long long*)p.plan, p.launch = 7;
   emulated::registers = 65536 / FUSED_THREADS / 8 * 8;
@@ -185,6 +184,7 @@ extern "C" void prepare(int wide, int mode, int members, void** t, float scale, 
 extern "C" int by_tokens(int64_t T, int64_t N, int64_t HV, int64_t tokens) {
   return use_recurrent(T, N, HV, tokens, 132);
 }
+extern "C" int in_one(int64_t T, int64_t HV) { return in_one_launch(T, HV, 132); }
 extern "C" int cut(int64_t T, int64_t N, int64_t HV, int segments) { return segment_chunks(T, N, HV, segments, 132); }
 extern "C" void scan_segments(int mode, void** t, int HV, int N, int T, int segment) {
   Prefill p{};
@@ -458,6 +458,11 @@ def test_one_warpgroup_or_two_that_go_from_tile_to_tile(library):
             for mode in modes:
                 two = prefill(library, TWO, given, segment=segment, mode=mode)
                 assert all(map(torch.equal, one, two)), mode
+
+
+def test_one_launch_is_for_few_chunks_per_sm(library):
+    assert library.in_one(8192, 8) and library.in_one(16384, 8) and library.in_one(2048, 32)
+    assert not library.in_one(8192, 32)
 
 
 def test_one_launch_has_the_bits_of_two(library):

@@ -7,7 +7,7 @@
 // the outputs are stored. The first has a stage more, because T takes longer than a chunk of the consumers.
 //
 // Who sets which barrier of a stage for whom: `keys_full` TMA -> team, maker, consumers; `gates_ready` gates -> team, maker;
-// `t_ready` team, or the peer's -> consumers; `consumed` consumers of both CTAs -> K and gates. `full` TMA -> maker, consumers;
+// `t_ready` team, or the peer's -> consumers; `keys_empty` consumers of both CTAs -> K and gates. `full` TMA -> maker, consumers;
 // `m_ready` maker, or the peer's -> consumers; `outputs_ready` consumers -> epilogue; `empty` epilogues of both -> Q and V.
 //
 // With more tiles than clusters, each CTA sorts the sequences by length, and clusters take tiles in this order, longest first, from
@@ -21,18 +21,10 @@
 
 namespace gdn {
 
-#ifndef FUSED_OPTIONS
-#define FUSED_OPTIONS 3
-#endif
-constexpr int FUSED_AHEAD = FUSED_OPTIONS & 8 ? 2 : 1;  // chunks that L2 is told of before their loads
-constexpr bool FUSED_MULTICAST = !(FUSED_OPTIONS & 16);
-constexpr bool FUSED_PREFETCH = FUSED_OPTIONS & 1, FUSED_START = FUSED_OPTIONS & 2;
 constexpr int FUSED_SEQUENCES = 256;  // at most, with more tiles than clusters
 
 struct KeyStage {
   char k[QK_TILE];  // two halves of 64 columns each
-};
-struct TStage {
   char T[MATRIX];   // and the gates: Prepared::T
 };
 struct ValueStage {  // or the state before a tile: see load_state_stage
@@ -50,17 +42,15 @@ struct FusedNorms {
   float key[POOL ? CHUNK : 1], query[1];  // see IntraShared
 };
 struct FusedShared {
-  static constexpr int KEYS = FUSED_OPTIONS & 4 ? 4 : 5, TS = 4, STAGES = 3, TILES = 4, CONSUMED = 8;
+  static constexpr int KEYS = 4, STAGES = 3, TILES = 4;
   // How many warps read which tile comes next: all, of both CTAs.
   static constexpr int READERS = 2 * (4 + 4 + 4 + 4);
   KeyStage keys[KEYS];
-  TStage ts[TS];
   ValueStage stages[STAGES];
   char operands[2][6 * OPERAND];  // of the team, alternating
-  Gates gates[TS];
+  Gates gates[KEYS];
   FusedNorms norms;
-  uint64_t keys_full[KEYS], gates_ready[TS], t_ready[TS];
-  uint64_t consumed[CONSUMED];  // a chunk's K and T are no longer needed
+  uint64_t keys_full[KEYS], gates_ready[KEYS], t_ready[KEYS], keys_empty[KEYS];
   uint64_t full[STAGES], m_ready[STAGES], outputs_ready[STAGES], empty[STAGES];
   uint64_t tile_ready[TILES], tile_free[TILES];  // the latter is the first CTA's for both
   uint32_t tile[TILES];                          // number in the order
@@ -109,61 +99,28 @@ __device__ __forceinline__ void share(const char* matrix, const uint64_t& ready,
 }
 __device__ __forceinline__ void expect_matrix(const uint64_t& ready) { mbarrier_arrive_expect_tx(shared_address(&ready), MATRIX); }
 
-// Each CTA loads half of the columns of a tile of K or Q, for both; `bytes` is what arrives here.
-__device__ __forceinline__ void load_half(const char* tile, const CUtensorMap& map, int token, int head, uint32_t bytes,
-                                          const uint64_t& barrier) {
-  const uint32_t full = shared_address(&barrier);
-  const int rank = cluster_rank();
-  mbarrier_arrive_expect_tx(full, bytes);
-  if (FUSED_MULTICAST) tma_load_box_to_both(shared_address(tile) + rank * (QK_TILE / 2), map, token, rank, head, full);
-  else tma_load_box(shared_address(tile), map, token, 0, head, full);
-}
-__device__ __forceinline__ void prefetch_half(const CUtensorMap& map, int token, int head) {
-  const int rank = cluster_rank();
-  if (FUSED_MULTICAST || rank == 0) tma_prefetch_box(map, token, rank, head);
-}
-
-// Waits until the consumers of both CTAs have done chunk `number` of those that go through.
-__device__ __forceinline__ void wait_consumed(FusedShared& s, int number) {
-  if (number < 0) return;
-  const Ring<FusedShared::CONSUMED> ring{number};
-  wait_for(s.consumed[ring.stage(0)], ring.parity(0));
-}
-
-// Steps 1 and 2: a warp loads K, a chunk ahead, and computes the gates. Raw gates of the next chunk are loaded meanwhile.
+// Steps 1 and 2: a warp loads K and computes the gates. Raw gates of the next chunk are loaded meanwhile.
 __device__ __forceinline__ void make_gates(const Prefill& p, const Maps& maps, FusedShared& s, int done, const Segment& at) {
-  const Ring<FusedShared::KEYS> keys_ring{done};
-  const Ring<FusedShared::TS> ring{done};
+  const Ring<FusedShared::KEYS> ring{done};
   const int lane = threadIdx.x % 32;
+  ChunkTile tile{0, at.h, at.first, at.tokens, 1};
   RawGates raw;
   raw.load_head(p, at.hv);
-  ChunkTile own{0, at.h, at.first, at.tokens, 1};  // the next of those whose T is made here
+  ChunkTile own = tile;  // the next of those whose T is made here
   const int skipped = makes(done) ? 0 : CHUNK;
   own.begin += skipped, own.left -= skipped;
   raw.load_tokens(p, own, at.hv, lane);
-  const auto load = [&](int chunk) {
-    if (chunk >= at.count) return;
-    if (FUSED_START && done == 0 && chunk == 2) wait_for(s.keys_full[0], 0);  // the first T is what all wait for
-    wait_consumed(s, done + chunk - FusedShared::KEYS);
+#pragma unroll 1
+  for (int chunk = 0; chunk < at.count; ++chunk, tile.begin += CHUNK, tile.left -= CHUNK) {
+    const int stage = ring.stage(chunk);
+    wait_for(s.keys_empty[stage], ring.parity(chunk) ^ 1);
+    const bool makes_t = makes(done + chunk);
     if (elect_one()) {
-      const int stage = keys_ring.stage(chunk), token = at.first + chunk * CHUNK;
-      load_half(s.keys[stage].k, maps.k, token, at.h, QK_TILE, s.keys_full[stage]);
-      if (FUSED_PREFETCH && chunk + FUSED_AHEAD < at.count)
-        prefetch_half(maps.k, token + FUSED_AHEAD * CHUNK, at.h);
+      load_k(s.keys[stage].k, maps.k, tile, s.keys_full[stage]);
+      if (!makes_t) expect_matrix(s.t_ready[stage]);
     }
     __syncwarp();
-  };
-  load(0);
-#pragma unroll 1
-  for (int chunk = 0; chunk < at.count; ++chunk) {
-    const int stage = ring.stage(chunk);
-    load(chunk + 1);
-    wait_consumed(s, done + chunk - FusedShared::TS);
-    if (!makes(done + chunk)) {
-      if (elect_one()) expect_matrix(s.t_ready[stage]);
-      __syncwarp();
-      continue;
-    }
+    if (!makes_t) continue;
     const RawGates now = raw;
     const int count = own.count();
     own.begin += 2 * CHUNK, own.left -= 2 * CHUNK;
@@ -206,19 +163,15 @@ constexpr int MAKER_BARRIER = 2, TEAM_BARRIER = 3;  // named barriers; 1: of the
 
 // Steps 3, 4 and 5 for every other chunk, by the team: a warp has a row of 16 x 16 blocks of T.
 __device__ __forceinline__ void make_t(const Prefill& p, FusedShared& s, int done, const Segment& at) {
-  const Ring<FusedShared::KEYS> keys_ring{done};
-  const Ring<FusedShared::TS> ring{done};
+  const Ring<FusedShared::KEYS> ring{done};
   const int row = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0), barrier = TEAM_BARRIER;
   const int count = __shfl_sync(0xffffffffu, at.count, 0);
 #pragma unroll 1
-  for (int chunk = 0; chunk < count; ++chunk) {
-    const int key_stage = keys_ring.stage(chunk);
-    wait_for(s.keys_full[key_stage], keys_ring.parity(chunk));  // each time, else the parity of the next wait means another phase
-    if (!makes(done + chunk)) continue;
+  for (int chunk = makes(done) ? 0 : 1; chunk < count; chunk += 2) {
     const int thread = thread_again() % 128, lane = thread % 32;
     const int stage = ring.stage(chunk), left = at.tokens - chunk * CHUNK;
-    KeyStage& here = s.keys[key_stage];
-    char* const T = s.ts[stage].T;
+    KeyStage& here = s.keys[stage];
+    wait_for(s.keys_full[stage], ring.parity(chunk));
     if (left < CHUNK) {  // rows past the sequence's end: zeros, because 0 x NaN is not 0
       clear_rows(here.k, left, thread), clear_rows(here.k + QK_TILE / 2, left, thread);
       fence_proxy_async();
@@ -240,26 +193,25 @@ __device__ __forceinline__ void make_t(const Prefill& p, FusedShared& s, int don
     // 4. Inverse, 5. T - I and the gates
     if constexpr (POOL) normalise(s.norms, p, d, row, lane);
     char* const operands = s.operands[(done + chunk) / 2 % 2];
-    invert_row<StoreMatrix>(T, operands, OwnRow(d, row), s.gates[stage], row, barrier, lane);
-    if (row == 0) store_gates(T, s.gates[stage], s.norms, thread_again() % 32, false);
-    share(T, s.t_ready[stage], barrier);
+    invert_row<StoreMatrix>(here.T, operands, OwnRow(d, row), s.gates[stage], row, barrier, lane);
+    if (row == 0) store_gates(here.T, s.gates[stage], s.norms, thread_again() % 32, false);
+    share(here.T, s.t_ready[stage], barrier);
   }
 }
 
 // Step 7, by the maker: see make_m in inter_chunk_sm90.cuh.
 __device__ __forceinline__ void make_m_fused(const Prefill& p, FusedShared& s, int done, int states, const Segment& at) {
   const Ring<FusedShared::KEYS> keys_ring{done};
-  const Ring<FusedShared::TS> t_ring{done};
   const Ring<FusedShared::STAGES> ring{done + states};
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int count = __shfl_sync(0xffffffffu, at.count, 0);
 #pragma unroll 1
   for (int chunk = 0; chunk < count; ++chunk) {
-    const int key_stage = keys_ring.stage(chunk), t_stage = t_ring.stage(chunk);
-    wait_for(s.keys_full[key_stage], keys_ring.parity(chunk)), wait_for(s.full[ring.stage(chunk)], ring.parity(chunk));
+    const int key_stage = keys_ring.stage(chunk);
+    wait_for(s.full[ring.stage(chunk)], ring.parity(chunk));  // each time, else the parity of the next wait means another phase
     float by[2] = {p.scale, p.scale};
     if constexpr (POOL) {  // the norms of Q in each CTA: see make_m
-      char* const prepared = s.ts[t_stage].T;
+      char* const prepared = s.keys[key_stage].T;
       const char* const q = s.stages[ring.stage(chunk)].q;
       const int row = warp * 16 + lane / 2;
       float sum = 0.f;
@@ -267,7 +219,7 @@ __device__ __forceinline__ void make_m_fused(const Prefill& p, FusedShared& s, i
       for (int i = 0; i < 8; ++i)
         sum = add_squares(sum, *reinterpret_cast<const uint4*>(q + lane % 2 * (QK_TILE / 2) + in_matrix(row, i ^ lane % 2 * 4)));
       const float norm = p.inverse_norm(sum + __shfl_xor_sync(0xffffffffu, sum, 1));
-      wait_for(s.t_ready[t_stage], t_ring.parity(chunk));
+      wait_for(s.t_ready[key_stage], keys_ring.parity(chunk));
       if (lane % 2 == 0)
         *reinterpret_cast<float*>(prepared + gate_at(IN_Q, row)) = norm * *reinterpret_cast<const float*>(prepared + gate_at(IN, row));
       by[0] *= __shfl_sync(0xffffffffu, norm, 2 * g), by[1] *= __shfl_sync(0xffffffffu, norm, 2 * g + 16);
@@ -276,6 +228,7 @@ __device__ __forceinline__ void make_m_fused(const Prefill& p, FusedShared& s, i
     if (!makes(done + chunk)) continue;
     ValueStage& stage = s.stages[ring.stage(chunk)];
     const KMajor queries(shared_address(stage.q)), keys(shared_address(s.keys[key_stage].k));
+    wait_for(s.keys_full[key_stage], keys_ring.parity(chunk));
     float d[8][4];
     warpgroup_arrive();
 #pragma unroll
@@ -284,8 +237,8 @@ __device__ __forceinline__ void make_m_fused(const Prefill& p, FusedShared& s, i
       product(d, advance(queries, bytes), advance(keys, bytes), step > 0);
     }
     warpgroup_commit();
-    wait_for(s.gates_ready[t_stage], t_ring.parity(chunk));
-    const float* const sums = s.gates[t_stage].G;
+    wait_for(s.gates_ready[key_stage], keys_ring.parity(chunk));
+    const float* const sums = s.gates[key_stage].G;
     const float G[2] = {sums[warp * 16 + g], sums[warp * 16 + g + 8]};
     const uint32_t to = shared_address(stage.M) + in_matrix(warp * 16 + lane % 16, 0);
     warpgroup_wait<0>();
@@ -298,7 +251,7 @@ __device__ __forceinline__ void make_m_fused(const Prefill& p, FusedShared& s, i
         for (int e = 0; e < 2; ++e) {
           const float2 before = *reinterpret_cast<const float2*>(sums + 16 * j + 8 * e + 2 * t);
           float2 key{1.f, 1.f};
-          if (POOL) key = gates_of(s.ts[t_stage].T, KEY, 2 * j + e, t);
+          if (POOL) key = gates_of(s.keys[key_stage].T, KEY, 2 * j + e, t);
 #pragma unroll
           for (int c = 0; c < 4; ++c) {
             const int row = warp * 16 + g + c / 2 * 8, column = j * 16 + e * 8 + 2 * t + c % 2;
@@ -328,12 +281,9 @@ __device__ __forceinline__ void load_values(const Maps& maps, FusedShared& s, in
     if (chunk == at.count - 1) last();
     wait_for(s.empty[stage], ring.parity(chunk) ^ 1);
     if (!makes(done + chunk)) expect_matrix(s.m_ready[stage]);
-    load_half(s.stages[stage].q, maps.q, token, at.h, QK_TILE + V_TILE, s.full[stage]);
+    mbarrier_arrive_expect_tx(full, QK_TILE + V_TILE);
     tma_load_box(shared_address(s.stages[stage].v), maps.v, token, half, at.hv, full);
-    if (FUSED_PREFETCH && chunk + FUSED_AHEAD < at.count) {
-      const int later = token + FUSED_AHEAD * CHUNK;
-      prefetch_half(maps.q, later, at.h), tma_prefetch_box(maps.v, later, half, at.hv);
-    }
+    tma_load_box(shared_address(s.stages[stage].q), maps.q, token, 0, at.h, full);
     if (chunk == 0) first();
   }
 }
@@ -348,12 +298,6 @@ struct TileState {
 
 // The state before a tile comes through the ring of values, in a stage of its own, but for a CTA's first tile: the producer loads
 // it, the consumers exchange it for the state after the tile before, and the epilogue stores that and frees the stage.
-__device__ __forceinline__ void prefetch_tile(const Prefill& p, const Maps& maps, const Segment& at, int half) {
-  const int bytes = p.state_blocks() * STATE_BLOCK<1>;
-  const char* const state = p.address(at.original());
-  if (state) prefetch_l2(state + half * bytes, bytes);
-  if (at.count > 0) prefetch_half(maps.q, at.first, at.h), tma_prefetch_box(maps.v, at.first, half, at.hv);
-}
 __device__ __forceinline__ void load_state_stage(const Prefill& p, const Maps& maps, FusedShared& s, int index, const Segment& at,
                                                  int half) {
   const Ring<FusedShared::STAGES> ring{index};
@@ -420,14 +364,11 @@ __device__ __forceinline__ void store_outputs_fused(const Prefill& p, FusedShare
     const int stage = ring.stage(chunk);
     wait_for(s.outputs_ready[stage], ring.parity(chunk));
 #pragma unroll 1
-    for (int i = 0; i < CHUNK; i += STORE_WARPS * 16) {
-      uint4 x[4] = {};
-#pragma unroll
-      for (int j = 0; j < 4; ++j)
-        if (!at.padding()) x[j] = *reinterpret_cast<const uint4*>(s.stages[stage].v[0] + own + (i + j * STORE_WARPS * 4) * 128);
-#pragma unroll
-      for (int j = 0; j < 4; ++j, to += STORE_WARPS * 4 * row)
-        if (i + j * STORE_WARPS * 4 < left) store16(to, x[j]);
+    for (int i = 0; i < CHUNK; i += STORE_WARPS * 4) {
+      if (i < left) {
+        store16(to, at.padding() ? uint4{} : *reinterpret_cast<const uint4*>(s.stages[stage].v[0] + own + i * 128));
+      }
+      to += STORE_WARPS * 4 * row;
     }
     fence_proxy_async();  // TMA will overwrite it
     warp_arrives_at_both(s.empty[stage]);
@@ -438,7 +379,6 @@ __device__ __forceinline__ void store_outputs_fused(const Prefill& p, FusedShare
 __device__ __forceinline__ void consume_fused(float (&S)[16][4], const Prefill& p, FusedShared& s, int done, int states,
                                               const Segment& at) {
   const Ring<FusedShared::KEYS> keys_ring{done};
-  const Ring<FusedShared::TS> t_ring{done};
   const Ring<FusedShared::STAGES> ring{done + states};
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, t = lane % 4;
   const uint32_t v_at = in_matrix(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
@@ -457,17 +397,17 @@ __device__ __forceinline__ void consume_fused(float (&S)[16][4], const Prefill& 
 
 #pragma unroll 1
   for (int chunk = 0; chunk < count; ++chunk) {
-    const int key_stage = keys_ring.stage(chunk), t_stage = t_ring.stage(chunk), value_stage = ring.stage(chunk);
+    const int key_stage = keys_ring.stage(chunk), value_stage = ring.stage(chunk);
     KeyStage& here = s.keys[key_stage];
     ValueStage& stage = s.stages[value_stage];
-    const char* const prepared = s.ts[t_stage].T;
+    const char* const prepared = here.T;
     const uint32_t k_tile = shared_address(here.k), v_tile = shared_address(stage.v);
     const KMajor keys(k_tile), queries(shared_address(stage.q));
     const MNMajor<QK_TILE / 2> keys_mn(k_tile);
     wait_for(s.keys_full[key_stage], keys_ring.parity(chunk));
     const int left = at.tokens - chunk * CHUNK;
     if (left < CHUNK) {  // here a team has cleared K, if it is not the peer's
-      wait_for(s.t_ready[t_stage], t_ring.parity(chunk));
+      wait_for(s.t_ready[key_stage], keys_ring.parity(chunk));
       wait_for(s.full[value_stage], ring.parity(chunk));
       clear_rows(here.k, left, thread), clear_rows(here.k + QK_TILE / 2, left, thread);
       clear_rows(stage.v[0], left, thread);
@@ -489,7 +429,7 @@ __device__ __forceinline__ void consume_fused(float (&S)[16][4], const Prefill& 
 #pragma unroll
     for (int step = 0; step < 4; ++step) product(o, before[step], advance(queries, step * 32), step > 0);
     warpgroup_commit();
-    wait_for(s.t_ready[t_stage], t_ring.parity(chunk));
+    wait_for(s.t_ready[key_stage], keys_ring.parity(chunk));
     uint32_t v[4][4];
     float2 in[8];
 #pragma unroll
@@ -571,7 +511,7 @@ __device__ __forceinline__ void consume_fused(float (&S)[16][4], const Prefill& 
     // 11. S packed for the next chunk, under 12's product
     warpgroup_wait<1>();
     warpgroup_fence_operand(S);
-    warp_arrives_at_both(s.consumed[(done + chunk) % FusedShared::CONSUMED]);
+    warp_arrives_at_both(s.keys_empty[key_stage]);
 #pragma unroll
     for (int step = 0; step < 8; ++step) as_left(before[step], S[2 * step], S[2 * step + 1]);
     warpgroup_wait<0>();
@@ -652,9 +592,6 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), half = cluster_rank();
   const uint32_t tiles = static_cast<uint32_t>(p.N) * p.HV;
   const bool ordered = gridDim.x < 2 * tiles;
-  const int only = blockIdx.x / 2 / p.HV;  // the sequence of the tile, if there is only one
-  const bool early = !POOL && !ordered;  // its borders are asked for while barriers are made; a pool's code would spill
-  const int begin = early ? p.border(only) : 0, end = early ? p.border(only + 1) : 0;
   float S[16][4];
   if (warp == PRODUCER && elect_one()) {
     prefetch_tensor_map(maps.k), prefetch_tensor_map(maps.v), prefetch_tensor_map(maps.q);
@@ -667,13 +604,9 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
   if (threadIdx.x == 0) {
 #pragma unroll
     for (int i = 0; i < FusedShared::KEYS; ++i) {
-      mbarrier_init(shared_address(&s.keys_full[i]), 1);
+      mbarrier_init(shared_address(&s.keys_full[i]), 1), mbarrier_init(shared_address(&s.gates_ready[i]), ARRIVALS);
+      mbarrier_init(shared_address(&s.t_ready[i]), 1), mbarrier_init(shared_address(&s.keys_empty[i]), 2 * 4 * ARRIVALS);
     }
-#pragma unroll
-    for (int i = 0; i < FusedShared::TS; ++i)
-      mbarrier_init(shared_address(&s.gates_ready[i]), ARRIVALS), mbarrier_init(shared_address(&s.t_ready[i]), 1);
-#pragma unroll
-    for (int i = 0; i < FusedShared::CONSUMED; ++i) mbarrier_init(shared_address(&s.consumed[i]), 2 * 4 * ARRIVALS);
 #pragma unroll
     for (int i = 0; i < FusedShared::STAGES; ++i) {
       mbarrier_init(shared_address(&s.full[i]), 1), mbarrier_init(shared_address(&s.m_ready[i]), POOL ? 1 + 4 * ARRIVALS : 1);
@@ -694,8 +627,8 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
       const FusedSequence x = s.order[place];
       return Segment(p, hv, x.n, x.first, x.tokens, x.state);
     }
-    const int first = POOL ? p.border(place) : begin, last = POOL ? p.border(place + 1) : end;
-    return Segment(p, hv, place, first, max(last - first, 0), p.state_of(place));
+    const int first = p.border(place);
+    return Segment(p, hv, place, first, max(p.border(place + 1) - first, 0), p.state_of(place));
   };
   int done = 0, states = 0;  // chunks, and tiles before this one: as many states have come through the ring, with this one's
   const auto for_each_tile = [&](bool whole_warp, const auto& code, const auto& end) {
@@ -716,8 +649,6 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
     if (other == 0) {
       if (elect_one()) {
         for_each_tile(false, [&](const Segment& at) {
-          if (FUSED_START && states == 0 && at.count > 0) wait_for(s.keys_full[0], 0);
-          if (FUSED_PREFETCH && states > 0) prefetch_tile(p, maps, at, half);
           if (states > 0) load_state_stage(p, maps, s, done + states - 1, at, half);
           const auto open = [&] {
             if (ordered && states == 0 && half == 0) open_tickets(p.tickets, p.launch);
@@ -759,10 +690,7 @@ gdn_prefill_fused_sm90(const __grid_constant__ Prefill p, const __grid_constant_
     for_each_tile(true, [&](const Segment& at) {
       const int row = half * GROUP_ROWS + thread_again() / 32 * 16, lane = thread_again() % 32;
       if (states > 0) exchange_state(S, p, s, done + states - 1, at.state, row - half * GROUP_ROWS, lane);
-      else {
-        if (FUSED_START && at.count > 0) wait_for(s.keys_full[0], 0);
-        load_state(S, at.original(), row, 0, lane);
-      }
+      else load_state(S, at.original(), row, 0, lane);
       if constexpr (POOL) warpgroup_fence_operand(S);
       consume_fused(S, p, s, done, states, at);
     }, [&](const Segment& at) {

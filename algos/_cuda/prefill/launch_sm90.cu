@@ -69,16 +69,14 @@ static void launch_inter_chunk_sm90(const Prefill& p, const Maps& one, const Map
   else launch_inter_chunk<1, 4>(p, one, parts, device, stream);
 }
 
-// Whether one launch is used (inter_chunk_sm90_fused.cuh): not before it is measured.
-constexpr bool ONE_LAUNCH = false;
-
 bool launch_sm90(Prefill p, int segments, const Allocate& allocate, int device, cudaStream_t stream) {
   if (!has_wgmma(device)) return false;
   Maps one{}, two{};
   make_maps(p, one, two);
   cut(p, segments, device);
   const bool whole = !p.segment && !p.has_checkpoints();
-  if (ONE_LAUNCH && whole && launch_sm90_fused(p, one, allocate, device, stream)) return true;
+  // A pool's kernel in one launch is tested in the emulator; it has not run on a GPU, so pools keep two launches.
+  if (!POOL && whole && in_one_launch(p.num_tokens, p.HV, sms_of(device)) && launch_sm90_fused(p, one, allocate, device, stream)) return true;
   const uint32_t parts = allocate_workspace(p, segments, MATRIX, device, allocate);
   if (whole && launch_sm90_tiles(p, one, two, allocate, device, stream)) return true;
   launch_intra_chunk<gdn_prefill_intra_chunk_sm90<false>, true>(p, one.k, device, stream);

@@ -42,8 +42,6 @@ static uint32_t clusters_of(int device) {
 
 bool launch_sm90_fused(Prefill p, Maps one, const Allocate& allocate, int device, cudaStream_t stream) {
   const uint32_t tiles = static_cast<uint32_t>(p.N) * p.HV, clusters = clusters_of(device);
-  if (FUSED_MULTICAST)
-    make_map(one.q, p.q, p.num_tokens, p.H, p.qk_stride(), 1), make_map(one.k, p.k, p.num_tokens, p.H, p.qk_stride(), 1);
   if (clusters == 0) return false;
   CUtensorMap new_states{};
   if (tiles > clusters) {

@@ -51,7 +51,8 @@ namespace gdn {
 // are at most one wave.
 bool launch_sm90_tiles(Prefill p, Maps one, Maps two, const Allocate& allocate, int device, cudaStream_t stream);
 
-// launch_sm90_fused.cu: one kernel instead of two, no sequence split. Returns false, without a launch, for pools.
+// launch_sm90_fused.cu: one kernel instead of two, no sequence split. Returns false, without a launch, if there are more
+// sequences than it can sort.
 bool launch_sm90_fused(Prefill p, Maps one, const Allocate& allocate, int device, cudaStream_t stream);
 
 }  // namespace gdn

@@ -127,21 +127,6 @@ __device__ __forceinline__ void tma_load_box(uint32_t to, const CUtensorMap& map
       "l"(&map), "r"(0), "r"(token), "r"(half), "r"(head), "r"(barrier)
       : "memory");
 }
-// The same for the CTAs 0 and 1 of a cluster: to this address of each, and counted by each one's barrier.
-__device__ __forceinline__ void tma_load_box_to_both(uint32_t to, const CUtensorMap& map, int token, int half, int head,
-                                                     uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
-      "[%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
-      "l"(&map), "r"(0), "r"(token), "r"(half), "r"(head), "r"(barrier), "h"(static_cast<uint16_t>(3))
-      : "memory");
-}
-// Tells L2 to fetch the box.
-__device__ __forceinline__ void tma_prefetch_box(const CUtensorMap& map, int token, int half, int head) {
-  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(0), "r"(token), "r"(half),
-               "r"(head)
-               : "memory");
-}
 // One box of `map` (make_state_map), [4 blocks][64 or 128 rows][32 columns] of float, from `row` of all states' rows on.
 __device__ __forceinline__ void tma_load_state(uint32_t to, const CUtensorMap& map, int row, uint32_t barrier) {
   asm volatile(

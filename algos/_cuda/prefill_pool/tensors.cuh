@@ -75,8 +75,6 @@ struct Tensors : Call {
     return {static_cast<char*>(checkpoints) + (row * HV + hv) * (HEAD_DIM * HEAD_DIM) * (half_pool ? 2 : 4), half_pool};
   }
 
-  // Where a state is; null: it is zeros.
-  __device__ __forceinline__ static const char* address(StateRows rows) { return rows.at; }
   // How many blocks of 128 bytes side by side TMA brings of a state's rows.
   __host__ __device__ __forceinline__ int state_blocks() const { return half_pool ? 2 : 4; }
   // The factor of a row of q or k whose elements have this sum of squares.

@@ -43,8 +43,6 @@ struct Tensors : Call {
   __host__ __device__ __forceinline__ static bool has_checkpoints() { return false; }
   __device__ __forceinline__ static bool is_checkpoint(int) { return false; }
   __device__ __forceinline__ static float* checkpoint(int, int, int) { return nullptr; }
-  // Where a state is; null: it is zeros.
-  __device__ __forceinline__ static const char* address(const float* rows) { return reinterpret_cast<const char*>(rows); }
   // How many blocks of 128 bytes side by side TMA brings of a state's rows.
   __host__ __device__ __forceinline__ static int state_blocks() { return 4; }
   // The factor of a row of q or k whose elements have this sum of squares.
