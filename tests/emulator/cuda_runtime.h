@@ -339,6 +339,16 @@ inline uint32_t atomicAdd(uint32_t* p, uint32_t x) {
   *p += x;
   return before;
 }
+inline unsigned long long atomicAdd(unsigned long long* p, unsigned long long x) {
+  const unsigned long long before = *p;
+  *p += x;
+  return before;
+}
+inline unsigned long long atomicCAS(unsigned long long* p, unsigned long long expected, unsigned long long x) {
+  const unsigned long long before = *p;
+  if (before == expected) *p = x;
+  return before;
+}
 inline uint32_t atomicMax(uint32_t* p, uint32_t x) {
   const uint32_t before = *p;
   if (x > before) *p = x;

@@ -19,6 +19,7 @@ SHARED = emulation.CUDA / "prefill"
 # For both layouts of tensors (tensors.cuh); a test gives `state_map`.
 LAUNCHES = """
 #include "inter_chunk_sm90.cuh"
+#include "inter_chunk_sm90_fused.cuh"
 #include "inter_chunk_sm90_tiles.cuh"
 #include "inter_chunk_tma.cuh"
 #include "intra_chunk_sm90.cuh"
@@ -33,6 +34,7 @@ CUtensorMap map(const Prefill& p, const void* base, int64_t heads, int64_t strid
   return {base, {64, p.num_tokens, 2, heads}, {2, stride * 2, 128, HEAD_DIM * 2}, {64, CHUNK, halves, 1}};
 }
 template <int GROUPS> CUtensorMap state_map(const Prefill& p);
+CUtensorMap new_state_map(const Prefill& p);
 // The intra-chunk kernel. wide: sm_90a's, T and the gates; else M, too. Where there is room for a plan: that, too. With
 // more chunks than `resident` CTAs, a CTA goes through several.
 int resident = 1 << 30;
@@ -147,10 +149,20 @@ void forget(Prefill& p, float* bounds, int* linked, int window, bool halves) {
   p.bounds = bounds, p.linked = linked, p.window = window, p.sms = halves ? 1000 : 0;
 }
 constexpr int ONE = 14;
+// One launch, in `clusters` pairs of CTAs.
+void fused(Prefill p, uint32_t clusters) {
+  const Maps m = maps<1>(p);
+  const uint32_t tiles = p.N * p.HV;
+  p.tickets = (unsigned long long*)p.plan, p.launch = 7;
+  emulated::registers = 65536 / FUSED_THREADS / 8 * 8;
+  emulated::launch({2 * (tiles < clusters ? tiles : clusters), 1, 1}, FUSED_THREADS, sizeof(FusedShared), 2,
+                   [&] { gdn_prefill_fused_sm90(p, m, new_state_map(p)); });
+}
 void run(const Prefill& p, int warps, int members) {
   const bool segment = p.segment;
   if (warps < -100) return ordered_boxes(p, members, -warps - 100);
   if (warps < 0) return ordered(p, members, -warps);
+  if (warps > 40) return fused(p, warps == 41 ? 1 << 30 : warps - 41);
   if (warps == ONE) return groups<1, 4>(p, members);
   if (warps == 12) return groups<1, 2>(p, members);
   if (warps == 23) return groups<2, 3>(p, members);
@@ -176,6 +188,11 @@ template <int GROUPS>
 CUtensorMap state_map(const Prefill& p) {
   return {p.state, {64, int64_t{p.N} * p.HV * HEAD_DIM, 4, 1}, {2, HEAD_DIM * 4, 128, 0}, {64, GROUPS * 64, 4, 1}};
 }
+CUtensorMap new_state_map(const Prefill& p) {
+  CUtensorMap map = state_map<1>(p);
+  map.base = p.new_state;
+  return map;
+}
 extern "C" int way(int mma, int longest, int shortest, int chunks, int N, int HV, int ctas) {
   const Load load{uint32_t(longest), uint32_t(shortest), uint32_t(chunks)};
   return mma ? load.mma_schedule(N, HV, ctas) : load.schedule(N, HV, ctas);
@@ -197,7 +214,7 @@ extern "C" int prefill(int warps, int mode, int members, int segment, int window
             (char*)t[11], (float*)t[12], (float*)t[13], segment, -warps, nullptr};
   if (segment && warps > 8 && window >= 0) forget(p, (float*)t[15], (int*)t[16], window, warps == ONE);
   emulated::mode = mode;
-  if (warps < 0) p.plan = (Plan*)t[14];
+  p.plan = warps < 0 || warps > 40 ? (Plan*)t[14] : nullptr;
   return run(p, warps, members), 0;
 }
 extern "C" void prepare(int wide, int mode, int members, void** t, float scale, int H, int HV, int N, int T) {
@@ -212,6 +229,7 @@ extern "C" void prepare(int wide, int mode, int members, void** t, float scale, 
 extern "C" int by_tokens(int64_t T, int64_t N, int64_t HV, int64_t tokens) {
   return use_recurrent(T, N, HV, tokens, 132);
 }
+extern "C" int in_one(int64_t T, int64_t HV) { return in_one_launch(T, HV, 132); }
 extern "C" int cut(int64_t T, int64_t N, int64_t HV, int segments) {
   return segment_chunks(T, N, HV, segments, 132, true);
 }
@@ -261,6 +279,7 @@ def inputs(lengths, H, HV, *, seed=0, state_scale=1.0):
 
 def prefill(library, warps, given, scale=0.1, mode=0, members=1, segment=0, in_place=False, window=-1, seen=None):
     q, k, v, state, A_log, a, dt_bias, b, cu = given
+    segment = 0 if warps in FUSED else segment  # it takes whole sequences
     T, N, H, HV = q.shape[0], len(cu) - 1, q.shape[1], v.shape[1]
     guarded = torch.full((T + 64, HV, 128), float("nan"), dtype=torch.bfloat16)
     output, state = guarded[:T], state.clone()
@@ -298,6 +317,8 @@ def prefill(library, warps, given, scale=0.1, mode=0, members=1, segment=0, in_p
         check_tiles(library, plan, cu, HV, -warps % 100, mma=warps < TMA)
     if seen is not None:
         seen.update(bounds=bounds, linked=linked, transfers=transfers)
+    if warps in FUSED and N * HV > warps - FUSED[0] > 0:
+        assert (plan[:2] == 0).all(), "tickets that a graph's next replay would not find"
     return output, new_state
 
 
@@ -462,10 +483,11 @@ def test_chunk_after_chunk_beside_a_plan(library, room):
 
 
 SPLIT = 0  # four warps share 16 rows
+FUSED = [41, 42, 43]  # inter_chunk_sm90_fused.cuh: a cluster for each tile; one and two for all of them
 ONE, TWO = 14, 23  # warpgroups, and stages: inter_chunk_sm90.cuh as launch_sm90.cu launches it
 QUARTER, HALF = 32, 34  # of V: inter_chunk_tma.cuh
-CUTS = [SPLIT, 1, 2, 4, 8, 12, ONE, 22, TWO, QUARTER, HALF]
-EACH = [SPLIT, 8, ONE, TWO, QUARTER, HALF]
+CUTS = [SPLIT, 1, 2, 4, 8, 12, ONE, 22, TWO, QUARTER, HALF, *FUSED]
+EACH = [SPLIT, 8, ONE, TWO, QUARTER, HALF, *FUSED]
 
 
 @pytest.mark.parametrize("warps", CUTS)
@@ -509,6 +531,23 @@ def test_one_warpgroup_or_two_that_go_from_tile_to_tile(library):
                 assert all(map(torch.equal, one, two)), mode
 
 
+def test_one_launch_is_for_few_chunks_per_sm(library):
+    assert library.in_one(8192, 8) and library.in_one(16384, 8) and library.in_one(2048, 32)
+    assert not library.in_one(8192, 32)
+
+
+def test_one_launch_has_the_bits_of_two(library):
+    """Also where a CTA goes from tile to tile, with an odd number of chunks in between."""
+    for lengths in ([64 * 3 + 5, 0, 20, 64], [64 * 4 + 5, 0, 64]):
+        given = inputs(lengths, 1, 2)
+        given[4][:] = -3.0
+        two = prefill(library, ONE, given)
+        for warps in FUSED:
+            for mode in (*MODES, 4, 5, 7):
+                one = prefill(library, warps, given, mode=mode)
+                assert all(map(torch.equal, one, two)), (warps, mode)
+
+
 @pytest.mark.parametrize("warps", EACH)
 def test_in_place(library, warps):
     given = inputs([70], 1, 1)
@@ -516,7 +555,7 @@ def test_in_place(library, warps):
     assert all(map(torch.equal, prefill(library, warps, given, in_place=True), apart))
 
 
-@pytest.mark.parametrize("warps", [ONE, TWO, QUARTER, HALF])
+@pytest.mark.parametrize("warps", [ONE, TWO, QUARTER, HALF, *FUSED])
 def test_the_order_of_threads_and_of_copies_changes_nothing(library, warps):
     """A barrier or a wait too little shows as a bit that depends on who was first; stages return, in segments too."""
     given = inputs([64 * 6 + 5], 1, 1)

@@ -344,6 +344,33 @@ def test_every_constant_that_can_be_tuned_is_right_on_the_gpu(algo):
 
 
 @pytest.mark.gpu
+def test_a_graph_of_many_sequences_takes_its_work_tiles_again():
+    """Where CTAs take work tiles from a counter, each replay begins with the first; the order follows the lengths."""
+    algo = REGISTRY.find("gdn_prefill/cuda-chunk")
+    on_gpu(algo.full_name)  # skips where it cannot run
+    solution = tuned_table.candidate(algo, OP, {"recurrent": 0, "segments": 0}).solution
+    kernel = build_here(algo, solution, "cuda", True)
+    equal, ragged = [100] * 40, [1, 0, 3000, *[20] * 36, 279]
+    args = inputs(tuple(equal), (4, 8), device="cuda")
+    results = [torch.empty_like(args[2]), torch.empty_like(args[3])]
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        kernel(args, results)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kernel(args, results)
+    for lengths in (equal, equal, ragged, ragged, equal):
+        args[8].copy_(torch.tensor([0, *lengths]).cumsum(0))
+        for x in results:
+            x.fill_(math.nan)
+        graph.replay()
+        right = exact(*args)
+        assert all(error(x, y) <= limit for x, y, limit in zip(results, right, OP.tolerance.values(), strict=True))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("specific", [True, False], ids=["wgmma", "mma.sync"])
 @pytest.mark.parametrize("segments", [0, 64])
 def test_chunks_of_short_sequences_too(segments, specific):

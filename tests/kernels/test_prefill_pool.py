@@ -23,6 +23,7 @@ CUtensorMap state_map(const Prefill& p) {
   return {p.pool, {64, int64_t{p.HV} * HEAD_DIM, blocks, p.slots},
           {2, blocks * 128, 128, p.slot_stride * (p.half_pool ? 2 : 4)}, {64, GROUPS * 64, blocks, 1}};
 }
+CUtensorMap new_state_map(const Prefill& p) { return state_map<1>(p); }
 struct Given {
   void *q, *k, *v, *a, *b, *A_log, *dt_bias, *pool, *indices, *has_state, *cu_seqlens, *output, *checkpoints, *starts;
   int64_t qk_row, v_row, a_row, b_row, slot_stride, slots, num_tokens, num_checkpoints;
@@ -41,8 +42,8 @@ extern "C" void prefill(int warps, int mode, int members, int segment, const Giv
   Prefill p{};
   static_cast<Call&>(p) = call(*g);
   p.prepared = (char*)t[0], p.ends = (float*)t[1], p.transfers = (float*)t[2], p.segment = segment;
-  if (segment && warps > 8) forget(p, (float*)t[4], (int*)t[5], 2 * segment, warps == ONE);
-  if (warps < 0) p.plan = (Plan*)t[3], p.ctas = -warps;
+  if (segment && warps > 8 && warps < 30) forget(p, (float*)t[4], (int*)t[5], 2 * segment, warps == ONE);
+  if (warps < 0 || warps > 40) p.plan = (Plan*)t[3], p.ctas = -warps;
   emulated::mode = mode;
   run(p, warps, members);
 }
@@ -103,7 +104,8 @@ SPLIT, SYNC, ONE, TWO = chunk.SPLIT, 8, chunk.ONE, chunk.TWO  # and -3: work til
 QUARTER, HALF = chunk.QUARTER, chunk.HALF
 PATHS = {"recurrent, split": 0, "recurrent": 1, "recurrent, four": 2,
          "mma.sync, split": SPLIT, "mma.sync": SYNC, "one warpgroup": ONE, "two": TWO, "ordered": -3,
-         "TMA, quarter": QUARTER, "TMA": HALF, "TMA, ordered": chunk.TMA - 3}  # fmt: skip
+         "TMA, quarter": QUARTER, "TMA": HALF, "TMA, ordered": chunk.TMA - 3,
+         "one launch": chunk.FUSED[0], "one launch, ordered": chunk.FUSED[2]}  # fmt: skip
 
 
 @pytest.fixture(params=PATHS)

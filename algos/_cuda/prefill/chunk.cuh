@@ -53,6 +53,7 @@ struct Prefill : Tensors {
   int window;                    // chunks that are looked through for one where the state is forgotten
   int sms;                       // for the transfers of all heads' segments with one number
   __host__ __device__ __forceinline__ int64_t chunk_numbers() const { return num_tokens / CHUNK + N; }
+  unsigned long long *tickets, launch;  // inter_chunk_sm90_fused.cuh: the counter of work tiles, and the launch's number in it
 
   // Sequence n has the tokens from its border to the next. Clamped: wrong values in cu_seqlens cause no access outside.
   // q of 2^31 tokens would be 512 GiB. The first and the last border are known without a load: a single sequence never waits.

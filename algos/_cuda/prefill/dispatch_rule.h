@@ -37,6 +37,12 @@ inline bool use_recurrent(int64_t num_tokens, int64_t N, int64_t HV, int64_t tok
 // whole tile 2.0 (ladder, "Longest first"). The border not measured alone.
 inline bool more_than_one_wave(int64_t N, int64_t HV, int64_t sms) { return 2 * N * HV > sms; }
 
+// Whether whole sequences are done in one launch (inter_chunk_sm90_fused.cuh). It saves the intra-chunk launch's time, but a chunk
+// and value head keeps two SMs busy for 1.4 to 1.6 us, and one for 2.0 otherwise: with many of them per SM two launches are
+// faster. 16 per SM: 128x128 (15.5) 83.9 us in one launch, 85.7 in two; 4x2048 and 8x1024 with 16/32 heads (31) 111 and 113 in one, 102
+// and 108 in two (ladder, "One launch"). Between those not measured.
+inline bool in_one_launch(int64_t num_tokens, int64_t HV, int64_t sms) { return num_tokens / CHUNK * HV <= 16 * sms; }
+
 // Segment length in chunks; 0: no sequence is split. Splits all tokens, as if they were one sequence, into `segments` / HV parts.
 // 1x8192 in 8 parts 70.0, in 5 77.4, unsplit 172.5; 3028 in 5 sequences in 5 parts 44.5, unsplit 64.6.
 //

@@ -59,7 +59,8 @@ struct GroupShared {
   uint64_t full[STAGES], outputs_ready[STAGES], empty[STAGES];  // a stage's tiles have arrived; its outputs are written; it is free
   uint64_t m_ready[STAGES];                               // M is ready, or the maker does not need this state's stage
 };
-template <typename Shared> constexpr int STATE_BLOCK = HEAD_DIM / Shared::TILES * 128;  // bytes
+constexpr int state_block(int rows) { return rows * 128; }  // bytes
+template <typename Shared> constexpr int STATE_BLOCK = state_block(HEAD_DIM / Shared::TILES);
 static_assert(HEAD_DIM / 2 * 128 * 4 <= sizeof(GroupStage<1>) && HEAD_DIM * 128 * 4 <= sizeof(GroupStage<2>));
 template <int GROUPS, int STAGES>
 __host__ __device__ constexpr int group_shared() { return sizeof(GroupShared<GROUPS, STAGES>); }
@@ -385,6 +386,34 @@ __device__ __forceinline__ void group_begin(Shared& s) {
     mbarrier_init_fence();
   }
   __syncthreads();
+}
+
+// A state's accumulators from a stage of the pipeline, in blocks of BLOCK bytes as tma_load_state brings them; rows `row` and `row` + 8.
+template <int BLOCK>
+__device__ __forceinline__ void read_state(float (&S)[16][4], const Prefill& p, const char* tile, StateOf state, int row, int lane) {
+  if (POOL && state < 0) {
+#pragma unroll
+    for (int j = 0; j < 16; ++j)
+#pragma unroll
+      for (int c = 0; c < 4; ++c) S[j][c] = 0.f;
+  } else if (POOL && p.state_blocks() == 2) {  // bf16, two blocks of 64 columns
+#pragma unroll
+    for (int j = 0; j < 16; ++j)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int at = j / 8 * BLOCK + in_matrix(row + half * 8, j % 8) + lane % 4 * 4;
+        const uint32_t word = *reinterpret_cast<const uint32_t*>(tile + at);
+        S[j][2 * half] = __uint_as_float(word << 16), S[j][2 * half + 1] = __uint_as_float(word & 0xffff0000u);
+      }
+  } else
+#pragma unroll
+  for (int j = 0; j < 16; ++j)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int at = j / 4 * BLOCK + in_matrix(row + half * 8, j % 4 * 2 + lane % 4 / 2) + lane % 2 * 8;
+      const float2 pair = *reinterpret_cast<const float2*>(tile + at);
+      S[j][2 * half] = pair.x, S[j][2 * half + 1] = pair.y;
+    }
 }
 
 #if FLASHCORE_WGMMA

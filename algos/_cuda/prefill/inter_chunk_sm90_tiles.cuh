@@ -83,30 +83,7 @@ __device__ __forceinline__ void consume_state(float (&S)[16][4], const Prefill& 
   const int stage = pipe.stage();
   mbarrier_wait(shared_address(&s.full[stage]), pipe.parity());
   const char* const tile = reinterpret_cast<const char*>(&s.stages[stage]);
-  row += lane / 4;
-  if (POOL && s.announced[stage].state < 0) {
-#pragma unroll
-    for (int j = 0; j < 16; ++j)
-#pragma unroll
-      for (int c = 0; c < 4; ++c) S[j][c] = 0.f;
-  } else if (POOL && p.state_blocks() == 2) {  // bf16, two blocks of 64 columns
-#pragma unroll
-    for (int j = 0; j < 16; ++j)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int at = j / 8 * STATE_BLOCK<Shared> + in_matrix(row + half * 8, j % 8) + lane % 4 * 4;
-        const uint32_t word = *reinterpret_cast<const uint32_t*>(tile + at);
-        S[j][2 * half] = __uint_as_float(word << 16), S[j][2 * half + 1] = __uint_as_float(word & 0xffff0000u);
-      }
-  } else
-#pragma unroll
-  for (int j = 0; j < 16; ++j)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int at = j / 4 * STATE_BLOCK<Shared> + in_matrix(row + half * 8, j % 4 * 2 + lane % 4 / 2) + lane % 2 * 8;
-      const float2 pair = *reinterpret_cast<const float2*>(tile + at);
-      S[j][2 * half] = pair.x, S[j][2 * half + 1] = pair.y;
-    }
+  read_state<STATE_BLOCK<Shared>>(S, p, tile, POOL ? s.announced[stage].state : 0, row + lane / 4, lane);
   __syncwarp();
   if (lane < ARRIVALS) mbarrier_arrive(shared_address(&s.outputs_ready[stage]));
   ++pipe.begun, ++pipe.made;

@@ -173,7 +173,7 @@ gdn_prefill_intra_chunk_sm80(const __grid_constant__ Prefill p, const __grid_con
       char* const T = s.results[m].T;
       // 4. Inverse
       if (makes_T) {
-        invert_row<StoreByLane>(T, s.results[both ? m : 1].M, s, s.gates[m], row, barrier, lane);
+        invert_row<StoreByLane>(T, s.results[both ? m : 1].M, SharedRow{s}, s.gates[m], row, barrier, lane);
         if (row == 0) store_gates(T, s.gates[m], s, thread_again() % 32, true);  // it has no other work there
       }
       // 7. M

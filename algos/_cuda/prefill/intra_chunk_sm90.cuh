@@ -39,7 +39,8 @@ __device__ __forceinline__ void clear_k(IntraShared& s, int count, int thread) {
 }
 
 // Step 3: K K^T of normalised keys, by the four warps that have it; the squares of their norms are its diagonal.
-__device__ __forceinline__ void normalise(IntraShared& s, const Prefill& p, float (&d)[8][4], int row, int lane) {
+template <typename Norms>
+__device__ __forceinline__ void normalise(Norms& s, const Prefill& p, float (&d)[8][4], int row, int lane) {
   const int g = lane / 4;
   float squares[2] = {};
 #pragma unroll
@@ -154,7 +155,7 @@ gdn_prefill_intra_chunk_sm90(const __grid_constant__ Prefill p, const __grid_con
       char* const T = s.T[m];
       // 4. Inverse
       if (makes_T) {
-        invert_row<StoreMatrix>(T, s.operands[m], s, s.gates[m], row, barrier, lane);
+        invert_row<StoreMatrix>(T, s.operands[m], SharedRow{s}, s.gates[m], row, barrier, lane);
         if (row == 0) {  // it has no other work there
           store_gates(T, s.gates[m], s, thread_again() % 32, false);
           if (p.bounds) store_bound(heads.bound(tile, first + m), s.gates[m], s, thread_again() % 32);

@@ -143,7 +143,9 @@ __device__ __forceinline__ void compute_gates(Gates& to, const RawGates& raw, in
 }
 
 // Step 5, the gates for the inter-chunk kernel, of tokens 2 lane and 2 lane + 1: to the upper right quarter of T.
-__device__ __forceinline__ void store_gates(char* T, const Gates& gates, const IntraShared& s, int lane, bool queries) {
+// `s` has the keys' norms, and the queries'.
+template <typename Norms>
+__device__ __forceinline__ void store_gates(char* T, const Gates& gates, const Norms& s, int lane, bool queries) {
   const float2 G = *reinterpret_cast<const float2*>(gates.G + 2 * lane);
   const float end = gates.G[CHUNK - 1];
   const float in[2] = {exp2_approx(G.x), exp2_approx(G.y)};
@@ -320,9 +322,18 @@ __device__ __forceinline__ void store_diagonal(char* T, const Block& x, int i, i
   store_block<Store>(T, rest, i, i, lane);
 }
 
-// Step 4: row i of T by one of four warps.
-template <typename Store>
-__device__ __forceinline__ void invert_row(char* T, char* operands, const IntraShared& s, const Gates& gates, int i, int barrier,
+// Row i of K K^T, up to the diagonal: in shared memory, from step 3. In registers: inter_chunk_sm90_fused.cuh.
+struct SharedRow {
+  const IntraShared& s;
+  __device__ __forceinline__ void diagonal(Block& x, int i, int lane) const { load_products(x, s.k_diagonal[i], lane); }
+  __device__ __forceinline__ void below_diagonal(Words& w, int i, int j, int lane) const {
+    const uint4 k = s.k_below[below(i, j)][lane];
+    w[0] = k.x, w[1] = k.y, w[2] = k.z, w[3] = k.w;
+  }
+};
+// Step 4: row i of T by one of four warps, from its row of K K^T.
+template <typename Store, typename Row>
+__device__ __forceinline__ void invert_row(char* T, char* operands, const Row& k, const Gates& gates, int i, int barrier,
                                            int lane) {
   // 4. Inverse: E, the block on the diagonal, and n
   Block n[3] = {};
@@ -330,7 +341,7 @@ __device__ __forceinline__ void invert_row(char* T, char* operands, const IntraS
     Block x, own;
     Words left;
     const float by[2] = {-gates.beta[i * SIDE + lane / 4], -gates.beta[i * SIDE + lane / 4 + 8]};
-    load_products(x, s.k_diagonal[i], lane);
+    k.diagonal(x, i, lane);
     weigh_diagonal(x, gates, by, i, 1, lane);
     invert_block(own, x, lane);
     if (i < 3) {
@@ -344,8 +355,8 @@ __device__ __forceinline__ void invert_row(char* T, char* operands, const IntraS
 #pragma unroll
     for (int j = 0; j < 3; ++j)
       if (j < i) {
-        const uint4 k = s.k_below[below(i, j)][lane];
-        const Words right = {k.x, k.y, k.z, k.w};
+        Words right;
+        k.below_diagonal(right, i, j, lane);
         add_product(n[j], left, right);
         scale_columns(n[j], gates.right[i - 1] + j * SIDE, lane);
         if (i < 3) {

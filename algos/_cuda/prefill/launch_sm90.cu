@@ -81,6 +81,10 @@ bool launch_sm90(Prefill p, int segments, const Allocate& allocate, int device, 
   if (!has_wgmma(device)) return false;
   Maps one{}, two{};
   make_maps(p, one, two);
+  cut(p, segments, device, true);
+  const bool whole = !p.segment && !p.has_checkpoints();
+  // A pool's kernel in one launch is tested in the emulator; it has not run on a GPU, so pools keep two launches.
+  if (!POOL && whole && in_one_launch(p.num_tokens, p.HV, sms_of(device)) && launch_sm90_fused(p, one, allocate, device, stream)) return true;
   const uint32_t parts = allocate_workspace(p, segments, MATRIX, device, allocate, true);
   // Gates are looked at where that is why there are more segments. Elsewhere it gains less than it loses where nothing decays: 1x8192 71 to
   // 68 us, and 71 to 76.
@@ -91,7 +95,7 @@ bool launch_sm90(Prefill p, int segments, const Allocate& allocate, int device, 
     p.bounds = static_cast<float*>(allocate(p.chunk_numbers() * p.HV * sizeof(float)));
     p.linked = static_cast<int*>(allocate(int64_t{parts} * p.HV * sizeof(int)));
   }
-  if (!p.segment && !p.has_checkpoints() && launch_sm90_tiles(p, one, two, allocate, device, stream)) return true;
+  if (whole && launch_sm90_tiles(p, one, two, allocate, device, stream)) return true;
   launch_intra_chunk<gdn_prefill_intra_chunk_sm90<false>, true>(p, one.k, device, stream);
   launch_inter_chunk_sm90(p, one, two, parts, device, stream);
   return true;

@@ -39,7 +39,7 @@ bool launch_tma(Prefill p, int segments, const Allocate& allocate, int device, c
   const uint32_t parts = allocate_workspace(p, segments, sizeof(Prepared), device, allocate);
   if (!p.segment && !p.has_checkpoints() && 4 * int64_t{p.N} * p.HV > count) {
     Maps quarters = maps;
-    make_state_map(maps.state, p, GROUP_ROWS), make_state_map(quarters.state, p, GROUP_ROWS / 2);
+    make_state_map(maps.state, p, GROUP_ROWS, p.rows(0)), make_state_map(quarters.state, p, GROUP_ROWS / 2, p.rows(0));
     p.plan = static_cast<Plan*>(allocate(sizeof(Plan) + p.N * sizeof(ScheduledTile))), p.ctas = count;
     launch_intra_chunk<gdn_prefill_intra_chunk_sm80<true>, false, true>(p, {}, device, stream);
     launch<gdn_prefill_inter_chunk_tma_tiles>(dim3(count), tma_threads(4, true), sizeof(TmaTiles<4>), device, stream, p, maps, quarters);

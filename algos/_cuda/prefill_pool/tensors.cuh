@@ -62,8 +62,8 @@ struct Tensors : Call {
     return {padding(of) ? nullptr : at(of < 0 ? ~of : of, hv), half_pool};
   }
   // Only a dense call has all states side by side.
-  __device__ __forceinline__ static const float* rows(int64_t) { return nullptr; }
-  __device__ __forceinline__ static float* new_rows(int64_t) { return nullptr; }
+  __host__ __device__ __forceinline__ static const float* rows(int64_t) { return nullptr; }
+  __host__ __device__ __forceinline__ static float* new_rows(int64_t) { return nullptr; }
 
   // States within a sequence, for prefix caches: whether there are any; whether there is one after so many of a sequence's chunks; and
   // where it goes.
